@@ -1,0 +1,41 @@
+"""One experiment: the model, its data, its optimizer and its loop.
+
+No module here or below imports jax, so that an experiment's `--help` is
+instant; dtypes are strings.
+"""
+
+import dataclasses
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.training import config as training_config
+
+
+@dataclasses.dataclass
+class Experiment:
+  """Everything that a run's result depends on, hardware aside.
+
+  Attributes:
+    model: shape and techniques.
+    data: where rows come from.
+    optimizer: AdamW, schedules, Z-Reg.
+    loop: steps, logging, checkpoints.
+    init: 'standard', or 'induction' for the needle's induction-suggesting
+      initialization (`evaluation/induction.py`).
+    seed: of the parameters and the data's order.
+  """
+
+  model: model_config.ModelConfig = dataclasses.field(
+    default_factory=model_config.ModelConfig
+  )
+  data: data_config.DataConfig = dataclasses.field(
+    default_factory=data_config.DataConfig
+  )
+  optimizer: training_config.OptimizerConfig = dataclasses.field(
+    default_factory=training_config.OptimizerConfig
+  )
+  loop: training_config.LoopConfig = dataclasses.field(
+    default_factory=training_config.LoopConfig
+  )
+  init: str = 'standard'
+  seed: int = 0

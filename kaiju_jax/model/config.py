@@ -1,0 +1,146 @@
+"""The model's shape, and which techniques it uses."""
+
+import dataclasses
+
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.quantization import config as quantization_config
+
+
+@dataclasses.dataclass
+class ModelConfig:
+  """Shape and techniques of one model.
+
+  Attributes:
+    vocab_size: V.
+    d_model: D.
+    num_layers: depth.
+    num_heads: H query heads; keys and values have a single head.
+    head_dim: K, even (rotary pairs).
+    d_ff: F.
+    max_length: longest position that the rotary tables cover.
+    window: positions that a local layer sees, itself included.
+    period: one layer in `period` is global; 1 makes all global, 0 none.
+    local_share: adjacent local layers that share keys and values.
+    global_share: successive global layers that share keys and values.
+    layout: the layer tuple drawn out, as 'L0 L0 L0 L3 L3 L3 G6'; where given,
+      it stands instead of num_layers, period and the two shares.
+    rope_local: rotary base of local layers.
+    rope_global: rotary base of global layers; None for no rotary there.
+    tied_embedding: whether the output head is the embedding's transpose.
+    dtype: of activations and local gradients, 'bfloat16' or 'float32'.
+      Parameters are float32 always.
+    remat: 'none', or 'layer' to recompute each layer in the backward pass
+      (shared keys and values are saved).
+    unroll: how many repeats of the layer block one scan iteration holds.
+    attention: implementation of the attention kernel; '' chooses by platform.
+    quantization: what is int8.
+  """
+
+  vocab_size: int = 256
+  d_model: int = 128
+  num_layers: int = 14
+  num_heads: int = 4
+  head_dim: int = 32
+  d_ff: int = 512
+  max_length: int = 2048
+  window: int = 128
+  period: int = 7
+  local_share: int = 3
+  global_share: int = 2
+  layout: str = ''
+  rope_local: float | None = 10_000.0
+  rope_global: float | None = 10_000.0
+  tied_embedding: bool = True
+  dtype: str = 'bfloat16'
+  remat: str = 'none'
+  unroll: int = 1
+  attention: str = ''
+  quantization: quantization_config.QuantizationConfig = dataclasses.field(
+    default_factory=quantization_config.QuantizationConfig
+  )
+
+  def layers(self) -> tuple[layers_lib.Layer, ...]:
+    """Returns the layer tuple: `layout` parsed, or the interleaved stack."""
+    if self.layout:
+      return layers_lib.parse(self.layout, self.window)
+    return layers_lib.kaiju_layers(
+      self.num_layers,
+      self.window,
+      self.period,
+      self.local_share,
+      self.global_share,
+    )
+
+
+_CHOICES = {
+  'dtype': ('bfloat16', 'float32'),
+  'remat': ('none', 'layer'),
+  'quantization.matmul': ('int8', 'none'),
+  'quantization.kv': ('int8', 'none'),
+  'quantization.kv_scale': ('token', 'channel'),
+  'quantization.qk': ('int8', 'none'),
+  'quantization.clamp_hidden': ('weight_rms', 'input_std', 'none'),
+  'quantization.clamp_input': ('input_std', 'none'),
+  'quantization.input_gradient': ('bf16', 'int8'),
+}
+
+
+def check(config: ModelConfig) -> None:
+  """Refuses a model that cannot be built, before anything compiles.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name in (
+    'vocab_size',
+    'd_model',
+    'num_heads',
+    'head_dim',
+    'd_ff',
+    'max_length',
+    'unroll',
+  ):
+    if getattr(config, name) < 1:
+      raise ValueError(
+        f'model.{name}={getattr(config, name)}: must be at least 1.'
+      )
+  if config.head_dim % 2:
+    raise ValueError(
+      f'model.head_dim={config.head_dim}: must be even, for rotary embeddings'
+      ' turn pairs.'
+    )
+  for name, choices in _CHOICES.items():
+    value = config
+    for part in name.split('.'):
+      value = getattr(value, part)
+    if value not in choices:
+      raise ValueError(
+        f'model.{name}={value!r}: must be one of {", ".join(map(repr, choices))}.'
+      )
+  quantization = config.quantization
+  if quantization.qk == 'int8' and quantization.kv != 'int8':
+    raise ValueError(
+      "model.quantization.qk='int8' needs model.quantization.kv='int8', not"
+      f' {quantization.kv!r}: QKᵀ in int8 reads the stored codes of K.'
+    )
+  for name in ('clamp_hidden_k', 'clamp_input_k'):
+    if getattr(quantization, name) <= 0:
+      raise ValueError(
+        f'model.quantization.{name}={getattr(quantization, name)}: must be'
+        ' positive.'
+      )
+  for name in ('rope_local', 'rope_global'):
+    base = getattr(config, name)
+    if base is not None and base <= 1:
+      raise ValueError(
+        f'model.{name}={base}: a rotary base is larger than 1 (10000.0 is'
+        ' usual); None for no rotary.'
+      )
+  layers = config.layers()
+  layers_lib.check(layers)
+  repeats = len(layers) // len(layers_lib.repeating_block(layers))
+  if repeats % config.unroll:
+    raise ValueError(
+      f'model.unroll={config.unroll}: must divide the {repeats} repeats of the'
+      ' layer block.'
+    )

@@ -1,0 +1,184 @@
+"""Which layer sees how far, and whose keys and values it reads.
+
+Interleaved windows and cross-layer KV sharing are one plain tuple. Cache
+buffers, attention calls, parameter counts, KV bytes and the printed diagram
+all derive from it.
+
+From the sources: sliding windows and global layers interleaved at roughly 6:1,
+window 1,024, and keys and values shared by 2–3 adjacent layers of the same
+attention mechanism (the Kaiju post); global layers also share across their
+non-adjacent repetitions (secondary accounts). Our guess: the global layer
+closes each period, so that at least one local layer stands before the first.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+  """One layer's place in the stack.
+
+  Attributes:
+    window: how many positions a query looks back, itself included; None sees
+      everything that visibility allows.
+    kv_from: index of the layer whose keys and values it reads; its own index
+      where it makes them itself.
+  """
+
+  window: int | None
+  kv_from: int
+
+  @property
+  def kind(self) -> str:
+    return 'global' if self.window is None else 'local'
+
+
+def kaiju_layers(
+  num_layers: int,
+  window: int,
+  period: int = 7,
+  local_share: int = 3,
+  global_share: int = 2,
+) -> tuple[Layer, ...]:
+  """Returns the interleaved stack: `period − 1` local layers, then a global.
+
+  Args:
+    num_layers: depth of the stack.
+    window: positions that a local layer sees, itself included.
+    period: one layer in `period` is global; 1 makes all global, 0 none.
+    local_share: how many adjacent local layers share keys and values (within
+      one run of local layers).
+    global_share: how many successive global layers share keys and values.
+
+  Raises:
+    ValueError: names the argument that is out of range.
+  """
+  for name, value, least in (
+    ('num_layers', num_layers, 1),
+    ('window', window, 1),
+    ('period', period, 0),
+    ('local_share', local_share, 1),
+    ('global_share', global_share, 1),
+  ):
+    if value < least:
+      raise ValueError(f'{name}={value}: must be at least {least}.')
+  layers = []
+  owner_local = owner_global = 0
+  readers_local = readers_global = 0
+  for index in range(num_layers):
+    if period and index % period == period - 1:
+      if readers_global % global_share == 0:
+        owner_global = index
+      readers_global += 1
+      readers_local = 0
+      layers.append(Layer(None, owner_global))
+    else:
+      if readers_local % local_share == 0:
+        owner_local = index
+      readers_local += 1
+      layers.append(Layer(window, owner_local))
+  return tuple(layers)
+
+
+def draw(layers: Sequence[Layer]) -> str:
+  """Returns the tuple as one line, 'L0 L0 L0 L3 L3 L3 G6'."""
+  return ' '.join(f'{layer.kind[0].upper()}{layer.kv_from}' for layer in layers)
+
+
+def parse(drawing: str, window: int) -> tuple[Layer, ...]:
+  """Reads `draw`'s line back, all local layers with the same window.
+
+  Raises:
+    ValueError: a word that is not L or G followed by a layer's index, or a
+      stack that `check` refuses.
+  """
+  layers = []
+  for word in drawing.split():
+    if word[0] not in 'LG' or not word[1:].isdigit():
+      raise ValueError(
+        f'layout={drawing!r}: {word!r} is not L (local) or G (global) followed'
+        " by the index of the layer whose keys and values it reads, as in 'L0'."
+      )
+    layers.append(Layer(window if word[0] == 'L' else None, int(word[1:])))
+  check(layers)
+  return tuple(layers)
+
+
+def check(layers: Sequence[Layer]) -> None:
+  """Refuses a stack that cannot run.
+
+  Raises:
+    ValueError: names the layer, the value and what would be right.
+  """
+  if not layers:
+    raise ValueError('layers is empty: a stack needs at least one layer.')
+  for index, layer in enumerate(layers):
+    if layer.window is not None and layer.window < 1:
+      raise ValueError(
+        f'layer {index}: window={layer.window}; a window counts the query'
+        ' itself, so it is at least 1 (None for a global layer).'
+      )
+    if not 0 <= layer.kv_from <= index:
+      raise ValueError(
+        f'layer {index}: kv_from={layer.kv_from} points forward; a layer reads'
+        f' keys and values of itself or an earlier layer (0…{index}).'
+      )
+    owner = layers[layer.kv_from]
+    if owner.kv_from != layer.kv_from:
+      raise ValueError(
+        f'layer {index}: kv_from={layer.kv_from}, but that layer makes no keys'
+        f' and values: it reads those of layer {owner.kv_from}.'
+      )
+    if owner.window != layer.window:
+      raise ValueError(
+        f'layer {index}: kv_from={layer.kv_from} is of another kind: window'
+        f' {owner.window} against {layer.window}; layers share keys and values'
+        ' only within one kind.'
+      )
+
+
+def repeating_block(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+  """Returns the smallest block whose repetition is the whole stack.
+
+  Windows and relative `kv_from` must agree, and no layer may read from
+  outside its own repeat: this is what the model scans over, so that depth
+  costs no compile time. A stack without a period is its own block.
+  """
+  depth = len(layers)
+  for period in range(1, depth + 1):
+    if depth % period:
+      continue
+    block = layers[:period]
+    if all(
+      layer.window == block[index % period].window
+      and layer.kv_from - (index - index % period)
+      == block[index % period].kv_from
+      for index, layer in enumerate(layers)
+    ):
+      return tuple(block)
+  raise AssertionError('the whole stack is always a block of itself')
+
+
+def owners(layers: Sequence[Layer]) -> tuple[int, ...]:
+  """Returns the indices of the layers that make keys and values."""
+  return tuple(i for i, layer in enumerate(layers) if layer.kv_from == i)
+
+
+def kv_bytes(
+  layers: Sequence[Layer],
+  length: int,
+  head_dim: int,
+  num_kv_heads: int = 1,
+  bytes_per_value: int = 1,
+  bytes_per_scale: int = 4,
+) -> int:
+  """Returns the bytes that one sequence's keys and values hold at `length`.
+
+  A local layer keeps at most its window. One scale a token for K and one for
+  V, `bytes_per_scale` each (0 where values are not quantized).
+  """
+  per_token = 2 * num_kv_heads * (head_dim * bytes_per_value + bytes_per_scale)
+  return sum(
+    per_token * min(length, layers[i].window or length) for i in owners(layers)
+  )

@@ -1,0 +1,49 @@
+"""What is int8, and how activations are kept inside the int8 range."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class QuantizationConfig:
+  """One value per technique, so that an ablation is one override.
+
+  Attributes:
+    matmul: 'int8' for s8×s8→s32 projections and feed-forward with
+      straight-through gradients, 'none' for plain ones in the model's dtype.
+    kv: 'int8' for keys and values stored as codes and scales, 'none'.
+    kv_scale: 'token' (one scale a token; our guess) or 'channel' (a running
+      scale a channel, as document 003 describes; it can drift).
+    qk: 'int8' for QKᵀ in int8 ("half-int8 attention"; needs kv='int8'),
+      'none' to dequantize K first.
+    clamp_hidden: limit of the feed-forward's hidden activations: 'weight_rms',
+      'input_std' or 'none'.
+    clamp_input: limit of the inputs of all other projections: 'input_std' or
+      'none'.
+    clamp_hidden_k: the hidden's limit in units of its predicted rms.
+    clamp_input_k: the inputs' limit in units of the token's own rms.
+    bungee: a learned virtual scalar for each weight matrix.
+    input_gradient: 'bf16' (the model's dtype), or 'int8' for the matmul
+      that makes the input's gradient, with stochastic rounding.
+  """
+
+  matmul: str = 'int8'
+  kv: str = 'int8'
+  kv_scale: str = 'token'
+  qk: str = 'int8'
+  clamp_hidden: str = 'weight_rms'
+  clamp_input: str = 'input_std'
+  clamp_hidden_k: float = 24.0
+  clamp_input_k: float = 8.0
+  bungee: bool = False
+  input_gradient: str = 'bf16'
+
+
+def none() -> QuantizationConfig:
+  """Returns the plain model: no int8 anywhere, nothing clamped."""
+  return QuantizationConfig(
+    matmul='none',
+    kv='none',
+    qk='none',
+    clamp_hidden='none',
+    clamp_input='none',
+  )

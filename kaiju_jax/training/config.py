@@ -1,0 +1,77 @@
+"""The optimizer's and the training loop's settings."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class ZRegConfig:
+  """Attention Z-Reg, and its twin on the output logits.
+
+  Attributes:
+    attention: coefficient c of the virtual term (c/2)·lse² of each query's
+      attention logits; 0 turns it off.
+    logits: the same for the output logits.
+    target: 'lse', or 'mean_logit' (the other reading of the sources) for the
+      attention logits.
+    schedule: 'constant', or 'learning_rate' to follow the rate's shape.
+  """
+
+  attention: float = 1e-3
+  logits: float = 1e-4
+  target: str = 'lse'
+  schedule: str = 'constant'
+
+
+@dataclasses.dataclass
+class OptimizerConfig:
+  """AdamW. Schedules count tokens, which a changing batch leaves alone.
+
+  Attributes:
+    learning_rate: peak.
+    schedule: 'cosine', 'wsd' (warm-up, stable, decay) or 'constant', each
+      after a linear warm-up.
+    warmup: fraction of the run's tokens spent on the warm-up.
+    decay: fraction of the tokens that 'wsd' decays over, at the end.
+    final: final learning rate as a fraction of the peak.
+    b1: Adam's first decay.
+    b2: Adam's second decay.
+    weight_decay: decoupled, on matrices only.
+    clip: global-norm clip of the gradient, Bungee scalars left out; 0 for
+      none.
+    bungee_rate: Bungee scalars' learning rate, in units of the others'.
+    skip_nonfinite: skip (and count) a step whose gradient is not finite.
+    z_reg: Attention Z-Reg.
+  """
+
+  learning_rate: float = 1e-3
+  schedule: str = 'cosine'
+  warmup: float = 0.02
+  decay: float = 0.2
+  final: float = 0.05
+  b1: float = 0.9
+  b2: float = 0.98
+  weight_decay: float = 0.01
+  clip: float = 1.0
+  bungee_rate: float = 10.0
+  skip_nonfinite: bool = False
+  z_reg: ZRegConfig = dataclasses.field(default_factory=ZRegConfig)
+
+
+@dataclasses.dataclass
+class LoopConfig:
+  """How long, and what is written down when.
+
+  Attributes:
+    steps: optimizer steps of the run.
+    log_every: steps between records in metrics.jsonl.
+    evaluate_every: steps between evaluations; 0 for one at the end only.
+    checkpoint_every: steps between checkpoints; one is always saved at the
+      end and when the run is interrupted.
+    checkpoints_kept: how many of the latest checkpoints stay.
+  """
+
+  steps: int = 1000
+  log_every: int = 10
+  evaluate_every: int = 0
+  checkpoint_every: int = 200
+  checkpoints_kept: int = 2
