@@ -1,0 +1,21 @@
+"""Every test runs on eight CPU devices, and no array broadcasts by accident.
+
+Environment variables rather than `jax.config`: tests that need no jax do not
+pay for its import, pytest-xdist's workers and subprocesses see the same, and
+an accelerator is used only where JAX_PLATFORMS asks for one.
+"""
+
+import os
+import sys
+
+_COUNT = '--xla_force_host_platform_device_count'
+
+if 'jax' in sys.modules:
+  raise RuntimeError(
+    'jax was imported before tests/conftest.py, so that its settings come too'
+    ' late: a pytest plugin, or an import on the command line, did it.'
+  )
+if _COUNT not in os.environ.get('XLA_FLAGS', ''):
+  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_COUNT}=8'
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
