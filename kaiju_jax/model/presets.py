@@ -1,0 +1,86 @@
+"""Named shapes: a ladder of small models, and the three Kaiju sizes.
+
+From the sources: sizes of 13B, 34B and 110B parameters, multi-query attention
+throughout, windows of 1,024 and one global layer in about seven. Shapes
+unpublished: every width, depth and head count here is our guess, chosen so
+that
+
+  * the parameter count is within 2 % of a Kaiju size's name (5 % for the
+    ladder),
+  * the depth is a multiple of 14, the block in which global layers pair up,
+  * D is a multiple of 8 × the FSDP width (Squinch's groups of eight rows stay
+    whole): up to 128 for 13b, 34b and 110b, and
+  * a tensor width of 8 divides H, and leaves a multiple of 128 hidden units.
+
+The ladder reads bytes: with a vocabulary of 256 the count is nearly all
+layers, no size needs a tokenizer, and losses compare in bits per byte. Its
+rungs are about four times apart.
+
+A preset is a starting point: take it and set fields.
+"""
+
+from kaiju_jax.model import config as model_config
+
+
+def _ladder(
+  d_model: int,
+  num_layers: int,
+  num_heads: int,
+  d_ff: int,
+  window: int,
+  max_length: int,
+) -> model_config.ModelConfig:
+  return model_config.ModelConfig(
+    vocab_size=256,
+    d_model=d_model,
+    num_layers=num_layers,
+    num_heads=num_heads,
+    head_dim=d_model // num_heads,
+    d_ff=d_ff,
+    window=window,
+    max_length=max_length,
+  )
+
+
+def _kaiju(
+  d_model: int, num_layers: int, d_ff: int
+) -> model_config.ModelConfig:
+  return model_config.ModelConfig(
+    vocab_size=65_536,
+    d_model=d_model,
+    num_layers=num_layers,
+    num_heads=d_model // 128,
+    head_dim=128,
+    d_ff=d_ff,
+    window=1024,
+    max_length=32_768,
+    remat='layer',
+  )
+
+
+PRESETS = {
+  '1m': lambda: _ladder(128, 7, 4, 384, 64, 1024),
+  '4m': lambda: _ladder(192, 14, 6, 512, 128, 2048),
+  '15m': lambda: _ladder(384, 14, 6, 1024, 128, 2048),
+  '60m': lambda: _ladder(768, 14, 12, 2048, 256, 4096),
+  '250m': lambda: _ladder(1024, 28, 8, 3328, 512, 8192),
+  '1b': lambda: _ladder(2048, 28, 16, 6656, 1024, 16_384),
+  '3b': lambda: _ladder(3072, 28, 24, 14_336, 1024, 16_384),
+  '13b': lambda: _kaiju(5120, 42, 24_576),
+  '34b': lambda: _kaiju(7168, 56, 34_816),
+  '110b': lambda: _kaiju(12_288, 70, 51_200),
+}
+
+# The mesh (fsdp, tensor) that each Kaiju size is meant for: our guess, too.
+MESHES = {'13b': (64, 1), '34b': (128, 1), '110b': (64, 8)}
+
+
+def preset(name: str) -> model_config.ModelConfig:
+  """Returns a fresh config of the named shape, the caller's to change.
+
+  Raises:
+    ValueError: no such preset; the message lists the names.
+  """
+  if name not in PRESETS:
+    raise ValueError(f'preset={name!r}: must be one of {", ".join(PRESETS)}.')
+  return PRESETS[name]()

@@ -1,0 +1,139 @@
+"""A model that cannot be built is refused by name, value and remedy."""
+
+import pytest
+
+from kaiju_jax.model import config as config_lib
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.quantization import config as quantization_config
+
+
+def test_the_default_and_the_plain_model_pass():
+  config_lib.check(config_lib.ModelConfig())
+  config_lib.check(
+    config_lib.ModelConfig(quantization=quantization_config.none())
+  )
+
+
+def test_every_allowed_choice_passes():
+  for field, choices in {
+    'dtype': ('bfloat16', 'float32'),
+    'remat': ('none', 'layer'),
+  }.items():
+    for choice in choices:
+      config_lib.check(config_lib.ModelConfig(**{field: choice}))
+  for field, choices in {
+    'matmul': ('int8', 'none'),
+    'kv_scale': ('token', 'channel'),
+    'qk': ('int8', 'none'),
+    'clamp_hidden': ('weight_rms', 'input_std', 'none'),
+    'clamp_input': ('input_std', 'none'),
+    'bungee': (False, True),
+    'input_gradient': ('bf16', 'int8'),
+  }.items():
+    for choice in choices:
+      quantization = quantization_config.QuantizationConfig(**{field: choice})
+      config_lib.check(config_lib.ModelConfig(quantization=quantization))
+
+
+@pytest.mark.parametrize(
+  'field, value, remedy',
+  [
+    *(
+      (name, value, 'must be at least 1')
+      for name in (
+        'vocab_size',
+        'd_model',
+        'num_heads',
+        'head_dim',
+        'd_ff',
+        'max_length',
+        'unroll',
+      )
+      for value in (0, -4)
+    ),
+    ('head_dim', 33, 'must be even'),
+    ('dtype', 'float16', "one of 'bfloat16', 'float32'"),
+    ('remat', 'full', "one of 'none', 'layer'"),
+    ('rope_local', 1.0, 'None for no rotary'),
+    ('rope_global', -2.0, 'None for no rotary'),
+    ('unroll', 3, 'must divide the 2 repeats of the layer block'),
+  ],
+)
+def test_check_names_the_field_the_value_and_the_remedy(field, value, remedy):
+  config = config_lib.ModelConfig(num_layers=28)
+  setattr(config, field, value)
+  with pytest.raises(ValueError) as error:
+    config_lib.check(config)
+  assert str(error.value).startswith(f'model.{field}={value!r}: ')
+  assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'field, value, remedy',
+  [
+    ('matmul', 'int4', "one of 'int8', 'none'"),
+    ('kv', 'fp8', "one of 'int8', 'none'"),
+    ('kv_scale', 'head', "one of 'token', 'channel'"),
+    ('qk', 'bf16', "one of 'int8', 'none'"),
+    ('clamp_hidden', 'constant', "one of 'weight_rms', 'input_std', 'none'"),
+    ('clamp_input', 'weight_rms', "one of 'input_std', 'none'"),
+    ('input_gradient', 'int4', "one of 'bf16', 'int8'"),
+    ('clamp_hidden_k', 0.0, 'must be positive'),
+    ('clamp_input_k', -8.0, 'must be positive'),
+  ],
+)
+def test_check_names_a_quantization_field(field, value, remedy):
+  config = config_lib.ModelConfig()
+  setattr(config.quantization, field, value)
+  with pytest.raises(ValueError) as error:
+    config_lib.check(config)
+  assert str(error.value).startswith(f'model.quantization.{field}={value!r}: ')
+  assert remedy in str(error.value)
+
+
+def test_int8_logits_need_int8_keys():
+  config = config_lib.ModelConfig()
+  config.quantization.kv = 'none'
+  with pytest.raises(ValueError, match=r"qk='int8' needs .*kv='int8', not 'no"):
+    config_lib.check(config)
+
+
+def test_no_rotary_is_allowed():
+  config_lib.check(config_lib.ModelConfig(rope_local=None, rope_global=None))
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(window=0), 'window=0: must be at least 1'),
+    (dict(num_layers=0), 'num_layers=0: must be at least 1'),
+    (dict(period=-1), 'period=-1: must be at least 0'),
+    (dict(local_share=0), 'local_share=0: must be at least 1'),
+    (dict(global_share=0), 'global_share=0: must be at least 1'),
+    (dict(layout='L0 G0'), 'layer 1: kv_from=0 is of another kind'),
+    (dict(layout='L0 Q1'), "'Q1' is not L"),
+    (dict(layout='L0', window=0), 'layer 0: window=0'),
+  ],
+)
+def test_a_stack_that_cannot_run_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(config_lib.ModelConfig(**changes))
+
+
+def test_layout_stands_instead_of_depth_period_and_shares():
+  config = config_lib.ModelConfig(
+    layout='L0 G1 L0', window=5, num_layers=99, period=1, local_share=9
+  )
+  assert config.layers() == (
+    layers_lib.Layer(5, 0),
+    layers_lib.Layer(None, 1),
+    layers_lib.Layer(5, 0),
+  )
+
+
+def test_layers_follow_the_fields():
+  config = config_lib.ModelConfig(
+    num_layers=6, window=5, period=3, local_share=1, global_share=1
+  )
+  assert layers_lib.draw(config.layers()) == 'L0 L1 G2 L3 L4 G5'
+  assert {x.window for x in config.layers()} == {5, None}
