@@ -1,0 +1,291 @@
+"""Attention in which every key carries the range of queries that see it.
+
+    visible(q, k) = start[k] <= coordinate[q] < limit[k]
+                    and (window is None or position[q] - position[k] < window)
+    lse[q] = log Σ exp(scale · q · k)  over the visible keys
+    out[q] = Σ exp(scale · q · k - lse[q]) · v
+
+One KV head serves all H query heads (multi-query attention, as the sources
+have it everywhere). q, k and v are floats or int8 codes with a scale: q one
+per token and head [B, L, H]; k and v one per token [B, M] or per channel [K].
+Where q and k are both codes with token scales, QKᵀ is an int8 dot with an
+int32 sum, and PV runs in `dtype` on dequantized values: half-int8 attention,
+which the sources shipped. The softmax is in float32.
+
+A query that sees nothing gets out = 0, lse = 0 and no gradient.
+"""
+
+import functools
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import blocks
+
+RUNS_ON = {'reference': dispatch.ANYWHERE}
+
+
+def forward(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  q_scale_BLH=None,
+  k_scale=None,
+  v_scale=None,
+  dtype=None,
+  implementation=None,
+):
+  """Returns the output and the log of the softmax's sum.
+
+  Args:
+    q_BLHK: queries, float or int8.
+    k_BMK: keys, float or int8.
+    v_BMK: values, float or int8.
+    start_BM: int32, first query coordinate that sees each key.
+    limit_BM: int32, one past the last; equal to start for an empty slot.
+    coordinate_BL: int32, of each query.
+    position_BL: int32, of each query.
+    position_BM: int32, of each key.
+    window: positions that a query looks back, itself included; None for all.
+    scale: factor of the logits, a Python number.
+    q_scale_BLH: float32, given exactly where q is int8.
+    k_scale: float32 [B, M] or [K], given exactly where k is int8.
+    v_scale: float32 [B, M] or [K], given exactly where v is int8.
+    dtype: of the output and of PV. By default v's; q's where v is codes;
+      bfloat16 where both are.
+    implementation: a key of `RUNS_ON`; None picks by shape.
+
+  Returns:
+    out_BLHK in `dtype`, and lse_BLH in float32.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
+  arrays = {
+    'q_BLHK': q_BLHK,
+    'k_BMK': k_BMK,
+    'v_BMK': v_BMK,
+    'start_BM': start_BM,
+    'limit_BM': limit_BM,
+    'coordinate_BL': coordinate_BL,
+    'position_BL': position_BL,
+    'position_BM': position_BM,
+  }
+  _check(arrays, scales, window, scale)
+  if dtype is None:
+    dtype = _output_dtype(q_BLHK, v_BMK)
+  return _choose(implementation, q_BLHK, k_BMK, window).forward(
+    *arrays.values(), window=window, scale=scale, dtype=dtype, **scales
+  )
+
+
+def backward(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  out_BLHK,
+  lse_BLH,
+  dout_BLHK,
+  dlse_BLH,
+  *,
+  window,
+  scale,
+  q_scale_BLH=None,
+  k_scale=None,
+  v_scale=None,
+  implementation=None,
+):
+  """Returns the gradients of `forward` by its dequantized operands.
+
+  Args:
+    q_BLHK … position_BM, window … implementation: as `forward` had them.
+    out_BLHK: what `forward` returned.
+    lse_BLH: what `forward` returned.
+    dout_BLHK: cotangent of out.
+    dlse_BLH: float32, cotangent of lse.
+
+  Returns:
+    dq_BLHK, dk_BMK, dv_BMK, each in its operand's dtype, or in out's where
+    the operand is codes.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
+  arrays = {
+    'q_BLHK': q_BLHK,
+    'k_BMK': k_BMK,
+    'v_BMK': v_BMK,
+    'start_BM': start_BM,
+    'limit_BM': limit_BM,
+    'coordinate_BL': coordinate_BL,
+    'position_BL': position_BL,
+    'position_BM': position_BM,
+    'out_BLHK': out_BLHK,
+    'lse_BLH': lse_BLH,
+    'dout_BLHK': dout_BLHK,
+    'dlse_BLH': dlse_BLH,
+  }
+  _check(arrays, scales, window, scale)
+  return _choose(implementation, q_BLHK, k_BMK, window).backward(
+    *arrays.values(), window=window, scale=scale, **scales
+  )
+
+
+def attention(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  implementation=None,
+):
+  """`forward` on floats with `backward` as its gradient; lse has one too.
+
+  Returns:
+    out_BLHK in v's dtype, and lse_BLH in float32.
+  """
+  for name, x in ('q_BLHK', q_BLHK), ('k_BMK', k_BMK), ('v_BMK', v_BMK):
+    if x.dtype == jnp.int8:
+      raise TypeError(
+        f'{name} is int8: codes carry no gradient, so attention takes floats'
+        ' only. Use forward, or give their gradient a rule of its own.'
+      )
+  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  return _attention(
+    window, scale, implementation, q_BLHK, k_BMK, v_BMK, visibility
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attention(window, scale, implementation, q_BLHK, k_BMK, v_BMK, visibility):
+  return forward(
+    q_BLHK,
+    k_BMK,
+    v_BMK,
+    *visibility,
+    window=window,
+    scale=scale,
+    implementation=implementation,
+  )
+
+
+def _attention_forward(window, scale, implementation, *operands):
+  results = _attention(window, scale, implementation, *operands)
+  return results, (operands, results)
+
+
+def _attention_backward(window, scale, implementation, saved, cotangents):
+  (q_BLHK, k_BMK, v_BMK, visibility), results = saved
+  gradients = backward(
+    q_BLHK,
+    k_BMK,
+    v_BMK,
+    *visibility,
+    *results,
+    *cotangents,
+    window=window,
+    scale=scale,
+    implementation=implementation,
+  )
+  return *gradients, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _choose(implementation, q_BLHK, k_BMK, window):
+  if implementation is None:
+    implementation = blocks.implementation(
+      q_BLHK.shape[1], k_BMK.shape[1], window
+    )
+  return dispatch.choose(__package__, implementation, RUNS_ON)
+
+
+def _output_dtype(q_BLHK, v_BMK):
+  for x in v_BMK, q_BLHK:
+    if x.dtype != jnp.int8:
+      return x.dtype
+  return jnp.dtype(jnp.bfloat16)
+
+
+def _check(arrays, scales, window, scale) -> None:
+  """Refuses arguments that do not fit together, before anything is traced."""
+  q_BLHK, k_BMK = arrays['q_BLHK'], arrays['k_BMK']
+  for name, x in ('q_BLHK', q_BLHK), ('k_BMK', k_BMK):
+    rank = len(name) - len('q_')
+    if x.ndim != rank:
+      raise ValueError(f'{name} has shape {x.shape}: expected {rank} dims.')
+  sizes = dict(zip('BLHK', q_BLHK.shape)) | {'M': k_BMK.shape[1]}
+  for name, x in arrays.items():
+    letters = name.split('_')[-1]
+    expected = tuple(sizes[letter] for letter in letters)
+    if x.shape != expected:
+      raise ValueError(f'{name} has shape {x.shape}: expected {expected}.')
+    integer = name.startswith(('start', 'limit', 'coordinate', 'position'))
+    if integer and x.dtype != jnp.int32:
+      raise TypeError(f'{name} is {x.dtype}: expected int32.')
+    codes = name in ('q_BLHK', 'k_BMK', 'v_BMK') and x.dtype == jnp.int8
+    if not integer and not codes and not jnp.issubdtype(x.dtype, jnp.floating):
+      raise TypeError(f'{name} is {x.dtype}: expected a float or int8 codes.')
+  per_token = sizes['B'], sizes['M']
+  _check_scale(
+    'q_scale_BLH', scales['q_scale_BLH'], q_BLHK, [q_BLHK.shape[:-1]]
+  )
+  for name in 'k', 'v':
+    _check_scale(
+      f'{name}_scale',
+      scales[f'{name}_scale'],
+      arrays[f'{name}_BMK'],
+      [per_token, (sizes['K'],)],
+    )
+  if window is not None and operator.index(window) < 1:
+    raise ValueError(
+      f'window={window}: counts the query itself, so it is at least 1 (None'
+      ' sees everything that visibility allows).'
+    )
+  if not isinstance(scale, int | float) or not math.isfinite(scale):
+    raise ValueError(f'scale={scale!r}: expected a finite Python number.')
+
+
+def _check_scale(name, scale, x, shapes) -> None:
+  operand = name[0]
+  if x.dtype != jnp.int8:
+    if scale is not None:
+      raise ValueError(
+        f'{name} is given, but {operand} is {x.dtype}: only int8 codes have a'
+        ' scale.'
+      )
+    return
+  expected = ' or '.join(map(str, shapes))
+  if scale is None:
+    raise ValueError(
+      f'{name} is missing: {operand} is int8, so it needs one of {expected}.'
+    )
+  if scale.shape not in shapes:
+    raise ValueError(f'{name} has shape {scale.shape}: expected {expected}.')
+  if not jnp.issubdtype(scale.dtype, jnp.floating):
+    raise TypeError(f'{name} is {scale.dtype}: expected a float.')
