@@ -1,0 +1,184 @@
+"""Documents side by side in rows of a fixed length, none seeing another.
+
+A training row is (token, start, limit, coordinate, position, predecessor,
+weight, source). In a tree a token with several children has several targets,
+so that a token says which logits predict it, and not the other way round:
+
+    loss = Σ weight[t]·CE(logits[predecessor[t]], tokens[t]) / Σ weight
+
+`ab` and `c` after BOS (_), in a row of 7:
+
+    token         _  a  b  _  c  .  .
+    limit         3  3  3  5  5  5  6     start = coordinate = 0…6
+    position      0  1  2  0  1  0  0
+    predecessor   0  0  1  3  3  5  6
+    weight        0  1  1  0  1  0  0
+    source        0  0  0  1  1 -1 -1
+
+From the sources: packed rows of independent and of tree-structured documents
+under one pair of visibility tensors. Our guess: linear documents are cut at a
+row's end and go on in the next row without what stood before; a tree is never
+cut, and opens a new row where it does not fit. A document's first token has no
+predecessor and no weight: the loss counts a document's own text and nothing
+else, so that it compares across tokenizers.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+
+
+class Piece(NamedTuple):
+  """A document, or the part of one that stands in a row.
+
+  Attributes:
+    tokens: int[n].
+    parents: int[n] in a tree, the parent of each token (preorder, -1 for the
+      first); None for a linear document.
+    weights: float[n], of each token's loss; None for ones. The first token,
+      which nothing in the row predicts, gets none in either case.
+    source: number of the document among those that rows are made of.
+  """
+
+  tokens: Any
+  parents: Any = None
+  weights: Any = None
+  source: int = 0
+
+
+class Row(NamedTuple):
+  """One packed row of L tokens; int32[L] but for `weight`.
+
+  Attributes:
+    tokens: 0 in padding.
+    start: first coordinate that sees the token as a key.
+    limit: one past the last; equal to start in padding.
+    coordinate: of the token as a query.
+    position: along its own document or path.
+    predecessor: the place whose logits predict the token; its own place where
+      nothing does.
+    weight: float32, of the token's loss.
+    source: number of its document; -1 in padding.
+  """
+
+  tokens: Any
+  start: Any
+  limit: Any
+  coordinate: Any
+  position: Any
+  predecessor: Any
+  weight: Any
+  source: Any
+
+
+class Batch(NamedTuple):
+  """Rows of [B, L], or [A, B, L] for A microbatches; fields as in `Row`."""
+
+  tokens_BL: Any
+  start_BL: Any
+  limit_BL: Any
+  coordinate_BL: Any
+  position_BL: Any
+  predecessor_BL: Any
+  weight_BL: Any
+  source_BL: Any
+
+  def visibility(self) -> visibility_lib.Visibility:
+    """Returns who sees whom; the keys are the rows themselves."""
+    return visibility_lib.Visibility(
+      start_BM=self.start_BL,
+      limit_BM=self.limit_BL,
+      coordinate_BL=self.coordinate_BL,
+      position_BL=self.position_BL,
+      position_BM=self.position_BL,
+    )
+
+
+def row(pieces: Sequence[Piece], length: int) -> Row:
+  """Returns `pieces` side by side in a row of `length`, padded at its end.
+
+  Raises:
+    ValueError: an empty piece, pieces longer than the row, or a tree whose
+      tokens are not in preorder below one root.
+  """
+  visibility = visibility_lib.side_by_side(
+    [_visibility(piece) for piece in pieces], length
+  )
+  tokens = np.zeros(length, np.int32)
+  predecessor = np.arange(length, dtype=np.int32)
+  weight = np.zeros(length, np.float32)
+  source = np.full(length, -1, np.int32)
+  offset = 0
+  for piece in pieces:
+    end = offset + len(piece.tokens)
+    rest = slice(offset + 1, end)
+    tokens[offset:end] = piece.tokens
+    source[offset:end] = piece.source
+    weight[rest] = 1 if piece.weights is None else piece.weights[1:]
+    if piece.parents is None:
+      predecessor[rest] -= 1
+    else:
+      predecessor[rest] = np.asarray(piece.parents[1:]) + offset
+    offset = end
+  return Row(
+    tokens=tokens,
+    start=visibility.start_BM[0],
+    limit=visibility.limit_BM[0],
+    coordinate=visibility.coordinate_BL[0],
+    position=visibility.position_BL[0],
+    predecessor=predecessor,
+    weight=weight,
+    source=source,
+  )
+
+
+def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):
+  """Returns where each document begins in the stream that rows are cut from.
+
+  Documents follow each other, but for one that must stay whole: it skips to
+  the next multiple of `length` where the row does not hold it any more.
+
+  Args:
+    lengths: int[N], tokens of each document.
+    whole: bool[N], whether it must not be cut; such a document is no longer
+      than a row.
+    length: tokens a row.
+
+  Returns:
+    int64[N + 1]; the last is where the last document ends.
+  """
+  lengths = np.asarray(lengths, np.int64)
+  if not np.any(whole):
+    return np.concatenate([[0], np.cumsum(lengths)])
+  begins = np.empty(len(lengths) + 1, np.int64)
+  end = 0
+  for index, (size, uncut) in enumerate(zip(lengths.tolist(), whole)):
+    if uncut and end % length + size > length:
+      end += length - end % length
+    begins[index] = end
+    end += size
+  begins[-1] = end
+  return begins
+
+
+def stack(rows: Sequence[Row]) -> Batch:
+  """Returns rows of equal length as one batch [B, L]."""
+  return Batch(*(np.stack(field) for field in zip(*rows)))
+
+
+def _visibility(piece: Piece) -> visibility_lib.Visibility:
+  if not len(piece.tokens):
+    raise ValueError(
+      f'document {piece.source} is empty: a piece has at least one token.'
+    )
+  if piece.parents is None:
+    return visibility_lib.causal(len(piece.tokens))
+  if piece.parents[0] != -1 or np.any(np.asarray(piece.parents[1:]) < 0):
+    raise ValueError(
+      f'document {piece.source} has several roots: all tokens of a tree stand'
+      ' below its first (BOS), whose parent is -1.'
+    )
+  return visibility_lib.tree(piece.parents)
