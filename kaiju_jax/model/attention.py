@@ -1,0 +1,130 @@
+"""Multi-query attention: H query heads over one head of keys and values.
+
+From the sources: MQA everywhere, sliding windows without attention sinks, keys
+and values shared by neighbouring layers of the same kind and stored in int8.
+A layer that shares has its own queries and output projection and no key or
+value projection; keys are shared after the rotary embedding, as a cache holds
+them.
+"""
+
+from typing import NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.model import context as context_lib
+from kaiju_jax.model import layers
+from kaiju_jax.model import rotary
+from kaiju_jax.model import weighted
+from kaiju_jax.model import z_reg
+from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import qat
+
+
+class KeyValue(NamedTuple):
+  """One owning layer's keys and values: arrays, or codes as a cache's."""
+
+  k_BMK: jax.Array | int8.Quantized
+  v_BMK: jax.Array | int8.Quantized
+
+
+class Attention(weighted.Weighted):
+  """One layer's attention; makes keys and values where it is given none.
+
+  Attributes:
+    layer: its window and kind.
+    z_target: what Z-Reg pulls to zero, 'lse' or 'mean_logit'.
+  """
+
+  layer: layers.Layer
+  z_target: str = 'lse'
+
+  @nn.compact
+  def __call__(
+    self,
+    x_BLD: jax.Array,
+    key_value: KeyValue | None,
+    context: context_lib.Context,
+  ) -> tuple[jax.Array, KeyValue]:
+    """Returns the layer's output [B, L, D], and the keys and values it read."""
+    turns = (
+      context.global_turns if self.layer.window is None else context.local_turns
+    )
+    x_BLD = self.clamp_input(x_BLD, (-1,))
+    q_BLHK = rotary.rotate(self._queries(x_BLD), turns)
+    if key_value is None:
+      key_value = self._key_value(x_BLD, turns)
+    out_BLHK, lse_BLH = self._attend(q_BLHK, *key_value, context.visibility)
+    reading_BLH = lse_BLH
+    if self.z_target == 'mean_logit' or self.is_mutable_collection('readings'):
+      mean_BLH = self._mean_logit(q_BLHK, key_value.k_BMK, context.visibility)
+      self._read(lse_BLH, mean_BLH)
+      if self.z_target == 'mean_logit':
+        reading_BLH = mean_BLH
+    out_BLHK = z_reg.inject(out_BLHK, reading_BLH, context.z)
+    return self._output(out_BLHK), key_value
+
+  def _queries(self, x_BLD):
+    config = self.config
+    w_q_DHK = self.weight(
+      'w_q_DHK', (config.d_model, config.num_heads, config.head_dim), 'D'
+    )
+    return self.einsum('BLD,DHK->BLHK', x_BLD, w_q_DHK)
+
+  def _key_value(self, x_BMD, turns) -> KeyValue:
+    shape = (self.config.d_model, self.config.head_dim)
+    w_k_DK = self.weight('w_k_DK', shape, 'D')
+    w_v_DK = self.weight('w_v_DK', shape, 'D')
+    k_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_k_DK)
+    k_BMK = rotary.rotate(k_BMK[:, :, None], turns)[:, :, 0]
+    v_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_v_DK)
+    if self.config.quantization.kv == 'none':
+      return KeyValue(k_BMK, v_BMK)
+    return KeyValue(self._stored('k', k_BMK), self._stored('v', v_BMK))
+
+  def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
+    return qat.quantize_kv(x_BMK, None)
+
+  def _attend(self, q_BLHK, k_BMK, v_BMK, visibility):
+    return qat.attention(
+      q_BLHK,
+      k_BMK,
+      v_BMK,
+      visibility,
+      window=self.layer.window,
+      scale=self.config.head_dim**-0.5,
+      qk=self.config.quantization.qk,
+      implementation=self.config.attention or None,
+    )
+
+  def _mean_logit(self, q_BLHK, k_BMK, visibility) -> jax.Array:
+    """Returns the mean of each query's visible logits.
+
+    Attention with a zero query is uniform over what it sees, so with K as the
+    values it returns the mean visible key, the same for every head.
+    """
+    zero_BLHK = jnp.zeros_like(q_BLHK[:, :, :1])
+    mean_key_BLHK, _ = self._attend(zero_BLHK, k_BMK, k_BMK, visibility)
+    logit_BLH = jnp.einsum(
+      'BLHK,BLK->BLH',
+      q_BLHK,
+      mean_key_BLHK[:, :, 0],
+      preferred_element_type=jnp.float32,
+    )
+    return logit_BLH * self.config.head_dim**-0.5
+
+  def _read(self, lse_BLH, mean_BLH) -> None:
+    """Leaves the logits' sizes for evaluation, where it asked for them."""
+    self.sow('readings', 'rms_lse', jnp.sqrt(jnp.mean(jnp.square(lse_BLH))))
+    self.sow(
+      'readings', 'rms_mean_logit', jnp.sqrt(jnp.mean(jnp.square(mean_BLH)))
+    )
+
+  def _output(self, out_BLHK):
+    config = self.config
+    w_o_DHK = self.weight(
+      'w_o_DHK', (config.d_model, config.num_heads, config.head_dim), 'HK'
+    )
+    out_BLHK = self.clamp_input(out_BLHK, (-2, -1))
+    return self.einsum('BLHK,DHK->BLD', out_BLHK, w_o_DHK)

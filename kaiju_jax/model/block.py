@@ -1,0 +1,66 @@
+"""The layer, and the block of layers that the model repeats."""
+
+from flax import linen as nn
+import jax
+
+from kaiju_jax.model import attention
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import context as context_lib
+from kaiju_jax.model import feedforward
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import norm
+
+
+class TransformerLayer(nn.Module):
+  """x + attention(norm(x)), then x + feedforward(norm(x))."""
+
+  config: model_config.ModelConfig
+  layer: layers_lib.Layer
+  z_target: str = 'lse'
+
+  @nn.compact
+  def __call__(
+    self,
+    x_BLD: jax.Array,
+    key_value: attention.KeyValue | None,
+    context: context_lib.Context,
+  ) -> tuple[jax.Array, attention.KeyValue]:
+    normed_BLD, _ = norm.RMSNorm(name='attention_norm')(x_BLD)
+    out_BLD, key_value = attention.Attention(
+      self.config, self.layer, self.z_target, name='attention'
+    )(normed_BLD, key_value, context)
+    x_BLD = x_BLD + out_BLD
+    normed_BLD, gain_D = norm.RMSNorm(name='feedforward_norm')(x_BLD)
+    out_BLD = feedforward.FeedForward(self.config, name='feedforward')(
+      normed_BLD, gain_D
+    )
+    return x_BLD + out_BLD, key_value
+
+
+class Block(nn.Module):
+  """The repeating block of the layer tuple: the body of the model's scan.
+
+  With remat, each layer is recomputed by itself and the keys and values that
+  cross from one layer to another are saved: one checkpoint around a block of
+  14 layers would hold all of their activations at once in the backward pass.
+  """
+
+  config: model_config.ModelConfig
+  layers: tuple[layers_lib.Layer, ...]
+  z_target: str = 'lse'
+
+  @nn.compact
+  def __call__(self, x_BLD: jax.Array, context: context_lib.Context):
+    """Returns the scan's carry and no per-repeat output."""
+    layer_class = TransformerLayer
+    if self.config.remat == 'layer':
+      # Inside a scan nothing may be merged across its iterations anyway.
+      layer_class = nn.remat(TransformerLayer, prevent_cse=False)
+    made = {}
+    for index, layer in enumerate(self.layers):
+      x_BLD, key_value = layer_class(
+        self.config, layer, self.z_target, name=f'layer_{index}'
+      )(x_BLD, made.get(layer.kv_from), context)
+      if layer.kv_from == index:
+        made[index] = key_value
+    return x_BLD, None

@@ -1,0 +1,23 @@
+"""What every layer of one forward pass is told alike."""
+
+from typing import NamedTuple
+
+import jax
+
+from kaiju_jax import visibility as visibility_lib
+
+
+class Context(NamedTuple):
+  """Broadcast over the scanned layers.
+
+  Attributes:
+    visibility: which positions each token is seen by.
+    local_turns: rotary cosines and sines [B, L, K/2] of local layers, or None.
+    global_turns: the same for global layers.
+    z: Z-Reg's coefficient for this step, a float32 scalar.
+  """
+
+  visibility: visibility_lib.Visibility
+  local_turns: tuple[jax.Array, jax.Array] | None
+  global_turns: tuple[jax.Array, jax.Array] | None
+  z: jax.Array

@@ -1,0 +1,41 @@
+"""Squared-ReLU feed-forward: relu(x·W_in)²·W_out (So et al. 2021).
+
+The hidden is non-negative and heavy-tailed: it is coded on all 256 levels, up
+to a limit that dynamic clamping takes from the weights.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.model import weighted
+from kaiju_jax.quantization import clamp
+
+
+class FeedForward(weighted.Weighted):
+  """x_BLD → relu(x·W_in)²·W_out."""
+
+  @nn.compact
+  def __call__(self, x_BLD: jax.Array, gain_D: jax.Array) -> jax.Array:
+    """Returns [B, L, D]; `gain_D` is the gain of the norm that made x."""
+    config, quantization = self.config, self.config.quantization
+    shape = (config.d_model, config.d_ff)
+    w_in_DF = self.weight('w_in_DF', shape, 'D')
+    w_out_DF = self.weight('w_out_DF', shape, 'F')
+    x_BLD = self.clamp_input(x_BLD, (-1,))
+    hidden_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_in_DF)
+    hidden_BLF = jnp.square(nn.relu(hidden_BLF))
+    limit = None
+    if quantization.clamp_hidden == 'weight_rms':
+      limit = clamp.weight_rms_limit(
+        w_in_DF, gain_D, quantization.clamp_hidden_k
+      )
+      hidden_BLF = clamp.clip(hidden_BLF, limit)
+    elif quantization.clamp_hidden == 'input_std':
+      row_limit = clamp.input_std_limit(
+        hidden_BLF, (-1,), quantization.clamp_hidden_k
+      )
+      hidden_BLF = clamp.clip(hidden_BLF, row_limit)
+    return self.einsum(
+      'BLF,DF->BLD', hidden_BLF, w_out_DF, limit=limit, nonnegative=True
+    )

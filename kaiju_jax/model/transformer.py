@@ -1,0 +1,89 @@
+"""The Kaiju model: embedding, scanned layer blocks, final norm, output head.
+
+The repeating block of the layer tuple (14 layers where global layers pair up)
+is what is traced and compiled; depth is the trip count of the scan, and every
+parameter of the block has a leading N.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.model import block
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import context as context_lib
+from kaiju_jax.model import embedding
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import norm
+from kaiju_jax.model import rotary
+
+
+class Transformer(nn.Module):
+  """tokens_BL → logits_BLV.
+
+  Attributes:
+    config: shape and techniques.
+    z_target: what Attention Z-Reg pulls to zero, 'lse' or 'mean_logit'.
+  """
+
+  config: model_config.ModelConfig
+  z_target: str = 'lse'
+
+  def setup(self):
+    config = self.config
+    model_config.check(config)
+    layers = config.layers()
+    repeating = layers_lib.repeating_block(layers)
+    self.embedding = embedding.Embedding(config)
+    scanned = nn.scan(
+      block.Block,
+      variable_axes={'params': 0, 'readings': 0},
+      split_rngs={'params': True},
+      in_axes=nn.broadcast,
+      length=len(layers) // len(repeating),
+      unroll=config.unroll,
+    )
+    self.blocks = scanned(config, repeating, self.z_target)
+    self.final_norm = norm.RMSNorm()
+
+  def __call__(
+    self, tokens_BL: jax.Array, visibility: visibility_lib.Visibility
+  ) -> jax.Array:
+    """Returns float32 logits [B, L, V] of every token's successor."""
+    return self.logits(self.hidden(tokens_BL, visibility))
+
+  def hidden(
+    self,
+    tokens_BL: jax.Array,
+    visibility: visibility_lib.Visibility,
+    z: jax.Array | float = 0.0,
+  ) -> jax.Array:
+    """Returns the normed hidden states [B, L, D] that the head reads.
+
+    Args:
+      tokens_BL: int32, 0…V−1.
+      visibility: which positions each token is seen by; keys are the row
+        itself.
+      z: Attention Z-Reg's coefficient over the loss's tokens (see `z_reg.py`).
+    """
+    context = self._context(visibility, z)
+    x_BLD, _ = self.blocks(self.embedding(tokens_BL), context)
+    normed_BLD, _ = self.final_norm(x_BLD)
+    return normed_BLD
+
+  def logits(self, hidden_BLD: jax.Array) -> jax.Array:
+    """Returns float32 logits [B, L, V] of hidden states."""
+    return self.embedding.logits(hidden_BLD)
+
+  def _context(self, visibility, z) -> context_lib.Context:
+    config = self.config
+    local_turns, global_turns = (
+      rotary.turns(
+        visibility.position_BL, config.max_length, config.head_dim, base
+      )
+      for base in (config.rope_local, config.rope_global)
+    )
+    return context_lib.Context(
+      visibility, local_turns, global_turns, jnp.asarray(z, jnp.float32)
+    )

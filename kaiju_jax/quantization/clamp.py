@@ -1,0 +1,61 @@
+"""Dynamic clamping: limits that follow the scale of what they clamp.
+
+From the sources: limits come from the standard deviation of the input instead
+of constants, in the feed-forward from the statistics of the weights; the model
+learns to use the clamp and needs it at inference; without it small activations
+all fall into the zero bin. The formulas are our guess:
+
+  weight_rms  For h = relu(x·W)², x pre-normed with gain g: z = x·W is about
+              normal with variance σ² = D·rms(W)²·rms(g)², and E[h²] = 3σ⁴/2,
+              so the limit is k·√(3/2)·D·rms(W)²·rms(g)²: one number a layer,
+              known before any input is seen.
+  input_std   limit = k·rms of the token's own row. Never a statistic over
+              other tokens, which would leak the future and the batch. (About
+              zero rather than the mean, for the codes are symmetric.)
+
+No gradient goes through a limit, and none where the clamp cuts.
+"""
+
+from collections.abc import Sequence
+import math
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kaiju_jax.quantization import int8
+
+
+def weight_rms_limit(
+  w_in_DF: jax.Array | int8.Quantized, gain_D: jax.Array, k: float
+) -> jax.Array:
+  """Returns the limit (a float32 scalar) of relu(norm(x)·W)².
+
+  rms(W) is taken from codes and scales, an exact integer sum of squares for
+  each channel, so that training, every mesh and the export agree.
+  """
+  if isinstance(w_in_DF, int8.Quantized):
+    codes_DF = w_in_DF.codes.astype(jnp.int32)
+    square_F = jnp.sum(codes_DF * codes_DF, axis=0).astype(jnp.float32)
+    square_F = square_F * jnp.square(w_in_DF.scales[0])
+  else:
+    square_F = jnp.sum(jnp.square(w_in_DF.astype(jnp.float32)), axis=0)
+  # D·rms(W)² is the mean over F of the channels' sums of squares.
+  variance = jnp.mean(square_F) * jnp.mean(jnp.square(gain_D))
+  return lax.stop_gradient(k * math.sqrt(1.5) * variance)
+
+
+def input_std_limit(x: jax.Array, axes: Sequence[int], k: float) -> jax.Array:
+  """Returns k·rms over `axes` (kept, size 1), in float32."""
+  square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True)
+  return lax.stop_gradient(k * jnp.sqrt(square))
+
+
+def clip(x: jax.Array, limit: jax.Array) -> jax.Array:
+  """Cuts `x` at ±limit, with no gradient where it cuts."""
+  limit = lax.stop_gradient(limit).astype(x.dtype)
+  limit = jnp.broadcast_to(
+    limit.reshape((1,) * (x.ndim - limit.ndim) + limit.shape), x.shape
+  )
+  inside = jnp.abs(x) < limit
+  return jnp.where(inside, x, lax.stop_gradient(jnp.clip(x, -limit, limit)))

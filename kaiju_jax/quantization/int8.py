@@ -1,0 +1,78 @@
+"""Symmetric int8: codes, scales, and the carrier that brings gradients home.
+
+A value is `codes · scales`, codes −127…127. Integers carry no gradient (the
+cotangent of an s8 array is float0, and `jax.grad` then returns zeros without an
+error), so a quantized tensor that crosses a function boundary is a triple: the
+`carrier` is zeros of the full shape in the gradient's dtype. Nobody reads it in
+the forward pass, where XLA removes it; the backward pass of whoever reads the
+codes writes the straight-through gradient into its cotangent, and the backward
+pass of whoever made them takes it from there.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+MAX_CODE = 127
+# Below this an activation row or weight channel counts as all zero.
+_SMALLEST = 1e-30
+
+
+class Quantized(NamedTuple):
+  """An int8 tensor.
+
+  Attributes:
+    codes: int8, −127…127.
+    scales: float32; the value is `codes * scales` (weights keep the reduced
+      axes with size 1; keys and values have a scale a token [B, M] or a
+      channel [K]).
+    carrier: zeros of codes' shape in the gradient's dtype, or None where no
+      gradient is wanted (an exported checkpoint, a cache).
+  """
+
+  codes: jax.Array
+  scales: jax.Array
+  carrier: jax.Array | None = None
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.codes.shape
+
+
+def scale_of(limit: jax.Array, largest_code: int = MAX_CODE) -> jax.Array:
+  """Returns the step that puts `limit` on the largest code."""
+  return jnp.maximum(limit.astype(jnp.float32), _SMALLEST) / largest_code
+
+
+def encode(x: jax.Array, scales: jax.Array) -> jax.Array:
+  """Returns int8 codes of `x` on the grid `scales`, cut at ±127."""
+  codes = jnp.round(x.astype(jnp.float32) / scales)
+  return jnp.clip(codes, -MAX_CODE, MAX_CODE).astype(jnp.int8)
+
+
+def encode_nonnegative(x: jax.Array, scales: jax.Array) -> jax.Array:
+  """Returns the codes q − 128, q = 0…255, of non-negative `x`.
+
+  All 256 codes serve the one sign, which halves the error; the codes stay s8,
+  because u8×s8 dots are widened to s32 on H100. The 128 is repaid after the
+  dot by the weight's column sums.
+  """
+  levels = jnp.clip(jnp.round(x.astype(jnp.float32) / scales), 0, 255)
+  return (levels - 128).astype(jnp.int8)
+
+
+def quantize(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+  """Returns codes and scales, the largest |x| over `axes` on code 127.
+
+  A NaN in `x` makes its scale, and so all that is computed from it, NaN.
+  """
+  largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
+  scales = scale_of(largest)
+  return encode(x, scales), scales
+
+
+def dequantize(x: Quantized, dtype=jnp.float32) -> jax.Array:
+  """Returns `codes · scales` of a weight, whose scales keep their axes."""
+  return (x.codes.astype(jnp.float32) * x.scales).astype(dtype)

@@ -1,0 +1,368 @@
+"""Quantization-aware training: every custom_vjp between floats and int8.
+
+From the sources: forward weights and KV are int8 and matmuls are int8×int8;
+activations and local gradients bf16; master weights and their accumulation
+f32; QKᵀ in int8 and PV in bf16 ("half-int8"). Our guess: weights have a scale
+an output channel, activations a scale a token, and gradients go straight
+through with the quantized operands:
+
+    y  = (Σ x_codes · w_codes) · s_x · s_w            s8×s8→s32, one f32 multiply
+    dx = dy · s_w · w_codes                           in the model's dtype,
+    dw = x_codes · s_x · dy                           accumulated in f32
+
+A reader of `Quantized` never sees a float weight: the gradient leaves through
+the carrier (see `int8.py`).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.quantization import int8
+
+Quantized = int8.Quantized
+
+
+def _align(array: jax.Array, letters: str, to: str) -> jax.Array:
+  """Reshapes `array` so that it broadcasts against a tensor of letters `to`."""
+  sizes = dict(zip(letters, array.shape))
+  return array.reshape([sizes.get(letter, 1) for letter in to])
+
+
+def _letters(spec: str) -> tuple[str, str, str, str]:
+  """Splits 'BLD,DF->BLF' into ('BLD', 'DF', 'BLF', 'D')."""
+  operands, out = spec.split('->')
+  x, w = operands.split(',')
+  contracted = ''.join(letter for letter in w if letter in x)
+  return x, w, out, contracted
+
+
+def _axes(letters: str, contracted: str) -> tuple[int, ...]:
+  return tuple(letters.index(letter) for letter in contracted)
+
+
+# Weights.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def quantize_weight(w: jax.Array, axes: tuple[int, ...], dtype) -> Quantized:
+  """Returns the master weight's int8 form, a scale an output channel.
+
+  Args:
+    w: float32 master weight.
+    axes: the contracted axes, which share a scale.
+    dtype: of the gradient that comes back through the carrier.
+  """
+  codes, scales = int8.quantize(w, axes)
+  return Quantized(codes, scales, jnp.zeros(w.shape, dtype))
+
+
+def _quantize_weight_forward(w, axes, dtype):
+  return quantize_weight(w, axes, dtype), None
+
+
+def _quantize_weight_backward(axes, dtype, _, cotangent):
+  return (cotangent.carrier.astype(jnp.float32),)
+
+
+quantize_weight.defvjp(_quantize_weight_forward, _quantize_weight_backward)
+
+
+# Projections.
+
+
+def einsum(
+  spec: str,
+  x: jax.Array,
+  w: jax.Array | Quantized,
+  *,
+  limit: jax.Array | None = None,
+  nonnegative: bool = False,
+  input_gradient: str = 'bf16',
+) -> jax.Array:
+  """Projects activations: `int8_einsum` for codes, plain for a float weight.
+
+  Both accumulate in f32 and return x's dtype.
+  """
+  if isinstance(w, Quantized):
+    return int8_einsum(spec, nonnegative, input_gradient, x, w, limit)
+  return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32).astype(
+    x.dtype
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def int8_einsum(
+  spec: str,
+  nonnegative: bool,
+  input_gradient: str,
+  x: jax.Array,
+  w: Quantized,
+  limit: jax.Array | None,
+) -> jax.Array:
+  """Returns einsum(spec, x̂, ŵ) by one s8×s8→s32 dot, in x's dtype.
+
+  Args:
+    spec: as 'BLD,DHK->BLHK'; x's kept letters lead the output, w's follow.
+    nonnegative: x ≥ 0 and is coded on all 256 levels.
+    input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
+      dy rounded stochastically.
+    x: activations; quantized here, with a scale a token.
+    w: weight; scales keep the contracted axes with size 1.
+    limit: a scalar that takes the largest code instead of each token's
+      largest value; values beyond it must have been cut (`clamp.clip`).
+  """
+  return _int8_einsum_forward(spec, nonnegative, input_gradient, x, w, limit)[0]
+
+
+def _int8_einsum_forward(spec, nonnegative, input_gradient, x, w, limit):
+  x_letters, w_letters, out_letters, contracted = _letters(spec)
+  x_axes = _axes(x_letters, contracted)
+  w_axes = _axes(w_letters, contracted)
+  largest_code = 255 if nonnegative else int8.MAX_CODE
+  if limit is None:
+    limit = jnp.max(jnp.abs(x), axis=x_axes, keepdims=True)
+  else:
+    limit = limit.reshape((1,) * x.ndim)
+  x_scales = int8.scale_of(limit, largest_code)
+  encode = int8.encode_nonnegative if nonnegative else int8.encode
+  x_codes = encode(x, x_scales)
+  sums = jnp.einsum(spec, x_codes, w.codes, preferred_element_type=jnp.int32)
+  if nonnegative:
+    columns = jnp.sum(w.codes.astype(jnp.int32), axis=w_axes, keepdims=True)
+    sums = sums + 128 * _align(columns, w_letters, out_letters)
+  scales = _align(x_scales, x_letters, out_letters) * _align(
+    w.scales, w_letters, out_letters
+  )
+  y = (sums.astype(jnp.float32) * scales).astype(x.dtype)
+  # An empty array remembers x's dtype: residuals hold arrays only.
+  dtype_of_x = jnp.zeros((0,), x.dtype)
+  return y, (x_codes, x_scales, w, dtype_of_x)
+
+
+def _int8_einsum_backward(spec, nonnegative, input_gradient, residuals, dy):
+  x_letters, w_letters, out_letters, _ = _letters(spec)
+  x_codes, x_scales, w, dtype_of_x = residuals
+  dtype = dtype_of_x.dtype
+  dy = dy.astype(jnp.float32)
+
+  dy_w = dy * _align(w.scales, w_letters, out_letters)
+  dx_spec = f'{out_letters},{w_letters}->{x_letters}'
+  if input_gradient == 'int8':
+    dx = _int8_input_gradient(dx_spec, dy_w, w.codes)
+  else:
+    dx = jnp.einsum(
+      dx_spec,
+      dy_w.astype(dtype),
+      w.codes.astype(dtype),
+      preferred_element_type=jnp.float32,
+    )
+
+  # Codes up to 255 are exact in bf16's eight bits.
+  x_levels = x_codes.astype(dtype)
+  if nonnegative:
+    x_levels = x_levels + jnp.asarray(128, dtype)
+  dy_x = dy * _align(x_scales, x_letters, out_letters)
+  carrier_dtype = dtype if w.carrier is None else w.carrier.dtype
+  dw = jnp.einsum(
+    f'{x_letters},{out_letters}->{w_letters}',
+    x_levels,
+    dy_x.astype(dtype),
+    preferred_element_type=jnp.float32,
+  ).astype(carrier_dtype)
+  return dx.astype(dtype), Quantized(None, None, dw), None
+
+
+int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)
+
+
+def _int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
+  """Returns einsum(spec, dy, w_codes) by an s8 dot, dy rounded stochastically.
+
+  Rounding up with the probability of the remainder keeps the gradient's
+  expectation, where nearest rounding would lose all that is small in its row.
+  """
+  dy_letters, w_letters, dx_letters, contracted = _letters(spec)
+  axes = _axes(dy_letters, contracted)
+  scales = int8.scale_of(jnp.max(jnp.abs(dy), axis=axes, keepdims=True))
+  codes = jnp.floor(dy / scales + _uniform(dy))
+  codes = jnp.clip(codes, -int8.MAX_CODE, int8.MAX_CODE).astype(jnp.int8)
+  sums = jnp.einsum(spec, codes, w_codes, preferred_element_type=jnp.int32)
+  return sums.astype(jnp.float32) * _align(scales, dy_letters, dx_letters)
+
+
+def _uniform(x: jax.Array) -> jax.Array:
+  """Returns noise in [0, 1) hashed from x's bits and places: no key to carry.
+
+  Equal values at different places draw differently. (murmur3's finalizer.)
+  """
+  place = jax.lax.iota(jnp.uint32, x.size).reshape(x.shape)
+  bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+  bits = bits ^ (place * jnp.uint32(0x9E3779B1))
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+  bits = bits ^ (bits >> 16)
+  return (bits >> 8).astype(jnp.float32) * 2.0**-24
+
+
+# Keys, values and attention.
+
+
+@jax.custom_vjp
+def quantize_kv(x_BMK: jax.Array, scale_K: jax.Array | None) -> Quantized:
+  """Returns the int8 keys or values that a cache would hold.
+
+  Args:
+    x_BMK: keys (after the rotary embedding) or values.
+    scale_K: a running scale for each channel, or None for a scale a token
+      (`scales` [B, M] then).
+  """
+  if scale_K is None:
+    codes_BMK, scales_BM1 = int8.quantize(x_BMK, (-1,))
+    scales = scales_BM1[..., 0]
+  else:
+    scales = scale_K
+    codes_BMK = int8.encode(x_BMK, scales[None, None])
+  return Quantized(codes_BMK, scales, jnp.zeros_like(x_BMK))
+
+
+def _quantize_kv_forward(x_BMK, scale_K):
+  return quantize_kv(x_BMK, scale_K), None
+
+
+def _quantize_kv_backward(_, cotangent):
+  return cotangent.carrier, None
+
+
+quantize_kv.defvjp(_quantize_kv_forward, _quantize_kv_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def int8_attention(
+  window: int | None,
+  scale: float,
+  qk: str,
+  implementation: str | None,
+  q_BLHK: jax.Array,
+  k_BMK: Quantized,
+  v_BMK: Quantized,
+  visibility: visibility_lib.Visibility,
+) -> tuple[jax.Array, jax.Array]:
+  """Attention over int8 keys and values, differentiable in q and the carriers.
+
+  Args:
+    window: positions a query sees, itself included; None for all.
+    scale: multiplies the logits.
+    qk: 'int8' quantizes q (a scale a token and head) for an s8 QKᵀ; 'none'
+      dequantizes K.
+    implementation: of the kernel; None chooses.
+    q_BLHK: queries, in the model's dtype.
+    k_BMK: codes of the keys, scales [B, M] or [K].
+    v_BMK: codes of the values; dequantized before PV.
+    visibility: which queries each key is seen by.
+
+  Returns:
+    out_BLHK in q's dtype and lse_BLH in f32, both differentiable.
+  """
+  return _int8_attention_forward(
+    window, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
+  )[0]
+
+
+def _kernel_arguments(qk, q_BLHK, k_BMK, v_BMK, visibility):
+  q_scale_BLH = None
+  q = q_BLHK
+  if qk == 'int8':
+    q, q_scale_BLH1 = int8.quantize(q_BLHK, (-1,))
+    q_scale_BLH = q_scale_BLH1[..., 0]
+  arrays = (q, k_BMK.codes, v_BMK.codes, *_ranges(visibility))
+  scales = {
+    'q_scale_BLH': q_scale_BLH,
+    'k_scale': k_BMK.scales,
+    'v_scale': v_BMK.scales,
+  }
+  return arrays, scales
+
+
+def _ranges(visibility):
+  return (
+    visibility.start_BM,
+    visibility.limit_BM,
+    visibility.coordinate_BL,
+    visibility.position_BL,
+    visibility.position_BM,
+  )
+
+
+def _int8_attention_forward(
+  window, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
+):
+  arrays, scales = _kernel_arguments(qk, q_BLHK, k_BMK, v_BMK, visibility)
+  out_BLHK, lse_BLH = api.forward(
+    *arrays,
+    window=window,
+    scale=scale,
+    implementation=implementation,
+    **scales,
+  )
+  out_BLHK = out_BLHK.astype(q_BLHK.dtype)
+  residuals = (arrays, scales, out_BLHK, lse_BLH, jnp.zeros((0,), q_BLHK.dtype))
+  return (out_BLHK, lse_BLH), residuals
+
+
+def _int8_attention_backward(
+  window, scale, qk, implementation, residuals, cotangents
+):
+  arrays, scales, out_BLHK, lse_BLH, dtype_of_q = residuals
+  dout_BLHK, dlse_BLH = cotangents
+  dq_BLHK, dk_BMK, dv_BMK = api.backward(
+    *arrays,
+    out_BLHK,
+    lse_BLH,
+    dout_BLHK,
+    dlse_BLH,
+    window=window,
+    scale=scale,
+    implementation=implementation,
+    **scales,
+  )
+  dtype = dtype_of_q.dtype
+  return (
+    dq_BLHK.astype(dtype),
+    Quantized(None, None, dk_BMK.astype(dtype)),
+    Quantized(None, None, dv_BMK.astype(dtype)),
+    None,
+  )
+
+
+int8_attention.defvjp(_int8_attention_forward, _int8_attention_backward)
+
+
+def attention(
+  q_BLHK: jax.Array,
+  k_BMK: jax.Array | Quantized,
+  v_BMK: jax.Array | Quantized,
+  visibility: visibility_lib.Visibility,
+  *,
+  window: int | None,
+  scale: float,
+  qk: str = 'none',
+  implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """`int8_attention` for codes, the kernel itself for float keys and values."""
+  if isinstance(k_BMK, Quantized):
+    return int8_attention(
+      window, scale, qk, implementation, q_BLHK, k_BMK, v_BMK, visibility
+    )
+  return api.attention(
+    q_BLHK,
+    k_BMK,
+    v_BMK,
+    *_ranges(visibility),
+    window=window,
+    scale=scale,
+    implementation=implementation,
+  )

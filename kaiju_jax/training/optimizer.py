@@ -1,0 +1,167 @@
+"""AdamW in one optax chain, schedules over tokens, and Z-Reg's coefficient.
+
+Bungee scalars have a rate of their own, no decay, and stand outside the
+global-norm clip (our guess: one scalar's gradient is a whole matrix's, and
+would spend the norm for all).
+
+The learning rate is an argument of the update, not state of the chain: the
+step knows how many tokens it has seen.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kaiju_jax.model import weighted
+from kaiju_jax.training import config as training_config
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+
+def shape_of_rate(
+  config: training_config.OptimizerConfig, total_tokens: int
+) -> Schedule:
+  """Returns tokens → the learning rate as a fraction of its peak."""
+  tokens = float(total_tokens)
+  warmup = config.warmup * tokens
+  if config.schedule == 'cosine':
+    after = optax.cosine_decay_schedule(1.0, tokens - warmup, config.final)
+  elif config.schedule == 'wsd':
+    decay = config.decay * tokens
+    after = optax.join_schedules(
+      [
+        optax.constant_schedule(1.0),
+        optax.linear_schedule(1.0, config.final, decay),
+      ],
+      [tokens - warmup - decay],
+    )
+  else:
+    after = optax.constant_schedule(1.0)
+  if warmup == 0:
+    return after
+  return optax.join_schedules(
+    [optax.linear_schedule(0.0, 1.0, warmup), after], [warmup]
+  )
+
+
+def z_reg_coefficient(
+  peak: float, schedule: str, rate: jax.Array
+) -> jax.Array | float:
+  """Returns Z-Reg's coefficient where the rate is `rate` of its peak."""
+  return peak * rate if schedule == 'learning_rate' else peak
+
+
+def scale_by_argument(factor: float) -> optax.GradientTransformationExtraArgs:
+  """Scales updates by −factor · `learning_rate`, given to `update`."""
+
+  def update(updates, state, params=None, *, learning_rate, **_):
+    del params
+    step = -factor * learning_rate
+    return jax.tree.map(lambda u: step * u, updates), state
+
+  return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def names(params: Any) -> Any:
+  """Returns the tree of each parameter's own name, as 'w_in_DF'."""
+  return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key, params)
+
+
+def is_matrix(name: str) -> bool:
+  """Whether weight decay applies: two letters or more, a leading N aside."""
+  return not _is_bungee(name) and len(weighted.letters_of(name)) > 1
+
+
+def _is_bungee(name: str) -> bool:
+  return name.startswith('bungee')
+
+
+def make(
+  config: training_config.OptimizerConfig,
+) -> optax.GradientTransformationExtraArgs:
+  """Returns the chain; its `update` takes `learning_rate=`.
+
+  With `skip_nonfinite`, a step whose gradient holds inf or NaN leaves
+  parameters and moments as they were and is counted (`skipped_steps`).
+  """
+  adam = optax.scale_by_adam(config.b1, config.b2)
+  clip = (
+    optax.clip_by_global_norm(config.clip) if config.clip else optax.identity()
+  )
+  weights = optax.chain(
+    clip,
+    adam,
+    optax.add_decayed_weights(
+      config.weight_decay,
+      mask=lambda params: jax.tree.map(is_matrix, names(params)),
+    ),
+    scale_by_argument(1.0),
+  )
+  chain = optax.partition(
+    {
+      'weights': weights,
+      'bungee': optax.chain(adam, scale_by_argument(config.bungee_rate)),
+    },
+    lambda params: jax.tree.map(
+      lambda name: 'bungee' if _is_bungee(name) else 'weights', names(params)
+    ),
+  )
+  if config.skip_nonfinite:
+    never = jnp.iinfo(jnp.int32).max
+    chain = optax.apply_if_finite(chain, max_consecutive_errors=never)
+  return chain
+
+
+def skipped_steps(opt_state: optax.OptState) -> jax.Array | int:
+  """Returns how many steps the guard has skipped."""
+  if isinstance(opt_state, optax.ApplyIfFiniteState):
+    return opt_state.total_notfinite
+  return 0
+
+
+def check(config: training_config.OptimizerConfig) -> None:
+  """Refuses settings that cannot be meant.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name, choices in (
+    ('schedule', ('cosine', 'wsd', 'constant')),
+    ('z_reg.target', ('lse', 'mean_logit')),
+    ('z_reg.schedule', ('constant', 'learning_rate')),
+  ):
+    value = config
+    for part in name.split('.'):
+      value = getattr(value, part)
+    if value not in choices:
+      raise ValueError(
+        f'optimizer.{name}={value!r}: must be one of'
+        f' {", ".join(map(repr, choices))}.'
+      )
+  if config.learning_rate <= 0:
+    raise ValueError(
+      f'optimizer.learning_rate={config.learning_rate}: must be positive.'
+    )
+  for name in ('warmup', 'decay', 'final', 'b1', 'b2'):
+    value = getattr(config, name)
+    if not 0 <= value <= 1:
+      raise ValueError(f'optimizer.{name}={value}: must lie in 0…1.')
+  if config.schedule == 'wsd' and config.warmup + config.decay > 1:
+    raise ValueError(
+      f'optimizer.warmup={config.warmup} and optimizer.decay={config.decay}'
+      ' are fractions of one run: together at most 1.'
+    )
+  for name in ('weight_decay', 'clip', 'bungee_rate'):
+    if getattr(config, name) < 0:
+      raise ValueError(
+        f'optimizer.{name}={getattr(config, name)}: must not be negative.'
+      )
+  for name in ('attention', 'logits'):
+    if getattr(config.z_reg, name) < 0:
+      raise ValueError(
+        f'optimizer.z_reg.{name}={getattr(config.z_reg, name)}: must not be'
+        ' negative.'
+      )
