@@ -22,7 +22,8 @@ and a column for each key, x where the query sees the key.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 

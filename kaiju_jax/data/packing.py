@@ -24,7 +24,8 @@ else, so that it compares across tokenizers.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 

@@ -115,7 +115,8 @@ def check(config: ModelConfig) -> None:
       value = getattr(value, part)
     if value not in choices:
       raise ValueError(
-        f'model.{name}={value!r}: must be one of {", ".join(map(repr, choices))}.'
+        f'model.{name}={value!r}: must be one of'
+        f' {", ".join(map(repr, choices))}.'
       )
   quantization = config.quantization
   if quantization.qk == 'int8' and quantization.kv != 'int8':

@@ -27,7 +27,7 @@ def table(
 def turns(
   position_BL: jax.Array, max_length: int, head_dim: int, base: float | None
 ) -> tuple[jax.Array, jax.Array] | None:
-  """Returns the tables' rows at each position, [B, L, K/2]; None for no base."""
+  """Returns the tables' rows at each position [B, L, K/2], None for no base."""
   if base is None:
     return None
   cosine, sine = table(max_length, head_dim, base)

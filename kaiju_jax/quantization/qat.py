@@ -6,9 +6,9 @@ f32; QKᵀ in int8 and PV in bf16 ("half-int8"). Our guess: weights have a scale
 an output channel, activations a scale a token, and gradients go straight
 through with the quantized operands:
 
-    y  = (Σ x_codes · w_codes) · s_x · s_w            s8×s8→s32, one f32 multiply
-    dx = dy · s_w · w_codes                           in the model's dtype,
-    dw = x_codes · s_x · dy                           accumulated in f32
+    y  = (Σ x_codes · w_codes) · s_x · s_w      s8×s8→s32, one f32 multiply
+    dx = dy · s_w · w_codes                     in the model's dtype,
+    dw = x_codes · s_x · dy                     accumulated in f32
 
 A reader of `Quantized` never sees a float weight: the gradient leaves through
 the carrier (see `int8.py`).
@@ -185,7 +185,7 @@ def _int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
   Rounding up with the probability of the remainder keeps the gradient's
   expectation, where nearest rounding would lose all that is small in its row.
   """
-  dy_letters, w_letters, dx_letters, contracted = _letters(spec)
+  dy_letters, _, dx_letters, contracted = _letters(spec)
   axes = _axes(dy_letters, contracted)
   scales = int8.scale_of(jnp.max(jnp.abs(dy), axis=axes, keepdims=True))
   codes = jnp.floor(dy / scales + _uniform(dy))

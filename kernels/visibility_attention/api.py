@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import blocks
 
-RUNS_ON = {'reference': dispatch.ANYWHERE}
+RUNS_ON = {'reference': dispatch.ANYWHERE, 'chunked': dispatch.ANYWHERE}
 
 
 def forward(
