@@ -1,0 +1,136 @@
+"""An initialization that suggests induction, for the needle alone.
+
+Finding a needle takes two heads: one that tells each token its predecessor,
+one that looks for the token whose predecessor is the query's. From a standard
+initialization a small model needs thousands of steps to find that circuit,
+and its layers' windows are not what decides when. Here the circuit is
+suggested, then trained: what is under test is how far each layout reaches,
+not how induction emerges, and every result must say so.
+
+The same for every layout, those that cannot use it included. With μ a unit
+vector, U an orthonormal [D, K] and R a rotation of D, common to all layers:
+
+    embeddings     e + μ: what all tokens have in common
+    head 0         attends to the previous token: its query and the key have
+                   a part along μ alone, whose rotary phases agree at offset 1
+    other heads    look for content: W_q = U, W_k = R·U
+    outputs        head 0 writes ½·R·U·Uᵀ x, the others ½·U·Uᵀ x
+
+A token's key is read through R, and head 0 writes through R, so a query
+meets what its own key token was the predecessor of, and not itself.
+
+Ours, from a feasibility study; the sources have nothing of the kind.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+
+_FREQUENCIES = (
+  4  # Of the rotary pairs, the fastest: they tell neighbours apart.
+)
+_GAIN = 8.0  # Logit of the previous token, of each of those frequencies.
+_OUTPUT = 0.5
+
+
+def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
+  """Returns `params` with the suggestion written over attention's weights.
+
+  Args:
+    params: float32 parameters of a `Transformer` of this config.
+    config: the model's.
+    seed: of μ, U and R.
+
+  Raises:
+    ValueError: a shape that the suggestion does not fit.
+  """
+  _check(config)
+  rng = np.random.default_rng(seed)
+  mean_D = rng.standard_normal(config.d_model)
+  mean_D /= np.linalg.norm(mean_D)
+  u_DK = _orthonormal(rng, config.d_model, config.head_dim)
+  turn_DD = _orthonormal(rng, config.d_model, config.d_model)
+
+  def rewritten(path, parameter):
+    name = path[-1].key
+    if name == 'embedding_DV':
+      return parameter + jnp.asarray(mean_D, parameter.dtype)[:, None]
+    if name not in ('w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK'):
+      return parameter
+    base = _rotary_base(config, path)
+    query_K, key_K = _previous_token(config, base)
+    new = {
+      'w_q_DHK': lambda: _heads(np.outer(mean_D, query_K), u_DK, config),
+      'w_k_DK': lambda: turn_DD @ u_DK + np.outer(mean_D, key_K),
+      'w_v_DK': lambda: u_DK,
+      'w_o_DHK': lambda: _OUTPUT * _heads(turn_DD @ u_DK, u_DK, config),
+    }[name]()
+    return jnp.broadcast_to(
+      jnp.asarray(new, parameter.dtype)[None], parameter.shape
+    )
+
+  return jax.tree_util.tree_map_with_path(rewritten, params)
+
+
+def _check(config: model_config.ModelConfig) -> None:
+  if config.num_heads < 2:
+    raise ValueError(
+      f"model.num_heads={config.num_heads}: init='induction' needs two heads,"
+      ' one for the previous token and one for content.'
+    )
+  if config.head_dim > config.d_model:
+    raise ValueError(
+      f"model.head_dim={config.head_dim}: init='induction' needs at most"
+      f' d_model={config.d_model}, for heads start as orthonormal projections.'
+    )
+  if not config.tied_embedding:
+    raise ValueError(
+      "model.tied_embedding=False: init='induction' needs True, for what the"
+      ' content heads copy is read out by the embedding.'
+    )
+
+
+def _rotary_base(config: model_config.ModelConfig, path) -> float | None:
+  """The base of the layer that a parameter's path leads through."""
+  block = layers_lib.repeating_block(config.layers())
+  (name,) = (key.key for key in path if key.key.startswith('layer_'))
+  layer = block[int(name.removeprefix('layer_'))]
+  return config.rope_global if layer.window is None else config.rope_local
+
+
+def _previous_token(
+  config: model_config.ModelConfig, base: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Head 0's query and key along μ, each [K]: their phases meet at offset 1.
+
+  A layer without rotary embeddings cannot tell offsets apart and gets zeros.
+  """
+  half = config.head_dim // 2
+  query_K, key_K = np.zeros((2, config.head_dim))
+  if base is None:
+    return query_K, key_K
+  pairs = np.arange(min(_FREQUENCIES, half))
+  angles = base ** (-2.0 * pairs / config.head_dim)
+  # e and μ have norm 1, so a normed input's part along μ is √(D/2).
+  size = (_GAIN * config.head_dim**0.5 / (config.d_model / 2)) ** 0.5
+  key_K[pairs] = size
+  query_K[pairs] = size * np.cos(angles)
+  query_K[half + pairs] = -size * np.sin(angles)
+  return query_K, key_K
+
+
+def _heads(first_DK, others_DK, config: model_config.ModelConfig):
+  """Returns [D, H, K]: head 0, then the same for all others."""
+  others = [others_DK] * (config.num_heads - 1)
+  return np.stack([first_DK, *others], axis=1)
+
+
+def _orthonormal(rng: np.random.Generator, rows: int, columns: int):
+  """Returns [rows, columns] with orthonormal columns, Haar-distributed."""
+  q, r = np.linalg.qr(rng.standard_normal((rows, columns)))
+  return q * np.sign(np.diag(r))[None, :]

@@ -1,0 +1,304 @@
+"""The needle in a haystack: a synthetic task, and the grid it is asked on.
+
+A needle is two tokens, `key value`, at a random place in random filler. The
+query is the key once more, as the last token; the answer is the value. The
+vocabulary is BOS, 64 keys, 64 values, and filler; chance is one value in 64.
+Keys of one row differ, and so do its values: a model that answers with some
+value of the row is right one time in two with one distractor needle, one time
+in nine with eight. Eight ask for a match by key.
+
+A question's needle is placed by its *distance*, the query's index less the
+value's (1: adjacent), or by its *depth*: 0 % is right behind BOS, 100 % right
+before the question.
+
+The sources compare sliding windows with full attention on needles and give no
+task: this one and its grid are ours. What it yields from the
+induction-suggesting initialization (`induction.py`) is about reach, not about
+how induction emerges.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import itertools
+from typing import NamedTuple
+from typing import Protocol
+
+import numpy as np
+
+BOS = 0
+KEYS = range(1, 65)
+VALUES = range(65, 129)
+FILLER = range(129, 256)
+VOCAB_SIZE = 256
+CHANCE = 1 / len(VALUES)
+
+DEPTHS = tuple(range(0, 101, 10))
+DISTRACTORS = (1, 8)
+NEAREST = 8
+
+
+def scatter(
+  rng: np.random.Generator,
+  rows: int,
+  count: int,
+  size: int,
+  room: int,
+  wall: int = 0,
+) -> np.ndarray:
+  """Draws places for things of equal size that may not overlap.
+
+  Every arrangement is equally likely.
+
+  Args:
+    rng: numpy's generator.
+    rows: how many independent draws.
+    count: things in a row.
+    size: tokens of a thing.
+    room: tokens of the place, at least count · size.
+    wall: nothing may lie across the boundary before this token; 0 for none.
+
+  Returns:
+    int64[rows, count], first token of each, ascending.
+
+  Raises:
+    ValueError: the room is too small.
+  """
+  slack = room - count * size
+  if slack < 0 or (wall and wall // size + (room - wall) // size < count):
+    raise ValueError(
+      f'{count} needles of {size} tokens do not fit into {room} tokens'
+      f' (divided at {wall}); ask for fewer distractors or a longer row.'
+    )
+  starts = np.empty((rows, count), np.int64)
+  wrong = np.ones(rows, bool)
+  while np.any(wrong):
+    # Things shrunk to one token: any `count` of the places that remain.
+    order = rng.random((int(np.sum(wrong)), slack + count)).argsort(axis=1)
+    order = np.sort(order[:, :count], axis=1)
+    starts[wrong] = order + (size - 1) * np.arange(count)[None, :]
+    across = (starts < wall) & (wall < starts + size)
+    wrong = np.any(across, axis=1)
+  return starts
+
+
+def distinct(
+  rng: np.random.Generator, rows: int, count: int, among: Sequence[int]
+) -> np.ndarray:
+  """Draws `count` different members of `among` for each row, [rows, count]."""
+  order = rng.random((rows, len(among))).argsort(axis=1)
+  return np.asarray(among)[order[:, :count]]
+
+
+class Questions(NamedTuple):
+  """Rows that end in a question.
+
+  Attributes:
+    tokens_BL: int32; all but the last token of the answer are in it.
+    answers_BA: int32, what the last A positions should predict.
+  """
+
+  tokens_BL: np.ndarray
+  answers_BA: np.ndarray
+
+
+class Task(Protocol):
+  """What the grid asks of a task; `Pairs`, and needle_text's sentences."""
+
+  def distances(self, length: int) -> tuple[int, int]:
+    """Returns the smallest and the largest distance in a row."""
+
+  def fits(self, length: int, distractors: int) -> bool:
+    """Whether a row holds so many needles at every distance."""
+
+  def questions(
+    self,
+    rng: np.random.Generator,
+    count: int,
+    length: int,
+    distance: int,
+    distractors: int,
+  ) -> Questions:
+    """Draws `count` questions with the needle at `distance`."""
+
+
+class Pairs:
+  """The synthetic task: two tokens a needle, one token an answer."""
+
+  def distances(self, length: int) -> tuple[int, int]:
+    return 1, length - 3
+
+  def fits(self, length: int, distractors: int) -> bool:
+    # One token is lost on each side of the needle, at worst.
+    return 2 * distractors + 2 <= length - 4
+
+  def questions(
+    self,
+    rng: np.random.Generator,
+    count: int,
+    length: int,
+    distance: int,
+    distractors: int,
+  ) -> Questions:
+    tokens_BL = rng.integers(
+      FILLER.start, FILLER.stop, (count, length), np.int32
+    )
+    keys = distinct(rng, count, 1 + distractors, KEYS)
+    values = distinct(rng, count, 1 + distractors, VALUES)
+    before = length - 3 - distance  # Tokens between BOS and the needle.
+    others = scatter(rng, count, distractors, 2, length - 4, wall=before)
+    others += 1 + 2 * (others >= before)
+    needle = np.full((count, 1), 1 + before)
+    starts = np.concatenate([needle, others], axis=1)
+    np.put_along_axis(tokens_BL, starts, keys, axis=1)
+    np.put_along_axis(tokens_BL, starts + 1, values, axis=1)
+    tokens_BL[:, 0] = BOS
+    tokens_BL[:, -1] = keys[:, 0]
+    return Questions(tokens_BL, values[:, :1].astype(np.int32))
+
+
+class Cell(NamedTuple):
+  """Questions of one kind.
+
+  Attributes:
+    length: tokens a row.
+    depth: where the needle lies, in per cent.
+    distance: the same in tokens from the query.
+    distractors: other needles in the row.
+    count: how many questions.
+  """
+
+  length: int
+  depth: float
+  distance: int
+  distractors: int
+  count: int
+
+
+class Record(NamedTuple):
+  """What one trained arm answered in one cell.
+
+  Attributes:
+    arm: name of the arm.
+    seed: of its training.
+    length, depth, distance, distractors: of the cell.
+    accuracy: fraction of right answers.
+    count: how many questions.
+  """
+
+  arm: str
+  seed: int
+  length: int
+  depth: float
+  distance: int
+  distractors: int
+  accuracy: float
+  count: int
+
+
+def cells(task: Task, length: int, count: int) -> list[Cell]:
+  """Returns the grid and the curve together, each question asked once."""
+  merged = {}
+  for cell in grid(task, length, count) + curve(task, length, count):
+    key = cell.length, cell.distance, cell.distractors
+    first = merged.setdefault(key, cell)
+    merged[key] = first._replace(count=max(first.count, cell.count))
+  return list(merged.values())
+
+
+def grid(task: Task, length: int, count: int) -> list[Cell]:
+  """Returns the depth × length grid around a trained `length`.
+
+  Lengths go from an eighth of the trained one to twice of it, as far as they
+  hold the needles.
+
+  Args:
+    task: what is asked.
+    length: the trained one.
+    count: questions a cell; a quarter of it beyond the trained length.
+  """
+  grid = []
+  lengths = (length // 8, length // 4, length // 2, length, 2 * length)
+  for tokens, distractors in itertools.product(lengths, DISTRACTORS):
+    if not task.fits(tokens, distractors):
+      continue
+    nearest, farthest = task.distances(tokens)
+    asked = max(1, count // 4) if tokens > length else count
+    for depth in DEPTHS:
+      distance = farthest - round(depth / 100 * (farthest - nearest))
+      grid.append(Cell(tokens, float(depth), distance, distractors, asked))
+  return grid
+
+
+def curve(task: Task, length: int, count: int) -> list[Cell]:
+  """Returns the curve along the distance at the trained length.
+
+  The eight nearest distances one by one with `count` questions each, then
+  sixteen spaced evenly in their logarithm with half as many.
+  """
+  nearest, farthest = task.distances(length)
+  near = range(nearest, nearest + NEAREST)
+  far = np.geomspace(nearest + NEAREST, farthest, 16).round().astype(int)
+  curve = []
+  for distractors in DISTRACTORS:
+    if not task.fits(length, distractors):
+      continue
+    for distance in [*near, *far.tolist()]:
+      depth = 100 * (farthest - distance) / (farthest - nearest)
+      asked = count if distance in near else max(1, count // 2)
+      curve.append(Cell(length, round(depth, 2), distance, distractors, asked))
+  return curve
+
+
+def ask(
+  answer: Callable[[np.ndarray, int], np.ndarray],
+  task: Task,
+  cells: Sequence[Cell],
+  seed: int,
+  tokens: int = 4096,
+) -> Iterator[tuple[Cell, float]]:
+  """Yields each cell with the fraction of its questions answered right.
+
+  Args:
+    answer: (tokens_BL, A) to the tokens [B, A] predicted at the last A
+      positions; called with one B for each L, so that it compiles once a
+      length.
+    task: draws the questions.
+    cells: what to ask; their order does not change what is drawn.
+    seed: of the questions, the same for every arm.
+    tokens: of a call, roughly.
+  """
+  for length, group in itertools.groupby(
+    sorted(cells, key=lambda cell: cell.length), lambda cell: cell.length
+  ):
+    group = list(group)
+    drawn = [_draw(task, cell, seed) for cell in group]
+    tokens_BL = np.concatenate([q.tokens_BL for q in drawn])
+    answers_BA = np.concatenate([q.answers_BA for q in drawn])
+    right = _right(answer, tokens_BL, answers_BA, max(1, tokens // length))
+    ends = np.cumsum([cell.count for cell in group])
+    for cell, part in zip(group, np.split(right, ends[:-1])):
+      yield cell, float(np.mean(part))
+
+
+def _draw(task: Task, cell: Cell, seed: int) -> Questions:
+  rng = np.random.default_rng(
+    (seed, cell.length, cell.distance, cell.distractors)
+  )
+  return task.questions(
+    rng, cell.count, cell.length, cell.distance, cell.distractors
+  )
+
+
+def _right(answer, tokens_BL, answers_BA, batch: int) -> np.ndarray:
+  """bool[B], all A tokens right; calls `answer` with `batch` rows always."""
+  right = []
+  for first in range(0, len(tokens_BL), batch):
+    part_BL = tokens_BL[first : first + batch]
+    missing = batch - len(part_BL)
+    padded_BL = np.pad(part_BL, ((0, missing), (0, 0)), mode='edge')
+    predicted_BA = answer(padded_BL, answers_BA.shape[1])
+    predicted_BA = np.asarray(predicted_BA)[: len(part_BL)]
+    expected_BA = answers_BA[first : first + batch]
+    right.append(np.all(predicted_BA == expected_BA, axis=1))
+  return np.concatenate(right)

@@ -1,0 +1,238 @@
+"""What the needle's records say: a table, and a verdict on each arm.
+
+Accuracies of several cells are means over the cells; those of several seeds
+are means over the seeds, their range beside them.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import rich.table
+
+from kaiju_jax.evaluation import needle
+
+NOTE = (
+  'Trained from an initialization that suggests induction, the same in every'
+  ' arm: what is under test is reach, not how induction emerges.'
+)
+NOTE_STANDARD = 'Trained from a standard initialization.'
+
+
+class Setting(NamedTuple):
+  """What the arms of one comparison have in common.
+
+  Attributes:
+    length: the trained one.
+    window: of their local layers.
+    windows_reach: tokens that a stack of nothing but local layers looks back,
+      layers · (window − 1).
+    nearest: the smallest distance of the task.
+    chance: accuracy of a guess among all possible answers.
+    note: how the arms were initialized.
+  """
+
+  length: int
+  window: int
+  windows_reach: int
+  nearest: int
+  chance: float
+  note: str
+
+
+class Score(NamedTuple):
+  """An accuracy over seeds: mean, and range."""
+
+  mean: float
+  low: float
+  high: float
+
+
+def arms(records: Iterable[needle.Record]) -> list[str]:
+  """Returns the arms' names, in the records' order."""
+  return list(dict.fromkeys(record.arm for record in records))
+
+
+def score(records: Iterable[needle.Record]) -> Score | None:
+  """Returns the mean over cells of each seed, over seeds; None of nothing."""
+  seeds = {}
+  for record in records:
+    seeds.setdefault(record.seed, []).append(record.accuracy)
+  if not seeds:
+    return None
+  means = [float(np.mean(cells)) for cells in seeds.values()]
+  return Score(float(np.mean(means)), min(means), max(means))
+
+
+def on_grid(
+  records: Iterable[needle.Record], length: int, distractors: int
+) -> list[needle.Record]:
+  """Returns the records of one length's depths."""
+  return [
+    record
+    for record in records
+    if record.length == length
+    and record.distractors == distractors
+    and record.depth in needle.DEPTHS
+  ]
+
+
+def on_curve(
+  records: Iterable[needle.Record], length: int, distractors: int
+) -> list[needle.Record]:
+  """Returns the records along the distance at the trained length, sorted."""
+  return sorted(
+    (
+      record
+      for record in records
+      if record.length == length and record.distractors == distractors
+    ),
+    key=lambda record: record.distance,
+  )
+
+
+class Summary(NamedTuple):
+  """One arm at the trained length; with eight distractors but for `easy`.
+
+  Attributes:
+    all: over the depths.
+    easy: the same with one distractor.
+    near: over the eight nearest distances.
+    within: over the depths that windows alone would reach.
+    beyond: over the other depths; None where there are none.
+    lost: points below full attention, of the same seeds; None without it.
+    most_lost: the largest of those over the seeds.
+  """
+
+  all: Score
+  easy: Score | None
+  near: Score
+  within: Score
+  beyond: Score | None
+  lost: float | None
+  most_lost: float | None
+
+
+def summarize(
+  records: Sequence[needle.Record], arm: str, setting: Setting
+) -> Summary:
+  """Returns the figures that the table and the verdict quote."""
+  most = max(needle.DISTRACTORS)
+  own = [record for record in records if record.arm == arm]
+  grid = on_grid(own, setting.length, most)
+  full = [record for record in records if record.arm.startswith('full')]
+  lost = _lost(grid, on_grid(full, setting.length, most))
+  near = range(setting.nearest, setting.nearest + needle.NEAREST)
+  return Summary(
+    all=score(grid),
+    easy=score(on_grid(own, setting.length, min(needle.DISTRACTORS))),
+    near=score(
+      record
+      for record in on_curve(own, setting.length, most)
+      if record.distance in near
+    ),
+    within=score(r for r in grid if r.distance <= setting.windows_reach),
+    beyond=score(r for r in grid if r.distance > setting.windows_reach),
+    lost=float(np.mean(lost)) if lost else None,
+    most_lost=max(lost) if lost else None,
+  )
+
+
+def _lost(grid, full) -> list[float]:
+  """Points below full attention of each seed that both have."""
+  lost = []
+  for seed in sorted({record.seed for record in grid}):
+    ours, theirs = (
+      score(r for r in part if r.seed == seed) for part in (grid, full)
+    )
+    if theirs:
+      lost.append(100 * (theirs.mean - ours.mean))
+  return lost
+
+
+def table(
+  records: Sequence[needle.Record], setting: Setting
+) -> rich.table.Table:
+  """Returns the comparison as a table for the terminal."""
+  most, least = max(needle.DISTRACTORS), min(needle.DISTRACTORS)
+  lengths = sorted({record.length for record in records})
+  lengths = [n for n in lengths if on_grid(records, n, most)]
+  result = rich.table.Table(
+    title=f'Needle: accuracy in %, {most} distractors (length'
+    f' {setting.length} is the trained one)',
+    caption=setting.note,
+  )
+  result.add_column('arm', no_wrap=True)
+  for length in lengths:
+    result.add_column(f'{length}', justify='right')
+  for name in (
+    f'{setting.length}, {least} distr.',
+    f'distance {setting.nearest}–{setting.nearest + needle.NEAREST - 1}',
+    f'≤ {setting.windows_reach}',
+    f'> {setting.windows_reach}',
+    'below full',
+  ):
+    result.add_column(name, justify='right')
+  for arm in arms(records):
+    own = [record for record in records if record.arm == arm]
+    found = summarize(records, arm, setting)
+    result.add_row(
+      arm,
+      *(_percent(score(on_grid(own, n, most))) for n in lengths),
+      _percent(found.easy),
+      _percent(found.near),
+      _percent(found.within),
+      _percent(found.beyond),
+      '' if found.lost is None else f'{found.lost:+.1f}',
+    )
+  return result
+
+
+def _percent(score: Score | None) -> str:
+  if score is None:
+    return ''
+  text = f'{100 * score.mean:.1f}'
+  if score.high - score.low >= 0.0005:
+    text += f'\n{100 * score.low:.1f}…{100 * score.high:.1f}'
+  return text
+
+
+def verdict(
+  records: Sequence[needle.Record],
+  arm: str,
+  setting: Setting,
+  reach: int | None,
+) -> str:
+  """Returns one line on one arm.
+
+  Args:
+    records: of all arms.
+    arm: whose verdict.
+    setting: of the comparison.
+    reach: tokens that the arm looks back; None for everything.
+  """
+  found = summarize(records, arm, setting)
+  parts = [
+    f'{arm}: {100 * found.all.mean:.1f} % at length {setting.length} with'
+    f' {max(needle.DISTRACTORS)} distractors'
+  ]
+  if found.lost is not None and not arm.startswith('full'):
+    parts.append(f'{found.lost:+.1f} points lost against full')
+  if reach is None:
+    parts.append('reaches the whole row')
+  elif reach < setting.length:
+    parts.append(f'reaches {reach} tokens')
+  parts.append(
+    f'{100 * found.within.mean:.1f} % within {setting.windows_reach} tokens'
+  )
+  if found.beyond:
+    parts.append(
+      f'{100 * found.beyond.mean:.1f} % beyond (chance'
+      f' {100 * setting.chance:.1f} %)'
+    )
+  parts.append(
+    f'{100 * found.near.mean:.1f} % at distances {setting.nearest}–'
+    f'{setting.nearest + needle.NEAREST - 1}'
+  )
+  return ', '.join(parts) + '.'
