@@ -25,7 +25,10 @@ import jax.numpy as jnp
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import blocks
 
-RUNS_ON = {'reference': dispatch.ANYWHERE, 'chunked': dispatch.ANYWHERE}
+RUNS_ON = {
+  'reference': dispatch.ANYWHERE,
+  'chunked': dispatch.ANYWHERE,
+}
 
 
 def forward(
@@ -86,7 +89,7 @@ def forward(
   _check(arrays, scales, window, scale)
   if dtype is None:
     dtype = _output_dtype(q_BLHK, v_BMK)
-  return _choose(implementation, q_BLHK, k_BMK, window).forward(
+  return _choose(implementation, q_BLHK, k_BMK).forward(
     *arrays.values(), window=window, scale=scale, dtype=dtype, **scales
   )
 
@@ -144,7 +147,7 @@ def backward(
     'dlse_BLH': dlse_BLH,
   }
   _check(arrays, scales, window, scale)
-  return _choose(implementation, q_BLHK, k_BMK, window).backward(
+  return _choose(implementation, q_BLHK, k_BMK).backward(
     *arrays.values(), window=window, scale=scale, **scales
   )
 
@@ -217,11 +220,9 @@ def _attention_backward(window, scale, implementation, saved, cotangents):
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _choose(implementation, q_BLHK, k_BMK, window):
+def _choose(implementation, q_BLHK, k_BMK):
   if implementation is None:
-    implementation = blocks.implementation(
-      q_BLHK.shape[1], k_BMK.shape[1], window
-    )
+    implementation = blocks.implementation(q_BLHK.shape[1], k_BMK.shape[1])
   return dispatch.choose(__package__, implementation, RUNS_ON)
 
 

@@ -1,23 +1,49 @@
-"""Which implementation and which block sizes suit a shape. Pure Python."""
+"""Which implementation and which block sizes suit a shape. Pure Python.
 
-import os
+The numbers were measured on a CPU with `experiments.bench_attention`.
+"""
+
 from typing import NamedTuple
+
+# One dense block of this many logits per head is as fast as a march.
+_DENSE = 128 * 128
+# Logits that one step of a march holds: a few MiB of float32, near the caches.
+_LOGITS = 2**19
 
 
 class Sizes(NamedTuple):
+  """Blocks of the chunked implementation.
+
+  Attributes:
+    I: queries a block.
+    J: keys a block.
+    Z: blocks that march together.
+  """
+
   I: int
   J: int
   Z: int
 
 
-def sizes(length, memory, heads, window) -> Sizes:
-  if 'BS' in os.environ:
-    I,J,Z = map(int,os.environ['BS'].split(','))
-    return Sizes(min(I,length),min(J,memory),Z)
-  return Sizes(min(128,length), min(128,memory), 8)
-
-
-def implementation(length: int, memory: int, window: int | None) -> str:
+def implementation(length: int, memory: int) -> str:
   """Returns the implementation that is faster on a CPU."""
-  del length, memory, window
-  return 'reference'
+  return 'reference' if length * memory <= _DENSE else 'chunked'
+
+
+def sizes(length: int, memory: int, heads: int, window: int | None) -> Sizes:
+  """Returns block sizes for `length` queries of `heads` heads, `memory` keys.
+
+  A block is about half as long as a query looks back, on average of a causal
+  row: smaller ones are more steps, larger ones compute more unseen pairs.
+  """
+  reach = memory // 2 if window is None else min(window, memory)
+  target = min(max(reach // 2, 32), 256)
+  I = _even(length, target)
+  J = _even(memory, target)
+  return Sizes(I, J, max(1, _LOGITS // (I * heads * J)))
+
+
+def _even(length: int, target: int) -> int:
+  """Divides `length` into equal blocks of about `target`, multiples of 8."""
+  count = -(-length // target)
+  return min(length, -(-length // (8 * count)) * 8)
