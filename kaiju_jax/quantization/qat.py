@@ -305,10 +305,10 @@ def _int8_attention_forward(
     *arrays,
     window=window,
     scale=scale,
+    dtype=q_BLHK.dtype,
     implementation=implementation,
     **scales,
   )
-  out_BLHK = out_BLHK.astype(q_BLHK.dtype)
   residuals = (arrays, scales, out_BLHK, lse_BLH, jnp.zeros((0,), q_BLHK.dtype))
   return (out_BLHK, lse_BLH), residuals
 

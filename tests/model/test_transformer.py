@@ -1,0 +1,195 @@
+"""The model against a plain one, and its properties."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import loss
+from kaiju_jax.training import state
+from tests.model import oracle
+from tests.model import rows
+
+
+def small_config(**changes) -> model_config.ModelConfig:
+  config = model_config.ModelConfig(
+    vocab_size=48,
+    d_model=32,
+    num_layers=7,
+    num_heads=3,
+    head_dim=8,
+    d_ff=48,
+    max_length=64,
+    window=5,
+    dtype='float32',
+    quantization=quantization_config.none(),
+  )
+  return dataclasses.replace(config, **changes)
+
+
+def int8_config(**changes) -> quantization_config.QuantizationConfig:
+  # A clamp tight enough to cut, so that its gradient is under test.
+  defaults = {'clamp_hidden_k': 3.0, 'clamp_input_k': 1.5, 'bungee': True}
+  return quantization_config.QuantizationConfig(**(defaults | changes))
+
+
+CONFIGS = {
+  'plain': small_config(),
+  'plain, Bungee': small_config(
+    quantization=dataclasses.replace(quantization_config.none(), bungee=True)
+  ),
+  'two repeats': small_config(num_layers=6, period=3, global_share=1),
+  'globals shared across repeats': small_config(num_layers=8, period=4),
+  'no rotary on global layers': small_config(rope_global=None),
+  'untied head': small_config(tied_embedding=False),
+  'remat': small_config(remat='layer'),
+  'int8': small_config(quantization=int8_config()),
+  'int8, remat, two repeats': small_config(
+    quantization=int8_config(),
+    num_layers=6,
+    period=3,
+    global_share=1,
+    remat='layer',
+  ),
+  'int8, float queries': small_config(quantization=int8_config(qk='none')),
+  'int8, nothing clamped': small_config(
+    quantization=int8_config(clamp_hidden='none', clamp_input='none')
+  ),
+  'int8, hidden clamped by its own rows': small_config(
+    quantization=int8_config(clamp_hidden='input_std')
+  ),
+}
+
+
+def trained_like(params, seed=1):
+  """Moves every parameter off its start, so that none is special."""
+  leaves, tree = jax.tree.flatten(params)
+  rng = np.random.default_rng(seed)
+  moved = [
+    jnp.asarray(x + 0.1 * rng.standard_normal(x.shape), jnp.float32)
+    for x in leaves
+  ]
+  return jax.tree.unflatten(tree, moved)
+
+
+@pytest.fixture(scope='module')
+def batch():
+  return rows.packed_batch([[13, 9], [24]], 24, 48)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_loss_and_every_gradient_equal_the_plain_model(name, batch):
+  config = CONFIGS[name]
+  model = transformer.Transformer(config)
+  start = state.init_params(model, 0)
+  z = (3e-3, 2e-3)
+
+  @jax.jit
+  def ours(params):
+    return jax.value_and_grad(
+      lambda p: loss.weighted_cross_entropy(model, p, batch, *z)
+    )(params)
+
+  @jax.jit
+  def plain(params):
+    # The term is virtual: the loss is the bare one, the gradient has both.
+    gradient = jax.grad(oracle.loss)(params, config, batch, *z)
+    return oracle.loss(params, config, batch), gradient
+
+  # A value on the edge between two codes may fall on either side, and then
+  # both are right: int8 has a few draws to show one without such a value.
+  draws = 1 if config.quantization.matmul == 'none' else 6
+  worst = {}
+  for seed in range(draws):
+    params = trained_like(start, seed)
+    worst = errors(ours(params), plain(params))
+    if max(worst.values()) < 2e-4:
+      return
+  raise AssertionError(worst)
+
+
+def errors(got, want):
+  """Relative error of each leaf; a gradient that is all zero fails."""
+  found = {}
+  for (path, a), b in zip(
+    jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want)
+  ):
+    name = jax.tree_util.keystr(path)
+    assert float(jnp.abs(a).max()) > 0, f'{name} is zero'
+    found[name] = float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b))
+  return found
+
+
+@pytest.mark.parametrize('name', ['plain', 'int8'])
+def test_no_token_sees_another_document_or_the_future(name, batch):
+  config = CONFIGS[name]
+  model = transformer.Transformer(config)
+  params = trained_like(state.init_params(model, 0))
+  visibility = batch.visibility()
+  states = jax.jit(
+    lambda tokens: model.apply({'params': params}, tokens, visibility)
+  )
+  before = states(batch.tokens_BL)
+  # Token 15 stands in row 0's second document (13…21) and row 1's only one.
+  changed = batch.tokens_BL.copy()
+  changed[:, 15] = (changed[:, 15] + 1) % 48
+  moved = np.any(np.asarray(states(changed) != before), axis=-1)
+  expected = np.zeros_like(moved)
+  expected[0, 15:22] = expected[1, 15:24] = True
+  np.testing.assert_array_equal(moved & ~expected, False)
+  # Padding (row 0 from 22 on) sees nothing but itself through the residual.
+  assert moved[0, 15] and moved[1, 15:24].all()
+
+
+def test_reach_of_local_layers_is_layers_times_window_less_one():
+  config = small_config(period=0, num_layers=3, local_share=1, window=4)
+  model = transformer.Transformer(config)
+  params = trained_like(state.init_params(model, 0))
+  tokens_BL = np.arange(24, dtype=np.int32)[None]
+  visibility = visibility_lib.causal(24)
+  hidden = jax.jit(
+    lambda t: model.apply({'params': params}, t, visibility, method='hidden')
+  )
+  changed = tokens_BL.copy()
+  changed[0, 5] = 40
+  moved = np.any(np.asarray(hidden(changed) != hidden(tokens_BL)), axis=-1)[0]
+  assert moved.tolist() == [5 <= t <= 5 + 3 * 3 for t in range(24)]
+
+
+def test_depth_does_not_grow_the_program():
+  def equations(depth):
+    config = small_config(num_layers=depth, period=7, global_share=1)
+    model = transformer.Transformer(config)
+    shapes = jax.eval_shape(
+      model.init,
+      jax.random.key(0),
+      jnp.zeros((1, 8), jnp.int32),
+      visibility_lib.causal(8),
+    )
+    program = jax.jit(model.apply).lower(
+      shapes, jnp.zeros((1, 8), jnp.int32), visibility_lib.causal(8)
+    )
+    return program.as_text().count('\n')
+
+  assert equations(42) == equations(14)
+
+
+def test_readings_are_left_only_where_asked(batch):
+  config = CONFIGS['int8']
+  model = transformer.Transformer(config)
+  params = state.init_params(model, 0)
+  _, left = model.apply(
+    {'params': params},
+    batch.tokens_BL,
+    batch.visibility(),
+    mutable=['readings'],
+  )
+  rms_lse = jax.tree.leaves(left)
+  assert len(rms_lse) == 2 * 7
+  assert all(np.all(np.isfinite(x)) for x in rms_lse)
