@@ -13,10 +13,11 @@ class DataConfig:
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
-    length: L, tokens a row.
+    length: L, tokens a row, at least 2: the first of a row is not predicted.
     batch: B, rows a microbatch.
     microbatches: microbatches whose gradients make one step.
     held_out: fraction of the documents kept for evaluation.
+    evaluated_rows: how many rows of them one evaluation reads.
   """
 
   task: str = 'text'
@@ -26,3 +27,34 @@ class DataConfig:
   batch: int = 8
   microbatches: int = 1
   held_out: float = 0.05
+  evaluated_rows: int = 128
+
+
+_TASKS = ('text', 'needle', 'needle_text')
+
+
+def check(config: DataConfig) -> None:
+  """Refuses settings that no rows can be made with, before any file is read.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  if config.task not in _TASKS:
+    raise ValueError(
+      f'data.task={config.task!r}: must be one of'
+      f' {", ".join(map(repr, _TASKS))}.'
+    )
+  for name, least in (
+    ('length', 2),
+    ('batch', 1),
+    ('microbatches', 1),
+    ('evaluated_rows', 1),
+  ):
+    if getattr(config, name) < least:
+      raise ValueError(
+        f'data.{name}={getattr(config, name)}: must be at least {least}.'
+      )
+  if not 0 <= config.held_out < 1:
+    raise ValueError(
+      f'data.held_out={config.held_out}: must be a fraction, 0 ≤ … < 1.'
+    )

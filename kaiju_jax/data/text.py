@@ -1,0 +1,208 @@
+"""Rows of real text: a corpus in one flat array, cut anew in every epoch.
+
+In epoch e the documents follow each other in an order drawn from (seed, e),
+are cut into rows (`packing.offsets`), and the rows come in a second drawn
+order, so that a long document does not fill batch after batch. A row is found
+by bisection and cut out when it is asked for: rows[i] depends on the corpus,
+the length, the seed and i alone, and costs the same for every i.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import packing
+from kaiju_jax.data import tokenizer as tokenizer_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """N encoded documents, in memory.
+
+  Attributes:
+    tokens: [T], BOS before each document, in the smallest type that holds the
+      vocabulary.
+    begins: int64[N + 1], where each document begins; then T.
+    parents: of each token, for those documents that are trees.
+    names: of the documents.
+    byte_counts: int64[256], how often each byte of UTF-8 stands in the texts.
+  """
+
+  tokens: np.ndarray
+  begins: np.ndarray
+  parents: Mapping[int, np.ndarray]
+  names: tuple[str, ...]
+  byte_counts: np.ndarray
+
+  @property
+  def bytes_per_token(self) -> float:
+    """Bytes of text a token, BOS not counted: it stands for none."""
+    return float(self.byte_counts.sum() / (len(self.tokens) - len(self.names)))
+
+
+def corpus(
+  documents: Iterable[documents_lib.Document],
+  tokenizer: tokenizer_lib.Tokenizer,
+) -> Corpus:
+  """Encodes documents, at least one, into one corpus."""
+  dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+  tokens, parents, names = [], {}, []
+  byte_counts = np.zeros(256, np.int64)
+  for index, document in enumerate(documents):
+    piece = documents_lib.encode(document, tokenizer)
+    tokens.append(piece.tokens.astype(dtype))
+    names.append(document.name)
+    if piece.parents is not None:
+      parents[index] = piece.parents
+    for segment in document.segments:
+      data = np.frombuffer(segment.encode(), np.uint8)
+      byte_counts += np.bincount(data, minlength=256)
+  return Corpus(
+    tokens=np.concatenate(tokens),
+    begins=np.concatenate([[0], np.cumsum([len(one) for one in tokens])]),
+    parents=parents,
+    names=tuple(names),
+    byte_counts=byte_counts,
+  )
+
+
+def load(
+  config: data_config.DataConfig, tokenizer: tokenizer_lib.Tokenizer
+) -> tuple[Corpus, Corpus | None]:
+  """Reads `config.path` into a training and a held-out corpus.
+
+  Returns:
+    The corpora; the second is None where `config.held_out` is 0.
+
+  Raises:
+    OSError: a path that is missing, or a file that cannot be read.
+    ValueError: files that are not text, or too few documents to hold out some
+      and train on others.
+  """
+  held_out, training = [], []
+  for document in documents_lib.read(config.path, config.held_out > 0):
+    kept = documents_lib.is_held_out(document.name, config.held_out)
+    (held_out if kept else training).append(document)
+  total = len(held_out) + len(training)
+  if not total:
+    raise ValueError(f'data.path={config.path!r}: the files hold no text.')
+  if not training or (config.held_out and not held_out):
+    raise ValueError(
+      f'data.held_out={config.held_out}: leaves'
+      f' {"no training" if held_out else "no held-out"} documents of the'
+      f' {total} in data.path={config.path!r}; give more text, a'
+      f' {"smaller" if held_out else "larger"} fraction, or 0 to hold out none.'
+    )
+  return (
+    corpus(training, tokenizer),
+    corpus(held_out, tokenizer) if held_out else None,
+  )
+
+
+class _Epoch(NamedTuple):
+  documents: np.ndarray  # Which document comes n-th.
+  begins: np.ndarray  # Where, in the stream that is cut into rows.
+  rows: np.ndarray  # Which of its rows comes n-th.
+
+
+class Rows:
+  """A row source over a corpus: an epoch, then the next, without end."""
+
+  def __init__(
+    self, corpus: Corpus, length: int, seed: int = 0, shuffle: bool = True
+  ):
+    """Lays out no more than it is asked for.
+
+    Args:
+      corpus: the documents.
+      length: L, tokens a row.
+      seed: of every epoch's order.
+      shuffle: False keeps the corpus's own order, the same in every epoch.
+
+    Raises:
+      ValueError: a tree that no row holds.
+    """
+    self._corpus = corpus
+    self._length = length
+    self._seed = seed
+    self._shuffle = shuffle
+    self._sizes = np.diff(corpus.begins)
+    self._whole = np.zeros(len(corpus.names), bool)
+    self._whole[list(corpus.parents)] = True
+    for index in corpus.parents:
+      if self._sizes[index] > length:
+        raise ValueError(
+          f'data.length={length}: {corpus.names[index]} is a tree of'
+          f' {self._sizes[index]} tokens, and trees are never cut; make rows'
+          ' longer, or the tree smaller.'
+        )
+    self._epoch = functools.lru_cache(maxsize=2)(self._lay_out)
+    self._firsts = [0]
+
+  def __len__(self) -> int:
+    """Rows of the first epoch (of every one, where no document is a tree)."""
+    return len(self._epoch(0).rows)
+
+  def __iter__(self) -> Iterator[packing.Row]:
+    """Yields the first epoch."""
+    return (self[index] for index in range(len(self)))
+
+  def __getitem__(self, index: int) -> packing.Row:
+    """Returns row `index`, any number from 0 on."""
+    if index < 0:
+      raise IndexError(f'row {index}: rows are counted from 0 on.')
+    number, place = self._locate(index)
+    epoch = self._epoch(number)
+    begin = int(epoch.rows[place]) * self._length
+    pieces = []
+    first = np.searchsorted(epoch.begins, begin, 'right') - 1
+    for nth in range(first, len(epoch.documents)):
+      offset = int(epoch.begins[nth]) - begin
+      if offset >= self._length:
+        break
+      document = int(epoch.documents[nth])
+      low = max(0, -offset)
+      high = min(int(self._sizes[document]), self._length - offset)
+      if low < high:
+        pieces.append(self._piece(document, low, high))
+    return packing.row(pieces, self._length)
+
+  def _piece(self, document: int, low: int, high: int) -> packing.Piece:
+    begin = self._corpus.begins[document]
+    return packing.Piece(
+      tokens=self._corpus.tokens[begin + low : begin + high],
+      parents=self._corpus.parents.get(document),
+      source=document,
+    )
+
+  def _locate(self, index: int) -> tuple[int, int]:
+    """The epoch that row `index` falls into, and its place there."""
+    if not self._corpus.parents:
+      return divmod(index, len(self))
+    # Trees leave gaps that depend on the order, so that epochs differ by a
+    # row or so: their beginnings are found one after the other.
+    while self._firsts[-1] <= index:
+      size = len(self._epoch(len(self._firsts) - 1).rows)
+      self._firsts.append(self._firsts[-1] + size)
+    epoch = int(np.searchsorted(self._firsts, index, 'right')) - 1
+    return epoch, index - self._firsts[epoch]
+
+  def _lay_out(self, number: int) -> _Epoch:
+    documents = np.arange(len(self._sizes))
+    rng = np.random.default_rng((self._seed, number))
+    if self._shuffle:
+      rng.shuffle(documents)
+    begins = packing.offsets(
+      self._sizes[documents], self._whole[documents], self._length
+    )
+    rows = np.arange(-(-int(begins[-1]) // self._length))
+    if self._shuffle:
+      rng.shuffle(rows)
+    return _Epoch(documents, begins, rows)

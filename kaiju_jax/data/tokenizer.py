@@ -1,0 +1,130 @@
+"""Text to tokens: bytes by default, or a Hugging Face `tokenizer.json`.
+
+Every tokenizer offers the same few things: `encode`, `decode`, `vocab_size`,
+and `bos_id`, the token that opens each document. Losses of different tokenizers
+compare per byte of UTF-8, so what a document measures is its bytes
+(`text.Corpus.byte_counts`), never its tokens.
+
+Our guess: the sources name no tokenizer. Bytes need no file and no network.
+"""
+
+import pathlib
+from typing import Protocol
+
+import numpy as np
+
+_BOS = (
+  '<s>',
+  '<bos>',
+  '<|begin_of_text|>',
+  '<|endoftext|>',
+  '[BOS]',
+  '[CLS]',
+  '</s>',
+  '<eos>',
+  '[SEP]',
+)
+
+
+class Tokenizer(Protocol):
+  """What the data room asks of a tokenizer.
+
+  Attributes:
+    vocab_size: one more than the largest token.
+    bos_id: the token that opens each document.
+  """
+
+  vocab_size: int
+  bos_id: int
+
+  def encode(self, text: str) -> np.ndarray:
+    """Returns int32 tokens, without `bos_id`."""
+
+  def decode(self, tokens) -> str:
+    """Returns the text of `tokens`; unreadable bytes become U+FFFD."""
+
+
+class Bytes:
+  """One token a byte of UTF-8; byte 0, which no text holds, is BOS."""
+
+  vocab_size = 256
+  bos_id = 0
+
+  def encode(self, text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+  def decode(self, tokens) -> str:
+    tokens = np.asarray(tokens, np.uint8)
+    return tokens[tokens != self.bos_id].tobytes().decode(errors='replace')
+
+
+class HuggingFace:
+  """A `tokenizer.json` of the `tokenizers` library.
+
+  Text that spells a special token ('<s>') is encoded as the characters that it
+  is.
+  """
+
+  def __init__(self, path: str):
+    """Reads the file.
+
+    Raises:
+      FileNotFoundError: no file at `path`.
+      ValueError: not a tokenizer, or one without a token to open documents.
+    """
+    import tokenizers  # Only those who name a file pay for it.
+
+    if not pathlib.Path(path).is_file():
+      raise FileNotFoundError(
+        f'data.tokenizer={path!r}: no such file; expected a Hugging Face'
+        " tokenizer.json, or '' for bytes."
+      )
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises nothing narrower.
+      raise ValueError(
+        f'data.tokenizer={path!r}: not a Hugging Face tokenizer.json: {error}'
+      ) from error
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    opening = self._tokenizer.encode('').ids
+    self._tokenizer.encode_special_tokens = True
+    vocabulary = self._tokenizer.get_vocab()
+    self.vocab_size = max(vocabulary.values()) + 1
+    named = [vocabulary[name] for name in _BOS if name in vocabulary]
+    if not opening and not named:
+      raise ValueError(
+        f'data.tokenizer={path!r}: adds no token at the start of a text and'
+        f' has none of {", ".join(_BOS)}: there is nothing to open a document'
+        ' with.'
+      )
+    self.bos_id = (opening or named)[0]
+
+  def encode(self, text: str) -> np.ndarray:
+    encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    return np.array(encoding.ids, np.int32)
+
+  def decode(self, tokens) -> str:
+    return self._tokenizer.decode(np.asarray(tokens).tolist())
+
+
+def load(path: str, vocab_size: int | None = None) -> Tokenizer:
+  """Returns the tokenizer at `path`, '' for bytes.
+
+  Args:
+    path: of a `tokenizer.json`.
+    vocab_size: V of the model that will read the tokens; None to skip the
+      check.
+
+  Raises:
+    FileNotFoundError: no file at `path`.
+    ValueError: not a tokenizer, or one with more tokens than the model has.
+  """
+  tokenizer = HuggingFace(path) if path else Bytes()
+  if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+    raise ValueError(
+      f'model.vocab_size={vocab_size}: must be at least'
+      f' {tokenizer.vocab_size}, the vocabulary of'
+      f' {f"data.tokenizer={path!r}" if path else "bytes"}.'
+    )
+  return tokenizer

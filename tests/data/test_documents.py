@@ -1,0 +1,273 @@
+"""Reading files, trees and the standard library; refusing what is not text."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+
+BYTES = tokenizer_lib.Bytes()
+
+
+def _write(root, **files):
+  for name, content in files.items():
+    path = root / name.replace('__', '/').replace('_', '.')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+  return root
+
+
+def _read(path, **kwargs):
+  return list(documents_lib.read(str(path), **kwargs))
+
+
+def _names(path, **kwargs):
+  return [document.name for document in _read(path, **kwargs)]
+
+
+def _jsonl(tmp_path, *records):
+  path = tmp_path / 'c.jsonl'
+  path.write_text('\n'.join(json.dumps(record) for record in records))
+  return path
+
+
+def test_a_folder_is_read_to_its_depth_sorted_without_hidden_files(tmp_path):
+  _write(
+    tmp_path,
+    b_txt='bee',
+    a__z_md='zed',
+    a__a_txt='',
+    B_txt='Bee\r\n',
+    _hidden='x\0',
+    _git__config='x\0',
+  )
+  assert (tmp_path / '.git/config').exists()
+  documents = _read(tmp_path)
+  assert [d.name for d in documents] == ['B.txt', 'a/z.md', 'b.txt']
+  assert [d.segments for d in documents] == [('Bee\r\n',), ('zed',), ('bee',)]
+  assert {d.parents for d in documents} == {(-1,)}
+
+
+def test_a_file_and_globs(tmp_path):
+  _write(tmp_path, a_txt='1', b_md='2', sub__c_txt='3', sub__deep__d_txt='4')
+  assert _names(tmp_path / 'a.txt') == ['a.txt']
+  assert _names(f'{tmp_path}/*.txt') == ['a.txt']
+  assert _names(f'{tmp_path}/**/*.txt') == [
+    'a.txt',
+    'sub/c.txt',
+    'sub/deep/d.txt',
+  ]
+  assert _names(f'{tmp_path}/sub/*') == ['c.txt']
+  assert _names(f'{tmp_path}/s[tu]b/**') == ['sub/c.txt', 'sub/deep/d.txt']
+
+
+def test_a_path_with_brackets_that_exists_is_no_glob(tmp_path):
+  (tmp_path / 'a[1].txt').write_text('x')
+  assert _names(tmp_path / 'a[1].txt') == ['a[1].txt']
+
+
+def test_the_standard_library():
+  documents = _read('')
+  names = {document.name for document in documents}
+  assert {'argparse.py', 'json/decoder.py', 'asyncio/events.py'} <= names
+  for folder in ('test', 'site-packages', 'encodings'):
+    assert not [name for name in names if folder in name.split('/')]
+  size = sum(len(document.segments[0]) for document in documents)
+  assert 5e6 < size < 20e6
+  assert documents == _read('')
+
+
+@pytest.mark.parametrize('lines', [0, 1, 200, 20_000])
+def test_chunks_of_a_single_file_join_to_the_file(tmp_path, lines):
+  text = ''.join(f'{n}: {"é" * (n % 300)}\n' for n in range(lines)) + 'end'
+  _write(tmp_path, book_txt=text)
+  chunks = _read(tmp_path / 'book.txt', chunked=True)
+  assert ''.join(chunk.segments[0] for chunk in chunks) == text
+  assert [c.name for c in chunks] == [
+    f'book.txt#{n}' for n in range(len(chunks))
+  ]
+  assert all(chunk.segments[0].endswith('\n') for chunk in chunks[:-1])
+  assert all(0 < len(chunk.segments[0]) <= 65536 for chunk in chunks)
+  assert len(chunks) >= min(100, len(text) // 1024)
+  assert _names(tmp_path / 'book.txt') == ['book.txt']
+  assert _names(tmp_path, chunked=True) == [chunk.name for chunk in chunks]
+
+
+def test_chunks_of_a_file_without_line_ends(tmp_path):
+  _write(tmp_path, a_txt='x' * 5000)
+  chunks = _read(tmp_path / 'a.txt', chunked=True)
+  assert [len(chunk.segments[0]) for chunk in chunks] == [1024] * 4 + [904]
+
+
+def test_several_files_are_not_chunked(tmp_path):
+  _write(tmp_path, a_txt='x\n' * 5000, b_txt='y')
+  assert _names(tmp_path, chunked=True) == ['a.txt', 'b.txt']
+
+
+def test_held_out_is_a_fraction_that_added_files_do_not_move():
+  names = [f'folder/{n}.txt' for n in range(20_000)]
+  held = {name for name in names if documents_lib.is_held_out(name, 0.05)}
+  assert 0.045 < len(held) / len(names) < 0.055
+  more = {name for name in names if documents_lib.is_held_out(name, 0.2)}
+  assert held < more
+  assert not any(documents_lib.is_held_out(name, 0) for name in names)
+  # From `b2sum -l 64`: a hash that changed would train on what was held out before.
+  few = [name for name in names[:100] if documents_lib.is_held_out(name, 0.05)]
+  assert few == [f'folder/{n}.txt' for n in (49, 57, 93, 95)]
+
+
+def test_lines_of_text(tmp_path):
+  path = _jsonl(tmp_path, {'text': 'a\u2028b', 'id': 3}, {'text': 'c'})
+  path.write_text(path.read_text() + '\n\n  \n{"text": ""}\n{"text": "d"}')
+  assert _read(path) == [
+    documents_lib.Document('c.jsonl#1', ('a\u2028b',)),
+    documents_lib.Document('c.jsonl#2', ('c',)),
+    documents_lib.Document('c.jsonl#6', ('d',)),
+  ]
+
+
+def _segments(*pairs):
+  return {'segments': [{'text': text, 'parent': p} for text, p in pairs]}
+
+
+def test_a_tree_is_brought_into_preorder(tmp_path):
+  #      hi ─┬─ yes ─── good       listed breadth-first
+  #          └─ no ──── why
+  record = _segments(('hi', -1), ('yes', 0), ('no', 0), ('good', 1), ('why', 2))
+  (document,) = _read(_jsonl(tmp_path, record))
+  assert document.segments == ('hi', 'yes', 'good', 'no', 'why')
+  assert document.parents == (-1, 0, 1, 0, 3)
+
+
+def test_parents_may_come_after_their_children(tmp_path):
+  (document,) = _read(_jsonl(tmp_path, _segments(('b', 1), ('a', -1))))
+  assert document == documents_lib.Document('c.jsonl#1', ('a', 'b'), (-1, 0))
+
+
+def test_encoding_a_tree():
+  document = documents_lib.Document(
+    't', ('ab', 'c', '', 'd', 'e'), (-1, 0, 0, 2, -1)
+  )
+  piece = documents_lib.encode(document, BYTES)
+  #                              BOS a  b  c  d  e
+  assert bytes(piece.tokens.tolist()) == b'\0abcde'
+  assert piece.parents.tolist() == [-1, 0, 1, 2, 2, 0]
+  assert piece.tokens.dtype == piece.parents.dtype == np.int32
+
+
+def test_segments_without_alternatives_are_a_linear_document():
+  document = documents_lib.Document('t', ('ab', '', 'c'), (-1, 0, 1))
+  piece = documents_lib.encode(document, BYTES)
+  assert bytes(piece.tokens.tolist()) == b'\0abc'
+  assert piece.parents is None
+
+
+def test_a_random_tree_reads_along_every_path(tmp_path):
+  rng = np.random.default_rng(0)
+  for _ in range(30):
+    size = int(rng.integers(1, 9))
+    texts = ['xyz'[: rng.integers(0, 4)] + str(n) for n in range(size)]
+    parents = [int(rng.integers(-1, n)) if n else -1 for n in range(size)]
+    record = _segments(*zip(texts, parents))
+    (document,) = _read(_jsonl(tmp_path, record))
+    piece = documents_lib.encode(document, BYTES)
+    token_parents = piece.parents
+    if token_parents is None:
+      token_parents = np.arange(len(piece.tokens)) - 1
+    wanted, got = set(), set()
+    for node in range(size):
+      path = ''
+      while node != -1:
+        path, node = texts[node] + path, parents[node]
+      wanted.add(path)
+    for token in range(len(piece.tokens)):
+      path = ''
+      while token != -1:
+        path, token = chr(piece.tokens[token]) + path, token_parents[token]
+      got.add(path[1:])
+    assert wanted <= got
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'good\nb\xffd', r'a\.txt: not text: byte 0xff at offset 6'),
+    (b'good\0', r'a\.txt: not text: byte 0x00 at offset 4'),
+    (b'a\0\xff', r'a\.txt: not text: byte 0x00 at offset 1'),
+    (b'\xff\0', r'a\.txt: not text: byte 0xff at offset 0'),
+    (b'cut \xe7\x8c', r'a\.txt: not text: byte 0xe7 at offset 4'),
+  ],
+)
+def test_not_text(tmp_path, content, message):
+  _write(tmp_path, a_txt=content)
+  for path in (tmp_path, tmp_path / 'a.txt', f'{tmp_path}/*.txt'):
+    with pytest.raises(ValueError, match=message):
+      _read(path)
+
+
+def test_a_missing_path(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r"data\.path='.*/none': no such"):
+    _read(tmp_path / 'none')
+
+
+def test_an_empty_folder_and_glob(tmp_path):
+  with pytest.raises(ValueError, match=r'data\.path=.*folder holds no files'):
+    _read(tmp_path)
+  _write(tmp_path, _hidden='x')
+  with pytest.raises(ValueError, match=r'data\.path=.*folder holds no files'):
+    _read(tmp_path)
+  with pytest.raises(ValueError, match=r'data\.path=.*glob matches no files'):
+    _read(f'{tmp_path}/*.txt')
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+  (tmp_path / 'link.txt').symlink_to(tmp_path / 'gone.txt')
+  with pytest.raises(OSError, match=r'link\.txt: cannot be read: No such file'):
+    _read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+  _write(tmp_path, a_txt='x', sub__b_txt='y')
+  scandir = os.scandir
+
+  def refuse(path):
+    if str(path).endswith('sub'):
+      raise PermissionError(13, 'Permission denied', path)
+    return scandir(path)
+
+  monkeypatch.setattr(os, 'scandir', refuse)
+  with pytest.raises(OSError, match='sub: the folder cannot be read: Perm'):
+    _read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('{"text": ', 'line 2: not JSON'),
+    ('[1]', 'line 2: expected an object with either "text" or "segments"'),
+    ('{"body": "x"}', 'either "text" or "segments"'),
+    ('{"text": "x", "segments": []}', 'either "text" or "segments"'),
+    ('{"text": 3}', 'line 2: "text" must be a string, not 3'),
+    (r'{"text": "a\u0000"}', 'line 2: "text" is not text: NUL at character 1'),
+    (r'{"text": "ab\ud800"}', 'line 2: .* half of a surrogate .* character 2'),
+    ('{"segments": []}', 'line 2: "segments" must be a list, not empty'),
+    ('{"segments": ["x"]}', r'line 2: segments\[0\]: expected an object'),
+    ('{"segments": [{"text": "x"}]}', 'segments.0.*"parent".*not None'),
+    (json.dumps(_segments(('a', -1), ('b', 2))), r'\[1\].*0…1.*not 2'),
+    (json.dumps(_segments(('a', -1), ('b', True))), r'\[1\].*not True'),
+    (json.dumps(_segments(('a', -1), (None, 0))), r'\[1\]: "text" must be'),
+    (
+      json.dumps(_segments(('a', -1), ('b', 2), ('c', 1))),
+      r'line 2: segments\[1\]: its parents run in a circle',
+    ),
+  ],
+)
+def test_bad_lines(tmp_path, line, message):
+  path = tmp_path / 'c.jsonl'
+  path.write_text('{"text": "good"}\n' + line)
+  with pytest.raises(ValueError, match=message) as error:
+    _read(path)
+  assert 'c.jsonl, line 2' in str(error.value)

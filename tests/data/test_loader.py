@@ -1,0 +1,164 @@
+"""Batches come in one order, whatever interrupts it."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import loader
+from kaiju_jax.data import packing
+from kaiju_jax.data import text as text_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+
+
+def _rows(documents=17, length=16):
+  rng = np.random.default_rng(0)
+  corpus = text_lib.corpus(
+    [
+      documents_lib.Document(
+        f'{n}', (''.join(map(chr, rng.integers(97, 123, rng.integers(5, 60)))),)
+      )
+      for n in range(documents)
+    ],
+    tokenizer_lib.Bytes(),
+  )
+  return text_lib.Rows(corpus, length, seed=1)
+
+
+def _assert_equal(one, other):
+  for name, a, b in zip(packing.Batch._fields, one, other):
+    np.testing.assert_array_equal(a, b, err_msg=name)
+    assert a.dtype == b.dtype
+
+
+def test_batches_hold_the_rows_in_order():
+  rows = _rows()
+  batches = loader.batches(rows, batch=3, microbatches=2)
+  for step in range(12):
+    batch = next(batches)
+    assert isinstance(batch, packing.Batch)
+    for place in range(6):
+      row = rows[step * 6 + place]
+      for field, expected in zip(batch, row):
+        assert field.shape == (2, 3, 16)
+        np.testing.assert_array_equal(field[place // 3, place % 3], expected)
+  assert 2 * len(rows) < 12 * 6, 'the test passes epochs'
+
+
+def test_resume_at_any_batch_equals_the_uninterrupted_order():
+  rows = _rows()
+  straight = loader.batches(rows, batch=2)
+  states, expected = [], []
+  for _ in range(80):
+    states.append(json.loads(json.dumps(straight.get_state())))
+    expected.append(next(straight))
+  rng = np.random.default_rng(3)
+  resumed = loader.batches(_rows(), batch=2)
+  for begin in rng.integers(0, 79, 30).tolist():
+    fresh = loader.batches(_rows(), batch=2)
+    for batches in (resumed, fresh):
+      batches.set_state(states[begin])
+      for step in range(begin, min(begin + 1 + begin % 4, 80)):
+        assert batches.get_state() == states[step]
+        _assert_equal(next(batches), expected[step])
+    fresh.close()
+
+
+def test_a_run_may_go_on_with_another_batch_size():
+  rows = _rows()
+  small = loader.batches(rows, batch=2)
+  for _ in range(3):
+    next(small)
+  large = loader.batches(rows, batch=2, microbatches=2)
+  large.set_state(small.get_state())
+  tokens = next(large).tokens_BL
+  np.testing.assert_array_equal(tokens[0], next(small).tokens_BL[0])
+  np.testing.assert_array_equal(tokens[1], next(small).tokens_BL[0])
+  assert large.get_state() == small.get_state() == {'row': 10}
+
+
+def test_start_counts_rows():
+  rows = _rows()
+  started = loader.batches(rows, batch=2, start=5)
+  assert started.get_state() == {'row': 5}
+  batch = next(started)
+  for place in range(2):
+    np.testing.assert_array_equal(
+      batch.tokens_BL[0, place], rows[5 + place].tokens
+    )
+
+
+def test_only_rows_that_were_handed_out_count():
+  class Slow:
+    """Counts rows asked for; the thread runs ahead of the state."""
+
+    def __init__(self, rows):
+      self.rows = rows
+      self.asked = 0
+      self.ahead = threading.Event()
+
+    def __len__(self):
+      return len(self.rows)
+
+    def __getitem__(self, index):
+      self.asked += 1
+      if self.asked == 6:
+        self.ahead.set()
+      return self.rows[index]
+
+  source = Slow(_rows())
+  batches = loader.batches(source, batch=2)
+  next(batches)
+  assert source.ahead.wait(10)
+  assert batches.get_state() == {'row': 2}
+
+
+def test_an_error_in_a_row_reaches_the_reader():
+  class Broken:
+    def __len__(self):
+      return 1
+
+    def __getitem__(self, index):
+      raise ValueError(f'row {index} is broken')
+
+  with pytest.raises(ValueError, match='row 0 is broken'):
+    next(loader.batches(Broken(), batch=1))
+
+
+def test_closing_ends_the_thread():
+  before = threading.active_count()
+  batches = loader.batches(_rows(), batch=2)
+  for row in (0, 4, 8):
+    batches.set_state({'row': row})
+    next(batches)
+  batches.close()
+  for thread in threading.enumerate():
+    if thread.name.startswith('grain-prefetch'):
+      thread.join(10)
+  assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize('state', [{}, {'row': -1}, {'row': '3'}, None, 3])
+def test_a_state_of_something_else(state):
+  with pytest.raises(ValueError, match='data state'):
+    loader.batches(_rows(), batch=2).set_state(state)
+
+
+@pytest.mark.parametrize('batch', [1, 3, 4, 100])
+def test_an_epoch_is_padded_to_one_shape(batch):
+  rows = _rows()
+  batches = list(loader.epoch(rows, batch))
+  assert {b.tokens_BL.shape for b in batches} == {(batch, 16)}
+  assert len(batches) == -(-len(rows) // batch)
+  tokens = np.concatenate([b.tokens_BL for b in batches])
+  weights = np.concatenate([b.weight_BL for b in batches])
+  np.testing.assert_array_equal(
+    tokens[: len(rows)], [row.tokens for row in rows]
+  )
+  np.testing.assert_array_equal(
+    weights[: len(rows)], [row.weight for row in rows]
+  )
+  assert not weights[len(rows) :].any()
+  assert (batches[-1].source_BL[len(rows) % batch or batch :] == -1).all()

@@ -1,0 +1,302 @@
+"""A corpus cut into rows: all of it, once an epoch, in a pure order."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import packing
+from kaiju_jax.data import text as text_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+
+BYTES = tokenizer_lib.Bytes()
+Document = documents_lib.Document
+
+
+def _corpus(*texts):
+  documents = [Document(f'{n}', (text,)) for n, text in enumerate(texts)]
+  return text_lib.corpus(documents, BYTES)
+
+
+def _random_corpus(rng, trees):
+  """Texts of 1 to 24 characters, or trees of at most 25 tokens."""
+  documents = []
+  for number in range(int(rng.integers(1, 12))):
+    if trees and rng.random() < 0.5:
+      segments = tuple('abcdefgh'[: rng.integers(1, 9)] for _ in range(3))
+      documents.append(Document(f'{number}', segments, (-1, 0, 0)))
+    else:
+      text = ''.join(map(chr, rng.integers(97, 123, rng.integers(1, 25))))
+      documents.append(Document(f'{number}', (text,)))
+  return text_lib.corpus(documents, BYTES)
+
+
+def _assert_rows_equal(one, other):
+  for name, a, b in zip(packing.Row._fields, one, other):
+    np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def test_a_corpus():
+  corpus = text_lib.corpus(
+    [Document('a', ('é',)), Document('b', ('x', 'y', 'z'), (-1, 0, 0))], BYTES
+  )
+  assert corpus.tokens.tolist() == [0, 0xC3, 0xA9, 0, *b'xyz']
+  assert corpus.tokens.dtype == np.uint8
+  assert corpus.begins.tolist() == [0, 3, 7]
+  assert {n: p.tolist() for n, p in corpus.parents.items()} == {
+    1: [-1, 0, 1, 1]
+  }
+  assert corpus.names == ('a', 'b')
+  counts = np.zeros(256, int)
+  counts[[0xC3, 0xA9, *b'xyz']] = 1
+  np.testing.assert_array_equal(corpus.byte_counts, counts)
+  assert corpus.bytes_per_token == 1
+
+
+def test_bytes_are_counted_for_any_tokenizer(tmp_path):
+  import tokenizers
+
+  vocabulary = {'<s>': 0, 'naïve': 1, 'cat': 2, '?': 3}
+  word_level = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(vocabulary, unk_token='?')
+  )
+  word_level.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  word_level.save(str(tmp_path / 't.json'))
+  tokenizer = tokenizer_lib.load(str(tmp_path / 't.json'))
+  corpus = text_lib.corpus([Document('a', ('naïve cat dog',))], tokenizer)
+  assert corpus.tokens.tolist() == [0, 1, 2, 3]
+  assert corpus.bytes_per_token == pytest.approx(14 / 3)
+
+
+def test_the_smallest_type_holds_the_vocabulary():
+  class Wide(tokenizer_lib.Bytes):
+    def encode(self, text):
+      return super().encode(text) + self.vocab_size - 256
+
+  for size, dtype in ((257, np.uint16), (65536, np.uint16), (65537, np.uint32)):
+    tokenizer = Wide()
+    tokenizer.vocab_size = size
+    corpus = text_lib.corpus([Document('a', ('\x7f',))], tokenizer)
+    assert corpus.tokens.dtype == dtype
+    assert corpus.tokens[-1] == size - 256 + 127
+    row = text_lib.Rows(corpus, 2)[0]
+    assert row.tokens.tolist() == [0, size - 256 + 127]
+    assert row.tokens.dtype == np.int32
+
+
+def test_documents_go_on_in_the_next_row():
+  rows = text_lib.Rows(_corpus('abcd', 'efg'), 4, shuffle=False)
+  assert len(rows) == 3
+  assert [bytes(row.tokens.tolist()) for row in rows] == [
+    b'\0abc',
+    b'd\0ef',
+    b'g\0\0\0',
+  ]
+  assert [row.weight.tolist() for row in rows] == [
+    [0, 1, 1, 1],
+    [0, 0, 1, 1],
+    [0, 0, 0, 0],
+  ]
+  assert [row.source.tolist() for row in rows] == [
+    [0, 0, 0, 0],
+    [0, 1, 1, 1],
+    [1, -1, -1, -1],
+  ]
+  assert rows[1].position.tolist() == [0, 0, 1, 2]
+
+
+def test_a_tree_skips_to_the_next_row():
+  documents = [
+    Document('a', ('ab',)),
+    Document('t', ('x', 'y', 'z'), (-1, 0, 0)),
+    Document('b', ('cdefg',)),
+  ]
+  corpus = text_lib.corpus(documents, BYTES)
+  rows = text_lib.Rows(corpus, 5, shuffle=False)
+  assert [bytes(row.tokens.tolist()) for row in rows] == [
+    b'\0ab\0\0',
+    b'\0xyz\0',
+    b'cdefg',
+  ]
+  assert rows[0].source.tolist() == [0, 0, 0, -1, -1]
+  assert rows[1].predecessor.tolist() == [0, 0, 1, 1, 4]
+  assert rows[1].weight.tolist() == [0, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize('trees', [False, True])
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_every_token_once_an_epoch(trees, shuffle):
+  rng = np.random.default_rng(1)
+  for _ in range(40):
+    corpus = _random_corpus(rng, trees)
+    length = int(rng.integers(26 if trees else 2, 40))
+    rows = text_lib.Rows(corpus, length, 3, shuffle)
+    expected = collections.Counter()
+    for n in range(len(corpus.names)):
+      span = corpus.tokens[corpus.begins[n] : corpus.begins[n + 1]]
+      expected.update((n, int(token)) for token in span)
+    total = sum(expected.values())
+    index = 0
+    for epoch in range(3):
+      got = collections.Counter()
+      while sum(got.values()) < total:
+        row = rows[index]
+        real = row.source >= 0
+        got.update(zip(row.source[real].tolist(), row.tokens[real].tolist()))
+        index += 1
+      assert got == expected
+      if not trees or epoch == 0:
+        assert index == (epoch + 1) * len(rows)
+
+
+def test_pieces_of_a_document_join_to_the_document():
+  rng = np.random.default_rng(0)
+  texts = [''.join(map(chr, rng.integers(33, 127, 1000))) for _ in range(3)]
+  rows = text_lib.Rows(_corpus(*texts), 64, seed=5)
+  source = b'\0' + texts[1].encode()
+  parts = [bytes(row.tokens[row.source == 1].tolist()) for row in rows]
+  parts.sort(key=source.find)
+  assert b''.join(parts) == source
+  assert max(map(len, parts)) == 64
+
+
+@pytest.mark.parametrize('trees', [False, True])
+def test_rows_are_a_pure_function_of_the_index(trees):
+  rng = np.random.default_rng(2)
+  corpus = _random_corpus(rng, trees)
+  straight = text_lib.Rows(corpus, 30, seed=7)
+  rows = [straight[n] for n in range(60)]
+  jumping = text_lib.Rows(corpus, 30, seed=7)
+  for index in rng.permutation(60).tolist():
+    _assert_rows_equal(jumping[index], rows[index])
+
+
+def test_epochs_and_seeds_come_in_different_orders():
+  corpus = _corpus(*(chr(n) * 30 for n in range(40, 100)))
+  rows = text_lib.Rows(corpus, 62, seed=0)
+  other = text_lib.Rows(corpus, 62, seed=1)
+  size = len(rows)
+
+  def order(source, begin):
+    return [source[n].tokens[1:].tolist() for n in range(begin, begin + size)]
+
+  assert order(rows, 0) != order(rows, size)
+  assert order(rows, 0) != order(other, 0)
+  assert order(rows, 0) == order(text_lib.Rows(corpus, 62, seed=0), 0)
+  # Rows are shuffled, not documents alone: neighbours do not follow.
+  long = text_lib.Rows(_corpus('x' * 3000), 30)
+  begins = [n for n in range(len(long)) if long[n].tokens[0] == 0]
+  assert begins != [0]
+
+
+def test_far_rows_cost_no_more_than_near_ones():
+  rows = text_lib.Rows(_corpus('ab', 'cd'), 4, seed=0)
+  assert rows[10**12].tokens.shape == (4,)
+
+
+def test_packed_documents_do_not_see_each_other():
+  rng = np.random.default_rng(4)
+  for _ in range(20):
+    rows = text_lib.Rows(_random_corpus(rng, trees=True), 32, seed=1)
+    batch = packing.stack(list(rows))
+    visibility_lib.check(batch.visibility(), 32)
+    dense = visibility_lib.as_dense(batch.visibility())
+    same = batch.source_BL[:, :, None] == batch.source_BL[:, None, :]
+    assert not (dense & ~same).any()
+    assert not dense[batch.source_BL < 0].any()
+    # The logits that predict a token do not see it, and it sees their place.
+    b, t = np.nonzero(batch.weight_BL)
+    predecessor = batch.predecessor_BL[b, t]
+    assert not dense[b, predecessor, t].any()
+    assert dense[b, t, predecessor].all()
+
+
+def test_bad_index():
+  with pytest.raises(IndexError, match='row -1'):
+    text_lib.Rows(_corpus('a'), 4)[-1]
+
+
+def test_a_tree_longer_than_a_row():
+  corpus = text_lib.corpus(
+    [Document('chat.jsonl#3', ('ab', 'c', 'd'), (-1, 0, 0))], BYTES
+  )
+  text_lib.Rows(corpus, 5)
+  with pytest.raises(
+    ValueError, match=r'data.length=4: chat.jsonl#3 is a tree of 5 tokens'
+  ):
+    text_lib.Rows(corpus, 4)
+
+
+def _config(path, **kwargs):
+  return data_config.DataConfig(path=str(path), **kwargs)
+
+
+def test_load_holds_out_by_name(tmp_path):
+  for n in range(50):
+    (tmp_path / f'{n}.txt').write_text(f'text {n}')
+  training, held_out = text_lib.load(_config(tmp_path, held_out=0.2), BYTES)
+  assert sorted(training.names + held_out.names) == sorted(
+    f'{n}.txt' for n in range(50)
+  )
+  assert 3 <= len(held_out.names) <= 20
+  (tmp_path / 'new').mkdir()
+  for n in range(50):
+    (tmp_path / f'new/{n}.txt').write_text(f'text {n}')
+  training_2, held_out_2 = text_lib.load(_config(tmp_path, held_out=0.2), BYTES)
+  assert set(training.names) < set(training_2.names)
+  assert set(held_out.names) < set(held_out_2.names)
+  everything, nothing = text_lib.load(_config(tmp_path, held_out=0), BYTES)
+  assert nothing is None
+  assert len(everything.names) == 100
+
+
+def test_load_holds_out_part_of_a_single_file(tmp_path):
+  (tmp_path / 'book.txt').write_text('A line of the book.\n' * 20_000)
+  training, held_out = text_lib.load(_config(tmp_path / 'book.txt'), BYTES)
+  assert training.byte_counts.sum() + held_out.byte_counts.sum() == 400_000
+  assert 0.005 < held_out.byte_counts.sum() / 400_000 < 0.2
+
+
+def test_load_without_a_path_reads_the_standard_library():
+  training, held_out = text_lib.load(data_config.DataConfig(), BYTES)
+  share = len(held_out.tokens) / (len(training.tokens) + len(held_out.tokens))
+  assert 0.01 < share < 0.15
+
+
+def test_load_errors(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r'data\.path'):
+    text_lib.load(_config(tmp_path / 'none'), BYTES)
+  (tmp_path / 'a.txt').write_text('')
+  with pytest.raises(ValueError, match=r'data\.path=.*hold no text'):
+    text_lib.load(_config(tmp_path), BYTES)
+  (tmp_path / 'a.txt').write_text('short')
+  with pytest.raises(
+    ValueError, match=r'data\.held_out=0\.01: leaves no held-out .* the 1 in'
+  ):
+    text_lib.load(_config(tmp_path, held_out=0.01), BYTES)
+  with pytest.raises(ValueError, match=r'leaves no training documents'):
+    text_lib.load(_config(tmp_path, held_out=0.9999999), BYTES)
+
+
+def test_trees_from_a_file_to_rows(tmp_path):
+  record = {
+    'segments': [
+      {'text': 'Hi. ', 'parent': -1},
+      {'text': 'Yes?', 'parent': 0},
+      {'text': 'No.', 'parent': 0},
+    ]
+  }
+  (tmp_path / 'c.jsonl').write_text(json.dumps(record) + '\n{"text": "Bye"}')
+  corpus, _ = text_lib.load(_config(tmp_path, held_out=0), BYTES)
+  (row,) = text_lib.Rows(corpus, 16, shuffle=False)
+  assert bytes(row.tokens.tolist()) == b'\0Hi. Yes?No.\0Bye'
+  assert row.predecessor.tolist() == [
+    *[0, 0, 1, 2, 3],
+    *[4, 5, 6, 7],
+    *[4, 9, 10],
+    *[12, 12, 13, 14],
+  ]
