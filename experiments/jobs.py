@@ -1,0 +1,152 @@
+"""Commands run side by side, each on cores of its own.
+
+XLA and the BLAS libraries size their thread pools, when a process starts, by
+the cores it may use: N jobs that each take all C cores fight over them with
+N·C threads. So every place has a slice of the cores, which a job is given
+before it starts. (Where the system has no core affinity, as on macOS, jobs
+share all cores.)
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import time
+
+# Seconds that a job may take to save once it is told to stop.
+PATIENCE = 120.0
+_POLL = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A command, and the file that gets all it prints (appended)."""
+
+  name: str
+  command: tuple[str, ...]
+  log: pathlib.Path
+
+
+@dataclasses.dataclass
+class _Running:
+  job: Job
+  process: subprocess.Popen
+  started: float
+
+
+def core_slices(cores: Sequence[int], places: int) -> list[tuple[int, ...]]:
+  """Returns the cores of each place: disjoint, or one each where they lack."""
+  if places >= len(cores):
+    return [(cores[place % len(cores)],) for place in range(places)]
+  bounds = [place * len(cores) // places for place in range(places + 1)]
+  return [tuple(cores[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def run(
+  jobs: Sequence[Job],
+  at_once: int,
+  *,
+  started: Callable[[Job], None],
+  ended: Callable[[Job, int, float], None],
+  tick: Callable[[], None],
+) -> None:
+  """Runs all jobs, `at_once` of them at a time; one's failure stops no other.
+
+  Args:
+    jobs: in the order in which they start.
+    at_once: how many places there are.
+    started: called with each job as it starts.
+    ended: called with each job, its exit status (negative: the signal that
+      ended it) and its seconds.
+    tick: called about ten times a second.
+
+  Raises:
+    KeyboardInterrupt: after every job that ran was told to stop (SIGTERM),
+      was waited for, and was given to `ended`. A second Ctrl-C kills them.
+  """
+  slices = core_slices(_own_cores(), at_once) if _own_cores() else None
+  waiting = list(reversed(jobs))
+  running: dict[int, _Running] = {}
+
+  def reap() -> None:
+    for place, current in list(running.items()):
+      status = current.process.poll()
+      if status is not None:
+        del running[place]
+        ended(current.job, status, time.monotonic() - current.started)
+
+  try:
+    while waiting or running:
+      for place in range(at_once):
+        if waiting and place not in running:
+          job = waiting.pop()
+          started(job)
+          process = _start(job, slices[place] if slices else ())
+          running[place] = _Running(job, process, time.monotonic())
+      time.sleep(_POLL)
+      reap()
+      tick()
+  finally:
+    if running:
+      _stop(running, reap)
+
+
+def _own_cores() -> list[int]:
+  if not hasattr(os, 'sched_getaffinity'):
+    return []
+  return sorted(os.sched_getaffinity(0))
+
+
+def _start(job: Job, cores: Sequence[int]) -> subprocess.Popen:
+  job.log.parent.mkdir(parents=True, exist_ok=True)
+  with open(job.log, 'ab') as log, _on(cores):
+    log.write(f'$ {shlex.join(job.command)}\n'.encode())
+    log.flush()
+    # In a session of its own, so that Ctrl-C reaches the jobs through us, once:
+    # a second signal would end a trainer that is saving.
+    return subprocess.Popen(
+      job.command,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def _on(cores: Sequence[int]) -> Iterator[None]:
+  """Holds this thread to `cores`: what it starts inherits them."""
+  if not cores:
+    yield
+    return
+  own = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, cores)
+  try:
+    yield
+  finally:
+    os.sched_setaffinity(0, own)
+
+
+def _stop(running: dict[int, _Running], reap: Callable[[], None]) -> None:
+  """Asks every running job to save and end, then makes sure that it did."""
+  try:
+    for current in running.values():
+      current.process.terminate()
+    deadline = time.monotonic() + PATIENCE
+    while running and time.monotonic() < deadline:
+      time.sleep(_POLL)
+      reap()
+  finally:
+    for current in running.values():
+      # The whole session: a trainer's own workers must not outlive it.
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(current.process.pid, signal.SIGKILL)
+      current.process.wait()
+    reap()
