@@ -161,7 +161,8 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
   try:
     values(argv)
   except (flags.Error, AttributeError, KeyError) as error:
-    raise ValueError(f'{shlex.join(argv[1:])}: {error}') from error
+    # str() of a KeyError is in quotes.
+    raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
   experiment = values.config
   model_config.check(experiment.model)
   data_config.check(experiment.data)

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
+import os
 import pathlib
+import platform
 import shlex
 from typing import Any
 
+from experiments import jobs
 from experiments import paired
 from kaiju_jax.training import files
 from kaiju_jax.training import metrics
@@ -70,7 +73,11 @@ def write(
     (r.arm, r.seed): paired.measures(records[r.arm, r.seed]) for r in finished
   }
   parts = [f'# {title}', f'```\n{shlex.join(command)}\n```']
-  for measure in sorted({m for values in measured.values() for m in values}):
+  # The training loss first: False sorts before True.
+  for measure in sorted(
+    {m for values in measured.values() for m in values},
+    key=lambda measure: (measure != 'loss', measure),
+  ):
     values = {
       arm: {
         seed: results[measure]
@@ -82,16 +89,17 @@ def write(
     parts += [f'## {_heading(measure)}', _comparison(values, baselines)]
     if measure == 'loss':
       _draw_final(root / _FINAL, values)
-      parts.append(f'![{_heading(measure)}, by arm]({_FINAL})')
-  if finished:
-    _draw_curves(
-      root / _CURVES,
-      {
-        arm: [records[r.arm, r.seed] for r in finished if r.arm == arm]
-        for arm in arms
-      },
-    )
-    parts += ['## Training loss', f'![Training loss over tokens]({_CURVES})']
+      _draw_curves(
+        root / _CURVES,
+        {
+          arm: [records[r.arm, r.seed] for r in finished if r.arm == arm]
+          for arm in arms
+        },
+      )
+      parts += [
+        f'![Training loss over tokens]({_CURVES})',
+        f'![{_heading(measure)}, by arm]({_FINAL})',
+      ]
   parts += ['## Runs', _run_table(root, runs, records)]
   parts += ['## How the figures come about', _method()]
   commands = '\n'.join(shlex.join(run.command) for run in runs)
@@ -217,7 +225,10 @@ def _method() -> str:
 
 
 def _environment(runs: Sequence[Outcome]) -> str:
-  """What environment.json of the runs says, values that differ side by side."""
+  """What environment.json of the runs says, values that differ side by side.
+
+  Cores are those of the whole ablation: its runs had a share each.
+  """
   found = [
     files.read_json(path)
     for path in (run.workdir / 'environment.json' for run in runs)
@@ -227,7 +238,10 @@ def _environment(runs: Sequence[Outcome]) -> str:
     return 'No run left an environment.json.'
   left_out = ('command', 'date', 'earlier')
   names = [name for name in found[0] if name not in left_out]
-  rows = []
+  rows = [
+    ['system', f'{platform.system()} {platform.machine()}'],
+    ['cores', str(len(jobs.own_cores()) or os.cpu_count())],
+  ]
   for name in names:
     values = dict.fromkeys(_shown(each.get(name)) for each in found)
     rows.append([name.replace('_', ' '), '; '.join(values)])

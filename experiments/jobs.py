@@ -71,7 +71,8 @@ def run(
     KeyboardInterrupt: after every job that ran was told to stop (SIGTERM),
       was waited for, and was given to `ended`. A second Ctrl-C kills them.
   """
-  slices = core_slices(_own_cores(), at_once) if _own_cores() else None
+  cores = own_cores()
+  slices = core_slices(cores, at_once) if cores else [()] * at_once
   waiting = list(reversed(jobs))
   running: dict[int, _Running] = {}
 
@@ -88,7 +89,7 @@ def run(
         if waiting and place not in running:
           job = waiting.pop()
           started(job)
-          process = _start(job, slices[place] if slices else ())
+          process = _start(job, slices[place])
           running[place] = _Running(job, process, time.monotonic())
       time.sleep(_POLL)
       reap()
@@ -98,7 +99,8 @@ def run(
       _stop(running, reap)
 
 
-def _own_cores() -> list[int]:
+def own_cores() -> list[int]:
+  """Returns the cores that this process may use; none where unknown."""
   if not hasattr(os, 'sched_getaffinity'):
     return []
   return sorted(os.sched_getaffinity(0))

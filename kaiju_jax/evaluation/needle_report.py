@@ -5,6 +5,7 @@ are means over the seeds, their range beside them.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,12 +13,6 @@ import numpy as np
 import rich.table
 
 from kaiju_jax.evaluation import needle
-
-NOTE = (
-  'Trained from an initialization that suggests induction, the same in every'
-  ' arm: what is under test is reach, not how induction emerges.'
-)
-NOTE_STANDARD = 'Trained from a standard initialization.'
 
 
 class Setting(NamedTuple):
@@ -47,6 +42,18 @@ class Score(NamedTuple):
   mean: float
   low: float
   high: float
+
+
+def note(inits: Mapping[str, str]) -> str:
+  """Returns what must be said beside every result, of {arm: init}."""
+  standard = [arm for arm, init in inits.items() if init == 'standard']
+  if len(standard) == len(inits):
+    return 'Trained from a standard initialization.'
+  others = f' (all but {", ".join(standard)})' if standard else ''
+  return (
+    f'Trained from an initialization that suggests induction{others}: what is'
+    ' under test is reach, not how induction emerges.'
+  )
 
 
 def arms(records: Iterable[needle.Record]) -> list[str]:

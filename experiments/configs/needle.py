@@ -1,0 +1,73 @@
+"""Does Kaiju's attention still find a needle wherever it lies?
+
+Four arms of one model (7 layers, d 128, 4 query heads of 64 on one head of keys
+and values, window 16), trained alike on the synthetic task of
+`kaiju_jax/evaluation/needle.py`:
+
+    full         G0 G1 G2 G3 G4 G5 G6    full attention, no int8
+    interleaved  L0 L1 L2 L3 L4 L5 G6    6:1
+    kaiju        L0 L0 L0 L3 L3 L3 G6    6:1, keys and values shared in threes,
+                                         int8 with QAT, int8 KV, int8 QK,
+                                         dynamic clamping, Attention Z-Reg
+    local        L0 L1 L2 L3 L4 L5 L6    plain sliding windows, no int8
+
+Command:  python -m experiments.needle
+"""
+
+from kaiju_jax import config as config_lib
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import config as training_config
+
+ARMS = ('full', 'interleaved', 'kaiju', 'local')
+VARIANTS = tuple(f'{arm}_standard' for arm in ARMS)
+
+
+def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
+  """Returns an arm's experiment.
+
+  Args:
+    arm: of ARMS or VARIANTS; `_standard` is the standard initialization.
+
+  Raises:
+    ValueError: no such arm; the message lists them.
+  """
+  if arm not in ARMS + VARIANTS:
+    raise ValueError(
+      f'arm={arm!r}: must be one of {", ".join(ARMS + VARIANTS)}.'
+    )
+  base, _, variant = arm.partition('_')
+  experiment = config_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=256,
+      d_model=128,
+      num_layers=7,
+      num_heads=4,
+      head_dim=64,
+      d_ff=256,
+      max_length=512,
+      window=16,
+      dtype='float32',
+    ),
+    data=data_config.DataConfig(task='needle', length=256, batch=4),
+    optimizer=training_config.OptimizerConfig(learning_rate=1e-3),
+    loop=training_config.LoopConfig(steps=340, checkpoint_every=340),
+    init='induction',
+  )
+  dress(experiment, base)
+  if variant == 'standard':
+    experiment.init = 'standard'
+  return experiment
+
+
+def dress(experiment: config_lib.Experiment, arm: str) -> None:
+  """Gives a Kaiju experiment the layers and the techniques of one of ARMS."""
+  model = experiment.model
+  if arm == 'kaiju':
+    return
+  model.local_share = model.global_share = 1
+  model.period = {'full': 1, 'interleaved': 7, 'local': 0}[arm]
+  model.quantization = quantization_config.none()
+  experiment.optimizer.z_reg.attention = 0.0
+  experiment.optimizer.z_reg.logits = 0.0

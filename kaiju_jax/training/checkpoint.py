@@ -1,0 +1,296 @@
+"""Checkpoints: the state, the data's position, and proof that both are whole.
+
+    checkpoints/20/state        the pytree (Orbax)
+    checkpoints/20/data         the batches' get_state()
+    checkpoints/20/fingerprint  sums over both (fingerprint.py)
+
+Orbax writes beside the loop into a temporary folder, and renames it when all
+is on the disk: a kill leaves a whole checkpoint or none. What it does not
+notice is damage done later; each checkpoint is held to its fingerprint when
+it is read, and where the latest fails, the one before it is taken.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+from typing import Protocol
+from typing import Self
+import zlib
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from kaiju_jax.training import fingerprint
+
+_FOLDER = 'checkpoints'
+_BAD_FOLDER = 'bad_checkpoints'
+
+
+class Positioned(Protocol):
+  """An iterator that can say where it is, and go there."""
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns its position, as JSON can hold it."""
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes to a position."""
+
+
+class SaveError(RuntimeError):
+  """A checkpoint could not be written; the earlier ones are kept."""
+
+
+class RestoreError(RuntimeError):
+  """There are checkpoints, and none of them can be read."""
+
+
+class Checkpoints:
+  """The checkpoints of one workdir, for the process that trains there.
+
+  Args:
+    folder: the workdir.
+    kept: how many of the latest stay.
+    say: prints a message for the user.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, kept: int, say: Callable[[str], None] = print
+  ):
+    self._folder = folder / _FOLDER
+    self._bad = folder / _BAD_FOLDER
+    self._say = say
+    self._saving = None
+    logging.getLogger('absl').addFilter(_is_not_told_twice)
+    self._halves = [path.name.split('.')[0] for path in _halves(self._folder)]
+    self._manager = _manager(
+      self._folder,
+      preservation_policy=ocp.checkpoint_managers.LatestN(kept),
+      cleanup_tmp_directories=True,
+    )
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, kind, *_) -> None:
+    """Waits for a save under way, unless a second Ctrl-C asked not to."""
+    if kind is None or issubclass(kind, Exception):
+      self.wait()
+      self._manager.close()
+
+  def restore(self, state: Any, batches: Positioned) -> tuple[Any, int]:
+    """Returns the latest whole checkpoint's state and step.
+
+    Puts `batches` where they were. Without checkpoints returns the given
+    state and 0; otherwise the given arrays are deleted before the stored ones
+    are read, as a device may not hold both. Checkpoints that cannot be read
+    are moved to bad_checkpoints/, once a good one is found.
+
+    Raises:
+      RestoreError: none can be read. None is moved.
+    """
+    if self._halves:
+      steps = ', '.join(self._halves)
+      self._say(f'The save of step {steps} was cut off; it does not count.')
+    if not self._manager.all_steps():
+      return state, 0
+    abstract = _abstract(state)
+    _free(state)
+    restored, data, step, bad = _latest(self._manager, abstract)
+    for bad_step, reason in bad.items():
+      moved = self._move_aside(bad_step)
+      self._say(
+        f'Checkpoint {bad_step} cannot be read ({reason}). It was moved to'
+        f' {moved}; going on from checkpoint {step}.'
+      )
+    self._manager.reload()
+    batches.set_state(data)
+    return restored, step
+
+  def save(self, step: int, state: Any, batches: Positioned) -> None:
+    """Starts a save; returns once the state may be donated.
+
+    A step that is saved already is left as it is.
+
+    Raises:
+      SaveError: this save or the one before it failed.
+    """
+    self.wait()
+    if self._manager.latest_step() == step:
+      return
+    data = json.loads(json.dumps(batches.get_state()))
+    sums = {'state': fingerprint.of(state), 'data': _sum(data)}
+    self._saving = step
+    try:
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state),
+          data=ocp.args.JsonSave(data),
+          fingerprint=ocp.args.JsonSave(sums),
+        ),
+        force=True,
+      )
+    except Exception as error:
+      raise self._failure(error) from error
+
+  def check(self) -> None:
+    """Raises SaveError where a save under way has failed. Does not wait."""
+    if self._saving is not None and not self._manager.is_saving_in_progress():
+      self.wait()
+
+  def wait(self) -> None:
+    """Waits for a save under way; raises SaveError where it fails."""
+    if self._saving is None:
+      return
+    try:
+      self._manager.wait_until_finished()
+    except Exception as error:
+      raise self._failure(error) from error
+    self._saving = None
+
+  def _failure(self, error: Exception) -> SaveError:
+    step, self._saving = self._saving, None
+    for half in _halves(self._folder):  # It may be what fills the disk.
+      shutil.rmtree(half, ignore_errors=True)
+    self._manager.reload()
+    last = self._manager.latest_step()
+    kept = (
+      'There is no earlier checkpoint; the same command starts anew'
+      if last is None
+      else f'The last good checkpoint, of step {last}, is kept in'
+      f' {self._folder}; the same command goes on from there'
+    )
+    return SaveError(
+      f'Saving step {step} failed: {_reason(error)}. {kept} once the cause is'
+      ' removed.'
+    )
+
+  def _move_aside(self, step: int) -> pathlib.Path:
+    self._bad.mkdir(exist_ok=True)
+    number = 0
+    while (target := self._bad / f'{step}.{number}').exists():
+      number += 1
+    (self._folder / str(step)).rename(target)
+    return target
+
+
+def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
+  """Returns the latest whole checkpoint's state and step; changes nothing.
+
+  For tools that look at a run, one that still trains included.
+
+  Args:
+    folder: the workdir.
+    state: the pytree with shapes and dtypes, `jax.eval_shape`'s will do;
+      arrays come back with their shardings, on the first device without.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint.
+    RestoreError: none can be read.
+  """
+  folder = pathlib.Path(folder) / _FOLDER
+  if not folder.is_dir():
+    raise FileNotFoundError(f'{folder}: not found; nothing was saved yet.')
+  with _manager(folder, create=False) as manager:
+    if not manager.all_steps():
+      raise FileNotFoundError(f'{folder}: holds no finished checkpoint.')
+    restored, _, step, _ = _latest(manager, _abstract(state))
+  return restored, step
+
+
+def _manager(folder: pathlib.Path, **options) -> ocp.CheckpointManager:
+  return ocp.CheckpointManager(
+    folder.resolve(), options=ocp.CheckpointManagerOptions(**options)
+  )
+
+
+def _latest(
+  manager: ocp.CheckpointManager, abstract: Any
+) -> tuple[Any, dict[str, Any], int, Mapping[int, str]]:
+  """Returns state, data position and step, and {bad step: reason}."""
+  bad = {}
+  for step in sorted(manager.all_steps(), reverse=True):
+    try:
+      return *_read(manager, step, abstract), step, bad
+    except Exception as error:
+      bad[step] = _reason(error)
+  lines = [f'  {step}: {reason}' for step, reason in bad.items()]
+  raise RestoreError(
+    f'None of the checkpoints in {manager.directory} can be read:\n'
+    + '\n'.join(lines)
+    + '\nThey were left as they are. To start anew, name another --workdir.'
+  )
+
+
+def _read(
+  manager: ocp.CheckpointManager, step: int, abstract: Any
+) -> tuple[Any, dict[str, Any]]:
+  read = manager.restore(
+    step,
+    args=ocp.args.Composite(
+      state=ocp.args.StandardRestore(abstract),
+      data=ocp.args.JsonRestore(),
+      fingerprint=ocp.args.JsonRestore(),
+    ),
+  )
+  sums, kept = fingerprint.of(read.state), read.fingerprint['state']
+  wrong = [name for name in sums if sums[name] != kept.get(name)]
+  if wrong:
+    raise ValueError(
+      f'{len(wrong)} of {len(sums)} arrays differ from what was saved, as'
+      f' {wrong[0]}: {sums[wrong[0]]}, saved as {kept.get(wrong[0])}'
+    )
+  if _sum(read.data) != read.fingerprint['data']:
+    raise ValueError("the data's position differs from what was saved")
+  return read.state, read.data
+
+
+def _abstract(state: Any) -> Any:
+  """The pytree of shapes, dtypes and shardings that Orbax restores into."""
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+  def of(leaf):
+    sharding = getattr(leaf, 'sharding', None) or here
+    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding)
+
+  return jax.tree.map(of, state)
+
+
+def _free(state: Any) -> None:
+  for leaf in jax.tree.leaves(state):
+    if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+      leaf.delete()
+
+
+def _halves(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the temporary folders of saves that did not end."""
+  paths = sorted(folder.glob('*'))
+  return [path for path in paths if ocp.utils.is_tmp_checkpoint(path)]
+
+
+def _sum(data: Any) -> str:
+  text = json.dumps(data, sort_keys=True)
+  return f'{zlib.crc32(text.encode()):08x}'
+
+
+def _reason(error: Exception) -> str:
+  """A line for people: TensorStore's messages run to several hundred words."""
+  while error.__cause__ is not None:
+    error = error.__cause__
+  code = re.search(r"os_error_code='(\d+)'", str(error))
+  if code:
+    return os.strerror(int(code[1]))
+  line = str(error).strip().partition('\n')[0] or type(error).__name__
+  return line if len(line) <= 200 else f'{line[:200]}…'
+
+
+def _is_not_told_twice(record: logging.LogRecord) -> bool:
+  """Orbax logs a traceback from each thread of a save; one error is raised."""
+  return not (record.exc_info and f'{os.sep}orbax{os.sep}' in record.pathname)

@@ -1,0 +1,80 @@
+"""What a run's figures depend on beside its config: versions and devices."""
+
+import collections
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import jax
+
+_PACKAGES = (
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'grain',
+  'orbax-checkpoint',
+  'numpy',
+)
+
+
+def describe() -> dict[str, Any]:
+  """Returns versions, git revision, devices, command and date, for JSON."""
+  kinds = collections.Counter(
+    (device.platform, device.device_kind) for device in jax.devices()
+  )
+  return {
+    'python': platform.python_version(),
+    **{name: _version(name) for name in _PACKAGES},
+    **_revision(),
+    'devices': [
+      {'platform': platform_name, 'kind': kind, 'count': count}
+      for (platform_name, kind), count in sorted(kinds.items())
+    ],
+    'xla_flags': os.environ.get('XLA_FLAGS', ''),
+    'command': sys.orig_argv,
+    'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+  }
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _revision() -> dict[str, Any]:
+  """The commit that this code is of, and whether it was modified since.
+
+  None where this file is not tracked: an installed package may well lie in
+  somebody else's repository.
+  """
+  here = pathlib.Path(__file__).resolve()
+  tracked = _git(here.parent, 'ls-files', '--error-unmatch', here.name)
+  if tracked is None:
+    return {'git_revision': None, 'git_modified': None}
+  changes = _git(here.parent, 'status', '--porcelain', '--untracked-files=no')
+  return {
+    'git_revision': _git(here.parent, 'rev-parse', 'HEAD'),
+    'git_modified': bool(changes),
+  }
+
+
+def _git(folder: pathlib.Path, *arguments: str) -> str | None:
+  try:
+    done = subprocess.run(
+      ['git', *arguments],
+      cwd=folder,
+      capture_output=True,
+      text=True,
+      timeout=10,
+    )
+  except (OSError, subprocess.TimeoutExpired):
+    return None
+  return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,53 @@
+"""A 32-bit sum over the bits of each array, made where the array is.
+
+    Σ_i bits_i · (2i + 1)  mod 2^32
+
+A flipped bit always changes the sum, for an odd factor has no zero divisor
+mod 2^32. Integer addition commutes, so that the sum does not depend on the
+sharding, and XLA makes it in one pass without a copy. It is here because
+checkpoints are compressed without a checksum: a flipped bit on disk is
+restored without a word (tried with orbax-checkpoint 0.12.8).
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+
+def of(tree: Any) -> dict[str, str]:
+  """Returns {path: 'float32[3,4] 1a2b3c4d'} of a pytree of arrays."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  sums = jax.device_get(_sums([leaf for _, leaf in leaves]))
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): (
+      f'{leaf.dtype}{list(leaf.shape)} {int(value):08x}'
+    )
+    for (path, leaf), value in zip(leaves, sums, strict=True)
+  }
+
+
+@jax.jit
+def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
+  return [_sum(leaf) for leaf in leaves]
+
+
+def _sum(leaf: jax.Array) -> jax.Array:
+  bits = _bits(leaf)
+  place = jnp.zeros(bits.shape, jnp.uint32)
+  for axis, size in enumerate(bits.shape):
+    along = lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    place = place * jnp.uint32(size % 2**32) + along
+  return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+  """The array's bits as uint32, with an axis of 2 more for 64-bit types."""
+  if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    leaf = jax.random.key_data(leaf)
+  if leaf.dtype == jnp.bool_:
+    return leaf.astype(jnp.uint32)
+  width = min(leaf.dtype.itemsize, 4)
+  unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[width]
+  return lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)

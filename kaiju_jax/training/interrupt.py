@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM as a request that the loop answers between two steps."""
+
+import os
+import signal
+import sys
+import threading
+from typing import Self
+
+_NOTICE = (
+  b'\nInterrupted: finishing this step and saving. Again to abort at once.\n'
+)
+
+
+class Interrupt:
+  """While entered, a first SIGINT or SIGTERM sets `requested`.
+
+  It also puts the former handlers back, so that a second signal does what it
+  always did: KeyboardInterrupt for Ctrl-C, the end of the process for
+  SIGTERM. Signals that are ignored (`nohup`) stay ignored. Outside the main
+  thread, where Python cannot handle signals, it does nothing.
+  """
+
+  def __init__(self):
+    self.requested = False
+    self._former = {}
+
+  def __enter__(self) -> Self:
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+          self._former[number] = signal.signal(number, self._request)
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._restore()
+
+  def _request(self, number, frame) -> None:
+    self.requested = True
+    self._restore()
+    # A print within a print that the signal interrupted would raise.
+    os.write(sys.__stderr__.fileno(), _NOTICE)
+
+  def _restore(self) -> None:
+    while self._former:
+      number, handler = self._former.popitem()
+      signal.signal(number, handler)

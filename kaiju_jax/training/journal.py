@@ -1,0 +1,121 @@
+"""Follows the steps of a run: records, events, and the progress line.
+
+A step is dispatched, not awaited: its values are fetched once the next step
+has been handed to the device, which therefore never waits for the host, and
+the host is never more than one step ahead.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import pathlib
+from typing import Any
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.training import config as config_lib
+from kaiju_jax.training import metrics
+from kaiju_jax.training import progress as progress_lib
+from kaiju_jax.training import tensorboard
+from kaiju_jax.training import throughput
+
+
+class Journal:
+  """Writes down what the steps after `last_step` give.
+
+  Opening cuts metrics.jsonl back to `last_step`.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    last_step: int,
+    config: config_lib.LoopConfig,
+    progress: progress_lib.Progress,
+  ):
+    self._config = config
+    self._progress = progress
+    self._clock = throughput.Throughput()
+    self._first = last_step + 1
+    self._pending = None
+    self._records = metrics.Records(folder, last_step)
+    self._events = tensorboard.Events(folder, last_step)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, kind, *_) -> None:
+    self._records.close()
+    # After an error, one more (the disk is full still) would only hide it.
+    with contextlib.suppress(*([OSError] if kind else [])):
+      self._events.close()
+
+  def step(
+    self, number: int, tokens: jax.Array, values: Mapping[str, jax.Array]
+  ) -> None:
+    """Notes a step just dispatched; waits for the one before it."""
+    self._settle()
+    wanted = number % self._config.log_every == 0 or number == self._first
+    # A copy, for the state that `tokens` belongs to is donated.
+    self._pending = (number, jnp.copy(tokens) if wanted else None, values)
+
+  def evaluation(
+    self, number: int, tokens: jax.Array, values: Mapping[str, float]
+  ) -> None:
+    """Writes an evaluation's record."""
+    values = {f'eval_{name}': float(value) for name, value in values.items()}
+    self._write(number, _number(tokens), values)
+    texts = (f'{name} {value:.4f}' for name, value in values.items())
+    self._progress.say('  '.join((f'step {number}', *texts)))
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Brings the records up to date, then stops the clock of tokens/s."""
+    self._settle()
+    with self._clock.paused():
+      yield
+
+  def sync(self) -> None:
+    """Brings all that was written to the disk."""
+    self._records.sync()
+    self._events.flush()
+
+  def _settle(self) -> None:
+    if self._pending is None:
+      return
+    (number, tokens, values), self._pending = self._pending, None
+    jax.block_until_ready(values)
+    self._clock.tick(number)
+    if tokens is None:
+      return
+    tokens = _number(tokens)
+    rate = self._clock.tokens_per_second(tokens)
+    if number % self._config.log_every == 0:
+      self._record(number, tokens, values, rate)
+
+  def _record(
+    self,
+    number: int,
+    tokens: float,
+    values: Mapping[str, jax.Array],
+    rate: float | None,
+  ) -> None:
+    values = {name: float(v) for name, v in jax.device_get(values).items()}
+    timing = {} if rate is None else {'tokens_per_second': rate}
+    self._write(number, tokens, {**values, **timing})
+    left = self._clock.seconds_left(self._config.steps)
+    self._progress.update(number, values.get('loss'), rate, left)
+
+  def _write(
+    self, number: int, tokens: float, values: Mapping[str, float]
+  ) -> None:
+    self._records.append(number, tokens, values)
+    self._events.append(number, values)
+
+
+def _number(value: Any) -> float:
+  """Returns a scalar; a count kept in floats as the int that it is."""
+  value = jax.device_get(value).item()
+  return int(value) if value == int(value) else value

@@ -1,0 +1,143 @@
+"""The training loop: restore, step, evaluate, save, in that order.
+
+The same command again resumes, whatever ended the run before: it goes on from
+the last checkpoint bit for bit as if nothing had happened, the data's order
+and the records in metrics.jsonl included. At most the work since that
+checkpoint is lost.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import os
+import shlex
+import sys
+from typing import Any
+
+from kaiju_jax import config as config_lib
+from kaiju_jax.training import checkpoint
+from kaiju_jax.training import config as training_config
+from kaiju_jax.training import interrupt
+from kaiju_jax.training import journal as journal_lib
+from kaiju_jax.training import progress as progress_lib
+from kaiju_jax.training import workdir as workdir_lib
+
+
+def train(
+  experiment: config_lib.Experiment,
+  workdir: str | os.PathLike,
+  *,
+  state: Any,
+  step: Callable[..., tuple[Any, Mapping[str, Any]]],
+  batches: Iterator[Any],
+  evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+) -> Any:
+  """Trains to `experiment.loop.steps`, or until Ctrl-C or SIGTERM.
+
+  Args:
+    experiment: what is trained; must be the one that `workdir` holds, if any.
+    workdir: made where it does not exist.
+    state: a pytree with `step` (int32), `tokens` (float32 or int32) and
+      `params`, as before the first step. Its arrays are given away.
+    step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
+      donated state.
+    batches: also has get_state() and set_state() (JSON-able), which count
+      the batches taken.
+    evaluate: params -> {name: value}; recorded under 'eval_' names.
+
+  Returns:
+    The last state. After an interruption (saved; the message says how to go
+    on) its `step` is less than `experiment.loop.steps`.
+
+  Raises:
+    ValueError: bad loop settings, or a workdir of another experiment.
+    checkpoint.SaveError: a checkpoint could not be written.
+    checkpoint.RestoreError: there are checkpoints, and none can be read.
+    OSError: metrics could not be written.
+    KeyboardInterrupt: at a second Ctrl-C. A save under way is not waited for.
+  """
+  config = experiment.loop
+  check(config)
+  with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(workdir_lib.opened(workdir, experiment))
+    progress = stack.enter_context(progress_lib.Progress(config.steps))
+    checkpoints = stack.enter_context(
+      checkpoint.Checkpoints(folder, config.checkpoints_kept, progress.say)
+    )
+
+    state, start = checkpoints.restore(state, batches)
+    if start >= config.steps:
+      progress.say(f'{folder}: complete, all {start} steps are done.')
+      return state
+    if start:
+      progress.say(f'{folder}: going on from step {start} of {config.steps}.')
+    workdir_lib.note_start(folder)
+
+    journal = stack.enter_context(
+      journal_lib.Journal(folder, start, config, progress)
+    )
+    stop = stack.enter_context(interrupt.Interrupt())
+    for number in range(start + 1, config.steps + 1):
+      state, values = step(state, _next(batches, number))
+      journal.step(number, state.tokens, values)
+      stopping = stop.requested
+
+      if evaluate and _due(number, config.evaluate_every, config):
+        with journal.paused():
+          scores = evaluate(state.params)
+          journal.evaluation(number, state.tokens, scores)
+
+      checkpoints.check()
+      if stopping or _due(number, config.checkpoint_every, config):
+        with journal.paused():
+          journal.sync()
+          checkpoints.save(number, state, batches)
+
+      if stopping:
+        break
+
+    checkpoints.wait()
+    progress.say(_farewell(number, config.steps, folder))
+    return state
+
+
+def check(config: training_config.LoopConfig) -> None:
+  """Refuses loop settings that mean nothing.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name, least in (
+    ('steps', 1),
+    ('log_every', 1),
+    ('evaluate_every', 0),
+    ('checkpoint_every', 1),
+    ('checkpoints_kept', 1),
+  ):
+    value = getattr(config, name)
+    if value < least:
+      raise ValueError(f'loop.{name}={value}: must be at least {least}.')
+
+
+def _due(number: int, every: int, config: training_config.LoopConfig) -> bool:
+  return number == config.steps or (every > 0 and number % every == 0)
+
+
+def _next(batches: Iterator[Any], number: int) -> Any:
+  try:
+    return next(batches)
+  except StopIteration:
+    raise ValueError(
+      f'The data ended before step {number}: batches must go on until'
+      ' loop.steps.'
+    ) from None
+
+
+def _farewell(number: int, steps: int, folder: Any) -> str:
+  if number == steps:
+    return f'{folder}: done, {steps} steps.'
+  return (
+    f'{folder}: stopped and saved at step {number} of {steps}. The same'
+    f' command goes on from there:\n  {shlex.join(sys.orig_argv)}'
+  )

@@ -1,0 +1,135 @@
+"""Dataclasses to and from plain data, with no field guessed, lost or bent.
+
+A run is read back from its `config.json` years later and by other tools: a
+field that is unknown, missing or of another type is an error that names it.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from typing import Any
+
+
+def dump(config: Any) -> dict[str, Any]:
+  """Returns a dataclass as nested dicts that JSON can hold.
+
+  Raises:
+    ValueError: a field holds another type than it declares, a float is not
+      finite, or an attribute was set that is no field (a misspelt one).
+  """
+  _refuse_attributes(config, '')
+  data = dataclasses.asdict(config)
+  parse(type(config), data)
+  return data
+
+
+def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
+  """Returns the `cls` that `dump` gave `data` of.
+
+  Args:
+    cls: a dataclass whose fields are bool, int, float, str, None, unions and
+      tuples of these, or dataclasses.
+    data: one value a field.
+    within: dotted name of the place, for errors.
+
+  Raises:
+    ValueError: a field is unknown, missing or of another type.
+  """
+  if not isinstance(data, Mapping):
+    raise ValueError(f'{within or cls.__name__}={data!r}: must be an object.')
+  prefix = f'{within}.' if within else ''
+  names = [field.name for field in dataclasses.fields(cls)]
+  _refuse_unknown(data.keys(), names, prefix)
+  missing = [prefix + name for name in names if name not in data]
+  if missing:
+    raise ValueError(f'{", ".join(missing)}: missing.')
+  hints = typing.get_type_hints(cls)
+  return cls(
+    **{name: _value(hints[name], data[name], prefix + name) for name in names}
+  )
+
+
+def differences(
+  ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+  """Returns {dotted field: (our value, their value)} where they differ.
+
+  An absent field's value is `ABSENT`.
+  """
+  ours, theirs = _flat(ours), _flat(theirs)
+  pairs = {
+    name: (ours.get(name, ABSENT), theirs.get(name, ABSENT))
+    for name in sorted(ours.keys() | theirs.keys())
+  }
+  return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+
+
+class _Absent:
+  def __repr__(self) -> str:
+    return '(no such field)'
+
+
+ABSENT = _Absent()
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+  if dataclasses.is_dataclass(hint):
+    return parse(hint, value, name)
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if origin in (typing.Union, types.UnionType):
+    for argument in arguments:
+      if _is_a(argument, value):
+        return _value(argument, value, name)
+    raise _refusal(hint, value, name)
+  if origin is tuple and isinstance(value, (list, tuple)):
+    return tuple(
+      _value(arguments[0], v, f'{name}[{i}]') for i, v in enumerate(value)
+    )
+  if not _is_a(hint, value):
+    raise _refusal(hint, value, name)
+  if isinstance(value, float) and not math.isfinite(value):
+    raise ValueError(f'{name}={value}: must be finite.')
+  return float(value) if hint is float else value
+
+
+def _is_a(hint: Any, value: Any) -> bool:
+  """Whether a value may stand in a field: a bool is no int, an int a float."""
+  if isinstance(value, bool):
+    return hint is bool
+  if hint is float:
+    return isinstance(value, (int, float))
+  return isinstance(value, typing.get_origin(hint) or hint)
+
+
+def _refusal(hint: Any, value: Any, name: str) -> ValueError:
+  wanted = hint.__name__ if isinstance(hint, type) else str(hint)
+  return ValueError(f'{name}={value!r}: must be {wanted}.')
+
+
+def _refuse_unknown(given, names, prefix: str) -> None:
+  for name in sorted(set(given) - set(names)):
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f' Did you mean {prefix}{close[0]}?' if close else ''
+    raise ValueError(f'{prefix}{name}: no such field.{hint}')
+
+
+def _refuse_attributes(config: Any, prefix: str) -> None:
+  """`config.widnow = 3` makes an attribute that no code would ever read."""
+  fields = [field.name for field in dataclasses.fields(config)]
+  _refuse_unknown(vars(config), fields, prefix)
+  for name in fields:
+    if dataclasses.is_dataclass(getattr(config, name)):
+      _refuse_attributes(getattr(config, name), f'{prefix}{name}.')
+
+
+def _flat(data: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat = {}
+  for name, value in data.items():
+    if isinstance(value, Mapping):
+      flat.update(_flat(value, f'{prefix}{name}.'))
+    else:
+      flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+  return flat

@@ -1,0 +1,49 @@
+"""Tokens a second in the steady state."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import time
+
+
+class Throughput:
+  """Measures between steps; compilation and pauses are left out.
+
+  The first step seen only starts the clock: it holds the compilation.
+  """
+
+  def __init__(self, now: Callable[[], float] = time.perf_counter):
+    self._now = now
+    self._idle = 0.0
+    self._first: tuple[int, float] | None = None
+    self._lap: tuple[float, float] | None = None
+    self._latest: tuple[int, float] | None = None
+
+  def tick(self, step: int) -> None:
+    """Notes that a step is complete."""
+    self._latest = (step, self._now() - self._idle)
+    self._first = self._first or self._latest
+
+  def tokens_per_second(self, tokens: float) -> float | None:
+    """Returns the rate since the last call, at the latest step's tokens."""
+    before, self._lap = self._lap, (tokens, self._latest[1])
+    if before is None or self._lap[1] <= before[1]:
+      return None
+    return (tokens - before[0]) / (self._lap[1] - before[1])
+
+  def seconds_left(self, steps: int) -> float | None:
+    """Returns the time to step `steps`, evaluations and saves left out."""
+    done = self._latest[0] - self._first[0]
+    if not done:
+      return None
+    elapsed = self._latest[1] - self._first[1]
+    return elapsed / done * (steps - self._latest[0])
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Leaves out what happens within: evaluation, saving."""
+    start = self._now()
+    try:
+      yield
+    finally:
+      self._idle += self._now() - start

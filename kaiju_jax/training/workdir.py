@@ -1,0 +1,143 @@
+"""The folder of one run: what was asked, where it ran, what came out.
+
+config.json        the Experiment; another one is refused
+environment.json   versions, devices and date of the latest start, and of
+                   the `earlier` ones
+metrics.jsonl      one record a line (metrics.py)
+tensorboard/       the same as events
+checkpoints/       state and data position (checkpoint.py)
+bad_checkpoints/   what could not be read, moved aside
+lock               held by the process that trains here
+"""
+
+from collections.abc import Iterator
+import contextlib
+import fcntl
+import os
+import pathlib
+
+from kaiju_jax import config as config_lib
+from kaiju_jax.training import files
+from kaiju_jax.training import strict
+
+_CONFIG = 'config.json'
+_ENVIRONMENT = 'environment.json'
+_LOCK = 'lock'
+
+
+@contextlib.contextmanager
+def opened(
+  path: str | os.PathLike, experiment: config_lib.Experiment
+) -> Iterator[pathlib.Path]:
+  """Makes or reopens a workdir, and keeps other processes out of it.
+
+  Raises:
+    ValueError: see `check`.
+    RuntimeError: another process trains there.
+  """
+  path = pathlib.Path(path)
+  check(path, experiment)
+  with files.writing(str(path)):
+    path.mkdir(parents=True, exist_ok=True)
+  with _locked(path / _LOCK):
+    check(path, experiment)
+    if not (path / _CONFIG).exists():
+      files.write_json(path / _CONFIG, strict.dump(experiment))
+    yield path
+
+
+def check(path: str | os.PathLike, experiment: config_lib.Experiment) -> None:
+  """Refuses a workdir that holds another experiment. Writes nothing.
+
+  Raises:
+    ValueError: the experiment is ill-typed, or the workdir's `config.json`
+      disagrees; names each field with both values, and a new workdir.
+  """
+  path = pathlib.Path(path)
+  wanted = strict.dump(experiment)
+  if path.exists() and not path.is_dir():
+    raise ValueError(f'workdir {path}: is a file, must be a folder.')
+  if not (path / _CONFIG).exists():
+    _refuse_leftovers(path)
+    return
+  differences = strict.differences(files.read_json(path / _CONFIG), wanted)
+  if differences:
+    lines = [
+      f'  {name}: {theirs!r} in the workdir, {ours!r} in this command'
+      for name, (theirs, ours) in differences.items()
+    ]
+    raise ValueError(
+      f'workdir {path} holds a run of another experiment:\n'
+      + '\n'.join(lines)
+      + '\nTo leave it alone and start this one, type'
+      f' --workdir={_free_name(path)}'
+    )
+
+
+def load_experiment(path: str | os.PathLike) -> config_lib.Experiment:
+  """Returns the experiment that a workdir holds a run of.
+
+  Raises:
+    FileNotFoundError: there is no `config.json`.
+    ValueError: it is not JSON, or a field is unknown, missing or ill-typed.
+  """
+  file = pathlib.Path(path) / _CONFIG
+  if not file.exists():
+    raise FileNotFoundError(
+      f'{file}: not found. A workdir is a folder that training wrote.'
+    )
+  try:
+    return strict.parse(config_lib.Experiment, files.read_json(file))
+  except ValueError as error:
+    raise ValueError(f'{file}: {error}') from error
+
+
+def note_start(path: pathlib.Path) -> None:
+  """Writes where and with what the run starts, or goes on, now."""
+  # Imported here, so that `check` and `load_experiment` need no jax.
+  from kaiju_jax.training import environment
+
+  file = path / _ENVIRONMENT
+  earlier = []
+  if file.exists():
+    last = files.read_json(file)
+    earlier = [*last.pop('earlier', []), last]
+  files.write_json(file, {**environment.describe(), 'earlier': earlier})
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+  """Holds a record lock, which the kernel frees however the process ends."""
+  with open(path, 'a+', encoding='utf-8') as file:
+    try:
+      fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+      file.seek(0)
+      raise RuntimeError(
+        f'workdir {path.parent}: process {file.read().strip()} trains here'
+        ' already. Wait for it, stop it, or name another --workdir.'
+      ) from error
+    except OSError:
+      pass  # Some network filesystems have no locks.
+    with files.writing(str(path)):
+      file.truncate(0)
+      file.write(f'{os.getpid()}\n')
+      file.flush()
+    yield
+
+
+def _refuse_leftovers(path: pathlib.Path) -> None:
+  """Checkpoints of an unknown experiment must not be taken for this one's."""
+  for name in ('checkpoints', 'metrics.jsonl'):
+    if (path / name).exists():
+      raise ValueError(
+        f'workdir {path}: holds {name}, but no {_CONFIG} that says of which'
+        f' experiment. Type --workdir={_free_name(path)}'
+      )
+
+
+def _free_name(path: pathlib.Path) -> pathlib.Path:
+  number = 2
+  while path.with_name(f'{path.name}-{number}').exists():
+    number += 1
+  return path.with_name(f'{path.name}-{number}')

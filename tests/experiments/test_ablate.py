@@ -1,0 +1,288 @@
+"""Arms × seeds end to end, with a trainer that only writes metrics."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import ablate
+from experiments import ablation_report
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+CONFIG = '''
+"""Does the fake arm learn?"""
+from kaiju_jax import config as config_lib
+
+ARMS = ('plain', 'better', 'broken')
+
+def get_config(arm='plain'):
+  if arm not in ARMS:
+    raise ValueError(arm)
+  experiment = config_lib.Experiment()
+  experiment.loop.steps = 4
+  experiment.loop.log_every = 1
+  experiment.optimizer.learning_rate = {'plain': 1.0, 'better': 0.5}.get(arm, 9)
+  return experiment
+'''
+
+# Loss of 'plain' is 10 + seed, 'better' is lower by (1 + seed) / 10, so that
+# the paired differences of seeds 0 and 1 are -.1 and -.2. The workdir is
+# written as the real loop writes it. Each run counts its starts.
+TRAIN = """
+import json, pathlib, signal, sys, time
+from absl import app, flags
+from ml_collections import config_flags
+from kaiju_jax.training import metrics, workdir
+CONFIG = config_flags.DEFINE_config_file('config')
+WORKDIR = flags.DEFINE_string('workdir', None, '')
+
+def main(argv):
+  config, arm = CONFIG.value, flags.FLAGS['config'].config_filename
+  arm = arm.rpartition(':')[2]
+  with workdir.opened(WORKDIR.value, config) as folder:
+    starts = folder / 'starts'
+    starts.write_text((starts.read_text() if starts.exists() else '') + 'x')
+    if arm == 'broken':
+      raise RuntimeError('a layer fell off')
+    loss = 10 + config.seed
+    if arm == 'better':
+      loss -= (1 + config.seed) / 10
+    done = 0
+    if (folder / metrics.FILE).exists():
+      done = max((r['step'] for r in metrics.read(folder)), default=0)
+    records = metrics.Records(folder, done)
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    for step in range(done + 1, config.loop.steps + 1):
+      records.append(step, 8 * step, {'loss': loss})
+      if config.data.path == 'slow':
+        time.sleep(0.2)
+      if stop:
+        return
+    records.append(step, 8 * step, {'eval_bits': 2 * loss})
+    (folder / 'environment.json').write_text(
+      json.dumps({'jax': '1.2.3', 'git_revision': 'abc', 'date': '2026'}))
+
+app.run(main)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+  """A folder with the config and the trainer, which `python -m` finds."""
+  (tmp_path / 'arms.py').write_text(CONFIG)
+  (tmp_path / 'fake_train.py').write_text(TRAIN)
+  monkeypatch.setenv('PYTHONPATH', f'{tmp_path}{os.pathsep}{REPOSITORY}')
+  return tmp_path
+
+
+def command(place: pathlib.Path, *flags: str) -> list[str]:
+  return [
+    sys.executable,
+    '-m',
+    'experiments.ablate',
+    f'--config={place / "arms.py"}',
+    f'--root={place / "root"}',
+    '--module=fake_train',
+    *flags,
+  ]
+
+
+def call(place: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    command(place, *flags), capture_output=True, text=True, timeout=60
+  )
+
+
+def starts(place: pathlib.Path) -> dict[str, int]:
+  """How often each run was started."""
+  root = place / 'root'
+  return {
+    str(path.parent.relative_to(root)): len(path.read_text())
+    for path in sorted(root.glob('*/*/starts'))
+  }
+
+
+def rows(report: str, heading: str) -> dict[str, list[str]]:
+  """The table under a heading: {first cell: the others}."""
+  section = report.split(f'## {heading}')[1].split('\n## ')[0]
+  cells = [
+    [cell.strip() for cell in line.strip('| ').split('|')]
+    for line in section.splitlines()
+    if line.startswith('|')
+  ]
+  return {row[0]: row[1:] for row in cells[2:]}
+
+
+def test_report_isolation_and_resumption(place):
+  done = call(place, '--seeds=2', '--jobs=2')
+  assert done.returncode == 1, done.stderr
+  report = (place / 'root' / 'report.md').read_text()
+
+  assert report.startswith('# Does the fake arm learn?')
+  losses = rows(report, 'Training loss, mean of the last 100 steps')
+  assert losses['plain'][:3] == ['2', '10.5000', '0.7071']
+  # -.1 and -.2: mean -.15, and t(.975, 1) = 12.7062 times .0707107 / √2.
+  assert losses['better'] == [
+    '2',
+    '10.3500',
+    '0.6364',
+    'plain (2)',
+    '-0.1500 (-0.7853 … +0.4853)',
+    '-1.43 % (-7.48 % … +4.62 %)',
+  ]
+  assert losses['broken'][:3] == ['0', '–', '–']
+  assert rows(report, 'bits, last evaluation')['plain'][1] == '21.0000'
+
+  assert report.count('failed (exit 1)') == 2
+  log = place / 'root' / 'broken' / 'seed1' / 'log.txt'
+  assert 'a layer fell off' in log.read_text()
+  assert '`broken/seed1/log.txt`' in report
+  assert 'fake_train' in report and '--config.seed=1' in report
+  assert rows(report, 'Environment')['jax'] == ['1.2.3']
+  for figure in re.findall(r'\]\((\w+\.png)\)', report):
+    assert (place / 'root' / figure).read_bytes().startswith(b'\x89PNG')
+  assert report.count('.png)') == 2
+
+  # The same again runs only what failed; a third seed only adds itself.
+  call(place, '--seeds=2')
+  call(place, '--seeds=3', '--arms=better')
+  assert starts(place) == {
+    'better/seed0': 1,
+    'better/seed1': 1,
+    'better/seed2': 1,
+    'broken/seed0': 2,
+    'broken/seed1': 2,
+    'plain/seed0': 1,
+    'plain/seed1': 1,
+    'plain/seed2': 1,
+  }
+
+
+def test_a_run_cut_short_goes_on(place):
+  flags = ('--seeds=1', '--arms=plain', '--config.loop.steps=6')
+  assert call(place, *flags).returncode == 0
+  path = place / 'root' / 'plain' / 'seed0' / 'metrics.jsonl'
+  lines = path.read_text().splitlines(keepends=True)
+  path.write_text(''.join(lines[:3]) + lines[3][:9])
+  assert call(place, *flags).returncode == 0
+  assert path.read_text() == ''.join(lines)
+  assert starts(place) == {'plain/seed0': 2}
+
+
+def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place):
+  flags = (
+    '--seeds=1',
+    '--arms=better',
+    '--jobs=2',
+    '--config.data.path=slow',
+    '--config.loop.steps=20',
+  )
+  metrics = [
+    place / 'root' / arm / 'seed0' / 'metrics.jsonl'
+    for arm in ('plain', 'better')
+  ]
+  process = subprocess.Popen(
+    command(place, *flags), stdout=subprocess.PIPE, text=True
+  )
+  deadline = time.monotonic() + 30
+  while not all(p.exists() and p.stat().st_size for p in metrics):
+    assert time.monotonic() < deadline and process.poll() is None
+    time.sleep(0.05)
+  process.send_signal(signal.SIGINT)
+  output, _ = process.communicate(timeout=30)
+  assert process.returncode == 1
+  assert 'Interrupted. The same command goes on.' in output
+  report = (place / 'root' / 'report.md').read_text()
+  assert [row[1] for row in rows(report, 'Runs').values()] == ['stopped'] * 2
+  reached = [len(path.read_text().splitlines()) for path in metrics]
+  assert all(0 < steps < 20 for steps in reached)
+
+  assert call(place, *flags).returncode == 0
+  for path in metrics:
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r['step'] for r in records] == [*range(1, 21), 20]
+  assert set(starts(place).values()) == {2}
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (('--arms=plain,nosuch',), '--arms=nosuch: must be one of plain, better'),
+    (('--baseline=nosuch',), '--baseline=nosuch: must be one of plain'),
+    (('--job=2',), '--job=2: is no flag of ablate'),
+    (('--config.loop.step=2',), 'step'),
+    (('--config.loop.steps=many',), 'steps'),
+    (('--config.model.window=0',), 'window=0: must be at least 1'),
+    (('--config.seed=7',), '--config.seed=7: --seeds says'),
+    (('--config.loop.log_every=3',), 'must divide loop.steps=4'),
+  ],
+)
+def test_bad_flags_are_refused_before_anything_runs(place, flags, message):
+  done = call(place, *flags)
+  assert done.returncode == 1
+  assert done.stderr.startswith('error: ')
+  assert message in done.stderr and 'Traceback' not in done.stderr
+  assert not (place / 'root').exists()
+
+
+def test_a_root_of_other_experiments_is_refused(place):
+  assert call(place, '--seeds=1', '--arms=plain').returncode == 0
+  done = call(
+    place, '--seeds=1', '--arms=plain', '--config.optimizer.learning_rate=2'
+  )
+  assert done.returncode == 1
+  assert 'learning_rate: 1.0 in the workdir, 2.0' in done.stderr
+  assert starts(place) == {'plain/seed0': 1}
+
+
+@pytest.mark.parametrize(
+  'source, message',
+  [
+    (None, 'no such file'),
+    ('def get_config(arm=""): pass', 'has no ARMS'),
+    ('ARMS = ()', 'has no ARMS'),
+  ],
+)
+def test_a_config_without_arms_is_refused(tmp_path, source, message):
+  path = tmp_path / 'config.py'
+  if source is not None:
+    path.write_text(source)
+  with pytest.raises(ValueError, match=message):
+    ablate.load(str(path))
+
+
+def test_baselines():
+  assert ablate.baselines(('a', 'b', 'c')) == {'a': 'a', 'b': 'a', 'c': 'a'}
+  each = {'a': 'a', 'b': 'a', 'fast a': 'fast a', 'fast b': 'fast a'}
+  assert ablate.baselines(each) == each
+  assert ablate.baselines(each, ['fast b']) == {'fast b': 'fast a'}
+  assert ablate.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
+  with pytest.raises(ValueError, match='--baseline=z'):
+    ablate.baselines({'a': 'z'})
+
+
+def test_a_diverged_arm_is_shown_as_it_is(tmp_path):
+  for seed, loss in enumerate(['1.5', '"NaN"']):
+    (tmp_path / f'seed{seed}').mkdir()
+    (tmp_path / f'seed{seed}' / 'metrics.jsonl').write_text(
+      f'{{"step": 1, "tokens": 8, "loss": {loss}}}\n'
+    )
+  outcomes = [
+    ablation_report.Outcome(
+      'wild', seed, 'finished', tmp_path / f'seed{seed}', ('train',)
+    )
+    for seed in range(2)
+  ]
+  path = ablation_report.write(
+    tmp_path, title='t', command=(), runs=outcomes, baselines={'wild': 'wild'}
+  )
+  cells = rows(path.read_text(), 'Training loss, mean')['wild']
+  assert cells[:3] == ['2', 'not finite', 'not finite']

@@ -1,0 +1,59 @@
+"""The first signal is a request, the second is what it always was."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from kaiju_jax.training import interrupt
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_request_and_handlers_come_back(number):
+  before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+  with interrupt.Interrupt() as stop:
+    assert not stop.requested
+    os.kill(os.getpid(), number)
+    assert stop.requested
+    after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    assert after == before
+  after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+  assert after == before
+
+
+def test_the_second_ctrl_c_aborts():
+  with pytest.raises(KeyboardInterrupt), interrupt.Interrupt() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.requested
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_come_back_after_a_run_without_signals():
+  before = signal.getsignal(signal.SIGTERM)
+  with interrupt.Interrupt():
+    assert signal.getsignal(signal.SIGTERM) != before
+  assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_ignored_signal_stays_ignored():
+  before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+  try:
+    with interrupt.Interrupt() as stop:
+      os.kill(os.getpid(), signal.SIGINT)
+      assert not stop.requested
+  finally:
+    signal.signal(signal.SIGINT, before)
+
+
+def test_outside_the_main_thread_it_does_nothing():
+  entered = []
+
+  def run():
+    with interrupt.Interrupt() as stop:
+      entered.append(stop.requested)
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  thread.join()
+  assert entered == [False]

@@ -1,0 +1,140 @@
+"""A workdir belongs to one experiment and to one process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kaiju_jax import config
+from kaiju_jax.training import workdir
+
+_HOLD = """
+import fcntl, os, sys, time
+file = open(sys.argv[1], 'a+')
+fcntl.lockf(file, fcntl.LOCK_EX)
+file.truncate(0)
+file.write(str(os.getpid()))
+file.flush()
+print('held', flush=True)
+time.sleep(60)
+"""
+
+
+def _snapshot(folder):
+  return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+def test_the_config_comes_back_typed(tmp_path):
+  experiment = config.Experiment(seed=3)
+  experiment.model.rope_global = None
+  experiment.optimizer.learning_rate = 1
+  with workdir.opened(tmp_path / 'a' / 'b', experiment) as folder:
+    read = workdir.load_experiment(folder)
+  assert read == experiment
+  assert type(read.optimizer.learning_rate) is float
+  text = (folder / 'config.json').read_text()
+  assert list(json.loads(text)) == sorted(json.loads(text))
+
+
+def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
+  experiment = config.Experiment()
+  for _ in range(3):
+    with workdir.opened(tmp_path, experiment) as folder:
+      workdir.note_start(folder)
+  noted = json.loads((tmp_path / 'environment.json').read_text())
+  assert {'python', 'jax', 'jaxlib', 'flax', 'optax', 'grain'} <= set(noted)
+  assert noted['orbax-checkpoint'] and noted['date']
+  assert noted['devices'][0]['count'] >= 1
+  assert len(noted['earlier']) == 2
+  assert 'earlier' not in noted['earlier'][0]
+
+
+def test_another_experiment_is_refused_field_by_field(tmp_path):
+  folder = tmp_path / 'run'
+  with workdir.opened(folder, config.Experiment()):
+    pass
+  (tmp_path / 'run-2').mkdir()
+  before = _snapshot(folder)
+  other = config.Experiment()
+  other.model.window = 64
+  other.optimizer.z_reg.attention = 0.0
+  for refuse in (workdir.check, lambda *a: workdir.opened(*a).__enter__()):
+    with pytest.raises(ValueError, match='another experiment') as error:
+      refuse(folder, other)
+    text = str(error.value)
+    assert 'model.window: 128 in the workdir, 64 in this command' in text
+    assert 'optimizer.z_reg.attention: 0.001 in the workdir, 0.0 in' in text
+    assert text.count('in the workdir') == 2
+    assert f'--workdir={folder}-3' in text
+  assert _snapshot(folder) == before
+
+
+def test_a_config_of_other_code_is_refused(tmp_path):
+  with workdir.opened(tmp_path, config.Experiment()):
+    pass
+  file = tmp_path / 'config.json'
+  data = json.loads(file.read_text())
+  data['model']['heads'] = data['model'].pop('num_heads')
+  file.write_text(json.dumps(data))
+  with pytest.raises(ValueError, match=r'model\.num_heads: \(no such field\)'):
+    workdir.check(tmp_path, config.Experiment())
+  with pytest.raises(ValueError, match=r'config\.json: model\.heads: no such'):
+    workdir.load_experiment(tmp_path)
+
+
+def test_bad_folders_are_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r'config\.json: not found'):
+    workdir.load_experiment(tmp_path)
+  (tmp_path / 'config.json').write_text('{"model": ')
+  for read in (
+    lambda: workdir.load_experiment(tmp_path),
+    lambda: workdir.check(tmp_path, config.Experiment()),
+  ):
+    with pytest.raises(ValueError, match=r'config\.json: not valid JSON'):
+      read()
+  with pytest.raises(ValueError, match='is a file'):
+    workdir.check(tmp_path / 'config.json', config.Experiment())
+  (tmp_path / 'old' / 'checkpoints').mkdir(parents=True)
+  with pytest.raises(ValueError, match=r'checkpoints, but no config\.json'):
+    workdir.check(tmp_path / 'old', config.Experiment())
+
+
+def test_an_ill_typed_experiment_leaves_no_folder(tmp_path):
+  experiment = config.Experiment()
+  experiment.model.window = '64'
+  with (
+    pytest.raises(ValueError, match=r"model\.window='64': must be int"),
+    workdir.opened(tmp_path / 'run', experiment),
+  ):
+    pass
+  assert not (tmp_path / 'run').exists()
+
+
+def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
+  with workdir.opened(tmp_path, config.Experiment()):
+    pass
+  holder = subprocess.Popen(
+    [sys.executable, '-c', _HOLD, tmp_path / 'lock'], stdout=subprocess.PIPE
+  )
+  try:
+    assert holder.stdout.readline() == b'held\n'
+    with (
+      pytest.raises(RuntimeError, match=f'process {holder.pid} trains here'),
+      workdir.opened(tmp_path, config.Experiment()),
+    ):
+      pass
+  finally:
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+  with workdir.opened(tmp_path, config.Experiment()):
+    pass
+
+
+def test_checking_imports_no_jax():
+  code = (
+    'import sys; from kaiju_jax.training import workdir;'
+    "sys.exit('jax' in sys.modules)"
+  )
+  assert subprocess.run([sys.executable, '-c', code]).returncode == 0
