@@ -296,12 +296,13 @@ def _draw_curves(
   finite = np.concatenate(later) if later else np.array([])
   finite = finite[np.isfinite(finite)]
   if finite.size:
-    # The first tenth of a run would squash all that the arms differ in.
-    low, high = finite.min(), finite.max()
+    # A run's first tenth, or a peak, would squash all that the arms differ in.
+    low, high = finite.min(), np.percentile(finite, 99)
     margin = 0.05 * (high - low) or 0.05
     axes.set_ylim(low - margin, high + margin)
   axes.set_xlabel('tokens')
-  axes.set_ylabel(f'training loss (nats per token), running mean of {span}')
+  smoothed = f', running mean of {span} records' if span > 1 else ''
+  axes.set_ylabel(f'training loss (nats per token){smoothed}')
   axes.set_title('Training loss: mean over seeds, and each seed (thin)')
   axes.grid(alpha=0.3)
   figure.legend(loc='outside right upper')
@@ -346,7 +347,7 @@ def _draw_final(
     zorder=2,
   )
   axes.set_yticks(range(len(values)), list(values))
-  axes.invert_yaxis()
+  axes.set_ylim(len(values) - 0.5, -0.5)
   axes.set_xlabel('training loss (nats per token)')
   axes.set_ylabel('arm')
   axes.set_title(f'Training loss, mean of the last {paired.LAST} steps')
