@@ -256,6 +256,14 @@ def test_concatenate_stacks_rows():
   assert visibility_lib.draw(batch, row=1) == 'x..\n.x.\n...'
 
 
+def test_side_by_side_moves_coordinates_with_their_ranges():
+  turned = visibility_lib.Visibility(
+    *(field[:, ::-1] for field in visibility_lib.causal(3))
+  )
+  row = visibility_lib.side_by_side([visibility_lib.causal(2), turned], 5)
+  assert visibility_lib.draw(row) == 'x....\nxx...\n..xxx\n...xx\n....x'
+
+
 def test_as_dense_takes_jax_arrays():
   visibility, window, _ = DRAWINGS[
     'tree, window 2: the parent, not the neighbour'

@@ -111,8 +111,7 @@ def _softmax_product(logits_BLHM, visible_BLM, v_BMK, dtype):
   """Softmax over the visible keys times v, and the log of its sum."""
   visible_BLHM = visible_BLM[:, :, None, :]
   sees_BLH = visible_BLM.any(axis=-1)[:, :, None]
-  # Every operand is finite before it is masked: a gradient of exp or log at
-  # an infinity would be NaN even where it is multiplied by zero.
+  # Masked by a finite value: a query that sees nothing has no inf - inf.
   logits_BLHM = jnp.where(visible_BLHM, logits_BLHM, -1e30)
   peak_BLH = jax.lax.stop_gradient(logits_BLHM.max(axis=-1))
   weights_BLHM = jnp.where(

@@ -79,6 +79,34 @@ CASES = {
   'many queries, few slots, window': Case(_slots(300, 70, seed=2), 9, 1),
 }
 
+
+def _one_ahead(length):
+  """Queries that stand one coordinate after the key of the same index."""
+  visibility = visibility_lib.causal(length + 1)
+  return visibility._replace(
+    **{
+      name: getattr(visibility, name)[:, :-1]
+      for name in ('start_BM', 'limit_BM', 'position_BM')
+    },
+    **{
+      name: getattr(visibility, name)[:, 1:]
+      for name in ('coordinate_BL', 'position_BL')
+    },
+  )
+
+
+# With blocks of 32, one visible pair lies just inside each kind of bound, and
+# no list is so long that the others reach the block anyhow.
+EDGES = {
+  'a key starts at the last query of a block': Case(_one_ahead(128), 33, 1),
+  'a key ends after the first query of a block': Case(
+    visibility_lib.documents([33, 32, 32, 31], 128), None, 1
+  ),
+  'a window ends at the last key of a block': Case(
+    visibility_lib.causal(128), 34, 1
+  ),
+}
+
 cases = pytest.mark.parametrize('case', CASES.values(), ids=CASES)
 
 
@@ -195,6 +223,13 @@ def test_output_lse_and_gradients(implementation, case):
   )
   _close(results, _oracle(case, *operands))
   _close(gradients, _oracle_gradients(case, operands, *cotangents))
+
+
+@implementations
+@pytest.mark.parametrize('case', EDGES.values(), ids=EDGES)
+def test_edges_of_blocks(implementation, case):
+  assert blocks.sizes(128, 128, case.heads, case.window)[:2] == (32, 32)
+  test_output_lse_and_gradients(implementation, case)
 
 
 @implementations
