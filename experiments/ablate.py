@@ -285,7 +285,7 @@ def run_all(
   """Runs what is not finished.
 
   Returns:
-    Each run's status by name, and whether Ctrl-C cut the ablation short.
+    Each run's status by name, and whether no Ctrl-C cut the ablation short.
   """
   statuses = {run.name: 'finished' for run in runs if run.is_finished()}
   missing = [run for run in runs if run.name not in statuses]
@@ -293,10 +293,9 @@ def run_all(
     f'{len(missing)} of {len(runs)} runs to do, {at_once} at a time.',
     highlight=False,
   )
-  interrupted = False
   with _Watch(missing, console) as watch:
     try:
-      jobs.run(
+      completed = jobs.run(
         [jobs.Job(run.name, run.command, run.log) for run in missing],
         at_once,
         started=watch.started,
@@ -304,11 +303,11 @@ def run_all(
         tick=watch.tick,
       )
     except KeyboardInterrupt:
-      interrupted = True
+      completed = False
   statuses |= watch.statuses
   return {
     run.name: statuses.get(run.name, 'not run') for run in runs
-  }, interrupted
+  }, completed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -320,10 +319,10 @@ def main(argv: Sequence[str]) -> int:
     runs = plan(config, arms, _SEEDS.value, root, argv[1:], _MODULE.value)
   except ValueError as error:
     sys.exit(f'error: {error}')
-  # A batch system's SIGTERM is a Ctrl-C.
+  # A batch system's second SIGTERM is a second Ctrl-C.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   console = rich.console.Console()
-  statuses, interrupted = run_all(runs, _JOBS.value, console)
+  statuses, completed = run_all(runs, _JOBS.value, console)
   report = ablation_report.write(
     root,
     title=(module.__doc__ or config).strip().splitlines()[0],
@@ -341,7 +340,7 @@ def main(argv: Sequence[str]) -> int:
     baselines=compared,
   )
   console.print(f'Report: {report}', highlight=False, soft_wrap=True)
-  if interrupted:
+  if not completed:
     console.print('Interrupted. The same command goes on.', highlight=False)
   return 0 if all(s == 'finished' for s in statuses.values()) else 1
 

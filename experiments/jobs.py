@@ -20,6 +20,8 @@ import signal
 import subprocess
 import time
 
+from kaiju_jax.training import interrupt
+
 # Seconds that a job may take to save once it is told to stop.
 PATIENCE = 120.0
 _POLL = 0.1
@@ -56,8 +58,11 @@ def run(
   started: Callable[[Job], None],
   ended: Callable[[Job, int, float], None],
   tick: Callable[[], None],
-) -> None:
+) -> bool:
   """Runs all jobs, `at_once` of them at a time; one's failure stops no other.
+
+  Ctrl-C or SIGTERM starts no more of them, tells those that run to stop
+  (SIGTERM) and waits for them; a second one kills them.
 
   Args:
     jobs: in the order in which they start.
@@ -67,9 +72,11 @@ def run(
       ended it) and its seconds.
     tick: called about ten times a second.
 
+  Returns:
+    Whether it was not interrupted.
+
   Raises:
-    KeyboardInterrupt: after every job that ran was told to stop (SIGTERM),
-      was waited for, and was given to `ended`. A second Ctrl-C kills them.
+    KeyboardInterrupt: at a second Ctrl-C, once no job runs.
   """
   cores = own_cores()
   slices = core_slices(cores, at_once) if cores else [()] * at_once
@@ -83,20 +90,24 @@ def run(
         del running[place]
         ended(current.job, status, time.monotonic() - current.started)
 
-  try:
-    while waiting or running:
-      for place in range(at_once):
-        if waiting and place not in running:
-          job = waiting.pop()
-          started(job)
-          process = _start(job, slices[place])
-          running[place] = _Running(job, process, time.monotonic())
-      time.sleep(_POLL)
-      reap()
-      tick()
-  finally:
-    if running:
-      _stop(running, reap)
+  # A flag rather than an exception, which could fall between a job's start and
+  # our note of it, and leave it running for ever.
+  with interrupt.Interrupt() as interrupted:
+    try:
+      while (waiting or running) and not interrupted.requested:
+        for place in range(at_once):
+          if waiting and place not in running:
+            job = waiting.pop()
+            started(job)
+            process = _start(job, slices[place])
+            running[place] = _Running(job, process, time.monotonic())
+        time.sleep(_POLL)
+        reap()
+        tick()
+    finally:
+      if running:
+        _stop(running, reap)
+  return not interrupted.requested
 
 
 def own_cores() -> list[int]:

@@ -37,7 +37,7 @@ class Record:
     self.ticks += 1
 
   def run(self, all_jobs, at_once):
-    jobs.run(
+    return jobs.run(
       all_jobs,
       at_once,
       started=self.started,
@@ -66,7 +66,7 @@ def test_core_slices(cores, places, slices):
 
 def test_one_failure_stops_no_other_and_logs_keep_what_was_printed(tmp_path):
   record = Record()
-  record.run(
+  assert record.run(
     [
       job(tmp_path, 'good', "print('fine')"),
       job(tmp_path, 'bad', "raise SystemExit('out of luck')"),
@@ -149,8 +149,7 @@ def test_ctrl_c_lets_running_jobs_save_and_starts_no_more(tmp_path):
 
   thread = interrupt_when(ready)
   record = Record()
-  with pytest.raises(KeyboardInterrupt):
-    record.run(all_jobs, at_once=2)
+  assert not record.run(all_jobs, at_once=2)
   thread.join()
   assert record.statuses == {'a': 0, 'b': 0}
   assert [(f / 'saved').exists() for f in folders] == [True, True, False]
@@ -164,23 +163,51 @@ def test_a_job_that_does_not_stop_is_killed_with_its_children(
     'import signal, subprocess, sys, time\n'
     'signal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
     "child = subprocess.Popen(['sleep', '60'])\n"
-    "print('child', child.pid, flush=True)\n"
+    "print('child:', child.pid, flush=True)\n"
     'time.sleep(60)\n'
   )
   log = tmp_path / 'deaf' / 'log'
   thread = interrupt_when(
-    lambda: log.exists() and '\nchild ' in log.read_text()
+    lambda: log.exists() and '\nchild: ' in log.read_text()
   )
   record = Record()
-  with pytest.raises(KeyboardInterrupt):
-    record.run([job(tmp_path, 'deaf', source)], 1)
+  assert not record.run([job(tmp_path, 'deaf', source)], 1)
   thread.join()
   assert record.statuses == {'deaf': -signal.SIGKILL}
-  child = int(log.read_text().split('\nchild ')[-1])
+  child = int(log.read_text().split('\nchild: ')[-1])
   deadline = time.monotonic() + 5
   while _is_alive(child) and time.monotonic() < deadline:
     time.sleep(0.05)
   assert not _is_alive(child)
+
+
+def test_an_interruption_at_a_start_leaves_no_job_behind(tmp_path):
+  record = Record()
+  record.started = lambda job: os.kill(os.getpid(), signal.SIGINT)
+  assert not record.run([job(tmp_path, 'a', 'import time; time.sleep(60)')], 1)
+  assert record.statuses == {'a': -signal.SIGTERM}
+
+
+def test_a_second_ctrl_c_kills(tmp_path):
+  source = (
+    'import signal, time\n'
+    'signal.signal(signal.SIGTERM, lambda *_: print("saving", flush=True))\n'
+    'print("ready:", flush=True)\n'
+    'while True: time.sleep(1)\n'
+  )
+  log = tmp_path / 'slow' / 'log'
+
+  def printed(text):
+    return lambda: log.exists() and f'\n{text}\n' in log.read_text()
+
+  first = interrupt_when(printed('ready:'))
+  second = interrupt_when(printed('saving'))
+  record = Record()
+  with pytest.raises(KeyboardInterrupt):
+    record.run([job(tmp_path, 'slow', source)], 1)
+  first.join()
+  second.join()
+  assert record.statuses == {'slow': -signal.SIGKILL}
 
 
 def _is_alive(pid: int) -> bool:
