@@ -34,7 +34,6 @@ class Batches(Iterator[packing.Batch]):
   ):
     self._source = source
     self._shape = (microbatches, batch)
-    self._iterator = None
     self._seek(start)
 
   def __next__(self) -> packing.Batch:
@@ -65,8 +64,6 @@ class Batches(Iterator[packing.Batch]):
     self._iterator.close()
 
   def _seek(self, row: int) -> None:
-    if self._iterator is not None:
-      self._iterator.close()
     self._row = row
     dataset = (
       grain.MapDataset.range(row, _ENDLESS)

@@ -170,8 +170,7 @@ class Rows:
       document = int(epoch.documents[nth])
       low = max(0, -offset)
       high = min(int(self._sizes[document]), self._length - offset)
-      if low < high:
-        pieces.append(self._piece(document, low, high))
+      pieces.append(self._piece(document, low, high))
     return packing.row(pieces, self._length)
 
   def _piece(self, document: int, low: int, high: int) -> packing.Piece:

@@ -17,6 +17,7 @@ def test_the_default_is_good():
     ('length', 1, 'at least 2'),
     ('batch', 0, 'at least 1'),
     ('microbatches', 0, 'at least 1'),
+    ('evaluated_rows', 0, 'at least 1'),
     ('held_out', 1.0, 'fraction'),
     ('held_out', -0.1, 'fraction'),
     ('held_out', float('nan'), 'fraction'),

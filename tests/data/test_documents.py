@@ -30,7 +30,8 @@ def _names(path, **kwargs):
 
 def _jsonl(tmp_path, *records):
   path = tmp_path / 'c.jsonl'
-  path.write_text('\n'.join(json.dumps(record) for record in records))
+  lines = [json.dumps(record, ensure_ascii=False) for record in records]
+  path.write_text('\n'.join(lines))
   return path
 
 
@@ -102,6 +103,12 @@ def test_chunks_of_a_file_without_line_ends(tmp_path):
   assert [len(chunk.segments[0]) for chunk in chunks] == [1024] * 4 + [904]
 
 
+def test_the_last_line_stays_with_those_before(tmp_path):
+  _write(tmp_path, a_txt='one\ntwo')
+  (chunk,) = _read(tmp_path / 'a.txt', chunked=True)
+  assert chunk.segments == ('one\ntwo',)
+
+
 def test_several_files_are_not_chunked(tmp_path):
   _write(tmp_path, a_txt='x\n' * 5000, b_txt='y')
   assert _names(tmp_path, chunked=True) == ['a.txt', 'b.txt']
@@ -114,7 +121,7 @@ def test_held_out_is_a_fraction_that_added_files_do_not_move():
   more = {name for name in names if documents_lib.is_held_out(name, 0.2)}
   assert held < more
   assert not any(documents_lib.is_held_out(name, 0) for name in names)
-  # From `b2sum -l 64`: a hash that changed would train on what was held out before.
+  # From `b2sum -l 64`: another hash would train on what was held out before.
   few = [name for name in names[:100] if documents_lib.is_held_out(name, 0.05)]
   assert few == [f'folder/{n}.txt' for n in (49, 57, 93, 95)]
 

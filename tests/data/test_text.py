@@ -193,6 +193,18 @@ def test_epochs_and_seeds_come_in_different_orders():
   assert begins != [0]
 
 
+def test_documents_have_new_neighbours_in_every_epoch():
+  rows = text_lib.Rows(_corpus(*(chr(n) * 15 for n in range(40, 100))), 32)
+  assert len(rows) == 30
+
+  def neighbours(epoch):
+    drawn = (rows[n].source for n in range(epoch * 30, epoch * 30 + 30))
+    return {frozenset(source.tolist()) for source in drawn}
+
+  assert all(len(pair) == 2 for pair in neighbours(0))
+  assert len(neighbours(0) & neighbours(1)) < 10
+
+
 def test_far_rows_cost_no_more_than_near_ones():
   rows = text_lib.Rows(_corpus('ab', 'cd'), 4, seed=0)
   assert rows[10**12].tokens.shape == (4,)
