@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 from absl import app
 from absl import flags
 
+from experiments import run
+
 if TYPE_CHECKING:
   from kaiju_jax import config as config_lib
   from kaiju_jax.evaluation import needle
@@ -59,6 +61,7 @@ _EVALUATION_SEED = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  run.quiet()
   try:
     runs = _runs()
     _check(runs)
@@ -107,11 +110,10 @@ def _runs() -> 'dict[pathlib.Path, tuple[str, config_lib.Experiment]]':
 def _check(runs) -> None:
   """Refuses what cannot run, before anything compiles or is written."""
   from kaiju_jax.evaluation import needle_tasks
-  from kaiju_jax.model import config as model_config
   from kaiju_jax.training import workdir
 
   for folder, (_, experiment) in runs.items():
-    model_config.check(experiment.model)
+    run.check(experiment)
     needle_tasks.rows(experiment)
     workdir.check(folder, experiment)
 
@@ -140,28 +142,7 @@ def _finished(
 
 def _trained(experiment: 'config_lib.Experiment', folder: pathlib.Path):
   """Trains to the end, or goes on from the last checkpoint; the parameters."""
-  from kaiju_jax.data import loader
-  from kaiju_jax.evaluation import induction
-  from kaiju_jax.evaluation import needle_tasks
-  from kaiju_jax.training import loop
-  from kaiju_jax.training import optimizer
-  from kaiju_jax.training import state as state_lib
-  from kaiju_jax.training import step
-
-  params = state_lib.init_params(step.model_of(experiment), experiment.seed)
-  if experiment.init == 'induction':
-    params = induction.suggest(params, experiment.model, experiment.seed)
-  state = loop.train(
-    experiment,
-    folder,
-    state=state_lib.create(params, optimizer.make(experiment.optimizer)),
-    step=step.make(experiment),
-    batches=loader.batches(
-      needle_tasks.rows(experiment),
-      experiment.data.batch,
-      experiment.data.microbatches,
-    ),
-  )
+  state = run.train(experiment, folder)
   if int(state.step) < experiment.loop.steps:
     raise SystemExit(130)  # Interrupted; the loop has said how to go on.
   return state.params

@@ -27,9 +27,7 @@ class FeedForward(weighted.Weighted):
     hidden_BLF = jnp.square(nn.relu(hidden_BLF))
     limit = None
     if quantization.clamp_hidden == 'weight_rms':
-      limit = clamp.weight_rms_limit(
-        w_in_DF, gain_D, quantization.clamp_hidden_k
-      )
+      limit = self._hidden_limit(w_in_DF, gain_D)
       hidden_BLF = clamp.clip(hidden_BLF, limit)
     elif quantization.clamp_hidden == 'input_std':
       row_limit = clamp.input_std_limit(
@@ -39,3 +37,10 @@ class FeedForward(weighted.Weighted):
     return self.einsum(
       'BLF,DF->BLD', hidden_BLF, w_out_DF, limit=limit, nonnegative=True
     )
+
+  def _hidden_limit(self, w_in_DF, gain_D: jax.Array) -> jax.Array:
+    """Returns the limit from the weights, or as an export holds it."""
+    if self.has_variable('params', 'hidden_limit'):
+      return self.get_variable('params', 'hidden_limit')
+    k = self.config.quantization.clamp_hidden_k
+    return clamp.weight_rms_limit(w_in_DF, gain_D, k)

@@ -61,6 +61,9 @@ def make(experiment: config_lib.Experiment) -> Step:
     total, gradient, weight, tokens = _accumulate(
       loss_of, state.params, batch, microbatches
     )
+    # A step may hold no token that carries loss, such as rows of one-token
+    # remainders: its gradient is zero, not NaN.
+    weight = jnp.where(weight > 0, weight, 1.0)
     gradient = jax.tree.map(lambda g: g / weight, gradient)
     updates, opt_state = optimizer.update(
       gradient,

@@ -1,0 +1,94 @@
+"""From an experiment to a run: what every script that trains calls."""
+
+from absl import flags
+from absl import logging
+
+from kaiju_jax import config as config_lib
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.training import workdir as workdir_lib
+
+
+def train(experiment: config_lib.Experiment, workdir: str):
+  """Trains `experiment` in `workdir`, or resumes it; returns the last state.
+
+  Raises:
+    ValueError, OSError: settings, data or a workdir that cannot serve; all of
+      it is looked at before anything compiles.
+  """
+  check(experiment)
+  workdir_lib.check(workdir, experiment)
+
+  # These import jax, which costs seconds that --help should not.
+  from kaiju_jax.data import loader
+  from kaiju_jax.training import loop
+  from kaiju_jax.training import optimizer
+  from kaiju_jax.training import state
+  from kaiju_jax.training import step
+
+  optimizer.check(experiment.optimizer)
+  loop.check(experiment.loop)
+  model = step.model_of(experiment)
+  rows, evaluate = _data(experiment, model)
+  params = state.init_params(model, experiment.seed)
+  if experiment.init == 'induction':
+    from kaiju_jax.evaluation import induction
+
+    params = induction.suggest(params, experiment.model, experiment.seed)
+  return loop.train(
+    experiment,
+    workdir,
+    state=state.create(params, optimizer.make(experiment.optimizer)),
+    step=step.make(experiment),
+    batches=loader.batches(
+      rows, experiment.data.batch, experiment.data.microbatches
+    ),
+    evaluate=evaluate,
+  )
+
+
+def check(experiment: config_lib.Experiment) -> None:
+  """Refuses an experiment that cannot run, before jax is imported.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  model_config.check(experiment.model)
+  data_config.check(experiment.data)
+  if experiment.data.length > experiment.model.max_length:
+    raise ValueError(
+      f'data.length={experiment.data.length}: rows are longer than the'
+      f' positions of model.max_length={experiment.model.max_length}.'
+    )
+  if experiment.init not in ('standard', 'induction'):
+    raise ValueError(
+      f"init={experiment.init!r}: must be one of 'standard', 'induction'."
+    )
+
+
+def _data(experiment: config_lib.Experiment, model):
+  """Returns the row source, and what to evaluate parameters with, if any."""
+  if experiment.data.task != 'text':
+    from kaiju_jax.evaluation import needle_tasks
+
+    return needle_tasks.rows(experiment), None
+
+  from kaiju_jax.data import text
+  from kaiju_jax.data import tokenizer
+  from kaiju_jax.evaluation import held_out
+
+  data = experiment.data
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  training, unseen = text.load(data, tokens)
+  evaluate = None
+  if unseen is not None:
+    evaluate = held_out.evaluator(
+      model, unseen, data.length, data.batch, data.evaluated_rows
+    )
+  return text.Rows(training, data.length, experiment.seed), evaluate
+
+
+def quiet() -> None:
+  """Keeps the libraries' own progress off the screen, unless asked for."""
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)

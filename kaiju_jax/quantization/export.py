@@ -1,0 +1,187 @@
+"""A trained checkpoint as int8: what is served is what was trained.
+
+The forward pass reads codes, scales and clamp limits; an export holds exactly
+these, made by the functions that the training step calls, so that its forward
+pass is the training one bit for bit (at the same shapes, on one backend).
+
+One safetensors file. Names are the parameters' paths joined by dots, stacked
+over the N repeats of the layer block as in training:
+
+    blocks.layer_0.feedforward.w_in_DF.codes        int8     [N, D, F]
+    blocks.layer_0.feedforward.w_in_DF.scales       float32  [N, 1, F]
+    blocks.layer_0.feedforward.hidden_limit         float32  [N]
+    blocks.layer_0.attention_norm.gain_D            float32  [N, D]
+    embedding.embedding_DV                          float32  [D, V]
+
+int8: every projection and the feed-forward, Bungee's exp(b) folded into the
+scales. float32: embedding, output head, norm gains. Keys and values need
+nothing: their scale is made a token at a time. The file's metadata holds the
+model's config as JSON, under `config`.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import weighted
+from kaiju_jax.quantization import bungee
+from kaiju_jax.quantization import clamp
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import qat
+
+_FORMAT = 'kaiju_jax int8 1'
+# What each weight sums over; the letters left are its output channels.
+CONTRACTED = {
+  'w_q_DHK': 'D',
+  'w_k_DK': 'D',
+  'w_v_DK': 'D',
+  'w_o_DHK': 'HK',
+  'w_in_DF': 'D',
+  'w_out_DF': 'F',
+}
+
+
+def quantized(params: Any, config: model_config.ModelConfig) -> Any:
+  """Returns `params` with `Quantized` weights and clamp limits.
+
+  The tree serves as parameters of the same model; it carries no gradient.
+
+  Args:
+    params: float32 master weights.
+    config: the model's; its matmuls must be int8.
+
+  Raises:
+    ValueError: a model that was not trained in int8.
+  """
+  if config.quantization.matmul != 'int8':
+    raise ValueError(
+      f'model.quantization.matmul={config.quantization.matmul!r}: only a model'
+      " trained with 'int8' has codes to export."
+    )
+
+  # A loop over the repeats, as the model's scan is: a vectorized exp or sum
+  # need not round as the scalar one does.
+  @jax.jit
+  def over_repeats(layer):
+    return jax.lax.map(lambda one: _layer(one, config), layer)
+
+  blocks = {
+    name: over_repeats(layer) for name, layer in params['blocks'].items()
+  }
+  return {**params, 'blocks': blocks}
+
+
+def _layer(layer: Any, config: model_config.ModelConfig) -> Any:
+  layer = {
+    **layer,
+    'attention': _group(layer['attention']),
+    'feedforward': _group(layer['feedforward']),
+  }
+  if config.quantization.clamp_hidden == 'weight_rms':
+    layer['feedforward']['hidden_limit'] = clamp.weight_rms_limit(
+      layer['feedforward']['w_in_DF'],
+      layer['feedforward_norm']['gain_D'],
+      config.quantization.clamp_hidden_k,
+    )
+  return layer
+
+
+def _group(group: Any) -> Any:
+  """Quantizes one module's weights and folds its Bungee scalars in."""
+  out = {}
+  for name, w in group.items():
+    if name.startswith('bungee_'):
+      continue
+    letters = weighted.letters_of(name)
+    axes = tuple(letters.index(letter) for letter in CONTRACTED[name])
+    weight = qat.quantize_weight(w, axes, jnp.float32)
+    stem = name.removesuffix(f'_{letters}')
+    if f'bungee_{stem}' in group:
+      weight = bungee.stretch(weight, group[f'bungee_{stem}'])
+    out[name] = weight._replace(carrier=None)
+  return out
+
+
+def save(
+  path: str | os.PathLike, params: Any, config: model_config.ModelConfig
+) -> None:
+  """Writes the export of float32 `params`; whole or not at all.
+
+  Raises:
+    ValueError: a model that was not trained in int8.
+    OSError: the file cannot be written.
+  """
+  tensors = {}
+  for tree_path, leaf in jax.tree_util.tree_leaves_with_path(
+    quantized(params, config)
+  ):
+    name = '.'.join(
+      str(getattr(key, 'key', getattr(key, 'name', key))) for key in tree_path
+    )
+    tensors[name] = np.ascontiguousarray(jax.device_get(leaf))
+  metadata = {
+    'format': _FORMAT,
+    'config': json.dumps(dataclasses.asdict(config), sort_keys=True),
+  }
+  path = pathlib.Path(path)
+  partial = path.with_name(f'{path.name}.partial')
+  try:
+    safetensors.numpy.save_file(tensors, partial, metadata)
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
+  """Returns the parameters and the model's config of an export.
+
+  Raises:
+    OSError: the file is missing or cannot be read.
+    ValueError: it is no export of this format.
+  """
+  try:
+    with safetensors.safe_open(path, framework='numpy') as file:
+      metadata = file.metadata() or {}
+      tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  except safetensors.SafetensorError as error:
+    raise ValueError(f'{path}: not a whole safetensors file: {error}') from None
+  if metadata.get('format') != _FORMAT:
+    raise ValueError(
+      f'{path}: format is {metadata.get("format")!r}, expected {_FORMAT!r}.'
+    )
+  fields = json.loads(metadata['config'])
+  fields['quantization'] = quantization_config.QuantizationConfig(
+    **fields['quantization']
+  )
+  return _tree(tensors), model_config.ModelConfig(**fields)
+
+
+def _tree(tensors: dict[str, np.ndarray]) -> Any:
+  tree: dict[str, Any] = {}
+  for name, tensor in tensors.items():
+    *parents, last = name.split('.')
+    if last in int8.Quantized._fields:
+      *parents, last = parents
+      node = _descend(tree, parents)
+      weight = node.get(last, int8.Quantized(None, None))
+      field = name.rpartition('.')[2]
+      node[last] = weight._replace(**{field: jnp.asarray(tensor)})
+    else:
+      _descend(tree, parents)[last] = jnp.asarray(tensor)
+  return tree
+
+
+def _descend(tree: dict[str, Any], parents: list[str]) -> dict[str, Any]:
+  for name in parents:
+    tree = tree.setdefault(name, {})
+  return tree
