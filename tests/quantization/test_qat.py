@@ -1,0 +1,247 @@
+"""int8 projections against float64, and what the compiler makes of them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import bungee
+from kaiju_jax.quantization import clamp
+from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import qat
+from kaiju_jax.training import state
+from tests.model import rows
+
+SPECS = {
+  'BLD,DHK->BLHK': ((2, 5, 16), (16, 3, 8)),
+  'BLD,DF->BLF': ((2, 5, 16), (16, 24)),
+  'BLF,DF->BLD': ((2, 5, 24), (16, 24)),
+  'BLHK,DHK->BLD': ((2, 5, 3, 8), (16, 3, 8)),
+}
+
+
+def axes_of(letters, spec):
+  x, w = spec.split('->')[0].split(',')
+  return tuple(i for i, c in enumerate(letters) if c in x and c in w)
+
+
+def drawn(spec, nonnegative=False, seed=0):
+  rng = np.random.default_rng(seed)
+  x_shape, w_shape = SPECS[spec]
+  x = rng.standard_normal(x_shape).astype(np.float32)
+  w = rng.standard_normal(w_shape).astype(np.float32)
+  return (np.abs(x) if nonnegative else x), w
+
+
+def fake_quant(x, axes, levels=127, limit=None):
+  """Rounds in float64, as a reader of the docstring would."""
+  x = x.astype(np.float64)
+  limit = np.abs(x).max(axes, keepdims=True) if limit is None else limit
+  step = np.float64(np.float32(limit) / np.float32(levels))
+  return np.clip(np.round(x / step), -levels, levels) * step
+
+
+@pytest.mark.parametrize('spec', SPECS)
+@pytest.mark.parametrize('nonnegative', [False, True])
+def test_a_projection_is_the_float64_product_of_rounded_operands(
+  spec, nonnegative
+):
+  x, w = drawn(spec, nonnegative)
+  x_letters, w_letters = spec.split('->')[0].split(',')
+  w_axes = axes_of(w_letters, spec)
+  got = qat.einsum(
+    spec,
+    jnp.asarray(x),
+    qat.quantize_weight(w, w_axes, jnp.float32),
+    nonnegative=nonnegative,
+  )
+  levels = 255 if nonnegative else 127
+  want = np.einsum(
+    spec,
+    fake_quant(x, axes_of(x_letters, spec), levels),
+    fake_quant(w, w_axes),
+  )
+  np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize('spec', SPECS)
+def test_gradients_go_straight_through_the_rounded_operands(spec):
+  x, w = drawn(spec)
+  x_letters, w_letters = spec.split('->')[0].split(',')
+  out = spec.split('->')[1]
+  w_axes = axes_of(w_letters, spec)
+  dy = (
+    np.random.default_rng(1)
+    .standard_normal(np.einsum(spec, x, w).shape)
+    .astype(np.float32)
+  )
+
+  def f(x, w):
+    y = qat.einsum(spec, x, qat.quantize_weight(w, w_axes, jnp.float32))
+    return jnp.sum(y * dy)
+
+  dx, dw = jax.grad(f, (0, 1))(jnp.asarray(x), jnp.asarray(w))
+  x_hat = fake_quant(x, axes_of(x_letters, spec))
+  w_hat = fake_quant(w, w_axes)
+  want_dx = np.einsum(f'{out},{w_letters}->{x_letters}', dy, w_hat)
+  want_dw = np.einsum(f'{x_letters},{out}->{w_letters}', x_hat, dy)
+  np.testing.assert_allclose(dx, want_dx, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(dw, want_dw, rtol=1e-5, atol=1e-5)
+
+
+def test_the_int8_input_gradient_is_unbiased_and_near():
+  spec = 'BLD,DF->BLF'
+  x, w = drawn(spec)
+  dys = np.random.default_rng(2).standard_normal((400, 2, 5, 24))
+  # The same gradient at 400 slightly different places draws 400 roundings.
+  base = dys[0].astype(np.float32)
+  many = base[None] * (1 + 1e-4 * np.arange(400)[:, None, None, None] / 400)
+
+  def dx_of(kind, dy):
+    def f(x):
+      y = qat.einsum(
+        spec, x, qat.quantize_weight(w, (0,), jnp.float32), input_gradient=kind
+      )
+      return jnp.sum(y * dy)
+
+    return jax.grad(f)(jnp.asarray(x))
+
+  exact = np.asarray(dx_of('bf16', jnp.asarray(base)))
+  rounded = np.stack(
+    [dx_of('int8', jnp.asarray(dy, jnp.float32)) for dy in many[:100]]
+  )
+  one = np.linalg.norm(rounded[0] - exact) / np.linalg.norm(exact)
+  mean = np.linalg.norm(rounded.mean(0) - exact) / np.linalg.norm(exact)
+  assert 1e-4 < one < 0.03
+  assert mean < one / 5
+
+
+def test_a_nan_does_not_become_a_quiet_zero():
+  x, w = drawn('BLD,DF->BLF')
+  x[1, 2, 3] = np.nan
+  y = qat.einsum(
+    'BLD,DF->BLF',
+    jnp.asarray(x),
+    qat.quantize_weight(w, (0,), jnp.float32),
+  )
+  assert np.isnan(y[1, 2]).all()
+  assert np.isfinite(y[0]).all()
+
+
+def test_key_value_codes_do_not_depend_on_the_rest_of_the_row():
+  """What a cache would hold after one token is what training sees."""
+  x_BMK = np.random.default_rng(0).standard_normal((2, 9, 8)).astype(np.float32)
+  whole = qat.quantize_kv(jnp.asarray(x_BMK), None)
+  for token in range(9):
+    alone = qat.quantize_kv(jnp.asarray(x_BMK[:, token : token + 1]), None)
+    np.testing.assert_array_equal(alone.codes[:, 0], whole.codes[:, token])
+    np.testing.assert_array_equal(alone.scales[:, 0], whole.scales[:, token])
+
+
+@pytest.mark.parametrize('exponent', [-24, -8, -4, 0, 8])
+def test_dynamic_clamping_is_exactly_scale_invariant(exponent):
+  """Codes of relu(x·W)² stay put when activations shrink by a power of two.
+
+  A constant limit sends nearly all of them to the zero bin.
+  """
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((1, 64, 32)).astype(np.float32)
+  x /= np.sqrt((x * x).mean(-1, keepdims=True))
+  w = (rng.standard_normal((32, 64)) / 32**0.5).astype(np.float32)
+  gain = np.ones(32, np.float32)
+
+  def codes(factor):
+    weight = qat.quantize_weight(w * np.float32(factor), (0,), jnp.float32)
+    h = jnp.square(
+      jax.nn.relu(qat.einsum('BLD,DF->BLF', jnp.asarray(x), weight))
+    )
+    limit = clamp.weight_rms_limit(weight, gain, 16.0)
+    step = int8.scale_of(limit, 255)
+    constant = int8.scale_of(jnp.float32(16 * 1.5**0.5), 255)
+    return int8.encode_nonnegative(h, step), int8.encode_nonnegative(
+      h, constant
+    )
+
+  base, _ = codes(1.0)
+  dynamic, constant = codes(2.0**exponent)
+  np.testing.assert_array_equal(dynamic, base)
+  positive = base > -128
+  if exponent <= -4:
+    assert (constant[positive] == -128).mean() > 0.7
+
+
+def test_the_predicted_hidden_rms_is_right_with_the_gain_in_it():
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((512, 256))
+  gain = rng.uniform(0.2, 3, 256)
+  w = rng.standard_normal((256, 512)) / 16
+  h = np.square(np.maximum((x * gain) @ w, 0))
+  limit = clamp.weight_rms_limit(jnp.asarray(w), jnp.asarray(gain), 1.0)
+  assert float(limit) == pytest.approx(np.sqrt((h * h).mean()), rel=0.05)
+
+
+def test_a_clamp_gives_no_gradient_where_it_cuts():
+  x = jnp.asarray([-3.0, -0.5, 0.5, 3.0])
+  limit = jnp.float32(1.0)
+  np.testing.assert_array_equal(clamp.clip(x, limit), [-1, -0.5, 0.5, 1])
+  gradient = jax.grad(lambda x: jnp.sum(clamp.clip(x, limit)))(x)
+  np.testing.assert_array_equal(gradient, [0, 1, 1, 0])
+
+
+def test_bungee_multiplies_and_has_the_products_gradient():
+  x, w = drawn('BLD,DF->BLF')
+  dy = jnp.asarray(np.random.default_rng(3).standard_normal((2, 5, 24)), 'f4')
+
+  def f(w, b, stretch):
+    weight = qat.quantize_weight(w, (0,), jnp.float32)
+    if stretch:
+      weight = bungee.stretch(weight, b)
+      return jnp.sum(dy * qat.einsum('BLD,DF->BLF', jnp.asarray(x), weight))
+    y = qat.einsum('BLD,DF->BLF', jnp.asarray(x), weight)
+    return jnp.sum(dy * y * jnp.exp(b))
+
+  got = jax.value_and_grad(f, (0, 1))(w, jnp.float32(0.3), True)
+  want = jax.value_and_grad(f, (0, 1))(w, jnp.float32(0.3), False)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+    got,
+    want,
+  )
+
+
+def test_the_compiled_forward_pass_holds_only_s8_weights_in_its_dots():
+  config = model_config.ModelConfig(
+    vocab_size=48,
+    d_model=32,
+    num_layers=7,
+    num_heads=3,
+    head_dim=8,
+    d_ff=80,
+    max_length=64,
+    window=5,
+  )
+  model = transformer.Transformer(config)
+  params = jax.eval_shape(lambda: state.init_params(model, 0))
+  batch = rows.packed_batch([[24]], 24, 48)
+  text = (
+    jax.jit(
+      lambda p: model.apply(
+        {'params': p}, batch.tokens_BL, batch.visibility(), method='hidden'
+      )
+    )
+    .lower(params)
+    .as_text()
+  )
+  dots = re.findall(r'stablehlo\.dot_general.*: \((.*)\) -> (.*)', text)
+  integer = [d for d in dots if 'xi8>' in d[0] and 'xi32>' in d[1]]
+  # 4 projections of attention's 7 layers, less K and V of the 4 that share
+  # them, 2 of each feed-forward, and QKᵀ.
+  assert len(integer) == 7 * (2 + 2) + 2 * 3 + 7
+  # The only float dots left are PV and the embedding's, none with a weight.
+  weights = {'32x3x8', '32x8', '32x80'}
+  for operands, _ in set(dots) - set(integer):
+    assert not any(f'tensor<{w}x' in operands for w in weights), operands
