@@ -43,11 +43,11 @@ class Positioned(Protocol):
     """Goes to a position."""
 
 
-class SaveError(RuntimeError):
+class SaveError(OSError):
   """A checkpoint could not be written; the earlier ones are kept."""
 
 
-class RestoreError(RuntimeError):
+class RestoreError(OSError):
   """There are checkpoints, and none of them can be read."""
 
 
@@ -122,7 +122,7 @@ class Checkpoints:
       SaveError: this save or the one before it failed.
     """
     self.wait()
-    if self._manager.latest_step() == step:
+    if step in self._manager.all_steps():
       return
     data = json.loads(json.dumps(batches.get_state()))
     sums = {'state': fingerprint.of(state), 'data': _sum(data)}
@@ -287,7 +287,8 @@ def _reason(error: Exception) -> str:
   code = re.search(r"os_error_code='(\d+)'", str(error))
   if code:
     return os.strerror(int(code[1]))
-  line = str(error).strip().partition('\n')[0] or type(error).__name__
+  line = str(error).strip().partition('\n')[0].rstrip('.')
+  line = line or type(error).__name__
   return line if len(line) <= 200 else f'{line[:200]}…'
 
 

@@ -52,9 +52,9 @@ def train(
 
   Raises:
     ValueError: bad loop settings, or a workdir of another experiment.
-    checkpoint.SaveError: a checkpoint could not be written.
-    checkpoint.RestoreError: there are checkpoints, and none can be read.
-    OSError: metrics could not be written.
+    OSError: a checkpoint (checkpoint.SaveError) or a record could not be
+      written, none of the checkpoints could be read
+      (checkpoint.RestoreError), or another process trains in the workdir.
     KeyboardInterrupt: at a second Ctrl-C. A save under way is not waited for.
   """
   config = experiment.loop

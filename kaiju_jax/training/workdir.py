@@ -33,7 +33,7 @@ def opened(
 
   Raises:
     ValueError: see `check`.
-    RuntimeError: another process trains there.
+    BlockingIOError: another process trains there.
   """
   path = pathlib.Path(path)
   check(path, experiment)
@@ -113,7 +113,7 @@ def _locked(path: pathlib.Path) -> Iterator[None]:
       fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
       file.seek(0)
-      raise RuntimeError(
+      raise BlockingIOError(
         f'workdir {path.parent}: process {file.read().strip()} trains here'
         ' already. Wait for it, stop it, or name another --workdir.'
       ) from error

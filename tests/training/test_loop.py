@@ -62,6 +62,7 @@ def test_a_run_learns_and_writes_down_what_the_config_asks(tmp_path):
     (23, False, True),
   ]
   assert [r['tokens'] for r in records] == [4 * r['step'] for r in records]
+  assert (tmp_path / 'environment.json').exists()
   saved = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
   assert saved == {'18', '23'}
 
@@ -244,6 +245,28 @@ def test_a_full_disk_while_saving_loses_nothing(tmp_path):
   assert _records(folder)[:9] == _records(tmp_path / 'whole')[:9]
   state = toy.train(folder, width=width)
   _assert_same_run(folder, state, tmp_path / 'whole', whole)
+
+
+def test_a_failed_save_is_noticed_before_the_next_is_due(tmp_path):
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  inner = toy.make_step()
+  calls = []
+
+  def filling(state, batch):
+    calls.append(1)
+    if len(calls) == 15:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    if len(calls) > 20:
+      time.sleep(0.1)
+    return inner(state, batch)
+
+  experiment = toy.experiment(steps=60, checkpoint_every=20)
+  try:
+    with pytest.raises(checkpoint.SaveError, match='Saving step 20 failed'):
+      toy.train(tmp_path, experiment, step=filling, width=50_000)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert len(calls) < 40
 
 
 def test_a_damaged_latest_checkpoint_costs_its_steps_only(tmp_path, capfd):

@@ -120,7 +120,7 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
   try:
     assert holder.stdout.readline() == b'held\n'
     with (
-      pytest.raises(RuntimeError, match=f'process {holder.pid} trains here'),
+      pytest.raises(BlockingIOError, match=f'process {holder.pid} trains here'),
       workdir.opened(tmp_path, config.Experiment()),
     ):
       pass
