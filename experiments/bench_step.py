@@ -1,0 +1,181 @@
+"""Does our notation cost anything, and what do windows save a training step?
+
+    python -m experiments.bench_step [--table=short,long,memory]
+
+Whole optimizer steps in float32, ours against `experiments/plain_model.py`
+(nn.Dense, dense masks), side by side in one process:
+
+    short    the tiny configuration
+    long     one row of 8,192, window 256, 6:1, per-layer remat on both sides
+    memory   temporary bytes of both compiled steps, to length 32,768
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+_TABLE = flags.DEFINE_multi_enum(
+  'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Which.'
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 9, 'Rounds, each timing every contender once.', lower_bound=1
+)
+_STEPS = flags.DEFINE_integer('steps', 5, 'Steps a timing.', lower_bound=1)
+_LENGTHS = flags.DEFINE_multi_integer(
+  'lengths', [1024, 2048, 4096, 8192, 16384, 32768], 'Of the memory table.'
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  console = rich.console.Console()
+  if 'short' in _TABLE.value:
+    console.print(_times('the tiny configuration', _short(), _STEPS.value))
+  if 'long' in _TABLE.value:
+    console.print(_times('6:1 at length 8,192, window 256', _long(8192), 1))
+  if 'memory' in _TABLE.value:
+    console.print(_memory(_LENGTHS.value))
+
+
+def _short():
+  from experiments.configs import tiny
+
+  return tiny.get_config('f32')
+
+
+def _long(length: int):
+  from experiments.configs import tiny
+
+  experiment = tiny.get_config('f32')
+  experiment.model = dataclasses.replace(
+    experiment.model,
+    num_layers=7,
+    window=256,
+    max_length=length,
+    remat='layer',
+  )
+  experiment.data.batch, experiment.data.length = 1, length
+  return experiment
+
+
+def _batch(experiment):
+  import numpy as np
+
+  from kaiju_jax.data import packing
+
+  data = experiment.data
+  rng = np.random.default_rng(0)
+  piece = packing.Piece(tokens=rng.integers(1, 256, data.length))
+  rows = [packing.row([piece], data.length)] * data.batch
+  return packing.Batch(*(field[None] for field in packing.stack(rows)))
+
+
+def _ours(experiment, batch):
+  """Returns the jitted step and its state; the step takes (state, batch)."""
+  from kaiju_jax.training import optimizer
+  from kaiju_jax.training import state
+  from kaiju_jax.training import step
+
+  params = state.init_params(step.model_of(experiment), 0)
+  made = optimizer.make(experiment.optimizer)
+  return step.make(experiment), state.create(params, made)
+
+
+def _plain(experiment, batch):
+  import jax
+  import jax.numpy as jnp
+  import optax
+
+  from experiments import plain_model
+
+  config = experiment.optimizer
+  model = plain_model.Model(experiment.model)
+  arguments = batch.tokens_BL[0], batch.source_BL[0], batch.position_BL[0]
+  params = jax.jit(model.init)(jax.random.key(0), *arguments)
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(config.clip),
+    optax.adamw(config.learning_rate, config.b1, config.b2),
+  )
+
+  def loss(params, batch):
+    logits = model.apply(
+      params, batch.tokens_BL[0], batch.source_BL[0], batch.position_BL[0]
+    )
+    nats = optax.softmax_cross_entropy_with_integer_labels(
+      logits[:, :-1], batch.tokens_BL[0, :, 1:]
+    )
+    weight = batch.weight_BL[0, :, 1:]
+    return jnp.sum(weight * nats) / jnp.sum(weight)
+
+  def step(state, batch):
+    params, opt_state = state
+    value, gradient = jax.value_and_grad(loss)(params, batch)
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), value
+
+  step = jax.jit(step, donate_argnums=0)
+  return step, (params, optimizer.init(params))
+
+
+_CONTENDERS = {'ours': _ours, 'plain': _plain}
+
+
+def _times(title: str, experiment, steps: int) -> rich.table.Table:
+  from kaiju_jax.kernels import timing
+
+  batch = _batch(experiment)
+  tokens = steps * batch.tokens_BL.size
+
+  def runner(contender):
+    step, state = contender(experiment, batch)
+    held = [state]
+
+    def run():
+      for _ in range(steps):
+        held[0], value = step(held[0], batch)
+      return value
+
+    return run
+
+  seconds = timing.medians(
+    {name: runner(make) for name, make in _CONTENDERS.items()}, _REPEATS.value
+  )
+  table = rich.table.Table(
+    title=f'Training step, {title}: medians of {_REPEATS.value} rounds'
+  )
+  table.add_column('')
+  for name in _CONTENDERS:
+    table.add_column(name, justify='right')
+  table.add_column('ours / plain', justify='right')
+  ratio = seconds['plain'] / seconds['ours']
+  rates = [f'{tokens / seconds[name]:,.0f}' for name in _CONTENDERS]
+  table.add_row('tokens/s', *rates, f'{ratio:.2f}×')
+  return table
+
+
+def _memory(lengths: Sequence[int]) -> rich.table.Table:
+  table = rich.table.Table(
+    title='Temporary memory of the compiled step, MiB: 6:1, window 256'
+  )
+  table.add_column('length', justify='right')
+  for name in _CONTENDERS:
+    table.add_column(name, justify='right')
+  for length in sorted(lengths):
+    experiment = _long(length)
+    batch = _batch(experiment)
+    row = []
+    for make in _CONTENDERS.values():
+      step, state = make(experiment, batch)
+      analysis = step.lower(state, batch).compile().memory_analysis()
+      row.append(f'{analysis.temp_size_in_bytes / 2**20:,.0f}')
+    table.add_row(f'{length:,}', *row)
+  return table
+
+
+if __name__ == '__main__':
+  app.run(main)
