@@ -138,10 +138,9 @@ def _masks(case):
   return dense_BLM, dense_BLM.any(axis=-1)
 
 
-def _oracle(case, q_BLHK, k_BMK, v_BMK):
-  """out by jax.nn, lse by numpy; zero where a query sees nothing."""
-  dense_BLM, sees_BL = _masks(case)
-  out_BLHK = jax.nn.dot_product_attention(
+@jax.jit
+def _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM):
+  return jax.nn.dot_product_attention(
     q_BLHK,
     k_BMK[:, :, None],
     v_BMK[:, :, None],
@@ -149,40 +148,45 @@ def _oracle(case, q_BLHK, k_BMK, v_BMK):
     scale=_SCALE,
     implementation='xla',
   )
+
+
+def _oracle(case, q_BLHK, k_BMK, v_BMK):
+  """out by jax.nn, lse by numpy; zero where a query sees nothing."""
+  dense_BLM, sees_BL = _masks(case)
+  out_BLHK = _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM)
   logits_BLHM = _SCALE * np.einsum(
     'BLHK,BMK->BLHM', np.float64(q_BLHK), np.float64(k_BMK)
   )
   logits_BLHM = np.where(dense_BLM[:, :, None], logits_BLHM, -np.inf)
   lse_BLH = np.logaddexp.reduce(logits_BLHM, axis=-1)
-  sees_BL1 = sees_BL[..., None]
   return (
-    np.where(sees_BL1[..., None], out_BLHK, 0),
-    np.where(sees_BL1, lse_BLH, 0),
+    np.where(sees_BL[..., None, None], out_BLHK, 0),
+    np.where(sees_BL[..., None], lse_BLH, 0),
   )
 
 
-def _dense(q_BLHK, k_BMK, v_BMK, dense_BLM):
-  """An independent dense softmax to differentiate; every query must see."""
-  logits_BLHM = _SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
-  logits_BLHM = jnp.where(dense_BLM[:, :, None], logits_BLHM, -jnp.inf)
-  out_BLHK = jnp.einsum('BLHM,BMK->BLHK', jax.nn.softmax(logits_BLHM), v_BMK)
-  return out_BLHK, jax.nn.logsumexp(logits_BLHM, axis=-1)
+@jax.jit
+def _dense_gradients(operands, dense_BLM, dout_BLHK, dlse_BLH):
+  """Gradients of an independent dense softmax; every query must see a key."""
+
+  def dense(q_BLHK, k_BMK, v_BMK):
+    logits_BLHM = _SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
+    logits_BLHM = jnp.where(dense_BLM[:, :, None], logits_BLHM, -jnp.inf)
+    out_BLHK = jnp.einsum('BLHM,BMK->BLHK', jax.nn.softmax(logits_BLHM), v_BMK)
+    return out_BLHK, jax.nn.logsumexp(logits_BLHM, axis=-1)
+
+  return jax.vjp(dense, *operands)[1]((dout_BLHK, dlse_BLH))
 
 
 def _oracle_gradients(case, operands, dout_BLHK, dlse_BLH):
-  """Gradients of `_dense`, in which blind queries see all but count nothing."""
+  """Gradients by q, k, v. Blind queries see all there, and count nothing."""
   dense_BLM, sees_BL = _masks(case)
-  dense_BLM = dense_BLM | ~sees_BL[..., None]
-  sees_BL1 = sees_BL[..., None]
-
-  @jax.jit
-  def loss(*operands):
-    out_BLHK, lse_BLH = _dense(*operands, dense_BLM)
-    return jnp.sum(jnp.where(sees_BL1[..., None], out_BLHK, 0) * dout_BLHK) + (
-      jnp.sum(jnp.where(sees_BL1, lse_BLH, 0) * dlse_BLH)
-    )
-
-  return jax.grad(loss, argnums=(0, 1, 2))(*operands)
+  return _dense_gradients(
+    operands,
+    dense_BLM | ~sees_BL[..., None],
+    np.where(sees_BL[..., None, None], dout_BLHK, 0),
+    np.where(sees_BL[..., None], dlse_BLH, 0),
+  )
 
 
 def _attend(case, implementation, *operands):

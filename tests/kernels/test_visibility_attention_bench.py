@@ -1,0 +1,55 @@
+"""The benchmark compares equals, and runs at toy size."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax.kernels.visibility_attention import bench
+
+
+@pytest.mark.parametrize('window', [None, 20])
+def test_contenders_compute_the_same(window):
+  shape = bench.Shape(160, window, heads=2, head_dim=8, batch=2)
+  random = np.random.default_rng(0)
+  operands = [
+    random.normal(size=x.shape).astype(x.dtype) for x in bench.operands(shape)
+  ]
+  ours, *others = (
+    jax.tree.leaves(bench.compiled(name, shape)(*operands))
+    for name in bench.CONTENDERS
+  )
+  assert len(others) == 2
+  for other in others:
+    for x, y in zip(ours, other, strict=True):
+      np.testing.assert_allclose(x, y, atol=2e-5)
+
+
+def test_memory_grows_with_length_and_not_its_square():
+  def grown(name):
+    return bench.temporary_bytes(
+      name, bench.Shape(4096, 64, heads=2, head_dim=16)
+    ) / bench.temporary_bytes(name, bench.Shape(1024, 64, heads=2, head_dim=16))
+
+  assert grown(bench.OURS) < 4.5
+  assert grown(bench.DENSE_REMAT) > 10
+
+
+def test_the_experiment_prints_both_tables():
+  command = (
+    '-m experiments.bench_attention --length=64 --window=8 --repeats=1'
+    ' --causal_length=16 --memory_length=32 --memory_length=64'
+    ' --heads=2 --head_dim=4'
+  )
+  text = subprocess.run(
+    [sys.executable, *command.split()],
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  assert 'median ms of 1 rounds' in text and 'growth' in text
+  # A row of each table begins with its length.
+  rows = [line.split()[1] for line in text.splitlines() if '│' in line]
+  assert rows == ['64', '16', '32', '64', 'growth']
