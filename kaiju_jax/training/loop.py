@@ -98,7 +98,7 @@ def train(
         break
 
     checkpoints.wait()
-    progress.say(_farewell(number, config.steps, folder))
+    progress.end(_farewell(number, config.steps, folder))
     return state
 
 

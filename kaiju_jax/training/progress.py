@@ -23,12 +23,16 @@ class Progress:
     return self
 
   def __exit__(self, *_) -> None:
-    if self._live:
-      self._live.stop()
+    self._leave()
 
   def say(self, text: str) -> None:
     """Prints a message, as it is."""
     self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+  def end(self, text: str) -> None:
+    """Prints the last message, below the line, which stays as it is."""
+    self._leave()
+    self.say(text)
 
   def update(
     self,
@@ -48,6 +52,10 @@ class Progress:
     else:
       line = [f'step {step}/{self._steps}', *filter(None, texts.values())]
       self.say('  '.join(line))
+
+  def _leave(self) -> None:
+    if self._live:
+      self._live.stop()
 
   def _show(self, step: int, texts: dict[str, str]) -> None:
     if not self._live:
