@@ -73,7 +73,7 @@ def make(experiment: config_lib.Experiment) -> Step:
     )
     metrics = {
       'loss': total / weight,
-      'grad_norm': optax.global_norm(gradient),
+      'grad_norm': optax.tree.norm(gradient),
       'learning_rate': jnp.asarray(config.learning_rate * rate),
       'loss_tokens': weight,
       'skipped_steps': jnp.asarray(

@@ -1,0 +1,128 @@
+"""Schedules over tokens, decay, clipping, Bungee's own rate, the guard."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax.training import config as training_config
+from kaiju_jax.training import optimizer
+
+PARAMS = {
+  'feedforward': {
+    'w_in_DF': jnp.ones((1, 4, 3)),
+    'bungee_w_in': jnp.zeros((1,)),
+  },
+  'norm': {'gain_D': jnp.ones((1, 4))},
+}
+
+
+def config(**changes) -> training_config.OptimizerConfig:
+  return training_config.OptimizerConfig(**changes)
+
+
+def updated(made, gradient, state=None, rate=0.1):
+  state = made.init(PARAMS) if state is None else state
+  return made.update(gradient, state, PARAMS, learning_rate=rate)
+
+
+def like(value):
+  return jax.tree.map(lambda p: jnp.full_like(p, value), PARAMS)
+
+
+@pytest.mark.parametrize(
+  'schedule, expected',
+  [
+    # At 0, half the warm-up, its end, the middle, and the end of the run.
+    ('cosine', [0, 0.5, 1, 0.55, 0.1]),
+    ('wsd', [0, 0.5, 1, 1, 0.1]),
+    ('constant', [0, 0.5, 1, 1, 1]),
+  ],
+)
+def test_schedules(schedule, expected):
+  rate = optimizer.shape_of_rate(
+    config(schedule=schedule, warmup=0.2, decay=0.25, final=0.1), 1000
+  )
+  got = [rate(jnp.float32(t)) for t in (0, 100, 200, 600, 1000)]
+  np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_wsd_starts_to_fall_where_its_decay_begins():
+  rate = optimizer.shape_of_rate(
+    config(schedule='wsd', warmup=0.1, decay=0.2, final=0.0), 1000
+  )
+  got = [rate(jnp.float32(t)) for t in (799, 800, 900, 950)]
+  np.testing.assert_allclose(got, [1, 1, 0.5, 0.25], atol=1e-5)
+
+
+def test_only_matrices_decay():
+  made = optimizer.make(config(weight_decay=0.5, clip=0.0))
+  updates, _ = updated(made, like(0.0), rate=0.1)
+  np.testing.assert_allclose(updates['feedforward']['w_in_DF'], -0.05)
+  np.testing.assert_array_equal(updates['feedforward']['bungee_w_in'], 0)
+  np.testing.assert_array_equal(updates['norm']['gain_D'], 0)
+
+
+def test_bungee_has_its_own_rate_and_no_part_in_the_clip():
+  made = optimizer.make(config(weight_decay=0.0, bungee_rate=10.0))
+  gradient = like(1e-3)
+  small, _ = updated(made, gradient)
+  gradient['feedforward']['bungee_w_in'] = jnp.full((1,), 1e6)
+  large, state = updated(made, gradient)
+  # A huge Bungee gradient changes no other parameter's update.
+  for name in ('w_in_DF',):
+    np.testing.assert_array_equal(
+      small['feedforward'][name], large['feedforward'][name]
+    )
+  ratio = large['feedforward']['bungee_w_in'] / large['norm']['gain_D'][0, 0]
+  np.testing.assert_allclose(ratio, 10, rtol=1e-4)
+  del state
+
+
+def test_the_clip_bounds_what_adam_sees():
+  clipped = optimizer.make(config(clip=1e-3, b1=0.0, weight_decay=0.0))
+  _, state = updated(clipped, like(1.0))
+  squares = [
+    float(jnp.sum(x))
+    for path, x in jax.tree_util.tree_leaves_with_path(state)
+    if '.nu' in jax.tree_util.keystr(path)
+    and 'bungee' not in jax.tree_util.keystr(path)
+  ]
+  norm = np.sqrt(sum(squares) / (1 - config().b2))
+  assert norm == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_the_guard_skips_and_counts_what_is_not_finite():
+  made = optimizer.make(config(skip_nonfinite=True))
+  _, state = updated(made, like(1.0))
+  assert optimizer.skipped_steps(state) == 0
+  bad = like(1.0)
+  bad['norm']['gain_D'] = jnp.full((1, 4), jnp.nan)
+  updates, after = updated(made, bad, state)
+  assert all(np.all(u == 0) for u in jax.tree.leaves(updates))
+  assert optimizer.skipped_steps(after) == 1
+  for old, new in zip(
+    jax.tree.leaves(state.inner_state), jax.tree.leaves(after.inner_state)
+  ):
+    np.testing.assert_array_equal(old, new)
+
+
+def test_z_reg_follows_the_rate_where_told_to():
+  half = jnp.float32(0.5)
+  assert optimizer.z_reg_coefficient(1e-3, 'constant', half) == 1e-3
+  assert optimizer.z_reg_coefficient(1e-3, 'learning_rate', half) == 5e-4
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'schedule': 'linear'}, "optimizer.schedule='linear': must be one of"),
+    ({'learning_rate': 0.0}, 'optimizer.learning_rate=0.0: must be positive'),
+    ({'warmup': 1.5}, r'optimizer.warmup=1.5: must lie in 0…1'),
+    ({'schedule': 'wsd', 'warmup': 0.9}, 'together at most 1'),
+    ({'clip': -1.0}, 'optimizer.clip=-1.0: must not be negative'),
+  ],
+)
+def test_errors(changes, message):
+  with pytest.raises(ValueError, match=message):
+    optimizer.check(config(**changes))
