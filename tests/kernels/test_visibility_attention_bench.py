@@ -29,12 +29,14 @@ def test_contenders_compute_the_same(window):
 
 def test_four_times_the_length_takes_at_most_four_times_the_memory():
   def grown(name):
-    return bench.temporary_bytes(
-      name, bench.Shape(4096, 64, heads=2, head_dim=16)
-    ) / bench.temporary_bytes(name, bench.Shape(1024, 64, heads=2, head_dim=16))
+    short, long = (
+      bench.temporary_bytes(name, bench.Shape(length, 64, heads=2, head_dim=16))
+      for length in (4096, 16384)
+    )
+    return long / short
 
   assert grown(bench.OURS) < 4
-  assert grown(bench.DENSE_REMAT) > 8
+  assert grown(bench.DENSE_REMAT) > 12
 
 
 def test_the_experiment_prints_both_tables():
@@ -53,10 +55,3 @@ def test_the_experiment_prints_both_tables():
   # A row of each table begins with its length.
   rows = [line.split()[1] for line in text.splitlines() if '│' in line]
   assert rows == ['64', '16', '32', '64', 'growth']
-
-
-def test_the_experiment_answers_before_it_imports_jax():
-  code = (
-    'import sys, experiments.bench_attention; sys.exit("jax" in sys.modules)'
-  )
-  assert subprocess.run([sys.executable, '-c', code]).returncode == 0
