@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from absl import app
 from absl import flags
+from absl import logging
 
 from experiments import run
 
@@ -67,6 +68,8 @@ def main(argv: Sequence[str]) -> None:
     _check(runs)
   except (OSError, ValueError) as error:
     raise SystemExit(f'needle: {error}') from error
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
   records = []
   for folder, (arm, experiment) in runs.items():
     records += _finished(folder, arm, experiment)

@@ -52,7 +52,7 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
     ),
     data=data_config.DataConfig(task='needle', length=256, batch=4),
     optimizer=training_config.OptimizerConfig(learning_rate=1e-3),
-    loop=training_config.LoopConfig(steps=340, checkpoint_every=340),
+    loop=training_config.LoopConfig(steps=400, checkpoint_every=400),
     init='induction',
   )
   dress(experiment, base)

@@ -7,7 +7,7 @@ from kaiju_jax.data import packing
 from kaiju_jax.evaluation import needle
 from kaiju_jax.evaluation import needle_curriculum as curriculum
 
-RUN = 340 * 4
+RUN = 400 * 4
 
 
 def documents(row):
