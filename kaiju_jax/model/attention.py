@@ -84,7 +84,13 @@ class Attention(weighted.Weighted):
     return KeyValue(self._stored('k', k_BMK), self._stored('v', v_BMK))
 
   def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
-    return qat.quantize_kv(x_BMK, None)
+    if self.config.quantization.kv_scale == 'token':
+      return qat.quantize_kv(x_BMK, None)
+    # Keys and values of normed inputs start with unit variance, and the
+    # largest of a few thousand normal values is about 4.
+    start = nn.initializers.constant(4.0)
+    limit_K = self.param(f'{name}_limit_K', start, (self.config.head_dim,))
+    return qat.quantize_kv(x_BMK, limit_K)
 
   def _attend(self, q_BLHK, k_BMK, v_BMK, visibility):
     return qat.attention(

@@ -15,8 +15,9 @@ over the N repeats of the layer block as in training:
 
 int8: every projection and the feed-forward, Bungee's exp(b) folded into the
 scales. float32: embedding, output head, norm gains. Keys and values need
-nothing: their scale is made a token at a time. The file's metadata holds the
-model's config as JSON, under `config`.
+nothing where their scale is a token's, and their channels' running limits
+(`k_limit_K`, `v_limit_K`) where it is a channel's. The file's metadata holds
+the model's config as JSON, under `config`.
 """
 
 import dataclasses
@@ -101,6 +102,9 @@ def _group(group: Any) -> Any:
   out = {}
   for name, w in group.items():
     if name.startswith('bungee_'):
+      continue
+    if name not in CONTRACTED:
+      out[name] = w
       continue
     letters = weighted.letters_of(name)
     axes = tuple(letters.index(letter) for letter in CONTRACTED[name])

@@ -212,29 +212,35 @@ def _uniform(x: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def quantize_kv(x_BMK: jax.Array, scale_K: jax.Array | None) -> Quantized:
+def quantize_kv(x_BMK: jax.Array, limit_K: jax.Array | None) -> Quantized:
   """Returns the int8 keys or values that a cache would hold.
 
   Args:
     x_BMK: keys (after the rotary embedding) or values.
-    scale_K: a running scale for each channel, or None for a scale a token
-      (`scales` [B, M] then).
+    limit_K: running limit of each channel's magnitude, which takes code 127
+      (`scales` [K] then), or None for a scale a token (`scales` [B, M]). Its
+      virtual gradient is limit − largest |x| seen: whoever follows it down
+      (`optimizer.follow_sign`) keeps the limit where the values are.
   """
-  if scale_K is None:
+  if limit_K is None:
     codes_BMK, scales_BM1 = int8.quantize(x_BMK, (-1,))
     scales = scales_BM1[..., 0]
   else:
-    scales = scale_K
+    scales = int8.scale_of(limit_K)
     codes_BMK = int8.encode(x_BMK, scales[None, None])
   return Quantized(codes_BMK, scales, jnp.zeros_like(x_BMK))
 
 
-def _quantize_kv_forward(x_BMK, scale_K):
-  return quantize_kv(x_BMK, scale_K), None
+def _quantize_kv_forward(x_BMK, limit_K):
+  excess_K = None
+  if limit_K is not None:
+    seen_K = jnp.max(jnp.abs(x_BMK), axis=(0, 1)).astype(jnp.float32)
+    excess_K = limit_K - seen_K
+  return quantize_kv(x_BMK, limit_K), excess_K
 
 
-def _quantize_kv_backward(_, cotangent):
-  return cotangent.carrier, None
+def _quantize_kv_backward(excess_K, cotangent):
+  return cotangent.carrier, excess_K
 
 
 quantize_kv.defvjp(_quantize_kv_forward, _quantize_kv_backward)
@@ -273,15 +279,20 @@ def int8_attention(
 
 
 def _kernel_arguments(qk, q_BLHK, k_BMK, v_BMK, visibility):
+  """A scale a channel of K folds into q, so that QKᵀ stays an integer dot."""
   q_scale_BLH = None
   q = q_BLHK
+  k_scale = k_BMK.scales
   if qk == 'int8':
+    if k_scale.ndim == 1:
+      q_BLHK = q_BLHK * k_scale[None, None, None].astype(q_BLHK.dtype)
+      k_scale = jnp.ones(k_BMK.shape[:2], jnp.float32)
     q, q_scale_BLH1 = int8.quantize(q_BLHK, (-1,))
     q_scale_BLH = q_scale_BLH1[..., 0]
   arrays = (q, k_BMK.codes, v_BMK.codes, *_ranges(visibility))
   scales = {
     'q_scale_BLH': q_scale_BLH,
-    'k_scale': k_BMK.scales,
+    'k_scale': k_scale,
     'v_scale': v_BMK.scales,
   }
   return arrays, scales
@@ -309,14 +320,16 @@ def _int8_attention_forward(
     implementation=implementation,
     **scales,
   )
-  residuals = (arrays, scales, out_BLHK, lse_BLH, jnp.zeros((0,), q_BLHK.dtype))
+  folded_K = k_BMK.scales if qk == 'int8' and k_BMK.scales.ndim == 1 else None
+  dtype_of_q = jnp.zeros((0,), q_BLHK.dtype)
+  residuals = (arrays, scales, folded_K, out_BLHK, lse_BLH, dtype_of_q)
   return (out_BLHK, lse_BLH), residuals
 
 
 def _int8_attention_backward(
   window, scale, qk, implementation, residuals, cotangents
 ):
-  arrays, scales, out_BLHK, lse_BLH, dtype_of_q = residuals
+  arrays, scales, folded_K, out_BLHK, lse_BLH, dtype_of_q = residuals
   dout_BLHK, dlse_BLH = cotangents
   dq_BLHK, dk_BMK, dv_BMK = api.backward(
     *arrays,
@@ -330,6 +343,9 @@ def _int8_attention_backward(
     **scales,
   )
   dtype = dtype_of_q.dtype
+  if folded_K is not None:
+    dq_BLHK = dq_BLHK * folded_K[None, None, None]
+    dk_BMK = dk_BMK / folded_K[None, None]
   return (
     dq_BLHK.astype(dtype),
     Quantized(None, None, dk_BMK.astype(dtype)),

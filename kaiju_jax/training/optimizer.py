@@ -20,6 +20,9 @@ from kaiju_jax.training import config as training_config
 
 Schedule = Callable[[jax.Array], jax.Array]
 
+# A running KV limit moves by this fraction of itself a step. (Our guess.)
+_LIMIT_RATE = 0.01
+
 
 def shape_of_rate(
   config: training_config.OptimizerConfig, total_tokens: int
@@ -65,6 +68,21 @@ def scale_by_argument(factor: float) -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
+def follow_sign(rate: float) -> optax.GradientTransformation:
+  """Moves a positive parameter by `rate` of itself against the sign.
+
+  For running limits (`qat.quantize_kv`), whose virtual gradient says on which
+  side of the limit the largest value was; its size means nothing.
+  """
+
+  def update(updates, state, params):
+    return jax.tree.map(
+      lambda u, p: -rate * jnp.sign(u) * p, updates, params
+    ), state
+
+  return optax.GradientTransformation(optax.init_empty_state, update)
+
+
 def names(params: Any) -> Any:
   """Returns the tree of each parameter's own name, as 'w_in_DF'."""
   return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key, params)
@@ -77,6 +95,12 @@ def is_matrix(name: str) -> bool:
 
 def _is_bungee(name: str) -> bool:
   return name.startswith('bungee')
+
+
+def _kind(name: str) -> str:
+  if _is_bungee(name):
+    return 'bungee'
+  return 'limit' if name.endswith('_limit_K') else 'weights'
 
 
 def make(
@@ -104,10 +128,9 @@ def make(
     {
       'weights': weights,
       'bungee': optax.chain(adam, scale_by_argument(config.bungee_rate)),
+      'limit': follow_sign(_LIMIT_RATE),
     },
-    lambda params: jax.tree.map(
-      lambda name: 'bungee' if _is_bungee(name) else 'weights', names(params)
-    ),
+    lambda params: jax.tree.map(_kind, names(params)),
   )
   if config.skip_nonfinite:
     never = jnp.iinfo(jnp.int32).max

@@ -56,7 +56,10 @@ def mask_of(visibility, window):
 
 
 def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
-  """Returns hidden states, and the explicit Z-Reg term Σ lse²/2."""
+  """Returns hidden states, the explicit Z-Reg term Σ lse²/2, and zero.
+
+  The zero has the virtual gradient of the running KV limits.
+  """
   q = config.quantization
   int8 = q.matmul == 'int8'
 
@@ -83,6 +86,7 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
   in_block = len(params['blocks'])
   made = {}
   z_term = 0.0
+  virtual = 0.0
   for index, layer in enumerate(layers):
     p = jax.tree.map(
       lambda a, i=index: a[i // in_block],
@@ -97,11 +101,24 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
       key = project('BLD,DK->BLK', n, weight(a, 'w_k_DK', (0,)), (-1,))
       key = rotate(key[:, :, None], visibility.position_BL, base)[:, :, 0]
       value = project('BLD,DK->BLK', n, weight(a, 'w_v_DK', (0,)), (-1,))
+      limits = None, None
+      if q.kv_scale == 'channel':
+        limits = a['k_limit_K'], a['v_limit_K']
+        seen = [jnp.abs(x).max((0, 1)) for x in (key, value)]
+        virtual += sum(
+          jnp.sum(0.5 * x**2 - x * stop(y)) for x, y in zip(limits, seen)
+        )
+        limits = [x[None, None] for x in limits]
       if q.kv == 'int8':
-        key, value = fake_quant(key, (-1,)), fake_quant(value, (-1,))
-      made[index] = key, value
-    key, value = made[layer.kv_from]
-    if q.qk == 'int8':
+        key = fake_quant(key, (-1,), limit=limits[0])
+        value = fake_quant(value, (-1,), limit=limits[1])
+      made[index] = key, value, limits[0]
+    key, value, limit_K = made[layer.kv_from]
+    if q.qk == 'int8' and q.kv_scale == 'channel':
+      # The scale of each key channel is folded into the query first.
+      scale = stop(limit_K[:, :, None] / 127)
+      query = fake_quant(query * scale, (-1,)) / scale
+    elif q.qk == 'int8':
       query = fake_quant(query, (-1,))
     logits = jnp.einsum('BLHK,BMK->BLHM', query, key) / np.sqrt(config.head_dim)
     seen = mask_of(visibility, layer.window)[:, :, None]
@@ -129,12 +146,15 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
     x = x + project(
       'BLF,DF->BLD', h, w_out, (-1,), largest=255.0, limit=limit, low=0.0
     )
-  return rms_norm(x, params['final_norm']['gain_D'][None, None]), z_term
+  out = rms_norm(x, params['final_norm']['gain_D'][None, None])
+  return out, z_term, virtual - stop(virtual)
 
 
 def loss(params, config, batch, z_attention=0.0, z_logits=0.0):
   """Σ weight·CE plus the Z-Reg terms, explicitly."""
-  states, z_term = hidden(params, config, batch.tokens_BL, batch.visibility())
+  states, z_term, virtual = hidden(
+    params, config, batch.tokens_BL, batch.visibility()
+  )
   embedding = params['embedding']
   table = embedding.get('head_DV', embedding['embedding_DV'])
   rows = jnp.arange(states.shape[0])[:, None]
@@ -142,4 +162,4 @@ def loss(params, config, batch, z_attention=0.0, z_logits=0.0):
   lse = jax.nn.logsumexp(logits, -1)
   target = jnp.take_along_axis(logits, batch.tokens_BL[..., None], -1)[..., 0]
   per_token = lse - target + z_logits * 0.5 * lse**2
-  return jnp.sum(batch.weight_BL * per_token) + z_attention * z_term
+  return jnp.sum(batch.weight_BL * per_token) + z_attention * z_term + virtual

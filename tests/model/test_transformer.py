@@ -61,6 +61,12 @@ CONFIGS = {
   'int8, nothing clamped': small_config(
     quantization=int8_config(clamp_hidden='none', clamp_input='none')
   ),
+  'int8, channel scales': small_config(
+    quantization=int8_config(kv_scale='channel')
+  ),
+  'int8, channel scales, float queries': small_config(
+    quantization=int8_config(kv_scale='channel', qk='none')
+  ),
   'int8, hidden clamped by its own rows': small_config(
     quantization=int8_config(clamp_hidden='input_std')
   ),

@@ -53,8 +53,9 @@ def params_of(config):
     changed('float32'),
     changed(clamp_hidden='input_std', bungee=False),
     changed(clamp_hidden='none', clamp_input='none', qk='none'),
+    changed(kv_scale='channel'),
   ],
-  ids=['bf16', 'f32', 'no limit', 'unclamped'],
+  ids=['bf16', 'f32', 'no limit', 'unclamped', 'channel scales'],
 )
 def test_the_export_gives_the_training_forward_pass_bit_for_bit(
   config, tmp_path
