@@ -1,14 +1,18 @@
 """Ctrl-C and SIGTERM as a request that the loop answers between two steps."""
 
+from concurrent import futures
 import os
 import signal
-import sys
 import threading
+from typing import Any
 from typing import Self
+
+import jax
 
 _NOTICE = (
   b'\nInterrupted: finishing this step and saving. Again to abort at once.\n'
 )
+_WAITER = futures.ThreadPoolExecutor(1, 'step_waiter')
 
 
 class Interrupt:
@@ -38,9 +42,18 @@ class Interrupt:
     self.requested = True
     self._restore()
     # A print within a print that the signal interrupted would raise.
-    os.write(sys.__stderr__.fileno(), _NOTICE)
+    os.write(2, _NOTICE)
 
   def _restore(self) -> None:
     while self._former:
       number, handler = self._former.popitem()
       signal.signal(number, handler)
+
+
+def wait(arrays: Any) -> None:
+  """Waits for arrays like `jax.block_until_ready`, but hears signals.
+
+  Python runs no handler while its main thread waits inside XLA, and two
+  signals in one long step would be taken for one: another thread waits there.
+  """
+  _WAITER.submit(jax.block_until_ready, arrays).result()

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.training import config as config_lib
+from kaiju_jax.training import interrupt
 from kaiju_jax.training import metrics
 from kaiju_jax.training import progress as progress_lib
 from kaiju_jax.training import tensorboard
@@ -86,7 +87,7 @@ class Journal:
     if self._pending is None:
       return
     (number, tokens, values), self._pending = self._pending, None
-    jax.block_until_ready(values)
+    interrupt.wait(values)
     self._clock.tick(number)
     if tokens is None:
       return

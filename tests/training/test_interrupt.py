@@ -3,7 +3,10 @@
 import os
 import signal
 import threading
+import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from kaiju_jax.training import interrupt
@@ -57,3 +60,40 @@ def test_outside_the_main_thread_it_does_nothing():
   thread.start()
   thread.join()
   assert entered == [False]
+
+
+@jax.jit
+def _slow(x_DD):
+  """Runs for a second or more, beside the thread that dispatched it."""
+  return jax.lax.fori_loop(0, 3000, lambda _, y_DD: y_DD @ x_DD, x_DD)
+
+
+def test_two_signals_within_one_step_are_two():
+  x_DD = jnp.full((256, 256), 1 / 256)
+  jax.block_until_ready(_slow(x_DD))
+
+  def send():
+    for _ in range(2):
+      time.sleep(0.05)
+      os.kill(os.getpid(), signal.SIGINT)
+
+  thread = threading.Thread(target=send)
+  start = time.perf_counter()
+  values = _slow(x_DD)
+  with pytest.raises(KeyboardInterrupt), interrupt.Interrupt() as stop:
+    thread.start()
+    interrupt.wait(values)
+  aborted = time.perf_counter() - start
+  jax.block_until_ready(values)
+  assert stop.requested
+  assert aborted < 0.5 * (time.perf_counter() - start)
+  thread.join()
+
+
+def test_waiting_raises_what_the_step_raised():
+  class Failed:
+    def block_until_ready(self):
+      raise FloatingPointError('of the step')
+
+  with pytest.raises(FloatingPointError, match='of the step'):
+    interrupt.wait({'loss': Failed()})
