@@ -137,9 +137,8 @@ def kv_caches(
   return tuple(Cache(name, size, size / length) for name, size in rows)
 
 
-# Numbers of one layer's activations that are alive at once while its backward
-# pass recomputes it, in units of those it would have saved: 2.6 to 3.4 in
-# steps that XLA compiled for an H100.
+# What is alive while one layer's backward pass runs, in units of what the layer
+# saves without remat: 2.6 to 3.4 in steps that XLA compiled for an H100.
 _WORKING = 3
 
 
@@ -173,9 +172,11 @@ def training_memory(
       24 D + b (2 D + 3 F + 2 H K)  +  5 D + 3 F + 3 H K   int8: codes, masks
                                     +  F                   plain: a mask
 
-  The formula is ours. Against XLA's own count of single-device steps compiled
-  for an H100 (60m to 1b, 8k and 32k tokens) it gives MEASURED. Fragmentation,
-  collectives' buffers and the batch itself are not in it.
+  The formula is ours. Against what XLA counts of single-device steps compiled
+  for an H100 (60m to 1b, 8k and 32k tokens) it gives 0.7 to 1.2: the low end
+  where XLA recomputes several layers of a block at once, which costs a working
+  set each. Without remat, a block that does not repeat takes half of it.
+  Collectives' buffers, fragmentation and the batch itself are not in it.
 
   Args:
     config: the model; `remat` says what is saved.

@@ -269,20 +269,32 @@ def test_baselines():
     ablate.baselines({'a': 'z'})
 
 
-def test_a_diverged_arm_is_shown_as_it_is(tmp_path):
-  for seed, loss in enumerate(['1.5', '"NaN"']):
+def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
+  for seed, loss in enumerate(['1.5', '"NaN"', '2.5', '99.0']):
     (tmp_path / f'seed{seed}').mkdir()
     (tmp_path / f'seed{seed}' / 'metrics.jsonl').write_text(
       f'{{"step": 1, "tokens": 8, "loss": {loss}}}\n'
     )
   outcomes = [
     ablation_report.Outcome(
-      'wild', seed, 'finished', tmp_path / f'seed{seed}', ('train',)
+      arm, seed, status, tmp_path / f'seed{seed}', ('train',)
     )
-    for seed in range(2)
+    for seed, (arm, status) in enumerate(
+      [
+        ('wild', 'finished'),
+        ('wild', 'finished'),
+        ('calm', 'finished'),
+        ('calm', 'stopped'),
+      ]
+    )
   ]
   path = ablation_report.write(
-    tmp_path, title='t', command=(), runs=outcomes, baselines={'wild': 'wild'}
+    tmp_path,
+    title='t',
+    command=(),
+    runs=outcomes,
+    baselines={'wild': 'wild', 'calm': 'calm'},
   )
-  cells = rows(path.read_text(), 'Training loss, mean')['wild']
-  assert cells[:3] == ['2', 'not finite', 'not finite']
+  table = rows(path.read_text(), 'Training loss, mean')
+  assert table['wild'][:3] == ['2', 'not finite', 'not finite']
+  assert table['calm'][:3] == ['1', '2.5000', '–']

@@ -1,0 +1,83 @@
+"""Prints a model before anything compiles: layers, parameters, KV, memory.
+
+    python -m experiments.describe --preset=110b
+    python -m experiments.describe --config=experiments/configs/tiny.py \\
+        [--config.model.window=512 …] [--fsdp=8 --tensor=2 --batch=16]
+
+Imports no jax: the figures are arithmetic on the config, and the training
+memory is an estimate (`kaiju_jax/model/footprint.py` has the formula).
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+from ml_collections import config_flags
+import rich.console
+
+from kaiju_jax.model import describe
+from kaiju_jax.model import presets
+
+_PRESET = flags.DEFINE_string(
+  'preset', None, f'One of {", ".join(presets.PRESETS)}.'
+)
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', None, 'An experiment instead: PATH or PATH:ARM.'
+)
+_FSDP = flags.DEFINE_integer(
+  'fsdp', None, 'Devices that split D; by default those a preset is meant for.'
+)
+_TENSOR = flags.DEFINE_integer('tensor', None, 'Devices that split F, H and V.')
+_BATCH = flags.DEFINE_integer(
+  'batch', None, "Rows of a microbatch; a config's own, or one per fsdp device."
+)
+_LENGTH = flags.DEFINE_integer(
+  'length', None, "Tokens of a row; a config's own, or at most 8192."
+)
+_LENGTHS = flags.DEFINE_list(
+  'lengths', [str(x) for x in describe.LENGTHS], 'Of the KV caches.'
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if (_PRESET.value is None) == (_CONFIG.value is None):
+    raise app.UsageError('exactly one of --preset and --config is needed.')
+  try:
+    _describe()
+  except ValueError as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _describe() -> None:
+  fsdp, tensor = _FSDP.value, _TENSOR.value
+  if _CONFIG.value is not None:
+    name = flags.FLAGS['config'].config_filename
+    model, data = _CONFIG.value.model, _CONFIG.value.data
+    batch, length = data.batch, data.length
+  else:
+    name, model = _PRESET.value, presets.preset(_PRESET.value)
+    if fsdp is None and tensor is None:
+      fsdp, tensor = presets.MESHES.get(name, (1, 1))
+    batch, length = fsdp or 1, min(model.max_length, 8192)
+  describe.describe(
+    model,
+    rich.console.Console(),
+    name=name,
+    batch=batch if _BATCH.value is None else _BATCH.value,
+    length=length if _LENGTH.value is None else _LENGTH.value,
+    fsdp=1 if fsdp is None else fsdp,
+    tensor=1 if tensor is None else tensor,
+    lengths=[_length(text) for text in _LENGTHS.value],
+  )
+
+
+def _length(text: str) -> int:
+  if not text.isdigit() or not int(text):
+    raise ValueError(f'--lengths={text}: must be positive whole numbers.')
+  return int(text)
+
+
+if __name__ == '__main__':
+  app.run(main)
