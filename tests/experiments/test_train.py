@@ -1,0 +1,163 @@
+"""The whole road, with the real model: stop, resume, refuse."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import run
+from experiments.configs import tiny
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS = 12
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Three small files of text, one of which is held out."""
+  (tmp_path / 'texts').mkdir()
+  for n in range(12):
+    (tmp_path / 'texts' / f'{n}.txt').write_text(f'{n} green bottles. ' * 60)
+  return tmp_path
+
+
+def command(folder, workdir):
+  overrides = {
+    'model.d_model': 16,
+    'model.num_layers': 7,
+    'model.num_heads': 2,
+    'model.head_dim': 8,
+    'model.d_ff': 32,
+    'model.max_length': 64,
+    'model.window': 8,
+    'data.path': folder / 'texts',
+    'data.length': 32,
+    'data.batch': 2,
+    'data.held_out': 0.2,
+    'data.evaluated_rows': 4,
+    'loop.steps': STEPS,
+    'loop.log_every': 1,
+    'loop.evaluate_every': 0,
+    'loop.checkpoint_every': 4,
+  }
+  return [
+    sys.executable,
+    '-m',
+    'experiments.train',
+    '--config=experiments/configs/tiny.py',
+    f'--workdir={workdir}',
+    *(f'--config.{name}={value}' for name, value in overrides.items()),
+  ]
+
+
+def records(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  kept = [json.loads(line) for line in lines]
+  for record in kept:
+    record.pop('tokens_per_second', None)
+  return kept
+
+
+def test_a_terminated_run_resumes_to_the_same_records(folder):
+  whole, stopped = folder / 'whole', folder / 'stopped'
+  subprocess.run(command(folder, whole), cwd=ROOT, check=True, timeout=300)
+  process = subprocess.Popen(
+    command(folder, stopped), cwd=ROOT, stderr=subprocess.PIPE, text=True
+  )
+  deadline = time.monotonic() + 240
+  while not (stopped / 'metrics.jsonl').exists() or not records(stopped):
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+  process.send_signal(signal.SIGTERM)
+  _, said = process.communicate(timeout=120)
+  assert process.returncode == 0
+  # A run that was over before the signal came has nothing left to resume.
+  if 'stopped and saved' in said:
+    assert len(records(stopped)) < STEPS
+  done = subprocess.run(
+    command(folder, stopped),
+    cwd=ROOT,
+    check=True,
+    timeout=300,
+    capture_output=True,
+    text=True,
+  )
+  assert f'done, {STEPS} steps' in done.stderr or 'complete' in done.stderr
+  assert records(stopped) == records(whole)
+  assert len(records(whole)) == STEPS + 1
+  assert 0 < records(whole)[-1]['eval_bits_per_byte'] < 10
+
+
+def changed(**fields):
+  experiment = tiny.get_config()
+  for name, value in fields.items():
+    room, field = name.split('__')
+    setattr(getattr(experiment, room), field, value)
+  return experiment
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'data__path': '/nowhere/at/all'}, 'nowhere'),
+    ({'data__length': 1024}, 'data.length=1024: rows are longer'),
+    ({'data__task': 'haystack'}, "data.task='haystack'"),
+    ({'model__window': 0}, 'window=0'),
+    ({'model__head_dim': 33}, 'model.head_dim=33: must be even'),
+    ({'model__layout': 'L0 G1 L2 L1'}, 'of another kind'),
+    ({'optimizer__schedule': 'linear'}, "optimizer.schedule='linear'"),
+    ({'loop__steps': 0}, 'loop.steps=0'),
+  ],
+)
+def test_bad_settings_are_refused_and_leave_nothing(tmp_path, fields, message):
+  with pytest.raises((ValueError, OSError), match=message):
+    run.train(changed(**fields), str(tmp_path / 'work'))
+  assert not (tmp_path / 'work').exists()
+
+
+def test_a_workdir_of_another_experiment_is_refused(tmp_path):
+  from kaiju_jax.training import workdir
+
+  with workdir.opened(tmp_path / 'work', tiny.get_config()):
+    pass
+  with pytest.raises(ValueError, match=r'model\.window: 64 in the workdir, 32'):
+    run.train(changed(model__window=32), str(tmp_path / 'work'))
+
+
+def test_a_misspelt_override_is_refused():
+  done = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'experiments.train',
+      '--config=experiments/configs/tiny.py',
+      '--workdir=nowhere',
+      '--config.model.windw=3',
+    ],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+    env=os.environ,
+  )
+  assert done.returncode
+  assert 'windw' in done.stderr
+  assert not (ROOT / 'nowhere').exists()
+
+
+def test_every_config_of_the_arms_passes_the_checks():
+  from experiments.configs import ablation
+  from experiments.configs import needle
+
+  for module in (tiny, ablation, needle):
+    for arm in module.ARMS:
+      run.check(module.get_config(arm))
+      assert dataclasses.is_dataclass(module.get_config(arm))
+    with pytest.raises(ValueError, match="arm='nothing'"):
+      module.get_config('nothing')
