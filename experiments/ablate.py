@@ -319,8 +319,6 @@ def main(argv: Sequence[str]) -> int:
     runs = plan(config, arms, _SEEDS.value, root, argv[1:], _MODULE.value)
   except ValueError as error:
     sys.exit(f'error: {error}')
-  # A batch system's second SIGTERM is a second Ctrl-C.
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
   console = rich.console.Console()
   statuses, completed = run_all(runs, _JOBS.value, console)
   report = ablation_report.write(

@@ -20,8 +20,6 @@ import signal
 import subprocess
 import time
 
-from kaiju_jax.training import interrupt
-
 # Seconds that a job may take to save once it is told to stop.
 PATIENCE = 120.0
 _POLL = 0.1
@@ -90,11 +88,9 @@ def run(
         del running[place]
         ended(current.job, status, time.monotonic() - current.started)
 
-  # A flag rather than an exception, which could fall between a job's start and
-  # our note of it, and leave it running for ever.
-  with interrupt.Interrupt() as interrupted:
+  with _interruptions() as interruptions:
     try:
-      while (waiting or running) and not interrupted.requested:
+      while (waiting or running) and not interruptions:
         for place in range(at_once):
           if waiting and place not in running:
             job = waiting.pop()
@@ -107,7 +103,35 @@ def run(
     finally:
       if running:
         _stop(running, reap)
-  return not interrupted.requested
+  return not interruptions
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[list[int]]:
+  """Notes a first SIGINT or SIGTERM; a second one raises KeyboardInterrupt.
+
+  A note rather than an exception, which could fall between a job's start and
+  our record of it, and leave it running for ever.
+  """
+  noted = []
+
+  def note(number, frame):
+    if noted:
+      raise KeyboardInterrupt
+    noted.append(number)
+    os.write(2, b'\nInterrupted: letting the runs save. Again to kill them.\n')
+
+  # What is ignored stays so: a shell has background jobs ignore Ctrl-C.
+  former = {
+    number: signal.signal(number, note)
+    for number in (signal.SIGINT, signal.SIGTERM)
+    if signal.getsignal(number) != signal.SIG_IGN
+  }
+  try:
+    yield noted
+  finally:
+    for number, handler in former.items():
+      signal.signal(number, handler)
 
 
 def own_cores() -> list[int]:
