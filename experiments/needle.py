@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from absl import app
 from absl import flags
-from absl import logging
 
 from experiments import run
 
@@ -68,8 +67,6 @@ def main(argv: Sequence[str]) -> None:
     _check(runs)
   except (OSError, ValueError) as error:
     raise SystemExit(f'needle: {error}') from error
-  if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file.
   records = []
   for folder, (arm, experiment) in runs.items():
     records += _finished(folder, arm, experiment)
@@ -199,7 +196,7 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
   console.print(needle_report.table(records, setting))
   for arm in reach:
     line = needle_report.verdict(records, arm, setting, reach[arm])
-    console.print(line, highlight=False)
+    console.print(line, highlight=False, soft_wrap=True)
   console.print(f'Written: {folder / "needle.json"}, {folder / "needle.png"}')
 
 

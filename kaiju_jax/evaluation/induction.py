@@ -4,8 +4,9 @@ Finding a needle takes two heads: one that tells each token its predecessor,
 one that looks for the token whose predecessor is the query's. From a standard
 initialization a small model needs thousands of steps to find that circuit,
 and its layers' windows are not what decides when. Here the circuit is
-suggested, then trained: what is under test is how far each layout reaches,
-not how induction emerges, and every result must say so.
+suggested, then trained (by itself it answers no better than a guess among the
+row's values): what is under test is how far each layout reaches, not how
+induction emerges, and every result must say so.
 
 The same for every layout, those that cannot use it included. With μ a unit
 vector, U an orthonormal [D, K] and R a rotation of D, common to all layers:

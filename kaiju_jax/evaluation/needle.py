@@ -21,6 +21,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import itertools
+import math
 from typing import NamedTuple
 from typing import Protocol
 
@@ -55,8 +56,8 @@ def scatter(
     rows: how many independent draws.
     count: things in a row.
     size: tokens of a thing.
-    room: tokens of the place, at least count · size.
-    wall: nothing may lie across the boundary before this token; 0 for none.
+    room: tokens that they may lie in.
+    wall: tokens before a boundary that nothing may lie across.
 
   Returns:
     int64[rows, count], first token of each, ascending.
@@ -64,22 +65,39 @@ def scatter(
   Raises:
     ValueError: the room is too small.
   """
-  slack = room - count * size
-  if slack < 0 or (wall and wall // size + (room - wall) // size < count):
+  # How many arrangements have so many things before the wall.
+  ways = [
+    _ways(before, size, wall) * _ways(count - before, size, room - wall)
+    for before in range(count + 1)
+  ]
+  if not any(ways):
     raise ValueError(
       f'{count} needles of {size} tokens do not fit into {room} tokens'
       f' (divided at {wall}); ask for fewer distractors or a longer row.'
     )
   starts = np.empty((rows, count), np.int64)
-  wrong = np.ones(rows, bool)
-  while np.any(wrong):
-    # Things shrunk to one token: any `count` of the places that remain.
-    order = rng.random((int(np.sum(wrong)), slack + count)).argsort(axis=1)
-    order = np.sort(order[:, :count], axis=1)
-    starts[wrong] = order + (size - 1) * np.arange(count)[None, :]
-    across = (starts < wall) & (wall < starts + size)
-    wrong = np.any(across, axis=1)
+  drawn = rng.choice(count + 1, rows, p=[way / sum(ways) for way in ways])
+  for before in np.unique(drawn):
+    here = drawn == before
+    draws = int(np.sum(here))
+    starts[here, :before] = _arrange(rng, draws, before, size, wall)
+    starts[here, before:] = wall + _arrange(
+      rng, draws, count - before, size, room - wall
+    )
   return starts
+
+
+def _ways(count: int, size: int, room: int) -> int:
+  """In how many ways things fit into a room without a wall."""
+  slack = room - count * size
+  return math.comb(slack + count, count) if slack >= 0 else 0
+
+
+def _arrange(rng, rows: int, count: int, size: int, room: int) -> np.ndarray:
+  """One of those ways for each row: things shrunk to one token, then grown."""
+  order = rng.random((rows, room - count * (size - 1))).argsort(axis=1)
+  order = np.sort(order[:, :count], axis=1)
+  return order + (size - 1) * np.arange(count)[None, :]
 
 
 def distinct(
@@ -129,8 +147,8 @@ class Pairs:
     return 1, length - 3
 
   def fits(self, length: int, distractors: int) -> bool:
-    # One token is lost on each side of the needle, at worst.
-    return 2 * distractors + 2 <= length - 4
+    # One token is lost where the needle divides the room unluckily.
+    return 2 * distractors + 1 <= length - 4
 
   def questions(
     self,

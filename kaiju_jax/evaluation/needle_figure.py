@@ -42,23 +42,32 @@ def draw(
   path: str | os.PathLike,
   title: str = 'Needle in a haystack',
 ) -> None:
-  """Writes the figure as a PNG.
+  """Writes the figure as a PNG: see `page`."""
+  page(records, setting, reach, title).savefig(path, format='png', dpi=130)
+
+
+def page(
+  records: Sequence[needle.Record],
+  setting: report.Setting,
+  reach: Mapping[str, int | None],
+  title: str = 'Needle in a haystack',
+) -> figure.Figure:
+  """Returns the figure.
 
   Args:
     records: of the arms to show.
     setting: of the comparison.
     reach: how many tokens each arm looks back; None for everything.
-    path: of the file.
     title: first words above the panels.
   """
   arms = report.arms(records)
   distractors = sorted(needle.DISTRACTORS, reverse=True)
   columns = max(3, len(arms))
-  page = figure.Figure(
+  drawn = figure.Figure(
     figsize=(_INCH * columns + 1.5, 11.4), layout='constrained'
   )
-  page.get_layout_engine().set(h_pad=0.09, w_pad=0.06)
-  above, below = page.subfigures(2, 1, height_ratios=(2.05, 1))
+  drawn.get_layout_engine().set(h_pad=0.09, w_pad=0.06)
+  above, below = drawn.subfigures(2, 1, height_ratios=(2.05, 1))
   heatmaps = above.subplots(
     len(distractors), len(arms), sharex=True, sharey=True, squeeze=False
   )
@@ -83,13 +92,13 @@ def draw(
     loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False
   )
   seeds = len({record.seed for record in records})
-  page.suptitle(
+  drawn.suptitle(
     f'{title}: {seeds} seed{"s" if seeds > 1 else ""}, trained at length'
     f' {setting.length}, windows of {setting.window}\n{setting.note}',
     color=_INK,
     fontsize=11,
   )
-  page.savefig(path, dpi=130)
+  return drawn
 
 
 def _head(axes, arm, own, setting, reach) -> None:
@@ -97,10 +106,12 @@ def _head(axes, arm, own, setting, reach) -> None:
   score = report.score(
     report.on_grid(own, setting.length, max(needle.DISTRACTORS))
   )
-  sees = 'sees the whole row' if reach is None else f'sees {reach} tokens'
+  sees = 'sees the whole row'
+  if reach is not None:
+    sees = f'sees {reach} tokens, below the line'
   axes.set_title(f'{arm}\n', fontweight='bold', color=_INK)
   axes.annotate(
-    f'{100 * score.mean:.1f} % at length {setting.length}; {sees}',
+    f'{100 * score.mean:.1f} % at {setting.length}; {sees}',
     (0.5, 1),
     xycoords='axes fraction',
     xytext=(0, 6),
@@ -160,19 +171,6 @@ def _mark_reach(axes, own, lengths, reach) -> None:
     edges.append(sum(depth in beyond for depth in needle.DEPTHS) - 0.5)
   x = np.repeat(np.arange(len(lengths) + 1) - 0.5, 2)[1:-1]
   axes.plot(x, np.repeat(edges, 2), color=_INK, lw=1.8, clip_on=False)
-  deepest = int(np.argmax(edges))
-  if edges[deepest] > 0.5:
-    axes.annotate(
-      'beyond reach ↑',
-      (deepest + 0.5, edges[deepest]),
-      xytext=(-3, -3),
-      textcoords='offset points',
-      ha='right',
-      va='top',
-      fontsize=8,
-      color=_INK,
-      bbox={'facecolor': 'white', 'alpha': 0.8, 'lw': 0, 'pad': 1.5},
-    )
 
 
 def _colour_bar(above, heatmaps) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import rich.box
 import rich.table
 
 from kaiju_jax.evaluation import needle
@@ -109,7 +110,7 @@ class Summary(NamedTuple):
     within: over the depths that windows alone would reach.
     beyond: over the other depths; None where there are none.
     lost: points below full attention, of the same seeds; None without it.
-    most_lost: the largest of those over the seeds.
+    most_lost: of the seed that loses most.
   """
 
   all: Score
@@ -128,7 +129,7 @@ def summarize(
   most = max(needle.DISTRACTORS)
   own = [record for record in records if record.arm == arm]
   grid = on_grid(own, setting.length, most)
-  full = [record for record in records if record.arm.startswith('full')]
+  full = [record for record in records if record.arm == _full(arm)]
   lost = _lost(grid, on_grid(full, setting.length, most))
   near = range(setting.nearest, setting.nearest + needle.NEAREST)
   return Summary(
@@ -146,6 +147,12 @@ def summarize(
   )
 
 
+def _full(arm: str) -> str:
+  """Full attention of the same variant: 'full_toy' for 'kaiju_toy'."""
+  _, line, variant = arm.partition('_')
+  return f'full{line}{variant}'
+
+
 def _lost(grid, full) -> list[float]:
   """Points below full attention of each seed that both have."""
   lost = []
@@ -161,26 +168,34 @@ def _lost(grid, full) -> list[float]:
 def table(
   records: Sequence[needle.Record], setting: Setting
 ) -> rich.table.Table:
-  """Returns the comparison as a table for the terminal."""
+  """Returns the comparison as a table for a terminal of 80 columns."""
   most, least = max(needle.DISTRACTORS), min(needle.DISTRACTORS)
   lengths = sorted({record.length for record in records})
   lengths = [n for n in lengths if on_grid(records, n, most)]
+  caption = (
+    f'Means over depths; trained at {setting.length}*, to which what follows'
+    f' refers. {least} distr.: with {least} distractor. near: distances'
+    f' {_near(setting)}. ≤, >: within and beyond {setting.windows_reach}'
+    ' tokens, the windows end to end. lost: points below full.'
+  )
+  if len({record.seed for record in records}) > 1:
+    caption += ' Second lines: the worst seed.'
   result = rich.table.Table(
-    title=f'Needle: accuracy in %, {most} distractors (length'
-    f' {setting.length} is the trained one)',
-    caption=setting.note,
+    title=f'Needle: accuracy in % by length, {most} distractors',
+    caption=f'{caption} {setting.note}',
+    box=rich.box.SIMPLE_HEAD,
+    padding=(0, 1, 0, 0),
   )
   result.add_column('arm', no_wrap=True)
-  for length in lengths:
-    result.add_column(f'{length}', justify='right')
   for name in (
-    f'{setting.length}, {least} distr.',
-    f'distance {setting.nearest}–{setting.nearest + needle.NEAREST - 1}',
+    *(f'{n}*' if n == setting.length else f'{n}' for n in lengths),
+    f'{least} distr.',
+    'near',
     f'≤ {setting.windows_reach}',
     f'> {setting.windows_reach}',
-    'below full',
+    'lost',
   ):
-    result.add_column(name, justify='right')
+    result.add_column(name, justify='right', no_wrap=True)
   for arm in arms(records):
     own = [record for record in records if record.arm == arm]
     found = summarize(records, arm, setting)
@@ -191,18 +206,30 @@ def table(
       _percent(found.near),
       _percent(found.within),
       _percent(found.beyond),
-      '' if found.lost is None else f'{found.lost:+.1f}',
+      _points(found),
     )
   return result
+
+
+def _near(setting: Setting) -> str:
+  return f'{setting.nearest}–{setting.nearest + needle.NEAREST - 1}'
 
 
 def _percent(score: Score | None) -> str:
   if score is None:
     return ''
-  text = f'{100 * score.mean:.1f}'
-  if score.high - score.low >= 0.0005:
-    text += f'\n{100 * score.low:.1f}…{100 * score.high:.1f}'
-  return text
+  mean, low = (
+    f'{100 * value:.1f}'.replace('100.0', '100')
+    for value in (score.mean, score.low)
+  )
+  return mean if mean == low else f'{mean}\n{low}'
+
+
+def _points(found: Summary) -> str:
+  if found.lost is None:
+    return ''
+  mean, most = f'{found.lost + 0.0:.1f}', f'{found.most_lost + 0.0:.1f}'
+  return mean if mean == most else f'{mean}\n{most}'
 
 
 def verdict(
@@ -220,26 +247,17 @@ def verdict(
     reach: tokens that the arm looks back; None for everything.
   """
   found = summarize(records, arm, setting)
-  parts = [
-    f'{arm}: {100 * found.all.mean:.1f} % at length {setting.length} with'
-    f' {max(needle.DISTRACTORS)} distractors'
-  ]
-  if found.lost is not None and not arm.startswith('full'):
-    parts.append(f'{found.lost:+.1f} points lost against full')
-  if reach is None:
-    parts.append('reaches the whole row')
-  elif reach < setting.length:
-    parts.append(f'reaches {reach} tokens')
-  parts.append(
-    f'{100 * found.within.mean:.1f} % within {setting.windows_reach} tokens'
+  sees = 'the whole row' if reach is None else f'{reach} tokens'
+  line = f'{arm}, which sees {sees}: {100 * found.all.mean:.1f} %'
+  if found.lost is not None and arm != _full(arm):
+    sign = 'below' if found.lost >= 0 else 'above'
+    line += f', {abs(found.lost):.1f} points {sign} full'
+  line += (
+    f'; {100 * found.within.mean:.1f} % within {setting.windows_reach} tokens'
   )
   if found.beyond:
-    parts.append(
-      f'{100 * found.beyond.mean:.1f} % beyond (chance'
+    line += (
+      f', {100 * found.beyond.mean:.1f} % beyond (chance'
       f' {100 * setting.chance:.1f} %)'
     )
-  parts.append(
-    f'{100 * found.near.mean:.1f} % at distances {setting.nearest}–'
-    f'{setting.nearest + needle.NEAREST - 1}'
-  )
-  return ', '.join(parts) + '.'
+  return f'{line}; {100 * found.near.mean:.1f} % at distances {_near(setting)}.'

@@ -8,11 +8,11 @@ import functools
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import loader
-from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer
 from kaiju_jax.evaluation import needle
 from kaiju_jax.evaluation import needle_curriculum
 from kaiju_jax.evaluation import needle_text
+
+_haystacks = functools.lru_cache(maxsize=1)(needle_text.haystacks)
 
 CHANCE = {'needle': needle.CHANCE, 'needle_text': needle_text.CHANCE}
 
@@ -21,7 +21,7 @@ def rows(experiment: config_lib.Experiment) -> loader.RowSource:
   """Returns the training rows of a whole run.
 
   Raises:
-    OSError, ValueError: see `check` and `text.load`.
+    OSError, ValueError: see `check` and `needle_text.haystacks`.
   """
   data = experiment.data
   check(experiment)
@@ -33,11 +33,11 @@ def rows(experiment: config_lib.Experiment) -> loader.RowSource:
 
 
 def questions(data: data_config.DataConfig) -> needle.Task:
-  """Returns the task whose questions are asked; of held-out text if any."""
+  """Returns the task whose questions are asked, in held-out text if any."""
   if data.task == 'needle':
     return needle.Pairs()
-  training, held_out = _haystacks(data.path, data.held_out)
-  return needle_text.Sentences(held_out or training)
+  _, unseen = _haystacks(data.path, data.held_out)
+  return needle_text.Sentences(unseen)
 
 
 def check(experiment: config_lib.Experiment) -> None:
@@ -66,13 +66,3 @@ def check(experiment: config_lib.Experiment) -> None:
       f'model.max_length={model.max_length}: must be at least'
       f' {2 * data.length}, for questions are asked at twice data.length.'
     )
-
-
-@functools.lru_cache(maxsize=1)
-def _haystacks(path: str, held_out: float):
-  data = data_config.DataConfig(path=path, held_out=held_out)
-  training, kept = text.load(data, tokenizer.Bytes())
-  return (
-    needle_text.Haystack(training),
-    needle_text.Haystack(kept) if kept else None,
-  )

@@ -18,6 +18,7 @@ import dataclasses
 
 import numpy as np
 
+from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
@@ -86,9 +87,9 @@ def place(tokens: np.ndarray, starts: np.ndarray, things: np.ndarray) -> None:
 class Haystack:
   """Real text, cut anywhere."""
 
-  def __init__(self, corpus: text.Corpus):
-    """Takes a byte-level corpus; BOS between documents becomes a newline."""
-    tokens = corpus.tokens.astype(np.int32)
+  def __init__(self, tokens: np.ndarray):
+    """Takes bytes; BOS between documents becomes a newline."""
+    tokens = tokens.astype(np.int32)
     tokens[tokens == tokenizer.Bytes.bos_id] = ord('\n')
     self._tokens = tokens
 
@@ -100,6 +101,26 @@ class Haystack:
     first = rng.integers(len(self._tokens), size=(rows, 1))
     columns = (first + np.arange(size)[None]) % len(self._tokens)
     return self._tokens[columns]
+
+
+def haystacks(path: str, held_out: float) -> tuple[Haystack, Haystack]:
+  """Reads text to train on, and text to ask in.
+
+  The latter is the last `held_out` of all bytes, so that any folder will do,
+  however few its files; 0 takes the same text for both.
+
+  Args:
+    path: a file, folder or glob; '' for what this Python carries.
+    held_out: a fraction.
+
+  Raises:
+    OSError, ValueError: see `text.load`.
+  """
+  config = data_config.DataConfig(path=path, held_out=0.0)
+  corpus, _ = text.load(config, tokenizer.Bytes())
+  kept = int(len(corpus.tokens) * (1 - held_out))
+  training = Haystack(corpus.tokens[:kept])
+  return training, Haystack(corpus.tokens[kept:]) if held_out else training
 
 
 def fill(
@@ -125,9 +146,9 @@ class Sentences:
     return SIZE - 1, length - DIGITS - 1 - ASK_SIZE
 
   def fits(self, length: int, distractors: int) -> bool:
-    # Fewer than a needle's bytes are lost on each side of the needle asked for.
+    # Less than a needle is lost where the one asked for divides the room.
     room = self._body(length) - SIZE
-    return distractors * SIZE + 2 * (SIZE - 1) <= room
+    return distractors * SIZE + SIZE - 1 <= room
 
   def questions(
     self,

@@ -57,12 +57,14 @@ def test_scatter_makes_every_arrangement_equally_often():
   np.testing.assert_allclose(counts / 6000, 1 / 3, atol=0.03)
 
 
-def test_scatter_never_crosses_the_wall():
-  # One pair in six tokens, divided 3 | 3: all places but 2.
-  starts = needle.scatter(np.random.default_rng(0), 4000, 1, 2, 6, wall=3)
-  found, counts = np.unique(starts, return_counts=True)
-  assert found.tolist() == [0, 1, 3, 4]
-  np.testing.assert_allclose(counts / 4000, 1 / 4, atol=0.03)
+def test_scatter_never_crosses_the_wall_and_favours_no_side():
+  # Two pairs in seven tokens, divided 3 | 4.
+  starts = needle.scatter(np.random.default_rng(0), 5000, 2, 2, 7, wall=3)
+  found, counts = np.unique(starts, axis=0, return_counts=True)
+  assert found.tolist() == [
+    [0, 3], [0, 4], [0, 5], [1, 3], [1, 4], [1, 5], [3, 5]
+  ]  # fmt: skip
+  np.testing.assert_allclose(counts / 5000, 1 / 7, atol=0.03)
 
 
 def test_scatter_refuses_what_does_not_fit():
@@ -74,12 +76,11 @@ def test_scatter_refuses_what_does_not_fit():
 
 
 def test_fits_is_exact():
-  # 8 distractors need 16 tokens beside the needle, 18 where it lies oddly.
+  # 8 distractors need 16 tokens beside the needle, 17 where it lies oddly.
   rng = np.random.default_rng(0)
-  assert TASK.fits(22, 8)
-  for distance in range(1, 20):
-    TASK.questions(rng, 2, 22, distance, 8)
-  assert not TASK.fits(21, 8)
+  assert TASK.fits(21, 8)
+  for distance in range(1, 19):
+    TASK.questions(rng, 2, 21, distance, 8)
   assert not TASK.fits(20, 8)
   with pytest.raises(ValueError, match='do not fit'):
     for distance in range(1, 18):
