@@ -87,8 +87,8 @@ def test_everything_is_printed_at_eighty_columns_with_nothing_cut():
 
 def test_a_model_that_cannot_be_built_is_refused():
   console = rich.console.Console(file=io.StringIO())
-  with pytest.raises(ValueError, match=r'window=0'):
-    describe.describe(model_config.ModelConfig(window=0), console)
+  with pytest.raises(ValueError, match='head_dim=33: must be even'):
+    describe.describe(model_config.ModelConfig(head_dim=33), console)
 
 
 def run(*flags: str) -> subprocess.CompletedProcess:
