@@ -40,9 +40,8 @@ import rich.progress
 
 from experiments import ablation_report
 from experiments import jobs
+from experiments import run as run_lib
 from kaiju_jax import config as config_lib
-from kaiju_jax.data import config as data_config
-from kaiju_jax.model import config as model_config
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir as workdir_lib
 
@@ -152,8 +151,8 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
   """Returns the experiment of 'PATH:ARM' with '--config.FIELD=VALUE' applied.
 
   Raises:
-    ValueError: an unknown or ill-typed field, a model that cannot be built, or
-      a last step that leaves no record.
+    ValueError: an unknown or ill-typed field, an experiment that cannot run,
+      or a last step that leaves no record.
   """
   argv = ['ablate', f'--config={config}', *arguments]
   values = flags.FlagValues()
@@ -164,8 +163,7 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
     # str() of a KeyError is in quotes.
     raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
   experiment = values.config
-  model_config.check(experiment.model)
-  data_config.check(experiment.data)
+  run_lib.check(experiment)
   loop = experiment.loop
   if loop.steps % loop.log_every:
     raise ValueError(

@@ -221,6 +221,7 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place):
     (('--config.loop.step=2',), 'step'),
     (('--config.loop.steps=many',), 'steps'),
     (('--config.model.window=0',), 'window=0: must be at least 1'),
+    (('--config.data.length=4096',), 'rows are longer than the positions'),
     (('--config.seed=7',), '--config.seed=7: --seeds says'),
     (('--config.loop.log_every=3',), 'must divide loop.steps=4'),
   ],
