@@ -54,8 +54,9 @@ class Block(nn.Module):
     """Returns the scan's carry and no per-repeat output."""
     layer_class = TransformerLayer
     if self.config.remat == 'layer':
-      # Inside a scan nothing may be merged across its iterations anyway.
-      layer_class = nn.remat(TransformerLayer, prevent_cse=False)
+      # The scan's body holds many layers: without barriers XLA recomputes them
+      # all at once (1b at 32k on one H100: 38.5 GB against 23.9, compiled).
+      layer_class = nn.remat(TransformerLayer, prevent_cse=True)
     made = {}
     for index, layer in enumerate(self.layers):
       x_BLD, key_value = layer_class(

@@ -138,9 +138,11 @@ def _int8_einsum_forward(spec, nonnegative, input_gradient, x, w, limit):
     w.scales, w_letters, out_letters
   )
   y = (sums.astype(jnp.float32) * scales).astype(x.dtype)
-  # An empty array remembers x's dtype: residuals hold arrays only.
+  # Empty arrays remember dtypes: residuals hold arrays only, and the carrier
+  # itself would be kept for nothing.
   dtype_of_x = jnp.zeros((0,), x.dtype)
-  return y, (x_codes, x_scales, w, dtype_of_x)
+  carrier = None if w.carrier is None else jnp.zeros((0,), w.carrier.dtype)
+  return y, (x_codes, x_scales, w._replace(carrier=carrier), dtype_of_x)
 
 
 def _int8_einsum_backward(spec, nonnegative, input_gradient, residuals, dy):
