@@ -177,6 +177,7 @@ def test_questions_depend_on_the_seed_and_the_cell_alone():
   first = seen(cells, 0)
   assert seen(cells[::-1], 0) == first[3:] + first[:3]
   assert seen(cells, 1) != first
+  assert [r[-1] for r in first[:3]] != [r[-1] for r in first[3:]]
 
 
 def test_all_tokens_of_an_answer_must_be_right():
