@@ -6,6 +6,7 @@ an accelerator is used only where JAX_PLATFORMS asks for one.
 """
 
 import os
+import signal
 import sys
 
 _COUNT = '--xla_force_host_platform_device_count'
@@ -19,3 +20,8 @@ if _COUNT not in os.environ.get('XLA_FLAGS', ''):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_COUNT}=8'
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
+
+# A shell's background jobs ignore Ctrl-C, and so would all that they start:
+# here it is under test.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
