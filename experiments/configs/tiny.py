@@ -46,10 +46,7 @@ def get_config(arm: str = 'int8') -> config_lib.Experiment:
       steps=800, evaluate_every=400, checkpoint_every=400
     ),
   )
-  if arm == 'int8':
-    # At this learning rate ten times it makes Bungee scalars wander.
-    experiment.optimizer.bungee_rate = 1.0
-  else:
+  if arm != 'int8':
     experiment.model.quantization = quantization_config.none()
   if arm == 'f32':
     experiment.model.dtype = 'float32'

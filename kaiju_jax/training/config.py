@@ -38,7 +38,9 @@ class OptimizerConfig:
     weight_decay: decoupled, on matrices only.
     clip: global-norm clip of the gradient, Bungee scalars left out; 0 for
       none.
-    bungee_rate: Bungee scalars' learning rate, in units of the others'.
+    bungee_rate: Bungee scalars' learning rate, in units of the others'. (With
+      scales taken from the weights, 10 cost up to 8 % of the loss; fixed grids
+      may want it: see BUILD_NOTES.md.)
     skip_nonfinite: skip (and count) a step whose gradient is not finite.
     z_reg: Attention Z-Reg.
   """
@@ -52,7 +54,7 @@ class OptimizerConfig:
   b2: float = 0.98
   weight_decay: float = 0.01
   clip: float = 1.0
-  bungee_rate: float = 10.0
+  bungee_rate: float = 1.0
   skip_nonfinite: bool = False
   z_reg: ZRegConfig = dataclasses.field(default_factory=ZRegConfig)
 
