@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from experiments import ablate
+from experiments import ablation_plan
 from experiments import ablation_report
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -257,17 +257,21 @@ def test_a_config_without_arms_is_refused(tmp_path, source, message):
   if source is not None:
     path.write_text(source)
   with pytest.raises(ValueError, match=message):
-    ablate.load(str(path))
+    ablation_plan.load(str(path))
 
 
 def test_baselines():
-  assert ablate.baselines(('a', 'b', 'c')) == {'a': 'a', 'b': 'a', 'c': 'a'}
+  assert ablation_plan.baselines(('a', 'b', 'c')) == {
+    'a': 'a',
+    'b': 'a',
+    'c': 'a',
+  }
   each = {'a': 'a', 'b': 'a', 'fast a': 'fast a', 'fast b': 'fast a'}
-  assert ablate.baselines(each) == each
-  assert ablate.baselines(each, ['fast b']) == {'fast b': 'fast a'}
-  assert ablate.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
+  assert ablation_plan.baselines(each) == each
+  assert ablation_plan.baselines(each, ['fast b']) == {'fast b': 'fast a'}
+  assert ablation_plan.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
   with pytest.raises(ValueError, match='--baseline=z'):
-    ablate.baselines({'a': 'z'})
+    ablation_plan.baselines({'a': 'z'})
 
 
 def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):

@@ -1,0 +1,164 @@
+"""What an ablation runs: the arms of a config on several seeds.
+
+Every run is checked here, overrides applied, before the first one starts.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import pathlib
+import shlex
+import sys
+import types
+
+from absl import flags
+from ml_collections import config_flags
+
+from experiments import run as run_lib
+from kaiju_jax import config as config_lib
+from kaiju_jax.training import metrics
+from kaiju_jax.training import workdir as workdir_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One arm on one seed.
+
+  Attributes:
+    arm: name of the arm.
+    seed: of the run.
+    workdir: where it trains.
+    experiment: what it trains, overrides applied.
+    command: that trains it.
+  """
+
+  arm: str
+  seed: int
+  workdir: pathlib.Path
+  experiment: config_lib.Experiment
+  command: tuple[str, ...]
+
+  @property
+  def name(self) -> str:
+    return f'{self.arm} seed {self.seed}'
+
+  @property
+  def log(self) -> pathlib.Path:
+    return self.workdir / 'log.txt'
+
+  def last_step(self) -> int:
+    """Returns the last step that metrics.jsonl holds, 0 for none."""
+    try:
+      return max((r['step'] for r in metrics.read(self.workdir)), default=0)
+    except FileNotFoundError:
+      return 0
+
+  def is_finished(self) -> bool:
+    return self.last_step() >= self.experiment.loop.steps
+
+
+def load(path: str) -> types.ModuleType:
+  """Returns the config module of a file.
+
+  Raises:
+    ValueError: there is no such file, or it names no arms.
+  """
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f'--config={path}: no such file.')
+  spec = importlib.util.spec_from_file_location('ablated_config', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not getattr(module, 'ARMS', None):
+    raise ValueError(
+      f'--config={path}: has no ARMS. An ablation needs the names that its'
+      " get_config takes, as ARMS = ('bf16', 'int8')."
+    )
+  return module
+
+
+def baselines(
+  arms: Sequence[str] | dict[str, str],
+  chosen: Sequence[str] | None = None,
+  baseline: str | None = None,
+) -> dict[str, str]:
+  """Returns {arm: its baseline} of the chosen arms, in their order.
+
+  Raises:
+    ValueError: an arm or a baseline that is none of the config's.
+  """
+  if not isinstance(arms, dict):
+    arms = dict.fromkeys(arms, arms[0])
+  for flag, names in (
+    ('arms', chosen or ()),
+    ('baseline', [baseline] if baseline else arms.values()),
+  ):
+    for name in names:
+      if name not in arms:
+        raise ValueError(f'--{flag}={name}: must be one of {", ".join(arms)}.')
+  return {arm: baseline or arms[arm] for arm in chosen or arms}
+
+
+def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
+  """Returns the experiment of 'PATH:ARM' with '--config.FIELD=VALUE' applied.
+
+  Raises:
+    ValueError: an unknown or ill-typed field, an experiment that cannot run,
+      or a last step that leaves no record.
+  """
+  argv = ['ablate', f'--config={config}', *arguments]
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  try:
+    values(argv)
+  except (flags.Error, AttributeError, KeyError) as error:
+    # str() of a KeyError is in quotes.
+    raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
+  experiment = values.config
+  run_lib.check(experiment)
+  loop = experiment.loop
+  if loop.steps % loop.log_every:
+    raise ValueError(
+      f'loop.log_every={loop.log_every}: must divide loop.steps={loop.steps},'
+      ' or the last step leaves no record and the run never counts as'
+      ' finished.'
+    )
+  return experiment
+
+
+def plan(
+  config: str,
+  arms: Sequence[str],
+  seeds: int,
+  root: pathlib.Path,
+  overrides: Sequence[str] = (),
+  module: str = 'experiments.train',
+) -> list[Run]:
+  """Returns all runs, every arm's first seed before any second one.
+
+  Raises:
+    ValueError: a bad override, or a workdir that holds another experiment.
+  """
+  for override in overrides:
+    if not override.startswith('--config.') or '=' not in override:
+      raise ValueError(
+        f'{override}: is no flag of ablate, and no --config.FIELD=VALUE.'
+      )
+    if override.startswith('--config.seed='):
+      raise ValueError(f'{override}: --seeds says how many seeds there are.')
+  runs = []
+  for seed in range(seeds):
+    for arm in arms:
+      arguments = (f'--config.seed={seed}', *overrides)
+      workdir = root / arm / f'seed{seed}'
+      experiment = resolve(f'{config}:{arm}', arguments)
+      workdir_lib.check(workdir, experiment)
+      command = (
+        sys.executable,
+        '-m',
+        module,
+        f'--config={config}:{arm}',
+        *arguments,
+        f'--workdir={workdir}',
+      )
+      runs.append(Run(arm, seed, workdir, experiment, command))
+  return runs
