@@ -4,8 +4,9 @@ Everything derives from `ModelConfig` and its layer tuple, so the answer is
 there before jax is imported and anything compiles.
 
     parameters   gains, queries and output in every layer; a key and a value
-                 projection where a layer owns keys and values; feed-forward;
-                 embedding and final gain; a Bungee scalar for each matrix
+                 projection (and their channels' limits) where a layer owns
+                 keys and values; feed-forward; embedding and final gain; a
+                 Bungee scalar for each matrix
     KV bytes     `layers.kv_bytes`: a local layer keeps its window, scales
                  counted
     training     an estimate, see `training_memory`
@@ -64,11 +65,18 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
     Parameter('bungee', f'bungee_{x.name.rpartition("_")[0]}', (), x.copies)
     for x in matrices
   )
+  limits = tuple(
+    Parameter('keys and values', name, (k,), owners)
+    for name in ('k_limit_K', 'v_limit_K')
+  )
+  quantization = config.quantization
+  has_limits = quantization.kv == 'int8' and quantization.kv_scale == 'channel'
   return (
     Parameter('embedding', 'embedding_DV', (d, v)),
     Parameter('norm', 'gain_D', (d,), 2 * depth + 1),
     *matrices,
-    *(scalars if config.quantization.bungee else ()),
+    *(scalars if quantization.bungee else ()),
+    *(limits if has_limits else ()),
     *(
       ()
       if config.tied_embedding
@@ -138,7 +146,7 @@ def kv_caches(
 
 
 # What is alive while one layer's backward pass runs, in units of what the layer
-# saves without remat: 2.6 to 3.4 in steps that XLA compiled for an H100.
+# saves without remat.
 _WORKING = 3
 
 
@@ -172,10 +180,9 @@ def training_memory(
       24 D + b (2 D + 3 F + 2 H K)  +  5 D + 3 F + 3 H K   int8: codes, masks
                                     +  F                   plain: a mask
 
-  The formula is ours. Against what XLA counts of single-device steps compiled
-  for an H100 (60m to 1b, 8k and 32k tokens) it gives 0.7 to 1.2: the low end
-  where XLA recomputes several layers of a block at once, which costs a working
-  set each. Without remat, a block that does not repeat takes half of it.
+  The formula is ours; tests/model/test_footprint.py holds it to what XLA plans
+  for one device, within 0.65 to 1.6. Without remat, XLA may need half of it: it
+  frees what a block that does not repeat has used.
   Collectives' buffers, fragmentation and the batch itself are not in it.
 
   Args:

@@ -55,6 +55,15 @@ def test_parameters_are_those_of_the_model(name):
     dict(period=0, num_layers=5),
     dict(quantization=quantization_config.none()),
     dict(quantization=quantization_config.QuantizationConfig(bungee=True)),
+    dict(
+      layout='L0 L0 G2',
+      quantization=quantization_config.QuantizationConfig(kv_scale='channel'),
+    ),
+    dict(
+      quantization=quantization_config.QuantizationConfig(
+        kv='none', qk='none', kv_scale='channel'
+      )
+    ),
   ],
   ids=lambda changes: next(iter(changes)),
 )
