@@ -68,8 +68,9 @@ def main(argv: Sequence[str]) -> None:
   except (OSError, ValueError) as error:
     raise SystemExit(f'needle: {error}') from error
   records = []
-  for folder, (arm, experiment) in runs.items():
-    records += _finished(folder, arm, experiment)
+  with run.abortable():
+    for folder, (arm, experiment) in runs.items():
+      records += _finished(folder, arm, experiment)
   _publish(records, runs)
 
 

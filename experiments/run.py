@@ -1,5 +1,10 @@
 """From an experiment to a run: what every script that trains calls."""
 
+from collections.abc import Iterator
+import contextlib
+import os
+import sys
+
 from absl import flags
 from absl import logging
 
@@ -86,6 +91,21 @@ def _data(experiment: config_lib.Experiment, model):
       model, unseen, data.length, data.batch, data.evaluated_rows
     )
   return text.Rows(training, data.length, experiment.seed), evaluate
+
+
+@contextlib.contextmanager
+def abortable() -> Iterator[None]:
+  """Leaves at once, with status 130, at a Ctrl-C that nothing else answers.
+
+  An ordinary exit waits for threads, and these for a step or a save.
+  """
+  try:
+    yield
+  except KeyboardInterrupt:
+    print('Aborted.', file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)
 
 
 def quiet() -> None:

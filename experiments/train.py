@@ -5,7 +5,7 @@
 
 `--config=PATH:ARM` picks a named arm. The workdir gets config.json,
 environment.json, metrics.jsonl, TensorBoard events and checkpoints/. Ctrl-C
-and SIGTERM save and leave with status 0.
+and SIGTERM save and leave with status 0; a second one aborts at once.
 """
 
 from absl import app
@@ -30,7 +30,8 @@ def main(argv) -> None:
       raise app.UsageError(f'--{flag.name} is missing.')
   run.quiet()
   try:
-    run.train(_CONFIG.value, _WORKDIR.value)
+    with run.abortable():
+      run.train(_CONFIG.value, _WORKDIR.value)
   except (ValueError, OSError) as error:
     raise SystemExit(f'error: {error}') from error
 

@@ -161,3 +161,22 @@ def test_every_config_of_the_arms_passes_the_checks():
       assert dataclasses.is_dataclass(module.get_config(arm))
     with pytest.raises(ValueError, match="arm='nothing'"):
       module.get_config('nothing')
+
+
+def test_an_abort_waits_for_no_thread():
+  # What an ordinary exit would wait for: a thread in the middle of a save.
+  program = (
+    'import threading, time\n'
+    'from experiments import run\n'
+    'threading.Thread(target=time.sleep, args=(60,)).start()\n'
+    'with run.abortable():\n'
+    '  raise KeyboardInterrupt\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=30,
+  )
+  assert (done.returncode, done.stderr) == (130, 'Aborted.\n')
