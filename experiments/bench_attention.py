@@ -31,6 +31,8 @@ from absl import flags
 import rich.console
 import rich.table
 
+from experiments import run
+
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['time', 'memory'], ['time', 'memory'], 'What to measure.'
 )
@@ -58,6 +60,7 @@ _REPEATS = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  run.quiet()
   console = rich.console.Console()
   if 'time' in _TABLE.value:
     console.print(_times())
