@@ -106,6 +106,7 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
       or a last step that leaves no record.
   """
   argv = ['ablate', f'--config={config}', *arguments]
+  run_lib.check_fields(argv)
   values = flags.FlagValues()
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
   try:

@@ -15,6 +15,7 @@ from absl import flags
 from ml_collections import config_flags
 import rich.console
 
+from experiments import run
 from kaiju_jax.model import describe
 from kaiju_jax.model import presets
 
@@ -80,4 +81,4 @@ def _length(text: str) -> int:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(main, flags_parser=run.parse)

@@ -1,10 +1,14 @@
 """From an experiment to a run: what every script that trains calls."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
+import dataclasses
+import difflib
 import os
 import sys
 
+from absl import app
 from absl import flags
 from absl import logging
 
@@ -12,6 +16,46 @@ from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.training import workdir as workdir_lib
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+  """Reads the flags for `app.run`; a bad --config is a line, no traceback."""
+  try:
+    check_fields(argv)
+    return app.parse_flags_with_usage(argv)
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def check_fields(argv: Sequence[str]) -> None:
+  """Refuses a --config.FIELD that no experiment has.
+
+  Raises:
+    ValueError: names it, and the fields that there are.
+  """
+  for argument in argv:
+    name = argument.lstrip('-').partition('=')[0]
+    if not argument.startswith('-') or not name.startswith('config.'):
+      continue
+    holder = config_lib.Experiment()
+    for part in name.split('.')[1:]:
+      known = (
+        [field.name for field in dataclasses.fields(holder)]
+        if dataclasses.is_dataclass(holder)
+        else []
+      )
+      if part not in known:
+        raise ValueError(f'{argument}: {_unknown(part, holder, known)}')
+      holder = getattr(holder, part)
+
+
+def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
+  line = f'{type(holder).__name__} has no field {part!r}.'
+  if close := difflib.get_close_matches(part, known, 1):
+    line += f' Did you mean {close[0]!r}?'
+  if known:
+    line += f' It has {", ".join(known)}.'
+  return line
 
 
 def train(experiment: config_lib.Experiment, workdir: str):

@@ -27,6 +27,7 @@ class Stage:
     streams: fraction of the documents that are streams; the others are
       batches.
     filler: fraction of a stream that is filler.
+    pool: how many of the keys, and of the values, documents draw from.
   """
 
   length: int
@@ -34,6 +35,7 @@ class Stage:
   needles: tuple[int, int]
   streams: float
   filler: float
+  pool: int = len(needle.KEYS)
 
 
 # A few streams go on to the end: batches hardly ask for the nearest needles,
@@ -60,8 +62,9 @@ def document(rng: np.random.Generator, stage: Stage) -> packing.Piece:
     pair, start = _batch(rng, stage, count)
   tokens = rng.integers(needle.FILLER.start, needle.FILLER.stop, stage.length)
   tokens[0] = needle.BOS
-  tokens[start] = needle.distinct(rng, 1, count, needle.KEYS)[0, pair]
-  tokens[start + 1] = needle.distinct(rng, 1, count, needle.VALUES)[0, pair]
+  keys, values = needle.KEYS[: stage.pool], needle.VALUES[: stage.pool]
+  tokens[start] = needle.distinct(rng, 1, count, keys)[0, pair]
+  tokens[start + 1] = needle.distinct(rng, 1, count, values)[0, pair]
   asked = np.ones(len(pair), bool)
   asked[np.unique(pair, return_index=True)[1]] = False
   weights = np.zeros(stage.length, np.float32)

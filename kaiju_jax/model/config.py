@@ -137,8 +137,12 @@ def check(config: ModelConfig) -> None:
         f'model.{name}={base}: a rotary base is larger than 1 (10000.0 is'
         ' usual); None for no rotary.'
       )
-  layers = config.layers()
-  layers_lib.check(layers)
+  try:
+    layers = config.layers()
+    layers_lib.check(layers)
+  except ValueError as error:
+    where = f'model.layout={config.layout!r}: ' if config.layout else 'model.'
+    raise ValueError(f'{where}{error}') from error
   repeats = len(layers) // len(layers_lib.repeating_block(layers))
   if repeats % config.unroll:
     raise ValueError(

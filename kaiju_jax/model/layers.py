@@ -97,8 +97,8 @@ def parse(drawing: str, window: int) -> tuple[Layer, ...]:
   for word in drawing.split():
     if word[0] not in 'LG' or not word[1:].isdigit():
       raise ValueError(
-        f'layout={drawing!r}: {word!r} is not L (local) or G (global) followed'
-        " by the index of the layer whose keys and values it reads, as in 'L0'."
+        f'{word!r} is not L (local) or G (global) followed by the index of the'
+        " layer whose keys and values it reads, as in 'L0'."
       )
     layers.append(Layer(window if word[0] == 'L' else None, int(word[1:])))
   check(layers)

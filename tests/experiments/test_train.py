@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -180,3 +181,35 @@ def test_an_abort_waits_for_no_thread():
     timeout=30,
   )
   assert (done.returncode, done.stderr) == (130, 'Aborted.\n')
+
+
+@pytest.mark.parametrize(
+  'argument, message',
+  [
+    ('--config.model.windw=3', "no field 'windw'. Did you mean 'window'"),
+    ('--config.sead=3', "Experiment has no field 'sead'. Did you mean 'seed'"),
+    ('-config.model.window.x=3', "int has no field 'x'"),
+  ],
+)
+def test_an_unknown_field_is_refused(argument, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    run.check_fields(['train', '--config=a.py', argument])
+
+
+def test_known_fields_and_other_flags_pass():
+  run.check_fields(
+    ['train', '--config.model.quantization.kv=none', '--workdir=config.x', 'x']
+  )
+
+
+def test_an_unknown_field_is_one_line(folder):
+  done = subprocess.run(
+    [*command(folder, folder / 'w'), '--config.model.windw=3'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 1
+  assert done.stderr.startswith('error: --config.model.windw=3: ')
+  assert len(done.stderr.splitlines()) == 1
+  assert not (folder / 'w').exists()

@@ -105,13 +105,16 @@ def test_no_rotary_is_allowed():
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(window=0), 'window=0: must be at least 1'),
-    (dict(num_layers=0), 'num_layers=0: must be at least 1'),
-    (dict(period=-1), 'period=-1: must be at least 0'),
-    (dict(local_share=0), 'local_share=0: must be at least 1'),
-    (dict(global_share=0), 'global_share=0: must be at least 1'),
-    (dict(layout='L0 G0'), 'layer 1: kv_from=0 is of another kind'),
-    (dict(layout='L0 Q1'), "'Q1' is not L"),
+    (dict(window=0), 'model.window=0: must be at least 1'),
+    (dict(num_layers=0), 'model.num_layers=0: must be at least 1'),
+    (dict(period=-1), 'model.period=-1: must be at least 0'),
+    (dict(local_share=0), 'model.local_share=0: must be at least 1'),
+    (dict(global_share=0), 'model.global_share=0: must be at least 1'),
+    (
+      dict(layout='L0 G0'),
+      "model.layout='L0 G0': layer 1: kv_from=0 is of another kind",
+    ),
+    (dict(layout='L0 Q1'), "model.layout='L0 Q1': 'Q1' is not L"),
     (dict(layout='L0', window=0), 'layer 0: window=0'),
   ],
 )
