@@ -58,6 +58,9 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
   dress(experiment, base)
   if variant == 'standard':
     experiment.init = 'standard'
+    experiment.optimizer.schedule = 'wsd'
+    experiment.loop.steps = 2350
+    experiment.loop.checkpoint_every = 500
   return experiment
 
 

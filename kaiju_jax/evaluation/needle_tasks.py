@@ -27,7 +27,10 @@ def rows(experiment: config_lib.Experiment) -> loader.RowSource:
   check(experiment)
   count = experiment.loop.steps * data.microbatches * data.batch
   if data.task == 'needle':
-    return needle_curriculum.Rows(count, data.length, experiment.seed)
+    curriculum = needle_curriculum.CURRICULA[experiment.init]
+    return needle_curriculum.Rows(
+      count, data.length, experiment.seed, curriculum
+    )
   training, _ = _haystacks(data.path, data.held_out)
   return needle_text.Rows(training, count, data.length, experiment.seed)
 

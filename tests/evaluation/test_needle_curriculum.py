@@ -112,3 +112,37 @@ def test_rows_too_short_are_refused():
     curriculum.Rows(RUN, length=128)
   with pytest.raises(IndexError):
     curriculum.Rows(RUN)[-1]
+
+
+@pytest.mark.parametrize('init', curriculum.CURRICULA)
+def test_a_run_has_a_whole_number_of_rows_for_every_stage(init):
+  stages = curriculum.CURRICULA[init]
+  steps = sum(stage.share for stage in stages)
+  rows = curriculum.Rows(4 * steps, curriculum=stages)
+  starts = np.cumsum([0, *(4 * stage.share for stage in stages)])
+  for stage, start, end in zip(stages, starts[:-1], starts[1:]):
+    assert rows.stage(start) is rows.stage(end - 1) is stage
+
+
+def test_a_small_pool_is_all_that_documents_draw_from():
+  rng = np.random.default_rng(0)
+  stage = curriculum.Stage(64, 1, (2, 4), streams=1.0, filler=0.3, pool=4)
+  seen = set()
+  for _ in range(60):
+    tokens = curriculum.document(rng, stage).tokens
+    seen |= set(tokens[tokens < needle.FILLER.start].tolist())
+  assert seen == {needle.BOS, *needle.KEYS[:4], *needle.VALUES[:4]}
+
+
+def test_from_the_standard_start_the_pool_grows_within_one_window():
+  from experiments.configs import needle as config
+
+  stages = curriculum.CURRICULA['standard']
+  growing = [stage for stage in stages if stage.pool < len(needle.KEYS)]
+  pools = [stage.pool for stage in growing]
+  assert pools == sorted(set(pools)) and stages[: len(growing)] == tuple(
+    growing
+  )
+  experiment = config.get_config('kaiju_standard')
+  assert {stage.length for stage in growing} == {experiment.model.window}
+  assert experiment.loop.steps == sum(stage.share for stage in stages)
