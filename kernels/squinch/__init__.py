@@ -1,0 +1,1 @@
+"""Squinch: gradients in 6 bits, for the wire."""
