@@ -69,8 +69,9 @@ def test_a_projection_is_the_float64_product_of_rounded_operands(
 
 
 @pytest.mark.parametrize('spec', SPECS)
-def test_gradients_go_straight_through_the_rounded_operands(spec):
-  x, w = drawn(spec)
+@pytest.mark.parametrize('nonnegative', [False, True])
+def test_gradients_go_straight_through_the_rounded_operands(spec, nonnegative):
+  x, w = drawn(spec, nonnegative)
   x_letters, w_letters = spec.split('->')[0].split(',')
   out = spec.split('->')[1]
   w_axes = axes_of(w_letters, spec)
@@ -81,11 +82,13 @@ def test_gradients_go_straight_through_the_rounded_operands(spec):
   )
 
   def f(x, w):
-    y = qat.einsum(spec, x, qat.quantize_weight(w, w_axes, jnp.float32))
+    used = qat.quantize_weight(w, w_axes, jnp.float32)
+    y = qat.einsum(spec, x, used, nonnegative=nonnegative)
     return jnp.sum(y * dy)
 
   dx, dw = jax.grad(f, (0, 1))(jnp.asarray(x), jnp.asarray(w))
-  x_hat = fake_quant(x, axes_of(x_letters, spec))
+  levels = 255 if nonnegative else 127
+  x_hat = fake_quant(x, axes_of(x_letters, spec), levels)
   w_hat = fake_quant(w, w_axes)
   want_dx = np.einsum(f'{out},{w_letters}->{x_letters}', dy, w_hat)
   want_dw = np.einsum(f'{x_letters},{out}->{w_letters}', x_hat, dy)
@@ -118,6 +121,30 @@ def test_the_int8_input_gradient_is_unbiased_and_near():
   mean = np.linalg.norm(rounded.mean(0) - exact) / np.linalg.norm(exact)
   assert 1e-4 < one < 0.03
   assert mean < one / 5
+
+
+def test_equal_gradients_at_different_places_round_differently():
+  # 7.5 codes in each of 2,000 columns beside one that sets the scale.
+  dy = np.full((1, 2000, 24), 7.5 / 127, np.float32)
+  dy[:, :, 0] = 1
+  w = np.zeros((16, 24), np.float32)
+  w[0] = 1
+  used = qat.quantize_weight(w, (0,), jnp.float32)
+  _, backward = jax.vjp(
+    lambda x: qat.einsum('BLD,DF->BLF', x, used, input_gradient='int8'),
+    jnp.zeros((1, 2000, 16)),
+  )
+  rounded_up = np.asarray(backward(jnp.asarray(dy))[0])[0, :, 0] * 127
+  # Each sums 23 halves: 127 + 23 · 7 of those rounded down, and a coin each.
+  coins = rounded_up - 127 - 23 * 7
+  assert abs(coins.mean() - 11.5) < 0.3
+  assert abs(coins.var() - 23 / 4) < 0.8
+
+
+@pytest.mark.parametrize('value', [-5.0, -1.0, 1.0, 5.0])
+def test_codes_are_cut_alike_on_both_sides(value):
+  codes = int8.encode(jnp.full((3,), value), jnp.full((3,), 1 / 127))
+  assert codes.tolist() == [int(np.sign(value)) * 127] * 3
 
 
 def test_a_nan_does_not_become_a_quiet_zero():
