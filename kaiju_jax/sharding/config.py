@@ -1,0 +1,36 @@
+"""The shape of a device mesh; imports no jax."""
+
+import dataclasses
+
+AXES = ('fsdp', 'tensor')
+
+
+@dataclasses.dataclass
+class MeshConfig:
+  """Widths of the mesh's axes.
+
+  Attributes:
+    fsdp: devices that the batch, and D of stored weights, are split over.
+      Weights cross it as int8, gradients in 6 bits.
+    tensor: devices that F, H, V, and L between blocks, are split over: within
+      a node, where the wire is fast.
+  """
+
+  fsdp: int = 1
+  tensor: int = 1
+
+  @property
+  def devices(self) -> int:
+    return self.fsdp * self.tensor
+
+
+def check(config: MeshConfig) -> None:
+  """Refuses widths that are no widths.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name in AXES:
+    value = getattr(config, name)
+    if value < 1:
+      raise ValueError(f'mesh.{name}={value}: must be at least 1.')

@@ -1,0 +1,108 @@
+"""Which mesh axis splits which dimension: read off a tensor's own name.
+
+A parameter is named after its shape, `w_in_DF`, and one table says what the
+letters mean to the mesh. Adam's moments hang under the same names, so that the
+optimizer's state follows. A letter that stands in no table is an error: no
+tensor is silently replicated for a misspelt name.
+
+    stored    D over fsdp; F, H and V over tensor: each f32 master, moment and
+              gradient has one owner
+    in use    D whole (gathered, as int8); F, H and V over tensor
+    rows      B over fsdp, L over tensor between the blocks
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from kaiju_jax.model import weighted
+
+_WHOLE = dict.fromkeys('NKMCTPSRG')
+STORED = _WHOLE | {'D': 'fsdp', 'F': 'tensor', 'H': 'tensor', 'V': 'tensor'}
+IN_USE = STORED | {'D': None}
+ROWS = _WHOLE | {'B': 'fsdp', 'L': 'tensor', 'D': None}
+
+
+def spec(name: str, rank: int, table: Mapping[str, str | None]):
+  """Returns the axes of a tensor's dimensions.
+
+  Args:
+    name: ends in the shape's letters; a name without any is a scalar's.
+    rank: of the tensor, one more than the name's letters where a scan stacks
+      it: its leading N is whole.
+    table: of this module.
+
+  Raises:
+    ValueError: an unknown letter, an axis used twice, or a rank that is not
+      the name's.
+  """
+  letters = _letters(name, rank)
+  axes = []
+  for letter in letters:
+    if letter not in table:
+      raise ValueError(
+        f'{name!r}: no rule for the letter {letter!r}; there are rules for'
+        f' {"".join(sorted(table))}.'
+      )
+    axis = table[letter]
+    if axis is not None and axis in axes:
+      other = letters[axes.index(axis)]
+      raise ValueError(
+        f'{name!r}: {other} and {letter} would both be split over {axis!r}.'
+      )
+    axes.append(axis)
+  return PartitionSpec(*axes)
+
+
+def _letters(name: str, rank: int) -> str:
+  if rank == 0:
+    return ''
+  letters = weighted.letters_of(name)
+  if rank == len(letters) + 1:
+    letters = f'N{letters}'
+  if rank != len(letters):
+    raise ValueError(
+      f'{name!r} names {len(letters)} dimensions, the tensor has {rank}.'
+    )
+  return letters
+
+
+def shardings(
+  tree: Any,
+  mesh: jax.sharding.Mesh,
+  table: Mapping[str, str | None] = STORED,
+) -> Any:
+  """Returns the `NamedSharding` of every leaf, read off its dictionary key.
+
+  Args:
+    tree: arrays or their shapes, such as parameters or a whole train state.
+    mesh: of `mesh.make`.
+    table: of this module.
+
+  Raises:
+    ValueError: see `spec`; or a dimension that its axis does not divide.
+  """
+
+  def of(path, leaf):
+    name = _name(path)
+    axes = spec(name, len(leaf.shape), table)
+    for size, axis in zip(leaf.shape, axes):
+      width = 1 if axis is None else mesh.shape[axis]
+      if size % width:
+        raise ValueError(
+          f'{jax.tree_util.keystr(path)} of shape {tuple(leaf.shape)}: {size}'
+          f' does not divide over {axis}={width}.'
+        )
+    return jax.sharding.NamedSharding(mesh, axes)
+
+  return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def _name(path) -> str:
+  """The innermost dictionary key; '' for a leaf that hangs under none."""
+  for key in reversed(path):
+    if isinstance(key, jax.tree_util.DictKey):
+      return str(key.key)
+  return ''
