@@ -57,8 +57,8 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
 
 
 def _letters(name: str, rank: int) -> str:
-  if rank == 0:
-    return ''
+  if rank == 0 or (rank == 1 and name.startswith('bungee_')):
+    return 'N' * rank  # A scalar, or one for each repeat of a scan.
   letters = weighted.letters_of(name)
   if rank == len(letters) + 1:
     letters = f'N{letters}'
