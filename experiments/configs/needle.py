@@ -59,7 +59,7 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
   if variant == 'standard':
     experiment.init = 'standard'
     experiment.optimizer.schedule = 'wsd'
-    experiment.loop.steps = 2350
+    experiment.loop.steps = 2450
     experiment.loop.checkpoint_every = 500
   return experiment
 

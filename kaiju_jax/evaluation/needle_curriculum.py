@@ -57,7 +57,7 @@ _FOUND = (
   Stage(16, 100, needles=(2, 6), streams=1.0, filler=0.0, pool=32),
   Stage(16, 100, needles=(2, 6), streams=1.0, filler=0.0, pool=48),
   Stage(16, 150, needles=(2, 6), streams=1.0, filler=0.0),
-  Stage(64, 1100, needles=(4, 12), streams=1.0, filler=0.3),
+  Stage(64, 1200, needles=(4, 12), streams=1.0, filler=0.0),
   Stage(128, 100, needles=(12, 16), streams=0.25, filler=0.3),
   Stage(256, 250, needles=(12, 16), streams=0.25, filler=0.3),
 )
