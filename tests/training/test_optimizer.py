@@ -79,6 +79,25 @@ def test_bungee_has_its_own_rate_and_no_part_in_the_clip():
   del state
 
 
+def test_a_running_limit_follows_the_sign_by_a_hundredth_of_itself():
+  params = {
+    'attention': {'k_limit_K': jnp.array([[4.0, 2.0, 8.0]])},
+    'norm': {'gain_D': jnp.ones((1, 4))},
+  }
+  # Its virtual gradient is limit − seen, of any size, and 0 where they agree.
+  gradient = {
+    'attention': {'k_limit_K': jnp.array([[1e-3, -50.0, 0.0]])},
+    'norm': {'gain_D': jnp.zeros((1, 4))},
+  }
+  made = optimizer.make(config())
+  updates, _ = made.update(
+    gradient, made.init(params), params, learning_rate=1e-5
+  )
+  np.testing.assert_allclose(
+    updates['attention']['k_limit_K'], [[-0.04, 0.02, 0.0]], rtol=1e-6
+  )
+
+
 def test_the_clip_bounds_what_adam_sees():
   clipped = optimizer.make(config(clip=1e-3, b1=0.0, weight_decay=0.0))
   _, state = updated(clipped, like(1.0))
