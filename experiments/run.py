@@ -15,6 +15,8 @@ from absl import logging
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import fit
 from kaiju_jax.training import workdir as workdir_lib
 
 
@@ -58,18 +60,31 @@ def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
   return line
 
 
-def train(experiment: config_lib.Experiment, workdir: str):
+def train(
+  experiment: config_lib.Experiment,
+  workdir: str,
+  mesh: sharding_config.MeshConfig | None = None,
+):
   """Trains `experiment` in `workdir`, or resumes it; returns the last state.
+
+  Args:
+    experiment: what is trained.
+    workdir: where; made where it does not exist.
+    mesh: how it spreads over all devices; by default the first one trains
+      alone. A resumed run may change it.
 
   Raises:
     ValueError, OSError: settings, data or a workdir that cannot serve; all of
       it is looked at before anything compiles.
   """
   check(experiment)
+  if mesh is not None:
+    fit.check(experiment, mesh)
   workdir_lib.check(workdir, experiment)
 
   # These import jax, which costs seconds that --help should not.
   from kaiju_jax.data import loader
+  from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import loop
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import state
@@ -78,8 +93,9 @@ def train(experiment: config_lib.Experiment, workdir: str):
   optimizer.check(experiment.optimizer)
   loop.check(experiment.loop)
   model = step.model_of(experiment)
-  rows, evaluate = _data(experiment, model)
-  params = state.init_params(model, experiment.seed)
+  devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
+  rows, evaluate = _data(experiment, model, devices)
+  params = state.init_params(model, experiment.seed, devices)
   if experiment.init == 'induction':
     from kaiju_jax.evaluation import induction
 
@@ -87,8 +103,8 @@ def train(experiment: config_lib.Experiment, workdir: str):
   return loop.train(
     experiment,
     workdir,
-    state=state.create(params, optimizer.make(experiment.optimizer)),
-    step=step.make(experiment),
+    state=state.create(params, optimizer.make(experiment.optimizer), devices),
+    step=step.make(experiment, devices),
     batches=loader.batches(
       rows, experiment.data.batch, experiment.data.microbatches
     ),
@@ -115,7 +131,7 @@ def check(experiment: config_lib.Experiment) -> None:
     )
 
 
-def _data(experiment: config_lib.Experiment, model):
+def _data(experiment: config_lib.Experiment, model, mesh):
   """Returns the row source, and what to evaluate parameters with, if any."""
   if experiment.data.task != 'text':
     from kaiju_jax.evaluation import needle_tasks
@@ -132,7 +148,7 @@ def _data(experiment: config_lib.Experiment, model):
   evaluate = None
   if unseen is not None:
     evaluate = held_out.evaluator(
-      model, unseen, data.length, data.batch, data.evaluated_rows
+      model, unseen, data.length, data.batch, data.evaluated_rows, mesh
     )
   return text.Rows(training, data.length, experiment.seed), evaluate
 
