@@ -14,8 +14,8 @@ Each arm and seed is a process of its own,
 
 whose output goes to that workdir's log.txt. `--jobs` run at once, each on its
 share of the cores. A run that fails is a line of the report and stops no
-other. The same command again runs what is missing: a run is finished once its
-metrics.jsonl holds the last step, and a started one resumes. Ctrl-C lets
+other. The same command again runs what is missing: a run is finished once the
+checkpoint of its last step is, and a started one resumes. Ctrl-C lets
 running jobs save, and reports what there is.
 
 ROOT/report.md: means and spreads over the seeds, paired differences to the

@@ -54,7 +54,13 @@ class Run:
       return 0
 
   def is_finished(self) -> bool:
-    return self.last_step() >= self.experiment.loop.steps
+    """Whether the last step is saved: its records alone come too early.
+
+    The final evaluation and save follow them.
+    """
+    return workdir_lib.holds_checkpoint(
+      self.workdir, self.experiment.loop.steps
+    )
 
 
 def load(path: str) -> types.ModuleType:
@@ -103,7 +109,7 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
 
   Raises:
     ValueError: an unknown or ill-typed field, an experiment that cannot run,
-      or a last step that leaves no record.
+      or one that leaves no record.
   """
   argv = ['ablate', f'--config={config}', *arguments]
   run_lib.check_fields(argv)
@@ -117,11 +123,10 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
   experiment = values.config
   run_lib.check(experiment)
   loop = experiment.loop
-  if loop.steps % loop.log_every:
+  if loop.log_every > loop.steps:
     raise ValueError(
-      f'loop.log_every={loop.log_every}: must divide loop.steps={loop.steps},'
-      ' or the last step leaves no record and the run never counts as'
-      ' finished.'
+      f'loop.log_every={loop.log_every}: must be at most'
+      f' loop.steps={loop.steps}, or no loss is left to compare.'
     )
   return experiment
 

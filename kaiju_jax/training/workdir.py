@@ -20,6 +20,7 @@ from kaiju_jax import config as config_lib
 from kaiju_jax.training import files
 from kaiju_jax.training import strict
 
+CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
@@ -92,6 +93,15 @@ def load_experiment(path: str | os.PathLike) -> config_lib.Experiment:
     raise ValueError(f'{file}: {error}') from error
 
 
+def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:
+  """Whether a workdir has a finished checkpoint of that step; needs no jax.
+
+  A save writes into a folder of another name and renames it once all is on
+  the disk (checkpoint.py), after the step's records and its evaluation.
+  """
+  return (pathlib.Path(path) / CHECKPOINTS / str(step)).is_dir()
+
+
 def note_start(path: pathlib.Path) -> None:
   """Writes where and with what the run starts, or goes on, now."""
   # Imported here, so that `check` and `load_experiment` need no jax.
@@ -128,7 +138,7 @@ def _locked(path: pathlib.Path) -> Iterator[None]:
 
 def _refuse_leftovers(path: pathlib.Path) -> None:
   """Checkpoints of an unknown experiment must not be taken for this one's."""
-  for name in ('checkpoints', 'metrics.jsonl'):
+  for name in (CHECKPOINTS, 'metrics.jsonl'):
     if (path / name).exists():
       raise ValueError(
         f'workdir {path}: holds {name}, but no {_CONFIG} that says of which'
