@@ -15,7 +15,10 @@ from absl import logging
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+from kaiju_jax.training import config as training_config
 from kaiju_jax.training import workdir as workdir_lib
+
+_SEEDS = 2**32
 
 
 def parse(argv: Sequence[str]) -> list[str]:
@@ -75,8 +78,6 @@ def train(experiment: config_lib.Experiment, workdir: str):
   from kaiju_jax.training import state
   from kaiju_jax.training import step
 
-  optimizer.check(experiment.optimizer)
-  loop.check(experiment.loop)
   model = step.model_of(experiment)
   rows, evaluate = _data(experiment, model)
   params = state.init_params(model, experiment.seed)
@@ -104,6 +105,8 @@ def check(experiment: config_lib.Experiment) -> None:
   """
   model_config.check(experiment.model)
   data_config.check(experiment.data)
+  training_config.check_optimizer(experiment.optimizer)
+  training_config.check_loop(experiment.loop)
   if experiment.data.length > experiment.model.max_length:
     raise ValueError(
       f'data.length={experiment.data.length}: rows are longer than the'
@@ -112,6 +115,11 @@ def check(experiment: config_lib.Experiment) -> None:
   if experiment.init not in ('standard', 'induction'):
     raise ValueError(
       f"init={experiment.init!r}: must be one of 'standard', 'induction'."
+    )
+  if not 0 <= experiment.seed < _SEEDS:
+    raise ValueError(
+      f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes none'
+      ' below, and jax counts from 0 again above.)'
     )
 
 

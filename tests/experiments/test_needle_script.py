@@ -87,6 +87,7 @@ def test_end_to_end_and_not_twice_and_not_for_another(
     ({'arms': []}, '--arms and --seeds each need at least one'),
     ({'seeds': ['-1']}, "--seeds: '-1' is not a non-negative integer"),
     ({'seeds': ['x']}, "--seeds: 'x' is not a non-negative integer"),
+    ({'seeds': ['9' * 20]}, 'seed=9{20}: must lie in'),
     ({'data': 'folder'}, "--data='folder': only --task=needle_text"),
     ({'task': 'needle_text', 'data': '/nowhere'}, '/nowhere'),
   ],

@@ -98,8 +98,11 @@ def test_a_terminated_run_resumes_to_the_same_records(folder):
 def changed(**fields):
   experiment = tiny.get_config()
   for name, value in fields.items():
-    room, field = name.split('__')
-    setattr(getattr(experiment, room), field, value)
+    *rooms, field = name.split('__')
+    holder = experiment
+    for room in rooms:
+      holder = getattr(holder, room)
+    setattr(holder, field, value)
   return experiment
 
 
@@ -114,6 +117,8 @@ def changed(**fields):
     ({'model__layout': 'L0 G1 L2 L1'}, 'of another kind'),
     ({'optimizer__schedule': 'linear'}, "optimizer.schedule='linear'"),
     ({'loop__steps': 0}, 'loop.steps=0'),
+    ({'seed': -1}, 'seed=-1: must lie in 0…4294967295'),
+    ({'seed': 2**32}, 'seed=4294967296: must lie in 0…4294967295'),
   ],
 )
 def test_bad_settings_are_refused_and_leave_nothing(tmp_path, fields, message):
