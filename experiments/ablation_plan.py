@@ -90,8 +90,10 @@ def baselines(
   """Returns {arm: its baseline} of the chosen arms, in their order.
 
   Raises:
-    ValueError: an arm or a baseline that is none of the config's.
+    ValueError: an arm or a baseline that is none of the config's, or no arm.
   """
+  if chosen is not None and not chosen:
+    raise ValueError(f'--arms=: must name some of {", ".join(arms)}.')
   if not isinstance(arms, dict):
     arms = dict.fromkeys(arms, arms[0])
   for flag, names in (
@@ -108,8 +110,8 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
   """Returns the experiment of 'PATH:ARM' with '--config.FIELD=VALUE' applied.
 
   Raises:
-    ValueError: an unknown or ill-typed field, an experiment that cannot run,
-      or one that leaves no record.
+    OSError, ValueError: an unknown or ill-typed field, an experiment that
+      cannot run, or one that leaves no record.
   """
   argv = ['ablate', f'--config={config}', *arguments]
   run_lib.check_fields(argv)
@@ -142,7 +144,8 @@ def plan(
   """Returns all runs, every arm's first seed before any second one.
 
   Raises:
-    ValueError: a bad override, or a workdir that holds another experiment.
+    OSError, ValueError: a bad override, or a workdir that holds another
+      experiment.
   """
   for override in overrides:
     if not override.startswith('--config.') or '=' not in override:

@@ -98,10 +98,10 @@ def train(experiment: config_lib.Experiment, workdir: str):
 
 
 def check(experiment: config_lib.Experiment) -> None:
-  """Refuses an experiment that cannot run, before jax is imported.
+  """Refuses an experiment that cannot run, before anything compiles.
 
   Raises:
-    ValueError: names the field, its value and what would be right.
+    OSError, ValueError: names the field, its value and what would be right.
   """
   model_config.check(experiment.model)
   data_config.check(experiment.data)
@@ -121,6 +121,15 @@ def check(experiment: config_lib.Experiment) -> None:
       f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes none'
       ' below, and jax counts from 0 again above.)'
     )
+  # These import numpy, and grain, which --help should not wait for.
+  if experiment.data.task == 'text':
+    from kaiju_jax.data import text
+
+    text.check(experiment.data, experiment.model.vocab_size)
+  else:
+    from kaiju_jax.evaluation import needle_tasks
+
+    needle_tasks.check(experiment)
 
 
 def _data(experiment: config_lib.Experiment, model):

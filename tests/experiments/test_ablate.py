@@ -246,6 +246,18 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
     (('--config.model.window=0',), 'window=0: must be at least 1'),
     (('--config.data.length=4096',), 'rows are longer than the positions'),
     (('--config.seed=7',), '--config.seed=7: --seeds says'),
+    (('--config.loop.log_every=0',), 'loop.log_every=0: must be at least 1'),
+    (('--config.loop.steps=0',), 'loop.steps=0: must be at least 1'),
+    (('--config.optimizer.schedule=foo',), "optimizer.schedule='foo': must"),
+    (('--config.data.path=/nope',), "data.path='/nope': no such file"),
+    (('--config.data.tokenizer=/nope',), "data.tokenizer='/nope': no such"),
+    (
+      ('--config.data.path=/nope', '--config.data.task=needle_text'),
+      "data.path='/nope': no such file",
+    ),
+    (('--arms=',), '--arms=: must name some of plain, better, broken'),
+    (('--root=',), '--root=: must name a folder'),
+    (('--root=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
     (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),
   ],
 )
