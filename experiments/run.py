@@ -69,8 +69,11 @@ def train(experiment: config_lib.Experiment, workdir: str):
       it is looked at before anything compiles.
   """
   check(experiment)
-  workdir_lib.check(workdir, experiment)
+  with workdir_lib.reserved(workdir, experiment):
+    return _train(experiment, workdir)
 
+
+def _train(experiment: config_lib.Experiment, workdir: str):
   # These import jax, which costs seconds that --help should not.
   from kaiju_jax.data import loader
   from kaiju_jax.training import loop

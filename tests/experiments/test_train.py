@@ -136,6 +136,30 @@ def test_a_workdir_of_another_experiment_is_refused(tmp_path):
     run.train(changed(model__window=32), str(tmp_path / 'work'))
 
 
+@pytest.mark.parametrize(
+  'workdir, message',
+  [
+    ('/proc/nope', '^/proc/nope: the folder cannot be made: No such file'),
+    ('/proc', '^workdir /proc: cannot be written to: No such file'),
+    ('', '^workdir .*: must name a folder'),
+  ],
+)
+def test_a_folder_that_will_not_do_is_refused_before_the_work(
+  monkeypatch, workdir, message
+):
+  monkeypatch.setattr(run, '_train', None)
+  with pytest.raises((ValueError, OSError), match=message):
+    run.train(tiny.get_config(), workdir)
+
+
+def test_data_that_is_not_text_leaves_no_folder(folder):
+  (folder / 'texts' / 'a.txt').write_bytes(b'\xff\xfe')
+  experiment = changed(data__path=str(folder / 'texts'))
+  with pytest.raises(ValueError, match=r'a\.txt: not text'):
+    run.train(experiment, str(folder / 'work' / 'a'))
+  assert not (folder / 'work').exists()
+
+
 def test_a_misspelt_override_is_refused():
   done = subprocess.run(
     [

@@ -132,6 +132,45 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     pass
 
 
+def test_a_reserved_folder_is_locked_and_leaves_nothing_behind(tmp_path):
+  folder = tmp_path / 'a' / 'b'
+  lock = (
+    'import fcntl, sys; fcntl.lockf(open(sys.argv[1], "a+"),'
+    ' fcntl.LOCK_EX | fcntl.LOCK_NB)'
+  )
+  with workdir.reserved(folder, config.Experiment()):
+    call = [sys.executable, '-c', lock, str(folder / 'lock')]
+    assert b'BlockingIOError' in subprocess.run(call, stderr=-1).stderr
+    assert [path.name for path in folder.iterdir()] == ['lock']
+  assert not list(tmp_path.iterdir())
+  # What it is reserved for stays, and so does a folder that was there before.
+  with (
+    workdir.reserved(folder, config.Experiment()),
+    workdir.opened(folder, config.Experiment()),
+  ):
+    pass
+  assert (folder / 'config.json').exists()
+  (tmp_path / 'old').mkdir()
+  with workdir.reserved(tmp_path / 'old', config.Experiment()):
+    pass
+  assert (tmp_path / 'old').exists()
+
+
+@pytest.mark.parametrize(
+  'here, name', [('run', '.'), ('run/sub', '..'), ('run', '../run')]
+)
+def test_a_folder_by_its_place_gets_a_name_for_another(
+  tmp_path, monkeypatch, here, name
+):
+  (tmp_path / 'run' / 'sub').mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / here)
+  with workdir.opened(name, config.Experiment()):
+    pass
+  assert (tmp_path / 'run' / 'config.json').exists()
+  with pytest.raises(ValueError, match=r'--workdir=\S*/run-2$'):
+    workdir.check(name, config.Experiment(seed=1))
+
+
 def test_checking_imports_no_jax():
   code = (
     'import sys; from kaiju_jax.training import workdir;'
