@@ -269,6 +269,15 @@ def test_bad_flags_are_refused_before_anything_runs(place, flags, message):
   assert not (place / 'root').exists()
 
 
+def test_no_rotary_on_global_layers_can_be_typed(place):
+  experiment = ablation_plan.resolve(
+    f'{place / "arms.py"}:plain',
+    ['--config.model.rope_global=0', '--config.model.rope_local=500'],
+  )
+  assert experiment.model.rope_global == 0
+  assert experiment.model.rope_local == 500
+
+
 def test_a_root_of_other_experiments_is_refused(place):
   assert call(place, '--seeds=1', '--arms=plain').returncode == 0
   done = call(

@@ -27,7 +27,7 @@ def _snapshot(folder):
 
 def test_the_config_comes_back_typed(tmp_path):
   experiment = config.Experiment(seed=3)
-  experiment.model.rope_global = None
+  experiment.model.rope_global = 0.0
   experiment.optimizer.learning_rate = 1
   with workdir.opened(tmp_path / 'a' / 'b', experiment) as folder:
     read = workdir.load_experiment(folder)
@@ -80,6 +80,21 @@ def test_a_config_of_other_code_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r'model\.num_heads: \(no such field\)'):
     workdir.check(tmp_path, config.Experiment())
   with pytest.raises(ValueError, match=r'config\.json: model\.heads: no such'):
+    workdir.load_experiment(tmp_path)
+
+
+def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
+  experiment = config.Experiment()
+  experiment.model.rope_global = 0.0
+  with workdir.opened(tmp_path, experiment):
+    pass
+  file = tmp_path / 'config.json'
+  data = json.loads(file.read_text())
+  data['model']['rope_global'] = None
+  file.write_text(json.dumps(data))
+  with pytest.raises(ValueError, match=r'model\.rope_global: None in the work'):
+    workdir.check(tmp_path, experiment)
+  with pytest.raises(ValueError, match=r'model\.rope_global=None: must be flo'):
     workdir.load_experiment(tmp_path)
 
 
