@@ -28,8 +28,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from kaiju_jax.training import fingerprint
+from kaiju_jax.training import workdir
 
-_FOLDER = 'checkpoints'
 _BAD_FOLDER = 'bad_checkpoints'
 
 
@@ -63,7 +63,7 @@ class Checkpoints:
   def __init__(
     self, folder: pathlib.Path, kept: int, say: Callable[[str], None] = print
   ):
-    self._folder = folder / _FOLDER
+    self._folder = folder / workdir.CHECKPOINTS
     self._bad = folder / _BAD_FOLDER
     self._say = say
     self._saving = None
@@ -195,7 +195,7 @@ def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
     FileNotFoundError: there is no checkpoint.
     RestoreError: none can be read.
   """
-  folder = pathlib.Path(folder) / _FOLDER
+  folder = pathlib.Path(folder) / workdir.CHECKPOINTS
   if not folder.is_dir():
     raise FileNotFoundError(f'{folder}: not found; nothing was saved yet.')
   with _manager(folder, create=False) as manager:
