@@ -68,11 +68,13 @@ class Checkpoints:
     self._say = say
     self._saving = None
     logging.getLogger('absl').addFilter(_is_not_told_twice)
-    self._halves = [path.name.split('.')[0] for path in _halves(self._folder)]
+    halves = _halves(self._folder)
+    self._halves = [path.name.split('.')[0] for path in halves]
+    for half in halves:  # Orbax would, in a thread that may meet another's.
+      shutil.rmtree(half, ignore_errors=True)
     self._manager = _manager(
       self._folder,
       preservation_policy=ocp.checkpoint_managers.LatestN(kept),
-      cleanup_tmp_directories=True,
     )
 
   def __enter__(self) -> Self:
