@@ -11,6 +11,7 @@ import math
 
 from flax import linen as nn
 import jax
+from jax import lax
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
@@ -20,7 +21,6 @@ from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
-
 
 # The letters that each weight's matmul sums over: the fan-in of its start, and
 # of one int8 scale. Those left are its output channels.
@@ -67,7 +67,8 @@ class Weighted(nn.Module):
   ) -> jax.Array | int8.Quantized:
     """Returns a master weight as it comes off the wire; args as `weight`'s."""
     if self._is_exported(name):
-      return self.get_variable('params', name)
+      # As `fsdp.gather` does, so that the rest is compiled as in training.
+      return lax.optimization_barrier(self.get_variable('params', name))
     letters, contract = rules.letters_of(name), CONTRACTED[name]
     if len(letters) != len(shape):
       raise ValueError(f'{name!r} names {len(letters)} axes, shape is {shape}.')

@@ -10,6 +10,7 @@ study.
 """
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax.quantization import int8
@@ -26,7 +27,9 @@ def stretch(
 
 @jax.custom_vjp
 def _stretch_quantized(weight: int8.Quantized, b: jax.Array):
-  return weight._replace(scales=weight.scales * jnp.exp(b))
+  # An export holds the product: what uses it is to be compiled as there.
+  scales = lax.optimization_barrier(weight.scales * jnp.exp(b))
+  return weight._replace(scales=scales)
 
 
 def _forward(weight, b):
