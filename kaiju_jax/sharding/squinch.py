@@ -45,9 +45,9 @@ import optax
 from kaiju_jax.kernels.squinch import reference
 
 Axis = str | Sequence[str]
-# Sources that are decoded in one loop: a scan over 512 stays small, and eight
+# Sources that are decoded in one loop: a scan over 512 stays small, and four
 # additions cost one pass over the sum.
-_UNROLL = 8
+_UNROLL = 4
 
 
 def reduce_scatter(

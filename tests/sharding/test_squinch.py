@@ -145,8 +145,9 @@ def rows(x):
   return np.pad(x.reshape(-1), (0, -x.size % 8))[:, None]
 
 
-@pytest.mark.parametrize('codes', CODES, ids=lambda c: '-'.join(c.values()))
-@pytest.mark.parametrize('mean', [False, True])
+@pytest.mark.parametrize(
+  'codes, mean', [(CODES[0], True), (CODES[0], False), (CODES[3], False)]
+)
 def test_replicas_are_the_same_bits_and_those_of_the_codec(codes, mean):
   tree = odd_tree()
   got = each(lambda t: squinch.all_reduce(t, 'data', mean=mean, **codes))(tree)
@@ -176,7 +177,7 @@ def test_what_is_too_small_for_the_header_is_scaled():
   np.testing.assert_array_equal(kept, plain / 2.0**40)
 
 
-def summed_error(reduce, steps=64):
+def summed_error(reduce, steps=32):
   """|Σ reduced − Σ x| over |Σ x|, of gradients that mostly stay."""
   x = gradients(64, 40)
   step = each(reduce)
@@ -196,7 +197,7 @@ def test_error_feedback_cuts_the_summed_error():
     lambda x, r: squinch.all_reduce_with_feedback(x, r, 'data')
   )
   assert 5e-4 < plain < 0.05
-  assert plain / fed_back > 6, (plain, fed_back)
+  assert plain / fed_back > 10, (plain, fed_back)
 
 
 def test_error_feedback_of_a_shard():
@@ -212,7 +213,7 @@ def test_error_feedback_of_a_shard():
     return whole(shard), r
 
   fed_back = summed_error(feed_back)
-  assert plain / fed_back > 6, (plain, fed_back)
+  assert plain / fed_back > 10, (plain, fed_back)
 
 
 def test_feedback_loses_nothing_for_good():
@@ -233,20 +234,24 @@ def test_feedback_loses_nothing_for_good():
       np.testing.assert_allclose(arrived, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_arrives_as_nan_and_is_not_remembered(bad):
+def test_what_is_no_number_arrives_as_nan_and_is_not_remembered():
   x = gradients(64, 2)
-  x[3, 9, 1] = bad
+  x[3, 9, 1], x[0, 17, 0], x[7, 63, 1] = np.nan, np.inf, -np.inf
+  groups = [(slice(8, 16), 1), (slice(16, 24), 0), (slice(56, 64), 1)]
+  spoilt = np.zeros((64, 2), bool)
+  for group in groups:
+    spoilt[group] = True
   shard = each(lambda x: squinch.reduce_scatter(x, 'data'))(x)
-  isnan = np.isnan(shard.reshape(64, 2))
-  assert isnan[8:16, 1].all() and isnan.sum() == 8
+  np.testing.assert_array_equal(np.isnan(shard.reshape(64, 2)), spoilt)
   residual = gradients(64, 2, seed=1)
   got, left = each(lambda x, r: squinch.all_reduce_with_feedback(x, r, 'data'))(
     x, residual
   )
-  assert np.isnan(got[:, 8:16, 1]).all() and np.isnan(got).sum() == 8 * 8
+  for replica in got:
+    np.testing.assert_array_equal(np.isnan(replica), spoilt)
   assert np.isfinite(left).all()
-  np.testing.assert_array_equal(left[3, 8:16, 1], residual[3, 8:16, 1])
+  for worker, group in zip((3, 0, 7), groups):
+    np.testing.assert_array_equal(left[worker][group], residual[worker][group])
 
 
 def crossing(f, *args):
