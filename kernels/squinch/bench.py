@@ -4,9 +4,10 @@
 
 The measure is a copy of the float32 input (as many bytes read as written), in
 the same process, the same round and on the same cores. All write into buffers
-that they were given (donated): a fresh one costs the kernel its zeroed pages,
-seven copies' time here, and would hide the codec's own. Beside the planes
-stands the layout of structs, uint8[G, C, 6], a block's six bytes together.
+that they were given (donated): the system zeroes the pages of a fresh one,
+which takes longer than several copies and would hide the codec's own time.
+Beside the planes stands the layout of structs, uint8[G, C, 6], a block's six
+bytes together.
 """
 
 from collections.abc import Callable

@@ -323,9 +323,10 @@ def test_the_transform_is_the_mean_in_a_chain(error_feedback):
 
   def two_steps(tree):
     state = chain.init(tree)
-    _, state = chain.update(tree, state)
-    updates, state = chain.update(tree, state)
-    return updates, state[0]
+    _, after = chain.update(tree, state)
+    assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, state)
+    updates, after = chain.update(tree, after)
+    return updates, after[0]
 
   updates, state = each(two_steps)(tree)
   first = each(lambda t: squinch.all_reduce(t, 'data', mean=True, scale=64.0))(
