@@ -46,23 +46,34 @@ ELEMENTS = ('zero', 'floor')
 HEADERS = ('ln6', 'quarter')
 
 _ZERO, _NAN = 0, 255
-# Decoding reads maxabs from a table, so that every backend agrees to the bit.
-_LN6 = np.exp((np.arange(256) - 128) / 6).astype(np.float32)
-_QUARTER = np.exp2((np.arange(256) - 128) / 4).astype(np.float32)
-_TABLES = {
-  header: np.where(
-    np.arange(256) == _NAN, np.nan, np.where(np.arange(256) == _ZERO, 0, table)
+# As integers magnitudes keep their order; inf, and above it NaN, come last.
+_INFINITY = 0x7F800000
+_Q = np.arange(256)
+_MAXABS = {
+  'ln6': np.exp((_Q - 128) / 6),
+  'quarter': np.exp2((_Q - 128) / 4),
+}
+# Both ways read a table, so that every backend agrees to the bit. Encoding:
+# what |x| is multiplied by before the root, 15² or 16² over maxabs; nothing for
+# a group that its header alone names.
+_SCALES = {
+  (elements, header): np.where(
+    (_Q == _ZERO) | (_Q == _NAN), 0, count**2 / maxabs
   ).astype(np.float32)
-  for header, table in (('ln6', _LN6), ('quarter', _QUARTER))
+  for elements, count in (('zero', 15), ('floor', 16))
+  for header, maxabs in _MAXABS.items()
+}
+# Decoding: what an integer, k² or 2k(k+1) + 1, is multiplied by. A product of
+# three would be regrouped by one compiler and not by the next.
+_UNITS = {
+  (elements, header): np.select(
+    [_Q == _ZERO, _Q == _NAN], [0, np.nan], maxabs / steps
+  ).astype(np.float32)
+  for elements, steps in (('zero', 15**2), ('floor', 512))
+  for header, maxabs in _MAXABS.items()
 }
 # Mantissas of 2^(1/4), 2^(1/2), 2^(3/4): one more quarter from each on.
 _MANTISSAS = np.exp2(np.arange(1, 4) / 4).astype(np.float32)
-_LEVELS = {
-  'zero': ((np.arange(16) / 15) ** 2).astype(np.float32),
-  'floor': ((2 * np.arange(16) * (np.arange(16) + 1) + 1) / 512).astype(
-    np.float32
-  ),
-}
 
 
 def encode(
@@ -85,25 +96,27 @@ def encode(
       f'{rows} rows: Squinch takes them in groups of {GROUP}; pad with zeros.'
     )
   x_GIC = x_RC.astype(jnp.float32).reshape(rows // GROUP, GROUP, columns)
-  size_GIC = jnp.abs(x_GIC)
-  # A NaN is the largest of its group.
+  bits_GIC = lax.bitcast_convert_type(x_GIC, jnp.int32)
+  size_GIC = bits_GIC & 0x7FFFFFFF
+  # As integers, for speed; a NaN is the largest of its group.
   q_GC = _q(jnp.max(size_GIC, axis=1), header)
-  live_GC = jnp.where((q_GC == _ZERO) | (q_GC == _NAN), 1, q_GC)
-  maxabs_GC = jnp.asarray(_TABLES[header])[live_GC]
-  root_GIC = jnp.sqrt(size_GIC / maxabs_GC[:, None])
+  # What is no number is made one here, for its group's scale to make it zero.
+  size_GIC = lax.bitcast_convert_type(
+    jnp.minimum(size_GIC, _INFINITY - 1), jnp.float32
+  )
+  scale_GC = jnp.asarray(_SCALES[elements, header])[q_GC]
+  k_GIC = jnp.sqrt(size_GIC * scale_GC[:, None])
   if elements == 'zero':
-    k_GIC = jnp.floor(15 * root_GIC + 0.5)
-  else:
-    k_GIC = jnp.floor(16 * root_GIC)
-  # Cut as a float: NaN and inf have no integer. A group of zeros, or of what
-  # is no number, is named by its header alone.
-  is_live_G1C = (q_GC == live_GC)[:, None]
-  k_GIC = jnp.where(is_live_G1C, jnp.clip(k_GIC, 0, 15), 0).astype(jnp.uint8)
-  negative_GIC = ((x_GIC < 0) & is_live_G1C).astype(jnp.uint8)
+    k_GIC = k_GIC + 0.5
+  # The cast cuts towards zero: floor, where nothing is negative.
+  k_GIC = jnp.minimum(k_GIC, 15).astype(jnp.uint8)
   place_I = jnp.arange(GROUP, dtype=jnp.uint8)
   signs_GC = jnp.sum(
-    negative_GIC << place_I[None, :, None], axis=1, dtype=jnp.uint8
+    (bits_GIC < 0).astype(jnp.uint8) << place_I[None, :, None],
+    axis=1,
+    dtype=jnp.uint8,
   )
+  signs_GC = jnp.where((q_GC == _ZERO) | (q_GC == _NAN), 0, signs_GC)
   pairs = k_GIC[:, :4] | (k_GIC[:, 4:] << 4)
   return jnp.stack(
     [q_GC.astype(jnp.uint8), signs_GC, *jnp.moveaxis(pairs, 1, 0)]
@@ -125,14 +138,21 @@ def decode(
       f'{packed_PGC.dtype}{packed_PGC.shape}: Squinch is uint8[6, G, C].'
     )
   q_GC, signs_GC, *pairs = packed_PGC
-  maxabs_GC = jnp.asarray(_TABLES[header])[q_GC.astype(jnp.int32)]
+  unit_GC = jnp.asarray(_UNITS[elements, header])[q_GC.astype(jnp.int32)]
   low = [pair & 15 for pair in pairs]
   high = [pair >> 4 for pair in pairs]
   k_GIC = jnp.stack(low + high, axis=1).astype(jnp.int32)
-  place_I = jnp.arange(GROUP, dtype=jnp.uint8)
-  negative_GIC = (signs_GC[:, None] >> place_I[None, :, None]) & 1
-  size_GIC = jnp.asarray(_LEVELS[elements])[k_GIC] * maxabs_GC[:, None]
-  x_GIC = jnp.where(negative_GIC == 1, -size_GIC, size_GIC)
+  if elements == 'zero':
+    level_GIC = k_GIC * k_GIC
+  else:
+    level_GIC = 2 * k_GIC * (k_GIC + 1) + 1
+  size_GIC = level_GIC.astype(jnp.float32) * unit_GC[:, None]
+  # The sign goes straight to its bit.
+  place_I = 31 - jnp.arange(GROUP, dtype=jnp.int32)
+  sign_GIC = signs_GC.astype(jnp.int32)[:, None] << place_I[None, :, None]
+  bits_GIC = lax.bitcast_convert_type(size_GIC, jnp.int32)
+  bits_GIC = bits_GIC ^ (sign_GIC & np.int32(-(2**31)))
+  x_GIC = lax.bitcast_convert_type(bits_GIC, jnp.float32)
   return x_GIC.reshape(GROUP * groups, columns)
 
 
@@ -153,19 +173,23 @@ def check(elements: str, header: str) -> None:
 
 
 def _q(largest_GC: jax.Array, header: str) -> jax.Array:
-  """Returns the header, int32: 0 of what is too small, 255 of no number."""
+  """Returns the header, int32: 0 of what is too small, 255 of no number.
+
+  Args:
+    largest_GC: a float32's bits, without sign.
+    header: of HEADERS.
+  """
   if header == 'ln6':
-    q = jnp.floor(6 * jnp.log(largest_GC) + 129)
+    largest = lax.bitcast_convert_type(largest_GC, jnp.float32)
+    q = jnp.floor(6 * jnp.log(largest) + 129)
+    q = jnp.clip(q, _ZERO, _NAN - 1).astype(jnp.int32)
   else:
-    q = _quarter(largest_GC)
-  q = jnp.clip(q, _ZERO, _NAN - 1)
-  q = jnp.where(jnp.isfinite(largest_GC), q, _NAN)
-  return q.astype(jnp.int32)
+    q = jnp.clip(_quarter(largest_GC), _ZERO, _NAN - 1)
+  return jnp.where(largest_GC >= _INFINITY, _NAN, q)
 
 
-def _quarter(largest_GC: jax.Array) -> jax.Array:
-  """Returns the smallest q with 2^((q − 128)/4) ≥ largest, by its bits."""
-  bits = lax.bitcast_convert_type(largest_GC, jnp.int32)
+def _quarter(bits: jax.Array) -> jax.Array:
+  """Returns the smallest q with 2^((q − 128)/4) ≥ a float of these bits."""
   # A multiple of 2^e has the mantissa 1 and needs no step above 2^e.
   exponent = (bits >> 23) - 127
   mantissa = lax.bitcast_convert_type(
@@ -175,4 +199,4 @@ def _quarter(largest_GC: jax.Array) -> jax.Array:
     (mantissa > threshold).astype(jnp.int32)
     for threshold in (np.float32(1), *_MANTISSAS)
   )
-  return (4 * exponent + above + 128).astype(jnp.float32)
+  return 4 * exponent + above + 128

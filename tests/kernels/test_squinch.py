@@ -149,6 +149,28 @@ def test_what_is_too_large_does_not_spill_into_its_neighbour(header):
   assert np.flatnonzero(round_trip(x_RC, 'zero', header)).tolist() == [0]
 
 
+@pytest.mark.parametrize('header', reference.HEADERS)
+@pytest.mark.parametrize('elements', reference.ELEMENTS)
+@pytest.mark.parametrize('is_compiled', [False, True])
+def test_every_code_decodes_to_the_same_bits(elements, header, is_compiled):
+  q, byte = np.meshgrid(np.arange(256), np.arange(256), indexing='ij')
+  signs = np.full_like(q, 0b10100101)
+  packed = np.stack([q, signs, *[byte] * 4]).astype(np.uint8)
+  decode = reference.decode
+  if is_compiled:
+    decode = jax.jit(decode, static_argnums=(1, 2))
+  decoded = np.asarray(decode(jnp.asarray(packed), elements, header))
+  maxabs = {'ln6': np.exp((q - 128) / 6), 'quarter': 2.0 ** ((q - 128) / 4)}
+  unit = maxabs[header] / {'zero': 225, 'floor': 512}[elements]
+  unit = np.select([q == 0, q == 255], [0, np.nan], unit).astype(np.float32)
+  for i, x in enumerate(decoded.reshape(256, 8, 256).swapaxes(0, 1)):
+    k = byte & 15 if i < 4 else byte >> 4
+    level = k * k if elements == 'zero' else 2 * k * (k + 1) + 1
+    sign = -1 if i in (0, 2, 5, 7) else 1
+    expected = (sign * level).astype(np.float32) * unit
+    np.testing.assert_array_equal(x, expected)
+
+
 def test_zero_says_zero_and_floor_does_not():
   x_RC = column([1, 0, 0, 0, 0, 0, 0, 0])
   assert np.all(round_trip(x_RC, 'zero')[1:] == 0)
