@@ -39,7 +39,7 @@ from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
-from kaiju_jax.quantization import qat
+from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
 
 _FORMAT = 'kaiju_jax int8 1'
@@ -103,8 +103,8 @@ def _group(group: Any) -> Any:
       out[name] = w
       continue
     letters = rules.letters_of(name)
-    axes = tuple(letters.index(letter) for letter in weighted.CONTRACTED[name])
-    weight = qat.quantize_weight(w, axes, jnp.float32)
+    wire = fsdp.Wire(letters, weighted.CONTRACTED[name], 'float32', int8=True)
+    weight = fsdp.gather(w, wire)
     stem = name.removesuffix(f'_{letters}')
     if f'bungee_{stem}' in group:
       weight = bungee.stretch(weight, group[f'bungee_{stem}'])
