@@ -130,12 +130,7 @@ def update(
   sent, report = message(plan, state, params)
   received = jax.tree.map(lambda x: lax.all_gather(x, plan.axis), sent)
   state, seen = receive(plan, state, received)
-  state, resent = lax.cond(
-    step % plan.check_every == 0,
-    lambda state: heal(plan, state, params),
-    lambda state: (state, jnp.zeros((), bool)),
-    state,
-  )
+  state, resent = heal(plan, state, params, step)
   return state, Report(**report, **seen, resent=resent)
 
 
@@ -211,21 +206,29 @@ def receive(
   return State(codes, scales), seen
 
 
-def heal(plan: Plan, state: State, params: Any) -> tuple[State, jax.Array]:
-  """Starts afresh from the masters where any replicas differ.
+def heal(
+  plan: Plan, state: State, params: Any, step: jax.Array
+) -> tuple[State, jax.Array]:
+  """Every `check_every` steps, starts afresh where any replicas differ.
 
   Returns:
     The state, and whether it was made afresh; the same on all devices.
   """
-  held = [*state.codes.values(), *state.scales.values()]
-  differs = checksum.differs(checksum.of(held), plan.axis)
-  if plan.within:
-    # A fresh start is collective: all devices go the same way.
-    differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
-  state = lax.cond(
-    differs, lambda _: start(plan, params), lambda state: state, state
-  )
-  return state, differs
+
+  def check(state):
+    differs = checksum.differs(checksum.of(jax.tree.leaves(state)), plan.axis)
+    if plan.within:
+      # A fresh start is collective: all devices go the same way.
+      differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
+    state = lax.cond(
+      differs, lambda _: start(plan, params), lambda state: state, state
+    )
+    return state, differs
+
+  def not_yet(state):
+    return state, jnp.zeros((), bool)
+
+  return lax.cond(step % plan.check_every == 0, check, not_yet, state)
 
 
 def quantized(
