@@ -8,8 +8,9 @@ as in ZeRO-2, and an update sends −1, 0 or 1 for each weight. How, is our gues
   * Sharded along D over the mesh axis `fsdp`: f32 masters, moments, gradients.
   * A step: gradients are reduced to their owner, the optimizer moves the
     masters, and each owner sends one message: a trit a weight of its shard
-    (`quantization/grid.py`) and a trit a channel, packed five to a byte. All
-    devices, the sender too, apply what they received to what they hold.
+    (`quantization/grid.py`) and, every `events_every` steps, a trit a channel,
+    packed five to a byte. All devices, the sender too, apply what they received
+    to what they hold.
 
 By induction replicas stay equal bit for bit: they start equal, receive the same
 bytes and do the same integer arithmetic; scales change by powers of two alone.
@@ -18,12 +19,15 @@ A trit a channel announces a scale event, which takes effect before the next
 deltas: right after this message's. A channel summed over D has a part in every
 shard: each owner sends the event it would like, and the largest of them holds
 (`grid.event`). Where D is an output, its channel's one owner decides. So there
-is one exchange a step, and its bits a weight are
+is one exchange a step and no vote before it, and its bits a weight are
 
-    1.6 · (1 + owners / D)      w_q, w_k, w_v, w_in
-    1.6 · (1 + 1 / fan-in)      w_o, w_out
+    1.6 · (1 + owners / (events_every · D))      w_q, w_k, w_v, w_in
+    1.6 · (1 + 1 / (events_every · fan-in))      w_o, w_out
 
-and at most four rows of padding a tensor.
+and at most four rows of padding a tensor: an owner's rows, N·D/owners (times
+H), fill five planes. A channel that grows passes from 120, where it asks for
+room, to 127 in no fewer than seven steps where codes do not lag, so that every
+fourth step is early enough.
 
 Damage does not heal by itself: deltas are relative. Every `check_every` steps
 devices compare a checksum of all they hold (eight bytes), and where it differs
@@ -103,16 +107,28 @@ def start(plan: Plan, params: Any, code: int = grid.START_CODE) -> State:
     code: that each channel's largest weight starts on. (127 and a negligible
       least_scale make what `qat.quantize_weight` makes.)
   """
-  codes, scales = {}, {}
-  for path, w in ternary_plan.weights_of(plan, params).items():
-    layout = plan.layouts[path]
-    largest = _largest(w, layout)
-    if axes := _axes_of_a_channel(plan, layout):
-      largest = lax.pmax(largest, axes)
-    s = grid.begin(largest, plan.least_scale, code)
-    codes[path] = _gather(int8.encode(w, s), plan, layout)
-    scales[path] = s if layout.is_shared else _gather(s, plan, layout)
-  return State(codes, scales)
+  made = {
+    path: _fresh(plan, plan.layouts[path], w, code)
+    for path, w in ternary_plan.weights_of(plan, params).items()
+  }
+  return State(
+    {path: codes for path, (codes, _) in made.items()},
+    {path: scales for path, (_, scales) in made.items()},
+  )
+
+
+def _fresh(
+  plan: Plan, layout: Layout, w: jax.Array, code: int = grid.START_CODE
+) -> tuple[jax.Array, jax.Array]:
+  """Returns one weight's codes and scales, made from its masters."""
+  largest = _largest(w, layout)
+  if axes := _axes_of_a_channel(plan, layout):
+    largest = lax.pmax(largest, axes)
+  scales = grid.begin(largest, plan.least_scale, code)
+  codes = _gather(int8.encode(w, scales), plan, layout)
+  if not layout.is_shared:
+    scales = _gather(scales, plan, layout)
+  return codes, scales
 
 
 def update(
@@ -128,8 +144,7 @@ def update(
       the replicas.
   """
   sent, report = message(plan, state, params)
-  received = jax.tree.map(lambda x: lax.all_gather(x, plan.axis), sent)
-  state, seen = receive(plan, state, received)
+  state, seen = receive(plan, state, exchange(plan, sent, step))
   state, resent = heal(plan, state, params, step)
   return state, Report(**report, **seen, resent=resent)
 
@@ -153,7 +168,7 @@ def message(
     deltas[path] = trits.encode(_rows(grid.delta(carried)))
     largest = _largest(w, layout)
     event = grid.event(largest, scales, plan.least_scale)
-    if layout.split and plan.within:
+    if layout.split and plan.within and lax.axis_size(plan.within) > 1:
       event = lax.pmax(event, plan.within)
     events.append(event.reshape(-1))
     behind += jnp.sum(jnp.abs(carried) > 1, dtype=jnp.float32)
@@ -161,6 +176,22 @@ def message(
     count += w.size
   sent = Message(deltas, trits.encode(jnp.concatenate(events)))
   return sent, {'lagging': behind / count, 'no_number': no_number}
+
+
+def exchange(plan: Plan, sent: Message, step: jax.Array) -> Message:
+  """Returns all owners' messages, each field with a leading [owners].
+
+  Events come every `events_every` steps; between them, they are zeros.
+  """
+  gather = functools.partial(lax.all_gather, axis_name=plan.axis)
+  owners, trit_zero = lax.axis_size(plan.axis), trits.VALUES // 2
+  events = lax.cond(
+    step % plan.events_every == 0,
+    gather,
+    lambda x: jnp.full((owners, *x.shape), trit_zero, x.dtype),
+    sent.events,
+  )
+  return Message(jax.tree.map(gather, sent.deltas), events)
 
 
 def receive(
@@ -171,7 +202,7 @@ def receive(
   Args:
     plan: of these weights.
     state: of the step before.
-    received: every field [owners, …] of `message`'s.
+    received: of `exchange`.
 
   Returns:
     The state, and what the report says of it.
@@ -215,20 +246,32 @@ def heal(
     The state, and whether it was made afresh; the same on all devices.
   """
 
-  def check(state):
-    differs = checksum.differs(checksum.of(jax.tree.leaves(state)), plan.axis)
-    if plan.within:
-      # A fresh start is collective: all devices go the same way.
-      differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
-    state = lax.cond(
-      differs, lambda _: start(plan, params), lambda state: state, state
+  differs = lax.cond(
+    step % plan.check_every == 0,
+    lambda: _differ(plan, state),
+    lambda: jnp.zeros((), bool),
+  )
+  # A weight at a time: a branch's result is memory beside what it replaces.
+  codes, scales = {}, {}
+  for path, w in ternary_plan.weights_of(plan, params).items():
+    fresh = functools.partial(_fresh, plan, plan.layouts[path], w)
+    codes[path], scales[path] = lax.cond(
+      differs,
+      lambda *_, fresh=fresh: fresh(),
+      lambda *held: held,
+      state.codes[path],
+      state.scales[path],
     )
-    return state, differs
+  return State(codes, scales), differs
 
-  def not_yet(state):
-    return state, jnp.zeros((), bool)
 
-  return lax.cond(step % plan.check_every == 0, check, not_yet, state)
+def _differ(plan: Plan, state: State) -> jax.Array:
+  """Returns whether any replicas differ, the same on all devices."""
+  differs = checksum.differs(checksum.of(jax.tree.leaves(state)), plan.axis)
+  if plan.within and lax.axis_size(plan.within) > 1:
+    # A fresh start is collective: all devices go the same way.
+    differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
+  return differs
 
 
 def quantized(

@@ -61,6 +61,7 @@ class Plan:
     layouts: by the weight's dotted path; of `layouts`, or one's own.
     least_scale: no grid becomes finer; see `grid.no_lag_scale`.
     check_every: steps between checksums.
+    events_every: steps between scale events.
     axis: mesh axis of the owners.
     within: mesh axis that splits F and H, or None. Each of its devices holds
       its part of codes; channels that it splits keep one scale.
@@ -69,6 +70,7 @@ class Plan:
   layouts: Mapping[str, Layout]
   least_scale: float
   check_every: int = 100
+  events_every: int = 4
   axis: str = 'fsdp'
   within: str | None = 'tensor'
 
@@ -78,8 +80,9 @@ class Plan:
         f'least_scale={self.least_scale}: must be positive;'
         ' grid.no_lag_scale says which one never lags.'
       )
-    if self.check_every < 1:
-      raise ValueError(f'check_every={self.check_every}: must be at least 1.')
+    for name in ('check_every', 'events_every'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)}: must be at least 1.')
     if not self.layouts:
       raise ValueError(
         'no ternary weights: there is none named'

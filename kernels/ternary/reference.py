@@ -63,7 +63,7 @@ def decode(packed: jax.Array, rows: int) -> jax.Array:
       f'{packed.dtype}{list(packed.shape)}: {rows} rows of trits are'
       f' uint8[{packed_rows(rows)}, …].'
     )
-  nothing = jnp.asarray((VALUES - 1) // 2, jnp.uint8)  # Five zeros.
+  nothing = jnp.asarray(VALUES // 2, jnp.uint8)  # Five zeros.
   left = jnp.where(is_damaged(packed), nothing, packed).astype(jnp.uint16)
   digits = []
   for _ in range(DIGITS):

@@ -16,6 +16,7 @@ from kaiju_jax.sharding import ternary_plan
 
 DEVICES = PartitionSpec(('fsdp', 'tensor'))
 LEAST = 0.004
+EVENTS = 4
 
 
 def mesh_of(fsdp, tensor=1):
@@ -54,7 +55,7 @@ def at(masters, index):
 
 
 def plan_of(params, **settings):
-  settings = {'least_scale': LEAST, **settings}
+  settings = {'least_scale': LEAST, 'events_every': EVENTS, **settings}
   return ternary.Plan(ternary_plan.layouts(params), **settings)
 
 
@@ -107,12 +108,12 @@ def by_hand(w_steps, axes, last_scales):
   s = first.astype(np.float32)
   r = np.clip(np.round(w_steps[0] / s), -127, 127).astype(int)
   lag = 0
-  for w, top in zip(w_steps[1:], largest[1:]):
+  for step, (w, top) in enumerate(zip(w_steps[1:], largest[1:]), 1):
     t = np.clip(np.round(w / s), -127, 127).astype(int)
     lag += np.sum(np.abs(t - r) > 1)
     r = r + np.clip(t - r, -1, 1)
-    double = top / s > 120
-    halve = (top / s < 48) & (s / 2 >= LEAST)
+    double = (top / s > 120) & (step % EVENTS == 0)
+    halve = (top / s < 48) & (s / 2 >= LEAST) & (step % EVENTS == 0)
     r = np.where(double, np.sign(r) * ((np.abs(r) + 1) // 2), r)
     r = np.where(halve, np.clip(2 * r, -127, 127), r)
     s = np.where(double, s * 2, np.where(halve, s / 2, s)).astype(np.float32)
@@ -206,7 +207,7 @@ def damaged_run(kind, mesh, device):
       params = at(masters, index)
       is_struck = (here == device) & (index == STRUCK)
       sent, _ = ternary.message(plan, state, params)
-      received = jax.tree.map(lambda x: lax.all_gather(x, 'fsdp'), sent)
+      received = ternary.exchange(plan, sent, index)
       state, received = strike(kind, state, received, is_struck)
       state, seen = ternary.receive(plan, state, received)
       state, resent = ternary.heal(plan, state, params, index)

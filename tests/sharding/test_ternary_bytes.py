@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import numpy as np
+import pytest
 
 from kaiju_jax.model import presets
 from kaiju_jax.model import transformer
@@ -29,7 +30,7 @@ def received_bytes(text):
   found, computation = {}, None
   for line in text.splitlines():
     if line.endswith('{') and not line.startswith(' '):
-      computation = line.removeprefix('ENTRY ').split()[0]
+      computation = line.split()[0]
     if match := _COLLECTIVE.search(line):
       for dtype, sizes in _ARRAY.findall(match[1]):
         width = 1 if dtype == 'pred' else int(re.sub(r'\D', '', dtype)) // 8
@@ -39,10 +40,13 @@ def received_bytes(text):
   return found
 
 
-def compiled_update(preset, fsdp, tensor):
-  """Returns the compiled update of a preset, and its number of weights."""
-  config = presets.preset(preset)
-  config.quantization.bungee = True
+def compiled_update(fsdp, tensor):
+  """Returns the plan, the compiled update's text, and a device's codes.
+
+  Widths of the preset 1b, two layers of its 28.
+  """
+  config = presets.preset('1b')
+  config.layout = 'L0 G1'
   model = transformer.Transformer(config)
   params = jax.eval_shape(functools.partial(state_lib.init_params, model), 0)
   plan = ternary.Plan(ternary_plan.layouts(params), least_scale=1e-3)
@@ -64,14 +68,38 @@ def compiled_update(preset, fsdp, tensor):
   state = jax.eval_shape(start, params)
   step = jax.ShapeDtypeStruct((), jnp.int32)
   lowered = jax.jit(update, donate_argnums=0).lower(state, params, step)
-  weights = ternary_plan.weights_of(plan, params)
-  return lowered.compile(), sum(w.size for w in weights.values())
+  count = sum(
+    codes.size // (tensor if 'tensor' in replicas.codes[path] else 1)
+    for path, codes in state.codes.items()
+  )
+  return plan, lowered.compile().as_text(), count
 
 
-def test_bytes():
-  compiled, count = compiled_update('250m', 8, 1)
-  print(received_bytes(compiled.as_text()), count, compiled.memory_analysis())
-  compiled, count = compiled_update('250m', 4, 2)
-  print(received_bytes(compiled.as_text()), count, compiled.memory_analysis())
-  open('/tmp/w/scratch_ternary/hlo.txt', 'w').write(compiled.as_text())
-  assert 0
+@pytest.mark.parametrize('fsdp, tensor', [(8, 1), (4, 2)])
+def test_an_update_is_a_tenth_of_bf16_and_a_fifth_of_int8(fsdp, tensor):
+  plan, text, count = compiled_update(fsdp, tensor)
+  found = received_bytes(text)
+  always = {key[1:]: size for key, size in found.items() if key[0] == 'ENTRY'}
+  rare = {}
+  for (where, *key), size in found.items():
+    if where != 'ENTRY':
+      rare[tuple(key)] = rare.get(tuple(key), 0) + size
+  # Channels that `tensor` splits agree on their events within a node.
+  agreed = always.pop(('all-reduce', 's8'), 0)
+  assert agreed == (0 if tensor == 1 else 2 * 2048 / fsdp * 2)
+  # Every step: trits alone.
+  assert list(always) == [('all-gather', 'u8')]
+  # Some steps: events, and a checksum of 8 bytes.
+  events = rare.pop(('all-gather', 'u8')) / plan.events_every
+  checksum = rare.pop(('all-reduce', 'u32'))
+  assert checksum == 8
+  # An all-reduce passes its bytes twice.
+  wire = always['all-gather', 'u8'] + events + 2 * agreed
+  wire += 2 * checksum / plan.check_every
+  # Only where damage was found: all int8 codes.
+  assert rare.pop(('all-gather', 's8')) == count
+  scales = rare.pop(('all-gather', 'f32')) + rare.pop(('all-reduce', 'f32'))
+  assert scales < 0.01 * count
+  assert set(rare) <= {('all-reduce', 's32')} and sum(rare.values()) <= 4
+  assert 2 * count / wire >= 9.8
+  assert count / wire >= 4.9
