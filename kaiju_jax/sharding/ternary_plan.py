@@ -95,20 +95,25 @@ def layouts(params: Any) -> dict[str, Layout]:
 
   Args:
     params: the model's parameters or their shapes; weights may be stacked.
+
+  Raises:
+    ValueError: a weight whose rank is not its name's.
   """
   found = {}
   for path, w in traverse_util.flatten_dict(params, sep='.').items():
     name = path.rpartition('.')[2]
     if name not in export.CONTRACTED:
       continue
+    axes = rules.spec(name, len(w.shape), rules.STORED)
     letters = weighted.letters_of(name)
-    if len(w.shape) == len(letters) + 1:
-      letters = f'N{letters}'
-    contracted = export.CONTRACTED[name]
+    stacked = len(axes) - len(letters)
+    contracted = tuple(
+      stacked + letters.index(letter) for letter in export.CONTRACTED[name]
+    )
     found[path] = Layout(
-      owned=letters.index('D'),
-      contracted=tuple(letters.index(letter) for letter in contracted),
-      split=any(rules.STORED[letter] == 'tensor' for letter in contracted),
+      owned=axes.index('fsdp'),
+      contracted=contracted,
+      split=any(axes[i] == 'tensor' for i in contracted),
     )
   return found
 

@@ -258,3 +258,68 @@ def test_damage_in_one_column_is_healed_in_all():
   assert agree[0].all()
   assert np.flatnonzero(~agree[1]).tolist() == list(range(struck, check))
   assert np.argwhere(resent).tolist() == [[i, check] for i in range(8)]
+
+
+def test_layouts_are_read_off_names():
+  masters = at(walk(1), 0)
+  assert ternary_plan.layouts(masters) == {
+    'feedforward.w_in_DF': ternary.Layout(1, (1,)),
+    'feedforward.w_out_DF': ternary.Layout(1, (2,), split=True),
+    'attention.w_q_DHK': ternary.Layout(0, (0,)),
+    'attention.w_o_DHK': ternary.Layout(1, (2, 3), split=True),
+  }
+
+
+def test_what_is_no_number_is_reported_by_its_owner():
+  masters = walk(3)
+  masters['feedforward']['w_in_DF'][1, 0, 6, 2] = np.nan
+  masters['attention']['w_q_DHK'][1:, 15, 7, 0] = np.inf
+  _, sums, report = follow(masters, mesh_of(8))
+  assert np.argwhere(report.no_number).tolist() == [[3, 0], [7, 0], [7, 1]]
+  assert np.all(sums == sums[:1])
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    ({'least_scale': 0.0}, 'least_scale=0.0: must be positive; grid.no_lag'),
+    ({'least_scale': np.inf}, 'least_scale=inf: must be positive'),
+    ({'check_every': 0}, 'check_every=0: must be at least 1'),
+    ({'events_every': -1}, 'events_every=-1: must be at least 1'),
+    ({'layouts': {}}, 'no ternary weights: there is none named w_q_DHK, w_k_'),
+  ],
+)
+def test_a_bad_plan_is_refused(settings, message):
+  layouts = {'w': ternary.Layout(0, (0,))}
+  with pytest.raises(ValueError, match=message):
+    ternary.Plan(**{'layouts': layouts, 'least_scale': 1e-3, **settings})
+
+
+def test_parameters_that_do_not_fit_the_plan_are_refused():
+  masters = at(walk(1), 0)
+  plan = plan_of(masters)
+  del masters['feedforward']['w_in_DF']
+  with pytest.raises(ValueError, match=r'feedforward.w_in_DF is not among att'):
+    ternary_plan.weights_of(plan, masters)
+  with pytest.raises(ValueError, match=r"'w_in_DF' names 2 .* tensor has 4"):
+    ternary_plan.layouts({'w_in_DF': np.zeros((1, 2, 3, 4))})
+
+
+def test_a_replica_of_other_shards_is_refused():
+  params = {'w_in_DF': jnp.zeros((16, 8))}
+  plan = plan_of(params)
+
+  def local(params):
+    state = ternary.start(plan, params)
+    smaller = {'w_in_DF': params['w_in_DF'][:1]}
+    return ternary.update(plan, state, smaller, 1)[0]
+
+  run = jax.shard_map(
+    local,
+    mesh=mesh_of(8),
+    in_specs=(stored(params),),
+    out_specs=ternary_plan.specs(plan, params),
+    check_vma=False,
+  )
+  with pytest.raises(ValueError, match=r'w_in_DF: .* 16 rows .* 8 owners .* 1'):
+    jax.eval_shape(run, params)

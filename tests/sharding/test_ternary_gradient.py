@@ -23,7 +23,7 @@ from kaiju_jax.training import state as state_lib
 SMALL = model_config.ModelConfig(
   vocab_size=32,
   d_model=16,
-  layout='L0 G1',
+  layout='G0 G1',
   num_heads=8,
   head_dim=4,
   d_ff=32,
