@@ -300,7 +300,7 @@ def quantized(
     reduce = functools.partial(_reduce_scatter, plan.axis)
   flat = traverse_util.flatten_dict(params, sep='.')
   for path, w in ternary_plan.weights_of(plan, params).items():
-    weight = _replica(
+    weight = replica(
       reduce,
       plan.layouts[path].owned,
       dtype,
@@ -316,21 +316,30 @@ def quantized(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _replica(reduce, owned, dtype, codes, scales, w) -> int8.Quantized:
-  """Returns the replica; its carrier's gradient goes to `w`, the master."""
+def replica(reduce, owned, dtype, codes, scales, w) -> int8.Quantized:
+  """Returns one weight's replica, whose gradient goes to its master.
+
+  Args:
+    reduce: as of `quantized`.
+    owned: dimension that owners split.
+    dtype: of the carrier.
+    codes: of the state.
+    scales: of the state.
+    w: this device's shard of the master; only its gradient matters.
+  """
   del reduce, owned, w
   return int8.Quantized(codes, scales, jnp.zeros(codes.shape, dtype))
 
 
-def _replica_forward(reduce, owned, dtype, codes, scales, w):
-  return _replica(reduce, owned, dtype, codes, scales, w), None
+def _forward(reduce, owned, dtype, codes, scales, w):
+  return replica(reduce, owned, dtype, codes, scales, w), None
 
 
-def _replica_backward(reduce, owned, dtype, _, cotangent):
+def _backward(reduce, owned, dtype, _, cotangent):
   return None, None, reduce(cotangent.carrier, owned)
 
 
-_replica.defvjp(_replica_forward, _replica_backward)
+replica.defvjp(_forward, _backward)
 
 
 def _bungee_of(path: str) -> str:
