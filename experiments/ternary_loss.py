@@ -14,6 +14,14 @@ optimizer, and differ in the int8 weights that the forward pass reads:
 
 Masters and moments are sharded along D over the workers and gradients summed
 in float32 at their owner, in all arms.
+
+What came out (14 minutes on two cores that had other work too): mean loss of
+the last 100 of 400 steps, nats, three seeds, paired 95 % intervals.
+
+                    loss    against int8             lagging   doubled   halved
+    int8          1.9638
+    ternary       1.9649    +0.06 % (−0.09 … +0.20)  0 %            14        0
+    ternary_fine  1.9645    +0.04 % (−0.02 … +0.09)  0.0010 %       86        0
 """
 
 from collections.abc import Sequence

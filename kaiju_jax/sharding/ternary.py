@@ -24,10 +24,9 @@ is one exchange a step and no vote before it, and its bits a weight are
     1.6 · (1 + owners / (events_every · D))      w_q, w_k, w_v, w_in
     1.6 · (1 + 1 / (events_every · fan-in))      w_o, w_out
 
-and at most four rows of padding a tensor: an owner's rows, N·D/owners (times
-H), fill five planes. A channel that grows passes from 120, where it asks for
-room, to 127 in no fewer than seven steps where codes do not lag, so that every
-fourth step is early enough.
+and padding to five planes, below 1 % of a wide weight. A channel that grows
+passes from 120, where it asks for room, to 127 in no fewer than seven steps
+where codes do not lag, so that every fourth step is early enough.
 
 Damage does not heal by itself: deltas are relative. Every `check_every` steps
 devices compare a checksum of all they hold (eight bytes), and where it differs
@@ -62,6 +61,9 @@ from kaiju_jax.sharding import ternary_plan
 Layout = ternary_plan.Layout
 Plan = ternary_plan.Plan
 State = ternary_plan.State
+
+# A TPU's registers are so wide: narrower columns would waste them.
+_LANES = 128
 
 
 class Message(NamedTuple):
@@ -165,7 +167,8 @@ def message(
     if not layout.is_shared:
       scales = _own(path, scales, w, plan, layout)
     carried = grid.carry(w, codes, scales)
-    deltas[path] = trits.encode(_rows(grid.delta(carried)))
+    delta = grid.delta(carried)
+    deltas[path] = trits.encode(delta.reshape(_folded(w.shape)))
     largest = _largest(w, layout)
     event = grid.event(largest, scales, plan.least_scale)
     if layout.split and plan.within and lax.axis_size(plan.within) > 1:
@@ -382,15 +385,26 @@ def _own(
   )
 
 
-def _rows(x: jax.Array) -> jax.Array:
-  """Merges leading dimensions, which moves nothing: planes are rows."""
-  return x.reshape(-1, x.shape[-1])
+def _folded(shape: tuple[int, ...]) -> tuple[int, int]:
+  """Returns the rows and columns that a shard is packed in.
+
+  Leading dimensions are merged, which moves nothing. Where rows are so few that
+  padding to five planes costs more than 1 %, columns are cut, to 128 at least.
+  """
+  rows, columns = math.prod(shape[:-1]), shape[-1]
+
+  def padding():
+    return trits.DIGITS * trits.packed_rows(rows) / rows - 1
+
+  while padding() > 0.01 and columns % 2 == 0 and columns >= 2 * _LANES:
+    rows, columns = 2 * rows, columns // 2
+  return rows, columns
 
 
 def _delta(
   packed: jax.Array, codes: jax.Array, layout: Layout, owners: int
 ) -> jax.Array:
   share = ternary_plan.share(codes.shape, layout, owners)
-  rows = math.prod(share[:-1])
+  rows, _ = _folded(share)
   delta = jax.vmap(lambda x: trits.decode(x, rows))(packed)
   return ternary_plan.join(delta.reshape(owners, *share), layout)

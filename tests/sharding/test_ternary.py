@@ -162,6 +162,19 @@ def test_the_mesh_does_not_change_the_codes(fsdp, tensor):
   assert not report.resent.any()
 
 
+def test_columns_that_are_cut_come_back_in_place():
+  # Two rows an owner would fill two fifths of five planes.
+  assert ternary._folded((2, 512)) == (8, 128)
+  assert ternary._folded((2, 16, 8, 384)) == (512, 192)
+  assert ternary._folded((48, 2, 14_336)) == (384, 3584)
+  assert ternary._folded((3, 80, 24_576)) == (240, 24_576)
+  rng = np.random.default_rng(0)
+  w = np.cumsum(rng.normal(0, 0.01, (30, 16, 512)), axis=0)
+  masters = {'module': {'w_in_DF': w.astype(np.float32)}}
+  state, _, _ = follow(masters, mesh_of(8))
+  assert_is_by_hand(state, masters)
+
+
 STRUCK, CHECK, STEPS = 5, 9, 14
 
 
