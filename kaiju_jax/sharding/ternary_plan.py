@@ -1,0 +1,166 @@
+"""Which weights are ternary, and how each lies over its owners.
+
+A weight's name says both, as everywhere: of `w_in_DF` the owners hold parts of
+D, and D is what it sums over, so that each hidden unit's channel has a part in
+every shard. A tree with other names brings its own `Layout`s.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+from typing import NamedTuple
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from kaiju_jax.model import weighted
+from kaiju_jax.quantization import export
+from kaiju_jax.sharding import rules
+
+
+class State(NamedTuple):
+  """What every device holds alike; keys are dotted paths of the weights.
+
+  Attributes:
+    codes: int8, D whole.
+    scales: float32; contracted axes have size 1.
+  """
+
+  codes: dict[str, jax.Array]
+  scales: dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """How one weight lies.
+
+  Attributes:
+    owned: its dimension that the owners split.
+    contracted: its dimensions that share a scale.
+    split: whether the mesh axis within a node splits a contracted one.
+  """
+
+  owned: int
+  contracted: tuple[int, ...]
+  split: bool = False
+
+  @property
+  def is_shared(self) -> bool:
+    """Whether a channel has a part in every owner's shard."""
+    return self.owned in self.contracted
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Which weights are ternary, and how.
+
+  Attributes:
+    layouts: by the weight's dotted path; of `layouts`, or one's own.
+    least_scale: no grid becomes finer; see `grid.no_lag_scale`.
+    check_every: steps between checksums.
+    events_every: steps between scale events.
+    axis: mesh axis of the owners.
+    within: mesh axis that splits F and H, or None. Each of its devices holds
+      its part of codes; channels that it splits keep one scale.
+  """
+
+  layouts: Mapping[str, Layout]
+  least_scale: float
+  check_every: int = 100
+  events_every: int = 4
+  axis: str = 'fsdp'
+  within: str | None = 'tensor'
+
+  def __post_init__(self):
+    if not (self.least_scale > 0 and math.isfinite(self.least_scale)):
+      raise ValueError(
+        f'least_scale={self.least_scale}: must be positive;'
+        ' grid.no_lag_scale says which one never lags.'
+      )
+    for name in ('check_every', 'events_every'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)}: must be at least 1.')
+    if not self.layouts:
+      raise ValueError(
+        'no ternary weights: there is none named'
+        f' {", ".join(export.CONTRACTED)} among the parameters.'
+      )
+
+
+def layouts(params: Any) -> dict[str, Layout]:
+  """Returns the layout of every int8 weight, read off its name.
+
+  Args:
+    params: the model's parameters or their shapes; weights may be stacked.
+
+  Raises:
+    ValueError: a weight whose rank is not its name's.
+  """
+  found = {}
+  for path, w in traverse_util.flatten_dict(params, sep='.').items():
+    name = path.rpartition('.')[2]
+    if name not in export.CONTRACTED:
+      continue
+    axes = rules.spec(name, len(w.shape), rules.STORED)
+    letters = weighted.letters_of(name)
+    stacked = len(axes) - len(letters)
+    contracted = tuple(
+      stacked + letters.index(letter) for letter in export.CONTRACTED[name]
+    )
+    found[path] = Layout(
+      owned=axes.index('fsdp'),
+      contracted=contracted,
+      split=any(axes[i] == 'tensor' for i in contracted),
+    )
+  return found
+
+
+def specs(plan: Plan, params: Any) -> State:
+  """Returns the state's `PartitionSpec`s, for shard_map and for storing it."""
+  codes, scales = {}, {}
+  flat = traverse_util.flatten_dict(params, sep='.')
+  for path, layout in plan.layouts.items():
+    name = path.rpartition('.')[2]
+    axes = rules.spec(name, len(flat[path].shape), rules.IN_USE)
+    codes[path] = axes
+    scales[path] = PartitionSpec(
+      *(None if i in layout.contracted else a for i, a in enumerate(axes))
+    )
+  return State(codes, scales)
+
+
+def weights_of(plan: Plan, params: Any) -> dict[str, jax.Array]:
+  """Returns the ternary weights among `params`, by path.
+
+  Raises:
+    ValueError: one of the plan's is not there.
+  """
+  flat = traverse_util.flatten_dict(params, sep='.')
+  if missing := sorted(plan.layouts.keys() - flat.keys()):
+    raise ValueError(
+      f'the plan is of other parameters: {", ".join(missing)} is not among'
+      f' {", ".join(sorted(flat))}.'
+    )
+  return {path: flat[path] for path in plan.layouts}
+
+
+def share(
+  shape: tuple[int, ...], layout: Layout, owners: int
+) -> tuple[int, ...]:
+  """Returns the shape of one owner's part; a dimension of 1 is everyone's."""
+  return tuple(
+    size // owners if i == layout.owned and size > 1 else size
+    for i, size in enumerate(shape)
+  )
+
+
+def join(x: jax.Array, layout: Layout) -> jax.Array:
+  """Returns owners' parts [owners, …] side by side along the owned one."""
+  x = jnp.moveaxis(x, 0, layout.owned)
+  shape = list(x.shape)
+  owners = shape.pop(layout.owned)
+  shape[layout.owned] *= owners
+  return x.reshape(shape)
