@@ -107,8 +107,9 @@ def _report(experiment, steps: list[int]) -> None:
 
   console = rich.console.Console()
   captures = _captures(experiment, steps)
-  gradients = gradient_capture.joined(captures[-1], _ACROSS.value)
-  found = _qualities(gradients)
+  found, curves = _measured(
+    gradient_capture.joined(captures[-1], _ACROSS.value)
+  )
   console.print(
     codec_report.qualities(
       f'Codecs on the gradients of {_WORKERS.value} workers, step {steps[-1]}',
@@ -136,7 +137,7 @@ def _report(experiment, steps: list[int]) -> None:
     )
   )
   _write(experiment, steps, found, studies, maps, held_out)
-  _draw(_sample(captures[-1]), steps[-1])
+  _draw(curves, steps[-1])
   console.print(f'Written: {_JSON.value}, {_FIGURE.value}')
 
 
@@ -202,25 +203,36 @@ def _rows(experiment):
   return text.Rows(training, data.length, experiment.seed)
 
 
-def _qualities(gradients):
-  """Returns {codec: {kind of matrix, and 'all': quality}}."""
+def _measured(gradients):
+  """Returns {codec: {kind of matrix, and 'all': quality}}, {codec: curve}."""
   import jax
+  import numpy as np
 
   from kaiju_jax.evaluation import codec_quality
+  from kaiju_jax.evaluation import gradient_capture
   from kaiju_jax.evaluation import gradient_codecs
+  from kaiju_jax.evaluation import level_study
 
-  found = {}
+  # All kinds in one array, so that a codec compiles once.
+  x_RC = gradient_capture.pooled(gradients)
+  rows, columns = x_RC.shape
+  ends = np.cumsum([one.size // rows for one in gradients.values()])[:-1]
+  plotted = level_study.sampled(
+    np.arange(columns)[None], _SAMPLE // rows, _SEED.value
+  )[0]
+  found, curves = {}, {}
   for codec in gradient_codecs.CODECS:
-    round_trip = jax.jit(codec.round_trip)
+    y_RC = np.asarray(jax.jit(codec.round_trip)(x_RC))
+    parts = zip(np.split(x_RC, ends, 1), np.split(y_RC, ends, 1))
     tallies = {
-      kind: codec_quality.tally(x_RC, round_trip(x_RC))
-      for kind, x_RC in gradients.items()
+      kind: codec_quality.tally(x, y) for kind, (x, y) in zip(gradients, parts)
     }
     tallies['all'] = codec_quality.total(tallies.values())
     found[codec.name] = {
       kind: codec_quality.quality(sums) for kind, sums in tallies.items()
     }
-  return found
+    curves[codec.name] = codec_quality.curve(x_RC[:, plotted], y_RC[:, plotted])
+  return found, curves
 
 
 def _write(experiment, steps, found, studies, maps, held_out) -> None:
@@ -272,21 +284,10 @@ def _plain(value):
   return value
 
 
-def _draw(x_RC, step: int) -> None:
+def _draw(curves, step: int) -> None:
   """Writes --figure."""
-  import jax
-  import numpy as np
-
   from kaiju_jax.evaluation import codec_figure
-  from kaiju_jax.evaluation import codec_quality
-  from kaiju_jax.evaluation import gradient_codecs
 
-  curves = {
-    codec.name: codec_quality.curve(
-      x_RC, np.asarray(jax.jit(codec.round_trip)(x_RC))
-    )
-    for codec in gradient_codecs.CODECS
-  }
   path = pathlib.Path(_FIGURE.value)
   path.parent.mkdir(parents=True, exist_ok=True)
   codec_figure.draw(

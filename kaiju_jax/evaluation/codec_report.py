@@ -63,8 +63,8 @@ def studies(rows: Mapping[str, level_study.Study]) -> rich.table.Table:
   )
   table.add_column('distribution', no_wrap=True)
   for name in (
-    *('floor', 'law', 'p', 'c', 'best', 'floor/\nlaw', 'floor/\nbest'),
-    *('zero', 'zero/\nbest'),
+    *('floor', 'law', 'p', 'c', 'best', '/law', '/best'),
+    *('zero', '/best'),
   ):
     table.add_column(name, justify='right', no_wrap=True)
   for name, found in rows.items():
@@ -93,7 +93,9 @@ def _table(title: str, caption: str) -> rich.table.Table:
 
 
 def _number(value: float) -> str:
-  return '–' if math.isnan(value) else f'{value:.4f}'.lstrip('0') or '0'
+  if math.isnan(value):
+    return '–'
+  return '0' if value == 0 else f'{value:.4f}'.removeprefix('0')
 
 
 def _percent(value: float) -> str:

@@ -6,7 +6,7 @@ padded with zeros.
 
     f32, bf16      no blocks
     zero, floor    Squinch, 6 bits: 8 numbers share an 8-bit logarithm
-                   (`/quarter` with the second header)
+                   (`-q` with the second header, quarter)
     int8 … int4    blocks of 32, scale = max |x| / m in bf16, codes −m … m,
                    m = 127, 31, 7, nearest even: 8.5, 6.5, 4.5 bits
     mxfp6          blocks of 32, scale 2^(⌊log₂ max⌋ − e) in 8 bits (E8M0),
@@ -136,7 +136,7 @@ def _rows(x_GIC: jax.Array, like_RC: jax.Array) -> jax.Array:
 
 
 def _squinch(elements: str, header: str) -> Codec:
-  name = elements if header == 'ln6' else f'{elements}/{header}'
+  name = elements if header == 'ln6' else f'{elements}-q'
   return Codec(
     name,
     8 * reference.PLANES / reference.GROUP,

@@ -25,19 +25,19 @@ def test_the_table_of_codecs():
   text = printed(
     codec_report.qualities(
       'Title',
-      {'floor/quarter': found, 'f32': exact},
-      {'floor/quarter': 6, 'f32': 32},
+      {'floor-q': found, 'f32': exact},
+      {'floor-q': 6, 'f32': 32},
     )
   )
   cells = [
     line.split()
     for line in text.splitlines()
-    if line.split()[:1] in (['floor/quarter'], ['f32'])
+    if line.split()[:1] in (['floor-q'], ['f32'])
   ]
   # Errors 2, 1, 1, 7: 21/55; |ln| of 1/2 and 3/2; distances 2/3, 2/5 and 2;
   # one of three flushed; bias (−1/2 + 1/2 − 1)/3; gain 14/21 − 1.
   assert cells[0] == [
-    *('floor/quarter', '6', '-4.2', '.5493', '1.0222'),
+    *('floor-q', '6', '-4.2', '.5493', '1.0222'),
     *('33.33', '0', '-33.33', '-33.33', '50.00'),
   ]
   assert cells[1] == ['f32', '32', 'exact', *'000000–']
