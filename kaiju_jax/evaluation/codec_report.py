@@ -88,7 +88,7 @@ def _table(title: str, caption: str) -> rich.table.Table:
     title=title,
     caption=caption,
     box=rich.box.SIMPLE_HEAD,
-    padding=(0, 1, 0, 0),
+    padding=0,
   )
 
 

@@ -85,9 +85,9 @@ def integers(x_RC: jax.Array, largest: int) -> jax.Array:
   """Returns what arrives as codes −largest … largest times a block's scale."""
   x_GIC = _blocks(x_RC, INTEGER_BLOCK)
   scale_G1C = bf16(jnp.max(jnp.abs(x_GIC), axis=1, keepdims=True) / largest)
+  # Where the scale was rounded down, the block's largest is at 127.25 at most,
+  # which is still code 127.
   codes_GIC = jnp.round(x_GIC / jnp.where(scale_G1C == 0, 1, scale_G1C))
-  # A scale rounded down leaves the block's largest a little above the codes.
-  codes_GIC = jnp.clip(codes_GIC, -largest, largest)
   return _rows(codes_GIC * scale_G1C, x_RC)
 
 

@@ -107,7 +107,10 @@ def test_int8_is_within_half_a_step():
   largest_C = np.abs(x_RC).max(0)
   # Half a step, and at the top what rounding the scale to bf16 takes off.
   bound_C = largest_C * (0.5 / 127 + 2**-8)
-  assert np.all(np.abs(round_trip('int8', x_RC) - x_RC) <= bound_C)
+  back = round_trip('int8', x_RC)
+  assert np.all(np.abs(back - x_RC) <= bound_C)
+  scale_C = (largest_C / 127).astype(ml_dtypes.bfloat16).astype(float)
+  assert np.abs(np.round(back / scale_C)).max() == 127
 
 
 @pytest.mark.parametrize('name', MINIFLOATS)
