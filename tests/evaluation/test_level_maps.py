@@ -150,6 +150,10 @@ def test_refined_levels_are_nearer_and_lose_no_squares():
     return np.mean(np.square(r - level_maps.nearest(r, levels)))
 
   assert square(levels) < square(SQUARES)
+  # Each is best at what it was asked for.
+  alone = level_maps.refined(r, SQUARES, squares=0)
+  assert level_maps.error(r, alone) < level_maps.error(r, levels)
+  assert square(levels) < 0.99 * square(alone)
 
 
 def test_fitted_maps_flush_what_zero_flushes():
