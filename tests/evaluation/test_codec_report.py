@@ -19,7 +19,7 @@ def printed(table):
 
 def test_the_table_of_codecs():
   found = codec_quality.quality(
-    codec_quality.tally([4, -2, 1, 0, 0], [2, -3, 0, 7, 0])
+    codec_quality.tally([4, -2, 1, 0, 0], [2, -4, 0, 7, 0])
   )
   exact = codec_quality.quality(codec_quality.tally([4, -2], [4, -2]))
   text = printed(
@@ -34,11 +34,11 @@ def test_the_table_of_codecs():
     for line in text.splitlines()
     if line.split()[:1] in (['floor-q'], ['f32'])
   ]
-  # Errors 2, 1, 1, 7: 21/55; |ln| of 1/2 and 3/2; distances 2/3, 2/5 and 2;
-  # one of three flushed; bias (−1/2 + 1/2 − 1)/3; gain 14/21 − 1.
+  # Errors 2, 2, 1, 7: 21/58; |ln| of 1/2 and 2; distances 2/3, 2/3 and 2; one
+  # of three flushed; bias (−1/2 + 1 − 1)/3; gain 16/21 − 1; a zero of two.
   assert cells[0] == [
-    *('floor-q', '6', '-4.2', '.5493', '1.0222'),
-    *('33.33', '0', '-33.33', '-33.33', '50.00'),
+    *('floor-q', '6', '-4.4', '.6931', '1.1111'),
+    *('33.33', '0', '-16.67', '-23.81', '50.00'),
   ]
   assert cells[1] == ['f32', '32', 'exact', *'000000–']
   assert '…' not in text
