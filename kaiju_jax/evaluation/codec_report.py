@@ -64,7 +64,7 @@ def studies(rows: Mapping[str, level_study.Study]) -> rich.table.Table:
   table.add_column('distribution', no_wrap=True)
   for name in (
     *('floor', 'law', 'p', 'c', 'best', '/law', '/best'),
-    *('zero', '/best'),
+    *('zero', '/best', 'fitted'),
   ):
     table.add_column(name, justify='right', no_wrap=True)
   for name, found in rows.items():
@@ -79,6 +79,7 @@ def studies(rows: Mapping[str, level_study.Study]) -> rich.table.Table:
       f'{found.floor / found.best_error:.3f}',
       _number(found.zero),
       f'{found.zero / found.zero_best:.3f}',
+      _number(found.fitted),
     )
   return table
 

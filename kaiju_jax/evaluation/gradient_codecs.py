@@ -5,7 +5,8 @@ run along the rows (d_model), as Squinch's eight do; rows that fill no block are
 padded with zeros.
 
     f32, bf16      no blocks
-    zero, floor    Squinch, 6 bits: 8 numbers share an 8-bit logarithm
+    zero, floor, fitted
+                   Squinch, 6 bits: 8 numbers share an 8-bit logarithm
                    (`-q` with the second header, quarter)
     int8 … int4    blocks of 32, scale = max |x| / m in bf16, codes −m … m,
                    m = 127, 31, 7, nearest even: 8.5, 6.5, 4.5 bits

@@ -18,6 +18,7 @@ import numpy as np
 from kaiju_jax.evaluation import codec_quality
 from kaiju_jax.evaluation import gradient_codecs
 from kaiju_jax.evaluation import level_maps
+from kaiju_jax.kernels.squinch import reference
 
 OCTAVES = (4, 5, 6)
 
@@ -43,6 +44,7 @@ class Study(NamedTuple):
 
   Attributes:
     zero: of the map with a zero, what it flushes left out.
+    fitted: of the table, which flushes the same numbers.
     flushed: share that it flushes.
     zero_best: of the best fifteen levels for the same numbers.
     floor: of the map without.
@@ -52,6 +54,7 @@ class Study(NamedTuple):
   """
 
   zero: float
+  fitted: float
   flushed: float
   zero_best: float
   floor: float
@@ -62,17 +65,18 @@ class Study(NamedTuple):
 
 def study(x_RC: np.ndarray, header: str = 'ln6') -> Study:
   """Returns how far both maps are from the best on x; R a multiple of 8."""
-  zero, floor = (
+  zero, floor, fitted = (
     codec_quality.quality(
       codec_quality.tally(x_RC, gradient_codecs.squinch(x_RC, elements, header))
     )
-    for elements in ('zero', 'floor')
+    for elements in ('zero', 'floor', 'fitted')
   )
   r = _ratios(x_RC, header)
   arriving = r[r >= level_maps.ZERO_FLUSHES_BELOW]
   best = level_maps.best_levels(r)
   return Study(
     zero=zero.log_error,
+    fitted=fitted.log_error,
     flushed=zero.flushed,
     zero_best=level_maps.error(
       arriving, level_maps.best_levels(arriving, level_maps.LEVELS - 1)
@@ -138,7 +142,7 @@ def held_out(
   """
   arrived = {
     elements: gradient_codecs.squinch(x_RC, elements, header)
-    for elements in ('zero', 'floor')
+    for elements in reference.ELEMENTS
   } | {
     name: level_maps.decoded(x_RC, one.levels, one.least, header)
     for name, one in maps.items()

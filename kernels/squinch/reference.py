@@ -16,9 +16,17 @@ r = |x| / maxabs,
 
 `floor` is the more accurate on a logarithmic scale but cannot say zero, and
 under Adam an element whose gradient is exactly zero would drift by nearly the
-learning rate each step: `zero` is the default. q = 0 is kept for a block of
-zeros and q = 255 for one with inf or NaN in it, which decodes to NaN: a
-gradient that is no number must not become a quiet zero.
+learning rate each step: `zero` is the default. A third is a table:
+
+    fitted  0, and fifteen levels fitted to gradients: the nearest in the
+            logarithm, but zero below r = 1/900, where `zero` has it too
+
+It is nearer than `zero` in the logarithm and no worse in squares, with the same
+numbers flushed, on gradients it was not fitted to (`experiments.codecs` made
+the table, and prints the comparison), and costs fifteen comparisons.
+
+q = 0 is kept for a block of zeros and q = 255 for one with inf or NaN in it,
+which decodes to NaN: a gradient that is no number must not become a quiet zero.
 
 A second header is ours, for speed and for the same bits everywhere: steps of
 2^(1/4), read off the float's exponent and three comparisons of its mantissa.
@@ -42,7 +50,7 @@ import numpy as np
 
 GROUP = 8
 PLANES = 6
-ELEMENTS = ('zero', 'floor')
+ELEMENTS = ('zero', 'floor', 'fitted')
 HEADERS = ('ln6', 'quarter')
 
 _ZERO, _NAN = 0, 255
@@ -57,11 +65,20 @@ _TABLES = {
 }
 # Mantissas of 2^(1/4), 2^(1/2), 2^(3/4): one more quarter from each on.
 _MANTISSAS = np.exp2(np.arange(1, 4) / 4).astype(np.float32)
+_FITTED = np.array(
+  [0, 0.0059, 0.0195, 0.0407, 0.0693, 0.1054, 0.149, 0.2004]
+  + [0.2595, 0.3271, 0.4036, 0.4903, 0.5905, 0.7088, 0.8514, 0.9455]
+)
+# Of √r, where the next level begins.
+_FITTED_EDGES = np.sqrt(
+  [1 / 900, *np.sqrt(_FITTED[1:-1] * _FITTED[2:])]
+).astype(np.float32)
 _LEVELS = {
   'zero': ((np.arange(16) / 15) ** 2).astype(np.float32),
   'floor': ((2 * np.arange(16) * (np.arange(16) + 1) + 1) / 512).astype(
     np.float32
   ),
+  'fitted': _FITTED.astype(np.float32),
 }
 
 
@@ -93,8 +110,12 @@ def encode(
   root_GIC = jnp.sqrt(size_GIC / maxabs_GC[:, None])
   if elements == 'zero':
     k_GIC = jnp.floor(15 * root_GIC + 0.5)
-  else:
+  elif elements == 'floor':
     k_GIC = jnp.floor(16 * root_GIC)
+  else:
+    k_GIC = sum(
+      (root_GIC >= edge).astype(jnp.float32) for edge in _FITTED_EDGES
+    )
   # Cut as a float: NaN and inf have no integer. A group of zeros, or of what
   # is no number, is named by its header alone.
   is_live_G1C = (q_GC == live_GC)[:, None]

@@ -44,6 +44,8 @@ def test_names_and_bits():
     'bf16': 16,
     'zero': 6,
     'floor': 6,
+    'fitted': 6,
+    'fitted-q': 6,
     'zero-q': 6,
     'floor-q': 6,
     'int8': 8.5,
