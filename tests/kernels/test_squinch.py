@@ -15,6 +15,10 @@ CODES = [
   for header in reference.HEADERS
 ]
 SMALLEST = {'ln6': math.exp(-128 / 6), 'quarter': 2.0**-32}
+FITTED = [
+  *(0, 0.0059, 0.0195, 0.0407, 0.0693, 0.1054, 0.149, 0.2004),
+  *(0.2595, 0.3271, 0.4036, 0.4903, 0.5905, 0.7088, 0.8514, 0.9455),
+]
 LARGEST = {'ln6': math.exp(126 / 6), 'quarter': 2.0**31.5}
 
 
@@ -42,6 +46,12 @@ def by_hand(block, elements, header):
     if elements == 'zero':
       k = min(15, math.floor(15 * root + 0.5))
       size = (k / 15) ** 2
+    elif elements == 'fitted':
+      r = root**2
+      k = 0
+      if r >= 1 / 900:
+        k = min(range(1, 16), key=lambda k: abs(math.log(FITTED[k] / r)))
+      size = FITTED[k]
     else:
       k = min(15, math.floor(16 * root))
       size = ((k / 16) ** 2 + ((k + 1) / 16) ** 2) / 2
@@ -102,7 +112,10 @@ def test_the_error_is_within_half_a_step_of_the_root(elements, header):
   step = {'ln6': math.exp(1 / 6), 'quarter': 2**0.25}[header]
   maxabs = np.broadcast_to(largest * step, (8, 8, 500)).reshape(64, 500)
   root, got = np.sqrt(np.abs(x_RC)), np.sqrt(np.abs(decoded))
-  bound = {'zero': 1 / 30, 'floor': 1 / 16}[elements] * np.sqrt(maxabs)
+  # Of `fitted`, the least number of its lowest level is the farthest off.
+  fitted = math.sqrt(FITTED[1]) - 1 / 30
+  bound = {'zero': 1 / 30, 'floor': 1 / 16, 'fitted': fitted}[elements]
+  bound = bound * np.sqrt(maxabs)
   assert np.all(np.abs(root - got) <= bound * (1 + 1e-5))
   live = decoded != 0
   assert np.all(np.sign(decoded[live]) == np.sign(x_RC[live]))
@@ -161,11 +174,16 @@ def test_every_code_decodes_to_the_same_bits(elements, header, is_compiled):
     decode = jax.jit(decode, static_argnums=(1, 2))
   decoded = np.asarray(decode(jnp.asarray(packed), elements, header))
   maxabs = {'ln6': np.exp((q - 128) / 6), 'quarter': 2.0 ** ((q - 128) / 4)}
-  unit = maxabs[header] / {'zero': 225, 'floor': 512}[elements]
+  steps = {'zero': 225, 'floor': 512, 'fitted': 10_000}[elements]
+  unit = maxabs[header] / steps
   unit = np.select([q == 0, q == 255], [0, np.nan], unit).astype(np.float32)
   for i, x in enumerate(decoded.reshape(256, 8, 256).swapaxes(0, 1)):
     k = byte & 15 if i < 4 else byte >> 4
-    level = k * k if elements == 'zero' else 2 * k * (k + 1) + 1
+    level = {
+      'zero': k * k,
+      'floor': 2 * k * (k + 1) + 1,
+      'fitted': np.rint(10_000 * np.array(FITTED)[k]).astype(int),
+    }[elements]
     sign = -1 if i in (0, 2, 5, 7) else 1
     expected = (sign * level).astype(np.float32) * unit
     np.testing.assert_array_equal(x, expected)
@@ -185,6 +203,19 @@ def test_floor_is_nearer_on_a_logarithmic_scale():
     for elements in reference.ELEMENTS
   }
   assert errors['floor'] < errors['zero'] < 0.2
+
+
+@pytest.mark.parametrize('header', reference.HEADERS)
+def test_fitted_is_nearer_than_zero_and_flushes_the_same(header):
+  rng = np.random.default_rng(4)
+  x_RC = (rng.standard_normal((8, 20_000)) * 3).astype(np.float32)
+  zero, fitted = (round_trip(x_RC, name, header) for name in ('zero', 'fitted'))
+  np.testing.assert_array_equal(zero == 0, fitted == 0)
+  live = zero != 0
+  away = [np.abs(np.log(y[live] / x_RC[live])).mean() for y in (zero, fitted)]
+  assert away[1] < 0.97 * away[0]
+  square = [np.square(x_RC - y).sum() for y in (zero, fitted)]
+  assert square[1] < square[0]
 
 
 def test_the_quarter_header_is_exact_at_powers_of_two():
