@@ -6,7 +6,10 @@ import contextlib
 import dataclasses
 import difflib
 import os
+import pathlib
 import sys
+from typing import Any
+import zlib
 
 from absl import app
 from absl import flags
@@ -18,6 +21,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import fit
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import strict
 from kaiju_jax.training import workdir as workdir_lib
 
 _SEEDS = 2**32
@@ -67,6 +71,7 @@ def train(
   experiment: config_lib.Experiment,
   workdir: str,
   mesh: sharding_config.MeshConfig | None = None,
+  cluster: Any = None,
 ):
   """Trains `experiment` in `workdir`, or resumes it; returns the last state.
 
@@ -75,15 +80,50 @@ def train(
     workdir: where; made where it does not exist.
     mesh: how it spreads over all devices; by default the first one trains
       alone. A resumed run may change it.
+    cluster: `processes.Cluster`, where this is one of several processes.
 
   Raises:
     ValueError, OSError: settings, data or a workdir that cannot serve; all of
       it is looked at before anything compiles.
   """
+  if cluster is not None:
+    return _train_together(experiment, workdir, mesh, cluster)
   check(experiment)
   if mesh is not None:
     fit.check(experiment, mesh)
   with workdir_lib.reserved(workdir, experiment):
+    return _train(experiment, workdir, mesh)
+
+
+def _train_together(experiment, workdir, mesh, cluster):
+  """The same for one of several processes, once they agree on what to do."""
+  import jax
+
+  from kaiju_jax.sharding import mesh as mesh_lib
+  from kaiju_jax.sharding import processes
+  from kaiju_jax.training import agreement
+
+  with processes.joined(cluster), contextlib.ExitStack() as stack:
+    agreement.check(
+      {
+        **strict.dump(experiment),
+        'mesh': mesh and dataclasses.asdict(mesh),
+        'workdir': os.path.abspath(workdir),
+        'jax': jax.__version__,
+      }
+    )
+    check(experiment)
+    if mesh is None:
+      raise ValueError(
+        f'--fsdp and --tensor are missing: {jax.process_count()} processes'
+        f' have {jax.device_count()} devices, and all of them must train.'
+      )
+    fit.check(experiment, mesh)
+    mesh_lib.make(mesh)
+    if processes.is_main():
+      stack.enter_context(workdir_lib.reserved(workdir, experiment))
+    processes.barrier('workdir reserved')
+    agreement.check_shared(pathlib.Path(workdir))
     return _train(experiment, workdir, mesh)
 
 
@@ -93,7 +133,10 @@ def _train(
   mesh: sharding_config.MeshConfig | None,
 ):
   # These import jax, which costs seconds that --help should not.
+  import jax
+
   from kaiju_jax.data import loader
+  from kaiju_jax.data import placement
   from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import loop
   from kaiju_jax.training import optimizer
@@ -101,6 +144,8 @@ def _train(
   from kaiju_jax.training import step
 
   model = step.model_of(experiment)
+  if mesh is None:
+    _note_idle(jax.device_count())
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
   rows, evaluate = _data(experiment, model, devices)
   params = state.init_params(model, experiment.seed, devices)
@@ -108,16 +153,26 @@ def _train(
     from kaiju_jax.evaluation import induction
 
     params = induction.suggest(params, experiment.model, experiment.seed)
+  data = experiment.data
+  sharding = jax.sharding.NamedSharding(devices, step.BATCH)
+  own = placement.own(sharding, (data.microbatches, data.batch, data.length))
+  batches = loader.batches(rows, data.batch, data.microbatches, own=own)
   return loop.train(
     experiment,
     workdir,
     state=state.create(params, optimizer.make(experiment.optimizer), devices),
     step=step.make(experiment, devices),
-    batches=loader.batches(
-      rows, experiment.data.batch, experiment.data.microbatches
-    ),
+    batches=placement.Placed(batches, sharding, data.batch),
     evaluate=evaluate,
   )
+
+
+def _note_idle(count: int) -> None:
+  if count > 1:
+    print(
+      f'1 of {count} devices trains; --fsdp and --tensor are for the others.',
+      file=sys.stderr,
+    )
 
 
 def check(experiment: config_lib.Experiment) -> None:
@@ -169,12 +224,25 @@ def _data(experiment: config_lib.Experiment, model, mesh):
   data = experiment.data
   tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
   training, unseen = text.load(data, tokens)
+  _agree_on_text(training, unseen)
   evaluate = None
   if unseen is not None:
     evaluate = held_out.evaluator(
       model, unseen, data.length, data.batch, data.evaluated_rows, mesh
     )
   return text.Rows(training, data.length, experiment.seed), evaluate
+
+
+def _agree_on_text(*corpora) -> None:
+  """Other text on another host would be in no row where it is expected."""
+  from kaiju_jax.training import agreement
+
+  sums = [
+    [len(corpus.names), zlib.crc32(corpus.begins), zlib.crc32(corpus.tokens)]
+    for corpus in corpora
+    if corpus is not None
+  ]
+  agreement.check({'documents, and sums of the text': sums})
 
 
 @contextlib.contextmanager

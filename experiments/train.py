@@ -6,12 +6,21 @@
 `--config=PATH:ARM` picks a named arm. The workdir gets config.json,
 environment.json, metrics.jsonl, TensorBoard events and checkpoints/. Ctrl-C
 and SIGTERM save and leave with status 0; a second one aborts at once.
+
+One device trains alone, unless --fsdp and --tensor, or --accelerator, spread
+the run over all of them. On several hosts each starts the same command:
+
+    … --accelerator=h100_64 --multihost
+
+and where no cluster manager is found, --coordinator=HOST:PORT --processes=N
+--process=I as well. If one dies, all end, and the same command resumes.
 """
 
 from absl import app
 from absl import flags
 from ml_collections import config_flags
 
+from experiments import devices
 from experiments import run
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -31,7 +40,8 @@ def main(argv) -> None:
   run.quiet()
   try:
     with run.abortable():
-      run.train(_CONFIG.value, _WORKDIR.value)
+      mesh = devices.prepare()
+      run.train(_CONFIG.value, _WORKDIR.value, mesh, devices.cluster())
   except (ValueError, OSError) as error:
     raise SystemExit(f'error: {error}') from error
 

@@ -7,6 +7,7 @@ run may go on from it with another batch size.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Protocol
 
 import grain
@@ -30,10 +31,16 @@ class Batches(Iterator[packing.Batch]):
   """An endless iterator of batches [A, B, L], which can say where it is."""
 
   def __init__(
-    self, source: RowSource, batch: int, microbatches: int, start: int
+    self,
+    source: RowSource,
+    batch: int,
+    microbatches: int,
+    start: int,
+    own: Sequence[int],
   ):
     self._source = source
     self._shape = (microbatches, batch)
+    self._own = own
     self._seek(start)
 
   def __next__(self) -> packing.Batch:
@@ -65,10 +72,16 @@ class Batches(Iterator[packing.Batch]):
 
   def _seek(self, row: int) -> None:
     self._row = row
+    drawn = len(self._own)
+
+    def draw(number: int) -> packing.Row:
+      microbatch, place = divmod(number, drawn)
+      return self._source[row + microbatch * self._shape[1] + self._own[place]]
+
     dataset = (
-      grain.MapDataset.range(row, _ENDLESS)
-      .map(self._source.__getitem__)
-      .batch(self._shape[0] * self._shape[1], batch_fn=self._stack)
+      grain.MapDataset.range(_ENDLESS)
+      .map(draw)
+      .batch(self._shape[0] * drawn, batch_fn=self._stack)
     )
     self._iterator = iter(
       dataset.to_iter_dataset(
@@ -78,11 +91,16 @@ class Batches(Iterator[packing.Batch]):
 
   def _stack(self, rows) -> packing.Batch:
     batch = packing.stack(rows)
-    return packing.Batch(*(field.reshape(*self._shape, -1) for field in batch))
+    shape = self._shape[0], len(self._own), -1
+    return packing.Batch(*(field.reshape(shape) for field in batch))
 
 
 def batches(
-  source: RowSource, batch: int, microbatches: int = 1, start: int = 0
+  source: RowSource,
+  batch: int,
+  microbatches: int = 1,
+  start: int = 0,
+  own: Sequence[int] | None = None,
 ) -> Batches:
   """Returns an endless iterator of batches [A, B, L] with exact resume.
 
@@ -91,8 +109,11 @@ def batches(
     batch: B, rows a microbatch.
     microbatches: A.
     start: number of the first row.
+    own: which of each microbatch's B rows are drawn, in order, for a process
+      that needs no more; all by default. Its place is the same number.
   """
-  return Batches(source, batch, microbatches, start)
+  own = range(batch) if own is None else own
+  return Batches(source, batch, microbatches, start, own)
 
 
 def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:

@@ -8,10 +8,15 @@ Orbax writes beside the loop into a temporary folder, and renames it when all
 is on the disk: a kill leaves a whole checkpoint or none. What it does not
 notice is damage done later; each checkpoint is held to its fingerprint when
 it is read, and where the latest fails, the one before it is taken.
+
+Several processes write one checkpoint, each what its devices own, and all
+call `save` and `restore`. A fingerprint is of the whole arrays, so that all
+agree on it; where one process alone cannot read its part, all stop.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import contextlib
 import json
 import logging
 import os
@@ -27,6 +32,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from kaiju_jax.sharding import processes
+from kaiju_jax.training import agreement
 from kaiju_jax.training import fingerprint
 from kaiju_jax.training import workdir
 
@@ -51,8 +58,20 @@ class RestoreError(OSError):
   """There are checkpoints, and none of them can be read."""
 
 
+class _Damaged(ValueError):
+  """What was read is not what was saved: the same to all processes."""
+
+
+class _Unread(Exception):
+  """This process could not read its part; the others may have read theirs."""
+
+  def __init__(self, step: int, reason: str):
+    super().__init__(reason)
+    self.step = step
+
+
 class Checkpoints:
-  """The checkpoints of one workdir, for the process that trains there.
+  """The checkpoints of one workdir, for the processes that train there.
 
   Args:
     folder: the workdir.
@@ -68,10 +87,11 @@ class Checkpoints:
     self._say = say
     self._saving = None
     logging.getLogger('absl').addFilter(_is_not_told_twice)
-    halves = _halves(self._folder)
+    halves = _halves(self._folder) if processes.is_main() else []
     self._halves = [path.name.split('.')[0] for path in halves]
     for half in halves:  # Orbax would, in a thread that may meet another's.
       shutil.rmtree(half, ignore_errors=True)
+    processes.barrier('halves removed')
     self._manager = _manager(
       self._folder,
       preservation_policy=ocp.checkpoint_managers.LatestN(kept),
@@ -100,17 +120,22 @@ class Checkpoints:
     if self._halves:
       steps = ', '.join(self._halves)
       self._say(f'The save of step {steps} was cut off; it does not count.')
+    agreement.check({'checkpoints': sorted(self._manager.all_steps())})
     if not self._manager.all_steps():
       return state, 0
     abstract = _abstract(state)
     _free(state)
-    restored, data, step, bad = _latest(self._manager, abstract)
-    for bad_step, reason in bad.items():
+    try:
+      restored, data, step, bad = _latest(self._manager, abstract)
+    except _Unread as error:
+      raise self._left_aside(error.step, str(error)) from error
+    for bad_step, reason in bad.items() if processes.is_main() else ():
       moved = self._move_aside(bad_step)
       self._say(
         f'Checkpoint {bad_step} cannot be read ({reason}). It was moved to'
         f' {moved}; going on from checkpoint {step}.'
       )
+    processes.barrier('bad checkpoints moved')
     self._manager.reload()
     batches.set_state(data)
     return restored, step
@@ -159,8 +184,9 @@ class Checkpoints:
 
   def _failure(self, error: Exception) -> SaveError:
     step, self._saving = self._saving, None
-    for half in _halves(self._folder):  # It may be what fills the disk.
-      shutil.rmtree(half, ignore_errors=True)
+    if processes.is_main():
+      for half in _halves(self._folder):  # It may be what fills the disk.
+        shutil.rmtree(half, ignore_errors=True)
     self._manager.reload()
     last = self._manager.latest_step()
     kept = (
@@ -172,6 +198,26 @@ class Checkpoints:
     return SaveError(
       f'Saving step {step} failed: {_reason(error)}. {kept} once the cause is'
       ' removed.'
+    )
+
+  def _left_aside(self, step: int, reason: str) -> RestoreError:
+    """What to raise for a checkpoint that this process could not read.
+
+    The others wait for it within Orbax, or failed as well: nobody can go on
+    to an earlier one, but the next start can.
+    """
+    what = f'Checkpoint {step} cannot be read ({reason}).'
+    earlier = [one for one in self._manager.all_steps() if one < step]
+    if not earlier:
+      return RestoreError(
+        f'{what} There is none before it. It was left as it is. To start anew,'
+        ' name another --workdir.'
+      )
+    with contextlib.suppress(FileNotFoundError):  # Another process did it.
+      self._move_aside(step)
+    return RestoreError(
+      f'{what} It was moved to {self._bad}; the same command goes on from'
+      f' checkpoint {max(earlier)}.'
     )
 
   def _move_aside(self, step: int) -> pathlib.Path:
@@ -222,6 +268,8 @@ def _latest(
     try:
       return *_read(manager, step, abstract), step, bad
     except Exception as error:
+      if jax.process_count() > 1 and not isinstance(error, _Damaged):
+        raise _Unread(step, _reason(error)) from error
       bad[step] = _reason(error)
   lines = [f'  {step}: {reason}' for step, reason in bad.items()]
   raise RestoreError(
@@ -245,12 +293,12 @@ def _read(
   sums, kept = fingerprint.of(read.state), read.fingerprint['state']
   wrong = [name for name in sums if sums[name] != kept.get(name)]
   if wrong:
-    raise ValueError(
+    raise _Damaged(
       f'{len(wrong)} of {len(sums)} arrays differ from what was saved, as'
       f' {wrong[0]}: {sums[wrong[0]]}, saved as {kept.get(wrong[0])}'
     )
   if _sum(read.data) != read.fingerprint['data']:
-    raise ValueError("the data's position differs from what was saved")
+    raise _Damaged("the data's position differs from what was saved")
   return read.state, read.data
 
 

@@ -26,12 +26,13 @@ from kaiju_jax.training import throughput
 class Journal:
   """Writes down what the steps after `last_step` give.
 
-  Opening cuts metrics.jsonl back to `last_step`.
+  Opening cuts metrics.jsonl back to `last_step`. Where `folder` is None, as
+  for all processes but one, it follows the steps and writes nothing.
   """
 
   def __init__(
     self,
-    folder: pathlib.Path,
+    folder: pathlib.Path | None,
     last_step: int,
     config: config_lib.LoopConfig,
     progress: progress_lib.Progress,
@@ -41,17 +42,20 @@ class Journal:
     self._clock = throughput.Throughput()
     self._first = last_step + 1
     self._pending = None
-    self._records = metrics.Records(folder, last_step)
-    self._events = tensorboard.Events(folder, last_step)
+    self._books = []
+    if folder is not None:
+      self._records = metrics.Records(folder, last_step)
+      self._events = tensorboard.Events(folder, last_step)
+      self._books = [self._records, self._events]
 
   def __enter__(self) -> Self:
     return self
 
   def __exit__(self, kind, *_) -> None:
-    self._records.close()
     # After an error, one more (the disk is full still) would only hide it.
     with contextlib.suppress(*([OSError] if kind else [])):
-      self._events.close()
+      for book in self._books:
+        book.close()
 
   def step(
     self, number: int, tokens: jax.Array, values: Mapping[str, jax.Array]
@@ -80,8 +84,9 @@ class Journal:
 
   def sync(self) -> None:
     """Brings all that was written to the disk."""
-    self._records.sync()
-    self._events.flush()
+    if self._books:
+      self._records.sync()
+      self._events.flush()
 
   def _settle(self) -> None:
     if self._pending is None:
@@ -112,8 +117,9 @@ class Journal:
   def _write(
     self, number: int, tokens: float, values: Mapping[str, float]
   ) -> None:
-    self._records.append(number, tokens, values)
-    self._events.append(number, values)
+    if self._books:
+      self._records.append(number, tokens, values)
+      self._events.append(number, values)
 
 
 def _number(value: Any) -> float:

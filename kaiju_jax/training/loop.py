@@ -4,6 +4,10 @@ The same command again resumes, whatever ended the run before: it goes on from
 the last checkpoint bit for bit as if nothing had happened, the data's order
 and the records in metrics.jsonl included. At most the work since that
 checkpoint is lost.
+
+Where several processes train, each runs this loop on its own rows. The first
+holds the workdir and writes the records, all save and restore, and a Ctrl-C
+or SIGTERM at any of them stops all after the same step.
 """
 
 from collections.abc import Callable
@@ -11,11 +15,13 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import os
+import pathlib
 import shlex
 import sys
 from typing import Any
 
 from kaiju_jax import config as config_lib
+from kaiju_jax.sharding import processes
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import interrupt
@@ -60,8 +66,13 @@ def train(
   config = experiment.loop
   training_config.check_loop(config)
   with contextlib.ExitStack() as stack:
-    folder = stack.enter_context(workdir_lib.opened(workdir, experiment))
-    progress = stack.enter_context(progress_lib.Progress(config.steps))
+    is_main = processes.is_main()
+    folder = pathlib.Path(workdir)
+    if is_main:
+      stack.enter_context(workdir_lib.opened(folder, experiment))
+    progress = stack.enter_context(
+      progress_lib.Progress(config.steps, quiet=not is_main)
+    )
     checkpoints = stack.enter_context(
       checkpoint.Checkpoints(folder, config.checkpoints_kept, progress.say)
     )
@@ -72,16 +83,18 @@ def train(
       return state
     if start:
       progress.say(f'{folder}: going on from step {start} of {config.steps}.')
-    workdir_lib.note_start(folder)
+    if is_main:
+      workdir_lib.note_start(folder)
 
     journal = stack.enter_context(
-      journal_lib.Journal(folder, start, config, progress)
+      journal_lib.Journal(folder if is_main else None, start, config, progress)
     )
+    vote = processes.Vote()
     stop = stack.enter_context(interrupt.Interrupt())
     for number in range(start + 1, config.steps + 1):
       state, values = step(state, _next(batches, number))
       journal.step(number, state.tokens, values)
-      stopping = stop.requested
+      stopping = vote(stop.requested)
 
       if evaluate and _due(number, config.evaluate_every, config):
         with journal.paused():

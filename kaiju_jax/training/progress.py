@@ -11,12 +11,18 @@ class Progress:
   """A line with loss, tokens/s and time left, on stderr.
 
   On a terminal it stays in place and messages go above it; where there is
-  none, each update prints a line of its own.
+  none, each update prints a line of its own. `quiet` shows nothing, for one
+  of many processes.
   """
 
-  def __init__(self, steps: int, console: rich.console.Console | None = None):
+  def __init__(
+    self,
+    steps: int,
+    console: rich.console.Console | None = None,
+    quiet: bool = False,
+  ):
     self._steps = steps
-    self._console = console or rich.console.Console(stderr=True)
+    self._console = console or rich.console.Console(stderr=True, quiet=quiet)
     self._live = None
 
   def __enter__(self) -> Self:

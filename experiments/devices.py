@@ -1,0 +1,129 @@
+"""The flags that say what hardware a run has; an experiment never does.
+
+(none)                   the first device trains alone
+--fsdp=4 --tensor=2      a mesh over all devices
+--accelerator=h100_64    that slice's mesh, flags and environment
+--multihost              one process a host, found as the cluster has them
+"""
+
+import os
+
+from absl import flags
+
+from kaiju_jax.sharding import config as sharding_config
+
+_FSDP = flags.DEFINE_integer(
+  'fsdp', None, 'Devices that rows and stored weights are split over.', 1
+)
+_TENSOR = flags.DEFINE_integer(
+  'tensor', None, 'Devices that each matrix in use is split over.', 1
+)
+_ACCELERATOR = flags.DEFINE_string(
+  'accelerator',
+  None,
+  'A slice of tpu_gpu_configs/: its mesh (--fsdp and --tensor go before it),'
+  ' XLA flags and environment.',
+)
+_MULTIHOST = flags.DEFINE_bool(
+  'multihost',
+  False,
+  'Whether this is one of several processes that train together, one a host.'
+  ' Slurm, Open MPI, Kubernetes and Cloud TPU say which.',
+)
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator', None, 'HOST:PORT of process 0, where nothing else says so.'
+)
+_PROCESSES = flags.DEFINE_integer(
+  'processes', None, 'How many there are; with --coordinator.', 1
+)
+_PROCESS = flags.DEFINE_integer(
+  'process', None, 'Which of them this is; with --coordinator.', 0
+)
+
+# Where XLA reads flags of that prefix; it exits at any that it does not know.
+_TPU = 'xla_tpu_', 'LIBTPU_INIT_ARGS'
+_FLAG_VARIABLES = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+
+
+def prepare() -> sharding_config.MeshConfig | None:
+  """Returns the mesh that the flags ask for, None for one device alone.
+
+  Sets the accelerator's environment, and so comes before jax looks for
+  devices. What is set already goes before it.
+
+  Raises:
+    ValueError: an unknown accelerator.
+  """
+  mesh = None
+  if _ACCELERATOR.value is not None:
+    accelerator = _load(_ACCELERATOR.value)
+    _set_environment(accelerator.flags, accelerator.environment)
+    mesh = accelerator.mesh
+  if _FSDP.value or _TENSOR.value:
+    mesh = sharding_config.MeshConfig(_FSDP.value or 1, _TENSOR.value or 1)
+  return mesh
+
+
+def cluster():
+  """Returns the `processes.Cluster` that the flags describe, if any.
+
+  Raises:
+    ValueError: flags that do not belong together.
+  """
+  given = {
+    flag.name: flag.value for flag in (_COORDINATOR, _PROCESSES, _PROCESS)
+  }
+  missing = [name for name, value in given.items() if value is None]
+  if len(missing) < len(given) and not _MULTIHOST.value:
+    raise ValueError('--coordinator, --processes, --process: need --multihost.')
+  if not _MULTIHOST.value:
+    return None
+  if 0 < len(missing) < len(given):
+    raise ValueError(
+      f'--{missing[0]} is missing: --coordinator, --processes and --process'
+      ' go together.'
+    )
+  if not missing:
+    _check(**given)
+  from kaiju_jax.sharding import processes  # Imports jax: not for --help.
+
+  return processes.Cluster(**given)
+
+
+def _check(coordinator: str, processes: int, process: int) -> None:
+  host, _, port = coordinator.rpartition(':')
+  if not host or not port.isdecimal() or int(port) >= 1 << 16:
+    raise ValueError(f'--coordinator={coordinator}: must be HOST:PORT.')
+  if process >= processes:
+    raise ValueError(
+      f'--process={process}: must be less than --processes={processes}; they'
+      ' count from 0.'
+    )
+
+
+def _load(name: str):
+  try:
+    import tpu_gpu_configs
+  except ImportError as error:
+    raise ValueError(
+      f'--accelerator={name}: tpu_gpu_configs/ is not here; start from the'
+      " repository's root, or give --fsdp and --tensor."
+    ) from error
+  return tpu_gpu_configs.load(name)
+
+
+def _set_environment(xla_flags, environment) -> None:
+  for name, value in environment.items():
+    if name not in _FLAG_VARIABLES:
+      os.environ.setdefault(name, value)
+  for variable in _FLAG_VARIABLES:
+    texts = [environment.get(variable, '')]
+    texts += [
+      f'--{name}={str(value).lower()}'
+      for name, value in xla_flags.items()
+      if variable == (_TPU[1] if name.startswith(_TPU[0]) else 'XLA_FLAGS')
+    ]
+    # Of a flag given twice, the last counts.
+    texts.append(os.environ.get(variable, ''))
+    if text := ' '.join(filter(None, texts)):
+      os.environ[variable] = text

@@ -1,0 +1,73 @@
+"""Which rows of a batch a process draws, and how they become one array.
+
+A row is a pure function of its number, and a batch is rows in order: on any
+number of processes the batches, and so the run, are those of one. Each
+process draws what its own devices read and no more: a slice of B where
+`fsdp` spans processes, all of B where a tensor group does.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from kaiju_jax.data import loader
+from kaiju_jax.data import packing
+
+
+def own(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> list[int]:
+  """Returns the rows of B that this process's devices read, in order.
+
+  Args:
+    sharding: of a batch.
+    shape: (A, B, L).
+  """
+  held = sharding.addressable_devices_indices_map(tuple(shape)).values()
+  return sorted(
+    {row for _, rows, _ in held for row in range(*rows.indices(shape[1]))}
+  )
+
+
+class Placed(Iterator[packing.Batch]):
+  """The loader's batches as arrays spread over a mesh.
+
+  Args:
+    batches: yields [A, b, L], the b rows of B that `own` names.
+    sharding: of a batch [A, B, L].
+    batch: B.
+  """
+
+  def __init__(
+    self,
+    batches: loader.Batches,
+    sharding: jax.sharding.Sharding,
+    batch: int,
+  ):
+    self._batches = batches
+    self._sharding = sharding
+    self._batch = batch
+
+  def __next__(self) -> packing.Batch:
+    return packing.Batch(*map(self._placed, next(self._batches)))
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what `set_state` takes: the same on all processes."""
+    return self._batches.get_state()
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on from where `get_state` was called, on any mesh."""
+    self._batches.set_state(state)
+
+  def _placed(self, drawn: np.ndarray) -> jax.Array:
+    count, _, length = drawn.shape
+    shape = count, self._batch, length
+    rows = own(self._sharding, shape)
+
+    def part(index):
+      wanted = range(*index[1].indices(self._batch))
+      first = rows.index(wanted[0])
+      return drawn[index[0], first : first + len(wanted), index[2]]
+
+    return jax.make_array_from_callback(shape, self._sharding, part)

@@ -1,0 +1,222 @@
+"""A killed process takes its job down at once, and all say which one it was.
+
+What waits for a dead peer inside a collective waits for ever, or gets an
+error that does not say whose fault it is. So each process holds a connection
+to the first one, which is used for nothing else:
+
+    process 0 ──┬── process 1        the kernel closes a dead process's
+                ├── process 2        connections, whatever killed it: process 0
+                └── process 3        reads the end, and tells the others
+
+A host that vanishes without a word is noticed by TCP's keepalive, in half a
+minute. A process that fails says so, and why, before it leaves. Imports no
+jax.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from typing import Any
+from typing import NoReturn
+
+# Of a connection without a word: 10 + 4·5 seconds.
+_KEEPALIVE = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}
+_PATIENCE = 5.0
+_GRACE = 1.0
+
+
+def leave_at_once(line: str, status: int = 1) -> NoReturn:
+  """Prints a line and ends this process without waiting for any thread."""
+  with contextlib.suppress(OSError, ValueError):
+    sys.stdout.flush()
+    sys.stderr.flush()
+  os.write(2, f'{line}\n'.encode())
+  os._exit(status)
+
+
+class Lifeline:
+  """One process's end of the connections.
+
+  Args:
+    index: of this process.
+    count: of all processes.
+    peers: {process: connection}; all others of process 0, process 0 of them.
+    end: called with the message, in the watching thread, when a peer is gone
+      or has failed; must not return.
+  """
+
+  def __init__(
+    self,
+    index: int,
+    count: int,
+    peers: dict[int, socket.socket],
+    end: Callable[[str], Any] = leave_at_once,
+  ):
+    self._index = index
+    self._count = count
+    self._peers = peers
+    self._end = end
+    self._telling = threading.Lock()
+    threading.Thread(target=self._watch, name='lifeline', daemon=True).start()
+
+  def fail(self, why: str, details: str = '', status: int = 1) -> NoReturn:
+    """Ends this process with a message, which the others get too.
+
+    An error that a peer's end has caused is not told: it is the peer that is
+    named, by the watching thread, which gets a second to find it.
+    """
+    time.sleep(_GRACE)
+    with self._telling:
+      what = f'error: {self._name(self._index)} failed: {why}'
+      self._tell({'end': what}, self._peers)
+      leave_at_once(f'{details}error: {why}', status)
+
+  def leave(self) -> None:
+    """Says that this process is done; that it ends is no accident."""
+    with self._telling:
+      self._tell({'done': True}, self._peers)
+
+  def _name(self, process: int) -> str:
+    return f'process {process} of {self._count}'
+
+  def _watch(self) -> None:
+    with selectors.DefaultSelector() as selector:
+      for process, peer in self._peers.items():
+        selector.register(peer, selectors.EVENT_READ, (process, bytearray()))
+      while selector.get_map():
+        for key, _ in selector.select():
+          if self._is_done(key.fileobj, *key.data):
+            selector.unregister(key.fileobj)
+
+  def _is_done(self, peer, process: int, heard: bytearray) -> bool:
+    try:
+      data = peer.recv(1 << 16)
+    except OSError:
+      data = b''
+    if not data:
+      self._stop(
+        f'error: {self._name(process)} is gone: killed, or its host is. The'
+        ' same command, for all processes, resumes from the last checkpoint.'
+      )
+    heard += data
+    while b'\n' in heard:
+      line, _, rest = bytes(heard).partition(b'\n')
+      heard[:] = rest
+      message = json.loads(line)
+      if 'end' in message:
+        self._stop(message['end'])
+      if 'done' in message:
+        return True
+    return False
+
+  def _stop(self, what: str) -> None:
+    with self._telling:
+      if self._index == 0:
+        self._tell({'end': what}, self._peers)
+      self._end(what)
+
+  def _tell(self, message: dict[str, Any], peers: Iterable[int]) -> None:
+    line = json.dumps(message).encode() + b'\n'
+    for process in peers:
+      with contextlib.suppress(OSError):
+        self._peers[process].sendall(line)
+
+
+class Server:
+  """Where process 0 is to be reached.
+
+  Attributes:
+    address: for `connect`; JSON can hold it. Its token keeps strangers out.
+  """
+
+  def __init__(self):
+    # The backlog holds every process of a large job at once.
+    dual = socket.has_dualstack_ipv6()
+    self._server = socket.create_server(
+      ('', 0),
+      family=socket.AF_INET6 if dual else socket.AF_INET,
+      dualstack_ipv6=dual,
+      backlog=4096,
+    )
+    self.address = {
+      'hosts': _own_hosts(),
+      'port': self._server.getsockname()[1],
+      'token': secrets.token_hex(16),
+    }
+
+  def accept(self, count: int, timeout: float) -> dict[int, socket.socket]:
+    """Returns the connections of processes 1 … count − 1, those that came."""
+    peers = {}
+    deadline = time.monotonic() + timeout
+    with self._server, contextlib.suppress(TimeoutError):
+      while len(peers) < count - 1:
+        self._server.settimeout(max(0.01, deadline - time.monotonic()))
+        peer, _ = self._server.accept()
+        process = _greeted(peer, self.address['token'])
+        if process is None:
+          peer.close()
+        else:
+          peers[process] = peer
+    return peers
+
+
+def connect(address: dict[str, Any], process: int) -> socket.socket | None:
+  """Returns a connection to process 0, None where none of its hosts answers."""
+  for host in address['hosts']:
+    try:
+      peer = socket.create_connection((host, address['port']), _PATIENCE)
+      hello = {'token': address['token'], 'process': process}
+      peer.sendall(json.dumps(hello).encode() + b'\n')
+      if peer.recv(1) == b'!':
+        return _kept_alive(peer)
+    except OSError:
+      pass
+  return None
+
+
+def _greeted(peer: socket.socket, token: str) -> int | None:
+  """Returns the process at the other end, None where it is a stranger."""
+  peer.settimeout(_PATIENCE)
+  try:
+    hello = json.loads(peer.makefile('rb').readline(1000))
+    if not secrets.compare_digest(hello['token'], token):
+      return None
+    peer.sendall(b'!')
+    _kept_alive(peer)
+    return hello['process']
+  except (OSError, ValueError, TypeError, KeyError):
+    return None
+
+
+def _kept_alive(peer: socket.socket) -> socket.socket:
+  peer.settimeout(None)
+  peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  for name, value in _KEEPALIVE.items():
+    if hasattr(socket, name):  # macOS calls them otherwise.
+      peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+  return peer
+
+
+def _own_hosts() -> list[str]:
+  """Returns names and addresses that this host may be reached by.
+
+  The address of the default route comes first: a name may resolve to a
+  loopback address, as on Debian.
+  """
+  hosts = []
+  with (
+    contextlib.suppress(OSError),
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+  ):
+    probe.connect(('192.0.2.1', 9))  # Of no host; nothing is sent.
+    hosts.append(probe.getsockname()[0])
+  return list(dict.fromkeys([*hosts, socket.getfqdn(), '127.0.0.1']))

@@ -1,0 +1,81 @@
+"""Processes that do not run the same thing are told so before the first step.
+
+What they compile would differ, and they would wait for each other for ever,
+or train on something that nobody asked for.
+"""
+
+import hashlib
+import json
+import pathlib
+import secrets
+import time
+from typing import Any
+
+from kaiju_jax.sharding import processes
+from kaiju_jax.training import strict
+
+_SECONDS = 10.0
+
+
+def check(what: dict[str, Any]) -> None:
+  """Compares what each process has, by hash; all must call it.
+
+  Args:
+    what: nested names and plain values.
+
+  Raises:
+    ValueError: they differ; names both processes, and each field with both
+      values. All processes raise it.
+  """
+  text = json.dumps(what, sort_keys=True)
+  digests = processes.gather(hashlib.sha256(text.encode()).hexdigest())
+  if len(set(digests)) == 1:
+    return
+  texts = processes.gather(text)
+  other = next(i for i, one in enumerate(texts) if one != texts[0])
+  differences = strict.differences(
+    json.loads(texts[0]), json.loads(texts[other])
+  )
+  lines = [
+    f'  {name}: {ours!r} in process 0, {theirs!r} in process {other}'
+    for name, (ours, theirs) in differences.items()
+  ]
+  raise ValueError(
+    f'process 0 and process {other} of {len(texts)} do not run the same:\n'
+    + '\n'.join(lines)
+  )
+
+
+def check_shared(folder: pathlib.Path) -> None:
+  """Refuses a folder that is not one and the same for all processes.
+
+  Each would write its own part of a checkpoint to a disk of its own.
+
+  Raises:
+    ValueError: some processes do not see what process 0 writes there. All
+      processes raise it.
+  """
+  token = processes.gather(secrets.token_hex(8))[0]
+  proof = folder / f'.seen-{token}'
+  if processes.is_main():
+    proof.touch()
+  processes.barrier('proof written')
+  seen = processes.gather('yes' if _appears(proof) else 'no')
+  if processes.is_main():
+    proof.unlink(missing_ok=True)
+  blind = [i for i, answer in enumerate(seen) if answer == 'no']
+  if blind:
+    raise ValueError(
+      f'workdir {folder}: process {blind} of {len(seen)} does not see what'
+      ' process 0 writes there; it must be a folder that all hosts share.'
+    )
+
+
+def _appears(path: pathlib.Path) -> bool:
+  """Network filesystems may take a moment."""
+  deadline = time.monotonic() + _SECONDS
+  while not path.exists():
+    if time.monotonic() > deadline:
+      return False
+    time.sleep(0.1)
+  return True
