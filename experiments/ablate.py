@@ -36,6 +36,7 @@ import rich.progress
 from experiments import ablation_plan
 from experiments import ablation_report
 from experiments import jobs
+from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import files
 
 _CONFIG = flags.DEFINE_string(
@@ -60,6 +61,8 @@ _BASELINE = flags.DEFINE_string(
 _MODULE = flags.DEFINE_string(
   'module', 'experiments.train', 'What runs: python -m MODULE.'
 )
+_FSDP = flags.DEFINE_integer('fsdp', None, 'Width of the mesh of each run.')
+_TENSOR = flags.DEFINE_integer('tensor', None, 'The same, of its other axis.')
 
 
 class _Watch:
@@ -174,7 +177,7 @@ def _ablate(overrides: Sequence[str]) -> int:
   compared = ablation_plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)
   arms = tuple(dict.fromkeys([*compared, *compared.values()]))
   runs = ablation_plan.plan(
-    config, arms, _SEEDS.value, root, overrides, _MODULE.value
+    config, arms, _SEEDS.value, root, overrides, _MODULE.value, _mesh()
   )
   files.make_folder(root)
   console = rich.console.Console()
@@ -199,6 +202,12 @@ def _ablate(overrides: Sequence[str]) -> int:
   if not completed:
     console.print('Interrupted. The same command goes on.', highlight=False)
   return 0 if all(s == 'finished' for s in statuses.values()) else 1
+
+
+def _mesh() -> sharding_config.MeshConfig | None:
+  if _FSDP.value is None and _TENSOR.value is None:
+    return None
+  return sharding_config.MeshConfig(_FSDP.value or 1, _TENSOR.value or 1)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

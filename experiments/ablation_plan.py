@@ -17,6 +17,8 @@ from ml_collections import config_flags
 from experiments import run as run_lib
 from kaiju_jax import config as config_lib
 from kaiju_jax.training import metrics
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import fit
 from kaiju_jax.training import workdir as workdir_lib
 
 
@@ -140,8 +142,11 @@ def plan(
   root: pathlib.Path,
   overrides: Sequence[str] = (),
   module: str = 'experiments.train',
+  mesh: sharding_config.MeshConfig | None = None,
 ) -> list[Run]:
   """Returns all runs, every arm's first seed before any second one.
+
+  With a mesh, each run spreads over that many devices.
 
   Raises:
     OSError, ValueError: a bad override, or a workdir that holds another
@@ -161,13 +166,20 @@ def plan(
       workdir = root / arm / f'seed{seed}'
       experiment = resolve(f'{config}:{arm}', arguments)
       workdir_lib.check(workdir, experiment)
+      if mesh is not None:
+        fit.check(experiment, mesh)
       command = (
         sys.executable,
         '-m',
         module,
         f'--config={config}:{arm}',
         *arguments,
+        *(() if mesh is None else _mesh_flags(mesh)),
         f'--workdir={workdir}',
       )
       runs.append(Run(arm, seed, workdir, experiment, command))
   return runs
+
+
+def _mesh_flags(mesh: sharding_config.MeshConfig) -> tuple[str, ...]:
+  return f'--fsdp={mesh.fsdp}', f'--tensor={mesh.tensor}'

@@ -87,6 +87,7 @@ _CHOICES = {
   'quantization.wire_gradients': (
     'squinch',
     'squinch_floor',
+    'squinch_fitted',
     'float',
     'int4',
   ),

@@ -29,8 +29,9 @@ class QuantizationConfig:
     wire_weights: what a weight crosses to its users as: 'int8' for codes
       (where it is used as codes), 'float' for the model's dtype.
     wire_gradients: what its gradient crosses to its owner as: 'squinch' (6
-      bits, elements `zero`), 'squinch_floor', 'float' for the model's dtype,
-      or, as a contrast, 'int4' (blocks of 8; rounded, not packed).
+      bits, elements `zero`), 'squinch_floor', 'squinch_fitted', 'float' for
+      the model's dtype, or, as a contrast, 'int4' (blocks of 32; rounded, not
+      packed).
   """
 
   matmul: str = 'int8'

@@ -115,7 +115,7 @@ def _reduce(gradient: jax.Array, gradients: str) -> jax.Array:
     return lax.psum_scatter(
       gradient, 'fsdp', scatter_dimension=0, tiled=True
     ).astype(jnp.float32)
-  elements = 'floor' if gradients == 'squinch_floor' else 'zero'
+  elements = gradients.removeprefix('squinch').removeprefix('_') or 'zero'
   return squinch.reduce_scatter(gradient, 'fsdp', elements=elements)
 
 

@@ -1,0 +1,39 @@
+"""What do six bits a gradient cost in loss, over eight workers?
+
+`tiny` on eight data-parallel workers (rows of 256, a row each), its gradients
+reduced in bf16, in Squinch and, as a contrast, rounded to int4 in blocks of 32.
+Weights cross as int8 in every arm.
+
+Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
+            python -m experiments.ablate --fsdp=8 --seeds=3 --jobs=2 \\
+            --config=experiments/configs/gradients.py --baseline=bf16 \\
+            --root=runs/gradients --config.loop.log_every=1
+"""
+
+from experiments.configs import tiny
+from kaiju_jax import config as config_lib
+
+ARMS = ('bf16', 'squinch', 'int4', 'squinch_floor', 'squinch_fitted')
+
+
+def get_config(arm: str = 'squinch') -> config_lib.Experiment:
+  """Returns an arm's experiment.
+
+  Args:
+    arm: of ARMS; what a gradient crosses the wire as.
+
+  Raises:
+    ValueError: no such arm.
+  """
+  if arm not in ARMS:
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment = tiny.get_config()
+  experiment.model.quantization.wire_gradients = (
+    'float' if arm == 'bf16' else arm
+  )
+  experiment.data.length = 256
+  experiment.data.batch = 8
+  experiment.loop.steps = 500
+  experiment.loop.evaluate_every = 500
+  experiment.loop.checkpoint_every = 500
+  return experiment
