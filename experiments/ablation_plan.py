@@ -16,9 +16,9 @@ from ml_collections import config_flags
 
 from experiments import run as run_lib
 from kaiju_jax import config as config_lib
-from kaiju_jax.training import metrics
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import fit
+from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir as workdir_lib
 
 
