@@ -7,8 +7,7 @@ Whole optimizer steps in float32, ours against `experiments/plain_model.py`
 
     short    the tiny configuration
     long     one row of 8,192, window 256, 6:1, per-layer remat on both sides;
-             a dense step took a minute on 4 cores, and each of the rounds has
-             one
+             a dense step took a minute on 4 cores, and each round has two
     memory   temporary bytes of both compiled steps, to length 32,768
 
 Both are compiled with XLA's memory-minded scheduler: the CPU's usual one
