@@ -85,7 +85,7 @@ def _batch(experiment):
   return packing.Batch(*(field[None] for field in packing.stack(rows)))
 
 
-def _ours(experiment, batch):
+def _ours(experiment):
   """Returns the jitted step and its state; the step takes (state, batch)."""
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import state
@@ -96,7 +96,7 @@ def _ours(experiment, batch):
   return step.make(experiment), state.create(params, made)
 
 
-def _plain(experiment, batch):
+def _plain(experiment):
   import jax
   import jax.numpy as jnp
   import optax
@@ -105,7 +105,8 @@ def _plain(experiment, batch):
 
   config = experiment.optimizer
   model = plain_model.Model(experiment.model)
-  arguments = batch.tokens_BL[0], batch.source_BL[0], batch.position_BL[0]
+  some = _batch(experiment)
+  arguments = some.tokens_BL[0], some.source_BL[0], some.position_BL[0]
   params = jax.jit(model.init)(jax.random.key(0), *arguments)
   optimizer = optax.chain(
     optax.clip_by_global_norm(config.clip),
@@ -142,7 +143,7 @@ def _times(title: str, experiment, steps: int) -> rich.table.Table:
   tokens = steps * batch.tokens_BL.size
 
   def runner(contender):
-    step, state = contender(experiment, batch)
+    step, state = contender(experiment)
     held = [state]
 
     def run():
@@ -180,7 +181,7 @@ def _memory(lengths: Sequence[int]) -> rich.table.Table:
     batch = _batch(experiment)
     row = []
     for make in _CONTENDERS.values():
-      step, state = make(experiment, batch)
+      step, state = make(experiment)
       analysis = step.lower(state, batch).compile().memory_analysis()
       row.append(f'{analysis.temp_size_in_bytes / 2**20:,.0f}')
     table.add_row(f'{length:,}', *row)
