@@ -62,11 +62,21 @@ def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
 
 
 def train(experiment: config_lib.Experiment, workdir: str):
-  """Trains `experiment` in `workdir`, or resumes it; returns the last state.
+  """Trains `experiment` in `workdir`, or resumes it.
+
+  Args:
+    experiment: what is trained.
+    workdir: where; made where it does not exist.
+
+  Returns:
+    The last `state.TrainState`. Its `step` is less than
+    `experiment.loop.steps` where Ctrl-C or SIGTERM came first.
 
   Raises:
-    ValueError, OSError: settings, data or a workdir that cannot serve; all of
-      it is looked at before anything compiles.
+    ValueError, OSError: settings, data or a workdir that cannot serve, looked
+      at before anything compiles; a record or checkpoint that could not be
+      written or read (`loop.train`).
+    KeyboardInterrupt: at a second Ctrl-C.
   """
   check(experiment)
   with workdir_lib.reserved(workdir, experiment):
@@ -88,16 +98,18 @@ def _train(experiment: config_lib.Experiment, workdir: str):
     from kaiju_jax.evaluation import induction
 
     params = induction.suggest(params, experiment.model, experiment.seed)
-  return loop.train(
-    experiment,
-    workdir,
-    state=state.create(params, optimizer.make(experiment.optimizer)),
-    step=step.make(experiment),
-    batches=loader.batches(
-      rows, experiment.data.batch, experiment.data.microbatches
-    ),
-    evaluate=evaluate,
+  batches = loader.batches(
+    rows, experiment.data.batch, experiment.data.microbatches
   )
+  with contextlib.closing(batches):
+    return loop.train(
+      experiment,
+      workdir,
+      state=state.create(params, optimizer.make(experiment.optimizer)),
+      step=step.make(experiment),
+      batches=batches,
+      evaluate=evaluate,
+    )
 
 
 def check(experiment: config_lib.Experiment) -> None:

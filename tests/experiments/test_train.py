@@ -152,6 +152,18 @@ def test_a_folder_that_will_not_do_is_refused_before_the_work(
     run.train(tiny.get_config(), workdir)
 
 
+def test_a_run_leaves_no_thread_of_its_data_behind(folder, monkeypatch):
+  from kaiju_jax.data import loader
+  from kaiju_jax.training import loop
+
+  closed = []
+  monkeypatch.setattr(loader.Batches, 'close', lambda self: closed.append(self))
+  monkeypatch.setattr(loop, 'train', lambda *_, batches, **__: batches)
+  experiment = changed(data__path=str(folder / 'texts'), data__held_out=0.2)
+  experiment.model.num_layers, experiment.model.d_model = 7, 16
+  assert closed == [run.train(experiment, str(folder / 'work'))] != []
+
+
 def test_data_that_is_not_text_leaves_no_folder(folder):
   (folder / 'texts' / 'a.txt').write_bytes(b'\xff\xfe')
   experiment = changed(data__path=str(folder / 'texts'))
