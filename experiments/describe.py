@@ -70,8 +70,14 @@ def _describe() -> None:
     length=length if _LENGTH.value is None else _LENGTH.value,
     fsdp=1 if fsdp is None else fsdp,
     tensor=1 if tensor is None else tensor,
-    lengths=[_length(text) for text in _LENGTHS.value],
+    lengths=_lengths(_LENGTHS.value),
   )
+
+
+def _lengths(texts: Sequence[str]) -> list[int]:
+  if not texts:
+    raise ValueError('--lengths=: must be positive whole numbers.')
+  return [_length(text) for text in texts]
 
 
 def _length(text: str) -> int:

@@ -73,7 +73,7 @@ def train(
   mesh: sharding_config.MeshConfig | None = None,
   cluster: Any = None,
 ):
-  """Trains `experiment` in `workdir`, or resumes it; returns the last state.
+  """Trains `experiment` in `workdir`, or resumes it.
 
   Args:
     experiment: what is trained.
@@ -82,9 +82,15 @@ def train(
       alone. A resumed run may change it.
     cluster: `processes.Cluster`, where this is one of several processes.
 
+  Returns:
+    The last `state.TrainState`. Its `step` is less than
+    `experiment.loop.steps` where Ctrl-C or SIGTERM came first.
+
   Raises:
-    ValueError, OSError: settings, data or a workdir that cannot serve; all of
-      it is looked at before anything compiles.
+    ValueError, OSError: settings, data or a workdir that cannot serve, looked
+      at before anything compiles; a record or checkpoint that could not be
+      written or read (`loop.train`).
+    KeyboardInterrupt: at a second Ctrl-C.
   """
   if cluster is not None:
     return _train_together(experiment, workdir, mesh, cluster)
@@ -157,21 +163,14 @@ def _train(
   sharding = jax.sharding.NamedSharding(devices, step.BATCH)
   own = placement.own(sharding, (data.microbatches, data.batch, data.length))
   batches = loader.batches(rows, data.batch, data.microbatches, own=own)
-  return loop.train(
-    experiment,
-    workdir,
-    state=state.create(params, optimizer.make(experiment.optimizer), devices),
-    step=step.make(experiment, devices),
-    batches=placement.Placed(batches, sharding, data.batch),
-    evaluate=evaluate,
-  )
-
-
-def _note_idle(count: int) -> None:
-  if count > 1:
-    print(
-      f'1 of {count} devices trains; --fsdp and --tensor are for the others.',
-      file=sys.stderr,
+  with contextlib.closing(batches):
+    return loop.train(
+      experiment,
+      workdir,
+      state=state.create(params, optimizer.make(experiment.optimizer), devices),
+      step=step.make(experiment, devices),
+      batches=placement.Placed(batches, sharding, data.batch),
+      evaluate=evaluate,
     )
 
 

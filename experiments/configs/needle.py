@@ -11,12 +11,25 @@ and values, window 16), trained alike on the synthetic task of
                                          dynamic clamping, Attention Z-Reg
     local        L0 L1 L2 L3 L4 L5 L6    plain sliding windows, no int8
 
-Command:  python -m experiments.needle
+    python -m experiments.needle --seeds=0,1,2
 
-They start from an induction-suggesting initialization. `full_standard` and so
-on start from the usual one and a longer curriculum, four minutes an arm: full
-and interleaved attention reach the same accuracy, `kaiju_standard` stays near
-10 % (BUILD_NOTES.md, Needle).
+Device:   4 shared cores of a CPU
+Minutes:  11 for four arms on three seeds, installation included
+Result:   at 256 tokens with 8 distractors full 99.7 %, interleaved 99.6 %,
+          kaiju 99.7 %, local 18.1 %; beyond the 105 tokens that windows reach
+          99.7, 99.4, 99.5 and 0.5 %.
+
+They start from an induction-suggesting initialization: what is under test is
+reach. From the usual one, with a longer curriculum:
+
+    python -m experiments.needle \\
+      --arms=full_standard,interleaved_standard,kaiju_standard
+
+Device:   4 shared cores of a CPU
+Minutes:  four an arm
+Result:   full 99.7 %, interleaved 99.9 %, kaiju 10.4 % at 256 tokens: shared
+          keys and values do not learn on this schedule (BUILD_NOTES.md,
+          Needle).
 """
 
 from kaiju_jax import config as config_lib

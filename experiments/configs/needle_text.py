@@ -1,17 +1,21 @@
-"""The needle in natural text: "The magic number for London is 48213."
+"""Does Kaiju's attention find a number hidden in natural text?
 
-The four arms of `needle.py` at a size for one GPU (14 layers, d 256, window
-128, context 2,048, bytes), trained on text with such sentences in it and asked
-for numbers in held-out text. The haystack is any folder of text, or what the
-Python installation carries.
+"The magic number for London is 48213." The four arms of `needle.py` at a size
+for one GPU (14 layers, d 256, window 128, context 2,048, bytes), trained on
+text with such sentences in it and asked for numbers in held-out text. The
+haystack is any folder of text, or what the Python installation carries.
 
     python -m experiments.needle --task=needle_text --data=FOLDER
+
+Device:   one GPU
+Minutes:  not measured
+Result:   not measured
 
 A toy of the same on a CPU, which shows that everything runs and is too small
 and too short to find anything:
 
-    python -m experiments.needle --task=needle_text --questions=2 \
-        --arms=full_toy,interleaved_toy,kaiju_toy,local_toy
+    python -m experiments.needle --task=needle_text --questions=2 \\
+      --arms=full_toy,interleaved_toy,kaiju_toy,local_toy
 """
 
 from experiments.configs import needle

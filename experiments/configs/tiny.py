@@ -1,10 +1,22 @@
 """Does a small Kaiju model learn real text with every technique on?
 
-14 layers (6:1, keys and values shared in threes, global ones in pairs), 1.9 M
+14 layers (6:1, keys and values shared in threes, global ones in pairs), 2.37 M
 parameters, bytes, on the prose and code of the Python installation at hand.
 
-Command:  python -m experiments.train --config=experiments/configs/tiny.py \\
-            --workdir=runs/tiny
+    python -m experiments.train --config=experiments/configs/tiny.py \\
+      --workdir=runs/tiny
+
+And does int8 cost loss against bf16?
+
+    python -m experiments.ablate --config=experiments/configs/tiny.py \\
+      --arms=int8,bf16 --baseline=bf16 --seeds=3 --jobs=3 --root=runs/tiny \\
+      --config.loop.log_every=1
+
+Device:   4 shared cores of a CPU, three runs at a time
+Minutes:  not noted
+Result:   training loss of the last 100 steps 1.3510 in int8, 1.3502 in bf16:
+          +0.06 % (−0.21 … +0.33 %, 95 %, paired by seed); held-out bits per
+          byte 2.1287 and 2.1234. A byte-unigram model needs 4.54.
 """
 
 from kaiju_jax import config as config_lib

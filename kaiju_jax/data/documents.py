@@ -98,22 +98,26 @@ def files(path: str) -> list[tuple[str, str]]:
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a folder that cannot be read.
-    ValueError: no files.
+    ValueError: no files, or something that is none.
   """
   path = os.path.expanduser(path)
   if os.path.isfile(path):
     return [(os.path.basename(path), path)]
   if os.path.isdir(path):
-    found = _walk(path, set())
+    found = _regular(_walk(path, set()))
     missing = 'the folder holds no files (hidden ones are not read)'
   elif glob.has_magic(path):
     root = _fixed_part(path)
-    found = sorted(
-      (_relative(file, root), file)
-      for file in glob.glob(path, recursive=True)
-      if not os.path.isdir(file)
+    found = _regular(
+      sorted(
+        (_relative(file, root), file)
+        for file in glob.glob(path, recursive=True)
+        if not os.path.isdir(file)
+      )
     )
     missing = 'the glob matches no files'
+  elif os.path.exists(path):
+    return _regular([(os.path.basename(path), path)])
   else:
     raise FileNotFoundError(
       f'data.path={path!r}: no such file or folder; expected a file, a folder,'
@@ -174,6 +178,17 @@ def _standard_library() -> Iterator[Document]:
       f"data.path='': the running Python carries no sources in {root};"
       ' name a file, folder or glob of text.'
     )
+
+
+def _regular(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+  """Refuses what is there and no file: reading a pipe would never end."""
+  for _, file in found:
+    if os.path.exists(file) and not os.path.isfile(file):
+      raise ValueError(
+        f'{file}: a pipe, socket or device, not a file of text. Move it away,'
+        " or name the text files with a glob such as 'folder/**/*.txt'."
+      )
+  return found
 
 
 def _walk(root: str, without: set[str]) -> list[tuple[str, str]]:

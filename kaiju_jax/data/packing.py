@@ -166,8 +166,15 @@ def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):
 
 
 def stack(rows: Sequence[Row]) -> Batch:
-  """Returns rows of equal length as one batch [B, L]."""
-  return Batch(*(np.stack(field) for field in zip(*rows)))
+  """Returns rows of equal length as one batch [B, L].
+
+  Raises:
+    ValueError: a range, coordinate or position outside the row. (The look
+      costs less than the rows did, and a step would be silently wrong.)
+  """
+  batch = Batch(*(np.stack(field) for field in zip(*rows)))
+  visibility_lib.check(batch.visibility(), batch.tokens_BL.shape[-1])
+  return batch
 
 
 def _visibility(piece: Piece) -> visibility_lib.Visibility:

@@ -33,6 +33,8 @@ class Corpus:
     parents: of each token, for those documents that are trees.
     names: of the documents.
     byte_counts: int64[256], how often each byte of UTF-8 stands in the texts.
+    token_bytes: int32[T], how many of them each token stands for, BOS for none;
+      None where it was not asked for.
   """
 
   tokens: np.ndarray
@@ -40,20 +42,23 @@ class Corpus:
   parents: Mapping[int, np.ndarray]
   names: tuple[str, ...]
   byte_counts: np.ndarray
-
-  @property
-  def bytes_per_token(self) -> float:
-    """Bytes of text a token, BOS not counted: it stands for none."""
-    return float(self.byte_counts.sum() / (len(self.tokens) - len(self.names)))
+  token_bytes: np.ndarray | None = None
 
 
 def corpus(
   documents: Iterable[documents_lib.Document],
   tokenizer: tokenizer_lib.Tokenizer,
+  measured: bool = False,
 ) -> Corpus:
-  """Encodes documents, at least one, into one corpus."""
+  """Encodes documents, at least one, into one corpus.
+
+  Args:
+    documents: the texts.
+    tokenizer: what encodes them.
+    measured: whether to count each token's bytes, which takes as long again.
+  """
   dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-  tokens, parents, names = [], {}, []
+  tokens, token_bytes, parents, names = [], [], {}, []
   byte_counts = np.zeros(256, np.int64)
   for index, document in enumerate(documents):
     piece = documents_lib.encode(document, tokenizer)
@@ -61,6 +66,9 @@ def corpus(
     names.append(document.name)
     if piece.parents is not None:
       parents[index] = piece.parents
+    if measured:
+      token_bytes.append(np.zeros(1, np.int32))
+      token_bytes += map(tokenizer.measure, document.segments)
     for segment in document.segments:
       data = np.frombuffer(segment.encode(), np.uint8)
       byte_counts += np.bincount(data, minlength=256)
@@ -70,6 +78,7 @@ def corpus(
     parents=parents,
     names=tuple(names),
     byte_counts=byte_counts,
+    token_bytes=np.concatenate(token_bytes) if measured else None,
   )
 
 
@@ -94,7 +103,7 @@ def load(
   """Reads `config.path` into a training and a held-out corpus.
 
   Returns:
-    The corpora; the second is None where `config.held_out` is 0.
+    The corpora, the second measured; it is None where `config.held_out` is 0.
 
   Raises:
     OSError: a path that is missing, or a file that cannot be read.
@@ -117,7 +126,7 @@ def load(
     )
   return (
     corpus(training, tokenizer),
-    corpus(held_out, tokenizer) if held_out else None,
+    corpus(held_out, tokenizer, measured=True) if held_out else None,
   )
 
 
@@ -171,12 +180,30 @@ class Rows:
 
   def __getitem__(self, index: int) -> packing.Row:
     """Returns row `index`, any number from 0 on."""
+    pieces = [self._piece(*place) for place in self._places(index)]
+    return packing.row(pieces, self._length)
+
+  def byte_count(self, index: int) -> int:
+    """Returns the bytes that row `index`'s tokens with a loss stand for.
+
+    The corpus must be measured.
+    """
+    count = 0
+    for document, low, high in self._places(index):
+      # A piece's first token carries no loss.
+      begin = self._corpus.begins[document]
+      span = slice(begin + low + 1, begin + high)
+      count += int(self._corpus.token_bytes[span].sum())
+    return count
+
+  def _places(self, index: int) -> list[tuple[int, int, int]]:
+    """The pieces of row `index`: (document, its first token, one past)."""
     if index < 0:
       raise IndexError(f'row {index}: rows are counted from 0 on.')
     number, place = self._locate(index)
     epoch = self._epoch(number)
     begin = int(epoch.rows[place]) * self._length
-    pieces = []
+    places = []
     first = np.searchsorted(epoch.begins, begin, 'right') - 1
     for nth in range(first, len(epoch.documents)):
       offset = int(epoch.begins[nth]) - begin
@@ -185,8 +212,8 @@ class Rows:
       document = int(epoch.documents[nth])
       low = max(0, -offset)
       high = min(int(self._sizes[document]), self._length - offset)
-      pieces.append(self._piece(document, low, high))
-    return packing.row(pieces, self._length)
+      places.append((document, low, high))
+    return places
 
   def _piece(self, document: int, low: int, high: int) -> packing.Piece:
     begin = self._corpus.begins[document]

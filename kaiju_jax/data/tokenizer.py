@@ -1,9 +1,9 @@
 """Text to tokens: bytes by default, or a Hugging Face `tokenizer.json`.
 
-Every tokenizer offers the same few things: `encode`, `decode`, `vocab_size`,
-and `bos_id`, the token that opens each document. Losses of different tokenizers
-compare per byte of UTF-8, so what a document measures is its bytes
-(`text.Corpus.byte_counts`), never its tokens.
+Every tokenizer offers the same few things: `encode`, `measure`, `decode`,
+`vocab_size`, and `bos_id`, the token that opens each document. Losses of
+different tokenizers compare per byte of UTF-8, so what a text measures is its
+bytes, never its tokens; `measure` says which token stands for how many.
 
 Our guess: the sources name no tokenizer. Bytes need no file and no network.
 """
@@ -40,6 +40,12 @@ class Tokenizer(Protocol):
   def encode(self, text: str) -> np.ndarray:
     """Returns int32 tokens, without `bos_id`."""
 
+  def measure(self, text: str) -> np.ndarray:
+    """Returns int32, the bytes of `text` that each token of it stands for.
+
+    Their sum is all of them, where there is a token.
+    """
+
   def decode(self, tokens) -> str:
     """Returns the text of `tokens`; unreadable bytes become U+FFFD."""
 
@@ -52,6 +58,9 @@ class Bytes:
 
   def encode(self, text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+  def measure(self, text: str) -> np.ndarray:
+    return np.ones(len(text.encode()), np.int32)
 
   def decode(self, tokens) -> str:
     tokens = np.asarray(tokens, np.uint8)
@@ -101,8 +110,21 @@ class HuggingFace:
     self.bos_id = (opening or named)[0]
 
   def encode(self, text: str) -> np.ndarray:
-    encoding = self._tokenizer.encode(text, add_special_tokens=False)
-    return np.array(encoding.ids, np.int32)
+    return np.array(self._encoding(text).ids, np.int32)
+
+  def measure(self, text: str) -> np.ndarray:
+    # A token reaches from the end of those before it to its own: spaces that
+    # belong to none are the next one's, and what follows the last the last's.
+    # Of the tokens that share a character the first has its bytes.
+    ends = np.array([end for _, end in self._encoding(text).offsets], np.int64)
+    ends = np.maximum.accumulate(ends)
+    ends[-1:] = len(text)
+    sizes = [len(character.encode()) for character in text]
+    before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return np.diff(before[ends], prepend=0).astype(np.int32)
+
+  def _encoding(self, text: str):
+    return self._tokenizer.encode(text, add_special_tokens=False)
 
   def decode(self, tokens) -> str:
     return self._tokenizer.decode(np.asarray(tokens).tolist())

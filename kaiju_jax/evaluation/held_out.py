@@ -24,7 +24,7 @@ _ORDER = 0
 class _Some:
   """The first `count` rows of a source."""
 
-  def __init__(self, source: loader.RowSource, count: int):
+  def __init__(self, source: text.Rows, count: int):
     self._source = source
     self._count = min(count, len(source))
 
@@ -33,6 +33,10 @@ class _Some:
 
   def __getitem__(self, index: int):
     return self._source[index]
+
+  def byte_count(self) -> int:
+    """Bytes of text that the rows' tokens with a loss stand for."""
+    return sum(map(self._source.byte_count, range(self._count)))
 
 
 def evaluator(
@@ -47,7 +51,7 @@ def evaluator(
 
   Args:
     model: the transformer.
-    corpus: held-out documents.
+    corpus: held-out documents, measured.
     length: L of the rows.
     batch: B.
     rows: how many, drawn once from the whole corpus.
@@ -58,6 +62,7 @@ def evaluator(
   mean logit, `rms_lse` and `rms_mean_logit`, on the first batch.
   """
   source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
+  byte_count = source.byte_count()
 
   mesh = mesh or mesh_lib.single()
 
@@ -81,10 +86,10 @@ def evaluator(
   def evaluate(params) -> dict[str, float]:
     batches = list(loader.epoch(source, batch))
     sums = np.sum([jax.device_get(summed(params, b)) for b in batches], axis=0)
-    nats = float(sums[0] / sums[1])
+    nats, tokens = float(sums[0] / sums[1]), float(sums[1])
     return {
       'loss': nats,
-      'bits_per_byte': perplexity.bits_per_byte(nats, corpus.bytes_per_token),
+      'bits_per_byte': perplexity.bits_per_byte(nats, byte_count / tokens),
       **_root_mean_squares(jax.device_get(readings(params, batches[0]))),
     }
 

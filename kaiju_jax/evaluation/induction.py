@@ -32,9 +32,8 @@ import numpy as np
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 
-_FREQUENCIES = (
-  4  # Of the rotary pairs, the fastest: they tell neighbours apart.
-)
+# Of the rotary pairs, the fastest: they tell neighbours apart.
+_FREQUENCIES = 4
 _GAIN = 8.0  # Logit of the previous token, of each of those frequencies.
 _OUTPUT = 0.5
 

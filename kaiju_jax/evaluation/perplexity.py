@@ -17,7 +17,8 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
 
   Args:
     nats_per_token: mean cross-entropy of the tokens that carry loss.
-    bytes_per_token: of the same text (`text.Corpus.bytes_per_token`).
+    bytes_per_token: of the same tokens: BOS, and a piece's first, which
+      carries no loss, stand for none.
   """
   return nats_per_token / math.log(2) / bytes_per_token
 

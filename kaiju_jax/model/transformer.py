@@ -8,6 +8,7 @@ parameter of the block has a leading N.
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import block
@@ -62,11 +63,17 @@ class Transformer(nn.Module):
     """Returns the normed hidden states [B, L, D] that the head reads.
 
     Args:
-      tokens_BL: int32, 0…V−1.
+      tokens_BL: int32, 0…V−1; what others give is undefined. L is at most
+        `max_length`.
       visibility: which positions each token is seen by; keys are the row
-        itself.
+        itself, and all fields [B, L].
       z: Attention Z-Reg's coefficient over the loss's tokens (see `z_reg.py`).
+
+    Raises:
+      ValueError: rows longer than `max_length`, a visibility of other rows, or,
+        where it is concrete, one that leaves the row or the positions.
     """
+    _check(tokens_BL, visibility, self.config.max_length)
     context = self._context(visibility, z)
     x_BLD, _ = self.blocks(self.embedding(tokens_BL), context)
     normed_BLD, _ = self.final_norm(x_BLD)
@@ -86,4 +93,29 @@ class Transformer(nn.Module):
     )
     return context_lib.Context(
       visibility, local_turns, global_turns, jnp.asarray(z, jnp.float32)
+    )
+
+
+def _check(tokens_BL, visibility, max_length: int) -> None:
+  """Refuses what a gather would clamp, silently, to something else."""
+  length = tokens_BL.shape[1]
+  if length > max_length:
+    raise ValueError(
+      f'tokens_BL has shape {tokens_BL.shape}: rows are longer than the'
+      f' positions of model.max_length={max_length}.'
+    )
+  for name, field in zip(visibility_lib.Visibility._fields, visibility):
+    if np.shape(field) != tokens_BL.shape:
+      raise ValueError(
+        f'{name} has shape {np.shape(field)}: expected {tokens_BL.shape}, that'
+        ' of tokens_BL.'
+      )
+  if any(isinstance(field, jax.core.Tracer) for field in visibility):
+    return
+  visibility_lib.check(visibility, length)
+  furthest = int(np.max(visibility.position_BL))
+  if furthest >= max_length:
+    raise ValueError(
+      f'position_BL reaches {furthest}: must be less than'
+      f' model.max_length={max_length}.'
     )

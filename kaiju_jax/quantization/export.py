@@ -33,11 +33,12 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from kaiju_jax import strict
+from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import weighted
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
@@ -125,10 +126,7 @@ def save(
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(
     quantized(params, config)
   ):
-    name = '.'.join(
-      str(getattr(key, 'key', getattr(key, 'name', key))) for key in tree_path
-    )
-    tensors[name] = np.ascontiguousarray(jax.device_get(leaf))
+    tensors[_name(tree_path)] = np.ascontiguousarray(jax.device_get(leaf))
   metadata = {
     'format': _FORMAT,
     'config': json.dumps(dataclasses.asdict(config), sort_keys=True),
@@ -147,7 +145,8 @@ def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
 
   Raises:
     OSError: the file is missing or cannot be read.
-    ValueError: it is no export of this format.
+    ValueError: it is no export of this format, its config is none of this
+      code's, or its tensors are not those of that model.
   """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:
@@ -159,11 +158,52 @@ def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
     raise ValueError(
       f'{path}: format is {metadata.get("format")!r}, expected {_FORMAT!r}.'
     )
-  fields = json.loads(metadata['config'])
-  fields['quantization'] = quantization_config.QuantizationConfig(
-    **fields['quantization']
+  try:
+    fields = json.loads(metadata.get('config', '{}'))
+    config = strict.parse(model_config.ModelConfig, fields)
+    model_config.check(config)
+    _check(tensors, config)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return _tree(tensors), config
+
+
+def _check(
+  tensors: dict[str, np.ndarray], config: model_config.ModelConfig
+) -> None:
+  """Refuses tensors that are not what `save` writes of such a model."""
+  found = {name: (x.dtype.name, x.shape) for name, x in tensors.items()}
+  wanted = {
+    _name(path): (leaf.dtype.name, leaf.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(_shapes(config))
+  }
+  for name in sorted(wanted.keys() | found.keys()):
+    if found.get(name) != wanted.get(name):
+      has, is_due = (
+        'nothing' if one is None else f'{one[0]} {list(one[1])}'
+        for one in (found.get(name), wanted.get(name))
+      )
+      raise ValueError(f'{name}: holds {has}, the config asks for {is_due}.')
+
+
+def _shapes(config: model_config.ModelConfig) -> Any:
+  """The tree of an export's shapes and dtypes, by no arithmetic at all."""
+  # Imported here, for the model imports this room.
+  from kaiju_jax.model import transformer
+
+  def exported():
+    params = transformer.Transformer(config).init(
+      jax.random.key(0), jnp.zeros((1, 1), jnp.int32), visibility_lib.causal(1)
+    )['params']
+    return quantized(params, config)
+
+  return jax.eval_shape(exported)
+
+
+def _name(tree_path) -> str:
+  return '.'.join(
+    str(getattr(key, 'key', getattr(key, 'name', key))) for key in tree_path
   )
-  return _tree(tensors), model_config.ModelConfig(**fields)
 
 
 def _tree(tensors: dict[str, np.ndarray]) -> Any:

@@ -17,8 +17,8 @@ import os
 import pathlib
 
 from kaiju_jax import config as config_lib
+from kaiju_jax import strict
 from kaiju_jax.training import files
-from kaiju_jax.training import strict
 
 CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'

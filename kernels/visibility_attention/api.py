@@ -168,8 +168,25 @@ def attention(
 ):
   """`forward` on floats with `backward` as its gradient; lse has one too.
 
+  Args:
+    q_BLHK: queries, float.
+    k_BMK: keys, float.
+    v_BMK: values, float.
+    start_BM: int32, first query coordinate that sees each key.
+    limit_BM: int32, one past the last; equal to start for an empty slot.
+    coordinate_BL: int32, of each query.
+    position_BL: int32, of each query.
+    position_BM: int32, of each key.
+    window: positions that a query looks back, itself included; None for all.
+    scale: factor of the logits, a Python number.
+    implementation: a key of `RUNS_ON`; None picks by shape.
+
   Returns:
     out_BLHK in v's dtype, and lse_BLH in float32.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right;
+      TypeError for int8 codes too, which carry no gradient.
   """
   for name, x in ('q_BLHK', q_BLHK), ('k_BMK', k_BMK), ('v_BMK', v_BMK):
     if x.dtype == jnp.int8:

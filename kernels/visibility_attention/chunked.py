@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import codes
 
 _LEAST = jnp.iinfo(jnp.int32).min
 _MOST = jnp.iinfo(jnp.int32).max
@@ -90,6 +91,7 @@ def forward(
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
   sizes = blocks.sizes(L, k_BMK.shape[1], H, window)
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
   queries = _cut_queries(sizes, q_BLHK, q_scale_BLH, coordinate_BL, position_BL)
   keys = _cut_keys(
     sizes, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
@@ -98,14 +100,16 @@ def forward(
   def march(queries, visit):
     def step(carry, keys):
       peak_ZR, total_ZR, sum_ZRK = carry
-      logits_ZRJ = _logits(queries, keys, window, scale, dtype, 'ZRJ')
+      logits_ZRJ = _logits(
+        queries, keys, window, scale, dtype, integer_dot, 'ZRJ'
+      )
       new_peak_ZR = jnp.maximum(peak_ZR, logits_ZRJ.max(axis=-1))
       weights_ZRJ = jnp.exp(logits_ZRJ - new_peak_ZR[..., None])
       decay_ZR = jnp.exp(peak_ZR - new_peak_ZR)
       product_ZRK = jnp.einsum(
         'ZRJ,ZJK->ZRK',
         weights_ZRJ.astype(dtype),
-        _dequantize(keys.v_ZJK, keys.v_scale, dtype),
+        codes.scaled(keys.v_ZJK, keys.v_scale, dtype),
         preferred_element_type=jnp.float32,
       )
       return (
@@ -154,6 +158,7 @@ def backward(
   M = k_BMK.shape[1]
   dtype = out_BLHK.dtype
   sizes = blocks.sizes(L, M, H, window)
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
   queries = _cut_queries(sizes, q_BLHK, q_scale_BLH, coordinate_BL, position_BL)
   keys = _cut_keys(
     sizes, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
@@ -168,10 +173,12 @@ def backward(
   )
 
   def weights_and_dlogits(queries, cotangents, keys, layout):
-    logits_ZUW = _logits(queries, keys, window, scale, dtype, layout)
+    logits_ZUW = _logits(
+      queries, keys, window, scale, dtype, integer_dot, layout
+    )
     weights_ZUW = jnp.exp(logits_ZUW - _align(cotangents.lse_ZR, 'ZR', layout))
     dweights_ZUW = _product(
-      cotangents.dout_ZRK, _dequantize(keys.v_ZJK, keys.v_scale, dtype), layout
+      cotangents.dout_ZRK, codes.scaled(keys.v_ZJK, keys.v_scale, dtype), layout
     )
     dlogits_ZUW = weights_ZUW * (
       dweights_ZUW - _align(cotangents.delta_ZR, 'ZR', layout)
@@ -186,7 +193,7 @@ def backward(
       return dq_ZRK + jnp.einsum(
         'ZRJ,ZJK->ZRK',
         dlogits_ZRJ,
-        _dequantize(keys.k_ZJK, keys.k_scale, dtype),
+        codes.scaled(keys.k_ZJK, keys.k_scale, dtype),
         preferred_element_type=jnp.float32,
       )
 
@@ -203,7 +210,7 @@ def backward(
       dk_ZJK += jnp.einsum(
         'ZJR,ZRK->ZJK',
         dlogits_ZJR,
-        _dequantize(queries.q_ZRK, queries.scale_ZR1, dtype),
+        codes.scaled(queries.q_ZRK, queries.scale_ZR1, dtype),
         preferred_element_type=jnp.float32,
       )
       dv_ZJK += jnp.einsum(
@@ -304,17 +311,17 @@ def _visible(queries, keys, window, layout):
   return visible & (position - _align(keys.position_ZJ, 'ZJ', layout) < window)
 
 
-def _logits(queries, keys, window, scale, dtype, layout):
+def _logits(queries, keys, window, scale, dtype, integer_dot, layout):
   """logits_ZUW in float32, -inf where the query does not see the key."""
   q_ZRK, k_ZJK = queries.q_ZRK, keys.k_ZJK
-  if q_ZRK.dtype == k_ZJK.dtype == jnp.int8 and keys.k_scale.shape[-1] == 1:
+  if integer_dot:
     logits_ZUW = _product(q_ZRK, k_ZJK, layout).astype(jnp.float32)
     logits_ZUW *= _align(queries.scale_ZR1, 'ZR', layout)
     logits_ZUW *= _align(keys.k_scale, 'ZJ', layout)
   else:
     logits_ZUW = _product(
-      _dequantize(q_ZRK, queries.scale_ZR1, dtype),
-      _dequantize(k_ZJK, keys.k_scale, dtype),
+      codes.scaled(q_ZRK, queries.scale_ZR1, dtype),
+      codes.scaled(k_ZJK, keys.k_scale, dtype),
       layout,
     )
   visible = _visible(queries, keys, window, layout)
@@ -327,8 +334,8 @@ def _logits(queries, keys, window, scale, dtype, layout):
 
 def _product(a_ZRK, b_ZJK, layout):
   """Every row with every key, in float32, or in int32 where both are codes."""
-  codes = a_ZRK.dtype == b_ZJK.dtype == jnp.int8
-  dtype = jnp.int32 if codes else jnp.float32
+  integers = a_ZRK.dtype == b_ZJK.dtype == jnp.int8
+  dtype = jnp.int32 if integers else jnp.float32
   if layout == 'ZRJ':
     return jnp.einsum(
       'ZRK,ZJK->ZRJ', a_ZRK, b_ZJK, preferred_element_type=dtype
@@ -398,13 +405,6 @@ def _join(x, shape):
 
 def _take(arrays, index_Z):
   return jax.tree.map(lambda x: x[index_Z], arrays)
-
-
-def _dequantize(x, scale, dtype):
-  """Codes as values in `dtype`; floats, which have no scale, as given."""
-  if scale is None:
-    return x
-  return (x.astype(jnp.float32) * scale).astype(dtype)
 
 
 def _float_dtype(x, dtype):

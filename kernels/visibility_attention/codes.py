@@ -22,6 +22,13 @@ def dequantize(x, scale, dtype):
     if scale.ndim > 1
     else scale.reshape((1,) * (x.ndim - 1) + scale.shape)
   )
+  return scaled(x, scale, dtype)
+
+
+def scaled(x, scale, dtype):
+  """`dequantize` by a scale of x's own rank, which broadcasts as it is."""
+  if scale is None:
+    return x
   return (x.astype(jnp.float32) * scale).astype(dtype)
 
 

@@ -236,6 +236,14 @@ def test_a_file_that_cannot_be_read(tmp_path):
     _read(tmp_path)
 
 
+@pytest.mark.parametrize('named', ['', 'pipe', '*'])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, named):
+  _write(tmp_path, a_txt='x')
+  os.mkfifo(tmp_path / 'pipe')
+  with pytest.raises(ValueError, match='pipe: a pipe, socket or device, not'):
+    documents_lib.files(str(tmp_path / named))
+
+
 def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
   _write(tmp_path, a_txt='x', sub__b_txt='y')
   scandir = os.scandir

@@ -150,6 +150,24 @@ def test_offsets_follow_each_other_and_trees_skip_to_the_next_row():
   )
 
 
+@pytest.mark.parametrize(
+  'field, value, message',
+  [
+    ('limit', 9, r'limit_BM\[1, 2\]=9: expected 2…6'),
+    ('start', -1, r'start_BM\[1, 2\]=-1: expected 0…6'),
+    ('coordinate', 6, r'coordinate_BL\[1, 2\]=6: expected 0…5'),
+    ('position', -3, r'position_BL\[1, 2\]=-3: expected 0…'),
+  ],
+)
+def test_a_row_that_leaves_itself_is_refused(field, value, message):
+  whole = packing.row([packing.Piece([1, 2, 3, 4])], 6)
+  broken = whole._replace(**{field: getattr(whole, field).copy()})
+  getattr(broken, field)[2] = value
+  packing.stack([whole, whole])
+  with pytest.raises(ValueError, match=message):
+    packing.stack([whole, broken])
+
+
 def test_stack_and_microbatches():
   rows = [packing.row([packing.Piece([BOS, n])], 4) for n in (1, 2)]
   batch = packing.stack(rows)

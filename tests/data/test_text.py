@@ -22,7 +22,7 @@ def _corpus(*texts):
   return text_lib.corpus(documents, BYTES)
 
 
-def _random_corpus(rng, trees):
+def _random_documents(rng, trees):
   """Texts of 1 to 24 characters, or trees of at most 25 tokens."""
   documents = []
   for number in range(int(rng.integers(1, 12))):
@@ -32,7 +32,11 @@ def _random_corpus(rng, trees):
     else:
       text = ''.join(map(chr, rng.integers(97, 123, rng.integers(1, 25))))
       documents.append(Document(f'{number}', (text,)))
-  return text_lib.corpus(documents, BYTES)
+  return documents
+
+
+def _random_corpus(rng, trees):
+  return text_lib.corpus(_random_documents(rng, trees), BYTES)
 
 
 def _assert_rows_equal(one, other):
@@ -54,7 +58,7 @@ def test_a_corpus():
   counts = np.zeros(256, int)
   counts[[0xC3, 0xA9, *b'xyz']] = 1
   np.testing.assert_array_equal(corpus.byte_counts, counts)
-  assert corpus.bytes_per_token == 1
+  assert corpus.token_bytes is None
 
 
 def test_bytes_are_counted_for_any_tokenizer(tmp_path):
@@ -67,9 +71,19 @@ def test_bytes_are_counted_for_any_tokenizer(tmp_path):
   word_level.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
   word_level.save(str(tmp_path / 't.json'))
   tokenizer = tokenizer_lib.load(str(tmp_path / 't.json'))
-  corpus = text_lib.corpus([Document('a', ('naïve cat dog',))], tokenizer)
+  documents = [Document('a', ('naïve cat dog\n',))]
+  corpus = text_lib.corpus(documents, tokenizer, measured=True)
   assert corpus.tokens.tolist() == [0, 1, 2, 3]
-  assert corpus.bytes_per_token == pytest.approx(14 / 3)
+  assert corpus.token_bytes.tolist() == [0, 6, 4, 5]
+
+
+@pytest.mark.parametrize('trees', [False, True])
+def test_a_row_counts_the_bytes_that_carry_its_loss(trees):
+  rng = np.random.default_rng(6)
+  documents = _random_documents(rng, trees)
+  rows = text_lib.Rows(text_lib.corpus(documents, BYTES, True), 30, seed=2)
+  for index in range(40):
+    assert rows.byte_count(index) == rows[index].weight.sum()
 
 
 def test_the_smallest_type_holds_the_vocabulary():

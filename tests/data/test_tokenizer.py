@@ -66,6 +66,18 @@ def test_hugging_face(tmp_path):
   assert tokenizer.bos_id == vocabulary['<s>']
 
 
+def test_the_bytes_of_tokens_are_those_of_the_text(tmp_path):
+  tokenizer = tokenizer_lib.load(_bpe(tmp_path / 't.json', ['<s>']))
+  for text in (TEXT, ' the cat\n\n', 'é', ''):
+    for one in (tokenizer, tokenizer_lib.Bytes()):
+      measured = one.measure(text)
+      assert measured.shape == one.encode(text).shape
+      assert measured.sum() == len(text.encode())
+  # ' cat' is one token of four bytes, and é two that share a character.
+  assert tokenizer.measure('the cat').tolist() == [3, 4]
+  assert tokenizer.measure('é').tolist() == [2, 0]
+
+
 def test_hugging_face_neither_truncates_nor_pads(tmp_path):
   tokenizer = tokenizer_lib.load(_bpe(tmp_path / 't.json', ['<s>']))
   assert len(tokenizer.encode('the cat sat on the mat' * 20)) > 20

@@ -16,7 +16,7 @@ from experiments import run
 from experiments.configs import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 12
+STEPS = 100
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def command(folder, workdir):
     'loop.steps': STEPS,
     'loop.log_every': 1,
     'loop.evaluate_every': 0,
-    'loop.checkpoint_every': 4,
+    'loop.checkpoint_every': 25,
   }
   return [
     sys.executable,
@@ -78,9 +78,8 @@ def test_a_terminated_run_resumes_to_the_same_records(folder):
   process.send_signal(signal.SIGTERM)
   _, said = process.communicate(timeout=120)
   assert process.returncode == 0
-  # A run that was over before the signal came has nothing left to resume.
-  if 'stopped and saved' in said:
-    assert len(records(stopped)) < STEPS
+  assert 'stopped and saved at step' in said
+  assert 0 < len(records(stopped)) < STEPS
   done = subprocess.run(
     command(folder, stopped),
     cwd=ROOT,
@@ -89,7 +88,8 @@ def test_a_terminated_run_resumes_to_the_same_records(folder):
     capture_output=True,
     text=True,
   )
-  assert f'done, {STEPS} steps' in done.stderr or 'complete' in done.stderr
+  assert 'going on from step' in done.stderr
+  assert f'done, {STEPS} steps' in done.stderr
   assert records(stopped) == records(whole)
   assert len(records(whole)) == STEPS + 1
   assert 0 < records(whole)[-1]['eval_bits_per_byte'] < 10
@@ -150,6 +150,18 @@ def test_a_folder_that_will_not_do_is_refused_before_the_work(
   monkeypatch.setattr(run, '_train', None)
   with pytest.raises((ValueError, OSError), match=message):
     run.train(tiny.get_config(), workdir)
+
+
+def test_a_run_leaves_no_thread_of_its_data_behind(folder, monkeypatch):
+  from kaiju_jax.data import loader
+  from kaiju_jax.training import loop
+
+  closed = []
+  monkeypatch.setattr(loader.Batches, 'close', lambda self: closed.append(self))
+  monkeypatch.setattr(loop, 'train', lambda *_, batches, **__: batches)
+  experiment = changed(data__path=str(folder / 'texts'), data__held_out=0.2)
+  experiment.model.num_layers, experiment.model.d_model = 7, 16
+  assert closed == [run.train(experiment, str(folder / 'work'))] != []
 
 
 def test_data_that_is_not_text_leaves_no_folder(folder):

@@ -132,6 +132,40 @@ def errors(got, want):
   return found
 
 
+def apply(config, length, visibility):
+  model = transformer.Transformer(config)
+  params = jax.eval_shape(lambda: state.init_params(model, 0))
+  params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+  return model.apply(
+    {'params': params}, jnp.zeros((1, length), jnp.int32), visibility
+  )
+
+
+def test_rows_as_long_as_the_positions_pass_and_longer_ones_do_not():
+  config = small_config(num_layers=1, period=0)
+  assert apply(config, 64, visibility_lib.causal(64)).shape == (1, 64, 48)
+  message = r'\(1, 65\): rows are longer .* model\.max_length=64'
+  with pytest.raises(ValueError, match=message):
+    apply(config, 65, visibility_lib.causal(65))
+  with pytest.raises(ValueError, match=message):
+    jax.jit(lambda v: apply(config, 65, v))(visibility_lib.causal(65))
+
+
+@pytest.mark.parametrize(
+  'field, value, message',
+  [
+    ('position_BL', np.zeros((1, 3), np.int32), r'expected \(1, 4\), that of'),
+    ('limit_BM', np.full((1, 4), 5, np.int32), r'limit_BM\[0, 0\]=5: expected'),
+    ('coordinate_BL', jnp.full((1, 4), -1), r'coordinate_BL\[0, 0\]=-1: exp'),
+    ('position_BL', np.full((1, 4), 64, np.int32), 'position_BL reaches 64'),
+  ],
+)
+def test_a_visibility_that_leaves_the_row_is_refused(field, value, message):
+  visibility = visibility_lib.causal(4)._replace(**{field: value})
+  with pytest.raises(ValueError, match=message):
+    apply(small_config(num_layers=1, period=0), 4, visibility)
+
+
 @pytest.mark.parametrize('name', ['plain', 'int8'])
 def test_no_token_sees_another_document_or_the_future(name, batch):
   config = CONFIGS[name]

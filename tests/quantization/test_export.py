@@ -1,11 +1,14 @@
 """An exported checkpoint is the trained model, to the bit."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
@@ -103,3 +106,75 @@ def test_errors(tmp_path):
     export.load(tmp_path / 'bad')
   with pytest.raises(OSError):
     export.load(tmp_path / 'missing')
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+  """The tensors and the metadata of an export."""
+  path = tmp_path_factory.mktemp('export') / 'model.safetensors'
+  export.save(path, params_of(CONFIG), CONFIG)
+  with safetensors.safe_open(path, framework='numpy') as file:
+    names = list(file.keys())
+    return {name: file.get_tensor(name) for name in names}, file.metadata()
+
+
+def _with(config, name, value):
+  return json.dumps(json.loads(config) | {name: value})
+
+
+@pytest.mark.parametrize(
+  'config, message',
+  [
+    (lambda c: None, 'vocab_size, .*: missing'),
+    (lambda c: '{}', 'vocab_size, .*: missing'),
+    (lambda c: '{"vocab_size": 4', 'delimiter'),
+    (lambda c: '[]', r'ModelConfig=\[\]: must be an object'),
+    (lambda c: _with(c, 'heads', 3), 'heads: no such field'),
+    (lambda c: _with(c, 'd_ff', '48'), "d_ff='48': must be int"),
+    (lambda c: _with(c, 'window', 0), r'model\.window=0: must be'),
+    (
+      lambda c: _with(c, 'd_ff', 64),
+      r'w_in_DF\.codes: holds int8 \[2, 32, 48\], the config asks for int8 \[2,'
+      r' 32, 64\]',
+    ),
+    (lambda c: _with(c, 'tied_embedding', False), 'holds nothing, the config'),
+  ],
+)
+def test_a_config_that_is_none_or_another_is_named(
+  tmp_path, exported, config, message
+):
+  tensors, metadata = exported
+  metadata = metadata | {'config': config(metadata['config'])}
+  metadata = {k: v for k, v in metadata.items() if v is not None}
+  path = tmp_path / 'm.safetensors'
+  safetensors.numpy.save_file(tensors, path, metadata)
+  with pytest.raises(ValueError, match=rf'm\.safetensors: (?s:.*){message}'):
+    export.load(path)
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    (lambda x: None, 'holds nothing, the config asks for int8'),
+    (lambda x: x[:, :-1], r'holds int8 \[2, 31, 48\]'),
+    (lambda x: x.astype(np.int16), r'holds int16 \[2, 32, 48\]'),
+  ],
+)
+def test_a_tensor_that_is_missing_or_another_is_named(
+  tmp_path, exported, change, message
+):
+  tensors, metadata = exported
+  name = 'blocks.layer_0.feedforward.w_in_DF.codes'
+  tensors = tensors | {name: change(tensors[name])}
+  tensors = {
+    k: np.ascontiguousarray(v) for k, v in tensors.items() if v is not None
+  }
+  path = tmp_path / 'm.safetensors'
+  safetensors.numpy.save_file(tensors, path, metadata)
+  with pytest.raises(ValueError, match=f'{name}: {message}'):
+    export.load(path)
+  safetensors.numpy.save_file(
+    exported[0] | {'spare': np.ones(3)}, path, metadata
+  )
+  with pytest.raises(ValueError, match='spare: holds float64'):
+    export.load(path)

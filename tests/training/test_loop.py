@@ -13,6 +13,7 @@ import toy
 
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import metrics
+from kaiju_jax.training import workdir
 
 
 def _records(folder):
@@ -65,6 +66,8 @@ def test_a_run_learns_and_writes_down_what_the_config_asks(tmp_path):
   assert (tmp_path / 'environment.json').exists()
   saved = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
   assert saved == {'18', '23'}
+  assert workdir.holds_checkpoint(tmp_path, 23)
+  assert not workdir.holds_checkpoint(tmp_path, 22)
 
 
 def test_records_hold_the_values_of_their_own_step(tmp_path):

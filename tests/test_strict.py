@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from kaiju_jax import config
-from kaiju_jax.training import strict
+from kaiju_jax import strict
 
 
 @dataclasses.dataclass

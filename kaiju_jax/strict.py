@@ -1,7 +1,8 @@
 """Dataclasses to and from plain data, with no field guessed, lost or bent.
 
-A run is read back from its `config.json` years later and by other tools: a
-field that is unknown, missing or of another type is an error that names it.
+A run is read back from its `config.json`, a model from its export, years later
+and by other tools: a field that is unknown, missing or of another type is an
+error that names it.
 """
 
 from collections.abc import Mapping

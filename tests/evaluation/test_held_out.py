@@ -1,0 +1,78 @@
+"""Bits per byte are those of the rows that are read, whatever the tokenizer."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import text as text_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.evaluation import held_out
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.training import state
+
+
+@pytest.fixture
+def words(tmp_path):
+  """A tokenizer of one token a word."""
+  import tokenizers
+
+  vocabulary = {'<s>': 0, 'a': 1, 'sesquipedalian': 2}
+  made = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(vocabulary, unk_token='a')
+  )
+  made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  made.save(str(tmp_path / 't.json'))
+  return tokenizer_lib.load(str(tmp_path / 't.json'))
+
+
+@pytest.fixture
+def uniform():
+  """A model that gives each of 8 tokens the same probability."""
+  model = transformer.Transformer(
+    model_config.ModelConfig(
+      vocab_size=8,
+      d_model=8,
+      num_layers=1,
+      period=0,
+      num_heads=1,
+      head_dim=8,
+      d_ff=8,
+      max_length=16,
+      window=4,
+    )
+  )
+  shapes = jax.eval_shape(lambda: state.init_params(model, 0))
+  return model, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def test_bits_per_byte_of_some_rows_count_the_bytes_of_these(words, uniform):
+  model, params = uniform
+  texts = ' a' * 15, ' sesquipedalian' * 15
+  documents = [
+    documents_lib.Document(f'{n}', (text,)) for n, text in enumerate(texts)
+  ]
+  corpus = text_lib.corpus(documents, words, measured=True)
+  # Rows of 16 hold a document each, BOS and 15 words of 2 or of 15 bytes; one
+  # row is read, or both.
+  got = [
+    held_out.evaluator(model, corpus, 16, 1, rows)(params)['bits_per_byte']
+    for rows in (1, 2)
+  ]
+  assert any(got[0] == pytest.approx(3 / size) for size in (2, 15))
+  assert got[1] == pytest.approx(3 * 30 / (15 * 2 + 15 * 15))
+
+
+def test_a_byte_is_a_token_of_one_byte(uniform):
+  model, params = uniform
+  corpus = text_lib.corpus(
+    [documents_lib.Document('a', ('\x01\x02\x03' * 20,))],
+    tokenizer_lib.Bytes(),
+    measured=True,
+  )
+  got = held_out.evaluator(model, corpus, 16, 2, 3)(params)
+  assert got['bits_per_byte'] == got['loss'] / math.log(2)
+  assert got['bits_per_byte'] == pytest.approx(3)
