@@ -44,35 +44,30 @@ def executions(module: text_lib.Module) -> Executions:
   """Returns how often each computation runs in one call of the program."""
   times, callers, unread = {}, {}, []
 
-  def visit(name: str, count: int, known: Mapping[int, int]):
-    times[name] = times.get(name, 0) + count
-    computation = module.computations[name]
+  def visit(values: '_Values', count: int):
+    computation = values.computation
+    times[computation.name] = times.get(computation.name, 0) + count
     for instruction in computation.instructions.values():
-      for callee, repeats, constants in _callees(
-        module, computation, instruction, known, unread
-      ):
-        callers[callee] = name, instruction.name
-        visit(callee, count * repeats, constants)
+      for callee, repeats in _callees(values, instruction, unread):
+        name = callee.computation.name
+        callers[name] = computation.name, instruction.name
+        visit(callee, count * repeats)
 
-  visit(module.entry, 1, {})
+  visit(_Values(module, module.entry, lambda number, index: None), 1)
   return Executions(times, callers, tuple(dict.fromkeys(unread)))
 
 
-def _callees(module, computation, instruction, known, unread):
-  """Yields what an instruction runs: (computation, times, its constants)."""
+def _callees(values, instruction, unread):
+  """Yields what an instruction runs, and how often."""
   opcode = instruction.opcode
   if opcode == 'while':
-    (body,) = instruction.computations('body')
-    (condition,) = instruction.computations('condition')
-    constants = _carried(module, computation, instruction, body, known)
-    trips = _trips(
-      module, computation, instruction, body, condition, known, constants
-    )
+    body, condition = _loop(values, instruction)
+    trips = _trips(values, instruction, body, condition)
     if trips is None:
       unread.append(instruction.name)
       trips = 1
-    yield body, trips, constants
-    yield condition, trips + 1, constants
+    yield body, trips
+    yield condition, trips + 1
   elif not opcode.endswith(_SILENT):
     for name in (
       'calls',
@@ -82,30 +77,53 @@ def _callees(module, computation, instruction, known, unread):
       'called_computations',
     ):
       for callee in instruction.computations(name):
-        yield callee, 1, {}
+        yield values.into(callee, instruction), 1
     if opcode == 'call':
       for callee in instruction.computations('to_apply'):
-        yield callee, 1, {}
+        yield values.into(callee, instruction), 1
 
 
-def _trips(module, computation, loop, body, condition, known, constants):
+def _loop(values, loop) -> tuple['_Values', '_Values']:
+  """Returns a loop's body and condition, with the constants that it carries."""
+  (body,) = loop.computations('body')
+  (condition,) = loop.computations('condition')
+
+  def element(number, index):
+    return None if index is None else ('element', index)
+
+  plain = _Values(values.module, body, element)
+  constants = {}
+  for index in range(len(loop.type)):
+    if plain.of(plain.computation.root, index) == ('element', index):
+      value = values.of(loop.operands[0], index)
+      if isinstance(value, int):
+        constants[index] = value
+
+  def carried(number, index):
+    return constants.get(index, element(number, index))
+
+  return tuple(
+    _Values(values.module, name, carried) for name in (body, condition)
+  )
+
+
+def _trips(values, loop, body, condition) -> int | None:
   noted = _KNOWN.search(loop.attributes)
   if noted:
     return int(noted.group(1))
-  test = _Values(module, condition, constants).root()
+  test = condition.of(condition.computation.root)
   if not (isinstance(test, tuple) and test[0] == 'compare'):
     return None
-  _, direction, left, right = test
+  _, direction, left, stop = test
   if not (isinstance(left, tuple) and left[0] == 'element'):
     return None
-  index = left[1]
-  start = _entering(module, computation, loop, known, index)
-  step = _Values(module, body, constants).element(index)
-  if not isinstance(start, int) or not isinstance(right, int):
+  start = values.of(loop.operands[0], left[1])
+  step = body.of(body.computation.root, left[1])
+  if not isinstance(start, int) or not isinstance(stop, int):
     return None
   if not (isinstance(step, tuple) and step[:2] == ('plus', left)):
     return None
-  return _count(start, right, step[2], direction)
+  return _count(start, stop, step[2], direction)
 
 
 def _count(start: int, stop: int, step: int, direction: str) -> int | None:
@@ -119,83 +137,61 @@ def _count(start: int, stop: int, step: int, direction: str) -> int | None:
   return max(0, math.ceil((stop - start) / step))
 
 
-def _entering(module, computation, loop, known, index):
-  """Returns the value that enters a loop as its tuple's element."""
-  values = _Values(module, computation.name, known)
-  return values.of(loop.operands[0], index)
-
-
-def _carried(module, computation, loop, body, known) -> dict[int, int]:
-  """Returns the constants of a loop's tuple that its body leaves alone."""
-  constants = {}
-  for index in range(len(loop.type)):
-    if _Values(module, body, {}).element(index) == ('element', index):
-      value = _entering(module, computation, loop, known, index)
-      if isinstance(value, int):
-        constants[index] = value
-  return constants
-
-
 class _Values:
   """What scalars of a computation are, as far as its text says.
 
-  An int; ('element', i) of the tuple that is the computation's parameter;
-  ('plus', x, constant); ('compare', direction, x, y); or None.
+  An int; ('element', i) of the tuple that a loop carries; ('plus', x,
+  constant); ('compare', direction, x, y); or None.
+
+  Attributes:
+    module: the program.
+    computation: the one that it is about.
   """
 
-  def __init__(self, module, name, known, arguments=None):
-    self._module = module
-    self._computation = module.computations[name]
-    self._known = known
-    self._arguments = arguments
+  def __init__(self, module, name, arguments):
+    self.module = module
+    self.computation = module.computations[name]
+    self._arguments = arguments  # (parameter, its element or None) -> value
 
-  def root(self):
-    return self.of(self._computation.root)
+  def into(self, name: str, caller) -> '_Values':
+    """Returns the values of a computation that an instruction calls."""
 
-  def element(self, index: int):
-    return self.of(self._computation.root, index)
+    def argument(number, index):
+      if number >= len(caller.operands):
+        return None
+      return self.of(caller.operands[number], index)
+
+    return _Values(self.module, name, argument)
 
   def of(self, name: str, index: int | None = None):
     """Returns a value, or that of an element of a tuple."""
-    x = self._computation.instructions[name]
+    x = self.computation.instructions[name]
     if x.opcode == 'tuple' and index is not None:
       return self.of(x.operands[index])
     if x.opcode == 'parameter':
-      return self._parameter(int(x.literal), index)
+      return self._arguments(int(x.literal), index)
     if x.opcode == 'get-tuple-element' and index is None:
       return self.of(x.operands[0], int(x.attribute('index')))
+    if x.opcode in _SAME:
+      return self.of(x.operands[0], index)
+    if x.opcode in ('fusion', 'call'):
+      return self._called(x, index)
     if index is not None:
-      return self.of(x.operands[0], index) if x.opcode in _SAME else None
+      return None
     if x.opcode == 'constant':
       return int(x.literal) if re.fullmatch(r'-?\d+', x.literal) else None
-    if x.opcode in _SAME:
-      return self.of(x.operands[0])
-    if x.opcode in ('fusion', 'call'):
-      return self._called(x)
     if x.opcode in ('add', 'subtract'):
       return _plus(*map(self.of, x.operands), x.opcode)
     if x.opcode == 'compare':
       return 'compare', x.attribute('direction'), *map(self.of, x.operands)
     return None
 
-  def _parameter(self, number: int, index: int | None):
-    if self._arguments is not None:
-      return self._arguments(number, index)
-    if index is None:
-      return None
-    return self._known.get(index, ('element', index))
-
-  def _called(self, x):
+  def _called(self, x, index):
     names = x.computations('calls') or x.computations('to_apply')
     if len(names) != 1:
       return None
-    inner = _Values(
-      self._module,
-      names[0],
-      {},
-      lambda number, index: self.of(x.operands[number], index),
-    )
-    return inner.root()
+    callee = self.into(names[0], x)
+    return callee.of(callee.computation.root, index)
 
 
 def _plus(left, right, opcode):
