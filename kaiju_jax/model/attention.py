@@ -20,6 +20,8 @@ from kaiju_jax.model import weighted
 from kaiju_jax.model import z_reg
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
+from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import rules
 
 
 class KeyValue(NamedTuple):
@@ -47,14 +49,19 @@ class Attention(weighted.Weighted):
     key_value: KeyValue | None,
     context: context_lib.Context,
   ) -> tuple[jax.Array, KeyValue]:
-    """Returns the layer's output [B, L, D], and the keys and values it read."""
+    """Returns the layer's output [B, L, D], and the keys and values it read.
+
+    Of a row split over devices, x and the output are this device's part; keys
+    and values are made from it, and their codes gathered. Each device has all
+    keys for its own heads.
+    """
     turns = (
       context.global_turns if self.layer.window is None else context.local_turns
     )
-    x_BLD = self.clamp_input(x_BLD, (-1,))
-    q_BLHK = rotary.rotate(self._queries(x_BLD), turns)
+    x_BLD = self.clamp_input(x_BLD, 'D')
     if key_value is None:
       key_value = self._key_value(x_BLD, turns)
+    q_BLHK = rotary.rotate(self._queries(collectives.enter(x_BLD)), turns)
     out_BLHK, lse_BLH = self._attend(q_BLHK, *key_value, context.visibility)
     reading_BLH = lse_BLH
     if self.z_target == 'mean_logit' or self.is_mutable_collection('readings'):
@@ -63,7 +70,7 @@ class Attention(weighted.Weighted):
       if self.z_target == 'mean_logit':
         reading_BLH = mean_BLH
     out_BLHK = z_reg.inject(out_BLHK, reading_BLH, context.z)
-    return self._output(out_BLHK), key_value
+    return collectives.leave(self._output(out_BLHK)), key_value
 
   def _queries(self, x_BLD):
     config = self.config
@@ -73,6 +80,7 @@ class Attention(weighted.Weighted):
     return self.einsum('BLD,DHK->BLHK', x_BLD, w_q_DHK)
 
   def _key_value(self, x_BMD, turns) -> KeyValue:
+    turns = None if turns is None else tuple(map(collectives.own_rows, turns))
     shape = (self.config.d_model, self.config.head_dim)
     w_k_DK = self.weight('w_k_DK', shape, 'D')
     w_v_DK = self.weight('w_v_DK', shape, 'D')
@@ -80,8 +88,11 @@ class Attention(weighted.Weighted):
     k_BMK = rotary.rotate(k_BMK[:, :, None], turns)[:, :, 0]
     v_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_v_DK)
     if self.config.quantization.kv == 'none':
-      return KeyValue(k_BMK, v_BMK)
-    return KeyValue(self._stored('k', k_BMK), self._stored('v', v_BMK))
+      return KeyValue(collectives.enter(k_BMK), collectives.enter(v_BMK))
+    return KeyValue(
+      qat.enter_kv(self._stored('k', k_BMK)),
+      qat.enter_kv(self._stored('v', v_BMK)),
+    )
 
   def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
     if self.config.quantization.kv_scale == 'token':
@@ -122,15 +133,15 @@ class Attention(weighted.Weighted):
 
   def _read(self, lse_BLH, mean_BLH) -> None:
     """Leaves the logits' sizes for evaluation, where it asked for them."""
-    self.sow('readings', 'rms_lse', jnp.sqrt(jnp.mean(jnp.square(lse_BLH))))
-    self.sow(
-      'readings', 'rms_mean_logit', jnp.sqrt(jnp.mean(jnp.square(mean_BLH)))
-    )
+    for name, x_BLH in ('rms_lse', lse_BLH), ('rms_mean_logit', mean_BLH):
+      square = collectives.mean(jnp.mean(jnp.square(x_BLH)), 'H')
+      square = collectives.mean(square, 'B', rules.ROWS)
+      self.sow('readings', name, jnp.sqrt(square))
 
   def _output(self, out_BLHK):
     config = self.config
     w_o_DHK = self.weight(
       'w_o_DHK', (config.d_model, config.num_heads, config.head_dim), 'HK'
     )
-    out_BLHK = self.clamp_input(out_BLHK, (-2, -1))
+    out_BLHK = self.clamp_input(out_BLHK, 'HK')
     return self.einsum('BLHK,DHK->BLD', out_BLHK, w_o_DHK)

@@ -82,6 +82,14 @@ _CHOICES = {
   'quantization.clamp_hidden': ('weight_rms', 'input_std', 'none'),
   'quantization.clamp_input': ('input_std', 'none'),
   'quantization.input_gradient': ('bf16', 'int8'),
+  'quantization.embedding': ('int8', 'none'),
+  'quantization.wire_weights': ('int8', 'float'),
+  'quantization.wire_gradients': (
+    'squinch',
+    'squinch_floor',
+    'float',
+    'int4',
+  ),
 }
 
 

@@ -1,41 +1,47 @@
-"""Token embedding and output head; neither is int8.
+"""Token embedding and output head: one table read both ways, or two.
 
-A tied model reads one table both ways: the input is scaled by √D, so that rows
-of norm 1 serve the head as they are.
+A tied model scales its input by √D, so that rows of norm 1 serve the head as
+they are. Both stay float unless `quantization.embedding` says int8; then a
+vocabulary entry has one scale, and the head's matmul is int8 too. (The
+sources do not say which.)
+
+The vocabulary is split over devices: each looks up what it has and adds its
+part, and each makes the logits of its own entries.
 """
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from kaiju_jax.model import config as model_config
+from kaiju_jax.model import weighted
+from kaiju_jax.quantization import qat
+from kaiju_jax.sharding import collectives
 
 
-class Embedding(nn.Module):
+class Embedding(weighted.Weighted):
   """tokens_BL → hidden_BLD, and hidden_BLD → logits_BLV."""
 
-  config: model_config.ModelConfig
-
   def setup(self):
-    config = self.config
-    init = jax.nn.initializers.normal(config.d_model**-0.5)
-    shape = (config.d_model, config.vocab_size)
-    self.embedding_DV = self.param('embedding_DV', init, shape)
-    if not config.tied_embedding:
-      self.head_DV = self.param('head_DV', init, shape)
+    self.embedding_DV = self._table('embedding_DV')
+    if not self.config.tied_embedding:
+      self.head_DV = self._table('head_DV')
+
+  def _table(self, name: str):
+    shape = (self.config.d_model, self.config.vocab_size)
+    is_int8 = self.config.quantization.embedding == 'int8'
+    return self.gathered(name, shape, 'D', is_int8)
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-    """Returns the embeddings times √D, in the model's dtype."""
-    embedding_VD = self.embedding_DV.T * self.config.d_model**0.5
-    return embedding_VD.astype(self.config.dtype)[tokens_BL]
+    """Returns the embeddings times √D, in the model's dtype.
+
+    Of a row split over devices, this device's part.
+    """
+    first = collectives.first_of('V', self.embedding_DV.shape[1])
+    x_BLD = qat.lookup(self.embedding_DV, tokens_BL - first)
+    x_BLD = x_BLD * self.config.d_model**0.5
+    return collectives.leave(x_BLD.astype(self.config.dtype))
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
-    """Returns float32 logits [B, L, V]."""
+    """Returns float32 logits [B, L, V] of this device's vocabulary entries."""
     tied = self.config.tied_embedding
     table_DV = self.embedding_DV if tied else self.head_DV
-    return jnp.einsum(
-      'BLD,DV->BLV',
-      hidden_BLD,
-      table_DV.astype(self.config.dtype),
-      preferred_element_type=jnp.float32,
-    )
+    return self.einsum('BLD,DV->BLV', hidden_BLD, table_DV, dtype=jnp.float32)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from kaiju_jax.model import weighted
 from kaiju_jax.quantization import clamp
+from kaiju_jax.sharding import collectives
 
 
 class FeedForward(weighted.Weighted):
@@ -17,12 +18,15 @@ class FeedForward(weighted.Weighted):
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array, gain_D: jax.Array) -> jax.Array:
-    """Returns [B, L, D]; `gain_D` is the gain of the norm that made x."""
+    """Returns [B, L, D]; `gain_D` is the gain of the norm that made x.
+
+    Of a row split over devices, x and what is returned are this device's part.
+    """
     config, quantization = self.config, self.config.quantization
     shape = (config.d_model, config.d_ff)
     w_in_DF = self.weight('w_in_DF', shape, 'D')
     w_out_DF = self.weight('w_out_DF', shape, 'F')
-    x_BLD = self.clamp_input(x_BLD, (-1,))
+    x_BLD = collectives.enter(self.clamp_input(x_BLD, 'D'))
     hidden_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_in_DF)
     hidden_BLF = jnp.square(nn.relu(hidden_BLF))
     limit = None
@@ -31,12 +35,13 @@ class FeedForward(weighted.Weighted):
       hidden_BLF = clamp.clip(hidden_BLF, limit)
     elif quantization.clamp_hidden == 'input_std':
       row_limit = clamp.input_std_limit(
-        hidden_BLF, (-1,), quantization.clamp_hidden_k
+        hidden_BLF, 'F', quantization.clamp_hidden_k
       )
       hidden_BLF = clamp.clip(hidden_BLF, row_limit)
-    return self.einsum(
+    out_BLD = self.einsum(
       'BLF,DF->BLD', hidden_BLF, w_out_DF, limit=limit, nonnegative=True
     )
+    return collectives.leave(out_BLD)
 
   def _hidden_limit(self, w_in_DF, gain_D: jax.Array) -> jax.Array:
     """Returns the limit from the weights, or as an export holds it."""

@@ -4,6 +4,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.sharding import collectives
+
 
 class RMSNorm(nn.Module):
   """x / rms(x) · gain over the last axis, in f32, returned in x's dtype."""
@@ -13,9 +15,9 @@ class RMSNorm(nn.Module):
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the normalized input, and the gain (clamp limits need it)."""
-    gain_D = self.param(
-      'gain_D', nn.initializers.ones_init(), (x_BLD.shape[-1],)
-    )
+    shape = collectives.local_shape('D', x_BLD.shape[-1:])
+    gain_D = self.param('gain_D', nn.initializers.ones_init(), shape)
+    gain_D = collectives.whole(gain_D)
     x = x_BLD.astype(jnp.float32)
     mean_square_BL1 = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     x = x * jax.lax.rsqrt(mean_square_BL1 + self.epsilon)

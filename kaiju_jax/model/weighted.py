@@ -2,9 +2,9 @@
 
 A parameter is named after its shape, `w_in_DF`, and a layer says
 `self.weight('w_in_DF', (D, F), contract='D')`. This one helper knows the rest:
-how it starts, whether it is int8, whether a Bungee scalar stretches it, and
-that an exported checkpoint already holds codes. What a layer gets back it
-hands to `qat.einsum`.
+how it starts, what part of it this device owns, that it is gathered as int8,
+whether a Bungee scalar stretches it, and that an exported checkpoint already
+holds codes. What a layer gets back it hands to `qat.einsum`.
 """
 
 import math
@@ -17,21 +17,9 @@ from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
-
-
-def letters_of(name: str) -> str:
-  """Returns the shape suffix of a tensor's name: 'DF' of 'w_in_DF'.
-
-  Raises:
-    ValueError: the name has none.
-  """
-  stem, _, letters = name.rpartition('_')
-  if not stem or not letters.isalpha() or not letters.isupper():
-    raise ValueError(
-      f'{name!r} has no shape suffix: a name ends in an underscore and one'
-      " capital letter a dimension, as 'w_in_DF'."
-    )
-  return letters
+from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import fsdp
+from kaiju_jax.sharding import rules
 
 
 class Weighted(nn.Module):
@@ -46,33 +34,48 @@ class Weighted(nn.Module):
 
     Args:
       name: ends in the shape's letters.
-      shape: of those letters.
+      shape: of those letters, on one device.
       contract: the letters that a matmul sums over: the fan-in of the initial
         normal distribution (variance 1 / fan-in), and one int8 scale.
 
     Returns:
-      `Quantized` where the config says int8, else the model's dtype.
+      `Quantized` where the config says int8, else the model's dtype; D whole,
+      the other letters this device's part.
     """
-    letters = letters_of(name)
-    if len(letters) != len(shape):
-      raise ValueError(f'{name!r} names {len(letters)} axes, shape is {shape}.')
-    axes = tuple(letters.index(letter) for letter in contract)
-    fan_in = math.prod(shape[axis] for axis in axes)
+    quantization = self.config.quantization
     if self._is_exported(name):
       return self.get_variable('params', name)
-    w = self.param(name, nn.initializers.normal(fan_in**-0.5), shape)
-    if self.config.quantization.matmul == 'int8':
-      used = qat.quantize_weight(w, axes, self.config.dtype)
-    else:
-      used = w.astype(self.config.dtype)
-    if self.config.quantization.bungee:
-      b = self.param(
-        f'bungee_{name.removesuffix("_" + letters)}',
-        nn.initializers.zeros_init(),
-        (),
-      )
+    used = self.gathered(name, shape, contract, quantization.matmul == 'int8')
+    if quantization.bungee:
+      stem = name.removesuffix(f'_{rules.letters_of(name)}')
+      b = self.param(f'bungee_{stem}', nn.initializers.zeros_init(), ())
       used = bungee.stretch(used, b)
     return used
+
+  def gathered(
+    self, name: str, shape: tuple[int, ...], contract: str, is_int8: bool
+  ) -> jax.Array | int8.Quantized:
+    """Returns a master weight as it comes off the wire; args as `weight`'s."""
+    letters = rules.letters_of(name)
+    if len(letters) != len(shape):
+      raise ValueError(f'{name!r} names {len(letters)} axes, shape is {shape}.')
+    fan_in = math.prod(shape[letters.index(letter)] for letter in contract)
+    w = self.param(
+      name,
+      nn.initializers.normal(fan_in**-0.5),
+      collectives.local_shape(letters, shape),
+    )
+    return fsdp.gather(
+      w,
+      fsdp.Wire(
+        letters,
+        contract,
+        self.config.dtype,
+        is_int8,
+        self.config.quantization.wire_weights,
+        self.config.quantization.wire_gradients,
+      ),
+    )
 
   def _is_exported(self, name: str) -> bool:
     return self.has_variable('params', name) and isinstance(
@@ -89,10 +92,15 @@ class Weighted(nn.Module):
       **options,
     )
 
-  def clamp_input(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Cuts a projection's input at k times its row's rms over `axes`."""
+  def clamp_input(self, x: jax.Array, letters: str) -> jax.Array:
+    """Cuts a projection's input at k times its row's rms over `letters`.
+
+    Args:
+      x: activations [B, L, …]; `letters` are its last dimensions.
+      letters: as 'D', or 'HK'.
+    """
     quantization = self.config.quantization
     if quantization.clamp_input == 'none':
       return x
-    limit = clamp.input_std_limit(x, axes, quantization.clamp_input_k)
+    limit = clamp.input_std_limit(x, letters, quantization.clamp_input_k)
     return clamp.clip(x, limit)

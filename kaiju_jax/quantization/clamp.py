@@ -16,7 +16,6 @@ all fall into the zero bin. The formulas are our guess:
 No gradient goes through a limit, and none where the clamp cuts.
 """
 
-from collections.abc import Sequence
 import math
 
 import jax
@@ -24,6 +23,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import collectives
 
 
 def weight_rms_limit(
@@ -41,13 +41,23 @@ def weight_rms_limit(
   else:
     square_F = jnp.sum(jnp.square(w_in_DF.astype(jnp.float32)), axis=0)
   # D·rms(W)² is the mean over F of the channels' sums of squares.
-  variance = jnp.mean(square_F) * jnp.mean(jnp.square(gain_D))
+  mean_square = collectives.mean(jnp.mean(square_F), 'F')
+  variance = mean_square * jnp.mean(jnp.square(gain_D))
   return lax.stop_gradient(k * math.sqrt(1.5) * variance)
 
 
-def input_std_limit(x: jax.Array, axes: Sequence[int], k: float) -> jax.Array:
-  """Returns k·rms over `axes` (kept, size 1), in float32."""
+def input_std_limit(x: jax.Array, letters: str, k: float) -> jax.Array:
+  """Returns k·rms over x's last dimensions (kept, size 1), in float32.
+
+  Args:
+    x: activations [B, L, …].
+    letters: of those dimensions, such as 'HK'; the mean is over all devices
+      that they are split over.
+    k: the limit in units of the rms.
+  """
+  axes = tuple(range(-len(letters), 0))
   square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True)
+  square = collectives.mean(square, letters)
   return lax.stop_gradient(k * jnp.sqrt(square))
 
 

@@ -24,6 +24,13 @@ class QuantizationConfig:
     bungee: a learned virtual scalar for each weight matrix.
     input_gradient: 'bf16' (the model's dtype), or 'int8' for the matmul
       that makes the input's gradient, with stochastic rounding.
+    embedding: 'int8' for the embedding and the output head as codes with a
+      scale a vocabulary entry, the head's matmul included; 'none'.
+    wire_weights: what a weight crosses to its users as: 'int8' for codes
+      (where it is used as codes), 'float' for the model's dtype.
+    wire_gradients: what its gradient crosses to its owner as: 'squinch' (6
+      bits, elements `zero`), 'squinch_floor', 'float' for the model's dtype,
+      or, as a contrast, 'int4' (blocks of 8; rounded, not packed).
   """
 
   matmul: str = 'int8'
@@ -36,6 +43,9 @@ class QuantizationConfig:
   clamp_input_k: float = 8.0
   bungee: bool = False
   input_gradient: str = 'bf16'
+  embedding: str = 'none'
+  wire_weights: str = 'int8'
+  wire_gradients: str = 'squinch'
 
 
 def none() -> QuantizationConfig:
@@ -46,4 +56,6 @@ def none() -> QuantizationConfig:
     qk='none',
     clamp_hidden='none',
     clamp_input='none',
+    wire_weights='float',
+    wire_gradients='float',
   )

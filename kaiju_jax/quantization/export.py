@@ -33,12 +33,12 @@ import safetensors
 import safetensors.numpy
 
 from kaiju_jax.model import config as model_config
-from kaiju_jax.model import weighted
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
+from kaiju_jax.sharding import rules
 
 _FORMAT = 'kaiju_jax int8 1'
 # What each weight sums over; the letters left are its output channels.
@@ -106,7 +106,7 @@ def _group(group: Any) -> Any:
     if name not in CONTRACTED:
       out[name] = w
       continue
-    letters = weighted.letters_of(name)
+    letters = rules.letters_of(name)
     axes = tuple(letters.index(letter) for letter in CONTRACTED[name])
     weight = qat.quantize_weight(w, axes, jnp.float32)
     stem = name.removesuffix(f'_{letters}')

@@ -17,11 +17,14 @@ the carrier (see `int8.py`).
 import functools
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import rules
 
 Quantized = int8.Quantized
 
@@ -82,49 +85,59 @@ def einsum(
   limit: jax.Array | None = None,
   nonnegative: bool = False,
   input_gradient: str = 'bf16',
+  dtype=None,
 ) -> jax.Array:
   """Projects activations: `int8_einsum` for codes, plain for a float weight.
 
-  Both accumulate in f32 and return x's dtype.
+  Both accumulate in f32 and return `dtype`, by default x's.
   """
+  dtype = jnp.dtype(dtype or x.dtype)
   if isinstance(w, Quantized):
-    return int8_einsum(spec, nonnegative, input_gradient, x, w, limit)
+    return int8_einsum(spec, nonnegative, input_gradient, dtype, x, w, limit)
   return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32).astype(
-    x.dtype
+    dtype
   )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def int8_einsum(
   spec: str,
   nonnegative: bool,
   input_gradient: str,
+  dtype: jnp.dtype,
   x: jax.Array,
   w: Quantized,
   limit: jax.Array | None,
 ) -> jax.Array:
-  """Returns einsum(spec, x̂, ŵ) by one s8×s8→s32 dot, in x's dtype.
+  """Returns einsum(spec, x̂, ŵ) by one s8×s8→s32 dot, in `dtype`.
+
+  Where a contracted letter is split over devices, each returns its part of the
+  sum; the scales are those of the whole rows.
 
   Args:
     spec: as 'BLD,DHK->BLHK'; x's kept letters lead the output, w's follow.
     nonnegative: x ≥ 0 and is coded on all 256 levels.
     input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
       dy rounded stochastically.
+    dtype: of the result.
     x: activations; quantized here, with a scale a token.
     w: weight; scales keep the contracted axes with size 1.
     limit: a scalar that takes the largest code instead of each token's
       largest value; values beyond it must have been cut (`clamp.clip`).
   """
-  return _int8_einsum_forward(spec, nonnegative, input_gradient, x, w, limit)[0]
+  return _int8_einsum_forward(
+    spec, nonnegative, input_gradient, dtype, x, w, limit
+  )[0]
 
 
-def _int8_einsum_forward(spec, nonnegative, input_gradient, x, w, limit):
+def _int8_einsum_forward(spec, nonnegative, input_gradient, dtype, x, w, limit):
   x_letters, w_letters, out_letters, contracted = _letters(spec)
   x_axes = _axes(x_letters, contracted)
   w_axes = _axes(w_letters, contracted)
   largest_code = 255 if nonnegative else int8.MAX_CODE
   if limit is None:
     limit = jnp.max(jnp.abs(x), axis=x_axes, keepdims=True)
+    limit = collectives.largest(limit, contracted)
   else:
     limit = limit.reshape((1,) * x.ndim)
   x_scales = int8.scale_of(limit, largest_code)
@@ -137,7 +150,7 @@ def _int8_einsum_forward(spec, nonnegative, input_gradient, x, w, limit):
   scales = _align(x_scales, x_letters, out_letters) * _align(
     w.scales, w_letters, out_letters
   )
-  y = (sums.astype(jnp.float32) * scales).astype(x.dtype)
+  y = (sums.astype(jnp.float32) * scales).astype(dtype)
   # Empty arrays remember dtypes: residuals hold arrays only, and the carrier
   # itself would be kept for nothing.
   dtype_of_x = jnp.zeros((0,), x.dtype)
@@ -145,7 +158,7 @@ def _int8_einsum_forward(spec, nonnegative, input_gradient, x, w, limit):
   return y, (x_codes, x_scales, w._replace(carrier=carrier), dtype_of_x)
 
 
-def _int8_einsum_backward(spec, nonnegative, input_gradient, residuals, dy):
+def _int8_einsum_backward(spec, nonnegative, input_gradient, _, residuals, dy):
   x_letters, w_letters, out_letters, _ = _letters(spec)
   x_codes, x_scales, w, dtype_of_x = residuals
   dtype = dtype_of_x.dtype
@@ -186,10 +199,12 @@ def _int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
 
   Rounding up with the probability of the remainder keeps the gradient's
   expectation, where nearest rounding would lose all that is small in its row.
+  The noise depends on the mesh: a place is one on this device.
   """
   dy_letters, _, dx_letters, contracted = _letters(spec)
   axes = _axes(dy_letters, contracted)
-  scales = int8.scale_of(jnp.max(jnp.abs(dy), axis=axes, keepdims=True))
+  limit = jnp.max(jnp.abs(dy), axis=axes, keepdims=True)
+  scales = int8.scale_of(collectives.largest(limit, contracted))
   codes = jnp.floor(dy / scales + _uniform(dy))
   codes = jnp.clip(codes, -int8.MAX_CODE, int8.MAX_CODE).astype(jnp.int8)
   sums = jnp.einsum(spec, codes, w_codes, preferred_element_type=jnp.int32)
@@ -208,6 +223,55 @@ def _uniform(x: jax.Array) -> jax.Array:
     bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
   bits = bits ^ (bits >> 16)
   return (bits >> 8).astype(jnp.float32) * 2.0**-24
+
+
+# Embedding.
+
+
+@jax.custom_vjp
+def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
+  """Returns the table's entries [B, L, D] in float32, zeros for those outside.
+
+  The gradient of an entry is summed in float32: in bfloat16 a sum over the
+  places of a frequent token stops growing at 256 of them.
+
+  Args:
+    table_DV: this device's vocabulary entries.
+    index_BL: into them; negative, or V and more, for those of other devices.
+  """
+  table = table_DV.codes if isinstance(table_DV, Quantized) else table_DV
+  x_BLD = jnp.take(table.T, index_BL, axis=0, mode='clip').astype(jnp.float32)
+  if isinstance(table_DV, Quantized):
+    scale_V = table_DV.scales[0]
+    x_BLD = x_BLD * jnp.take(scale_V, index_BL, mode='clip')[..., None]
+  inside_BL = (index_BL >= 0) & (index_BL < table.shape[1])
+  return jnp.where(inside_BL[..., None], x_BLD, 0)
+
+
+def _lookup_forward(table_DV, index_BL):
+  # An empty array remembers the dtype and V.
+  if isinstance(table_DV, Quantized):
+    like = Quantized(None, None, table_DV.carrier[:0])
+  else:
+    like = table_DV[:0]
+  return lookup(table_DV, index_BL), (like, index_BL)
+
+
+def _lookup_backward(residuals, dx_BLD):
+  like, index_BL = residuals
+  empty_DV = like.carrier if isinstance(like, Quantized) else like
+  size = empty_DV.shape[1]
+  # What lies outside is dropped; a negative index would count from the end.
+  index_BL = jnp.where(index_BL < 0, size, index_BL)
+  gradient_VD = jnp.zeros((size, dx_BLD.shape[-1]), jnp.float32)
+  gradient_VD = gradient_VD.at[index_BL].add(dx_BLD, mode='drop')
+  gradient_DV = gradient_VD.T.astype(empty_DV.dtype)
+  if isinstance(like, Quantized):
+    return like._replace(carrier=gradient_DV), None
+  return gradient_DV, None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
 # Keys, values and attention.
@@ -237,7 +301,9 @@ def _quantize_kv_forward(x_BMK, limit_K):
   excess_K = None
   if limit_K is not None:
     seen_K = jnp.max(jnp.abs(x_BMK), axis=(0, 1)).astype(jnp.float32)
-    excess_K = limit_K - seen_K
+    seen_K = collectives.largest(seen_K, 'BL', rules.ROWS)
+    # Every device holds the limit, and their gradients are summed.
+    excess_K = (limit_K - seen_K) / collectives.devices()
   return quantize_kv(x_BMK, limit_K), excess_K
 
 
@@ -246,6 +312,22 @@ def _quantize_kv_backward(excess_K, cotangent):
 
 
 quantize_kv.defvjp(_quantize_kv_forward, _quantize_kv_backward)
+
+
+def enter_kv(x_BMK: Quantized) -> Quantized:
+  """Returns keys or values of whole rows, where each device made its part.
+
+  Codes and scales are what crosses; the gradient's parts, one of each device's
+  heads, come back through the carrier.
+  """
+  codes, scales, carrier = x_BMK
+  if scales.ndim > 1:
+    scales = collectives.enter(lax.stop_gradient(scales))
+  return Quantized(
+    collectives.enter(lax.stop_gradient(codes)),
+    scales,
+    collectives.enter(carrier),
+  )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))

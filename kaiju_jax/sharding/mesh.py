@@ -38,3 +38,13 @@ def make(
     sharding_config.AXES,
     axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
   )
+
+
+def single() -> jax.sharding.Mesh:
+  """Returns the mesh of the first device alone."""
+  return make(sharding_config.MeshConfig(), jax.devices()[:1])
+
+
+def config_of(mesh: jax.sharding.Mesh) -> sharding_config.MeshConfig:
+  """Returns the widths of a mesh."""
+  return sharding_config.MeshConfig(**mesh.shape)

@@ -17,12 +17,25 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from kaiju_jax.model import weighted
-
 _WHOLE = dict.fromkeys('NKMCTPSRG')
 STORED = _WHOLE | {'D': 'fsdp', 'F': 'tensor', 'H': 'tensor', 'V': 'tensor'}
 IN_USE = STORED | {'D': None}
 ROWS = _WHOLE | {'B': 'fsdp', 'L': 'tensor', 'D': None}
+
+
+def letters_of(name: str) -> str:
+  """Returns the shape suffix of a tensor's name: 'DF' of 'w_in_DF'.
+
+  Raises:
+    ValueError: the name has none.
+  """
+  stem, _, letters = name.rpartition('_')
+  if not stem or not letters.isalpha() or not letters.isupper():
+    raise ValueError(
+      f'{name!r} has no shape suffix: a name ends in an underscore and one'
+      " capital letter a dimension, as 'w_in_DF'."
+    )
+  return letters
 
 
 def spec(name: str, rank: int, table: Mapping[str, str | None]):
@@ -59,7 +72,7 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
 def _letters(name: str, rank: int) -> str:
   if rank == 0 or (rank == 1 and name.startswith('bungee_')):
     return 'N' * rank  # A scalar, or one for each repeat of a scan.
-  letters = weighted.letters_of(name)
+  letters = letters_of(name)
   if rank == len(letters) + 1:
     letters = f'N{letters}'
   if rank != len(letters):
@@ -86,7 +99,7 @@ def shardings(
   """
 
   def of(path, leaf):
-    name = _name(path)
+    name = name_of(path)
     axes = spec(name, len(leaf.shape), table)
     for size, axis in zip(leaf.shape, axes):
       width = 1 if axis is None else mesh.shape[axis]
@@ -100,7 +113,7 @@ def shardings(
   return jax.tree_util.tree_map_with_path(of, tree)
 
 
-def _name(path) -> str:
+def name_of(path) -> str:
   """The innermost dictionary key; '' for a leaf that hangs under none."""
   for key in reversed(path):
     if isinstance(key, jax.tree_util.DictKey):

@@ -8,11 +8,13 @@ and the predecessor is t − 1 in a plain document.
 """
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax.data import packing
 from kaiju_jax.model import transformer
 from kaiju_jax.model import z_reg
+from kaiju_jax.sharding import collectives
 
 
 def weighted_cross_entropy(
@@ -42,13 +44,32 @@ def weighted_cross_entropy(
     z_attention,
     method='hidden',
   )
+  # A predecessor may stand in another device's part of the row.
   hidden_BLD = jnp.take_along_axis(
-    hidden_BLD, batch.predecessor_BL[:, :, None], axis=1
+    collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1
   )
   logits_BLV = model.apply({'params': params}, hidden_BLD, method='logits')
-  lse_BL = jax.nn.logsumexp(logits_BLV, axis=-1)
-  target_BL = jnp.take_along_axis(
-    logits_BLV, batch.tokens_BL[:, :, None], axis=-1
-  )[:, :, 0]
+  lse_BL = _logsumexp(logits_BLV)
+  target_BL = _at(logits_BLV, batch.tokens_BL)
   loss_BL = z_reg.inject(lse_BL - target_BL, lse_BL, z_logits * batch.weight_BL)
   return jnp.sum(batch.weight_BL * loss_BL)
+
+
+def _logsumexp(logits_BLV: jax.Array) -> jax.Array:
+  """Returns the log-sum-exp over the whole vocabulary, split or not."""
+  largest_BL1 = collectives.largest(
+    lax.stop_gradient(jnp.max(logits_BLV, axis=-1, keepdims=True)), 'V'
+  )
+  sum_BL = jnp.sum(jnp.exp(logits_BLV - largest_BL1), axis=-1)
+  return jnp.log(collectives.total(sum_BL, 'V')) + largest_BL1[..., 0]
+
+
+def _at(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+  """Returns each token's own logit, from the device that has its entry."""
+  size = logits_BLV.shape[-1]
+  index_BL = tokens_BL - collectives.first_of('V', size)
+  inside_BL = (index_BL >= 0) & (index_BL < size)
+  logit_BL = jnp.take_along_axis(
+    logits_BLV, jnp.clip(index_BL, 0, size - 1)[:, :, None], axis=-1
+  )[:, :, 0]
+  return collectives.total(jnp.where(inside_BL, logit_BL, 0), 'V')

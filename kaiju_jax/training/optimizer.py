@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kaiju_jax.model import weighted
+from kaiju_jax.sharding import rules
 from kaiju_jax.training import config as training_config
 
 Schedule = Callable[[jax.Array], jax.Array]
@@ -90,7 +90,7 @@ def names(params: Any) -> Any:
 
 def is_matrix(name: str) -> bool:
   """Whether weight decay applies: two letters or more, a leading N aside."""
-  return not _is_bungee(name) and len(weighted.letters_of(name)) > 1
+  return not _is_bungee(name) and len(rules.letters_of(name)) > 1
 
 
 def _is_bungee(name: str) -> bool:

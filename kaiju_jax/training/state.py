@@ -9,6 +9,8 @@ import optax
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import transformer
+from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.sharding import rules
 
 
 @flax.struct.dataclass
@@ -29,15 +31,35 @@ class TrainState:
   opt_state: optax.OptState
 
 
-def init_params(model: transformer.Transformer, seed: int) -> Any:
+def drawn(model: transformer.Transformer, seed: int) -> Any:
   """Returns float32 parameters drawn from `seed`."""
   tokens_BL = jnp.zeros((1, 8), jnp.int32)
-  visibility = visibility_lib.causal(8)
   key = jax.random.key(seed)
-  return jax.jit(model.init)(key, tokens_BL, visibility)['params']
+  return model.init(key, tokens_BL, visibility_lib.causal(8))['params']
 
 
-def create(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
+def init_params(
+  model: transformer.Transformer,
+  seed: int,
+  mesh: jax.sharding.Mesh | None = None,
+) -> Any:
+  """Returns `drawn` parameters, each made where the mesh stores it.
+
+  The same numbers on every mesh; by default on the first device alone.
+  """
+  return _made_on(mesh, lambda: drawn(model, seed))
+
+
+def create(
+  params: Any,
+  optimizer: optax.GradientTransformation,
+  mesh: jax.sharding.Mesh | None = None,
+) -> TrainState:
+  """Returns the state before the first step, stored as `mesh` has it."""
+  return _made_on(mesh, lambda params: before(params, optimizer), params)
+
+
+def before(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
   """Returns the state before the first step."""
   return TrainState(
     step=jnp.zeros((), jnp.int32),
@@ -45,3 +67,9 @@ def create(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
     params=params,
     opt_state=optimizer.init(params),
   )
+
+
+def _made_on(mesh, function, *arguments):
+  mesh = mesh or mesh_lib.single()
+  shardings = rules.shardings(jax.eval_shape(function, *arguments), mesh)
+  return jax.jit(function, out_shardings=shardings)(*arguments)

@@ -1,18 +1,37 @@
-"""One optimizer step: microbatch gradients summed in f32, then AdamW."""
+"""One optimizer step: microbatch gradients summed in f32, then AdamW.
+
+    rows [A, B, L], B over fsdp                      one manual shard_map
+      → for each microbatch: loss and gradient,      over (fsdp, tensor)
+        each weight gathered and reduced on its way
+      → summed over the copies of each parameter
+    gradients, stored as the parameters are          plain jit: elementwise,
+      → clip, AdamW on the f32 masters               but for scalar norms
+
+One device is a mesh of 1 × 1, and the same code.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import optax
 
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import packing
 from kaiju_jax.model import transformer
+from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import fit
+from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.sharding import rules
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer as optimizer_lib
 from kaiju_jax.training import state as state_lib
+
+# [A, B, L]: every device of a tensor group reads the same rows.
+BATCH = PartitionSpec(None, 'fsdp')
 
 Step = Callable[..., tuple[state_lib.TrainState, dict[str, jax.Array]]]
 
@@ -30,7 +49,9 @@ def total_tokens(experiment: config_lib.Experiment) -> int:
   return experiment.loop.steps * data.microbatches * data.batch * data.length
 
 
-def make(experiment: config_lib.Experiment) -> Step:
+def make(
+  experiment: config_lib.Experiment, mesh: jax.sharding.Mesh | None = None
+) -> Step:
   """Returns the jitted step.
 
   The step takes (state, batch, microbatches=None): `batch` fields are
@@ -38,29 +59,35 @@ def make(experiment: config_lib.Experiment) -> Step:
   so that a batch-size warm-up compiles nothing. The state is donated. Metrics
   are float32 scalars: loss (mean over the step's loss tokens, nats),
   grad_norm, learning_rate, loss_tokens, skipped_steps.
+
+  Args:
+    experiment: what is trained.
+    mesh: of `mesh.make`; the first device alone by default.
+
+  Raises:
+    ValueError: optimizer settings that cannot be meant, or a model or batch
+      that does not divide over the mesh.
   """
-  model = model_of(experiment)
+  mesh = mesh or mesh_lib.single()
   config = experiment.optimizer
   optimizer_lib.check(config)
+  fit.check(experiment, mesh_lib.config_of(mesh))
   optimizer = optimizer_lib.make(config)
   rate_of = optimizer_lib.shape_of_rate(config, total_tokens(experiment))
+  summed = gradient_of(experiment, mesh)
 
   def step(state, batch, microbatches=None):
     batch = jax.tree.map(jnp.asarray, batch)
+    count = len(batch.tokens_BL) if microbatches is None else microbatches
     rate = rate_of(state.tokens)
-    z_attention, z_logits = (
-      optimizer_lib.z_reg_coefficient(peak, config.z_reg.schedule, rate)
-      for peak in (config.z_reg.attention, config.z_reg.logits)
-    )
-
-    def loss_of(params, microbatch):
-      return loss.weighted_cross_entropy(
-        model, params, microbatch, z_attention, z_logits
+    z = [
+      jnp.asarray(
+        optimizer_lib.z_reg_coefficient(peak, config.z_reg.schedule, rate),
+        jnp.float32,
       )
-
-    total, gradient, weight, tokens = _accumulate(
-      loss_of, state.params, batch, microbatches
-    )
+      for peak in (config.z_reg.attention, config.z_reg.logits)
+    ]
+    total, gradient, weight = summed(state.params, batch, count, *z)
     # A step may hold no token that carries loss, such as rows of one-token
     # remainders: its gradient is zero, not NaN.
     weight = jnp.where(weight > 0, weight, 1.0)
@@ -80,33 +107,95 @@ def make(experiment: config_lib.Experiment) -> Step:
         optimizer_lib.skipped_steps(opt_state), jnp.float32
       ),
     }
+    rows, length = batch.tokens_BL.shape[1:]
     state = state_lib.TrainState(
       step=state.step + 1,
-      tokens=state.tokens + tokens,
+      tokens=state.tokens + float(rows * length) * count,
       params=optax.apply_updates(state.params, updates),
       opt_state=opt_state,
     )
-    return state, metrics
+    shardings = rules.shardings(state, mesh)
+    return lax.with_sharding_constraint(state, shardings), metrics
 
   return jax.jit(step, donate_argnums=0)
 
 
-def _accumulate(loss_of, params, batch: packing.Batch, microbatches):
-  """Returns the summed loss, its gradient, the loss weight and the tokens."""
-  shape = batch.tokens_BL.shape
-  in_microbatch = float(shape[1] * shape[2])
-  value_and_grad = jax.value_and_grad(loss_of)
+def gradient_of(experiment: config_lib.Experiment, mesh: jax.sharding.Mesh):
+  """Returns (params, batch, count, z, z) → summed loss, gradient, loss weight.
 
-  def of(index):
-    microbatch = jax.tree.map(lambda x: x[index], batch)
-    value, gradient = value_and_grad(params, microbatch)
-    return value, gradient, jnp.sum(microbatch.weight_BL)
+  The gradient is stored as the parameters are.
+  """
+  model = model_of(experiment)
 
-  if shape[0] == 1:
-    return *of(0), in_microbatch
-  count = shape[0] if microbatches is None else microbatches
+  def local(params, batch, count, z_attention, z_logits):
+    def of(index):
+      microbatch = jax.tree.map(lambda x: x[index], batch)
+      value, gradient = jax.value_and_grad(
+        lambda params: loss.weighted_cross_entropy(
+          model, params, microbatch, z_attention, z_logits
+        )
+      )(params)
+      return value, gradient, jnp.sum(microbatch.weight_BL)
+
+    value, gradient, weight = _over_microbatches(of, len(batch[0]), count)
+    rows = collectives.axes_of('B', rules.ROWS)
+    value, weight = lax.psum((value, weight), rows) if rows else (value, weight)
+    return value, collectives.summed_over_copies(gradient), weight
+
+  def summed(params, batch, count, z_attention, z_logits):
+    specs = jax.tree.map(lambda s: s.spec, rules.shardings(params, mesh))
+    scalar = PartitionSpec()
+    return jax.shard_map(
+      local,
+      mesh=mesh,
+      in_specs=(specs, BATCH, scalar, scalar, scalar),
+      out_specs=(scalar, specs, scalar),
+      check_vma=False,
+    )(params, batch, jnp.asarray(count), z_attention, z_logits)
+
+  return summed
+
+
+def _over_microbatches(of: Callable[[Any], Any], total: int, count):
+  """Returns the sum of `of(0)` … `of(count − 1)`; `count` may be traced."""
+  if total == 1:
+    return of(0)
   zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(of, 0))
-  sums = lax.fori_loop(
-    0, count, lambda i, s: jax.tree.map(jnp.add, s, of(i)), zero
+  return lax.fori_loop(
+    0, count, lambda i, sums: jax.tree.map(jnp.add, sums, of(i)), zero
   )
-  return *sums, in_microbatch * count
+
+
+def abstract(
+  experiment: config_lib.Experiment, mesh: jax.sharding.Mesh
+) -> tuple[state_lib.TrainState, packing.Batch]:
+  """Returns the shapes of the step's state and batch, with their shardings.
+
+  Enough to compile the step for devices that are not here.
+  """
+  optimizer = optimizer_lib.make(experiment.optimizer)
+
+  def start():
+    params = state_lib.drawn(model_of(experiment), experiment.seed)
+    return state_lib.before(params, optimizer)
+
+  state = jax.eval_shape(start)
+  data = experiment.data
+  shape = data.microbatches, data.batch, data.length
+  rows = jax.sharding.NamedSharding(mesh, BATCH)
+  batch = packing.Batch(
+    *(
+      jax.ShapeDtypeStruct(
+        shape, 'float32' if name == 'weight_BL' else 'int32', sharding=rows
+      )
+      for name in packing.Batch._fields
+    )
+  )
+  state = jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding
+    ),
+    state,
+    rules.shardings(state, mesh),
+  )
+  return state, batch

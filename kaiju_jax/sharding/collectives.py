@@ -1,0 +1,157 @@
+"""What crosses between devices inside the step; nothing does on one.
+
+The step runs under a manual `shard_map`: each device differentiates its own
+copy of the loss with respect to what it holds, and a cotangent is its part of
+the gradient. The transposes below are those that make the parts add up:
+
+    forward            backward
+    enter  all-gather  reduce-scatter    L whole, at the door of attention and
+    leave  reduce-sc.  all-gather        feed-forward; L split between them
+    total  all-reduce  nothing           a sum that every device goes on with
+
+Which axis splits a dimension is read off its letter (`rules.py`), and an axis
+that is not bound has width 1: model code calls these wherever it runs.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+
+import jax
+from jax import lax
+
+from kaiju_jax.sharding import rules
+
+
+def width(axis: str) -> int:
+  """Returns how many devices a mesh axis spans; 1 where none is bound."""
+  try:
+    return lax.axis_size(axis)
+  except NameError:
+    return 1
+
+
+def devices() -> int:
+  """Returns how many devices the whole mesh has."""
+  return width('fsdp') * width('tensor')
+
+
+def axes_of(
+  letters: str, table: Mapping[str, str | None] = rules.IN_USE
+) -> tuple[str, ...]:
+  """Returns the axes of more than one device that split any of `letters`."""
+  axes = dict.fromkeys(table[letter] for letter in letters)
+  return tuple(axis for axis in axes if axis and width(axis) > 1)
+
+
+def local_shape(letters: str, shape: Sequence[int]) -> tuple[int, ...]:
+  """Returns what one device holds of a stored tensor of the given shape."""
+  return tuple(
+    size // width(rules.STORED[letter]) if rules.STORED[letter] else size
+    for letter, size in zip(letters, shape)
+  )
+
+
+def largest(
+  x: jax.Array, letters: str, table: Mapping[str, str | None] = rules.IN_USE
+) -> jax.Array:
+  """Returns the maximum over the devices that `letters` are split over.
+
+  Has no gradient. `x` is each device's own maximum over these letters.
+  """
+  axes = axes_of(letters, table)
+  return lax.pmax(lax.stop_gradient(x), axes) if axes else x
+
+
+def mean(
+  x: jax.Array, letters: str, table: Mapping[str, str | None] = rules.IN_USE
+) -> jax.Array:
+  """Returns the mean over the devices that `letters` are split over.
+
+  Has no gradient. `x` is each device's own mean over these letters.
+  """
+  axes = axes_of(letters, table)
+  return lax.pmean(lax.stop_gradient(x), axes) if axes else x
+
+
+def total(x: jax.Array, letters: str) -> jax.Array:
+  """Returns the sum over the devices that `letters` are split over.
+
+  All of them go on with the same value, and each with its own share of the
+  gradient: the cotangent passes as it is. (The transpose of `lax.psum` would
+  add up the copies, and count the loss once for every device.)
+  """
+  axes = axes_of(letters)
+  return _total(x, axes) if axes else x
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _total(x, axes):
+  return lax.psum(x, axes)
+
+
+_total.defvjp(
+  lambda x, axes: (_total(x, axes), None), lambda axes, _, dy: (dy,)
+)
+
+
+def enter(x_BLD: jax.Array) -> jax.Array:
+  """Returns the whole rows [B, L, …] of what is split along L."""
+  if width('tensor') == 1:
+    return x_BLD
+  return lax.all_gather(x_BLD, 'tensor', axis=1, tiled=True)
+
+
+def leave(x_BLD: jax.Array) -> jax.Array:
+  """Returns this device's part of L of the sum over the tensor axis."""
+  if width('tensor') == 1:
+    return x_BLD
+  return lax.psum_scatter(x_BLD, 'tensor', scatter_dimension=1, tiled=True)
+
+
+def own_rows(x_BL: jax.Array) -> jax.Array:
+  """Returns this device's part of L of [B, L, …] that each holds whole."""
+  count = width('tensor')
+  if count == 1:
+    return x_BL
+  size = x_BL.shape[1] // count
+  begin = lax.axis_index('tensor') * size
+  return lax.dynamic_slice_in_dim(x_BL, begin, size, axis=1)
+
+
+def first_of(letter: str, local_size: int) -> jax.Array | int:
+  """Returns the index that this device's part of a dimension begins at."""
+  axes = axes_of(letter)
+  return lax.axis_index(axes) * local_size if axes else 0
+
+
+def whole(x_D: jax.Array) -> jax.Array:
+  """Returns all of a float vector stored along D, such as a norm's gain.
+
+  Its gradient's parts are summed at their owners, in float: a vector's.
+  """
+  if width('fsdp') == 1:
+    return x_D
+  return lax.all_gather(x_D, 'fsdp', axis=0, tiled=True)
+
+
+def summed_over_copies(gradients):
+  """Returns each stored gradient summed over the axes that do not split it.
+
+  What the other axes split has been reduced to its owner already, by the
+  backward pass of its gather.
+
+  Args:
+    gradients: a tree named as the parameters.
+  """
+
+  def of(path, gradient):
+    spec = rules.spec(rules.name_of(path), gradient.ndim, rules.STORED)
+    copies = tuple(
+      axis
+      for axis in ('fsdp', 'tensor')
+      if axis not in spec and width(axis) > 1
+    )
+    return lax.psum(gradient, copies) if copies else gradient
+
+  return jax.tree_util.tree_map_with_path(of, gradients)

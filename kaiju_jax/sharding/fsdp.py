@@ -1,0 +1,113 @@
+"""A weight's way to its users and its gradient's way home.
+
+Each f32 master weight has one owner: D is split over `fsdp`, and F, H or V
+over `tensor`. This one custom_vjp is all that FSDP is:
+
+    forward    the owner's shard → int8, the channels' limits agreed by a
+               pmax → all-gather of s8 codes along D → `Quantized`
+    backward   the carrier's cotangent → 6-bit Squinch, eight along D →
+               all-to-all of bytes → f32 sum at the owner
+
+From the sources: int8 weights on the wire one way, 6-bit gradients the other,
+master weights in f32. Our choice: once a microbatch, inside the backward
+pass, so that no device ever holds a full weight's gradient longer than its
+layer's turn; and what is encoded is the sum over the local tokens, not the
+mean, which would fall below Squinch's smallest block.
+
+On one device (or one `fsdp` rank) nothing crosses, and nothing is encoded.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import rules
+from kaiju_jax.sharding import squinch
+
+
+class Wire(NamedTuple):
+  """How a weight is used, and what crosses the wire for it.
+
+  Attributes:
+    letters: of the weight; D first.
+    contract: the letters that a matmul sums over: one int8 scale for them.
+    dtype: of a float weight in use, and of the gradient.
+    int8: whether the weight is used as `Quantized`.
+    weights: 'int8' for codes and scales where the weight is int8; 'float' for
+      the master in `dtype`, quantized on arrival.
+    gradients: of `config.GRADIENTS`.
+  """
+
+  letters: str
+  contract: str
+  dtype: str
+  int8: bool
+  weights: str = 'int8'
+  gradients: str = 'squinch'
+
+  @property
+  def axes(self) -> tuple[int, ...]:
+    return tuple(self.letters.index(letter) for letter in self.contract)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def gather(w: jax.Array, wire: Wire) -> int8.Quantized | jax.Array:
+  """Returns the weight as a device uses it: D whole.
+
+  Args:
+    w: float32, the owner's shard of the master weight.
+    wire: see `Wire`.
+  """
+  if wire.int8 and wire.weights == 'int8':
+    codes, scales = _quantize(w, wire, rules.STORED)
+    codes = _along_D(codes)
+    if 'D' not in wire.contract:
+      scales = _along_D(scales)
+    return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
+  w = _along_D(w.astype(wire.dtype))
+  if not wire.int8:
+    return w
+  codes, scales = _quantize(w, wire, rules.IN_USE)
+  return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
+
+
+def _forward(w, wire):
+  return gather(w, wire), None
+
+
+def _backward(wire, _, cotangent):
+  gradient = cotangent.carrier if wire.int8 else cotangent
+  return (_reduce(gradient, wire.gradients),)
+
+
+gather.defvjp(_forward, _backward)
+
+
+def _quantize(w, wire: Wire, table):
+  """The same codes on every mesh: a channel's limit is its whole input's."""
+  limit = jnp.max(jnp.abs(w), axis=wire.axes, keepdims=True)
+  scales = int8.scale_of(collectives.largest(limit, wire.contract, table))
+  return int8.encode(w, scales), scales
+
+
+def _along_D(x: jax.Array) -> jax.Array:
+  if collectives.width('fsdp') == 1:
+    return x
+  return lax.all_gather(x, 'fsdp', axis=0, tiled=True)
+
+
+def _reduce(gradient: jax.Array, gradients: str) -> jax.Array:
+  """Returns the f32 sum over `fsdp` of the owner's rows of D."""
+  if collectives.width('fsdp') == 1:
+    return gradient.astype(jnp.float32)
+  if gradients == 'float':
+    return lax.psum_scatter(
+      gradient, 'fsdp', scatter_dimension=0, tiled=True
+    ).astype(jnp.float32)
+  elements = 'floor' if gradients == 'squinch_floor' else 'zero'
+  return squinch.reduce_scatter(gradient, 'fsdp', elements=elements)
