@@ -53,6 +53,8 @@ class Collective:
     times: how often a call of the program runs it, loops multiplied in.
     result_bytes: of one device's result, each time.
     wire_bytes: that one device sends, each time.
+    is_sure: whether `times` is exact, not the least of a loop that could not
+      be read.
     op_name: path of the JAX operation that it comes from.
   """
 
@@ -64,6 +66,7 @@ class Collective:
   times: int
   result_bytes: int
   wire_bytes: float
+  is_sure: bool
   op_name: str
 
   @property
@@ -90,12 +93,16 @@ def read(
     ValueError: groups in a notation that is not known.
   """
   found = []
-  for name, times in loops.executions(module).times.items():
+  executions = loops.executions(module)
+  for name, times in executions.times.items():
     computation = module.computations[name]
+    is_sure = name not in executions.unsure
     for instruction in computation.instructions.values():
       kind = _kind(instruction)
       if kind is not None:
-        found += _collectives(computation, instruction, kind, times, mesh)
+        found += _collectives(
+          computation, instruction, kind, times, is_sure, mesh
+        )
   return tuple(found)
 
 
@@ -116,7 +123,7 @@ def _kind(instruction: text_lib.Instruction) -> str | None:
   return kind if kind in KINDS else None
 
 
-def _collectives(computation, instruction, kind, times, mesh):
+def _collectives(computation, instruction, kind, times, is_sure, mesh):
   devices = math.prod(mesh.values())
   results = _results(computation, instruction)
   if kind == 'collective-permute':
@@ -143,6 +150,7 @@ def _collectives(computation, instruction, kind, times, mesh):
       times=times,
       result_bytes=array.bytes,
       wire_bytes=share * array.bytes * _sent(kind, group),
+      is_sure=is_sure,
       op_name=instruction.op_name,
     )
 

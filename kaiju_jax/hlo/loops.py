@@ -32,42 +32,50 @@ class Executions:
   Attributes:
     times: by computation; those that never run are missing.
     callers: the (computation, instruction) that a computation is run by.
-    unread: loops whose trip count could not be read; their bodies count once.
+    unread: loops whose trip count could not be read, such as those that end
+      where the data says; their bodies count once.
+    unsure: the computations within them: `times` is their least.
   """
 
   times: Mapping[str, int]
   callers: Mapping[str, tuple[str, str]]
   unread: tuple[str, ...]
+  unsure: frozenset[str]
 
 
 def executions(module: text_lib.Module) -> Executions:
   """Returns how often each computation runs in one call of the program."""
-  times, callers, unread = {}, {}, []
+  times, callers, unread, unsure = {}, {}, {}, set()
 
-  def visit(values: '_Values', count: int):
+  def visit(values: '_Values', count: int, is_sure: bool):
     computation = values.computation
     times[computation.name] = times.get(computation.name, 0) + count
+    if not is_sure:
+      unsure.add(computation.name)
     for instruction in computation.instructions.values():
-      for callee, repeats in _callees(values, instruction, unread):
+      for callee, repeats in _callees(values, instruction):
+        if repeats is None:
+          unread[instruction.name] = None
         name = callee.computation.name
         callers[name] = computation.name, instruction.name
-        visit(callee, count * repeats)
+        visit(
+          callee,
+          count * (1 if repeats is None else repeats),
+          is_sure and repeats is not None,
+        )
 
-  visit(_Values(module, module.entry, lambda number, index: None), 1)
-  return Executions(times, callers, tuple(dict.fromkeys(unread)))
+  visit(_Values(module, module.entry, lambda number, index: None), 1, True)
+  return Executions(times, callers, tuple(unread), frozenset(unsure))
 
 
-def _callees(values, instruction, unread):
-  """Yields what an instruction runs, and how often."""
+def _callees(values, instruction):
+  """Yields what an instruction runs, and how often; None if unread."""
   opcode = instruction.opcode
   if opcode == 'while':
     body, condition = _loop(values, instruction)
     trips = _trips(values, instruction, body, condition)
-    if trips is None:
-      unread.append(instruction.name)
-      trips = 1
     yield body, trips
-    yield condition, trips + 1
+    yield condition, None if trips is None else trips + 1
   elif not opcode.endswith(_SILENT):
     for name in (
       'calls',

@@ -46,6 +46,8 @@ class Matmul:
     result: the dtype that it makes.
     operations: multiplications and additions, each time.
     times: how often a call of the program runs it, loops multiplied in.
+    is_sure: whether `times` is exact, not the least of a loop that could not
+      be read.
     is_widened: both operands are codes that stand in s8 further up.
     op_name: path of the JAX operation that it comes from.
   """
@@ -55,6 +57,7 @@ class Matmul:
   result: str
   operations: int
   times: int
+  is_sure: bool
   is_widened: bool
   op_name: str
 
@@ -93,6 +96,7 @@ def read(module: text_lib.Module) -> tuple[Matmul, ...]:
           result=x.arrays[0].dtype,
           operations=operations,
           times=times,
+          is_sure=name not in executions.unsure,
           is_widened=not left == right == 's8'
           and all(
             _came_as_s8(module, executions, name, operand)

@@ -149,7 +149,7 @@ def test_a_planted_f32_gather_shows(place):
 def test_totals_are_sorted_sums():
   def of(kind, dtype, times, sent):
     return collectives.Collective(
-      kind, dtype, (8,), ('fsdp',), 2, times, 8, sent, ''
+      kind, dtype, (8,), ('fsdp',), 2, times, 8, sent, True, ''
     )
 
   assert collectives.totals(

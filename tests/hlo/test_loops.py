@@ -60,6 +60,7 @@ def test_a_loop_whose_end_is_data_is_named():
   found = loops.executions(text.parse(lowered.compile().as_text()))
   assert len(found.unread) == 1
   assert found.unread[0].startswith('while')
+  assert all(found.times[name] == 1 for name in found.unsure)
 
 
 _LOOP = """\
@@ -119,3 +120,4 @@ def test_a_loop_that_never_meets_its_end_is_unread():
   program = _LOOP.replace('START', '0').replace('STEP', '-1')
   found = loops.executions(text.parse(program.replace('DIRECTION', 'LT')))
   assert found.unread == ('loop',)
+  assert found.unsure == {'body', 'test'}
