@@ -14,8 +14,8 @@ Each arm and seed is a process of its own,
 
 whose output goes to that workdir's log.txt. `--jobs` run at once, each on its
 share of the cores. A run that fails is a line of the report and stops no
-other. The same command again runs what is missing: a run is finished once its
-metrics.jsonl holds the last step, and a started one resumes. Ctrl-C lets
+other. The same command again runs what is missing: a run is finished once the
+checkpoint of its last step is, and a started one resumes. Ctrl-C lets
 running jobs save, and reports what there is.
 
 ROOT/report.md: means and spreads over the seeds, paired differences to the
@@ -36,6 +36,7 @@ import rich.progress
 from experiments import ablation_plan
 from experiments import ablation_report
 from experiments import jobs
+from kaiju_jax.training import files
 
 _CONFIG = flags.DEFINE_string(
   'config',
@@ -159,18 +160,23 @@ def run_all(
 
 
 def main(argv: Sequence[str]) -> int:
-  config, root = _CONFIG.value, pathlib.Path(_ROOT.value)
   try:
-    module = ablation_plan.load(config)
-    compared = ablation_plan.baselines(
-      module.ARMS, _ARMS.value, _BASELINE.value
-    )
-    arms = tuple(dict.fromkeys([*compared, *compared.values()]))
-    runs = ablation_plan.plan(
-      config, arms, _SEEDS.value, root, argv[1:], _MODULE.value
-    )
-  except ValueError as error:
+    return _ablate(argv[1:])
+  except (OSError, ValueError) as error:
     sys.exit(f'error: {error}')
+
+
+def _ablate(overrides: Sequence[str]) -> int:
+  if not _ROOT.value:
+    raise ValueError('--root=: must name a folder.')
+  config, root = _CONFIG.value, pathlib.Path(_ROOT.value)
+  module = ablation_plan.load(config)
+  compared = ablation_plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)
+  arms = tuple(dict.fromkeys([*compared, *compared.values()]))
+  runs = ablation_plan.plan(
+    config, arms, _SEEDS.value, root, overrides, _MODULE.value
+  )
+  files.make_folder(root)
   console = rich.console.Console()
   statuses, completed = run_all(runs, _JOBS.value, console)
   report = ablation_report.write(

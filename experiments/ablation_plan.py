@@ -54,7 +54,13 @@ class Run:
       return 0
 
   def is_finished(self) -> bool:
-    return self.last_step() >= self.experiment.loop.steps
+    """Whether the last step is saved: its records alone come too early.
+
+    The final evaluation and save follow them.
+    """
+    return workdir_lib.holds_checkpoint(
+      self.workdir, self.experiment.loop.steps
+    )
 
 
 def load(path: str) -> types.ModuleType:
@@ -84,8 +90,10 @@ def baselines(
   """Returns {arm: its baseline} of the chosen arms, in their order.
 
   Raises:
-    ValueError: an arm or a baseline that is none of the config's.
+    ValueError: an arm or a baseline that is none of the config's, or no arm.
   """
+  if chosen is not None and not chosen:
+    raise ValueError(f'--arms=: must name some of {", ".join(arms)}.')
   if not isinstance(arms, dict):
     arms = dict.fromkeys(arms, arms[0])
   for flag, names in (
@@ -102,8 +110,8 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
   """Returns the experiment of 'PATH:ARM' with '--config.FIELD=VALUE' applied.
 
   Raises:
-    ValueError: an unknown or ill-typed field, an experiment that cannot run,
-      or a last step that leaves no record.
+    OSError, ValueError: an unknown or ill-typed field, an experiment that
+      cannot run, or one that leaves no record.
   """
   argv = ['ablate', f'--config={config}', *arguments]
   run_lib.check_fields(argv)
@@ -117,11 +125,10 @@ def resolve(config: str, arguments: Sequence[str]) -> config_lib.Experiment:
   experiment = values.config
   run_lib.check(experiment)
   loop = experiment.loop
-  if loop.steps % loop.log_every:
+  if loop.log_every > loop.steps:
     raise ValueError(
-      f'loop.log_every={loop.log_every}: must divide loop.steps={loop.steps},'
-      ' or the last step leaves no record and the run never counts as'
-      ' finished.'
+      f'loop.log_every={loop.log_every}: must be at most'
+      f' loop.steps={loop.steps}, or no loss is left to compare.'
     )
   return experiment
 
@@ -137,7 +144,8 @@ def plan(
   """Returns all runs, every arm's first seed before any second one.
 
   Raises:
-    ValueError: a bad override, or a workdir that holds another experiment.
+    OSError, ValueError: a bad override, or a workdir that holds another
+      experiment.
   """
   for override in overrides:
     if not override.startswith('--config.') or '=' not in override:

@@ -65,13 +65,13 @@ def main(argv: Sequence[str]) -> None:
   try:
     runs = _runs()
     _check(runs)
+    records = []
+    with run.abortable():
+      for folder, (arm, experiment) in runs.items():
+        records += _finished(folder, arm, experiment)
+    _publish(records, runs)
   except (OSError, ValueError) as error:
-    raise SystemExit(f'needle: {error}') from error
-  records = []
-  with run.abortable():
-    for folder, (arm, experiment) in runs.items():
-      records += _finished(folder, arm, experiment)
-  _publish(records, runs)
+    raise SystemExit(f'error: {error}') from error
 
 
 def _runs() -> 'dict[pathlib.Path, tuple[str, config_lib.Experiment]]':
@@ -97,6 +97,8 @@ def _runs() -> 'dict[pathlib.Path, tuple[str, config_lib.Experiment]]':
     raise ValueError(
       f'--data={_DATA.value!r}: only --task=needle_text reads text.'
     )
+  if _WORKDIR.value == '':
+    raise ValueError('--workdir=: must name a folder.')
   runs = {}
   for arm in arms:
     for seed in map(int, _SEEDS.value):
@@ -120,7 +122,8 @@ def _check(runs) -> None:
 
 
 def _workdir() -> pathlib.Path:
-  return pathlib.Path(_WORKDIR.value or f'runs/{_TASK.value}')
+  named = _WORKDIR.value
+  return pathlib.Path(f'runs/{_TASK.value}' if named is None else named)
 
 
 def _finished(

@@ -15,7 +15,15 @@ from absl import logging
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+<<<<<<< HEAD
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import fit
+=======
+from kaiju_jax.training import config as training_config
+>>>>>>> review
 from kaiju_jax.training import workdir as workdir_lib
+
+_SEEDS = 2**32
 
 
 def parse(argv: Sequence[str]) -> list[str]:
@@ -58,28 +66,47 @@ def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
   return line
 
 
-def train(experiment: config_lib.Experiment, workdir: str):
+def train(
+  experiment: config_lib.Experiment,
+  workdir: str,
+  mesh: sharding_config.MeshConfig | None = None,
+):
   """Trains `experiment` in `workdir`, or resumes it; returns the last state.
+
+  Args:
+    experiment: what is trained.
+    workdir: where; made where it does not exist.
+    mesh: how it spreads over all devices; by default the first one trains
+      alone. A resumed run may change it.
 
   Raises:
     ValueError, OSError: settings, data or a workdir that cannot serve; all of
       it is looked at before anything compiles.
   """
   check(experiment)
-  workdir_lib.check(workdir, experiment)
+  if mesh is not None:
+    fit.check(experiment, mesh)
+  with workdir_lib.reserved(workdir, experiment):
+    return _train(experiment, workdir, mesh)
 
+
+def _train(
+  experiment: config_lib.Experiment,
+  workdir: str,
+  mesh: sharding_config.MeshConfig | None,
+):
   # These import jax, which costs seconds that --help should not.
   from kaiju_jax.data import loader
+  from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import loop
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import state
   from kaiju_jax.training import step
 
-  optimizer.check(experiment.optimizer)
-  loop.check(experiment.loop)
   model = step.model_of(experiment)
-  rows, evaluate = _data(experiment, model)
-  params = state.init_params(model, experiment.seed)
+  devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
+  rows, evaluate = _data(experiment, model, devices)
+  params = state.init_params(model, experiment.seed, devices)
   if experiment.init == 'induction':
     from kaiju_jax.evaluation import induction
 
@@ -87,8 +114,8 @@ def train(experiment: config_lib.Experiment, workdir: str):
   return loop.train(
     experiment,
     workdir,
-    state=state.create(params, optimizer.make(experiment.optimizer)),
-    step=step.make(experiment),
+    state=state.create(params, optimizer.make(experiment.optimizer), devices),
+    step=step.make(experiment, devices),
     batches=loader.batches(
       rows, experiment.data.batch, experiment.data.microbatches
     ),
@@ -97,13 +124,15 @@ def train(experiment: config_lib.Experiment, workdir: str):
 
 
 def check(experiment: config_lib.Experiment) -> None:
-  """Refuses an experiment that cannot run, before jax is imported.
+  """Refuses an experiment that cannot run, before anything compiles.
 
   Raises:
-    ValueError: names the field, its value and what would be right.
+    OSError, ValueError: names the field, its value and what would be right.
   """
   model_config.check(experiment.model)
   data_config.check(experiment.data)
+  training_config.check_optimizer(experiment.optimizer)
+  training_config.check_loop(experiment.loop)
   if experiment.data.length > experiment.model.max_length:
     raise ValueError(
       f'data.length={experiment.data.length}: rows are longer than the'
@@ -113,9 +142,23 @@ def check(experiment: config_lib.Experiment) -> None:
     raise ValueError(
       f"init={experiment.init!r}: must be one of 'standard', 'induction'."
     )
+  if not 0 <= experiment.seed < _SEEDS:
+    raise ValueError(
+      f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes none'
+      ' below, and jax counts from 0 again above.)'
+    )
+  # These import numpy, and grain, which --help should not wait for.
+  if experiment.data.task == 'text':
+    from kaiju_jax.data import text
+
+    text.check(experiment.data, experiment.model.vocab_size)
+  else:
+    from kaiju_jax.evaluation import needle_tasks
+
+    needle_tasks.check(experiment)
 
 
-def _data(experiment: config_lib.Experiment, model):
+def _data(experiment: config_lib.Experiment, model, mesh):
   """Returns the row source, and what to evaluate parameters with, if any."""
   if experiment.data.task != 'text':
     from kaiju_jax.evaluation import needle_tasks
@@ -132,7 +175,7 @@ def _data(experiment: config_lib.Experiment, model):
   evaluate = None
   if unseen is not None:
     evaluate = held_out.evaluator(
-      model, unseen, data.length, data.batch, data.evaluated_rows
+      model, unseen, data.length, data.batch, data.evaluated_rows, mesh
     )
   return text.Rows(training, data.length, experiment.seed), evaluate
 

@@ -78,15 +78,50 @@ def read(path: str, chunked: bool = False) -> Iterator[Document]:
   if not path:
     yield from _standard_library()
     return
-  files = _files(path)
-  for name, file in files:
+  found = files(path)
+  for name, file in found:
     text = _text(file)
     if name.endswith('.jsonl'):
       yield from _lines(text, name, file)
-    elif chunked and len(files) == 1:
+    elif chunked and len(found) == 1:
       yield from _chunks(text, name)
     elif text:
       yield Document(name, (text,))
+
+
+def files(path: str) -> list[tuple[str, str]]:
+  """Returns (name relative to what was named, path) of each file at `path`.
+
+  Args:
+    path: a file, folder or glob.
+
+  Raises:
+    FileNotFoundError: nothing at `path`.
+    OSError: a folder that cannot be read.
+    ValueError: no files.
+  """
+  path = os.path.expanduser(path)
+  if os.path.isfile(path):
+    return [(os.path.basename(path), path)]
+  if os.path.isdir(path):
+    found = _walk(path, set())
+    missing = 'the folder holds no files (hidden ones are not read)'
+  elif glob.has_magic(path):
+    root = _fixed_part(path)
+    found = sorted(
+      (_relative(file, root), file)
+      for file in glob.glob(path, recursive=True)
+      if not os.path.isdir(file)
+    )
+    missing = 'the glob matches no files'
+  else:
+    raise FileNotFoundError(
+      f'data.path={path!r}: no such file or folder; expected a file, a folder,'
+      " a glob, or '' for the text that this Python carries."
+    )
+  if not found:
+    raise ValueError(f'data.path={path!r}: {missing}.')
+  return found
 
 
 def is_held_out(name: str, fraction: float) -> bool:
@@ -139,32 +174,6 @@ def _standard_library() -> Iterator[Document]:
       f"data.path='': the running Python carries no sources in {root};"
       ' name a file, folder or glob of text.'
     )
-
-
-def _files(path: str) -> list[tuple[str, str]]:
-  """(name relative to what was named, path) of each file."""
-  path = os.path.expanduser(path)
-  if os.path.isfile(path):
-    return [(os.path.basename(path), path)]
-  if os.path.isdir(path):
-    files = _walk(path, set())
-    missing = 'the folder holds no files (hidden ones are not read)'
-  elif glob.has_magic(path):
-    root = _fixed_part(path)
-    files = sorted(
-      (_relative(file, root), file)
-      for file in glob.glob(path, recursive=True)
-      if not os.path.isdir(file)
-    )
-    missing = 'the glob matches no files'
-  else:
-    raise FileNotFoundError(
-      f'data.path={path!r}: no such file or folder; expected a file, a folder,'
-      " a glob, or '' for the text that this Python carries."
-    )
-  if not files:
-    raise ValueError(f'data.path={path!r}: {missing}.')
-  return files
 
 
 def _walk(root: str, without: set[str]) -> list[tuple[str, str]]:

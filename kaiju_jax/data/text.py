@@ -73,6 +73,21 @@ def corpus(
   )
 
 
+def check(config: data_config.DataConfig, vocab_size: int) -> None:
+  """Refuses text or a tokenizer that is not there, before any text is read.
+
+  Args:
+    config: whose task reads text.
+    vocab_size: V of the model.
+
+  Raises:
+    OSError, ValueError: see `documents.files` and `tokenizer.load`.
+  """
+  if config.path:
+    documents_lib.files(config.path)
+  tokenizer_lib.load(config.tokenizer, vocab_size)
+
+
 def load(
   config: data_config.DataConfig, tokenizer: tokenizer_lib.Tokenizer
 ) -> tuple[Corpus, Corpus | None]:

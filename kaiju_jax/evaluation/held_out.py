@@ -5,12 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import numpy as np
 
 from kaiju_jax.data import loader
 from kaiju_jax.data import text
 from kaiju_jax.evaluation import perplexity
 from kaiju_jax.model import transformer
+from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.sharding import rules
 from kaiju_jax.training import loss
 
 # The held-out rows are drawn once, the same for every run of a corpus.
@@ -37,6 +41,7 @@ def evaluator(
   length: int,
   batch: int,
   rows: int,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[Any], dict[str, float]]:
   """Returns params → readings on `rows` rows of held-out text.
 
@@ -46,6 +51,7 @@ def evaluator(
     length: L of the rows.
     batch: B.
     rows: how many, drawn once from the whole corpus.
+    mesh: that the parameters are stored over; by default the first device.
 
   The function returns `loss` (nats a token), `bits_per_byte`, and the root
   mean square over layers, heads and tokens of the attention's log-sum-exp and
@@ -53,12 +59,15 @@ def evaluator(
   """
   source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
 
-  @jax.jit
+  mesh = mesh or mesh_lib.single()
+
+  @_on_each(mesh)
   def summed(params, rows_BL):
     value = loss.weighted_cross_entropy(model, params, rows_BL, 0.0, 0.0)
-    return value, jnp.sum(rows_BL.weight_BL)
+    weight = jnp.sum(rows_BL.weight_BL)
+    return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]
 
-  @jax.jit
+  @_on_each(mesh)
   def readings(params, rows_BL):
     _, left = model.apply(
       {'params': params},
@@ -80,6 +89,24 @@ def evaluator(
     }
 
   return evaluate
+
+
+def _on_each(mesh: jax.sharding.Mesh):
+  """Runs (params, rows_BL) on each device's own rows; all return the same."""
+
+  def decorate(function):
+    def run(params, rows_BL):
+      return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(rules.specs(params, mesh), PartitionSpec('fsdp')),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+      )(params, rows_BL)
+
+    return jax.jit(run)
+
+  return decorate
 
 
 def _root_mean_squares(readings) -> dict[str, float]:

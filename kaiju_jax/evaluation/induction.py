@@ -96,7 +96,7 @@ def _check(config: model_config.ModelConfig) -> None:
     )
 
 
-def _rotary_base(config: model_config.ModelConfig, path) -> float | None:
+def _rotary_base(config: model_config.ModelConfig, path) -> float:
   """The base of the layer that a parameter's path leads through."""
   block = layers_lib.repeating_block(config.layers())
   (name,) = (key.key for key in path if key.key.startswith('layer_'))
@@ -105,7 +105,7 @@ def _rotary_base(config: model_config.ModelConfig, path) -> float | None:
 
 
 def _previous_token(
-  config: model_config.ModelConfig, base: float | None
+  config: model_config.ModelConfig, base: float
 ) -> tuple[np.ndarray, np.ndarray]:
   """Head 0's query and key along μ, each [K]: their phases meet at offset 1.
 
@@ -113,7 +113,7 @@ def _previous_token(
   """
   half = config.head_dim // 2
   query_K, key_K = np.zeros((2, config.head_dim))
-  if base is None:
+  if not base:
     return query_K, key_K
   pairs = np.arange(min(_FREQUENCIES, half))
   angles = base ** (-2.0 * pairs / config.head_dim)

@@ -7,6 +7,7 @@ import functools
 
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
+from kaiju_jax.data import documents
 from kaiju_jax.data import loader
 from kaiju_jax.evaluation import needle
 from kaiju_jax.evaluation import needle_curriculum
@@ -47,7 +48,7 @@ def check(experiment: config_lib.Experiment) -> None:
   """Refuses a config whose task does not fit its model.
 
   Raises:
-    ValueError: names the field, its value and what would be right.
+    OSError, ValueError: names the field, its value and what would be right.
   """
   data, model = experiment.data, experiment.model
   if data.task not in CHANCE:
@@ -69,3 +70,5 @@ def check(experiment: config_lib.Experiment) -> None:
       f'model.max_length={model.max_length}: must be at least'
       f' {2 * data.length}, for questions are asked at twice data.length.'
     )
+  if data.task == 'needle_text' and data.path:
+    documents.files(data.path)

@@ -24,8 +24,8 @@ class ModelConfig:
     global_share: successive global layers that share keys and values.
     layout: the layer tuple drawn out, as 'L0 L0 L0 L3 L3 L3 G6'; where given,
       it stands instead of num_layers, period and the two shares.
-    rope_local: rotary base of local layers.
-    rope_global: rotary base of global layers; None for no rotary there.
+    rope_local: rotary base of local layers; 0 for no rotary there.
+    rope_global: rotary base of global layers; 0 for no rotary there.
     tied_embedding: whether the output head is the embedding's transpose.
     dtype: of activations and local gradients, 'bfloat16' or 'float32'.
       Parameters are float32 always.
@@ -48,8 +48,8 @@ class ModelConfig:
   local_share: int = 3
   global_share: int = 2
   layout: str = ''
-  rope_local: float | None = 10_000.0
-  rope_global: float | None = 10_000.0
+  rope_local: float = 10_000.0
+  rope_global: float = 10_000.0
   tied_embedding: bool = True
   dtype: str = 'bfloat16'
   remat: str = 'none'
@@ -140,10 +140,10 @@ def check(config: ModelConfig) -> None:
       )
   for name in ('rope_local', 'rope_global'):
     base = getattr(config, name)
-    if base is not None and base <= 1:
+    if base and base <= 1:
       raise ValueError(
         f'model.{name}={base}: a rotary base is larger than 1 (10000.0 is'
-        ' usual); None for no rotary.'
+        ' usual); 0 for no rotary.'
       )
   try:
     layers = config.layers()

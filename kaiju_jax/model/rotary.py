@@ -25,10 +25,10 @@ def table(
 
 
 def turns(
-  position_BL: jax.Array, max_length: int, head_dim: int, base: float | None
+  position_BL: jax.Array, max_length: int, head_dim: int, base: float
 ) -> tuple[jax.Array, jax.Array] | None:
-  """Returns the tables' rows at each position [B, L, K/2], None for no base."""
-  if base is None:
+  """Returns the tables' rows at each position [B, L, K/2], None for base 0."""
+  if not base:
     return None
   cosine, sine = table(max_length, head_dim, base)
   return jnp.asarray(cosine)[position_BL], jnp.asarray(sine)[position_BL]

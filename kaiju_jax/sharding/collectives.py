@@ -74,14 +74,16 @@ def mean(
   return lax.pmean(lax.stop_gradient(x), axes) if axes else x
 
 
-def total(x: jax.Array, letters: str) -> jax.Array:
+def total(
+  x: jax.Array, letters: str, table: Mapping[str, str | None] = rules.IN_USE
+) -> jax.Array:
   """Returns the sum over the devices that `letters` are split over.
 
   All of them go on with the same value, and each with its own share of the
   gradient: the cotangent passes as it is. (The transpose of `lax.psum` would
   add up the copies, and count the loss once for every device.)
   """
-  axes = axes_of(letters)
+  axes = axes_of(letters, table)
   return _total(x, axes) if axes else x
 
 

@@ -66,6 +66,9 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
         f'{name!r}: {other} and {letter} would both be split over {axis!r}.'
       )
     axes.append(axis)
+  # Compiled steps are looked up by spec, and XLA's own end at the last axis.
+  while axes and axes[-1] is None:
+    axes.pop()
   return PartitionSpec(*axes)
 
 
@@ -111,6 +114,11 @@ def shardings(
     return jax.sharding.NamedSharding(mesh, axes)
 
   return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def specs(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Returns the `PartitionSpec` of every leaf as it is stored."""
+  return jax.tree.map(lambda sharding: sharding.spec, shardings(tree, mesh))
 
 
 def name_of(path) -> str:

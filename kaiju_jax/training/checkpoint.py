@@ -28,8 +28,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from kaiju_jax.training import fingerprint
+from kaiju_jax.training import workdir
 
-_FOLDER = 'checkpoints'
 _BAD_FOLDER = 'bad_checkpoints'
 
 
@@ -63,16 +63,18 @@ class Checkpoints:
   def __init__(
     self, folder: pathlib.Path, kept: int, say: Callable[[str], None] = print
   ):
-    self._folder = folder / _FOLDER
+    self._folder = folder / workdir.CHECKPOINTS
     self._bad = folder / _BAD_FOLDER
     self._say = say
     self._saving = None
     logging.getLogger('absl').addFilter(_is_not_told_twice)
-    self._halves = [path.name.split('.')[0] for path in _halves(self._folder)]
+    halves = _halves(self._folder)
+    self._halves = [path.name.split('.')[0] for path in halves]
+    for half in halves:  # Orbax would, in a thread that may meet another's.
+      shutil.rmtree(half, ignore_errors=True)
     self._manager = _manager(
       self._folder,
       preservation_policy=ocp.checkpoint_managers.LatestN(kept),
-      cleanup_tmp_directories=True,
     )
 
   def __enter__(self) -> Self:
@@ -195,7 +197,7 @@ def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
     FileNotFoundError: there is no checkpoint.
     RestoreError: none can be read.
   """
-  folder = pathlib.Path(folder) / _FOLDER
+  folder = pathlib.Path(folder) / workdir.CHECKPOINTS
   if not folder.is_dir():
     raise FileNotFoundError(f'{folder}: not found; nothing was saved yet.')
   with _manager(folder, create=False) as manager:

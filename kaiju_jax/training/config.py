@@ -77,3 +77,77 @@ class LoopConfig:
   evaluate_every: int = 0
   checkpoint_every: int = 200
   checkpoints_kept: int = 2
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+  """Refuses settings that cannot be meant.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name, choices in (
+    ('schedule', ('cosine', 'wsd', 'constant')),
+    ('z_reg.target', ('lse', 'mean_logit')),
+    ('z_reg.schedule', ('constant', 'learning_rate')),
+  ):
+    value = config
+    for part in name.split('.'):
+      value = getattr(value, part)
+    if value not in choices:
+      raise ValueError(
+        f'optimizer.{name}={value!r}: must be one of'
+        f' {", ".join(map(repr, choices))}.'
+      )
+  if config.learning_rate <= 0:
+    raise ValueError(
+      f'optimizer.learning_rate={config.learning_rate}: must be positive.'
+    )
+  for name in ('warmup', 'decay', 'final'):
+    value = getattr(config, name)
+    if not 0 <= value <= 1:
+      raise ValueError(f'optimizer.{name}={value}: must lie in 0…1.')
+  for name in ('b1', 'b2'):
+    value = getattr(config, name)
+    if not 0 <= value < 1:
+      raise ValueError(
+        f'optimizer.{name}={value}: must be a fraction, 0 ≤ … < 1.'
+      )
+  if config.schedule == 'cosine' and config.warmup == 1:
+    raise ValueError(
+      f'optimizer.warmup={config.warmup}: must be less than 1, for'
+      " optimizer.schedule='cosine' falls over the rest of the run."
+    )
+  if config.schedule == 'wsd' and config.warmup + config.decay > 1:
+    raise ValueError(
+      f'optimizer.warmup={config.warmup} and optimizer.decay={config.decay}'
+      ' are fractions of one run: together at most 1.'
+    )
+  for name in ('weight_decay', 'clip', 'bungee_rate'):
+    if getattr(config, name) < 0:
+      raise ValueError(
+        f'optimizer.{name}={getattr(config, name)}: must not be negative.'
+      )
+  for name in ('attention', 'logits'):
+    if getattr(config.z_reg, name) < 0:
+      raise ValueError(
+        f'optimizer.z_reg.{name}={getattr(config.z_reg, name)}: must not be'
+        ' negative.'
+      )
+
+
+def check_loop(config: LoopConfig) -> None:
+  """Refuses loop settings that mean nothing.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name, least in (
+    ('steps', 1),
+    ('log_every', 1),
+    ('evaluate_every', 0),
+    ('checkpoint_every', 1),
+    ('checkpoints_kept', 1),
+  ):
+    value = getattr(config, name)
+    if value < least:
+      raise ValueError(f'loop.{name}={value}: must be at least {least}.')

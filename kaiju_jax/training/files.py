@@ -24,6 +24,20 @@ def writing(what: str) -> Iterator[None]:
     ) from error
 
 
+def make_folder(path: pathlib.Path) -> None:
+  """Makes a folder, and those above it, where it does not exist.
+
+  Raises:
+    OSError: it cannot be made; names it.
+  """
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise OSError(
+      f'{path}: the folder cannot be made: {error.strerror}.'
+    ) from error
+
+
 def write_json(path: pathlib.Path, data: Any) -> None:
   """Replaces a file by `data` as JSON, in one step that cannot be halved."""
   text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + '\n'

@@ -58,7 +58,7 @@ def train(
     KeyboardInterrupt: at a second Ctrl-C. A save under way is not waited for.
   """
   config = experiment.loop
-  check(config)
+  training_config.check_loop(config)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(workdir_lib.opened(workdir, experiment))
     progress = stack.enter_context(progress_lib.Progress(config.steps))
@@ -100,24 +100,6 @@ def train(
     checkpoints.wait()
     progress.end(_farewell(number, config.steps, folder))
     return state
-
-
-def check(config: training_config.LoopConfig) -> None:
-  """Refuses loop settings that mean nothing.
-
-  Raises:
-    ValueError: names the field, its value and what would be right.
-  """
-  for name, least in (
-    ('steps', 1),
-    ('log_every', 1),
-    ('evaluate_every', 0),
-    ('checkpoint_every', 1),
-    ('checkpoints_kept', 1),
-  ):
-    value = getattr(config, name)
-    if value < least:
-      raise ValueError(f'loop.{name}={value}: must be at least {least}.')
 
 
 def _due(number: int, every: int, config: training_config.LoopConfig) -> bool:

@@ -19,6 +19,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.training import config as training_config
 
 Schedule = Callable[[jax.Array], jax.Array]
+check = training_config.check_optimizer
 
 # A running KV limit moves by this fraction of itself a step. (Our guess.)
 _LIMIT_RATE = 0.01
@@ -143,48 +144,3 @@ def skipped_steps(opt_state: optax.OptState) -> jax.Array | int:
   if isinstance(opt_state, optax.ApplyIfFiniteState):
     return opt_state.total_notfinite
   return 0
-
-
-def check(config: training_config.OptimizerConfig) -> None:
-  """Refuses settings that cannot be meant.
-
-  Raises:
-    ValueError: names the field, its value and what would be right.
-  """
-  for name, choices in (
-    ('schedule', ('cosine', 'wsd', 'constant')),
-    ('z_reg.target', ('lse', 'mean_logit')),
-    ('z_reg.schedule', ('constant', 'learning_rate')),
-  ):
-    value = config
-    for part in name.split('.'):
-      value = getattr(value, part)
-    if value not in choices:
-      raise ValueError(
-        f'optimizer.{name}={value!r}: must be one of'
-        f' {", ".join(map(repr, choices))}.'
-      )
-  if config.learning_rate <= 0:
-    raise ValueError(
-      f'optimizer.learning_rate={config.learning_rate}: must be positive.'
-    )
-  for name in ('warmup', 'decay', 'final', 'b1', 'b2'):
-    value = getattr(config, name)
-    if not 0 <= value <= 1:
-      raise ValueError(f'optimizer.{name}={value}: must lie in 0…1.')
-  if config.schedule == 'wsd' and config.warmup + config.decay > 1:
-    raise ValueError(
-      f'optimizer.warmup={config.warmup} and optimizer.decay={config.decay}'
-      ' are fractions of one run: together at most 1.'
-    )
-  for name in ('weight_decay', 'clip', 'bungee_rate'):
-    if getattr(config, name) < 0:
-      raise ValueError(
-        f'optimizer.{name}={getattr(config, name)}: must not be negative.'
-      )
-  for name in ('attention', 'logits'):
-    if getattr(config.z_reg, name) < 0:
-      raise ValueError(
-        f'optimizer.z_reg.{name}={getattr(config.z_reg, name)}: must not be'
-        ' negative.'
-      )

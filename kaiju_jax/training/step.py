@@ -114,10 +114,12 @@ def make(
       params=optax.apply_updates(state.params, updates),
       opt_state=opt_state,
     )
-    shardings = rules.shardings(state, mesh)
-    return lax.with_sharding_constraint(state, shardings), metrics
+    return state, metrics
 
-  return jax.jit(step, donate_argnums=0)
+  # Out as in, to the letter: a second call then finds the compiled step.
+  state, _ = abstract(experiment, mesh)
+  stored = jax.tree.map(lambda leaf: leaf.sharding, state)
+  return jax.jit(step, donate_argnums=0, out_shardings=(stored, None))
 
 
 def gradient_of(experiment: config_lib.Experiment, mesh: jax.sharding.Mesh):
@@ -138,12 +140,14 @@ def gradient_of(experiment: config_lib.Experiment, mesh: jax.sharding.Mesh):
       return value, gradient, jnp.sum(microbatch.weight_BL)
 
     value, gradient, weight = _over_microbatches(of, len(batch[0]), count)
-    rows = collectives.axes_of('B', rules.ROWS)
-    value, weight = lax.psum((value, weight), rows) if rows else (value, weight)
-    return value, collectives.summed_over_copies(gradient), weight
+    return (
+      collectives.total(value, 'B', rules.ROWS),
+      collectives.summed_over_copies(gradient),
+      collectives.total(weight, 'B', rules.ROWS),
+    )
 
   def summed(params, batch, count, z_attention, z_logits):
-    specs = jax.tree.map(lambda s: s.spec, rules.shardings(params, mesh))
+    specs = rules.specs(params, mesh)
     scalar = PartitionSpec()
     return jax.shard_map(
       local,

@@ -20,6 +20,7 @@ from kaiju_jax import config as config_lib
 from kaiju_jax.training import files
 from kaiju_jax.training import strict
 
+CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
@@ -32,27 +33,56 @@ def opened(
   """Makes or reopens a workdir, and keeps other processes out of it.
 
   Raises:
-    ValueError: see `check`.
-    BlockingIOError: another process trains there.
+    ValueError, OSError: see `reserved`.
   """
-  path = pathlib.Path(path)
-  check(path, experiment)
-  with files.writing(str(path)):
-    path.mkdir(parents=True, exist_ok=True)
-  with _locked(path / _LOCK):
-    check(path, experiment)
+  with reserved(path, experiment) as path:
     if not (path / _CONFIG).exists():
       files.write_json(path / _CONFIG, strict.dump(experiment))
     yield path
+
+
+@contextlib.contextmanager
+def reserved(
+  path: str | os.PathLike, experiment: config_lib.Experiment
+) -> Iterator[pathlib.Path]:
+  """Keeps a workdir that need not exist yet for this process.
+
+  For the minutes in which data is read and parameters are made: what the
+  folder would refuse then, it refuses at once. Nothing says yet whose it is;
+  a folder that was made here and never got a `config.json` is taken away
+  again.
+
+  Raises:
+    ValueError: see `check`.
+    BlockingIOError: another process trains there.
+    OSError: the folder cannot be made, or not be written to.
+  """
+  check(path, experiment)
+  path = pathlib.Path(path)
+  made = [one for one in (path, *path.parents) if not one.exists()]
+  files.make_folder(path)
+  with _locked(path / _LOCK):
+    check(path, experiment)
+    try:
+      yield path
+    finally:
+      if made and not (path / _CONFIG).exists():
+        (path / _LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # It holds something by now.
+          for folder in made:
+            folder.rmdir()
 
 
 def check(path: str | os.PathLike, experiment: config_lib.Experiment) -> None:
   """Refuses a workdir that holds another experiment. Writes nothing.
 
   Raises:
-    ValueError: the experiment is ill-typed, or the workdir's `config.json`
-      disagrees; names each field with both values, and a new workdir.
+    ValueError: no name, or a file's; the experiment is ill-typed, or the
+      workdir's `config.json` disagrees (names each field with both values, and
+      a new workdir).
   """
+  if not os.fspath(path):
+    raise ValueError("workdir '': must name a folder, as runs/tiny.")
   path = pathlib.Path(path)
   wanted = strict.dump(experiment)
   if path.exists() and not path.is_dir():
@@ -92,6 +122,15 @@ def load_experiment(path: str | os.PathLike) -> config_lib.Experiment:
     raise ValueError(f'{file}: {error}') from error
 
 
+def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:
+  """Whether a workdir has a finished checkpoint of that step; needs no jax.
+
+  A save writes into a folder of another name and renames it once all is on
+  the disk (checkpoint.py), after the step's records and its evaluation.
+  """
+  return (pathlib.Path(path) / CHECKPOINTS / str(step)).is_dir()
+
+
 def note_start(path: pathlib.Path) -> None:
   """Writes where and with what the run starts, or goes on, now."""
   # Imported here, so that `check` and `load_experiment` need no jax.
@@ -108,7 +147,7 @@ def note_start(path: pathlib.Path) -> None:
 @contextlib.contextmanager
 def _locked(path: pathlib.Path) -> Iterator[None]:
   """Holds a record lock, which the kernel frees however the process ends."""
-  with open(path, 'a+', encoding='utf-8') as file:
+  with _lock_file(path) as file:
     try:
       fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
@@ -126,9 +165,18 @@ def _locked(path: pathlib.Path) -> Iterator[None]:
     yield
 
 
+def _lock_file(path: pathlib.Path):
+  try:
+    return open(path, 'a+', encoding='utf-8')
+  except OSError as error:
+    raise OSError(
+      f'workdir {path.parent}: cannot be written to: {error.strerror}.'
+    ) from error
+
+
 def _refuse_leftovers(path: pathlib.Path) -> None:
   """Checkpoints of an unknown experiment must not be taken for this one's."""
-  for name in ('checkpoints', 'metrics.jsonl'):
+  for name in (CHECKPOINTS, 'metrics.jsonl'):
     if (path / name).exists():
       raise ValueError(
         f'workdir {path}: holds {name}, but no {_CONFIG} that says of which'
@@ -137,7 +185,9 @@ def _refuse_leftovers(path: pathlib.Path) -> None:
 
 
 def _free_name(path: pathlib.Path) -> pathlib.Path:
+  if path.name in ('', '..'):  # '.' has no name that a number could follow.
+    path = path.resolve()
   number = 2
-  while path.with_name(f'{path.name}-{number}').exists():
+  while (free := path.parent / f'{path.name}-{number}').exists():
     number += 1
-  return path.with_name(f'{path.name}-{number}')
+  return free

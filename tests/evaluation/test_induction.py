@@ -171,7 +171,7 @@ def test_embeddings_share_a_direction_of_norm_1():
 
 
 def test_layers_without_rotary_get_no_previous_token_head():
-  config, _, params = both('shared', rope_global=None)
+  config, _, params = both('shared', rope_global=0.0)
   attention = [params['blocks'][f'layer_{i}']['attention'] for i in range(4)]
   assert np.all(attention[3]['w_q_DHK'][0, :, 0] == 0)
   assert np.any(attention[0]['w_q_DHK'][0, :, 0] != 0)

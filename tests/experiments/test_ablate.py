@@ -36,7 +36,7 @@ def get_config(arm='plain'):
 # the paired differences of seeds 0 and 1 are -.1 and -.2. The workdir is
 # written as the real loop writes it. Each run counts its starts.
 TRAIN = """
-import json, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, time
 from absl import app, flags
 from ml_collections import config_flags
 from kaiju_jax.training import metrics, workdir
@@ -62,11 +62,17 @@ def main(argv):
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     for step in range(done + 1, config.loop.steps + 1):
       records.append(step, 8 * step, {'loss': loss})
-      if config.data.path == 'slow':
+      if os.environ.get('FAKE') == 'slow':
         time.sleep(0.2)
       if stop:
         return
+    step = config.loop.steps
+    half = folder / 'checkpoints' / f'{step}.orbax-checkpoint-tmp'
+    if os.environ.get('FAKE') == 'killed' and not half.exists():
+      half.mkdir(parents=True)
+      os.kill(os.getpid(), signal.SIGKILL)
     records.append(step, 8 * step, {'eval_bits': 2 * loss})
+    (folder / 'checkpoints' / str(step)).mkdir(parents=True)
     (folder / 'environment.json').write_text(
       json.dumps({'jax': '1.2.3', 'git_revision': 'abc', 'date': '2026'}))
 
@@ -172,17 +178,34 @@ def test_a_run_cut_short_goes_on(place):
   path = place / 'root' / 'plain' / 'seed0' / 'metrics.jsonl'
   lines = path.read_text().splitlines(keepends=True)
   path.write_text(''.join(lines[:3]) + lines[3][:9])
+  (path.parent / 'checkpoints' / '6').rmdir()
   assert call(place, *flags).returncode == 0
   assert path.read_text() == ''.join(lines)
   assert starts(place) == {'plain/seed0': 2}
 
 
-def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place):
+def test_a_run_killed_before_its_last_save_is_not_finished(place, monkeypatch):
+  flags = ('--seeds=1', '--arms=plain')
+  monkeypatch.setenv('FAKE', 'killed')
+  done = call(place, *flags)
+  assert done.returncode == 1
+  assert 'plain seed 0: failed (SIGKILL)' in done.stdout
+  path = place / 'root' / 'plain' / 'seed0' / 'metrics.jsonl'
+  # All steps are on record, the evaluation and the checkpoint are missing.
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [record['step'] for record in records] == [1, 2, 3, 4]
+  done = call(place, *flags)
+  assert done.returncode == 0
+  assert '1 of 1 runs to do' in done.stdout
+  assert 'eval_bits' in path.read_text().splitlines()[-1]
+
+
+def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
+  monkeypatch.setenv('FAKE', 'slow')
   flags = (
     '--seeds=1',
     '--arms=better',
     '--jobs=2',
-    '--config.data.path=slow',
     '--config.loop.steps=20',
   )
   metrics = [
@@ -223,7 +246,19 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place):
     (('--config.model.window=0',), 'window=0: must be at least 1'),
     (('--config.data.length=4096',), 'rows are longer than the positions'),
     (('--config.seed=7',), '--config.seed=7: --seeds says'),
-    (('--config.loop.log_every=3',), 'must divide loop.steps=4'),
+    (('--config.loop.log_every=0',), 'loop.log_every=0: must be at least 1'),
+    (('--config.loop.steps=0',), 'loop.steps=0: must be at least 1'),
+    (('--config.optimizer.schedule=foo',), "optimizer.schedule='foo': must"),
+    (('--config.data.path=/nope',), "data.path='/nope': no such file"),
+    (('--config.data.tokenizer=/nope',), "data.tokenizer='/nope': no such"),
+    (
+      ('--config.data.path=/nope', '--config.data.task=needle_text'),
+      "data.path='/nope': no such file",
+    ),
+    (('--arms=',), '--arms=: must name some of plain, better, broken'),
+    (('--root=',), '--root=: must name a folder'),
+    (('--root=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
+    (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),
   ],
 )
 def test_bad_flags_are_refused_before_anything_runs(place, flags, message):
@@ -232,6 +267,15 @@ def test_bad_flags_are_refused_before_anything_runs(place, flags, message):
   assert done.stderr.startswith('error: ')
   assert message in done.stderr and 'Traceback' not in done.stderr
   assert not (place / 'root').exists()
+
+
+def test_no_rotary_on_global_layers_can_be_typed(place):
+  experiment = ablation_plan.resolve(
+    f'{place / "arms.py"}:plain',
+    ['--config.model.rope_global=0', '--config.model.rope_local=500'],
+  )
+  assert experiment.model.rope_global == 0
+  assert experiment.model.rope_local == 500
 
 
 def test_a_root_of_other_experiments_is_refused(place):

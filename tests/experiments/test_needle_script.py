@@ -87,6 +87,8 @@ def test_end_to_end_and_not_twice_and_not_for_another(
     ({'arms': []}, '--arms and --seeds each need at least one'),
     ({'seeds': ['-1']}, "--seeds: '-1' is not a non-negative integer"),
     ({'seeds': ['x']}, "--seeds: 'x' is not a non-negative integer"),
+    ({'seeds': ['9' * 20]}, 'seed=9{20}: must lie in'),
+    ({'workdir': ''}, '--workdir=: must name a folder'),
     ({'data': 'folder'}, "--data='folder': only --task=needle_text"),
     ({'task': 'needle_text', 'data': '/nowhere'}, '/nowhere'),
   ],
@@ -95,8 +97,13 @@ def test_bad_flags_are_refused_before_anything_is_written(
   tmp_path, flags, message
 ):
   with pytest.raises(SystemExit, match=message):
-    run(tmp_path / 'new', **flags)
+    run(**{'workdir': tmp_path / 'new', **flags})
   assert not (tmp_path / 'new').exists()
+
+
+def test_a_folder_that_cannot_be_made_is_a_line(toy):
+  with pytest.raises(SystemExit, match='error: /proc/x/full/seed0: the folder'):
+    run('/proc/x', arms=['full'])
 
 
 def test_arms_are_the_layouts_that_they_name():

@@ -98,8 +98,11 @@ def test_a_terminated_run_resumes_to_the_same_records(folder):
 def changed(**fields):
   experiment = tiny.get_config()
   for name, value in fields.items():
-    room, field = name.split('__')
-    setattr(getattr(experiment, room), field, value)
+    *rooms, field = name.split('__')
+    holder = experiment
+    for room in rooms:
+      holder = getattr(holder, room)
+    setattr(holder, field, value)
   return experiment
 
 
@@ -114,6 +117,8 @@ def changed(**fields):
     ({'model__layout': 'L0 G1 L2 L1'}, 'of another kind'),
     ({'optimizer__schedule': 'linear'}, "optimizer.schedule='linear'"),
     ({'loop__steps': 0}, 'loop.steps=0'),
+    ({'seed': -1}, 'seed=-1: must lie in 0…4294967295'),
+    ({'seed': 2**32}, 'seed=4294967296: must lie in 0…4294967295'),
   ],
 )
 def test_bad_settings_are_refused_and_leave_nothing(tmp_path, fields, message):
@@ -129,6 +134,30 @@ def test_a_workdir_of_another_experiment_is_refused(tmp_path):
     pass
   with pytest.raises(ValueError, match=r'model\.window: 64 in the workdir, 32'):
     run.train(changed(model__window=32), str(tmp_path / 'work'))
+
+
+@pytest.mark.parametrize(
+  'workdir, message',
+  [
+    ('/proc/nope', '^/proc/nope: the folder cannot be made: No such file'),
+    ('/proc', '^workdir /proc: cannot be written to: No such file'),
+    ('', '^workdir .*: must name a folder'),
+  ],
+)
+def test_a_folder_that_will_not_do_is_refused_before_the_work(
+  monkeypatch, workdir, message
+):
+  monkeypatch.setattr(run, '_train', None)
+  with pytest.raises((ValueError, OSError), match=message):
+    run.train(tiny.get_config(), workdir)
+
+
+def test_data_that_is_not_text_leaves_no_folder(folder):
+  (folder / 'texts' / 'a.txt').write_bytes(b'\xff\xfe')
+  experiment = changed(data__path=str(folder / 'texts'))
+  with pytest.raises(ValueError, match=r'a\.txt: not text'):
+    run.train(experiment, str(folder / 'work' / 'a'))
+  assert not (folder / 'work').exists()
 
 
 def test_a_misspelt_override_is_refused():

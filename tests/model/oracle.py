@@ -34,7 +34,7 @@ def rms_norm(x, gain):
 
 
 def rotate(x_BLHK, position_BL, base):
-  if base is None:
+  if not base:
     return x_BLHK
   size = x_BLHK.shape[-1]
   rate = base ** (-np.arange(0, size, 2) / size)

@@ -54,8 +54,8 @@ def test_every_allowed_choice_passes():
     ('head_dim', 33, 'must be even'),
     ('dtype', 'float16', "one of 'bfloat16', 'float32'"),
     ('remat', 'full', "one of 'none', 'layer'"),
-    ('rope_local', 1.0, 'None for no rotary'),
-    ('rope_global', -2.0, 'None for no rotary'),
+    ('rope_local', 1.0, '0 for no rotary'),
+    ('rope_global', -2.0, '0 for no rotary'),
     ('unroll', 3, 'must divide the 2 repeats of the layer block'),
   ],
 )
@@ -99,7 +99,7 @@ def test_int8_logits_need_int8_keys():
 
 
 def test_no_rotary_is_allowed():
-  config_lib.check(config_lib.ModelConfig(rope_local=None, rope_global=None))
+  config_lib.check(config_lib.ModelConfig(rope_local=0.0, rope_global=0.0))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ CONFIGS = {
   ),
   'two repeats': small_config(num_layers=6, period=3, global_share=1),
   'globals shared across repeats': small_config(num_layers=8, period=4),
-  'no rotary on global layers': small_config(rope_global=None),
+  'no rotary on global layers': small_config(rope_global=0.0),
   'untied head': small_config(tied_embedding=False),
   'remat': small_config(remat='layer'),
   'int8': small_config(quantization=int8_config()),

@@ -26,13 +26,13 @@ def mesh_of(fsdp, tensor):
   [
     ('w_in_DF', 2, ('fsdp', 'tensor')),
     ('w_in_DF', 3, (None, 'fsdp', 'tensor')),
-    ('w_q_DHK', 3, ('fsdp', 'tensor', None)),
-    ('w_k_DK', 2, ('fsdp', None)),
+    ('w_q_DHK', 3, ('fsdp', 'tensor')),
+    ('w_k_DK', 2, ('fsdp',)),
     ('embedding_DV', 2, ('fsdp', 'tensor')),
     ('gain_D', 1, ('fsdp',)),
-    ('k_limit_K', 2, (None, None)),
+    ('k_limit_K', 2, ()),
     ('bungee_w_in', 0, ()),
-    ('bungee_w_in', 1, (None,)),
+    ('bungee_w_in', 1, ()),
   ],
 )
 def test_stored_tensors_by_name(name, rank, axes):
@@ -41,7 +41,7 @@ def test_stored_tensors_by_name(name, rank, axes):
 
 def test_what_is_in_use_is_whole_along_d():
   assert rules.spec('w_in_DF', 2, rules.IN_USE) == P(None, 'tensor')
-  assert rules.spec('w_k_DK', 2, rules.IN_USE) == P(None, None)
+  assert rules.spec('w_k_DK', 2, rules.IN_USE) == P()
 
 
 def test_rows():

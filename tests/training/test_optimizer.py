@@ -139,9 +139,31 @@ def test_z_reg_follows_the_rate_where_told_to():
     ({'learning_rate': 0.0}, 'optimizer.learning_rate=0.0: must be positive'),
     ({'warmup': 1.5}, r'optimizer.warmup=1.5: must lie in 0…1'),
     ({'schedule': 'wsd', 'warmup': 0.9}, 'together at most 1'),
+    ({'schedule': 'cosine', 'warmup': 1.0}, 'warmup=1.0: must be less than 1'),
+    ({'b1': 1.0}, 'optimizer.b1=1.0: must be a fraction'),
+    ({'b2': 1.0}, 'optimizer.b2=1.0: must be a fraction'),
     ({'clip': -1.0}, 'optimizer.clip=-1.0: must not be negative'),
   ],
 )
 def test_errors(changes, message):
   with pytest.raises(ValueError, match=message):
-    optimizer.check(config(**changes))
+    training_config.check_optimizer(config(**changes))
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'schedule': 'cosine', 'warmup': 0.999},
+    {'schedule': 'wsd', 'warmup': 0.5, 'decay': 0.5},
+    {'schedule': 'wsd', 'warmup': 1.0, 'decay': 0.0},
+    {'schedule': 'constant', 'warmup': 1.0},
+    {'b1': 0.999, 'b2': 0.0},
+  ],
+)
+def test_what_passes_the_check_gives_finite_updates(changes):
+  made = config(**changes)
+  training_config.check_optimizer(made)
+  rates = optimizer.shape_of_rate(made, 1000)
+  assert all(0 <= rates(jnp.float32(t)) <= 1 for t in (0, 500, 999, 1000))
+  updates, _ = updated(optimizer.make(made), like(1.0))
+  assert all(np.isfinite(u).all() for u in jax.tree.leaves(updates))

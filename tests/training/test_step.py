@@ -116,7 +116,7 @@ def test_z_reg_changes_gradients_and_not_a_bit_of_the_loss(halves, target):
 
 def test_mean_logit_z_reg_is_the_gradient_of_the_explicit_term(halves):
   """For one layer, whose logits can be written out here."""
-  one = experiment(num_layers=1, period=1, rope_global=None)
+  one = experiment(num_layers=1, period=1, rope_global=0.0)
   one.optimizer.z_reg.target = 'mean_logit'
   model = step_lib.model_of(one)
   params = start(one).params

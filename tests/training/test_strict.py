@@ -27,7 +27,7 @@ def test_what_goes_out_comes_back():
   outer = Outer(count=7, lengths=(5,), inner=Inner(rate=1e-3, base=1e4))
   assert strict.parse(Outer, strict.dump(outer)) == outer
   experiment = config.Experiment()
-  experiment.model.rope_global = None
+  experiment.model.rope_global = 0.0
   dumped = strict.dump(experiment)
   assert strict.parse(config.Experiment, dumped) == experiment
 

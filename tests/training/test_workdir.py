@@ -27,7 +27,7 @@ def _snapshot(folder):
 
 def test_the_config_comes_back_typed(tmp_path):
   experiment = config.Experiment(seed=3)
-  experiment.model.rope_global = None
+  experiment.model.rope_global = 0.0
   experiment.optimizer.learning_rate = 1
   with workdir.opened(tmp_path / 'a' / 'b', experiment) as folder:
     read = workdir.load_experiment(folder)
@@ -83,6 +83,21 @@ def test_a_config_of_other_code_is_refused(tmp_path):
     workdir.load_experiment(tmp_path)
 
 
+def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
+  experiment = config.Experiment()
+  experiment.model.rope_global = 0.0
+  with workdir.opened(tmp_path, experiment):
+    pass
+  file = tmp_path / 'config.json'
+  data = json.loads(file.read_text())
+  data['model']['rope_global'] = None
+  file.write_text(json.dumps(data))
+  with pytest.raises(ValueError, match=r'model\.rope_global: None in the work'):
+    workdir.check(tmp_path, experiment)
+  with pytest.raises(ValueError, match=r'model\.rope_global=None: must be flo'):
+    workdir.load_experiment(tmp_path)
+
+
 def test_bad_folders_are_named(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'config\.json: not found'):
     workdir.load_experiment(tmp_path)
@@ -130,6 +145,45 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     holder.stdout.close()
   with workdir.opened(tmp_path, config.Experiment()):
     pass
+
+
+def test_a_reserved_folder_is_locked_and_leaves_nothing_behind(tmp_path):
+  folder = tmp_path / 'a' / 'b'
+  lock = (
+    'import fcntl, sys; fcntl.lockf(open(sys.argv[1], "a+"),'
+    ' fcntl.LOCK_EX | fcntl.LOCK_NB)'
+  )
+  with workdir.reserved(folder, config.Experiment()):
+    call = [sys.executable, '-c', lock, str(folder / 'lock')]
+    assert b'BlockingIOError' in subprocess.run(call, stderr=-1).stderr
+    assert [path.name for path in folder.iterdir()] == ['lock']
+  assert not list(tmp_path.iterdir())
+  # What it is reserved for stays, and so does a folder that was there before.
+  with (
+    workdir.reserved(folder, config.Experiment()),
+    workdir.opened(folder, config.Experiment()),
+  ):
+    pass
+  assert (folder / 'config.json').exists()
+  (tmp_path / 'old').mkdir()
+  with workdir.reserved(tmp_path / 'old', config.Experiment()):
+    pass
+  assert (tmp_path / 'old').exists()
+
+
+@pytest.mark.parametrize(
+  'here, name', [('run', '.'), ('run/sub', '..'), ('run', '../run')]
+)
+def test_a_folder_by_its_place_gets_a_name_for_another(
+  tmp_path, monkeypatch, here, name
+):
+  (tmp_path / 'run' / 'sub').mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / here)
+  with workdir.opened(name, config.Experiment()):
+    pass
+  assert (tmp_path / 'run' / 'config.json').exists()
+  with pytest.raises(ValueError, match=r'--workdir=\S*/run-2$'):
+    workdir.check(name, config.Experiment(seed=1))
 
 
 def test_checking_imports_no_jax():
