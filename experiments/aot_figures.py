@@ -6,6 +6,7 @@ from kaiju_jax import accelerator as accelerator_lib
 from kaiju_jax import aot
 from kaiju_jax import config as config_lib
 from kaiju_jax import wire
+from kaiju_jax import wire_audit
 from kaiju_jax.hlo import collectives as collectives_lib
 from kaiju_jax.hlo import loops
 from kaiju_jax.hlo import matmuls as matmuls_lib
@@ -71,6 +72,7 @@ def compiled(
     'unread_loops': len(loops.executions(program.module).unread),
     'unsure_collectives': sum(not x.is_sure for x in found),
     'complaints': program.complaints,
+    'audit': wire_audit.problems(found, experiment, mesh_config),
   }
   figures['problems'] = _problems(figures)
   return figures
@@ -121,6 +123,7 @@ def _small(found) -> list[dict[str, Any]]:
 
 def _problems(figures) -> list[str]:
   problems = [f'the compiler says: {line}' for line in figures['complaints']]
+  problems += [f'on the wire: {line}' for line in figures['audit']]
   if figures['needed_bytes'] > _SHARE * figures['device_bytes']:
     problems.append(f'needs more than {_SHARE:.0%} of the device.')
   if figures['aliased_bytes'] < 0.99 * figures['state_bytes']:

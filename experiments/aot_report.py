@@ -88,6 +88,11 @@ def _report() -> bool:
   )
   if _FSDP.value is None and _TENSOR.value is None:
     mesh = accelerator.mesh
+  if mesh.devices != accelerator.devices and _FSDP.value and _TENSOR.value:
+    raise ValueError(
+      f'mesh.fsdp={mesh.fsdp} × mesh.tensor={mesh.tensor} is {mesh.devices}'
+      f' devices, but {accelerator.name} has {accelerator.devices}.'
+    )
   experiment = _experiment(mesh)
   run.check(experiment)
   fit.check(experiment, mesh)

@@ -14,8 +14,8 @@ A weight that the config keeps in float (an embedding with
 from collections.abc import Iterable
 from collections.abc import Iterator
 
+from kaiju_jax import config as config_lib
 from kaiju_jax.hlo import collectives as collectives_lib
-from kaiju_jax.model import config as model_config
 from kaiju_jax.model import footprint
 from kaiju_jax.sharding import config as sharding_config
 
@@ -24,16 +24,17 @@ _FLOATS = ('f64', 'f32', 'bf16', 'f16')
 
 def problems(
   collectives: Iterable[collectives_lib.Collective],
-  config: model_config.ModelConfig,
+  experiment: config_lib.Experiment,
   mesh: sharding_config.MeshConfig,
 ) -> tuple[str, ...]:
   """Returns a line for each collective that should not be there.
 
   Args:
     collectives: of the compiled step.
-    config: the model.
+    experiment: model and rows.
     mesh: widths of the axes that it was compiled for.
   """
+  config = experiment.model
   coded = list(_coded(config))
   if not coded:
     return ()
@@ -45,11 +46,12 @@ def problems(
     if len(x.shape) > 1 and x not in coded
     for shape in _shapes(x, mesh)
   }
+  rows = _rows(experiment, mesh)
   lines = []
   for x in collectives:
     shape = _bare(x.shape)
     is_float = x.dtype in _FLOATS
-    if is_float and shape in shapes:
+    if is_float and shape in shapes and not _is_rows(x, shape, rows):
       lines.append(f'a weight in {_said(x)}')
     elif is_float and 'fsdp' in _names(x) and x.size >= least:
       if shape not in exempt:
@@ -93,6 +95,21 @@ def _shapes(parameter, mesh) -> Iterator[tuple[int, ...]]:
     size // mesh.tensor if letter in 'FHV' else size
     for letter, size in zip(parameter.letters, parameter.shape)
   )
+
+
+def _rows(experiment, mesh) -> set[tuple[int, ...]]:
+  """Returns the shapes of activations, L whole and split."""
+  data = experiment.data
+  batch, d_model = data.batch // mesh.fsdp, experiment.model.d_model
+  return {
+    _bare((batch, length, d_model))
+    for length in (data.length, data.length // mesh.tensor)
+  }
+
+
+def _is_rows(x, shape, rows) -> bool:
+  """Whether it may be activations of a weight's shape."""
+  return shape in rows and 'fsdp' not in _names(x)
 
 
 def _bare(shape: Iterable[int]) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ def _of(place, **quantization):
 
 
 def _problems(found):
-  return wire_audit.problems(found, _experiment().model, MESH)
+  return wire_audit.problems(found, _experiment(), MESH)
 
 
 @pytest.mark.parametrize('place', SLICES)
