@@ -64,13 +64,14 @@ def problems(
 def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
   """Returns what one device sends of weights' gradients over fsdp in a step.
 
-  All-to-alls and reduce-scatters of matrices; vectors' sums are not in it.
+  Exchanges and sums of matrices (a TPU's compiler makes an all-reduce of a
+  small reduce-scatter); vectors' sums are not in it.
   """
   return sum(
     x.total
     for x in collectives
     if 'fsdp' in _names(x)
-    and x.kind in ('all-to-all', 'reduce-scatter')
+    and x.kind in ('all-to-all', 'all-reduce', 'reduce-scatter')
     and len(_bare(x.shape)) > 1
   )
 

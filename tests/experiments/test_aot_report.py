@@ -42,6 +42,7 @@ def test_a_compiled_step_on_cpu(tmp_path):
     '--accelerator=cpu_8',
     '--config.model.num_layers=1',
     '--config.model.period=0',
+    '--config.model.quantization.wire_gradients=float',
     f'--json={path}',
   )
   assert done.returncode == 0, done.stdout + done.stderr
