@@ -74,16 +74,15 @@ class Attention(weighted.Weighted):
 
   def _queries(self, x_BLD):
     config = self.config
-    w_q_DHK = self.weight(
-      'w_q_DHK', (config.d_model, config.num_heads, config.head_dim), 'D'
-    )
+    shape = (config.d_model, config.num_heads, config.head_dim)
+    w_q_DHK = self.weight('w_q_DHK', shape)
     return self.einsum('BLD,DHK->BLHK', x_BLD, w_q_DHK)
 
   def _key_value(self, x_BMD, turns) -> KeyValue:
     turns = None if turns is None else tuple(map(collectives.own_rows, turns))
     shape = (self.config.d_model, self.config.head_dim)
-    w_k_DK = self.weight('w_k_DK', shape, 'D')
-    w_v_DK = self.weight('w_v_DK', shape, 'D')
+    w_k_DK = self.weight('w_k_DK', shape)
+    w_v_DK = self.weight('w_v_DK', shape)
     k_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_k_DK)
     k_BMK = rotary.rotate(k_BMK[:, :, None], turns)[:, :, 0]
     v_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_v_DK)
@@ -140,8 +139,7 @@ class Attention(weighted.Weighted):
 
   def _output(self, out_BLHK):
     config = self.config
-    w_o_DHK = self.weight(
-      'w_o_DHK', (config.d_model, config.num_heads, config.head_dim), 'HK'
-    )
+    shape = (config.d_model, config.num_heads, config.head_dim)
+    w_o_DHK = self.weight('w_o_DHK', shape)
     out_BLHK = self.clamp_input(out_BLHK, 'HK')
     return self.einsum('BLHK,DHK->BLD', out_BLHK, w_o_DHK)

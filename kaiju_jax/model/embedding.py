@@ -28,7 +28,7 @@ class Embedding(weighted.Weighted):
   def _table(self, name: str):
     shape = (self.config.d_model, self.config.vocab_size)
     is_int8 = self.config.quantization.embedding == 'int8'
-    return self.gathered(name, shape, 'D', is_int8)
+    return self.gathered(name, shape, is_int8)
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
     """Returns the embeddings times √D, in the model's dtype.

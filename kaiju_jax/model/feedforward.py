@@ -24,8 +24,8 @@ class FeedForward(weighted.Weighted):
     """
     config, quantization = self.config, self.config.quantization
     shape = (config.d_model, config.d_ff)
-    w_in_DF = self.weight('w_in_DF', shape, 'D')
-    w_out_DF = self.weight('w_out_DF', shape, 'F')
+    w_in_DF = self.weight('w_in_DF', shape)
+    w_out_DF = self.weight('w_out_DF', shape)
     x_BLD = collectives.enter(self.clamp_input(x_BLD, 'D'))
     hidden_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_in_DF)
     hidden_BLF = jnp.square(nn.relu(hidden_BLF))

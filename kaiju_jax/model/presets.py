@@ -20,6 +20,7 @@ A preset is a starting point: take it and set fields.
 """
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
 
 
 def _ladder(
@@ -55,6 +56,7 @@ def _kaiju(
     window=1024,
     max_length=32_768,
     remat='layer',
+    quantization=quantization_config.QuantizationConfig(embedding='int8'),
   )
 
 

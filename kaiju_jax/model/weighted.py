@@ -1,10 +1,10 @@
 """How a layer asks for a weight.
 
 A parameter is named after its shape, `w_in_DF`, and a layer says
-`self.weight('w_in_DF', (D, F), contract='D')`. This one helper knows the rest:
-how it starts, what part of it this device owns, that it is gathered as int8,
-whether a Bungee scalar stretches it, and that an exported checkpoint already
-holds codes. What a layer gets back it hands to `qat.einsum`.
+`self.weight('w_in_DF', (D, F))`. This one helper knows the rest: how it starts,
+what part of it this device owns, that it is gathered as int8, whether a Bungee
+scalar stretches it, and that an exported checkpoint already holds codes. What a
+layer gets back it hands to `qat.einsum`.
 """
 
 import math
@@ -22,41 +22,53 @@ from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
 
 
+# The letters that each weight's matmul sums over: the fan-in of its start, and
+# of one int8 scale. Those left are its output channels.
+CONTRACTED = {
+  'w_q_DHK': 'D',
+  'w_k_DK': 'D',
+  'w_v_DK': 'D',
+  'w_o_DHK': 'HK',
+  'w_in_DF': 'D',
+  'w_out_DF': 'F',
+  'embedding_DV': 'D',
+  'head_DV': 'D',
+}
+
+
 class Weighted(nn.Module):
   """A module whose weights are read off their names."""
 
   config: model_config.ModelConfig
 
   def weight(
-    self, name: str, shape: tuple[int, ...], contract: str
+    self, name: str, shape: tuple[int, ...]
   ) -> jax.Array | int8.Quantized:
-    """Returns the weight as the forward pass uses it.
+    """Returns a projection's weight as the forward pass uses it.
 
     Args:
-      name: ends in the shape's letters.
+      name: of CONTRACTED; ends in the shape's letters.
       shape: of those letters, on one device.
-      contract: the letters that a matmul sums over: the fan-in of the initial
-        normal distribution (variance 1 / fan-in), and one int8 scale.
 
     Returns:
       `Quantized` where the config says int8, else the model's dtype; D whole,
       the other letters this device's part.
     """
     quantization = self.config.quantization
-    if self._is_exported(name):
-      return self.get_variable('params', name)
-    used = self.gathered(name, shape, contract, quantization.matmul == 'int8')
-    if quantization.bungee:
+    used = self.gathered(name, shape, quantization.matmul == 'int8')
+    if quantization.bungee and not self._is_exported(name):
       stem = name.removesuffix(f'_{rules.letters_of(name)}')
       b = self.param(f'bungee_{stem}', nn.initializers.zeros_init(), ())
       used = bungee.stretch(used, b)
     return used
 
   def gathered(
-    self, name: str, shape: tuple[int, ...], contract: str, is_int8: bool
+    self, name: str, shape: tuple[int, ...], is_int8: bool
   ) -> jax.Array | int8.Quantized:
     """Returns a master weight as it comes off the wire; args as `weight`'s."""
-    letters = rules.letters_of(name)
+    if self._is_exported(name):
+      return self.get_variable('params', name)
+    letters, contract = rules.letters_of(name), CONTRACTED[name]
     if len(letters) != len(shape):
       raise ValueError(f'{name!r} names {len(letters)} axes, shape is {shape}.')
     fan_in = math.prod(shape[letters.index(letter)] for letter in contract)

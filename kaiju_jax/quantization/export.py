@@ -14,7 +14,8 @@ over the N repeats of the layer block as in training:
     embedding.embedding_DV                          float32  [D, V]
 
 int8: every projection and the feed-forward, Bungee's exp(b) folded into the
-scales. float32: embedding, output head, norm gains. Keys and values need
+scales; embedding and output head where `quantization.embedding` says so.
+float32: else these, and norm gains. Keys and values need
 nothing where their scale is a token's, and their channels' running limits
 (`k_limit_K`, `v_limit_K`) where it is a channel's. The file's metadata holds
 the model's config as JSON, under `config`.
@@ -33,6 +34,7 @@ import safetensors
 import safetensors.numpy
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import weighted
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import config as quantization_config
@@ -41,15 +43,6 @@ from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import rules
 
 _FORMAT = 'kaiju_jax int8 1'
-# What each weight sums over; the letters left are its output channels.
-CONTRACTED = {
-  'w_q_DHK': 'D',
-  'w_k_DK': 'D',
-  'w_v_DK': 'D',
-  'w_o_DHK': 'HK',
-  'w_in_DF': 'D',
-  'w_out_DF': 'F',
-}
 
 
 def quantized(params: Any, config: model_config.ModelConfig) -> Any:
@@ -79,7 +72,10 @@ def quantized(params: Any, config: model_config.ModelConfig) -> Any:
   blocks = {
     name: over_repeats(layer) for name, layer in params['blocks'].items()
   }
-  return {**params, 'blocks': blocks}
+  embedding = params['embedding']
+  if config.quantization.embedding == 'int8':
+    embedding = jax.jit(_group)(embedding)
+  return {**params, 'blocks': blocks, 'embedding': embedding}
 
 
 def _layer(layer: Any, config: model_config.ModelConfig) -> Any:
@@ -103,11 +99,11 @@ def _group(group: Any) -> Any:
   for name, w in group.items():
     if name.startswith('bungee_'):
       continue
-    if name not in CONTRACTED:
+    if name not in weighted.CONTRACTED:
       out[name] = w
       continue
     letters = rules.letters_of(name)
-    axes = tuple(letters.index(letter) for letter in CONTRACTED[name])
+    axes = tuple(letters.index(letter) for letter in weighted.CONTRACTED[name])
     weight = qat.quantize_weight(w, axes, jnp.float32)
     stem = name.removesuffix(f'_{letters}')
     if f'bungee_{stem}' in group:

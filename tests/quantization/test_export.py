@@ -54,8 +54,9 @@ def params_of(config):
     changed(clamp_hidden='input_std', bungee=False),
     changed(clamp_hidden='none', clamp_input='none', qk='none'),
     changed(kv_scale='channel'),
+    changed(embedding='int8'),
   ],
-  ids=['bf16', 'f32', 'no limit', 'unclamped', 'channel scales'],
+  ids=['bf16', 'f32', 'no limit', 'unclamped', 'channel scales', 'all int8'],
 )
 def test_the_export_gives_the_training_forward_pass_bit_for_bit(
   config, tmp_path

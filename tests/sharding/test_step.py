@@ -184,8 +184,10 @@ def test_logits_do_not_change_by_a_bit_with_the_fsdp_width():
   together = on(1, first)
   np.testing.assert_array_equal(on(2, first), together)
   np.testing.assert_array_equal(on(4, first), together)
-  alone = [on(1, jax.tree.map(lambda x: x[i : i + 1], first)) for i in (0, 5)]
-  np.testing.assert_array_equal(on(8, first)[[0, 5]], np.concatenate(alone))
+  alone = np.concatenate(
+    [on(1, jax.tree.map(lambda x, i=i: x[i : i + 1], first)) for i in (0, 5)]
+  )
+  np.testing.assert_array_equal(on(8, first)[[0, 5]], alone)
 
 
 def test_a_step_is_the_step_of_one_device_and_stays_where_it_was():
