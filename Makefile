@@ -9,8 +9,9 @@ VENV ?= .venv
 SEEDS ?= 1
 ARMS ?=
 BIN := $(VENV)/bin
+AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py
 
-.PHONY: needle test check
+.PHONY: needle test check aot
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \
@@ -18,6 +19,14 @@ needle: $(VENV)/.installed
 
 test: $(VENV)/.tests-installed
 	$(BIN)/python -m pytest -n auto $(TESTS)
+
+# The compilers of H100 and TPU, which need neither: full-size steps on H100,
+# small ones on TPU. (1.5 GB of packages; `make test` skips what needs them.)
+aot: $(VENV)/.aot-installed
+	$(BIN)/python -m pytest $(AOT_TESTS)
+	$(BIN)/python -m experiments.aot_report --preset=13b --accelerator=h100_64
+	$(BIN)/python -m experiments.aot_report --preset=34b --accelerator=h100_128
+	$(BIN)/python -m experiments.aot_report --preset=110b --accelerator=h100_512
 
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
@@ -30,4 +39,8 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 
 $(VENV)/.tests-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VENV)/.aot-installed: $(VENV)/.tests-installed
+	$(BIN)/python -m pip install --quiet --editable '.[test,aot-gpu,aot-tpu]'
 	touch $@

@@ -1,0 +1,147 @@
+"""What the compiler says of a full-size step on a slice that is not here.
+
+    python -m experiments.aot_report --preset=110b --accelerator=h100_512 \\
+        [--json=PATH] [--arm=bf16] [--fsdp=… --tensor=…] [--nocompile]
+
+Compiles the training step for the accelerator file's devices and prints what
+it needs and sends: seconds of compilation, bytes of memory against the
+device's, bytes on the wire by collective, dtype and axis, matmuls by dtype.
+Beside it stands a model of the step's time by arithmetic, for int8 and Squinch
+each switched on and off; `--nocompile` prints that alone.
+
+Facts: bytes, operations, dtypes. Estimates: seconds on the device, from the
+figures in `tpu_gpu_configs/chips/`. No accelerator is needed, only its
+compiler: pip install 'kaiju_jax[aot-gpu]' or 'kaiju_jax[aot-tpu]'.
+
+Ends with status 1 where the step does not fit, donates nothing, or the compiler
+complains.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+
+from absl import app
+from absl import flags
+from ml_collections import config_flags
+import rich.console
+
+from experiments import aot_tables
+from experiments import run
+from kaiju_jax import config as config_lib
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import presets
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import fit
+import tpu_gpu_configs
+
+_PRESET = flags.DEFINE_string(
+  'preset', None, f'One of {", ".join(presets.PRESETS)}.'
+)
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', None, 'An experiment instead: PATH or PATH:ARM.'
+)
+_ACCELERATOR = flags.DEFINE_string(
+  'accelerator', None, f'One of {", ".join(tpu_gpu_configs.names())}.'
+)
+_JSON = flags.DEFINE_string('json', None, 'Where the figures go, too.')
+_ARM = flags.DEFINE_enum(
+  'arm', 'int8', ['int8', 'bf16'], 'Of a preset: int8 and Squinch, or neither.'
+)
+_FSDP = flags.DEFINE_integer('fsdp', None, "Instead of the accelerator's.")
+_TENSOR = flags.DEFINE_integer('tensor', None, "Instead of the accelerator's.")
+_ROWS = flags.DEFINE_integer(
+  'rows', None, 'Of a microbatch; one for each fsdp device by default.'
+)
+_LENGTH = flags.DEFINE_integer(
+  'length', 8192, 'Tokens of a row, with a preset.', lower_bound=2
+)
+_MICROBATCHES = flags.DEFINE_integer(
+  'microbatches', 1, 'Of a step, with a preset.', lower_bound=1
+)
+_COMPILE = flags.DEFINE_bool('compile', True, 'Or the time model alone.')
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if (_PRESET.value is None) == (_CONFIG.value is None):
+    raise app.UsageError('exactly one of --preset and --config is needed.')
+  if _ACCELERATOR.value is None:
+    raise app.UsageError('--accelerator is missing.')
+  run.quiet()
+  try:
+    is_sound = _report()
+  except (ImportError, OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+  if not is_sound:
+    raise SystemExit(1)
+
+
+def _report() -> bool:
+  accelerator = tpu_gpu_configs.load(_ACCELERATOR.value)
+  mesh = sharding_config.MeshConfig(
+    fsdp=_FSDP.value or accelerator.devices // (_TENSOR.value or 1),
+    tensor=_TENSOR.value or accelerator.devices // (_FSDP.value or 1),
+  )
+  if _FSDP.value is None and _TENSOR.value is None:
+    mesh = accelerator.mesh
+  if mesh.devices != accelerator.devices and _FSDP.value and _TENSOR.value:
+    raise ValueError(
+      f'mesh.fsdp={mesh.fsdp} × mesh.tensor={mesh.tensor} is {mesh.devices}'
+      f' devices, but {accelerator.name} has {accelerator.devices}.'
+    )
+  experiment = _experiment(mesh)
+  run.check(experiment)
+  fit.check(experiment, mesh)
+  console = rich.console.Console()
+  console.print(aot_tables.heading(experiment, accelerator, mesh))
+
+  figures = {}
+  if _COMPILE.value:
+    # Before jax is imported: the compiler's is another platform.
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    os.environ.setdefault(
+      'XLA_FLAGS', accelerator.environment.get('XLA_FLAGS', '')
+    )
+    from experiments import aot_figures
+
+    with console.status('compiling'):
+      figures = aot_figures.compiled(experiment, accelerator, mesh)
+    for table in aot_tables.compiled(figures, accelerator):
+      console.print(table)
+  if accelerator.chip.matmul_bf16:
+    figures['model'] = aot_tables.step_times(experiment, accelerator, mesh)
+    for table in aot_tables.modelled(figures['model']):
+      console.print(table)
+  if _JSON.value:
+    _write(figures)
+  return not figures.get('problems')
+
+
+def _experiment(mesh: sharding_config.MeshConfig) -> config_lib.Experiment:
+  if _CONFIG.value is not None:
+    return _CONFIG.value
+  model = presets.preset(_PRESET.value)
+  if _ARM.value == 'bf16':
+    model.quantization = quantization_config.none()
+  return config_lib.Experiment(
+    model=model,
+    data=data_config.DataConfig(
+      length=min(_LENGTH.value, model.max_length),
+      batch=_ROWS.value or mesh.fsdp,
+      microbatches=_MICROBATCHES.value,
+    ),
+  )
+
+
+def _write(figures) -> None:
+  path = pathlib.Path(_JSON.value)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(figures, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=run.parse)

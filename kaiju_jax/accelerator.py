@@ -1,0 +1,116 @@
+"""What hardware a run has: a chip's public figures, and a slice of chips.
+
+Data apart from science: `tpu_gpu_configs/*` fill these in, one file a slice,
+and an experiment never names a device. Imports no jax.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from kaiju_jax.sharding import config as sharding_config
+
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """One device's public figures; a chip's file says where each is from.
+
+  Attributes:
+    name: as people call it.
+    platform: of PLATFORMS.
+    hbm_bytes: device memory.
+    hbm_bandwidth: bytes/s of it.
+    peak_bf16: dense bf16 operations/s on paper.
+    peak_int8: dense int8 operations/s on paper.
+    matmul_bf16: operations/s that a large bf16 matmul was measured to reach.
+    matmul_int8: the same of int8.
+    node_bandwidth: bytes/s, one way, of one GPU to the others of its node.
+    network_bandwidth: bytes/s, one way, of one GPU to other nodes.
+    link_bandwidth: bytes/s, one way, of one of a TPU's links to a neighbour.
+    description: what a GPU's compiler needs to know of it, as XLA's text
+      proto; '' elsewhere.
+  """
+
+  name: str
+  platform: str
+  hbm_bytes: float
+  hbm_bandwidth: float = 0.0
+  peak_bf16: float = 0.0
+  peak_int8: float = 0.0
+  matmul_bf16: float = 0.0
+  matmul_int8: float = 0.0
+  node_bandwidth: float = 0.0
+  network_bandwidth: float = 0.0
+  link_bandwidth: float = 0.0
+  description: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+  """A slice of chips, and how a step is laid out on it.
+
+  Attributes:
+    name: its file's.
+    chip: of which it is made.
+    hosts: processes, one a host.
+    devices_per_host: devices of each.
+    mesh: widths of the axes; their product is all devices.
+    topology: the compiler's name of a TPU slice, 'v5p:4x4x8'; '' elsewhere.
+    flags: XLA flags worth setting, without the dashes.
+    environment: variables that a launcher sets before the process starts.
+    blocks: block sizes by kernel, where a kernel's own choice is wrong here.
+  """
+
+  name: str
+  chip: Chip
+  hosts: int
+  devices_per_host: int
+  mesh: sharding_config.MeshConfig
+  topology: str = ''
+  flags: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
+  environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  blocks: Mapping[str, Mapping[str, int]] = dataclasses.field(
+    default_factory=dict
+  )
+
+  @property
+  def devices(self) -> int:
+    return self.hosts * self.devices_per_host
+
+  @property
+  def torus(self) -> tuple[int, ...]:
+    """Lengths of a TPU slice's sides; () elsewhere."""
+    sides = self.topology.partition(':')[2]
+    return tuple(int(side) for side in sides.split('x')) if sides else ()
+
+
+def check(accelerator: Accelerator) -> None:
+  """Refuses a slice whose parts disagree.
+
+  Raises:
+    ValueError: names the slice, the field, and what would be right.
+  """
+  name, mesh = accelerator.name, accelerator.mesh
+  if accelerator.chip.platform not in PLATFORMS:
+    raise ValueError(
+      f'{name}: platform={accelerator.chip.platform!r}: must be one of'
+      f' {", ".join(map(repr, PLATFORMS))}.'
+    )
+  sharding_config.check(mesh)
+  if mesh.devices != accelerator.devices:
+    raise ValueError(
+      f'{name}: mesh.fsdp={mesh.fsdp} × mesh.tensor={mesh.tensor} is'
+      f' {mesh.devices} devices, but {accelerator.hosts} hosts of'
+      f' {accelerator.devices_per_host} have {accelerator.devices}.'
+    )
+  if accelerator.chip.platform == 'tpu':
+    chips = 1
+    for side in accelerator.torus:
+      chips *= side
+    if chips != accelerator.devices:
+      raise ValueError(
+        f'{name}: topology={accelerator.topology!r} is {chips} chips, but'
+        f' {accelerator.hosts} hosts of {accelerator.devices_per_host} have'
+        f' {accelerator.devices}.'
+      )

@@ -1,0 +1,1 @@
+"""Reading a compiled program: loops, collectives and matmuls of its HLO."""

@@ -1,0 +1,225 @@
+"""A step's seconds by arithmetic: where int8 and Squinch save time.
+
+P numbers in the layers' matrices, t devices in a tensor group, T tokens of a
+step divided by all devices; each device does
+
+    matmuls     2 P T forward, the same again where a layer is recomputed,
+                2 P T for the inputs' gradient and 2 P T for the weights'
+    attention   4 H K T for each position seen, forward and recomputed; 2.5
+                times that backward
+    head        2 D V T forward, twice that backward, in bf16 always
+    gather      P/t codes (1 byte) or bf16 (2), forward and backward, a
+                microbatch
+    reduction   P/t gradients a microbatch: 6 bits, all-to-all; or bf16,
+                reduce-scatter
+    sequence    [B, L, D] in bf16 gathered or scattered over `tensor` 4 times a
+                layer forward, 3 times recomputed, 4 times backward
+
+    seconds = bf16 operations / what bf16 matmuls reach
+            + int8 operations / what int8 matmuls reach  (+) the wire
+
+Weights' gradients are bf16 matmuls in every arm, as the sources' are ("bf16
+local gradients"). Left out: everything that is no matmul and no wire (norms,
+quantizing, softmax, encoding, the optimizer), bubbles and latency. They dilute
+every ratio here.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from kaiju_jax import accelerator as accelerator_lib
+from kaiju_jax import wire
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import footprint
+from kaiju_jax.sharding import config as sharding_config
+
+# Bytes a number: a byte for the header and one for the signs of eight, 4 bits
+# each for the elements.
+_SQUINCH = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """What is int8 and what is six bits.
+
+  Attributes:
+    name: as printed; 'both ways' has the input's gradient in int8 too.
+    forward: dtype of the forward matmuls, and of the weights on the wire.
+    input_gradient: dtype of the matmuls that make the inputs' gradient.
+    squinch: whether weights' gradients cross in 6 bits.
+  """
+
+  name: str
+  forward: str
+  input_gradient: str
+  squinch: bool
+
+
+ARMS = (
+  Arm('bf16', 'bf16', 'bf16', False),
+  Arm('bf16 + Squinch', 'bf16', 'bf16', True),
+  Arm('int8 forward', 'int8', 'bf16', False),
+  Arm('int8 forward + Squinch', 'int8', 'bf16', True),
+  Arm('int8 both ways', 'int8', 'int8', False),
+  Arm('int8 both ways + Squinch', 'int8', 'int8', True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+  """A step's parts.
+
+  Attributes:
+    matmul: of all matmuls.
+    fsdp: of gathers and reductions of weights.
+    tensor: of the sequence's gathers and scatters.
+  """
+
+  matmul: float
+  fsdp: float
+  tensor: float
+
+  @property
+  def apart(self) -> float:
+    """Nothing overlaps."""
+    return self.matmul + self.fsdp + self.tensor
+
+  @property
+  def overlapped(self) -> float:
+    """Weights travel beside the matmuls; the sequence is waited for.
+
+    A layer's weights are known ahead; what it computes on is not.
+    """
+    return max(self.matmul + self.tensor, self.fsdp)
+
+  @property
+  def hidden(self) -> float:
+    """The longest alone: no step is faster."""
+    return max(self.matmul, self.fsdp, self.tensor)
+
+
+def operations(
+  config: model_config.ModelConfig, tokens: float, length: int, arm: Arm
+) -> dict[str, float]:
+  """Returns one device's {'bf16': operations, 'int8': operations} of a step.
+
+  Args:
+    config: the model.
+    tokens: of the step, divided by all devices.
+    length: of a row, all one document.
+    arm: dtypes.
+  """
+  sums = {'bf16': 0.0, 'int8': 0.0}
+  matrices, recomputed = _matrices(config)
+  sums[arm.forward] += 2 * (matrices + recomputed) * tokens
+  sums[arm.input_gradient] += 2 * matrices * tokens
+  sums['bf16'] += 2 * matrices * tokens
+  sums['bf16'] += 6 * config.d_model * config.vocab_size * tokens
+  attention = attention_operations(config, length) * tokens
+  passes = 2 if config.remat == 'layer' else 1
+  # QKᵀ, half of the forward pass, reads codes.
+  qk = 'int8' if arm.forward == 'int8' else 'bf16'
+  sums[qk] += passes * attention / 2
+  sums['bf16'] += passes * attention / 2 + 2.5 * attention
+  return sums
+
+
+def attention_operations(
+  config: model_config.ModelConfig, length: int
+) -> float:
+  """Returns the operations of all layers' attention for a token, forward."""
+  seen = 0.0
+  for layer in config.layers():
+    window = min(layer.window or length, length)
+    # The first `window` positions see 1, 2, … of them.
+    seen += window - window * (window - 1) / (2 * length)
+  return 4 * config.num_heads * config.head_dim * seen
+
+
+def seconds(
+  config: model_config.ModelConfig,
+  accelerator: accelerator_lib.Accelerator,
+  mesh: sharding_config.MeshConfig,
+  rows: int,
+  length: int,
+  arm: Arm,
+  microbatches: int = 1,
+) -> Seconds:
+  """Returns one step's seconds.
+
+  Args:
+    config: the model.
+    accelerator: the slice.
+    mesh: widths of the axes.
+    rows: of a microbatch, on all devices together.
+    length: of a row.
+    arm: what is int8 and what is six bits.
+    microbatches: of a step.
+  """
+  chip = accelerator.chip
+  tokens = rows * length * microbatches / mesh.devices
+  counted = operations(config, tokens, length, arm)
+
+  def over(kind, result_bytes, axis):
+    return wire.seconds(kind, result_bytes, (axis,), accelerator, mesh)
+
+  weights = footprint.count(_layer_matrices(config)) / mesh.tensor
+  gather = over('all-gather', weights * _WIRE[arm.forward], 'fsdp')
+  if arm.squinch:
+    reduction = over('all-to-all', weights * _SQUINCH, 'fsdp')
+  else:
+    reduction = over('reduce-scatter', weights * 2 / mesh.fsdp, 'fsdp')
+  passes = 2 if config.remat == 'layer' else 1
+  sequence = over(
+    'all-gather', rows / mesh.fsdp * length * config.d_model * 2, 'tensor'
+  )
+  times = 4 + 4 + (3 if config.remat == 'layer' else 0)
+  return Seconds(
+    matmul=counted['bf16'] / chip.matmul_bf16
+    + counted['int8'] / chip.matmul_int8,
+    fsdp=microbatches * (passes * gather + reduction),
+    tensor=microbatches * times * len(config.layers()) * sequence,
+  )
+
+
+def table(
+  config: model_config.ModelConfig,
+  accelerator: accelerator_lib.Accelerator,
+  mesh: sharding_config.MeshConfig,
+  rows: int,
+  length: int,
+  microbatches: int = 1,
+) -> Mapping[str, Seconds]:
+  """Returns {arm's name: its step's seconds}."""
+  return {
+    arm.name: seconds(
+      config, accelerator, mesh, rows, length, arm, microbatches
+    )
+    for arm in ARMS
+  }
+
+
+_WIRE = {'bf16': 2, 'int8': 1}
+
+
+def _layer_matrices(config):
+  return [
+    parameter
+    for parameter in footprint.parameters(config)
+    if parameter.family in ('attention', 'keys and values', 'feed-forward')
+    and 'D' in parameter.letters
+  ]
+
+
+def _matrices(config) -> tuple[int, int]:
+  """Returns the numbers that multiply forward, and those that do so again.
+
+  A layer that is recomputed needs all but the output of its last matmul, and a
+  layer that shares keys and values has none of its own.
+  """
+  parameters = _layer_matrices(config)
+  total = footprint.count(parameters)
+  if config.remat != 'layer':
+    return total, 0
+  last = next(p for p in parameters if p.name == 'w_out_DF')
+  return total, total - last.size

@@ -1,0 +1,77 @@
+"""The report by its command: tables, JSON, and refusals of one line."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _run(*arguments, **environment):
+  return subprocess.run(
+    [sys.executable, '-m', 'experiments.aot_report', *arguments],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=250,
+    env=os.environ | environment,
+  )
+
+
+def test_the_time_model_alone(tmp_path):
+  path = tmp_path / 'figures' / 'model.json'
+  done = _run(
+    '--preset=110b', '--accelerator=h100_512', '--nocompile', f'--json={path}'
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'fsdp 64 × tensor 8' in done.stdout
+  assert 'int8 both ways + Squinch' in done.stdout
+  model = json.loads(path.read_text())['model']
+  assert model['int8 forward']['matmul'] < model['bf16']['matmul']
+  assert model['bf16 + Squinch']['fsdp'] < model['bf16']['fsdp']
+
+
+def test_a_compiled_step_on_cpu(tmp_path):
+  path = tmp_path / 'tiny.json'
+  done = _run(
+    '--config=experiments/configs/tiny.py',
+    '--accelerator=cpu_8',
+    '--config.model.num_layers=1',
+    '--config.model.period=0',
+    '--config.model.quantization.wire_gradients=float',
+    f'--json={path}',
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  figures = json.loads(path.read_text())
+  assert figures['problems'] == []
+  assert figures['aliased_bytes'] >= 0.99 * figures['state_bytes']
+  assert figures['compile_seconds'] > 0
+  assert 's8×s8→s32' in figures['matmuls']
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    (('--preset=13b', '--accelerator=h200'), "accelerator='h200': must be one"),
+    (
+      ('--preset=13b', '--accelerator=h100_64', '--fsdp=7'),
+      'model.d_model=5120: does not divide over mesh.fsdp=7',
+    ),
+    (
+      ('--preset=13b', '--accelerator=h100_64', '--fsdp=4', '--tensor=4'),
+      'mesh.fsdp=4 × mesh.tensor=4 is 16 devices, but h100_64 has 64',
+    ),
+    (('--preset=13b',), '--accelerator is missing'),
+    (('--accelerator=cpu_8',), 'exactly one of --preset and --config'),
+    (('--preset=14b', '--accelerator=cpu_8'), "preset='14b': must be one of"),
+  ],
+)
+def test_bad_input_is_one_line(arguments, said):
+  done = _run(*arguments, '--nocompile')
+  assert done.returncode
+  assert said in done.stdout + done.stderr
+  assert 'Traceback' not in done.stderr

@@ -1,0 +1,153 @@
+"""Accelerator files: data that loads without jax, and launchers that parse."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from kaiju_jax.model import presets
+import tpu_gpu_configs
+
+_LAUNCH = pathlib.Path(tpu_gpu_configs.__file__).parent / 'launch'
+_COMMAND = 'python -m experiments.train'
+
+
+@pytest.mark.parametrize('name', tpu_gpu_configs.names())
+def test_a_file_is_consistent(name):
+  slice_ = tpu_gpu_configs.load(name)
+  assert slice_.name == name
+  platform, _, count = name.partition('_')
+  # v5p is named after its TensorCores, two a chip.
+  assert slice_.devices == int(count) // (2 if platform == 'v5p' else 1)
+
+
+@pytest.mark.parametrize(
+  ('preset', 'name'),
+  [
+    ('13b', 'h100_64'),
+    ('34b', 'h100_128'),
+    ('110b', 'h100_512'),
+    ('110b', 'h100_4096'),
+    ('13b', 'v5p_256'),
+    ('34b', 'v5p_512'),
+    ('110b', 'v5p_1024'),
+    ('13b', 'v6e_256'),
+    ('3b', 'h100_8'),
+    ('3b', 'v5p_128'),
+    ('3b', 'v5e_256'),
+  ],
+)
+def test_a_preset_divides_over_its_slice(preset, name):
+  model, mesh = presets.preset(preset), tpu_gpu_configs.load(name).mesh
+  assert model.d_model % (8 * mesh.fsdp) == 0
+  for size in (model.num_heads, model.d_ff, model.vocab_size):
+    assert size % mesh.tensor == 0
+
+
+def test_an_unknown_slice_lists_the_known():
+  with pytest.raises(ValueError, match=r"'h200_8'.*cpu_8, h100_128, .*v6e_256"):
+    tpu_gpu_configs.load('h200_8')
+
+
+def test_no_jax_is_imported():
+  code = (
+    'import sys, tpu_gpu_configs\n'
+    'for name in tpu_gpu_configs.names(): tpu_gpu_configs.load(name)\n'
+    "print([m for m in ('jax', 'flax', 'kaiju_jax.model') if m in sys.modules])"
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    capture_output=True,
+    text=True,
+    check=True,
+    cwd=_LAUNCH.parents[1],
+  )
+  assert done.stdout.strip() == '[]'
+
+
+def test_slurm_parses():
+  path = _LAUNCH / 'slurm.sh'
+  subprocess.run(['bash', '-n', str(path)], check=True)
+  assert _COMMAND in path.read_text()
+
+
+def test_slurm_passes_its_arguments_on(tmp_path):
+  """With srun in its place, the script starts the one command."""
+  fake = tmp_path / 'srun'
+  fake.write_text(
+    '#!/bin/sh\necho "$XLA_PYTHON_CLIENT_MEM_FRACTION"\necho "$@"\n'
+  )
+  fake.chmod(0o755)
+  done = subprocess.run(
+    ['bash', str(_LAUNCH / 'slurm.sh'), 'h100_64', 'a.py:int8', 'gs://b/c'],
+    capture_output=True,
+    text=True,
+    check=True,
+    env={'PATH': f'{tmp_path}:/usr/bin:/bin'},
+  )
+  fraction, command = done.stdout.splitlines()
+  assert fraction == '0.92'
+  assert command.endswith(
+    f'{_COMMAND} --config=a.py:int8 --workdir=gs://b/c'
+    ' --accelerator=h100_64 --multihost'
+  )
+
+
+def test_gke_jobset_parses():
+  for name in ('gke_h100.yaml', 'gke_tpu.yaml'):
+    text = (_LAUNCH / name).read_text()
+    *_, document = yaml.safe_load_all(text)
+    assert document['kind'] == 'JobSet'
+    (job,) = document['spec']['replicatedJobs']
+    spec = job['template']['spec']
+    slice_ = tpu_gpu_configs.load(
+      document['metadata']['labels']['accelerator'].replace('-', '_')
+    )
+    assert spec['parallelism'] == spec['completions'] == slice_.hosts
+    (container,) = spec['template']['spec']['containers']
+    assert _COMMAND in ' '.join(container['command'])
+    assert f'--accelerator={slice_.name}' in ' '.join(container['command'])
+    (count,) = container['resources']['limits'].values()
+    assert count == slice_.devices_per_host
+
+
+def test_skypilot_parses():
+  for name in ('skypilot_h100.yaml', 'skypilot_tpu.yaml'):
+    task = yaml.safe_load((_LAUNCH / name).read_text())
+    slice_ = tpu_gpu_configs.load(task['envs']['ACCELERATOR'])
+    assert _COMMAND in task['run']
+    if slice_.chip.platform == 'cuda':
+      assert task['num_nodes'] == slice_.hosts
+      assert task['resources']['accelerators'] == (
+        f'H100:{slice_.devices_per_host}'
+      )
+
+
+def test_skypilot_tells_jax_its_place(tmp_path):
+  """The run's variables, as JAX's own reader of Slurm's takes them."""
+  task = yaml.safe_load((_LAUNCH / 'skypilot_h100.yaml').read_text())
+  fake = tmp_path / 'python'
+  fake.write_text('#!/bin/sh\nenv\necho "$@"\n')
+  fake.chmod(0o755)
+  done = subprocess.run(
+    ['bash', '-c', task['run']],
+    capture_output=True,
+    text=True,
+    check=True,
+    env=task['envs']
+    | {
+      'PATH': f'{tmp_path}:/usr/bin:/bin',
+      'SKYPILOT_NODE_IPS': '10.0.0.7\n10.0.0.8',
+      'SKYPILOT_NUM_NODES': '2',
+      'SKYPILOT_NODE_RANK': '1',
+    },
+  )
+  lines = done.stdout.splitlines()
+  assert {
+    'SLURM_STEP_NODELIST=10.0.0.7,10.0.0.8',
+    'SLURM_NTASKS=2',
+    'SLURM_PROCID=1',
+  } <= set(lines)
+  assert lines[-1].endswith('--accelerator=h100_64 --multihost')

@@ -1,0 +1,1 @@
+"""What each chip's maker publishes, and what others measured on it."""

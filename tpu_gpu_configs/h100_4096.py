@@ -1,0 +1,15 @@
+"""4,096 H100 in 512 nodes: 110b, D/fsdp = 24 rows a device."""
+
+from kaiju_jax import accelerator
+from kaiju_jax.sharding import config
+from tpu_gpu_configs.chips import h100
+
+ACCELERATOR = accelerator.Accelerator(
+  name='h100_4096',
+  chip=h100.CHIP,
+  hosts=512,
+  devices_per_host=8,
+  mesh=config.MeshConfig(fsdp=512, tensor=8),
+  flags=h100.FLAGS,
+  environment=h100.ENVIRONMENT,
+)

@@ -1,0 +1,15 @@
+"""512 H100 in 64 nodes: 110b."""
+
+from kaiju_jax import accelerator
+from kaiju_jax.sharding import config
+from tpu_gpu_configs.chips import h100
+
+ACCELERATOR = accelerator.Accelerator(
+  name='h100_512',
+  chip=h100.CHIP,
+  hosts=64,
+  devices_per_host=8,
+  mesh=config.MeshConfig(fsdp=64, tensor=8),
+  flags=h100.FLAGS,
+  environment=h100.ENVIRONMENT,
+)
