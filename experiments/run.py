@@ -174,6 +174,14 @@ def _train(
     )
 
 
+def _note_idle(count: int) -> None:
+  if count > 1:
+    print(
+      f'1 of {count} devices trains; --fsdp and --tensor are for the others.',
+      file=sys.stderr,
+    )
+
+
 def check(experiment: config_lib.Experiment) -> None:
   """Refuses an experiment that cannot run, before anything compiles.
 
