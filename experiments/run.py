@@ -16,12 +16,12 @@ from absl import flags
 from absl import logging
 
 from kaiju_jax import config as config_lib
+from kaiju_jax import strict
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import fit
 from kaiju_jax.training import config as training_config
-from kaiju_jax.training import strict
 from kaiju_jax.training import workdir as workdir_lib
 
 _SEEDS = 2**32
