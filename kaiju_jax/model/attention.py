@@ -58,10 +58,10 @@ class Attention(weighted.Weighted):
     turns = (
       context.global_turns if self.layer.window is None else context.local_turns
     )
-    x_BLD = self.clamp_input(x_BLD, 'D')
+    x_BLD = self.coded(self.clamp_input(x_BLD, 'D'))
     if key_value is None:
       key_value = self._key_value(x_BLD, turns)
-    q_BLHK = rotary.rotate(self._queries(collectives.enter(x_BLD)), turns)
+    q_BLHK = rotary.rotate(self._queries(qat.enter(x_BLD)), turns)
     out_BLHK, lse_BLH = self._attend(q_BLHK, *key_value, context.visibility)
     reading_BLH = lse_BLH
     if self.z_target == 'mean_logit' or self.is_mutable_collection('readings'):
@@ -87,10 +87,9 @@ class Attention(weighted.Weighted):
     k_BMK = rotary.rotate(k_BMK[:, :, None], turns)[:, :, 0]
     v_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_v_DK)
     if self.config.quantization.kv == 'none':
-      return KeyValue(collectives.enter(k_BMK), collectives.enter(v_BMK))
+      return KeyValue(qat.enter(k_BMK), qat.enter(v_BMK))
     return KeyValue(
-      qat.enter_kv(self._stored('k', k_BMK)),
-      qat.enter_kv(self._stored('v', v_BMK)),
+      qat.enter(self._stored('k', k_BMK)), qat.enter(self._stored('v', v_BMK))
     )
 
   def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:

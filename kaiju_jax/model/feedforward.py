@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from kaiju_jax.model import weighted
 from kaiju_jax.quantization import clamp
+from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 
 
@@ -26,7 +27,7 @@ class FeedForward(weighted.Weighted):
     shape = (config.d_model, config.d_ff)
     w_in_DF = self.weight('w_in_DF', shape)
     w_out_DF = self.weight('w_out_DF', shape)
-    x_BLD = collectives.enter(self.clamp_input(x_BLD, 'D'))
+    x_BLD = qat.enter(self.coded(self.clamp_input(x_BLD, 'D')))
     hidden_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_in_DF)
     hidden_BLF = jnp.square(nn.relu(hidden_BLF))
     limit = None

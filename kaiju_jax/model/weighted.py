@@ -105,6 +105,15 @@ class Weighted(nn.Module):
       **options,
     )
 
+  def coded(self, x_BLD: jax.Array) -> jax.Array | int8.Quantized:
+    """Returns activations as they cross to other devices: int8 if they may.
+
+    Their projections would make the same codes of them afterwards.
+    """
+    if self.config.quantization.matmul != 'int8':
+      return x_BLD
+    return qat.quantize_rows(x_BLD, 1)
+
   def clamp_input(self, x: jax.Array, letters: str) -> jax.Array:
     """Cuts a projection's input at k times its row's rms over `letters`.
 

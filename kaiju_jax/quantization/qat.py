@@ -79,7 +79,7 @@ quantize_weight.defvjp(_quantize_weight_forward, _quantize_weight_backward)
 
 def einsum(
   spec: str,
-  x: jax.Array,
+  x: jax.Array | Quantized,
   w: jax.Array | Quantized,
   *,
   limit: jax.Array | None = None,
@@ -89,13 +89,51 @@ def einsum(
 ) -> jax.Array:
   """Projects activations: `int8_einsum` for codes, plain for a float weight.
 
-  Both accumulate in f32 and return `dtype`, by default x's.
+  Both accumulate in f32 and return `dtype`, by default x's; x may be codes
+  (`quantize_rows`) where the weight is.
   """
-  dtype = jnp.dtype(dtype or x.dtype)
+  floats = x.carrier if isinstance(x, Quantized) else x
+  dtype = jnp.dtype(dtype or floats.dtype)
   if isinstance(w, Quantized):
     return int8_einsum(spec, nonnegative, input_gradient, dtype, x, w, limit)
   return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32).astype(
     dtype
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def quantize_rows(x: jax.Array, count: int) -> Quantized:
+  """Returns activations as codes, a scale a token: before they cross a wire.
+
+  Args:
+    x: activations, whole over the dimensions that share a scale.
+    count: how many those are, the last ones.
+  """
+  codes, scales = int8.quantize(x, tuple(range(-count, 0)))
+  return Quantized(codes, scales, jnp.zeros_like(x))
+
+
+quantize_rows.defvjp(
+  lambda x, count: (quantize_rows(x, count), None),
+  lambda count, _, cotangent: (cotangent.carrier,),
+)
+
+
+def enter(x: jax.Array | Quantized) -> jax.Array | Quantized:
+  """Returns whole rows [B, L, …], where each device has its part of L.
+
+  Of codes, these and the scales cross; the gradient's parts come back through
+  the carrier.
+  """
+  if not isinstance(x, Quantized):
+    return collectives.enter(x)
+  codes, scales, carrier = x
+  if scales.ndim > 1:  # Else one for each channel, the same on all devices.
+    scales = collectives.enter(lax.stop_gradient(scales))
+  return Quantized(
+    collectives.enter(lax.stop_gradient(codes)),
+    scales,
+    collectives.enter(carrier),
   )
 
 
@@ -105,7 +143,7 @@ def int8_einsum(
   nonnegative: bool,
   input_gradient: str,
   dtype: jnp.dtype,
-  x: jax.Array,
+  x: jax.Array | Quantized,
   w: Quantized,
   limit: jax.Array | None,
 ) -> jax.Array:
@@ -120,7 +158,7 @@ def int8_einsum(
     input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
       dy rounded stochastically.
     dtype: of the result.
-    x: activations; quantized here, with a scale a token.
+    x: activations; quantized here, with a scale a token, unless they are.
     w: weight; scales keep the contracted axes with size 1.
     limit: a scalar that takes the largest code instead of each token's
       largest value; values beyond it must have been cut (`clamp.clip`).
@@ -134,15 +172,18 @@ def _int8_einsum_forward(spec, nonnegative, input_gradient, dtype, x, w, limit):
   x_letters, w_letters, out_letters, contracted = _letters(spec)
   x_axes = _axes(x_letters, contracted)
   w_axes = _axes(w_letters, contracted)
-  largest_code = 255 if nonnegative else int8.MAX_CODE
-  if limit is None:
-    limit = jnp.max(jnp.abs(x), axis=x_axes, keepdims=True)
-    limit = collectives.largest(limit, contracted)
+  if isinstance(x, Quantized):
+    x_codes, x_scales, like_x = x
   else:
-    limit = limit.reshape((1,) * x.ndim)
-  x_scales = int8.scale_of(limit, largest_code)
-  encode = int8.encode_nonnegative if nonnegative else int8.encode
-  x_codes = encode(x, x_scales)
+    largest_code = 255 if nonnegative else int8.MAX_CODE
+    if limit is None:
+      limit = jnp.max(jnp.abs(x), axis=x_axes, keepdims=True)
+      limit = collectives.largest(limit, contracted)
+    else:
+      limit = limit.reshape((1,) * x.ndim)
+    x_scales = int8.scale_of(limit, largest_code)
+    encode = int8.encode_nonnegative if nonnegative else int8.encode
+    x_codes, like_x = encode(x, x_scales), x
   sums = jnp.einsum(spec, x_codes, w.codes, preferred_element_type=jnp.int32)
   if nonnegative:
     columns = jnp.sum(w.codes.astype(jnp.int32), axis=w_axes, keepdims=True)
@@ -153,15 +194,18 @@ def _int8_einsum_forward(spec, nonnegative, input_gradient, dtype, x, w, limit):
   y = (sums.astype(jnp.float32) * scales).astype(dtype)
   # Empty arrays remember dtypes: residuals hold arrays only, and the carrier
   # itself would be kept for nothing.
-  dtype_of_x = jnp.zeros((0,), x.dtype)
+  like_x = jnp.zeros((0,), like_x.dtype)
+  if isinstance(x, Quantized):
+    like_x = Quantized(None, None, like_x)
   carrier = None if w.carrier is None else jnp.zeros((0,), w.carrier.dtype)
-  return y, (x_codes, x_scales, w._replace(carrier=carrier), dtype_of_x)
+  return y, (x_codes, x_scales, w._replace(carrier=carrier), like_x)
 
 
 def _int8_einsum_backward(spec, nonnegative, input_gradient, _, residuals, dy):
   x_letters, w_letters, out_letters, _ = _letters(spec)
-  x_codes, x_scales, w, dtype_of_x = residuals
-  dtype = dtype_of_x.dtype
+  x_codes, x_scales, w, like_x = residuals
+  is_coded = isinstance(like_x, Quantized)
+  dtype = like_x.carrier.dtype if is_coded else like_x.dtype
   dy = dy.astype(jnp.float32)
 
   dy_w = dy * _align(w.scales, w_letters, out_letters)
@@ -188,7 +232,10 @@ def _int8_einsum_backward(spec, nonnegative, input_gradient, _, residuals, dy):
     dy_x.astype(dtype),
     preferred_element_type=jnp.float32,
   ).astype(carrier_dtype)
-  return dx.astype(dtype), Quantized(None, None, dw), None
+  dx = dx.astype(dtype)
+  if is_coded:
+    dx = Quantized(None, None, dx)
+  return dx, Quantized(None, None, dw), None
 
 
 int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)
@@ -312,22 +359,6 @@ def _quantize_kv_backward(excess_K, cotangent):
 
 
 quantize_kv.defvjp(_quantize_kv_forward, _quantize_kv_backward)
-
-
-def enter_kv(x_BMK: Quantized) -> Quantized:
-  """Returns keys or values of whole rows, where each device made its part.
-
-  Codes and scales are what crosses; the gradient's parts, one of each device's
-  heads, come back through the carrier.
-  """
-  codes, scales, carrier = x_BMK
-  if scales.ndim > 1:
-    scales = collectives.enter(lax.stop_gradient(scales))
-  return Quantized(
-    collectives.enter(lax.stop_gradient(codes)),
-    scales,
-    collectives.enter(carrier),
-  )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
