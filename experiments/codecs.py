@@ -161,7 +161,6 @@ def _captures(experiment, steps: list[int]):
   from kaiju_jax.training import step as step_lib
 
   started = time.monotonic()
-  optimizer.check(experiment.optimizer)
   batches = loader.batches(
     _rows(experiment), experiment.data.batch, experiment.data.microbatches
   )

@@ -19,7 +19,6 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.training import config as training_config
 
 Schedule = Callable[[jax.Array], jax.Array]
-check = training_config.check_optimizer
 
 # A running KV limit moves by this fraction of itself a step. (Our guess.)
 _LIMIT_RATE = 0.01
@@ -102,6 +101,15 @@ def _kind(name: str) -> str:
   if _is_bungee(name):
     return 'bungee'
   return 'limit' if name.endswith('_limit_K') else 'weights'
+
+
+def without_limits(gradient: Any) -> Any:
+  """Returns a gradient with zeros for running limits, whose own is virtual."""
+  return jax.tree.map(
+    lambda g, name: jnp.zeros_like(g) if _kind(name) == 'limit' else g,
+    gradient,
+    names(gradient),
+  )
 
 
 def make(

@@ -26,6 +26,7 @@ from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import fit
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import config as training_config
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer as optimizer_lib
 from kaiju_jax.training import state as state_lib
@@ -58,7 +59,8 @@ def make(
   [A, B, L]; `microbatches` (traced, default A) says how many of the A count,
   so that a batch-size warm-up compiles nothing. The state is donated. Metrics
   are float32 scalars: loss (mean over the step's loss tokens, nats),
-  grad_norm, learning_rate, loss_tokens, skipped_steps.
+  grad_norm, learning_rate, loss_weight (the sum of the tokens' weights),
+  skipped_steps.
 
   Args:
     experiment: what is trained.
@@ -70,7 +72,7 @@ def make(
   """
   mesh = mesh or mesh_lib.single()
   config = experiment.optimizer
-  optimizer_lib.check(config)
+  training_config.check_optimizer(config)
   fit.check(experiment, mesh_lib.config_of(mesh))
   optimizer = optimizer_lib.make(config)
   rate_of = optimizer_lib.shape_of_rate(config, total_tokens(experiment))
@@ -87,10 +89,10 @@ def make(
       )
       for peak in (config.z_reg.attention, config.z_reg.logits)
     ]
-    total, gradient, weight = summed(state.params, batch, count, *z)
+    total, gradient, loss_weight = summed(state.params, batch, count, *z)
     # A step may hold no token that carries loss, such as rows of one-token
     # remainders: its gradient is zero, not NaN.
-    weight = jnp.where(weight > 0, weight, 1.0)
+    weight = jnp.where(loss_weight > 0, loss_weight, 1.0)
     gradient = jax.tree.map(lambda g: g / weight, gradient)
     updates, opt_state = optimizer.update(
       gradient,
@@ -100,9 +102,9 @@ def make(
     )
     metrics = {
       'loss': total / weight,
-      'grad_norm': optax.tree.norm(gradient),
+      'grad_norm': optax.tree.norm(optimizer_lib.without_limits(gradient)),
       'learning_rate': jnp.asarray(config.learning_rate * rate),
-      'loss_tokens': weight,
+      'loss_weight': loss_weight,
       'skipped_steps': jnp.asarray(
         optimizer_lib.skipped_steps(opt_state), jnp.float32
       ),

@@ -66,7 +66,7 @@ def test_microbatches_make_the_step_of_their_union(halves):
   apart, b = step(start(one), stacked(*halves))
   np.testing.assert_allclose(a['loss'], b['loss'], rtol=1e-6)
   np.testing.assert_allclose(a['grad_norm'], b['grad_norm'], rtol=1e-5)
-  assert a['loss_tokens'] == b['loss_tokens'] == 15 + 4 + 5 + 1 + 2 + 9
+  assert a['loss_weight'] == b['loss_weight'] == 15 + 4 + 5 + 1 + 2 + 9
   assert together.tokens == apart.tokens == 4 * 16
 
 
@@ -88,7 +88,7 @@ def test_another_number_of_microbatches_compiles_nothing(halves):
     jax.monitoring.clear_event_listeners()
   assert not compiled
   assert state.tokens == 3 * 32
-  assert first['loss_tokens'] == halves[0].weight_BL.sum()
+  assert first['loss_weight'] == halves[0].weight_BL.sum()
 
 
 @pytest.mark.parametrize('target', ['lse', 'mean_logit'])
@@ -155,7 +155,7 @@ def test_a_step_without_loss_tokens_is_no_nan(halves):
   one = experiment()
   empty = halves[0]._replace(weight_BL=np.zeros_like(halves[0].weight_BL))
   state, metrics = step_lib.make(one)(start(one), stacked(empty))
-  assert metrics['loss'] == 0
+  assert metrics['loss'] == metrics['loss_weight'] == 0
   assert all(np.isfinite(p).all() for p in jax.tree.leaves(state.params))
 
 
