@@ -13,7 +13,14 @@ Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
 from experiments.configs import tiny
 from kaiju_jax import config as config_lib
 
-ARMS = ('bf16', 'squinch', 'int4', 'squinch_floor', 'squinch_fitted')
+ARMS = (
+  'bf16',
+  'squinch',
+  'int4',
+  'int4_flat',
+  'squinch_floor',
+  'squinch_fitted',
+)
 
 
 def get_config(arm: str = 'squinch') -> config_lib.Experiment:

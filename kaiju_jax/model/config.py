@@ -90,6 +90,7 @@ _CHOICES = {
     'squinch_fitted',
     'float',
     'int4',
+    'int4_flat',
   ),
 }
 

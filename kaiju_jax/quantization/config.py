@@ -30,8 +30,8 @@ class QuantizationConfig:
       (where it is used as codes), 'float' for the model's dtype.
     wire_gradients: what its gradient crosses to its owner as: 'squinch' (6
       bits, elements `zero`), 'squinch_floor', 'squinch_fitted', 'float' for
-      the model's dtype, or, as a contrast, 'int4' (blocks of 32; rounded, not
-      packed).
+      the model's dtype, or, as contrasts that are rounded but not packed,
+      'int4' (blocks of 32 along D) and 'int4_flat' (of 256 in memory's order).
   """
 
   matmul: str = 'int8'

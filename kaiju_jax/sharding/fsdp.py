@@ -109,9 +109,9 @@ def _reduce(gradient: jax.Array, gradients: str) -> jax.Array:
   """Returns the f32 sum over `fsdp` of the owner's rows of D."""
   if collectives.width('fsdp') == 1:
     return gradient.astype(jnp.float32)
-  if gradients == 'int4':
-    gradient = _rounded_to_int4(gradient)
-  if gradients in ('float', 'int4'):
+  if gradients.startswith('int4'):
+    gradient = _rounded_to_int4(gradient, across=gradients == 'int4_flat')
+  if gradients == 'float' or gradients.startswith('int4'):
     return lax.psum_scatter(
       gradient, 'fsdp', scatter_dimension=0, tiled=True
     ).astype(jnp.float32)
@@ -119,14 +119,17 @@ def _reduce(gradient: jax.Array, gradients: str) -> jax.Array:
   return squinch.reduce_scatter(gradient, 'fsdp', elements=elements)
 
 
-def _rounded_to_int4(x: jax.Array) -> jax.Array:
+def _rounded_to_int4(x: jax.Array, across: bool) -> jax.Array:
   """Returns what a receiver would see of codes −7…7 and a scale a block.
 
-  The contrast to Squinch: blocks of 32 along D, scales in bfloat16. It saves no
-  bytes: floats cross.
+  The contrasts to Squinch: blocks of 32 along D or, `across`, of 256 in memory's
+  order, scales in bfloat16. They save no bytes: floats cross.
   """
-  size = math.gcd(x.shape[0], 32)
-  blocks = x.astype(jnp.float32).reshape(-1, size, *x.shape[1:])
+  rows = x.astype(jnp.float32)
+  if across:
+    blocks = rows.reshape(-1, math.gcd(x.size, 256))
+  else:
+    blocks = rows.reshape(-1, math.gcd(x.shape[0], 32), *x.shape[1:])
   limit = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
   scale = int8.scale_of(limit, 7).astype(jnp.bfloat16).astype(jnp.float32)
   codes = jnp.clip(jnp.round(blocks / scale), -7, 7)
