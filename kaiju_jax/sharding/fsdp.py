@@ -122,8 +122,8 @@ def _reduce(gradient: jax.Array, gradients: str) -> jax.Array:
 def _rounded_to_int4(x: jax.Array, across: bool) -> jax.Array:
   """Returns what a receiver would see of codes −7…7 and a scale a block.
 
-  The contrasts to Squinch: blocks of 32 along D or, `across`, of 256 in memory's
-  order, scales in bfloat16. They save no bytes: floats cross.
+  The contrasts to Squinch: blocks of 32 along D or, `across`, of 256 in
+  memory's order, scales in bfloat16. They save no bytes: floats cross.
   """
   rows = x.astype(jnp.float32)
   if across:
