@@ -12,7 +12,7 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 8
+STEPS = 16
 TIMEOUT = 200
 
 
@@ -50,7 +50,7 @@ def arguments(folder, workdir, **overrides):
     sys.executable,
     '-m',
     'experiments.train',
-    '--config=experiments/configs/tiny.py',
+    '--config=experiments/configs/tiny.py:f32',
     f'--workdir={workdir}',
     *(f'--config.{name}={value}' for name, value in overrides.items()),
   ]
@@ -62,7 +62,7 @@ def environment(folder, devices):
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
     'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache'),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.2',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
     'PYTHONFAULTHANDLER': '1',
   }
 
@@ -104,10 +104,10 @@ class Job:
       process.stderr.close()
 
   def until_saved(self):
-    """Waits for a checkpoint, after which much is left to do."""
-    checkpoints = self._workdir / 'checkpoints'
+    """Waits for a checkpoint of its own, after which much is left to do."""
+    before = saved(self._workdir)
     deadline = time.monotonic() + TIMEOUT
-    while not (checkpoints / '2').exists():
+    while saved(self._workdir) <= before:
       assert time.monotonic() < deadline
       for process in self.processes:
         assert process.poll() is None, process.stderr.read()
@@ -117,6 +117,15 @@ class Job:
     """Returns the statuses, and what was said."""
     said = [one.communicate(timeout=TIMEOUT)[1] for one in self.processes]
     return [one.returncode for one in self.processes], said
+
+
+def saved(workdir):
+  """Returns the steps of the checkpoints."""
+  return {
+    path.name
+    for path in workdir.glob('checkpoints/[0-9]*')
+    if path.name.isdecimal()
+  }
 
 
 def records(workdir):
@@ -141,7 +150,7 @@ def whole(folder):
     statuses, said = job.ended()
   assert statuses == [0, 0], said
   assert f'done, {STEPS} steps' in said[0]
-  assert 'step' not in said[1]
+  assert 'step' not in said[1]  # One of them speaks for both.
   return workdir
 
 
@@ -160,19 +169,27 @@ def test_two_processes_train_as_one_with_two_devices(folder, whole):
   assert fingerprint(whole) == fingerprint(alone)
 
 
-@pytest.mark.parametrize('victim', [0, 1])
-def test_a_killed_process_ends_the_job_which_resumes(folder, whole, victim):
-  workdir = folder / f'killed_{victim}'
+def test_what_a_kill_and_a_signal_interrupt_ends_as_if_nothing_had(
+  folder, whole
+):
+  workdir = folder / 'interrupted'
   with Job(folder, workdir, '--fsdp=2') as job:
     job.until_saved()
-    job.processes[victim].kill()
+    job.processes[1].kill()
     killed = time.monotonic()
     statuses, said = job.ended()
     assert time.monotonic() - killed < 60
-  assert statuses[victim] == -signal.SIGKILL
-  assert statuses[1 - victim] == 1
-  assert f'error: process {victim} of 2 is gone' in said[1 - victim]
-  assert not (workdir / 'checkpoints' / str(STEPS)).exists()
+  assert statuses == [1, -signal.SIGKILL]
+  assert 'error: process 1 of 2 is gone' in said[0]
+
+  with Job(folder, workdir, '--fsdp=2') as job:
+    job.until_saved()
+    job.processes[1].send_signal(signal.SIGTERM)
+    statuses, said = job.ended()
+  assert statuses == [0, 0], said
+  assert 'going on from step' in said[0]
+  assert 'stopped and saved at step' in said[0]
+  assert str(STEPS) not in saved(workdir)
 
   with Job(folder, workdir, '--fsdp=2') as job:
     statuses, said = job.ended()
@@ -180,28 +197,6 @@ def test_a_killed_process_ends_the_job_which_resumes(folder, whole, victim):
   assert 'going on from step' in said[0]
   assert records(workdir) == records(whole)
   assert fingerprint(workdir) == fingerprint(whole)
-
-
-def test_a_signal_to_one_process_stops_both_at_the_same_step(folder, whole):
-  """And another mesh goes on: a tensor group that spans both processes."""
-  workdir = folder / 'stopped'
-  with Job(folder, workdir, '--fsdp=2') as job:
-    job.until_saved()
-    job.processes[1].send_signal(signal.SIGTERM)
-    statuses, said = job.ended()
-  assert statuses == [0, 0], said
-  assert 'stopped and saved at step' in said[0]
-  stopped = len(records(workdir))
-  assert stopped < STEPS
-
-  with Job(folder, workdir, '--tensor=2') as job:
-    statuses, said = job.ended()
-  assert statuses == [0, 0], said
-  assert records(workdir)[:stopped] == records(whole)[:stopped]
-  for ours, theirs in zip(records(workdir), records(whole), strict=True):
-    assert ours['tokens'] == theirs['tokens']
-    for name in {'loss', 'eval_loss'} & theirs.keys():
-      assert ours[name] == pytest.approx(theirs[name], rel=0.02)
 
 
 def test_processes_with_different_configs_are_refused(folder):
