@@ -8,6 +8,7 @@ run may go on from it with another batch size.
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import functools
 from typing import Protocol
 
 import grain
@@ -39,13 +40,14 @@ class Batches(Iterator[packing.Batch]):
     own: Sequence[int],
   ):
     self._source = source
-    self._shape = (microbatches, batch)
+    self._batch = batch
+    self._microbatches = microbatches
     self._own = own
     self._seek(start)
 
   def __next__(self) -> packing.Batch:
     batch = next(self._iterator)
-    self._row += self._shape[0] * self._shape[1]
+    self._row += self._microbatches * self._batch
     return batch
 
   def get_state(self) -> dict[str, int]:
@@ -72,16 +74,14 @@ class Batches(Iterator[packing.Batch]):
 
   def _seek(self, row: int) -> None:
     self._row = row
-    drawn = len(self._own)
-
-    def draw(number: int) -> packing.Row:
-      microbatch, place = divmod(number, drawn)
-      return self._source[row + microbatch * self._shape[1] + self._own[place]]
-
+    # Not methods: an iterator that is dropped could not be freed, nor its
+    # thread ended, before the next garbage collection.
+    draw = functools.partial(_draw, self._source, row, self._own, self._batch)
+    stack = functools.partial(_stack, (self._microbatches, len(self._own), -1))
     dataset = (
       grain.MapDataset.range(_ENDLESS)
       .map(draw)
-      .batch(self._shape[0] * drawn, batch_fn=self._stack)
+      .batch(self._microbatches * len(self._own), batch_fn=stack)
     )
     self._iterator = iter(
       dataset.to_iter_dataset(
@@ -89,10 +89,17 @@ class Batches(Iterator[packing.Batch]):
       )
     )
 
-  def _stack(self, rows) -> packing.Batch:
-    batch = packing.stack(rows)
-    shape = self._shape[0], len(self._own), -1
-    return packing.Batch(*(field.reshape(shape) for field in batch))
+
+def _draw(
+  source: RowSource, first: int, own: Sequence[int], batch: int, number: int
+) -> packing.Row:
+  """Returns the n-th of the own rows, of microbatches that begin at `first`."""
+  microbatch, place = divmod(number, len(own))
+  return source[first + microbatch * batch + own[place]]
+
+
+def _stack(shape: Sequence[int], rows: Sequence[packing.Row]) -> packing.Batch:
+  return packing.Batch(*(field.reshape(shape) for field in packing.stack(rows)))
 
 
 def batches(

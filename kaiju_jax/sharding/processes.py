@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import json
+import threading
 import traceback
 
 import jax
@@ -56,22 +57,29 @@ def joined(
   """While entered, the processes of a cluster are one job.
 
   An error in one of them, or its death, ends all of them, with status 1 and a
-  line that names it: this does not return then. Nothing happens where
-  `cluster` is None.
+  line that names it: this does not return then. Nor does it where some do not
+  come in time. Nothing happens where `cluster` is None.
 
   Args:
     cluster: how to find the others.
     timeout: seconds that they may take to come.
 
   Raises:
-    ValueError: no cluster is detected, or one that cannot be.
-    OSError: not all processes came.
+    ValueError: no cluster is detected.
+    OSError: the processes cannot connect.
   """
   if cluster is None:
     yield
     return
-  _initialize(cluster, timeout)
-  line = _watched()
+  # jax would abort with a stack trace, of C++, and not say who is missing.
+  late = threading.Timer(timeout, _give_up, (cluster, timeout))
+  late.daemon = True
+  late.start()
+  try:
+    _initialize(cluster, timeout)
+    line = _watched()
+  finally:
+    late.cancel()
   try:
     yield
   except KeyboardInterrupt:
@@ -84,6 +92,16 @@ def joined(
   jax.distributed.shutdown()
 
 
+def _give_up(cluster: Cluster, timeout: int) -> None:
+  where = f' at {cluster.coordinator}' if cluster.coordinator else ''
+  count = f' all {cluster.processes}' if cluster.processes else ' all'
+  lifeline.leave_at_once(
+    f'error: --multihost: not{count} processes came together{where} within'
+    f' {timeout} seconds. Is one not started, has it failed, or can it not'
+    ' reach process 0?'
+  )
+
+
 def _initialize(cluster: Cluster, timeout: int) -> None:
   # It would swallow SIGTERM, which the loop answers.
   jax.config.update('jax_enable_preemption_service', False)
@@ -94,7 +112,7 @@ def _initialize(cluster: Cluster, timeout: int) -> None:
       cluster.process,
       # All of this process's devices, where no cluster manager says otherwise.
       cluster_detection_method='deactivate' if cluster.coordinator else None,
-      initialization_timeout=timeout,
+      initialization_timeout=2 * timeout,
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
@@ -106,9 +124,7 @@ def _initialize(cluster: Cluster, timeout: int) -> None:
     ) from error
   except RuntimeError as error:
     reason = str(error).partition('\n')[0]
-    raise OSError(
-      f'--multihost: the processes did not find each other: {reason}'
-    ) from error
+    raise OSError(f'--multihost: {reason}') from error
 
 
 def _watched() -> lifeline.Lifeline:

@@ -23,6 +23,7 @@ import os
 import pathlib
 import re
 import shutil
+import time
 from typing import Any
 from typing import Protocol
 from typing import Self
@@ -90,7 +91,7 @@ class Checkpoints:
     halves = _halves(self._folder) if processes.is_main() else []
     self._halves = [path.name.split('.')[0] for path in halves]
     for half in halves:  # Orbax would, in a thread that may meet another's.
-      shutil.rmtree(half, ignore_errors=True)
+      _remove(half)
     processes.barrier('halves removed')
     self._manager = _manager(
       self._folder,
@@ -186,7 +187,7 @@ class Checkpoints:
     step, self._saving = self._saving, None
     if processes.is_main():
       for half in _halves(self._folder):  # It may be what fills the disk.
-        shutil.rmtree(half, ignore_errors=True)
+        _remove(half)
     self._manager.reload()
     last = self._manager.latest_step()
     kept = (
@@ -323,6 +324,15 @@ def _halves(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the temporary folders of saves that did not end."""
   paths = sorted(folder.glob('*'))
   return [path for path in paths if ocp.utils.is_tmp_checkpoint(path)]
+
+
+def _remove(half: pathlib.Path) -> None:
+  """Removes a folder that threads of a failed save may still write into."""
+  for _ in range(20):
+    shutil.rmtree(half, ignore_errors=True)
+    if not half.exists():
+      return
+    time.sleep(0.1)
 
 
 def _sum(data: Any) -> str:
