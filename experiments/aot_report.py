@@ -1,7 +1,7 @@
 """What the compiler says of a full-size step on a slice that is not here.
 
     python -m experiments.aot_report --preset=110b --accelerator=h100_512 \\
-        [--json=PATH] [--arm=bf16] [--fsdp=… --tensor=…] [--nocompile]
+        [--json=PATH] [--arm=bf16] [--fsdp=8 --tensor=8] [--nocompile]
 
 Compiles the training step for the accelerator file's devices and prints what
 it needs and sends: seconds of compilation, bytes of memory against the

@@ -1,6 +1,6 @@
 """What do 6 bits cost a gradient? Codecs and level maps, on real ones.
 
-    python -m experiments.codecs [--config=PATH[:ARM]] [--steps=20,60]
+    python -m experiments.codecs [--config=PATH] [--steps=20,60]
         [--workers=8] [--seed=0] [--json=PATH] [--figure=PATH]
 
 Trains the config (tiny by default) for the last of --steps, and after each of

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from kaiju_jax.model import weighted
 from kaiju_jax.quantization import export
 from kaiju_jax.sharding import rules
 
@@ -105,7 +104,7 @@ def layouts(params: Any) -> dict[str, Layout]:
     if name not in export.CONTRACTED:
       continue
     axes = rules.spec(name, len(w.shape), rules.STORED)
-    letters = weighted.letters_of(name)
+    letters = rules.letters_of(name)
     stacked = len(axes) - len(letters)
     contracted = tuple(
       stacked + letters.index(letter) for letter in export.CONTRACTED[name]
