@@ -17,7 +17,6 @@ import numpy as np
 
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import packing
-from kaiju_jax.model import weighted
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
@@ -62,7 +61,7 @@ def matrices(tree: Any) -> dict[str, np.ndarray]:
     name = path[-1].key
     if not optimizer.is_matrix(name):
       continue
-    letters = weighted.letters_of(name)
+    letters = rules.letters_of(name)
     place = leaf.ndim - len(letters) + letters.index('D')
     x_DC = np.moveaxis(np.asarray(leaf, np.float32), place, 0)
     kinds.setdefault(name, []).append(x_DC.reshape(x_DC.shape[0], -1))
