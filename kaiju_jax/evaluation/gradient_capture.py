@@ -17,6 +17,7 @@ import numpy as np
 
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import packing
+from kaiju_jax.sharding import rules
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib

@@ -8,7 +8,7 @@ replicas, moves the masters, and brings the replicas one code nearer:
       → AdamW on the masters
       → `ternary.update`: 1.6 bits a weight
 
-In all other modes plan and replicas are None and nothing here does anything.
+In all other modes there is no plan and no replica: both are None.
 """
 
 import functools
@@ -72,11 +72,9 @@ def _moves(experiment: config_lib.Experiment) -> dict[str, float]:
 
 
 def start(
-  plan: ternary.Plan | None, params: Any, mesh: jax.sharding.Mesh
-) -> ternary.State | None:
+  plan: ternary.Plan, params: Any, mesh: jax.sharding.Mesh
+) -> ternary.State:
   """Returns replicas made from the masters, both as `mesh` stores them."""
-  if plan is None:
-    return None
   return jax.shard_map(
     functools.partial(ternary.start, plan),
     mesh=mesh,
@@ -87,12 +85,12 @@ def start(
 
 
 def update(
-  plan: ternary.Plan | None,
-  state: ternary.State | None,
+  plan: ternary.Plan,
+  state: ternary.State,
   params: Any,
   step: jax.Array,
   mesh: jax.sharding.Mesh,
-) -> tuple[ternary.State | None, dict[str, jax.Array]]:
+) -> tuple[ternary.State, dict[str, jax.Array]]:
   """Returns the replicas after a step, and `ternary.Report` as metrics.
 
   Args:
@@ -102,8 +100,6 @@ def update(
     step: int32, this step's number, 1 for the first.
     mesh: that all of it is stored over.
   """
-  if plan is None:
-    return None, {}
   replicas = ternary_plan.specs(plan, params)
 
   def local(state, params, step):

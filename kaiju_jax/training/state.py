@@ -1,6 +1,7 @@
 """What a training step carries on, and how it starts."""
 
 from typing import Any
+from typing import ClassVar
 
 import flax.struct
 import jax
@@ -26,16 +27,27 @@ class TrainState:
       2^24 steps of equal size.
     params: float32 master weights.
     opt_state: of `optimizer.make`.
-    replica: int8 weights that every device holds, where updates are ternary;
-      else None. They follow the masters and are not made from them: a run goes
-      on bit for bit only with both.
   """
 
   step: jax.Array
   tokens: jax.Array
   params: Any
   opt_state: optax.OptState
-  replica: ternary.State | None = None
+
+  # No field: checkpoints of all other modes hold no trace of it.
+  replica: ClassVar[ternary.State | None] = None
+
+
+@flax.struct.dataclass
+class TernaryState(TrainState):
+  """The same where updates are ternary.
+
+  Attributes:
+    replica: int8 weights that every device holds. They follow the masters and
+      are not made from them: a run goes on bit for bit only with both.
+  """
+
+  replica: ternary.State
 
 
 def drawn(model: transformer.Transformer, seed: int) -> Any:
@@ -93,13 +105,16 @@ def before(
   plan: ternary.Plan | None = None,
 ) -> TrainState:
   """Returns the state before the first step; arguments as of `create`."""
-  return TrainState(
+  state = TrainState(
     step=jnp.zeros((), jnp.int32),
     tokens=jnp.zeros((), jnp.float32),
     params=params,
     opt_state=optimizer.init(params),
-    replica=replicas.start(plan, params, mesh),
   )
+  if plan is None:
+    return state
+  replica = replicas.start(plan, params, mesh)
+  return TernaryState(**vars(state), replica=replica)
 
 
 def shardings(state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
@@ -107,6 +122,8 @@ def shardings(state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
 
   Masters and moments with their owners, replicas whole along D.
   """
+  if state.replica is None:
+    return rules.shardings(state, mesh)
   owned = rules.shardings(state.replace(replica=None), mesh)
   held = jax.tree.map(
     lambda spec: jax.sharding.NamedSharding(mesh, spec),

@@ -108,10 +108,6 @@ def make(
       state.params,
       learning_rate=config.learning_rate * rate,
     )
-    params = optax.apply_updates(state.params, updates)
-    replica, followed = replicas.update(
-      plan, state.replica, params, state.step + 1, mesh
-    )
     metrics = {
       'loss': total / weight,
       'grad_norm': optax.tree.norm(gradient),
@@ -120,16 +116,19 @@ def make(
       'skipped_steps': jnp.asarray(
         optimizer_lib.skipped_steps(opt_state), jnp.float32
       ),
-      **followed,
     }
     rows, length = batch.tokens_BL.shape[1:]
-    state = state_lib.TrainState(
+    state = state.replace(
       step=state.step + 1,
       tokens=state.tokens + float(rows * length) * count,
-      params=params,
+      params=optax.apply_updates(state.params, updates),
       opt_state=opt_state,
-      replica=replica,
     )
+    if plan is not None:
+      replica, followed = replicas.update(
+        plan, state.replica, state.params, state.step, mesh
+      )
+      state, metrics = state.replace(replica=replica), metrics | followed
     return state, metrics
 
   # Out as in, to the letter: a second call then finds the compiled step.
