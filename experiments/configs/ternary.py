@@ -14,6 +14,11 @@ Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
             python -m experiments.ablate --fsdp=8 --seeds=3 \\
             --config=experiments/configs/ternary.py --root=runs/ternary \\
             --config.loop.log_every=1
+Device:   4 shared cores of a CPU that had much other work
+Minutes:  4, for one seed, --arms=int8,ternary and --config.loop.steps=200
+Result:   of that: training loss of the last 100 steps 2.2771 in int8, 2.2774 in
+          ternary (+0.01 %); held-out bits per byte 3.3475 and 3.3488. Three
+          seeds, and ternary_fine, were not run.
 """
 
 from experiments.configs import tiny
