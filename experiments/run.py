@@ -146,6 +146,7 @@ def _train(
   from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import loop
   from kaiju_jax.training import optimizer
+  from kaiju_jax.training import replicas
   from kaiju_jax.training import state
   from kaiju_jax.training import step
 
@@ -163,11 +164,14 @@ def _train(
   sharding = jax.sharding.NamedSharding(devices, step.BATCH)
   own = placement.own(sharding, (data.microbatches, data.batch, data.length))
   batches = loader.batches(rows, data.batch, data.microbatches, own=own)
+  plan = replicas.plan_of(experiment, params)
   with contextlib.closing(batches):
     return loop.train(
       experiment,
       workdir,
-      state=state.create(params, optimizer.make(experiment.optimizer), devices),
+      state=state.create(
+        params, optimizer.make(experiment.optimizer), devices, plan
+      ),
       step=step.make(experiment, devices),
       batches=placement.Placed(batches, sharding, data.batch),
       evaluate=evaluate,
@@ -206,7 +210,11 @@ def check(experiment: config_lib.Experiment) -> None:
       f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes none'
       ' below, and jax counts from 0 again above.)'
     )
-  # These import numpy, and grain, which --help should not wait for.
+  # These import numpy, grain and jax, which --help should not wait for.
+  if experiment.model.quantization.wire_weights == 'ternary':
+    from kaiju_jax.training import replicas
+
+    replicas.least_scale(experiment)
   if experiment.data.task == 'text':
     from kaiju_jax.data import text
 
@@ -218,7 +226,7 @@ def check(experiment: config_lib.Experiment) -> None:
 
 
 def _data(experiment: config_lib.Experiment, model, mesh):
-  """Returns the row source, and what to evaluate parameters with, if any."""
+  """Returns the row source, and what to evaluate a state with, if any."""
   if experiment.data.task != 'text':
     from kaiju_jax.evaluation import needle_tasks
 
@@ -234,9 +242,13 @@ def _data(experiment: config_lib.Experiment, model, mesh):
   _agree_on_text(training, unseen)
   evaluate = None
   if unseen is not None:
-    evaluate = held_out.evaluator(
+    scores = held_out.evaluator(
       model, unseen, data.length, data.batch, data.evaluated_rows, mesh
     )
+
+    def evaluate(state):
+      return scores(state.params, state.replica)
+
   return text.Rows(training, data.length, experiment.seed), evaluate
 
 

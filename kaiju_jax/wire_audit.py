@@ -1,8 +1,8 @@
 """Whether a compiled step sends what it should, and nothing else.
 
-    over fsdp           weights as s8 codes, weights' gradients as u8, and
-                        nothing float but vectors: scales, gains, their
-                        gradients
+    over fsdp           weights as s8 codes or u8 trits, their gradients as
+                        u8, and nothing float but vectors: scales, gains,
+                        their gradients
     over tensor         the rows' activations, but no array shaped as a weight
     over the whole mesh scalars, and sums of vectors such as norms
 
@@ -79,7 +79,7 @@ def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
 def _coded(config) -> Iterator[footprint.Parameter]:
   """Yields the matrices that should cross as codes, both ways."""
   quantization = config.quantization
-  if quantization.wire_weights != 'int8' or not (
+  if quantization.wire_weights == 'float' or not (
     quantization.wire_gradients.startswith('squinch')
   ):
     return

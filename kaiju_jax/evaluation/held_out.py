@@ -15,6 +15,8 @@ from kaiju_jax.model import transformer
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
+from kaiju_jax.sharding import ternary
+from kaiju_jax.sharding import ternary_plan
 from kaiju_jax.training import loss
 
 # The held-out rows are drawn once, the same for every run of a corpus.
@@ -46,8 +48,8 @@ def evaluator(
   batch: int,
   rows: int,
   mesh: jax.sharding.Mesh | None = None,
-) -> Callable[[Any], dict[str, float]]:
-  """Returns params → readings on `rows` rows of held-out text.
+) -> Callable[..., dict[str, float]]:
+  """Returns (params, replica=None) → readings on rows of held-out text.
 
   Args:
     model: the transformer.
@@ -59,7 +61,8 @@ def evaluator(
 
   The function returns `loss` (nats a token), `bits_per_byte`, and the root
   mean square over layers, heads and tokens of the attention's log-sum-exp and
-  mean logit, `rms_lse` and `rms_mean_logit`, on the first batch.
+  mean logit, `rms_lse` and `rms_mean_logit`, on the first batch. Where updates
+  are ternary, the model reads the training state's replica, as training does.
   """
   source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
   byte_count = source.byte_count()
@@ -67,15 +70,15 @@ def evaluator(
   mesh = mesh or mesh_lib.single()
 
   @_on_each(mesh)
-  def summed(params, rows_BL):
-    value = loss.weighted_cross_entropy(model, params, rows_BL, 0.0, 0.0)
+  def summed(params, held, rows_BL):
+    value = loss.weighted_cross_entropy(model, params, rows_BL, 0.0, 0.0, held)
     weight = jnp.sum(rows_BL.weight_BL)
     return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]
 
   @_on_each(mesh)
-  def readings(params, rows_BL):
+  def readings(params, held, rows_BL):
     _, left = model.apply(
-      {'params': params},
+      {'params': params, **held},
       rows_BL.tokens_BL,
       rows_BL.visibility(),
       method='hidden',
@@ -83,31 +86,37 @@ def evaluator(
     )
     return left['readings']
 
-  def evaluate(params) -> dict[str, float]:
+  def evaluate(
+    params: Any, replica: ternary.State | None = None
+  ) -> dict[str, float]:
+    held = ternary_plan.collections(replica)
     batches = list(loader.epoch(source, batch))
-    sums = np.sum([jax.device_get(summed(params, b)) for b in batches], axis=0)
+    sums = np.sum(
+      [jax.device_get(summed(params, held, b)) for b in batches], axis=0
+    )
     nats, tokens = float(sums[0] / sums[1]), float(sums[1])
     return {
       'loss': nats,
       'bits_per_byte': perplexity.bits_per_byte(nats, byte_count / tokens),
-      **_root_mean_squares(jax.device_get(readings(params, batches[0]))),
+      **_root_mean_squares(jax.device_get(readings(params, held, batches[0]))),
     }
 
   return evaluate
 
 
 def _on_each(mesh: jax.sharding.Mesh):
-  """Runs (params, rows_BL) on each device's own rows; all return the same."""
+  """Runs (params, held, rows_BL) on each device's rows; all return the same."""
 
   def decorate(function):
-    def run(params, rows_BL):
+    def run(params, held, rows_BL):
+      specs = rules.specs(params, mesh), ternary_plan.specs_of(held)
       return jax.shard_map(
         function,
         mesh=mesh,
-        in_specs=(rules.specs(params, mesh), PartitionSpec('fsdp')),
+        in_specs=(*specs, PartitionSpec('fsdp')),
         out_specs=PartitionSpec(),
         check_vma=False,
-      )(params, rows_BL)
+      )(params, held, rows_BL)
 
     return jax.jit(run)
 

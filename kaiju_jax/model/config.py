@@ -1,6 +1,7 @@
 """The model's shape, and which techniques it uses."""
 
 import dataclasses
+import math
 
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import config as quantization_config
@@ -83,7 +84,7 @@ _CHOICES = {
   'quantization.clamp_input': ('input_std', 'none'),
   'quantization.input_gradient': ('bf16', 'int8'),
   'quantization.embedding': ('int8', 'none'),
-  'quantization.wire_weights': ('int8', 'float'),
+  'quantization.wire_weights': ('int8', 'float', 'ternary'),
   'quantization.wire_gradients': (
     'squinch',
     'squinch_floor',
@@ -134,6 +135,7 @@ def check(config: ModelConfig) -> None:
       "model.quantization.qk='int8' needs model.quantization.kv='int8', not"
       f' {quantization.kv!r}: QKᵀ in int8 reads the stored codes of K.'
     )
+  _check_ternary(quantization)
   for name in ('clamp_hidden_k', 'clamp_input_k'):
     if getattr(quantization, name) <= 0:
       raise ValueError(
@@ -158,4 +160,25 @@ def check(config: ModelConfig) -> None:
     raise ValueError(
       f'model.unroll={config.unroll}: must divide the {repeats} repeats of the'
       ' layer block.'
+    )
+
+
+def _check_ternary(config: quantization_config.QuantizationConfig) -> None:
+  if config.wire_weights == 'ternary' and config.matmul != 'int8':
+    raise ValueError(
+      "model.quantization.wire_weights='ternary' needs"
+      f" model.quantization.matmul='int8', not {config.matmul!r}: replicas are"
+      ' int8 codes, which a float matmul would not read.'
+    )
+  ternary = config.ternary
+  for name in ('check_every', 'events_every'):
+    value = getattr(ternary, name)
+    if value < 1:
+      raise ValueError(
+        f'model.quantization.ternary.{name}={value}: must be at least 1.'
+      )
+  if not 0 <= ternary.least_scale < math.inf:
+    raise ValueError(
+      f'model.quantization.ternary.least_scale={ternary.least_scale}: must be'
+      ' positive, or 0 for the finest scale that never lags.'
     )

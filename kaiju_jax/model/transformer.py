@@ -39,7 +39,7 @@ class Transformer(nn.Module):
     self.embedding = embedding.Embedding(config)
     scanned = nn.scan(
       block.Block,
-      variable_axes={'params': 0, 'readings': 0},
+      variable_axes={'params': 0, 'replica': 0, 'readings': 0},
       split_rngs={'params': True},
       in_axes=nn.broadcast,
       length=len(layers) // len(repeating),

@@ -2,9 +2,10 @@
 
 A parameter is named after its shape, `w_in_DF`, and a layer says
 `self.weight('w_in_DF', (D, F))`. This one helper knows the rest: how it starts,
-what part of it this device owns, that it is gathered as int8, whether a Bungee
-scalar stretches it, and that an exported checkpoint already holds codes. What a
-layer gets back it hands to `qat.einsum`.
+what part of it this device owns, that it is gathered as int8 or already held as
+a replica (the collection `replica`), whether a Bungee scalar stretches it, and
+that an exported checkpoint already holds codes. What a layer gets back it hands
+to `qat.einsum`.
 """
 
 import math
@@ -65,7 +66,12 @@ class Weighted(nn.Module):
   def gathered(
     self, name: str, shape: tuple[int, ...], is_int8: bool
   ) -> jax.Array | int8.Quantized:
-    """Returns a master weight as it comes off the wire; args as `weight`'s."""
+    """Returns a master weight as it comes off the wire; args as `weight`'s.
+
+    Raises:
+      ValueError: the name's letters are not the shape's, or there is no replica
+        where the config says 'ternary'.
+    """
     if self._is_exported(name):
       # As `fsdp.gather` does, so that the rest is compiled as in training.
       return lax.optimization_barrier(self.get_variable('params', name))
@@ -78,17 +84,28 @@ class Weighted(nn.Module):
       nn.initializers.normal(fan_in**-0.5),
       collectives.local_shape(letters, shape),
     )
-    return fsdp.gather(
-      w,
-      fsdp.Wire(
-        letters,
-        contract,
-        self.config.dtype,
-        is_int8,
-        self.config.quantization.wire_weights,
-        self.config.quantization.wire_gradients,
-      ),
+    quantization = self.config.quantization
+    wire = fsdp.Wire(
+      letters,
+      contract,
+      self.config.dtype,
+      is_int8,
+      quantization.wire_weights,
+      quantization.wire_gradients,
     )
+    is_held = is_int8 and quantization.wire_weights == 'ternary'
+    if is_held and not self.is_initializing():
+      return fsdp.follow(self._replica(name), w, wire)
+    return fsdp.gather(w, wire)
+
+  def _replica(self, name: str) -> int8.Quantized:
+    if not self.has_variable('replica', name):
+      raise ValueError(
+        f"{name}: model.quantization.wire_weights='ternary' reads a replica,"
+        " and there is none: apply the model to {'params': …, 'replica': …}"
+        ' (ternary_plan.collections).'
+      )
+    return self.get_variable('replica', name)
 
   def _is_exported(self, name: str) -> bool:
     return self.has_variable('params', name) and isinstance(

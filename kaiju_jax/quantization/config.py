@@ -4,6 +4,22 @@ import dataclasses
 
 
 @dataclasses.dataclass
+class TernaryConfig:
+  """How replicas follow their masters (`sharding/ternary.py`).
+
+  Attributes:
+    check_every: steps between checksums of the replicas.
+    events_every: steps between events that double or halve a channel's scale.
+    least_scale: no channel's grid becomes finer; 0 for the finest on which
+      codes never lag behind the masters at the peak learning rate.
+  """
+
+  check_every: int = 100
+  events_every: int = 4
+  least_scale: float = 0.0
+
+
+@dataclasses.dataclass
 class QuantizationConfig:
   """One value per technique, so that an ablation is one override.
 
@@ -27,7 +43,10 @@ class QuantizationConfig:
     embedding: 'int8' for the embedding and the output head as codes with a
       scale a vocabulary entry, the head's matmul included; 'none'.
     wire_weights: what a weight crosses to its users as: 'int8' for codes
-      (where it is used as codes), 'float' for the model's dtype.
+      (where it is used as codes), 'float' for the model's dtype, 'ternary'
+      for −1, 0 or 1 a step to replicas that every device holds (1.6 bits;
+      meant for Bungee on, as grids are fixed).
+    ternary: of `wire_weights='ternary'`.
     wire_gradients: what its gradient crosses to its owner as: 'squinch' (6
       bits, elements `zero`), 'squinch_floor', 'squinch_fitted', 'float' for
       the model's dtype, or, as contrasts that are rounded but not packed,
@@ -46,6 +65,7 @@ class QuantizationConfig:
   input_gradient: str = 'bf16'
   embedding: str = 'none'
   wire_weights: str = 'int8'
+  ternary: TernaryConfig = dataclasses.field(default_factory=TernaryConfig)
   wire_gradients: str = 'squinch'
 
 

@@ -2,7 +2,8 @@
 
 The forward pass reads codes, scales and clamp limits; an export holds exactly
 these, made by the functions that the training step calls, so that its forward
-pass is the training one bit for bit (at the same shapes, on one backend).
+pass is the training one bit for bit (at the same shapes, on one backend). Where
+updates were ternary, training read replicas, and these are what is exported.
 
 One safetensors file. Names are the parameters' paths joined by dots, stacked
 over the N repeats of the layer block as in training:
@@ -42,11 +43,16 @@ from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
+from kaiju_jax.sharding import ternary_plan
 
 _FORMAT = 'kaiju_jax int8 1'
 
 
-def quantized(params: Any, config: model_config.ModelConfig) -> Any:
+def quantized(
+  params: Any,
+  config: model_config.ModelConfig,
+  replica: ternary_plan.State | None = None,
+) -> Any:
   """Returns `params` with `Quantized` weights and clamp limits.
 
   The tree serves as parameters of the same model; it carries no gradient.
@@ -54,9 +60,11 @@ def quantized(params: Any, config: model_config.ModelConfig) -> Any:
   Args:
     params: float32 master weights.
     config: the model's; its matmuls must be int8.
+    replica: the training state's, where its updates were ternary.
 
   Raises:
-    ValueError: a model that was not trained in int8.
+    ValueError: a model that was not trained in int8, or no replica of one that
+      read it.
   """
   if config.quantization.matmul != 'int8':
     raise ValueError(
@@ -64,26 +72,37 @@ def quantized(params: Any, config: model_config.ModelConfig) -> Any:
       " trained with 'int8' has codes to export."
     )
 
+  is_ternary = config.quantization.wire_weights == 'ternary'
+  if is_ternary != (replica is not None):
+    raise ValueError(
+      'model.quantization.wire_weights='
+      f'{config.quantization.wire_weights!r}: the replica that training read is'
+      f' {"missing" if is_ternary else "not of this model"}.'
+    )
+  replica = ternary_plan.collections(replica).get('replica', {})
+
   # A loop over the repeats, as the model's scan is: a vectorized exp or sum
   # need not round as the scalar one does.
   @jax.jit
-  def over_repeats(layer):
-    return jax.lax.map(lambda one: _layer(one, config), layer)
+  def over_repeats(layer, held):
+    return jax.lax.map(lambda one: _layer(*one, config), (layer, held))
 
+  held = replica.get('blocks', {})
   blocks = {
-    name: over_repeats(layer) for name, layer in params['blocks'].items()
+    name: over_repeats(layer, held.get(name, {}))
+    for name, layer in params['blocks'].items()
   }
   embedding = params['embedding']
   if config.quantization.embedding == 'int8':
-    embedding = jax.jit(_group)(embedding)
+    embedding = jax.jit(_group)(embedding, replica.get('embedding', {}))
   return {**params, 'blocks': blocks, 'embedding': embedding}
 
 
-def _layer(layer: Any, config: model_config.ModelConfig) -> Any:
+def _layer(layer: Any, held: Any, config: model_config.ModelConfig) -> Any:
   layer = {
     **layer,
-    'attention': _group(layer['attention']),
-    'feedforward': _group(layer['feedforward']),
+    'attention': _group(layer['attention'], held.get('attention', {})),
+    'feedforward': _group(layer['feedforward'], held.get('feedforward', {})),
   }
   if config.quantization.clamp_hidden == 'weight_rms':
     layer['feedforward']['hidden_limit'] = clamp.weight_rms_limit(
@@ -94,8 +113,8 @@ def _layer(layer: Any, config: model_config.ModelConfig) -> Any:
   return layer
 
 
-def _group(group: Any) -> Any:
-  """Quantizes one module's weights and folds its Bungee scalars in."""
+def _group(group: Any, held: Any) -> Any:
+  """Quantizes one module's weights, or takes its replicas; folds Bungee in."""
   out = {}
   for name, w in group.items():
     if name.startswith('bungee_'):
@@ -105,7 +124,10 @@ def _group(group: Any) -> Any:
       continue
     letters = rules.letters_of(name)
     wire = fsdp.Wire(letters, weighted.CONTRACTED[name], 'float32', int8=True)
-    weight = fsdp.gather(w, wire)
+    if name in held:
+      weight = fsdp.follow(held[name], w, wire)
+    else:
+      weight = fsdp.gather(w, wire)
     stem = name.removesuffix(f'_{letters}')
     if f'bungee_{stem}' in group:
       weight = bungee.stretch(weight, group[f'bungee_{stem}'])
@@ -114,17 +136,20 @@ def _group(group: Any) -> Any:
 
 
 def save(
-  path: str | os.PathLike, params: Any, config: model_config.ModelConfig
+  path: str | os.PathLike,
+  params: Any,
+  config: model_config.ModelConfig,
+  replica: ternary_plan.State | None = None,
 ) -> None:
   """Writes the export of float32 `params`; whole or not at all.
 
   Raises:
-    ValueError: a model that was not trained in int8.
+    ValueError: see `quantized`, whose arguments these are.
     OSError: the file cannot be written.
   """
   tensors = {}
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(
-    quantized(params, config)
+    quantized(params, config, replica)
   ):
     tensors[_name(tree_path)] = np.ascontiguousarray(jax.device_get(leaf))
   metadata = {
@@ -190,6 +215,11 @@ def _shapes(config: model_config.ModelConfig) -> Any:
   """The tree of an export's shapes and dtypes, by no arithmetic at all."""
   # Imported here, for the model imports this room.
   from kaiju_jax.model import transformer
+
+  config = dataclasses.replace(
+    config,
+    quantization=dataclasses.replace(config.quantization, wire_weights='int8'),
+  )
 
   def exported():
     params = transformer.Transformer(config).init(

@@ -14,6 +14,9 @@ pass, so that no device ever holds a full weight's gradient longer than its
 layer's turn; and what is encoded is the sum over the local tokens, not the
 mean, which would fall below Squinch's smallest block.
 
+A weight of which every device holds a replica (`ternary.py`) needs no gather;
+its gradient's way home is the same (`follow`).
+
 On one device (or one `fsdp` rank) nothing crosses, and nothing is encoded.
 """
 
@@ -39,8 +42,8 @@ class Wire(NamedTuple):
     contract: the letters that a matmul sums over: one int8 scale for them.
     dtype: of a float weight in use, and of the gradient.
     int8: whether the weight is used as `Quantized`.
-    weights: 'int8' for codes and scales where the weight is int8; 'float' for
-      the master in `dtype`, quantized on arrival.
+    weights: 'int8' for codes and scales where the weight is int8; else the
+      master crosses in `dtype`, quantized on arrival.
     gradients: as `QuantizationConfig.wire_gradients`.
   """
 
@@ -90,6 +93,32 @@ def _backward(wire, _, cotangent):
 
 
 gather.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def follow(replica: int8.Quantized, w: jax.Array, wire: Wire) -> int8.Quantized:
+  """Returns the weight as a device holds it already; nothing crosses.
+
+  Args:
+    replica: codes and scales, D whole; no carrier.
+    w: float32, the owner's shard of the master; only its gradient matters.
+    wire: see `Wire`.
+  """
+  del w
+  # As in `gather`: what uses them is compiled alike.
+  codes, scales = lax.optimization_barrier((replica.codes, replica.scales))
+  return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
+
+
+def _follow_forward(replica, w, wire):
+  return follow(replica, w, wire), None
+
+
+def _follow_backward(wire, _, cotangent):
+  return None, _reduce(cotangent.carrier, wire.gradients)
+
+
+follow.defvjp(_follow_forward, _follow_backward)
 
 
 def _quantize(w, wire: Wire, table):

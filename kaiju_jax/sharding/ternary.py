@@ -4,7 +4,8 @@ From the sources: small int8 models, whose int8 weights fit a node, are pinned
 as in ZeRO-2, and an update sends −1, 0 or 1 for each weight. How, is our guess:
 
   * Replicated: codes and scales (`State`), read by the forward pass as they
-    are; nothing is gathered there, however many microbatches a step has.
+    are (`fsdp.follow`); nothing is gathered there, however many microbatches a
+    step has.
   * Sharded along D over the mesh axis `fsdp`: f32 masters, moments, gradients.
   * A step: gradients are reduced to their owner, the optimizer moves the
     masters, and each owner sends one message: a trit a weight of its shard
@@ -40,19 +41,16 @@ in the steps before.
 Everything here runs under a manual `shard_map` that binds the plan's axes.
 """
 
-from collections.abc import Callable
 import functools
 import math
 from typing import Any
 from typing import NamedTuple
 
-from flax import traverse_util
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels.ternary import reference as trits
-from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import grid
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import checksum
@@ -86,7 +84,9 @@ class Report(NamedTuple):
       behind after the update.
     no_number: int32, channels of this device's own weights that hold inf or
       NaN. Codes cannot say so: stop the run.
-    doubled: int32, channels whose scale doubled; on all devices the same.
+    doubled: int32, channels whose scale doubled; the same for all owners, and
+      to be summed over the axis within: channels that it does not split are
+      counted by its first device.
     halved: int32, likewise.
     damaged: int32, bytes received that are no five trits.
     resent: bool, whether replicas differed and all of them started afresh.
@@ -230,14 +230,22 @@ def receive(
     codes[path], scales[path] = grid.apply(
       state.codes[path] + delta, state.scales[path], events
     )
-    doubled += jnp.sum(events == grid.DOUBLE, dtype=jnp.int32)
-    halved += jnp.sum(events == grid.HALVE, dtype=jnp.int32)
+    counts = _is_counted(plan, layout)
+    doubled += jnp.sum(counts & (events == grid.DOUBLE), dtype=jnp.int32)
+    halved += jnp.sum(counts & (events == grid.HALVE), dtype=jnp.int32)
   damaged = sum(
     jnp.sum(trits.is_damaged(x), dtype=jnp.int32)
     for x in jax.tree.leaves(received)
   )
   seen = {'doubled': doubled, 'halved': halved, 'damaged': damaged}
   return State(codes, scales), seen
+
+
+def _is_counted(plan: Plan, layout: Layout) -> jax.Array | bool:
+  """Whether this device's channels are not those of another one's count."""
+  if layout.parted or not plan.within:
+    return True
+  return lax.axis_index(plan.within) == 0
 
 
 def heal(
@@ -275,86 +283,6 @@ def _differ(plan: Plan, state: State) -> jax.Array:
     # A fresh start is collective: all devices go the same way.
     differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
   return differs
-
-
-def quantized(
-  plan: Plan,
-  state: State,
-  params: Any,
-  dtype: Any,
-  reduce: Callable[[jax.Array, int], jax.Array] | None = None,
-) -> Any:
-  """Returns `params` with the replicas' `Quantized` in place of the masters.
-
-  The model takes them as they are, Bungee's exp(b) already in the scales. The
-  straight-through gradient leaves through the carriers and arrives at this
-  device's shard of `params`.
-
-  Args:
-    plan: of these parameters.
-    state: read by the forward pass.
-    params: this device's shard; everything but ternary weights passes through.
-    dtype: of the carriers, and so of the gradients that `reduce` gets.
-    reduce: (a weight's whole gradient, the dimension that owners split) → the
-      float32 sum of this device's shard; by default a reduce-scatter in
-      float32.
-  """
-  if reduce is None:
-    reduce = functools.partial(_reduce_scatter, plan.axis)
-  flat = traverse_util.flatten_dict(params, sep='.')
-  for path, w in ternary_plan.weights_of(plan, params).items():
-    weight = replica(
-      reduce,
-      plan.layouts[path].owned,
-      dtype,
-      state.codes[path],
-      state.scales[path],
-      w,
-    )
-    if (b := flat.get(_bungee_of(path))) is not None:
-      stretch = jax.vmap(bungee.stretch) if b.ndim else bungee.stretch
-      weight = stretch(weight, b)
-    flat[path] = weight
-  return traverse_util.unflatten_dict(flat, sep='.')
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def replica(reduce, owned, dtype, codes, scales, w) -> int8.Quantized:
-  """Returns one weight's replica, whose gradient goes to its master.
-
-  Args:
-    reduce: as of `quantized`.
-    owned: dimension that owners split.
-    dtype: of the carrier.
-    codes: of the state.
-    scales: of the state.
-    w: this device's shard of the master; only its gradient matters.
-  """
-  del reduce, owned, w
-  return int8.Quantized(codes, scales, jnp.zeros(codes.shape, dtype))
-
-
-def _forward(reduce, owned, dtype, codes, scales, w):
-  return replica(reduce, owned, dtype, codes, scales, w), None
-
-
-def _backward(reduce, owned, dtype, _, cotangent):
-  return None, None, reduce(cotangent.carrier, owned)
-
-
-replica.defvjp(_forward, _backward)
-
-
-def _bungee_of(path: str) -> str:
-  """Returns 'a.bungee_w_in' of 'a.w_in_DF'."""
-  parent, dot, name = path.rpartition('.')
-  return f'{parent}{dot}bungee_{name.rpartition("_")[0]}'
-
-
-def _reduce_scatter(axis: str, gradient: jax.Array, owned: int) -> jax.Array:
-  return lax.psum_scatter(
-    gradient.astype(jnp.float32), axis, scatter_dimension=owned, tiled=True
-  )
 
 
 def _largest(w: jax.Array, layout: Layout) -> jax.Array:

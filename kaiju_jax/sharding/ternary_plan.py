@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from kaiju_jax.quantization import export
+from kaiju_jax.model import weighted
+from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
 
 
@@ -40,11 +41,14 @@ class Layout:
     owned: its dimension that the owners split.
     contracted: its dimensions that share a scale.
     split: whether the mesh axis within a node splits a contracted one.
+    parted: whether it splits another one: each device then has channels of its
+      own, where otherwise all have the same.
   """
 
   owned: int
   contracted: tuple[int, ...]
   split: bool = False
+  parted: bool = False
 
   @property
   def is_shared(self) -> bool:
@@ -85,15 +89,16 @@ class Plan:
     if not self.layouts:
       raise ValueError(
         'no ternary weights: there is none named'
-        f' {", ".join(export.CONTRACTED)} among the parameters.'
+        f' {", ".join(weighted.CONTRACTED)} among the parameters.'
       )
 
 
-def layouts(params: Any) -> dict[str, Layout]:
+def layouts(params: Any, embedding: bool = False) -> dict[str, Layout]:
   """Returns the layout of every int8 weight, read off its name.
 
   Args:
     params: the model's parameters or their shapes; weights may be stacked.
+    embedding: whether the vocabulary's tables are int8 too.
 
   Raises:
     ValueError: a weight whose rank is not its name's.
@@ -101,34 +106,73 @@ def layouts(params: Any) -> dict[str, Layout]:
   found = {}
   for path, w in traverse_util.flatten_dict(params, sep='.').items():
     name = path.rpartition('.')[2]
-    if name not in export.CONTRACTED:
+    if name not in weighted.CONTRACTED:
+      continue
+    letters = rules.letters_of(name)
+    if 'V' in letters and not embedding:
       continue
     axes = rules.spec(name, len(w.shape), rules.STORED)
-    letters = rules.letters_of(name)
-    stacked = len(axes) - len(letters)
+    stacked = len(w.shape) - len(letters)
     contracted = tuple(
-      stacked + letters.index(letter) for letter in export.CONTRACTED[name]
+      stacked + letters.index(letter) for letter in weighted.CONTRACTED[name]
     )
+    within = axes.index('tensor') if 'tensor' in axes else None
     found[path] = Layout(
       owned=axes.index('fsdp'),
       contracted=contracted,
-      split=any(axes[i] == 'tensor' for i in contracted),
+      split=within in contracted,
+      parted=within is not None and within not in contracted,
     )
   return found
 
 
+def shapes(plan: Plan, params: Any) -> State:
+  """Returns the state's shapes over the whole mesh; `params` may be shapes."""
+  codes, scales = {}, {}
+  for path, w in weights_of(plan, params).items():
+    contracted = plan.layouts[path].contracted
+    of_scales = [1 if i in contracted else n for i, n in enumerate(w.shape)]
+    codes[path] = jax.ShapeDtypeStruct(w.shape, jnp.int8)
+    scales[path] = jax.ShapeDtypeStruct(tuple(of_scales), jnp.float32)
+  return State(codes, scales)
+
+
 def specs(plan: Plan, params: Any) -> State:
   """Returns the state's `PartitionSpec`s, for shard_map and for storing it."""
-  codes, scales = {}, {}
-  flat = traverse_util.flatten_dict(params, sep='.')
-  for path, layout in plan.layouts.items():
-    name = path.rpartition('.')[2]
-    axes = rules.spec(name, len(flat[path].shape), rules.IN_USE)
-    codes[path] = axes
-    scales[path] = PartitionSpec(
-      *(None if i in layout.contracted else a for i, a in enumerate(axes))
-    )
-  return State(codes, scales)
+  return specs_of(shapes(plan, params))
+
+
+def specs_of(tree: Any) -> Any:
+  """Returns the `PartitionSpec`s of replicas, read off their names.
+
+  Args:
+    tree: a `State`, its `collections`, or shapes of these, over the whole mesh.
+  """
+
+  def of(path, x):
+    name = rules.name_of(path).rpartition('.')[2]
+    axes = rules.spec(name, len(x.shape), rules.IN_USE)
+    # A contracted dimension of scales: a single one, and everybody's.
+    axes = [axis if n > 1 else None for axis, n in zip(axes, x.shape)]
+    while axes and axes[-1] is None:
+      axes.pop()
+    return PartitionSpec(*axes)
+
+  return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def collections(state: State | None) -> dict[str, Any]:
+  """Returns what the model reads beside its parameters: {'replica': …}.
+
+  Empty where the state is None, in all other modes.
+  """
+  if state is None:
+    return {}
+  held = {
+    path: int8.Quantized(codes, state.scales[path])
+    for path, codes in state.codes.items()
+  }
+  return {'replica': traverse_util.unflatten_dict(held, sep='.')}
 
 
 def weights_of(plan: Plan, params: Any) -> dict[str, jax.Array]:

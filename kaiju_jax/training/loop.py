@@ -44,13 +44,13 @@ def train(
   Args:
     experiment: what is trained; must be the one that `workdir` holds, if any.
     workdir: made where it does not exist.
-    state: a pytree with `step` (int32), `tokens` (float32 or int32) and
-      `params`, as before the first step. Its arrays are given away.
+    state: a pytree with `step` (int32) and `tokens` (float32 or int32), as
+      before the first step. Its arrays are given away.
     step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
       donated state.
     batches: also has get_state() and set_state() (JSON-able), which count
       the batches taken.
-    evaluate: params -> {name: value}; recorded under 'eval_' names.
+    evaluate: state -> {name: value}; recorded under 'eval_' names.
 
   Returns:
     The last state. After an interruption (saved; the message says how to go
@@ -98,7 +98,7 @@ def train(
 
       if evaluate and _due(number, config.evaluate_every, config):
         with journal.paused():
-          scores = evaluate(state.params)
+          scores = evaluate(state)
           journal.evaluation(number, state.tokens, scores)
 
       checkpoints.check()

@@ -7,6 +7,9 @@ In a tree a token with several children has several targets, so the loss reads
 and the predecessor is t − 1 in a plain document.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -23,6 +26,7 @@ def weighted_cross_entropy(
   batch: packing.Batch,
   z_attention: jax.Array | float,
   z_logits: jax.Array | float,
+  collections: Mapping[str, Any] | None = None,
 ) -> jax.Array:
   """Returns Σ weight · CE of one [B, L] batch, a float32 scalar (nats).
 
@@ -34,11 +38,14 @@ def weighted_cross_entropy(
       of tokens that the caller divides the loss by, and times it again (this
       sum is not divided yet): the coefficient of the config.
     z_logits: the same for the output logits.
+    collections: what the model reads beside its parameters
+      (`ternary_plan.collections`).
 
   Z-Reg changes gradients alone, never this value.
   """
+  variables = {'params': params, **(collections or {})}
   hidden_BLD = model.apply(
-    {'params': params},
+    variables,
     batch.tokens_BL,
     batch.visibility(),
     z_attention,
@@ -48,7 +55,7 @@ def weighted_cross_entropy(
   hidden_BLD = jnp.take_along_axis(
     collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1
   )
-  logits_BLV = model.apply({'params': params}, hidden_BLD, method='logits')
+  logits_BLV = model.apply(variables, hidden_BLD, method='logits')
   lse_BL = _logsumexp(logits_BLV)
   target_BL = _at(logits_BLV, batch.tokens_BL)
   loss_BL = z_reg.inject(lse_BL - target_BL, lse_BL, z_logits * batch.weight_BL)

@@ -6,6 +6,8 @@
       → summed over the copies of each parameter
     gradients, stored as the parameters are          plain jit: elementwise,
       → clip, AdamW on the f32 masters               but for scalar norms
+    replicas, where updates are ternary              one manual shard_map
+      → −1, 0 or 1 for each weight (`replicas.py`)
 
 One device is a mesh of 1 × 1, and the same code.
 """
@@ -26,9 +28,11 @@ from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import fit
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
+from kaiju_jax.sharding import ternary_plan
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer as optimizer_lib
+from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 
 # [A, B, L]: every device of a tensor group reads the same rows.
@@ -60,7 +64,7 @@ def make(
   so that a batch-size warm-up compiles nothing. The state is donated. Metrics
   are float32 scalars: loss (mean over the step's loss tokens, nats),
   grad_norm, learning_rate, loss_weight (the sum of the tokens' weights),
-  skipped_steps.
+  skipped_steps, and where updates are ternary those of `replicas.update`.
 
   Args:
     experiment: what is trained.
@@ -74,9 +78,12 @@ def make(
   config = experiment.optimizer
   training_config.check_optimizer(config)
   fit.check(experiment, mesh_lib.config_of(mesh))
+  replicas.warn_of_lag(experiment)
   optimizer = optimizer_lib.make(config)
   rate_of = optimizer_lib.shape_of_rate(config, total_tokens(experiment))
   summed = gradient_of(experiment, mesh)
+  start, _ = abstract(experiment, mesh)
+  plan = replicas.plan_of(experiment, start.params)
 
   def step(state, batch, microbatches=None):
     batch = jax.tree.map(jnp.asarray, batch)
@@ -89,7 +96,9 @@ def make(
       )
       for peak in (config.z_reg.attention, config.z_reg.logits)
     ]
-    total, gradient, loss_weight = summed(state.params, batch, count, *z)
+    total, gradient, loss_weight = summed(
+      state.params, batch, count, *z, state.replica
+    )
     # A step may hold no token that carries loss, such as rows of one-token
     # remainders: its gradient is zero, not NaN.
     weight = jnp.where(loss_weight > 0, loss_weight, 1.0)
@@ -110,33 +119,40 @@ def make(
       ),
     }
     rows, length = batch.tokens_BL.shape[1:]
-    state = state_lib.TrainState(
+    state = state.replace(
       step=state.step + 1,
       tokens=state.tokens + float(rows * length) * count,
       params=optax.apply_updates(state.params, updates),
       opt_state=opt_state,
     )
+    if plan is not None:
+      replica, followed = replicas.update(
+        plan, state.replica, state.params, state.step, mesh
+      )
+      state, metrics = state.replace(replica=replica), metrics | followed
     return state, metrics
 
   # Out as in, to the letter: a second call then finds the compiled step.
-  state, _ = abstract(experiment, mesh)
-  stored = jax.tree.map(lambda leaf: leaf.sharding, state)
+  stored = jax.tree.map(lambda leaf: leaf.sharding, start)
   return jax.jit(step, donate_argnums=0, out_shardings=(stored, None))
 
 
 def gradient_of(experiment: config_lib.Experiment, mesh: jax.sharding.Mesh):
   """Returns (params, batch, count, z, z) → summed loss, gradient, loss weight.
 
-  The gradient is stored as the parameters are.
+  The gradient is stored as the parameters are. Where updates are ternary, the
+  replicas are one more argument.
   """
   model = model_of(experiment)
 
-  def local(params, batch, count, z_attention, z_logits):
+  def local(params, batch, count, z_attention, z_logits, replica):
+    held = ternary_plan.collections(replica)
+
     def of(index):
       microbatch = jax.tree.map(lambda x: x[index], batch)
       value, gradient = jax.value_and_grad(
         lambda params: loss.weighted_cross_entropy(
-          model, params, microbatch, z_attention, z_logits
+          model, params, microbatch, z_attention, z_logits, held
         )
       )(params)
       return value, gradient, jnp.sum(microbatch.weight_BL)
@@ -148,16 +164,17 @@ def gradient_of(experiment: config_lib.Experiment, mesh: jax.sharding.Mesh):
       collectives.total(weight, 'B', rules.ROWS),
     )
 
-  def summed(params, batch, count, z_attention, z_logits):
+  def summed(params, batch, count, z_attention, z_logits, replica=None):
     specs = rules.specs(params, mesh)
+    whole = ternary_plan.specs_of(replica)
     scalar = PartitionSpec()
     return jax.shard_map(
       local,
       mesh=mesh,
-      in_specs=(specs, BATCH, scalar, scalar, scalar),
+      in_specs=(specs, BATCH, scalar, scalar, scalar, whole),
       out_specs=(scalar, specs, scalar),
       check_vma=False,
-    )(params, batch, jnp.asarray(count), z_attention, z_logits)
+    )(params, batch, jnp.asarray(count), z_attention, z_logits, replica)
 
   return summed
 
@@ -183,7 +200,8 @@ def abstract(
 
   def start():
     params = state_lib.drawn(model_of(experiment), experiment.seed)
-    return state_lib.before(params, optimizer)
+    plan = replicas.plan_of(experiment, params)
+    return state_lib.before(params, optimizer, mesh, plan)
 
   state = jax.eval_shape(start)
   data = experiment.data
@@ -202,6 +220,6 @@ def abstract(
       leaf.shape, leaf.dtype, sharding=sharding
     ),
     state,
-    rules.shardings(state, mesh),
+    state_lib.shardings(state, mesh),
   )
   return state, batch

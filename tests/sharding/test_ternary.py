@@ -276,9 +276,9 @@ def test_damage_in_one_column_is_healed_in_all():
 def test_layouts_are_read_off_names():
   masters = at(walk(1), 0)
   assert ternary_plan.layouts(masters) == {
-    'feedforward.w_in_DF': ternary.Layout(1, (1,)),
+    'feedforward.w_in_DF': ternary.Layout(1, (1,), parted=True),
     'feedforward.w_out_DF': ternary.Layout(1, (2,), split=True),
-    'attention.w_q_DHK': ternary.Layout(0, (0,)),
+    'attention.w_q_DHK': ternary.Layout(0, (0,), parted=True),
     'attention.w_o_DHK': ternary.Layout(1, (2, 3), split=True),
   }
 

@@ -1,5 +1,6 @@
 """The forward pass reads replicas; gradients come home to the masters."""
 
+import dataclasses
 import functools
 
 import jax
@@ -14,6 +15,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import qat
+from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
@@ -45,20 +47,15 @@ def batch_of(rows, length=16):
   return packing.stack(made)
 
 
-def owned(params, plan):
-  """Specs: ternary weights over their owners, the rest whole."""
-
-  def of(path, x):
-    if '.'.join(key.key for key in path) not in plan.layouts:
-      return PartitionSpec()
-    return rules.spec(path[-1].key, x.ndim, rules.STORED)
-
-  return jax.tree_util.tree_map_with_path(of, params)
-
-
 def test_gradients_come_home_through_the_carriers():
   """On the grid that QAT takes, it is QAT: Bungee and all, on 8 devices."""
   model = transformer.Transformer(SMALL)
+  quantization = dataclasses.replace(
+    SMALL.quantization, wire_weights='ternary', wire_gradients='float'
+  )
+  follower = transformer.Transformer(
+    dataclasses.replace(SMALL, quantization=quantization)
+  )
   shapes = jax.eval_shape(functools.partial(state_lib.init_params, model), 0)
   rng = np.random.default_rng(1)
   params = jax.tree.map(
@@ -72,26 +69,24 @@ def test_gradients_come_home_through_the_carriers():
   wanted, wanted_gradient = jax.jit(jax.value_and_grad(loss_of))(params, batch)
 
   plan = ternary.Plan(ternary_plan.layouts(params), 1e-30)
-  specs = owned(params, plan)
+  mesh = mesh_lib.make(sharding_config.MeshConfig(fsdp=8))
+  specs = rules.specs(params, mesh)
 
   def local(params, batch):
-    replicas = ternary.start(plan, params, code=127)
+    held = ternary_plan.collections(ternary.start(plan, params, code=127))
 
     def local_loss(params):
-      used = ternary.quantized(plan, replicas, params, jnp.float32)
-      return loss_of(used, batch)
+      return loss.weighted_cross_entropy(
+        follower, params, batch, 1e-3, 1e-4, held
+      )
 
     value, gradient = jax.value_and_grad(local_loss)(params)
-    gradient = jax.tree.map(
-      lambda g, spec: g if 'fsdp' in spec else lax.psum(g, 'fsdp'),
-      gradient,
-      specs,
-    )
+    gradient = collectives.summed_over_copies(gradient)
     return lax.psum(value, 'fsdp'), gradient
 
   run = jax.shard_map(
     local,
-    mesh=mesh_lib.make(sharding_config.MeshConfig(fsdp=8)),
+    mesh=mesh,
     in_specs=(specs, PartitionSpec('fsdp')),
     out_specs=(PartitionSpec(), specs),
     check_vma=False,
@@ -117,7 +112,7 @@ def test_a_start_on_127_is_what_qat_takes():
   run = jax.shard_map(
     local,
     mesh=mesh_lib.make(sharding_config.MeshConfig(fsdp=8)),
-    in_specs=(owned(params, plan),),
+    in_specs=(PartitionSpec('fsdp'),),
     out_specs=ternary_plan.specs(plan, params),
     check_vma=False,
   )

@@ -146,7 +146,7 @@ def test_a_finished_run_says_so_and_does_nothing(tmp_path, capfd):
   }
   step = Signalled(at=0)
 
-  def evaluate(params):
+  def evaluate(state):
     raise AssertionError('evaluated')
 
   capfd.readouterr()
@@ -176,9 +176,9 @@ def test_step_evaluate_save_in_that_order(tmp_path):
     calls.append('step')
     return inner(state, batch)
 
-  def evaluate(params):
+  def evaluate(state):
     calls.append('evaluate')
-    return toy.evaluate(params)
+    return toy.evaluate(state)
 
   experiment = toy.experiment(steps=2, evaluate_every=1, checkpoint_every=1)
   toy.train(

@@ -88,8 +88,8 @@ def make_step():
   return jax.jit(step, donate_argnums=0)
 
 
-def evaluate(params):
-  return {'norm': float(jnp.abs(params['w_D']).sum())}
+def evaluate(state):
+  return {'norm': float(jnp.abs(state.params['w_D']).sum())}
 
 
 def experiment(steps=12, **settings):

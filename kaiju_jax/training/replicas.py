@@ -1,0 +1,135 @@
+"""Ternary updates as a mode of the trainer: `wire_weights='ternary'`.
+
+The state then holds int8 replicas beside the f32 masters. A step reads the
+replicas, moves the masters, and brings the replicas one code nearer:
+
+    variables {'params': masters, 'replica': codes and scales}
+      → loss and gradient (`fsdp.follow`: nothing is gathered)
+      → AdamW on the masters
+      → `ternary.update`: 1.6 bits a weight
+
+In all other modes there is no plan and no replica: both are None.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from kaiju_jax import config as config_lib
+from kaiju_jax.quantization import grid
+from kaiju_jax.sharding import rules
+from kaiju_jax.sharding import ternary
+from kaiju_jax.sharding import ternary_plan
+
+
+def plan_of(
+  experiment: config_lib.Experiment, params: Any
+) -> ternary.Plan | None:
+  """Returns which of `params` (or their shapes) are ternary, and how.
+
+  Raises:
+    ValueError: see `least_scale`; or no weight is int8.
+  """
+  quantization = experiment.model.quantization
+  if quantization.wire_weights != 'ternary':
+    return None
+  return ternary.Plan(
+    ternary_plan.layouts(params, quantization.embedding == 'int8'),
+    least_scale(experiment),
+    check_every=quantization.ternary.check_every,
+    events_every=quantization.ternary.events_every,
+  )
+
+
+def least_scale(experiment: config_lib.Experiment) -> float:
+  """Returns the finest grid: the config's, or the one that never lags.
+
+  Raises:
+    ValueError: an optimizer whose updates have no bound that a grid could
+      follow (`grid.no_lag_scale`).
+  """
+  given = experiment.model.quantization.ternary.least_scale
+  return given or grid.no_lag_scale(**_moves(experiment))
+
+
+def warn_of_lag(experiment: config_lib.Experiment) -> None:
+  """Warns where the config's grids are finer than codes can follow."""
+  quantization = experiment.model.quantization
+  if quantization.wire_weights == 'ternary':
+    grid.warn_of_lag(least_scale(experiment), **_moves(experiment))
+
+
+def _moves(experiment: config_lib.Experiment) -> dict[str, float]:
+  config = experiment.optimizer
+  return {
+    name: getattr(config, name)
+    for name in ('learning_rate', 'b1', 'b2', 'weight_decay')
+  }
+
+
+def start(
+  plan: ternary.Plan, params: Any, mesh: jax.sharding.Mesh
+) -> ternary.State:
+  """Returns replicas made from the masters, both as `mesh` stores them."""
+  return jax.shard_map(
+    functools.partial(ternary.start, plan),
+    mesh=mesh,
+    in_specs=(rules.specs(params, mesh),),
+    out_specs=ternary_plan.specs(plan, params),
+    check_vma=False,
+  )(params)
+
+
+def update(
+  plan: ternary.Plan,
+  state: ternary.State,
+  params: Any,
+  step: jax.Array,
+  mesh: jax.sharding.Mesh,
+) -> tuple[ternary.State, dict[str, jax.Array]]:
+  """Returns the replicas after a step, and `ternary.Report` as metrics.
+
+  Args:
+    plan: of these parameters.
+    state: of the step before; donated.
+    params: after the optimizer.
+    step: int32, this step's number, 1 for the first.
+    mesh: that all of it is stored over.
+  """
+  replicas = ternary_plan.specs(plan, params)
+
+  def local(state, params, step):
+    state, report = ternary.update(plan, state, params, step)
+    return state, _over_mesh(report)
+
+  return jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(replicas, rules.specs(params, mesh), PartitionSpec()),
+    out_specs=(replicas, PartitionSpec()),
+    check_vma=False,
+  )(state, params, step)
+
+
+def _over_mesh(report: ternary.Report) -> dict[str, jax.Array]:
+  """Returns the whole mesh's report as float32 scalars."""
+  events = lax.psum(jnp.stack([report.doubled, report.halved]), 'tensor')
+  every = lax.psum(
+    jnp.stack([report.no_number, report.damaged]), ('fsdp', 'tensor')
+  )
+  found = {
+    'lagging': lax.pmean(report.lagging, ('fsdp', 'tensor')),
+    'doubled': events[0],
+    'halved': events[1],
+    'no_number': every[0],
+    'damaged': every[1],
+    'resent': report.resent,
+  }
+  return {
+    f'replica_{name}': value.astype(jnp.float32)
+    for name, value in found.items()
+  }
