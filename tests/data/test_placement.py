@@ -15,13 +15,13 @@ BATCH = PartitionSpec(None, 'fsdp')
 
 
 class Numbered:
-  """Row i holds i throughout."""
+  """Row i is a document of the number i."""
 
   def __len__(self):
     return 100
 
   def __getitem__(self, index):
-    return packing.Row(*[np.full(4, index, np.int32)] * 8)
+    return packing.row([packing.Piece([index] * 4, source=index)], 4)
 
 
 def sharding(fsdp, tensor):
@@ -87,4 +87,4 @@ def test_placed_batches_are_the_loader_s(widths):
     jax.tree.map(np.testing.assert_array_equal, batch, next(want))
   placed.set_state({'row': 3})
   assert placed.get_state() == {'row': 3}
-  assert next(placed).start_BL[0, 0, 0] == 3
+  assert next(placed).source_BL[0, 0, 0] == 3
