@@ -1,13 +1,20 @@
 """What do six bits a gradient cost in loss, over eight workers?
 
 `tiny` on eight data-parallel workers (rows of 256, a row each), its gradients
-reduced in bf16, in Squinch and, as a contrast, rounded to int4 in blocks of 32.
-Weights cross as int8 in every arm.
+reduced in bf16, in Squinch and, as contrasts, rounded to int4 in blocks of 32
+along D or of 256 in memory's order. Weights cross as int8 in every arm.
 
 Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
             python -m experiments.ablate --fsdp=8 --seeds=3 --jobs=2 \\
             --config=experiments/configs/gradients.py --baseline=bf16 \\
-            --root=runs/gradients --config.loop.log_every=1
+            --arms=bf16,squinch,int4,int4_flat --root=runs/gradients \\
+            --config.loop.log_every=1
+Device:   4 shared cores of a CPU that had much other work
+Minutes:  6 to 13 a run, two or three at a time
+Result:   training loss of the last 100 steps against bf16: Squinch −0.02 %
+          (−0.10 … +0.07), int4 along D +0.00 % (−0.09 … +0.10), int4 as memory
+          has it +1.11 % (−0.16 … +2.37). `squinch_floor` and `squinch_fitted`
+          were not run.
 """
 
 from experiments.configs import tiny
