@@ -73,8 +73,9 @@ PRESETS = {
   '110b': lambda: _kaiju(12_288, 70, 51_200),
 }
 
-# The mesh (fsdp, tensor) that each Kaiju size is meant for: our guess, too.
-MESHES = {'13b': (64, 1), '34b': (128, 1), '110b': (64, 8)}
+# The mesh (fsdp, tensor) that each Kaiju size is meant for, on 64, 128 and 512
+# devices as in `tpu_gpu_configs`: our guess, too.
+MESHES = {'13b': (8, 8), '34b': (16, 8), '110b': (64, 8)}
 
 
 def preset(name: str) -> model_config.ModelConfig:

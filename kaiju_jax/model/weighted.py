@@ -23,19 +23,6 @@ from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
 
-# The letters that each weight's matmul sums over: the fan-in of its start, and
-# of one int8 scale. Those left are its output channels.
-CONTRACTED = {
-  'w_q_DHK': 'D',
-  'w_k_DK': 'D',
-  'w_v_DK': 'D',
-  'w_o_DHK': 'HK',
-  'w_in_DF': 'D',
-  'w_out_DF': 'F',
-  'embedding_DV': 'D',
-  'head_DV': 'D',
-}
-
 
 class Weighted(nn.Module):
   """A module whose weights are read off their names."""
@@ -48,7 +35,7 @@ class Weighted(nn.Module):
     """Returns a projection's weight as the forward pass uses it.
 
     Args:
-      name: of CONTRACTED; ends in the shape's letters.
+      name: of `rules.CONTRACTED`; ends in the shape's letters.
       shape: of those letters, on one device.
 
     Returns:
@@ -75,7 +62,7 @@ class Weighted(nn.Module):
     if self._is_exported(name):
       # As `fsdp.gather` does, so that the rest is compiled as in training.
       return lax.optimization_barrier(self.get_variable('params', name))
-    letters, contract = rules.letters_of(name), CONTRACTED[name]
+    letters, contract = rules.letters_of(name), rules.CONTRACTED[name]
     if len(letters) != len(shape):
       raise ValueError(f'{name!r} names {len(letters)} axes, shape is {shape}.')
     fan_in = math.prod(shape[letters.index(letter)] for letter in contract)

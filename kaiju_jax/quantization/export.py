@@ -37,7 +37,6 @@ import safetensors.numpy
 from kaiju_jax import strict
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import config as model_config
-from kaiju_jax.model import weighted
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import int8
@@ -119,11 +118,11 @@ def _group(group: Any, held: Any) -> Any:
   for name, w in group.items():
     if name.startswith('bungee_'):
       continue
-    if name not in weighted.CONTRACTED:
+    if name not in rules.CONTRACTED:
       out[name] = w
       continue
     letters = rules.letters_of(name)
-    wire = fsdp.Wire(letters, weighted.CONTRACTED[name], 'float32', int8=True)
+    wire = fsdp.Wire(letters, rules.CONTRACTED[name], 'float32', int8=True)
     if name in held:
       weight = fsdp.follow(held[name], w, wire)
     else:

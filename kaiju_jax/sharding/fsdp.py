@@ -21,7 +21,6 @@ On one device (or one `fsdp` rank) nothing crosses, and nothing is encoded.
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -30,6 +29,7 @@ import jax.numpy as jnp
 
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import contrast
 from kaiju_jax.sharding import rules
 from kaiju_jax.sharding import squinch
 
@@ -139,27 +139,10 @@ def _reduce(gradient: jax.Array, gradients: str) -> jax.Array:
   if collectives.width('fsdp') == 1:
     return gradient.astype(jnp.float32)
   if gradients.startswith('int4'):
-    gradient = _rounded_to_int4(gradient, across=gradients == 'int4_flat')
+    gradient = contrast.int4(gradient, flat=gradients == 'int4_flat')
   if gradients == 'float' or gradients.startswith('int4'):
     return lax.psum_scatter(
       gradient, 'fsdp', scatter_dimension=0, tiled=True
     ).astype(jnp.float32)
   elements = gradients.removeprefix('squinch').removeprefix('_') or 'zero'
   return squinch.reduce_scatter(gradient, 'fsdp', elements=elements)
-
-
-def _rounded_to_int4(x: jax.Array, across: bool) -> jax.Array:
-  """Returns what a receiver would see of codes −7…7 and a scale a block.
-
-  The contrasts to Squinch: blocks of 32 along D or, `across`, of 256 in
-  memory's order, scales in bfloat16. They save no bytes: floats cross.
-  """
-  rows = x.astype(jnp.float32)
-  if across:
-    blocks = rows.reshape(-1, math.gcd(x.size, 256))
-  else:
-    blocks = rows.reshape(-1, math.gcd(x.shape[0], 32), *x.shape[1:])
-  limit = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
-  scale = int8.scale_of(limit, 7).astype(jnp.bfloat16).astype(jnp.float32)
-  codes = jnp.clip(jnp.round(blocks / scale), -7, 7)
-  return (codes * scale).reshape(x.shape)

@@ -22,6 +22,19 @@ STORED = _WHOLE | {'D': 'fsdp', 'F': 'tensor', 'H': 'tensor', 'V': 'tensor'}
 IN_USE = STORED | {'D': None}
 ROWS = _WHOLE | {'B': 'fsdp', 'L': 'tensor', 'D': None}
 
+# The letters that each weight's matmul sums over: the fan-in of its start, and
+# of one int8 scale. Those left are its output channels.
+CONTRACTED = {
+  'w_q_DHK': 'D',
+  'w_k_DK': 'D',
+  'w_v_DK': 'D',
+  'w_o_DHK': 'HK',
+  'w_in_DF': 'D',
+  'w_out_DF': 'F',
+  'embedding_DV': 'D',
+  'head_DV': 'D',
+}
+
 
 def letters_of(name: str) -> str:
   """Returns the shape suffix of a tensor's name: 'DF' of 'w_in_DF'.

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from kaiju_jax.model import weighted
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
 
@@ -89,7 +88,7 @@ class Plan:
     if not self.layouts:
       raise ValueError(
         'no ternary weights: there is none named'
-        f' {", ".join(weighted.CONTRACTED)} among the parameters.'
+        f' {", ".join(rules.CONTRACTED)} among the parameters.'
       )
 
 
@@ -106,7 +105,7 @@ def layouts(params: Any, embedding: bool = False) -> dict[str, Layout]:
   found = {}
   for path, w in traverse_util.flatten_dict(params, sep='.').items():
     name = path.rpartition('.')[2]
-    if name not in weighted.CONTRACTED:
+    if name not in rules.CONTRACTED:
       continue
     letters = rules.letters_of(name)
     if 'V' in letters and not embedding:
@@ -114,7 +113,7 @@ def layouts(params: Any, embedding: bool = False) -> dict[str, Layout]:
     axes = rules.spec(name, len(w.shape), rules.STORED)
     stacked = len(w.shape) - len(letters)
     contracted = tuple(
-      stacked + letters.index(letter) for letter in weighted.CONTRACTED[name]
+      stacked + letters.index(letter) for letter in rules.CONTRACTED[name]
     )
     within = axes.index('tensor') if 'tensor' in axes else None
     found[path] = Layout(
