@@ -7,21 +7,26 @@ step divided by all devices; each device does
                 2 P T for the inputs' gradient and 2 P T for the weights'
     attention   4 H K T for each position seen, forward and recomputed; 2.5
                 times that backward
-    head        2 D V T forward, twice that backward, in bf16 always
+    head        2 D V T forward, the same for each gradient; int8 as the layers'
+                where `quantization.embedding` is, else bf16
     gather      P/t codes (1 byte) or bf16 (2), forward and backward, a
                 microbatch
     reduction   P/t gradients a microbatch: 6 bits, all-to-all; or bf16,
                 reduce-scatter
-    sequence    [B, L, D] in bf16 gathered or scattered over `tensor` 4 times a
-                layer forward, 3 times recomputed, 4 times backward
+    sequence    [B, L, D] over `tensor`, of each layer: gathered twice on
+                entering and scattered twice on leaving; recomputed, but for the
+                last leaving; and the transpose of all four backward. In bf16,
+                but an int8 forward pass enters with codes: D + 4 bytes a token,
+                a scale among them
 
     seconds = bf16 operations / what bf16 matmuls reach
             + int8 operations / what int8 matmuls reach  (+) the wire
 
 Weights' gradients are bf16 matmuls in every arm, as the sources' are ("bf16
 local gradients"). Left out: everything that is no matmul and no wire (norms,
-quantizing, softmax, encoding, the optimizer), bubbles and latency. They dilute
-every ratio here.
+quantizing, softmax, encoding, the optimizer), bubbles and latency; and on the
+wire the embedding and the head, keys and values (K wide), and what is as small
+as scales of weights. They dilute every ratio here.
 """
 
 from collections.abc import Mapping
@@ -44,7 +49,8 @@ class Arm:
 
   Attributes:
     name: as printed; 'both ways' has the input's gradient in int8 too.
-    forward: dtype of the forward matmuls, and of the weights on the wire.
+    forward: dtype of the forward matmuls, of the weights on the wire, and of
+      the sequence where it enters attention and feed-forward.
     input_gradient: dtype of the matmuls that make the inputs' gradient.
     squinch: whether weights' gradients cross in 6 bits.
   """
@@ -114,7 +120,10 @@ def operations(
   sums[arm.forward] += 2 * (matrices + recomputed) * tokens
   sums[arm.input_gradient] += 2 * matrices * tokens
   sums['bf16'] += 2 * matrices * tokens
-  sums['bf16'] += 6 * config.d_model * config.vocab_size * tokens
+  head = 2 * config.d_model * config.vocab_size * tokens
+  is_coded = config.quantization.embedding == 'int8'
+  for dtype in arm.forward, arm.input_gradient, 'bf16':
+    sums[dtype if is_coded else 'bf16'] += head
   attention = attention_operations(config, length) * tokens
   passes = 2 if config.remat == 'layer' else 1
   # QKᵀ, half of the forward pass, reads codes.
@@ -170,16 +179,29 @@ def seconds(
   else:
     reduction = over('reduce-scatter', weights * 2 / mesh.fsdp, 'fsdp')
   passes = 2 if config.remat == 'layer' else 1
+  # A scatter's bytes are its operand's, so that it is as long as a gather.
   sequence = over(
-    'all-gather', rows / mesh.fsdp * length * config.d_model * 2, 'tensor'
+    'all-gather',
+    rows / mesh.fsdp * length * sequence_bytes(config, arm),
+    'tensor',
   )
-  times = 4 + 4 + (3 if config.remat == 'layer' else 0)
   return Seconds(
     matmul=counted['bf16'] / chip.matmul_bf16
     + counted['int8'] / chip.matmul_int8,
     fsdp=microbatches * (passes * gather + reduction),
-    tensor=microbatches * times * len(config.layers()) * sequence,
+    tensor=microbatches * len(config.layers()) * sequence,
   )
+
+
+def sequence_bytes(config: model_config.ModelConfig, arm: Arm) -> int:
+  """Returns the bytes that a layer gathers and scatters of one token."""
+  is_recomputed = config.remat == 'layer'
+  floats = 2 * config.d_model
+  entering = config.d_model + 4 if arm.forward == 'int8' else floats
+  enters = 4 if is_recomputed else 2
+  leaves = 3 if is_recomputed else 2
+  backward = 4
+  return enters * entering + (leaves + backward) * floats
 
 
 def table(

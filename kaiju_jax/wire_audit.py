@@ -3,16 +3,22 @@
     over fsdp           weights as s8 codes or u8 trits, their gradients as
                         u8, and nothing float but vectors: scales, gains,
                         their gradients
-    over tensor         the rows' activations, but no array shaped as a weight
+    over tensor         the rows' activations, but no array shaped as a weight;
+                        and an owner's gradient of what tensor does not split
     over the whole mesh scalars, and sums of vectors such as norms
 
-A weight that the config keeps in float (an embedding with
-`quantization.embedding='none'`) or sends so (`wire_weights`,
-`wire_gradients`) is not looked at.
+Gathers are held to what the config promises of weights (`matmul`, `embedding`,
+`wire_weights`), reductions and exchanges to what it promises of gradients
+(`wire_gradients`), each apart. A permutation may be a part of either, and is
+looked at where both cross as codes. What is promised in float is not looked at.
+
+A reduce-scatter leaves each device a group's part: the operand counts, not the
+result.
 """
 
 from collections.abc import Iterable
-from collections.abc import Iterator
+import dataclasses
+import math
 
 from kaiju_jax import config as config_lib
 from kaiju_jax.hlo import collectives as collectives_lib
@@ -20,6 +26,8 @@ from kaiju_jax.model import footprint
 from kaiju_jax.sharding import config as sharding_config
 
 _FLOATS = ('f64', 'f32', 'bf16', 'f16')
+_GATHERS = ('all-gather', 'collective-broadcast')
+_PARTS = ('reduce-scatter', 'collective-permute')
 
 
 def problems(
@@ -34,29 +42,20 @@ def problems(
     experiment: model and rows.
     mesh: widths of the axes that it was compiled for.
   """
-  config = experiment.model
-  coded = list(_coded(config))
-  if not coded:
-    return ()
-  least = min(x.size // x.copies for x in coded)
-  shapes = {shape for x in coded for shape in _shapes(x, mesh)}
-  exempt = {
-    shape
-    for x in footprint.parameters(config)
-    if len(x.shape) > 1 and x not in coded
-    for shape in _shapes(x, mesh)
-  }
+  subjects = _subjects(experiment.model, mesh)
   rows = _rows(experiment, mesh)
   lines = []
   for x in collectives:
-    shape = _bare(x.shape)
-    is_float = x.dtype in _FLOATS
-    if is_float and shape in shapes and not _is_rows(x, shape, rows):
-      lines.append(f'a weight in {_said(x)}')
-    elif is_float and 'fsdp' in _names(x) and x.size >= least:
-      if shape not in exempt:
+    subject = subjects[_word(x.kind)]
+    if not subject.whole:
+      continue
+    size, is_float = _size(x), x.dtype in _FLOATS
+    if is_float and _is_matrix(x, subject, rows):
+      lines.append(f'{_word(x.kind)} in {_said(x)}')
+    elif is_float and 'fsdp' in _names(x) and size >= subject.least:
+      if _bare(x.shape) not in subject.exempt:
         lines.append(f'more than a vector in {_said(x)}')
-    elif _is_everywhere(x, mesh) and x.size > config.d_model:
+    elif _is_everywhere(x, mesh) and size > experiment.model.d_model:
       lines.append(f'more than a vector, over the whole mesh: {_said(x)}')
   return tuple(dict.fromkeys(lines))
 
@@ -76,26 +75,99 @@ def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
   )
 
 
-def _coded(config) -> Iterator[footprint.Parameter]:
-  """Yields the matrices that should cross as codes, both ways."""
+@dataclasses.dataclass(frozen=True)
+class _Subject:
+  """What a kind of collective must not carry in float.
+
+  Attributes:
+    whole: shapes of the matrices that cross as codes, D whole; none where
+      nothing is promised.
+    shards: an owner's parts of them.
+    copied: of these, the ones that tensor does not split.
+    exempt: matrices that cross in float.
+    least: numbers of the smallest matrix, as a device uses it.
+  """
+
+  whole: frozenset[tuple[int, ...]]
+  shards: frozenset[tuple[int, ...]]
+  copied: frozenset[tuple[int, ...]]
+  exempt: frozenset[tuple[int, ...]]
+  least: int
+
+
+def _word(kind: str) -> str:
+  if kind == 'collective-permute':
+    return 'a weight or a gradient'
+  return 'a weight' if kind in _GATHERS else 'a gradient'
+
+
+def _subjects(config, mesh) -> dict[str, _Subject]:
+  """Returns {what it is: what of it crosses as codes}."""
   quantization = config.quantization
-  if quantization.wire_weights == 'float' or not (
-    quantization.wire_gradients.startswith('squinch')
-  ):
-    return
-  for x in footprint.parameters(config):
-    key = 'embedding' if x.family == 'embedding' else 'matmul'
-    if len(x.shape) > 1 and getattr(quantization, key) == 'int8':
-      yield x
+  matrices = [x for x in footprint.parameters(config) if len(x.shape) > 1]
+  weights = [
+    x
+    for x in matrices
+    if quantization.wire_weights != 'float' and _is_int8(x, quantization)
+  ]
+  # A float weight's gradient is encoded, too.
+  is_squinch = quantization.wire_gradients.startswith('squinch')
+  return {
+    'a weight': _subject(weights, matrices, mesh),
+    'a gradient': _subject(matrices if is_squinch else [], matrices, mesh),
+    'a weight or a gradient': _subject(
+      weights if is_squinch else [], matrices, mesh
+    ),
+  }
 
 
-def _shapes(parameter, mesh) -> Iterator[tuple[int, ...]]:
-  """Yields a weight's whole shape, and the one that a device uses."""
-  yield _bare(parameter.shape)
-  yield _bare(
-    size // mesh.tensor if letter in 'FHV' else size
+def _is_int8(parameter, quantization) -> bool:
+  key = 'embedding' if parameter.family == 'embedding' else 'matmul'
+  return getattr(quantization, key) == 'int8'
+
+
+def _subject(coded, matrices, mesh) -> _Subject:
+  rest = [x for x in matrices if x not in coded]
+  used = [_local(x, 1, mesh.tensor) for x in coded]
+  shards = {x: _bare(_local(x, mesh.fsdp, mesh.tensor)) for x in coded}
+  return _Subject(
+    whole=frozenset(map(_bare, [*used, *(x.shape for x in coded)])),
+    shards=frozenset(shape for shape in shards.values() if len(shape) > 1),
+    copied=frozenset(
+      shape for x, shape in shards.items() if not set(x.letters) & set('FHV')
+    ),
+    exempt=frozenset(
+      map(
+        _bare,
+        [*(_local(x, 1, mesh.tensor) for x in rest), *(x.shape for x in rest)],
+      )
+    ),
+    least=min(map(math.prod, used), default=0),
+  )
+
+
+def _local(parameter, fsdp: int, tensor: int) -> tuple[int, ...]:
+  """Returns one device's part of a matrix's shape."""
+  widths = {'D': fsdp} | dict.fromkeys('FHV', tensor)
+  return tuple(
+    size // widths.get(letter, 1)
     for letter, size in zip(parameter.letters, parameter.shape)
   )
+
+
+def _is_matrix(x, subject, rows) -> bool:
+  """Whether its shape is a matrix's, or an owner's part of one."""
+  shape = _bare(x.shape)
+  if 'fsdp' in _names(x):
+    is_part = x.kind in _PARTS and shape in subject.shards
+    return is_part or shape in subject.whole
+  is_copies_sum = x.kind == 'all-reduce' and shape in subject.copied
+  return shape in subject.whole and shape not in rows and not is_copies_sum
+
+
+def _size(x: collectives_lib.Collective) -> int:
+  """Returns the numbers that one device brings or gets, what is more."""
+  return x.size * x.group if x.kind == 'reduce-scatter' else x.size
 
 
 def _rows(experiment, mesh) -> set[tuple[int, ...]]:
@@ -106,11 +178,6 @@ def _rows(experiment, mesh) -> set[tuple[int, ...]]:
     _bare((batch, length, d_model))
     for length in (data.length, data.length // mesh.tensor)
   }
-
-
-def _is_rows(x, shape, rows) -> bool:
-  """Whether it may be activations of a weight's shape."""
-  return shape in rows and 'fsdp' not in _names(x)
 
 
 def _bare(shape: Iterable[int]) -> tuple[int, ...]:

@@ -116,6 +116,37 @@ def test_operations_of_int8_both_ways_with_remat():
   )
 
 
+@pytest.mark.parametrize('name', ['int8 forward', 'int8 both ways'])
+def test_an_int8_head(name):
+  arm = next(x for x in step_time.ARMS if x.name == name)
+  model, coded = _model(), _model()
+  coded.quantization.embedding = 'int8'
+  floats, codes = (step_time.operations(x, 10, 8, arm) for x in (model, coded))
+  int8 = 2 if name == 'int8 both ways' else 1
+  assert codes['int8'] - floats['int8'] == 10 * int8 * 2 * _HEAD
+  assert floats['bf16'] - codes['bf16'] == 10 * int8 * 2 * _HEAD
+  assert step_time.operations(
+    coded, 10, 8, step_time.ARMS[0]
+  ) == step_time.operations(model, 10, 8, step_time.ARMS[0])
+
+
+@pytest.mark.parametrize(
+  ('remat', 'name', 'expected'),
+  [
+    # D is 8: 16 bytes in bf16, 12 as codes and a scale.
+    ('none', 'bf16', 8 * 16),
+    ('none', 'int8 forward', 2 * 12 + 6 * 16),
+    ('layer', 'bf16 + Squinch', 11 * 16),
+    # Codes enter twice and twice again; the backward pass has floats.
+    ('layer', 'int8 forward', 4 * 12 + 7 * 16),
+    ('layer', 'int8 both ways', 4 * 12 + 7 * 16),
+  ],
+)
+def test_bytes_of_the_sequence(remat, name, expected):
+  arm = next(x for x in step_time.ARMS if x.name == name)
+  assert step_time.sequence_bytes(_model(remat=remat), arm) == expected
+
+
 def test_seconds_of_a_step():
   chip = accelerator.Chip(
     name='x',
@@ -142,3 +173,7 @@ def test_seconds_of_a_step():
   assert bf16.apart == bf16.matmul + bf16.fsdp + bf16.tensor
   assert bf16.overlapped == max(bf16.matmul + bf16.tensor, bf16.fsdp)
   assert by_name['int8 forward'].matmul < bf16.matmul
+  # Two of the eight are of 12 bytes a token, not 16.
+  assert by_name['int8 forward'].tensor == pytest.approx(
+    2 * 8 * (2 * 12 + 6 * 16) / 2 / 10
+  )
