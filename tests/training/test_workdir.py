@@ -77,7 +77,7 @@ def test_an_address_is_no_folder(path, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   refusals = (workdir.check, lambda *a: workdir.reserved(*a).__enter__())
   for refuse in refusals:
-    with pytest.raises(ValueError, match='is an address.*Mount') as error:
+    with pytest.raises(ValueError, match=r'is an address.*Mount') as error:
       refuse(path, config.Experiment())
     assert f'workdir {path}: ' in str(error.value)
   assert not list(tmp_path.iterdir())
