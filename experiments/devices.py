@@ -6,7 +6,12 @@
 --multihost              one process a host, found as the cluster has them
 """
 
+from collections.abc import Mapping
+import importlib.metadata
 import os
+import re
+import subprocess
+import sys
 
 from absl import flags
 
@@ -43,21 +48,32 @@ _PROCESS = flags.DEFINE_integer(
 # Where XLA reads flags of that prefix; it exits at any that it does not know.
 _TPU = 'xla_tpu_', 'LIBTPU_INIT_ARGS'
 _FLAG_VARIABLES = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+# What XLA says of flags it does not take, in lines of an error's or a fatal's
+# severity: "F1121 09:54:30.349984 5486 parse_flags_from_env.cc:234] Unknown …".
+_COMPLAINT = re.compile(
+  r"^[EF]\d{4} .*\] ((?:Unknown flags?|Couldn't interpret) .*)$", re.MULTILINE
+)
+_TRIAL_S = 120
 
 
 def prepare() -> sharding_config.MeshConfig | None:
   """Returns the mesh that the flags ask for, None for one device alone.
 
   Sets the accelerator's environment, and so comes before jax looks for
-  devices. What is set already goes before it.
+  devices. What is set already goes before it. XLA ends a process at a flag
+  that its version does not know, so another process tries the accelerator's
+  first. Those of `xla_tpu_*` are libtpu's, which answers on a TPU alone: they
+  are set untried.
 
   Raises:
-    ValueError: an unknown accelerator.
+    ValueError: an unknown accelerator, or flags of it that XLA does not take.
   """
   mesh = None
   if _ACCELERATOR.value is not None:
     accelerator = _load(_ACCELERATOR.value)
-    _set_environment(accelerator.flags, accelerator.environment)
+    given = _flag_variables(accelerator.flags, accelerator.environment)
+    _try(given['XLA_FLAGS'])
+    _set_environment(given, accelerator.environment)
     mesh = accelerator.mesh
   if _FSDP.value or _TENSOR.value:
     mesh = sharding_config.MeshConfig(_FSDP.value or 1, _TENSOR.value or 1)
@@ -112,10 +128,9 @@ def _load(name: str):
   return tpu_gpu_configs.load(name)
 
 
-def _set_environment(xla_flags, environment) -> None:
-  for name, value in environment.items():
-    if name not in _FLAG_VARIABLES:
-      os.environ.setdefault(name, value)
+def _flag_variables(xla_flags, environment) -> dict[str, str]:
+  """Returns what the accelerator puts into each variable that XLA reads."""
+  given = {}
   for variable in _FLAG_VARIABLES:
     texts = [environment.get(variable, '')]
     texts += [
@@ -123,7 +138,48 @@ def _set_environment(xla_flags, environment) -> None:
       for name, value in xla_flags.items()
       if variable == (_TPU[1] if name.startswith(_TPU[0]) else 'XLA_FLAGS')
     ]
+    given[variable] = ' '.join(filter(None, texts))
+  return given
+
+
+def _try(xla_flags: str) -> None:
+  """Refuses flags that the installed XLA does not take.
+
+  The CPU's backend reads the same flags as a GPU's, and is always there.
+  """
+  if not xla_flags:
+    return
+  try:
+    done = subprocess.run(
+      [sys.executable, '-c', 'import jax; jax.devices()'],
+      env=os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': xla_flags},
+      stdin=subprocess.DEVNULL,
+      capture_output=True,
+      text=True,
+      errors='replace',
+      timeout=_TRIAL_S,
+    )
+  except subprocess.TimeoutExpired:
+    return  # No verdict: the run itself will tell.
+  complaints = _COMPLAINT.findall(done.stderr)
+  if done.returncode and complaints:
+    raise ValueError(
+      f'--accelerator={_ACCELERATOR.value}: JAX'
+      f' {importlib.metadata.version("jax")} does not take its XLA flags:'
+      f' {"; ".join(complaints)}. Change `flags` or `environment` in'
+      f' tpu_gpu_configs/{_ACCELERATOR.value}.py or its chip, or take the JAX'
+      ' that they were written for.'
+    )
+
+
+def _set_environment(
+  given: Mapping[str, str], environment: Mapping[str, str]
+) -> None:
+  for name, value in environment.items():
+    if name not in _FLAG_VARIABLES:
+      os.environ.setdefault(name, value)
+  for variable, text in given.items():
     # Of a flag given twice, the last counts.
-    texts.append(os.environ.get(variable, ''))
-    if text := ' '.join(filter(None, texts)):
-      os.environ[variable] = text
+    both = ' '.join(filter(None, (text, os.environ.get(variable, ''))))
+    if both:
+      os.environ[variable] = both

@@ -59,7 +59,6 @@ class Accelerator:
     topology: the compiler's name of a TPU slice, 'v5p:4x4x8'; '' elsewhere.
     flags: XLA flags worth setting, without the dashes.
     environment: variables that a launcher sets before the process starts.
-    blocks: block sizes by kernel, where a kernel's own choice is wrong here.
   """
 
   name: str
@@ -70,9 +69,6 @@ class Accelerator:
   topology: str = ''
   flags: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  blocks: Mapping[str, Mapping[str, int]] = dataclasses.field(
-    default_factory=dict
-  )
 
   @property
   def devices(self) -> int:

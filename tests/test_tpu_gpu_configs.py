@@ -1,13 +1,17 @@
 """Accelerator files: data that loads without jax, and launchers that parse."""
 
+import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 import yaml
 
+from experiments.configs import sizes
 from kaiju_jax.model import presets
+from kaiju_jax.sharding import fit
 import tpu_gpu_configs
 
 _LAUNCH = pathlib.Path(tpu_gpu_configs.__file__).parent / 'launch'
@@ -67,6 +71,72 @@ def test_no_jax_is_imported():
   assert done.stdout.strip() == '[]'
 
 
+def _mentions(pattern, text):
+  """What all of a launcher, comments too, says alike."""
+  (one,) = set(re.findall(pattern, text))
+  return one
+
+
+@pytest.mark.parametrize(
+  'path', sorted(_LAUNCH.iterdir()), ids=lambda path: path.name
+)
+def test_what_a_launcher_starts_divides_over_its_slice(path):
+  text = path.read_text()
+  module, arm = _mentions(r'experiments/configs/(\w+)\.py(?::(\w+))?', text)
+  config = importlib.import_module(f'experiments.configs.{module}')
+  experiment = config.get_config(*filter(None, [arm]))
+  accelerator = _mentions(r'\b(?:cpu|h100|v5e|v5p|v6e)_\d+', text)
+  fit.check(experiment, tpu_gpu_configs.load(accelerator).mesh)
+  assert experiment.data.length <= experiment.model.max_length
+  # What the config leaves to its user.
+  assert '--config.data.path=' in text
+  assert '--config.data.tokenizer=' in text
+
+
+def _table():
+  """The pairs of arm and slice that the docstring of `sizes` promises."""
+  for arms, rest in re.findall(
+    r'^ {4}((?:\d+[mb](?:, )?)+) +\d+ of (.*(?:\n {8,}.*)*)',
+    sizes.__doc__,
+    re.MULTILINE,
+  ):
+    for arm in arms.split(', '):
+      for name in re.findall(r'\w+_\d+', rest.partition('--config')[0]):
+        yield arm, name
+
+
+_TABLE = tuple(_table())
+
+
+def test_the_table_has_every_arm():
+  assert {arm for arm, _ in _TABLE} == set(sizes.ARMS)
+  assert ('110b', 'v5p_1024') in _TABLE
+
+
+@pytest.mark.parametrize(('arm', 'name'), _TABLE)
+def test_a_size_divides_over_the_slices_it_is_for(arm, name):
+  fit.check(sizes.get_config(arm), tpu_gpu_configs.load(name).mesh)
+
+
+def test_the_largest_slice_takes_more_rows_and_as_many_tokens():
+  experiment = sizes.get_config('110b')
+  mesh = tpu_gpu_configs.load('h100_4096').mesh
+  with pytest.raises(ValueError, match=r'data\.batch=64: .* mesh\.fsdp=512'):
+    fit.check(experiment, mesh)
+  rows = experiment.data.batch * experiment.data.microbatches
+  experiment.data.batch, experiment.data.microbatches = 512, 1
+  fit.check(experiment, mesh)
+  assert rows == 512
+
+
+def test_a_step_has_the_tokens_that_sizes_says():
+  tokens = [
+    data.length * data.batch * data.microbatches
+    for data in (sizes.get_config(arm).data for arm in sizes.ARMS)
+  ]
+  assert (min(tokens), max(tokens)) == (262_144, 4_194_304)
+
+
 def test_slurm_parses():
   path = _LAUNCH / 'slurm.sh'
   subprocess.run(['bash', '-n', str(path)], check=True)
@@ -81,7 +151,14 @@ def test_slurm_passes_its_arguments_on(tmp_path):
   )
   fake.chmod(0o755)
   done = subprocess.run(
-    ['bash', str(_LAUNCH / 'slurm.sh'), 'h100_64', 'a.py:int8', 'gs://b/c'],
+    [
+      'bash',
+      str(_LAUNCH / 'slurm.sh'),
+      'h100_64',
+      'a.py:int8',
+      '/b/c',
+      '--d=e',
+    ],
     capture_output=True,
     text=True,
     check=True,
@@ -90,8 +167,8 @@ def test_slurm_passes_its_arguments_on(tmp_path):
   fraction, command = done.stdout.splitlines()
   assert fraction == '0.92'
   assert command.endswith(
-    f'{_COMMAND} --config=a.py:int8 --workdir=gs://b/c'
-    ' --accelerator=h100_64 --multihost'
+    f'{_COMMAND} --config=a.py:int8 --workdir=/b/c'
+    ' --accelerator=h100_64 --multihost --d=e'
   )
 
 
@@ -111,6 +188,12 @@ def test_gke_jobset_parses():
     assert f'--accelerator={slice_.name}' in ' '.join(container['command'])
     (count,) = container['resources']['limits'].values()
     assert count == slice_.devices_per_host
+    # The workdir lies in a volume that every pod mounts.
+    mounts = {m['name']: m['mountPath'] for m in container['volumeMounts']}
+    assert set(mounts) == {
+      v['name'] for v in spec['template']['spec']['volumes']
+    }
+    assert f'--workdir={mounts["runs"]}/' in ' '.join(container['command'])
 
 
 def test_skypilot_parses():

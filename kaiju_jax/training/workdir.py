@@ -8,6 +8,9 @@ tensorboard/       the same as events
 checkpoints/       state and data position (checkpoint.py)
 bad_checkpoints/   what could not be read, moved aside
 lock               held by the process that trains here
+
+A folder of a file system, mounted where need be: records are appended, folders
+renamed and a file locked, which an object store's gs:// or s3:// cannot do.
 """
 
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import re
 
 from kaiju_jax import config as config_lib
 from kaiju_jax import strict
@@ -24,6 +28,7 @@ CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
+_ADDRESS = re.compile(r'[a-z][a-z0-9+.-]*://', re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -77,12 +82,19 @@ def check(path: str | os.PathLike, experiment: config_lib.Experiment) -> None:
   """Refuses a workdir that holds another experiment. Writes nothing.
 
   Raises:
-    ValueError: no name, or a file's; the experiment is ill-typed, or the
-      workdir's `config.json` disagrees (names each field with both values, and
-      a new workdir).
+    ValueError: no name, an address, or a file's name; the experiment is
+      ill-typed, or the workdir's `config.json` disagrees (names each field
+      with both values, and a new workdir).
   """
   if not os.fspath(path):
     raise ValueError("workdir '': must name a folder, as runs/tiny.")
+  # pathlib would make of gs://bucket a folder 'gs:' in this one.
+  if address := _ADDRESS.match(os.fspath(path)):
+    raise ValueError(
+      f'workdir {path}: {address[0]} is an address; must be a folder. Mount the'
+      ' bucket or share on every host (Filestore, NFS, gcsfuse), and name the'
+      ' folder that it is mounted at.'
+    )
   path = pathlib.Path(path)
   wanted = strict.dump(experiment)
   if path.exists() and not path.is_dir():

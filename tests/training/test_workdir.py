@@ -70,6 +70,25 @@ def test_another_experiment_is_refused_field_by_field(tmp_path):
   assert _snapshot(folder) == before
 
 
+@pytest.mark.parametrize(
+  'path', ['gs://bucket/runs', 's3://b', 'FILE:///tmp/runs', 'x-y+1.z://a']
+)
+def test_an_address_is_no_folder(path, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  refusals = (workdir.check, lambda *a: workdir.reserved(*a).__enter__())
+  for refuse in refusals:
+    with pytest.raises(ValueError, match=r'is an address.*Mount') as error:
+      refuse(path, config.Experiment())
+    assert f'workdir {path}: ' in str(error.value)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('path', ['gs:/a', 'a/b://c', '/gs://a', '1a://b'])
+def test_a_folder_may_have_colons(path, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  workdir.check(path, config.Experiment())
+
+
 def test_a_config_of_other_code_is_refused(tmp_path):
   with workdir.opened(tmp_path, config.Experiment()):
     pass

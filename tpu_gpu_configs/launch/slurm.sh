@@ -2,7 +2,9 @@
 # Starts a run on H100 nodes under Slurm, one process a node:
 #
 #     sbatch --nodes=8 tpu_gpu_configs/launch/slurm.sh h100_64 \
-#       experiments/configs/tiny.py /shared/runs/tiny
+#       experiments/configs/sizes.py:13b /shared/runs/13b \
+#       --config.data.path=/shared/text \
+#       --config.data.tokenizer=/shared/tokenizer.json
 #
 # --nodes is the slice's `hosts`. The first process's address and everybody's
 # rank are read off Slurm's own variables by jax.distributed.initialize. The

@@ -1,0 +1,107 @@
+"""How well do Kaiju models of full size learn, each on a slice that holds it?
+
+The named shapes of `kaiju_jax/model/presets.py` with every technique on, on
+text that you bring:
+
+    python -m experiments.train --config=experiments/configs/sizes.py:13b \\
+      --accelerator=h100_64 --multihost --workdir=/runs/13b \\
+      --config.data.path=/runs/text --config.data.tokenizer=/runs/tokenizer.json
+
+    arm          rows a microbatch   slices that its rows divide over
+    250m, 1b     64 of 4,096         h100_8
+    3b           64 of 4,096         h100_8, v5p_128, v5e_256
+    13b          64 of 8,192         h100_64, v5p_256, v6e_256
+    34b          32 of 8,192         h100_128, v5p_512
+    110b         64 of 8,192         h100_512, v5p_1024; with
+                                     --config.data.batch=512
+                                     --config.data.microbatches=1, h100_4096
+
+Without `data.path` a run reads the prose and code of the Python installation,
+over and over: enough to see that it starts. The three largest have a
+vocabulary of 65,536 and need the `tokenizer.json` of at most so many tokens
+that `data.tokenizer` names; the others read bytes.
+
+Steps are 20 tokens a parameter, peak rates fall as widths rise, and a step has
+0.26 to 4.2 M tokens: all our guess, as the shapes are.
+
+Device:   none yet
+Minutes:  not measured
+Result:   not run. That rows and shapes divide over the slices above is tested;
+          whether the step fits their memory is `experiments.aot_report`'s to
+          say, which has not been asked for these rows.
+"""
+
+import dataclasses
+
+from kaiju_jax import config as config_lib
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import presets
+from kaiju_jax.training import config as training_config
+
+_TOKENS_A_PARAMETER = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Size:
+  """What a preset does not say.
+
+  Attributes:
+    parameters: that its name stands for.
+    length: L, tokens a row.
+    batch: B, rows a microbatch.
+    microbatches: of a step.
+    learning_rate: peak.
+  """
+
+  parameters: float
+  length: int
+  batch: int
+  microbatches: int
+  learning_rate: float
+
+
+_SIZES = {
+  '250m': _Size(250e6, 4096, 64, 1, 1e-3),
+  '1b': _Size(1e9, 4096, 64, 2, 6e-4),
+  '3b': _Size(3e9, 4096, 64, 4, 4e-4),
+  '13b': _Size(13e9, 8192, 64, 4, 3e-4),
+  '34b': _Size(34e9, 8192, 32, 16, 2e-4),
+  '110b': _Size(110e9, 8192, 64, 8, 1e-4),
+}
+ARMS = tuple(_SIZES)
+
+
+def get_config(arm: str = '250m') -> config_lib.Experiment:
+  """Returns an arm's experiment.
+
+  Args:
+    arm: of ARMS; which preset is trained.
+
+  Raises:
+    ValueError: no such arm.
+  """
+  if arm not in ARMS:
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  size = _SIZES[arm]
+  model = presets.preset(arm)
+  model.remat = 'layer'
+  model.quantization.bungee = True
+  tokens = size.length * size.batch * size.microbatches
+  return config_lib.Experiment(
+    model=model,
+    data=data_config.DataConfig(
+      # A path that must exist: bytes would leave most of 65,536 untrained.
+      tokenizer='tokenizer.json' if model.vocab_size > 256 else '',
+      length=size.length,
+      batch=size.batch,
+      microbatches=size.microbatches,
+      held_out=0.01,
+      evaluated_rows=512,
+    ),
+    optimizer=training_config.OptimizerConfig(learning_rate=size.learning_rate),
+    loop=training_config.LoopConfig(
+      steps=round(_TOKENS_A_PARAMETER * size.parameters / tokens),
+      evaluate_every=1000,
+      checkpoint_every=1000,
+    ),
+  )
