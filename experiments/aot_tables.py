@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-import rich.box
 import rich.table
 
 from kaiju_jax import accelerator as accelerator_lib
 from kaiju_jax import config as config_lib
 from kaiju_jax import step_time
+from kaiju_jax.model import describe
 from kaiju_jax.sharding import config as sharding_config
 
 
@@ -70,7 +70,7 @@ def step_times(
 
 def modelled(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
   """Yields the time model's table and what it comes to."""
-  table = _table('A step by arithmetic, seconds')
+  table = describe.empty_table('A step by arithmetic, seconds')
   table.add_column('', no_wrap=True)
   for name in ('matmuls', 'fsdp', 'tensor', 'sum', 'overlap'):
     table.add_column(name, justify='right', no_wrap=True)
@@ -127,7 +127,7 @@ def verdict(times: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 
 
 def _compilation(figures) -> rich.table.Table:
-  table = _table('The compiled step, one device')
+  table = describe.empty_table('The compiled step, one device')
   table.add_column('')
   table.add_column('', justify='right')
   table.add_row('lowered in', f'{figures["lower_seconds"]:.0f} s')
@@ -145,7 +145,7 @@ def _compilation(figures) -> rich.table.Table:
 
 
 def _wire(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-  table = _table('On the wire: what one device sends in a step')
+  table = describe.empty_table('On the wire: what one device sends in a step')
   for name in ('collective', 'dtype', 'axis'):
     table.add_column(name)
   for name in ('calls', 'GB', 'seconds'):
@@ -164,7 +164,9 @@ def _wire(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
 
 
 def _small(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-  table = _table('Small ones (results below 1 MiB): scales, norms, the loss')
+  table = describe.empty_table(
+    'Small ones (results below 1 MiB): scales, norms, the loss'
+  )
   for name in ('collective', 'dtype', 'axis', 'largest'):
     table.add_column(name)
   for name in ('calls', 'MB'):
@@ -182,7 +184,7 @@ def _small(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
 
 
 def _matmuls(figures, chip) -> rich.table.Table:
-  table = _table('Matmuls, one device')
+  table = describe.empty_table('Matmuls, one device')
   table.add_column('dtypes')
   table.add_column('10¹² operations', justify='right')
   table.add_column('seconds', justify='right')
@@ -217,14 +219,3 @@ def _faster(base: float, seconds: float) -> str:
 
 def _gib(size: float) -> str:
   return f'{size / 2**30:.2f} GiB'
-
-
-def _table(title: str) -> rich.table.Table:
-  return rich.table.Table(
-    title=title,
-    title_justify='left',
-    title_style='bold',
-    caption_justify='left',
-    box=rich.box.SIMPLE_HEAD,
-    pad_edge=False,
-  )

@@ -24,6 +24,7 @@ from kaiju_jax import config as config_lib
 from kaiju_jax.hlo import collectives as collectives_lib
 from kaiju_jax.model import footprint
 from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import rules
 
 _FLOATS = ('f64', 'f32', 'bf16', 'f16')
 _GATHERS = ('all-gather', 'collective-broadcast')
@@ -134,7 +135,9 @@ def _subject(coded, matrices, mesh) -> _Subject:
     whole=frozenset(map(_bare, [*used, *(x.shape for x in coded)])),
     shards=frozenset(shape for shape in shards.values() if len(shape) > 1),
     copied=frozenset(
-      shape for x, shape in shards.items() if not set(x.letters) & set('FHV')
+      shape
+      for x, shape in shards.items()
+      if 'tensor' not in map(rules.STORED.get, x.letters)
     ),
     exempt=frozenset(
       map(
@@ -148,11 +151,8 @@ def _subject(coded, matrices, mesh) -> _Subject:
 
 def _local(parameter, fsdp: int, tensor: int) -> tuple[int, ...]:
   """Returns one device's part of a matrix's shape."""
-  widths = {'D': fsdp} | dict.fromkeys('FHV', tensor)
-  return tuple(
-    size // widths.get(letter, 1)
-    for letter, size in zip(parameter.letters, parameter.shape)
-  )
+  widths = {'fsdp': fsdp, 'tensor': tensor}
+  return rules.part(parameter.letters, parameter.shape, widths)
 
 
 def _is_matrix(x, subject, rows) -> bool:

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels.squinch import reference
+from kaiju_jax.sharding import contrast
 
-INTEGER_BLOCK = 32
 MX_BLOCK = 32
 # 2^−127 is in E8M0, but no normal float32.
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -126, 127
@@ -84,12 +84,8 @@ def squinch(x_RC: jax.Array, elements: str, header: str = 'ln6') -> jax.Array:
 
 def integers(x_RC: jax.Array, largest: int) -> jax.Array:
   """Returns what arrives as codes −largest … largest times a block's scale."""
-  x_GIC = _blocks(x_RC, INTEGER_BLOCK)
-  scale_G1C = bf16(jnp.max(jnp.abs(x_GIC), axis=1, keepdims=True) / largest)
-  # Where the scale was rounded down, the block's largest is at 127.25 at most,
-  # which is still code 127.
-  codes_GIC = jnp.round(x_GIC / jnp.where(scale_G1C == 0, 1, scale_G1C))
-  return _rows(codes_GIC * scale_G1C, x_RC)
+  x_GIC = _blocks(x_RC, contrast.BLOCK)
+  return _rows(contrast.integers(x_GIC, largest), x_RC)
 
 
 def microscaled(x_RC: jax.Array, element: Minifloat) -> jax.Array:
@@ -148,7 +144,7 @@ def _squinch(elements: str, header: str) -> Codec:
 def _integers(bits: int) -> Codec:
   return Codec(
     f'int{bits}',
-    bits + 16 / INTEGER_BLOCK,
+    bits + 16 / contrast.BLOCK,
     functools.partial(integers, largest=2 ** (bits - 1) - 1),
   )
 

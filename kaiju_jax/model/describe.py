@@ -68,7 +68,7 @@ def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
   title = f'{len(layers)} layers'
   if repeats > 1:
     title += f' = {repeats} × this block of {len(block)}'
-  table = _table(title)
+  table = empty_table(title)
   for header in ('layer', 'kind', 'sees', 'keys and values'):
     table.add_column(header, justify='right' if header == 'layer' else 'left')
   for index, (layer, rails) in enumerate(zip(block, _rails(block))):
@@ -134,7 +134,7 @@ def parameter_table(config: model_config.ModelConfig) -> rich.table.Table:
   """Returns the parameters by family; a name's suffix is its shape."""
   parameters = footprint.parameters(config)
   total = footprint.count(parameters)
-  table = _table('Parameters')
+  table = empty_table('Parameters')
   table.caption = (
     f'D {config.d_model:,}   F {config.d_ff:,}   H {config.num_heads:,}'
     f'   K {config.head_dim:,}   V {config.vocab_size:,}'
@@ -162,7 +162,7 @@ def kv_table(
 ) -> rich.table.Table:
   """Returns the KV cache at each length, beside all-global models' caches."""
   kv = 'int8 and scales' if config.quantization.kv == 'int8' else config.dtype
-  table = _table(
+  table = empty_table(
     f'KV cache of one sequence: this model ({kv}) beside all-global models'
     ' of its depth and head size'
   )
@@ -196,7 +196,7 @@ def memory_table(
   estimates = footprint.with_and_without_remat(
     config, batch, length, fsdp, tensor
   )
-  table = _table(
+  table = empty_table(
     f'Training memory a device, estimated: fsdp {fsdp} × tensor {tensor},'
     f' microbatch of {batch} × {length:,} tokens'
   )
@@ -212,7 +212,8 @@ def memory_table(
   return table
 
 
-def _table(title: str) -> rich.table.Table:
+def empty_table(title: str) -> rich.table.Table:
+  """Returns an empty table, left-aligned with little around it."""
   return rich.table.Table(
     title=title,
     title_justify='left',

@@ -116,7 +116,7 @@ class Weighted(nn.Module):
     """
     if self.config.quantization.matmul != 'int8':
       return x_BLD
-    return qat.quantize_rows(x_BLD, 1)
+    return qat.quantize(x_BLD, (-1,), x_BLD.dtype)
 
   def clamp_input(self, x: jax.Array, letters: str) -> jax.Array:
     """Cuts a projection's input at k times its row's rms over `letters`.

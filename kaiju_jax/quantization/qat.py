@@ -20,6 +20,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kaiju_jax import murmur3
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.quantization import int8
@@ -47,31 +48,33 @@ def _axes(letters: str, contracted: str) -> tuple[int, ...]:
   return tuple(letters.index(letter) for letter in contracted)
 
 
-# Weights.
+# Weights, and activations that cross to other devices.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def quantize_weight(w: jax.Array, axes: tuple[int, ...], dtype) -> Quantized:
-  """Returns the master weight's int8 form, a scale an output channel.
+def quantize(x: jax.Array, axes: tuple[int, ...], dtype) -> Quantized:
+  """Returns x as codes, whose gradient goes straight through.
 
   Args:
-    w: float32 master weight.
-    axes: the contracted axes, which share a scale.
+    x: a float32 master weight (a scale an output channel), or activations (a
+      scale a token).
+    axes: those that share a scale: the contracted ones.
     dtype: of the gradient that comes back through the carrier.
   """
-  codes, scales = int8.quantize(w, axes)
-  return Quantized(codes, scales, jnp.zeros(w.shape, dtype))
+  codes, scales = int8.quantize(x, axes)
+  return Quantized(codes, scales, jnp.zeros(x.shape, dtype))
 
 
-def _quantize_weight_forward(w, axes, dtype):
-  return quantize_weight(w, axes, dtype), None
+def _quantize_forward(x, axes, dtype):
+  # An empty array remembers the dtype.
+  return quantize(x, axes, dtype), jnp.zeros((0,), x.dtype)
 
 
-def _quantize_weight_backward(axes, dtype, _, cotangent):
-  return (cotangent.carrier.astype(jnp.float32),)
+def _quantize_backward(axes, dtype, like_x, cotangent):
+  return (cotangent.carrier.astype(like_x.dtype),)
 
 
-quantize_weight.defvjp(_quantize_weight_forward, _quantize_weight_backward)
+quantize.defvjp(_quantize_forward, _quantize_backward)
 
 
 # Projections.
@@ -90,7 +93,7 @@ def einsum(
   """Projects activations: `int8_einsum` for codes, plain for a float weight.
 
   Both accumulate in f32 and return `dtype`, by default x's; x may be codes
-  (`quantize_rows`) where the weight is.
+  (`quantize`) where the weight is.
   """
   floats = x.carrier if isinstance(x, Quantized) else x
   dtype = jnp.dtype(dtype or floats.dtype)
@@ -99,24 +102,6 @@ def einsum(
   return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32).astype(
     dtype
   )
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def quantize_rows(x: jax.Array, count: int) -> Quantized:
-  """Returns activations as codes, a scale a token: before they cross a wire.
-
-  Args:
-    x: activations, whole over the dimensions that share a scale.
-    count: how many those are, the last ones.
-  """
-  codes, scales = int8.quantize(x, tuple(range(-count, 0)))
-  return Quantized(codes, scales, jnp.zeros_like(x))
-
-
-quantize_rows.defvjp(
-  lambda x, count: (quantize_rows(x, count), None),
-  lambda count, _, cotangent: (cotangent.carrier,),
-)
 
 
 def enter(x: jax.Array | Quantized) -> jax.Array | Quantized:
@@ -261,14 +246,11 @@ def _int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
 def _uniform(x: jax.Array) -> jax.Array:
   """Returns noise in [0, 1) hashed from x's bits and places: no key to carry.
 
-  Equal values at different places draw differently. (murmur3's finalizer.)
+  Equal values at different places draw differently.
   """
   place = jax.lax.iota(jnp.uint32, x.size).reshape(x.shape)
   bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-  bits = bits ^ (place * jnp.uint32(0x9E3779B1))
-  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-    bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
-  bits = bits ^ (bits >> 16)
+  bits = murmur3.mix(bits ^ (place * jnp.uint32(0x9E3779B1)))
   return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 

@@ -15,6 +15,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kaiju_jax import murmur3
+
 _BITS = {1: jnp.uint8, 4: jnp.uint32}
 
 
@@ -35,10 +37,8 @@ def _of_one(x: jax.Array, salt: int) -> jax.Array:
     step = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
     place = place + step * jnp.uint32(stride * 0x9E3779B1 % 2**32)
     stride *= x.shape[axis]
-  mixed = bits.astype(jnp.uint32) ^ place
-  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-    mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
-  return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+  mixed = murmur3.mix(bits.astype(jnp.uint32) ^ place)
+  return jnp.sum(mixed, dtype=jnp.uint32)
 
 
 def differs(checksum: jax.Array, axes: str | Sequence[str]) -> jax.Array:

@@ -16,10 +16,12 @@ that is not bound has width 1: model code calls these wherever it runs.
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import math
 
 import jax
 from jax import lax
 
+from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import rules
 
 
@@ -33,7 +35,7 @@ def width(axis: str) -> int:
 
 def devices() -> int:
   """Returns how many devices the whole mesh has."""
-  return width('fsdp') * width('tensor')
+  return math.prod(map(width, sharding_config.AXES))
 
 
 def axes_of(
@@ -46,10 +48,8 @@ def axes_of(
 
 def local_shape(letters: str, shape: Sequence[int]) -> tuple[int, ...]:
   """Returns what one device holds of a stored tensor of the given shape."""
-  return tuple(
-    size // width(rules.STORED[letter]) if rules.STORED[letter] else size
-    for letter, size in zip(letters, shape)
-  )
+  widths = {axis: width(axis) for axis in sharding_config.AXES}
+  return rules.part(letters, shape, widths)
 
 
 def largest(
@@ -59,8 +59,7 @@ def largest(
 
   Has no gradient. `x` is each device's own maximum over these letters.
   """
-  axes = axes_of(letters, table)
-  return lax.pmax(lax.stop_gradient(x), axes) if axes else x
+  return _over(lax.pmax, x, letters, table)
 
 
 def mean(
@@ -70,8 +69,12 @@ def mean(
 
   Has no gradient. `x` is each device's own mean over these letters.
   """
+  return _over(lax.pmean, x, letters, table)
+
+
+def _over(reduce, x, letters, table):
   axes = axes_of(letters, table)
-  return lax.pmean(lax.stop_gradient(x), axes) if axes else x
+  return reduce(lax.stop_gradient(x), axes) if axes else x
 
 
 def total(
@@ -128,9 +131,10 @@ def first_of(letter: str, local_size: int) -> jax.Array | int:
 
 
 def whole(x_D: jax.Array) -> jax.Array:
-  """Returns all of a float vector stored along D, such as a norm's gain.
+  """Returns all of [D, …] that is stored along D, such as a norm's gain.
 
-  Its gradient's parts are summed at their owners, in float: a vector's.
+  By itself its gradient's parts are summed at their owners in float, as fits a
+  vector; weights have a way of their own (`fsdp.py`).
   """
   if width('fsdp') == 1:
     return x_D
@@ -151,7 +155,7 @@ def summed_over_copies(gradients):
     spec = rules.spec(rules.name_of(path), gradient.ndim, rules.STORED)
     copies = tuple(
       axis
-      for axis in ('fsdp', 'tensor')
+      for axis in sharding_config.AXES
       if axis not in spec and width(axis) > 1
     )
     return lax.psum(gradient, copies) if copies else gradient

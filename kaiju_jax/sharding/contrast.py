@@ -1,30 +1,44 @@
-"""What Squinch is compared with in training; it saves no bytes."""
+"""Integers in blocks: what Squinch is compared with.
+
+In training (`wire_gradients='int4'`) they are rounded and cross as floats: that
+saves no bytes. On captured gradients: `evaluation/gradient_codecs.py`.
+"""
 
 import math
 
 import jax
 import jax.numpy as jnp
 
-from kaiju_jax.quantization import int8
+BLOCK = 32
+_FLAT_BLOCK = 256
+
+
+def integers(blocks_GI: jax.Array, largest: int) -> jax.Array:
+  """Returns what arrives as codes −largest … largest times a block's scale.
+
+  Args:
+    blocks_GI: float32; a block runs along the second dimension, and there may
+      be more of them behind.
+    largest: code; scales put a block's largest number on it, in bfloat16.
+  """
+  limit = jnp.max(jnp.abs(blocks_GI), axis=1, keepdims=True)
+  scale = (limit / largest).astype(jnp.bfloat16).astype(jnp.float32)
+  # Where a scale was rounded down, the largest may lie above its code.
+  codes = jnp.round(blocks_GI / jnp.where(scale == 0, 1, scale))
+  return jnp.clip(codes, -largest, largest) * scale
 
 
 def int4(x: jax.Array, flat: bool) -> jax.Array:
-  """Returns what a receiver would see of codes −7…7 and a scale a block.
+  """Returns what a receiver would see of a gradient in int4, float32.
 
   Args:
     x: a gradient, D first.
     flat: blocks of 256 in memory's order, which cross hidden units and
       vocabulary; else of 32 along D. (Smaller where the size asks for it.)
-
-  Returns:
-    float32 of x's shape, scales rounded to bfloat16.
   """
   rows = x.astype(jnp.float32)
   if flat:
-    blocks = rows.reshape(-1, math.gcd(x.size, 256))
+    blocks = rows.reshape(-1, math.gcd(x.size, _FLAT_BLOCK))
   else:
-    blocks = rows.reshape(-1, math.gcd(x.shape[0], 32), *x.shape[1:])
-  limit = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
-  scale = int8.scale_of(limit, 7).astype(jnp.bfloat16).astype(jnp.float32)
-  codes = jnp.clip(jnp.round(blocks / scale), -7, 7)
-  return (codes * scale).reshape(x.shape)
+    blocks = rows.reshape(-1, math.gcd(x.shape[0], BLOCK), *x.shape[1:])
+  return integers(blocks, 7).reshape(x.shape)

@@ -69,18 +69,14 @@ def gather(w: jax.Array, wire: Wire) -> int8.Quantized | jax.Array:
   """
   if wire.int8 and wire.weights == 'int8':
     codes, scales = _quantize(w, wire, rules.STORED)
-    codes = _along_D(codes)
+    codes = collectives.whole(codes)
     if 'D' not in wire.contract:
-      scales = _along_D(scales)
-    # What uses them is then compiled alike on every mesh: on a CPU the logits
-    # do not change by a bit with the fsdp width.
-    codes, scales = lax.optimization_barrier((codes, scales))
-    return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
-  w = _along_D(w.astype(wire.dtype))
+      scales = collectives.whole(scales)
+    return _in_use(codes, scales, wire)
+  w = collectives.whole(w.astype(wire.dtype))
   if not wire.int8:
     return w
-  codes, scales = _quantize(w, wire, rules.IN_USE)
-  return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
+  return _in_use(*_quantize(w, wire, rules.IN_USE), wire)
 
 
 def _forward(w, wire):
@@ -105,9 +101,7 @@ def follow(replica: int8.Quantized, w: jax.Array, wire: Wire) -> int8.Quantized:
     wire: see `Wire`.
   """
   del w
-  # As in `gather`: what uses them is compiled alike.
-  codes, scales = lax.optimization_barrier((replica.codes, replica.scales))
-  return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
+  return _in_use(replica.codes, replica.scales, wire)
 
 
 def _follow_forward(replica, w, wire):
@@ -128,10 +122,11 @@ def _quantize(w, wire: Wire, table):
   return int8.encode(w, scales), scales
 
 
-def _along_D(x: jax.Array) -> jax.Array:
-  if collectives.width('fsdp') == 1:
-    return x
-  return lax.all_gather(x, 'fsdp', axis=0, tiled=True)
+def _in_use(codes, scales, wire: Wire) -> int8.Quantized:
+  # What uses them is then compiled alike, wherever they come from: on a CPU the
+  # logits do not change by a bit with the fsdp width.
+  codes, scales = lax.optimization_barrier((codes, scales))
+  return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
 
 
 def _reduce(gradient: jax.Array, gradients: str) -> jax.Array:

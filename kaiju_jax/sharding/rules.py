@@ -12,6 +12,7 @@ tensor is silently replicated for a misspelt name.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -79,10 +80,38 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
         f'{name!r}: {other} and {letter} would both be split over {axis!r}.'
       )
     axes.append(axis)
-  # Compiled steps are looked up by spec, and XLA's own end at the last axis.
+  return trimmed(axes)
+
+
+def trimmed(axes: Sequence[str | None]) -> PartitionSpec:
+  """Returns the spec of these axes, ending at the last one that splits.
+
+  Compiled steps are looked up by spec, and XLA's own end there.
+  """
+  axes = list(axes)
   while axes and axes[-1] is None:
     axes.pop()
   return PartitionSpec(*axes)
+
+
+def part(
+  letters: str,
+  shape: Sequence[int],
+  widths: Mapping[str, int],
+  table: Mapping[str, str | None] = STORED,
+) -> tuple[int, ...]:
+  """Returns one device's part of a shape.
+
+  Args:
+    letters: of its dimensions.
+    shape: over the whole mesh.
+    widths: devices along each axis.
+    table: of this module.
+  """
+  return tuple(
+    size // widths[table[letter]] if table[letter] else size
+    for letter, size in zip(letters, shape)
+  )
 
 
 def _letters(name: str, rank: int) -> str:

@@ -107,7 +107,7 @@ def start(plan: Plan, params: Any, code: int = grid.START_CODE) -> State:
     plan: of these parameters.
     params: this device's shard.
     code: that each channel's largest weight starts on. (127 and a negligible
-      least_scale make what `qat.quantize_weight` makes.)
+      least_scale make what `qat.quantize` makes.)
   """
   made = {
     path: _fresh(plan, plan.layouts[path], w, code)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
@@ -152,10 +151,9 @@ def specs_of(tree: Any) -> Any:
     name = rules.name_of(path).rpartition('.')[2]
     axes = rules.spec(name, len(x.shape), rules.IN_USE)
     # A contracted dimension of scales: a single one, and everybody's.
-    axes = [axis if n > 1 else None for axis, n in zip(axes, x.shape)]
-    while axes and axes[-1] is None:
-      axes.pop()
-    return PartitionSpec(*axes)
+    return rules.trimmed(
+      [axis if n > 1 else None for axis, n in zip(axes, x.shape)]
+    )
 
   return jax.tree_util.tree_map_with_path(of, tree)
 

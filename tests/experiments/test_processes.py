@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from tests import runs
+
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 16
 TIMEOUT = 200
@@ -128,14 +130,6 @@ def saved(workdir):
   }
 
 
-def records(workdir):
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  kept = [json.loads(line) for line in lines]
-  for record in kept:
-    record.pop('tokens_per_second', None)
-  return kept
-
-
 def fingerprint(workdir):
   """Sums over the bits of every array of the last checkpoint."""
   file = workdir / 'checkpoints' / str(STEPS) / 'fingerprint' / 'metadata'
@@ -164,8 +158,8 @@ def test_two_processes_train_as_one_with_two_devices(folder, whole):
     check=True,
     timeout=TIMEOUT,
   )
-  assert records(whole) == records(alone)
-  assert len(records(whole)) == STEPS + 1
+  assert runs.records(whole) == runs.records(alone)
+  assert len(runs.records(whole)) == STEPS + 1
   assert fingerprint(whole) == fingerprint(alone)
 
 
@@ -195,7 +189,7 @@ def test_what_a_kill_and_a_signal_interrupt_ends_as_if_nothing_had(
     statuses, said = job.ended()
   assert statuses == [0, 0], said
   assert 'going on from step' in said[0]
-  assert records(workdir) == records(whole)
+  assert runs.records(workdir) == runs.records(whole)
   assert fingerprint(workdir) == fingerprint(whole)
 
 

@@ -1,7 +1,6 @@
 """The whole road, with the real model: stop, resume, refuse."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -14,6 +13,7 @@ import pytest
 
 from experiments import run
 from experiments.configs import tiny
+from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 100
@@ -57,14 +57,6 @@ def command(folder, workdir):
   ]
 
 
-def records(workdir):
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  kept = [json.loads(line) for line in lines]
-  for record in kept:
-    record.pop('tokens_per_second', None)
-  return kept
-
-
 def test_a_terminated_run_resumes_to_the_same_records(folder):
   whole, stopped = folder / 'whole', folder / 'stopped'
   subprocess.run(command(folder, whole), cwd=ROOT, check=True, timeout=300)
@@ -72,14 +64,14 @@ def test_a_terminated_run_resumes_to_the_same_records(folder):
     command(folder, stopped), cwd=ROOT, stderr=subprocess.PIPE, text=True
   )
   deadline = time.monotonic() + 240
-  while not (stopped / 'metrics.jsonl').exists() or not records(stopped):
+  while not (stopped / 'metrics.jsonl').exists() or not runs.records(stopped):
     assert time.monotonic() < deadline
     time.sleep(0.01)
   process.send_signal(signal.SIGTERM)
   _, said = process.communicate(timeout=120)
   assert process.returncode == 0
   assert 'stopped and saved at step' in said
-  assert 0 < len(records(stopped)) < STEPS
+  assert 0 < len(runs.records(stopped)) < STEPS
   done = subprocess.run(
     command(folder, stopped),
     cwd=ROOT,
@@ -90,9 +82,9 @@ def test_a_terminated_run_resumes_to_the_same_records(folder):
   )
   assert 'going on from step' in done.stderr
   assert f'done, {STEPS} steps' in done.stderr
-  assert records(stopped) == records(whole)
-  assert len(records(whole)) == STEPS + 1
-  assert 0 < records(whole)[-1]['eval_bits_per_byte'] < 10
+  assert runs.records(stopped) == runs.records(whole)
+  assert len(runs.records(whole)) == STEPS + 1
+  assert 0 < runs.records(whole)[-1]['eval_bits_per_byte'] < 10
 
 
 def changed(**fields):

@@ -56,7 +56,7 @@ def test_a_projection_is_the_float64_product_of_rounded_operands(
   got = qat.einsum(
     spec,
     jnp.asarray(x),
-    qat.quantize_weight(w, w_axes, jnp.float32),
+    qat.quantize(w, w_axes, jnp.float32),
     nonnegative=nonnegative,
   )
   levels = 255 if nonnegative else 127
@@ -82,7 +82,7 @@ def test_gradients_go_straight_through_the_rounded_operands(spec, nonnegative):
   )
 
   def f(x, w):
-    used = qat.quantize_weight(w, w_axes, jnp.float32)
+    used = qat.quantize(w, w_axes, jnp.float32)
     y = qat.einsum(spec, x, used, nonnegative=nonnegative)
     return jnp.sum(y * dy)
 
@@ -107,7 +107,7 @@ def test_the_int8_input_gradient_is_unbiased_and_near():
   def dx_of(kind, dy):
     def f(x):
       y = qat.einsum(
-        spec, x, qat.quantize_weight(w, (0,), jnp.float32), input_gradient=kind
+        spec, x, qat.quantize(w, (0,), jnp.float32), input_gradient=kind
       )
       return jnp.sum(y * dy)
 
@@ -129,7 +129,7 @@ def test_equal_gradients_at_different_places_round_differently():
   dy[:, :, 0] = 1
   w = np.zeros((16, 24), np.float32)
   w[0] = 1
-  used = qat.quantize_weight(w, (0,), jnp.float32)
+  used = qat.quantize(w, (0,), jnp.float32)
   _, backward = jax.vjp(
     lambda x: qat.einsum('BLD,DF->BLF', x, used, input_gradient='int8'),
     jnp.zeros((1, 2000, 16)),
@@ -153,7 +153,7 @@ def test_a_nan_does_not_become_a_quiet_zero():
   y = qat.einsum(
     'BLD,DF->BLF',
     jnp.asarray(x),
-    qat.quantize_weight(w, (0,), jnp.float32),
+    qat.quantize(w, (0,), jnp.float32),
   )
   assert np.isnan(y[1, 2]).all()
   assert np.isfinite(y[0]).all()
@@ -182,7 +182,7 @@ def test_dynamic_clamping_is_exactly_scale_invariant(exponent):
   gain = np.ones(32, np.float32)
 
   def codes(factor):
-    weight = qat.quantize_weight(w * np.float32(factor), (0,), jnp.float32)
+    weight = qat.quantize(w * np.float32(factor), (0,), jnp.float32)
     h = jnp.square(
       jax.nn.relu(qat.einsum('BLD,DF->BLF', jnp.asarray(x), weight))
     )
@@ -224,7 +224,7 @@ def test_bungee_multiplies_and_has_the_products_gradient():
   dy = jnp.asarray(np.random.default_rng(3).standard_normal((2, 5, 24)), 'f4')
 
   def f(w, b, stretch):
-    weight = qat.quantize_weight(w, (0,), jnp.float32)
+    weight = qat.quantize(w, (0,), jnp.float32)
     if stretch:
       weight = bungee.stretch(weight, b)
       return jnp.sum(dy * qat.einsum('BLD,DF->BLF', jnp.asarray(x), weight))

@@ -12,22 +12,16 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
-from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import fsdp
-from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
+from tests import meshes
 from tests.model import rows
 
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
-
-
-def mesh_of(fsdp, tensor):
-  config = sharding_config.MeshConfig(fsdp, tensor)
-  return mesh_lib.make(config, jax.devices()[: fsdp * tensor])
 
 
 def experiment(**quantization) -> config_lib.Experiment:
@@ -69,7 +63,7 @@ def batch():
 
 
 def gradient_on(one, widths, params=None):
-  mesh = mesh_of(*widths)
+  mesh = meshes.mesh_of(*widths)
   if params is None:
     params = state_lib.init_params(step_lib.model_of(one), 0, mesh)
   gradient = jax.jit(step_lib.gradient_of(one, mesh))
@@ -145,7 +139,7 @@ def test_codes_and_scales_are_those_of_one_device(letters, contract):
   wire = fsdp.Wire(letters, contract, 'float32', True)
   want = fsdp.gather(w, wire)
   for widths in MESHES:
-    mesh = mesh_of(*widths)
+    mesh = meshes.mesh_of(*widths)
     P = jax.sharding.PartitionSpec
     scale_spec = P(None, 'tensor') if contract == 'D' else P(None, None)
     codes, scales = jax.shard_map(
@@ -167,7 +161,7 @@ def test_logits_do_not_change_by_a_bit_with_the_fsdp_width():
   P = jax.sharding.PartitionSpec
 
   def on(width, rows):
-    mesh = mesh_of(width, 1)
+    mesh = meshes.mesh_of(width, 1)
     params = state_lib.init_params(model, 0, mesh)
     logits = jax.jit(
       jax.shard_map(
@@ -195,7 +189,7 @@ def test_a_step_is_the_step_of_one_device_and_stays_where_it_was():
   one = experiment(**PLAIN)
   made = {}
   for widths in ((1, 1), (4, 2)):
-    mesh = mesh_of(*widths)
+    mesh = meshes.mesh_of(*widths)
     params = state_lib.init_params(step_lib.model_of(one), 0, mesh)
     state = state_lib.create(params, optimizer.make(one.optimizer), mesh)
     stored = jax.tree.map(lambda x: x.sharding, state)
@@ -230,7 +224,7 @@ def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
   optimizer_of = optimizer.make(one.optimizer)
 
   def start(widths, seed):
-    mesh = mesh_of(*widths)
+    mesh = meshes.mesh_of(*widths)
     params = state_lib.init_params(step_lib.model_of(one), seed, mesh)
     return state_lib.create(params, optimizer_of, mesh)
 
@@ -265,7 +259,7 @@ def test_what_does_not_divide_is_refused(change, widths, message):
     room, field = name.split('.')
     setattr(getattr(one, room), field, value)
   with pytest.raises(ValueError, match=message):
-    step_lib.make(one, mesh_of(*widths))
+    step_lib.make(one, meshes.mesh_of(*widths))
 
 
 def test_the_carrier_is_what_is_reduced():
@@ -283,7 +277,7 @@ def test_the_carrier_is_what_is_reduced():
   for function, want in ((loss, 0.0), (carried, 6.0)):
     gradient = jax.shard_map(
       jax.grad(function),
-      mesh=mesh_of(2, 1),
+      mesh=meshes.mesh_of(2, 1),
       in_specs=P('fsdp'),
       out_specs=P('fsdp'),
       check_vma=False,

@@ -14,11 +14,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state
 from kaiju_jax.training import step
-
-
-def mesh_of(fsdp, tensor):
-  config = sharding_config.MeshConfig(fsdp, tensor)
-  return mesh_lib.make(config, jax.devices()[: fsdp * tensor])
+from tests import meshes
 
 
 @pytest.mark.parametrize(
@@ -83,7 +79,7 @@ def abstract_state(name):
 @pytest.mark.parametrize('name', ['1m', '13b'])
 def test_every_matrix_and_its_moments_have_one_owner(name):
   whole = abstract_state(name)
-  placed = rules.shardings(whole, mesh_of(4, 2))
+  placed = rules.shardings(whole, meshes.mesh_of(4, 2))
   seen = 0
   for (path, leaf), sharding in zip(
     jax.tree_util.tree_leaves_with_path(whole), jax.tree.leaves(placed)
@@ -109,7 +105,7 @@ def test_a_dimension_that_does_not_divide_is_named():
   with pytest.raises(
     ValueError, match=r'w_in_DF.* of shape \(6, 8\): 6 .* over fsdp=4'
   ):
-    rules.shardings(tree, mesh_of(4, 2))
+    rules.shardings(tree, meshes.mesh_of(4, 2))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +122,6 @@ def test_a_mesh_that_does_not_fit_is_refused(fsdp, tensor, message):
 
 
 def test_neighbours_share_a_tensor_group():
-  grid = mesh_of(4, 2).devices
+  grid = meshes.mesh_of(4, 2).devices
   assert [d.id for d in grid[0]] == [0, 1]
   assert [d.id for d in grid[:, 0]] == [0, 2, 4, 6]

@@ -8,20 +8,14 @@ import numpy as np
 import pytest
 
 from kaiju_jax.sharding import checksum
-from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
 from kaiju_jax.sharding import ternary
 from kaiju_jax.sharding import ternary_plan
+from tests import meshes
 
 DEVICES = PartitionSpec(('fsdp', 'tensor'))
 LEAST = 0.004
 EVENTS = 4
-
-
-def mesh_of(fsdp, tensor=1):
-  config = sharding_config.MeshConfig(fsdp, tensor)
-  return mesh_lib.make(config, jax.devices()[: fsdp * tensor])
 
 
 def shapes():
@@ -137,7 +131,7 @@ def assert_is_by_hand(state, masters):
 
 def test_replicas_stay_equal_for_a_thousand_steps_and_scale_events():
   masters = walk(1101)
-  state, sums, report = follow(masters, mesh_of(8), check_every=50)
+  state, sums, report = follow(masters, meshes.mesh_of(8), check_every=50)
   assert sums.shape == (8, 1100)
   assert np.all(sums == sums[:1])
   assert len(set(sums[0].tolist())) > 1000
@@ -154,7 +148,9 @@ def test_replicas_stay_equal_for_a_thousand_steps_and_scale_events():
 @pytest.mark.parametrize('fsdp, tensor', [(1, 1), (2, 4), (1, 8), (4, 2)])
 def test_the_mesh_does_not_change_the_codes(fsdp, tensor):
   masters = walk(80)
-  state, sums, report = follow(masters, mesh_of(fsdp, tensor), check_every=9)
+  state, sums, report = follow(
+    masters, meshes.mesh_of(fsdp, tensor), check_every=9
+  )
   assert_is_by_hand(state, masters)
   sums = sums.reshape(fsdp, tensor, -1)
   assert np.all(sums == sums[:1])
@@ -171,7 +167,7 @@ def test_columns_that_are_cut_come_back_in_place():
   rng = np.random.default_rng(0)
   w = np.cumsum(rng.normal(0, 0.01, (30, 16, 512)), axis=0)
   masters = {'module': {'w_in_DF': w.astype(np.float32)}}
-  state, _, _ = follow(masters, mesh_of(8))
+  state, _, _ = follow(masters, meshes.mesh_of(8))
   assert_is_by_hand(state, masters)
 
 
@@ -247,7 +243,7 @@ def damaged_run(kind, mesh, device):
 
 @pytest.mark.parametrize('kind', ['delta', 'event', 'lost', 'own codes'])
 def test_damage_is_found_at_the_next_checksum_and_healed(kind):
-  sums, resent, damaged = damaged_run(kind, mesh_of(8), device=3)
+  sums, resent, damaged = damaged_run(kind, meshes.mesh_of(8), device=3)
   agree = np.all(sums == sums[:1], axis=0)
   struck, check = STRUCK - 1, CHECK - 1
   assert agree[:struck].all()
@@ -264,7 +260,7 @@ def test_damage_is_found_at_the_next_checksum_and_healed(kind):
 
 def test_damage_in_one_column_is_healed_in_all():
   """A fresh start is collective over both axes: nothing may hang or differ."""
-  sums, resent, _ = damaged_run('lost', mesh_of(4, 2), device=3)
+  sums, resent, _ = damaged_run('lost', meshes.mesh_of(4, 2), device=3)
   struck, check = STRUCK - 1, CHECK - 1
   sums = sums.reshape(4, 2, STEPS)
   agree = np.all(sums == sums[:1], axis=0)
@@ -287,7 +283,7 @@ def test_what_is_no_number_is_reported_by_its_owner():
   masters = walk(3)
   masters['feedforward']['w_in_DF'][1, 0, 6, 2] = np.nan
   masters['attention']['w_q_DHK'][1:, 15, 7, 0] = np.inf
-  _, sums, report = follow(masters, mesh_of(8))
+  _, sums, report = follow(masters, meshes.mesh_of(8))
   assert np.argwhere(report.no_number).tolist() == [[3, 0], [7, 0], [7, 1]]
   assert np.all(sums == sums[:1])
 
@@ -329,7 +325,7 @@ def test_a_replica_of_other_shards_is_refused():
 
   run = jax.shard_map(
     local,
-    mesh=mesh_of(8),
+    mesh=meshes.mesh_of(8),
     in_specs=(stored(params),),
     out_specs=ternary_plan.specs(plan, params),
     check_vma=False,

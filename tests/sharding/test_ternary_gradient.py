@@ -117,7 +117,7 @@ def test_a_start_on_127_is_what_qat_takes():
     check_vma=False,
   )
   state = jax.jit(run)(params)
-  wanted = jax.jit(qat.quantize_weight, static_argnums=(1, 2))(
+  wanted = jax.jit(qat.quantize, static_argnums=(1, 2))(
     params['w_in_DF'], (0,), jnp.float32
   )
   np.testing.assert_array_equal(state.codes['w_in_DF'], wanted.codes)

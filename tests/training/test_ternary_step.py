@@ -21,7 +21,6 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
-from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import ternary_plan
 from kaiju_jax.training import checkpoint
@@ -29,6 +28,7 @@ from kaiju_jax.training import optimizer
 from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
+from tests import meshes
 from tests.model import rows
 
 MESHES = [(8, 1), (4, 2)]
@@ -43,11 +43,6 @@ WEIGHTS = {
     'feedforward.w_out_DF',
   )
 }
-
-
-def mesh_of(fsdp, tensor):
-  config = sharding_config.MeshConfig(fsdp, tensor)
-  return mesh_lib.make(config, jax.devices()[: fsdp * tensor])
 
 
 def experiment(**quantization) -> config_lib.Experiment:
@@ -91,7 +86,7 @@ def start(one, mesh):
 
 @functools.cache
 def first_state():
-  return jax.device_get(start(experiment(), mesh_of(*MESHES[0])))
+  return jax.device_get(start(experiment(), meshes.mesh_of(*MESHES[0])))
 
 
 def shardings(one, mesh):
@@ -101,14 +96,14 @@ def shardings(one, mesh):
 
 def begin(widths):
   return jax.device_put(
-    first_state(), shardings(experiment(), mesh_of(*widths))
+    first_state(), shardings(experiment(), meshes.mesh_of(*widths))
   )
 
 
 @functools.cache
 def step_of(widths):
   """Compiled once: what is not stored as the step stores it is refused."""
-  one, mesh = experiment(), mesh_of(*widths)
+  one, mesh = experiment(), meshes.mesh_of(*widths)
   return step_lib.make(one, mesh).lower(*step_lib.abstract(one, mesh)).compile()
 
 
@@ -183,7 +178,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_on_another_mesh(tmp_path):
   want, want_loss = run(step_of(here), state, 3)
 
   def restored(widths):
-    other, _ = step_lib.abstract(one, mesh_of(*widths))
+    other, _ = step_lib.abstract(one, meshes.mesh_of(*widths))
     with checkpoint.Checkpoints(tmp_path, 1) as checkpoints:
       other, number = checkpoints.restore(other, _Nowhere())
     assert number == 5
@@ -200,7 +195,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_on_another_mesh(tmp_path):
 
 
 def test_the_wire_carries_trits_and_codes_only_to_heal():
-  one, mesh = experiment(), mesh_of(4, 2)
+  one, mesh = experiment(), meshes.mesh_of(4, 2)
   program = step_of((4, 2))
   found = collectives.read(text.parse(program.as_text()), mesh.shape)
   assert wire_audit.problems(found, one, mesh_lib.config_of(mesh)) == ()
@@ -252,7 +247,7 @@ def test_the_model_and_its_export_read_no_master():
 
 
 def test_evaluation_reads_what_training_reads():
-  one, mesh = experiment(embedding='int8'), mesh_of(2, 2)
+  one, mesh = experiment(embedding='int8'), meshes.mesh_of(2, 2)
   state = start(one, mesh)
   stored = jax.tree.map(lambda x: x.sharding, state)
   assert stored == shardings(one, mesh)

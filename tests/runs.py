@@ -1,0 +1,13 @@
+"""What a run has left in its workdir."""
+
+import json
+import pathlib
+
+
+def records(workdir: pathlib.Path) -> list[dict]:
+  """Returns the records of metrics.jsonl, without what depends on the clock."""
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  kept = [json.loads(line) for line in lines]
+  for record in kept:
+    record.pop('tokens_per_second', None)
+  return kept
