@@ -3,15 +3,70 @@
 An implementation is a module of the kernel's folder with functions of the
 same names and signatures as its neighbours. A machine without an accelerator
 never imports the accelerator's compiler.
+
+    dispatch.platform()                  where the computation will run
+    with dispatch.compiling_for('gpu'):  ... which need not be here
+    with dispatch.interpreted():         Pallas kernels run anywhere, slowly
+
+Both contexts act while a function is traced, and neither is part of jit's cache
+key: what was traced before stays as it was. Enter them around the trace of a
+fresh `jax.jit`.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
+import contextvars
 import importlib
 import types
 
 import jax
 
 ANYWHERE = ('cpu', 'gpu', 'tpu')
+
+_platform = contextvars.ContextVar('platform', default=None)
+_interpreting = contextvars.ContextVar('interpreting', default=False)
+
+
+def platform() -> str:
+  """Returns the platform that is compiled for: 'cpu', 'gpu' or 'tpu'."""
+  return _platform.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def compiling_for(name: str) -> Iterator[None]:
+  """Within it, what is traced will run on `name`, whatever is here.
+
+  Args:
+    name: one of ANYWHERE.
+
+  Raises:
+    ValueError: another platform.
+  """
+  if name not in ANYWHERE:
+    raise ValueError(
+      f'compiling_for({name!r}): expected one of {", ".join(ANYWHERE)}.'
+    )
+  token = _platform.set(name)
+  try:
+    yield
+  finally:
+    _platform.reset(token)
+
+
+def interpreting() -> bool:
+  """Returns what a kernel passes to `pallas_call` as `interpret`."""
+  return _interpreting.get()
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+  """Within it, Pallas kernels of every platform run here, interpreted."""
+  token = _interpreting.set(True)
+  try:
+    yield
+  finally:
+    _interpreting.reset(token)
 
 
 def choose(
@@ -22,17 +77,22 @@ def choose(
   Args:
     kernel: the kernel's package, `__package__` of its api.
     implementation: name of the module.
-    runs_on: for each implementation the platforms that it compiles for. One
-      of another platform is imported too: it may be compiled ahead of time.
+    runs_on: for each implementation the platforms that it compiles for.
 
   Raises:
-    ValueError: an unknown name; lists what this platform can run.
+    ValueError: an unknown name, or one that `platform()` cannot run and that
+      is not `interpreted`; lists what this platform can run.
   """
+  here = platform()
+  able = [name for name, places in runs_on.items() if here in places]
   if implementation not in runs_on:
-    platform = jax.default_backend()
-    able = [name for name, places in runs_on.items() if platform in places]
     raise ValueError(
-      f'implementation={implementation!r} is unknown: {platform} runs'
+      f'implementation={implementation!r} is unknown: {here} runs'
       f' {", ".join(able)}.'
+    )
+  if implementation not in able and not interpreting():
+    raise ValueError(
+      f'implementation={implementation!r} runs on'
+      f' {", ".join(runs_on[implementation])}: {here} runs {", ".join(able)}.'
     )
   return importlib.import_module(f'{kernel}.{implementation}')

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 
@@ -505,18 +504,3 @@ def test_codes_have_no_gradient_of_their_own():
   changes = {'v_BMK': _INT8}
   with pytest.raises(TypeError, match='v_BMK is int8: codes carry no gradient'):
     api.attention(**_arguments(**changes))
-
-
-def test_dispatch_imports_only_what_it_is_asked_for(tmp_path, monkeypatch):
-  package = tmp_path / 'a_kernel'
-  package.mkdir()
-  (package / '__init__.py').touch()
-  (package / 'plain.py').write_text('forward = len\n')
-  (package / 'broken.py').write_text('raise ImportError("no accelerator")\n')
-  monkeypatch.syspath_prepend(tmp_path)
-  runs_on = {'plain': dispatch.ANYWHERE, 'broken': ('tpu',)}
-  assert dispatch.choose('a_kernel', 'plain', runs_on).forward is len
-  with pytest.raises(ImportError, match='no accelerator'):
-    dispatch.choose('a_kernel', 'broken', runs_on)
-  with pytest.raises(ValueError, match=r"'plan' is unknown: cpu runs plain\."):
-    dispatch.choose('a_kernel', 'plan', runs_on)
