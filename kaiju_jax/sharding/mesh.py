@@ -77,7 +77,7 @@ def _place(device) -> tuple[int, int]:
 
 
 def _are_a_torus(devices) -> bool:
-  """Whether these are the chips of one whole TPU slice, a device each."""
+  """Whether these are all chips of a TPU slice, or of a box of it."""
   if devices[0].platform != 'tpu':
     return False
   coordinates = np.asarray([device.coords for device in devices])
