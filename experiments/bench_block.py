@@ -127,11 +127,10 @@ def counted(experiment: config_lib.Experiment) -> dict[str, int]:
   """Returns a step's operations by the dtypes of its matmuls."""
   from kaiju_jax import aot
   from kaiju_jax.hlo import matmuls
-  from kaiju_jax.sharding import config as sharding_config
   from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import step as step_lib
 
-  mesh = mesh_lib.make(sharding_config.MeshConfig(1, 1))
+  mesh = mesh_lib.single()
   program = aot.build(
     step_lib.make(experiment, mesh), step_lib.abstract(experiment, mesh)
   )

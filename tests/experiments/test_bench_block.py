@@ -36,13 +36,15 @@ def _arms():
 
 
 def test_arms_move_matmuls_to_int8():
-  share = {}
+  int8, total = {}, {}
   for arm, experiment in _arms().items():
     operations = bench_block.counted(experiment)
-    share[arm] = operations.get('s8×s8→s32', 0) / sum(operations.values())
-  assert share['bf16'] == 0
-  # Of three equal matmuls a weight one, then two; attention has its own.
-  assert 0.2 < share['int8'] < 0.4 < share['int8, gradient'] < 0.7
+    int8[arm] = operations.get('s8×s8→s32', 0)
+    total[arm] = sum(operations.values())
+  assert int8['bf16'] == 0
+  # Of a weight's three equal matmuls one, then two; attention has its own.
+  assert int8['int8'] > 0.2 * total['int8']
+  assert int8['int8, gradient'] > 1.5 * int8['int8']
 
 
 def test_every_arm_is_timed():
