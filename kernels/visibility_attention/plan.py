@@ -16,6 +16,9 @@ each limit is first moved to one past the last query that really sees the key,
 which makes packed documents with a window exact but for the edges of tiles; in
 a tree, queries of other branches may still stand before that last one.
 
+Of the pairs that meet, most are seen in full, every key by every query, and a
+kernel can spare the mask there: `full` is the same proof the other way round.
+
 All of it is plain jnp, once per call, in O((L + M) log L) for the limits and
 X·Y for the lists. A kernel whose tiles hold few tokens keeps those lists short
 by one plan for several of its tiles at once (`blocks.plan_tiles`): of 96 heads,
@@ -47,6 +50,20 @@ class Plan(NamedTuple):
   list_BXY: Any
 
 
+class FullFirst(NamedTuple):
+  """A plan with the blocks that are seen in full before those seen in part.
+
+  Attributes:
+    full_BX: int32, how many are seen in full.
+    count_BX: int32, how many in all.
+    list_BXY: int32, which; each of the two kinds ascending.
+  """
+
+  full_BX: Any
+  count_BX: Any
+  list_BXY: Any
+
+
 def of_queries(sees_BXY) -> Plan:
   """Returns the key blocks that each query tile visits."""
   Y = sees_BXY.shape[-1]
@@ -62,6 +79,24 @@ def of_queries(sees_BXY) -> Plan:
 def of_keys(sees_BXY) -> Plan:
   """Returns the query tiles that each key block visits: the transpose."""
   return of_queries(sees_BXY.swapaxes(1, 2))
+
+
+def full_first(sees_BXY, full_BXY) -> FullFirst:
+  """Returns the key blocks of each query tile; transpose both for the others.
+
+  Args:
+    sees_BXY: of `sees`.
+    full_BXY: of `full`.
+  """
+  Y = sees_BXY.shape[-1]
+  number_Y = jnp.arange(Y, dtype=jnp.int32)
+  rank_BXY = number_Y[None, None] + jnp.where(full_BXY, 0, Y)
+  ranked_BXY = jnp.sort(jnp.where(sees_BXY, rank_BXY, 2 * Y), axis=-1)
+  return FullFirst(
+    (sees_BXY & full_BXY).sum(axis=-1, dtype=jnp.int32),
+    sees_BXY.sum(axis=-1, dtype=jnp.int32),
+    ranked_BXY % Y,
+  )
 
 
 def sees(
@@ -91,10 +126,7 @@ def sees(
   filled_BM = start_BM < limit_BM
 
   def of_filled(reduce, x_BM, empty):
-    x_BM = jnp.where(filled_BM, x_BM, empty)
-    spare = -x_BM.shape[1] % keys
-    x_BM = jnp.pad(x_BM, ((0, 0), (0, spare)), constant_values=empty)
-    return reduce(x_BM.reshape(len(x_BM), 1, -1, keys), axis=-1)
+    return _of_block(reduce, jnp.where(filled_BM, x_BM, empty), keys, empty)
 
   start_B1Y = of_filled(jnp.min, start_BM, _MOST)
   limit_B1Y = of_filled(jnp.max, limit_BM, _LEAST)
@@ -108,6 +140,41 @@ def sees(
   newest_B1Y = of_filled(jnp.max, position_BM, _LEAST)
   oldest_BX1 = position_BL[:, token_XI].min(axis=-1, keepdims=True)
   return sees_BXY & (oldest_BX1 - window < newest_B1Y)
+
+
+def full(
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  window,
+  rows,
+  heads,
+  keys,
+):
+  """Returns bool[B, X, Y]: every query of the tile sees every key of the block.
+
+  A block that goes beyond the last key, or holds an empty slot, is never full.
+
+  Args:
+    start_BM … position_BM, window: as `api.forward` has them.
+    rows: of a query tile.
+    heads: rows of a token.
+    keys: of a key block.
+  """
+  start_B1Y = _of_block(jnp.max, start_BM, keys, _MOST)
+  limit_B1Y = _of_block(jnp.min, limit_BM, keys, _LEAST)
+  token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
+  coordinate_BXI = coordinate_BL[:, token_XI]
+  first_BX1 = coordinate_BXI.min(axis=-1, keepdims=True)
+  last_BX1 = coordinate_BXI.max(axis=-1, keepdims=True)
+  full_BXY = (start_B1Y <= first_BX1) & (last_BX1 < limit_B1Y)
+  if window is None:
+    return full_BXY
+  oldest_B1Y = _of_block(jnp.min, position_BM, keys, _MOST)
+  newest_BX1 = position_BL[:, token_XI].max(axis=-1, keepdims=True)
+  return full_BXY & (newest_BX1 - window < oldest_B1Y)
 
 
 def tighten(
@@ -206,6 +273,13 @@ def needed(
       for b in range(len(coordinate_BL))
     ]
   )
+
+
+def _of_block(reduce, x_BM, keys, beyond):
+  """[B, 1, Y]: x of each block, reduced; `beyond` stands for keys not there."""
+  spare = -x_BM.shape[1] % keys
+  x_BM = jnp.pad(x_BM, ((0, 0), (0, spare)), constant_values=beyond)
+  return reduce(x_BM.reshape(len(x_BM), 1, -1, keys), axis=-1)
 
 
 def _tokens(length: int, rows: int, heads: int):
