@@ -12,6 +12,8 @@ from typing import NamedTuple
 _DENSE = 128 * 128
 # Logits that one step of a march holds: a few MiB of float32, near the caches.
 _LOGITS = 2**19
+# The kernel of a platform that has one.
+_KERNELS = {'gpu': 'pallas_gpu'}
 # Tokens whose query tiles share a list of key blocks.
 _PLAN_TOKENS = 8
 
@@ -30,8 +32,16 @@ class Sizes(NamedTuple):
   Z: int
 
 
-def implementation(length: int, memory: int) -> str:
-  """Returns the implementation that is faster on a CPU."""
+def implementation(
+  platform: str, length: int, memory: int, head_dim: int
+) -> str:
+  """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
+
+  A head of more than 256 channels does not fit into a GPU program's registers:
+  plain XLA takes it.
+  """
+  if platform in _KERNELS and head_dim <= 256:
+    return _KERNELS[platform]
   return 'reference' if length * memory <= _DENSE else 'chunked'
 
 

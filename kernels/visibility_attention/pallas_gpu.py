@@ -268,6 +268,7 @@ def _call(kind, kernel, operands, results, statics):
     integer_dot=statics.integer_dot,
   )
   shared = blocks.plan_tiles(tiles.rows, statics.heads)
+  sizes = statics.window, tiles.rows * shared, statics.heads, tiles.keys
   ranges = (
     keys.start_BM,
     keys.limit_BM,
@@ -275,7 +276,6 @@ def _call(kind, kernel, operands, results, statics):
     queries.position_BL,
     keys.position_BM,
   )
-  sizes = statics.window, tiles.rows * shared, statics.heads, tiles.keys
   sees_BXY, full_BXY = plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
   programs = -(-statics.rows // tiles.rows)
   if kind == 'dkv':
