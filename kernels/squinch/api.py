@@ -53,9 +53,9 @@ def encode(
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
   """
-  return encode_parts(
-    x_RC, 1, elements, header, implementation=implementation
-  )[0]
+  return encode_parts(x_RC, 1, elements, header, implementation=implementation)[
+    0
+  ]
 
 
 def encode_parts(

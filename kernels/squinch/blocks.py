@@ -42,9 +42,7 @@ class Tpu(NamedTuple):
   N: int
 
 
-def implementation(
-  platform: str, parts: int, groups: int, columns: int
-) -> str:
+def implementation(platform: str, parts: int, groups: int, columns: int) -> str:
   """Returns the implementation for uint8[parts, 6, groups, columns].
 
   On a TPU XLA has what would fill only a corner of a block: few groups or few
@@ -64,15 +62,15 @@ def implementation(
 def gpu_encode(groups: int, columns: int, itemsize: int) -> Gpu:
   """Returns the tile of `encode` of floats of so many bytes."""
   warps = 4
-  G, C = _tile(groups, columns, 32 * warps * 16 // itemsize)
-  return Gpu(G, C, 1, warps)
+  tile = _tile(groups, columns, 32 * warps * 16 // itemsize)
+  return Gpu(*tile, N=1, warps=warps)
 
 
 def gpu_decode(groups: int, columns: int, parts: int) -> Gpu:
   """Returns the tile of `decode_sum` of so many parts."""
   warps = 4
-  G, C = _tile(groups, columns, 32 * warps * 4)
-  return Gpu(G, C, _divisor(parts, 4), warps)
+  tile = _tile(groups, columns, 32 * warps * 4)
+  return Gpu(*tile, N=_divisor(parts, 4), warps=warps)
 
 
 def tpu(groups: int, parts: int) -> Tpu:
@@ -82,16 +80,21 @@ def tpu(groups: int, parts: int) -> Tpu:
 
 
 def _tile(groups: int, columns: int, size: int) -> tuple[int, int]:
-  """Returns groups × columns = size, of which little hangs over the edge."""
-  C = size
-  while C > 32 and -(-columns // C) * C > 1.125 * columns:
-    C //= 2
-  while C > columns:
-    C //= 2
-  G = size // C
-  while G > 1 and G // 2 >= groups:
-    G //= 2
-  return G, C
+  """Returns groups and columns: powers of two, at most `size` elements.
+
+  As wide as an eighth of it, at most, hangs over the edge of the columns, and
+  as high as fills it up.
+  """
+  width = size
+  while width > 1 and (
+    width > columns
+    or (width > 32 and -(-columns // width) * width > 1.125 * columns)
+  ):
+    width //= 2
+  height = size // width
+  while height >= 2 * groups:
+    height //= 2
+  return height, width
 
 
 def _divisor(number: int, limit: int) -> int:

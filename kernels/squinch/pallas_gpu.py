@@ -103,9 +103,7 @@ def encode_parts(
   )(x_NGIC, scales)
 
 
-def decode_sum(
-  packed_NPGC: jax.Array, elements: str, header: str
-) -> jax.Array:
+def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
   """See `reference.decode_sum`."""
   parts, planes, count, columns = packed_NPGC.shape
   sizes = blocks.gpu_decode(count, columns, parts)
@@ -118,7 +116,10 @@ def decode_sum(
     def add(first, rows):
       # All loads of a step before its arithmetic, to wait for them together.
       loaded = [
-        [load(packed_ref.at[_index(n) + first, _index(i)]) for i in range(planes)]
+        [
+          load(packed_ref.at[_index(n) + first, _index(i)])
+          for i in range(planes)
+        ]
         for n in range(sizes.N)
       ]
       for packed in loaded:
@@ -204,7 +205,9 @@ def _element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
 def assembly(elements: str) -> str:
   """Returns the PTX of an element: $1 the magnitude, $2 the scale."""
   return _ELEMENT.format(
-    least=_word(_LEAST), most=_word(_MOST[elements]), half=_word(_HALF[elements])
+    least=_word(_LEAST),
+    most=_word(_MOST[elements]),
+    half=_word(_HALF[elements]),
   )
 
 

@@ -80,9 +80,7 @@ def encode_parts(
   )(scales, x_RC.reshape(parts, rows, columns))
 
 
-def decode_sum(
-  packed_NPGC: jax.Array, elements: str, header: str
-) -> jax.Array:
+def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
   """See `reference.decode_sum`."""
   parts, planes, count, columns = packed_NPGC.shape
   sizes = blocks.tpu(count, parts)
@@ -114,11 +112,12 @@ def decode_sum(
         out_ref[place] = row
       return _
 
-    for is_first in (True, False):
+    def steps(is_first):
+      lax.fori_loop(0, sizes.G // _G, functools.partial(step, is_first), 0)
 
-      @pl.when((pl.program_id(2) == 0) == is_first)
-      def _():
-        lax.fori_loop(0, sizes.G // _G, functools.partial(step, is_first), 0)
+    is_first = pl.program_id(2) == 0
+    pl.when(is_first)(functools.partial(steps, True))
+    pl.when(~is_first)(functools.partial(steps, False))
 
   units = _table(reference.UNITS[elements, header])
   levels = _table(reference.FITTED)
@@ -134,7 +133,9 @@ def decode_sum(
     in_specs=[
       pl.BlockSpec(units.shape, lambda g, c, n: (0, 0, 0)),
       pl.BlockSpec(levels.shape, lambda g, c, n: (0, 0, 0)),
-      pl.BlockSpec((sizes.N, planes, sizes.G, _C), lambda g, c, n: (n, 0, g, c)),
+      pl.BlockSpec(
+        (sizes.N, planes, sizes.G, _C), lambda g, c, n: (n, 0, g, c)
+      ),
     ],
     out_specs=pl.BlockSpec(
       (reference.GROUP * sizes.G, _C), lambda g, c, n: (g, c)

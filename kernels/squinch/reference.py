@@ -196,7 +196,9 @@ def encode_parts(
     ValueError: see `encode`.
   """
   packed_PGC = encode(x_RC, elements, header)
-  split = packed_PGC.reshape(PLANES, parts, -1, packed_PGC.shape[-1])
+  split = packed_PGC.reshape(
+    PLANES, parts, packed_PGC.shape[1] // parts, packed_PGC.shape[2]
+  )
   return jnp.moveaxis(split, 1, 0)
 
 
