@@ -143,16 +143,17 @@ def _kernel(
 
   def step(n, carry, masked):
     peak_R, total_R, sum_RK = carry
-    offset_J = n * sizes.J + jnp.arange(sizes.J, dtype=jnp.int32)
-    place_J, slot_J = jax.lax.div(offset_J, slots), jax.lax.rem(offset_J, slots)
+    place, slot = _where(n, sizes.J, slots)
     if masked:
-      inside_J = place_J < count
-      place_J = jnp.minimum(place_J, count - 1)
-      logical_J = refs.logical_BN[b, place_J]
-      visible_RJ = visible(logical_J * slots + slot_J) & inside_J[None]
+      inside = place < count
+      place = jnp.minimum(place, count - 1)
+      logical = refs.logical_BN[b, place]
+      visible_RJ = visible(logical * slots + slot)
+      if place.ndim:
+        visible_RJ &= inside[None]
     else:
       visible_RJ = None
-    token_J = refs.page_BN[b, place_J] * slots + slot_J
+    token_J = refs.page_BN[b, place] * slots + slot
     logits_RJ = _logits(refs, q_RK, token_J) * factor_R1
     if masked:
       logits_RJ = jnp.where(visible_RJ, logits_RJ, -jnp.inf)
@@ -201,6 +202,21 @@ def _kernel(
     mask=jnp.broadcast_to(inside_R[:, None], out_RK.shape),
   )
   plgpu.store(lse_ref.at[split, b, row_R], lse_R, mask=inside_R)
+
+
+def _where(n, keys, slots):
+  """Returns the place in the plan, and the slot there, of a tile's J keys.
+
+  A tile within a page has one place for all: a number that is not a tensor
+  keeps the compiler's pipeline short, which counts loads of addresses as
+  stages of their own.
+  """
+  if slots % keys:
+    offset_J = n * keys + jnp.arange(keys, dtype=jnp.int32)
+    return jax.lax.div(offset_J, slots), jax.lax.rem(offset_J, slots)
+  tiles = slots // keys
+  slot_J = jax.lax.rem(n, tiles) * keys + jnp.arange(keys, dtype=jnp.int32)
+  return jax.lax.div(n, tiles), slot_J
 
 
 def _visibility(refs, b, row_R, heads, window):

@@ -14,7 +14,6 @@ pages whose ranges lie on both sides of a query.
 from typing import Any
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 

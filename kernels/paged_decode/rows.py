@@ -4,8 +4,6 @@ Row r is head r % H of query r // H. Scales per channel leave the kernel here:
 q · (k ∘ c) = (q ∘ c) · k.
 """
 
-import jax.numpy as jnp
-
 from kaiju_jax.kernels.visibility_attention import codes
 
 

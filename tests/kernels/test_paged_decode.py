@@ -5,7 +5,6 @@ under the dense mask; its lse is numpy's in float64. The folder's own reference
 stands beside the kernels as one more implementation.
 """
 
-import re
 from typing import Any
 from typing import NamedTuple
 
@@ -18,7 +17,6 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
-from kaiju_jax.kernels.paged_decode import plan as plan_lib
 from kaiju_jax.kernels.visibility_attention import reference
 
 _SCALE = 0.1
