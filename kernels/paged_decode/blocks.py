@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 # Splits are worth it while each still walks this many tiles.
 _TILES_PER_SPLIT = 4
-# Streaming multiprocessors of an H100; a programme each, with stages in flight.
-_GPU_CORES = 132
+# Two for each of an H100's 132 multiprocessors: one loads while one computes.
+_GPU_PROGRAMMES = 264
+# Keys of a step on a TPU: 64 KiB of codes each for keys and values, which take
+# about as long as the step's own start.
+_TPU_KEYS = 512
+# Rows whose sums fill half of a TPU core's vector registers.
+_TPU_ROWS = 256
 
 
 class Sizes(NamedTuple):
@@ -131,21 +136,22 @@ def _xla(shape: Shape) -> Sizes:
 
 def _gpu(shape: Shape) -> Sizes:
   R = min(128, max(16, _power(shape.rows)))
-  # 16 KiB of keys a tile: with as much of values, two of them under way hide
-  # the memory's latency at its full speed.
-  J = max(32, min(128, _power(2**14 // (shape.K * shape.itemsize))))
-  if R == 128:
-    J = min(J, 64)
+  J = 64 if shape.itemsize < 4 else 16
   programmes = shape.B * -(-shape.rows // R)
   tiles = -(-visited(shape) // J)
-  X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_CORES // programmes))
-  return Sizes(R, J, X, 8 if R == 128 else 4, 3)
+  X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMMES // programmes))
+  # Half of the stages, less one, hold tiles under way: a tile's addresses are
+  # loads as well, and wait as long.
+  return Sizes(R, J, X, 8 if R == 128 else 4, 5)
 
 
 def _tpu(shape: Shape) -> Sizes:
-  R = -(-shape.rows // 32) * 32
-  pages = max(1, min(shape.N, 512 // shape.S))
-  return Sizes(R, pages * shape.S, 1)
+  tile = 32
+  R = min(_TPU_ROWS, -(-shape.rows // tile) * tile)
+  pages = max(1, min(shape.N, _TPU_KEYS // shape.S))
+  groups = -(-visited(shape) // (pages * shape.S))
+  # A chip whose two cores make one device gives each a split.
+  return Sizes(R, pages * shape.S, 2 if groups >= 2 * _TILES_PER_SPLIT else 1)
 
 
 def _power(n: int) -> int:

@@ -140,7 +140,7 @@ def decode(
       (None, None, R, columns), lambda x, t, b, *_: (x, b, t, 0)
     )
 
-  in_memory = pl.BlockSpec(memory_space=pl.ANY)
+  in_memory = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
   out_XBRK, lse_XBR1 = pl.pallas_call(
     functools.partial(
       _kernel,
@@ -175,7 +175,7 @@ def decode(
     ),
     interpret=dispatch.interpreting(),
     name='paged_decode',
-  )(*chain, rows, lists, lists, pages)
+  )(*chain, rows, lists, lists, _in_memory(pages))
   out_BRK, lse_BR = partials.combine(out_XBRK, lse_XBR1[..., 0])
   return rows_lib.unpack(
     out_BRK[:, : L * H], lse_BR[:, : L * H], v_scale, q_BLHK.shape, dtype
@@ -204,8 +204,21 @@ def _chain(plan, splits, group) -> _Chain:
 
 def _share(count, split, splits, group):
   """Returns the first of a split's groups of a row, and one past the last."""
-  groups = (count + group - 1) // group
-  return groups * split // splits, groups * (split + 1) // splits
+  groups = jax.lax.div(count + group - 1, group)
+  return (
+    jax.lax.div(groups * split, splits),
+    jax.lax.div(groups * (split + 1), splits),
+  )
+
+
+def _in_memory(pages):
+  """Pins the pool: XLA would move one that fits into VMEM there first."""
+  if dispatch.interpreting():
+    return pages
+  return jax.tree.map(
+    lambda x: pltpu.with_memory_space_constraint(x, pltpu.MemorySpace.HBM),
+    pages,
+  )
 
 
 def _pad(x_BRK, rows):
@@ -253,17 +266,16 @@ def _kernel(
   def copies(lists, row, n, buffer, act):
     """Starts or awaits the copies of group n of a row."""
     whole = (n + 1) * group <= full_ref[row]
-    for g in range(group):
-      place = n * group + g
 
-      def page_copies(g=g, place=place):
-        page = lists.page_1N[0, place]
-        for source, target in zip(pages[:4], buffers[:4]):
-          if source is not None:
-            act(source.at[page], target.at[buffer, g], semaphores.at[buffer])
+    def page_copies(g, carry):
+      page = lists.page_1N[0, n * group + g]
+      logical = lists.logical_1N[0, n * group + g]
+      for source, target in zip(pages[:4], buffers[:4]):
+        if source is not None:
+          act(source.at[page], target.at[buffer, g], semaphores.at[buffer])
 
-      def range_copies(g=g, place=place):
-        logical = lists.logical_1N[0, place]
+      @pl.when(~whole)
+      def _():
         for source, target in zip(pages[4:], buffers[4:]):
           act(
             source.at[row, logical],
@@ -271,9 +283,10 @@ def _kernel(
             semaphores.at[buffer],
           )
 
-      inside = place < count_ref[row]
-      pl.when(inside)(page_copies)
-      pl.when(inside & ~whole)(range_copies)
+      return carry
+
+    here = jnp.minimum(group, count_ref[row] - n * group)
+    jax.lax.fori_loop(0, here, page_copies, 0)
 
   def start(*copy):
     pltpu.make_async_copy(*copy).start()
@@ -286,7 +299,7 @@ def _kernel(
     copies(lists, b, first, 0, start)
 
   def step(n, carry):
-    buffer = (begin + n - first) % 2
+    buffer = jax.lax.rem(begin + n - first, 2)
 
     @pl.when(n + 1 < last)
     def _():
