@@ -222,7 +222,9 @@ def _in_memory(pages):
 
 
 def _pad(x_BRK, rows):
-  return jnp.pad(x_BRK, ((0, 0), (0, rows - x_BRK.shape[1]), (0, 0)))
+  """Repeats the last row, so that padding sees no slot that others do not."""
+  spare = rows - x_BRK.shape[1]
+  return jnp.pad(x_BRK, ((0, 0), (0, spare), (0, 0)), mode='edge')
 
 
 def _column(x_BR, rows):

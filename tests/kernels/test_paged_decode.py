@@ -6,7 +6,6 @@ stands beside the kernels as one more implementation.
 """
 
 import functools
-import re
 from typing import Any
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
-from kaiju_jax.kernels.paged_decode import plan as plan_lib
 from kaiju_jax.kernels.visibility_attention import api as attention_api
 from kaiju_jax.kernels.visibility_attention import reference
 
@@ -130,7 +128,6 @@ CASES = {
   'window of one, ninety-six heads': _case(
     _pages(), _causal([1, 41, 64]), 1, heads=96
   ),
-  'several queries': _case(_SHARED, _scattered(5), heads=3),
   'beams': _case(_SHARED, _beams(5), heads=3),
   'several queries, window': _case(_SHARED, _scattered(5), 12, heads=3),
   'beams, window': _case(_SHARED, _beams(5), 12, heads=3),
@@ -163,7 +160,10 @@ def _sizes(implementation, keys=16, splits=2):
 def _jitted(implementation, window, sizes, dtype):
   """One function for all cases that differ in arrays alone."""
 
-  @jax.jit
+  # Most of the time here goes into compiling: the less of it the better.
+  @functools.partial(
+    jax.jit, compiler_options={'xla_backend_optimization_level': 0}
+  )
   def run(operands, table_BN, visibility, options):
     return api.decode(
       *operands,
@@ -284,19 +284,18 @@ def test_a_row_that_sees_nothing_is_zero(implementation):
 
 @kernels
 def test_splits_do_not_change_the_result(implementation):
-  case = CASES['several queries']
+  case = CASES['beams']
   operands = _operands(case)
-  two, *more = (
+  two, five = (
     _decode(
       case,
       implementation,
       operands,
       sizes=_sizes(implementation, splits=splits),
     )
-    for splits in (2, 1, 5)
+    for splits in (2, 5)
   )
-  for results in more:
-    _close(results, two, 1e-6)
+  _close(two, five, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +303,7 @@ def test_splits_do_not_change_the_result(implementation):
   [
     ('pallas_gpu', 32, 16),
     ('pallas_gpu', 8, 32),
-    ('pallas_tpu', 32, 32),
     ('pallas_tpu', 8, 40),
-    ('xla', 32, 32),
     ('xla', 8, 40),
   ],
 )
@@ -344,8 +341,9 @@ def _coded(case, q_codes, per, seed=3):
 
 
 @implementations
-@pytest.mark.parametrize('per', ['token', 'channel'])
-@pytest.mark.parametrize('q_codes', [True, False])
+@pytest.mark.parametrize(
+  ('q_codes', 'per'), [(True, 'token'), (False, 'token'), (True, 'channel')]
+)
 def test_codes(implementation, q_codes, per):
   case = CODED
   operands, scales, values = _coded(case, q_codes, per)
@@ -389,23 +387,23 @@ def test_half_precision(implementation):
 def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
   implementation, coded
 ):
-  case, sizes = CODED, _sizes(implementation, 32)
-  (q, k, v), scales = _operands(case), {}
+  case = CODED if coded else CASES['beams, window']
+  (q, k, v), options = _operands(case), {}
   if coded:
-    (q, k, v), scales, _ = _coded(case, True, 'token')
-  clean = _decode(case, implementation, (q, k, v), sizes=sizes, **scales)
+    (q, k, v), options, _ = _coded(case, True, 'token')
+    options |= {'sizes': _sizes(implementation, 32), 'dtype': jnp.float32}
+  clean = _decode(case, implementation, (q, k, v), **options)
   seen_PS = np.zeros(k.shape[:2], bool)
   for row, pages in enumerate(case.table_BN):
     seen_PS[pages] |= _mask(case)[row].any(axis=0).reshape(len(pages), -1)
-  # Some slots of visited pages are unseen, and so are most pages.
-  assert 0 < seen_PS[7].sum() < 32 and seen_PS.any(axis=1).sum() == 4
+  # Some slots of visited pages are unseen.
+  assert 0 < seen_PS[seen_PS.any(axis=1)].mean() < 0.9
+  garbage = np.int8(77) if coded else np.float32(np.nan)
+  k, v = (np.where(seen_PS[..., None], x, garbage) for x in (k, v))
   if coded:
-    k, v = (np.where(seen_PS[..., None], x, np.int8(77)) for x in (k, v))
     for name in 'k_scale', 'v_scale':
-      scales[name] = np.where(seen_PS, scales[name], np.float32(np.nan))
-  else:
-    k, v = (np.where(seen_PS[..., None], x, np.float32(np.nan)) for x in (k, v))
-  dirty = _decode(case, implementation, (q, k, v), sizes=sizes, **scales)
+      options[name] = np.where(seen_PS, options[name], np.float32(np.nan))
+  dirty = _decode(case, implementation, (q, k, v), **options)
   for a, e in zip(dirty, clean):
     np.testing.assert_array_equal(a, e)
 
@@ -453,7 +451,7 @@ def test_a_plan_drawn_out():
 def test_a_window_visits_its_own_pages_only():
   plan = _plan(CASES['ring, one head'])
   # Twelve positions touch two or three pages of eight, however long the text.
-  assert plan.count_B.tolist() == [3, 2, 1]
+  assert plan.count_B.tolist() == [2, 3, 1]
 
 
 @pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
@@ -463,7 +461,11 @@ def test_only_what_the_plan_lists_is_read(implementation):
   plan = _plan(case)
   assert plan.count_B.tolist() == [1, 1, 6]
   assert plan.full_B.tolist() == [0, 1, 5]
-  # Without the last page of row 2, its one token in part.
+  _close(
+    _decode(case, implementation, operands, plan=plan),
+    _oracle(case, *operands),
+  )
+  # Without the last page of row 2, which holds one token.
   shorter = plan._replace(count_B=plan.count_B - np.array([0, 0, 1], np.int32))
   results = _decode(case, implementation, operands, plan=shorter)
   table_BN = case.table_BN.copy()
@@ -477,15 +479,6 @@ def test_only_what_the_plan_lists_is_read(implementation):
     blind = case._replace(visibility=visibility)
     results = _decode(blind, implementation, operands, plan=plan)
     _close(results, _oracle(case, *operands))
-
-
-@implementations
-def test_a_plan_made_before_gives_the_same(implementation):
-  case = CASES['ring, one head']
-  operands = _operands(case)
-  results = _decode(case, implementation, operands, plan=_plan(case))
-  for a, e in zip(results, _decode(case, implementation, operands)):
-    np.testing.assert_array_equal(a, e)
 
 
 @pytest.mark.parametrize('name', ['absent pages', 'beams', 'window, one head'])
@@ -520,10 +513,17 @@ def test_merge_with_a_chunk_that_is_not_in_the_pool():
   k_BLK, v_BLK = random.normal(size=(2, _ROWS, 3, _K)).astype(np.float32)
   limit_BL = np.full_like(token_BL, _LENGTH)
   chunk = token_BL, limit_BL, token_BL, token_BL, token_BL
-  options = {'window': 8, 'scale': _SCALE}
+  attend = jax.jit(
+    functools.partial(
+      attention_api.forward,
+      window=8,
+      scale=_SCALE,
+      implementation='reference',
+    )
+  )
   merged = api.merge(
     *_decode(case, 'xla', (q_BLHK, k_PSK, v_PSK)),
-    *attention_api.forward(q_BLHK, k_BLK, v_BLK, *chunk, **options),
+    *attend(q_BLHK, k_BLK, v_BLK, *chunk),
   )
   beside = [
     np.concatenate([getattr(visibility, name), own], axis=1)
@@ -531,17 +531,14 @@ def test_merge_with_a_chunk_that_is_not_in_the_pool():
       ('start_BM', 'limit_BM', 'position_BM'), chunk[:2] + chunk[4:]
     )
   ]
-  expected = attention_api.forward(
+  expected = attend(
     q_BLHK,
     np.concatenate([_gather(case, k_PSK), k_BLK], axis=1),
     np.concatenate([_gather(case, v_PSK), v_BLK], axis=1),
-    beside[0],
-    beside[1],
+    *beside[:2],
     token_BL,
     token_BL,
     beside[2],
-    implementation='reference',
-    **options,
   )
   _close(merged, expected)
 
@@ -562,7 +559,7 @@ def test_merge_of_literals():
 @pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
 def test_rows_and_heads_on_several_devices(implementation):
   """Rows of a batch over one axis, heads over the other, the pool whole."""
-  case = CASES['several queries']
+  case = CASES['beams']
   case = case._replace(
     table_BN=case.table_BN[:2],
     visibility=visibility_lib.Visibility(*(x[:2] for x in case.visibility)),
@@ -598,7 +595,7 @@ def test_rows_and_heads_on_several_devices(implementation):
 
 
 def test_copies_of_pages_do_not_race(monkeypatch, capfd):
-  """TPU memory simulated: a buffer is not read before its copy, nor too late."""
+  """A TPU's memories simulated: no buffer is read before its copy is there."""
   parameters = pltpu.InterpretParams(
     detect_races=True,
     dma_execution_mode='on_wait',
