@@ -114,7 +114,13 @@ def check(implementation: str, shape: Shape, sizes: Sizes) -> None:
         raise ValueError(
           f'sizes.{name}={value}: pallas_gpu takes powers of two from 16.'
         )
-  elif sizes.J < 1 or sizes.J % shape.S:
+    return
+  if implementation == 'pallas_tpu' and sizes.R % 32:
+    raise ValueError(
+      f'sizes.R={sizes.R}: pallas_tpu takes multiples of 32, the rows of a tile'
+      ' of codes.'
+    )
+  if sizes.J < 1 or sizes.J % shape.S:
     raise ValueError(
       f'sizes.J={sizes.J}: expected whole pages, a multiple of S={shape.S}.'
     )
@@ -146,8 +152,7 @@ def _gpu(shape: Shape) -> Sizes:
 
 
 def _tpu(shape: Shape) -> Sizes:
-  tile = 32
-  R = min(_TPU_ROWS, -(-shape.rows // tile) * tile)
+  R = min(_TPU_ROWS, -(-shape.rows // 32) * 32)
   pages = max(1, min(shape.N, _TPU_KEYS // shape.S))
   groups = -(-visited(shape) // (pages * shape.S))
   # A chip whose two cores make one device gives each a split.
