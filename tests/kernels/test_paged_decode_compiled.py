@@ -131,24 +131,34 @@ def test_full_precision_compiles_for_h100():
   assert _gpu(12, 8, 8192, 16, cache='float32').spill_stores == 0
 
 
-@pytest.mark.parametrize('accelerator', ['v5e_256', 'v5p_128', 'v6e_256'])
-@pytest.mark.parametrize(
-  ('shape', 'options', 'instructions'),
-  [
-    ((12, 8, 32_768, 128), {}, {'vmatmul s8', 'vmatmul bf16'}),
-    (
-      (96, 16, 1152, 128),
-      {'window': 1024, 'queries': 2},
-      {'vmatmul s8', 'vmatmul bf16'},
-    ),
-    ((40, 8, 8192, 64), {'per': 'channel'}, {'vmatmul bf16'}),
-    ((7, 8, 8192, 16), {'cache': 'bfloat16'}, {'vmatmul bf16'}),
-  ],
-)
-def test_on_tpu(accelerator, shape, options, instructions):
+def _on_tpu(accelerator, *shape, **options):
   make = functools.partial(
     _decode, *shape, implementation='pallas_tpu', **options
   )
   counts = compiled.tpu(make, accelerator)
   [kernel] = [counts[name] for name in counts if 'paged_decode' in name]
-  assert set(kernel) == instructions
+  return set(kernel)
+
+
+@pytest.mark.parametrize('accelerator', ['v5e_256', 'v5p_128', 'v6e_256'])
+@pytest.mark.parametrize(
+  ('shape', 'options'),
+  [
+    ((12, 8, 32_768, 128), {}),
+    ((96, 16, 1152, 128), {'window': 1024, 'queries': 2}),
+  ],
+)
+def test_codes_with_a_scale_per_token_on_tpu(accelerator, shape, options):
+  instructions = _on_tpu(accelerator, *shape, **options)
+  assert instructions == {'vmatmul s8', 'vmatmul bf16'}
+
+
+@pytest.mark.parametrize(
+  ('accelerator', 'shape', 'options'),
+  [
+    ('v5e_256', (40, 8, 8192, 64), {'per': 'channel'}),
+    ('v6e_256', (7, 8, 8192, 16), {'cache': 'bfloat16'}),
+  ],
+)
+def test_other_caches_on_tpu(accelerator, shape, options):
+  assert _on_tpu(accelerator, *shape, **options) == {'vmatmul bf16'}
