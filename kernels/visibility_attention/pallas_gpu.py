@@ -17,9 +17,10 @@ bit. The method is FlashAttention's (Dao 2023, arXiv:2307.08691); lists of full
 and of partly seen blocks are FlexAttention's (Dong et al. 2024,
 arXiv:2412.05496).
 
-Codes stay codes in memory. Where q and k are both codes with token scales, s is
-an int8 product times one factor per row and one per column. A token's scale of
-v is folded into p's columns, a channel's into the result.
+Where q and k are both codes with token scales, s is an int8 product times one
+factor per row and one per column. The forward pass reads v as codes: a token's
+scale is folded into p's columns, a channel's into the result. The backward pass
+needs floats of q, k and v as well, each many times, so XLA makes them before.
 
 What a tile has beyond an array's end is masked when it is loaded and stored. A
 head size that is no power of two, or below 32, is the only reason to copy: it
@@ -47,24 +48,37 @@ _LOG2E = math.log2(math.e)
 
 
 class _Queries(NamedTuple):
-  """Queries of all rows; `_Tile` says which of them a program has."""
+  """Queries of all rows; `_Tile` says which of them a program has.
+
+  Attributes:
+    scale_BR: given where q meets k as codes.
+    float_BRK: given for the gradient of k where q is codes.
+  """
 
   q_BRK: Any
   scale_BR: Any
   coordinate_BL: Any
   position_BL: Any
+  float_BRK: Any = None
 
 
 class _Keys(NamedTuple):
-  """Keys; a scale is [B, M] for tokens, [K] for channels, None for floats."""
+  """Keys, and values that are codes where v_scale is given.
+
+  Attributes:
+    k_scale_BM: given where k meets q as codes.
+    v_scale: [B, M] for tokens, [K] for channels.
+    float_BMK: given for the gradient of q where k is codes.
+  """
 
   k_BMK: Any
   v_BMK: Any
-  k_scale: Any
+  k_scale_BM: Any
   v_scale: Any
   start_BM: Any
   limit_BM: Any
   position_BM: Any
+  float_BMK: Any = None
 
 
 class _Cotangents(NamedTuple):
@@ -122,13 +136,11 @@ class _Tile(NamedTuple):
 
 
 class _Block(NamedTuple):
-  """Keys of a program; scales are None where the values need none."""
+  """Keys of a program."""
 
   span: _Span
   k_JK: Any
-  v_JK: Any
   k_scale_J: Any
-  v_scale_J: Any
 
 
 def forward(
@@ -150,8 +162,13 @@ def forward(
 ):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
-  queries = _queries(q_BLHK, q_scale_BLH, coordinate_BL, position_BL)
-  keys = _keys(k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM)
+  queries, keys, statics = _prepare(
+    (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
+    (k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM),
+    window,
+    scale,
+    dtype,
+  )
   out_BRK, lse_BR = _call(
     'forward',
     _forward_kernel,
@@ -160,7 +177,7 @@ def forward(
       jax.ShapeDtypeStruct(queries.q_BRK.shape, dtype),
       jax.ShapeDtypeStruct((B, L * H), jnp.float32),
     ],
-    _statics(q_BLHK, keys, window, scale, dtype),
+    statics,
   )
   return out_BRK[..., :K].reshape(B, L, H, K), lse_BR.reshape(B, L, H)
 
@@ -188,72 +205,93 @@ def backward(
   """Returns (dq_BLHK, dk_BMK, dv_BMK) of the dequantized values."""
   B, L, H, K = q_BLHK.shape
   dtype = out_BLHK.dtype
-  queries = _queries(q_BLHK, q_scale_BLH, coordinate_BL, position_BL)
-  keys = _keys(k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM)
+  v_float_BMK = codes.dequantize(v_BMK, v_scale, dtype)
+  queries, keys, statics = _prepare(
+    (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
+    (k_BMK, v_float_BMK, k_scale, None, start_BM, limit_BM, position_BM),
+    window,
+    scale,
+    dtype,
+  )
+  if statics.integer_dot:
+    float_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
+    float_BMK = codes.dequantize(k_BMK, k_scale, dtype)
+    queries = queries._replace(float_BRK=_wide(float_BLHK.reshape(B, L * H, K)))
+    keys = keys._replace(float_BMK=_wide(float_BMK))
   product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
   delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
   cotangents = _Cotangents(
-    _wide(dout_BLHK.astype(dtype).reshape(B, L * H, K)),
+    _wide(dout_BLHK.astype(keys.v_BMK.dtype).reshape(B, L * H, K)),
     _LOG2E * lse_BLH.reshape(B, L * H),
     delta_BLH.reshape(B, L * H),
   )
   operands = queries, keys, cotangents
-  statics = _statics(q_BLHK, keys, window, scale, dtype)
-
-  def gradient(x):
-    return jax.ShapeDtypeStruct(x.shape, _float_dtype(x, dtype))
-
+  q_dtype, k_dtype, v_dtype = (
+    _float_dtype(x, dtype) for x in (q_BLHK, k_BMK, v_BMK)
+  )
   (dq_BRK,) = _call(
-    'dq', _dq_kernel, operands, [gradient(queries.q_BRK)], statics
+    'dq',
+    _dq_kernel,
+    operands,
+    [jax.ShapeDtypeStruct(queries.q_BRK.shape, q_dtype)],
+    statics,
   )
   dk_BMK, dv_BMK = _call(
     'dkv',
     _dkv_kernel,
     operands,
-    [gradient(keys.k_BMK), gradient(keys.v_BMK)],
+    [
+      jax.ShapeDtypeStruct(keys.k_BMK.shape, k_dtype),
+      jax.ShapeDtypeStruct(keys.v_BMK.shape, v_dtype),
+    ],
     statics,
   )
   return dq_BRK[..., :K].reshape(B, L, H, K), dk_BMK[..., :K], dv_BMK[..., :K]
 
 
-def _queries(q_BLHK, q_scale_BLH, coordinate_BL, position_BL):
+def _prepare(queries, keys, window, scale, dtype):
+  """Returns queries, keys and statics; codes that cannot meet become floats."""
+  q_BLHK, q_scale_BLH, coordinate_BL, position_BL = queries
+  k_BMK, v_BMK, k_scale, v_scale, *ranges = keys
   B, L, H, K = q_BLHK.shape
-  if q_scale_BLH is not None:
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
+  if not integer_dot:
+    q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
+    k_BMK = codes.dequantize(k_BMK, k_scale, dtype)
+    common = jnp.promote_types(q_BLHK.dtype, k_BMK.dtype)
+    q_BLHK, k_BMK = q_BLHK.astype(common), k_BMK.astype(common)
+    q_scale_BLH = k_scale = None
+  else:
     q_scale_BLH = q_scale_BLH.reshape(B, L * H)
-  q_BRK = _wide(q_BLHK.reshape(B, L * H, K))
-  return _Queries(q_BRK, q_scale_BLH, coordinate_BL, position_BL)
-
-
-def _keys(k_BMK, v_BMK, k_scale, v_scale, *ranges):
-  def wide_scale(scale):
-    return _wide(scale) if _per_channel(scale) else scale
-
-  return _Keys(
-    _wide(k_BMK),
-    _wide(v_BMK),
-    wide_scale(k_scale),
-    wide_scale(v_scale),
-    *ranges,
+  if v_BMK.dtype != jnp.int8:
+    v_BMK = _at_least(v_BMK, dtype)
+  if _per_channel(v_scale):
+    v_scale = _wide(v_scale)
+  statics = _Statics(
+    heads=H,
+    rows=L * H,
+    memory=k_BMK.shape[1],
+    window=window,
+    scale=scale,
+    integer_dot=integer_dot,
+    dtype=jnp.dtype(dtype),
   )
+  q_BRK = _wide(q_BLHK.reshape(B, L * H, K))
+  return (
+    _Queries(q_BRK, q_scale_BLH, coordinate_BL, position_BL),
+    _Keys(_wide(k_BMK), _wide(v_BMK), k_scale, v_scale, *ranges),
+    statics,
+  )
+
+
+def _at_least(x, dtype):
+  return x.astype(jnp.promote_types(x.dtype, dtype))
 
 
 def _wide(x):
   """Pads the last dimension to a size that a program can hold and multiply."""
   spare = max(32, pl.next_power_of_2(x.shape[-1])) - x.shape[-1]
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, spare)]) if spare else x
-
-
-def _statics(q_BLHK, keys, window, scale, dtype):
-  _, L, H, _ = q_BLHK.shape
-  return _Statics(
-    heads=H,
-    rows=L * H,
-    memory=keys.k_BMK.shape[1],
-    window=window,
-    scale=scale,
-    integer_dot=codes.integer_dot(q_BLHK, keys.k_BMK, keys.k_scale),
-    dtype=jnp.dtype(dtype),
-  )
 
 
 def _call(kind, kernel, operands, results, statics):
@@ -263,11 +301,13 @@ def _call(kind, kernel, operands, results, statics):
     kind,
     rows=statics.rows,
     memory=statics.memory,
+    window=statics.window,
     head_dim=queries.q_BRK.shape[-1],
-    itemsize=max(_float_dtype(x, statics.dtype).itemsize for x in keys[:2]),
+    itemsize=_float_dtype(keys.v_BMK, statics.dtype).itemsize,
     integer_dot=statics.integer_dot,
   )
   shared = blocks.plan_tiles(tiles.rows, statics.heads)
+  sizes = statics.window, tiles.rows * shared, statics.heads, tiles.keys
   ranges = (
     keys.start_BM,
     keys.limit_BM,
@@ -275,7 +315,6 @@ def _call(kind, kernel, operands, results, statics):
     queries.position_BL,
     keys.position_BM,
   )
-  sizes = statics.window, tiles.rows * shared, statics.heads, tiles.keys
   sees_BXY, full_BXY = plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
   programs = -(-statics.rows // tiles.rows)
   if kind == 'dkv':
@@ -299,7 +338,7 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
   b, x = _last_first()
   tile = _take_queries(queries, b, x, statics)
   factor = _factor(statics)
-  dtype = _common_dtype(keys.v_BMK, statics)
+  dtype = _float_dtype(keys.v_BMK, statics.dtype)
 
   def step(is_full, y, carry):
     peak_I, total_I, sum_IK = carry
@@ -312,11 +351,10 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
     p_IJ = jnp.exp2(factor * s_IJ - (factor * new_peak_I)[:, None])
     decay_I = jnp.exp2(factor * (peak_I - new_peak_I))
     total_I = total_I * decay_I + p_IJ.sum(axis=1)
-    if block.v_scale_J is not None:
-      p_IJ = p_IJ * block.v_scale_J[None]
-    sum_IK = sum_IK * decay_I[:, None] + _dot(
-      p_IJ.astype(dtype), block.v_JK.astype(dtype)
-    )
+    if keys.v_scale is not None and not _per_channel(keys.v_scale):
+      p_IJ = p_IJ * _load(keys.v_scale, block.span)[None]
+    v_JK = _load(keys.v_BMK, block.span).astype(dtype)
+    sum_IK = sum_IK * decay_I[:, None] + _dot(p_IJ.astype(dtype), v_JK)
     return new_peak_I, total_I, sum_IK
 
   zeros_I = jnp.zeros(statics.tiles.rows, jnp.float32)
@@ -341,25 +379,17 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
 def _dq_kernel(lists, queries, keys, cotangents, dq_BRK, *, statics):
   b, x = _last_first()
   tile = _take_queries(queries, b, x, statics)
-  dout_IK = _load(cotangents.dout_BRK, tile.span)
-  lse_I = _load(cotangents.lse_BR, tile.span)
-  delta_I = _load(cotangents.delta_BR, tile.span)
-  k_dtype = _common_dtype(keys.k_BMK, statics)
-  v_dtype = _common_dtype(keys.v_BMK, statics)
-  if _per_channel(keys.v_scale):
-    dout_IK = dout_IK * keys.v_scale[:][None]
-  dout_IK = dout_IK.astype(v_dtype)
+  dout_IK, lse_I, delta_I = (_load(x, tile.span) for x in cotangents)
 
   def step(is_full, y, dq_IK):
     block = _take_keys(keys, b, y, is_full, statics)
     p_IJ = _weights(queries, keys, tile, block, lse_I, is_full, 'IJ', statics)
-    dp_IJ = _dot_transposed(dout_IK, block.v_JK.astype(v_dtype))
-    if block.v_scale_J is not None:
-      dp_IJ = dp_IJ * block.v_scale_J[None]
+    dp_IJ = _dot_transposed(dout_IK, _load(keys.v_BMK, block.span))
     ds_IJ = p_IJ * (dp_IJ - delta_I[:, None])
-    if block.k_scale_J is not None:
-      ds_IJ = ds_IJ * block.k_scale_J[None]
-    return dq_IK + _dot(ds_IJ.astype(k_dtype), block.k_JK.astype(k_dtype))
+    k_JK = block.k_JK
+    if statics.integer_dot:
+      k_JK = _load(keys.float_BMK, block.span)
+    return dq_IK + _dot(ds_IJ.astype(k_JK.dtype), k_JK)
 
   zeros_IK = jnp.zeros(tile.q_IK.shape, jnp.float32)
   dq_IK = _visit(lists, b, x // statics.shared, 1, step, zeros_IK)
@@ -370,37 +400,23 @@ def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
   # In a causal row the first blocks are seen most: they go first as it is.
   y, b = pl.program_id(0), pl.program_id(1)
   block = _take_keys(keys, b, y, False, statics)
-  v_JK = block.v_JK
-  if block.v_scale_J is not None:
-    v_JK = codes.scaled(v_JK, block.v_scale_J[:, None], statics.dtype)
-  elif _per_channel(keys.v_scale):
-    v_JK = codes.scaled(v_JK, keys.v_scale[:][None], statics.dtype)
-  q_dtype = _common_dtype(queries.q_BRK, statics)
-  v_JK = v_JK.astype(_common_dtype(keys.v_BMK, statics))
+  v_JK = _load(keys.v_BMK, block.span)
 
   def step(is_full, x, carry):
     dk_JK, dv_JK = carry
     tile = _take_queries(queries, b, x, statics)
-    dout_IK = _load(cotangents.dout_BRK, tile.span)
-    lse_I = _load(cotangents.lse_BR, tile.span)
-    delta_I = _load(cotangents.delta_BR, tile.span)
+    dout_IK, lse_I, delta_I = (_load(x, tile.span) for x in cotangents)
     p_JI = _weights(queries, keys, tile, block, lse_I, is_full, 'JI', statics)
     dv_JK = dv_JK + _dot(p_JI.astype(dout_IK.dtype), dout_IK)
-    dp_JI = _dot_transposed(v_JK, dout_IK.astype(v_JK.dtype))
-    ds_JI = p_JI * (dp_JI - delta_I[None])
-    if tile.factor_I is not None:
-      ds_JI = ds_JI * tile.factor_I[None]
-    dk_JK = dk_JK + _dot(ds_JI.astype(q_dtype), tile.q_IK.astype(q_dtype))
-    return dk_JK, dv_JK
+    ds_JI = p_JI * (_dot_transposed(v_JK, dout_IK) - delta_I[None])
+    q_IK = tile.q_IK
+    if statics.integer_dot:
+      q_IK = _load(queries.float_BRK, tile.span)
+    return dk_JK + _dot(ds_JI.astype(q_IK.dtype), q_IK), dv_JK
 
   zeros_JK = jnp.zeros(v_JK.shape, jnp.float32)
   dk_JK, dv_JK = _visit(lists, b, y, statics.shared, step, (zeros_JK, zeros_JK))
-  # The factors of an integer product have the scale in them, to base 2.
-  _store(
-    dk_BMK,
-    block.span,
-    dk_JK * (1 / _LOG2E if statics.integer_dot else statics.scale),
-  )
+  _store(dk_BMK, block.span, statics.scale * dk_JK)
   _store(dv_BMK, block.span, dv_JK)
 
 
@@ -436,29 +452,18 @@ def _take_queries(queries, b, x, statics):
   size = statics.tiles.rows
   ragged = statics.rows % (size * statics.shared)
   span = _Span(b, x * size, size, statics.rows if ragged else None)
-  q_IK = _load(queries.q_BRK, span)
-  if queries.scale_BR is None:
-    return _Tile(span, q_IK, None)
-  scale_I = _load(queries.scale_BR, span)
+  factor_I = None
   if statics.integer_dot:
-    return _Tile(span, q_IK, scale_I * (statics.scale * _LOG2E))
-  return _Tile(span, codes.scaled(q_IK, scale_I[:, None], statics.dtype), None)
+    factor_I = _load(queries.scale_BR, span) * (statics.scale * _LOG2E)
+  return _Tile(span, _load(queries.q_BRK, span), factor_I)
 
 
 def _take_keys(keys, b, y, is_full, statics):
   size = statics.tiles.keys
   ragged = not is_full and statics.memory % size
   span = _Span(b, y * size, size, statics.memory if ragged else None)
-
-  def token_scale(scale):
-    return None if scale is None or _per_channel(scale) else _load(scale, span)
-
-  k_JK, v_JK = _load(keys.k_BMK, span), _load(keys.v_BMK, span)
-  k_scale_J, v_scale_J = token_scale(keys.k_scale), token_scale(keys.v_scale)
-  if not statics.integer_dot and keys.k_scale is not None:
-    scale = keys.k_scale[:][None] if k_scale_J is None else k_scale_J[:, None]
-    k_JK, k_scale_J = codes.scaled(k_JK, scale, statics.dtype), None
-  return _Block(span, k_JK, v_JK, k_scale_J, v_scale_J)
+  k_scale_J = _load(keys.k_scale_BM, span) if statics.integer_dot else None
+  return _Block(span, _load(keys.k_BMK, span), k_scale_J)
 
 
 def _weights(queries, keys, tile, block, lse_I, is_full, layout, statics):
@@ -479,12 +484,8 @@ def _factor(statics):
 
 def _logits(tile, block, layout, statics):
   """s / _factor, as 'IJ' or 'JI'."""
-  q_IK, k_JK = tile.q_IK, block.k_JK
-  if not statics.integer_dot:
-    dtype = jnp.promote_types(q_IK.dtype, k_JK.dtype)
-    q_IK, k_JK = q_IK.astype(dtype), k_JK.astype(dtype)
-  operands = (q_IK, k_JK) if layout == 'IJ' else (k_JK, q_IK)
-  product = _dot_transposed(*operands)
+  operands = tile.q_IK, block.k_JK
+  product = _dot_transposed(*operands[:: 1 if layout == 'IJ' else -1])
   if statics.integer_dot:
     product = product.astype(jnp.float32) * _align(tile.factor_I, 'I', layout)
     return product * _align(block.k_scale_J, 'J', layout)
@@ -555,7 +556,3 @@ def _per_channel(scale) -> bool:
 
 def _float_dtype(x, dtype):
   return jnp.dtype(dtype if x.dtype == jnp.int8 else x.dtype)
-
-
-def _common_dtype(x, statics):
-  return jnp.promote_types(_float_dtype(x, statics.dtype), statics.dtype)
