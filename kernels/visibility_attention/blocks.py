@@ -147,6 +147,19 @@ def gpu(
   )
 
 
+def dequantize_first(rows: int) -> bool:
+  """Returns whether values become floats before the forward kernel on a GPU.
+
+  Within it they take half the bytes, and each query tile spends about a seventh
+  of its instructions on making floats of them (counted in its PTX). So few
+  tiles read codes; from 16 on they read floats. That number is our guess.
+
+  Args:
+    rows: queries times heads.
+  """
+  return rows > 16 * _GPU[256]['forward'].rows
+
+
 def gpu_key(
   kind: str,
   window: int | None,
