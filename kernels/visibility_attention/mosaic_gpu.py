@@ -417,7 +417,9 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     s_IJ = _scaled(s_IJ, columns, statics)
     if not is_full:
       s_IJ = jnp.where(_visible(rows, columns, s_IJ.shape), s_IJ, -jnp.inf)
-    plgpu.barrier_arrive(barriers.k_free.at[stage])
+    _release(
+      barriers.k_free.at[stage], not is_full or columns.scale is not None
+    )
     new_peak_I = jnp.maximum(peak_I, s_IJ.max(axis=1))
     factor_I, factor_IJ = _factors(rows, s_IJ.shape, statics)
     decay_I = jnp.exp2(factor_I * (peak_I - new_peak_I))
@@ -434,7 +436,7 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     sum_IK = _weighted(
       sum_IK, p_IJ, shared.v_SJK.at[stage], lambda: wait_for_k(n + 1)
     )
-    plgpu.barrier_arrive(barriers.v_free.at[stage])
+    _release(barriers.v_free.at[stage], False)
     return new_peak_I, total_I, sum_IK
 
   wait_for_k(jnp.int32(0))
@@ -450,6 +452,18 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
   # ... and has its last turn when the first is done.
   pl.when(group == 0)(take_turn)
   return carry
+
+
+def _release(free, by_threads):
+  """Says that a group has read a place of the ring.
+
+  Args:
+    by_threads: whether any of it was read by threads, and not by the tensor
+      cores: only a fence keeps the TMA unit's next writes behind such reads.
+  """
+  if by_threads or dispatch.interpreting():
+    plgpu.commit_smem()
+  plgpu.barrier_arrive(free)
 
 
 def _finish(sums, rows, results, statics):
