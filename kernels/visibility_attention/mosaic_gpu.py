@@ -348,9 +348,10 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
   def _():
     plgpu.set_max_registers(_FETCHING, action='decrease')
 
-    @pl.loop(0, count)
+    # On, until what was fetched last is read.
+    @pl.loop(0, count + statics.stages)
     def _(n):
-      _fetch(operands, shared, barriers, b, lists.list_BXY[b, X, n], n, statics)
+      _fetch(operands, shared, barriers, (b, X, n), count, statics)
 
   @pl.when(group < _GROUPS)
   def _():
@@ -373,18 +374,23 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
     plgpu.wait_smem_to_gmem(0)
 
 
-def _fetch(operands, shared, barriers, b, y, n, statics):
-  """Fetches block y, the n-th of the list, as soon as its places are free."""
-  stage = jax.lax.rem(n, statics.stages)
-  span = b, pl.ds(y * _KEYS, _KEYS)
+def _fetch(operands, shared, barriers, index, count, statics):
+  """Fetches a block of the list, if it is there, once its places are free."""
+  b, _, n = index
+  stage = jax.lax.rem(n, jnp.int32(statics.stages))
 
   def fetch(sources, places, full, free):
     @pl.when(n >= statics.stages)
     def _():
       plgpu.barrier_wait(free.at[stage])
 
-    for source, place in zip(_present(sources), _present(places)):
-      plgpu.copy_gmem_to_smem(source.at[span], place.at[stage], full.at[stage])
+    @pl.when(n < count)
+    def _():
+      span = b, pl.ds(operands.lists.list_BXY[index] * _KEYS, _KEYS)
+      for source, place in zip(_present(sources), _present(places)):
+        plgpu.copy_gmem_to_smem(
+          source.at[span], place.at[stage], full.at[stage]
+        )
 
   fetch(
     (operands.k_BMK, *operands.columns),
