@@ -28,6 +28,7 @@ from kaiju_jax.kernels.visibility_attention import blocks
 RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'chunked': dispatch.ANYWHERE,
+  'pallas_tpu': ('tpu',),
 }
 
 
