@@ -64,11 +64,10 @@ def march(
   marching: Any,
   visited: Any,
   constants: Any,
+  *,
   outputs: Any,
   scratch: Any,
-  *,
   name: str,
-  cost: pl.CostEstimate | None = None,
 ) -> Any:
   """Runs `body` once for every marching block.
 
@@ -83,7 +82,6 @@ def march(
     outputs: tree of jax.ShapeDtypeStruct [B, X, …].
     scratch: tree of what a block's work needs between visits.
     name: of the kernel, for profiles.
-    cost: for the compiler's schedule.
 
   Returns:
     The outputs.
@@ -126,7 +124,6 @@ def march(
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'parallel', 'arbitrary')
     ),
-    cost_estimate=cost,
     interpret=dispatch.interpreting(),
     name=name,
   )(orders_BX1N, marching, visited, constants)

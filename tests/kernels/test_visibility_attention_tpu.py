@@ -21,6 +21,7 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import pallas_tpu
 from kaiju_jax.kernels.visibility_attention import plan
 from kaiju_jax.kernels.visibility_attention import tpu_march
+from kaiju_jax.kernels.visibility_attention import tpu_sides
 
 _SCALE = 0.3
 
@@ -313,7 +314,7 @@ def test_masked_and_whole_blocks_agree(monkeypatch):
     implementation='pallas_tpu',
   )
   found = []
-  real = pallas_tpu._whole
+  real = tpu_sides.whole
 
   def kept(*arguments):
     found.append(real(*arguments))
@@ -322,7 +323,7 @@ def test_masked_and_whole_blocks_agree(monkeypatch):
   def none(*arguments):
     return jnp.zeros_like(real(*arguments))
 
-  monkeypatch.setattr(pallas_tpu, '_whole', kept)
+  monkeypatch.setattr(tpu_sides, 'whole', kept)
   results = forward()
   # 256 rows by 128 keys; rows 512 to 599 look back to key 180.
   assert found[0][0].astype(int).tolist() == [
@@ -330,7 +331,7 @@ def test_masked_and_whole_blocks_agree(monkeypatch):
     [0, 1, 0, 0, 0],
     [0, 0, 1, 1, 0],
   ]
-  monkeypatch.setattr(pallas_tpu, '_whole', none)
+  monkeypatch.setattr(tpu_sides, 'whole', none)
   _close(forward(), results, 1e-6)
 
 
