@@ -96,11 +96,11 @@ def forward(
   )
   visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
   sees_BXY = plan.sees(*visibility, window, sizes.R, H, sizes.J)
-  whole_BXY = tpu_sides.whole(rows, keys, static.windowed)
+  full_BXY = plan.full(*visibility, window, sizes.R, H, sizes.J)
   X, R = sees_BXY.shape[1], sizes.R
   out_BXRK, lse_BX1R = tpu_march.march(
     functools.partial(_forward, static),
-    tpu_march.orders(plan.of_queries(sees_BXY), whole_BXY),
+    tpu_march.orders(plan.of_queries(sees_BXY), full_BXY),
     rows,
     keys,
     channels,
@@ -166,7 +166,7 @@ def backward(
   )
   visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
   sees_BXY = plan.sees(*visibility, window, sizes.R, H, sizes.J)
-  whole_BXY = tpu_sides.whole(rows, keys, static.windowed)
+  full_BXY = plan.full(*visibility, window, sizes.R, H, sizes.J)
   X, Y = sees_BXY.shape[1:]
   R, J = sizes
   q_dtype, k_dtype, v_dtype = (
@@ -174,7 +174,7 @@ def backward(
   )
   dq_BXRK = tpu_march.march(
     functools.partial(_backward_rows, static),
-    tpu_march.orders(plan.of_queries(sees_BXY), whole_BXY),
+    tpu_march.orders(plan.of_queries(sees_BXY), full_BXY),
     rows,
     keys,
     channels,
@@ -187,7 +187,7 @@ def backward(
   )
   dk_BYJK, dv_BYJK = tpu_march.march(
     functools.partial(_backward_keys, static),
-    tpu_march.orders(plan.of_keys(sees_BXY), whole_BXY.swapaxes(1, 2)),
+    tpu_march.orders(plan.of_keys(sees_BXY), full_BXY.swapaxes(1, 2)),
     keys,
     rows,
     channels,
@@ -202,7 +202,7 @@ def backward(
       pltpu.VMEM((J, K), jnp.float32),
       pltpu.VMEM((J, K), jnp.float32),
     ),
-    name='visibility_attention_dk_dv',
+    name='visibility_attention_dkv',
   )
   return (
     tpu_sides.join(dq_BXRK, (B, L, H, K)),

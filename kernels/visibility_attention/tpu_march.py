@@ -35,17 +35,17 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import plan as plan_lib
 
 
-def orders(plan: plan_lib.Plan, whole_BXY: jax.Array) -> jax.Array:
+def orders(plan: plan_lib.Plan, full_BXY: jax.Array) -> jax.Array:
   """Returns int32[B, X, 1, Y + 2], the orders of every marching block.
 
   Args:
     plan: which blocks each of the X marching blocks visits.
-    whole_BXY: bool, where nothing of a pair of blocks is masked.
+    full_BXY: bool, where a pair of blocks needs no mask.
   """
   count_BX, list_BXY = plan
   B, X = count_BX.shape
-  whole_BXY = jnp.take_along_axis(whole_BXY, list_BXY, axis=-1)
-  word_BXY = 2 * list_BXY + whole_BXY.astype(jnp.int32)
+  full_BXY = jnp.take_along_axis(full_BXY, list_BXY, axis=-1)
+  word_BXY = 2 * list_BXY + full_BXY.astype(jnp.int32)
   first_BX = jnp.where(count_BX > 0, word_BXY[:, :, 0], -1)
   following_BX = jnp.full((B, X), -1, jnp.int32)
   chains = _chains(X)

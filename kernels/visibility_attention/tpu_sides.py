@@ -141,25 +141,6 @@ def join(x, shape):
   return x[:, :count].reshape(shape)
 
 
-def whole(rows: Rows, keys: Keys, windowed: bool):
-  """Returns bool[B, X, Y]: whether all rows of a block see all keys of it."""
-
-  def of_rows(reduce, fact):
-    return reduce(rows.facts_BXER[:, :, fact], axis=-1)[:, :, None]
-
-  def of_keys(reduce, fact):
-    return reduce(keys.facts_BYEJ[:, :, fact], axis=-1)[:, None, :]
-
-  whole_BXY = (
-    of_keys(jnp.max, Key.START) <= of_rows(jnp.min, Row.COORDINATE)
-  ) & (of_rows(jnp.max, Row.COORDINATE) < of_keys(jnp.min, Key.LIMIT))
-  if not windowed:
-    return whole_BXY
-  return whole_BXY & (
-    of_rows(jnp.max, Row.HORIZON) < of_keys(jnp.min, Key.POSITION)
-  )
-
-
 def _stack(facts):
   """{fact: [B, X, R]} -> int32[B, X, 8, R]."""
   nothing_BXR = jnp.zeros_like(next(iter(facts.values())))

@@ -29,7 +29,7 @@ _CHIPS = 'v5e_256', 'v5p_128', 'v6e_256'
 _KERNELS = {
   'visibility_attention_forward',
   'visibility_attention_dq',
-  'visibility_attention_dk_dv',
+  'visibility_attention_dkv',
 }
 
 SOME = [
