@@ -6,6 +6,7 @@ The numbers were measured on a CPU with `experiments.bench_attention`.
 from collections.abc import Iterator
 import contextlib
 import contextvars
+import math
 from typing import NamedTuple
 
 # One dense block of this many logits per head is as fast as a march.
@@ -13,7 +14,7 @@ _DENSE = 128 * 128
 # Logits that one step of a march holds: a few MiB of float32, near the caches.
 _LOGITS = 2**19
 # The kernel of a platform that has one.
-_KERNELS = {'gpu': 'pallas_gpu'}
+_KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
 # Tokens whose query tiles share a list of key blocks.
 _PLAN_TOKENS = 8
 
@@ -37,8 +38,8 @@ def implementation(
 ) -> str:
   """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
 
-  A head of more than 256 channels does not fit into a GPU program's registers:
-  plain XLA takes it.
+  A head of more than 256 channels does not fit into a GPU program's registers,
+  nor its blocks into a TPU's vector memory: plain XLA takes it.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -78,8 +79,8 @@ _tried = contextvars.ContextVar('tried', default=None)
 
 
 @contextlib.contextmanager
-def trying(tiles: Tiles) -> Iterator[None]:
-  """Within it, every GPU kernel that is traced has these blocks."""
+def trying(tiles: 'Tiles | TpuTiles') -> Iterator[None]:
+  """Within it, every kernel that is traced for their platform has these."""
   token = _tried.set(tiles)
   try:
     yield
@@ -106,7 +107,7 @@ def gpu(
     itemsize: bytes of the widest value that meets in a product.
     integer_dot: whether q and k meet as codes.
   """
-  if _tried.get() is not None:
+  if isinstance(_tried.get(), Tiles):
     return _tried.get()
   return _GPU[kind]
 
@@ -133,35 +134,62 @@ def _even(length: int, target: int) -> int:
   return min(length, -(-length // (8 * count)) * 8)
 
 
-class TpuSizes(NamedTuple):
-  """Blocks of a TPU kernel.
+class TpuTiles(NamedTuple):
+  """Blocks of a TPU kernel, whole registers of 128 lanes.
 
   Attributes:
-    R: rows, a query head of a token each.
-    J: keys.
+    rows: of a query tile, all heads of whole tokens where that fits.
+    keys: of a key block.
   """
 
-  R: int
-  J: int
+  rows: int
+  keys: int
 
 
-def tpu_sizes(
-  length: int, memory: int, heads: int, window: int | None
-) -> TpuSizes:
-  """Returns a TPU kernel's blocks, whole registers of 128 lanes.
+def tpu(
+  *,
+  length: int,
+  memory: int,
+  heads: int,
+  head_dim: int,
+  itemsize: int,
+  window: int | None,
+) -> TpuTiles:
+  """Returns the blocks of a TPU kernel.
 
-  By the compiled schedules of v5e, v5p and v6e: 1,024 rows by 512 keys keep
-  the matrix unit busy for more than 0.9 of a visit. Under a short window a
-  block of 256 keys computes enough fewer unseen pairs to be ahead.
+  By the schedules that are compiled for v5e, v5p and v6e about 1,024 rows by
+  512 keys keep the units busy, and hardly less from half as many rows on. With
+  a short window 256 keys see enough fewer pairs in vain to be ahead. Tiles of
+  whole tokens are planned most exactly, and tiles that divide the rows evenly
+  spare a padded copy of the queries.
+
+  Args:
+    length: queries.
+    memory: keys.
+    heads: of a query.
+    head_dim: K.
+    itemsize: bytes of the values that meet in products.
+    window: as `api.forward` has it.
   """
+  if isinstance(_tried.get(), TpuTiles):
+    return _tried.get()
   reach = memory if window is None else min(window, memory)
-  return TpuSizes(
-    _whole_lanes(length * heads, 1024),
-    _whole_lanes(memory, 512 if reach > 1024 else 256),
+  # Vector memory of 16 MiB holds that many rows of up to 256 bytes.
+  most = 1152 * 256 // max(256, head_dim * itemsize)
+  unit = math.lcm(128, heads)
+  if unit > most:
+    unit = 128
+  return TpuTiles(
+    _divide(length * heads, unit, most // unit * unit),
+    _divide(memory, 128, 512 if reach > 1024 else 256),
   )
 
 
-def _whole_lanes(length: int, most: int) -> int:
-  """Divides `length` into equal blocks of at most `most`, multiples of 128."""
-  count = -(-length // most)
-  return -(-length // (128 * count)) * 128
+def _divide(length: int, unit: int, most: int) -> int:
+  """Returns a multiple of `unit` that divides evenly, from `most` to its half."""
+  if length <= most:
+    return -(-length // unit) * unit
+  for size in range(most, most // 2 - 1, -unit):
+    if length % size == 0:
+      return size
+  return most

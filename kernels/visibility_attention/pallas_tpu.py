@@ -80,11 +80,11 @@ def forward(
 ):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
-  sizes = blocks.tpu_sizes(L, k_BMK.shape[1], H, window)
+  tiles = _tiles(q_BLHK, k_BMK, window, dtype)
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
   static = _Static(window is not None, scale, integer_dot, dtype)
   rows = tpu_sides.cut_rows(
-    sizes.R,
+    tiles.rows,
     *_queries(static, q_BLHK, q_scale_BLH),
     coordinate_BL,
     position_BL,
@@ -92,12 +92,14 @@ def forward(
     factor=scale * tpu_sides.LOG2E,
   )
   keys, channels = tpu_sides.cut_keys(
-    sizes.J, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
+    tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
   )
   visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  sees_BXY = plan.sees(*visibility, window, sizes.R, H, sizes.J)
-  full_BXY = plan.full(*visibility, window, sizes.R, H, sizes.J)
-  X, R = sees_BXY.shape[1], sizes.R
+  sees_BXY = _sees(
+    *visibility, window=window, rows=tiles.rows, heads=H, keys=tiles.keys
+  )
+  full_BXY = plan.full(*visibility, window, tiles.rows, H, tiles.keys)
+  X, R = sees_BXY.shape[1], tiles.rows
   out_BXRK, lse_BX1R = tpu_march.march(
     functools.partial(_forward, static),
     tpu_march.orders(plan.of_queries(sees_BXY), full_BXY),
@@ -147,13 +149,13 @@ def backward(
   B, L, H, K = q_BLHK.shape
   M = k_BMK.shape[1]
   dtype = out_BLHK.dtype
-  sizes = blocks.tpu_sizes(L, M, H, window)
+  tiles = _tiles(q_BLHK, k_BMK, window, dtype)
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
   static = _Static(window is not None, scale, integer_dot, dtype)
   product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
   delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
   rows = tpu_sides.cut_rows(
-    sizes.R,
+    tiles.rows,
     *_queries(static, q_BLHK, q_scale_BLH),
     coordinate_BL,
     position_BL,
@@ -162,13 +164,15 @@ def backward(
     cotangents=(dout_BLHK.astype(dtype), lse_BLH, delta_BLH),
   )
   keys, channels = tpu_sides.cut_keys(
-    sizes.J, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
+    tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
   )
   visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  sees_BXY = plan.sees(*visibility, window, sizes.R, H, sizes.J)
-  full_BXY = plan.full(*visibility, window, sizes.R, H, sizes.J)
+  sees_BXY = _sees(
+    *visibility, window=window, rows=tiles.rows, heads=H, keys=tiles.keys
+  )
+  full_BXY = plan.full(*visibility, window, tiles.rows, H, tiles.keys)
   X, Y = sees_BXY.shape[1:]
-  R, J = sizes
+  R, J = tiles
   q_dtype, k_dtype, v_dtype = (
     dtype if x.dtype == jnp.int8 else x.dtype for x in (q_BLHK, k_BMK, v_BMK)
   )
@@ -209,6 +213,31 @@ def backward(
     tpu_sides.join(dk_BYJK, (B, M, K)),
     tpu_sides.join(dv_BYJK, (B, M, K)),
   )
+
+
+def _tiles(q_BLHK, k_BMK, window, dtype):
+  _, L, H, K = q_BLHK.shape
+  return blocks.tpu(
+    length=L,
+    memory=k_BMK.shape[1],
+    heads=H,
+    head_dim=K,
+    itemsize=jnp.dtype(dtype).itemsize,
+    window=window,
+  )
+
+
+def _sees(*visibility, window, rows, heads, keys):
+  """`plan.sees`, of every token of a tile where it holds whole tokens.
+
+  A tile of 200 tokens often begins in one document and ends in the next. As a
+  whole it seems to see all of the first, for its oldest position is 0.
+  """
+  together = rows // heads if rows % heads == 0 else 1
+  sees_BXY = plan.sees(*visibility, window, rows // together, heads, keys)
+  B, X, Y = sees_BXY.shape
+  sees_BXY = jnp.pad(sees_BXY, ((0, 0), (0, -X % together), (0, 0)))
+  return sees_BXY.reshape(B, -1, together, Y).any(axis=2)
 
 
 def _queries(static, q_BLHK, q_scale_BLH):

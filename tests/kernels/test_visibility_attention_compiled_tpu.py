@@ -1,10 +1,8 @@
 """The TPU kernels as the real compiler makes them, at the presets' shapes.
 
 One layer's attention on one device: 32,768 tokens, and the heads of 13b, 34b
-and 110b split by eight. Every chip and every number of heads is here; all their
-combinations are with
-
-    EVERY_SHAPE=1 python -m pytest tests/kernels/test_visibility_attention_compiled_tpu.py
+and 110b split by eight. Each chip and each number of heads is tried; with
+EVERY_SHAPE=1 in the environment, each chip with each number.
 """
 
 import functools
@@ -44,7 +42,7 @@ EVERY = list(
 
 
 def _layer(heads, window, kind, head_dim=128, length=_LENGTH):
-  """Returns forward and backward of half-int8 or float attention, and shapes."""
+  """Returns forward and backward, half-int8 or of floats, and their shapes."""
   B, L, H, K = 1, length, heads, head_dim
   codes = kind == 'int8'
   out = 'bfloat16' if codes else kind
@@ -164,10 +162,8 @@ def test_other_shapes_compile():
     _build('v5e_256', jitted, structs)
 
 
-def test_blocks_too_large_for_vector_memory_are_an_error(monkeypatch):
-  monkeypatch.setattr(
-    blocks, 'tpu_sizes', lambda *_: blocks.TpuSizes(R=4096, J=2048)
-  )
-  jitted, structs = kernels_alone(5, 1024, 'bfloat16')
+def test_blocks_too_large_for_vector_memory_are_an_error():
+  with blocks.trying(blocks.TpuTiles(2048, 1024)):
+    jitted, structs = kernels_alone(5, 1024, 'bfloat16')
   with pytest.raises(jax.errors.JaxRuntimeError, match='vmem'):
     _build('v5e_256', jitted, structs)

@@ -24,12 +24,9 @@ _SCALE = 0.3
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
+def small_blocks():
   """Interpreted, in blocks of 256 rows and 128 keys."""
-  monkeypatch.setattr(
-    blocks, 'tpu_sizes', lambda *_: blocks.TpuSizes(R=256, J=128)
-  )
-  with dispatch.interpreted():
+  with dispatch.interpreted(), blocks.trying(blocks.TpuTiles(256, 128)):
     yield
 
 
