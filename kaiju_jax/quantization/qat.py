@@ -162,8 +162,7 @@ def _int8_einsum_forward(spec, nonnegative, input_gradient, dtype, x, w, limit):
   else:
     largest_code = 255 if nonnegative else int8.MAX_CODE
     if limit is None:
-      limit = jnp.max(jnp.abs(x), axis=x_axes, keepdims=True)
-      limit = collectives.largest(limit, contracted)
+      limit = collectives.largest(int8.largest(x, x_axes), contracted)
     else:
       limit = limit.reshape((1,) * x.ndim)
     x_scales = int8.scale_of(limit, largest_code)
@@ -235,8 +234,8 @@ def _int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
   """
   dy_letters, _, dx_letters, contracted = _letters(spec)
   axes = _axes(dy_letters, contracted)
-  limit = jnp.max(jnp.abs(dy), axis=axes, keepdims=True)
-  scales = int8.scale_of(collectives.largest(limit, contracted))
+  limit = collectives.largest(int8.largest(dy, axes), contracted)
+  scales = int8.scale_of(limit)
   codes = jnp.floor(dy / scales + _uniform(dy))
   codes = jnp.clip(codes, -int8.MAX_CODE, int8.MAX_CODE).astype(jnp.int8)
   sums = jnp.einsum(spec, codes, w_codes, preferred_element_type=jnp.int32)
@@ -329,7 +328,7 @@ def quantize_kv(x_BMK: jax.Array, limit_K: jax.Array | None) -> Quantized:
 def _quantize_kv_forward(x_BMK, limit_K):
   excess_K = None
   if limit_K is not None:
-    seen_K = jnp.max(jnp.abs(x_BMK), axis=(0, 1)).astype(jnp.float32)
+    seen_K = int8.largest(x_BMK, (0, 1))[0, 0]
     seen_K = collectives.largest(seen_K, 'BL', rules.ROWS)
     # Every device holds the limit, and their gradients are summed.
     excess_K = (limit_K - seen_K) / collectives.devices()
