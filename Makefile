@@ -9,7 +9,8 @@ VENV ?= .venv
 SEEDS ?= 1
 ARMS ?=
 BIN := $(VENV)/bin
-AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py
+AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py \
+  tests/test_machine_code.py $(wildcard tests/kernels/test_*_compiled.py)
 
 .PHONY: needle test check aot
 

@@ -24,6 +24,7 @@ import rich.console
 import rich.table
 
 from experiments import run
+from experiments import timed_step
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Which.'
@@ -73,29 +74,6 @@ def _long(length: int):
   return experiment
 
 
-def _batch(experiment):
-  import numpy as np
-
-  from kaiju_jax.data import packing
-
-  data = experiment.data
-  rng = np.random.default_rng(0)
-  piece = packing.Piece(tokens=rng.integers(1, 256, data.length))
-  rows = [packing.row([piece], data.length)] * data.batch
-  return packing.Batch(*(field[None] for field in packing.stack(rows)))
-
-
-def _ours(experiment):
-  """Returns the jitted step and its state; the step takes (state, batch)."""
-  from kaiju_jax.training import optimizer
-  from kaiju_jax.training import state
-  from kaiju_jax.training import step
-
-  params = state.init_params(step.model_of(experiment), 0)
-  made = optimizer.make(experiment.optimizer)
-  return step.make(experiment), state.create(params, made)
-
-
 def _plain(experiment):
   import jax
   import jax.numpy as jnp
@@ -105,7 +83,7 @@ def _plain(experiment):
 
   config = experiment.optimizer
   model = plain_model.Model(experiment.model)
-  some = _batch(experiment)
+  some = timed_step.batch(experiment)
   arguments = some.tokens_BL[0], some.source_BL[0], some.position_BL[0]
   params = jax.jit(model.init)(jax.random.key(0), *arguments)
   optimizer = optax.chain(
@@ -133,28 +111,21 @@ def _plain(experiment):
   return step, (params, optimizer.init(params))
 
 
-_CONTENDERS = {'ours': _ours, 'plain': _plain}
+_CONTENDERS = {'ours': timed_step.ours, 'plain': _plain}
 
 
 def _times(title: str, experiment, steps: int) -> rich.table.Table:
   from kaiju_jax.kernels import timing
 
-  batch = _batch(experiment)
+  batch = timed_step.batch(experiment)
   tokens = steps * batch.tokens_BL.size
 
-  def runner(contender):
-    step, state = contender(experiment)
-    held = [state]
-
-    def run():
-      for _ in range(steps):
-        held[0], value = step(held[0], batch)
-      return value
-
-    return run
-
   seconds = timing.medians(
-    {name: runner(make) for name, make in _CONTENDERS.items()}, _REPEATS.value
+    {
+      name: timed_step.runner(*make(experiment), batch, steps)
+      for name, make in _CONTENDERS.items()
+    },
+    _REPEATS.value,
   )
   table = rich.table.Table(
     title=f'Training step, {title}: medians of {_REPEATS.value} rounds'
@@ -178,7 +149,7 @@ def _memory(lengths: Sequence[int]) -> rich.table.Table:
     table.add_column(name, justify='right')
   for length in sorted(lengths):
     experiment = _long(length)
-    batch = _batch(experiment)
+    batch = timed_step.batch(experiment)
     row = []
     for make in _CONTENDERS.values():
       step, state = make(experiment)

@@ -34,6 +34,7 @@ from kaiju_jax import accelerator as accelerator_lib
 from kaiju_jax.hlo import collectives as collectives_lib
 from kaiju_jax.hlo import matmuls as matmuls_lib
 from kaiju_jax.hlo import text as text_lib
+from kaiju_jax.kernels import dispatch
 
 _ENVIRONMENT = {
   # Else the plug-in looks for a driver, and is not registered without one.
@@ -217,6 +218,23 @@ def check_flags(accelerator: accelerator_lib.Accelerator) -> None:
       ) from error
 
 
+@contextlib.contextmanager
+def tracing_for(device: jax.Device) -> Iterator[None]:
+  """Kernels traced within it are chosen and written for `device`."""
+  cores = 'core_count' if device.platform == 'gpu' else 'num_cores'
+  kind = jax.sharding.AbstractDevice(
+    device.device_kind, getattr(device, cores, None), device.platform
+  )
+  # An abstract mesh without axes: Pallas asks it for the device, where it
+  # would otherwise look for a real one.
+  mesh = jax.sharding.AbstractMesh((), (), abstract_device=kind)
+  with (
+    dispatch.compiling_for(device.platform),
+    jax.sharding.use_abstract_mesh(mesh),
+  ):
+    yield
+
+
 def build(
   jitted: Any, arguments: Sequence[Any], flags: Mapping[str, Any] | None = None
 ) -> Program:
@@ -229,7 +247,8 @@ def build(
   """
   with _said() as said:
     start = time.perf_counter()
-    lowered = jitted.lower(*arguments)
+    with tracing_for(_device(arguments)):
+      lowered = jitted.lower(*arguments)
     middle = time.perf_counter()
     compiled = lowered.compile(compiler_options=dict(flags or {}))
     end = time.perf_counter()
@@ -248,6 +267,12 @@ def build(
       line for line in said if any(word in line for word in COMPLAINTS)
     ),
   )
+
+
+def _device(arguments) -> jax.Device:
+  """Returns a device of the first argument."""
+  first = jax.tree.leaves(arguments)[0]
+  return min(first.sharding.device_set, key=lambda device: device.id)
 
 
 def collectives(

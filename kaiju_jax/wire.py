@@ -12,18 +12,18 @@ byte to its one reader:
     all-reduce                       twice of each
     all-to-all                       n (m − 1)/g        n (g − m)/g
 
-TPUs, the group a box of d sides in a torus of links that carry W bytes/s each
-way. Rings run on all sides and both ways at once; what an all-to-all sends
-travels k/4 hops on a ring of k:
+TPUs, the group a box in a torus of links that carry W bytes/s each way. Side i
+is k links long and a chip has c of them to itself: 2 on a ring, both ways, 1 on
+a line, and c/s of a side's where only every s-th chip is in the group, for s
+groups share it. All sides run at once; what an all-to-all sends travels k/4
+hops on a ring of k:
 
-    all-gather, reduce-scatter       n (g − 1)/(g · 2 W d)
+    all-gather, reduce-scatter       n (g − 1)/(g · W Σ c)
     all-reduce                       twice of it
-    all-to-all                       n k/(8 W), k the longest side
+    all-to-all                       n max(k/c)/(4 W)
 
-A side that is not a whole ring has half of the width. Both are lower bounds: no
-latency, no contention, NVLink and network at once, each axis laid along whole
-sides of the torus where its width allows (our guess of what the scheduler
-gives).
+Both are lower bounds: no latency, no contention, NVLink and network at once,
+the axes laid on the torus as `sharding/mesh.py` lays them.
 """
 
 from collections.abc import Mapping
@@ -92,35 +92,50 @@ def neighbours(
 
 def sides(
   accelerator: accelerator_lib.Accelerator, mesh: sharding_config.MeshConfig
-) -> Mapping[str, tuple[tuple[int, bool], ...]]:
-  """Returns the (length, whether it is a ring) of each axis's sides.
+) -> Mapping[str, tuple[tuple[int, float], ...]]:
+  """Returns each axis's sides: their length, and the links of a chip's own.
 
-  `tensor` gets the fewest whole sides that make its width, else a part of the
-  longest one; `fsdp` gets the rest.
+  `tensor` gets the most whole sides that make its width, else chips of one
+  host after another's; `fsdp` gets the rest.
+
+  Raises:
+    ValueError: a width of `tensor` that fills no box.
   """
-  torus = list(accelerator.torus)
-  ring = _RING[len(torus)]
-  for count in range(len(torus) + 1):
+  torus = accelerator.torus
+  links = [2.0 if side >= _RING[len(torus)] else 1.0 for side in torus]
+  axes = {'tensor': [], 'fsdp': []}
+  for side, part, c in zip(torus, _box(accelerator, mesh.tensor), links):
+    if part == side:
+      axes['tensor'].append((side, c))
+    elif part == 1:
+      axes['fsdp'].append((side, c))
+    else:
+      axes['tensor'].append((part, 1.0))
+      axes['fsdp'].append((side // part, c / part))
+  return {name: tuple(found) for name, found in axes.items()}
+
+
+def _box(
+  accelerator: accelerator_lib.Accelerator, width: int
+) -> tuple[int, ...]:
+  """Returns the sides of a tensor group's box in the torus."""
+  torus = accelerator.torus
+  for count in range(len(torus), -1, -1):
     for chosen in itertools.combinations(range(len(torus)), count):
-      if math.prod(torus[i] for i in chosen) == mesh.tensor:
-        rest = [i for i in range(len(torus)) if i not in chosen]
-        return {
-          axis: tuple((torus[i], torus[i] >= ring) for i in indices)
-          for axis, indices in (('tensor', chosen), ('fsdp', rest))
-        }
-  longest = max(torus)
-  if longest % mesh.tensor:
+      if math.prod(torus[i] for i in chosen) == width:
+        return tuple(side if i in chosen else 1 for i, side in enumerate(torus))
+  # A host's 2 × 2 first, then the hosts along x, y and z.
+  box, left = [1] * len(torus), width
+  for i, limit in (0, 2), (1, 2), *enumerate(torus):
+    step = math.gcd(left, limit // box[i])
+    box[i] *= step
+    left //= step
+  if left > 1:
     raise ValueError(
-      f'{accelerator.name}: mesh.tensor={mesh.tensor} is no product of sides of'
-      f' {accelerator.topology}, nor a part of one.'
+      f'{accelerator.name}: mesh.tensor={width} is no product of sides of'
+      f' {accelerator.topology}, nor of parts of them.'
     )
-  torus.remove(longest)
-  rest = [(side, side >= ring) for side in torus]
-  part = longest // mesh.tensor
-  return {
-    'tensor': ((mesh.tensor, False),),
-    'fsdp': (*rest, (part, False)) if part > 1 else tuple(rest),
-  }
+  return tuple(box)
 
 
 def _nodes(kind, payload, axes, accelerator, mesh) -> float:
@@ -144,11 +159,9 @@ def _torus(kind, payload, axes, accelerator, mesh) -> float:
   placed = sides(accelerator, mesh)
   box = [side for axis in axes for side in placed[axis] if side[0] > 1]
   if kind in ('all-to-all', 'ragged-all-to-all'):
-    return max(
-      payload * k / ((8 if is_ring else 4) * width) for k, is_ring in box
-    )
+    return max(payload * k / (4 * links * width) for k, links in box)
   if kind == 'collective-permute':
     return payload / width
   group = math.prod(k for k, _ in box)
-  total = sum(2 * width if is_ring else width for _, is_ring in box)
+  total = width * sum(links for _, links in box)
   return payload * (group - 1) / group / total

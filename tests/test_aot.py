@@ -11,6 +11,7 @@ import pytest
 
 from kaiju_jax import accelerator
 from kaiju_jax import aot
+from kaiju_jax.kernels import dispatch
 import tpu_gpu_configs
 
 
@@ -48,6 +49,27 @@ def test_memory_and_donation(name):
   assert kept.aliased == 0
   assert given.aliased == size
   assert given.needed == kept.needed - size
+
+
+@pytest.mark.parametrize(
+  ('name', 'platform'),
+  [('cpu_8', 'cpu'), ('h100_8', 'gpu'), ('v5p_128', 'tpu')],
+)
+def test_kernels_are_traced_for_the_device(name, platform):
+  x = jax.ShapeDtypeStruct(
+    (8,),
+    jnp.float32,
+    sharding=jax.sharding.SingleDeviceSharding(_devices(name)[0]),
+  )
+  seen = []
+
+  def f(x):
+    seen.append(dispatch.platform())
+    return x
+
+  aot.build(jax.jit(f), ({'x': x},))
+  assert seen == [platform]
+  assert dispatch.platform() == 'cpu'
 
 
 @pytest.mark.parametrize(
@@ -93,6 +115,7 @@ import sys
 for name in ('jax_plugins', 'libtpu'):
   sys.modules[name] = None
 from kaiju_jax import aot
+from kaiju_jax.kernels import dispatch
 import tpu_gpu_configs
 try:
   aot.devices(tpu_gpu_configs.load(sys.argv[1]))

@@ -12,8 +12,8 @@ from kaiju_jax import wire_audit
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import step
 import tpu_gpu_configs
@@ -90,12 +90,12 @@ def test_float_arms_are_found(place):
 
 @pytest.mark.parametrize('place', SLICES)
 def test_a_planted_f32_gather_is_found(place, monkeypatch):
-  gathered = fsdp._along_D
+  gathered = collectives.whole
 
   def planted(x):
     wide = lax.optimization_barrier(x.astype(jnp.float32))
     return lax.optimization_barrier(gathered(wide)).astype(x.dtype)
 
-  monkeypatch.setattr(fsdp, '_along_D', planted)
+  monkeypatch.setattr(collectives, 'whole', planted)
   lines = _problems(_collectives(place, _experiment()))
   assert any('a weight in f32' in line for line in lines)

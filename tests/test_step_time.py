@@ -59,14 +59,34 @@ def test_a_torus(kind, axis, expected):
 @pytest.mark.parametrize(
   ('name', 'tensor', 'expected'),
   [
-    ('v5p_256', 4, {'tensor': ((4, True),), 'fsdp': ((4, True), (8, True))}),
-    ('v6e_256', 4, {'tensor': ((4, False),), 'fsdp': ((16, True), (4, False))}),
+    # Rings, with two links to a chip.
+    ('v5p_256', 1, {'tensor': (), 'fsdp': ((4, 2), (4, 2), (8, 2))}),
+    ('v5p_256', 4, {'tensor': ((4, 2),), 'fsdp': ((4, 2), (8, 2))}),
+    ('v5p_256', 16, {'tensor': ((4, 2), (4, 2)), 'fsdp': ((8, 2),)}),
+    ('v6e_256', 16, {'tensor': ((16, 2),), 'fsdp': ((16, 2),)}),
+    # A host; the others of a row are every second chip, and share its ring.
+    ('v6e_256', 4, {'tensor': ((2, 1), (2, 1)), 'fsdp': ((8, 1), (8, 1))}),
+    ('v6e_256', 8, {'tensor': ((4, 1), (2, 1)), 'fsdp': ((4, 0.5), (8, 1))}),
+    ('v6e_256', 2, {'tensor': ((2, 1),), 'fsdp': ((8, 1), (16, 2))}),
+    ('v6e_256', 32, {'tensor': ((16, 2), (2, 1)), 'fsdp': ((8, 1),)}),
   ],
 )
 def test_axes_on_a_torus(name, tensor, expected):
   slice_ = tpu_gpu_configs.load(name)
   mesh = config.MeshConfig(slice_.devices // tensor, tensor)
   assert wire.sides(slice_, mesh) == expected
+
+
+def test_a_host_of_a_pod_and_what_it_shares():
+  """v6e:16x16 as 64 × 4."""
+  slice_ = tpu_gpu_configs.load('v6e_256')
+  link = slice_.chip.link_bandwidth / 1e9
+  within = _seconds('all-gather', ('tensor',), 64, 4, slice_)
+  assert within == pytest.approx(3 / 4 / (2 * link))
+  across = _seconds('all-gather', ('fsdp',), 64, 4, slice_)
+  assert across == pytest.approx(63 / 64 / (2 * link))
+  exchanged = _seconds('all-to-all', ('fsdp',), 64, 4, slice_)
+  assert exchanged == pytest.approx(8 / (4 * link))
 
 
 def test_an_axis_that_no_side_makes():

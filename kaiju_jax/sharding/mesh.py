@@ -1,8 +1,25 @@
-"""From a mesh's widths to its devices; 1 × 1 is the same code."""
+"""From a mesh's widths to its devices; 1 × 1 is the same code.
+
+A tensor group should talk over the shortest wires, and a host should draw as
+few rows as it can.
+
+    elsewhere     devices as they are given: a host's come one after another,
+                  and a tensor group of a node's width is a node
+    a TPU slice   chips in a torus of links. Where whole sides of it make the
+                  width of `tensor`, a group is such a ring, and `fsdp` has the
+                  other sides to itself; XLA's collectives then use all of them
+                  at once (JAX's own assignment, `mesh_utils`). Where none do,
+                  hosts are kept together: four chips of one are a ring, 2 × 2
+
+In both, groups stand in the order of their hosts, so that the rows of a host
+are neighbours in the batch.
+"""
 
 from collections.abc import Sequence
+import math
 
 import jax
+from jax.experimental import mesh_utils
 import numpy as np
 
 from kaiju_jax.sharding import config as sharding_config
@@ -13,9 +30,6 @@ def make(
   devices: Sequence[jax.Device] | None = None,
 ) -> jax.sharding.Mesh:
   """Returns the mesh (fsdp, tensor).
-
-  Neighbouring devices share a tensor group: the devices of one host come one
-  after another, and tensor parallelism stays within it.
 
   Args:
     config: widths.
@@ -34,10 +48,42 @@ def make(
     )
   shape = config.fsdp, config.tensor
   return jax.sharding.Mesh(
-    np.asarray(devices).reshape(shape),
+    arranged(devices, shape),
     sharding_config.AXES,
     axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
   )
+
+
+def arranged(
+  devices: Sequence[jax.Device], shape: tuple[int, int]
+) -> np.ndarray:
+  """Returns the devices as [fsdp, tensor], a row for each tensor group.
+
+  Args:
+    devices: all of them.
+    shape: whose product is their number.
+  """
+  if not _are_a_torus(devices):
+    return np.asarray(devices).reshape(shape)
+  try:
+    groups = mesh_utils.create_device_mesh(shape, devices)
+  except NotImplementedError:  # No whole sides have these widths.
+    groups = np.asarray(sorted(devices, key=_place)).reshape(shape)
+  return np.asarray(sorted(groups.tolist(), key=lambda group: _place(group[0])))
+
+
+def _place(device) -> tuple[int, int]:
+  return device.process_index, device.id
+
+
+def _are_a_torus(devices) -> bool:
+  """Whether these are all chips of a TPU slice, or of a box of it."""
+  if devices[0].platform != 'tpu':
+    return False
+  coordinates = np.asarray([device.coords for device in devices])
+  sides = np.ptp(coordinates, axis=0) + 1
+  different = len(np.unique(coordinates, axis=0))
+  return different == len(devices) == math.prod(sides.tolist())
 
 
 def single() -> jax.sharding.Mesh:

@@ -45,9 +45,6 @@ import optax
 from kaiju_jax.kernels.squinch import reference
 
 Axis = str | Sequence[str]
-# Sources that are decoded in one loop: a scan over 512 stays small, and four
-# additions cost one pass over the sum.
-_UNROLL = 4
 
 
 def reduce_scatter(
@@ -235,7 +232,9 @@ def _reduce_scatter(x, residual, axis, dimension, codes):
   packed_PGC = reference.encode(_rows(x, dimension), *codes)
   columns = packed_PGC.shape[-1]
   split = packed_PGC.reshape(reference.PLANES, width, -1, columns)
-  sum_RC = _sum(_exchange(jnp.moveaxis(split, 1, 0), axis), codes)
+  sum_RC = reference.decode_sum(
+    _exchange(jnp.moveaxis(split, 1, 0), axis), *codes
+  )
   shape = list(x.shape)
   shape[dimension] //= width
   shard = _from_rows(sum_RC, shape, dimension)
@@ -263,7 +262,9 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
     return treedef.unflatten(reduced), residuals
 
   packed = [reference.encode(_grouped(x * scale), *codes) for x in values]
-  sum_RC = _sum(_exchange(_by_owner(packed, width), axis), codes)
+  sum_RC = reference.decode_sum(
+    _exchange(_by_owner(packed, width), axis), *codes
+  )
   divisor = width if mean else 1
   forwarded_PGC = reference.encode(sum_RC / divisor, *codes)
   gathered_PGC = lax.all_gather(forwarded_PGC, axis, axis=2, tiled=True)
@@ -289,20 +290,6 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
 def _exchange(packed_NPGC: jax.Array, axis: Axis) -> jax.Array:
   """Sends part i to device i; returns what each device sent to this one."""
   return lax.all_to_all(packed_NPGC, axis, 0, 0, tiled=True)
-
-
-def _sum(packed_NPGC: jax.Array, codes: tuple[str, str]) -> jax.Array:
-  """Returns float32[8 · G, C], added up in the order of N.
-
-  A scan, for XLA may reorder a sum over a dimension.
-  """
-
-  def add(sum_RC, packed_PGC):
-    return sum_RC + reference.decode(packed_PGC, *codes), None
-
-  first_RC = reference.decode(packed_NPGC[0], *codes)
-  sum_RC, _ = lax.scan(add, first_RC, packed_NPGC[1:], unroll=_UNROLL)
-  return sum_RC
 
 
 def _rows(x: jax.Array, dimension: int) -> jax.Array:

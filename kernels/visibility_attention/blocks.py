@@ -9,6 +9,8 @@ from typing import NamedTuple
 _DENSE = 128 * 128
 # Logits that one step of a march holds: a few MiB of float32, near the caches.
 _LOGITS = 2**19
+# Tokens whose query tiles share a list of key blocks.
+_PLAN_TOKENS = 8
 
 
 class Sizes(NamedTuple):
@@ -41,6 +43,15 @@ def sizes(length: int, memory: int, heads: int, window: int | None) -> Sizes:
   I = _even(length, target)
   J = _even(memory, target)
   return Sizes(I, J, max(1, _LOGITS // (I * heads * J)))
+
+
+def plan_tiles(rows: int, heads: int) -> int:
+  """Returns how many query tiles of `rows` rows share one list of key blocks.
+
+  Together they hold about 8 tokens, a small part of a key block: the list of
+  all is hardly longer than that of one, and there are at most L / 8 of them.
+  """
+  return max(1, _PLAN_TOKENS * heads // rows)
 
 
 def _even(length: int, target: int) -> int:

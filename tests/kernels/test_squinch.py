@@ -236,6 +236,22 @@ def test_compiled_is_the_same(elements, header):
   assert decoded.dtype == jnp.float32 and decoded.shape == x_RC.shape
 
 
+@pytest.mark.parametrize('parts', [1, 2, 6, 9])
+@pytest.mark.parametrize(
+  'way', [reference.decode_sum, reference.sum_at_once, reference.sum_in_turn]
+)
+def test_sums_are_those_of_the_parts_in_turn(way, parts):
+  x_NRC = jax.random.normal(jax.random.key(parts), (parts, 16, 5))
+  # Of many sizes, so that another order would give other bits.
+  x_NRC *= 10.0 ** jnp.arange(parts)[:, None, None]
+  packed_NPGC = jax.vmap(reference.encode)(x_NRC)
+  expected_RC = np.zeros((16, 5), np.float32)
+  for packed_PGC in packed_NPGC:
+    expected_RC += np.asarray(reference.decode(packed_PGC))
+  sum_RC = jax.jit(way, static_argnums=(1, 2))(packed_NPGC, 'zero', 'ln6')
+  np.testing.assert_array_equal(sum_RC, expected_RC)
+
+
 def test_what_does_not_fit_is_refused():
   with pytest.raises(ValueError, match=r'9 rows: .* groups of 8'):
     reference.encode(jnp.ones((9, 1)))

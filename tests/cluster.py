@@ -1,0 +1,155 @@
+"""Several real processes, one device each, that train together on this CPU."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Of whatever is waited for: a job that hangs fails, and nothing else waits.
+TIMEOUT = 200
+
+
+def write_texts(folder: pathlib.Path) -> None:
+  """Writes small files of text, some of which are held out."""
+  (folder / 'texts').mkdir()
+  for n in range(12):
+    (folder / 'texts' / f'{n}.txt').write_text(f'{n} green bottles. ' * 60)
+
+
+def arguments(folder, workdir, arm, **overrides) -> list[str]:
+  """Returns the command that trains an arm of `tiny`, made small."""
+  overrides = {
+    'model.d_model': 16,
+    'model.layout': 'L0',
+    'model.num_heads': 2,
+    'model.head_dim': 8,
+    'model.d_ff': 32,
+    'model.max_length': 64,
+    'model.window': 8,
+    'data.path': folder / 'texts',
+    'data.length': 32,
+    'data.batch': 4,
+    'data.held_out': 0.2,
+    'data.evaluated_rows': 4,
+    'loop.log_every': 1,
+    'loop.evaluate_every': 0,
+    'loop.checkpoint_every': 2,
+    **overrides,
+  }
+  return [
+    sys.executable,
+    '-m',
+    'experiments.train',
+    f'--config=experiments/configs/tiny.py:{arm}',
+    f'--workdir={workdir}',
+    *(f'--config.{name}={value}' for name, value in overrides.items()),
+  ]
+
+
+def environment(folder, devices) -> dict[str, str]:
+  """What takes seconds to compile is compiled once for all jobs here."""
+  return os.environ | {
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+    'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache'),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+    'PYTHONFAULTHANDLER': '1',
+  }
+
+
+def alone(folder, command, devices) -> None:
+  """Runs the command in one process of so many devices."""
+  subprocess.run(
+    command,
+    cwd=ROOT,
+    env=environment(folder, devices),
+    check=True,
+    timeout=TIMEOUT,
+  )
+
+
+class Job:
+  """Processes that run one command; none of them outlives the test.
+
+  Args:
+    folder: for what is compiled.
+    workdir: of the command.
+    command: of `arguments`, and more.
+    count: of processes.
+    only_last: flags that the last process gets alone.
+  """
+
+  def __init__(self, folder, workdir, command, count, only_last=()):
+    with socket.socket() as probe:
+      probe.bind(('127.0.0.1', 0))
+      address = f'127.0.0.1:{probe.getsockname()[1]}'
+    self.processes = [
+      subprocess.Popen(
+        [
+          *command,
+          '--multihost',
+          f'--coordinator={address}',
+          f'--processes={count}',
+          f'--process={index}',
+          *(only_last if index == count - 1 else ()),
+        ],
+        cwd=ROOT,
+        env=environment(folder, devices=1),
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+      for index in range(count)
+    ]
+    self._workdir = workdir
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    for process in self.processes:
+      process.kill()
+      process.wait()
+      process.stderr.close()
+
+  def until_saved(self) -> None:
+    """Waits for a checkpoint of its own, after which much is left to do."""
+    before = saved(self._workdir)
+    deadline = time.monotonic() + TIMEOUT
+    while saved(self._workdir) <= before:
+      assert time.monotonic() < deadline
+      for process in self.processes:
+        assert process.poll() is None, process.stderr.read()
+      time.sleep(0.01)
+
+  def kill(self, index) -> float:
+    """Kills one process; returns the seconds until all others have ended."""
+    self.processes[index].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    for process in self.processes:
+      process.wait(timeout=TIMEOUT)
+    return time.monotonic() - killed
+
+  def ended(self):
+    """Returns the statuses, and what was said."""
+    said = [one.communicate(timeout=TIMEOUT)[1] for one in self.processes]
+    return [one.returncode for one in self.processes], said
+
+
+def saved(workdir) -> set[str]:
+  """Returns the steps of the checkpoints."""
+  return {
+    path.name
+    for path in workdir.glob('checkpoints/[0-9]*')
+    if path.name.isdecimal()
+  }
+
+
+def fingerprint(workdir, step) -> dict:
+  """Sums over the bits of every array of a checkpoint."""
+  file = workdir / 'checkpoints' / str(step) / 'fingerprint' / 'metadata'
+  return json.loads(file.read_text())

@@ -1,0 +1,171 @@
+"""The plan misses no pair of tiles that must meet, and seldom names another."""
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import plan
+
+
+def conversation(
+  length: int, seed: int, back: float, anywhere: bool, longest: int = 300
+) -> visibility_lib.Visibility:
+  """A chat whose turns are often taken back.
+
+  Args:
+    length: tokens.
+    seed: of the turns.
+    back: the chance that a turn goes on from an earlier one than the last.
+    anywhere: whether from any earlier turn of its path; else from one near the
+      last, as an answer that is asked for again.
+    longest: tokens of a turn.
+  """
+  random = np.random.default_rng(seed)
+  parents, ends = [], [-1]
+  while len(parents) < length:
+    if len(ends) > 2 and random.random() < back:
+      kept = len(ends) - random.geometric(0.5)
+      if anywhere:
+        kept = random.integers(len(ends))
+      del ends[max(kept, 2) :]
+    turn = min(random.integers(1, longest), length - len(parents))
+    parents += [ends[-1], *range(len(parents), len(parents) + turn - 1)]
+    ends.append(len(parents) - 1)
+  return visibility_lib.tree(parents)
+
+
+def _packed(length, seed, longest):
+  random = np.random.default_rng(seed)
+  lengths = []
+  while sum(lengths) < length - longest // 2:
+    lengths.append(min(random.integers(1, longest), length - sum(lengths)))
+  return visibility_lib.documents(lengths, length)
+
+
+def _slots(queries, slots, seed):
+  """Queries in any order over a shuffled cache with dead and empty slots."""
+  random = np.random.default_rng(seed)
+  position_M = random.permutation(slots)
+  coordinate_L = random.integers(0, slots, queries)
+  limit_M = np.maximum(position_M, random.integers(0, slots + 1, slots))
+  fields = position_M, limit_M, coordinate_L, coordinate_L, position_M
+  return visibility_lib.Visibility(*(np.int32(x)[None] for x in fields))
+
+
+def _beams(slots, seed):
+  """Live leaves of a random tree, in no order, over slots in no order."""
+  random = np.random.default_rng(seed)
+  slot_M = random.permutation(slots)
+  parents = np.full(slots, -1)
+  parents[slot_M[1:]] = slot_M[[random.integers(n) for n in range(1, slots)]]
+  return visibility_lib.beams(parents.tolist(), slot_M[::3].tolist())
+
+
+ROWS = {
+  'causal': visibility_lib.causal(203),
+  'packed': _packed(203, 0, 60),
+  'two rows': visibility_lib.concatenate(
+    [_packed(203, 1, 90), visibility_lib.documents([], 203)]
+  ),
+  'spans': visibility_lib.bidirectional(203, [(3, 90), (100, 101)]),
+  'branches': conversation(203, 0, 0.5, anywhere=True),
+  'bush': conversation(203, 1, 0.6, anywhere=True, longest=5),
+  'shuffled slots': _slots(37, 203, 0),
+  'few slots': _slots(203, 37, 1),
+  'beams': _beams(203, 0),
+  'one of each': visibility_lib.causal(1),
+}
+
+every_row = pytest.mark.parametrize('row', ROWS.values(), ids=ROWS)
+windows = pytest.mark.parametrize('window', [None, 1, 17, 500])
+
+
+def _needed(row, window, rows, heads, keys):
+  """bool[B, X, Y] from the dense mask, each token standing in `heads` rows."""
+  dense_BLM = np.asarray(visibility_lib.as_dense(row, window))
+  dense_BRM = np.repeat(dense_BLM, heads, axis=1)
+  _, R, M = dense_BRM.shape
+  spare = (0, 0), (0, -R % rows), (0, -M % keys)
+  cut = np.pad(dense_BRM, spare)
+  return cut.reshape(len(cut), -1, rows, -(-M // keys), keys).any(axis=(2, 4))
+
+
+@every_row
+@windows
+@pytest.mark.parametrize(('rows', 'heads'), [(8, 1), (24, 5), (32, 96)])
+def test_no_pair_that_must_meet_is_missed(row, window, rows, heads):
+  needed_BXY = _needed(row, window, rows, heads, 16)
+  arguments = *row, window, rows, heads, 16
+  np.testing.assert_array_equal(plan.needed(*arguments), needed_BXY)
+  sees_BXY = np.asarray(plan.sees(*arguments))
+  assert sees_BXY.shape == needed_BXY.shape
+  assert not (needed_BXY & ~sees_BXY).any()
+
+
+@every_row
+@windows
+def test_a_limit_is_moved_to_the_last_query_that_sees_the_key(row, window):
+  limit_BM = np.asarray(plan.tighten(*row, window))
+  dense_BLM = np.asarray(visibility_lib.as_dense(row, window))
+  last_BM = np.where(dense_BLM, row.coordinate_BL[..., None] + 1, 0).max(axis=1)
+  expected_BM = np.where(dense_BLM.any(axis=1), last_BM, row.start_BM)
+  if window is None:
+    expected_BM = row.limit_BM
+  np.testing.assert_array_equal(limit_BM, expected_BM)
+
+
+def test_lists_are_ascending_and_repeat_their_last():
+  sees_BXY = np.array(
+    [[list('x.x.'), list('....')], [list('.xxx'), list('x...')]]
+  )
+  sees_BXY = sees_BXY == 'x'
+  of_queries, of_keys = plan.of_queries(sees_BXY), plan.of_keys(sees_BXY)
+  np.testing.assert_array_equal(of_queries.count_BX, [[2, 0], [3, 1]])
+  np.testing.assert_array_equal(
+    of_queries.list_BXY,
+    [[[0, 2, 2, 2], [0, 0, 0, 0]], [[1, 2, 3, 3], [0, 0, 0, 0]]],
+  )
+  np.testing.assert_array_equal(of_keys.count_BX, [[1, 0, 1, 0], [1, 1, 1, 1]])
+  np.testing.assert_array_equal(
+    of_keys.list_BXY,
+    [[[0, 0]] * 4, [[1, 1], [0, 0], [0, 0], [0, 0]]],
+  )
+  assert of_queries.list_BXY.dtype == of_keys.count_BX.dtype == np.int32
+
+
+LONG = {
+  'causal, window': (lambda: visibility_lib.causal(32768), 1024, 1.05),
+  'packed': (lambda: _packed(32768, 0, 6000), None, 1.05),
+  'packed, window': (lambda: _packed(32768, 1, 4000), 1024, 1.05),
+  'chat, window': (
+    lambda: conversation(32768, 0, 0.5, anywhere=False),
+    1024,
+    1.20,
+  ),
+  'branches, window': (
+    lambda: conversation(32768, 0, 0.3, anywhere=True),
+    1024,
+    1.20,
+  ),
+}
+
+
+@pytest.mark.parametrize(('row', 'window', 'most'), LONG.values(), ids=LONG)
+@pytest.mark.parametrize('heads', [12, 96])
+def test_few_tiles_are_visited_in_vain_at_32k(row, window, most, heads):
+  tiles = blocks.plan_tiles(128, heads)
+  executed, needed = plan.counts(row(), window, 128, heads, 64, tiles)
+  assert needed <= executed <= most * needed
+
+
+@pytest.mark.parametrize('heads', [1, 12, 96])
+def test_a_plan_at_32k_is_small(heads):
+  length = 32768
+  row = [jax.ShapeDtypeStruct((1, length), np.int32)] * 5
+  rows = 128 * blocks.plan_tiles(128, heads)
+  sees_BXY = jax.eval_shape(
+    lambda *row: plan.sees(*row, 1024, rows, heads, 64), *row
+  )
+  assert 4 * sees_BXY.size <= 8 * 2**20
