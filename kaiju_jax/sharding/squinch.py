@@ -42,6 +42,7 @@ from jax import lax
 import jax.numpy as jnp
 import optax
 
+from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import reference
 
 Axis = str | Sequence[str]
@@ -224,23 +225,23 @@ def _reduce_scatter(x, residual, axis, dimension, codes):
       f' must be a multiple of {reference.GROUP} × {width}, the size of'
       f' {axis!r}.'
     )
-  x = x.astype(jnp.float32)
   if residual is not None:
-    x = x + residual
+    x = x.astype(jnp.float32) + residual
   if width == 1:
+    x = x.astype(jnp.float32)
     return x, None if residual is None else jnp.zeros_like(x)
-  packed_PGC = reference.encode(_rows(x, dimension), *codes)
-  columns = packed_PGC.shape[-1]
-  split = packed_PGC.reshape(reference.PLANES, width, -1, columns)
-  sum_RC = reference.decode_sum(
-    _exchange(jnp.moveaxis(split, 1, 0), axis), *codes
-  )
+  packed_NPGC = api.encode_parts(_rows(x, dimension), width, *codes)
+  sum_RC = api.decode_sum(_exchange(packed_NPGC, axis), *codes)
   shape = list(x.shape)
   shape[dimension] //= width
   shard = _from_rows(sum_RC, shape, dimension)
   if residual is None:
     return shard, None
-  sent = _from_rows(reference.decode(packed_PGC, *codes), x.shape, dimension)
+  columns = packed_NPGC.shape[-1]
+  packed_PGC = jnp.moveaxis(packed_NPGC, 0, 1).reshape(
+    reference.PLANES, -1, columns
+  )
+  sent = _from_rows(api.decode(packed_PGC, *codes), x.shape, dimension)
   return shard, _next(x - sent, residual)
 
 
@@ -250,10 +251,10 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
     _check(leaf, name, codes)
     _check_own(leaf, name, axis)
   own, treedef = jax.tree.flatten(tree)
-  values = [leaf.astype(jnp.float32) for leaf in own]
+  values = own
   residuals = None if residual is None else treedef.flatten_up_to(residual)
   if residuals is not None:
-    values = [x + r for x, r in zip(values, residuals)]
+    values = [x.astype(jnp.float32) + r for x, r in zip(values, residuals)]
   width = lax.axis_size(axis)
   if width == 1 or not values:
     reduced = [x.astype(leaf.dtype) for x, leaf in zip(values, own)]
@@ -261,25 +262,23 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
       residuals = treedef.unflatten(map(jnp.zeros_like, values))
     return treedef.unflatten(reduced), residuals
 
-  packed = [reference.encode(_grouped(x * scale), *codes) for x in values]
-  sum_RC = reference.decode_sum(
-    _exchange(_by_owner(packed, width), axis), *codes
-  )
+  packed = [api.encode(_grouped(_scaled(x, scale)), *codes) for x in values]
+  sum_RC = api.decode_sum(_exchange(_by_owner(packed, width), axis), *codes)
   divisor = width if mean else 1
-  forwarded_PGC = reference.encode(sum_RC / divisor, *codes)
+  forwarded_PGC = api.encode(sum_RC / divisor, *codes)
   gathered_PGC = lax.all_gather(forwarded_PGC, axis, axis=2, tiled=True)
-  received = [reference.decode(p, *codes) for p in _split(gathered_PGC, packed)]
+  received = [api.decode(p, *codes) for p in _split(gathered_PGC, packed)]
   reduced = [
     (_ungrouped(x_RC, leaf.shape) / scale).astype(leaf.dtype)
     for x_RC, leaf in zip(received, own)
   ]
   if residuals is not None:
     # What the second shot loses, as a contribution of the owner's own.
-    lost_RC = sum_RC - divisor * reference.decode(forwarded_PGC, *codes)
+    lost_RC = sum_RC - divisor * api.decode(forwarded_PGC, *codes)
     lost = _of_owner(lost_RC, packed, axis, width)
     residuals = treedef.unflatten(
       _next(
-        x - _ungrouped(reference.decode(p, *codes) - l_RC, x.shape) / scale,
+        x - _ungrouped(api.decode(p, *codes) - l_RC, x.shape) / scale,
         r,
       )
       for x, p, l_RC, r in zip(values, packed, lost, residuals)
@@ -290,6 +289,13 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
 def _exchange(packed_NPGC: jax.Array, axis: Axis) -> jax.Array:
   """Sends part i to device i; returns what each device sent to this one."""
   return lax.all_to_all(packed_NPGC, axis, 0, 0, tiled=True)
+
+
+def _scaled(x: jax.Array, scale: float | jax.Array) -> jax.Array:
+  """Returns x itself where nothing is to do: a kernel reads bf16 as it is."""
+  if isinstance(scale, float | int) and scale == 1:
+    return x
+  return x.astype(jnp.float32) * scale
 
 
 def _rows(x: jax.Array, dimension: int) -> jax.Array:

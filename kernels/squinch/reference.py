@@ -57,9 +57,10 @@ _UNROLL = 4
 ELEMENTS = ('zero', 'floor', 'fitted')
 HEADERS = ('ln6', 'quarter')
 
-_ZERO, _NAN = 0, 255
+# Headers of a group of zeros, and of one with inf or NaN in it.
+ZERO, NAN = 0, 255
 # As integers magnitudes keep their order; inf, and above it NaN, come last.
-_INFINITY = 0x7F800000
+INFINITY = 0x7F800000
 _Q = np.arange(256)
 _MAXABS = {
   'ln6': np.exp((_Q - 128) / 6),
@@ -68,18 +69,18 @@ _MAXABS = {
 # Both ways read a table, so that every backend agrees to the bit. Encoding:
 # what |x| is multiplied by before the root, 15², 16² or 1 over maxabs; nothing
 # for a group that its header alone names.
-_SCALES = {
+SCALES = {
   (elements, header): np.where(
-    (_Q == _ZERO) | (_Q == _NAN), 0, count**2 / maxabs
+    (_Q == ZERO) | (_Q == NAN), 0, count**2 / maxabs
   ).astype(np.float32)
   for elements, count in (('zero', 15), ('floor', 16), ('fitted', 1))
   for header, maxabs in _MAXABS.items()
 }
 # Decoding: what an integer, k² or 2k(k+1) + 1 or a table's, is multiplied by. A
 # product of three would be regrouped by one compiler and not by the next.
-_UNITS = {
+UNITS = {
   (elements, header): np.select(
-    [_Q == _ZERO, _Q == _NAN], [0, np.nan], maxabs / steps
+    [_Q == ZERO, _Q == NAN], [0, np.nan], maxabs / steps
   ).astype(np.float32)
   for elements, steps in (('zero', 15**2), ('floor', 512), ('fitted', 10_000))
   for header, maxabs in _MAXABS.items()
@@ -87,12 +88,12 @@ _UNITS = {
 # Mantissas of 2^(1/4), 2^(1/2), 2^(3/4): one more quarter from each on.
 _MANTISSAS = np.exp2(np.arange(1, 4) / 4).astype(np.float32)
 # In ten-thousandths of maxabs, and where the next level begins, of √r.
-_FITTED = np.array(
+FITTED = np.array(
   [0, 59, 195, 407, 693, 1054, 1490, 2004]
   + [2595, 3271, 4036, 4903, 5905, 7088, 8514, 9455]
 )
-_FITTED_EDGES = np.sqrt(
-  [1 / 900, *np.sqrt(_FITTED[1:-1] * _FITTED[2:]) / 10_000]
+FITTED_EDGES = np.sqrt(
+  [1 / 900, *np.sqrt(FITTED[1:-1] * FITTED[2:]) / 10_000]
 ).astype(np.float32)
 
 
@@ -119,17 +120,17 @@ def encode(
   bits_GIC = lax.bitcast_convert_type(x_GIC, jnp.int32)
   size_GIC = bits_GIC & 0x7FFFFFFF
   # As integers, for speed; a NaN is the largest of its group.
-  q_GC = _q(jnp.max(size_GIC, axis=1), header)
+  q_GC = header_code(jnp.max(size_GIC, axis=1), header)
   # What is no number is made one here, for its group's scale to make it zero.
   size_GIC = lax.bitcast_convert_type(
-    jnp.minimum(size_GIC, _INFINITY - 1), jnp.float32
+    jnp.minimum(size_GIC, INFINITY - 1), jnp.float32
   )
-  scale_GC = jnp.asarray(_SCALES[elements, header])[q_GC]
+  scale_GC = jnp.asarray(SCALES[elements, header])[q_GC]
   k_GIC = jnp.sqrt(size_GIC * scale_GC[:, None])
   if elements == 'zero':
     k_GIC = k_GIC + 0.5
   elif elements == 'fitted':
-    k_GIC = sum((k_GIC >= edge).astype(jnp.float32) for edge in _FITTED_EDGES)
+    k_GIC = sum((k_GIC >= edge).astype(jnp.float32) for edge in FITTED_EDGES)
   # The cast cuts towards zero: floor, where nothing is negative.
   k_GIC = jnp.minimum(k_GIC, 15).astype(jnp.uint8)
   place_I = jnp.arange(GROUP, dtype=jnp.uint8)
@@ -138,7 +139,7 @@ def encode(
     axis=1,
     dtype=jnp.uint8,
   )
-  signs_GC = jnp.where((q_GC == _ZERO) | (q_GC == _NAN), 0, signs_GC)
+  signs_GC = jnp.where((q_GC == ZERO) | (q_GC == NAN), 0, signs_GC)
   pairs = k_GIC[:, :4] | (k_GIC[:, 4:] << 4)
   return jnp.stack(
     [q_GC.astype(jnp.uint8), signs_GC, *jnp.moveaxis(pairs, 1, 0)]
@@ -160,14 +161,14 @@ def decode(
       f'{packed_PGC.dtype}{packed_PGC.shape}: Squinch is uint8[6, G, C].'
     )
   q_GC, signs_GC, *pairs = packed_PGC
-  unit_GC = jnp.asarray(_UNITS[elements, header])[q_GC.astype(jnp.int32)]
+  unit_GC = jnp.asarray(UNITS[elements, header])[q_GC.astype(jnp.int32)]
   low = [pair & 15 for pair in pairs]
   high = [pair >> 4 for pair in pairs]
   k_GIC = jnp.stack(low + high, axis=1).astype(jnp.int32)
   if elements == 'zero':
     level_GIC = k_GIC * k_GIC
   elif elements == 'fitted':
-    level_GIC = jnp.asarray(_FITTED, jnp.int32)[k_GIC]
+    level_GIC = jnp.asarray(FITTED, jnp.int32)[k_GIC]
   else:
     level_GIC = 2 * k_GIC * (k_GIC + 1) + 1
   size_GIC = level_GIC.astype(jnp.float32) * unit_GC[:, None]
@@ -178,6 +179,27 @@ def decode(
   bits_GIC = bits_GIC ^ (sign_GIC & np.int32(-(2**31)))
   x_GIC = lax.bitcast_convert_type(bits_GIC, jnp.float32)
   return x_GIC.reshape(GROUP * groups, columns)
+
+
+def encode_parts(
+  x_RC: jax.Array, parts: int, elements: str = 'zero', header: str = 'ln6'
+) -> jax.Array:
+  """Returns uint8[N, 6, R/8N, C]: `encode` of each of N equal parts of R.
+
+  Args:
+    x_RC: as for `encode`; R a multiple of 8N.
+    parts: N.
+    elements: of ELEMENTS.
+    header: of HEADERS.
+
+  Raises:
+    ValueError: see `encode`.
+  """
+  packed_PGC = encode(x_RC, elements, header)
+  split = packed_PGC.reshape(
+    PLANES, parts, packed_PGC.shape[1] // parts, packed_PGC.shape[2]
+  )
+  return jnp.moveaxis(split, 1, 0)
 
 
 def decode_sum(
@@ -236,7 +258,7 @@ def check(elements: str, header: str) -> None:
       )
 
 
-def _q(largest_GC: jax.Array, header: str) -> jax.Array:
+def header_code(largest_GC: jax.Array, header: str) -> jax.Array:
   """Returns the header, int32: 0 of what is too small, 255 of no number.
 
   Args:
@@ -246,10 +268,10 @@ def _q(largest_GC: jax.Array, header: str) -> jax.Array:
   if header == 'ln6':
     largest = lax.bitcast_convert_type(largest_GC, jnp.float32)
     q = jnp.floor(6 * jnp.log(largest) + 129)
-    q = jnp.clip(q, _ZERO, _NAN - 1).astype(jnp.int32)
+    q = jnp.clip(q, ZERO, NAN - 1).astype(jnp.int32)
   else:
-    q = jnp.clip(_quarter(largest_GC), _ZERO, _NAN - 1)
-  return jnp.where(largest_GC >= _INFINITY, _NAN, q)
+    q = jnp.clip(_quarter(largest_GC), ZERO, NAN - 1)
+  return jnp.where(largest_GC >= INFINITY, NAN, q)
 
 
 def _quarter(bits: jax.Array) -> jax.Array:

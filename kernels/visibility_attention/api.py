@@ -28,6 +28,7 @@ from kaiju_jax.kernels.visibility_attention import blocks
 RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'chunked': dispatch.ANYWHERE,
+  'pallas_gpu': ('gpu',),
 }
 
 
@@ -67,7 +68,8 @@ def forward(
     v_scale: float32 [B, M] or [K], given exactly where v is int8.
     dtype: of the output and of PV. By default v's; q's where v is codes;
       bfloat16 where both are.
-    implementation: a key of `RUNS_ON`; None picks by shape.
+    implementation: a key of `RUNS_ON`; None picks by platform and
+      shape.
 
   Returns:
     out_BLHK in `dtype`, and lse_BLH in float32.
@@ -179,7 +181,8 @@ def attention(
     position_BM: int32, of each key.
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
-    implementation: a key of `RUNS_ON`; None picks by shape.
+    implementation: a key of `RUNS_ON`; None picks by platform and
+      shape.
 
   Returns:
     out_BLHK in v's dtype, and lse_BLH in float32.
@@ -239,7 +242,10 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 def _choose(implementation, q_BLHK, k_BMK):
   if implementation is None:
-    implementation = blocks.implementation(q_BLHK.shape[1], k_BMK.shape[1])
+    _, L, _, K = q_BLHK.shape
+    implementation = blocks.implementation(
+      dispatch.platform(), L, k_BMK.shape[1], K
+    )
   return dispatch.choose(__package__, implementation, RUNS_ON)
 
 

@@ -10,19 +10,21 @@ query of the tile sees any key of the block:
                  and (window is None
                       or oldest position[x] - newest position[y] < window)
 
-over the filled keys (start < limit) of y. A window makes a key's own limit far
-too generous, for it ends the key's range by position and not by coordinate. So
-each limit is first moved to one past the last query that really sees the key,
-which makes packed documents with a window exact but for the edges of tiles; in
-a tree, queries of other branches may still stand before that last one.
+over the filled keys (start < limit) of y. With a window that is far from all:
+a block that holds the end of one document and the beginning of the next has
+keys both of the latest position and of the latest limit, though no key has
+both. So there each key is also judged alone, against some 64 tokens at a time.
 
-All of it is plain jnp, once per call, in O((L + M) log L) for the limits and
-X·Y for the lists. A kernel whose tiles hold few tokens keeps those lists short
-by one plan for several of its tiles at once (`blocks.plan_tiles`): of 96 heads,
-128 rows are less than two tokens, and 32,768 tokens 24,576 tiles.
+Of the pairs that meet, most are seen in full, every key by every query, and a
+kernel can spare the mask there: `full` is the same proof the other way round.
+
+All of it is plain jnp, once per call, without a gather: comparisons under a
+reduction, X · Y and with a window M · L / 64 of them, and one sort of short
+rows. A kernel whose tiles hold few tokens keeps the lists short by one plan for
+several of its tiles at once (`blocks.plan_tiles`): of 96 heads, 128 rows are
+less than two tokens, and 32,768 tokens 24,576 tiles.
 """
 
-import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -32,6 +34,8 @@ import numpy as np
 
 _LEAST = jnp.iinfo(jnp.int32).min
 _MOST = jnp.iinfo(jnp.int32).max
+# Tokens that a key is judged against at once.
+_JUDGED = 64
 
 
 class Plan(NamedTuple):
@@ -43,6 +47,20 @@ class Plan(NamedTuple):
       again, 0 where there is none, so that whatever is fetched ahead is there.
   """
 
+  count_BX: Any
+  list_BXY: Any
+
+
+class FullFirst(NamedTuple):
+  """A plan with the blocks that are seen in full before those seen in part.
+
+  Attributes:
+    full_BX: int32, how many are seen in full.
+    count_BX: int32, how many in all.
+    list_BXY: int32, which; each of the two kinds ascending.
+  """
+
+  full_BX: Any
   count_BX: Any
   list_BXY: Any
 
@@ -62,6 +80,24 @@ def of_queries(sees_BXY) -> Plan:
 def of_keys(sees_BXY) -> Plan:
   """Returns the query tiles that each key block visits: the transpose."""
   return of_queries(sees_BXY.swapaxes(1, 2))
+
+
+def full_first(sees_BXY, full_BXY) -> FullFirst:
+  """Returns the key blocks of each query tile; transpose both for the others.
+
+  Args:
+    sees_BXY: of `sees`.
+    full_BXY: of `full`.
+  """
+  Y = sees_BXY.shape[-1]
+  number_Y = jnp.arange(Y, dtype=jnp.int32)
+  rank_BXY = number_Y[None, None] + jnp.where(full_BXY, 0, Y)
+  ranked_BXY = jnp.sort(jnp.where(sees_BXY, rank_BXY, 2 * Y), axis=-1)
+  return FullFirst(
+    (sees_BXY & full_BXY).sum(axis=-1, dtype=jnp.int32),
+    sees_BXY.sum(axis=-1, dtype=jnp.int32),
+    ranked_BXY % Y,
+  )
 
 
 def sees(
@@ -85,70 +121,67 @@ def sees(
     heads: rows of a token.
     keys: of a key block.
   """
-  limit_BM = tighten(
-    start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
-  )
   filled_BM = start_BM < limit_BM
 
   def of_filled(reduce, x_BM, empty):
-    x_BM = jnp.where(filled_BM, x_BM, empty)
-    spare = -x_BM.shape[1] % keys
-    x_BM = jnp.pad(x_BM, ((0, 0), (0, spare)), constant_values=empty)
-    return reduce(x_BM.reshape(len(x_BM), 1, -1, keys), axis=-1)
+    return _of_block(reduce, jnp.where(filled_BM, x_BM, empty), keys, empty)
 
-  start_B1Y = of_filled(jnp.min, start_BM, _MOST)
-  limit_B1Y = of_filled(jnp.max, limit_BM, _LEAST)
-  token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
-  coordinate_BXI = coordinate_BL[:, token_XI]
-  first_BX1 = coordinate_BXI.min(axis=-1, keepdims=True)
-  last_BX1 = coordinate_BXI.max(axis=-1, keepdims=True)
-  sees_BXY = (start_B1Y <= last_BX1) & (first_BX1 < limit_B1Y)
+  tile_BX = _of_tiles(coordinate_BL, position_BL, rows, heads)
+  first_BX1, last_BX1, oldest_BX1, _ = (x_BX[..., None] for x_BX in tile_BX)
+  sees_BXY = (of_filled(jnp.min, start_BM, _MOST) <= last_BX1) & (
+    first_BX1 < of_filled(jnp.max, limit_BM, _LEAST)
+  )
   if window is None:
     return sees_BXY
   newest_B1Y = of_filled(jnp.max, position_BM, _LEAST)
-  oldest_BX1 = position_BL[:, token_XI].min(axis=-1, keepdims=True)
-  return sees_BXY & (oldest_BX1 - window < newest_B1Y)
-
-
-def tighten(
-  start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
-):
-  """Returns limit_BM: one past the last query coordinate that sees the key.
-
-  It is the key's start where nobody does, and its own limit without a window.
-
-  In the order of their coordinates the queries of a range stand together, and
-  the last of them near enough is found from the range's end: by strides of
-  falling powers of two over queries that are all too far, as the least
-  position of each stride tells.
-  """
-  if window is None:
-    return limit_BM
-  order_BL = jnp.argsort(coordinate_BL, axis=-1)
-  coordinate_BL = jnp.take_along_axis(coordinate_BL, order_BL, axis=-1)
-  position_BL = jnp.take_along_axis(position_BL, order_BL, axis=-1)
-  # Unrolled: a loop of its own would be 15 launches of a GPU kernel.
-  find = jax.vmap(functools.partial(jnp.searchsorted, method='scan_unrolled'))
-  first_BM = find(coordinate_BL, start_BM)
-  end_BM = find(coordinate_BL, limit_BM)
-  # least[n][e]: the least position of the 2^n queries before the e-th.
-  least_BE = jnp.pad(position_BL, ((0, 0), (1, 0)), constant_values=_LEAST)
-  least = [least_BE]
-  while 2 ** len(least) <= coordinate_BL.shape[1]:
-    stride = 2 ** (len(least) - 1)
-    before_BE = jnp.pad(
-      least_BE[:, :-stride], ((0, 0), (stride, 0)), constant_values=_LEAST
+  sees_BXY &= oldest_BX1 - window < newest_B1Y
+  together = max(1, _JUDGED * heads // rows)
+  first_BG1, last_BG1, oldest_BG1, _ = (
+    _of_block(reduce, x_BX, together, beyond).swapaxes(1, 2)
+    for reduce, x_BX, beyond in zip(
+      (jnp.min, jnp.max, jnp.min, jnp.max),
+      tile_BX,
+      (_MOST, _LEAST, _MOST, _LEAST),
     )
-    least_BE = jnp.minimum(least_BE, before_BE)
-    least.append(least_BE)
-  for n in reversed(range(len(least))):
-    least_BM = jnp.take_along_axis(least[n], end_BM, axis=-1)
-    far_BM = (end_BM - 2**n >= first_BM) & (least_BM - window >= position_BM)
-    end_BM = end_BM - jnp.where(far_BM, 2**n, 0)
-  last_BM = jnp.take_along_axis(
-    coordinate_BL, jnp.maximum(end_BM - 1, 0), axis=-1
   )
-  return jnp.where(end_BM > first_BM, last_BM + 1, start_BM)
+  sees_BGM = (start_BM[:, None] <= last_BG1) & (first_BG1 < limit_BM[:, None])
+  sees_BGM &= oldest_BG1 - window < position_BM[:, None]
+  sees_BGM &= filled_BM[:, None]
+  sees_BGY = _of_block(jnp.any, sees_BGM, keys, False)
+  sees_BGY = jnp.repeat(sees_BGY, together, axis=1)
+  return sees_BXY & sees_BGY[:, : sees_BXY.shape[1]]
+
+
+def full(
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  window,
+  rows,
+  heads,
+  keys,
+):
+  """Returns bool[B, X, Y]: every query of the tile sees every key of the block.
+
+  A block that goes beyond the last key, or holds an empty slot, is never full.
+
+  Args:
+    start_BM … position_BM, window: as `api.forward` has them.
+    rows: of a query tile.
+    heads: rows of a token.
+    keys: of a key block.
+  """
+  start_B1Y = _of_block(jnp.max, start_BM, keys, _MOST)
+  limit_B1Y = _of_block(jnp.min, limit_BM, keys, _LEAST)
+  tile_BX = _of_tiles(coordinate_BL, position_BL, rows, heads)
+  first_BX1, last_BX1, _, newest_BX1 = (x_BX[..., None] for x_BX in tile_BX)
+  full_BXY = (start_B1Y <= first_BX1) & (last_BX1 < limit_B1Y)
+  if window is None:
+    return full_BXY
+  oldest_B1Y = _of_block(jnp.min, position_BM, keys, _MOST)
+  return full_BXY & (newest_BX1 - window < oldest_B1Y)
 
 
 def counts(visibility, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
@@ -205,6 +238,32 @@ def needed(
       [of_tile(b, token_I) for token_I in token_XI]
       for b in range(len(coordinate_BL))
     ]
+  )
+
+
+def _of_block(reduce, x, size, beyond):
+  """Reduces each block of a [B, M] to [B, 1, Y], of a [B, G, M] to [B, G, Y].
+
+  Args:
+    beyond: what stands for places that are not there.
+  """
+  x = x if x.ndim == 3 else x[:, None]
+  spare = -x.shape[-1] % size
+  x = jnp.pad(x, ((0, 0), (0, 0), (0, spare)), constant_values=beyond)
+  return reduce(x.reshape(*x.shape[:2], -1, size), axis=-1)
+
+
+def _of_tiles(coordinate_BL, position_BL, rows, heads):
+  """First and last coordinate, oldest and newest position: each int32[B, X]."""
+  token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
+  coordinate_BXI, position_BXI = (
+    x_BL[:, token_XI] for x_BL in (coordinate_BL, position_BL)
+  )
+  return (
+    coordinate_BXI.min(axis=-1),
+    coordinate_BXI.max(axis=-1),
+    position_BXI.min(axis=-1),
+    position_BXI.max(axis=-1),
   )
 
 

@@ -104,16 +104,39 @@ def test_no_pair_that_must_meet_is_missed(row, window, rows, heads):
   assert not (needed_BXY & ~sees_BXY).any()
 
 
+def test_blocks_are_full_where_every_query_sees_every_key():
+  row = visibility_lib.documents([64, 40], 112)
+  full_BXY = np.asarray(plan.full(*row, 40, 16, 1, 16))
+  assert [''.join('.x'[int(n)] for n in line) for line in full_BXY[0]] == [
+    '.......',
+    'x......',
+    '.x.....',
+    '..x....',
+    '.......',
+    '....x..',
+    '.......',  # Ends in padding, which sees nobody.
+  ]
+
+
 @every_row
 @windows
-def test_a_limit_is_moved_to_the_last_query_that_sees_the_key(row, window):
-  limit_BM = np.asarray(plan.tighten(*row, window))
+@pytest.mark.parametrize(('rows', 'heads'), [(8, 1), (24, 5)])
+def test_what_is_full_is_seen_by_all(row, window, rows, heads):
+  full_BXY = np.asarray(plan.full(*row, window, rows, heads, 4))
   dense_BLM = np.asarray(visibility_lib.as_dense(row, window))
-  last_BM = np.where(dense_BLM, row.coordinate_BL[..., None] + 1, 0).max(axis=1)
-  expected_BM = np.where(dense_BLM.any(axis=1), last_BM, row.start_BM)
-  if window is None:
-    expected_BM = row.limit_BM
-  np.testing.assert_array_equal(limit_BM, expected_BM)
+  dense_BRM = np.repeat(dense_BLM, heads, axis=1)
+  for x, y in np.argwhere(full_BXY[0]):
+    tile = dense_BRM[0, rows * x : rows * (x + 1), 4 * y : 4 * (y + 1)]
+    assert tile.shape[1] == 4 and tile.all()
+
+
+def test_full_blocks_stand_first():
+  sees_BXY = np.array([[[True, False, True, True, True]]])
+  full_BXY = np.array([[[False, True, True, False, True]]])
+  full, count, numbers = plan.full_first(sees_BXY, full_BXY)
+  assert full.tolist() == [[2]] and count.tolist() == [[4]]
+  assert numbers[0, 0, :4].tolist() == [2, 4, 0, 3]
+  assert 0 <= numbers[0, 0, 4] < 5
 
 
 def test_lists_are_ascending_and_repeat_their_last():
@@ -136,9 +159,9 @@ def test_lists_are_ascending_and_repeat_their_last():
 
 
 LONG = {
-  'causal, window': (lambda: visibility_lib.causal(32768), 1024, 1.05),
-  'packed': (lambda: _packed(32768, 0, 6000), None, 1.05),
-  'packed, window': (lambda: _packed(32768, 1, 4000), 1024, 1.05),
+  'causal, window': (lambda: visibility_lib.causal(32768), 1024, 1.01),
+  'packed': (lambda: _packed(32768, 0, 6000), None, 1.01),
+  'packed, window': (lambda: _packed(32768, 1, 6000), 1024, 1.01),
   'chat, window': (
     lambda: conversation(32768, 0, 0.5, anywhere=False),
     1024,

@@ -423,7 +423,10 @@ def test_importing_it_brings_no_model():
   assert eval(done.stdout) == [
     'kaiju_jax',
     'kaiju_jax.kernels',
+    'kaiju_jax.kernels.dispatch',
     'kaiju_jax.kernels.squinch',
+    'kaiju_jax.kernels.squinch.api',
+    'kaiju_jax.kernels.squinch.blocks',
     'kaiju_jax.kernels.squinch.reference',
     'kaiju_jax.sharding',
     'kaiju_jax.sharding.squinch',

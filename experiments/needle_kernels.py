@@ -1,0 +1,114 @@
+"""Do the attention kernels find the needle that XLA's attention finds?
+
+    python -m experiments.needle --arms=kaiju
+    python -m experiments.needle_kernels --workdir=runs/needle/kaiju/seed0 \\
+        [--attention=chunked,pallas_gpu,pallas_tpu] [--questions=16]
+
+Asks a trained run the same questions by its own attention and by each named
+implementation. What this platform cannot run is interpreted: the kernel's own
+arithmetic, tile by tile, on a CPU. A line for each: accuracy over the grid, and
+the difference in points.
+"""
+
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+from experiments import run
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Of one seed of one arm.')
+_ATTENTION = flags.DEFINE_list(
+  'attention', ['chunked', 'pallas_gpu', 'pallas_tpu'], 'Implementations.'
+)
+_QUESTIONS = flags.DEFINE_integer(
+  'questions', 16, 'Questions in a cell of the grid.', lower_bound=1
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the questions.', lower_bound=0)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if not _WORKDIR.value:
+    raise app.UsageError('--workdir is missing.')
+  run.quiet()
+  try:
+    rich.console.Console().print(_table())
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _table() -> rich.table.Table:
+  from kaiju_jax.evaluation import needle
+  from kaiju_jax.evaluation import needle_tasks
+  from kaiju_jax.training import workdir
+
+  experiment = workdir.load_experiment(_WORKDIR.value)
+  task = needle_tasks.questions(experiment.data)
+  cells = needle.grid(task, experiment.data.length, _QUESTIONS.value)
+  asked = sum(cell.count for cell in cells)
+  table = rich.table.Table(
+    title=f'{_WORKDIR.value}: {asked:,} questions of length'
+    f' {experiment.data.length}'
+  )
+  for header in 'attention', 'how', 'right, %', 'points':
+    table.add_column(header, justify='right' if header[-1] in '%s' else 'left')
+  params = _params(experiment)
+  _, own = _asked(experiment, params, experiment.model.attention, task, cells)
+  table.add_row('its own', 'compiled', f'{100 * own:.2f}', '')
+  for name in _ATTENTION.value:
+    how, right = _asked(experiment, params, name, task, cells)
+    table.add_row(
+      name, how, f'{100 * right:.2f}', f'{100 * (right - own):+.2f}'
+    )
+  return table
+
+
+def _params(experiment):
+  import jax
+
+  from kaiju_jax.training import checkpoint
+  from kaiju_jax.training import optimizer
+  from kaiju_jax.training import state
+  from kaiju_jax.training import step
+
+  made = optimizer.make(experiment.optimizer)
+  abstract = jax.eval_shape(
+    lambda: state.create(state.init_params(step.model_of(experiment), 0), made)
+  )
+  restored, _ = checkpoint.load(_WORKDIR.value, abstract)
+  return restored.params
+
+
+def _asked(experiment, params, name, task, cells) -> tuple[str, float]:
+  """Returns how an implementation ran, and the part that it got right."""
+  from kaiju_jax.evaluation import answers
+  from kaiju_jax.evaluation import needle
+  from kaiju_jax.kernels import dispatch
+  from kaiju_jax.kernels.visibility_attention import api
+  from kaiju_jax.training import step
+
+  if name and name not in api.RUNS_ON:
+    raise ValueError(
+      f'--attention: {name!r} is not one of {", ".join(api.RUNS_ON)}.'
+    )
+  runs_here = not name or dispatch.platform() in api.RUNS_ON[name]
+  how = contextlib.nullcontext() if runs_here else dispatch.interpreted()
+  model = dataclasses.replace(experiment.model, attention=name)
+  chosen = dataclasses.replace(experiment, model=model)
+  read = answers.reader(step.model_of(chosen), params)
+  right = asked = 0
+  with how:
+    for cell, accuracy in needle.ask(read, task, cells, _SEED.value):
+      right += accuracy * cell.count
+      asked += cell.count
+  return 'compiled' if runs_here else 'interpreted', right / asked
+
+
+if __name__ == '__main__':
+  app.run(main)

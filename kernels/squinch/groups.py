@@ -1,0 +1,138 @@
+"""The arithmetic of one group of eight, row by row, for inside a kernel.
+
+What `reference.py` does to arrays [G, 8, C], on eight arrays of any one shape:
+a kernel loads each row of its groups by itself, and no value ever moves to
+another row. The bits are the reference's. Where a step is left out or turned
+around, a comment says why that changes none.
+
+How a table is looked up depends on the device, as does the root: both are the
+kernel's own.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.kernels.squinch import reference
+
+LookUp = Callable[[jax.Array], jax.Array]
+_SIGN = np.int32(-(2**31))
+
+
+def encode(
+  rows: Sequence[jax.Array],
+  look_up: LookUp,
+  element: Callable[[jax.Array, jax.Array], jax.Array],
+  header: str,
+) -> list[jax.Array]:
+  """Returns the six planes of groups: int32, of which the low byte counts.
+
+  Args:
+    rows: eight arrays, bits of float32 as int32.
+    look_up: headers → entries of `reference.SCALES`.
+    element: float32 magnitudes, scales → int32, of which the low four bits
+      are the element; any at all where the magnitude is no number.
+    header: of `reference.HEADERS`.
+  """
+  sizes = [row & np.int32(0x7FFFFFFF) for row in rows]
+  q = reference.header_code(functools.reduce(jnp.maximum, sizes), header)
+  scale = look_up(q)
+  codes = [element(_float(size), scale) for size in sizes]
+  pairs = [low + (high << 4) for low, high in zip(codes[:4], codes[4:])]
+  signs = functools.reduce(
+    # One instruction, where there is a shift of two words.
+    lambda signs, row: (signs << 1) | _sign(row),
+    reversed(rows),
+    jnp.zeros_like(q),
+  )
+  is_spoilt = q == reference.NAN
+  is_empty = is_spoilt | (q == reference.ZERO)
+  return [
+    q,
+    jnp.where(is_empty, 0, signs),
+    # Instead of taking care of inf and NaN in each of the eight.
+    *(jnp.where(is_spoilt, 0, pair) for pair in pairs),
+  ]
+
+
+def decode(
+  planes: Sequence[jax.Array],
+  look_up: LookUp,
+  level: LookUp,
+  elements: str,
+) -> list[jax.Array]:
+  """Returns the eight rows of groups, float32.
+
+  Args:
+    planes: six arrays, int32 in 0…255.
+    look_up: headers → entries of `reference.UNITS`.
+    level: elements → entries of `reference.FITTED`, float32.
+    elements: of `reference.ELEMENTS`.
+  """
+  q, signs, *pairs = planes
+  unit = look_up(q)
+  codes = [pair & 15 for pair in pairs] + [pair >> 4 for pair in pairs]
+  # A product and no more: were the sign a factor too, a compiler might fuse a
+  # sum behind it, and round once where the reference rounds twice.
+  sizes = [_level(code, level, elements) * unit for code in codes]
+  return [
+    _float(_bits(size) ^ ((signs << (31 - i)) & _SIGN))
+    for i, size in enumerate(sizes)
+  ]
+
+
+def element(
+  size: jax.Array, scale: jax.Array, elements: str, root: LookUp = jnp.sqrt
+) -> jax.Array:
+  """Returns the int32 element of float32 magnitudes."""
+  squared = size * scale
+  if elements == 'fitted':
+    return sum((squared >= edge).astype(jnp.int32) for edge in _FITTED_EDGES)
+  found = root(squared)
+  if elements == 'zero':
+    found = found + 0.5
+  return jnp.minimum(found, 15).astype(jnp.int32)
+
+
+def _level(code: jax.Array, level: LookUp, elements: str) -> jax.Array:
+  if elements == 'fitted':
+    return level(code)
+  # Small integers: float32 has them exactly, in any order of operations.
+  k = code.astype(jnp.float32)
+  return k * k if elements == 'zero' else 2 * k * (k + 1) + 1
+
+
+def _squares(edges: np.ndarray) -> list[np.float32]:
+  """Returns the smallest floats whose roots reach the edges.
+
+  A rounded root never falls as its argument grows, so that comparing the
+  argument is comparing the root.
+  """
+  found = np.square(edges)
+  for _ in range(4):
+    below = np.nextafter(found, np.float32(0))
+    found = np.where(np.sqrt(below) >= edges, below, found)
+  for _ in range(8):
+    above = np.nextafter(found, np.float32(1))
+    found = np.where(np.sqrt(found) >= edges, found, above)
+  return list(found)
+
+
+_FITTED_EDGES = _squares(reference.FITTED_EDGES)
+
+
+def _float(bits: jax.Array) -> jax.Array:
+  return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+  return lax.bitcast_convert_type(x, jnp.int32)
+
+
+def _sign(bits: jax.Array) -> jax.Array:
+  return lax.shift_right_logical(bits, jnp.full_like(bits, 31))

@@ -1,0 +1,215 @@
+"""Squinch by Pallas Triton: eight rows of a tile of columns in a program.
+
+The gradient is read once as it is, bf16 or f32, and each plane written once;
+back, all sources of a sum are read once and the sum is written once. A program
+loads each of its eight rows by itself, so that a warp's lanes are neighbours in
+memory, and no value leaves its thread. The tables are arrays, reached by
+pointer: a few lines of cache.
+"""
+
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.squinch import blocks
+from kaiju_jax.kernels.squinch import groups
+from kaiju_jax.kernels.squinch import reference
+
+# The root as sqrt.rn has it for normal numbers, without its branch, and the
+# floor by a sum that rounds down: the element ends up in the low bits. Clamped
+# from below, for the root of zero would be NaN here, and from above, for the
+# 15. Triton's own root is approximate, and its casts saturate.
+_ELEMENT = """{{
+  .reg .f32 p, r, s, e;
+  mul.rn.f32 p, $1, $2;
+  max.f32 p, p, 0f{least:08X};
+  min.f32 p, p, 0f{most:08X};
+  rsqrt.approx.ftz.f32 r, p;
+  mul.rn.f32 s, p, r;
+  mul.rn.f32 r, r, 0f3F000000;
+  neg.f32 e, s;
+  fma.rn.f32 e, e, s, p;
+  fma.rn.f32 s, e, r, s;
+  add.rn.f32 s, s, 0f{half:08X};
+  add.rm.f32 s, s, 0f4B000000;
+  mov.b32 $0, s;
+}}"""
+_LEAST = 1e-30
+# Of element 15, and short of a 16th.
+_MOST = {'zero': 240.0, 'floor': 255.0}
+_HALF = {'zero': 0.5, 'floor': 0.0}
+
+
+def encode_parts(
+  x_RC: jax.Array, parts: int, elements: str, header: str
+) -> jax.Array:
+  """See `reference.encode_parts`."""
+  rows, columns = x_RC.shape
+  count = rows // (reference.GROUP * parts)
+  x_NGIC = x_RC.reshape(parts, count, reference.GROUP, columns)
+  sizes = blocks.gpu_encode(count, columns, x_RC.dtype.itemsize)
+  across, down = pl.cdiv(columns, sizes.C), pl.cdiv(count, sizes.G)
+
+  def place(p):
+    return p // (across * down), p // across % down, p % across
+
+  def kernel(x_ref, scale_ref, out_ref):
+    _, g, c = place(pl.program_id(0))
+    load, store = _masked(g, c, sizes, count, columns)
+    rows = [
+      lax.bitcast_convert_type(
+        load(x_ref.at[:, _index(i)]).astype(jnp.float32), jnp.int32
+      )
+      for i in range(reference.GROUP)
+    ]
+    element = functools.partial(_element, elements=elements)
+    planes = groups.encode(rows, lambda q: scale_ref[q], element, header)
+    for i, plane in enumerate(planes):
+      store(out_ref.at[_index(i)], plane.astype(jnp.uint8))
+
+  def row_block(p):
+    n, g, c = place(p)
+    return n, g, 0, c
+
+  def plane_block(p):
+    n, g, c = place(p)
+    return n, 0, g, c
+
+  scales = jnp.asarray(reference.SCALES[elements, header])
+  return pl.pallas_call(
+    kernel,
+    name='squinch_encode',
+    out_shape=jax.ShapeDtypeStruct(
+      (parts, reference.PLANES, count, columns),
+      jnp.uint8,
+      manual_axis_type=jax.typeof(x_RC).manual_axis_type,
+    ),
+    grid=(parts * down * across,),
+    in_specs=[
+      pl.BlockSpec((None, sizes.G, reference.GROUP, sizes.C), row_block),
+      pl.BlockSpec(scales.shape, lambda p: (0,)),
+    ],
+    out_specs=pl.BlockSpec(
+      (None, reference.PLANES, sizes.G, sizes.C), plane_block
+    ),
+    compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=1),
+    interpret=dispatch.interpreting(),
+  )(x_NGIC, scales)
+
+
+def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
+  """See `reference.decode_sum`."""
+  parts, planes, count, columns = packed_NPGC.shape
+  sizes = blocks.gpu_decode(count, columns, parts)
+  across, down = pl.cdiv(columns, sizes.C), pl.cdiv(count, sizes.G)
+
+  def kernel(packed_ref, unit_ref, level_ref, out_ref):
+    g, c = pl.program_id(0) // across, pl.program_id(0) % across
+    load, store = _masked(g, c, sizes, count, columns)
+
+    def add(first, rows):
+      # All loads of a step before its arithmetic, to wait for them together.
+      loaded = [
+        [
+          load(packed_ref.at[_index(n) + first, _index(i)])
+          for i in range(planes)
+        ]
+        for n in range(sizes.N)
+      ]
+      for packed in loaded:
+        decoded = groups.decode(
+          [plane.astype(jnp.int32) for plane in packed],
+          lambda q: unit_ref[q],
+          lambda k: level_ref[k],
+          elements,
+        )
+        if rows is None:
+          rows = decoded
+        else:
+          rows = [row + more for row, more in zip(rows, decoded)]
+      return rows
+
+    rows = lax.fori_loop(
+      1, parts // sizes.N, lambda n, rows: add(n * sizes.N, rows), add(0, None)
+    )
+    for i, row in enumerate(rows):
+      store(out_ref.at[:, _index(i)], row)
+
+  units = jnp.asarray(reference.UNITS[elements, header])
+  levels = jnp.asarray(reference.FITTED, jnp.float32)
+  sum_GIC = pl.pallas_call(
+    kernel,
+    name='squinch_decode',
+    out_shape=jax.ShapeDtypeStruct(
+      (count, reference.GROUP, columns),
+      jnp.float32,
+      manual_axis_type=jax.typeof(packed_NPGC).manual_axis_type,
+    ),
+    grid=(down * across,),
+    in_specs=[
+      pl.BlockSpec(
+        (parts, planes, sizes.G, sizes.C),
+        lambda p: (0, 0, p // across, p % across),
+      ),
+      pl.BlockSpec(units.shape, lambda p: (0,)),
+      pl.BlockSpec(levels.shape, lambda p: (0,)),
+    ],
+    out_specs=pl.BlockSpec(
+      (sizes.G, reference.GROUP, sizes.C),
+      lambda p: (p // across, 0, p % across),
+    ),
+    compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=1),
+    interpret=dispatch.interpreting(),
+  )(packed_NPGC, units, levels)
+  return sum_GIC.reshape(reference.GROUP * count, columns)
+
+
+def _masked(g, c, sizes: blocks.Gpu, count: int, columns: int):
+  """Returns load and store of a tile that stay inside the array."""
+  if count % sizes.G == 0 and columns % sizes.C == 0:
+    return plgpu.load, plgpu.store
+  tile = sizes.G, sizes.C
+  row = g * sizes.G + lax.broadcasted_iota(jnp.int32, tile, 0)
+  column = c * sizes.C + lax.broadcasted_iota(jnp.int32, tile, 1)
+  mask = (row < count) & (column < columns)
+  return (
+    functools.partial(plgpu.load, mask=mask, other=0),
+    functools.partial(plgpu.store, mask=mask),
+  )
+
+
+def _index(i: int) -> np.int32:
+  """The interpreter of masked loads wants an index that is an array."""
+  return np.int32(i)
+
+
+def _element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
+  if elements == 'fitted' or dispatch.interpreting():
+    return groups.element(size, scale, elements)
+  [found] = plgpu.elementwise_inline_asm(
+    assembly(elements),
+    args=[size, scale],
+    constraints='=r,f,f',
+    pack=1,
+    result_shape_dtypes=[jax.ShapeDtypeStruct(size.shape, jnp.int32)],
+  )
+  return found
+
+
+def assembly(elements: str) -> str:
+  """Returns the PTX of an element: $1 the magnitude, $2 the scale."""
+  return _ELEMENT.format(
+    least=_word(_LEAST),
+    most=_word(_MOST[elements]),
+    half=_word(_HALF[elements]),
+  )
+
+
+def _word(x: float) -> int:
+  return int(np.float32(x).view(np.uint32))

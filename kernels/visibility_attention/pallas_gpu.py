@@ -1,0 +1,551 @@
+"""Visibility attention in Pallas Triton, for GPUs with tensor cores.
+
+    s = scale · log2 e · q · k,   p = 2^(s - peak),   peak = max s so far
+    out = Σ p · v / Σ p,          lse = (peak + log2 Σ p) / log2 e
+
+A program takes one tile of I rows of [B, L·H, K], all heads of a few tokens,
+and walks the key blocks of its list (`plan`): first those that all of it sees
+in full, which need no mask, then the rest. The backward pass recomputes p from
+lse, once for dq over the same kind of lists and once for dk and dv over their
+transpose:
+
+    ds = p · (dout · v - δ),   δ = rowsum(dout · out) - dlse
+    dq = scale Σ ds · k,       dk = scale Σ ds · q,      dv = Σ p · dout
+
+There are no atomics: every sum has a fixed order, so two runs agree bit for
+bit. The method is FlashAttention's (Dao 2023, arXiv:2307.08691); lists of full
+and of partly seen blocks are FlexAttention's (Dong et al. 2024,
+arXiv:2412.05496).
+
+Where q and k are both codes with token scales, s is an int8 product times one
+factor per row and one per column. The forward pass reads v as codes: a token's
+scale is folded into p's columns, a channel's into the result. The backward pass
+multiplies k and v once more, in floats, and so often that XLA turns them into
+floats before: with one KV head they are small.
+
+What a tile has beyond an array's end is masked when it is loaded and stored. A
+head size that is no power of two, or below 32, is the only reason to copy: it
+is padded in memory.
+"""
+
+import functools
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import codes
+from kaiju_jax.kernels.visibility_attention import plan
+
+# Below any logit, and finite, so that 2^(-inf - _LOWEST) is 0 and not NaN.
+_LOWEST = -1e30
+_LOG2E = math.log2(math.e)
+
+
+class _Queries(NamedTuple):
+  """Queries of all rows; `_Tile` says which of them a program has."""
+
+  q_BRK: Any
+  scale_BR: Any
+  coordinate_BL: Any
+  position_BL: Any
+
+
+class _Keys(NamedTuple):
+  """Keys, and values that are codes where v_scale is given.
+
+  Attributes:
+    k_scale_BM: given where k meets q as codes.
+    v_scale: [B, M] for tokens, [K] for channels.
+    k_float_BMK: k for the gradient of q.
+  """
+
+  k_BMK: Any
+  v_BMK: Any
+  k_scale_BM: Any
+  v_scale: Any
+  start_BM: Any
+  limit_BM: Any
+  position_BM: Any
+  k_float_BMK: Any = None
+
+
+class _Cotangents(NamedTuple):
+  """What the backward pass adds to the queries; lse is to the base 2."""
+
+  dout_BRK: Any
+  lse_BR: Any
+  delta_BR: Any
+
+
+class _Statics(NamedTuple):
+  """What a kernel knows when it is compiled.
+
+  Attributes:
+    heads: rows of a query.
+    rows: of all queries, R.
+    memory: keys.
+    window: None for all.
+    scale: factor of the logits.
+    integer_dot: whether q and k meet as codes.
+    dtype: of the output, and of values that codes stand for.
+    tiles: block sizes.
+    shared: query tiles that share a list.
+  """
+
+  heads: int
+  rows: int
+  memory: int
+  window: int | None
+  scale: float
+  integer_dot: bool
+  dtype: Any
+  tiles: Any = None
+  shared: int = 1
+
+
+class _Span(NamedTuple):
+  """Part of a row: `size` places from `start`, those from `end` on not there.
+
+  Where `end` is None, all are there.
+  """
+
+  b: Any
+  start: Any
+  size: int
+  end: int | None
+
+
+class _Tile(NamedTuple):
+  """Queries of a program; `factor_I` turns an int8 product to base 2."""
+
+  span: _Span
+  q_IK: Any
+  factor_I: Any
+
+
+class _Block(NamedTuple):
+  """Keys of a program."""
+
+  span: _Span
+  k_JK: Any
+  k_scale_J: Any
+
+
+def forward(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  q_scale_BLH,
+  k_scale,
+  v_scale,
+  dtype,
+):
+  """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
+  B, L, H, K = q_BLHK.shape
+  queries, keys, statics = _prepare(
+    (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
+    (k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM),
+    window,
+    scale,
+    dtype,
+  )
+  out_BRK, lse_BR = _call(
+    'forward',
+    _forward_kernel,
+    (queries, keys),
+    [
+      jax.ShapeDtypeStruct(queries.q_BRK.shape, dtype),
+      jax.ShapeDtypeStruct((B, L * H), jnp.float32),
+    ],
+    statics,
+  )
+  return out_BRK[..., :K].reshape(B, L, H, K), lse_BR.reshape(B, L, H)
+
+
+def backward(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  out_BLHK,
+  lse_BLH,
+  dout_BLHK,
+  dlse_BLH,
+  *,
+  window,
+  scale,
+  q_scale_BLH,
+  k_scale,
+  v_scale,
+):
+  """Returns (dq_BLHK, dk_BMK, dv_BMK) of the dequantized values."""
+  B, L, H, K = q_BLHK.shape
+  dtype = out_BLHK.dtype
+  v_float_BMK = codes.dequantize(v_BMK, v_scale, dtype)
+  queries, keys, statics = _prepare(
+    (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
+    (k_BMK, v_float_BMK, k_scale, None, start_BM, limit_BM, position_BM),
+    window,
+    scale,
+    dtype,
+  )
+  k_float_BMK = codes.dequantize(k_BMK, k_scale, dtype)
+  keys = keys._replace(k_float_BMK=_wide(_at_least(k_float_BMK, dtype)))
+  product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
+  delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
+  cotangents = _Cotangents(
+    _wide(dout_BLHK.astype(keys.v_BMK.dtype).reshape(B, L * H, K)),
+    _LOG2E * lse_BLH.reshape(B, L * H),
+    delta_BLH.reshape(B, L * H),
+  )
+  operands = queries, keys, cotangents
+  q_dtype, k_dtype, v_dtype = (
+    _float_dtype(x, dtype) for x in (q_BLHK, k_BMK, v_BMK)
+  )
+  (dq_BRK,) = _call(
+    'dq',
+    _dq_kernel,
+    operands,
+    [jax.ShapeDtypeStruct(queries.q_BRK.shape, q_dtype)],
+    statics,
+  )
+  dk_BMK, dv_BMK = _call(
+    'dkv',
+    _dkv_kernel,
+    operands,
+    [
+      jax.ShapeDtypeStruct(keys.k_BMK.shape, k_dtype),
+      jax.ShapeDtypeStruct(keys.v_BMK.shape, v_dtype),
+    ],
+    statics,
+  )
+  return dq_BRK[..., :K].reshape(B, L, H, K), dk_BMK[..., :K], dv_BMK[..., :K]
+
+
+def _prepare(queries, keys, window, scale, dtype):
+  """Returns queries, keys and statics; codes that cannot meet become floats."""
+  q_BLHK, q_scale_BLH, coordinate_BL, position_BL = queries
+  k_BMK, v_BMK, k_scale, v_scale, *ranges = keys
+  B, L, H, K = q_BLHK.shape
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
+  if not integer_dot:
+    q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
+    k_BMK = codes.dequantize(k_BMK, k_scale, dtype)
+    common = jnp.promote_types(q_BLHK.dtype, k_BMK.dtype)
+    q_BLHK, k_BMK = q_BLHK.astype(common), k_BMK.astype(common)
+    q_scale_BLH = k_scale = None
+  else:
+    q_scale_BLH = q_scale_BLH.reshape(B, L * H)
+  if v_BMK.dtype != jnp.int8:
+    v_BMK = _at_least(v_BMK, dtype)
+  if _per_channel(v_scale):
+    v_scale = _wide(v_scale)
+  statics = _Statics(
+    heads=H,
+    rows=L * H,
+    memory=k_BMK.shape[1],
+    window=window,
+    scale=scale,
+    integer_dot=integer_dot,
+    dtype=jnp.dtype(dtype),
+  )
+  q_BRK = _wide(q_BLHK.reshape(B, L * H, K))
+  return (
+    _Queries(q_BRK, q_scale_BLH, coordinate_BL, position_BL),
+    _Keys(_wide(k_BMK), _wide(v_BMK), k_scale, v_scale, *ranges),
+    statics,
+  )
+
+
+def _at_least(x, dtype):
+  return x.astype(jnp.promote_types(x.dtype, dtype))
+
+
+def _wide(x):
+  """Pads the last dimension to a size that a program can hold and multiply."""
+  spare = max(32, pl.next_power_of_2(x.shape[-1])) - x.shape[-1]
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, spare)]) if spare else x
+
+
+def _call(kind, kernel, operands, results, statics):
+  """Runs a kernel over all query tiles, or all key blocks for dk and dv."""
+  queries, keys, *_ = operands
+  tiles = blocks.gpu(
+    kind,
+    rows=statics.rows,
+    memory=statics.memory,
+    head_dim=queries.q_BRK.shape[-1],
+    itemsize=_float_dtype(keys.v_BMK, statics.dtype).itemsize,
+    integer_dot=statics.integer_dot,
+  )
+  shared = blocks.plan_tiles(tiles.rows, statics.heads)
+  sizes = statics.window, tiles.rows * shared, statics.heads, tiles.keys
+  ranges = (
+    keys.start_BM,
+    keys.limit_BM,
+    queries.coordinate_BL,
+    queries.position_BL,
+    keys.position_BM,
+  )
+  sees_BXY, full_BXY = plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
+  programs = -(-statics.rows // tiles.rows)
+  if kind == 'dkv':
+    sees_BXY, full_BXY = sees_BXY.swapaxes(1, 2), full_BXY.swapaxes(1, 2)
+    programs = sees_BXY.shape[1]
+  return pl.pallas_call(
+    functools.partial(
+      kernel, statics=statics._replace(tiles=tiles, shared=shared)
+    ),
+    grid=(programs, len(sees_BXY)),
+    out_shape=results,
+    compiler_params=plgpu.CompilerParams(
+      num_warps=tiles.warps, num_stages=tiles.stages
+    ),
+    interpret=dispatch.interpreting(),
+    name=f'visibility_attention_{kind}',
+  )(plan.full_first(sees_BXY, full_BXY), *operands)
+
+
+def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
+  b, x = _last_first()
+  tile = _take_queries(queries, b, x, statics)
+  factor = _factor(statics)
+  dtype = _float_dtype(keys.v_BMK, statics.dtype)
+
+  def step(is_full, y, carry):
+    peak_I, total_I, sum_IK = carry
+    block = _take_keys(keys, b, y, is_full, statics)
+    s_IJ = _logits(tile, block, 'IJ', statics)
+    if not is_full:
+      visible_IJ = _visible(queries, keys, tile, block, 'IJ', statics)
+      s_IJ = jnp.where(visible_IJ, s_IJ, -jnp.inf)
+    new_peak_I = jnp.maximum(peak_I, s_IJ.max(axis=1))
+    p_IJ = jnp.exp2(factor * s_IJ - (factor * new_peak_I)[:, None])
+    decay_I = jnp.exp2(factor * (peak_I - new_peak_I))
+    total_I = total_I * decay_I + p_IJ.sum(axis=1)
+    if keys.v_scale is not None and not _per_channel(keys.v_scale):
+      p_IJ = p_IJ * _load(keys.v_scale, block.span)[None]
+    v_JK = _load(keys.v_BMK, block.span).astype(dtype)
+    sum_IK = sum_IK * decay_I[:, None] + _dot(p_IJ.astype(dtype), v_JK)
+    return new_peak_I, total_I, sum_IK
+
+  zeros_I = jnp.zeros(statics.tiles.rows, jnp.float32)
+  zeros_IK = jnp.zeros(tile.q_IK.shape, jnp.float32)
+  peak_I, total_I, sum_IK = _visit(
+    lists,
+    b,
+    x // statics.shared,
+    1,
+    step,
+    (zeros_I + _LOWEST, zeros_I, zeros_IK),
+  )
+  sees_I = total_I > 0
+  total_I = jnp.where(sees_I, total_I, 1.0)
+  if _per_channel(keys.v_scale):
+    sum_IK = sum_IK * keys.v_scale[:][None]
+  lse_I = (factor * peak_I + jnp.log2(total_I)) / _LOG2E
+  _store(out_BRK, tile.span, sum_IK / total_I[:, None])
+  _store(lse_BR, tile.span, jnp.where(sees_I, lse_I, 0.0))
+
+
+def _dq_kernel(lists, queries, keys, cotangents, dq_BRK, *, statics):
+  b, x = _last_first()
+  tile = _take_queries(queries, b, x, statics)
+  dout_IK, lse_I, delta_I = (_load(x, tile.span) for x in cotangents)
+
+  def step(is_full, y, dq_IK):
+    block = _take_keys(keys, b, y, is_full, statics)
+    p_IJ = _weights(queries, keys, tile, block, lse_I, is_full, 'IJ', statics)
+    dp_IJ = _dot_transposed(dout_IK, _load(keys.v_BMK, block.span))
+    ds_IJ = p_IJ * (dp_IJ - delta_I[:, None])
+    k_JK = _load(keys.k_float_BMK, block.span)
+    return dq_IK + _dot(ds_IJ.astype(k_JK.dtype), k_JK)
+
+  zeros_IK = jnp.zeros(tile.q_IK.shape, jnp.float32)
+  dq_IK = _visit(lists, b, x // statics.shared, 1, step, zeros_IK)
+  _store(dq_BRK, tile.span, statics.scale * dq_IK)
+
+
+def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
+  # In a causal row the first blocks are seen most: they go first as it is.
+  y, b = pl.program_id(0), pl.program_id(1)
+  block = _take_keys(keys, b, y, False, statics)
+  v_JK = _load(keys.v_BMK, block.span)
+  q_dtype = _float_dtype(queries.q_BRK, statics.dtype)
+  q_dtype = jnp.promote_types(q_dtype, statics.dtype)
+
+  def step(is_full, x, carry):
+    dk_JK, dv_JK = carry
+    tile = _take_queries(queries, b, x, statics)
+    dout_IK, lse_I, delta_I = (_load(x, tile.span) for x in cotangents)
+    p_JI = _weights(queries, keys, tile, block, lse_I, is_full, 'JI', statics)
+    dv_JK = dv_JK + _dot(p_JI.astype(dout_IK.dtype), dout_IK)
+    ds_JI = p_JI * (_dot_transposed(v_JK, dout_IK) - delta_I[None])
+    if statics.integer_dot:
+      ds_JI = ds_JI * tile.factor_I[None]
+    dk_JK = dk_JK + _dot(ds_JI.astype(q_dtype), tile.q_IK.astype(q_dtype))
+    return dk_JK, dv_JK
+
+  zeros_JK = jnp.zeros(v_JK.shape, jnp.float32)
+  dk_JK, dv_JK = _visit(lists, b, y, statics.shared, step, (zeros_JK, zeros_JK))
+  # The factors of an integer product have the scale in them, to base 2.
+  whole = 1 / _LOG2E if statics.integer_dot else statics.scale
+  _store(dk_BMK, block.span, whole * dk_JK)
+  _store(dv_BMK, block.span, dv_JK)
+
+
+def _last_first():
+  """(b, x) of a program: in a causal row the last tile has most to do."""
+  return pl.program_id(1), pl.num_programs(0) - 1 - pl.program_id(0)
+
+
+def _visit(lists, b, x, shared, step, carry):
+  """Folds carry = step(is_full, number, carry) over the list of x.
+
+  Args:
+    shared: blocks that one number of the list stands for.
+  """
+  full = lists.full_BX[b, x] * shared
+  count = lists.count_BX[b, x] * shared
+
+  def number(n):
+    if shared == 1:
+      return lists.list_BXY[b, x, n]
+    each = jax.lax.div(n, shared)
+    return lists.list_BXY[b, x, each] * shared + jax.lax.rem(n, shared)
+
+  carry = jax.lax.fori_loop(
+    0, full, lambda n, carry: step(True, number(n), carry), carry
+  )
+  return jax.lax.fori_loop(
+    full, count, lambda n, carry: step(False, number(n), carry), carry
+  )
+
+
+def _take_queries(queries, b, x, statics):
+  size = statics.tiles.rows
+  ragged = statics.rows % (size * statics.shared)
+  span = _Span(b, x * size, size, statics.rows if ragged else None)
+  factor_I = None
+  if statics.integer_dot:
+    factor_I = _load(queries.scale_BR, span) * (statics.scale * _LOG2E)
+  return _Tile(span, _load(queries.q_BRK, span), factor_I)
+
+
+def _take_keys(keys, b, y, is_full, statics):
+  size = statics.tiles.keys
+  ragged = not is_full and statics.memory % size
+  span = _Span(b, y * size, size, statics.memory if ragged else None)
+  k_scale_J = _load(keys.k_scale_BM, span) if statics.integer_dot else None
+  return _Block(span, _load(keys.k_BMK, span), k_scale_J)
+
+
+def _weights(queries, keys, tile, block, lse_I, is_full, layout, statics):
+  """p, recomputed from lse."""
+  s = _factor(statics) * _logits(tile, block, layout, statics)
+  p = jnp.exp2(s - _align(lse_I, 'I', layout))
+  if is_full:
+    return p
+  visible = _visible(queries, keys, tile, block, layout, statics)
+  return jnp.where(visible, p, 0.0)
+
+
+def _factor(statics):
+  """What `_logits` have yet to be multiplied with, which may not turn them."""
+  whole = statics.integer_dot or statics.scale <= 0
+  return 1.0 if whole else statics.scale * _LOG2E
+
+
+def _logits(tile, block, layout, statics):
+  """s / _factor, as 'IJ' or 'JI'."""
+  operands = tile.q_IK, block.k_JK
+  product = _dot_transposed(*operands[:: 1 if layout == 'IJ' else -1])
+  if statics.integer_dot:
+    product = product.astype(jnp.float32) * _align(tile.factor_I, 'I', layout)
+    return product * _align(block.k_scale_J, 'J', layout)
+  return product if statics.scale > 0 else product * (statics.scale * _LOG2E)
+
+
+def _visible(queries, keys, tile, block, layout, statics):
+  """The mask; keys that are not there have start = limit = 0."""
+  row_I = tile.span.start + jnp.arange(tile.span.size, dtype=jnp.int32)
+  last = queries.coordinate_BL.shape[1] - 1
+  token_I = jnp.minimum(jax.lax.div(row_I, statics.heads), last)
+  coordinate = _align(queries.coordinate_BL[tile.span.b, token_I], 'I', layout)
+  start_J, limit_J = (
+    _load(x, block.span) for x in (keys.start_BM, keys.limit_BM)
+  )
+  visible = (_align(start_J, 'J', layout) <= coordinate) & (
+    coordinate < _align(limit_J, 'J', layout)
+  )
+  if statics.window is None:
+    return visible
+  near = _align(queries.position_BL[tile.span.b, token_I], 'I', layout)
+  far = _align(_load(keys.position_BM, block.span), 'J', layout)
+  return visible & (near - far < statics.window)
+
+
+def _align(x, letter, layout):
+  return x[:, None] if layout[0] == letter else x[None]
+
+
+def _dot(a_IJ, b_JK):
+  return jnp.dot(a_IJ, b_JK, preferred_element_type=jnp.float32)
+
+
+def _dot_transposed(a_IK, b_JK):
+  """Rows with rows, in float32, or in int32 where both are codes."""
+  dtype = jnp.int32 if a_IK.dtype == jnp.int8 else jnp.float32
+  return jax.lax.dot_general(
+    a_IK, b_JK, (((1,), (1,)), ((), ())), preferred_element_type=dtype
+  )
+
+
+def _load(ref, span):
+  """Places of [B, R] or [B, R, K]; zeros where they are not there."""
+  index, mask = _place(ref, span)
+  if mask is None:
+    return ref[index]
+  return plgpu.load(ref.at[index], mask=mask, other=jnp.zeros((), ref.dtype))
+
+
+def _store(ref, span, value):
+  index, mask = _place(ref, span)
+  plgpu.store(ref.at[index], value.astype(ref.dtype), mask=mask)
+
+
+def _place(ref, span):
+  index = span.b, pl.ds(span.start, span.size)
+  mask = None
+  if span.end is not None:
+    mask = span.start + jnp.arange(span.size, dtype=jnp.int32) < span.end
+  if ref.ndim == 2:
+    return index, mask
+  return (*index, slice(None)), None if mask is None else mask[:, None]
+
+
+def _per_channel(scale) -> bool:
+  return scale is not None and scale.ndim == 1
+
+
+def _float_dtype(x, dtype):
+  return jnp.dtype(dtype if x.dtype == jnp.int8 else x.dtype)

@@ -1,0 +1,378 @@
+"""Squinch's kernels, interpreted: the reference's bits, whatever comes in."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.squinch import api
+from kaiju_jax.kernels.squinch import blocks
+from kaiju_jax.kernels.squinch import groups
+from kaiju_jax.kernels.squinch import pallas_gpu
+from kaiju_jax.kernels.squinch import reference
+from kaiju_jax.sharding import squinch
+
+KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
+CODES = [
+  (elements, header)
+  for elements in reference.ELEMENTS
+  for header in reference.HEADERS
+]
+on_each = pytest.mark.parametrize('implementation', KERNELS.values())
+
+
+def run(name, implementation, *args):
+  """A function of the api, traced afresh and interpreted."""
+  with dispatch.interpreted():
+    f = functools.partial(getattr(api, name), implementation=implementation)
+    # Else its second call would find the first one's trace.
+    static = tuple(i for i, x in enumerate(args) if not hasattr(x, 'shape'))
+    return np.asarray(jax.jit(lambda *a: f(*a), static_argnums=static)(*args))
+
+
+def assert_same(name, implementation, *args):
+  """Both have the same bits; returns them."""
+  got = run(name, implementation, *args)
+  expected = run(name, 'reference', *args)
+  assert got.dtype == expected.dtype
+  np.testing.assert_array_equal(got.view('u1'), expected.view('u1'))
+  return got
+
+
+def gradients(rows, columns, seed=0):
+  rng = np.random.default_rng(seed)
+  octaves = rng.uniform(-25, 25, columns)
+  return (rng.standard_normal((rows, columns)) * 2**octaves).astype('f4')
+
+
+def patterns(rows, columns):
+  """Groups of every kind that a float32 knows, then any bits at all."""
+  rng = np.random.default_rng(1)
+  x_RC = rng.integers(0, 2**32, (rows, columns), np.uint32).view('f4').copy()
+  tame = gradients(rows, columns)
+  kinds = [
+    np.zeros(rows),
+    np.full(rows, -0.0),
+    1e-42 * np.arange(-4, rows - 4),
+    np.full(rows, -np.inf),
+    np.where(np.arange(rows) % 8 == 3, np.nan, 1),
+    np.full(rows, 0.9),
+    np.where(np.arange(rows) % 8 == 5, np.inf, tame[:, 0]),
+    np.where(np.arange(rows) % 8 == 2, 3e38, -1),
+    1e-9 * tame[:, 1] / np.abs(tame[:, 1]).max(),
+    np.repeat(2.0 ** np.arange(-rows // 16, rows // 16), 8)[:rows],
+    *tame.T[: columns // 4],
+  ]
+  for column, kind in enumerate(kinds):
+    x_RC[:, column] = kind
+  return x_RC
+
+
+@pytest.mark.parametrize('codes', CODES, ids='-'.join)
+@on_each
+def test_every_pattern_has_the_references_bits(implementation, codes):
+  # Two parts of 35 groups, 130 columns: more than a block, and ragged.
+  x_RC = patterns(560, 130)
+  packed = assert_same('encode_parts', implementation, x_RC, 2, *codes)
+  assert packed.shape == (2, 6, 35, 130) and packed.dtype == np.uint8
+  assert {0, 1, 128, 254, 255} <= set(packed[:, 0].flat)
+
+
+@pytest.mark.parametrize(
+  'rows, columns, parts',
+  [(8, 7, 1), (1064, 3, 1), (720, 129, 9)],
+)
+@on_each
+def test_shapes_that_fill_no_block(implementation, rows, columns, parts):
+  x_RC = gradients(rows, columns, seed=2)
+  codes = 'zero', 'quarter'
+  packed = assert_same('encode_parts', implementation, x_RC, parts, *codes)
+  assert_same('decode_sum', implementation, packed, *codes)
+
+
+@pytest.mark.parametrize('header', reference.HEADERS)
+@on_each
+def test_edges_of_headers_are_the_references(implementation, header):
+  # The logarithm is XLA's here and there; a few units in the last place about
+  # each of its steps.
+  step = {'ln6': 1 / 6, 'quarter': math.log(2) / 4}[header]
+  edges = np.exp((np.arange(256) - 129) * step).astype('f4').view('i4')
+  near = (edges[:, None] + np.arange(-8, 8)).astype('i4').view('f4')
+  assert_same('encode', implementation, near, 'zero', header)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+@on_each
+def test_half_is_read_as_it_is(implementation, dtype):
+  x_RC = jnp.asarray(gradients(304, 140) / 2**16, dtype)
+  x_RC = x_RC.at[3, 5].set(jnp.nan).at[12, 6].set(-jnp.inf)
+  packed = run('encode', implementation, x_RC)
+  np.testing.assert_array_equal(packed, reference.encode(x_RC))
+  assert packed[0, 0, 5] == packed[0, 1, 6] == 255
+
+
+@pytest.mark.parametrize('elements, header', CODES)
+@on_each
+def test_every_code_decodes_to_the_references_bits(
+  implementation, elements, header
+):
+  q, byte = np.meshgrid(np.arange(256), np.arange(256), indexing='ij')
+  signs = (7 * byte + q) % 256
+  packed = np.stack([q, signs, *[byte] * 4]).astype(np.uint8)
+  assert_same('decode', implementation, packed, elements, header)
+
+
+@on_each
+def test_a_sum_is_taken_in_the_order_of_its_sources(implementation):
+  # 2^24 + 1 − 2^24 is 0 or 1 in float32, by the order.
+  units = np.zeros((6, 1, 32, 64), np.uint8)
+  units[0] = 128  # maxabs = 1: element 15 is 1.
+  units[2:] = 0xFF
+  large = units.copy()
+  large[0] = 128 + 4 * 24
+  negative = large.copy()
+  negative[1] = 0xFF
+  for order, expected in (
+    ([large, units, negative], 0),
+    ([large, negative, units], 1),
+    # One more than is read at once, and no divisor of theirs.
+    ([large, negative, *[units] * 9], 9),
+  ):
+    packed = np.stack([x[:, 0] for x in order])
+    sum_RC = run('decode_sum', implementation, packed, 'zero', 'quarter')
+    assert np.all(sum_RC == expected)
+
+
+@on_each
+def test_the_sum_of_one_negative_zero_is_negative(implementation):
+  packed = np.zeros((1, 6, 32, 64), np.uint8)
+  packed[:, 0], packed[:, 1] = 128, 0xFF
+  sum_RC = run('decode_sum', implementation, packed)
+  assert np.all(np.signbit(sum_RC))
+
+
+def over_eight(f):
+  mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ('data',))
+  return jax.jit(
+    jax.shard_map(
+      lambda x: f(x[0])[None],
+      mesh=mesh,
+      in_specs=P('data'),
+      out_specs=P('data'),
+      check_vma=False,
+    )
+  )
+
+
+@pytest.mark.parametrize('platform', KERNELS)
+def test_the_collective_is_the_same_with_kernels(platform):
+  x_NRC = np.stack([gradients(1024, 65, seed=i) for i in range(8)])
+  x_NRC = jnp.asarray(x_NRC, jnp.bfloat16)
+
+  def reduce(x):
+    return squinch.reduce_scatter(x, 'data')
+
+  with dispatch.interpreted(), dispatch.compiling_for(platform):
+    traced = over_eight(reduce).trace(x_NRC)
+    got = np.asarray(traced.lower().compile()(x_NRC))
+  program = str(traced.jaxpr)
+  assert 'name=squinch_encode' in program and 'name=squinch_decode' in program
+  # bf16 goes into the kernel as it is.
+  assert 'bf16[1024,65]' in program and 'f32[1024,65]' not in program
+  np.testing.assert_array_equal(got, over_eight(reduce)(x_NRC))
+
+
+def test_all_replicas_are_the_same_with_kernels():
+  tree_N = {
+    'w': np.stack([gradients(64, 9, seed=i) for i in range(8)]),
+    'gain': np.stack([gradients(21, 1, seed=i)[:, 0] for i in range(8)]),
+  }
+
+  def reduce(tree):
+    tree = squinch.all_reduce(tree, 'data', mean=True, header='quarter')
+    return jnp.concatenate([tree['w'].reshape(-1), tree['gain']])
+
+  def step(tree_N):
+    own = jnp.concatenate([tree_N['w'].reshape(8, -1), tree_N['gain']], 1)
+
+    def local(x):
+      return reduce({'w': x[: 64 * 9].reshape(64, 9), 'gain': x[64 * 9 :]})
+
+    return np.asarray(over_eight(local)(own))
+
+  with dispatch.interpreted(), dispatch.compiling_for('gpu'):
+    got = step(tree_N)
+  np.testing.assert_array_equal(got, step(tree_N))
+  assert np.all(got == got[:1])
+
+
+def test_which_implementation_runs_where():
+  assert blocks.implementation('cpu', 8, 80, 3072) == 'reference'
+  assert blocks.implementation('gpu', 8, 1, 1) == 'pallas_gpu'
+  assert blocks.implementation('gpu', 8, 2**20, 64) == 'reference'
+  assert blocks.implementation('tpu', 8, 80, 3072) == 'pallas_tpu'
+  assert blocks.implementation('tpu', 8, 1, 3072) == 'reference'
+  assert blocks.implementation('tpu', 8, 80, 1) == 'reference'
+
+
+@pytest.mark.parametrize('columns', [1, 3, 31, 640, 1000, 3072, 5120])
+@pytest.mark.parametrize('count', [1, 5, 640])
+def test_a_tile_hangs_over_the_edge_by_little(count, columns):
+  height, width, _, _ = blocks.gpu_encode(count, columns, 2)
+  assert height & (height - 1) == width & (width - 1) == 0
+  assert height * width <= 1024
+  if columns >= 256:
+    assert -(-columns // width) * width <= 1.125 * columns
+  assert height < 2 * count and width <= columns
+
+
+def test_sources_are_read_together_that_divide_them():
+  assert [blocks.gpu_decode(80, 3072, n).N for n in (1, 6, 7, 8)] == [
+    1,
+    3,
+    1,
+    4,
+  ]
+  assert [blocks.tpu(80, n).N for n in (1, 6, 7, 64)] == [1, 6, 7, 8]
+  assert [blocks.tpu(n, 1).G for n in (1, 33, 80, 640)] == [32, 64, 96, 128]
+
+
+def ptx(text, size, scale, nudge):
+  """Runs the few instructions of `text` on float32 arrays.
+
+  Args:
+    text: of `pallas_gpu.assembly`.
+    size: $1.
+    scale: $2.
+    nudge: units in the last place by which rsqrt is off.
+  """
+  named = {'$1': size, '$2': scale}
+
+  def value(name):
+    if name.startswith('0f'):
+      return np.uint32(int(name[2:], 16)).view('f4')
+    return named[name]
+
+  def fma(a, b, c):
+    wide = [np.asarray(x, np.longdouble) for x in (a, b, c)]
+    return (wide[0] * wide[1] + wide[2]).astype('f4')
+
+  def rsqrt(a):
+    exact = (1 / np.sqrt(np.asarray(a, 'f8'))).astype('f4')
+    return (exact.view('i4') + nudge).view('f4')
+
+  def add_down(a, b):
+    exact = np.asarray(a, 'f8') + np.asarray(b, 'f8')
+    near = exact.astype('f4')
+    return np.where(near > exact, np.nextafter(near, np.float32(0)), near)
+
+  operations = {
+    'mul.rn.f32': lambda a, b: a * b,
+    'add.rn.f32': lambda a, b: a + b,
+    'add.rm.f32': add_down,
+    # Of a number and NaN, the number.
+    'max.f32': np.fmax,
+    'min.f32': np.fmin,
+    'neg.f32': lambda a: -a,
+    'fma.rn.f32': fma,
+    'rsqrt.approx.ftz.f32': rsqrt,
+    'mov.b32': lambda a: a,
+  }
+  for line in re.findall(r'([^{};]+);', text):
+    name, _, operands = line.strip().partition(' ')
+    if name == '.reg':
+      continue
+    target, *sources = operands.split(', ')
+    named[target] = operations[name](*map(value, sources))
+  return np.asarray(named['$0']).view('i4') & 15
+
+
+@pytest.mark.parametrize('elements', ['zero', 'floor'])
+@pytest.mark.parametrize('nudge', range(-2, 3))
+def test_a_gpus_element_is_the_rounded_roots(elements, nudge):
+  # PTX promises rsqrt to 2^-22.9: less than two units in the last place.
+  rng = np.random.default_rng(3)
+  edges = [(k - (elements == 'zero') / 2) ** 2 for k in range(1, 16)]
+  near = np.float32(edges).view('i4')[:, None] + np.arange(-2000, 2000)
+  squared = np.concatenate(
+    [
+      near.ravel().astype('i4').view('f4'),
+      np.exp2(rng.uniform(-60, 9, 100_000)).astype('f4'),
+      np.float32([0, 1e-45, 1e-38, 1e-30, 1e30, np.finfo('f4').max]),
+    ]
+  )
+  one = np.ones_like(squared)
+  got = ptx(pallas_gpu.assembly(elements), squared, one, nudge)
+  # On a CPU the root is IEEE's.
+  expected = groups.element(squared, one, elements)
+  np.testing.assert_array_equal(got, expected)
+  spoilt = np.float32([np.inf, np.nan])
+  with np.errstate(invalid='ignore'):
+    ptx(pallas_gpu.assembly(elements), spoilt, np.float32([0, 0]), nudge)
+
+
+def test_the_fitted_edges_are_those_of_the_root():
+  for square, edge in zip(groups._FITTED_EDGES, reference.FITTED_EDGES):
+    assert np.sqrt(square) >= edge > np.sqrt(np.nextafter(square, square * 0))
+    assert math.isclose(square, float(edge) ** 2, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'name, args, error, message',
+  [
+    ('encode', (np.ones(8),), ValueError, r'x_RC has shape \(8,\): .* columns'),
+    ('encode', (np.ones((9, 1)),), ValueError, 'x_RC has 9 rows: .* of 8 × 1'),
+    (
+      'encode_parts',
+      (np.ones((24, 1)), 2),
+      ValueError,
+      'x_RC has 24 rows: must be a multiple of 8 × 2 parts',
+    ),
+    ('encode_parts', (np.ones((8, 1)), 0), ValueError, 'parts=0: must be at'),
+    ('encode', (np.ones((8, 1), int),), TypeError, 'x_RC is int64: .* floats'),
+    (
+      'encode',
+      (np.ones((8, 1)), 'linear'),
+      ValueError,
+      "elements='linear': must be one of",
+    ),
+    ('decode', (np.ones((6, 1, 1)),), TypeError, 'packed_PGC is float64: Sq'),
+    (
+      'decode',
+      (np.ones((5, 1, 1), np.uint8),),
+      ValueError,
+      r'packed_PGC has shape \(5, 1, 1\): expected \[6, G, C\]',
+    ),
+    (
+      'decode_sum',
+      (np.ones((6, 1, 1), np.uint8),),
+      ValueError,
+      r'packed_NPGC has shape \(6, 1, 1\): expected \[N, 6, G, C\]',
+    ),
+    (
+      'decode_sum',
+      (np.ones((0, 6, 1, 1), np.uint8),),
+      ValueError,
+      'a sum of no sources',
+    ),
+  ],
+)
+def test_what_does_not_fit_is_refused(name, args, error, message):
+  with pytest.raises(error, match=message):
+    getattr(api, name)(*args)
+
+
+def test_a_kernel_of_another_platform_is_refused():
+  with pytest.raises(ValueError, match=r'pallas_gpu.* runs on gpu: cpu runs'):
+    api.encode(jnp.ones((8, 1)), implementation='pallas_gpu')
+
+
+def test_nothing_is_coded_as_nothing():
+  for implementation in KERNELS.values():
+    assert run('encode', implementation, np.ones((8, 0))).shape == (6, 1, 0)
