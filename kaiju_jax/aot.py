@@ -45,6 +45,9 @@ _ENVIRONMENT = {
   'TPU_WORKER_HOSTNAMES': 'localhost',
   'TPU_WORKER_ID': '0',
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+  # Where llvm-symbolizer is installed, LLVM starts it over and over while a
+  # GPU kernel compiles, which then takes several times as long.
+  'LLVM_DISABLE_SYMBOLIZATION': '1',
 }
 # JAX looks for plug-ins once, when its first backend starts.
 for _name, _value in _ENVIRONMENT.items():

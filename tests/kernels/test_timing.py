@@ -7,7 +7,9 @@ import pytest
 from kaiju_jax.kernels import timing
 
 
-def test_medians_of_interleaved_runs_after_an_untimed_call(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+  """Returns how to make a run that takes the given seconds, call by call."""
   now = 0.0
   calls = []
 
@@ -22,12 +24,25 @@ def test_medians_of_interleaved_runs_after_an_untimed_call(monkeypatch):
     return step
 
   monkeypatch.setattr(time, 'perf_counter', lambda: now)
+  run.calls = calls
+  return run
+
+
+def test_medians_of_interleaved_runs_after_an_untimed_call(clock):
   medians = timing.medians(
     {
-      'a': run('a', [100, 1, 100, 5, 100, 2]),
-      'b': run('b', [1, 40, 1, 20, 1, 30]),
+      'a': clock('a', [100, 1, 100, 5, 100, 2]),
+      'b': clock('b', [1, 40, 1, 20, 1, 30]),
     },
     repeats=3,
   )
   assert medians == pytest.approx({'a': 2, 'b': 30})
-  assert ''.join(calls) == 'aabb' * 3
+  assert ''.join(clock.calls) == 'aabb' * 3
+
+
+def test_calls_sent_off_together_share_the_time(clock):
+  medians = timing.medians(
+    {'a': clock('a', [100, 1, 2, 6, 100, 2, 2, 2])}, repeats=2, calls=3
+  )
+  assert medians == pytest.approx({'a': (3 + 2) / 2})
+  assert ''.join(clock.calls) == 'aaaa' * 2

@@ -1,0 +1,220 @@
+"""What a kernel's benchmark tells: rows in, a table and a JSON file out.
+
+    found = report.make(rows, ceilings.measure())
+    report.show(found)
+    report.write(found, path)
+
+or all three by `report.command(measure)`, at the end of a `bench.py`. A row is
+one implementation at one shape. Beside its seconds stand the operations and
+bytes that the shape needs, counted and not measured, so that
+
+    of ceiling = max(operations / matmul's rate, bytes / copy's rate) / seconds
+
+says how much of what this device can do is reached. A peer is somebody else's
+implementation of the same: ours are so many times as fast as it.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import datetime
+import json
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+from kaiju_jax.kernels import ceilings as ceilings_lib
+
+NO_TIMES = (
+  'On a CPU times mean nothing: interpreted kernels are slow, and what is fast'
+  ' here is not what is fast on an accelerator. Operations, bytes and tiles are'
+  ' counted and the same anywhere.'
+)
+
+
+class Row(NamedTuple):
+  """One implementation at one shape.
+
+  Attributes:
+    kernel: its folder's name, and the pass where it has several.
+    shape: a name that tells the shape.
+    implementation: a module's name, or a peer's.
+    seconds: of a call; None where it was not timed.
+    operations: that the shape needs, two a multiply-add.
+    bytes: that it has to read and write.
+    ceiling: the field of `Ceilings` that bounds the operations.
+    tiles: (visited, needed), where some are skipped.
+    max_error: of the result against the reference; None where not compared.
+    is_peer: whether it is somebody else's.
+  """
+
+  kernel: str
+  shape: str
+  implementation: str
+  seconds: float | None
+  operations: float
+  bytes: float
+  ceiling: str = 'bf16_matmul'
+  tiles: tuple[int, int] | None = None
+  max_error: float | None = None
+  is_peer: bool = False
+
+
+def make(
+  rows: Sequence[Row], ceilings: ceilings_lib.Ceilings
+) -> dict[str, Any]:
+  """Returns everything that is known of the rows, ready for JSON.
+
+  Args:
+    rows: at least one; of a shape at most one row an implementation.
+    ceilings: measured in this run.
+  """
+  device = jax.devices()[0]
+  return {
+    'device': device.device_kind,
+    'platform': jax.default_backend(),
+    'driver': device.client.platform_version.splitlines()[0],
+    'jax': jax.__version__,
+    'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+    'ceilings': ceilings._asdict(),
+    'rows': [
+      row._asdict() | _derived(row, ceilings) | {'times': _times(row, rows)}
+      for row in rows
+    ],
+  }
+
+
+def _derived(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
+  """What a row's seconds make of its counts; all None without them."""
+  least = max(
+    row.operations / getattr(ceilings, row.ceiling), row.bytes / ceilings.copy
+  )
+
+  def over(amount):
+    return None if row.seconds is None else amount / row.seconds
+
+  return {
+    'operations_per_second': over(row.operations),
+    'bytes_per_second': over(row.bytes),
+    'of_ceiling': over(least),
+  }
+
+
+def _times(row: Row, rows: Sequence[Row]) -> dict[str, float]:
+  """How many times as fast as each peer at the same shape."""
+  if row.seconds is None:
+    return {}
+  return {
+    peer.implementation: peer.seconds / row.seconds
+    for peer in rows
+    if peer.is_peer
+    and peer.seconds is not None
+    and (peer.kernel, peer.shape) == (row.kernel, row.shape)
+    and peer.implementation != row.implementation
+  }
+
+
+def write(found: dict[str, Any], path: str | pathlib.Path) -> None:
+  """Writes a `make` as JSON."""
+  pathlib.Path(path).write_text(f'{json.dumps(found, indent=2)}\n')
+
+
+def show(found: dict[str, Any]) -> None:
+  """Prints a `make`, one table a kernel, with what it was measured on.
+
+  On a CPU only what is counted.
+  """
+  import rich.console
+
+  rates = found['ceilings']
+  # A file has no width: wide enough for two peers.
+  console = rich.console.Console()
+  console.width = console.width if console.is_terminal else 140
+  console.print(
+    f'{found["device"]} ({found["platform"]}), JAX {found["jax"]},'
+    f' {found["date"]}.',
+    highlight=False,
+  )
+  if found['platform'] == 'cpu':
+    console.print(NO_TIMES, highlight=False)
+  else:
+    console.print(
+      f'Measured ceilings: {rates["bf16_matmul"] / 1e12:.4g} TFLOP/s bf16,'
+      f' {rates["int8_matmul"] / 1e12:.4g} TOP/s int8, copy'
+      f' {rates["copy"] / 1e9:.4g} GB/s.',
+      highlight=False,
+    )
+  for kernel in dict.fromkeys(row['kernel'] for row in found['rows']):
+    rows = [row for row in found['rows'] if row['kernel'] == kernel]
+    console.print(_table(kernel, rows, found['platform'] == 'cpu'))
+
+
+def _table(kernel: str, rows: Sequence[dict[str, Any]], counts_only: bool):
+  import rich.table
+
+  columns = _COUNTED if counts_only else _MEASURED
+  peers = (
+    [] if counts_only else [r['implementation'] for r in rows if r['is_peer']]
+  )
+  peers = list(dict.fromkeys(peers))
+  table = rich.table.Table(title=kernel)
+  table.add_column('shape')
+  table.add_column('implementation')
+  for name in (*columns, 'max error', *(f'× {peer}' for peer in peers)):
+    table.add_column(name, justify='right')
+  for row in rows:
+    table.add_row(
+      row['shape'],
+      row['implementation'],
+      *(_cell(row[field], *form) for field, *form in columns.values()),
+      _cell(row['max_error'], '.1e'),
+      *(_cell(row['times'].get(peer), '.2f') for peer in peers),
+    )
+  return table
+
+
+# A column's field, its format, and the unit's factor.
+_COUNTED = {
+  'operations': ('operations', '.3g'),
+  'bytes': ('bytes', '.3g'),
+  'tiles / needed': ('tiles', ','),
+}
+_MEASURED = {
+  'ms': ('seconds', '.3f', 1e3),
+  'Tera/s': ('operations_per_second', ',.1f', 1e-12),
+  'GB/s': ('bytes_per_second', ',.0f', 1e-9),
+  'of ceiling': ('of_ceiling', '.0%'),
+}
+
+
+def _cell(value: Any, form: str, factor: float = 1) -> str:
+  if value is None:
+    return ''
+  if isinstance(value, Sequence):
+    return ' / '.join(format(each, form) for each in value)
+  return format(value * factor, form)
+
+
+def command(measure: Callable[[int], Sequence[Row]]) -> None:
+  """Runs a kernel's benchmark as a command: shows it, and writes JSON.
+
+  Args:
+    measure: of a number of rounds, returns the rows.
+  """
+  # Here, so that importing the module defines no flags.
+  from absl import app
+  from absl import flags
+
+  repeats = flags.DEFINE_integer('repeats', 9, 'Rounds.', lower_bound=1)
+  path = flags.DEFINE_string('json', '', 'File for the numbers.')
+
+  def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+    found = make(measure(repeats.value), ceilings_lib.measure())
+    show(found)
+    if path.value:
+      write(found, path.value)
+
+  app.run(main)

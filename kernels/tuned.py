@@ -1,0 +1,131 @@
+"""Block sizes that were measured to be fastest, in a small file of a kernel's.
+
+    winner(folder, device_kind(), key(length=32768, heads=12))
+
+`tuned.json` holds, by kind of device and by key, what won, its seconds, and
+under which JAX and when. A kernel's `blocks.py` asks here first and has a rule
+of its own for what nobody measured. The file is written on real hardware only.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import datetime
+import functools
+import json
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+from kaiju_jax.kernels import timing
+
+_FILE = 'tuned.json'
+Blocks = Mapping[str, int]
+
+
+class Found(NamedTuple):
+  """A search's outcome.
+
+  Attributes:
+    best: the fastest candidate.
+    seconds: of a call of it.
+    refused: why the compiler would not have a candidate, by its place.
+  """
+
+  best: Blocks
+  seconds: float
+  refused: dict[int, str]
+
+
+def key(**shape: Any) -> str:
+  """Returns the name under which a shape's winner stands."""
+  return ' '.join(f'{name}={shape[name]}' for name in sorted(shape))
+
+
+def device_kind() -> str:
+  """Returns the kind of the device that is compiled for, as JAX calls it."""
+  # A device that is not here is known to the mesh alone.
+  described = jax.sharding.get_abstract_mesh().abstract_device
+  return described.device_kind if described else jax.devices()[0].device_kind
+
+
+def winner(
+  folder: str | pathlib.Path, device_kind: str, key: str
+) -> dict[str, int] | None:
+  """Returns the blocks that won, or None where nobody measured.
+
+  Args:
+    folder: of the kernel.
+    device_kind: see `device_kind`.
+    key: see `key`.
+
+  Raises:
+    ValueError: names a file that cannot be read.
+  """
+  entry = _read(pathlib.Path(folder)).get(device_kind, {}).get(key)
+  return dict(entry['blocks']) if entry else None
+
+
+def write(
+  folder: str | pathlib.Path, device_kind: str, key: str, found: Found
+) -> None:
+  """Adds what a search found to the folder's file."""
+  folder = pathlib.Path(folder)
+  entries = {kind: dict(each) for kind, each in _read(folder).items()}
+  entries.setdefault(device_kind, {})[key] = {
+    'blocks': dict(found.best),
+    'seconds': found.seconds,
+    'jax': jax.__version__,
+    'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
+  }
+  text = json.dumps(entries, indent=2, sort_keys=True)
+  (folder / _FILE).write_text(f'{text}\n')
+  _read.cache_clear()
+
+
+def search(
+  candidates: Sequence[Blocks],
+  run: Callable[[Blocks], Callable[[], Any]],
+  repeats: int = 9,
+  calls: int = 4,
+) -> Found:
+  """Times every candidate on the device at hand.
+
+  Args:
+    candidates: block sizes by name.
+    run: of a candidate, returns a call that computes with it; both may fail as
+      a compiler fails, for want of shared memory or registers.
+    repeats: rounds, each timing every candidate once.
+    calls: a timing.
+
+  Raises:
+    ValueError: no candidate compiles; says why each does not.
+  """
+  runs, refused = {}, {}
+  for i, candidate in enumerate(candidates):
+    try:
+      call = run(candidate)
+      jax.block_until_ready(call())
+    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as why:
+      refused[i] = str(why)
+    else:
+      runs[i] = call
+  if not runs:
+    reasons = [f'{candidates[i]}: {refused[i]}' for i in refused]
+    raise ValueError('no candidate compiles. ' + '; '.join(reasons))
+  seconds = timing.medians(runs, repeats, calls)
+  best = min(seconds, key=seconds.__getitem__)
+  return Found(candidates[best], seconds[best], refused)
+
+
+@functools.cache
+def _read(folder: pathlib.Path) -> dict[str, dict[str, dict]]:
+  file = folder / _FILE
+  if not file.exists():
+    return {}
+  try:
+    return json.loads(file.read_text())
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{file} is no JSON: {error}') from error

@@ -1,0 +1,37 @@
+"""Rates come from counted work over measured seconds."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax.kernels import ceilings
+from kaiju_jax.kernels import timing
+
+
+def test_operations_and_bytes_over_seconds(monkeypatch):
+  asked = {}
+
+  def medians(runs, repeats, calls):
+    asked['results'] = {name: run() for name, run in runs.items()}
+    asked['repeats'] = repeats
+    return {'bf16_matmul': 0.5, 'int8_matmul': 0.25, 'copy': 2.0}
+
+  monkeypatch.setattr(timing, 'medians', medians)
+  found = ceilings.measure(size=16, mebibytes=1, repeats=3)
+  # 16 · 16 sums of 16 products; a MiB read and a MiB written.
+  assert found.bf16_matmul == pytest.approx(2 * 16 * 16 * 16 / 0.5)
+  assert found.int8_matmul == pytest.approx(2 * 16 * 16 * 16 / 0.25)
+  assert found.copy == pytest.approx(2 * 2**20 / 2.0)
+  assert asked['repeats'] == 3
+  results = asked['results']
+  assert results['bf16_matmul'].dtype == jnp.float32
+  assert results['int8_matmul'].dtype == jnp.int32
+  # Codes of a normal variable, not rounded away.
+  assert jnp.abs(results['int8_matmul']).max() > 1000
+  assert results['copy'].nbytes == 2**20
+
+
+def test_they_are_measured_on_what_is_here():
+  found = ceilings.measure(size=32, mebibytes=1, repeats=1)
+  assert min(found) > 0
+  assert jax.default_backend() == 'cpu'

@@ -1,0 +1,88 @@
+"""What a search found is found again, on that device and at that shape."""
+
+import datetime
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax.kernels import timing
+from kaiju_jax.kernels import tuned
+
+_FOUND = tuned.Found({'rows': 128, 'keys': 64}, 1e-3, {})
+
+
+def test_nobody_measured(tmp_path):
+  assert tuned.winner(tmp_path, 'TPU v5', 'length=1') is None
+
+
+def test_a_winner_is_of_its_device_and_shape(tmp_path):
+  shape = tuned.key(length=32, heads=4)
+  assert shape == tuned.key(heads=4, length=32) == 'heads=4 length=32'
+  tuned.write(tmp_path, 'TPU v5', shape, _FOUND)
+  assert tuned.winner(tmp_path, 'TPU v5', shape) == {'rows': 128, 'keys': 64}
+  assert tuned.winner(tmp_path, 'TPU v6 lite', shape) is None
+  assert tuned.winner(tmp_path, 'TPU v5', tuned.key(length=33)) is None
+
+
+def test_a_later_winner_replaces_only_its_own(tmp_path):
+  tuned.write(tmp_path, 'TPU v5', 'a', _FOUND)
+  tuned.write(tmp_path, 'TPU v5', 'b', _FOUND)
+  assert tuned.winner(tmp_path, 'TPU v5', 'b') == _FOUND.best
+  tuned.write(tmp_path, 'TPU v5', 'b', tuned.Found({'rows': 8}, 1e-4, {}))
+  assert tuned.winner(tmp_path, 'TPU v5', 'a') == _FOUND.best
+  assert tuned.winner(tmp_path, 'TPU v5', 'b') == {'rows': 8}
+
+
+def test_the_file_says_how_it_came_about(tmp_path):
+  tuned.write(tmp_path, 'TPU v5', 'a', _FOUND)
+  entry = json.loads((tmp_path / 'tuned.json').read_text())['TPU v5']['a']
+  datetime.date.fromisoformat(entry.pop('date'))
+  assert entry == {
+    'blocks': {'rows': 128, 'keys': 64},
+    'seconds': 1e-3,
+    'jax': jax.__version__,
+  }
+
+
+def test_a_broken_file_is_named(tmp_path):
+  (tmp_path / 'tuned.json').write_text('{')
+  with pytest.raises(ValueError, match=r'tuned\.json is no JSON'):
+    tuned.winner(tmp_path, 'TPU v5', 'a')
+
+
+def test_the_device_is_the_one_that_is_compiled_for():
+  assert tuned.device_kind() == jax.devices()[0].device_kind
+  kind = jax.sharding.AbstractDevice('TPU v9', 1, 'tpu')
+  mesh = jax.sharding.AbstractMesh((), (), abstract_device=kind)
+  with jax.sharding.use_abstract_mesh(mesh):
+    assert tuned.device_kind() == 'TPU v9'
+
+
+def test_search_takes_the_fastest_that_compiles(monkeypatch):
+  seconds = {64: 2.0, 128: 1.0, 256: 3.0}
+  candidates = [{'rows': rows} for rows in (512, 64, 128, 256)]
+
+  def run(blocks):
+    if blocks['rows'] == 512:
+      raise NotImplementedError('too many registers')
+    return lambda: jnp.asarray(blocks['rows'])
+
+  monkeypatch.setattr(
+    timing,
+    'medians',
+    lambda runs, repeats, calls: {
+      name: seconds[int(run())] for name, run in runs.items()
+    },
+  )
+  found = tuned.search(candidates, run)
+  assert found == ({'rows': 128}, 1.0, {0: 'too many registers'})
+
+
+def test_a_search_without_an_outcome_says_why():
+  def run(blocks):
+    raise ValueError('odd rows')
+
+  with pytest.raises(ValueError, match=r"compiles\. {'rows': 3}: odd rows"):
+    tuned.search([{'rows': 3}], run)

@@ -1,0 +1,82 @@
+"""The kernels as their compilers leave them, at the presets' own shapes.
+
+A kernel that agrees with its reference in interpret mode may still spill its
+registers, or multiply without the matrix unit. Heads are those of one device
+where the presets' meshes split them.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.model import presets
+from tests import compiled
+
+
+def _arguments(preset, coded):
+  """(arrays, scales, cotangents) of one row of a preset's full length."""
+  config = presets.preset(preset)
+  L, K = config.max_length, config.head_dim
+  H = config.num_heads // presets.MESHES[preset][1]
+  shape = jax.ShapeDtypeStruct
+  out_BLHK = shape((1, L, H, K), jnp.bfloat16)
+  lse_BLH = shape((1, L, H), jnp.float32)
+  scale_BM = shape((1, L), jnp.float32)
+  dtype = jnp.int8 if coded else jnp.bfloat16
+  arrays = [shape((1, L, *rest), dtype) for rest in ((H, K), (K,), (K,))]
+  arrays += [shape((1, L), jnp.int32)] * 5
+  scales = {'q_scale_BLH': lse_BLH, 'k_scale': scale_BM, 'v_scale': scale_BM}
+  cotangents = [out_BLHK, lse_BLH] * 2
+  return arrays, scales if coded else {}, cotangents
+
+
+def _gpu_kernels(preset, coded, window, kinds):
+  """Compiles a fresh jit: what was traced for another platform stays so."""
+  arrays, scales, cotangents = _arguments(preset, coded)
+  keywords = {'window': window, 'scale': 128**-0.5}
+
+  def run(arrays, scales, cotangents):
+    results = [api.forward(*arrays, **keywords, **scales)]
+    if 'dq' in kinds:
+      results += api.backward(*arrays, *cotangents, **keywords, **scales)
+    return results
+
+  with dispatch.compiling_for('gpu'):
+    kernels = compiled.gpu(jax.jit(run), arrays, scales, cotangents)
+  return [kernels[f'visibility_attention_{kind}'] for kind in kinds]
+
+
+def _check_gpu(preset, coded, window, kinds):
+  """Fails where a kernel spills, or does not feed the matrix unit."""
+  for kernel in _gpu_kernels(preset, coded, window, kinds):
+    assert kernel.spill_stores == 0, kernel
+    assert kernel.instructions['wgmma bf16'] > 0, kernel
+    assert (kernel.instructions['wgmma s8'] > 0) == coded, kernel
+    # An mma is a single warp's: its tile would be too small for a wgmma.
+    assert not any(name.startswith('mma') for name in kernel.instructions)
+
+
+@pytest.mark.parametrize(
+  ('preset', 'coded', 'window'),
+  [
+    ('13b', False, 1024),
+    ('34b', True, None),
+    ('110b', False, None),
+    ('110b', True, 1024),
+  ],
+)
+def test_gpu_kernels_use_the_matrix_unit_and_do_not_spill(
+  preset, coded, window
+):
+  _check_gpu(preset, coded, window, blocks.GPU_KINDS)
+
+
+def test_a_tile_too_large_for_its_warps_is_noticed():
+  with (
+    blocks.trying(blocks.Tiles(128, 128, 4, 2), 'forward'),
+    pytest.raises(AssertionError, match='spill_stores'),
+  ):
+    _check_gpu('110b', False, 1024, ['forward'])
