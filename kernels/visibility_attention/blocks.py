@@ -238,7 +238,7 @@ def tpu(
 
 
 def _divide(length: int, unit: int, most: int) -> int:
-  """Returns a multiple of `unit` that divides evenly, from `most` to its half."""
+  """Returns a multiple of `unit` up to `most` that best divides evenly."""
   if length <= most:
     return -(-length // unit) * unit
   for size in range(most, most // 2 - 1, -unit):
