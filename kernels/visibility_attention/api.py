@@ -29,6 +29,7 @@ RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'chunked': dispatch.ANYWHERE,
   'pallas_gpu': ('gpu',),
+  'triton_kernel': ('gpu',),
 }
 
 

@@ -22,7 +22,10 @@ _SCALE = 0.3
 _TILES = blocks.Tiles(rows=32, keys=32, warps=4, stages=2)
 
 
-@pytest.fixture(params=api.RUNS_ON)
+# Triton's own interpreter is a process of its own: `test_triton_kernel`.
+@pytest.fixture(
+  params=[name for name in api.RUNS_ON if name != 'triton_kernel']
+)
 def implementation(request):
   """Each of them; those of another platform are interpreted, in small tiles."""
   with dispatch.interpreted(), blocks.trying(_TILES):
