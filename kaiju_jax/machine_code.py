@@ -99,8 +99,8 @@ def gpu(
         jitted,
         _placed(arguments, device),
         # PTX is an emitter's file; since JAX 0.12 Pallas Triton's is not among
-        # those written by default.
-        {'xla_dump_to': folder, 'xla_dump_emitter_re': '.*'},
+        # those written by default. (All of them are tens of megabytes.)
+        {'xla_dump_to': folder, 'xla_dump_emitter_re': 'ptx'},
       )
     _refuse_kept(program, pathlib.Path(folder))
     return _read(pathlib.Path(folder))

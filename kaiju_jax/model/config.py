@@ -93,6 +93,7 @@ _CHOICES = {
     'int4',
     'int4_flat',
   ),
+  'quantization.wire_header': ('ln6', 'quarter'),
 }
 
 

@@ -79,6 +79,7 @@ class Weighted(nn.Module):
       is_int8,
       quantization.wire_weights,
       quantization.wire_gradients,
+      quantization.wire_header,
     )
     is_held = is_int8 and quantization.wire_weights == 'ternary'
     if is_held and not self.is_initializing():

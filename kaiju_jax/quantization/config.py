@@ -51,6 +51,8 @@ class QuantizationConfig:
       bits, elements `zero`), 'squinch_floor', 'squinch_fitted', 'float' for
       the model's dtype, or, as contrasts that are rounded but not packed,
       'int4' (blocks of 32 along D) and 'int4_flat' (of 256 in memory's order).
+    wire_header: Squinch's, of `wire_gradients='squinch…'`: 'ln6', the sources'
+      steps of e^(1/6), or 'quarter', ours of 2^(1/4).
   """
 
   matmul: str = 'int8'
@@ -67,6 +69,7 @@ class QuantizationConfig:
   wire_weights: str = 'int8'
   ternary: TernaryConfig = dataclasses.field(default_factory=TernaryConfig)
   wire_gradients: str = 'squinch'
+  wire_header: str = 'ln6'
 
 
 def none() -> QuantizationConfig:

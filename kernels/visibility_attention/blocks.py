@@ -1,12 +1,17 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
-The numbers were measured on a CPU with `experiments.bench_attention`.
+Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
+those of `pallas_gpu` by what its compiler says of registers.
 """
 
 from collections.abc import Iterator
 import contextlib
 import contextvars
+import pathlib
+import types
 from typing import NamedTuple
+
+from kaiju_jax.kernels import tuned
 
 # One dense block of this many logits per head is as fast as a march.
 _DENSE = 128 * 128
@@ -37,8 +42,8 @@ def implementation(
 ) -> str:
   """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
 
-  A head of more than 256 channels does not fit into a GPU program's registers:
-  plain XLA takes it.
+  Of more than 256 channels a GPU program has no room for a tile: those heads
+  are XLA's.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -74,13 +79,31 @@ class Tiles(NamedTuple):
   stages: int
 
 
-_tried = contextvars.ContextVar('tried', default=None)
+# By the bytes of a key in floats: as large as H100's registers hold without a
+# spill. Compiled, not timed.
+_GPU = {
+  256: {
+    'forward': Tiles(128, 128, 8, 2),
+    'dq': Tiles(128, 64, 8, 2),
+    'dkv': Tiles(64, 128, 8, 2),
+  },
+  512: dict.fromkeys(('forward', 'dq', 'dkv'), Tiles(64, 32, 8, 2)),
+  1024: {
+    'forward': Tiles(32, 32, 4, 2),
+    'dq': Tiles(32, 32, 8, 1),
+    'dkv': Tiles(32, 32, 8, 1),
+  },
+}
+GPU_KINDS = tuple(_GPU[256])
+
+_tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 
 @contextlib.contextmanager
-def trying(tiles: Tiles) -> Iterator[None]:
-  """Within it, every GPU kernel that is traced has these blocks."""
-  token = _tried.set(tiles)
+def trying(tiles: Tiles, *kinds: str) -> Iterator[None]:
+  """Within it, GPU kernels of `kinds`, or all, are traced with these blocks."""
+  tried = {**_tried.get(), **dict.fromkeys(kinds or GPU_KINDS, tiles)}
+  token = _tried.set(tried)
   try:
     yield
   finally:
@@ -92,30 +115,58 @@ def gpu(
   *,
   rows: int,
   memory: int,
+  window: int | None,
   head_dim: int,
   itemsize: int,
   integer_dot: bool,
 ) -> Tiles:
-  """Returns the blocks of a GPU kernel.
+  """Returns the blocks of a GPU kernel: measured ones where there are any.
 
   Args:
     kind: 'forward', 'dq' or 'dkv'.
     rows: queries times heads.
     memory: keys.
+    window: None for all.
     head_dim: K, a power of two.
-    itemsize: bytes of the widest value that meets in a product.
+    itemsize: bytes of a float.
     integer_dot: whether q and k meet as codes.
   """
-  if _tried.get() is not None:
-    return _tried.get()
-  return _GPU[kind]
+  if kind in _tried.get():
+    return _tried.get()[kind]
+  folder = pathlib.Path(__file__).parent
+  key = gpu_key(kind, window, head_dim, itemsize, integer_dot)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return Tiles(**found)
+  bytes_of_a_key = max(256, head_dim * itemsize)
+  tiles = _GPU[bytes_of_a_key][kind]
+  fewest = _power(min(rows, tiles.rows))
+  return tiles._replace(
+    rows=fewest,
+    keys=_power(min(memory, tiles.keys)),
+    warps=tiles.warps if fewest == tiles.rows else 4,
+  )
 
 
-_GPU = {
-  'forward': Tiles(128, 64, 8, 2),
-  'dq': Tiles(128, 64, 8, 2),
-  'dkv': Tiles(64, 64, 8, 2),
-}
+def gpu_key(
+  kind: str,
+  window: int | None,
+  head_dim: int,
+  itemsize: int,
+  integer_dot: bool,
+) -> str:
+  """Returns what measured blocks of a GPU kernel are filed under."""
+  return tuned.key(
+    kind=kind,
+    windowed=window is not None,
+    head_dim=head_dim,
+    itemsize=itemsize,
+    integer_dot=integer_dot,
+  )
+
+
+def _power(size: int) -> int:
+  """The power of two from `size` on, at least what a matrix unit takes."""
+  return max(16, 1 << (size - 1).bit_length())
 
 
 def plan_tiles(rows: int, heads: int) -> int:
