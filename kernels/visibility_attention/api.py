@@ -30,8 +30,9 @@ RUNS_ON = {
   'chunked': dispatch.ANYWHERE,
   'pallas_gpu': ('gpu',),
   'pallas_tpu': ('tpu',),
-  # By its name alone: nobody has timed it on a GPU.
+  # By their names alone: nobody has timed them on a GPU.
   'mosaic_gpu': ('gpu',),
+  'triton_kernel': ('gpu',),
 }
 
 
