@@ -1,13 +1,19 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
-The numbers were measured on a CPU with `experiments.bench_attention`.
+Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
+those of `pallas_gpu` by what its compiler says of registers, those of
+`pallas_tpu` by the schedules that its compiler makes.
 """
 
 from collections.abc import Iterator
 import contextlib
 import contextvars
 import math
+import pathlib
+import types
 from typing import NamedTuple
+
+from kaiju_jax.kernels import tuned
 
 # One dense block of this many logits per head is as fast as a march.
 _DENSE = 128 * 128
@@ -38,8 +44,8 @@ def implementation(
 ) -> str:
   """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
 
-  A head of more than 256 channels does not fit into a GPU program's registers,
-  nor its blocks into a TPU's vector memory: plain XLA takes it.
+  Of more than 256 channels neither a GPU program nor a TPU's vector memory has
+  room for a tile: those heads are XLA's.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -75,13 +81,36 @@ class Tiles(NamedTuple):
   stages: int
 
 
-_tried = contextvars.ContextVar('tried', default=None)
+# By the bytes of a key in floats: as large as H100's registers hold without a
+# spill. Compiled, not timed.
+_GPU = {
+  256: {
+    'forward': Tiles(128, 128, 8, 2),
+    'dq': Tiles(128, 64, 8, 2),
+    'dkv': Tiles(64, 128, 8, 2),
+  },
+  512: dict.fromkeys(('forward', 'dq', 'dkv'), Tiles(64, 32, 8, 2)),
+  1024: {
+    'forward': Tiles(32, 32, 4, 2),
+    'dq': Tiles(32, 32, 8, 1),
+    'dkv': Tiles(32, 32, 8, 1),
+  },
+}
+GPU_KINDS = tuple(_GPU[256])
+
+_tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 
 @contextlib.contextmanager
-def trying(tiles: 'Tiles | TpuTiles') -> Iterator[None]:
-  """Within it, every kernel that is traced for their platform has these."""
-  token = _tried.set(tiles)
+def trying(tiles: 'Tiles | TpuTiles', *kinds: str) -> Iterator[None]:
+  """Within it, kernels of `kinds` are traced with these blocks.
+
+  Args:
+    tiles: blocks.
+    kinds: of GPU_KINDS, all of them by default, or 'tpu'.
+  """
+  tried = {**_tried.get(), **dict.fromkeys(kinds or GPU_KINDS, tiles)}
+  token = _tried.set(tried)
   try:
     yield
   finally:
@@ -93,30 +122,58 @@ def gpu(
   *,
   rows: int,
   memory: int,
+  window: int | None,
   head_dim: int,
   itemsize: int,
   integer_dot: bool,
 ) -> Tiles:
-  """Returns the blocks of a GPU kernel.
+  """Returns the blocks of a GPU kernel: measured ones where there are any.
 
   Args:
     kind: 'forward', 'dq' or 'dkv'.
     rows: queries times heads.
     memory: keys.
+    window: None for all.
     head_dim: K, a power of two.
-    itemsize: bytes of the widest value that meets in a product.
+    itemsize: bytes of a float.
     integer_dot: whether q and k meet as codes.
   """
-  if isinstance(_tried.get(), Tiles):
-    return _tried.get()
-  return _GPU[kind]
+  if kind in _tried.get():
+    return _tried.get()[kind]
+  folder = pathlib.Path(__file__).parent
+  key = gpu_key(kind, window, head_dim, itemsize, integer_dot)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return Tiles(**found)
+  bytes_of_a_key = max(256, head_dim * itemsize)
+  tiles = _GPU[bytes_of_a_key][kind]
+  fewest = _power(min(rows, tiles.rows))
+  return tiles._replace(
+    rows=fewest,
+    keys=_power(min(memory, tiles.keys)),
+    warps=tiles.warps if fewest == tiles.rows else 4,
+  )
 
 
-_GPU = {
-  'forward': Tiles(128, 64, 8, 2),
-  'dq': Tiles(128, 64, 8, 2),
-  'dkv': Tiles(64, 64, 8, 2),
-}
+def gpu_key(
+  kind: str,
+  window: int | None,
+  head_dim: int,
+  itemsize: int,
+  integer_dot: bool,
+) -> str:
+  """Returns what measured blocks of a GPU kernel are filed under."""
+  return tuned.key(
+    kind=kind,
+    windowed=window is not None,
+    head_dim=head_dim,
+    itemsize=itemsize,
+    integer_dot=integer_dot,
+  )
+
+
+def _power(size: int) -> int:
+  """The power of two from `size` on, at least what a matrix unit takes."""
+  return max(16, 1 << (size - 1).bit_length())
 
 
 def plan_tiles(rows: int, heads: int) -> int:
@@ -155,7 +212,7 @@ def tpu(
   itemsize: int,
   window: int | None,
 ) -> TpuTiles:
-  """Returns the blocks of a TPU kernel.
+  """Returns the blocks of the TPU kernels: measured ones where there are any.
 
   By the schedules that are compiled for v5e, v5p and v6e about 1,024 rows by
   512 keys keep the units busy, and hardly less from half as many rows on. With
@@ -171,8 +228,12 @@ def tpu(
     itemsize: bytes of the values that meet in products.
     window: as `api.forward` has it.
   """
-  if isinstance(_tried.get(), TpuTiles):
-    return _tried.get()
+  if 'tpu' in _tried.get():
+    return _tried.get()['tpu']
+  folder = pathlib.Path(__file__).parent
+  key = tpu_key(window, heads, head_dim, itemsize)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return TpuTiles(**found)
   reach = memory if window is None else min(window, memory)
   # Vector memory of 16 MiB holds that many rows of up to 256 bytes.
   most = 1152 * 256 // max(256, head_dim * itemsize)
@@ -185,8 +246,20 @@ def tpu(
   )
 
 
+def tpu_key(
+  window: int | None, heads: int, head_dim: int, itemsize: int
+) -> str:
+  """Returns what measured blocks of the TPU kernels are filed under."""
+  return tuned.key(
+    windowed=window is not None,
+    heads=heads,
+    head_dim=head_dim,
+    itemsize=itemsize,
+  )
+
+
 def _divide(length: int, unit: int, most: int) -> int:
-  """Returns a multiple of `unit` that divides evenly, from `most` to its half."""
+  """A multiple of `unit` that divides evenly, from `most` down to its half."""
   if length <= most:
     return -(-length // unit) * unit
   for size in range(most, most // 2 - 1, -unit):

@@ -20,8 +20,7 @@ arXiv:2412.05496).
 Where q and k are both codes with token scales, s is an int8 product times one
 factor per row and one per column. The forward pass reads v as codes: a token's
 scale is folded into p's columns, a channel's into the result. The backward pass
-multiplies k and v once more, in floats, and so often that XLA turns them into
-floats before: with one KV head they are small.
+needs floats of q, k and v as well, each many times, so XLA makes them before.
 
 What a tile has beyond an array's end is masked when it is loaded and stored. A
 head size that is no power of two, or below 32, is the only reason to copy: it
@@ -49,12 +48,18 @@ _LOG2E = math.log2(math.e)
 
 
 class _Queries(NamedTuple):
-  """Queries of all rows; `_Tile` says which of them a program has."""
+  """Queries of all rows; `_Tile` says which of them a program has.
+
+  Attributes:
+    scale_BR: given where q meets k as codes.
+    float_BRK: given for the gradient of k where q is codes.
+  """
 
   q_BRK: Any
   scale_BR: Any
   coordinate_BL: Any
   position_BL: Any
+  float_BRK: Any = None
 
 
 class _Keys(NamedTuple):
@@ -63,7 +68,7 @@ class _Keys(NamedTuple):
   Attributes:
     k_scale_BM: given where k meets q as codes.
     v_scale: [B, M] for tokens, [K] for channels.
-    k_float_BMK: k for the gradient of q.
+    float_BMK: given for the gradient of q where k is codes.
   """
 
   k_BMK: Any
@@ -73,7 +78,7 @@ class _Keys(NamedTuple):
   start_BM: Any
   limit_BM: Any
   position_BM: Any
-  k_float_BMK: Any = None
+  float_BMK: Any = None
 
 
 class _Cotangents(NamedTuple):
@@ -208,8 +213,11 @@ def backward(
     scale,
     dtype,
   )
-  k_float_BMK = codes.dequantize(k_BMK, k_scale, dtype)
-  keys = keys._replace(k_float_BMK=_wide(_at_least(k_float_BMK, dtype)))
+  if statics.integer_dot:
+    float_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
+    float_BMK = codes.dequantize(k_BMK, k_scale, dtype)
+    queries = queries._replace(float_BRK=_wide(float_BLHK.reshape(B, L * H, K)))
+    keys = keys._replace(float_BMK=_wide(float_BMK))
   product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
   delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
   cotangents = _Cotangents(
@@ -293,6 +301,7 @@ def _call(kind, kernel, operands, results, statics):
     kind,
     rows=statics.rows,
     memory=statics.memory,
+    window=statics.window,
     head_dim=queries.q_BRK.shape[-1],
     itemsize=_float_dtype(keys.v_BMK, statics.dtype).itemsize,
     integer_dot=statics.integer_dot,
@@ -377,7 +386,9 @@ def _dq_kernel(lists, queries, keys, cotangents, dq_BRK, *, statics):
     p_IJ = _weights(queries, keys, tile, block, lse_I, is_full, 'IJ', statics)
     dp_IJ = _dot_transposed(dout_IK, _load(keys.v_BMK, block.span))
     ds_IJ = p_IJ * (dp_IJ - delta_I[:, None])
-    k_JK = _load(keys.k_float_BMK, block.span)
+    k_JK = block.k_JK
+    if statics.integer_dot:
+      k_JK = _load(keys.float_BMK, block.span)
     return dq_IK + _dot(ds_IJ.astype(k_JK.dtype), k_JK)
 
   zeros_IK = jnp.zeros(tile.q_IK.shape, jnp.float32)
@@ -390,8 +401,6 @@ def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
   y, b = pl.program_id(0), pl.program_id(1)
   block = _take_keys(keys, b, y, False, statics)
   v_JK = _load(keys.v_BMK, block.span)
-  q_dtype = _float_dtype(queries.q_BRK, statics.dtype)
-  q_dtype = jnp.promote_types(q_dtype, statics.dtype)
 
   def step(is_full, x, carry):
     dk_JK, dv_JK = carry
@@ -400,16 +409,14 @@ def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
     p_JI = _weights(queries, keys, tile, block, lse_I, is_full, 'JI', statics)
     dv_JK = dv_JK + _dot(p_JI.astype(dout_IK.dtype), dout_IK)
     ds_JI = p_JI * (_dot_transposed(v_JK, dout_IK) - delta_I[None])
+    q_IK = tile.q_IK
     if statics.integer_dot:
-      ds_JI = ds_JI * tile.factor_I[None]
-    dk_JK = dk_JK + _dot(ds_JI.astype(q_dtype), tile.q_IK.astype(q_dtype))
-    return dk_JK, dv_JK
+      q_IK = _load(queries.float_BRK, tile.span)
+    return dk_JK + _dot(ds_JI.astype(q_IK.dtype), q_IK), dv_JK
 
   zeros_JK = jnp.zeros(v_JK.shape, jnp.float32)
   dk_JK, dv_JK = _visit(lists, b, y, statics.shared, step, (zeros_JK, zeros_JK))
-  # The factors of an integer product have the scale in them, to base 2.
-  whole = 1 / _LOG2E if statics.integer_dot else statics.scale
-  _store(dk_BMK, block.span, whole * dk_JK)
+  _store(dk_BMK, block.span, statics.scale * dk_JK)
   _store(dv_BMK, block.span, dv_JK)
 
 

@@ -5,8 +5,6 @@ registers, or multiply without the matrix unit. Heads are those of one device
 where the presets' meshes split them.
 """
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -16,10 +14,6 @@ from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.model import presets
 from tests import compiled
-
-GPU_KERNELS = [
-  f'visibility_attention_{kind}' for kind in ('forward', 'dq', 'dkv')
-]
 
 
 def _arguments(preset, coded):
@@ -39,38 +33,30 @@ def _arguments(preset, coded):
   return arrays, scales if coded else {}, cotangents
 
 
-def _step(window, scale, implementation):
-  """A fresh jit: what was traced for another platform stays so."""
-  keywords = {
-    'window': window,
-    'scale': scale,
-    'implementation': implementation,
-  }
+def _gpu_kernels(preset, coded, window, kinds):
+  """Compiles a fresh jit: what was traced for another platform stays so."""
+  arrays, scales, cotangents = _arguments(preset, coded)
+  keywords = {'window': window, 'scale': 128**-0.5}
 
-  @jax.jit
-  def forward_and_backward(arrays, scales, cotangents):
-    return (
-      api.forward(*arrays, **keywords, **scales),
-      api.backward(*arrays, *cotangents, **keywords, **scales),
-    )
+  def run(arrays, scales, cotangents):
+    results = [api.forward(*arrays, **keywords, **scales)]
+    if 'dq' in kinds:
+      results += api.backward(*arrays, *cotangents, **keywords, **scales)
+    return results
 
-  return forward_and_backward
+  with dispatch.compiling_for('gpu'):
+    kernels = compiled.gpu(jax.jit(run), arrays, scales, cotangents)
+  return [kernels[f'visibility_attention_{kind}'] for kind in kinds]
 
 
-def _check_gpu(arguments, window, tiles=None):
+def _check_gpu(preset, coded, window, kinds):
   """Fails where a kernel spills, or does not feed the matrix unit."""
-  trying = contextlib.nullcontext() if tiles is None else blocks.trying(tiles)
-  with dispatch.compiling_for('gpu'), trying:
-    step = _step(window, 128**-0.5, None)
-    kernels = compiled.gpu(step, *arguments)
-  coded = bool(arguments[1])
-  for name in GPU_KERNELS:
-    kernel = kernels[name]
-    assert kernel.spill_stores == 0, (name, kernel)
-    assert kernel.instructions['wgmma bf16'] > 0, (name, kernel)
-    assert (kernel.instructions['wgmma s8'] > 0) == coded, (name, kernel)
-    # Beside a wgmma, a product of single warps would be a tile too small.
-    assert not any(key.startswith('mma') for key in kernel.instructions)
+  for kernel in _gpu_kernels(preset, coded, window, kinds):
+    assert kernel.spill_stores == 0, kernel
+    assert kernel.instructions['wgmma bf16'] > 0, kernel
+    assert (kernel.instructions['wgmma s8'] > 0) == coded, kernel
+    # An mma is a single warp's: its tile would be too small for a wgmma.
+    assert not any(name.startswith('mma') for name in kernel.instructions)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +71,12 @@ def _check_gpu(arguments, window, tiles=None):
 def test_gpu_kernels_use_the_matrix_unit_and_do_not_spill(
   preset, coded, window
 ):
-  _check_gpu(_arguments(preset, coded), window)
+  _check_gpu(preset, coded, window, blocks.GPU_KINDS)
 
 
-def test_tiles_too_large_for_their_warps_are_noticed():
-  with pytest.raises(AssertionError, match='spill_stores'):
-    _check_gpu(_arguments('110b', False), 1024, blocks.Tiles(128, 128, 4, 2))
+def test_a_tile_too_large_for_its_warps_is_noticed():
+  with (
+    blocks.trying(blocks.Tiles(128, 128, 4, 2), 'forward'),
+    pytest.raises(AssertionError, match='spill_stores'),
+  ):
+    _check_gpu('110b', False, 1024, ['forward'])

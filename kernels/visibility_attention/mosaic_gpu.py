@@ -1,0 +1,550 @@
+"""Visibility attention's forward pass in Pallas Mosaic GPU, for Hopper.
+
+    s = q · k,   p = 2^(f · (s - peak)),   peak = max s so far,   f > 0
+    out = Σ p · v / Σ p,   lse = f · peak / log2 e + log Σ p
+
+A program is three warpgroups and one tile of 128 rows of [B, L·H, K], all heads
+of a few tokens. One warpgroup only fetches: it follows the tile's list of key
+blocks (`plan`) and has the TMA unit fill a ring of shared memory with K, V and
+what the mask and the scales need of each key. The other two have 64 rows each:
+the tensor cores multiply the one's while the other is at its softmax, and then
+they change places. First come the blocks that all of the tile sees in full,
+which need no mask. The method is FlashAttention-3's (Shah et al. 2024,
+arXiv:2407.08608), the lists FlexAttention's (Dong et al. 2024,
+arXiv:2412.05496).
+
+Where q and k are both codes with token scales they meet as s8 in an s32 sum.
+The key's scale and the sign of `scale` go into s, the rest into f, one number a
+row. All other codes become `dtype` before the kernel: K and V of one head are
+an H-th of the queries, and the kernel reads them once for every tile, so one
+pass over them is cheaper than converting each block again. (Our guess, as long
+as a tile is not the only one: not for decoding.)
+
+What is known of it: it compiles for H100 without spills, and agrees with the
+reference in JAX's interpreter, where a product is jnp's own, memory that is not
+ready is a race, and a barrier that is never reached hangs. It has not run on a
+GPU, so `api` takes it only by its name.
+
+The backward pass is `pallas_gpu`'s. JAX calls this interface unstable: it was
+tried with 0.10.2 and 0.12.0.
+"""
+
+import functools
+import inspect
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import codes
+from kaiju_jax.kernels.visibility_attention import pallas_gpu
+from kaiju_jax.kernels.visibility_attention import plan
+
+backward = pallas_gpu.backward
+
+# Warpgroups that multiply, and the rows of each: those of one instruction.
+_GROUPS, _GROUP_ROWS = 2, 64
+_ROWS = _GROUPS * _GROUP_ROWS
+# Of a block. Twice as many do not fit into a thread's registers.
+_KEYS = 128
+# Blocks in flight: as many as shared memory holds, and more than four are idle.
+_SHARED_BYTES, _MOST_STAGES = 224 * 1024, 4
+# Of the fetching warpgroup's threads and of the others': 512 in all.
+_FETCHING, _MULTIPLYING = 40, 232
+# A wider head's sums and logits do not fit into the registers.
+_WIDEST = 128
+
+# Below any logit, and finite, so that 2^(-inf - _LOWEST) is 0 and not NaN.
+_LOWEST = -1e30
+# The least f: -inf times it is still -inf.
+_LEAST = 1e-30
+_LOG2E = math.log2(math.e)
+
+_OF_ROWS = plgpu.Layout.WGMMA.reduce(1)
+_OF_COLUMNS = plgpu.Layout.WGMMA.reduce(0)
+# JAX 0.10 wants an index to load all of a reference, and 0.12 takes none.
+_ALL = ((),) if 'idx' in inspect.signature(plgpu.load).parameters else ()
+
+
+class _Rows(NamedTuple):
+  """Of each row of q: [B, R]. `past` is the last position out of its window."""
+
+  coordinate: Any
+  past: Any
+  factor: Any
+
+
+class _Columns(NamedTuple):
+  """Of each key: [B, M]."""
+
+  start: Any
+  limit: Any
+  position: Any
+  scale: Any
+
+
+class _Operands(NamedTuple):
+  """What is in the GPU's memory."""
+
+  lists: plan.FullFirst
+  q_BRK: Any
+  k_BMK: Any
+  v_BMK: Any
+  rows: _Rows
+  columns: _Columns
+
+
+class _Shared(NamedTuple):
+  """What a program has in shared memory: G warpgroups, S stages of the ring."""
+
+  q_GIK: Any
+  k_SJK: Any
+  v_SJK: Any
+  columns: _Columns
+  out_GIK: Any
+  lse_GI: Any
+
+
+class _Barriers(NamedTuple):
+  """Full: the TMA unit is done. Free: both warpgroups are. Turn: both came."""
+
+  q_full: Any
+  k_full: Any
+  v_full: Any
+  k_free: Any
+  v_free: Any
+  turn: Any
+
+
+class _Statics(NamedTuple):
+  """What a kernel knows when it is compiled.
+
+  Attributes:
+    batch: B.
+    tiles: of a row of the batch.
+    shared: tiles that share a list.
+    stages: of the ring.
+    factor: f where it is one for all rows.
+    sign: of the logits in s, where no key's scale has it.
+    dtype: of v, of the weights p and of the output.
+  """
+
+  batch: int
+  tiles: int
+  shared: int
+  stages: int
+  factor: float
+  sign: int
+  dtype: Any
+
+
+def forward(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  q_scale_BLH,
+  k_scale,
+  v_scale,
+  dtype,
+):
+  """Returns (out_BLHK in `dtype`, lse_BLH in float32).
+
+  Raises:
+    ValueError: a type or a head size that it does not take; names which does.
+      A negative scale of a query's codes is not seen: the results are NaN.
+  """
+  B, L, H, K = q_BLHK.shape
+  _check({'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}, dtype)
+  ranges = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  shared = blocks.plan_tiles(_ROWS, H)
+  sizes = window, _ROWS * shared, H, _KEYS
+  lists = plan.full_first(
+    plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
+  )
+
+  def of_rows(x_BLH):
+    x_BLH = jnp.broadcast_to(x_BLH, (B, L, H))
+    return _padded(x_BLH.reshape(B, L * H), (1, _ROWS, 1))
+
+  def of_columns(x_BM):
+    return _padded(x_BM, (1, _KEYS))
+
+  factor, sign = max(abs(scale) * _LOG2E, _LEAST), 1 if scale >= 0 else -1
+  factor_BLH = None
+  if codes.integer_dot(q_BLHK, k_BMK, k_scale):
+    factor_BLH = q_scale_BLH.astype(jnp.float32) * factor
+    factor_BLH = jnp.where(factor_BLH == 0, _LEAST, factor_BLH)
+    k_scale, sign = k_scale.astype(jnp.float32) * sign, 1
+  else:
+    q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
+    k_BMK, k_scale = codes.dequantize(k_BMK, k_scale, dtype), None
+  v_BMK = codes.dequantize(v_BMK, v_scale, dtype)
+  past_BLH = None if window is None else position_BL[..., None] - window
+  operands = _Operands(
+    lists,
+    _padded(q_BLHK.reshape(B, L * H, K), (1, _ROWS, 64)),
+    _padded(k_BMK, (1, _KEYS, 64)),
+    _padded(v_BMK, (1, _KEYS, 64)),
+    jax.tree.map(
+      of_rows, _Rows(coordinate_BL[..., None], past_BLH, factor_BLH)
+    ),
+    jax.tree.map(
+      of_columns,
+      _Columns(
+        start_BM, limit_BM, None if window is None else position_BM, k_scale
+      ),
+    ),
+  )
+  statics = _Statics(
+    batch=B,
+    tiles=operands.q_BRK.shape[1] // _ROWS,
+    shared=shared,
+    stages=_stages(operands, dtype),
+    factor=factor,
+    sign=sign,
+    dtype=jnp.dtype(dtype),
+  )
+  out_BRK, lse_BR = _call(operands, statics)
+  out_BLHK = out_BRK[:, : L * H, :K].reshape(B, L, H, K)
+  return out_BLHK, lse_BR[:, : L * H].reshape(B, L, H)
+
+
+def _check(arrays, dtype) -> None:
+  others = "implementation='pallas_gpu' takes it."
+  if dtype not in (jnp.bfloat16, jnp.float16):
+    raise ValueError(
+      f'dtype={jnp.dtype(dtype)}: mosaic_gpu computes in bfloat16 or float16;'
+      f' {others}'
+    )
+  for name, x in arrays.items():
+    if x.dtype not in (jnp.int8, dtype):
+      raise ValueError(
+        f'{name} is {x.dtype}: mosaic_gpu takes int8 or dtype,'
+        f' {jnp.dtype(dtype)}; {others}'
+      )
+    if x.shape[-1] > _WIDEST:
+      raise ValueError(
+        f'{name} has a head size of {x.shape[-1]}: mosaic_gpu takes at most'
+        f' {_WIDEST}; {others}'
+      )
+
+
+def _padded(x, multiples):
+  """Zeros behind, up to multiples: keys of zeros are seen by nobody."""
+  spares = [-size % of for size, of in zip(x.shape, multiples)]
+  return jnp.pad(x, [(0, spare) for spare in spares]) if any(spares) else x
+
+
+def _stages(operands, dtype) -> int:
+  """How many blocks of keys fit beside q and the output."""
+
+  def of_row(x):
+    return x.shape[-1] * x.dtype.itemsize
+
+  wide = operands.v_BMK.shape[-1] * jnp.dtype(dtype).itemsize
+  once = _ROWS * (of_row(operands.q_BRK) + wide)
+  each = of_row(operands.k_BMK) + wide + 4 * len(_present(operands.columns))
+  return min((_SHARED_BYTES - once) // (_KEYS * each), _MOST_STAGES)
+
+
+def _call(operands, statics):
+  B, R, K = operands.q_BRK.shape
+  rows, stages = (_GROUPS, _GROUP_ROWS), (statics.stages, _KEYS)
+  shared = _Shared(
+    _tiled((*rows, K), operands.q_BRK.dtype),
+    _tiled((*stages, K), operands.k_BMK.dtype),
+    _tiled((*stages, K), statics.dtype),
+    jax.tree.map(lambda x: plgpu.SMEM(stages, x.dtype), operands.columns),
+    _tiled((*rows, K), statics.dtype),
+    plgpu.SMEM(rows, jnp.float32),
+  )
+  copies = 1 + len(_present(operands.columns))
+  barriers = _Barriers(
+    q_full=plgpu.Barrier(num_barriers=_GROUPS),
+    k_full=plgpu.Barrier(num_barriers=statics.stages, num_arrivals=copies),
+    v_full=plgpu.Barrier(num_barriers=statics.stages),
+    k_free=plgpu.Barrier(num_barriers=statics.stages, num_arrivals=_GROUPS),
+    v_free=plgpu.Barrier(num_barriers=statics.stages, num_arrivals=_GROUPS),
+    turn=plgpu.Barrier(num_arrivals=_GROUPS),
+  )
+
+  def visibility_attention_forward(operands, out_BRK, lse_BR):
+    pl.run_scoped(
+      functools.partial(_program, operands, out_BRK, lse_BR, statics),
+      shared,
+      barriers,
+      collective_axes='group',
+    )
+
+  return plgpu.kernel(
+    visibility_attention_forward,
+    out_type=(
+      jax.ShapeDtypeStruct((B, R, K), statics.dtype),
+      jax.ShapeDtypeStruct((B, R), jnp.float32),
+    ),
+    grid=(statics.tiles * statics.batch,),
+    grid_names=('tile',),
+    num_threads=_GROUPS + 1,
+    thread_name='group',
+    # No thread reads shared memory that it writes: barriers of its own suffice.
+    compiler_params=plgpu.CompilerParams(
+      approx_math=True, unsafe_no_auto_barriers=True
+    ),
+    interpret=_interpreter(),
+  )(operands)
+
+
+def _tiled(shape, dtype):
+  """Shared memory as the tensor cores and the TMA unit want it."""
+  size = jnp.dtype(dtype).itemsize
+  width = min(128, shape[-1] * size)
+  if shape[-1] * size % width:
+    width = 64
+  return plgpu.SMEM(
+    shape,
+    dtype,
+    transforms=(
+      plgpu.TilingTransform((8, width // size)),
+      plgpu.SwizzleTransform(width),
+    ),
+  )
+
+
+def _interpreter():
+  if not dispatch.interpreting():
+    return None
+  if hasattr(plgpu, 'InterpretGPUParams'):
+    return plgpu.InterpretGPUParams(detect_races=True)
+  # JAX 0.10 has it in a private place alone.
+  from jax._src.pallas.mosaic_gpu.interpret import params
+
+  return params.InterpretGPUParams(detect_races=True)
+
+
+def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
+  number = jax.lax.axis_index('tile')
+  b = jax.lax.rem(number, statics.batch)
+  # In a causal row the last tile has most to do: it goes first.
+  x = statics.tiles - 1 - jax.lax.div(number, statics.batch)
+  group = jax.lax.axis_index('group')
+  X, lists = jax.lax.div(x, statics.shared), operands.lists
+  count = lists.count_BX[b, X]
+
+  @pl.when(group == _GROUPS)
+  def _():
+    plgpu.set_max_registers(_FETCHING, action='decrease')
+
+    @pl.loop(0, count)
+    def _(n):
+      _fetch(operands, shared, barriers, b, lists.list_BXY[b, X, n], n, statics)
+
+  @pl.when(group < _GROUPS)
+  def _():
+    plgpu.set_max_registers(_MULTIPLYING, action='increase')
+    span = b, pl.ds(x * _ROWS + group * _GROUP_ROWS, _GROUP_ROWS)
+    q_IK, q_full = shared.q_GIK.at[group], barriers.q_full.at[group]
+    plgpu.copy_gmem_to_smem(operands.q_BRK.at[span], q_IK, q_full)
+    rows = jax.tree.map(
+      lambda x_BR: _load(x_BR.at[span], _OF_ROWS, optimized=False),
+      operands.rows,
+    )
+    plgpu.barrier_wait(q_full)
+    counts = lists.full_BX[b, X], count
+    sums = _attend(q_IK, rows, shared, barriers, group, counts, statics)
+    results = shared.out_GIK.at[group], shared.lse_GI.at[group]
+    _finish(sums, rows, results, statics)
+    plgpu.commit_smem()
+    for result, whole in zip(results, (out_BRK, lse_BR)):
+      plgpu.copy_smem_to_gmem(result, whole.at[span])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _fetch(operands, shared, barriers, b, y, n, statics):
+  """Fetches block y, the n-th of the list, as soon as its places are free."""
+  stage = jax.lax.rem(n, statics.stages)
+  span = b, pl.ds(y * _KEYS, _KEYS)
+
+  def fetch(sources, places, full, free):
+    @pl.when(n >= statics.stages)
+    def _():
+      plgpu.barrier_wait(free.at[stage])
+
+    for source, place in zip(_present(sources), _present(places)):
+      plgpu.copy_gmem_to_smem(source.at[span], place.at[stage], full.at[stage])
+
+  fetch(
+    (operands.k_BMK, *operands.columns),
+    (shared.k_SJK, *shared.columns),
+    barriers.k_full,
+    barriers.k_free,
+  )
+  fetch([operands.v_BMK], [shared.v_SJK], barriers.v_full, barriers.v_free)
+
+
+def _attend(q_IK, rows, shared, barriers, group, counts, statics):
+  """Returns peak_I, total_I and sum_IK over the blocks of the list."""
+  full, count = counts
+
+  def take_turn():
+    plgpu.barrier_arrive(barriers.turn)
+    plgpu.barrier_wait(barriers.turn)
+
+  def wait_for_k(n):
+    @pl.when(n < count)
+    def _():
+      stage = jax.lax.rem(n, statics.stages)
+      plgpu.barrier_wait(barriers.k_full.at[stage])
+
+  def step(is_full, n, carry):
+    peak_I, total_I, sum_IK = carry
+    stage = jax.lax.rem(n, jnp.int32(statics.stages))
+    columns = jax.tree.map(lambda x_SJ: x_SJ.at[stage], shared.columns)
+    s_IJ = _logits(q_IK, shared.k_SJK.at[stage], take_turn)
+    s_IJ = _scaled(s_IJ, columns, statics)
+    if not is_full:
+      s_IJ = jnp.where(_visible(rows, columns, s_IJ.shape), s_IJ, -jnp.inf)
+    plgpu.barrier_arrive(barriers.k_free.at[stage])
+    new_peak_I = jnp.maximum(peak_I, s_IJ.max(axis=1))
+    factor_I, factor_IJ = _factors(rows, s_IJ.shape, statics)
+    decay_I = jnp.exp2(factor_I * (peak_I - new_peak_I))
+    p_IJ = jnp.exp2(factor_IJ * s_IJ - _down(factor_I * new_peak_I, s_IJ.shape))
+    total_I = total_I * decay_I + p_IJ.sum(axis=1)
+    sum_IK = sum_IK * _down(decay_I, sum_IK.shape)
+    # All of it before the turn ends: then the tensor cores are this group's.
+    p_IJ, total_I, sum_IK = jax.lax.optimization_barrier(
+      (p_IJ.astype(statics.dtype), total_I, sum_IK)
+    )
+    plgpu.barrier_arrive(barriers.turn)
+    plgpu.barrier_wait(barriers.v_full.at[stage])
+    plgpu.barrier_wait(barriers.turn)
+    sum_IK = _weighted(
+      sum_IK, p_IJ, shared.v_SJK.at[stage], lambda: wait_for_k(n + 1)
+    )
+    plgpu.barrier_arrive(barriers.v_free.at[stage])
+    return new_peak_I, total_I, sum_IK
+
+  wait_for_k(jnp.int32(0))
+  # The second group begins when the first has its first logits ...
+  pl.when(group == 1)(take_turn)
+  carry = (
+    _constant(_LOWEST, (_GROUP_ROWS,), _OF_ROWS),
+    _constant(0.0, (_GROUP_ROWS,), _OF_ROWS),
+    _constant(0.0, q_IK.shape, plgpu.Layout.WGMMA),
+  )
+  carry = jax.lax.fori_loop(0, full, functools.partial(step, True), carry)
+  carry = jax.lax.fori_loop(full, count, functools.partial(step, False), carry)
+  # ... and has its last turn when the first is done.
+  pl.when(group == 0)(take_turn)
+  return carry
+
+
+def _finish(sums, rows, results, statics):
+  peak_I, total_I, sum_IK = sums
+  out_IK, lse_I = results
+  sees_I = total_I > 0
+  total_I = jnp.where(sees_I, total_I, 1.0)
+  factor_I, _ = _factors(rows, sum_IK.shape, statics)
+  lse_I[...] = jnp.where(
+    sees_I, factor_I * peak_I / _LOG2E + jnp.log(total_I), 0.0
+  )
+  sum_IK = sum_IK * _down(1 / total_I, sum_IK.shape)
+  out_IK[...] = sum_IK.astype(statics.dtype)
+
+
+def _logits(q_IK, k_JK, meanwhile):
+  """q · k by the tensor cores, and calls `meanwhile` as they begin."""
+  dtype = jnp.int32 if q_IK.dtype == jnp.int8 else jnp.float32
+  if dispatch.interpreting():
+    s_IJ = jax.lax.dot_general(
+      q_IK[...],
+      k_JK[...],
+      (((1,), (1,)), ((), ())),
+      preferred_element_type=dtype,
+    )
+    meanwhile()
+    return s_IJ
+
+  def multiply(s_IJ):
+    plgpu.wgmma(s_IJ, q_IK, k_JK.transpose((1, 0)))
+    meanwhile()
+    return s_IJ[...]
+
+  accumulator = plgpu.ACC((q_IK.shape[0], k_JK.shape[0]), dtype)
+  return pl.run_scoped(multiply, accumulator)
+
+
+def _weighted(sum_IK, p_IJ, v_JK, meanwhile):
+  """sum + p · v, likewise."""
+  if dispatch.interpreting():
+    meanwhile()
+    return sum_IK + jnp.dot(p_IJ, v_JK[...], preferred_element_type=jnp.float32)
+
+  def multiply(sum_IK):
+    plgpu.wgmma(sum_IK, p_IJ, v_JK)
+    meanwhile()
+
+  return pl.run_state(multiply)(plgpu.ACC.init(sum_IK))
+
+
+def _scaled(s_IJ, columns, statics):
+  s_IJ = s_IJ.astype(jnp.float32)
+  if columns.scale is not None:
+    return s_IJ * _across(columns.scale, s_IJ.shape)
+  return s_IJ if statics.sign > 0 else -s_IJ
+
+
+def _visible(rows, columns, shape):
+  coordinate_IJ = _down(rows.coordinate, shape)
+  visible_IJ = (_across(columns.start, shape) <= coordinate_IJ) & (
+    coordinate_IJ < _across(columns.limit, shape)
+  )
+  if rows.past is None:
+    return visible_IJ
+  return visible_IJ & (
+    _down(rows.past, shape) < _across(columns.position, shape)
+  )
+
+
+def _factors(rows, shape, statics):
+  """f for each row, and as an array: the same number where all rows have it."""
+  if rows.factor is None:
+    return statics.factor, statics.factor
+  return rows.factor, _down(rows.factor, shape)
+
+
+def _down(x_I, shape):
+  return jax.lax.broadcast_in_dim(x_I, shape, [0])
+
+
+def _across(x_J, shape):
+  return jax.lax.broadcast_in_dim(_load(x_J, _OF_COLUMNS), shape, [1])
+
+
+# An interpreted array has no layout.
+def _load(ref, layout, optimized=True):
+  if dispatch.interpreting():
+    return ref[...]
+  return plgpu.load(ref, *_ALL, layout=layout, optimized=optimized)
+
+
+def _constant(value, shape, layout):
+  x = jnp.full(shape, value, jnp.float32)
+  return x if dispatch.interpreting() else plgpu.layout_cast(x, layout)
+
+
+def _present(items) -> list:
+  return [x for x in items if x is not None]
