@@ -1,7 +1,8 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
 Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
-those of `pallas_gpu` by what its compiler says of registers.
+those of `pallas_gpu` by what its compiler says of registers, those of
+`pallas_tpu` by the schedules that its compiler makes.
 """
 
 from collections.abc import Iterator
@@ -43,8 +44,8 @@ def implementation(
 ) -> str:
   """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
 
-  Of more than 256 channels a GPU program has no room for a tile, nor a TPU's
-  vector memory for its blocks: those heads are XLA's.
+  Of more than 256 channels neither a GPU program nor a TPU's vector memory has
+  room for a tile: those heads are XLA's.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -102,7 +103,12 @@ _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 @contextlib.contextmanager
 def trying(tiles: 'Tiles | TpuTiles', *kinds: str) -> Iterator[None]:
-  """Within it, kernels of `kinds`, or all of a platform, have these blocks."""
+  """Within it, kernels of `kinds` are traced with these blocks.
+
+  Args:
+    tiles: blocks.
+    kinds: of GPU_KINDS, or 'tpu'; by default all that such tiles are for.
+  """
   every = ('tpu',) if isinstance(tiles, TpuTiles) else GPU_KINDS
   tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
   token = _tried.set(tried)
@@ -207,7 +213,7 @@ def tpu(
   itemsize: int,
   window: int | None,
 ) -> TpuTiles:
-  """Returns the blocks of a TPU kernel.
+  """Returns the blocks of the TPU kernels: measured ones where there are any.
 
   By the schedules that are compiled for v5e, v5p and v6e about 1,024 rows by
   512 keys keep the units busy, and hardly less from half as many rows on. With
@@ -225,6 +231,10 @@ def tpu(
   """
   if 'tpu' in _tried.get():
     return _tried.get()['tpu']
+  folder = pathlib.Path(__file__).parent
+  key = tpu_key(window, heads, head_dim, itemsize)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return TpuTiles(**found)
   reach = memory if window is None else min(window, memory)
   # Vector memory of 16 MiB holds that many rows of up to 256 bytes.
   most = 1152 * 256 // max(256, head_dim * itemsize)
@@ -237,8 +247,20 @@ def tpu(
   )
 
 
+def tpu_key(
+  window: int | None, heads: int, head_dim: int, itemsize: int
+) -> str:
+  """Returns what measured blocks of the TPU kernels are filed under."""
+  return tuned.key(
+    windowed=window is not None,
+    heads=heads,
+    head_dim=head_dim,
+    itemsize=itemsize,
+  )
+
+
 def _divide(length: int, unit: int, most: int) -> int:
-  """Returns a multiple of `unit` up to `most` that best divides evenly."""
+  """A multiple of `unit` that divides evenly, from `most` down to its half."""
   if length <= most:
     return -(-length // unit) * unit
   for size in range(most, most // 2 - 1, -unit):

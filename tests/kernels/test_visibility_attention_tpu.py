@@ -26,7 +26,7 @@ _SCALE = 0.3
 @pytest.fixture(autouse=True)
 def small_blocks():
   """Interpreted, in blocks of 256 rows and 128 keys."""
-  with dispatch.interpreted(), blocks.trying(blocks.TpuTiles(256, 128)):
+  with dispatch.interpreted(), blocks.trying(blocks.TpuTiles(256, 128), 'tpu'):
     yield
 
 
