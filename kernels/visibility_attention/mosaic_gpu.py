@@ -348,9 +348,10 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
   def _():
     plgpu.set_max_registers(_FETCHING, action='decrease')
 
-    @pl.loop(0, count)
+    # On, until what was fetched last is read.
+    @pl.loop(0, count + statics.stages)
     def _(n):
-      _fetch(operands, shared, barriers, b, lists.list_BXY[b, X, n], n, statics)
+      _fetch(operands, shared, barriers, (b, X, n), count, statics)
 
   @pl.when(group < _GROUPS)
   def _():
@@ -373,18 +374,23 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
     plgpu.wait_smem_to_gmem(0)
 
 
-def _fetch(operands, shared, barriers, b, y, n, statics):
-  """Fetches block y, the n-th of the list, as soon as its places are free."""
-  stage = jax.lax.rem(n, statics.stages)
-  span = b, pl.ds(y * _KEYS, _KEYS)
+def _fetch(operands, shared, barriers, index, count, statics):
+  """Fetches a block of the list, if it is there, once its places are free."""
+  b, _, n = index
+  stage = jax.lax.rem(n, jnp.int32(statics.stages))
 
   def fetch(sources, places, full, free):
     @pl.when(n >= statics.stages)
     def _():
       plgpu.barrier_wait(free.at[stage])
 
-    for source, place in zip(_present(sources), _present(places)):
-      plgpu.copy_gmem_to_smem(source.at[span], place.at[stage], full.at[stage])
+    @pl.when(n < count)
+    def _():
+      span = b, pl.ds(operands.lists.list_BXY[index] * _KEYS, _KEYS)
+      for source, place in zip(_present(sources), _present(places)):
+        plgpu.copy_gmem_to_smem(
+          source.at[span], place.at[stage], full.at[stage]
+        )
 
   fetch(
     (operands.k_BMK, *operands.columns),
@@ -417,7 +423,9 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     s_IJ = _scaled(s_IJ, columns, statics)
     if not is_full:
       s_IJ = jnp.where(_visible(rows, columns, s_IJ.shape), s_IJ, -jnp.inf)
-    plgpu.barrier_arrive(barriers.k_free.at[stage])
+    _release(
+      barriers.k_free.at[stage], not is_full or columns.scale is not None
+    )
     new_peak_I = jnp.maximum(peak_I, s_IJ.max(axis=1))
     factor_I, factor_IJ = _factors(rows, s_IJ.shape, statics)
     decay_I = jnp.exp2(factor_I * (peak_I - new_peak_I))
@@ -434,7 +442,7 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     sum_IK = _weighted(
       sum_IK, p_IJ, shared.v_SJK.at[stage], lambda: wait_for_k(n + 1)
     )
-    plgpu.barrier_arrive(barriers.v_free.at[stage])
+    _release(barriers.v_free.at[stage], False)
     return new_peak_I, total_I, sum_IK
 
   wait_for_k(jnp.int32(0))
@@ -450,6 +458,18 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
   # ... and has its last turn when the first is done.
   pl.when(group == 0)(take_turn)
   return carry
+
+
+def _release(free, by_threads):
+  """Says that a group has read a place of the ring.
+
+  Args:
+    by_threads: whether any of it was read by threads, and not by the tensor
+      cores: only a fence keeps the TMA unit's next writes behind such reads.
+  """
+  if by_threads or dispatch.interpreting():
+    plgpu.commit_smem()
+  plgpu.barrier_arrive(free)
 
 
 def _finish(sums, rows, results, statics):
