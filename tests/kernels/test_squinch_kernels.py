@@ -108,6 +108,23 @@ def test_edges_of_headers_are_the_references(implementation, header):
   assert_same('encode', implementation, near, 'zero', header)
 
 
+@pytest.mark.parametrize('elements', reference.ELEMENTS)
+@on_each
+def test_edges_of_elements_are_the_references(implementation, elements):
+  # A group's first is as large as makes maxabs 1; the others are a few units
+  # in the last place about where an element begins.
+  edges = {
+    'zero': (np.arange(1, 16) - 0.5) / 15,
+    'floor': np.arange(1, 16) / 16,
+    'fitted': reference.FITTED_EDGES,
+  }[elements]
+  near = np.square(edges).astype('f4').view('i4')[:, None] + np.arange(-10, 11)
+  rows = near.astype('i4').view('f4').reshape(7, 45)
+  x_RC = np.concatenate([np.full((1, 45), 0.99, 'f4'), rows])
+  packed = assert_same('encode', implementation, x_RC, elements, 'quarter')
+  assert np.all(packed[0] == 128)
+
+
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
 @on_each
 def test_half_is_read_as_it_is(implementation, dtype):
@@ -142,8 +159,8 @@ def test_a_sum_is_taken_in_the_order_of_its_sources(implementation):
   for order, expected in (
     ([large, units, negative], 0),
     ([large, negative, units], 1),
-    # One more than is read at once, and no divisor of theirs.
-    ([large, negative, *[units] * 9], 9),
+    # More than are read at once, and no divisor of theirs.
+    ([large, units, negative, *[units] * 8], 8),
   ):
     packed = np.stack([x[:, 0] for x in order])
     sum_RC = run('decode_sum', implementation, packed, 'zero', 'quarter')
@@ -187,6 +204,13 @@ def test_the_collective_is_the_same_with_kernels(platform):
   # bf16 goes into the kernel as it is.
   assert 'bf16[1024,65]' in program and 'f32[1024,65]' not in program
   np.testing.assert_array_equal(got, over_eight(reduce)(x_NRC))
+
+
+def test_an_all_reduce_reads_bf16_as_it_is():
+  x_NRC = jax.ShapeDtypeStruct((8, 1024, 65), jnp.bfloat16)
+  with dispatch.compiling_for('gpu'):
+    traced = over_eight(lambda x: squinch.all_reduce(x, 'data')).trace(x_NRC)
+  assert 'f32[1024,65] = convert_element_type' not in str(traced.jaxpr)
 
 
 def test_all_replicas_are_the_same_with_kernels():
@@ -336,6 +360,18 @@ def test_a_gpus_element_is_the_rounded_roots(elements, nudge):
   spoilt = np.float32([np.inf, np.nan])
   with np.errstate(invalid='ignore'):
     ptx(pallas_gpu.assembly(elements), spoilt, np.float32([0, 0]), nudge)
+
+
+def test_an_element_of_no_number_may_be_anything():
+  # What a GPU makes of inf · 0.
+  rows = [jnp.full((1, 1), x, jnp.float32) for x in (1, jnp.inf, *[2] * 6)]
+  planes = groups.encode(
+    [jax.lax.bitcast_convert_type(row, jnp.int32) for row in rows],
+    lambda q: jnp.zeros(q.shape, jnp.float32),
+    lambda size, scale: jnp.full(size.shape, 0x4B000007),
+    'quarter',
+  )
+  assert [int(plane[0, 0]) & 255 for plane in planes] == [255, 0, 0, 0, 0, 0]
 
 
 def test_the_fitted_edges_are_those_of_the_root():
