@@ -45,11 +45,12 @@ def compiled(
   found = aot.collectives(program, mesh)
   multiplied = aot.matmuls(program)
   memory = program.memory
+  model = experiment.model
   state = (
-    _STATE_BYTES
-    * footprint.count(footprint.parameters(experiment.model))
-    / mesh.size
+    _STATE_BYTES * footprint.count(footprint.parameters(model)) / mesh.size
   )
+  if model.quantization.wire_weights == 'ternary':
+    state += footprint.replica_codes(model, mesh_config.tensor)
   figures = {
     'lower_seconds': program.lower_seconds,
     'compile_seconds': program.compile_seconds,
@@ -59,12 +60,9 @@ def compiled(
     'needed_bytes': memory.needed,
     'device_bytes': accelerator.chip.hbm_bytes,
     'state_bytes': state,
-    'wire': [
-      _wire_row(key, calls, sent, found, accelerator, mesh_config)
-      for key, (calls, sent) in collectives_lib.totals(
-        x for x in found if x.result_bytes >= SMALL
-      ).items()
-    ],
+    'wire': _wire(
+      [x for x in found if x.result_bytes >= SMALL], accelerator, mesh_config
+    ),
     'small': _small(found),
     'matmuls': matmuls_lib.totals(multiplied),
     'widened': sorted({x.op_name for x in multiplied if x.is_widened}),
@@ -78,47 +76,55 @@ def compiled(
   return figures
 
 
-def _wire_row(key, calls, sent, found, accelerator, mesh) -> dict[str, Any]:
-  kind, dtype, axes = key
-  row = {
-    'kind': kind,
-    'dtype': dtype,
-    'axes': list(axes),
-    'calls': calls,
-    'sent_bytes': sent,
-  }
-  if accelerator.chip.matmul_bf16:
-    row['seconds'] = sum(
-      x.times
-      * wire.seconds(
-        kind,
-        x.result_bytes,
-        [axis.partition(' ')[0] for axis in axes],
-        accelerator,
-        mesh,
+def _wire(found, accelerator, mesh) -> list[dict[str, Any]]:
+  rows = []
+  for rare in (False, True):
+    group = [x for x in found if _is_rare(x) == rare]
+    for key, (calls, sent) in collectives_lib.totals(group).items():
+      kind, dtype, axes = key
+      rows.append(
+        {
+          'kind': kind,
+          'dtype': dtype,
+          'axes': list(axes),
+          'rare': rare,
+          'calls': calls,
+          'sent_bytes': sent,
+        }
       )
-      for x in found
-      if (x.kind, x.dtype, x.axes) == key and x.result_bytes >= SMALL
-    )
-  return row
+      if accelerator.chip.matmul_bf16:
+        names = [axis.partition(' ')[0] for axis in axes]
+        rows[-1]['seconds'] = sum(
+          x.times * wire.seconds(kind, x.result_bytes, names, accelerator, mesh)
+          for x in group
+          if (x.kind, x.dtype, x.axes) == key
+        )
+  return rows
 
 
 def _small(found) -> list[dict[str, Any]]:
   groups = {}
   for x in found:
     if x.result_bytes < SMALL:
-      groups.setdefault((x.kind, x.dtype, x.axes), []).append(x)
+      key = x.kind, x.dtype, x.axes, _is_rare(x)
+      groups.setdefault(key, []).append(x)
   return [
     {
       'kind': kind,
       'dtype': dtype,
       'axes': list(axes),
+      'rare': rare,
       'calls': sum(x.times for x in group),
       'sent_bytes': sum(x.total for x in group),
       'largest': max((x.size, x.shape) for x in group)[1],
     }
-    for (kind, dtype, axes), group in groups.items()
+    for (kind, dtype, axes, rare), group in groups.items()
   ]
+
+
+def _is_rare(x: collectives_lib.Collective) -> bool:
+  """Whether it stands in a branch: ternary events, checksums and healing."""
+  return '/cond/branch_' in x.op_name
 
 
 def _problems(figures) -> list[str]:

@@ -1,7 +1,7 @@
 """What the compiler says of a full-size step on a slice that is not here.
 
     python -m experiments.aot_report --preset=110b --accelerator=h100_512 \\
-        [--json=PATH] [--arm=bf16] [--fsdp=8 --tensor=8] [--nocompile]
+        [--json=PATH] [--arm=ternary] [--fsdp=8 --tensor=8] [--nocompile]
 
 Compiles the training step for the accelerator file's devices and prints what
 it needs and sends: seconds of compilation, bytes of memory against the
@@ -32,7 +32,6 @@ from experiments import run
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
-from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import fit
 import tpu_gpu_configs
@@ -48,7 +47,10 @@ _ACCELERATOR = flags.DEFINE_string(
 )
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go, too.')
 _ARM = flags.DEFINE_enum(
-  'arm', 'int8', ['int8', 'bf16'], 'Of a preset: int8 and Squinch, or neither.'
+  'arm',
+  'int8',
+  presets.ARMS,
+  'Of a preset: int8 and Squinch, neither, or ternary updates and Squinch.',
 )
 _FSDP = flags.DEFINE_integer('fsdp', None, "Instead of the accelerator's.")
 _TENSOR = flags.DEFINE_integer('tensor', None, "Instead of the accelerator's.")
@@ -124,9 +126,7 @@ def _report() -> bool:
 def _experiment(mesh: sharding_config.MeshConfig) -> config_lib.Experiment:
   if _CONFIG.value is not None:
     return _CONFIG.value
-  model = presets.preset(_PRESET.value)
-  if _ARM.value == 'bf16':
-    model.quantization = quantization_config.none()
+  model = presets.preset(_PRESET.value, _ARM.value)
   return config_lib.Experiment(
     model=model,
     data=data_config.DataConfig(

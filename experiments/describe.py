@@ -1,6 +1,6 @@
 """Prints a model before anything compiles: layers, parameters, KV, memory.
 
-    python -m experiments.describe --preset=110b
+    python -m experiments.describe --preset=110b [--arm=ternary]
     python -m experiments.describe --config=experiments/configs/tiny.py \\
         [--config.model.window=512 …] [--fsdp=8 --tensor=2 --batch=16]
 
@@ -21,6 +21,12 @@ from kaiju_jax.model import presets
 
 _PRESET = flags.DEFINE_string(
   'preset', None, f'One of {", ".join(presets.PRESETS)}.'
+)
+_ARM = flags.DEFINE_enum(
+  'arm',
+  'int8',
+  presets.ARMS,
+  'Of a preset: int8 weights, neither these nor Squinch, or ternary updates.',
 )
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'An experiment instead: PATH or PATH:ARM.'
@@ -58,7 +64,7 @@ def _describe() -> None:
     model, data = _CONFIG.value.model, _CONFIG.value.data
     batch, length = data.batch, data.length
   else:
-    name, model = _PRESET.value, presets.preset(_PRESET.value)
+    name, model = _PRESET.value, presets.preset(_PRESET.value, _ARM.value)
     if fsdp is None and tensor is None:
       fsdp, tensor = presets.MESHES.get(name, (1, 1))
     batch, length = fsdp or 1, min(model.max_length, 8192)

@@ -99,8 +99,8 @@ def gpu(
         jitted,
         _placed(arguments, device),
         # PTX is an emitter's file; since JAX 0.12 Pallas Triton's is not among
-        # those written by default.
-        {'xla_dump_to': folder, 'xla_dump_emitter_re': '.*'},
+        # those written by default. (All of them are tens of megabytes.)
+        {'xla_dump_to': folder, 'xla_dump_emitter_re': 'ptx'},
       )
     kernels = _read(pathlib.Path(folder))
   if _MOSAIC_CALL in program.text and not any(

@@ -13,6 +13,9 @@ step divided by all devices; each device does
                 microbatch
     reduction   P/t gradients a microbatch: 6 bits, all-to-all; or bf16,
                 reduce-scatter
+    update      where updates are ternary, instead of the gathers: P/t trits,
+                five to a byte, once a step; it comes after the optimizer and
+                before the next step, so that nothing hides it
     sequence    [B, L, D] over `tensor`, of each layer: gathered twice on
                 entering and scattered twice on leaving; recomputed, but for the
                 last leaving; and the transpose of all four backward. In bf16,
@@ -24,9 +27,9 @@ step divided by all devices; each device does
 
 Weights' gradients are bf16 matmuls in every arm, as the sources' are ("bf16
 local gradients"). Left out: everything that is no matmul and no wire (norms,
-quantizing, softmax, encoding, the optimizer), bubbles and latency; and on the
-wire the embedding and the head, keys and values (K wide), and what is as small
-as scales of weights. They dilute every ratio here.
+quantizing, softmax, encoding, the optimizer, updating a replica), bubbles and
+latency; and on the wire the embedding and the head, keys and values (K wide),
+and what is as small as scales of weights. They dilute every ratio here.
 """
 
 from collections.abc import Mapping
@@ -41,6 +44,8 @@ from kaiju_jax.sharding import config as sharding_config
 # Bytes a number: a byte for the header and one for the signs of eight, 4 bits
 # each for the elements.
 _SQUINCH = 0.75
+# Trits, five to a byte; events and padding are below 1 % of a wide weight.
+_TERNARY = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +58,15 @@ class Arm:
       the sequence where it enters attention and feed-forward.
     input_gradient: dtype of the matmuls that make the inputs' gradient.
     squinch: whether weights' gradients cross in 6 bits.
+    ternary: whether every device holds the weights of its tensor rank as int8
+      and updates cross in trits; nothing is gathered then.
   """
 
   name: str
   forward: str
   input_gradient: str
   squinch: bool
+  ternary: bool = False
 
 
 ARMS = (
@@ -66,6 +74,7 @@ ARMS = (
   Arm('bf16 + Squinch', 'bf16', 'bf16', True),
   Arm('int8 forward', 'int8', 'bf16', False),
   Arm('int8 forward + Squinch', 'int8', 'bf16', True),
+  Arm('ternary updates + Squinch', 'int8', 'bf16', True, ternary=True),
   Arm('int8 both ways', 'int8', 'int8', False),
   Arm('int8 both ways + Squinch', 'int8', 'int8', True),
 )
@@ -77,13 +86,15 @@ class Seconds:
 
   Attributes:
     matmul: of all matmuls.
-    fsdp: of gathers and reductions of weights.
+    fsdp: of gathers, reductions and updates of weights.
     tensor: of the sequence's gathers and scatters.
+    update: the part of `fsdp` that stands between two steps.
   """
 
   matmul: float
   fsdp: float
   tensor: float
+  update: float = 0.0
 
   @property
   def apart(self) -> float:
@@ -94,9 +105,11 @@ class Seconds:
   def overlapped(self) -> float:
     """Weights travel beside the matmuls; the sequence is waited for.
 
-    A layer's weights are known ahead; what it computes on is not.
+    A layer's weights are known ahead; what it computes on is not. An update is
+    waited for too.
     """
-    return max(self.matmul + self.tensor, self.fsdp)
+    beside = max(self.matmul + self.tensor, self.fsdp - self.update)
+    return beside + self.update
 
   @property
   def hidden(self) -> float:
@@ -173,12 +186,16 @@ def seconds(
     return wire.seconds(kind, result_bytes, (axis,), accelerator, mesh)
 
   weights = footprint.count(_layer_matrices(config)) / mesh.tensor
-  gather = over('all-gather', weights * _WIRE[arm.forward], 'fsdp')
+  passes = 2 if config.remat == 'layer' else 1
+  gathers = update = 0.0
+  if arm.ternary:
+    update = over('all-gather', weights * _TERNARY, 'fsdp')
+  else:
+    gathers = passes * over('all-gather', weights * _WIRE[arm.forward], 'fsdp')
   if arm.squinch:
     reduction = over('all-to-all', weights * _SQUINCH, 'fsdp')
   else:
     reduction = over('reduce-scatter', weights * 2 / mesh.fsdp, 'fsdp')
-  passes = 2 if config.remat == 'layer' else 1
   # A scatter's bytes are its operand's, so that it is as long as a gather.
   sequence = over(
     'all-gather',
@@ -188,8 +205,9 @@ def seconds(
   return Seconds(
     matmul=counted['bf16'] / chip.matmul_bf16
     + counted['int8'] / chip.matmul_int8,
-    fsdp=microbatches * (passes * gather + reduction),
+    fsdp=microbatches * (gathers + reduction) + update,
     tensor=microbatches * len(config.layers()) * sequence,
+    update=update,
   )
 
 

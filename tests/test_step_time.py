@@ -192,6 +192,17 @@ def test_seconds_of_a_step():
   )
   assert bf16.apart == bf16.matmul + bf16.fsdp + bf16.tensor
   assert bf16.overlapped == max(bf16.matmul + bf16.tensor, bf16.fsdp)
+  # A fifth of a byte, once a step, and nothing else to wait for.
+  ternary = by_name['ternary updates + Squinch']
+  assert ternary.update == pytest.approx(weights * 0.2 / 2)
+  assert ternary.fsdp == pytest.approx(weights * (0.75 + 0.2) / 2)
+  assert ternary.overlapped == ternary.update + max(
+    ternary.matmul + ternary.tensor, ternary.fsdp - ternary.update
+  )
+  longer = step_time.table(_model(), slice_, mesh, 2, 8, microbatches=3)
+  again = longer['ternary updates + Squinch']
+  assert again.update == ternary.update
+  assert again.fsdp == pytest.approx(weights * (3 * 0.75 + 0.2) / 2)
   assert by_name['int8 forward'].matmul < bf16.matmul
   # Two of the eight are of 12 bytes a token, not 16.
   assert by_name['int8 forward'].tensor == pytest.approx(

@@ -78,12 +78,27 @@ PRESETS = {
 MESHES = {'13b': (8, 8), '34b': (16, 8), '110b': (64, 8)}
 
 
-def preset(name: str) -> model_config.ModelConfig:
+ARMS = ('int8', 'bf16', 'ternary')
+
+
+def preset(name: str, arm: str = 'int8') -> model_config.ModelConfig:
   """Returns a fresh config of the named shape, the caller's to change.
 
+  Args:
+    name: of PRESETS.
+    arm: 'int8' with weights gathered as codes and gradients in Squinch; 'bf16'
+      without either; 'ternary' with replicas of the codes on every device.
+
   Raises:
-    ValueError: no such preset; the message lists the names.
+    ValueError: no such preset or arm; the message lists the names.
   """
   if name not in PRESETS:
     raise ValueError(f'preset={name!r}: must be one of {", ".join(PRESETS)}.')
-  return PRESETS[name]()
+  if arm not in ARMS:
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  config = PRESETS[name]()
+  if arm == 'bf16':
+    config.quantization = quantization_config.none()
+  elif arm == 'ternary':
+    config.quantization.wire_weights = 'ternary'
+  return config

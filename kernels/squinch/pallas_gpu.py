@@ -54,6 +54,20 @@ def encode_parts(
   count = rows // (reference.GROUP * parts)
   x_NGIC = x_RC.reshape(parts, count, reference.GROUP, columns)
   sizes = blocks.gpu_encode(count, columns, x_RC.dtype.itemsize)
+  return _encode(x_NGIC, elements, header, sizes, dispatch.interpreting())
+
+
+# Jitted for itself, a kernel is traced and lowered once for all weights of a
+# shape; what was not an argument would stay as it was at first.
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _encode(
+  x_NGIC: jax.Array,
+  elements: str,
+  header: str,
+  sizes: blocks.Gpu,
+  interpret: bool,
+) -> jax.Array:
+  parts, count, _, columns = x_NGIC.shape
   across, down = pl.cdiv(columns, sizes.C), pl.cdiv(count, sizes.G)
 
   def place(p):
@@ -68,7 +82,9 @@ def encode_parts(
       )
       for i in range(reference.GROUP)
     ]
-    element = functools.partial(_element, elements=elements)
+    element = functools.partial(
+      _element, elements=elements, interpret=interpret
+    )
     planes = groups.encode(rows, lambda q: scale_ref[q], element, header)
     for i, plane in enumerate(planes):
       store(out_ref.at[_index(i)], plane.astype(jnp.uint8))
@@ -88,7 +104,7 @@ def encode_parts(
     out_shape=jax.ShapeDtypeStruct(
       (parts, reference.PLANES, count, columns),
       jnp.uint8,
-      manual_axis_type=jax.typeof(x_RC).manual_axis_type,
+      manual_axis_type=jax.typeof(x_NGIC).manual_axis_type,
     ),
     grid=(parts * down * across,),
     in_specs=[
@@ -99,25 +115,37 @@ def encode_parts(
       (None, reference.PLANES, sizes.G, sizes.C), plane_block
     ),
     compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=1),
-    interpret=dispatch.interpreting(),
+    interpret=interpret,
   )(x_NGIC, scales)
 
 
 def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
   """See `reference.decode_sum`."""
-  parts, planes, count, columns = packed_NPGC.shape
+  parts, _, count, columns = packed_NPGC.shape
   sizes = blocks.gpu_decode(count, columns, parts)
+  return _decode(packed_NPGC, elements, header, sizes, dispatch.interpreting())
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _decode(
+  packed_NPGC: jax.Array,
+  elements: str,
+  header: str,
+  sizes: blocks.Gpu,
+  interpret: bool,
+) -> jax.Array:
+  parts, planes, count, columns = packed_NPGC.shape
   across, down = pl.cdiv(columns, sizes.C), pl.cdiv(count, sizes.G)
 
   def kernel(packed_ref, unit_ref, level_ref, out_ref):
     g, c = pl.program_id(0) // across, pl.program_id(0) % across
     load, store = _masked(g, c, sizes, count, columns)
 
-    def add(first, rows):
+    def add(step, rows):
       # All loads of a step before its arithmetic, to wait for them together.
       loaded = [
         [
-          load(packed_ref.at[_index(n) + first, _index(i)])
+          load(packed_ref.at[step * sizes.N + n, _index(i)])
           for i in range(planes)
         ]
         for n in range(sizes.N)
@@ -129,15 +157,12 @@ def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
           lambda k: level_ref[k],
           elements,
         )
-        if rows is None:
-          rows = decoded
-        else:
-          rows = [row + more for row, more in zip(rows, decoded)]
+        rows = [row + more for row, more in zip(rows, decoded)]
       return rows
 
-    rows = lax.fori_loop(
-      1, parts // sizes.N, lambda n, rows: add(n * sizes.N, rows), add(0, None)
-    )
+    # To which anything can be added and is what it was, -0 too.
+    nothing = jnp.full((sizes.G, sizes.C), -0.0, jnp.float32)
+    rows = lax.fori_loop(0, parts // sizes.N, add, [nothing] * reference.GROUP)
     for i, row in enumerate(rows):
       store(out_ref.at[:, _index(i)], row)
 
@@ -165,7 +190,7 @@ def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
       lambda p: (p // across, 0, p % across),
     ),
     compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=1),
-    interpret=dispatch.interpreting(),
+    interpret=interpret,
   )(packed_NPGC, units, levels)
   return sum_GIC.reshape(reference.GROUP * count, columns)
 
@@ -189,8 +214,10 @@ def _index(i: int) -> np.int32:
   return np.int32(i)
 
 
-def _element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
-  if elements == 'fitted' or dispatch.interpreting():
+def _element(
+  size: jax.Array, scale: jax.Array, elements: str, interpret: bool
+) -> jax.Array:
+  if elements == 'fitted' or interpret:
     return groups.element(size, scale, elements)
   [found] = plgpu.elementwise_inline_asm(
     assembly(elements),

@@ -35,8 +35,23 @@ def encode_parts(
     x_RC = x_RC.astype(jnp.float32)
   rows, columns = x_RC.shape
   rows //= parts
+  sizes = blocks.tpu(rows // reference.GROUP, 1)
+  x_NRC = x_RC.reshape(parts, rows, columns)
+  return _encode(x_NRC, elements, header, sizes, dispatch.interpreting())
+
+
+# Jitted for itself, a kernel is traced and lowered once for all weights of a
+# shape; what was not an argument would stay as it was at first.
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _encode(
+  x_NRC: jax.Array,
+  elements: str,
+  header: str,
+  sizes: blocks.Tpu,
+  interpret: bool,
+) -> jax.Array:
+  parts, rows, columns = x_NRC.shape
   count = rows // reference.GROUP
-  sizes = blocks.tpu(count, 1)
 
   def kernel(scale_ref, x_ref, out_ref, words_ref):
     def step(j, _):
@@ -60,11 +75,11 @@ def encode_parts(
     out_shape=jax.ShapeDtypeStruct(
       (parts, reference.PLANES, count, columns),
       jnp.uint8,
-      manual_axis_type=jax.typeof(x_RC).manual_axis_type,
+      manual_axis_type=jax.typeof(x_NRC).manual_axis_type,
     ),
     grid=(parts, pl.cdiv(count, sizes.G), pl.cdiv(columns, _C)),
     in_specs=[
-      pl.BlockSpec(scales.shape, lambda n, g, c: (0, 0, 0)),
+      pl.BlockSpec(scales.shape, lambda n, g, c: (0, 0)),
       pl.BlockSpec(
         (None, reference.GROUP * sizes.G, _C), lambda n, g, c: (n, g, c)
       ),
@@ -76,14 +91,26 @@ def encode_parts(
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'parallel', 'parallel')
     ),
-    interpret=dispatch.interpreting(),
-  )(scales, x_RC.reshape(parts, rows, columns))
+    interpret=interpret,
+  )(scales, x_NRC)
 
 
 def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
   """See `reference.decode_sum`."""
-  parts, planes, count, columns = packed_NPGC.shape
+  parts, _, count, _ = packed_NPGC.shape
   sizes = blocks.tpu(count, parts)
+  return _decode(packed_NPGC, elements, header, sizes, dispatch.interpreting())
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _decode(
+  packed_NPGC: jax.Array,
+  elements: str,
+  header: str,
+  sizes: blocks.Tpu,
+  interpret: bool,
+) -> jax.Array:
+  parts, planes, count, columns = packed_NPGC.shape
 
   def kernel(unit_ref, level_ref, packed_ref, out_ref):
     def places(j):
@@ -131,8 +158,8 @@ def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
     ),
     grid=(pl.cdiv(count, sizes.G), pl.cdiv(columns, _C), parts // sizes.N),
     in_specs=[
-      pl.BlockSpec(units.shape, lambda g, c, n: (0, 0, 0)),
-      pl.BlockSpec(levels.shape, lambda g, c, n: (0, 0, 0)),
+      pl.BlockSpec(units.shape, lambda g, c, n: (0, 0)),
+      pl.BlockSpec(levels.shape, lambda g, c, n: (0, 0)),
       pl.BlockSpec(
         (sizes.N, planes, sizes.G, _C), lambda g, c, n: (n, 0, g, c)
       ),
@@ -144,7 +171,7 @@ def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
       # The sources last, and in their order: the sum stays where it is.
       dimension_semantics=('parallel', 'parallel', 'arbitrary')
     ),
-    interpret=dispatch.interpreting(),
+    interpret=interpret,
   )(units, levels, packed_NPGC)
 
 
@@ -166,11 +193,10 @@ def _rows(x_ref, words_ref, j) -> list[jax.Array]:
 
 
 def _table(entries: np.ndarray) -> jax.Array:
-  """Returns up to 256 entries as float32[·, 8, 128], alike in all sublanes."""
+  """Returns up to 256 entries as float32[·, 128]."""
   padded = np.zeros(-(-len(entries) // _C) * _C, np.float32)
   padded[: len(entries)] = entries
-  lanes = padded.reshape(-1, 1, _C)
-  return jnp.asarray(np.broadcast_to(lanes, (len(lanes), _SUBLANES, _C)))
+  return jnp.asarray(padded.reshape(-1, _C))
 
 
 def _look_up(table_ref, index: jax.Array) -> jax.Array:
@@ -180,12 +206,16 @@ def _look_up(table_ref, index: jax.Array) -> jax.Array:
 
 
 def _entries(table_ref, index: jax.Array) -> jax.Array:
-  lane = index % _C if len(table_ref) > 1 else index
+  rows = len(table_ref)
+  lane = index & (_C - 1) if rows > 1 else index
   found = [
-    jnp.take_along_axis(table_ref[i], lane, axis=1, mode='promise_in_bounds')
-    for i in range(len(table_ref))
+    jnp.take_along_axis(
+      # Alike in all sublanes.
+      jnp.broadcast_to(table_ref[i : i + 1], index.shape),
+      lane,
+      axis=1,
+      mode='promise_in_bounds',
+    )
+    for i in range(rows)
   ]
-  if len(found) == 1:
-    return found[0]
-  low, high = found
-  return jnp.where(index < _C, low, high)
+  return found[0] if rows == 1 else jnp.where(index < _C, *found)

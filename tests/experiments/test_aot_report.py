@@ -31,11 +31,14 @@ def test_the_time_model_alone(tmp_path):
   assert 'fsdp 64 × tensor 8' in done.stdout
   assert 'int8 both ways + Squinch' in done.stdout
   model = json.loads(path.read_text())['model']
+  assert 'Ternary updates are ' in done.stdout
+  assert model['ternary updates + Squinch']['update'] > 0
   assert model['int8 forward']['matmul'] < model['bf16']['matmul']
   assert model['bf16 + Squinch']['fsdp'] < model['bf16']['fsdp']
 
 
-def test_a_compiled_step_on_cpu(tmp_path):
+@pytest.mark.parametrize('weights', ['int8', 'ternary'])
+def test_a_compiled_step_on_cpu(tmp_path, weights):
   path = tmp_path / 'tiny.json'
   done = _run(
     '--config=experiments/configs/tiny.py',
@@ -43,6 +46,7 @@ def test_a_compiled_step_on_cpu(tmp_path):
     '--config.model.num_layers=1',
     '--config.model.period=0',
     '--config.model.quantization.wire_gradients=float',
+    f'--config.model.quantization.wire_weights={weights}',
     f'--json={path}',
   )
   assert done.returncode == 0, done.stdout + done.stderr
@@ -51,6 +55,18 @@ def test_a_compiled_step_on_cpu(tmp_path):
   assert figures['aliased_bytes'] >= 0.99 * figures['state_bytes']
   assert figures['compile_seconds'] > 0
   assert 's8×s8→s32' in figures['matmuls']
+  # Codes cross in each step, or trits do, and codes only to heal.
+  gathered = {
+    (row['dtype'], row['rare'])
+    for row in figures['wire'] + figures['small']
+    if (row['kind'], row['axes']) == ('all-gather', ['fsdp'])
+    and row['dtype'] in ('s8', 'u8')
+  }
+  if weights == 'int8':
+    assert gathered == {('s8', False)}
+  else:
+    assert gathered == {('u8', False), ('u8', True), ('s8', True)}
+    assert 'all-gather, in some steps' in done.stdout
 
 
 @pytest.mark.parametrize(

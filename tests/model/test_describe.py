@@ -112,6 +112,15 @@ def test_the_script_describes_every_preset_without_jax(name):
   assert f'fsdp {fsdp} × tensor {tensor}' in done.stdout
 
 
+def test_the_script_describes_replicas():
+  done = run('--preset=13b', '--arm=ternary')
+  assert done.returncode == 0, done.stderr
+  lines = [line.split() for line in done.stdout.splitlines()]
+  # 13.2 G codes and a byte each, an eighth on a device of `tensor`.
+  assert ['replicas', '1.54', 'GiB', '1.54', 'GiB'] in lines
+  assert 'replicas' not in run('--preset=13b').stdout
+
+
 def test_the_script_describes_a_config_with_overrides():
   done = run(
     '--config=experiments/configs/tiny.py:bf16',

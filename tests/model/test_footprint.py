@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from kaiju_jax import aot
 from kaiju_jax import config as config_lib
 from kaiju_jax import visibility
+from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import footprint
@@ -19,6 +21,7 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state
 from kaiju_jax.training import step
+from tests import meshes
 
 KAIJU = ('13b', '34b', '110b')
 
@@ -170,6 +173,29 @@ def test_training_memory_by_hand():
   }
 
 
+def test_replicas_by_hand():
+  # All six matrices as codes, three layers of them; w_in is the largest.
+  ternary = dataclasses.replace(
+    TINY, quantization=quantization_config.QuantizationConfig()
+  )
+  ternary.quantization.wire_weights = 'ternary'
+  assert footprint.training_memory(ternary, 2, 16) == {
+    **footprint.training_memory(TINY, 2, 16),
+    'replicas': 2048,
+    "replicas' update": 2048 // 5 + 2 * 256,
+    'weights in use': 2 * 2 * 2048 // 3 + 2 * 128,
+  }
+  # Repeats of a block lie in one array. Over tensor, w_k and w_v are whole.
+  stacked = dataclasses.replace(ternary, layout='L0 G1 L2 G3')
+  memory = footprint.training_memory(stacked, 2, 16, tensor=2)
+  assert memory['replicas'] == 4 * (32 + 32 + 32 + 32 + 128 + 128)
+  assert memory["replicas' update"] == (
+    memory['replicas'] // 5 + 2 * 2 * 256 // 2
+  )
+  ternary.quantization.embedding = 'int8'
+  assert footprint.replica_codes(ternary) == 2048 + 128
+
+
 def test_a_mesh_shards_parameters_by_their_letters():
   # D over 4: all but nothing. F, H and V over 2: all but gains, w_k and w_v.
   sharded = footprint.training_memory(TINY, 4, 16, fsdp=4, tensor=2)
@@ -253,3 +279,31 @@ def planned_bytes(model, batch: int, length: int) -> int:
     + memory.output_size_in_bytes
     - memory.alias_size_in_bytes
   )
+
+
+def test_memory_of_ternary_updates_is_near_what_xla_plans():
+  """Eight devices; weights outweigh the rows, as on a slice."""
+  model = dataclasses.replace(
+    presets.preset('1m'),
+    d_model=256,
+    d_ff=2048,
+    num_layers=8,
+    period=0,
+    local_share=1,
+    max_length=64,
+    remat='layer',
+  )
+  model.quantization.wire_weights = 'ternary'
+  experiment = config_lib.Experiment(
+    model=model, data=data_config.DataConfig(length=64, batch=4)
+  )
+  mesh = meshes.mesh_of(4, 2)
+  abstract = step.abstract(experiment, mesh)
+  memory = aot.build(step.make(experiment, mesh), abstract).memory
+  estimate = footprint.training_memory(model, 4, 64, 4, 2)
+  # What the state takes is no guess: only scales and the batch are left out.
+  state_bytes = sum(
+    estimate[name] for name in ('parameters', 'Adam moments', 'replicas')
+  )
+  assert 1 <= memory.arguments / state_bytes < 1.02
+  assert 0.65 < sum(estimate.values()) / memory.needed < 1.6

@@ -30,6 +30,22 @@ def test_the_name_is_the_size(name):
   assert count == pytest.approx(size_of(name), rel=tolerance)
 
 
+def test_arms_are_what_crosses_the_wire():
+  wires = {arm: presets.preset('13b', arm).quantization for arm in presets.ARMS}
+  assert {
+    arm: (x.matmul, x.wire_weights, x.wire_gradients)
+    for arm, x in wires.items()
+  } == {
+    'int8': ('int8', 'int8', 'squinch'),
+    'bf16': ('none', 'float', 'float'),
+    'ternary': ('int8', 'ternary', 'squinch'),
+  }
+  with pytest.raises(
+    ValueError, match="arm='fp8': must be one of int8, bf16, ter"
+  ):
+    presets.preset('13b', 'fp8')
+
+
 @pytest.mark.parametrize('name', KAIJU)
 def test_kaiju_sizes_are_as_the_sources_say_and_divide_by_their_meshes(name):
   config = presets.preset(name)

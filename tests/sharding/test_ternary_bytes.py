@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
+from kaiju_jax.model import footprint
 from kaiju_jax.model import presets
 from kaiju_jax.model import transformer
 from kaiju_jax.sharding import config as sharding_config
@@ -40,13 +41,16 @@ def received_bytes(text):
   return found
 
 
-def compiled_update(fsdp, tensor):
-  """Returns the plan, the compiled update's text, and a device's codes.
-
-  Widths of the preset 1b, two layers of its 28.
-  """
+def narrow():
+  """Widths of the preset 1b, two layers of its 28."""
   config = presets.preset('1b')
   config.layout = 'L0 G1'
+  return config
+
+
+def compiled_update(fsdp, tensor):
+  """Returns the plan, the compiled update's text, and a device's codes."""
+  config = narrow()
   model = transformer.Transformer(config)
   params = jax.eval_shape(functools.partial(state_lib.init_params, model), 0)
   plan = ternary.Plan(ternary_plan.layouts(params), least_scale=1e-3)
@@ -101,5 +105,8 @@ def test_an_update_is_a_tenth_of_bf16_and_a_fifth_of_int8(fsdp, tensor):
   scales = rare.pop(('all-gather', 'f32')) + rare.pop(('all-reduce', 'f32'))
   assert scales < 0.01 * count
   assert set(rare) <= {('all-reduce', 's32')} and sum(rare.values()) <= 4
+  assert footprint.replica_codes(narrow(), tensor) == count
+  # The time model's: five trits to a byte, padding apart.
+  assert 1 <= always['all-gather', 'u8'] / (count / 5) < 1.01
   assert 2 * count / wire >= 9.8
   assert count / wire >= 4.9

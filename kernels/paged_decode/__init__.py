@@ -1,0 +1,1 @@
+"""Decoding: a few queries a row against a cache of pages."""

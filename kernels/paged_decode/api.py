@@ -1,0 +1,271 @@
+"""Attention of a few queries a row to a paged cache: the step of decoding.
+
+    page(b, m) = table[b, m // S],   key(b, m) = k_pool[page(b, m), m % S]
+    visible(q, m) = start[m] <= coordinate[q] < limit[m]
+                    and (window is None or position[q] - position[m] < window)
+                    and page(b, m) is in the pool
+    lse[q] = log Σ exp(scale · q · key(m))  over the visible slots m
+    out[q] = Σ exp(scale · q · key(m) - lse[q]) · value(m)
+
+It is visibility attention (see there for queries, codes and scales) over keys
+that lie in pages: rows may share a page and see it differently, for ranges and
+positions belong to (row, logical slot), scales to the pool's slot. One KV head
+serves all H query heads, and beams of a row are its L queries. Pages in which
+no query sees a slot are not read; what unseen slots hold does not matter.
+
+A query that sees nothing gets out = 0 and lse = 0. Keys that are not in the
+pool yet, a chunk's own, are attended to apart and merged:
+
+    out, lse = api.merge(*api.decode(…), *visibility_attention.forward(…))
+
+There is no gradient: a cache is for inference.
+"""
+
+import math
+import operator
+
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.paged_decode import blocks
+from kaiju_jax.kernels.paged_decode import partials
+from kaiju_jax.kernels.paged_decode import plan as plan_lib
+
+RUNS_ON = {
+  'reference': dispatch.ANYWHERE,
+  'xla': dispatch.ANYWHERE,
+  'pallas_gpu': ('gpu',),
+  'pallas_tpu': ('tpu',),
+}
+
+merge = partials.merge
+
+
+def decode(
+  q_BLHK,
+  k_PSK,
+  v_PSK,
+  table_BN,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  q_scale_BLH=None,
+  k_scale=None,
+  v_scale=None,
+  dtype=None,
+  plan=None,
+  sizes=None,
+  implementation=None,
+):
+  """Returns the output and the log of the softmax's sum.
+
+  Args:
+    q_BLHK: queries, float or int8; L is 1 for one token a row.
+    k_PSK: the pool's keys, P pages of S slots, float or int8.
+    v_PSK: the pool's values, float or int8.
+    table_BN: int32, the page of each row's N logical pages. A number outside
+      0…P-1 marks an absent page. That a number is the right page, and not
+      another row's, cannot be checked here.
+    start_BM: int32, first query coordinate that sees each of the M = N·S
+      logical slots.
+    limit_BM: int32, one past the last; equal to start for an empty slot.
+    coordinate_BL: int32, of each query.
+    position_BL: int32, of each query.
+    position_BM: int32, of each logical slot.
+    window: positions that a query looks back, itself included; None for all.
+    scale: factor of the logits, a Python number.
+    q_scale_BLH: float32, given exactly where q is int8.
+    k_scale: float32 [P, S] or [K], given exactly where k is int8.
+    v_scale: float32 [P, S] or [K], given exactly where v is int8.
+    dtype: of the output and of PV. By default v's; q's where v is codes;
+      bfloat16 where both are.
+    plan: `make_plan` of the same table, ranges, coordinates, positions and
+      window, where layers share one; None makes it.
+    sizes: `blocks.Sizes` to try; None asks `blocks`.
+    implementation: a key of `RUNS_ON`; None takes the platform's own kernel,
+      or xla for shapes that it does not take.
+
+  Returns:
+    out_BLHK in `dtype`, and lse_BLH in float32.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  operands = {'q_BLHK': q_BLHK, 'k_PSK': k_PSK, 'v_PSK': v_PSK}
+  layout = {
+    'table_BN': table_BN,
+    'start_BM': start_BM,
+    'limit_BM': limit_BM,
+    'coordinate_BL': coordinate_BL,
+    'position_BL': position_BL,
+    'position_BM': position_BM,
+  }
+  scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
+  dims = _check_shapes(operands | layout)
+  _check_dtypes(operands, layout)
+  _check_scales(operands, scales)
+  _check_window(window)
+  if not isinstance(scale, int | float) or not math.isfinite(scale):
+    raise ValueError(f'scale={scale!r}: expected a finite Python number.')
+  if dtype is None:
+    dtype = _output_dtype(q_BLHK, v_PSK)
+  shape = _shape(dims, k_PSK, v_PSK, window)
+  if implementation is None:
+    implementation = blocks.implementation(dispatch.platform(), shape)
+  module = dispatch.choose(__package__, implementation, RUNS_ON)
+  if sizes is None:
+    sizes = blocks.sizes(implementation, shape)
+  blocks.check(implementation, shape, sizes)
+  if plan is None:
+    plan = plan_lib.make(*layout.values(), pages=dims['P'], window=window)
+  _check_plan(plan, dims)
+  return module.decode(
+    *operands.values(),
+    *layout.values(),
+    window=window,
+    scale=scale,
+    dtype=dtype,
+    plan=plan,
+    sizes=sizes,
+    **scales,
+  )
+
+
+def make_plan(
+  table_BN,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  pages,
+  window,
+):
+  """Returns the `plan.Plan` that all layers of a kind share in a step.
+
+  Args:
+    table_BN … position_BM, window: as `decode` will have them.
+    pages: P, of the pool.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  layout = {
+    'table_BN': table_BN,
+    'start_BM': start_BM,
+    'limit_BM': limit_BM,
+    'coordinate_BL': coordinate_BL,
+    'position_BL': position_BL,
+    'position_BM': position_BM,
+  }
+  _check_shapes(layout)
+  _check_dtypes({}, layout)
+  _check_window(window)
+  if operator.index(pages) < 1:
+    raise ValueError(f'pages={pages}: a pool has at least one page.')
+  return plan_lib.make(*layout.values(), pages=pages, window=window)
+
+
+def _shape(dims, k_PSK, v_PSK, window) -> blocks.Shape:
+  return blocks.Shape(
+    B=dims['B'],
+    rows=dims['L'] * dims['H'],
+    K=dims['K'],
+    P=dims['P'],
+    N=dims['N'],
+    S=dims['S'],
+    itemsize=max(k_PSK.dtype.itemsize, v_PSK.dtype.itemsize),
+    window=window,
+  )
+
+
+def _output_dtype(q_BLHK, v_PSK):
+  for x in v_PSK, q_BLHK:
+    if x.dtype != jnp.int8:
+      return x.dtype
+  return jnp.dtype(jnp.bfloat16)
+
+
+def _check_shapes(arrays) -> dict[str, int]:
+  """Returns the size of each dimension, once all arrays agree on it."""
+  dims = {}
+  for name, x in arrays.items():
+    letters = name.rpartition('_')[2]
+    if x.ndim != len(letters) or 0 in x.shape:
+      raise ValueError(
+        f'{name} has shape {x.shape}: expected {len(letters)} dims, none empty.'
+      )
+    dims = dict(zip(letters, x.shape)) | dims
+    expected = tuple(dims[letter] for letter in letters)
+    if x.shape != expected:
+      raise ValueError(f'{name} has shape {x.shape}: expected {expected}.')
+  # The table's rows and the slots of their pages must make the same row.
+  slots = dims.get('S')
+  if slots is None:
+    if dims['M'] % dims['N']:
+      raise ValueError(
+        f'start_BM has rows of {dims["M"]} slots: expected a multiple of the'
+        f' {dims["N"]} pages in a row of table_BN.'
+      )
+  elif dims['M'] != dims['N'] * slots:
+    raise ValueError(
+      f'start_BM has rows of {dims["M"]} slots: expected {dims["N"]} pages of'
+      f' {slots}, {dims["N"] * slots}.'
+    )
+  return dims
+
+
+def _check_dtypes(operands, layout) -> None:
+  for name, x in operands.items():
+    if x.dtype != jnp.int8 and not jnp.issubdtype(x.dtype, jnp.floating):
+      raise TypeError(f'{name} is {x.dtype}: expected a float or int8 codes.')
+  for name, x in layout.items():
+    if x.dtype != jnp.int32:
+      raise TypeError(f'{name} is {x.dtype}: expected int32.')
+
+
+def _check_scales(operands, scales) -> None:
+  for (name, scale), (operand, x) in zip(scales.items(), operands.items()):
+    shapes = [x.shape[:-1]]
+    if x.dtype != jnp.int8:
+      if scale is not None:
+        raise ValueError(
+          f'{name} is given, but {operand} is {x.dtype}: only int8 codes have'
+          ' a scale.'
+        )
+      continue
+    if operand != 'q_BLHK':
+      shapes.append(x.shape[-1:])
+    expected = ' or '.join(map(str, shapes))
+    if scale is None:
+      raise ValueError(
+        f'{name} is missing: {operand} is int8, so it needs one of {expected}.'
+      )
+    if scale.shape not in shapes:
+      raise ValueError(f'{name} has shape {scale.shape}: expected {expected}.')
+    if not jnp.issubdtype(scale.dtype, jnp.floating):
+      raise TypeError(f'{name} is {scale.dtype}: expected a float.')
+
+
+def _check_window(window) -> None:
+  if window is not None and operator.index(window) < 1:
+    raise ValueError(
+      f'window={window}: counts the query itself, so it is at least 1 (None'
+      ' sees everything that visibility allows).'
+    )
+
+
+def _check_plan(plan, dims) -> None:
+  for name, x in zip(plan._fields, plan):
+    expected = tuple(dims[letter] for letter in name.rpartition('_')[2])
+    if x.shape != expected or x.dtype != jnp.int32:
+      raise ValueError(
+        f'plan.{name} is {x.dtype}{list(x.shape)}: expected int32'
+        f'{list(expected)}, as make_plan gives for this table.'
+      )

@@ -1,0 +1,164 @@
+"""Which implementation and which tiles suit a shape. Pure Python.
+
+Rows are a row's queries times their heads. The least that a decode kernel can
+do is read the cache once, at the memory's speed, so the rules look for bytes in
+flight: enough splits that every core has work, and several tiles under way in
+each. They are reasoned, not yet measured on a device.
+"""
+
+from typing import NamedTuple
+
+# Splits are worth it while each still walks this many tiles.
+_TILES_PER_SPLIT = 4
+# Two for each of an H100's 132 multiprocessors: one loads while one computes.
+_GPU_PROGRAMMES = 264
+# Keys of a step on a TPU: 64 KiB of codes each for keys and values, which take
+# about as long as the step's own start.
+_TPU_KEYS = 512
+# Rows whose sums fill half of a TPU core's vector registers.
+_TPU_ROWS = 256
+
+
+class Sizes(NamedTuple):
+  """Tiles of a kernel.
+
+  Attributes:
+    R: rows a tile; on a GPU a power of two of at least 16.
+    J: keys a step: whole pages, or on a GPU also an even part of one.
+    X: splits of a row's visited pages.
+    warps: of a programme, on a GPU.
+    stages: tiles under way, on a GPU.
+  """
+
+  R: int
+  J: int
+  X: int
+  warps: int = 4
+  stages: int = 3
+
+
+class Shape(NamedTuple):
+  """What the choice depends on.
+
+  Attributes:
+    B: rows of the batch.
+    rows: queries times heads of one.
+    K: key size.
+    P: pages of the pool.
+    N: pages in a row's table.
+    S: slots of a page.
+    itemsize: bytes of an element of the cache.
+    window: see `api.decode`.
+  """
+
+  B: int
+  rows: int
+  K: int
+  P: int
+  N: int
+  S: int
+  itemsize: int
+  window: int | None
+
+
+def implementation(platform: str, shape: Shape) -> str:
+  """Returns the implementation for `shape` on 'cpu', 'gpu' or 'tpu'."""
+  name = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}.get(platform, 'xla')
+  return 'xla' if misfit(name, shape) else name
+
+
+def misfit(implementation: str, shape: Shape) -> str | None:
+  """Returns why an implementation cannot take `shape`; None where it can."""
+  if implementation == 'pallas_gpu':
+    if shape.K < 32 or shape.K & (shape.K - 1):
+      return f'K={shape.K}: pallas_gpu takes powers of two from 32.'
+    elements = shape.P * shape.S * shape.K
+    if elements >= 2**31 and elements * shape.itemsize <= 2**32:
+      # Pallas counts in 32 bits up to 4 GiB, and Triton takes them as signed.
+      return (
+        f'a pool of {elements} elements: pallas_gpu takes fewer than 2**31, or'
+        ' more than 2**32 bytes, where addresses have 64 bits.'
+      )
+  if implementation == 'pallas_tpu':
+    rows = 32 // shape.itemsize
+    if shape.S % rows:
+      return (
+        f'S={shape.S}: pallas_tpu takes multiples of {rows}, the rows of a tile'
+        f' of {shape.itemsize}-byte elements.'
+      )
+    if shape.K % 128:
+      return f'K={shape.K}: pallas_tpu takes multiples of 128.'
+  return None
+
+
+def sizes(implementation: str, shape: Shape) -> Sizes:
+  """Returns the tiles of an implementation for `shape`."""
+  rules = {'pallas_gpu': _gpu, 'pallas_tpu': _tpu}
+  return rules.get(implementation, _xla)(shape)
+
+
+def check(implementation: str, shape: Shape, sizes: Sizes) -> None:
+  """Refuses a shape or tiles that an implementation cannot take.
+
+  Raises:
+    ValueError: says what would be right.
+  """
+  reason = misfit(implementation, shape)
+  if reason:
+    raise ValueError(f'{reason} implementation=None picks another.')
+  if sizes.X < 1:
+    raise ValueError(f'sizes.X={sizes.X}: expected at least one split.')
+  if implementation == 'pallas_gpu':
+    for name, value in ('R', sizes.R), ('J', sizes.J):
+      if value < 16 or value & (value - 1):
+        raise ValueError(
+          f'sizes.{name}={value}: pallas_gpu takes powers of two from 16.'
+        )
+    return
+  if implementation == 'pallas_tpu' and sizes.R % 32:
+    raise ValueError(
+      f'sizes.R={sizes.R}: pallas_tpu takes multiples of 32, the rows of a tile'
+      ' of codes.'
+    )
+  if sizes.J < 1 or sizes.J % shape.S:
+    raise ValueError(
+      f'sizes.J={sizes.J}: expected whole pages, a multiple of S={shape.S}.'
+    )
+
+
+def visited(shape: Shape) -> int:
+  """Returns the most slots a row's queries visit, if they stand together."""
+  if shape.window is None:
+    return shape.N * shape.S
+  # A window that starts inside a page touches one page more.
+  pages = -(-shape.window // shape.S) + 1
+  return min(pages, shape.N) * shape.S
+
+
+def _xla(shape: Shape) -> Sizes:
+  pages = max(1, min(shape.N, 256 // shape.S))
+  return Sizes(shape.rows, pages * shape.S, 1)
+
+
+def _gpu(shape: Shape) -> Sizes:
+  R = min(128, max(16, _power(shape.rows)))
+  J = 64 if shape.itemsize < 4 else 16
+  programmes = shape.B * -(-shape.rows // R)
+  tiles = -(-visited(shape) // J)
+  X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMMES // programmes))
+  # Half of the stages, less one, hold tiles under way: a tile's addresses are
+  # loads as well, and wait as long.
+  return Sizes(R, J, X, 8 if R == 128 else 4, 5)
+
+
+def _tpu(shape: Shape) -> Sizes:
+  R = min(_TPU_ROWS, -(-shape.rows // 32) * 32)
+  pages = max(1, min(shape.N, _TPU_KEYS // shape.S))
+  groups = -(-visited(shape) // (pages * shape.S))
+  # A chip whose two cores make one device gives each a split.
+  return Sizes(R, pages * shape.S, 2 if groups >= 2 * _TILES_PER_SPLIT else 1)
+
+
+def _power(n: int) -> int:
+  """The least power of two that is at least n."""
+  return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,57 @@
+"""Attention over a union of keys, from attention over its parts.
+
+    lse = log Σ exp(lse_x),   out = Σ exp(lse_x - lse) · out_x
+
+The sum runs over the parts in their order, in float32, so that it has one
+result. A part in which the query saw nothing counts nothing.
+"""
+
+import jax.numpy as jnp
+
+
+def combine(out_XBRK, lse_XBR):
+  """Returns (out_BRK, lse_BR); 0 and 0 where no part saw anything.
+
+  Args:
+    out_XBRK: float32, output of each part.
+    lse_XBR: float32, -inf where a part saw nothing.
+  """
+  peak_BR = lse_XBR.max(axis=0)
+  sees_BR = peak_BR > -jnp.inf
+  peak_BR = jnp.where(sees_BR, peak_BR, 0.0)
+  weights_XBR = jnp.exp(lse_XBR - peak_BR[None])
+  total_BR = weights_XBR.sum(axis=0)
+  sum_BRK = (weights_XBR[..., None] * out_XBRK).sum(axis=0)
+  total_BR = jnp.where(sees_BR, total_BR, 1.0)
+  lse_BR = jnp.where(sees_BR, peak_BR + jnp.log(total_BR), 0.0)
+  return sum_BRK / total_BR[..., None], lse_BR
+
+
+def merge(out_a, lse_a, out_b, lse_b):
+  """Returns attention over the keys of `a` and `b`, which are disjoint.
+
+  Zeros for out and lse say "saw nothing", and such a part counts nothing. (One
+  that did see keys and yet returns exactly both, a single key of logit 0 whose
+  value is all zeros, is taken for blind as well: it would add 1 to the sum
+  under the logarithm.)
+
+  Args:
+    out_a: [..., K], output over one part of the keys.
+    lse_a: [...], float32, its log-sum-exp.
+    out_b: [..., K], as out_a.
+    lse_b: [...], as lse_a.
+
+  Returns:
+    out in out_a's dtype, lse in float32; zeros where neither saw anything.
+  """
+
+  def part(out, lse):
+    blind = (lse == 0) & (out == 0).all(axis=-1)
+    return out.astype(jnp.float32), jnp.where(blind, -jnp.inf, lse)
+
+  shape = lse_a.shape
+  parts = part(out_a, lse_a), part(out_b, lse_b)
+  out_XBRK = jnp.stack([out.reshape(1, -1, out.shape[-1]) for out, _ in parts])
+  lse_XBR = jnp.stack([lse.reshape(1, -1) for _, lse in parts])
+  out_BRK, lse_BR = combine(out_XBRK, lse_XBR)
+  return out_BRK.reshape(out_a.shape).astype(out_a.dtype), lse_BR.reshape(shape)

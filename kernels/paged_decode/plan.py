@@ -1,0 +1,93 @@
+"""Which pages each row visits, worked out once for all layers of a kind.
+
+A page is visited where some query of the row sees one of its slots. Pages
+that every query sees whole come first, for they need no mask: their ranges and
+positions are not read again. So a layer reads the codes and scales of visited
+pages, and the ranges of those among them that are seen in part.
+
+Making a plan reads twelve bytes a slot. Ranges and tables are a layer kind's,
+so that a decoding step makes one plan a kind and every layer uses it. It tests
+each slot, where summaries of a page (least start, greatest limit) would let in
+pages whose ranges lie on both sides of a query.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+
+class Plan(NamedTuple):
+  """Visited pages of each row; all fields int32.
+
+  Attributes:
+    logical_BN: their places in the row's table: pages seen whole, ascending,
+      then the others, ascending. Beyond `count_B` the last one is repeated.
+    page_BN: their places in the pool, in the same order.
+    full_B: how many of them every query sees whole.
+    count_B: how many there are.
+  """
+
+  logical_BN: Any
+  page_BN: Any
+  full_B: Any
+  count_B: Any
+
+
+def make(
+  table_BN,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  pages,
+  window,
+) -> Plan:
+  """Returns the plan of a step; arguments are those of `api.decode`.
+
+  Args:
+    table_BN … position_BM, window: see `api.decode`.
+    pages: P, of the pool.
+  """
+  N = table_BN.shape[1]
+  visible_BLM = visible(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
+  )
+  visible_BLNS = visible_BLM.reshape(*visible_BLM.shape[:2], N, -1)
+  present_BN = present(table_BN, pages)
+  visited_BN = visible_BLNS.any(axis=(1, 3)) & present_BN
+  full_BN = visible_BLNS.all(axis=(1, 3)) & present_BN
+  count_B = visited_BN.sum(axis=1, dtype=jnp.int32)
+  rank_BN = jnp.where(full_BN, 0, jnp.where(visited_BN, 1, 2))
+  order_BN = jnp.argsort(rank_BN, axis=1, stable=True)
+  place_BN = jnp.minimum(
+    jnp.arange(N)[None], jnp.maximum(count_B - 1, 0)[:, None]
+  )
+  logical_BN = jnp.take_along_axis(order_BN, place_BN, axis=1)
+  return Plan(
+    logical_BN.astype(jnp.int32),
+    # A row that visits nothing lists page 0, which nobody reads.
+    jnp.clip(jnp.take_along_axis(table_BN, logical_BN, axis=1), 0, pages - 1),
+    full_BN.sum(axis=1, dtype=jnp.int32),
+    count_B,
+  )
+
+
+def present(table, pages):
+  """Whether a table's entry is a page of the pool; any other marks absence."""
+  return (table >= 0) & (table < pages)
+
+
+def visible(
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
+):
+  """Returns bool[B, L, M]: which query sees which slot, were it present."""
+  coordinate_BL1 = coordinate_BL[:, :, None]
+  visible_BLM = (start_BM[:, None] <= coordinate_BL1) & (
+    coordinate_BL1 < limit_BM[:, None]
+  )
+  if window is None:
+    return visible_BLM
+  return visible_BLM & (position_BL[:, :, None] - position_BM[:, None] < window)

@@ -1,0 +1,64 @@
+"""The definition: lay each row's pages side by side, then attend to them.
+
+    k[b, n·S + s] = k_pool[table[b, n], s]
+
+An absent page's slots are seen by nobody. What unseen slots hold, NaN too,
+does not matter, so it is replaced by zeros before it can meet a weight of 0.
+"""
+
+import jax.numpy as jnp
+
+from kaiju_jax.kernels.paged_decode import plan as plan_lib
+from kaiju_jax.kernels.visibility_attention import reference
+
+
+def decode(
+  q_BLHK,
+  k_PSK,
+  v_PSK,
+  table_BN,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  q_scale_BLH,
+  k_scale,
+  v_scale,
+  dtype,
+  plan,
+  sizes,
+):
+  """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
+  del plan, sizes
+  P, S, _ = k_PSK.shape
+  present_BM = jnp.repeat(plan_lib.present(table_BN, P), S, axis=1)
+  limit_BM = jnp.where(present_BM, limit_BM, start_BM)
+  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  seen_BM = reference.visible(*visibility, window).any(axis=1)
+
+  def gather(pool):
+    """[P, S, …] -> [B, M, …], zeros where no query sees the slot."""
+    x = pool[jnp.clip(table_BN, 0, P - 1)]
+    x = x.reshape(seen_BM.shape + pool.shape[2:])
+    seen = seen_BM.reshape(seen_BM.shape + (1,) * (x.ndim - 2))
+    return jnp.where(seen, x, jnp.zeros_like(x))
+
+  def gather_scale(scale):
+    return gather(scale) if scale is not None and scale.ndim == 2 else scale
+
+  return reference.forward(
+    q_BLHK,
+    gather(k_PSK),
+    gather(v_PSK),
+    *visibility,
+    window=window,
+    scale=scale,
+    q_scale_BLH=q_scale_BLH,
+    k_scale=gather_scale(k_scale),
+    v_scale=gather_scale(v_scale),
+    dtype=dtype,
+  )

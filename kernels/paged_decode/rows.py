@@ -1,0 +1,38 @@
+"""Queries as rows of a matrix: every query's every head, R = L·H.
+
+Row r is head r % H of query r // H. Scales per channel leave the kernel here:
+q · (k ∘ c) = (q ∘ c) · k.
+"""
+
+from kaiju_jax.kernels.visibility_attention import codes
+
+
+def pack(q_BLHK, q_scale_BLH, k_PSK, k_scale, dtype):
+  """Returns q_BRK, and q_scale_BR, None unless QKᵀ is an integer dot.
+
+  Args:
+    q_BLHK … k_scale: see `api.decode`.
+    dtype: of queries that are codes and cannot stay so.
+  """
+  B, L, H, K = q_BLHK.shape
+  q_BRK = q_BLHK.reshape(B, L * H, K)
+  if codes.integer_dot(q_BLHK, k_PSK, k_scale):
+    return q_BRK, q_scale_BLH.reshape(B, L * H)
+  if q_scale_BLH is not None:
+    q_scale_BLH = q_scale_BLH.reshape(B, L * H)
+  q_BRK = codes.dequantize(q_BRK, q_scale_BLH, dtype)
+  if k_scale is not None and k_scale.ndim == 1:
+    q_BRK = codes.scaled(q_BRK, k_scale.reshape(1, 1, K), q_BRK.dtype)
+  return q_BRK, None
+
+
+def unpack(out_BRK, lse_BR, v_scale, shape, dtype):
+  """Returns (out_BLHK in `dtype`, lse_BLH) of q's shape [B, L, H, K]."""
+  if v_scale is not None and v_scale.ndim == 1:
+    out_BRK = out_BRK * v_scale[None, None]
+  return out_BRK.astype(dtype).reshape(shape), lse_BR.reshape(shape[:-1])
+
+
+def per_token(scale):
+  """Returns the scale where it is one per token [P, S], else None."""
+  return scale if scale is not None and scale.ndim == 2 else None

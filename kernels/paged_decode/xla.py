@@ -1,0 +1,123 @@
+"""Paged decode in plain XLA: gathers visited pages, a few of each row a step.
+
+It ends with the row that visits most, so that a step's cost is set by what is
+seen, not by how long the table is.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.kernels.paged_decode import plan as plan_lib
+from kaiju_jax.kernels.visibility_attention import codes
+
+# Below any logit, and finite: a masked row has no inf - inf.
+_LOWEST = -1e30
+
+
+def decode(
+  q_BLHK,
+  k_PSK,
+  v_PSK,
+  table_BN,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  q_scale_BLH,
+  k_scale,
+  v_scale,
+  dtype,
+  plan,
+  sizes,
+):
+  """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
+  del table_BN
+  B, L, H, K = q_BLHK.shape
+  S = k_PSK.shape[1]
+  N = plan.page_BN.shape[1]
+  G = sizes.J // S
+  integer_dot = codes.integer_dot(q_BLHK, k_PSK, k_scale)
+  if not integer_dot:
+    q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
+  q_BRK = q_BLHK.reshape(B, L * H, K)
+
+  def gather(pool, page_BG):
+    """[P, S, …] -> [B, J, …]."""
+    return pool[page_BG].reshape(B, G * S, *pool.shape[2:])
+
+  def gather_scale(scale, page_BG):
+    if scale is None or scale.ndim == 1:
+      return scale
+    return gather(scale, page_BG)
+
+  def take(x_BM, logical_BG):
+    x_BNS = x_BM.reshape(B, N, S)
+    x_BGS = jnp.take_along_axis(x_BNS, logical_BG[..., None], axis=1)
+    return x_BGS.reshape(B, G * S)
+
+  def step(n, carry):
+    peak_BR, total_BR, sum_BRK = carry
+    place_G = n * G + jnp.arange(G)
+    # Beyond the plan's end, as beyond a row's count: a page seen by nobody.
+    inside_BG = place_G[None] < plan.count_B[:, None]
+    place_G = jnp.minimum(place_G, N - 1)
+    logical_BG, page_BG = plan.logical_BN[:, place_G], plan.page_BN[:, place_G]
+    visible_BLJ = plan_lib.visible(
+      take(start_BM, logical_BG),
+      take(limit_BM, logical_BG),
+      coordinate_BL,
+      position_BL,
+      take(position_BM, logical_BG),
+      window,
+    )
+    visible_BLJ &= jnp.repeat(inside_BG, S, axis=1)[:, None]
+    visible_BRJ = jnp.repeat(visible_BLJ, H, axis=1)
+    k_BJK, v_BJK = gather(k_PSK, page_BG), gather(v_PSK, page_BG)
+    page_k_scale = gather_scale(k_scale, page_BG)
+    if integer_dot:
+      logits_BRJ = _product(q_BRK, k_BJK, jnp.int32).astype(jnp.float32)
+      logits_BRJ *= q_scale_BLH.reshape(B, -1, 1) * page_k_scale[:, None]
+    else:
+      logits_BRJ = _product(
+        q_BRK, codes.dequantize(k_BJK, page_k_scale, dtype), jnp.float32
+      )
+    logits_BRJ = jnp.where(visible_BRJ, scale * logits_BRJ, -jnp.inf)
+    new_peak_BR = jnp.maximum(peak_BR, logits_BRJ.max(axis=-1))
+    weights_BRJ = jnp.exp(logits_BRJ - new_peak_BR[..., None])
+    decay_BR = jnp.exp(peak_BR - new_peak_BR)
+    v_BJK = codes.dequantize(v_BJK, gather_scale(v_scale, page_BG), dtype)
+    seen_BJ = visible_BLJ.any(axis=1)
+    v_BJK = jnp.where(seen_BJ[..., None], v_BJK, jnp.zeros_like(v_BJK))
+    product_BRK = jnp.einsum(
+      'BRJ,BJK->BRK',
+      weights_BRJ.astype(dtype),
+      v_BJK,
+      preferred_element_type=jnp.float32,
+    )
+    return (
+      new_peak_BR,
+      total_BR * decay_BR + weights_BRJ.sum(axis=-1),
+      sum_BRK * decay_BR[..., None] + product_BRK,
+    )
+
+  zeros_BRK = jnp.zeros_like(q_BRK, jnp.float32)
+  zeros_BR = zeros_BRK[..., 0]
+  peak_BR, total_BR, sum_BRK = jax.lax.fori_loop(
+    0,
+    (plan.count_B.max() + G - 1) // G,
+    step,
+    (zeros_BR + _LOWEST, zeros_BR, zeros_BRK),
+  )
+  sees_BR = total_BR > 0
+  total_BR = jnp.where(sees_BR, total_BR, 1.0)
+  lse_BR = jnp.where(sees_BR, peak_BR + jnp.log(total_BR), 0.0)
+  out_BRK = (sum_BRK / total_BR[..., None]).astype(dtype)
+  return out_BRK.reshape(B, L, H, K), lse_BR.reshape(B, L, H)
+
+
+def _product(q_BRK, k_BJK, dtype):
+  return jnp.einsum('BRK,BJK->BRJ', q_BRK, k_BJK, preferred_element_type=dtype)

@@ -1,0 +1,621 @@
+"""Paged decode against a dense softmax over pages laid side by side.
+
+The oracle gathers with numpy and attends with `jax.nn.dot_product_attention`
+under the dense mask; its lse is numpy's in float64. The folder's own reference
+stands beside the kernels as one more implementation.
+"""
+
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.paged_decode import api
+from kaiju_jax.kernels.paged_decode import blocks
+from kaiju_jax.kernels.visibility_attention import api as attention_api
+from kaiju_jax.kernels.visibility_attention import reference
+
+_SCALE = 0.1
+_ROWS, _LOGICAL, _SLOTS, _POOL = 3, 8, 8, 40
+_LENGTH = _LOGICAL * _SLOTS
+_K = 128
+
+implementations = pytest.mark.parametrize('implementation', api.RUNS_ON)
+kernels = pytest.mark.parametrize(
+  'implementation', ['pallas_gpu', 'pallas_tpu']
+)
+
+
+class Case(NamedTuple):
+  """A table and what its slots are seen by, for queries of some heads."""
+
+  table_BN: Any
+  visibility: visibility_lib.Visibility
+  window: int | None = None
+  heads: int = 2
+
+
+def _case(table_BN, visibility, window=None, heads=2):
+  fields = (np.array(field, np.int32) for field in visibility)
+  table_BN = np.array(table_BN, np.int32)
+  return Case(table_BN, visibility_lib.Visibility(*fields), window, heads)
+
+
+def _pages(seed=0, logical=_LOGICAL):
+  """Distinct pages for every row, in no order."""
+  random = np.random.default_rng(seed)
+  pages = random.permutation(_POOL)[: _ROWS * logical]
+  return pages.reshape(_ROWS, logical)
+
+
+def _causal(lengths):
+  """One query a row, the last of its `length` tokens; the rest are empty."""
+  token_BM = np.tile(np.arange(_LENGTH), (_ROWS, 1))
+  length_B1 = np.array(lengths)[:, None]
+  limit_BM = np.where(token_BM < length_B1, _LENGTH, token_BM)
+  return token_BM, limit_BM, length_B1 - 1, length_B1 - 1, token_BM
+
+
+def _ring(lengths):
+  """Rings that have gone round: a row's newest tokens over its oldest."""
+  slot_BM = np.tile(np.arange(_LENGTH), (_ROWS, 1))
+  newest_B1 = np.array(lengths)[:, None] - 1
+  position_BM = newest_B1 - (newest_B1 - slot_BM) % _LENGTH
+  limit_BM = np.where(position_BM >= 0, 10_000, position_BM)
+  return position_BM, limit_BM, newest_B1, newest_B1, position_BM
+
+
+def _scattered(queries, seed=1):
+  """Slots filled in no order; a third of them empty or dead."""
+  random = np.random.default_rng(seed)
+  slots = np.tile(np.arange(_LENGTH), (_ROWS, 1))
+  position_BM = random.permuted(slots, axis=1)
+  dead_BM = random.random(slots.shape) < 0.3
+  limit_BM = np.where(dead_BM, position_BM, _LENGTH)
+  token_BL = random.integers(0, _LENGTH, (_ROWS, queries))
+  return position_BM, limit_BM, token_BL, token_BL, position_BM
+
+
+def _beams(width, seed=2):
+  """Tree ranges of `width` live beams, at different slots in each row."""
+  random = np.random.default_rng(seed)
+  parts = []
+  for _ in range(_ROWS):
+    parents = np.full(_LENGTH, -1)
+    order = random.permutation(_LENGTH)[:-9]
+    for place in range(1, len(order)):
+      # A prompt of 20, then branches off the last few tokens.
+      back = 1 if place < 20 else random.integers(1, 2 * width)
+      parents[order[place]] = order[place - back]
+    leaves = order[-width:]
+    parts.append(visibility_lib.beams(parents.tolist(), leaves.tolist()))
+  return visibility_lib.concatenate(parts)
+
+
+def _either_side():
+  """Pages whose ranges lie on both sides of the query, and one around it."""
+  start_BM = np.tile([0] * 4 + [9] * 4, (_ROWS, _LOGICAL))
+  limit_BM = np.tile([3] * 4 + [12] * 4, (_ROWS, _LOGICAL))
+  start_BM[:, 16:24], limit_BM[:, 16:24] = 2, 7
+  query_B1 = np.full((_ROWS, 1), 5)
+  return start_BM, limit_BM, query_B1, query_B1, np.zeros_like(start_BM)
+
+
+_SHARED = _pages()
+_SHARED[1, :4] = _SHARED[0, :4]
+_SHARED[2, [5, 0, 3]] = _SHARED[0, [0, 1, 2]]
+
+_ABSENT = _pages()
+_ABSENT[0, 2] = -1
+_ABSENT[1, :5] = [_POOL, _POOL + 1, 2**31 - 1, -(2**31), -7]
+_ABSENT[2] = -1
+
+CASES = {
+  'several lengths': _case(_pages(), _causal([1, 8, 41])),
+  'shared pages': _case(_SHARED, _scattered(1)),
+  'absent pages': _case(_ABSENT, _causal([48, 64, 48])),
+  'ranges on either side': _case(_pages(), _either_side()),
+  'window, one head': _case(_pages(), _causal([5, 30, 64]), 12, heads=1),
+  'ring, one head': _case(_pages(), _ring([100, 65, 7]), 12, heads=1),
+  'window of one, ninety-six heads': _case(
+    _pages(), _causal([1, 41, 64]), 1, heads=96
+  ),
+  'beams': _case(_SHARED, _beams(5), heads=3),
+  'several queries, window': _case(_SHARED, _scattered(5), 12, heads=3),
+  'beams, window': _case(_SHARED, _beams(5), 12, heads=3),
+}
+# Pages of 32 slots, which is a tile of codes.
+CODED = CASES['beams, window']._replace(
+  table_BN=np.array([[7, 30], [7, 2], [39, 7]], np.int32)
+)
+
+cases = pytest.mark.parametrize('case', CASES.values(), ids=CASES)
+
+
+def _operands(case, seed=0):
+  """Normal q, k, v; queries and keys large enough for a sharp softmax."""
+  random = np.random.default_rng(seed)
+  B, L = case.visibility.coordinate_BL.shape
+  slots = case.visibility.start_BM.shape[1] // case.table_BN.shape[1]
+  pool = _POOL, slots, _K
+  shapes = (B, L, case.heads, _K), pool, pool
+  return [random.normal(size=s, scale=2).astype(np.float32) for s in shapes]
+
+
+def _sizes(implementation, keys=16, splits=2):
+  """Small tiles, so that there are several."""
+  R = {'pallas_gpu': 16, 'pallas_tpu': 32}.get(implementation, 8)
+  return blocks.Sizes(R, keys, splits)
+
+
+@functools.cache
+def _jitted(implementation, window, sizes, dtype):
+  """One function for all cases that differ in arrays alone."""
+
+  # Most of the time here goes into compiling: the less of it the better.
+  @functools.partial(
+    jax.jit, compiler_options={'xla_backend_optimization_level': 0}
+  )
+  def run(operands, table_BN, visibility, options):
+    return api.decode(
+      *operands,
+      table_BN,
+      *visibility,
+      window=window,
+      scale=_SCALE,
+      sizes=sizes,
+      dtype=dtype,
+      implementation=implementation,
+      **options,
+    )
+
+  return run
+
+
+def _decode(
+  case, implementation, operands, *, sizes=None, dtype=None, **options
+):
+  sizes = sizes or _sizes(implementation)
+  run = _jitted(implementation, case.window, sizes, dtype)
+  with dispatch.interpreted():
+    return run(operands, case.table_BN, case.visibility, options)
+
+
+def _present(case):
+  """bool[B, M]."""
+  present_BN = (case.table_BN >= 0) & (case.table_BN < _POOL)
+  slots = case.visibility.start_BM.shape[1] // case.table_BN.shape[1]
+  return np.repeat(present_BN, slots, axis=1)
+
+
+def _mask(case):
+  """bool[B, L, M], by numpy alone."""
+  dense_BLM = visibility_lib.as_dense(case.visibility, case.window)
+  return dense_BLM & _present(case)[:, None]
+
+
+def _gather(case, pool):
+  x = pool[np.clip(case.table_BN, 0, _POOL - 1)]
+  return x.reshape(len(x), -1, *pool.shape[2:])
+
+
+@jax.jit
+def _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM):
+  return jax.nn.dot_product_attention(
+    q_BLHK,
+    k_BMK[:, :, None],
+    v_BMK[:, :, None],
+    mask=dense_BLM[:, None],
+    scale=_SCALE,
+    implementation='xla',
+  )
+
+
+def _oracle(case, q_BLHK, k_PSK, v_PSK):
+  """out by jax.nn, lse by numpy; zero where a query sees nothing."""
+  dense_BLM = _mask(case)
+  sees_BL = dense_BLM.any(axis=-1)
+  k_BMK, v_BMK = _gather(case, k_PSK), _gather(case, v_PSK)
+  out_BLHK = _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM)
+  logits_BLHM = _SCALE * np.einsum(
+    'BLHK,BMK->BLHM', np.float64(q_BLHK), np.float64(k_BMK)
+  )
+  logits_BLHM = np.where(dense_BLM[:, :, None], logits_BLHM, -np.inf)
+  lse_BLH = np.logaddexp.reduce(logits_BLHM, axis=-1)
+  return (
+    np.where(sees_BL[..., None, None], out_BLHK, 0),
+    np.where(sees_BL[..., None], lse_BLH, 0),
+  )
+
+
+def _close(actual, expected, tolerance=2e-5):
+  """Absolute error against the largest value of each tensor."""
+  for a, e in zip(actual, expected, strict=True):
+    assert a.shape == e.shape
+    error = np.abs(np.float64(a) - np.float64(e)).max()
+    assert error <= tolerance * max(1, np.abs(np.float64(e)).max())
+
+
+@implementations
+@cases
+def test_output_and_lse(implementation, case):
+  operands = _operands(case)
+  results = _decode(case, implementation, operands)
+  _close(results, _oracle(case, *operands))
+
+
+@cases
+def test_the_definition_is_visibility_attention_over_gathered_pages(case):
+  q_BLHK, k_PSK, v_PSK = _operands(case)
+  start_BM, limit_BM, *rest = case.visibility
+  expected = reference.forward(
+    q_BLHK,
+    _gather(case, k_PSK),
+    _gather(case, v_PSK),
+    start_BM,
+    np.where(_present(case), limit_BM, start_BM),
+    *rest,
+    window=case.window,
+    scale=_SCALE,
+    q_scale_BLH=None,
+    k_scale=None,
+    v_scale=None,
+    dtype=jnp.float32,
+  )
+  _close(_decode(case, 'reference', (q_BLHK, k_PSK, v_PSK)), expected, 1e-6)
+
+
+@implementations
+def test_a_row_that_sees_nothing_is_zero(implementation):
+  case = CASES['absent pages']
+  assert not _mask(case)[2].any() and _mask(case)[:2].any(axis=-1).all()
+  out_BLHK, lse_BLH = _decode(case, implementation, _operands(case))
+  np.testing.assert_array_equal(out_BLHK[2], 0)
+  np.testing.assert_array_equal(lse_BLH[2], 0)
+
+
+@kernels
+def test_splits_do_not_change_the_result(implementation):
+  case = CASES['beams']
+  operands = _operands(case)
+  two, five = (
+    _decode(
+      case,
+      implementation,
+      operands,
+      sizes=_sizes(implementation, splits=splits),
+    )
+    for splits in (2, 5)
+  )
+  _close(two, five, 1e-6)
+
+
+@pytest.mark.parametrize(
+  ('implementation', 'slots', 'keys'),
+  [
+    ('pallas_gpu', 32, 16),
+    ('pallas_gpu', 8, 32),
+    ('pallas_tpu', 8, 40),
+    ('xla', 8, 40),
+  ],
+)
+def test_tiles_of_other_sizes_than_pages(implementation, slots, keys):
+  case = CASES['several queries, window']
+  case = case._replace(table_BN=_pages(4, _LENGTH // slots).astype(np.int32))
+  operands = _operands(case)
+  sizes = _sizes(implementation, keys)
+  results = _decode(case, implementation, operands, sizes=sizes)
+  _close(results, _oracle(case, *operands))
+
+
+def _codes(random, shape):
+  return random.integers(-127, 128, shape).astype(np.int8)
+
+
+def _coded(case, q_codes, per, seed=3):
+  """Random codes and scales, and the float32 values that they stand for."""
+  random = np.random.default_rng(seed)
+  q, k, v = _operands(case)
+  k, v = _codes(random, k.shape), _codes(random, v.shape)
+  shape = k.shape[:2] if per == 'token' else k.shape[2:]
+  scales = {
+    name: random.uniform(0.01, 0.03, shape).astype(np.float32)
+    for name in ('k_scale', 'v_scale')
+  }
+  spread = {'token': np.s_[..., None], 'channel': np.s_[None, None]}[per]
+  values = [q, k * scales['k_scale'][spread], v * scales['v_scale'][spread]]
+  if q_codes:
+    q = _codes(random, q.shape)
+    q_scale_BLH = random.uniform(0.01, 0.03, q.shape[:-1]).astype(np.float32)
+    scales['q_scale_BLH'] = q_scale_BLH
+    values[0] = q * q_scale_BLH[..., None]
+  return (q, k, v), scales, values
+
+
+@implementations
+@pytest.mark.parametrize(
+  ('q_codes', 'per'), [(True, 'token'), (False, 'token'), (True, 'channel')]
+)
+def test_codes(implementation, q_codes, per):
+  case = CODED
+  operands, scales, values = _coded(case, q_codes, per)
+  results = _decode(
+    case,
+    implementation,
+    operands,
+    sizes=_sizes(implementation, 32),
+    dtype=jnp.float32,
+    **scales,
+  )
+  _close(results, _oracle(case, *values))
+
+
+@implementations
+def test_codes_with_an_output_of_half_precision(implementation):
+  case, sizes = CODED, _sizes(implementation, 32)
+  operands, scales, values = _coded(case, True, 'token')
+  out_BLHK, lse_BLH = _decode(
+    case, implementation, operands, sizes=sizes, **scales
+  )
+  assert out_BLHK.dtype == jnp.bfloat16
+  expected_BLHK, expected_BLH = _oracle(case, *values)
+  # Weights, values and output each keep eight bits; logits keep them all.
+  _close([out_BLHK], [expected_BLHK], 2**-7)
+  _close([lse_BLH], [expected_BLH])
+
+
+@implementations
+def test_half_precision(implementation):
+  case, sizes = CODED, _sizes(implementation, 32)
+  operands = [jnp.asarray(x, jnp.bfloat16) for x in _operands(case)]
+  results = _decode(case, implementation, operands, sizes=sizes)
+  assert results[0].dtype == jnp.bfloat16
+  expected = _oracle(case, *(np.float32(x) for x in operands))
+  _close(results, expected, 2**-7)
+
+
+@implementations
+@pytest.mark.parametrize('coded', [True, False])
+def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
+  implementation, coded
+):
+  case = CODED if coded else CASES['beams, window']
+  (q, k, v), options = _operands(case), {}
+  if coded:
+    (q, k, v), options, _ = _coded(case, True, 'token')
+    options |= {'sizes': _sizes(implementation, 32), 'dtype': jnp.float32}
+  clean = _decode(case, implementation, (q, k, v), **options)
+  seen_PS = np.zeros(k.shape[:2], bool)
+  for row, pages in enumerate(case.table_BN):
+    seen_PS[pages] |= _mask(case)[row].any(axis=0).reshape(len(pages), -1)
+  # Some slots of visited pages are unseen.
+  assert 0 < seen_PS[seen_PS.any(axis=1)].mean() < 0.9
+  garbage = np.int8(77) if coded else np.float32(np.nan)
+  k, v = (np.where(seen_PS[..., None], x, garbage) for x in (k, v))
+  if coded:
+    for name in 'k_scale', 'v_scale':
+      options[name] = np.where(seen_PS, options[name], np.float32(np.nan))
+  dirty = _decode(case, implementation, (q, k, v), **options)
+  for a, e in zip(dirty, clean):
+    np.testing.assert_array_equal(a, e)
+
+
+def _plan(case):
+  return api.make_plan(
+    case.table_BN, *case.visibility, pages=_POOL, window=case.window
+  )
+
+
+@cases
+def test_a_plan_holds_the_pages_with_a_visible_slot_and_no_other(case):
+  plan = _plan(case)
+  dense_BLNS = _mask(case).reshape(*_mask(case).shape[:2], _LOGICAL, _SLOTS)
+  for row in range(_ROWS):
+    seen_NS = dense_BLNS[row].any(axis=0)
+    whole_N = dense_BLNS[row].all(axis=(0, 2))
+    visited = np.flatnonzero(seen_NS.any(axis=1))
+    expected = sorted(visited, key=lambda n: (not whole_N[n], n))
+    count = int(plan.count_B[row])
+    assert plan.logical_BN[row, :count].tolist() == expected
+    assert plan.full_B[row] == whole_N.sum()
+    pages = case.table_BN[row, expected]
+    assert plan.page_BN[row, :count].tolist() == pages.tolist()
+    assert set(plan.logical_BN[row, count:].tolist()) <= set(
+      expected[-1:] or [0]
+    )
+
+
+def test_a_plan_drawn_out():
+  # Pages of two slots; the query is 5, and looks back 4: it sees 2, 3, 4, 5.
+  #              absent   0  1    4  5    2  3    6  7    -  3
+  table = np.array([[9, 0, 3, 1, 2, 4]])
+  position = np.array([[4, 5, 0, 1, 4, 5, 2, 3, 6, 7, 0, 3]])
+  limit = np.array([[9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 0, 9]])
+  query = np.array([[5]])
+  arrays = table, position, limit, query, query, position
+  plan = api.make_plan(*(x.astype(np.int32) for x in arrays), pages=5, window=4)
+  assert plan.count_B.tolist() == [3]
+  assert plan.full_B.tolist() == [2]
+  assert plan.logical_BN.tolist() == [[2, 3, 5, 5, 5, 5]]
+  assert plan.page_BN.tolist() == [[3, 1, 4, 4, 4, 4]]
+
+
+def test_a_window_visits_its_own_pages_only():
+  plan = _plan(CASES['ring, one head'])
+  # Twelve positions touch two or three pages of eight, however long the text.
+  assert plan.count_B.tolist() == [2, 3, 1]
+
+
+@pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
+def test_only_what_the_plan_lists_is_read(implementation):
+  case = CASES['several lengths']
+  operands = _operands(case)
+  plan = _plan(case)
+  assert plan.count_B.tolist() == [1, 1, 6]
+  assert plan.full_B.tolist() == [0, 1, 5]
+  _close(
+    _decode(case, implementation, operands, plan=plan),
+    _oracle(case, *operands),
+  )
+  # Without the last page of row 2, which holds one token.
+  shorter = plan._replace(count_B=plan.count_B - np.array([0, 0, 1], np.int32))
+  results = _decode(case, implementation, operands, plan=shorter)
+  table_BN = case.table_BN.copy()
+  table_BN[2, 5] = -1
+  _close(results, _oracle(case._replace(table_BN=table_BN), *operands))
+  if implementation != 'xla':
+    # Ranges of pages seen whole are not looked at.
+    limit_BM = case.visibility.limit_BM.copy()
+    limit_BM[2, :32] = 0
+    visibility = case.visibility._replace(limit_BM=limit_BM)
+    blind = case._replace(visibility=visibility)
+    results = _decode(blind, implementation, operands, plan=plan)
+    _close(results, _oracle(case, *operands))
+
+
+@pytest.mark.parametrize('name', ['absent pages', 'beams', 'window, one head'])
+def test_merge_of_two_parts_of_the_pages(name):
+  case = CASES[name]
+  operands = _operands(case)
+  parts = []
+  for side in np.s_[:4], np.s_[4:]:
+    table_BN = np.full_like(case.table_BN, -1)
+    table_BN[:, side] = case.table_BN[:, side]
+    parts += _decode(case._replace(table_BN=table_BN), 'xla', operands)
+  blind = [np.all(lse == 0, axis=(1, 2)) for lse in parts[1::2]]
+  if name == 'window, one head':
+    assert blind[0].any() and blind[1].any()
+  if name == 'absent pages':
+    assert (blind[0] & blind[1]).tolist() == [False, False, True]
+  merged = jax.jit(api.merge)(*parts)
+  _close(merged, _oracle(case, *operands))
+
+
+def test_merge_with_a_chunk_that_is_not_in_the_pool():
+  """A chunk of three tokens behind rows of several lengths, one empty."""
+  case = _case(_pages(), _causal([9, 40, 0]))
+  length_B1 = np.array([[9], [40], [0]], np.int32)
+  token_BL = length_B1 + np.arange(3, dtype=np.int32)
+  visibility = case.visibility._replace(
+    coordinate_BL=token_BL, position_BL=token_BL
+  )
+  case = case._replace(visibility=visibility, window=8)
+  random = np.random.default_rng(5)
+  q_BLHK, k_PSK, v_PSK = _operands(case)
+  k_BLK, v_BLK = random.normal(size=(2, _ROWS, 3, _K)).astype(np.float32)
+  limit_BL = np.full_like(token_BL, _LENGTH)
+  chunk = token_BL, limit_BL, token_BL, token_BL, token_BL
+  attend = jax.jit(
+    functools.partial(
+      attention_api.forward,
+      window=8,
+      scale=_SCALE,
+      implementation='reference',
+    )
+  )
+  merged = api.merge(
+    *_decode(case, 'xla', (q_BLHK, k_PSK, v_PSK)),
+    *attend(q_BLHK, k_BLK, v_BLK, *chunk),
+  )
+  beside = [
+    np.concatenate([getattr(visibility, name), own], axis=1)
+    for name, own in zip(
+      ('start_BM', 'limit_BM', 'position_BM'), chunk[:2] + chunk[4:]
+    )
+  ]
+  expected = attend(
+    q_BLHK,
+    np.concatenate([_gather(case, k_PSK), k_BLK], axis=1),
+    np.concatenate([_gather(case, v_PSK), v_BLK], axis=1),
+    *beside[:2],
+    token_BL,
+    token_BL,
+    beside[2],
+  )
+  _close(merged, expected)
+
+
+def test_merge_of_literals():
+  out_a = np.array([[1.0, 0.0], [4.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
+  out_b = np.array([[0.0, 1.0], [0.0, 0.0], [2.0, 6.0], [0.0, 0.0]])
+  log3 = np.log(3)
+  lse_a = np.array([log3, -5.0, 0.0, 0.0])
+  lse_b = np.array([0.0, 0.0, -90.0, 0.0])
+  out, lse = api.merge(*(np.float32(x) for x in (out_a, lse_a, out_b, lse_b)))
+  np.testing.assert_allclose(
+    out, [[0.75, 0.25], [4.0, 4.0], [2.0, 6.0], [0.0, 0.0]], rtol=1e-6
+  )
+  np.testing.assert_allclose(lse, [np.log(4), -5.0, -90.0, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
+def test_rows_and_heads_on_several_devices(implementation):
+  """Rows of a batch over one axis, heads over the other, the pool whole."""
+  case = CASES['beams']
+  case = case._replace(
+    table_BN=case.table_BN[:2],
+    visibility=visibility_lib.Visibility(*(x[:2] for x in case.visibility)),
+    heads=4,
+  )
+  operands = _operands(case)
+  mesh = jax.make_mesh(
+    (2, 2), ('rows', 'heads'), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  rows, whole = PartitionSpec('rows'), PartitionSpec()
+  heads = PartitionSpec('rows', None, 'heads')
+
+  @jax.jit
+  @functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=(heads, whole, whole, *(rows,) * 6),
+    out_specs=(heads, heads),
+    check_vma=False,
+  )
+  def run(*arrays):
+    return api.decode(
+      *arrays,
+      window=case.window,
+      scale=_SCALE,
+      sizes=_sizes(implementation),
+      implementation=implementation,
+    )
+
+  with dispatch.interpreted():
+    results = run(*operands, case.table_BN, *case.visibility)
+  _close(results, _oracle(case, *operands))
+
+
+def test_copies_of_pages_do_not_race(monkeypatch, capfd):
+  """A TPU's memories simulated: no buffer is read before its copy is there."""
+  parameters = pltpu.InterpretParams(
+    detect_races=True,
+    dma_execution_mode='on_wait',
+    uninitialized_memory='nan',
+    out_of_bounds_reads='raise',
+  )
+  monkeypatch.setattr(dispatch, 'interpreting', lambda: parameters)
+  case = CASES['absent pages']
+  case = case._replace(
+    table_BN=np.concatenate([_ABSENT[2:], _ABSENT[:2]]).astype(np.int32)
+  )
+  operands = _operands(case)
+  results = jax.jit(
+    functools.partial(
+      api.decode,
+      window=None,
+      scale=_SCALE,
+      sizes=_sizes('pallas_tpu'),
+      implementation='pallas_tpu',
+    )
+  )(*operands, case.table_BN, *case.visibility)
+  _close(results, _oracle(case, *operands))
+  assert 'RACE DETECTED' not in capfd.readouterr().out

@@ -1,0 +1,107 @@
+"""Squinch's kernels, compiled for hardware that is not here."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax import aot
+from kaiju_jax.kernels.squinch import api
+from kaiju_jax.kernels.squinch import blocks
+from tests import compiled
+import tpu_gpu_configs
+
+# Sources over fsdp and a device's gradient: the hidden units of 13b, 34b and
+# 110b, a key projection, and a norm's gain.
+WEIGHTS = [
+  (8, 5120, 3072),
+  (16, 7168, 4352),
+  (64, 12_288, 6400),
+  (8, 5120, 128),
+  (8, 5120, 1),
+]
+TPUS = 'v5e_256', 'v5p_128', 'v6e_256'
+
+
+def encoding(parts, rows, columns, dtype='bfloat16', codes=('zero', 'ln6')):
+  x_RC = jax.ShapeDtypeStruct((rows, columns), dtype)
+  return jax.jit(lambda x_RC: api.encode_parts(x_RC, parts, *codes)), x_RC
+
+
+def decoding(parts, rows, columns, codes=('zero', 'ln6')):
+  packed_NPGC = jax.ShapeDtypeStruct(
+    (parts, 6, rows // 8 // parts, columns), jnp.uint8
+  )
+  return jax.jit(lambda packed: api.decode_sum(packed, *codes)), packed_NPGC
+
+
+def assert_fits(kernels, name):
+  """One kernel, no copy beside it, and room for sixteen warps or more."""
+  assert list(kernels) == [name]
+  kernel = kernels[name]
+  assert kernel.spill_stores == kernel.spill_loads == 0
+  assert kernel.registers <= 128
+  # What is exchanged between threads is bytes on their way out.
+  assert kernel.shared_memory <= 16_384
+
+
+@pytest.mark.parametrize('weight', WEIGHTS, ids=str)
+def test_h100(weight):
+  for dtype in 'bfloat16', 'float32':
+    assert_fits(compiled.gpu(*encoding(*weight, dtype)), 'squinch_encode')
+  assert_fits(compiled.gpu(*decoding(*weight)), 'squinch_decode')
+
+
+@pytest.mark.parametrize('codes', [('floor', 'quarter'), ('fitted', 'ln6')])
+def test_h100_by_every_code(codes):
+  kernels = compiled.gpu(*encoding(*WEIGHTS[0], codes=codes))
+  assert_fits(kernels, 'squinch_encode')
+  assert_fits(compiled.gpu(*decoding(*WEIGHTS[0], codes)), 'squinch_decode')
+
+
+def test_a_tile_too_large_spills(monkeypatch):
+  large = blocks.Gpu(G=1, C=1024, N=1, warps=1)
+  monkeypatch.setattr(blocks, 'gpu_encode', lambda *shape: large)
+  kernel = compiled.gpu(*encoding(*WEIGHTS[0]))['squinch_encode']
+  assert kernel.spill_stores > 0
+  with pytest.raises(AssertionError):
+    assert_fits({'squinch_encode': kernel}, 'squinch_encode')
+
+
+def opcodes(jitted, operand, accelerator):
+  """What a TPU's compiler made of it, by opcode."""
+  try:
+    device = aot.devices(tpu_gpu_configs.load(accelerator))[0]
+  except aot.MissingPlugin as error:
+    pytest.skip(str(error))
+  here = jax.sharding.SingleDeviceSharding(device)
+  operand = jax.ShapeDtypeStruct(operand.shape, operand.dtype, sharding=here)
+  module = aot.build(jitted, (operand,)).module
+  entry = module.computations[module.entry].instructions.values()
+  # Tables are constants, a bitcast moves nothing, and what is copied ahead is
+  # small enough to lie in the chip's own memory.
+  free = 'parameter', 'constant', 'bitcast', 'copy-start', 'copy-done'
+  return [each.opcode for each in entry if each.opcode not in free]
+
+
+@pytest.mark.parametrize('accelerator', TPUS)
+@pytest.mark.parametrize('weight', WEIGHTS[:4], ids=str)
+def test_tpu(weight, accelerator):
+  for dtype in 'bfloat16', 'float32':
+    assert opcodes(*encoding(*weight, dtype), accelerator) == ['custom-call']
+  assert opcodes(*decoding(*weight), accelerator) == ['custom-call']
+
+
+@pytest.mark.parametrize('accelerator', TPUS)
+@pytest.mark.parametrize('codes', [('floor', 'quarter'), ('fitted', 'ln6')])
+def test_tpu_by_every_code(codes, accelerator):
+  encoded = opcodes(*encoding(*WEIGHTS[0], codes=codes), accelerator)
+  decoded = opcodes(*decoding(*WEIGHTS[0], codes), accelerator)
+  assert encoded == decoded == ['custom-call']
+
+
+@pytest.mark.parametrize('accelerator', TPUS)
+def test_a_block_too_large_is_refused(accelerator, monkeypatch):
+  large = blocks.Tpu(G=640 * 64, N=1)
+  monkeypatch.setattr(blocks, 'tpu', lambda groups, parts: large)
+  with pytest.raises(jax.errors.JaxRuntimeError, match='vmem'):
+    opcodes(*encoding(1, 5120 * 64, 3072), accelerator)
