@@ -29,6 +29,7 @@ RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'chunked': dispatch.ANYWHERE,
   'pallas_gpu': ('gpu',),
+  'pallas_tpu': ('tpu',),
   # By its name alone: nobody has timed it on a GPU.
   'mosaic_gpu': ('gpu',),
 }

@@ -7,6 +7,7 @@ those of `pallas_gpu` by what its compiler says of registers.
 from collections.abc import Iterator
 import contextlib
 import contextvars
+import math
 import pathlib
 import types
 from typing import NamedTuple
@@ -18,7 +19,7 @@ _DENSE = 128 * 128
 # Logits that one step of a march holds: a few MiB of float32, near the caches.
 _LOGITS = 2**19
 # The kernel of a platform that has one.
-_KERNELS = {'gpu': 'pallas_gpu'}
+_KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
 # Tokens whose query tiles share a list of key blocks.
 _PLAN_TOKENS = 8
 
@@ -42,8 +43,8 @@ def implementation(
 ) -> str:
   """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
 
-  Of more than 256 channels a GPU program has no room for a tile: those heads
-  are XLA's.
+  Of more than 256 channels a GPU program has no room for a tile, nor a TPU's
+  vector memory for its blocks: those heads are XLA's.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -100,9 +101,10 @@ _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 
 @contextlib.contextmanager
-def trying(tiles: Tiles, *kinds: str) -> Iterator[None]:
-  """Within it, GPU kernels of `kinds`, or all, are traced with these blocks."""
-  tried = {**_tried.get(), **dict.fromkeys(kinds or GPU_KINDS, tiles)}
+def trying(tiles: 'Tiles | TpuTiles', *kinds: str) -> Iterator[None]:
+  """Within it, kernels of `kinds`, or all of a platform, have these blocks."""
+  every = ('tpu',) if isinstance(tiles, TpuTiles) else GPU_KINDS
+  tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
   token = _tried.set(tried)
   try:
     yield
@@ -182,3 +184,64 @@ def _even(length: int, target: int) -> int:
   """Divides `length` into equal blocks of about `target`, multiples of 8."""
   count = -(-length // target)
   return min(length, -(-length // (8 * count)) * 8)
+
+
+class TpuTiles(NamedTuple):
+  """Blocks of a TPU kernel, whole registers of 128 lanes.
+
+  Attributes:
+    rows: of a query tile, all heads of whole tokens where that fits.
+    keys: of a key block.
+  """
+
+  rows: int
+  keys: int
+
+
+def tpu(
+  *,
+  length: int,
+  memory: int,
+  heads: int,
+  head_dim: int,
+  itemsize: int,
+  window: int | None,
+) -> TpuTiles:
+  """Returns the blocks of a TPU kernel.
+
+  By the schedules that are compiled for v5e, v5p and v6e about 1,024 rows by
+  512 keys keep the units busy, and hardly less from half as many rows on. With
+  a short window 256 keys see enough fewer pairs in vain to be ahead. Tiles of
+  whole tokens are planned most exactly, and tiles that divide the rows evenly
+  spare a padded copy of the queries.
+
+  Args:
+    length: queries.
+    memory: keys.
+    heads: of a query.
+    head_dim: K.
+    itemsize: bytes of the values that meet in products.
+    window: as `api.forward` has it.
+  """
+  if 'tpu' in _tried.get():
+    return _tried.get()['tpu']
+  reach = memory if window is None else min(window, memory)
+  # Vector memory of 16 MiB holds that many rows of up to 256 bytes.
+  most = 1152 * 256 // max(256, head_dim * itemsize)
+  unit = math.lcm(128, heads)
+  if unit > most:
+    unit = 128
+  return TpuTiles(
+    _divide(length * heads, unit, most // unit * unit),
+    _divide(memory, 128, 512 if reach > 1024 else 256),
+  )
+
+
+def _divide(length: int, unit: int, most: int) -> int:
+  """Returns a multiple of `unit` up to `most` that best divides evenly."""
+  if length <= most:
+    return -(-length // unit) * unit
+  for size in range(most, most // 2 - 1, -unit):
+    if length % size == 0:
+      return size
+  return most

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import blocks
 from kaiju_jax.kernels.squinch import groups
@@ -222,25 +223,45 @@ def test_which_implementation_runs_where():
 
 
 @pytest.mark.parametrize('columns', [1, 3, 31, 640, 1000, 3072, 5120])
-@pytest.mark.parametrize('count', [1, 5, 640])
-def test_a_tile_hangs_over_the_edge_by_little(count, columns):
-  height, width, _, _ = blocks.gpu_encode(count, columns, 2)
+@pytest.mark.parametrize('groups', [1, 5, 640])
+def test_a_tile_hangs_over_the_edge_by_little(groups, columns):
+  height, width, _, warps = blocks.gpu(
+    'encode', parts=1, groups=groups, columns=columns, itemsize=2
+  )
   assert height & (height - 1) == width & (width - 1) == 0
-  assert height * width <= 1024
+  # Eight columns of bf16 a thread.
+  assert height * width <= 8 * 32 * warps
   if columns >= 256:
     assert -(-columns // width) * width <= 1.125 * columns
-  assert height < 2 * count and width <= columns
+  assert height < 2 * groups and width <= columns
 
 
 def test_sources_are_read_together_that_divide_them():
-  assert [blocks.gpu_decode(80, 3072, n).N for n in (1, 6, 7, 8)] == [
-    1,
-    3,
-    1,
-    4,
-  ]
-  assert [blocks.tpu(80, n).N for n in (1, 6, 7, 64)] == [1, 6, 7, 8]
-  assert [blocks.tpu(n, 1).G for n in (1, 33, 80, 640)] == [32, 64, 96, 128]
+  def gpu(parts):
+    shape = {'groups': 80, 'columns': 3072, 'itemsize': 4}
+    return blocks.gpu('decode', parts=parts, **shape).N
+
+  def tpu(parts, groups):
+    return blocks.tpu('decode', parts=parts, groups=groups, itemsize=4)
+
+  assert [gpu(n) for n in (1, 6, 7, 8)] == [1, 3, 1, 4]
+  assert [tpu(n, 80).N for n in (1, 6, 7, 64)] == [1, 6, 7, 8]
+  assert [tpu(1, n).G for n in (1, 33, 80, 640)] == [32, 64, 96, 128]
+
+
+def test_measured_sizes_come_first_and_tried_ones_before_them(monkeypatch):
+  measured = {blocks.key('decode', 6, 4): {'columns': 8, 'N': 2, 'warps': 2}}
+  monkeypatch.setattr(
+    tuned, 'winner', lambda folder, kind, key: measured.get(key)
+  )
+  shape = {'groups': 80, 'columns': 3072, 'itemsize': 4}
+  assert blocks.gpu('decode', parts=6, **shape) == (1, 512, 2, 2)
+  assert blocks.gpu('decode', parts=8, **shape) == (1, 512, 4, 4)
+  with blocks.trying(blocks.Threads(columns=2, N=3, warps=1)):
+    assert blocks.gpu('decode', parts=6, **shape) == (1, 64, 3, 1)
+  with blocks.trying(blocks.Tpu(G=64, N=3)):
+    assert blocks.tpu('decode', parts=6, groups=80, itemsize=4) == (64, 3)
+    assert blocks.tpu('decode', parts=6, groups=8, itemsize=4) == (32, 3)
 
 
 def ptx(text, size, scale, nudge):
