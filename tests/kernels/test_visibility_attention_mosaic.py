@@ -186,7 +186,7 @@ def test_codes_meet_as_integers():
 
 @many_programs
 @pytest.mark.parametrize(
-  ('per', 'q_codes'), [('channel', True), ('channel', False), ('token', False)]
+  ('per', 'q_codes'), [('channel', True), ('token', False)]
 )
 def test_codes_that_cannot_meet_are_floats(per, q_codes):
   arrays, scales, values = _coded(40, 40, 3, 64, per, q_codes)
@@ -202,7 +202,7 @@ def test_codes_that_cannot_meet_are_floats(per, q_codes):
 
 
 @many_programs
-@pytest.mark.parametrize('scale', [-_SCALE, 0.0, 3])
+@pytest.mark.parametrize('scale', [-_SCALE, 0.0])
 def test_any_scale_and_float16(scale):
   visibility = visibility_lib.causal(60)
   _check(_operands(60, 60, 2, 64, dtype=jnp.float16), visibility, 20, scale)
