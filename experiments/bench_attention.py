@@ -70,35 +70,35 @@ def main(argv: Sequence[str]) -> None:
 
 def _times() -> rich.table.Table:
   """Median seconds, and their ratio to the faster dense step's."""
-  from kaiju_jax.kernels.visibility_attention import bench
+  from kaiju_jax.kernels.visibility_attention import against_dense
 
   table = rich.table.Table(
     title=f'Output and gradients, median ms of {_REPEATS.value} rounds'
   )
-  for column in ('length', 'window', *bench.CONTENDERS, 'ratio'):
+  for column in ('length', 'window', *against_dense.CONTENDERS, 'ratio'):
     table.add_column(column, justify='right')
   cases = [(_LENGTH.value, _WINDOW.value)]
   cases += [(length, None) for length in _CAUSAL_LENGTH.value]
   for length, window in cases:
-    seconds = bench.seconds(_shape(length, window), _REPEATS.value)
+    seconds = against_dense.seconds(_shape(length, window), _REPEATS.value)
     ratio = (
-      min(seconds[bench.DENSE], seconds[bench.DENSE_REMAT])
-      / (seconds[bench.OURS])
+      min(seconds[against_dense.DENSE], seconds[against_dense.DENSE_REMAT])
+      / (seconds[against_dense.OURS])
     )
-    times = [f'{1e3 * seconds[name]:,.1f}' for name in bench.CONTENDERS]
+    times = [f'{1e3 * seconds[name]:,.1f}' for name in against_dense.CONTENDERS]
     table.add_row(str(length), str(window), *times, f'{ratio:.1f}×')
   return table
 
 
 def _memory() -> rich.table.Table:
   """MiB that the compiled step asks for, and the exponents of its growth."""
-  from kaiju_jax.kernels.visibility_attention import bench
+  from kaiju_jax.kernels.visibility_attention import against_dense
 
   lengths = sorted(set(_MEMORY_LENGTH.value))
   columns = [
     (name, window)
     for window in (_WINDOW.value, None)
-    for name in (bench.OURS, bench.DENSE_REMAT)
+    for name in (against_dense.OURS, against_dense.DENSE_REMAT)
   ]
   table = rich.table.Table(title='Temporary memory of the compiled step, MiB')
   table.add_column('length', justify='right')
@@ -106,7 +106,8 @@ def _memory() -> rich.table.Table:
     table.add_column(f'{name}\nwindow {window}', justify='right')
   mib = {
     column: [
-      bench.temporary_bytes(column[0], _shape(length, column[1])) / 2**20
+      against_dense.temporary_bytes(column[0], _shape(length, column[1]))
+      / 2**20
       for length in lengths
     ]
     for column in columns
@@ -131,9 +132,9 @@ def _power(lengths: Sequence[int], values: Sequence[float]) -> float:
 
 
 def _shape(length: int, window: int | None):
-  from kaiju_jax.kernels.visibility_attention import bench
+  from kaiju_jax.kernels.visibility_attention import against_dense
 
-  return bench.Shape(length, window, _HEADS.value, _HEAD_DIM.value)
+  return against_dense.Shape(length, window, _HEADS.value, _HEAD_DIM.value)
 
 
 if __name__ == '__main__':

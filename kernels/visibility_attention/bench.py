@@ -1,105 +1,233 @@
-"""Visibility attention against the same attention written plainly.
+"""Every implementation and every peer at the presets' own shapes.
 
-The contender is what one writes without a kernel: einsum, where, softmax,
-einsum, over a causal mask of L×M, either keeping the weights for the backward
-pass or recomputing them (`jax.checkpoint`), whichever is faster. One step is
-the output and all three gradients, in float32.
+    python -m kaiju_jax.kernels.visibility_attention.bench [--json=PATH]
+
+On a CPU nothing is timed: the table holds the operations and bytes that a shape
+needs, and the pairs of tiles that the GPU kernel visits beside those that it
+has to. On an accelerator each row is timed against the others of its shape, and
+compared with the reference at 2,048 tokens.
+
+The backward pass needs five products a visible pair, the forward pass two. The
+kernel makes seven, for it recomputes two of them in either of its halves.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+import functools
+import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import report
 from kaiju_jax.kernels import timing
 from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import codes
+from kaiju_jax.kernels.visibility_attention import peers
+from kaiju_jax.kernels.visibility_attention import plan
+from kaiju_jax.kernels.visibility_attention import shapes
 
-OURS = 'visibility_attention'
-DENSE = 'dense'
-DENSE_REMAT = 'dense, remat'
-CONTENDERS = OURS, DENSE, DENSE_REMAT
-
-
-class Shape(NamedTuple):
-  """A causal self-attention: one row unless `batch` says otherwise."""
-
-  length: int
-  window: int | None
-  heads: int
-  head_dim: int
-  batch: int = 1
+_PASSES = {'forward': ('forward',), 'backward': ('dq', 'dkv')}
+_PRODUCTS = {'forward': 2, 'backward': 5}
+# Tokens of a row that is compared with the reference, whose mask is dense.
+_COMPARED = 2048
 
 
-def seconds(shape: Shape, repeats: int) -> dict[str, float]:
-  """Returns the median seconds of a step, for each way of writing it."""
-  keys = jax.random.split(jax.random.key(0), 4)
-  values = [
-    jax.random.normal(key, x.shape, x.dtype)
-    for key, x in zip(keys, operands(shape))
-  ]
-  runs = {}
-  for name in CONTENDERS:
-    step = compiled(name, shape)
-    runs[name] = lambda step=step: step(*values)
-  return timing.medians(runs, repeats)
+def measure(
+  repeats: int, named: dict[str, shapes.Shape] = shapes.SHAPES
+) -> list[report.Row]:
+  """Returns the rows of both passes at each shape.
 
-
-def temporary_bytes(name: str, shape: Shape) -> int:
-  """Returns what the compiled step holds besides its operands and results."""
-  return compiled(name, shape).memory_analysis().temp_size_in_bytes
-
-
-def operands(shape: Shape) -> list[jax.ShapeDtypeStruct]:
-  """Returns the shapes of q, k, v and of the output's cotangent."""
-  B, L, H, K = shape.batch, shape.length, shape.heads, shape.head_dim
+  Args:
+    repeats: rounds, each timing every contender once.
+    named: the shapes.
+  """
   return [
-    jax.ShapeDtypeStruct(dims, jnp.float32)
-    for dims in ((B, L, H, K), (B, L, K), (B, L, K), (B, L, H, K))
+    row for name in named for row in _of_shape(name, named[name], repeats)
   ]
 
 
-def compiled(name: str, shape: Shape) -> jax.stages.Compiled:
-  """Returns a contender's step: operands -> out, (dq, dk, dv)."""
-  attend = {
-    OURS: _ours,
-    DENSE: _dense,
-    DENSE_REMAT: jax.checkpoint(_dense, static_argnums=3),
-  }[name]
+def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
+  pairs = shapes.pairs(shape)
+  on_cpu = dispatch.platform() == 'cpu'
+  ours = ['pallas_gpu'] if on_cpu else _ours(shape)
+  contenders = {} if on_cpu else _contenders(shape, ours)
+  errors = {} if on_cpu else _errors(shape, ours)
+  for part in _PASSES:
+    runs = {each: calls[part] for each, calls in contenders.items()}
+    seconds = timing.medians(runs, repeats) if runs else {}
+    for contender in dict.fromkeys([*ours, *runs]):
+      yield report.Row(
+        kernel=f'visibility_attention {part}',
+        shape=name,
+        implementation=contender,
+        seconds=seconds.get(contender),
+        operations=2 * _PRODUCTS[part] * pairs * shape.heads * shape.head_dim,
+        bytes=_bytes(shape, part),
+        tiles=tiles(shape, part) if contender == 'pallas_gpu' else None,
+        max_error=errors.get((contender, part)),
+        is_peer=contender not in ours,
+      )
 
-  def step(q_BLHK, k_BMK, v_BMK, dout_BLHK):
-    out_BLHK, pull = jax.vjp(
-      lambda *qkv: attend(*qkv, shape.window), q_BLHK, k_BMK, v_BMK
+
+def tiles(shape: shapes.Shape, part: str) -> tuple[int, int]:
+  """Returns the pairs of tiles that the GPU kernel visits and has to visit."""
+  visited = needed = 0
+  for kind in _PASSES[part]:
+    chosen = blocks.gpu(
+      kind,
+      rows=shape.length * shape.heads,
+      memory=shape.length,
+      window=shape.window,
+      head_dim=shape.head_dim,
+      itemsize=2,
+      integer_dot=shape.coded,
     )
-    return out_BLHK, pull(dout_BLHK)
+    one = shapes.visibility(shape._replace(batch=1))
+    counts = plan.counts(
+      one,
+      shape.window,
+      chosen.rows,
+      shape.heads,
+      chosen.keys,
+      blocks.plan_tiles(chosen.rows, shape.heads),
+    )
+    visited += shape.batch * counts[0]
+    needed += shape.batch * counts[1]
+  return visited, needed
 
-  return jax.jit(step).lower(*operands(shape)).compile()
+
+def _bytes(shape, part) -> int:
+  """Bytes of all operands and results, each once."""
+  q = shape.batch * shape.length * shape.heads
+  k = shape.batch * shape.length
+  one = 1 if shape.coded else 2
+  operands = one * shape.head_dim * (q + 2 * k)
+  if shape.coded:
+    operands += 4 * (q + 2 * k)
+  result = q * (2 * shape.head_dim + 4)
+  if part == 'forward':
+    return operands + result
+  return operands + 2 * result + 2 * shape.head_dim * (q + 2 * k)
 
 
-def _ours(q_BLHK, k_BMK, v_BMK, window):
-  B, L, _, K = q_BLHK.shape
-  token_BL = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
-  out_BLHK, _ = api.attention(
-    q_BLHK,
-    k_BMK,
-    v_BMK,
-    token_BL,
-    jnp.full_like(token_BL, L),
-    token_BL,
-    token_BL,
-    token_BL,
-    window=window,
-    scale=K**-0.5,
+def _ours(shape) -> list[str]:
+  """The kernel of this platform, and plain XLA where it takes no minutes."""
+  here = dispatch.platform()
+  kernels = [
+    name
+    for name, places in api.RUNS_ON.items()
+    if here in places and places != dispatch.ANYWHERE
+  ]
+  short = shape.window is not None or shape.length <= 8192
+  return kernels + ['chunked'] * short
+
+
+def _contenders(shape, ours):
+  """By name, the calls of both passes; whoever cannot is named on stderr."""
+  arrays, scales, dout_BLHK, dlse_BLH = operands(shape)
+  found = {}
+  for name in ours:
+    forward, backward = calls(shape, name)
+    results = forward(arrays, scales)
+    cotangents = *results, dout_BLHK, dlse_BLH
+    found[name] = {
+      'forward': functools.partial(forward, arrays, scales),
+      'backward': functools.partial(backward, arrays, scales, cotangents),
+    }
+  floats = operands(shape._replace(coded=False))[0]
+  for name, make in peers.available(shape, *floats, dout_BLHK).items():
+    try:
+      peer = make()
+      jax.block_until_ready((peer.forward(), peer.backward()))
+    except Exception as error:  # Each fails in its own way.
+      print(f'{name} at {shape}: {error}', file=sys.stderr)
+    else:
+      found[name] = peer._asdict()
+  return found
+
+
+def operands(shape: shapes.Shape):
+  """Returns ((q, k, v), scales, dout, dlse) of random values."""
+  B, L, H, K = shape.batch, shape.length, shape.heads, shape.head_dim
+  keys = jax.random.split(jax.random.key(0), 5)
+  q_BLHK, k_BMK, v_BMK, dout_BLHK = (
+    jax.random.normal(key, (B, L, *rest), jnp.bfloat16)
+    for key, rest in zip(keys, [(H, K), (K,), (K,), (H, K)])
   )
-  return out_BLHK
+  dlse_BLH = jax.random.normal(keys[4], (B, L, H))
+  if not shape.coded:
+    return (q_BLHK, k_BMK, v_BMK), {}, dout_BLHK, dlse_BLH
+  coded = [_code(x) for x in (q_BLHK, k_BMK, v_BMK)]
+  names = 'q_scale_BLH', 'k_scale', 'v_scale'
+  scales = {name: scale for name, (_, scale) in zip(names, coded)}
+  return [codes for codes, _ in coded], scales, dout_BLHK, dlse_BLH
 
 
-def _dense(q_BLHK, k_BMK, v_BMK, window):
-  L, K = q_BLHK.shape[1], q_BLHK.shape[-1]
-  behind_LM = jnp.arange(L)[:, None] - jnp.arange(L)[None]
-  visible_LM = behind_LM >= 0
-  if window is not None:
-    visible_LM &= behind_LM < window
-  logits_BHLM = jnp.einsum('BLHK,BMK->BHLM', q_BLHK, k_BMK) * K**-0.5
-  logits_BHLM = jnp.where(visible_LM[None, None], logits_BHLM, -1e30)
-  weights_BHLM = jax.nn.softmax(logits_BHLM, axis=-1)
-  return jnp.einsum('BHLM,BMK->BLHK', weights_BHLM, v_BMK)
+def _code(x):
+  x = x.astype(jnp.float32)
+  scale = jnp.abs(x).max(axis=-1) / 127
+  return jnp.round(x / scale[..., None]).astype(jnp.int8), scale
+
+
+def calls(shape: shapes.Shape, implementation: str):
+  """Returns jitted forward(arrays, scales) and backward(…, cotangents)."""
+  visibility = tuple(map(jnp.asarray, shapes.visibility(shape)))
+  keywords = {
+    'window': shape.window,
+    'scale': shape.head_dim**-0.5,
+    'implementation': implementation,
+  }
+
+  @jax.jit
+  def forward(arrays, scales):
+    return api.forward(*arrays, *visibility, **keywords, **scales)
+
+  @jax.jit
+  def backward(arrays, scales, cotangents):
+    return api.backward(*arrays, *visibility, *cotangents, **keywords, **scales)
+
+  return forward, backward
+
+
+def _errors(shape, ours) -> dict[tuple[str, str], float]:
+  """Largest error against the reference, of the largest value, in float32."""
+  shape = shape._replace(length=min(shape.length, _COMPARED), batch=1)
+  arrays, scales, dout_BLHK, dlse_BLH = operands(shape)
+  names = {'q_scale_BLH': 0, 'k_scale': 1, 'v_scale': 2}
+  floats = [x.astype(jnp.float32) for x in arrays]
+  for name, scale in scales.items():
+    floats[names[name]] = codes.dequantize(
+      arrays[names[name]], scale, jnp.float32
+    )
+
+  def run(name, arrays, scales):
+    forward, backward = calls(shape, name)
+    results = forward(arrays, scales)
+    cotangents = *results, dout_BLHK, dlse_BLH
+    return {
+      'forward': results,
+      'backward': backward(arrays, scales, cotangents),
+    }
+
+  with jax.default_matmul_precision('highest'):
+    wanted = run('reference', floats, {})
+  errors = {}
+  for name in ours:
+    found = run(name, arrays, scales)
+    for part in _PASSES:
+      errors[name, part] = max(
+        _error(x, y) for x, y in zip(found[part], wanted[part])
+      )
+  return errors
+
+
+def _error(x, y) -> float:
+  x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+  return float(np.abs(x - y).max() / np.abs(y).max())
+
+
+if __name__ == '__main__':
+  report.command(measure)

@@ -459,9 +459,10 @@ def _take_queries(queries, b, x, statics):
 
 
 def _take_keys(keys, b, y, is_full, statics):
-  size = statics.tiles.keys
-  ragged = not is_full and statics.memory % size
-  span = _Span(b, y * size, size, statics.memory if ragged else None)
+  size, memory = statics.tiles.keys, statics.memory
+  # A full block is all there; an only one, never full, has to be traced.
+  ragged = memory % size and (memory < size or not is_full)
+  span = _Span(b, y * size, size, memory if ragged else None)
   k_scale_J = _load(keys.k_scale_BM, span) if statics.integer_dot else None
   return _Block(span, _load(keys.k_BMK, span), k_scale_J)
 

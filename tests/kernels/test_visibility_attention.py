@@ -69,6 +69,7 @@ _TREE_BESIDE_SPAN = visibility_lib.side_by_side(
 CASES = {
   'causal': Case(visibility_lib.causal(256), None, 4),
   'causal, one head, odd length': Case(visibility_lib.causal(137), None, 1),
+  'less than a block': Case(visibility_lib.causal(11), None, 2),
   'window': Case(visibility_lib.causal(256), 40, 2),
   'window of one, odd length': Case(visibility_lib.causal(101), 1, 2),
   'window longer than the row': Case(visibility_lib.causal(130), 999, 2),

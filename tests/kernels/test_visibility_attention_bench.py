@@ -7,19 +7,20 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax.kernels.visibility_attention import bench
+from kaiju_jax.kernels.visibility_attention import against_dense
 
 
 @pytest.mark.parametrize('window', [None, 20])
 def test_contenders_compute_the_same(window):
-  shape = bench.Shape(160, window, heads=2, head_dim=8, batch=2)
+  shape = against_dense.Shape(160, window, heads=2, head_dim=8, batch=2)
   random = np.random.default_rng(0)
   operands = [
-    random.normal(size=x.shape).astype(x.dtype) for x in bench.operands(shape)
+    random.normal(size=x.shape).astype(x.dtype)
+    for x in against_dense.operands(shape)
   ]
   ours, *others = (
-    jax.tree.leaves(bench.compiled(name, shape)(*operands))
-    for name in bench.CONTENDERS
+    jax.tree.leaves(against_dense.compiled(name, shape)(*operands))
+    for name in against_dense.CONTENDERS
   )
   assert len(others) == 2
   for other in others:
@@ -30,13 +31,15 @@ def test_contenders_compute_the_same(window):
 def test_four_times_the_length_takes_at_most_four_times_the_memory():
   def grown(name):
     short, long = (
-      bench.temporary_bytes(name, bench.Shape(length, 64, heads=2, head_dim=16))
+      against_dense.temporary_bytes(
+        name, against_dense.Shape(length, 64, heads=2, head_dim=16)
+      )
       for length in (4096, 16384)
     )
     return long / short
 
-  assert grown(bench.OURS) < 4
-  assert grown(bench.DENSE_REMAT) > 12
+  assert grown(against_dense.OURS) < 4
+  assert grown(against_dense.DENSE_REMAT) > 12
 
 
 def test_the_experiment_prints_both_tables():

@@ -1,0 +1,165 @@
+"""Other people's attention at the same shapes, where it is installed.
+
+    jax xla           jax.nn.dot_product_attention with the dense mask, in XLA
+    cudnn             the same on cuDNN, told "causal" and the window's size
+    cudnn, mask       the same on cuDNN with the dense mask
+    torch sdpa        torch's scaled_dot_product_attention, told "causal"
+    torch flex        torch's FlexAttention, compiled, with its block mask
+
+In bfloat16, on a GPU only. One whose dense logits or mask would take more than
+8 GiB, or that cannot say what a row's visibility is, is left out.
+"""
+
+from collections.abc import Callable
+import functools
+import importlib.util
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.kernels.visibility_attention import shapes
+
+_LARGEST = 8 * 2**30
+
+
+class Peer(NamedTuple):
+  """Calls without arguments; each waits for nobody."""
+
+  forward: Callable[[], Any]
+  backward: Callable[[], Any]
+
+
+def available(
+  shape: shapes.Shape, q_BLHK, k_BMK, v_BMK, dout_BLHK
+) -> dict[str, Callable[[], Peer]]:
+  """Returns by name what makes a peer's calls; that may fail as a peer fails.
+
+  Args:
+    shape: of the arrays.
+    q_BLHK: bfloat16, as all of them.
+    k_BMK: keys.
+    v_BMK: values.
+    dout_BLHK: cotangent of the output.
+  """
+  plain = shape.rows == 'causal'
+  square = shape.batch * shape.length**2
+  arrays = q_BLHK, k_BMK, v_BMK, dout_BLHK
+  found = {}
+  if 4 * square * shape.heads <= _LARGEST:
+    found['jax xla'] = functools.partial(_jax, shape, arrays, 'xla', True)
+  if plain:
+    found['cudnn'] = functools.partial(_jax, shape, arrays, 'cudnn', False)
+  if 2 * square <= _LARGEST:
+    found['cudnn, mask'] = functools.partial(_jax, shape, arrays, 'cudnn', True)
+  if importlib.util.find_spec('torch'):
+    if plain and shape.window is None:
+      found['torch sdpa'] = functools.partial(_torch, shape, arrays, _sdpa)
+    found['torch flex'] = functools.partial(_torch, shape, arrays, _flex)
+  return found
+
+
+def _jax(shape, arrays, implementation, masked) -> Peer:
+  q_BLHK, k_BMK, v_BMK, dout_BLHK = arrays
+
+  def attend(q_BLHK, k_BMK, v_BMK):
+    return jax.nn.dot_product_attention(
+      q_BLHK,
+      k_BMK[:, :, None],
+      v_BMK[:, :, None],
+      implementation=implementation,
+      **_told(shape, masked),
+    )
+
+  forward = jax.jit(attend)
+  # The residuals are the vjp's own, which jit can return.
+  _, pull = jax.jit(functools.partial(jax.vjp, attend))(q_BLHK, k_BMK, v_BMK)
+  backward = jax.jit(lambda pull, dout_BLHK: pull(dout_BLHK))
+  return Peer(
+    functools.partial(forward, q_BLHK, k_BMK, v_BMK),
+    functools.partial(backward, pull, dout_BLHK),
+  )
+
+
+def _told(shape, masked) -> dict[str, Any]:
+  if not masked:
+    window = shape.window
+    size = None if window is None else (window - 1, 0)
+    return {'is_causal': True, 'local_window_size': size}
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = map(
+    jnp.asarray, shapes.visibility(shape)
+  )
+  visible_BLM = (start_BM[:, None] <= coordinate_BL[..., None]) & (
+    coordinate_BL[..., None] < limit_BM[:, None]
+  )
+  if shape.window is not None:
+    visible_BLM &= position_BL[..., None] - position_BM[:, None] < shape.window
+  return {'mask': visible_BLM[:, None]}
+
+
+def _torch(shape, arrays, make) -> Peer:
+  """Heads stand before tokens there, and all see the one of keys and values."""
+  import torch
+
+  device = 'cuda' if torch.cuda.is_available() else 'cpu'
+
+  def moved(x_BLHK):
+    x_BHLK = np.asarray(jnp.swapaxes(x_BLHK, 1, 2), np.float32)
+    x_BHLK = torch.from_numpy(x_BHLK).to(device, torch.bfloat16)
+    return x_BHLK.requires_grad_()
+
+  q_BLHK, k_BMK, v_BMK, dout_BLHK = arrays
+  operands = [moved(x) for x in (q_BLHK, k_BMK[:, :, None], v_BMK[:, :, None])]
+  dout_BHLK = moved(dout_BLHK).detach()
+  attend = make(torch, shape, device)
+  out_BHLK = attend(*operands)
+
+  def waited(run):
+    result = run()
+    if device == 'cuda':
+      torch.cuda.synchronize()
+    del result
+
+  return Peer(
+    lambda: waited(lambda: attend(*operands)),
+    lambda: waited(
+      lambda: torch.autograd.grad(
+        out_BHLK, operands, dout_BHLK, retain_graph=True
+      )
+    ),
+  )
+
+
+def _sdpa(torch, shape, device):
+  return functools.partial(
+    torch.nn.functional.scaled_dot_product_attention,
+    is_causal=True,
+    enable_gqa=True,
+  )
+
+
+def _flex(torch, shape, device):
+  from torch.nn.attention import flex_attention
+
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = (
+    torch.from_numpy(np.array(x)).to(device) for x in shapes.visibility(shape)
+  )
+
+  def visible(b, h, q, k):
+    seen = (start_BM[b, k] <= coordinate_BL[b, q]) & (
+      coordinate_BL[b, q] < limit_BM[b, k]
+    )
+    if shape.window is None:
+      return seen
+    return seen & (position_BL[b, q] - position_BM[b, k] < shape.window)
+
+  L = shape.length
+  mask = flex_attention.create_block_mask(
+    visible, shape.batch, None, L, L, device=device, _compile=device == 'cuda'
+  )
+  attend = flex_attention.flex_attention
+  if device == 'cuda':
+    attend = torch.compile(attend)
+  return functools.partial(attend, block_mask=mask, enable_gqa=True)

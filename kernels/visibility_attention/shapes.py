@@ -1,0 +1,116 @@
+"""Real shapes to judge the kernels by, with the rows that stand in them.
+
+Heads are those of one device of eight where the three large presets split them,
+and all of them in a smaller one. Rows are one document (`causal`), documents
+packed one after the other (`packed`), or a chat whose turns are taken back now
+and then and go on from an earlier one, a tree (`chat`): lengths random, seeds
+fixed. Everything is numpy.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Shape(NamedTuple):
+  """Self-attention over whole rows.
+
+  Attributes:
+    length: tokens of a row.
+    heads: query heads.
+    head_dim: K.
+    window: None for all.
+    rows: 'causal', 'packed' or 'chat'.
+    coded: whether q, k and v are int8 codes with a scale a token; else bf16.
+    batch: rows.
+  """
+
+  length: int
+  heads: int
+  head_dim: int = 128
+  window: int | None = None
+  rows: str = 'causal'
+  coded: bool = False
+  batch: int = 1
+
+
+SHAPES = {
+  '13b, all': Shape(32_768, 5),
+  '13b, window': Shape(32_768, 5, window=1024),
+  '34b, all': Shape(32_768, 7),
+  '34b, window': Shape(32_768, 7, window=1024),
+  '110b, all': Shape(32_768, 12),
+  '110b, all, int8': Shape(32_768, 12, coded=True),
+  '110b, window': Shape(32_768, 12, window=1024),
+  '110b, window, int8': Shape(32_768, 12, window=1024, coded=True),
+  '110b, window, packed': Shape(32_768, 12, window=1024, rows='packed'),
+  '110b, window, chat': Shape(32_768, 12, window=1024, rows='chat'),
+  '1b, window': Shape(16_384, 16, window=1024),
+  '250m, window': Shape(8192, 8, window=512, batch=2),
+  '15m, all': Shape(2048, 6, 64, batch=8),
+}
+
+
+def visibility(shape: Shape) -> tuple[np.ndarray, ...]:
+  """Returns start_BM, limit_BM, coordinate_BL, position_BL, position_BM."""
+  L = shape.length
+  token_L = np.arange(L)
+  limit_L, position_L = {
+    'causal': lambda: (np.full(L, L), token_L),
+    'packed': lambda: _packed(L),
+    'chat': lambda: _chat(L),
+  }[shape.rows]()
+  fields = token_L, limit_L, token_L, position_L, position_L
+  return tuple(
+    np.broadcast_to(x.astype(np.int32), (shape.batch, L)) for x in fields
+  )
+
+
+def pairs(shape: Shape) -> int:
+  """Returns how many pairs of query and key see each other."""
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = visibility(
+    shape
+  )
+  count = 0
+  for block in np.array_split(np.arange(shape.length), -(-shape.length // 256)):
+    coordinate_I1 = coordinate_BL[0, block, None]
+    visible_IM = (start_BM[0] <= coordinate_I1) & (coordinate_I1 < limit_BM[0])
+    if shape.window is not None:
+      near_I1 = position_BL[0, block, None]
+      visible_IM &= near_I1 - position_BM[0] < shape.window
+    count += int(visible_IM.sum())
+  return shape.batch * count
+
+
+def _packed(length: int):
+  """(limit, position) of documents of up to a fifth of the row."""
+  random = np.random.default_rng(0)
+  limit_L, position_L = np.zeros(length, int), np.zeros(length, int)
+  start = 0
+  while start < length:
+    end = min(length, start + int(random.integers(1, max(2, length // 5))))
+    limit_L[start:end] = end
+    position_L[start:end] = np.arange(end - start)
+    start = end
+  return limit_L, position_L
+
+
+def _chat(length: int):
+  """(limit, position) of a tree in preorder, of turns of up to 300 tokens."""
+  random = np.random.default_rng(0)
+  limit_L, position_L = np.full(length, length), np.zeros(length, int)
+  path = []  # (first token, depth) of each turn from the root.
+  start = depth = 0
+  while start < length:
+    if len(path) > 2 and random.random() < 0.3:
+      kept = int(random.integers(2, len(path) + 1))
+      for first, after in path[kept:]:
+        limit_L[first:after] = start
+      depth = position_L[path[kept - 1][1] - 1] + 1
+      del path[kept:]
+    end = min(length, start + int(random.integers(1, 300)))
+    position_L[start:end] = depth + np.arange(end - start)
+    depth += end - start
+    path.append((start, end))
+    start = end
+  return limit_L, position_L

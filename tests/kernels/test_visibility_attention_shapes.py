@@ -1,0 +1,126 @@
+"""What the benchmark counts, and that its contenders compute the same."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import autotune
+from kaiju_jax.kernels.visibility_attention import bench
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import peers
+from kaiju_jax.kernels.visibility_attention import shapes
+from kaiju_jax.model import presets
+
+ROWS = ['causal', 'packed', 'chat']
+TOY = shapes.Shape(96, 2, 32, window=20)
+
+
+@pytest.mark.parametrize('rows', ROWS)
+@pytest.mark.parametrize('window', [None, 50])
+def test_pairs_are_those_of_the_dense_mask(rows, window):
+  shape = shapes.Shape(700, 1, window=window, rows=rows, batch=2)
+  row = visibility_lib.Visibility(*shapes.visibility(shape))
+  visibility_lib.check(row, 700)
+  assert shapes.pairs(shape) == visibility_lib.as_dense(row, window).sum()
+
+
+def test_a_chat_is_a_tree_that_branches():
+  shape = shapes.Shape(4000, 1, rows='chat')
+  row = visibility_lib.Visibility(*shapes.visibility(shape))
+  sees_LM = visibility_lib.as_dense(row)[0]
+  # A token's parent is the last before it that it sees.
+  parents = [
+    int(np.flatnonzero(sees_LM[token, :token])[-1]) if token else -1
+    for token in range(4000)
+  ]
+  for ours, theirs in zip(row, visibility_lib.tree(parents)):
+    np.testing.assert_array_equal(ours, theirs)
+  branches = np.unique(parents, return_counts=True)[1]
+  assert (branches > 1).sum() > 1
+
+
+def test_shapes_are_those_of_the_presets():
+  for name, shape in shapes.SHAPES.items():
+    preset = presets.preset(name.split(',')[0])
+    split = presets.MESHES.get(name.split(',')[0], (1, 1))[1]
+    assert shape.heads == preset.num_heads // split
+    assert (shape.head_dim, shape.length) == (
+      preset.head_dim,
+      preset.max_length,
+    )
+    assert shape.window in (None, preset.window)
+
+
+@pytest.mark.parametrize('rows', ROWS)
+def test_on_a_cpu_there_are_counts_and_no_times(rows):
+  shape = TOY._replace(rows=rows, coded=True)
+  with blocks.trying(blocks.Tiles(16, 16, 4, 2)):
+    forward, backward = bench.measure(1, {'toy': shape})
+  pairs = shapes.pairs(shape)
+  assert forward.operations == 4 * 2 * 32 * pairs
+  assert backward.operations == 2.5 * forward.operations
+  # q, out, k and v; a scale and an lse of four bytes.
+  assert forward.bytes == 96 * (2 * (32 + 4 + 64 + 4) + 2 * (32 + 4))
+  for row in forward, backward:
+    assert row.seconds is row.max_error is None
+    visited, needed = row.tiles
+    assert 0 < needed <= visited < 96 * 2 // 16 * 96 // 16 * 2
+  assert backward.tiles == tuple(2 * n for n in forward.tiles)
+
+
+@pytest.mark.parametrize('coded', [False, True])
+def test_errors_are_against_the_reference(coded):
+  shape = TOY._replace(rows='packed', coded=coded)
+  with dispatch.interpreted(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
+    errors = bench._errors(shape, ['pallas_gpu', 'chunked'])
+  assert len(errors) == 4
+  assert all(0 < error < 0.03 for error in errors.values())
+
+
+@pytest.mark.parametrize(
+  ('rows', 'masked'), [('chat', True), ('causal', True), ('causal', False)]
+)
+def test_a_peer_computes_the_same(rows, masked):
+  shape = TOY._replace(rows=rows)
+  (q, k, v), _, dout_BLHK, dlse_BLH = bench.operands(shape)
+  peer = peers._jax(shape, (q, k, v, dout_BLHK), 'xla', masked)
+  forward, backward = bench.calls(shape, 'chunked')
+  results = forward((q, k, v), {})
+  cotangents = *results, dout_BLHK, jnp.zeros_like(dlse_BLH)
+  ours = [results[0], *backward((q, k, v), {}, cotangents)]
+  theirs = [peer.forward(), *peer.backward()]
+  for x, y in zip(ours, theirs, strict=True):
+    np.testing.assert_allclose(
+      np.float32(x), np.float32(y), atol=0.05 * float(jnp.abs(y).max())
+    )
+
+
+@pytest.mark.parametrize('kind', ['forward', 'dkv'])
+def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
+  asked = []
+  chosen = blocks.gpu
+
+  def gpu(name, **shape):
+    asked.append((name, chosen(name, **shape).keys))
+    return chosen(name, **shape)
+
+  monkeypatch.setattr(blocks, 'gpu', gpu)
+  tried = [
+    {'rows': 32, 'keys': keys, 'warps': 4, 'stages': 2} for keys in (16, 32)
+  ]
+  with dispatch.interpreted():
+    found = autotune.search(TOY, kind, tried, repeats=1)
+  assert found.best in tried and found.seconds > 0 and not found.refused
+  assert [keys for name, keys in asked if name == kind][-2:] == [16, 32]
+
+
+def test_without_a_gpu_nothing_is_tuned():
+  command = [sys.executable, '-m', autotune.__name__]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 1
+  assert 'blocks are measured on a GPU, and this is a cpu' in done.stderr
