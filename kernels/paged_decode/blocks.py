@@ -1,12 +1,20 @@
 """Which implementation and which tiles suit a shape. Pure Python.
 
-Rows are a row's queries times their heads. The least that a decode kernel can
-do is read the cache once, at the memory's speed, so the rules look for bytes in
-flight: enough splits that every core has work, and several tiles under way in
-each. They are reasoned, not yet measured on a device.
+What `autotune` found on a kind of device goes before the rules here. The least
+that a decode kernel can do is read the cache once, at the memory's speed, so
+the rules look for bytes in flight: enough splits that every core has work, and
+several tiles under way in each. They are reasoned and compiled (a rule's tiles
+spill no registers at the presets' shapes), not yet measured on a device.
+
+Rows are a row's queries times their heads.
 """
 
+import pathlib
 from typing import NamedTuple
+
+from kaiju_jax.kernels import tuned
+
+_FOLDER = pathlib.Path(__file__).parent
 
 # Splits are worth it while each still walks this many tiles.
 _TILES_PER_SPLIT = 4
@@ -93,6 +101,19 @@ def misfit(implementation: str, shape: Shape) -> str | None:
 
 def sizes(implementation: str, shape: Shape) -> Sizes:
   """Returns the tiles of an implementation for `shape`."""
+  best = tuned.winner(_FOLDER, tuned.device_kind(), key(implementation, shape))
+  return Sizes(**best) if best else rule(implementation, shape)
+
+
+def key(implementation: str, shape: Shape) -> str:
+  """Returns the name of what was tuned; the pool's size is not in it."""
+  fields = shape._asdict()
+  del fields['P']
+  return tuned.key(implementation=implementation, **fields)
+
+
+def rule(implementation: str, shape: Shape) -> Sizes:
+  """Returns the tiles where nobody measured."""
   rules = {'pallas_gpu': _gpu, 'pallas_tpu': _tpu}
   return rules.get(implementation, _xla)(shape)
 

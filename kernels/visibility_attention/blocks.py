@@ -107,9 +107,10 @@ def trying(tiles: 'Tiles | TpuTiles', *kinds: str) -> Iterator[None]:
 
   Args:
     tiles: blocks.
-    kinds: of GPU_KINDS, all of them by default, or 'tpu'.
+    kinds: of GPU_KINDS, or 'tpu'; by default all that such tiles are for.
   """
-  tried = {**_tried.get(), **dict.fromkeys(kinds or GPU_KINDS, tiles)}
+  every = ('tpu',) if isinstance(tiles, TpuTiles) else GPU_KINDS
+  tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
   token = _tried.set(tried)
   try:
     yield

@@ -22,7 +22,11 @@ _SCALE = 0.3
 _TILES = blocks.Tiles(rows=32, keys=32, warps=4, stages=2)
 
 
-@pytest.fixture(params=api.RUNS_ON)
+# Interpreters of their own, and tests: Mosaic GPU's and Triton's.
+_ELSEWHERE = 'mosaic_gpu', 'triton_kernel'
+
+
+@pytest.fixture(params=[x for x in api.RUNS_ON if x not in _ELSEWHERE])
 def implementation(request):
   """Each of them; those of another platform are interpreted, in small tiles."""
   with dispatch.interpreted(), blocks.trying(_TILES):
@@ -433,18 +437,45 @@ def test_chunked_never_holds_queries_by_keys():
   assert _largest_array('chunked', length) < length**2 / 4
 
 
-def test_chunked_skips_what_no_query_of_a_block_sees():
+@pytest.mark.parametrize('name', ['chunked', 'pallas_gpu'])
+def test_what_no_query_of_a_block_sees_is_skipped(name):
   case = Case(visibility_lib.causal(512), 32, 1)
   q_BLHK, k_BMK, v_BMK = _operands(case)
   # Zero weight times NaN is NaN: finite outputs never met these values.
   v_BMK[:, 192:256] = np.nan
-  out_BLHK, _ = _attend(case, 'chunked', q_BLHK, k_BMK, v_BMK)
+  with dispatch.interpreted(), blocks.trying(_TILES):
+    out_BLHK, _ = _attend(case, name, q_BLHK, k_BMK, v_BMK)
   finite_L = np.isfinite(out_BLHK).all(axis=(0, 2, 3))
   sees_L = visibility_lib.as_dense(case.visibility, 32)[0, :, 192:256].any(1)
   assert not finite_L[sees_L].any()
-  sizes = blocks.sizes(512, 512, 1, 32)
-  spare = sizes.I + sizes.J
-  assert finite_L[: 192 - spare].all() and finite_L[256 + 32 + spare :].all()
+  assert blocks.sizes(512, 512, 1, 32)[:2] == _TILES[:2] == (32, 32)
+  assert finite_L[: 192 - 64].all() and finite_L[256 + 32 + 64 :].all()
+
+
+def test_without_a_name_the_platform_chooses():
+  assert blocks.implementation('gpu', 4096, 4096, 128) == 'pallas_gpu'
+  assert blocks.implementation('gpu', 4096, 4096, 512) == 'chunked'
+  assert blocks.implementation('cpu', 4096, 4096, 128) == 'chunked'
+  assert blocks.implementation('cpu', 64, 64, 128) == 'reference'
+
+
+@pytest.mark.parametrize('kind', blocks.GPU_KINDS)
+@pytest.mark.parametrize('rows', [1, 12, 100, 65536])
+@pytest.mark.parametrize('memory', [1, 40, 32768])
+@pytest.mark.parametrize('width', [(64, 2), (128, 2), (256, 2), (256, 4)])
+def test_gpu_tiles_are_powers_of_two_about_the_shape(kind, rows, memory, width):
+  tiles = blocks.gpu(
+    kind,
+    rows=rows,
+    memory=memory,
+    window=None,
+    head_dim=width[0],
+    itemsize=width[1],
+    integer_dot=False,
+  )
+  for size, total in (tiles.rows, rows), (tiles.keys, memory):
+    assert size >= 16 and size & (size - 1) == 0
+    assert size < max(17, 2 * total)
 
 
 @pytest.mark.parametrize('length', [1, 7, 64, 65, 130, 511, 8192])
@@ -498,6 +529,10 @@ _FLOAT = np.ones((1, 6, 8), np.float32)
       'q_scale_BLH is given, but q is float32',
     ),
     ({'implementation': 'cuda'}, "'cuda' is unknown: cpu runs .*reference"),
+    (
+      {'implementation': 'pallas_gpu'},
+      "'pallas_gpu' runs on gpu: cpu runs reference, chunked",
+    ),
   ],
 )
 def test_bad_arguments_are_named(changes, message):
