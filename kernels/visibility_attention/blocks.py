@@ -239,7 +239,7 @@ def tpu(
   # Vector memory of 16 MiB holds that many rows of up to 256 bytes.
   most = 1152 * 256 // max(256, head_dim * itemsize)
   unit = math.lcm(128, heads)
-  if unit > most:
+  if unit > most or length * heads <= most:
     unit = 128
   return TpuTiles(
     _divide(length * heads, unit, most // unit * unit),
@@ -260,10 +260,12 @@ def tpu_key(
 
 
 def _divide(length: int, unit: int, most: int) -> int:
-  """A multiple of `unit` that divides evenly, from `most` down to its half."""
-  if length <= most:
-    return -(-length // unit) * unit
+  """A multiple of `unit` that divides evenly, from `most` down to its half.
+
+  Or, where there is none, the smallest that needs no more blocks than `most`.
+  """
   for size in range(most, most // 2 - 1, -unit):
     if length % size == 0:
       return size
-  return most
+  count = -(-length // most)
+  return -(-length // (unit * count)) * unit

@@ -23,11 +23,14 @@ from kaiju_jax.kernels.visibility_attention import tpu_march
 _SCALE = 0.3
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small_blocks():
   """Interpreted, in blocks of 256 rows and 128 keys."""
   with dispatch.interpreted(), blocks.trying(blocks.TpuTiles(256, 128), 'tpu'):
     yield
+
+
+in_small_blocks = pytest.mark.usefixtures('small_blocks')
 
 
 class Case(NamedTuple):
@@ -183,6 +186,7 @@ def _close(actual, expected, tolerance=2e-5):
     assert error <= tolerance * max(1, np.abs(e).max())
 
 
+@in_small_blocks
 @pytest.mark.parametrize(
   'case', [*CASES.values(), *EDGES.values()], ids=[*CASES, *EDGES]
 )
@@ -195,6 +199,7 @@ def test_output_lse_and_gradients(case):
   assert not results[0][1][~sees_BL].any()
 
 
+@in_small_blocks
 def test_blocks_that_nobody_sees_are_not_visited():
   case = Case(visibility_lib.causal(640), 64, 1)
   q_BLHK, k_BMK, v_BMK = _operands(case)
@@ -208,6 +213,39 @@ def test_blocks_that_nobody_sees_are_not_visited():
   finite_X = [np.isfinite(x).all() for x in np.split(out_BLHK[0], [256, 512])]
   # Rows 256 to 319 look back at the block: their whole tile visits it.
   assert finite_X == [False, False, True]
+
+
+@pytest.mark.parametrize(
+  ('shape', 'expected'),
+  [
+    ({'heads': 1}, (1024, 512)),
+    ({'heads': 5}, (640, 512)),
+    ({'heads': 7}, (896, 512)),
+    ({'heads': 12}, (768, 512)),
+    ({'heads': 96, 'window': 1024}, (768, 256)),
+    ({'heads': 96, 'window': 4096}, (768, 512)),
+    # No whole tokens in so few rows; two tiles that do not divide evenly.
+    ({'heads': 97}, (1024, 512)),
+    ({'heads': 8, 'length': 150, 'memory': 150}, (640, 256)),
+    # One token over a long memory; a short one.
+    ({'heads': 12, 'length': 1}, (128, 512)),
+    ({'heads': 1, 'length': 70, 'memory': 300}, (128, 256)),
+    # Wider numbers, fewer rows.
+    ({'heads': 5, 'itemsize': 4}, (512, 512)),
+    ({'heads': 4, 'itemsize': 4, 'head_dim': 256}, (256, 512)),
+  ],
+)
+def test_tiles(shape, expected):
+  common = {
+    'length': 32768,
+    'memory': 32768,
+    'head_dim': 128,
+    'itemsize': 2,
+    'window': None,
+  }
+  tiles = blocks.tpu(**common | shape)
+  assert tiles == expected
+  assert tiles.rows % 128 == tiles.keys % 128 == 0
 
 
 def test_orders():
@@ -227,6 +265,7 @@ def test_orders():
     assert list(row_N[1 : 2 + count]) == expected
 
 
+@in_small_blocks
 def test_masked_and_full_blocks_agree(monkeypatch):
   case = Case(visibility_lib.documents([50, 550], 600), 420, 1)
   forward = functools.partial(
@@ -259,6 +298,7 @@ def test_masked_and_full_blocks_agree(monkeypatch):
   _close(forward(), results, 1e-6)
 
 
+@in_small_blocks
 def test_copies_race_with_nothing(monkeypatch, capfd):
   """Simulated memory that starts as NaN, and copies that wait to the last."""
   case = Case(visibility_lib.documents([200, 120], 320), 150, 2)

@@ -163,7 +163,7 @@ def test_other_shapes_compile():
 
 
 def test_blocks_too_large_for_vector_memory_are_an_error():
-  with blocks.trying(blocks.TpuTiles(2048, 1024), 'tpu'):
+  with blocks.trying(blocks.TpuTiles(4096, 128), 'tpu'):
     jitted, structs = kernels_alone(5, 1024, 'bfloat16')
   with pytest.raises(jax.errors.JaxRuntimeError, match='vmem'):
     _build('v5e_256', jitted, structs)
