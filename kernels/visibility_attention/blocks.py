@@ -1,7 +1,7 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
 Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
-those of `pallas_gpu` by what its compiler says of registers.
+those of the GPU kernels by what their compilers say of registers.
 """
 
 from collections.abc import Iterator
@@ -79,6 +79,10 @@ class Tiles(NamedTuple):
   stages: int
 
 
+# The kernels of `pallas_gpu`, and that of `triton_kernel`.
+GPU_KINDS = ('forward', 'dq', 'dkv')
+TRITON = 'triton_forward'
+
 # By the bytes of a key in floats: as large as H100's registers hold without a
 # spill. Compiled, not timed.
 _GPU = {
@@ -86,15 +90,17 @@ _GPU = {
     'forward': Tiles(128, 128, 8, 2),
     'dq': Tiles(128, 64, 8, 2),
     'dkv': Tiles(64, 128, 8, 2),
+    TRITON: Tiles(128, 128, 8, 3),
   },
-  512: dict.fromkeys(('forward', 'dq', 'dkv'), Tiles(64, 32, 8, 2)),
+  512: dict.fromkeys(GPU_KINDS, Tiles(64, 32, 8, 2))
+  | {TRITON: Tiles(128, 64, 8, 3)},
   1024: {
     'forward': Tiles(32, 32, 4, 2),
     'dq': Tiles(32, 32, 8, 1),
     'dkv': Tiles(32, 32, 8, 1),
+    TRITON: Tiles(64, 32, 8, 2),
   },
 }
-GPU_KINDS = tuple(_GPU[256])
 
 _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
@@ -102,7 +108,10 @@ _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 @contextlib.contextmanager
 def trying(tiles: Tiles, *kinds: str) -> Iterator[None]:
   """Within it, GPU kernels of `kinds`, or all, are traced with these blocks."""
-  tried = {**_tried.get(), **dict.fromkeys(kinds or GPU_KINDS, tiles)}
+  tried = {
+    **_tried.get(),
+    **dict.fromkeys(kinds or (*GPU_KINDS, TRITON), tiles),
+  }
   token = _tried.set(tried)
   try:
     yield
@@ -123,7 +132,7 @@ def gpu(
   """Returns the blocks of a GPU kernel: measured ones where there are any.
 
   Args:
-    kind: 'forward', 'dq' or 'dkv'.
+    kind: of GPU_KINDS, or TRITON.
     rows: queries times heads.
     memory: keys.
     window: None for all.
