@@ -10,7 +10,8 @@ SEEDS ?= 1
 ARMS ?=
 BIN := $(VENV)/bin
 AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py \
-  tests/test_machine_code.py $(wildcard tests/kernels/test_*_compiled.py)
+  tests/test_machine_code.py tests/kernels/test_triton_kernel.py \
+  $(wildcard tests/kernels/test_*_compiled.py)
 
 .PHONY: needle test check aot
 
@@ -22,7 +23,7 @@ test: $(VENV)/.tests-installed
 	$(BIN)/python -m pytest -n auto $(TESTS)
 
 # The compilers of H100 and TPU, which need neither: full-size steps on H100,
-# small ones on TPU. (1.5 GB of packages; `make test` skips what needs them.)
+# small ones on TPU. (2.6 GB of packages; `make test` skips what needs them.)
 aot: $(VENV)/.aot-installed
 	$(BIN)/python -m pytest $(AOT_TESTS)
 	$(BIN)/python -m experiments.aot_report --preset=13b --accelerator=h100_64
@@ -43,5 +44,5 @@ $(VENV)/.tests-installed: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.aot-installed: $(VENV)/.tests-installed
-	$(BIN)/python -m pip install --quiet --editable '.[test,aot-gpu,aot-tpu]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,aot-gpu,aot-tpu,triton]'
 	touch $@

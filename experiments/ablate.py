@@ -36,6 +36,7 @@ import rich.progress
 from experiments import ablation_plan
 from experiments import ablation_report
 from experiments import jobs
+from kaiju_jax import addresses
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import files
 
@@ -172,6 +173,7 @@ def main(argv: Sequence[str]) -> int:
 def _ablate(overrides: Sequence[str]) -> int:
   if not _ROOT.value:
     raise ValueError('--root=: must name a folder.')
+  addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')
   config, root = _CONFIG.value, pathlib.Path(_ROOT.value)
   module = ablation_plan.load(config)
   compared = ablation_plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)

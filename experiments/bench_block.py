@@ -17,7 +17,6 @@ are not in it. On a CPU, where int8 brings no speed, it compiles the arms and
 counts their matmuls by dtype instead.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import json
@@ -29,14 +28,11 @@ from absl import flags
 import rich.console
 import rich.table
 
+from experiments import layer_block
 from experiments import run
-from experiments import timed_step
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
-from kaiju_jax.model import config as model_config
-from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
-from kaiju_jax.quantization import config as quantization_config
 
 _PRESET = flags.DEFINE_enum('preset', '13b', list(presets.PRESETS), 'Which.')
 _TENSOR = flags.DEFINE_integer(
@@ -47,14 +43,6 @@ _ROWS = flags.DEFINE_integer('rows', 1, 'Of a step.', lower_bound=1)
 _REPEATS = flags.DEFINE_integer('repeats', 9, 'Rounds.', lower_bound=1)
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go, too.')
 
-ARMS = {
-  'bf16': quantization_config.none,
-  'int8': quantization_config.QuantizationConfig,
-  'int8, gradient': lambda: quantization_config.QuantizationConfig(
-    input_gradient='int8'
-  ),
-}
-
 
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
@@ -62,17 +50,20 @@ def main(argv: Sequence[str]) -> None:
   run.quiet()
   try:
     experiments = {
-      arm: _experiment(quantization()) for arm, quantization in ARMS.items()
+      arm: _experiment(quantization())
+      for arm, quantization in layer_block.ARMS.items()
     }
   except ValueError as error:
     raise SystemExit(f'error: {error}') from error
   import jax
 
   if jax.default_backend() == 'cpu':
-    figures = {arm: counted(each) for arm, each in experiments.items()}
+    figures = {
+      arm: layer_block.counted(each) for arm, each in experiments.items()
+    }
     table = _counts(figures)
   else:
-    figures = seconds(experiments, _REPEATS.value)
+    figures = layer_block.seconds(experiments, _REPEATS.value)
     table = _times(figures)
   device = jax.devices()[0].device_kind
   console = rich.console.Console()
@@ -85,33 +76,9 @@ def main(argv: Sequence[str]) -> None:
     path.write_text(json.dumps(what, indent=1) + os.linesep)
 
 
-def part_of(preset: str, tensor: int) -> model_config.ModelConfig:
-  """Returns one device's part of a preset's repeating block.
-
-  Args:
-    preset: of `presets.PRESETS`.
-    tensor: devices that its layers are split over.
-
-  Raises:
-    ValueError: heads or hidden units that `tensor` does not divide.
-  """
-  whole = presets.preset(preset)
-  for name in 'num_heads', 'd_ff':
-    size = getattr(whole, name)
-    if size % tensor:
-      raise ValueError(f'--tensor={tensor} does not divide {name}={size}.')
-  return dataclasses.replace(
-    whole,
-    vocab_size=256,
-    num_layers=len(layers_lib.repeating_block(whole.layers())),
-    num_heads=whole.num_heads // tensor,
-    d_ff=whole.d_ff // tensor,
-  )
-
-
 def _experiment(quantization) -> config_lib.Experiment:
   model = dataclasses.replace(
-    part_of(_PRESET.value, _TENSOR.value),
+    layer_block.part_of(_PRESET.value, _TENSOR.value),
     max_length=_LENGTH.value,
     quantization=quantization,
   )
@@ -121,37 +88,6 @@ def _experiment(quantization) -> config_lib.Experiment:
   )
   run.check(experiment)
   return experiment
-
-
-def counted(experiment: config_lib.Experiment) -> dict[str, int]:
-  """Returns a step's operations by the dtypes of its matmuls."""
-  from kaiju_jax import aot
-  from kaiju_jax.hlo import matmuls
-  from kaiju_jax.sharding import mesh as mesh_lib
-  from kaiju_jax.training import step as step_lib
-
-  mesh = mesh_lib.single()
-  program = aot.build(
-    step_lib.make(experiment, mesh), step_lib.abstract(experiment, mesh)
-  )
-  return matmuls.totals(aot.matmuls(program))
-
-
-def seconds(
-  experiments: Mapping[str, config_lib.Experiment], repeats: int
-) -> dict[str, float]:
-  """Returns the median seconds of a step of each arm."""
-  from kaiju_jax.kernels import timing
-
-  return timing.medians(
-    {
-      arm: timed_step.runner(
-        *timed_step.ours(experiment), timed_step.batch(experiment), 1
-      )
-      for arm, experiment in experiments.items()
-    },
-    repeats,
-  )
 
 
 def _times(medians: dict[str, float]) -> rich.table.Table:

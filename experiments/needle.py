@@ -25,6 +25,7 @@ from absl import app
 from absl import flags
 
 from experiments import run
+from kaiju_jax import addresses
 
 if TYPE_CHECKING:
   from kaiju_jax import config as config_lib
@@ -99,6 +100,7 @@ def _runs() -> 'dict[pathlib.Path, tuple[str, config_lib.Experiment]]':
     )
   if _WORKDIR.value == '':
     raise ValueError('--workdir=: must name a folder.')
+  addresses.refuse(_WORKDIR.value or '', f'--workdir={_WORKDIR.value}')
   runs = {}
   for arm in arms:
     for seed in map(int, _SEEDS.value):

@@ -7,10 +7,10 @@
     counts['attention']['vmatmul s8']
 
 The real compilers run without a device (see `aot`). A GPU's kernel is read as
-PTX, which XLA and Mosaic write out on demand and which `ptxas`, the assembler,
-turns into the device's code: it reports registers and spills. Its version may
-differ from the one of the machine that runs the kernel. A TPU's kernel is read
-as the final bundles of libtpu's own assembly.
+PTX, which XLA, Mosaic and jax-triton write out on demand and which `ptxas`, the
+assembler, turns into the device's code: it reports registers and spills. Its
+version may differ from the one of the machine that runs the kernel. A TPU's
+kernel is read as the final bundles of libtpu's own assembly.
 
 Instructions are counted in the text, once each however often a loop runs them.
 Both are dumps that no one promises to keep: a later compiler may rename them.
@@ -45,8 +45,8 @@ _ENTRY = re.compile(r'\.entry\s+([\w$]+)')
 _MMA = re.compile(r'\b(wgmma|mma)(?:\.mma_async)?\.sync\.aligned\.m\d+([\w.]+)')
 _OPERAND = re.compile(r'bf16|tf32|f16|f32|f64|s32|[su][48]|e[45]m[23]|b1')
 _SHARED = re.compile(r'(\S+) grid: .*shared_memory: (\d+) bytes')
-# A call of Mosaic GPU's in HLO, and what it appends to its kernels' names.
-_MOSAIC_CALL, _MOSAIC_NAME = '"mosaic_gpu', '_mosaic_gpu_kernel'
+# What HLO calls for a compiler that is not XLA's, and the files it writes.
+_WRITTEN = {'mosaic_gpu': '*.ptxas', 'triton_kernel_call': '*/*.ptx'}
 _VMATMUL = re.compile(r'\bvmatmul([\w.]*)')
 _BUNDLES = re.compile(r'\d+-(.+?)(?:\.\d+)?-\d+-final_bundles\.txt')
 
@@ -60,8 +60,8 @@ class Kernel:
     registers: of a thread.
     spill_stores: bytes that a thread stores for want of registers.
     spill_loads: bytes that it loads back.
-    shared_memory: bytes of a block; a Mosaic GPU kernel's do not count what it
-      asks for at its launch, which the compiler does not write out.
+    shared_memory: bytes of a block; those of Mosaic GPU and jax-triton do not
+      count what a kernel asks for at its launch, which is not written out.
     instructions: matrix instructions by their operands' type, such as
       'wgmma s8', 'wgmma bf16' and (of a single warp) 'mma s8'.
   """
@@ -88,13 +88,13 @@ def gpu(
   Raises:
     aot.MissingPlugin: names the packages that are missing.
     jax.errors.JaxRuntimeError: more shared memory than there is.
-    RuntimeError: Mosaic GPU, which compiles a kernel once in a process, did so
-      before: nothing is written out again.
+    RuntimeError: Mosaic GPU or jax-triton, which compile a kernel once in a
+      process, did so before: nothing is written out again.
   """
   device = _device(accelerator, 'gpu')
   ptxas()  # Before minutes of compiling.
   with tempfile.TemporaryDirectory() as folder:
-    with _environment(MOSAIC_GPU_DUMP_TO=folder):
+    with _environment(MOSAIC_GPU_DUMP_TO=folder), _jax_triton_to(folder):
       program = aot.build(
         jitted,
         _placed(arguments, device),
@@ -102,15 +102,19 @@ def gpu(
         # those written by default. (All of them are tens of megabytes.)
         {'xla_dump_to': folder, 'xla_dump_emitter_re': 'ptx'},
       )
-    kernels = _read(pathlib.Path(folder))
-  if _MOSAIC_CALL in program.text and not any(
-    kernel.name.endswith(_MOSAIC_NAME) for kernel in kernels
-  ):
-    raise RuntimeError(
-      'Mosaic GPU compiled this kernel before and keeps it, so that it wrote'
-      ' nothing out: read it in a fresh process.'
-    )
-  return kernels
+    _refuse_kept(program, pathlib.Path(folder))
+    return _read(pathlib.Path(folder))
+
+
+def _refuse_kept(program: aot.Program, folder: pathlib.Path) -> None:
+  """Raises where a compiler called before wrote nothing this time."""
+  for target, written in _WRITTEN.items():
+    called = f'custom_call_target="{target}' in program.text
+    if called and not any(folder.glob(written)):
+      raise RuntimeError(
+        f'a kernel of {target} was compiled before in this process, which'
+        ' keeps it and wrote nothing out: read it in a fresh process.'
+      )
 
 
 def _read(folder: pathlib.Path) -> tuple[Kernel, ...]:
@@ -118,7 +122,7 @@ def _read(folder: pathlib.Path) -> tuple[Kernel, ...]:
   for file in folder.glob('*thunk_sequence.txt'):
     dynamic |= dict(_SHARED.findall(file.read_text()))
   found = []
-  for file in sorted(folder.glob('*.ptx')):
+  for file in sorted(folder.rglob('*.ptx')):
     text = file.read_text()
     report = file.with_suffix('.ptxas')  # Mosaic's own; its PTX may be newer.
     said = report.read_text() if report.exists() else _assemble(text)
@@ -317,6 +321,22 @@ def _environment(**variables: str) -> Iterator[None]:
         del os.environ[name]
       else:
         os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _jax_triton_to(folder: str) -> Iterator[None]:
+  """Has jax-triton write to the folder; it reads its variable when imported."""
+
+  def apply():
+    if module := sys.modules.get('jax_triton.triton_lib'):
+      module._JAX_TRITON_DUMP_DIR = os.environ.get('JAX_TRITON_DUMP_DIR')
+
+  try:
+    with _environment(JAX_TRITON_DUMP_DIR=folder):
+      apply()
+      yield
+  finally:
+    apply()
 
 
 def _compile() -> None:

@@ -127,7 +127,7 @@ def test_mosaic_gpu_and_its_memory():
   assert kernel.instructions == {'wgmma bf16': 4}
   assert kernel.spill_stores == 0
   assert 32 < kernel.registers <= 255
-  with pytest.raises(RuntimeError, match='compiled this kernel before'):
+  with pytest.raises(RuntimeError, match='was compiled before'):
     compiled.gpu(jax.jit(lambda a, b: _mosaic(a, b)), x, x)
 
 

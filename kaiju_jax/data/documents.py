@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax import addresses
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 
@@ -98,8 +99,9 @@ def files(path: str) -> list[tuple[str, str]]:
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a folder that cannot be read.
-    ValueError: no files, or something that is none.
+    ValueError: an address, no files, or something that is none.
   """
+  addresses.refuse(path, f'data.path={path!r}')
   path = os.path.expanduser(path)
   if os.path.isfile(path):
     return [(os.path.basename(path), path)]

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from kaiju_jax import addresses
+
 _BOS = (
   '<s>',
   '<bos>',
@@ -79,10 +81,12 @@ class HuggingFace:
 
     Raises:
       FileNotFoundError: no file at `path`.
-      ValueError: not a tokenizer, or one without a token to open documents.
+      ValueError: an address; not a tokenizer, or one without a token to open
+        documents.
     """
     import tokenizers  # Only those who name a file pay for it.
 
+    addresses.refuse(path, f'data.tokenizer={path!r}')
     if not pathlib.Path(path).is_file():
       raise FileNotFoundError(
         f'data.tokenizer={path!r}: no such file; expected a Hugging Face'

@@ -77,6 +77,13 @@ _CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'remat': ('none', 'layer'),
   'quantization.matmul': ('int8', 'none'),
+  'quantization.matmul_implementation': (
+    '',
+    'reference',
+    'xla',
+    'pallas_gpu',
+    'pallas_tpu',
+  ),
   'quantization.kv': ('int8', 'none'),
   'quantization.kv_scale': ('token', 'channel'),
   'quantization.qk': ('int8', 'none'),

@@ -101,12 +101,14 @@ class Weighted(nn.Module):
     )
 
   def einsum(self, spec: str, x: jax.Array, w, **options) -> jax.Array:
-    """`qat.einsum` with the config's input gradient."""
+    """`qat.einsum` with the config's input gradient and implementation."""
+    quantization = self.config.quantization
     return qat.einsum(
       spec,
       x,
       w,
-      input_gradient=self.config.quantization.input_gradient,
+      input_gradient=quantization.input_gradient,
+      implementation=quantization.matmul_implementation,
       **options,
     )
 

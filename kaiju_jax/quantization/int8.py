@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 MAX_CODE = 127
@@ -46,6 +47,18 @@ def scale_of(limit: jax.Array, largest_code: int = MAX_CODE) -> jax.Array:
   return jnp.maximum(limit.astype(jnp.float32), _SMALLEST) / largest_code
 
 
+def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+  """Returns the largest |x| over `axes` (kept, size 1) in float32, or its NaN.
+
+  Taken over bits, which as integers keep the order of magnitudes, a NaN on
+  top: XLA's maximum of floats drops a NaN from a large array on a CPU
+  (openxla/xla#21461), and a token that is no number would become a quiet zero.
+  """
+  bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+  bits = jnp.max(bits & 0x7FFFFFFF, axis=axes, keepdims=True)
+  return lax.bitcast_convert_type(bits, jnp.float32)
+
+
 def encode(x: jax.Array, scales: jax.Array) -> jax.Array:
   """Returns int8 codes of `x` on the grid `scales`, cut at ±127."""
   codes = jnp.round(x.astype(jnp.float32) / scales)
@@ -68,8 +81,7 @@ def quantize(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
 
   A NaN in `x` makes its scale, and so all that is computed from it, NaN.
   """
-  largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
-  scales = scale_of(largest)
+  scales = scale_of(largest(x, axes))
   return encode(x, scales), scales
 
 

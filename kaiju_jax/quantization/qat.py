@@ -15,6 +15,7 @@ the carrier (see `int8.py`).
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 from kaiju_jax import murmur3
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.quantization import by_kernel
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
@@ -36,12 +38,12 @@ def _align(array: jax.Array, letters: str, to: str) -> jax.Array:
   return array.reshape([sizes.get(letter, 1) for letter in to])
 
 
-def _letters(spec: str) -> tuple[str, str, str, str]:
+def _letters(spec: str) -> by_kernel.Letters:
   """Splits 'BLD,DF->BLF' into ('BLD', 'DF', 'BLF', 'D')."""
   operands, out = spec.split('->')
   x, w = operands.split(',')
   contracted = ''.join(letter for letter in w if letter in x)
-  return x, w, out, contracted
+  return by_kernel.Letters(x, w, out, contracted)
 
 
 def _axes(letters: str, contracted: str) -> tuple[int, ...]:
@@ -88,6 +90,7 @@ def einsum(
   limit: jax.Array | None = None,
   nonnegative: bool = False,
   input_gradient: str = 'bf16',
+  implementation: str = '',
   dtype=None,
 ) -> jax.Array:
   """Projects activations: `int8_einsum` for codes, plain for a float weight.
@@ -96,11 +99,16 @@ def einsum(
   (`quantize`) where the weight is.
   """
   floats = x.carrier if isinstance(x, Quantized) else x
-  dtype = jnp.dtype(dtype or floats.dtype)
+  options = Options(
+    nonnegative,
+    input_gradient,
+    implementation,
+    jnp.dtype(dtype or floats.dtype),
+  )
   if isinstance(w, Quantized):
-    return int8_einsum(spec, nonnegative, input_gradient, dtype, x, w, limit)
+    return int8_einsum(spec, options, x, w, limit)
   return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32).astype(
-    dtype
+    options.dtype
   )
 
 
@@ -122,12 +130,28 @@ def enter(x: jax.Array | Quantized) -> jax.Array | Quantized:
   )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+class Options(NamedTuple):
+  """How `int8_einsum` computes.
+
+  Attributes:
+    nonnegative: x ≥ 0 and is coded on all 256 levels.
+    input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
+      dy rounded stochastically.
+    implementation: of the kernel `int8_matmul`; '' for XLA's dots, as they are
+      written here.
+    dtype: of the result.
+  """
+
+  nonnegative: bool
+  input_gradient: str
+  implementation: str
+  dtype: jnp.dtype
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def int8_einsum(
   spec: str,
-  nonnegative: bool,
-  input_gradient: str,
-  dtype: jnp.dtype,
+  options: Options,
   x: jax.Array | Quantized,
   w: Quantized,
   limit: jax.Array | None,
@@ -139,63 +163,86 @@ def int8_einsum(
 
   Args:
     spec: as 'BLD,DHK->BLHK'; x's kept letters lead the output, w's follow.
-    nonnegative: x ≥ 0 and is coded on all 256 levels.
-    input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
-      dy rounded stochastically.
-    dtype: of the result.
+    options: see `Options`.
     x: activations; quantized here, with a scale a token, unless they are.
     w: weight; scales keep the contracted axes with size 1.
     limit: a scalar that takes the largest code instead of each token's
       largest value; values beyond it must have been cut (`clamp.clip`).
   """
-  return _int8_einsum_forward(
-    spec, nonnegative, input_gradient, dtype, x, w, limit
-  )[0]
+  return _project(spec, options, x, w, limit, keep_codes=False)[0]
 
 
-def _int8_einsum_forward(spec, nonnegative, input_gradient, dtype, x, w, limit):
-  x_letters, w_letters, out_letters, contracted = _letters(spec)
+def _project(spec, options, x, w, limit, keep_codes):
+  """Returns y, and the codes and scales of x."""
+  letters = _letters(spec)
+  if options.implementation:
+    return by_kernel.forward(
+      letters,
+      x,
+      w,
+      limit,
+      nonnegative=options.nonnegative,
+      dtype=options.dtype,
+      keep_codes=keep_codes,
+      implementation=options.implementation,
+    )
+  x_letters, w_letters, out_letters, contracted = letters
   x_axes = _axes(x_letters, contracted)
   w_axes = _axes(w_letters, contracted)
   if isinstance(x, Quantized):
-    x_codes, x_scales, like_x = x
+    x_codes, x_scales, _ = x
   else:
-    largest_code = 255 if nonnegative else int8.MAX_CODE
+    largest_code = 255 if options.nonnegative else int8.MAX_CODE
     if limit is None:
-      limit = jnp.max(jnp.abs(x), axis=x_axes, keepdims=True)
-      limit = collectives.largest(limit, contracted)
+      limit = collectives.largest(int8.largest(x, x_axes), contracted)
     else:
       limit = limit.reshape((1,) * x.ndim)
     x_scales = int8.scale_of(limit, largest_code)
-    encode = int8.encode_nonnegative if nonnegative else int8.encode
-    x_codes, like_x = encode(x, x_scales), x
+    encode = int8.encode_nonnegative if options.nonnegative else int8.encode
+    x_codes = encode(x, x_scales)
   sums = jnp.einsum(spec, x_codes, w.codes, preferred_element_type=jnp.int32)
-  if nonnegative:
+  if options.nonnegative:
     columns = jnp.sum(w.codes.astype(jnp.int32), axis=w_axes, keepdims=True)
     sums = sums + 128 * _align(columns, w_letters, out_letters)
   scales = _align(x_scales, x_letters, out_letters) * _align(
     w.scales, w_letters, out_letters
   )
-  y = (sums.astype(jnp.float32) * scales).astype(dtype)
+  y = (sums.astype(jnp.float32) * scales).astype(options.dtype)
+  return y, x_codes, x_scales
+
+
+def _int8_einsum_forward(spec, options, x, w, limit):
+  y, x_codes, x_scales = _project(spec, options, x, w, limit, keep_codes=True)
   # Empty arrays remember dtypes: residuals hold arrays only, and the carrier
   # itself would be kept for nothing.
-  like_x = jnp.zeros((0,), like_x.dtype)
   if isinstance(x, Quantized):
-    like_x = Quantized(None, None, like_x)
+    like_x = Quantized(None, None, jnp.zeros((0,), x.carrier.dtype))
+  else:
+    like_x = jnp.zeros((0,), x.dtype)
   carrier = None if w.carrier is None else jnp.zeros((0,), w.carrier.dtype)
   return y, (x_codes, x_scales, w._replace(carrier=carrier), like_x)
 
 
-def _int8_einsum_backward(spec, nonnegative, input_gradient, _, residuals, dy):
-  x_letters, w_letters, out_letters, _ = _letters(spec)
-  x_codes, x_scales, w, like_x = residuals
+def _int8_einsum_backward(spec, options, residuals, dy):
+  like_x = residuals[-1]
   is_coded = isinstance(like_x, Quantized)
   dtype = like_x.carrier.dtype if is_coded else like_x.dtype
+  pull = _pull_by_kernel if options.implementation else _pull
+  dx, dw = pull(_letters(spec), options, residuals[:-1], dy, dtype)
+  if is_coded:
+    dx = Quantized(None, None, dx)
+  return dx, Quantized(None, None, dw), None
+
+
+def _pull(letters, options, residuals, dy, dtype):
+  """Returns the gradients of x and w, the first in `dtype`."""
+  x_letters, w_letters, out_letters, _ = letters
+  x_codes, x_scales, w = residuals
   dy = dy.astype(jnp.float32)
 
   dy_w = dy * _align(w.scales, w_letters, out_letters)
   dx_spec = f'{out_letters},{w_letters}->{x_letters}'
-  if input_gradient == 'int8':
+  if options.input_gradient == 'int8':
     dx = _int8_input_gradient(dx_spec, dy_w, w.codes)
   else:
     dx = jnp.einsum(
@@ -207,20 +254,46 @@ def _int8_einsum_backward(spec, nonnegative, input_gradient, _, residuals, dy):
 
   # Codes up to 255 are exact in bf16's eight bits.
   x_levels = x_codes.astype(dtype)
-  if nonnegative:
+  if options.nonnegative:
     x_levels = x_levels + jnp.asarray(128, dtype)
   dy_x = dy * _align(x_scales, x_letters, out_letters)
-  carrier_dtype = dtype if w.carrier is None else w.carrier.dtype
   dw = jnp.einsum(
     f'{x_letters},{out_letters}->{w_letters}',
     x_levels,
     dy_x.astype(dtype),
     preferred_element_type=jnp.float32,
-  ).astype(carrier_dtype)
-  dx = dx.astype(dtype)
-  if is_coded:
-    dx = Quantized(None, None, dx)
-  return dx, Quantized(None, None, dw), None
+  )
+  return dx.astype(dtype), dw.astype(_dtype_of_gradient(w, dtype))
+
+
+def _pull_by_kernel(letters, options, residuals, dy, dtype):
+  """`_pull` by the kernel."""
+  x_codes, x_scales, w = residuals
+  int8_gradient = options.input_gradient == 'int8'
+  dx = by_kernel.input_gradient(
+    letters,
+    dy,
+    w,
+    rounding='stochastic' if int8_gradient else 'nearest',
+    dtype=dtype,
+    implementation=options.implementation,
+  )
+  dw = by_kernel.weight_gradient(
+    letters,
+    x_codes,
+    x_scales,
+    dy,
+    w,
+    nonnegative=options.nonnegative,
+    dtype=dtype,
+    out_dtype=_dtype_of_gradient(w, dtype),
+    implementation=options.implementation,
+  )
+  return dx, dw
+
+
+def _dtype_of_gradient(w: Quantized, dtype):
+  return dtype if w.carrier is None else w.carrier.dtype
 
 
 int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)
@@ -235,8 +308,8 @@ def _int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
   """
   dy_letters, _, dx_letters, contracted = _letters(spec)
   axes = _axes(dy_letters, contracted)
-  limit = jnp.max(jnp.abs(dy), axis=axes, keepdims=True)
-  scales = int8.scale_of(collectives.largest(limit, contracted))
+  limit = collectives.largest(int8.largest(dy, axes), contracted)
+  scales = int8.scale_of(limit)
   codes = jnp.floor(dy / scales + _uniform(dy))
   codes = jnp.clip(codes, -int8.MAX_CODE, int8.MAX_CODE).astype(jnp.int8)
   sums = jnp.einsum(spec, codes, w_codes, preferred_element_type=jnp.int32)
@@ -329,7 +402,7 @@ def quantize_kv(x_BMK: jax.Array, limit_K: jax.Array | None) -> Quantized:
 def _quantize_kv_forward(x_BMK, limit_K):
   excess_K = None
   if limit_K is not None:
-    seen_K = jnp.max(jnp.abs(x_BMK), axis=(0, 1)).astype(jnp.float32)
+    seen_K = int8.largest(x_BMK, (0, 1))[0, 0]
     seen_K = collectives.largest(seen_K, 'BL', rules.ROWS)
     # Every device holds the limit, and their gradients are summed.
     excess_K = (limit_K - seen_K) / collectives.devices()

@@ -33,6 +33,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from kaiju_jax import addresses
 from kaiju_jax.sharding import processes
 from kaiju_jax.training import agreement
 from kaiju_jax.training import fingerprint
@@ -243,7 +244,9 @@ def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
   Raises:
     FileNotFoundError: there is no checkpoint.
     RestoreError: none can be read.
+    ValueError: an address.
   """
+  addresses.refuse(folder, f'workdir {folder}')
   folder = pathlib.Path(folder) / workdir.CHECKPOINTS
   if not folder.is_dir():
     raise FileNotFoundError(f'{folder}: not found; nothing was saved yet.')

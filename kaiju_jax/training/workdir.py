@@ -18,8 +18,8 @@ import contextlib
 import fcntl
 import os
 import pathlib
-import re
 
+from kaiju_jax import addresses
 from kaiju_jax import config as config_lib
 from kaiju_jax import strict
 from kaiju_jax.training import files
@@ -28,7 +28,6 @@ CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
 _ENVIRONMENT = 'environment.json'
 _LOCK = 'lock'
-_ADDRESS = re.compile(r'[a-z][a-z0-9+.-]*://', re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -88,13 +87,7 @@ def check(path: str | os.PathLike, experiment: config_lib.Experiment) -> None:
   """
   if not os.fspath(path):
     raise ValueError("workdir '': must name a folder, as runs/tiny.")
-  # pathlib would make of gs://bucket a folder 'gs:' in this one.
-  if address := _ADDRESS.match(os.fspath(path)):
-    raise ValueError(
-      f'workdir {path}: {address[0]} is an address; must be a folder. Mount the'
-      ' bucket or share on every host (Filestore, NFS, gcsfuse), and name the'
-      ' folder that it is mounted at.'
-    )
+  addresses.refuse(path, f'workdir {path}')
   path = pathlib.Path(path)
   wanted = strict.dump(experiment)
   if path.exists() and not path.is_dir():
@@ -121,8 +114,10 @@ def load_experiment(path: str | os.PathLike) -> config_lib.Experiment:
 
   Raises:
     FileNotFoundError: there is no `config.json`.
-    ValueError: it is not JSON, or a field is unknown, missing or ill-typed.
+    ValueError: an address; or it is not JSON, or a field is unknown, missing or
+      ill-typed.
   """
+  addresses.refuse(path, f'workdir {path}')
   file = pathlib.Path(path) / _CONFIG
   if not file.exists():
     raise FileNotFoundError(

@@ -1,20 +1,31 @@
 """Which implementation and which tiles suit a shape. Pure Python.
 
-Rows are a row's queries times their heads. The least that a decode kernel can
-do is read the cache once, at the memory's speed, so the rules look for bytes in
-flight: enough splits that every core has work, and several tiles under way in
-each. They are reasoned, not yet measured on a device.
+What `autotune` found on a kind of device goes before the rules here. The least
+that a decode kernel can do is read the cache once, at the memory's speed, so
+the rules look for bytes in flight: enough splits that every core has work, and
+several tiles under way in each. They are reasoned and compiled (a rule's tiles
+spill no registers at the presets' shapes), not yet measured on a device.
+
+Rows are a row's queries times their heads.
 """
 
+import pathlib
 from typing import NamedTuple
+
+from kaiju_jax.kernels import tuned
+
+_FOLDER = pathlib.Path(__file__).parent
 
 # Splits are worth it while each still walks this many tiles.
 _TILES_PER_SPLIT = 4
-# Two for each of an H100's 132 multiprocessors: one loads while one computes.
-_GPU_PROGRAMMES = 264
-# Keys of a step on a TPU: 64 KiB of codes each for keys and values, which take
-# about as long as the step's own start.
-_TPU_KEYS = 512
+# An H100's 132 multiprocessors hold so many programmes each: one loads while
+# another computes, and rows of several lengths meet on each.
+_GPU_PROGRAMMES = {16: 4 * 132, 32: 4 * 132, 64: 2 * 132, 128: 132}
+# Keys of a step on a TPU: what a step takes before its first and after its last
+# sum (two matmuls and two sums over lanes, one after the other) is then small.
+# Its pages are written out one by one, so that they are not too many.
+_TPU_KEYS = 2048
+_TPU_PAGES = 16
 # Rows whose sums fill half of a TPU core's vector registers.
 _TPU_ROWS = 256
 
@@ -24,10 +35,10 @@ class Sizes(NamedTuple):
 
   Attributes:
     R: rows a tile; on a GPU a power of two of at least 16.
-    J: keys a step: whole pages, or on a GPU also an even part of one.
+    J: keys a step; whole pages but on a GPU, where it is a power of two.
     X: splits of a row's visited pages.
     warps: of a programme, on a GPU.
-    stages: tiles under way, on a GPU.
+    stages: of its pipeline, on a GPU.
   """
 
   R: int
@@ -93,6 +104,19 @@ def misfit(implementation: str, shape: Shape) -> str | None:
 
 def sizes(implementation: str, shape: Shape) -> Sizes:
   """Returns the tiles of an implementation for `shape`."""
+  best = tuned.winner(_FOLDER, tuned.device_kind(), key(implementation, shape))
+  return Sizes(**best) if best else rule(implementation, shape)
+
+
+def key(implementation: str, shape: Shape) -> str:
+  """Returns the name of what was tuned; the pool's size is not in it."""
+  fields = shape._asdict()
+  del fields['P']
+  return tuned.key(implementation=implementation, **fields)
+
+
+def rule(implementation: str, shape: Shape) -> Sizes:
+  """Returns the tiles where nobody measured."""
   rules = {'pallas_gpu': _gpu, 'pallas_tpu': _tpu}
   return rules.get(implementation, _xla)(shape)
 
@@ -145,7 +169,7 @@ def _gpu(shape: Shape) -> Sizes:
   J = 64 if shape.itemsize < 4 else 16
   programmes = shape.B * -(-shape.rows // R)
   tiles = -(-visited(shape) // J)
-  X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMMES // programmes))
+  X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMMES[R] // programmes))
   # Half of the stages, less one, hold tiles under way: a tile's addresses are
   # loads as well, and wait as long.
   return Sizes(R, J, X, 8 if R == 128 else 4, 5)
@@ -153,7 +177,7 @@ def _gpu(shape: Shape) -> Sizes:
 
 def _tpu(shape: Shape) -> Sizes:
   R = min(_TPU_ROWS, -(-shape.rows // 32) * 32)
-  pages = max(1, min(shape.N, _TPU_KEYS // shape.S))
+  pages = min(shape.N, _TPU_PAGES, max(1, _TPU_KEYS // shape.S))
   groups = -(-visited(shape) // (pages * shape.S))
   # A chip whose two cores make one device gives each a split.
   return Sizes(R, pages * shape.S, 2 if groups >= 2 * _TILES_PER_SPLIT else 1)

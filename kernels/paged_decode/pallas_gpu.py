@@ -158,8 +158,8 @@ def _kernel(
     if masked:
       logits_RJ = jnp.where(visible_RJ, logits_RJ, -jnp.inf)
     new_peak_R = jnp.maximum(peak_R, logits_RJ.max(axis=1))
-    weights_RJ = jnp.exp2(logits_RJ - new_peak_R[:, None])
-    decay_R = jnp.exp2(peak_R - new_peak_R)
+    weights_RJ = _exp2(logits_RJ - new_peak_R[:, None])
+    decay_R = _exp2(peak_R - new_peak_R)
     product_RK = _product(refs, weights_RJ, visible_RJ, token_J, dtype)
     return (
       new_peak_R,
@@ -273,6 +273,22 @@ def _product(refs, weights_RJ, visible_RJ, token_J, dtype):
     v_JK = jnp.where(seen_J[:, None], v_JK, jnp.zeros_like(v_JK))
   both = jnp.promote_types(dtype, v_JK.dtype)
   return _dot(weights_RJ.astype(both), v_JK.astype(both), 0, jnp.float32)
+
+
+def _exp2(x):
+  """2^x; results too small for a normal float are 0, so that it is one step.
+
+  jnp's own scales x and its result to keep them: four instructions more.
+  """
+  if dispatch.interpreting():
+    return jnp.exp2(x)
+  return plgpu.elementwise_inline_asm(
+    'ex2.approx.ftz.f32 $0, $1;',
+    args=[x],
+    constraints='=f,f',
+    pack=1,
+    result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+  )[0]
 
 
 def _dot(a, b, contracted, dtype):

@@ -171,7 +171,8 @@ def decode(
       jax.ShapeDtypeStruct((X, B, tiles * R, 1), jnp.float32),
     ),
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=('parallel', 'arbitrary', 'arbitrary')
+      dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
+      disable_bounds_checks=True,
     ),
     interpret=dispatch.interpreting(),
     name='paged_decode',
@@ -265,19 +266,21 @@ def _kernel(
   next_b = next_ref[split, b]
   begin = first_ref[split, b]
 
+  def page_copies(lists, n, g, buffer, act):
+    page = lists.page_1N[0, n * group + g]
+    for source, target in zip(pages[:4], buffers[:4]):
+      if source is not None:
+        act(source.at[page], target.at[buffer, g], semaphores.at[buffer])
+
   def copies(lists, row, n, buffer, act):
     """Starts or awaits the copies of group n of a row."""
-    whole = (n + 1) * group <= full_ref[row]
 
-    def page_copies(g, carry):
-      page = lists.page_1N[0, n * group + g]
-      logical = lists.logical_1N[0, n * group + g]
-      for source, target in zip(pages[:4], buffers[:4]):
-        if source is not None:
-          act(source.at[page], target.at[buffer, g], semaphores.at[buffer])
+    def both(g, carry):
+      page_copies(lists, n, g, buffer, act)
 
-      @pl.when(~whole)
+      @pl.when((n + 1) * group > full_ref[row])
       def _():
+        logical = lists.logical_1N[0, n * group + g]
         for source, target in zip(pages[4:], buffers[4:]):
           act(
             source.at[row, logical],
@@ -288,7 +291,7 @@ def _kernel(
       return carry
 
     here = jnp.minimum(group, count_ref[row] - n * group)
-    jax.lax.fori_loop(0, here, page_copies, 0)
+    jax.lax.fori_loop(0, here, both, 0)
 
   def start(*copy):
     pltpu.make_async_copy(*copy).start()
@@ -302,8 +305,16 @@ def _kernel(
 
   def step(n, carry):
     buffer = jax.lax.rem(begin + n - first, 2)
+    # The common case by itself, for a TPU's scalar unit is not quick: it has no
+    # loop over pages, and waits once for all pages of a kind.
+    whole_next = (n + 2) * group <= full_ref[b]
 
-    @pl.when(n + 1 < last)
+    @pl.when((n + 1 < last) & whole_next)
+    def _():
+      for g in range(group):
+        page_copies(lists, n + 1, g, 1 - buffer, start)
+
+    @pl.when((n + 1 < last) & ~whole_next)
     def _():
       copies(lists, b, n + 1, 1 - buffer, start)
 
@@ -312,7 +323,18 @@ def _kernel(
       first, _ = _share(count_ref[next_b], split, splits, group)
       copies(next_lists, next_b, first, 1 - buffer, start)
 
-    copies(lists, b, n, buffer, wait)
+    whole = (n + 1) * group <= full_ref[b]
+
+    @pl.when(whole)
+    def _():
+      for target in buffers[:4]:
+        if target is not None:
+          wait(target.at[buffer], target.at[buffer], semaphores.at[buffer])
+
+    @pl.when(~whole)
+    def _():
+      copies(lists, b, n, buffer, wait)
+
     attend = functools.partial(
       _attend,
       rows,
@@ -326,7 +348,7 @@ def _kernel(
       dtype,
     )
     return jax.lax.cond(
-      (n + 1) * group <= full_ref[b],
+      whole,
       functools.partial(attend, masked=False),
       functools.partial(attend, masked=True),
     )
@@ -377,14 +399,15 @@ def _attend(
       logits_RS = jnp.where(visible_RS, logits_RS, -jnp.inf)
       visible.append(visible_RS)
     logits.append(logits_RS)
-  new_peak_R1 = functools.reduce(
-    jnp.maximum, [x_RS.max(axis=1, keepdims=True) for x_RS in logits], peak_R1
-  )
+  # Page by page first, lane by lane only once: what crosses lanes is slow.
+  highest_RS = functools.reduce(jnp.maximum, logits)
+  new_peak_R1 = jnp.maximum(peak_R1, highest_RS.max(axis=1, keepdims=True))
   decay_R1 = jnp.exp2(peak_R1 - new_peak_R1)
-  total_R1, sum_RK = total_R1 * decay_R1, sum_RK * decay_R1
-  for g, (page, logits_RS) in enumerate(zip(group, logits)):
-    weights_RS = jnp.exp2(logits_RS - new_peak_R1)
-    total_R1 += weights_RS.sum(axis=1, keepdims=True)
+  weights = [jnp.exp2(logits_RS - new_peak_R1) for logits_RS in logits]
+  added_RS = functools.reduce(jnp.add, weights)
+  total_R1 = total_R1 * decay_R1 + added_RS.sum(axis=1, keepdims=True)
+  sum_RK = sum_RK * decay_R1
+  for g, (page, weights_RS) in enumerate(zip(group, weights)):
     sum_RK += _product(weights_RS, page, visible[g] if masked else None, dtype)
   return new_peak_R1, total_R1, sum_RK
 

@@ -1,172 +1,166 @@
-"""What encoding and decoding cost, in memory copies.
+"""Squinch's kernels at the presets' gradients, in bytes a second.
 
-    python -m kaiju_jax.kernels.squinch.bench [--threads=4] [--json=PATH]
+    python -m kaiju_jax.kernels.squinch.bench [--repeats=9] [--json=PATH]
 
-The measure is a copy of the float32 input (as many bytes read as written), in
-the same process, the same round and on the same cores. All write into buffers
-that they were given (donated): the system zeroes the pages of a fresh one,
-which takes longer than several copies and would hide the codec's own time.
-Beside the planes stands the layout of structs, uint8[G, C, 6], a block's six
-bytes together.
+Every implementation that the device runs, on the gradient of a layer's weights
+as one device has it (13b on 64 devices, 34b on 128, 110b on 512): bf16 encoded
+in parts for their owners, and the sum of what one owner receives. The bytes
+are those that have to be read and written: a reader of the table compares
+their rate with a copy's. What a CPU takes, `copies.py` tells.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
-import json
-import os
-import pathlib
+import functools
 from typing import Any
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import report
 from kaiju_jax.kernels import timing
-from kaiju_jax.kernels.squinch import reference
-
-LAYOUTS = 'planes', 'structs'
-COPY = 'copy'
+from kaiju_jax.kernels.squinch import api
 
 
-class Row(NamedTuple):
-  """One way of coding: seconds, and what they are over a copy's."""
+class Shape(NamedTuple):
+  """A weight's gradient on one device.
 
-  layout: str
-  header: str
-  elements: str
-  encode: float
-  decode: float
-  copies: float
-
-
-def measure(rows: int, columns: int, repeats: int) -> tuple[float, list[Row]]:
-  """Returns the median seconds of a copy, and a row for each way of coding.
-
-  Args:
-    rows: of the input, a multiple of 8.
-    columns: of the input.
-    repeats: rounds, each timing everything once.
+  Attributes:
+    parts: owners, and sources of an owner's sum.
+    rows: of D, whole.
+    columns: of what `tensor` leaves of the rest.
   """
-  x_RC = jax.random.normal(jax.random.key(0), (rows, columns))
-  runs = {COPY: _into_the_same(jnp.copy, x_RC)}
-  for layout, header, elements in _cases():
-    encode, decode = _pair(layout, header, elements)
-    packed = jax.jit(encode)(x_RC)
-    runs[layout, header, elements, 'encode'] = _into_the_same(encode, x_RC)
-    runs[layout, header, elements, 'decode'] = _into_the_same(decode, packed)
-  seconds = timing.medians(runs, repeats)
-  found = []
-  for case in _cases():
-    encode, decode = seconds[*case, 'encode'], seconds[*case, 'decode']
-    found.append(Row(*case, encode, decode, (encode + decode) / seconds[COPY]))
-  return seconds[COPY], found
+
+  parts: int
+  rows: int
+  columns: int
 
 
-def _cases():
-  return [
-    (layout, header, elements)
-    for layout in LAYOUTS
-    for header in reference.HEADERS
-    for elements in reference.ELEMENTS
-  ]
-
-
-def _pair(layout: str, header: str, elements: str):
-  def encode(x_RC):
-    packed_PGC = reference.encode(x_RC, elements, header)
-    return packed_PGC if layout == 'planes' else jnp.moveaxis(packed_PGC, 0, 2)
-
-  def decode(packed):
-    if layout == 'structs':
-      packed = jnp.moveaxis(packed, 2, 0)
-    return reference.decode(packed, elements, header)
-
-  return encode, decode
-
-
-def _into_the_same(f: Callable, operand: jax.Array) -> Callable[[], Any]:
-  """Returns a call of f that writes where the call before it wrote."""
-  run = jax.jit(
-    lambda out, operand: f(operand), donate_argnums=0, keep_unused=True
-  )
-  shape = jax.eval_shape(f, operand)
-  held = [jnp.zeros(shape.shape, shape.dtype)]
-
-  def call():
-    held[0] = run(held[0], operand)
-    return held[0]
-
-  return call
-
-
-def report(rows: int, columns: int, repeats: int, threads: int) -> dict:
-  """Returns what was measured, and under what, ready for JSON.
-
-  Args:
-    rows: see `measure`.
-    columns: see `measure`.
-    repeats: see `measure`.
-    threads: cores that the process keeps, where the system can tell it.
-  """
-  if hasattr(os, 'sched_setaffinity'):
-    # Before the first computation, which starts XLA's threads.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    threads = len(os.sched_getaffinity(0))
-  else:
-    threads = os.cpu_count()
-  copy, found = measure(rows, columns, repeats)
+def _layer(parts: int, d_model: int, hidden: int) -> dict[str, Shape]:
+  """Weights of a preset whose tensor axis is 8 wide."""
   return {
-    'mebibytes': rows * columns * 4 / 2**20,
-    'threads': threads,
-    'platform': jax.default_backend(),
-    'jax': jax.__version__,
-    'repeats': repeats,
-    'copy': copy,
-    'rows': [row._asdict() for row in found],
+    'hidden': Shape(parts, d_model, hidden // 8),
+    'queries': Shape(parts, d_model, d_model // 8),
+    'keys': Shape(parts, d_model, 128),
+    'vocabulary': Shape(parts, d_model, 65_536 // 8),
   }
 
 
-def table(found: dict) -> str:
-  """Returns a `report` as text."""
-  lines = [
-    f'{found["mebibytes"]:g} MiB of float32, {found["threads"]} threads'
-    f' ({found["platform"]}), JAX {found["jax"]}, medians of'
-    f' {found["repeats"]} rounds; a copy takes {1e3 * found["copy"]:.2f} ms',
-    '',
-    'layout   header   elements  encode, ms  decode, ms  copies',
-  ]
-  for row in (Row(**each) for each in found['rows']):
-    lines.append(
-      f'{row.layout:8} {row.header:8} {row.elements:8} {1e3 * row.encode:11.2f}'
-      f' {1e3 * row.decode:11.2f} {row.copies:7.2f}'
-    )
-  return '\n'.join(lines)
-
-
-def _run() -> None:
-  # Here, so that importing the module defines no flags.
-  from absl import app
-  from absl import flags
-
-  rows = flags.DEFINE_integer('rows', 4096, 'A multiple of 8.', lower_bound=8)
-  columns = flags.DEFINE_integer('columns', 4096, 'Columns.', lower_bound=1)
-  repeats = flags.DEFINE_integer('repeats', 15, 'Rounds.', lower_bound=1)
-  threads = flags.DEFINE_integer(
-    'threads', 1, 'Cores, for the copy as for the codec.', lower_bound=1
+SHAPES = {
+  f'{preset} {weight}': shape
+  for preset, layer in (
+    ('13b', _layer(8, 5120, 24_576)),
+    ('34b', _layer(16, 7168, 34_816)),
+    ('110b', _layer(64, 12_288, 51_200)),
   )
-  path = flags.DEFINE_string('json', '', 'File for the numbers.')
+  for weight, shape in layer.items()
+}
 
-  def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-    found = report(rows.value, columns.value, repeats.value, threads.value)
-    print(table(found))
-    if path.value:
-      text = json.dumps(found, indent=2)
-      pathlib.Path(path.value).write_text(f'{text}\n')
 
-  app.run(main)
+def measure(
+  repeats: int, shapes: Mapping[str, Shape] = SHAPES
+) -> list[report.Row]:
+  """Returns a row for each direction, shape and implementation.
+
+  On a CPU nothing is computed: bytes are counted for every implementation.
+
+  Args:
+    repeats: rounds, each timing every implementation once.
+    shapes: by name.
+  """
+  platform = dispatch.platform()
+  is_timed = platform != 'cpu' or dispatch.interpreting()
+  names = [
+    name
+    for name, places in api.RUNS_ON.items()
+    if platform in places or not is_timed or dispatch.interpreting()
+  ]
+  rows = []
+  for label, shape in shapes.items():
+    values = operands(shape) if is_timed else {}
+    for kernel, run in KERNELS.items():
+      found = {}
+      if is_timed:
+        found = _timed(functools.partial(run, shape), values, names, repeats)
+      for name in names:
+        seconds, error = found.get(name, (None, None))
+        rows.append(
+          report.Row(
+            kernel=f'squinch {kernel}',
+            shape=f'{label} {tuple(shape)}',
+            implementation=name,
+            seconds=seconds,
+            # So few that bytes bound it.
+            operations=0,
+            bytes=moved(kernel, shape),
+            max_error=error,
+          )
+        )
+  return rows
+
+
+def moved(kernel: str, shape: Shape) -> int:
+  """Returns the bytes that are read and written."""
+  elements = shape.rows * shape.columns
+  packed = elements * 6 // 8
+  if kernel == 'encode':
+    return 2 * elements + packed
+  return packed + 4 * elements // shape.parts
+
+
+def operands(shape: Shape) -> dict[str, jax.Array]:
+  """Returns what the kernels are given: a gradient, and all parts of it."""
+  keys = jax.random.split(jax.random.key(0))
+  x_RC = jax.random.normal(keys[0], (shape.rows, shape.columns), jnp.bfloat16)
+  # Columns are octaves apart, so that headers are not all alike.
+  octaves = jax.random.randint(keys[1], (1, shape.columns), -16, 0)
+  x_RC = x_RC * jnp.exp2(octaves.astype(jnp.bfloat16))
+  packed = api.encode_parts(x_RC, shape.parts, implementation='reference')
+  return {'x_RC': x_RC, 'packed_NPGC': packed}
+
+
+def _encode(shape, operands, implementation):
+  return api.encode_parts(
+    operands['x_RC'], shape.parts, implementation=implementation
+  )
+
+
+def _decode_sum(shape, operands, implementation):
+  del shape
+  return api.decode_sum(operands['packed_NPGC'], implementation=implementation)
+
+
+KERNELS = {'encode': _encode, 'decode_sum': _decode_sum}
+
+
+def _timed(
+  run: Callable[..., jax.Array],
+  operands: Mapping[str, jax.Array],
+  names: Sequence[str],
+  repeats: int,
+) -> dict[str, tuple[float, float]]:
+  """Returns seconds and the largest difference to the reference, by name."""
+  steps: dict[str, Callable[[], Any]] = {}
+  for name in names:
+    step = jax.jit(functools.partial(run, implementation=name))
+    steps[name] = functools.partial(step, operands)
+  seconds = timing.medians(steps, repeats, calls=4)
+  expected = steps['reference']()
+  return {
+    name: (seconds[name], float(_difference(step(), expected)))
+    for name, step in steps.items()
+  }
+
+
+@jax.jit
+def _difference(got: jax.Array, expected: jax.Array) -> jax.Array:
+  return jnp.max(
+    jnp.abs(got.astype(jnp.float32) - expected.astype(jnp.float32))
+  )
 
 
 if __name__ == '__main__':
-  _run()
+  report.command(measure)

@@ -3,15 +3,41 @@
 A GPU's program holds eight rows of a tile in registers, eight columns of bf16
 or four of f32 in a thread: loads of 16 bytes. A TPU's block is one vector of
 128 columns wide, for a strided load of every eighth row can be no wider.
+
+Measured tiles come first, where `autotune` found some on the device at hand;
+the rules here were compiled, not timed.
 """
 
+from collections.abc import Iterator
+import contextlib
+import contextvars
+import pathlib
 from typing import NamedTuple
 
+from kaiju_jax.kernels import tuned
+
+KINDS = 'encode', 'decode'
 # 32 groups are a tile of uint8 on a TPU, and 128 columns a vector.
 TPU_GROUPS = 32
 TPU_COLUMNS = 128
 # Offsets in a GPU's kernel are int32.
 _GPU_LIMIT = 2**31
+
+_tried = contextvars.ContextVar('tried', default=None)
+
+
+class Threads(NamedTuple):
+  """How a GPU's program is made, whatever the shape.
+
+  Attributes:
+    columns: of a thread.
+    N: sources that are loaded together; it divides them.
+    warps: of a program.
+  """
+
+  columns: int
+  N: int
+  warps: int
 
 
 class Gpu(NamedTuple):
@@ -20,7 +46,7 @@ class Gpu(NamedTuple):
   Attributes:
     G: groups; a power of two, as is C.
     C: columns.
-    N: sources that are loaded together; it divides them.
+    N: as of `Threads`.
     warps: of a program.
   """
 
@@ -42,6 +68,16 @@ class Tpu(NamedTuple):
   N: int
 
 
+@contextlib.contextmanager
+def trying(sizes: Threads | Tpu) -> Iterator[None]:
+  """Within it, kernels are traced with these sizes."""
+  token = _tried.set(sizes)
+  try:
+    yield
+  finally:
+    _tried.reset(token)
+
+
 def implementation(platform: str, parts: int, groups: int, columns: int) -> str:
   """Returns the implementation for uint8[parts, 6, groups, columns].
 
@@ -59,24 +95,56 @@ def implementation(platform: str, parts: int, groups: int, columns: int) -> str:
   return 'reference'
 
 
-def gpu_encode(groups: int, columns: int, itemsize: int) -> Gpu:
-  """Returns the tile of `encode` of floats of so many bytes."""
-  warps = 4
-  tile = _tile(groups, columns, 32 * warps * 16 // itemsize)
-  return Gpu(*tile, N=1, warps=warps)
+def gpu(
+  kind: str, *, parts: int, groups: int, columns: int, itemsize: int
+) -> Gpu:
+  """Returns the tile of a GPU's kernel.
+
+  Args:
+    kind: of KINDS.
+    parts: sources of a sum; of `encode`, parts that are encoded.
+    groups: of a part.
+    columns: of the array.
+    itemsize: bytes of a float that is read or written.
+  """
+  threads = (
+    _tried.get()
+    or _measured(key(kind, parts, itemsize), Threads)
+    or Threads(16 // itemsize, N=_divisor(parts, 4), warps=4)
+  )
+  tile = _tile(groups, columns, 32 * threads.warps * threads.columns)
+  return Gpu(*tile, threads.N, threads.warps)
 
 
-def gpu_decode(groups: int, columns: int, parts: int) -> Gpu:
-  """Returns the tile of `decode_sum` of so many parts."""
-  warps = 4
-  tile = _tile(groups, columns, 32 * warps * 4)
-  return Gpu(*tile, N=_divisor(parts, 4), warps=warps)
+def tpu(kind: str, *, parts: int, groups: int, itemsize: int) -> Tpu:
+  """Returns the block of a TPU's kernel.
 
-
-def tpu(groups: int, parts: int) -> Tpu:
-  """Returns the block of both directions; `encode` has one part at a time."""
+  Args:
+    kind: of KINDS.
+    parts: as of `gpu`.
+    groups: of a part.
+    itemsize: as of `gpu`.
+  """
+  sizes = (
+    _tried.get()
+    or _measured(key(kind, parts, itemsize), Tpu)
+    or Tpu(4 * TPU_GROUPS, N=_divisor(parts, 8))
+  )
   padded = -(-groups // TPU_GROUPS) * TPU_GROUPS
-  return Tpu(min(padded, 4 * TPU_GROUPS), _divisor(parts, 8))
+  return sizes._replace(G=min(padded, sizes.G))
+
+
+def key(kind: str, parts: int, itemsize: int) -> str:
+  """Returns what measured sizes are filed under."""
+  if kind == 'encode':
+    return tuned.key(kind=kind, itemsize=itemsize)
+  return tuned.key(kind=kind, parts=parts)
+
+
+def _measured(name: str, sizes: type):
+  folder = pathlib.Path(__file__).parent
+  found = tuned.winner(folder, tuned.device_kind(), name)
+  return sizes(**found) if found else None
 
 
 def _tile(groups: int, columns: int, size: int) -> tuple[int, int]:

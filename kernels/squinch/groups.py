@@ -86,17 +86,23 @@ def decode(
   ]
 
 
-def element(
-  size: jax.Array, scale: jax.Array, elements: str, root: LookUp = jnp.sqrt
-) -> jax.Array:
-  """Returns the int32 element of float32 magnitudes."""
+def element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
+  """Returns int32, of which the low four bits are the element.
+
+  Args:
+    size: float32 magnitudes.
+    scale: of `reference.SCALES`.
+    elements: of `reference.ELEMENTS`.
+  """
   squared = size * scale
   if elements == 'fitted':
     return sum((squared >= edge).astype(jnp.int32) for edge in _FITTED_EDGES)
-  found = root(squared)
+  found = jnp.sqrt(squared)
   if elements == 'zero':
     found = found + 0.5
-  return jnp.minimum(found, 15).astype(jnp.int32)
+  # In the last bits of a float of such a size, for a cast is many instructions
+  # where it has to cut towards zero on either side.
+  return _bits(jnp.floor(jnp.minimum(found, 15)) + 2.0**23)
 
 
 def _level(code: jax.Array, level: LookUp, elements: str) -> jax.Array:

@@ -53,7 +53,13 @@ def encode_parts(
   rows, columns = x_RC.shape
   count = rows // (reference.GROUP * parts)
   x_NGIC = x_RC.reshape(parts, count, reference.GROUP, columns)
-  sizes = blocks.gpu_encode(count, columns, x_RC.dtype.itemsize)
+  sizes = blocks.gpu(
+    'encode',
+    parts=parts,
+    groups=count,
+    columns=columns,
+    itemsize=x_RC.dtype.itemsize,
+  )
   return _encode(x_NGIC, elements, header, sizes, dispatch.interpreting())
 
 
@@ -122,7 +128,9 @@ def _encode(
 def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
   """See `reference.decode_sum`."""
   parts, _, count, columns = packed_NPGC.shape
-  sizes = blocks.gpu_decode(count, columns, parts)
+  sizes = blocks.gpu(
+    'decode', parts=parts, groups=count, columns=columns, itemsize=4
+  )
   return _decode(packed_NPGC, elements, header, sizes, dispatch.interpreting())
 
 

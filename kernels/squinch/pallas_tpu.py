@@ -35,7 +35,12 @@ def encode_parts(
     x_RC = x_RC.astype(jnp.float32)
   rows, columns = x_RC.shape
   rows //= parts
-  sizes = blocks.tpu(rows // reference.GROUP, 1)
+  sizes = blocks.tpu(
+    'encode',
+    parts=parts,
+    groups=rows // reference.GROUP,
+    itemsize=x_RC.dtype.itemsize,
+  )
   x_NRC = x_RC.reshape(parts, rows, columns)
   return _encode(x_NRC, elements, header, sizes, dispatch.interpreting())
 
@@ -98,7 +103,7 @@ def _encode(
 def decode_sum(packed_NPGC: jax.Array, elements: str, header: str) -> jax.Array:
   """See `reference.decode_sum`."""
   parts, _, count, _ = packed_NPGC.shape
-  sizes = blocks.tpu(count, parts)
+  sizes = blocks.tpu('decode', parts=parts, groups=count, itemsize=4)
   return _decode(packed_NPGC, elements, header, sizes, dispatch.interpreting())
 
 

@@ -29,6 +29,10 @@ RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'chunked': dispatch.ANYWHERE,
   'pallas_gpu': ('gpu',),
+  'pallas_tpu': ('tpu',),
+  # By their names alone: nobody has timed them on a GPU.
+  'mosaic_gpu': ('gpu',),
+  'triton_kernel': ('gpu',),
 }
 
 
@@ -68,8 +72,8 @@ def forward(
     v_scale: float32 [B, M] or [K], given exactly where v is int8.
     dtype: of the output and of PV. By default v's; q's where v is codes;
       bfloat16 where both are.
-    implementation: a key of `RUNS_ON`; None picks by platform and
-      shape.
+    implementation: a key of `RUNS_ON`; None picks by platform and shape, and
+      never 'mosaic_gpu', which has not been measured.
 
   Returns:
     out_BLHK in `dtype`, and lse_BLH in float32.
@@ -181,8 +185,8 @@ def attention(
     position_BM: int32, of each key.
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
-    implementation: a key of `RUNS_ON`; None picks by platform and
-      shape.
+    implementation: a key of `RUNS_ON`; None picks by platform and shape, and
+      never 'mosaic_gpu', which has not been measured.
 
   Returns:
     out_BLHK in v's dtype, and lse_BLH in float32.

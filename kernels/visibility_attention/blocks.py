@@ -1,12 +1,14 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
 Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
-those of `pallas_gpu` by what its compiler says of registers.
+those of the GPU kernels by what their compilers say of registers, those of
+`pallas_tpu` by the schedules that its compiler makes.
 """
 
 from collections.abc import Iterator
 import contextlib
 import contextvars
+import math
 import pathlib
 import types
 from typing import NamedTuple
@@ -18,7 +20,7 @@ _DENSE = 128 * 128
 # Logits that one step of a march holds: a few MiB of float32, near the caches.
 _LOGITS = 2**19
 # The kernel of a platform that has one.
-_KERNELS = {'gpu': 'pallas_gpu'}
+_KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
 # Tokens whose query tiles share a list of key blocks.
 _PLAN_TOKENS = 8
 
@@ -42,8 +44,8 @@ def implementation(
 ) -> str:
   """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
 
-  Of more than 256 channels a GPU program has no room for a tile: those heads
-  are XLA's.
+  Of more than 256 channels neither a GPU program nor a TPU's vector memory has
+  room for a tile: those heads are XLA's.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -79,6 +81,10 @@ class Tiles(NamedTuple):
   stages: int
 
 
+# The kernels of `pallas_gpu`, and that of `triton_kernel`.
+GPU_KINDS = ('forward', 'dq', 'dkv')
+TRITON = 'triton_forward'
+
 # By the bytes of a key in floats: as large as H100's registers hold without a
 # spill. Compiled, not timed.
 _GPU = {
@@ -86,23 +92,32 @@ _GPU = {
     'forward': Tiles(128, 128, 8, 2),
     'dq': Tiles(128, 64, 8, 2),
     'dkv': Tiles(64, 128, 8, 2),
+    TRITON: Tiles(128, 128, 8, 3),
   },
-  512: dict.fromkeys(('forward', 'dq', 'dkv'), Tiles(64, 32, 8, 2)),
+  512: dict.fromkeys(GPU_KINDS, Tiles(64, 32, 8, 2))
+  | {TRITON: Tiles(128, 64, 8, 3)},
   1024: {
     'forward': Tiles(32, 32, 4, 2),
     'dq': Tiles(32, 32, 8, 1),
     'dkv': Tiles(32, 32, 8, 1),
+    TRITON: Tiles(64, 32, 8, 2),
   },
 }
-GPU_KINDS = tuple(_GPU[256])
 
 _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 
 @contextlib.contextmanager
-def trying(tiles: Tiles, *kinds: str) -> Iterator[None]:
-  """Within it, GPU kernels of `kinds`, or all, are traced with these blocks."""
-  tried = {**_tried.get(), **dict.fromkeys(kinds or GPU_KINDS, tiles)}
+def trying(tiles: 'Tiles | TpuTiles', *kinds: str) -> Iterator[None]:
+  """Within it, kernels of `kinds` are traced with these blocks.
+
+  Args:
+    tiles: blocks.
+    kinds: of GPU_KINDS, TRITON or 'tpu'; by default all that such tiles are
+      for.
+  """
+  every = ('tpu',) if isinstance(tiles, TpuTiles) else (*GPU_KINDS, TRITON)
+  tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
   token = _tried.set(tried)
   try:
     yield
@@ -123,7 +138,7 @@ def gpu(
   """Returns the blocks of a GPU kernel: measured ones where there are any.
 
   Args:
-    kind: 'forward', 'dq' or 'dkv'.
+    kind: of GPU_KINDS, or TRITON.
     rows: queries times heads.
     memory: keys.
     window: None for all.
@@ -195,3 +210,82 @@ def _even(length: int, target: int) -> int:
   """Divides `length` into equal blocks of about `target`, multiples of 8."""
   count = -(-length // target)
   return min(length, -(-length // (8 * count)) * 8)
+
+
+class TpuTiles(NamedTuple):
+  """Blocks of a TPU kernel, whole registers of 128 lanes.
+
+  Attributes:
+    rows: of a query tile, all heads of whole tokens where that fits.
+    keys: of a key block.
+  """
+
+  rows: int
+  keys: int
+
+
+def tpu(
+  *,
+  length: int,
+  memory: int,
+  heads: int,
+  head_dim: int,
+  itemsize: int,
+  window: int | None,
+) -> TpuTiles:
+  """Returns the blocks of the TPU kernels: measured ones where there are any.
+
+  By the schedules that are compiled for v5e, v5p and v6e about 1,024 rows by
+  512 keys keep the units busy, and hardly less from half as many rows on. With
+  a short window 256 keys see enough fewer pairs in vain to be ahead. Tiles of
+  whole tokens are planned most exactly, and tiles that divide the rows evenly
+  spare a padded copy of the queries.
+
+  Args:
+    length: queries.
+    memory: keys.
+    heads: of a query.
+    head_dim: K.
+    itemsize: bytes of the values that meet in products.
+    window: as `api.forward` has it.
+  """
+  if 'tpu' in _tried.get():
+    return _tried.get()['tpu']
+  folder = pathlib.Path(__file__).parent
+  key = tpu_key(window, heads, head_dim, itemsize)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return TpuTiles(**found)
+  reach = memory if window is None else min(window, memory)
+  # Vector memory of 16 MiB holds that many rows of up to 256 bytes.
+  most = 1152 * 256 // max(256, head_dim * itemsize)
+  unit = math.lcm(128, heads)
+  if unit > most or length * heads <= most:
+    unit = 128
+  return TpuTiles(
+    _divide(length * heads, unit, most // unit * unit),
+    _divide(memory, 128, 512 if reach > 1024 else 256),
+  )
+
+
+def tpu_key(
+  window: int | None, heads: int, head_dim: int, itemsize: int
+) -> str:
+  """Returns what measured blocks of the TPU kernels are filed under."""
+  return tuned.key(
+    windowed=window is not None,
+    heads=heads,
+    head_dim=head_dim,
+    itemsize=itemsize,
+  )
+
+
+def _divide(length: int, unit: int, most: int) -> int:
+  """A multiple of `unit` that divides evenly, from `most` down to its half.
+
+  Or, where there is none, the smallest that needs no more blocks than `most`.
+  """
+  for size in range(most, most // 2 - 1, -unit):
+    if length % size == 0:
+      return size
+  count = -(-length // most)
+  return -(-length // (unit * count)) * unit

@@ -15,18 +15,21 @@ arXiv:2412.05496).
 
 Where q and k are both codes with token scales they meet as s8 in an s32 sum.
 The key's scale and the sign of `scale` go into s, the rest into f, one number a
-row. All other codes become `dtype` before the kernel: K and V of one head are
-an H-th of the queries, and the kernel reads them once for every tile, so one
-pass over them is cheaper than converting each block again. (Our guess, as long
-as a tile is not the only one: not for decoding.)
+row. All other codes, V's always, become `dtype` before the kernel: the tensor
+cores take V from shared memory alone, every tile would convert each block
+anew, and there is one head of K and V to the queries' many. That one pass over
+them beforehand is cheaper is our guess, and not so where one tile is all there
+is: not for decoding.
 
-What is known of it: it compiles for H100 without spills, and agrees with the
-reference in JAX's interpreter, where a product is jnp's own, memory that is not
-ready is a race, and a barrier that is never reached hangs. It has not run on a
-GPU, so `api` takes it only by its name.
+What is known of it: H100's compiler makes it without a spill, and in JAX's
+interpreter it agrees with an oracle, where a product is jnp's own and memory
+that is used before it is ready is reported. It has not run on a GPU, so its
+numerics there are unseen, and `api` takes it only by its name. JAX's own
+kernel of this kind refuses causal masks with CUDA 12.8.0 to 12.9.0, whose
+assembler miscompiles them; this one's masks are other code, unseen too.
 
 The backward pass is `pallas_gpu`'s. JAX calls this interface unstable: it was
-tried with 0.10.2 and 0.12.0.
+tried with 0.10.2 and 0.12.0.1.
 """
 
 import functools
@@ -131,7 +134,7 @@ class _Statics(NamedTuple):
     shared: tiles that share a list.
     stages: of the ring.
     factor: f where it is one for all rows.
-    sign: of the logits in s, where no key's scale has it.
+    negative: whether `scale` is, and s has its sign from no key's scale.
     dtype: of v, of the weights p and of the output.
   """
 
@@ -140,7 +143,7 @@ class _Statics(NamedTuple):
   shared: int
   stages: int
   factor: float
-  sign: int
+  negative: bool
   dtype: Any
 
 
@@ -175,47 +178,30 @@ def forward(
   lists = plan.full_first(
     plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
   )
-
-  def of_rows(x_BLH):
-    x_BLH = jnp.broadcast_to(x_BLH, (B, L, H))
-    return _padded(x_BLH.reshape(B, L * H), (1, _ROWS, 1))
-
-  def of_columns(x_BM):
-    return _padded(x_BM, (1, _KEYS))
-
-  factor, sign = max(abs(scale) * _LOG2E, _LEAST), 1 if scale >= 0 else -1
-  factor_BLH = None
+  factor, factor_BLH = max(abs(scale) * _LOG2E, _LEAST), None
   if codes.integer_dot(q_BLHK, k_BMK, k_scale):
     factor_BLH = q_scale_BLH.astype(jnp.float32) * factor
     factor_BLH = jnp.where(factor_BLH == 0, _LEAST, factor_BLH)
-    k_scale, sign = k_scale.astype(jnp.float32) * sign, 1
+    k_scale = k_scale.astype(jnp.float32) * (-1 if scale < 0 else 1)
   else:
     q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
     k_BMK, k_scale = codes.dequantize(k_BMK, k_scale, dtype), None
   v_BMK = codes.dequantize(v_BMK, v_scale, dtype)
-  past_BLH = None if window is None else position_BL[..., None] - window
   operands = _Operands(
     lists,
-    _padded(q_BLHK.reshape(B, L * H, K), (1, _ROWS, 64)),
-    _padded(k_BMK, (1, _KEYS, 64)),
-    _padded(v_BMK, (1, _KEYS, 64)),
-    jax.tree.map(
-      of_rows, _Rows(coordinate_BL[..., None], past_BLH, factor_BLH)
-    ),
-    jax.tree.map(
-      of_columns,
-      _Columns(
-        start_BM, limit_BM, None if window is None else position_BM, k_scale
-      ),
-    ),
+    _padded(_flat(q_BLHK), _ROWS, 64),
+    _padded(k_BMK, _KEYS, 64),
+    _padded(v_BMK, _KEYS, 64),
+    _rows(coordinate_BL, position_BL, window, factor_BLH, H),
+    _columns(start_BM, limit_BM, position_BM if window else None, k_scale),
   )
   statics = _Statics(
     batch=B,
     tiles=operands.q_BRK.shape[1] // _ROWS,
     shared=shared,
-    stages=_stages(operands, dtype),
+    stages=_stages(operands),
     factor=factor,
-    sign=sign,
+    negative=scale < 0 and k_scale is None,
     dtype=jnp.dtype(dtype),
   )
   out_BRK, lse_BR = _call(operands, statics)
@@ -243,22 +229,43 @@ def _check(arrays, dtype) -> None:
       )
 
 
-def _padded(x, multiples):
-  """Zeros behind, up to multiples: keys of zeros are seen by nobody."""
-  spares = [-size % of for size, of in zip(x.shape, multiples)]
-  return jnp.pad(x, [(0, spare) for spare in spares]) if any(spares) else x
+def _rows(coordinate_BL, position_BL, window, factor_BLH, heads):
+  def repeated(x_BL):
+    return _padded(jnp.repeat(x_BL, heads, axis=1), _ROWS)
+
+  return _Rows(
+    repeated(coordinate_BL),
+    repeated(position_BL - window) if window else None,
+    None if factor_BLH is None else _padded(_flat(factor_BLH), _ROWS),
+  )
 
 
-def _stages(operands, dtype) -> int:
+def _columns(*of_keys):
+  return _Columns(
+    *(None if x_BM is None else _padded(x_BM, _KEYS) for x_BM in of_keys)
+  )
+
+
+def _flat(x):
+  """[B, L, H, ...] as [B, R, ...]: row r is head r % H of token r // H."""
+  return x.reshape(len(x), -1, *x.shape[3:])
+
+
+def _padded(x, *multiples):
+  """Zeros behind all dimensions but B: a key of zeros is seen by nobody."""
+  spares = [-size % of for size, of in zip(x.shape[1:], multiples)]
+  pads = [(0, 0), *((0, spare) for spare in spares)]
+  return jnp.pad(x, pads) if any(spares) else x
+
+
+def _stages(operands) -> int:
   """How many blocks of keys fit beside q and the output."""
-
-  def of_row(x):
-    return x.shape[-1] * x.dtype.itemsize
-
-  wide = operands.v_BMK.shape[-1] * jnp.dtype(dtype).itemsize
-  once = _ROWS * (of_row(operands.q_BRK) + wide)
-  each = of_row(operands.k_BMK) + wide + 4 * len(_present(operands.columns))
-  return min((_SHARED_BYTES - once) // (_KEYS * each), _MOST_STAGES)
+  q, k, v = (
+    x.shape[-1] * x.dtype.itemsize
+    for x in (operands.q_BRK, operands.k_BMK, operands.v_BMK)
+  )
+  each = _KEYS * (k + v + 4 * len(_present(operands.columns)))
+  return min((_SHARED_BYTES - _ROWS * (q + v)) // each, _MOST_STAGES)
 
 
 def _call(operands, statics):
@@ -312,8 +319,6 @@ def _tiled(shape, dtype):
   """Shared memory as the tensor cores and the TMA unit want it."""
   size = jnp.dtype(dtype).itemsize
   width = min(128, shape[-1] * size)
-  if shape[-1] * size % width:
-    width = 64
   return plgpu.SMEM(
     shape,
     dtype,
@@ -348,9 +353,10 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
   def _():
     plgpu.set_max_registers(_FETCHING, action='decrease')
 
-    @pl.loop(0, count)
+    # On, until what was fetched last is read.
+    @pl.loop(0, count + statics.stages)
     def _(n):
-      _fetch(operands, shared, barriers, b, lists.list_BXY[b, X, n], n, statics)
+      _fetch(operands, shared, barriers, (b, X, n), count, statics)
 
   @pl.when(group < _GROUPS)
   def _():
@@ -373,18 +379,23 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
     plgpu.wait_smem_to_gmem(0)
 
 
-def _fetch(operands, shared, barriers, b, y, n, statics):
-  """Fetches block y, the n-th of the list, as soon as its places are free."""
-  stage = jax.lax.rem(n, statics.stages)
-  span = b, pl.ds(y * _KEYS, _KEYS)
+def _fetch(operands, shared, barriers, index, count, statics):
+  """Fetches a block of the list, if it is there, once its places are free."""
+  b, _, n = index
+  stage = jax.lax.rem(n, jnp.int32(statics.stages))
 
   def fetch(sources, places, full, free):
     @pl.when(n >= statics.stages)
     def _():
       plgpu.barrier_wait(free.at[stage])
 
-    for source, place in zip(_present(sources), _present(places)):
-      plgpu.copy_gmem_to_smem(source.at[span], place.at[stage], full.at[stage])
+    @pl.when(n < count)
+    def _():
+      span = b, pl.ds(operands.lists.list_BXY[index] * _KEYS, _KEYS)
+      for source, place in zip(_present(sources), _present(places)):
+        plgpu.copy_gmem_to_smem(
+          source.at[span], place.at[stage], full.at[stage]
+        )
 
   fetch(
     (operands.k_BMK, *operands.columns),
@@ -417,7 +428,9 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     s_IJ = _scaled(s_IJ, columns, statics)
     if not is_full:
       s_IJ = jnp.where(_visible(rows, columns, s_IJ.shape), s_IJ, -jnp.inf)
-    plgpu.barrier_arrive(barriers.k_free.at[stage])
+    _release(
+      barriers.k_free.at[stage], not is_full or columns.scale is not None
+    )
     new_peak_I = jnp.maximum(peak_I, s_IJ.max(axis=1))
     factor_I, factor_IJ = _factors(rows, s_IJ.shape, statics)
     decay_I = jnp.exp2(factor_I * (peak_I - new_peak_I))
@@ -434,7 +447,7 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     sum_IK = _weighted(
       sum_IK, p_IJ, shared.v_SJK.at[stage], lambda: wait_for_k(n + 1)
     )
-    plgpu.barrier_arrive(barriers.v_free.at[stage])
+    _release(barriers.v_free.at[stage], False)
     return new_peak_I, total_I, sum_IK
 
   wait_for_k(jnp.int32(0))
@@ -450,6 +463,18 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
   # ... and has its last turn when the first is done.
   pl.when(group == 0)(take_turn)
   return carry
+
+
+def _release(free, by_threads):
+  """Says that a group has read a place of the ring.
+
+  Args:
+    by_threads: whether any of it was read by threads, and not by the tensor
+      cores: only a fence keeps the TMA unit's next writes behind such reads.
+  """
+  if by_threads or dispatch.interpreting():
+    plgpu.commit_smem()
+  plgpu.barrier_arrive(free)
 
 
 def _finish(sums, rows, results, statics):
@@ -504,7 +529,7 @@ def _scaled(s_IJ, columns, statics):
   s_IJ = s_IJ.astype(jnp.float32)
   if columns.scale is not None:
     return s_IJ * _across(columns.scale, s_IJ.shape)
-  return s_IJ if statics.sign > 0 else -s_IJ
+  return -s_IJ if statics.negative else s_IJ
 
 
 def _visible(rows, columns, shape):

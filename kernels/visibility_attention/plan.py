@@ -255,10 +255,20 @@ def _of_block(reduce, x, size, beyond):
 
 def _of_tiles(coordinate_BL, position_BL, rows, heads):
   """First and last coordinate, oldest and newest position: each int32[B, X]."""
-  token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
-  coordinate_BXI, position_BXI = (
-    x_BL[:, token_XI] for x_BL in (coordinate_BL, position_BL)
-  )
+  if rows % heads == 0:
+
+    def cut(x_BL):
+      spare = -x_BL.shape[1] % (rows // heads)
+      x_BL = jnp.pad(x_BL, ((0, 0), (0, spare)), mode='edge')
+      return x_BL.reshape(len(x_BL), -1, rows // heads)
+
+  else:
+    token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
+
+    def cut(x_BL):
+      return x_BL[:, token_XI]
+
+  coordinate_BXI, position_BXI = cut(coordinate_BL), cut(position_BL)
   return (
     coordinate_BXI.min(axis=-1),
     coordinate_BXI.max(axis=-1),

@@ -220,6 +220,12 @@ def test_a_missing_path(tmp_path):
     _read(tmp_path / 'none')
 
 
+@pytest.mark.parametrize('path', ['gs://bucket/texts', 's3://b/*.txt'])
+def test_an_address(path):
+  with pytest.raises(ValueError, match=r"data\.path='.*': .*is an address"):
+    _read(path)
+
+
 def test_an_empty_folder_and_glob(tmp_path):
   with pytest.raises(ValueError, match=r'data\.path=.*folder holds no files'):
     _read(tmp_path)

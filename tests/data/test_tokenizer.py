@@ -119,6 +119,8 @@ def test_not_a_tokenizer(tmp_path):
     FileNotFoundError, match=r'data\.tokenizer=.*no such file'
   ):
     tokenizer_lib.load(str(tmp_path / 'none.json'))
+  with pytest.raises(ValueError, match=r"data\.tokenizer='gs:.*an address"):
+    tokenizer_lib.load('gs://bucket/tokenizer.json')
   (tmp_path / 'bad.json').write_text('{"model": 3}')
   with pytest.raises(ValueError, match=r'bad.json.*not a Hugging Face'):
     tokenizer_lib.load(str(tmp_path / 'bad.json'))

@@ -257,6 +257,7 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
     ),
     (('--arms=',), '--arms=: must name some of plain, better, broken'),
     (('--root=',), '--root=: must name a folder'),
+    (('--root=gs://a/b',), '--root=gs://a/b: gs:// is an address'),
     (('--root=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
     (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),
   ],

@@ -89,6 +89,7 @@ def test_end_to_end_and_not_twice_and_not_for_another(
     ({'seeds': ['x']}, "--seeds: 'x' is not a non-negative integer"),
     ({'seeds': ['9' * 20]}, 'seed=9{20}: must lie in'),
     ({'workdir': ''}, '--workdir=: must name a folder'),
+    ({'workdir': 'gs://a'}, '--workdir=gs://a: gs:// is an address'),
     ({'data': 'folder'}, "--data='folder': only --task=needle_text"),
     ({'task': 'needle_text', 'data': '/nowhere'}, '/nowhere'),
   ],

@@ -5,14 +5,17 @@ axis of eight leaves. Contexts of 8k to 128k tokens, batches of 8 to 64.
 """
 
 import functools
+import re
 
 import jax
 import pytest
 
+from kaiju_jax import aot
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
 from tests import compiled
+import tpu_gpu_configs
 
 _K = 128
 # Heads, batch, context, slots of a page: each value of each at least once.
@@ -129,6 +132,36 @@ def test_a_bad_choice_of_tiles_spills_on_h100():
 
 def test_full_precision_compiles_for_h100():
   assert _gpu(12, 8, 8192, 16, cache='float32').spill_stores == 0
+
+
+@pytest.mark.parametrize(
+  ('accelerator', 'implementation'),
+  [('h100_8', 'pallas_gpu'), ('v5p_128', 'pallas_tpu'), ('h100_8', 'xla')],
+)
+def test_the_pool_is_neither_copied_nor_moved(accelerator, implementation):
+  run, arguments = _decode(
+    12, 8, 8192, 128, implementation=implementation, window=1024
+  )
+  try:
+    device = aot.devices(tpu_gpu_configs.load(accelerator))[0]
+  except aot.MissingPlugin as error:
+    pytest.skip(str(error))
+  here = jax.sharding.SingleDeviceSharding(device)
+  placed = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), arguments
+  )
+  program = aot.build(run, placed)
+  pool = 8 * 8192 * (_K + 4)
+  assert program.memory.arguments > 2 * pool
+  # Twelve bytes a slot, beside 264, are laid out anew for a TPU, and partial
+  # outputs are padded.
+  assert program.memory.temporary < 0.25 * pool
+  moved = [
+    line
+    for line in program.text.splitlines()
+    if re.search(r's8\[512,128,128\].* (copy|copy-start|fusion)\(', line)
+  ]
+  assert not moved
 
 
 def _on_tpu(accelerator, *shape, **options):

@@ -1,45 +1,99 @@
-"""The benchmark runs at toy size, and times what it says."""
+"""Squinch's benchmark and its search for tiles, interpreted at toy size."""
 
-import json
 import subprocess
 import sys
 
-import jax.numpy as jnp
-import numpy as np
+import pytest
 
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
+from kaiju_jax.kernels.squinch import autotune
 from kaiju_jax.kernels.squinch import bench
-from kaiju_jax.kernels.squinch import reference
+from kaiju_jax.kernels.squinch import blocks
+
+TOY = bench.Shape(parts=4, rows=64, columns=8)
 
 
-def test_structs_hold_the_planes_bytes_together():
-  x_RC = np.random.default_rng(0).standard_normal((16, 3)).astype(np.float32)
-  encode, decode = bench._pair('structs', 'quarter', 'floor')
-  packed = encode(jnp.asarray(x_RC))
-  planes = reference.encode(jnp.asarray(x_RC), 'floor', 'quarter')
-  assert packed.shape == (2, 3, 6)
-  np.testing.assert_array_equal(packed[1, 2], planes[:, 1, 2])
-  np.testing.assert_array_equal(
-    decode(packed), reference.decode(planes, 'floor', 'quarter')
-  )
+def test_bytes_are_counted_by_hand():
+  # 512 numbers: bf16 in and 6 bits out; 6 bits in and a quarter of f32 out.
+  assert bench.moved('encode', TOY) == 1024 + 384
+  assert bench.moved('decode_sum', TOY) == 384 + 512
 
 
-def test_the_command_prints_and_writes_every_case(tmp_path):
-  path = tmp_path / 'speed.json'
-  command = (
-    '-m kaiju_jax.kernels.squinch.bench'
-    f' --rows=64 --columns=32 --repeats=1 --json={path}'
-  )
-  text = subprocess.run(
-    [sys.executable, *command.split()],
+def test_the_presets_layers_are_there():
+  assert len(bench.SHAPES) == 12
+  assert bench.SHAPES['13b hidden'] == (8, 5120, 3072)
+  assert bench.SHAPES['34b queries'] == (16, 7168, 896)
+  assert bench.SHAPES['110b vocabulary'] == (64, 12_288, 8192)
+  for parts, rows, _ in bench.SHAPES.values():
+    assert rows % (8 * parts) == 0
+
+
+def test_every_implementation_is_timed_and_compared():
+  with dispatch.interpreted():
+    rows = bench.measure(1, {'toy': TOY})
+  assert [(row.kernel, row.implementation) for row in rows] == [
+    (f'squinch {kernel}', implementation)
+    for kernel in ('encode', 'decode_sum')
+    for implementation in ('reference', 'pallas_gpu', 'pallas_tpu')
+  ]
+  for row in rows:
+    assert row.seconds > 0 and row.max_error == 0
+    assert row.shape == 'toy (4, 64, 8)'
+
+
+def test_a_difference_is_told(monkeypatch):
+  def encode(shape, operands, implementation):
+    return operands['packed_NPGC'] ^ (implementation != 'reference')
+
+  monkeypatch.setitem(bench.KERNELS, 'encode', encode)
+  with dispatch.interpreted():
+    rows = bench.measure(1, {'toy': TOY})
+  assert [row.max_error for row in rows[:3]] == [0, 1, 1]
+
+
+def test_on_a_cpu_bytes_alone_are_told():
+  done = subprocess.run(
+    [sys.executable, '-m', 'kaiju_jax.kernels.squinch.bench', '--repeats=1'],
     capture_output=True,
     text=True,
     check=True,
-  ).stdout
-  found = json.loads(path.read_text())
-  assert found['threads'] == 1 and found['mebibytes'] == 64 * 32 * 4 / 2**20
-  cases = 2 * len(reference.ELEMENTS) * len(reference.HEADERS)
-  assert len(found['rows']) == cases and found['copy'] > 0
-  for row in found['rows']:
-    both = row['encode'] + row['decode']
-    np.testing.assert_allclose(row['copies'], both / found['copy'])
-    assert f'{row["layout"]:8} {row["header"]:8} {row["elements"]:8}' in text
+    timeout=120,
+  )
+  assert 'On a CPU times mean nothing' in done.stdout
+  for name in (
+    'squinch encode',
+    'squinch decode_sum',
+    '110b keys',
+    'pallas_tp',
+  ):
+    assert name in done.stdout
+  assert 'GB/s' not in done.stdout
+
+
+def test_a_winner_is_written_and_taken(tmp_path, monkeypatch):
+  few = [blocks.Threads(8, 1, 2), blocks.Threads(4, 1, 1)]
+  monkeypatch.setattr(autotune, 'candidates', lambda *case: few)
+  shapes = {label: TOY for _, label, _ in autotune.CASES}
+  with dispatch.interpreted(), dispatch.compiling_for('gpu'):
+    found = autotune.tune(tmp_path, shapes, repeats=1)
+  assert set(found) == {'itemsize=2 kind=encode', 'kind=decode parts=4'}
+  for name, each in found.items():
+    kind = tuned.device_kind()
+    assert tuned.winner(tmp_path, kind, name) == dict(each.best)
+    assert blocks.Threads(**each.best) in few and not each.refused
+
+
+@pytest.mark.parametrize('platform', ['gpu', 'tpu'])
+def test_candidates_read_sources_together_that_divide_them(platform):
+  for parts in 1, 8, 24:
+    sizes = autotune.candidates(platform, 'decode', parts)
+    assert {size.N for size in sizes} == {
+      n for n in (1, 2, 4, 8, 16) if parts % n == 0
+    }
+  assert {s.N for s in autotune.candidates(platform, 'encode', 8)} == {1}
+
+
+def test_a_cpu_has_nothing_to_tune(tmp_path):
+  with pytest.raises(ValueError, match='cpu has no kernels of Squinch'):
+    autotune.tune(tmp_path)

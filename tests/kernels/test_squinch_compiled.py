@@ -58,10 +58,9 @@ def test_h100_by_every_code(codes):
   assert_fits(compiled.gpu(*decoding(*WEIGHTS[0], codes)), 'squinch_decode')
 
 
-def test_a_tile_too_large_spills(monkeypatch):
-  large = blocks.Gpu(G=1, C=1024, N=1, warps=1)
-  monkeypatch.setattr(blocks, 'gpu_encode', lambda *shape: large)
-  kernel = compiled.gpu(*encoding(*WEIGHTS[0]))['squinch_encode']
+def test_a_tile_too_large_spills():
+  with blocks.trying(blocks.Threads(columns=32, N=1, warps=1)):
+    kernel = compiled.gpu(*encoding(*WEIGHTS[0]))['squinch_encode']
   assert kernel.spill_stores > 0
   with pytest.raises(AssertionError):
     assert_fits({'squinch_encode': kernel}, 'squinch_encode')
@@ -100,8 +99,9 @@ def test_tpu_by_every_code(codes, accelerator):
 
 
 @pytest.mark.parametrize('accelerator', TPUS)
-def test_a_block_too_large_is_refused(accelerator, monkeypatch):
-  large = blocks.Tpu(G=640 * 64, N=1)
-  monkeypatch.setattr(blocks, 'tpu', lambda groups, parts: large)
-  with pytest.raises(jax.errors.JaxRuntimeError, match='vmem'):
+def test_a_block_too_large_is_refused(accelerator):
+  with (
+    blocks.trying(blocks.Tpu(G=640 * 64, N=1)),
+    pytest.raises(jax.errors.JaxRuntimeError, match='vmem'),
+  ):
     opcodes(*encoding(1, 5120 * 64, 3072), accelerator)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import blocks
 from kaiju_jax.kernels.squinch import groups
@@ -84,15 +85,12 @@ def test_every_pattern_has_the_references_bits(implementation, codes):
   assert {0, 1, 128, 254, 255} <= set(packed[:, 0].flat)
 
 
-@pytest.mark.parametrize(
-  'rows, columns, parts',
-  [(8, 7, 1), (1064, 3, 1), (720, 129, 9)],
-)
+@pytest.mark.parametrize('rows, columns', [(8, 7), (1064, 3)])
 @on_each
-def test_shapes_that_fill_no_block(implementation, rows, columns, parts):
+def test_shapes_that_fill_no_block(implementation, rows, columns):
   x_RC = gradients(rows, columns, seed=2)
   codes = 'zero', 'quarter'
-  packed = assert_same('encode_parts', implementation, x_RC, parts, *codes)
+  packed = assert_same('encode_parts', implementation, x_RC, 1, *codes)
   assert_same('decode_sum', implementation, packed, *codes)
 
 
@@ -107,8 +105,31 @@ def test_edges_of_headers_are_the_references(implementation, header):
   assert_same('encode', implementation, near, 'zero', header)
 
 
-@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize('elements', reference.ELEMENTS)
 @on_each
+def test_edges_of_elements_are_the_references(implementation, elements):
+  # A group's first is as large as makes maxabs 1; the others are a few units
+  # in the last place about where an element begins.
+  edges = {
+    'zero': (np.arange(1, 16) - 0.5) / 15,
+    'floor': np.arange(1, 16) / 16,
+    'fitted': reference.FITTED_EDGES,
+  }[elements]
+  near = np.square(edges).astype('f4').view('i4')[:, None] + np.arange(-10, 11)
+  rows = near.astype('i4').view('f4').reshape(7, 45)
+  x_RC = np.concatenate([np.full((1, 45), 0.99, 'f4'), rows])
+  packed = assert_same('encode', implementation, x_RC, elements, 'quarter')
+  assert np.all(packed[0] == 128)
+
+
+@pytest.mark.parametrize(
+  'implementation, dtype',
+  [
+    ('pallas_gpu', jnp.bfloat16),
+    ('pallas_gpu', jnp.float16),
+    ('pallas_tpu', jnp.bfloat16),
+  ],
+)
 def test_half_is_read_as_it_is(implementation, dtype):
   x_RC = jnp.asarray(gradients(304, 140) / 2**16, dtype)
   x_RC = x_RC.at[3, 5].set(jnp.nan).at[12, 6].set(-jnp.inf)
@@ -141,8 +162,8 @@ def test_a_sum_is_taken_in_the_order_of_its_sources(implementation):
   for order, expected in (
     ([large, units, negative], 0),
     ([large, negative, units], 1),
-    # One more than is read at once, and no divisor of theirs.
-    ([large, negative, *[units] * 9], 9),
+    # More than are read at once, and no divisor of theirs.
+    ([large, units, negative, *[units] * 8], 8),
   ):
     packed = np.stack([x[:, 0] for x in order])
     sum_RC = run('decode_sum', implementation, packed, 'zero', 'quarter')
@@ -188,6 +209,13 @@ def test_the_collective_is_the_same_with_kernels(platform):
   np.testing.assert_array_equal(got, over_eight(reduce)(x_NRC))
 
 
+def test_an_all_reduce_reads_bf16_as_it_is():
+  x_NRC = jax.ShapeDtypeStruct((8, 1024, 65), jnp.bfloat16)
+  with dispatch.compiling_for('gpu'):
+    traced = over_eight(lambda x: squinch.all_reduce(x, 'data')).trace(x_NRC)
+  assert 'f32[1024,65] = convert_element_type' not in str(traced.jaxpr)
+
+
 def test_all_replicas_are_the_same_with_kernels():
   tree_N = {
     'w': np.stack([gradients(64, 9, seed=i) for i in range(8)]),
@@ -222,25 +250,45 @@ def test_which_implementation_runs_where():
 
 
 @pytest.mark.parametrize('columns', [1, 3, 31, 640, 1000, 3072, 5120])
-@pytest.mark.parametrize('count', [1, 5, 640])
-def test_a_tile_hangs_over_the_edge_by_little(count, columns):
-  height, width, _, _ = blocks.gpu_encode(count, columns, 2)
+@pytest.mark.parametrize('groups', [1, 5, 640])
+def test_a_tile_hangs_over_the_edge_by_little(groups, columns):
+  height, width, _, warps = blocks.gpu(
+    'encode', parts=1, groups=groups, columns=columns, itemsize=2
+  )
   assert height & (height - 1) == width & (width - 1) == 0
-  assert height * width <= 1024
+  # Eight columns of bf16 a thread.
+  assert height * width <= 8 * 32 * warps
   if columns >= 256:
     assert -(-columns // width) * width <= 1.125 * columns
-  assert height < 2 * count and width <= columns
+  assert height < 2 * groups and width <= columns
 
 
 def test_sources_are_read_together_that_divide_them():
-  assert [blocks.gpu_decode(80, 3072, n).N for n in (1, 6, 7, 8)] == [
-    1,
-    3,
-    1,
-    4,
-  ]
-  assert [blocks.tpu(80, n).N for n in (1, 6, 7, 64)] == [1, 6, 7, 8]
-  assert [blocks.tpu(n, 1).G for n in (1, 33, 80, 640)] == [32, 64, 96, 128]
+  def gpu(parts):
+    shape = {'groups': 80, 'columns': 3072, 'itemsize': 4}
+    return blocks.gpu('decode', parts=parts, **shape).N
+
+  def tpu(parts, groups):
+    return blocks.tpu('decode', parts=parts, groups=groups, itemsize=4)
+
+  assert [gpu(n) for n in (1, 6, 7, 8)] == [1, 3, 1, 4]
+  assert [tpu(n, 80).N for n in (1, 6, 7, 64)] == [1, 6, 7, 8]
+  assert [tpu(1, n).G for n in (1, 33, 80, 640)] == [32, 64, 96, 128]
+
+
+def test_measured_sizes_come_first_and_tried_ones_before_them(monkeypatch):
+  measured = {blocks.key('decode', 6, 4): {'columns': 8, 'N': 2, 'warps': 2}}
+  monkeypatch.setattr(
+    tuned, 'winner', lambda folder, kind, key: measured.get(key)
+  )
+  shape = {'groups': 80, 'columns': 3072, 'itemsize': 4}
+  assert blocks.gpu('decode', parts=6, **shape) == (1, 512, 2, 2)
+  assert blocks.gpu('decode', parts=8, **shape) == (1, 512, 4, 4)
+  with blocks.trying(blocks.Threads(columns=2, N=3, warps=1)):
+    assert blocks.gpu('decode', parts=6, **shape) == (1, 64, 3, 1)
+  with blocks.trying(blocks.Tpu(G=64, N=3)):
+    assert blocks.tpu('decode', parts=6, groups=80, itemsize=4) == (64, 3)
+    assert blocks.tpu('decode', parts=6, groups=8, itemsize=4) == (32, 3)
 
 
 def ptx(text, size, scale, nudge):
@@ -310,11 +358,23 @@ def test_a_gpus_element_is_the_rounded_roots(elements, nudge):
   one = np.ones_like(squared)
   got = ptx(pallas_gpu.assembly(elements), squared, one, nudge)
   # On a CPU the root is IEEE's.
-  expected = groups.element(squared, one, elements)
+  expected = groups.element(squared, one, elements) & 15
   np.testing.assert_array_equal(got, expected)
   spoilt = np.float32([np.inf, np.nan])
   with np.errstate(invalid='ignore'):
     ptx(pallas_gpu.assembly(elements), spoilt, np.float32([0, 0]), nudge)
+
+
+def test_an_element_of_no_number_may_be_anything():
+  # What a GPU makes of inf · 0.
+  rows = [jnp.full((1, 1), x, jnp.float32) for x in (1, jnp.inf, *[2] * 6)]
+  planes = groups.encode(
+    [jax.lax.bitcast_convert_type(row, jnp.int32) for row in rows],
+    lambda q: jnp.zeros(q.shape, jnp.float32),
+    lambda size, scale: jnp.full(size.shape, 0x4B000007),
+    'quarter',
+  )
+  assert [int(plane[0, 0]) & 255 for plane in planes] == [255, 0, 0, 0, 0, 0]
 
 
 def test_the_fitted_edges_are_those_of_the_root():

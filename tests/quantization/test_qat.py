@@ -147,16 +147,22 @@ def test_codes_are_cut_alike_on_both_sides(value):
   assert codes.tolist() == [int(np.sign(value)) * 127] * 3
 
 
-def test_a_nan_does_not_become_a_quiet_zero():
-  x, w = drawn('BLD,DF->BLF')
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('size', [16, 300])
+def test_a_nan_does_not_become_a_quiet_zero(size, dtype):
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, 40, size)).astype(np.float32)
+  w = rng.standard_normal((size, 24)).astype(np.float32)
   x[1, 2, 3] = np.nan
   y = qat.einsum(
     'BLD,DF->BLF',
-    jnp.asarray(x),
+    jnp.asarray(x, dtype),
     qat.quantize(w, (0,), jnp.float32),
   )
   assert np.isnan(y[1, 2]).all()
   assert np.isfinite(y[0]).all()
+  _, scales = int8.quantize(jnp.asarray(x, dtype), (-1,))
+  assert np.flatnonzero(np.isnan(scales)).tolist() == [42]
 
 
 def test_key_value_codes_do_not_depend_on_the_rest_of_the_row():

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from kaiju_jax import config
+from kaiju_jax.training import checkpoint
 from kaiju_jax.training import workdir
 
 _HOLD = """
@@ -75,7 +76,12 @@ def test_another_experiment_is_refused_field_by_field(tmp_path):
 )
 def test_an_address_is_no_folder(path, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  refusals = (workdir.check, lambda *a: workdir.reserved(*a).__enter__())
+  refusals = (
+    workdir.check,
+    lambda *a: workdir.reserved(*a).__enter__(),
+    lambda path, _: workdir.load_experiment(path),
+    lambda path, _: checkpoint.load(path, {}),
+  )
   for refuse in refusals:
     with pytest.raises(ValueError, match=r'is an address.*Mount') as error:
       refuse(path, config.Experiment())

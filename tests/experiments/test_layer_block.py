@@ -4,22 +4,23 @@ import dataclasses
 
 import pytest
 
-from experiments import bench_block
+from experiments import layer_block
 from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import presets
 
 
 def test_a_part_is_one_devices():
-  part = bench_block.part_of('13b', 8)
+  part = layer_block.part_of('13b', 8)
   assert part.num_layers == 14
   assert (part.d_model, part.num_heads, part.d_ff) == (5120, 5, 3072)
-  assert part.layers()[:7] == bench_block.presets.preset('13b').layers()[:7]
+  assert part.layers()[:7] == presets.preset('13b').layers()[:7]
 
 
 def test_what_does_not_divide_is_refused():
   with pytest.raises(ValueError, match='--tensor=3 does not divide num_heads='):
-    bench_block.part_of('13b', 3)
+    layer_block.part_of('13b', 3)
 
 
 def _arms():
@@ -31,14 +32,14 @@ def _arms():
       model=dataclasses.replace(model, quantization=quantization()),
       data=data_config.DataConfig(length=16, batch=1),
     )
-    for arm, quantization in bench_block.ARMS.items()
+    for arm, quantization in layer_block.ARMS.items()
   }
 
 
 def test_arms_move_matmuls_to_int8():
   int8, total = {}, {}
   for arm, experiment in _arms().items():
-    operations = bench_block.counted(experiment)
+    operations = layer_block.counted(experiment)
     int8[arm] = operations.get('s8×s8→s32', 0)
     total[arm] = sum(operations.values())
   assert int8['bf16'] == 0
@@ -49,4 +50,4 @@ def test_arms_move_matmuls_to_int8():
 
 def test_every_arm_is_timed():
   arms = _arms()
-  assert set(bench_block.seconds(arms, 1)) == set(arms)
+  assert set(layer_block.seconds(arms, 1)) == set(arms)

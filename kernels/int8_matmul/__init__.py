@@ -1,0 +1,1 @@
+"""int8 matmul: quantization in front, scales behind."""

@@ -1,0 +1,360 @@
+"""Matmuls of int8 codes, with their quantization in front and scales behind.
+
+    y[r, o] = act((Σ_c code(x)[r, c] · w[c, o]) · (scale[r] · scale[o]))
+
+R rows (tokens), C contracted, O outputs. A row of x has one scale, an output
+one; `quantize` says how a row is coded. A weight is stored D first, so it is
+contracted on its first dimension, w_in [D, F], or on its last, w_out [D, F] and
+w_o [D, HK]: `contract` says which, and no implementation copies the weight in
+another order (XLA's own may: `xla.py`).
+
+These are primal functions: their derivatives are straight-through, and the
+rule is `quantization/qat.py`'s, of which `input_gradient` and `weight_gradient`
+are the two products. `reference.py` is the definition. Every implementation
+gives the same codes, and the same y to the last bit (its sum is an integer), as
+long as the device divides float32 as IEEE says; the gradients' products sum
+floats in an order of their own.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.int8_matmul import blocks
+
+RUNS_ON = {
+  'reference': dispatch.ANYWHERE,
+  'xla': dispatch.ANYWHERE,
+  'pallas_gpu': ('gpu',),
+  'pallas_tpu': ('tpu',),
+}
+CONTRACT = ('first', 'last')
+ROUNDING = ('nearest', 'stochastic')
+
+
+class Product(NamedTuple):
+  """What a matmul gives.
+
+  Attributes:
+    y_RO: the product.
+    codes_RC: int8, of x; None unless they were asked for, or given.
+    scale_R: float32, of x.
+  """
+
+  y_RO: jax.Array
+  codes_RC: jax.Array | None
+  scale_R: jax.Array
+
+
+def quantize(
+  x_RC, *, cut=None, limit=None, nonnegative=False, implementation=None
+):
+  """Returns (codes_RC int8, scale_R float32).
+
+  Args:
+    x_RC: a float array.
+    cut: float32, a scalar or [R]; x is cut at ± it (in x's dtype) first.
+    limit: float32, a scalar or [R], takes the largest code; None for each
+      row's largest magnitude after the cut.
+    nonnegative: x ≥ 0 is coded on 256 levels q, as q − 128.
+    implementation: a key of `RUNS_ON`; None chooses.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  _check_floats('x_RC', x_RC)
+  rows = x_RC.shape[0]
+  return _choose(implementation).quantize(
+    x_RC,
+    cut_R=_of_rows('cut', cut, rows),
+    limit_R=_of_rows('limit', limit, rows),
+    nonnegative=nonnegative,
+  )
+
+
+def matmul(
+  x_RC,
+  w,
+  scale_O,
+  *,
+  contract,
+  scale_R=None,
+  cut=None,
+  limit=None,
+  nonnegative=False,
+  relu2=False,
+  out_cut=None,
+  dtype=None,
+  keep_codes=False,
+  implementation=None,
+) -> Product:
+  """Returns the product of x and a weight, both as int8 codes.
+
+  Args:
+    x_RC: floats, quantized on the way, or int8 codes.
+    w: int8 codes −127…127, [C, O] or [O, C].
+    scale_O: float32, of the weight's outputs.
+    contract: 'first' or 'last', the dimension of w that is summed over.
+    scale_R: float32, given exactly where x is codes.
+    cut: see `quantize`; not with codes.
+    limit: see `quantize`; not with codes.
+    nonnegative: x is, or its codes are of one that is: see `quantize`.
+    relu2: y becomes relu(y)², in `dtype`.
+    out_cut: float32, a scalar or [R]; y is cut at ± it last.
+    dtype: of y, by default x's; float32 where x is codes.
+    keep_codes: whether to return the codes of x, for the backward pass.
+    implementation: a key of `RUNS_ON`; None chooses.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  contracted, outputs = _check_weight(w, scale_O, contract)
+  _check_columns('x_RC', x_RC, contracted, contract)
+  # A sum must fit an int32.
+  largest = 255 if nonnegative else 128
+  most = (2**31 - 1) // (largest * 127)
+  if contracted > most:
+    raise ValueError(
+      f'w contracts {contracted}: a sum of more than {most} products may pass'
+      ' an int32; cut the contraction in parts.'
+    )
+  rows = x_RC.shape[0]
+  _check_sizes(rows, contracted, outputs)
+  chosen = _choose(implementation)
+  behind = {
+    'contract': contract,
+    'nonnegative': nonnegative,
+    'relu2': relu2,
+  }
+  out_cut_R = _of_rows('out_cut', out_cut, rows)
+  if x_RC.dtype == jnp.int8:
+    for name, value in ('cut', cut), ('limit', limit):
+      if value is not None:
+        raise ValueError(
+          f'{name} is given, but x_RC is int8: codes have been cut and scaled.'
+        )
+    _check_scale('scale_R', scale_R, rows)
+    y_RO = chosen.multiply(
+      x_RC,
+      scale_R,
+      w,
+      scale_O,
+      cut_R=out_cut_R,
+      dtype=jnp.dtype(dtype or jnp.float32),
+      **behind,
+    )
+    return Product(y_RO, x_RC, scale_R)
+  _check_floats('x_RC', x_RC)
+  if scale_R is not None:
+    raise ValueError(
+      f'scale_R is given, but x_RC is {x_RC.dtype}: only int8 codes have'
+      ' scales. The value that takes the largest code is `limit`.'
+    )
+  return Product(
+    *chosen.matmul(
+      x_RC,
+      w,
+      scale_O,
+      cut_R=_of_rows('cut', cut, rows),
+      limit_R=_of_rows('limit', limit, rows),
+      out_cut_R=out_cut_R,
+      dtype=jnp.dtype(dtype or x_RC.dtype),
+      keep_codes=keep_codes,
+      **behind,
+    )
+  )
+
+
+def input_gradient(
+  dy_RO,
+  w,
+  scale_O,
+  *,
+  contract,
+  rounding='nearest',
+  limit=None,
+  dtype=None,
+  implementation=None,
+):
+  """Returns dx_RC = (dy · scale) · wᵀ, the gradient to matmul's x.
+
+  Args:
+    dy_RO: float, the cotangent of y.
+    w: as `matmul` had it.
+    scale_O: as `matmul` had it.
+    contract: as `matmul` had it.
+    rounding: 'nearest' multiplies in `dtype`. 'stochastic' codes each row of
+      dy · scale as int8, up or down with the probability of the remainder, and
+      multiplies codes; the noise is hashed from the value's bits and place.
+    limit: float32, a scalar or [R], of dy · scale, on code 127; None for each
+      row's largest magnitude. Only with 'stochastic'.
+    dtype: of dx, and of the operands; by default dy's.
+    implementation: a key of `RUNS_ON`; None chooses.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  contracted, outputs = _check_weight(w, scale_O, contract)
+  _check_columns('dy_RO', dy_RO, outputs, contract, 'outputs')
+  _check_floats('dy_RO', dy_RO)
+  rows = dy_RO.shape[0]
+  _check_sizes(rows, contracted, outputs)
+  if rounding not in ROUNDING:
+    raise ValueError(
+      f'rounding={rounding!r}: must be one of {", ".join(map(repr, ROUNDING))}.'
+    )
+  dtype = jnp.dtype(dtype or dy_RO.dtype)
+  chosen = _choose(implementation)
+  if rounding == 'nearest':
+    if limit is not None:
+      raise ValueError(
+        "limit is given, but rounding='nearest' codes nothing: it goes with"
+        " 'stochastic'."
+      )
+    return chosen.input_gradient(
+      dy_RO, w, scale_O, contract=contract, dtype=dtype
+    )
+  codes_RO, scale_R = chosen.quantize_stochastic(
+    dy_RO, scale_O, limit_R=_of_rows('limit', limit, rows)
+  )
+  return chosen.multiply(
+    codes_RO,
+    scale_R,
+    w,
+    jnp.ones(contracted, jnp.float32),
+    contract='last' if contract == 'first' else 'first',
+    nonnegative=False,
+    relu2=False,
+    cut_R=None,
+    dtype=dtype,
+  )
+
+
+def weight_gradient(
+  codes_RC,
+  scale_R,
+  dy_RO,
+  *,
+  contract,
+  nonnegative=False,
+  dtype=None,
+  out_dtype=None,
+  implementation=None,
+):
+  """Returns dw = codesᵀ · (scale · dy), [C, O] or [O, C] as the weight is.
+
+  Args:
+    codes_RC: int8, of x, as `matmul` returned or took them.
+    scale_R: float32, of x.
+    dy_RO: float, the cotangent of y.
+    contract: as `matmul` had it.
+    nonnegative: as `matmul` had it.
+    dtype: of the operands, by default dy's; the sum is in float32.
+    out_dtype: of dw, by default `dtype`.
+    implementation: a key of `RUNS_ON`; None chooses.
+
+  Raises:
+    ValueError, TypeError: names the argument, its value and what is right.
+  """
+  _check_contract(contract)
+  if codes_RC.ndim != 2 or codes_RC.dtype != jnp.int8:
+    raise TypeError(
+      f'codes_RC is {codes_RC.dtype}{codes_RC.shape}: expected int8[R, C].'
+    )
+  rows = codes_RC.shape[0]
+  _check_scale('scale_R', scale_R, rows)
+  _check_floats('dy_RO', dy_RO)
+  if dy_RO.shape[0] != rows:
+    raise ValueError(
+      f'dy_RO has {dy_RO.shape[0]} rows: expected {rows}, as codes_RC has.'
+    )
+  _check_sizes(rows, codes_RC.shape[1], dy_RO.shape[1])
+  dtype = jnp.dtype(dtype or dy_RO.dtype)
+  return _choose(implementation).weight_gradient(
+    codes_RC,
+    scale_R,
+    dy_RO,
+    contract=contract,
+    nonnegative=nonnegative,
+    dtype=dtype,
+    out_dtype=jnp.dtype(out_dtype or dtype),
+  )
+
+
+def _choose(implementation):
+  implementation = implementation or blocks.implementation()
+  return dispatch.choose(__package__, implementation, RUNS_ON)
+
+
+def _of_rows(name, value, rows):
+  """Returns a scalar or [R] as float32[R]; None as it is."""
+  if value is None:
+    return None
+  value = jnp.asarray(value)
+  if value.shape not in ((), (rows,)):
+    raise ValueError(
+      f'{name} has shape {value.shape}: expected () or ({rows},), one a row.'
+    )
+  if not jnp.issubdtype(value.dtype, jnp.floating):
+    raise TypeError(f'{name} is {value.dtype}: expected a float.')
+  return jnp.broadcast_to(value.astype(jnp.float32), (rows,))
+
+
+def _check_contract(contract) -> None:
+  if contract not in CONTRACT:
+    raise ValueError(
+      f"contract={contract!r}: 'first' for a weight [C, O], 'last' for one"
+      ' [O, C].'
+    )
+
+
+def _check_weight(w, scale_O, contract) -> tuple[int, int]:
+  """Returns (C, O) of a weight that is right."""
+  _check_contract(contract)
+  if w.ndim != 2:
+    raise ValueError(f'w has shape {w.shape}: expected two dims.')
+  if w.dtype != jnp.int8:
+    raise TypeError(f'w is {w.dtype}: expected int8 codes.')
+  contracted, outputs = w.shape if contract == 'first' else w.shape[::-1]
+  _check_scale('scale_O', scale_O, outputs)
+  return contracted, outputs
+
+
+def _check_scale(name, scale, size) -> None:
+  if scale is None:
+    raise ValueError(f'{name} is missing: int8 codes need float32[{size}].')
+  if scale.shape != (size,):
+    raise ValueError(f'{name} has shape {scale.shape}: expected ({size},).')
+  if scale.dtype != jnp.float32:
+    raise TypeError(f'{name} is {scale.dtype}: expected float32.')
+
+
+def _check_columns(name, x, size, contract, what='contracted') -> None:
+  if x.ndim != 2 or x.shape[1] != size:
+    raise ValueError(
+      f'{name} has shape {x.shape}: expected (rows, {size}), for w has {size}'
+      f' {what} with contract={contract!r}.'
+    )
+
+
+def _check_floats(name, x) -> None:
+  if x.ndim != 2:
+    raise ValueError(f'{name} has shape {x.shape}: expected two dims.')
+  if x.dtype not in (jnp.bfloat16, jnp.float32):
+    raise TypeError(f'{name} is {x.dtype}: expected bfloat16 or float32.')
+
+
+def _check_sizes(rows, contracted, outputs) -> None:
+  """Places in an array are counted in int32."""
+  sizes = {'R': rows, 'C': contracted, 'O': outputs}
+  for name, size in sizes.items():
+    if size < 1:
+      raise ValueError(f'{name} = {size}: no dimension may be empty.')
+  for one, other in ('RC', 'RO', 'CO'):
+    if sizes[one] * sizes[other] >= 2**31:
+      raise ValueError(
+        f'{one} × {other} = {sizes[one]} × {sizes[other]}: a kernel counts to'
+        ' 2³¹ elements; cut the rows in parts.'
+      )

@@ -1,0 +1,131 @@
+"""Which implementation and which block sizes suit a shape. Pure Python."""
+
+from typing import NamedTuple
+
+
+class Gpu(NamedTuple):
+  """A tile of a product [R, C] × [C, O] on a GPU.
+
+  Attributes:
+    R: rows.
+    O: outputs.
+    C: contracted, at a time.
+    warps: of a program.
+    stages: loads in flight.
+    group: tile rows that are walked together.
+  """
+
+  R: int
+  O: int
+  C: int
+  warps: int
+  stages: int
+  group: int = 8
+
+
+class Rows(NamedTuple):
+  """How rows are coded: R a program, C values of each at a time."""
+
+  R: int
+  C: int
+  warps: int
+  stages: int = 1
+
+
+def implementation() -> str:
+  """Returns the default: XLA's dot, until a measurement says otherwise."""
+  return 'xla'
+
+
+def gpu(rows: int, contracted: int, outputs: int, contract: str) -> Gpu:
+  """Returns the tile of an s8 product."""
+  if contract == 'first':
+    return Gpu(256, 128, 128, 8, 3)
+  return Gpu(128, 256, 128, 8, 3)
+
+
+def gpu_float(rows: int, contracted: int, outputs: int, bytes: int) -> Gpu:
+  return Gpu(128, 128, 64, 8, 3) if bytes == 2 else Gpu(64, 64, 32, 4, 2)
+
+
+def gpu_rows(rows: int, columns: int) -> Rows:
+  return Rows(1, 2048, 8)
+
+
+class Tpu(NamedTuple):
+  """Blocks of a product [R, C] × [C, O] on a TPU: rows, outputs, contracted."""
+
+  R: int
+  O: int
+  C: int
+
+
+class TpuWeight(NamedTuple):
+  """Blocks of a weight's gradient: contracted, outputs, rows at a time."""
+
+  C: int
+  O: int
+  R: int
+
+
+# Of a TensorCore's VMEM (64 MiB on v5p, 128 on v5e and v6e), what a kernel may
+# take, and what its blocks may: the compiler needs some for itself.
+VMEM_LIMIT = 56 * 2**20
+_VMEM_BLOCKS = 40 * 2**20
+# Rows that are coded at a time: the height of a tile of int8.
+TPU_ROWS = 32
+
+
+def tpu(
+  rows: int, contracted: int, outputs: int, bytes_in: int, bytes_kept: int
+) -> Tpu:
+  """Returns the blocks of a product whose rows stay in VMEM whole.
+
+  As many rows as fit: each block of rows reads the whole weight.
+  """
+  O = min(512, _up(outputs, 128))
+  C = _divisor(contracted, 1024)
+  w = 2 * C * O
+  for R in (1024, 512, 256, 128, 64):
+    used = R * contracted * (2 * bytes_in + bytes_kept) + w + R * O * 12
+    if used <= _VMEM_BLOCKS:
+      break
+  else:
+    R = TPU_ROWS
+  return Tpu(min(R, _up(rows, TPU_ROWS)), O, C)
+
+
+def tpu_weight(rows: int, contracted: int, outputs: int) -> TpuWeight:
+  return TpuWeight(
+    min(512, _up(contracted, 128)),
+    min(512, _up(outputs, 128)),
+    min(512, _up(rows, TPU_ROWS)),
+  )
+
+
+def tpu_quantize(rows: int, columns: int, bytes_in: int) -> int:
+  """Returns how many rows are coded at a time."""
+  fits = _VMEM_BLOCKS // (2 * columns * (bytes_in + 1))
+  return max(
+    TPU_ROWS, min(256, _up(rows, TPU_ROWS), fits // TPU_ROWS * TPU_ROWS)
+  )
+
+
+def tpu_columns(columns: int) -> int:
+  """Returns how many columns of rows are coded at a time."""
+  return _divisor(columns, 1024)
+
+
+def _divisor(size: int, most: int) -> int:
+  """Returns the largest multiple of 128 up to `most` that divides `size`.
+
+  All of it where there is none.
+  """
+  for candidate in range(most, 0, -128):
+    if size % candidate == 0:
+      return candidate
+  return size
+
+
+def _up(size: int, multiple: int) -> int:
+  return -(-size // multiple) * multiple

@@ -1,0 +1,106 @@
+"""The arithmetic of `reference.py` in the operations that kernels have.
+
+Pallas Triton has no rounding to even, its maximum and minimum drop a NaN, and
+its division is an approximation: what stands here gives the reference's bits
+wherever the division does.
+"""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.kernels.int8_matmul import reference
+
+_SIGN = 0x7FFFFFFF
+# Where a float32 has no fraction left: adding it rounds, ties to even, and the
+# integer is the difference of the bits. (Taken away again as a float, XLA would
+# drop both.)
+_ROUNDER = np.float32(1.5 * 2**23)
+_ROUNDER_BITS = int(_ROUNDER.view(np.int32))
+_GOLDEN = 0x9E3779B1 - 2**32
+_FACTORS = ((16, 0x85EBCA6B - 2**32), (13, 0xC2B2AE35 - 2**32))
+
+
+def magnitude_bits(x):
+  """Returns |x|'s bits, which as integers keep its order, a NaN on top."""
+  return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _SIGN
+
+
+def of_bits(bits):
+  """Returns the float32 that has these bits."""
+  return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def cut(x, at):
+  """Returns x cut at ±`at`; NaN where either is."""
+  x = jnp.where((x > at) | (at != at), at, x)
+  return jnp.where(x < -at, -at, x)
+
+
+def scale_of(limit, largest_code, divide):
+  """Returns the step that puts `limit` on the largest code; NaN of a NaN."""
+  limit = jnp.where(limit < reference.SMALLEST, reference.SMALLEST, limit)
+  return divide(limit, largest_code)
+
+
+def encode(quotient, nonnegative):
+  """Returns int8 codes of x / scale; the code 0 of a NaN."""
+  low, high, zero = (0.0, 255.0, 128) if nonnegative else (-127.0, 127.0, 0)
+  # Cut first: the bounds are integers, so that it comes to the same.
+  quotient = _between(quotient, low, high)
+  quotient = jnp.where(quotient == quotient, quotient, float(zero))
+  bits = lax.bitcast_convert_type(quotient + _ROUNDER, jnp.int32)
+  return (bits - (_ROUNDER_BITS + zero)).astype(jnp.int8)
+
+
+def encode_stochastic(quotient, noise):
+  """Returns int8 codes of the floor of quotient + noise; 0 of a NaN."""
+  level = _between(jnp.floor(quotient + noise), -127.0, 127.0)
+  level = jnp.where(level == level, level, 0.0)
+  return level.astype(jnp.int32).astype(jnp.int8)
+
+
+def _between(x, low, high):
+  x = jnp.where(x < low, low, x)
+  return jnp.where(x > high, high, x)
+
+
+def uniform(x, place):
+  """Returns noise in [0, 1) hashed from float32 values and their places.
+
+  Args:
+    x: float32.
+    place: int32 of x's shape; overflow wraps.
+  """
+  bits = lax.bitcast_convert_type(x, jnp.int32) ^ (place * _GOLDEN)
+  for shift, factor in _FACTORS:
+    bits = (bits ^ lax.shift_right_logical(bits, shift)) * factor
+  bits = bits ^ lax.shift_right_logical(bits, 16)
+  return lax.shift_right_logical(bits, 8).astype(jnp.float32) * 2.0**-24
+
+
+def finish(sums, scales, at, *, relu2, dtype):
+  """Returns what leaves a matmul for an int32 sum.
+
+  Args:
+    sums: int32.
+    scales: float32, row's times output's.
+    at: what the result is cut at, in `dtype` but held in float32; or None.
+    relu2: whether the result is relu(y)².
+    dtype: of the result.
+  """
+  y = (sums.astype(jnp.float32) * scales).astype(dtype)
+  if relu2:
+    # Each step rounds to `dtype`; a NaN stays one.
+    y = y.astype(jnp.float32)
+    y = jnp.where(y < 0, 0.0, y)
+    y = (y * y).astype(dtype)
+  if at is not None:
+    y = cut(y.astype(jnp.float32), at).astype(dtype)
+  return y
+
+
+def rounded_to(x: jax.Array | None, dtype):
+  """Returns float32 values that `dtype` can say; None of None."""
+  return None if x is None else x.astype(dtype).astype(jnp.float32)

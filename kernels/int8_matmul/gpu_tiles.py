@@ -1,0 +1,205 @@
+"""A matrix product in Pallas Triton, a tile a program.
+
+Tensor cores take s8 operands only with the contracted dimension last. A tile of
+a weight [C, O] is therefore turned around between two looks at shared memory:
+it is read as four tiles of every fourth row, so that a thread holds four codes
+that lie one above the other, packs them into a word, and writes that. (Read as
+one tile, each of its codes is written by itself, and reading ahead stops.)
+
+Dimensions that no block divides are masked, at the cost of a comparison.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+
+_TURNED = 4
+
+
+class Tile(NamedTuple):
+  """Where a program's tile of the result begins."""
+
+  row: jax.Array
+  column: jax.Array
+
+
+class Operand(NamedTuple):
+  """One side of a product.
+
+  Attributes:
+    array: two-dimensional.
+    axis: which is contracted.
+    prepare: (block, where it starts along `axis`, refs of the vectors) → what
+      the dot takes; None for the block itself.
+  """
+
+  array: jax.Array
+  axis: int
+  prepare: Callable | None = None
+
+
+def product(
+  left: Operand,
+  right: Operand,
+  vectors,
+  sizes,
+  *,
+  finish: Callable,
+  sums,
+  dtype,
+  name: str,
+) -> jax.Array:
+  """Returns finish(left · right), [R, O].
+
+  Args:
+    left: its free dimension is R.
+    right: its free dimension is O.
+    vectors: further arrays, of one dimension.
+    sizes: blocks.Gpu.
+    finish: (sum, Tile, refs of the vectors) → what is stored.
+    sums: dtype of the sum.
+    dtype: of the result.
+    name: of the kernel.
+  """
+  rows, contracted = _sizes(left)
+  outputs, _ = _sizes(right)
+  down, across = pl.cdiv(rows, sizes.R), pl.cdiv(outputs, sizes.O)
+  block = _block
+  if _turns(right):
+    # Four rows in one: the same bytes.
+    block = _turned
+    right = Operand(right.array.reshape(-1, _TURNED * outputs), 1)
+
+  def kernel(left_ref, right_ref, *refs):
+    *vector_refs, out_ref = refs
+    i, j = _place(pl.program_id(0), down, across, sizes.group)
+    tile = Tile(i * sizes.R, j * sizes.O)
+
+    def add(n, total):
+      start = n * sizes.C
+      a = _block(left_ref, left.axis, tile.row, sizes.R, start, sizes.C)
+      b = block(right_ref, right.axis, tile.column, sizes.O, start, sizes.C)
+      if left.prepare is not None:
+        a = left.prepare(a, start, vector_refs)
+      if right.prepare is not None:
+        b = right.prepare(b, start, vector_refs)
+      return total + lax.dot_general(
+        a,
+        b,
+        (((left.axis,), (right.axis,)), ((), ())),
+        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
+        preferred_element_type=sums,
+      )
+
+    total = lax.fori_loop(
+      0, pl.cdiv(contracted, sizes.C), add, jnp.zeros((sizes.R, sizes.O), sums)
+    )
+    store(out_ref, tile, finish(total, tile, vector_refs))
+
+  return pl.pallas_call(
+    kernel,
+    grid=(down * across,),
+    out_shape=jax.ShapeDtypeStruct((rows, outputs), dtype),
+    compiler_params=plgpu.CompilerParams(
+      num_warps=sizes.warps, num_stages=sizes.stages
+    ),
+    interpret=dispatch.interpreting(),
+    name=name,
+  )(left.array, right.array, *vectors)
+
+
+def _sizes(operand):
+  """Returns (free, contracted) of an operand."""
+  shape = operand.array.shape
+  return shape[1 - operand.axis], shape[operand.axis]
+
+
+def _turns(right):
+  """Returns whether the right side's tiles are to be turned around."""
+  is_codes = right.array.dtype == jnp.int8 and right.prepare is None
+  return is_codes and right.axis == 0 and right.array.shape[0] % _TURNED == 0
+
+
+def _place(program, down, across, group):
+  """Returns (i, j) of a program: `group` tile rows share each weight block.
+
+  Programs that run at once then read few different rows and few different
+  columns, which the second-level cache holds.
+  """
+  first = program // (group * across) * group
+  height = jnp.minimum(down - first, group)
+  within = program % (group * across)
+  return first + within % height, within // height
+
+
+def _block(ref, axis, free, free_size, contracted, contracted_size):
+  """Returns a block of an operand."""
+  starts, sizes = (free, contracted), (free_size, contracted_size)
+  if axis == 0:
+    starts, sizes = starts[::-1], sizes[::-1]
+  return load(ref, starts, sizes)
+
+
+def _turned(ref, axis, column, columns, row, rows):
+  """Returns a block [O, C] of [C/4, 4·O]."""
+  del axis
+  height, outputs = ref.shape[0], ref.shape[1] // _TURNED
+  starts, sizes = (row // _TURNED, column), (rows // _TURNED, columns)
+  mask = _inside((height, outputs), starts, sizes)
+  quarters = [
+    _masked(_view(ref, (starts[0], n * outputs + column), sizes), mask)
+    for n in range(_TURNED)
+  ]
+  # [C/4, O] → [C/4, O, 2, 2]: every fourth row in the order of the rows.
+  pairs = [_joined(quarters[0], quarters[2]), _joined(*quarters[1::2])]
+  words = _joined(*pairs).transpose(1, 0, 2, 3)
+  return words.reshape(columns, rows)
+
+
+def _joined(a, b):
+  return jnp.concatenate([a[..., None], b[..., None]], axis=-1)
+
+
+def vector(ref, start, size):
+  """Returns a block of a vector."""
+  return load(ref, (start,), (size,))
+
+
+def load(ref, starts, sizes):
+  """Returns a block, zeros where it is outside."""
+  return _masked(_view(ref, starts, sizes), _inside(ref.shape, starts, sizes))
+
+
+def _masked(view, mask):
+  return plgpu.load(view, mask=mask, other=None if mask is None else 0)
+
+
+def store(ref, starts, values) -> None:
+  """Stores a block, but for what is outside."""
+  plgpu.store(
+    _view(ref, starts, values.shape),
+    values.astype(ref.dtype),
+    mask=_inside(ref.shape, starts, values.shape),
+  )
+
+
+def _view(ref, starts, sizes):
+  return ref.at[tuple(map(pl.ds, starts, sizes))]
+
+
+def _inside(shape, starts, sizes):
+  """Returns which places of a block there are, None for all."""
+  mask = None
+  for axis, (start, size) in enumerate(zip(starts, sizes)):
+    if shape[axis] % size:
+      place = start + lax.broadcasted_iota(jnp.int32, sizes, axis)
+      inside = place < shape[axis]
+      mask = inside if mask is None else mask & inside
+  return mask

@@ -1,0 +1,151 @@
+"""The int8 matmul in Pallas Triton, for the H100.
+
+Two kernels make one product. The first (`gpu_rows.py`) reads the rows of x once
+from memory and writes codes, which the backward pass keeps anyway; the second
+(`gpu_tiles.py`) multiplies codes and finishes the sum in registers. Quantizing
+inside the second instead would do it again for each block of outputs: about
+twenty vector operations an element, of 128 a clock, beside 128 columns of
+tensor-core work at 4,096 a clock, so that it would take five times as long as
+the product. Bytes besides the product's own: 2·R·C read, R·C written.
+"""
+
+import jax.numpy as jnp
+
+from kaiju_jax.kernels.int8_matmul import blocks
+from kaiju_jax.kernels.int8_matmul import coding
+from kaiju_jax.kernels.int8_matmul import gpu_rows
+from kaiju_jax.kernels.int8_matmul import gpu_tiles
+
+quantize = gpu_rows.quantize
+quantize_stochastic = gpu_rows.quantize_stochastic
+
+
+def multiply(
+  codes_RC, scale_R, w, scale_O, *, contract, nonnegative, relu2, cut_R, dtype
+):
+  """Returns y_RO in `dtype`."""
+  rows, contracted = codes_RC.shape
+  sizes = blocks.gpu(rows, contracted, scale_O.shape[0], contract)
+  axis = 0 if contract == 'first' else 1
+  vectors = [scale_R, scale_O]
+  if nonnegative:
+    vectors.append(128 * jnp.sum(w.astype(jnp.int32), axis=axis))
+  if cut_R is not None:
+    vectors.append(cut_R)
+
+  def finish(sums_IJ, tile, refs):
+    if nonnegative:
+      sums_IJ += gpu_tiles.vector(refs[2], tile.column, sizes.O)[None]
+    scale_I = gpu_tiles.vector(refs[0], tile.row, sizes.R)
+    scale_J = gpu_tiles.vector(refs[1], tile.column, sizes.O)
+    at_I1 = None
+    if cut_R is not None:
+      at_I = gpu_tiles.vector(refs[-1], tile.row, sizes.R)
+      at_I1 = coding.rounded_to(at_I, dtype)[:, None]
+    return coding.finish(
+      sums_IJ,
+      scale_I[:, None] * scale_J[None],
+      at_I1,
+      relu2=relu2,
+      dtype=dtype,
+    )
+
+  return gpu_tiles.product(
+    gpu_tiles.Operand(codes_RC, 1),
+    gpu_tiles.Operand(w, axis),
+    vectors,
+    sizes,
+    finish=finish,
+    sums=jnp.int32,
+    dtype=dtype,
+    name='int8_matmul',
+  )
+
+
+def matmul(
+  x_RC,
+  w,
+  scale_O,
+  *,
+  cut_R,
+  limit_R,
+  nonnegative,
+  contract,
+  relu2,
+  out_cut_R,
+  dtype,
+  keep_codes,
+):
+  """Returns (y_RO, codes_RC or None, scale_R)."""
+  codes_RC, scale_R = quantize(
+    x_RC, cut_R=cut_R, limit_R=limit_R, nonnegative=nonnegative
+  )
+  y_RO = multiply(
+    codes_RC,
+    scale_R,
+    w,
+    scale_O,
+    contract=contract,
+    nonnegative=nonnegative,
+    relu2=relu2,
+    cut_R=out_cut_R,
+    dtype=dtype,
+  )
+  return y_RO, codes_RC if keep_codes else None, scale_R
+
+
+def input_gradient(dy_RO, w, scale_O, *, contract, dtype):
+  """Returns dx_RC in `dtype`, of operands in `dtype`."""
+  rows, outputs = dy_RO.shape
+  axis = 1 if contract == 'first' else 0
+  sizes = blocks.gpu_float(rows, outputs, w.shape[1 - axis], dtype.itemsize)
+
+  def scaled(dy_IJ, start, refs):
+    scale_J = gpu_tiles.vector(refs[0], start, sizes.C)
+    return (dy_IJ.astype(jnp.float32) * scale_J[None]).astype(dtype)
+
+  return gpu_tiles.product(
+    gpu_tiles.Operand(dy_RO, 1, scaled),
+    gpu_tiles.Operand(w, axis, lambda w, start, refs: w.astype(dtype)),
+    [scale_O],
+    sizes,
+    finish=lambda sums_IJ, tile, refs: sums_IJ,
+    sums=jnp.float32,
+    dtype=dtype,
+    name='int8_matmul_dx',
+  )
+
+
+def weight_gradient(
+  codes_RC, scale_R, dy_RO, *, contract, nonnegative, dtype, out_dtype
+):
+  """Returns dw, laid out as the weight, in `out_dtype`."""
+  rows, contracted = codes_RC.shape
+  free = contracted, dy_RO.shape[1]
+  if contract == 'last':
+    free = free[::-1]
+  sizes = blocks.gpu_float(free[0], rows, free[1], dtype.itemsize)
+
+  def levels(codes_JI, start, refs):
+    codes_JI = codes_JI.astype(jnp.float32)
+    return (codes_JI + 128.0 if nonnegative else codes_JI).astype(dtype)
+
+  def scaled(dy_JI, start, refs):
+    scale_J = gpu_tiles.vector(refs[0], start, sizes.C)
+    return (dy_JI.astype(jnp.float32) * scale_J[:, None]).astype(dtype)
+
+  operands = [
+    gpu_tiles.Operand(codes_RC, 0, levels),
+    gpu_tiles.Operand(dy_RO, 0, scaled),
+  ]
+  if contract == 'last':
+    operands.reverse()
+  return gpu_tiles.product(
+    *operands,
+    [scale_R],
+    sizes,
+    finish=lambda sums_IJ, tile, refs: sums_IJ,
+    sums=jnp.float32,
+    dtype=out_dtype,
+    name='int8_matmul_dw',
+  )

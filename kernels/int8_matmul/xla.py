@@ -1,0 +1,96 @@
+"""XLA's own s8×s8→s32 dot, with what it fuses around it.
+
+The default on every platform: no measurement on real hardware has shown a
+kernel of ours to be faster yet. An s8 dot must ask for int32; an s8 result
+takes a path that is 100 times slower on a GPU (openxla/xla#7117), and u8×s8 is
+widened to s32, so that a non-negative x keeps codes q − 128.
+
+On a GPU cuBLAS's s8 matmul wants the contracted dimension last in memory: of a
+weight [C, O] XLA makes a transposed copy first.
+"""
+
+from jax import lax
+import jax.numpy as jnp
+
+from kaiju_jax.kernels.int8_matmul import reference
+
+quantize = reference.quantize
+quantize_stochastic = reference.quantize_stochastic
+
+
+def multiply(
+  codes_RC, scale_R, w, scale_O, *, contract, nonnegative, relu2, cut_R, dtype
+):
+  """Returns y_RO in `dtype`."""
+  axis = 0 if contract == 'first' else 1
+  sums_RO = _dot(codes_RC, w, 1, axis, jnp.int32)
+  if nonnegative:
+    column_O = jnp.sum(w.astype(jnp.int32), axis=axis)
+    sums_RO = sums_RO + 128 * column_O[None]
+  scale_RO = scale_R[:, None] * scale_O[None]
+  y_RO = (sums_RO.astype(jnp.float32) * scale_RO).astype(dtype)
+  if relu2:
+    y_RO = jnp.square(jnp.maximum(y_RO, 0))
+  if cut_R is not None:
+    cut_R1 = cut_R.astype(dtype)[:, None]
+    y_RO = jnp.clip(y_RO, -cut_R1, cut_R1)
+  return y_RO
+
+
+def matmul(
+  x_RC,
+  w,
+  scale_O,
+  *,
+  cut_R,
+  limit_R,
+  nonnegative,
+  contract,
+  relu2,
+  out_cut_R,
+  dtype,
+  keep_codes,
+):
+  """Returns (y_RO, codes_RC or None, scale_R)."""
+  codes_RC, scale_R = quantize(
+    x_RC, cut_R=cut_R, limit_R=limit_R, nonnegative=nonnegative
+  )
+  y_RO = multiply(
+    codes_RC,
+    scale_R,
+    w,
+    scale_O,
+    contract=contract,
+    nonnegative=nonnegative,
+    relu2=relu2,
+    cut_R=out_cut_R,
+    dtype=dtype,
+  )
+  return y_RO, codes_RC if keep_codes else None, scale_R
+
+
+def input_gradient(dy_RO, w, scale_O, *, contract, dtype):
+  """Returns dx_RC in `dtype`, of operands in `dtype`."""
+  dy_RO = (dy_RO.astype(jnp.float32) * scale_O[None]).astype(dtype)
+  axis = 1 if contract == 'first' else 0
+  return _dot(dy_RO, w.astype(dtype), 1, axis, jnp.float32).astype(dtype)
+
+
+def weight_gradient(
+  codes_RC, scale_R, dy_RO, *, contract, nonnegative, dtype, out_dtype
+):
+  """Returns dw, laid out as the weight, in `out_dtype`."""
+  levels_RC = codes_RC.astype(dtype)
+  if nonnegative:
+    levels_RC = levels_RC + jnp.asarray(128, dtype)
+  dy_RO = (dy_RO.astype(jnp.float32) * scale_R[:, None]).astype(dtype)
+  operands = (levels_RC, dy_RO)
+  if contract == 'last':
+    operands = operands[::-1]
+  return _dot(*operands, 0, 0, jnp.float32).astype(out_dtype)
+
+
+def _dot(a, b, a_axis, b_axis, dtype):
+  return lax.dot_general(
+    a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=dtype
+  )

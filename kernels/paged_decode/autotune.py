@@ -1,0 +1,101 @@
+"""Finds the fastest tiles on the device at hand.
+
+    python -m kaiju_jax.kernels.paged_decode.autotune
+
+Each candidate decodes the benchmark's shapes with an int8 and a bfloat16 cache.
+Winners go to `tuned.json` beside this file, from where `blocks.py` takes them.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import itertools
+import pathlib
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
+from kaiju_jax.kernels.paged_decode import bench
+from kaiju_jax.kernels.paged_decode import blocks
+
+
+def candidates(implementation: str, shape: blocks.Shape) -> list[blocks.Sizes]:
+  """Returns what is worth trying around the rule's own tiles."""
+  rule = blocks.rule(implementation, shape)
+  if implementation == 'pallas_tpu':
+    pages = {1, 2, 4, 8, 16, rule.J // shape.S}
+    return [
+      blocks.Sizes(rule.R, n * shape.S, X)
+      for n, X in itertools.product(sorted(pages), (1, 2))
+      if n <= shape.N
+    ]
+  X = sorted({max(1, rule.X // 2), rule.X, 2 * rule.X, 4 * rule.X})
+  return [
+    blocks.Sizes(rule.R, *each)
+    for each in itertools.product((32, 64, 128), X, (4, 8), (3, 5, 7))
+  ]
+
+
+def tune(
+  folder: str | pathlib.Path,
+  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
+  repeats: int = 9,
+) -> dict[str, tuned.Found]:
+  """Searches for every shape and cache, and writes what it found.
+
+  Args:
+    folder: where `tuned.json` is.
+    shapes: of the benchmark.
+    repeats: rounds, each timing every candidate once.
+
+  Returns:
+    What was found, by its key.
+
+  Raises:
+    ValueError: a platform without a kernel of its own.
+  """
+  implementation = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}.get(
+    dispatch.platform()
+  )
+  if implementation is None:
+    raise ValueError(
+      f'{dispatch.platform()} has no kernel of paged decode to tune: expected'
+      ' gpu or tpu.'
+    )
+  found = {}
+  for shape, cache in itertools.product(shapes.values(), bench.CACHES):
+    tiled = bench.block_shape(shape, cache)
+    if blocks.misfit(implementation, tiled):
+      continue
+    where = bench.layout(shape)
+    arrays = bench.operands(shape, where, cache)
+    name = blocks.key(implementation, tiled)
+    found[name] = tuned.search(
+      [each._asdict() for each in candidates(implementation, tiled)],
+      functools.partial(_run, shape, where, arrays, implementation),
+      repeats,
+    )
+    tuned.write(folder, tuned.device_kind(), name, found[name])
+  return found
+
+
+def _run(shape, where, arrays, implementation, candidate: tuned.Blocks):
+  sizes = blocks.Sizes(**candidate)
+  return bench.call(shape, where, arrays, implementation, sizes)
+
+
+def _main() -> None:
+  from absl import app
+
+  def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+    for name, found in tune(pathlib.Path(__file__).parent).items():
+      print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
+      for i, reason in found.refused.items():
+        print(f'  candidate {i} was refused: {reason.splitlines()[0]}')
+
+  app.run(main)
+
+
+if __name__ == '__main__':
+  _main()

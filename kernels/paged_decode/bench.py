@@ -1,0 +1,374 @@
+"""How close paged decode comes to reading the cache once.
+
+    python -m kaiju_jax.kernels.paged_decode.bench [--repeats=9] [--json=PATH]
+
+Heads are the presets', whole and the eighth that a tensor axis of eight leaves
+to a device. A shape needs the codes and scales of every slot that some query
+sees, read once, and its queries and outputs; `tiles / needed` are the slots of
+the pages that the plan visits, and those that some query sees. A call has its
+plan made before, as a layer has it; the plan stands in a table of its own.
+
+Beside the platform's kernel stand the same kernel with a bfloat16 cache (what
+the codes save), XLA's gather, and `jax.nn.dot_product_attention` in bfloat16
+over rows that lie unpaged, where each row sees its first tokens.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import report
+from kaiju_jax.kernels import timing
+from kaiju_jax.kernels.paged_decode import api
+from kaiju_jax.kernels.paged_decode import blocks
+from kaiju_jax.kernels.paged_decode import plan as plan_lib
+
+_K = 128
+# Tokens that each beam has of its own.
+_BRANCH = 128
+CACHES = 'int8', 'bfloat16'
+
+
+class Shape(NamedTuple):
+  """A step of decoding.
+
+  Attributes:
+    heads: query heads on this device.
+    batch: rows.
+    context: slots of a row's table; tokens that it holds, or the longest.
+    slots: of a page.
+    window: of the layer.
+    queries: beams of a row, which share all but their last tokens.
+    ragged: rows of an eighth of the context up to all of it.
+    ring: whether the table rotates.
+  """
+
+  heads: int
+  batch: int
+  context: int
+  slots: int
+  window: int | None = None
+  queries: int = 1
+  ragged: bool = False
+  ring: bool = False
+
+
+SHAPES = {
+  '13b/8, 64 × 16k': Shape(5, 64, 16_384, 64),
+  '34b/8, 8 × 128k': Shape(7, 8, 131_072, 128),
+  '110b/8, 32 × 32k': Shape(12, 32, 32_768, 64),
+  '110b/8, 32 × 32k, pages of 16': Shape(12, 32, 32_768, 16),
+  '110b/8, 32 × 32k, pages of 128': Shape(12, 32, 32_768, 128),
+  '110b/8, 32 × 4k…32k': Shape(12, 32, 32_768, 64, ragged=True),
+  '110b/8, 1 × 128k': Shape(12, 1, 131_072, 64),
+  '13b, 32 × 32k': Shape(40, 32, 32_768, 64),
+  '34b, 8 × 128k': Shape(56, 8, 131_072, 128),
+  '110b, 32 × 32k': Shape(96, 32, 32_768, 64),
+  '110b/8, 64 rings, window 1024': Shape(
+    12, 64, 1152, 128, window=1024, ring=True
+  ),
+  '110b/8, 64 × 32k, window 1024': Shape(12, 64, 32_768, 64, window=1024),
+  '110b/8, 16 × 32k, 8 beams': Shape(12, 16, 32_768, 64, queries=8),
+}
+
+
+class Layout(NamedTuple):
+  """What the rows of a step see; numpy, int32. See `api.decode`."""
+
+  table_BN: Any
+  start_BM: Any
+  limit_BM: Any
+  coordinate_BL: Any
+  position_BL: Any
+  position_BM: Any
+
+
+def layout(shape: Shape) -> Layout:
+  """Returns pages in no order and the visibility of causal rows, or of beams.
+
+  Beams see the row's prompt, and each its own last tokens.
+  """
+  B, M, L = shape.batch, shape.context, shape.queries
+  N = M // shape.slots
+  table_BN = np.random.default_rng(0).permutation(B * N).reshape(B, N)
+  slot_BM = np.tile(np.arange(M), (B, 1))
+  if L > 1:
+    prompt = M - L * _BRANCH
+    beam_BM = (slot_BM - prompt) // _BRANCH
+    shared_BM = slot_BM < prompt
+    start_BM = np.where(shared_BM, 0, beam_BM)
+    limit_BM = np.where(shared_BM, L, beam_BM + 1)
+    position_BM = np.where(
+      shared_BM, slot_BM, prompt + (slot_BM - prompt) % _BRANCH
+    )
+    coordinate_BL = np.tile(np.arange(L), (B, 1))
+    position_BL = np.full((B, L), prompt + _BRANCH - 1)
+  else:
+    newest_B1 = lengths(shape)[:, None] - 1
+    if shape.ring:
+      # It has gone round once, and half way again.
+      newest_B1 = newest_B1 + M // 2
+      slot_BM = newest_B1 - (newest_B1 - slot_BM) % M
+    start_BM, position_BM = slot_BM, slot_BM
+    limit_BM = np.where(slot_BM <= newest_B1, newest_B1.max() + 1, slot_BM)
+    coordinate_BL = position_BL = newest_B1
+  fields = (
+    table_BN,
+    start_BM,
+    limit_BM,
+    coordinate_BL,
+    position_BL,
+    position_BM,
+  )
+  return Layout(*(np.asarray(field, np.int32) for field in fields))
+
+
+def lengths(shape: Shape):
+  """Returns the tokens of each row."""
+  if not shape.ragged:
+    return np.full(shape.batch, shape.context)
+  return np.linspace(shape.context // 8, shape.context, shape.batch, dtype=int)
+
+
+class Counts(NamedTuple):
+  """What a shape needs, by brute force, and what its plan reads.
+
+  Attributes:
+    pairs: (query, slot) that see each other.
+    slots: that some query sees.
+    visited: slots of the pages that the plan visits.
+    whole: those among them whose pages are seen whole.
+  """
+
+  pairs: int
+  slots: int
+  visited: int
+  whole: int
+
+
+def counts(shape: Shape, where: Layout) -> Counts:
+  """Counts slots; see `Counts`."""
+  pairs = slots = 0
+  _, *visibility = where
+  for row in zip(*(field[:, None] for field in visibility)):
+    start_M, limit_M, coordinate_L, position_L, position_M = row
+    visible_LM = (start_M <= coordinate_L.T) & (limit_M > coordinate_L.T)
+    if shape.window is not None:
+      visible_LM &= position_L.T - position_M < shape.window
+    pairs += int(visible_LM.sum())
+    slots += int(visible_LM.any(axis=0).sum())
+  plan = make_plan(shape, where)
+  return Counts(
+    pairs,
+    slots,
+    int(plan.count_B.sum()) * shape.slots,
+    int(plan.full_B.sum()) * shape.slots,
+  )
+
+
+def make_plan(shape: Shape, where: Layout) -> plan_lib.Plan:
+  """Returns the plan that all layers of a step share."""
+  return jax.jit(
+    functools.partial(
+      api.make_plan, pages=where.table_BN.size, window=shape.window
+    )
+  )(*where)
+
+
+def operands(shape: Shape, where: Layout, cache: str, key=0):
+  """Returns the arrays that a layer brings to `api.decode`, by name."""
+  keys = jax.random.split(jax.random.key(key), 6)
+  B, L, H, S = shape.batch, shape.queries, shape.heads, shape.slots
+  P = where.table_BN.size
+  shapes = {
+    'q_BLHK': (B, L, H, _K),
+    'k_PSK': (P, S, _K),
+    'v_PSK': (P, S, _K),
+  }
+  if cache != 'int8':
+    return {
+      name: jax.random.normal(key, dims, cache)
+      for key, (name, dims) in zip(keys, shapes.items())
+    }
+  # Codes of normal values, about three deviations in 127.
+  arrays = {
+    name: jnp.clip(
+      40 * jax.random.normal(key, dims, jnp.bfloat16), -127, 127
+    ).astype(jnp.int8)
+    for key, (name, dims) in zip(keys, shapes.items())
+  }
+  scales = {'q_scale_BLH': (B, L, H), 'k_scale': (P, S), 'v_scale': (P, S)}
+  return arrays | {
+    name: jax.random.uniform(key, dims, minval=0.02, maxval=0.03)
+    for key, (name, dims) in zip(keys[3:], scales.items())
+  }
+
+
+def least_bytes(shape: Shape, counted: Counts, cache: str) -> int:
+  """Returns what must be read and written at least."""
+  rows = shape.batch * shape.queries * shape.heads
+  itemsize, scale = (1, 4) if cache == 'int8' else (2, 0)
+  read = (counted.slots * 2 + rows) * (_K * itemsize + scale)
+  return read + rows * (_K * 2 + 4)
+
+
+def measure(
+  repeats: int,
+  shapes: Mapping[str, Shape] = SHAPES,
+  timed: bool | None = None,
+) -> list[report.Row]:
+  """Returns the rows of all shapes.
+
+  Args:
+    repeats: rounds, each timing everything once.
+    shapes: by name.
+    timed: whether to run what is counted; None does it on an accelerator.
+  """
+  if timed is None:
+    timed = dispatch.platform() != 'cpu'
+  return [
+    row
+    for name, shape in shapes.items()
+    for row in _rows(name, shape, repeats, timed)
+  ]
+
+
+def _rows(name: str, shape: Shape, repeats: int, timed: bool):
+  where = layout(shape)
+  counted = counts(shape, where)
+  own = blocks.implementation(dispatch.platform(), block_shape(shape, 'int8'))
+  cases = {
+    f'{own}, int8': (own, 'int8'),
+    f'{own}, bfloat16': (own, 'bfloat16'),
+  }
+  if timed and own != 'xla':
+    cases['xla, int8'] = 'xla', 'int8'
+  runs, errors, peers = {}, {}, {}
+  if timed:
+    for label, (implementation, cache) in cases.items():
+      runs[label], errors[label] = _prepare(shape, where, implementation, cache)
+    peers = _peers(shape)
+    runs |= peers
+    runs['plan'] = functools.partial(
+      make_plan, shape, Layout(*map(jnp.asarray, where))
+    )
+  seconds = timing.medians(runs, repeats, calls=4)
+
+  def row(label, cache, is_peer):
+    return report.Row(
+      kernel='paged_decode',
+      shape=name,
+      implementation=label,
+      seconds=seconds.get(label),
+      operations=4 * _K * counted.pairs * shape.heads,
+      bytes=least_bytes(shape, counted, cache),
+      tiles=None if label not in cases else (counted.visited, counted.slots),
+      max_error=errors.get(label),
+      is_peer=is_peer,
+    )
+
+  # The bfloat16 cache is what the codes are held against.
+  for label, (_, cache) in cases.items():
+    yield row(label, cache, is_peer=cache != 'int8')
+  for label in peers:
+    yield row(label, 'bfloat16', is_peer=True)
+  yield report.Row(
+    kernel='paged_decode: plan',
+    shape=name,
+    implementation='plan',
+    seconds=seconds.get('plan'),
+    operations=0,
+    bytes=3 * 4 * shape.batch * shape.context,
+  )
+
+
+def block_shape(shape: Shape, cache: str) -> blocks.Shape:
+  """Returns what `blocks` goes by."""
+  return blocks.Shape(
+    B=shape.batch,
+    rows=shape.queries * shape.heads,
+    K=_K,
+    P=shape.batch * shape.context // shape.slots,
+    N=shape.context // shape.slots,
+    S=shape.slots,
+    itemsize=jnp.dtype(cache).itemsize,
+    window=shape.window,
+  )
+
+
+def call(
+  shape: Shape,
+  where: Layout,
+  arrays: Mapping[str, jax.Array],
+  implementation: str,
+  sizes: blocks.Sizes | None = None,
+) -> Callable[[], Any]:
+  """Returns a call of the compiled decode over arrays on the device."""
+  step = jax.jit(
+    functools.partial(
+      api.decode,
+      window=shape.window,
+      scale=_K**-0.5,
+      implementation=implementation,
+      sizes=sizes,
+    )
+  )
+  visibility = {
+    name: jnp.asarray(field) for name, field in where._asdict().items()
+  }
+  plan = make_plan(shape, where)
+  return lambda: step(**arrays, **visibility, plan=plan)
+
+
+def _prepare(shape, where, implementation, cache):
+  """Returns a call, and its output's largest error against the reference."""
+  arrays = operands(shape, where, cache)
+  run = call(shape, where, arrays, implementation)
+  out_BLHK, _ = run()
+  expected_BLHK, _ = call(shape, where, arrays, 'reference')()
+  error = jnp.abs(
+    out_BLHK.astype(jnp.float32) - expected_BLHK.astype(jnp.float32)
+  ).max()
+  return run, float(error)
+
+
+def _peers(shape: Shape) -> dict[str, Callable[[], Any]]:
+  """Calls of JAX's own attention, where it can say what these rows see."""
+  if shape.window is not None or shape.queries > 1:
+    return {}
+  keys = jax.random.split(jax.random.key(0), 3)
+  dims = (
+    (shape.batch, 1, shape.heads, _K),
+    *[(shape.batch, shape.context, 1, _K)] * 2,
+  )
+  arrays = [
+    jax.random.normal(key, each, jnp.bfloat16) for key, each in zip(keys, dims)
+  ]
+  found = {}
+  for implementation in 'xla', 'cudnn':
+    run = functools.partial(
+      jax.jit(
+        functools.partial(
+          jax.nn.dot_product_attention, implementation=implementation
+        )
+      ),
+      *arrays,
+      key_value_seq_lengths=jnp.asarray(lengths(shape), jnp.int32),
+    )
+    try:
+      jax.block_until_ready(run())
+    except (RuntimeError, ValueError, NotImplementedError):
+      continue  # cuDNN is not everywhere, and does not take every shape.
+    found[f'jax.nn {implementation}'] = run
+  return found
+
+
+if __name__ == '__main__':
+  report.command(measure)

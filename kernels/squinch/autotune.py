@@ -1,0 +1,130 @@
+"""Finds the fastest tiles on the device at hand.
+
+    python -m kaiju_jax.kernels.squinch.autotune
+
+Each candidate codes a 13b, 34b and 110b gradient of hidden units. Winners go to
+`tuned.json` beside this file, from where `blocks.py` takes them.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import itertools
+import pathlib
+
+import jax
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
+from kaiju_jax.kernels.squinch import bench
+from kaiju_jax.kernels.squinch import blocks
+
+# What is written under which name: `encode` does not depend on the parts.
+CASES = (
+  ('encode', '13b hidden', 2),
+  ('decode', '13b hidden', 4),
+  ('decode', '34b hidden', 4),
+  ('decode', '110b hidden', 4),
+)
+_IMPLEMENTATIONS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
+
+
+def candidates(
+  platform: str, kind: str, parts: int
+) -> list[blocks.Threads | blocks.Tpu]:
+  """Returns what is worth trying for a kernel of so many parts."""
+  together = [n for n in (1, 2, 4, 8, 16) if parts % n == 0]
+  if kind == 'encode':
+    together = [1]
+  if platform == 'tpu':
+    return [
+      blocks.Tpu(groups, n)
+      for groups, n in itertools.product((32, 64, 128, 256, 512), together)
+    ]
+  return [
+    blocks.Threads(columns, n, warps)
+    for columns, n, warps in itertools.product((4, 8, 16), together, (2, 4, 8))
+  ]
+
+
+def tune(
+  folder: str | pathlib.Path,
+  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
+  repeats: int = 9,
+) -> dict[str, tuned.Found]:
+  """Searches for every case, and writes what it found.
+
+  Args:
+    folder: where `tuned.json` is.
+    shapes: by the names of CASES.
+    repeats: rounds, each timing every candidate once.
+
+  Returns:
+    What was found, by its key.
+
+  Raises:
+    ValueError: a platform without kernels.
+  """
+  platform = dispatch.platform()
+  if platform not in _IMPLEMENTATIONS:
+    raise ValueError(
+      f'{platform} has no kernels of Squinch to tune: expected one of'
+      f' {", ".join(_IMPLEMENTATIONS)}.'
+    )
+  found = {}
+  for kind, label, itemsize in CASES:
+    shape = shapes[label]
+    sizes = candidates(platform, kind, shape.parts)
+    name = blocks.key(kind, shape.parts, itemsize)
+    found[name] = tuned.search(
+      [each._asdict() for each in sizes],
+      functools.partial(
+        _run, kind, shape, bench.operands(shape), type(sizes[0])
+      ),
+      repeats,
+    )
+    tuned.write(folder, tuned.device_kind(), name, found[name])
+  return found
+
+
+def _run(
+  kind: str,
+  shape: bench.Shape,
+  operands: Mapping[str, jax.Array],
+  sizes: type,
+  candidate: tuned.Blocks,
+) -> Callable[[], jax.Array]:
+  kernel = {'encode': 'encode', 'decode': 'decode_sum'}[kind]
+  step = jax.jit(
+    functools.partial(
+      bench.KERNELS[kernel],
+      shape,
+      implementation=_IMPLEMENTATIONS[dispatch.platform()],
+    )
+  )
+
+  def call():
+    # Traced within it, at the first call.
+    with blocks.trying(sizes(**candidate)):
+      return step(operands)
+
+  return call
+
+
+def _main() -> None:
+  from absl import app
+
+  def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+    for name, found in tune(pathlib.Path(__file__).parent).items():
+      print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
+      for i, reason in found.refused.items():
+        print(f'  candidate {i} was refused: {reason.splitlines()[0]}')
+
+  app.run(main)
+
+
+if __name__ == '__main__':
+  _main()

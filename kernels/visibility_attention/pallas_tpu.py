@@ -1,0 +1,447 @@
+"""Visibility attention on a TPU's matrix unit, in Pallas.
+
+Rows are query heads: all H heads of a token read the one K and V, so that
+q_BLHK is L·H rows of K numbers, and a block of R rows fills the matrix unit
+whatever H is. The plan tells which blocks of J keys a block of rows visits,
+and the march (tpu_march.py) brings those and no others.
+
+    forward     rows march over keys: out, lse
+    backward    rows march over keys: dq
+                keys march over rows: dk, dv
+
+Nothing is scattered, so every sum has a fixed order. The mathematics is
+chunked.py's, in base 2: the vector unit has only 2^x, so log2(e) goes into the
+factor of the logits.
+
+U, W are the rows and columns of a product: R, J where rows march, J, R where
+keys do; E a few numbers beside them. Facts (tpu_sides.py) of the visited side
+are lanes as they come. Those of the marching side are turned into columns once
+a step, each number in all 128 lanes of a register's row: a broadcast along
+lanes at every visit took the forward pass of v5e from 2,300 to 4,000 bundles a
+visit. A pair of blocks with nothing to hide skips the mask.
+
+Codes meet in the matrix unit as they are; values of codes are made in VMEM.
+float32 operands are multiplied in full precision.
+"""
+
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import codes
+from kaiju_jax.kernels.visibility_attention import plan
+from kaiju_jax.kernels.visibility_attention import tpu_march
+from kaiju_jax.kernels.visibility_attention import tpu_sides
+
+Row, Key = tpu_sides.Row, tpu_sides.Key
+
+_LANES = 128
+# Below any logit, and finite, so that 2^(-inf - _LOWEST) is 0 and not NaN.
+_LOWEST = -1e30
+
+
+class _Static(NamedTuple):
+  """What the kernels know when they are compiled.
+
+  Attributes:
+    windowed: whether there is a window.
+    scale: factor of the logits.
+    integer_dot: whether QKᵀ is one of codes.
+    dtype: of what meets in every other product.
+  """
+
+  windowed: bool
+  scale: float
+  integer_dot: bool
+  dtype: Any
+
+
+def forward(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  *,
+  window,
+  scale,
+  q_scale_BLH,
+  k_scale,
+  v_scale,
+  dtype,
+):
+  """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
+  B, L, H, K = q_BLHK.shape
+  tiles = _tiles(q_BLHK, k_BMK, window, dtype)
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
+  static = _Static(window is not None, scale, integer_dot, dtype)
+  rows = tpu_sides.cut_rows(
+    tiles.rows,
+    *_queries(static, q_BLHK, q_scale_BLH),
+    coordinate_BL,
+    position_BL,
+    window=window,
+    factor=scale * tpu_sides.LOG2E,
+  )
+  keys, channels = tpu_sides.cut_keys(
+    tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
+  )
+  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  sees_BXY = _sees(
+    *visibility, window=window, rows=tiles.rows, heads=H, keys=tiles.keys
+  )
+  full_BXY = plan.full(*visibility, window, tiles.rows, H, tiles.keys)
+  X, R = sees_BXY.shape[1], tiles.rows
+  out_BXRK, lse_BX1R = tpu_march.march(
+    functools.partial(_forward, static),
+    tpu_march.orders(plan.of_queries(sees_BXY), full_BXY),
+    rows,
+    keys,
+    channels,
+    outputs=(
+      jax.ShapeDtypeStruct((B, X, R, K), dtype),
+      jax.ShapeDtypeStruct((B, X, 1, R), jnp.float32),
+    ),
+    scratch=(
+      pltpu.VMEM((Row.FACTOR + 1, R, _LANES), jnp.int32),
+      pltpu.VMEM((R, _LANES), jnp.float32),
+      pltpu.VMEM((R, _LANES), jnp.float32),
+      pltpu.VMEM((R, K), jnp.float32),
+    ),
+    name='visibility_attention_forward',
+  )
+  lse_BXR = lse_BX1R[:, :, 0]
+  return (
+    tpu_sides.join(out_BXRK, (B, L, H, K)),
+    tpu_sides.join(lse_BXR, (B, L, H)),
+  )
+
+
+def backward(
+  q_BLHK,
+  k_BMK,
+  v_BMK,
+  start_BM,
+  limit_BM,
+  coordinate_BL,
+  position_BL,
+  position_BM,
+  out_BLHK,
+  lse_BLH,
+  dout_BLHK,
+  dlse_BLH,
+  *,
+  window,
+  scale,
+  q_scale_BLH,
+  k_scale,
+  v_scale,
+):
+  """Returns (dq_BLHK, dk_BMK, dv_BMK) of the dequantized values."""
+  B, L, H, K = q_BLHK.shape
+  M = k_BMK.shape[1]
+  dtype = out_BLHK.dtype
+  tiles = _tiles(q_BLHK, k_BMK, window, dtype)
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
+  static = _Static(window is not None, scale, integer_dot, dtype)
+  product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
+  delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
+  rows = tpu_sides.cut_rows(
+    tiles.rows,
+    *_queries(static, q_BLHK, q_scale_BLH),
+    coordinate_BL,
+    position_BL,
+    window=window,
+    factor=scale * tpu_sides.LOG2E,
+    cotangents=(dout_BLHK.astype(dtype), lse_BLH, delta_BLH),
+  )
+  keys, channels = tpu_sides.cut_keys(
+    tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
+  )
+  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  sees_BXY = _sees(
+    *visibility, window=window, rows=tiles.rows, heads=H, keys=tiles.keys
+  )
+  full_BXY = plan.full(*visibility, window, tiles.rows, H, tiles.keys)
+  X, Y = sees_BXY.shape[1:]
+  R, J = tiles
+  q_dtype, k_dtype, v_dtype = (
+    dtype if x.dtype == jnp.int8 else x.dtype for x in (q_BLHK, k_BMK, v_BMK)
+  )
+  dq_BXRK = tpu_march.march(
+    functools.partial(_backward_rows, static),
+    tpu_march.orders(plan.of_queries(sees_BXY), full_BXY),
+    rows,
+    keys,
+    channels,
+    outputs=jax.ShapeDtypeStruct((B, X, R, K), q_dtype),
+    scratch=(
+      pltpu.VMEM((Row.DELTA + 1, R, _LANES), jnp.int32),
+      pltpu.VMEM((R, K), jnp.float32),
+    ),
+    name='visibility_attention_dq',
+  )
+  dk_BYJK, dv_BYJK = tpu_march.march(
+    functools.partial(_backward_keys, static),
+    tpu_march.orders(plan.of_keys(sees_BXY), full_BXY.swapaxes(1, 2)),
+    keys,
+    rows,
+    channels,
+    outputs=(
+      jax.ShapeDtypeStruct((B, Y, J, K), k_dtype),
+      jax.ShapeDtypeStruct((B, Y, J, K), v_dtype),
+    ),
+    scratch=(
+      pltpu.VMEM((Key.K_SCALE + 1, J, _LANES), jnp.int32),
+      pltpu.VMEM((J, K), jnp.int8 if integer_dot else k_dtype),
+      pltpu.VMEM((J, K), v_dtype),
+      pltpu.VMEM((J, K), jnp.float32),
+      pltpu.VMEM((J, K), jnp.float32),
+    ),
+    name='visibility_attention_dkv',
+  )
+  return (
+    tpu_sides.join(dq_BXRK, (B, L, H, K)),
+    tpu_sides.join(dk_BYJK, (B, M, K)),
+    tpu_sides.join(dv_BYJK, (B, M, K)),
+  )
+
+
+def _tiles(q_BLHK, k_BMK, window, dtype):
+  _, L, H, K = q_BLHK.shape
+  return blocks.tpu(
+    length=L,
+    memory=k_BMK.shape[1],
+    heads=H,
+    head_dim=K,
+    itemsize=jnp.dtype(dtype).itemsize,
+    window=window,
+  )
+
+
+def _sees(*visibility, window, rows, heads, keys):
+  """`plan.sees`, of every token of a tile where it holds whole tokens.
+
+  A tile of 200 tokens often begins in one document and ends in the next. As a
+  whole it seems to see all of the first, for its oldest position is 0.
+  """
+  together = rows // heads if rows % heads == 0 else 1
+  sees_BXY = plan.sees(*visibility, window, rows // together, heads, keys)
+  B, X, Y = sees_BXY.shape
+  sees_BXY = jnp.pad(sees_BXY, ((0, 0), (0, -X % together), (0, 0)))
+  return sees_BXY.reshape(B, -1, together, Y).any(axis=2)
+
+
+def _queries(static, q_BLHK, q_scale_BLH):
+  """Codes and their scales; values where the dot is not one of codes."""
+  if static.integer_dot:
+    return q_BLHK, q_scale_BLH
+  return codes.dequantize(q_BLHK, q_scale_BLH, static.dtype), None
+
+
+def _forward(static, visit, rows, channels, outputs, scratch):
+  """The online softmax of one block of rows."""
+  columns_ref, peak_ref, total_ref, sum_ref = scratch
+  out_ref, lse_ref = outputs
+  _set_columns(columns_ref, rows.facts_BXER)
+  peak_ref[...] = jnp.full_like(peak_ref, _LOWEST)
+  total_ref[...] = jnp.zeros_like(total_ref)
+  sum_ref[...] = jnp.zeros_like(sum_ref)
+
+  def step(keys, masked):
+    row, key = _column(columns_ref, keys), _lane(keys.facts_BYEJ)
+    k_JK = _k_operand(static, keys, channels)
+    logits_RJ = _logits(static, rows.q_BXRK[...], k_JK, row, key, masked)
+    old_RE = peak_ref[...]
+    peak_RE = jnp.maximum(old_RE, logits_RJ.max(axis=-1, keepdims=True))
+    peak_ref[...] = peak_RE
+    weights_RJ = jnp.exp2(logits_RJ - _wide(peak_RE, logits_RJ.shape[1]))
+    decay_RE = jnp.exp2(old_RE - peak_RE)
+    total_ref[...] = total_ref[...] * decay_RE + _by_lane(weights_RJ)
+    product_RK = _product(
+      weights_RJ.astype(static.dtype), _v_values(static, keys, channels)
+    )
+    decay_RK = _wide(decay_RE, product_RK.shape[1])
+    sum_ref[...] = sum_ref[...] * decay_RK + product_RK
+
+  visit(step)
+  total_R1 = total_ref[...].sum(axis=-1, keepdims=True)
+  inverse_R1 = 1 / jnp.where(total_R1 > 0, total_R1, 1.0)
+  out_ref[...] = (sum_ref[...] * inverse_R1).astype(out_ref.dtype)
+  first = jax.lax.broadcasted_iota(jnp.int32, peak_ref.shape, 1) == 0
+  both_ER = jnp.where(first, peak_ref[...], total_R1).T
+  peak_1R, total_1R = both_ER[:1], both_ER[1:2]
+  lse_1R = (peak_1R + jnp.log2(total_1R)) / tpu_sides.LOG2E
+  lse_ref[...] = jnp.where(total_1R > 0, lse_1R, 0.0)
+
+
+def _backward_rows(static, visit, rows, channels, dq_ref, scratch):
+  """dq of one block of rows."""
+  columns_ref, sum_ref = scratch
+  _set_columns(columns_ref, rows.facts_BXER)
+  sum_ref[...] = jnp.zeros_like(sum_ref)
+
+  def step(keys, masked):
+    row, key = _column(columns_ref, keys), _lane(keys.facts_BYEJ)
+    k_JK = _k_operand(static, keys, channels)
+    logits_RJ = _logits(static, rows.q_BXRK[...], k_JK, row, key, masked)
+    weights_RJ = jnp.exp2(logits_RJ - row(Row.LSE))
+    dweights_RJ = _product_transposed(
+      rows.dout_BXRK[...], _v_values(static, keys, channels)
+    )
+    dlogits_RJ = weights_RJ * (dweights_RJ - row(Row.DELTA))
+    sum_ref[...] += _product(
+      dlogits_RJ.astype(static.dtype), _k_values(static, keys, channels)
+    )
+
+  visit(step)
+  dq_ref[...] = (static.scale * sum_ref[...]).astype(dq_ref.dtype)
+
+
+def _backward_keys(static, visit, keys, channels, outputs, scratch):
+  """dk and dv of one block of keys."""
+  columns_ref, k_ref, v_ref, dk_sum_ref, dv_sum_ref = scratch
+  dk_ref, dv_ref = outputs
+  _set_columns(columns_ref, keys.facts_BYEJ)
+  k_ref[...] = _k_operand(static, keys, channels)
+  v_ref[...] = _v_values(static, keys, channels)
+  dk_sum_ref[...] = jnp.zeros_like(dk_sum_ref)
+  dv_sum_ref[...] = jnp.zeros_like(dv_sum_ref)
+
+  def step(rows, masked):
+    row, key = _lane(rows.facts_BXER), _column(columns_ref, rows)
+    logits_JR = _logits(
+      static, rows.q_BXRK[...], k_ref[...], row, key, masked, keys_march=True
+    )
+    weights_JR = jnp.exp2(logits_JR - row(Row.LSE))
+    dout_RK = rows.dout_BXRK[...]
+    dv_sum_ref[...] += _product(weights_JR.astype(static.dtype), dout_RK)
+    dweights_JR = _product_transposed(v_ref[...], dout_RK)
+    dlogits_JR = weights_JR * (dweights_JR - row(Row.DELTA))
+    q_RK = _values(rows.q_BXRK[...], rows.facts_BXER, Row.SCALE, None, static)
+    dk_sum_ref[...] += _product(dlogits_JR.astype(static.dtype), q_RK)
+
+  visit(step)
+  dk_ref[...] = (static.scale * dk_sum_ref[...]).astype(dk_ref.dtype)
+  dv_ref[...] = dv_sum_ref[...].astype(dv_ref.dtype)
+
+
+def _logits(static, q_RK, k_JK, row, key, masked, keys_march=False):
+  """logits_UW in base 2, -inf where the row does not see the key."""
+  operands = (k_JK, q_RK) if keys_march else (q_RK, k_JK)
+  logits_UW = _product_transposed(*operands)
+  if static.integer_dot:
+    logits_UW = logits_UW.astype(jnp.float32)
+    logits_UW = logits_UW * row(Row.FACTOR) * key(Key.K_SCALE)
+  else:
+    logits_UW = logits_UW * (static.scale * tpu_sides.LOG2E)
+  if not masked:
+    return logits_UW
+  coordinate = row(Row.COORDINATE, jnp.int32)
+  visible = (key(Key.START, jnp.int32) <= coordinate) & (
+    coordinate < key(Key.LIMIT, jnp.int32)
+  )
+  if static.windowed:
+    visible &= row(Row.HORIZON, jnp.int32) < key(Key.POSITION, jnp.int32)
+  return jnp.where(visible, logits_UW, -jnp.inf)
+
+
+def _product(a_UW, b_WK):
+  """a · b in float32."""
+  return _dot(a_UW, b_WK, 0)
+
+
+def _product_transposed(a_UK, b_WK):
+  """a · bᵀ in float32, or in int32 where both are codes."""
+  return _dot(a_UK, b_WK, 1)
+
+
+def _dot(a, b, axis):
+  dtype = jnp.promote_types(a.dtype, b.dtype)
+  precise = dtype == jnp.float32
+  return jax.lax.dot_general(
+    a.astype(dtype),
+    b.astype(dtype),
+    (((1,), (axis,)), ((), ())),
+    precision=jax.lax.Precision.HIGHEST if precise else None,
+    preferred_element_type=jnp.int32 if dtype == jnp.int8 else jnp.float32,
+  )
+
+
+def _k_operand(static, keys, channels):
+  """What the logits are made of: codes, or values."""
+  if static.integer_dot:
+    return keys.k_BYJK[...]
+  return _k_values(static, keys, channels)
+
+
+def _k_values(static, keys, channels):
+  return _values(
+    keys.k_BYJK[...], keys.facts_BYEJ, Key.K_SCALE, channels.k_1K, static
+  )
+
+
+def _v_values(static, keys, channels):
+  return _values(
+    keys.v_BYJK[...], keys.facts_BYEJ, Key.V_SCALE, channels.v_1K, static
+  )
+
+
+def _values(x_UK, facts_EU, fact, channel_ref, static):
+  """Floats as given; codes by their channel's scale, or else their token's."""
+  if x_UK.dtype != jnp.int8:
+    return x_UK
+  if channel_ref is None:
+    scale = _wide(_turned(facts_EU, fact), x_UK.shape[1])
+    scale = jax.lax.bitcast_convert_type(scale, jnp.float32)
+  else:
+    scale = channel_ref[...]
+  return codes.scaled(x_UK, scale, static.dtype)
+
+
+def _set_columns(columns_ref, facts_ref):
+  for fact in range(columns_ref.shape[0]):
+    columns_ref[fact] = _turned(facts_ref, fact)
+
+
+def _turned(facts_ref, fact):
+  """[8, U] -> [U, 128], the same number in all lanes."""
+  fact_1U = facts_ref[fact : fact + 1]
+  return jnp.broadcast_to(fact_1U, (_LANES, fact_1U.shape[1])).T
+
+
+def _column(columns_ref, visited):
+  """Gives facts of the marching side, for products with the visited one."""
+  W = visited[-1].shape[-1]
+
+  def get(fact, dtype=jnp.float32):
+    return jax.lax.bitcast_convert_type(_wide(columns_ref[fact], W), dtype)
+
+  return get
+
+
+def _lane(facts_ref):
+  """Gives facts of the visited side, [1, W]."""
+
+  def get(fact, dtype=jnp.float32):
+    return jax.lax.bitcast_convert_type(facts_ref[fact : fact + 1], dtype)
+
+  return get
+
+
+def _wide(x_UE, size):
+  """Repeats what is the same in all 128 lanes over `size` of them."""
+  return jnp.tile(x_UE, (1, -(-size // _LANES)))[:, :size]
+
+
+def _by_lane(x_UW):
+  """Sums over registers: [U, W] -> [U, 128]."""
+  return sum(x_UW[:, n : n + _LANES] for n in range(0, x_UW.shape[1], _LANES))

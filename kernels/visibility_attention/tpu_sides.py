@@ -1,0 +1,162 @@
+"""Rows and keys in blocks, as the TPU kernels read them.
+
+A row is a query head of a token: q_BLHK is L·H rows of K numbers. Beside its
+vectors each row and key has a few numbers: what it sees or who sees it, its
+scales, and in the backward pass lse and δ. These *facts* travel as one int32
+array [B, X, 8, R], floats by their bits: lanes of registers, one copy a block.
+"""
+
+import enum
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Rows of an int32 register, which facts fill or waste.
+_FACTS = 8
+LOG2E = math.log2(math.e)
+
+
+class Row(enum.IntEnum):
+  """Facts of a row, those first that a kernel needs most often."""
+
+  COORDINATE = 0
+  HORIZON = 1  # The newest position that its window leaves out.
+  FACTOR = 2  # Its scale times the factor of all logits, for powers of two.
+  LSE = 3  # To the base 2.
+  DELTA = 4
+  SCALE = 5
+
+
+class Key(enum.IntEnum):
+  """Facts of a key, those first that a kernel needs most often."""
+
+  START = 0
+  LIMIT = 1
+  POSITION = 2
+  K_SCALE = 3
+  V_SCALE = 4
+
+
+class Rows(NamedTuple):
+  """Blocks of rows; dout is None in the forward pass."""
+
+  q_BXRK: Any
+  dout_BXRK: Any
+  facts_BXER: Any
+
+
+class Keys(NamedTuple):
+  """Blocks of keys."""
+
+  k_BYJK: Any
+  v_BYJK: Any
+  facts_BYEJ: Any
+
+
+class Channels(NamedTuple):
+  """Scales per channel; None where there are none."""
+
+  k_1K: Any
+  v_1K: Any
+
+
+def cut_rows(
+  size,
+  q_BLHK,
+  q_scale_BLH,
+  coordinate_BL,
+  position_BL,
+  *,
+  window,
+  factor,
+  cotangents=None,
+) -> Rows:
+  """Returns blocks of `size` rows.
+
+  Padding repeats the last row, so that no bound grows looser, and has no
+  cotangent.
+
+  Args:
+    size: R.
+    q_BLHK … position_BL, window: as `api.forward` has them.
+    factor: of the logits, for powers of two.
+    cotangents: dout_BLHK, lse_BLH and delta_BLH in the backward pass.
+  """
+  B, L, H = q_BLHK.shape[:3]
+
+  def cut(x, mode='edge'):
+    return _cut(x.reshape(B, L * H, *x.shape[3:]), size, mode)
+
+  def of_token(x_BL):
+    return cut(jnp.broadcast_to(x_BL[:, :, None], (B, L, H)))
+
+  facts = {
+    Row.COORDINATE: of_token(coordinate_BL),
+    Row.HORIZON: of_token(position_BL - (window or 0)),
+  }
+  if q_scale_BLH is not None:
+    facts[Row.FACTOR] = cut(q_scale_BLH * factor)
+    facts[Row.SCALE] = cut(q_scale_BLH)
+  dout_BXRK = None
+  if cotangents:
+    dout_BLHK, lse_BLH, delta_BLH = cotangents
+    dout_BXRK = cut(dout_BLHK, 'constant')
+    facts[Row.LSE] = cut(lse_BLH * LOG2E)
+    facts[Row.DELTA] = cut(delta_BLH, 'constant')
+  return Rows(cut(q_BLHK), dout_BXRK, _stack(facts))
+
+
+def cut_keys(
+  size, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
+) -> tuple[Keys, Channels]:
+  """Returns blocks of `size` keys, and the scales that all of them share.
+
+  Padding has start = limit = 0: empty slots.
+  """
+  facts = {
+    Key.START: _cut(start_BM, size),
+    Key.LIMIT: _cut(limit_BM, size),
+    Key.POSITION: _cut(position_BM, size),
+  }
+  channels = []
+  for fact, scale in (Key.K_SCALE, k_scale), (Key.V_SCALE, v_scale):
+    if scale is None or scale.ndim == 2:
+      channels.append(None)
+    else:
+      channels.append(scale.astype(jnp.float32)[None])
+    if scale is not None and scale.ndim == 2:
+      facts[fact] = _cut(scale, size)
+  keys = Keys(_cut(k_BMK, size), _cut(v_BMK, size), _stack(facts))
+  return keys, Channels(*channels)
+
+
+def join(x, shape):
+  """Undoes the cut: [B, X, R, …] -> `shape`, without the padding."""
+  B, X, size, *rest = x.shape
+  x = x.reshape(B, X * size, *rest)
+  count = math.prod(shape[1:]) // math.prod(rest)
+  return x[:, :count].reshape(shape)
+
+
+def _stack(facts):
+  """{fact: [B, X, R]} -> int32[B, X, 8, R]."""
+  nothing_BXR = jnp.zeros_like(next(iter(facts.values())))
+
+  def bits(x_BXR):
+    if not jnp.issubdtype(x_BXR.dtype, jnp.integer):
+      x_BXR = x_BXR.astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(x_BXR, jnp.int32)
+
+  return jnp.stack(
+    [bits(facts.get(n, nothing_BXR)) for n in range(_FACTS)], axis=2
+  )
+
+
+def _cut(x, size, mode='constant'):
+  """[B, L, …] -> [B, X, size, …], padded at the end of each row."""
+  spare = -x.shape[1] % size
+  x = jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2), mode=mode)
+  return x.reshape(x.shape[0], -1, size, *x.shape[2:])

@@ -1,0 +1,386 @@
+"""One test for all implementations, against integers that numpy adds up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.int8_matmul import api
+from kaiju_jax.kernels.int8_matmul import blocks
+from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import qat
+
+# No multiple of any block; several blocks each way, the last in part.
+ROWS, CONTRACTED, OUTPUTS = 70, 300, 200
+IMPLEMENTATIONS = tuple(api.RUNS_ON)
+CONTRACT = ('first', 'last')
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+  """Toy shapes through several blocks, in interpret mode."""
+  small = blocks.Gpu(32, 64, 128, 4, 2, group=2)
+  monkeypatch.setattr(blocks, 'gpu', lambda *sizes: small)
+  monkeypatch.setattr(blocks, 'gpu_float', lambda *sizes: small)
+  monkeypatch.setattr(blocks, 'gpu_rows', lambda *_: blocks.Rows(4, 128, 4))
+  monkeypatch.setattr(
+    blocks, 'tpu', lambda r, c, o, *_: blocks.Tpu(32, 128, _part(c))
+  )
+  monkeypatch.setattr(
+    blocks, 'tpu_weight', lambda *_: blocks.TpuWeight(128, 128, 32)
+  )
+  monkeypatch.setattr(blocks, 'tpu_quantize', lambda *_: 32)
+  monkeypatch.setattr(blocks, 'tpu_columns', _part)
+  with dispatch.interpreted():
+    yield
+
+
+def _part(columns):
+  return 128 if columns % 128 == 0 else columns
+
+
+def drawn(contracted=CONTRACTED, dtype=jnp.float32, nonnegative=False, seed=0):
+  """Returns x [R, C] of rows of many sizes, w [C, O] and w's scales."""
+  rng = np.random.default_rng(seed)
+  x = rng.standard_normal((ROWS, contracted)) * np.exp(
+    rng.uniform(-9, 9, (ROWS, 1))
+  )
+  x = np.abs(x) if nonnegative else x
+  w = rng.integers(-127, 128, (contracted, OUTPUTS)).astype(np.int8)
+  scale = rng.uniform(0.5, 2, OUTPUTS).astype(np.float32)
+  return jnp.asarray(x, dtype), w, jnp.asarray(scale)
+
+
+def laid(w, contract):
+  return jnp.asarray(w if contract == 'first' else w.T)
+
+
+def levels_of(codes, nonnegative):
+  return np.asarray(codes).astype(np.int64) + (128 if nonnegative else 0)
+
+
+def coded_as_training_does(x, limit, nonnegative):
+  """Returns what `quantization/int8.py` makes of rows, and its scales."""
+  largest = int8.largest(x, (1,)) if limit is None else jnp.asarray(limit)
+  scales = int8.scale_of(
+    jnp.broadcast_to(largest.reshape(-1, 1), (ROWS, 1)),
+    255 if nonnegative else 127,
+  )
+  encode = int8.encode_nonnegative if nonnegative else int8.encode
+  return encode(x, scales), scales[:, 0]
+
+
+LIMITS = {
+  'none': {},
+  'scalar': {'limit': np.float32(0.7)},
+  'row': {'limit': np.linspace(0.1, 30, ROWS, dtype=np.float32)},
+  'cut': {'cut': np.linspace(0.1, 30, ROWS, dtype=np.float32)},
+  'both': {'cut': np.float32(0.7), 'limit': np.float32(0.7)},
+}
+
+
+@pytest.mark.parametrize('limits', LIMITS)
+@pytest.mark.parametrize(
+  ('dtype', 'nonnegative'), [('float32', False), ('bfloat16', True)]
+)
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_codes_are_trainings_to_the_bit(
+  implementation, nonnegative, dtype, limits
+):
+  x, _, _ = drawn(dtype=dtype, nonnegative=nonnegative)
+  x = x.at[3].set(0).at[5, 7].set(jnp.nan)
+  options = LIMITS[limits]
+  codes, scales = api.quantize(
+    x, nonnegative=nonnegative, implementation=implementation, **options
+  )
+  cut = options.get('cut')
+  if cut is not None:
+    cut = jnp.asarray(cut, dtype).reshape(-1, 1)
+    cut = jnp.broadcast_to(cut, x.shape)
+    x = jnp.clip(x, -cut, cut)
+  want = coded_as_training_does(x, options.get('limit'), nonnegative)
+  np.testing.assert_array_equal(scales, want[1])
+  np.testing.assert_array_equal(codes, want[0])
+  assert np.isnan(scales[5]) == ('limit' not in options)
+  assert (np.asarray(codes[3]) == (-128 if nonnegative else 0)).all()
+
+
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_ties_go_to_the_even_code(implementation):
+  x = jnp.asarray([[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 126.5, 127.5, 1e9]])
+  codes, scales = api.quantize(
+    x, limit=np.float32(127), implementation=implementation
+  )
+  assert scales.tolist() == [1]
+  assert codes.tolist() == [[-2, -2, 0, 0, 2, 2, 126, 127, 127]]
+  # Half a code less and more by the last bit of a float.
+  ties = np.arange(-126.5, 127, dtype=np.float32)
+  for toward in -np.inf, np.inf:
+    x = np.nextafter(ties, np.float32(toward))
+    codes, _ = api.quantize(
+      jnp.asarray(x)[None], limit=np.float32(127), implementation=implementation
+    )
+    np.testing.assert_array_equal(codes[0], np.round(x))
+
+
+@pytest.mark.parametrize(
+  ('contracted', 'nonnegative', 'contract'),
+  [
+    (300, True, 'first'),
+    (384, False, 'first'),
+    (384, True, 'last'),
+    (45, False, 'last'),
+    (45, True, 'first'),
+  ],
+)
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_a_product_is_the_exact_sum_times_its_scales(
+  implementation, contracted, nonnegative, contract
+):
+  x, w, scale = drawn(contracted, nonnegative=nonnegative)
+  found = api.matmul(
+    x,
+    laid(w, contract),
+    scale,
+    contract=contract,
+    nonnegative=nonnegative,
+    keep_codes=True,
+    implementation=implementation,
+  )
+  codes, scales = coded_as_training_does(x, None, nonnegative)
+  np.testing.assert_array_equal(found.codes_RC, codes)
+  np.testing.assert_array_equal(found.scale_R, scales)
+  sums = levels_of(codes, nonnegative) @ w.astype(np.int64)
+  want = sums.astype(np.float32) * np.multiply.outer(
+    np.asarray(scales), np.asarray(scale)
+  )
+  np.testing.assert_array_equal(found.y_RO, want)
+  again = api.matmul(
+    found.codes_RC,
+    laid(w, contract),
+    scale,
+    scale_R=found.scale_R,
+    contract=contract,
+    nonnegative=nonnegative,
+    implementation=implementation,
+  )
+  np.testing.assert_array_equal(again.y_RO, want)
+
+
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_sums_of_the_largest_codes_are_exact(implementation):
+  """2 · 255 · 127 · 6,144 is beyond what a float32 counts one by one."""
+  x = jnp.full((2, 12_288), 3.0)
+  w = np.full((12_288, 128), 127, np.int8)
+  w[0] = np.arange(128) - 64
+  found = api.matmul(
+    x,
+    jnp.asarray(w),
+    jnp.ones(128),
+    contract='first',
+    nonnegative=True,
+    limit=np.float32(255),
+    keep_codes=True,
+    implementation=implementation,
+  )
+  want = 3 * w.astype(np.int64).sum(0)
+  np.testing.assert_array_equal(found.y_RO[0], want.astype(np.float32))
+  x = jnp.full((2, 12_288), 255.0)
+  found = api.matmul(
+    x,
+    jnp.asarray(w),
+    jnp.ones(128),
+    contract='first',
+    nonnegative=True,
+    implementation=implementation,
+  )
+  np.testing.assert_array_equal(found.y_RO[1], (85 * want).astype(np.float32))
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_what_follows_a_product_is_as_if_done_after_it(implementation, dtype):
+  x, w, scale = drawn(dtype=dtype)
+  x = x.at[5, 7].set(jnp.nan)
+  plain, behind = (
+    api.matmul(
+      x,
+      jnp.asarray(w),
+      scale,
+      contract='first',
+      limit=np.float32(2),
+      implementation=implementation,
+      **options,
+    ).y_RO
+    for options in ({}, {'relu2': True, 'out_cut': np.float32(1234.5)})
+  )
+  hidden = jnp.square(jax.nn.relu(plain))
+  at = jnp.asarray(1234.5, dtype)
+  want = np.asarray(jnp.clip(hidden, -at, at), np.float32)
+  assert plain.dtype == behind.dtype == dtype
+  np.testing.assert_array_equal(np.asarray(behind, np.float32), want)
+  assert len(np.unique(want)) > 100 and want.max() == np.float32(at)
+
+
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_a_nan_makes_its_row_nan_and_no_other(implementation):
+  x, w, scale = drawn()
+  x = x.at[5, 7].set(jnp.nan).at[69, 299].set(-jnp.nan)
+  found = api.matmul(
+    x,
+    jnp.asarray(w),
+    scale,
+    contract='first',
+    relu2=True,
+    out_cut=np.float32(10),
+    implementation=implementation,
+  )
+  bad = np.isnan(np.asarray(found.y_RO))
+  assert bad.all(1).nonzero()[0].tolist() == [5, 69]
+  assert bad.any(1).sum() == 2
+
+
+@pytest.mark.parametrize('contract', CONTRACT)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_the_gradients_products(implementation, dtype, contract):
+  x, w, scale = drawn(dtype=dtype, nonnegative=True)
+  codes, scales = coded_as_training_does(x, None, True)
+  scales = scales / scales.max()
+  dy = jnp.asarray(
+    np.random.default_rng(1).standard_normal((ROWS, OUTPUTS)), dtype
+  )
+  dx = api.input_gradient(
+    dy,
+    laid(w, contract),
+    scale,
+    contract=contract,
+    implementation=implementation,
+  )
+  dw = api.weight_gradient(
+    codes,
+    scales,
+    dy,
+    contract=contract,
+    nonnegative=True,
+    out_dtype=jnp.float32,
+    implementation=implementation,
+  )
+
+  def scaled(by):
+    return np.asarray((dy.astype('f4') * by).astype(dtype)).astype(np.float64)
+
+  want_dx = scaled(scale[None]) @ w.T.astype(np.float64)
+  want_dw = levels_of(codes, True).T @ scaled(scales[:, None])
+  error = {'float32': 2e-6, 'bfloat16': 5e-3}[dtype]
+  assert dx.dtype == dtype and dw.dtype == jnp.float32
+  dx = np.asarray(dx).astype(np.float64)
+  np.testing.assert_allclose(dx, want_dx, atol=error * np.abs(want_dx).max())
+  # Its operands are exact in bfloat16, and its sum is in float32.
+  want_dw = want_dw if contract == 'first' else want_dw.T
+  np.testing.assert_allclose(dw, want_dw, atol=2e-6 * np.abs(want_dw).max())
+
+
+@pytest.mark.parametrize('contract', CONTRACT)
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+def test_the_int8_input_gradient_is_trainings_to_the_bit(
+  implementation, contract
+):
+  _, w, scale = drawn()
+  dy = np.random.default_rng(1).standard_normal((ROWS, OUTPUTS)).astype('f4')
+  dy[4] = 0
+  spec = 'BF,DF->BD' if contract == 'first' else 'BF,FD->BD'
+  want = qat._int8_input_gradient(
+    spec, jnp.asarray(dy) * scale[None], laid(w, contract)
+  )
+  options = {
+    'contract': contract,
+    'rounding': 'stochastic',
+    'implementation': implementation,
+  }
+  got = api.input_gradient(jnp.asarray(dy), laid(w, contract), scale, **options)
+  np.testing.assert_array_equal(got, want)
+  limit = int8.largest(jnp.asarray(dy) * scale[None], (1,))[:, 0]
+  given = api.input_gradient(
+    jnp.asarray(dy), laid(w, contract), scale, limit=limit, **options
+  )
+  np.testing.assert_array_equal(given, want)
+  other = api.input_gradient(
+    jnp.asarray(dy), laid(w, contract), scale, limit=2 * limit, **options
+  )
+  assert not np.array_equal(other, want)
+
+
+def _arguments(**changes):
+  x, w, scale = drawn()
+  return {'x_RC': x, 'w': jnp.asarray(w), 'scale_O': scale} | changes
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'contract': 'middle'}, "contract='middle': 'first' for a weight"),
+    ({'contract': 'last'}, r'scale_O has shape \(200,\): expected \(300,\)'),
+    ({'w': np.ones((300, 200), np.float32)}, 'w is float32: expected int8'),
+    ({'w': np.ones((300, 200, 1), np.int8)}, 'w has shape .*two dims'),
+    ({'x_RC': np.ones((4, 299), np.float32)}, r'x_RC has .* \(rows, 300\)'),
+    ({'x_RC': np.ones((4, 300), np.int32)}, 'x_RC is int32: expected bf'),
+    ({'x_RC': np.ones((0, 300), np.float32)}, 'R = 0: no dimension'),
+    ({'x_RC': np.ones((4, 300), np.int8)}, 'scale_R is missing: int8 codes'),
+    (
+      {'x_RC': np.ones((70, 300), np.int8), 'limit': np.float32(1)},
+      'limit is given, but x_RC is int8',
+    ),
+    ({'scale_R': np.ones(70, np.float32)}, 'scale_R is given, but x_RC is fl'),
+    ({'limit': np.ones(3, np.float32)}, r'limit has shape \(3,\): .*\(70,\)'),
+    ({'cut': 3}, 'cut is int32: expected a float'),
+    ({'out_cut': np.ones((70, 1))}, 'out_cut has shape'),
+    ({'implementation': 'fast'}, "implementation='fast' is unknown"),
+  ],
+)
+def test_bad_input_is_named(changes, message):
+  with pytest.raises((ValueError, TypeError), match=message):
+    api.matmul(**{'contract': 'first'} | _arguments(**changes))
+
+
+def test_a_sum_that_an_int32_may_not_hold_is_refused():
+  x = jax.ShapeDtypeStruct((4, 66_312), jnp.float32)
+  w = jax.ShapeDtypeStruct((66_312, 8), jnp.int8)
+  scale = jax.ShapeDtypeStruct((8,), jnp.float32)
+
+  def shape(nonnegative, contracted):
+    return jax.eval_shape(
+      lambda x, w, scale: api.matmul(
+        x[:, :contracted],
+        w[:contracted],
+        scale,
+        contract='first',
+        nonnegative=nonnegative,
+      ),
+      x,
+      w,
+      scale,
+    )
+
+  shape(False, 66_312)
+  shape(True, 66_311)
+  with pytest.raises(ValueError, match='more than 66311 products'):
+    shape(True, 66_312)
+
+
+def test_bad_gradients_are_named():
+  x, w, scale = drawn()
+  dy = jnp.ones((ROWS, OUTPUTS))
+  with pytest.raises(ValueError, match="rounding='up': must be one of"):
+    api.input_gradient(dy, w, scale, contract='first', rounding='up')
+  with pytest.raises(ValueError, match='limit is given, but rounding'):
+    api.input_gradient(dy, w, scale, contract='first', limit=np.float32(1))
+  with pytest.raises(ValueError, match='w has 200 outputs'):
+    api.input_gradient(dy[:, 1:], w, scale, contract='first')
+  with pytest.raises(TypeError, match='codes_RC is float32'):
+    api.weight_gradient(x, jnp.ones(ROWS), dy, contract='first')
+  with pytest.raises(ValueError, match='dy_RO has 3 rows: expected 70'):
+    api.weight_gradient(
+      x.astype(jnp.int8), jnp.ones(ROWS), dy[:3], contract='first'
+    )

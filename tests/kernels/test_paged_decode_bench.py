@@ -1,0 +1,138 @@
+"""What the benchmark of paged decode counts, and that it runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax.kernels import ceilings
+from kaiju_jax.kernels import report
+from kaiju_jax.kernels import tuned
+from kaiju_jax.kernels.paged_decode import autotune
+from kaiju_jax.kernels.paged_decode import bench
+from kaiju_jax.kernels.paged_decode import blocks
+
+_CEILINGS = ceilings.Ceilings(1e12, 2e12, 1e12)
+_SMALL = {
+  'causal': bench.Shape(3, 2, 64, 16),
+  'window': bench.Shape(3, 2, 64, 16, window=9),
+}
+
+
+def _counts(shape):
+  return bench.counts(shape, bench.layout(shape))
+
+
+def test_rows_of_several_lengths():
+  shape = bench.Shape(2, 3, 64, 8, ragged=True)
+  assert bench.lengths(shape).tolist() == [8, 36, 64]
+  # 36 tokens are four pages and a half.
+  assert _counts(shape) == bench.Counts(108, 108, 8 + 40 + 64, 8 + 32 + 64)
+
+
+def test_a_window_and_a_ring():
+  # The last nine of 64 tokens: one slot of page 2, and page 3 from 56 on.
+  window = bench.Shape(1, 1, 64, 8, window=9)
+  assert _counts(window) == bench.Counts(9, 9, 16, 8)
+  # A ring of 64 slots whose newest token is 95, at slot 31.
+  ring = window._replace(ring=True)
+  where = bench.layout(ring)
+  assert where.position_BM[0].tolist() == [*range(64, 96), *range(32, 64)]
+  assert _counts(ring) == bench.Counts(9, 9, 16, 8)
+
+
+def test_beams_share_the_prompt():
+  shape = bench.Shape(2, 1, 512, 64, queries=2)
+  # 256 tokens that both see, 128 that each sees alone: two pages each.
+  assert _counts(shape) == bench.Counts(768, 512, 512, 256)
+
+
+def test_the_least_bytes_of_an_int8_cache():
+  shape = bench.Shape(3, 2, 64, 16)
+  keys = 2 * 64 * 2 * (128 + 4)
+  queries, outputs = 2 * 3 * (128 + 4), 2 * 3 * (256 + 4)
+  counted = _counts(shape)
+  assert bench.least_bytes(shape, counted, 'int8') == keys + queries + outputs
+  half = 2 * 64 * 2 * 256 + 2 * 3 * 256 + outputs
+  assert bench.least_bytes(shape, counted, 'bfloat16') == half
+
+
+@pytest.mark.parametrize('name', bench.SHAPES)
+def test_every_shape_visits_little_more_than_is_seen(name):
+  shape = bench.SHAPES[name]
+  # A few rows say the same of all.
+  counted = _counts(shape._replace(batch=min(shape.batch, 2)))
+  assert counted.slots <= counted.visited
+  if shape.window is None:
+    assert counted.visited <= 1.02 * counted.slots
+  else:
+    rows = counted.slots // shape.window
+    assert counted.visited - counted.slots <= rows * shape.slots
+
+
+def test_without_an_accelerator_nothing_runs_and_counts_are_shown(capsys):
+  rows = bench.measure(1, _SMALL)
+  assert {row.seconds for row in rows} == {None}
+  assert [row.tiles for row in rows if row.shape == 'window'] == [
+    (32, 18),
+    (32, 18),
+    None,
+  ]
+  report.show(report.make(rows, _CEILINGS))
+  assert 'xla, int8' in capsys.readouterr().out
+
+
+def test_timed_rows_have_seconds_peers_and_errors():
+  rows = bench.measure(1, {'causal': _SMALL['causal']}, timed=True)
+  assert [row.implementation for row in rows] == [
+    'xla, int8',
+    'xla, bfloat16',
+    'jax.nn xla',
+    'plan',
+  ]
+  assert all(row.seconds > 0 for row in rows)
+  assert [row.is_peer for row in rows] == [False, True, True, False]
+  # Codes reach about three; bfloat16 keeps eight bits.
+  assert all(row.max_error < 0.05 for row in rows[:2])
+  assert len(report.make(rows, _CEILINGS)['rows'][0]['times']) == 2
+
+
+@pytest.mark.parametrize('implementation', ['pallas_gpu', 'pallas_tpu'])
+@pytest.mark.parametrize('cache', bench.CACHES)
+def test_candidates_fit_and_hold_the_rule(implementation, cache):
+  for shape in bench.SHAPES.values():
+    tiled = bench.block_shape(shape, cache)
+    if blocks.misfit(implementation, tiled):
+      continue
+    found = autotune.candidates(implementation, tiled)
+    assert len(set(found)) == len(found) <= 72
+    assert blocks.rule(implementation, tiled) in found
+    for sizes in found:
+      blocks.check(implementation, tiled, sizes)
+
+
+def test_there_is_nothing_to_tune_on_a_cpu(tmp_path):
+  with pytest.raises(ValueError, match='cpu has no kernel of paged decode'):
+    autotune.tune(tmp_path)
+
+
+def test_what_was_tuned_goes_before_the_rule(tmp_path, monkeypatch):
+  monkeypatch.setattr(blocks, '_FOLDER', tmp_path)
+  shape = bench.block_shape(bench.SHAPES['13b, 32 × 32k'], 'int8')
+  best = blocks.Sizes(64, 32, 7, 8, 3)
+  assert blocks.sizes('pallas_gpu', shape) == blocks.rule('pallas_gpu', shape)
+  tuned.write(
+    tmp_path,
+    jax.devices()[0].device_kind,
+    blocks.key('pallas_gpu', shape),
+    tuned.Found(best._asdict(), 1e-3, {}),
+  )
+  assert blocks.sizes('pallas_gpu', shape._replace(P=7)) == best
+  assert blocks.sizes('pallas_gpu', shape._replace(B=1)) != best
+  assert blocks.sizes('pallas_tpu', shape) != best
+
+
+def test_layouts_are_what_decode_takes():
+  where = bench.layout(_SMALL['causal'])
+  assert sorted(np.ravel(where.table_BN)) == [*range(8)]
+  assert {field.dtype for field in where} == {jnp.dtype('int32')}

@@ -1,0 +1,49 @@
+"""The kernel in Triton itself, as Triton leaves it for an H100."""
+
+import contextlib
+
+import jax
+import pytest
+import test_visibility_attention_compiled as shared
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.kernels.visibility_attention import blocks
+from tests import compiled
+
+
+def _kernel(preset, coded, window, tiles=None):
+  pytest.importorskip('triton')
+  pytest.importorskip('jax_triton', exc_type=ImportError)
+  arrays, scales, _ = shared._arguments(preset, coded)
+
+  def forward(arrays, scales):
+    return api.forward(
+      *arrays,
+      window=window,
+      scale=128**-0.5,
+      implementation='triton_kernel',
+      **scales,
+    )
+
+  trying = contextlib.nullcontext() if tiles is None else blocks.trying(tiles)
+  with dispatch.compiling_for('gpu'), trying:
+    kernels = compiled.gpu(jax.jit(forward), arrays, scales)
+  return kernels['visibility_attention_forward']
+
+
+@pytest.mark.parametrize(
+  ('preset', 'coded', 'window'),
+  [('13b', False, 1024), ('34b', True, None), ('110b', True, 1024)],
+)
+def test_it_uses_the_matrix_unit_and_does_not_spill(preset, coded, window):
+  kernel = _kernel(preset, coded, window)
+  assert kernel.spill_stores == kernel.spill_loads == 0
+  assert kernel.instructions['wgmma bf16'] > 0
+  assert (kernel.instructions['wgmma s8'] > 0) == coded
+  assert not any(name.startswith('mma') for name in kernel.instructions)
+
+
+def test_tiles_too_large_for_their_warps_spill():
+  kernel = _kernel('110b', False, 1024, blocks.Tiles(128, 128, 4, 2))
+  assert kernel.spill_stores > 0

@@ -1,0 +1,314 @@
+"""What is the TPU kernels' own: blocks of 128 lanes, chains, copies.
+
+In test_visibility_attention.py, which they share with the other
+implementations, few rows fill more than one of their blocks.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import plan
+from kaiju_jax.kernels.visibility_attention import tpu_march
+
+_SCALE = 0.3
+
+
+@pytest.fixture
+def small_blocks():
+  """Interpreted, in blocks of 256 rows and 128 keys."""
+  with dispatch.interpreted(), blocks.trying(blocks.TpuTiles(256, 128), 'tpu'):
+    yield
+
+
+in_small_blocks = pytest.mark.usefixtures('small_blocks')
+
+
+class Case(NamedTuple):
+  visibility: visibility_lib.Visibility
+  window: int | None
+  heads: int
+  head_dim: int = 8
+
+
+def _slots(length, seed):
+  """Queries over a shuffled cache with empty slots."""
+  random = np.random.default_rng(seed)
+  position_M = random.permutation(length)
+  coordinate_L = np.sort(random.integers(0, length, length))
+  empty_M = random.random(length) < 0.3
+  limit_M = np.where(empty_M, position_M, length)
+  fields = position_M, limit_M, coordinate_L, coordinate_L, position_M
+  return visibility_lib.Visibility(
+    *(field.astype(np.int32)[None] for field in fields)
+  )
+
+
+def _tree(length, seed):
+  """A tree of branches that begin anywhere on the path before them."""
+  random = np.random.default_rng(seed)
+  path, parents = [], []
+  for node in range(length):
+    if path and random.random() < 0.05:
+      del path[random.integers(0, len(path)) + 1 :]
+    parents.append(path[-1] if path else -1)
+    path.append(node)
+  return visibility_lib.tree(parents)
+
+
+_LENGTH = 300
+_EVERY_KIND = visibility_lib.concatenate(
+  [
+    visibility_lib.causal(_LENGTH),
+    visibility_lib.documents([50, 3, 130, 90], _LENGTH),
+    visibility_lib.documents([], _LENGTH),
+    _tree(_LENGTH, seed=1),
+    visibility_lib.side_by_side(
+      [
+        visibility_lib.bidirectional(170, [(10, 150)]),
+        _tree(99, seed=2),
+      ],
+      _LENGTH,
+    ),
+    _slots(_LENGTH, seed=3),
+  ]
+)
+CASES = {
+  'every kind, window': Case(_EVERY_KIND, 40, 3),
+  'every kind': Case(_EVERY_KIND, None, 3),
+}
+
+
+def _one_ahead(length):
+  """Queries that stand one coordinate after the key of the same index."""
+  whole = visibility_lib.causal(length + 1)
+  return visibility_lib.Visibility(
+    **{
+      name: x[:, 1:] if name.endswith('BL') else x[:, :-1]
+      for name, x in whole._asdict().items()
+    }
+  )
+
+
+# One visible pair lies just inside each kind of bound of 256 rows by 128 keys.
+EDGES = {
+  'a key starts at the last query of a block': Case(_one_ahead(512), 257, 1),
+  'a key ends after the first query of a block': Case(
+    visibility_lib.documents([257, 255], 512), None, 1
+  ),
+  'a window ends at the last key of a block': Case(
+    visibility_lib.causal(512), 130, 1
+  ),
+}
+
+
+def _operands(case, seed=0):
+  random = np.random.default_rng(seed)
+  B, M = case.visibility.start_BM.shape
+  L = case.visibility.coordinate_BL.shape[1]
+  K = case.head_dim
+  return [
+    random.normal(size=(B, *shape), scale=2).astype(np.float32)
+    for shape in ((L, case.heads, K), (M, K), (M, K))
+  ]
+
+
+def _cotangents(case, seed=1):
+  random = np.random.default_rng(seed)
+  shape = (*case.visibility.coordinate_BL.shape, case.heads)
+  return (
+    random.normal(size=(*shape, case.head_dim)).astype(np.float32),
+    random.normal(size=shape).astype(np.float32),
+  )
+
+
+@jax.jit
+def _dense(operands, dense_BLM, dout_BLHK, dlse_BLH):
+  """out, lse and gradients of a dense softmax; blind queries are zero."""
+
+  def attend(q_BLHK, k_BMK, v_BMK):
+    logits_BLHM = _SCALE * jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
+    sees_BL11 = dense_BLM.any(axis=-1)[..., None, None]
+    logits_BLHM = jnp.where(
+      dense_BLM[:, :, None] | ~sees_BL11, logits_BLHM, -jnp.inf
+    )
+    out_BLHK = jnp.einsum('BLHM,BMK->BLHK', jax.nn.softmax(logits_BLHM), v_BMK)
+    lse_BLH = jax.nn.logsumexp(logits_BLHM, axis=-1)
+    return (
+      jnp.where(sees_BL11, out_BLHK, 0),
+      jnp.where(sees_BL11[..., 0], lse_BLH, 0),
+    )
+
+  results, pull = jax.vjp(attend, *operands)
+  return results, pull((dout_BLHK, dlse_BLH))
+
+
+def _oracle(case, operands, cotangents):
+  dense_BLM = visibility_lib.as_dense(case.visibility, case.window)
+  return _dense(operands, dense_BLM, *cotangents)
+
+
+def _run(case, operands, cotangents):
+  """out, lse and gradients by the kernels."""
+
+  @jax.jit
+  def run(visibility, operands, cotangents):
+    attend = functools.partial(
+      api.attention,
+      window=case.window,
+      scale=_SCALE,
+      implementation='pallas_tpu',
+    )
+    results, pull = jax.vjp(
+      lambda *operands: attend(*operands, *visibility), *operands
+    )
+    return results, pull(cotangents)
+
+  return run(case.visibility, operands, cotangents)
+
+
+def _close(actual, expected, tolerance=2e-5):
+  """Absolute error against the largest value of each tensor."""
+  for a, e in zip(
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+  ):
+    assert a.shape == e.shape
+    error = np.abs(np.float64(a) - np.float64(e)).max()
+    assert error <= tolerance * max(1, np.abs(e).max())
+
+
+@in_small_blocks
+@pytest.mark.parametrize(
+  'case', [*CASES.values(), *EDGES.values()], ids=[*CASES, *EDGES]
+)
+def test_output_lse_and_gradients(case):
+  operands, cotangents = _operands(case), _cotangents(case)
+  results = _run(case, operands, cotangents)
+  _close(results, _oracle(case, operands, cotangents))
+  sees_BL = visibility_lib.as_dense(case.visibility, case.window).any(axis=-1)
+  assert not results[0][0][~sees_BL].any()
+  assert not results[0][1][~sees_BL].any()
+
+
+@in_small_blocks
+def test_blocks_that_nobody_sees_are_not_visited():
+  case = Case(visibility_lib.causal(640), 64, 1)
+  q_BLHK, k_BMK, v_BMK = _operands(case)
+  # Zero weight times NaN is NaN: finite outputs never met these values.
+  v_BMK[:, 128:256] = np.nan
+  out_BLHK, _ = jax.jit(
+    functools.partial(
+      api.forward, window=64, scale=_SCALE, implementation='pallas_tpu'
+    )
+  )(q_BLHK, k_BMK, v_BMK, *case.visibility)
+  finite_X = [np.isfinite(x).all() for x in np.split(out_BLHK[0], [256, 512])]
+  # Rows 256 to 319 look back at the block: their whole tile visits it.
+  assert finite_X == [False, False, True]
+
+
+@pytest.mark.parametrize(
+  ('shape', 'expected'),
+  [
+    ({'heads': 1}, (1024, 512)),
+    ({'heads': 5}, (640, 512)),
+    ({'heads': 7}, (896, 512)),
+    ({'heads': 12}, (768, 512)),
+    ({'heads': 96, 'window': 1024}, (768, 256)),
+    ({'heads': 96, 'window': 4096}, (768, 512)),
+    # No whole tokens in so few rows; two tiles that do not divide evenly.
+    ({'heads': 97}, (1024, 512)),
+    ({'heads': 8, 'length': 150, 'memory': 150}, (640, 256)),
+    # One token over a long memory; a short one.
+    ({'heads': 12, 'length': 1}, (128, 512)),
+    ({'heads': 1, 'length': 70, 'memory': 300}, (128, 256)),
+    # Wider numbers, fewer rows.
+    ({'heads': 5, 'itemsize': 4}, (512, 512)),
+    ({'heads': 4, 'itemsize': 4, 'head_dim': 256}, (256, 512)),
+  ],
+)
+def test_tiles(shape, expected):
+  common = {
+    'length': 32768,
+    'memory': 32768,
+    'head_dim': 128,
+    'itemsize': 2,
+    'window': None,
+  }
+  tiles = blocks.tpu(**common | shape)
+  assert tiles == expected
+  assert tiles.rows % 128 == tiles.keys % 128 == 0
+
+
+def test_orders():
+  # Four blocks, so two chains: 0 → 2 and 1 → 3.
+  sees_BXY = np.array(
+    [[[1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 1]]], dtype=bool
+  )
+  full_BXY = np.array(
+    [[[1, 1, 1], [0, 0, 0], [0, 0, 1], [0, 0, 0]]], dtype=bool
+  )
+  orders = tpu_march.orders(plan.of_queries(sees_BXY), full_BXY)
+  count_X = [1, 0, 2, 1]
+  words = [[1, 2], [4], [2, 5, -1], [4, -1]]
+  assert orders.shape == (1, 4, 1, 5)
+  for row_N, count, expected in zip(orders[0, :, 0], count_X, words):
+    assert row_N[0] == count
+    assert list(row_N[1 : 2 + count]) == expected
+
+
+@in_small_blocks
+def test_masked_and_full_blocks_agree(monkeypatch):
+  case = Case(visibility_lib.documents([50, 550], 600), 420, 1)
+  forward = functools.partial(
+    api.forward,
+    *_operands(case),
+    *case.visibility,
+    window=case.window,
+    scale=_SCALE,
+    implementation='pallas_tpu',
+  )
+  found = []
+  real = plan.full
+
+  def kept(*arguments):
+    found.append(real(*arguments))
+    return found[-1]
+
+  def none(*arguments):
+    return jnp.zeros_like(real(*arguments))
+
+  monkeypatch.setattr(plan, 'full', kept)
+  results = forward()
+  # 256 rows by 128 keys; rows 512 to 599 look back to key 180.
+  assert found[0][0].astype(int).tolist() == [
+    [0, 0, 0, 0, 0],
+    [0, 1, 0, 0, 0],
+    [0, 0, 1, 1, 0],
+  ]
+  monkeypatch.setattr(plan, 'full', none)
+  _close(forward(), results, 1e-6)
+
+
+@in_small_blocks
+def test_copies_race_with_nothing(monkeypatch, capfd):
+  """Simulated memory that starts as NaN, and copies that wait to the last."""
+  case = Case(visibility_lib.documents([200, 120], 320), 150, 2)
+  operands, cotangents = _operands(case), _cotangents(case)
+  expected = _oracle(case, operands, cotangents)
+  parameters = pltpu.InterpretParams(
+    detect_races=True, dma_execution_mode='on_wait', uninitialized_memory='nan'
+  )
+  monkeypatch.setattr(dispatch, 'interpreting', lambda: parameters)
+  results = _run(case, operands, cotangents)
+  _close(results, expected)
+  output = capfd.readouterr()
+  assert 'RACE' not in output.out + output.err
