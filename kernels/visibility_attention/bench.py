@@ -54,7 +54,9 @@ def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
   on_cpu = dispatch.platform() == 'cpu'
   ours = ['pallas_gpu'] if on_cpu else _ours(shape)
   contenders = {} if on_cpu else _contenders(shape, ours)
-  errors = {} if on_cpu else _errors(shape, ours)
+  errors = (
+    {} if on_cpu else _errors(shape, [x for x in ours if x in contenders])
+  )
   for part in _PASSES:
     runs = {each: calls[part] for each, calls in contenders.items()}
     seconds = timing.medians(runs, repeats) if runs else {}
@@ -127,26 +129,29 @@ def _ours(shape) -> list[str]:
 
 def _contenders(shape, ours):
   """By name, the calls of both passes; whoever cannot is named on stderr."""
-  arrays, scales, dout_BLHK, dlse_BLH = operands(shape)
+  floats, _, dout_BLHK, _ = operands(shape._replace(coded=False))
+  makers = {name: functools.partial(_own, shape, name) for name in ours}
+  makers |= peers.available(shape, *floats, dout_BLHK)
   found = {}
-  for name in ours:
-    forward, backward = calls(shape, name)
-    results = forward(arrays, scales)
-    cotangents = *results, dout_BLHK, dlse_BLH
-    found[name] = {
-      'forward': functools.partial(forward, arrays, scales),
-      'backward': functools.partial(backward, arrays, scales, cotangents),
-    }
-  floats = operands(shape._replace(coded=False))[0]
-  for name, make in peers.available(shape, *floats, dout_BLHK).items():
+  for name, make in makers.items():
     try:
-      peer = make()
-      jax.block_until_ready((peer.forward(), peer.backward()))
+      contender = make()
+      jax.block_until_ready((contender.forward(), contender.backward()))
     except Exception as error:  # Each fails in its own way.
       print(f'{name} at {shape}: {error}', file=sys.stderr)
     else:
-      found[name] = peer._asdict()
+      found[name] = contender._asdict()
   return found
+
+
+def _own(shape, name) -> peers.Peer:
+  arrays, scales, dout_BLHK, dlse_BLH = operands(shape)
+  forward, backward = calls(shape, name)
+  cotangents = *forward(arrays, scales), dout_BLHK, dlse_BLH
+  return peers.Peer(
+    functools.partial(forward, arrays, scales),
+    functools.partial(backward, arrays, scales, cotangents),
+  )
 
 
 def operands(shape: shapes.Shape):

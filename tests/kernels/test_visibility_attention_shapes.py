@@ -124,3 +124,11 @@ def test_without_a_gpu_nothing_is_tuned():
   done = subprocess.run(command, capture_output=True, text=True)
   assert done.returncode == 1
   assert 'blocks are measured on a GPU, and this is a cpu' in done.stderr
+
+
+def test_who_cannot_run_here_is_named_and_left_out(capsys):
+  with dispatch.interpreted(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
+    found = bench._contenders(TOY, ['pallas_gpu'])
+  assert {'pallas_gpu', 'jax xla'} <= set(found)
+  assert 'cudnn' not in found and 'cudnn at Shape' in capsys.readouterr().err
+  assert all(set(each) == {'forward', 'backward'} for each in found.values())
