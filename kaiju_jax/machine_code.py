@@ -331,10 +331,12 @@ def _jax_triton_to(folder: str) -> Iterator[None]:
     if module := sys.modules.get('jax_triton.triton_lib'):
       module._JAX_TRITON_DUMP_DIR = os.environ.get('JAX_TRITON_DUMP_DIR')
 
-  with _environment(JAX_TRITON_DUMP_DIR=folder):
+  try:
+    with _environment(JAX_TRITON_DUMP_DIR=folder):
+      apply()
+      yield
+  finally:
     apply()
-    yield
-  apply()
 
 
 def _compile() -> None:

@@ -22,10 +22,11 @@ def candidates(implementation: str, shape: blocks.Shape) -> list[blocks.Sizes]:
   """Returns what is worth trying around the rule's own tiles."""
   rule = blocks.rule(implementation, shape)
   if implementation == 'pallas_tpu':
-    pages = [n for n in (1, 2, 4, 8, 16, 32) if n <= shape.N]
+    pages = {1, 2, 4, 8, 16, rule.J // shape.S}
     return [
       blocks.Sizes(rule.R, n * shape.S, X)
-      for n, X in itertools.product(pages, (1, 2))
+      for n, X in itertools.product(sorted(pages), (1, 2))
+      if n <= shape.N
     ]
   X = sorted({max(1, rule.X // 2), rule.X, 2 * rule.X, 4 * rule.X})
   return [

@@ -119,7 +119,7 @@ _ABSENT[1] = -1
 _ABSENT[2, :5] = [_POOL, _POOL + 1, 2**31 - 1, -(2**31), -7]
 
 CASES = {
-  'several lengths': _case(_pages(), _causal([1, 8, 41])),
+  'several lengths': _case(_pages(), _causal([1, 8, 57])),
   'shared pages': _case(_SHARED, _scattered(1)),
   'absent pages': _case(_ABSENT, _causal([48, 64, 48])),
   'ranges on either side': _case(_pages(), _either_side()),
@@ -460,8 +460,8 @@ def test_only_what_the_plan_lists_is_read(implementation):
   case = CASES['several lengths']
   operands = _operands(case)
   plan = _plan(case)
-  assert plan.count_B.tolist() == [1, 1, 6]
-  assert plan.full_B.tolist() == [0, 1, 5]
+  assert plan.count_B.tolist() == [1, 1, 8]
+  assert plan.full_B.tolist() == [0, 1, 7]
   _close(
     _decode(case, implementation, operands, plan=plan),
     _oracle(case, *operands),
@@ -470,12 +470,12 @@ def test_only_what_the_plan_lists_is_read(implementation):
   shorter = plan._replace(count_B=plan.count_B - np.array([0, 0, 1], np.int32))
   results = _decode(case, implementation, operands, plan=shorter)
   table_BN = case.table_BN.copy()
-  table_BN[2, 5] = -1
+  table_BN[2, 7] = -1
   _close(results, _oracle(case._replace(table_BN=table_BN), *operands))
   if implementation != 'xla':
     # Ranges of pages seen whole are not looked at.
     limit_BM = case.visibility.limit_BM.copy()
-    limit_BM[2, :32] = 0
+    limit_BM[2, :48] = 0
     visibility = case.visibility._replace(limit_BM=limit_BM)
     blind = case._replace(visibility=visibility)
     results = _decode(blind, implementation, operands, plan=plan)
