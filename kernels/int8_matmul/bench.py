@@ -96,7 +96,7 @@ def measure(
       found = runs.get(kernel, {})
       seconds = timing.medians(found, repeats, calls=4) if found else {}
       for name in [*names, *(x for x in found if x not in names)]:
-        ours = name in names
+        is_ours = name in names
         rows.append(
           report.Row(
             kernel=f'int8_matmul {kernel}',
@@ -106,8 +106,8 @@ def measure(
             operations=2 * shape.rows * shape.contracted * shape.outputs,
             bytes=moved(kernel, shape),
             ceiling='int8_matmul',
-            max_error=_error(found, name, kernel, shape) if ours else None,
-            is_peer=not ours,
+            max_error=_error(found, name, kernel, shape) if is_ours else None,
+            is_peer=not is_ours,
           )
         )
   return rows
@@ -151,7 +151,7 @@ def _runs(shape, names) -> dict[str, dict[str, Callable[[], Any]]]:
   runs = {kernel: {} for kernel in KERNELS}
   for name in names:
     for kernel in KERNELS:
-      step = jax.jit(functools.partial(_ours, kernel, shape, name))
+      step = jax.jit(functools.partial(ours, kernel, shape, name))
       runs[kernel][name] = functools.partial(step, values)
   runs['matmul'][BF16] = functools.partial(
     jax.jit(functools.partial(_dot, shape, jnp.bfloat16)),
@@ -168,7 +168,20 @@ def _runs(shape, names) -> dict[str, dict[str, Callable[[], Any]]]:
   return runs
 
 
-def _ours(kernel, shape, implementation, values):
+def ours(
+  kernel: str,
+  shape: Shape,
+  implementation: str,
+  values: Mapping[str, jax.Array],
+) -> jax.Array:
+  """Returns y of one of KERNELS, by one implementation.
+
+  Args:
+    kernel: of KERNELS.
+    shape: of the product.
+    implementation: of `api.RUNS_ON`.
+    values: of `operands`.
+  """
   is_coded = kernel == 'codes'
   return api.matmul(
     values['codes_RC'] if is_coded else values['x_RC'],
@@ -196,7 +209,7 @@ def _error(found, name, kernel, shape) -> float | None:
   few = shape._replace(rows=min(512, shape.rows))
   values = operands(few)
   results = [
-    jax.jit(functools.partial(_ours, kernel, few, each))(values)
+    jax.jit(functools.partial(ours, kernel, few, each))(values)
     for each in (name, 'reference')
   ]
   got, expected = (x.astype(jnp.float32) for x in results)

@@ -3,7 +3,10 @@
 import pytest
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
+from kaiju_jax.kernels.int8_matmul import autotune
 from kaiju_jax.kernels.int8_matmul import bench
+from kaiju_jax.kernels.int8_matmul import blocks
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,24 @@ def test_implementations_agree_and_stand_beside_their_peers():
   }
   assert all(row.seconds > 0 for row in rows)
   assert all(row.max_error == 0 for row in rows if not row.is_peer)
+
+
+def test_the_fastest_tile_is_written_and_taken(tmp_path, monkeypatch):
+  shape = bench.Shape(32, 64, 64, 'first')
+  tiles = [blocks.Gpu(32, 32, 32, 4, 2), blocks.Gpu(16, 64, 32, 4, 2)]
+  monkeypatch.setattr(autotune, 'candidates', lambda shape: tiles)
+  with dispatch.compiling_for('gpu'), dispatch.interpreted():
+    found = autotune.tune(tmp_path, {'toy': shape}, repeats=1)
+  name = blocks.key(*shape[:4])
+  best = tuned.winner(tmp_path, tuned.device_kind(), name)
+  assert best == dict(found[name].best)
+  assert blocks.Gpu(**best) in tiles
+  monkeypatch.setattr(tuned, 'winner', lambda *_: tiles[1]._asdict())
+  assert blocks.gpu(*shape[:4]) == tiles[1]
+  with blocks.trying(tiles[0]):
+    assert blocks.gpu(*shape[:4]) == tiles[0]
+
+
+def test_a_cpu_has_nothing_to_search(tmp_path):
+  with pytest.raises(ValueError, match='cpu has no tiles of int8_matmul'):
+    autotune.tune(tmp_path)
