@@ -1,6 +1,12 @@
 """Which implementation and which block sizes suit a shape. Pure Python."""
 
+from collections.abc import Iterator
+import contextlib
+import contextvars
+import pathlib
 from typing import NamedTuple
+
+from kaiju_jax.kernels import tuned
 
 
 class Gpu(NamedTuple):
@@ -37,8 +43,39 @@ def implementation() -> str:
   return 'xla'
 
 
+_tried = contextvars.ContextVar('tried', default=None)
+
+
+@contextlib.contextmanager
+def trying(sizes: 'Gpu | Tpu') -> Iterator[None]:
+  """Within it, s8 products that are traced for their platform have these."""
+  token = _tried.set(sizes)
+  try:
+    yield
+  finally:
+    _tried.reset(token)
+
+
+def key(
+  rows: int, contracted: int, outputs: int, contract: str = 'first'
+) -> str:
+  """Returns what measured blocks of an s8 product are filed under."""
+  return tuned.key(
+    rows=rows, contracted=contracted, outputs=outputs, contract=contract
+  )
+
+
+def _measured(name: str) -> dict[str, int] | None:
+  folder = pathlib.Path(__file__).parent
+  return tuned.winner(folder, tuned.device_kind(), name)
+
+
 def gpu(rows: int, contracted: int, outputs: int, contract: str) -> Gpu:
   """Returns the tile of an s8 product."""
+  if isinstance(_tried.get(), Gpu):
+    return _tried.get()
+  if found := _measured(key(rows, contracted, outputs, contract)):
+    return Gpu(**found)
   if contract == 'first':
     return Gpu(256, 128, 128, 8, 3)
   return Gpu(128, 256, 128, 8, 3)

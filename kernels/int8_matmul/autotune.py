@@ -1,0 +1,106 @@
+"""Finds the fastest tiles of the s8 product on the GPU at hand.
+
+    python -m kaiju_jax.kernels.int8_matmul.autotune
+
+Each candidate multiplies the benchmark's codes. Winners go to `tuned.json`
+beside this file, from where `blocks.py` takes them. A TPU's blocks are as large
+as its vector memory holds: there is nothing to search.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import itertools
+import pathlib
+from typing import Any
+
+import jax
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
+from kaiju_jax.kernels.int8_matmul import bench
+from kaiju_jax.kernels.int8_matmul import blocks
+
+
+def candidates(shape: bench.Shape) -> list[blocks.Gpu]:
+  """Returns what is worth trying: the rule's own tile comes first."""
+  rule = blocks.gpu(shape.rows, shape.contracted, shape.outputs, shape.contract)
+  tried = [
+    blocks.Gpu(R, O, C, warps, stages)
+    for (R, O), C, warps, stages in itertools.product(
+      ((128, 128), (128, 256), (256, 128), (64, 256)),
+      (64, 128),
+      (4, 8),
+      (3, 4),
+    )
+  ]
+  return list(dict.fromkeys([rule, *tried]))
+
+
+def tune(
+  folder: str | pathlib.Path,
+  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
+  repeats: int = 9,
+) -> dict[str, tuned.Found]:
+  """Searches for every shape, and writes what it found.
+
+  Args:
+    folder: where `tuned.json` is.
+    shapes: by name.
+    repeats: rounds, each timing every candidate once.
+
+  Returns:
+    What was found, by its key.
+
+  Raises:
+    ValueError: a platform that has nothing to search.
+  """
+  if dispatch.platform() != 'gpu':
+    raise ValueError(
+      f'{dispatch.platform()} has no tiles of int8_matmul to search: expected'
+      ' gpu.'
+    )
+  found = {}
+  for shape in shapes.values():
+    name = blocks.key(*shape[:4])
+    found[name] = tuned.search(
+      [each._asdict() for each in candidates(shape)],
+      functools.partial(_run, shape, bench.operands(shape)),
+      repeats,
+    )
+    tuned.write(folder, tuned.device_kind(), name, found[name])
+  return found
+
+
+def _run(
+  shape: bench.Shape,
+  operands: Mapping[str, jax.Array],
+  candidate: tuned.Blocks,
+) -> Callable[[], Any]:
+  step = jax.jit(functools.partial(bench.ours, 'codes', shape, 'pallas_gpu'))
+
+  def call():
+    # Traced within it, at the first call.
+    with blocks.trying(blocks.Gpu(**candidate)):
+      return step(operands)
+
+  return call
+
+
+def _main() -> None:
+  from absl import app
+
+  def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+    for name, found in tune(pathlib.Path(__file__).parent).items():
+      print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
+      for i, reason in found.refused.items():
+        print(f'  candidate {i} was refused: {reason.splitlines()[0]}')
+
+  app.run(main)
+
+
+if __name__ == '__main__':
+  _main()

@@ -1,0 +1,67 @@
+"""What the benchmark of int8 matmuls counts and times."""
+
+import pytest
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import tuned
+from kaiju_jax.kernels.int8_matmul import autotune
+from kaiju_jax.kernels.int8_matmul import bench
+from kaiju_jax.kernels.int8_matmul import blocks
+
+
+@pytest.mark.parametrize(
+  ('kernel', 'expected'),
+  [
+    # x as bf16, the weight, its scales, y as bf16.
+    ('matmul', 2 * 4 * 8 + 8 * 3 + 4 * 3 + 2 * 4 * 3),
+    # x as codes with a scale a row.
+    ('codes', 4 * 8 + 8 * 3 + 4 * (3 + 4) + 2 * 4 * 3),
+  ],
+)
+def test_bytes_are_those_of_operands_and_result(kernel, expected):
+  assert bench.moved(kernel, bench.Shape(4, 8, 3, 'first')) == expected
+
+
+def test_a_cpu_counts_and_does_not_time():
+  rows = bench.measure(1)
+  assert {row.shape.split()[0] for row in rows} == {'13b', '34b', '110b'}
+  assert len(rows) == len(bench.SHAPES) * 2 * 3
+  assert all(row.seconds is None and row.operations > 1e9 for row in rows)
+
+
+def test_implementations_agree_and_stand_beside_their_peers():
+  shapes = {
+    'first': bench.Shape(32, 128, 128, 'first'),
+    'last': bench.Shape(32, 128, 128, 'last', nonnegative=True),
+  }
+  with dispatch.interpreted():
+    rows = bench.measure(1, shapes)
+  ours = {row.implementation for row in rows if not row.is_peer}
+  assert ours == {'xla', 'pallas_gpu', 'pallas_tpu'}
+  assert {row.implementation for row in rows if row.is_peer} == {
+    bench.BF16,
+    bench.S8,
+  }
+  assert all(row.seconds > 0 for row in rows)
+  assert all(row.max_error == 0 for row in rows if not row.is_peer)
+
+
+def test_the_fastest_tile_is_written_and_taken(tmp_path, monkeypatch):
+  shape = bench.Shape(32, 64, 64, 'first')
+  tiles = [blocks.Gpu(32, 32, 32, 4, 2), blocks.Gpu(16, 64, 32, 4, 2)]
+  monkeypatch.setattr(autotune, 'candidates', lambda shape: tiles)
+  with dispatch.compiling_for('gpu'), dispatch.interpreted():
+    found = autotune.tune(tmp_path, {'toy': shape}, repeats=1)
+  name = blocks.key(*shape[:4])
+  best = tuned.winner(tmp_path, tuned.device_kind(), name)
+  assert best == dict(found[name].best)
+  assert blocks.Gpu(**best) in tiles
+  monkeypatch.setattr(tuned, 'winner', lambda *_: tiles[1]._asdict())
+  assert blocks.gpu(*shape[:4]) == tiles[1]
+  with blocks.trying(tiles[0]):
+    assert blocks.gpu(*shape[:4]) == tiles[0]
+
+
+def test_a_cpu_has_nothing_to_search(tmp_path):
+  with pytest.raises(ValueError, match='cpu has no tiles of int8_matmul'):
+    autotune.tune(tmp_path)
