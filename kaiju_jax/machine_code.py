@@ -250,6 +250,21 @@ def tpu(
     aot.MissingPlugin: names the package that is missing.
     RuntimeError: what the compiler said before it gave up.
   """
+  found = collections.defaultdict(Counts)
+  with tpu_dump(make, accelerator) as folder:
+    for name, file in final_bundles(folder):
+      for modifiers in _VMATMUL.findall(file.read_text()):
+        types = [t for t in modifiers.split('.') if _OPERAND.fullmatch(t)]
+        # Without a type it is float32.
+        found[name][f'vmatmul {types[0] if types else "f32"}'] += 1
+  return dict(found)
+
+
+@contextlib.contextmanager
+def tpu_dump(
+  make: Callable[[], tuple[Any, Sequence[Any]]], accelerator: str
+) -> Iterator[pathlib.Path]:
+  """Compiles as `tpu` does; yields the folder of what libtpu wrote."""
   _device(accelerator, 'tpu')
   with tempfile.TemporaryDirectory() as folder:
     arguments = os.environ.get('LIBTPU_INIT_ARGS', '')
@@ -269,19 +284,14 @@ def tpu(
       raise RuntimeError(
         f'compiling for {accelerator}: {done.stderr.decode(errors="replace")}'
       )
-    return _bundles(pathlib.Path(folder))
+    yield pathlib.Path(folder)
 
 
-def _bundles(folder: pathlib.Path) -> dict[str, Counts]:
-  found = collections.defaultdict(Counts)
-  for file in folder.iterdir():
-    if not (match := _BUNDLES.fullmatch(file.name)):
-      continue
-    for modifiers in _VMATMUL.findall(file.read_text()):
-      types = [t for t in modifiers.split('.') if _OPERAND.fullmatch(t)]
-      # Without a type it is float32.
-      found[match[1]][f'vmatmul {types[0] if types else "f32"}'] += 1
-  return dict(found)
+def final_bundles(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+  """Yields each kernel's name and the file of its final bundles."""
+  for file in sorted(folder.iterdir()):
+    if match := _BUNDLES.fullmatch(file.name):
+      yield match[1], file
 
 
 def _device(accelerator: str, platform: str) -> jax.Device:
@@ -331,10 +341,12 @@ def _jax_triton_to(folder: str) -> Iterator[None]:
     if module := sys.modules.get('jax_triton.triton_lib'):
       module._JAX_TRITON_DUMP_DIR = os.environ.get('JAX_TRITON_DUMP_DIR')
 
-  with _environment(JAX_TRITON_DUMP_DIR=folder):
+  try:
+    with _environment(JAX_TRITON_DUMP_DIR=folder):
+      apply()
+      yield
+  finally:
     apply()
-    yield
-  apply()
 
 
 def _compile() -> None:

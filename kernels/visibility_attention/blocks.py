@@ -1,7 +1,7 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
 Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
-those of `pallas_gpu` by what its compiler says of registers, those of
+those of the GPU kernels by what their compilers say of registers, those of
 `pallas_tpu` by the schedules that its compiler makes.
 """
 
@@ -81,6 +81,10 @@ class Tiles(NamedTuple):
   stages: int
 
 
+# The kernels of `pallas_gpu`, and that of `triton_kernel`.
+GPU_KINDS = ('forward', 'dq', 'dkv')
+TRITON = 'triton_forward'
+
 # By the bytes of a key in floats: as large as H100's registers hold without a
 # spill. Compiled, not timed.
 _GPU = {
@@ -88,15 +92,17 @@ _GPU = {
     'forward': Tiles(128, 128, 8, 2),
     'dq': Tiles(128, 64, 8, 2),
     'dkv': Tiles(64, 128, 8, 2),
+    TRITON: Tiles(128, 128, 8, 3),
   },
-  512: dict.fromkeys(('forward', 'dq', 'dkv'), Tiles(64, 32, 8, 2)),
+  512: dict.fromkeys(GPU_KINDS, Tiles(64, 32, 8, 2))
+  | {TRITON: Tiles(128, 64, 8, 3)},
   1024: {
     'forward': Tiles(32, 32, 4, 2),
     'dq': Tiles(32, 32, 8, 1),
     'dkv': Tiles(32, 32, 8, 1),
+    TRITON: Tiles(64, 32, 8, 2),
   },
 }
-GPU_KINDS = tuple(_GPU[256])
 
 _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
@@ -107,9 +113,10 @@ def trying(tiles: 'Tiles | TpuTiles', *kinds: str) -> Iterator[None]:
 
   Args:
     tiles: blocks.
-    kinds: of GPU_KINDS, or 'tpu'; by default all that such tiles are for.
+    kinds: of GPU_KINDS, TRITON or 'tpu'; by default all that such tiles are
+      for.
   """
-  every = ('tpu',) if isinstance(tiles, TpuTiles) else GPU_KINDS
+  every = ('tpu',) if isinstance(tiles, TpuTiles) else (*GPU_KINDS, TRITON)
   tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
   token = _tried.set(tried)
   try:
@@ -131,7 +138,7 @@ def gpu(
   """Returns the blocks of a GPU kernel: measured ones where there are any.
 
   Args:
-    kind: 'forward', 'dq' or 'dkv'.
+    kind: of GPU_KINDS, or TRITON.
     rows: queries times heads.
     memory: keys.
     window: None for all.
@@ -153,6 +160,19 @@ def gpu(
     keys=_power(min(memory, tiles.keys)),
     warps=tiles.warps if fewest == tiles.rows else 4,
   )
+
+
+def dequantize_first(rows: int) -> bool:
+  """Returns whether values become floats before the forward kernel on a GPU.
+
+  Within it they take half the bytes, and each query tile spends about a seventh
+  of its instructions on making floats of them (counted in its PTX). So few
+  tiles read codes; from 16 on they read floats. That number is our guess.
+
+  Args:
+    rows: queries times heads.
+  """
+  return rows > 16 * _GPU[256]['forward'].rows
 
 
 def gpu_key(

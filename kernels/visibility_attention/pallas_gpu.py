@@ -18,9 +18,10 @@ and of partly seen blocks are FlexAttention's (Dong et al. 2024,
 arXiv:2412.05496).
 
 Where q and k are both codes with token scales, s is an int8 product times one
-factor per row and one per column. The forward pass reads v as codes: a token's
-scale is folded into p's columns, a channel's into the result. The backward pass
-needs floats of q, k and v as well, each many times, so XLA makes them before.
+factor per row and one per column. The forward pass of few queries reads v as
+codes: a token's scale is folded into p's columns, a channel's into the result.
+With many queries, and in the backward pass, a program after the other would
+make the same floats of the same codes, so XLA makes them before, once.
 
 What a tile has beyond an array's end is masked when it is loaded and stored. A
 head size that is no power of two, or below 32, is the only reason to copy: it
@@ -45,6 +46,8 @@ from kaiju_jax.kernels.visibility_attention import plan
 # Below any logit, and finite, so that 2^(-inf - _LOWEST) is 0 and not NaN.
 _LOWEST = -1e30
 _LOG2E = math.log2(math.e)
+# A factor that leaves no trace, and is not zero: 0 · -inf would be NaN.
+_LEAST = 1e-30
 
 
 class _Queries(NamedTuple):
@@ -128,11 +131,18 @@ class _Span(NamedTuple):
 
 
 class _Tile(NamedTuple):
-  """Queries of a program; `factor_I` turns an int8 product to base 2."""
+  """Queries of a program.
+
+  Attributes:
+    span: where they are.
+    q_IK: floats or codes.
+    factor: what turns `_logits` into s, positive so that it may wait until
+      after a maximum: a number, or factor_I where q is codes.
+  """
 
   span: _Span
   q_IK: Any
-  factor_I: Any
+  factor: Any
 
 
 class _Block(NamedTuple):
@@ -162,6 +172,8 @@ def forward(
 ):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
+  if blocks.dequantize_first(L * H):
+    v_BMK, v_scale = codes.dequantize(v_BMK, v_scale, dtype), None
   queries, keys, statics = _prepare(
     (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
     (k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM),
@@ -337,7 +349,7 @@ def _call(kind, kernel, operands, results, statics):
 def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
   b, x = _last_first()
   tile = _take_queries(queries, b, x, statics)
-  factor = _factor(statics)
+  factor = tile.factor
   dtype = _float_dtype(keys.v_BMK, statics.dtype)
 
   def step(is_full, y, carry):
@@ -348,7 +360,7 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
       visible_IJ = _visible(queries, keys, tile, block, 'IJ', statics)
       s_IJ = jnp.where(visible_IJ, s_IJ, -jnp.inf)
     new_peak_I = jnp.maximum(peak_I, s_IJ.max(axis=1))
-    p_IJ = jnp.exp2(factor * s_IJ - (factor * new_peak_I)[:, None])
+    p_IJ = _power(s_IJ, tile, factor * new_peak_I, 'IJ')
     decay_I = jnp.exp2(factor * (peak_I - new_peak_I))
     total_I = total_I * decay_I + p_IJ.sum(axis=1)
     if keys.v_scale is not None and not _per_channel(keys.v_scale):
@@ -452,10 +464,13 @@ def _take_queries(queries, b, x, statics):
   size = statics.tiles.rows
   ragged = statics.rows % (size * statics.shared)
   span = _Span(b, x * size, size, statics.rows if ragged else None)
-  factor_I = None
   if statics.integer_dot:
-    factor_I = _load(queries.scale_BR, span) * (statics.scale * _LOG2E)
-  return _Tile(span, _load(queries.q_BRK, span), factor_I)
+    factor_I = _load(queries.scale_BR, span) * (abs(statics.scale) * _LOG2E)
+    # Queries of nothing but zeros may have a scale of zero.
+    factor = jnp.maximum(factor_I, _LEAST)
+  else:
+    factor = statics.scale * _LOG2E if statics.scale > 0 else 1.0
+  return _Tile(span, _load(queries.q_BRK, span), factor)
 
 
 def _take_keys(keys, b, y, is_full, statics):
@@ -463,33 +478,27 @@ def _take_keys(keys, b, y, is_full, statics):
   # A full block is all there; an only one, never full, has to be traced.
   ragged = memory % size and (memory < size or not is_full)
   span = _Span(b, y * size, size, memory if ragged else None)
-  k_scale_J = _load(keys.k_scale_BM, span) if statics.integer_dot else None
+  k_scale_J = None
+  if statics.integer_dot:
+    k_scale_J = _load(keys.k_scale_BM, span) * math.copysign(1, statics.scale)
   return _Block(span, _load(keys.k_BMK, span), k_scale_J)
 
 
 def _weights(queries, keys, tile, block, lse_I, is_full, layout, statics):
   """p, recomputed from lse."""
-  s = _factor(statics) * _logits(tile, block, layout, statics)
-  p = jnp.exp2(s - _align(lse_I, 'I', layout))
+  p = _power(_logits(tile, block, layout, statics), tile, lse_I, layout)
   if is_full:
     return p
   visible = _visible(queries, keys, tile, block, layout, statics)
   return jnp.where(visible, p, 0.0)
 
 
-def _factor(statics):
-  """What `_logits` have yet to be multiplied with, which may not turn them."""
-  whole = statics.integer_dot or statics.scale <= 0
-  return 1.0 if whole else statics.scale * _LOG2E
-
-
 def _logits(tile, block, layout, statics):
-  """s / _factor, as 'IJ' or 'JI'."""
+  """s without the tile's factor, as 'IJ' or 'JI'."""
   operands = tile.q_IK, block.k_JK
   product = _dot_transposed(*operands[:: 1 if layout == 'IJ' else -1])
   if statics.integer_dot:
-    product = product.astype(jnp.float32) * _align(tile.factor_I, 'I', layout)
-    return product * _align(block.k_scale_J, 'J', layout)
+    return product.astype(jnp.float32) * _align(block.k_scale_J, 'J', layout)
   return product if statics.scale > 0 else product * (statics.scale * _LOG2E)
 
 
@@ -507,9 +516,30 @@ def _visible(queries, keys, tile, block, layout, statics):
   )
   if statics.window is None:
     return visible
-  near = _align(queries.position_BL[tile.span.b, token_I], 'I', layout)
+  near_I = queries.position_BL[tile.span.b, token_I] - statics.window
   far = _align(_load(keys.position_BM, block.span), 'J', layout)
-  return visible & (near - far < statics.window)
+  return visible & (_align(near_I, 'I', layout) < far)
+
+
+def _power(logits, tile, below_I, layout):
+  """2^(factor · logits - below)."""
+  below = _align(below_I, 'I', layout)
+  factor = tile.factor
+  if not isinstance(factor, float):
+    factor = _align(factor, 'I', layout)
+  if dispatch.interpreting():
+    return jnp.exp2(logits * factor - below)
+  # The compiler would not make one instruction of the two by itself.
+  shape = logits.shape
+  operands = [logits, *(jnp.broadcast_to(x, shape) for x in (factor, -below))]
+  (s,) = plgpu.elementwise_inline_asm(
+    'fma.rn.f32 $0, $1, $2, $3;',
+    args=[x.astype(jnp.float32) for x in operands],
+    constraints='=f,f,f,f',
+    pack=1,
+    result_shape_dtypes=[jax.ShapeDtypeStruct(shape, jnp.float32)],
+  )
+  return jnp.exp2(s)
 
 
 def _align(x, letter, layout):

@@ -16,9 +16,9 @@ factor of the logits.
 U, W are the rows and columns of a product: R, J where rows march, J, R where
 keys do; E a few numbers beside them. Facts (tpu_sides.py) of the visited side
 are lanes as they come. Those of the marching side are turned into columns once
-a step, each number in all 128 lanes of a register's row: a broadcast along
-lanes at every visit took the forward pass of v5e from 2,300 to 4,000 bundles a
-visit. A pair of blocks with nothing to hide skips the mask.
+a step, each number in all 128 lanes of a register's row: by the compiler's
+schedule (`experiments.tpu_schedule`) a broadcast along lanes at every visit
+costs more than it spares. Pairs of blocks with nothing to hide skip the mask.
 
 Codes meet in the matrix unit as they are; values of codes are made in VMEM.
 float32 operands are multiplied in full precision.

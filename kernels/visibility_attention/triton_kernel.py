@@ -82,9 +82,10 @@ def forward(
   product_dtype = dtype if v_scale is not None else v_BMK.dtype
   wide = max(32, triton.next_power_of_2(K))
   tiles = blocks.gpu(
-    'forward',
+    blocks.TRITON,
     rows=L * H,
     memory=M,
+    window=window,
     head_dim=wide,
     itemsize=jnp.dtype(product_dtype).itemsize,
     integer_dot=integer_dot,

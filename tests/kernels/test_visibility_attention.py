@@ -307,10 +307,14 @@ def _coded(case, q_codes, per, seed=3):
   return (q, k, v), scales, values
 
 
-@pytest.mark.parametrize('q_codes', [True, False], ids=['int8 q', 'float q'])
-@pytest.mark.parametrize('per', ['token', 'channel'])
 @pytest.mark.parametrize(
-  'case_name', ['packed rows with padding, window', 'few queries, many slots']
+  ('q_codes', 'per', 'case_name'),
+  [
+    (True, 'token', 'packed rows with padding, window'),
+    (True, 'channel', 'few queries, many slots'),
+    (False, 'token', 'few queries, many slots'),
+    (False, 'channel', 'packed rows with padding, window'),
+  ],
 )
 def test_codes_mean_what_they_stand_for(
   implementation, q_codes, per, case_name
@@ -337,6 +341,55 @@ def test_codes_mean_what_they_stand_for(
   results, gradients = run(arrays)
   _close(results, _oracle(case, *values))
   _close(gradients, _oracle_gradients(case, values, *cotangents), 5e-5)
+
+
+@pytest.mark.parametrize('scale', [-0.3, 0])
+@pytest.mark.parametrize('coded', [True, False])
+def test_any_scale_of_logits_and_queries_of_zeros(implementation, scale, coded):
+  case = CASES['few queries, many slots']
+  arrays, scales, _ = _coded(case, q_codes=True, per='token')
+  scales['q_scale_BLH'][:, 2:] = 0
+  if not coded:
+    arrays, scales = _operands(case), {}
+
+  def forward(name, scale):
+    return api.forward(
+      *arrays,
+      *case.visibility,
+      window=case.window,
+      scale=scale,
+      dtype=jnp.float32,
+      implementation=name,
+      **scales,
+    )
+
+  results = jax.jit(forward, static_argnums=(0, 1))(implementation, scale)
+  _close(results, forward('reference', scale))
+
+
+def test_values_may_become_floats_before_the_kernel(monkeypatch):
+  case = CASES['packed rows with padding, window']
+  arrays, scales, _ = _coded(case, q_codes=True, per='token')
+  keywords = {'window': case.window, 'scale': _SCALE, 'dtype': jnp.float32}
+
+  def forward(first):
+    monkeypatch.setattr(blocks, 'dequantize_first', lambda rows: first)
+    with dispatch.interpreted(), blocks.trying(_TILES):
+      run = jax.jit(
+        lambda arrays: api.forward(
+          *arrays,
+          *case.visibility,
+          implementation='pallas_gpu',
+          **keywords,
+          **scales,
+        )
+      )
+      return run(arrays), run.lower(arrays).as_text()
+
+  before, text_before = forward(True)
+  within, text_within = forward(False)
+  _close(before, within)
+  assert text_before != text_within
 
 
 def test_codes_meet_in_an_integer_dot(implementation):

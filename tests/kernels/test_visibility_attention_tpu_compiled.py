@@ -8,17 +8,14 @@ EVERY_SHAPE=1 in the environment, each chip with each number.
 import functools
 import itertools
 import os
-from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import pytest
 
+from experiments import attention_kernels
 from kaiju_jax import aot
+from kaiju_jax import tpu_schedule
 from kaiju_jax.kernels import dispatch
-from kaiju_jax.kernels.visibility_attention import api
-from kaiju_jax.kernels.visibility_attention import blocks
-from kaiju_jax.kernels.visibility_attention import tpu_march
 from tests import compiled
 import tpu_gpu_configs
 
@@ -39,75 +36,6 @@ SOME = [
 EVERY = list(
   itertools.product(_CHIPS, (5, 7, 12), (1024, None), ('int8', 'bfloat16'))
 )
-
-
-def _layer(heads, window, kind, head_dim=128, length=_LENGTH):
-  """Returns forward and backward, half-int8 or of floats, and their shapes."""
-  B, L, H, K = 1, length, heads, head_dim
-  codes = kind == 'int8'
-  out = 'bfloat16' if codes else kind
-
-  def array(dtype, *shape):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-  def scales(*shape):
-    return array('float32', *shape) if codes else None
-
-  keywords = {
-    'window': window,
-    'scale': K**-0.5,
-    'implementation': 'pallas_tpu',
-  }
-
-  def run(arrays, visibility, results, cotangents, scales):
-    keywords.update(scales)
-    return (
-      api.forward(*arrays, *visibility, **keywords),
-      api.backward(*arrays, *visibility, *results, *cotangents, **keywords),
-    )
-
-  vectors = array(out, B, L, H, K), array('float32', B, L, H)
-  return run, (
-    [array(kind, B, L, H, K), array(kind, B, L, K), array(kind, B, L, K)],
-    [array('int32', B, L)] * 5,
-    vectors,
-    vectors,
-    {
-      'q_scale_BLH': scales(B, L, H),
-      'k_scale': scales(B, L),
-      'v_scale': scales(B, L),
-    },
-  )
-
-
-def kernels_alone(*shape):
-  """Returns a jit of a layer's kernels without what XLA does around them.
-
-  What the compiler writes out of each of XLA's own takes most of the time.
-  """
-  run, structs = _layer(*shape)
-  calls = []
-
-  def march(body, *arrays, outputs, **keywords):
-    arrays = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays
-    )
-    calls.append((body, arrays, outputs, keywords))
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
-
-  with (
-    dispatch.compiling_for('tpu'),
-    mock.patch.object(tpu_march, 'march', march),
-  ):
-    jax.eval_shape(run, *structs)
-
-  def all_of_them(*operands):
-    return [
-      tpu_march.march(body, *arrays, outputs=outputs, **keywords)
-      for (body, _, outputs, keywords), arrays in zip(calls, operands)
-    ]
-
-  return jax.jit(all_of_them), [arrays for _, arrays, _, _ in calls]
 
 
 def _build(chip, run, structs):
@@ -132,7 +60,7 @@ def _build(chip, run, structs):
 )
 def test_matrix_instructions(chip, heads, window, kind):
   counts = compiled.tpu(
-    functools.partial(kernels_alone, heads, window, kind), chip
+    functools.partial(attention_kernels.alone, heads, window, kind), chip
   )
   counts = {name: count for name, count in counts.items() if count}
   assert counts.keys() == _KERNELS
@@ -143,8 +71,33 @@ def test_matrix_instructions(chip, heads, window, kind):
     assert count['vmatmul f32'] == 0
 
 
+def _least_busy(tiles=None):
+  """Returns the share of the matrix unit's slots that a visit fills."""
+  make = functools.partial(
+    attention_kernels.alone, 5, None, 'bfloat16', tiles=tiles
+  )
+  try:
+    kernels = tpu_schedule.read(make, 'v5e_256')
+  except aot.MissingPlugin as error:
+    pytest.skip(str(error))
+  shares = {
+    name: [x.busy['MXU'] for x in stretches if x.busy['MXU']]
+    for name, stretches in kernels.items()
+  }
+  shares = {name: busy for name, busy in shares.items() if busy}
+  assert shares.keys() == _KERNELS
+  # Each visits with a mask, and without.
+  assert all(len(busy) == 2 for busy in shares.values())
+  return min(itertools.chain(*shares.values()))
+
+
+def test_a_visit_fills_the_matrix_units_schedule():
+  assert _least_busy() > 0.8
+  assert _least_busy(tiles=(128, 128)) < 0.8
+
+
 def test_a_whole_pass_is_linear_in_length():
-  run, structs = _layer(12, 1024, 'bfloat16')
+  run, structs = attention_kernels.layer(12, 1024, 'bfloat16')
   program = _build('v5p_128', jax.jit(run), structs)
   # Of queries by keys, one bit each would be 128 MiB, and 12 heads' logits
   # 48 GiB. What XLA cuts and pads is a few times the operands.
@@ -158,12 +111,15 @@ def test_other_shapes_compile():
     (96, 'int8', 64, 100),
     (3, 'float32', 256, 2048),
   ):
-    jitted, structs = kernels_alone(heads, 300, kind, head_dim, length)
+    jitted, structs = attention_kernels.alone(
+      heads, 300, kind, head_dim, length
+    )
     _build('v5e_256', jitted, structs)
 
 
 def test_blocks_too_large_for_vector_memory_are_an_error():
-  with blocks.trying(blocks.TpuTiles(4096, 128), 'tpu'):
-    jitted, structs = kernels_alone(5, 1024, 'bfloat16')
+  jitted, structs = attention_kernels.alone(
+    5, 1024, 'bfloat16', tiles=(4096, 128)
+  )
   with pytest.raises(jax.errors.JaxRuntimeError, match='vmem'):
     _build('v5e_256', jitted, structs)

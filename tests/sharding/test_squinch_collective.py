@@ -428,6 +428,8 @@ def test_importing_it_brings_no_model():
     'kaiju_jax.kernels.squinch.api',
     'kaiju_jax.kernels.squinch.blocks',
     'kaiju_jax.kernels.squinch.reference',
+    'kaiju_jax.kernels.timing',
+    'kaiju_jax.kernels.tuned',
     'kaiju_jax.sharding',
     'kaiju_jax.sharding.squinch',
   ]

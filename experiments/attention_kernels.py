@@ -1,0 +1,101 @@
+"""The TPU's attention kernels of one layer, to be compiled and looked at."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.visibility_attention import api
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import tpu_march
+
+
+def layer(
+  heads: int,
+  window: int | None,
+  kind: str,
+  head_dim: int = 128,
+  length: int = 32_768,
+):
+  """Returns forward and backward, and the shapes of what they take.
+
+  Args:
+    heads: of one device.
+    window: None for all.
+    kind: 'int8' for half-int8 attention, or a float's name.
+    head_dim: K.
+    length: queries, and keys.
+  """
+  B, L, H, K = 1, length, heads, head_dim
+  out = 'bfloat16' if kind == 'int8' else kind
+
+  def array(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  def scale(*shape):
+    return array('float32', *shape) if kind == 'int8' else None
+
+  def run(arrays, visibility, results, cotangents, scales):
+    keywords = {
+      'window': window,
+      'scale': K**-0.5,
+      'implementation': 'pallas_tpu',
+      **scales,
+    }
+    return (
+      api.forward(*arrays, *visibility, **keywords),
+      api.backward(*arrays, *visibility, *results, *cotangents, **keywords),
+    )
+
+  vectors = array(out, B, L, H, K), array('float32', B, L, H)
+  return run, (
+    [array(kind, B, L, H, K), array(kind, B, L, K), array(kind, B, L, K)],
+    [array('int32', B, L)] * 5,
+    vectors,
+    vectors,
+    {
+      'q_scale_BLH': scale(B, L, H),
+      'k_scale': scale(B, L),
+      'v_scale': scale(B, L),
+    },
+  )
+
+
+def alone(*arguments, tiles: tuple[int, int] | None = None):
+  """Returns a jit of a layer's kernels without what XLA does around them.
+
+  What the compiler writes out of each of XLA's own takes most of the time.
+
+  Args:
+    *arguments: see `layer`.
+    tiles: rows and keys of a block, instead of what `blocks.tpu` says.
+  """
+  run, structs = layer(*arguments)
+  calls = []
+
+  def note(body, *arrays, outputs, **keywords):
+    arrays = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays
+    )
+    calls.append((body, arrays, outputs, keywords))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
+
+  trying = contextlib.nullcontext()
+  if tiles is not None:
+    trying = blocks.trying(blocks.TpuTiles(*tiles), 'tpu')
+  march = tpu_march.march
+  tpu_march.march = note
+  try:
+    with dispatch.compiling_for('tpu'), trying:
+      jax.eval_shape(run, *structs)
+  finally:
+    tpu_march.march = march
+
+  def kernels(*operands):
+    return [
+      march(body, *arrays, outputs=outputs, **keywords)
+      for (body, _, outputs, keywords), arrays in zip(calls, operands)
+    ]
+
+  return jax.jit(kernels), [arrays for _, arrays, _, _ in calls]
