@@ -180,7 +180,7 @@ def _shape(dims, k_PSK, v_PSK, window) -> blocks.Shape:
     P=dims['P'],
     N=dims['N'],
     S=dims['S'],
-    itemsize=max(k_PSK.dtype.itemsize, v_PSK.dtype.itemsize),
+    itemsize=min(k_PSK.dtype.itemsize, v_PSK.dtype.itemsize),
     window=window,
   )
 

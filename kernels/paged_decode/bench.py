@@ -182,9 +182,8 @@ def make_plan(shape: Shape, where: Layout) -> plan_lib.Plan:
   )(*where)
 
 
-def operands(shape: Shape, where: Layout, cache: str, key=0):
+def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
   """Returns the arrays that a layer brings to `api.decode`, by name."""
-  keys = jax.random.split(jax.random.key(key), 6)
   B, L, H, S = shape.batch, shape.queries, shape.heads, shape.slots
   P = where.table_BN.size
   shapes = {
@@ -192,23 +191,27 @@ def operands(shape: Shape, where: Layout, cache: str, key=0):
     'k_PSK': (P, S, _K),
     'v_PSK': (P, S, _K),
   }
-  if cache != 'int8':
-    return {
-      name: jax.random.normal(key, dims, cache)
+  scales = {'q_scale_BLH': (B, L, H), 'k_scale': (P, S), 'v_scale': (P, S)}
+
+  @jax.jit
+  def make(keys):
+    values = {
+      name: jax.random.normal(key, dims, jnp.bfloat16)
       for key, (name, dims) in zip(keys, shapes.items())
     }
-  # Codes of normal values, about three deviations in 127.
-  arrays = {
-    name: jnp.clip(
-      40 * jax.random.normal(key, dims, jnp.bfloat16), -127, 127
-    ).astype(jnp.int8)
-    for key, (name, dims) in zip(keys, shapes.items())
-  }
-  scales = {'q_scale_BLH': (B, L, H), 'k_scale': (P, S), 'v_scale': (P, S)}
-  return arrays | {
-    name: jax.random.uniform(key, dims, minval=0.02, maxval=0.03)
-    for key, (name, dims) in zip(keys[3:], scales.items())
-  }
+    if cache != 'int8':
+      return {name: x.astype(cache) for name, x in values.items()}
+    # Normal values, of which 127 are about three deviations.
+    arrays = {
+      name: jnp.clip(40 * x, -127, 127).astype(jnp.int8)
+      for name, x in values.items()
+    }
+    return arrays | {
+      name: jax.random.uniform(key, dims, minval=0.02, maxval=0.03)
+      for key, (name, dims) in zip(keys[3:], scales.items())
+    }
+
+  return make(jax.random.split(jax.random.key(0), 6))
 
 
 def least_bytes(shape: Shape, counted: Counts, cache: str) -> int:

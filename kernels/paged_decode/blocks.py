@@ -58,7 +58,8 @@ class Shape(NamedTuple):
     P: pages of the pool.
     N: pages in a row's table.
     S: slots of a page.
-    itemsize: bytes of an element of the cache.
+    itemsize: bytes of an element of the cache; the smaller of the two, where
+      keys and values differ.
     window: see `api.decode`.
   """
 

@@ -10,8 +10,12 @@ only for groups that are not seen whole.
 The groups of a split, over all rows of the batch, are one chain: group i of it
 lies in buffer i % 2. Rows that visit nothing are not in it.
 
-Scales are treated as in `pallas_gpu`. Two splits at least, for chips whose two
-cores share a programme's first grid dimension.
+Scales are treated as in `pallas_gpu`. The first dimension of the grid, the
+splits, is the one that the two cores of a chip may share.
+
+Pages of 128 slots, the lanes of a register, suit it best: scales of smaller
+ones XLA lays out anew at every call. So it does ranges and positions, of any
+size; layers that it compiles together share that.
 """
 
 import functools

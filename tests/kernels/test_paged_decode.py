@@ -28,6 +28,11 @@ _ROWS, _LOGICAL, _SLOTS, _POOL = 3, 8, 8, 40
 _LENGTH = _LOGICAL * _SLOTS
 _K = 128
 
+# Most of the time here goes into compiling: the less of it the better.
+_quick_jit = functools.partial(
+  jax.jit, compiler_options={'xla_backend_optimization_level': 0}
+)
+
 implementations = pytest.mark.parametrize('implementation', api.RUNS_ON)
 kernels = pytest.mark.parametrize(
   'implementation', ['pallas_gpu', 'pallas_tpu']
@@ -160,10 +165,7 @@ def _sizes(implementation, keys=16, splits=2):
 def _jitted(implementation, window, sizes, dtype):
   """One function for all cases that differ in arrays alone."""
 
-  # Most of the time here goes into compiling: the less of it the better.
-  @functools.partial(
-    jax.jit, compiler_options={'xla_backend_optimization_level': 0}
-  )
+  @_quick_jit
   def run(operands, table_BN, visibility, options):
     return api.decode(
       *operands,
@@ -557,7 +559,7 @@ def test_merge_of_literals():
   np.testing.assert_allclose(lse, [np.log(4), -5.0, -90.0, 0.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
+@kernels
 def test_rows_and_heads_on_several_devices(implementation):
   """Rows of a batch over one axis, heads over the other, the pool whole."""
   case = CASES['beams']
@@ -573,7 +575,7 @@ def test_rows_and_heads_on_several_devices(implementation):
   rows, whole = PartitionSpec('rows'), PartitionSpec()
   heads = PartitionSpec('rows', None, 'heads')
 
-  @jax.jit
+  @_quick_jit
   @functools.partial(
     jax.shard_map,
     mesh=mesh,
@@ -607,7 +609,7 @@ def test_copies_of_pages_do_not_race(monkeypatch, capfd):
   case = CASES['absent pages']
   case = case._replace(table_BN=_ABSENT[[1, 0, 2]].astype(np.int32))
   operands = _operands(case)
-  results = jax.jit(
+  results = _quick_jit(
     functools.partial(
       api.decode,
       window=None,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.kernels import ceilings
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import report
 from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.paged_decode import autotune
@@ -83,17 +84,18 @@ def test_without_an_accelerator_nothing_runs_and_counts_are_shown(capsys):
 
 
 def test_timed_rows_have_seconds_peers_and_errors():
-  rows = bench.measure(1, {'causal': _SMALL['causal']}, timed=True)
-  assert [row.implementation for row in rows] == [
-    'xla, int8',
-    'xla, bfloat16',
-    'jax.nn xla',
-    'plan',
-  ]
+  with dispatch.compiling_for('gpu'), dispatch.interpreted():
+    rows = bench.measure(1, {'causal': _SMALL['causal']}, timed=True)
+  assert {row.implementation: row.is_peer for row in rows} == {
+    'pallas_gpu, int8': False,
+    'pallas_gpu, bfloat16': True,
+    'xla, int8': False,
+    'jax.nn xla': True,
+    'plan': False,
+  }
   assert all(row.seconds > 0 for row in rows)
-  assert [row.is_peer for row in rows] == [False, True, True, False]
   # Codes reach about three; bfloat16 keeps eight bits.
-  assert all(row.max_error < 0.05 for row in rows[:2])
+  assert all(row.max_error < 0.05 for row in rows[:3])
   assert len(report.make(rows, _CEILINGS)['rows'][0]['times']) == 2
 
 
@@ -114,6 +116,20 @@ def test_candidates_fit_and_hold_the_rule(implementation, cache):
 def test_there_is_nothing_to_tune_on_a_cpu(tmp_path):
   with pytest.raises(ValueError, match='cpu has no kernel of paged decode'):
     autotune.tune(tmp_path)
+
+
+def test_the_fastest_tiles_are_written(tmp_path, monkeypatch):
+  candidates = [blocks.Sizes(16, 32, 1, 4, 3), blocks.Sizes(16, 16, 2, 4, 3)]
+  monkeypatch.setattr(autotune, 'candidates', lambda *_: candidates)
+  monkeypatch.setattr(bench, 'CACHES', ('int8',))
+  with dispatch.compiling_for('gpu'), dispatch.interpreted():
+    found = autotune.tune(tmp_path, {'window': _SMALL['window']}, repeats=1)
+  [(name, each)] = found.items()
+  tiled = bench.block_shape(_SMALL['window'], 'int8')
+  assert name == blocks.key('pallas_gpu', tiled)
+  assert blocks.Sizes(**each.best) in candidates and not each.refused
+  kind = jax.devices()[0].device_kind
+  assert tuned.winner(tmp_path, kind, name) == each.best
 
 
 def test_what_was_tuned_goes_before_the_rule(tmp_path, monkeypatch):
