@@ -24,11 +24,23 @@ that `data.tokenizer` names; the others read bytes.
 Steps are 20 tokens a parameter, peak rates fall as widths rise, and a step has
 0.26 to 4.2 M tokens: all our guess, as the shapes are.
 
-Device:   none yet
+Device:   none yet, but for a CPU that is too small
 Minutes:  not measured
-Result:   not run. That rows and shapes divide over the slices above is tested;
-          whether the step fits their memory is `experiments.aot_report`'s to
-          say, which has not been asked for these rows.
+Result:   not run to any end. That its commands work is seen on 4 shared cores:
+          250m at full width, four steps of 2 × 512 tokens (some 100 tokens a
+          second), evaluated and saved; 13b with its 42 layers, microbatches and
+          a tokenizer, but narrow, six steps on --fsdp=4 --tensor=2. That rows
+          and shapes divide over the slices above is tested. They fit, as
+          compiled by `python -m experiments.aot_report
+          --config=experiments/configs/sizes.py:ARM --accelerator=…` (JAX
+          0.10.2; argument + temporary GiB a device, of its 79):
+
+              250m, h100_8    0.35 + 4.20   6 %
+              1b, h100_8      1.40 + 9.05  13 %
+              3b, h100_8     4.20 + 16.46  26 %
+              13b, h100_64   2.32 + 35.54  48 %
+              34b, h100_128  3.02 + 14.13  22 %
+              110b, h100_512 2.42 + 14.14  21 %
 """
 
 import dataclasses
