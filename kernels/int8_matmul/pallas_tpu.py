@@ -321,7 +321,7 @@ def _product(x_RC, w, kind, finish, vectors, axis, keep_codes=False):
     scratch_shapes=scratch,
     compiler_params=_parameters(),
     interpret=dispatch.interpreting(),
-    name='int8_matmul',
+    name='int8_matmul' if is_integer else 'int8_matmul_dx',
   )(x_RC, w, *vectors)
   y_RO, *rest = found
   scale_R = rest.pop(0)[:, 0] if kind.makes_codes else None

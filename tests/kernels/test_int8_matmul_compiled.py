@@ -1,0 +1,125 @@
+"""What the compilers of H100 and TPU make of the kernels, at real shapes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax.kernels.int8_matmul import api
+from kaiju_jax.kernels.int8_matmul import blocks
+from kaiju_jax.model import presets
+from tests import compiled
+
+TOKENS = 8192
+PROJECTIONS = ('w_in_DF', 'w_out_DF', 'w_q_DHK', 'w_o_DHK')
+
+
+def shape_of(preset, name):
+  """Returns (contract, C, O) of a projection on one of its devices."""
+  config = presets.preset(preset)
+  _, width = presets.MESHES[preset]
+  inner = config.d_ff
+  if name.endswith('HK'):
+    inner = config.num_heads * config.head_dim
+  sizes = config.d_model, inner // width
+  if name in ('w_in_DF', 'w_q_DHK'):
+    return 'first', *sizes
+  return 'last', *sizes[::-1]
+
+
+def training(preset, name, implementation):
+  """Returns a jit of a projection and its gradients, and the operands."""
+  contract, contracted, outputs = shape_of(preset, name)
+  nonnegative = name == 'w_out_DF'
+  options = {'contract': contract, 'implementation': implementation}
+
+  def step(x_RC, w, scale_O, dy_RO):
+    found = api.matmul(
+      x_RC,
+      w,
+      scale_O,
+      nonnegative=nonnegative,
+      relu2=name == 'w_in_DF',
+      keep_codes=True,
+      **options,
+    )
+    return (
+      found,
+      api.input_gradient(dy_RO, w, scale_O, **options),
+      api.input_gradient(dy_RO, w, scale_O, rounding='stochastic', **options),
+      api.weight_gradient(
+        found.codes_RC,
+        found.scale_R,
+        dy_RO,
+        nonnegative=nonnegative,
+        **options,
+      ),
+    )
+
+  w_shape = contracted, outputs
+  return jax.jit(step), (
+    jax.ShapeDtypeStruct((TOKENS, contracted), jnp.bfloat16),
+    jax.ShapeDtypeStruct(
+      w_shape if contract == 'first' else w_shape[::-1], jnp.int8
+    ),
+    jax.ShapeDtypeStruct((outputs,), jnp.float32),
+    jax.ShapeDtypeStruct((TOKENS, outputs), jnp.bfloat16),
+  )
+
+
+def test_shapes_are_the_presets_own():
+  assert shape_of('13b', 'w_in_DF') == ('first', 5120, 3072)
+  assert shape_of('34b', 'w_out_DF') == ('last', 4352, 7168)
+  assert shape_of('110b', 'w_q_DHK') == ('first', 12_288, 1536)
+  assert shape_of('110b', 'w_o_DHK') == ('last', 1536, 12_288)
+
+
+@pytest.mark.parametrize('name', PROJECTIONS)
+@pytest.mark.parametrize('preset', presets.MESHES)
+def test_on_an_h100(preset, name):
+  jitted, operands = training(preset, name, 'pallas_gpu')
+  kernels = compiled.gpu(jitted, *operands)
+  assert [
+    kernel.name for kernel in kernels.values() if kernel.spill_stores
+  ] == []
+  types = {
+    'int8_matmul': 'wgmma s8',
+    'int8_matmul__1': 'wgmma s8',
+    'int8_matmul_dx': 'wgmma bf16',
+    'int8_matmul_dw': 'wgmma bf16',
+  }
+  for kernel, instruction in types.items():
+    assert set(kernels[kernel].instructions) == {instruction}
+    assert kernels[kernel].shared_memory <= 232_448
+  assert {'int8_quantize', 'int8_quantize_stochastic'} <= set(kernels)
+
+
+def test_a_bad_tile_shows_on_an_h100(monkeypatch):
+  # 256 · 256 / 128 = 512 registers of a thread for the sum: there are 255.
+  bad = blocks.Gpu(256, 256, 64, 4, 2)
+  monkeypatch.setattr(blocks, 'gpu', lambda *sizes: bad)
+  with pytest.raises(AssertionError, match='int8_matmul'):
+    test_on_an_h100('13b', 'w_out_DF')
+
+
+@pytest.mark.parametrize('name', ['w_in_DF', 'w_out_DF'])
+@pytest.mark.parametrize('accelerator', ['v5e_256', 'v5p_128', 'v6e_256'])
+def test_on_a_tpu(accelerator, name):
+  make = functools.partial(training, '110b', name, 'pallas_tpu')
+  counts = compiled.tpu(make, accelerator)
+  # Forward, and backward with dy as codes.
+  assert set(counts['int8_matmul']) == {'vmatmul s8'}
+  assert set(counts['int8_matmul_dx']) == {'vmatmul bf16'}
+  assert set(counts['int8_matmul_dw']) == {'vmatmul bf16'}
+
+
+def too_many_rows():
+  """`training`, with more rows than VMEM holds."""
+  blocks.tpu = lambda *sizes: blocks.Tpu(4096, 512, 1024)
+  return training('110b', 'w_in_DF', 'pallas_tpu')
+
+
+def test_bad_blocks_show_on_a_tpu():
+  with pytest.raises(RuntimeError, match=r'RESOURCE_EXHAUSTED|vmem'):
+    compiled.tpu(too_many_rows, 'v5e_256')
