@@ -1,6 +1,7 @@
 """Which implementation and which block sizes suit a shape. Pure Python."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import contextvars
 import pathlib
@@ -36,6 +37,15 @@ class Rows(NamedTuple):
   C: int
   warps: int
   stages: int = 1
+
+
+_MULTIPROCESSORS = 132  # Of an H100.
+# From large to small. A warp group multiplies 64 rows at once.
+_SMALLER = (
+  Gpu(128, 128, 128, 8, 4),
+  Gpu(64, 128, 128, 4, 4),
+  Gpu(64, 64, 128, 4, 4),
+)
 
 
 def implementation() -> str:
@@ -76,17 +86,32 @@ def gpu(rows: int, contracted: int, outputs: int, contract: str) -> Gpu:
     return _tried.get()
   if found := _measured(key(rows, contracted, outputs, contract)):
     return Gpu(**found)
-  if contract == 'first':
-    return Gpu(256, 128, 128, 8, 3)
-  return Gpu(128, 256, 128, 8, 3)
+  # Turning a weight's tile around costs the less, the more rows share it.
+  large = Gpu(256, 128, 128, 8, 3)
+  if contract == 'last':
+    large = large._replace(R=128, O=256)
+  return _filling(rows, outputs, (large, *_SMALLER))
 
 
-def gpu_float(rows: int, contracted: int, outputs: int, bytes: int) -> Gpu:
-  return Gpu(128, 128, 64, 8, 3) if bytes == 2 else Gpu(64, 64, 32, 4, 2)
+def gpu_float(rows: int, contracted: int, outputs: int, width: int) -> Gpu:
+  """Returns the tile of a product of floats of `width` bytes."""
+  if width > 2:  # No tensor core multiplies float32.
+    return Gpu(64, 64, 32, 4, 2)
+  tiles = (Gpu(128, 128, 64, 8, 3), *(each._replace(C=64) for each in _SMALLER))
+  return _filling(rows, outputs, tiles)
 
 
 def gpu_rows(rows: int, columns: int) -> Rows:
+  """Returns how rows are coded: a row a program, 16 bytes of bf16 a thread."""
   return Rows(1, 2048, 8)
+
+
+def _filling(rows: int, outputs: int, tiles: Sequence[Gpu]) -> Gpu:
+  """Returns the first tile of which there is one for each multiprocessor."""
+  for tile in tiles:
+    if -(-rows // tile.R) * -(-outputs // tile.O) >= _MULTIPROCESSORS:
+      return tile
+  return tiles[-1]
 
 
 class Tpu(NamedTuple):
@@ -133,6 +158,7 @@ def tpu(
 
 
 def tpu_weight(rows: int, contracted: int, outputs: int) -> TpuWeight:
+  """Returns the blocks of a weight's gradient."""
   return TpuWeight(
     min(512, _up(contracted, 128)),
     min(512, _up(outputs, 128)),

@@ -1,6 +1,7 @@
 """One test for all implementations, against integers that numpy adds up."""
 
 import jax
+from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -310,6 +311,46 @@ def test_the_int8_input_gradient_is_trainings_to_the_bit(
     jnp.asarray(dy), laid(w, contract), scale, limit=2 * limit, **options
   )
   assert not np.array_equal(other, want)
+
+
+def _primitives(jaxpr):
+  """Yields (name, dtype of the first operand) of all that a jaxpr does."""
+  for equation in jaxpr.eqns:
+    if equation.invars:
+      yield equation.primitive.name, equation.invars[0].aval.dtype
+    for inner in core.jaxprs_in_params(equation.params):
+      yield from _primitives(inner)
+
+
+def test_gpu_kernels_do_nothing_that_triton_does_otherwise():
+  """Its float maximum drops a NaN and its division is inexact.
+
+  An interpreted kernel shows neither.
+  """
+  x, w, scale = drawn()
+  one = jnp.float32(1)
+
+  def everything(x, w, scale):
+    options = {'contract': 'first', 'implementation': 'pallas_gpu'}
+    found = api.matmul(x, w, scale, cut=one, relu2=True, out_cut=one, **options)
+    given = api.quantize(x, limit=one, implementation='pallas_gpu')
+    dx = api.input_gradient(
+      found.y_RO, w, scale, rounding='stochastic', **options
+    )
+    return found, given, dx
+
+  token = dispatch._interpreting.set(False)
+  with dispatch.compiling_for('gpu'):
+    traced = jax.make_jaxpr(everything)(x, jnp.asarray(w), scale)
+  dispatch._interpreting.reset(token)
+  done = set(_primitives(traced.jaxpr))
+  of_floats = {name for name, dtype in done if dtype.kind not in 'biu'}
+  # The division; JAX 0.12 calls it by another name.
+  assert any(name.startswith('elementwise_inline_asm') for name in of_floats)
+  assert not of_floats & {
+    *('max', 'min', 'clamp', 'reduce_max', 'reduce_min'),
+    *('div', 'round', 'sign', 'is_finite'),
+  }
 
 
 def _arguments(**changes):

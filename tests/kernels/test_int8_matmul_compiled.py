@@ -28,7 +28,7 @@ def shape_of(preset, name):
   return 'last', *sizes[::-1]
 
 
-def training(preset, name, implementation):
+def training(preset, name, implementation, tokens=TOKENS):
   """Returns a jit of a projection and its gradients, and the operands."""
   contract, contracted, outputs = shape_of(preset, name)
   nonnegative = name == 'w_out_DF'
@@ -59,12 +59,12 @@ def training(preset, name, implementation):
 
   w_shape = contracted, outputs
   return jax.jit(step), (
-    jax.ShapeDtypeStruct((TOKENS, contracted), jnp.bfloat16),
+    jax.ShapeDtypeStruct((tokens, contracted), jnp.bfloat16),
     jax.ShapeDtypeStruct(
       w_shape if contract == 'first' else w_shape[::-1], jnp.int8
     ),
     jax.ShapeDtypeStruct((outputs,), jnp.float32),
-    jax.ShapeDtypeStruct((TOKENS, outputs), jnp.bfloat16),
+    jax.ShapeDtypeStruct((tokens, outputs), jnp.bfloat16),
   )
 
 
@@ -77,8 +77,8 @@ def test_shapes_are_the_presets_own():
 
 @pytest.mark.parametrize('name', PROJECTIONS)
 @pytest.mark.parametrize('preset', presets.MESHES)
-def test_on_an_h100(preset, name):
-  jitted, operands = training(preset, name, 'pallas_gpu')
+def test_on_an_h100(preset, name, tokens=TOKENS):
+  jitted, operands = training(preset, name, 'pallas_gpu', tokens)
   kernels = compiled.gpu(jitted, *operands)
   assert [
     kernel.name for kernel in kernels.values() if kernel.spill_stores
@@ -93,6 +93,20 @@ def test_on_an_h100(preset, name):
     assert set(kernels[kernel].instructions) == {instruction}
     assert kernels[kernel].shared_memory <= 232_448
   assert {'int8_quantize', 'int8_quantize_stochastic'} <= set(kernels)
+
+
+@pytest.mark.parametrize('tokens', [32, 600])
+def test_few_tokens_on_an_h100(tokens):
+  test_on_an_h100('13b', 'w_in_DF', tokens)
+
+
+def test_few_tokens_have_tiles_for_more_multiprocessors():
+  assert blocks.gpu(8192, 5120, 3072, 'first')[:2] == (256, 128)
+  assert blocks.gpu(8192, 3072, 5120, 'last')[:2] == (128, 256)
+  # 5 · 24, 10 · 24 and 1 · 48 tiles.
+  assert blocks.gpu(600, 5120, 3072, 'first')[:2] == (64, 128)
+  assert blocks.gpu(32, 5120, 3072, 'first')[:2] == (64, 64)
+  assert blocks.gpu_float(600, 3072, 5120, 2)[:2] == (128, 128)
 
 
 def test_a_bad_tile_shows_on_an_h100(monkeypatch):
