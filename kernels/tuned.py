@@ -120,6 +120,29 @@ def search(
   return Found(candidates[best], seconds[best], refused)
 
 
+def command(
+  tune: Callable[[pathlib.Path], Mapping[str, Found]], folder: pathlib.Path
+) -> None:
+  """Runs a kernel's search as a command, and prints what it found.
+
+  Args:
+    tune: of the folder, searches and writes; returns what it found, by key.
+    folder: of the kernel.
+  """
+  # Here, so that importing the module loads no absl.
+  from absl import app
+
+  def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+    for name, found in tune(folder).items():
+      print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
+      for i, reason in found.refused.items():
+        print(f'  candidate {i} was refused: {reason.splitlines()[0]}')
+
+  app.run(main)
+
+
 @functools.cache
 def _read(folder: pathlib.Path) -> dict[str, dict[str, dict]]:
   file = folder / _FILE

@@ -21,8 +21,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kaiju_jax import murmur3
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels import murmur3
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.quantization import by_kernel
 from kaiju_jax.quantization import int8
@@ -310,21 +310,10 @@ def _int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
   axes = _axes(dy_letters, contracted)
   limit = collectives.largest(int8.largest(dy, axes), contracted)
   scales = int8.scale_of(limit)
-  codes = jnp.floor(dy / scales + _uniform(dy))
+  codes = jnp.floor(dy / scales + murmur3.uniform(dy))
   codes = jnp.clip(codes, -int8.MAX_CODE, int8.MAX_CODE).astype(jnp.int8)
   sums = jnp.einsum(spec, codes, w_codes, preferred_element_type=jnp.int32)
   return sums.astype(jnp.float32) * _align(scales, dy_letters, dx_letters)
-
-
-def _uniform(x: jax.Array) -> jax.Array:
-  """Returns noise in [0, 1) hashed from x's bits and places: no key to carry.
-
-  Equal values at different places draw differently.
-  """
-  place = jax.lax.iota(jnp.uint32, x.size).reshape(x.shape)
-  bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-  bits = murmur3.mix(bits ^ (place * jnp.uint32(0x9E3779B1)))
-  return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 
 # Embedding.

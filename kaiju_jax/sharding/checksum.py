@@ -15,7 +15,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from kaiju_jax import murmur3
+from kaiju_jax.kernels import murmur3
 
 _BITS = {1: jnp.uint8, 4: jnp.uint32}
 

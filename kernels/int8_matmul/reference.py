@@ -19,6 +19,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import murmur3
+
 MAX_CODE = 127
 # Below this a row counts as all zero.
 SMALLEST = 1e-30
@@ -47,7 +49,7 @@ def quantize_stochastic(dy_RO, scale_O, *, limit_R):
   if limit_R is None:
     limit_R = largest(dy_RO)
   scale_R = scale_of(limit_R, MAX_CODE)
-  codes_RO = jnp.floor(dy_RO / scale_R[:, None] + uniform(dy_RO))
+  codes_RO = jnp.floor(dy_RO / scale_R[:, None] + murmur3.uniform(dy_RO))
   return jnp.clip(codes_RO, -MAX_CODE, MAX_CODE).astype(jnp.int8), scale_R
 
 
@@ -139,17 +141,3 @@ def largest(x_RC):
 def scale_of(limit_R, largest_code):
   """Returns the step that puts the limit on the largest code; NaN of a NaN."""
   return jnp.maximum(limit_R.astype(jnp.float32), SMALLEST) / largest_code
-
-
-def uniform(x_RO):
-  """Returns noise in [0, 1) hashed from x's bits and places: no key to carry.
-
-  murmur3's finalizer over bits ^ place · 2654435761, its upper 24 bits.
-  """
-  place_RO = lax.iota(jnp.uint32, x_RO.size).reshape(x_RO.shape)
-  bits_RO = lax.bitcast_convert_type(x_RO, jnp.uint32)
-  bits_RO = bits_RO ^ (place_RO * jnp.uint32(0x9E3779B1))
-  for shift, factor in (16, 0x85EBCA6B), (13, 0xC2B2AE35):
-    bits_RO = (bits_RO ^ (bits_RO >> shift)) * jnp.uint32(factor)
-  bits_RO = bits_RO ^ (bits_RO >> 16)
-  return (bits_RO >> 8).astype(jnp.float32) * 2.0**-24

@@ -7,7 +7,6 @@ Winners go to `tuned.json` beside this file, from where `blocks.py` takes them.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 import itertools
 import pathlib
@@ -83,19 +82,5 @@ def _run(shape, where, arrays, implementation, candidate: tuned.Blocks):
   return bench.call(shape, where, arrays, implementation, sizes)
 
 
-def _main() -> None:
-  from absl import app
-
-  def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-    for name, found in tune(pathlib.Path(__file__).parent).items():
-      print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
-      for i, reason in found.refused.items():
-        print(f'  candidate {i} was refused: {reason.splitlines()[0]}')
-
-  app.run(main)
-
-
 if __name__ == '__main__':
-  _main()
+  tuned.command(tune, pathlib.Path(__file__).parent)

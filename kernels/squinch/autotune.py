@@ -8,7 +8,6 @@ Each candidate codes a 13b, 34b and 110b gradient of hidden units. Winners go to
 
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 import itertools
 import pathlib
@@ -112,19 +111,5 @@ def _run(
   return call
 
 
-def _main() -> None:
-  from absl import app
-
-  def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-      raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-    for name, found in tune(pathlib.Path(__file__).parent).items():
-      print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
-      for i, reason in found.refused.items():
-        print(f'  candidate {i} was refused: {reason.splitlines()[0]}')
-
-  app.run(main)
-
-
 if __name__ == '__main__':
-  _main()
+  tuned.command(tune, pathlib.Path(__file__).parent)

@@ -231,9 +231,9 @@ def backward(
   sees_BYX = sees_BXY.swapaxes(1, 2)
   dk_ZJK, dv_ZJK = _march(march_keys, sees_BYX, keys, block, sizes.Z)
   return (
-    _join(dq_ZRK, (B, L, H, K)).astype(_float_dtype(q_BLHK, dtype)),
-    _join(dk_ZJK, (B, M, K)).astype(_float_dtype(k_BMK, dtype)),
-    _join(dv_ZJK, (B, M, K)).astype(_float_dtype(v_BMK, dtype)),
+    _join(dq_ZRK, (B, L, H, K)).astype(codes.float_dtype(q_BLHK, dtype)),
+    _join(dk_ZJK, (B, M, K)).astype(codes.float_dtype(k_BMK, dtype)),
+    _join(dv_ZJK, (B, M, K)).astype(codes.float_dtype(v_BMK, dtype)),
   )
 
 
@@ -405,7 +405,3 @@ def _join(x, shape):
 
 def _take(arrays, index_Z):
   return jax.tree.map(lambda x: x[index_Z], arrays)
-
-
-def _float_dtype(x, dtype):
-  return dtype if x.dtype == jnp.int8 else x.dtype

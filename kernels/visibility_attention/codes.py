@@ -32,6 +32,11 @@ def scaled(x, scale, dtype):
   return (x.astype(jnp.float32) * scale).astype(dtype)
 
 
+def float_dtype(x, dtype):
+  """Returns x's dtype, or `dtype` where x is codes."""
+  return jnp.dtype(dtype if x.dtype == jnp.int8 else x.dtype)
+
+
 def integer_dot(q, k, k_scale):
   """Whether QKᵀ can stay in integers until one float multiplication.
 

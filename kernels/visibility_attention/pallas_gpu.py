@@ -239,7 +239,7 @@ def backward(
   )
   operands = queries, keys, cotangents
   q_dtype, k_dtype, v_dtype = (
-    _float_dtype(x, dtype) for x in (q_BLHK, k_BMK, v_BMK)
+    codes.float_dtype(x, dtype) for x in (q_BLHK, k_BMK, v_BMK)
   )
   (dq_BRK,) = _call(
     'dq',
@@ -315,7 +315,7 @@ def _call(kind, kernel, operands, results, statics):
     memory=statics.memory,
     window=statics.window,
     head_dim=queries.q_BRK.shape[-1],
-    itemsize=_float_dtype(keys.v_BMK, statics.dtype).itemsize,
+    itemsize=codes.float_dtype(keys.v_BMK, statics.dtype).itemsize,
     integer_dot=statics.integer_dot,
   )
   shared = blocks.plan_tiles(tiles.rows, statics.heads)
@@ -350,7 +350,7 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
   b, x = _last_first()
   tile = _take_queries(queries, b, x, statics)
   factor = tile.factor
-  dtype = _float_dtype(keys.v_BMK, statics.dtype)
+  dtype = codes.float_dtype(keys.v_BMK, statics.dtype)
 
   def step(is_full, y, carry):
     peak_I, total_I, sum_IK = carry
@@ -583,7 +583,3 @@ def _place(ref, span):
 
 def _per_channel(scale) -> bool:
   return scale is not None and scale.ndim == 1
-
-
-def _float_dtype(x, dtype):
-  return jnp.dtype(dtype if x.dtype == jnp.int8 else x.dtype)

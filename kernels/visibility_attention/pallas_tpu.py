@@ -174,7 +174,7 @@ def backward(
   X, Y = sees_BXY.shape[1:]
   R, J = tiles
   q_dtype, k_dtype, v_dtype = (
-    dtype if x.dtype == jnp.int8 else x.dtype for x in (q_BLHK, k_BMK, v_BMK)
+    codes.float_dtype(x, dtype) for x in (q_BLHK, k_BMK, v_BMK)
   )
   dq_BXRK = tpu_march.march(
     functools.partial(_backward_rows, static),

@@ -1,0 +1,31 @@
+"""murmur3's finalizer: scatters 32 bits over 32 bits, one to one.
+
+Noise that needs no key (`uniform`), sums in which any damaged value shows
+(`kaiju_jax/sharding/checksum.py`).
+"""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+
+def mix(bits: jax.Array) -> jax.Array:
+  """Returns the mixed bits; both uint32."""
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+  return bits ^ (bits >> 16)
+
+
+def uniform(x: jax.Array) -> jax.Array:
+  """Returns noise in [0, 1) hashed from x's bits and places: no key to carry.
+
+  The upper 24 bits of bits ^ place · 2654435761, mixed: equal values at
+  different places draw differently.
+
+  Args:
+    x: float32.
+  """
+  place = lax.iota(jnp.uint32, x.size).reshape(x.shape)
+  bits = lax.bitcast_convert_type(x, jnp.uint32)
+  bits = mix(bits ^ (place * jnp.uint32(0x9E3779B1)))
+  return (bits >> 8).astype(jnp.float32) * 2.0**-24
