@@ -46,7 +46,7 @@ class Transformer(nn.Module):
       unroll=config.unroll,
     )
     self.blocks = scanned(config, repeating, self.z_target)
-    self.final_norm = norm.RMSNorm()
+    self.final_norm = norm.RMSNorm(config.norm_epsilon)
 
   def __call__(
     self, tokens_BL: jax.Array, visibility: visibility_lib.Visibility
