@@ -45,29 +45,33 @@ _FIXED = {
 }
 
 # What changes no logit.
-_IGNORED = frozenset({
-  'architectures',
-  'attention_dropout',
-  'bos_token_id',
-  'dtype',
-  'eos_token_id',
-  'initializer_range',
-  'pad_token_id',
-  'torch_dtype',
-  'transformers_version',
-  'use_cache',
-  '_name_or_path',
-})
+_IGNORED = frozenset(
+  {
+    'architectures',
+    'attention_dropout',
+    'bos_token_id',
+    'dtype',
+    'eos_token_id',
+    'initializer_range',
+    'pad_token_id',
+    'torch_dtype',
+    'transformers_version',
+    'use_cache',
+    '_name_or_path',
+  }
+)
 
-_READ = frozenset({
-  'model_type',
-  'head_dim',
-  'num_key_value_heads',
-  'rms_norm_eps',
-  'rope_parameters',
-  'rope_theta',
-  'tie_word_embeddings',
-})
+_READ = frozenset(
+  {
+    'model_type',
+    'head_dim',
+    'num_key_value_heads',
+    'rms_norm_eps',
+    'rope_parameters',
+    'rope_theta',
+    'tie_word_embeddings',
+  }
+)
 
 
 def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
@@ -84,8 +88,8 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
   if config.d_model % config.num_heads:
     raise ValueError(
       f'model.num_heads={config.num_heads}: must divide'
-      f' model.d_model={config.d_model} for an Arcee model, though each head has'
-      f' {config.head_dim} of its own.'
+      f' model.d_model={config.d_model} in an Arcee model, whatever'
+      f' head_dim={config.head_dim} is.'
     )
   base = lost.base_of(config)
   return {
@@ -123,7 +127,9 @@ def config_of(
     ValueError: names the field, its value and what would be right.
   """
   if fields.get('model_type') != 'arcee':
-    raise ValueError(f"model_type={fields.get('model_type')!r}: must be 'arcee'.")
+    raise ValueError(
+      f"model_type={fields.get('model_type')!r}: must be 'arcee'."
+    )
   known = {*_SHAPE.values(), *_FIXED, *_IGNORED, *_READ}
   for name in sorted(fields.keys() - known):
     raise ValueError(

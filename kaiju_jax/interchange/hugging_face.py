@@ -6,8 +6,9 @@ tokenizer.json, tokenizer_config.json    `tokens.py`
 lost.json              what the model does and this folder cannot say, where
                        the caller accepted it (`lost.py`)
 
-A folder of others may hold its weights in several files, under an index, and in
-bfloat16 or float16; ours is one file whatever its size, which every reader takes.
+A folder of others may hold its weights in several files, under an index, and
+in bfloat16 or float16; ours is one file whatever its size, which every reader
+takes.
 """
 
 from collections.abc import Collection

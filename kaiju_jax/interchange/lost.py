@@ -56,9 +56,7 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
   """
   for name in accepted:
     if name not in NAMES:
-      raise ValueError(
-        f'accepted={name!r}: must be one of {", ".join(NAMES)}.'
-      )
+      raise ValueError(f'accepted={name!r}: must be one of {", ".join(NAMES)}.')
   left = {name: why for name, why in lost.items() if name not in accepted}
   if left:
     raise ValueError(
@@ -103,7 +101,9 @@ def _rotary(config) -> str:
   if len(bases) == 1 and bases[0]:
     return ''
   drawn = ' and '.join(f'{base:g}' if base else 'none' for base in bases)
-  return f'layers turn by rotary bases {drawn}; there all by {base_of(config):g}.'
+  return (
+    f'layers turn by rotary bases {drawn}; there all by {base_of(config):g}.'
+  )
 
 
 def rotary_bases(config: model_config.ModelConfig) -> list[float]:

@@ -74,7 +74,9 @@ def weights(
     tables['embedding_DV'],
     tables.get('head_DV'),
     np.asarray(params['final_norm']['gain_D']),
-    tuple(_layer(params['blocks'], layers, index) for index in range(len(layers))),
+    tuple(
+      _layer(params['blocks'], layers, index) for index in range(len(layers))
+    ),
   )
 
 

@@ -1,7 +1,8 @@
 """The embedding's √D, which a table from elsewhere holds already multiplied.
 
 Ours looks up E and multiplies by √D; a tied head reads E as it is. Elsewhere
-nothing is multiplied, so that a folder holds √D·E and, beside it, E as the head.
+nothing is multiplied, so that a folder holds √D·E and, beside it, E as the
+head.
 
 Division does not always undo a multiplication: of the float32 numbers near W/√D
 one is taken whose product is W again. There is one for every W that was made by

@@ -1,7 +1,7 @@
 """Our weights under Arcee's names and axes, and back.
 
-torch's Linear holds [outputs, inputs] and multiplies by the transpose; ours puts
-D first:
+torch's Linear holds [outputs, inputs] and multiplies by the transpose; ours
+puts D first:
 
     model.embed_tokens.weight         [V, D]   √D · embedding_DVᵀ
     model.layers.I.…

@@ -9,7 +9,8 @@ each text here, even where the given file does it in another way; nothing ends
 one, for training documents have no end.
 
 Bytes have a vocabulary of 256 characters, one a byte, in the alphabet that
-byte-level tokenizers use, and merge none. Byte 0, which no text holds, is '<s>'.
+byte-level tokenizers use, and merge none. Byte 0, which no text holds, is
+'<s>'.
 """
 
 import pathlib
