@@ -39,45 +39,14 @@ def main(argv: Sequence[str]) -> None:
     if not flag.value:
       raise app.UsageError(f'--{flag.name} is missing.')
   run.quiet()
+  from experiments import folders  # It imports jax, which --help should not.
+
   try:
-    _export()
+    print(
+      folders.export(_WORKDIR.value, _OUT.value, _FORMAT.value, _ACCEPT.value)
+    )
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
-
-
-def _export() -> None:
-  # These import jax, which costs seconds that --help should not.
-  from kaiju_jax.interchange import hugging_face
-  from kaiju_jax.interchange import lost as lost_lib
-  from kaiju_jax.interchange import own
-  from kaiju_jax.training import trained
-  from kaiju_jax.training import workdir
-
-  config = workdir.load_experiment(_WORKDIR.value).model
-  lost = lost_lib.of(config)
-  is_arcee = _FORMAT.value == 'arcee' or (
-    _FORMAT.value == 'auto' and (_ACCEPT.value or not lost)
-  )
-  if is_arcee:
-    lost_lib.refuse(lost, _ACCEPT.value)
-  found = trained.load(_WORKDIR.value)
-  tokenizer = found.experiment.data.tokenizer
-  if is_arcee:
-    hugging_face.write(
-      _OUT.value, found.params, config, tokenizer, _ACCEPT.value, found.replica
-    )
-  else:
-    own.write(_OUT.value, found.params, config, tokenizer, found.replica)
-  if lost:
-    print('transformers has no counterpart of')
-    print(lost_lib.lines(lost))
-  where = f'step {found.step:,} of {_WORKDIR.value} → {_OUT.value}'
-  if not is_arcee:
-    print(f'{where}, in our own format, which loses nothing.')
-  elif lost:
-    print(f'{where}, an Arcee folder without these: other logits.')
-  else:
-    print(f'{where}, an Arcee folder with the same logits.')
 
 
 if __name__ == '__main__':

@@ -8,7 +8,6 @@ model.safetensors or several files with an index, and are kept in float32.
 """
 
 from collections.abc import Sequence
-import pathlib
 
 from absl import app
 from absl import flags
@@ -26,34 +25,12 @@ def main(argv: Sequence[str]) -> None:
     if not flag.value:
       raise app.UsageError(f'--{flag.name} is missing.')
   run.quiet()
+  from experiments import folders  # It imports jax, which --help should not.
+
   try:
-    _import()
+    print(folders.read(_FOLDER.value, _OUT.value))
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
-
-
-def _import() -> None:
-  # These import jax, which costs seconds that --help should not.
-  import jax
-
-  from kaiju_jax.interchange import hugging_face
-  from kaiju_jax.interchange import own
-  from kaiju_jax.interchange import tokens
-
-  params, config = hugging_face.read(_FOLDER.value)
-  tokenizer = pathlib.Path(_FOLDER.value) / tokens.FILE
-  own.write(
-    _OUT.value,
-    params,
-    config,
-    str(tokenizer) if tokenizer.exists() else None,
-  )
-  count = sum(leaf.size for leaf in jax.tree.leaves(params))
-  print(
-    f'{_FOLDER.value} → {_OUT.value}: {config.num_layers} layers of width'
-    f' {config.d_model}, {count:,} parameters,'
-    f' {"a" if tokenizer.exists() else "no"} tokenizer.'
-  )
 
 
 if __name__ == '__main__':
