@@ -96,6 +96,7 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
     'architectures': ['ArceeForCausalLM'],
     'model_type': 'arcee',
     **{theirs: getattr(config, ours) for ours, theirs in _SHAPE.items()},
+    'num_hidden_layers': len(config.layers()),  # A layout has its own depth.
     **{name: value for name, (value, *_) in _FIXED.items()},
     'head_dim': config.head_dim,
     'num_key_value_heads': 1,

@@ -37,9 +37,10 @@ def logits_of(config, params):
       tied_embedding=False,
       norm_epsilon=0.25,
       rope_global=77.0,
+      layout='G0 G1 G2 G3',
     ),
   ],
-  ids=['tied', 'untied, Bungee, another epsilon and base'],
+  ids=['tied', 'untied, Bungee, another epsilon, base and depth'],
 )
 def test_the_folder_computes_what_the_model_computes(tmp_path, config):
   params = toys.params_of(config)

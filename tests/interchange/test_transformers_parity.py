@@ -43,9 +43,10 @@ def assert_close(one, other):
       tied_embedding=False,
       norm_epsilon=0.25,
       rope_global=77.0,
+      layout='G0 G1 G2 G3',
     ),
   ],
-  ids=['tied', 'untied, Bungee, another epsilon and base'],
+  ids=['tied', 'untied, Bungee, another epsilon, base and depth'],
 )
 def test_transformers_computes_our_logits(tmp_path, config):
   params = toys.params_of(config)

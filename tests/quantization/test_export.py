@@ -58,8 +58,7 @@ def params_of(config):
     changed(clamp_hidden='none', clamp_input='none', qk='none'),
     changed(kv_scale='channel'),
     changed(embedding='int8'),
-    changed(matmul='none'),
-    changed('float32', matmul='none', embedding='int8', kv='none', qk='none'),
+    changed(matmul='none', embedding='int8', kv='none', qk='none'),
   ],
   ids=[
     'bf16',
@@ -68,7 +67,6 @@ def params_of(config):
     'unclamped',
     'channel scales',
     'all int8',
-    'float',
     'float but for the embedding',
   ],
 )
