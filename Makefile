@@ -12,7 +12,8 @@ BIN := $(VENV)/bin
 AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py \
   tests/test_machine_code.py tests/kernels/test_triton_kernel.py \
   $(wildcard tests/kernels/test_*_compiled.py)
-TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
+TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
+  --retries 1 --timeout 15
 
 .PHONY: needle test check aot interchange
 
@@ -51,10 +52,10 @@ $(VENV)/.tests-installed: $(VENV)/.installed
 
 # torch's CPU build, where an index offers one: a tenth of the size.
 $(VENV)/.interchange-installed: $(VENV)/.tests-installed
-	$(BIN)/python -m pip install --quiet $(TORCH_CPU) \
-	  --editable '.[test,interchange]' \
-	  $$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
-	    grep -o '[0-9.]*+cpu' | head -n 1 | sed 's/^/torch==/')
+	cpu=$$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
+	  grep -o '[0-9.]*+cpu' | head -n 1); test -z "$$cpu" || \
+	  $(BIN)/python -m pip install --quiet --no-deps $(TORCH_CPU) torch==$$cpu
+	$(BIN)/python -m pip install --quiet --editable '.[test,interchange]'
 	touch $@
 
 $(VENV)/.aot-installed: $(VENV)/.tests-installed
