@@ -128,18 +128,27 @@ def test_tokens_come_as_often_as_they_should():
 
 
 def test_rare_tokens_are_neither_lost_nor_favoured():
-  """Noise of 24 bits would draw one in 10⁷ wrongly; so few need many tokens."""
+  """Noise of few bits lets one of many rare tokens win too often, or never."""
   rows, vocab_size = 400, 20_000
+  settings = draw.settings([Sampling(seed=i) for i in range(rows)])
+  index_B = np.zeros(rows, np.int32)
   logits_BV = np.full((rows, vocab_size), np.log(1e-5), np.float32)
   logits_BV[:, 0] = np.log(0.8)  # All others together 0.2.
-  token_B, _ = drawn(
-    logits_BV,
-    draw.settings([Sampling(seed=i) for i in range(rows)]),
-    np.zeros(rows, np.int32),
-  )
+  token_B, _ = drawn(logits_BV, settings, index_B)
   rare = int((np.asarray(token_B) > 0).sum())
   assert scipy.stats.binomtest(rare, rows, 0.2).pvalue > 0.01
   assert len({int(t) for t in token_B if t}) > 0.95 * rare
+  logits_BV[:, 1:] = np.log(1e-8)  # 0.0002.
+  token_B, _ = drawn(logits_BV, settings, index_B)
+  assert (np.asarray(token_B) > 0).sum() < 3
+
+
+def test_the_largest_noise_word_rules_no_token_out():
+  # Seed 6,468,900 was searched for: its entry 1 has bits 0xffffffdd.
+  logits_BV = np.array([[-np.inf, 0.0]], np.float32)
+  settings = draw.settings([Sampling(seed=6_468_900)])
+  token_B, _ = drawn(logits_BV, settings, np.zeros(1, np.int32))
+  assert token_B.tolist() == [1]
 
 
 def test_a_row_draws_the_same_wherever_it_lies_and_whoever_is_beside():
