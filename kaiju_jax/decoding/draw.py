@@ -231,8 +231,10 @@ def _limit(depth_BV, settings) -> jax.Array:
   """Returns the largest depth that each row keeps, ∞ for all."""
   rows, vocab_size = depth_BV.shape
   everything_B = jnp.full(rows, jnp.inf)
+  is_drawn_B = settings.temperature_B > 0
   is_counted_B = (settings.top_k_B > 0) & (settings.top_k_B < vocab_size)
-  is_weighed_B = settings.top_p_B < 1
+  is_counted_B &= is_drawn_B
+  is_weighed_B = (settings.top_p_B < 1) & is_drawn_B
 
   def counted():
     return _least(

@@ -170,11 +170,8 @@ def step(
   # A row at rest asks for nothing that the others would wait for.
   settings = state.settings._replace(
     temperature_B=jnp.where(is_on_R, state.settings.temperature_B, 0),
-    top_k_B=jnp.where(is_on_R, state.settings.top_k_B, 0),
-    top_p_B=jnp.where(is_on_R, state.settings.top_p_B, 1),
   )
   token_R, own_R = draw.draw(logits_RV, settings, cache.length_R, seen_RV)
-  token_R = jnp.where(is_on_R, token_R, state.token_R)
   return (
     cache,
     State(token_R, state.settings, seen_RV),

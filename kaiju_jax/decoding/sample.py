@@ -7,8 +7,8 @@
     conversation = generator.converse()             # turns over one row
 
 Work is done in rounds, and whoever waits for a token runs them. In a round
-waiting sequences join free rows, one chunk of one prompt is prefilled, and all
-rows that go on draw a token: a long prompt delays the others by a chunk a
+waiting sequences join free rows, all rows that go on draw a token, and one
+chunk of one prompt is prefilled: a long prompt delays the others by a chunk a
 token, not by itself. Shapes never depend on who is there, so that joining and
 leaving compile nothing.
 
@@ -182,10 +182,11 @@ class Generator:
     full = self._admit()
     if full is not None and not self._prefilling and not self._going:
       raise full
-    if self._prefilling:
-      self._prefill_chunk()
+    # In this order, so that a first token waits for no further step.
     if self._going:
       self._draw_tokens()
+    if self._prefilling:
+      self._prefill_chunk()
 
   def _check(self, request, name: str, length: int | None = None):
     if length is None:
@@ -250,8 +251,10 @@ class Generator:
     """Runs a chunk of a text; returns the drawn, the scores, and its length."""
     count = min(len(left_L), self._sizes[-1])
     size = min(one for one in self._sizes if one >= count)
-    tokens_L, next_L = np.zeros((2, size), np.int32)
+    # Padding is a token that the row holds, so that it breaks no whole row.
+    tokens_L = np.full(size, left_L[0], np.int32)
     tokens_L[:count] = left_L[:count]
+    next_L = np.zeros(size, np.int32)
     successors_L = left_L[1 : size + 1]
     next_L[: len(successors_L)] = successors_L
     decoder = self._decoder
