@@ -124,7 +124,7 @@ def prefill(
     return draw.draw(logits_BV, settings, cache.length_R[row_B], seen_RV[row_B])
 
   def none():
-    return jnp.zeros((1,), jnp.int32), jnp.zeros((1,), jnp.float32)
+    return state.token_R[row_B], jnp.zeros((1,), jnp.float32)
 
   token_B, own_B = lax.cond(is_last, drawn, none)
   state = State(state.token_R.at[row_B].set(token_B), state.settings, seen_RV)
@@ -172,6 +172,7 @@ def step(
     temperature_B=jnp.where(is_on_R, state.settings.temperature_B, 0),
   )
   token_R, own_R = draw.draw(logits_RV, settings, cache.length_R, seen_RV)
+  token_R = jnp.where(is_on_R, token_R, state.token_R)
   return (
     cache,
     State(token_R, state.settings, seen_RV),

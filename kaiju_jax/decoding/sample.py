@@ -171,6 +171,17 @@ class Generator:
     """
     return Conversation(self, length)
 
+  def warm(self, is_scored: bool = False) -> None:
+    """Compiles what requests will run, so that none of them waits for it.
+
+    Args:
+      is_scored: whether for prompts that are scored.
+    """
+    nothing_L = np.zeros(0, np.int32)
+    for size in self._sizes:
+      self._run_chunk(0, nothing_L, nothing_L, size, False, is_scored)
+    self._run_step(())
+
   def advance(self) -> None:
     """Runs a round.
 
@@ -251,11 +262,20 @@ class Generator:
     """Runs a chunk of a text; returns the drawn, the scores, and its length."""
     count = min(len(left_L), self._sizes[-1])
     size = min(one for one in self._sizes if one >= count)
+    is_last = count == len(left_L)
+    packed, scores = self._run_chunk(
+      row, left_L[:count], left_L[1 : size + 1], size, is_last, is_scored
+    )
+    return packed, scores, count
+
+  def _run_chunk(
+    self, row, tokens_L, successors_L, size: int, is_last, is_scored: bool
+  ):
+    count = len(tokens_L)
     # Padding is a token that the row holds, so that it breaks no whole row.
-    tokens_L = np.full(size, left_L[0], np.int32)
-    tokens_L[:count] = left_L[:count]
+    padded_L = np.full(size, tokens_L[0] if count else 0, np.int32)
+    padded_L[:count] = tokens_L
     next_L = np.zeros(size, np.int32)
-    successors_L = left_L[1 : size + 1]
     next_L[: len(successors_L)] = successors_L
     decoder = self._decoder
     decoder.cache, self._state, packed, scores = self._prefill[is_scored](
@@ -263,26 +283,30 @@ class Generator:
       decoder.cache,
       self._state,
       np.int32(row),
-      tokens_L,
+      padded_L,
       next_L,
       np.int32(count),
-      np.bool_(count == len(left_L)),
+      np.bool_(is_last),
     )
     decoder.account([row], [count])
-    return packed, scores, count
+    return packed, scores
 
   def _draw_tokens(self) -> None:
+    rows = list(self._going)
+    token_R, log_probability_R = self._run_step(rows)
+    for row in rows:
+      self._take(self._going[row], token_R[row], log_probability_R[row])
+
+  def _run_step(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     decoder = self._decoder
     count_R = np.zeros(decoder.rows, np.int32)
-    rows = list(self._going)
-    count_R[rows] = 1
+    for row in rows:
+      count_R[row] = 1
     decoder.cache, self._state, packed = self._step(
       decoder.params, decoder.cache, self._state, count_R
     )
-    decoder.account(rows, count_R[rows])
-    token_R, log_probability_R = rounds.unpacked(packed)
-    for row in rows:
-      self._take(self._going[row], token_R[row], log_probability_R[row])
+    decoder.account(range(decoder.rows), count_R)
+    return rounds.unpacked(packed)
 
   def _take(self, running: '_Running', token, log_probability) -> None:
     """Gives a drawn token to its sequence, which may end by it."""

@@ -28,7 +28,7 @@ CONFIG = model_config.ModelConfig(
   d_ff=32,
   max_length=LENGTH,
   window=12,
-  layout='L0 G1 L0 G1',
+  layout='L0 G1',
   tied_embedding=False,
   dtype='float32',
   quantization=quantization_config.QuantizationConfig(
@@ -114,9 +114,10 @@ REQUESTS = [
   Request(prompt(40, 2), 20, Sampling(seed=2, top_k=20), scores_prompt=True),
   Request(prompt(1, 3), 30, Sampling(seed=3, repetition_penalty=3.0)),
   Request(prompt(16, 4), 1, Sampling(seed=4)),
-  Request(prompt(17, 5), 12, Sampling(1.5, 50, 0.9, 0.01, 1.2, 5)),
+  Request(prompt(17, 5), 12, Sampling(1.5, 50, 0.9, 0.01, 2.0, 5)),
   Request(prompt(33, 6), 12, Sampling(0, repetition_penalty=1.5)),
-  Request(prompt(24, 7), 12, Sampling(seed=7, min_p=0.5)),
+  # A penalty below 1 favours what the prompt holds.
+  Request(prompt(24, 7), 12, Sampling(seed=7, repetition_penalty=0.2)),
 ]
 
 
@@ -170,6 +171,11 @@ def test_joining_and_leaving_compile_nothing(generator):
   compiled = [generator._step, *generator._prefill.values(), generator._join]
   before = [one._cache_size() for one in compiled]
   assert before[0] == 1 and before[1] == 2  # Two sizes of a chunk.
+  with generator.stream(REQUESTS[2]) as stream:
+    next(stream)
+    generator.warm()  # Leaves who is there as they are.
+    tokens = [event.token for event in stream]
+  assert tokens == generator.generate([REQUESTS[2]])[0].tokens.tolist()[1:]
   with generator.stream(REQUESTS[2]) as stream:
     next(stream)
     generator.generate(REQUESTS[:3])
