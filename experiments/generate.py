@@ -100,7 +100,7 @@ def _generate() -> None:
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   if _INTERACTIVE.value:
     length = _LENGTH.value or loaded.config.max_length
-    generator, note = _generator(loaded, tokenizer, 1, length)
+    generator, note = _generator(loaded, tokenizer, 1, length, None)
     talk.converse(generator, tokenizer, manner, _line, sys.stdout, sys.stderr)
     _say(note)
     return
@@ -108,9 +108,11 @@ def _generate() -> None:
     manner.request(talk.opened(tokenizer, prompt), index)
     for index, prompt in enumerate(_PROMPT.value)
   ]
-  longest = max(len(one.tokens) for one in requests) + _MAX_TOKENS.value
-  length = _LENGTH.value or longest
-  generator, note = _generator(loaded, tokenizer, len(requests), length)
+  prompts = [len(one.tokens) for one in requests]
+  length = _LENGTH.value or max(prompts) + _MAX_TOKENS.value
+  generator, note = _generator(
+    loaded, tokenizer, len(requests), length, prompts
+  )
   pace = talk.Pace()
   talk.answer(generator, requests, sys.stdout, pace)
   _say(f'{pace}; {note}')
@@ -121,6 +123,7 @@ def _generator(
   tokenizer: 'tokenizer_lib.Tokenizer',
   rows: int,
   length: int,
+  prompts: Sequence[int] | None,
 ) -> 'tuple[sample.Generator, str]':
   """Returns a generator that has compiled, and its cache in words."""
   from kaiju_jax.decoding import decoder as decoder_lib
@@ -135,7 +138,7 @@ def _generator(
     replica=loaded.replica,
   )
   generator = sample.Generator(decoder, tokenizer, _CHUNK.value)
-  generator.warm()
+  generator.warm(prompts)
   seconds = time.monotonic() - started
   _say(f'{loaded.origin}; compiled in {seconds:.1f} s.')
   return generator, (

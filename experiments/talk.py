@@ -4,7 +4,11 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import dataclasses
+import itertools
+import signal
+import threading
 import time
 from typing import TextIO
 
@@ -180,16 +184,39 @@ def converse(
 
 def _turn(conversation, request, held: int, out: TextIO, notes: TextIO) -> None:
   pace = Pace()
-  with conversation.stream(request) as stream:
+  with conversation.stream(request) as stream, _stoppable() as is_asked:
+    events = itertools.takewhile(lambda _: not is_asked, pace.times(stream))
     try:
-      _write(pace.times(stream), out)
-    except KeyboardInterrupt:
-      out.write('\n')
+      _write(events, out)
     except request_lib.BadLogits as error:
       notes.write(f'[{error}]\n')
   notes.write(
     f'[{len(request.tokens):,} tokens after {held:,} in the cache; {pace}]\n'
   )
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[list[int]]:
+  """Yields a list that Ctrl-C fills, once; a second one interrupts.
+
+  An interrupt in the midst of a call would leave a cache that is neither the
+  one before nor the one after it.
+  """
+  asked = []
+  if threading.current_thread() is not threading.main_thread():
+    yield asked  # Where Python handles no signals.
+    return
+  former = signal.getsignal(signal.SIGINT)
+
+  def ask(number, _):
+    asked.append(number)
+    signal.signal(signal.SIGINT, former)
+
+  signal.signal(signal.SIGINT, ask)
+  try:
+    yield asked
+  finally:
+    signal.signal(signal.SIGINT, former)
 
 
 def _write(events: Iterable[request_lib.Event], out: TextIO) -> None:

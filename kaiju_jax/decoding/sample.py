@@ -62,19 +62,22 @@ class Generator:
     self._sizes = sorted(
       {min(chunk, max(chunk // part, _SMALLEST_CHUNK)) for part in (16, 4, 1)}
     )
-    self._state = rounds.initial(decoder.rows, decoder.config.vocab_size)
+    self._state = jax.device_put(
+      rounds.initial(decoder.rows, decoder.config.vocab_size),
+      decoder.cache.length_R.sharding,
+    )
     self._waiting: collections.deque[_Running] = collections.deque()
     self._prefilling: collections.deque[_Running] = collections.deque()
     self._going: dict[int, _Running] = {}
     self._abandoned: list[_Running] = []
     self._count = 0
     engine = decoder.engine
-    self._join = jax.jit(rounds.join, donate_argnums=0)
-    self._step = jax.jit(
+    self._join = decoder.jit(rounds.join, donate_argnums=0)
+    self._step = decoder.jit(
       functools.partial(rounds.step, engine), donate_argnums=(1, 2)
     )
     self._prefill = {
-      is_scored: jax.jit(
+      is_scored: decoder.jit(
         functools.partial(rounds.prefill, engine, is_scored),
         donate_argnums=(1, 2),
       )
@@ -171,16 +174,25 @@ class Generator:
     """
     return Conversation(self, length)
 
-  def warm(self, is_scored: bool = False) -> None:
+  def warm(self, prompts: Sequence[int] | None = None) -> None:
     """Compiles what requests will run, so that none of them waits for it.
 
     Args:
-      is_scored: whether for prompts that are scored.
+      prompts: the lengths of prompts that are not to be scored; any by default.
     """
+    if prompts is None:
+      sizes = set(self._sizes)
+    else:
+      sizes = set().union(*map(self._sizes_of, prompts))
     nothing_L = np.zeros(0, np.int32)
-    for size in self._sizes:
-      self._run_chunk(0, nothing_L, nothing_L, size, False, is_scored)
+    for size in sizes:
+      self._run_chunk(0, nothing_L, nothing_L, size, False, False)
     self._run_step(())
+    row = self._decoder.open(1)
+    try:
+      self._join_row(row, draw.Sampling())
+    finally:
+      self._decoder.close(row)
 
   def advance(self) -> None:
     """Runs a round.
@@ -236,14 +248,17 @@ class Generator:
       except pages.Full as full:
         return full
       self._waiting.popleft()
-      self._state = self._join(
-        self._state,
-        np.int32(running.row),
-        draw.settings([running.request.sampling]),
-        np.bool_(self._decoder.length_of(running.row) == 0),
-      )
+      self._join_row(running.row, running.request.sampling)
       self._prefilling.append(running)
     return None
+
+  def _join_row(self, row: int, sampling: draw.Sampling) -> None:
+    self._state = self._join(
+      self._state,
+      np.int32(row),
+      draw.settings([sampling]),
+      np.bool_(self._decoder.length_of(row) == 0),
+    )
 
   def _prefill_chunk(self) -> None:
     running = self._prefilling[0]
@@ -261,12 +276,23 @@ class Generator:
   def _append(self, row: int, left_L: np.ndarray, is_scored: bool):
     """Runs a chunk of a text; returns the drawn, the scores, and its length."""
     count = min(len(left_L), self._sizes[-1])
-    size = min(one for one in self._sizes if one >= count)
+    size = self._size_of(count)
     is_last = count == len(left_L)
     packed, scores = self._run_chunk(
       row, left_L[:count], left_L[1 : size + 1], size, is_last, is_scored
     )
     return packed, scores, count
+
+  def _size_of(self, count: int) -> int:
+    return min(size for size in self._sizes if size >= count)
+
+  def _sizes_of(self, length: int) -> set[int]:
+    """Returns the chunks that a prompt runs in."""
+    chunk = self._sizes[-1]
+    whole = {chunk} if length >= chunk else set()
+    return whole | (
+      {self._size_of(length % chunk)} if length % chunk else set()
+    )
 
   def _run_chunk(
     self, row, tokens_L, successors_L, size: int, is_last, is_scored: bool

@@ -48,11 +48,22 @@ drawn = jax.jit(draw.draw)
 
 @pytest.fixture(scope='module')
 def params():
-  params = jax.jit(MODEL.init)(
-    jax.random.key(1), jnp.zeros((1, 1), jnp.int32), visibility.causal(1)
+  """Weights that make tokens differ, on a device for good as a checkpoint's."""
+  shapes = jax.eval_shape(
+    lambda: MODEL.init(
+      jax.random.key(0), jnp.zeros((1, 1), jnp.int32), visibility.causal(1)
+    )
   )['params']
-  # Sharper than a fresh model, so that its tokens are not all alike.
-  return jax.tree.map(lambda x: x * 1.5, params)
+  generator = np.random.default_rng(0)
+
+  def made(path, leaf):
+    if path[-1].key == 'gain_D':
+      return np.ones(leaf.shape, np.float32)
+    return generator.normal(0, 0.4, leaf.shape).astype(np.float32)
+
+  return jax.device_put(
+    jax.tree_util.tree_map_with_path(made, shapes), jax.devices()[0]
+  )
 
 
 @pytest.fixture(scope='module')
@@ -168,12 +179,18 @@ def test_scores_are_the_forward_passs(generator, params, length):
 
 def test_joining_and_leaving_compile_nothing(generator):
   generator.generate(REQUESTS)
-  compiled = [generator._step, *generator._prefill.values(), generator._join]
+  decoder = generator._decoder
+  compiled = [
+    generator._step,
+    generator._join,
+    decoder._give_pages,
+    *generator._prefill.values(),
+  ]
   before = [one._cache_size() for one in compiled]
-  assert before[0] == 1 and before[1] == 2  # Two sizes of a chunk.
+  assert before[:4] == [1, 1, 1, 2]  # Two sizes of a chunk.
   with generator.stream(REQUESTS[2]) as stream:
     next(stream)
-    generator.warm()  # Leaves who is there as they are.
+    generator.warm([3, 17])  # Leaves who is there as they are.
     tokens = [event.token for event in stream]
   assert tokens == generator.generate([REQUESTS[2]])[0].tokens.tolist()[1:]
   with generator.stream(REQUESTS[2]) as stream:
