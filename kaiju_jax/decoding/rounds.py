@@ -1,9 +1,10 @@
 """What runs on the device when rows of a cache are prefilled or go on a token.
 
-    prefill   the next chunk of one row's prompt; its last draws a token
-    step      the next token of all rows that go on, one drawn for each
+    prefill   the next chunk of one row's prompt
+    first     the token that follows a prompt
+    step      the next token of all rows that go on
 
-Both are pure functions, of static shapes: which rows go on, and how they draw,
+These are pure functions, of static shapes: which rows go on, and how they draw,
 are values. What comes back to the host in a step is R tokens and their
 log-probabilities, in one array.
 """
@@ -89,7 +90,6 @@ def prefill(
   tokens_L: jax.Array,
   next_L: jax.Array,
   count: jax.Array,
-  is_last: jax.Array,
 ) -> tuple[cache_lib.Cache, State, jax.Array, Scores | None]:
   """Appends `count` of the tokens to a row's text.
 
@@ -103,35 +103,55 @@ def prefill(
     tokens_L: int32.
     next_L: int32, the successors to score.
     count: int32 scalar.
-    is_last: bool scalar, whether to draw the row's next token.
 
   Returns:
-    Cache, state, `packed` of the one drawn token, and the scores or None.
+    Cache, state, the last token's hidden state [1, 1, D], and the scores or
+    None.
   """
-  row_B = row[None]
   hidden_BLD, cache = extend.text(
-    engine, params, cache, row_B, tokens_L[None], count[None]
+    engine, params, cache, row[None], tokens_L[None], count[None]
   )
   is_kept_L = jnp.arange(tokens_L.shape[0]) < count
   # Beyond the vocabulary's end a scatter drops it.
   token_L = jnp.where(is_kept_L, tokens_L, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row, token_L].set(True, mode='drop')
-  settings = draw.Settings(*(all_R[row_B] for all_R in state.settings))
-
-  def drawn():
-    last_BLD = lax.dynamic_slice_in_dim(hidden_BLD, count - 1, 1, axis=1)
-    logits_BV = _logits(engine, params, last_BLD)[:, 0]
-    return draw.draw(logits_BV, settings, cache.length_R[row_B], seen_RV[row_B])
-
-  def none():
-    return state.token_R[row_B], jnp.zeros((1,), jnp.float32)
-
-  token_B, own_B = lax.cond(is_last, drawn, none)
-  state = State(state.token_R.at[row_B].set(token_B), state.settings, seen_RV)
+  last_BLD = lax.dynamic_slice_in_dim(hidden_BLD, count - 1, 1, axis=1)
   scores = None
   if is_scored:
     scores = _scores(_logits(engine, params, hidden_BLD)[0], next_L)
-  return cache, state, _packed(token_B, own_B), scores
+  return cache, state._replace(seen_RV=seen_RV), last_BLD, scores
+
+
+def first(
+  engine: extend.Engine,
+  params: Any,
+  state: State,
+  row: jax.Array,
+  index: jax.Array,
+  last_BLD: jax.Array,
+) -> tuple[State, jax.Array]:
+  """Draws the token after a prompt.
+
+  Args:
+    engine: of the model.
+    params: of `weights.ready`.
+    state: of the rows.
+    row: int32 scalar.
+    index: int32 scalar, tokens that the row's text holds.
+    last_BLD: of `prefill`.
+
+  Returns:
+    State, and the one token `packed`.
+  """
+  row_B = row[None]
+  token_B, own_B = draw.draw(
+    _logits(engine, params, last_BLD)[:, 0],
+    draw.Settings(*(all_R[row_B] for all_R in state.settings)),
+    index[None],
+    state.seen_RV[row_B],
+  )
+  state = state._replace(token_R=state.token_R.at[row_B].set(token_B))
+  return state, _packed(token_B, own_B)
 
 
 def step(

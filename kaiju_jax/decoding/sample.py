@@ -76,6 +76,9 @@ class Generator:
     self._step = decoder.jit(
       functools.partial(rounds.step, engine), donate_argnums=(1, 2)
     )
+    self._first = decoder.jit(
+      functools.partial(rounds.first, engine), donate_argnums=1
+    )
     self._prefill = {
       is_scored: decoder.jit(
         functools.partial(rounds.prefill, engine, is_scored),
@@ -185,12 +188,13 @@ class Generator:
     else:
       sizes = set().union(*map(self._sizes_of, prompts))
     nothing_L = np.zeros(0, np.int32)
-    for size in sizes:
-      self._run_chunk(0, nothing_L, nothing_L, size, False, False)
-    self._run_step(())
     row = self._decoder.open(1)
     try:
       self._join_row(row, draw.Sampling())
+      for size in sizes:
+        last_BLD, _ = self._run_chunk(row, nothing_L, nothing_L, size, False)
+        self._run_first(row, last_BLD)
+      self._run_step(())
     finally:
       self._decoder.close(row)
 
@@ -263,25 +267,26 @@ class Generator:
   def _prefill_chunk(self) -> None:
     running = self._prefilling[0]
     is_scored = running.request.scores_prompt
-    packed, scores, count = self._append(running.row, running.left_L, is_scored)
+    last_BLD, scores, count = self._append(
+      running.row, running.left_L, is_scored
+    )
     if is_scored:
       running.scored.append((scores, min(count, len(running.left_L) - 1)))
     running.left_L = running.left_L[count:]
     if not len(running.left_L):
       self._prefilling.popleft()
       self._going[running.row] = running
-      (token,), (log_probability,) = rounds.unpacked(packed)
+      (token,), (log_probability,) = self._run_first(running.row, last_BLD)
       self._take(running, token, log_probability)
 
   def _append(self, row: int, left_L: np.ndarray, is_scored: bool):
-    """Runs a chunk of a text; returns the drawn, the scores, and its length."""
+    """Runs a chunk of a text; returns last hidden, scores and its length."""
     count = min(len(left_L), self._sizes[-1])
     size = self._size_of(count)
-    is_last = count == len(left_L)
-    packed, scores = self._run_chunk(
-      row, left_L[:count], left_L[1 : size + 1], size, is_last, is_scored
+    last_BLD, scores = self._run_chunk(
+      row, left_L[:count], left_L[1 : size + 1], size, is_scored
     )
-    return packed, scores, count
+    return last_BLD, scores, count
 
   def _size_of(self, count: int) -> int:
     return min(size for size in self._sizes if size >= count)
@@ -294,9 +299,7 @@ class Generator:
       {self._size_of(length % chunk)} if length % chunk else set()
     )
 
-  def _run_chunk(
-    self, row, tokens_L, successors_L, size: int, is_last, is_scored: bool
-  ):
+  def _run_chunk(self, row, tokens_L, successors_L, size: int, is_scored: bool):
     count = len(tokens_L)
     # Padding is a token that the row holds, so that it breaks no whole row.
     padded_L = np.full(size, tokens_L[0] if count else 0, np.int32)
@@ -304,7 +307,7 @@ class Generator:
     next_L = np.zeros(size, np.int32)
     next_L[: len(successors_L)] = successors_L
     decoder = self._decoder
-    decoder.cache, self._state, packed, scores = self._prefill[is_scored](
+    decoder.cache, self._state, last_BLD, scores = self._prefill[is_scored](
       decoder.params,
       decoder.cache,
       self._state,
@@ -312,10 +315,20 @@ class Generator:
       padded_L,
       next_L,
       np.int32(count),
-      np.bool_(is_last),
     )
     decoder.account([row], [count])
-    return packed, scores
+    return last_BLD, scores
+
+  def _run_first(self, row: int, last_BLD) -> tuple[np.ndarray, np.ndarray]:
+    decoder = self._decoder
+    self._state, packed = self._first(
+      decoder.params,
+      self._state,
+      np.int32(row),
+      np.int32(decoder.length_of(row)),
+      last_BLD,
+    )
+    return rounds.unpacked(packed)
 
   def _draw_tokens(self) -> None:
     rows = list(self._going)
@@ -513,7 +526,7 @@ class _Running:
 
   def pending_L(self) -> np.ndarray:
     """Returns what the row's text lacks in the cache: int32."""
-    if len(self.left_L) or not self._tokens or self.error is not None:
+    if not self._tokens or self.error is not None:
       return self.left_L
     return np.array(self._tokens[-1:], np.int32)
 

@@ -183,11 +183,12 @@ def test_joining_and_leaving_compile_nothing(generator):
   compiled = [
     generator._step,
     generator._join,
+    generator._first,
     decoder._give_pages,
     *generator._prefill.values(),
   ]
   before = [one._cache_size() for one in compiled]
-  assert before[:4] == [1, 1, 1, 2]  # Two sizes of a chunk.
+  assert before[:5] == [1, 1, 1, 1, 2]  # Two sizes of a chunk.
   with generator.stream(REQUESTS[2]) as stream:
     next(stream)
     generator.warm([3, 17])  # Leaves who is there as they are.
