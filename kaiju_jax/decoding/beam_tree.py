@@ -287,7 +287,7 @@ class _Paths(NamedTuple):
   """The live beams.
 
   `node_LN` tells tokens apart within a column, −1 where a path has none;
-  `slots` has a path for each kind, −1 also where a token has no slot (any more).
+  `slots` has a path for each kind, −1 also where a token has no slot.
   """
 
   trunk: int
