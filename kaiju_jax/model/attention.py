@@ -7,14 +7,13 @@ value projection; keys are shared after the rotary embedding, as a cache holds
 them.
 """
 
-from typing import NamedTuple
-
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from kaiju_jax.model import context as context_lib
 from kaiju_jax.model import layers
+from kaiju_jax.model import past
 from kaiju_jax.model import rotary
 from kaiju_jax.model import weighted
 from kaiju_jax.model import z_reg
@@ -22,13 +21,6 @@ from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
-
-
-class KeyValue(NamedTuple):
-  """One owning layer's keys and values: arrays, or codes as a cache's."""
-
-  k_BMK: jax.Array | int8.Quantized
-  v_BMK: jax.Array | int8.Quantized
 
 
 class Attention(weighted.Weighted):
@@ -46,9 +38,9 @@ class Attention(weighted.Weighted):
   def __call__(
     self,
     x_BLD: jax.Array,
-    key_value: KeyValue | None,
+    key_value: past.KeyValue | None,
     context: context_lib.Context,
-  ) -> tuple[jax.Array, KeyValue]:
+  ) -> tuple[jax.Array, past.KeyValue]:
     """Returns the layer's output [B, L, D], and the keys and values it read.
 
     Of a row split over devices, x and the output are this device's part; keys
@@ -62,6 +54,9 @@ class Attention(weighted.Weighted):
     if key_value is None:
       key_value = self._key_value(x_BLD, turns)
     q_BLHK = rotary.rotate(self._queries(qat.enter(x_BLD)), turns)
+    if context.pasts is not None:
+      out_BLHK = self._attend_to_past(q_BLHK, key_value, context)
+      return self._output(out_BLHK), key_value
     out_BLHK, lse_BLH = self._attend(q_BLHK, *key_value, context.visibility)
     reading_BLH = lse_BLH
     if self.z_target == 'mean_logit' or self.is_mutable_collection('readings'):
@@ -78,7 +73,7 @@ class Attention(weighted.Weighted):
     w_q_DHK = self.weight('w_q_DHK', shape)
     return self.einsum('BLD,DHK->BLHK', x_BLD, w_q_DHK)
 
-  def _key_value(self, x_BMD, turns) -> KeyValue:
+  def _key_value(self, x_BMD, turns) -> past.KeyValue:
     turns = None if turns is None else tuple(map(collectives.own_rows, turns))
     shape = (self.config.d_model, self.config.head_dim)
     w_k_DK = self.weight('w_k_DK', shape)
@@ -87,8 +82,8 @@ class Attention(weighted.Weighted):
     k_BMK = rotary.rotate(k_BMK[:, :, None], turns)[:, :, 0]
     v_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_v_DK)
     if self.config.quantization.kv == 'none':
-      return KeyValue(qat.enter(k_BMK), qat.enter(v_BMK))
-    return KeyValue(
+      return past.KeyValue(qat.enter(k_BMK), qat.enter(v_BMK))
+    return past.KeyValue(
       qat.enter(self._stored('k', k_BMK)), qat.enter(self._stored('v', v_BMK))
     )
 
@@ -107,6 +102,18 @@ class Attention(weighted.Weighted):
       k_BMK,
       v_BMK,
       visibility,
+      window=self.layer.window,
+      scale=self.config.head_dim**-0.5,
+      qk=self.config.quantization.qk,
+      implementation=self.config.attention or None,
+    )
+
+  def _attend_to_past(self, q_BLHK, key_value, context):
+    return past.attend(
+      q_BLHK,
+      key_value,
+      context.pasts[self.layer.kv_from],
+      context.visibility,
       window=self.layer.window,
       scale=self.config.head_dim**-0.5,
       qk=self.config.quantization.qk,

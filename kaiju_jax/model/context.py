@@ -1,10 +1,12 @@
 """What every layer of one forward pass is told alike."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.model import past
 
 
 class Context(NamedTuple):
@@ -15,9 +17,12 @@ class Context(NamedTuple):
     local_turns: rotary cosines and sines [B, L, K/2] of local layers, or None.
     global_turns: the same for global layers.
     z: Z-Reg's coefficient for this step, a float32 scalar.
+    pasts: what a cache holds from before, by the index of the layer that made
+      it; None where the rows are all there is.
   """
 
   visibility: visibility_lib.Visibility
   local_turns: tuple[jax.Array, jax.Array] | None
   global_turns: tuple[jax.Array, jax.Array] | None
   z: jax.Array
+  pasts: Mapping[int, past.Past] | None = None

@@ -5,6 +5,8 @@ is what is traced and compiled; depth is the trip count of the scan, and every
 parameter of the block has a leading N.
 """
 
+from collections.abc import Mapping
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from kaiju_jax.model import context as context_lib
 from kaiju_jax.model import embedding
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import norm
+from kaiju_jax.model import past
 from kaiju_jax.model import rotary
 
 
@@ -26,27 +29,34 @@ class Transformer(nn.Module):
   Attributes:
     config: shape and techniques.
     z_target: what Attention Z-Reg pulls to zero, 'lse' or 'mean_logit'.
+    unstacked: whether each layer has its own parameters, `layer_0` and on,
+      instead of a part of the stacked ones (`decoding/weights.py`).
   """
 
   config: model_config.ModelConfig
   z_target: str = 'lse'
+  unstacked: bool = False
 
   def setup(self):
     config = self.config
     model_config.check(config)
-    layers = config.layers()
-    repeating = layers_lib.repeating_block(layers)
     self.embedding = embedding.Embedding(config)
+    self.blocks = self._blocks(config.layers())
+    self.final_norm = norm.RMSNorm()
+
+  def _blocks(self, layers: tuple[layers_lib.Layer, ...]) -> nn.Module:
+    if self.unstacked:
+      return block.Block(self.config, layers, self.z_target)
+    repeating = layers_lib.repeating_block(layers)
     scanned = nn.scan(
       block.Block,
       variable_axes={'params': 0, 'replica': 0, 'readings': 0},
       split_rngs={'params': True},
       in_axes=nn.broadcast,
       length=len(layers) // len(repeating),
-      unroll=config.unroll,
+      unroll=self.config.unroll,
     )
-    self.blocks = scanned(config, repeating, self.z_target)
-    self.final_norm = norm.RMSNorm()
+    return scanned(self.config, repeating, self.z_target)
 
   def __call__(
     self, tokens_BL: jax.Array, visibility: visibility_lib.Visibility
@@ -78,6 +88,33 @@ class Transformer(nn.Module):
     x_BLD, _ = self.blocks(self.embedding(tokens_BL), context)
     normed_BLD, _ = self.final_norm(x_BLD)
     return normed_BLD
+
+  def extend(
+    self,
+    tokens_BL: jax.Array,
+    visibility: visibility_lib.Visibility,
+    pasts: Mapping[int, past.Past],
+  ) -> tuple[jax.Array, dict[int, past.KeyValue]]:
+    """Returns what `hidden` does for a chunk behind a cache, and what to keep.
+
+    Args:
+      tokens_BL: the chunk.
+      visibility: of the chunk's queries and of its keys; its ranges and
+        coordinates are those of the cache.
+      pasts: for each layer that makes keys and values, those from before.
+
+    Returns:
+      hidden_BLD, and the chunk's own keys and values of each of these layers.
+    """
+    if not self.unstacked:
+      raise ValueError(
+        'unstacked=False: the layers of a scan have no cache of their own; use'
+        ' Transformer(config, unstacked=True) with `weights.ready`.'
+      )
+    context = self._context(visibility, 0.0)._replace(pasts=pasts)
+    x_BLD, made = self.blocks(self.embedding(tokens_BL), context)
+    normed_BLD, _ = self.final_norm(x_BLD)
+    return normed_BLD, made
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""

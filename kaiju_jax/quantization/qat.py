@@ -437,34 +437,39 @@ def int8_attention(
   )[0]
 
 
+def coded_queries(
+  q_BLHK: jax.Array, k_scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns codes of the queries, and their scales [B, L, H], for an int8 QKᵀ.
+
+  A scale a channel of K folds into q, so that QKᵀ stays an integer dot; the
+  keys' scales are one then (`folded`).
+  """
+  if k_scale.ndim == 1:
+    q_BLHK = q_BLHK * k_scale[None, None, None].astype(q_BLHK.dtype)
+  codes_BLHK, scale_BLH1 = int8.quantize(q_BLHK, (-1,))
+  return codes_BLHK, scale_BLH1[..., 0]
+
+
+def folded(k_BMK: Quantized) -> jax.Array:
+  """Returns the scales a token that `coded_queries` leaves to the keys."""
+  if k_BMK.scales.ndim == 1:
+    return jnp.ones(k_BMK.shape[:2], jnp.float32)
+  return k_BMK.scales
+
+
 def _kernel_arguments(qk, q_BLHK, k_BMK, v_BMK, visibility):
-  """A scale a channel of K folds into q, so that QKᵀ stays an integer dot."""
-  q_scale_BLH = None
-  q = q_BLHK
-  k_scale = k_BMK.scales
+  q, q_scale_BLH, k_scale = q_BLHK, None, k_BMK.scales
   if qk == 'int8':
-    if k_scale.ndim == 1:
-      q_BLHK = q_BLHK * k_scale[None, None, None].astype(q_BLHK.dtype)
-      k_scale = jnp.ones(k_BMK.shape[:2], jnp.float32)
-    q, q_scale_BLH1 = int8.quantize(q_BLHK, (-1,))
-    q_scale_BLH = q_scale_BLH1[..., 0]
-  arrays = (q, k_BMK.codes, v_BMK.codes, *_ranges(visibility))
+    q, q_scale_BLH = coded_queries(q_BLHK, k_scale)
+    k_scale = folded(k_BMK)
+  arrays = (q, k_BMK.codes, v_BMK.codes, *visibility)
   scales = {
     'q_scale_BLH': q_scale_BLH,
     'k_scale': k_scale,
     'v_scale': v_BMK.scales,
   }
   return arrays, scales
-
-
-def _ranges(visibility):
-  return (
-    visibility.start_BM,
-    visibility.limit_BM,
-    visibility.coordinate_BL,
-    visibility.position_BL,
-    visibility.position_BM,
-  )
 
 
 def _int8_attention_forward(
@@ -536,7 +541,7 @@ def attention(
     q_BLHK,
     k_BMK,
     v_BMK,
-    *_ranges(visibility),
+    *visibility,
     window=window,
     scale=scale,
     implementation=implementation,

@@ -1,0 +1,292 @@
+"""The cache: pages of keys and values, and what each row sees of them.
+
+One design serves text, beams and trees of them. For each kind of layers, local
+and global, there is
+
+    a pool     for each layer that makes keys and values, P pages of S slots:
+               the codes of training and their scales, or floats
+    tables     of each row: its N pages, and for each of its M = N·S logical
+               slots the range [start, limit) of query coordinates that see it
+               and its position (`visibility.py`)
+
+Ranges and positions belong to (row, logical slot) and not to the page, for rows
+that share a page see it differently. An empty slot has start == limit.
+
+Text lies in the order of its positions: logical slot m of a row holds position
+first + m. A global row's first is 0 for good. A local row is a ring: where the
+next tokens need room, the pages that have left the window go to the end of the
+table, and `first` with them. So the ring is a table that rotates, and no key or
+value moves.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels.paged_decode import api as paged_decode
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import paging
+from kaiju_jax.model import past
+from kaiju_jax.quantization import int8
+
+# Text is seen by all that follows.
+FOREVER = jnp.iinfo(jnp.int32).max
+
+
+class Kind(NamedTuple):
+  """The pools of one kind of layers, and its tables.
+
+  Attributes:
+    k: keys of each layer that makes them [P, S, K]: floats, or `Quantized`
+      codes with scales [P, S] (None where a channel has one).
+    v: values, alike.
+    table_RN: int32, each row's pages; −1 where there is none.
+    start_RM: int32, first query coordinate that sees each logical slot.
+    limit_RM: int32, one past the last; equal to start for an empty slot.
+    position_RM: int32, of each slot's token.
+    first_R: int32, the position that a row's logical slot 0 is for, in text.
+  """
+
+  k: tuple[jax.Array | int8.Quantized, ...]
+  v: tuple[jax.Array | int8.Quantized, ...]
+  table_RN: jax.Array
+  start_RM: jax.Array
+  limit_RM: jax.Array
+  position_RM: jax.Array
+  first_R: jax.Array
+
+  @property
+  def page(self) -> int:
+    """S, slots of a page."""
+    return self.start_RM.shape[1] // self.table_RN.shape[1]
+
+
+class Cache(NamedTuple):
+  """R sequences' keys and values.
+
+  Attributes:
+    kinds: 'local' and 'global', those that the model has.
+    length_R: int32, tokens of each row's text.
+  """
+
+  kinds: dict[str, Kind]
+  length_R: jax.Array
+
+
+def make(
+  config: model_config.ModelConfig, pools: dict[str, paging.Pool], rows: int
+) -> Cache:
+  """Returns an empty cache whose rows have no pages yet (`give_pages`).
+
+  Args:
+    config: the model's.
+    pools: of `paging.pools`.
+    rows: R.
+  """
+  kinds = {}
+  for kind, pool in pools.items():
+    owners = range(len(pool.owners))
+    zeros_RM = jnp.zeros((rows, pool.row_slots), jnp.int32)
+    kinds[kind] = Kind(
+      tuple(_pool(config, pool) for _ in owners),
+      tuple(_pool(config, pool) for _ in owners),
+      jnp.full((rows, pool.row_pages), -1, jnp.int32),
+      zeros_RM,
+      zeros_RM + 0,  # Buffers of their own: the cache is donated.
+      zeros_RM + 0,
+      jnp.zeros((rows,), jnp.int32),
+    )
+  return Cache(kinds, jnp.zeros((rows,), jnp.int32))
+
+
+def _pool(config: model_config.ModelConfig, pool: paging.Pool):
+  shape = (pool.pages, pool.page, config.head_dim)
+  if config.quantization.kv == 'none':
+    return jnp.zeros(shape, config.dtype)
+  is_token = config.quantization.kv_scale == 'token'
+  scales = jnp.zeros(shape[:2], jnp.float32) if is_token else None
+  return int8.Quantized(jnp.zeros(shape, jnp.int8), scales)
+
+
+def bytes_of(cache: Cache) -> int:
+  """Returns the bytes that the cache's buffers take."""
+  return sum(x.nbytes for x in jax.tree.leaves(cache))
+
+
+def give_pages(
+  cache: Cache, row: jax.Array, pages: dict[str, jax.Array]
+) -> Cache:
+  """Returns the cache with an empty row that has these pages.
+
+  Args:
+    cache: the cache.
+    row: int32 scalar.
+    pages: int32 [N] of each kind, −1 where the row has none; all −1 takes the
+      row's pages away.
+  """
+  kinds = {}
+  for kind, tables in cache.kinds.items():
+    kinds[kind] = tables._replace(
+      table_RN=tables.table_RN.at[row].set(pages[kind]),
+      start_RM=tables.start_RM.at[row].set(0),
+      limit_RM=tables.limit_RM.at[row].set(0),
+      position_RM=tables.position_RM.at[row].set(0),
+      first_R=tables.first_R.at[row].set(0),
+    )
+  return Cache(kinds, cache.length_R.at[row].set(0))
+
+
+def pasts(
+  cache: Cache,
+  pools: dict[str, paging.Pool],
+  row_B: jax.Array,
+  visibility: visibility_lib.Visibility,
+  in_order: int | None = None,
+) -> dict[int, past.Past]:
+  """Returns what the layers of a call see of the cache.
+
+  Args:
+    cache: before the call.
+    pools: of `paging.pools`.
+    row_B: int32, the cache's row of each of the call's rows.
+    visibility: of the call's queries.
+    in_order: the length of a row whose forward pass's bits are wanted (see
+      `past.py`), or None.
+  """
+  result = {}
+  for kind, pool in pools.items():
+    tables = _tables(cache.kinds[kind], pool, row_B, visibility, in_order)
+    for owner, k, v in zip(
+      pool.owners, cache.kinds[kind].k, cache.kinds[kind].v
+    ):
+      result[owner] = past.Past(k, v, tables)
+  return result
+
+
+def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, in_order):
+  table_BN, start_BM, limit_BM, position_BM = (
+    x[row_B]
+    for x in (kind.table_RN, kind.start_RM, kind.limit_RM, kind.position_RM)
+  )
+  plan = None
+  if in_order is None:
+    plan = paged_decode.make_plan(
+      table_BN,
+      start_BM,
+      limit_BM,
+      visibility.coordinate_BL,
+      visibility.position_BL,
+      position_BM,
+      pages=pool.pages,
+      window=pool.window,
+    )
+  return past.Tables(table_BN, start_BM, limit_BM, position_BM, plan, in_order)
+
+
+def write(
+  cache: Cache,
+  pools: dict[str, paging.Pool],
+  row_B: jax.Array,
+  visibility: visibility_lib.Visibility,
+  slot: dict[str, jax.Array],
+  made: dict[int, past.KeyValue],
+) -> Cache:
+  """Returns the cache with a call's keys and values in their slots.
+
+  Args:
+    cache: the cache.
+    pools: of `paging.pools`.
+    row_B: int32, the cache's row of each of the call's rows.
+    visibility: the ranges and positions that the slots are to have.
+    slot: int32 [B, L] of each kind, the logical slot of each token; −1 for a
+      token that is not kept.
+    made: of `Transformer.extend`.
+  """
+  kinds = {}
+  for name, pool in pools.items():
+    kind, slot_BL = cache.kinds[name], slot[name]
+    page_BL = kind.table_RN[row_B[:, None], slot_BL // kind.page]
+    place_BL = page_BL * kind.page + slot_BL % kind.page
+    # No page, no slot: beyond the pool's end, where a scatter drops it.
+    is_kept_BL = (slot_BL >= 0) & (page_BL >= 0)
+    place_BL = jnp.where(is_kept_BL, place_BL, pool.pages * pool.page)
+    at = row_B[:, None], jnp.where(slot_BL >= 0, slot_BL, pool.row_slots)
+    keys_values = [made[owner] for owner in pool.owners]
+    kinds[name] = kind._replace(
+      k=tuple(_put(k, place_BL, x.k_BMK) for k, x in zip(kind.k, keys_values)),
+      v=tuple(_put(v, place_BL, x.v_BMK) for v, x in zip(kind.v, keys_values)),
+      start_RM=kind.start_RM.at[at].set(visibility.start_BM, mode='drop'),
+      limit_RM=kind.limit_RM.at[at].set(visibility.limit_BM, mode='drop'),
+      position_RM=kind.position_RM.at[at].set(
+        visibility.position_BM, mode='drop'
+      ),
+    )
+  return cache._replace(kinds=kinds)
+
+
+def _put(pool, place_BL, made):
+  """Writes [B, L, …] to flat places of [P, S, …]."""
+  if isinstance(pool, int8.Quantized):
+    scales = pool.scales
+    if scales is not None:
+      scales = _put(scales, place_BL, made.scales)
+    return int8.Quantized(_put(pool.codes, place_BL, made.codes), scales)
+  flat = pool.reshape(-1, *pool.shape[2:])
+  return flat.at[place_BL].set(made, mode='drop').reshape(pool.shape)
+
+
+def rotate(
+  cache: Cache,
+  pools: dict[str, paging.Pool],
+  row_B: jax.Array,
+  end_B: jax.Array,
+) -> Cache:
+  """Returns the cache with room in its rings for text up to `end`.
+
+  Args:
+    cache: the cache.
+    pools: of `paging.pools`.
+    row_B: int32, rows.
+    end_B: int32, one past the last position that each is to hold.
+  """
+  kinds = dict(cache.kinds)
+  for name, pool in pools.items():
+    kind = kinds[name]
+    if pool.window is None:
+      continue
+    S, M, N = kind.page, pool.row_slots, pool.row_pages
+    first_B = kind.first_R[row_B]
+    turn_B = jnp.maximum(end_B - M - first_B + S - 1, 0) // S
+    table_BN = jnp.take_along_axis(
+      kind.table_RN[row_B],
+      (jnp.arange(N)[None] + turn_B[:, None]) % N,
+      axis=1,
+    )
+    from_BM = jnp.arange(M)[None] + S * turn_B[:, None]
+
+    def turned(x_RM, from_BM=from_BM, M=M):
+      x_BM = x_RM[row_B]
+      moved_BM = jnp.take_along_axis(x_BM, jnp.minimum(from_BM, M - 1), axis=1)
+      return x_RM.at[row_B].set(jnp.where(from_BM < M, moved_BM, 0))
+
+    kinds[name] = kind._replace(
+      table_RN=kind.table_RN.at[row_B].set(table_BN),
+      start_RM=turned(kind.start_RM),
+      limit_RM=turned(kind.limit_RM),
+      position_RM=turned(kind.position_RM),
+      first_R=kind.first_R.at[row_B].add(S * turn_B),
+    )
+  return cache._replace(kinds=kinds)
+
+
+def slots_of_text(
+  cache: Cache, row_B: jax.Array, position_BL: jax.Array, is_kept_BL: jax.Array
+) -> dict[str, jax.Array]:
+  """Returns the logical slot of each position, −1 where it is not kept."""
+  slots = {}
+  for name, kind in cache.kinds.items():
+    slot_BL = position_BL - kind.first_R[row_B][:, None]
+    slots[name] = jnp.where(is_kept_BL & (slot_BL >= 0), slot_BL, -1)
+  return slots

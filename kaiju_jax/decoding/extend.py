@@ -1,0 +1,141 @@
+"""One call of the model behind a cache: a chunk in, hidden states out.
+
+    text    each row's next tokens; positions, slots and rings by themselves
+    chunk   any tokens with ranges, coordinates, positions and slots of the
+            caller's own: beams, trees, bidirectional spans
+
+Both are pure functions of (params, cache), one compilation for each shape
+[B, L]. A row of a call may be any row of the cache; tokens beyond a row's
+`count` are padding, which sees nothing new, is seen by nobody and is not kept.
+
+In the `reference` mode a token's hidden state has the bits of the forward pass
+over a row as long as the cache, however its text was split into calls, in
+whichever row and pages it lies and whatever else is there; on a CPU, where the
+products of eight rows or more have a row's bits whatever the number of rows,
+so that calls are padded to eight tokens.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.model import paging
+from kaiju_jax.model import transformer
+
+MODES = ('fast', 'reference')
+# Rows from which on a CPU's products have a row's own bits.
+_ROWS = 8
+
+
+class Engine(NamedTuple):
+  """What every call of a model and a cache has alike; no arrays.
+
+  Attributes:
+    model: with `unstacked=True`.
+    pools: of the cache.
+    in_order: length of the rows whose bits the reference mode has, or None.
+  """
+
+  model: transformer.Transformer
+  pools: dict[str, paging.Pool]
+  in_order: int | None = None
+
+
+class Chunk(NamedTuple):
+  """Tokens of a call, with all that the cache needs to know of them.
+
+  Attributes:
+    row_B: int32, the cache's row.
+    tokens_BL: int32.
+    visibility: the chunk's queries and, where the cache keeps them, its keys;
+      start == limit for padding.
+    slot: int32 [B, L] of each kind: the logical slot that keeps the token's
+      keys and values; −1 for none.
+  """
+
+  row_B: jax.Array
+  tokens_BL: jax.Array
+  visibility: visibility_lib.Visibility
+  slot: dict[str, jax.Array]
+
+
+def chunk(
+  engine: Engine, params: Any, cache: cache_lib.Cache, chunk: Chunk
+) -> tuple[jax.Array, cache_lib.Cache]:
+  """Returns hidden states [B, L, D], and the cache with the chunk in it.
+
+  A chunk's slots may not hold what its own queries see. Rows' texts do not
+  become longer: a row is either text or its caller's own (`Cache.length_R`).
+  """
+  hidden_BLD, made = _run(engine, params, cache, *chunk[:3])
+  cache = cache_lib.write(
+    cache, engine.pools, chunk.row_B, chunk.visibility, chunk.slot, made
+  )
+  return hidden_BLD, cache
+
+
+def text(
+  engine: Engine,
+  params: Any,
+  cache: cache_lib.Cache,
+  row_B: jax.Array,
+  tokens_BL: jax.Array,
+  count_B: jax.Array,
+) -> tuple[jax.Array, cache_lib.Cache]:
+  """Returns hidden states [B, L, D], and the cache with the rows' next tokens.
+
+  Args:
+    engine: of the model and the cache.
+    params: of `weights.ready`.
+    cache: the cache.
+    row_B: int32, rows of the cache, each at most once.
+    tokens_BL: int32.
+    count_B: int32, tokens of each row; 0 leaves it as it is. The cache must
+      have room for them.
+  """
+  L = tokens_BL.shape[1]
+  if engine.in_order is not None and L % _ROWS:
+    tokens_BL = jnp.pad(tokens_BL, ((0, 0), (0, -L % _ROWS)))
+  visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
+  hidden_BLD, made = _run(engine, params, cache, row_B, tokens_BL, visibility)
+  end_B = cache.length_R[row_B] + count_B
+  cache = cache_lib.rotate(cache, engine.pools, row_B, end_B)
+  slots = cache_lib.slots_of_text(
+    cache, row_B, visibility.position_BM, is_kept_BL
+  )
+  cache = cache_lib.write(cache, engine.pools, row_B, visibility, slots, made)
+  length_R = cache.length_R.at[row_B].set(end_B)
+  return hidden_BLD[:, :L], cache._replace(length_R=length_R)
+
+
+def _text(length_B, count_B, tokens_BL):
+  """Returns the visibility of rows' next tokens, and which are no padding."""
+  place_L = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)
+  is_kept_BL = place_L[None] < count_B[:, None]
+  # Padding stands at its row's last token, so that pages which all tokens see
+  # stay pages which all queries see; in a row without tokens it sees nothing.
+  place_BL = jnp.minimum(place_L[None], count_B[:, None] - 1)
+  position_BL = jnp.maximum(length_B[:, None] + place_BL, 0)
+  return visibility_lib.Visibility(
+    start_BM=position_BL,
+    limit_BM=jnp.where(is_kept_BL, cache_lib.FOREVER, position_BL),
+    coordinate_BL=jnp.where(count_B[:, None] > 0, position_BL, -1),
+    position_BL=position_BL,
+    position_BM=position_BL,
+  ), is_kept_BL
+
+
+def _run(engine, params, cache, row_B, tokens_BL, visibility):
+  pasts = cache_lib.pasts(
+    cache, engine.pools, row_B, visibility, engine.in_order
+  )
+  hidden_BLD, made = engine.model.apply(
+    {'params': params}, tokens_BL, visibility, pasts, method='extend'
+  )
+  # All reads before the first write, or each pool would be copied.
+  return lax.optimization_barrier((hidden_BLD, made))

@@ -1,0 +1,102 @@
+"""Who has which pages and rows of a cache: the host's account of what is free.
+
+A row takes the pages of its longest text when it opens and gives them back when
+it closes, so that a text that has begun can always be finished. A page is one
+row's alone here; rows that share pages will need a count for each page, and
+what returns a page is then its last row.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kaiju_jax.model import paging
+
+
+class Full(RuntimeError):
+  """No row, or not enough pages, are free; close a row first."""
+
+
+class Pages:
+  """Free rows and pages of a cache.
+
+  Attributes:
+    rows: R.
+  """
+
+  def __init__(self, pools: Mapping[str, paging.Pool], rows: int):
+    self.rows = rows
+    self._pools = pools
+    # Lists end in what is handed out next.
+    self._free = {
+      kind: list(range(pool.pages))[::-1] for kind, pool in pools.items()
+    }
+    self._free_rows = list(range(rows))[::-1]
+    self._taken: dict[int, dict[str, list[int]]] = {}
+
+  def open(
+    self, length: int, extra: int = 0
+  ) -> tuple[int, dict[str, np.ndarray]]:
+    """Takes a row and the pages of a text of `length` tokens.
+
+    Args:
+      length: of the whole text, prompt and continuation.
+      extra: slots beyond it, of every kind.
+
+    Returns:
+      The row, and for each kind int32 [N]: its pages, −1 after the last.
+
+    Raises:
+      ValueError: no row could ever hold it.
+      Full: none can now.
+    """
+    needs = {kind: self._need(kind, length, extra) for kind in self._pools}
+    if not self._free_rows:
+      raise Full(f'all {self.rows} rows are open: close one first.')
+    for kind, count in needs.items():
+      if count > len(self._free[kind]):
+        raise Full(
+          f'a text of {length} tokens needs {count} {kind} pages and'
+          f' {len(self._free[kind])} are free: close a row first.'
+        )
+    row = self._free_rows.pop()
+    taken = {
+      kind: [self._free[kind].pop() for _ in range(count)]
+      for kind, count in needs.items()
+    }
+    self._taken[row] = taken
+    tables = {}
+    for kind, pages in taken.items():
+      table_N = np.full(self._pools[kind].row_pages, -1, np.int32)
+      table_N[: len(pages)] = pages
+      tables[kind] = table_N
+    return row, tables
+
+  def close(self, row: int) -> None:
+    """Gives a row and its pages back.
+
+    Raises:
+      ValueError: the row is not open.
+    """
+    if row not in self._taken:
+      raise ValueError(f'row={row}: is not open; open are {self.open_rows}.')
+    for kind, pages in self._taken.pop(row).items():
+      self._free[kind].extend(reversed(pages))
+    self._free_rows.append(row)
+
+  @property
+  def open_rows(self) -> tuple[int, ...]:
+    return tuple(sorted(self._taken))
+
+  def _need(self, kind: str, length: int, extra: int) -> int:
+    pool = self._pools[kind]
+    if pool.window is not None:
+      # A ring turns as a whole, so that a row has all of it.
+      return pool.row_pages
+    count = -(-(length + extra) // pool.page)
+    if count > pool.row_pages:
+      raise ValueError(
+        f'length={length}, extra={extra}: a row of the cache holds'
+        f' {pool.row_slots} tokens.'
+      )
+    return count

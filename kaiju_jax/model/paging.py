@@ -1,0 +1,122 @@
+"""How many pages a cache has: arithmetic, for who allocates and who describes.
+
+Keys and values lie in pages of S slots, a pool for each kind of layers, which
+holds the pages of every layer that makes keys and values. A row of the cache
+holds one sequence; its table names a page for every S logical slots:
+
+    global    length tokens            ceil((length + extra) / S) pages
+    local     the last window − 1      ceil((min(length, window + S − 2)
+              from before a chunk              + extra) / S) pages
+
+A local row forgets whole pages, so that up to S − 1 tokens beyond the window
+wait in its first one.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+
+# Slots of a page. Smaller ones waste less in a row's last page, larger ones
+# make shorter tables and longer reads; our guess, until a device is measured.
+PAGE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+  """The pages of one kind of layers.
+
+  Attributes:
+    owners: indices of the layers that make keys and values.
+    window: of the layers, None where they see everything.
+    page: S, slots of a page.
+    row_pages: N, pages of a row's table.
+    pages: P, in all.
+  """
+
+  owners: tuple[int, ...]
+  window: int | None
+  page: int
+  row_pages: int
+  pages: int
+
+  @property
+  def row_slots(self) -> int:
+    """M, logical slots of a row."""
+    return self.row_pages * self.page
+
+
+def pools(
+  layers: Sequence[layers_lib.Layer],
+  rows: int,
+  length: int,
+  *,
+  page: int = PAGE,
+  extra: int = 0,
+  pages: Mapping[str, int] | None = None,
+) -> dict[str, Pool]:
+  """Returns the pool of each kind, 'local' and 'global', that the stack has.
+
+  Args:
+    layers: the stack.
+    rows: sequences that the cache holds at once.
+    length: tokens of the longest.
+    page: S, slots of a page.
+    extra: slots of a row beyond those of one sequence: a beam search's.
+    pages: of a kind's pool, where not every row is to be full at once.
+
+  Raises:
+    ValueError: names the argument that is out of range, or two windows.
+  """
+  for name, value, least in (
+    ('rows', rows, 1),
+    ('length', length, 1),
+    ('page', page, 1),
+    ('extra', extra, 0),
+  ):
+    if value < least:
+      raise ValueError(f'{name}={value}: must be at least {least}.')
+  kinds: dict[str, list[int]] = {}
+  for index in layers_lib.owners(layers):
+    kinds.setdefault(layers[index].kind, []).append(index)
+  result = {}
+  for kind, owners in kinds.items():
+    windows = {layers[index].window for index in owners}
+    if len(windows) > 1:
+      raise ValueError(
+        f'layers have windows of {sorted(windows)}: the local layers of a cache'
+        ' share one.'
+      )
+    (window,) = windows
+    held = length if window is None else min(length, window + page - 2)
+    row_pages = -(-max(held + extra, 1) // page)
+    count = (pages or {}).get(kind, rows * row_pages)
+    if count < row_pages:
+      raise ValueError(
+        f'pages={dict(pages)}: a {kind} row of {length} tokens has'
+        f' {row_pages} pages, so the pool has at least as many.'
+      )
+    result[kind] = Pool(tuple(owners), window, page, row_pages, count)
+  return result
+
+
+def bytes_of(
+  config: model_config.ModelConfig, pools: Mapping[str, Pool], rows: int
+) -> int:
+  """Returns what a cache of `rows` rows allocates, tables and all."""
+  quantization = config.quantization
+  if quantization.kv == 'int8':
+    value_bytes = 1
+    scale_bytes = 4 if quantization.kv_scale == 'token' else 0
+  else:
+    value_bytes = 2 if config.dtype == 'bfloat16' else 4
+    scale_bytes = 0
+  slot_bytes = 2 * (config.head_dim * value_bytes + scale_bytes)
+  total = 4 * rows  # Lengths.
+  for pool in pools.values():
+    total += len(pool.owners) * pool.pages * pool.page * slot_bytes
+    # The table; start, limit and position of each logical slot; the first.
+    total += rows * 4 * (pool.row_pages + 3 * pool.row_slots + 1)
+  return total

@@ -1,0 +1,213 @@
+"""Attention of a chunk to itself and to what a cache holds from before it.
+
+A chunk's own keys and values stay outside the pool until it has been run
+through, so that no layer waits for a write: its queries attend to the pool's
+pages and to the chunk apart, and the two are merged by their log-sum-exp.
+
+`attend_in_order` lays the pool's keys and the chunk's side by side in the order
+of their positions, as the forward pass over the whole row has them, and runs
+that pass's own attention over them. The same sums in the same order have the
+same bits, which is what it is for; it copies the cache at every step.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels.paged_decode import api as paged_decode
+from kaiju_jax.kernels.paged_decode import plan as plan_lib
+from kaiju_jax.kernels.visibility_attention import api as visibility_attention
+from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import qat
+
+
+class KeyValue(NamedTuple):
+  """One owning layer's keys and values: arrays, or codes as a cache's."""
+
+  k_BMK: jax.Array | int8.Quantized
+  v_BMK: jax.Array | int8.Quantized
+
+
+class Tables(NamedTuple):
+  """Where the rows of a call find their keys; the same for a kind of layers.
+
+  Attributes:
+    table_BN: int32, each row's pages; −1 where there is none.
+    start_BM: int32, first query coordinate that sees each logical slot.
+    limit_BM: int32, one past the last; equal to start for an empty slot.
+    position_BM: int32, of each logical slot's token.
+    plan: the pages that a call visits, of `paged_decode.make_plan`; None where
+      they are read in order.
+    length: of the row whose order that is; None where there is a plan.
+  """
+
+  table_BN: jax.Array
+  start_BM: jax.Array
+  limit_BM: jax.Array
+  position_BM: jax.Array
+  plan: plan_lib.Plan | None
+  length: int | None = None
+
+
+class Past(NamedTuple):
+  """What one owning layer's queries see of earlier calls.
+
+  Attributes:
+    k_PSK: the pool's keys: floats, or codes with scales [P, S]. Codes with a
+      scale a channel have none here, for they are the layer's parameters.
+    v_PSK: the pool's values, alike.
+    tables: of the layer's kind.
+  """
+
+  k_PSK: jax.Array | int8.Quantized
+  v_PSK: jax.Array | int8.Quantized
+  tables: Tables
+
+
+def attend(
+  q_BLHK: jax.Array,
+  key_value: KeyValue,
+  past: Past,
+  visibility: visibility_lib.Visibility,
+  *,
+  window: int | None,
+  scale: float,
+  qk: str,
+  implementation: str | None,
+) -> jax.Array:
+  """Returns the output [B, L, H, K], in q's dtype.
+
+  Args:
+    q_BLHK: the chunk's queries.
+    key_value: the chunk's keys and values.
+    past: those from before it.
+    visibility: of the chunk's queries and of its keys.
+    window: positions a query sees, itself included; None for all.
+    scale: multiplies the logits.
+    qk: 'int8' for an s8 QKᵀ, 'none'.
+    implementation: of the chunk's attention to itself; None chooses.
+  """
+  if past.tables.plan is None:
+    return _attend_in_order(
+      q_BLHK, key_value, past, visibility, window, scale, qk, implementation
+    )
+  q, arguments, own, pooled = _operands(q_BLHK, key_value, past, qk)
+  arguments.update(window=window, scale=scale, dtype=q_BLHK.dtype)
+  k_PSK, v_PSK, pooled_scales = pooled
+  tables = past.tables
+  out_BLHK, lse_BLH = paged_decode.decode(
+    q,
+    k_PSK,
+    v_PSK,
+    tables.table_BN,
+    tables.start_BM,
+    tables.limit_BM,
+    visibility.coordinate_BL,
+    visibility.position_BL,
+    tables.position_BM,
+    plan=tables.plan,
+    **arguments,
+    **pooled_scales,
+  )
+  k_BMK, v_BMK, own_scales = own
+  own_out_BLHK, own_lse_BLH = visibility_attention.forward(
+    q,
+    k_BMK,
+    v_BMK,
+    *visibility,
+    implementation=implementation,
+    **arguments,
+    **own_scales,
+  )
+  out_BLHK, _ = paged_decode.merge(out_BLHK, lse_BLH, own_out_BLHK, own_lse_BLH)
+  return out_BLHK
+
+
+def _operands(q_BLHK, key_value: KeyValue, past: Past, qk: str):
+  """Returns q and its scales, and (k, v, scales) of the chunk and the pool."""
+  own_k, own_v = key_value
+  if not isinstance(own_k, int8.Quantized):
+    return q_BLHK, {}, (own_k, own_v, {}), (past.k_PSK, past.v_PSK, {})
+  pool_k, pool_v = (
+    pooled._replace(scales=own.scales) if own.scales.ndim == 1 else pooled
+    for pooled, own in ((past.k_PSK, own_k), (past.v_PSK, own_v))
+  )
+  q, q_scales = q_BLHK, {}
+  if qk == 'int8':
+    q, q_scale_BLH = qat.coded_queries(q_BLHK, own_k.scales)
+    q_scales = {'q_scale_BLH': q_scale_BLH}
+
+  def parts(k, v):
+    k_scale = qat.folded(k) if qk == 'int8' else k.scales
+    return k.codes, v.codes, {'k_scale': k_scale, 'v_scale': v.scales}
+
+  return q, q_scales, parts(own_k, own_v), parts(pool_k, pool_v)
+
+
+def _attend_in_order(
+  q_BLHK,
+  key_value: KeyValue,
+  past: Past,
+  visibility,
+  window,
+  scale,
+  qk,
+  implementation,
+) -> jax.Array:
+  """`attend` with the bits of the forward pass over a row of `length` tokens.
+
+  Positions are places in that row: for text, not for trees.
+  """
+  tables = past.tables
+  B = q_BLHK.shape[0]
+  M = tables.length
+  row_B1 = jnp.arange(B)[:, None]
+  pooled_BM = _places(tables.start_BM, tables.limit_BM, tables.position_BM, M)
+  own_BL = _places(
+    visibility.start_BM, visibility.limit_BM, visibility.position_BM, M
+  )
+
+  def in_order(pooled, own):
+    row = jnp.zeros((B, M, *own.shape[2:]), own.dtype)
+    row = row.at[row_B1, pooled_BM].set(pooled, mode='drop')
+    return row.at[row_B1, own_BL].set(own, mode='drop')
+
+  def gathered(pool):
+    return pool[tables.table_BN].reshape(B, -1, *pool.shape[2:])
+
+  def merged(pool, own):
+    if not isinstance(own, int8.Quantized):
+      return in_order(gathered(pool), own)
+    scales = own.scales
+    if scales.ndim == 2:
+      scales = in_order(gathered(pool.scales), scales)
+    return int8.Quantized(in_order(gathered(pool.codes), own.codes), scales)
+
+  out_BLHK, _ = qat.attention(
+    q_BLHK,
+    merged(past.k_PSK, key_value.k_BMK),
+    merged(past.v_PSK, key_value.v_BMK),
+    visibility_lib.Visibility(
+      in_order(tables.start_BM, visibility.start_BM),
+      in_order(tables.limit_BM, visibility.limit_BM),
+      visibility.coordinate_BL,
+      visibility.position_BL,
+      jnp.broadcast_to(jnp.arange(M, dtype=jnp.int32)[None], (B, M)),
+    ),
+    window=window,
+    scale=scale,
+    qk=qk,
+    # As the whole row's forward pass chooses, not as this chunk's would.
+    implementation=implementation
+    or blocks.implementation(dispatch.platform(), M, M, q_BLHK.shape[-1]),
+  )
+  return out_BLHK
+
+
+def _places(start_BM, limit_BM, position_BM, length: int) -> jax.Array:
+  """Returns each key's position; `length`, which is no place, where unseen."""
+  return jnp.where(start_BM < limit_BM, position_BM, length)
