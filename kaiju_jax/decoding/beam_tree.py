@@ -87,10 +87,12 @@ class Placed(NamedTuple):
 
 
 class BeamTree:
-  """The live beams of one row; at first a single one, the prompt.
+  """The beams of one row; at first a single one, the prompt.
 
   Beams are numbered as the last call listed them: `grow`'s candidates or
-  `keep`'s survivors. A call that raises changes nothing.
+  `keep`'s survivors, which are alive, and then those that rest. A resting beam
+  keeps its slots and does not grow; nobody sees what is its alone. A call that
+  raises changes nothing.
   """
 
   def __init__(self, length: int, held: Mapping[str, Held]):
@@ -110,6 +112,7 @@ class BeamTree:
       raise ValueError('held is empty: a row has slots of at least one kind.')
     self._paths = _Paths(
       trunk=length,
+      live=1,
       rank_L=np.zeros(1, np.int64),
       position_L=np.array([length - 1]),
       node_LN=np.zeros((1, 0), np.int64),
@@ -120,44 +123,50 @@ class BeamTree:
 
   @property
   def position_L(self) -> np.ndarray:
-    """Position of each live beam's newest token."""
+    """Position of each beam's newest token, of the resting ones too."""
     return self._paths.position_L.copy()
 
   def filled(self, kind: str) -> int:
-    """Returns how many of the kind's slots hold tokens of live beams."""
+    """Returns how many of the kind's slots hold tokens of the beams."""
     slots = self._paths.slots[kind]
     return int(slots.exists_M.sum()) - len(_free(slots))
 
-  def grow(self, parent_L: Sequence[int]) -> Placed:
+  def grow(
+    self, parent_L: Sequence[int], resting: Sequence[int] = ()
+  ) -> Placed:
     """Gives each of L candidates a slot, and its place after its parent.
 
     The candidates are the live beams from here on. Beams that are nobody's
-    parent are dropped before slots are handed out.
+    parent and do not rest are dropped before slots are handed out.
 
     Args:
       parent_L: the live beam that each candidate follows.
+      resting: beams that keep their slots.
 
     Raises:
-      ValueError: no candidates, or a parent that is not alive.
+      ValueError: no candidates, a parent that is not alive, or a beam that is
+        not there.
       Exhausted: too few free slots.
     """
-    parent_L = self._checked('parent_L', parent_L)
-    paths = _fork(self._paths, parent_L)
-    return self._append(paths, np.ones(len(parent_L), np.int64), _by_rank)
+    paths = self._fork('parent_L', parent_L, resting)
+    count_L = np.arange(len(paths.position_L)) < paths.live
+    return self._append(paths, count_L.astype(np.int64), _by_rank)
 
-  def keep(self, survivor_L: Sequence[int]) -> None:
-    """Leaves only `survivor_L` alive, numbered in that order.
+  def keep(
+    self, survivor_L: Sequence[int], resting: Sequence[int] = ()
+  ) -> None:
+    """Leaves only `survivor_L` alive, numbered in that order, and `resting`.
 
     Raises:
-      ValueError: no survivors, one that is not alive, or one named twice.
+      ValueError: no survivors, one that is not alive or is named twice, or a
+        beam that is not there.
     """
-    survivor_L = self._checked('survivor_L', survivor_L)
     if len(np.unique(survivor_L)) < len(survivor_L):
       raise ValueError(
-        f'survivor_L={survivor_L.tolist()} names a beam twice: a beam survives'
+        f'survivor_L={list(survivor_L)} names a beam twice: a beam survives'
         ' once.'
       )
-    self._paths = _fork(self._paths, survivor_L)
+    self._paths = self._fork('survivor_L', survivor_L, resting)
 
   def follow(self, count_L: Sequence[int]) -> Placed:
     """Places a chunk of `count_L[l]` tokens after each live beam l.
@@ -171,26 +180,28 @@ class BeamTree:
       Exhausted: too few free slots.
     """
     count_L = np.asarray(count_L)
-    beams = len(self._paths.rank_L)
-    if count_L.shape != (beams,) or count_L.min() < 0 or not count_L.any():
+    live, beams = self._paths.live, len(self._paths.position_L)
+    if count_L.shape != (live,) or count_L.min() < 0 or not count_L.any():
       raise ValueError(
-        f'count_L={count_L.tolist()}: expected {beams} counts of at least 0,'
+        f'count_L={count_L.tolist()}: expected {live} counts of at least 0,'
         ' one for each live beam, and not all 0.'
       )
-    paths = _fork(self._paths, np.arange(beams))
+    paths = _fork(self._paths, np.arange(beams), live)
+    count_L = np.concatenate([count_L, np.zeros(beams - live, np.int64)])
     return self._append(paths, count_L, _by_token)
 
   def settle(self, best: int) -> dict[str, Ranges]:
-    """Leaves one beam alive, as its row's text.
+    """Leaves one beam, alive or resting, as its row's text.
 
     Returns:
       the row's ranges by layer kind: each token stands at its position and is
       seen from there on, as `follow` continues and as text does.
 
     Raises:
-      ValueError: a beam that is not alive.
+      ValueError: a beam that is not there.
     """
-    self.keep([best])
+    best_L = _numbered('best', [best], len(self._paths.position_L))
+    self._paths = _fork(self._paths, best_L, 1)
     one_L, none_LN = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
     return {
       kind: _ranges(slots, one_L, none_LN, one_L)
@@ -205,20 +216,13 @@ class BeamTree:
       result[kind][slots.position_M[slots.trunk]] = slots.trunk
     return result
 
-  def _checked(self, name: str, beam_L: Sequence[int]) -> np.ndarray:
-    beam_L = np.asarray(beam_L)
-    live = len(self._paths.rank_L)
-    if (
-      beam_L.ndim != 1
-      or beam_L.dtype.kind not in 'iu'
-      or beam_L.min() < 0
-      or beam_L.max() >= live
-    ):
-      raise ValueError(
-        f'{name}={beam_L.tolist()}: expected numbers of live beams, 0…'
-        f'{live - 1}, at least one.'
-      )
-    return beam_L
+  def _fork(self, name: str, beam_L, resting) -> '_Paths':
+    live, beams = self._paths.live, len(self._paths.position_L)
+    beam_L = _numbered(name, beam_L, live)
+    if len(resting):
+      resting = _numbered('resting', resting, beams)
+      beam_L = np.concatenate([beam_L, resting])
+    return _fork(self._paths, beam_L, len(beam_L) - len(resting))
 
   def _append(self, paths: '_Paths', count_L, coordinates) -> Placed:
     """Lets each path grow by `count` tokens, once all have a slot."""
@@ -227,7 +231,7 @@ class BeamTree:
     node_LN = np.concatenate([paths.node_LN, new_LN], axis=1)
     position_LN = paths.position_L[:, None] + 1 + np.arange(count_L.max())
     end_L = paths.position_L + count_L
-    order_L = np.argsort(paths.rank_L)
+    order_L = np.argsort(paths.rank_L[: paths.live])
     start_LN, limit_L = coordinates(node_LN[order_L])
     start_LN, limit_L = start_LN + paths.trunk, limit_L + paths.trunk
     ranges, grown, slot = {}, {}, {}
@@ -236,8 +240,10 @@ class BeamTree:
       grown[kind], slot_LN = _place(kind, slots, is_new_LN, position_LN, end_L)
       slot[kind] = slot_LN[is_new_LN].astype(np.int32)
     self._paths = paths._replace(position_L=end_L, node_LN=node_LN, slots=grown)
-    own_LN = start_LN[paths.rank_L, -is_new_LN.shape[1] :]
-    own_limit_LN = np.broadcast_to(limit_L[paths.rank_L, None], own_LN.shape)
+    own_LN = np.empty_like(position_LN)
+    own_limit_LN = np.empty_like(position_LN)
+    own_LN[order_L] = start_LN[:, -own_LN.shape[1] :]
+    own_limit_LN[order_L] = limit_L[:, None]
     start_L, limit_L, position_L = (
       x_LN[is_new_LN].astype(np.int32)
       for x_LN in (own_LN, own_limit_LN, position_LN)
@@ -251,26 +257,29 @@ def slots_needed(
   depth: int,
   *,
   candidates: int | None = None,
+  resting: int = 0,
   window: int | None = None,
 ) -> int:
   """Returns the slots of one layer kind that a search never exceeds.
 
-  All of `length + width · depth` where the layers see everything; behind a
-  window at most `window + width · depth`, and of a beam never more than the
-  window reaches. Candidates beyond the width have a slot for one step.
+  Where the layers see everything `length + width · depth`; behind a window at
+  most `window + width · depth`, and of a beam never more than the window
+  reaches. Candidates beyond the width have a slot for one step.
 
   Args:
     length: tokens of the prompt.
     width: beams that live on after each step.
     depth: tokens that each beam grows by.
     candidates: tokens of a step, `width` where None.
+    resting: beams that keep their slots after they have ended.
     window: how far the layers look back, itself included; None for all.
   """
   before = depth - 1
   if window is not None:
     before = min(before, window - 1)
     length = min(length, window - 1 - before)
-  return length + width * before + (width if candidates is None else candidates)
+  step = width if candidates is None else candidates
+  return length + (width + resting) * before + step
 
 
 class _Slots(NamedTuple):
@@ -284,13 +293,14 @@ class _Slots(NamedTuple):
 
 
 class _Paths(NamedTuple):
-  """The live beams.
+  """The beams, the first `live` of them alive; only these have a rank.
 
   `node_LN` tells tokens apart within a column, −1 where a path has none;
   `slots` has a path for each kind, −1 also where a token has no slot.
   """
 
   trunk: int
+  live: int
   rank_L: np.ndarray
   position_L: np.ndarray
   node_LN: np.ndarray
@@ -312,18 +322,34 @@ def _take_over(kind, length, window, position_M, exists_M) -> _Slots:
   return _Slots(window, position_M, exists_M, trunk, np.zeros((1, 0), np.int64))
 
 
-def _fork(paths: _Paths, beam_L: np.ndarray) -> _Paths:
+def _numbered(name: str, beam_L, beams: int) -> np.ndarray:
+  """Returns the numbers of beams as an array, once all are below `beams`."""
+  beam_L = np.asarray(beam_L)
+  if (
+    beam_L.ndim != 1
+    or beam_L.dtype.kind not in 'iu'
+    or beam_L.min() < 0
+    or beam_L.max() >= beams
+  ):
+    raise ValueError(
+      f'{name}={beam_L.tolist()}: expected numbers of beams, 0…{beams - 1}, at'
+      ' least one.'
+    )
+  return beam_L
+
+
+def _fork(paths: _Paths, beam_L: np.ndarray, live: int) -> _Paths:
   """Returns the paths of `beam_L`, without what their next tokens ignore."""
   position_L = paths.position_L[beam_L]
   slots = {
     kind: _forget(x._replace(path_LN=x.path_LN[beam_L]), position_L + 1)
     for kind, x in paths.slots.items()
   }
-  order_L = np.argsort(paths.rank_L[beam_L], kind='stable')
-  rank_L = np.empty_like(order_L)
-  rank_L[order_L] = np.arange(len(order_L))
+  order_L = np.argsort(paths.rank_L[beam_L[:live]], kind='stable')
+  rank_L = np.arange(len(beam_L))
+  rank_L[order_L] = np.arange(live)
   node_LN = paths.node_LN[beam_L]
-  return _merge(_Paths(paths.trunk, rank_L, position_L, node_LN, slots))
+  return _merge(_Paths(paths.trunk, live, rank_L, position_L, node_LN, slots))
 
 
 def _merge(paths: _Paths) -> _Paths:

@@ -15,7 +15,7 @@ class History:
   def __init__(self, rng, length, windows, slots):
     self.windows = windows
     self.parents = list(range(-1, length - 1))
-    self.beams = [length - 1]
+    self.beams, self.resting = [length - 1], []
     self.content = {}
     held = {}
     for kind, window in windows.items():
@@ -41,10 +41,11 @@ class History:
   def position(self, node):
     return len(self.path(node)) - 1
 
-  def grow(self, parent_L):
-    placed = self.tree.grow(parent_L)
+  def grow(self, parent_L, resting=()):
+    placed = self.tree.grow(parent_L, resting)
     chains = [[self._node(self.beams[parent])] for parent in parent_L]
     self._check(placed, chains)
+    self.resting = [self._all()[beam] for beam in resting]
     self.beams = [chain[-1] for chain in chains]
     return placed
 
@@ -62,14 +63,18 @@ class History:
     ]
     return placed
 
-  def keep(self, survivor_L):
-    self.tree.keep(survivor_L)
+  def keep(self, survivor_L, resting=()):
+    self.tree.keep(survivor_L, resting)
+    self.resting = [self._all()[beam] for beam in resting]
     self.beams = [self.beams[survivor] for survivor in survivor_L]
 
   def settle(self, best):
     ranges = self.tree.settle(best)
-    self.beams = [self.beams[best]]
+    self.beams, self.resting = [self._all()[best]], []
     return ranges
+
+  def _all(self):
+    return self.beams + self.resting
 
   def _node(self, parent):
     self.parents.append(parent)
@@ -129,7 +134,7 @@ def test_every_token_sees_its_path_and_nothing_else(seed):
   length, width, depth = rng.integers(1, 20), rng.integers(1, 6), 24
   candidates = width + rng.integers(0, 4)
   windows = {'local': int(rng.integers(1, 9)), 'global': None}
-  slots = _room(windows, length, candidates, 4 * depth, candidates)
+  slots = _room(windows, length, candidates + 2, 4 * depth, candidates)
   history = History(rng, length, windows, slots)
   for _ in range(depth):
     match rng.integers(0, 8):
@@ -138,14 +143,17 @@ def test_every_token_sees_its_path_and_nothing_else(seed):
         counts[rng.integers(len(counts))] += 1
         history.follow(counts)
       case 1:
-        history.settle(int(rng.integers(len(history.beams))))
+        history.settle(int(rng.integers(len(history._all()))))
       case _:
-        history.grow(rng.integers(0, len(history.beams), candidates))
-        kept = rng.permutation(len(history.beams))[:width]
+        beams, resting = len(history.beams), len(history.resting)
+        stay = rng.permutation(beams + resting)[: rng.integers(0, 3)]
+        history.grow(rng.integers(0, beams, candidates), stay)
+        kept = rng.permutation(candidates)[:width]
         if rng.random() < 0.8:
-          history.keep(kept)
+          history.keep(kept, candidates + np.arange(len(stay)))
   np.testing.assert_array_equal(
-    history.tree.position_L, [history.position(beam) for beam in history.beams]
+    history.tree.position_L,
+    [history.position(beam) for beam in history._all()],
   )
 
 
@@ -267,6 +275,24 @@ def test_slots_needed_are_what_beams_without_a_common_token_take(
   assert needed <= (window or length) + width * depth + candidates - width
 
 
+@pytest.mark.parametrize('window', [None, 2, 5, 100])
+@pytest.mark.parametrize('ended', [0, 3, 10])
+def test_slots_needed_have_room_for_a_beam_that_rests(ended, window):
+  length, depth = 30, 12
+  needed = beam_tree.slots_needed(length, 2, depth, resting=1, window=window)
+  tree = beam_tree.BeamTree(
+    length, {'k': _text(length, max(needed, length), window)}
+  )
+  for step in range(depth - 1):
+    rests = [2] if step > ended else []
+    tree.grow([0, 1] if step else [0, 0], rests)
+    assert tree.filled('k') <= needed
+    if step == ended:
+      # Beam 1 ends, and the other has two children.
+      tree.keep([0], resting=[1])
+      tree.grow([0, 0], resting=[1])
+
+
 def test_beams_that_agree_share_their_slots():
   width, depth = 4, 50
   tree = beam_tree.BeamTree(3, {'global': _text(3, 3 + depth + width)})
@@ -275,6 +301,18 @@ def test_beams_that_agree_share_their_slots():
     tree.grow([step % width if step else 0] * width)
   assert tree.filled('global') == 3 + depth - 1 + width
   assert depth - 1 + width < width * depth / 3
+
+
+def test_a_resting_beam_keeps_its_slots_unseen():
+  tree = beam_tree.BeamTree(1, {'global': _text(1, 8)})
+  tree.grow([0, 0])
+  tree.keep([0], resting=[1])
+  placed = tree.grow([0, 0], resting=[1])
+  assert placed.slot['global'].tolist() == [3, 4]
+  assert _drawn(placed.ranges['global']) == '0- 1-3 . . . . . .'
+  # Beams 0 and 1 are the new ones, 2 the one that rests, in slot 2.
+  ranges = tree.settle(2)
+  assert _drawn(ranges['global']) == '0- . 1- . . . . .'
 
 
 def test_exhausted_slots_are_named_and_change_nothing():
@@ -296,14 +334,21 @@ def test_exhausted_slots_are_named_and_change_nothing():
 @pytest.mark.parametrize(
   'call, message',
   [
-    (lambda tree: tree.grow([2]), 'parent_L=[2]: expected numbers of live'),
-    (lambda tree: tree.grow([]), 'parent_L=[]: expected numbers of live'),
-    (lambda tree: tree.keep([-1]), 'survivor_L=[-1]: expected numbers of live'),
+    (lambda tree: tree.grow([2]), 'parent_L=[2]: expected numbers of beams'),
+    (lambda tree: tree.grow([]), 'parent_L=[]: expected numbers of beams'),
+    (
+      lambda tree: tree.keep([-1]),
+      'survivor_L=[-1]: expected numbers of beams',
+    ),
     (lambda tree: tree.keep([1, 1]), 'survivor_L=[1, 1] names a beam twice'),
     (lambda tree: tree.follow([1]), 'count_L=[1]: expected 2 counts'),
     (lambda tree: tree.follow([0, 0]), 'count_L=[0, 0]: expected 2 counts'),
     (lambda tree: tree.follow([2, -1]), 'count_L=[2, -1]: expected 2 counts'),
-    (lambda tree: tree.settle(2), 'survivor_L=[2]: expected numbers of live'),
+    (
+      lambda tree: tree.grow([0], resting=[3]),
+      'resting=[3]: expected numbers of beams, 0…1',
+    ),
+    (lambda tree: tree.settle(2), 'best=[2]: expected numbers of beams'),
   ],
 )
 def test_a_beam_that_is_not_there(call, message):
