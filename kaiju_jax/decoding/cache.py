@@ -290,3 +290,78 @@ def slots_of_text(
     slot_BL = position_BL - kind.first_R[row_B][:, None]
     slots[name] = jnp.where(is_kept_BL & (slot_BL >= 0), slot_BL, -1)
   return slots
+
+
+def reissue(
+  cache: Cache, row: jax.Array, ranges: dict[str, tuple[jax.Array, ...]]
+) -> Cache:
+  """Returns the cache with new ranges for a row's slots.
+
+  Args:
+    cache: the cache.
+    row: int32 scalar.
+    ranges: int32 [M] start, limit and position of each kind.
+  """
+  kinds = {}
+  for name, kind in cache.kinds.items():
+    start_M, limit_M, position_M = ranges[name]
+    kinds[name] = kind._replace(
+      start_RM=kind.start_RM.at[row].set(start_M),
+      limit_RM=kind.limit_RM.at[row].set(limit_M),
+      position_RM=kind.position_RM.at[row].set(position_M),
+    )
+  return cache._replace(kinds=kinds)
+
+
+def settle(
+  cache: Cache,
+  row: jax.Array,
+  source: dict[str, jax.Array],
+  first: dict[str, jax.Array],
+  length: jax.Array,
+) -> Cache:
+  """Returns the cache with a row whose slots are text again, in its order.
+
+  What a search left where there was room is moved, once, to where text has it,
+  so that `extend.text` can go on.
+
+  Args:
+    cache: the cache.
+    row: int32 scalar.
+    source: int32 [M] of each kind: the slot whose token slot m is to have; −1
+      for none.
+    first: int32 scalar of each kind, the position of slot 0; whole pages.
+    length: int32 scalar, of the text.
+  """
+  kinds = {}
+  for name, kind in cache.kinds.items():
+    source_M = source[name]
+    M = source_M.shape[0]
+    slot_M = jnp.arange(M, dtype=jnp.int32)
+    is_held_M = source_M >= 0
+    table_N = kind.table_RN[row]
+
+    def place(slot_M, table_N=table_N, page=kind.page):
+      return table_N[slot_M // page] * page + slot_M % page
+
+    from_M = place(jnp.maximum(source_M, 0))
+    # Slots without a page are without a token too.
+    beyond = kind.k[0].shape[0] * kind.page
+    to_M = jnp.where(is_held_M, place(slot_M), beyond)
+
+    def move(pool, from_M=from_M, to_M=to_M):
+      flat = pool.reshape(-1, *pool.shape[2:])
+      return flat.at[to_M].set(flat[from_M], mode='drop').reshape(pool.shape)
+
+    position_M = first[name] + slot_M
+    kinds[name] = kind._replace(
+      k=jax.tree.map(move, kind.k),
+      v=jax.tree.map(move, kind.v),
+      start_RM=kind.start_RM.at[row].set(jnp.where(is_held_M, position_M, 0)),
+      limit_RM=kind.limit_RM.at[row].set(jnp.where(is_held_M, FOREVER, 0)),
+      position_RM=kind.position_RM.at[row].set(
+        jnp.where(is_held_M, position_M, 0)
+      ),
+      first_R=kind.first_R.at[row].set(first[name]),
+    )
+  return Cache(kinds, cache.length_R.at[row].set(length))

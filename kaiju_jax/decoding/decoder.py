@@ -88,14 +88,18 @@ class Decoder:
     self._pages = pages.Pages(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)
-    self._text = jax.jit(
+    options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
+    jit = functools.partial(jax.jit, compiler_options=options)
+    self._text = jit(
       functools.partial(extend.text, self.engine), donate_argnums=1
     )
-    self._chunk = jax.jit(
+    self._chunk = jit(
       functools.partial(extend.chunk, self.engine), donate_argnums=1
     )
-    self._give_pages = jax.jit(cache_lib.give_pages, donate_argnums=0)
-    self._logits = jax.jit(
+    self._give_pages = jit(cache_lib.give_pages, donate_argnums=0)
+    self._reissue = jit(cache_lib.reissue, donate_argnums=0)
+    self._settle = jit(cache_lib.settle, donate_argnums=0)
+    self._logits = jit(
       functools.partial(self.engine.model.apply, method='logits')
     )
 
@@ -175,6 +179,26 @@ class Decoder:
     """Runs a chunk with ranges and slots of its own; see `extend.chunk`."""
     hidden_BLD, self.cache = self._chunk(self.params, self.cache, chunk)
     return hidden_BLD
+
+  def reissue(
+    self, row: int, ranges: dict[str, tuple[np.ndarray, ...]]
+  ) -> None:
+    """Gives a row's slots new ranges; see `cache.reissue`."""
+    self.cache = self._reissue(self.cache, np.int32(row), ranges)
+
+  def settle(
+    self,
+    row: int,
+    source: dict[str, np.ndarray],
+    first: dict[str, int],
+    length: int,
+  ) -> None:
+    """Makes a row of a search's tokens text again; see `cache.settle`."""
+    first = {kind: np.int32(position) for kind, position in first.items()}
+    self.cache = self._settle(
+      self.cache, np.int32(row), source, first, np.int32(length)
+    )
+    self._length_R[row] = length
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""

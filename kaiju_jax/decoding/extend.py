@@ -10,9 +10,10 @@ Both are pure functions of (params, cache), one compilation for each shape
 
 In the `reference` mode a token's hidden state has the bits of the forward pass
 over a row as long as the cache, however its text was split into calls, in
-whichever row and pages it lies and whatever else is there; on a CPU, where the
-products of eight rows or more have a row's bits whatever the number of rows,
-so that calls are padded to eight tokens.
+whichever row and pages it lies and whatever else is there. This needs sums
+whose order does not depend on how many rows there are: on a CPU, without
+YNNPACK, XLA's have one (`REFERENCE_OPTIONS`, for the forward pass too), from
+eight rows on, so that calls are padded to eight tokens.
 """
 
 from typing import Any
@@ -28,7 +29,13 @@ from kaiju_jax.model import paging
 from kaiju_jax.model import transformer
 
 MODES = ('fast', 'reference')
-# Rows from which on a CPU's products have a row's own bits.
+# Of `jax.jit`: YNNPACK, XLA's default on a CPU, splits a row's sums by the
+# number of rows.
+REFERENCE_OPTIONS = {
+  'xla_cpu_experimental_ynn_fusion_type': '',
+  'xla_allow_excess_precision': False,
+}
+# Of one row, a product is one of a matrix and a vector, in another order.
 _ROWS = 8
 
 
