@@ -199,10 +199,6 @@ class BeamSearch:
     self._step = jax.jit(
       functools.partial(_step, decoder.engine, hook, top), donate_argnums=1
     )
-    self._as_text = jax.jit(
-      functools.partial(row_lib.as_text, decoder.engine.pools),
-      donate_argnums=0,
-    )
     self._last: tuple[_State, list[tuple[Beam, _End]]] | None = None
 
   def run(self, row: int, hidden_D: jax.Array) -> list[Beam]:
@@ -243,8 +239,8 @@ class BeamSearch:
     All its tokens are then in the cache, where `Decoder.extend_text` goes on.
 
     Raises:
-      ValueError: not a result of the last search, or one whose slots were not
-        kept (`Search.resting`).
+      ValueError: not a result of the last search, one whose slots were not
+        kept (`Search.resting`), or a row that is no longer the searched one.
     """
     state, found = self._last or (None, ())
     numbers = [end.number for result, end in found if result is beam]
@@ -255,16 +251,18 @@ class BeamSearch:
         f'beam ended, as {self.search.resting} better ones did, and kept no'
         ' slots: ask for more `resting`.'
       )
-    state.tree.settle(numbers[0])
     decoder = self._decoder
+    if decoder.length_of(state.row) != state.length:
+      raise ValueError(
+        f'row {state.row} holds {decoder.length_of(state.row)} tokens: it was'
+        f' searched with {state.length}, and closed or extended since.'
+      )
+    state.tree.settle(numbers[0])
     length = state.length + len(beam.tokens)
     sources, firsts = row_lib.order(
       decoder.engine.pools, state.tree.slots_of_text(), state.first, length
     )
-    decoder.cache = self._as_text(
-      decoder.cache, np.int32(state.row), sources, firsts, np.int32(length)
-    )
-    decoder.account([state.row], [len(beam.tokens)])
+    decoder.settle(state.row, sources, firsts, length)
     self._last = None
 
   def _start(self, row: int, hidden_D: jax.Array) -> '_State':
@@ -470,7 +468,7 @@ def _step(
   candidates: Candidates,
 ) -> tuple[cache_lib.Cache, tuple[jax.Array, _Expansions]]:
   """Runs candidates; returns the cache, their scores and their expansions."""
-  cache = row_lib.see(cache, chunk.row_B[0], ranges)
+  cache = cache_lib.reissue(cache, chunk.row_B[0], ranges)
   hidden_BLD, cache = extend.chunk(engine, params, cache, chunk)
   candidates = candidates._replace(hidden_CD=hidden_BLD[0])
   score_C = candidates.score_C

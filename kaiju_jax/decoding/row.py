@@ -10,8 +10,6 @@ within its row's pages. While there is a tree nothing moves.
 from collections.abc import Mapping
 
 import jax
-from jax import lax
-import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
@@ -19,7 +17,6 @@ from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
 from kaiju_jax.model import paging
-from kaiju_jax.quantization import int8
 
 
 def held(
@@ -43,22 +40,6 @@ def held(
       np.repeat(table_N >= 0, pool.page),
     )
   return result
-
-
-def see(
-  cache: cache_lib.Cache,
-  row: jax.Array,
-  ranges: Mapping[str, beam_tree.Ranges],
-) -> cache_lib.Cache:
-  """Returns the cache with other ranges for a row's slots."""
-  kinds = {}
-  for name, kind in cache.kinds.items():
-    kinds[name] = kind._replace(
-      start_RM=kind.start_RM.at[row].set(ranges[name].start_M),
-      limit_RM=kind.limit_RM.at[row].set(ranges[name].limit_M),
-      position_RM=kind.position_RM.at[row].set(ranges[name].position_M),
-    )
-  return cache._replace(kinds=kinds)
 
 
 def chunk(
@@ -105,8 +86,8 @@ def order(
   slots: Mapping[str, np.ndarray],
   first: Mapping[str, int],
   length: int,
-) -> tuple[dict[str, np.ndarray], dict[str, np.int32]]:
-  """Returns where text comes from, for `as_text`.
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+  """Returns where text comes from, for `cache.settle`.
 
   Args:
     pools: of the cache.
@@ -115,69 +96,15 @@ def order(
     length: tokens of the text.
 
   Returns:
-    By kind the slot that each slot's token lies in now, int32 [M], −1 where
-    the slot stays empty; and the position that slot 0 is for.
+    By kind the slot whose token slot m is to have, int32 [M], −1 for none; and
+    the position that slot 0 is to be for.
   """
   sources, firsts = {}, {}
   for kind, pool in pools.items():
     # A ring begins with a whole page, late enough that the text's end fits.
     turns = -(-max(length - pool.row_slots - first[kind], 0) // pool.page)
-    firsts[kind] = np.int32(first[kind] + turns * pool.page)
+    firsts[kind] = first[kind] + turns * pool.page
     text = slots[kind][firsts[kind] :]
     sources[kind] = np.full(pool.row_slots, -1, np.int32)
     sources[kind][: len(text)] = text
   return sources, firsts
-
-
-def as_text(
-  pools: Mapping[str, paging.Pool],
-  cache: cache_lib.Cache,
-  row: jax.Array,
-  sources: Mapping[str, jax.Array],
-  firsts: Mapping[str, jax.Array],
-  length: jax.Array,
-) -> cache_lib.Cache:
-  """Returns the cache with a row whose tokens lie as text again.
-
-  Args:
-    pools: of the cache.
-    cache: the cache.
-    row: int32 scalar.
-    sources: of `order`.
-    firsts: of `order`.
-    length: int32 scalar, tokens of the text.
-  """
-  kinds = {}
-  for name, pool in pools.items():
-    kind, source_M = cache.kinds[name], sources[name]
-    slot_M = jnp.arange(pool.row_slots)
-    page_N = kind.table_RN[row]
-    place_M = page_N[slot_M // pool.page] * pool.page + slot_M % pool.page
-    from_M = place_M[jnp.maximum(source_M, 0)]
-    is_held_M = source_M >= 0
-    to_M = jnp.where(is_held_M, place_M, pool.pages * pool.page)
-    position_M = jnp.where(is_held_M, firsts[name] + slot_M, 0)
-    kinds[name] = kind._replace(
-      k=tuple(_moved(k, from_M, to_M) for k in kind.k),
-      v=tuple(_moved(v, from_M, to_M) for v in kind.v),
-      start_RM=kind.start_RM.at[row].set(position_M),
-      limit_RM=kind.limit_RM.at[row].set(
-        jnp.where(is_held_M, cache_lib.FOREVER, 0)
-      ),
-      position_RM=kind.position_RM.at[row].set(position_M),
-      first_R=kind.first_R.at[row].set(firsts[name]),
-    )
-  return cache_lib.Cache(kinds, cache.length_R.at[row].set(length))
-
-
-def _moved(pool, from_M, to_M):
-  """Copies flat places of [P, S, …] to others; beyond the end, to nowhere."""
-  if isinstance(pool, int8.Quantized):
-    codes = _moved(pool.codes, from_M, to_M)
-    if pool.scales is None:
-      return int8.Quantized(codes, None)
-    return int8.Quantized(codes, _moved(pool.scales, from_M, to_M))
-  flat = pool.reshape(-1, *pool.shape[2:])
-  # All reads before the first write, or the pool would be copied.
-  moved = lax.optimization_barrier(flat[from_M])
-  return flat.at[to_M].set(moved, mode='drop').reshape(pool.shape)
