@@ -331,12 +331,24 @@ def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
     index_BL: into them; negative, or V and more, for those of other devices.
   """
   table = table_DV.codes if isinstance(table_DV, Quantized) else table_DV
-  x_BLD = jnp.take(table.T, index_BL, axis=0, mode='clip').astype(jnp.float32)
+  x_BLD = _columns(table, index_BL).astype(jnp.float32)
   if isinstance(table_DV, Quantized):
     scale_V = table_DV.scales[0]
     x_BLD = x_BLD * jnp.take(scale_V, index_BL, mode='clip')[..., None]
   inside_BL = (index_BL >= 0) & (index_BL < table.shape[1])
   return jnp.where(inside_BL[..., None], x_BLD, 0)
+
+
+def _columns(table_DV: jax.Array, index_BL: jax.Array) -> jax.Array:
+  """Returns columns of a matrix as rows [B, L, D].
+
+  Of many, from its transpose, whose rows are read at once; of a few, as a
+  decoding step wants, one by one, for a transpose reads and writes it whole.
+  """
+  if index_BL.size * 64 > table_DV.shape[1]:
+    return jnp.take(table_DV.T, index_BL, axis=0, mode='clip')
+  x_DBL = jnp.take(table_DV, index_BL, axis=1, mode='clip')
+  return jnp.moveaxis(x_DBL, 0, -1)
 
 
 def _lookup_forward(table_DV, index_BL):
