@@ -30,16 +30,14 @@ the model's config as JSON, under `config`, and under `format` the word below.
 import dataclasses
 import json
 import os
-import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from kaiju_jax import strict
+from kaiju_jax import tensor_file
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
@@ -152,18 +150,12 @@ def save(
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(
     quantized(params, config, replica)
   ):
-    tensors[_name(tree_path)] = np.ascontiguousarray(jax.device_get(leaf))
+    tensors[_name(tree_path)] = np.asarray(jax.device_get(leaf))
   metadata = {
     'format': _FORMAT,
     'config': json.dumps(dataclasses.asdict(config), sort_keys=True),
   }
-  path = pathlib.Path(path)
-  partial = path.with_name(f'{path.name}.partial')
-  try:
-    safetensors.numpy.save_file(tensors, partial, metadata)
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
+  tensor_file.write(path, tensors, metadata)
 
 
 def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
@@ -174,16 +166,7 @@ def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
     ValueError: it is no export of this format, its config is none of this
       code's, or its tensors are not those of that model.
   """
-  try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      metadata = file.metadata() or {}
-      tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-  except safetensors.SafetensorError as error:
-    raise ValueError(f'{path}: not a whole safetensors file: {error}') from None
-  if metadata.get('format') != _FORMAT:
-    raise ValueError(
-      f'{path}: format is {metadata.get("format")!r}, expected {_FORMAT!r}.'
-    )
+  tensors, metadata = tensor_file.read(path, _FORMAT)
   try:
     fields = json.loads(metadata.get('config', '{}'))
     config = strict.parse(model_config.ModelConfig, fields)
