@@ -90,7 +90,7 @@ def test_a_step_runs_on_its_kernels_and_moves_no_pool(
     if re.search(rf's8\[{size}\]\S* (copy|copy-start|transpose)\(', line)
   ]
   # Every projection is a product of codes: q, o, in and out of three layers, k
-  # and v of two, which XLA may make one with q. The head is float, and attention
+  # and v of two, which XLA may make one with q. The head is float, attention
   # the kernels'.
   matmuls = aot.matmuls(program)
   assert not any(x.is_widened for x in matmuls)
