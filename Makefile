@@ -50,7 +50,7 @@ $(VENV)/.tests-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 
-# torch's CPU build, where an index offers one: a tenth of the size.
+# torch's CPU build, where an index offers one: without CUDA's packages.
 $(VENV)/.interchange-installed: $(VENV)/.tests-installed
 	cpu=$$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
 	  grep -o '[0-9.]*+cpu' | head -n 1); test -z "$$cpu" || \

@@ -75,9 +75,11 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
     folders.export(tmp_path / 'run', tmp_path / 'out')
   with pytest.raises(FileExistsError, match='in: is there already'):
     folders.read(tmp_path / 'out', tmp_path / 'in')
-  (tmp_path / 'out/tokenizer.json').unlink()
-  assert 'no tokenizer' in folders.read(tmp_path / 'out', tmp_path / 'bare')
+  said = folders.read(tmp_path / 'out', tmp_path / 'bare', False)
+  assert 'no tokenizer' in said
   assert [path.name for path in (tmp_path / 'bare').iterdir()] == [own.WEIGHTS]
+  (tmp_path / 'out/tokenizer.json').unlink()
+  assert 'no tokenizer' in folders.read(tmp_path / 'out', tmp_path / 'again')
 
 
 def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):

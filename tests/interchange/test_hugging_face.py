@@ -222,7 +222,7 @@ def folder(tmp_path_factory):
   return path
 
 
-def rewritten(folder, path, fields=None, tensors=None, **absent):
+def rewritten(folder, path, fields=None, tensors=None):
   """Writes a folder again with some fields and tensors changed, at `path`."""
   held_fields, held_tensors = arcee_oracle.load(folder)
   new_fields = {**held_fields, **(fields or {})}
