@@ -54,8 +54,7 @@ def workdir(tmp_path_factory):
       num_heads=2,
       head_dim=8,
       d_ff=32,
-      layout='L0 G1',
-      window=12,
+      layout='G0',
       max_length=LENGTH,
       quantization=quantization_config.QuantizationConfig(
         wire_weights='ternary'
@@ -98,7 +97,7 @@ def generator(loaded):
     length=LENGTH,
     replica=loaded.replica,
   )
-  return sample.Generator(decoder, BYTES, chunk=16)
+  return sample.Generator(decoder, BYTES, chunk=8)
 
 
 def test_an_export_is_read_as_what_the_workdir_holds(
@@ -242,7 +241,7 @@ def test_the_command_answers_a_prompt(workdir, generator):
     f'--workdir={workdir}',
     '--prompt=def',
     '--max_tokens=12',
-    '--chunk=16',
+    '--chunk=8',
     '--seed=3',
   )
   assert done.returncode == 0, done.stderr[-500:]
