@@ -15,8 +15,12 @@ from kaiju_jax.decoding import beam
 from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import request
 from kaiju_jax.decoding import row as row_lib
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import paging
+from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 
@@ -123,8 +127,12 @@ def extended(decoder, row, tokens):
   return decoder.extend_text([row], tokens_BL, [len(tokens)])[0, : len(tokens)]
 
 
-def plain(prompt, search, bonus=lambda tokens, hidden_D: 0.0, int8=False):
-  """The same search, each path run from its first token each time."""
+def plain(prompt, search, judge=None, int8=False):
+  """The same search, each path run from its first token each time.
+
+  A judge, of the sum of a path's log-probabilities and its last hidden state,
+  says what it is worth.
+  """
   run = forward(int8)
 
   def last(paths):
@@ -135,23 +143,29 @@ def plain(prompt, search, bonus=lambda tokens, hidden_D: 0.0, int8=False):
       (hidden_BLD[row, end], log_BLV[row, end]) for row, end in enumerate(ends)
     ]
 
-  live, ended = {(): (0.0, last([()])[0][1])}, {}
+  live, ended = {(): (0.0, 0.0, last([()])[0][1])}, {}
   for _ in range(search.depth):
-    grown = {
-      (*tokens, token): score + log_V[token]
-      for tokens, (score, log_V) in live.items()
+    totals = {
+      (*tokens, token): (total + log_V[token], score + log_V[token])
+      for tokens, (total, score, log_V) in live.items()
       for token in range(len(log_V))
     }
-    candidates = sorted(grown, key=grown.get)[::-1][: search.queries]
+    by_score = sorted(totals, key=lambda x: -totals[x][1])
+    candidates = by_score[: search.queries]
     read = dict(zip(candidates, last(candidates)))
-    judged = {x: grown[x] + bonus(x, read[x][0]) for x in candidates}
-    best = sorted(judged, key=judged.get)[::-1][: search.width]
-    best = [x for x in best if judged[x] > -np.inf]
-    live = {x: (judged[x], read[x][1]) for x in best if x[-1] != search.eos}
+    judged = {x: totals[x][1] for x in candidates}
+    if judge is not None:
+      judged = {x: judge(totals[x][0], read[x][0]) for x in candidates}
+    best = sorted(judged, key=lambda x: -judged[x])[: search.width]
+    live = {
+      x: (totals[x][0], judged[x], read[x][1])
+      for x in best
+      if x[-1] != search.eos
+    }
     ended |= {x: judged[x] for x in best if x[-1] == search.eos}
     if not live:
       break
-  final = ended | {tokens: score for tokens, (score, _) in live.items()}
+  final = ended | {tokens: score for tokens, (_, score, _) in live.items()}
   final = {
     tokens: score / ((5 + len(tokens)) / 6) ** search.length_penalty
     for tokens, score in final.items()
@@ -299,17 +313,29 @@ def run_judged(judge):
     return searcher.run(row, hidden_D)
 
 
-def test_a_hook_reweighs_by_each_candidates_own_hidden_state():
-  probe_D = np.random.default_rng(1).normal(size=16).astype(np.float32)
-  found = run_judged(lambda *fields: fields[4] + 0.3 * fields[5] @ probe_D)
-  searcher, _ = judged()
+def test_a_token_head_guides_by_each_candidates_own_hidden_state():
+  rng = np.random.default_rng(1)
+  config = token_head.TokenHeadConfig(('kind', 'loud'))
+  params = {'w_DC': rng.normal(size=(16, 2)), 'bias_C': np.zeros(2)}
 
-  def bonus(tokens, hidden_D):
-    return 0.3 * hidden_D @ probe_D
+  def head(hidden_BLD):
+    logits_BLC = token_head.TokenHead(config).apply(
+      {'params': params}, hidden_BLD
+    )
+    return token_head.reweigh(logits_BLC, np.array([2.0, -1.0]))
 
-  expected = plain(PROMPT, searcher.search, bonus)
+  def hook(candidates):
+    return candidates.total_C + head(candidates.hidden_CD[None])[0]
+
+  decoder, _ = searcher_of(False)
+  search = beam.Search(4, 6, 12, results=4)
+  with opened(decoder, PROMPT) as (row, hidden_D):
+    found = beam.BeamSearch(decoder, search, hook).run(row, hidden_D)
+  expected = plain(
+    PROMPT, search, lambda total, x_D: total + head(x_D[None, None])[0, 0]
+  )
   assert_same(found, expected)
-  unguided = plain(PROMPT, searcher.search)
+  unguided = plain(PROMPT, search)
   assert [x for x, _ in expected] != [x for x, _ in unguided]
 
 
@@ -375,7 +401,7 @@ def test_scores_that_are_no_numbers_are_named(score):
     return score_C
 
   with pytest.raises(
-    beam.NotANumber, match=f'row 0, step 1: the hook gave candidate 3.*{score}'
+    ValueError, match=f'row 0, step 1: the hook gave candidate 3.*{score}'
   ):
     run_judged(judge)
 
@@ -389,10 +415,10 @@ def test_logits_that_are_nan_are_named(monkeypatch):
     ),
   }
   with opened(decoder, PROMPT) as (row, hidden_D):
-    with pytest.raises(beam.NotANumber, match='row 0, step 0: the logits'):
+    with pytest.raises(request.BadLogits, match='row 0, step 0: the logits'):
       searcher.run(row, hidden_D * jnp.nan)
     monkeypatch.setattr(decoder, 'params', broken)
-    with pytest.raises(beam.NotANumber, match='step 1: the logits of candid'):
+    with pytest.raises(request.BadLogits, match='step 1: the logits of candid'):
       searcher.run(row, hidden_D)
 
 
@@ -419,6 +445,35 @@ def test_a_row_without_text_or_without_room_for_more():
     pytest.raises(ValueError, match=r'\(1, 16\): expected \(16,\)'),
   ):
     searcher.run(row, hidden_D[None])
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_extra_slots_are_enough_for_any_search(seed):
+  rng = np.random.default_rng(seed)
+  for _ in range(100):
+    width, depth, resting = rng.integers(1, 9, 3)
+    search = beam.Search(
+      width, depth, width + rng.integers(0, 9), eos=EOS, resting=resting
+    )
+    prompt, window = rng.integers(1, 30, 2)
+    layers = layers_lib.parse('L0 G1', window)
+    pools = paging.pools(
+      layers,
+      1,
+      prompt + depth,
+      page=int(rng.integers(2, 9)),
+      extra=search.extra,
+    )
+    for pool in pools.values():
+      needed = beam_tree.slots_needed(
+        prompt,
+        width,
+        depth,
+        candidates=search.queries,
+        resting=resting,
+        window=pool.window,
+      )
+      assert pool.row_slots >= needed
 
 
 @pytest.mark.parametrize(
