@@ -1,9 +1,14 @@
-"""A trained checkpoint as int8: what is served is what was trained.
+"""A trained checkpoint in a file: what is served is what was trained.
 
 The forward pass reads codes, scales and clamp limits; an export holds exactly
 these, made by the functions that the training step calls, so that its forward
 pass is the training one bit for bit (at the same shapes, on one backend). Where
 updates were ternary, training read replicas, and these are what is exported.
+A model whose matmuls are not int8 is held as its float32 masters, Bungee's
+scalars (`bungee_w_in`) among them.
+
+This is the format for everything that the model can be: windows, shared keys
+and values, clamps. Other libraries' folders hold less (`interchange/`).
 
 One safetensors file. Names are the parameters' paths joined by dots, stacked
 over the N repeats of the layer block as in training:
@@ -19,7 +24,7 @@ scales; embedding and output head where `quantization.embedding` says so.
 float32: else these, and norm gains. Keys and values need
 nothing where their scale is a token's, and their channels' running limits
 (`k_limit_K`, `v_limit_K`) where it is a channel's. The file's metadata holds
-the model's config as JSON, under `config`.
+the model's config as JSON, under `config`, and under `format` the word below.
 """
 
 import dataclasses
@@ -42,7 +47,7 @@ from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
 from kaiju_jax.sharding import ternary_plan
 
-_FORMAT = 'kaiju_jax int8 1'
+_FORMAT = 'kaiju_jax 2'
 
 
 def quantized(
@@ -52,23 +57,18 @@ def quantized(
 ) -> Any:
   """Returns `params` with `Quantized` weights and clamp limits.
 
-  The tree serves as parameters of the same model; it carries no gradient.
+  The tree serves as parameters of the same model; where anything in it is
+  `Quantized`, it carries no gradient.
 
   Args:
     params: float32 master weights.
-    config: the model's; its matmuls must be int8.
+    config: the model's. What it does not hold in int8 stays as it is.
     replica: the training state's, where its updates were ternary.
 
   Raises:
-    ValueError: a model that was not trained in int8, or no replica of one that
-      read it.
+    ValueError: no replica of a model that read it, or one of a model that did
+      not.
   """
-  if config.quantization.matmul != 'int8':
-    raise ValueError(
-      f'model.quantization.matmul={config.quantization.matmul!r}: only a model'
-      " trained with 'int8' has codes to export."
-    )
-
   is_ternary = config.quantization.wire_weights == 'ternary'
   if is_ternary != (replica is not None):
     raise ValueError(
@@ -85,10 +85,12 @@ def quantized(
     return jax.lax.map(lambda one: _layer(*one, config), (layer, held))
 
   held = replica.get('blocks', {})
-  blocks = {
-    name: over_repeats(layer, held.get(name, {}))
-    for name, layer in params['blocks'].items()
-  }
+  blocks = params['blocks']
+  if config.quantization.matmul == 'int8':
+    blocks = {
+      name: over_repeats(layer, held.get(name, {}))
+      for name, layer in blocks.items()
+    }
   embedding = params['embedding']
   if config.quantization.embedding == 'int8':
     embedding = jax.jit(_group)(embedding, replica.get('embedding', {}))
