@@ -22,7 +22,7 @@ needle: $(VENV)/.installed
 	  --seeds=$$(seq -s, 0 $$(($(SEEDS) - 1))) $(if $(ARMS),--arms=$(ARMS))
 
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest -n auto $(TESTS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
 # The compilers of H100 and TPU, which need neither: full-size steps on H100,
 # small ones on TPU. (2.6 GB of packages; `make test` skips what needs them.)
