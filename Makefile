@@ -11,9 +11,11 @@ ARMS ?=
 BIN := $(VENV)/bin
 AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py \
   tests/test_machine_code.py tests/kernels/test_triton_kernel.py \
-  $(wildcard tests/kernels/test_*_compiled.py)
+  $(wildcard tests/*/test_*_compiled.py)
+TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
+  --retries 1 --timeout 15
 
-.PHONY: needle test check aot
+.PHONY: needle test check aot interchange
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \
@@ -30,6 +32,11 @@ aot: $(VENV)/.aot-installed
 	$(BIN)/python -m experiments.aot_report --preset=34b --accelerator=h100_128
 	$(BIN)/python -m experiments.aot_report --preset=110b --accelerator=h100_512
 
+# Exports and imports held to transformers itself. (`make test` skips what needs
+# it.)
+interchange: $(VENV)/.interchange-installed
+	$(BIN)/python -m pytest tests/interchange
+
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,6 +48,14 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 
 $(VENV)/.tests-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+# torch's CPU build, where an index offers one: without CUDA's packages.
+$(VENV)/.interchange-installed: $(VENV)/.tests-installed
+	cpu=$$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
+	  grep -o '[0-9.]*+cpu' | head -n 1); test -z "$$cpu" || \
+	  $(BIN)/python -m pip install --quiet --no-deps $(TORCH_CPU) torch==$$cpu
+	$(BIN)/python -m pip install --quiet --editable '.[test,interchange]'
 	touch $@
 
 $(VENV)/.aot-installed: $(VENV)/.tests-installed

@@ -46,9 +46,10 @@ def main(argv: Sequence[str]) -> None:
 def _table() -> rich.table.Table:
   from kaiju_jax.evaluation import needle
   from kaiju_jax.evaluation import needle_tasks
-  from kaiju_jax.training import workdir
+  from kaiju_jax.training import trained
 
-  experiment = workdir.load_experiment(_WORKDIR.value)
+  found = trained.load(_WORKDIR.value)
+  experiment, params = found.experiment, found.params
   task = needle_tasks.questions(experiment.data)
   cells = needle.grid(task, experiment.data.length, _QUESTIONS.value)
   asked = sum(cell.count for cell in cells)
@@ -58,7 +59,6 @@ def _table() -> rich.table.Table:
   )
   for header in 'attention', 'how', 'right, %', 'points':
     table.add_column(header, justify='right' if header[-1] in '%s' else 'left')
-  params = _params(experiment)
   _, own = _asked(experiment, params, experiment.model.attention, task, cells)
   table.add_row('its own', 'compiled', f'{100 * own:.2f}', '')
   for name in _ATTENTION.value:
@@ -67,22 +67,6 @@ def _table() -> rich.table.Table:
       name, how, f'{100 * right:.2f}', f'{100 * (right - own):+.2f}'
     )
   return table
-
-
-def _params(experiment):
-  import jax
-
-  from kaiju_jax.training import checkpoint
-  from kaiju_jax.training import optimizer
-  from kaiju_jax.training import state
-  from kaiju_jax.training import step
-
-  made = optimizer.make(experiment.optimizer)
-  abstract = jax.eval_shape(
-    lambda: state.create(state.init_params(step.model_of(experiment), 0), made)
-  )
-  restored, _ = checkpoint.load(_WORKDIR.value, abstract)
-  return restored.params
 
 
 def _asked(experiment, params, name, task, cells) -> tuple[str, float]:

@@ -2,10 +2,19 @@
 
 They import only jax (and triton, lazily), take arrays and know nothing of the
 rest of the package.
+
+Under any other name than `kaiju_jax.kernels` this is an empty package without a
+version: `transformers` imports whatever is called `kernels`, from this folder
+too, to ask for that, and is content with none.
 """
 
 if __name__ != 'kaiju_jax.kernels':
-  raise ImportError(
-    f'{__name__!r} must be imported as kaiju_jax.kernels: under any other name'
-    ' its modules would be loaded twice.'
-  )
+  __path__ = []
+
+  def __getattr__(name: str):
+    if name.startswith('__'):
+      raise AttributeError(name)
+    raise ImportError(
+      f'{__name__!r} must be imported as kaiju_jax.kernels: under any other'
+      ' name its modules would be loaded twice.'
+    )

@@ -31,6 +31,7 @@ class Decoder:
     engine: of `extend`'s functions, for those who fuse more into a call.
     params: of `weights.ready`.
     cache: the cache after the last call.
+    jit: `jax.jit` with what the mode asks of the compiler.
     length: tokens that a row can hold.
     rows: sequences that the cache can hold.
   """
@@ -83,13 +84,16 @@ class Decoder:
       pools,
       length if mode == 'reference' else None,
     )
-    self.params = weights.ready(params, config, replica)
-    self.cache = cache_lib.make(config, pools, rows)
+    # All committed to one device, or each call would compile twice: for the
+    # cache as it is made, and as it comes back.
+    (device,) = jnp.zeros(()).devices()
+    self.params = jax.device_put(weights.ready(params, config, replica), device)
+    self.cache = jax.device_put(cache_lib.make(config, pools, rows), device)
     self._pages = pages.Pages(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)
     options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
-    jit = functools.partial(jax.jit, compiler_options=options)
+    self.jit = jit = functools.partial(jax.jit, compiler_options=options)
     self._text = jit(
       functools.partial(extend.text, self.engine), donate_argnums=1
     )

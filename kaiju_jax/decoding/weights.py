@@ -16,6 +16,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
+from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import rules
 from kaiju_jax.sharding import ternary_plan
 
@@ -37,7 +38,7 @@ def ready(
   """
   if config.quantization.matmul == 'int8' and not _is_exported(params):
     params = export.quantized(params, config, replica)
-  return unstacked(_cast(params, config.dtype), config)
+  return _with_columns(unstacked(_cast(params, config.dtype), config))
 
 
 def unstacked(params: Any, config: model_config.ModelConfig) -> Any:
@@ -50,6 +51,21 @@ def unstacked(params: Any, config: model_config.ModelConfig) -> Any:
     return jax.tree.map(lambda x: x[index // period], stacked)
 
   blocks = {f'layer_{index}': layer(index) for index in range(len(layers))}
+  return {**params, 'blocks': blocks}
+
+
+def _with_columns(params: Any) -> Any:
+  """Adds the sums that coded non-negative activations are repaid with."""
+  blocks = {}
+  for name, layer in params['blocks'].items():
+    feedforward = dict(layer['feedforward'])
+    w_out_DF = feedforward['w_out_DF']
+    if _is_quantized(w_out_DF):
+      axes = tuple(map('DF'.index, rules.CONTRACTED['w_out_DF']))
+      feedforward['w_out_DF'] = w_out_DF._replace(
+        columns=qat.columns_of(w_out_DF, axes)
+      )
+    blocks[name] = {**layer, 'feedforward': feedforward}
   return {**params, 'blocks': blocks}
 
 

@@ -26,12 +26,13 @@ class TransformerLayer(nn.Module):
     key_value: past.KeyValue | None,
     context: context_lib.Context,
   ) -> tuple[jax.Array, past.KeyValue]:
-    normed_BLD, _ = norm.RMSNorm(name='attention_norm')(x_BLD)
+    epsilon = self.config.norm_epsilon
+    normed_BLD, _ = norm.RMSNorm(epsilon, name='attention_norm')(x_BLD)
     out_BLD, key_value = attention.Attention(
       self.config, self.layer, self.z_target, name='attention'
     )(normed_BLD, key_value, context)
     x_BLD = x_BLD + out_BLD
-    normed_BLD, gain_D = norm.RMSNorm(name='feedforward_norm')(x_BLD)
+    normed_BLD, gain_D = norm.RMSNorm(epsilon, name='feedforward_norm')(x_BLD)
     out_BLD = feedforward.FeedForward(self.config, name='feedforward')(
       normed_BLD, gain_D
     )

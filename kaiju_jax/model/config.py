@@ -27,6 +27,7 @@ class ModelConfig:
       it stands instead of num_layers, period and the two shares.
     rope_local: rotary base of local layers; 0 for no rotary there.
     rope_global: rotary base of global layers; 0 for no rotary there.
+    norm_epsilon: what every RMSNorm adds to the mean square.
     tied_embedding: whether the output head is the embedding's transpose.
     dtype: of activations and local gradients, 'bfloat16' or 'float32'.
       Parameters are float32 always.
@@ -51,6 +52,7 @@ class ModelConfig:
   layout: str = ''
   rope_local: float = 10_000.0
   rope_global: float = 10_000.0
+  norm_epsilon: float = 1e-6
   tied_embedding: bool = True
   dtype: str = 'bfloat16'
   remat: str = 'none'
@@ -157,6 +159,11 @@ def check(config: ModelConfig) -> None:
         f'model.{name}={base}: a rotary base is larger than 1 (10000.0 is'
         ' usual); 0 for no rotary.'
       )
+  if not 0 < config.norm_epsilon < 1:
+    raise ValueError(
+      f'model.norm_epsilon={config.norm_epsilon}: must lie between 0 and 1'
+      ' (1e-06 is usual).'
+    )
   try:
     layers = config.layers()
     layers_lib.check(layers)

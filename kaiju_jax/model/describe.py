@@ -16,6 +16,7 @@ import rich.text
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import footprint
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import paging
 
 _COLOURS = {'local': 'cyan', 'global': 'magenta'}
 LENGTHS = (1024, 8192, 32_768, 131_072)
@@ -166,6 +167,10 @@ def kv_table(
     f'KV cache of one sequence: this model ({kv}) beside all-global models'
     ' of its depth and head size'
   )
+  table.caption = (
+    'Third line: what decoding allocates for one row, with its tables, in pages'
+    f' of {paging.PAGE} slots.'
+  )
   columns = [footprint.kv_caches(config, length) for length in lengths]
   table.add_column('length', justify='right')
   table.add_column('this model', justify='right')
@@ -176,13 +181,19 @@ def kv_table(
   for length, (own, *others) in zip(lengths, columns):
     table.add_row(
       f'{length:,}',
-      f'{_bytes(own.bytes)}\n{own.per_token:,.0f} B/token',
+      f'{_bytes(own.bytes)}\n{own.per_token:,.0f} B/token\n'
+      f'{_allocated(config, length):,} B',
       *(
         f'{_bytes(other.bytes)}\n[bold]{other.bytes / own.bytes:,.1f}×[/bold]'
         for other in others
       ),
     )
   return table
+
+
+def _allocated(config: model_config.ModelConfig, length: int) -> int:
+  """Returns the bytes of a decoder's cache of one row (`decoding/cache.py`)."""
+  return paging.bytes_of(config, paging.pools(config.layers(), 1, length), 1)
 
 
 def memory_table(

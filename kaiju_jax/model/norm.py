@@ -10,7 +10,7 @@ from kaiju_jax.sharding import collectives
 class RMSNorm(nn.Module):
   """x / rms(x) · gain over the last axis, in f32, returned in x's dtype."""
 
-  epsilon: float = 1e-6
+  epsilon: float
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -42,7 +42,7 @@ class Transformer(nn.Module):
     model_config.check(config)
     self.embedding = embedding.Embedding(config)
     self.blocks = self._blocks(config.layers())
-    self.final_norm = norm.RMSNorm()
+    self.final_norm = norm.RMSNorm(config.norm_epsilon)
 
   def _blocks(self, layers: tuple[layers_lib.Layer, ...]) -> nn.Module:
     if self.unstacked:

@@ -1,9 +1,14 @@
-"""A trained checkpoint as int8: what is served is what was trained.
+"""A trained checkpoint in a file: what is served is what was trained.
 
 The forward pass reads codes, scales and clamp limits; an export holds exactly
 these, made by the functions that the training step calls, so that its forward
 pass is the training one bit for bit (at the same shapes, on one backend). Where
 updates were ternary, training read replicas, and these are what is exported.
+A model whose matmuls are not int8 is held as its float32 masters, Bungee's
+scalars (`bungee_w_in`) among them.
+
+This is the format for everything that the model can be: windows, shared keys
+and values, clamps. Other libraries' folders hold less (`interchange/`).
 
 One safetensors file. Names are the parameters' paths joined by dots, stacked
 over the N repeats of the layer block as in training:
@@ -19,22 +24,20 @@ scales; embedding and output head where `quantization.embedding` says so.
 float32: else these, and norm gains. Keys and values need
 nothing where their scale is a token's, and their channels' running limits
 (`k_limit_K`, `v_limit_K`) where it is a channel's. The file's metadata holds
-the model's config as JSON, under `config`.
+the model's config as JSON, under `config`, and under `format` the word below.
 """
 
 import dataclasses
 import json
 import os
-import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from kaiju_jax import strict
+from kaiju_jax import tensor_file
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
@@ -44,7 +47,7 @@ from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
 from kaiju_jax.sharding import ternary_plan
 
-_FORMAT = 'kaiju_jax int8 1'
+_FORMAT = 'kaiju_jax 2'
 
 
 def quantized(
@@ -54,23 +57,18 @@ def quantized(
 ) -> Any:
   """Returns `params` with `Quantized` weights and clamp limits.
 
-  The tree serves as parameters of the same model; it carries no gradient.
+  The tree serves as parameters of the same model; where anything in it is
+  `Quantized`, it carries no gradient.
 
   Args:
     params: float32 master weights.
-    config: the model's; its matmuls must be int8.
+    config: the model's. What it does not hold in int8 stays as it is.
     replica: the training state's, where its updates were ternary.
 
   Raises:
-    ValueError: a model that was not trained in int8, or no replica of one that
-      read it.
+    ValueError: no replica of a model that read it, or one of a model that did
+      not.
   """
-  if config.quantization.matmul != 'int8':
-    raise ValueError(
-      f'model.quantization.matmul={config.quantization.matmul!r}: only a model'
-      " trained with 'int8' has codes to export."
-    )
-
   is_ternary = config.quantization.wire_weights == 'ternary'
   if is_ternary != (replica is not None):
     raise ValueError(
@@ -87,10 +85,12 @@ def quantized(
     return jax.lax.map(lambda one: _layer(*one, config), (layer, held))
 
   held = replica.get('blocks', {})
-  blocks = {
-    name: over_repeats(layer, held.get(name, {}))
-    for name, layer in params['blocks'].items()
-  }
+  blocks = params['blocks']
+  if config.quantization.matmul == 'int8':
+    blocks = {
+      name: over_repeats(layer, held.get(name, {}))
+      for name, layer in blocks.items()
+    }
   embedding = params['embedding']
   if config.quantization.embedding == 'int8':
     embedding = jax.jit(_group)(embedding, replica.get('embedding', {}))
@@ -150,18 +150,12 @@ def save(
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(
     quantized(params, config, replica)
   ):
-    tensors[_name(tree_path)] = np.ascontiguousarray(jax.device_get(leaf))
+    tensors[_name(tree_path)] = np.asarray(jax.device_get(leaf))
   metadata = {
     'format': _FORMAT,
     'config': json.dumps(dataclasses.asdict(config), sort_keys=True),
   }
-  path = pathlib.Path(path)
-  partial = path.with_name(f'{path.name}.partial')
-  try:
-    safetensors.numpy.save_file(tensors, partial, metadata)
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
+  tensor_file.write(path, tensors, metadata)
 
 
 def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
@@ -172,16 +166,7 @@ def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
     ValueError: it is no export of this format, its config is none of this
       code's, or its tensors are not those of that model.
   """
-  try:
-    with safetensors.safe_open(path, framework='numpy') as file:
-      metadata = file.metadata() or {}
-      tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-  except safetensors.SafetensorError as error:
-    raise ValueError(f'{path}: not a whole safetensors file: {error}') from None
-  if metadata.get('format') != _FORMAT:
-    raise ValueError(
-      f'{path}: format is {metadata.get("format")!r}, expected {_FORMAT!r}.'
-    )
+  tensors, metadata = tensor_file.read(path, _FORMAT)
   try:
     fields = json.loads(metadata.get('config', '{}'))
     config = strict.parse(model_config.ModelConfig, fields)

@@ -31,11 +31,15 @@ class Quantized(NamedTuple):
       channel [K]).
     carrier: zeros of codes' shape in the gradient's dtype, or None where no
       gradient is wanted (an exported checkpoint, a cache).
+    columns: int32 sums of codes over the contracted axes (kept, size 1), of a
+      weight that meets non-negative activations at every decoding step; None
+      where who needs them sums up.
   """
 
   codes: jax.Array
   scales: jax.Array
   carrier: jax.Array | None = None
+  columns: jax.Array | None = None
 
   @property
   def shape(self) -> tuple[int, ...]:

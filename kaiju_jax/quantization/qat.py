@@ -107,9 +107,8 @@ def einsum(
   )
   if isinstance(w, Quantized):
     return int8_einsum(spec, options, x, w, limit)
-  return jnp.einsum(spec, x, w, preferred_element_type=jnp.float32).astype(
-    options.dtype
-  )
+  y = _product(_letters(spec), x, w, jnp.float32)
+  return y.astype(options.dtype)
 
 
 def enter(x: jax.Array | Quantized) -> jax.Array | Quantized:
@@ -120,7 +119,7 @@ def enter(x: jax.Array | Quantized) -> jax.Array | Quantized:
   """
   if not isinstance(x, Quantized):
     return collectives.enter(x)
-  codes, scales, carrier = x
+  codes, scales, carrier, _ = x
   if scales.ndim > 1:  # Else one for each channel, the same on all devices.
     scales = collectives.enter(lax.stop_gradient(scales))
   return Quantized(
@@ -190,7 +189,7 @@ def _project(spec, options, x, w, limit, keep_codes):
   x_axes = _axes(x_letters, contracted)
   w_axes = _axes(w_letters, contracted)
   if isinstance(x, Quantized):
-    x_codes, x_scales, _ = x
+    x_codes, x_scales = x.codes, x.scales
   else:
     largest_code = 255 if options.nonnegative else int8.MAX_CODE
     if limit is None:
@@ -200,15 +199,40 @@ def _project(spec, options, x, w, limit, keep_codes):
     x_scales = int8.scale_of(limit, largest_code)
     encode = int8.encode_nonnegative if options.nonnegative else int8.encode
     x_codes = encode(x, x_scales)
-  sums = jnp.einsum(spec, x_codes, w.codes, preferred_element_type=jnp.int32)
+  sums = _product(letters, x_codes, w.codes, jnp.int32)
   if options.nonnegative:
-    columns = jnp.sum(w.codes.astype(jnp.int32), axis=w_axes, keepdims=True)
+    columns = w.columns if w.columns is not None else columns_of(w, w_axes)
     sums = sums + 128 * _align(columns, w_letters, out_letters)
   scales = _align(x_scales, x_letters, out_letters) * _align(
     w.scales, w_letters, out_letters
   )
   y = (sums.astype(jnp.float32) * scales).astype(options.dtype)
   return y, x_codes, x_scales
+
+
+def columns_of(w: Quantized, axes: tuple[int, ...]) -> jax.Array:
+  """Returns the sums of a weight's codes over its contracted axes, kept."""
+  return jnp.sum(w.codes.astype(jnp.int32), axis=axes, keepdims=True)
+
+
+def _product(letters: by_kernel.Letters, x, w, dtype) -> jax.Array:
+  """Returns the einsum in `dtype`, summed over one dimension.
+
+  Over two, H and K, XLA copies the whole weight on a CPU before it reads it.
+  Both lie last and next to each other in x and w, so that they are one.
+  """
+  x_letters, w_letters, out_letters, contracted = letters
+  if len(contracted) > 1:
+    x = x.reshape(*x.shape[: -len(contracted)], -1)
+    w = w.reshape(*w.shape[: -len(contracted)], -1)
+    x_letters = x_letters.removesuffix(contracted) + contracted[0]
+    w_letters = w_letters.removesuffix(contracted) + contracted[0]
+  return jnp.einsum(
+    f'{x_letters},{w_letters}->{out_letters}',
+    x,
+    w,
+    preferred_element_type=dtype,
+  )
 
 
 def _int8_einsum_forward(spec, options, x, w, limit):
@@ -220,7 +244,8 @@ def _int8_einsum_forward(spec, options, x, w, limit):
   else:
     like_x = jnp.zeros((0,), x.dtype)
   carrier = None if w.carrier is None else jnp.zeros((0,), w.carrier.dtype)
-  return y, (x_codes, x_scales, w._replace(carrier=carrier), like_x)
+  w = w._replace(carrier=carrier, columns=None)
+  return y, (x_codes, x_scales, w, like_x)
 
 
 def _int8_einsum_backward(spec, options, residuals, dy):
@@ -331,12 +356,24 @@ def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
     index_BL: into them; negative, or V and more, for those of other devices.
   """
   table = table_DV.codes if isinstance(table_DV, Quantized) else table_DV
-  x_BLD = jnp.take(table.T, index_BL, axis=0, mode='clip').astype(jnp.float32)
+  x_BLD = _columns(table, index_BL).astype(jnp.float32)
   if isinstance(table_DV, Quantized):
     scale_V = table_DV.scales[0]
     x_BLD = x_BLD * jnp.take(scale_V, index_BL, mode='clip')[..., None]
   inside_BL = (index_BL >= 0) & (index_BL < table.shape[1])
   return jnp.where(inside_BL[..., None], x_BLD, 0)
+
+
+def _columns(table_DV: jax.Array, index_BL: jax.Array) -> jax.Array:
+  """Returns columns of a matrix as rows [B, L, D].
+
+  Of many, from its transpose, whose rows are read at once; of a few, as a
+  decoding step wants, one by one, for a transpose reads and writes it whole.
+  """
+  if index_BL.size * 64 > table_DV.shape[1]:
+    return jnp.take(table_DV.T, index_BL, axis=0, mode='clip')
+  x_DBL = jnp.take(table_DV, index_BL, axis=1, mode='clip')
+  return jnp.moveaxis(x_DBL, 0, -1)
 
 
 def _lookup_forward(table_DV, index_BL):

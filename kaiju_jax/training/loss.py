@@ -51,6 +51,17 @@ def weighted_cross_entropy(
     z_attention,
     method='hidden',
   )
+  return of_hidden(model, variables, hidden_BLD, batch, z_logits)
+
+
+def of_hidden(
+  model: transformer.Transformer,
+  variables: Mapping[str, Any],
+  hidden_BLD: jax.Array,
+  batch: packing.Batch,
+  z_logits: jax.Array | float,
+) -> jax.Array:
+  """`weighted_cross_entropy`, where the hidden states are there already."""
   # A predecessor may stand in another device's part of the row.
   hidden_BLD = jnp.take_along_axis(
     collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1

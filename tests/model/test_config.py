@@ -56,6 +56,7 @@ def test_every_allowed_choice_passes():
     ('remat', 'full', "one of 'none', 'layer'"),
     ('rope_local', 1.0, '0 for no rotary'),
     ('rope_global', -2.0, '0 for no rotary'),
+    ('norm_epsilon', 0.0, 'between 0 and 1'),
     ('unroll', 3, 'must divide the 2 repeats of the layer block'),
   ],
 )

@@ -1,0 +1,124 @@
+"""How far is decoding through the cache from the forward pass of training?
+
+    python -m experiments.train --config=experiments/configs/tiny.py \\
+        --workdir=runs/tiny
+    python -m experiments.cached_agreement --workdir=runs/tiny \\
+        [--rows=8] [--prompt=256] [--chunk=64]
+
+Runs held-out text of a trained run both ways, a needle run's questions in its
+stead: loss a token, logits, greedy tokens, and codes of keys and values.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+from experiments import run
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Of one run.')
+_ROWS = flags.DEFINE_integer('rows', 8, 'Texts.', lower_bound=1)
+_PROMPT = flags.DEFINE_integer(
+  'prompt', None, 'Tokens that are run in chunks; half of a text by default.'
+)
+_CHUNK = flags.DEFINE_integer(
+  'chunk', 64, 'Tokens of a chunk, and slots of a page.', lower_bound=1
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if not _WORKDIR.value:
+    raise app.UsageError('--workdir is missing.')
+  run.quiet()
+  try:
+    rich.console.Console().print(_table())
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _table() -> rich.table.Table:
+  from kaiju_jax.evaluation import cached_agreement
+  from kaiju_jax.training import trained
+
+  found = trained.load(_WORKDIR.value)
+  tokens_BL = _texts(found.experiment)
+  rows, length = tokens_BL.shape
+  prompt = length // 2 if _PROMPT.value is None else _PROMPT.value
+  counted = cached_agreement.compare(
+    found.params,
+    found.experiment.model,
+    tokens_BL,
+    prompt=prompt,
+    chunk=_CHUNK.value,
+    page=_CHUNK.value,
+    replica=found.replica,
+  )
+  table = rich.table.Table(
+    title=f'{_WORKDIR.value}: {rows} texts of {length} tokens, {prompt} of them'
+    f' in chunks of {_CHUNK.value}',
+    show_header=False,
+  )
+  for name, value in _lines(counted):
+    table.add_row(name, value)
+  return table
+
+
+def _lines(counted):
+  """Yields what was counted, in words and numbers."""
+  yield 'loss, one forward pass', f'{counted.loss:.6f} nats a token'
+  yield 'loss, through the cache', f'{counted.cached_loss:.6f} nats a token'
+  yield 'relative difference', f'{counted.loss_difference:.1e}'
+  yield 'largest logit', f'{counted.largest_logit:.3f}'
+  yield 'largest difference', f'{counted.largest_difference:.2e}'
+  tokens = counted.tokens
+  yield 'greedy tokens', f'{counted.greedy_differs:,} of {tokens:,} differ'
+  yield '… beyond the difference', f'{counted.greedy_beyond:,}'
+  for layer, (codes, differ) in counted.codes.items():
+    yield (
+      f'codes, layer {layer}',
+      f'{differ:,} of {codes:,} differ ({100 * differ / codes:.3f} %)',
+    )
+  if counted.codes:
+    codes, differ = map(sum, zip(*counted.codes.values()))
+    yield (
+      'codes, all',
+      f'{differ:,} of {codes:,} ({100 * differ / codes:.3f} %)',
+    )
+
+
+def _texts(experiment):
+  """Returns int32 [B, L], one text a row."""
+  import numpy as np
+
+  from kaiju_jax.data import text
+  from kaiju_jax.data import tokenizer
+  from kaiju_jax.evaluation import needle_tasks
+
+  data, rows = experiment.data, _ROWS.value
+  if data.task != 'text':
+    task = needle_tasks.questions(data)
+    nearest, farthest = task.distances(data.length)
+    middle = (nearest + farthest) // 2
+    rng = np.random.default_rng(0)
+    return task.questions(rng, rows, data.length, middle, 1).tokens_BL
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  training, unseen = text.load(data, tokens)
+  corpus = training if unseen is None else unseen
+  begins = corpus.begins
+  long = np.flatnonzero(np.diff(begins) >= data.length)[:rows]
+  if len(long) < rows:
+    raise ValueError(
+      f'--rows={rows}: only {len(long)} documents have data.length='
+      f'{data.length} tokens or more.'
+    )
+  return np.stack(
+    [corpus.tokens[begins[i] : begins[i] + data.length] for i in long]
+  ).astype(np.int32)
+
+
+if __name__ == '__main__':
+  app.run(main)

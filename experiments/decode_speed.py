@@ -1,0 +1,142 @@
+"""How fast this project prefills and decodes, for `bench_decode`.
+
+A decoding step is one call with a token a row, greedy, its argmax drawn on the
+device; prefill is the chunks of whole prompts and the argmax of the last token.
+"""
+
+import functools
+import statistics
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import extend
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+
+
+class Times(NamedTuple):
+  """Seconds of each run.
+
+  Attributes:
+    prefill: of the whole batch's prompts.
+    step: of one decoding step, a token for every row; each the median of a
+      run's steps.
+    cache_bytes: that the cache takes.
+  """
+
+  prefill: tuple[float, ...]
+  step: tuple[float, ...]
+  cache_bytes: int
+
+
+def times(
+  params,
+  config: model_config.ModelConfig,
+  batch: int,
+  length: int,
+  *,
+  steps: int = 16,
+  runs: int = 3,
+  chunk: int = 512,
+) -> Times:
+  """Returns what a model takes, after one run that does not count.
+
+  Args:
+    params: float32 master weights, or an export.
+    config: the model's.
+    batch: rows, each with other random tokens.
+    length: tokens of a prompt, and so the context of the first step.
+    steps: decoding steps in a run.
+    runs: that count.
+    chunk: tokens of a row in a call of the prefill.
+  """
+  decoder = decoder_lib.Decoder(
+    params, config, rows=batch, length=length + steps
+  )
+  call = decoder.jit(
+    functools.partial(_greedy, decoder.engine), donate_argnums=1
+  )
+  rng = np.random.default_rng(0)
+  tokens_BL = rng.integers(0, config.vocab_size, (batch, length), np.int32)
+  measured = [
+    _run(decoder, call, tokens_BL, steps, chunk) for _ in range(1 + runs)
+  ]
+  return Times(*zip(*measured[1:]), decoder.cache_bytes)
+
+
+def _greedy(engine, params, cache, row_B, tokens_BL):
+  """Returns the cache, and each row's likeliest next token [B, 1]."""
+  count_B = jnp.full(row_B.shape, tokens_BL.shape[1], jnp.int32)
+  hidden_BLD, cache = extend.text(
+    engine, params, cache, row_B, tokens_BL, count_B
+  )
+  logits_BLV = engine.model.apply(
+    {'params': params}, hidden_BLD[:, -1:], method='logits'
+  )
+  return cache, jnp.argmax(logits_BLV, axis=-1).astype(jnp.int32)
+
+
+def _run(decoder, call, tokens_BL, steps: int, chunk: int):
+  """Returns the seconds of one prefill and of the median step after it."""
+  rows = [decoder.open() for _ in tokens_BL]
+  row_B = jnp.asarray(rows, jnp.int32)
+  length = tokens_BL.shape[1]
+  started = time.perf_counter()
+  for begin in range(0, length, chunk):
+    decoder.cache, token_B1 = call(
+      decoder.params, decoder.cache, row_B, tokens_BL[:, begin : begin + chunk]
+    )
+  np.asarray(token_B1)
+  prefill = time.perf_counter() - started
+  taken = []
+  for _ in range(steps):
+    started = time.perf_counter()
+    decoder.cache, token_B1 = call(
+      decoder.params, decoder.cache, row_B, token_B1
+    )
+    np.asarray(token_B1)
+    taken.append(time.perf_counter() - started)
+  for row in rows:
+    decoder.close(row)
+  return prefill, statistics.median(taken)
+
+
+def uncached(
+  params, config: model_config.ModelConfig, batch: int, length: int, runs: int
+) -> tuple[float, ...]:
+  """Returns the seconds of whole forward passes, one a token without a cache.
+
+  Args:
+    params: float32 master weights.
+    config: the model's.
+    batch: rows.
+    length: tokens of each.
+    runs: that count, after one that does not.
+  """
+  model = transformer.Transformer(config)
+  row = visibility_lib.causal(length)
+  visibility = visibility_lib.concatenate([row] * batch)
+
+  @jax.jit
+  def next_token(params, tokens_BL, visibility):
+    hidden_BLD = model.apply(
+      {'params': params}, tokens_BL, visibility, method='hidden'
+    )
+    logits_BLV = model.apply(
+      {'params': params}, hidden_BLD[:, -1:], method='logits'
+    )
+    return jnp.argmax(logits_BLV, axis=-1)
+
+  tokens_BL = np.zeros((batch, length), np.int32)
+  taken = []
+  for _ in range(1 + runs):
+    started = time.perf_counter()
+    np.asarray(next_token(params, tokens_BL, visibility))
+    taken.append(time.perf_counter() - started)
+  return tuple(taken[1:])

@@ -1,0 +1,53 @@
+"""Writes a trained run as a Hugging Face folder, or in our own format.
+
+    python -m experiments.export_hf --workdir=runs/tiny --out=exports/tiny
+    python -m experiments.export_hf --workdir=runs/tiny --out=exports/tiny \\
+        --format=arcee [--accept=windows,shared_kv]
+
+`transformers` loads the folder as ArceeForCausalLM, of all its classes the one
+with the nearest mathematics: squared ReLU without a gate, pre-RMSNorm, one head
+of keys and values. Logits are the same where that class can say all that the
+model does. What it cannot is named (`kaiju_jax/interchange/lost.py`), and then:
+
+    --format=auto    our own format is written instead, which loses nothing
+    --format=arcee   an error, but for what --accept names; a lost.json beside
+                     the weights says what was lost
+    --format=kaiju   our own format in any case
+
+The folder is new, and whole or not there at all.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+
+from experiments import run
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Of a training run.')
+_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+_FORMAT = flags.DEFINE_enum(
+  'format', 'auto', ['auto', 'arcee', 'kaiju'], 'Of the folder; see above.'
+)
+_ACCEPT = flags.DEFINE_list('accept', [], 'What an Arcee folder may lose.')
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  for flag in _WORKDIR, _OUT:
+    if not flag.value:
+      raise app.UsageError(f'--{flag.name} is missing.')
+  run.quiet()
+  from experiments import folders  # It imports jax, which --help should not.
+
+  try:
+    print(
+      folders.export(_WORKDIR.value, _OUT.value, _FORMAT.value, _ACCEPT.value)
+    )
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=run.parse)

@@ -1,0 +1,177 @@
+"""Continues text with a trained model: prompt in, text out.
+
+    python -m experiments.generate --workdir=runs/tiny --prompt='def '
+    python -m experiments.generate --checkpoint=model.safetensors \\
+        --prompt='Once' --prompt='Twice' --temperature=0.8 --top_p=0.95
+    python -m experiments.generate --workdir=runs/tiny --interactive
+
+The model is a workdir's latest checkpoint, or an exported file with, unless it
+reads bytes, the --tokenizer that it was trained with. Several prompts go on
+together, each with the next seed. Text goes to stdout; tokens/s, the time to
+the first token (after everything has compiled) and the cache's bytes to stderr.
+
+--interactive answers lines until Ctrl-D. The history stays in the cache: of
+each turn only its own tokens are run. Ctrl-C ends an answer.
+"""
+
+from collections.abc import Sequence
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from absl import app
+from absl import flags
+
+from experiments import run
+
+if TYPE_CHECKING:
+  from experiments import loading
+  from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.decoding import sample
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'That training wrote.')
+_CHECKPOINT = flags.DEFINE_string(
+  'checkpoint', None, 'An exported file instead.'
+)
+_TOKENIZER = flags.DEFINE_string(
+  'tokenizer', None, 'tokenizer.json of an exported file; bytes by default.'
+)
+_PROMPT = flags.DEFINE_multi_string(
+  'prompt', None, 'Text to continue; several go on together.'
+)
+_INTERACTIVE = flags.DEFINE_bool(
+  'interactive', False, 'Answer lines, and keep what was said.'
+)
+_MAX_TOKENS = flags.DEFINE_integer(
+  'max_tokens', 200, 'Of a continuation.', lower_bound=1
+)
+_LENGTH = flags.DEFINE_integer(
+  'length',
+  None,
+  'Tokens that a row of the cache holds; by default what the prompts take, the'
+  " model's max_length where it is --interactive.",
+  lower_bound=1,
+)
+_CHUNK = flags.DEFINE_integer(
+  'chunk', 256, 'Prompt tokens that are run at once.', lower_bound=1
+)
+_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, '0 is greedy.')
+_TOP_K = flags.DEFINE_integer('top_k', 0, 'Likeliest tokens kept; 0 for all.')
+_TOP_P = flags.DEFINE_float('top_p', 1.0, 'Probability kept; 1 for all.')
+_MIN_P = flags.DEFINE_float(
+  'min_p', 0.0, 'Least probability, in parts of the likeliest one.'
+)
+_REPETITION_PENALTY = flags.DEFINE_float(
+  'repetition_penalty', 1.0, 'Of tokens that the text holds; 1 for none.'
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the noise.')
+_STOP = flags.DEFINE_multi_string('stop', None, 'Text that ends an answer.')
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
+    raise app.UsageError('exactly one of --workdir and --checkpoint is needed.')
+  if (_PROMPT.value is None) != _INTERACTIVE.value:
+    raise app.UsageError('exactly one of --prompt and --interactive is needed.')
+  if _TOKENIZER.value is not None and _CHECKPOINT.value is None:
+    raise app.UsageError('--tokenizer is of a --checkpoint.')
+  run.quiet()
+  from kaiju_jax.decoding import request as request_lib
+
+  try:
+    with run.abortable():
+      _generate()
+  except (OSError, ValueError, request_lib.BadLogits) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _generate() -> None:
+  from experiments import loading
+  from experiments import talk
+  from kaiju_jax.data import tokenizer as tokenizer_lib
+
+  manner = talk.Manner(_MAX_TOKENS.value, _sampling(), _STOP.value or ())
+  if _WORKDIR.value is not None:
+    loaded = loading.from_workdir(_WORKDIR.value)
+  else:
+    loaded = loading.from_export(_CHECKPOINT.value, _TOKENIZER.value or '')
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  if _INTERACTIVE.value:
+    length = _LENGTH.value or loaded.config.max_length
+    generator, note = _generator(loaded, tokenizer, 1, length, None)
+    talk.converse(generator, tokenizer, manner, _line, sys.stdout, sys.stderr)
+    _say(note)
+    return
+  requests = [
+    manner.request(talk.opened(tokenizer, prompt), index)
+    for index, prompt in enumerate(_PROMPT.value)
+  ]
+  prompts = [len(one.tokens) for one in requests]
+  length = _LENGTH.value or max(prompts) + _MAX_TOKENS.value
+  generator, note = _generator(
+    loaded, tokenizer, len(requests), length, prompts
+  )
+  pace = talk.Pace()
+  talk.answer(generator, requests, sys.stdout, pace)
+  _say(f'{pace}; {note}')
+
+
+def _generator(
+  loaded: 'loading.Loaded',
+  tokenizer: 'tokenizer_lib.Tokenizer',
+  rows: int,
+  length: int,
+  prompts: Sequence[int] | None,
+) -> 'tuple[sample.Generator, str]':
+  """Returns a generator that has compiled, and its cache in words."""
+  from kaiju_jax.decoding import decoder as decoder_lib
+  from kaiju_jax.decoding import sample
+
+  started = time.monotonic()
+  decoder = decoder_lib.Decoder(
+    loaded.params,
+    loaded.config,
+    rows=rows,
+    length=length,
+    replica=loaded.replica,
+  )
+  generator = sample.Generator(decoder, tokenizer, _CHUNK.value)
+  generator.warm(prompts)
+  seconds = time.monotonic() - started
+  _say(f'{loaded.origin}; compiled in {seconds:.1f} s.')
+  return generator, (
+    f'cache of {rows} × {length:,} tokens: {decoder.cache_bytes:,} bytes.'
+  )
+
+
+def _sampling():
+  from kaiju_jax.decoding import draw
+
+  return draw.Sampling(
+    temperature=_TEMPERATURE.value,
+    top_k=_TOP_K.value,
+    top_p=_TOP_P.value,
+    min_p=_MIN_P.value,
+    repetition_penalty=_REPETITION_PENALTY.value,
+    seed=_SEED.value,
+  )
+
+
+def _line() -> str:
+  # The prompt is no part of what stdout is for.
+  sys.stderr.write('> ')
+  sys.stderr.flush()
+  line = sys.stdin.readline()
+  if not line:
+    raise EOFError
+  return line.removesuffix('\n')
+
+
+def _say(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == '__main__':
+  app.run(main)

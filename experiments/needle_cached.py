@@ -1,0 +1,106 @@
+"""Does decoding through the cache find the needle that the forward pass finds?
+
+    python -m experiments.needle --arms=kaiju
+    python -m experiments.needle_cached --workdir=runs/needle/kaiju/seed0 \\
+        [--questions=16] [--chunk=64] [--mode=fast,reference]
+
+Asks a trained run the same questions twice: all of a row in one forward pass,
+and as decoding does it, the prompt in chunks into a cache and then the answer
+token by token. A line for each: accuracy over the grid, and the difference in
+points.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+from experiments import run
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Of one seed of one arm.')
+_QUESTIONS = flags.DEFINE_integer(
+  'questions', 16, 'Questions in a cell of the grid.', lower_bound=1
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the questions.', lower_bound=0)
+_CHUNK = flags.DEFINE_integer(
+  'chunk', 64, 'Tokens of a call of the prefill.', lower_bound=1
+)
+_ROWS = flags.DEFINE_integer(
+  'rows', 16, 'Sequences that the cache holds.', lower_bound=1
+)
+_MODE = flags.DEFINE_list('mode', ['fast'], "The decoder's modes.")
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if not _WORKDIR.value:
+    raise app.UsageError('--workdir is missing.')
+  run.quiet()
+  try:
+    rich.console.Console().print(_table())
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _table() -> rich.table.Table:
+  from kaiju_jax.evaluation import answers
+  from kaiju_jax.evaluation import needle
+  from kaiju_jax.evaluation import needle_tasks
+  from kaiju_jax.training import step
+  from kaiju_jax.training import trained
+
+  found = trained.load(_WORKDIR.value)
+  data = found.experiment.data
+  task = needle_tasks.questions(data)
+  cells = needle.grid(task, data.length, _QUESTIONS.value)
+  asked = sum(cell.count for cell in cells)
+  table = rich.table.Table(
+    title=f'{_WORKDIR.value}: {asked:,} questions of up to'
+    f' {max(cell.length for cell in cells)} tokens'
+  )
+  for header in 'how', 'right, %', 'points':
+    table.add_column(header, justify='right' if header[-1] in '%s' else 'left')
+  model = step.model_of(found.experiment)
+  own = _right(answers.reader(model, found.params), task, cells)
+  table.add_row('one forward pass', f'{100 * own:.2f}', '')
+  for mode in _MODE.value:
+    right = _right(_cached(found, cells, mode), task, cells)
+    table.add_row(
+      f'through the cache, {mode}',
+      f'{100 * right:.2f}',
+      f'{100 * (right - own):+.2f}',
+    )
+  return table
+
+
+def _cached(found, cells, mode: str):
+  from kaiju_jax.decoding import decoder
+  from kaiju_jax.evaluation import cached_answers
+
+  made = decoder.Decoder(
+    found.params,
+    found.experiment.model,
+    rows=_ROWS.value,
+    length=max(cell.length for cell in cells),
+    mode=mode,
+    replica=found.replica,
+  )
+  return cached_answers.reader(made, _CHUNK.value)
+
+
+def _right(read, task, cells) -> float:
+  """Returns the part of all questions that is answered right."""
+  from kaiju_jax.evaluation import needle
+
+  right = asked = 0
+  for cell, accuracy in needle.ask(read, task, cells, _SEED.value):
+    right += accuracy * cell.count
+    asked += cell.count
+  return right / asked
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,226 @@
+"""Generation at a terminal: text to one stream, what it took to another."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import itertools
+import signal
+import threading
+import time
+from typing import TextIO
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Manner:
+  """How every prompt and turn is answered.
+
+  Attributes:
+    max_tokens: of an answer.
+    sampling: of the first; each further one has the next seed.
+    stop_strings: that end an answer.
+  """
+
+  max_tokens: int
+  sampling: draw.Sampling
+  stop_strings: Sequence[str] = ()
+
+  def request(
+    self, tokens_L: np.ndarray, index: int, room: int | None = None
+  ) -> request_lib.Request:
+    """Returns the request of prompt or turn `index`.
+
+    Args:
+      tokens_L: its tokens.
+      index: 0 for the first.
+      room: tokens that it may draw at most, where the row is that full.
+    """
+    seed = (self.sampling.seed + index) % 2**32
+    count = self.max_tokens if room is None else min(self.max_tokens, room)
+    return request_lib.Request(
+      tokens_L,
+      count,
+      dataclasses.replace(self.sampling, seed=seed),
+      stop_strings=self.stop_strings,
+    )
+
+
+class Pace:
+  """When tokens came. Counts all streams that it `times`."""
+
+  def __init__(self, clock: Callable[[], float] = time.monotonic):
+    self._clock = clock
+    self._started = clock()
+    self._first: float | None = None
+    self._last = self._started
+    self._later = 0
+    self.tokens = 0
+
+  def times(
+    self, events: Iterable[request_lib.Event]
+  ) -> Iterator[request_lib.Event]:
+    """Passes events on, noting each one's time."""
+    for event in events:
+      self._last = self._clock()
+      self.tokens += 1
+      if self._first is None:
+        self._first = self._last
+      else:
+        self._later += 1
+      yield event
+
+  def __str__(self) -> str:
+    """What it took; the rate is of the tokens after the first."""
+    if self._first is None:
+      return 'no tokens'
+    words = [
+      f'{self.tokens:,} tokens',
+      f'the first after {self._first - self._started:.3f} s',
+    ]
+    seconds = self._last - self._first
+    if self._later and seconds > 0:
+      words.append(f'then {self._later / seconds:,.1f} tokens/s')
+    return ', '.join(words)
+
+
+def opened(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
+  """Returns the tokens of a text that a document opens with."""
+  return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])
+
+
+def answer(
+  generator: sample.Generator,
+  requests: Sequence[request_lib.Request],
+  out: TextIO,
+  pace: Pace,
+) -> None:
+  """Writes what follows the prompts: one's as it comes, several in turn.
+
+  Raises:
+    BadLogits: after the others' text, of the first that had them.
+  """
+  if len(requests) == 1:
+    with generator.stream(requests[0]) as stream:
+      _write(pace.times(stream), out)
+    return
+  streams = [generator.stream(one) for one in requests]
+  error = None
+  try:
+    for index, stream in enumerate(streams):
+      out.write(f'── {index} ──\n')
+      try:
+        _write(pace.times(stream), out)
+      except request_lib.BadLogits as bad:
+        error = error or bad
+  finally:
+    for stream in streams:
+      stream.close()
+  if error is not None:
+    raise error
+
+
+def converse(
+  generator: sample.Generator,
+  tokenizer: tokenizer_lib.Tokenizer,
+  manner: Manner,
+  read: Callable[[], str],
+  out: TextIO,
+  notes: TextIO,
+) -> None:
+  """Answers line after line; what was said stays in the cache.
+
+  A line's tokens follow those of all turns before it, and an answer goes on
+  behind the line's end. Ctrl-C ends an answer and keeps what was said. A
+  history that has no room for a line begins anew.
+
+  Args:
+    generator: with a free row.
+    tokenizer: of its model.
+    manner: of the answers.
+    read: returns a line without its end; EOFError ends the conversation.
+    out: takes the answers.
+    notes: takes what each took.
+  """
+  conversation = generator.converse()
+  whole = conversation.left
+  turn = 0
+  try:
+    while True:
+      try:
+        line = read() + '\n'
+      except EOFError:
+        return
+      held = whole - conversation.left
+      tokens_L = tokenizer.encode(line) if held else opened(tokenizer, line)
+      if held and len(tokens_L) >= conversation.left:
+        notes.write(f'[{held:,} tokens of history: full, begun anew]\n')
+        conversation.close()
+        conversation = generator.converse()
+        tokens_L = opened(tokenizer, line)
+        held = 0
+      room = conversation.left - len(tokens_L)
+      if room < 1:
+        notes.write(
+          f'[{len(tokens_L):,} tokens, and the cache holds {whole:,}: say less]'
+          '\n'
+        )
+        continue
+      _turn(
+        conversation, manner.request(tokens_L, turn, room), held, out, notes
+      )
+      turn += 1
+  finally:
+    conversation.close()
+
+
+def _turn(conversation, request, held: int, out: TextIO, notes: TextIO) -> None:
+  pace = Pace()
+  with conversation.stream(request) as stream, _stoppable() as is_asked:
+    events = itertools.takewhile(lambda _: not is_asked, pace.times(stream))
+    try:
+      _write(events, out)
+    except request_lib.BadLogits as error:
+      notes.write(f'[{error}]\n')
+  notes.write(
+    f'[{len(request.tokens):,} tokens after {held:,} in the cache; {pace}]\n'
+  )
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[list[int]]:
+  """Yields a list that Ctrl-C fills, once; a second one interrupts.
+
+  An interrupt in the midst of a call would leave a cache that is neither the
+  one before nor the one after it.
+  """
+  asked = []
+  if threading.current_thread() is not threading.main_thread():
+    yield asked  # Where Python handles no signals.
+    return
+  former = signal.getsignal(signal.SIGINT)
+
+  def ask(number, _):
+    asked.append(number)
+    signal.signal(signal.SIGINT, former)
+
+  signal.signal(signal.SIGINT, ask)
+  try:
+    yield asked
+  finally:
+    signal.signal(signal.SIGINT, former)
+
+
+def _write(events: Iterable[request_lib.Event], out: TextIO) -> None:
+  for event in events:
+    out.write(event.text)
+    out.flush()
+  out.write('\n')

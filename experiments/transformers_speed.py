@@ -1,0 +1,112 @@
+"""How fast `transformers` prefills and decodes a folder's model on this CPU.
+
+The other side of a comparison: `hugging_face.write` gives it the same weights.
+Needs the extra `interchange`.
+
+Prefill is one call over whole prompts that keeps the cache and makes the logits
+of each last token alone. A decoding step is one call with a token a row,
+greedy, from the context that the prefill left; the cache grows with it. That
+cache is `DynamicCache`, which copies its tensors to append, or `StaticCache`,
+which holds its last length from the start and attends over all of it.
+"""
+
+from collections.abc import Callable
+import os
+import statistics
+import time
+from typing import NamedTuple
+
+import torch
+import transformers
+
+CACHES = ('dynamic', 'static')
+
+
+class Times(NamedTuple):
+  """Seconds of each run.
+
+  Attributes:
+    prefill: of the whole batch's prompts.
+    step: of one decoding step, a token for every row; each the median of a
+      run's steps.
+  """
+
+  prefill: tuple[float, ...]
+  step: tuple[float, ...]
+
+  def line(self) -> str:
+    """Returns the least and the median of both, for people."""
+    return (
+      f'prefill {min(self.prefill):.3f} s (median'
+      f' {statistics.median(self.prefill):.3f}), step'
+      f' {1e3 * min(self.step):.1f} ms (median'
+      f' {1e3 * statistics.median(self.step):.1f})'
+    )
+
+
+def times(
+  folder: str | os.PathLike,
+  batch: int,
+  length: int,
+  *,
+  dtype: str = 'float32',
+  cache: str = 'dynamic',
+  steps: int = 16,
+  runs: int = 3,
+  threads: int | None = None,
+  attention: str = 'sdpa',
+) -> Times:
+  """Returns what a folder's model takes, after one run that does not count.
+
+  Args:
+    folder: of `hugging_face.write`.
+    batch: rows, each with other random tokens.
+    length: tokens of a prompt, and so the context of the first step.
+    dtype: 'float32' or 'bfloat16', of weights and arithmetic.
+    cache: of `CACHES`.
+    steps: decoding steps in a run.
+    runs: that count.
+    threads: of torch; by default one a core.
+    attention: implementation, as `transformers` names it.
+
+  Raises:
+    ValueError: no such cache.
+    OSError: the folder is not there.
+  """
+  if cache not in CACHES:
+    raise ValueError(f'cache={cache!r}: must be one of {", ".join(CACHES)}.')
+  torch.set_num_threads(threads or os.cpu_count())
+  model = transformers.ArceeForCausalLM.from_pretrained(
+    folder, dtype=getattr(torch, dtype), attn_implementation=attention
+  ).eval()
+  generator = torch.Generator().manual_seed(0)
+  shape = (batch, length)
+  tokens_BL = torch.randint(model.config.vocab_size, shape, generator=generator)
+  with torch.inference_mode():
+    measured = [
+      _run(model, tokens_BL, _maker(model, cache, length + steps), steps)
+      for _ in range(1 + runs)
+    ]
+  return Times(*zip(*measured[1:]))
+
+
+def _maker(model, cache: str, length: int) -> Callable[[], object]:
+  if cache == 'dynamic':
+    return lambda: transformers.DynamicCache(config=model.config)
+  return lambda: transformers.StaticCache(
+    config=model.config, max_cache_len=length
+  )
+
+
+def _run(model, tokens_BL, make_cache, steps: int) -> tuple[float, float]:
+  """Returns the seconds of one prefill and of the median step after it."""
+  past = make_cache()
+  taken = []
+  for _ in range(1 + steps):
+    started = time.perf_counter()
+    out = model(
+      tokens_BL, past_key_values=past, use_cache=True, logits_to_keep=1
+    )
+    tokens_BL = out.logits[:, -1:].argmax(-1)
+    taken.append(time.perf_counter() - started)
+  return taken[0], statistics.median(taken[1:])

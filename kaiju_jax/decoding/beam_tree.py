@@ -1,0 +1,463 @@
+"""Which cache slots one row's live beams hold, and who sees them.
+
+A beam search is a tree whose trunk is the text that all live beams share: the
+prompt, and later every token on which they agree. Beyond the trunk each beam
+has its own path of slots, and paths share slots as far as they share tokens: a
+fork copies a path of slot numbers, never keys or values. What no live path
+holds is free, so dead tokens need no search of their own. A slot of a local
+layer is also free once no live beam's next token looks back that far.
+
+Ranges say who sees a slot (`visibility.py`). A token of the trunk stands at its
+position and is seen from there on, as in any text. Beyond a trunk of t tokens,
+
+    coordinate = t + rank of the beam in tree order          (one token a beam)
+    coordinate = t + place in preorder of all paths' tokens  (several)
+
+Both make the tokens that descend from a token one contiguous range. Ranks do
+not tell the tokens of one beam apart, so with them a chunk of several tokens a
+beam would see its own future. Siblings keep their parents' order, which is all
+that a tree order asks.
+
+Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
+the row, N tokens of a path. A step takes O(M + L·N) in numpy and no loop over
+tokens.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+FOREVER = np.iinfo(np.int32).max
+
+
+class Exhausted(RuntimeError):
+  """A row has fewer free slots than the beams' new tokens need."""
+
+
+class Held(NamedTuple):
+  """What a row of text holds of one layer kind.
+
+  Attributes:
+    window: how far these layers look back, itself included; None for all.
+    position_M: of the token in each slot; −1 for a slot without one.
+    exists_M: whether the slot has a page.
+  """
+
+  window: int | None
+  position_M: np.ndarray
+  exists_M: np.ndarray
+
+
+class Ranges(NamedTuple):
+  """Who sees a row's slots of one layer kind, int32.
+
+  Attributes:
+    start_M: first coordinate that sees the slot.
+    limit_M: one past the last; equal to start for a slot that nobody sees.
+    position_M: of the token in it, along its path.
+  """
+
+  start_M: np.ndarray
+  limit_M: np.ndarray
+  position_M: np.ndarray
+
+
+class Placed(NamedTuple):
+  """A chunk's tokens: where they are kept, and what they see; int32.
+
+  Attributes:
+    slot: of each token, by layer kind; −1 where no later token looks back
+      that far.
+    start_L: first coordinate that sees the token.
+    limit_L: one past the last.
+    coordinate_L: where the token stands.
+    position_L: of the token along its path.
+    ranges: of the row's slots as the chunk sees them, by layer kind; the
+      chunk's own slots are empty.
+  """
+
+  slot: dict[str, np.ndarray]
+  start_L: np.ndarray
+  limit_L: np.ndarray
+  coordinate_L: np.ndarray
+  position_L: np.ndarray
+  ranges: dict[str, Ranges]
+
+
+class BeamTree:
+  """The beams of one row; at first a single one, the prompt.
+
+  Beams are numbered as the last call listed them: `grow`'s candidates or
+  `keep`'s survivors, which are alive, and then those that rest. A resting beam
+  keeps its slots and does not grow; nobody sees what is its alone. A call that
+  raises changes nothing.
+  """
+
+  def __init__(self, length: int, held: Mapping[str, Held]):
+    """Takes over a row that holds text.
+
+    Args:
+      length: tokens of the text.
+      held: by layer kind, which slots hold its tokens, in any order.
+
+    Raises:
+      ValueError: no text, no kinds, or a kind that does not hold once each
+        position that its layers will read.
+    """
+    if length < 1:
+      raise ValueError(f'length={length}: beams grow from at least one token.')
+    if not held:
+      raise ValueError('held is empty: a row has slots of at least one kind.')
+    self._paths = _Paths(
+      trunk=length,
+      live=1,
+      rank_L=np.zeros(1, np.int64),
+      position_L=np.array([length - 1]),
+      node_LN=np.zeros((1, 0), np.int64),
+      slots={
+        kind: _take_over(kind, length, *text) for kind, text in held.items()
+      },
+    )
+
+  @property
+  def position_L(self) -> np.ndarray:
+    """Position of each beam's newest token, of the resting ones too."""
+    return self._paths.position_L.copy()
+
+  def filled(self, kind: str) -> int:
+    """Returns how many of the kind's slots hold tokens of the beams."""
+    slots = self._paths.slots[kind]
+    return int(slots.exists_M.sum()) - len(_free(slots))
+
+  def grow(
+    self, parent_L: Sequence[int], resting: Sequence[int] = ()
+  ) -> Placed:
+    """Gives each of L candidates a slot, and its place after its parent.
+
+    The candidates are the live beams from here on. Beams that are nobody's
+    parent and do not rest are dropped before slots are handed out.
+
+    Args:
+      parent_L: the live beam that each candidate follows.
+      resting: beams that keep their slots.
+
+    Raises:
+      ValueError: no candidates, a parent that is not alive, or a beam that is
+        not there.
+      Exhausted: too few free slots.
+    """
+    paths = self._fork('parent_L', parent_L, resting)
+    count_L = np.arange(len(paths.position_L)) < paths.live
+    return self._append(paths, count_L.astype(np.int64), _by_rank)
+
+  def keep(
+    self, survivor_L: Sequence[int], resting: Sequence[int] = ()
+  ) -> None:
+    """Leaves only `survivor_L` alive, numbered in that order, and `resting`.
+
+    Raises:
+      ValueError: no survivors, one that is not alive or is named twice, or a
+        beam that is not there.
+    """
+    if len(np.unique(survivor_L)) < len(survivor_L):
+      raise ValueError(
+        f'survivor_L={list(survivor_L)} names a beam twice: a beam survives'
+        ' once.'
+      )
+    self._paths = self._fork('survivor_L', survivor_L, resting)
+
+  def follow(self, count_L: Sequence[int]) -> Placed:
+    """Places a chunk of `count_L[l]` tokens after each live beam l.
+
+    Coordinates are issued anew in token order, so that no token sees a later
+    one. The chunk lists its tokens beam by beam.
+
+    Raises:
+      ValueError: not one count for each live beam, a negative one, or only
+        zeros.
+      Exhausted: too few free slots.
+    """
+    count_L = np.asarray(count_L)
+    live, beams = self._paths.live, len(self._paths.position_L)
+    if count_L.shape != (live,) or count_L.min() < 0 or not count_L.any():
+      raise ValueError(
+        f'count_L={count_L.tolist()}: expected {live} counts of at least 0,'
+        ' one for each live beam, and not all 0.'
+      )
+    paths = _fork(self._paths, np.arange(beams), live)
+    count_L = np.concatenate([count_L, np.zeros(beams - live, np.int64)])
+    return self._append(paths, count_L, _by_token)
+
+  def settle(self, best: int) -> dict[str, Ranges]:
+    """Leaves one beam, alive or resting, as its row's text.
+
+    Returns:
+      the row's ranges by layer kind: each token stands at its position and is
+      seen from there on, as `follow` continues and as text does.
+
+    Raises:
+      ValueError: a beam that is not there.
+    """
+    best_L = _numbered('best', [best], len(self._paths.position_L))
+    self._paths = _fork(self._paths, best_L, 1)
+    one_L, none_LN = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
+    return {
+      kind: _ranges(slots, one_L, none_LN, one_L)
+      for kind, slots in self._paths.slots.items()
+    }
+
+  def slots_of_text(self) -> dict[str, np.ndarray]:
+    """Returns the slot of each position of the shared text, −1 where gone."""
+    result = {}
+    for kind, slots in self._paths.slots.items():
+      result[kind] = np.full(self._paths.trunk, -1, np.int32)
+      result[kind][slots.position_M[slots.trunk]] = slots.trunk
+    return result
+
+  def _fork(self, name: str, beam_L, resting) -> '_Paths':
+    live, beams = self._paths.live, len(self._paths.position_L)
+    beam_L = _numbered(name, beam_L, live)
+    if len(resting):
+      resting = _numbered('resting', resting, beams)
+      beam_L = np.concatenate([beam_L, resting])
+    return _fork(self._paths, beam_L, len(beam_L) - len(resting))
+
+  def _append(self, paths: '_Paths', count_L, coordinates) -> Placed:
+    """Lets each path grow by `count` tokens, once all have a slot."""
+    is_new_LN = np.arange(count_L.max()) < count_L[:, None]
+    new_LN = np.where(is_new_LN, _numbers(is_new_LN), -1)
+    node_LN = np.concatenate([paths.node_LN, new_LN], axis=1)
+    position_LN = paths.position_L[:, None] + 1 + np.arange(count_L.max())
+    end_L = paths.position_L + count_L
+    order_L = np.argsort(paths.rank_L[: paths.live])
+    start_LN, limit_L = coordinates(node_LN[order_L])
+    start_LN, limit_L = start_LN + paths.trunk, limit_L + paths.trunk
+    ranges, grown, slot = {}, {}, {}
+    for kind, slots in paths.slots.items():
+      ranges[kind] = _ranges(slots, order_L, start_LN, limit_L)
+      grown[kind], slot_LN = _place(kind, slots, is_new_LN, position_LN, end_L)
+      slot[kind] = slot_LN[is_new_LN].astype(np.int32)
+    self._paths = paths._replace(position_L=end_L, node_LN=node_LN, slots=grown)
+    own_LN = np.empty_like(position_LN)
+    own_limit_LN = np.empty_like(position_LN)
+    own_LN[order_L] = start_LN[:, -own_LN.shape[1] :]
+    own_limit_LN[order_L] = limit_L[:, None]
+    start_L, limit_L, position_L = (
+      x_LN[is_new_LN].astype(np.int32)
+      for x_LN in (own_LN, own_limit_LN, position_LN)
+    )
+    return Placed(slot, start_L, limit_L, start_L.copy(), position_L, ranges)
+
+
+def slots_needed(
+  length: int,
+  width: int,
+  depth: int,
+  *,
+  candidates: int | None = None,
+  resting: int = 0,
+  window: int | None = None,
+) -> int:
+  """Returns the slots of one layer kind that a search never exceeds.
+
+  Where the layers see everything `length + width · depth`; behind a window at
+  most `window + width · depth`, and of a beam never more than the window
+  reaches. Candidates beyond the width have a slot for one step.
+
+  Args:
+    length: tokens of the prompt.
+    width: beams that live on after each step.
+    depth: tokens that each beam grows by.
+    candidates: tokens of a step, `width` where None.
+    resting: beams that keep their slots after they have ended.
+    window: how far the layers look back, itself included; None for all.
+  """
+  before = depth - 1
+  if window is not None:
+    before = min(before, window - 1)
+    length = min(length, window - 1 - before)
+  step = width if candidates is None else candidates
+  return length + (width + resting) * before + step
+
+
+class _Slots(NamedTuple):
+  """One kind's slots: `trunk` holds the shared text, path_LN the beams'."""
+
+  window: int | None
+  position_M: np.ndarray
+  exists_M: np.ndarray
+  trunk: np.ndarray
+  path_LN: np.ndarray
+
+
+class _Paths(NamedTuple):
+  """The beams, the first `live` of them alive; only these have a rank.
+
+  `node_LN` tells tokens apart within a column, −1 where a path has none;
+  `slots` has a path for each kind, −1 also where a token has no slot.
+  """
+
+  trunk: int
+  live: int
+  rank_L: np.ndarray
+  position_L: np.ndarray
+  node_LN: np.ndarray
+  slots: dict[str, _Slots]
+
+
+def _take_over(kind, length, window, position_M, exists_M) -> _Slots:
+  position_M, exists_M = np.array(position_M), np.asarray(exists_M, bool)
+  trunk = np.flatnonzero(position_M >= 0)
+  first = 0 if window is None else max(0, length - window + 1)
+  wanted = np.arange(first, length)
+  read = np.sort(position_M[trunk][position_M[trunk] >= first])
+  if not np.array_equal(read, wanted) or not exists_M[trunk].all():
+    raise ValueError(
+      f'held[{kind!r}].position_M has {len(read)} slots with positions from'
+      f' {first} on: expected each of {first}…{length - 1} once, in slots that'
+      ' exist.'
+    )
+  return _Slots(window, position_M, exists_M, trunk, np.zeros((1, 0), np.int64))
+
+
+def _numbered(name: str, beam_L, beams: int) -> np.ndarray:
+  """Returns the numbers of beams as an array, once all are below `beams`."""
+  beam_L = np.asarray(beam_L)
+  if (
+    beam_L.ndim != 1
+    or beam_L.dtype.kind not in 'iu'
+    or beam_L.min() < 0
+    or beam_L.max() >= beams
+  ):
+    raise ValueError(
+      f'{name}={beam_L.tolist()}: expected numbers of beams, 0…{beams - 1}, at'
+      ' least one.'
+    )
+  return beam_L
+
+
+def _fork(paths: _Paths, beam_L: np.ndarray, live: int) -> _Paths:
+  """Returns the paths of `beam_L`, without what their next tokens ignore."""
+  position_L = paths.position_L[beam_L]
+  slots = {
+    kind: _forget(x._replace(path_LN=x.path_LN[beam_L]), position_L + 1)
+    for kind, x in paths.slots.items()
+  }
+  order_L = np.argsort(paths.rank_L[beam_L[:live]], kind='stable')
+  rank_L = np.arange(len(beam_L))
+  rank_L[order_L] = np.arange(live)
+  node_LN = paths.node_LN[beam_L]
+  return _merge(_Paths(paths.trunk, live, rank_L, position_L, node_LN, slots))
+
+
+def _merge(paths: _Paths) -> _Paths:
+  """Moves the tokens that all paths begin with to the trunk."""
+  agree_N = (paths.node_LN == paths.node_LN[0]).all(axis=0)
+  N = len(agree_N) if agree_N.all() else int(np.argmin(agree_N))
+  slots = {}
+  for kind, x in paths.slots.items():
+    shared = x.path_LN[0, :N]
+    slots[kind] = x._replace(
+      trunk=np.concatenate([x.trunk, shared[shared >= 0]]),
+      path_LN=x.path_LN[:, N:],
+    )
+  return paths._replace(
+    trunk=paths.trunk + int((paths.node_LN[0, :N] >= 0).sum()),
+    node_LN=paths.node_LN[:, N:],
+    slots=slots,
+  )
+
+
+def _forget(slots: _Slots, next_L: np.ndarray) -> _Slots:
+  """Drops what lies outside the window of the tokens at `next_L`."""
+  if slots.window is None:
+    return slots
+  first_L = next_L - slots.window + 1
+  position_LN = slots.position_M[slots.path_LN]
+  is_gone_LN = position_LN < first_L[:, None]
+  is_gone = slots.position_M[slots.trunk] < first_L.min()
+  return slots._replace(
+    trunk=slots.trunk[~is_gone],
+    path_LN=np.where(is_gone_LN, -1, slots.path_LN),
+  )
+
+
+def _free(slots: _Slots) -> np.ndarray:
+  """The slots that no path holds, in order."""
+  is_free_M = slots.exists_M.copy()
+  is_free_M[slots.trunk] = False
+  is_free_M[slots.path_LN[slots.path_LN >= 0]] = False
+  return np.flatnonzero(is_free_M)
+
+
+def _place(kind, slots: _Slots, is_new_LN, position_LN, end_L):
+  """Returns the slots with the paths longer, and the new tokens' own.
+
+  The lowest free slots first: pages in which no query sees a slot are not
+  read, so live tokens are better off close together.
+  """
+  is_kept_LN = is_new_LN
+  if slots.window is not None:
+    is_kept_LN = is_new_LN & (position_LN > end_L[:, None] + 1 - slots.window)
+  free = _free(slots)
+  wanted = int(is_kept_LN.sum())
+  if wanted > len(free):
+    exists = int(slots.exists_M.sum())
+    raise Exhausted(
+      f"{kind}: {wanted} new tokens want a slot each, {len(free)} of the row's"
+      f' {exists} are free; live beams hold {exists - len(free)}. This step'
+      f' takes a row of at least {exists - len(free) + wanted}; `slots_needed`'
+      ' says what a whole search may take.'
+    )
+  slot_LN = np.full(is_new_LN.shape, -1, np.int64)
+  slot_LN[is_kept_LN] = free[:wanted]
+  position_M = slots.position_M.copy()
+  position_M[free[:wanted]] = position_LN[is_kept_LN]
+  path_LN = np.concatenate([slots.path_LN, slot_LN], axis=1)
+  return slots._replace(position_M=position_M, path_LN=path_LN), slot_LN
+
+
+def _ranges(slots: _Slots, order_L, start_LN, limit_L) -> Ranges:
+  """Returns who sees the slots; start and limit are given in tree order.
+
+  Of several beams that share a slot, the first says where its range starts and
+  the last where it ends: an assignment to an index twice keeps the later one.
+  """
+  start_M = np.zeros(len(slots.position_M), np.int32)
+  limit_M = np.zeros_like(start_M)
+  position_M = np.zeros_like(start_M)
+  start_M[slots.trunk] = slots.position_M[slots.trunk]
+  limit_M[slots.trunk] = FOREVER
+  path_LN = slots.path_LN[order_L]
+  L, N = path_LN.shape
+  is_held_LN = path_LN >= 0
+  path = path_LN[is_held_LN]
+  start_M[path[::-1]] = start_LN[:, :N][is_held_LN][::-1]
+  limit_M[path] = np.broadcast_to(limit_L[:, None], (L, N))[is_held_LN]
+  is_seen_M = limit_M > start_M
+  position_M[is_seen_M] = slots.position_M[is_seen_M]
+  return Ranges(start_M, limit_M, position_M)
+
+
+def _by_rank(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns coordinates of paths' tokens, and where each path's ranges end.
+
+  Paths in tree order. Only the first path's value counts where several share
+  a token.
+  """
+  rank_L = np.arange(len(node_LN))
+  return np.broadcast_to(rank_L[:, None], node_LN.shape), rank_L + 1
+
+
+def _by_token(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns what `_by_rank` does, in preorder of the tokens."""
+  is_first_LN = node_LN >= 0
+  is_first_LN[1:] &= node_LN[1:] != node_LN[:-1]
+  return _numbers(is_first_LN), np.cumsum(is_first_LN.sum(axis=1))
+
+
+def _numbers(is_cell_LN: np.ndarray) -> np.ndarray:
+  """Returns how many cells come before each, row by row."""
+  return (np.cumsum(is_cell_LN) - is_cell_LN.ravel()).reshape(is_cell_LN.shape)

@@ -1,0 +1,312 @@
+"""Which token comes next: drawn from the logits, each row in its own way.
+
+The filters apply in Hugging Face's order (`transformers`' generate):
+
+    logit[v] of a token seen before   → logit / penalty, or · penalty below 0
+    depth[v] = (max logit - logit[v]) / temperature
+    kept: depth <= limit, the least of these four limits
+      top_k  the k-th smallest depth
+      top_p  the smallest limit within which exp(-depth), of what top_k keeps,
+             sums to top_p of the whole
+      min_p  -log(min_p)
+      none   ∞
+    token = argmax of Gumbel noise - depth, over what is kept
+
+and temperature 0 takes the largest logit, after the penalty; of equal ones
+the first. Equal logits are kept or cut together: at a tie top_k keeps more
+than k, as there, and so does top_p here.
+
+No limit needs the vocabulary sorted. A depth is not negative, so its bits are
+ordered as it is, and the limit is found bit by bit: 31 sums over the
+vocabulary, which are skipped where no row asks for them, as the noise is where
+all rows are greedy.
+
+Noise is threefry's, with the key (seed, index of the token in its sequence)
+and the vocabulary entry as the counter. So the same seed gives the same text,
+whatever else is in the batch and whichever row it lies in, as far as the
+logits do.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import math
+import numbers
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+_SEEDS = 2**32
+_COLDEST = 1e-6
+_BITS = 31  # Of a float32 that is not negative.
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How one sequence draws its tokens; by default from the model as it is.
+
+  Attributes:
+    temperature: divides the logits; 0 takes the likeliest token.
+    top_k: keeps the k likeliest tokens; 0 for all.
+    top_p: keeps the likeliest tokens that together have this probability; 1
+      for all.
+    min_p: keeps tokens at least this times as likely as the likeliest; 0 for
+      all.
+    repetition_penalty: divides the logits of tokens that the sequence holds,
+      prompt included, and multiplies negative ones; 1 for none.
+    seed: of the noise, 0…2³²-1.
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
+  seed: int = 0
+
+  def __post_init__(self):
+    """Refuses settings that mean nothing.
+
+    Raises:
+      TypeError, ValueError: names the field, its value and what is right.
+    """
+    for name in ('temperature', 'top_p', 'min_p', 'repetition_penalty'):
+      _check_type(name, getattr(self, name), numbers.Real, 'a number')
+    for name in ('top_k', 'seed'):
+      _check_type(name, getattr(self, name), numbers.Integral, 'an integer')
+    for name, is_right, expected in (
+      (
+        'temperature',
+        self.temperature == 0 or _COLDEST <= self.temperature < math.inf,
+        f'0 (greedy) or at least {_COLDEST}, and finite',
+      ),
+      ('top_k', 0 <= self.top_k < 2**31, 'at least 0 (0 keeps all)'),
+      ('top_p', 0 < self.top_p <= 1, 'above 0 and at most 1 (1 keeps all)'),
+      ('min_p', 0 <= self.min_p <= 1, 'in 0…1 (0 keeps all)'),
+      (
+        'repetition_penalty',
+        0 < self.repetition_penalty < math.inf,
+        'above 0 and finite (1 for none)',
+      ),
+      ('seed', 0 <= self.seed < _SEEDS, f'in 0…{_SEEDS - 1}'),
+    ):
+      if not is_right:
+        raise ValueError(f'{name}={getattr(self, name)!r}: must be {expected}.')
+
+
+class Settings(NamedTuple):
+  """The `Sampling` of B rows, as arrays: rows change and nothing compiles."""
+
+  temperature_B: Any
+  top_k_B: Any
+  top_p_B: Any
+  min_p_B: Any
+  repetition_penalty_B: Any
+  seed_B: Any
+
+
+def settings(samplings: Sequence[Sampling]) -> Settings:
+  """Returns the settings of one row per `Sampling`; numpy."""
+
+  def column(name, dtype):
+    return np.array([getattr(one, name) for one in samplings], dtype)
+
+  return Settings(
+    temperature_B=column('temperature', np.float32),
+    top_k_B=column('top_k', np.int32),
+    top_p_B=column('top_p', np.float32),
+    min_p_B=column('min_p', np.float32),
+    repetition_penalty_B=column('repetition_penalty', np.float32),
+    seed_B=column('seed', np.uint32),
+  )
+
+
+def draw(
+  logits_BV: jax.Array,
+  settings: Settings,
+  index_B: jax.Array,
+  seen_BV: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns each row's next token and the model's own log-probability of it.
+
+  Args:
+    logits_BV: float. -inf rules a token out.
+    settings: of the B rows.
+    index_B: int32, how many tokens stand before the drawn one in its sequence.
+    seen_BV: bool, tokens that the sequence holds; None for no penalty at all.
+
+  Returns:
+    token_B: int32; -1 where there is no choosing: a logit is NaN or +inf, or
+      all are -inf.
+    log_probability_B: float32, of the softmax of `logits_BV` before penalty,
+      temperature and filters, which is what evaluation compares; NaN where the
+      token is -1.
+
+  Raises:
+    ValueError: names an argument of another shape.
+  """
+  _check_shapes(logits_BV, settings, index_B=index_B, seen_BV=seen_BV)
+  logits_BV = logits_BV.astype(jnp.float32)
+  penalized_BV = _penalized(logits_BV, settings, seen_BV)
+  greedy_B = jnp.argmax(penalized_BV, axis=-1).astype(jnp.int32)
+
+  def drawn():
+    depth_BV = _depth(penalized_BV, settings)
+    limit_B = _limit(depth_BV, settings)
+    noise_BV = _gumbel(settings.seed_B, index_B, depth_BV.shape[1])
+    raced_BV = jnp.where(
+      depth_BV <= limit_B[:, None], noise_BV - depth_BV, -jnp.inf
+    )
+    token_B = jnp.argmax(raced_BV, axis=-1).astype(jnp.int32)
+    return jnp.where(settings.temperature_B > 0, token_B, greedy_B)
+
+  is_drawn = jnp.any(settings.temperature_B > 0)
+  token_B = lax.cond(is_drawn, drawn, lambda: greedy_B)
+  chosen_B = jnp.take_along_axis(logits_BV, token_B[:, None], axis=1)[:, 0]
+  own_B = chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
+  is_open_B = _has_choice(logits_BV)
+  return (
+    jnp.where(is_open_B, token_B, -1),
+    jnp.where(is_open_B, own_B, jnp.nan),
+  )
+
+
+def distribution(
+  logits_BV: jax.Array,
+  settings: Settings,
+  seen_BV: jax.Array | None = None,
+) -> jax.Array:
+  """Returns what `draw` draws from: float32 log-probabilities [B, V].
+
+  Cut tokens have -inf; of a greedy row all but one. A row in which `draw` has
+  no choice is NaN.
+
+  Args, Raises: as of `draw`.
+  """
+  _check_shapes(logits_BV, settings, seen_BV=seen_BV)
+  logits_BV = logits_BV.astype(jnp.float32)
+  penalized_BV = _penalized(logits_BV, settings, seen_BV)
+  depth_BV = _depth(penalized_BV, settings)
+  limit_B = _limit(depth_BV, settings)
+  kept_BV = jnp.where(depth_BV <= limit_B[:, None], -depth_BV, -jnp.inf)
+  drawn_BV = jax.nn.log_softmax(kept_BV, axis=-1)
+  vocab_size = logits_BV.shape[1]
+  likeliest_BV = jax.nn.one_hot(jnp.argmax(penalized_BV, axis=-1), vocab_size)
+  log_BV = jnp.where(
+    settings.temperature_B[:, None] > 0, drawn_BV, jnp.log(likeliest_BV)
+  )
+  return jnp.where(_has_choice(logits_BV)[:, None], log_BV, jnp.nan)
+
+
+def _has_choice(logits_BV) -> jax.Array:
+  return jnp.isfinite(jnp.max(logits_BV, axis=-1)) & ~jnp.any(
+    jnp.isnan(logits_BV), axis=-1
+  )
+
+
+def _penalized(logits_BV, settings, seen_BV) -> jax.Array:
+  if seen_BV is None:
+    return logits_BV
+  penalty_B1 = settings.repetition_penalty_B[:, None]
+  lower_BV = jnp.where(
+    logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1
+  )
+  return jnp.where(seen_BV, lower_BV, logits_BV)
+
+
+def _depth(logits_BV, settings) -> jax.Array:
+  """How far each logit lies below the row's largest, over the temperature."""
+  temperature_B = jnp.where(
+    settings.temperature_B > 0, settings.temperature_B, 1.0
+  )
+  highest_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
+  return (highest_B1 - logits_BV) / temperature_B[:, None]
+
+
+def _limit(depth_BV, settings) -> jax.Array:
+  """Returns the largest depth that each row keeps, ∞ for all."""
+  rows, vocab_size = depth_BV.shape
+  everything_B = jnp.full(rows, jnp.inf)
+  is_drawn_B = settings.temperature_B > 0
+  is_counted_B = (settings.top_k_B > 0) & (settings.top_k_B < vocab_size)
+  is_counted_B &= is_drawn_B
+  is_weighed_B = (settings.top_p_B < 1) & is_drawn_B
+
+  def counted():
+    return _least(
+      lambda limit_B: _within(depth_BV, limit_B).sum(-1) >= settings.top_k_B,
+      rows,
+    )
+
+  count_B = lax.cond(jnp.any(is_counted_B), counted, lambda: everything_B)
+  count_B = jnp.where(is_counted_B, count_B, jnp.inf)
+
+  def weighed():
+    weight_BV = jnp.where(depth_BV <= count_B[:, None], jnp.exp(-depth_BV), 0)
+    enough_B = settings.top_p_B * weight_BV.sum(-1)
+
+    def is_enough(limit_B):
+      inside_BV = _within(depth_BV, limit_B)
+      return jnp.where(inside_BV, weight_BV, 0).sum(-1) >= enough_B
+
+    return _least(is_enough, rows)
+
+  mass_B = lax.cond(jnp.any(is_weighed_B), weighed, lambda: everything_B)
+  mass_B = jnp.where(is_weighed_B, mass_B, jnp.inf)
+  ratio_B = -jnp.log(settings.min_p_B)
+  return jnp.minimum(jnp.minimum(count_B, mass_B), ratio_B)
+
+
+def _within(depth_BV, limit_B) -> jax.Array:
+  # Bits above ∞'s read as NaN; as limits they exclude nothing.
+  return ~(depth_BV > limit_B[:, None])
+
+
+def _least(is_enough: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
+  """Returns each row's smallest limit ≥ 0 that is enough; larger ones are."""
+
+  def halve(step, floor_B):
+    bit = jnp.int32(1) << (_BITS - 1 - step)
+    limit_B = lax.bitcast_convert_type(floor_B + (bit - 1), jnp.float32)
+    return jnp.where(is_enough(limit_B), floor_B, floor_B + bit)
+
+  bits_B = lax.fori_loop(0, _BITS, halve, jnp.zeros(rows, jnp.int32))
+  return lax.bitcast_convert_type(bits_B, jnp.float32)
+
+
+def _gumbel(seed_B, index_B, vocab_size: int) -> jax.Array:
+  """Returns Gumbel noise [B, V] of a row's seed, index and entry alone."""
+
+  def bits_of(seed, index):
+    words = jnp.stack([seed.astype(jnp.uint32), index.astype(jnp.uint32)])
+    key = jax.random.wrap_key_data(words, impl='threefry2x32')
+    return jax.random.bits(key, (vocab_size,), jnp.uint32)
+
+  bits_BV = jax.vmap(bits_of)(jnp.asarray(seed_B), jnp.asarray(index_B))
+  # An unlikely token wins by a tiny u: there all 32 bits tell. u = 1 would
+  # rule its token out.
+  u_BV = (bits_BV.astype(jnp.float32) + 0.5) * 2.0**-32
+  return -jnp.log(-jnp.log1p(-jnp.minimum(u_BV, 1 - 2.0**-24)))
+
+
+def _check_type(name, value, kind, expected) -> None:
+  if isinstance(value, bool) or not isinstance(value, kind):
+    raise TypeError(f'{name}={value!r}: must be {expected}.')
+
+
+def _check_shapes(logits_BV, settings, **arrays) -> None:
+  if logits_BV.ndim != 2 or not logits_BV.shape[1]:
+    raise ValueError(
+      f'logits_BV has shape {logits_BV.shape}: expected [B, V], V at least 1.'
+    )
+  for name, x in (*settings._asdict().items(), *arrays.items()):
+    expected = logits_BV.shape[: len(name.rpartition('_')[2])]
+    if x is not None and np.shape(x) != expected:
+      raise ValueError(
+        f'{name} has shape {np.shape(x)}: expected {expected}, as logits_BV'
+        ' has rows.'
+      )

@@ -1,0 +1,146 @@
+"""What is asked of a generator, and what comes back."""
+
+from collections.abc import Sequence
+import dataclasses
+import numbers
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import stop
+
+
+class BadLogits(ArithmeticError):
+  """The model gave logits of which no token can be drawn."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+  """One sequence to continue.
+
+  Attributes:
+    tokens: the prompt, at least one token; a document opens with the
+      tokenizer's `bos_id`.
+    max_tokens: how many are drawn at most.
+    sampling: how they are drawn.
+    stop_tokens: that end the sequence.
+    stop_strings: that end the sequence; they need a tokenizer.
+    scores_prompt: whether the prompt's log-probabilities are wanted, which
+      costs the output head on all of its tokens.
+  """
+
+  tokens: Sequence[int] | np.ndarray
+  max_tokens: int
+  sampling: draw.Sampling = dataclasses.field(default_factory=draw.Sampling)
+  stop_tokens: Sequence[int] = ()
+  stop_strings: Sequence[str] = ()
+  scores_prompt: bool = False
+
+
+class Event(NamedTuple):
+  """One drawn token.
+
+  Attributes:
+    token: which.
+    text: what it lets be shown: '' where all of it is held back (`stop.py`),
+      or where there is no tokenizer.
+    log_probability: the model's own, before filters (`draw.py`).
+    reason: None, or why this token is the last: 'length', 'stop_token' or
+      'stop_string'.
+  """
+
+  token: int
+  text: str
+  log_probability: float
+  reason: str | None
+
+
+class Result(NamedTuple):
+  """A sequence's continuation, as far as it came.
+
+  Attributes:
+    tokens: int32, drawn, the one that stopped it included.
+    text: of the drawn tokens, up to the stop.
+    log_probabilities: float32, of each drawn token.
+    prompt_log_probabilities: float32, of each token of the prompt but the
+      first; None where the request did not ask.
+    reason: see `Event`; 'cancelled' where the stream was closed, 'error' where
+      there is one.
+    error: a `BadLogits`, or None.
+  """
+
+  tokens: np.ndarray
+  text: str
+  log_probabilities: np.ndarray
+  prompt_log_probabilities: np.ndarray | None
+  reason: str | None
+  error: BadLogits | None
+
+
+def check(
+  request: Request, vocab_size: int, length: int, name: str = 'request'
+) -> np.ndarray:
+  """Returns the prompt as int32 [L].
+
+  Args:
+    request: is refused, or not.
+    vocab_size: of the model.
+    length: that the row has left for prompt and continuation.
+    name: of the request in messages.
+
+  Raises:
+    TypeError, ValueError: names the field, its value and what is right.
+  """
+  if not isinstance(request, Request):
+    raise TypeError(f'{name}={request!r}: must be a Request.')
+  tokens_L = check_tokens(request.tokens, vocab_size, f'{name}.tokens')
+  count = request.max_tokens
+  if isinstance(count, bool) or not isinstance(count, numbers.Integral):
+    raise TypeError(f'{name}.max_tokens={count!r}: must be an integer.')
+  if count < 1:
+    raise ValueError(f'{name}.max_tokens={count}: must be at least 1.')
+  if len(tokens_L) + count > length:
+    raise ValueError(
+      f'{name}: a prompt of {len(tokens_L)} tokens and max_tokens={count} are'
+      f' {len(tokens_L) + count}, and its row of the cache holds {length}.'
+    )
+  if not isinstance(request.sampling, draw.Sampling):
+    raise TypeError(
+      f'{name}.sampling={request.sampling!r}: must be a draw.Sampling.'
+    )
+  stop.check_tokens(request.stop_tokens)
+  for token in request.stop_tokens:
+    if token >= vocab_size:
+      raise ValueError(
+        f'{name}.stop_tokens holds {token}: a token is 0…{vocab_size - 1}.'
+      )
+  stop.check_strings(request.stop_strings)
+  return tokens_L
+
+
+def check_tokens(tokens: Any, vocab_size: int, name: str) -> np.ndarray:
+  """Returns tokens of the vocabulary, at least one, as int32 [L].
+
+  Raises:
+    TypeError, ValueError: names the argument, its value and what is right.
+  """
+  tokens_L = np.asarray(tokens)
+  if tokens_L.size == 0:
+    raise ValueError(
+      f'{name} is empty: there must be a token to go on from, as the'
+      " tokenizer's bos_id."
+    )
+  if tokens_L.ndim != 1 or not np.issubdtype(tokens_L.dtype, np.integer):
+    raise TypeError(
+      f'{name} is {tokens_L.dtype}{list(tokens_L.shape)}: expected integers,'
+      ' one after another.'
+    )
+  outside_L = (tokens_L < 0) | (tokens_L >= vocab_size)
+  if outside_L.any():
+    at = int(outside_L.argmax())
+    raise ValueError(
+      f'{name}[{at}]={tokens_L[at]}: a token is 0…{vocab_size - 1}.'
+    )
+  return tokens_L.astype(np.int32)

@@ -1,0 +1,225 @@
+"""What runs on the device when rows of a cache are prefilled or go on a token.
+
+    prefill   the next chunk of one row's prompt
+    first     the token that follows a prompt
+    step      the next token of all rows that go on
+
+These are pure functions, of static shapes: which rows go on, and how they draw,
+are values. What comes back to the host in a step is R tokens and their
+log-probabilities, in one array.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import extend
+
+
+class State(NamedTuple):
+  """What drawing needs of each row, beside the cache; stays on the device.
+
+  Attributes:
+    token_R: int32, drawn, and not in the cache yet.
+    settings: how each row draws.
+    seen_RV: bool, tokens that the row's text holds.
+  """
+
+  token_R: jax.Array
+  settings: draw.Settings
+  seen_RV: jax.Array
+
+
+class Scores(NamedTuple):
+  """Of a chunk's successors, each given all before it.
+
+  Attributes:
+    log_probability_L: float32.
+    is_likeliest_L: bool, whether greedy decoding would have written it.
+  """
+
+  log_probability_L: jax.Array
+  is_likeliest_L: jax.Array
+
+
+def initial(rows: int, vocab_size: int) -> State:
+  """Returns the state of rows that nobody uses."""
+  settings = draw.settings([draw.Sampling(temperature=0)] * rows)
+  return State(
+    jnp.zeros((rows,), jnp.int32),
+    draw.Settings(*map(jnp.asarray, settings)),
+    jnp.zeros((rows, vocab_size), bool),
+  )
+
+
+def join(
+  state: State, row: jax.Array, settings: draw.Settings, is_new: jax.Array
+) -> State:
+  """Returns the state in which a row draws by these settings.
+
+  Args:
+    state: the state.
+    row: int32 scalar.
+    settings: of one row.
+    is_new: bool scalar, whether the row has no text yet.
+  """
+  return state._replace(
+    settings=draw.Settings(
+      *(
+        all_R.at[row].set(one[0])
+        for all_R, one in zip(state.settings, settings)
+      )
+    ),
+    seen_RV=state.seen_RV.at[row].set(state.seen_RV[row] & ~is_new),
+  )
+
+
+def prefill(
+  engine: extend.Engine,
+  is_scored: bool,
+  params: Any,
+  cache: cache_lib.Cache,
+  state: State,
+  row: jax.Array,
+  tokens_L: jax.Array,
+  next_L: jax.Array,
+  count: jax.Array,
+) -> tuple[cache_lib.Cache, State, jax.Array, Scores | None]:
+  """Appends `count` of the tokens to a row's text.
+
+  Args:
+    engine: of the model and the cache.
+    is_scored: whether `Scores` are wanted.
+    params: of `weights.ready`.
+    cache: the cache.
+    state: of its rows.
+    row: int32 scalar.
+    tokens_L: int32.
+    next_L: int32, the successors to score.
+    count: int32 scalar.
+
+  Returns:
+    Cache, state, the last token's hidden state [1, 1, D], and the scores or
+    None.
+  """
+  hidden_BLD, cache = extend.text(
+    engine, params, cache, row[None], tokens_L[None], count[None]
+  )
+  is_kept_L = jnp.arange(tokens_L.shape[0]) < count
+  # Beyond the vocabulary's end a scatter drops it.
+  token_L = jnp.where(is_kept_L, tokens_L, state.seen_RV.shape[1])
+  seen_RV = state.seen_RV.at[row, token_L].set(True, mode='drop')
+  last_BLD = lax.dynamic_slice_in_dim(hidden_BLD, count - 1, 1, axis=1)
+  scores = None
+  if is_scored:
+    scores = _scores(_logits(engine, params, hidden_BLD)[0], next_L)
+  return cache, state._replace(seen_RV=seen_RV), last_BLD, scores
+
+
+def first(
+  engine: extend.Engine,
+  params: Any,
+  state: State,
+  row: jax.Array,
+  index: jax.Array,
+  last_BLD: jax.Array,
+) -> tuple[State, jax.Array]:
+  """Draws the token after a prompt.
+
+  Args:
+    engine: of the model.
+    params: of `weights.ready`.
+    state: of the rows.
+    row: int32 scalar.
+    index: int32 scalar, tokens that the row's text holds.
+    last_BLD: of `prefill`.
+
+  Returns:
+    State, and the one token `packed`.
+  """
+  row_B = row[None]
+  token_B, own_B = draw.draw(
+    _logits(engine, params, last_BLD)[:, 0],
+    draw.Settings(*(all_R[row_B] for all_R in state.settings)),
+    index[None],
+    state.seen_RV[row_B],
+  )
+  state = state._replace(token_R=state.token_R.at[row_B].set(token_B))
+  return state, _packed(token_B, own_B)
+
+
+def step(
+  engine: extend.Engine,
+  params: Any,
+  cache: cache_lib.Cache,
+  state: State,
+  count_R: jax.Array,
+) -> tuple[cache_lib.Cache, State, jax.Array]:
+  """Appends each row's drawn token to its text, and draws the next.
+
+  Args:
+    engine: of the model and the cache.
+    params: of `weights.ready`.
+    cache: the cache.
+    state: of its rows.
+    count_R: int32, 1 for rows that go on, 0 for the others.
+
+  Returns:
+    Cache, state, and the `packed` tokens; what rows that do not go on have
+    there means nothing.
+  """
+  row_R = jnp.arange(count_R.shape[0], dtype=jnp.int32)
+  is_on_R = count_R > 0
+  hidden_RLD, cache = extend.text(
+    engine,
+    params,
+    cache,
+    row_R,
+    jnp.maximum(state.token_R, 0)[:, None],
+    count_R,
+  )
+  at_R = jnp.where(is_on_R, state.token_R, state.seen_RV.shape[1])
+  seen_RV = state.seen_RV.at[row_R, at_R].set(True, mode='drop')
+  logits_RV = _logits(engine, params, hidden_RLD)[:, 0]
+  # A row at rest asks for nothing that the others would wait for.
+  settings = state.settings._replace(
+    temperature_B=jnp.where(is_on_R, state.settings.temperature_B, 0),
+  )
+  token_R, own_R = draw.draw(logits_RV, settings, cache.length_R, seen_RV)
+  token_R = jnp.where(is_on_R, token_R, state.token_R)
+  return (
+    cache,
+    State(token_R, state.settings, seen_RV),
+    _packed(token_R, own_R),
+  )
+
+
+def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+  """Returns tokens and log-probabilities, on the host."""
+  token_R, own_R = np.asarray(packed)
+  return token_R, own_R.view(np.float32)
+
+
+def _packed(token_B, log_probability_B) -> jax.Array:
+  """Both in one int32 array [2, B], so that one transfer brings them."""
+  return jnp.stack(
+    [token_B, lax.bitcast_convert_type(log_probability_B, jnp.int32)]
+  )
+
+
+def _logits(engine, params, hidden_BLD) -> jax.Array:
+  return engine.model.apply({'params': params}, hidden_BLD, method='logits')
+
+
+def _scores(logits_LV, next_L) -> Scores:
+  chosen_L = jnp.take_along_axis(logits_LV, next_L[:, None], axis=1)[:, 0]
+  return Scores(
+    chosen_L - jax.nn.logsumexp(logits_LV, axis=-1),
+    jnp.argmax(logits_LV, axis=-1) == next_L,
+  )

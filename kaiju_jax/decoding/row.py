@@ -1,0 +1,110 @@
+"""One row of a cache, lent by its text to a tree of beams and given back.
+
+A tree keeps its tokens in any slots and says at every step who sees them
+(`beam_tree.py`). Text lies in the order of its positions, from the row's
+`first` on (`cache.py`). So what comes out of a tree, one path, goes back to
+that order once, when the tree is done: each kept token moves at most once,
+within its row's pages. While there is a tree nothing moves.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import beam_tree
+from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.decoding import extend
+from kaiju_jax.model import paging
+
+
+def held(
+  cache: cache_lib.Cache, pools: Mapping[str, paging.Pool], row: int
+) -> dict[str, beam_tree.Held]:
+  """Returns which slots of a row hold its text, by layer kind."""
+  result = {}
+  for name, pool in pools.items():
+    kind = cache.kinds[name]
+    start_M, limit_M, position_M, table_N = jax.device_get(
+      (
+        kind.start_RM[row],
+        kind.limit_RM[row],
+        kind.position_RM[row],
+        kind.table_RN[row],
+      )
+    )
+    result[name] = beam_tree.Held(
+      pool.window,
+      np.where(start_M < limit_M, position_M, -1),
+      np.repeat(table_N >= 0, pool.page),
+    )
+  return result
+
+
+def chunk(
+  row: int, placed: beam_tree.Placed, tokens_L: np.ndarray, size: int
+) -> extend.Chunk:
+  """Returns a call of `size` tokens: those that a tree placed, and padding.
+
+  Padding stands where the last token does, so that pages which all tokens see
+  stay pages which all queries see.
+
+  Raises:
+    ValueError: more tokens than the call has, or not one for each place.
+  """
+  count = len(placed.position_L)
+  if len(tokens_L) != count or count > size:
+    raise ValueError(
+      f'tokens_L has {len(tokens_L)} tokens and size={size}: expected the'
+      f' {count} that were placed, and a size of at least as many.'
+    )
+
+  def padded(x_L, mode, **options):
+    return np.pad(x_L, (0, size - count), mode, **options)[None]
+
+  position_BL = padded(placed.position_L, 'edge')
+  return extend.Chunk(
+    np.array([row], np.int32),
+    padded(np.asarray(tokens_L, np.int32), 'constant'),
+    visibility_lib.Visibility(
+      padded(placed.start_L, 'constant'),
+      padded(placed.limit_L, 'constant'),
+      padded(placed.coordinate_L, 'edge'),
+      position_BL,
+      position_BL,
+    ),
+    {
+      kind: padded(slot_L, 'constant', constant_values=-1)
+      for kind, slot_L in placed.slot.items()
+    },
+  )
+
+
+def order(
+  pools: Mapping[str, paging.Pool],
+  slots: Mapping[str, np.ndarray],
+  first: Mapping[str, int],
+  length: int,
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+  """Returns where text comes from, for `cache.settle`.
+
+  Args:
+    pools: of the cache.
+    slots: the slot of each position by layer kind, −1 where it is gone.
+    first: the position that the row's slot 0 was for, by kind.
+    length: tokens of the text.
+
+  Returns:
+    By kind the slot whose token slot m is to have, int32 [M], −1 for none; and
+    the position that slot 0 is to be for.
+  """
+  sources, firsts = {}, {}
+  for kind, pool in pools.items():
+    # A ring begins with a whole page, late enough that the text's end fits.
+    turns = -(-max(length - pool.row_slots - first[kind], 0) // pool.page)
+    firsts[kind] = first[kind] + turns * pool.page
+    text = slots[kind][firsts[kind] :]
+    sources[kind] = np.full(pool.row_slots, -1, np.int32)
+    sources[kind][: len(text)] = text
+  return sources, firsts

@@ -1,0 +1,231 @@
+"""From tokens to text as they come, and where a sequence stops.
+
+What is shown is never taken back. So text is held back while it may still
+change or go: bytes that are not a whole character yet, and an end that may
+yet become a stop string. The pieces shown, one after another, are the text.
+
+A sequence stops at a token of its set, or where its text first completes a
+stop string; of several completed by the same character the longest counts.
+Neither is shown. How text falls into tokens does not matter, except that the
+token that completes a stop string is the last.
+"""
+
+from collections.abc import Collection
+from collections.abc import Sequence
+import numbers
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+
+_UNREADABLE = '\ufffd'
+_UNFINISHED = 3  # Bytes at most of a character that lacks some.
+_UNDECIDED = 32  # Tokens after which undecided text is no character's start.
+_KEPT = 8
+
+
+class Characters:
+  """Text of tokens, whole characters as soon as they are known.
+
+  The pieces joined are the tokenizer's `decode` of all tokens, unless more
+  than 32 tokens on end decode to no readable character.
+  """
+
+  def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
+    self._tokenizer = tokenizer
+    # Tokens decode otherwise at the start of a text than within it ('▁a' is
+    # 'a' there): those of the last piece stay, to decode new ones behind them.
+    self._tokens: list[int] = []
+    self._last = 0  # How many tokens when the last piece was whole.
+    self._given = 0  # Characters of their text that were given out.
+
+  def push(self, token: int) -> str:
+    """Returns the characters that `token` makes known, perhaps none.
+
+    A token outside the tokenizer's vocabulary reads as U+FFFD.
+    """
+    self._tokens.append(int(token))
+    text = self._decode(self._tokens)
+    held = len(text) - len(text.rstrip(_UNREADABLE))
+    if held and len(self._tokens) - self._last <= _UNFINISHED:
+      # Some tokenizers read the whole characters before it as broken too.
+      return ''
+    piece = self._give(text, len(text) - min(held, _UNFINISHED))
+    if piece and not held:
+      self._drop(self._last)
+    elif len(self._tokens) > _UNDECIDED:
+      unread = len(text) - self._given
+      self._drop(len(self._tokens) - _KEPT)
+      self._given = max(self._given - unread, 0)
+    return piece
+
+  def finish(self) -> str:
+    """Returns what was held back, once no token will follow."""
+    text = self._decode(self._tokens)
+    return self._give(text, len(text))
+
+  def _give(self, text: str, end: int) -> str:
+    piece = text[self._given : end]
+    self._given = max(self._given, end)
+    return piece
+
+  def _drop(self, count: int) -> None:
+    """Forgets the first `count` tokens; text of the rest counts as given."""
+    self._tokens = self._tokens[count:]
+    self._last = len(self._tokens)
+    self._given = len(self._decode(self._tokens))
+
+  def _decode(self, tokens: list[int]) -> str:
+    known = self._tokenizer.vocab_size
+    if all(0 <= token < known for token in tokens):
+      return self._tokenizer.decode(tokens)
+    end = next(i for i, token in enumerate(tokens) if not 0 <= token < known)
+    return (
+      self._tokenizer.decode(tokens[:end])
+      + _UNREADABLE
+      + (self._decode(tokens[end + 1 :]) if tokens[end + 1 :] else '')
+    )
+
+
+class Strings:
+  """Passes text on until a stop string is complete.
+
+  Args:
+    strings: where to stop; none to pass everything on.
+
+  Raises:
+    TypeError, ValueError: a stop string that is none, or empty.
+  """
+
+  def __init__(self, strings: Sequence[str]):
+    check_strings(strings)
+    self._strings = tuple(strings)
+    self._held = ''
+    self.found: str | None = None
+
+  def push(self, text: str) -> str:
+    """Returns what may be shown; `found` is the stop string, once it is."""
+    text = self._held + text
+    ends = [
+      (start + len(string), start, string)
+      for string in self._strings
+      if (start := text.find(string)) >= 0
+    ]
+    if ends:
+      _, start, self.found = min(ends)
+      self._held = ''
+      return text[:start]
+    shown = len(text) - max(
+      (_overlap(text, string) for string in self._strings), default=0
+    )
+    self._held = text[shown:]
+    return text[:shown]
+
+  def finish(self) -> str:
+    """Returns what was held back, once no text will follow."""
+    text, self._held = self._held, ''
+    return text
+
+
+class Text:
+  """The shown text of one sequence, and why it ended.
+
+  Args:
+    tokenizer: of the tokens; None for no text.
+    tokens: that end the sequence.
+    strings: that end the sequence; they need a tokenizer.
+
+  Attributes:
+    reason: None while the sequence goes on, then 'stop_token' or
+      'stop_string'.
+
+  Raises:
+    TypeError, ValueError: names the argument, its value and what is right.
+  """
+
+  def __init__(
+    self,
+    tokenizer: tokenizer_lib.Tokenizer | None,
+    tokens: Collection[int] = (),
+    strings: Sequence[str] = (),
+  ):
+    check_tokens(tokens)
+    if strings and tokenizer is None:
+      raise ValueError(
+        f'strings={strings!r}: stop strings need a tokenizer, and none is'
+        ' given.'
+      )
+    self._tokens = frozenset(map(int, tokens))
+    self._strings = Strings(strings)
+    self._characters = None if tokenizer is None else Characters(tokenizer)
+    self.reason: str | None = None
+
+  def push(self, token: int) -> str:
+    """Returns the text to show, perhaps none; sets `reason` at the end.
+
+    Raises:
+      ValueError: the sequence ended before.
+    """
+    if self.reason is not None:
+      raise ValueError(
+        f'token={token}: the sequence ended before, by {self.reason}.'
+      )
+    if token in self._tokens:
+      shown = self.finish()
+      if self.reason is None:
+        self.reason = 'stop_token'
+      return shown
+    if self._characters is None:
+      return ''
+    return self._show(self._characters.push(token))
+
+  def finish(self) -> str:
+    """Returns what was held back, where the sequence ends by other means."""
+    if self._characters is None or self.reason is not None:
+      return ''
+    # Bytes that became no character are the end of the text: U+FFFD, which
+    # may be part of a stop string too.
+    shown = self._show(self._characters.finish())
+    return shown + self._strings.finish()
+
+  def _show(self, text: str) -> str:
+    shown = self._strings.push(text)
+    if self._strings.found is not None:
+      self.reason = 'stop_string'
+    return shown
+
+
+def check_tokens(tokens: Collection[int]) -> None:
+  """Refuses stop tokens that are no tokens.
+
+  Raises:
+    TypeError, ValueError: names them.
+  """
+  for token in tokens:
+    if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+      raise TypeError(f'tokens holds {token!r}: expected integers.')
+    if token < 0:
+      raise ValueError(f'tokens holds {token}: expected 0 or more.')
+
+
+def check_strings(strings: Sequence[str]) -> None:
+  """Refuses stop strings that no text completes, or that are no strings.
+
+  Raises:
+    TypeError, ValueError: names them.
+  """
+  if isinstance(strings, str):
+    raise TypeError(
+      f'strings={strings!r}: expected several, as ({strings!r},).'
+    )
+  for string in strings:
+    if not isinstance(string, str):
+      raise TypeError(f'strings holds {string!r}: expected str.')
+    if not string:
+      raise ValueError("strings holds '': every text would stop at once.")
+
+
+def _overlap(text: str, string: str) -> int:
+  """How much of the end of `text` is the beginning, not the whole, of it."""
+  for size in range(min(len(text), len(string) - 1), 0, -1):
+    if text.endswith(string[:size]):
+      return size
+  return 0

@@ -1,0 +1,222 @@
+"""How far decoding through a cache is from the forward pass of training.
+
+Both read the same text. The forward pass runs whole rows; the cache runs a
+prompt in chunks and then one token a call. In int8 a rounding on the way
+can tip a key's or a value's code, and that a logit: so the two agree closely
+and not to the bit (the decoder's `reference` mode does), and here is counted
+how closely.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.evaluation import cached_answers
+from kaiju_jax.model import attention
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import ternary_plan
+
+
+class Agreement(NamedTuple):
+  """What was counted.
+
+  Attributes:
+    tokens: whose successor is known.
+    loss: of the forward pass, in nats a token.
+    cached_loss: of the same tokens, through the cache.
+    largest_logit: magnitude, of the forward pass.
+    largest_difference: of any two logits of the same token and entry.
+    greedy_differs: tokens with another likeliest successor.
+    greedy_beyond: those of them whose two largest logits lie farther apart, in
+      the forward pass, than that token's largest difference.
+    codes: of each layer that makes keys and values, how many codes both hold
+      and how many of them are not the same; empty of a float cache.
+  """
+
+  tokens: int
+  loss: float
+  cached_loss: float
+  largest_logit: float
+  largest_difference: float
+  greedy_differs: int
+  greedy_beyond: int
+  codes: dict[int, tuple[int, int]]
+
+  @property
+  def loss_difference(self) -> float:
+    """Relative."""
+    return abs(self.cached_loss - self.loss) / self.loss
+
+
+def compare(
+  params: Any,
+  config: model_config.ModelConfig,
+  tokens_BL: np.ndarray,
+  *,
+  prompt: int,
+  chunk: int,
+  page: int,
+  replica: ternary_plan.State | None = None,
+) -> Agreement:
+  """Runs texts of equal length both ways.
+
+  Args:
+    params: float32 master weights.
+    config: the model's.
+    tokens_BL: int32, one text a row.
+    prompt: tokens of each that are run in chunks, the others one by one.
+    chunk: tokens of a chunk, at most `page`.
+    page: slots of a page of the cache.
+    replica: the training state's, where updates were ternary.
+
+  Raises:
+    ValueError: a prompt longer than the texts, or a chunk of more than a page,
+      whose keys a local layer's ring might not keep long enough to be read.
+  """
+  B, L = tokens_BL.shape
+  if not 0 <= prompt <= L:
+    raise ValueError(f'prompt={prompt}: must lie in 0…{L}, the texts.')
+  if not 1 <= chunk <= page:
+    raise ValueError(f'chunk={chunk}: must lie in 1…{page}, a page.')
+  decoder = decoder_lib.Decoder(
+    params, config, rows=B, length=L, page=page, replica=replica
+  )
+  whole_BLV = _whole(params, config, tokens_BL, replica)
+  cached_BLV, cached = _cached(decoder, tokens_BL, prompt, chunk)
+  codes = {}
+  if config.quantization.kv == 'int8':
+    codes = _counted(_whole_codes(decoder, tokens_BL), cached)
+  return Agreement(*_of_logits(whole_BLV, cached_BLV, tokens_BL), codes)
+
+
+def _causal(tokens_BL: np.ndarray) -> visibility_lib.Visibility:
+  rows, length = tokens_BL.shape
+  return visibility_lib.concatenate([visibility_lib.causal(length)] * rows)
+
+
+def _whole(params, config, tokens_BL, replica) -> np.ndarray:
+  """Logits of training's forward pass."""
+  model = transformer.Transformer(config)
+  variables = {'params': params, **ternary_plan.collections(replica)}
+  return np.asarray(
+    jax.jit(model.apply)(variables, tokens_BL, _causal(tokens_BL))
+  )
+
+
+def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
+  """The forward pass's own (k, v) [B, L, K] of each layer that makes them."""
+
+  def made(params, tokens_BL):
+    _, kept = decoder.engine.model.apply(
+      {'params': params},
+      tokens_BL,
+      _causal(tokens_BL),
+      method='hidden',
+      capture_intermediates=lambda module, _: isinstance(
+        module, attention.Attention
+      ),
+      mutable=['intermediates'],
+    )
+    layers = kept['intermediates']['blocks']
+    result = {}
+    for pool in decoder.engine.pools.values():
+      for owner in pool.owners:
+        [(_, (k, v))] = layers[f'layer_{owner}']['attention']['__call__']
+        result[owner] = k.codes, v.codes
+    return result
+
+  return jax.device_get(jax.jit(made)(decoder.params, tokens_BL))
+
+
+def _cached(decoder: decoder_lib.Decoder, tokens_BL, prompt: int, chunk: int):
+  """Logits through the cache; and of each call, codes and who keeps them."""
+  B = len(tokens_BL)
+  rows = [decoder.open() for _ in range(B)]
+  read = jax.jit(lambda cache, place_BL: _codes(cache, decoder, rows, place_BL))
+  logits, codes, done = [], [], 0
+  for tokens, size in (
+    (tokens_BL[:, :prompt], chunk),
+    (tokens_BL[:, prompt:], 1),
+  ):
+    for hidden_BLD in cached_answers.prefilled(decoder, rows, tokens, size):
+      logits.append(np.asarray(decoder.logits(hidden_BLD)))
+      end = done + hidden_BLD.shape[1]
+      place_L = np.minimum(np.arange(done, done + size), end - 1)
+      place_BL = np.broadcast_to(place_L, (B, size)).astype(np.int32)
+      codes.append((place_BL, jax.device_get(read(decoder.cache, place_BL))))
+      done = end
+  return np.concatenate(logits, axis=1), codes
+
+
+def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
+  """(k, v) [B, L, K] of each layer that makes them, and whether kept [B, L]."""
+  row_B = jnp.asarray(rows, jnp.int32)
+  slots = cache_lib.slots_of_text(cache, row_B, place_BL, True)
+  result = {}
+  for name, pool in decoder.engine.pools.items():
+    kind, slot_BL = cache.kinds[name], slots[name]
+    page_BL = kind.table_RN[row_B[:, None], slot_BL // kind.page]
+    within_BL = slot_BL % kind.page
+    for owner, k, v in zip(pool.owners, kind.k, kind.v):
+      if isinstance(k, int8.Quantized):
+        k, v = k.codes, v.codes
+      result[owner] = (
+        (k[page_BL, within_BL], v[page_BL, within_BL]),
+        (slot_BL >= 0),
+      )
+  return result
+
+
+def _counted(whole, cached) -> dict[int, tuple[int, int]]:
+  """Of each layer, how many codes both have, and how many of them differ."""
+  result = {}
+  for place_BL, layers in cached:
+    row_B1 = np.arange(len(place_BL))[:, None]
+    # Padding repeats a chunk's last place.
+    _, first = np.unique(place_BL[0], return_index=True)
+    for owner, (found, is_kept_BL) in layers.items():
+      codes, differ = result.get(owner, (0, 0))
+      is_kept_BL = is_kept_BL[:, first]
+      for whole_BMK, x_BLK in zip(whole[owner], found):
+        is_other_BLK = (whole_BMK[row_B1, place_BL] != x_BLK)[:, first]
+        codes += int(is_kept_BL.sum()) * is_other_BLK.shape[-1]
+        differ += int((is_other_BLK & is_kept_BL[:, :, None]).sum())
+      result[owner] = codes, differ
+  return result
+
+
+def _of_logits(whole_BLV, cached_BLV, tokens_BL):
+  """The fields of `Agreement` that logits tell."""
+  difference_BL = np.abs(whole_BLV - cached_BLV).max(axis=-1)
+  second_BL, first_BL = np.moveaxis(
+    np.partition(whole_BLV, -2, axis=-1)[..., -2:], -1, 0
+  )
+  is_other_BL = whole_BLV.argmax(axis=-1) != cached_BLV.argmax(axis=-1)
+  is_beyond_BL = is_other_BL & (first_BL - second_BL > difference_BL)
+  return (
+    tokens_BL[:, 1:].size,
+    _loss(whole_BLV, tokens_BL),
+    _loss(cached_BLV, tokens_BL),
+    float(np.abs(whole_BLV).max()),
+    float(difference_BL.max()),
+    int(is_other_BL.sum()),
+    int(is_beyond_BL.sum()),
+  )
+
+
+def _loss(logits_BLV, tokens_BL) -> float:
+  """Nats a token, in float64."""
+  logits_BLV = logits_BLV[:, :-1].astype(np.float64)
+  largest_BL1 = logits_BLV.max(axis=-1, keepdims=True)
+  lse_BL = np.log(np.exp(logits_BLV - largest_BL1).sum(axis=-1))
+  lse_BL += largest_BL1[..., 0]
+  target_BL1 = np.take_along_axis(logits_BLV, tokens_BL[:, 1:, None], axis=-1)
+  return float(np.mean(lse_BL - target_BL1[..., 0]))

@@ -1,0 +1,225 @@
+"""A Kaiju config as `transformers`' `ArceeConfig`, and back.
+
+    ours                     theirs
+    vocab_size               vocab_size
+    d_model                  hidden_size
+    num_layers               num_hidden_layers
+    num_heads                num_attention_heads
+    head_dim                 head_dim
+    d_ff                     intermediate_size
+    max_length               max_position_embeddings
+    norm_epsilon             rms_norm_eps
+    rope_global              rope_parameters.rope_theta (before version 5,
+                             rope_theta; both are written)
+    one head of keys         num_key_value_heads = 1
+    squared ReLU             hidden_act = 'relu2'
+    the embedding's √D       folded into the table, which unties the head
+
+Both turn the pairs (x[i], x[i + K/2]). What is missing in a file has the
+class's default; a field that is not known here is refused, for what it changes
+is not known either. (Fields of versions 4.57 and 5.23.)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kaiju_jax.interchange import lost
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+
+_SHAPE = {
+  'vocab_size': 'vocab_size',
+  'd_model': 'hidden_size',
+  'num_layers': 'num_hidden_layers',
+  'num_heads': 'num_attention_heads',
+  'd_ff': 'intermediate_size',
+  'max_length': 'max_position_embeddings',
+}
+
+# What must stand there, and does where nothing stands.
+_FIXED = {
+  'hidden_act': ('relu2', 'the feed-forward is squared ReLU'),
+  'attention_bias': (False, 'projections have no bias'),
+  'mlp_bias': (False, 'the feed-forward has no bias'),
+  'rope_scaling': (None, 'rotary angles are not scaled'),
+}
+
+# What changes no logit.
+_IGNORED = frozenset(
+  {
+    'architectures',
+    'attention_dropout',
+    'bos_token_id',
+    'dtype',
+    'eos_token_id',
+    'initializer_range',
+    'pad_token_id',
+    'torch_dtype',
+    'transformers_version',
+    'use_cache',
+    '_name_or_path',
+  }
+)
+
+_READ = frozenset(
+  {
+    'model_type',
+    'head_dim',
+    'num_key_value_heads',
+    'rms_norm_eps',
+    'rope_parameters',
+    'rope_theta',
+    'tie_word_embeddings',
+  }
+)
+
+
+def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
+  """Returns what config.json holds of a model.
+
+  Args:
+    config: the model's; what Arcee cannot express is left out (`lost.of`).
+    bos_id: the token that opens each document. None ends one: documents are
+      trained without.
+
+  Raises:
+    ValueError: its heads do not divide its width, as they must there.
+  """
+  if config.d_model % config.num_heads:
+    raise ValueError(
+      f'model.num_heads={config.num_heads}: must divide'
+      f' model.d_model={config.d_model} in an Arcee model, whatever'
+      f' head_dim={config.head_dim} is.'
+    )
+  base = lost.base_of(config)
+  return {
+    'architectures': ['ArceeForCausalLM'],
+    'model_type': 'arcee',
+    **{theirs: getattr(config, ours) for ours, theirs in _SHAPE.items()},
+    'num_hidden_layers': len(config.layers()),  # A layout has its own depth.
+    **{name: value for name, (value, _) in _FIXED.items()},
+    'head_dim': config.head_dim,
+    'num_key_value_heads': 1,
+    'rms_norm_eps': config.norm_epsilon,
+    'rope_theta': base,
+    'rope_parameters': {'rope_type': 'default', 'rope_theta': base},
+    'tie_word_embeddings': False,
+    'attention_dropout': 0.0,
+    'bos_token_id': bos_id,
+    'eos_token_id': None,
+    'pad_token_id': None,
+    'dtype': 'float32',
+    'torch_dtype': 'float32',
+  }
+
+
+def config_of(
+  fields: Mapping[str, Any], dtype: str, tied: bool
+) -> model_config.ModelConfig:
+  """Returns the model of a config.json's fields.
+
+  Args:
+    fields: as JSON gives them.
+    dtype: of activations.
+    tied: whether our embedding serves as the head, which only the tensors can
+      tell (`tensors.py`).
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  if fields.get('model_type') != 'arcee':
+    raise ValueError(
+      f"model_type={fields.get('model_type')!r}: must be 'arcee'."
+    )
+  known = {*_SHAPE.values(), *_FIXED, *_IGNORED, *_READ}
+  for name in sorted(fields.keys() - known):
+    raise ValueError(
+      f'{name}={fields[name]!r}: not a field of the Arcee models that can be'
+      ' read; must be absent.'
+    )
+  for name, (wanted, why) in _FIXED.items():
+    value = fields.get(name, wanted)
+    if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
+      raise ValueError(f'{name}={value!r}: must be {wanted!r}, for {why}.')
+  shape = {
+    ours: _number(fields, theirs, int) for ours, theirs in _SHAPE.items()
+  }
+  _refuse_heads(fields, shape['num_heads'])
+  width = shape['d_model'] // max(shape['num_heads'], 1)
+  base = _rotary_base(fields)
+  config = model_config.ModelConfig(
+    **shape,
+    head_dim=_number(fields, 'head_dim', int, width),
+    period=1,
+    local_share=1,
+    global_share=1,
+    rope_local=base,
+    rope_global=base,
+    norm_epsilon=_number(fields, 'rms_norm_eps', float, 1e-5),
+    tied_embedding=tied,
+    dtype=dtype,
+    quantization=quantization_config.none(),
+  )
+  model_config.check(config)
+  return config
+
+
+def is_tied(fields: Mapping[str, Any]) -> bool:
+  """Returns whether the folder's head is its embedding.
+
+  Raises:
+    ValueError: the field is neither true nor false.
+  """
+  tied = fields.get('tie_word_embeddings', False)
+  if not isinstance(tied, bool):
+    raise ValueError(f'tie_word_embeddings={tied!r}: must be true or false.')
+  return tied
+
+
+def _refuse_heads(fields, num_heads: int) -> None:
+  heads = fields.get('num_key_value_heads')
+  if heads is None:
+    heads = num_heads
+  if heads != 1 or isinstance(heads, bool):
+    raise ValueError(
+      f'num_key_value_heads={heads!r}: must be 1, for all query heads share one'
+      ' head of keys and values.'
+    )
+
+
+def _rotary_base(fields) -> float:
+  """Returns the base that both spellings, where both are there, agree on."""
+  rotary = fields.get('rope_parameters')
+  if rotary is None:
+    return _number(fields, 'rope_theta', float, 10_000.0)
+  if not isinstance(rotary, Mapping) or not rotary.keys() <= {
+    'rope_type',
+    'rope_theta',
+  }:
+    raise ValueError(
+      f'rope_parameters={rotary!r}: must hold rope_type and rope_theta alone.'
+    )
+  if rotary.get('rope_type', 'default') != 'default':
+    raise ValueError(
+      f"rope_parameters.rope_type={rotary['rope_type']!r}: must be 'default',"
+      ' for rotary angles are not scaled.'
+    )
+  base = _number(rotary, 'rope_theta', float, 10_000.0)
+  other = _number(fields, 'rope_theta', float, base)
+  if base != other:
+    raise ValueError(
+      f'rope_theta={other}: must be rope_parameters.rope_theta={base}.'
+    )
+  return base
+
+
+def _number(fields, name: str, kind: type, default=None):
+  value = fields.get(name)
+  if value is None:
+    value = default
+  if value is None:
+    raise ValueError(f'{name}: missing.')
+  allowed = (int, float) if kind is float else int
+  if isinstance(value, bool) or not isinstance(value, allowed):
+    raise ValueError(f'{name}={value!r}: must be {kind.__name__}.')
+  return kind(value)

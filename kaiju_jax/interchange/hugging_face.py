@@ -1,0 +1,170 @@
+"""Folders that `transformers` loads as `ArceeForCausalLM`, and reads from.
+
+config.json            `arcee.py`
+model.safetensors      `tensors.py`, float32
+tokenizer.json, tokenizer_config.json    `tokens.py`
+lost.json              what the model does and this folder cannot say, where
+                       the caller accepted it (`lost.py`)
+
+A folder of others may hold its weights in several files, under an index, and
+in bfloat16 or float16; ours is one file whatever its size, which every reader
+takes.
+"""
+
+from collections.abc import Collection
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from kaiju_jax import addresses
+from kaiju_jax.interchange import arcee
+from kaiju_jax.interchange import folder as folder_lib
+from kaiju_jax.interchange import lost as lost_lib
+from kaiju_jax.interchange import plain as plain_lib
+from kaiju_jax.interchange import tensors as tensors_lib
+from kaiju_jax.interchange import tokens
+from kaiju_jax.model import config as model_config
+from kaiju_jax.sharding import ternary_plan
+from kaiju_jax.training import files
+
+_CONFIG = 'config.json'
+_WEIGHTS = 'model.safetensors'
+_INDEX = 'model.safetensors.index.json'
+_DTYPES = ('F32', 'BF16', 'F16')
+
+
+def write(
+  folder: str | os.PathLike,
+  params: Any,
+  config: model_config.ModelConfig,
+  tokenizer: str = '',
+  accepted: Collection[str] = (),
+  replica: ternary_plan.State | None = None,
+) -> dict[str, str]:
+  """Writes a model as an Arcee folder; whole or not at all.
+
+  Args:
+    folder: a new one.
+    params: trained float32 masters, or an export's tree (`export.load`).
+    config: the model's.
+    tokenizer: path of a `tokenizer.json`, '' for bytes.
+    accepted: of `lost.NAMES`: what the folder may lose.
+    replica: the training state's, where its updates were ternary.
+
+  Returns:
+    What is lost, a sentence under each name; empty where logits are the same.
+
+  Raises:
+    ValueError: something is lost that was not accepted; heads that do not
+      divide the width; no tokenizer of this model, or no replica.
+    OSError: the folder exists, or cannot be written.
+  """
+  lost = lost_lib.of(config)
+  lost_lib.refuse(lost, accepted)
+  arcee.fields(config, bos_id=0)  # Refuses before anything is written.
+  with folder_lib.written(folder) as path:
+    bos_id = tokens.write(path, tokenizer, config)
+    named = tensors_lib.named(plain_lib.weights(params, config, replica))
+    with files.writing(str(folder)):
+      safetensors.numpy.save_file(named, path / _WEIGHTS, {'format': 'pt'})
+    files.write_json(path / _CONFIG, arcee.fields(config, bos_id))
+    if lost:
+      files.write_json(path / 'lost.json', lost)
+  return lost
+
+
+def read(
+  folder: str | os.PathLike,
+) -> tuple[Any, model_config.ModelConfig]:
+  """Returns the parameters and the config of an Arcee folder.
+
+  Its layers are all global and share nothing, nothing is int8. Activations are
+  bfloat16 where the folder's weights are, else float32.
+
+  Raises:
+    FileNotFoundError: there is no such folder, or a file of it is missing.
+    ValueError: names the field or the tensor that our model does not have, its
+      value and what would be right.
+  """
+  addresses.refuse(folder, f'folder {folder}')
+  folder = pathlib.Path(folder)
+  if not (folder / _CONFIG).is_file():
+    raise FileNotFoundError(
+      f'{folder / _CONFIG}: not found; expected a folder of Hugging Face files.'
+    )
+  fields = files.read_json(folder / _CONFIG)
+  if not isinstance(fields, dict):
+    raise ValueError(f'{folder / _CONFIG}: must hold an object.')
+  try:
+    arcee.config_of(fields, 'float32', tied=False)  # Refuses before reading.
+    found, dtype = _tensors(folder)
+    _tie(found, arcee.is_tied(fields))
+    is_tied = tensors_lib.is_ours_tied(found)
+    config = arcee.config_of(fields, dtype, is_tied)
+    return plain_lib.params(tensors_lib.plain(found, config)), config
+  except ValueError as error:
+    raise ValueError(f'{folder}: {error}') from error
+
+
+def _tie(found: dict[str, np.ndarray], is_tied: bool) -> None:
+  """Gives a tied folder its head, which it need not hold."""
+  table = found.get(tensors_lib.EMBEDDING)
+  if not is_tied or table is None:
+    return
+  head = found.setdefault(tensors_lib.HEAD, table)
+  if not np.array_equal(head, table):
+    raise ValueError(
+      f'{tensors_lib.HEAD}: differs from {tensors_lib.EMBEDDING}, though'
+      ' tie_word_embeddings=True.'
+    )
+
+
+def _tensors(folder: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
+  """Returns all tensors in float32, and the dtype of activations."""
+  found, dtypes = {}, set()
+  for file in _files(folder):
+    try:
+      with safetensors.safe_open(file, framework='flax') as opened:
+        for name in opened.keys():  # noqa: SIM118
+          dtype = opened.get_slice(name).get_dtype()
+          if dtype not in _DTYPES:
+            raise ValueError(
+              f'{name}: holds {dtype}, must be one of {", ".join(_DTYPES)}.'
+            )
+          dtypes.add(dtype)
+          found[name] = np.asarray(opened.get_tensor(name), np.float32)
+    except safetensors.SafetensorError as error:
+      raise ValueError(
+        f'{file.name}: not a whole safetensors file: {error}'
+      ) from None
+  return found, 'bfloat16' if dtypes == {'BF16'} else 'float32'
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of the weights: one, or those that an index names."""
+  names = [_WEIGHTS]
+  if not (folder / _WEIGHTS).exists() and (folder / _INDEX).exists():
+    names = _indexed(folder / _INDEX)
+  paths = [folder / name for name in names]
+  for path in paths:
+    if not path.is_file():
+      raise FileNotFoundError(
+        f'{path}: not found; weights must be safetensors, {_WEIGHTS} or the'
+        f' files of {_INDEX}.'
+      )
+  return paths
+
+
+def _indexed(index: pathlib.Path) -> list[str]:
+  data = files.read_json(index)
+  map_of = data.get('weight_map') if isinstance(data, dict) else None
+  names = sorted(set(map_of.values())) if isinstance(map_of, dict) else []
+  if not names or any(pathlib.PurePath(name).name != name for name in names):
+    raise ValueError(
+      f'{index.name}: weight_map must name the file of each tensor, beside it.'
+    )
+  return names

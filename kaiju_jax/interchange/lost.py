@@ -1,0 +1,142 @@
+"""What a Kaiju model does that `transformers`' Arcee class cannot express.
+
+That class is a plain causal transformer: pre-RMSNorm, one rotary base, every
+layer sees the whole past and makes its own keys and values, float arithmetic.
+Squared ReLU, one head of keys and values, Bungee's scalars, the embedding's √D
+and the norm's epsilon have a counterpart or fold into the weights; what is left
+over is here, under a name that an export's caller accepts or not.
+
+Not lost, for a forward pass does without: Z-Reg, Squinch, ternary updates (the
+replica's codes are the weights), remat. Rounding to bfloat16 is the reader's
+choice there as here.
+"""
+
+from collections.abc import Collection
+
+from kaiju_jax.model import config as model_config
+
+NAMES = (
+  'windows',
+  'shared_kv',
+  'rotary',
+  'int8_matmul',
+  'int8_embedding',
+  'int8_kv',
+  'int8_qk',
+  'clamp_hidden',
+  'clamp_input',
+)
+
+
+def of(config: model_config.ModelConfig) -> dict[str, str]:
+  """Returns what an Arcee folder of such a model would lose.
+
+  Returns:
+    A sentence under each of `NAMES` that is lost, in their order; empty where
+    the folder holds the model's mathematics whole.
+  """
+  found = {
+    'windows': _windows(config),
+    'shared_kv': _shared_kv(config),
+    'rotary': _rotary(config),
+    **_quantization(config),
+  }
+  return {name: found[name] for name in NAMES if found[name]}
+
+
+def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
+  """Refuses what is lost and not accepted.
+
+  Args:
+    lost: of `of`.
+    accepted: of `NAMES`; more than is lost does no harm.
+
+  Raises:
+    ValueError: names each loss that is not accepted, or what is no loss's name.
+  """
+  for name in accepted:
+    if name not in NAMES:
+      raise ValueError(f'accepted={name!r}: must be one of {", ".join(NAMES)}.')
+  left = {name: why for name, why in lost.items() if name not in accepted}
+  if left:
+    raise ValueError(
+      'an Arcee model cannot express this one:\n'
+      + lines(left)
+      + '\nAccept each by its name, or write our own format instead.'
+    )
+
+
+def lines(lost: dict[str, str]) -> str:
+  """Returns a line for each loss, to print."""
+  return '\n'.join(f'  {name}: {why}' for name, why in lost.items())
+
+
+def _windows(config) -> str:
+  cut = [
+    layer.window
+    for layer in config.layers()
+    if layer.window is not None and layer.window < config.max_length
+  ]
+  if not cut:
+    return ''
+  return (
+    f'{len(cut)} of {len(config.layers())} layers see {cut[0]} positions; there'
+    ' all see everything.'
+  )
+
+
+def _shared_kv(config) -> str:
+  layers = config.layers()
+  readers = [i for i, layer in enumerate(layers) if layer.kv_from != i]
+  if not readers:
+    return ''
+  return (
+    f'{len(readers)} of {len(layers)} layers read the keys and values of'
+    " another; there each makes its own, with that layer's weights."
+  )
+
+
+def _rotary(config) -> str:
+  bases = rotary_bases(config)
+  if len(bases) == 1 and bases[0]:
+    return ''
+  drawn = ' and '.join(f'{base:g}' if base else 'none' for base in bases)
+  return (
+    f'layers turn by rotary bases {drawn}; there all by {base_of(config):g}.'
+  )
+
+
+def rotary_bases(config: model_config.ModelConfig) -> list[float]:
+  """Returns the bases that layers use, the global ones' first; 0 for none."""
+  kinds = {layer.kind for layer in config.layers()}
+  bases = {'global': config.rope_global, 'local': config.rope_local}
+  return list(dict.fromkeys(bases[kind] for kind in bases if kind in kinds))
+
+
+def base_of(config: model_config.ModelConfig) -> float:
+  """Returns the one base that is written: the global layers', if they turn."""
+  return next((base for base in rotary_bases(config) if base), 10_000.0)
+
+
+def _quantization(config) -> dict[str, str]:
+  quantization = config.quantization
+  hidden, inputs = quantization.clamp_hidden, quantization.clamp_input
+  return {
+    'int8_matmul': quantization.matmul == 'int8'
+    and 'inputs of projections and feed-forward are rounded to int8; there only'
+    ' their weights are.',
+    'int8_embedding': quantization.embedding == 'int8'
+    and "the output head's inputs are rounded to int8; there only its weights"
+    ' are.',
+    'int8_kv': quantization.kv == 'int8'
+    and f'keys and values are rounded to int8, a scale a'
+    f' {quantization.kv_scale}; there they are not.',
+    'int8_qk': quantization.qk == 'int8'
+    and 'queries are rounded to int8; there they are not.',
+    'clamp_hidden': hidden != 'none'
+    and f'hidden activations are cut at {quantization.clamp_hidden_k:g} times'
+    f' their {hidden}; there they are not.',
+    'clamp_input': inputs != 'none'
+    and f"projections' inputs are cut at {quantization.clamp_input_k:g} times"
+    f' their {inputs}; there they are not.',
+  }

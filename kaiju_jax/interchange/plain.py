@@ -1,0 +1,149 @@
+"""A model's weights as plain float32 matrices, layer by layer.
+
+What the forward pass multiplies by: codes times scales where it reads int8 (a
+ternary model's replica included), Bungee's exp(b) folded in, no scan's leading
+N. A layer that reads another's keys and values is given that layer's
+projections, which is the nearest that a model without sharing has (`lost.py`
+names it).
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.quantization import bungee
+from kaiju_jax.quantization import export
+from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import rules
+from kaiju_jax.sharding import ternary_plan
+
+
+class Layer(NamedTuple):
+  """One layer's float32 weights and gains."""
+
+  attention_gain_D: np.ndarray
+  w_q_DHK: np.ndarray
+  w_k_DK: np.ndarray
+  w_v_DK: np.ndarray
+  w_o_DHK: np.ndarray
+  feedforward_gain_D: np.ndarray
+  w_in_DF: np.ndarray
+  w_out_DF: np.ndarray
+
+
+class Plain(NamedTuple):
+  """A model's float32 weights; the embedding without its √D.
+
+  Attributes:
+    embedding_DV: the input table.
+    head_DV: the output table; None where it is the input's.
+    final_gain_D: of the last norm.
+    layers: from the first to the last.
+  """
+
+  embedding_DV: np.ndarray
+  head_DV: np.ndarray | None
+  final_gain_D: np.ndarray
+  layers: tuple[Layer, ...]
+
+
+def weights(
+  params: Any,
+  config: model_config.ModelConfig,
+  replica: ternary_plan.State | None = None,
+) -> Plain:
+  """Returns what the forward pass of `params` multiplies by.
+
+  Args:
+    params: trained float32 masters, or an export's tree (`export.load`).
+    config: the model's.
+    replica: the training state's, where its updates were ternary.
+
+  Raises:
+    ValueError: see `export.quantized`.
+  """
+  if not _is_exported(params):
+    params = export.quantized(params, config, replica)
+  tables = _group(params['embedding'])
+  layers = config.layers()
+  return Plain(
+    tables['embedding_DV'],
+    tables.get('head_DV'),
+    np.asarray(params['final_norm']['gain_D']),
+    tuple(
+      _layer(params['blocks'], layers, index) for index in range(len(layers))
+    ),
+  )
+
+
+def _is_exported(params) -> bool:
+  return any(
+    isinstance(leaf, int8.Quantized)
+    for leaf in jax.tree.leaves(
+      params, is_leaf=lambda x: isinstance(x, int8.Quantized)
+    )
+  )
+
+
+def _layer(blocks, layers, index: int) -> Layer:
+  own = _repeat(blocks, layers, index)
+  owner = _repeat(blocks, layers, layers[index].kv_from)
+  attention = {**_group(owner['attention']), **_group(own['attention'])}
+  feedforward = _group(own['feedforward'])
+  return Layer(
+    np.asarray(own['attention_norm']['gain_D']),
+    *(attention[name] for name in ('w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK')),
+    np.asarray(own['feedforward_norm']['gain_D']),
+    *(feedforward[name] for name in ('w_in_DF', 'w_out_DF')),
+  )
+
+
+def _repeat(blocks, layers, index: int):
+  """Returns one layer of the block, without the scan's leading N."""
+  repeat, place = divmod(index, len(layers_lib.repeating_block(layers)))
+  return jax.tree.map(lambda x: x[repeat], blocks[f'layer_{place}'])
+
+
+def _group(group) -> dict[str, np.ndarray]:
+  """Returns one module's weights in float32, Bungee folded in."""
+  out = {}
+  for name, w in group.items():
+    if name not in rules.CONTRACTED:
+      continue
+    scalar = f'bungee_{name.removesuffix(f"_{rules.letters_of(name)}")}'
+    if scalar in group:
+      w = bungee.stretch(w, group[scalar])
+    if isinstance(w, int8.Quantized):
+      w = int8.dequantize(w)
+    out[name] = np.asarray(w, np.float32)
+  return out
+
+
+def params(plain: Plain) -> Any:
+  """Returns the parameter tree of a model whose layers are all alike.
+
+  Its layers are all global and share nothing, and none of it is int8: the
+  scan's block is one layer, and every leaf of it has a leading N.
+  """
+  stacked = Layer(*map(np.stack, zip(*plain.layers)))._asdict()
+  layer = {
+    'attention_norm': {'gain_D': stacked['attention_gain_D']},
+    'attention': {
+      name: stacked[name] for name in ('w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK')
+    },
+    'feedforward_norm': {'gain_D': stacked['feedforward_gain_D']},
+    'feedforward': {name: stacked[name] for name in ('w_in_DF', 'w_out_DF')},
+  }
+  embedding = {'embedding_DV': plain.embedding_DV}
+  if plain.head_DV is not None:
+    embedding['head_DV'] = plain.head_DV
+  tree = {
+    'embedding': embedding,
+    'blocks': {'layer_0': layer},
+    'final_norm': {'gain_D': plain.final_gain_D},
+  }
+  return jax.tree.map(jax.numpy.asarray, tree)

@@ -1,0 +1,92 @@
+"""A model's tokenizer as `transformers` reads it, beside the weights.
+
+tokenizer.json        of the `tokenizers` library
+tokenizer_config.json what `AutoTokenizer` adds to it
+
+What comes out there is what training saw: BOS, then the text's own tokens,
+special tokens spelt out in a text read as characters. So BOS is put before
+each text here, even where the given file does it in another way; nothing ends
+one, for training documents have no end.
+
+Bytes have a vocabulary of 256 characters, one a byte, in the alphabet that
+byte-level tokenizers use, and merge none. Byte 0, which no text holds, is
+'<s>'.
+"""
+
+import pathlib
+from typing import Any
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.training import files
+
+FILE = 'tokenizer.json'
+_BYTES_BOS = '<s>'
+
+
+def write(folder: pathlib.Path, path: str, config) -> int:
+  """Writes both files.
+
+  Args:
+    folder: where.
+    path: of a `tokenizer.json`, '' for bytes.
+    config: the model's.
+
+  Returns:
+    The token that opens each document.
+
+  Raises:
+    FileNotFoundError, ValueError: see `data.tokenizer.load`.
+  """
+  import tokenizers
+
+  bos_id = tokenizer_lib.load(path, config.vocab_size).bos_id
+  found = tokenizers.Tokenizer.from_file(path) if path else _bytes()
+  found.no_truncation()
+  found.no_padding()
+  bos = found.id_to_token(bos_id)
+  if found.encode('').ids != [bos_id]:
+    found.post_processor = tokenizers.processors.TemplateProcessing(
+      single=[bos, '$A'],
+      pair=[bos, '$A', bos, '$B'],
+      special_tokens=[(bos, bos_id)],
+    )
+  found.save(str(folder / FILE))
+  files.write_json(folder / 'tokenizer_config.json', _settings(bos, config))
+  return bos_id
+
+
+def _settings(bos: str, config) -> dict[str, Any]:
+  return {
+    'tokenizer_class': 'PreTrainedTokenizerFast',
+    'bos_token': bos,
+    'clean_up_tokenization_spaces': False,
+    'model_max_length': config.max_length,
+    'split_special_tokens': True,
+  }
+
+
+def _bytes():
+  import tokenizers
+
+  vocabulary = {_character(byte): byte for byte in range(1, 256)}
+  found = tokenizers.Tokenizer(
+    tokenizers.models.BPE(vocab={_BYTES_BOS: 0, **vocabulary}, merges=[])
+  )
+  found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False, use_regex=False
+  )
+  found.decoder = tokenizers.decoders.ByteLevel()
+  found.add_special_tokens([_BYTES_BOS])
+  return found
+
+
+def _character(byte: int) -> str:
+  """Returns a byte's printable stand-in in byte-level vocabularies.
+
+  Bytes that print in Latin-1 stand for themselves; the others, in order, are
+  the characters from U+0100 on.
+  """
+  prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  if byte in prints:
+    return chr(byte)
+  return chr(0x100 + sum(other not in prints for other in range(byte)))

@@ -1,0 +1,189 @@
+"""The token-level head: what each token says along named dimensions.
+
+From the sources (the Kaiju post): an optional, additional classifier head, a
+linear layer that outputs token-level metrics about the safety of the input
+along various dimensions; its results augment sampling, in classifier-guided
+beam search. So, of the final normed hidden state of token t,
+
+    logits[t] = hidden[t] · w + bias        probability[t] = σ(logits[t])
+
+is about the text up to and with token t, each dimension a question of its own
+with the answers yes and no. Our guess: independent dimensions, a bias, float32
+throughout, and that the head reads what the output head reads.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+import os
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax import tensor_file
+
+_FORMAT = 'kaiju_jax token_head 1'
+
+
+@dataclasses.dataclass
+class TokenHeadConfig:
+  """What a token-level head is asked.
+
+  Attributes:
+    names: of the C dimensions, in the order of the logits.
+  """
+
+  names: tuple[str, ...] = ()
+
+
+def check(config: TokenHeadConfig) -> None:
+  """Refuses names that do not tell dimensions apart.
+
+  Raises:
+    ValueError: names the value and what would be right.
+  """
+  names = config.names
+  if isinstance(names, str) or not names:
+    raise ValueError(
+      f'token_head.names={names!r}: must be a tuple of at least one name.'
+    )
+  for name in names:
+    if not isinstance(name, str) or not name or name != name.strip():
+      raise ValueError(
+        f'token_head.names: {name!r} must be text, with no space around it.'
+      )
+    if names.count(name) > 1:
+      raise ValueError(
+        f'token_head.names: {name!r} stands there {names.count(name)} times.'
+      )
+
+
+class TokenHead(nn.Module):
+  """hidden_BLD → logits_BLC.
+
+  A fresh head is all zeros: it gives every question a probability of ½, and
+  its loss moves no trunk until it has learned something itself.
+  """
+
+  config: TokenHeadConfig
+
+  @nn.compact
+  def __call__(self, hidden_BLD: jax.Array) -> jax.Array:
+    """Returns float32 logits [B, L, C].
+
+    Args:
+      hidden_BLD: of `Transformer.hidden`, or of decoding.
+    """
+    check(self.config)
+    zeros = nn.initializers.zeros_init()
+    classes = len(self.config.names)
+    w_DC = self.param('w_DC', zeros, (hidden_BLD.shape[-1], classes))
+    bias_C = self.param('bias_C', zeros, (classes,))
+    hidden_BLD = hidden_BLD.astype(jnp.float32)
+    logits_BLC = jnp.einsum('BLD,DC->BLC', hidden_BLD, w_DC)
+    return logits_BLC + bias_C[None, None]
+
+
+def reweigh(logits_BLC: jax.Array, weight_C: jax.Array) -> jax.Array:
+  """Returns how much the head adds to a text's score, float32 [B, L].
+
+      Σ_C  weight · log P(yes)  where weight > 0,
+           |weight| · log P(no)  where weight < 0
+
+  In nats, as log-probabilities are, and at most 0. It judges the whole text up
+  to a token, so in a search it is added to the sum of the text's
+  log-probabilities afresh at each step, not on top of what it said a step
+  before. (A product of the two probabilities is how FUDGE, Yang and Klein 2021,
+  guides; the weights as its exponents are our guess.)
+
+  Args:
+    logits_BLC: of `TokenHead`.
+    weight_C: what is wanted (positive), to be avoided (negative) or of no
+      concern (0).
+  """
+  weight_BLC = jnp.broadcast_to(
+    jnp.asarray(weight_C, jnp.float32), logits_BLC.shape
+  )
+  judged_BLC = jnp.where(weight_BLC > 0, logits_BLC, -logits_BLC)
+  # Where nothing is asked, 0 · log 0 would be NaN.
+  added_BLC = jnp.where(
+    weight_BLC == 0, 0, jnp.abs(weight_BLC) * jax.nn.log_sigmoid(judged_BLC)
+  )
+  return jnp.sum(added_BLC, axis=-1)
+
+
+def save(path: str | os.PathLike, params: Any, config: TokenHeadConfig) -> None:
+  """Writes a head, with the names of its dimensions; whole or not at all.
+
+  Raises:
+    ValueError: bad names, or weights that are not these dimensions'.
+    OSError: the file cannot be written.
+  """
+  check(config)
+  tensors = {name: np.asarray(x, np.float32) for name, x in params.items()}
+  _check_tensors(tensors, config)
+  metadata = {'format': _FORMAT, 'names': json.dumps(list(config.names))}
+  tensor_file.write(path, tensors, metadata)
+
+
+def load(
+  path: str | os.PathLike,
+  names: Sequence[str] | None = None,
+  d_model: int | None = None,
+) -> tuple[Any, TokenHeadConfig]:
+  """Returns a head's parameters and its config.
+
+  Args:
+    path: of `save`'s file.
+    names: the dimensions that the caller expects, in order; None for any.
+    d_model: of the model that the head is to read; None for any.
+
+  Raises:
+    OSError: the file is missing or cannot be read.
+    ValueError: it is no head, one of other dimensions, or of another model.
+  """
+  tensors, metadata = tensor_file.read(path, _FORMAT)
+  config = TokenHeadConfig(tuple(json.loads(metadata.get('names', '[]'))))
+  try:
+    check(config)
+    _check_tensors(tensors, config)
+    if names is not None:
+      _check_names(config.names, tuple(names))
+    found = tensors['w_DC'].shape[0]
+    if d_model not in (None, found):
+      raise ValueError(
+        f'w_DC: reads hidden states of {found} values, model.d_model={d_model}.'
+      )
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return {name: jnp.asarray(x) for name, x in tensors.items()}, config
+
+
+def _check_tensors(tensors, config: TokenHeadConfig) -> None:
+  classes = len(config.names)
+  rows = tensors['w_DC'].shape[0] if 'w_DC' in tensors else 'D'
+  wanted = {'w_DC': (rows, classes), 'bias_C': (classes,)}
+  found = {name: x.shape for name, x in tensors.items()}
+  if found != wanted:
+    raise ValueError(
+      f'a token-level head of {classes} dimensions has the weights {wanted},'
+      f' not {found}.'
+    )
+
+
+def _check_names(found: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+  if found == wanted:
+    return
+  missing = [name for name in wanted if name not in found]
+  unknown = [name for name in found if name not in wanted]
+  if missing or unknown:
+    how = f'missing {missing}, not asked for {unknown}'
+  else:
+    how = 'the same in another order'
+  raise ValueError(
+    f'the head has the dimensions {list(found)}, expected {list(wanted)}:'
+    f' {how}.'
+  )

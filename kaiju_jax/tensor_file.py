@@ -1,0 +1,58 @@
+"""Named tensors and their metadata in one safetensors file.
+
+Whole or not at all: a kill or a full disk leaves the old file or the new.
+"""
+
+from collections.abc import Mapping
+import os
+import pathlib
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+
+def write(
+  path: str | os.PathLike,
+  tensors: Mapping[str, np.ndarray],
+  metadata: Mapping[str, str],
+) -> None:
+  """Replaces a file; `metadata` names its format, under `format`.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  path = pathlib.Path(path)
+  partial = path.with_name(f'{path.name}.partial')
+  tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+  try:
+    safetensors.numpy.save_file(tensors, partial, dict(metadata))
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def read(
+  path: str | os.PathLike, form: str
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """Returns a file's tensors and metadata.
+
+  Args:
+    path: of the file.
+    form: what its metadata must say of its format.
+
+  Raises:
+    OSError: the file is missing or cannot be read.
+    ValueError: it is no safetensors file, or one of another format.
+  """
+  try:
+    with safetensors.safe_open(path, framework='numpy') as file:
+      metadata = file.metadata() or {}
+      tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  except safetensors.SafetensorError as error:
+    raise ValueError(f'{path}: not a whole safetensors file: {error}') from None
+  if metadata.get('format') != form:
+    raise ValueError(
+      f'{path}: format is {metadata.get("format")!r}, expected {form!r}.'
+    )
+  return tensors, metadata

@@ -1,0 +1,136 @@
+"""What a cache allocates, and how its rings turn."""
+
+import functools
+import io
+
+import jax
+import numpy as np
+import pytest
+import rich.console
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.decoding import pages
+from kaiju_jax.model import describe
+from kaiju_jax.model import paging
+from tests.decoding import toys
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'dtype': 'bfloat16'},
+    {'quantization': toys.int8()},
+    {'quantization': toys.int8(kv_scale='channel')},
+    {'layout': 'G0 G0'},
+  ],
+  ids=str,
+)
+def test_described_bytes_are_the_bytes_allocated(changes):
+  config = toys.config(**changes)
+  pools = paging.pools(config.layers(), rows=1, length=48)
+  allocated = cache_lib.bytes_of(cache_lib.make(config, pools, 1))
+  assert allocated == paging.bytes_of(config, pools, 1)
+  console = rich.console.Console(file=io.StringIO(), width=200)
+  console.print(describe.kv_table(config, [48]))
+  assert f' {allocated:,} B ' in console.file.getvalue()
+
+
+def test_a_ring_turns_by_its_table_and_moves_no_key():
+  """Pages 4, 5, 6 of four slots: of 14 tokens the last ten stay."""
+  config = toys.config(layout='L0', window=6)
+  pools = {'local': paging.Pool((0,), 6, page=4, row_pages=3, pages=9)}
+  cache = cache_lib.make(config, pools, 2)
+  cache = cache_lib.give_pages(
+    cache, np.int32(1), {'local': np.array([4, 5, 6], np.int32)}
+  )
+  rotate = jax.jit(functools.partial(_turn_and_fill, pools))
+  for begin, count in (0, 3), (3, 7), (10, 1), (11, 3):
+    cache = rotate(cache, np.int32(begin), np.arange(count, dtype=np.int32))
+  kind = cache.kinds['local']
+  assert kind.table_RN.tolist() == [[-1, -1, -1], [5, 6, 4]]
+  assert kind.first_R.tolist() == [0, 4]
+  held = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+  assert kind.position_RM[1, :10].tolist() == held
+  assert kind.start_RM[1].tolist() == [*held, 0, 0]
+  assert kind.limit_RM[1].tolist() == [cache_lib.FOREVER] * 10 + [0, 0]
+  # Tokens' keys, here their positions, where they were written.
+  assert kind.k[0][5, :, 0].tolist() == [4, 5, 6, 7]
+  assert kind.k[0][6, :, 0].tolist() == [8, 9, 10, 11]
+  assert kind.k[0][4, :2, 0].tolist() == [12, 13]
+
+
+def _turn_and_fill(pools, cache, begin, offset_L):
+  """Writes tokens whose keys are their positions to row 1."""
+  row_B = np.array([1], np.int32)
+  position_BL = (begin + offset_L)[None]
+  cache = cache_lib.rotate(cache, pools, row_B, position_BL[:, -1] + 1)
+  forever_BL = position_BL * 0 + cache_lib.FOREVER
+  visibility = visibility_lib.Visibility(
+    position_BL, forever_BL, position_BL, position_BL, position_BL
+  )
+  slots = cache_lib.slots_of_text(cache, row_B, position_BL, position_BL >= 0)
+  keys = jax.numpy.repeat(position_BL[..., None], 16, axis=2).astype('float32')
+  made = {0: cache_lib.past.KeyValue(keys, keys)}
+  return cache_lib.write(cache, pools, row_B, visibility, slots, made)
+
+
+def test_pages_are_taken_for_a_text_and_given_back():
+  stack = toys.config(layout='L0 G1', window=6).layers()
+  pools = paging.pools(
+    stack, rows=3, length=32, page=4, pages={'global': 10, 'local': 9}
+  )
+  account = pages.Pages(pools, 3)
+  row, tables = account.open(20)
+  assert tables['global'].tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
+  assert tables['local'].tolist() == [0, 1]
+  other, tables = account.open(16, extra=2)
+  assert tables['global'].tolist() == [5, 6, 7, 8, 9, -1, -1, -1]
+  assert account.open_rows == (row, other) == (0, 1)
+  with pytest.raises(pages.Full, match='needs 1 global pages and 0 are free'):
+    account.open(1)
+  account.close(row)
+  row, tables = account.open(3)
+  assert (row, tables['global'][0]) == (0, 0)
+  account.open(4)
+  with pytest.raises(pages.Full, match='all 3 rows are open'):
+    account.open(1)
+  with pytest.raises(ValueError, match='row=7: is not open; open are'):
+    account.close(7)
+  with pytest.raises(ValueError, match='length=33, extra=0: a row of'):
+    account.open(33)
+
+
+def test_a_settled_row_is_text_again():
+  """Slots out of order, with holes, become positions from `first` on."""
+  config = toys.config(layout='G0', quantization=toys.int8())
+  pools = paging.pools(config.layers(), rows=2, length=12, page=4)
+  cache = cache_lib.make(config, pools, 2)
+  cache = cache_lib.give_pages(
+    cache, np.int32(1), {'global': np.array([5, 2, 0], np.int32)}
+  )
+  at = np.array([[0, 3, 9, 7]])
+  kind = cache.kinds['global']
+  codes = kind.k[0].codes.reshape(-1, 16)
+  place = kind.table_RN[1][at[0] // 4] * 4 + at[0] % 4
+  marks = jax.numpy.arange(1, 5, dtype='int8')[:, None] + np.zeros(
+    (1, 16), 'int8'
+  )
+  k = kind.k[0]._replace(codes=codes.at[place].set(marks).reshape(6, 4, 16))
+  cache = cache._replace(kinds={'global': kind._replace(k=(k,))})
+  source_M = np.full(12, -1, np.int32)
+  source_M[:4] = at[0]
+  cache = jax.jit(cache_lib.settle)(
+    cache,
+    np.int32(1),
+    {'global': source_M},
+    {'global': np.int32(0)},
+    np.int32(4),
+  )
+  kind = cache.kinds['global']
+  assert kind.k[0].codes[5, :, 0].tolist() == [1, 2, 3, 4]
+  assert kind.position_RM[1].tolist() == [0, 1, 2, 3] + [0] * 8
+  assert kind.start_RM[1].tolist() == [0, 1, 2, 3] + [0] * 8
+  assert kind.limit_RM[1].tolist() == [cache_lib.FOREVER] * 4 + [0] * 8
+  assert cache.length_R.tolist() == [0, 4]

@@ -1,0 +1,67 @@
+"""A small stack with all that a cache must get right, for these tests."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import extend
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import config as quantization_config
+
+LENGTH = 64
+
+
+def config(**changes) -> model_config.ModelConfig:
+  """Two owners of a local kind, one of them shared, around a global layer."""
+  defaults = model_config.ModelConfig(
+    vocab_size=61,
+    d_model=32,
+    layout='L0 L0 G2 L3',
+    window=11,
+    num_heads=3,
+    head_dim=16,
+    d_ff=48,
+    max_length=LENGTH,
+    dtype='float32',
+    quantization=quantization_config.none(),
+  )
+  return dataclasses.replace(defaults, **changes)
+
+
+def int8(**changes) -> quantization_config.QuantizationConfig:
+  return quantization_config.QuantizationConfig(**changes)
+
+
+def params(config: model_config.ModelConfig, seed: int = 0):
+  model = transformer.Transformer(config)
+  tokens_BL = jnp.zeros((1, 4), jnp.int32)
+  init = jax.jit(model.init)
+  return init(jax.random.key(seed), tokens_BL, visibility_lib.causal(4))[
+    'params'
+  ]
+
+
+def tokens(config: model_config.ModelConfig, rows: int, length: int = LENGTH):
+  rng = np.random.default_rng(1)
+  return rng.integers(0, config.vocab_size, (rows, length), dtype=np.int32)
+
+
+def forward(params, config, tokens_BL, mode='fast', method=None) -> np.ndarray:
+  """Returns what the whole rows' forward pass gives, compiled as `mode` is."""
+  options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
+  rows, length = tokens_BL.shape
+  row = visibility_lib.causal(length)
+  apply = functools.partial(
+    transformer.Transformer(config).apply, method=method
+  )
+  # As arguments: of constants XLA computes what it can itself, by other sums.
+  return np.asarray(
+    jax.jit(apply, compiler_options=options)(
+      {'params': params}, tokens_BL, visibility_lib.concatenate([row] * rows)
+    )
+  )

@@ -1,0 +1,67 @@
+"""An Arcee model in plain numpy, read from a folder by that class's own names.
+
+Written after the equations of `transformers`' modeling_arcee.py (5.23); shares
+no line with the package. float64, one sequence.
+"""
+
+import json
+
+import numpy as np
+import safetensors.numpy
+
+
+def load(folder):
+  """Returns config.json's fields and the tensors of a folder."""
+  fields = json.loads((folder / 'config.json').read_text())
+  return fields, safetensors.numpy.load_file(folder / 'model.safetensors')
+
+
+def logits(fields, tensors, tokens_L):
+  w = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+  epsilon = fields['rms_norm_eps']
+
+  def linear(x, name):
+    return x @ w[f'{name}.weight'].T
+
+  def norm(x, name):
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    return x / np.sqrt(mean_square + epsilon) * w[f'{name}.weight']
+
+  x = w['model.embed_tokens.weight'][tokens_L]
+  for index in range(fields['num_hidden_layers']):
+    at = f'model.layers.{index}'
+    normed = norm(x, f'{at}.input_layernorm')
+    q, k, v = (linear(normed, f'{at}.self_attn.{n}_proj') for n in 'qkv')
+    mixed = attention(fields, q, k, v)
+    x = x + linear(mixed, f'{at}.self_attn.o_proj')
+    hidden = linear(
+      norm(x, f'{at}.post_attention_layernorm'), f'{at}.mlp.up_proj'
+    )
+    x = x + linear(np.maximum(hidden, 0) ** 2, f'{at}.mlp.down_proj')
+  return linear(norm(x, 'model.norm'), 'lm_head')
+
+
+def attention(fields, q, k, v):
+  length, size = len(q), fields['head_dim']
+  assert fields['num_key_value_heads'] == 1
+  rate = fields['rope_parameters']['rope_theta'] ** (
+    -np.arange(0, size, 2) / size
+  )
+  angle = np.arange(length)[:, None] * rate
+  heads = []
+  k = turned(k, angle)
+  for start in range(0, q.shape[-1], size):
+    scores = turned(q[:, start : start + size], angle) @ k.T / size**0.5
+    scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    heads.append(scores / scores.sum(-1, keepdims=True) @ v)
+  return np.concatenate(heads, -1)
+
+
+def turned(x, angle):
+  """x · cos + rotate_half(x) · sin."""
+  first, second = np.split(x, 2, -1)
+  cosine, sine = np.cos(angle), np.sin(angle)
+  return np.concatenate(
+    [first * cosine - second * sine, second * cosine + first * sine], -1
+  )

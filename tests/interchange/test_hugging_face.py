@@ -1,0 +1,403 @@
+"""A folder for transformers holds the model, or says what it lost."""
+
+import json
+import re
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from kaiju_jax import visibility
+from kaiju_jax.interchange import hugging_face
+from kaiju_jax.interchange import lost
+from kaiju_jax.interchange import plain
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import export
+from kaiju_jax.quantization import int8
+from tests.interchange import arcee_oracle
+from tests.interchange import toys
+
+TOKENS = np.random.default_rng(3).integers(0, 260, (1, 21), dtype=np.int32)
+
+
+def logits_of(config, params):
+  model = transformer.Transformer(config)
+  return model.apply({'params': params}, TOKENS, visibility.causal(21))
+
+
+@pytest.mark.parametrize(
+  'config',
+  [
+    toys.PLAIN,
+    toys.changed(
+      toys.PLAIN,
+      {'bungee': True},
+      tied_embedding=False,
+      norm_epsilon=0.25,
+      rope_global=77.0,
+      layout='G0 G1 G2 G3',
+    ),
+  ],
+  ids=['tied', 'untied, Bungee, another epsilon, base and depth'],
+)
+def test_the_folder_computes_what_the_model_computes(tmp_path, config):
+  params = toys.params_of(config)
+  assert hugging_face.write(tmp_path / 'out', params, config) == {}
+  assert not (tmp_path / 'out/lost.json').exists()
+  theirs = arcee_oracle.logits(*arcee_oracle.load(tmp_path / 'out'), TOKENS[0])
+  ours = logits_of(config, params)[0]
+  np.testing.assert_allclose(ours, theirs, atol=3e-6 * np.abs(theirs).max())
+  again, config_again = hugging_face.read(tmp_path / 'out')
+  np.testing.assert_array_equal(logits_of(config_again, again)[0], ours)
+
+
+@pytest.mark.parametrize(
+  'model',
+  [{}, {'d_model': 64, 'tied_embedding': False}],
+  ids=['tied', 'untied with √D = 8'],
+)
+def test_a_round_trip_gives_the_same_parameters_to_the_bit(tmp_path, model):
+  config = toys.changed(
+    toys.PLAIN, rope_local=500.0, rope_global=500.0, norm_epsilon=1e-5, **model
+  )
+  params = toys.params_of(config)
+  hugging_face.write(tmp_path / 'out', params, config)
+  again, config_again = hugging_face.read(tmp_path / 'out')
+  assert config_again == config
+  jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_untied_tables_of_another_width_scale_to_the_same_bits(tmp_path):
+  config = toys.changed(toys.PLAIN, tied_embedding=False)
+  params = toys.params_of(config)
+  hugging_face.write(tmp_path / 'out', params, config)
+  again, _ = hugging_face.read(tmp_path / 'out')
+  first, second = (
+    np.asarray(p['embedding'].pop('embedding_DV')) for p in (params, again)
+  )
+  jax.tree.map(np.testing.assert_array_equal, again, params)
+  assert np.any(first != second)
+  root = np.float32(48**0.5)
+  np.testing.assert_array_equal(first * root, second * root)
+  np.testing.assert_allclose(first, second, rtol=1.2e-7)
+
+
+INT8 = {'matmul': 'int8', 'kv': 'int8', 'qk': 'int8'}
+
+
+@pytest.mark.parametrize(
+  'config, names',
+  [
+    (toys.PLAIN, []),
+    (toys.changed(toys.PLAIN, layout='L0 G1 L2', window=64), []),
+    (toys.changed(toys.PLAIN, rope_local=0.0), []),
+    (toys.changed(toys.PLAIN, layout='L0 G1 L2', window=63), ['windows']),
+    (toys.changed(toys.PLAIN, global_share=2), ['shared_kv']),
+    (toys.changed(toys.PLAIN, rope_global=0.0), ['rotary']),
+    (
+      toys.changed(toys.PLAIN, layout='L0 G1', window=64, rope_local=9.0),
+      ['rotary'],
+    ),
+    (toys.changed(toys.PLAIN, INT8), ['int8_matmul', 'int8_kv', 'int8_qk']),
+    (toys.changed(toys.PLAIN, {'embedding': 'int8'}), ['int8_embedding']),
+    (toys.changed(toys.PLAIN, {'clamp_hidden': 'input_std'}), ['clamp_hidden']),
+    (toys.changed(toys.PLAIN, {'clamp_input': 'input_std'}), ['clamp_input']),
+    (
+      toys.KAIJU,
+      [x for x in lost.NAMES if x not in ('rotary', 'int8_embedding')],
+    ),
+  ],
+)
+def test_what_has_no_counterpart_is_named(config, names):
+  assert list(lost.of(config)) == names
+
+
+def test_nothing_is_lost_in_silence(tmp_path):
+  config = toys.KAIJU
+  params = toys.params_of(config)
+  names = list(lost.of(config))
+  for accepted in [], names[1:]:
+    with pytest.raises(ValueError, match='cannot express') as error:
+      hugging_face.write(tmp_path / 'out', params, config, accepted=accepted)
+    named = re.findall(r'^  (\w+): ', str(error.value), re.MULTILINE)
+    assert named == [name for name in names if name not in accepted]
+  with pytest.raises(ValueError, match=r"'window': must be one of windows, "):
+    hugging_face.write(tmp_path / 'out', params, config, accepted=['window'])
+  assert not list(tmp_path.iterdir())
+  said = hugging_face.write(tmp_path / 'out', params, config, accepted=names)
+  assert json.loads((tmp_path / 'out/lost.json').read_text()) == said
+  assert list(said) == names
+  assert said['windows'].startswith('4 of 6 layers see 5 positions')
+  assert said['shared_kv'].startswith('3 of 6 layers read')
+
+
+def test_weights_are_those_that_the_forward_pass_reads(tmp_path):
+  config, names = toys.KAIJU, list(lost.of(toys.KAIJU))
+  params = toys.params_of(config)
+  hugging_face.write(tmp_path / 'a', params, config, accepted=names)
+  _, tensors = arcee_oracle.load(tmp_path / 'a')
+  read = export.quantized(params, config)['blocks']
+  # L0 L0 G2 L3 L3 G2 is a block of its own, without repeats.
+  for index, owner in enumerate([0, 0, 2, 3, 3, 2]):
+    own, owners = read[f'layer_{index}'], read[f'layer_{owner}']
+    for name, w in {
+      'self_attn.q_proj': own['attention']['w_q_DHK'],
+      'self_attn.k_proj': owners['attention']['w_k_DK'],
+      'mlp.up_proj': own['feedforward']['w_in_DF'],
+    }.items():
+      value = np.asarray(w.codes[0], np.float32) * np.asarray(w.scales[0])
+      np.testing.assert_array_equal(
+        tensors[f'model.layers.{index}.{name}.weight'],
+        value.reshape(48, -1).T,
+      )
+  # An export's tree gives the same folder.
+  export.save(tmp_path / 'codes', params, config)
+  codes, _ = export.load(tmp_path / 'codes')
+  hugging_face.write(tmp_path / 'b', codes, config, accepted=names)
+  jax.tree.map(
+    np.testing.assert_array_equal, arcee_oracle.load(tmp_path / 'b')[1], tensors
+  )
+
+
+def test_repeats_of_the_block_come_in_order():
+  config = toys.changed(toys.PLAIN, layout='G0 G0 G2 G2')
+  params = toys.params_of(config)
+  found = plain.weights(params, config)
+  for index, layer in enumerate(found.layers):
+    held = params['blocks'][f'layer_{index % 2}']['attention']['w_q_DHK']
+    np.testing.assert_array_equal(layer.w_q_DHK, held[index // 2])
+  np.testing.assert_array_equal(
+    found.layers[3].w_v_DK,
+    params['blocks']['layer_0']['attention']['w_v_DK'][1],
+  )
+
+
+def test_an_int8_embedding_is_dequantized():
+  config = toys.changed(toys.PLAIN, {'embedding': 'int8'})
+  params = toys.params_of(config)
+  codes, scales = int8.quantize(params['embedding']['embedding_DV'], (0,))
+  np.testing.assert_array_equal(
+    plain.weights(params, config).embedding_DV,
+    np.asarray(codes, np.float32) * np.asarray(scales),
+  )
+
+
+def test_heads_that_do_not_divide_the_width_are_refused(tmp_path):
+  config = toys.changed(toys.PLAIN, num_heads=5)
+  with pytest.raises(ValueError, match=r'num_heads=5: must divide .*=48'):
+    hugging_face.write(tmp_path / 'out', toys.params_of(config), config)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_whole_and_new_or_not_there(tmp_path):
+  params = toys.params_of(toys.PLAIN)
+  for there in 'folder', 'file', 'link':
+    path = tmp_path / there
+    path.symlink_to('nowhere') if there == 'link' else (
+      path.mkdir() if there == 'folder' else path.touch()
+    )
+    with pytest.raises(FileExistsError, match='must be the name of a new'):
+      hugging_face.write(path, params, toys.PLAIN)
+    (path.rmdir if there == 'folder' else path.unlink)()
+  with pytest.raises(FileNotFoundError, match='nowhere'):
+    hugging_face.write(tmp_path / 'out', params, toys.PLAIN, 'nowhere.json')
+  with pytest.raises(ValueError, match='vocab_size=100: must be at least 256'):
+    hugging_face.write(
+      tmp_path / 'out', params, toys.changed(toys.PLAIN, vocab_size=100)
+    )
+  with pytest.raises(KeyError):  # Weights come after the tokenizer's files.
+    hugging_face.write(tmp_path / 'out', {'embedding': {}}, toys.PLAIN)
+  for name, message in ('', 'must name a new'), ('gs://a/b', 'is an address'):
+    with pytest.raises(ValueError, match=message):
+      hugging_face.write(name, params, toys.PLAIN)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp('interchange') / 'out'
+  hugging_face.write(path, toys.params_of(toys.PLAIN), toys.PLAIN)
+  return path
+
+
+def rewritten(folder, path, fields=None, tensors=None):
+  """Writes a folder again with some fields and tensors changed, at `path`."""
+  held_fields, held_tensors = arcee_oracle.load(folder)
+  new_fields = {**held_fields, **(fields or {})}
+  new_tensors = {**held_tensors, **(tensors or {})}
+  path.mkdir()
+  (path / 'config.json').write_text(
+    json.dumps({k: v for k, v in new_fields.items() if v != 'absent'})
+  )
+  safetensors.numpy.save_file(
+    {
+      k: np.ascontiguousarray(v)
+      for k, v in new_tensors.items()
+      if v is not None
+    },
+    path / 'model.safetensors',
+    {'format': 'pt'},
+  )
+  return path
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'num_key_value_heads': 2}, 'num_key_value_heads=2: must be 1'),
+    ({'num_key_value_heads': 'absent'}, 'num_key_value_heads=4: must be 1'),
+    ({'num_key_value_heads': None}, 'num_key_value_heads=4: must be 1'),
+    ({'hidden_act': 'silu'}, "hidden_act='silu': must be 'relu2'"),
+    ({'attention_bias': True}, 'attention_bias=True: must be False'),
+    ({'attention_bias': 0}, 'attention_bias=0: must be False'),
+    ({'mlp_bias': True}, 'mlp_bias=True: must be False'),
+    (
+      {'rope_scaling': {'rope_type': 'yarn', 'factor': 2.0}},
+      'rope_scaling=.*yarn.*: must be None',
+    ),
+    (
+      {'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 1e4}},
+      "rope_type='yarn': must be 'default'",
+    ),
+    (
+      {'rope_parameters': {'rope_theta': 1e4, 'factor': 8.0}},
+      'rope_parameters=.*factor.* must hold rope_type and rope_theta alone',
+    ),
+    ({'rope_theta': 5e5}, 'rope_theta=500000.0: must be .*10000.0'),
+    ({'model_type': 'llama'}, "model_type='llama': must be 'arcee'"),
+    ({'sliding_window': 64}, 'sliding_window=64: not a field'),
+    ({'quantization_config': {}}, 'quantization_config={}: not a field'),
+    ({'vocab_size': 'absent'}, 'vocab_size: missing'),
+    ({'vocab_size': '260'}, "vocab_size='260': must be int"),
+    ({'hidden_size': True}, 'hidden_size=True: must be int'),
+    ({'head_dim': 7}, 'head_dim=7: must be even'),
+    ({'rms_norm_eps': 0}, 'norm_epsilon=0.0: must lie'),
+    ({'tie_word_embeddings': 1}, 'tie_word_embeddings=1: must be true or'),
+    (
+      {'tie_word_embeddings': True},
+      'lm_head.weight: differs from model.embed_tokens.weight',
+    ),
+    (
+      {'intermediate_size': 41},
+      r'down_proj.weight: has shape \[48, 40\], .* asks for \[48, 41\]',
+    ),
+    ({'num_hidden_layers': 4}, r'layers\.3\.\S+: missing'),
+    ({'num_hidden_layers': 2}, r'layers\.2\.\S+: no such tensor'),
+  ],
+)
+def test_a_model_that_ours_is_not_is_refused_by_field(
+  tmp_path, folder, fields, message
+):
+  other = rewritten(folder, tmp_path / 'other', fields)
+  with pytest.raises(ValueError, match=f'other: (?s:.*){message}'):
+    hugging_face.read(other)
+
+
+UP = 'model.layers.1.mlp.up_proj'
+
+
+@pytest.mark.parametrize(
+  'tensors, message',
+  [
+    ({f'{UP}.weight': None}, rf'{UP}\.weight: missing'),
+    ({'lm_head.weight': None}, r'lm_head\.weight: missing'),
+    (
+      {f'{UP}.bias': np.zeros(40, np.float32)},
+      r'up_proj\.bias: no such tensor',
+    ),
+    (
+      {f'{UP}.weight': np.zeros((48, 40), np.float32)},
+      r'up_proj\.weight: has shape \[48, 40\], config.json asks for \[40, 48\]',
+    ),
+    (
+      {f'{UP}.weight': np.zeros((40, 48), np.int8)},
+      r'up_proj\.weight: holds I8, must be one of F32',
+    ),
+    (
+      {'lm_head.weight': np.zeros(3, np.float32)},
+      r'lm_head\.weight: has shape \[3\]',
+    ),
+  ],
+)
+def test_tensors_that_are_not_the_models_are_named(
+  tmp_path, folder, tensors, message
+):
+  other = rewritten(folder, tmp_path / 'other', tensors=tensors)
+  with pytest.raises(ValueError, match=rf'other: \S*{message}'):
+    hugging_face.read(other)
+
+
+def test_fields_that_are_missing_have_the_classs_defaults(tmp_path, folder):
+  names = ('rms_norm_eps', 'rope_parameters', 'rope_theta', 'hidden_act')
+  names += ('attention_bias', 'mlp_bias', 'rope_scaling', 'tie_word_embeddings')
+  other = rewritten(folder, tmp_path / 'other', dict.fromkeys(names, 'absent'))
+  _, config = hugging_face.read(other)
+  assert (config.norm_epsilon, config.rope_global) == (1e-5, 10_000.0)
+  # Before version 5 the base stood by itself.
+  older = {'rope_parameters': 'absent', 'rope_theta': 500}
+  _, config = hugging_face.read(rewritten(folder, tmp_path / 'older', older))
+  assert config.rope_global == config.rope_local == 500.0
+
+
+def test_a_tied_folder_of_others_becomes_two_tables(tmp_path, folder):
+  other = rewritten(
+    folder,
+    tmp_path / 'other',
+    {'tie_word_embeddings': True},
+    {'lm_head.weight': None},
+  )
+  params, config = hugging_face.read(other)
+  assert not config.tied_embedding
+  table = arcee_oracle.load(other)[1]['model.embed_tokens.weight'].T
+  np.testing.assert_array_equal(params['embedding']['head_DV'], table)
+  np.testing.assert_allclose(
+    params['embedding']['embedding_DV'] * 48**0.5, table, rtol=1.2e-7
+  )
+
+
+def test_weights_in_several_files_and_bfloat16(tmp_path, folder):
+  _, tensors = arcee_oracle.load(folder)
+  names = sorted(tensors)
+  files = {'one.safetensors': names[::2], 'two.safetensors': names[1::2]}
+  other = rewritten(folder, tmp_path / 'other')
+  (other / 'model.safetensors').unlink()
+  for file, held in files.items():
+    safetensors.numpy.save_file(
+      {name: tensors[name].astype(ml_dtypes.bfloat16) for name in held},
+      other / file,
+    )
+  index = other / 'model.safetensors.index.json'
+  where = {name: file for file, held in files.items() for name in held}
+  index.write_text(json.dumps({'metadata': {}, 'weight_map': where}))
+  params, config = hugging_face.read(other)
+  assert config.dtype == 'bfloat16'
+  held = params['blocks']['layer_0']['feedforward']['w_in_DF'][1]
+  assert held.dtype == np.float32
+  np.testing.assert_array_equal(
+    held, tensors[f'{UP}.weight'].T.astype(ml_dtypes.bfloat16)
+  )
+  (other / 'two.safetensors').unlink()
+  with pytest.raises(FileNotFoundError, match=r'two\.safetensors: not found'):
+    hugging_face.read(other)
+  index.write_text(json.dumps({'weight_map': {'a': '../one.safetensors'}}))
+  with pytest.raises(ValueError, match='weight_map must name the file'):
+    hugging_face.read(other)
+
+
+def test_what_is_no_folder_of_weights(tmp_path, folder):
+  with pytest.raises(FileNotFoundError, match='expected a folder of Hugging'):
+    hugging_face.read(tmp_path)
+  with pytest.raises(ValueError, match='is an address'):
+    hugging_face.read('https://huggingface.co/a/b')
+  other = rewritten(folder, tmp_path / 'other')
+  (other / 'model.safetensors').write_bytes(b'nothing')
+  with pytest.raises(ValueError, match='not a whole safetensors file'):
+    hugging_face.read(other)
+  (other / 'model.safetensors').unlink()
+  with pytest.raises(FileNotFoundError, match='weights must be safetensors'):
+    hugging_face.read(other)
+  (other / 'config.json').write_text('[]')
+  with pytest.raises(ValueError, match=r'config\.json: must hold an object'):
+    hugging_face.read(other)

@@ -1,0 +1,58 @@
+"""The small models that the tests of interchange share."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import state
+
+# √48 is no power of two, and heads of 8 do not add up to the width.
+PLAIN = model_config.ModelConfig(
+  vocab_size=260,
+  d_model=48,
+  num_layers=3,
+  period=1,
+  global_share=1,
+  local_share=1,
+  num_heads=4,
+  head_dim=8,
+  d_ff=40,
+  max_length=64,
+  dtype='float32',
+  quantization=quantization_config.none(),
+)
+KAIJU = dataclasses.replace(
+  PLAIN,
+  num_layers=6,
+  period=3,
+  global_share=2,
+  local_share=2,
+  window=5,
+  quantization=quantization_config.QuantizationConfig(bungee=True),
+)
+
+
+def changed(config, quantization=None, **model) -> model_config.ModelConfig:
+  quantization = dataclasses.replace(
+    config.quantization, **(quantization or {})
+  )
+  return dataclasses.replace(config, quantization=quantization, **model)
+
+
+def params_of(config, seed=0):
+  """Returns random parameters, gains and Bungee scalars among them."""
+  shapes = jax.eval_shape(
+    lambda: state.drawn(transformer.Transformer(config), 0)
+  )
+  rng = np.random.default_rng(seed)
+
+  def draw(path, shape):
+    start = 1 if path[-1].key == 'gain_D' else 0
+    noise = 0.15 * rng.standard_normal(shape.shape)
+    return jax.numpy.asarray(start + noise, jax.numpy.float32)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
