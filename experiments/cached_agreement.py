@@ -77,11 +77,16 @@ def _lines(counted):
   tokens = counted.tokens
   yield 'greedy tokens', f'{counted.greedy_differs:,} of {tokens:,} differ'
   yield '… beyond the difference', f'{counted.greedy_beyond:,}'
-  if counted.codes:
-    share = 100 * counted.codes_differ / counted.codes
+  for layer, (codes, differ) in counted.codes.items():
     yield (
-      'codes of keys and values',
-      f'{counted.codes_differ:,} of {counted.codes:,} differ ({share:.4f} %)',
+      f'codes, layer {layer}',
+      f'{differ:,} of {codes:,} differ ({100 * differ / codes:.3f} %)',
+    )
+  if counted.codes:
+    codes, differ = map(sum, zip(*counted.codes.values()))
+    yield (
+      'codes, all',
+      f'{differ:,} of {codes:,} ({100 * differ / codes:.3f} %)',
     )
 
 

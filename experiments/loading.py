@@ -33,6 +33,7 @@ def from_workdir(path: str) -> Loaded:
   """
   import jax
 
+  from kaiju_jax.sharding import mesh
   from kaiju_jax.training import checkpoint
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import replicas
@@ -48,7 +49,7 @@ def from_workdir(path: str) -> Loaded:
     params = state.drawn(model, experiment.seed)
     plan = replicas.plan_of(experiment, params)
     return state.before(
-      params, optimizer.make(experiment.optimizer), None, plan
+      params, optimizer.make(experiment.optimizer), mesh.single(), plan
     )
 
   restored, steps = checkpoint.load(path, jax.eval_shape(initial))

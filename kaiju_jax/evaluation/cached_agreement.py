@@ -37,8 +37,8 @@ class Agreement(NamedTuple):
     greedy_differs: tokens with another likeliest successor.
     greedy_beyond: those of them whose two largest logits lie farther apart, in
       the forward pass, than that token's largest difference.
-    codes: of keys and values that both hold.
-    codes_differ: those that are not the same.
+    codes: of each layer that makes keys and values, how many codes both hold
+      and how many of them are not the same; empty of a float cache.
   """
 
   tokens: int
@@ -48,8 +48,7 @@ class Agreement(NamedTuple):
   largest_difference: float
   greedy_differs: int
   greedy_beyond: int
-  codes: int
-  codes_differ: int
+  codes: dict[int, tuple[int, int]]
 
   @property
   def loss_difference(self) -> float:
@@ -92,10 +91,10 @@ def compare(
   )
   whole_BLV = _whole(params, config, tokens_BL, replica)
   cached_BLV, cached = _cached(decoder, tokens_BL, prompt, chunk)
-  codes = differ = 0
+  codes = {}
   if config.quantization.kv == 'int8':
-    codes, differ = _counted(_whole_codes(decoder, tokens_BL), cached)
-  return Agreement(*_of_logits(whole_BLV, cached_BLV, tokens_BL), codes, differ)
+    codes = _counted(_whole_codes(decoder, tokens_BL), cached)
+  return Agreement(*_of_logits(whole_BLV, cached_BLV, tokens_BL), codes)
 
 
 def _causal(tokens_BL: np.ndarray) -> visibility_lib.Visibility:
@@ -176,21 +175,22 @@ def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
   return result
 
 
-def _counted(whole, cached) -> tuple[int, int]:
-  """How many codes both have, and how many of them differ."""
-  codes = differ = 0
+def _counted(whole, cached) -> dict[int, tuple[int, int]]:
+  """Of each layer, how many codes both have, and how many of them differ."""
+  result = {}
   for place_BL, layers in cached:
+    row_B1 = np.arange(len(place_BL))[:, None]
     # Padding repeats a chunk's last place.
     _, first = np.unique(place_BL[0], return_index=True)
     for owner, (found, is_kept_BL) in layers.items():
-      row_B1 = np.arange(len(place_BL))[:, None]
+      codes, differ = result.get(owner, (0, 0))
+      is_kept_BL = is_kept_BL[:, first]
       for whole_BMK, x_BLK in zip(whole[owner], found):
-        is_other_BLK = whole_BMK[row_B1, place_BL] != x_BLK
-        is_other_BLK = is_other_BLK[:, first]
-        is_kept = is_kept_BL[:, first]
-        codes += int(is_kept.sum()) * is_other_BLK.shape[-1]
-        differ += int((is_other_BLK & is_kept[:, :, None]).sum())
-  return codes, differ
+        is_other_BLK = (whole_BMK[row_B1, place_BL] != x_BLK)[:, first]
+        codes += int(is_kept_BL.sum()) * is_other_BLK.shape[-1]
+        differ += int((is_other_BLK & is_kept_BL[:, :, None]).sum())
+      result[owner] = codes, differ
+  return result
 
 
 def _of_logits(whole_BLV, cached_BLV, tokens_BL):
