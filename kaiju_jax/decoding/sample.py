@@ -158,7 +158,7 @@ class Generator:
       decoder.close(row)
     scores = _joined(scored)
     is_bad_L = ~np.isfinite(scores.log_probability_L)
-    if np.isnan(scores.log_probability_L).any():
+    if is_bad_L.any():
       raise request_lib.BadLogits(
         f'tokens[{int(is_bad_L.argmax()) + 1}]: the logits that score it hold'
         ' NaN or +inf.'
@@ -233,28 +233,30 @@ class Generator:
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
     self._count += 1
     running = _Running(self._count, request, tokens_L, text, conversation)
-    if conversation is not None:
+    if conversation is None:
+      self._waiting.append(running)
+    else:
       running.left_L = np.concatenate([conversation.pending_L, tokens_L])
-    self._waiting.append(running)
+      self._enter(running, conversation.row)
     return running
 
   def _admit(self) -> pages.Full | None:
     """Lets waiting sequences join, in their order, until there is no room."""
     while self._waiting:
       running = self._waiting[0]
-      conversation = running.conversation
+      length = len(running.left_L) + running.request.max_tokens
       try:
-        if conversation is not None:
-          running.row = conversation.row
-        else:
-          prompt = len(running.left_L)
-          running.row = self._decoder.open(prompt + running.request.max_tokens)
+        row = self._decoder.open(length)
       except pages.Full as full:
         return full
       self._waiting.popleft()
-      self._join_row(running.row, running.request.sampling)
-      self._prefilling.append(running)
+      self._enter(running, row)
     return None
+
+  def _enter(self, running: '_Running', row: int) -> None:
+    running.row = row
+    self._join_row(row, running.request.sampling)
+    self._prefilling.append(running)
 
   def _join_row(self, row: int, sampling: draw.Sampling) -> None:
     self._state = self._join(

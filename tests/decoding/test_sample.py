@@ -374,6 +374,8 @@ def test_conversations_that_hold_all_rows_are_an_error_not_a_wait(generator):
     next(stream)
   with pytest.raises(pages.Full, match='all 3 rows'):
     generator.score([1, 2])
+  # Who has a row does not wait for one.
+  assert len(list(held[0].stream(Request(prompt(3), 2)))) == 2
   held.pop().close()
   assert len(list(stream)) == 9
   for conversation in held:
