@@ -147,7 +147,7 @@ class Generator:
         f' {decoder.length}.'
       )
     scored = []
-    row = decoder.open(len(tokens_L))
+    row = self._open(len(tokens_L))
     try:
       left_L = tokens_L
       while len(left_L) > 1:
@@ -188,7 +188,7 @@ class Generator:
     else:
       sizes = set().union(*map(self._sizes_of, prompts))
     nothing_L = np.zeros(0, np.int32)
-    row = self._decoder.open(1)
+    row = self._open(1)
     try:
       self._join_row(row, draw.Sampling())
       for size in sizes:
@@ -204,8 +204,7 @@ class Generator:
     Raises:
       pages.Full: sequences wait, and no row will ever become free.
     """
-    while self._abandoned:
-      self._leave(self._abandoned.pop(), 'cancelled')
+    self._reap()
     full = self._admit()
     if full is not None and not self._prefilling and not self._going:
       raise full
@@ -214,6 +213,15 @@ class Generator:
       self._draw_tokens()
     if self._prefilling:
       self._prefill_chunk()
+
+  def _open(self, length: int) -> int:
+    self._reap()
+    return self._decoder.open(length)
+
+  def _reap(self) -> None:
+    """Frees the rows of streams that nobody holds any more."""
+    while self._abandoned:
+      self._leave(self._abandoned.pop(), 'cancelled')
 
   def _check(self, request, name: str, length: int | None = None):
     if length is None:
@@ -246,7 +254,7 @@ class Generator:
       running = self._waiting[0]
       length = len(running.left_L) + running.request.max_tokens
       try:
-        row = self._decoder.open(length)
+        row = self._open(length)
       except pages.Full as full:
         return full
       self._waiting.popleft()
@@ -443,7 +451,7 @@ class Conversation:
     self._generator = generator
     self._length = decoder.length if length is None else length
     self._last: _Running | None = None
-    self.row = decoder.open(self._length)
+    self.row = generator._open(self._length)
     self.pending_L = np.zeros(0, np.int32)
 
   @property
