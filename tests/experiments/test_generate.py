@@ -201,8 +201,8 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(generator):
   before = signal.getsignal(signal.SIGINT)
   _, notes = conversed(generator, lines('hi', 'you'), Interrupting(1))
   assert signal.getsignal(signal.SIGINT) == before
-  assert '; 4 tokens, ' in notes[0]
-  assert notes[1].startswith('[4 tokens after 8 in the cache; 12 tokens')
+  assert '; 3 tokens, ' in notes[0]
+  assert notes[1].startswith('[4 tokens after 7 in the cache; 12 tokens')
 
 
 def test_a_second_ctrl_c_ends_the_conversation(generator):
