@@ -11,7 +11,7 @@ ARMS ?=
 BIN := $(VENV)/bin
 AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py \
   tests/test_machine_code.py tests/kernels/test_triton_kernel.py \
-  $(wildcard tests/kernels/test_*_compiled.py)
+  $(wildcard tests/*/test_*_compiled.py)
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
@@ -22,7 +22,7 @@ needle: $(VENV)/.installed
 	  --seeds=$$(seq -s, 0 $$(($(SEEDS) - 1))) $(if $(ARMS),--arms=$(ARMS))
 
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest -n auto $(TESTS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
 # The compilers of H100 and TPU, which need neither: full-size steps on H100,
 # small ones on TPU. (2.6 GB of packages; `make test` skips what needs them.)
@@ -50,7 +50,7 @@ $(VENV)/.tests-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 
-# torch's CPU build, where an index offers one: a tenth of the size.
+# torch's CPU build, where an index offers one: without CUDA's packages.
 $(VENV)/.interchange-installed: $(VENV)/.tests-installed
 	cpu=$$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
 	  grep -o '[0-9.]*+cpu' | head -n 1); test -z "$$cpu" || \

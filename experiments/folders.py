@@ -61,8 +61,16 @@ def export(
   return f'{named}{where}' if lost else where
 
 
-def read(folder: str | os.PathLike, out: str | os.PathLike) -> str:
+def read(
+  folder: str | os.PathLike, out: str | os.PathLike, with_tokenizer: bool = True
+) -> str:
   """Writes an Arcee folder's model as a new one in our own format.
+
+  Args:
+    folder: of the model.
+    out: the new one.
+    with_tokenizer: whether its tokenizer, if it has one, goes along; not every
+      one can open a document (`data/tokenizer.py`).
 
   Returns:
     What was read, for the user.
@@ -71,10 +79,11 @@ def read(folder: str | os.PathLike, out: str | os.PathLike) -> str:
     ValueError, OSError: see `hugging_face.read` and `own.write`.
   """
   params, config = hugging_face.read(folder)
-  tokenizer = pathlib.Path(folder) / tokens.FILE
-  own.write(out, params, config, str(tokenizer) if tokenizer.exists() else None)
+  file = pathlib.Path(folder) / tokens.FILE
+  tokenizer = str(file) if with_tokenizer and file.exists() else None
+  own.write(out, params, config, tokenizer)
   count = sum(leaf.size for leaf in jax.tree.leaves(params))
   return (
     f'{folder} → {out}: {config.num_layers} layers of width {config.d_model},'
-    f' {count:,} parameters, {"a" if tokenizer.exists() else "no"} tokenizer.'
+    f' {count:,} parameters, {"a" if tokenizer else "no"} tokenizer.'
   )

@@ -1,6 +1,8 @@
 """Reads a Hugging Face folder of the Arcee class into our own format.
 
-    python -m experiments.import_hf --folder=exports/tiny --out=imports/tiny
+    python -m experiments.import_hf --folder=exports/tiny --out=imports/a
+    python -m experiments.generate --checkpoint=imports/a/model.safetensors \\
+        --tokenizer=imports/a/tokenizer.json --prompt='def '
 
 For models with one head of keys and values, and no biases or scaled rotary
 angles; any other is refused by the field that says so. Weights come from
@@ -15,6 +17,9 @@ from absl import flags
 from experiments import run
 
 _FOLDER = flags.DEFINE_string('folder', None, 'With config.json and weights.')
+_TOKENIZER = flags.DEFINE_bool(
+  'tokenizer', True, "Take the folder's tokenizer.json along, if it has one."
+)
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
@@ -28,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
   from experiments import folders  # It imports jax, which --help should not.
 
   try:
-    print(folders.read(_FOLDER.value, _OUT.value))
+    print(folders.read(_FOLDER.value, _OUT.value, _TOKENIZER.value))
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 
 from kaiju_jax import accelerator as accelerator_lib
@@ -212,7 +213,8 @@ def check_flags(accelerator: accelerator_lib.Accelerator) -> None:
   lowered = jax.jit(lambda x: x + 1).lower(x)
   for name, value in accelerator.flags.items():
     try:
-      lowered.compile(compiler_options={name: value})
+      with _uncached():
+        lowered.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
       reason = str(error).partition(': ')[2]
       raise ValueError(
@@ -253,7 +255,8 @@ def build(
     with tracing_for(_device(arguments)):
       lowered = jitted.lower(*arguments)
     middle = time.perf_counter()
-    compiled = lowered.compile(compiler_options=dict(flags or {}))
+    with _uncached():
+      compiled = lowered.compile(compiler_options=dict(flags or {}))
     end = time.perf_counter()
   analysis = compiled.memory_analysis()
   return Program(
@@ -288,6 +291,23 @@ def collectives(
 def matmuls(program: Program) -> tuple[matmuls_lib.Matmul, ...]:
   """Returns every matmul of a program."""
   return matmuls_lib.read(program.module)
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+  """Compiles within it are compiles, whatever JAX has kept on disk.
+
+  A program that is read back takes no time, brings no complaint and writes no
+  dump; and where its device is not here, JAX cannot read it back.
+  """
+  was = jax.config.jax_enable_compilation_cache
+  jax.config.update('jax_enable_compilation_cache', False)
+  compilation_cache.reset_cache()  # JAX asks whether there is one but once.
+  try:
+    yield
+  finally:
+    jax.config.update('jax_enable_compilation_cache', was)
+    compilation_cache.reset_cache()
 
 
 @contextlib.contextmanager

@@ -51,23 +51,21 @@ def arguments(folder, workdir, arm, **overrides) -> list[str]:
   ]
 
 
-def environment(folder, devices) -> dict[str, str]:
-  """What takes seconds to compile is compiled once for all jobs here."""
+def environment(devices) -> dict[str, str]:
+  """Returns that of a process with so many devices."""
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
-    'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache'),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
     'PYTHONFAULTHANDLER': '1',
   }
 
 
-def alone(folder, command, devices) -> None:
+def alone(command, devices) -> None:
   """Runs the command in one process of so many devices."""
   subprocess.run(
     command,
     cwd=ROOT,
-    env=environment(folder, devices),
+    env=environment(devices),
     check=True,
     timeout=TIMEOUT,
   )
@@ -77,14 +75,13 @@ class Job:
   """Processes that run one command; none of them outlives the test.
 
   Args:
-    folder: for what is compiled.
     workdir: of the command.
     command: of `arguments`, and more.
     count: of processes.
     only_last: flags that the last process gets alone.
   """
 
-  def __init__(self, folder, workdir, command, count, only_last=()):
+  def __init__(self, workdir, command, count, only_last=()):
     with socket.socket() as probe:
       probe.bind(('127.0.0.1', 0))
       address = f'127.0.0.1:{probe.getsockname()[1]}'
@@ -99,7 +96,7 @@ class Job:
           *(only_last if index == count - 1 else ()),
         ],
         cwd=ROOT,
-        env=environment(folder, devices=1),
+        env=environment(devices=1),
         stderr=subprocess.PIPE,
         text=True,
       )

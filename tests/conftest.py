@@ -8,6 +8,7 @@ an accelerator is used only where JAX_PLATFORMS asks for one.
 import os
 import signal
 import sys
+import tempfile
 
 _COUNT = '--xla_force_host_platform_device_count'
 
@@ -20,6 +21,14 @@ if _COUNT not in os.environ.get('XLA_FLAGS', ''):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_COUNT}=8'
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
+
+# What one worker or one subprocess has compiled, all others read: much of the
+# suite's time is compiling, and many tests compile the same. The folder is new
+# in each run and goes with it, so that no run tests what another one compiled.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  _compiled = tempfile.TemporaryDirectory(prefix='kaiju_jax-compiled-')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = _compiled.name
+  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 # A shell's background jobs ignore Ctrl-C, and so would all that they start:
 # here it is under test.

@@ -30,7 +30,7 @@ def _experiment(**quantization):
       num_heads=4,
       head_dim=32,
       d_ff=768,
-      layout='L0 G1 L2 G3',
+      layout='L0 L1',
       window=64,
       remat='layer',
       quantization=quantization_config.QuantizationConfig(

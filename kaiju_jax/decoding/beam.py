@@ -39,15 +39,12 @@ from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import request
 from kaiju_jax.decoding import row as row_lib
 
 
 class Vetoed(RuntimeError):
   """The hook vetoed every candidate before any beam had ended."""
-
-
-class NotANumber(ArithmeticError):
-  """Logits, or a hook's scores, are NaN."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,8 +192,8 @@ class BeamSearch:
     self._decoder = decoder
     self._hook = hook
     top = min(search.queries, vocab_size)
-    self._first = jax.jit(functools.partial(_expand, decoder.engine, top))
-    self._step = jax.jit(
+    self._first = decoder.jit(functools.partial(_expand, decoder.engine, top))
+    self._step = decoder.jit(
       functools.partial(_step, decoder.engine, hook, top), donate_argnums=1
     )
     self._last: tuple[_State, list[tuple[Beam, _End]]] | None = None
@@ -213,10 +210,10 @@ class BeamSearch:
 
     Raises:
       ValueError: a row without text, or one that has no room for `depth` more
-        tokens.
+        tokens; scores of the hook that are NaN or +inf.
       beam_tree.Exhausted: the row has too few slots for the beams.
       Vetoed: the hook vetoed all candidates, and no beam had ended.
-      NotANumber: logits or a hook's scores; names the step.
+      request.BadLogits: the model gave no numbers; names the step.
     """
     state = self._start(row, hidden_D)
     self._last = None
@@ -284,23 +281,27 @@ class BeamSearch:
     }
     tree = beam_tree.BeamTree(length, row_lib.held(decoder.cache, pools, row))
     expansions = jax.device_get(self._first(decoder.params, hidden_D[None]))
-    _check_numbers(row, 0, expansions.is_nan_C)
+    _check_logits(row, 0, expansions.is_nan_C)
     return _State(row, length, first, tree, expansions)
 
   def _advance(self, state: '_State') -> None:
     """Grows all live beams by a token, and keeps the best."""
-    search = self.search
-    parents, paths = _choose(state, search.queries)
+    parents, paths = _choose(state, self.search.queries)
     resting = [end for end in state.ended if end.number is not None]
     placed = state.tree.grow(parents, [end.number for end in resting])
     score_C, expansions = self._judge(state, placed, parents, paths)
     state.step += 1
-    _check_numbers(state.row, state.step, expansions.is_nan_C[: len(paths)])
+    _check_logits(state.row, state.step, expansions.is_nan_C[: len(paths)])
     if self._hook is not None:
       _check_scores(state, score_C[: len(paths)])
       paths = [x._replace(score=float(y)) for x, y in zip(paths, score_C)]
     for place, end in enumerate(resting):
       end.number = len(paths) + place
+    self._keep(state, paths, expansions)
+
+  def _keep(self, state, paths, expansions) -> None:
+    """Leaves the best candidates; those with eos end, the others live on."""
+    search = self.search
     best = sorted(range(len(paths)), key=lambda number: -paths[number].score)
     best = [x for x in best[: search.width] if paths[x].score > -np.inf]
     if not best and not state.ended:
@@ -348,7 +349,7 @@ class BeamSearch:
 
 
 class _Expansions(NamedTuple):
-  """The T likeliest next tokens of each beam, and whether logits are NaN."""
+  """The T likeliest next tokens of each beam, and whether there are none."""
 
   token_CT: Any
   log_probability_CT: Any
@@ -439,11 +440,11 @@ def _beam(end: _End, eos: int | None) -> Beam:
   )
 
 
-def _check_numbers(row: int, step: int, is_nan_C: np.ndarray) -> None:
+def _check_logits(row: int, step: int, is_nan_C: np.ndarray) -> None:
   if is_nan_C.any():
-    raise NotANumber(
+    raise request.BadLogits(
       f'row {row}, step {step}: the logits of candidate'
-      f' {int(is_nan_C.argmax())} are NaN.'
+      f' {int(is_nan_C.argmax())} hold NaN or +inf, or nothing but −inf.'
     )
 
 
@@ -451,7 +452,7 @@ def _check_scores(state: _State, score_C: np.ndarray) -> None:
   wrong_C = np.isnan(score_C) | (score_C == np.inf)
   if wrong_C.any():
     candidate = int(wrong_C.argmax())
-    raise NotANumber(
+    raise ValueError(
       f'row {state.row}, step {state.step}: the hook gave candidate {candidate}'
       f' the score {score_C[candidate]}; expected a number, or −inf for a veto.'
     )

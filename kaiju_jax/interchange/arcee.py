@@ -36,12 +36,12 @@ _SHAPE = {
   'max_length': 'max_position_embeddings',
 }
 
-# What must stand there, and what the class takes where nothing does.
+# What must stand there, and does where nothing stands.
 _FIXED = {
-  'hidden_act': ('relu2', 'relu2', 'the feed-forward is squared ReLU'),
-  'attention_bias': (False, False, 'projections have no bias'),
-  'mlp_bias': (False, False, 'the feed-forward has no bias'),
-  'rope_scaling': (None, None, 'rotary angles are not scaled'),
+  'hidden_act': ('relu2', 'the feed-forward is squared ReLU'),
+  'attention_bias': (False, 'projections have no bias'),
+  'mlp_bias': (False, 'the feed-forward has no bias'),
+  'rope_scaling': (None, 'rotary angles are not scaled'),
 }
 
 # What changes no logit.
@@ -97,7 +97,7 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
     'model_type': 'arcee',
     **{theirs: getattr(config, ours) for ours, theirs in _SHAPE.items()},
     'num_hidden_layers': len(config.layers()),  # A layout has its own depth.
-    **{name: value for name, (value, *_) in _FIXED.items()},
+    **{name: value for name, (value, _) in _FIXED.items()},
     'head_dim': config.head_dim,
     'num_key_value_heads': 1,
     'rms_norm_eps': config.norm_epsilon,
@@ -137,8 +137,8 @@ def config_of(
       f'{name}={fields[name]!r}: not a field of the Arcee models that can be'
       ' read; must be absent.'
     )
-  for name, (wanted, default, why) in _FIXED.items():
-    value = fields.get(name, default)
+  for name, (wanted, why) in _FIXED.items():
+    value = fields.get(name, wanted)
     if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
       raise ValueError(f'{name}={value!r}: must be {wanted!r}, for {why}.')
   shape = {

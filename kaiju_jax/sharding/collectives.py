@@ -20,6 +20,7 @@ import math
 
 import jax
 from jax import lax
+import jax.numpy as jnp
 
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import rules
@@ -59,7 +60,28 @@ def largest(
 
   Has no gradient. `x` is each device's own maximum over these letters.
   """
-  return _over(lax.pmax, x, letters, table)
+  return _over(highest, x, letters, table)
+
+
+def highest(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+  """Returns `lax.pmax`, or a NaN where any device has one.
+
+  Over integers in the order of the floats, NaN on top: XLA's all-reduce on a
+  CPU takes the number of a number and a NaN, and then a token that is none
+  would become a quiet zero on the other devices.
+  """
+  x = x.astype(jnp.float32)
+  bits = lax.bitcast_convert_type(x, jnp.int32)
+  ordered = lax.pmax(jnp.where(jnp.isnan(x), _SIGNLESS, _flipped(bits)), axes)
+  return lax.bitcast_convert_type(_flipped(ordered), jnp.float32)
+
+
+_SIGNLESS = jnp.iinfo(jnp.int32).max  # Above infinity's bits: a NaN's.
+
+
+def _flipped(bits):
+  """Turns negative floats' bits into integers in their order, and back."""
+  return jnp.where(bits < 0, bits ^ _SIGNLESS, bits)
 
 
 def mean(

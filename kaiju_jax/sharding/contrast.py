@@ -9,6 +9,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.quantization import int8
+
 BLOCK = 32
 _FLAT_BLOCK = 256
 
@@ -21,7 +23,7 @@ def integers(blocks_GI: jax.Array, largest: int) -> jax.Array:
       be more of them behind.
     largest: code; scales put a block's largest number on it, in bfloat16.
   """
-  limit = jnp.max(jnp.abs(blocks_GI), axis=1, keepdims=True)
+  limit = int8.largest(blocks_GI, (1,))
   scale = (limit / largest).astype(jnp.bfloat16).astype(jnp.float32)
   # Where a scale was rounded down, the largest may lie above its code.
   codes = jnp.round(blocks_GI / jnp.where(scale == 0, 1, scale))

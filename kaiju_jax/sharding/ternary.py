@@ -54,6 +54,7 @@ from kaiju_jax.kernels.ternary import reference as trits
 from kaiju_jax.quantization import grid
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import checksum
+from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import ternary_plan
 
 Layout = ternary_plan.Layout
@@ -123,9 +124,9 @@ def _fresh(
   plan: Plan, layout: Layout, w: jax.Array, code: int = grid.START_CODE
 ) -> tuple[jax.Array, jax.Array]:
   """Returns one weight's codes and scales, made from its masters."""
-  largest = _largest(w, layout)
+  largest = int8.largest(w, layout.contracted)
   if axes := _axes_of_a_channel(plan, layout):
-    largest = lax.pmax(largest, axes)
+    largest = collectives.highest(largest, axes)
   scales = grid.begin(largest, plan.least_scale, code)
   codes = _gather(int8.encode(w, scales), plan, layout)
   if not layout.is_shared:
@@ -169,7 +170,7 @@ def message(
     carried = grid.carry(w, codes, scales)
     delta = grid.delta(carried)
     deltas[path] = trits.encode(delta.reshape(_folded(w.shape)))
-    largest = _largest(w, layout)
+    largest = int8.largest(w, layout.contracted)
     event = grid.event(largest, scales, plan.least_scale)
     if layout.split and plan.within and lax.axis_size(plan.within) > 1:
       event = lax.pmax(event, plan.within)
@@ -283,10 +284,6 @@ def _differ(plan: Plan, state: State) -> jax.Array:
     # A fresh start is collective: all devices go the same way.
     differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
   return differs
-
-
-def _largest(w: jax.Array, layout: Layout) -> jax.Array:
-  return jnp.max(jnp.abs(w), axis=layout.contracted, keepdims=True)
 
 
 def _axes_of_a_channel(plan: Plan, layout: Layout) -> tuple[str, ...]:

@@ -307,6 +307,8 @@ def test_a_resting_beam_keeps_its_slots_unseen():
   tree = beam_tree.BeamTree(1, {'global': _text(1, 8)})
   tree.grow([0, 0])
   tree.keep([0], resting=[1])
+  with pytest.raises(ValueError, match='expected numbers of beams, 0…0'):
+    tree.grow([1])
   placed = tree.grow([0, 0], resting=[1])
   assert placed.slot['global'].tolist() == [3, 4]
   assert _drawn(placed.ranges['global']) == '0- 1-3 . . . . . .'

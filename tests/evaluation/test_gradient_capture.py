@@ -12,6 +12,7 @@ from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step
+from tests.model import params as params_lib
 
 
 def test_matrices_stand_with_d_first_and_layers_side_by_side():
@@ -61,7 +62,7 @@ def test_a_worker_sends_the_gradient_of_its_mean_loss():
   experiment.optimizer.z_reg.attention = 0.0
   experiment.optimizer.z_reg.logits = 0.0
   model = step.model_of(experiment)
-  params = state_lib.init_params(model, 0)
+  params = params_lib.drawn(model)
   state = state_lib.create(params, optimizer.make(experiment.optimizer))
   tokens = np.random.default_rng(0).integers(1, 256, (2, 16))
   rows = [packing.row([packing.Piece(tokens=one)], 16) for one in tokens]

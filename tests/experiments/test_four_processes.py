@@ -37,7 +37,7 @@ def command(folder, workdir):
 
 
 def job(folder, workdir):
-  return cluster.Job(folder, workdir, command(folder, workdir), COUNT)
+  return cluster.Job(workdir, command(folder, workdir), COUNT)
 
 
 @pytest.fixture(scope='module')
@@ -69,7 +69,7 @@ def test_after_a_kill_four_processes_end_as_one_with_four_devices(
   assert statuses == [0] * COUNT, said
   assert f'going on from step {STEPS // 2}' in said[0]
   alone = folder / 'alone'
-  cluster.alone(folder, command(folder, alone), devices=COUNT)
+  cluster.alone(command(folder, alone), devices=COUNT)
   assert runs.records(interrupted) == runs.records(alone)
   assert [record['step'] for record in runs.records(alone)] == list(
     range(1, STEPS + 1)

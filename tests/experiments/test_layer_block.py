@@ -25,7 +25,7 @@ def test_what_does_not_divide_is_refused():
 
 def _arms():
   model = model_config.ModelConfig(
-    d_model=32, num_heads=2, head_dim=16, d_ff=64, layout='L0 G1', window=8
+    d_model=32, num_heads=2, head_dim=16, d_ff=64, layout='L0', window=8
   )
   return {
     arm: config_lib.Experiment(

@@ -23,9 +23,7 @@ def command(folder, workdir, *flags):
 
 
 def job(folder, workdir, *flags, only_last=()):
-  return cluster.Job(
-    folder, workdir, command(folder, workdir, *flags), 2, only_last
-  )
+  return cluster.Job(workdir, command(folder, workdir, *flags), 2, only_last)
 
 
 @pytest.fixture(scope='module')
@@ -43,7 +41,7 @@ def whole(folder):
 def test_two_processes_train_as_one_with_two_devices(folder, whole):
   """To the last bit: sums of two do not depend on their order."""
   alone = folder / 'alone'
-  cluster.alone(folder, command(folder, alone, '--fsdp=2'), devices=2)
+  cluster.alone(command(folder, alone, '--fsdp=2'), devices=2)
   assert runs.records(whole) == runs.records(alone)
   assert len(runs.records(whole)) == STEPS + 1
   assert cluster.fingerprint(whole, STEPS) == cluster.fingerprint(alone, STEPS)

@@ -16,7 +16,7 @@ from experiments.configs import tiny
 from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 100
+STEPS = 200
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder(tmp_path):
 def command(folder, workdir):
   overrides = {
     'model.d_model': 16,
-    'model.num_layers': 7,
+    'model.layout': 'L0 L0 G2',
     'model.num_heads': 2,
     'model.head_dim': 8,
     'model.d_ff': 32,
@@ -152,7 +152,7 @@ def test_a_run_leaves_no_thread_of_its_data_behind(folder, monkeypatch):
   monkeypatch.setattr(loader.Batches, 'close', lambda self: closed.append(self))
   monkeypatch.setattr(loop, 'train', lambda *_, batches, **__: next(batches))
   experiment = changed(data__path=str(folder / 'texts'), data__held_out=0.2)
-  experiment.model.num_layers, experiment.model.d_model = 7, 16
+  experiment.model.layout, experiment.model.d_model = 'L0', 16
   run.train(experiment, str(folder / 'work'))
   assert len(closed) == 1
 

@@ -3,6 +3,8 @@
 Needs the extra `interchange`; `make interchange` runs it.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -98,3 +100,18 @@ def test_its_tokenizer_gives_our_tokens(tmp_path):
   assert found(text).input_ids == [0, *text.encode()]
   assert found.decode(found(text).input_ids, skip_special_tokens=True) == text
   assert (found.bos_token_id, found.eos_token_id) == (0, None)
+
+
+def test_speed_is_measured_with_both_caches(tmp_path):
+  from experiments import transformers_speed
+
+  hugging_face.write(tmp_path / 'out', toys.params_of(toys.PLAIN), toys.PLAIN)
+  for cache in transformers_speed.CACHES:
+    found = transformers_speed.times(
+      tmp_path / 'out', 2, 9, cache=cache, steps=3, runs=2, threads=1
+    )
+    assert [len(x) for x in found] == [2, 2]
+    assert all(seconds > 0 for x in found for seconds in x)
+    assert re.match(r'prefill \d.* s \(median .*, step \d.* ms', found.line())
+  with pytest.raises(ValueError, match="cache='paged': must be one of dynamic"):
+    transformers_speed.times(tmp_path / 'out', 2, 9, cache='paged')

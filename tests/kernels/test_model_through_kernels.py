@@ -19,9 +19,9 @@ from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
+from tests.model import params as params_lib
 from tests.model import rows
 
 LENGTH = 64
@@ -53,7 +53,7 @@ def _experiment(attention):
 def _loss_and_gradient(attention):
   one, mesh = _experiment(attention), meshes.mesh_of(2, 2)
   model = step_lib.model_of(_experiment('chunked'))
-  params = state_lib.init_params(model, 0, mesh)
+  params = params_lib.drawn(model, mesh)
   documents = [[64], [5, 30, 20], [33, 31], [1, 40]]
   batch = rows.packed_batch(documents, LENGTH, 48)
   batch = jax.tree.map(lambda x: x[None], batch)

@@ -14,6 +14,7 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import loss
 from kaiju_jax.training import state
 from tests.model import oracle
+from tests.model import params as params_lib
 from tests.model import rows
 
 
@@ -21,7 +22,7 @@ def small_config(**changes) -> model_config.ModelConfig:
   config = model_config.ModelConfig(
     vocab_size=48,
     d_model=32,
-    num_layers=7,
+    layout='L0 L0 L2 G3',
     num_heads=3,
     head_dim=8,
     d_ff=48,
@@ -39,36 +40,30 @@ def int8_config(**changes) -> quantization_config.QuantizationConfig:
   return quantization_config.QuantizationConfig(**(defaults | changes))
 
 
+# Each setting beside each that it might meet in the code, few programs.
+TWICE = 'L0 L0 G2 L3 L3 G5'
 CONFIGS = {
   'plain': small_config(),
-  'plain, Bungee': small_config(
-    quantization=dataclasses.replace(quantization_config.none(), bungee=True)
+  'Bungee, two repeats': small_config(
+    layout=TWICE,
+    quantization=dataclasses.replace(quantization_config.none(), bungee=True),
   ),
-  'two repeats': small_config(num_layers=6, period=3, global_share=1),
-  'globals shared across repeats': small_config(num_layers=8, period=4),
-  'no rotary on global layers': small_config(rope_global=0.0),
-  'untied head': small_config(tied_embedding=False),
-  'remat': small_config(remat='layer'),
+  'globals shared across repeats and not rotated': small_config(
+    layout='L0 L0 G2 L3 L3 G2', rope_global=0.0
+  ),
+  'untied head, remat': small_config(tied_embedding=False, remat='layer'),
   'int8': small_config(quantization=int8_config()),
   'int8, remat, two repeats': small_config(
-    quantization=int8_config(),
-    num_layers=6,
-    period=3,
-    global_share=1,
-    remat='layer',
+    quantization=int8_config(), layout=TWICE, remat='layer'
   ),
-  'int8, float queries': small_config(quantization=int8_config(qk='none')),
-  'int8, nothing clamped': small_config(
-    quantization=int8_config(clamp_hidden='none', clamp_input='none')
+  'int8, float queries, nothing clamped': small_config(
+    quantization=int8_config(qk='none', clamp_hidden='none', clamp_input='none')
   ),
-  'int8, channel scales': small_config(
-    quantization=int8_config(kv_scale='channel')
+  'int8, channel scales, hidden clamped by its own rows': small_config(
+    quantization=int8_config(kv_scale='channel', clamp_hidden='input_std')
   ),
   'int8, channel scales, float queries': small_config(
     quantization=int8_config(kv_scale='channel', qk='none')
-  ),
-  'int8, hidden clamped by its own rows': small_config(
-    quantization=int8_config(clamp_hidden='input_std')
   ),
 }
 
@@ -93,7 +88,7 @@ def batch():
 def test_loss_and_every_gradient_equal_the_plain_model(name, batch):
   config = CONFIGS[name]
   model = transformer.Transformer(config)
-  start = state.init_params(model, 0)
+  start = params_lib.drawn(model)
   z = (3e-3, 2e-3)
 
   @jax.jit
@@ -134,7 +129,7 @@ def errors(got, want):
 
 def apply(config, length, visibility):
   model = transformer.Transformer(config)
-  params = jax.eval_shape(lambda: state.init_params(model, 0))
+  params = jax.eval_shape(lambda: state.drawn(model, 0))
   params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
   return model.apply(
     {'params': params}, jnp.zeros((1, length), jnp.int32), visibility
@@ -142,7 +137,7 @@ def apply(config, length, visibility):
 
 
 def test_rows_as_long_as_the_positions_pass_and_longer_ones_do_not():
-  config = small_config(num_layers=1, period=0)
+  config = small_config(layout='L0')
   assert apply(config, 64, visibility_lib.causal(64)).shape == (1, 64, 48)
   message = r'\(1, 65\): rows are longer .* model\.max_length=64'
   with pytest.raises(ValueError, match=message):
@@ -163,14 +158,14 @@ def test_rows_as_long_as_the_positions_pass_and_longer_ones_do_not():
 def test_a_visibility_that_leaves_the_row_is_refused(field, value, message):
   visibility = visibility_lib.causal(4)._replace(**{field: value})
   with pytest.raises(ValueError, match=message):
-    apply(small_config(num_layers=1, period=0), 4, visibility)
+    apply(small_config(layout='L0'), 4, visibility)
 
 
 @pytest.mark.parametrize('name', ['plain', 'int8'])
 def test_no_token_sees_another_document_or_the_future(name, batch):
   config = CONFIGS[name]
   model = transformer.Transformer(config)
-  params = trained_like(state.init_params(model, 0))
+  params = trained_like(params_lib.drawn(model))
   visibility = batch.visibility()
   states = jax.jit(
     lambda tokens: model.apply({'params': params}, tokens, visibility)
@@ -188,9 +183,9 @@ def test_no_token_sees_another_document_or_the_future(name, batch):
 
 
 def test_reach_of_local_layers_is_layers_times_window_less_one():
-  config = small_config(period=0, num_layers=3, local_share=1, window=4)
+  config = small_config(layout='L0 L1 L2', window=4)
   model = transformer.Transformer(config)
-  params = trained_like(state.init_params(model, 0))
+  params = trained_like(params_lib.drawn(model))
   tokens_BL = np.arange(24, dtype=np.int32)[None]
   visibility = visibility_lib.causal(24)
   hidden = jax.jit(
@@ -204,7 +199,7 @@ def test_reach_of_local_layers_is_layers_times_window_less_one():
 
 def test_depth_does_not_grow_the_program():
   def equations(depth):
-    config = small_config(num_layers=depth, period=7, global_share=1)
+    config = small_config(layout='', num_layers=depth, period=7, global_share=1)
     model = transformer.Transformer(config)
     shapes = jax.eval_shape(
       model.init,
@@ -223,7 +218,7 @@ def test_depth_does_not_grow_the_program():
 def test_readings_are_left_only_where_asked(batch):
   config = CONFIGS['int8']
   model = transformer.Transformer(config)
-  params = state.init_params(model, 0)
+  params = params_lib.drawn(model)
   _, left = model.apply(
     {'params': params},
     batch.tokens_BL,
@@ -231,5 +226,5 @@ def test_readings_are_left_only_where_asked(batch):
     mutable=['readings'],
   )
   rms_lse = jax.tree.leaves(left)
-  assert len(rms_lse) == 2 * 7
+  assert len(rms_lse) == 2 * 4
   assert all(np.all(np.isfinite(x)) for x in rms_lse)

@@ -14,9 +14,9 @@ from kaiju_jax.kernels.int8_matmul import api
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import qat
-from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
+from tests.model import params as params_lib
 from tests.model import rows
 
 P = jax.sharding.PartitionSpec
@@ -163,7 +163,7 @@ def trained(implementation):
     data=data_config.DataConfig(length=16, batch=2),
   )
   mesh = meshes.mesh_of(1, 1)
-  params = state_lib.init_params(step_lib.model_of(one), 0, mesh)
+  params = params_lib.drawn(step_lib.model_of(one), mesh)
   batch = rows.packed_batch([[16], [5, 6]], 16, 48)
   gradient = jax.jit(step_lib.gradient_of(one, mesh))
   found = gradient(

@@ -15,6 +15,7 @@ from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
+from tests.model import params as params_lib
 from tests.model import rows
 
 
@@ -41,7 +42,7 @@ def experiment(**model) -> config_lib.Experiment:
 
 
 def start(one):
-  params = state_lib.init_params(step_lib.model_of(one), 0)
+  params = params_lib.drawn(step_lib.model_of(one))
   return state_lib.create(params, optimizer.make(one.optimizer))
 
 
@@ -98,11 +99,10 @@ def test_z_reg_changes_gradients_and_not_a_bit_of_the_loss(halves, target):
   model = step_lib.model_of(one)
   params = start(one).params
 
+  @jax.jit
   def value_and_grad(z):
-    return jax.jit(
-      jax.value_and_grad(
-        lambda p: loss.weighted_cross_entropy(model, p, halves[0], z, z)
-      )
+    return jax.value_and_grad(
+      lambda p: loss.weighted_cross_entropy(model, p, halves[0], z, z)
     )(params)
 
   without, plain = value_and_grad(0.0)
@@ -135,10 +135,11 @@ def test_mean_logit_z_reg_is_the_gradient_of_the_explicit_term(halves):
     return 0.5 * jnp.sum(mean**2)
 
   attention = params['blocks']['layer_0']['attention']
-  want = jax.grad(explicit, (0, 1))(
+  want = jax.jit(jax.grad(explicit, (0, 1)))(
     attention['w_q_DHK'][0], attention['w_k_DK'][0]
   )
 
+  @jax.jit
   def gradient(z):
     return jax.grad(
       lambda p: loss.weighted_cross_entropy(model, p, batch, z, 0.0)

@@ -29,6 +29,7 @@ from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
+from tests.model import params as params_lib
 from tests.model import rows
 
 MESHES = [(8, 1), (4, 2)]
@@ -79,7 +80,7 @@ def batch():
 
 
 def start(one, mesh):
-  params = state_lib.init_params(step_lib.model_of(one), one.seed, mesh)
+  params = params_lib.drawn(step_lib.model_of(one), mesh)
   plan = replicas.plan_of(one, params)
   return state_lib.create(params, optimizer.make(one.optimizer), mesh, plan)
 
@@ -277,7 +278,7 @@ def zeroed(params, paths):
 def test_a_model_without_its_replica_is_refused():
   one = experiment()
   model = step_lib.model_of(one)
-  params = state_lib.init_params(model, 0)
+  params = params_lib.drawn(model)
   first = jax.tree.map(lambda x: x[0], batch())
   with pytest.raises(ValueError, match=r"w_._\w+: .*'ternary' reads a replica"):
     model.apply({'params': params}, first.tokens_BL, first.visibility())

@@ -1,0 +1,274 @@
+"""From a workdir or an export to text, turns and figures of what it took."""
+
+import io
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import loading
+from experiments import talk
+from kaiju_jax import config as config_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import sample
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.quantization import export
+from kaiju_jax.sharding import mesh
+from kaiju_jax.training import checkpoint
+from kaiju_jax.training import optimizer
+from kaiju_jax.training import replicas
+from kaiju_jax.training import state
+from kaiju_jax.training import step
+from kaiju_jax.training import workdir as workdir_lib
+
+ROOT = pathlib.Path(__file__).parents[2]
+LENGTH = 80
+MANNER = talk.Manner(12, draw.Sampling(seed=3))
+BYTES = tokenizer_lib.Bytes()
+
+
+class Nowhere:
+  """Batches that are at their beginning."""
+
+  def get_state(self):
+    return {}
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A run whose updates were ternary, so that its replica matters."""
+  path = tmp_path_factory.mktemp('run')
+  experiment = config_lib.Experiment(
+    model=model_config.ModelConfig(
+      d_model=16,
+      num_heads=2,
+      head_dim=8,
+      d_ff=32,
+      layout='G0',
+      max_length=LENGTH,
+      quantization=quantization_config.QuantizationConfig(
+        wire_weights='ternary'
+      ),
+    )
+  )
+  model = step.model_of(experiment)
+
+  @jax.jit
+  def saved():
+    params = state.drawn(model, 0)
+    made = state.before(
+      params,
+      optimizer.make(experiment.optimizer),
+      mesh.single(),
+      replicas.plan_of(experiment, params),
+    )
+    # Masters have moved on and the replica has not followed yet.
+    return made.replace(params=jax.tree.map(lambda x: 1.5 * x, params))
+
+  with (
+    workdir_lib.opened(path, experiment),
+    checkpoint.Checkpoints(path, 1) as checkpoints,
+  ):
+    checkpoints.save(7, saved(), Nowhere())
+  return path
+
+
+@pytest.fixture(scope='module')
+def loaded(workdir):
+  return loading.from_workdir(str(workdir))
+
+
+@pytest.fixture(scope='module')
+def generator(loaded):
+  decoder = decoder_lib.Decoder(
+    loaded.params,
+    loaded.config,
+    rows=2,
+    length=LENGTH,
+    replica=loaded.replica,
+  )
+  return sample.Generator(decoder, BYTES, chunk=8)
+
+
+def test_an_export_is_read_as_what_the_workdir_holds(
+  workdir, loaded, generator, tmp_path
+):
+  assert loaded.origin == f'{workdir}, step 7'
+  assert loaded.tokenizer == ''
+  path = tmp_path / 'model.safetensors'
+  export.save(path, loaded.params, loaded.config, loaded.replica)
+  again = loading.from_export(str(path), 'tokenizer.json')
+  assert again.config == loaded.config
+  assert (again.replica, again.tokenizer) == (None, 'tokenizer.json')
+  decoder = decoder_lib.Decoder(
+    again.params, again.config, rows=2, length=LENGTH
+  )
+  jax.tree.map(
+    np.testing.assert_array_equal, decoder.params, generator._decoder.params
+  )
+
+
+def test_prompts_are_answered_in_turn_as_each_is_alone(generator):
+  prompts = ['a', 'bc', 'def']
+  requests = [
+    MANNER.request(talk.opened(BYTES, prompt), index)
+    for index, prompt in enumerate(prompts)
+  ]
+  assert requests[2].tokens.tolist() == [0, *b'def']
+  assert [one.sampling.seed for one in requests] == [3, 4, 5]
+  texts = [one.text for one in generator.generate(requests)]
+  out, pace = io.StringIO(), talk.Pace()
+  talk.answer(generator, requests, out, pace)
+  assert out.getvalue() == ''.join(
+    f'── {index} ──\n{text}\n' for index, text in enumerate(texts)
+  )
+  assert pace.tokens == 36
+  one = io.StringIO()
+  talk.answer(generator, requests[1:2], one, talk.Pace())
+  assert one.getvalue() == f'{texts[1]}\n'
+
+
+def lines(*said):
+  left = list(said)
+
+  def read():
+    if not left:
+      raise EOFError
+    return left.pop(0)
+
+  return read
+
+
+def conversed(generator, read, out=None):
+  out, notes = out or io.StringIO(), io.StringIO()
+  talk.converse(generator, BYTES, MANNER, read, out, notes)
+  assert not generator._decoder._pages.open_rows
+  return out.getvalue(), notes.getvalue().splitlines()
+
+
+def test_turns_go_on_from_all_that_was_said(generator):
+  text, notes = conversed(generator, lines('hi', 'you'))
+  first = MANNER.request(talk.opened(BYTES, 'hi\n'), 0)
+  (hi,) = generator.generate([first])
+  second = [*first.tokens, *hi.tokens, *b'you\n']
+  (you,) = generator.generate([MANNER.request(np.array(second), 1)])
+  assert text == f'{hi.text}\n{you.text}\n'
+  assert notes[0].startswith('[4 tokens after 0 in the cache; 12 tokens, the')
+  assert notes[1].startswith('[4 tokens after 16 in the cache; 12 tokens, the')
+
+
+def test_a_full_history_begins_anew_and_a_long_line_is_refused(generator):
+  text, notes = conversed(generator, lines('x' * 40, 'y' * 40, 'z' * 90, 'w'))
+  assert text.count('\n') >= 3
+  assert '[54 tokens of history: full, begun anew]' in notes[1]
+  assert notes[2].startswith('[42 tokens after 0 in the cache; 12 tokens')
+  assert notes[3] == '[54 tokens of history: full, begun anew]'
+  assert notes[4] == '[92 tokens, and the cache holds 80: say less]'
+  assert notes[5].startswith('[3 tokens after 0 in the cache; 12 tokens')
+
+
+def test_an_answer_that_fills_the_cache_is_cut(generator):
+  _, notes = conversed(generator, lines('x' * 70))
+  assert notes[0].startswith('[72 tokens after 0 in the cache; 8 tokens')
+
+
+def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(generator):
+  class Interrupting(io.StringIO):
+    flushed = 0
+
+    def flush(self):
+      self.flushed += 1
+      if self.flushed == 3:
+        signal.raise_signal(signal.SIGINT)
+
+  before = signal.getsignal(signal.SIGINT)
+  _, notes = conversed(generator, lines('hi', 'you'), Interrupting())
+  assert signal.getsignal(signal.SIGINT) == before
+  assert '; 4 tokens, ' in notes[0]
+  assert notes[1].startswith('[4 tokens after 8 in the cache; 12 tokens')
+
+
+def test_pace_tells_first_from_later_tokens():
+  ticks = iter([10.0, 12.5, 13.0, 13.5])
+  pace = talk.Pace(lambda: next(ticks))
+  assert str(pace) == 'no tokens'
+  assert list(pace.times('abc')) == ['a', 'b', 'c']
+  assert str(pace) == '3 tokens, the first after 2.500 s, then 2.0 tokens/s'
+
+
+def test_bad_logits_of_one_prompt_leave_the_others_text(generator, monkeypatch):
+  requests = [
+    MANNER.request(talk.opened(BYTES, prompt), 0) for prompt in ('a', 'b')
+  ]
+  step_of = generator._run_first
+
+  def broken(row, last_BLD):
+    token, log_probability = step_of(row, last_BLD)
+    return (token * 0 - 1 if row == 0 else token), log_probability
+
+  monkeypatch.setattr(generator, '_run_first', broken)
+  out = io.StringIO()
+  with pytest.raises(request_lib.BadLogits, match='in row 0, step 0'):
+    talk.answer(generator, requests, out, talk.Pace())
+  assert '── 1 ──\n' in out.getvalue()
+  assert len(out.getvalue()) > 20
+
+
+def command(*arguments, said=''):
+  return subprocess.run(
+    [sys.executable, '-m', 'experiments.generate', *arguments],
+    cwd=ROOT,
+    input=said,
+    capture_output=True,
+    text=True,
+    timeout=300,
+    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+  )
+
+
+def test_the_command_answers_a_prompt(workdir, generator):
+  done = command(
+    f'--workdir={workdir}',
+    '--prompt=def',
+    '--max_tokens=12',
+    '--chunk=8',
+    '--seed=3',
+  )
+  assert done.returncode == 0, done.stderr[-500:]
+  request = MANNER.request(talk.opened(BYTES, 'def'), 0)
+  assert done.stdout == f'{generator.generate([request])[0].text}\n'
+  told = done.stderr.splitlines()[-2:]
+  assert told[0].startswith(f'{workdir}, step 7; compiled in ')
+  assert re.fullmatch(
+    r'12 tokens, the first after [\d.]+ s, then [\d.,]+ tokens/s;'
+    r' cache of 1 × 16 tokens: [\d,]+ bytes\.',
+    told[1],
+  )
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    ([], 'exactly one of --workdir and --checkpoint'),
+    (['--workdir=a', '--checkpoint=b'], 'exactly one of --workdir'),
+    (['--workdir=a'], 'exactly one of --prompt and --interactive'),
+    (['--workdir=a', '--prompt=x', '--tokenizer=t'], '--tokenizer is of a'),
+    (['--workdir=/no/such', '--prompt=x'], 'error: /no/such/config.json: not'),
+    (['--workdir=a', '--prompt=x', '--top_p=2'], 'error: top_p=2.0: must be'),
+  ],
+)
+def test_bad_arguments_are_a_line(arguments, said):
+  done = command(*arguments)
+  assert done.returncode != 0
+  assert said in done.stderr + done.stdout
+  assert 'Traceback' not in done.stderr
