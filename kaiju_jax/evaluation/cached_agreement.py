@@ -4,7 +4,8 @@ Both read the same text. The forward pass runs whole rows; the cache runs a
 prompt in chunks and then one token a call. In int8 a rounding on the way
 can tip a key's or a value's code, and that a logit: so the two agree closely
 and not to the bit (the decoder's `reference` mode does), and here is counted
-how closely.
+how closely. Activations in bfloat16 are rounded as coarsely as codes are, so
+that sums in another order tip many of them, with or without a cache.
 """
 
 from typing import Any
