@@ -76,7 +76,7 @@ def _lines(counted):
   yield 'largest difference', f'{counted.largest_difference:.2e}'
   tokens = counted.tokens
   yield 'greedy tokens', f'{counted.greedy_differs:,} of {tokens:,} differ'
-  yield '… beyond the difference', f'{counted.greedy_beyond:,}'
+  yield 'largest margin of those', f'{counted.greedy_margin:.2e}'
   for layer, (codes, differ) in counted.codes.items():
     yield (
       f'codes, layer {layer}',
