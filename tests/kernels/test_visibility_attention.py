@@ -578,6 +578,8 @@ _FLOAT = np.ones((1, 6, 8), np.float32)
     ({'window': 0}, 'window=0.*at least 1'),
     ({'window': 2.5}, 'float'),
     ({'scale': float('nan')}, 'scale=nan'),
+    ({'dtype': np.int32}, 'dtype=int32: expected a float'),
+    ({'k_BMK': _FLOAT[:, :0]}, r'k_BMK.*\(1, 0, 8\): expected at least one'),
     ({'scale': np.ones(2)}, 'scale=array'),
     ({'k_BMK': _INT8}, r'k_scale is missing.*\(1, 6\) or \(8,\)'),
     (
