@@ -64,14 +64,22 @@ def made(int8):
 
 
 def params_of(config):
-  """Returns parameters, sharp enough to have best tokens."""
-  # Compiled without the forward pass, which `init` traces and does not need.
-  init = jax.jit(transformer.Transformer(config).init)
-  tokens_BL = np.zeros((1, 4), np.int32)
-  params = init(jax.random.key(3), tokens_BL, visibility_lib.causal(4))
-  params = params['params']
-  params['embedding']['head_DV'] *= 2.0
-  return params
+  """Returns parameters, sharp enough to have best tokens; none compiled."""
+  rng = np.random.default_rng(12)
+
+  def drawn(path, x):
+    if path[-1].key == 'gain_D':
+      return np.ones(x.shape, np.float32)
+    scale = 0.5 if path[-1].key == 'head_DV' else 0.25
+    return rng.normal(0, scale, x.shape).astype(np.float32)
+
+  shapes = jax.eval_shape(
+    transformer.Transformer(config).init,
+    jax.random.key(0),
+    np.zeros((1, 4), np.int32),
+    visibility_lib.causal(4),
+  )
+  return jax.tree_util.tree_map_with_path(drawn, shapes['params'])
 
 
 @functools.cache
