@@ -30,27 +30,29 @@ _IMPLEMENTATIONS = {
   **dict.fromkeys(blocks.GPU_KINDS, 'pallas_gpu'),
   blocks.TRITON: 'triton_kernel',
   blocks.MOSAIC: 'mosaic_gpu',
+  blocks.VALUES: 'pallas_gpu',
   TPU: 'pallas_tpu',
 }
+Tried = blocks.Tiles | blocks.TpuTiles | blocks.MosaicTiles | blocks.Values
 
 
 def kinds(platform: str) -> list[str]:
   """Returns the kernels of a platform whose blocks can be searched for here."""
   if platform == 'gpu':
     optional = [blocks.TRITON] if importlib.util.find_spec('jax_triton') else []
-    return [*blocks.GPU_KINDS, *optional, blocks.MOSAIC]
+    return [*blocks.GPU_KINDS, *optional, blocks.MOSAIC, blocks.VALUES]
   return [TPU] if platform == 'tpu' else []
 
 
-def candidates(
-  kind: str,
-) -> list[blocks.Tiles | blocks.TpuTiles | blocks.MosaicTiles]:
+def candidates(kind: str) -> list[Tried]:
   """Returns blocks to try; most of what registers cannot hold is left out."""
   if kind == TPU:
     return [
       blocks.TpuTiles(rows, keys)
       for rows, keys in itertools.product((384, 768, 1152), (256, 512, 1024))
     ]
+  if kind == blocks.VALUES:
+    return [blocks.Values(0), blocks.Values(1)]
   if kind == blocks.MOSAIC:
     return [
       blocks.MosaicTiles(keys, stages)
@@ -99,6 +101,8 @@ def tune(
     )
   found = {}
   for shape, kind in itertools.product(named.values(), kinds(here)):
+    if kind == blocks.VALUES and not shape.coded:
+      continue
     key = key_of(shape, kind)
     found[key] = search(shape, kind, candidates(kind), repeats)
     tuned.write(folder, tuned.device_kind(), key, found[key])
@@ -115,7 +119,7 @@ def key_of(shape: shapes.Shape, kind: str) -> str:
 def search(
   shape: shapes.Shape,
   kind: str,
-  tried: Sequence[blocks.Tiles | blocks.TpuTiles | blocks.MosaicTiles],
+  tried: Sequence[Tried],
   repeats: int,
 ) -> tuned.Found:
   """Returns the fastest blocks of one kernel.

@@ -86,6 +86,8 @@ class Tiles(NamedTuple):
 GPU_KINDS = ('forward', 'dq', 'dkv')
 TRITON = 'triton_forward'
 MOSAIC = 'mosaic_forward'
+# When `pallas_gpu` makes floats of values.
+VALUES = 'values'
 
 # By the bytes of a key in floats: as large as H100's registers hold without a
 # spill. Compiled, not timed.
@@ -111,18 +113,21 @@ _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 @contextlib.contextmanager
 def trying(
-  tiles: 'Tiles | TpuTiles | MosaicTiles', *kinds: str
+  tiles: 'Tiles | TpuTiles | MosaicTiles | Values', *kinds: str
 ) -> Iterator[None]:
   """Within it, kernels of `kinds` are traced with these blocks.
 
   Args:
     tiles: blocks.
-    kinds: of GPU_KINDS, TRITON, MOSAIC or 'tpu'; by default all that such tiles
-      are for.
+    kinds: of GPU_KINDS, TRITON, MOSAIC, VALUES or 'tpu'; by default all that
+      such tiles are for.
   """
-  every = {TpuTiles: ('tpu',), MosaicTiles: (MOSAIC,)}.get(
-    type(tiles), (*GPU_KINDS, TRITON)
-  )
+  every = {
+    Tiles: (*GPU_KINDS, TRITON),
+    TpuTiles: ('tpu',),
+    MosaicTiles: (MOSAIC,),
+    Values: (VALUES,),
+  }[type(tiles)]
   tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
   token = _tried.set(tried)
   try:
@@ -217,16 +222,35 @@ def mosaic(
   return MosaicTiles(keys, min(fits, _MOSAIC_STAGES))
 
 
-def dequantize_first(rows: int) -> bool:
+class Values(NamedTuple):
+  """Where values of codes become floats in `pallas_gpu`'s forward pass.
+
+  Attributes:
+    first: 1 for once, before the kernel; 0 for within it, in each tile.
+  """
+
+  first: int
+
+
+def dequantize_first(rows: int, window: int | None, head_dim: int) -> bool:
   """Returns whether values become floats before the forward kernel on a GPU.
 
-  Within it they take half the bytes, and each query tile spends about a seventh
-  of its instructions on making floats of them (counted in its PTX). So few
-  tiles read codes; from 16 on they read floats. That number is our guess.
+  Within it they take half the bytes, and each visit of a block takes 891
+  instructions and not 715 (counted in its PTX, without a mask). So few tiles
+  read codes; from 16 on they read floats, of which one head is all there is.
+  That number is our guess, for nobody has timed the two.
 
   Args:
     rows: queries times heads.
+    window: None for all.
+    head_dim: K.
   """
+  if VALUES in _tried.get():
+    return bool(_tried.get()[VALUES].first)
+  folder = pathlib.Path(__file__).parent
+  key = gpu_key(VALUES, window, head_dim, 2, True)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return bool(Values(**found).first)
   return rows > 16 * _GPU[256]['forward'].rows
 
 

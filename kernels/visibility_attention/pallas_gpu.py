@@ -170,7 +170,7 @@ def forward(
 ):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
-  if blocks.dequantize_first(L * H):
+  if v_scale is not None and blocks.dequantize_first(L * H, window, K):
     v_BMK, v_scale = codes.dequantize(v_BMK, v_scale, dtype), None
   queries, keys, statics = _prepare(
     (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),

@@ -377,14 +377,17 @@ def test_any_scale_of_logits_and_queries_of_zeros(implementation, scale, coded):
   _close(results, forward('reference', scale))
 
 
-def test_values_may_become_floats_before_the_kernel(monkeypatch):
+def test_values_may_become_floats_before_the_kernel():
   case = CASES['packed rows with padding, window']
   arrays, scales, _ = _coded(case, q_codes=True, per='token')
   keywords = {'window': case.window, 'scale': _SCALE, 'dtype': jnp.float32}
 
   def forward(first):
-    monkeypatch.setattr(blocks, 'dequantize_first', lambda rows: first)
-    with dispatch.interpreted(), blocks.trying(_TILES):
+    with (
+      dispatch.interpreted(),
+      blocks.trying(_TILES),
+      blocks.trying(blocks.Values(first)),
+    ):
       run = jax.jit(
         lambda arrays: api.forward(
           *arrays,

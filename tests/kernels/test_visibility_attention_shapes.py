@@ -145,7 +145,7 @@ def test_a_tpus_winners_are_written_and_taken(tmp_path, monkeypatch):
 def test_candidates_of_every_kernel_are_blocks_of_its_own():
   for kind in (*autotune.kinds('gpu'), *autotune.kinds('tpu')):
     tried = autotune.candidates(kind)
-    assert len(set(tried)) == len(tried) > 3
+    assert len(set(tried)) == len(tried) > 1
     with blocks.trying(tried[0]):
       assert kind in blocks._tried.get()
 
