@@ -26,7 +26,7 @@ _OUT = flags.DEFINE_string('out', 'runs/bench_kernels', 'Where results go.')
 _ONLY = flags.DEFINE_list('only', None, 'Parts to run; all by default.')
 _AUTOTUNE = flags.DEFINE_bool('autotune', False, 'Search for blocks first.')
 _LIMIT = flags.DEFINE_integer(
-  'limit_s', 900, 'Seconds that one process may take.', lower_bound=1
+  'limit_s', 1800, 'Seconds that one process may take.', lower_bound=1
 )
 
 KERNELS = 'visibility_attention', 'int8_matmul', 'squinch', 'paged_decode'

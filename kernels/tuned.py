@@ -125,6 +125,8 @@ def command(
 ) -> None:
   """Runs a kernel's search as a command, and prints what it found.
 
+  What it raises as a ValueError ends it with one line.
+
   Args:
     tune: of the folder, searches and writes; returns what it found, by key.
     folder: of the kernel.
@@ -135,7 +137,11 @@ def command(
   def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-    for name, found in tune(folder).items():
+    try:
+      searched = tune(folder)
+    except ValueError as error:
+      raise SystemExit(f'error: {error}') from error
+    for name, found in searched.items():
       print(f'{name}: {dict(found.best)}, {1e6 * found.seconds:.1f} µs')
       for i, reason in found.refused.items():
         print(f'  candidate {i} was refused: {reason.splitlines()[0]}')

@@ -169,3 +169,30 @@ def test_a_mesh_of_another_size_is_refused():
         slice_, chip=dataclasses.replace(slice_.chip, platform='gpu')
       )
     )
+
+
+def test_what_was_compiled_before_is_compiled_again():
+  """Else it would say nothing, write nothing, and take no time."""
+  hits = []
+
+  def listen(event, **_):
+    if event == '/jax/compilation_cache/cache_hits':
+      hits.append(event)
+
+  def fresh():
+    return jax.jit(lambda x: 3 * jnp.sin(x))
+
+  x = jnp.ones(4)
+  jax.monitoring.register_event_listener(listen)
+  try:
+    fresh().lower(x).compile()
+    fresh().lower(x).compile()
+    if not hits:
+      pytest.skip('this process keeps nothing on disk')
+    hits.clear()
+    aot.build(fresh(), (x,))
+    assert not hits
+    fresh().lower(x).compile()
+    assert hits
+  finally:
+    jax.monitoring.unregister_event_listener(listen)

@@ -65,7 +65,8 @@ def quantize(
     ValueError, TypeError: names the argument, its value and what is right.
   """
   _check_floats('x_RC', x_RC)
-  rows = x_RC.shape[0]
+  rows, columns = x_RC.shape
+  _check_sizes(rows, columns)
   return _choose(implementation).quantize(
     x_RC,
     cut_R=_of_rows('cut', cut, rows),
@@ -142,7 +143,7 @@ def matmul(
       w,
       scale_O,
       cut_R=out_cut_R,
-      dtype=jnp.dtype(dtype or jnp.float32),
+      dtype=_float(dtype=dtype or jnp.float32),
       **behind,
     )
     return Product(y_RO, x_RC, scale_R)
@@ -160,7 +161,7 @@ def matmul(
       cut_R=_of_rows('cut', cut, rows),
       limit_R=_of_rows('limit', limit, rows),
       out_cut_R=out_cut_R,
-      dtype=jnp.dtype(dtype or x_RC.dtype),
+      dtype=_float(dtype=dtype or x_RC.dtype),
       keep_codes=keep_codes,
       **behind,
     )
@@ -205,7 +206,7 @@ def input_gradient(
     raise ValueError(
       f'rounding={rounding!r}: must be one of {", ".join(map(repr, ROUNDING))}.'
     )
-  dtype = jnp.dtype(dtype or dy_RO.dtype)
+  dtype = _float(dtype=dtype or dy_RO.dtype)
   chosen = _choose(implementation)
   if rounding == 'nearest':
     if limit is not None:
@@ -271,7 +272,7 @@ def weight_gradient(
       f'dy_RO has {dy_RO.shape[0]} rows: expected {rows}, as codes_RC has.'
     )
   _check_sizes(rows, codes_RC.shape[1], dy_RO.shape[1])
-  dtype = jnp.dtype(dtype or dy_RO.dtype)
+  dtype = _float(dtype=dtype or dy_RO.dtype)
   return _choose(implementation).weight_gradient(
     codes_RC,
     scale_R,
@@ -279,13 +280,22 @@ def weight_gradient(
     contract=contract,
     nonnegative=nonnegative,
     dtype=dtype,
-    out_dtype=jnp.dtype(out_dtype or dtype),
+    out_dtype=_float(out_dtype=out_dtype or dtype),
   )
 
 
 def _choose(implementation):
   implementation = implementation or blocks.implementation()
   return dispatch.choose(__package__, implementation, RUNS_ON)
+
+
+def _float(**named):
+  """Returns the one argument, once it is a float's dtype."""
+  ((name, dtype),) = named.items()
+  dtype = jnp.dtype(dtype)
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise TypeError(f'{name}={dtype}: expected a float.')
+  return dtype
 
 
 def _of_rows(name, value, rows):
@@ -346,7 +356,7 @@ def _check_floats(name, x) -> None:
     raise TypeError(f'{name} is {x.dtype}: expected bfloat16 or float32.')
 
 
-def _check_sizes(rows, contracted, outputs) -> None:
+def _check_sizes(rows, contracted, outputs=1) -> None:
   """Places in an array are counted in int32."""
   sizes = {'R': rows, 'C': contracted, 'O': outputs}
   for name, size in sizes.items():

@@ -80,8 +80,10 @@ def _measured(name: str) -> dict[str, int] | None:
   return tuned.winner(folder, tuned.device_kind(), name)
 
 
-def gpu(rows: int, contracted: int, outputs: int, contract: str) -> Gpu:
-  """Returns the tile of an s8 product."""
+def gpu(
+  rows: int, contracted: int, outputs: int, contract: str, width: int = 2
+) -> Gpu:
+  """Returns the tile of an s8 product whose result has `width` bytes."""
   if isinstance(_tried.get(), Gpu):
     return _tried.get()
   if found := _measured(key(rows, contracted, outputs, contract)):
@@ -90,6 +92,8 @@ def gpu(rows: int, contracted: int, outputs: int, contract: str) -> Gpu:
   large = Gpu(256, 128, 128, 8, 3)
   if contract == 'last':
     large = large._replace(R=128, O=256)
+  elif width > 2:  # Turning and a float32 result together spill registers.
+    return _filling(rows, outputs, _SMALLER)
   return _filling(rows, outputs, (large, *_SMALLER))
 
 

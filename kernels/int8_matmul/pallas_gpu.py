@@ -25,7 +25,9 @@ def multiply(
 ):
   """Returns y_RO in `dtype`."""
   rows, contracted = codes_RC.shape
-  sizes = blocks.gpu(rows, contracted, scale_O.shape[0], contract)
+  sizes = blocks.gpu(
+    rows, contracted, scale_O.shape[0], contract, dtype.itemsize
+  )
   axis = 0 if contract == 'first' else 1
   vectors = [scale_R, scale_O]
   if nonnegative:

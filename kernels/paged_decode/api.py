@@ -114,6 +114,14 @@ def decode(
     raise ValueError(f'scale={scale!r}: expected a finite Python number.')
   if dtype is None:
     dtype = _output_dtype(q_BLHK, v_PSK)
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
+  # What numpy made cannot be read at a traced place.
+  operands = {name: jnp.asarray(x) for name, x in operands.items()}
+  layout = {name: jnp.asarray(x) for name, x in layout.items()}
+  scales = {
+    name: None if x is None else jnp.asarray(x) for name, x in scales.items()
+  }
   shape = _shape(dims, k_PSK, v_PSK, window)
   if implementation is None:
     implementation = blocks.implementation(dispatch.platform(), shape)

@@ -23,11 +23,10 @@ from jax.experimental.pallas import triton as plgpu
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.paged_decode import partials
 from kaiju_jax.kernels.paged_decode import rows as rows_lib
 
-# Below any logit, and finite: a masked row has no inf - inf.
-_LOWEST = -1e30
 _LOG2_E = math.log2(math.e)
 
 
@@ -174,7 +173,7 @@ def _kernel(
   first = jax.lax.div(tiles * split, sizes.X)
   last = jax.lax.div(tiles * (split + 1), sizes.X)
   carry = (
-    jnp.full((sizes.R,), _LOWEST, jnp.float32),
+    jnp.full((sizes.R,), softmax.LOWEST, jnp.float32),
     jnp.zeros((sizes.R,), jnp.float32),
     jnp.zeros(q_RK.shape, jnp.float32),
   )

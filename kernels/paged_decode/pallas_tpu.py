@@ -29,11 +29,10 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.paged_decode import partials
 from kaiju_jax.kernels.paged_decode import rows as rows_lib
 
-# Below any logit, and finite: a masked row has no inf - inf.
-_LOWEST = -1e30
 _LOG2_E = math.log2(math.e)
 
 
@@ -363,7 +362,7 @@ def _kernel(
     last,
     step,
     (
-      jnp.full((R, 1), _LOWEST, jnp.float32),
+      jnp.full((R, 1), softmax.LOWEST, jnp.float32),
       jnp.zeros((R, 1), jnp.float32),
       jnp.zeros((R, K), jnp.float32),
     ),

@@ -7,11 +7,9 @@ seen, not by how long the table is.
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
 from kaiju_jax.kernels.visibility_attention import codes
-
-# Below any logit, and finite: a masked row has no inf - inf.
-_LOWEST = -1e30
 
 
 def decode(
@@ -110,7 +108,7 @@ def decode(
     0,
     (plan.count_B.max() + G - 1) // G,
     step,
-    (zeros_BR + _LOWEST, zeros_BR, zeros_BRK),
+    (zeros_BR + softmax.LOWEST, zeros_BR, zeros_BRK),
   )
   sees_BR = total_BR > 0
   total_BR = jnp.where(sees_BR, total_BR, 1.0)

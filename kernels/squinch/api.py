@@ -19,6 +19,7 @@ A kernel reads what it is given once, bf16 as bf16, and writes once 0.75 bytes a
 number, or 4 a number of the sum.
 """
 
+import operator
 import types
 
 import jax
@@ -83,7 +84,7 @@ def encode_parts(
     raise ValueError(f'x_RC has shape {x_RC.shape}: expected rows and columns.')
   if not jnp.issubdtype(x_RC.dtype, jnp.floating):
     raise TypeError(f'x_RC is {x_RC.dtype}: Squinch takes floats.')
-  if parts < 1:
+  if operator.index(parts) < 1:
     raise ValueError(f'parts={parts}: must be at least 1.')
   rows, columns = x_RC.shape
   if rows % (reference.GROUP * parts):

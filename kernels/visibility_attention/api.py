@@ -95,6 +95,8 @@ def forward(
   _check(arrays, scales, window, scale)
   if dtype is None:
     dtype = _output_dtype(q_BLHK, v_BMK)
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
   return _choose(implementation, q_BLHK, k_BMK).forward(
     *arrays.values(), window=window, scale=scale, dtype=dtype, **scales
   )
@@ -267,6 +269,10 @@ def _check(arrays, scales, window, scale) -> None:
     rank = len(name) - len('q_')
     if x.ndim != rank:
       raise ValueError(f'{name} has shape {x.shape}: expected {rank} dims.')
+  if 0 in k_BMK.shape[1:]:
+    raise ValueError(
+      f'k_BMK has shape {k_BMK.shape}: expected at least one key, and K not 0.'
+    )
   sizes = dict(zip('BLHK', q_BLHK.shape)) | {'M': k_BMK.shape[1]}
   for name, x in arrays.items():
     letters = name.split('_')[-1]

@@ -1,20 +1,21 @@
-"""Finds the fastest blocks on the GPU at hand, and writes `tuned.json`.
+"""Finds the fastest blocks on the device at hand.
 
-    python -m kaiju_jax.kernels.visibility_attention.autotune [--repeats=5]
+    python -m kaiju_jax.kernels.visibility_attention.autotune
 
 At the largest preset's shape, with and without a window, in bfloat16 and in
-half-int8; a quarter of an hour. Each kernel is tuned alone: while dq tries, dk
-and dv keep their blocks.
+half-int8; a quarter of an hour, by our guess. Winners go to `tuned.json` beside
+this file, from where `blocks.py` takes them. On a GPU each kernel is tuned
+alone: while dq tries, dk and dv keep their blocks. On a TPU all share theirs.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import importlib.util
 import itertools
 import pathlib
-import sys
-
-from absl import app
-from absl import flags
+from typing import Any
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
@@ -22,75 +23,134 @@ from kaiju_jax.kernels.visibility_attention import bench
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import shapes
 
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds.', lower_bound=1)
-_SHAPES = '110b, all', '110b, all, int8', '110b, window', '110b, window, int8'
+_NAMES = '110b, all', '110b, all, int8', '110b, window', '110b, window, int8'
+SHAPES = {name: shapes.SHAPES[name] for name in _NAMES}
+TPU = 'tpu'
+_IMPLEMENTATIONS = {
+  **dict.fromkeys(blocks.GPU_KINDS, 'pallas_gpu'),
+  blocks.TRITON: 'triton_kernel',
+  blocks.MOSAIC: 'mosaic_gpu',
+  blocks.VALUES: 'pallas_gpu',
+  TPU: 'pallas_tpu',
+}
+Tried = blocks.Tiles | blocks.TpuTiles | blocks.MosaicTiles | blocks.Values
 
 
-def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  if dispatch.platform() != 'gpu':
-    here = dispatch.platform()
-    sys.exit(f'error: blocks are measured on a GPU, and this is a {here}.')
-  for name, kind in itertools.product(_SHAPES, blocks.GPU_KINDS):
-    shape = shapes.SHAPES[name]
-    found = search(shape, kind, candidates(kind), _REPEATS.value)
-    key = blocks.gpu_key(kind, shape.window, shape.head_dim, 2, shape.coded)
-    folder = pathlib.Path(__file__).parent
-    tuned.write(folder, tuned.device_kind(), key, found)
-    print(f'{key}: {found.best}, {1e3 * found.seconds:.3f} ms')
+def kinds(platform: str) -> list[str]:
+  """Returns the kernels of a platform whose blocks can be searched for here."""
+  if platform == 'gpu':
+    optional = [blocks.TRITON] if importlib.util.find_spec('jax_triton') else []
+    return [*blocks.GPU_KINDS, *optional, blocks.MOSAIC, blocks.VALUES]
+  return [TPU] if platform == 'tpu' else []
 
 
-def candidates(kind: str) -> list[dict[str, int]]:
+def candidates(kind: str) -> list[Tried]:
   """Returns blocks to try; most of what registers cannot hold is left out."""
-  wide = [(64, 4), (128, 8)]
+  if kind == TPU:
+    return [
+      blocks.TpuTiles(rows, keys)
+      for rows, keys in itertools.product((384, 768, 1152), (256, 512, 1024))
+    ]
+  if kind == blocks.VALUES:
+    return [blocks.Values(0), blocks.Values(1)]
+  if kind == blocks.MOSAIC:
+    return [
+      blocks.MosaicTiles(keys, stages)
+      for keys, stages in ((64, 2), (64, 4), (128, 1), (128, 2))
+    ]
+  marching = ((64, 4), (64, 8), (128, 8))  # With the warps that share it.
   if kind == 'dkv':
-    pairs = [
+    sizes = [
       (rows, keys, warps)
-      for rows in (32, 64, 128)
-      for keys, warps in [*wide, (64, 8)]
+      for rows, (keys, warps) in itertools.product((32, 64, 128), marching)
     ]
   else:
-    pairs = [
+    sizes = [
       (rows, keys, warps)
-      for keys in (32, 64, 128)
-      for rows, warps in [*wide, (64, 8)]
+      for keys, (rows, warps) in itertools.product((32, 64, 128), marching)
     ]
   return [
-    blocks.Tiles(*pair, stages)._asdict() for pair in pairs for stages in (2, 3)
+    blocks.Tiles(*size, stages)
+    for size, stages in itertools.product(sizes, (2, 3))
   ]
+
+
+def tune(
+  folder: str | pathlib.Path,
+  named: Mapping[str, shapes.Shape] = SHAPES,
+  repeats: int = 5,
+) -> dict[str, tuned.Found]:
+  """Searches for every shape and kernel, and writes what it found.
+
+  Args:
+    folder: where `tuned.json` is.
+    named: shapes by name.
+    repeats: rounds, each timing every candidate once.
+
+  Returns:
+    What was found, by its key.
+
+  Raises:
+    ValueError: a platform without kernels.
+  """
+  here = dispatch.platform()
+  if not kinds(here):
+    raise ValueError(
+      f'{here} has no blocks of visibility_attention to search: expected gpu'
+      ' or tpu.'
+    )
+  found = {}
+  for shape, kind in itertools.product(named.values(), kinds(here)):
+    if kind == blocks.VALUES and not shape.coded:
+      continue
+    key = key_of(shape, kind)
+    found[key] = search(shape, kind, candidates(kind), repeats)
+    tuned.write(folder, tuned.device_kind(), key, found[key])
+  return found
+
+
+def key_of(shape: shapes.Shape, kind: str) -> str:
+  """Returns what a kernel's winner at a shape is filed under."""
+  if kind == TPU:
+    return blocks.tpu_key(shape.window, shape.heads, shape.head_dim, 2)
+  return blocks.gpu_key(kind, shape.window, shape.head_dim, 2, shape.coded)
 
 
 def search(
   shape: shapes.Shape,
   kind: str,
-  tried: Sequence[dict[str, int]],
+  tried: Sequence[Tried],
   repeats: int,
 ) -> tuned.Found:
   """Returns the fastest blocks of one kernel.
 
   Args:
     shape: at which.
-    kind: 'forward', 'dq' or 'dkv'; the latter two within the backward pass.
-    tried: fields of `blocks.Tiles`.
+    kind: of `kinds`; 'dq' and 'dkv' are timed within the backward pass, a TPU's
+      within both passes.
+    tried: blocks for that kernel.
     repeats: rounds.
   """
   arrays, scales, dout_BLHK, dlse_BLH = bench.operands(shape)
-  results = bench.calls(shape, 'pallas_gpu')[0](arrays, scales)
+  implementation = _IMPLEMENTATIONS[kind]
+  results = bench.calls(shape, implementation)[0](arrays, scales)
+  cotangents = *results, dout_BLHK, dlse_BLH
 
-  def run(fields):
-    with blocks.trying(blocks.Tiles(**fields), kind):
-      forward, backward = bench.calls(shape, 'pallas_gpu')
-      if kind == 'forward':
-        call = functools.partial(forward, arrays, scales)
-      else:
-        cotangents = *results, dout_BLHK, dlse_BLH
-        call = functools.partial(backward, arrays, scales, cotangents)
+  def run(fields: tuned.Blocks) -> Callable[[], Any]:
+    forward, backward = bench.calls(shape, implementation)
+    forward = functools.partial(forward, arrays, scales)
+    backward = functools.partial(backward, arrays, scales, cotangents)
+    call = {
+      'dq': backward,
+      'dkv': backward,
+      TPU: lambda: (forward(), backward()),
+    }.get(kind, forward)
+    with blocks.trying(type(tried[0])(**fields), kind):
       call()  # Traced here, while the blocks are those to try.
     return call
 
-  return tuned.search(tried, run, repeats)
+  return tuned.search([each._asdict() for each in tried], run, repeats)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  tuned.command(tune, pathlib.Path(__file__).parent)

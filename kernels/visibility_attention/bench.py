@@ -3,9 +3,9 @@
     python -m kaiju_jax.kernels.visibility_attention.bench [--json=PATH]
 
 On a CPU nothing is timed: the table holds the operations and bytes that a shape
-needs, and the pairs of tiles that the GPU kernel visits beside those that it
-has to. On an accelerator each row is timed against the others of its shape, and
-compared with the reference at 2,048 tokens.
+needs, and the pairs of tiles that the GPU's and the TPU's kernels visit beside
+those that they have to. On an accelerator each row is timed against the others
+of its shape, and compared with the reference at 2,048 tokens.
 
 The backward pass needs five products a visible pair, the forward pass two. The
 kernel makes seven, for it recomputes two of them in either of its halves.
@@ -52,7 +52,7 @@ def measure(
 def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
   pairs = shapes.pairs(shape)
   on_cpu = dispatch.platform() == 'cpu'
-  ours = ['pallas_gpu'] if on_cpu else _ours(shape)
+  ours = list(_COUNTED) if on_cpu else _ours(shape)
   contenders = {} if on_cpu else _contenders(shape, ours)
   errors = (
     {} if on_cpu else _errors(shape, [x for x in ours if x in contenders])
@@ -68,37 +68,67 @@ def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
         seconds=seconds.get(contender),
         operations=2 * _PRODUCTS[part] * pairs * shape.heads * shape.head_dim,
         bytes=_bytes(shape, part),
-        tiles=tiles(shape, part) if contender == 'pallas_gpu' else None,
+        tiles=(
+          tiles(shape, part, contender) if contender in _COUNTED else None
+        ),
         max_error=errors.get((contender, part)),
         is_peer=contender not in ours,
       )
 
 
-def tiles(shape: shapes.Shape, part: str) -> tuple[int, int]:
-  """Returns the pairs of tiles that the GPU kernel visits and has to visit."""
-  visited = needed = 0
-  for kind in _PASSES[part]:
-    chosen = blocks.gpu(
-      kind,
-      rows=shape.length * shape.heads,
-      memory=shape.length,
-      window=shape.window,
-      head_dim=shape.head_dim,
-      itemsize=2,
-      integer_dot=shape.coded,
-    )
-    one = shapes.visibility(shape._replace(batch=1))
-    counts = plan.counts(
-      one,
-      shape.window,
-      chosen.rows,
-      shape.heads,
-      chosen.keys,
-      blocks.plan_tiles(chosen.rows, shape.heads),
-    )
-    visited += shape.batch * counts[0]
-    needed += shape.batch * counts[1]
+def tiles(
+  shape: shapes.Shape, part: str, implementation: str
+) -> tuple[int, int]:
+  """Returns the pairs of tiles that a kernel visits and has to visit.
+
+  Args:
+    shape: of the attention.
+    part: 'forward' or 'backward'.
+    implementation: 'pallas_gpu' or 'pallas_tpu'.
+  """
+  counts = [
+    _counts(shape._replace(batch=1), *_COUNTED[implementation](shape, kind))
+    for kind in _PASSES[part]
+  ]
+  visited, needed = (shape.batch * sum(each) for each in zip(*counts))
   return visited, needed
+
+
+@functools.cache
+def _counts(shape, rows, keys, shared):
+  visibility = shapes.visibility(shape)
+  return plan.counts(visibility, shape.window, rows, shape.heads, keys, shared)
+
+
+def _gpu_tiles(shape, kind):
+  """Rows and keys of a tile, and the tiles that share a list."""
+  rows, keys, *_ = blocks.gpu(
+    kind,
+    rows=shape.length * shape.heads,
+    memory=shape.length,
+    window=shape.window,
+    head_dim=shape.head_dim,
+    itemsize=2,
+    integer_dot=shape.coded,
+  )
+  return rows, keys, blocks.plan_tiles(rows, shape.heads)
+
+
+def _tpu_tiles(shape, kind):
+  """The same; all kernels have the same tiles there."""
+  del kind
+  rows, keys = blocks.tpu(
+    length=shape.length,
+    memory=shape.length,
+    heads=shape.heads,
+    head_dim=shape.head_dim,
+    itemsize=2,
+    window=shape.window,
+  )
+  return rows, keys, 1
+
+
+_COUNTED = {'pallas_gpu': _gpu_tiles, 'pallas_tpu': _tpu_tiles}
 
 
 def _bytes(shape, part) -> int:

@@ -2,7 +2,8 @@
 
 Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
 those of the GPU kernels by what their compilers say of registers, those of
-`pallas_tpu` by the schedules that its compiler makes.
+`pallas_tpu` by the schedules that its compiler makes. Where `autotune` measured
+on the device at hand, its winners stand instead.
 """
 
 from collections.abc import Iterator
@@ -81,9 +82,12 @@ class Tiles(NamedTuple):
   stages: int
 
 
-# The kernels of `pallas_gpu`, and that of `triton_kernel`.
+# The kernels of `pallas_gpu`, that of `triton_kernel` and that of `mosaic_gpu`.
 GPU_KINDS = ('forward', 'dq', 'dkv')
 TRITON = 'triton_forward'
+MOSAIC = 'mosaic_forward'
+# When `pallas_gpu` makes floats of values.
+VALUES = 'values'
 
 # By the bytes of a key in floats: as large as H100's registers hold without a
 # spill. Compiled, not timed.
@@ -108,15 +112,22 @@ _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 
 
 @contextlib.contextmanager
-def trying(tiles: 'Tiles | TpuTiles', *kinds: str) -> Iterator[None]:
+def trying(
+  tiles: 'Tiles | TpuTiles | MosaicTiles | Values', *kinds: str
+) -> Iterator[None]:
   """Within it, kernels of `kinds` are traced with these blocks.
 
   Args:
     tiles: blocks.
-    kinds: of GPU_KINDS, TRITON or 'tpu'; by default all that such tiles are
-      for.
+    kinds: of GPU_KINDS, TRITON, MOSAIC, VALUES or 'tpu'; by default all that
+      such tiles are for.
   """
-  every = ('tpu',) if isinstance(tiles, TpuTiles) else (*GPU_KINDS, TRITON)
+  every = {
+    Tiles: (*GPU_KINDS, TRITON),
+    TpuTiles: ('tpu',),
+    MosaicTiles: (MOSAIC,),
+    Values: (VALUES,),
+  }[type(tiles)]
   tried = {**_tried.get(), **dict.fromkeys(kinds or every, tiles)}
   token = _tried.set(tried)
   try:
@@ -162,16 +173,84 @@ def gpu(
   )
 
 
-def dequantize_first(rows: int) -> bool:
+class MosaicTiles(NamedTuple):
+  """Blocks of the Mosaic GPU kernel, whose query tiles are 128 rows always.
+
+  Attributes:
+    keys: of a key block.
+    stages: visited blocks that are in shared memory together.
+  """
+
+  keys: int
+  stages: int
+
+
+# Two warpgroups that multiply by turns, and the rows of one instruction.
+MOSAIC_ROWS = 2 * 64
+# Of a multiprocessor's shared memory, and visited blocks beyond which more are
+# idle.
+_MOSAIC_BYTES, _MOSAIC_STAGES = 224 * 1024, 4
+
+
+def mosaic(
+  *,
+  row_bytes: int,
+  key_bytes: int,
+  window: int | None,
+  head_dim: int,
+  integer_dot: bool,
+) -> MosaicTiles:
+  """Returns the blocks of the Mosaic GPU kernel: measured ones if there are.
+
+  128 keys: twice as many do not fit into a thread's registers.
+
+  Args:
+    row_bytes: of a row's query and output in shared memory.
+    key_bytes: of a key, its value and what else the kernel reads of it.
+    window: as `api.forward` has it.
+    head_dim: K.
+    integer_dot: whether q and k meet as codes.
+  """
+  if MOSAIC in _tried.get():
+    return _tried.get()[MOSAIC]
+  folder = pathlib.Path(__file__).parent
+  key = gpu_key(MOSAIC, window, head_dim, 2, integer_dot)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return MosaicTiles(**found)
+  keys = 128
+  fits = (_MOSAIC_BYTES - MOSAIC_ROWS * row_bytes) // (keys * key_bytes)
+  return MosaicTiles(keys, min(fits, _MOSAIC_STAGES))
+
+
+class Values(NamedTuple):
+  """Where values of codes become floats in `pallas_gpu`'s forward pass.
+
+  Attributes:
+    first: 1 for once, before the kernel; 0 for within it, in each tile.
+  """
+
+  first: int
+
+
+def dequantize_first(rows: int, window: int | None, head_dim: int) -> bool:
   """Returns whether values become floats before the forward kernel on a GPU.
 
-  Within it they take half the bytes, and each query tile spends about a seventh
-  of its instructions on making floats of them (counted in its PTX). So few
-  tiles read codes; from 16 on they read floats. That number is our guess.
+  Within it they take half the bytes, and each visit of a block takes 891
+  instructions and not 715 (counted in its PTX, without a mask). So few tiles
+  read codes; from 16 on they read floats, of which one head is all there is.
+  That number is our guess, for nobody has timed the two.
 
   Args:
     rows: queries times heads.
+    window: None for all.
+    head_dim: K.
   """
+  if VALUES in _tried.get():
+    return bool(_tried.get()[VALUES].first)
+  folder = pathlib.Path(__file__).parent
+  key = gpu_key(VALUES, window, head_dim, 2, True)
+  if found := tuned.winner(folder, tuned.device_kind(), key):
+    return bool(Values(**found).first)
   return rows > 16 * _GPU[256]['forward'].rows
 
 

@@ -30,13 +30,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
 
 _LEAST = jnp.iinfo(jnp.int32).min
 _MOST = jnp.iinfo(jnp.int32).max
-# Below any logit, and finite, so that exp(-inf - _LOWEST) is 0 and not NaN.
-_LOWEST = -1e30
 
 
 class _Queries(NamedTuple):
@@ -121,7 +120,7 @@ def forward(
     zeros_ZRK = jnp.zeros_like(queries.q_ZRK, jnp.float32)
     zeros_ZR = zeros_ZRK[..., 0]
     peak_ZR, total_ZR, sum_ZRK = visit(
-      step, (zeros_ZR + _LOWEST, zeros_ZR, zeros_ZRK)
+      step, (zeros_ZR + softmax.LOWEST, zeros_ZR, zeros_ZRK)
     )
     sees_ZR = total_ZR > 0
     total_ZR = jnp.where(sees_ZR, total_ZR, 1.0)

@@ -34,7 +34,6 @@ tried with 0.10.2 and 0.12.0.1.
 
 import functools
 import inspect
-import math
 from typing import Any
 from typing import NamedTuple
 
@@ -44,6 +43,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
 from kaiju_jax.kernels.visibility_attention import pallas_gpu
@@ -52,22 +52,16 @@ from kaiju_jax.kernels.visibility_attention import plan
 backward = pallas_gpu.backward
 
 # Warpgroups that multiply, and the rows of each: those of one instruction.
-_GROUPS, _GROUP_ROWS = 2, 64
-_ROWS = _GROUPS * _GROUP_ROWS
-# Of a block. Twice as many do not fit into a thread's registers.
-_KEYS = 128
-# Blocks in flight: as many as shared memory holds, and more than four are idle.
-_SHARED_BYTES, _MOST_STAGES = 224 * 1024, 4
+_GROUP_ROWS = 64
+_ROWS = blocks.MOSAIC_ROWS
+_GROUPS = _ROWS // _GROUP_ROWS
 # Of the fetching warpgroup's threads and of the others': 512 in all.
 _FETCHING, _MULTIPLYING = 40, 232
 # A wider head's sums and logits do not fit into the registers.
 _WIDEST = 128
 
-# Below any logit, and finite, so that 2^(-inf - _LOWEST) is 0 and not NaN.
-_LOWEST = -1e30
 # The least f: -inf times it is still -inf.
 _LEAST = 1e-30
-_LOG2E = math.log2(math.e)
 
 _OF_ROWS = plgpu.Layout.WGMMA.reduce(1)
 _OF_COLUMNS = plgpu.Layout.WGMMA.reduce(0)
@@ -132,6 +126,7 @@ class _Statics(NamedTuple):
     batch: B.
     tiles: of a row of the batch.
     shared: tiles that share a list.
+    keys: of a block.
     stages: of the ring.
     factor: f where it is one for all rows.
     negative: whether `scale` is, and s has its sign from no key's scale.
@@ -141,6 +136,7 @@ class _Statics(NamedTuple):
   batch: int
   tiles: int
   shared: int
+  keys: int
   stages: int
   factor: float
   negative: bool
@@ -173,13 +169,9 @@ def forward(
   B, L, H, K = q_BLHK.shape
   _check({'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}, dtype)
   ranges = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  shared = blocks.plan_tiles(_ROWS, H)
-  sizes = window, _ROWS * shared, H, _KEYS
-  lists = plan.full_first(
-    plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
-  )
-  factor, factor_BLH = max(abs(scale) * _LOG2E, _LEAST), None
-  if codes.integer_dot(q_BLHK, k_BMK, k_scale):
+  factor, factor_BLH = max(abs(scale) * softmax.LOG2E, _LEAST), None
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
+  if integer_dot:
     factor_BLH = q_scale_BLH.astype(jnp.float32) * factor
     factor_BLH = jnp.where(factor_BLH == 0, _LEAST, factor_BLH)
     k_scale = k_scale.astype(jnp.float32) * (-1 if scale < 0 else 1)
@@ -187,19 +179,33 @@ def forward(
     q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
     k_BMK, k_scale = codes.dequantize(k_BMK, k_scale, dtype), None
   v_BMK = codes.dequantize(v_BMK, v_scale, dtype)
+  of_keys = start_BM, limit_BM, position_BM if window else None, k_scale
+  q_bytes, k_bytes, v_bytes = (
+    -(-K // 64) * 64 * x.dtype.itemsize for x in (q_BLHK, k_BMK, v_BMK)
+  )
+  tiles = blocks.mosaic(
+    row_bytes=q_bytes + v_bytes,  # The output is as large as a value.
+    key_bytes=k_bytes + v_bytes + 4 * len(_present(of_keys)),
+    window=window,
+    head_dim=K,
+    integer_dot=integer_dot,
+  )
+  shared = blocks.plan_tiles(_ROWS, H)
+  sizes = window, _ROWS * shared, H, tiles.keys
   operands = _Operands(
-    lists,
+    plan.full_first(plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)),
     _padded(_flat(q_BLHK), _ROWS, 64),
-    _padded(k_BMK, _KEYS, 64),
-    _padded(v_BMK, _KEYS, 64),
+    _padded(k_BMK, tiles.keys, 64),
+    _padded(v_BMK, tiles.keys, 64),
     _rows(coordinate_BL, position_BL, window, factor_BLH, H),
-    _columns(start_BM, limit_BM, position_BM if window else None, k_scale),
+    _columns(tiles.keys, *of_keys),
   )
   statics = _Statics(
     batch=B,
     tiles=operands.q_BRK.shape[1] // _ROWS,
     shared=shared,
-    stages=_stages(operands),
+    keys=tiles.keys,
+    stages=tiles.stages,
     factor=factor,
     negative=scale < 0 and k_scale is None,
     dtype=jnp.dtype(dtype),
@@ -240,9 +246,9 @@ def _rows(coordinate_BL, position_BL, window, factor_BLH, heads):
   )
 
 
-def _columns(*of_keys):
+def _columns(keys, *of_keys):
   return _Columns(
-    *(None if x_BM is None else _padded(x_BM, _KEYS) for x_BM in of_keys)
+    *(None if x_BM is None else _padded(x_BM, keys) for x_BM in of_keys)
   )
 
 
@@ -258,19 +264,9 @@ def _padded(x, *multiples):
   return jnp.pad(x, pads) if any(spares) else x
 
 
-def _stages(operands) -> int:
-  """How many blocks of keys fit beside q and the output."""
-  q, k, v = (
-    x.shape[-1] * x.dtype.itemsize
-    for x in (operands.q_BRK, operands.k_BMK, operands.v_BMK)
-  )
-  each = _KEYS * (k + v + 4 * len(_present(operands.columns)))
-  return min((_SHARED_BYTES - _ROWS * (q + v)) // each, _MOST_STAGES)
-
-
 def _call(operands, statics):
   B, R, K = operands.q_BRK.shape
-  rows, stages = (_GROUPS, _GROUP_ROWS), (statics.stages, _KEYS)
+  rows, stages = (_GROUPS, _GROUP_ROWS), (statics.stages, statics.keys)
   shared = _Shared(
     _tiled((*rows, K), operands.q_BRK.dtype),
     _tiled((*stages, K), operands.k_BMK.dtype),
@@ -391,7 +387,8 @@ def _fetch(operands, shared, barriers, index, count, statics):
 
     @pl.when(n < count)
     def _():
-      span = b, pl.ds(operands.lists.list_BXY[index] * _KEYS, _KEYS)
+      first = operands.lists.list_BXY[index] * statics.keys
+      span = b, pl.ds(first, statics.keys)
       for source, place in zip(_present(sources), _present(places)):
         plgpu.copy_gmem_to_smem(
           source.at[span], place.at[stage], full.at[stage]
@@ -454,7 +451,7 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
   # The second group begins when the first has its first logits ...
   pl.when(group == 1)(take_turn)
   carry = (
-    _constant(_LOWEST, (_GROUP_ROWS,), _OF_ROWS),
+    _constant(softmax.LOWEST, (_GROUP_ROWS,), _OF_ROWS),
     _constant(0.0, (_GROUP_ROWS,), _OF_ROWS),
     _constant(0.0, q_IK.shape, plgpu.Layout.WGMMA),
   )
@@ -484,7 +481,7 @@ def _finish(sums, rows, results, statics):
   total_I = jnp.where(sees_I, total_I, 1.0)
   factor_I, _ = _factors(rows, sum_IK.shape, statics)
   lse_I[...] = jnp.where(
-    sees_I, factor_I * peak_I / _LOG2E + jnp.log(total_I), 0.0
+    sees_I, factor_I * peak_I / softmax.LOG2E + jnp.log(total_I), 0.0
   )
   sum_IK = sum_IK * _down(1 / total_I, sum_IK.shape)
   out_IK[...] = sum_IK.astype(statics.dtype)

@@ -39,13 +39,11 @@ from jax.experimental.pallas import triton as plgpu
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
 from kaiju_jax.kernels.visibility_attention import plan
 
-# Below any logit, and finite, so that 2^(-inf - _LOWEST) is 0 and not NaN.
-_LOWEST = -1e30
-_LOG2E = math.log2(math.e)
 # A factor that leaves no trace, and is not zero: 0 · -inf would be NaN.
 _LEAST = 1e-30
 
@@ -172,7 +170,7 @@ def forward(
 ):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
-  if blocks.dequantize_first(L * H):
+  if v_scale is not None and blocks.dequantize_first(L * H, window, K):
     v_BMK, v_scale = codes.dequantize(v_BMK, v_scale, dtype), None
   queries, keys, statics = _prepare(
     (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
@@ -234,7 +232,7 @@ def backward(
   delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
   cotangents = _Cotangents(
     _wide(dout_BLHK.astype(keys.v_BMK.dtype).reshape(B, L * H, K)),
-    _LOG2E * lse_BLH.reshape(B, L * H),
+    softmax.LOG2E * lse_BLH.reshape(B, L * H),
     delta_BLH.reshape(B, L * H),
   )
   operands = queries, keys, cotangents
@@ -377,13 +375,13 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
     x // statics.shared,
     1,
     step,
-    (zeros_I + _LOWEST, zeros_I, zeros_IK),
+    (zeros_I + softmax.LOWEST, zeros_I, zeros_IK),
   )
   sees_I = total_I > 0
   total_I = jnp.where(sees_I, total_I, 1.0)
   if _per_channel(keys.v_scale):
     sum_IK = sum_IK * keys.v_scale[:][None]
-  lse_I = (factor * peak_I + jnp.log2(total_I)) / _LOG2E
+  lse_I = (factor * peak_I + jnp.log2(total_I)) / softmax.LOG2E
   _store(out_BRK, tile.span, sum_IK / total_I[:, None])
   _store(lse_BR, tile.span, jnp.where(sees_I, lse_I, 0.0))
 
@@ -465,11 +463,13 @@ def _take_queries(queries, b, x, statics):
   ragged = statics.rows % (size * statics.shared)
   span = _Span(b, x * size, size, statics.rows if ragged else None)
   if statics.integer_dot:
-    factor_I = _load(queries.scale_BR, span) * (abs(statics.scale) * _LOG2E)
+    factor_I = _load(queries.scale_BR, span) * (
+      abs(statics.scale) * softmax.LOG2E
+    )
     # Queries of nothing but zeros may have a scale of zero.
     factor = jnp.maximum(factor_I, _LEAST)
   else:
-    factor = statics.scale * _LOG2E if statics.scale > 0 else 1.0
+    factor = statics.scale * softmax.LOG2E if statics.scale > 0 else 1.0
   return _Tile(span, _load(queries.q_BRK, span), factor)
 
 
@@ -499,7 +499,9 @@ def _logits(tile, block, layout, statics):
   product = _dot_transposed(*operands[:: 1 if layout == 'IJ' else -1])
   if statics.integer_dot:
     return product.astype(jnp.float32) * _align(block.k_scale_J, 'J', layout)
-  return product if statics.scale > 0 else product * (statics.scale * _LOG2E)
+  return (
+    product if statics.scale > 0 else product * (statics.scale * softmax.LOG2E)
+  )
 
 
 def _visible(queries, keys, tile, block, layout, statics):

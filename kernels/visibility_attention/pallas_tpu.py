@@ -32,6 +32,7 @@ import jax
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
 from kaiju_jax.kernels.visibility_attention import plan
@@ -41,8 +42,6 @@ from kaiju_jax.kernels.visibility_attention import tpu_sides
 Row, Key = tpu_sides.Row, tpu_sides.Key
 
 _LANES = 128
-# Below any logit, and finite, so that 2^(-inf - _LOWEST) is 0 and not NaN.
-_LOWEST = -1e30
 
 
 class _Static(NamedTuple):
@@ -89,16 +88,15 @@ def forward(
     coordinate_BL,
     position_BL,
     window=window,
-    factor=scale * tpu_sides.LOG2E,
+    factor=scale * softmax.LOG2E,
   )
   keys, channels = tpu_sides.cut_keys(
     tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
   )
   visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  sees_BXY = _sees(
-    *visibility, window=window, rows=tiles.rows, heads=H, keys=tiles.keys
-  )
-  full_BXY = plan.full(*visibility, window, tiles.rows, H, tiles.keys)
+  sizes = window, tiles.rows, H, tiles.keys
+  sees_BXY = plan.sees(*visibility, *sizes)
+  full_BXY = plan.full(*visibility, *sizes)
   X, R = sees_BXY.shape[1], tiles.rows
   out_BXRK, lse_BX1R = tpu_march.march(
     functools.partial(_forward, static),
@@ -160,17 +158,16 @@ def backward(
     coordinate_BL,
     position_BL,
     window=window,
-    factor=scale * tpu_sides.LOG2E,
+    factor=scale * softmax.LOG2E,
     cotangents=(dout_BLHK.astype(dtype), lse_BLH, delta_BLH),
   )
   keys, channels = tpu_sides.cut_keys(
     tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
   )
   visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  sees_BXY = _sees(
-    *visibility, window=window, rows=tiles.rows, heads=H, keys=tiles.keys
-  )
-  full_BXY = plan.full(*visibility, window, tiles.rows, H, tiles.keys)
+  sizes = window, tiles.rows, H, tiles.keys
+  sees_BXY = plan.sees(*visibility, *sizes)
+  full_BXY = plan.full(*visibility, *sizes)
   X, Y = sees_BXY.shape[1:]
   R, J = tiles
   q_dtype, k_dtype, v_dtype = (
@@ -227,19 +224,6 @@ def _tiles(q_BLHK, k_BMK, window, dtype):
   )
 
 
-def _sees(*visibility, window, rows, heads, keys):
-  """`plan.sees`, of every token of a tile where it holds whole tokens.
-
-  A tile of 200 tokens often begins in one document and ends in the next. As a
-  whole it seems to see all of the first, for its oldest position is 0.
-  """
-  together = rows // heads if rows % heads == 0 else 1
-  sees_BXY = plan.sees(*visibility, window, rows // together, heads, keys)
-  B, X, Y = sees_BXY.shape
-  sees_BXY = jnp.pad(sees_BXY, ((0, 0), (0, -X % together), (0, 0)))
-  return sees_BXY.reshape(B, -1, together, Y).any(axis=2)
-
-
 def _queries(static, q_BLHK, q_scale_BLH):
   """Codes and their scales; values where the dot is not one of codes."""
   if static.integer_dot:
@@ -252,7 +236,7 @@ def _forward(static, visit, rows, channels, outputs, scratch):
   columns_ref, peak_ref, total_ref, sum_ref = scratch
   out_ref, lse_ref = outputs
   _set_columns(columns_ref, rows.facts_BXER)
-  peak_ref[...] = jnp.full_like(peak_ref, _LOWEST)
+  peak_ref[...] = jnp.full_like(peak_ref, softmax.LOWEST)
   total_ref[...] = jnp.zeros_like(total_ref)
   sum_ref[...] = jnp.zeros_like(sum_ref)
 
@@ -279,7 +263,7 @@ def _forward(static, visit, rows, channels, outputs, scratch):
   first = jax.lax.broadcasted_iota(jnp.int32, peak_ref.shape, 1) == 0
   both_ER = jnp.where(first, peak_ref[...], total_R1).T
   peak_1R, total_1R = both_ER[:1], both_ER[1:2]
-  lse_1R = (peak_1R + jnp.log2(total_1R)) / tpu_sides.LOG2E
+  lse_1R = (peak_1R + jnp.log2(total_1R)) / softmax.LOG2E
   lse_ref[...] = jnp.where(total_1R > 0, lse_1R, 0.0)
 
 
@@ -342,7 +326,7 @@ def _logits(static, q_RK, k_JK, row, key, masked, keys_march=False):
     logits_UW = logits_UW.astype(jnp.float32)
     logits_UW = logits_UW * row(Row.FACTOR) * key(Key.K_SCALE)
   else:
-    logits_UW = logits_UW * (static.scale * tpu_sides.LOG2E)
+    logits_UW = logits_UW * (static.scale * softmax.LOG2E)
   if not masked:
     return logits_UW
   coordinate = row(Row.COORDINATE, jnp.int32)

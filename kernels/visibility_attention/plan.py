@@ -13,7 +13,9 @@ query of the tile sees any key of the block:
 over the filled keys (start < limit) of y. With a window that is far from all:
 a block that holds the end of one document and the beginning of the next has
 keys both of the latest position and of the latest limit, though no key has
-both. So there each key is also judged alone, against some 64 tokens at a time.
+both. So there each key is also judged alone, against some 128 tokens at a time,
+and these in two parts where positions start anew among them: the end of one
+document would else seem to look back from the other's position 0.
 
 Of the pairs that meet, most are seen in full, every key by every query, and a
 kernel can spare the mask there: `full` is the same proof the other way round.
@@ -35,7 +37,7 @@ import numpy as np
 _LEAST = jnp.iinfo(jnp.int32).min
 _MOST = jnp.iinfo(jnp.int32).max
 # Tokens that a key is judged against at once.
-_JUDGED = 64
+_JUDGED = 128
 
 
 class Plan(NamedTuple):
@@ -136,17 +138,15 @@ def sees(
   newest_B1Y = of_filled(jnp.max, position_BM, _LEAST)
   sees_BXY &= oldest_BX1 - window < newest_B1Y
   together = max(1, _JUDGED * heads // rows)
-  first_BG1, last_BG1, oldest_BG1, _ = (
-    _of_block(reduce, x_BX, together, beyond).swapaxes(1, 2)
-    for reduce, x_BX, beyond in zip(
-      (jnp.min, jnp.max, jnp.min, jnp.max),
-      tile_BX,
-      (_MOST, _LEAST, _MOST, _LEAST),
+  sees_BGM = filled_BM[:, None] & False
+  for part in _of_parts(coordinate_BL, position_BL, rows, heads, together):
+    first_BG1, last_BG1, oldest_BG1 = (x_BG[..., None] for x_BG in part)
+    sees_BGM |= (
+      filled_BM[:, None]
+      & (start_BM[:, None] <= last_BG1)
+      & (first_BG1 < limit_BM[:, None])
+      & (oldest_BG1 - window < position_BM[:, None])
     )
-  )
-  sees_BGM = (start_BM[:, None] <= last_BG1) & (first_BG1 < limit_BM[:, None])
-  sees_BGM &= oldest_BG1 - window < position_BM[:, None]
-  sees_BGM &= filled_BM[:, None]
   sees_BGY = _of_block(jnp.any, sees_BGM, keys, False)
   sees_BGY = jnp.repeat(sees_BGY, together, axis=1)
   return sees_BXY & sees_BGY[:, : sees_BXY.shape[1]]
@@ -253,22 +253,47 @@ def _of_block(reduce, x, size, beyond):
   return reduce(x.reshape(*x.shape[:2], -1, size), axis=-1)
 
 
+def _of_parts(coordinate_BL, position_BL, rows, heads, together):
+  """Yields first and last coordinate and oldest position, each int32[B, G].
+
+  Of `together` tiles at a time: of their tokens up to the first whose position
+  is lower than its predecessor's, and of the others.
+  """
+  lower_BL = position_BL[:, 1:] < position_BL[:, :-1]
+  starts_BL = jnp.cumsum(jnp.pad(lower_BL, ((0, 0), (1, 0))), axis=1)
+  coordinate_BXI, position_BXI, starts_BXI = (
+    _cut(x_BL, rows, heads) for x_BL in (coordinate_BL, position_BL, starts_BL)
+  )
+  X = starts_BXI.shape[1]
+  begin_BG = _of_block(jnp.min, starts_BXI[..., 0], together, _MOST)[:, 0]
+  begin_BX = jnp.repeat(begin_BG, together, axis=1)[:, :X]
+  is_first_BXI = starts_BXI == begin_BX[..., None]
+  for is_part_BXI in is_first_BXI, ~is_first_BXI:
+
+    def of(reduce, x_BXI, empty, is_part_BXI=is_part_BXI):
+      x_BX = reduce(jnp.where(is_part_BXI, x_BXI, empty), axis=-1)
+      return _of_block(reduce, x_BX, together, empty)[:, 0]
+
+    yield (
+      of(jnp.min, coordinate_BXI, _MOST),
+      of(jnp.max, coordinate_BXI, _LEAST),
+      of(jnp.min, position_BXI, _MOST),
+    )
+
+
+def _cut(x_BL, rows, heads):
+  """[B, L] -> [B, X, I]: each tile's tokens, the last of all repeated."""
+  if rows % heads:
+    return x_BL[:, _tokens(x_BL.shape[1], rows, heads)]
+  spare = -x_BL.shape[1] % (rows // heads)
+  x_BL = jnp.pad(x_BL, ((0, 0), (0, spare)), mode='edge')
+  return x_BL.reshape(len(x_BL), -1, rows // heads)
+
+
 def _of_tiles(coordinate_BL, position_BL, rows, heads):
   """First and last coordinate, oldest and newest position: each int32[B, X]."""
-  if rows % heads == 0:
-
-    def cut(x_BL):
-      spare = -x_BL.shape[1] % (rows // heads)
-      x_BL = jnp.pad(x_BL, ((0, 0), (0, spare)), mode='edge')
-      return x_BL.reshape(len(x_BL), -1, rows // heads)
-
-  else:
-    token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
-
-    def cut(x_BL):
-      return x_BL[:, token_XI]
-
-  coordinate_BXI, position_BXI = cut(coordinate_BL), cut(position_BL)
+  coordinate_BXI = _cut(coordinate_BL, rows, heads)
+  position_BXI = _cut(position_BL, rows, heads)
   return (
     coordinate_BXI.min(axis=-1),
     coordinate_BXI.max(axis=-1),

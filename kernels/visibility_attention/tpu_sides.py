@@ -14,9 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.kernels import softmax
+
 # Rows of an int32 register, which facts fill or waste.
 _FACTS = 8
-LOG2E = math.log2(math.e)
 
 
 class Row(enum.IntEnum):
@@ -104,7 +105,7 @@ def cut_rows(
   if cotangents:
     dout_BLHK, lse_BLH, delta_BLH = cotangents
     dout_BXRK = cut(dout_BLHK, 'constant')
-    facts[Row.LSE] = cut(lse_BLH * LOG2E)
+    facts[Row.LSE] = cut(lse_BLH * softmax.LOG2E)
     facts[Row.DELTA] = cut(delta_BLH, 'constant')
   return Rows(cut(q_BLHK), dout_BXRK, _stack(facts))
 

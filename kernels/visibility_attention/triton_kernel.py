@@ -15,7 +15,6 @@ Triton's own interpreter runs it (`triton_interpreter`).
 float32 operands meet in TF32, as everywhere in JAX on such a GPU.
 """
 
-import math
 import os
 
 import jax
@@ -32,6 +31,7 @@ except ImportError as error:
   ) from error
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import softmax
 from kaiju_jax.kernels import triton_interpreter
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
@@ -47,8 +47,9 @@ os.environ.setdefault(
   'TRITON_PTXAS_BLACKWELL_PATH', triton.knobs.nvidia.ptxas.path
 )
 
-_LOG2E = math.log2(math.e)
-LOG2E = tl.constexpr(_LOG2E)  # For the kernel, which reads no other global.
+# For the kernel, which reads no other globals.
+LOWEST = tl.constexpr(softmax.LOWEST)
+LOG2E = tl.constexpr(softmax.LOG2E)
 
 
 def forward(
@@ -132,7 +133,7 @@ def forward(
       'WIDE': wide,
       'SHARED': shared,
       'WINDOW': window or 0,
-      'SCALE': scale * _LOG2E,
+      'SCALE': scale * softmax.LOG2E,
       'INTEGER_DOT': integer_dot,
       'V_SCALES': 0 if v_scale is None else v_scale.ndim,
     },
@@ -213,7 +214,7 @@ def visibility_attention_forward(
 
   full = tl.load(full_BX + b * X + x // SHARED)
   count = tl.load(count_BX + b * X + x // SHARED)
-  peak_I = tl.full([I], -1e30, tl.float32)
+  peak_I = tl.full([I], LOWEST, tl.float32)
   total_I = tl.zeros([I], tl.float32)
   sum_IK = tl.zeros([I, WIDE], tl.float32)
   for is_partial in tl.static_range(2):

@@ -376,6 +376,7 @@ def _arguments(**changes):
     ({'scale_R': np.ones(70, np.float32)}, 'scale_R is given, but x_RC is fl'),
     ({'limit': np.ones(3, np.float32)}, r'limit has shape \(3,\): .*\(70,\)'),
     ({'cut': 3}, 'cut is int32: expected a float'),
+    ({'dtype': np.int8}, 'dtype=int8: expected a float'),
     ({'out_cut': np.ones((70, 1))}, 'out_cut has shape'),
     ({'implementation': 'fast'}, "implementation='fast' is unknown"),
   ],
@@ -410,6 +411,11 @@ def test_a_sum_that_an_int32_may_not_hold_is_refused():
     shape(True, 66_312)
 
 
+def test_a_row_of_nothing_has_no_scale():
+  with pytest.raises(ValueError, match='C = 0: no dimension may be empty'):
+    api.quantize(np.ones((4, 0), np.float32))
+
+
 def test_bad_gradients_are_named():
   x, w, scale = drawn()
   dy = jnp.ones((ROWS, OUTPUTS))
@@ -419,6 +425,8 @@ def test_bad_gradients_are_named():
     api.input_gradient(dy, w, scale, contract='first', limit=np.float32(1))
   with pytest.raises(ValueError, match='w has 200 outputs'):
     api.input_gradient(dy[:, 1:], w, scale, contract='first')
+  with pytest.raises(TypeError, match='dtype=int32: expected a float'):
+    api.input_gradient(dy, w, scale, contract='first', dtype=jnp.int32)
   with pytest.raises(TypeError, match='codes_RC is float32'):
     api.weight_gradient(x, jnp.ones(ROWS), dy, contract='first')
   with pytest.raises(ValueError, match='dy_RO has 3 rows: expected 70'):

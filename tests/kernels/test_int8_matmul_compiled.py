@@ -28,7 +28,7 @@ def shape_of(preset, name):
   return 'last', *sizes[::-1]
 
 
-def training(preset, name, implementation, tokens=TOKENS):
+def training(preset, name, implementation, tokens=TOKENS, dtype=jnp.bfloat16):
   """Returns a jit of a projection and its gradients, and the operands."""
   contract, contracted, outputs = shape_of(preset, name)
   nonnegative = name == 'w_out_DF'
@@ -59,12 +59,12 @@ def training(preset, name, implementation, tokens=TOKENS):
 
   w_shape = contracted, outputs
   return jax.jit(step), (
-    jax.ShapeDtypeStruct((tokens, contracted), jnp.bfloat16),
+    jax.ShapeDtypeStruct((tokens, contracted), dtype),
     jax.ShapeDtypeStruct(
       w_shape if contract == 'first' else w_shape[::-1], jnp.int8
     ),
     jax.ShapeDtypeStruct((outputs,), jnp.float32),
-    jax.ShapeDtypeStruct((tokens, outputs), jnp.bfloat16),
+    jax.ShapeDtypeStruct((tokens, outputs), dtype),
   )
 
 
@@ -93,6 +93,19 @@ def test_on_an_h100(preset, name, tokens=TOKENS):
     assert set(kernels[kernel].instructions) == {instruction}
     assert kernels[kernel].shared_memory <= 232_448
   assert {'int8_quantize', 'int8_quantize_stochastic'} <= set(kernels)
+
+
+@pytest.mark.parametrize('name', ['w_in_DF', 'w_out_DF'])
+def test_float32_on_an_h100(name):
+  """No tensor core multiplies it: its gradients' products are plain ones."""
+  jitted, operands = training('13b', name, 'pallas_gpu', dtype=jnp.float32)
+  kernels = compiled.gpu(jitted, *operands)
+  assert not any(kernel.spill_stores for kernel in kernels.values())
+  for kernel in 'int8_matmul', 'int8_matmul__1':
+    assert set(kernels[kernel].instructions) == {'wgmma s8'}
+  for kernel in 'int8_matmul_dx', 'int8_matmul_dw':
+    assert not kernels[kernel].instructions
+    assert kernels[kernel].shared_memory <= 232_448
 
 
 @pytest.mark.parametrize('tokens', [32, 600])

@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from kaiju_jax.kernels import dispatch
@@ -44,6 +45,14 @@ def test_what_fits_is_taken():
   out_BLHK, lse_BLH = _decode({})
   assert (out_BLHK.shape, out_BLHK.dtype) == ((3, 1, 5, 128), jnp.bfloat16)
   assert (lse_BLH.shape, lse_BLH.dtype) == ((3, 1, 5), jnp.float32)
+
+
+def test_numpys_arrays_are_taken():
+  arrays = {
+    name: np.zeros(x.shape, x.dtype) for name, x in _arguments().items()
+  }
+  out_BLHK, _ = api.decode(**arrays, window=None, scale=0.1)
+  assert not np.any(out_BLHK)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +100,7 @@ def test_codes_need_scales_and_floats_take_none(name):
     ({'window': 1.5}, TypeError, 'integer'),
     ({'scale': float('inf')}, ValueError, 'scale=inf: expected a finite'),
     ({'scale': '1'}, ValueError, "scale='1'"),
+    ({'dtype': jnp.int8}, TypeError, 'dtype=int8: expected a float'),
     ({'implementation': 'cuda'}, ValueError, "'cuda' is unknown: cpu runs"),
     ({'implementation': 'pallas_gpu'}, ValueError, 'runs on gpu: cpu runs'),
     (

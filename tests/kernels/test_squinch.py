@@ -244,10 +244,11 @@ def test_sums_are_those_of_the_parts_in_turn(way, parts):
   x_NRC = jax.random.normal(jax.random.key(parts), (parts, 16, 5))
   # Of many sizes, so that another order would give other bits.
   x_NRC *= 10.0 ** jnp.arange(parts)[:, None, None]
-  packed_NPGC = jax.vmap(reference.encode)(x_NRC)
+  packed_NPGC = jax.jit(jax.vmap(reference.encode))(x_NRC)
+  decode = jax.jit(reference.decode)
   expected_RC = np.zeros((16, 5), np.float32)
   for packed_PGC in packed_NPGC:
-    expected_RC += np.asarray(reference.decode(packed_PGC))
+    expected_RC += np.asarray(decode(packed_PGC))
   sum_RC = jax.jit(way, static_argnums=(1, 2))(packed_NPGC, 'zero', 'ln6')
   np.testing.assert_array_equal(sum_RC, expected_RC)
 

@@ -377,14 +377,17 @@ def test_any_scale_of_logits_and_queries_of_zeros(implementation, scale, coded):
   _close(results, forward('reference', scale))
 
 
-def test_values_may_become_floats_before_the_kernel(monkeypatch):
+def test_values_may_become_floats_before_the_kernel():
   case = CASES['packed rows with padding, window']
   arrays, scales, _ = _coded(case, q_codes=True, per='token')
   keywords = {'window': case.window, 'scale': _SCALE, 'dtype': jnp.float32}
 
   def forward(first):
-    monkeypatch.setattr(blocks, 'dequantize_first', lambda rows: first)
-    with dispatch.interpreted(), blocks.trying(_TILES):
+    with (
+      dispatch.interpreted(),
+      blocks.trying(_TILES),
+      blocks.trying(blocks.Values(first)),
+    ):
       run = jax.jit(
         lambda arrays: api.forward(
           *arrays,
@@ -578,6 +581,8 @@ _FLOAT = np.ones((1, 6, 8), np.float32)
     ({'window': 0}, 'window=0.*at least 1'),
     ({'window': 2.5}, 'float'),
     ({'scale': float('nan')}, 'scale=nan'),
+    ({'dtype': np.int32}, 'dtype=int32: expected a float'),
+    ({'k_BMK': _FLOAT[:, :0]}, r'k_BMK.*\(1, 0, 8\): expected at least one'),
     ({'scale': np.ones(2)}, 'scale=array'),
     ({'k_BMK': _INT8}, r'k_scale is missing.*\(1, 6\) or \(8,\)'),
     (

@@ -74,6 +74,12 @@ def test_gpu_kernels_use_the_matrix_unit_and_do_not_spill(
   _check_gpu(preset, coded, window, blocks.GPU_KINDS)
 
 
+@pytest.mark.parametrize('window', [None, 1024])
+def test_values_may_be_codes_within_the_kernel(window):
+  with blocks.trying(blocks.Values(0)):
+    _check_gpu('110b', True, window, ['forward'])
+
+
 def test_a_tile_too_large_for_its_warps_is_noticed():
   with (
     blocks.trying(blocks.Tiles(128, 128, 4, 2), 'forward'),

@@ -9,7 +9,7 @@ import pytest
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
-from kaiju_jax.kernels.visibility_attention import mosaic_gpu
+from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.model import presets
 from tests import compiled
 
@@ -73,7 +73,7 @@ def test_it_multiplies_in_the_matrix_unit_and_does_not_spill(
   _check(preset, coded, window)
 
 
-def test_a_block_too_large_is_noticed(monkeypatch):
-  monkeypatch.setattr(mosaic_gpu, '_KEYS', 256)
-  kernel = _kernel('110b', False, 1024)
+def test_a_block_too_large_is_noticed():
+  with blocks.trying(blocks.MosaicTiles(keys=256, stages=1)):
+    kernel = _kernel('110b', False, 1024)
   assert kernel.spill_stores > 0

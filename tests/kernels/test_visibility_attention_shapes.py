@@ -60,12 +60,19 @@ def test_shapes_are_those_of_the_presets():
 def test_on_a_cpu_there_are_counts_and_no_times(rows):
   shape = TOY._replace(rows=rows, coded=True)
   with blocks.trying(blocks.Tiles(16, 16, 4, 2)):
-    forward, backward = bench.measure(1, {'toy': shape})
+    rows = bench.measure(1, {'toy': shape})
+  forward, of_tpu, backward, _ = rows
+  assert [row.implementation for row in rows] == [
+    'pallas_gpu',
+    'pallas_tpu',
+  ] * 2
   pairs = shapes.pairs(shape)
   assert forward.operations == 4 * 2 * 32 * pairs
   assert backward.operations == 2.5 * forward.operations
   # q, out, k and v; a scale and an lse of four bytes.
   assert forward.bytes == 96 * (2 * (32 + 4 + 64 + 4) + 2 * (32 + 4))
+  # A TPU's one tile holds it all.
+  assert of_tpu.tiles == (1, 1) and of_tpu.operations == forward.operations
   for row in forward, backward:
     assert row.seconds is row.max_error is None
     visited, needed = row.tiles
@@ -110,20 +117,45 @@ def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
     return chosen(name, **shape)
 
   monkeypatch.setattr(blocks, 'gpu', gpu)
-  tried = [
-    {'rows': 32, 'keys': keys, 'warps': 4, 'stages': 2} for keys in (16, 32)
-  ]
+  tried = [blocks.Tiles(32, keys, 4, 2) for keys in (16, 32)]
   with dispatch.interpreted():
     found = autotune.search(TOY, kind, tried, repeats=1)
-  assert found.best in tried and found.seconds > 0 and not found.refused
+  assert (
+    blocks.Tiles(**found.best) in tried
+    and found.seconds > 0
+    and not found.refused
+  )
   assert [keys for name, keys in asked if name == kind][-2:] == [16, 32]
 
 
-def test_without_a_gpu_nothing_is_tuned():
+def test_a_tpus_winners_are_written_and_taken(tmp_path, monkeypatch):
+  """As on a TPU, but interpreted: what is fast here means nothing."""
+  monkeypatch.setattr(
+    autotune, 'candidates', lambda kind: [blocks.TpuTiles(128, 128)]
+  )
+  monkeypatch.setattr(blocks, '__file__', str(tmp_path / 'blocks.py'))
+  with dispatch.interpreted(), dispatch.compiling_for('tpu'):
+    found = autotune.tune(tmp_path, {'toy': TOY}, repeats=1)
+  (key,) = found
+  assert found[key].best == {'rows': 128, 'keys': 128}
+  sizes = {'length': 96, 'memory': 96, 'heads': TOY.heads, 'window': TOY.window}
+  assert blocks.tpu(head_dim=TOY.head_dim, itemsize=2, **sizes) == (128, 128)
+
+
+def test_candidates_of_every_kernel_are_blocks_of_its_own():
+  for kind in (*autotune.kinds('gpu'), *autotune.kinds('tpu')):
+    tried = autotune.candidates(kind)
+    assert len(set(tried)) == len(tried) > 1
+    with blocks.trying(tried[0]):
+      assert kind in blocks._tried.get()
+
+
+def test_without_an_accelerator_nothing_is_tuned():
   command = [sys.executable, '-m', autotune.__name__]
   done = subprocess.run(command, capture_output=True, text=True)
   assert done.returncode == 1
-  assert 'blocks are measured on a GPU, and this is a cpu' in done.stderr
+  assert done.stderr.startswith('error: cpu has no blocks of visibility_atten')
+  assert 'expected gpu or tpu' in done.stderr
 
 
 def test_who_cannot_run_here_is_named_and_left_out(capsys):

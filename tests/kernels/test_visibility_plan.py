@@ -159,28 +159,23 @@ def test_lists_are_ascending_and_repeat_their_last():
 
 
 LONG = {
-  'causal, window': (lambda: visibility_lib.causal(32768), 1024, 1.01),
-  'packed': (lambda: _packed(32768, 0, 6000), None, 1.01),
-  'packed, window': (lambda: _packed(32768, 1, 6000), 1024, 1.01),
-  'chat, window': (
-    lambda: conversation(32768, 0, 0.5, anywhere=False),
-    1024,
-    1.20,
-  ),
+  'causal, window': (lambda: visibility_lib.causal(32768), 1024),
+  'packed': (lambda: _packed(32768, 0, 6000), None),
+  'packed, window': (lambda: _packed(32768, 1, 6000), 1024),
+  'chat, window': (lambda: conversation(32768, 0, 0.5, anywhere=False), 1024),
   'branches, window': (
     lambda: conversation(32768, 0, 0.3, anywhere=True),
     1024,
-    1.20,
   ),
 }
 
 
-@pytest.mark.parametrize(('row', 'window', 'most'), LONG.values(), ids=LONG)
-@pytest.mark.parametrize('heads', [12, 96])
-def test_few_tiles_are_visited_in_vain_at_32k(row, window, most, heads):
+@pytest.mark.parametrize(('row', 'window'), LONG.values(), ids=LONG)
+@pytest.mark.parametrize('heads', [1, 12, 96])
+def test_few_tiles_are_visited_in_vain_at_32k(row, window, heads):
   tiles = blocks.plan_tiles(128, heads)
   executed, needed = plan.counts(row(), window, 128, heads, 64, tiles)
-  assert needed <= executed <= most * needed
+  assert needed <= executed <= 1.01 * needed
 
 
 @pytest.mark.parametrize('heads', [1, 12, 96])
