@@ -420,6 +420,16 @@ def test_a_vetoed_token_never_shows():
   assert not any(favourite in x.tokens for x in found)
 
 
+def test_a_hook_of_another_shape_is_named():
+  decoder, _ = searcher_of(False)
+  searcher = beam.BeamSearch(decoder, SEARCH, lambda candidates: 0.0)
+  with (
+    opened(decoder, PROMPT) as (row, hidden_D),
+    pytest.raises(ValueError, match=r'hook returned shape \(\): expected \(8,'),
+  ):
+    searcher.run(row, hidden_D)
+
+
 def test_vetoes_of_everything_are_named():
   def veto(*fields):
     return np.full(12, -np.inf, np.float32)
