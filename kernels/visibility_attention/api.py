@@ -73,7 +73,7 @@ def forward(
     dtype: of the output and of PV. By default v's; q's where v is codes;
       bfloat16 where both are.
     implementation: a key of `RUNS_ON`; None picks by platform and shape, and
-      never 'mosaic_gpu', which has not been measured.
+      never 'mosaic_gpu' or 'triton_kernel', which nobody has timed.
 
   Returns:
     out_BLHK in `dtype`, and lse_BLH in float32.
@@ -188,7 +188,7 @@ def attention(
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
     implementation: a key of `RUNS_ON`; None picks by platform and shape, and
-      never 'mosaic_gpu', which has not been measured.
+      never 'mosaic_gpu' or 'triton_kernel', which nobody has timed.
 
   Returns:
     out_BLHK in v's dtype, and lse_BLH in float32.
