@@ -63,8 +63,8 @@ def model(**changes) -> model_config.ModelConfig:
 def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  # Threads of torch that wait by spinning would slow down ours, and theirs where
-  # others are at work; it is read when torch is imported.
+  # Threads of torch that wait by spinning would slow down ours, and theirs too
+  # where others are at work; it is read when torch is imported.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   # Imported here, so that --help is instant.
   from experiments import decode_speed
