@@ -14,6 +14,7 @@ machines are shared, and what disturbs only adds.
 """
 
 import dataclasses
+import os
 import pathlib
 import tempfile
 
@@ -29,7 +30,7 @@ _BATCH = flags.DEFINE_integer('batch', 8, 'Rows.', 1)
 _LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a prompt.', 1)
 _STEPS = flags.DEFINE_integer('steps', 16, 'Decoding steps in a run.', 1)
 _TURNS = flags.DEFINE_integer('turns', 2, 'How often every part runs.', 1)
-_CHUNK = flags.DEFINE_integer('chunk', 512, 'Tokens of a prefill call.', 1)
+_CHUNK = flags.DEFINE_integer('chunk', 2048, 'Tokens of a prefill call.', 1)
 _LAYERS = flags.DEFINE_integer('layers', 12, 'Of the model.', 1)
 _FAR = flags.DEFINE_integer(
   'far', 32_768, 'Context of the all-local model beside --length.', 1
@@ -62,6 +63,9 @@ def model(**changes) -> model_config.ModelConfig:
 def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  # Threads of torch that wait by spinning would slow down ours, and theirs too
+  # where others are at work; it is read when torch is imported.
+  os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   # Imported here, so that --help is instant.
   from experiments import decode_speed
   from kaiju_jax.model import transformer

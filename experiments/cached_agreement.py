@@ -45,7 +45,7 @@ def _table() -> rich.table.Table:
   from kaiju_jax.training import trained
 
   found = trained.load(_WORKDIR.value)
-  tokens_BL = _texts(found.experiment)
+  tokens_BL = cached_agreement.texts(found.experiment, _ROWS.value)
   rows, length = tokens_BL.shape
   prompt = length // 2 if _PROMPT.value is None else _PROMPT.value
   counted = cached_agreement.compare(
@@ -76,7 +76,7 @@ def _lines(counted):
   yield 'largest difference', f'{counted.largest_difference:.2e}'
   tokens = counted.tokens
   yield 'greedy tokens', f'{counted.greedy_differs:,} of {tokens:,} differ'
-  yield '… beyond the difference', f'{counted.greedy_beyond:,}'
+  yield 'largest margin of those', f'{counted.greedy_margin:.2e}'
   for layer, (codes, differ) in counted.codes.items():
     yield (
       f'codes, layer {layer}',
@@ -88,36 +88,6 @@ def _lines(counted):
       'codes, all',
       f'{differ:,} of {codes:,} ({100 * differ / codes:.3f} %)',
     )
-
-
-def _texts(experiment):
-  """Returns int32 [B, L], one text a row."""
-  import numpy as np
-
-  from kaiju_jax.data import text
-  from kaiju_jax.data import tokenizer
-  from kaiju_jax.evaluation import needle_tasks
-
-  data, rows = experiment.data, _ROWS.value
-  if data.task != 'text':
-    task = needle_tasks.questions(data)
-    nearest, farthest = task.distances(data.length)
-    middle = (nearest + farthest) // 2
-    rng = np.random.default_rng(0)
-    return task.questions(rng, rows, data.length, middle, 1).tokens_BL
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
-  training, unseen = text.load(data, tokens)
-  corpus = training if unseen is None else unseen
-  begins = corpus.begins
-  long = np.flatnonzero(np.diff(begins) >= data.length)[:rows]
-  if len(long) < rows:
-    raise ValueError(
-      f'--rows={rows}: only {len(long)} documents have data.length='
-      f'{data.length} tokens or more.'
-    )
-  return np.stack(
-    [corpus.tokens[begins[i] : begins[i] + data.length] for i in long]
-  ).astype(np.int32)
 
 
 if __name__ == '__main__':

@@ -31,34 +31,15 @@ def from_workdir(path: str) -> Loaded:
     OSError: no workdir, no checkpoint, or none that can be read.
     ValueError: an address, or a config that this code does not know.
   """
-  import jax
+  from kaiju_jax.training import trained
 
-  from kaiju_jax.sharding import mesh
-  from kaiju_jax.training import checkpoint
-  from kaiju_jax.training import optimizer
-  from kaiju_jax.training import replicas
-  from kaiju_jax.training import state
-  from kaiju_jax.training import step
-  from kaiju_jax.training import workdir
-
-  experiment = workdir.load_experiment(path)
-  model_config.check(experiment.model)
-  model = step.model_of(experiment)
-
-  def initial():
-    params = state.drawn(model, experiment.seed)
-    plan = replicas.plan_of(experiment, params)
-    return state.before(
-      params, optimizer.make(experiment.optimizer), mesh.single(), plan
-    )
-
-  restored, steps = checkpoint.load(path, jax.eval_shape(initial))
+  found = trained.load(path)
   return Loaded(
-    restored.params,
-    experiment.model,
-    restored.replica,
-    experiment.data.tokenizer,
-    f'{path}, step {steps:,}',
+    found.params,
+    found.experiment.model,
+    found.replica,
+    found.experiment.data.tokenizer,
+    f'{path}, step {found.step:,}',
   )
 
 

@@ -64,10 +64,14 @@ def _table() -> rich.table.Table:
   for header in 'how', 'right, %', 'points':
     table.add_column(header, justify='right' if header[-1] in '%s' else 'left')
   model = step.model_of(found.experiment)
-  own = _right(answers.reader(model, found.params), task, cells)
+  own = needle.accuracy(
+    answers.reader(model, found.params), task, cells, _SEED.value
+  )
   table.add_row('one forward pass', f'{100 * own:.2f}', '')
   for mode in _MODE.value:
-    right = _right(_cached(found, cells, mode), task, cells)
+    right = needle.accuracy(
+      _cached(found, cells, mode), task, cells, _SEED.value
+    )
     table.add_row(
       f'through the cache, {mode}',
       f'{100 * right:.2f}',
@@ -89,17 +93,6 @@ def _cached(found, cells, mode: str):
     replica=found.replica,
   )
   return cached_answers.reader(made, _CHUNK.value)
-
-
-def _right(read, task, cells) -> float:
-  """Returns the part of all questions that is answered right."""
-  from kaiju_jax.evaluation import needle
-
-  right = asked = 0
-  for cell, accuracy in needle.ask(read, task, cells, _SEED.value):
-    right += accuracy * cell.count
-    asked += cell.count
-  return right / asked
 
 
 if __name__ == '__main__':

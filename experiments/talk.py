@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import dataclasses
-import itertools
 import signal
 import threading
 import time
@@ -184,10 +183,9 @@ def converse(
 
 def _turn(conversation, request, held: int, out: TextIO, notes: TextIO) -> None:
   pace = Pace()
-  with conversation.stream(request) as stream, _stoppable() as is_asked:
-    events = itertools.takewhile(lambda _: not is_asked, pace.times(stream))
+  with conversation.stream(request) as stream, _stoppable() as asked:
     try:
-      _write(events, out)
+      _write(pace.times(stream), out, asked)
     except request_lib.BadLogits as error:
       notes.write(f'[{error}]\n')
   notes.write(
@@ -219,8 +217,13 @@ def _stoppable() -> Iterator[list[int]]:
     signal.signal(signal.SIGINT, former)
 
 
-def _write(events: Iterable[request_lib.Event], out: TextIO) -> None:
+def _write(
+  events: Iterable[request_lib.Event], out: TextIO, asked: Sequence[int] = ()
+) -> None:
+  """Writes events' text, to their end or until something is in `asked`."""
   for event in events:
     out.write(event.text)
     out.flush()
+    if asked:
+      break
   out.write('\n')

@@ -122,7 +122,7 @@ class Search:
 class Candidates(NamedTuple):
   """What a hook sees of a step; C candidates, padding included.
 
-  Padding has a score of −inf, and keeps it.
+  Padding has a score of −inf; what is said of it does not matter.
 
   Attributes:
     token_C: int32, the candidate's newest token.
@@ -474,14 +474,12 @@ def _step(
   candidates = candidates._replace(hidden_CD=hidden_BLD[0])
   score_C = candidates.score_C
   if hook is not None:
-    judged_C = jnp.asarray(hook(candidates))
-    if judged_C.shape != score_C.shape:
+    score_C = jnp.asarray(hook(candidates))
+    if score_C.shape != candidates.score_C.shape:
       raise ValueError(
-        f'hook returned shape {judged_C.shape}: expected {score_C.shape}, a'
-        ' score for each candidate.'
+        f'hook returned shape {score_C.shape}: expected'
+        f' {candidates.score_C.shape}, a score for each candidate.'
       )
-    is_padding_C = candidates.score_C == -jnp.inf
-    score_C = jnp.where(is_padding_C, -jnp.inf, judged_C)
   return cache, (score_C, _expand(engine, top, params, hidden_BLD[0]))
 
 

@@ -147,7 +147,7 @@ class Generator:
         f' {decoder.length}.'
       )
     scored = []
-    row = decoder.open(len(tokens_L))
+    row = self._open(len(tokens_L))
     try:
       left_L = tokens_L
       while len(left_L) > 1:
@@ -158,7 +158,7 @@ class Generator:
       decoder.close(row)
     scores = _joined(scored)
     is_bad_L = ~np.isfinite(scores.log_probability_L)
-    if np.isnan(scores.log_probability_L).any():
+    if is_bad_L.any():
       raise request_lib.BadLogits(
         f'tokens[{int(is_bad_L.argmax()) + 1}]: the logits that score it hold'
         ' NaN or +inf.'
@@ -188,7 +188,7 @@ class Generator:
     else:
       sizes = set().union(*map(self._sizes_of, prompts))
     nothing_L = np.zeros(0, np.int32)
-    row = self._decoder.open(1)
+    row = self._open(1)
     try:
       self._join_row(row, draw.Sampling())
       for size in sizes:
@@ -204,8 +204,7 @@ class Generator:
     Raises:
       pages.Full: sequences wait, and no row will ever become free.
     """
-    while self._abandoned:
-      self._leave(self._abandoned.pop(), 'cancelled')
+    self._reap()
     full = self._admit()
     if full is not None and not self._prefilling and not self._going:
       raise full
@@ -214,6 +213,15 @@ class Generator:
       self._draw_tokens()
     if self._prefilling:
       self._prefill_chunk()
+
+  def _open(self, length: int) -> int:
+    self._reap()
+    return self._decoder.open(length)
+
+  def _reap(self) -> None:
+    """Frees the rows of streams that nobody holds any more."""
+    while self._abandoned:
+      self._leave(self._abandoned.pop(), 'cancelled')
 
   def _check(self, request, name: str, length: int | None = None):
     if length is None:
@@ -233,28 +241,30 @@ class Generator:
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
     self._count += 1
     running = _Running(self._count, request, tokens_L, text, conversation)
-    if conversation is not None:
+    if conversation is None:
+      self._waiting.append(running)
+    else:
       running.left_L = np.concatenate([conversation.pending_L, tokens_L])
-    self._waiting.append(running)
+      self._enter(running, conversation.row)
     return running
 
   def _admit(self) -> pages.Full | None:
     """Lets waiting sequences join, in their order, until there is no room."""
     while self._waiting:
       running = self._waiting[0]
-      conversation = running.conversation
+      length = len(running.left_L) + running.request.max_tokens
       try:
-        if conversation is not None:
-          running.row = conversation.row
-        else:
-          prompt = len(running.left_L)
-          running.row = self._decoder.open(prompt + running.request.max_tokens)
+        row = self._open(length)
       except pages.Full as full:
         return full
       self._waiting.popleft()
-      self._join_row(running.row, running.request.sampling)
-      self._prefilling.append(running)
+      self._enter(running, row)
     return None
+
+  def _enter(self, running: '_Running', row: int) -> None:
+    running.row = row
+    self._join_row(row, running.request.sampling)
+    self._prefilling.append(running)
 
   def _join_row(self, row: int, sampling: draw.Sampling) -> None:
     self._state = self._join(
@@ -441,7 +451,7 @@ class Conversation:
     self._generator = generator
     self._length = decoder.length if length is None else length
     self._last: _Running | None = None
-    self.row = decoder.open(self._length)
+    self.row = generator._open(self._length)
     self.pending_L = np.zeros(0, np.int32)
 
   @property

@@ -4,7 +4,8 @@ Both read the same text. The forward pass runs whole rows; the cache runs a
 prompt in chunks and then one token a call. In int8 a rounding on the way
 can tip a key's or a value's code, and that a logit: so the two agree closely
 and not to the bit (the decoder's `reference` mode does), and here is counted
-how closely.
+how closely. Activations in bfloat16 are rounded as coarsely as codes are, so
+that sums in another order tip many of them, with or without a cache.
 """
 
 from typing import Any
@@ -14,10 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax import config as config_lib
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.data import text
+from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.evaluation import cached_answers
+from kaiju_jax.evaluation import needle_tasks
 from kaiju_jax.model import attention
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
@@ -29,14 +34,14 @@ class Agreement(NamedTuple):
   """What was counted.
 
   Attributes:
-    tokens: whose successor is known.
+    tokens: whose successor is known; only these are looked at below.
     loss: of the forward pass, in nats a token.
     cached_loss: of the same tokens, through the cache.
     largest_logit: magnitude, of the forward pass.
     largest_difference: of any two logits of the same token and entry.
     greedy_differs: tokens with another likeliest successor.
-    greedy_beyond: those of them whose two largest logits lie farther apart, in
-      the forward pass, than that token's largest difference.
+    greedy_margin: how far apart the two largest logits lie, in the forward
+      pass, of the surest of those; 0 of none.
     codes: of each layer that makes keys and values, how many codes both hold
       and how many of them are not the same; empty of a float cache.
   """
@@ -47,13 +52,44 @@ class Agreement(NamedTuple):
   largest_logit: float
   largest_difference: float
   greedy_differs: int
-  greedy_beyond: int
+  greedy_margin: float
   codes: dict[int, tuple[int, int]]
 
   @property
   def loss_difference(self) -> float:
     """Relative."""
     return abs(self.cached_loss - self.loss) / self.loss
+
+
+def texts(experiment: config_lib.Experiment, rows: int) -> np.ndarray:
+  """Returns int32 [B, L]: the first documents of a run's held-out text.
+
+  As long as its rows. Of a run without held-out text, those that it trained on;
+  of a needle run, questions.
+
+  Raises:
+    OSError, ValueError: the text is missing, or has too few long documents.
+  """
+  data = experiment.data
+  if data.task != 'text':
+    task = needle_tasks.questions(data)
+    nearest, farthest = task.distances(data.length)
+    rng = np.random.default_rng(0)
+    return task.questions(
+      rng, rows, data.length, (nearest + farthest) // 2, 1
+    ).tokens_BL
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  training, unseen = text.load(data, tokens)
+  corpus = training if unseen is None else unseen
+  first = corpus.begins[:-1][np.diff(corpus.begins) >= data.length][:rows]
+  if len(first) < rows:
+    raise ValueError(
+      f'rows={rows}: only {len(first)} documents have data.length={data.length}'
+      ' tokens or more.'
+    )
+  return np.stack(
+    [corpus.tokens[begin : begin + data.length] for begin in first]
+  ).astype(np.int32)
 
 
 def compare(
@@ -195,12 +231,13 @@ def _counted(whole, cached) -> dict[int, tuple[int, int]]:
 
 def _of_logits(whole_BLV, cached_BLV, tokens_BL):
   """The fields of `Agreement` that logits tell."""
+  whole_BLV, cached_BLV = whole_BLV[:, :-1], cached_BLV[:, :-1]
   difference_BL = np.abs(whole_BLV - cached_BLV).max(axis=-1)
   second_BL, first_BL = np.moveaxis(
     np.partition(whole_BLV, -2, axis=-1)[..., -2:], -1, 0
   )
   is_other_BL = whole_BLV.argmax(axis=-1) != cached_BLV.argmax(axis=-1)
-  is_beyond_BL = is_other_BL & (first_BL - second_BL > difference_BL)
+  margin_BL = np.where(is_other_BL, first_BL - second_BL, 0)
   return (
     tokens_BL[:, 1:].size,
     _loss(whole_BLV, tokens_BL),
@@ -208,13 +245,13 @@ def _of_logits(whole_BLV, cached_BLV, tokens_BL):
     float(np.abs(whole_BLV).max()),
     float(difference_BL.max()),
     int(is_other_BL.sum()),
-    int(is_beyond_BL.sum()),
+    float(margin_BL.max()),
   )
 
 
 def _loss(logits_BLV, tokens_BL) -> float:
   """Nats a token, in float64."""
-  logits_BLV = logits_BLV[:, :-1].astype(np.float64)
+  logits_BLV = logits_BLV.astype(np.float64)
   largest_BL1 = logits_BLV.max(axis=-1, keepdims=True)
   lse_BL = np.log(np.exp(logits_BLV - largest_BL1).sum(axis=-1))
   lse_BL += largest_BL1[..., 0]

@@ -299,6 +299,20 @@ def ask(
       yield cell, float(np.mean(part))
 
 
+def accuracy(
+  answer: Callable[[np.ndarray, int], np.ndarray],
+  task: Task,
+  cells: Sequence[Cell],
+  seed: int,
+) -> float:
+  """Returns the fraction of all questions answered right; args as `ask`'s."""
+  right = asked = 0
+  for cell, fraction in ask(answer, task, cells, seed):
+    right += fraction * cell.count
+    asked += cell.count
+  return right / asked
+
+
 def _draw(task: Task, cell: Cell, seed: int) -> Questions:
   rng = np.random.default_rng(
     (seed, cell.length, cell.distance, cell.distractors)

@@ -34,6 +34,10 @@ def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
   try:
     partial.mkdir()
     yield partial
+    # safetensors makes files that their owner alone may read.
+    mode = partial.stat().st_mode & 0o666
+    for file in partial.iterdir():
+      file.chmod(mode)
     partial.rename(path)
   finally:
     shutil.rmtree(partial, ignore_errors=True)

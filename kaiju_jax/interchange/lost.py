@@ -62,7 +62,8 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
     raise ValueError(
       'an Arcee model cannot express this one:\n'
       + lines(left)
-      + '\nAccept each by its name, or write our own format instead.'
+      + f'\nAccept all by name ({",".join(lost)}), or write our own format'
+      ' instead.'
     )
 
 
@@ -80,8 +81,8 @@ def _windows(config) -> str:
   if not cut:
     return ''
   return (
-    f'{len(cut)} of {len(config.layers())} layers see {cut[0]} positions; there'
-    ' all see everything.'
+    f'{len(cut)} of {len(config.layers())} layers see {cut[0]} positions; in'
+    ' Arcee all see everything.'
   )
 
 
@@ -92,7 +93,7 @@ def _shared_kv(config) -> str:
     return ''
   return (
     f'{len(readers)} of {len(layers)} layers read the keys and values of'
-    " another; there each makes its own, with that layer's weights."
+    " another; in Arcee each makes its own, with that layer's weights."
   )
 
 
@@ -102,7 +103,7 @@ def _rotary(config) -> str:
     return ''
   drawn = ' and '.join(f'{base:g}' if base else 'none' for base in bases)
   return (
-    f'layers turn by rotary bases {drawn}; there all by {base_of(config):g}.'
+    f'layers turn by rotary bases {drawn}; in Arcee all by {base_of(config):g}.'
   )
 
 
@@ -121,22 +122,35 @@ def base_of(config: model_config.ModelConfig) -> float:
 def _quantization(config) -> dict[str, str]:
   quantization = config.quantization
   hidden, inputs = quantization.clamp_hidden, quantization.clamp_input
-  return {
-    'int8_matmul': quantization.matmul == 'int8'
-    and 'inputs of projections and feed-forward are rounded to int8; there only'
-    ' their weights are.',
-    'int8_embedding': quantization.embedding == 'int8'
-    and "the output head's inputs are rounded to int8; there only its weights"
-    ' are.',
-    'int8_kv': quantization.kv == 'int8'
-    and f'keys and values are rounded to int8, a scale a'
-    f' {quantization.kv_scale}; there they are not.',
-    'int8_qk': quantization.qk == 'int8'
-    and 'queries are rounded to int8; there they are not.',
-    'clamp_hidden': hidden != 'none'
-    and f'hidden activations are cut at {quantization.clamp_hidden_k:g} times'
-    f' their {hidden}; there they are not.',
-    'clamp_input': inputs != 'none'
-    and f"projections' inputs are cut at {quantization.clamp_input_k:g} times"
-    f' their {inputs}; there they are not.',
+  said = {
+    'int8_matmul': (
+      quantization.matmul == 'int8',
+      'inputs of projections and feed-forward are rounded to int8; in Arcee'
+      ' only their weights are.',
+    ),
+    'int8_embedding': (
+      quantization.embedding == 'int8',
+      "the output head's inputs are rounded to int8; in Arcee only its weights"
+      ' are.',
+    ),
+    'int8_kv': (
+      quantization.kv == 'int8',
+      'keys and values are rounded to int8, a scale a'
+      f' {quantization.kv_scale}; in Arcee they are not.',
+    ),
+    'int8_qk': (
+      quantization.qk == 'int8',
+      'queries are rounded to int8; in Arcee they are not.',
+    ),
+    'clamp_hidden': (
+      hidden != 'none',
+      f'hidden activations are cut at {quantization.clamp_hidden_k:g} times'
+      f' their {hidden}; in Arcee they are not.',
+    ),
+    'clamp_input': (
+      inputs != 'none',
+      f"projections' inputs are cut at {quantization.clamp_input_k:g} times"
+      f' their {inputs}; in Arcee they are not.',
+    ),
   }
+  return {name: why if is_so else '' for name, (is_so, why) in said.items()}

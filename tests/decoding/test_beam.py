@@ -42,8 +42,8 @@ def small_config(quantization):
     head_dim=8,
     d_ff=32,
     window=5,
-    # Interleaved, and both kinds share keys and values.
-    layout='L0 G1 L0 G1',
+    # Interleaved, and a layer reads the keys and values of one before.
+    layout='L0 G1 L0',
     tied_embedding=False,
     max_length=LENGTH,
     dtype='float32',
@@ -53,16 +53,33 @@ def small_config(quantization):
 
 @functools.cache
 def made(int8):
-  """Returns a config and parameters, sharp enough to have best tokens."""
-  quantization = quantization_config.QuantizationConfig() if int8 else NONE
-  config = small_config(quantization)
-  visibility = visibility_lib.causal(4)
-  # Compiled without the forward pass, which `init` traces and does not need.
-  init = jax.jit(transformer.Transformer(config).init)
-  params = init(jax.random.key(3), np.zeros((1, 4), np.int32), visibility)
-  params = params['params']
-  params['embedding']['head_DV'] *= 2.0
-  return config, params
+  """Returns a config and its parameters."""
+  config = small_config(NONE)
+  if int8:
+    quantization = quantization_config.QuantizationConfig()
+    config = dataclasses.replace(
+      config, layout='L0 G1', quantization=quantization
+    )
+  return config, params_of(config)
+
+
+def params_of(config):
+  """Returns parameters, sharp enough to have best tokens; none compiled."""
+  rng = np.random.default_rng(12)
+
+  def drawn(path, x):
+    if path[-1].key == 'gain_D':
+      return np.ones(x.shape, np.float32)
+    scale = 0.5 if path[-1].key == 'head_DV' else 0.25
+    return rng.normal(0, scale, x.shape).astype(np.float32)
+
+  shapes = jax.eval_shape(
+    transformer.Transformer(config).init,
+    jax.random.key(0),
+    np.zeros((1, 4), np.int32),
+    visibility_lib.causal(4),
+  )
+  return jax.tree_util.tree_map_with_path(drawn, shapes['params'])
 
 
 @functools.cache
@@ -260,6 +277,26 @@ def test_a_result_that_kept_no_slots_or_lost_its_row():
     searcher.adopt(found[0])
 
 
+def test_a_ring_that_has_turned_goes_on():
+  config, params = made(False)
+  search = beam.Search(2, 7)
+  decoder = decoder_lib.Decoder(
+    params, config, rows=1, length=LENGTH, extra=search.extra, page=4
+  )
+  assert decoder.engine.pools['local'].row_slots == 16
+  prompt = prompt_of(21)
+  with opened(decoder, prompt, search.extra) as (row, hidden_D):
+    searcher = beam.BeamSearch(decoder, search)
+    (best,) = searcher.run(row, hidden_D)
+    searcher.adopt(best)
+    # Positions 12…27 fit 16 slots, of which slot 0 was for position 8.
+    assert decoder.cache.kinds['local'].first_R.tolist() == [12]
+    more = prompt_of(4, seed=6)
+    got_LD = extended(decoder, row, more)
+  hidden_BLD, _ = forward(False)([[*prompt, *best.tokens, *more]])
+  np.testing.assert_allclose(got_LD, hidden_BLD[0, 28:], atol=1e-4)
+
+
 def test_a_chunk_after_every_beam_does_not_see_its_future():
   decoder, rng = searcher_of(False)[0], np.random.default_rng(2)
   with opened(decoder, PROMPT) as (row, _):
@@ -349,7 +386,7 @@ def test_a_hook_is_told_what_is_so():
     for i, path in enumerate(grown):
       seen.append((path, log_probability_C[i], total_C[i], hidden_CD[i]))
     # Every other candidate survives, none by its log-probability.
-    adjusted_C = -np.arange(12.0, dtype=np.float32)
+    adjusted_C = -np.arange(12, dtype=np.float32) / 100
     adjusted_C[1::2] = -np.inf
     paths = [x for x in grown[:8:2] if x[-1] != EOS]
     # Whatever padding is given, it stays out.
@@ -381,6 +418,16 @@ def test_a_vetoed_token_never_shows():
   )
   assert len(found) == 4
   assert not any(favourite in x.tokens for x in found)
+
+
+def test_a_hook_of_another_shape_is_named():
+  decoder, _ = searcher_of(False)
+  searcher = beam.BeamSearch(decoder, SEARCH, lambda candidates: 0.0)
+  with (
+    opened(decoder, PROMPT) as (row, hidden_D),
+    pytest.raises(ValueError, match=r'hook returned shape \(\): expected \(8,'),
+  ):
+    searcher.run(row, hidden_D)
 
 
 def test_vetoes_of_everything_are_named():
@@ -508,9 +555,7 @@ def test_eight_beams_take_a_quarter_of_eight_copies():
   config = dataclasses.replace(
     small_config(NONE), window=1024, max_length=1024, layout='L0 G1'
   )
-  params = transformer.Transformer(config).init(
-    jax.random.key(0), np.zeros((1, 4), np.int32), visibility_lib.causal(4)
-  )['params']
+  params = params_of(config)
   search = beam.Search(8, depth, results=8)
   decoder = decoder_lib.Decoder(
     params, config, rows=1, length=prompt + depth, extra=search.extra

@@ -265,11 +265,14 @@ def test_a_cancelled_stream_frees_its_row(generator):
   del stream
   generator.advance()
   assert dropped.reason == 'cancelled'
+  held = [generator.converse() for _ in range(ROWS - 1)]
+  del streams[0]
+  assert len(generator.score([1, 2]).is_likeliest_L) == 1
+  for one in held:
+    one.close()
   never_begun = generator.stream(Request(prompt(4), 2))
   never_begun.close()
   assert list(never_begun) == []
-  next(streams[0])
-  streams[0].close()
 
 
 def test_an_interrupted_batch_frees_its_rows(generator, monkeypatch):
@@ -374,6 +377,8 @@ def test_conversations_that_hold_all_rows_are_an_error_not_a_wait(generator):
     next(stream)
   with pytest.raises(pages.Full, match='all 3 rows'):
     generator.score([1, 2])
+  # Who has a row does not wait for one.
+  assert len(list(held[0].stream(Request(prompt(3), 2)))) == 2
   held.pop().close()
   assert len(list(stream)) == 9
   for conversation in held:

@@ -191,3 +191,14 @@ def test_all_tokens_of_an_answer_must_be_right():
     lambda *_: answers, Two(), [needle.Cell(4, 0.0, 1, 0, 4)], 0, tokens=16
   )
   assert accuracy == 0.5
+
+
+def test_accuracy_counts_each_question_once():
+  cells = [needle.Cell(32, 0.0, 29, 1, 3), needle.Cell(64, 0.0, 61, 1, 1)]
+
+  def answer(tokens_BL, count):
+    if tokens_BL.shape[1] == 64:
+      return np.full((len(tokens_BL), count), -1)
+    return np.array([[scan(row)[1]] for row in tokens_BL])
+
+  assert needle.accuracy(answer, TASK, cells, seed=0) == 0.75

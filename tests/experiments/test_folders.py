@@ -62,6 +62,9 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
   assert said.startswith('step 7 of ') and 'with the same logits' in said
   params, _ = hugging_face.read(tmp_path / 'out')
   assert_equal(params, state.params)
+  (tmp_path / 'file').touch()
+  modes = {file.stat().st_mode for file in (tmp_path / 'out').iterdir()}
+  assert modes == {(tmp_path / 'file').stat().st_mode}
   said = folders.read(tmp_path / 'out', tmp_path / 'in')
   assert '3 layers of width 48, 35,856 parameters, a tokenizer' in said
   again, config = export.load(tmp_path / 'in/model.safetensors')

@@ -182,20 +182,33 @@ def test_an_answer_that_fills_the_cache_is_cut(generator):
   assert notes[0].startswith('[72 tokens after 0 in the cache; 8 tokens')
 
 
-def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(generator):
-  class Interrupting(io.StringIO):
-    flushed = 0
+class Interrupting(io.StringIO):
+  """Sends Ctrl-C, some times, with the third piece of text."""
 
-    def flush(self):
-      self.flushed += 1
-      if self.flushed == 3:
+  def __init__(self, times):
+    super().__init__()
+    self.times = times
+    self.flushed = 0
+
+  def flush(self):
+    self.flushed += 1
+    if self.flushed == 3:
+      for _ in range(self.times):
         signal.raise_signal(signal.SIGINT)
 
+
+def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(generator):
   before = signal.getsignal(signal.SIGINT)
-  _, notes = conversed(generator, lines('hi', 'you'), Interrupting())
+  _, notes = conversed(generator, lines('hi', 'you'), Interrupting(1))
   assert signal.getsignal(signal.SIGINT) == before
-  assert '; 4 tokens, ' in notes[0]
-  assert notes[1].startswith('[4 tokens after 8 in the cache; 12 tokens')
+  assert '; 3 tokens, ' in notes[0]
+  assert notes[1].startswith('[4 tokens after 7 in the cache; 12 tokens')
+
+
+def test_a_second_ctrl_c_ends_the_conversation(generator):
+  with pytest.raises(KeyboardInterrupt):
+    conversed(generator, lines('hi', 'you'), Interrupting(2))
+  assert not generator._decoder._pages.open_rows
 
 
 def test_pace_tells_first_from_later_tokens():

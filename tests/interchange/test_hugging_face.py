@@ -13,6 +13,7 @@ from kaiju_jax import visibility
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost
 from kaiju_jax.interchange import plain
+from kaiju_jax.interchange import scale
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
@@ -67,6 +68,17 @@ def test_a_round_trip_gives_the_same_parameters_to_the_bit(tmp_path, model):
   again, config_again = hugging_face.read(tmp_path / 'out')
   assert config_again == config
   jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_scaling_back_finds_the_same_bits_for_every_float():
+  # All 2²³ mantissas; for √2, plain division misses one of them.
+  every_DV = np.arange(2**23, 2**24).reshape(2, -1).astype(np.float32)
+  table_DV = scale.scaled(every_DV)
+  np.testing.assert_array_equal(table_DV, every_DV * np.float32(1.41421356237))
+  assert np.sum(scale.scaled(table_DV / np.float32(2**0.5)) != table_DV) == 1
+  np.testing.assert_array_equal(
+    scale.scaled(scale.unscaled(table_DV)), table_DV
+  )
 
 
 def test_untied_tables_of_another_width_scale_to_the_same_bits(tmp_path):

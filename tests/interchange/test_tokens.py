@@ -40,7 +40,7 @@ def words(path, post_processor=None):
   made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
   made.add_special_tokens(['<s>', '</s>'])
   made.enable_truncation(2)
-  made.enable_padding()
+  made.enable_padding(length=9)
   if post_processor:
     made.post_processor = tokenizers.processors.TemplateProcessing(
       single=post_processor, special_tokens=[('<s>', 1), ('</s>', 2)]
