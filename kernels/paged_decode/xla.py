@@ -1,8 +1,11 @@
 """Paged decode in plain XLA: gathers visited pages, a few of each row a step.
 
 It ends with the row that visits most, so that a step's cost is set by what is
-seen, not by how long the table is.
+seen, not by how long the table is. Steps in which every row has a page that all
+of its queries see whole come first, and ask for no ranges.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -57,13 +60,9 @@ def decode(
     x_BGS = jnp.take_along_axis(x_BNS, logical_BG[..., None], axis=1)
     return x_BGS.reshape(B, G * S)
 
-  def step(n, carry):
-    peak_BR, total_BR, sum_BRK = carry
-    place_G = n * G + jnp.arange(G)
+  def visible_of(place_G, logical_BG):
     # Beyond the plan's end, as beyond a row's count: a page seen by nobody.
     inside_BG = place_G[None] < plan.count_B[:, None]
-    place_G = jnp.minimum(place_G, N - 1)
-    logical_BG, page_BG = plan.logical_BN[:, place_G], plan.page_BN[:, place_G]
     visible_BLJ = plan_lib.visible(
       take(start_BM, logical_BG),
       take(limit_BM, logical_BG),
@@ -72,8 +71,13 @@ def decode(
       take(position_BM, logical_BG),
       window,
     )
-    visible_BLJ &= jnp.repeat(inside_BG, S, axis=1)[:, None]
-    visible_BRJ = jnp.repeat(visible_BLJ, H, axis=1)
+    return visible_BLJ & jnp.repeat(inside_BG, S, axis=1)[:, None]
+
+  def step(is_whole, n, carry):
+    peak_BR, total_BR, sum_BRK = carry
+    place_G = n * G + jnp.arange(G)
+    within_G = jnp.minimum(place_G, N - 1)
+    page_BG = plan.page_BN[:, within_G]
     k_BJK, v_BJK = gather(k_PSK, page_BG), gather(v_PSK, page_BG)
     page_k_scale = gather_scale(k_scale, page_BG)
     if integer_dot:
@@ -83,13 +87,17 @@ def decode(
       logits_BRJ = _product(
         q_BRK, codes.dequantize(k_BJK, page_k_scale, dtype), jnp.float32
       )
-    logits_BRJ = jnp.where(visible_BRJ, scale * logits_BRJ, -jnp.inf)
+    logits_BRJ = scale * logits_BRJ
+    v_BJK = codes.dequantize(v_BJK, gather_scale(v_scale, page_BG), dtype)
+    if not is_whole:
+      visible_BLJ = visible_of(place_G, plan.logical_BN[:, within_G])
+      visible_BRJ = jnp.repeat(visible_BLJ, H, axis=1)
+      logits_BRJ = jnp.where(visible_BRJ, logits_BRJ, -jnp.inf)
+      seen_BJ1 = visible_BLJ.any(axis=1)[..., None]
+      v_BJK = jnp.where(seen_BJ1, v_BJK, jnp.zeros_like(v_BJK))
     new_peak_BR = jnp.maximum(peak_BR, logits_BRJ.max(axis=-1))
     weights_BRJ = jnp.exp(logits_BRJ - new_peak_BR[..., None])
     decay_BR = jnp.exp(peak_BR - new_peak_BR)
-    v_BJK = codes.dequantize(v_BJK, gather_scale(v_scale, page_BG), dtype)
-    seen_BJ = visible_BLJ.any(axis=1)
-    v_BJK = jnp.where(seen_BJ[..., None], v_BJK, jnp.zeros_like(v_BJK))
     product_BRK = jnp.einsum(
       'BRJ,BJK->BRK',
       weights_BRJ.astype(dtype),
@@ -104,12 +112,11 @@ def decode(
 
   zeros_BRK = jnp.zeros_like(q_BRK, jnp.float32)
   zeros_BR = zeros_BRK[..., 0]
-  peak_BR, total_BR, sum_BRK = jax.lax.fori_loop(
-    0,
-    (plan.count_B.max() + G - 1) // G,
-    step,
-    (zeros_BR + softmax.LOWEST, zeros_BR, zeros_BRK),
-  )
+  carry = zeros_BR + softmax.LOWEST, zeros_BR, zeros_BRK
+  whole, end = plan.full_B.min() // G, (plan.count_B.max() + G - 1) // G
+  carry = jax.lax.fori_loop(0, whole, functools.partial(step, True), carry)
+  carry = jax.lax.fori_loop(whole, end, functools.partial(step, False), carry)
+  peak_BR, total_BR, sum_BRK = carry
   sees_BR = total_BR > 0
   total_BR = jnp.where(sees_BR, total_BR, 1.0)
   lse_BR = jnp.where(sees_BR, peak_BR + jnp.log(total_BR), 0.0)
