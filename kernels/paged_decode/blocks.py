@@ -21,6 +21,9 @@ _TILES_PER_SPLIT = 4
 # An H100's 132 multiprocessors hold so many programmes each: one loads while
 # another computes, and rows of several lengths meet on each.
 _GPU_PROGRAMMES = {16: 4 * 132, 32: 4 * 132, 64: 2 * 132, 128: 132}
+# Keys of a step in XLA, few enough that a CPU's caches hold what is made of
+# them: with 2,048 a decoding step of 97 M parameters took 12 % longer in int8.
+_XLA_KEYS = 256
 # Keys of a step on a TPU: what a step takes before its first and after its last
 # sum (two matmuls and two sums over lanes, one after the other) is then small.
 # Its pages are written out one by one, so that they are not too many.
@@ -161,7 +164,7 @@ def visited(shape: Shape) -> int:
 
 
 def _xla(shape: Shape) -> Sizes:
-  pages = max(1, min(shape.N, 256 // shape.S))
+  pages = max(1, min(shape.N, _XLA_KEYS // shape.S))
   return Sizes(shape.rows, pages * shape.S, 1)
 
 

@@ -49,9 +49,13 @@ def merge(out_a, lse_a, out_b, lse_b):
     blind = (lse == 0) & (out == 0).all(axis=-1)
     return out.astype(jnp.float32), jnp.where(blind, -jnp.inf, lse)
 
-  shape = lse_a.shape
-  parts = part(out_a, lse_a), part(out_b, lse_b)
-  out_XBRK = jnp.stack([out.reshape(1, -1, out.shape[-1]) for out, _ in parts])
-  lse_XBR = jnp.stack([lse.reshape(1, -1) for _, lse in parts])
-  out_BRK, lse_BR = combine(out_XBRK, lse_XBR)
-  return out_BRK.reshape(out_a.shape).astype(out_a.dtype), lse_BR.reshape(shape)
+  # Written out: of two parts, sums over them are more steps than the rest.
+  (a, lse_a), (b, lse_b) = part(out_a, lse_a), part(out_b, lse_b)
+  peak = jnp.maximum(lse_a, lse_b)
+  peak = jnp.where(peak > -jnp.inf, peak, 0.0)
+  weight_a, weight_b = jnp.exp(lse_a - peak), jnp.exp(lse_b - peak)
+  total = weight_a + weight_b
+  sees = total > 0
+  total = jnp.where(sees, total, 1.0)
+  out = (weight_a / total)[..., None] * a + (weight_b / total)[..., None] * b
+  return out.astype(out_a.dtype), jnp.where(sees, peak + jnp.log(total), 0.0)

@@ -88,13 +88,18 @@ def decode(
         q_BRK, codes.dequantize(k_BJK, page_k_scale, dtype), jnp.float32
       )
     logits_BRJ = scale * logits_BRJ
-    v_BJK = codes.dequantize(v_BJK, gather_scale(v_scale, page_BG), dtype)
+    page_v_scale = gather_scale(v_scale, page_BG)
     if not is_whole:
       visible_BLJ = visible_of(place_G, plan.logical_BN[:, within_G])
       visible_BRJ = jnp.repeat(visible_BLJ, H, axis=1)
       logits_BRJ = jnp.where(visible_BRJ, logits_BRJ, -jnp.inf)
-      seen_BJ1 = visible_BLJ.any(axis=1)[..., None]
-      v_BJK = jnp.where(seen_BJ1, v_BJK, jnp.zeros_like(v_BJK))
+      # What nobody sees may be NaN, a token's scale if it is codes.
+      seen_BJ = visible_BLJ.any(axis=1)
+      if v_scale is None:
+        v_BJK = jnp.where(seen_BJ[..., None], v_BJK, jnp.zeros_like(v_BJK))
+      elif v_scale.ndim == 2:
+        page_v_scale = jnp.where(seen_BJ, page_v_scale, 0.0)
+    v_BJK = codes.dequantize(v_BJK, page_v_scale, dtype)
     new_peak_BR = jnp.maximum(peak_BR, logits_BRJ.max(axis=-1))
     weights_BRJ = jnp.exp(logits_BRJ - new_peak_BR[..., None])
     decay_BR = jnp.exp(peak_BR - new_peak_BR)
