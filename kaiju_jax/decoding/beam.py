@@ -264,6 +264,7 @@ class BeamSearch:
 
   def _start(self, row: int, hidden_D: jax.Array) -> '_State':
     decoder, depth = self._decoder, self.search.depth
+    decoder.check_text(row)
     length = decoder.length_of(row)
     if not 0 < length <= decoder.length - depth:
       raise ValueError(
@@ -282,6 +283,7 @@ class BeamSearch:
     tree = beam_tree.BeamTree(length, row_lib.held(decoder.cache, pools, row))
     expansions = jax.device_get(self._first(decoder.params, hidden_D[None]))
     _check_logits(row, 0, expansions.is_nan_C)
+    decoder.lend(row)
     return _State(row, length, first, tree, expansions)
 
   def _advance(self, state: '_State') -> None:

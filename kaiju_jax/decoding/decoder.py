@@ -92,6 +92,7 @@ class Decoder:
     self._pages = pages.Pages(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)
+    self._lent: set[int] = set()
     options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
     self.jit = jit = functools.partial(jax.jit, compiler_options=options)
     self._text = jit(
@@ -142,6 +143,7 @@ class Decoder:
   def _give(self, row: int, tables: dict[str, np.ndarray]) -> None:
     self.cache = self._give_pages(self.cache, np.int32(row), tables)
     self._length_R[row] = 0
+    self._lent.discard(row)
 
   def length_of(self, row: int) -> int:
     """Returns how many tokens a row's text has."""
@@ -162,8 +164,8 @@ class Decoder:
         default.
 
     Raises:
-      ValueError: a row that is not open or named twice, a token outside the
-        vocabulary, or a text longer than its row.
+      ValueError: a row that is not open, lent or named twice, a token outside
+        the vocabulary, or a text longer than its row.
     """
     tokens_BL = np.asarray(tokens_BL)
     B, L = tokens_BL.shape
@@ -203,6 +205,27 @@ class Decoder:
       self.cache, np.int32(row), source, first, np.int32(length)
     )
     self._length_R[row] = length
+    self._lent.discard(row)
+
+  def lend(self, row: int) -> None:
+    """Gives a row's slots to a search: no text until `settle` or `close`."""
+    self._lent.add(row)
+
+  def check_text(self, row: int) -> None:
+    """Refuses a row that holds no text of its own.
+
+    Raises:
+      ValueError: it is not open, or lent to a search.
+    """
+    if row not in self._pages.open_rows:
+      raise ValueError(
+        f'row={row}: is not open; open are {self._pages.open_rows}.'
+      )
+    if row in self._lent:
+      raise ValueError(
+        f'row={row}: holds the tree of a search; adopt one of its results, or'
+        ' close the row.'
+      )
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""
@@ -225,10 +248,7 @@ class Decoder:
         raise ValueError(
           f'count_B[{place}]={count}: expected 0…{L}, the tokens of a call.'
         )
-      if row not in self._pages.open_rows:
-        raise ValueError(
-          f'row={row}: is not open; open are {self._pages.open_rows}.'
-        )
+      self.check_text(row)
       if self.length_of(row) + count > self.length:
         raise ValueError(
           f'row {row} holds {self.length_of(row)} tokens and gets {count}: a'

@@ -273,6 +273,11 @@ def test_a_result_that_kept_no_slots_or_lost_its_row():
     second = [x for x in found if x.ended][1]
     with pytest.raises(ValueError, match='as 1 better ones did, and kept no'):
       searcher.adopt(second)
+    # Until one is adopted the row is no text.
+    with pytest.raises(ValueError, match='holds the tree of a search'):
+      decoder.extend_text([row], [[1]])
+    with pytest.raises(ValueError, match='holds the tree of a search'):
+      searcher.run(row, hidden_D)
   with pytest.raises(ValueError, match='closed or extended since'):
     searcher.adopt(found[0])
 
