@@ -95,7 +95,7 @@ def main(argv):
     parts['ours, float32'] = lambda: ours(config)
     parts['ours, int8'] = lambda: ours(int8)
   if 'uncached' in _PARTS.value:
-    parts['ours, float32, no cache'] = lambda: (
+    parts['float32 without a cache'] = lambda: (
       (),
       decode_speed.uncached(params, config, *shape, 1),
     )
@@ -111,10 +111,8 @@ def main(argv):
     for name, run in parts.items():
       for place, seconds in enumerate(run()):
         least[name][place] = min(least[name][place], *seconds, float('inf'))
-      prefill, step = least[name]
-      console.print(
-        f'turn {turn}: {name}: {prefill:.3f} s, {1e3 * step:.1f} ms'
-      )
+      seconds = ', '.join(f'{x:.4f} s' for x in least[name])
+      console.print(f'turn {turn}: {name}: {seconds}')
   console.print(_table(least))
 
 
@@ -158,17 +156,22 @@ def _table(least):
     )
     for place in (0, 1)
   ]
-  for name, (prefill, step) in least.items():
+  for name, measured in least.items():
+    # Other rows are other work.
+    is_peer = name.startswith(('transformers', 'ours'))
     table.add_row(
       name,
-      *(['', ''] if prefill == float('inf') else _cells(prefill, theirs[0], 1)),
-      *_cells(step, theirs[1], 1e3),
+      *_cells(measured[0], theirs[0] if is_peer else None, 1),
+      *_cells(measured[1], theirs[1] if is_peer else None, 1e3),
     )
   return table
 
 
-def _cells(seconds: float, theirs: float, unit: float) -> list[str]:
-  return [f'{unit * seconds:,.2f}', f'{theirs / seconds:.2f}']
+def _cells(seconds: float, theirs: float | None, unit: float) -> list[str]:
+  if seconds == float('inf'):
+    return ['', '']
+  ratio = '' if theirs is None else f'{theirs / seconds:.2f}'
+  return [f'{unit * seconds:,.2f}', ratio]
 
 
 if __name__ == '__main__':
