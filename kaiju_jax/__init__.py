@@ -5,8 +5,9 @@ Shazeer 2024). The key to the letters, for the whole project:
 
     B batch   L length (queries)   M memory (keys)   D model   V vocabulary
     F feed-forward   H heads   K key size   N repeats of a scanned layer block
-    T teacher's top-k   C classes   P pages   S slots of a page
-    R rows   G groups of eight rows (Squinch)
+    T teacher's top-k   C classes, or candidates of a beam search
+    P pages   S slots of a page   R rows, of a matrix or of a cache
+    G groups of eight rows (Squinch)
     I, J  rows of a query / key block in a kernel
 
 Importing this package imports neither jax nor flax, so that experiment scripts
