@@ -9,8 +9,8 @@ VENV ?= .venv
 SEEDS ?= 1
 ARMS ?=
 BIN := $(VENV)/bin
-AOT_TESTS := tests/hlo tests/test_aot.py tests/test_aot_step.py \
-  tests/test_machine_code.py tests/kernels/test_triton_kernel.py \
+AOT_TESTS := tests/aot/hlo tests/aot/test_build.py tests/aot/test_step_compiled.py \
+  tests/aot/test_machine_code.py tests/kernels/test_triton_kernel.py \
   $(wildcard tests/*/test_*_compiled.py)
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15

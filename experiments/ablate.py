@@ -33,12 +33,12 @@ from absl import flags
 import rich.console
 import rich.progress
 
-from experiments import ablation_plan
-from experiments import ablation_report
-from experiments import jobs
-from kaiju_jax import addresses
+from kaiju_jax.runs import ablation_plan
+from kaiju_jax.runs import ablation_report
+from kaiju_jax.runs import jobs
 from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.training import files
+from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files
 
 _CONFIG = flags.DEFINE_string(
   'config',

@@ -27,13 +27,13 @@ from absl import flags
 from ml_collections import config_flags
 import rich.console
 
-from experiments import aot_tables
-from experiments import run
-from kaiju_jax import config as config_lib
+from kaiju_jax.aot import tables as aot_tables
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
+from kaiju_jax.runs import train as run
 from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.sharding import fit
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import fit
 import tpu_gpu_configs
 
 _PRESET = flags.DEFINE_string(
@@ -108,7 +108,7 @@ def _report() -> bool:
     os.environ.setdefault(
       'XLA_FLAGS', accelerator.environment.get('XLA_FLAGS', '')
     )
-    from experiments import aot_figures
+    from kaiju_jax.aot import figures as aot_figures
 
     with console.status('compiling'):
       figures = aot_figures.compiled(experiment, accelerator, mesh)
@@ -123,11 +123,11 @@ def _report() -> bool:
   return not figures.get('problems')
 
 
-def _experiment(mesh: sharding_config.MeshConfig) -> config_lib.Experiment:
+def _experiment(mesh: sharding_config.MeshConfig) -> experiment_lib.Experiment:
   if _CONFIG.value is not None:
     return _CONFIG.value
   model = presets.preset(_PRESET.value, _ARM.value)
-  return config_lib.Experiment(
+  return experiment_lib.Experiment(
     model=model,
     data=data_config.DataConfig(
       length=min(_LENGTH.value, model.max_length),

@@ -16,7 +16,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from experiments import run
+from kaiju_jax.runs import train as run
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Of one run.')
 _ROWS = flags.DEFINE_integer('rows', 8, 'Texts.', lower_bound=1)
@@ -42,10 +42,11 @@ def main(argv: Sequence[str]) -> None:
 
 def _table() -> rich.table.Table:
   from kaiju_jax.evaluation import cached_agreement
-  from kaiju_jax.training import trained
+  from kaiju_jax.runs import tasks
+  from kaiju_jax.runs import trained
 
   found = trained.load(_WORKDIR.value)
-  tokens_BL = cached_agreement.texts(found.experiment, _ROWS.value)
+  tokens_BL = tasks.texts(found.experiment, _ROWS.value)
   rows, length = tokens_BL.shape
   prompt = length // 2 if _PROMPT.value is None else _PROMPT.value
   counted = cached_agreement.compare(

@@ -28,7 +28,7 @@ from absl import app
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import run
+from kaiju_jax.runs import train as run
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
@@ -100,10 +100,10 @@ def _report(experiment, steps: list[int]) -> None:
   """Trains, captures, and prints and writes what the codecs do."""
   import rich.console
 
-  from kaiju_jax.evaluation import codec_report
-  from kaiju_jax.evaluation import gradient_capture
-  from kaiju_jax.evaluation import gradient_codecs
-  from kaiju_jax.evaluation import level_study
+  from experiments.codec_study import gradient_capture
+  from experiments.codec_study import gradient_codecs
+  from experiments.codec_study import level_study
+  from experiments.codec_study import report as codec_report
 
   console = rich.console.Console()
   captures = _captures(experiment, steps)
@@ -143,8 +143,8 @@ def _report(experiment, steps: list[int]) -> None:
 
 def _sample(captures):
   """Returns blocks of these workers' gradients, float32[32, C]."""
-  from kaiju_jax.evaluation import gradient_capture
-  from kaiju_jax.evaluation import level_study
+  from experiments.codec_study import gradient_capture
+  from experiments.codec_study import level_study
 
   pooled = gradient_capture.pooled(
     gradient_capture.joined(captures, _ACROSS.value)
@@ -154,8 +154,8 @@ def _sample(captures):
 
 def _captures(experiment, steps: list[int]):
   """Returns each step's list of the workers' gradients."""
+  from experiments.codec_study import gradient_capture
   from kaiju_jax.data import loader
-  from kaiju_jax.evaluation import gradient_capture
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import state as state_lib
   from kaiju_jax.training import step as step_lib
@@ -189,7 +189,7 @@ def _captures(experiment, steps: list[int]):
 def _rows(experiment):
   """Returns the training rows that the config names."""
   if experiment.data.task != 'text':
-    from kaiju_jax.evaluation import needle_tasks
+    from kaiju_jax.runs import tasks as needle_tasks
 
     return needle_tasks.rows(experiment)
 
@@ -207,10 +207,10 @@ def _measured(gradients):
   import jax
   import numpy as np
 
-  from kaiju_jax.evaluation import codec_quality
-  from kaiju_jax.evaluation import gradient_capture
-  from kaiju_jax.evaluation import gradient_codecs
-  from kaiju_jax.evaluation import level_study
+  from experiments.codec_study import gradient_capture
+  from experiments.codec_study import gradient_codecs
+  from experiments.codec_study import level_study
+  from experiments.codec_study import quality as codec_quality
 
   # All kinds in one array, so that a codec compiles once.
   x_RC = gradient_capture.pooled(gradients)
@@ -236,8 +236,8 @@ def _measured(gradients):
 
 def _write(experiment, steps, found, studies, maps, held_out) -> None:
   """Writes --json."""
-  from kaiju_jax.evaluation import gradient_codecs
-  from kaiju_jax.training import files
+  from experiments.codec_study import gradient_codecs
+  from kaiju_jax.storage import files
 
   bits = {codec.name: codec.bits for codec in gradient_codecs.CODECS}
   path = pathlib.Path(_JSON.value)
@@ -285,7 +285,7 @@ def _plain(value):
 
 def _draw(curves, step: int) -> None:
   """Writes --figure."""
-  from kaiju_jax.evaluation import codec_figure
+  from experiments.codec_study import figure as codec_figure
 
   path = pathlib.Path(_FIGURE.value)
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@
         [--config.model.window=512 …] [--fsdp=8 --tensor=2 --batch=16]
 
 Imports no jax: the figures are arithmetic on the config, and the training
-memory is an estimate (`kaiju_jax/model/footprint.py` has the formula).
+memory is an estimate (`kaiju_jax/costs/footprint.py` has the formula).
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from absl import flags
 from ml_collections import config_flags
 import rich.console
 
-from experiments import run
-from kaiju_jax.model import describe
+from kaiju_jax.costs import describe
 from kaiju_jax.model import presets
+from kaiju_jax.runs import train as run
 
 _PRESET = flags.DEFINE_string(
   'preset', None, f'One of {", ".join(presets.PRESETS)}.'

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from absl import app
 from absl import flags
 
-from experiments import run
+from kaiju_jax.runs import train as run
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Of a training run.')
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> None:
     if not flag.value:
       raise app.UsageError(f'--{flag.name} is missing.')
   run.quiet()
-  from experiments import folders  # It imports jax, which --help should not.
+  from kaiju_jax.runs import (
+    exchange as folders,  # It imports jax, which --help should not.
+  )
 
   try:
     print(

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from absl import app
 from absl import flags
 
-from experiments import run
+from kaiju_jax.runs import train as run
 
 if TYPE_CHECKING:
-  from experiments import loading
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.decoding import sample
+  from kaiju_jax.runs import load as loading
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'That training wrote.')
 _CHECKPOINT = flags.DEFINE_string(
@@ -88,9 +88,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _generate() -> None:
-  from experiments import loading
-  from experiments import talk
   from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.runs import load as loading
+  from kaiju_jax.runs import talk
 
   manner = talk.Manner(_MAX_TOKENS.value, _sampling(), _STOP.value or ())
   if _WORKDIR.value is not None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from absl import app
 from absl import flags
 
-from experiments import run
+from kaiju_jax.runs import train as run
 
 _FOLDER = flags.DEFINE_string('folder', None, 'With config.json and weights.')
 _TOKENIZER = flags.DEFINE_bool(
@@ -30,7 +30,9 @@ def main(argv: Sequence[str]) -> None:
     if not flag.value:
       raise app.UsageError(f'--{flag.name} is missing.')
   run.quiet()
-  from experiments import folders  # It imports jax, which --help should not.
+  from kaiju_jax.runs import (
+    exchange as folders,  # It imports jax, which --help should not.
+  )
 
   try:
     print(folders.read(_FOLDER.value, _OUT.value, _TOKENIZER.value))

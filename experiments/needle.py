@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from absl import app
 from absl import flags
 
-from experiments import run
-from kaiju_jax import addresses
+from kaiju_jax.runs import train as run
+from kaiju_jax.storage import addresses
 
 if TYPE_CHECKING:
-  from kaiju_jax import config as config_lib
-  from kaiju_jax.evaluation import needle
-  from kaiju_jax.evaluation import needle_report
+  from kaiju_jax.evaluation.needle import questions as needle
+  from kaiju_jax.evaluation.needle import report as needle_report
+  from kaiju_jax.training import experiment as experiment_lib
 
 _TASK = flags.DEFINE_enum(
   'task',
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
     raise SystemExit(f'error: {error}') from error
 
 
-def _runs() -> 'dict[pathlib.Path, tuple[str, config_lib.Experiment]]':
+def _runs() -> 'dict[pathlib.Path, tuple[str, experiment_lib.Experiment]]':
   """Returns what the flags name: {folder: (arm, experiment)}.
 
   Raises:
@@ -114,7 +114,7 @@ def _runs() -> 'dict[pathlib.Path, tuple[str, config_lib.Experiment]]':
 
 def _check(runs) -> None:
   """Refuses what cannot run, before anything compiles or is written."""
-  from kaiju_jax.evaluation import needle_tasks
+  from kaiju_jax.runs import tasks as needle_tasks
   from kaiju_jax.training import workdir
 
   for folder, (_, experiment) in runs.items():
@@ -129,11 +129,11 @@ def _workdir() -> pathlib.Path:
 
 
 def _finished(
-  folder: pathlib.Path, arm: str, experiment: 'config_lib.Experiment'
+  folder: pathlib.Path, arm: str, experiment: 'experiment_lib.Experiment'
 ) -> 'list[needle.Record]':
   """Returns a run's records, from its folder or by training and asking."""
-  from kaiju_jax.evaluation import needle
-  from kaiju_jax.training import files
+  from kaiju_jax.evaluation.needle import questions as needle
+  from kaiju_jax.storage import files
 
   name = f'needle.seed{_EVALUATION_SEED.value}.x{_QUESTIONS.value}.json'
   if (folder / name).exists():
@@ -146,7 +146,7 @@ def _finished(
   return records
 
 
-def _trained(experiment: 'config_lib.Experiment', folder: pathlib.Path):
+def _trained(experiment: 'experiment_lib.Experiment', folder: pathlib.Path):
   """Trains to the end, or goes on from the last checkpoint; the parameters."""
   state = run.train(experiment, folder)
   if int(state.step) < experiment.loop.steps:
@@ -155,11 +155,11 @@ def _trained(experiment: 'config_lib.Experiment', folder: pathlib.Path):
 
 
 def _asked(
-  arm: str, experiment: 'config_lib.Experiment', params
+  arm: str, experiment: 'experiment_lib.Experiment', params
 ) -> 'list[needle.Record]':
   from kaiju_jax.evaluation import answers
-  from kaiju_jax.evaluation import needle
-  from kaiju_jax.evaluation import needle_tasks
+  from kaiju_jax.evaluation.needle import questions as needle
+  from kaiju_jax.runs import tasks as needle_tasks
   from kaiju_jax.training import step
 
   task = needle_tasks.questions(experiment.data)
@@ -180,9 +180,9 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
   """Writes needle.json and needle.png, and prints table and verdicts."""
   import rich.console
 
-  from kaiju_jax.evaluation import needle_figure
-  from kaiju_jax.evaluation import needle_report
-  from kaiju_jax.training import files
+  from kaiju_jax.evaluation.needle import figure as needle_figure
+  from kaiju_jax.evaluation.needle import report as needle_report
+  from kaiju_jax.storage import files
 
   experiments = dict(runs.values())
   setting = _setting(experiments)
@@ -207,10 +207,10 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
 
 
 def _setting(
-  experiments: 'dict[str, config_lib.Experiment]',
+  experiments: 'dict[str, experiment_lib.Experiment]',
 ) -> 'needle_report.Setting':
-  from kaiju_jax.evaluation import needle_report
-  from kaiju_jax.evaluation import needle_tasks
+  from kaiju_jax.evaluation.needle import report as needle_report
+  from kaiju_jax.runs import tasks as needle_tasks
 
   first = next(iter(experiments.values()))
   model, length = first.model, first.data.length
@@ -227,7 +227,7 @@ def _setting(
   )
 
 
-def _reach(experiment: 'config_lib.Experiment') -> int | None:
+def _reach(experiment: 'experiment_lib.Experiment') -> int | None:
   """Tokens that the layers look back; None where one of them is global."""
   windows = [layer.window for layer in experiment.model.layers()]
   return None if None in windows else sum(window - 1 for window in windows)

@@ -17,7 +17,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from experiments import run
+from kaiju_jax.runs import train as run
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Of one seed of one arm.')
 _QUESTIONS = flags.DEFINE_integer(
@@ -47,10 +47,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _table() -> rich.table.Table:
   from kaiju_jax.evaluation import answers
-  from kaiju_jax.evaluation import needle
-  from kaiju_jax.evaluation import needle_tasks
+  from kaiju_jax.evaluation.needle import questions as needle
+  from kaiju_jax.runs import tasks as needle_tasks
+  from kaiju_jax.runs import trained
   from kaiju_jax.training import step
-  from kaiju_jax.training import trained
 
   found = trained.load(_WORKDIR.value)
   data = found.experiment.data

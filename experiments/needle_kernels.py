@@ -19,7 +19,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from experiments import run
+from kaiju_jax.runs import train as run
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Of one seed of one arm.')
 _ATTENTION = flags.DEFINE_list(
@@ -44,9 +44,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _table() -> rich.table.Table:
-  from kaiju_jax.evaluation import needle
-  from kaiju_jax.evaluation import needle_tasks
-  from kaiju_jax.training import trained
+  from kaiju_jax.evaluation.needle import questions as needle
+  from kaiju_jax.runs import tasks as needle_tasks
+  from kaiju_jax.runs import trained
 
   found = trained.load(_WORKDIR.value)
   experiment, params = found.experiment, found.params
@@ -72,7 +72,7 @@ def _table() -> rich.table.Table:
 def _asked(experiment, params, name, task, cells) -> tuple[str, float]:
   """Returns how an implementation ran, and the part that it got right."""
   from kaiju_jax.evaluation import answers
-  from kaiju_jax.evaluation import needle
+  from kaiju_jax.evaluation.needle import questions as needle
   from kaiju_jax.kernels import dispatch
   from kaiju_jax.kernels.visibility_attention import api
   from kaiju_jax.training import step

@@ -35,8 +35,8 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError('--rows and --keys: give both or neither.')
   import functools
 
-  from experiments import attention_kernels
-  from kaiju_jax import tpu_schedule
+  from kaiju_jax.aot import attention_kernels
+  from kaiju_jax.aot import schedule
 
   make = functools.partial(
     attention_kernels.alone,
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     _KIND.value,
     tiles=(_ROWS.value, _KEYS.value) if _ROWS.value else None,
   )
-  for name, stretches in tpu_schedule.read(make, _ACCELERATOR.value).items():
+  for name, stretches in schedule.read(make, _ACCELERATOR.value).items():
     if not any(stretch.busy['MXU'] for stretch in stretches):
       continue
     print(f'{name}\n  cycles ' + ' '.join(f'{unit:>6}' for unit in UNITS))

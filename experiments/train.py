@@ -20,8 +20,8 @@ from absl import app
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import devices
-from experiments import run
+from kaiju_jax.runs import devices
+from kaiju_jax.runs import train as run
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'The experiment: PATH or PATH:ARM.', lock_config=True

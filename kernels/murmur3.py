@@ -1,7 +1,7 @@
 """murmur3's finalizer: scatters 32 bits over 32 bits, one to one.
 
 Noise that needs no key (`uniform`), sums in which any damaged value shows
-(`kaiju_jax/sharding/checksum.py`).
+(`kaiju_jax/wire/checksum.py`).
 """
 
 import jax

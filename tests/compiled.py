@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kaiju_jax import aot
-from kaiju_jax import machine_code
+from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import machine_code
 
 
 def gpu(jitted: Any, *arguments: Any) -> dict[str, machine_code.Kernel]:

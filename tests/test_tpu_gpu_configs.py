@@ -11,7 +11,7 @@ import yaml
 
 from experiments.configs import sizes
 from kaiju_jax.model import presets
-from kaiju_jax.sharding import fit
+from kaiju_jax.training import fit
 import tpu_gpu_configs
 
 _LAUNCH = pathlib.Path(tpu_gpu_configs.__file__).parent / 'launch'

@@ -10,7 +10,7 @@ figures stand in `chips/`, what starts a run in `launch/`.
 import importlib
 import pathlib
 
-from kaiju_jax import accelerator as accelerator_lib
+from kaiju_jax.costs import accelerator as accelerator_lib
 
 _FOLDER = pathlib.Path(__file__).parent
 

@@ -1,6 +1,6 @@
 """Eight devices cut from one processor: the mesh that the tests run on."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import cpu
 

@@ -1,6 +1,6 @@
 """4,096 H100 in 512 nodes: 110b, D/fsdp = 24 rows a device."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import h100
 

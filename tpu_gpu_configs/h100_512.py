@@ -1,6 +1,6 @@
 """512 H100 in 64 nodes: 110b."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import h100
 

@@ -1,6 +1,6 @@
 """64 H100 in 8 nodes: 13b."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import h100
 

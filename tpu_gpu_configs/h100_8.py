@@ -1,6 +1,6 @@
 """One node of eight H100: the ladder up to 3b."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import h100
 

@@ -1,6 +1,6 @@
 """v5p-128, 64 chips: 3b."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import v5p
 

@@ -1,6 +1,6 @@
 """v5p-256, 128 chips: 13b."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import v5p
 

@@ -1,6 +1,6 @@
 """v6e-256, a full pod of 256 chips: 13b."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
 from tpu_gpu_configs.chips import v6e
 

@@ -26,11 +26,11 @@ Result:   all of them train: int8 QKᵀ is 0.02 % above bf16 in training loss,
           training loss; Bungee brings nothing (BUILD_NOTES.md has the table).
 """
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 
 _NORMAL = 2.5e-3
 _FAST = 1e-2
@@ -52,7 +52,7 @@ ARMS = {arm: 'bf16' for arm in _TECHNIQUES} | {
 }
 
 
-def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
+def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
@@ -71,7 +71,7 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
     clamp_input='input_std' if clamp else 'none',
     **technique,
   )
-  return config_lib.Experiment(
+  return experiment_lib.Experiment(
     model=model_config.ModelConfig(
       d_model=96,
       num_layers=7,

@@ -18,7 +18,7 @@ Result:   training loss of the last 100 steps against bf16: Squinch −0.02 %
 """
 
 from experiments.configs import tiny
-from kaiju_jax import config as config_lib
+from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = (
   'bf16',
@@ -30,7 +30,7 @@ ARMS = (
 )
 
 
-def get_config(arm: str = 'squinch') -> config_lib.Experiment:
+def get_config(arm: str = 'squinch') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:

@@ -2,7 +2,7 @@
 
 Four arms of one model (7 layers, d 128, 4 query heads of 64 on one head of keys
 and values, window 16), trained alike on the synthetic task of
-`kaiju_jax/evaluation/needle.py`:
+`kaiju_jax/evaluation/needle/questions.py`:
 
     full         G0 G1 G2 G3 G4 G5 G6    full attention, no int8
     interleaved  L0 L1 L2 L3 L4 L5 G6    6:1
@@ -32,17 +32,17 @@ Result:   full 99.7 %, interleaved 99.9 %, kaiju 10.4 % at 256 tokens: shared
           Needle).
 """
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = ('full', 'interleaved', 'kaiju', 'local')
 VARIANTS = tuple(f'{arm}_standard' for arm in ARMS)
 
 
-def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
+def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
@@ -56,7 +56,7 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
       f'arm={arm!r}: must be one of {", ".join(ARMS + VARIANTS)}.'
     )
   base, _, variant = arm.partition('_')
-  experiment = config_lib.Experiment(
+  experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=256,
       d_model=128,
@@ -82,7 +82,7 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
   return experiment
 
 
-def dress(experiment: config_lib.Experiment, arm: str) -> None:
+def dress(experiment: experiment_lib.Experiment, arm: str) -> None:
   """Gives a Kaiju experiment the layers and the techniques of one of ARMS."""
   model = experiment.model
   if arm == 'kaiju':

@@ -19,10 +19,10 @@ and too short to find anything:
 """
 
 from experiments.configs import needle
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = needle.ARMS
 VARIANTS = tuple(
@@ -30,7 +30,7 @@ VARIANTS = tuple(
 )
 
 
-def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
+def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
@@ -45,7 +45,7 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
       f'arm={arm!r}: must be one of {", ".join(ARMS + VARIANTS)}.'
     )
   base, _, variant = arm.partition('_')
-  experiment = config_lib.Experiment(
+  experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=256,
       d_model=256,
@@ -68,7 +68,7 @@ def get_config(arm: str = 'kaiju') -> config_lib.Experiment:
   return experiment
 
 
-def _shrink(experiment: config_lib.Experiment) -> None:
+def _shrink(experiment: experiment_lib.Experiment) -> None:
   model = experiment.model
   model.d_model, model.num_layers, model.d_ff = 64, 7, 128
   model.head_dim = model.window = 32

@@ -45,10 +45,10 @@ Result:   not run to any end. That its commands work is seen on 4 shared cores:
 
 import dataclasses
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 
 _TOKENS_A_PARAMETER = 20
 
@@ -83,7 +83,7 @@ _SIZES = {
 ARMS = tuple(_SIZES)
 
 
-def get_config(arm: str = '250m') -> config_lib.Experiment:
+def get_config(arm: str = '250m') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
@@ -99,7 +99,7 @@ def get_config(arm: str = '250m') -> config_lib.Experiment:
   model.remat = 'layer'
   model.quantization.bungee = True
   tokens = size.length * size.batch * size.microbatches
-  return config_lib.Experiment(
+  return experiment_lib.Experiment(
     model=model,
     data=data_config.DataConfig(
       # A path that must exist: bytes would leave most of 65,536 untrained.

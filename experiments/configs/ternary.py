@@ -22,12 +22,12 @@ Result:   ternary against int8, three seeds: training loss of the last 100 steps
 """
 
 from experiments.configs import tiny
-from kaiju_jax import config as config_lib
+from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = ('int8', 'ternary', 'ternary_fine')
 
 
-def get_config(arm: str = 'ternary') -> config_lib.Experiment:
+def get_config(arm: str = 'ternary') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:

@@ -19,16 +19,16 @@ Result:   training loss of the last 100 steps 1.3510 in int8, 1.3502 in bf16:
           byte 2.1287 and 2.1234. A byte-unigram model needs 4.54.
 """
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = ('int8', 'bf16', 'f32')
 
 
-def get_config(arm: str = 'int8') -> config_lib.Experiment:
+def get_config(arm: str = 'int8') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
@@ -40,7 +40,7 @@ def get_config(arm: str = 'int8') -> config_lib.Experiment:
   """
   if arm not in ARMS:
     raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
-  experiment = config_lib.Experiment(
+  experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=256,
       d_model=128,

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax import addresses
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.storage import addresses
 
 _CHUNK = 65536
 

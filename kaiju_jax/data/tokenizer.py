@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kaiju_jax import addresses
+from kaiju_jax.storage import addresses
 
 _BOS = (
   '<s>',

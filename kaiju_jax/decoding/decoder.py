@@ -20,7 +20,7 @@ from kaiju_jax.decoding import weights
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import transformer
-from kaiju_jax.sharding import ternary_plan
+from kaiju_jax.wire import ternary_plan
 
 
 class Decoder:

@@ -18,7 +18,7 @@ from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import rules
-from kaiju_jax.sharding import ternary_plan
+from kaiju_jax.wire import ternary_plan
 
 
 def ready(

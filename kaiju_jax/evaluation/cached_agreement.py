@@ -15,19 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax import config as config_lib
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.evaluation import cached_answers
-from kaiju_jax.evaluation import needle_tasks
 from kaiju_jax.model import attention
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
-from kaiju_jax.sharding import ternary_plan
+from kaiju_jax.wire import ternary_plan
 
 
 class Agreement(NamedTuple):
@@ -59,37 +55,6 @@ class Agreement(NamedTuple):
   def loss_difference(self) -> float:
     """Relative."""
     return abs(self.cached_loss - self.loss) / self.loss
-
-
-def texts(experiment: config_lib.Experiment, rows: int) -> np.ndarray:
-  """Returns int32 [B, L]: the first documents of a run's held-out text.
-
-  As long as its rows. Of a run without held-out text, those that it trained on;
-  of a needle run, questions.
-
-  Raises:
-    OSError, ValueError: the text is missing, or has too few long documents.
-  """
-  data = experiment.data
-  if data.task != 'text':
-    task = needle_tasks.questions(data)
-    nearest, farthest = task.distances(data.length)
-    rng = np.random.default_rng(0)
-    return task.questions(
-      rng, rows, data.length, (nearest + farthest) // 2, 1
-    ).tokens_BL
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
-  training, unseen = text.load(data, tokens)
-  corpus = training if unseen is None else unseen
-  first = corpus.begins[:-1][np.diff(corpus.begins) >= data.length][:rows]
-  if len(first) < rows:
-    raise ValueError(
-      f'rows={rows}: only {len(first)} documents have data.length={data.length}'
-      ' tokens or more.'
-    )
-  return np.stack(
-    [corpus.tokens[begin : begin + data.length] for begin in first]
-  ).astype(np.int32)
 
 
 def compare(

@@ -15,9 +15,9 @@ from kaiju_jax.model import transformer
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
-from kaiju_jax.sharding import ternary
-from kaiju_jax.sharding import ternary_plan
 from kaiju_jax.training import loss
+from kaiju_jax.wire import ternary
+from kaiju_jax.wire import ternary_plan
 
 # The held-out rows are drawn once, the same for every run of a corpus.
 _ORDER = 0

@@ -20,16 +20,16 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from kaiju_jax import addresses
 from kaiju_jax.interchange import arcee
-from kaiju_jax.interchange import folder as folder_lib
 from kaiju_jax.interchange import lost as lost_lib
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange import tensors as tensors_lib
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
-from kaiju_jax.sharding import ternary_plan
-from kaiju_jax.training import files
+from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files
+from kaiju_jax.storage import folders as folder_lib
+from kaiju_jax.wire import ternary_plan
 
 _CONFIG = 'config.json'
 _WEIGHTS = 'model.safetensors'

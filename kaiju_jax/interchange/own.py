@@ -10,12 +10,12 @@ one: what reads a training run's export reads these.
 import os
 from typing import Any
 
-from kaiju_jax.interchange import folder as folder_lib
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import export
-from kaiju_jax.sharding import ternary_plan
-from kaiju_jax.training import files
+from kaiju_jax.storage import files
+from kaiju_jax.storage import folders as folder_lib
+from kaiju_jax.wire import ternary_plan
 
 WEIGHTS = 'model.safetensors'
 

@@ -17,7 +17,7 @@ import pathlib
 from typing import Any
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.training import files
+from kaiju_jax.storage import files
 
 FILE = 'tokenizer.json'
 _BYTES_BOS = '<s>'

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax import tensor_file
+from kaiju_jax.storage import tensor_file
 
 _FORMAT = 'kaiju_jax token_head 1'
 

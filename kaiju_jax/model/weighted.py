@@ -20,8 +20,8 @@ from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
-from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
+from kaiju_jax.wire import fsdp
 
 
 class Weighted(nn.Module):

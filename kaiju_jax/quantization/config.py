@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class TernaryConfig:
-  """How replicas follow their masters (`sharding/ternary.py`).
+  """How replicas follow their masters (`wire/ternary.py`).
 
   Attributes:
     check_every: steps between checksums of the replicas.

@@ -36,16 +36,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax import strict
-from kaiju_jax import tensor_file
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import int8
-from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
-from kaiju_jax.sharding import ternary_plan
+from kaiju_jax.storage import strict
+from kaiju_jax.storage import tensor_file
+from kaiju_jax.wire import fsdp
+from kaiju_jax.wire import ternary_plan
 
 _FORMAT = 'kaiju_jax 2'
 

@@ -1,6 +1,6 @@
 """A fixed int8 grid for each channel, which only doubles or halves.
 
-Ternary updates (`sharding/ternary.py`) tell a replica's codes r one step of
+Ternary updates (`wire/ternary.py`) tell a replica's codes r one step of
 −1, 0 or 1 at a time, so that the grid must stay where it is: with f32 master w
 and a channel's scale s,
 

@@ -1,1 +1,1 @@
-"""How a step spreads over devices: mesh, letters to axes, and the wire."""
+"""How a step spreads over devices: mesh, letters to axes, collectives."""

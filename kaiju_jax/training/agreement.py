@@ -11,8 +11,8 @@ import secrets
 import time
 from typing import Any
 
-from kaiju_jax import strict
 from kaiju_jax.sharding import processes
+from kaiju_jax.storage import strict
 
 _SECONDS = 10.0
 

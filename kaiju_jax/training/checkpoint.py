@@ -33,8 +33,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from kaiju_jax import addresses
 from kaiju_jax.sharding import processes
+from kaiju_jax.storage import addresses
 from kaiju_jax.training import agreement
 from kaiju_jax.training import fingerprint
 from kaiju_jax.training import workdir

@@ -20,10 +20,10 @@ import shlex
 import sys
 from typing import Any
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.sharding import processes
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt
 from kaiju_jax.training import journal as journal_lib
 from kaiju_jax.training import progress as progress_lib
@@ -31,7 +31,7 @@ from kaiju_jax.training import workdir as workdir_lib
 
 
 def train(
-  experiment: config_lib.Experiment,
+  experiment: experiment_lib.Experiment,
   workdir: str | os.PathLike,
   *,
   state: Any,

@@ -17,7 +17,7 @@ import os
 import pathlib
 from typing import Any
 
-from kaiju_jax.training import files
+from kaiju_jax.storage import files
 
 FILE = 'metrics.jsonl'
 TIMING = ('tokens_per_second',)

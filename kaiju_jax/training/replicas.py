@@ -19,15 +19,15 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.quantization import grid
 from kaiju_jax.sharding import rules
-from kaiju_jax.sharding import ternary
-from kaiju_jax.sharding import ternary_plan
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.wire import ternary
+from kaiju_jax.wire import ternary_plan
 
 
 def plan_of(
-  experiment: config_lib.Experiment, params: Any
+  experiment: experiment_lib.Experiment, params: Any
 ) -> ternary.Plan | None:
   """Returns which of `params` (or their shapes) are ternary, and how.
 
@@ -45,7 +45,7 @@ def plan_of(
   )
 
 
-def least_scale(experiment: config_lib.Experiment) -> float:
+def least_scale(experiment: experiment_lib.Experiment) -> float:
   """Returns the finest grid: the config's, or the one that never lags.
 
   Raises:
@@ -56,14 +56,14 @@ def least_scale(experiment: config_lib.Experiment) -> float:
   return given or grid.no_lag_scale(**_moves(experiment))
 
 
-def warn_of_lag(experiment: config_lib.Experiment) -> None:
+def warn_of_lag(experiment: experiment_lib.Experiment) -> None:
   """Warns where the config's grids are finer than codes can follow."""
   quantization = experiment.model.quantization
   if quantization.wire_weights == 'ternary':
     grid.warn_of_lag(least_scale(experiment), **_moves(experiment))
 
 
-def _moves(experiment: config_lib.Experiment) -> dict[str, float]:
+def _moves(experiment: experiment_lib.Experiment) -> dict[str, float]:
   config = experiment.optimizer
   return {
     name: getattr(config, name)

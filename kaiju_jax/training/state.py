@@ -12,9 +12,9 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
-from kaiju_jax.sharding import ternary
-from kaiju_jax.sharding import ternary_plan
 from kaiju_jax.training import replicas
+from kaiju_jax.wire import ternary
+from kaiju_jax.wire import ternary_plan
 
 
 @flax.struct.dataclass

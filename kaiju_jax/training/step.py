@@ -21,19 +21,19 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import optax
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import packing
 from kaiju_jax.model import transformer
 from kaiju_jax.sharding import collectives
-from kaiju_jax.sharding import fit
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
-from kaiju_jax.sharding import ternary_plan
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import fit
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer as optimizer_lib
 from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
+from kaiju_jax.wire import ternary_plan
 
 # [A, B, L]: every device of a tensor group reads the same rows.
 BATCH = PartitionSpec(None, 'fsdp')
@@ -41,21 +41,21 @@ BATCH = PartitionSpec(None, 'fsdp')
 Step = Callable[..., tuple[state_lib.TrainState, dict[str, jax.Array]]]
 
 
-def model_of(experiment: config_lib.Experiment) -> transformer.Transformer:
+def model_of(experiment: experiment_lib.Experiment) -> transformer.Transformer:
   """Returns the experiment's model."""
   return transformer.Transformer(
     experiment.model, experiment.optimizer.z_reg.target
   )
 
 
-def total_tokens(experiment: config_lib.Experiment) -> int:
+def total_tokens(experiment: experiment_lib.Experiment) -> int:
   """Returns the row tokens of the whole run."""
   data = experiment.data
   return experiment.loop.steps * data.microbatches * data.batch * data.length
 
 
 def make(
-  experiment: config_lib.Experiment, mesh: jax.sharding.Mesh | None = None
+  experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh | None = None
 ) -> Step:
   """Returns the jitted step.
 
@@ -137,7 +137,7 @@ def make(
   return jax.jit(step, donate_argnums=0, out_shardings=(stored, None))
 
 
-def gradient_of(experiment: config_lib.Experiment, mesh: jax.sharding.Mesh):
+def gradient_of(experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh):
   """Returns (params, batch, count, z, z) → summed loss, gradient, loss weight.
 
   The gradient is stored as the parameters are. Where updates are ternary, the
@@ -190,7 +190,7 @@ def _over_microbatches(of: Callable[[Any], Any], total: int, count):
 
 
 def abstract(
-  experiment: config_lib.Experiment, mesh: jax.sharding.Mesh
+  experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh
 ) -> tuple[state_lib.TrainState, packing.Batch]:
   """Returns the shapes of the step's state and batch, with their shardings.
 

@@ -12,7 +12,7 @@ from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto import summary_pb2
 
-from kaiju_jax.training import files
+from kaiju_jax.storage import files
 
 _FOLDER = 'tensorboard'
 _SECONDS_BETWEEN_FLUSHES = 10.0

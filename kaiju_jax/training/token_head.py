@@ -22,11 +22,11 @@ from jax import lax
 import jax.numpy as jnp
 import optax
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import packing
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer as optimizer_lib
 from kaiju_jax.training import state as state_lib
@@ -81,7 +81,7 @@ def frozen_loss(
 
 
 def start(
-  experiment: config_lib.Experiment,
+  experiment: experiment_lib.Experiment,
   head: token_head.TokenHeadConfig,
   trunk: Any = None,
 ) -> state_lib.TrainState:
@@ -101,7 +101,7 @@ def start(
 
 
 def frozen(
-  experiment: config_lib.Experiment,
+  experiment: experiment_lib.Experiment,
   head: token_head.TokenHeadConfig,
   total_tokens: int,
 ) -> Step:
@@ -127,7 +127,7 @@ def frozen(
 
 
 def joint(
-  experiment: config_lib.Experiment,
+  experiment: experiment_lib.Experiment,
   head: token_head.TokenHeadConfig,
   total_tokens: int,
   coefficient: float,
@@ -184,7 +184,7 @@ def _hidden(model, trunk, batch: packing.Batch, z) -> jax.Array:
 
 
 def _step(
-  experiment: config_lib.Experiment, total_tokens: int, objective
+  experiment: experiment_lib.Experiment, total_tokens: int, objective
 ) -> Step:
   """One update of the state's parameters, by `training/optimizer.py`."""
   config = experiment.optimizer

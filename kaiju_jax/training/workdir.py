@@ -19,10 +19,10 @@ import fcntl
 import os
 import pathlib
 
-from kaiju_jax import addresses
-from kaiju_jax import config as config_lib
-from kaiju_jax import strict
-from kaiju_jax.training import files
+from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+from kaiju_jax.training import experiment as experiment_lib
 
 CHECKPOINTS = 'checkpoints'
 _CONFIG = 'config.json'
@@ -32,7 +32,7 @@ _LOCK = 'lock'
 
 @contextlib.contextmanager
 def opened(
-  path: str | os.PathLike, experiment: config_lib.Experiment
+  path: str | os.PathLike, experiment: experiment_lib.Experiment
 ) -> Iterator[pathlib.Path]:
   """Makes or reopens a workdir, and keeps other processes out of it.
 
@@ -47,7 +47,7 @@ def opened(
 
 @contextlib.contextmanager
 def reserved(
-  path: str | os.PathLike, experiment: config_lib.Experiment
+  path: str | os.PathLike, experiment: experiment_lib.Experiment
 ) -> Iterator[pathlib.Path]:
   """Keeps a workdir that need not exist yet for this process.
 
@@ -77,7 +77,9 @@ def reserved(
             folder.rmdir()
 
 
-def check(path: str | os.PathLike, experiment: config_lib.Experiment) -> None:
+def check(
+  path: str | os.PathLike, experiment: experiment_lib.Experiment
+) -> None:
   """Refuses a workdir that holds another experiment. Writes nothing.
 
   Raises:
@@ -109,7 +111,7 @@ def check(path: str | os.PathLike, experiment: config_lib.Experiment) -> None:
     )
 
 
-def load_experiment(path: str | os.PathLike) -> config_lib.Experiment:
+def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
   """Returns the experiment that a workdir holds a run of.
 
   Raises:
@@ -124,7 +126,7 @@ def load_experiment(path: str | os.PathLike) -> config_lib.Experiment:
       f'{file}: not found. A workdir is a folder that training wrote.'
     )
   try:
-    return strict.parse(config_lib.Experiment, files.read_json(file))
+    return strict.parse(experiment_lib.Experiment, files.read_json(file))
   except ValueError as error:
     raise ValueError(f'{file}: {error}') from error
 

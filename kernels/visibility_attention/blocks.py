@@ -1,6 +1,7 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
-Those of `chunked` were measured on a CPU with `experiments.bench_attention`,
+Those of `chunked` were measured on a CPU with
+`experiments.benchmarks.attention`,
 those of the GPU kernels by what their compilers say of registers, those of
 `pallas_tpu` by the schedules that its compiler makes. Where `autotune` measured
 on the device at hand, its winners stand instead.

@@ -9,9 +9,9 @@ import pytest
 import rich.console
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.costs import describe
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import pages
-from kaiju_jax.model import describe
 from kaiju_jax.model import paging
 from tests.decoding import toys
 

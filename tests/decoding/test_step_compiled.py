@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kaiju_jax import aot
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.aot import build as aot
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
 from kaiju_jax.decoding import weights

@@ -5,15 +5,16 @@ import functools
 import numpy as np
 import pytest
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.decoding import decoder
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import cached_agreement
 from kaiju_jax.evaluation import cached_answers
-from kaiju_jax.evaluation import needle
+from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import tasks
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state
 
 LENGTH = 24
@@ -169,19 +170,19 @@ def test_codes_are_compared_where_the_cache_keeps_them():
 def test_texts_of_a_needle_run_are_questions_and_of_a_text_run_documents(
   tmp_path,
 ):
-  experiment = config_lib.Experiment(model=config())
+  experiment = experiment_lib.Experiment(model=config())
   experiment.data.task, experiment.data.length = 'needle', LENGTH
-  tokens_BL = cached_agreement.texts(experiment, 3)
+  tokens_BL = tasks.texts(experiment, 3)
   assert tokens_BL.shape == (3, LENGTH)
   assert np.isin(tokens_BL[:, -1], needle.KEYS).all()
   for name, size in ('a', 30), ('b', 5), ('c', 40):
     (tmp_path / f'{name}.txt').write_text(name * size)
   experiment.data.task, experiment.data.path = 'text', str(tmp_path)
   experiment.data.held_out = 0.0
-  tokens_BL = cached_agreement.texts(experiment, 2)
+  tokens_BL = tasks.texts(experiment, 2)
   assert tokens_BL.shape == (2, LENGTH)
   # BOS, then the text.
   assert sorted(tokens_BL[:, 1]) == sorted(map(ord, 'ac'))
   assert (tokens_BL[:, 1:] == tokens_BL[:, 1:2]).all()
   with pytest.raises(ValueError, match='rows=3: only 2 documents have'):
-    cached_agreement.texts(experiment, 3)
+    tasks.texts(experiment, 3)

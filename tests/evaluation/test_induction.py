@@ -9,7 +9,7 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.evaluation import induction
-from kaiju_jax.evaluation import needle
+from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer

@@ -11,21 +11,21 @@ import time
 
 import pytest
 
-from experiments import ablation_plan
-from experiments import ablation_report
+from kaiju_jax.runs import ablation_plan
+from kaiju_jax.runs import ablation_report
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
 CONFIG = '''
 """Does the fake arm learn?"""
-from kaiju_jax import config as config_lib
+from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = ('plain', 'better', 'broken')
 
 def get_config(arm='plain'):
   if arm not in ARMS:
     raise ValueError(arm)
-  experiment = config_lib.Experiment()
+  experiment = experiment_lib.Experiment()
   experiment.loop.steps = 4
   experiment.loop.log_every = 1
   experiment.optimizer.learning_rate = {'plain': 1.0, 'better': 0.5}.get(arm, 9)

@@ -69,7 +69,7 @@ def test_the_flags_parse(command):
 @pytest.mark.parametrize(
   'command',
   [
-    'experiments.bench_step --table=short,long',
+    'experiments.benchmarks.step --table=short,long',
     'experiments.train --work=runs',
     'experiments.train --config=experiments/configs/tiny.py'
     ' --config.model.window=x',

@@ -12,9 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import loading
-from experiments import talk
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import draw
@@ -23,8 +20,11 @@ from kaiju_jax.decoding import sample
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import export
+from kaiju_jax.runs import load as loading
+from kaiju_jax.runs import talk
 from kaiju_jax.sharding import mesh
 from kaiju_jax.training import checkpoint
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import replicas
 from kaiju_jax.training import state
@@ -48,7 +48,7 @@ class Nowhere:
 def workdir(tmp_path_factory):
   """A run whose updates were ternary, so that its replica matters."""
   path = tmp_path_factory.mktemp('run')
-  experiment = config_lib.Experiment(
+  experiment = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       d_model=16,
       num_heads=2,

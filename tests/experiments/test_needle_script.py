@@ -9,9 +9,9 @@ import pytest
 from experiments import needle as script
 from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
-from kaiju_jax.evaluation import needle
-from kaiju_jax.evaluation import needle_tasks
+from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import layers
+from kaiju_jax.runs import tasks as needle_tasks
 from kaiju_jax.training import loop
 
 get_config = config.get_config

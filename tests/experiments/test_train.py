@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from experiments import run
 from experiments.configs import tiny
+from kaiju_jax.runs import train as run
 from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
 from tests.model import params as params_lib
@@ -29,7 +29,7 @@ KERNELS = [name for name in api.RUNS_ON if name.startswith('pallas')]
 
 
 def _experiment(attention):
-  return config_lib.Experiment(
+  return experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=48,
       d_model=32,

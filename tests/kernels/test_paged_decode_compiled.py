@@ -10,7 +10,7 @@ import re
 import jax
 import pytest
 
-from kaiju_jax import aot
+from kaiju_jax.aot import build as aot
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import plan as plan_lib

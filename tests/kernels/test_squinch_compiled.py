@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kaiju_jax import aot
+from kaiju_jax.aot import build as aot
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import blocks
 from tests import compiled

@@ -17,7 +17,7 @@ from kaiju_jax.kernels.squinch import blocks
 from kaiju_jax.kernels.squinch import groups
 from kaiju_jax.kernels.squinch import pallas_gpu
 from kaiju_jax.kernels.squinch import reference
-from kaiju_jax.sharding import squinch
+from kaiju_jax.wire import squinch
 
 KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
 on_each = pytest.mark.parametrize('implementation', KERNELS.values())

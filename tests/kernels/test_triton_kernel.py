@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_visibility_attention as shared
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
+from tests.kernels import test_visibility_attention as shared
 
 _HERE = 'TRITON_INTERPRET' in os.environ
 _TILES = blocks.Tiles(rows=32, keys=32, warps=4, stages=2)

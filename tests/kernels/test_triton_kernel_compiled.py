@@ -4,12 +4,12 @@ import contextlib
 
 import jax
 import pytest
-import test_visibility_attention_compiled as shared
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from tests import compiled
+from tests.kernels import test_visibility_attention_compiled as shared
 
 
 def _kernel(preset, coded, window, tiles=None):

@@ -44,7 +44,7 @@ def test_four_times_the_length_takes_at_most_four_times_the_memory():
 
 def test_the_experiment_prints_both_tables():
   command = (
-    '-m experiments.bench_attention --length=64 --window=8 --repeats=1'
+    '-m experiments.benchmarks.attention --length=64 --window=8 --repeats=1'
     ' --causal_length=16 --memory_length=32 --memory_length=64'
     ' --heads=2 --head_dim=4'
   )

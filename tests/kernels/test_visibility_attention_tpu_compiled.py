@@ -12,9 +12,9 @@ import os
 import jax
 import pytest
 
-from experiments import attention_kernels
-from kaiju_jax import aot
-from kaiju_jax import tpu_schedule
+from kaiju_jax.aot import attention_kernels
+from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import schedule
 from kaiju_jax.kernels import dispatch
 from tests import compiled
 import tpu_gpu_configs
@@ -77,7 +77,7 @@ def _least_busy(tiles=None):
     attention_kernels.alone, 5, None, 'bfloat16', tiles=tiles
   )
   try:
-    kernels = tpu_schedule.read(make, 'v5e_256')
+    kernels = schedule.read(make, 'v5e_256')
   except aot.MissingPlugin as error:
     pytest.skip(str(error))
   shares = {

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from kaiju_jax.costs import footprint
 from kaiju_jax.model import config as config_lib
-from kaiju_jax.model import footprint
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import tensor_file
 from kaiju_jax.model import token_head
+from kaiju_jax.storage import tensor_file
 
 NAMES = ('rude', 'of age')
 CONFIG = token_head.TokenHeadConfig(NAMES)

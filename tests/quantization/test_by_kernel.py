@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import qat
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step as step_lib
 from tests import meshes
 from tests.model import params as params_lib
@@ -145,7 +145,7 @@ def test_a_row_over_two_devices_has_one_limit(implementation):
 @functools.cache
 def trained(implementation):
   """Returns the loss and gradient of a model of one layer."""
-  one = config_lib.Experiment(
+  one = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=48,
       d_model=32,

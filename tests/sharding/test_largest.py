@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.sharding import collectives
-from kaiju_jax.sharding import contrast
+from kaiju_jax.wire import contrast
 from tests import meshes
 
 P = jax.sharding.PartitionSpec

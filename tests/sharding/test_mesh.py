@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax import aot
+from kaiju_jax.aot import build as aot
 from kaiju_jax.data import placement
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import step

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
-from kaiju_jax.sharding import fsdp
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import checkpoint
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
+from kaiju_jax.wire import fsdp
 from tests import meshes
 from tests.model import params as params_lib
 from tests.model import rows
@@ -25,9 +25,9 @@ from tests.model import rows
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 
-def experiment(**quantization) -> config_lib.Experiment:
+def experiment(**quantization) -> experiment_lib.Experiment:
   """Windows, sharing, two repeats of a block, rows packed across shards."""
-  return config_lib.Experiment(
+  return experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=48,
       d_model=64,

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import pytest
 
-from kaiju_jax import config as config_lib
 from kaiju_jax import visibility
 from kaiju_jax.model import presets
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state
 from kaiju_jax.training import step
@@ -61,7 +61,7 @@ def test_a_slip_is_an_error(name, rank, message):
 
 
 def abstract_state(name):
-  experiment = config_lib.Experiment(model=presets.preset(name))
+  experiment = experiment_lib.Experiment(model=presets.preset(name))
   experiment.model.quantization.bungee = True
   experiment.model.quantization.kv_scale = 'channel'
   chain = optimizer.make(experiment.optimizer)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy
 
 from kaiju_jax.training import checkpoint
+from tests.training import toy
 
 
 def _state(seed=0, size=30_000):

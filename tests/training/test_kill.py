@@ -9,10 +9,10 @@ import time
 
 import jax
 import numpy as np
-import toy
 
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import metrics
+from tests.training import toy
 
 _STEPS = 32
 _WIDTH = 200_000  # A save of 2 MB takes longer than a step.

@@ -9,11 +9,11 @@ import time
 import jax
 import numpy as np
 import pytest
-import toy
 
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir
+from tests.training import toy
 
 
 def _records(folder):

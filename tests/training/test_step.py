@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
@@ -19,8 +19,8 @@ from tests.model import params as params_lib
 from tests.model import rows
 
 
-def experiment(**model) -> config_lib.Experiment:
-  return config_lib.Experiment(
+def experiment(**model) -> experiment_lib.Experiment:
+  return experiment_lib.Experiment(
     model=model_config.ModelConfig(
       **{
         'vocab_size': 48,

@@ -8,26 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import config as config_lib
-from kaiju_jax import wire_audit
+from kaiju_jax.aot import audit
+from kaiju_jax.aot.hlo import collectives
+from kaiju_jax.aot.hlo import text
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation import held_out
-from kaiju_jax.hlo import collectives
-from kaiju_jax.hlo import text
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import mesh as mesh_lib
-from kaiju_jax.sharding import ternary_plan
 from kaiju_jax.training import checkpoint
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
+from kaiju_jax.wire import ternary_plan
 from tests import meshes
 from tests.model import params as params_lib
 from tests.model import rows
@@ -46,9 +46,9 @@ WEIGHTS = {
 }
 
 
-def experiment(**quantization) -> config_lib.Experiment:
+def experiment(**quantization) -> experiment_lib.Experiment:
   """Two repeats of a block, so that replicas are scanned."""
-  one = config_lib.Experiment(
+  one = experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=48,
       d_model=64,
@@ -199,7 +199,7 @@ def test_the_wire_carries_trits_and_codes_only_to_heal():
   one, mesh = experiment(), meshes.mesh_of(4, 2)
   program = step_of((4, 2))
   found = collectives.read(text.parse(program.as_text()), mesh.shape)
-  assert wire_audit.problems(found, one, mesh_lib.config_of(mesh)) == ()
+  assert audit.problems(found, one, mesh_lib.config_of(mesh)) == ()
   rare = [x for x in found if '/cond/' in x.op_name]
   always = [x for x in found if x not in rare and 'fsdp' in x.axes]
   trits = [x for x in always if (x.kind, x.dtype) == ('all-gather', 'u8')]

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kaiju_jax import config as config_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import token_head
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state
 from kaiju_jax.training import step as step_lib
@@ -25,7 +25,7 @@ ROWS, LENGTH, STEPS = 8, 32, 100
 
 @functools.cache
 def experiment():
-  return config_lib.Experiment(
+  return experiment_lib.Experiment(
     model=model_config.ModelConfig(
       vocab_size=16, d_model=64, num_layers=1, num_heads=2, head_dim=32,
       d_ff=32, max_length=LENGTH, window=2, dtype='float32',

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from kaiju_jax import config
 from kaiju_jax.training import checkpoint
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir
 
 _HOLD = """
@@ -27,19 +27,19 @@ def _snapshot(folder):
 
 
 def test_the_config_comes_back_typed(tmp_path):
-  experiment = config.Experiment(seed=3)
+  experiment = experiment_lib.Experiment(seed=3)
   experiment.model.rope_global = 0.0
   experiment.optimizer.learning_rate = 1
   with workdir.opened(tmp_path / 'a' / 'b', experiment) as folder:
     read = workdir.load_experiment(folder)
   assert read == experiment
   assert type(read.optimizer.learning_rate) is float
-  text = (folder / 'config.json').read_text()
+  text = (folder / 'experiment_lib.json').read_text()
   assert list(json.loads(text)) == sorted(json.loads(text))
 
 
 def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
-  experiment = config.Experiment()
+  experiment = experiment_lib.Experiment()
   for _ in range(3):
     with workdir.opened(tmp_path, experiment) as folder:
       workdir.note_start(folder)
@@ -53,11 +53,11 @@ def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
 
 def test_another_experiment_is_refused_field_by_field(tmp_path):
   folder = tmp_path / 'run'
-  with workdir.opened(folder, config.Experiment()):
+  with workdir.opened(folder, experiment_lib.Experiment()):
     pass
   (tmp_path / 'run-2').mkdir()
   before = _snapshot(folder)
-  other = config.Experiment()
+  other = experiment_lib.Experiment()
   other.model.window = 64
   other.optimizer.z_reg.attention = 0.0
   for refuse in (workdir.check, lambda *a: workdir.opened(*a).__enter__()):
@@ -84,7 +84,7 @@ def test_an_address_is_no_folder(path, tmp_path, monkeypatch):
   )
   for refuse in refusals:
     with pytest.raises(ValueError, match=r'is an address.*Mount') as error:
-      refuse(path, config.Experiment())
+      refuse(path, experiment_lib.Experiment())
     assert f'workdir {path}: ' in str(error.value)
   assert not list(tmp_path.iterdir())
 
@@ -92,28 +92,28 @@ def test_an_address_is_no_folder(path, tmp_path, monkeypatch):
 @pytest.mark.parametrize('path', ['gs:/a', 'a/b://c', '/gs://a', '1a://b'])
 def test_a_folder_may_have_colons(path, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  workdir.check(path, config.Experiment())
+  workdir.check(path, experiment_lib.Experiment())
 
 
 def test_a_config_of_other_code_is_refused(tmp_path):
-  with workdir.opened(tmp_path, config.Experiment()):
+  with workdir.opened(tmp_path, experiment_lib.Experiment()):
     pass
-  file = tmp_path / 'config.json'
+  file = tmp_path / 'experiment_lib.json'
   data = json.loads(file.read_text())
   data['model']['heads'] = data['model'].pop('num_heads')
   file.write_text(json.dumps(data))
   with pytest.raises(ValueError, match=r'model\.num_heads: \(no such field\)'):
-    workdir.check(tmp_path, config.Experiment())
+    workdir.check(tmp_path, experiment_lib.Experiment())
   with pytest.raises(ValueError, match=r'config\.json: model\.heads: no such'):
     workdir.load_experiment(tmp_path)
 
 
 def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
-  experiment = config.Experiment()
+  experiment = experiment_lib.Experiment()
   experiment.model.rope_global = 0.0
   with workdir.opened(tmp_path, experiment):
     pass
-  file = tmp_path / 'config.json'
+  file = tmp_path / 'experiment_lib.json'
   data = json.loads(file.read_text())
   data['model']['rope_global'] = None
   file.write_text(json.dumps(data))
@@ -126,22 +126,22 @@ def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
 def test_bad_folders_are_named(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'config\.json: not found'):
     workdir.load_experiment(tmp_path)
-  (tmp_path / 'config.json').write_text('{"model": ')
+  (tmp_path / 'experiment_lib.json').write_text('{"model": ')
   for read in (
     lambda: workdir.load_experiment(tmp_path),
-    lambda: workdir.check(tmp_path, config.Experiment()),
+    lambda: workdir.check(tmp_path, experiment_lib.Experiment()),
   ):
     with pytest.raises(ValueError, match=r'config\.json: not valid JSON'):
       read()
   with pytest.raises(ValueError, match='is a file'):
-    workdir.check(tmp_path / 'config.json', config.Experiment())
+    workdir.check(tmp_path / 'experiment_lib.json', experiment_lib.Experiment())
   (tmp_path / 'old' / 'checkpoints').mkdir(parents=True)
   with pytest.raises(ValueError, match=r'checkpoints, but no config\.json'):
-    workdir.check(tmp_path / 'old', config.Experiment())
+    workdir.check(tmp_path / 'old', experiment_lib.Experiment())
 
 
 def test_an_ill_typed_experiment_leaves_no_folder(tmp_path):
-  experiment = config.Experiment()
+  experiment = experiment_lib.Experiment()
   experiment.model.window = '64'
   with (
     pytest.raises(ValueError, match=r"model\.window='64': must be int"),
@@ -152,7 +152,7 @@ def test_an_ill_typed_experiment_leaves_no_folder(tmp_path):
 
 
 def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
-  with workdir.opened(tmp_path, config.Experiment()):
+  with workdir.opened(tmp_path, experiment_lib.Experiment()):
     pass
   holder = subprocess.Popen(
     [sys.executable, '-c', _HOLD, tmp_path / 'lock'], stdout=subprocess.PIPE
@@ -161,14 +161,14 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     assert holder.stdout.readline() == b'held\n'
     with (
       pytest.raises(BlockingIOError, match=f'process {holder.pid} trains here'),
-      workdir.opened(tmp_path, config.Experiment()),
+      workdir.opened(tmp_path, experiment_lib.Experiment()),
     ):
       pass
   finally:
     holder.kill()
     holder.wait()
     holder.stdout.close()
-  with workdir.opened(tmp_path, config.Experiment()):
+  with workdir.opened(tmp_path, experiment_lib.Experiment()):
     pass
 
 
@@ -178,20 +178,20 @@ def test_a_reserved_folder_is_locked_and_leaves_nothing_behind(tmp_path):
     'import fcntl, sys; fcntl.lockf(open(sys.argv[1], "a+"),'
     ' fcntl.LOCK_EX | fcntl.LOCK_NB)'
   )
-  with workdir.reserved(folder, config.Experiment()):
+  with workdir.reserved(folder, experiment_lib.Experiment()):
     call = [sys.executable, '-c', lock, str(folder / 'lock')]
     assert b'BlockingIOError' in subprocess.run(call, stderr=-1).stderr
     assert [path.name for path in folder.iterdir()] == ['lock']
   assert not list(tmp_path.iterdir())
   # What it is reserved for stays, and so does a folder that was there before.
   with (
-    workdir.reserved(folder, config.Experiment()),
-    workdir.opened(folder, config.Experiment()),
+    workdir.reserved(folder, experiment_lib.Experiment()),
+    workdir.opened(folder, experiment_lib.Experiment()),
   ):
     pass
-  assert (folder / 'config.json').exists()
+  assert (folder / 'experiment_lib.json').exists()
   (tmp_path / 'old').mkdir()
-  with workdir.reserved(tmp_path / 'old', config.Experiment()):
+  with workdir.reserved(tmp_path / 'old', experiment_lib.Experiment()):
     pass
   assert (tmp_path / 'old').exists()
 
@@ -204,11 +204,11 @@ def test_a_folder_by_its_place_gets_a_name_for_another(
 ):
   (tmp_path / 'run' / 'sub').mkdir(parents=True)
   monkeypatch.chdir(tmp_path / here)
-  with workdir.opened(name, config.Experiment()):
+  with workdir.opened(name, experiment_lib.Experiment()):
     pass
-  assert (tmp_path / 'run' / 'config.json').exists()
+  assert (tmp_path / 'run' / 'experiment_lib.json').exists()
   with pytest.raises(ValueError, match=r'--workdir=\S*/run-2$'):
-    workdir.check(name, config.Experiment(seed=1))
+    workdir.check(name, experiment_lib.Experiment(seed=1))
 
 
 def test_checking_imports_no_jax():

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kaiju_jax import config
+from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import loop
 
 _BATCH = 4
@@ -93,7 +93,7 @@ def evaluate(state):
 
 
 def experiment(steps=12, **settings):
-  made = config.Experiment()
+  made = experiment_lib.Experiment()
   made.loop.steps = steps
   made.loop.log_every = 1
   made.loop.evaluate_every = 5

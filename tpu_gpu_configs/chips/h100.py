@@ -1,6 +1,6 @@
 """H100 SXM5 80 GB."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 
 # `GpuTargetConfigProto` of an H100 80GB HBM3, internal to XLA: fields may be
 # renamed by a later version.

@@ -1,6 +1,6 @@
 """TPU v5e: one TensorCore a chip."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 from tpu_gpu_configs.chips import v5p
 
 CHIP = accelerator.Chip(

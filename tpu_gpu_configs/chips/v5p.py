@@ -1,6 +1,6 @@
 """TPU v5p: two TensorCores a chip, which JAX shows as one device."""
 
-from kaiju_jax import accelerator
+from kaiju_jax.costs import accelerator
 
 CHIP = accelerator.Chip(
   name='TPU v5p',

@@ -1,0 +1,1 @@
+"""Benchmarks: one command per file, ratios within one run."""

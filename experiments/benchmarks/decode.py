@@ -1,0 +1,178 @@
+r"""Decoding beside `transformers`, on this machine, in one run.
+
+    python -m experiments.benchmarks.decode
+
+One model of about 100 M parameters in the shape of Arcee (squared ReLU without
+a gate, one head of keys and values, every layer global), with equal weights on
+both sides: `transformers` reads what `interchange` wrote. Prefill and decoding
+of a batch, ours in float32 and int8, theirs in float32 and bfloat16, with both
+of their caches; our own forward pass without a cache; and a step of an
+all-local model behind 2k and behind 32k tokens. Needs the extra `interchange`.
+
+The parts take turns, and each is given by its least time over all turns:
+machines are shared, and what disturbs only adds.
+"""
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+
+from absl import app
+from absl import flags
+import rich.console
+
+from kaiju_jax.costs import describe
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+
+_BATCH = flags.DEFINE_integer('batch', 8, 'Rows.', 1)
+_LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a prompt.', 1)
+_STEPS = flags.DEFINE_integer('steps', 16, 'Decoding steps in a run.', 1)
+_TURNS = flags.DEFINE_integer('turns', 2, 'How often every part runs.', 1)
+_CHUNK = flags.DEFINE_integer('chunk', 2048, 'Tokens of a prefill call.', 1)
+_LAYERS = flags.DEFINE_integer('layers', 12, 'Of the model.', 1)
+_FAR = flags.DEFINE_integer(
+  'far', 32_768, 'Context of the all-local model beside --length.', 1
+)
+_PARTS = flags.DEFINE_list(
+  'parts', ['peers', 'ours', 'uncached', 'local'], 'What to run.'
+)
+
+
+def model(**changes) -> model_config.ModelConfig:
+  """Returns the model: 97 M parameters with twelve layers."""
+  defaults = model_config.ModelConfig(
+    vocab_size=32_000,
+    d_model=768,
+    num_layers=_LAYERS.value,
+    num_heads=12,
+    head_dim=64,
+    d_ff=3072,
+    max_length=max(_LENGTH.value, _FAR.value) + _STEPS.value,
+    window=1024,
+    period=1,
+    local_share=1,
+    global_share=1,
+    dtype='float32',
+    quantization=quantization_config.none(),
+  )
+  return dataclasses.replace(defaults, **changes)
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  # Threads of torch that wait by spinning would slow down ours, and theirs too
+  # where others are at work; it is read when torch is imported.
+  os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
+  # Imported here, so that --help is instant.
+  from experiments.benchmarks import decode_speed
+  from kaiju_jax.model import transformer
+  from kaiju_jax.training import state
+
+  config = model()
+  int8 = model(quantization=quantization_config.QuantizationConfig())
+  params = state.init_params(transformer.Transformer(config), 0)
+  shape = _BATCH.value, _LENGTH.value
+
+  def ours(config, batch=shape[0], length=shape[1]):
+    measured = decode_speed.times(
+      params,
+      config,
+      batch,
+      length,
+      steps=_STEPS.value,
+      runs=1,
+      chunk=_CHUNK.value,
+    )
+    return measured.prefill, measured.step
+
+  parts = {}
+  if 'peers' in _PARTS.value:
+    parts |= _peers(params, config, *shape)
+  if 'ours' in _PARTS.value:
+    parts['ours, float32'] = lambda: ours(config)
+    parts['ours, int8'] = lambda: ours(int8)
+  if 'uncached' in _PARTS.value:
+    parts['float32 without a cache'] = lambda: (
+      (),
+      decode_speed.uncached(params, config, *shape, 1),
+    )
+  if 'local' in _PARTS.value:
+    local = model(period=0, quantization=int8.quantization)
+    for length in _LENGTH.value, _FAR.value:
+      parts[f'all local, int8, 1 × {length:,}'] = lambda length=length: ours(
+        local, 1, length
+      )
+  least = {name: [float('inf')] * 2 for name in parts}
+  console = rich.console.Console()
+  for turn in range(_TURNS.value):
+    for name, run in parts.items():
+      for place, seconds in enumerate(run()):
+        least[name][place] = min(least[name][place], *seconds, float('inf'))
+      seconds = ', '.join(f'{x:.4f} s' for x in least[name])
+      console.print(f'turn {turn}: {name}: {seconds}')
+  console.print(_table(least))
+
+
+def _peers(params, config, batch: int, length: int):
+  from experiments.benchmarks import transformers_speed
+  from kaiju_jax.interchange import hugging_face
+
+  folder = pathlib.Path(tempfile.mkdtemp()) / 'model'
+  hugging_face.write(folder, params, config)
+
+  def peer(dtype: str, cache: str):
+    measured = transformers_speed.times(
+      folder,
+      batch,
+      length,
+      dtype=dtype,
+      cache=cache,
+      steps=_STEPS.value,
+      runs=1,
+    )
+    return measured.prefill, measured.step
+
+  return {
+    f'transformers, {dtype}, {cache}': lambda d=dtype, c=cache: peer(d, c)
+    for dtype in ('float32', 'bfloat16')
+    for cache in transformers_speed.CACHES
+  }
+
+
+def _table(least):
+  table = describe.empty_table(
+    f'Batch {_BATCH.value} × {_LENGTH.value:,} tokens; least of'
+    f' {_TURNS.value} turns; × is against the fastest of transformers'
+  )
+  for heading in 'part', 'prefill, s', '×', 'step, ms', '×':
+    table.add_column(heading, justify='left' if heading == 'part' else 'right')
+  theirs = [
+    min(
+      (x[place] for name, x in least.items() if name.startswith('transf')),
+      default=float('nan'),
+    )
+    for place in (0, 1)
+  ]
+  for name, measured in least.items():
+    # Other rows are other work.
+    is_peer = name.startswith(('transformers', 'ours'))
+    table.add_row(
+      name,
+      *_cells(measured[0], theirs[0] if is_peer else None, 1),
+      *_cells(measured[1], theirs[1] if is_peer else None, 1e3),
+    )
+  return table
+
+
+def _cells(seconds: float, theirs: float | None, unit: float) -> list[str]:
+  if seconds == float('inf'):
+    return ['', '']
+  ratio = '' if theirs is None else f'{theirs / seconds:.2f}'
+  return [f'{unit * seconds:,.2f}', ratio]
+
+
+if __name__ == '__main__':
+  app.run(main)

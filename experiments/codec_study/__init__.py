@@ -1,0 +1,1 @@
+"""The study of gradient codecs behind `experiments.codecs`."""

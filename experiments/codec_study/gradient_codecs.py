@@ -1,0 +1,171 @@
+"""What a gradient may be sent as: Squinch, and what stands against it.
+
+A codec is what arrives of x_RC, and its bits a number, headers counted. Blocks
+run along the rows (d_model), as Squinch's eight do; rows that fill no block are
+padded with zeros.
+
+    f32, bf16      no blocks
+    zero, floor, fitted
+                   Squinch, 6 bits: 8 numbers share an 8-bit logarithm
+                   (`-q` with the second header, quarter)
+    int8 … int4    blocks of 32, scale = max |x| / m in bf16, codes −m … m,
+                   m = 127, 31, 7, nearest even: 8.5, 6.5, 4.5 bits
+    mxfp6          blocks of 32, scale 2^(⌊log₂ max⌋ − e) in 8 bits (E8M0),
+                   elements e2m3 (e = 2, to 7.5) or e3m2 (e = 4, to 28),
+                   nearest even, cut at the largest: 6.25 bits (the Open
+                   Compute Project's Microscaling Formats 1.0)
+
+How the integers are blocked and scaled is our guess at what is usual.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.kernels.squinch import reference
+from kaiju_jax.wire import contrast
+
+MX_BLOCK = 32
+# 2^−127 is in E8M0, but no normal float32.
+_LEAST_EXPONENT, _LARGEST_EXPONENT = -126, 127
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+  """A way to send a gradient.
+
+  Attributes:
+    name: in tables.
+    bits: sent for a number, scales and headers included.
+    round_trip: x_RC → float32[R, C], what arrives.
+  """
+
+  name: str
+  bits: float
+  round_trip: Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Minifloat:
+  """A float of few bits, without inf and NaN.
+
+  Attributes:
+    mantissa: its bits.
+    least: exponent of the smallest normal number, and of those below it.
+    largest: value.
+    exponent: of `largest`.
+  """
+
+  mantissa: int
+  least: int
+  largest: float
+  exponent: int
+
+
+E2M3 = Minifloat(mantissa=3, least=0, largest=7.5, exponent=2)
+E3M2 = Minifloat(mantissa=2, least=-2, largest=28.0, exponent=4)
+
+
+def bf16(x_RC: jax.Array) -> jax.Array:
+  """Returns x rounded to bfloat16, as float32."""
+  return x_RC.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def squinch(x_RC: jax.Array, elements: str, header: str = 'ln6') -> jax.Array:
+  """Returns what arrives by Squinch."""
+  rows = x_RC.shape[0]
+  padded_RC = _padded(x_RC, reference.GROUP)
+  packed_PGC = reference.encode(padded_RC, elements, header)
+  return reference.decode(packed_PGC, elements, header)[:rows]
+
+
+def integers(x_RC: jax.Array, largest: int) -> jax.Array:
+  """Returns what arrives as codes −largest … largest times a block's scale."""
+  x_GIC = _blocks(x_RC, contrast.BLOCK)
+  return _rows(contrast.integers(x_GIC, largest), x_RC)
+
+
+def microscaled(x_RC: jax.Array, element: Minifloat) -> jax.Array:
+  """Returns what arrives as an MX block of `element`s."""
+  x_GIC = _blocks(x_RC, MX_BLOCK)
+  largest_G1C = jnp.max(jnp.abs(x_GIC), axis=1, keepdims=True)
+  exponent_G1C = jnp.clip(
+    _exponent(largest_G1C) - element.exponent,
+    _LEAST_EXPONENT,
+    _LARGEST_EXPONENT,
+  )
+  scale_G1C = jnp.ldexp(jnp.float32(1), exponent_G1C)
+  return _rows(minifloat(x_GIC / scale_G1C, element) * scale_G1C, x_RC)
+
+
+def minifloat(x: jax.Array, element: Minifloat) -> jax.Array:
+  """Returns the nearest `element` to each x, even at a tie, cut at both ends.
+
+  Args:
+    x: float32, of any shape.
+    element: the format.
+  """
+  exponent = jnp.maximum(_exponent(x), element.least)
+  step = jnp.ldexp(jnp.float32(1), exponent - element.mantissa)
+  return jnp.clip(jnp.round(x / step) * step, -element.largest, element.largest)
+
+
+def _exponent(x: jax.Array) -> jax.Array:
+  """Returns ⌊log₂ |x|⌋, exactly; 0's is one less than 1's."""
+  return jnp.frexp(x)[1] - 1
+
+
+def _padded(x_RC: jax.Array, block: int) -> jax.Array:
+  x_RC = x_RC.astype(jnp.float32)
+  return jnp.pad(x_RC, ((0, -x_RC.shape[0] % block), (0, 0)))
+
+
+def _blocks(x_RC: jax.Array, block: int) -> jax.Array:
+  return _padded(x_RC, block).reshape(-1, block, x_RC.shape[1])
+
+
+def _rows(x_GIC: jax.Array, like_RC: jax.Array) -> jax.Array:
+  rows, columns = like_RC.shape
+  return x_GIC.reshape(-1, columns)[:rows]
+
+
+def _squinch(elements: str, header: str) -> Codec:
+  name = elements if header == 'ln6' else f'{elements}-q'
+  return Codec(
+    name,
+    8 * reference.PLANES / reference.GROUP,
+    functools.partial(squinch, elements=elements, header=header),
+  )
+
+
+def _integers(bits: int) -> Codec:
+  return Codec(
+    f'int{bits}',
+    bits + 16 / contrast.BLOCK,
+    functools.partial(integers, largest=2 ** (bits - 1) - 1),
+  )
+
+
+def _microscaled(name: str, element: Minifloat) -> Codec:
+  return Codec(
+    f'mxfp6 {name}',
+    6 + 8 / MX_BLOCK,
+    functools.partial(microscaled, element=element),
+  )
+
+
+CODECS = (
+  Codec('f32', 32, lambda x_RC: x_RC.astype(jnp.float32)),
+  Codec('bf16', 16, bf16),
+  *(
+    _squinch(elements, header)
+    for header in reference.HEADERS
+    for elements in reference.ELEMENTS
+  ),
+  *(_integers(bits) for bits in (8, 6, 4)),
+  _microscaled('e2m3', E2M3),
+  _microscaled('e3m2', E3M2),
+)

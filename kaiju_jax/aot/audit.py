@@ -1,0 +1,201 @@
+"""Whether a compiled step sends what it should, and nothing else.
+
+    over fsdp           weights as s8 codes or u8 trits, their gradients as
+                        u8, and nothing float but vectors: scales, gains,
+                        their gradients
+    over tensor         the rows' activations, but no array shaped as a weight;
+                        and an owner's gradient of what tensor does not split
+    over the whole mesh scalars, and sums of vectors such as norms
+
+Gathers are held to what the config promises of weights (`matmul`, `embedding`,
+`wire_weights`), reductions and exchanges to what it promises of gradients
+(`wire_gradients`), each apart. A permutation may be a part of either, and is
+looked at where both cross as codes. What is promised in float is not looked at.
+
+A reduce-scatter leaves each device a group's part: the operand counts, not the
+result.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import math
+
+from kaiju_jax.aot.hlo import collectives as collectives_lib
+from kaiju_jax.costs import footprint
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import rules
+from kaiju_jax.training import experiment as experiment_lib
+
+_FLOATS = ('f64', 'f32', 'bf16', 'f16')
+_GATHERS = ('all-gather', 'collective-broadcast')
+_PARTS = ('reduce-scatter', 'collective-permute')
+
+
+def problems(
+  collectives: Iterable[collectives_lib.Collective],
+  experiment: experiment_lib.Experiment,
+  mesh: sharding_config.MeshConfig,
+) -> tuple[str, ...]:
+  """Returns a line for each collective that should not be there.
+
+  Args:
+    collectives: of the compiled step.
+    experiment: model and rows.
+    mesh: widths of the axes that it was compiled for.
+  """
+  subjects = _subjects(experiment.model, mesh)
+  rows = _rows(experiment, mesh)
+  lines = []
+  for x in collectives:
+    subject = subjects[_word(x.kind)]
+    if not subject.whole:
+      continue
+    size, is_float = _size(x), x.dtype in _FLOATS
+    if is_float and _is_matrix(x, subject, rows):
+      lines.append(f'{_word(x.kind)} in {_said(x)}')
+    elif is_float and 'fsdp' in _names(x) and size >= subject.least:
+      if _bare(x.shape) not in subject.exempt:
+        lines.append(f'more than a vector in {_said(x)}')
+    elif _is_everywhere(x, mesh) and size > experiment.model.d_model:
+      lines.append(f'more than a vector, over the whole mesh: {_said(x)}')
+  return tuple(dict.fromkeys(lines))
+
+
+def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
+  """Returns what one device sends of weights' gradients over fsdp in a step.
+
+  Exchanges and sums of matrices (a TPU's compiler makes an all-reduce of a
+  small reduce-scatter); vectors' sums are not in it.
+  """
+  return sum(
+    x.total
+    for x in collectives
+    if 'fsdp' in _names(x)
+    and x.kind in ('all-to-all', 'all-reduce', 'reduce-scatter')
+    and len(_bare(x.shape)) > 1
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Subject:
+  """What a kind of collective must not carry in float.
+
+  Attributes:
+    whole: shapes of the matrices that cross as codes, D whole; none where
+      nothing is promised.
+    shards: an owner's parts of them.
+    copied: of these, the ones that tensor does not split.
+    exempt: matrices that cross in float.
+    least: numbers of the smallest matrix, as a device uses it.
+  """
+
+  whole: frozenset[tuple[int, ...]]
+  shards: frozenset[tuple[int, ...]]
+  copied: frozenset[tuple[int, ...]]
+  exempt: frozenset[tuple[int, ...]]
+  least: int
+
+
+def _word(kind: str) -> str:
+  if kind == 'collective-permute':
+    return 'a weight or a gradient'
+  return 'a weight' if kind in _GATHERS else 'a gradient'
+
+
+def _subjects(config, mesh) -> dict[str, _Subject]:
+  """Returns {what it is: what of it crosses as codes}."""
+  quantization = config.quantization
+  matrices = [x for x in footprint.parameters(config) if len(x.shape) > 1]
+  weights = [
+    x
+    for x in matrices
+    if quantization.wire_weights != 'float' and _is_int8(x, quantization)
+  ]
+  # A float weight's gradient is encoded, too.
+  is_squinch = quantization.wire_gradients.startswith('squinch')
+  return {
+    'a weight': _subject(weights, matrices, mesh),
+    'a gradient': _subject(matrices if is_squinch else [], matrices, mesh),
+    'a weight or a gradient': _subject(
+      weights if is_squinch else [], matrices, mesh
+    ),
+  }
+
+
+def _is_int8(parameter, quantization) -> bool:
+  key = 'embedding' if parameter.family == 'embedding' else 'matmul'
+  return getattr(quantization, key) == 'int8'
+
+
+def _subject(coded, matrices, mesh) -> _Subject:
+  rest = [x for x in matrices if x not in coded]
+  used = [_local(x, 1, mesh.tensor) for x in coded]
+  shards = {x: _bare(_local(x, mesh.fsdp, mesh.tensor)) for x in coded}
+  return _Subject(
+    whole=frozenset(map(_bare, [*used, *(x.shape for x in coded)])),
+    shards=frozenset(shape for shape in shards.values() if len(shape) > 1),
+    copied=frozenset(
+      shape
+      for x, shape in shards.items()
+      if 'tensor' not in map(rules.STORED.get, x.letters)
+    ),
+    exempt=frozenset(
+      map(
+        _bare,
+        [*(_local(x, 1, mesh.tensor) for x in rest), *(x.shape for x in rest)],
+      )
+    ),
+    least=min(map(math.prod, used), default=0),
+  )
+
+
+def _local(parameter, fsdp: int, tensor: int) -> tuple[int, ...]:
+  """Returns one device's part of a matrix's shape."""
+  widths = {'fsdp': fsdp, 'tensor': tensor}
+  return rules.part(parameter.letters, parameter.shape, widths)
+
+
+def _is_matrix(x, subject, rows) -> bool:
+  """Whether its shape is a matrix's, or an owner's part of one."""
+  shape = _bare(x.shape)
+  if 'fsdp' in _names(x):
+    is_part = x.kind in _PARTS and shape in subject.shards
+    return is_part or shape in subject.whole
+  is_copies_sum = x.kind == 'all-reduce' and shape in subject.copied
+  return shape in subject.whole and shape not in rows and not is_copies_sum
+
+
+def _size(x: collectives_lib.Collective) -> int:
+  """Returns the numbers that one device brings or gets, what is more."""
+  return x.size * x.group if x.kind == 'reduce-scatter' else x.size
+
+
+def _rows(experiment, mesh) -> set[tuple[int, ...]]:
+  """Returns the shapes of activations, L whole and split."""
+  data = experiment.data
+  batch, d_model = data.batch // mesh.fsdp, experiment.model.d_model
+  return {
+    _bare((batch, length, d_model))
+    for length in (data.length, data.length // mesh.tensor)
+  }
+
+
+def _bare(shape: Iterable[int]) -> tuple[int, ...]:
+  """Without dimensions of 1 and without their order, which compilers change."""
+  return tuple(sorted(size for size in shape if size > 1))
+
+
+def _names(collective) -> tuple[str, ...]:
+  return tuple(axis.partition(' ')[0] for axis in collective.axes)
+
+
+def _is_everywhere(collective, mesh) -> bool:
+  return collective.group == mesh.devices and min(mesh.fsdp, mesh.tensor) > 1
+
+
+def _said(x: collectives_lib.Collective) -> str:
+  shape = ','.join(map(str, x.shape))
+  return (
+    f'{x.dtype}[{shape}]: {x.kind} over {"+".join(x.axes)}, {x.times} times'
+    f' ({x.op_name.rpartition("/")[2] or "no name"})'
+  )

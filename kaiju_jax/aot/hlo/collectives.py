@@ -1,0 +1,206 @@
+"""Every collective of a compiled program, and what it sends.
+
+One device of a group of g sends, for a result of n bytes on each device,
+
+    all-gather           n (g − 1)/g
+    all-to-all           n (g − 1)/g
+    reduce-scatter       n (g − 1)          the operand is g times the result
+    all-reduce           2 n (g − 1)/g      a reduce-scatter, then a gather
+    collective-permute   n                  times the share of devices that send
+                                            to another
+    collective-broadcast n
+
+whichever algorithm runs it: what a ring sends, and the least that any can. How
+long it takes is `kaiju_jax.wire`'s matter.
+
+Asynchronous pairs are read at their start. A collective of several arrays is
+several lines, one an array. TPU compilers write a reduce-scatter as a fusion of
+an all-reduce and the slice that a device keeps (`all-reduce-scatter`); it is
+counted as what it is. The CPU compiler has no bf16 collectives and shows f32.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+import dataclasses
+import math
+import re
+
+from kaiju_jax.aot.hlo import groups as groups_lib
+from kaiju_jax.aot.hlo import loops
+from kaiju_jax.aot.hlo import text as text_lib
+
+KINDS = (
+  'all-gather',
+  'all-reduce',
+  'all-to-all',
+  'collective-broadcast',
+  'collective-permute',
+  'ragged-all-to-all',
+  'reduce-scatter',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One array's exchange.
+
+  Attributes:
+    kind: of KINDS.
+    dtype: such as 'u8'.
+    shape: of one device's result.
+    axes: of the mesh that its groups span.
+    group: devices that take part together.
+    times: how often a call of the program runs it, loops multiplied in.
+    result_bytes: of one device's result, each time.
+    wire_bytes: that one device sends, each time.
+    is_sure: whether `times` is exact, not the least of a loop that could not
+      be read.
+    op_name: path of the JAX operation that it comes from.
+  """
+
+  kind: str
+  dtype: str
+  shape: tuple[int, ...]
+  axes: tuple[str, ...]
+  group: int
+  times: int
+  result_bytes: int
+  wire_bytes: float
+  is_sure: bool
+  op_name: str
+
+  @property
+  def size(self) -> int:
+    """Numbers in one device's result."""
+    return math.prod(self.shape)
+
+  @property
+  def total(self) -> float:
+    """Bytes that one device sends in a call of the program."""
+    return self.times * self.wire_bytes
+
+
+def read(
+  module: text_lib.Module, mesh: Mapping[str, int]
+) -> tuple[Collective, ...]:
+  """Returns every collective between two devices or more.
+
+  Args:
+    module: the compiled program.
+    mesh: width of each axis, in the mesh's order.
+
+  Raises:
+    ValueError: groups in a notation that is not known.
+  """
+  found = []
+  executions = loops.executions(module)
+  for name, times in executions.times.items():
+    computation = module.computations[name]
+    is_sure = name not in executions.unsure
+    for instruction in computation.instructions.values():
+      kind = _kind(instruction)
+      if kind is not None:
+        found += _collectives(
+          computation, instruction, kind, times, is_sure, mesh
+        )
+  return tuple(found)
+
+
+def totals(
+  collectives: Iterable[Collective],
+) -> dict[tuple[str, str, tuple[str, ...]], tuple[int, float]]:
+  """Returns {(kind, dtype, axes): (calls, bytes sent)} of one step."""
+  sums = {}
+  for x in collectives:
+    key = x.kind, x.dtype, x.axes
+    calls, sent = sums.get(key, (0, 0.0))
+    sums[key] = calls + x.times, sent + x.total
+  return dict(sorted(sums.items(), key=lambda row: -row[1][1]))
+
+
+def _kind(instruction: text_lib.Instruction) -> str | None:
+  kind = instruction.opcode.removesuffix('-start')
+  return kind if kind in KINDS else None
+
+
+def _collectives(computation, instruction, kind, times, is_sure, mesh):
+  devices = math.prod(mesh.values())
+  results = _results(computation, instruction)
+  if kind == 'collective-permute':
+    pairs = groups_lib.pairs(instruction)
+    share = float((pairs[:, 0] != pairs[:, 1]).sum()) / devices
+    rows = groups_lib.linked(pairs)
+  else:
+    rows, share = groups_lib.of(instruction, devices), 1.0
+  group = max(map(len, rows))
+  if group == 1:
+    return
+  axes = groups_lib.axes(rows, mesh)
+  if kind == 'all-reduce':
+    sliced = _kept(computation)
+    if sliced is not None:
+      kind, results = 'reduce-scatter', (sliced,)
+  for array in results:
+    yield Collective(
+      kind=kind,
+      dtype=array.dtype,
+      shape=array.shape,
+      axes=axes,
+      group=group,
+      times=times,
+      result_bytes=array.bytes,
+      wire_bytes=share * array.bytes * _sent(kind, group),
+      is_sure=is_sure,
+      op_name=instruction.op_name,
+    )
+
+
+def _sent(kind: str, group: int) -> float:
+  """Returns the bytes sent for each byte of the result."""
+  if kind in ('all-gather', 'all-to-all', 'ragged-all-to-all'):
+    return (group - 1) / group
+  if kind == 'reduce-scatter':
+    return group - 1
+  if kind == 'all-reduce':
+    return 2 * (group - 1) / group
+  return 1.0
+
+
+def _results(computation, instruction) -> tuple[text_lib.Array, ...]:
+  """Returns the arrays that come out; a start's type has its operands too."""
+  type_ = instruction.type
+  is_start = instruction.opcode.endswith('-start')
+  if is_start and isinstance(type_, tuple) and len(type_) > 1:
+    operands = tuple(
+      array
+      for name in instruction.operands
+      for array in computation.instructions[name].arrays
+    )
+    if text_lib.flat(type_[0]) == operands:
+      type_ = type_[1]
+  results = text_lib.flat(type_)
+  if instruction.opcode.startswith('all-to-all') and len(results) > 1:
+    # One array a peer, which is one exchange.
+    return _joined(results)
+  return results
+
+
+def _joined(parts: tuple[text_lib.Array, ...]) -> tuple[text_lib.Array, ...]:
+  joined = {}
+  for part in parts:
+    joined[part] = joined.get(part, 0) + 1
+  return tuple(
+    text_lib.Array(part.dtype, (count, *part.shape))
+    for part, count in joined.items()
+  )
+
+
+def _kept(computation) -> text_lib.Array | None:
+  """Returns the slice of an all-reduce that a device keeps, if it is one."""
+  if not re.match(r'all-reduce-scatter', computation.name):
+    return None
+  root = computation.instructions[computation.root]
+  is_slice = any(
+    x.opcode == 'dynamic-slice' for x in computation.instructions.values()
+  )
+  return root.arrays[0] if is_slice else None

@@ -1,0 +1,216 @@
+"""How often each computation of a program runs in one call of it.
+
+A loop's body stands once in the text and runs as often as its trip count says.
+The GPU's and the CPU's compilers note it (`known_trip_count`); for a TPU it is
+read off the loop itself:
+
+    start   the induction variable's element of the tuple that enters
+    step    what the body adds to it
+    stop    what the condition compares it with
+
+Constants that a loop carries along unchanged, as TPU programs do, count as
+constants. A conditional's branches count as if each ran: an upper bound.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import re
+
+from kaiju_jax.aot.hlo import text as text_lib
+
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# These stand for a computation that they do not run themselves.
+_SILENT = ('-done', '-update')
+_SAME = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done')
+
+
+@dataclasses.dataclass(frozen=True)
+class Executions:
+  """How often what runs.
+
+  Attributes:
+    times: by computation; those that never run are missing.
+    callers: the (computation, instruction) that a computation is run by.
+    unread: loops whose trip count could not be read, such as those that end
+      where the data says; their bodies count once.
+    unsure: the computations within them: `times` is their least.
+  """
+
+  times: Mapping[str, int]
+  callers: Mapping[str, tuple[str, str]]
+  unread: tuple[str, ...]
+  unsure: frozenset[str]
+
+
+def executions(module: text_lib.Module) -> Executions:
+  """Returns how often each computation runs in one call of the program."""
+  times, callers, unread, unsure = {}, {}, {}, set()
+
+  def visit(values: '_Values', count: int, is_sure: bool):
+    computation = values.computation
+    times[computation.name] = times.get(computation.name, 0) + count
+    if not is_sure:
+      unsure.add(computation.name)
+    for instruction in computation.instructions.values():
+      for callee, repeats in _callees(values, instruction):
+        if repeats is None:
+          unread[instruction.name] = None
+        name = callee.computation.name
+        callers[name] = computation.name, instruction.name
+        visit(
+          callee,
+          count * (1 if repeats is None else repeats),
+          is_sure and repeats is not None,
+        )
+
+  visit(_Values(module, module.entry, lambda number, index: None), 1, True)
+  return Executions(times, callers, tuple(unread), frozenset(unsure))
+
+
+def _callees(values, instruction):
+  """Yields what an instruction runs, and how often; None if unread."""
+  opcode = instruction.opcode
+  if opcode == 'while':
+    body, condition = _loop(values, instruction)
+    trips = _trips(values, instruction, body, condition)
+    yield body, trips
+    yield condition, None if trips is None else trips + 1
+  elif not opcode.endswith(_SILENT):
+    for name in (
+      'calls',
+      'branch_computations',
+      'true_computation',
+      'false_computation',
+      'called_computations',
+    ):
+      for callee in instruction.computations(name):
+        yield values.into(callee, instruction), 1
+    if opcode == 'call':
+      for callee in instruction.computations('to_apply'):
+        yield values.into(callee, instruction), 1
+
+
+def _loop(values, loop) -> tuple['_Values', '_Values']:
+  """Returns a loop's body and condition, with the constants that it carries."""
+  (body,) = loop.computations('body')
+  (condition,) = loop.computations('condition')
+
+  def element(number, index):
+    return None if index is None else ('element', index)
+
+  plain = _Values(values.module, body, element)
+  constants = {}
+  for index in range(len(loop.type)):
+    if plain.of(plain.computation.root, index) == ('element', index):
+      value = values.of(loop.operands[0], index)
+      if isinstance(value, int):
+        constants[index] = value
+
+  def carried(number, index):
+    return constants.get(index, element(number, index))
+
+  return tuple(
+    _Values(values.module, name, carried) for name in (body, condition)
+  )
+
+
+def _trips(values, loop, body, condition) -> int | None:
+  noted = _KNOWN.search(loop.attributes)
+  if noted:
+    return int(noted.group(1))
+  test = condition.of(condition.computation.root)
+  if not (isinstance(test, tuple) and test[0] == 'compare'):
+    return None
+  _, direction, left, stop = test
+  if not (isinstance(left, tuple) and left[0] == 'element'):
+    return None
+  start = values.of(loop.operands[0], left[1])
+  step = body.of(body.computation.root, left[1])
+  if not isinstance(start, int) or not isinstance(stop, int):
+    return None
+  if not (isinstance(step, tuple) and step[:2] == ('plus', left)):
+    return None
+  return _count(start, stop, step[2], direction)
+
+
+def _count(start: int, stop: int, step: int, direction: str) -> int | None:
+  if direction in ('GT', 'GE'):
+    start, stop, step = -start, -stop, -step
+    direction = {'GT': 'LT', 'GE': 'LE'}[direction]
+  if direction == 'LE':
+    stop, direction = stop + 1, 'LT'
+  if direction not in ('LT', 'NE') or step <= 0:
+    return None
+  return max(0, math.ceil((stop - start) / step))
+
+
+class _Values:
+  """What scalars of a computation are, as far as its text says.
+
+  An int; ('element', i) of the tuple that a loop carries; ('plus', x,
+  constant); ('compare', direction, x, y); or None.
+
+  Attributes:
+    module: the program.
+    computation: the one that it is about.
+  """
+
+  def __init__(self, module, name, arguments):
+    self.module = module
+    self.computation = module.computations[name]
+    self._arguments = arguments  # (parameter, its element or None) -> value
+
+  def into(self, name: str, caller) -> '_Values':
+    """Returns the values of a computation that an instruction calls."""
+
+    def argument(number, index):
+      if number >= len(caller.operands):
+        return None
+      return self.of(caller.operands[number], index)
+
+    return _Values(self.module, name, argument)
+
+  def of(self, name: str, index: int | None = None):
+    """Returns a value, or that of an element of a tuple."""
+    x = self.computation.instructions[name]
+    if x.opcode == 'tuple' and index is not None:
+      return self.of(x.operands[index])
+    if x.opcode == 'parameter':
+      return self._arguments(int(x.literal), index)
+    if x.opcode == 'get-tuple-element' and index is None:
+      return self.of(x.operands[0], int(x.attribute('index')))
+    if x.opcode in _SAME:
+      return self.of(x.operands[0], index)
+    if x.opcode in ('fusion', 'call'):
+      return self._called(x, index)
+    if index is not None:
+      return None
+    if x.opcode == 'constant':
+      return int(x.literal) if re.fullmatch(r'-?\d+', x.literal) else None
+    if x.opcode in ('add', 'subtract'):
+      return _plus(*map(self.of, x.operands), x.opcode)
+    if x.opcode == 'compare':
+      return 'compare', x.attribute('direction'), *map(self.of, x.operands)
+    return None
+
+  def _called(self, x, index):
+    names = x.computations('calls') or x.computations('to_apply')
+    if len(names) != 1:
+      return None
+    callee = self.into(names[0], x)
+    return callee.of(callee.computation.root, index)
+
+
+def _plus(left, right, opcode):
+  if opcode == 'subtract':
+    if not isinstance(right, int):
+      return None
+    right = -right
+  if isinstance(left, int) and isinstance(right, int):
+    return left + right
+  if isinstance(left, int):
+    left, right = right, left
+  if isinstance(left, tuple) and isinstance(right, int):
+    return 'plus', left, right
+  return None

@@ -1,0 +1,120 @@
+"""How full a TPU kernel's compiled schedule is, stretch by stretch.
+
+    for stretch in tpu_schedule.read(make, 'v5e_256')['attention']:
+      stretch.depth, stretch.bundles, stretch.busy['MXU']
+
+A TPU's core issues one bundle of instructions a cycle, and libtpu places each
+at compile time, with the latencies of its units in mind. So the number of
+bundles of a stretch of code without branches is the cycles it takes where it
+waits for no copy, and the share of a unit's slots that are filled is how busy
+it is. Cycles by the compiler's own model: nothing here was timed.
+
+The dump that this reads is one that no one promises to keep.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import pathlib
+import re
+from typing import Any
+
+from kaiju_jax.aot import machine_code
+
+# What starts another stretch: a branch, or a label that one may reach.
+_EDGE = re.compile(r'sbr\.rel|^\s*\w+ (?:LH|LB|LE|PB|PF|CT):')
+_BUNDLE = re.compile(r'^\s*(?:0x)?[0-9a-f]+(?: \w\w)?\s*: ?(>*)')
+_USE = '-final_hlo-static-per-bundle-utilization.txt'
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+  """Bundles without a branch.
+
+  Attributes:
+    depth: of the loops around it; a kernel's grid is one.
+    bundles: how many.
+    busy: share of each unit's slots that is filled, by its name: MXU the
+      matrix unit, VALU the vector unit, XLU what crosses lanes, EUP exp and
+      the like, VSTORE and VLOAD vector memory, SALU scalars.
+  """
+
+  depth: int
+  bundles: int
+  busy: dict[str, float]
+
+
+def read(
+  make: Callable[[], Any], accelerator: str, shortest: int = 64
+) -> dict[str, tuple[Stretch, ...]]:
+  """Compiles, and returns the stretches of each kernel by its name.
+
+  Args:
+    make: see `machine_code.tpu`.
+    accelerator: see `machine_code.tpu`.
+    shortest: bundles; shorter stretches are left out.
+
+  Raises:
+    aot.MissingPlugin, RuntimeError: see `machine_code.tpu`.
+  """
+  with machine_code.tpu_dump(make, accelerator) as folder:
+    return {
+      name: tuple(
+        stretch
+        for stretch in stretches(file.read_text(), _use(file).read_text())
+        if stretch.bundles >= shortest
+      )
+      for name, file in machine_code.final_bundles(folder)
+    }
+
+
+def _use(bundles: pathlib.Path) -> pathlib.Path:
+  """The other file that the compiler wrote of a kernel."""
+  stem = re.sub(r'-\d+-final_bundles\.txt$', '', bundles.name)
+  (found,) = bundles.parent.glob(f'{stem}-*{_USE}')
+  return found
+
+
+def stretches(bundles: str, use: str) -> list[Stretch]:
+  """Cuts a kernel's text into stretches.
+
+  Args:
+    bundles: a file of final bundles.
+    use: how many instructions each bundle has for each unit.
+
+  Raises:
+    ValueError: the two do not belong together, or are in another form.
+  """
+  lines = [line for line in bundles.splitlines() if _BUNDLE.match(line)]
+  units, slots, counts = _table(use)
+  if len(lines) != len(counts):
+    raise ValueError(
+      f'{len(lines)} bundles, but {len(counts)} counts of their instructions:'
+      ' this libtpu writes them in another form.'
+    )
+  edges = [n for n, line in enumerate(lines) if _EDGE.search(line)]
+  found = []
+  for start, end in zip([0, *edges], [*edges, len(lines)]):
+    if start == end:
+      continue
+    filled = [sum(column) for column in zip(*counts[start:end])]
+    found.append(
+      Stretch(
+        depth=len(_BUNDLE.match(lines[end - 1])[1]),
+        bundles=end - start,
+        busy={
+          unit: count / (slot * (end - start))
+          for unit, slot, count in zip(units, slots, filled)
+        },
+      )
+    )
+  return found
+
+
+def _table(use: str):
+  """Names of units, slots of each in a bundle, and what bundles fill."""
+  _, units, slots, _, *rows = use.strip().splitlines()
+  return (
+    [unit.strip() for unit in units.split(',')],
+    [int(slot) for slot in slots.split()],
+    [[int(count) for count in row.split()] for row in rows],
+  )

@@ -1,0 +1,232 @@
+"""The tables of `experiments.aot_report`; imports no jax."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import rich.table
+
+from kaiju_jax.costs import accelerator as accelerator_lib
+from kaiju_jax.costs import describe
+from kaiju_jax.costs import step_time
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.training import experiment as experiment_lib
+
+
+def heading(
+  experiment: experiment_lib.Experiment,
+  accelerator: accelerator_lib.Accelerator,
+  mesh: sharding_config.MeshConfig,
+) -> str:
+  """Returns the line above the tables."""
+  data = experiment.data
+  tokens = data.batch * data.length * data.microbatches
+  return (
+    f'{accelerator.name}: {accelerator.devices:,} × {accelerator.chip.name},'
+    f' fsdp {mesh.fsdp} × tensor {mesh.tensor}; {data.microbatches} ×'
+    f' {data.batch} rows of {data.length:,}, {tokens:,} tokens a step\n'
+  )
+
+
+def compiled(
+  figures: Mapping[str, Any], accelerator: accelerator_lib.Accelerator
+) -> Iterator[Any]:
+  """Yields the tables of a compiled step."""
+  yield _compilation(figures)
+  yield _wire(figures['wire'])
+  yield _small(figures['small'])
+  yield _matmuls(figures, accelerator.chip)
+  for problem in figures['problems']:
+    yield f'[bold red]problem:[/] {problem}'
+
+
+def step_times(
+  experiment: experiment_lib.Experiment,
+  accelerator: accelerator_lib.Accelerator,
+  mesh: sharding_config.MeshConfig,
+) -> dict[str, dict[str, float]]:
+  """Returns {arm: its seconds, by part and with three overlaps}."""
+  data = experiment.data
+  table = step_time.table(
+    experiment.model,
+    accelerator,
+    mesh,
+    data.batch,
+    data.length,
+    data.microbatches,
+  )
+  return {
+    name: dataclasses.asdict(seconds)
+    | {
+      'apart': seconds.apart,
+      'overlapped': seconds.overlapped,
+      'hidden': seconds.hidden,
+    }
+    for name, seconds in table.items()
+  }
+
+
+def modelled(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
+  """Yields the time model's table and what it comes to."""
+  table = describe.empty_table('A step by arithmetic, seconds')
+  table.add_column('', no_wrap=True)
+  for name in ('matmuls', 'fsdp', 'tensor', 'sum', 'overlap'):
+    table.add_column(name, justify='right', no_wrap=True)
+  base = times['bf16']
+  for name, arm in times.items():
+    table.add_row(
+      name,
+      *(f'{arm[part]:.3f}' for part in ('matmul', 'fsdp', 'tensor')),
+      *(
+        f'{arm[part]:.3f} {_faster(base[part], arm[part]):>4}'
+        for part in ('apart', 'overlapped')
+      ),
+    )
+  table.caption = (
+    'sum: nothing overlaps; overlap: weights travel beside the matmuls; +%:'
+    ' steps a second, over bf16'
+  )
+  yield table
+  yield from verdict(times)
+
+
+def verdict(times: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+  """Yields, in words, where a step gets faster and where it does not."""
+  bf16, forward = times['bf16'], times['int8 forward']
+  both, squinch = times['int8 both ways'], times['int8 forward + Squinch']
+  is_bound = bf16['fsdp'] > bf16['matmul'] + bf16['tensor']
+  yield (
+    'Of the sources’ 20–30 %: the matmuls alone are'
+    f' {_faster(bf16["matmul"], forward["matmul"])} with an int8 forward pass'
+    f' (recomputed too), {_faster(bf16["matmul"], both["matmul"])} with int8'
+    ' input gradients. With the sequence’s wire, on which it enters as codes'
+    f' ({_faster(bf16["tensor"], forward["tensor"])}),'
+    f' {_faster(*(x["matmul"] + x["tensor"] for x in (bf16, forward)))} and'
+    f' {_faster(*(x["matmul"] + x["tensor"] for x in (bf16, both)))}.'
+  )
+  yield (
+    f'int8 gathers take {bf16["fsdp"] - forward["fsdp"]:.3f} s off the wire of'
+    ' weights, which'
+    + (
+      ' is the bottleneck here: more tokens a step would hide it.'
+      if is_bound
+      else ' the matmuls hide.'
+    )
+  )
+  saved = forward['fsdp'] - squinch['fsdp']
+  if saved < 0:
+    yield (
+      f'Squinch adds {-saved:.3f} s to it: an all-to-all sends fewer bytes, but'
+      ' a bf16 reduce-scatter adds up on the way (within a node, or along a'
+      ' torus) and crosses the narrow wire once.'
+    )
+  else:
+    yield f'Squinch takes {saved:.3f} s more off it.'
+  ternary = times['ternary updates + Squinch']
+  gathered = squinch['fsdp'] - (ternary['fsdp'] - ternary['update'])
+  yield (
+    f'Ternary updates are {ternary["update"]:.3f} s a step, instead of'
+    f' {gathered:.3f} s of int8 gathers, for each device to hold its tensor'
+    ' rank’s weights as codes.'
+  )
+
+
+def _compilation(figures) -> rich.table.Table:
+  table = describe.empty_table('The compiled step, one device')
+  table.add_column('')
+  table.add_column('', justify='right')
+  table.add_row('lowered in', f'{figures["lower_seconds"]:.0f} s')
+  table.add_row('compiled in', f'{figures["compile_seconds"]:.0f} s')
+  for name in ('argument', 'temporary', 'needed'):
+    table.add_row(name, _gib(figures[f'{name}_bytes']))
+  share = figures['needed_bytes'] / figures['device_bytes']
+  table.add_row(
+    "of the device's", f'{_gib(figures["device_bytes"])}, {share:.0%}'
+  )
+  given = figures['aliased_bytes'] / figures['state_bytes']
+  table.add_row('given away', f'{_gib(figures["aliased_bytes"])}')
+  table.add_row('of the f32 state', f'{given:.1%}')
+  return table
+
+
+def _wire(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
+  table = describe.empty_table('On the wire: what one device sends in a step')
+  for name in ('collective', 'dtype', 'axis'):
+    table.add_column(name)
+  for name in ('calls', 'GB', 'seconds'):
+    table.add_column(name, justify='right')
+  for row in rows:
+    seconds = row.get('seconds')
+    table.add_row(
+      _kind(row),
+      row['dtype'],
+      '+'.join(row['axes']),
+      f'{row["calls"]:,}',
+      f'{row["sent_bytes"] / 1e9:.3f}',
+      '' if seconds is None else f'{seconds:.4f}',
+    )
+  return table
+
+
+def _small(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
+  table = describe.empty_table(
+    'Small ones (results below 1 MiB): scales, norms, the loss'
+  )
+  for name in ('collective', 'dtype', 'axis', 'largest'):
+    table.add_column(name)
+  for name in ('calls', 'MB'):
+    table.add_column(name, justify='right')
+  for row in sorted(rows, key=lambda row: -row['sent_bytes']):
+    table.add_row(
+      _kind(row),
+      row['dtype'],
+      '+'.join(row['axes']),
+      '×'.join(map(str, row['largest'])) or 'scalar',
+      f'{row["calls"]:,}',
+      f'{row["sent_bytes"] / 1e6:.3f}',
+    )
+  return table
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+  return f'{row["kind"]}, in some steps' if row['rare'] else row['kind']
+
+
+def _matmuls(figures, chip) -> rich.table.Table:
+  table = describe.empty_table('Matmuls, one device')
+  table.add_column('dtypes')
+  table.add_column('10¹² operations', justify='right')
+  table.add_column('seconds', justify='right')
+  for dtypes, operations in figures['matmuls'].items():
+    reach = chip.matmul_int8 if dtypes.startswith('s8×s8') else chip.matmul_bf16
+    if dtypes.startswith('f32'):
+      reach = 0
+    table.add_row(
+      dtypes,
+      f'{operations / 1e12:.3f}',
+      f'{operations / reach:.4f}' if reach else '',
+    )
+  notes = []
+  if figures['unread_loops']:
+    notes.append(
+      f"{figures['unread_loops']} of attention's loops end where the documents"
+      ' do, and count once.'
+    )
+  widened = len(figures['widened'])
+  notes.append(
+    f'{widened} matmuls of codes are not int8.'
+    if widened
+    else 'Every matmul of codes is int8.'
+  )
+  table.caption = ' '.join(notes)
+  return table
+
+
+def _faster(base: float, seconds: float) -> str:
+  return f'{base / seconds - 1:+.0%}' if seconds else 'even'
+
+
+def _gib(size: float) -> str:
+  return f'{size / 2**30:.2f} GiB'

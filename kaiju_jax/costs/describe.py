@@ -1,0 +1,250 @@
+"""Prints what a model is, before anything compiles.
+
+The layer diagram, the parameters, the KV cache beside those of ordinary
+models, and an estimate of the training memory. The arithmetic is in
+`footprint.py`; this module draws.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from kaiju_jax.costs import footprint
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import paging
+
+_COLOURS = {'local': 'cyan', 'global': 'magenta'}
+LENGTHS = (1024, 8192, 32_768, 131_072)
+
+
+def describe(
+  config: model_config.ModelConfig,
+  console: rich.console.Console,
+  *,
+  name: str = 'model',
+  batch: int = 1,
+  length: int = 8192,
+  fsdp: int = 1,
+  tensor: int = 1,
+  lengths: Sequence[int] = LENGTHS,
+) -> None:
+  """Prints all four parts.
+
+  Args:
+    config: the model.
+    console: where to.
+    name: for the heading.
+    batch: rows of a microbatch, for the training memory.
+    length: tokens of a row, for the same.
+    fsdp: devices that D is split over.
+    tensor: devices that F, H, V and L are split over.
+    lengths: of the sequences that the KV caches hold.
+
+  Raises:
+    ValueError: a model that cannot be built, or a mesh that does not fit it.
+  """
+  model_config.check(config)
+  memory = memory_table(config, batch, length, fsdp, tensor)
+  total = footprint.count(footprint.parameters(config))
+  console.rule(f'[bold]{name}[/bold]: {_magnitude(total)} parameters')
+  for part in (
+    diagram(config.layers()),
+    parameter_table(config),
+    kv_table(config, lengths),
+    memory,
+  ):
+    console.print()
+    console.print(part)
+
+
+def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
+  """Returns the repeating block, a rail from each KV owner to its readers."""
+  block = layers_lib.repeating_block(layers)
+  repeats = len(layers) // len(block)
+  title = f'{len(layers)} layers'
+  if repeats > 1:
+    title += f' = {repeats} × this block of {len(block)}'
+  table = empty_table(title)
+  for header in ('layer', 'kind', 'sees', 'keys and values'):
+    table.add_column(header, justify='right' if header == 'layer' else 'left')
+  for index, (layer, rails) in enumerate(zip(block, _rails(block))):
+    colour = _COLOURS[layer.kind]
+    window = layer.window
+    table.add_row(
+      str(index),
+      f'[{colour}]{layer.kind}[/{colour}]',
+      'all' if window is None else f'last {window:,}',
+      rails,
+    )
+  return table
+
+
+def _rails(block: Sequence[layers_lib.Layer]) -> Iterator[rich.text.Text]:
+  """Yields each layer's line of rails: ● makes keys and values, ├ ╰ read them.
+
+  Owners of a kind take the first rail that is free; local rails stand left.
+  """
+  last = {layer.kv_from: index for index, layer in enumerate(block)}
+  place = {}
+  for kind in ('local', 'global'):
+    offset = max(place.values(), default=-1) + 1
+    for owner in layers_lib.owners(block):
+      if block[owner].kind == kind:
+        taken = {
+          rail
+          for other, rail in place.items()
+          if block[other].kind == kind and last[other] > owner
+        }
+        place[owner] = next(
+          rail for rail in range(offset, len(block) + 1) if rail not in taken
+        )
+  width = max(place.values()) + 1
+  for index, layer in enumerate(block):
+    line = rich.text.Text()
+    for rail in range(width):
+      on_rail = [
+        owner
+        for owner, r in place.items()
+        if r == rail and owner <= index <= last[owner]
+      ]
+      mark, colour = ' ', ''
+      if on_rail:
+        owner = on_rail[-1]
+        colour = _COLOURS[block[owner].kind]
+        mark = _mark(index, owner, last[owner], layer.kv_from)
+      line.append(f'{mark} ', style=colour)
+    own = layer.kv_from == index
+    line.append(' own' if own else f' of layer {layer.kv_from}')
+    yield line
+
+
+def _mark(index: int, owner: int, last: int, kv_from: int) -> str:
+  if index == owner:
+    return '●'
+  if kv_from != owner:
+    return '│'
+  return '╰' if index == last else '├'
+
+
+def parameter_table(config: model_config.ModelConfig) -> rich.table.Table:
+  """Returns the parameters by family; a name's suffix is its shape."""
+  parameters = footprint.parameters(config)
+  total = footprint.count(parameters)
+  table = empty_table('Parameters')
+  table.caption = (
+    f'D {config.d_model:,}   F {config.d_ff:,}   H {config.num_heads:,}'
+    f'   K {config.head_dim:,}   V {config.vocab_size:,}'
+  )
+  table.add_column('family', no_wrap=True)
+  table.add_column('name × layers')
+  table.add_column('numbers', justify='right', no_wrap=True)
+  table.add_column('of all', justify='right', no_wrap=True)
+  for family in dict.fromkeys(p.family for p in parameters):
+    members = [p for p in parameters if p.family == family]
+    size = footprint.count(members)
+    table.add_row(
+      family,
+      ', '.join(f'{p.name} × {p.copies}' for p in members),
+      f'{size:,}',
+      f'{100 * size / total:.2f} %',
+    )
+  table.add_section()
+  table.add_row('total', '', f'{total:,}', '', style='bold')
+  return table
+
+
+def kv_table(
+  config: model_config.ModelConfig, lengths: Sequence[int]
+) -> rich.table.Table:
+  """Returns the KV cache at each length, beside all-global models' caches."""
+  kv = 'int8 and scales' if config.quantization.kv == 'int8' else config.dtype
+  table = empty_table(
+    f'KV cache of one sequence: this model ({kv}) beside all-global models'
+    ' of its depth and head size'
+  )
+  table.caption = (
+    'Third line: what decoding allocates for one row, with its tables, in pages'
+    f' of {paging.PAGE} slots.'
+  )
+  columns = [footprint.kv_caches(config, length) for length in lengths]
+  table.add_column('length', justify='right')
+  table.add_column('this model', justify='right')
+  for other in columns[0][1:]:
+    table.add_column(
+      f'{other.name}\n{other.per_token:,.0f} B/token', justify='right'
+    )
+  for length, (own, *others) in zip(lengths, columns):
+    table.add_row(
+      f'{length:,}',
+      f'{_bytes(own.bytes)}\n{own.per_token:,.0f} B/token\n'
+      f'{_allocated(config, length):,} B',
+      *(
+        f'{_bytes(other.bytes)}\n[bold]{other.bytes / own.bytes:,.1f}×[/bold]'
+        for other in others
+      ),
+    )
+  return table
+
+
+def _allocated(config: model_config.ModelConfig, length: int) -> int:
+  """Returns the bytes of a decoder's cache of one row (`decoding/cache.py`)."""
+  return paging.bytes_of(config, paging.pools(config.layers(), 1, length), 1)
+
+
+def memory_table(
+  config: model_config.ModelConfig,
+  batch: int,
+  length: int,
+  fsdp: int,
+  tensor: int,
+) -> rich.table.Table:
+  """Returns the estimated bytes of a training step, with remat and without."""
+  estimates = footprint.with_and_without_remat(
+    config, batch, length, fsdp, tensor
+  )
+  table = empty_table(
+    f'Training memory a device, estimated: fsdp {fsdp} × tensor {tensor},'
+    f' microbatch of {batch} × {length:,} tokens'
+  )
+  table.add_column('part')
+  for remat in estimates:
+    here = ' (as configured)' if remat == config.remat else ''
+    table.add_column(f"remat '{remat}'{here}", justify='right')
+  for part in next(iter(estimates.values())):
+    table.add_row(part, *(_bytes(e[part]) for e in estimates.values()))
+  table.add_section()
+  totals = (_bytes(sum(e.values())) for e in estimates.values())
+  table.add_row('total', *totals, style='bold')
+  return table
+
+
+def empty_table(title: str) -> rich.table.Table:
+  """Returns an empty table, left-aligned with little around it."""
+  return rich.table.Table(
+    title=title,
+    title_justify='left',
+    title_style='bold',
+    caption_justify='left',
+    box=rich.box.SIMPLE_HEAD,
+    pad_edge=False,
+  )
+
+
+def _bytes(size: float) -> str:
+  for unit in ('B', 'KiB', 'MiB', 'GiB'):
+    if size < 1024:
+      return f'{size:,.0f} {unit}' if unit == 'B' else f'{size:.3g} {unit}'
+    size /= 1024
+  return f'{size:,.3g} TiB'
+
+
+def _magnitude(count: int) -> str:
+  for unit, size in (('B', 10**9), ('M', 10**6)):
+    if count >= size:
+      return f'{count / size:.3g} {unit}'
+  return f'{count:,}'

@@ -1,0 +1,265 @@
+"""A step's seconds by arithmetic: where int8 and Squinch save time.
+
+P numbers in the layers' matrices, t devices in a tensor group, T tokens of a
+step divided by all devices; each device does
+
+    matmuls     2 P T forward, the same again where a layer is recomputed,
+                2 P T for the inputs' gradient and 2 P T for the weights'
+    attention   4 H K T for each position seen, forward and recomputed; 2.5
+                times that backward
+    head        2 D V T forward, the same for each gradient; int8 as the layers'
+                where `quantization.embedding` is, else bf16
+    gather      P/t codes (1 byte) or bf16 (2), forward and backward, a
+                microbatch
+    reduction   P/t gradients a microbatch: 6 bits, all-to-all; or bf16,
+                reduce-scatter
+    update      where updates are ternary, instead of the gathers: P/t trits,
+                five to a byte, once a step; it comes after the optimizer and
+                before the next step, so that nothing hides it
+    sequence    [B, L, D] over `tensor`, of each layer: gathered twice on
+                entering and scattered twice on leaving; recomputed, but for the
+                last leaving; and the transpose of all four backward. In bf16,
+                but an int8 forward pass enters with codes: D + 4 bytes a token,
+                a scale among them
+
+    seconds = bf16 operations / what bf16 matmuls reach
+            + int8 operations / what int8 matmuls reach  (+) the wire
+
+Weights' gradients are bf16 matmuls in every arm, as the sources' are ("bf16
+local gradients"). Left out: everything that is no matmul and no wire (norms,
+quantizing, softmax, encoding, the optimizer, updating a replica), bubbles and
+latency; and on the wire the embedding and the head, keys and values (K wide),
+and what is as small as scales of weights. They dilute every ratio here.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from kaiju_jax.costs import accelerator as accelerator_lib
+from kaiju_jax.costs import footprint
+from kaiju_jax.costs import links
+from kaiju_jax.model import config as model_config
+from kaiju_jax.sharding import config as sharding_config
+
+# Bytes a number: a byte for the header and one for the signs of eight, 4 bits
+# each for the elements.
+_SQUINCH = 0.75
+# Trits, five to a byte; events and padding are below 1 % of a wide weight.
+_TERNARY = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """What is int8 and what is six bits.
+
+  Attributes:
+    name: as printed; 'both ways' has the input's gradient in int8 too.
+    forward: dtype of the forward matmuls, of the weights on the wire, and of
+      the sequence where it enters attention and feed-forward.
+    input_gradient: dtype of the matmuls that make the inputs' gradient.
+    squinch: whether weights' gradients cross in 6 bits.
+    ternary: whether every device holds the weights of its tensor rank as int8
+      and updates cross in trits; nothing is gathered then.
+  """
+
+  name: str
+  forward: str
+  input_gradient: str
+  squinch: bool
+  ternary: bool = False
+
+
+ARMS = (
+  Arm('bf16', 'bf16', 'bf16', False),
+  Arm('bf16 + Squinch', 'bf16', 'bf16', True),
+  Arm('int8 forward', 'int8', 'bf16', False),
+  Arm('int8 forward + Squinch', 'int8', 'bf16', True),
+  Arm('ternary updates + Squinch', 'int8', 'bf16', True, ternary=True),
+  Arm('int8 both ways', 'int8', 'int8', False),
+  Arm('int8 both ways + Squinch', 'int8', 'int8', True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+  """A step's parts.
+
+  Attributes:
+    matmul: of all matmuls.
+    fsdp: of gathers, reductions and updates of weights.
+    tensor: of the sequence's gathers and scatters.
+    update: the part of `fsdp` that stands between two steps.
+  """
+
+  matmul: float
+  fsdp: float
+  tensor: float
+  update: float = 0.0
+
+  @property
+  def apart(self) -> float:
+    """Nothing overlaps."""
+    return self.matmul + self.fsdp + self.tensor
+
+  @property
+  def overlapped(self) -> float:
+    """Weights travel beside the matmuls; the sequence is waited for.
+
+    A layer's weights are known ahead; what it computes on is not. An update is
+    waited for too.
+    """
+    beside = max(self.matmul + self.tensor, self.fsdp - self.update)
+    return beside + self.update
+
+  @property
+  def hidden(self) -> float:
+    """The longest alone: no step is faster."""
+    return max(self.matmul, self.fsdp, self.tensor)
+
+
+def operations(
+  config: model_config.ModelConfig, tokens: float, length: int, arm: Arm
+) -> dict[str, float]:
+  """Returns one device's {'bf16': operations, 'int8': operations} of a step.
+
+  Args:
+    config: the model.
+    tokens: of the step, divided by all devices.
+    length: of a row, all one document.
+    arm: dtypes.
+  """
+  sums = {'bf16': 0.0, 'int8': 0.0}
+  matrices, recomputed = _matrices(config)
+  sums[arm.forward] += 2 * (matrices + recomputed) * tokens
+  sums[arm.input_gradient] += 2 * matrices * tokens
+  sums['bf16'] += 2 * matrices * tokens
+  head = 2 * config.d_model * config.vocab_size * tokens
+  is_coded = config.quantization.embedding == 'int8'
+  for dtype in arm.forward, arm.input_gradient, 'bf16':
+    sums[dtype if is_coded else 'bf16'] += head
+  attention = attention_operations(config, length) * tokens
+  passes = 2 if config.remat == 'layer' else 1
+  # QKᵀ, half of the forward pass, reads codes.
+  qk = 'int8' if arm.forward == 'int8' else 'bf16'
+  sums[qk] += passes * attention / 2
+  sums['bf16'] += passes * attention / 2 + 2.5 * attention
+  return sums
+
+
+def attention_operations(
+  config: model_config.ModelConfig, length: int
+) -> float:
+  """Returns the operations of all layers' attention for a token, forward."""
+  seen = 0.0
+  for layer in config.layers():
+    window = min(layer.window or length, length)
+    # The first `window` positions see 1, 2, … of them.
+    seen += window - window * (window - 1) / (2 * length)
+  return 4 * config.num_heads * config.head_dim * seen
+
+
+def seconds(
+  config: model_config.ModelConfig,
+  accelerator: accelerator_lib.Accelerator,
+  mesh: sharding_config.MeshConfig,
+  rows: int,
+  length: int,
+  arm: Arm,
+  microbatches: int = 1,
+) -> Seconds:
+  """Returns one step's seconds.
+
+  Args:
+    config: the model.
+    accelerator: the slice.
+    mesh: widths of the axes.
+    rows: of a microbatch, on all devices together.
+    length: of a row.
+    arm: what is int8 and what is six bits.
+    microbatches: of a step.
+  """
+  chip = accelerator.chip
+  tokens = rows * length * microbatches / mesh.devices
+  counted = operations(config, tokens, length, arm)
+
+  def over(kind, result_bytes, axis):
+    return links.seconds(kind, result_bytes, (axis,), accelerator, mesh)
+
+  weights = footprint.count(_layer_matrices(config)) / mesh.tensor
+  passes = 2 if config.remat == 'layer' else 1
+  gathers = update = 0.0
+  if arm.ternary:
+    update = over('all-gather', weights * _TERNARY, 'fsdp')
+  else:
+    gathers = passes * over('all-gather', weights * _WIRE[arm.forward], 'fsdp')
+  if arm.squinch:
+    reduction = over('all-to-all', weights * _SQUINCH, 'fsdp')
+  else:
+    reduction = over('reduce-scatter', weights * 2 / mesh.fsdp, 'fsdp')
+  # A scatter's bytes are its operand's, so that it is as long as a gather.
+  sequence = over(
+    'all-gather',
+    rows / mesh.fsdp * length * sequence_bytes(config, arm),
+    'tensor',
+  )
+  return Seconds(
+    matmul=counted['bf16'] / chip.matmul_bf16
+    + counted['int8'] / chip.matmul_int8,
+    fsdp=microbatches * (gathers + reduction) + update,
+    tensor=microbatches * len(config.layers()) * sequence,
+    update=update,
+  )
+
+
+def sequence_bytes(config: model_config.ModelConfig, arm: Arm) -> int:
+  """Returns the bytes that a layer gathers and scatters of one token."""
+  is_recomputed = config.remat == 'layer'
+  floats = 2 * config.d_model
+  entering = config.d_model + 4 if arm.forward == 'int8' else floats
+  enters = 4 if is_recomputed else 2
+  leaves = 3 if is_recomputed else 2
+  backward = 4
+  return enters * entering + (leaves + backward) * floats
+
+
+def table(
+  config: model_config.ModelConfig,
+  accelerator: accelerator_lib.Accelerator,
+  mesh: sharding_config.MeshConfig,
+  rows: int,
+  length: int,
+  microbatches: int = 1,
+) -> Mapping[str, Seconds]:
+  """Returns {arm's name: its step's seconds}."""
+  return {
+    arm.name: seconds(
+      config, accelerator, mesh, rows, length, arm, microbatches
+    )
+    for arm in ARMS
+  }
+
+
+_WIRE = {'bf16': 2, 'int8': 1}
+
+
+def _layer_matrices(config):
+  return [
+    parameter
+    for parameter in footprint.parameters(config)
+    if parameter.family in ('attention', 'keys and values', 'feed-forward')
+    and 'D' in parameter.letters
+  ]
+
+
+def _matrices(config) -> tuple[int, int]:
+  """Returns the numbers that multiply forward, and those that do so again.
+
+  A layer that is recomputed needs all but the output of its last matmul, and a
+  layer that shares keys and values has none of its own.
+  """
+  parameters = _layer_matrices(config)
+  total = footprint.count(parameters)
+  if config.remat != 'layer':
+    return total, 0
+  last = next(p for p in parameters if p.name == 'w_out_DF')
+  return total, total - last.size

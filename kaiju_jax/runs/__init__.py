@@ -1,0 +1,1 @@
+"""From a config to a run: what scripts and users of a wheel call."""

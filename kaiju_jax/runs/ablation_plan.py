@@ -1,0 +1,185 @@
+"""What an ablation runs: the arms of a config on several seeds.
+
+Every run is checked here, overrides applied, before the first one starts.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import pathlib
+import shlex
+import sys
+import types
+
+from absl import flags
+from ml_collections import config_flags
+
+from kaiju_jax.runs import train as run_lib
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import fit
+from kaiju_jax.training import metrics
+from kaiju_jax.training import workdir as workdir_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One arm on one seed.
+
+  Attributes:
+    arm: name of the arm.
+    seed: of the run.
+    workdir: where it trains.
+    experiment: what it trains, overrides applied.
+    command: that trains it.
+  """
+
+  arm: str
+  seed: int
+  workdir: pathlib.Path
+  experiment: experiment_lib.Experiment
+  command: tuple[str, ...]
+
+  @property
+  def name(self) -> str:
+    return f'{self.arm} seed {self.seed}'
+
+  @property
+  def log(self) -> pathlib.Path:
+    return self.workdir / 'log.txt'
+
+  def last_step(self) -> int:
+    """Returns the last step that metrics.jsonl holds, 0 for none."""
+    try:
+      return max((r['step'] for r in metrics.read(self.workdir)), default=0)
+    except FileNotFoundError:
+      return 0
+
+  def is_finished(self) -> bool:
+    """Whether the last step is saved: its records alone come too early.
+
+    The final evaluation and save follow them.
+    """
+    return workdir_lib.holds_checkpoint(
+      self.workdir, self.experiment.loop.steps
+    )
+
+
+def load(path: str) -> types.ModuleType:
+  """Returns the config module of a file.
+
+  Raises:
+    ValueError: there is no such file, or it names no arms.
+  """
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f'--config={path}: no such file.')
+  spec = importlib.util.spec_from_file_location('ablated_config', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not getattr(module, 'ARMS', None):
+    raise ValueError(
+      f'--config={path}: has no ARMS. An ablation needs the names that its'
+      " get_config takes, as ARMS = ('bf16', 'int8')."
+    )
+  return module
+
+
+def baselines(
+  arms: Sequence[str] | dict[str, str],
+  chosen: Sequence[str] | None = None,
+  baseline: str | None = None,
+) -> dict[str, str]:
+  """Returns {arm: its baseline} of the chosen arms, in their order.
+
+  Raises:
+    ValueError: an arm or a baseline that is none of the config's, or no arm.
+  """
+  if chosen is not None and not chosen:
+    raise ValueError(f'--arms=: must name some of {", ".join(arms)}.')
+  if not isinstance(arms, dict):
+    arms = dict.fromkeys(arms, arms[0])
+  for flag, names in (
+    ('arms', chosen or ()),
+    ('baseline', [baseline] if baseline else arms.values()),
+  ):
+    for name in names:
+      if name not in arms:
+        raise ValueError(f'--{flag}={name}: must be one of {", ".join(arms)}.')
+  return {arm: baseline or arms[arm] for arm in chosen or arms}
+
+
+def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
+  """Returns the experiment of 'PATH:ARM' with '--config.FIELD=VALUE' applied.
+
+  Raises:
+    OSError, ValueError: an unknown or ill-typed field, an experiment that
+      cannot run, or one that leaves no record.
+  """
+  argv = ['ablate', f'--config={config}', *arguments]
+  run_lib.check_fields(argv)
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
+  try:
+    values(argv)
+  except (flags.Error, AttributeError, KeyError) as error:
+    # str() of a KeyError is in quotes.
+    raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
+  experiment = values.config
+  run_lib.check(experiment)
+  loop = experiment.loop
+  if loop.log_every > loop.steps:
+    raise ValueError(
+      f'loop.log_every={loop.log_every}: must be at most'
+      f' loop.steps={loop.steps}, or no loss is left to compare.'
+    )
+  return experiment
+
+
+def plan(
+  config: str,
+  arms: Sequence[str],
+  seeds: int,
+  root: pathlib.Path,
+  overrides: Sequence[str] = (),
+  module: str = 'experiments.train',
+  mesh: sharding_config.MeshConfig | None = None,
+) -> list[Run]:
+  """Returns all runs, every arm's first seed before any second one.
+
+  With a mesh, each run spreads over that many devices.
+
+  Raises:
+    OSError, ValueError: a bad override, or a workdir that holds another
+      experiment.
+  """
+  for override in overrides:
+    if not override.startswith('--config.') or '=' not in override:
+      raise ValueError(
+        f'{override}: is no flag of ablate, and no --config.FIELD=VALUE.'
+      )
+    if override.startswith('--config.seed='):
+      raise ValueError(f'{override}: --seeds says how many seeds there are.')
+  runs = []
+  for seed in range(seeds):
+    for arm in arms:
+      arguments = (f'--config.seed={seed}', *overrides)
+      workdir = root / arm / f'seed{seed}'
+      experiment = resolve(f'{config}:{arm}', arguments)
+      workdir_lib.check(workdir, experiment)
+      if mesh is not None:
+        fit.check(experiment, mesh)
+      command = (
+        sys.executable,
+        '-m',
+        module,
+        f'--config={config}:{arm}',
+        *arguments,
+        *(() if mesh is None else _mesh_flags(mesh)),
+        f'--workdir={workdir}',
+      )
+      runs.append(Run(arm, seed, workdir, experiment, command))
+  return runs
+
+
+def _mesh_flags(mesh: sharding_config.MeshConfig) -> tuple[str, ...]:
+  return f'--fsdp={mesh.fsdp}', f'--tensor={mesh.tensor}'

@@ -1,0 +1,365 @@
+"""One Markdown page and two figures from an ablation's metrics.jsonl files."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import math
+import os
+import pathlib
+import platform
+import shlex
+from typing import Any
+
+from kaiju_jax.evaluation import paired
+from kaiju_jax.runs import jobs
+from kaiju_jax.storage import files
+from kaiju_jax.training import metrics
+
+FILE = 'report.md'
+_CURVES = 'loss_curves.png'
+_FINAL = 'final_loss.png'
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What became of one run.
+
+  Attributes:
+    arm: name of the arm.
+    seed: of the run.
+    status: 'finished', 'failed (…)', 'stopped' or 'not run'.
+    workdir: where its metrics are.
+    command: that trains it, as a reader would type it.
+  """
+
+  arm: str
+  seed: int
+  status: str
+  workdir: pathlib.Path
+  command: tuple[str, ...]
+
+  def records(self) -> list[dict[str, Any]]:
+    """Returns the records of metrics.jsonl, none where there is no file."""
+    try:
+      return metrics.read(self.workdir)
+    except FileNotFoundError:
+      return []
+
+
+def write(
+  root: pathlib.Path,
+  *,
+  title: str,
+  command: Sequence[str],
+  runs: Sequence[Outcome],
+  baselines: Mapping[str, str],
+) -> pathlib.Path:
+  """Writes report.md and its figures into `root`; returns the page's path.
+
+  Only finished runs enter means, differences and figures.
+
+  Args:
+    root: folder of the workdirs.
+    title: of the page.
+    command: that made it.
+    runs: all that were planned.
+    baselines: {arm: the arm that it is compared with}.
+  """
+  root.mkdir(parents=True, exist_ok=True)
+  records = {(r.arm, r.seed): r.records() for r in runs}
+  finished = [r for r in runs if r.status == 'finished']
+  arms = list(dict.fromkeys(r.arm for r in runs))
+  measured = {
+    (r.arm, r.seed): paired.measures(records[r.arm, r.seed]) for r in finished
+  }
+  parts = [f'# {title}', f'```\n{shlex.join(command)}\n```']
+  # The training loss first: False sorts before True.
+  for measure in sorted(
+    {m for values in measured.values() for m in values},
+    key=lambda measure: (measure != 'loss', measure),
+  ):
+    values = {
+      arm: {
+        seed: results[measure]
+        for (a, seed), results in measured.items()
+        if a == arm and measure in results
+      }
+      for arm in arms
+    }
+    parts += [f'## {_heading(measure)}', _comparison(values, baselines)]
+    if measure == 'loss':
+      _draw_final(root / _FINAL, values)
+      _draw_curves(
+        root / _CURVES,
+        {
+          arm: [records[r.arm, r.seed] for r in finished if r.arm == arm]
+          for arm in arms
+        },
+      )
+      parts += [
+        f'![Training loss over tokens]({_CURVES})',
+        f'![{_heading(measure)}, by arm]({_FINAL})',
+      ]
+  parts += ['## Runs', _run_table(root, runs, records)]
+  parts += ['## How the figures come about', _method()]
+  commands = '\n'.join(shlex.join(run.command) for run in runs)
+  parts += ['## Commands', f'```\n{commands}\n```']
+  parts += ['## Environment', _environment(finished)]
+  path = root / FILE
+  path.write_text('\n\n'.join(parts) + '\n', encoding='utf-8')
+  return path
+
+
+def _heading(measure: str) -> str:
+  if measure == 'loss':
+    return f'Training loss, mean of the last {paired.LAST} steps'
+  return f'{measure.removeprefix("eval_").replace("_", " ")}, last evaluation'
+
+
+def _comparison(
+  values: Mapping[str, Mapping[int, float]], baselines: Mapping[str, str]
+) -> str:
+  """The table of one measure: {arm: {seed: value}}."""
+  rows = []
+  for arm, of_seed in values.items():
+    numbers = list(of_seed.values())
+    row = [
+      arm,
+      str(len(numbers)),
+      _number(paired.mean(numbers)) if numbers else '–',
+      _number(paired.spread(numbers)) if len(numbers) > 1 else '–',
+    ]
+    baseline = baselines.get(arm, arm)
+    if baseline == arm:
+      rows.append([*row, '', '', ''])
+      continue
+    d = paired.difference(of_seed, values[baseline])
+    rows.append(
+      [
+        *row,
+        f'{baseline} ({d.seeds})',
+        _interval(d.mean, d.half_width, _signed),
+        _interval(d.mean / d.baseline, d.half_width / abs(d.baseline), _percent)
+        if d.baseline
+        else '',
+      ]
+    )
+  return _table(
+    [
+      'arm',
+      'seeds',
+      'mean',
+      'sd',
+      'against (paired seeds)',
+      'difference (95 % interval)',
+      'relative',
+    ],
+    rows,
+  )
+
+
+def _number(value: float) -> str:
+  return f'{value:.4f}' if math.isfinite(value) else 'not finite'
+
+
+def _signed(value: float) -> str:
+  return f'{value:+.4f}'
+
+
+def _percent(value: float) -> str:
+  return f'{100 * value:+.2f} %'
+
+
+def _interval(middle: float, half_width: float, show) -> str:
+  if math.isnan(middle):
+    return '–'
+  if math.isnan(half_width):
+    return show(middle)
+  return (
+    f'{show(middle)} ({show(middle - half_width)} …'
+    f' {show(middle + half_width)})'
+  )
+
+
+def _run_table(root, runs, records) -> str:
+  rows = []
+  for run in runs:
+    mine = records[run.arm, run.seed]
+    last = max((r['step'] for r in mine), default=0)
+    rates = [r['tokens_per_second'] for r in mine if 'tokens_per_second' in r]
+    log = run.workdir / 'log.txt'
+    rows.append(
+      [
+        run.arm,
+        str(run.seed),
+        run.status,
+        str(last),
+        f'{sorted(rates)[len(rates) // 2]:,.0f}' if rates else '–',
+        f'`{log.relative_to(root)}`' if log.exists() else '–',
+      ]
+    )
+  return _table(
+    ['arm', 'seed', 'status', 'last step', 'median tokens/s', 'log'], rows
+  )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  lines = [header, ['---'] * len(header), *rows]
+  return '\n'.join(
+    '| ' + ' | '.join(cell.replace('|', r'\|') for cell in line) + ' |'
+    for line in lines
+  )
+
+
+def _method() -> str:
+  return (
+    'The mean and the sample standard deviation (sd) are over the finished'
+    ' seeds. The training loss of a run is the mean over its last'
+    f' {paired.LAST} steps, of those that loop.log_every recorded. A'
+    ' difference is paired: arm minus baseline on the same seed, that is on'
+    ' the same first'
+    ' parameters and order of data; its interval is a two-sided 95 % t-interval'
+    ' over the seeds, and its relative value is in units of the'
+    ' baseline’s mean. No correction is made for comparing many arms.'
+  )
+
+
+def _environment(runs: Sequence[Outcome]) -> str:
+  """What environment.json of the runs says, values that differ side by side.
+
+  Cores are those of the whole ablation: its runs had a share each.
+  """
+  found = [
+    files.read_json(path)
+    for path in (run.workdir / 'environment.json' for run in runs)
+    if path.exists()
+  ]
+  if not found:
+    return 'No run left an environment.json.'
+  left_out = ('command', 'date', 'earlier')
+  names = [name for name in found[0] if name not in left_out]
+  rows = [
+    ['system', f'{platform.system()} {platform.machine()}'],
+    ['cores', str(len(jobs.own_cores()) or os.cpu_count())],
+  ]
+  for name in names:
+    values = dict.fromkeys(_shown(each.get(name)) for each in found)
+    rows.append([name.replace('_', ' '), '; '.join(values)])
+  dates = sorted(each['date'] for each in found if 'date' in each)
+  if dates:
+    rows.append(['dates', f'{dates[0]} … {dates[-1]}'])
+  return _table(['', ''], rows)
+
+
+def _shown(value: Any) -> str:
+  if isinstance(value, list):
+    return ', '.join(map(_shown, value))
+  if isinstance(value, dict):
+    return ' '.join(map(_shown, value.values()))
+  return str(value)
+
+
+def _draw_curves(
+  path: pathlib.Path,
+  records: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
+) -> None:
+  """Loss over tokens: an arm's seeds as thin lines, their mean as a thick."""
+  import matplotlib.figure
+  import numpy as np
+
+  figure = matplotlib.figure.Figure(figsize=(9, 5), layout='constrained')
+  axes = figure.add_subplot()
+  later = []
+  span = 1
+  for index, (arm, runs) in enumerate(records.items()):
+    style = _style(index)
+    curves = []
+    for run in runs:
+      points = {r['tokens']: r['loss'] for r in run if 'loss' in r}
+      if not points:
+        continue
+      tokens = np.array(list(points), dtype=float)
+      loss = np.array(list(points.values()), dtype=float)
+      span = max(1, len(loss) // 50)
+      loss = _running_mean(loss, span)
+      tokens = tokens[span - 1 :]
+      curves.append((tokens, loss))
+      axes.plot(tokens, loss, **style, linewidth=0.6, alpha=0.35)
+      later.append(loss[len(loss) // 10 :])
+    if not curves:
+      continue
+    shortest = min(len(loss) for _, loss in curves)
+    average = np.mean([loss[:shortest] for _, loss in curves], axis=0)
+    axes.plot(
+      curves[0][0][:shortest], average, **style, linewidth=1.6, label=arm
+    )
+  finite = np.concatenate(later) if later else np.array([])
+  finite = finite[np.isfinite(finite)]
+  if finite.size:
+    # A run's first tenth, or a peak, would squash all that the arms differ in.
+    low, high = finite.min(), np.percentile(finite, 99)
+    margin = 0.05 * (high - low) or 0.05
+    axes.set_ylim(low - margin, high + margin)
+  axes.set_xlabel('tokens')
+  smoothed = f', running mean of {span} records' if span > 1 else ''
+  axes.set_ylabel(f'training loss (nats per token){smoothed}')
+  axes.set_title('Training loss: mean over seeds, and each seed (thin)')
+  axes.grid(alpha=0.3)
+  figure.legend(loc='outside right upper')
+  figure.savefig(path, dpi=150)
+
+
+def _running_mean(values, span: int):
+  import numpy as np
+
+  return np.convolve(values, np.full(span, 1 / span), mode='valid')
+
+
+def _draw_final(
+  path: pathlib.Path, values: Mapping[str, Mapping[int, float]]
+) -> None:
+  """Each arm's final loss: a dot a seed, a bar at the mean."""
+  import matplotlib.figure
+
+  figure = matplotlib.figure.Figure(
+    figsize=(8, 1.5 + 0.4 * len(values)), layout='constrained'
+  )
+  axes = figure.add_subplot()
+  seeds = sorted({seed for of_seed in values.values() for seed in of_seed})
+  for index, seed in enumerate(seeds):
+    places = [i for i, v in enumerate(values.values()) if seed in v]
+    axes.scatter(
+      [v[seed] for v in values.values() if seed in v],
+      places,
+      color=f'C{index % 10}',
+      s=28,
+      label=f'seed {seed}',
+      zorder=3,
+    )
+  means = [paired.mean(list(v.values())) for v in values.values()]
+  axes.scatter(
+    means,
+    range(len(means)),
+    marker='|',
+    color='black',
+    s=260,
+    label='mean',
+    zorder=2,
+  )
+  axes.set_yticks(range(len(values)), list(values))
+  axes.set_ylim(len(values) - 0.5, -0.5)
+  axes.set_xlabel('training loss (nats per token)')
+  axes.set_ylabel('arm')
+  axes.set_title(f'Training loss, mean of the last {paired.LAST} steps')
+  axes.grid(axis='x', alpha=0.3)
+  figure.legend(loc='outside right upper')
+  figure.savefig(path, dpi=150)
+
+
+def _style(index: int) -> dict[str, str]:
+  """Ten colours, then the same ten dashed."""
+  lines = ('-', '--', ':', '-.')
+  return {
+    'color': f'C{index % 10}',
+    'linestyle': lines[index // 10 % len(lines)],
+  }

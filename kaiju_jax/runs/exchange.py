@@ -1,0 +1,89 @@
+"""What `export_hf` and `import_hf` do, without their flags."""
+
+from collections.abc import Collection
+import os
+import pathlib
+
+import jax
+
+from kaiju_jax.interchange import hugging_face
+from kaiju_jax.interchange import lost as lost_lib
+from kaiju_jax.interchange import own
+from kaiju_jax.interchange import tokens
+from kaiju_jax.runs import trained
+from kaiju_jax.training import workdir as workdir_lib
+
+FORMATS = ('auto', 'arcee', 'kaiju')
+
+
+def export(
+  workdir: str | os.PathLike,
+  out: str | os.PathLike,
+  format: str = 'auto',
+  accepted: Collection[str] = (),
+) -> str:
+  """Writes a run's latest checkpoint as a new folder.
+
+  Args:
+    workdir: of the run.
+    out: the folder.
+    format: of `FORMATS`: 'arcee'; 'kaiju' for our own; 'auto' for the former
+      where nothing is lost or something was accepted, else the latter.
+    accepted: of `lost.NAMES`: what an Arcee folder may lose.
+
+  Returns:
+    What was written and what was lost, for the user.
+
+  Raises:
+    ValueError, OSError: see `hugging_face.write`, `own.write` and
+      `trained.load`.
+  """
+  config = workdir_lib.load_experiment(workdir).model
+  lost = lost_lib.of(config)
+  is_arcee = format == 'arcee' or (format == 'auto' and (accepted or not lost))
+  if is_arcee:
+    lost_lib.refuse(lost, accepted)
+  found = trained.load(workdir)
+  tokenizer = found.experiment.data.tokenizer
+  if is_arcee:
+    hugging_face.write(
+      out, found.params, config, tokenizer, accepted, found.replica
+    )
+  else:
+    own.write(out, found.params, config, tokenizer, found.replica)
+  named = f'transformers has no counterpart of\n{lost_lib.lines(lost)}\n'
+  how = 'an Arcee folder with the same logits'
+  if not is_arcee:
+    how = 'in our own format, which loses nothing'
+  elif lost:
+    how = 'an Arcee folder without these: other logits'
+  where = f'step {found.step:,} of {workdir} → {out}, {how}.'
+  return f'{named}{where}' if lost else where
+
+
+def read(
+  folder: str | os.PathLike, out: str | os.PathLike, with_tokenizer: bool = True
+) -> str:
+  """Writes an Arcee folder's model as a new one in our own format.
+
+  Args:
+    folder: of the model.
+    out: the new one.
+    with_tokenizer: whether its tokenizer, if it has one, goes along; not every
+      one can open a document (`data/tokenizer.py`).
+
+  Returns:
+    What was read, for the user.
+
+  Raises:
+    ValueError, OSError: see `hugging_face.read` and `own.write`.
+  """
+  params, config = hugging_face.read(folder)
+  file = pathlib.Path(folder) / tokens.FILE
+  tokenizer = str(file) if with_tokenizer and file.exists() else None
+  own.write(out, params, config, tokenizer)
+  count = sum(leaf.size for leaf in jax.tree.leaves(params))
+  return (
+    f'{folder} → {out}: {config.num_layers} layers of width {config.d_model},'
+    f' {count:,} parameters, {"a" if tokenizer else "no"} tokenizer.'
+  )

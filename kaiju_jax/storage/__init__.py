@@ -1,0 +1,1 @@
+"""Plain data on disk: read strictly, written whole or not at all."""

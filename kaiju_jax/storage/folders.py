@@ -1,0 +1,43 @@
+"""A folder that is written whole or not at all."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import pathlib
+import shutil
+
+from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files
+
+
+@contextlib.contextmanager
+def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+  """Yields a folder beside `path` that takes its name when all is in it.
+
+  Where writing fails, or is broken off, it is taken away again.
+
+  Raises:
+    ValueError: no name, or an address.
+    FileExistsError: there is something at `path` already.
+    OSError: it cannot be made or written to.
+  """
+  if not os.fspath(path):
+    raise ValueError("folder '': must name a new folder, as exports/tiny.")
+  addresses.refuse(path, f'folder {path}')
+  path = pathlib.Path(os.path.abspath(path))
+  if os.path.lexists(path):
+    raise FileExistsError(
+      f'{path}: is there already; must be the name of a new folder.'
+    )
+  files.make_folder(path.parent)
+  partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
+  try:
+    partial.mkdir()
+    yield partial
+    # safetensors makes files that their owner alone may read.
+    mode = partial.stat().st_mode & 0o666
+    for file in partial.iterdir():
+      file.chmod(mode)
+    partial.rename(path)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What crosses between devices: codes, trits and six-bit gradients."""

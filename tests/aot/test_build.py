@@ -1,0 +1,198 @@
+"""What can be told of a program without its device, and clear refusals."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax.aot import build as aot
+from kaiju_jax.costs import accelerator
+from kaiju_jax.kernels import dispatch
+import tpu_gpu_configs
+
+
+def _devices(name):
+  try:
+    return aot.devices(tpu_gpu_configs.load(name))
+  except aot.MissingPlugin as error:
+    pytest.skip(str(error))
+
+
+@pytest.mark.parametrize('name', ['cpu_8', 'h100_512', 'v5p_1024', 'v6e_256'])
+def test_a_slice_has_its_devices(name):
+  slice_ = tpu_gpu_configs.load(name)
+  assert len(_devices(name)) == slice_.devices
+  hosts = {device.process_index for device in _devices(name)}
+  assert len(hosts) == slice_.hosts
+
+
+@pytest.mark.parametrize('name', ['cpu_8', 'h100_8', 'v5p_128'])
+def test_memory_and_donation(name):
+  device = _devices(name)[0]
+  x = jax.ShapeDtypeStruct(
+    (1024, 1024),
+    jnp.float32,
+    sharding=jax.sharding.SingleDeviceSharding(device),
+  )
+
+  def f(x, y):
+    return x * 2 + y
+
+  size = 4 * 1024 * 1024
+  kept = aot.build(jax.jit(f), (x, x)).memory
+  given = aot.build(jax.jit(f, donate_argnums=0), (x, x)).memory
+  assert kept.arguments == given.arguments == 2 * size
+  assert kept.aliased == 0
+  assert given.aliased == size
+  assert given.needed == kept.needed - size
+
+
+@pytest.mark.parametrize(
+  ('name', 'platform'),
+  [('cpu_8', 'cpu'), ('h100_8', 'gpu'), ('v5p_128', 'tpu')],
+)
+def test_kernels_are_traced_for_the_device(name, platform):
+  x = jax.ShapeDtypeStruct(
+    (8,),
+    jnp.float32,
+    sharding=jax.sharding.SingleDeviceSharding(_devices(name)[0]),
+  )
+  seen = []
+
+  def f(x):
+    seen.append(dispatch.platform())
+    return x
+
+  aot.build(jax.jit(f), ({'x': x},))
+  assert seen == [platform]
+  assert dispatch.platform() == 'cpu'
+
+
+@pytest.mark.parametrize(
+  'name', ['h100_8', 'h100_512', 'v5p_128', 'v5e_256', 'v6e_256']
+)
+def test_shipped_flags_are_known(name):
+  _devices(name)
+  aot.check_flags(tpu_gpu_configs.load(name))
+
+
+def test_an_unknown_flag_is_named():
+  slice_ = dataclasses.replace(
+    tpu_gpu_configs.load('h100_8'), flags={'xla_gpu_make_it_fast': True}
+  )
+  with pytest.raises(ValueError, match=r'h100_8: flag xla_gpu_make_it_fast=Tr'):
+    aot.check_flags(slice_)
+
+
+def test_a_flags_bad_value_is_named():
+  slice_ = dataclasses.replace(
+    tpu_gpu_configs.load('h100_8'),
+    flags={'xla_gpu_enable_latency_hiding_scheduler': 'perhaps'},
+  )
+  with pytest.raises(
+    ValueError, match=r"scheduler=perhaps: .*'perhaps' is not"
+  ):
+    aot.check_flags(slice_)
+
+
+def test_too_few_cpu_devices():
+  slice_ = dataclasses.replace(
+    tpu_gpu_configs.load('cpu_8'), name='cpu_16', devices_per_host=16
+  )
+  with pytest.raises(
+    ValueError, match='cpu_16 has 16 devices, but there are 8'
+  ):
+    aot.devices(slice_)
+
+
+_WITHOUT = """
+import sys
+# As where no plug-in is installed.
+for name in ('jax_plugins', 'libtpu'):
+  sys.modules[name] = None
+from kaiju_jax.aot import build as aot
+from kaiju_jax.kernels import dispatch
+import tpu_gpu_configs
+try:
+  aot.devices(tpu_gpu_configs.load(sys.argv[1]))
+except aot.MissingPlugin as error:
+  print(error)
+"""
+
+
+@pytest.mark.parametrize(
+  ('name', 'expected'),
+  [
+    ('h100_8', ('jax-cuda12-plugin==', 'jax-cuda12-pjrt==', '[aot-gpu]')),
+    ('v5p_128', ('the package libtpu', '[aot-tpu]')),
+  ],
+)
+def test_missing_packages_are_named(name, expected):
+  done = subprocess.run(
+    [sys.executable, '-c', _WITHOUT, name],
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=60,
+    # libtpu leaves where it was found in its own environment.
+    env=os.environ | {'PYTHONPATH': os.getcwd(), 'TPU_LIBRARY_PATH': ''},
+  )
+  for part in expected:
+    assert part in done.stdout
+
+
+def test_what_the_compiler_says_is_kept():
+  class Lowered:
+    def lower(self, x):
+      os.write(2, b'quiet\nInvoluntary full rematerialization of %x\n')
+      return jax.jit(jnp.sin).lower(x)
+
+  program = aot.build(Lowered(), (jnp.ones(4),))
+  assert program.complaints == ('Involuntary full rematerialization of %x',)
+
+
+def test_a_mesh_of_another_size_is_refused():
+  slice_ = tpu_gpu_configs.load('h100_8')
+  with pytest.raises(ValueError, match='64 devices, but 8 hosts'):
+    accelerator.check(
+      dataclasses.replace(
+        tpu_gpu_configs.load('h100_64'), hosts=8, devices_per_host=4
+      )
+    )
+  with pytest.raises(ValueError, match="platform='gpu'"):
+    accelerator.check(
+      dataclasses.replace(
+        slice_, chip=dataclasses.replace(slice_.chip, platform='gpu')
+      )
+    )
+
+
+def test_what_was_compiled_before_is_compiled_again():
+  """Else it would say nothing, write nothing, and take no time."""
+  hits = []
+
+  def listen(event, **_):
+    if event == '/jax/compilation_cache/cache_hits':
+      hits.append(event)
+
+  def fresh():
+    return jax.jit(lambda x: 3 * jnp.sin(x))
+
+  x = jnp.ones(4)
+  jax.monitoring.register_event_listener(listen)
+  try:
+    fresh().lower(x).compile()
+    fresh().lower(x).compile()
+    if not hits:
+      pytest.skip('this process keeps nothing on disk')
+    hits.clear()
+    aot.build(fresh(), (x,))
+    assert not hits
+    fresh().lower(x).compile()
+    assert hits
+  finally:
+    jax.monitoring.unregister_event_listener(listen)

@@ -1,0 +1,101 @@
+"""What the compiled step sends, for devices that are not here."""
+
+import functools
+
+from jax import lax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax.aot import audit
+from kaiju_jax.aot import build as aot
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.sharding import collectives
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import step
+import tpu_gpu_configs
+
+MESH = sharding_config.MeshConfig(fsdp=4, tensor=2)
+SLICES = {'cpu': 'cpu_8', 'h100': 'h100_8', 'v5p': 'v5p_128'}
+
+
+def _experiment(**quantization):
+  return experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=512,
+      d_model=256,
+      num_heads=4,
+      head_dim=32,
+      d_ff=768,
+      layout='L0 L1',
+      window=64,
+      remat='layer',
+      quantization=quantization_config.QuantizationConfig(
+        **{'embedding': 'int8'} | quantization
+      ),
+    ),
+    data=data_config.DataConfig(length=128, batch=4),
+  )
+
+
+def _collectives(place, experiment):
+  try:
+    devices = aot.devices(tpu_gpu_configs.load(SLICES[place]))
+  except aot.MissingPlugin as error:
+    pytest.skip(str(error))
+  mesh = mesh_lib.make(MESH, devices[: MESH.devices])
+  program = aot.build(
+    step.make(experiment, mesh), step.abstract(experiment, mesh)
+  )
+  assert not program.complaints
+  return aot.collectives(program, mesh)
+
+
+@functools.cache
+def _of(place, **quantization):
+  return _collectives(place, _experiment(**quantization))
+
+
+def _problems(found):
+  return audit.problems(found, _experiment(), MESH)
+
+
+@pytest.mark.parametrize('place', SLICES)
+def test_codes_cross_and_nothing_else(place):
+  found = _of(place)
+  assert _problems(found) == ()
+  assert all(x.is_sure for x in found)
+  over_fsdp = {
+    (x.kind, x.dtype)
+    for x in found
+    if x.axes == ('fsdp',) and x.size >= 256 * 32
+  }
+  assert over_fsdp == {('all-gather', 's8'), ('all-to-all', 'u8')}
+
+
+@pytest.mark.parametrize('place', ['h100', 'v5p'])
+def test_gradients_are_six_bits(place):
+  squinch = audit.gradient_bytes(_of(place))
+  floats = audit.gradient_bytes(_of(place, wire_gradients='float'))
+  assert 0.3 < squinch / floats <= 0.40
+
+
+@pytest.mark.parametrize('place', SLICES)
+def test_float_arms_are_found(place):
+  assert _problems(_of(place, wire_gradients='float'))
+
+
+@pytest.mark.parametrize('place', SLICES)
+def test_a_planted_f32_gather_is_found(place, monkeypatch):
+  gathered = collectives.whole
+
+  def planted(x):
+    wide = lax.optimization_barrier(x.astype(jnp.float32))
+    return lax.optimization_barrier(gathered(wide)).astype(x.dtype)
+
+  monkeypatch.setattr(collectives, 'whole', planted)
+  lines = _problems(_collectives(place, _experiment()))
+  assert any('a weight in f32' in line for line in lines)

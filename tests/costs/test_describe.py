@@ -1,0 +1,149 @@
+"""The printed description: drawn by literal, complete, and without jax."""
+
+import io
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import rich.console
+
+from kaiju_jax.costs import describe
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import presets
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def printed(part, width: int = 100) -> str:
+  console = rich.console.Console(file=io.StringIO(), width=width)
+  console.print(part)
+  return '\n'.join(
+    line.strip() for line in console.file.getvalue().splitlines()
+  )
+
+
+def rows(layers) -> list[str]:
+  """The diagram's lines of layers."""
+  lines = printed(describe.diagram(layers)).splitlines()
+  return [line for line in lines if ' local ' in line or ' global ' in line]
+
+
+def test_diagram_of_fourteen_layers():
+  layers = layers_lib.kaiju_layers(42, 1024)
+  text = printed(describe.diagram(layers))
+  assert text.startswith('42 layers = 3 × this block of 14')
+  assert rows(layers) == [
+    '0   local    last 1,024   ●    own',
+    '1   local    last 1,024   ├    of layer 0',
+    '2   local    last 1,024   ╰    of layer 0',
+    '3   local    last 1,024   ●    own',
+    '4   local    last 1,024   ├    of layer 3',
+    '5   local    last 1,024   ╰    of layer 3',
+    '6   global   all            ●  own',
+    '7   local    last 1,024   ● │  own',
+    '8   local    last 1,024   ├ │  of layer 7',
+    '9   local    last 1,024   ╰ │  of layer 7',
+    '10   local    last 1,024   ● │  own',
+    '11   local    last 1,024   ├ │  of layer 10',
+    '12   local    last 1,024   ╰ │  of layer 10',
+    '13   global   all            ╰  of layer 6',
+  ]
+
+
+def test_rails_of_one_kind_that_overlap_stand_side_by_side():
+  assert rows(layers_lib.parse('L0 L1 L0 L3 L1 G5', 64)) == [
+    '0   local    last 64   ●      own',
+    '1   local    last 64   │ ●    own',
+    '2   local    last 64   ╰ │    of layer 0',
+    '3   local    last 64   ● │    own',
+    '4   local    last 64     ╰    of layer 1',
+    '5   global   all           ●  own',
+  ]
+
+
+def test_everything_is_printed_at_eighty_columns_with_nothing_cut():
+  console = rich.console.Console(file=io.StringIO(), width=80)
+  describe.describe(
+    presets.preset('110b'),
+    console,
+    name='110b',
+    batch=64,
+    fsdp=64,
+    tensor=8,
+  )
+  text = console.file.getvalue()
+  assert '110b: 110 B parameters' in text
+  assert '70 layers = 5 × this block of 14' in text
+  assert '110,105,358,336' in text
+  assert 'w_in_DF × 70, w_out_DF × 70' in text
+  assert '286,720 B/token' in text
+  assert '144.8×' in text and '193.1×' in text
+  assert "remat 'layer' (as configured)" in text
+  assert '…' not in text
+  assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_model_that_cannot_be_built_is_refused():
+  console = rich.console.Console(file=io.StringIO())
+  with pytest.raises(ValueError, match='head_dim=33: must be even'):
+    describe.describe(model_config.ModelConfig(head_dim=33), console)
+
+
+def run(*flags: str) -> subprocess.CompletedProcess:
+  """Runs the script where importing jax is an error."""
+  source = (
+    'import runpy, sys\n'
+    "sys.modules['jax'] = sys.modules['flax'] = None\n"
+    f'sys.argv = ["describe", *{flags!r}]\n'
+    "runpy.run_module('experiments.describe', run_name='__main__')\n"
+  )
+  return subprocess.run(
+    [sys.executable, '-c', source], cwd=ROOT, capture_output=True, text=True
+  )
+
+
+@pytest.mark.parametrize('name', list(presets.PRESETS))
+def test_the_script_describes_every_preset_without_jax(name):
+  done = run(f'--preset={name}')
+  assert done.returncode == 0, done.stderr
+  fsdp, tensor = presets.MESHES.get(name, (1, 1))
+  assert f'fsdp {fsdp} × tensor {tensor}' in done.stdout
+
+
+def test_the_script_describes_replicas():
+  done = run('--preset=13b', '--arm=ternary')
+  assert done.returncode == 0, done.stderr
+  lines = [line.split() for line in done.stdout.splitlines()]
+  # 13.2 G codes and a byte each, an eighth on a device of `tensor`.
+  assert ['replicas', '1.54', 'GiB', '1.54', 'GiB'] in lines
+  assert 'replicas' not in run('--preset=13b').stdout
+
+
+def test_the_script_describes_a_config_with_overrides():
+  done = run(
+    '--config=experiments/configs/tiny.py:bf16',
+    '--config.model.window=32',
+    '--lengths=64',
+    '--batch=2',
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'last 32' in done.stdout
+  assert 'microbatch of 2 × 512 tokens' in ' '.join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (('--preset=7b',), "error: preset='7b': must be one of 1m"),
+    ((), 'exactly one of --preset and --config'),
+    (('--preset=1m', '--lengths=many'), 'error: --lengths=many'),
+    (('--preset=1m', '--lengths='), 'error: --lengths=: must be positive'),
+    (('--preset=1m', '--fsdp=3'), 'error: d_model=128: must be a multiple of'),
+  ],
+)
+def test_the_script_refuses(flags, message):
+  done = run(*flags)
+  assert done.returncode == 1
+  assert message in done.stderr + done.stdout

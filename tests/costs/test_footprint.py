@@ -1,0 +1,309 @@
+"""Counted by formula, held to the real model's shapes and to XLA's memory."""
+
+import collections
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kaiju_jax import visibility
+from kaiju_jax.aot import build as aot
+from kaiju_jax.costs import footprint
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import packing
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import presets
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import optimizer
+from kaiju_jax.training import state
+from kaiju_jax.training import step
+from tests import meshes
+
+KAIJU = ('13b', '34b', '110b')
+
+
+def real_counts(config: model_config.ModelConfig) -> dict[str, int]:
+  """Numbers under each parameter name of the model itself, by its shapes."""
+  shapes = jax.eval_shape(
+    transformer.Transformer(config).init,
+    jax.random.key(0),
+    jnp.zeros((1, 8), jnp.int32),
+    visibility.causal(8),
+  )['params']
+  counts = collections.Counter()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+    counts[path[-1].key] += math.prod(leaf.shape)
+  return dict(counts)
+
+
+def counts_by_formula(config: model_config.ModelConfig) -> dict[str, int]:
+  return {p.name: p.size for p in footprint.parameters(config)}
+
+
+@pytest.mark.parametrize('name', ['1m', '15m', '1b', *KAIJU])
+def test_parameters_are_those_of_the_model(name):
+  config = presets.preset(name)
+  assert counts_by_formula(config) == real_counts(config)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    dict(tied_embedding=False),
+    dict(layout='L0 G1 L0 L3 G1'),
+    dict(period=0, num_layers=5),
+    dict(quantization=quantization_config.none()),
+    dict(quantization=quantization_config.QuantizationConfig(bungee=True)),
+    dict(
+      layout='L0 L0 G2',
+      quantization=quantization_config.QuantizationConfig(kv_scale='channel'),
+    ),
+    dict(
+      quantization=quantization_config.QuantizationConfig(
+        kv='none', qk='none', kv_scale='channel'
+      )
+    ),
+  ],
+  ids=lambda changes: next(iter(changes)),
+)
+def test_parameters_follow_the_config(changes):
+  config = dataclasses.replace(model_config.ModelConfig(), **changes)
+  assert counts_by_formula(config) == real_counts(config)
+
+
+def test_parameters_by_hand():
+  config = model_config.ModelConfig(
+    vocab_size=10,
+    d_model=8,
+    num_heads=2,
+    head_dim=4,
+    d_ff=16,
+    layout='L0 L0 G2',
+    tied_embedding=False,
+  )
+  assert counts_by_formula(config) == {
+    'embedding_DV': 80,
+    'gain_D': 8 * 7,
+    'w_q_DHK': 64 * 3,
+    'w_k_DK': 32 * 2,
+    'w_v_DK': 32 * 2,
+    'w_o_DHK': 64 * 3,
+    'w_in_DF': 128 * 3,
+    'w_out_DF': 128 * 3,
+    'head_DV': 80,
+  }
+
+
+@pytest.mark.parametrize('name', KAIJU)
+def test_kv_cache_against_gqa_8_of_the_same_depth(name):
+  for length, ratio in ((8192, 140), (32_768, 190)):
+    own, _, gqa, _ = footprint.kv_caches(presets.preset(name), length)
+    assert (own.name, gqa.name) == ('this model', 'GQA-8 bf16')
+    assert gqa.bytes >= ratio * own.bytes
+
+
+def test_kv_caches_by_hand():
+  # 7 layers: two local owners that keep 4 tokens and a global one; a token is
+  # 2·(6 + 4) bytes. The others keep 10 tokens in 7 layers, 2·6·2 bytes a head.
+  config = model_config.ModelConfig(
+    num_layers=7, window=4, num_heads=16, head_dim=6
+  )
+  assert [(c.name, c.bytes) for c in footprint.kv_caches(config, 10)] == [
+    ('this model', 20 * (4 + 4 + 10)),
+    ('MHA bf16', 7 * 10 * 24 * 16),
+    ('GQA-8 bf16', 7 * 10 * 24 * 8),
+    ('MQA bf16', 7 * 10 * 24),
+  ]
+  assert footprint.kv_caches(config, 10)[0].per_token == 36
+  config.quantization.kv_scale = 'channel'
+  assert footprint.kv_caches(config, 10)[0].bytes == 12 * 18
+  config.quantization = quantization_config.none()
+  assert footprint.kv_caches(config, 10)[0].bytes == 24 * 18
+  config.dtype = 'float32'
+  assert footprint.kv_caches(config, 10)[0].bytes == 48 * 18
+  config.num_heads = 4
+  names = [c.name for c in footprint.kv_caches(config, 10)]
+  assert names == ['this model', 'MHA bf16', 'GQA-4 bf16', 'MQA bf16']
+
+
+TINY = model_config.ModelConfig(
+  vocab_size=16,
+  d_model=8,
+  num_heads=2,
+  head_dim=4,
+  d_ff=32,
+  layout='L0 L0 G2',
+  remat='layer',
+)
+
+
+def test_training_memory_by_hand():
+  # P = 8·16 + 7·8 + 6·64 + 4·32 + 6·256 = 2,232; a layer saves
+  # 24·8 + 2·(2·8 + 3·32 + 2·8) + 5·8 + 3·32 + 3·8 = 608 bytes a token, and a
+  # token of the two owners' keys and values is 2·2·(4 + 4). T = 2·16.
+  assert footprint.training_memory(TINY, 2, 16) == {
+    'parameters': 4 * 2232,
+    'Adam moments': 8 * 2232,
+    'gradients': 4 * 2232,
+    'weights in use': 2 * 3 * 2048 // 3 + 2 * 128,
+    'saved activations': 32 * (3 * 16 + 32),
+    'working set': 3 * 608 * 32,
+    'logits': 6 * 32 * 16,
+  }
+  assert footprint.training_memory(
+    dataclasses.replace(TINY, remat='none'), 2, 16
+  ) == footprint.training_memory(TINY, 2, 16) | {
+    'weights in use': 2 * 3 * 2048 // 3 + 2 * 128 + 2048,
+    'saved activations': 32 * 3 * 608,
+  }
+  # Plain f32: 24·8 + 4·(2·8 + 3·32 + 2·8) + 32 = 736 bytes.
+  plain = dataclasses.replace(
+    TINY, dtype='float32', quantization=quantization_config.none()
+  )
+  assert footprint.training_memory(plain, 2, 16) == {
+    **footprint.training_memory(TINY, 2, 16),
+    'weights in use': 2 * 8 * 2048 // 3 + 4 * 128,
+    'saved activations': 32 * (3 * 32 + 2 * 32),
+    'working set': 3 * 736 * 32,
+    'logits': 8 * 32 * 16,
+  }
+
+
+def test_replicas_by_hand():
+  # All six matrices as codes, three layers of them; w_in is the largest.
+  ternary = dataclasses.replace(
+    TINY, quantization=quantization_config.QuantizationConfig()
+  )
+  ternary.quantization.wire_weights = 'ternary'
+  assert footprint.training_memory(ternary, 2, 16) == {
+    **footprint.training_memory(TINY, 2, 16),
+    'replicas': 2048,
+    "replicas' update": 2048 // 5 + 2 * 256,
+    'weights in use': 2 * 2 * 2048 // 3 + 2 * 128,
+  }
+  # Repeats of a block lie in one array. Over tensor, w_k and w_v are whole.
+  stacked = dataclasses.replace(ternary, layout='L0 G1 L2 G3')
+  memory = footprint.training_memory(stacked, 2, 16, tensor=2)
+  assert memory['replicas'] == 4 * (32 + 32 + 32 + 32 + 128 + 128)
+  assert memory["replicas' update"] == (
+    memory['replicas'] // 5 + 2 * 2 * 256 // 2
+  )
+  ternary.quantization.embedding = 'int8'
+  assert footprint.replica_codes(ternary) == 2048 + 128
+
+
+def test_a_mesh_shards_parameters_by_their_letters():
+  # D over 4: all but nothing. F, H and V over 2: all but gains, w_k and w_v.
+  sharded = footprint.training_memory(TINY, 4, 16, fsdp=4, tensor=2)
+  assert sharded['parameters'] == 4 * (
+    (56 + 128) // 4 + (128 + 6 * 64 + 6 * 256) // 8
+  )
+  one = footprint.training_memory(TINY, 1, 16)
+  assert sharded['logits'] == one['logits'] // 2
+  assert sharded['working set'] == one['working set'] // 2
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (dict(batch=0), 'batch=0: must be at least 1'),
+    (dict(fsdp=0), 'fsdp=0: must be at least 1'),
+    (dict(batch=3, fsdp=2), 'batch=3: must be a multiple of fsdp=2'),
+    (dict(batch=3, fsdp=3), 'd_model=8: must be a multiple of fsdp=3'),
+    (dict(length=17, tensor=2), 'length=17: must be a multiple of tensor=2'),
+    (dict(tensor=4), 'num_heads=2: must be a multiple of tensor=4'),
+  ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    footprint.training_memory(TINY, **(dict(batch=4, length=16) | arguments))
+
+
+@pytest.mark.parametrize(
+  'remat, quantization, dtype',
+  [
+    ('layer', quantization_config.none(), 'float32'),
+    ('none', quantization_config.QuantizationConfig(), 'bfloat16'),
+  ],
+  ids=['layer', 'none'],
+)
+def test_training_memory_is_near_what_xla_plans(remat, quantization, dtype):
+  # A block of one layer compiles fast, and is recomputed alone on a CPU too.
+  model = dataclasses.replace(
+    presets.preset('1m'),
+    vocab_size=8192,
+    num_layers=12,
+    period=0,
+    local_share=1,
+    max_length=2048,
+    attention='chunked',
+    remat=remat,
+    quantization=quantization,
+    dtype=dtype,
+  )
+  planned = planned_bytes(model, batch=2, length=2048)
+  estimate = sum(footprint.training_memory(model, 2, 2048).values())
+  assert 0.65 < estimate / planned < 1.6
+
+
+def planned_bytes(model, batch: int, length: int) -> int:
+  """Bytes of the training step that XLA compiles for one device."""
+  experiment = experiment_lib.Experiment(model=model)
+  chain = optimizer.make(experiment.optimizer)
+  abstract_state = jax.eval_shape(
+    lambda key: state.create(
+      step.model_of(experiment).init(
+        key, jnp.zeros((1, 8), jnp.int32), visibility.causal(8)
+      )['params'],
+      chain,
+    ),
+    jax.random.key(0),
+  )
+  abstract_batch = packing.Batch(
+    *(
+      jax.ShapeDtypeStruct(
+        (1, batch, length), jnp.float32 if 'weight' in name else jnp.int32
+      )
+      for name in packing.Batch._fields
+    )
+  )
+  compiled = step.make(experiment).lower(abstract_state, abstract_batch)
+  memory = compiled.compile().memory_analysis()
+  return (
+    memory.argument_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+  )
+
+
+def test_memory_of_ternary_updates_is_near_what_xla_plans():
+  """Eight devices; weights outweigh the rows, as on a slice."""
+  model = dataclasses.replace(
+    presets.preset('1m'),
+    d_model=256,
+    d_ff=2048,
+    num_layers=8,
+    period=0,
+    local_share=1,
+    max_length=64,
+    remat='layer',
+  )
+  model.quantization.wire_weights = 'ternary'
+  experiment = experiment_lib.Experiment(
+    model=model, data=data_config.DataConfig(length=64, batch=4)
+  )
+  mesh = meshes.mesh_of(4, 2)
+  abstract = step.abstract(experiment, mesh)
+  memory = aot.build(step.make(experiment, mesh), abstract).memory
+  estimate = footprint.training_memory(model, 4, 64, 4, 2)
+  # What the state takes is no guess: only scales and the batch are left out.
+  state_bytes = sum(
+    estimate[name] for name in ('parameters', 'Adam moments', 'replicas')
+  )
+  assert 1 <= memory.arguments / state_bytes < 1.02
+  assert 0.65 < sum(estimate.values()) / memory.needed < 1.6

@@ -1,0 +1,75 @@
+"""Tables fit a terminal and say what was measured; the figure is labelled."""
+
+import io
+
+import numpy as np
+import rich.console
+
+from experiments.codec_study import figure as codec_figure
+from experiments.codec_study import level_study
+from experiments.codec_study import quality as codec_quality
+from experiments.codec_study import report as codec_report
+
+
+def printed(table):
+  console = rich.console.Console(width=80, file=io.StringIO())
+  console.print(table)
+  return console.file.getvalue()
+
+
+def test_the_table_of_codecs():
+  found = codec_quality.quality(
+    codec_quality.tally([4, -2, 1, 0, 0], [2, -4, 0, 7, 0])
+  )
+  exact = codec_quality.quality(codec_quality.tally([4, -2], [4, -2]))
+  text = printed(
+    codec_report.qualities(
+      'Title',
+      {'floor-q': found, 'f32': exact},
+      {'floor-q': 6, 'f32': 32},
+    )
+  )
+  cells = [
+    line.split()
+    for line in text.splitlines()
+    if line.split()[:1] in (['floor-q'], ['f32'])
+  ]
+  # Errors 2, 2, 1, 7: 21/58; |ln| of 1/2 and 2; distances 2/3, 2/3 and 2; one
+  # of three flushed; bias (−1/2 + 1 − 1)/3; gain 16/21 − 1; a zero of two.
+  assert cells[0] == [
+    *('floor-q', '6', '-4.4', '.6931', '1.1111'),
+    *('33.33', '0', '-16.67', '-23.81', '50.00'),
+  ]
+  assert cells[1] == ['f32', '32', 'exact', *'000000–']
+  assert '…' not in text
+
+
+def test_the_table_of_level_maps_is_not_cut():
+  x_RC = level_study.distributions(500)['log-uniform 4']
+  found = level_study.study(x_RC)
+  text = printed(codec_report.studies({'log-uniform 4': found}))
+  assert '…' not in text
+  assert f'{found.floor:.4f}'[1:] in text
+  assert f'{found.floor / found.power.error:.3f}' in text
+  assert f'{found.floor / found.best_error:.3f}' in text
+
+
+def test_the_figure_has_labels_and_every_codec_with_a_style(tmp_path):
+  x_RC = level_study.distributions(500)['Gaussian']
+  curves = {
+    name: codec_quality.curve(x_RC, x_RC * factor)
+    for name, factor in (('zero', 1.1), ('int4', 1.2), ('f32', 1.0))
+  }
+  page = codec_figure.page(curves, 'Title')
+  error = page.axes[0]
+  assert [line.get_label() for line in error.lines] == ['zero', 'int4']
+  drawn = error.lines[0].get_ydata()
+  np.testing.assert_allclose(
+    drawn[np.isfinite(drawn)], 2 * 0.1 / 2.1, rtol=1e-6
+  )
+  # The first bin is the quarter of an octave below the block's largest.
+  assert error.lines[0].get_xdata()[0] == 2 ** (-1 / 8)
+  for axes in page.axes:
+    assert axes.get_xlabel() and axes.get_ylabel()
+  codec_figure.draw(curves, tmp_path / 'one.png', 'Title')
+  assert (tmp_path / 'one.png').stat().st_size > 10_000

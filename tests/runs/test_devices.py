@@ -1,0 +1,177 @@
+"""The flags of hardware: a mesh, a cluster, an accelerator's environment."""
+
+import os
+import subprocess
+import sys
+import types
+
+from absl import flags
+from absl.testing import flagsaver
+import jax
+import pytest
+
+from kaiju_jax.runs import devices
+from kaiju_jax.sharding import config
+import tpu_gpu_configs
+
+
+@pytest.fixture(autouse=True)
+def parsed(monkeypatch):
+  flags.FLAGS.mark_as_parsed()
+  monkeypatch.setattr(os, 'environ', {})
+  with flagsaver.flagsaver():
+    yield
+
+
+@pytest.mark.parametrize(
+  'given, widths',
+  [
+    ({}, None),
+    ({'fsdp': 4}, (4, 1)),
+    ({'tensor': 2}, (1, 2)),
+    ({'fsdp': 4, 'tensor': 2}, (4, 2)),
+  ],
+)
+def test_the_width_that_is_not_given_is_1(given, widths):
+  with flagsaver.flagsaver(**given):
+    mesh = devices.prepare()
+  assert mesh == (widths and config.MeshConfig(*widths))
+
+
+@pytest.fixture
+def slices(monkeypatch):
+  """Stands for tpu_gpu_configs/, with one slice."""
+  one = types.SimpleNamespace(
+    mesh=config.MeshConfig(8, 2),
+    flags={'xla_gpu_ftz': True, 'xla_tpu_y': 3},
+    environment={
+      'KAIJU_A': 'a',
+      'KAIJU_B': 'b',
+      'XLA_FLAGS': '--xla_force_host_platform_device_count=2',
+    },
+  )
+  folder = types.ModuleType('tpu_gpu_configs')
+  folder.load = {'one': one}.__getitem__
+  monkeypatch.setitem(sys.modules, 'tpu_gpu_configs', folder)
+  return one
+
+
+def test_an_accelerator_sets_what_the_user_has_not(slices):
+  os.environ.update({'KAIJU_B': 'mine', 'XLA_FLAGS': '--xla_gpu_ftz=false'})
+  with flagsaver.flagsaver(accelerator='one'):
+    assert devices.prepare() == config.MeshConfig(8, 2)
+  assert os.environ['XLA_FLAGS'] == (
+    '--xla_force_host_platform_device_count=2'
+    ' --xla_gpu_ftz=true --xla_gpu_ftz=false'
+  )
+  assert os.environ['LIBTPU_INIT_ARGS'] == '--xla_tpu_y=3'
+  assert (os.environ['KAIJU_A'], os.environ['KAIJU_B']) == ('a', 'mine')
+
+
+@pytest.mark.parametrize(
+  'planted, named',
+  [
+    ({'xla_gpu_nope': True}, 'Unknown flag in XLA_FLAGS: --xla_gpu_nope=true'),
+    (
+      {'xla_gpu_nope': 1, 'xla_nor_this': 2},
+      'Unknown flags in XLA_FLAGS: --xla_gpu_nope=1 --xla_nor_this=2',
+    ),
+    (
+      {'xla_gpu_ftz': 'maybe'},
+      "Couldn't interpret value maybe for flag xla_gpu_ftz",
+    ),
+  ],
+)
+def test_flags_that_xla_does_not_take(slices, planted, named):
+  slices.flags |= planted
+  with (
+    flagsaver.flagsaver(accelerator='one'),
+    pytest.raises(ValueError, match='--accelerator=one: JAX ') as error,
+  ):
+    devices.prepare()
+  assert f'JAX {jax.__version__} does not take' in str(error.value)
+  assert f'{named}.' in str(error.value)
+  assert not {'KAIJU_A', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS'} & set(os.environ)
+
+
+def test_flags_are_tried_without_the_user_s_and_the_tpu_s(slices):
+  """Those are not the accelerator's fault, or for libtpu alone to judge."""
+  os.environ['XLA_FLAGS'] = '--xla_of_the_user=1'
+  slices.flags |= {'xla_tpu_nope': True}
+  with flagsaver.flagsaver(accelerator='one'):
+    devices.prepare()
+  assert os.environ['XLA_FLAGS'].endswith(' --xla_of_the_user=1')
+  assert '--xla_tpu_nope=true' in os.environ['LIBTPU_INIT_ARGS']
+
+
+def test_a_trial_without_a_verdict_is_none(slices, monkeypatch):
+  def slow(*args, timeout, **kwargs):
+    raise subprocess.TimeoutExpired(args, timeout)
+
+  monkeypatch.setattr(subprocess, 'run', slow)
+  with flagsaver.flagsaver(accelerator='one'):
+    assert devices.prepare() == config.MeshConfig(8, 2)
+
+
+@pytest.mark.parametrize('name', tpu_gpu_configs.names())
+def test_the_flags_of_every_slice_are_known(name):
+  with flagsaver.flagsaver(accelerator=name):
+    assert devices.prepare() == tpu_gpu_configs.load(name).mesh
+
+
+def test_widths_go_before_the_accelerator_s(slices):
+  with flagsaver.flagsaver(accelerator='one', fsdp=16):
+    assert devices.prepare() == config.MeshConfig(16, 1)
+
+
+def test_accelerators_that_are_not_here(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tpu_gpu_configs', None)
+  with (
+    flagsaver.flagsaver(accelerator='h100_64'),
+    pytest.raises(ValueError, match='--accelerator=h100_64: tpu_gpu_configs/'),
+  ):
+    devices.prepare()
+
+
+def test_a_cluster():
+  from kaiju_jax.sharding import processes
+
+  assert devices.cluster() is None
+  with flagsaver.flagsaver(multihost=True):
+    assert devices.cluster() == processes.Cluster()
+  given = {'coordinator': 'one:123', 'processes': 4, 'process': 3}
+  with flagsaver.flagsaver(multihost=True, **given):
+    assert devices.cluster() == processes.Cluster('one:123', 4, 3)
+
+
+@pytest.mark.parametrize(
+  'given, message',
+  [
+    ({'process': 0}, 'need --multihost'),
+    ({'multihost': True, 'process': 0}, '--coordinator is missing'),
+    (
+      {
+        'multihost': True,
+        'coordinator': 'one',
+        'processes': 2,
+        'process': 0,
+      },
+      '--coordinator=one: must be HOST:PORT',
+    ),
+    (
+      {
+        'multihost': True,
+        'coordinator': 'one:1',
+        'processes': 2,
+        'process': 2,
+      },
+      '--process=2: must be less than --processes=2',
+    ),
+  ],
+)
+def test_flags_that_do_not_belong_together(given, message):
+  with (
+    flagsaver.flagsaver(**given),
+    pytest.raises(ValueError, match=message),
+  ):
+    devices.cluster()

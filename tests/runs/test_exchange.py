@@ -1,0 +1,141 @@
+"""A run's export, its import, and the two commands."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax.interchange import hugging_face
+from kaiju_jax.interchange import lost
+from kaiju_jax.interchange import own
+from kaiju_jax.quantization import export
+from kaiju_jax.runs import exchange as folders
+from kaiju_jax.runs import trained
+from kaiju_jax.training import checkpoint
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import optimizer
+from kaiju_jax.training import replicas
+from kaiju_jax.training import state as state_lib
+from kaiju_jax.training import workdir
+from tests.interchange import toys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class Nowhere:
+  """Batches that have no position."""
+
+  def get_state(self):
+    return {}
+
+  def set_state(self, state):
+    pass
+
+
+def run_of(path, model):
+  """Leaves a checkpoint of random parameters in a workdir."""
+  experiment = experiment_lib.Experiment(model=model)
+  params = toys.params_of(model)
+  state = state_lib.create(
+    params,
+    optimizer.make(experiment.optimizer),
+    plan=replicas.plan_of(experiment, params),
+  )
+  with (
+    workdir.opened(path, experiment) as folder,
+    checkpoint.Checkpoints(folder, 1) as checkpoints,
+  ):
+    checkpoints.save(7, state, Nowhere())
+  return state
+
+
+def assert_equal(one, other):
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_plain_run_goes_out_and_comes_back(tmp_path):
+  state = run_of(tmp_path / 'run', toys.PLAIN)
+  said = folders.export(tmp_path / 'run', tmp_path / 'out')
+  assert said.startswith('step 7 of ') and 'with the same logits' in said
+  params, _ = hugging_face.read(tmp_path / 'out')
+  assert_equal(params, state.params)
+  (tmp_path / 'file').touch()
+  modes = {file.stat().st_mode for file in (tmp_path / 'out').iterdir()}
+  assert modes == {(tmp_path / 'file').stat().st_mode}
+  said = folders.read(tmp_path / 'out', tmp_path / 'in')
+  assert '3 layers of width 48, 35,856 parameters, a tokenizer' in said
+  again, config = export.load(tmp_path / 'in/model.safetensors')
+  assert config == toys.PLAIN
+  assert_equal(again, state.params)
+  for name in 'tokenizer.json', 'tokenizer_config.json':
+    ours, theirs = (tmp_path / folder / name for folder in ('in', 'out'))
+    assert ours.read_bytes() == theirs.read_bytes()
+  # A folder is new, and a tokenizer need not be there.
+  with pytest.raises(FileExistsError, match='out: is there already'):
+    folders.export(tmp_path / 'run', tmp_path / 'out')
+  with pytest.raises(FileExistsError, match='in: is there already'):
+    folders.read(tmp_path / 'out', tmp_path / 'in')
+  said = folders.read(tmp_path / 'out', tmp_path / 'bare', False)
+  assert 'no tokenizer' in said
+  assert [path.name for path in (tmp_path / 'bare').iterdir()] == [own.WEIGHTS]
+  (tmp_path / 'out/tokenizer.json').unlink()
+  assert 'no tokenizer' in folders.read(tmp_path / 'out', tmp_path / 'again')
+
+
+def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
+  model = toys.changed(toys.KAIJU, {'wire_weights': 'ternary'}, layout='L0 L0')
+  state = run_of(tmp_path / 'run', model)
+  said = folders.export(tmp_path / 'run', tmp_path / 'own')
+  assert '  windows: 2 of 2' in said and 'which loses nothing' in said
+  params, config = export.load(tmp_path / 'own/model.safetensors')
+  assert config == model
+  held = state.replica.codes['blocks.layer_0.feedforward.w_in_DF']
+  w = params['blocks']['layer_0']['feedforward']['w_in_DF']
+  np.testing.assert_array_equal(w.codes, held)
+
+  for format, accepted in ('arcee', []), ('auto', ['windows']):
+    with pytest.raises(ValueError, match=r'cannot express(?s:.*)  shared_kv: '):
+      folders.export(tmp_path / 'run', tmp_path / 'out', format, accepted)
+  assert not (tmp_path / 'out').exists()
+  accepted = list(lost.of(model))
+  said = folders.export(tmp_path / 'run', tmp_path / 'out', 'auto', accepted)
+  assert 'an Arcee folder without these' in said
+  assert (tmp_path / 'out/lost.json').exists()
+  read, _ = hugging_face.read(tmp_path / 'out')
+  # A ternary model's weights are the replica's.
+  np.testing.assert_array_equal(
+    read['blocks']['layer_0']['feedforward']['w_in_DF'][0],
+    w.codes[0].astype(np.float32) * w.scales[0],
+  )
+
+
+def test_a_workdir_without_a_run_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match='A workdir is a folder that'):
+    folders.export(tmp_path, tmp_path / 'out')
+  with pytest.raises(FileNotFoundError, match='A workdir is a folder that'):
+    trained.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  'command, message',
+  [
+    ('export_hf --workdir=nowhere --out=x', 'error: nowhere/config.json: not'),
+    ('import_hf --folder=nowhere --out=x', 'error: nowhere/config.json: not'),
+    ('export_hf --workdir=nowhere', '--out is missing'),
+    ('import_hf --out=x', '--folder is missing'),
+  ],
+)
+def test_a_command_says_in_a_line_what_is_wrong(tmp_path, command, message):
+  script, *arguments = command.split()
+  done = subprocess.run(
+    [sys.executable, '-m', f'experiments.{script}', *arguments],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode and message in done.stderr + done.stdout
+  assert 'Traceback' not in done.stderr

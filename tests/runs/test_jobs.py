@@ -1,0 +1,219 @@
+"""Jobs run side by side, apart from each other, and stop when told."""
+
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from kaiju_jax.runs import jobs
+
+needs_affinity = pytest.mark.skipif(
+  not hasattr(os, 'sched_getaffinity'), reason='no core affinity here'
+)
+
+
+class Record:
+  """What the three callbacks were told."""
+
+  def __init__(self):
+    self.running = 0
+    self.most = 0
+    self.statuses = {}
+    self.ticks = 0
+
+  def started(self, job):
+    self.running += 1
+    self.most = max(self.most, self.running)
+
+  def ended(self, job, status, seconds):
+    self.running -= 1
+    self.statuses[job.name] = status
+
+  def tick(self):
+    self.ticks += 1
+
+  def run(self, all_jobs, at_once):
+    return jobs.run(
+      all_jobs,
+      at_once,
+      started=self.started,
+      ended=self.ended,
+      tick=self.tick,
+    )
+
+
+def job(folder: pathlib.Path, name: str, source: str) -> jobs.Job:
+  return jobs.Job(name, (sys.executable, '-c', source), folder / name / 'log')
+
+
+@pytest.mark.parametrize(
+  'cores, places, slices',
+  [
+    ((0, 1, 2, 3), 1, [(0, 1, 2, 3)]),
+    ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
+    ((2, 5, 6, 9, 11), 2, [(2, 5), (6, 9, 11)]),
+    ((0, 1, 2, 3), 4, [(0,), (1,), (2,), (3,)]),
+    ((4, 7), 3, [(4,), (7,), (4,)]),
+    ((4, 7), 5, [(4,), (7,), (4,), (7,), (4,)]),
+  ],
+)
+def test_core_slices(cores, places, slices):
+  assert jobs.core_slices(cores, places) == slices
+
+
+def test_one_failure_stops_no_other_and_logs_keep_what_was_printed(tmp_path):
+  record = Record()
+  assert record.run(
+    [
+      job(tmp_path, 'good', "print('fine')"),
+      job(tmp_path, 'bad', "raise SystemExit('out of luck')"),
+      job(tmp_path, 'killed', 'import os; os.kill(os.getpid(), 9)'),
+      job(tmp_path, 'late', "print('fine too')"),
+    ],
+    at_once=2,
+  )
+  assert record.statuses == {'good': 0, 'bad': 1, 'killed': -9, 'late': 0}
+  assert record.most == 2
+  assert 'out of luck' in (tmp_path / 'bad' / 'log').read_text()
+  assert (tmp_path / 'late' / 'log').read_text().endswith('fine too\n')
+
+
+def test_a_log_is_appended_to(tmp_path):
+  for word in ('one', 'two'):
+    Record().run([job(tmp_path, 'same', f'print("{word}")')], 1)
+  text = (tmp_path / 'same' / 'log').read_text()
+  assert text.index('one') < text.index('two')
+
+
+@needs_affinity
+def test_each_place_has_cores_of_its_own(tmp_path):
+  before = os.sched_getaffinity(0)
+  source = (
+    'import os, time; print("cores", *os.sched_getaffinity(0)); time.sleep(.5)'
+  )
+  names = [f'job{i}' for i in range(2)]
+  Record().run([job(tmp_path, name, source) for name in names], at_once=2)
+  seen = [
+    {
+      int(x)
+      for x in (tmp_path / n / 'log').read_text().split('cores ')[-1].split()
+    }
+    for n in names
+  ]
+  assert seen == [set(s) for s in jobs.core_slices(sorted(before), 2)]
+  assert os.sched_getaffinity(0) == before
+
+
+WAITS = """
+import pathlib, signal, sys, time
+def save(*_):
+  pathlib.Path(sys.argv[1]).write_text('saved')
+  sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print('ready', flush=True)
+time.sleep(60)
+"""
+
+
+def interrupt_when(condition) -> threading.Thread:
+  """Sends this process one Ctrl-C as soon as `condition()` holds."""
+
+  def wait():
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+      time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)
+
+  thread = threading.Thread(target=wait)
+  thread.start()
+  return thread
+
+
+def test_ctrl_c_lets_running_jobs_save_and_starts_no_more(tmp_path):
+  folders = [tmp_path / name for name in ('a', 'b', 'c')]
+  all_jobs = [
+    jobs.Job(
+      folder.name,
+      (sys.executable, '-c', WAITS, str(folder / 'saved')),
+      folder / 'log',
+    )
+    for folder in folders
+  ]
+
+  def ready():
+    logs = [folder / 'log' for folder in folders[:2]]
+    return all(log.exists() and 'ready\n' in log.read_text() for log in logs)
+
+  thread = interrupt_when(ready)
+  record = Record()
+  assert not record.run(all_jobs, at_once=2)
+  thread.join()
+  assert record.statuses == {'a': 0, 'b': 0}
+  assert [(f / 'saved').exists() for f in folders] == [True, True, False]
+
+
+def test_a_job_that_does_not_stop_is_killed_with_its_children(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(jobs, 'PATIENCE', 0.5)
+  source = (
+    'import signal, subprocess, sys, time\n'
+    'signal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
+    "child = subprocess.Popen(['sleep', '60'])\n"
+    "print('child:', child.pid, flush=True)\n"
+    'time.sleep(60)\n'
+  )
+  log = tmp_path / 'deaf' / 'log'
+  thread = interrupt_when(
+    lambda: log.exists() and '\nchild: ' in log.read_text()
+  )
+  record = Record()
+  assert not record.run([job(tmp_path, 'deaf', source)], 1)
+  thread.join()
+  assert record.statuses == {'deaf': -signal.SIGKILL}
+  child = int(log.read_text().split('\nchild: ')[-1])
+  deadline = time.monotonic() + 5
+  while _is_alive(child) and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert not _is_alive(child)
+
+
+def test_an_interruption_at_a_start_leaves_no_job_behind(tmp_path):
+  record = Record()
+  record.started = lambda job: os.kill(os.getpid(), signal.SIGINT)
+  assert not record.run([job(tmp_path, 'a', 'import time; time.sleep(60)')], 1)
+  assert record.statuses == {'a': -signal.SIGTERM}
+
+
+def test_a_second_ctrl_c_kills(tmp_path):
+  source = (
+    'import signal, time\n'
+    'signal.signal(signal.SIGTERM, lambda *_: print("saving", flush=True))\n'
+    'print("ready:", flush=True)\n'
+    'while True: time.sleep(1)\n'
+  )
+  log = tmp_path / 'slow' / 'log'
+
+  def printed(text):
+    return lambda: log.exists() and f'\n{text}\n' in log.read_text()
+
+  first = interrupt_when(printed('ready:'))
+  second = interrupt_when(printed('saving'))
+  record = Record()
+  with pytest.raises(KeyboardInterrupt):
+    record.run([job(tmp_path, 'slow', source)], 1)
+  first.join()
+  second.join()
+  assert record.statuses == {'slow': -signal.SIGKILL}
+
+
+def _is_alive(pid: int) -> bool:
+  try:
+    state = pathlib.Path(f'/proc/{pid}/stat').read_text().split(') ')[-1][0]
+  except FileNotFoundError:
+    return False
+  return state != 'Z'
