@@ -9,20 +9,24 @@ VENV ?= .venv
 SEEDS ?= 1
 ARMS ?=
 BIN := $(VENV)/bin
-AOT_TESTS := tests/aot/hlo tests/aot/test_build.py tests/aot/test_step_compiled.py \
-  tests/aot/test_machine_code.py tests/kernels/test_triton_kernel.py \
-  $(wildcard tests/*/test_*_compiled.py)
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
+AOT_TESTS := tests/aot tests/kernels/test_triton_kernel.py \
+  $(wildcard tests/decoding/test_*_compiled.py tests/kernels/test_*_compiled.py)
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
-.PHONY: needle test check aot interchange
+.PHONY: needle test test-slow check aot interchange
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \
 	  --seeds=$$(seq -s, 0 $$(($(SEEDS) - 1))) $(if $(ARMS),--arms=$(ARMS))
 
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+	$(PYTEST) -m 'not slow' $(TESTS)
+
+# Several processes, full sizes, long searches: once before a release is enough.
+test-slow: $(VENV)/.tests-installed
+	$(PYTEST) -m slow $(TESTS)
 
 # The compilers of H100 and TPU, which need neither: full-size steps on H100,
 # small ones on TPU. (2.6 GB of packages; `make test` skips what needs them.)
