@@ -128,7 +128,7 @@ class Checkpoints:
     abstract = _abstract(state)
     _free(state)
     try:
-      restored, data, step, bad = _latest(self._manager, abstract)
+      restored, data, step, bad = _latest(self._manager, abstract, _whole)
     except _Unread as error:
       raise self._left_aside(error.step, str(error)) from error
     for bad_step, reason in bad.items() if processes.is_main() else ():
@@ -234,16 +234,19 @@ class Checkpoints:
 def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
   """Returns the latest whole checkpoint's state and step; changes nothing.
 
-  For tools that look at a run, one that still trains included.
+  For tools that look at a run, one that still trains included. What `state`
+  leaves out is not read: `{'params': shapes}` costs no bytes of Adam's
+  moments.
 
   Args:
     folder: the workdir.
-    state: the pytree with shapes and dtypes, `jax.eval_shape`'s will do;
-      arrays come back with their shardings, on the first device without.
+    state: the pytree of what is wanted, the saved state or a dictionary of
+      some of its fields, with shapes and dtypes (`jax.eval_shape`'s will do).
+      Arrays come back with their shardings, on the first device without.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
-    RestoreError: none can be read.
+    RestoreError: none can be read, or none has such arrays.
     ValueError: an address.
   """
   addresses.refuse(folder, f'workdir {folder}')
@@ -253,7 +256,7 @@ def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
   with _manager(folder, create=False) as manager:
     if not manager.all_steps():
       raise FileNotFoundError(f'{folder}: holds no finished checkpoint.')
-    restored, _, step, _ = _latest(manager, _abstract(state))
+    restored, _, step, _ = _latest(manager, _abstract(state), _part)
   return restored, step
 
 
@@ -263,14 +266,30 @@ def _manager(folder: pathlib.Path, **options) -> ocp.CheckpointManager:
   )
 
 
+def _whole(abstract: Any) -> ocp.args.CheckpointArgs:
+  """Asks for a state that is all that was saved."""
+  return ocp.args.StandardRestore(abstract)
+
+
+def _part(abstract: Any) -> ocp.args.CheckpointArgs:
+  """Asks for a state that may leave out some of what was saved."""
+  return ocp.args.PyTreeRestore(
+    abstract,
+    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+    partial_restore=True,
+  )
+
+
 def _latest(
-  manager: ocp.CheckpointManager, abstract: Any
+  manager: ocp.CheckpointManager,
+  abstract: Any,
+  wanted: Callable[[Any], ocp.args.CheckpointArgs],
 ) -> tuple[Any, dict[str, Any], int, Mapping[int, str]]:
   """Returns state, data position and step, and {bad step: reason}."""
   bad = {}
   for step in sorted(manager.all_steps(), reverse=True):
     try:
-      return *_read(manager, step, abstract), step, bad
+      return *_read(manager, step, wanted(abstract)), step, bad
     except Exception as error:
       if jax.process_count() > 1 and not isinstance(error, _Damaged):
         raise _Unread(step, _reason(error)) from error
@@ -284,12 +303,12 @@ def _latest(
 
 
 def _read(
-  manager: ocp.CheckpointManager, step: int, abstract: Any
+  manager: ocp.CheckpointManager, step: int, state: ocp.args.CheckpointArgs
 ) -> tuple[Any, dict[str, Any]]:
   read = manager.restore(
     step,
     args=ocp.args.Composite(
-      state=ocp.args.StandardRestore(abstract),
+      state=state,
       data=ocp.args.JsonRestore(),
       fingerprint=ocp.args.JsonRestore(),
     ),

@@ -1,6 +1,7 @@
 """A checkpoint is whole, or the one before it is taken; none is lost."""
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -269,3 +270,42 @@ def test_load_reads_without_touching(tmp_path):
   _assert_is(state, 4)
   names = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
   assert names == {'4', '8', half.name}
+
+
+def _blur(folder, name):
+  """Another fingerprint than the array's: who reads the array notices."""
+  file = folder / 'fingerprint' / 'metadata'
+  sums = json.loads(file.read_text())
+  assert name in sums['state'], sums
+  sums['state'][name] = 'another'
+  file.write_text(json.dumps(sums))
+
+
+def test_a_part_is_read_without_the_rest(tmp_path):
+  _save(tmp_path, 4, 8)
+  _blur(tmp_path / 'checkpoints' / '8', 'moments/0')
+  shapes = jax.eval_shape(_state)
+  part, step = checkpoint.load(tmp_path, {'params': shapes['params']})
+  assert step == 8, "the moments' fingerprint was looked at"
+  jax.tree.map(
+    np.testing.assert_array_equal, part, {'params': _state(8)['params']}
+  )
+  assert checkpoint.load(tmp_path, shapes)[1] == 4
+  _blur(tmp_path / 'checkpoints' / '8', 'params/w_D')
+  assert checkpoint.load(tmp_path, {'params': shapes['params']})[1] == 4
+
+
+@pytest.mark.parametrize(
+  'wanted',
+  [
+    {'params': {'w_V': jnp.ones(30_000)}},
+    {'params': {'w_D': jnp.ones(29_999)}},
+    {'params': {'w_D': jnp.ones(30_000, jnp.bfloat16)}},
+    {'replica': jnp.ones(3)},
+  ],
+  ids=['a name', 'a shape', 'a dtype', 'a field'],
+)
+def test_a_part_that_was_not_saved_is_refused(tmp_path, wanted):
+  _save(tmp_path, 4)
+  with pytest.raises(checkpoint.RestoreError):
+    checkpoint.load(tmp_path, wanted)

@@ -34,7 +34,7 @@ def test_the_config_comes_back_typed(tmp_path):
     read = workdir.load_experiment(folder)
   assert read == experiment
   assert type(read.optimizer.learning_rate) is float
-  text = (folder / 'experiment_lib.json').read_text()
+  text = (folder / 'config.json').read_text()
   assert list(json.loads(text)) == sorted(json.loads(text))
 
 
@@ -98,7 +98,7 @@ def test_a_folder_may_have_colons(path, tmp_path, monkeypatch):
 def test_a_config_of_other_code_is_refused(tmp_path):
   with workdir.opened(tmp_path, experiment_lib.Experiment()):
     pass
-  file = tmp_path / 'experiment_lib.json'
+  file = tmp_path / 'config.json'
   data = json.loads(file.read_text())
   data['model']['heads'] = data['model'].pop('num_heads')
   file.write_text(json.dumps(data))
@@ -113,7 +113,7 @@ def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
   experiment.model.rope_global = 0.0
   with workdir.opened(tmp_path, experiment):
     pass
-  file = tmp_path / 'experiment_lib.json'
+  file = tmp_path / 'config.json'
   data = json.loads(file.read_text())
   data['model']['rope_global'] = None
   file.write_text(json.dumps(data))
@@ -126,7 +126,7 @@ def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
 def test_bad_folders_are_named(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'config\.json: not found'):
     workdir.load_experiment(tmp_path)
-  (tmp_path / 'experiment_lib.json').write_text('{"model": ')
+  (tmp_path / 'config.json').write_text('{"model": ')
   for read in (
     lambda: workdir.load_experiment(tmp_path),
     lambda: workdir.check(tmp_path, experiment_lib.Experiment()),
@@ -134,7 +134,7 @@ def test_bad_folders_are_named(tmp_path):
     with pytest.raises(ValueError, match=r'config\.json: not valid JSON'):
       read()
   with pytest.raises(ValueError, match='is a file'):
-    workdir.check(tmp_path / 'experiment_lib.json', experiment_lib.Experiment())
+    workdir.check(tmp_path / 'config.json', experiment_lib.Experiment())
   (tmp_path / 'old' / 'checkpoints').mkdir(parents=True)
   with pytest.raises(ValueError, match=r'checkpoints, but no config\.json'):
     workdir.check(tmp_path / 'old', experiment_lib.Experiment())
@@ -189,7 +189,7 @@ def test_a_reserved_folder_is_locked_and_leaves_nothing_behind(tmp_path):
     workdir.opened(folder, experiment_lib.Experiment()),
   ):
     pass
-  assert (folder / 'experiment_lib.json').exists()
+  assert (folder / 'config.json').exists()
   (tmp_path / 'old').mkdir()
   with workdir.reserved(tmp_path / 'old', experiment_lib.Experiment()):
     pass
@@ -206,7 +206,7 @@ def test_a_folder_by_its_place_gets_a_name_for_another(
   monkeypatch.chdir(tmp_path / here)
   with workdir.opened(name, experiment_lib.Experiment()):
     pass
-  assert (tmp_path / 'run' / 'experiment_lib.json').exists()
+  assert (tmp_path / 'run' / 'config.json').exists()
   with pytest.raises(ValueError, match=r'--workdir=\S*/run-2$'):
     workdir.check(name, experiment_lib.Experiment(seed=1))
 
