@@ -26,7 +26,7 @@ from kaiju_jax.runs import train as run
 
 if TYPE_CHECKING:
   from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.decoding import sample
+  from kaiju_jax.decoding import generator as generator_lib
   from kaiju_jax.runs import load as loading
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'That training wrote.')
@@ -124,10 +124,10 @@ def _generator(
   rows: int,
   length: int,
   prompts: Sequence[int] | None,
-) -> 'tuple[sample.Generator, str]':
+) -> 'tuple[generator_lib.Generator, str]':
   """Returns a generator that has compiled, and its cache in words."""
   from kaiju_jax.decoding import decoder as decoder_lib
-  from kaiju_jax.decoding import sample
+  from kaiju_jax.decoding import generator as generator_lib
 
   started = time.monotonic()
   decoder = decoder_lib.Decoder(
@@ -137,7 +137,7 @@ def _generator(
     length=length,
     replica=loaded.replica,
   )
-  generator = sample.Generator(decoder, tokenizer, _CHUNK.value)
+  generator = generator_lib.Generator(decoder, tokenizer, _CHUNK.value)
   generator.warm(prompts)
   seconds = time.monotonic() - started
   _say(f'{loaded.origin}; compiled in {seconds:.1f} s.')
@@ -147,9 +147,9 @@ def _generator(
 
 
 def _sampling():
-  from kaiju_jax.decoding import draw
+  from kaiju_jax.decoding import sampling as sampling_lib
 
-  return draw.Sampling(
+  return sampling_lib.Sampling(
     temperature=_TEMPERATURE.value,
     top_k=_TOP_K.value,
     top_p=_TOP_P.value,

@@ -60,7 +60,7 @@ def times(
     params, config, rows=batch, length=length + steps
   )
   call = decoder.jit(
-    functools.partial(_greedy, decoder.engine), donate_argnums=1
+    functools.partial(_greedy, decoder.network), donate_argnums=1
   )
   rng = np.random.default_rng(0)
   tokens_BL = rng.integers(0, config.vocab_size, (batch, length), np.int32)
@@ -70,13 +70,13 @@ def times(
   return Times(*zip(*measured[1:]), decoder.cache_bytes)
 
 
-def _greedy(engine, params, cache, row_B, tokens_BL):
+def _greedy(network, params, cache, row_B, tokens_BL):
   """Returns the cache, and each row's likeliest next token [B, 1]."""
   count_B = jnp.full(row_B.shape, tokens_BL.shape[1], jnp.int32)
   hidden_BLD, cache = extend.text(
-    engine, params, cache, row_B, tokens_BL, count_B
+    network, params, cache, row_B, tokens_BL, count_B
   )
-  logits_BLV = engine.model.apply(
+  logits_BLV = network.model.apply(
     {'params': params}, hidden_BLD[:, -1:], method='logits'
   )
   return cache, jnp.argmax(logits_BLV, axis=-1).astype(jnp.int32)

@@ -181,7 +181,7 @@ class BeamSearch:
         outside the vocabulary.
     """
     vocab_size = decoder.config.vocab_size
-    if decoder.engine.in_order is not None:
+    if decoder.network.reference_length is not None:
       raise ValueError(
         "mode='reference' reads rows in the order of their positions, which"
         " beams share: beam search needs a Decoder of mode='fast'."
@@ -192,9 +192,9 @@ class BeamSearch:
     self._decoder = decoder
     self._hook = hook
     top = min(search.queries, vocab_size)
-    self._first = decoder.jit(functools.partial(_expand, decoder.engine, top))
+    self._first = decoder.jit(functools.partial(_expand, decoder.network, top))
     self._step = decoder.jit(
-      functools.partial(_step, decoder.engine, hook, top), donate_argnums=1
+      functools.partial(_step, decoder.network, hook, top), donate_argnums=1
     )
     self._last: tuple[_State, list[tuple[Beam, _End]]] | None = None
 
@@ -257,7 +257,7 @@ class BeamSearch:
     state.tree.settle(numbers[0])
     length = state.length + len(beam.tokens)
     sources, firsts = row_lib.order(
-      decoder.engine.pools, state.tree.slots_of_text(), state.first, length
+      decoder.network.pools, state.tree.slots_of_text(), state.first, length
     )
     decoder.settle(state.row, sources, firsts, length)
     self._last = None
@@ -276,7 +276,7 @@ class BeamSearch:
         f'hidden_D has shape {hidden_D.shape}: expected'
         f' ({decoder.config.d_model},), of the last token alone.'
       )
-    pools = decoder.engine.pools
+    pools = decoder.network.pools
     first = {
       kind: int(decoder.cache.kinds[kind].first_R[row]) for kind in pools
     }
@@ -461,7 +461,7 @@ def _check_scores(state: _State, score_C: np.ndarray) -> None:
 
 
 def _step(
-  engine: extend.Engine,
+  network: extend.Network,
   hook: Hook | None,
   top: int,
   params: Any,
@@ -472,7 +472,7 @@ def _step(
 ) -> tuple[cache_lib.Cache, tuple[jax.Array, _Expansions]]:
   """Runs candidates; returns the cache, their scores and their expansions."""
   cache = cache_lib.reissue(cache, chunk.row_B[0], ranges)
-  hidden_BLD, cache = extend.chunk(engine, params, cache, chunk)
+  hidden_BLD, cache = extend.chunk(network, params, cache, chunk)
   candidates = candidates._replace(hidden_CD=hidden_BLD[0])
   score_C = candidates.score_C
   if hook is not None:
@@ -482,13 +482,13 @@ def _step(
         f'hook returned shape {score_C.shape}: expected'
         f' {candidates.score_C.shape}, a score for each candidate.'
       )
-  return cache, (score_C, _expand(engine, top, params, hidden_BLD[0]))
+  return cache, (score_C, _expand(network, top, params, hidden_BLD[0]))
 
 
 def _expand(
-  engine: extend.Engine, top: int, params: Any, hidden_CD: jax.Array
+  network: extend.Network, top: int, params: Any, hidden_CD: jax.Array
 ) -> _Expansions:
-  logits_CV = engine.model.apply(
+  logits_CV = network.model.apply(
     {'params': params}, hidden_CD[None], method='logits'
   )[0]
   log_probability_CV = jax.nn.log_softmax(logits_CV)

@@ -143,7 +143,7 @@ def pasts(
   pools: dict[str, paging.Pool],
   row_B: jax.Array,
   visibility: visibility_lib.Visibility,
-  in_order: int | None = None,
+  reference_length: int | None = None,
 ) -> dict[int, past.Past]:
   """Returns what the layers of a call see of the cache.
 
@@ -152,12 +152,14 @@ def pasts(
     pools: of `paging.pools`.
     row_B: int32, the cache's row of each of the call's rows.
     visibility: of the call's queries.
-    in_order: the length of a row whose forward pass's bits are wanted (see
-      `past.py`), or None.
+    reference_length: in the reference mode, the length of the forward pass
+      whose bits each token has (see `past.py`); None in the fast mode.
   """
   result = {}
   for kind, pool in pools.items():
-    tables = _tables(cache.kinds[kind], pool, row_B, visibility, in_order)
+    tables = _tables(
+      cache.kinds[kind], pool, row_B, visibility, reference_length
+    )
     for owner, k, v in zip(
       pool.owners, cache.kinds[kind].k, cache.kinds[kind].v
     ):
@@ -165,13 +167,13 @@ def pasts(
   return result
 
 
-def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, in_order):
+def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
   table_BN, start_BM, limit_BM, position_BM = (
     x[row_B]
     for x in (kind.table_RN, kind.start_RM, kind.limit_RM, kind.position_RM)
   )
   plan = None
-  if in_order is None:
+  if reference_length is None:
     plan = paged_decode.make_plan(
       table_BN,
       start_BM,
@@ -182,7 +184,9 @@ def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, in_order):
       pages=pool.pages,
       window=pool.window,
     )
-  return past.Tables(table_BN, start_BM, limit_BM, position_BM, plan, in_order)
+  return past.Tables(
+    table_BN, start_BM, limit_BM, position_BM, plan, reference_length
+  )
 
 
 def write(

@@ -28,7 +28,7 @@ class Decoder:
 
   Attributes:
     config: the model's.
-    engine: of `extend`'s functions, for those who fuse more into a call.
+    network: of `extend`'s functions, for those who fuse more into a call.
     params: of `weights.ready`.
     cache: the cache after the last call.
     jit: `jax.jit` with what the mode asks of the compiler.
@@ -79,7 +79,7 @@ class Decoder:
     self.config = config
     self.rows = rows
     self.length = length
-    self.engine = extend.Engine(
+    self.network = extend.Network(
       transformer.Transformer(config, unstacked=True),
       pools,
       length if mode == 'reference' else None,
@@ -96,16 +96,16 @@ class Decoder:
     options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
     self.jit = jit = functools.partial(jax.jit, compiler_options=options)
     self._text = jit(
-      functools.partial(extend.text, self.engine), donate_argnums=1
+      functools.partial(extend.text, self.network), donate_argnums=1
     )
     self._chunk = jit(
-      functools.partial(extend.chunk, self.engine), donate_argnums=1
+      functools.partial(extend.chunk, self.network), donate_argnums=1
     )
     self._give_pages = jit(cache_lib.give_pages, donate_argnums=0)
     self._reissue = jit(cache_lib.reissue, donate_argnums=0)
     self._settle = jit(cache_lib.settle, donate_argnums=0)
     self._logits = jit(
-      functools.partial(self.engine.model.apply, method='logits')
+      functools.partial(self.network.model.apply, method='logits')
     )
 
   @property
@@ -136,7 +136,7 @@ class Decoder:
       row,
       {
         kind: np.full(pool.row_pages, -1, np.int32)
-        for kind, pool in self.engine.pools.items()
+        for kind, pool in self.network.pools.items()
       },
     )
 

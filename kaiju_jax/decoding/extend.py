@@ -40,18 +40,19 @@ REFERENCE_OPTIONS = {
 _ROWS = 8
 
 
-class Engine(NamedTuple):
+class Network(NamedTuple):
   """What every call of a model and a cache has alike; no arrays.
 
   Attributes:
     model: with `unstacked=True`.
     pools: of the cache.
-    in_order: length of the rows whose bits the reference mode has, or None.
+    reference_length: in the reference mode, the length of the forward pass
+      whose bits each token has; None in the fast mode.
   """
 
   model: transformer.Transformer
   pools: dict[str, paging.Pool]
-  in_order: int | None = None
+  reference_length: int | None = None
 
 
 class Chunk(NamedTuple):
@@ -73,17 +74,17 @@ class Chunk(NamedTuple):
 
 
 def chunk(
-  engine: Engine, params: Any, cache: cache_lib.Cache, chunk: Chunk
+  network: Network, params: Any, cache: cache_lib.Cache, chunk: Chunk
 ) -> tuple[jax.Array, cache_lib.Cache]:
   """Returns hidden states [B, L, D], and the cache with the chunk in it.
 
   A chunk's slots may not hold what its own queries see. Rows' texts do not
   become longer: a row is either text or its caller's own (`Cache.length_R`).
   """
-  hidden_BLD, made = _run(engine, params, cache, *chunk[:3])
+  hidden_BLD, made = _run(network, params, cache, *chunk[:3])
   cache = cache_lib.write(
     cache,
-    engine.pools,
+    network.pools,
     _after(chunk.row_B, hidden_BLD),
     chunk.visibility,
     chunk.slot,
@@ -93,7 +94,7 @@ def chunk(
 
 
 def text(
-  engine: Engine,
+  network: Network,
   params: Any,
   cache: cache_lib.Cache,
   row_B: jax.Array,
@@ -103,7 +104,7 @@ def text(
   """Returns hidden states [B, L, D], and the cache with the rows' next tokens.
 
   Args:
-    engine: of the model and the cache.
+    network: of the model and the cache.
     params: of `weights.ready`.
     cache: the cache.
     row_B: int32, rows of the cache, each at most once.
@@ -112,17 +113,17 @@ def text(
       have room for them.
   """
   L = tokens_BL.shape[1]
-  if engine.in_order is not None and L % _ROWS:
+  if network.reference_length is not None and L % _ROWS:
     tokens_BL = jnp.pad(tokens_BL, ((0, 0), (0, -L % _ROWS)))
   visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
-  hidden_BLD, made = _run(engine, params, cache, row_B, tokens_BL, visibility)
+  hidden_BLD, made = _run(network, params, cache, row_B, tokens_BL, visibility)
   end_B = cache.length_R[row_B] + count_B
-  cache = cache_lib.rotate(cache, engine.pools, row_B, end_B)
+  cache = cache_lib.rotate(cache, network.pools, row_B, end_B)
   slots = cache_lib.slots_of_text(
     cache, row_B, visibility.position_BM, is_kept_BL
   )
   cache = cache_lib.write(
-    cache, engine.pools, _after(row_B, hidden_BLD), visibility, slots, made
+    cache, network.pools, _after(row_B, hidden_BLD), visibility, slots, made
   )
   length_R = cache.length_R.at[row_B].set(end_B)
   return hidden_BLD[:, :L], cache._replace(length_R=length_R)
@@ -145,11 +146,11 @@ def _text(length_B, count_B, tokens_BL):
   ), is_kept_BL
 
 
-def _run(engine, params, cache, row_B, tokens_BL, visibility):
+def _run(network, params, cache, row_B, tokens_BL, visibility):
   pasts = cache_lib.pasts(
-    cache, engine.pools, row_B, visibility, engine.in_order
+    cache, network.pools, row_B, visibility, network.reference_length
   )
-  hidden_BLD, made = engine.model.apply(
+  hidden_BLD, made = network.model.apply(
     {'params': params}, tokens_BL, visibility, pasts, method='extend'
   )
   return hidden_BLD, made

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import sampling as sampling_lib
 from kaiju_jax.decoding import stop
 
 
@@ -33,7 +33,9 @@ class Request:
 
   tokens: Sequence[int] | np.ndarray
   max_tokens: int
-  sampling: draw.Sampling = dataclasses.field(default_factory=draw.Sampling)
+  sampling: sampling_lib.Sampling = dataclasses.field(
+    default_factory=sampling_lib.Sampling
+  )
   stop_tokens: Sequence[int] = ()
   stop_strings: Sequence[str] = ()
   scores_prompt: bool = False
@@ -46,7 +48,7 @@ class Event(NamedTuple):
     token: which.
     text: what it lets be shown: '' where all of it is held back (`stop.py`),
       or where there is no tokenizer.
-    log_probability: the model's own, before filters (`draw.py`).
+    log_probability: the model's own, before filters (`sampling.py`).
     reason: None, or why this token is the last: 'length', 'stop_token' or
       'stop_string'.
   """
@@ -106,9 +108,9 @@ def check(
       f'{name}: a prompt of {len(tokens_L)} tokens and max_tokens={count} are'
       f' {len(tokens_L) + count}, and its row of the cache holds {length}.'
     )
-  if not isinstance(request.sampling, draw.Sampling):
+  if not isinstance(request.sampling, sampling_lib.Sampling):
     raise TypeError(
-      f'{name}.sampling={request.sampling!r}: must be a draw.Sampling.'
+      f'{name}.sampling={request.sampling!r}: must be a sampling.Sampling.'
     )
   stop.check_tokens(request.stop_tokens)
   for token in request.stop_tokens:

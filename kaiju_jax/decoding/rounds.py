@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.decoding import cache as cache_lib
-from kaiju_jax.decoding import draw
 from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import sampling as sampling_lib
 
 
 class State(NamedTuple):
@@ -32,7 +32,7 @@ class State(NamedTuple):
   """
 
   token_R: jax.Array
-  settings: draw.Settings
+  settings: sampling_lib.Settings
   seen_RV: jax.Array
 
 
@@ -50,16 +50,21 @@ class Scores(NamedTuple):
 
 def initial(rows: int, vocab_size: int) -> State:
   """Returns the state of rows that nobody uses."""
-  settings = draw.settings([draw.Sampling(temperature=0)] * rows)
+  settings = sampling_lib.settings(
+    [sampling_lib.Sampling(temperature=0)] * rows
+  )
   return State(
     jnp.zeros((rows,), jnp.int32),
-    draw.Settings(*map(jnp.asarray, settings)),
+    sampling_lib.Settings(*map(jnp.asarray, settings)),
     jnp.zeros((rows, vocab_size), bool),
   )
 
 
 def join(
-  state: State, row: jax.Array, settings: draw.Settings, is_new: jax.Array
+  state: State,
+  row: jax.Array,
+  settings: sampling_lib.Settings,
+  is_new: jax.Array,
 ) -> State:
   """Returns the state in which a row draws by these settings.
 
@@ -70,7 +75,7 @@ def join(
     is_new: bool scalar, whether the row has no text yet.
   """
   return state._replace(
-    settings=draw.Settings(
+    settings=sampling_lib.Settings(
       *(
         all_R.at[row].set(one[0])
         for all_R, one in zip(state.settings, settings)
@@ -81,7 +86,7 @@ def join(
 
 
 def prefill(
-  engine: extend.Engine,
+  network: extend.Network,
   is_scored: bool,
   params: Any,
   cache: cache_lib.Cache,
@@ -94,7 +99,7 @@ def prefill(
   """Appends `count` of the tokens to a row's text.
 
   Args:
-    engine: of the model and the cache.
+    network: of the model and the cache.
     is_scored: whether `Scores` are wanted.
     params: of `weights.ready`.
     cache: the cache.
@@ -109,7 +114,7 @@ def prefill(
     None.
   """
   hidden_BLD, cache = extend.text(
-    engine, params, cache, row[None], tokens_L[None], count[None]
+    network, params, cache, row[None], tokens_L[None], count[None]
   )
   is_kept_L = jnp.arange(tokens_L.shape[0]) < count
   # Beyond the vocabulary's end a scatter drops it.
@@ -118,12 +123,12 @@ def prefill(
   last_BLD = lax.dynamic_slice_in_dim(hidden_BLD, count - 1, 1, axis=1)
   scores = None
   if is_scored:
-    scores = _scores(_logits(engine, params, hidden_BLD)[0], next_L)
+    scores = _scores(_logits(network, params, hidden_BLD)[0], next_L)
   return cache, state._replace(seen_RV=seen_RV), last_BLD, scores
 
 
 def first(
-  engine: extend.Engine,
+  network: extend.Network,
   params: Any,
   state: State,
   row: jax.Array,
@@ -133,7 +138,7 @@ def first(
   """Draws the token after a prompt.
 
   Args:
-    engine: of the model.
+    network: of the model.
     params: of `weights.ready`.
     state: of the rows.
     row: int32 scalar.
@@ -144,9 +149,9 @@ def first(
     State, and the one token `packed`.
   """
   row_B = row[None]
-  token_B, own_B = draw.draw(
-    _logits(engine, params, last_BLD)[:, 0],
-    draw.Settings(*(all_R[row_B] for all_R in state.settings)),
+  token_B, own_B = sampling_lib.draw(
+    _logits(network, params, last_BLD)[:, 0],
+    sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
     index[None],
     state.seen_RV[row_B],
   )
@@ -155,7 +160,7 @@ def first(
 
 
 def step(
-  engine: extend.Engine,
+  network: extend.Network,
   params: Any,
   cache: cache_lib.Cache,
   state: State,
@@ -164,7 +169,7 @@ def step(
   """Appends each row's drawn token to its text, and draws the next.
 
   Args:
-    engine: of the model and the cache.
+    network: of the model and the cache.
     params: of `weights.ready`.
     cache: the cache.
     state: of its rows.
@@ -177,7 +182,7 @@ def step(
   row_R = jnp.arange(count_R.shape[0], dtype=jnp.int32)
   is_on_R = count_R > 0
   hidden_RLD, cache = extend.text(
-    engine,
+    network,
     params,
     cache,
     row_R,
@@ -186,12 +191,14 @@ def step(
   )
   at_R = jnp.where(is_on_R, state.token_R, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row_R, at_R].set(True, mode='drop')
-  logits_RV = _logits(engine, params, hidden_RLD)[:, 0]
+  logits_RV = _logits(network, params, hidden_RLD)[:, 0]
   # A row at rest asks for nothing that the others would wait for.
   settings = state.settings._replace(
     temperature_B=jnp.where(is_on_R, state.settings.temperature_B, 0),
   )
-  token_R, own_R = draw.draw(logits_RV, settings, cache.length_R, seen_RV)
+  token_R, own_R = sampling_lib.draw(
+    logits_RV, settings, cache.length_R, seen_RV
+  )
   token_R = jnp.where(is_on_R, token_R, state.token_R)
   return (
     cache,
@@ -213,8 +220,8 @@ def _packed(token_B, log_probability_B) -> jax.Array:
   )
 
 
-def _logits(engine, params, hidden_BLD) -> jax.Array:
-  return engine.model.apply({'params': params}, hidden_BLD, method='logits')
+def _logits(network, params, hidden_BLD) -> jax.Array:
+  return network.model.apply({'params': params}, hidden_BLD, method='logits')
 
 
 def _scores(logits_LV, next_L) -> Scores:

@@ -116,7 +116,7 @@ def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
   """The forward pass's own (k, v) [B, L, K] of each layer that makes them."""
 
   def made(params, tokens_BL):
-    _, kept = decoder.engine.model.apply(
+    _, kept = decoder.network.model.apply(
       {'params': params},
       tokens_BL,
       _causal(tokens_BL),
@@ -128,7 +128,7 @@ def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
     )
     layers = kept['intermediates']['blocks']
     result = {}
-    for pool in decoder.engine.pools.values():
+    for pool in decoder.network.pools.values():
       for owner in pool.owners:
         [(_, (k, v))] = layers[f'layer_{owner}']['attention']['__call__']
         result[owner] = k.codes, v.codes
@@ -162,7 +162,7 @@ def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
   row_B = jnp.asarray(rows, jnp.int32)
   slots = cache_lib.slots_of_text(cache, row_B, place_BL, True)
   result = {}
-  for name, pool in decoder.engine.pools.items():
+  for name, pool in decoder.network.pools.items():
     kind, slot_BL = cache.kinds[name], slots[name]
     page_BL = kind.table_RN[row_B[:, None], slot_BL // kind.page]
     within_BL = slot_BL % kind.page

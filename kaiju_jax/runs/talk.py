@@ -14,9 +14,9 @@ from typing import TextIO
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sample
+from kaiju_jax.decoding import sampling as sampling_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Manner:
   """
 
   max_tokens: int
-  sampling: draw.Sampling
+  sampling: sampling_lib.Sampling
   stop_strings: Sequence[str] = ()
 
   def request(
@@ -97,7 +97,7 @@ def opened(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
 
 
 def answer(
-  generator: sample.Generator,
+  generator: generator_lib.Generator,
   requests: Sequence[request_lib.Request],
   out: TextIO,
   pace: Pace,
@@ -128,7 +128,7 @@ def answer(
 
 
 def converse(
-  generator: sample.Generator,
+  generator: generator_lib.Generator,
   tokenizer: tokenizer_lib.Tokenizer,
   manner: Manner,
   read: Callable[[], str],

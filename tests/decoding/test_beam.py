@@ -288,7 +288,7 @@ def test_a_ring_that_has_turned_goes_on():
   decoder = decoder_lib.Decoder(
     params, config, rows=1, length=LENGTH, extra=search.extra, page=4
   )
-  assert decoder.engine.pools['local'].row_slots == 16
+  assert decoder.network.pools['local'].row_slots == 16
   prompt = prompt_of(21)
   with opened(decoder, prompt, search.extra) as (row, hidden_D):
     searcher = beam.BeamSearch(decoder, search)
@@ -306,7 +306,7 @@ def test_a_chunk_after_every_beam_does_not_see_its_future():
   decoder, rng = searcher_of(False)[0], np.random.default_rng(2)
   with opened(decoder, PROMPT) as (row, _):
     tree = beam_tree.BeamTree(
-      len(PROMPT), row_lib.held(decoder.cache, decoder.engine.pools, row)
+      len(PROMPT), row_lib.held(decoder.cache, decoder.network.pools, row)
     )
     paths = [[*PROMPT]]
     for parents in [0] * 4, [0, 0, 3, 1], [2, 3, 1, 0]:
@@ -566,7 +566,7 @@ def test_eight_beams_take_a_quarter_of_eight_copies():
     params, config, rows=1, length=prompt + depth, extra=search.extra
   )
   copies = decoder_lib.Decoder(params, config, rows=8, length=prompt + depth)
-  assert copies.engine.pools['global'].row_slots == 1024
+  assert copies.network.pools['global'].row_slots == 1024
   assert 4 * decoder.cache_bytes <= copies.cache_bytes
   row = decoder.open(prompt + depth, search.extra)
   tokens = prompt_of(prompt)

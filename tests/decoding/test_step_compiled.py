@@ -25,11 +25,13 @@ ROWS, LENGTH = 16, 8192
 
 
 def _step(tokens: int):
-  """Returns the engine of three layers, and the shapes of a step."""
+  """Returns the network of three layers, and the shapes of a step."""
   config = presets.preset('13b')
   config.layout = 'L0 L0 G2'
   pools = paging.pools(config.layers(), ROWS, LENGTH)
-  engine = extend.Engine(transformer.Transformer(config, unstacked=True), pools)
+  network = extend.Network(
+    transformer.Transformer(config, unstacked=True), pools
+  )
 
   def made():
     stacked = transformer.Transformer(config)
@@ -47,7 +49,7 @@ def _step(tokens: int):
     int32((ROWS, tokens)),
     int32((ROWS,)),
   )
-  return engine, shapes
+  return network, shapes
 
 
 @pytest.mark.parametrize('tokens', [1, 128])
@@ -65,12 +67,12 @@ def test_a_step_runs_on_its_kernels_and_moves_no_pool(
     device = aot.devices(tpu_gpu_configs.load(accelerator))[0]
   except aot.MissingPlugin as error:
     pytest.skip(str(error))
-  engine, shapes = _step(tokens)
+  network, shapes = _step(tokens)
   here = jax.sharding.SingleDeviceSharding(device)
   placed = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
   )
-  step = jax.jit(functools.partial(extend.text, engine), donate_argnums=1)
+  step = jax.jit(functools.partial(extend.text, network), donate_argnums=1)
   program = aot.build(step, placed)
   # One for each layer's pool at least.
   assert len(re.findall(kernel, program.text)) >= 3

@@ -14,9 +14,9 @@ import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sample
+from kaiju_jax.decoding import sampling as sampling_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import export
@@ -33,7 +33,7 @@ from kaiju_jax.training import workdir as workdir_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 LENGTH = 80
-MANNER = talk.Manner(12, draw.Sampling(seed=3))
+MANNER = talk.Manner(12, sampling_lib.Sampling(seed=3))
 BYTES = tokenizer_lib.Bytes()
 
 
@@ -97,7 +97,7 @@ def generator(loaded):
     length=LENGTH,
     replica=loaded.replica,
   )
-  return sample.Generator(decoder, BYTES, chunk=8)
+  return generator_lib.Generator(decoder, BYTES, chunk=8)
 
 
 def test_an_export_is_read_as_what_the_workdir_holds(

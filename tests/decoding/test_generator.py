@@ -10,16 +10,16 @@ import pytest
 from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.decoding import pages
 from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sample
+from kaiju_jax.decoding import sampling as sampling_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 
 Request = request_lib.Request
-Sampling = draw.Sampling
+Sampling = sampling_lib.Sampling
 ROWS, LENGTH, CHUNK = 3, 64, 16
 CONFIG = model_config.ModelConfig(
   d_model=16,
@@ -43,7 +43,7 @@ CONFIG = model_config.ModelConfig(
   ),
 )
 MODEL = transformer.Transformer(CONFIG)
-drawn = jax.jit(draw.draw)
+drawn = jax.jit(sampling_lib.draw)
 
 
 @pytest.fixture(scope='module')
@@ -71,7 +71,7 @@ def generator(params):
   decoder = decoder_lib.Decoder(
     params, CONFIG, rows=ROWS, length=LENGTH, page=8
   )
-  return sample.Generator(decoder, tokenizer.Bytes(), chunk=CHUNK)
+  return generator_lib.Generator(decoder, tokenizer.Bytes(), chunk=CHUNK)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def log_softmax(logits_LV):
 def uncached(params, request):
   """Draws a request's tokens with a forward pass over all of it for each."""
   tokens = list(request.tokens)
-  settings = draw.settings([request.sampling])
+  settings = sampling_lib.settings([request.sampling])
   for _ in range(request.max_tokens):
     logits_V = forward(params, tokens)[-1]
     seen_BV = np.isin(np.arange(CONFIG.vocab_size), tokens)[None]
@@ -283,7 +283,7 @@ def test_an_interrupted_batch_frees_its_rows(generator, monkeypatch):
   def interrupted():
     if next(rounds) == 2:
       raise KeyboardInterrupt
-    sample.Generator.advance(generator)
+    generator_lib.Generator.advance(generator)
 
   monkeypatch.setattr(generator, 'advance', interrupted)
   with pytest.raises(KeyboardInterrupt):
@@ -428,8 +428,8 @@ def test_bad_scores_and_generators_are_refused(generator):
     generator.score([1] * 65)
   with pytest.raises(TypeError, match='request=3'):
     generator.stream(3)
-  without = sample.Generator(generator._decoder)
+  without = generator_lib.Generator(generator._decoder)
   with pytest.raises(ValueError, match='has no tokenizer'):
     without.stream(Request([1], 2, stop_strings=['x']))
   with pytest.raises(ValueError, match='chunk=0'):
-    sample.Generator(generator._decoder, chunk=0)
+    generator_lib.Generator(generator._decoder, chunk=0)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kaiju_jax.decoding import draw
+from kaiju_jax.decoding import sampling as sampling_lib
 
-Sampling = draw.Sampling
-drawn = jax.jit(draw.draw)
-distribution = jax.jit(draw.distribution)
+Sampling = sampling_lib.Sampling
+drawn = jax.jit(sampling_lib.draw)
+distribution = jax.jit(sampling_lib.distribution)
 
 
 def logits(rows, vocab_size, seed=0):
@@ -65,7 +65,7 @@ SAMPLINGS = [
 def test_the_distribution_is_that_of_the_plain_reading():
   logits_BV = logits(len(SAMPLINGS), 50)
   seen_BV = np.random.default_rng(1).random(logits_BV.shape) < 0.4
-  found_BV = distribution(logits_BV, draw.settings(SAMPLINGS), seen_BV)
+  found_BV = distribution(logits_BV, sampling_lib.settings(SAMPLINGS), seen_BV)
   for row, sampling in enumerate(SAMPLINGS):
     wanted_V = expected(logits_BV[row], sampling, seen_BV[row])
     np.testing.assert_array_equal(
@@ -88,7 +88,9 @@ def test_filters_drawn_out():
     Sampling(min_p=0.4),
     Sampling(temperature=0),
   ]
-  kept_BV = np.isfinite(distribution(logits_BV, draw.settings(samplings)))
+  kept_BV = np.isfinite(
+    distribution(logits_BV, sampling_lib.settings(samplings))
+  )
   np.testing.assert_array_equal(
     kept_BV.astype(int),
     [
@@ -110,7 +112,7 @@ def test_tokens_come_as_often_as_they_should():
   seeds = [dataclasses.replace(sampling, seed=i % 40) for i in range(count)]
   token_B, _ = drawn(
     np.tile(logits_V, (count, 1)),
-    draw.settings(seeds),
+    sampling_lib.settings(seeds),
     np.arange(count, dtype=np.int32) // 40,
   )
   wanted_V = expected(logits_V, sampling, np.zeros(vocab_size, bool))
@@ -130,7 +132,7 @@ def test_tokens_come_as_often_as_they_should():
 def test_rare_tokens_are_neither_lost_nor_favoured():
   """Noise of few bits lets one of many rare tokens win too often, or never."""
   rows, vocab_size = 400, 20_000
-  settings = draw.settings([Sampling(seed=i) for i in range(rows)])
+  settings = sampling_lib.settings([Sampling(seed=i) for i in range(rows)])
   index_B = np.zeros(rows, np.int32)
   logits_BV = np.full((rows, vocab_size), np.log(1e-5), np.float32)
   logits_BV[:, 0] = np.log(0.8)  # All others together 0.2.
@@ -146,7 +148,7 @@ def test_rare_tokens_are_neither_lost_nor_favoured():
 def test_the_largest_noise_word_rules_no_token_out():
   # Seed 6,468,900 was searched for: its entry 1 has bits 0xffffffdd.
   logits_BV = np.array([[-np.inf, 0.0]], np.float32)
-  settings = draw.settings([Sampling(seed=6_468_900)])
+  settings = sampling_lib.settings([Sampling(seed=6_468_900)])
   token_B, _ = drawn(logits_BV, settings, np.zeros(1, np.int32))
   assert token_B.tolist() == [1]
 
@@ -158,11 +160,13 @@ def test_a_row_draws_the_same_wherever_it_lies_and_whoever_is_beside():
   rows = len(samplings)
   logits_BV = logits(rows, 50, seed=2)
   index_B = np.arange(rows, dtype=np.int32) + 3
-  together_B, own_B = drawn(logits_BV, draw.settings(samplings), index_B)
+  together_B, own_B = drawn(
+    logits_BV, sampling_lib.settings(samplings), index_B
+  )
   order = np.random.default_rng(3).permutation(rows)
   moved_B, moved_own_B = drawn(
     logits_BV[order],
-    draw.settings([samplings[i] for i in order]),
+    sampling_lib.settings([samplings[i] for i in order]),
     index_B[order],
   )
   np.testing.assert_array_equal(moved_B, together_B[order])
@@ -171,7 +175,7 @@ def test_a_row_draws_the_same_wherever_it_lies_and_whoever_is_beside():
     # Beside a greedy row none of the filters' branches runs but this row's.
     alone_B, _ = drawn(
       logits_BV[[i, 0]],
-      draw.settings([samplings[i], Sampling(temperature=0)]),
+      sampling_lib.settings([samplings[i], Sampling(temperature=0)]),
       index_B[[i, 0]],
     )
     assert alone_B[0] == together_B[i], samplings[i]
@@ -179,18 +183,22 @@ def test_a_row_draws_the_same_wherever_it_lies_and_whoever_is_beside():
 
 def test_seed_and_index_both_change_the_noise():
   logits_BV = np.zeros((64, 1000), np.float32)
-  same = draw.settings([Sampling(seed=5)] * 64)
+  same = sampling_lib.settings([Sampling(seed=5)] * 64)
   index_B = np.arange(64, dtype=np.int32)
   by_index_B, _ = drawn(logits_BV, same, index_B)
   by_seed_B, _ = drawn(
-    logits_BV, draw.settings([Sampling(seed=i) for i in range(64)]), index_B * 0
+    logits_BV,
+    sampling_lib.settings([Sampling(seed=i) for i in range(64)]),
+    index_B * 0,
   )
   again_B, _ = drawn(logits_BV, same, index_B)
   assert len(set(by_index_B.tolist())) > 55
   assert len(set(by_seed_B.tolist())) > 55
   np.testing.assert_array_equal(by_index_B, again_B)
   assert drawn(
-    logits_BV[:1], draw.settings([Sampling(seed=2**32 - 1)]), index_B[:1]
+    logits_BV[:1],
+    sampling_lib.settings([Sampling(seed=2**32 - 1)]),
+    index_B[:1],
   )
 
 
@@ -198,7 +206,9 @@ def test_log_probabilities_are_the_models_own():
   logits_BV = logits(len(SAMPLINGS), 50)
   seen_BV = np.ones(logits_BV.shape, bool)
   index_B = np.zeros(len(SAMPLINGS), np.int32)
-  token_B, own_B = drawn(logits_BV, draw.settings(SAMPLINGS), index_B, seen_BV)
+  token_B, own_B = drawn(
+    logits_BV, sampling_lib.settings(SAMPLINGS), index_B, seen_BV
+  )
   p_BV = np.exp(logits_BV.astype(np.float64))
   p_BV /= p_BV.sum(-1, keepdims=True)
   wanted_B = np.log(p_BV[np.arange(len(SAMPLINGS)), token_B])
@@ -213,7 +223,7 @@ def test_logits_without_a_choice_give_no_token():
   logits_BV[3, :3] = -np.inf
   logits_BV[4] = np.nan
   for sampling in Sampling(temperature=0), Sampling(top_k=2), Sampling():
-    rows = draw.settings([sampling] * 6)
+    rows = sampling_lib.settings([sampling] * 6)
     token_B, own_B = drawn(logits_BV, rows, np.zeros(6, np.int32))
     assert token_B[:3].tolist() == [-1, -1, -1]
     assert token_B[3] == 3 and token_B[4] == -1 and 0 <= token_B[5] < 4
@@ -226,14 +236,16 @@ def test_logits_without_a_choice_give_no_token():
 def test_extreme_logits_and_temperatures_draw():
   logits_BV = np.array([[3e38, -3e38, 0.0], [-3e38, -1e38, -3e38]], np.float32)
   for temperature in 0, 1e-6, 1.0:
-    settings = draw.settings([Sampling(temperature)] * 2)
+    settings = sampling_lib.settings([Sampling(temperature)] * 2)
     token_B, _ = drawn(logits_BV, settings, np.zeros(2, np.int32))
     assert token_B.tolist() == [0, 1]
 
 
 def test_filters_are_skipped_where_no_row_asks():
   text = drawn.lower(
-    jnp.zeros((2, 8)), draw.settings([Sampling()] * 2), np.zeros(2, np.int32)
+    jnp.zeros((2, 8)),
+    sampling_lib.settings([Sampling()] * 2),
+    np.zeros(2, np.int32),
   ).as_text()
   # Greedy or not; top_k or not; top_p or not.
   assert text.count('stablehlo.case') + text.count('stablehlo.if') == 3
@@ -268,13 +280,13 @@ def test_senseless_settings_are_refused(field, value, error):
 
 
 def test_other_shapes_are_refused():
-  settings = draw.settings([Sampling()] * 2)
+  settings = sampling_lib.settings([Sampling()] * 2)
   index_B = np.zeros(2, np.int32)
   with pytest.raises(ValueError, match='logits_BV has shape'):
-    draw.draw(np.zeros(4, np.float32), settings, index_B)
+    sampling_lib.draw(np.zeros(4, np.float32), settings, index_B)
   with pytest.raises(ValueError, match=r'temperature_B has shape \(2,\)'):
-    draw.draw(np.zeros((3, 4), np.float32), settings, index_B)
+    sampling_lib.draw(np.zeros((3, 4), np.float32), settings, index_B)
   with pytest.raises(ValueError, match=r'seen_BV .* expected \(2, 4\)'):
-    draw.draw(
+    sampling_lib.draw(
       np.zeros((2, 4), np.float32), settings, index_B, np.zeros((2, 3), bool)
     )

@@ -1,6 +1,6 @@
 """Generation: sequences join a cache's rows, go on together, and leave.
 
-    generator = sample.Generator(decoder, tokenizer)
+    generator = generator_lib.Generator(decoder, tokenizer)
     for event in generator.stream(request): print(event.text, end='')
     results = generator.generate(requests)          # a whole batch
     scores = generator.score(tokens)                # for evaluation
@@ -27,10 +27,10 @@ import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import draw
 from kaiju_jax.decoding import pages
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import rounds
+from kaiju_jax.decoding import sampling as sampling_lib
 from kaiju_jax.decoding import stop
 
 _SMALLEST_CHUNK = 8
@@ -71,17 +71,17 @@ class Generator:
     self._going: dict[int, _Running] = {}
     self._abandoned: list[_Running] = []
     self._count = 0
-    engine = decoder.engine
+    network = decoder.network
     self._join = decoder.jit(rounds.join, donate_argnums=0)
     self._step = decoder.jit(
-      functools.partial(rounds.step, engine), donate_argnums=(1, 2)
+      functools.partial(rounds.step, network), donate_argnums=(1, 2)
     )
     self._first = decoder.jit(
-      functools.partial(rounds.first, engine), donate_argnums=1
+      functools.partial(rounds.first, network), donate_argnums=1
     )
     self._prefill = {
       is_scored: decoder.jit(
-        functools.partial(rounds.prefill, engine, is_scored),
+        functools.partial(rounds.prefill, network, is_scored),
         donate_argnums=(1, 2),
       )
       for is_scored in (False, True)
@@ -190,7 +190,7 @@ class Generator:
     nothing_L = np.zeros(0, np.int32)
     row = self._open(1)
     try:
-      self._join_row(row, draw.Sampling())
+      self._join_row(row, sampling_lib.Sampling())
       for size in sizes:
         last_BLD, _ = self._run_chunk(row, nothing_L, nothing_L, size, False)
         self._run_first(row, last_BLD)
@@ -266,11 +266,11 @@ class Generator:
     self._join_row(row, running.request.sampling)
     self._prefilling.append(running)
 
-  def _join_row(self, row: int, sampling: draw.Sampling) -> None:
+  def _join_row(self, row: int, sampling: sampling_lib.Sampling) -> None:
     self._state = self._join(
       self._state,
       np.int32(row),
-      draw.settings([sampling]),
+      sampling_lib.settings([sampling]),
       np.bool_(self._decoder.length_of(row) == 0),
     )
 
