@@ -52,7 +52,7 @@ class Decoder:
     """Allocates the cache.
 
     Args:
-      params: float32 master weights, or an export (`export.load`).
+      params: float32 master weights, or an export (`own.load`).
       config: the model's.
       rows: sequences that the cache holds at once.
       length: tokens of the longest, prompt and continuation.

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
-from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import rules
@@ -29,15 +29,15 @@ def ready(
   """Returns the parameters of `Transformer(config, unstacked=True)`.
 
   Args:
-    params: float32 master weights, or an export (`export.load`).
+    params: float32 master weights, or an export (`own.load`).
     config: the model's.
     replica: the training state's, where its updates were ternary.
 
   Raises:
     ValueError: a replica that is missing or too much.
   """
-  if config.quantization.matmul == 'int8' and not _is_exported(params):
-    params = export.quantized(params, config, replica)
+  if config.quantization.matmul == 'int8' and not deployed.is_deployed(params):
+    params = deployed.quantized(params, config, replica)
   return _with_columns(unstacked(_cast(params, config.dtype), config))
 
 
@@ -60,22 +60,13 @@ def _with_columns(params: Any) -> Any:
   for name, layer in params['blocks'].items():
     feedforward = dict(layer['feedforward'])
     w_out_DF = feedforward['w_out_DF']
-    if _is_quantized(w_out_DF):
+    if isinstance(w_out_DF, int8.Quantized):
       axes = tuple(map('DF'.index, rules.CONTRACTED['w_out_DF']))
       feedforward['w_out_DF'] = w_out_DF._replace(
         columns=qat.columns_of(w_out_DF, axes)
       )
     blocks[name] = {**layer, 'feedforward': feedforward}
   return {**params, 'blocks': blocks}
-
-
-def _is_exported(params: Any) -> bool:
-  leaves = jax.tree.leaves(params, is_leaf=_is_quantized)
-  return any(map(_is_quantized, leaves))
-
-
-def _is_quantized(x: Any) -> bool:
-  return isinstance(x, int8.Quantized)
 
 
 def _cast(params: Any, dtype: str) -> Any:

@@ -49,7 +49,7 @@ def write(
 
   Args:
     folder: a new one.
-    params: trained float32 masters, or an export's tree (`export.load`).
+    params: trained float32 masters, or an export's tree (`own.load`).
     config: the model's.
     tokenizer: path of a `tokenizer.json`, '' for bytes.
     accepted: of `lost.NAMES`: what the folder may lose.

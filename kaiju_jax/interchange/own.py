@@ -1,23 +1,54 @@
-"""A folder in our own format, which loses nothing.
+"""Our own format of a trained model, which loses nothing.
 
-model.safetensors      the model with its config (`quantization/export.py`)
-tokenizer.json, tokenizer_config.json    `tokens.py`
+An *export* is one safetensors file: a deployed model (`model/deployed.py`) with
+its config. Tensors are named after the parameters' paths, joined by dots, and
+stacked over the N repeats of the layer block as in training:
 
-For models that the folders of others cannot hold, and for models that came from
-one: what reads a training run's export reads these.
+    blocks.layer_0.feedforward.w_in_DF.codes        int8     [N, D, F]
+    blocks.layer_0.feedforward.w_in_DF.scales       float32  [N, 1, F]
+    blocks.layer_0.feedforward.hidden_limit         float32  [N]
+    blocks.layer_0.attention_norm.gain_D            float32  [N, D]
+    embedding.embedding_DV                          float32  [D, V]
+
+Keys and values need nothing if they have a scale per token; if they have a
+scale per channel, its running limits (`k_limit_K`, `v_limit_K`) are there. The
+file's metadata holds the model's config as JSON, under `config`, and the word
+below under `format`.
+
+`write` makes a folder of the same, with a tokenizer beside it:
+
+    model.safetensors                        the export
+    tokenizer.json, tokenizer_config.json    see `tokens.py`
+
+This is the format for everything that the model can be: windows, shared keys
+and values, clamps. Other libraries' folders hold less. A model that was
+imported from such a folder is written in this format, and read as an export of
+a training run is.
 """
 
+import dataclasses
+import json
 import os
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
-from kaiju_jax.quantization import export
+from kaiju_jax.model import deployed
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import int8
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders as folder_lib
+from kaiju_jax.storage import strict
+from kaiju_jax.storage import tensor_file
 from kaiju_jax.wire import ternary_plan
 
 WEIGHTS = 'model.safetensors'
+_FORMAT = 'kaiju_jax 2'
 
 
 def write(
@@ -37,11 +68,122 @@ def write(
     replica: the training state's, where its updates were ternary.
 
   Raises:
-    ValueError: no tokenizer of this model, or no replica.
+    ValueError: a tokenizer of another vocabulary, or no replica.
     OSError: the folder exists, or cannot be written.
   """
   with folder_lib.written(folder) as path:
     if tokenizer is not None:
       tokens.write(path, tokenizer, config)
     with files.writing(str(folder)):
-      export.save(path / WEIGHTS, params, config, replica)
+      save(path / WEIGHTS, params, config, replica)
+
+
+def save(
+  path: str | os.PathLike,
+  params: Any,
+  config: model_config.ModelConfig,
+  replica: ternary_plan.State | None = None,
+) -> None:
+  """Writes the export of float32 `params` to a file; whole or not at all.
+
+  Args:
+    path: of the file.
+    params: float32 master weights.
+    config: the model's.
+    replica: the training state's, where its updates were ternary.
+
+  Raises:
+    ValueError: see `deployed.quantized`.
+    OSError: the file cannot be written.
+  """
+  tensors = {}
+  for tree_path, leaf in jax.tree_util.tree_leaves_with_path(
+    deployed.quantized(params, config, replica)
+  ):
+    tensors[_name(tree_path)] = np.asarray(jax.device_get(leaf))
+  metadata = {
+    'format': _FORMAT,
+    'config': json.dumps(dataclasses.asdict(config), sort_keys=True),
+  }
+  tensor_file.write(path, tensors, metadata)
+
+
+def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
+  """Returns the parameters and the model's config of an export.
+
+  Raises:
+    OSError: the file is missing or cannot be read.
+    ValueError: the file is no export of this format, its config has fields or
+      values that this code does not know, or its tensors are not those of that
+      model.
+  """
+  tensors, metadata = tensor_file.read(path, _FORMAT)
+  try:
+    fields = json.loads(metadata.get('config', '{}'))
+    config = strict.parse(model_config.ModelConfig, fields)
+    model_config.check(config)
+    _check(tensors, config)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return _tree(tensors), config
+
+
+def _check(
+  tensors: dict[str, np.ndarray], config: model_config.ModelConfig
+) -> None:
+  """Refuses tensors that `save` would not write for this config."""
+  found = {name: (x.dtype.name, x.shape) for name, x in tensors.items()}
+  wanted = {
+    _name(path): (leaf.dtype.name, leaf.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(_shapes(config))
+  }
+  for name in sorted(wanted.keys() | found.keys()):
+    if found.get(name) != wanted.get(name):
+      has, is_due = (
+        'nothing' if one is None else f'{one[0]} {list(one[1])}'
+        for one in (found.get(name), wanted.get(name))
+      )
+      raise ValueError(f'{name}: holds {has}, the config asks for {is_due}.')
+
+
+def _shapes(config: model_config.ModelConfig) -> Any:
+  """Returns the tree of an export's shapes and dtypes; computes nothing."""
+  config = dataclasses.replace(
+    config,
+    quantization=dataclasses.replace(config.quantization, wire_weights='int8'),
+  )
+
+  def exported():
+    params = transformer.Transformer(config).init(
+      jax.random.key(0), jnp.zeros((1, 1), jnp.int32), visibility_lib.causal(1)
+    )['params']
+    return deployed.quantized(params, config)
+
+  return jax.eval_shape(exported)
+
+
+def _name(tree_path) -> str:
+  return '.'.join(
+    str(getattr(key, 'key', getattr(key, 'name', key))) for key in tree_path
+  )
+
+
+def _tree(tensors: dict[str, np.ndarray]) -> Any:
+  tree: dict[str, Any] = {}
+  for name, tensor in tensors.items():
+    *parents, last = name.split('.')
+    if last in int8.Quantized._fields:
+      *parents, last = parents
+      node = _descend(tree, parents)
+      weight = node.get(last, int8.Quantized(None, None))
+      field = name.rpartition('.')[2]
+      node[last] = weight._replace(**{field: jnp.asarray(tensor)})
+    else:
+      _descend(tree, parents)[last] = jnp.asarray(tensor)
+  return tree
+
+
+def _descend(tree: dict[str, Any], parents: list[str]) -> dict[str, Any]:
+  for name in parents:
+    tree = tree.setdefault(name, {})
+  return tree

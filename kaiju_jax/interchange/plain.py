@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import bungee
-from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import ternary_plan
@@ -59,15 +59,15 @@ def weights(
   """Returns what the forward pass of `params` multiplies by.
 
   Args:
-    params: trained float32 masters, or an export's tree (`export.load`).
+    params: trained float32 masters, or an export's tree (`own.load`).
     config: the model's.
     replica: the training state's, where its updates were ternary.
 
   Raises:
-    ValueError: see `export.quantized`.
+    ValueError: see `deployed.quantized`.
   """
-  if not _is_exported(params):
-    params = export.quantized(params, config, replica)
+  if not deployed.is_deployed(params):
+    params = deployed.quantized(params, config, replica)
   tables = _group(params['embedding'])
   layers = config.layers()
   return Plain(
@@ -77,15 +77,6 @@ def weights(
     tuple(
       _layer(params['blocks'], layers, index) for index in range(len(layers))
     ),
-  )
-
-
-def _is_exported(params) -> bool:
-  return any(
-    isinstance(leaf, int8.Quantized)
-    for leaf in jax.tree.leaves(
-      params, is_leaf=lambda x: isinstance(x, int8.Quantized)
-    )
   )
 
 

@@ -44,7 +44,7 @@ def from_workdir(path: str) -> Loaded:
 
 
 def from_export(path: str, tokenizer: str = '') -> Loaded:
-  """Returns an export's model (`quantization/export.py`).
+  """Returns an export's model (`interchange/own.py`).
 
   Args:
     path: of the file.
@@ -54,7 +54,7 @@ def from_export(path: str, tokenizer: str = '') -> Loaded:
   Raises:
     OSError, ValueError: the file is missing, or no export.
   """
-  from kaiju_jax.quantization import export
+  from kaiju_jax.interchange import own
 
-  params, config = export.load(path)
+  params, config = own.load(path)
   return Loaded(params, config, None, tokenizer, str(path))

@@ -8,9 +8,9 @@ contracted on its first dimension, w_in [D, F], or on its last, w_out [D, F] and
 w_o [D, HK]: `contract` says which, and no implementation copies the weight in
 another order (XLA's own may: `xla.py`).
 
-These are primal functions: their derivatives are straight-through, and the
-rule is `quantization/qat.py`'s, of which `input_gradient` and `weight_gradient`
-are the two products. `reference.py` is the definition. Every implementation
+These are primal functions: their derivatives are straight-through, by the rule
+of `quantization/qat/project.py`; `input_gradient` and `weight_gradient` are its
+two products. `reference.py` is the definition. Every implementation
 gives the same codes, and the same y to the last bit (its sum is an integer), as
 long as the device divides float32 as IEEE says; the gradients' products sum
 floats in an order of their own.

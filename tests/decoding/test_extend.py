@@ -12,9 +12,9 @@ from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import extend
 from kaiju_jax.decoding import weights
 from kaiju_jax.model import attention
+from kaiju_jax.model import deployed
 from kaiju_jax.model import layers
 from kaiju_jax.model import transformer
-from kaiju_jax.quantization import export
 from tests.decoding import toys
 
 CONFIGS = {
@@ -173,7 +173,7 @@ def test_an_export_decodes_as_its_checkpoint():
   config = CONFIGS['int8']
   tokens_BL = toys.tokens(config, 1, 24)
   logits = []
-  exported = export.quantized(params_of('int8'), config)
+  exported = deployed.quantized(params_of('int8'), config)
   for params in params_of('int8'), exported:
     decoder = decoder_lib.Decoder(params, config, rows=1, length=64, page=8)
     logits.append(run(decoder, [decoder.open()], tokens_BL, (20, 1, 1, 1, 1)))

@@ -17,9 +17,9 @@ from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import sampling as sampling_lib
+from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.quantization import export
 from kaiju_jax.runs import load as loading
 from kaiju_jax.runs import talk
 from kaiju_jax.sharding import mesh
@@ -106,7 +106,7 @@ def test_an_export_is_read_as_what_the_workdir_holds(
   assert loaded.origin == f'{workdir}, step 7'
   assert loaded.tokenizer == ''
   path = tmp_path / 'model.safetensors'
-  export.save(path, loaded.params, loaded.config, loaded.replica)
+  own.save(path, loaded.params, loaded.config, loaded.replica)
   again = loading.from_export(str(path), 'tokenizer.json')
   assert again.config == loaded.config
   assert (again.replica, again.tokenizer) == (None, 'tokenizer.json')

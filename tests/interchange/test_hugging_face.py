@@ -12,10 +12,11 @@ import safetensors.numpy
 from kaiju_jax import visibility
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost
+from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain
 from kaiju_jax.interchange import scale
+from kaiju_jax.model import deployed
 from kaiju_jax.model import transformer
-from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
 from tests.interchange import arcee_oracle
 from tests.interchange import toys
@@ -150,14 +151,14 @@ def test_weights_are_those_that_the_forward_pass_reads(tmp_path):
   params = toys.params_of(config)
   hugging_face.write(tmp_path / 'a', params, config, accepted=names)
   _, tensors = arcee_oracle.load(tmp_path / 'a')
-  read = export.quantized(params, config)['blocks']
+  read = deployed.quantized(params, config)['blocks']
   # L0 L0 G2 L3 L3 G2 is a block of its own, without repeats.
   for index, owner in enumerate([0, 0, 2, 3, 3, 2]):
-    own, owners = read[f'layer_{index}'], read[f'layer_{owner}']
+    layer, owners = read[f'layer_{index}'], read[f'layer_{owner}']
     for name, w in {
-      'self_attn.q_proj': own['attention']['w_q_DHK'],
+      'self_attn.q_proj': layer['attention']['w_q_DHK'],
       'self_attn.k_proj': owners['attention']['w_k_DK'],
-      'mlp.up_proj': own['feedforward']['w_in_DF'],
+      'mlp.up_proj': layer['feedforward']['w_in_DF'],
     }.items():
       value = np.asarray(w.codes[0], np.float32) * np.asarray(w.scales[0])
       np.testing.assert_array_equal(
@@ -165,8 +166,8 @@ def test_weights_are_those_that_the_forward_pass_reads(tmp_path):
         value.reshape(48, -1).T,
       )
   # An export's tree gives the same folder.
-  export.save(tmp_path / 'codes', params, config)
-  codes, _ = export.load(tmp_path / 'codes')
+  own.save(tmp_path / 'codes', params, config)
+  codes, _ = own.load(tmp_path / 'codes')
   hugging_face.write(tmp_path / 'b', codes, config, accepted=names)
   jax.tree.map(
     np.testing.assert_array_equal, arcee_oracle.load(tmp_path / 'b')[1], tensors

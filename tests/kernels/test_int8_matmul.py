@@ -10,7 +10,7 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api
 from kaiju_jax.kernels.int8_matmul import blocks
 from kaiju_jax.quantization import int8
-from kaiju_jax.quantization import qat
+from kaiju_jax.quantization.qat import project
 
 # No multiple of any block; several blocks each way, the last in part.
 ROWS, CONTRACTED, OUTPUTS = 70, 300, 200
@@ -292,7 +292,7 @@ def test_the_int8_input_gradient_is_trainings_to_the_bit(
   dy = np.random.default_rng(1).standard_normal((ROWS, OUTPUTS)).astype('f4')
   dy[4] = 0
   spec = 'BF,DF->BD' if contract == 'first' else 'BF,FD->BD'
-  want = qat._int8_input_gradient(
+  want = project.int8_input_gradient(
     spec, jnp.asarray(dy) * scale[None], laid(w, contract)
   )
   options = {

@@ -11,7 +11,6 @@ import pytest
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost
 from kaiju_jax.interchange import own
-from kaiju_jax.quantization import export
 from kaiju_jax.runs import exchange as folders
 from kaiju_jax.runs import trained
 from kaiju_jax.training import checkpoint
@@ -67,7 +66,7 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
   assert modes == {(tmp_path / 'file').stat().st_mode}
   said = folders.read(tmp_path / 'out', tmp_path / 'in')
   assert '3 layers of width 48, 35,856 parameters, a tokenizer' in said
-  again, config = export.load(tmp_path / 'in/model.safetensors')
+  again, config = own.load(tmp_path / 'in/model.safetensors')
   assert config == toys.PLAIN
   assert_equal(again, state.params)
   for name in 'tokenizer.json', 'tokenizer_config.json':
@@ -90,7 +89,7 @@ def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
   state = run_of(tmp_path / 'run', model)
   said = folders.export(tmp_path / 'run', tmp_path / 'own')
   assert '  windows: 2 of 2' in said and 'which loses nothing' in said
-  params, config = export.load(tmp_path / 'own/model.safetensors')
+  params, config = own.load(tmp_path / 'own/model.safetensors')
   assert config == model
   held = state.replica.codes['blocks.layer_0.feedforward.w_in_DF']
   w = params['blocks']['layer_0']['feedforward']['w_in_DF']

@@ -17,8 +17,8 @@ from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation import held_out
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import deployed
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.quantization import export
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import checkpoint
@@ -243,7 +243,7 @@ def test_the_model_and_its_export_read_no_master():
 
   want = logits(state.params, state.replica)
   np.testing.assert_array_equal(logits(none, state.replica), want)
-  exported = export.quantized(none, one.model, state.replica)
+  exported = deployed.quantized(none, one.model, state.replica)
   np.testing.assert_array_equal(logits(exported, None), want)
 
 
@@ -283,7 +283,7 @@ def test_a_model_without_its_replica_is_refused():
   with pytest.raises(ValueError, match=r"w_._\w+: .*'ternary' reads a replica"):
     model.apply({'params': params}, first.tokens_BL, first.visibility())
   with pytest.raises(ValueError, match=r"'ternary': the replica .* is missing"):
-    export.quantized(params, one.model)
+    deployed.quantized(params, one.model)
 
 
 @pytest.mark.parametrize(

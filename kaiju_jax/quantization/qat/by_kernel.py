@@ -1,39 +1,26 @@
-"""`qat.int8_einsum`'s three products by the kernels of `int8_matmul`.
+"""The three products of `project.int8_einsum` by the kernels of `int8_matmul`.
 
 A kernel knows rows, contracted columns and outputs. Here B and L become rows,
-H and K one dimension; both are the same bytes. A weight keeps its order in
+and H and K one dimension, without moving a byte. A weight keeps its order in
 memory, and is contracted on its first dimension or its last.
 
-A row whose contracted letter is split over devices has its largest value on one
-of them: its limit is agreed on first, and a kernel is given it.
+If a contracted letter is split over devices, a row's largest value lies on one
+of them: the devices agree on the limit first, and the kernel is given it.
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels.int8_matmul import api
 from kaiju_jax.quantization import int8
+from kaiju_jax.quantization.qat import letters as letters_lib
 from kaiju_jax.sharding import collectives
 
 
-class Letters(NamedTuple):
-  """The letters of an einsum: x, w, out, and those that are summed over."""
-
-  x: str
-  w: str
-  out: str
-  contracted: str
-
-  @property
-  def contract(self) -> str:
-    return 'first' if self.w.startswith(self.contracted) else 'last'
-
-
 def forward(
-  letters: Letters,
+  letters: letters_lib.Letters,
   x: jax.Array | int8.Quantized,
   w: int8.Quantized,
   limit: jax.Array | None,
@@ -50,9 +37,9 @@ def forward(
     x: activations, or their codes.
     w: the weight.
     limit: a scalar, or None for each row's largest magnitude.
-    nonnegative: see `qat.int8_einsum`.
+    nonnegative: see `project.Options`.
     dtype: of y.
-    keep_codes: whether the backward pass wants codes.
+    keep_codes: whether the backward pass needs the codes.
     implementation: of the kernel.
   """
   shape = x.shape
@@ -87,7 +74,7 @@ def forward(
 
 
 def input_gradient(
-  letters: Letters,
+  letters: letters_lib.Letters,
   dy: jax.Array,
   w: int8.Quantized,
   *,
@@ -121,7 +108,7 @@ def input_gradient(
 
 
 def weight_gradient(
-  letters: Letters,
+  letters: letters_lib.Letters,
   codes: jax.Array,
   scales: jax.Array,
   dy: jax.Array,
@@ -132,7 +119,7 @@ def weight_gradient(
   out_dtype,
   implementation: str,
 ) -> jax.Array:
-  """Returns dw in `out_dtype`, of codes and scales of x."""
+  """Returns dw in `out_dtype`, from the codes and scales of x."""
   outputs = ''.join(name for name in letters.w if name in letters.out)
   return api.weight_gradient(
     _rows(codes, letters.contracted),
@@ -152,8 +139,8 @@ def _rows(x: jax.Array, columns: str) -> jax.Array:
   return x.reshape(-1, inner)
 
 
-def _matrix(codes: jax.Array, letters: Letters) -> jax.Array:
-  """Returns a weight as a matrix: the same bytes."""
+def _matrix(codes: jax.Array, letters: letters_lib.Letters) -> jax.Array:
+  """Returns a weight as a matrix of the same bytes."""
   contracted = math.prod(
     size
     for size, name in zip(codes.shape, letters.w)

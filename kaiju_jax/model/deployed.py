@@ -1,0 +1,122 @@
+"""A deployed model: codes for weights, and what is served is what was trained.
+
+The forward pass reads codes, scales and clamp limits. A deployed tree of
+parameters holds exactly these, made by the functions that the training step
+calls, so that its forward pass is the training one bit for bit (at the same
+shapes, on one backend). Where updates were ternary, training read replicas, and
+the tree holds these.
+
+Every projection and the feed-forward become `Quantized`, with Bungee's exp(b)
+folded into the scales; the embedding and the output head too if
+`quantization.embedding='int8'`. Norm gains and other weights stay float32. A
+model whose matmuls are not int8 keeps its float32 masters, and Bungee's scalars
+(`bungee_w_in`) among them.
+
+`interchange/own.py` writes such a tree to a file.
+"""
+
+from typing import Any
+
+import jax
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import bungee
+from kaiju_jax.quantization import clamp
+from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import rules
+from kaiju_jax.wire import fsdp
+from kaiju_jax.wire import ternary_plan
+
+
+def quantized(
+  params: Any,
+  config: model_config.ModelConfig,
+  replica: ternary_plan.State | None = None,
+) -> Any:
+  """Returns `params` with `Quantized` weights and clamp limits.
+
+  The tree serves as parameters of the same model. Its `Quantized` weights carry
+  no gradient.
+
+  Args:
+    params: float32 master weights.
+    config: the model's. What the config does not hold in int8 stays float.
+    replica: the training state's, where its updates were ternary.
+
+  Raises:
+    ValueError: a ternary model without its replica, or a replica beside a model
+      that is not ternary.
+  """
+  is_ternary = config.quantization.wire_weights == 'ternary'
+  if is_ternary != (replica is not None):
+    raise ValueError(
+      'model.quantization.wire_weights='
+      f'{config.quantization.wire_weights!r}: the replica that training read is'
+      f' {"missing" if is_ternary else "not of this model"}.'
+    )
+  replica = ternary_plan.collections(replica).get('replica', {})
+
+  # A loop over the repeats, as in the model's scan, because a vectorized exp or
+  # sum need not round as the scalar one does.
+  @jax.jit
+  def over_repeats(layer, held):
+    return jax.lax.map(lambda one: _layer(*one, config), (layer, held))
+
+  held = replica.get('blocks', {})
+  blocks = params['blocks']
+  if config.quantization.matmul == 'int8':
+    blocks = {
+      name: over_repeats(layer, held.get(name, {}))
+      for name, layer in blocks.items()
+    }
+  embedding = params['embedding']
+  if config.quantization.embedding == 'int8':
+    embedding = jax.jit(_group)(embedding, replica.get('embedding', {}))
+  return {**params, 'blocks': blocks, 'embedding': embedding}
+
+
+def _layer(layer: Any, held: Any, config: model_config.ModelConfig) -> Any:
+  layer = {
+    **layer,
+    'attention': _group(layer['attention'], held.get('attention', {})),
+    'feedforward': _group(layer['feedforward'], held.get('feedforward', {})),
+  }
+  if config.quantization.clamp_hidden == 'weight_rms':
+    layer['feedforward']['hidden_limit'] = clamp.weight_rms_limit(
+      layer['feedforward']['w_in_DF'],
+      layer['feedforward_norm']['gain_D'],
+      config.quantization.clamp_hidden_k,
+    )
+  return layer
+
+
+def _group(group: Any, held: Any) -> Any:
+  """Quantizes one module's weights, or takes its replicas; folds Bungee in."""
+  out = {}
+  for name, w in group.items():
+    if name.startswith('bungee_'):
+      continue
+    if name not in rules.CONTRACTED:
+      out[name] = w
+      continue
+    letters = rules.letters_of(name)
+    wire = fsdp.Wire(letters, rules.CONTRACTED[name], 'float32', int8=True)
+    if name in held:
+      weight = fsdp.follow(held[name], w, wire)
+    else:
+      weight = fsdp.gather(w, wire)
+    stem = name.removesuffix(f'_{letters}')
+    if f'bungee_{stem}' in group:
+      weight = bungee.stretch(weight, group[f'bungee_{stem}'])
+    out[name] = weight._replace(carrier=None)
+  return out
+
+
+def is_deployed(params: Any) -> bool:
+  """Returns whether any weight of a tree of parameters is `Quantized`."""
+  leaves = jax.tree.leaves(params, is_leaf=_is_quantized)
+  return any(map(_is_quantized, leaves))
+
+
+def _is_quantized(x: Any) -> bool:
+  return isinstance(x, int8.Quantized)

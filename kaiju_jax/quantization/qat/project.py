@@ -1,0 +1,284 @@
+"""Projections: einsums of activations and weights, by s8×s8→s32 dots.
+
+A layer calls `einsum`. This file has XLA's own dots, and `by_kernel.py` those
+of the kernel `int8_matmul`.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import murmur3
+from kaiju_jax.quantization import int8
+from kaiju_jax.quantization.qat import by_kernel
+from kaiju_jax.quantization.qat import letters as letters_lib
+from kaiju_jax.sharding import collectives
+
+Quantized = int8.Quantized
+
+
+def einsum(
+  spec: str,
+  x: jax.Array | Quantized,
+  w: jax.Array | Quantized,
+  *,
+  limit: jax.Array | None = None,
+  nonnegative: bool = False,
+  input_gradient: str = 'bf16',
+  implementation: str = '',
+  dtype=None,
+) -> jax.Array:
+  """Projects activations by s8 dots if w is `Quantized`, or by float ones.
+
+  Args:
+    spec: as 'BLD,DHK->BLHK'; x's kept letters lead the output, w's follow.
+    x: floats, or codes (of `quantize`) where the weight is `Quantized`.
+    w: weight.
+    limit: see `int8_einsum`.
+    nonnegative: see `Options`, as are the next two.
+    input_gradient: see there.
+    implementation: see there.
+    dtype: of the result, by default x's. Sums are in f32 or s32.
+
+  Returns:
+    The projection, in `dtype`.
+  """
+  floats = x.carrier if isinstance(x, Quantized) else x
+  options = Options(
+    nonnegative,
+    input_gradient,
+    implementation,
+    jnp.dtype(dtype or floats.dtype),
+  )
+  if isinstance(w, Quantized):
+    return int8_einsum(spec, options, x, w, limit)
+  y = _product(letters_lib.parse(spec), x, w, jnp.float32)
+  return y.astype(options.dtype)
+
+
+class Options(NamedTuple):
+  """How `int8_einsum` computes.
+
+  Attributes:
+    nonnegative: x ≥ 0 and is coded on all 256 levels.
+    input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
+      dy rounded stochastically.
+    implementation: of the kernel `int8_matmul`; '' for XLA's dots.
+    dtype: of the result.
+  """
+
+  nonnegative: bool
+  input_gradient: str
+  implementation: str
+  dtype: jnp.dtype
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def int8_einsum(
+  spec: str,
+  options: Options,
+  x: jax.Array | Quantized,
+  w: Quantized,
+  limit: jax.Array | None,
+) -> jax.Array:
+  """Returns einsum(spec, x̂, ŵ) by one s8×s8→s32 dot, in `dtype`.
+
+  Where a contracted letter is split over devices, each returns its part of the
+  sum; the scales are those of the whole rows.
+
+  Args:
+    spec: see `einsum`.
+    options: see `Options`.
+    x: activations. Floats are quantized here, with a scale per token.
+    w: weight; scales keep the contracted axes with size 1.
+    limit: a scalar that takes the largest code, instead of each token's
+      largest value; values beyond it must have been cut (`clamp.clip`).
+  """
+  return _project(spec, options, x, w, limit, keep_codes=False)[0]
+
+
+def _project(spec, options, x, w, limit, keep_codes):
+  """Returns y, and the codes and scales of x."""
+  letters = letters_lib.parse(spec)
+  if options.implementation:
+    return by_kernel.forward(
+      letters,
+      x,
+      w,
+      limit,
+      nonnegative=options.nonnegative,
+      dtype=options.dtype,
+      keep_codes=keep_codes,
+      implementation=options.implementation,
+    )
+  if isinstance(x, Quantized):
+    x_codes, x_scales = x.codes, x.scales
+  else:
+    x_codes, x_scales = _coded(letters, options, x, limit)
+  sums = _product(letters, x_codes, w.codes, jnp.int32)
+  if options.nonnegative:
+    columns = w.columns
+    if columns is None:
+      columns = columns_of(w, letters.w_axes)
+    sums = sums + 128 * letters_lib.align(columns, letters.w, letters.out)
+  scales = letters_lib.align(
+    x_scales, letters.x, letters.out
+  ) * letters_lib.align(w.scales, letters.w, letters.out)
+  y = (sums.astype(jnp.float32) * scales).astype(options.dtype)
+  return y, x_codes, x_scales
+
+
+def _coded(letters, options, x, limit):
+  """Returns the codes and scales of float activations."""
+  largest_code = 255 if options.nonnegative else int8.MAX_CODE
+  if limit is None:
+    largest = int8.largest(x, letters.x_axes)
+    limit = collectives.largest(largest, letters.contracted)
+  else:
+    limit = limit.reshape((1,) * x.ndim)
+  scales = int8.scale_of(limit, largest_code)
+  encode = int8.encode_nonnegative if options.nonnegative else int8.encode
+  return encode(x, scales), scales
+
+
+def columns_of(w: Quantized, axes: tuple[int, ...]) -> jax.Array:
+  """Returns the sums of a weight's codes over its contracted axes, kept."""
+  return jnp.sum(w.codes.astype(jnp.int32), axis=axes, keepdims=True)
+
+
+def _product(letters: letters_lib.Letters, x, w, dtype) -> jax.Array:
+  """Returns the einsum in `dtype`, summed over one dimension.
+
+  H and K become one dimension: they lie last and side by side in x and w, and
+  to sum over two XLA would copy the whole weight first, on a CPU.
+  """
+  x_letters, w_letters, out_letters, contracted = letters
+  if len(contracted) > 1:
+    x = x.reshape(*x.shape[: -len(contracted)], -1)
+    w = w.reshape(*w.shape[: -len(contracted)], -1)
+    x_letters = x_letters.removesuffix(contracted) + contracted[0]
+    w_letters = w_letters.removesuffix(contracted) + contracted[0]
+  spec = f'{x_letters},{w_letters}->{out_letters}'
+  if _is_slow_alone(x):
+    doubled = jnp.concatenate([x, x])
+    return jnp.einsum(spec, doubled, w, preferred_element_type=dtype)[:1]
+  return jnp.einsum(spec, x, w, preferred_element_type=dtype)
+
+
+def _is_slow_alone(x: jax.Array) -> bool:
+  """Whether x is one row of codes on a CPU.
+
+  XLA takes two to six times as long for one row as for two.
+  """
+  is_one_row = x.dtype == jnp.int8 and x.size == x.shape[-1]
+  return is_one_row and dispatch.platform() == 'cpu'
+
+
+def _int8_einsum_forward(spec, options, x, w, limit):
+  y, x_codes, x_scales = _project(spec, options, x, w, limit, keep_codes=True)
+  # Empty arrays remember dtypes: residuals hold arrays only, and the carrier
+  # itself would be kept for nothing.
+  if isinstance(x, Quantized):
+    like_x = Quantized(None, None, jnp.zeros((0,), x.carrier.dtype))
+  else:
+    like_x = jnp.zeros((0,), x.dtype)
+  carrier = None if w.carrier is None else jnp.zeros((0,), w.carrier.dtype)
+  w = w._replace(carrier=carrier, columns=None)
+  return y, (x_codes, x_scales, w, like_x)
+
+
+def _int8_einsum_backward(spec, options, residuals, dy):
+  like_x = residuals[-1]
+  is_coded = isinstance(like_x, Quantized)
+  dtype = like_x.carrier.dtype if is_coded else like_x.dtype
+  pull = _pull_by_kernel if options.implementation else _pull
+  dx, dw = pull(letters_lib.parse(spec), options, residuals[:-1], dy, dtype)
+  if is_coded:
+    dx = Quantized(None, None, dx)
+  return dx, Quantized(None, None, dw), None
+
+
+def _pull(letters, options, residuals, dy, dtype):
+  """Returns the gradients of x and w, the first in `dtype`."""
+  x_letters, w_letters, out_letters, _ = letters
+  x_codes, x_scales, w = residuals
+  dy = dy.astype(jnp.float32)
+
+  dy_w = dy * letters_lib.align(w.scales, w_letters, out_letters)
+  dx_spec = f'{out_letters},{w_letters}->{x_letters}'
+  if options.input_gradient == 'int8':
+    dx = int8_input_gradient(dx_spec, dy_w, w.codes)
+  else:
+    dx = jnp.einsum(
+      dx_spec,
+      dy_w.astype(dtype),
+      w.codes.astype(dtype),
+      preferred_element_type=jnp.float32,
+    )
+
+  # Codes up to 255 are exact in bf16's eight bits.
+  x_levels = x_codes.astype(dtype)
+  if options.nonnegative:
+    x_levels = x_levels + jnp.asarray(128, dtype)
+  dy_x = dy * letters_lib.align(x_scales, x_letters, out_letters)
+  dw = jnp.einsum(
+    f'{x_letters},{out_letters}->{w_letters}',
+    x_levels,
+    dy_x.astype(dtype),
+    preferred_element_type=jnp.float32,
+  )
+  return dx.astype(dtype), dw.astype(_dtype_of_gradient(w, dtype))
+
+
+def _pull_by_kernel(letters, options, residuals, dy, dtype):
+  """`_pull` by the kernel."""
+  x_codes, x_scales, w = residuals
+  int8_gradient = options.input_gradient == 'int8'
+  dx = by_kernel.input_gradient(
+    letters,
+    dy,
+    w,
+    rounding='stochastic' if int8_gradient else 'nearest',
+    dtype=dtype,
+    implementation=options.implementation,
+  )
+  dw = by_kernel.weight_gradient(
+    letters,
+    x_codes,
+    x_scales,
+    dy,
+    w,
+    nonnegative=options.nonnegative,
+    dtype=dtype,
+    out_dtype=_dtype_of_gradient(w, dtype),
+    implementation=options.implementation,
+  )
+  return dx, dw
+
+
+def _dtype_of_gradient(w: Quantized, dtype):
+  return dtype if w.carrier is None else w.carrier.dtype
+
+
+int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)
+
+
+def int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
+  """Returns einsum(spec, dy, w_codes) by an s8 dot, dy rounded stochastically.
+
+  Rounding up with the probability of the remainder keeps the gradient's
+  expectation, where rounding to the nearest would lose what is small in its
+  row. The noise depends on the mesh, because it is hashed from an element's
+  place on this device.
+  """
+  letters = letters_lib.parse(spec)
+  largest = int8.largest(dy, letters.x_axes)
+  scales = int8.scale_of(collectives.largest(largest, letters.contracted))
+  codes = jnp.floor(dy / scales + murmur3.uniform(dy))
+  codes = jnp.clip(codes, -int8.MAX_CODE, int8.MAX_CODE).astype(jnp.int8)
+  sums = jnp.einsum(spec, codes, w_codes, preferred_element_type=jnp.int32)
+  scales = letters_lib.align(scales, letters.x, letters.out)
+  return sums.astype(jnp.float32) * scales

@@ -1,0 +1,67 @@
+"""The embedding's lookup, of floats or of codes, and its gradient."""
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.quantization import int8
+
+Quantized = int8.Quantized
+
+
+@jax.custom_vjp
+def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
+  """Returns the table's entries [B, L, D] in float32, zeros for those outside.
+
+  The gradient of an entry is summed in float32: in bfloat16 a sum over the
+  places of a frequent token stops growing after 256 of them.
+
+  Args:
+    table_DV: this device's vocabulary entries.
+    index_BL: into them; negative, or V and more, for those of other devices.
+  """
+  table = table_DV.codes if isinstance(table_DV, Quantized) else table_DV
+  x_BLD = _columns(table, index_BL).astype(jnp.float32)
+  if isinstance(table_DV, Quantized):
+    scale_V = table_DV.scales[0]
+    x_BLD = x_BLD * jnp.take(scale_V, index_BL, mode='clip')[..., None]
+  inside_BL = (index_BL >= 0) & (index_BL < table.shape[1])
+  return jnp.where(inside_BL[..., None], x_BLD, 0)
+
+
+def _columns(table_DV: jax.Array, index_BL: jax.Array) -> jax.Array:
+  """Returns columns of a matrix as rows [B, L, D].
+
+  Many columns are read as rows of the transpose, each at once. A few, as in a
+  decoding step, are read one by one, because a transpose reads and writes the
+  whole matrix.
+  """
+  if index_BL.size * 64 > table_DV.shape[1]:
+    return jnp.take(table_DV.T, index_BL, axis=0, mode='clip')
+  x_DBL = jnp.take(table_DV, index_BL, axis=1, mode='clip')
+  return jnp.moveaxis(x_DBL, 0, -1)
+
+
+def _lookup_forward(table_DV, index_BL):
+  # An empty array remembers the dtype and V.
+  if isinstance(table_DV, Quantized):
+    like = Quantized(None, None, table_DV.carrier[:0])
+  else:
+    like = table_DV[:0]
+  return lookup(table_DV, index_BL), (like, index_BL)
+
+
+def _lookup_backward(residuals, dx_BLD):
+  like, index_BL = residuals
+  empty_DV = like.carrier if isinstance(like, Quantized) else like
+  size = empty_DV.shape[1]
+  # An index outside is dropped, but a negative one would count from the end.
+  index_BL = jnp.where(index_BL < 0, size, index_BL)
+  gradient_VD = jnp.zeros((size, dx_BLD.shape[-1]), jnp.float32)
+  gradient_VD = gradient_VD.at[index_BL].add(dx_BLD, mode='drop')
+  gradient_DV = gradient_VD.T.astype(empty_DV.dtype)
+  if isinstance(like, Quantized):
+    return like._replace(carrier=gradient_DV), None
+  return gradient_DV, None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
