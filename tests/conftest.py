@@ -5,7 +5,9 @@ pay for its import, pytest-xdist's workers and subprocesses see the same, and
 an accelerator is used only where JAX_PLATFORMS asks for one.
 """
 
+import collections
 import os
+import pathlib
 import signal
 import sys
 import tempfile
@@ -34,3 +36,20 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
 # here it is under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter):
+  """Prints each folder's seconds, summed over its tests: time is a budget."""
+  here = pathlib.Path(__file__).parent.name
+  seconds = collections.Counter()
+  for reports in terminalreporter.stats.values():
+    for report in reports:
+      if hasattr(report, 'duration'):
+        parts = pathlib.PurePosixPath(report.nodeid.partition('::')[0]).parts
+        below = parts[parts.index(here) + 1 :] if here in parts else parts
+        seconds[below[0] if len(below) > 1 else 'no folder'] += report.duration
+  if sum(seconds.values()) >= 60:
+    terminalreporter.section('seconds by folder')
+    for folder, spent in seconds.most_common():
+      terminalreporter.write_line(f'{spent:8.1f} s  {folder}')
+    terminalreporter.write_line(f'{sum(seconds.values()):8.1f} s  all')

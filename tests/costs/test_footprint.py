@@ -44,7 +44,7 @@ def counts_by_formula(config: model_config.ModelConfig) -> dict[str, int]:
   return {p.name: p.size for p in footprint.parameters(config)}
 
 
-@pytest.mark.parametrize('name', ['1m', '15m', '1b', *KAIJU])
+@pytest.mark.parametrize('name', ['1m', '110b'])
 def test_parameters_are_those_of_the_model(name):
   config = presets.preset(name)
   assert counts_by_formula(config) == real_counts(config)
@@ -55,12 +55,11 @@ def test_parameters_are_those_of_the_model(name):
   [
     dict(tied_embedding=False),
     dict(layout='L0 G1 L0 L3 G1'),
-    dict(period=0, num_layers=5),
+    dict(layout='', period=0, num_layers=2),
     dict(quantization=quantization_config.none()),
     dict(quantization=quantization_config.QuantizationConfig(bungee=True)),
     dict(
-      layout='L0 L0 G2',
-      quantization=quantization_config.QuantizationConfig(kv_scale='channel'),
+      quantization=quantization_config.QuantizationConfig(kv_scale='channel')
     ),
     dict(
       quantization=quantization_config.QuantizationConfig(
@@ -71,7 +70,8 @@ def test_parameters_are_those_of_the_model(name):
   ids=lambda changes: next(iter(changes)),
 )
 def test_parameters_follow_the_config(changes):
-  config = dataclasses.replace(model_config.ModelConfig(), **changes)
+  few_layers = model_config.ModelConfig(layout='L0 L0 G2')
+  config = dataclasses.replace(few_layers, **changes)
   assert counts_by_formula(config) == real_counts(config)
 
 
@@ -226,10 +226,15 @@ def test_a_mesh_that_does_not_fit_is_refused(arguments, message):
 @pytest.mark.parametrize(
   'remat, quantization, dtype',
   [
-    ('layer', quantization_config.none(), 'float32'),
-    ('none', quantization_config.QuantizationConfig(), 'bfloat16'),
+    pytest.param('layer', quantization_config.none(), 'float32', id='layer'),
+    pytest.param(
+      'none',
+      quantization_config.QuantizationConfig(),
+      'bfloat16',
+      id='none',
+      marks=pytest.mark.slow,
+    ),
   ],
-  ids=['layer', 'none'],
 )
 def test_training_memory_is_near_what_xla_plans(remat, quantization, dtype):
   # A block of one layer compiles fast, and is recomputed alone on a CPU too.
@@ -281,6 +286,7 @@ def planned_bytes(model, batch: int, length: int) -> int:
   )
 
 
+@pytest.mark.slow
 def test_memory_of_ternary_updates_is_near_what_xla_plans():
   """Eight devices; weights outweigh the rows, as on a slice."""
   model = dataclasses.replace(
