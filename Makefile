@@ -10,31 +10,33 @@ SEEDS ?= 1
 ARMS ?=
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
-AOT_TESTS := tests/aot tests/kernels/test_triton_kernel.py \
-  $(wildcard tests/decoding/test_*_compiled.py tests/kernels/test_*_compiled.py)
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
-.PHONY: needle test test-slow check aot interchange
+.PHONY: needle test test-slow check aot aot-full interchange
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \
 	  --seeds=$$(seq -s, 0 $$(($(SEEDS) - 1))) $(if $(ARMS),--arms=$(ARMS))
 
 test: $(VENV)/.tests-installed
-	$(PYTEST) -m 'not slow' $(TESTS)
+	$(PYTEST) -m 'not slow and not aot' $(TESTS)
 
 # Several processes, full sizes, long searches: once before a release is enough.
 test-slow: $(VENV)/.tests-installed
 	$(PYTEST) -m slow $(TESTS)
 
-# The compilers of H100 and TPU, which need neither: full-size steps on H100,
-# small ones on TPU. (2.6 GB of packages; `make test` skips what needs them.)
+# The real compilers of H100 and TPU, which need neither: kernels, small steps,
+# and one step at full size. (2.6 GB of packages.)
 aot: $(VENV)/.aot-installed
-	$(BIN)/python -m pytest $(AOT_TESTS)
+	$(PYTEST) -m 'aot and not full' $(TESTS)
+	$(BIN)/python -m experiments.aot_report --preset=110b --accelerator=h100_512
+
+# All shapes of the kernels, and the other steps at full size.
+aot-full: aot
+	$(PYTEST) -m full $(TESTS)
 	$(BIN)/python -m experiments.aot_report --preset=13b --accelerator=h100_64
 	$(BIN)/python -m experiments.aot_report --preset=34b --accelerator=h100_128
-	$(BIN)/python -m experiments.aot_report --preset=110b --accelerator=h100_512
 
 # Exports and imports held to transformers itself. (`make test` skips what needs
 # it.)

@@ -45,16 +45,16 @@ def part_of(preset: str, tensor: int) -> model_config.ModelConfig:
 
 def counted(experiment: experiment_lib.Experiment) -> dict[str, int]:
   """Returns a step's operations by the dtypes of its matmuls."""
-  from kaiju_jax.aot import build as aot
+  from kaiju_jax.aot import build
   from kaiju_jax.aot.hlo import matmuls
   from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import step as step_lib
 
   mesh = mesh_lib.single()
-  program = aot.build(
+  program = build.build(
     step_lib.make(experiment, mesh), step_lib.abstract(experiment, mesh)
   )
-  return matmuls.totals(aot.matmuls(program))
+  return matmuls.totals(build.matmuls(program))
 
 
 def seconds(

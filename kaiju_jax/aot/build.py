@@ -1,16 +1,15 @@
 """Compiling for hardware that is not here, and what the compiler says of it.
 
     step = step_lib.make(experiment, mesh)
-    program = aot.build(step, step_lib.abstract(experiment, mesh), flags)
-    program.memory.needed, aot.collectives(program, mesh)
+    program = build.build(step, step_lib.abstract(experiment, mesh), flags)
+    program.memory.needed, build.collectives(program, mesh)
 
-The real compilers of H100 and TPU run on any machine: they need a description
-of the device, not the device. So bytes of memory and bytes on the wire are
-facts here; seconds on the device are not.
+The bytes of memory and the bytes on the wire are the real compiler's and so are
+facts. Seconds on the device are not known here.
 
-What the compilers keep to themselves: a GPU's never refuses a program that does
-not fit (`Memory` is what to assert on), leaves cuBLAS's and NCCL's buffers out,
-and picks its matmul tiles without measuring. A TPU's refuses.
+What the compilers do not tell: a GPU's compiler never refuses a program that
+does not fit, so assert on `Memory`. It leaves out cuBLAS's and NCCL's buffers
+and picks its matmul tiles without measuring. A TPU's compiler does refuse.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import os
 import sys
 import tempfile
@@ -27,42 +25,18 @@ import time
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
-import jax.numpy as jnp
 
 from kaiju_jax.aot.hlo import collectives as collectives_lib
 from kaiju_jax.aot.hlo import matmuls as matmuls_lib
 from kaiju_jax.aot.hlo import text as text_lib
-from kaiju_jax.costs import accelerator as accelerator_lib
 from kaiju_jax.kernels import dispatch
-
-_ENVIRONMENT = {
-  # Else the plug-in looks for a driver, and is not registered without one.
-  'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1',
-  # libtpu asks its cloud for what these say, and refuses a second process.
-  'TPU_SKIP_MDS_QUERY': '1',
-  'TPU_ACCELERATOR_TYPE': 'v5litepod-1',
-  'TPU_WORKER_HOSTNAMES': 'localhost',
-  'TPU_WORKER_ID': '0',
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-  # Where llvm-symbolizer is installed, LLVM starts it over and over while a
-  # GPU kernel compiles, which then takes several times as long.
-  'LLVM_DISABLE_SYMBOLIZATION': '1',
-}
-# JAX looks for plug-ins once, when its first backend starts.
-for _name, _value in _ENVIRONMENT.items():
-  os.environ.setdefault(_name, _value)
 
 # What the compilers say only on standard error.
 COMPLAINTS = (
   'Involuntary full rematerialization',
   "Can't reduce memory use below",
 )
-
-
-class MissingPlugin(ImportError):
-  """The compiler of a platform is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,119 +84,6 @@ class Program:
     return text_lib.parse(self.text)
 
 
-def devices(
-  accelerator: accelerator_lib.Accelerator,
-) -> Sequence[jax.Device]:
-  """Returns a slice's devices, which need not be here ('cpu' ones must).
-
-  They serve `sharding.mesh.make`, and nothing but compiling.
-
-  Raises:
-    MissingPlugin: names the packages that are missing.
-    ValueError: fewer CPU devices than the slice has.
-  """
-  platform = accelerator.chip.platform
-  if platform == 'cpu':
-    return _cpu(accelerator)
-  try:
-    return _topology(accelerator).devices
-  except (NotImplementedError, RuntimeError) as error:
-    if _is_missing(error):
-      raise MissingPlugin(_missing(accelerator.chip)) from error
-    raise
-
-
-def _cpu(accelerator) -> Sequence[jax.Device]:
-  here = jax.devices('cpu')
-  if len(here) < accelerator.devices:
-    raise ValueError(
-      f'{accelerator.name} has {accelerator.devices} devices, but there are'
-      f' {len(here)}: set XLA_FLAGS='
-      f'--xla_force_host_platform_device_count={accelerator.devices}.'
-    )
-  return here[: accelerator.devices]
-
-
-def _topology(accelerator):
-  if accelerator.chip.platform == 'tpu':
-    return topologies.get_topology_desc(
-      platform='tpu', topology_name=accelerator.topology
-    )
-  return topologies.get_topology_desc(
-    platform='cuda',
-    topology_name=accelerator.name,
-    target_config=accelerator.chip.description,
-    topology=f'1x{accelerator.hosts}x{accelerator.devices_per_host}',
-  )
-
-
-def _is_missing(error: Exception) -> bool:
-  return 'not implemented for cuda' in str(error) or 'not installed' in str(
-    error
-  )
-
-
-def _missing(chip: accelerator_lib.Chip) -> str:
-  if chip.platform == 'tpu':
-    needs, module, extra = 'the package libtpu', 'libtpu', 'aot-tpu'
-  else:
-    needs = (
-      f'the packages jax-cuda12-plugin=={jax.__version__} and'
-      f' jax-cuda12-pjrt=={jax.__version__}'
-    )
-    module, extra = 'jax_plugins.xla_cuda12', 'aot-gpu'
-  if _has(module):
-    return (
-      f'compiling for {chip.name}: {module} is installed, but JAX started'
-      ' without it. Import kaiju_jax.aot before JAX makes its first array, or'
-      ' set JAX_PLATFORMS=cpu.'
-    )
-  return (
-    f"compiling for {chip.name} needs {needs}: pip install 'kaiju_jax[{extra}]'"
-    ' (no device, no driver).'
-  )
-
-
-def _has(module: str) -> bool:
-  try:
-    return importlib.util.find_spec(module) is not None
-  except ModuleNotFoundError:
-    return False
-
-
-def check_flags(accelerator: accelerator_lib.Accelerator) -> None:
-  """Refuses XLA flags that this JAX does not know.
-
-  In XLA_FLAGS an unknown flag ends the process; here it is an error. A TPU's
-  flags are known to libtpu alone, so that they need it.
-
-  Raises:
-    ValueError: names the slice, the flag and the version.
-    MissingPlugin: see `devices`.
-  """
-  if not accelerator.flags:
-    return
-  device = jax.devices('cpu')[0]  # Its compiler knows the GPU's flags.
-  if accelerator.chip.platform == 'tpu':
-    device = devices(accelerator)[0]
-  x = jax.ShapeDtypeStruct(
-    (8, 128),
-    jnp.float32,
-    sharding=jax.sharding.SingleDeviceSharding(device),
-  )
-  lowered = jax.jit(lambda x: x + 1).lower(x)
-  for name, value in accelerator.flags.items():
-    try:
-      with _uncached():
-        lowered.compile(compiler_options={name: value})
-    except jax.errors.JaxRuntimeError as error:
-      reason = str(error).partition(': ')[2]
-      raise ValueError(
-        f'accelerator {accelerator.name}: flag {name}={value}: JAX'
-        f' {jax.__version__} says: {reason}'
-      ) from error
-
-
 @contextlib.contextmanager
 def tracing_for(device: jax.Device) -> Iterator[None]:
   """Kernels traced within it are chosen and written for `device`."""
@@ -255,7 +116,7 @@ def build(
     with tracing_for(_device(arguments)):
       lowered = jitted.lower(*arguments)
     middle = time.perf_counter()
-    with _uncached():
+    with uncached():
       compiled = lowered.compile(compiler_options=dict(flags or {}))
     end = time.perf_counter()
   analysis = compiled.memory_analysis()
@@ -294,7 +155,7 @@ def matmuls(program: Program) -> tuple[matmuls_lib.Matmul, ...]:
 
 
 @contextlib.contextmanager
-def _uncached() -> Iterator[None]:
+def uncached() -> Iterator[None]:
   """Compiles within it are compiles, whatever JAX has kept on disk.
 
   A program that is read back takes no time, brings no complaint and writes no

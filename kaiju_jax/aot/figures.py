@@ -3,7 +3,9 @@
 from typing import Any
 
 from kaiju_jax.aot import audit
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
+from kaiju_jax.aot import devices as devices_lib
+from kaiju_jax.aot import flags
 from kaiju_jax.aot.hlo import collectives as collectives_lib
 from kaiju_jax.aot.hlo import loops
 from kaiju_jax.aot.hlo import matmuls as matmuls_lib
@@ -32,18 +34,18 @@ def compiled(
   """Compiles the step and returns what the compiler says.
 
   Raises:
-    aot.MissingPlugin, ValueError: see `aot.devices` and `aot.check_flags`.
+    devices.MissingPlugin, ValueError: see `devices.of` and `flags.check`.
   """
-  devices = aot.devices(accelerator)
-  aot.check_flags(accelerator)
+  devices = devices_lib.of(accelerator)
+  flags.check(accelerator)
   mesh = mesh_lib.make(mesh_config, devices)
-  program = aot.build(
+  program = build.build(
     step_lib.make(experiment, mesh),
     step_lib.abstract(experiment, mesh),
     accelerator.flags,
   )
-  found = aot.collectives(program, mesh)
-  multiplied = aot.matmuls(program)
+  found = build.collectives(program, mesh)
+  multiplied = build.matmuls(program)
   memory = program.memory
   model = experiment.model
   state = (

@@ -1,6 +1,6 @@
 """How full a TPU kernel's compiled schedule is, stretch by stretch.
 
-    for stretch in tpu_schedule.read(make, 'v5e_256')['attention']:
+    for stretch in schedule.read(make, 'v5e_256')['attention']:
       stretch.depth, stretch.bundles, stretch.busy['MXU']
 
 A TPU's core issues one bundle of instructions a cycle, and libtpu places each
@@ -18,7 +18,7 @@ import pathlib
 import re
 from typing import Any
 
-from kaiju_jax.aot import machine_code
+from kaiju_jax.aot import tpu_kernels
 
 # What starts another stretch: a branch, or a label that one may reach.
 _EDGE = re.compile(r'sbr\.rel|^\s*\w+ (?:LH|LB|LE|PB|PF|CT):')
@@ -49,21 +49,21 @@ def read(
   """Compiles, and returns the stretches of each kernel by its name.
 
   Args:
-    make: see `machine_code.tpu`.
-    accelerator: see `machine_code.tpu`.
+    make: see `tpu_kernels.read`.
+    accelerator: see `tpu_kernels.read`.
     shortest: bundles; shorter stretches are left out.
 
   Raises:
-    aot.MissingPlugin, RuntimeError: see `machine_code.tpu`.
+    devices.MissingPlugin, RuntimeError: see `tpu_kernels.read`.
   """
-  with machine_code.tpu_dump(make, accelerator) as folder:
+  with tpu_kernels.dump(make, accelerator) as folder:
     return {
       name: tuple(
         stretch
         for stretch in stretches(file.read_text(), _use(file).read_text())
         if stretch.bundles >= shortest
       )
-      for name, file in machine_code.final_bundles(folder)
+      for name, file in tpu_kernels.final_bundles(folder)
     }
 
 

@@ -9,30 +9,28 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
+from kaiju_jax.aot import devices
+from kaiju_jax.aot import flags
 from kaiju_jax.costs import accelerator
 from kaiju_jax.kernels import dispatch
+from tests import compiled
 import tpu_gpu_configs
 
 
-def _devices(name):
-  try:
-    return aot.devices(tpu_gpu_configs.load(name))
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
-
-
-@pytest.mark.parametrize('name', ['cpu_8', 'h100_512', 'v5p_1024', 'v6e_256'])
+@pytest.mark.parametrize(
+  'name', compiled.on('cpu_8', 'h100_512', 'v5p_1024', 'v6e_256')
+)
 def test_a_slice_has_its_devices(name):
   slice_ = tpu_gpu_configs.load(name)
-  assert len(_devices(name)) == slice_.devices
-  hosts = {device.process_index for device in _devices(name)}
+  assert len(compiled.devices(name)) == slice_.devices
+  hosts = {device.process_index for device in compiled.devices(name)}
   assert len(hosts) == slice_.hosts
 
 
-@pytest.mark.parametrize('name', ['cpu_8', 'h100_8', 'v5p_128'])
+@pytest.mark.parametrize('name', compiled.on('cpu_8', 'h100_8', 'v5p_128'))
 def test_memory_and_donation(name):
-  device = _devices(name)[0]
+  device = compiled.devices(name)[0]
   x = jax.ShapeDtypeStruct(
     (1024, 1024),
     jnp.float32,
@@ -43,8 +41,8 @@ def test_memory_and_donation(name):
     return x * 2 + y
 
   size = 4 * 1024 * 1024
-  kept = aot.build(jax.jit(f), (x, x)).memory
-  given = aot.build(jax.jit(f, donate_argnums=0), (x, x)).memory
+  kept = build.build(jax.jit(f), (x, x)).memory
+  given = build.build(jax.jit(f, donate_argnums=0), (x, x)).memory
   assert kept.arguments == given.arguments == 2 * size
   assert kept.aliased == 0
   assert given.aliased == size
@@ -53,13 +51,17 @@ def test_memory_and_donation(name):
 
 @pytest.mark.parametrize(
   ('name', 'platform'),
-  [('cpu_8', 'cpu'), ('h100_8', 'gpu'), ('v5p_128', 'tpu')],
+  [
+    ('cpu_8', 'cpu'),
+    pytest.param('h100_8', 'gpu', marks=pytest.mark.aot),
+    pytest.param('v5p_128', 'tpu', marks=pytest.mark.aot),
+  ],
 )
 def test_kernels_are_traced_for_the_device(name, platform):
   x = jax.ShapeDtypeStruct(
     (8,),
     jnp.float32,
-    sharding=jax.sharding.SingleDeviceSharding(_devices(name)[0]),
+    sharding=jax.sharding.SingleDeviceSharding(compiled.devices(name)[0]),
   )
   seen = []
 
@@ -67,17 +69,17 @@ def test_kernels_are_traced_for_the_device(name, platform):
     seen.append(dispatch.platform())
     return x
 
-  aot.build(jax.jit(f), ({'x': x},))
+  build.build(jax.jit(f), ({'x': x},))
   assert seen == [platform]
   assert dispatch.platform() == 'cpu'
 
 
 @pytest.mark.parametrize(
-  'name', ['h100_8', 'h100_512', 'v5p_128', 'v5e_256', 'v6e_256']
+  'name', compiled.on('h100_8', 'v5p_128', 'v5e_256', 'v6e_256')
 )
 def test_shipped_flags_are_known(name):
-  _devices(name)
-  aot.check_flags(tpu_gpu_configs.load(name))
+  compiled.devices(name)
+  flags.check(tpu_gpu_configs.load(name))
 
 
 def test_an_unknown_flag_is_named():
@@ -85,7 +87,7 @@ def test_an_unknown_flag_is_named():
     tpu_gpu_configs.load('h100_8'), flags={'xla_gpu_make_it_fast': True}
   )
   with pytest.raises(ValueError, match=r'h100_8: flag xla_gpu_make_it_fast=Tr'):
-    aot.check_flags(slice_)
+    flags.check(slice_)
 
 
 def test_a_flags_bad_value_is_named():
@@ -96,7 +98,7 @@ def test_a_flags_bad_value_is_named():
   with pytest.raises(
     ValueError, match=r"scheduler=perhaps: .*'perhaps' is not"
   ):
-    aot.check_flags(slice_)
+    flags.check(slice_)
 
 
 def test_too_few_cpu_devices():
@@ -106,7 +108,7 @@ def test_too_few_cpu_devices():
   with pytest.raises(
     ValueError, match='cpu_16 has 16 devices, but there are 8'
   ):
-    aot.devices(slice_)
+    devices.of(slice_)
 
 
 _WITHOUT = """
@@ -114,12 +116,11 @@ import sys
 # As where no plug-in is installed.
 for name in ('jax_plugins', 'libtpu'):
   sys.modules[name] = None
-from kaiju_jax.aot import build as aot
-from kaiju_jax.kernels import dispatch
+from kaiju_jax.aot import devices
 import tpu_gpu_configs
 try:
-  aot.devices(tpu_gpu_configs.load(sys.argv[1]))
-except aot.MissingPlugin as error:
+  devices.of(tpu_gpu_configs.load(sys.argv[1]))
+except devices.MissingPlugin as error:
   print(error)
 """
 
@@ -151,7 +152,7 @@ def test_what_the_compiler_says_is_kept():
       os.write(2, b'quiet\nInvoluntary full rematerialization of %x\n')
       return jax.jit(jnp.sin).lower(x)
 
-  program = aot.build(Lowered(), (jnp.ones(4),))
+  program = build.build(Lowered(), (jnp.ones(4),))
   assert program.complaints == ('Involuntary full rematerialization of %x',)
 
 
@@ -172,7 +173,7 @@ def test_a_mesh_of_another_size_is_refused():
 
 
 def test_what_was_compiled_before_is_compiled_again():
-  """Else it would say nothing, write nothing, and take no time."""
+  """A program from the cache says nothing, writes nothing, takes no time."""
   hits = []
 
   def listen(event, **_):
@@ -190,7 +191,7 @@ def test_what_was_compiled_before_is_compiled_again():
     if not hits:
       pytest.skip('this process keeps nothing on disk')
     hits.clear()
-    aot.build(fresh(), (x,))
+    build.build(fresh(), (x,))
     assert not hits
     fresh().lower(x).compile()
     assert hits

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from kaiju_jax.aot import audit
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
@@ -16,10 +16,18 @@ from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step
-import tpu_gpu_configs
+from tests import compiled
 
 MESH = sharding_config.MeshConfig(fsdp=4, tensor=2)
-SLICES = {'cpu': 'cpu_8', 'h100': 'h100_8', 'v5p': 'v5p_128'}
+PLACES = [
+  pytest.param('cpu_8', marks=pytest.mark.slow),
+  *compiled.on('h100_8', 'v5p_128'),
+]
+# A TPU's compiler takes minutes for each.
+OTHER_WIRES = [
+  pytest.param('h100_8', marks=pytest.mark.aot),
+  pytest.param('v5p_128', marks=[pytest.mark.aot, pytest.mark.full]),
+]
 
 
 def _experiment(**quantization):
@@ -42,16 +50,12 @@ def _experiment(**quantization):
 
 
 def _collectives(place, experiment):
-  try:
-    devices = aot.devices(tpu_gpu_configs.load(SLICES[place]))
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
-  mesh = mesh_lib.make(MESH, devices[: MESH.devices])
-  program = aot.build(
+  mesh = mesh_lib.make(MESH, compiled.devices(place)[: MESH.devices])
+  program = build.build(
     step.make(experiment, mesh), step.abstract(experiment, mesh)
   )
   assert not program.complaints
-  return aot.collectives(program, mesh)
+  return build.collectives(program, mesh)
 
 
 @functools.cache
@@ -63,7 +67,7 @@ def _problems(found):
   return audit.problems(found, _experiment(), MESH)
 
 
-@pytest.mark.parametrize('place', SLICES)
+@pytest.mark.parametrize('place', PLACES)
 def test_codes_cross_and_nothing_else(place):
   found = _of(place)
   assert _problems(found) == ()
@@ -76,19 +80,19 @@ def test_codes_cross_and_nothing_else(place):
   assert over_fsdp == {('all-gather', 's8'), ('all-to-all', 'u8')}
 
 
-@pytest.mark.parametrize('place', ['h100', 'v5p'])
+@pytest.mark.parametrize('place', OTHER_WIRES)
 def test_gradients_are_six_bits(place):
   squinch = audit.gradient_bytes(_of(place))
   floats = audit.gradient_bytes(_of(place, wire_gradients='float'))
   assert 0.3 < squinch / floats <= 0.40
 
 
-@pytest.mark.parametrize('place', SLICES)
+@pytest.mark.parametrize('place', OTHER_WIRES)
 def test_float_arms_are_found(place):
   assert _problems(_of(place, wire_gradients='float'))
 
 
-@pytest.mark.parametrize('place', SLICES)
+@pytest.mark.parametrize('place', OTHER_WIRES)
 def test_a_planted_f32_gather_is_found(place, monkeypatch):
   gathered = collectives.whole
 

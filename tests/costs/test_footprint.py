@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from kaiju_jax import visibility
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.costs import footprint
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
@@ -305,7 +305,7 @@ def test_memory_of_ternary_updates_is_near_what_xla_plans():
   )
   mesh = meshes.mesh_of(4, 2)
   abstract = step.abstract(experiment, mesh)
-  memory = aot.build(step.make(experiment, mesh), abstract).memory
+  memory = build.build(step.make(experiment, mesh), abstract).memory
   estimate = footprint.training_memory(model, 4, 64, 4, 2)
   # What the state takes is no guess: only scales and the batch are left out.
   state_bytes = sum(

@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import pytest
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
 from kaiju_jax.decoding import weights
 from kaiju_jax.model import paging
 from kaiju_jax.model import presets
 from kaiju_jax.model import transformer
-import tpu_gpu_configs
+from tests import compiled
+
+pytestmark = pytest.mark.aot
 
 ROWS, LENGTH = 16, 8192
 
@@ -52,28 +54,26 @@ def _step(tokens: int):
   return network, shapes
 
 
-@pytest.mark.parametrize('tokens', [1, 128])
+_H100 = 'h100_8', 'custom_call_target="__gpu\\$xla.gpu.triton"'
+_V5P = 'v5p_128', 'custom_call_target="tpu_custom_call"'
+
+
 @pytest.mark.parametrize(
-  ('accelerator', 'kernel'),
+  ('accelerator', 'kernel', 'tokens'),
   [
-    ('h100_8', 'custom_call_target="__gpu\\$xla.gpu.triton"'),
-    ('v5p_128', 'custom_call_target="tpu_custom_call"'),
+    (*_H100, 1),
+    (*_V5P, 128),
+    pytest.param(*_H100, 128, marks=pytest.mark.full),
+    pytest.param(*_V5P, 1, marks=pytest.mark.full),
   ],
 )
 def test_a_step_runs_on_its_kernels_and_moves_no_pool(
   accelerator, kernel, tokens
 ):
-  try:
-    device = aot.devices(tpu_gpu_configs.load(accelerator))[0]
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
   network, shapes = _step(tokens)
-  here = jax.sharding.SingleDeviceSharding(device)
-  placed = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
-  )
+  placed = compiled.placed(shapes, accelerator)
   step = jax.jit(functools.partial(extend.text, network), donate_argnums=1)
-  program = aot.build(step, placed)
+  program = build.build(step, placed)
   # One for each layer's pool at least.
   assert len(re.findall(kernel, program.text)) >= 3
   pools = sum(
@@ -94,6 +94,6 @@ def test_a_step_runs_on_its_kernels_and_moves_no_pool(
   # Every projection is a product of codes: q, o, in and out of three layers, k
   # and v of two, which XLA may make one with q. The head is float, attention
   # the kernels'.
-  matmuls = aot.matmuls(program)
+  matmuls = build.matmuls(program)
   assert not any(x.is_widened for x in matmuls)
   assert sum(x.left == x.right == 's8' for x in matmuls) in (12, 16)

@@ -1,6 +1,7 @@
 """What the compilers of H100 and TPU make of the kernels, at real shapes."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +76,23 @@ def test_shapes_are_the_presets_own():
   assert shape_of('110b', 'w_o_DHK') == ('last', 1536, 12_288)
 
 
-@pytest.mark.parametrize('name', PROJECTIONS)
-@pytest.mark.parametrize('preset', presets.MESHES)
+# Each projection and each preset once; the rest by `make aot-full`.
+_IN_CI = {
+  ('13b', 'w_in_DF'),
+  ('34b', 'w_q_DHK'),
+  ('110b', 'w_out_DF'),
+  ('110b', 'w_o_DHK'),
+}
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(
+  ('preset', 'name'),
+  [
+    pair if pair in _IN_CI else pytest.param(*pair, marks=pytest.mark.full)
+    for pair in itertools.product(presets.MESHES, PROJECTIONS)
+  ],
+)
 def test_on_an_h100(preset, name, tokens=TOKENS):
   jitted, operands = training(preset, name, 'pallas_gpu', tokens)
   kernels = compiled.gpu(jitted, *operands)
@@ -95,7 +111,10 @@ def test_on_an_h100(preset, name, tokens=TOKENS):
   assert {'int8_quantize', 'int8_quantize_stochastic'} <= set(kernels)
 
 
-@pytest.mark.parametrize('name', ['w_in_DF', 'w_out_DF'])
+@pytest.mark.aot
+@pytest.mark.parametrize(
+  'name', [pytest.param('w_in_DF', marks=pytest.mark.full), 'w_out_DF']
+)
 def test_float32_on_an_h100(name):
   """No tensor core multiplies it: its gradients' products are plain ones."""
   jitted, operands = training('13b', name, 'pallas_gpu', dtype=jnp.float32)
@@ -108,7 +127,10 @@ def test_float32_on_an_h100(name):
     assert kernels[kernel].shared_memory <= 232_448
 
 
-@pytest.mark.parametrize('tokens', [32, 600])
+@pytest.mark.aot
+@pytest.mark.parametrize(
+  'tokens', [32, pytest.param(600, marks=pytest.mark.full)]
+)
 def test_few_tokens_on_an_h100(tokens):
   test_on_an_h100('13b', 'w_in_DF', tokens)
 
@@ -122,6 +144,8 @@ def test_few_tokens_have_tiles_for_more_multiprocessors():
   assert blocks.gpu_float(600, 3072, 5120, 2)[:2] == (128, 128)
 
 
+@pytest.mark.aot
+@pytest.mark.full
 def test_a_bad_tile_shows_on_an_h100(monkeypatch):
   # 256 · 256 / 128 = 512 registers of a thread for the sum: there are 255.
   bad = blocks.Gpu(256, 256, 64, 4, 2)
@@ -130,8 +154,18 @@ def test_a_bad_tile_shows_on_an_h100(monkeypatch):
     test_on_an_h100('13b', 'w_out_DF')
 
 
-@pytest.mark.parametrize('name', ['w_in_DF', 'w_out_DF'])
-@pytest.mark.parametrize('accelerator', ['v5e_256', 'v5p_128', 'v6e_256'])
+@pytest.mark.aot
+@pytest.mark.parametrize(
+  ('accelerator', 'name'),
+  [
+    ('v5e_256', 'w_out_DF'),
+    ('v5p_128', 'w_in_DF'),
+    pytest.param('v5e_256', 'w_in_DF', marks=pytest.mark.full),
+    pytest.param('v5p_128', 'w_out_DF', marks=pytest.mark.full),
+    pytest.param('v6e_256', 'w_in_DF', marks=pytest.mark.full),
+    pytest.param('v6e_256', 'w_out_DF', marks=pytest.mark.full),
+  ],
+)
 def test_on_a_tpu(accelerator, name):
   make = functools.partial(training, '110b', name, 'pallas_tpu')
   counts = compiled.tpu(make, accelerator)
@@ -147,6 +181,8 @@ def too_many_rows():
   return training('110b', 'w_in_DF', 'pallas_tpu')
 
 
+@pytest.mark.aot
+@pytest.mark.full
 def test_bad_blocks_show_on_a_tpu():
   with pytest.raises(RuntimeError, match=r'RESOURCE_EXHAUSTED|vmem'):
     compiled.tpu(too_many_rows, 'v5e_256')

@@ -10,16 +10,17 @@ import re
 import jax
 import pytest
 
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
 from tests import compiled
-import tpu_gpu_configs
+
+pytestmark = pytest.mark.aot
 
 _K = 128
 # Heads, batch, context, slots of a page: each value of each at least once.
-SHAPES = [
+SHAPES = (
   (5, 64, 8192, 16),
   (7, 8, 131_072, 128),
   (12, 32, 32_768, 64),
@@ -27,7 +28,15 @@ SHAPES = [
   (56, 8, 131_072, 128),
   (96, 8, 32_768, 16),
   (96, 64, 8192, 128),
-]
+)
+
+
+def _in_ci(chosen, shapes=SHAPES):
+  """Returns the shapes; all but the chosen ones are for `make aot-full`."""
+  return [
+    shape if shape in chosen else pytest.param(shape, marks=pytest.mark.full)
+    for shape in shapes
+  ]
 
 
 def _decode(
@@ -100,57 +109,66 @@ def _check_gpu(kernel, heads, qk, pv, queries=1):
   assert kernel.instructions[_instruction(heads, pv, queries)] > 0
 
 
-@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('shape', _in_ci([SHAPES[0], SHAPES[3], SHAPES[6]]))
 def test_codes_with_a_scale_per_token_on_h100(shape):
   _check_gpu(_gpu(*shape), shape[0], 's8', 'bf16')
 
 
-@pytest.mark.parametrize('shape', SHAPES[2:4] + SHAPES[-1:])
+@pytest.mark.parametrize(
+  'shape', _in_ci([SHAPES[3]], SHAPES[2:4] + SHAPES[-1:])
+)
 def test_codes_with_a_scale_per_channel_on_h100(shape):
   kernel = _gpu(*shape, per='channel')
   _check_gpu(kernel, shape[0], 'bf16', 'bf16')
   assert not any('s8' in name for name in kernel.instructions)
 
 
-@pytest.mark.parametrize('shape', SHAPES[:1] + SHAPES[3:5] + SHAPES[-2:-1])
+@pytest.mark.parametrize(
+  'shape', _in_ci([SHAPES[5]], SHAPES[:1] + SHAPES[3:5] + SHAPES[-2:-1])
+)
 def test_half_precision_on_h100(shape):
   _check_gpu(_gpu(*shape, cache='bfloat16'), shape[0], 'bf16', 'bf16')
 
 
-@pytest.mark.parametrize(('heads', 'queries'), [(5, 1), (12, 8), (96, 4)])
+@pytest.mark.parametrize(
+  ('heads', 'queries'),
+  [
+    (12, 8),
+    pytest.param(5, 1, marks=pytest.mark.full),
+    pytest.param(96, 4, marks=pytest.mark.full),
+  ],
+)
 def test_windows_and_beams_on_h100(heads, queries):
   # A ring: the window's pages and one more.
   kernel = _gpu(heads, 16, 1152, 128, queries=queries, window=1024)
   _check_gpu(kernel, heads, 's8', 'bf16', queries)
 
 
+@pytest.mark.full
 def test_a_bad_choice_of_tiles_spills_on_h100():
   # 128 rows of a sum and of weights in the registers of four warps.
   kernel = _gpu(96, 8, 32_768, 128, sizes=blocks.Sizes(128, 64, 8, 4, 5))
   assert kernel.spill_stores > 0
 
 
+@pytest.mark.full
 def test_full_precision_compiles_for_h100():
   assert _gpu(12, 8, 8192, 16, cache='float32').spill_stores == 0
 
 
 @pytest.mark.parametrize(
   ('accelerator', 'implementation'),
-  [('h100_8', 'pallas_gpu'), ('v5p_128', 'pallas_tpu'), ('h100_8', 'xla')],
+  [
+    ('h100_8', 'pallas_gpu'),
+    ('v5p_128', 'pallas_tpu'),
+    pytest.param('h100_8', 'xla', marks=pytest.mark.full),
+  ],
 )
 def test_the_pool_is_neither_copied_nor_moved(accelerator, implementation):
   run, arguments = _decode(
     12, 8, 8192, 128, implementation=implementation, window=1024
   )
-  try:
-    device = aot.devices(tpu_gpu_configs.load(accelerator))[0]
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
-  here = jax.sharding.SingleDeviceSharding(device)
-  placed = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), arguments
-  )
-  program = aot.build(run, placed)
+  program = build.build(run, compiled.placed(arguments, accelerator))
   pool = 8 * 8192 * (_K + 4)
   assert program.memory.arguments > 2 * pool
   # Twelve bytes a slot, beside 264, are laid out anew for a TPU, and partial
@@ -173,12 +191,24 @@ def _on_tpu(accelerator, *shape, **options):
   return set(kernel)
 
 
-@pytest.mark.parametrize('accelerator', ['v5e_256', 'v5p_128', 'v6e_256'])
+_WHOLE = (12, 8, 32_768, 128), {}
+_WINDOW = (96, 16, 1152, 128), {'window': 1024, 'queries': 2}
+
+
 @pytest.mark.parametrize(
-  ('shape', 'options'),
+  ('accelerator', 'shape', 'options'),
   [
-    ((12, 8, 32_768, 128), {}),
-    ((96, 16, 1152, 128), {'window': 1024, 'queries': 2}),
+    ('v5e_256', *_WHOLE),
+    ('v5p_128', *_WINDOW),
+    *(
+      pytest.param(*rest, marks=pytest.mark.full)
+      for rest in (
+        ('v5e_256', *_WINDOW),
+        ('v5p_128', *_WHOLE),
+        ('v6e_256', *_WHOLE),
+        ('v6e_256', *_WINDOW),
+      )
+    ),
   ],
 )
 def test_codes_with_a_scale_per_token_on_tpu(accelerator, shape, options):
@@ -186,6 +216,7 @@ def test_codes_with_a_scale_per_token_on_tpu(accelerator, shape, options):
   assert instructions == {'vmatmul s8', 'vmatmul bf16'}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ('accelerator', 'shape', 'options'),
   [

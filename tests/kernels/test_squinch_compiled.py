@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import blocks
 from tests import compiled
-import tpu_gpu_configs
+
+pytestmark = pytest.mark.aot
 
 # Sources over fsdp and a device's gradient: the hidden units of 13b, 34b and
 # 110b, a key projection, and a norm's gain.
@@ -20,6 +21,10 @@ WEIGHTS = [
   (8, 5120, 1),
 ]
 TPUS = 'v5e_256', 'v5p_128', 'v6e_256'
+CODES = [
+  ('fitted', 'ln6'),
+  pytest.param(('floor', 'quarter'), marks=pytest.mark.full),
+]
 
 
 def encoding(parts, rows, columns, dtype='bfloat16', codes=('zero', 'ln6')):
@@ -44,20 +49,40 @@ def assert_fits(kernels, name):
   assert kernel.shared_memory <= 16_384
 
 
-@pytest.mark.parametrize('weight', WEIGHTS, ids=str)
+def cases(*chosen):
+  """Returns them, and the rest of (weight, TPU) for `make aot-full`."""
+  rest = [
+    (weight, accelerator)
+    for weight in WEIGHTS[:4]
+    for accelerator in TPUS
+    if (weight, accelerator) not in chosen
+  ]
+  return [*chosen, *(pytest.param(*x, marks=pytest.mark.full) for x in rest)]
+
+
+@pytest.mark.parametrize(
+  'weight',
+  [
+    *WEIGHTS[2:4],
+    *(pytest.param(x, marks=pytest.mark.full) for x in WEIGHTS[:2]),
+    pytest.param(WEIGHTS[4], marks=pytest.mark.full),
+  ],
+  ids=str,
+)
 def test_h100(weight):
   for dtype in 'bfloat16', 'float32':
     assert_fits(compiled.gpu(*encoding(*weight, dtype)), 'squinch_encode')
   assert_fits(compiled.gpu(*decoding(*weight)), 'squinch_decode')
 
 
-@pytest.mark.parametrize('codes', [('floor', 'quarter'), ('fitted', 'ln6')])
+@pytest.mark.parametrize('codes', CODES)
 def test_h100_by_every_code(codes):
   kernels = compiled.gpu(*encoding(*WEIGHTS[0], codes=codes))
   assert_fits(kernels, 'squinch_encode')
   assert_fits(compiled.gpu(*decoding(*WEIGHTS[0], codes)), 'squinch_decode')
 
 
+@pytest.mark.full
 def test_a_tile_too_large_spills():
   with blocks.trying(blocks.Threads(columns=32, N=1, warps=1)):
     kernel = compiled.gpu(*encoding(*WEIGHTS[0]))['squinch_encode']
@@ -68,13 +93,8 @@ def test_a_tile_too_large_spills():
 
 def opcodes(jitted, operand, accelerator):
   """What a TPU's compiler made of it, by opcode."""
-  try:
-    device = aot.devices(tpu_gpu_configs.load(accelerator))[0]
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
-  here = jax.sharding.SingleDeviceSharding(device)
-  operand = jax.ShapeDtypeStruct(operand.shape, operand.dtype, sharding=here)
-  module = aot.build(jitted, (operand,)).module
+  operand = compiled.placed(operand, accelerator)
+  module = build.build(jitted, (operand,)).module
   entry = module.computations[module.entry].instructions.values()
   # Tables are constants, a bitcast moves nothing, and what is copied ahead is
   # small enough to lie in the chip's own memory.
@@ -82,14 +102,18 @@ def opcodes(jitted, operand, accelerator):
   return [each.opcode for each in entry if each.opcode not in free]
 
 
-@pytest.mark.parametrize('accelerator', TPUS)
-@pytest.mark.parametrize('weight', WEIGHTS[:4], ids=str)
+@pytest.mark.parametrize(
+  ('weight', 'accelerator'),
+  cases((WEIGHTS[2], 'v5p_128'), (WEIGHTS[3], 'v5e_256')),
+  ids=str,
+)
 def test_tpu(weight, accelerator):
   for dtype in 'bfloat16', 'float32':
     assert opcodes(*encoding(*weight, dtype), accelerator) == ['custom-call']
   assert opcodes(*decoding(*weight), accelerator) == ['custom-call']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('accelerator', TPUS)
 @pytest.mark.parametrize('codes', [('floor', 'quarter'), ('fitted', 'ln6')])
 def test_tpu_by_every_code(codes, accelerator):
@@ -98,6 +122,7 @@ def test_tpu_by_every_code(codes, accelerator):
   assert encoded == decoded == ['custom-call']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('accelerator', TPUS)
 def test_a_block_too_large_is_refused(accelerator):
   with (

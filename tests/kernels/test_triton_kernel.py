@@ -26,6 +26,8 @@ _TILES = blocks.Tiles(rows=32, keys=32, warps=4, stages=2)
 interpreted = pytest.mark.skipif(
   not _HERE, reason='run by test_in_a_process_of_its_own'
 )
+# It needs the packages of `make aot`, and compiles nothing.
+pytestmark = pytest.mark.aot
 compiled = pytest.mark.skipif(_HERE, reason='this process interprets')
 
 

@@ -11,6 +11,8 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from tests import compiled
 from tests.kernels import test_visibility_attention_compiled as shared
 
+pytestmark = pytest.mark.aot
+
 
 def _kernel(preset, coded, window, tiles=None):
   pytest.importorskip('triton')
@@ -34,7 +36,11 @@ def _kernel(preset, coded, window, tiles=None):
 
 @pytest.mark.parametrize(
   ('preset', 'coded', 'window'),
-  [('13b', False, 1024), ('34b', True, None), ('110b', True, 1024)],
+  [
+    ('110b', True, 1024),
+    pytest.param('13b', False, 1024, marks=pytest.mark.full),
+    pytest.param('34b', True, None, marks=pytest.mark.full),
+  ],
 )
 def test_it_uses_the_matrix_unit_and_does_not_spill(preset, coded, window):
   kernel = _kernel(preset, coded, window)
@@ -44,6 +50,7 @@ def test_it_uses_the_matrix_unit_and_does_not_spill(preset, coded, window):
   assert not any(name.startswith('mma') for name in kernel.instructions)
 
 
+@pytest.mark.full
 def test_tiles_too_large_for_their_warps_spill():
   kernel = _kernel('110b', False, 1024, blocks.Tiles(128, 128, 4, 2))
   assert kernel.spill_stores > 0

@@ -15,6 +15,8 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.model import presets
 from tests import compiled
 
+pytestmark = pytest.mark.aot
+
 
 def _arguments(preset, coded):
   """(arrays, scales, cotangents) of one row of a preset's full length."""
@@ -63,9 +65,10 @@ def _check_gpu(preset, coded, window, kinds):
   ('preset', 'coded', 'window'),
   [
     ('13b', False, 1024),
-    ('34b', True, None),
-    ('110b', False, None),
-    ('110b', True, 1024),
+    ('110b', True, None),
+    pytest.param('34b', True, None, marks=pytest.mark.full),
+    pytest.param('110b', False, None, marks=pytest.mark.full),
+    pytest.param('110b', True, 1024, marks=pytest.mark.full),
   ],
 )
 def test_gpu_kernels_use_the_matrix_unit_and_do_not_spill(
@@ -74,12 +77,14 @@ def test_gpu_kernels_use_the_matrix_unit_and_do_not_spill(
   _check_gpu(preset, coded, window, blocks.GPU_KINDS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('window', [None, 1024])
 def test_values_may_be_codes_within_the_kernel(window):
   with blocks.trying(blocks.Values(0)):
     _check_gpu('110b', True, window, ['forward'])
 
 
+@pytest.mark.full
 def test_a_tile_too_large_for_its_warps_is_noticed():
   with (
     blocks.trying(blocks.Tiles(128, 128, 4, 2), 'forward'),

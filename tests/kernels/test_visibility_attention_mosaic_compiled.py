@@ -13,6 +13,8 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.model import presets
 from tests import compiled
 
+pytestmark = pytest.mark.aot
+
 
 def _kernel(preset, coded, window):
   """Compiles one row of a preset's full length."""
@@ -61,10 +63,10 @@ def _check(preset, coded, window):
 @pytest.mark.parametrize(
   ('preset', 'coded', 'window'),
   [
-    ('13b', False, 1024),
-    ('34b', True, None),
-    ('110b', False, None),
     ('110b', True, 1024),
+    pytest.param('13b', False, 1024, marks=pytest.mark.full),
+    pytest.param('34b', True, None, marks=pytest.mark.full),
+    pytest.param('110b', False, None, marks=pytest.mark.full),
   ],
 )
 def test_it_multiplies_in_the_matrix_unit_and_does_not_spill(
@@ -73,6 +75,7 @@ def test_it_multiplies_in_the_matrix_unit_and_does_not_spill(
   _check(preset, coded, window)
 
 
+@pytest.mark.full
 def test_a_block_too_large_is_noticed():
   with blocks.trying(blocks.MosaicTiles(keys=256, stages=1)):
     kernel = _kernel('110b', False, 1024)

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from kaiju_jax.aot import build as aot
 from kaiju_jax.data import placement
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import step
+from tests import compiled
 import tpu_gpu_configs
 
 
@@ -87,10 +87,7 @@ SLICES = 'v5p_128', 'v5p_256', 'v5p_512', 'v5p_1024', 'v5e_256', 'v6e_256'
 def real(name):
   """Returns a slice and its mesh, as its own compiler lists the devices."""
   slice_ = tpu_gpu_configs.load(name)
-  try:
-    return slice_, mesh_lib.make(slice_.mesh, aot.devices(slice_))
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
+  return slice_, mesh_lib.make(slice_.mesh, compiled.devices(name))
 
 
 def extents(chips):
@@ -101,7 +98,7 @@ def extents(chips):
   return sorted(sides.tolist())
 
 
-@pytest.mark.parametrize('name', SLICES)
+@pytest.mark.parametrize('name', compiled.on(*SLICES))
 def test_groups_of_a_real_slice_are_boxes(name):
   slice_, mesh = real(name)
   assert dict(mesh.shape) == dataclasses.asdict(slice_.mesh)
@@ -133,7 +130,7 @@ class Held:
     }
 
 
-@pytest.mark.parametrize('name', SLICES)
+@pytest.mark.parametrize('name', compiled.on(*SLICES))
 def test_a_host_of_a_real_slice_draws_neighbouring_rows(name):
   slice_, mesh = real(name)
   sharding = jax.sharding.NamedSharding(mesh, step.BATCH)

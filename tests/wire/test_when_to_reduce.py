@@ -14,12 +14,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import pytest
 
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.wire import fsdp
-import tpu_gpu_configs
+from tests import compiled
 
 A, B, N, D, F = 4, 4, 8, 256, 512
 WIDTH = 8
@@ -70,11 +70,8 @@ def once_a_step(shards_N, x_ABD):
 
 
 @functools.cache
-def compiled(way, place):
-  try:
-    devices = aot.devices(tpu_gpu_configs.load(place))
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
+def bytes_of(way, place):
+  devices = compiled.devices(place)
   mesh = mesh_lib.make(sharding_config.MeshConfig(WIDTH, 1), devices)
 
   def abstract(shape, dtype, *axes):
@@ -91,22 +88,22 @@ def compiled(way, place):
     out_specs=shards,
     check_vma=False,
   )
-  program = aot.build(jax.jit(step), ((weight, weight), x_ABD))
+  program = build.build(jax.jit(step), ((weight, weight), x_ABD))
   sent = {}
-  for each in aot.collectives(program, mesh):
+  for each in build.collectives(program, mesh):
     if each.dtype in ('u8', 's8'):
       sent[each.dtype] = sent.get(each.dtype, 0) + each.total
   return sent, program.memory.temporary
 
 
-@pytest.mark.parametrize('place', ['cpu_8', 'h100_8'])
+@pytest.mark.parametrize('place', compiled.on('cpu_8', 'h100_8'))
 def test_bytes_and_memory(place):
   weights = 2 * N * D * F
   crossing = weights * (WIDTH - 1) / WIDTH
-  sent, often = compiled(once_a_microbatch, place)
+  sent, often = bytes_of(once_a_microbatch, place)
   # Codes cross forward and again where remat asks for them.
   assert sent == {'s8': 2 * A * crossing, 'u8': A * 0.75 * crossing}
-  sent, rarely = compiled(once_a_step, place)
+  sent, rarely = bytes_of(once_a_step, place)
   assert sent == {'s8': crossing, 'u8': 0.75 * crossing}
   # A code and a bfloat16 gradient more of every weight.
   print(place, (rarely - often) / weights, 'bytes a number more')

@@ -8,30 +8,25 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import pytest
 
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.aot.hlo import collectives
 from kaiju_jax.aot.hlo import text
 from kaiju_jax.sharding import config
 from kaiju_jax.sharding import mesh as mesh_lib
-import tpu_gpu_configs
+from tests import compiled
 
 FSDP, TENSOR = 2, 4
 MESH = {'fsdp': FSDP, 'tensor': TENSOR}
 BOTH = ('fsdp', 'tensor')
 ROWS, COLUMNS = 64, 128
-SLICES = {'cpu': None, 'h100': 'h100_8', 'v5p': 'v5p_128'}
+SLICES = compiled.on('cpu_8', 'h100_8', 'v5p_128')
 
 
 @functools.cache
 def _mesh(place):
   """Two by four devices of a slice that need not be here."""
-  devices = jax.devices()
-  if SLICES[place]:
-    try:
-      devices = aot.devices(tpu_gpu_configs.load(SLICES[place]))
-    except aot.MissingPlugin as error:
-      pytest.skip(str(error))
-  return mesh_lib.make(config.MeshConfig(FSDP, TENSOR), devices[:8])
+  devices = compiled.devices(place)[:8]
+  return mesh_lib.make(config.MeshConfig(FSDP, TENSOR), devices)
 
 
 def _read(function, place, dtype):
@@ -46,7 +41,7 @@ def _read(function, place, dtype):
     dtype,
     sharding=jax.sharding.NamedSharding(mesh, both),
   )
-  return aot.collectives(aot.build(jax.jit(mapped), (x,)), mesh)
+  return build.collectives(build.build(jax.jit(mapped), (x,)), mesh)
 
 
 def _gather(x, axis):

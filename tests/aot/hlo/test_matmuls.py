@@ -1,37 +1,22 @@
 """Operations and dtypes of matmuls, and int8 that did not stay int8."""
 
-import functools
-
 import jax
 from jax import lax
 import jax.numpy as jnp
 import pytest
 
-from kaiju_jax.aot import build as aot
+from kaiju_jax.aot import build
 from kaiju_jax.aot.hlo import matmuls
 from kaiju_jax.aot.hlo import text
-import tpu_gpu_configs
+from tests import compiled
 
-PLACES = {'cpu': None, 'h100': 'h100_8', 'v5p': 'v5p_128'}
-
-
-@functools.cache
-def _device(place):
-  if PLACES[place] is None:
-    return jax.devices()[0]
-  try:
-    return aot.devices(tpu_gpu_configs.load(PLACES[place]))[0]
-  except aot.MissingPlugin as error:
-    pytest.skip(str(error))
+PLACES = compiled.on('cpu_8', 'h100_8', 'v5p_128')
 
 
 def _read(place, function, *shapes):
-  sharding = jax.sharding.SingleDeviceSharding(_device(place))
-  arguments = [
-    jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    for shape, dtype in shapes
-  ]
-  return aot.matmuls(aot.build(jax.jit(function), arguments))
+  arguments = [jax.ShapeDtypeStruct(*each) for each in shapes]
+  program = build.build(jax.jit(function), compiled.placed(arguments, place))
+  return build.matmuls(program)
 
 
 @pytest.mark.parametrize('place', PLACES)
@@ -80,7 +65,7 @@ def test_codes_that_are_multiplied_as_floats_are_found(place):
   codes = ((256, 128), jnp.int8), ((128, 256), jnp.int8)
   (found,) = _read(place, widened, *codes)
   # A TPU's compiler makes it s8×s8→f32 by itself.
-  assert found.is_int8 if place == 'v5p' else found.is_widened
+  assert found.is_int8 if place == 'v5p_128' else found.is_widened
   assert not any(x.is_widened for x in _read(place, scaled, *codes))
 
 

@@ -1,48 +1,22 @@
-"""Registers, spills and matrix instructions of kernels that were not run."""
+"""Registers, spills and instructions of GPU kernels that were not run."""
 
-import functools
 import os
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from kaiju_jax.aot import build as aot
-from kaiju_jax.aot import machine_code
+from kaiju_jax.aot import devices
+from kaiju_jax.aot import gpu_kernels
+from kaiju_jax.aot import ptx
 from tests import compiled
-
-_SUM = {'bfloat16': 'float32', 'float32': 'float32', 'int8': 'int32'}
-
-
-def _dot(a_LK, b_KV, out_LV):
-  out_LV[...] = jax.lax.dot_general(
-    a_LK[...],
-    b_KV[...],
-    (((1,), (0,)), ((), ())),
-    preferred_element_type=out_LV.dtype,
-  )
-
-
-def _call(size, dtype, contracted=64, **options):
-  """Returns one block's dot as a Pallas kernel, and its operands."""
-  from jax.experimental import pallas as pl
-
-  run = pl.pallas_call(
-    _dot,
-    out_shape=jax.ShapeDtypeStruct((size, size), _SUM[dtype]),
-    name='one_dot',
-    **options,
-  )
-  return jax.jit(lambda a_LK, b_KV: run(a_LK, b_KV)), (
-    jax.ShapeDtypeStruct((size, contracted), dtype),
-    jax.ShapeDtypeStruct((contracted, size), dtype),
-  )
+from tests.aot import dots
 
 
 def _triton(size, dtype, contracted=64, warps=4):
   triton = pytest.importorskip('jax.experimental.pallas.triton')
   parameters = triton.CompilerParams(num_warps=warps, num_stages=2)
-  return _call(size, dtype, contracted, compiler_params=parameters)
+  return dots.call(size, dtype, contracted, compiler_params=parameters)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +24,7 @@ def _triton(size, dtype, contracted=64, warps=4):
   # 64 rows a warp group, and 32 bytes of each row an instruction.
   [('bfloat16', {'wgmma bf16': 4}), ('int8', {'wgmma s8': 2})],
 )
+@pytest.mark.aot
 def test_a_tile_of_triton(dtype, expected):
   jitted, operands = _triton(64, dtype)
   kernel = compiled.gpu(jitted, *operands)['one_dot']
@@ -62,6 +37,7 @@ def test_a_tile_of_triton(dtype, expected):
   assert kernel.shared_memory >= 64 * 64
 
 
+@pytest.mark.aot
 def test_small_tiles_take_a_warps_instruction():
   jitted, operands = _triton(16, 'bfloat16')
   kernel = compiled.gpu(jitted, *operands)['one_dot']
@@ -69,6 +45,7 @@ def test_small_tiles_take_a_warps_instruction():
   assert kernel.instructions['wgmma bf16'] == 0
 
 
+@pytest.mark.aot
 def test_a_block_too_large_spills():
   # 128 · 128 / 32 = 512 registers of a thread for the sum: there are 255.
   jitted, operands = _triton(128, 'bfloat16', warps=1)
@@ -78,12 +55,14 @@ def test_a_block_too_large_spills():
   assert kernel.spill_loads > 0
 
 
+@pytest.mark.aot
 def test_more_shared_memory_than_there_is_is_an_error():
   jitted, operands = _triton(256, 'bfloat16', contracted=256)
   with pytest.raises(jax.errors.JaxRuntimeError, match='Shared memory size'):
     compiled.gpu(jitted, *operands)
 
 
+@pytest.mark.aot
 def test_a_plain_jit_has_xlas_kernels():
   x = jax.ShapeDtypeStruct((128, 128), jnp.float32)
   kernels = compiled.gpu(jax.jit(lambda x: jnp.sin(x) + 1), x)
@@ -120,6 +99,7 @@ def _mosaic(a_LK, b_KV):
   )(a_LK, b_KV)
 
 
+@pytest.mark.aot
 def test_mosaic_gpu_and_its_memory():
   x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
   kernels = compiled.gpu(jax.jit(lambda a, b: _mosaic(a, b)), x, x)
@@ -132,32 +112,14 @@ def test_mosaic_gpu_and_its_memory():
 
 
 def test_a_missing_assembler_is_named(monkeypatch):
-  monkeypatch.setattr(machine_code, '_places', lambda package: ())
+  monkeypatch.setattr(ptx, '_places', lambda package: ())
   monkeypatch.setenv('PATH', '')
-  machine_code.ptxas.cache_clear()
-  with pytest.raises(aot.MissingPlugin, match='nvidia-cuda-nvcc-cu12'):
-    machine_code.ptxas()
+  ptx.ptxas.cache_clear()
+  with pytest.raises(devices.MissingPlugin, match='nvidia-cuda-nvcc-cu12'):
+    ptx.ptxas()
 
 
-@pytest.mark.parametrize('accelerator', ['v5e_256', 'v5p_128', 'v6e_256'])
-@pytest.mark.parametrize(
-  ('dtype', 'name'),
-  [('bfloat16', 'bf16'), ('int8', 's8'), ('float32', 'f32')],
-)
-def test_tpu_instructions_have_their_operands_type(dtype, name, accelerator):
-  make = functools.partial(_call, 256, dtype, 256)
-  counts = compiled.tpu(make, accelerator)['one_dot']
-  assert list(counts) == [f'vmatmul {name}']
-  assert counts[f'vmatmul {name}'] > 0
-
-
-def test_what_a_tpu_compiler_says_is_passed_on():
-  make = functools.partial(_call, 256, 'complex64')
-  with pytest.raises(RuntimeError, match='compiling for v5e_256') as refused:
-    compiled.tpu(make, 'v5e_256')
-  assert "KeyError: 'complex64'" in str(refused.value)
-
-
+@pytest.mark.aot
 def test_what_the_environment_had_is_there_again(monkeypatch):
   monkeypatch.setenv('MOSAIC_GPU_DUMP_TO', 'before')
   x = jax.ShapeDtypeStruct((8,), jnp.float32)
@@ -169,8 +131,6 @@ def test_what_the_environment_had_is_there_again(monkeypatch):
 
 
 def test_another_platform_is_refused():
-  jitted, operands = _call(64, 'bfloat16')
+  jitted, operands = dots.call(64, 'bfloat16')
   with pytest.raises(ValueError, match="'cpu_8' is a cpu: expected a gpu"):
-    machine_code.gpu(jitted, operands, 'cpu_8')
-  with pytest.raises(ValueError, match="'cpu_8' is a cpu: expected a tpu"):
-    machine_code.tpu(functools.partial(_call, 64, 'int8'), 'cpu_8')
+    gpu_kernels.read(jitted, operands, 'cpu_8')

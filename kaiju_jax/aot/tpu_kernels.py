@@ -1,0 +1,105 @@
+"""A TPU's kernels, compiled without the device and read as final bundles.
+
+    counts = tpu_kernels.read(make, 'v6e_256')
+    counts['attention']['vmatmul s8']
+
+libtpu writes its own assembly out on demand, bundle by bundle. This dump is not
+promised to anyone: a later version may write another. Instructions are counted
+in the text, once each however often a loop runs them.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import os
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from kaiju_jax.aot import build
+from kaiju_jax.aot import devices
+from kaiju_jax.aot import ptx
+
+_VMATMUL = re.compile(r'\bvmatmul([\w.]*)')
+_BUNDLES = re.compile(r'\d+-(.+?)(?:\.\d+)?-\d+-final_bundles\.txt')
+
+
+def read(
+  make: Callable[[], tuple[Any, Sequence[Any]]], accelerator: str = 'v5p_128'
+) -> dict[str, ptx.Counts]:
+  """Compiles for a TPU, and returns each kernel's matrix instructions by name.
+
+  Instructions are named by their operands' type: 'vmatmul s8', 'vmatmul bf16'.
+  libtpu reads where to dump once, when it is loaded, so this compiles in a
+  process of its own.
+
+  Args:
+    make: returns a `jax.jit` and its arguments as in `gpu_kernels.read`. It is
+      pickled: a function of a module, or `functools.partial` of one.
+    accelerator: a TPU slice of `tpu_gpu_configs`.
+
+  Raises:
+    devices.MissingPlugin: names the package that is missing.
+    RuntimeError: what the compiler said before it gave up.
+  """
+  found = collections.defaultdict(ptx.Counts)
+  with dump(make, accelerator) as folder:
+    for name, file in final_bundles(folder):
+      for modifiers in _VMATMUL.findall(file.read_text()):
+        types = [t for t in modifiers.split('.') if ptx.OPERAND.fullmatch(t)]
+        # Without a type it is float32.
+        found[name][f'vmatmul {types[0] if types else "f32"}'] += 1
+  return dict(found)
+
+
+@contextlib.contextmanager
+def dump(
+  make: Callable[[], tuple[Any, Sequence[Any]]], accelerator: str
+) -> Iterator[pathlib.Path]:
+  """Compiles as `read` does; yields the folder of what libtpu wrote."""
+  devices.one(accelerator, 'tpu')
+  with tempfile.TemporaryDirectory() as folder:
+    arguments = os.environ.get('LIBTPU_INIT_ARGS', '')
+    done = subprocess.run(
+      [sys.executable, '-m', __name__],
+      input=pickle.dumps((make, accelerator)),
+      capture_output=True,
+      env=os.environ
+      | {
+        'PYTHONPATH': os.pathsep.join(sys.path),
+        'LIBTPU_INIT_ARGS': (
+          f'{arguments} --xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true'
+        ),
+      },
+    )
+    if done.returncode:
+      raise RuntimeError(
+        f'compiling for {accelerator}: {done.stderr.decode(errors="replace")}'
+      )
+    yield pathlib.Path(folder)
+
+
+def final_bundles(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+  """Yields each kernel's name and the file of its final bundles."""
+  for file in sorted(folder.iterdir()):
+    if match := _BUNDLES.fullmatch(file.name):
+      yield match[1], file
+
+
+def _compile() -> None:
+  """Compiles what `dump` sent."""
+  make, accelerator = pickle.load(sys.stdin.buffer)
+  jitted, arguments = make()
+  build.build(
+    jitted, devices.placed(arguments, devices.one(accelerator, 'tpu'))
+  )
+
+
+if __name__ == '__main__':
+  _compile()
