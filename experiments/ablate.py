@@ -33,9 +33,9 @@ from absl import flags
 import rich.console
 import rich.progress
 
-from kaiju_jax.runs import ablation_plan
-from kaiju_jax.runs import ablation_report
-from kaiju_jax.runs import jobs
+from kaiju_jax.runs.ablation import jobs
+from kaiju_jax.runs.ablation import plan
+from kaiju_jax.runs.ablation import report
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
@@ -67,11 +67,9 @@ _TENSOR = flags.DEFINE_integer('tensor', None, 'The same, of its other axis.')
 
 
 class _Watch:
-  """Shows what runs: a bar each on a terminal, else a line at each end."""
+  """Shows what runs: a bar each on a terminal, otherwise a line at each end."""
 
-  def __init__(
-    self, runs: Sequence[ablation_plan.Run], console: rich.console.Console
-  ):
+  def __init__(self, runs: Sequence[plan.Run], console: rich.console.Console):
     self._runs = {run.name: run for run in runs}
     self._bars = {}
     self._progress = rich.progress.Progress(
@@ -133,7 +131,7 @@ def _exit(status: int) -> str:
 
 
 def run_all(
-  runs: Sequence[ablation_plan.Run], at_once: int, console: rich.console.Console
+  runs: Sequence[plan.Run], at_once: int, console: rich.console.Console
 ) -> tuple[dict[str, str], bool]:
   """Runs what is not finished.
 
@@ -175,21 +173,21 @@ def _ablate(overrides: Sequence[str]) -> int:
     raise ValueError('--root=: must name a folder.')
   addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')
   config, root = _CONFIG.value, pathlib.Path(_ROOT.value)
-  module = ablation_plan.load(config)
-  compared = ablation_plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)
+  module = plan.load(config)
+  compared = plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)
   arms = tuple(dict.fromkeys([*compared, *compared.values()]))
-  runs = ablation_plan.plan(
+  runs = plan.runs(
     config, arms, _SEEDS.value, root, overrides, _MODULE.value, _mesh()
   )
   files.make_folder(root)
   console = rich.console.Console()
   statuses, completed = run_all(runs, _JOBS.value, console)
-  report = ablation_report.write(
+  page = report.write(
     root,
     title=(module.__doc__ or config).strip().splitlines()[0],
     command=('python', '-m', 'experiments.ablate', *sys.argv[1:]),
     runs=[
-      ablation_report.Outcome(
+      report.Outcome(
         arm=run.arm,
         seed=run.seed,
         status=statuses[run.name],
@@ -200,7 +198,7 @@ def _ablate(overrides: Sequence[str]) -> int:
     ],
     baselines=compared,
   )
-  console.print(f'Report: {report}', highlight=False, soft_wrap=True)
+  console.print(f'Report: {page}', highlight=False, soft_wrap=True)
   if not completed:
     console.print('Interrupted. The same command goes on.', highlight=False)
   return 0 if all(s == 'finished' for s in statuses.values()) else 1

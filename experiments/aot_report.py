@@ -30,7 +30,8 @@ import rich.console
 from kaiju_jax.aot import tables as aot_tables
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
+from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError('exactly one of --preset and --config is needed.')
   if _ACCELERATOR.value is None:
     raise app.UsageError('--accelerator is missing.')
-  run.quiet()
+  command.begin()
   try:
     is_sound = _report()
   except (ImportError, OSError, ValueError) as error:
@@ -96,7 +97,7 @@ def _report() -> bool:
       f' devices, but {accelerator.name} has {accelerator.devices}.'
     )
   experiment = _experiment(mesh)
-  run.check(experiment)
+  train.check(experiment)
   fit.check(experiment, mesh)
   console = rich.console.Console()
   console.print(aot_tables.heading(experiment, accelerator, mesh))
@@ -144,4 +145,4 @@ def _write(figures) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=run.parse)
+  app.run(main, flags_parser=command.parse)

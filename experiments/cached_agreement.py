@@ -16,7 +16,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Of one run.')
 _ROWS = flags.DEFINE_integer('rows', 8, 'Texts.', lower_bound=1)
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
   if not _WORKDIR.value:
     raise app.UsageError('--workdir is missing.')
-  run.quiet()
+  command.begin()
   try:
     rich.console.Console().print(_table())
   except (OSError, ValueError) as error:
@@ -42,10 +42,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _table() -> rich.table.Table:
   from kaiju_jax.evaluation import cached_agreement
+  from kaiju_jax.runs import load
   from kaiju_jax.runs import tasks
-  from kaiju_jax.runs import trained
 
-  found = trained.load(_WORKDIR.value)
+  found = load.from_workdir(_WORKDIR.value)
   tokens_BL = tasks.texts(found.experiment, _ROWS.value)
   rows, length = tokens_BL.shape
   prompt = length // 2 if _PROMPT.value is None else _PROMPT.value

@@ -28,7 +28,8 @@ from absl import app
 from absl import flags
 from ml_collections import config_flags
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
+from kaiju_jax.runs import train
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
@@ -68,13 +69,13 @@ _SAMPLE = 1_600_000
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  run.quiet()
+  command.begin()
   try:
     steps = _steps()
     experiment = _CONFIG.value
     experiment.seed = _SEED.value
-    run.check(experiment)
-    with run.abortable():
+    train.check(experiment)
+    with command.abortable():
       _report(experiment, steps)
   except (OSError, ValueError) as error:
     raise SystemExit(f'codecs: {error}') from error
@@ -156,13 +157,14 @@ def _captures(experiment, steps: list[int]):
   """Returns each step's list of the workers' gradients."""
   from experiments.codec_study import gradient_capture
   from kaiju_jax.data import loader
+  from kaiju_jax.runs import tasks
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import state as state_lib
   from kaiju_jax.training import step as step_lib
 
   started = time.monotonic()
   batches = loader.batches(
-    _rows(experiment), experiment.data.batch, experiment.data.microbatches
+    tasks.rows(experiment), experiment.data.batch, experiment.data.microbatches
   )
   params = state_lib.init_params(step_lib.model_of(experiment), experiment.seed)
   state = state_lib.create(params, optimizer.make(experiment.optimizer))
@@ -184,22 +186,6 @@ def _captures(experiment, steps: list[int]):
       )
   batches.close()
   return captures
-
-
-def _rows(experiment):
-  """Returns the training rows that the config names."""
-  if experiment.data.task != 'text':
-    from kaiju_jax.runs import tasks as needle_tasks
-
-    return needle_tasks.rows(experiment)
-
-  from kaiju_jax.data import text
-  from kaiju_jax.data import tokenizer
-
-  data = experiment.data
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
-  training, _ = text.load(data, tokens)
-  return text.Rows(training, data.length, experiment.seed)
 
 
 def _measured(gradients):
@@ -298,4 +284,4 @@ def _draw(curves, step: int) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=run.parse)
+  app.run(main, flags_parser=command.parse)

@@ -17,7 +17,7 @@ import rich.console
 
 from kaiju_jax.costs import describe
 from kaiju_jax.model import presets
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 _PRESET = flags.DEFINE_string(
   'preset', None, f'One of {", ".join(presets.PRESETS)}.'
@@ -93,4 +93,4 @@ def _length(text: str) -> int:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=run.parse)
+  app.run(main, flags_parser=command.parse)

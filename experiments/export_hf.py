@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from absl import app
 from absl import flags
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Of a training run.')
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
@@ -38,18 +38,16 @@ def main(argv: Sequence[str]) -> None:
   for flag in _WORKDIR, _OUT:
     if not flag.value:
       raise app.UsageError(f'--{flag.name} is missing.')
-  run.quiet()
-  from kaiju_jax.runs import (
-    exchange as folders,  # It imports jax, which --help should not.
-  )
+  command.begin()
+  from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
   try:
     print(
-      folders.export(_WORKDIR.value, _OUT.value, _FORMAT.value, _ACCEPT.value)
+      exchange.export(_WORKDIR.value, _OUT.value, _FORMAT.value, _ACCEPT.value)
     )
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=run.parse)
+  app.run(main, flags_parser=command.parse)

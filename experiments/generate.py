@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from absl import app
 from absl import flags
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 if TYPE_CHECKING:
   from kaiju_jax.data import tokenizer as tokenizer_lib
   from kaiju_jax.decoding import generator as generator_lib
-  from kaiju_jax.runs import load as loading
+  from kaiju_jax.runs import load
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'That training wrote.')
 _CHECKPOINT = flags.DEFINE_string(
@@ -77,11 +77,11 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError('exactly one of --prompt and --interactive is needed.')
   if _TOKENIZER.value is not None and _CHECKPOINT.value is None:
     raise app.UsageError('--tokenizer is of a --checkpoint.')
-  run.quiet()
+  command.begin()
   from kaiju_jax.decoding import request as request_lib
 
   try:
-    with run.abortable():
+    with command.abortable():
       _generate()
   except (OSError, ValueError, request_lib.BadLogits) as error:
     raise SystemExit(f'error: {error}') from error
@@ -89,14 +89,14 @@ def main(argv: Sequence[str]) -> None:
 
 def _generate() -> None:
   from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.runs import load as loading
+  from kaiju_jax.runs import load
   from kaiju_jax.runs import talk
 
   manner = talk.Manner(_MAX_TOKENS.value, _sampling(), _STOP.value or ())
   if _WORKDIR.value is not None:
-    loaded = loading.from_workdir(_WORKDIR.value)
+    loaded = load.from_workdir(_WORKDIR.value)
   else:
-    loaded = loading.from_export(_CHECKPOINT.value, _TOKENIZER.value or '')
+    loaded = load.from_export(_CHECKPOINT.value, _TOKENIZER.value or '')
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   if _INTERACTIVE.value:
     length = _LENGTH.value or loaded.config.max_length
@@ -119,7 +119,7 @@ def _generate() -> None:
 
 
 def _generator(
-  loaded: 'loading.Loaded',
+  loaded: 'load.Loaded',
   tokenizer: 'tokenizer_lib.Tokenizer',
   rows: int,
   length: int,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from absl import app
 from absl import flags
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 _FOLDER = flags.DEFINE_string('folder', None, 'With config.json and weights.')
 _TOKENIZER = flags.DEFINE_bool(
@@ -29,16 +29,14 @@ def main(argv: Sequence[str]) -> None:
   for flag in _FOLDER, _OUT:
     if not flag.value:
       raise app.UsageError(f'--{flag.name} is missing.')
-  run.quiet()
-  from kaiju_jax.runs import (
-    exchange as folders,  # It imports jax, which --help should not.
-  )
+  command.begin()
+  from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
   try:
-    print(folders.read(_FOLDER.value, _OUT.value, _TOKENIZER.value))
+    print(exchange.read(_FOLDER.value, _OUT.value, _TOKENIZER.value))
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=run.parse)
+  app.run(main, flags_parser=command.parse)

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 from absl import app
 from absl import flags
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
+from kaiju_jax.runs import train
 from kaiju_jax.storage import addresses
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ _EVALUATION_SEED = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  run.quiet()
+  command.begin()
   try:
     runs = _runs()
     _check(runs)
     records = []
-    with run.abortable():
+    with command.abortable():
       for folder, (arm, experiment) in runs.items():
         records += _finished(folder, arm, experiment)
     _publish(records, runs)
@@ -114,12 +115,12 @@ def _runs() -> 'dict[pathlib.Path, tuple[str, experiment_lib.Experiment]]':
 
 def _check(runs) -> None:
   """Refuses what cannot run, before anything compiles or is written."""
-  from kaiju_jax.runs import tasks as needle_tasks
+  from kaiju_jax.runs import tasks
   from kaiju_jax.training import workdir
 
   for folder, (_, experiment) in runs.items():
-    run.check(experiment)
-    needle_tasks.rows(experiment)
+    train.check(experiment)
+    tasks.rows(experiment)
     workdir.check(folder, experiment)
 
 
@@ -148,7 +149,7 @@ def _finished(
 
 def _trained(experiment: 'experiment_lib.Experiment', folder: pathlib.Path):
   """Trains to the end, or goes on from the last checkpoint; the parameters."""
-  state = run.train(experiment, folder)
+  state = train.train(experiment, folder)
   if int(state.step) < experiment.loop.steps:
     raise SystemExit(130)  # Interrupted; the loop has said how to go on.
   return state.params
@@ -159,10 +160,10 @@ def _asked(
 ) -> 'list[needle.Record]':
   from kaiju_jax.evaluation import answers
   from kaiju_jax.evaluation.needle import questions as needle
-  from kaiju_jax.runs import tasks as needle_tasks
+  from kaiju_jax.runs import tasks
   from kaiju_jax.training import step
 
-  task = needle_tasks.questions(experiment.data)
+  task = tasks.questions(experiment.data)
   cells = needle.cells(task, experiment.data.length, _QUESTIONS.value)
   read = answers.reader(step.model_of(experiment), params)
   started = time.monotonic()
@@ -210,17 +211,17 @@ def _setting(
   experiments: 'dict[str, experiment_lib.Experiment]',
 ) -> 'needle_report.Setting':
   from kaiju_jax.evaluation.needle import report as needle_report
-  from kaiju_jax.runs import tasks as needle_tasks
+  from kaiju_jax.runs import tasks
 
   first = next(iter(experiments.values()))
   model, length = first.model, first.data.length
-  task = needle_tasks.questions(first.data)
+  task = tasks.questions(first.data)
   return needle_report.Setting(
     length=length,
     window=model.window,
     windows_reach=len(model.layers()) * (model.window - 1),
     nearest=task.distances(length)[0],
-    chance=needle_tasks.CHANCE[first.data.task],
+    chance=task.chance,
     note=needle_report.note(
       {arm: one.init for arm, one in experiments.items()}
     ),

@@ -19,7 +19,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Of one seed of one arm.')
 _ATTENTION = flags.DEFINE_list(
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
   if not _WORKDIR.value:
     raise app.UsageError('--workdir is missing.')
-  run.quiet()
+  command.begin()
   try:
     rich.console.Console().print(_table())
   except (OSError, ValueError) as error:
@@ -45,12 +45,12 @@ def main(argv: Sequence[str]) -> None:
 
 def _table() -> rich.table.Table:
   from kaiju_jax.evaluation.needle import questions as needle
-  from kaiju_jax.runs import tasks as needle_tasks
-  from kaiju_jax.runs import trained
+  from kaiju_jax.runs import load
+  from kaiju_jax.runs import tasks
 
-  found = trained.load(_WORKDIR.value)
+  found = load.from_workdir(_WORKDIR.value)
   experiment, params = found.experiment, found.params
-  task = needle_tasks.questions(experiment.data)
+  task = tasks.questions(experiment.data)
   cells = needle.grid(task, experiment.data.length, _QUESTIONS.value)
   asked = sum(cell.count for cell in cells)
   table = rich.table.Table(

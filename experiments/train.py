@@ -20,8 +20,9 @@ from absl import app
 from absl import flags
 from ml_collections import config_flags
 
+from kaiju_jax.runs import command
 from kaiju_jax.runs import devices
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import train
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'The experiment: PATH or PATH:ARM.', lock_config=True
@@ -37,14 +38,14 @@ def main(argv) -> None:
   for flag in (_CONFIG, _WORKDIR):
     if flag.value is None:
       raise app.UsageError(f'--{flag.name} is missing.')
-  run.quiet()
+  command.begin()
   try:
-    with run.abortable():
+    with command.abortable():
       mesh = devices.prepare()
-      run.train(_CONFIG.value, _WORKDIR.value, mesh, devices.cluster())
+      train.train(_CONFIG.value, _WORKDIR.value, mesh, devices.cluster())
   except (ValueError, OSError) as error:
     raise SystemExit(f'error: {error}') from error
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=run.parse)
+  app.run(main, flags_parser=command.parse)

@@ -31,7 +31,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['time', 'memory'], ['time', 'memory'], 'What to measure.'
@@ -60,7 +60,7 @@ _REPEATS = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  run.quiet()
+  command.begin()
   console = rich.console.Console()
   if 'time' in _TABLE.value:
     console.print(_times())

@@ -31,7 +31,8 @@ import rich.table
 from experiments.benchmarks import layer_block
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
+from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
 
 _PRESET = flags.DEFINE_enum('preset', '13b', list(presets.PRESETS), 'Which.')
@@ -47,7 +48,7 @@ _JSON = flags.DEFINE_string('json', None, 'Where the figures go, too.')
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  run.quiet()
+  command.begin()
   try:
     experiments = {
       arm: _experiment(quantization())
@@ -86,7 +87,7 @@ def _experiment(quantization) -> experiment_lib.Experiment:
     model=model,
     data=data_config.DataConfig(length=_LENGTH.value, batch=_ROWS.value),
   )
-  run.check(experiment)
+  train.check(experiment)
   return experiment
 
 
@@ -116,4 +117,4 @@ def _counts(operations: dict[str, dict[str, int]]) -> rich.table.Table:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=run.parse)
+  app.run(main, flags_parser=command.parse)

@@ -25,7 +25,7 @@ import rich.console
 import rich.table
 
 from experiments.benchmarks import timed_step
-from kaiju_jax.runs import train as run
+from kaiju_jax.runs import command
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Which.'
@@ -43,7 +43,7 @@ _SCHEDULER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  run.quiet()
+  command.begin()
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_SCHEDULER}'
   console = rich.console.Console()
   if 'short' in _TABLE.value:

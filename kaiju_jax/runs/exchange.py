@@ -10,7 +10,7 @@ from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost as lost_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import tokens
-from kaiju_jax.runs import trained
+from kaiju_jax.runs import load
 from kaiju_jax.training import workdir as workdir_lib
 
 FORMATS = ('auto', 'arcee', 'kaiju')
@@ -36,14 +36,14 @@ def export(
 
   Raises:
     ValueError, OSError: see `hugging_face.write`, `own.write` and
-      `trained.load`.
+      `load.from_workdir`.
   """
   config = workdir_lib.load_experiment(workdir).model
   lost = lost_lib.of(config)
   is_arcee = format == 'arcee' or (format == 'auto' and (accepted or not lost))
   if is_arcee:
     lost_lib.refuse(lost, accepted)
-  found = trained.load(workdir)
+  found = load.from_workdir(workdir)
   tokenizer = found.experiment.data.tokenizer
   if is_arcee:
     hugging_face.write(

@@ -1,20 +1,29 @@
-"""A trained model from where it lies: a workdir, or an exported file."""
+"""A trained model from where it lies: a workdir, or an exported file.
 
+No Adam moments are read: they are two thirds of a checkpoint.
+"""
+
+import os
+import pathlib
 from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.training import experiment as experiment_lib
 
 
 class Loaded(NamedTuple):
-  """What a decoder is made of.
+  """A model, and where it comes from.
 
   Attributes:
     params: float32 master weights, or an export's codes.
     config: the model's.
-    replica: the training state's, where its updates were ternary.
+    replica: what the forward pass reads instead of the masters, where updates
+      are ternary; None otherwise.
     tokenizer: path of its `tokenizer.json`, '' for bytes.
     origin: what was read, in words.
+    experiment: what was trained; None for an exported file.
+    step: optimizer steps taken; None for an exported file.
   """
 
   params: Any
@@ -22,39 +31,73 @@ class Loaded(NamedTuple):
   replica: Any
   tokenizer: str
   origin: str
+  experiment: experiment_lib.Experiment | None = None
+  step: int | None = None
 
 
-def from_workdir(path: str) -> Loaded:
-  """Returns the latest whole checkpoint's model; changes nothing there.
+def from_workdir(path: str | os.PathLike) -> Loaded:
+  """Returns the model of a run's latest whole checkpoint.
+
+  Changes nothing there; the run may still be training.
 
   Raises:
-    OSError: no workdir, no checkpoint, or none that can be read.
-    ValueError: an address, or a config that this code does not know.
+    FileNotFoundError: there is no workdir, or no checkpoint in it.
+    checkpoint.RestoreError: no checkpoint can be read.
+    ValueError: an address, or a `config.json` that this code cannot read.
   """
-  from kaiju_jax.runs import trained
+  import jax
 
-  found = trained.load(path)
+  from kaiju_jax.sharding import mesh as mesh_lib
+  from kaiju_jax.training import checkpoint
+  from kaiju_jax.training import replicas
+  from kaiju_jax.training import state
+  from kaiju_jax.training import step as step_lib
+  from kaiju_jax.training import workdir as workdir_lib
+
+  experiment = workdir_lib.load_experiment(path)
+  model = step_lib.model_of(experiment)
+
+  def start():
+    params = state.drawn(model, experiment.seed)
+    plan = replicas.plan_of(experiment, params)
+    if plan is None:
+      return {'params': params}
+    replica = replicas.start(plan, params, mesh_lib.single())
+    return {'params': params, 'replica': replica}
+
+  found, step = checkpoint.load(path, jax.eval_shape(start))
   return Loaded(
-    found.params,
-    found.experiment.model,
-    found.replica,
-    found.experiment.data.tokenizer,
-    f'{path}, step {found.step:,}',
+    found['params'],
+    experiment.model,
+    found.get('replica'),
+    experiment.data.tokenizer,
+    f'{path}, step {step:,}',
+    experiment,
+    step,
   )
 
 
-def from_export(path: str, tokenizer: str = '') -> Loaded:
-  """Returns an export's model (`interchange/own.py`).
+def from_export(
+  path: str | os.PathLike, tokenizer: str | None = None
+) -> Loaded:
+  """Returns the model of an export (`interchange/own.py`).
 
   Args:
-    path: of the file.
-    tokenizer: path of the `tokenizer.json` that it was trained with, which the
-      file does not name; '' for bytes.
+    path: of the folder that `exchange.export` wrote in our own format, or of
+      the weights' file alone.
+    tokenizer: path of the `tokenizer.json` that the model was trained with; ''
+      for bytes. By default the folder's own, and bytes for a file.
 
   Raises:
     OSError, ValueError: the file is missing, or no export.
   """
   from kaiju_jax.interchange import own
+  from kaiju_jax.interchange import tokens
 
-  params, config = own.load(path)
-  return Loaded(params, config, None, tokenizer, str(path))
+  file = pathlib.Path(path)
+  if file.is_dir():
+    if tokenizer is None and (file / tokens.FILE).exists():
+      tokenizer = str(file / tokens.FILE)
+    file = file / own.WEIGHTS
+  params, config = own.load(file)
+  return Loaded(params, config, None, tokenizer or '', str(path))

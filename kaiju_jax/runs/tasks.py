@@ -1,64 +1,190 @@
-"""The needle tasks by the name that a config gives them.
+"""What a run can be trained and tested on: one registry, a row per task.
 
-`data.task` is 'needle' (synthetic) or 'needle_text' (in natural text).
+    text          files of text, packed into rows
+    needle        synthetic retrieval: a key's value, among other pairs
+    needle_text   a magic number hidden in natural text
+
+`data.task` names the row. A new task is a new row of `TASKS`. Its functions
+import what they need when they are called: numpy and jax cost seconds, and a
+check of a config should not wait for them.
 """
 
+from collections.abc import Callable
+import dataclasses
 import functools
-
-import numpy as np
+from typing import Any
+from typing import NamedTuple
+import zlib
 
 from kaiju_jax.data import config as data_config
-from kaiju_jax.data import documents
-from kaiju_jax.data import loader
-from kaiju_jax.data import text
-from kaiju_jax.data import tokenizer
-from kaiju_jax.evaluation.needle import curriculum as needle_curriculum
-from kaiju_jax.evaluation.needle import questions as needle
-from kaiju_jax.evaluation.needle import text as needle_text
 from kaiju_jax.training import experiment as experiment_lib
 
-_haystacks = functools.lru_cache(maxsize=1)(needle_text.haystacks)
-
-CHANCE = {'needle': needle.CHANCE, 'needle_text': needle_text.CHANCE}
+Evaluator = Callable[[Any], dict[str, float]]
 
 
-def rows(experiment: experiment_lib.Experiment) -> loader.RowSource:
-  """Returns the training rows of a whole run.
+class Data(NamedTuple):
+  """What a task's data are, once they are read.
+
+  Attributes:
+    rows: a `loader.RowSource`, the training rows.
+    evaluator: (model, mesh) → (state → {name: value}), the readings on
+      held-out rows; None where nothing is held out.
+  """
+
+  rows: Any
+  evaluator: Callable[..., Evaluator] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One row of the registry.
+
+  Attributes:
+    check: refuses an experiment whose data or model do not fit the task; an
+      OSError or ValueError names the field, its value and what would be right.
+    load: returns an experiment's `Data`.
+    texts: (experiment, B) → int32 [B, L], rows that training did not see.
+    questions: returns the `needle.Task` whose questions a trained model is
+      asked, in held-out text if any; None for a task without questions.
+  """
+
+  check: Callable[[experiment_lib.Experiment], None]
+  load: Callable[[experiment_lib.Experiment], Data]
+  texts: Callable[[experiment_lib.Experiment, int], Any]
+  questions: Callable[[data_config.DataConfig], Any] | None = None
+
+
+def of(experiment: experiment_lib.Experiment) -> Task:
+  """Returns the experiment's task.
 
   Raises:
-    OSError, ValueError: see `check` and `needle_text.haystacks`.
+    ValueError: `data.task` names none.
   """
-  data = experiment.data
-  check(experiment)
-  count = experiment.loop.steps * data.microbatches * data.batch
-  if data.task == 'needle':
-    curriculum = needle_curriculum.CURRICULA[experiment.init]
-    return needle_curriculum.Rows(
-      count, data.length, experiment.seed, curriculum
-    )
-  training, _ = _haystacks(data.path, data.held_out)
-  return needle_text.Rows(training, count, data.length, experiment.seed)
+  return _named(experiment.data.task)
 
 
-def questions(data: data_config.DataConfig) -> needle.Task:
-  """Returns the task whose questions are asked, in held-out text if any."""
-  if data.task == 'needle':
-    return needle.Pairs()
-  _, unseen = _haystacks(data.path, data.held_out)
-  return needle_text.Sentences(unseen)
-
-
-def check(experiment: experiment_lib.Experiment) -> None:
-  """Refuses a config whose task does not fit its model.
-
-  Raises:
-    OSError, ValueError: names the field, its value and what would be right.
-  """
-  data, model = experiment.data, experiment.model
-  if data.task not in CHANCE:
+def _named(name: str) -> Task:
+  if name not in TASKS:
     raise ValueError(
-      f'data.task={data.task!r}: must be one of {", ".join(map(repr, CHANCE))}.'
+      f'data.task={name!r}: must be one of {", ".join(map(repr, TASKS))}.'
     )
+  return TASKS[name]
+
+
+def rows(experiment: experiment_lib.Experiment) -> Any:
+  """Returns the training rows, a `loader.RowSource`.
+
+  Raises:
+    OSError, ValueError: what `Task.check` refuses, or text that is missing.
+  """
+  task = of(experiment)
+  task.check(experiment)
+  return task.load(experiment).rows
+
+
+def texts(experiment: experiment_lib.Experiment, count: int) -> Any:
+  """Returns int32 [B, L]: the first held-out texts of a run, `count` of them.
+
+  They are as long as the run's rows. A run without held-out text gives texts
+  that it trained on, a needle run gives questions.
+
+  Raises:
+    OSError, ValueError: the text is missing, or has too few long documents.
+  """
+  return of(experiment).texts(experiment, count)
+
+
+def questions(data: data_config.DataConfig) -> Any:
+  """Returns the `needle.Task` whose questions a trained model is asked.
+
+  Raises:
+    ValueError: `data.task` has no questions.
+  """
+  task = _named(data.task)
+  if task.questions is None:
+    asked = [name for name, one in TASKS.items() if one.questions is not None]
+    raise ValueError(
+      f'data.task={data.task!r}: has no questions; those of'
+      f' {", ".join(map(repr, asked))} have.'
+    )
+  return task.questions(data)
+
+
+def chance(data: data_config.DataConfig) -> float:
+  """Returns the accuracy of a guess at one of `questions`."""
+  return questions(data).chance
+
+
+def _check_text(experiment: experiment_lib.Experiment) -> None:
+  from kaiju_jax.data import text
+
+  text.check(experiment.data, experiment.model.vocab_size)
+
+
+def _corpora(experiment: experiment_lib.Experiment):
+  """Returns the training corpus, and the held-out one or None."""
+  from kaiju_jax.data import text
+  from kaiju_jax.data import tokenizer
+
+  data = experiment.data
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  return text.load(data, tokens)
+
+
+def _load_text(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.data import text
+
+  data = experiment.data
+  training, unseen = _corpora(experiment)
+  _agree_on_text(training, unseen)
+  rows = text.Rows(training, data.length, experiment.seed)
+  if unseen is None:
+    return Data(rows)
+
+  def evaluator(model, mesh) -> Evaluator:
+    from kaiju_jax.evaluation import held_out
+
+    scores = held_out.evaluator(
+      model, unseen, data.length, data.batch, data.evaluated_rows, mesh
+    )
+    return lambda state: scores(state.params, state.replica)
+
+  return Data(rows, evaluator)
+
+
+def _agree_on_text(*corpora) -> None:
+  """Refuses hosts whose text differs: their rows would not be one batch's."""
+  from kaiju_jax.training import agreement
+
+  sums = [
+    [len(corpus.names), zlib.crc32(corpus.begins), zlib.crc32(corpus.tokens)]
+    for corpus in corpora
+    if corpus is not None
+  ]
+  agreement.check({'documents, and sums of the text': sums})
+
+
+def _held_out_texts(experiment: experiment_lib.Experiment, count: int):
+  import numpy as np
+
+  length = experiment.data.length
+  training, unseen = _corpora(experiment)
+  corpus = training if unseen is None else unseen
+  first = corpus.begins[:-1][np.diff(corpus.begins) >= length][:count]
+  if len(first) < count:
+    raise ValueError(
+      f'rows={count}: only {len(first)} documents have data.length={length}'
+      ' tokens or more.'
+    )
+  return np.stack(
+    [corpus.tokens[begin : begin + length] for begin in first]
+  ).astype(np.int32)
+
+
+def _check_needle(experiment: experiment_lib.Experiment) -> None:
+  from kaiju_jax.evaluation.needle import questions as needle
+
+  data, model = experiment.data, experiment.model
   if data.tokenizer:
     raise ValueError(
       f"data.tokenizer={data.tokenizer!r}: must be '' for the needle tasks,"
@@ -72,38 +198,83 @@ def check(experiment: experiment_lib.Experiment) -> None:
   if model.max_length < 2 * data.length:
     raise ValueError(
       f'model.max_length={model.max_length}: must be at least'
-      f' {2 * data.length}, for questions are asked at twice data.length.'
+      f' {2 * data.length}, because questions are asked at twice data.length.'
     )
-  if data.task == 'needle_text' and data.path:
-    documents.files(data.path)
 
 
-def texts(experiment: experiment_lib.Experiment, rows: int) -> np.ndarray:
-  """Returns int32 [B, L]: the first documents of a run's held-out text.
+def _check_needle_text(experiment: experiment_lib.Experiment) -> None:
+  from kaiju_jax.data import documents
 
-  As long as its rows. Of a run without held-out text, those that it trained on;
-  of a needle run, questions.
+  _check_needle(experiment)
+  if experiment.data.path:
+    documents.files(experiment.data.path)
 
-  Raises:
-    OSError, ValueError: the text is missing, or has too few long documents.
-  """
+
+def _row_count(experiment: experiment_lib.Experiment) -> int:
+  """Returns the rows of a whole run, over which a curriculum is spread."""
   data = experiment.data
-  if data.task != 'text':
-    task = questions(data)
-    nearest, farthest = task.distances(data.length)
-    rng = np.random.default_rng(0)
-    return task.questions(
-      rng, rows, data.length, (nearest + farthest) // 2, 1
-    ).tokens_BL
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
-  training, unseen = text.load(data, tokens)
-  corpus = training if unseen is None else unseen
-  first = corpus.begins[:-1][np.diff(corpus.begins) >= data.length][:rows]
-  if len(first) < rows:
-    raise ValueError(
-      f'rows={rows}: only {len(first)} documents have data.length={data.length}'
-      ' tokens or more.'
+  return experiment.loop.steps * data.microbatches * data.batch
+
+
+def _load_needle(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.evaluation.needle import curriculum
+
+  return Data(
+    curriculum.Rows(
+      _row_count(experiment),
+      experiment.data.length,
+      experiment.seed,
+      curriculum.CURRICULA[experiment.init],
     )
-  return np.stack(
-    [corpus.tokens[begin : begin + data.length] for begin in first]
-  ).astype(np.int32)
+  )
+
+
+@functools.lru_cache(maxsize=1)
+def _haystacks(path: str, held_out: float):
+  from kaiju_jax.evaluation.needle import text
+
+  return text.haystacks(path, held_out)
+
+
+def _load_needle_text(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.evaluation.needle import text
+
+  data = experiment.data
+  training, _ = _haystacks(data.path, data.held_out)
+  count = _row_count(experiment)
+  return Data(text.Rows(training, count, data.length, experiment.seed))
+
+
+def _pairs(data: data_config.DataConfig):
+  from kaiju_jax.evaluation.needle import questions as needle
+
+  return needle.Pairs()
+
+
+def _sentences(data: data_config.DataConfig):
+  from kaiju_jax.evaluation.needle import text
+
+  _, unseen = _haystacks(data.path, data.held_out)
+  return text.Sentences(unseen)
+
+
+def _question_texts(experiment: experiment_lib.Experiment, count: int):
+  """One question per row, in the middle of the distances that are asked."""
+  import numpy as np
+
+  length = experiment.data.length
+  task = questions(experiment.data)
+  nearest, farthest = task.distances(length)
+  asked = task.questions(
+    np.random.default_rng(0), count, length, (nearest + farthest) // 2, 1
+  )
+  return asked.tokens_BL
+
+
+TASKS = {
+  'text': Task(_check_text, _load_text, _held_out_texts),
+  'needle': Task(_check_needle, _load_needle, _question_texts, _pairs),
+  'needle_text': Task(
+    _check_needle_text, _load_needle_text, _question_texts, _sentences
+  ),
+}

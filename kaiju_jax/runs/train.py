@@ -1,22 +1,19 @@
-"""From an experiment to a run: what every script that trains calls."""
+"""From an experiment to a trained run: what everything that trains calls.
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+train.train(experiment, 'runs/tiny')              trains, or resumes
+train.train(experiment, 'runs/tiny', until=100)   the same, 100 steps of it
+"""
+
 import contextlib
 import dataclasses
-import difflib
 import os
 import pathlib
 import sys
 from typing import Any
-import zlib
-
-from absl import app
-from absl import flags
-from absl import logging
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+from kaiju_jax.runs import tasks
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
 from kaiju_jax.training import config as training_config
@@ -27,64 +24,27 @@ from kaiju_jax.training import workdir as workdir_lib
 _SEEDS = 2**32
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-  """Reads the flags for `app.run`; a bad --config is a line, no traceback."""
-  try:
-    check_fields(argv)
-    return app.parse_flags_with_usage(argv)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
-
-
-def check_fields(argv: Sequence[str]) -> None:
-  """Refuses a --config.FIELD that no experiment has.
-
-  Raises:
-    ValueError: names it, and the fields that there are.
-  """
-  for argument in argv:
-    name = argument.lstrip('-').partition('=')[0]
-    if not argument.startswith('-') or not name.startswith('config.'):
-      continue
-    holder = experiment_lib.Experiment()
-    for part in name.split('.')[1:]:
-      known = (
-        [field.name for field in dataclasses.fields(holder)]
-        if dataclasses.is_dataclass(holder)
-        else []
-      )
-      if part not in known:
-        raise ValueError(f'{argument}: {_unknown(part, holder, known)}')
-      holder = getattr(holder, part)
-
-
-def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
-  line = f'{type(holder).__name__} has no field {part!r}.'
-  if close := difflib.get_close_matches(part, known, 1):
-    line += f' Did you mean {close[0]!r}?'
-  if known:
-    line += f' It has {", ".join(known)}.'
-  return line
-
-
 def train(
   experiment: experiment_lib.Experiment,
-  workdir: str,
+  workdir: str | os.PathLike,
   mesh: sharding_config.MeshConfig | None = None,
   cluster: Any = None,
+  until: int | None = None,
 ):
   """Trains `experiment` in `workdir`, or resumes it.
 
   Args:
     experiment: what is trained.
-    workdir: where; made where it does not exist.
-    mesh: how it spreads over all devices; by default the first one trains
-      alone. A resumed run may change it.
+    workdir: the folder of the run; made where it does not exist.
+    mesh: how the run spreads over all devices; by default the first device
+      trains alone. A resumed run may change it.
     cluster: `processes.Cluster`, where this is one of several processes.
+    until: step after which to save and stop, as after Ctrl-C; the same call
+      without it goes on to `experiment.loop.steps`.
 
   Returns:
     The last `state.TrainState`. Its `step` is less than
-    `experiment.loop.steps` where Ctrl-C or SIGTERM came first.
+    `experiment.loop.steps` where `until`, Ctrl-C or SIGTERM came first.
 
   Raises:
     ValueError, OSError: settings, data or a workdir that cannot serve, looked
@@ -92,16 +52,18 @@ def train(
       written or read (`loop.train`).
     KeyboardInterrupt: at a second Ctrl-C.
   """
+  if until is not None and until < 1:
+    raise ValueError(f'until={until}: must be a step, counted from 1.')
   if cluster is not None:
-    return _train_together(experiment, workdir, mesh, cluster)
+    return _train_together(experiment, workdir, mesh, cluster, until)
   check(experiment)
   if mesh is not None:
     fit.check(experiment, mesh)
   with workdir_lib.reserved(workdir, experiment):
-    return _train(experiment, workdir, mesh)
+    return _train(experiment, workdir, mesh, until)
 
 
-def _train_together(experiment, workdir, mesh, cluster):
+def _train_together(experiment, workdir, mesh, cluster, until):
   """The same for one of several processes, once they agree on what to do."""
   import jax
 
@@ -115,6 +77,7 @@ def _train_together(experiment, workdir, mesh, cluster):
         **strict.dump(experiment),
         'mesh': mesh and dataclasses.asdict(mesh),
         'workdir': os.path.abspath(workdir),
+        'until': until,
         'jax': jax.__version__,
       }
     )
@@ -130,52 +93,63 @@ def _train_together(experiment, workdir, mesh, cluster):
       stack.enter_context(workdir_lib.reserved(workdir, experiment))
     processes.barrier('workdir reserved')
     agreement.check_shared(pathlib.Path(workdir))
-    return _train(experiment, workdir, mesh)
+    return _train(experiment, workdir, mesh, until)
 
 
 def _train(
   experiment: experiment_lib.Experiment,
-  workdir: str,
+  workdir: str | os.PathLike,
   mesh: sharding_config.MeshConfig | None,
+  until: int | None,
 ):
-  # These import jax, which costs seconds that --help should not.
+  # These import jax, which costs seconds that a refusal should not.
   import jax
 
   from kaiju_jax.data import loader
   from kaiju_jax.data import placement
   from kaiju_jax.sharding import mesh as mesh_lib
   from kaiju_jax.training import loop
+  from kaiju_jax.training import step
+
+  if mesh is None:
+    _note_idle(jax.device_count())
+  devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
+  found = tasks.of(experiment).load(experiment)
+  evaluate = None
+  if found.evaluator is not None:
+    evaluate = found.evaluator(step.model_of(experiment), devices)
+  data = experiment.data
+  sharding = jax.sharding.NamedSharding(devices, step.BATCH)
+  own = placement.own(sharding, (data.microbatches, data.batch, data.length))
+  batches = loader.batches(found.rows, data.batch, data.microbatches, own=own)
+  with contextlib.closing(batches):
+    return loop.train(
+      experiment,
+      workdir,
+      state=_initial(experiment, devices),
+      step=step.make(experiment, devices),
+      batches=placement.Placed(batches, sharding, data.batch),
+      evaluate=evaluate,
+      until=until,
+    )
+
+
+def _initial(experiment: experiment_lib.Experiment, devices):
+  """Returns the state before the first step, stored as the mesh has it."""
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import replicas
   from kaiju_jax.training import state
   from kaiju_jax.training import step
 
   model = step.model_of(experiment)
-  if mesh is None:
-    _note_idle(jax.device_count())
-  devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
-  rows, evaluate = _data(experiment, model, devices)
   params = state.init_params(model, experiment.seed, devices)
   if experiment.init == 'induction':
     from kaiju_jax.evaluation import induction
 
     params = induction.suggest(params, experiment.model, experiment.seed)
-  data = experiment.data
-  sharding = jax.sharding.NamedSharding(devices, step.BATCH)
-  own = placement.own(sharding, (data.microbatches, data.batch, data.length))
-  batches = loader.batches(rows, data.batch, data.microbatches, own=own)
+  made = optimizer.make(experiment.optimizer)
   plan = replicas.plan_of(experiment, params)
-  with contextlib.closing(batches):
-    return loop.train(
-      experiment,
-      workdir,
-      state=state.create(
-        params, optimizer.make(experiment.optimizer), devices, plan
-      ),
-      step=step.make(experiment, devices),
-      batches=placement.Placed(batches, sharding, data.batch),
-      evaluate=evaluate,
-    )
+  return state.create(params, made, devices, plan)
 
 
 def _note_idle(count: int) -> None:
@@ -207,79 +181,11 @@ def check(experiment: experiment_lib.Experiment) -> None:
     )
   if not 0 <= experiment.seed < _SEEDS:
     raise ValueError(
-      f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes none'
-      ' below, and jax counts from 0 again above.)'
+      f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes no'
+      ' seed below, and jax counts from 0 again above.)'
     )
-  # These import numpy, grain and jax, which --help should not wait for.
   if experiment.model.quantization.wire_weights == 'ternary':
-    from kaiju_jax.training import replicas
+    from kaiju_jax.training import replicas  # Imports jax: not for all.
 
     replicas.least_scale(experiment)
-  if experiment.data.task == 'text':
-    from kaiju_jax.data import text
-
-    text.check(experiment.data, experiment.model.vocab_size)
-  else:
-    from kaiju_jax.runs import tasks as needle_tasks
-
-    needle_tasks.check(experiment)
-
-
-def _data(experiment: experiment_lib.Experiment, model, mesh):
-  """Returns the row source, and what to evaluate a state with, if any."""
-  if experiment.data.task != 'text':
-    from kaiju_jax.runs import tasks as needle_tasks
-
-    return needle_tasks.rows(experiment), None
-
-  from kaiju_jax.data import text
-  from kaiju_jax.data import tokenizer
-  from kaiju_jax.evaluation import held_out
-
-  data = experiment.data
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
-  training, unseen = text.load(data, tokens)
-  _agree_on_text(training, unseen)
-  evaluate = None
-  if unseen is not None:
-    scores = held_out.evaluator(
-      model, unseen, data.length, data.batch, data.evaluated_rows, mesh
-    )
-
-    def evaluate(state):
-      return scores(state.params, state.replica)
-
-  return text.Rows(training, data.length, experiment.seed), evaluate
-
-
-def _agree_on_text(*corpora) -> None:
-  """Other text on another host would be in no row where it is expected."""
-  from kaiju_jax.training import agreement
-
-  sums = [
-    [len(corpus.names), zlib.crc32(corpus.begins), zlib.crc32(corpus.tokens)]
-    for corpus in corpora
-    if corpus is not None
-  ]
-  agreement.check({'documents, and sums of the text': sums})
-
-
-@contextlib.contextmanager
-def abortable() -> Iterator[None]:
-  """Leaves at once, with status 130, at a Ctrl-C that nothing else answers.
-
-  An ordinary exit waits for threads, and these for a step or a save.
-  """
-  try:
-    yield
-  except KeyboardInterrupt:
-    print('Aborted.', file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(130)
-
-
-def quiet() -> None:
-  """Keeps the libraries' own progress off the screen, unless asked for."""
-  if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)
+  tasks.of(experiment).check(experiment)

@@ -38,6 +38,7 @@ def train(
   step: Callable[..., tuple[Any, Mapping[str, Any]]],
   batches: Iterator[Any],
   evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+  until: int | None = None,
 ) -> Any:
   """Trains to `experiment.loop.steps`, or until Ctrl-C or SIGTERM.
 
@@ -51,6 +52,7 @@ def train(
     batches: also has get_state() and set_state() (JSON-able), which count
       the batches taken.
     evaluate: state -> {name: value}; recorded under 'eval_' names.
+    until: step after which to save and stop, as after Ctrl-C.
 
   Returns:
     The last state. After an interruption (saved; the message says how to go
@@ -94,7 +96,7 @@ def train(
     for number in range(start + 1, config.steps + 1):
       state, values = step(state, _next(batches, number))
       journal.step(number, state.tokens, values)
-      stopping = vote(stop.requested)
+      stopping = vote(stop.requested) or number == until
 
       if evaluate and _due(number, config.evaluate_every, config):
         with journal.paused():

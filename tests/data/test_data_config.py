@@ -13,7 +13,6 @@ def test_the_default_is_good():
 @pytest.mark.parametrize(
   ('name', 'value', 'right'),
   [
-    ('task', 'txt', "'needle_text'"),
     ('length', 1, 'at least 2'),
     ('batch', 0, 'at least 1'),
     ('microbatches', 0, 'at least 1'),

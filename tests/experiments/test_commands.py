@@ -4,22 +4,12 @@ import ast
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
+from tests.experiments import forked
+
 ROOT = pathlib.Path(__file__).parents[2]
-# A module's flags are those that its import defines; an ablation leaves
-# --config.FIELD=VALUE to its runs.
-_PARSE = """
-import importlib, sys
-from absl import flags
-importlib.import_module(sys.argv[1])
-left = flags.FLAGS(sys.argv[1:], known_only=True)[1:]
-left = [argument for argument in left if not argument.startswith('--config.')]
-sys.exit(f'no such flags: {left}' if left else 0)
-"""
 
 
 def texts():
@@ -43,37 +33,36 @@ def commands():
 COMMANDS = commands()
 
 
-def parse(words):
-  return subprocess.run(
-    [sys.executable, '-c', _PARSE, *words],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
+SLIPS = [
+  'experiments.benchmarks.step --table=short,long',
+  'experiments.train --work=runs',
+  'experiments.train --config=experiments/configs/tiny.py'
+  ' --config.model.window=x',
+]
+
+
+@pytest.fixture(scope='module')
+def parsed():
+  """Each command's outcome: its module's flags are all that it may use.
+
+  An ablation leaves --config.FIELD=VALUE to its runs.
+  """
+  words = {**COMMANDS, **{slip: slip.split() for slip in SLIPS}}
+  return dict(zip(words, forked.run(list(words.values()), mode='parse')))
 
 
 def test_commands_of_every_script_are_found():
   scripts = {
     words[0].removeprefix('experiments.') for words in COMMANDS.values()
   }
-  assert {'train', 'needle', 'ablate', 'describe', 'bench_step'} <= scripts
+  assert {'train', 'needle', 'ablate', 'describe', 'benchmarks.step'} <= scripts
 
 
 @pytest.mark.parametrize('command', COMMANDS)
-def test_the_flags_parse(command):
-  done = parse(COMMANDS[command])
-  assert done.returncode == 0, done.stderr[-500:]
+def test_the_flags_parse(command, parsed):
+  assert parsed[command].returncode == 0, parsed[command].stderr[-500:]
 
 
-@pytest.mark.parametrize(
-  'command',
-  [
-    'experiments.benchmarks.step --table=short,long',
-    'experiments.train --work=runs',
-    'experiments.train --config=experiments/configs/tiny.py'
-    ' --config.model.window=x',
-  ],
-)
-def test_a_planted_slip_is_found(command):
-  assert parse(command.split()).returncode
+@pytest.mark.parametrize('command', SLIPS)
+def test_a_planted_slip_is_found(command, parsed):
+  assert parsed[command].returncode

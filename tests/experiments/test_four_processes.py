@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests import cluster
-from tests import runs
+from tests import records
 
 STEPS = 8
 COUNT = 4
@@ -70,8 +70,8 @@ def test_after_a_kill_four_processes_end_as_one_with_four_devices(
   assert f'going on from step {STEPS // 2}' in said[0]
   alone = folder / 'alone'
   cluster.alone(command(folder, alone), devices=COUNT)
-  assert runs.records(interrupted) == runs.records(alone)
-  assert [record['step'] for record in runs.records(alone)] == list(
+  assert records.of(interrupted) == records.of(alone)
+  assert [record['step'] for record in records.of(alone)] == list(
     range(1, STEPS + 1)
   )
   assert cluster.fingerprint(interrupted, STEPS) == cluster.fingerprint(

@@ -20,7 +20,7 @@ from kaiju_jax.decoding import sampling as sampling_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import load as loading
+from kaiju_jax.runs import load
 from kaiju_jax.runs import talk
 from kaiju_jax.sharding import mesh
 from kaiju_jax.training import checkpoint
@@ -85,7 +85,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def loaded(workdir):
-  return loading.from_workdir(str(workdir))
+  return load.from_workdir(str(workdir))
 
 
 @pytest.fixture(scope='module')
@@ -107,7 +107,7 @@ def test_an_export_is_read_as_what_the_workdir_holds(
   assert loaded.tokenizer == ''
   path = tmp_path / 'model.safetensors'
   own.save(path, loaded.params, loaded.config, loaded.replica)
-  again = loading.from_export(str(path), 'tokenizer.json')
+  again = load.from_export(str(path), 'tokenizer.json')
   assert again.config == loaded.config
   assert (again.replica, again.tokenizer) == (None, 'tokenizer.json')
   decoder = decoder_lib.Decoder(

@@ -11,7 +11,7 @@ from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
 from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import layers
-from kaiju_jax.runs import tasks as needle_tasks
+from kaiju_jax.runs import tasks
 from kaiju_jax.training import loop
 
 get_config = config.get_config
@@ -137,8 +137,8 @@ def test_arms_are_the_layouts_that_they_name():
 def test_every_arm_and_variant_can_run(module):
   for arm in module.ARMS + module.VARIANTS:
     experiment = module.get_config(arm)
-    script.run.check(experiment)
-    needle_tasks.check(experiment)
+    script.train.check(experiment)
+    tasks.check(experiment)
     expected = 'standard' if arm.endswith('_standard') else 'induction'
     assert experiment.init == expected
   with pytest.raises(ValueError, match="arm='x': must be one of full"):

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests import cluster
-from tests import runs
+from tests import records
 
 STEPS = 16
 
@@ -42,8 +42,8 @@ def test_two_processes_train_as_one_with_two_devices(folder, whole):
   """To the last bit: sums of two do not depend on their order."""
   alone = folder / 'alone'
   cluster.alone(command(folder, alone, '--fsdp=2'), devices=2)
-  assert runs.records(whole) == runs.records(alone)
-  assert len(runs.records(whole)) == STEPS + 1
+  assert records.of(whole) == records.of(alone)
+  assert len(records.of(whole)) == STEPS + 1
   assert cluster.fingerprint(whole, STEPS) == cluster.fingerprint(alone, STEPS)
 
 
@@ -71,7 +71,7 @@ def test_what_a_kill_and_a_signal_interrupt_ends_as_if_nothing_had(
     statuses, said = running.ended()
   assert statuses == [0, 0], said
   assert 'going on from step' in said[0]
-  assert runs.records(workdir) == runs.records(whole)
+  assert records.of(workdir) == records.of(whole)
   assert cluster.fingerprint(workdir, STEPS) == cluster.fingerprint(
     whole, STEPS
   )

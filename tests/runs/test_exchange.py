@@ -11,8 +11,8 @@ import pytest
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost
 from kaiju_jax.interchange import own
-from kaiju_jax.runs import exchange as folders
-from kaiju_jax.runs import trained
+from kaiju_jax.runs import exchange
+from kaiju_jax.runs import load
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
@@ -57,14 +57,14 @@ def assert_equal(one, other):
 
 def test_a_plain_run_goes_out_and_comes_back(tmp_path):
   state = run_of(tmp_path / 'run', toys.PLAIN)
-  said = folders.export(tmp_path / 'run', tmp_path / 'out')
+  said = exchange.export(tmp_path / 'run', tmp_path / 'out')
   assert said.startswith('step 7 of ') and 'with the same logits' in said
   params, _ = hugging_face.read(tmp_path / 'out')
   assert_equal(params, state.params)
   (tmp_path / 'file').touch()
   modes = {file.stat().st_mode for file in (tmp_path / 'out').iterdir()}
   assert modes == {(tmp_path / 'file').stat().st_mode}
-  said = folders.read(tmp_path / 'out', tmp_path / 'in')
+  said = exchange.read(tmp_path / 'out', tmp_path / 'in')
   assert '3 layers of width 48, 35,856 parameters, a tokenizer' in said
   again, config = own.load(tmp_path / 'in/model.safetensors')
   assert config == toys.PLAIN
@@ -74,20 +74,20 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
     assert ours.read_bytes() == theirs.read_bytes()
   # A folder is new, and a tokenizer need not be there.
   with pytest.raises(FileExistsError, match='out: is there already'):
-    folders.export(tmp_path / 'run', tmp_path / 'out')
+    exchange.export(tmp_path / 'run', tmp_path / 'out')
   with pytest.raises(FileExistsError, match='in: is there already'):
-    folders.read(tmp_path / 'out', tmp_path / 'in')
-  said = folders.read(tmp_path / 'out', tmp_path / 'bare', False)
+    exchange.read(tmp_path / 'out', tmp_path / 'in')
+  said = exchange.read(tmp_path / 'out', tmp_path / 'bare', False)
   assert 'no tokenizer' in said
   assert [path.name for path in (tmp_path / 'bare').iterdir()] == [own.WEIGHTS]
   (tmp_path / 'out/tokenizer.json').unlink()
-  assert 'no tokenizer' in folders.read(tmp_path / 'out', tmp_path / 'again')
+  assert 'no tokenizer' in exchange.read(tmp_path / 'out', tmp_path / 'again')
 
 
 def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
   model = toys.changed(toys.KAIJU, {'wire_weights': 'ternary'}, layout='L0 L0')
   state = run_of(tmp_path / 'run', model)
-  said = folders.export(tmp_path / 'run', tmp_path / 'own')
+  said = exchange.export(tmp_path / 'run', tmp_path / 'own')
   assert '  windows: 2 of 2' in said and 'which loses nothing' in said
   params, config = own.load(tmp_path / 'own/model.safetensors')
   assert config == model
@@ -97,10 +97,10 @@ def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
 
   for format, accepted in ('arcee', []), ('auto', ['windows']):
     with pytest.raises(ValueError, match=r'cannot express(?s:.*)  shared_kv: '):
-      folders.export(tmp_path / 'run', tmp_path / 'out', format, accepted)
+      exchange.export(tmp_path / 'run', tmp_path / 'out', format, accepted)
   assert not (tmp_path / 'out').exists()
   accepted = list(lost.of(model))
-  said = folders.export(tmp_path / 'run', tmp_path / 'out', 'auto', accepted)
+  said = exchange.export(tmp_path / 'run', tmp_path / 'out', 'auto', accepted)
   assert 'an Arcee folder without these' in said
   assert (tmp_path / 'out/lost.json').exists()
   read, _ = hugging_face.read(tmp_path / 'out')
@@ -113,9 +113,9 @@ def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
 
 def test_a_workdir_without_a_run_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='A workdir is a folder that'):
-    folders.export(tmp_path, tmp_path / 'out')
+    exchange.export(tmp_path, tmp_path / 'out')
   with pytest.raises(FileNotFoundError, match='A workdir is a folder that'):
-    trained.load(tmp_path)
+    load.from_workdir(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ class Questions(NamedTuple):
 class Task(Protocol):
   """What the grid asks of a task; `Pairs`, and needle_text's sentences."""
 
+  chance: float  # Accuracy of a guess.
+
   def distances(self, length: int) -> tuple[int, int]:
     """Returns the smallest and the largest distance in a row."""
 
@@ -142,6 +144,8 @@ class Task(Protocol):
 
 class Pairs:
   """The synthetic task: two tokens a needle, one token an answer."""
+
+  chance = CHANCE
 
   def distances(self, length: int) -> tuple[int, int]:
     return 1, length - 3

@@ -139,6 +139,8 @@ def fill(
 class Sentences:
   """The task that the grid asks (`needle.Task`)."""
 
+  chance = CHANCE
+
   def __init__(self, haystack: Haystack):
     self._haystack = haystack
 

@@ -10,7 +10,7 @@ from kaiju_jax.data import documents
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
 from kaiju_jax.evaluation.needle import text as needle_text
-from kaiju_jax.runs import tasks as needle_tasks
+from kaiju_jax.runs import tasks
 from kaiju_jax.training import experiment as experiment_lib
 
 SENTENCE = re.compile(r' The magic number for ([A-Z][a-z]{5}) is (\d{5})\. ')
@@ -152,9 +152,9 @@ def test_questions_are_asked_in_the_last_of_the_text(tmp_path, held_out):
   (tmp_path / 'a.txt').write_text('train ' * 500)
   (tmp_path / 'b.txt').write_text('asked ' * 200)
   experiment = experiment_of(path=str(tmp_path), held_out=held_out)
-  rows = needle_tasks.rows(experiment)
+  rows = tasks.rows(experiment)
   trained = ''.join(read(rows[index].tokens) for index in range(20))
-  task = needle_tasks.questions(experiment.data)
+  task = tasks.questions(experiment.data)
   asked = ''.join(
     read(row)
     for row in task.questions(
@@ -189,4 +189,4 @@ def test_what_does_not_fit_is_refused(change, message):
     room, field = name.split('.')
     setattr(getattr(experiment, room), field, value)
   with pytest.raises((ValueError, OSError), match=message):
-    needle_tasks.rows(experiment)
+    tasks.rows(experiment)

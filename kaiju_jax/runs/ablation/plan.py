@@ -14,7 +14,8 @@ import types
 from absl import flags
 from ml_collections import config_flags
 
-from kaiju_jax.runs import train as run_lib
+from kaiju_jax.runs import command
+from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
@@ -116,7 +117,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
       cannot run, or one that leaves no record.
   """
   argv = ['ablate', f'--config={config}', *arguments]
-  run_lib.check_fields(argv)
+  command.check_fields(argv)
   values = flags.FlagValues()
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
   try:
@@ -125,7 +126,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
     # str() of a KeyError is in quotes.
     raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
   experiment = values.config
-  run_lib.check(experiment)
+  train.check(experiment)
   loop = experiment.loop
   if loop.log_every > loop.steps:
     raise ValueError(
@@ -135,7 +136,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
   return experiment
 
 
-def plan(
+def runs(
   config: str,
   arms: Sequence[str],
   seeds: int,
@@ -146,7 +147,7 @@ def plan(
 ) -> list[Run]:
   """Returns all runs, every arm's first seed before any second one.
 
-  With a mesh, each run spreads over that many devices.
+  With a mesh, each run spreads over its devices.
 
   Raises:
     OSError, ValueError: a bad override, or a workdir that holds another
@@ -159,7 +160,7 @@ def plan(
       )
     if override.startswith('--config.seed='):
       raise ValueError(f'{override}: --seeds says how many seeds there are.')
-  runs = []
+  planned = []
   for seed in range(seeds):
     for arm in arms:
       arguments = (f'--config.seed={seed}', *overrides)
@@ -177,8 +178,8 @@ def plan(
         *(() if mesh is None else _mesh_flags(mesh)),
         f'--workdir={workdir}',
       )
-      runs.append(Run(arm, seed, workdir, experiment, command))
-  return runs
+      planned.append(Run(arm, seed, workdir, experiment, command))
+  return planned
 
 
 def _mesh_flags(mesh: sharding_config.MeshConfig) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import json
 import pathlib
 
 
-def records(workdir: pathlib.Path) -> list[dict]:
+def of(workdir: pathlib.Path) -> list[dict]:
   """Returns the records of metrics.jsonl, without what depends on the clock."""
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   kept = [json.loads(line) for line in lines]

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from kaiju_jax.runs import ablation_plan
-from kaiju_jax.runs import ablation_report
+from kaiju_jax.runs.ablation import plan
+from kaiju_jax.runs.ablation import report
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -271,7 +271,7 @@ def test_bad_flags_are_refused_before_anything_runs(place, flags, message):
 
 
 def test_no_rotary_on_global_layers_can_be_typed(place):
-  experiment = ablation_plan.resolve(
+  experiment = plan.resolve(
     f'{place / "arms.py"}:plain',
     ['--config.model.rope_global=0', '--config.model.rope_local=500'],
   )
@@ -302,21 +302,21 @@ def test_a_config_without_arms_is_refused(tmp_path, source, message):
   if source is not None:
     path.write_text(source)
   with pytest.raises(ValueError, match=message):
-    ablation_plan.load(str(path))
+    plan.load(str(path))
 
 
 def test_baselines():
-  assert ablation_plan.baselines(('a', 'b', 'c')) == {
+  assert plan.baselines(('a', 'b', 'c')) == {
     'a': 'a',
     'b': 'a',
     'c': 'a',
   }
   each = {'a': 'a', 'b': 'a', 'fast a': 'fast a', 'fast b': 'fast a'}
-  assert ablation_plan.baselines(each) == each
-  assert ablation_plan.baselines(each, ['fast b']) == {'fast b': 'fast a'}
-  assert ablation_plan.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
+  assert plan.baselines(each) == each
+  assert plan.baselines(each, ['fast b']) == {'fast b': 'fast a'}
+  assert plan.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
   with pytest.raises(ValueError, match='--baseline=z'):
-    ablation_plan.baselines({'a': 'z'})
+    plan.baselines({'a': 'z'})
 
 
 def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
@@ -326,9 +326,7 @@ def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
       f'{{"step": 1, "tokens": 8, "loss": {loss}}}\n'
     )
   outcomes = [
-    ablation_report.Outcome(
-      arm, seed, status, tmp_path / f'seed{seed}', ('train',)
-    )
+    report.Outcome(arm, seed, status, tmp_path / f'seed{seed}', ('train',))
     for seed, (arm, status) in enumerate(
       [
         ('wild', 'finished'),
@@ -338,7 +336,7 @@ def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
       ]
     )
   ]
-  path = ablation_report.write(
+  path = report.write(
     tmp_path,
     title='t',
     command=(),

@@ -1,0 +1,119 @@
+"""What every command shares: flags, quiet libraries, Ctrl-C, compiled code.
+
+Importing this module defines the flag --compilation_cache, so that only
+commands import it.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import difflib
+import os
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from kaiju_jax.training import experiment as experiment_lib
+
+_CACHE = flags.DEFINE_bool(
+  'compilation_cache',
+  True,
+  'Keep compiled code in $XDG_CACHE_HOME/kaiju_jax (~/.cache/kaiju_jax), so'
+  ' that the same command starts faster the next time.'
+  ' JAX_COMPILATION_CACHE_DIR names another folder.',
+)
+_CACHE_FOLDER = 'JAX_COMPILATION_CACHE_DIR'
+# JAX keeps only what took at least this long to compile; by default a second,
+# which leaves out most of a small model.
+_CACHE_SECONDS = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+  """Reads the flags for `app.run`; a bad --config is one line, no traceback."""
+  try:
+    check_fields(argv)
+    return app.parse_flags_with_usage(argv)
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def check_fields(argv: Sequence[str]) -> None:
+  """Refuses a --config.FIELD that an experiment does not have.
+
+  Raises:
+    ValueError: names the field, and the fields that there are.
+  """
+  for argument in argv:
+    name = argument.lstrip('-').partition('=')[0]
+    if not argument.startswith('-') or not name.startswith('config.'):
+      continue
+    holder = experiment_lib.Experiment()
+    for part in name.split('.')[1:]:
+      known = (
+        [field.name for field in dataclasses.fields(holder)]
+        if dataclasses.is_dataclass(holder)
+        else []
+      )
+      if part not in known:
+        raise ValueError(f'{argument}: {_unknown(part, holder, known)}')
+      holder = getattr(holder, part)
+
+
+def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
+  line = f'{type(holder).__name__} has no field {part!r}.'
+  if close := difflib.get_close_matches(part, known, 1):
+    line += f' Did you mean {close[0]!r}?'
+  if known:
+    line += f' It has {", ".join(known)}.'
+  return line
+
+
+def begin() -> None:
+  """Sets a command up, before it imports jax."""
+  quiet()
+  if _CACHE.value:
+    keep_compiled()
+
+
+def quiet() -> None:
+  """Keeps the libraries' own progress off the screen, unless asked for."""
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)
+
+
+def keep_compiled() -> None:
+  """Has JAX keep compiled code in the user's cache folder.
+
+  By environment variables, which jax reads when it is imported and which the
+  processes that this one starts inherit. Variables that are set already stay
+  as they are. What is kept depends on the program, on JAX's version, on XLA's
+  flags and on the device: another one compiles anew. The folder may be deleted
+  at any time.
+  """
+  if _CACHE_FOLDER in os.environ:
+    return
+  try:
+    home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  except RuntimeError:  # There is no home folder.
+    return
+  os.environ[_CACHE_FOLDER] = str(pathlib.Path(home) / 'kaiju_jax')
+  os.environ.setdefault(_CACHE_SECONDS, '0')
+
+
+@contextlib.contextmanager
+def abortable() -> Iterator[None]:
+  """Leaves at once, with status 130, at a Ctrl-C that nothing else answers.
+
+  An ordinary exit waits for all threads, and these for a step or a save.
+  """
+  try:
+    yield
+  except KeyboardInterrupt:
+    print('Aborted.', file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)

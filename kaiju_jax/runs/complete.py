@@ -1,0 +1,58 @@
+"""Text in, text out: continues prompts with a loaded model."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import generator as generator_lib
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import sampling as sampling_lib
+from kaiju_jax.runs import load
+
+
+def texts(
+  loaded: load.Loaded,
+  prompts: Sequence[str],
+  max_tokens: int = 200,
+  sampling: sampling_lib.Sampling | None = None,
+) -> list[str]:
+  """Returns what follows each prompt, all of them generated together.
+
+  Args:
+    loaded: of `load.from_workdir` or `load.from_export`.
+    prompts: texts, each of which opens a document.
+    max_tokens: tokens of a continuation.
+    sampling: how tokens are drawn; greedy by default.
+
+  Raises:
+    ValueError: a prompt and its continuation are longer than the model's
+      `max_length`, or a setting is wrong.
+    request.BadLogits: the model gave logits that are not numbers.
+  """
+  if not prompts:
+    return []
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  sampling = sampling or sampling_lib.Sampling(temperature=0)
+  requests = [
+    request_lib.Request(opened(tokenizer, text), max_tokens, sampling)
+    for text in prompts
+  ]
+  decoder = decoder_lib.Decoder(
+    loaded.params,
+    loaded.config,
+    rows=len(requests),
+    length=max(len(one.tokens) for one in requests) + max_tokens,
+    replica=loaded.replica,
+  )
+  results = generator_lib.Generator(decoder, tokenizer).generate(requests)
+  for result in results:
+    if result.error is not None:
+      raise result.error
+  return [result.text for result in results]
+
+
+def opened(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
+  """Returns int32 [L]: the tokens of a text that opens a document."""
+  return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])

@@ -1,0 +1,113 @@
+"""Many commands at the price of one start: each runs in a fork of a process.
+
+What every command imports (absl, ml_collections, rich: a third of a second, and
+much more on a busy machine) is imported once.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[2]
+_SERVER = """
+import importlib, json, os, runpy, sys, tempfile, traceback
+import absl.app, absl.flags, absl.logging, ml_collections.config_flags
+import rich.console, rich.table, rich.progress
+
+def run(words):
+  sys.argv = list(words)
+  runpy.run_module(words[0], run_name='__main__', alter_sys=True)
+
+def parse(words):
+  from absl import flags
+  sys.argv = list(words)
+  importlib.import_module(words[0])
+  left = flags.FLAGS(list(words), known_only=True)[1:]
+  left = [word for word in left if not word.startswith('--config.')]
+  sys.exit(f'no such flags: {left}' if left else 0)
+
+def child(mode, words, files):
+  for number, file in zip((1, 2), files):
+    os.dup2(file.fileno(), number)
+  try:
+    globals()[mode](words)
+    status = 0
+  except SystemExit as end:
+    status = end.code or 0
+    if not isinstance(status, int):
+      print(status, file=sys.stderr)
+      status = 1
+  except BaseException:
+    traceback.print_exc()
+    status = 1
+  print('jax' in sys.modules, file=files[2], flush=True)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
+
+assert 'jax' not in sys.modules
+answers = os.fdopen(os.dup(1), 'w')
+for line in sys.stdin:
+  mode, words = json.loads(line)
+  with tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as err:
+    with tempfile.TemporaryFile('w+') as jax:
+      files = out, err, jax
+      pid = os.fork()
+      if not pid:
+        child(mode, words, files)
+      status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+      for file in files:
+        file.seek(0)
+      said = [file.read() for file in files]
+  print(json.dumps([status, *said]), file=answers, flush=True)
+"""
+
+
+class Done(NamedTuple):
+  """What a command left.
+
+  Attributes:
+    returncode: its exit status.
+    stdout, stderr: what it printed.
+    jax: whether it imported jax.
+  """
+
+  returncode: int
+  stdout: str
+  stderr: str
+  jax: bool
+
+
+def run(
+  commands: Sequence[Sequence[str]],
+  mode: str = 'run',
+  environment: dict[str, str] | None = None,
+) -> list[Done]:
+  """Runs commands one after another, from the repository's root.
+
+  Args:
+    commands: each a module and its arguments.
+    mode: 'run', or 'parse' to read the flags and stop: status 0 where the
+      module defines all of them.
+    environment: added to this process's own.
+  """
+  jobs = ''.join(json.dumps([mode, list(words)]) + '\n' for words in commands)
+  done = subprocess.run(
+    [sys.executable, '-c', _SERVER],
+    input=jobs,
+    cwd=ROOT,
+    env=os.environ | (environment or {}),
+    capture_output=True,
+    text=True,
+    timeout=250,
+  )
+  answers = [json.loads(line) for line in done.stdout.splitlines()]
+  assert len(answers) == len(commands), done.stderr
+  return [
+    Done(status, out, err, jax.strip() == 'True')
+    for status, out, err, jax in answers
+  ]

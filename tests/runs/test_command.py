@@ -1,0 +1,89 @@
+"""What every command shares: its fields, and where compiled code is kept."""
+
+import os
+import re
+import subprocess
+import sys
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from kaiju_jax.runs import command
+
+
+@pytest.mark.parametrize(
+  'argument, message',
+  [
+    ('--config.model.windw=3', "no field 'windw'. Did you mean 'window'"),
+    ('--config.sead=3', "Experiment has no field 'sead'. Did you mean 'seed'"),
+    ('-config.model.window.x=3', "int has no field 'x'"),
+  ],
+)
+def test_an_unknown_field_is_refused(argument, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    command.check_fields(['train', '--config=a.py', argument])
+
+
+def test_known_fields_and_other_flags_pass():
+  command.check_fields(
+    ['train', '--config.model.quantization.kv=none', '--workdir=config.x', 'x']
+  )
+
+
+CACHE = 'JAX_COMPILATION_CACHE_DIR'
+
+
+@pytest.mark.parametrize(
+  'given, folder',
+  [
+    ({'HOME': '/home/a'}, '/home/a/.cache/kaiju_jax'),
+    ({'HOME': '/home/a', 'XDG_CACHE_HOME': '/c'}, '/c/kaiju_jax'),
+    ({'XDG_CACHE_HOME': '/c', CACHE: '/mine'}, '/mine'),
+    ({'XDG_CACHE_HOME': '/c', CACHE: ''}, ''),
+  ],
+)
+def test_the_folder_of_compiled_code(monkeypatch, given, folder):
+  monkeypatch.setattr(os, 'environ', dict(given))
+  command.keep_compiled()
+  assert os.environ[CACHE] == folder
+
+
+@pytest.mark.parametrize('is_on', [True, False])
+def test_compiled_code_is_kept_unless_a_flag_says_otherwise(monkeypatch, is_on):
+  flags.FLAGS.mark_as_parsed()
+  monkeypatch.setattr(os, 'environ', {'XDG_CACHE_HOME': '/c'})
+  with flagsaver.flagsaver(compilation_cache=is_on):
+    command.begin()
+  assert (CACHE in os.environ) == is_on
+
+
+def test_an_abort_waits_for_no_thread():
+  # What an ordinary exit would wait for: a thread in the middle of a save.
+  program = (
+    'import threading, time\n'
+    'from kaiju_jax.runs import command\n'
+    'threading.Thread(target=time.sleep, args=(60,)).start()\n'
+    'with command.abortable():\n'
+    '  raise KeyboardInterrupt\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True, timeout=50
+  )
+  assert (done.returncode, done.stderr) == (130, 'Aborted.\n')
+
+
+def test_the_library_defines_no_flags_and_needs_no_repository():
+  """Only `command` and `devices` are for commands alone."""
+  program = (
+    'import sys\n'
+    "sys.modules['experiments'] = sys.modules['tpu_gpu_configs'] = None\n"
+    'from absl import flags\n'
+    'from kaiju_jax.runs import complete, exchange, load, tasks, train\n'
+    'modules = flags.FLAGS.flags_by_module_dict()\n'
+    "assert not [name for name in modules if name.startswith('kaiju_jax')]\n"
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True, timeout=90
+  )
+  assert done.returncode == 0, done.stderr

@@ -1,0 +1,219 @@
+"""From an experiment to a run, with the real model: stop, resume, refuse."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.configs import tiny
+from kaiju_jax.runs import tasks
+from kaiju_jax.runs import train
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import mesh as mesh_lib
+from tests import records
+from tests.runs import toys
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  return toys.write_texts(tmp_path_factory.mktemp('run'))
+
+
+@pytest.fixture(scope='module')
+def whole(texts):
+  """The workdir and the state of a run that nothing interrupts."""
+  workdir = texts.parent / 'whole'
+  return workdir, train.train(toys.experiment(texts), workdir)
+
+
+@pytest.fixture(scope='module')
+def stopped(texts):
+  """The workdir of a run that was stopped halfway, not to be written to."""
+  workdir = texts.parent / 'stopped'
+  assert int(train.train(toys.experiment(texts), workdir, until=2).step) == 2
+  assert [one['step'] for one in records.of(workdir)] == [1, 2]
+  return workdir
+
+
+def assert_equal(one, other):
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(
+  texts, whole, stopped, tmp_path, capsys
+):
+  """With the compilation cache on, from which the resumed run reads."""
+  assert jax.config.jax_compilation_cache_dir
+  workdir, state = whole
+  resumed = shutil.copytree(stopped, tmp_path / 'resumed')
+  assert_equal(train.train(toys.experiment(texts), resumed), state)
+  assert 'going on from step 2' in capsys.readouterr().err
+  assert records.of(resumed) == records.of(workdir)
+  assert [one['step'] for one in records.of(workdir)] == [1, 2, 3, 4, 4]
+  assert 0 < records.of(workdir)[-1]['eval_bits_per_byte'] < 10
+
+
+def test_a_resumed_run_may_change_its_mesh(
+  texts, whole, stopped, tmp_path, monkeypatch
+):
+  make = mesh_lib.make
+
+  def of_two(mesh, devices=None):
+    return make(mesh, devices or jax.devices()[:2])
+
+  monkeypatch.setattr(mesh_lib, 'make', of_two)
+  mesh = sharding_config.MeshConfig(fsdp=2)
+  resumed = shutil.copytree(stopped, tmp_path / 'resumed')
+  state = train.train(toys.experiment(texts), resumed, mesh)
+  sharded = state.params['embedding']['embedding_DV'].sharding
+  assert sharded.mesh.shape == {'fsdp': 2, 'tensor': 1}
+  losses = [
+    [one['loss'] for one in records.of(folder) if 'loss' in one]
+    for folder in (resumed, whole[0])
+  ]
+  assert len(losses[0]) == 4
+  np.testing.assert_allclose(*losses, rtol=1e-2)
+
+
+def test_the_rows_follow_the_seed(texts):
+  from kaiju_jax.data import text
+  from kaiju_jax.data import tokenizer
+
+  experiment = toys.experiment(texts)
+  experiment.seed = 5
+  rows = tasks.rows(experiment)
+  training, _ = text.load(experiment.data, tokenizer.load('', 256))
+  expected, other = (text.Rows(training, 32, seed)[0] for seed in (5, 0))
+  np.testing.assert_array_equal(rows[0].tokens, expected.tokens)
+  assert (rows[0].tokens != other.tokens).any()
+
+
+def test_a_step_to_stop_after_is_counted_from_1(texts, tmp_path):
+  with pytest.raises(ValueError, match='until=0: must be a step, counted from'):
+    train.train(toys.experiment(texts), tmp_path / 'w', until=0)
+  assert not (tmp_path / 'w').exists()
+
+
+def changed(**fields):
+  experiment = tiny.get_config()
+  for name, value in fields.items():
+    *rooms, field = name.split('__')
+    holder = experiment
+    for room in rooms:
+      holder = getattr(holder, room)
+    setattr(holder, field, value)
+  return experiment
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'data__path': '/nowhere/at/all'}, 'nowhere'),
+    ({'data__length': 1024}, 'data.length=1024: rows are longer'),
+    (
+      {'data__task': 'haystack'},
+      "data.task='haystack': must be one of 'text', .*'needle'",
+    ),
+    ({'model__window': 0}, 'window=0'),
+    ({'model__head_dim': 33}, 'model.head_dim=33: must be even'),
+    ({'model__layout': 'L0 G1 L2 L1'}, 'of another kind'),
+    ({'optimizer__schedule': 'linear'}, "optimizer.schedule='linear'"),
+    ({'loop__steps': 0}, 'loop.steps=0'),
+    ({'seed': -1}, 'seed=-1: must lie in 0…4294967295'),
+    ({'seed': 2**32}, 'seed=4294967296: must lie in 0…4294967295'),
+  ],
+)
+def test_bad_settings_are_refused_and_leave_nothing(tmp_path, fields, message):
+  with pytest.raises((ValueError, OSError), match=message):
+    train.train(changed(**fields), str(tmp_path / 'work'))
+  assert not (tmp_path / 'work').exists()
+
+
+def test_a_workdir_of_another_experiment_is_refused(tmp_path):
+  from kaiju_jax.training import workdir
+
+  with workdir.opened(tmp_path / 'work', tiny.get_config()):
+    pass
+  with pytest.raises(ValueError, match=r'model\.window: 64 in the workdir, 32'):
+    train.train(changed(model__window=32), str(tmp_path / 'work'))
+
+
+def test_a_workdir_in_which_another_process_trains_is_refused(tmp_path, texts):
+  """The lock is a process's own, so that another process must hold it."""
+  experiment = toys.experiment(texts)
+  holder = subprocess.Popen(
+    [
+      sys.executable,
+      '-c',
+      'import fcntl, sys, time\n'
+      'file = open(sys.argv[1], "a+")\n'
+      'fcntl.lockf(file, fcntl.LOCK_EX)\n'
+      'file.write("4711")\n'
+      'print("held", flush=True)\n'
+      'time.sleep(60)\n',
+      str(tmp_path / 'lock'),
+    ],
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    assert holder.stdout.readline() == 'held\n'
+    with pytest.raises(BlockingIOError, match=r'process .* trains here'):
+      train.train(experiment, tmp_path)
+  finally:
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+
+@pytest.mark.parametrize(
+  'workdir, message',
+  [
+    ('/proc/nope', '^/proc/nope: the folder cannot be made: No such file'),
+    ('/proc', '^workdir /proc: cannot be written to: No such file'),
+    ('', '^workdir .*: must name a folder'),
+  ],
+)
+def test_a_folder_that_will_not_do_is_refused_before_the_work(
+  monkeypatch, workdir, message
+):
+  monkeypatch.setattr(train, '_train', None)
+  with pytest.raises((ValueError, OSError), match=message):
+    train.train(tiny.get_config(), workdir)
+
+
+def test_a_run_leaves_no_thread_of_its_data_behind(
+  texts, tmp_path, monkeypatch
+):
+  from kaiju_jax.data import loader
+  from kaiju_jax.training import loop
+
+  closed = []
+  monkeypatch.setattr(loader.Batches, 'close', lambda self: closed.append(self))
+  monkeypatch.setattr(loop, 'train', lambda *_, batches, **__: next(batches))
+  train.train(toys.experiment(texts), tmp_path / 'w')
+  assert len(closed) == 1
+
+
+def test_data_that_is_not_text_leaves_no_folder(tmp_path):
+  texts = toys.write_texts(tmp_path)
+  (texts / 'a.txt').write_bytes(b'\xff\xfe')
+  with pytest.raises(ValueError, match=r'a\.txt: not text'):
+    train.train(toys.experiment(texts), tmp_path / 'work' / 'a')
+  assert not (tmp_path / 'work').exists()
+
+
+def test_every_config_of_the_arms_passes_the_checks():
+  from experiments.configs import ablation
+  from experiments.configs import needle
+
+  for module in (tiny, ablation, needle):
+    for arm in module.ARMS:
+      train.check(module.get_config(arm))
+      assert dataclasses.is_dataclass(module.get_config(arm))
+    with pytest.raises(ValueError, match="arm='nothing'"):
+      module.get_config('nothing')
