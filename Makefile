@@ -38,32 +38,34 @@ aot-full: aot
 	$(BIN)/python -m experiments.aot_report --preset=13b --accelerator=h100_64
 	$(BIN)/python -m experiments.aot_report --preset=34b --accelerator=h100_128
 
-# Exports and imports held to transformers itself. (`make test` skips what needs
-# it.)
+# Exports and imports held to transformers itself. (`make test` skips this.)
 interchange: $(VENV)/.interchange-installed
-	$(BIN)/python -m pytest tests/interchange
+	$(BIN)/python -m pytest tests/interchange/test_transformers_parity.py
 
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-$(VENV)/.installed: setup.cfg pyproject.toml
+$(VENV)/.installed: EXTRAS :=
+$(VENV)/.tests-installed: EXTRAS := [test]
+$(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]
+$(VENV)/.interchange-installed: EXTRAS := [test,interchange]
+
+$(VENV)/.installed $(VENV)/.tests-installed $(VENV)/.aot-installed: \
+    setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
 	touch $@
 
-$(VENV)/.tests-installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	touch $@
-
-# torch's CPU build, where an index offers one: without CUDA's packages.
-$(VENV)/.interchange-installed: $(VENV)/.tests-installed
-	cpu=$$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
-	  grep -o '[0-9.]*+cpu' | head -n 1); test -z "$$cpu" || \
-	  $(BIN)/python -m pip install --quiet --no-deps $(TORCH_CPU) torch==$$cpu
-	$(BIN)/python -m pip install --quiet --editable '.[test,interchange]'
-	touch $@
-
-$(VENV)/.aot-installed: $(VENV)/.tests-installed
-	$(BIN)/python -m pip install --quiet --editable '.[test,aot-gpu,aot-tpu,triton]'
+# The tests use a CPU, but on Linux plain `torch` brings gigabytes of CUDA: where
+# pip finds no CPU build within seconds, nothing is installed and this fails.
+$(VENV)/.interchange-installed: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test "$$(uname)" != Linux || $(BIN)/python -c 'import torch' 2>/dev/null || { \
+	  cpu=$$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
+	    grep -o '[0-9.]*+cpu' | head -n 1); \
+	  test "$$cpu" || { echo 'No CPU build of torch found. To use one with CUDA:' \
+	    "$(BIN)/python -m pip install torch" >&2; exit 1; }; \
+	  $(BIN)/python -m pip install --quiet --no-deps $(TORCH_CPU) torch==$$cpu; }
+	$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
 	touch $@
