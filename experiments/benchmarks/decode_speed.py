@@ -71,7 +71,7 @@ def times(
 
 
 def _greedy(network, params, cache, row_B, tokens_BL):
-  """Returns the cache, and each row's likeliest next token [B, 1]."""
+  """Returns each row's likeliest next token [B, 1], and the cache."""
   count_B = jnp.full(row_B.shape, tokens_BL.shape[1], jnp.int32)
   hidden_BLD, cache = extend.text(
     network, params, cache, row_B, tokens_BL, count_B
@@ -79,7 +79,7 @@ def _greedy(network, params, cache, row_B, tokens_BL):
   logits_BLV = network.model.apply(
     {'params': params}, hidden_BLD[:, -1:], method='logits'
   )
-  return cache, jnp.argmax(logits_BLV, axis=-1).astype(jnp.int32)
+  return jnp.argmax(logits_BLV, axis=-1).astype(jnp.int32), cache
 
 
 def _run(decoder, call, tokens_BL, steps: int, chunk: int):
@@ -89,16 +89,16 @@ def _run(decoder, call, tokens_BL, steps: int, chunk: int):
   length = tokens_BL.shape[1]
   started = time.perf_counter()
   for begin in range(0, length, chunk):
-    decoder.cache, token_B1 = call(
-      decoder.params, decoder.cache, row_B, tokens_BL[:, begin : begin + chunk]
-    )
+    part_BL = tokens_BL[:, begin : begin + chunk]
+    appends = dict.fromkeys(rows, part_BL.shape[1])
+    token_B1 = decoder.run(call, row_B, part_BL, appends=appends)
   np.asarray(token_B1)
   prefill = time.perf_counter() - started
   taken = []
   for _ in range(steps):
     started = time.perf_counter()
-    decoder.cache, token_B1 = call(
-      decoder.params, decoder.cache, row_B, token_B1
+    token_B1 = decoder.run(
+      call, row_B, token_B1, appends=dict.fromkeys(rows, 1)
     )
     np.asarray(token_B1)
     taken.append(time.perf_counter() - started)

@@ -265,11 +265,11 @@ class BeamSearch:
   def _start(self, row: int, hidden_D: jax.Array) -> '_State':
     decoder, depth = self._decoder, self.search.depth
     decoder.check_text(row)
-    length = decoder.length_of(row)
-    if not 0 < length <= decoder.length - depth:
+    length, room = decoder.length_of(row), decoder.room_of(row)
+    if not length or room < depth:
       raise ValueError(
-        f'row {row} holds {length} tokens: expected 1…{decoder.length - depth},'
-        f' for depth={depth} more in a row of {decoder.length}.'
+        f'row {row} holds {length} tokens and has room for {room} more:'
+        f' expected a text, and room for depth={depth}.'
       )
     if hidden_D.shape != (decoder.config.d_model,):
       raise ValueError(
@@ -344,10 +344,9 @@ class BeamSearch:
       padded([x.score for x in paths], -np.inf, np.float32),
       None,
     )
-    decoder.cache, judged = self._step(
-      decoder.params, decoder.cache, placed.ranges, chunk, candidates
+    return jax.device_get(
+      decoder.run(self._step, placed.ranges, chunk, candidates)
     )
-    return jax.device_get(judged)
 
 
 class _Expansions(NamedTuple):
@@ -469,8 +468,8 @@ def _step(
   ranges: dict[str, beam_tree.Ranges],
   chunk: extend.Chunk,
   candidates: Candidates,
-) -> tuple[cache_lib.Cache, tuple[jax.Array, _Expansions]]:
-  """Runs candidates; returns the cache, their scores and their expansions."""
+) -> tuple[tuple[jax.Array, _Expansions], cache_lib.Cache]:
+  """Runs candidates; returns their scores and expansions, and the cache."""
   cache = cache_lib.reissue(cache, chunk.row_B[0], ranges)
   hidden_BLD, cache = extend.chunk(network, params, cache, chunk)
   candidates = candidates._replace(hidden_CD=hidden_BLD[0])
@@ -482,7 +481,7 @@ def _step(
         f'hook returned shape {score_C.shape}: expected'
         f' {candidates.score_C.shape}, a score for each candidate.'
       )
-  return cache, (score_C, _expand(network, top, params, hidden_BLD[0]))
+  return (score_C, _expand(network, top, params, hidden_BLD[0])), cache
 
 
 def _expand(

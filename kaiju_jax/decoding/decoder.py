@@ -1,10 +1,13 @@
 """A model and its cache: open a row, extend it, close it.
 
-The cache is donated to every call and replaced by what comes back, so that one
-decoder has one cache's bytes. Each shape [B, L] of a call compiles once; rows
-open and close without compiling anything.
+The decoder is the only writer of its cache. Every call that changes the cache
+goes through `Decoder.run`: the cache is donated to the call and replaced by
+what comes back, so that one decoder has one cache's bytes. Each shape [B, L] of
+a call compiles once; opening and closing rows compiles nothing.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -15,6 +18,7 @@ import numpy as np
 
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import interrupts
 from kaiju_jax.decoding import pages
 from kaiju_jax.decoding import weights
 from kaiju_jax.model import config as model_config
@@ -23,15 +27,18 @@ from kaiju_jax.model import transformer
 from kaiju_jax.wire import ternary_plan
 
 
+class Closed(RuntimeError):
+  """A call failed after it had taken the cache, so that there is none left."""
+
+
 class Decoder:
-  """One model, one cache of `rows` sequences.
+  """One model and one cache of `rows` sequences.
 
   Attributes:
     config: the model's.
-    network: of `extend`'s functions, for those who fuse more into a call.
+    network: the model and its pools, for functions that `run` calls.
     params: of `weights.ready`.
-    cache: the cache after the last call.
-    jit: `jax.jit` with what the mode asks of the compiler.
+    jit: `jax.jit` with the compiler options of the mode.
     length: tokens that a row can hold.
     rows: sequences that the cache can hold.
   """
@@ -55,10 +62,10 @@ class Decoder:
       params: float32 master weights, or an export (`own.load`).
       config: the model's.
       rows: sequences that the cache holds at once.
-      length: tokens of the longest, prompt and continuation.
+      length: tokens of the longest sequence, prompt and continuation.
       page: slots of a page.
-      extra: slots of a row beyond those of one sequence: a beam search's.
-      page_counts: pages of a kind's pool, where not every row is to be full.
+      extra: slots of a row beyond those of one sequence, for a beam search.
+      page_counts: pages of a kind's pool; by default every row can be full.
       mode: of `extend.MODES`.
       replica: the training state's, where updates were ternary.
 
@@ -84,45 +91,108 @@ class Decoder:
       pools,
       length if mode == 'reference' else None,
     )
-    # All committed to one device, or each call would compile twice: for the
-    # cache as it is made, and as it comes back.
+    # All committed to one device: otherwise each call would compile twice, for
+    # the cache as it is made and as it comes back.
     (device,) = jnp.zeros(()).devices()
     self.params = jax.device_put(weights.ready(params, config, replica), device)
-    self.cache = jax.device_put(cache_lib.make(config, pools, rows), device)
+    self._cache: cache_lib.Cache | None = jax.device_put(
+      cache_lib.make(config, pools, rows), device
+    )
     self._pages = pages.Pages(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)
+    self._opened_R = np.zeros(rows, np.int64)
     self._lent: set[int] = set()
     options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
-    self.jit = jit = functools.partial(jax.jit, compiler_options=options)
-    self._text = jit(
-      functools.partial(extend.text, self.network), donate_argnums=1
-    )
-    self._chunk = jit(
-      functools.partial(extend.chunk, self.network), donate_argnums=1
-    )
-    self._give_pages = jit(cache_lib.give_pages, donate_argnums=0)
-    self._reissue = jit(cache_lib.reissue, donate_argnums=0)
-    self._settle = jit(cache_lib.settle, donate_argnums=0)
-    self._logits = jit(
+    self.jit = functools.partial(jax.jit, compiler_options=options)
+    self._text = self._writer(functools.partial(extend.text, self.network))
+    self._chunk = self._writer(functools.partial(extend.chunk, self.network))
+    self._give_pages = self._writer(_GIVE_PAGES)
+    self._reissue = self._writer(_REISSUE)
+    self._settle = self._writer(_SETTLE)
+    self._logits = self.jit(
       functools.partial(self.network.model.apply, method='logits')
     )
+
+  @property
+  def cache(self) -> cache_lib.Cache:
+    """The cache after the last call.
+
+    Raises:
+      Closed: a call failed after it had taken the cache.
+    """
+    if self._cache is None:
+      raise Closed(
+        'a call failed after it had taken the cache, which is lost with all'
+        ' texts in it: make another Decoder.'
+      )
+    return self._cache
 
   @property
   def cache_bytes(self) -> int:
     return cache_lib.bytes_of(self.cache)
 
+  def run(
+    self,
+    function: Callable[..., tuple[Any, cache_lib.Cache]],
+    *arguments: Any,
+    appends: Mapping[int, int] | None = None,
+  ) -> Any:
+    """Runs `function(params, cache, *arguments)` and keeps its cache.
+
+    Ctrl-C during the call raises after it, when the cache and the account of
+    its rows are those of after the call.
+
+    Args:
+      function: of `jit` with `donate_argnums=1`; returns a result and a cache.
+      *arguments: what it takes beside the parameters and the cache.
+      appends: how many tokens the call appends to the text of each row.
+
+    Returns:
+      The function's result.
+
+    Raises:
+      ValueError: a row that is not open, is lent to a search, or gets more
+        tokens than it was opened for; then nothing has run.
+      Closed: an earlier call failed after it had taken the cache.
+    """
+    appends = appends or {}
+    for row, count in appends.items():
+      self._check_room(row, count)
+    cache = self.cache
+    try:
+      with interrupts.held():
+        result, self._cache = function(self.params, cache, *arguments)
+        for row, count in appends.items():
+          self._length_R[row] += count
+    except BaseException:
+      if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):
+        self._cache = None
+      raise
+    return result
+
   def open(self, length: int | None = None, extra: int = 0) -> int:
     """Takes a free row for a text of up to `length` tokens.
 
+    Args:
+      length: of prompt and continuation; by default what a row can hold.
+      extra: slots beyond them, for a beam search.
+
     Raises:
-      ValueError: no row could ever hold it.
+      ValueError: no row could ever hold it, or a length below 1.
       pages.Full: none is free now.
     """
-    row, tables = self._pages.open(
-      self.length if length is None else length, extra
-    )
-    self._give(row, tables)
+    length = self.length if length is None else length
+    if not 1 <= length <= self.length:
+      raise ValueError(
+        f'length={length}: a row of this cache holds 1…{self.length} tokens.'
+      )
+    row, tables = self._pages.open(length, extra)
+    try:
+      self._give(row, tables, length)
+    except BaseException:  # Ctrl-C too: nobody will know the row.
+      self._pages.close(row)
+      raise
     return row
 
   def close(self, row: int) -> None:
@@ -132,22 +202,28 @@ class Decoder:
       ValueError: the row is not open.
     """
     self._pages.close(row)
-    self._give(
-      row,
-      {
+    if self._cache is not None:
+      pools = self.network.pools
+      no_pages = {
         kind: np.full(pool.row_pages, -1, np.int32)
-        for kind, pool in self.network.pools.items()
-      },
-    )
+        for kind, pool in pools.items()
+      }
+      self._give(row, no_pages, 0)
 
-  def _give(self, row: int, tables: dict[str, np.ndarray]) -> None:
-    self.cache = self._give_pages(self.cache, np.int32(row), tables)
-    self._length_R[row] = 0
-    self._lent.discard(row)
+  def _give(self, row: int, tables: dict[str, np.ndarray], length: int) -> None:
+    with interrupts.held():
+      self.run(self._give_pages, np.int32(row), tables)
+      self._length_R[row] = 0
+      self._opened_R[row] = length
+      self._lent.discard(row)
 
   def length_of(self, row: int) -> int:
     """Returns how many tokens a row's text has."""
     return int(self._length_R[row])
+
+  def room_of(self, row: int) -> int:
+    """Returns how many more tokens a row takes, of those it was opened for."""
+    return int(self._opened_R[row] - self._length_R[row])
 
   def extend_text(
     self,
@@ -164,33 +240,32 @@ class Decoder:
         default.
 
     Raises:
-      ValueError: a row that is not open, lent or named twice, a token outside
-        the vocabulary, or a text longer than its row.
+      ValueError: a row that is not open, is lent to a search or is named twice,
+        a token outside the vocabulary, or more tokens than a row was opened
+        for.
     """
     tokens_BL = np.asarray(tokens_BL)
     B, L = tokens_BL.shape
     count_B = np.full(B, L) if count_B is None else np.asarray(count_B)
+    rows = list(map(int, rows))
     self._check(rows, tokens_BL, count_B)
-    hidden_BLD, self.cache = self._text(
-      self.params,
-      self.cache,
+    return self.run(
+      self._text,
       jnp.asarray(rows, jnp.int32),
       jnp.asarray(tokens_BL, jnp.int32),
       jnp.asarray(count_B, jnp.int32),
+      appends=dict(zip(rows, map(int, count_B))),
     )
-    self.account(rows, count_B)
-    return hidden_BLD
 
   def extend_chunk(self, chunk: extend.Chunk) -> jax.Array:
     """Runs a chunk with ranges and slots of its own; see `extend.chunk`."""
-    hidden_BLD, self.cache = self._chunk(self.params, self.cache, chunk)
-    return hidden_BLD
+    return self.run(self._chunk, chunk)
 
   def reissue(
     self, row: int, ranges: dict[str, tuple[np.ndarray, ...]]
   ) -> None:
     """Gives a row's slots new ranges; see `cache.reissue`."""
-    self.cache = self._reissue(self.cache, np.int32(row), ranges)
+    self.run(self._reissue, np.int32(row), ranges)
 
   def settle(
     self,
@@ -199,13 +274,12 @@ class Decoder:
     first: dict[str, int],
     length: int,
   ) -> None:
-    """Makes a row of a search's tokens text again; see `cache.settle`."""
+    """Makes the row of a search's tokens text again; see `cache.settle`."""
     first = {kind: np.int32(position) for kind, position in first.items()}
-    self.cache = self._settle(
-      self.cache, np.int32(row), source, first, np.int32(length)
-    )
-    self._length_R[row] = length
-    self._lent.discard(row)
+    with interrupts.held():
+      self.run(self._settle, np.int32(row), source, first, np.int32(length))
+      self._length_R[row] = length
+      self._lent.discard(row)
 
   def lend(self, row: int) -> None:
     """Gives a row's slots to a search: no text until `settle` or `close`."""
@@ -215,7 +289,7 @@ class Decoder:
     """Refuses a row that holds no text of its own.
 
     Raises:
-      ValueError: it is not open, or lent to a search.
+      ValueError: it is not open, or is lent to a search.
     """
     if row not in self._pages.open_rows:
       raise ValueError(
@@ -231,12 +305,19 @@ class Decoder:
     """Returns float32 logits [B, L, V] of hidden states."""
     return self._logits({'params': self.params}, hidden_BLD)
 
-  def account(self, rows: Sequence[int], count_B: Sequence[int]) -> None:
-    """Notes how many tokens a call outside this class appended to rows."""
-    self._length_R[np.asarray(rows)] += np.asarray(count_B)
+  def _writer(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function for `run`."""
+    return self.jit(function, donate_argnums=1)
+
+  def _check_room(self, row: int, count: int) -> None:
+    self.check_text(row)
+    if count > self.room_of(row):
+      raise ValueError(
+        f'row {row} holds {self.length_of(row)} tokens and gets {count}: it was'
+        f' opened for {self._opened_R[row]}.'
+      )
 
   def _check(self, rows, tokens_BL, count_B) -> None:
-    rows = list(map(int, rows))
     B, L = tokens_BL.shape
     if len(rows) != B or len(set(rows)) != B:
       raise ValueError(
@@ -248,12 +329,7 @@ class Decoder:
         raise ValueError(
           f'count_B[{place}]={count}: expected 0…{L}, the tokens of a call.'
         )
-      self.check_text(row)
-      if self.length_of(row) + count > self.length:
-        raise ValueError(
-          f'row {row} holds {self.length_of(row)} tokens and gets {count}: a'
-          f' row of this cache holds {self.length}.'
-        )
+      self._check_room(row, count)
       tokens_L = tokens_BL[place, :count]
       outside = (tokens_L < 0) | (tokens_L >= self.config.vocab_size)
       if outside.any():
@@ -262,3 +338,19 @@ class Decoder:
           f'tokens_BL[{place}, {at}]={tokens_L[at]}: a token is'
           f' 0…{self.config.vocab_size - 1}.'
         )
+
+
+def _of_cache(change: Callable[..., cache_lib.Cache]) -> Callable[..., Any]:
+  """Returns a change of the cache alone as a function for `Decoder.run`."""
+
+  def function(params, cache, *arguments):
+    del params
+    return None, change(cache, *arguments)
+
+  return function
+
+
+# One object each, so that decoders of equal shapes share what is compiled.
+_GIVE_PAGES = _of_cache(cache_lib.give_pages)
+_REISSUE = _of_cache(cache_lib.reissue)
+_SETTLE = _of_cache(cache_lib.settle)

@@ -67,7 +67,8 @@ class Result(NamedTuple):
     text: of the drawn tokens, up to the stop.
     log_probabilities: float32, of each drawn token.
     prompt_log_probabilities: float32, of each token of the prompt but the
-      first; None where the request did not ask.
+      first, in every turn of a conversation too; None where the request did
+      not ask. Fewer where the prompt was cut off.
     reason: see `Event`; 'cancelled' where the stream was closed, 'error' where
       there is one.
     error: a `BadLogits`, or None.

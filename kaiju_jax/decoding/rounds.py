@@ -95,7 +95,7 @@ def prefill(
   tokens_L: jax.Array,
   next_L: jax.Array,
   count: jax.Array,
-) -> tuple[cache_lib.Cache, State, jax.Array, Scores | None]:
+) -> tuple[tuple[State, jax.Array, Scores | None], cache_lib.Cache]:
   """Appends `count` of the tokens to a row's text.
 
   Args:
@@ -110,8 +110,8 @@ def prefill(
     count: int32 scalar.
 
   Returns:
-    Cache, state, the last token's hidden state [1, 1, D], and the scores or
-    None.
+    (state, the last token's hidden state [1, 1, D], the scores or None), and
+    the cache.
   """
   hidden_BLD, cache = extend.text(
     network, params, cache, row[None], tokens_L[None], count[None]
@@ -124,7 +124,7 @@ def prefill(
   scores = None
   if is_scored:
     scores = _scores(_logits(network, params, hidden_BLD)[0], next_L)
-  return cache, state._replace(seen_RV=seen_RV), last_BLD, scores
+  return (state._replace(seen_RV=seen_RV), last_BLD, scores), cache
 
 
 def first(
@@ -165,7 +165,7 @@ def step(
   cache: cache_lib.Cache,
   state: State,
   count_R: jax.Array,
-) -> tuple[cache_lib.Cache, State, jax.Array]:
+) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
   """Appends each row's drawn token to its text, and draws the next.
 
   Args:
@@ -176,8 +176,8 @@ def step(
     count_R: int32, 1 for rows that go on, 0 for the others.
 
   Returns:
-    Cache, state, and the `packed` tokens; what rows that do not go on have
-    there means nothing.
+    (state, the `packed` tokens), and the cache. What rows that do not go on
+    have among the tokens means nothing.
   """
   row_R = jnp.arange(count_R.shape[0], dtype=jnp.int32)
   is_on_R = count_R > 0
@@ -200,11 +200,8 @@ def step(
     logits_RV, settings, cache.length_R, seen_RV
   )
   token_R = jnp.where(is_on_R, token_R, state.token_R)
-  return (
-    cache,
-    State(token_R, state.settings, seen_RV),
-    _packed(token_R, own_R),
-  )
+  state = State(token_R, state.settings, seen_RV)
+  return (state, _packed(token_R, own_R)), cache
 
 
 def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:

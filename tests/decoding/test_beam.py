@@ -489,7 +489,7 @@ def test_a_row_without_text_or_without_room_for_more():
   decoder, searcher = searcher_of(False)
   with (
     opened(decoder, prompt_of(21)) as (row, hidden_D),
-    pytest.raises(ValueError, match='expected 1…20, for depth'),
+    pytest.raises(ValueError, match='room for 11 more: expected a text'),
   ):
     searcher.run(row, hidden_D)
   with (

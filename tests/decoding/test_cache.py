@@ -11,6 +11,7 @@ import rich.console
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.costs import describe
 from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import pages
 from kaiju_jax.model import paging
 from tests.decoding import toys
@@ -59,6 +60,49 @@ def test_a_ring_turns_by_its_table_and_moves_no_key():
   assert kind.k[0][5, :, 0].tolist() == [4, 5, 6, 7]
   assert kind.k[0][6, :, 0].tolist() == [8, 9, 10, 11]
   assert kind.k[0][4, :2, 0].tolist() == [12, 13]
+
+
+@pytest.mark.parametrize('window', [2, 3, 5, 6])
+def test_a_ring_keeps_what_its_window_reaches_and_turns_no_sooner(window):
+  """After each token of a text, a page of 4: the last window − 1 are there."""
+  config = toys.config(layout='L0', window=window)
+  pools = paging.pools(config.layers(), rows=2, length=64, page=4)
+  cache = cache_lib.make(config, pools, 2)
+  pool = pools['local']
+  table_N = np.arange(pool.row_pages, dtype=np.int32)
+  cache = cache_lib.give_pages(cache, np.int32(1), {'local': table_N})
+  fill = jax.jit(functools.partial(_turn_and_fill, pools))
+  for end in range(1, 24):
+    cache = fill(cache, np.int32(end - 1), np.zeros(1, np.int32))
+    kind = cache.kinds['local']
+    is_held_M = np.asarray(kind.limit_RM[1] > kind.start_RM[1])
+    held = np.asarray(kind.position_RM[1])[is_held_M]
+    reach = range(max(end - window + 1, 0), end)
+    assert set(reach) <= set(held.tolist())
+    # A page goes when the ring has no slot left, and not before.
+    first = int(kind.first_R[1])
+    assert first == max(-(-(end - pool.row_slots) // 4) * 4, 0)
+    assert held.tolist() == list(range(first, end))
+
+
+def test_a_tight_ring_reads_as_the_forward_pass():
+  """Where window ≡ 2 mod page, a row has no slot more than it needs."""
+  config = toys.config(
+    layout='L0', window=6, d_model=16, num_heads=2, head_dim=8, d_ff=16
+  )
+  params = toys.drawn(config)
+  tokens_BL = toys.tokens(config, 1, 21)
+  decoder = decoder_lib.Decoder(params, config, rows=1, length=21, page=4)
+  assert decoder.network.pools['local'].row_slots == 8
+  row = decoder.open()
+  logits = [
+    decoder.logits(decoder.extend_text([row], tokens_BL[:, at : at + 1]))
+    for at in range(21)
+  ]
+  want = toys.forward(params, config, tokens_BL)
+  np.testing.assert_allclose(
+    np.concatenate(logits, axis=1), want, atol=1e-4 * np.abs(want).max()
+  )
 
 
 def _turn_and_fill(pools, cache, begin, offset_L):

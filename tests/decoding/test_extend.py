@@ -269,7 +269,7 @@ def test_bad_input_is_refused_before_anything_runs():
   decoder = make(length=32)
   row = decoder.open()
   tokens_BL = np.zeros((1, 33), np.int32)
-  with pytest.raises(ValueError, match='gets 33: a row of this cache holds'):
+  with pytest.raises(ValueError, match='gets 33: it was opened for 32'):
     decoder.extend_text([row], tokens_BL)
   with pytest.raises(ValueError, match=r'row=1: is not open; open are \(0,\)'):
     decoder.extend_text([1], tokens_BL[:, :1])

@@ -1,6 +1,7 @@
 """Generation through the cache against the forward pass without one."""
 
 import functools
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -180,15 +181,16 @@ def test_scores_are_the_forward_passs(generator, params, length):
 def test_joining_and_leaving_compile_nothing(generator):
   generator.generate(REQUESTS)
   decoder = generator._decoder
+  rounds = generator._runner.rounds
   compiled = [
-    generator._step,
-    generator._join,
-    generator._first,
+    rounds._step,
+    rounds._join,
+    rounds._first,
     decoder._give_pages,
-    *generator._prefill.values(),
+    *rounds._prefill.values(),
   ]
   before = [one._cache_size() for one in compiled]
-  own = generator._step, generator._first, generator._prefill[False]
+  own = rounds._step, rounds._first, rounds._prefill[False]
   # Two sizes of a chunk. (JAX counts the others for all decoders together.)
   assert [one._cache_size() for one in own] == [1, 1, 2]
   with generator.stream(REQUESTS[2]) as stream:
@@ -212,7 +214,7 @@ def test_a_long_prompt_delays_the_others_by_a_chunk_a_token(generator):
     with generator.stream(Request(prompt(60), 2)) as long:
       next(long)
       # 60 tokens are 16 + 16 + 16 + 12, and each round draws a token.
-      assert len(talking._running.events) == 4
+      assert len(talking._sequence.events) == 4
 
 
 def test_streamed_text_stops_before_a_stop_string(generator):
@@ -255,15 +257,15 @@ def test_a_cancelled_stream_frees_its_row(generator):
     next(stream)
   waiting = generator.stream(Request(prompt(4), 2))
   generator.advance()
-  assert waiting._running.row is None
-  freed = streams[1]._running.row
+  assert waiting._sequence.row is None
+  freed = streams[1]._sequence.row
   streams[1].close()
   assert list(streams[1]) == []
   assert streams[1].result.reason == 'cancelled'
   assert len(streams[1].result.tokens) > 0
   assert len(list(waiting)) == 2
-  assert waiting._running.row == freed
-  dropped = streams.pop()._running
+  assert waiting._sequence.row == freed
+  dropped = streams.pop()._sequence
   del stream
   generator.advance()
   assert dropped.reason == 'cancelled'
@@ -288,7 +290,7 @@ def test_an_interrupted_batch_frees_its_rows(generator, monkeypatch):
   monkeypatch.setattr(generator, 'advance', interrupted)
   with pytest.raises(KeyboardInterrupt):
     generator.generate(REQUESTS)
-  assert not generator._waiting
+  assert not generator._runner.schedule._waiting
 
 
 @pytest.mark.parametrize('at', ['prompt', 'third token'])
@@ -366,6 +368,101 @@ def test_a_cut_off_turn_is_part_of_the_next(generator, params):
     found = [event.token for event in conversation.stream(last)]
   tokens = [*prompt(30, 10), *prompt(2, 11), *answer, *last.tokens]
   assert found == uncached(params, Request(tokens, 5, last.sampling))
+
+
+@pytest.mark.parametrize('length', [10**6, LENGTH + 1, 0, -3])
+def test_a_conversation_that_no_row_holds(generator, length):
+  with pytest.raises(ValueError, match=f'length={length}: .* holds 1…64'):
+    generator.converse(length)
+
+
+def test_a_conversation_ends_where_it_was_to_end(generator):
+  with generator.converse(12) as conversation:
+    assert conversation.left == 12
+    assert len(list(conversation.stream(Request(prompt(3), 4)))) == 4
+    with pytest.raises(ValueError, match='its row of the cache holds 5'):
+      conversation.stream(Request(prompt(3), 3))
+    assert len(list(conversation.stream(Request(prompt(3), 2)))) == 2
+    assert conversation.left == 0
+  with pytest.raises(ValueError, match='the conversation is closed'):
+    conversation.left  # noqa: B018
+
+
+def test_a_dropped_conversation_frees_its_row(generator):
+  # A turn that is being read keeps its conversation.
+  turn = generator.converse().stream(REQUESTS[0])
+  held = [generator.converse() for _ in range(ROWS - 1)]
+  assert len(list(turn)) == 9
+  del turn
+  held.append(generator.converse())
+  held[0].stream(Request(prompt(3), 20))
+  with pytest.raises(pages.Full, match='all 3 rows'):
+    generator.converse()
+  del held[0]
+  # Its turn has ended, too.
+  held.append(generator.converse())
+  assert not generator._runner.schedule.is_running
+  held.clear()
+  generator.advance()
+
+
+@pytest.mark.parametrize('at', ['prefill', 'step'])
+def test_ctrl_c_in_a_round_comes_after_it(generator, monkeypatch, at):
+  """As while a prompt is computed: the call has taken the cache."""
+  rounds, requests = generator._runner.rounds, [REQUESTS[2], REQUESTS[5]]
+  wanted = [one.tokens.tolist() for one in generator.generate(requests)]
+  streams = [generator.stream(one) for one in requests]
+  name = '_step' if at == 'step' else '_prefill'
+  whole = rounds._step if at == 'step' else rounds._prefill[False]
+  calls = iter(range(100))
+
+  def interrupted(*arguments):
+    result = whole(*arguments)
+    if next(calls) == 1:
+      signal.raise_signal(signal.SIGINT)
+    return result
+
+  with monkeypatch.context() as patch:
+    patch.setattr(
+      rounds, name, interrupted if at == 'step' else {False: interrupted}
+    )
+    with pytest.raises(KeyboardInterrupt):
+      while True:
+        generator.advance()
+  for stream, tokens in zip(streams, wanted):
+    assert [event.token for event in stream] == tokens
+
+
+def test_a_turns_scores_are_those_of_its_prompt(generator, params):
+  with generator.converse() as conversation:
+    cut = conversation.stream(Request(prompt(40, 10), 2, scores_prompt=True))
+    generator.advance()
+    cut.close()  # 16 tokens are in the cache, 24 are not.
+    assert len(cut.result.prompt_log_probabilities) == 16
+    turns = [prompt(40, 10)]
+    for seed in 11, 12:
+      asked = Request(prompt(3, seed), 2, Sampling(0), scores_prompt=True)
+      turn = conversation.stream(asked)
+      drawn_tokens = [event.token for event in turn]
+      turns.append([*asked.tokens])
+      text = [token for turn_tokens in turns for token in turn_tokens]
+      log_LV = log_softmax(forward(params, text))
+      at = np.arange(len(text) - 2, len(text))
+      wanted_L = log_LV[at - 1, np.array(text)[at]]
+      found_L = turn.result.prompt_log_probabilities
+      np.testing.assert_allclose(found_L, wanted_L, rtol=1e-4)
+      turns.append(drawn_tokens)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(generator):
+  with (
+    generator.stream(Request(prompt(60), 2)) as long,
+    generator.stream(Request(prompt(3), 2)) as short,
+  ):
+    generator.advance()
+    assert len(short._sequence.events) == 1
+    assert not long._sequence.events
+    assert len(list(long)) == 2
 
 
 def test_conversations_that_hold_all_rows_are_an_error_not_a_wait(generator):

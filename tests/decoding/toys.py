@@ -46,6 +46,24 @@ def params(config: model_config.ModelConfig, seed: int = 0):
   ]
 
 
+def drawn(config: model_config.ModelConfig, scale: float = 0.3):
+  """Returns parameters whose tokens differ, without compiling anything."""
+  rng = np.random.default_rng(12)
+
+  def leaf(path, x):
+    if path[-1].key == 'gain_D':
+      return np.ones(x.shape, np.float32)
+    return rng.normal(0, scale, x.shape).astype(np.float32)
+
+  shapes = jax.eval_shape(
+    transformer.Transformer(config).init,
+    jax.random.key(0),
+    np.zeros((1, 4), np.int32),
+    visibility_lib.causal(4),
+  )
+  return jax.tree_util.tree_map_with_path(leaf, shapes['params'])
+
+
 def tokens(config: model_config.ModelConfig, rows: int, length: int = LENGTH):
   rng = np.random.default_rng(1)
   return rng.integers(0, config.vocab_size, (rows, length), dtype=np.int32)

@@ -223,13 +223,14 @@ def test_bad_logits_of_one_prompt_leave_the_others_text(generator, monkeypatch):
   requests = [
     MANNER.request(talk.opened(BYTES, prompt), 0) for prompt in ('a', 'b')
   ]
-  step_of = generator._run_first
+  rounds = generator._runner.rounds
+  first = rounds.first
 
   def broken(row, last_BLD):
-    token, log_probability = step_of(row, last_BLD)
+    token, log_probability = first(row, last_BLD)
     return (token * 0 - 1 if row == 0 else token), log_probability
 
-  monkeypatch.setattr(generator, '_run_first', broken)
+  monkeypatch.setattr(rounds, 'first', broken)
   out = io.StringIO()
   with pytest.raises(request_lib.BadLogits, match='in row 0, step 0'):
     talk.answer(generator, requests, out, talk.Pace())

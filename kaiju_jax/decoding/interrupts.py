@@ -1,0 +1,37 @@
+"""Ctrl-C waits until a call has given back the cache that it took.
+
+A call donates its buffers: they are gone once it has begun, and the ones that
+replace them are known only once its results are assigned. A KeyboardInterrupt
+between the two would leave a cache that is neither.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import signal
+import threading
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+  """Delays Ctrl-C to the end of the block, where its handler then runs.
+
+  Blocks nest. Outside the main thread, where Python runs no signal handlers,
+  and where SIGINT has no handler of Python's, this does nothing.
+  """
+  former = None
+  if threading.current_thread() is threading.main_thread():
+    former = signal.getsignal(signal.SIGINT)
+  if not callable(former):
+    yield
+    return
+  came = []
+  signal.signal(signal.SIGINT, lambda *signalled: came.append(signalled))
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, former)
+    for signalled in came:
+      # A handler may have put another in its place.
+      handler = signal.getsignal(signal.SIGINT)
+      if callable(handler):
+        handler(*signalled)
