@@ -12,6 +12,7 @@ from kaiju_jax.aot.hlo import matmuls as matmuls_lib
 from kaiju_jax.costs import accelerator as accelerator_lib
 from kaiju_jax.costs import footprint
 from kaiju_jax.costs import links
+from kaiju_jax.costs import training_memory
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
@@ -52,7 +53,7 @@ def compiled(
     _STATE_BYTES * footprint.count(footprint.parameters(model)) / mesh.size
   )
   if model.quantization.wire_weights == 'ternary':
-    state += footprint.replica_codes(model, mesh_config.tensor)
+    state += training_memory.replica_codes(model, mesh_config.tensor)
   figures = {
     'lower_seconds': program.lower_seconds,
     'compile_seconds': program.compile_seconds,

@@ -14,6 +14,7 @@ import rich.table
 import rich.text
 
 from kaiju_jax.costs import footprint
+from kaiju_jax.costs import training_memory
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import paging
@@ -204,7 +205,7 @@ def memory_table(
   tensor: int,
 ) -> rich.table.Table:
   """Returns the estimated bytes of a training step, with remat and without."""
-  estimates = footprint.with_and_without_remat(
+  estimates = training_memory.with_and_without_remat(
     config, batch, length, fsdp, tensor
   )
   table = empty_table(

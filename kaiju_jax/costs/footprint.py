@@ -1,15 +1,14 @@
-"""What a model weighs, by arithmetic: parameters, KV cache, training memory.
+"""What a model weighs, by arithmetic: its parameters and its KV cache.
 
 Everything derives from `ModelConfig` and its layer tuple, so the answer is
 there before jax is imported and anything compiles.
 
     parameters   gains, queries and output in every layer; a key and a value
-                 projection (and their channels' limits) where a layer owns
-                 keys and values; feed-forward; embedding and final gain; a
-                 Bungee scalar for each matrix
+                 projection (and the limits of their channels) where a layer
+                 owns keys and values; feed-forward; embedding and final gain;
+                 a Bungee scalar per matrix
     KV bytes     `layers.kv_bytes`: a local layer keeps its window, scales
                  counted
-    training     an estimate, see `training_memory`
 """
 
 from collections.abc import Sequence
@@ -27,8 +26,8 @@ class Parameter:
   Attributes:
     family: 'embedding', 'attention', 'keys and values', 'feed-forward',
       'norm' or 'bungee'.
-    name: as the model's, shape suffix included.
-    shape: of one layer's.
+    name: as in the model, shape suffix included.
+    shape: in one layer.
     copies: how many layers have one.
   """
 
@@ -95,9 +94,9 @@ class Cache:
   """Bytes of one sequence's keys and values at some length.
 
   Attributes:
-    name: whose.
+    name: whose cache.
     bytes: of the whole sequence.
-    per_token: bytes over length (a window makes it fall with length).
+    per_token: bytes over length; with windows it falls as length grows.
   """
 
   name: str
@@ -113,9 +112,9 @@ def kv_caches(
   The comparisons have the same depth and head size, keep every position in
   every layer and share nothing: all H heads of keys and values (MHA), 8
   of them (GQA-8; H where there are fewer), or one (MQA), in bf16 without
-  scales. The model's own scales are counted: f32, one a token for K and one
-  for V, where they are a token's (`kv_scale='channel'` has a handful a layer
-  for all sequences together).
+  scales. The model's own scales are counted where they are per token: one f32
+  for K and one for V. With `kv_scale='channel'` there are a few per layer for
+  all sequences together, which are left out.
   """
   own = dict(bytes_per_value=1, bytes_per_scale=4)
   if config.quantization.kv == 'none':
@@ -143,179 +142,3 @@ def kv_caches(
       )
     )
   return tuple(Cache(name, size, size / length) for name, size in rows)
-
-
-# What is alive while one layer's backward pass runs, in units of what the layer
-# saves without remat.
-_WORKING = 3
-
-
-def training_memory(
-  config: model_config.ModelConfig,
-  batch: int,
-  length: int,
-  fsdp: int = 1,
-  tensor: int = 1,
-) -> dict[str, int]:
-  """Returns an estimate of one device's bytes in a training step, by part.
-
-  With P the parameters of a device's shard (D over fsdp; F, H and V over
-  tensor), W those of one layer gathered over fsdp, T = batch · length / fsdp
-  tokens of which S = T / tensor lie on a device between blocks, b bytes of
-  the model's dtype and c of a weight in use (1 for int8, else b):
-
-      parameters         4 P    f32 masters
-      Adam moments       8 P
-      gradients          4 P    accumulated in f32
-      weights in use     2 (c + b) W + b D V / tensor    a layer's and the
-                         next one's, their gradients before they are reduced,
-                         the embedding; without remat every layer's c W
-      saved activations  b D S depth + T · KV bytes of a token at every owner;
-                         without remat A S depth
-      working set        3 A S    the layer whose backward pass runs
-      logits             (4 + b) T V / tensor
-
-  Where updates are ternary, with C the numbers of all int8 weights over tensor
-  and X those of the largest one in all layers that a scan repeats,
-
-      weights in use     less by the codes: 2 b W + b D V / tensor
-      replicas           C           int8 codes; scales, below 1 %, left out
-      replicas' update   C / 5 + 2 X      every owner's message; the codes that
-                         it is added to and its sum
-
-  A, the bytes that a layer saves for each token without remat, is
-
-      24 D + b (2 D + 3 F + 2 H K)  +  5 D + 3 F + 3 H K   int8: codes, masks
-                                    +  F                   plain: a mask
-
-  The formula is ours; tests/costs/test_footprint.py holds it to what XLA plans
-  for one device, and for eight with replicas, within 0.65 to 1.6. Without
-  remat, XLA may need half of it: it frees what a block that does not repeat has
-  used. Of an update alone a GPU's compiler plans 0.8 to 1.4 times this, a TPU's
-  2.4 and a CPU's 7, with all weights' turns beside each other.
-  Collectives' buffers, fragmentation and the batch itself are not in it.
-
-  Args:
-    config: the model; `remat` says what is saved.
-    batch: rows of a microbatch on all devices together.
-    length: L, tokens a row.
-    fsdp: devices that D is split over.
-    tensor: devices that F, H, V, and L between blocks, are split over.
-
-  Raises:
-    ValueError: a size that the mesh does not divide.
-  """
-  _check_mesh(config, batch, length, fsdp, tensor)
-  layers = config.layers()
-  depth, owners = len(layers), len(layers_lib.owners(layers))
-  d, f, v = config.d_model, config.d_ff, config.vocab_size
-  k = config.head_dim
-  hk = config.num_heads * k
-  b = 2 if config.dtype == 'bfloat16' else 4
-  is_int8 = config.quantization.matmul == 'int8'
-  c = 1 if is_int8 else b
-  tokens = batch * length // fsdp
-
-  all_parameters = parameters(config)
-  shard = sum(_per_device(p, fsdp, tensor) for p in all_parameters)
-  all_layers = sum(
-    _per_device(p, 1, tensor)
-    for p in all_parameters
-    if p.family not in ('embedding', 'norm')
-  )
-  layer = 24 * d + b * (2 * d + 3 * f + 2 * hk)
-  layer += 5 * d + 3 * f + 3 * hk if is_int8 else f
-  is_ternary = config.quantization.wire_weights == 'ternary'
-  if is_ternary:
-    c = 0
-  in_use = 2 * (c + b) * all_layers // depth
-  if config.remat == 'layer':
-    key_value = 2 * k * b if config.quantization.kv == 'none' else 2 * (k + 4)
-    saved = b * d * tokens // tensor * depth + key_value * tokens * owners
-  else:
-    in_use += c * all_layers
-    saved = layer * tokens // tensor * depth
-  held = {}
-  if is_ternary:
-    codes = replica_codes(config, tensor)
-    largest = max(_per_device(p, 1, tensor) // p.copies for p in _coded(config))
-    repeats = depth // len(layers_lib.repeating_block(layers))
-    held = {
-      'replicas': codes,
-      "replicas' update": codes // 5 + 2 * repeats * largest,
-    }
-  return {
-    'parameters': 4 * shard,
-    'Adam moments': 8 * shard,
-    'gradients': 4 * shard,
-    **held,
-    'weights in use': in_use + b * d * v // tensor,
-    'saved activations': saved,
-    'working set': _WORKING * layer * tokens // tensor,
-    'logits': (4 + b) * tokens * v // tensor,
-  }
-
-
-def replica_codes(config: model_config.ModelConfig, tensor: int = 1) -> int:
-  """Returns how many int8 weights a device holds where updates are ternary.
-
-  Args:
-    config: the model.
-    tensor: devices that F, H and V are split over.
-  """
-  return sum(_per_device(p, 1, tensor) for p in _coded(config))
-
-
-def _coded(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
-  """Returns the matrices that are used as int8 codes."""
-  families = ['attention', 'keys and values', 'feed-forward']
-  if config.quantization.embedding == 'int8':
-    families.append('embedding')
-  return tuple(
-    p for p in parameters(config) if p.family in families and 'D' in p.letters
-  )
-
-
-def with_and_without_remat(
-  config: model_config.ModelConfig,
-  batch: int,
-  length: int,
-  fsdp: int,
-  tensor: int,
-) -> dict[str, dict[str, int]]:
-  """Returns {remat: its `training_memory`} of the two choices."""
-  return {
-    remat: training_memory(
-      dataclasses.replace(config, remat=remat), batch, length, fsdp, tensor
-    )
-    for remat in ('layer', 'none')
-  }
-
-
-def _per_device(parameter: Parameter, fsdp: int, tensor: int) -> int:
-  """Numbers of all copies that one device holds."""
-  width = fsdp if 'D' in parameter.letters else 1
-  if set(parameter.letters) & set('FHV'):
-    width *= tensor
-  return parameter.size // width
-
-
-def _check_mesh(config, batch, length, fsdp, tensor) -> None:
-  for name, value in (
-    ('batch', batch),
-    ('length', length),
-    ('fsdp', fsdp),
-    ('tensor', tensor),
-  ):
-    if value < 1:
-      raise ValueError(f'{name}={value}: must be at least 1.')
-  for name, value, axis, width in (
-    ('batch', batch, 'fsdp', fsdp),
-    ('d_model', config.d_model, 'fsdp', fsdp),
-    ('length', length, 'tensor', tensor),
-    ('num_heads', config.num_heads, 'tensor', tensor),
-    ('d_ff', config.d_ff, 'tensor', tensor),
-    ('vocab_size', config.vocab_size, 'tensor', tensor),
-  ):
-    if value % width:
-      raise ValueError(f'{name}={value}: must be a multiple of {axis}={width}.')

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
-from kaiju_jax.costs import footprint
+from kaiju_jax.costs import training_memory
 from kaiju_jax.model import presets
 from kaiju_jax.model import transformer
 from kaiju_jax.sharding import config as sharding_config
@@ -106,7 +106,7 @@ def test_an_update_is_a_tenth_of_bf16_and_a_fifth_of_int8(fsdp, tensor):
   scales = rare.pop(('all-gather', 'f32')) + rare.pop(('all-reduce', 's32'))
   assert scales < 0.01 * count
   assert set(rare) <= {('all-reduce', 's32')} and sum(rare.values()) <= 4
-  assert footprint.replica_codes(narrow(), tensor) == count
+  assert training_memory.replica_codes(narrow(), tensor) == count
   # The time model's: five trits to a byte, padding apart.
   assert 1 <= always['all-gather', 'u8'] / (count / 5) < 1.01
   assert 2 * count / wire >= 9.8

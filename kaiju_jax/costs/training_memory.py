@@ -1,0 +1,209 @@
+"""An estimate of one device's bytes in a training step.
+
+With P the parameters of a device's shard (D over fsdp; F, H and V over tensor),
+W those of one layer gathered over fsdp, T = batch · length / fsdp tokens of
+which S = T / tensor lie on a device between blocks, b bytes of the model's
+dtype, and c bytes of a weight in use (1 for int8, b otherwise):
+
+    parameters         4 P    f32 masters
+    Adam moments       8 P
+    gradients          4 P    accumulated in f32
+    weights in use     2 (c + b) W + b D V / tensor    a layer and the next one,
+                       their gradients before they are reduced, the embedding;
+                       without remat every layer's c W
+    saved activations  b D S depth + T · KV bytes per token at every owner;
+                       without remat A S depth
+    working set        3 A S    the layer whose backward pass runs
+    logits             (4 + b) T V / tensor
+
+Where updates are ternary, with C the numbers of all int8 weights over tensor
+and X those of the largest one in all layers that a scan repeats:
+
+    weights in use     less by the codes: 2 b W + b D V / tensor
+    replicas           C           int8 codes; scales, below 1 %, left out
+    replicas' update   C / 5 + 2 X      every owner's message; the codes that
+                       it is added to and its sum
+
+A, the bytes that a layer saves per token without remat, is
+
+    24 D + b (2 D + 3 F + 2 H K)  +  5 D + 3 F + 3 H K   int8: codes, masks
+                                  +  F                   plain: a mask
+
+The formula is ours. tests/costs/test_training_memory.py holds it to what XLA
+plans for one device, and for eight with replicas, within 0.65 to 1.6. Without
+remat, XLA may need half of it, because it frees what a block that does not
+repeat has used. For an update alone a GPU's compiler plans 0.8 to 1.4 times
+this, a TPU's 2.4 times and a CPU's 7 times, because it updates all weights
+beside each other. Left out: the buffers of collectives, fragmentation, and the
+batch itself.
+"""
+
+import dataclasses
+
+from kaiju_jax.costs import footprint
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+
+# What is alive while one layer's backward pass runs, in units of what the layer
+# saves without remat.
+_WORKING = 3
+
+
+def estimate(
+  config: model_config.ModelConfig,
+  batch: int,
+  length: int,
+  fsdp: int = 1,
+  tensor: int = 1,
+) -> dict[str, int]:
+  """Returns one device's bytes by part, as in the module's table.
+
+  Args:
+    config: the model; `remat` says what is saved.
+    batch: rows of a microbatch on all devices together.
+    length: L, tokens per row.
+    fsdp: devices that D is split over.
+    tensor: devices that F, H, V, and L between blocks, are split over.
+
+  Raises:
+    ValueError: a size that the mesh does not divide.
+  """
+  _check_mesh(config, batch, length, fsdp, tensor)
+  parameters = footprint.parameters(config)
+  depth = len(config.layers())
+  b = _bytes_of(config.dtype)
+  tokens = batch * length // fsdp
+  shard = sum(_per_device(p, fsdp, tensor) for p in parameters)
+  in_layers = sum(
+    _per_device(p, 1, tensor)
+    for p in parameters
+    if p.family not in ('embedding', 'norm')
+  )
+  is_ternary = config.quantization.wire_weights == 'ternary'
+  c = 0 if is_ternary else _bytes_in_use(config)
+  in_use = 2 * (c + b) * in_layers // depth
+  if config.remat != 'layer':
+    in_use += c * in_layers
+  return {
+    'parameters': 4 * shard,
+    'Adam moments': 8 * shard,
+    'gradients': 4 * shard,
+    **(_replicas(config, tensor) if is_ternary else {}),
+    'weights in use': in_use + b * config.d_model * config.vocab_size // tensor,
+    'saved activations': _saved(config, tokens, tensor),
+    'working set': _WORKING * _layer_bytes(config) * tokens // tensor,
+    'logits': (4 + b) * tokens * config.vocab_size // tensor,
+  }
+
+
+def _bytes_of(dtype: str) -> int:
+  return 2 if dtype == 'bfloat16' else 4
+
+
+def _bytes_in_use(config: model_config.ModelConfig) -> int:
+  """Returns the bytes of one number of a weight while a layer uses it."""
+  is_int8 = config.quantization.matmul == 'int8'
+  return 1 if is_int8 else _bytes_of(config.dtype)
+
+
+def _layer_bytes(config: model_config.ModelConfig) -> int:
+  """Returns A, what a layer saves per token without remat."""
+  d, f = config.d_model, config.d_ff
+  hk = config.num_heads * config.head_dim
+  plain = 24 * d + _bytes_of(config.dtype) * (2 * d + 3 * f + 2 * hk)
+  if config.quantization.matmul == 'int8':
+    return plain + 5 * d + 3 * f + 3 * hk
+  return plain + f
+
+
+def _saved(config: model_config.ModelConfig, tokens: int, tensor: int) -> int:
+  """Returns the bytes that the forward pass leaves for the backward pass."""
+  layers = config.layers()
+  if config.remat != 'layer':
+    return _layer_bytes(config) * tokens // tensor * len(layers)
+  b = _bytes_of(config.dtype)
+  key_value = 2 * (config.head_dim + 4)
+  if config.quantization.kv == 'none':
+    key_value = 2 * config.head_dim * b
+  owners = len(layers_lib.owners(layers))
+  between = b * config.d_model * tokens // tensor * len(layers)
+  return between + key_value * tokens * owners
+
+
+def _replicas(config: model_config.ModelConfig, tensor: int) -> dict[str, int]:
+  """Returns what ternary updates hold: the codes, and one weight's update."""
+  layers = config.layers()
+  codes = replica_codes(config, tensor)
+  largest = max(_per_device(p, 1, tensor) // p.copies for p in _coded(config))
+  repeats = len(layers) // len(layers_lib.repeating_block(layers))
+  return {
+    'replicas': codes,
+    "replicas' update": codes // 5 + 2 * repeats * largest,
+  }
+
+
+def replica_codes(config: model_config.ModelConfig, tensor: int = 1) -> int:
+  """Returns how many int8 weights a device holds where updates are ternary.
+
+  Args:
+    config: the model.
+    tensor: devices that F, H and V are split over.
+  """
+  return sum(_per_device(p, 1, tensor) for p in _coded(config))
+
+
+def _coded(config: model_config.ModelConfig) -> tuple[footprint.Parameter, ...]:
+  """Returns the matrices that are used as int8 codes."""
+  families = ['attention', 'keys and values', 'feed-forward']
+  if config.quantization.embedding == 'int8':
+    families.append('embedding')
+  return tuple(
+    p
+    for p in footprint.parameters(config)
+    if p.family in families and 'D' in p.letters
+  )
+
+
+def with_and_without_remat(
+  config: model_config.ModelConfig,
+  batch: int,
+  length: int,
+  fsdp: int,
+  tensor: int,
+) -> dict[str, dict[str, int]]:
+  """Returns {remat: its `estimate`} for the two choices."""
+  return {
+    remat: estimate(
+      dataclasses.replace(config, remat=remat), batch, length, fsdp, tensor
+    )
+    for remat in ('layer', 'none')
+  }
+
+
+def _per_device(parameter: footprint.Parameter, fsdp: int, tensor: int) -> int:
+  """Numbers of all copies that one device holds."""
+  width = fsdp if 'D' in parameter.letters else 1
+  if set(parameter.letters) & set('FHV'):
+    width *= tensor
+  return parameter.size // width
+
+
+def _check_mesh(config, batch, length, fsdp, tensor) -> None:
+  for name, value in (
+    ('batch', batch),
+    ('length', length),
+    ('fsdp', fsdp),
+    ('tensor', tensor),
+  ):
+    if value < 1:
+      raise ValueError(f'{name}={value}: must be at least 1.')
+  for name, value, axis, width in (
+    ('batch', batch, 'fsdp', fsdp),
+    ('d_model', config.d_model, 'fsdp', fsdp),
+    ('length', length, 'tensor', tensor),
+    ('num_heads', config.num_heads, 'tensor', tensor),
+    ('d_ff', config.d_ff, 'tensor', tensor),
+    ('vocab_size', config.vocab_size, 'tensor', tensor),
+  ):
+    if value % width:
+      raise ValueError(f'{name}={value}: must be a multiple of {axis}={width}.')
