@@ -137,11 +137,24 @@ def _tensors(folder: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
             )
           dtypes.add(dtype)
           found[name] = np.asarray(opened.get_tensor(name), np.float32)
+          _refuse_not_finite(name, found[name])
     except safetensors.SafetensorError as error:
       raise ValueError(
         f'{file.name}: not a whole safetensors file: {error}'
       ) from None
   return found, 'bfloat16' if dtypes == {'BF16'} else 'float32'
+
+
+def _refuse_not_finite(name: str, tensor: np.ndarray) -> None:
+  """Refuses NaN and infinities, which would reach every logit in silence."""
+  bad = ~np.isfinite(tensor)
+  if not np.any(bad):
+    return
+  place = [int(index) for index in np.argwhere(bad)[0]]
+  raise ValueError(
+    f'{name}: holds {tensor[tuple(place)]} at {place} ({np.sum(bad):,} of'
+    f' {bad.size:,} elements are not finite); must be finite everywhere.'
+  )
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -160,11 +173,25 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _indexed(index: pathlib.Path) -> list[str]:
+  """Returns the names of the files that an index's tensors lie in."""
   data = files.read_json(index)
-  map_of = data.get('weight_map') if isinstance(data, dict) else None
-  names = sorted(set(map_of.values())) if isinstance(map_of, dict) else []
-  if not names or any(pathlib.PurePath(name).name != name for name in names):
+  if not isinstance(data, dict):
+    raise ValueError(f'{index.name}: must hold an object with weight_map.')
+  names = data.get('weight_map')
+  if not isinstance(names, dict) or not names:
     raise ValueError(
-      f'{index.name}: weight_map must name the file of each tensor, beside it.'
+      f'{index.name}: weight_map={names!r}: must be an object that names the'
+      ' file of each tensor.'
     )
-  return names
+  for tensor, name in names.items():
+    if not isinstance(name, str) or not _is_beside(name):
+      raise ValueError(
+        f'{index.name}: weight_map[{tensor!r}]={name!r}: must be the name of a'
+        ' file in the same folder.'
+      )
+  return sorted(set(names.values()))
+
+
+def _is_beside(name: str) -> bool:
+  """Whether a name stays in the folder: no path, and not empty."""
+  return bool(name) and pathlib.PurePath(name).name == name

@@ -311,6 +311,12 @@ def test_a_model_that_ours_is_not_is_refused_by_field(
 UP = 'model.layers.1.mlp.up_proj'
 
 
+def with_one(value):
+  tensor = np.zeros((40, 48), np.float32)
+  tensor[2, 5] = value
+  return tensor
+
+
 @pytest.mark.parametrize(
   'tensors, message',
   [
@@ -331,6 +337,14 @@ UP = 'model.layers.1.mlp.up_proj'
     (
       {'lm_head.weight': np.zeros(3, np.float32)},
       r'lm_head\.weight: has shape \[3\]',
+    ),
+    (
+      {f'{UP}.weight': with_one(np.nan)},
+      r'up_proj\.weight: holds nan at \[2, 5\] \(1 of 1,920 .*finite',
+    ),
+    (
+      {f'{UP}.weight': with_one(-np.inf)},
+      r'up_proj\.weight: holds -inf at \[2, 5\]',
     ),
   ],
 )
@@ -394,8 +408,34 @@ def test_weights_in_several_files_and_bfloat16(tmp_path, folder):
   (other / 'two.safetensors').unlink()
   with pytest.raises(FileNotFoundError, match=r'two\.safetensors: not found'):
     hugging_face.read(other)
-  index.write_text(json.dumps({'weight_map': {'a': '../one.safetensors'}}))
-  with pytest.raises(ValueError, match='weight_map must name the file'):
+
+
+@pytest.mark.parametrize(
+  'data, message',
+  [
+    ([], r'must hold an object with weight_map'),
+    ({}, r'weight_map=None: must be an object'),
+    ({'weight_map': []}, r'weight_map=\[\]: must be an object'),
+    ({'weight_map': {}}, r'weight_map=\{\}: must be an object'),
+    ({'weight_map': {'a': 3}}, r"weight_map\['a'\]=3: must be the name of a"),
+    ({'weight_map': {'a': 'b', 'c': None}}, r"weight_map\['c'\]=None: must"),
+    (
+      {'weight_map': {'a': '../one.safetensors'}},
+      r"weight_map\['a'\]='\.\./one\.safetensors': must be the name of a file",
+    ),
+    ({'weight_map': {'a': ''}}, r"weight_map\['a'\]='': must be the name"),
+  ],
+)
+def test_an_index_that_names_no_files_is_refused(
+  tmp_path, folder, data, message
+):
+  other = rewritten(folder, tmp_path / 'other')
+  (other / 'model.safetensors').unlink()
+  index = other / 'model.safetensors.index.json'
+  index.write_text(json.dumps(data))
+  with pytest.raises(
+    ValueError, match=rf'other: model\.safetensors\.index\.json: {message}'
+  ):
     hugging_face.read(other)
 
 
