@@ -63,14 +63,16 @@ def _table() -> rich.table.Table:
   )
   for header in 'how', 'right, %', 'points':
     table.add_column(header, justify='right' if header[-1] in '%s' else 'left')
-  model = step.model_of(found.experiment)
-  own = needle.accuracy(
-    answers.reader(model, found.params), task, cells, _SEED.value
+  read = answers.reader(
+    answers.predictor(step.model_of(found.experiment)),
+    found.params,
+    {cell.length for cell in cells},
   )
+  own = needle.accuracy(read, task, cells, [_SEED.value])
   table.add_row('one forward pass', f'{100 * own:.2f}', '')
   for mode in _MODE.value:
     right = needle.accuracy(
-      _cached(found, cells, mode), task, cells, _SEED.value
+      _cached(found, cells, mode), task, cells, [_SEED.value]
     )
     table.add_row(
       f'through the cache, {mode}',

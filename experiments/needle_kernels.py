@@ -85,9 +85,13 @@ def _asked(experiment, params, name, task, cells) -> tuple[str, float]:
   how = contextlib.nullcontext() if runs_here else dispatch.interpreted()
   model = dataclasses.replace(experiment.model, attention=name)
   chosen = dataclasses.replace(experiment, model=model)
-  read = answers.reader(step.model_of(chosen), params)
+  read = answers.reader(
+    answers.predictor(step.model_of(chosen)),
+    params,
+    {cell.length for cell in cells},
+  )
   with how:
-    right = needle.accuracy(read, task, cells, _SEED.value)
+    right = needle.accuracy(read, task, cells, [_SEED.value])
   return 'compiled' if runs_here else 'interpreted', right
 
 

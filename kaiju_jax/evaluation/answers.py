@@ -1,11 +1,13 @@
-"""Reads a trained model's answers off the last positions of rows.
+"""Reads a trained model's answers off the last positions of texts.
 
-Only those positions pass through the head: at a length of 256 and a
+Texts of all lengths share one compiled call: they stand side by side in rows as
+long as the longest, one not seeing another, as documents do in training. Only
+the answers' positions pass through the head: at a length of 256 and a
 vocabulary of 65,536 all logits of a batch would be larger than the model.
 """
 
 from collections.abc import Callable
-import functools
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -15,32 +17,82 @@ import numpy as np
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import transformer
 
+Predict = Callable[..., jax.Array]
 
-def reader(
-  model: transformer.Transformer, params: Any
-) -> Callable[[np.ndarray, int], np.ndarray]:
-  """Returns (tokens_BL, A) → int32[B, A], the likeliest successors.
 
-  Of the last A tokens of each row, one document a row. With A > 1 the answer's
-  own tokens stand in the row (teacher forcing): all A predictions are right
-  exactly where greedy decoding would write the whole answer.
+def predictor(model: transformer.Transformer) -> Predict:
+  """Returns the jitted call that `reader` makes; runs of one model share it.
+
+  It takes (params, tokens_BL, visibility, place_BP) and returns int32[B, P],
+  the likeliest successor of the token at each place.
   """
 
-  @functools.partial(jax.jit, static_argnums=2)
-  def predict(params, tokens_BL, count):
-    rows, length = tokens_BL.shape
-    visibility = visibility_lib.concatenate(
-      [visibility_lib.causal(length)] * rows
-    )
+  @jax.jit
+  def predict(params, tokens_BL, visibility, place_BP):
     hidden_BLD = model.apply(
       {'params': params}, tokens_BL, visibility, method='hidden'
     )
-    logits_BLV = model.apply(
-      {'params': params}, hidden_BLD[:, -count:], method='logits'
-    )
-    return jnp.argmax(logits_BLV, axis=-1)
+    hidden_BPD = jnp.take_along_axis(hidden_BLD, place_BP[:, :, None], axis=1)
+    logits_BPV = model.apply({'params': params}, hidden_BPD, method='logits')
+    return jnp.argmax(logits_BPV, axis=-1)
+
+  return predict
+
+
+def reader(
+  predict: Predict, params: Any, lengths: Collection[int], tokens: int = 4096
+) -> Callable[[np.ndarray, int], np.ndarray]:
+  """Returns (tokens_BL, A) → int32[B, A], the likeliest successors.
+
+  They are those of the last A tokens of each text. With A > 1 the answer's own
+  tokens stand in the text (teacher forcing): all A predictions are right
+  exactly where greedy decoding would write the whole answer. Takes any B, and
+  compiles once for each A.
+
+  Args:
+    predict: of `predictor`.
+    params: the model's parameters.
+    lengths: every L that will be asked for.
+    tokens: of one call, roughly.
+  """
+  length = max(lengths)
+  rows = max(1, tokens // length)
+  most_texts = length // min(lengths)
 
   def answer(tokens_BL: np.ndarray, count: int) -> np.ndarray:
-    return np.asarray(predict(params, tokens_BL, count))
+    total, size = tokens_BL.shape
+    if size not in lengths:
+      raise ValueError(
+        f'tokens_BL has shape {tokens_BL.shape}: its length must be one of'
+        f' lengths={sorted(lengths)}.'
+      )
+    texts = length // size
+    visibility = visibility_lib.concatenate(
+      [visibility_lib.documents([size] * texts, length)] * rows
+    )
+    ends = size * np.arange(1, texts + 1)[:, None]
+    place = (ends - count + np.arange(count)).ravel()
+    place = np.pad(place, (0, most_texts * count - place.size), mode='edge')
+    place_BP = np.broadcast_to(place.astype(np.int32), (rows, place.size))
+    # Nothing is fetched before every call is on its way.
+    found = [
+      predict(params, packed_BL, visibility, place_BP)
+      for packed_BL in _packed(tokens_BL, rows, texts, length)
+    ]
+    answers = [
+      np.asarray(part_BP)[:, : texts * count].reshape(-1, count)
+      for part_BP in found
+    ]
+    return np.concatenate(answers)[:total]
 
   return answer
+
+
+def _packed(tokens_BL: np.ndarray, rows: int, texts: int, length: int):
+  """Yields int32[rows, length], `texts` in each row; the last one repeats."""
+  total, size = tokens_BL.shape
+  missing = -total % (rows * texts)
+  padded_BL = np.pad(tokens_BL, ((0, missing), (0, 0)), mode='edge')
+  rows_BL = padded_BL.astype(np.int32).reshape(-1, texts * size)
+  rows_BL = np.pad(rows_BL, ((0, 0), (0, length - texts * size)))
+  yield from rows_BL.reshape(-1, rows, length)

@@ -1,6 +1,5 @@
 """The needle comparison from the command line, at a size for tests."""
 
-import collections
 import json
 
 from absl.testing import flagsaver
@@ -9,6 +8,7 @@ import pytest
 from experiments import needle as script
 from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
+from kaiju_jax.evaluation.needle import figure as needle_figure
 from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import layers
 from kaiju_jax.runs import tasks
@@ -20,9 +20,10 @@ get_config = config.get_config
 def small(arm='kaiju'):
   experiment = get_config(arm)
   model = experiment.model
-  model.num_layers, model.d_model, model.d_ff = 3, 16, 16
-  model.period = {7: 3, 1: 1, 0: 0}[model.period]
+  model.num_layers, model.d_model, model.d_ff = 1, 16, 16
+  model.period = min(model.period, 1)
   model.num_heads, model.head_dim = 2, 8
+  model.attention = 'reference'  # It compiles sooner.
   experiment.data.batch = 1
   experiment.loop.steps = experiment.loop.checkpoint_every = 2
   return experiment
@@ -34,7 +35,7 @@ def toy(monkeypatch):
 
 
 def run(workdir, **flags):
-  values = {'questions': 1, 'seeds': ['0'], 'arms': None, **flags}
+  values = {'questions': 1, 'seeds': ['0'], 'arms': None, 'jobs': 1, **flags}
   script.flags.FLAGS.mark_as_parsed()
   with flagsaver.flagsaver(workdir=str(workdir), **values):
     script.main(['needle'])
@@ -43,31 +44,31 @@ def run(workdir, **flags):
 def test_end_to_end_and_not_twice_and_not_for_another(
   tmp_path, capsys, monkeypatch, toy
 ):
-  run(tmp_path, arms=['full', 'local'], seeds=['3'])
+  # What runs for others leaves the report to them.
+  run(tmp_path, arms=['local'], seeds=['3'], report=False)
+  assert (tmp_path / 'local/seed3/needle.questions1.seed0.json').exists()
+  assert not (tmp_path / 'needle.json').exists()
+  assert 'finished before' not in capsys.readouterr().out
+
+  # What is finished is neither trained nor asked again.
+  monkeypatch.setattr(loop, 'train', None)
+  run(tmp_path, arms=['local'], seeds=['3'])
+  printed = ' '.join(capsys.readouterr().out.split())
+  assert printed.count('finished before') == 1
+  assert 'local, which sees 15 tokens: ' in printed
+  assert 'what is under test is reach' in printed
   records = json.loads((tmp_path / 'needle.json').read_text())
   assert {tuple(sorted(record)) for record in records} == {
     tuple(sorted(needle.Record._fields))
   }
-  counted = collections.Counter((r['arm'], r['seed']) for r in records)
+  assert {(r['arm'], r['seed']) for r in records} == {('local', 3)}
   cells = needle.cells(needle.Pairs(), 256, 1)
-  assert counted == {(arm, 3): len(cells) for arm in ('full', 'local')}
+  assert len(records) == len(cells)
   assert {(r['length'], r['distance'], r['distractors']) for r in records} == {
     (cell.length, cell.distance, cell.distractors) for cell in cells
   }
   assert all(0 <= record['accuracy'] <= 1 for record in records)
   assert (tmp_path / 'needle.png').read_bytes().startswith(b'\x89PNG')
-  printed = ' '.join(capsys.readouterr().out.split())
-  assert 'full, which sees the whole row: ' in printed
-  assert 'local, which sees 45 tokens: ' in printed
-  assert 'what is under test is reach' in printed
-
-  # What is finished is neither trained nor asked again.
-  monkeypatch.setattr(loop, 'train', None)
-  (tmp_path / 'needle.png').unlink()
-  run(tmp_path, arms=['full', 'local'], seeds=['3'])
-  assert json.loads((tmp_path / 'needle.json').read_text()) == records
-  assert (tmp_path / 'needle.png').exists()
-  assert capsys.readouterr().out.count('finished before') == 2
 
   # Another experiment does not take these results for its own.
   def other(arm):
@@ -78,6 +79,53 @@ def test_end_to_end_and_not_twice_and_not_for_another(
   monkeypatch.setattr(config, 'get_config', other)
   with pytest.raises(SystemExit, match=r'optimizer\.learning_rate: 0\.001 in'):
     run(tmp_path, arms=['local'], seeds=['3'])
+
+
+def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
+  tmp_path, capsys, monkeypatch, toy
+):
+  commands = []
+
+  def run_all(jobs_, at_once, *, started, ended, tick):
+    assert at_once == 2
+    for job in jobs_:
+      started(job)
+      commands.append(job.command)
+      named = dict(word[2:].split('=') for word in job.command[3:])
+      arm, seed = named['arms'], int(named['seeds'])
+      records = [
+        needle.Record(arm, seed, *cell[:-1], 0.5, cell.count)
+        for cell in needle.cells(needle.Pairs(), 256, int(named['questions']))
+      ]
+      job.log.parent.mkdir(parents=True)
+      if seed < 2:
+        (job.log.parent / script._answers_file()).write_text(
+          json.dumps([record._asdict() for record in records])
+        )
+      ended(job, 0, 1.0)
+    return seed < 3
+
+  monkeypatch.setattr(script.jobs, 'run', run_all)
+  monkeypatch.setattr(needle_figure, 'draw', lambda *_: None)
+  run(tmp_path, arms=['full', 'local'], seeds=['0', '1'], jobs=2, questions=2)
+  assert [' '.join(command[1:]) for command in commands] == [
+    f'-m experiments.needle --task=needle --arms={arm} --seeds={seed}'
+    f' --workdir={tmp_path} --questions=2 --evaluation_seed=0 --jobs=1'
+    ' --report=false --compilation_cache=true'
+    for arm in ('full', 'local')
+    for seed in (0, 1)
+  ]
+  records = json.loads((tmp_path / 'needle.json').read_text())
+  assert {(r['arm'], r['seed']) for r in records} == {
+    (arm, seed) for arm in ('full', 'local') for seed in (0, 1)
+  }
+  assert 'full seed 0: started' in capsys.readouterr().out
+  # What ends without answers has failed, and its log is named.
+  with pytest.raises(SystemExit, match=r'full seed 2 .*see .*full/seed2/log'):
+    run(tmp_path, arms=['full', 'local'], seeds=['2'], jobs=2)
+  with pytest.raises(SystemExit) as interrupted:
+    run(tmp_path, arms=['full', 'local'], seeds=['3'], jobs=2)
+  assert interrupted.value.code == 130
 
 
 @pytest.mark.parametrize(
@@ -145,6 +193,7 @@ def test_every_arm_and_variant_can_run(module):
     module.get_config('x')
 
 
+@pytest.mark.slow
 def test_natural_text_runs_at_toy_size(tmp_path, monkeypatch):
   def short(arm):
     experiment = text_config_of(arm)

@@ -183,7 +183,7 @@ class Cell(NamedTuple):
   """Questions of one kind.
 
   Attributes:
-    length: tokens a row.
+    length: tokens per row.
     depth: where the needle lies, in per cent.
     distance: the same in tokens from the query.
     distractors: other needles in the row.
@@ -198,7 +198,7 @@ class Cell(NamedTuple):
 
 
 class Record(NamedTuple):
-  """What one trained arm answered in one cell.
+  """What one trained arm (one layout of the comparison) answered in one cell.
 
   Attributes:
     arm: name of the arm.
@@ -219,33 +219,57 @@ class Record(NamedTuple):
 
 
 def cells(task: Task, length: int, count: int) -> list[Cell]:
-  """Returns the grid and the curve together, each question asked once."""
+  """Returns the grid and the curve together, each question asked once.
+
+  Verdicts quote the trained length with most distractors, at all depths and at
+  the nearest distances: each of those cells has `count` questions. All other
+  cells have a quarter of them, and an eighth beyond the trained length, where
+  a question costs twice as much.
+  """
+  fewer, fewest = max(1, count // 4), max(1, count // 8)
   merged = {}
-  for cell in grid(task, length, count) + curve(task, length, count):
+  for cell in grid(task, length, fewer, fewest) + curve(task, length, fewer):
+    if _is_quoted(cell, task, length):
+      cell = cell._replace(count=count)
     key = cell.length, cell.distance, cell.distractors
     first = merged.setdefault(key, cell)
     merged[key] = first._replace(count=max(first.count, cell.count))
   return list(merged.values())
 
 
-def grid(task: Task, length: int, count: int) -> list[Cell]:
+def _is_quoted(cell: Cell, task: Task, length: int) -> bool:
+  nearest, _ = task.distances(length)
+  return (
+    cell.length == length
+    and cell.distractors == max(DISTRACTORS)
+    and (cell.depth in DEPTHS or cell.distance < nearest + NEAREST)
+  )
+
+
+def grid(
+  task: Task, length: int, count: int, beyond: int | None = None
+) -> list[Cell]:
   """Returns the depth × length grid around a trained `length`.
 
-  Lengths go from an eighth of the trained one to twice of it, as far as they
-  hold the needles.
+  Lengths go from an eighth of the trained one to twice it, as far as they hold
+  the needles.
 
   Args:
     task: what is asked.
     length: the trained one.
-    count: questions a cell; a quarter of it beyond the trained length.
+    count: questions per cell.
+    beyond: questions per cell beyond the trained length; a quarter of `count`
+      by default.
   """
+  if beyond is None:
+    beyond = max(1, count // 4)
   grid = []
   lengths = (length // 8, length // 4, length // 2, length, 2 * length)
   for tokens, distractors in itertools.product(lengths, DISTRACTORS):
     if not task.fits(tokens, distractors):
       continue
     nearest, farthest = task.distances(tokens)
-    asked = max(1, count // 4) if tokens > length else count
+    asked = beyond if tokens > length else count
     for depth in DEPTHS:
       distance = farthest - round(depth / 100 * (farthest - nearest))
       grid.append(Cell(tokens, float(depth), distance, distractors, asked))
@@ -276,30 +300,28 @@ def ask(
   answer: Callable[[np.ndarray, int], np.ndarray],
   task: Task,
   cells: Sequence[Cell],
-  seed: int,
-  tokens: int = 4096,
+  seeds: Sequence[int],
 ) -> Iterator[tuple[Cell, float]]:
   """Yields each cell with the fraction of its questions answered right.
 
   Args:
     answer: (tokens_BL, A) to the tokens [B, A] predicted at the last A
-      positions; called with one B for each L, so that it compiles once a
-      length.
+      positions; called once per length, with all questions of that length.
     task: draws the questions.
     cells: what to ask; their order does not change what is drawn.
-    seed: of the questions, the same for every arm.
-    tokens: of a call, roughly.
+    seeds: of the questions. Arms that are compared are asked with the same.
   """
-  for length, group in itertools.groupby(
+  for _, group in itertools.groupby(
     sorted(cells, key=lambda cell: cell.length), lambda cell: cell.length
   ):
     group = list(group)
-    drawn = [_draw(task, cell, seed) for cell in group]
+    drawn = [_draw(task, cell, seeds) for cell in group]
     tokens_BL = np.concatenate([q.tokens_BL for q in drawn])
     answers_BA = np.concatenate([q.answers_BA for q in drawn])
-    right = _right(answer, tokens_BL, answers_BA, max(1, tokens // length))
+    predicted_BA = np.asarray(answer(tokens_BL, answers_BA.shape[1]))
+    right_B = np.all(predicted_BA == answers_BA, axis=1)
     ends = np.cumsum([cell.count for cell in group])
-    for cell, part in zip(group, np.split(right, ends[:-1])):
+    for cell, part in zip(group, np.split(right_B, ends[:-1])):
       yield cell, float(np.mean(part))
 
 
@@ -307,34 +329,20 @@ def accuracy(
   answer: Callable[[np.ndarray, int], np.ndarray],
   task: Task,
   cells: Sequence[Cell],
-  seed: int,
+  seeds: Sequence[int],
 ) -> float:
   """Returns the fraction of all questions answered right; args as `ask`'s."""
   right = asked = 0
-  for cell, fraction in ask(answer, task, cells, seed):
+  for cell, fraction in ask(answer, task, cells, seeds):
     right += fraction * cell.count
     asked += cell.count
   return right / asked
 
 
-def _draw(task: Task, cell: Cell, seed: int) -> Questions:
+def _draw(task: Task, cell: Cell, seeds: Sequence[int]) -> Questions:
   rng = np.random.default_rng(
-    (seed, cell.length, cell.distance, cell.distractors)
+    (*seeds, cell.length, cell.distance, cell.distractors)
   )
   return task.questions(
     rng, cell.count, cell.length, cell.distance, cell.distractors
   )
-
-
-def _right(answer, tokens_BL, answers_BA, batch: int) -> np.ndarray:
-  """bool[B], all A tokens right; calls `answer` with `batch` rows always."""
-  right = []
-  for first in range(0, len(tokens_BL), batch):
-    part_BL = tokens_BL[first : first + batch]
-    missing = batch - len(part_BL)
-    padded_BL = np.pad(part_BL, ((0, missing), (0, 0)), mode='edge')
-    predicted_BA = answer(padded_BL, answers_BA.shape[1])
-    predicted_BA = np.asarray(predicted_BA)[: len(part_BL)]
-    expected_BA = answers_BA[first : first + batch]
-    right.append(np.all(predicted_BA == expected_BA, axis=1))
-  return np.concatenate(right)

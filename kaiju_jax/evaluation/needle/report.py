@@ -1,19 +1,26 @@
 """What the needle's records say: a table, and a verdict on each arm.
 
-Accuracies of several cells are means over the cells; those of several seeds
-are means over the seeds, their range beside them.
+An arm is one layout of the comparison. The accuracy over several cells is that
+of all their questions together, and its 95 % interval is Wilson's
+(`proportion.py`). The interval is about the questions alone: another training
+seed gives another model. Where there are several seeds, the worst one stands
+beside the mean.
 """
 
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import math
 from typing import NamedTuple
 
-import numpy as np
 import rich.box
 import rich.table
 
+from kaiju_jax.evaluation import proportion
 from kaiju_jax.evaluation.needle import questions as needle
+
+# Points below full attention that still count as finding what it finds.
+TOLERANCE = 2.0
 
 
 class Setting(NamedTuple):
@@ -38,15 +45,44 @@ class Setting(NamedTuple):
 
 
 class Score(NamedTuple):
-  """An accuracy over seeds: mean, and range."""
+  """Right answers among questions, of all seeds together.
 
-  mean: float
+  Attributes:
+    right: how many.
+    asked: how many questions.
+    worst: accuracy of the worst seed.
+  """
+
+  right: int
+  asked: int
+  worst: float
+
+  @property
+  def mean(self) -> float:
+    return self.right / self.asked
+
+  @property
+  def interval(self) -> proportion.Interval:
+    return proportion.wilson(self.right, self.asked)
+
+
+class Lost(NamedTuple):
+  """How far an arm is below full attention, over the seeds that both have.
+
+  Attributes:
+    points: of accuracy in per cent; negative where it is above.
+    low, high: the 95 % interval of `points` (Newcombe's).
+    most: points of the seed that loses most.
+  """
+
+  points: float
   low: float
   high: float
+  most: float
 
 
 def note(inits: Mapping[str, str]) -> str:
-  """Returns what must be said beside every result, of {arm: init}."""
+  """Returns what must be said beside every result, from {arm: init}."""
   standard = [arm for arm, init in inits.items() if init == 'standard']
   if len(standard) == len(inits):
     return 'Trained from a standard initialization.'
@@ -63,14 +99,17 @@ def arms(records: Iterable[needle.Record]) -> list[str]:
 
 
 def score(records: Iterable[needle.Record]) -> Score | None:
-  """Returns the mean over cells of each seed, over seeds; None of nothing."""
+  """Returns the accuracy of all records' questions; None without records."""
   seeds = {}
   for record in records:
-    seeds.setdefault(record.seed, []).append(record.accuracy)
+    right, asked = seeds.get(record.seed, (0, 0))
+    right += round(record.accuracy * record.count)
+    seeds[record.seed] = right, asked + record.count
   if not seeds:
     return None
-  means = [float(np.mean(cells)) for cells in seeds.values()]
-  return Score(float(np.mean(means)), min(means), max(means))
+  right, asked = map(sum, zip(*seeds.values()))
+  worst = min(right / asked for right, asked in seeds.values())
+  return Score(right, asked, worst)
 
 
 def on_grid(
@@ -101,7 +140,7 @@ def on_curve(
 
 
 class Summary(NamedTuple):
-  """One arm at the trained length; with eight distractors but for `easy`.
+  """One arm at the trained length; with eight distractors except for `easy`.
 
   Attributes:
     all: over the depths.
@@ -109,8 +148,7 @@ class Summary(NamedTuple):
     near: over the eight nearest distances.
     within: over the depths that windows alone would reach.
     beyond: over the other depths; None where there are none.
-    lost: points below full attention, of the same seeds; None without it.
-    most_lost: of the seed that loses most.
+    lost: against full attention; None without it.
   """
 
   all: Score
@@ -118,8 +156,7 @@ class Summary(NamedTuple):
   near: Score
   within: Score
   beyond: Score | None
-  lost: float | None
-  most_lost: float | None
+  lost: Lost | None
 
 
 def summarize(
@@ -130,7 +167,6 @@ def summarize(
   own = [record for record in records if record.arm == arm]
   grid = on_grid(own, setting.length, most)
   full = [record for record in records if record.arm == _full(arm)]
-  lost = _lost(grid, on_grid(full, setting.length, most))
   near = range(setting.nearest, setting.nearest + needle.NEAREST)
   return Summary(
     all=score(grid),
@@ -142,8 +178,7 @@ def summarize(
     ),
     within=score(r for r in grid if r.distance <= setting.windows_reach),
     beyond=score(r for r in grid if r.distance > setting.windows_reach),
-    lost=float(np.mean(lost)) if lost else None,
-    most_lost=max(lost) if lost else None,
+    lost=_lost(grid, on_grid(full, setting.length, most)),
   )
 
 
@@ -153,16 +188,21 @@ def _full(arm: str) -> str:
   return f'full{line}{variant}'
 
 
-def _lost(grid, full) -> list[float]:
-  """Points below full attention of each seed that both have."""
-  lost = []
-  for seed in sorted({record.seed for record in grid}):
-    ours, theirs = (
-      score(r for r in part if r.seed == seed) for part in (grid, full)
-    )
-    if theirs:
-      lost.append(100 * (theirs.mean - ours.mean))
-  return lost
+def _lost(grid, full) -> Lost | None:
+  """Returns what `grid` is below `full`, over the seeds that both have."""
+  seeds = {record.seed for record in grid} & {record.seed for record in full}
+  if not seeds:
+    return None
+
+  def scores(seeds):
+    return (score(r for r in part if r.seed in seeds) for part in (full, grid))
+
+  theirs, ours = scores(seeds)
+  fraction, (low, high) = proportion.difference(theirs[:2], ours[:2])
+  most = max(
+    100 * (theirs.mean - ours.mean) for theirs, ours in map(scores, zip(seeds))
+  )
+  return Lost(100 * fraction, 100 * low, 100 * high, most)
 
 
 def table(
@@ -173,25 +213,25 @@ def table(
   lengths = sorted({record.length for record in records})
   lengths = [n for n in lengths if on_grid(records, n, most)]
   caption = (
-    f'Means over depths; trained at {setting.length}*, to which what follows'
-    f' refers. {least} distr.: with {least} distractor. near: distances'
-    f' {_near(setting)}. ≤, >: within and beyond {setting.windows_reach}'
-    ' tokens, the windows end to end. lost: points below full.'
+    f'Over all depths; trained at {setting.length}*, to which what follows'
+    f' refers. {least} d.: with {least} distractor. near: distances'
+    f' {_near(setting)}. >: beyond {setting.windows_reach} tokens, the windows'
+    ' end to end. lost: points below full. Second lines: 95 % intervals of the'
+    ' questions, rounded outwards.'
   )
   if len({record.seed for record in records}) > 1:
-    caption += ' Second lines: the worst seed.'
+    caption += ' Third lines: the worst seed.'
   result = rich.table.Table(
     title=f'Needle: accuracy in % by length, {most} distractors',
     caption=f'{caption} {setting.note}',
     box=rich.box.SIMPLE_HEAD,
-    padding=(0, 1, 0, 0),
+    padding=0,
   )
   result.add_column('arm', no_wrap=True)
   for name in (
     *(f'{n}*' if n == setting.length else f'{n}' for n in lengths),
-    f'{least} distr.',
+    f'{least} d.',
     'near',
-    f'≤ {setting.windows_reach}',
     f'> {setting.windows_reach}',
     'lost',
   ):
@@ -200,13 +240,12 @@ def table(
     own = [record for record in records if record.arm == arm]
     found = summarize(records, arm, setting)
     result.add_row(
-      arm,
+      arm.replace('_', '\n_'),
       *(_percent(score(on_grid(own, n, most))) for n in lengths),
       _percent(found.easy),
       _percent(found.near),
-      _percent(found.within),
       _percent(found.beyond),
-      _points(found),
+      _points(found.lost),
     )
   return result
 
@@ -216,20 +255,29 @@ def _near(setting: Setting) -> str:
 
 
 def _percent(score: Score | None) -> str:
+  """The accuracy, its interval below it, and the worst seed if it differs."""
   if score is None:
     return ''
-  mean, low = (
+  mean, worst = (
     f'{100 * value:.1f}'.replace('100.0', '100')
-    for value in (score.mean, score.low)
+    for value in (score.mean, score.worst)
   )
-  return mean if mean == low else f'{mean}\n{low}'
+  lines = [mean, _outwards(*(100 * x for x in score.interval))]
+  return '\n'.join(lines + [worst] * (worst != mean))
 
 
-def _points(found: Summary) -> str:
-  if found.lost is None:
+def _points(lost: Lost | None) -> str:
+  if lost is None:
     return ''
-  mean, most = f'{found.lost + 0.0:.1f}', f'{found.most_lost + 0.0:.1f}'
-  return mean if mean == most else f'{mean}\n{most}'
+  points, most = f'{lost.points + 0.0:.1f}', f'{lost.most + 0.0:.1f}'
+  lines = [points, _outwards(lost.low, lost.high)]
+  return '\n'.join(lines + [most] * (most != points))
+
+
+def _outwards(low: float, high: float) -> str:
+  """An interval in whole numbers that holds the exact one."""
+  low, high = math.floor(low), math.ceil(high)
+  return f'{low}–{high}'.replace('-', '−')
 
 
 def verdict(
@@ -238,7 +286,7 @@ def verdict(
   setting: Setting,
   reach: int | None,
 ) -> str:
-  """Returns one line on one arm.
+  """Returns one line on one arm, each accuracy with its interval.
 
   Args:
     records: of all arms.
@@ -248,16 +296,30 @@ def verdict(
   """
   found = summarize(records, arm, setting)
   sees = 'the whole row' if reach is None else f'{reach} tokens'
-  line = f'{arm}, which sees {sees}: {100 * found.all.mean:.1f} %'
+  line = f'{arm}, which sees {sees}: {_quoted(found.all)}'
   if found.lost is not None and arm != _full(arm):
-    sign = 'below' if found.lost >= 0 else 'above'
-    line += f', {abs(found.lost):.1f} points {sign} full'
-  line += (
-    f'; {100 * found.within.mean:.1f} % within {setting.windows_reach} tokens'
-  )
+    line += f'; {_against_full(found.lost)}'
+  line += f'; {_quoted(found.within)} within {setting.windows_reach} tokens'
   if found.beyond:
     line += (
-      f', {100 * found.beyond.mean:.1f} % beyond (chance'
-      f' {100 * setting.chance:.1f} %)'
+      f', {_quoted(found.beyond)} beyond (chance {100 * setting.chance:.1f} %)'
     )
-  return f'{line}; {100 * found.near.mean:.1f} % at distances {_near(setting)}.'
+  return f'{line}; {_quoted(found.near)} at distances {_near(setting)}.'
+
+
+def _quoted(score: Score) -> str:
+  low, high = score.interval
+  return f'{100 * score.mean:.1f} % ({100 * low:.1f}–{100 * high:.1f})'
+
+
+def _against_full(lost: Lost) -> str:
+  """What the interval, not the figure alone, says of the tolerance."""
+  sign = 'below' if lost.points >= 0 else 'above'
+  bounds = f'{lost.low:.1f} … {lost.high:.1f}'.replace('-', '−')
+  if lost.high <= TOLERANCE:
+    found = f'within {TOLERANCE:g} points'
+  elif lost.low > TOLERANCE:
+    found = f'more than {TOLERANCE:g} points below'
+  else:
+    found = f'undecided whether within {TOLERANCE:g}; ask more questions'
+  return f'{abs(lost.points):.1f} points {sign} full ({bounds}): {found}'

@@ -134,49 +134,66 @@ def test_cells_are_asked_once():
   cells = needle.cells(TASK, 256, 64)
   keys = [(cell.length, cell.distance, cell.distractors) for cell in cells]
   assert len(keys) == len(set(keys))
-  assert {
-    cell.count for cell in cells if cell.length == 256 and cell.distance == 1
-  } == {64}
+  # Every cell of the grid and of the curve is there.
+  asked = needle.grid(TASK, 256, 64) + needle.curve(TASK, 256, 64)
+  assert set(keys) == {(c.length, c.distance, c.distractors) for c in asked}
 
 
-def test_ask_counts_right_answers_in_calls_of_one_shape():
+def test_most_questions_are_asked_where_verdicts_look():
+  counts = {64: set(), 16: set(), 8: set()}
+  for cell in needle.cells(TASK, 256, 64):
+    counts[cell.count].add(cell)
+  quoted = [c for c in counts[64] if c.length == 256 and c.distractors == 8]
+  assert len(quoted) == len(counts[64])
+  # Eleven depths, and distances 1 to 8, the first of which is the last depth.
+  distances = sorted(cell.distance for cell in quoted)
+  assert distances == [
+    1, 2, 3, 4, 5, 6, 7, 8, 26, 51, 77, 102, 127, 152, 177, 203, 228, 253
+  ]  # fmt: skip
+  beyond = {c for c in counts[8] if c.length == 512}
+  assert len(beyond) == 2 * 11
+  assert {c.length for c in counts[8] - beyond} == {256}  # The curve's far end.
+  assert {c.count for c in needle.cells(TASK, 256, 1)} == {1}
+
+
+def test_ask_counts_right_answers_of_each_cell():
   cells = [
     needle.Cell(32, 0.0, 29, 1, 10),
     needle.Cell(64, 0.0, 61, 1, 7),
     needle.Cell(32, 100.0, 1, 1, 5),
   ]
-  shapes = set()
+  shapes = []
 
   def right_where_near(tokens_BL, count):
-    shapes.add(tokens_BL.shape)
+    shapes.append(tokens_BL.shape)
     assert count == 1
     answers = [scan(row) for row in tokens_BL]
     return np.array(
       [[v if tokens_BL.shape[1] - 1 - p < 9 else 0] for p, v in answers]
     )
 
-  found = dict(needle.ask(right_where_near, TASK, cells, seed=0, tokens=256))
+  found = dict(needle.ask(right_where_near, TASK, cells, [0]))
   assert found == {cells[0]: 0.0, cells[1]: 0.0, cells[2]: 1.0}
-  assert shapes == {(8, 32), (4, 64)}
+  assert shapes == [(15, 32), (7, 64)]
 
 
-def test_questions_depend_on_the_seed_and_the_cell_alone():
+def test_questions_depend_on_the_seeds_and_the_cell_alone():
   cells = [needle.Cell(32, 0.0, d, 8, 3) for d in (3, 4)]
 
-  def seen(cells, seed):
+  def seen(cells, *seeds):
     rows = []
 
     def answer(tokens_BL, count):
-      rows.extend(tokens_BL[:3].tolist())
+      rows.extend(tokens_BL.tolist())
       return np.zeros((len(tokens_BL), count), int)
 
     for cell in cells:
-      list(needle.ask(answer, TASK, [cell], seed, tokens=96))
+      list(needle.ask(answer, TASK, [cell], seeds))
     return rows
 
-  first = seen(cells, 0)
-  assert seen(cells[::-1], 0) == first[3:] + first[:3]
-  assert seen(cells, 1) != first
+  first = seen(cells, 0, 0)
+  assert seen(cells[::-1], 0, 0) == first[3:] + first[:3]
+  assert seen(cells, 1, 0) != first and seen(cells, 0, 1) != first
   assert [r[-1] for r in first[:3]] != [r[-1] for r in first[3:]]
 
 
@@ -188,7 +205,7 @@ def test_all_tokens_of_an_answer_must_be_right():
 
   answers = np.array([[1, 2], [1, 3], [2, 2], [1, 2]])
   ((_, accuracy),) = needle.ask(
-    lambda *_: answers, Two(), [needle.Cell(4, 0.0, 1, 0, 4)], 0, tokens=16
+    lambda *_: answers, Two(), [needle.Cell(4, 0.0, 1, 0, 4)], [0]
   )
   assert accuracy == 0.5
 
@@ -201,4 +218,4 @@ def test_accuracy_counts_each_question_once():
       return np.full((len(tokens_BL), count), -1)
     return np.array([[scan(row)[1]] for row in tokens_BL])
 
-  assert needle.accuracy(answer, TASK, cells, seed=0) == 0.75
+  assert needle.accuracy(answer, TASK, cells, [0]) == 0.75
