@@ -30,8 +30,8 @@ from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
-from kaiju_jax.runs import jobs
 from kaiju_jax.runs import train
+from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.storage import addresses
 
 if TYPE_CHECKING:

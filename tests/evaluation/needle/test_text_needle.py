@@ -176,7 +176,6 @@ def test_any_python_carries_a_haystack():
 @pytest.mark.parametrize(
   'change, message',
   [
-    ({'data.task': 'text'}, r"data\.task='text'"),
     ({'data.tokenizer': 'a.json'}, r"data\.tokenizer='a\.json': must be ''"),
     ({'model.vocab_size': 255}, r'model\.vocab_size=255: .* 256'),
     ({'model.max_length': 1279}, r'model\.max_length=1279: .* 1280'),
@@ -190,3 +189,8 @@ def test_what_does_not_fit_is_refused(change, message):
     setattr(getattr(experiment, room), field, value)
   with pytest.raises((ValueError, OSError), match=message):
     tasks.rows(experiment)
+
+
+def test_a_task_without_questions_is_refused():
+  with pytest.raises(ValueError, match=r"data\.task='text': has no questions"):
+    tasks.questions(data_config.DataConfig(task='text'))
