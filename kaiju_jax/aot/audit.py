@@ -25,6 +25,7 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.wire import codec
 
 _FLOATS = ('f64', 'f32', 'bf16', 'f16')
 _GATHERS = ('all-gather', 'collective-broadcast')
@@ -112,7 +113,7 @@ def _subjects(config, mesh) -> dict[str, _Subject]:
     if quantization.wire_weights != 'float' and _is_int8(x, quantization)
   ]
   # A float weight's gradient is encoded, too.
-  is_squinch = quantization.wire_gradients.startswith('squinch')
+  is_squinch = codec.of(quantization).kind == 'squinch'
   return {
     'a weight': _subject(weights, matrices, mesh),
     'a gradient': _subject(matrices if is_squinch else [], matrices, mesh),

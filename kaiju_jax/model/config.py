@@ -1,9 +1,9 @@
 """The model's shape, and which techniques it uses."""
 
 import dataclasses
-import math
 
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import config as quantization_config
 
 
@@ -23,8 +23,8 @@ class ModelConfig:
     period: one layer in `period` is global; 1 makes all global, 0 none.
     local_share: adjacent local layers that share keys and values.
     global_share: successive global layers that share keys and values.
-    layout: the layer tuple drawn out, as 'L0 L0 L0 L3 L3 L3 G6'; where given,
-      it stands instead of num_layers, period and the two shares.
+    layout: the layer tuple drawn out, as 'L0 L0 L0 L3 L3 L3 G6'; if given, it
+      replaces num_layers, period and the two shares.
     rope_local: rotary base of local layers; 0 for no rotary there.
     rope_global: rotary base of global layers; 0 for no rotary there.
     norm_epsilon: what every RMSNorm adds to the mean square.
@@ -34,7 +34,8 @@ class ModelConfig:
     remat: 'none', or 'layer' to recompute each layer in the backward pass
       (shared keys and values are saved).
     unroll: how many repeats of the layer block one scan iteration holds.
-    attention: implementation of the attention kernel; '' chooses by platform.
+    attention: implementation of the attention kernel; with '' the platform
+      chooses.
     quantization: what is int8.
   """
 
@@ -75,35 +76,19 @@ class ModelConfig:
     )
 
 
-_CHOICES = {
+CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'remat': ('none', 'layer'),
-  'quantization.matmul': ('int8', 'none'),
-  'quantization.matmul_implementation': (
-    '',
-    'reference',
-    'xla',
-    'pallas_gpu',
-    'pallas_tpu',
-  ),
-  'quantization.kv': ('int8', 'none'),
-  'quantization.kv_scale': ('token', 'channel'),
-  'quantization.qk': ('int8', 'none'),
-  'quantization.clamp_hidden': ('weight_rms', 'input_std', 'none'),
-  'quantization.clamp_input': ('input_std', 'none'),
-  'quantization.input_gradient': ('bf16', 'int8'),
-  'quantization.embedding': ('int8', 'none'),
-  'quantization.wire_weights': ('int8', 'float', 'ternary'),
-  'quantization.wire_gradients': (
-    'squinch',
-    'squinch_floor',
-    'squinch_fitted',
-    'float',
-    'int4',
-    'int4_flat',
-  ),
-  'quantization.wire_header': ('ln6', 'quarter'),
 }
+_AT_LEAST_ONE = (
+  'vocab_size',
+  'd_model',
+  'num_heads',
+  'head_dim',
+  'd_ff',
+  'max_length',
+  'unroll',
+)
 
 
 def check(config: ModelConfig) -> None:
@@ -112,45 +97,21 @@ def check(config: ModelConfig) -> None:
   Raises:
     ValueError: names the field, its value and what would be right.
   """
-  for name in (
-    'vocab_size',
-    'd_model',
-    'num_heads',
-    'head_dim',
-    'd_ff',
-    'max_length',
-    'unroll',
-  ):
-    if getattr(config, name) < 1:
-      raise ValueError(
-        f'model.{name}={getattr(config, name)}: must be at least 1.'
-      )
+  for name in _AT_LEAST_ONE:
+    value = getattr(config, name)
+    if value < 1:
+      raise ValueError(f'model.{name}={value}: must be at least 1.')
   if config.head_dim % 2:
     raise ValueError(
-      f'model.head_dim={config.head_dim}: must be even, for rotary embeddings'
-      ' turn pairs.'
+      f'model.head_dim={config.head_dim}: must be even, because rotary'
+      ' embeddings turn pairs.'
     )
-  for name, choices in _CHOICES.items():
-    value = config
-    for part in name.split('.'):
-      value = getattr(value, part)
+  for name, choices in CHOICES.items():
+    value = getattr(config, name)
     if value not in choices:
       raise ValueError(
         f'model.{name}={value!r}: must be one of'
         f' {", ".join(map(repr, choices))}.'
-      )
-  quantization = config.quantization
-  if quantization.qk == 'int8' and quantization.kv != 'int8':
-    raise ValueError(
-      "model.quantization.qk='int8' needs model.quantization.kv='int8', not"
-      f' {quantization.kv!r}: QKᵀ in int8 reads the stored codes of K.'
-    )
-  _check_ternary(quantization)
-  for name in ('clamp_hidden_k', 'clamp_input_k'):
-    if getattr(quantization, name) <= 0:
-      raise ValueError(
-        f'model.quantization.{name}={getattr(quantization, name)}: must be'
-        ' positive.'
       )
   for name in ('rope_local', 'rope_global'):
     base = getattr(config, name)
@@ -164,6 +125,29 @@ def check(config: ModelConfig) -> None:
       f'model.norm_epsilon={config.norm_epsilon}: must lie between 0 and 1'
       ' (1e-06 is usual).'
     )
+  quantization_config.check(config.quantization)
+  _check_sums(config)
+  _check_layers(config)
+
+
+def _check_sums(config: ModelConfig) -> None:
+  """Refuses contractions whose int32 sums could wrap."""
+  quantization = config.quantization
+  d_model = f'model.d_model={config.d_model}'
+  if quantization.matmul == 'int8':
+    bounds.check(d_model, config.d_model)
+    bounds.check(
+      f'model.num_heads={config.num_heads} × head_dim={config.head_dim}',
+      config.num_heads * config.head_dim,
+    )
+    bounds.check(f'model.d_ff={config.d_ff}', config.d_ff, nonnegative=True)
+  if quantization.embedding == 'int8':
+    bounds.check(d_model, config.d_model)
+    if quantization.input_gradient == 'int8':
+      bounds.check(f'model.vocab_size={config.vocab_size}', config.vocab_size)
+
+
+def _check_layers(config: ModelConfig) -> None:
   try:
     layers = config.layers()
     layers_lib.check(layers)
@@ -175,25 +159,4 @@ def check(config: ModelConfig) -> None:
     raise ValueError(
       f'model.unroll={config.unroll}: must divide the {repeats} repeats of the'
       ' layer block.'
-    )
-
-
-def _check_ternary(config: quantization_config.QuantizationConfig) -> None:
-  if config.wire_weights == 'ternary' and config.matmul != 'int8':
-    raise ValueError(
-      "model.quantization.wire_weights='ternary' needs"
-      f" model.quantization.matmul='int8', not {config.matmul!r}: replicas are"
-      ' int8 codes, which a float matmul would not read.'
-    )
-  ternary = config.ternary
-  for name in ('check_every', 'events_every'):
-    value = getattr(ternary, name)
-    if value < 1:
-      raise ValueError(
-        f'model.quantization.ternary.{name}={value}: must be at least 1.'
-      )
-  if not 0 <= ternary.least_scale < math.inf:
-    raise ValueError(
-      f'model.quantization.ternary.least_scale={ternary.least_scale}: must be'
-      ' positive, or 0 for the finest scale that never lags.'
     )

@@ -21,6 +21,7 @@ from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
+from kaiju_jax.wire import codec
 from kaiju_jax.wire import fsdp
 
 
@@ -78,8 +79,7 @@ class Weighted(nn.Module):
       self.config.dtype,
       is_int8,
       quantization.wire_weights,
-      quantization.wire_gradients,
-      quantization.wire_header,
+      codec.of(quantization),
     )
     is_held = is_int8 and quantization.wire_weights == 'ternary'
     if is_held and not self.is_initializing():

@@ -7,13 +7,14 @@ all fall into the zero bin. The formulas are our guess:
 
   weight_rms  For h = relu(x·W)², x pre-normed with gain g: z = x·W is about
               normal with variance σ² = D·rms(W)²·rms(g)², and E[h²] = 3σ⁴/2,
-              so the limit is k·√(3/2)·D·rms(W)²·rms(g)²: one number a layer,
+              so the limit is k·√(3/2)·D·rms(W)²·rms(g)²: one number per layer,
               known before any input is seen.
   input_std   limit = k·rms of the token's own row. Never a statistic over
-              other tokens, which would leak the future and the batch. (About
-              zero rather than the mean, for the codes are symmetric.)
+              other tokens, which would leak the future and the batch. (The rms
+              is about zero, not about the mean, because codes are symmetric.)
 
-No gradient goes through a limit, and none where the clamp cuts.
+No gradient goes through a limit, and none where the clamp cuts. A value that is
+equal to its limit is not cut.
 """
 
 import math
@@ -31,8 +32,8 @@ def weight_rms_limit(
 ) -> jax.Array:
   """Returns the limit (a float32 scalar) of relu(norm(x)·W)².
 
-  rms(W) is taken from codes and scales, an exact integer sum of squares for
-  each channel, so that training, every mesh and the export agree.
+  rms(W) is taken from codes and scales, with an exact integer sum of squares
+  for each channel, so that training, every mesh and the export agree.
   """
   if isinstance(w_in_DF, int8.Quantized):
     codes_DF = w_in_DF.codes.astype(jnp.int32)
@@ -62,10 +63,10 @@ def input_std_limit(x: jax.Array, letters: str, k: float) -> jax.Array:
 
 
 def clip(x: jax.Array, limit: jax.Array) -> jax.Array:
-  """Cuts `x` at ±limit, with no gradient where it cuts."""
+  """Cuts `x` at ±limit, with no gradient where it cuts; a NaN stays NaN."""
   limit = lax.stop_gradient(limit).astype(x.dtype)
   limit = jnp.broadcast_to(
     limit.reshape((1,) * (x.ndim - limit.ndim) + limit.shape), x.shape
   )
-  inside = jnp.abs(x) < limit
+  inside = jnp.abs(x) <= limit
   return jnp.where(inside, x, lax.stop_gradient(jnp.clip(x, -limit, limit)))

@@ -1,6 +1,10 @@
-"""What is int8, and how activations are kept inside the int8 range."""
+"""What is int8, and how activations are kept inside the int8 range.
+
+Imports no jax, so that config files and `--help` are quick.
+"""
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass
@@ -10,7 +14,7 @@ class TernaryConfig:
   Attributes:
     check_every: steps between checksums of the replicas.
     events_every: steps between events that double or halve a channel's scale.
-    least_scale: no channel's grid becomes finer; 0 for the finest on which
+    least_scale: no channel's grid becomes finer; 0 for the finest grid on which
       codes never lag behind the masters at the peak learning rate.
   """
 
@@ -30,8 +34,8 @@ class QuantizationConfig:
       own dots (the default on every platform until a measurement on real
       hardware says that a kernel is faster).
     kv: 'int8' for keys and values stored as codes and scales, 'none'.
-    kv_scale: 'token' (one scale a token; our guess) or 'channel' (a running
-      scale a channel, as document 003 describes; it can drift).
+    kv_scale: 'token' (one scale per token; our guess) or 'channel' (a running
+      scale per channel, as document 003 describes; it can drift).
     qk: 'int8' for QKᵀ in int8 ("half-int8 attention"; needs kv='int8'),
       'none' to dequantize K first.
     clamp_hidden: limit of the feed-forward's hidden activations: 'weight_rms',
@@ -44,18 +48,19 @@ class QuantizationConfig:
     input_gradient: 'bf16' (the model's dtype), or 'int8' for the matmul
       that makes the input's gradient, with stochastic rounding.
     embedding: 'int8' for the embedding and the output head as codes with a
-      scale a vocabulary entry, the head's matmul included; 'none'.
+      scale per vocabulary entry, the head's matmul included; 'none'.
     wire_weights: what a weight crosses to its users as: 'int8' for codes
       (where it is used as codes), 'float' for the model's dtype, 'ternary'
-      for −1, 0 or 1 a step to replicas that every device holds (1.6 bits;
-      meant for Bungee on, as grids are fixed).
-    ternary: of `wire_weights='ternary'`.
-    wire_gradients: what its gradient crosses to its owner as: 'squinch' (6
-      bits, elements `zero`), 'squinch_floor', 'squinch_fitted', 'float' for
-      the model's dtype, or, as contrasts that are rounded but not packed,
-      'int4' (blocks of 32 along D) and 'int4_flat' (of 256 in memory's order).
-    wire_header: Squinch's, of `wire_gradients='squinch…'`: 'ln6', the sources'
-      steps of e^(1/6), or 'quarter', ours of 2^(1/4).
+      for −1, 0 or 1 per step to replicas that every device holds (1.6 bits;
+      meant for models with Bungee, because grids are fixed).
+    ternary: settings of `wire_weights='ternary'`.
+    wire_gradients: what a weight's gradient crosses to its owner as (see
+      `wire/codec.py`): 'squinch' (6 bits, elements `zero`), 'squinch_floor',
+      'squinch_fitted', 'float' for the model's dtype, or two contrasts that are
+      rounded but not packed, 'int4' (blocks of 32 along D) and 'int4_flat'
+      (blocks of 256 in memory's order).
+    wire_header: Squinch's header: 'ln6', the sources' steps of e^(1/6), or
+      'quarter', ours of 2^(1/4).
   """
 
   matmul: str = 'int8'
@@ -76,6 +81,29 @@ class QuantizationConfig:
   wire_header: str = 'ln6'
 
 
+CHOICES = {
+  'matmul': ('int8', 'none'),
+  'matmul_implementation': ('', 'reference', 'xla', 'pallas_gpu', 'pallas_tpu'),
+  'kv': ('int8', 'none'),
+  'kv_scale': ('token', 'channel'),
+  'qk': ('int8', 'none'),
+  'clamp_hidden': ('weight_rms', 'input_std', 'none'),
+  'clamp_input': ('input_std', 'none'),
+  'input_gradient': ('bf16', 'int8'),
+  'embedding': ('int8', 'none'),
+  'wire_weights': ('int8', 'float', 'ternary'),
+  'wire_gradients': (
+    'squinch',
+    'squinch_floor',
+    'squinch_fitted',
+    'float',
+    'int4',
+    'int4_flat',
+  ),
+  'wire_header': ('ln6', 'quarter'),
+}
+
+
 def none() -> QuantizationConfig:
   """Returns the plain model: no int8 anywhere, nothing clamped."""
   return QuantizationConfig(
@@ -87,3 +115,48 @@ def none() -> QuantizationConfig:
     wire_weights='float',
     wire_gradients='float',
   )
+
+
+def check(config: QuantizationConfig) -> None:
+  """Refuses settings that cannot be meant.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  for name, choices in CHOICES.items():
+    value = getattr(config, name)
+    if value not in choices:
+      raise ValueError(
+        f'model.quantization.{name}={value!r}: must be one of'
+        f' {", ".join(map(repr, choices))}.'
+      )
+  if config.qk == 'int8' and config.kv != 'int8':
+    raise ValueError(
+      "model.quantization.qk='int8' needs model.quantization.kv='int8', not"
+      f' {config.kv!r}: QKᵀ in int8 reads the stored codes of K.'
+    )
+  for name in ('clamp_hidden_k', 'clamp_input_k'):
+    value = getattr(config, name)
+    if not value > 0:
+      raise ValueError(f'model.quantization.{name}={value}: must be positive.')
+  if config.wire_weights == 'ternary' and config.matmul != 'int8':
+    raise ValueError(
+      "model.quantization.wire_weights='ternary' needs"
+      f" model.quantization.matmul='int8', not {config.matmul!r}: replicas are"
+      ' int8 codes, which a float matmul would not read.'
+    )
+  _check_ternary(config.ternary)
+
+
+def _check_ternary(config: TernaryConfig) -> None:
+  for name in ('check_every', 'events_every'):
+    value = getattr(config, name)
+    if value < 1:
+      raise ValueError(
+        f'model.quantization.ternary.{name}={value}: must be at least 1.'
+      )
+  if not 0 <= config.least_scale < math.inf:
+    raise ValueError(
+      f'model.quantization.ternary.least_scale={config.least_scale}: must be'
+      ' positive, or 0 for the finest scale that never lags.'
+    )

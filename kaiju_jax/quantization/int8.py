@@ -1,12 +1,12 @@
 """Symmetric int8: codes, scales, and the carrier that brings gradients home.
 
-A value is `codes · scales`, codes −127…127. Integers carry no gradient (the
+A value is `codes · scales`, codes −127…127. Integers carry no gradient: the
 cotangent of an s8 array is float0, and `jax.grad` then returns zeros without an
-error), so a quantized tensor that crosses a function boundary is a triple: the
-`carrier` is zeros of the full shape in the gradient's dtype. Nobody reads it in
-the forward pass, where XLA removes it; the backward pass of whoever reads the
-codes writes the straight-through gradient into its cotangent, and the backward
-pass of whoever made them takes it from there.
+error. So a quantized tensor that crosses a function boundary has a third part,
+the *carrier*: zeros of the full shape in the gradient's dtype. The forward pass
+does not read it, and XLA removes it there. In the backward pass a function that
+read the codes writes the straight-through gradient into the carrier's
+cotangent, and the function that made the codes takes it from there.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-MAX_CODE = 127
+from kaiju_jax.quantization import bounds
+
+MAX_CODE = bounds.MAX_CODE
 # Below this an activation row or weight channel counts as all zero.
 _SMALLEST = 1e-30
 
@@ -27,13 +29,13 @@ class Quantized(NamedTuple):
   Attributes:
     codes: int8, −127…127.
     scales: float32; the value is `codes * scales` (weights keep the reduced
-      axes with size 1; keys and values have a scale a token [B, M] or a
+      axes with size 1; keys and values have a scale per token [B, M] or per
       channel [K]).
     carrier: zeros of codes' shape in the gradient's dtype, or None where no
       gradient is wanted (an exported checkpoint, a cache).
-    columns: int32 sums of codes over the contracted axes (kept, size 1), of a
-      weight that meets non-negative activations at every decoding step; None
-      where who needs them sums up.
+    columns: int32 sums of a weight's codes over its contracted axes (kept, size
+      1), which non-negative activations need. Decoding makes them once; where
+      this is None, a projection sums them itself.
   """
 
   codes: jax.Array
@@ -54,9 +56,10 @@ def scale_of(limit: jax.Array, largest_code: int = MAX_CODE) -> jax.Array:
 def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
   """Returns the largest |x| over `axes` (kept, size 1) in float32, or its NaN.
 
-  Taken over bits, which as integers keep the order of magnitudes, a NaN on
-  top: XLA's maximum of floats drops a NaN from a large array on a CPU
-  (openxla/xla#21461), and a token that is no number would become a quiet zero.
+  The maximum is taken over bits, which as integers keep the order of
+  magnitudes, with a NaN on top. XLA's maximum of floats drops a NaN from a
+  large array on a CPU (openxla/xla#21461): a NaN token would become a silent
+  zero.
   """
   bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
   bits = jnp.max(bits & 0x7FFFFFFF, axis=axes, keepdims=True)
@@ -64,7 +67,10 @@ def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 
 def encode(x: jax.Array, scales: jax.Array) -> jax.Array:
-  """Returns int8 codes of `x` on the grid `scales`, cut at ±127."""
+  """Returns int8 codes of `x` on the grid `scales`, cut at ±127.
+
+  A NaN has no code: its scale has to be NaN.
+  """
   codes = jnp.round(x.astype(jnp.float32) / scales)
   return jnp.clip(codes, -MAX_CODE, MAX_CODE).astype(jnp.int8)
 
@@ -72,9 +78,9 @@ def encode(x: jax.Array, scales: jax.Array) -> jax.Array:
 def encode_nonnegative(x: jax.Array, scales: jax.Array) -> jax.Array:
   """Returns the codes q − 128, q = 0…255, of non-negative `x`.
 
-  All 256 codes serve the one sign, which halves the error; the codes stay s8,
-  because u8×s8 dots are widened to s32 on H100. The 128 is repaid after the
-  dot by the weight's column sums.
+  All 256 codes serve the one sign, which halves the error. The codes stay s8,
+  because u8×s8 dots are widened to s32 on H100. The 128 is repaid after the dot
+  by 128 times the weight's column sums.
   """
   levels = jnp.clip(jnp.round(x.astype(jnp.float32) / scales), 0, 255)
   return (levels - 128).astype(jnp.int8)

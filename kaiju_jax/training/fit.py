@@ -2,6 +2,7 @@
 
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.wire import codec
 
 _GROUP = 8
 
@@ -29,7 +30,7 @@ def check(
       raise ValueError(
         f'{field}={value}: does not divide over mesh.{axis}={width}.'
       )
-  squinched = model.quantization.wire_gradients.startswith('squinch')
+  squinched = codec.of(model.quantization).kind == 'squinch'
   share = model.d_model // mesh.fsdp
   if squinched and mesh.fsdp > 1 and share % _GROUP:
     raise ValueError(

@@ -9,27 +9,28 @@ over `tensor`. This one custom_vjp is all that FSDP is:
                all-to-all of bytes → f32 sum at the owner
 
 From the sources: int8 weights on the wire one way, 6-bit gradients the other,
-master weights in f32. Our choice: once a microbatch, inside the backward
-pass, so that no device ever holds a full weight's gradient longer than its
-layer's turn; and what is encoded is the sum over the local tokens, not the
-mean, which would fall below Squinch's smallest block.
+master weights in f32. Our choice: a gradient crosses once per microbatch,
+inside the backward pass, so that no device holds a full weight's gradient for
+longer than its layer's turn. And the sum over the local tokens is encoded, not
+their mean, which would fall below Squinch's smallest group.
 
 A weight of which every device holds a replica (`ternary.py`) needs no gather;
 its gradient's way home is the same (`follow`).
 
-Error feedback is not offered here. Its residual is of what a device sends, the
-gradient of whole weights in f32, and is that device's own: fsdp/3 times its
-share of masters and moments. On the meshes that the sizes are meant for these
-are 6.2 GiB a device beside 2.3 for 13b, and 51.5 beside 2.4 for 110b; it would
-be read and written once a microbatch, and a checkpoint of it fits one mesh
-alone. Without it Squinch trains as bf16 does (BUILD_NOTES). Where every device
-holds all masters it is a third of the state: `squinch.py` has it.
+Error feedback is not offered here. Its residual would be what the codec lost of
+everything that a device sends: gradients of whole weights in f32, different on
+each device, and fsdp/3 times as large as the device's share of masters and
+moments. On the meshes that the presets are meant for this is 6.2 GiB per device
+beside 2.3 for 13b, and 51.5 beside 2.4 for 110b. It would be read and written
+once per microbatch, and a checkpoint of it would fit one mesh only. Without it
+Squinch trains as bf16 does (BUILD_NOTES). Where every device holds all masters
+the residual is a third of the state: `squinch.py` has it.
 
 On one device (or one `fsdp` rank) nothing crosses, and nothing is encoded.
 """
 
+import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -38,11 +39,13 @@ import jax.numpy as jnp
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
+from kaiju_jax.wire import codec
 from kaiju_jax.wire import contrast
 from kaiju_jax.wire import squinch
 
 
-class Wire(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Wire:
   """How a weight is used, and what crosses the wire for it.
 
   Attributes:
@@ -50,10 +53,10 @@ class Wire(NamedTuple):
     contract: the letters that a matmul sums over: one int8 scale for them.
     dtype: of a float weight in use, and of the gradient.
     int8: whether the weight is used as `Quantized`.
-    weights: 'int8' for codes and scales where the weight is int8; else the
-      master crosses in `dtype`, quantized on arrival.
-    gradients: as `QuantizationConfig.wire_gradients`.
-    header: as `QuantizationConfig.wire_header`.
+    weights: of the config's `wire_weights`: with 'int8' codes and scales cross
+      if the weight is used as int8. Otherwise the master crosses in `dtype`,
+      and is quantized on arrival if need be.
+    gradients: the codec that the gradient crosses in.
   """
 
   letters: str
@@ -61,11 +64,11 @@ class Wire(NamedTuple):
   dtype: str
   int8: bool
   weights: str = 'int8'
-  gradients: str = 'squinch'
-  header: str = 'ln6'
+  gradients: codec.Codec = codec.SQUINCH
 
   @property
   def axes(self) -> tuple[int, ...]:
+    """The dimensions that a matmul sums over."""
     return tuple(self.letters.index(letter) for letter in self.contract)
 
 
@@ -103,7 +106,7 @@ gather.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def follow(replica: int8.Quantized, w: jax.Array, wire: Wire) -> int8.Quantized:
-  """Returns the weight as a device holds it already; nothing crosses.
+  """Returns the weight as the device already holds it; nothing crosses.
 
   Args:
     replica: codes and scales, D whole; no carrier.
@@ -133,8 +136,8 @@ def _quantize(w, wire: Wire, table):
 
 
 def _in_use(codes, scales, wire: Wire) -> int8.Quantized:
-  # What uses them is then compiled alike, wherever they come from: on a CPU the
-  # logits do not change by a bit with the fsdp width.
+  # Behind the barrier their users compile alike, wherever the codes come from:
+  # on a CPU no bit of the logits depends on the fsdp width.
   codes, scales = lax.optimization_barrier((codes, scales))
   return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
 
@@ -144,13 +147,12 @@ def _reduce(gradient: jax.Array, wire: Wire) -> jax.Array:
   gradients = wire.gradients
   if collectives.width('fsdp') == 1:
     return gradient.astype(jnp.float32)
-  if gradients.startswith('int4'):
-    gradient = contrast.int4(gradient, flat=gradients == 'int4_flat')
-  if gradients == 'float' or gradients.startswith('int4'):
-    return lax.psum_scatter(
-      gradient, 'fsdp', scatter_dimension=0, tiled=True
-    ).astype(jnp.float32)
-  elements = gradients.removeprefix('squinch').removeprefix('_') or 'zero'
-  return squinch.reduce_scatter(
-    gradient, 'fsdp', elements=elements, header=wire.header
-  )
+  if gradients.kind == 'squinch':
+    return squinch.reduce_scatter(
+      gradient, 'fsdp', elements=gradients.elements, header=gradients.header
+    )
+  if gradients.kind == 'int4':
+    gradient = contrast.int4(gradient, flat=gradients.flat)
+  return lax.psum_scatter(
+    gradient, 'fsdp', scatter_dimension=0, tiled=True
+  ).astype(jnp.float32)

@@ -70,7 +70,7 @@ def quantize(
   return _choose(implementation).quantize(
     x_RC,
     cut_R=_of_rows('cut', cut, rows),
-    limit_R=_of_rows('limit', limit, rows),
+    limit_R=_limit_of_rows(limit, x_RC),
     nonnegative=nonnegative,
   )
 
@@ -159,7 +159,7 @@ def matmul(
       w,
       scale_O,
       cut_R=_of_rows('cut', cut, rows),
-      limit_R=_of_rows('limit', limit, rows),
+      limit_R=_limit_of_rows(limit, x_RC),
       out_cut_R=out_cut_R,
       dtype=_float(dtype=dtype or x_RC.dtype),
       keep_codes=keep_codes,
@@ -218,7 +218,7 @@ def input_gradient(
       dy_RO, w, scale_O, contract=contract, dtype=dtype
     )
   codes_RO, scale_R = chosen.quantize_stochastic(
-    dy_RO, scale_O, limit_R=_of_rows('limit', limit, rows)
+    dy_RO, scale_O, limit_R=_limit_of_rows(limit, dy_RO)
   )
   return chosen.multiply(
     codes_RO,
@@ -310,6 +310,18 @@ def _of_rows(name, value, rows):
   if not jnp.issubdtype(value.dtype, jnp.floating):
     raise TypeError(f'{name} is {value.dtype}: expected a float.')
   return jnp.broadcast_to(value.astype(jnp.float32), (rows,))
+
+
+def _limit_of_rows(limit, x):
+  """Returns a given limit as float32[R], NaN for a row that holds one.
+
+  A NaN has no code: its row's scale says so, as it does where the limit is the
+  row's largest magnitude.
+  """
+  limit_R = _of_rows('limit', limit, x.shape[0])
+  if limit_R is None:
+    return None
+  return jnp.where(jnp.any(jnp.isnan(x), axis=1), jnp.nan, limit_R)
 
 
 def _check_contract(contract) -> None:

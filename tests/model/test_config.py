@@ -141,3 +141,42 @@ def test_layers_follow_the_fields():
   )
   assert layers_lib.draw(config.layers()) == 'L0 L1 G2 L3 L4 G5'
   assert {x.window for x in config.layers()} == {5, None}
+
+
+@pytest.mark.parametrize(
+  'changes, quantization, message',
+  [
+    (dict(d_ff=66_312), {}, 'model.d_ff=66312: must be at most 66311'),
+    (dict(d_model=133_145), {}, 'model.d_model=133145: must be at most 133144'),
+    (
+      dict(num_heads=1041, head_dim=128),
+      {},
+      'model.num_heads=1041 × head_dim=128: must be at most 133144',
+    ),
+    (
+      dict(vocab_size=133_145),
+      dict(embedding='int8', input_gradient='int8'),
+      'model.vocab_size=133145: must be at most 133144',
+    ),
+  ],
+)
+def test_a_sum_that_an_int32_may_not_hold_is_refused(
+  changes, quantization, message
+):
+  config = config_lib.ModelConfig(
+    **changes,
+    quantization=quantization_config.QuantizationConfig(**quantization),
+  )
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(config)
+
+
+def test_the_longest_sums_and_those_of_floats_pass():
+  config_lib.check(
+    config_lib.ModelConfig(d_model=133_144, d_ff=66_311, vocab_size=200_000)
+  )
+  config_lib.check(
+    config_lib.ModelConfig(
+      d_model=200_000, d_ff=200_000, quantization=quantization_config.none()
+    )
+  )

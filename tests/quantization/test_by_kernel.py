@@ -194,5 +194,5 @@ def test_a_models_loss_and_gradient(implementation):
 
 
 def test_config_names_the_kernels_implementations():
-  choices = model_config._CHOICES['quantization.matmul_implementation']
+  choices = quantization_config.CHOICES['matmul_implementation']
   assert choices == ('', *api.RUNS_ON)

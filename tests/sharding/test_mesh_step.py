@@ -17,6 +17,7 @@ from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
+from kaiju_jax.wire import codec
 from kaiju_jax.wire import fsdp
 from tests import meshes
 from tests.model import params as params_lib
@@ -273,7 +274,7 @@ def test_what_does_not_divide_is_refused(change, widths, message):
 def test_the_carrier_is_what_is_reduced():
   """A weight whose codes are read by nobody's gradient would be zero."""
   w = jnp.ones((16, 4))
-  wire = fsdp.Wire('DF', 'D', 'float32', True, gradients='float')
+  wire = fsdp.Wire('DF', 'D', 'float32', True, gradients=codec.FLOAT)
   P = jax.sharding.PartitionSpec
 
   def loss(w):

@@ -12,6 +12,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
+from kaiju_jax.wire import codec
 from kaiju_jax.wire import fsdp
 from kaiju_jax.wire import squinch
 from tests import meshes
@@ -56,6 +57,14 @@ def followed(wire, g_DF):
   )(w_DF)
 
 
+def named(gradients, header):
+  return codec.of(
+    quantization_config.QuantizationConfig(
+      wire_gradients=gradients, wire_header=header
+    )
+  )
+
+
 ELEMENTS = {
   'squinch': 'zero',
   'squinch_floor': 'floor',
@@ -86,7 +95,7 @@ def test_gradients_cross_in_the_codec_that_is_named(
   functions = {
     (gradients, header): functools.partial(
       way,
-      fsdp.Wire('DF', 'D', 'float32', True, 'int8', gradients, header),
+      fsdp.Wire('DF', 'D', 'float32', True, 'int8', named(gradients, header)),
     )
     for gradients, header in CODECS
   }
@@ -128,8 +137,7 @@ def test_every_weight_has_the_config_s_wire(weights, monkeypatch):
   assert {wire.letters for wire in seen} == {'DHK', 'DK', 'DF', 'DV'}
   for wire in seen:
     assert wire.weights == weights
-    assert wire.gradients == 'squinch_floor'
-    assert wire.header == 'quarter'
+    assert wire.gradients == codec.Codec('squinch', 'floor', 'quarter')
 
 
 def test_a_header_of_no_codec_is_refused():

@@ -28,6 +28,11 @@ class Letters(NamedTuple):
     """The dimensions of w that are summed over."""
     return tuple(map(self.w.index, self.contracted))
 
+  @property
+  def w_outputs(self) -> tuple[int, ...]:
+    """The dimensions of w that stay."""
+    return tuple(i for i, name in enumerate(self.w) if name in self.out)
+
 
 def parse(spec: str) -> Letters:
   """Returns ('BLD', 'DF', 'BLF', 'D') of 'BLD,DF->BLF'."""

@@ -5,6 +5,7 @@ of the kernel `int8_matmul`.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import murmur3
+from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization.qat import by_kernel
 from kaiju_jax.quantization.qat import letters as letters_lib
@@ -44,7 +46,10 @@ def einsum(
     dtype: of the result, by default x's. Sums are in f32 or s32.
 
   Returns:
-    The projection, in `dtype`.
+    The projection, in `dtype`. A NaN in x makes its token's row NaN.
+
+  Raises:
+    ValueError: a sum of so many codes that an int32 may not hold it.
   """
   floats = x.carrier if isinstance(x, Quantized) else x
   options = Options(
@@ -103,6 +108,7 @@ def int8_einsum(
 def _project(spec, options, x, w, limit, keep_codes):
   """Returns y, and the codes and scales of x."""
   letters = letters_lib.parse(spec)
+  _check_sum(spec, w, letters.w_axes, options.nonnegative)
   if options.implementation:
     return by_kernel.forward(
       letters,
@@ -133,15 +139,25 @@ def _project(spec, options, x, w, limit, keep_codes):
 
 def _coded(letters, options, x, limit):
   """Returns the codes and scales of float activations."""
-  largest_code = 255 if options.nonnegative else int8.MAX_CODE
+  nonnegative = options.nonnegative
+  largest_code = bounds.MAX_LEVEL if nonnegative else bounds.MAX_CODE
   if limit is None:
     largest = int8.largest(x, letters.x_axes)
     limit = collectives.largest(largest, letters.contracted)
   else:
-    limit = limit.reshape((1,) * x.ndim)
+    # A NaN has no code, and a given limit has not seen it: the token's scale
+    # becomes NaN, as it does where the limit is the token's largest value.
+    is_nan = jnp.any(jnp.isnan(x), axis=letters.x_axes, keepdims=True)
+    limit = jnp.where(is_nan, jnp.nan, limit.reshape((1,) * x.ndim))
   scales = int8.scale_of(limit, largest_code)
-  encode = int8.encode_nonnegative if options.nonnegative else int8.encode
+  encode = int8.encode_nonnegative if nonnegative else int8.encode
   return encode(x, scales), scales
+
+
+def _check_sum(spec, w, axes, nonnegative=False) -> None:
+  terms = math.prod(w.shape[axis] for axis in axes)
+  what = f'{spec} over {terms} codes of a weight {w.shape}'
+  bounds.check(what, terms, nonnegative)
 
 
 def columns_of(w: Quantized, axes: tuple[int, ...]) -> jax.Array:
@@ -178,6 +194,9 @@ def _is_slow_alone(x: jax.Array) -> bool:
 
 
 def _int8_einsum_forward(spec, options, x, w, limit):
+  if options.input_gradient == 'int8':
+    outputs = letters_lib.parse(spec).w_outputs
+    _check_sum(f'the int8 input gradient of {spec}', w, outputs)
   y, x_codes, x_scales = _project(spec, options, x, w, limit, keep_codes=True)
   # Empty arrays remember dtypes: residuals hold arrays only, and the carrier
   # itself would be kept for nothing.

@@ -64,31 +64,42 @@ def quantize_kv(x_BMK: jax.Array, limit_K: jax.Array | None) -> Quantized:
   Args:
     x_BMK: keys (after the rotary embedding) or values.
     limit_K: running limit of each channel's magnitude, which takes code 127
-      (`scales` [K] then), or None for a scale per token (`scales` [B, M]). Its
-      virtual gradient is limit − largest |x| seen: an optimizer that follows
+      (`scales` [K] then), or None for a scale per token (`scales` [B, M]).
+      Values beyond a limit are cut and get no gradient. The limit's own
+      gradient is virtual, limit − largest |x| seen: an optimizer that follows
       its sign (`optimizer.follow_sign`) keeps the limit where the values are.
+
+  A NaN makes the scale of its token NaN. With limits a token's NaN is coded as
+  a number, and is seen in the token's other activations; a channel that is NaN
+  at every token, as from a weight that is NaN, has a NaN for its scale.
   """
   if limit_K is None:
     codes_BMK, scales_BM1 = int8.quantize(x_BMK, (-1,))
     scales = scales_BM1[..., 0]
   else:
-    scales = int8.scale_of(limit_K)
+    is_nan_K = jnp.all(jnp.isnan(x_BMK), axis=(0, 1))
+    scales = int8.scale_of(jnp.where(is_nan_K, jnp.nan, limit_K))
     codes_BMK = int8.encode(x_BMK, scales[None, None])
   return Quantized(codes_BMK, scales, jnp.zeros_like(x_BMK))
 
 
 def _quantize_kv_forward(x_BMK, limit_K):
-  excess_K = None
+  excess_K, is_inside_BMK = None, None
   if limit_K is not None:
+    size_BMK = jnp.abs(x_BMK.astype(jnp.float32))
+    is_inside_BMK = size_BMK <= limit_K[None, None]
     seen_K = int8.largest(x_BMK, (0, 1))[0, 0]
     seen_K = collectives.largest(seen_K, 'BL', rules.ROWS)
     # Every device holds the limit, and their gradients are summed.
     excess_K = (limit_K - seen_K) / collectives.devices()
-  return quantize_kv(x_BMK, limit_K), excess_K
+  return quantize_kv(x_BMK, limit_K), (excess_K, is_inside_BMK)
 
 
-def _quantize_kv_backward(excess_K, cotangent):
-  return cotangent.carrier, excess_K
+def _quantize_kv_backward(residuals, cotangent):
+  excess_K, is_inside_BMK = residuals
+  if excess_K is None:
+    return cotangent.carrier, None
+  return jnp.where(is_inside_BMK, cotangent.carrier, 0), excess_K
 
 
 quantize_kv.defvjp(_quantize_kv_forward, _quantize_kv_backward)
