@@ -43,9 +43,9 @@ class Attention(weighted.Weighted):
   ) -> tuple[jax.Array, past.KeyValue]:
     """Returns the layer's output [B, L, D], and the keys and values it read.
 
-    Of a row split over devices, x and the output are this device's part; keys
-    and values are made from it, and their codes gathered. Each device has all
-    keys for its own heads.
+    If rows are split over devices, x and the output are this device's part of
+    L. Keys and values are made from that part, and their codes are gathered:
+    each device has all keys for its own heads.
     """
     turns = (
       context.global_turns if self.layer.window is None else context.local_turns
@@ -90,8 +90,8 @@ class Attention(weighted.Weighted):
   def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
     if self.config.quantization.kv_scale == 'token':
       return qat.quantize_kv(x_BMK, None)
-    # Keys and values of normed inputs start with unit variance, and the
-    # largest of a few thousand normal values is about 4.
+    # Keys and values of normed inputs start with unit variance, and the largest
+    # of a few thousand normal values is about 4.
     start = nn.initializers.constant(4.0)
     limit_K = self.param(f'{name}_limit_K', start, (self.config.head_dim,))
     return qat.quantize_kv(x_BMK, limit_K)
@@ -137,7 +137,7 @@ class Attention(weighted.Weighted):
     return logit_BLH * self.config.head_dim**-0.5
 
   def _read(self, lse_BLH, mean_BLH) -> None:
-    """Leaves the logits' sizes for evaluation, where it asked for them."""
+    """Stores the logits' sizes, which an evaluation may ask for."""
     for name, x_BLH in ('rms_lse', lse_BLH), ('rms_mean_logit', mean_BLH):
       square = collectives.mean(jnp.mean(jnp.square(x_BLH)), 'H')
       square = collectives.mean(square, 'B', rules.ROWS)

@@ -55,12 +55,12 @@ class Block(nn.Module):
   def __call__(self, x_BLD: jax.Array, context: context_lib.Context):
     """Returns the output [B, L, D], and the keys and values that were made.
 
-    These, by their layer's index, only beside a cache, which is to keep them:
-    of a scan they would be an output for every repeat.
+    Keys and values come by the index of their layer, and only beside a cache,
+    which will keep them: a scan would return them for every repeat.
     """
     layer_class = TransformerLayer
     if self.config.remat == 'layer' and context.pasts is None:
-      # The scan's body holds many layers: without barriers XLA recomputes them
+      # The scan's body holds many layers. Without barriers XLA recomputes them
       # all at once (1b at 32k on one H100: 38.5 GB against 23.9, compiled).
       layer_class = nn.remat(TransformerLayer, prevent_cse=True)
     made = {}

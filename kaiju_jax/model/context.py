@@ -1,4 +1,4 @@
-"""What every layer of one forward pass is told alike."""
+"""What one forward pass tells to all of its layers."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Context(NamedTuple):
     global_turns: the same for global layers.
     z: Z-Reg's coefficient for this step, a float32 scalar.
     pasts: what a cache holds from before, by the index of the layer that made
-      it; None where the rows are all there is.
+      it; None for a pass without a cache.
   """
 
   visibility: visibility_lib.Visibility

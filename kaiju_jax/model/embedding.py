@@ -1,12 +1,12 @@
 """Token embedding and output head: one table read both ways, or two.
 
-A tied model scales its input by √D, so that rows of norm 1 serve the head as
-they are. Both stay float unless `quantization.embedding` says int8; then a
-vocabulary entry has one scale, and the head's matmul is int8 too. (The
-sources do not say which.)
+A tied model scales its input by √D, so that the head can use rows of norm 1 as
+they are. Both tables stay float unless `quantization.embedding='int8'`; then a
+vocabulary entry has one scale, and the head's matmul is int8 too. (The sources
+do not say which.)
 
-The vocabulary is split over devices: each looks up what it has and adds its
-part, and each makes the logits of its own entries.
+The vocabulary is split over devices: each looks up the entries that it has, the
+parts are summed, and each makes the logits of its own entries.
 """
 
 import jax
@@ -33,7 +33,7 @@ class Embedding(weighted.Weighted):
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
     """Returns the embeddings times √D, in the model's dtype.
 
-    Of a row split over devices, this device's part.
+    If rows are split over devices, this is the device's own part of L.
     """
     first = collectives.first_of('V', self.embedding_DV.shape[1])
     x_BLD = qat.lookup(self.embedding_DV, tokens_BL - first)

@@ -21,7 +21,7 @@ class FeedForward(weighted.Weighted):
   def __call__(self, x_BLD: jax.Array, gain_D: jax.Array) -> jax.Array:
     """Returns [B, L, D]; `gain_D` is the gain of the norm that made x.
 
-    Of a row split over devices, x and what is returned are this device's part.
+    If rows are split over devices, x and the result are this device's part.
     """
     config, quantization = self.config, self.config.quantization
     shape = (config.d_model, config.d_ff)
@@ -45,7 +45,7 @@ class FeedForward(weighted.Weighted):
     return collectives.leave(out_BLD)
 
   def _hidden_limit(self, w_in_DF, gain_D: jax.Array) -> jax.Array:
-    """Returns the limit from the weights, or as an export holds it."""
+    """Returns the limit: from the weights, or the one that an export holds."""
     if self.has_variable('params', 'hidden_limit'):
       return self.get_variable('params', 'hidden_limit')
     k = self.config.quantization.clamp_hidden_k

@@ -23,7 +23,7 @@ class Layer:
     window: how many positions a query looks back, itself included; None sees
       everything that visibility allows.
     kv_from: index of the layer whose keys and values it reads; its own index
-      where it makes them itself.
+      if it makes them itself.
   """
 
   window: int | None
@@ -175,8 +175,8 @@ def kv_bytes(
 ) -> int:
   """Returns the bytes that one sequence's keys and values hold at `length`.
 
-  A local layer keeps at most its window. One scale a token for K and one for
-  V, `bytes_per_scale` each (0 where values are not quantized).
+  A local layer keeps at most its window. Each token has one scale for K and one
+  for V, `bytes_per_scale` each (0 if values are not quantized).
   """
   per_token = 2 * num_kv_heads * (head_dim * bytes_per_value + bytes_per_scale)
   return sum(

@@ -1,8 +1,9 @@
-"""How many pages a cache has: arithmetic, for who allocates and who describes.
+"""How many pages a cache has: arithmetic that allocates nothing.
 
-Keys and values lie in pages of S slots, a pool for each kind of layers, which
-holds the pages of every layer that makes keys and values. A row of the cache
-holds one sequence; its table names a page for every S logical slots:
+Keys and values lie in pages of S slots. Each kind of layers, local and global,
+has a pool, which holds the pages of every layer that makes keys and values. A
+row of the cache holds one sequence; its table names a page for every S logical
+slots:
 
     global    length tokens            ceil((length + extra) / S) pages
     local     the last window − 1      ceil((min(length, window + S − 2)
@@ -33,7 +34,7 @@ class Pool:
     window: of the layers, None where they see everything.
     page: S, slots of a page.
     row_pages: N, pages of a row's table.
-    pages: P, in all.
+    pages: P, pages of the whole pool.
   """
 
   owners: tuple[int, ...]
@@ -65,7 +66,8 @@ def pools(
     length: tokens of the longest.
     page: S, slots of a page.
     extra: slots of a row beyond those of one sequence: a beam search's.
-    pages: of a kind's pool, where not every row is to be full at once.
+    pages: by kind, the pool's pages; give fewer than by default if not every
+      row will be full at once.
 
   Raises:
     ValueError: names the argument that is out of range, or two windows.
@@ -96,7 +98,7 @@ def pools(
     if count < row_pages:
       raise ValueError(
         f'pages={dict(pages)}: a {kind} row of {length} tokens has'
-        f' {row_pages} pages, so the pool has at least as many.'
+        f' {row_pages} pages, so the pool needs at least as many.'
       )
     result[kind] = Pool(tuple(owners), window, page, row_pages, count)
   return result
@@ -105,7 +107,7 @@ def pools(
 def bytes_of(
   config: model_config.ModelConfig, pools: Mapping[str, Pool], rows: int
 ) -> int:
-  """Returns what a cache of `rows` rows allocates, tables and all."""
+  """Returns the bytes that a cache of `rows` rows and its tables allocate."""
   quantization = config.quantization
   if quantization.kv == 'int8':
     value_bytes = 1
@@ -117,6 +119,6 @@ def bytes_of(
   total = 4 * rows  # Lengths.
   for pool in pools.values():
     total += len(pool.owners) * pool.pages * pool.page * slot_bytes
-    # The table; start, limit and position of each logical slot; the first.
+    # The table; start, limit and position of each logical slot; the first slot.
     total += rows * 4 * (pool.row_pages + 3 * pool.row_slots + 1)
   return total

@@ -1,8 +1,9 @@
 """Attention of a chunk to itself and to what a cache holds from before it.
 
-A chunk's own keys and values stay outside the pool until it has been run
-through, so that no layer waits for a write: its queries attend to the pool's
-pages and to the chunk apart, and the two are merged by their log-sum-exp.
+A chunk's own keys and values stay outside the pool until the whole chunk has
+run, so that no layer waits for a write. Its queries attend to the pool's pages
+and to the chunk separately, and the two results are merged by their
+log-sum-exp.
 
 `attend_in_order` lays the pool's keys and the chunk's side by side in the order
 of their positions, as the forward pass over the whole row has them, and runs
@@ -26,14 +27,14 @@ from kaiju_jax.quantization import qat
 
 
 class KeyValue(NamedTuple):
-  """One owning layer's keys and values: arrays, or codes as a cache's."""
+  """One owning layer's keys and values: floats, or codes as in a cache."""
 
   k_BMK: jax.Array | int8.Quantized
   v_BMK: jax.Array | int8.Quantized
 
 
 class Tables(NamedTuple):
-  """Where the rows of a call find their keys; the same for a kind of layers.
+  """Where the rows of a call find their keys; one for each kind of layers.
 
   Attributes:
     table_BN: int32, each row's pages; −1 where there is none.
@@ -57,9 +58,9 @@ class Past(NamedTuple):
   """What one owning layer's queries see of earlier calls.
 
   Attributes:
-    k_PSK: the pool's keys: floats, or codes with scales [P, S]. Codes with a
-      scale a channel have none here, for they are the layer's parameters.
-    v_PSK: the pool's values, alike.
+    k_PSK: the pool's keys: floats, or codes with scales [P, S]. Scales per
+      channel are not here, because they are the layer's parameters.
+    v_PSK: the pool's values, likewise.
     tables: of the layer's kind.
   """
 
@@ -89,7 +90,8 @@ def attend(
     window: positions a query sees, itself included; None for all.
     scale: multiplies the logits.
     qk: 'int8' for an s8 QKᵀ, 'none'.
-    implementation: of the chunk's attention to itself; None chooses.
+    implementation: of the chunk's attention to itself; with None the platform
+      chooses.
   """
   if past.tables.plan is None:
     return _attend_in_order(
@@ -201,7 +203,7 @@ def _attend_in_order(
     window=window,
     scale=scale,
     qk=qk,
-    # As the whole row's forward pass chooses, not as this chunk's would.
+    # What the whole row's forward pass would choose, not this chunk's.
     implementation=implementation
     or blocks.implementation(dispatch.platform(), M, M, q_BLHK.shape[-1]),
   )
@@ -209,5 +211,5 @@ def _attend_in_order(
 
 
 def _places(start_BM, limit_BM, position_BM, length: int) -> jax.Array:
-  """Returns each key's position; `length`, which is no place, where unseen."""
+  """Returns each key's position, or `length`, which is no place, if unseen."""
   return jnp.where(start_BM < limit_BM, position_BM, length)

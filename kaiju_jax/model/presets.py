@@ -1,9 +1,8 @@
 """Named shapes: a ladder of small models, and the three Kaiju sizes.
 
 From the sources: sizes of 13B, 34B and 110B parameters, multi-query attention
-throughout, windows of 1,024 and one global layer in about seven. Shapes
-unpublished: every width, depth and head count here is our guess, chosen so
-that
+throughout, windows of 1,024 and one global layer in about seven. The shapes are
+unpublished: every width, depth and head count here is our guess, chosen so that
 
   * the parameter count is within 2 % of a Kaiju size's name (5 % for the
     ladder),
@@ -12,11 +11,11 @@ that
     whole): up to 128 for 13b, 34b and 110b, and
   * a tensor width of 8 divides H, and leaves a multiple of 128 hidden units.
 
-The ladder reads bytes: with a vocabulary of 256 the count is nearly all
-layers, no size needs a tokenizer, and losses compare in bits per byte. Its
-rungs are about four times apart.
+The ladder's models read bytes: with a vocabulary of 256 nearly all parameters
+are in layers, no size needs a tokenizer, and losses compare in bits per byte.
+Each rung is about four times the size of the one before.
 
-A preset is a starting point: take it and set fields.
+A preset is a starting point: take it and set its fields.
 """
 
 from kaiju_jax.model import config as model_config
@@ -74,15 +73,15 @@ PRESETS = {
 }
 
 # The mesh (fsdp, tensor) that each Kaiju size is meant for, on 64, 128 and 512
-# devices as in `tpu_gpu_configs`: our guess, too.
+# devices as in `tpu_gpu_configs`; this is our guess, too.
 MESHES = {'13b': (8, 8), '34b': (16, 8), '110b': (64, 8)}
 
-
+# An arm is a variant of a model that a run compares with others.
 ARMS = ('int8', 'bf16', 'ternary')
 
 
 def preset(name: str, arm: str = 'int8') -> model_config.ModelConfig:
-  """Returns a fresh config of the named shape, the caller's to change.
+  """Returns a new config of the named shape, which the caller may change.
 
   Args:
     name: of PRESETS.

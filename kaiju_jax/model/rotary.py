@@ -3,8 +3,8 @@
 Pair i of K/2 is (x[i], x[i + K/2]) and turns by position · base^(−2i/K).
 
 The angles' cosines and sines are a numpy table, made once and indexed by
-position: computed inside the step they cost a quarter of a small model's step
-on a CPU, and a table gives the same bits whatever the shape of the batch.
+position. Inside the step they would cost a quarter of a small model's step on a
+CPU, and a table gives the same bits whatever the shape of the batch.
 """
 
 import functools
@@ -27,7 +27,7 @@ def table(
 def turns(
   position_BL: jax.Array, max_length: int, head_dim: int, base: float
 ) -> tuple[jax.Array, jax.Array] | None:
-  """Returns the tables' rows at each position [B, L, K/2], None for base 0."""
+  """Returns cosines and sines at each position [B, L, K/2]; None for base 0."""
   if not base:
     return None
   cosine, sine = table(max_length, head_dim, base)

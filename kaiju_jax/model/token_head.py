@@ -33,14 +33,14 @@ class TokenHeadConfig:
   """What a token-level head is asked.
 
   Attributes:
-    names: of the C dimensions, in the order of the logits.
+    names: the C dimensions, in the order of the logits.
   """
 
   names: tuple[str, ...] = ()
 
 
 def check(config: TokenHeadConfig) -> None:
-  """Refuses names that do not tell dimensions apart.
+  """Refuses names that cannot tell dimensions apart.
 
   Raises:
     ValueError: names the value and what would be right.
@@ -57,7 +57,8 @@ def check(config: TokenHeadConfig) -> None:
       )
     if names.count(name) > 1:
       raise ValueError(
-        f'token_head.names: {name!r} stands there {names.count(name)} times.'
+        f'token_head.names: {name!r} is given {names.count(name)} times; names'
+        ' must differ.'
       )
 
 
@@ -93,16 +94,16 @@ def reweigh(logits_BLC: jax.Array, weight_C: jax.Array) -> jax.Array:
       Σ_C  weight · log P(yes)  where weight > 0,
            |weight| · log P(no)  where weight < 0
 
-  In nats, as log-probabilities are, and at most 0. It judges the whole text up
-  to a token, so in a search it is added to the sum of the text's
-  log-probabilities afresh at each step, not on top of what it said a step
-  before. (A product of the two probabilities is how FUDGE, Yang and Klein 2021,
-  guides; the weights as its exponents are our guess.)
+  The unit is nats, as of log-probabilities, and the result is at most 0. It
+  judges the whole text up to a token, so a search adds the latest one to the
+  sum of the text's log-probabilities, not one per step. (FUDGE, Yang and Klein
+  2021, guides by a product of the two probabilities; the weights as its
+  exponents are our guess.)
 
   Args:
     logits_BLC: of `TokenHead`.
-    weight_C: what is wanted (positive), to be avoided (negative) or of no
-      concern (0).
+    weight_C: positive for what is wanted, negative for what is to be avoided, 0
+      for what does not matter.
   """
   weight_BLC = jnp.broadcast_to(
     jnp.asarray(weight_C, jnp.float32), logits_BLC.shape
@@ -119,7 +120,7 @@ def save(path: str | os.PathLike, params: Any, config: TokenHeadConfig) -> None:
   """Writes a head, with the names of its dimensions; whole or not at all.
 
   Raises:
-    ValueError: bad names, or weights that are not these dimensions'.
+    ValueError: bad names, or weights of other dimensions.
     OSError: the file cannot be written.
   """
   check(config)
@@ -137,13 +138,14 @@ def load(
   """Returns a head's parameters and its config.
 
   Args:
-    path: of `save`'s file.
+    path: of a file that `save` wrote.
     names: the dimensions that the caller expects, in order; None for any.
     d_model: of the model that the head is to read; None for any.
 
   Raises:
     OSError: the file is missing or cannot be read.
-    ValueError: it is no head, one of other dimensions, or of another model.
+    ValueError: the file is no head, or a head of other dimensions or of another
+      model.
   """
   tensors, metadata = tensor_file.read(path, _FORMAT)
   config = TokenHeadConfig(tuple(json.loads(metadata.get('names', '[]'))))

@@ -29,8 +29,8 @@ class Transformer(nn.Module):
   Attributes:
     config: shape and techniques.
     z_target: what Attention Z-Reg pulls to zero, 'lse' or 'mean_logit'.
-    unstacked: whether each layer has its own parameters, `layer_0` and on,
-      instead of a part of the stacked ones (`decoding/weights.py`).
+    unstacked: whether each layer has parameters of its own, `layer_0`,
+      `layer_1`, …, instead of a part of stacked ones (`decoding/weights.py`).
   """
 
   config: model_config.ModelConfig
@@ -73,15 +73,15 @@ class Transformer(nn.Module):
     """Returns the normed hidden states [B, L, D] that the head reads.
 
     Args:
-      tokens_BL: int32, 0…V−1; what others give is undefined. L is at most
-        `max_length`.
+      tokens_BL: int32, 0…V−1; the result of other tokens is undefined. L is at
+        most `max_length`.
       visibility: which positions each token is seen by; keys are the row
         itself, and all fields [B, L].
       z: Attention Z-Reg's coefficient over the loss's tokens (see `z_reg.py`).
 
     Raises:
-      ValueError: rows longer than `max_length`, a visibility of other rows, or,
-        where it is concrete, one that leaves the row or the positions.
+      ValueError: rows longer than `max_length`, a visibility of another shape,
+        or, if it is concrete, one that leaves the row or the positions.
     """
     _check(tokens_BL, visibility, self.config.max_length)
     context = self._context(visibility, z)
@@ -95,16 +95,20 @@ class Transformer(nn.Module):
     visibility: visibility_lib.Visibility,
     pasts: Mapping[int, past.Past],
   ) -> tuple[jax.Array, dict[int, past.KeyValue]]:
-    """Returns what `hidden` does for a chunk behind a cache, and what to keep.
+    """Returns hidden states of a chunk behind a cache, and its keys and values.
 
     Args:
       tokens_BL: the chunk.
-      visibility: of the chunk's queries and of its keys; its ranges and
-        coordinates are those of the cache.
+      visibility: of the chunk's queries and keys; ranges and coordinates count
+        as in the cache.
       pasts: for each layer that makes keys and values, those from before.
 
     Returns:
-      hidden_BLD, and the chunk's own keys and values of each of these layers.
+      hidden_BLD, normed as by `hidden`, and the chunk's own keys and values, by
+      the index of the layer that made them.
+
+    Raises:
+      ValueError: the model's parameters are stacked.
     """
     if not self.unstacked:
       raise ValueError(
@@ -134,7 +138,7 @@ class Transformer(nn.Module):
 
 
 def _check(tokens_BL, visibility, max_length: int) -> None:
-  """Refuses what a gather would clamp, silently, to something else."""
+  """Refuses tokens and positions that a gather would silently clamp."""
   length = tokens_BL.shape[1]
   if length > max_length:
     raise ValueError(

@@ -1,11 +1,11 @@
 """How a layer asks for a weight.
 
 A parameter is named after its shape, `w_in_DF`, and a layer says
-`self.weight('w_in_DF', (D, F))`. This one helper knows the rest: how it starts,
-what part of it this device owns, that it is gathered as int8 or already held as
-a replica (the collection `replica`), whether a Bungee scalar stretches it, and
-that an exported checkpoint already holds codes. What a layer gets back it hands
-to `qat.einsum`.
+`self.weight('w_in_DF', (D, F))`. This one helper knows the rest: how the weight
+starts, what part of it this device owns, whether it is gathered as int8 or
+already held as a replica (the collection `replica`), whether a Bungee scalar
+stretches it, and whether an export already holds codes. The layer hands the
+result to `self.einsum`.
 """
 
 import math
@@ -54,11 +54,16 @@ class Weighted(nn.Module):
   def gathered(
     self, name: str, shape: tuple[int, ...], is_int8: bool
   ) -> jax.Array | int8.Quantized:
-    """Returns a master weight as it comes off the wire; args as `weight`'s.
+    """Returns a master weight as it comes off the wire.
+
+    Args:
+      name: see `weight`.
+      shape: see `weight`.
+      is_int8: whether it is used as `Quantized`.
 
     Raises:
-      ValueError: the name's letters are not the shape's, or there is no replica
-        where the config says 'ternary'.
+      ValueError: letters that do not match the shape, or no replica although
+        the config says 'ternary'.
     """
     if self._is_exported(name):
       # As `fsdp.gather` does, so that the rest is compiled as in training.
@@ -113,9 +118,10 @@ class Weighted(nn.Module):
     )
 
   def coded(self, x_BLD: jax.Array) -> jax.Array | int8.Quantized:
-    """Returns activations as they cross to other devices: int8 if they may.
+    """Returns activations as they cross to other devices.
 
-    Their projections would make the same codes of them afterwards.
+    They cross as int8 if their projections are int8, which would make the same
+    codes of them afterwards.
     """
     if self.config.quantization.matmul != 'int8':
       return x_BLD

@@ -7,9 +7,9 @@ guess: the gradient of (c/2)·lse² is added where the log-sum-exp is made,
 
     d logit_j  +=  c · lse · softmax_j,
 
-by an identity whose backward pass emits dlse = c·lse. Whoever made the lse
-(a flash kernel, a cross-entropy) differentiates it anyway, so the term is
-free, and the reported loss does not change by a bit.
+by an identity whose backward pass emits dlse = c·lse. The function that made
+the lse (a flash kernel, a cross-entropy) differentiates it anyway, so the term
+is free, and the reported loss does not change by a bit.
 """
 
 import jax

@@ -27,7 +27,8 @@ def stretch(
 
 @jax.custom_vjp
 def _stretch_quantized(weight: int8.Quantized, b: jax.Array):
-  # An export holds the product: what uses it is to be compiled as there.
+  # An export holds the product. Behind the barrier the users of the scales
+  # compile as they do there.
   scales = lax.optimization_barrier(weight.scales * jnp.exp(b))
   return weight._replace(scales=scales)
 

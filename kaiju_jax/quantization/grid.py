@@ -1,16 +1,16 @@
 """A fixed int8 grid for each channel, which only doubles or halves.
 
-Ternary updates (`wire/ternary.py`) tell a replica's codes r one step of
-−1, 0 or 1 at a time, so that the grid must stay where it is: with f32 master w
-and a channel's scale s,
+Ternary updates (`wire/ternary.py`) send one step of −1, 0 or 1 at a time to a
+replica's codes r, so the grid must stay where it is. With the f32 master w and
+a channel's scale s,
 
     target     t = clip(round(w / s), ±127)
-    delta      d = clip(t − r, ±1)           and everyone does r += d
+    delta      d = clip(t − r, ±1)           and every device does r += d
 
-What a delta could not say stays in t − r, the carry: it needs no buffer.
+What a delta could not say stays in t − r, the *carry*, which needs no buffer.
 
 A channel whose weights outgrow the grid or shrink below it changes s by a power
-of two, which everyone can apply to its codes exactly:
+of two, which every device can apply to its codes exactly:
 
     double  s′ = 2s     r′ = sign(r)·((|r| + 1) » 1)
     halve   s′ = s/2    r′ = clip(2r, ±127)
@@ -25,7 +25,7 @@ reached: r = t, no carry, while
 
     s ≥ u_max · learning rate
 
-and no channel need be finer than that. (Two exceptions pass by themselves: a
+and no grid needs to be finer than that. (Two exceptions pass by themselves: a
 step of rounding after an event, and a weight exactly between two codes.)
 Bungee's exp(b) multiplies the scale that the forward pass reads, not the grid.
 """
@@ -66,10 +66,10 @@ def delta(carried: jax.Array) -> jax.Array:
 def event(
   largest: jax.Array, scales: jax.Array, least_scale: float
 ) -> jax.Array:
-  """Returns one trit a channel: DOUBLE, HALVE or 0.
+  """Returns one trit per channel: DOUBLE, HALVE or 0.
 
-  Of channels whose weights have several owners, the largest of the owners'
-  trits is the event: one that needs room gets it, and all must agree to halve.
+  If a channel's weights have several owners, the largest of the owners' trits
+  is the event: an owner that needs room gets it, and all must agree to halve.
 
   Args:
     largest: |w| of each channel, or of an owner's part of it.
@@ -85,7 +85,7 @@ def event(
 def apply(
   codes: jax.Array, scales: jax.Array, events: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns codes and scales after one event a channel."""
+  """Returns codes and scales after one event per channel."""
   size = jnp.abs(codes)
   half = jnp.sign(codes) * ((size >> 1) + (size & 1))
   twice = 2 * codes.astype(jnp.int16)
@@ -132,14 +132,14 @@ def no_lag_scale(
       learning_rate · weight_decay.
 
   Raises:
-    ValueError: see `largest_update`; or a decay of a whole code a step.
+    ValueError: see `largest_update`; or a decay of a whole code per step.
   """
   decay = int8.MAX_CODE * learning_rate * weight_decay
   if decay >= 1:
     raise ValueError(
       f'learning_rate={learning_rate}, weight_decay={weight_decay}: their'
-      f' product must be below 1/{int8.MAX_CODE}, or decay alone outruns every'
-      ' grid.'
+      f' product must be below 1/{int8.MAX_CODE}; otherwise decay alone is'
+      ' faster than any grid.'
     )
   return largest_update(b1, b2) * learning_rate / (1 - decay)
 
@@ -161,9 +161,10 @@ def warn_of_lag(
   ratio = least_scale / needed
   if ratio < 1:
     warnings.warn(
-      f'least_scale={least_scale:.3g}: codes may lag behind the masters, for'
-      f' AdamW can move a weight by {needed:.3g} a step (learning_rate='
-      f'{learning_rate}, b1={b1}, b2={b2}); at least that never lags.',
+      f'least_scale={least_scale:.3g}: codes may lag behind the masters,'
+      f' because AdamW can move a weight by {needed:.3g} per step'
+      f' (learning_rate={learning_rate}, b1={b1}, b2={b2}); codes on a scale of'
+      ' at least that never lag.',
       stacklevel=2,
     )
   return ratio

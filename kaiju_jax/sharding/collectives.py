@@ -1,4 +1,4 @@
-"""What crosses between devices inside the step; nothing does on one.
+"""What crosses between devices inside the step; on one device nothing does.
 
 The step runs under a manual `shard_map`: each device differentiates its own
 copy of the loss with respect to what it holds, and a cotangent is its part of
@@ -9,8 +9,8 @@ the gradient. The transposes below are those that make the parts add up:
     leave  reduce-sc.  all-gather        feed-forward; L split between them
     total  all-reduce  nothing           a sum that every device goes on with
 
-Which axis splits a dimension is read off its letter (`rules.py`), and an axis
-that is not bound has width 1: model code calls these wherever it runs.
+Which axis splits a dimension is read off its letter (`rules.py`). An axis that
+is not bound has width 1, so model code calls these functions wherever it runs.
 """
 
 from collections.abc import Mapping
@@ -66,9 +66,9 @@ def largest(
 def highest(x: jax.Array, axes: Sequence[str]) -> jax.Array:
   """Returns `lax.pmax`, or a NaN where any device has one.
 
-  Over integers in the order of the floats, NaN on top: XLA's all-reduce on a
-  CPU takes the number of a number and a NaN, and then a token that is none
-  would become a quiet zero on the other devices.
+  The maximum is taken over integers in the order of the floats, with NaN on
+  top. XLA's all-reduce on a CPU prefers a number to a NaN: a NaN token would
+  become a silent zero on the other devices.
   """
   x = x.astype(jnp.float32)
   bits = lax.bitcast_convert_type(x, jnp.int32)
@@ -104,9 +104,9 @@ def total(
 ) -> jax.Array:
   """Returns the sum over the devices that `letters` are split over.
 
-  All of them go on with the same value, and each with its own share of the
+  All of them continue with the same value, and each with its own share of the
   gradient: the cotangent passes as it is. (The transpose of `lax.psum` would
-  add up the copies, and count the loss once for every device.)
+  add up the copies, and count the loss once per device.)
   """
   axes = axes_of(letters, table)
   return _total(x, axes) if axes else x
@@ -123,7 +123,7 @@ _total.defvjp(
 
 
 def enter(x_BLD: jax.Array) -> jax.Array:
-  """Returns the whole rows [B, L, …] of what is split along L."""
+  """Returns whole rows [B, L, …] of an array that is split along L."""
   if width('tensor') == 1:
     return x_BLD
   return lax.all_gather(x_BLD, 'tensor', axis=1, tiled=True)
@@ -137,7 +137,7 @@ def leave(x_BLD: jax.Array) -> jax.Array:
 
 
 def own_rows(x_BL: jax.Array) -> jax.Array:
-  """Returns this device's part of L of [B, L, …] that each holds whole."""
+  """Returns this device's part of L of rows [B, L, …] that all hold whole."""
   count = width('tensor')
   if count == 1:
     return x_BL
@@ -153,10 +153,10 @@ def first_of(letter: str, local_size: int) -> jax.Array | int:
 
 
 def whole(x_D: jax.Array) -> jax.Array:
-  """Returns all of [D, …] that is stored along D, such as a norm's gain.
+  """Returns the whole of an array that is stored along D, as a norm's gain is.
 
-  By itself its gradient's parts are summed at their owners in float, as fits a
-  vector; weights have a way of their own (`fsdp.py`).
+  The transpose sums its gradient's parts at their owners in float, as fits a
+  vector; weights have a way of their own (`wire/fsdp.py`).
   """
   if width('fsdp') == 1:
     return x_D
@@ -166,8 +166,8 @@ def whole(x_D: jax.Array) -> jax.Array:
 def summed_over_copies(gradients):
   """Returns each stored gradient summed over the axes that do not split it.
 
-  What the other axes split has been reduced to its owner already, by the
-  backward pass of its gather.
+  Along the axes that split it, a gradient has been reduced to its owner
+  already, by the backward pass of its gather.
 
   Args:
     gradients: a tree named as the parameters.

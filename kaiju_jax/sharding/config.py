@@ -25,7 +25,7 @@ class MeshConfig:
 
 
 def check(config: MeshConfig) -> None:
-  """Refuses widths that are no widths.
+  """Refuses widths below 1.
 
   Raises:
     ValueError: names the field, its value and what would be right.

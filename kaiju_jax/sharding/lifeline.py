@@ -1,16 +1,15 @@
-"""A killed process takes its job down at once, and all say which one it was.
+"""A killed process ends its job at once, and every process names it.
 
-What waits for a dead peer inside a collective waits for ever, or gets an
-error that does not say whose fault it is. So each process holds a connection
+A process that waits for a dead peer inside a collective waits for ever, or gets
+an error that does not say whose fault it is. So each process holds a connection
 to the first one, which is used for nothing else:
 
     process 0 ──┬── process 1        the kernel closes a dead process's
                 ├── process 2        connections, whatever killed it: process 0
                 └── process 3        reads the end, and tells the others
 
-A host that vanishes without a word is noticed by TCP's keepalive, in half a
-minute. A process that fails says so, and why, before it leaves. Imports no
-jax.
+TCP's keepalive notices in half a minute that a host has vanished without a
+word. A process that fails says so, and why, before it ends. Imports no jax.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ import time
 from typing import Any
 from typing import NoReturn
 
-# Of a connection without a word: 10 + 4·5 seconds.
+# A silent connection is given up after 10 + 4·5 seconds.
 _KEEPALIVE = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}
 _PATIENCE = 5.0
 _GRACE = 1.0
@@ -48,7 +47,8 @@ class Lifeline:
   Args:
     index: of this process.
     count: of all processes.
-    peers: {process: connection}; all others of process 0, process 0 of them.
+    peers: {process: connection}: all others for process 0, and process 0 for
+      the others.
     end: called with the message, in the watching thread, when a peer is gone
       or has failed; must not return.
   """
@@ -70,8 +70,8 @@ class Lifeline:
   def fail(self, why: str, details: str = '', status: int = 1) -> NoReturn:
     """Ends this process with a message, which the others get too.
 
-    An error that a peer's end has caused is not told: it is the peer that is
-    named, by the watching thread, which gets a second to find it.
+    If a peer's end has caused the error, the error is not sent: the watching
+    thread has a second to find that peer, and names it.
     """
     time.sleep(_GRACE)
     with self._telling:
@@ -80,7 +80,7 @@ class Lifeline:
       leave_at_once(f'{details}error: {why}', status)
 
   def leave(self) -> None:
-    """Says that this process is done; that it ends is no accident."""
+    """Tells the others that this process is done, and ends on purpose."""
     with self._telling:
       self._tell({'done': True}, self._peers)
 
@@ -131,7 +131,7 @@ class Lifeline:
 
 
 class Server:
-  """Where process 0 is to be reached.
+  """Where the others reach process 0.
 
   Attributes:
     address: for `connect`; JSON can hold it. Its token keeps strangers out.
@@ -153,7 +153,7 @@ class Server:
     }
 
   def accept(self, count: int, timeout: float) -> dict[int, socket.socket]:
-    """Returns the connections of processes 1 … count − 1, those that came."""
+    """Returns the connections of those processes 1 … count − 1 that came."""
     peers = {}
     deadline = time.monotonic() + timeout
     with self._server, contextlib.suppress(TimeoutError):
@@ -169,7 +169,7 @@ class Server:
 
 
 def connect(address: dict[str, Any], process: int) -> socket.socket | None:
-  """Returns a connection to process 0, None where none of its hosts answers."""
+  """Returns a connection to process 0, or None if none of its hosts answers."""
   for host in address['hosts']:
     try:
       peer = socket.create_connection((host, address['port']), _PATIENCE)
@@ -183,7 +183,7 @@ def connect(address: dict[str, Any], process: int) -> socket.socket | None:
 
 
 def _greeted(peer: socket.socket, token: str) -> int | None:
-  """Returns the process at the other end, None where it is a stranger."""
+  """Returns the process at the other end, or None if it is a stranger."""
   peer.settimeout(_PATIENCE)
   try:
     hello = json.loads(peer.makefile('rb').readline(1000))
@@ -201,7 +201,7 @@ def _kept_alive(peer: socket.socket) -> socket.socket:
   peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
   peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
   for name, value in _KEEPALIVE.items():
-    if hasattr(socket, name):  # macOS calls them otherwise.
+    if hasattr(socket, name):  # macOS has other names.
       peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
   return peer
 
@@ -217,6 +217,6 @@ def _own_hosts() -> list[str]:
     contextlib.suppress(OSError),
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
   ):
-    probe.connect(('192.0.2.1', 9))  # Of no host; nothing is sent.
+    probe.connect(('192.0.2.1', 9))  # No host has it; nothing is sent.
     hosts.append(probe.getsockname()[0])
   return list(dict.fromkeys([*hosts, socket.getfqdn(), '127.0.0.1']))

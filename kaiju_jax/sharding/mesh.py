@@ -3,16 +3,16 @@
 A tensor group should talk over the shortest wires, and a host should draw as
 few rows as it can.
 
-    elsewhere     devices as they are given: a host's come one after another,
+    a TPU slice   chips in a torus of links. If whole sides of it make the width
+                  of `tensor`, a group is such a ring, and `fsdp` has the other
+                  sides to itself; XLA's collectives then use all of them at
+                  once (JAX's own assignment, `mesh_utils`). Otherwise hosts are
+                  kept together: four chips of one are a ring, 2 × 2
+    elsewhere     devices in the order given: those of a host are neighbours,
                   and a tensor group of a node's width is a node
-    a TPU slice   chips in a torus of links. Where whole sides of it make the
-                  width of `tensor`, a group is such a ring, and `fsdp` has the
-                  other sides to itself; XLA's collectives then use all of them
-                  at once (JAX's own assignment, `mesh_utils`). Where none do,
-                  hosts are kept together: four chips of one are a ring, 2 × 2
 
-In both, groups stand in the order of their hosts, so that the rows of a host
-are neighbours in the batch.
+In both cases groups stand in the order of their hosts, so that the rows of a
+host are neighbours in the batch.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def make(
 
   Args:
     config: widths.
-    devices: all that the mesh is made of; every device by default.
+    devices: those that the mesh is made of; all by default.
 
   Raises:
     ValueError: widths that the number of devices does not match.
@@ -77,7 +77,7 @@ def _place(device) -> tuple[int, int]:
 
 
 def _are_a_torus(devices) -> bool:
-  """Whether these are all chips of a TPU slice, or of a box of it."""
+  """Whether these are all chips of a TPU slice, or of a box inside it."""
   if devices[0].platform != 'tpu':
     return False
   coordinates = np.asarray([device.coords for device in devices])

@@ -1,11 +1,11 @@
-"""Several processes, one a host, that run one program.
+"""Several processes, one per host, that run one program.
 
     joined       jax.distributed.initialize; a lifeline to each other
     gather       a text of each process, to all
-    barrier      nobody goes on before everybody is here
-    Vote         whether any process wants to stop, known to all at one step
+    barrier      no process continues before all have arrived
+    Vote         whether any process asks to stop, known to all at the same step
 
-Alone, all of them do nothing.
+With a single process, all of them do nothing.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ import numpy as np
 
 from kaiju_jax.sharding import lifeline
 
-# A process that is stopped or swapped out, not dead: jax's own service ends
-# the job. (Of its two: the lifeline hears of a death at once.)
+# If a process is stopped or swapped out but not dead, jax's own service ends
+# the job. (The lifeline notices a death at once.)
 _HEARTBEAT_SECONDS = 30
 _SHUTDOWN_SECONDS = 30
 _START_SECONDS = 300
@@ -32,7 +32,7 @@ _CONNECT_SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Where the processes find each other; all None where jax can tell.
+  """Where the processes find each other; all None if jax can find out.
 
   Attributes:
     coordinator: HOST:PORT of process 0.
@@ -57,8 +57,8 @@ def joined(
   """While entered, the processes of a cluster are one job.
 
   An error in one of them, or its death, ends all of them, with status 1 and a
-  line that names it: this does not return then. Nor does it where some do not
-  come in time. Nothing happens where `cluster` is None.
+  line that names it: this function does not return then, nor if some processes
+  do not come in time. With `cluster` None nothing happens.
 
   Args:
     cluster: how to find the others.
@@ -71,7 +71,7 @@ def joined(
   if cluster is None:
     yield
     return
-  # jax would abort with a stack trace, of C++, and not say who is missing.
+  # jax would abort with a C++ stack trace, and not say which one is missing.
   late = threading.Timer(timeout, _give_up, (cluster, timeout))
   late.daemon = True
   late.start()
@@ -110,7 +110,7 @@ def _initialize(cluster: Cluster, timeout: int) -> None:
       cluster.coordinator,
       cluster.processes,
       cluster.process,
-      # All of this process's devices, where no cluster manager says otherwise.
+      # All of this process's devices, unless a cluster manager says otherwise.
       cluster_detection_method='deactivate' if cluster.coordinator else None,
       initialization_timeout=2 * timeout,
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
@@ -131,7 +131,7 @@ def _watched() -> lifeline.Lifeline:
   """Connects all processes to the first one.
 
   Raises:
-    OSError: one cannot be reached.
+    OSError: one of them cannot connect.
   """
   index, count = jax.process_index(), jax.process_count()
   server = lifeline.Server() if index == 0 else None
@@ -153,7 +153,7 @@ def _watched() -> lifeline.Lifeline:
 
 
 def gather(text: str) -> list[str]:
-  """Returns the texts of all processes; all must call it."""
+  """Returns the texts of all processes, which must all call it."""
   if jax.process_count() == 1:
     return [text]
   data = np.frombuffer(text.encode(), np.uint8)
@@ -173,9 +173,9 @@ def barrier(name: str) -> None:
 class Vote:
   """Whether any process said yes, told to all of them at the same call.
 
-  Alone the answer is one's own. Otherwise it is of the call before: the votes
-  are counted on the devices, behind a step, and read behind the next one, so
-  that no host waits.
+  A single process gets its own answer. Several get the answer of the call
+  before: the votes are counted on the devices after one step and read after the
+  next, so that no host waits.
   """
 
   def __init__(self):

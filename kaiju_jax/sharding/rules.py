@@ -2,8 +2,8 @@
 
 A parameter is named after its shape, `w_in_DF`, and one table says what the
 letters mean to the mesh. Adam's moments hang under the same names, so that the
-optimizer's state follows. A letter that stands in no table is an error: no
-tensor is silently replicated for a misspelt name.
+optimizer's state follows. A letter that stands in no table is an error, so a
+misspelt name does not silently replicate a tensor.
 
     stored    D over fsdp; F, H and V over tensor: each f32 master, moment and
               gradient has one owner
@@ -23,8 +23,8 @@ STORED = _WHOLE | {'D': 'fsdp', 'F': 'tensor', 'H': 'tensor', 'V': 'tensor'}
 IN_USE = STORED | {'D': None}
 ROWS = _WHOLE | {'B': 'fsdp', 'L': 'tensor', 'D': None}
 
-# The letters that each weight's matmul sums over: the fan-in of its start, and
-# of one int8 scale. Those left are its output channels.
+# The letters that each weight's matmul sums over: their product is its fan-in,
+# and one int8 scale covers them. The others are its output channels.
 CONTRACTED = {
   'w_q_DHK': 'D',
   'w_k_DK': 'D',
@@ -47,7 +47,7 @@ def letters_of(name: str) -> str:
   if not stem or not letters.isalpha() or not letters.isupper():
     raise ValueError(
       f'{name!r} has no shape suffix: a name ends in an underscore and one'
-      " capital letter a dimension, as 'w_in_DF'."
+      " capital letter per dimension, as 'w_in_DF'."
     )
   return letters
 
@@ -56,9 +56,9 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
   """Returns the axes of a tensor's dimensions.
 
   Args:
-    name: ends in the shape's letters; a name without any is a scalar's.
-    rank: of the tensor, one more than the name's letters where a scan stacks
-      it: its leading N is whole.
+    name: ends in the shape's letters; a scalar's name needs none.
+    rank: of the tensor; one more than the name's letters if a scan stacks it:
+      its leading N is whole.
     table: of this module.
 
   Raises:
@@ -164,7 +164,7 @@ def specs(tree: Any, mesh: jax.sharding.Mesh) -> Any:
 
 
 def name_of(path) -> str:
-  """The innermost dictionary key; '' for a leaf that hangs under none."""
+  """Returns the innermost dictionary key; '' for a leaf under none."""
   for key in reversed(path):
     if isinstance(key, jax.tree_util.DictKey):
       return str(key.key)

@@ -2,10 +2,10 @@
 
     checksum = Σ mix(bits[i] ⊕ place(i))  mod 2³²
 
-with murmur3's finalizer as mix, a bijection of 32 bits: a single damaged value
-always changes the sum, any other damage with probability 1 − 2⁻³². A sum does
-not depend on its order, so that every backend gets the same. (Our guess: the
-sources have no checksum.)
+with murmur3's finalizer as mix, a bijection of 32 bits. A single damaged value
+always changes the sum, and any other damage does with probability 1 − 2⁻³². A
+sum does not depend on its order, so every backend gets the same one. (This is
+our guess: the sources have no checksum.)
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _BITS = {1: jnp.uint8, 4: jnp.uint32}
 
 
 def of(arrays: Iterable[jax.Array]) -> jax.Array:
-  """Returns the uint32 checksum of arrays of one or four bytes a value."""
+  """Returns the uint32 checksum of arrays of one or four bytes per value."""
   total = jnp.uint32(0)
   for salt, x in enumerate(arrays):
     total = total + _of_one(x, salt)
@@ -44,7 +44,8 @@ def _of_one(x: jax.Array, salt: int) -> jax.Array:
 def differs(checksum: jax.Array, axes: str | Sequence[str]) -> jax.Array:
   """Returns whether devices along mesh `axes` hold different checksums.
 
-  The same bool on all of them. One all-reduce: the largest of x and of ~x.
+  The result is the same on all of them, and takes one all-reduce: the largest
+  of x and of ~x.
   """
   largest, least = lax.pmax(jnp.stack([checksum, ~checksum]), axes)
   return largest != ~least

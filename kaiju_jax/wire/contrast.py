@@ -1,8 +1,8 @@
 """Integers in blocks: what Squinch is compared with.
 
-In training (`wire_gradients='int4'`) they are rounded and cross as floats: that
-saves no bytes. `experiments/codec_study/gradient_codecs.py` measures it on
-captured gradients.
+In training (`wire_gradients='int4'`) gradients are rounded to these integers
+and cross as floats, which saves no bytes. `experiments/codec_study` measures
+the same rounding on captured gradients.
 """
 
 import math
@@ -20,9 +20,9 @@ def integers(blocks_GI: jax.Array, largest: int) -> jax.Array:
   """Returns what arrives as codes −largest … largest times a block's scale.
 
   Args:
-    blocks_GI: float32; a block runs along the second dimension, and there may
-      be more of them behind.
-    largest: code; scales put a block's largest number on it, in bfloat16.
+    blocks_GI: float32; a block runs along the second dimension, and more
+      dimensions may follow.
+    largest: code; scales, in bfloat16, put a block's largest number on it.
   """
   limit = int8.largest(blocks_GI, (1,))
   scale = (limit / largest).astype(jnp.bfloat16).astype(jnp.float32)
@@ -36,8 +36,9 @@ def int4(x: jax.Array, flat: bool) -> jax.Array:
 
   Args:
     x: a gradient, D first.
-    flat: blocks of 256 in memory's order, which cross hidden units and
-      vocabulary; else of 32 along D. (Smaller where the size asks for it.)
+    flat: whether blocks hold 256 elements in memory's order, which cross hidden
+      units and vocabulary, instead of 32 along D. (Blocks are smaller if the
+      size is no multiple of these.)
   """
   rows = x.astype(jnp.float32)
   if flat:

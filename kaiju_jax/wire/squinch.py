@@ -1,31 +1,32 @@
 """Sums over devices with 6 bits a number on the wire.
 
-For the inside of a `jax.shard_map` or `jax.pmap`, in anybody's trainer: of this
-project it needs the codec alone (`kaiju_jax.kernels.squinch`).
+For use inside a `jax.shard_map` or `jax.pmap`, in any trainer: it needs nothing
+of this project but the codec (`kaiju_jax.kernels.squinch`).
 
     reduce_scatter   encode, all-to-all of bytes, decode, float32 sum at the
                      owner in the order of the axis; the owner keeps its shard
     all_reduce       the same, then the owner encodes the sum once and its bytes
-                     are gathered: all replicas decode the same bytes, and are
-                     the same to the bit
+                     are gathered: all replicas decode the same bytes, and agree
+                     to the bit
     transform        all_reduce's mean as an optax transformation
 
-On the wire are uint8 planes and nothing else: 0.75 bytes an element one way,
-0.375 of bf16. Each worker's error stays within the codec's bound, so that the
-error of a mean does not grow with the number of workers.
+Only uint8 planes are on the wire: 0.75 bytes per element one way, 0.375 of
+bf16's. Each worker's error stays within the codec's bound, so the error of a
+mean does not grow with the number of workers.
 
-The sources say that gradients are reduced in Squinch and no more. Our guesses:
-one shot to the owner and a second of forwarded bytes; and error feedback, off
-by default: a worker adds to its next gradient what was lost of this one,
+The sources say no more than that gradients are reduced in Squinch. Our guesses:
+a first exchange to the owner and a second of forwarded bytes; and error
+feedback, off by default. With it a worker adds to its next gradient what was
+lost of this one,
 
     sent = decode(encode(x + residual)),    residual' = x + residual − sent
 
-and the owner adds to its own what the second shot lost, so that nothing is lost
-for good. Where x is no number the residual stays as it was.
+and the owner adds to its own what the second exchange lost, so that nothing is
+lost for good. If x is NaN or inf, the residual stays as it was.
 
-A number of a group whose largest is below 5.4e-10 (`ln6`) arrives as zero.
-Gradients of a mean over all tokens of a large batch are that small: encode
-the local mean and rescale at the owner, or pass `scale`.
+A group whose largest element is below 5.4e-10 (`ln6`) arrives as zeros. The
+gradients of a mean over all tokens of a large batch are that small: encode the
+local mean and rescale at the owner, or pass `scale`.
 
 Inside a `jax.shard_map` the gradient with respect to replicated parameters is
 summed by JAX itself, in full, unless `check_vma=False`. So `all_reduce` refuses
@@ -58,15 +59,15 @@ def reduce_scatter(
 ) -> jax.Array:
   """Returns this device's shard of the sum over `axis`, float32.
 
-  An axis of one device loses nothing: no wire is crossed, and x comes back as
+  On an axis of one device nothing crosses and nothing is lost: x comes back as
   float32.
 
   Args:
     x: floats of any rank, whole on every device.
     axis: of the mesh; the dimension is split over it in its order.
-    dimension: which is split; groups of eight run along it.
-    elements: of `reference.ELEMENTS`.
-    header: of `reference.HEADERS`.
+    dimension: the one that is split; groups of eight run along it.
+    elements: one of `reference.ELEMENTS`.
+    header: one of `reference.HEADERS`.
 
   Raises:
     ValueError: a dimension that is no multiple of 8 × the axis, an array that
@@ -109,25 +110,25 @@ def all_reduce(
 ) -> Any:
   """Returns the tree's sum over `axis`, the same bits on every replica.
 
-  Instead of `lax.psum`, with its shapes and dtypes; the sum is of float32.
-  Groups of eight run along the first dimension that eight divides. Where there
-  is none, they run through the flattened leaf, whose tail is filled with zeros.
-  The groups of all leaves cross together, in two collectives whatever the tree:
-  a hundred small ones would wait for the network a hundred times.
+  It replaces `lax.psum`, with the same shapes and dtypes; it sums in float32.
+  Groups of eight run along the first dimension that eight divides. If there is
+  none, they run through the flattened leaf, whose tail is filled with zeros.
+  The groups of all leaves cross together, in two collectives for any tree: a
+  hundred small collectives would wait for the network a hundred times.
 
-  An axis of one device loses nothing, and the tree comes back.
+  On an axis of one device nothing is lost, and the tree comes back.
 
   Args:
     tree: leaves of floats, each worker's own.
     axis: of the mesh.
-    mean: divide by the axis's size, before the second shot.
+    mean: divide by the axis's size, before the second exchange.
     scale: what x is multiplied by on the wire; best a power of two.
-    elements: of `reference.ELEMENTS`.
-    header: of `reference.HEADERS`.
+    elements: one of `reference.ELEMENTS`.
+    header: one of `reference.HEADERS`.
 
   Raises:
-    ValueError: a leaf that is not of floats or is the same on all workers
-      already, or an unknown code.
+    ValueError: a leaf that is not of floats or is already the same on all
+      workers, or an unknown code.
   """
   reduced, _ = _all_reduce(tree, None, axis, mean, scale, (elements, header))
   return reduced
@@ -161,7 +162,7 @@ class FeedbackState(NamedTuple):
   """What error feedback remembers.
 
   Attributes:
-    residual: float32 leaves of shape [1, *parameter's]. They are each worker's
+    residual: float32 leaves of shape [1, *parameter's]. Each worker has its
       own: under `jax.shard_map` the state's spec is P(axis).
   """
 
@@ -178,16 +179,17 @@ def transform(
 ) -> optax.GradientTransformation:
   """Returns an optax transformation: gradients → their mean over `axis`.
 
-  First in a chain, before what reads the gradients: `optax.chain(
+  It comes first in a chain, before what reads the gradients: `optax.chain(
   squinch.transform('data'), optax.adam(1e-3))`. With error feedback, `init` and
   `update` both run inside the `jax.shard_map`.
 
   Args:
     axis: of the mesh.
     scale: as for `all_reduce`.
-    elements: of `reference.ELEMENTS`.
-    header: of `reference.HEADERS`.
-    error_feedback: the state is a `FeedbackState`; else it is empty.
+    elements: one of `reference.ELEMENTS`.
+    header: one of `reference.HEADERS`.
+    error_feedback: whether to have it; the state is a `FeedbackState` then, and
+      otherwise empty.
 
   Raises:
     ValueError: an unknown code.
@@ -273,7 +275,7 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
     for x_RC, leaf in zip(received, own)
   ]
   if residuals is not None:
-    # What the second shot loses, as a contribution of the owner's own.
+    # What the second exchange lost counts as the owner's own loss.
     lost_RC = sum_RC - divisor * api.decode(forwarded_PGC, *codes)
     lost = _of_owner(lost_RC, packed, axis, width)
     residuals = treedef.unflatten(
@@ -292,7 +294,7 @@ def _exchange(packed_NPGC: jax.Array, axis: Axis) -> jax.Array:
 
 
 def _scaled(x: jax.Array, scale: float | jax.Array) -> jax.Array:
-  """Returns x itself where nothing is to do: a kernel reads bf16 as it is."""
+  """Returns x · scale; x itself for 1, because a kernel reads bf16 as it is."""
   if isinstance(scale, float | int) and scale == 1:
     return x
   return x.astype(jnp.float32) * scale
@@ -356,7 +358,7 @@ def _split(x: jax.Array, packed: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _of_owner(x_RC, packed, axis, width) -> list[jax.Array]:
-  """Lays the owner's rows out among all groups, zeros elsewhere: [R, C]s."""
+  """Returns the owner's rows among all groups, zeros elsewhere, per leaf."""
   _, columns = x_RC.shape
   whole = jnp.zeros((reference.GROUP, 1, width * columns), jnp.float32)
   start = lax.axis_index(axis) * columns
@@ -378,10 +380,10 @@ def _check(x: jax.Array, name: str, codes: tuple[str, str]) -> None:
 
 
 def _check_own(x: jax.Array, name: str, axis: Axis) -> None:
-  """Refuses what `jax.shard_map` knows to be the same on all workers."""
+  """Refuses an array that `jax.shard_map` knows to be the same everywhere."""
   axes = jax.typeof(lax.axis_index(axis)).manual_axis_type.varying
   if axes - jax.typeof(x).manual_axis_type.varying:
     raise ValueError(
-      f'{name} is the same on all of {axis!r}, as a gradient is that JAX has'
-      ' summed already, in full: pass check_vma=False to jax.shard_map.'
+      f'{name} is the same on all of {axis!r}: JAX has probably summed this'
+      ' gradient already, in full. Pass check_vma=False to jax.shard_map.'
     )

@@ -1,41 +1,45 @@
-"""Ternary updates: every device keeps all int8 weights, 1.6 bits each a step.
+"""Ternary updates: every device keeps all int8 weights, for 1.6 bits per step.
 
 From the sources: small int8 models, whose int8 weights fit a node, are pinned
-as in ZeRO-2, and an update sends −1, 0 or 1 for each weight. How, is our guess:
+as in ZeRO-2, and an update sends −1, 0 or 1 (a *trit*) for each weight. How
+this is done is our guess:
 
-  * Replicated: codes and scales (`State`), read by the forward pass as they
-    are (`fsdp.follow`); nothing is gathered there, however many microbatches a
+  * Codes and scales (`State`) are replicated. The forward pass reads them as
+    they are (`fsdp.follow`) and gathers nothing, however many microbatches a
     step has.
-  * Sharded along D over the mesh axis `fsdp`: f32 masters, moments, gradients.
-  * A step: gradients are reduced to their owner, the optimizer moves the
-    masters, and each owner sends one message: a trit a weight of its shard
-    (`quantization/grid.py`) and, every `events_every` steps, a trit a channel,
-    packed five to a byte. All devices, the sender too, apply what they received
-    to what they hold.
+  * f32 masters, moments and gradients are sharded along D over the mesh axis
+    `fsdp`.
+  * In a step gradients are reduced to their owner, the optimizer moves the
+    masters, and each owner sends one message: a trit per weight of its shard
+    (`quantization/grid.py`) and, every `events_every` steps, a trit per
+    channel, packed five to a byte. All devices, the sender too, apply what they
+    received to what they hold.
 
 By induction replicas stay equal bit for bit: they start equal, receive the same
-bytes and do the same integer arithmetic; scales change by powers of two alone.
+bytes and do the same integer arithmetic, and scales change only by powers of
+two.
 
-A trit a channel announces a scale event, which takes effect before the next
-deltas: right after this message's. A channel summed over D has a part in every
-shard: each owner sends the event it would like, and the largest of them holds
-(`grid.event`). Where D is an output, its channel's one owner decides. So there
-is one exchange a step and no vote before it, and its bits a weight are
+A channel's trit announces a scale event, which takes effect right after this
+message's deltas and before the next ones. A channel that is summed over D has a
+part in every shard: each owner sends the event that its part needs, and the
+largest of them holds (`grid.event`). If D is an output, the channel's only
+owner decides. So a step has one exchange and no vote before it, and the
+exchange takes these bits per weight,
 
     1.6 · (1 + owners / (events_every · D))      w_q, w_k, w_v, w_in
     1.6 · (1 + 1 / (events_every · fan-in))      w_o, w_out
 
 and padding to five planes, below 1 % of a wide weight. A channel that grows
-passes from 120, where it asks for room, to 127 in no fewer than seven steps
-where codes do not lag, so that every fourth step is early enough.
+passes from 120, where it asks for room, to 127 in no fewer than seven steps if
+codes do not lag, so every fourth step is early enough.
 
-Damage does not heal by itself: deltas are relative. Every `check_every` steps
-devices compare a checksum of all they hold (eight bytes), and where it differs
+Damage does not heal by itself, because deltas are relative. Every `check_every`
+steps devices compare a checksum of all they hold (eight bytes). If it differs
 anywhere, all start afresh from the masters, as at the first step: int8 codes
-once over the wire. What that heals: any damage to messages, codes or scales, of
-the owner's own copy as well, for nothing of the replicas is trusted. What it
-does not: a damaged master (it is the only copy: restore a checkpoint), damage
-that is the same on all devices, and the gradients taken from damaged replicas
+cross the wire once. That heals any damage to messages, codes or scales, the
+owner's own copy included, because it trusts nothing in the replicas. It does
+not heal a damaged master (the only copy: restore a checkpoint), damage that is
+the same on all devices, or the gradients that were taken from damaged replicas
 in the steps before.
 
 Everything here runs under a manual `shard_map` that binds the plan's axes.
@@ -61,15 +65,15 @@ Layout = ternary_plan.Layout
 Plan = ternary_plan.Plan
 State = ternary_plan.State
 
-# A TPU's registers are so wide: narrower columns would waste them.
+# The width of a TPU's registers: narrower columns would waste them.
 _LANES = 128
 
 
 class Message(NamedTuple):
-  """What one owner sends a step, all of it five trits a byte.
+  """What one owner sends in a step, packed five trits to a byte.
 
   Attributes:
-    deltas: uint8 for each weight of the owner's shard.
+    deltas: by path, uint8: a trit for each weight of the owner's shard.
     events: uint8[…], one trit for each channel of all weights.
   """
 
@@ -84,12 +88,12 @@ class Report(NamedTuple):
     lagging: float32, share of this device's own weights whose replica is still
       behind after the update.
     no_number: int32, channels of this device's own weights that hold inf or
-      NaN. Codes cannot say so: stop the run.
-    doubled: int32, channels whose scale doubled; the same for all owners, and
-      to be summed over the axis within: channels that it does not split are
-      counted by its first device.
+      NaN. Codes cannot express these: stop the run.
+    doubled: int32, channels whose scale doubled. All owners count the same; sum
+      over the axis `within`, whose first device counts the channels that this
+      axis does not split.
     halved: int32, likewise.
-    damaged: int32, bytes received that are no five trits.
+    damaged: int32, bytes received that are not five trits.
     resent: bool, whether replicas differed and all of them started afresh.
   """
 
@@ -155,7 +159,7 @@ def update(
 def message(
   plan: Plan, state: State, params: Any
 ) -> tuple[Message, dict[str, jax.Array]]:
-  """Returns what this owner has to say, and its part of the report.
+  """Returns what this owner sends, and its part of the report.
 
   Raises:
     ValueError: shards that are not an owner's part of the replica.
@@ -201,15 +205,15 @@ def exchange(plan: Plan, sent: Message, step: jax.Array) -> Message:
 def receive(
   plan: Plan, state: State, received: Message
 ) -> tuple[State, dict[str, jax.Array]]:
-  """Applies the owners' messages, one after another along the leading axis.
+  """Applies the messages of all owners.
 
   Args:
     plan: of these weights.
     state: of the step before.
-    received: of `exchange`.
+    received: of `exchange`, owners along the leading axis.
 
   Returns:
-    The state, and what the report says of it.
+    The state, and its part of the report.
   """
   owners = received.events.shape[0]
   sizes = [
@@ -243,7 +247,7 @@ def receive(
 
 
 def _is_counted(plan: Plan, layout: Layout) -> jax.Array | bool:
-  """Whether this device's channels are not those of another one's count."""
+  """Whether this device counts its channels, and no other one does."""
   if layout.parted or not plan.within:
     return True
   return lax.axis_index(plan.within) == 0
@@ -313,8 +317,8 @@ def _own(
 def _folded(shape: tuple[int, ...]) -> tuple[int, int]:
   """Returns the rows and columns that a shard is packed in.
 
-  Leading dimensions are merged, which moves nothing. Where rows are so few that
-  padding to five planes costs more than 1 %, columns are cut, to 128 at least.
+  Leading dimensions are merged, which moves nothing. If rows are so few that
+  padding to five planes costs more than 1 %, columns are halved, down to 128.
   """
   rows, columns = math.prod(shape[:-1]), shape[-1]
 

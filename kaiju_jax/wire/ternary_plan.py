@@ -1,8 +1,8 @@
 """Which weights are ternary, and how each lies over its owners.
 
-A weight's name says both, as everywhere: of `w_in_DF` the owners hold parts of
-D, and D is what it sums over, so that each hidden unit's channel has a part in
-every shard. A tree with other names brings its own `Layout`s.
+A weight's name says both, as everywhere: owners hold parts of D of `w_in_DF`,
+and its matmul sums over D, so each hidden unit's channel has a part in every
+shard. A tree with other names brings its own `Layout`s.
 """
 
 from collections.abc import Mapping
@@ -39,8 +39,8 @@ class Layout:
     owned: its dimension that the owners split.
     contracted: its dimensions that share a scale.
     split: whether the mesh axis within a node splits a contracted one.
-    parted: whether it splits another one: each device then has channels of its
-      own, where otherwise all have the same.
+    parted: whether it splits a dimension that is not contracted: each device
+      then has channels of its own, instead of all having the same.
   """
 
   owned: int
@@ -59,7 +59,7 @@ class Plan:
   """Which weights are ternary, and how.
 
   Attributes:
-    layouts: by the weight's dotted path; of `layouts`, or one's own.
+    layouts: by the weight's dotted path; made by `layouts`, or by hand.
     least_scale: no grid becomes finer; see `grid.no_lag_scale`.
     check_every: steps between checksums.
     events_every: steps between scale events.
@@ -150,7 +150,7 @@ def specs_of(tree: Any) -> Any:
   def of(path, x):
     name = rules.name_of(path).rpartition('.')[2]
     axes = rules.spec(name, len(x.shape), rules.IN_USE)
-    # A contracted dimension of scales: a single one, and everybody's.
+    # A dimension of 1 is a contracted one of scales, the same for all devices.
     return rules.trimmed(
       [axis if n > 1 else None for axis, n in zip(axes, x.shape)]
     )
@@ -161,7 +161,7 @@ def specs_of(tree: Any) -> Any:
 def collections(state: State | None) -> dict[str, Any]:
   """Returns what the model reads beside its parameters: {'replica': …}.
 
-  Empty where the state is None, in all other modes.
+  It is empty if the state is None, as in all other modes.
   """
   if state is None:
     return {}
@@ -190,7 +190,7 @@ def weights_of(plan: Plan, params: Any) -> dict[str, jax.Array]:
 def share(
   shape: tuple[int, ...], layout: Layout, owners: int
 ) -> tuple[int, ...]:
-  """Returns the shape of one owner's part; a dimension of 1 is everyone's."""
+  """Returns the shape of one owner's part; a dimension of 1 is not split."""
   return tuple(
     size // owners if i == layout.owned and size > 1 else size
     for i, size in enumerate(shape)

@@ -70,7 +70,7 @@ def test_reweigh_is_silent_where_nothing_is_asked():
     ('rude', "names='rude': must be a tuple"),
     (('rude', ''), "'' must be text"),
     (('rude', ' old'), "' old' must be text, with no space around it"),
-    (('a', 'b', 'a'), "'a' stands there 2 times"),
+    (('a', 'b', 'a'), "'a' is given 2 times"),
   ],
 )
 def test_names_that_do_not_tell_dimensions_apart_are_refused(names, message):

@@ -151,7 +151,7 @@ def test_the_warning_of_lag():
     assert grid.warn_of_lag(3.5e-3, 2e-3, 0.9, 0.98) == pytest.approx(
       1.03, 0.01
     )
-  with pytest.warns(UserWarning, match=r'least_scale=0.001: .* by 0.0034 a st'):
+  with pytest.warns(UserWarning, match=r'=0.001: .* by 0.0034 per st'):
     ratio = grid.warn_of_lag(1e-3, 2e-3, 0.9, 0.98)
   assert ratio == pytest.approx(0.294, 0.01)
 
