@@ -10,7 +10,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Of whatever is waited for: a job that hangs fails, and nothing else waits.
+# Seconds to wait for anything, so that a job that hangs fails.
 TIMEOUT = 200
 
 
@@ -52,7 +52,7 @@ def arguments(folder, workdir, arm, **overrides) -> list[str]:
 
 
 def environment(devices) -> dict[str, str]:
-  """Returns that of a process with so many devices."""
+  """Returns the environment of a process with that many devices."""
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
@@ -61,7 +61,7 @@ def environment(devices) -> dict[str, str]:
 
 
 def alone(command, devices) -> None:
-  """Runs the command in one process of so many devices."""
+  """Runs the command in one process with that many devices."""
   subprocess.run(
     command,
     cwd=ROOT,
@@ -75,10 +75,10 @@ class Job:
   """Processes that run one command; none of them outlives the test.
 
   Args:
-    workdir: of the command.
-    command: of `arguments`, and more.
-    count: of processes.
-    only_last: flags that the last process gets alone.
+    workdir: the command's.
+    command: what `arguments` returns, and further flags.
+    count: number of processes.
+    only_last: flags for the last process alone.
   """
 
   def __init__(self, workdir, command, count, only_last=()):
@@ -114,7 +114,7 @@ class Job:
       process.stderr.close()
 
   def until_saved(self) -> None:
-    """Waits for a checkpoint of its own, after which much is left to do."""
+    """Waits for a new checkpoint, after which much is left to do."""
     before = saved(self._workdir)
     deadline = time.monotonic() + TIMEOUT
     while saved(self._workdir) <= before:
@@ -132,7 +132,7 @@ class Job:
     return time.monotonic() - killed
 
   def ended(self):
-    """Returns the statuses, and what was said."""
+    """Returns the statuses and what was written to standard error."""
     said = [one.communicate(timeout=TIMEOUT)[1] for one in self.processes]
     return [one.returncode for one in self.processes], said
 
@@ -147,6 +147,6 @@ def saved(workdir) -> set[str]:
 
 
 def fingerprint(workdir, step) -> dict:
-  """Sums over the bits of every array of a checkpoint."""
+  """Returns sums over the bits of every array of a checkpoint."""
   file = workdir / 'checkpoints' / str(step) / 'fingerprint' / 'metadata'
   return json.loads(file.read_text())

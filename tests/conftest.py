@@ -1,8 +1,9 @@
 """Every test runs on eight CPU devices, and no array broadcasts by accident.
 
-Environment variables rather than `jax.config`: tests that need no jax do not
-pay for its import, pytest-xdist's workers and subprocesses see the same, and
-an accelerator is used only where JAX_PLATFORMS asks for one.
+The settings are environment variables rather than `jax.config`. So tests that
+need no jax do not pay for its import, the workers of pytest-xdist and
+subprocesses have the same settings, and an accelerator is used only where
+JAX_PLATFORMS asks for one.
 """
 
 import collections
@@ -16,24 +17,24 @@ _COUNT = '--xla_force_host_platform_device_count'
 
 if 'jax' in sys.modules:
   raise RuntimeError(
-    'jax was imported before tests/conftest.py, so that its settings come too'
-    ' late: a pytest plugin, or an import on the command line, did it.'
+    'jax was imported before tests/conftest.py, whose settings now come too'
+    ' late: a pytest plugin or an import on the command line did it.'
   )
 if _COUNT not in os.environ.get('XLA_FLAGS', ''):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_COUNT}=8'
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
 
-# What one worker or one subprocess has compiled, all others read: much of the
-# suite's time is compiling, and many tests compile the same. The folder is new
-# in each run and goes with it, so that no run tests what another one compiled.
+# Much of the suite's time is compiling, and many tests compile the same
+# programs: what one worker or subprocess compiles, all others read. The folder
+# is new in each run, so that no run tests what another one compiled.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   _compiled = tempfile.TemporaryDirectory(prefix='kaiju_jax-compiled-')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = _compiled.name
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
-# A shell's background jobs ignore Ctrl-C, and so would all that they start:
-# here it is under test.
+# A shell's background job ignores Ctrl-C, and so does every process that it
+# starts. Here Ctrl-C is under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 

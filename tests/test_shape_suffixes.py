@@ -1,4 +1,4 @@
-"""Names tell shapes: einsum letters and operand suffixes must agree."""
+"""Names tell shapes: einsum letters and operand suffixes agree."""
 
 import ast
 import pathlib

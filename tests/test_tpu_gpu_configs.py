@@ -23,7 +23,7 @@ def test_a_file_is_consistent(name):
   slice_ = tpu_gpu_configs.load(name)
   assert slice_.name == name
   platform, _, count = name.partition('_')
-  # v5p is named after its TensorCores, two a chip.
+  # v5p is named after its TensorCores, of which a chip has two.
   assert slice_.devices == int(count) // (2 if platform == 'v5p' else 1)
 
 
@@ -72,7 +72,7 @@ def test_no_jax_is_imported():
 
 
 def _mentions(pattern, text):
-  """What all of a launcher, comments too, says alike."""
+  """Returns the one match in a launcher, its comments included."""
   (one,) = set(re.findall(pattern, text))
   return one
 
@@ -88,13 +88,13 @@ def test_what_a_launcher_starts_divides_over_its_slice(path):
   accelerator = _mentions(r'\b(?:cpu|h100|v5e|v5p|v6e)_\d+', text)
   fit.check(experiment, tpu_gpu_configs.load(accelerator).mesh)
   assert experiment.data.length <= experiment.model.max_length
-  # What the config leaves to its user.
+  # The config leaves these two to its user.
   assert '--config.data.path=' in text
   assert '--config.data.tokenizer=' in text
 
 
 def _table():
-  """The pairs of arm and slice that the docstring of `sizes` promises."""
+  """Yields each pair of arm and slice in the docstring of `sizes`."""
   for arms, rest in re.findall(
     r'^ {4}((?:\d+[mb](?:, )?)+) +\d+ of (.*(?:\n {8,}.*)*)',
     sizes.__doc__,
@@ -129,7 +129,7 @@ def test_the_largest_slice_takes_more_rows_and_as_many_tokens():
   assert rows == 512
 
 
-def test_a_step_has_the_tokens_that_sizes_says():
+def test_a_step_has_the_tokens_that_the_docstring_says():
   tokens = [
     data.length * data.batch * data.microbatches
     for data in (sizes.get_config(arm).data for arm in sizes.ARMS)
@@ -188,7 +188,7 @@ def test_gke_jobset_parses():
     assert f'--accelerator={slice_.name}' in ' '.join(container['command'])
     (count,) = container['resources']['limits'].values()
     assert count == slice_.devices_per_host
-    # The workdir lies in a volume that every pod mounts.
+    # The workdir is in a volume that every pod mounts.
     mounts = {m['name']: m['mountPath'] for m in container['volumeMounts']}
     assert set(mounts) == {
       v['name'] for v in spec['template']['spec']['volumes']
@@ -209,7 +209,7 @@ def test_skypilot_parses():
 
 
 def test_skypilot_tells_jax_its_place(tmp_path):
-  """The run's variables, as JAX's own reader of Slurm's takes them."""
+  """The run sets the variables that JAX reads under Slurm."""
   task = yaml.safe_load((_LAUNCH / 'skypilot_h100.yaml').read_text())
   fake = tmp_path / 'python'
   fake.write_text('#!/bin/sh\nenv\necho "$@"\n')

@@ -2,9 +2,10 @@
 
     h100_64.py → `tpu_gpu_configs.load('h100_64')`, `--accelerator=h100_64`
 
-A file's name counts as its cloud counts: GPUs are GPUs, v5p counts TensorCores
-(v5p_256 is 128 chips), v5e and v6e have one TensorCore a chip. The public
-figures stand in `chips/`, what starts a run in `launch/`.
+The number in a file's name counts as its cloud counts: GPUs for H100,
+TensorCores for v5p (v5p_256 is 128 chips), and chips for v5e and v6e, which
+have one TensorCore each. The public figures are in `chips/`, the files that
+start a run in `launch/`.
 """
 
 import importlib

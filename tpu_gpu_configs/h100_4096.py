@@ -1,4 +1,4 @@
-"""4,096 H100 in 512 nodes: 110b, D/fsdp = 24 rows a device."""
+"""4,096 H100 in 512 nodes: 110b, D/fsdp = 24 rows per device."""
 
 from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config

@@ -1,4 +1,4 @@
-"""The TPU's attention kernels of one layer, to be compiled and looked at."""
+"""The attention kernels of one layer for a TPU, to be compiled and read."""
 
 import contextlib
 
@@ -18,14 +18,14 @@ def layer(
   head_dim: int = 128,
   length: int = 32_768,
 ):
-  """Returns forward and backward, and the shapes of what they take.
+  """Returns a function of both passes, and the shapes of its arguments.
 
   Args:
-    heads: of one device.
-    window: None for all.
+    heads: on one device.
+    window: tokens that a query sees, or None for all.
     kind: 'int8' for half-int8 attention, or a float's name.
     head_dim: K.
-    length: queries, and keys.
+    length: number of queries, and of keys.
   """
   B, L, H, K = 1, length, heads, head_dim
   out = 'bfloat16' if kind == 'int8' else kind
@@ -63,13 +63,14 @@ def layer(
 
 
 def alone(*arguments, tiles: tuple[int, int] | None = None):
-  """Returns a jit of a layer's kernels without what XLA does around them.
+  """Returns a jit of a layer's kernels alone, and the shapes they take.
 
-  What the compiler writes out of each of XLA's own takes most of the time.
+  The operations that XLA adds around them are left out, because writing those
+  out would take most of the compiler's time.
 
   Args:
     *arguments: see `layer`.
-    tiles: rows and keys of a block, instead of what `blocks.tpu` says.
+    tiles: rows and keys per block, in place of what `blocks.tpu` chooses.
   """
   run, structs = layer(*arguments)
   calls = []

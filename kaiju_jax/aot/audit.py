@@ -1,19 +1,21 @@
 """Whether a compiled step sends what it should, and nothing else.
 
-    over fsdp           weights as s8 codes or u8 trits, their gradients as
-                        u8, and nothing float but vectors: scales, gains,
-                        their gradients
+    over fsdp           weights as s8 codes or u8 trits, their gradients as u8;
+                        the only floats are vectors: scales, gains and their
+                        gradients
     over tensor         the rows' activations, but no array shaped as a weight;
-                        and an owner's gradient of what tensor does not split
+                        and an owner's gradient of a weight that tensor does
+                        not split
     over the whole mesh scalars, and sums of vectors such as norms
 
-Gathers are held to what the config promises of weights (`matmul`, `embedding`,
-`wire_weights`), reductions and exchanges to what it promises of gradients
-(`wire_gradients`), each apart. A permutation may be a part of either, and is
-looked at where both cross as codes. What is promised in float is not looked at.
+Gathers are held to what the config promises for weights (`matmul`, `embedding`,
+`wire_weights`), reductions and exchanges to what it promises for gradients
+(`wire_gradients`), separately. A permutation may be a part of either, so it is
+audited only where both cross as codes. What is promised in float is not
+audited.
 
-A reduce-scatter leaves each device a group's part: the operand counts, not the
-result.
+A reduce-scatter leaves each device one part of the group's, so its operand
+counts and not its result.
 """
 
 from collections.abc import Iterable
@@ -41,8 +43,8 @@ def problems(
 
   Args:
     collectives: of the compiled step.
-    experiment: model and rows.
-    mesh: widths of the axes that it was compiled for.
+    experiment: its model and rows.
+    mesh: widths of the axes that the step was compiled for.
   """
   subjects = _subjects(experiment.model, mesh)
   rows = _rows(experiment, mesh)
@@ -63,10 +65,10 @@ def problems(
 
 
 def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
-  """Returns what one device sends of weights' gradients over fsdp in a step.
+  """Returns the bytes of weights' gradients that one device sends over fsdp.
 
-  Exchanges and sums of matrices (a TPU's compiler makes an all-reduce of a
-  small reduce-scatter); vectors' sums are not in it.
+  They are the exchanges and sums of matrices in one step. A TPU's compiler
+  turns a small reduce-scatter into an all-reduce. Sums of vectors are left out.
   """
   return sum(
     x.total
@@ -82,12 +84,12 @@ class _Subject:
   """What a kind of collective must not carry in float.
 
   Attributes:
-    whole: shapes of the matrices that cross as codes, D whole; none where
+    whole: shapes of the matrices that cross as codes, D whole; empty where
       nothing is promised.
-    shards: an owner's parts of them.
-    copied: of these, the ones that tensor does not split.
-    exempt: matrices that cross in float.
-    least: numbers of the smallest matrix, as a device uses it.
+    shards: shapes of the parts that an owner holds.
+    copied: those of `shards` that tensor does not split.
+    exempt: shapes of the matrices that cross in float.
+    least: numbers in the smallest matrix, as a device uses it.
   """
 
   whole: frozenset[tuple[int, ...]]
@@ -104,7 +106,7 @@ def _word(kind: str) -> str:
 
 
 def _subjects(config, mesh) -> dict[str, _Subject]:
-  """Returns {what it is: what of it crosses as codes}."""
+  """Returns what crosses as codes, by the word for what crosses."""
   quantization = config.quantization
   matrices = [x for x in footprint.parameters(config) if len(x.shape) > 1]
   weights = [
@@ -112,7 +114,7 @@ def _subjects(config, mesh) -> dict[str, _Subject]:
     for x in matrices
     if quantization.wire_weights != 'float' and _is_int8(x, quantization)
   ]
-  # A float weight's gradient is encoded, too.
+  # The gradient of a float weight is encoded, too.
   is_squinch = codec.of(quantization).kind == 'squinch'
   return {
     'a weight': _subject(weights, matrices, mesh),
@@ -167,7 +169,7 @@ def _is_matrix(x, subject, rows) -> bool:
 
 
 def _size(x: collectives_lib.Collective) -> int:
-  """Returns the numbers that one device brings or gets, what is more."""
+  """Returns the numbers that one device brings or gets, whichever is more."""
   return x.size * x.group if x.kind == 'reduce-scatter' else x.size
 
 
@@ -182,7 +184,7 @@ def _rows(experiment, mesh) -> set[tuple[int, ...]]:
 
 
 def _bare(shape: Iterable[int]) -> tuple[int, ...]:
-  """Without dimensions of 1 and without their order, which compilers change."""
+  """Returns the sizes above 1, sorted: compilers reorder and pad dimensions."""
   return tuple(sorted(size for size in shape if size > 1))
 
 

@@ -32,7 +32,7 @@ from kaiju_jax.aot.hlo import matmuls as matmuls_lib
 from kaiju_jax.aot.hlo import text as text_lib
 from kaiju_jax.kernels import dispatch
 
-# What the compilers say only on standard error.
+# Lines that the compilers write to standard error alone.
 COMPLAINTS = (
   'Involuntary full rematerialization',
   "Can't reduce memory use below",
@@ -41,12 +41,12 @@ COMPLAINTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes of one device.
+  """Bytes on one device.
 
   Attributes:
-    arguments: state and batch.
-    outputs: of the step.
-    aliased: outputs that take their argument's place, by donation.
+    arguments: what goes in, such as the state and the batch.
+    outputs: what comes out.
+    aliased: outputs that take the place of a donated argument.
     temporary: everything in between, at its peak.
   """
 
@@ -57,7 +57,7 @@ class Memory:
 
   @property
   def needed(self) -> int:
-    """Arguments, temporaries, and outputs that take nobody's place."""
+    """Arguments, temporaries, and outputs that need a place of their own."""
     return self.arguments + self.temporary + self.outputs - self.aliased
 
 
@@ -67,10 +67,10 @@ class Program:
 
   Attributes:
     text: its scheduled, partitioned HLO.
-    memory: bytes of one device.
-    lower_seconds: tracing and lowering.
-    compile_seconds: the rest.
-    complaints: lines of the compiler's with one of COMPLAINTS.
+    memory: bytes on one device.
+    lower_seconds: time of tracing and lowering.
+    compile_seconds: time of everything after that.
+    complaints: the compiler's lines that hold one of COMPLAINTS.
   """
 
   text: str
@@ -86,13 +86,13 @@ class Program:
 
 @contextlib.contextmanager
 def tracing_for(device: jax.Device) -> Iterator[None]:
-  """Kernels traced within it are chosen and written for `device`."""
+  """Within it, kernels are chosen and traced for `device`."""
   cores = 'core_count' if device.platform == 'gpu' else 'num_cores'
   kind = jax.sharding.AbstractDevice(
     device.device_kind, getattr(device, cores, None), device.platform
   )
-  # An abstract mesh without axes: Pallas asks it for the device, where it
-  # would otherwise look for a real one.
+  # Pallas asks this mesh, which has no axes, for the device. Without it Pallas
+  # looks for a real one.
   mesh = jax.sharding.AbstractMesh((), (), abstract_device=kind)
   with (
     dispatch.compiling_for(device.platform),
@@ -104,12 +104,12 @@ def tracing_for(device: jax.Device) -> Iterator[None]:
 def build(
   jitted: Any, arguments: Sequence[Any], flags: Mapping[str, Any] | None = None
 ) -> Program:
-  """Compiles a jitted function for the devices of its arguments' shardings.
+  """Compiles a jitted function for the devices that its arguments are on.
 
   Args:
-    jitted: of `jax.jit`.
+    jitted: what `jax.jit` returns.
     arguments: ShapeDtypeStructs with shardings, or trees of them.
-    flags: XLA flags, such as an accelerator's.
+    flags: XLA flags, such as those of an accelerator.
   """
   with _said() as said:
     start = time.perf_counter()
@@ -156,14 +156,14 @@ def matmuls(program: Program) -> tuple[matmuls_lib.Matmul, ...]:
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-  """Compiles within it are compiles, whatever JAX has kept on disk.
+  """Within it, JAX compiles and does not read programs back from its cache.
 
   A program that is read back takes no time, brings no complaint and writes no
-  dump; and where its device is not here, JAX cannot read it back.
+  dump. JAX cannot read one back whose device is not here.
   """
   was = jax.config.jax_enable_compilation_cache
   jax.config.update('jax_enable_compilation_cache', False)
-  compilation_cache.reset_cache()  # JAX asks whether there is one but once.
+  compilation_cache.reset_cache()  # JAX asks only once whether there is one.
   try:
     yield
   finally:
@@ -173,9 +173,9 @@ def uncached() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
-  """Collects what is written to standard error, C++ included.
+  """Collects the lines written to standard error, C++ included.
 
-  It is passed on only where an error is raised.
+  They are passed on only where an error is raised.
   """
   lines = []
   sys.stderr.flush()

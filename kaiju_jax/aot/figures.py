@@ -18,10 +18,11 @@ from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step as step_lib
 
-# Collectives of smaller results are listed one by one: scales, norms, losses.
+# Collectives with a result below this many bytes have a table of their own:
+# scales, norms, losses.
 SMALL = 2**20
-# What a step may take of a device's memory: NCCL, cuBLAS and the context are in
-# none of the compiler's figures.
+# The share of a device's memory that a step may take. NCCL, cuBLAS and the
+# context need the rest; the compiler's figures leave them out.
 _SHARE = 0.9
 # f32 masters and Adam's two moments.
 _STATE_BYTES = 12
@@ -32,7 +33,7 @@ def compiled(
   accelerator: accelerator_lib.Accelerator,
   mesh_config: sharding_config.MeshConfig,
 ) -> dict[str, Any]:
-  """Compiles the step and returns what the compiler says.
+  """Compiles the step and returns the compiler's figures.
 
   Raises:
     devices.MissingPlugin, ValueError: see `devices.of` and `flags.check`.
@@ -127,7 +128,7 @@ def _small(found) -> list[dict[str, Any]]:
 
 
 def _is_rare(x: collectives_lib.Collective) -> bool:
-  """Whether it stands in a branch: ternary events, checksums and healing."""
+  """Whether it is in a branch: ternary events, checksums and healing."""
   return '/cond/branch_' in x.op_name
 
 
@@ -137,9 +138,11 @@ def _problems(figures) -> list[str]:
   if figures['needed_bytes'] > _SHARE * figures['device_bytes']:
     problems.append(f'needs more than {_SHARE:.0%} of the device.')
   if figures['aliased_bytes'] < 0.99 * figures['state_bytes']:
-    problems.append('the state is not given away: its memory counts twice.')
+    problems.append('the state is not donated: its memory counts twice.')
   if figures['widened']:
     problems.append('int8 codes are multiplied as something wider.')
   if figures['unsure_collectives']:
-    problems.append('collectives in loops whose trip count is not known.')
+    problems.append(
+      'collectives are in loops whose trip count could not be read.'
+    )
   return problems

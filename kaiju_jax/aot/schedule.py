@@ -3,13 +3,14 @@
     for stretch in schedule.read(make, 'v5e_256')['attention']:
       stretch.depth, stretch.bundles, stretch.busy['MXU']
 
-A TPU's core issues one bundle of instructions a cycle, and libtpu places each
-at compile time, with the latencies of its units in mind. So the number of
-bundles of a stretch of code without branches is the cycles it takes where it
-waits for no copy, and the share of a unit's slots that are filled is how busy
-it is. Cycles by the compiler's own model: nothing here was timed.
+A TPU's core issues one bundle of instructions per cycle. libtpu places each
+instruction at compile time and knows the latencies of the units. A stretch of
+code without branches therefore takes as many cycles as it has bundles, where it
+waits for no copy, and a unit is as busy as the share of its slots that is
+filled. These are cycles in the compiler's own model: nothing here was timed.
 
-The dump that this reads is one that no one promises to keep.
+The dump that this reads is not promised to anyone: a later version may write
+another.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Any
 
 from kaiju_jax.aot import tpu_kernels
 
-# What starts another stretch: a branch, or a label that one may reach.
+# A new stretch starts at a branch, and at a label that a branch may reach.
 _EDGE = re.compile(r'sbr\.rel|^\s*\w+ (?:LH|LB|LE|PB|PF|CT):')
 _BUNDLE = re.compile(r'^\s*(?:0x)?[0-9a-f]+(?: \w\w)?\s*: ?(>*)')
 _USE = '-final_hlo-static-per-bundle-utilization.txt'
@@ -31,11 +32,12 @@ class Stretch:
   """Bundles without a branch.
 
   Attributes:
-    depth: of the loops around it; a kernel's grid is one.
-    bundles: how many.
-    busy: share of each unit's slots that is filled, by its name: MXU the
-      matrix unit, VALU the vector unit, XLU what crosses lanes, EUP exp and
-      the like, VSTORE and VLOAD vector memory, SALU scalars.
+    depth: number of loops around it; a kernel's grid is one.
+    bundles: number of bundles.
+    busy: the share of each unit's slots that is filled, by the unit's name.
+      MXU is the matrix unit, VALU the vector unit, XLU moves between lanes,
+      EUP computes exp and the like, VSTORE and VLOAD are vector memory, SALU
+      scalars.
   """
 
   depth: int
@@ -51,7 +53,7 @@ def read(
   Args:
     make: see `tpu_kernels.read`.
     accelerator: see `tpu_kernels.read`.
-    shortest: bundles; shorter stretches are left out.
+    shortest: stretches with fewer bundles are left out.
 
   Raises:
     devices.MissingPlugin, RuntimeError: see `tpu_kernels.read`.
@@ -68,7 +70,7 @@ def read(
 
 
 def _use(bundles: pathlib.Path) -> pathlib.Path:
-  """The other file that the compiler wrote of a kernel."""
+  """Returns the kernel's other file: how full its bundles are."""
   stem = re.sub(r'-\d+-final_bundles\.txt$', '', bundles.name)
   (found,) = bundles.parent.glob(f'{stem}-*{_USE}')
   return found
@@ -79,10 +81,10 @@ def stretches(bundles: str, use: str) -> list[Stretch]:
 
   Args:
     bundles: a file of final bundles.
-    use: how many instructions each bundle has for each unit.
+    use: number of instructions per bundle and unit.
 
   Raises:
-    ValueError: the two do not belong together, or are in another form.
+    ValueError: the two do not fit each other, or have another form.
   """
   lines = [line for line in bundles.splitlines() if _BUNDLE.match(line)]
   units, slots, counts = _table(use)
@@ -111,7 +113,7 @@ def stretches(bundles: str, use: str) -> list[Stretch]:
 
 
 def _table(use: str):
-  """Names of units, slots of each in a bundle, and what bundles fill."""
+  """Returns the units, their slots per bundle, and the slots in use."""
   _, units, slots, _, *rows = use.strip().splitlines()
   return (
     [unit.strip() for unit in units.split(',')],

@@ -26,7 +26,7 @@ def heading(
   return (
     f'{accelerator.name}: {accelerator.devices:,} × {accelerator.chip.name},'
     f' fsdp {mesh.fsdp} × tensor {mesh.tensor}; {data.microbatches} ×'
-    f' {data.batch} rows of {data.length:,}, {tokens:,} tokens a step\n'
+    f' {data.batch} rows of {data.length:,}, {tokens:,} tokens per step\n'
   )
 
 
@@ -86,22 +86,22 @@ def modelled(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
     )
   table.caption = (
     'sum: nothing overlaps; overlap: weights travel beside the matmuls; +%:'
-    ' steps a second, over bf16'
+    ' steps per second, against bf16'
   )
   yield table
   yield from verdict(times)
 
 
 def verdict(times: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-  """Yields, in words, where a step gets faster and where it does not."""
+  """Yields sentences on where a step gets faster and where it does not."""
   bf16, forward = times['bf16'], times['int8 forward']
   both, squinch = times['int8 both ways'], times['int8 forward + Squinch']
   is_bound = bf16['fsdp'] > bf16['matmul'] + bf16['tensor']
   yield (
-    'Of the sources’ 20–30 %: the matmuls alone are'
+    'Beside the sources’ 20–30 %: the matmuls alone are'
     f' {_faster(bf16["matmul"], forward["matmul"])} with an int8 forward pass'
     f' (recomputed too), {_faster(bf16["matmul"], both["matmul"])} with int8'
-    ' input gradients. With the sequence’s wire, on which it enters as codes'
+    ' input gradients. With the sequence’s wire, where it enters as codes'
     f' ({_faster(bf16["tensor"], forward["tensor"])}),'
     f' {_faster(*(x["matmul"] + x["tensor"] for x in (bf16, forward)))} and'
     f' {_faster(*(x["matmul"] + x["tensor"] for x in (bf16, both)))}.'
@@ -110,7 +110,7 @@ def verdict(times: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     f'int8 gathers take {bf16["fsdp"] - forward["fsdp"]:.3f} s off the wire of'
     ' weights, which'
     + (
-      ' is the bottleneck here: more tokens a step would hide it.'
+      ' is the bottleneck here: more tokens per step would hide it.'
       if is_bound
       else ' the matmuls hide.'
     )
@@ -127,9 +127,9 @@ def verdict(times: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
   ternary = times['ternary updates + Squinch']
   gathered = squinch['fsdp'] - (ternary['fsdp'] - ternary['update'])
   yield (
-    f'Ternary updates are {ternary["update"]:.3f} s a step, instead of'
-    f' {gathered:.3f} s of int8 gathers, for each device to hold its tensor'
-    ' rank’s weights as codes.'
+    f'Ternary updates are {ternary["update"]:.3f} s per step, instead of'
+    f' {gathered:.3f} s of int8 gathers; each device then holds the weights of'
+    ' its tensor rank as codes.'
   )
 
 
@@ -146,13 +146,13 @@ def _compilation(figures) -> rich.table.Table:
     "of the device's", f'{_gib(figures["device_bytes"])}, {share:.0%}'
   )
   given = figures['aliased_bytes'] / figures['state_bytes']
-  table.add_row('given away', f'{_gib(figures["aliased_bytes"])}')
+  table.add_row('donated', f'{_gib(figures["aliased_bytes"])}')
   table.add_row('of the f32 state', f'{given:.1%}')
   return table
 
 
 def _wire(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-  table = describe.empty_table('On the wire: what one device sends in a step')
+  table = describe.empty_table('On the wire: what one device sends per step')
   for name in ('collective', 'dtype', 'axis'):
     table.add_column(name)
   for name in ('calls', 'GB', 'seconds'):
@@ -211,8 +211,8 @@ def _matmuls(figures, chip) -> rich.table.Table:
   notes = []
   if figures['unread_loops']:
     notes.append(
-      f"{figures['unread_loops']} of attention's loops end where the documents"
-      ' do, and count once.'
+      f'{figures["unread_loops"]} loops of attention end where the documents'
+      ' end, and count once.'
     )
   widened = len(figures['widened'])
   notes.append(

@@ -1,7 +1,7 @@
 """What hardware a run has: a chip's public figures, and a slice of chips.
 
-Data apart from science: `tpu_gpu_configs/*` fill these in, one file a slice,
-and an experiment never names a device. Imports no jax.
+Hardware is data, apart from science: the files of `tpu_gpu_configs` fill these
+in, one per slice, and an experiment never names a device. Imports no jax.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ class Chip:
   """One device's public figures; a chip's file says where each is from.
 
   Attributes:
-    name: as people call it.
-    platform: of PLATFORMS.
+    name: the common name.
+    platform: one of PLATFORMS.
     hbm_bytes: device memory.
-    hbm_bandwidth: bytes/s of it.
+    hbm_bandwidth: bytes/s of device memory.
     peak_bf16: dense bf16 operations/s on paper.
     peak_int8: dense int8 operations/s on paper.
     matmul_bf16: operations/s that a large bf16 matmul was measured to reach.
-    matmul_int8: the same of int8.
-    node_bandwidth: bytes/s, one way, of one GPU to the others of its node.
-    network_bandwidth: bytes/s, one way, of one GPU to other nodes.
-    link_bandwidth: bytes/s, one way, of one of a TPU's links to a neighbour.
-    description: what a GPU's compiler needs to know of it, as XLA's text
-      proto; '' elsewhere.
+    matmul_int8: the same for int8.
+    node_bandwidth: bytes/s, one way, from one GPU to the others of its node.
+    network_bandwidth: bytes/s, one way, from one GPU to other nodes.
+    link_bandwidth: bytes/s, one way, of one link from a TPU to a neighbour.
+    description: what XLA's compiler needs to know about a GPU, as a text
+      proto; '' for other platforms.
   """
 
   name: str
@@ -51,12 +51,13 @@ class Accelerator:
   """A slice of chips, and how a step is laid out on it.
 
   Attributes:
-    name: its file's.
-    chip: of which it is made.
-    hosts: processes, one a host.
-    devices_per_host: devices of each.
-    mesh: widths of the axes; their product is all devices.
-    topology: the compiler's name of a TPU slice, 'v5p:4x4x8'; '' elsewhere.
+    name: the name of its file.
+    chip: the chip that it is made of.
+    hosts: number of hosts, each of which runs one process.
+    devices_per_host: devices of each host.
+    mesh: widths of the axes; their product is the number of devices.
+    topology: the compiler's name for a TPU slice, 'v5p:4x4x8'; '' for other
+      platforms.
     flags: XLA flags worth setting, without the dashes.
     environment: variables that a launcher sets before the process starts.
   """
@@ -76,7 +77,7 @@ class Accelerator:
 
   @property
   def torus(self) -> tuple[int, ...]:
-    """Lengths of a TPU slice's sides; () elsewhere."""
+    """Lengths of a TPU slice's sides; () for other platforms."""
     sides = self.topology.partition(':')[2]
     return tuple(int(side) for side in sides.split('x')) if sides else ()
 

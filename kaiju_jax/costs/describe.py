@@ -1,8 +1,8 @@
 """Prints what a model is, before anything compiles.
 
-The layer diagram, the parameters, the KV cache beside those of ordinary
-models, and an estimate of the training memory. The arithmetic is in
-`footprint.py`; this module draws.
+It prints the layer diagram, the parameters, the KV cache beside those of
+ordinary models, and an estimate of the training memory. The arithmetic is in
+`footprint.py` and `training_memory.py`; this module draws.
 """
 
 from collections.abc import Iterator
@@ -38,16 +38,16 @@ def describe(
 
   Args:
     config: the model.
-    console: where to.
-    name: for the heading.
-    batch: rows of a microbatch, for the training memory.
-    length: tokens of a row, for the same.
+    console: where to print.
+    name: the model's name in the heading.
+    batch: rows per microbatch, for the training memory.
+    length: tokens per row, for the training memory.
     fsdp: devices that D is split over.
     tensor: devices that F, H, V and L are split over.
-    lengths: of the sequences that the KV caches hold.
+    lengths: tokens of the sequences whose KV caches are compared.
 
   Raises:
-    ValueError: a model that cannot be built, or a mesh that does not fit it.
+    ValueError: the model cannot be built, or the mesh does not fit it.
   """
   model_config.check(config)
   memory = memory_table(config, batch, length, fsdp, tensor)
@@ -64,7 +64,7 @@ def describe(
 
 
 def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
-  """Returns the repeating block, a rail from each KV owner to its readers."""
+  """Returns the repeating block, rails from each KV owner to its readers."""
   block = layers_lib.repeating_block(layers)
   repeats = len(layers) // len(block)
   title = f'{len(layers)} layers'
@@ -86,9 +86,10 @@ def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
 
 
 def _rails(block: Sequence[layers_lib.Layer]) -> Iterator[rich.text.Text]:
-  """Yields each layer's line of rails: ● makes keys and values, ├ ╰ read them.
+  """Yields each layer's line of rails.
 
-  Owners of a kind take the first rail that is free; local rails stand left.
+  ● makes keys and values, ├ and ╰ read them. An owner takes the first free rail
+  of its kind; the rails of local layers are on the left.
   """
   last = {layer.kv_from: index for index, layer in enumerate(block)}
   place = {}
@@ -133,7 +134,7 @@ def _mark(index: int, owner: int, last: int, kv_from: int) -> str:
 
 
 def parameter_table(config: model_config.ModelConfig) -> rich.table.Table:
-  """Returns the parameters by family; a name's suffix is its shape."""
+  """Returns the parameters by family. The suffix of a name is its shape."""
   parameters = footprint.parameters(config)
   total = footprint.count(parameters)
   table = empty_table('Parameters')
@@ -169,7 +170,7 @@ def kv_table(
     ' of its depth and head size'
   )
   table.caption = (
-    'Third line: what decoding allocates for one row, with its tables, in pages'
+    'Third line: what decoding allocates for one row, tables included, in pages'
     f' of {paging.PAGE} slots.'
   )
   columns = [footprint.kv_caches(config, length) for length in lengths]
@@ -209,7 +210,7 @@ def memory_table(
     config, batch, length, fsdp, tensor
   )
   table = empty_table(
-    f'Training memory a device, estimated: fsdp {fsdp} × tensor {tensor},'
+    f'Training memory per device, estimated: fsdp {fsdp} × tensor {tensor},'
     f' microbatch of {batch} × {length:,} tokens'
   )
   table.add_column('part')

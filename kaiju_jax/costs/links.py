@@ -1,29 +1,30 @@
 """How long a collective takes on a slice's wires, at their full width.
 
-n bytes a device of the result (of the operand, for a reduce-scatter), g devices
-in a group.
+The result has n bytes per device (for a reduce-scatter, the operand), and a
+group has g devices.
 
-GPUs, m of the group in one node. A node's members pull each byte through the
-network once between them and share it over NVLink; an all-to-all sends each
+On GPUs, m devices of the group are in one node. A node fetches each byte
+through the network once and shares it over NVLink; an all-to-all sends each
 byte to its one reader:
 
                                      NVLink             network
     all-gather, reduce-scatter       n (m − 1)/m        n (g − m)/(g m)
-    all-reduce                       twice of each
+    all-reduce                       twice as long
     all-to-all                       n (m − 1)/g        n (g − m)/g
 
-TPUs, the group a box in a torus of links that carry W bytes/s each way. Side i
-is k links long and a chip has c of them to itself: 2 on a ring, both ways, 1 on
-a line, and c/s of a side's where only every s-th chip is in the group, for s
-groups share it. All sides run at once; what an all-to-all sends travels k/4
-hops on a ring of k:
+On TPUs, the group is a box in a torus of links that carry W bytes/s each way.
+Side i is k links long, and a chip has c of them to itself: 2 on a ring (both
+ways), 1 on a line. Where only every s-th chip is in the group, s groups share
+the side and a chip has c/s. All sides run at once. What an all-to-all sends
+travels k/4 hops on a ring of k:
 
     all-gather, reduce-scatter       n (g − 1)/(g · W Σ c)
-    all-reduce                       twice of it
+    all-reduce                       twice as long
     all-to-all                       n max(k/c)/(4 W)
 
-Both are lower bounds: no latency, no contention, NVLink and network at once,
-the axes laid on the torus as `sharding/mesh.py` lays them.
+Both are lower bounds: there is no latency and no contention, NVLink and the
+network run at once, and the axes lie on the torus as `sharding/mesh.py` places
+them.
 """
 
 from collections.abc import Mapping
@@ -34,8 +35,9 @@ import math
 from kaiju_jax.costs import accelerator as accelerator_lib
 from kaiju_jax.sharding import config as sharding_config
 
-# Sides of a torus at least this long are rings: v5p's are cubes of 4 joined by
-# optical switches; a v5e or v6e pod is a ring at 16 only.
+# A side of a torus is a ring from this length on, by the torus's dimensions. A
+# v5p is made of cubes of 4 that optical switches join; a v5e or v6e pod has
+# rings only at 16.
 _RING = {3: 4, 2: 16}
 
 
@@ -49,14 +51,14 @@ def seconds(
   """Returns a collective's seconds.
 
   Args:
-    kind: of `hlo.collectives.KINDS`.
-    result_bytes: of one device's result.
-    axes: that the group spans, whole.
-    accelerator: whose wires.
+    kind: one of `aot.hlo.collectives.KINDS`.
+    result_bytes: bytes of one device's result.
+    axes: the axes that the group spans, each whole.
+    accelerator: the slice with the wires.
     mesh: widths of the axes.
 
   Raises:
-    ValueError: a slice without any bandwidth.
+    ValueError: the slice has no bandwidth.
   """
   group = math.prod(getattr(mesh, axis) for axis in axes)
   if group == 1:
@@ -74,9 +76,9 @@ def neighbours(
   accelerator: accelerator_lib.Accelerator,
   mesh: sharding_config.MeshConfig,
 ) -> int:
-  """Returns how many of a group are in one node.
+  """Returns how many devices of a group are in one node.
 
-  Devices stand in the mesh as they do in the nodes, `tensor` running fastest.
+  The mesh keeps the order of the nodes, `tensor` running fastest.
   """
   strides = {'fsdp': mesh.tensor, 'tensor': 1}
   ranges = [
@@ -93,13 +95,13 @@ def neighbours(
 def sides(
   accelerator: accelerator_lib.Accelerator, mesh: sharding_config.MeshConfig
 ) -> Mapping[str, tuple[tuple[int, float], ...]]:
-  """Returns each axis's sides: their length, and the links of a chip's own.
+  """Returns each axis's sides: their length, and a chip's own links.
 
-  `tensor` gets the most whole sides that make its width, else chips of one
-  host after another's; `fsdp` gets the rest.
+  `tensor` gets as many whole sides as make up its width. Where no whole sides
+  do, it gets the chips of one host, then of the next. `fsdp` gets the rest.
 
   Raises:
-    ValueError: a width of `tensor` that fills no box.
+    ValueError: the width of `tensor` fills no box.
   """
   torus = accelerator.torus
   links = [2.0 if side >= _RING[len(torus)] else 1.0 for side in torus]

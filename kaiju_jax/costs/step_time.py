@@ -1,35 +1,38 @@
 """A step's seconds by arithmetic: where int8 and Squinch save time.
 
-P numbers in the layers' matrices, t devices in a tensor group, T tokens of a
-step divided by all devices; each device does
+With P numbers in the layers' matrices, t devices in a tensor group, and T
+tokens of a step divided by all devices, each device does
 
     matmuls     2 P T forward, the same again where a layer is recomputed,
                 2 P T for the inputs' gradient and 2 P T for the weights'
     attention   4 H K T for each position seen, forward and recomputed; 2.5
                 times that backward
-    head        2 D V T forward, the same for each gradient; int8 as the layers'
-                where `quantization.embedding` is, else bf16
-    gather      P/t codes (1 byte) or bf16 (2), forward and backward, a
+    head        2 D V T forward, the same for each gradient; in int8 where
+                `quantization.embedding` is int8 and the layers are, otherwise
+                in bf16
+    gather      P/t codes (1 byte) or bf16 (2), forward and backward, per
                 microbatch
-    reduction   P/t gradients a microbatch: 6 bits, all-to-all; or bf16,
+    reduction   P/t gradients per microbatch: 6 bits, all-to-all; or bf16,
                 reduce-scatter
     update      where updates are ternary, instead of the gathers: P/t trits,
-                five to a byte, once a step; it comes after the optimizer and
+                five to a byte, once per step; it comes after the optimizer and
                 before the next step, so that nothing hides it
-    sequence    [B, L, D] over `tensor`, of each layer: gathered twice on
-                entering and scattered twice on leaving; recomputed, but for the
+    sequence    [B, L, D] over `tensor`, in each layer: gathered twice on
+                entering and scattered twice on leaving; recomputed, except the
                 last leaving; and the transpose of all four backward. In bf16,
-                but an int8 forward pass enters with codes: D + 4 bytes a token,
-                a scale among them
+                except that an int8 forward pass enters with codes: D + 4 bytes
+                per token, of which 4 are a scale
 
     seconds = bf16 operations / what bf16 matmuls reach
             + int8 operations / what int8 matmuls reach  (+) the wire
 
-Weights' gradients are bf16 matmuls in every arm, as the sources' are ("bf16
-local gradients"). Left out: everything that is no matmul and no wire (norms,
-quantizing, softmax, encoding, the optimizer, updating a replica), bubbles and
-latency; and on the wire the embedding and the head, keys and values (K wide),
-and what is as small as scales of weights. They dilute every ratio here.
+An arm is one choice of what is int8 and what crosses in few bits. Weights'
+gradients are bf16 matmuls in every arm, as in the sources ("bf16 local
+gradients"). Left out is everything that is neither a matmul nor on the wire
+(norms, quantizing, softmax, encoding, the optimizer, updating a replica),
+bubbles and latency; and on the wire the embedding and the head, keys and values
+(K wide), and whatever is as small as the scales of weights. What is left out
+dilutes every ratio here.
 """
 
 from collections.abc import Mapping
@@ -41,8 +44,8 @@ from kaiju_jax.costs import links
 from kaiju_jax.model import config as model_config
 from kaiju_jax.sharding import config as sharding_config
 
-# Bytes a number: a byte for the header and one for the signs of eight, 4 bits
-# each for the elements.
+# Bytes per number: eight numbers share a byte for the header and one for their
+# signs, and have 4 bits each.
 _SQUINCH = 0.75
 # Trits, five to a byte; events and padding are below 1 % of a wide weight.
 _TERNARY = 0.2
@@ -50,16 +53,16 @@ _TERNARY = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """What is int8 and what is six bits.
+  """What is int8 and what crosses in few bits.
 
   Attributes:
-    name: as printed; 'both ways' has the input's gradient in int8 too.
+    name: as printed; with 'both ways' the inputs' gradient is int8 too.
     forward: dtype of the forward matmuls, of the weights on the wire, and of
       the sequence where it enters attention and feed-forward.
     input_gradient: dtype of the matmuls that make the inputs' gradient.
     squinch: whether weights' gradients cross in 6 bits.
     ternary: whether every device holds the weights of its tensor rank as int8
-      and updates cross in trits; nothing is gathered then.
+      and updates cross in trits. Nothing is gathered then.
   """
 
   name: str
@@ -82,13 +85,13 @@ ARMS = (
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """A step's parts.
+  """The seconds of a step, by part.
 
   Attributes:
-    matmul: of all matmuls.
-    fsdp: of gathers, reductions and updates of weights.
-    tensor: of the sequence's gathers and scatters.
-    update: the part of `fsdp` that stands between two steps.
+    matmul: all matmuls.
+    fsdp: gathers, reductions and updates of weights.
+    tensor: gathers and scatters of the sequence.
+    update: the part of `fsdp` that is between two steps.
   """
 
   matmul: float
@@ -98,22 +101,22 @@ class Seconds:
 
   @property
   def apart(self) -> float:
-    """Nothing overlaps."""
+    """Seconds where nothing overlaps."""
     return self.matmul + self.fsdp + self.tensor
 
   @property
   def overlapped(self) -> float:
-    """Weights travel beside the matmuls; the sequence is waited for.
+    """Seconds where weights travel beside the matmuls.
 
-    A layer's weights are known ahead; what it computes on is not. An update is
-    waited for too.
+    A layer's weights are known ahead; the sequence that it computes on is not
+    and is waited for. An update is waited for, too.
     """
     beside = max(self.matmul + self.tensor, self.fsdp - self.update)
     return beside + self.update
 
   @property
   def hidden(self) -> float:
-    """The longest alone: no step is faster."""
+    """Seconds of the longest part alone: no step is faster."""
     return max(self.matmul, self.fsdp, self.tensor)
 
 
@@ -124,9 +127,9 @@ def operations(
 
   Args:
     config: the model.
-    tokens: of the step, divided by all devices.
-    length: of a row, all one document.
-    arm: dtypes.
+    tokens: tokens of the step, divided by all devices.
+    length: tokens of a row, which is one document.
+    arm: the dtypes.
   """
   sums = {'bf16': 0.0, 'int8': 0.0}
   matrices, recomputed = _matrices(config)
@@ -139,7 +142,7 @@ def operations(
     sums[dtype if is_coded else 'bf16'] += head
   attention = attention_operations(config, length) * tokens
   passes = 2 if config.remat == 'layer' else 1
-  # QKᵀ, half of the forward pass, reads codes.
+  # QKᵀ is half of the forward pass and reads codes.
   qk = 'int8' if arm.forward == 'int8' else 'bf16'
   sums[qk] += passes * attention / 2
   sums['bf16'] += passes * attention / 2 + 2.5 * attention
@@ -149,7 +152,7 @@ def operations(
 def attention_operations(
   config: model_config.ModelConfig, length: int
 ) -> float:
-  """Returns the operations of all layers' attention for a token, forward."""
+  """Returns the operations of all layers' attention per token, forward."""
   seen = 0.0
   for layer in config.layers():
     window = min(layer.window or length, length)
@@ -173,10 +176,10 @@ def seconds(
     config: the model.
     accelerator: the slice.
     mesh: widths of the axes.
-    rows: of a microbatch, on all devices together.
-    length: of a row.
-    arm: what is int8 and what is six bits.
-    microbatches: of a step.
+    rows: rows per microbatch, on all devices together.
+    length: tokens per row.
+    arm: what is int8 and what crosses in few bits.
+    microbatches: microbatches per step.
   """
   chip = accelerator.chip
   tokens = rows * length * microbatches / mesh.devices
@@ -196,7 +199,7 @@ def seconds(
     reduction = over('all-to-all', weights * _SQUINCH, 'fsdp')
   else:
     reduction = over('reduce-scatter', weights * 2 / mesh.fsdp, 'fsdp')
-  # A scatter's bytes are its operand's, so that it is as long as a gather.
+  # A scatter's bytes are those of its operand, so it takes as long as a gather.
   sequence = over(
     'all-gather',
     rows / mesh.fsdp * length * sequence_bytes(config, arm),
@@ -212,7 +215,7 @@ def seconds(
 
 
 def sequence_bytes(config: model_config.ModelConfig, arm: Arm) -> int:
-  """Returns the bytes that a layer gathers and scatters of one token."""
+  """Returns the bytes per token that a layer gathers and scatters."""
   is_recomputed = config.remat == 'layer'
   floats = 2 * config.d_model
   entering = config.d_model + 4 if arm.forward == 'int8' else floats
@@ -252,10 +255,10 @@ def _layer_matrices(config):
 
 
 def _matrices(config) -> tuple[int, int]:
-  """Returns the numbers that multiply forward, and those that do so again.
+  """Returns the numbers that multiply forward, and those that are recomputed.
 
-  A layer that is recomputed needs all but the output of its last matmul, and a
-  layer that shares keys and values has none of its own.
+  A layer that is recomputed needs all but the output of its last matmul. A
+  layer that shares keys and values has no projections for them.
   """
   parameters = _layer_matrices(config)
   total = footprint.count(parameters)

@@ -1,4 +1,4 @@
-"""The audit of the wire, on collectives that no compiler has to make."""
+"""The audit of the wire, on collectives that are written out here."""
 
 import math
 
@@ -12,7 +12,7 @@ from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
 
 PLACES = [('110b', 64, 8), ('13b', 8, 8)]
-# Of one layer of each preset: D, H, K, F, V.
+# D, H, K, F, V of each preset.
 SIZES = {
   '110b': (12_288, 96, 128, 51_200, 65_536),
   '13b': (5120, 40, 128, 24_576, 65_536),
@@ -37,7 +37,7 @@ def _collective(kind, dtype, shape, axes, mesh):
 
 
 def _matrices(preset, d_width, tensor):
-  """Of a device whose D is split over `d_width`."""
+  """Returns a device's shapes where D is split over `d_width`."""
   D, H, K, F, V = SIZES[preset]
   D = D // d_width
   return {
@@ -91,13 +91,13 @@ def _found(planted, place, **quantization):
 
 @pytest.mark.parametrize('place', PLACES)
 @pytest.mark.parametrize('dtype', ['bf16', 'f32'])
-def test_every_matrix_is_missed_by_none(place, dtype):
+def test_every_float_matrix_is_found(place, dtype):
   reductions, gathers = _reductions(place, dtype), _gathers(place, dtype)
   assert all(_found(reductions, place))
   assert all(_found(gathers, place))
   permuted = [('collective-permute', *x[1:]) for x in reductions]
   assert all(_found(permuted, place))
-  # As a compiler may reshape it.
+  # A compiler may reshape it.
   flat = [
     ('reduce-scatter', dtype, (math.prod(x[2]),), ('fsdp',)) for x in reductions
   ]
@@ -125,7 +125,7 @@ def test_a_float_embedding_is_gathered_in_float_and_reduced_in_codes(place):
 
 
 @pytest.mark.parametrize('place', PLACES)
-def test_a_permutation_may_be_what_is_promised_in_float(place):
+def test_a_permutation_is_allowed_where_either_may_be_float(place):
   permuted = [('collective-permute', *x[1:]) for x in _reductions(place)]
   for name in 'wire_weights', 'wire_gradients':
     assert not any(_found(permuted, place, **{name: 'float'}))
@@ -142,7 +142,7 @@ def test_what_may_cross(place):
     ('all-gather', 'bf16', (1, 8192, D), ('tensor',)),
     ('all-gather', 's8', (1, 8192, D), ('tensor',)),
     ('all-gather', 'f32', (1, 8192, 1), ('tensor',)),
-    # The gradients of what tensor copies: w_k, w_v and a gain, of an owner.
+    # An owner's gradients of what tensor copies: w_k, w_v and a gain.
     ('all-reduce', 'f32', (D // fsdp, K), ('tensor',)),
     ('all-reduce', 'f32', (D // fsdp,), ('tensor',)),
     # Gains and their gradients.
@@ -161,7 +161,7 @@ def test_what_may_cross(place):
   assert _problems(legal, place) == ()
 
 
-def test_copies_are_summed_where_no_weight_crosses():
+def test_copies_are_summed_over_tensor_and_not_gathered():
   place = '13b', 1, 8
   summed = ('all-reduce', 'f32', (5120, 128), ('tensor',))
   assert _problems([summed], place) == ()
@@ -170,11 +170,11 @@ def test_copies_are_summed_where_no_weight_crosses():
 
 
 def test_scales_in_the_shape_of_a_shard():
-  """At fsdp 128 w_q's limits are as many as an owner's part of w_k."""
+  """At fsdp 128, w_q has as many limits as an owner has numbers of w_k."""
   limits = ('all-reduce', 'f32', (1, 40, 128), ('fsdp',))
   assert _problems([limits], ('13b', 128, 1)) == ()
 
 
-def test_more_than_a_vector_over_the_whole_mesh():
+def test_more_than_a_vector_over_the_whole_mesh_is_found():
   planted = ('all-reduce', 'f32', (2, 12_288), ('fsdp', 'tensor'))
   assert _problems([planted], PLACES[0])

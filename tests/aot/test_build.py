@@ -1,4 +1,4 @@
-"""What can be told of a program without its device, and clear refusals."""
+"""What is known about a program without its device, and clear refusals."""
 
 import dataclasses
 import os
@@ -113,7 +113,7 @@ def test_too_few_cpu_devices():
 
 _WITHOUT = """
 import sys
-# As where no plug-in is installed.
+# No plug-in can be imported.
 for name in ('jax_plugins', 'libtpu'):
   sys.modules[name] = None
 from kaiju_jax.aot import devices
@@ -139,7 +139,7 @@ def test_missing_packages_are_named(name, expected):
     text=True,
     check=True,
     timeout=60,
-    # libtpu leaves where it was found in its own environment.
+    # libtpu notes in the environment where it was found.
     env=os.environ | {'PYTHONPATH': os.getcwd(), 'TPU_LIBRARY_PATH': ''},
   )
   for part in expected:

@@ -21,7 +21,7 @@ def _triton(size, dtype, contracted=64, warps=4):
 
 @pytest.mark.parametrize(
   ('dtype', 'expected'),
-  # 64 rows a warp group, and 32 bytes of each row an instruction.
+  # An instruction takes 64 rows of a warp group and 32 bytes of each.
   [('bfloat16', {'wgmma bf16': 4}), ('int8', {'wgmma s8': 2})],
 )
 @pytest.mark.aot
@@ -31,14 +31,14 @@ def test_a_tile_of_triton(dtype, expected):
   assert kernel.instructions == expected
   assert kernel.instructions['mma s8'] == 0
   assert kernel.spill_stores == kernel.spill_loads == 0
-  # The sum alone takes 64 · 64 / 128 of each thread's.
+  # The sum alone takes 64 · 64 / 128 = 32 registers per thread.
   assert 32 < kernel.registers <= 255
-  # At least one operand is there for the tensor cores.
+  # At least one operand is in shared memory for the tensor cores.
   assert kernel.shared_memory >= 64 * 64
 
 
 @pytest.mark.aot
-def test_small_tiles_take_a_warps_instruction():
+def test_small_tiles_use_the_instruction_of_one_warp():
   jitted, operands = _triton(16, 'bfloat16')
   kernel = compiled.gpu(jitted, *operands)['one_dot']
   assert kernel.instructions['mma bf16'] > 0
@@ -47,7 +47,7 @@ def test_small_tiles_take_a_warps_instruction():
 
 @pytest.mark.aot
 def test_a_block_too_large_spills():
-  # 128 · 128 / 32 = 512 registers of a thread for the sum: there are 255.
+  # The sum needs 128 · 128 / 32 = 512 registers per thread; there are 255.
   jitted, operands = _triton(128, 'bfloat16', warps=1)
   kernel = compiled.gpu(jitted, *operands)['one_dot']
   assert kernel.registers == 255
@@ -120,7 +120,7 @@ def test_a_missing_assembler_is_named(monkeypatch):
 
 
 @pytest.mark.aot
-def test_what_the_environment_had_is_there_again(monkeypatch):
+def test_the_environment_is_restored(monkeypatch):
   monkeypatch.setenv('MOSAIC_GPU_DUMP_TO', 'before')
   x = jax.ShapeDtypeStruct((8,), jnp.float32)
   compiled.gpu(jax.jit(jnp.sin), x)

@@ -4,7 +4,7 @@ import pytest
 
 from kaiju_jax.aot import schedule
 
-# As libtpu writes them, but for names and most instructions.
+# The form that libtpu writes, with other names and few instructions.
 _BUNDLES = """\
 = control target key start
 LH: loop header
@@ -44,6 +44,6 @@ def test_code_is_cut_at_branches_and_labels():
   assert found[1].busy == {'MXU': 1 / 8, 'VALU': 1 / 2, 'SALU': 1 / 4}
 
 
-def test_another_form_is_refused():
+def test_an_unknown_form_is_refused():
   with pytest.raises(ValueError, match='7 bundles, but 6 counts'):
     schedule.stretches(_BUNDLES, _USE.removesuffix('0 0 0\n'))

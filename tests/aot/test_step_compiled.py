@@ -23,7 +23,7 @@ PLACES = [
   pytest.param('cpu_8', marks=pytest.mark.slow),
   *compiled.on('h100_8', 'v5p_128'),
 ]
-# A TPU's compiler takes minutes for each.
+# A TPU's compiler takes a minute or more for each.
 OTHER_WIRES = [
   pytest.param('h100_8', marks=pytest.mark.aot),
   pytest.param('v5p_128', marks=[pytest.mark.aot, pytest.mark.full]),

@@ -26,7 +26,7 @@ def test_tpu_instructions_have_their_operands_type(dtype, name, accelerator):
 
 
 @pytest.mark.aot
-def test_what_a_tpu_compiler_says_is_passed_on():
+def test_the_compilers_error_is_passed_on():
   make = functools.partial(dots.call, 256, 'complex64')
   with pytest.raises(RuntimeError, match='compiling for v5e_256') as refused:
     compiled.tpu(make, 'v5e_256')

@@ -1,4 +1,4 @@
-"""The printed description: drawn by literal, complete, and without jax."""
+"""The printed description: literal diagrams, complete, and without jax."""
 
 import io
 import pathlib
@@ -25,7 +25,7 @@ def printed(part, width: int = 100) -> str:
 
 
 def rows(layers) -> list[str]:
-  """The diagram's lines of layers."""
+  """Returns the diagram's lines of layers."""
   lines = printed(describe.diagram(layers)).splitlines()
   return [line for line in lines if ' local ' in line or ' global ' in line]
 
@@ -128,7 +128,7 @@ def test_the_script_describes_replicas():
   # A preset is described on the mesh that it is for.
   assert 'fsdp 8 × tensor 8' in done.stdout
   lines = [line.split() for line in done.stdout.splitlines()]
-  # 13.2 G codes and a byte each, an eighth on a device of `tensor`.
+  # 13.2 G codes of one byte each, an eighth of them on each of 8 devices.
   assert ['replicas', '1.54', 'GiB', '1.54', 'GiB'] in lines
 
 

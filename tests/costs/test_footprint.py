@@ -19,7 +19,7 @@ KAIJU = ('13b', '34b', '110b')
 
 
 def real_counts(config: model_config.ModelConfig) -> dict[str, int]:
-  """Numbers under each parameter name of the model itself, by its shapes."""
+  """Returns the numbers under each parameter name of the real model."""
   shapes = jax.eval_shape(
     transformer.Transformer(config).init,
     jax.random.key(0),
@@ -99,8 +99,9 @@ def test_kv_cache_against_gqa_8_of_the_same_depth(name):
 
 
 def test_kv_caches_by_hand():
-  # 7 layers: two local owners that keep 4 tokens and a global one; a token is
-  # 2·(6 + 4) bytes. The others keep 10 tokens in 7 layers, 2·6·2 bytes a head.
+  # Of 7 layers, two local owners keep 4 tokens and a global one 10; a token is
+  # 2·(6 + 4) bytes. The others keep 10 tokens in each of 7 layers, and a head's
+  # token is 2·6·2 bytes.
   config = model_config.ModelConfig(
     num_layers=7, window=4, num_heads=16, head_dim=6
   )

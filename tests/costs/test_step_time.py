@@ -1,4 +1,4 @@
-"""The time model against counts drawn out by hand."""
+"""The time model against counts by hand."""
 
 import dataclasses
 
@@ -29,8 +29,8 @@ def _seconds(kind, axes, fsdp, tensor, slice_=H100):
     ('all-gather', 'fsdp', 8, 8, 7 / 8 / 50),
     ('all-to-all', 'fsdp', 8, 8, 7 / 8 / 50),
     ('reduce-scatter', 'fsdp', 8, 8, 8 * 7 / 8 / 50),
-    # All eight of each node: they share what the network brings once, but an
-    # all-to-all has another byte for each.
+    # All eight of each node share what the network brings once, but an
+    # all-to-all sends another byte to each.
     ('all-gather', 'fsdp', 64, 1, max(7 / 8 / 450, 7 / 8 / 8 / 50)),
     ('all-to-all', 'fsdp', 64, 1, 7 / 8 / 50),
     ('all-gather', 'fsdp', 1, 64, 0),
@@ -64,7 +64,7 @@ def test_a_torus(kind, axis, expected):
     ('v5p_256', 4, {'tensor': ((4, 2),), 'fsdp': ((4, 2), (8, 2))}),
     ('v5p_256', 16, {'tensor': ((4, 2), (4, 2)), 'fsdp': ((8, 2),)}),
     ('v6e_256', 16, {'tensor': ((16, 2),), 'fsdp': ((16, 2),)}),
-    # A host; the others of a row are every second chip, and share its ring.
+    # A host. The others of its row are every second chip and share its ring.
     ('v6e_256', 4, {'tensor': ((2, 1), (2, 1)), 'fsdp': ((8, 1), (8, 1))}),
     ('v6e_256', 8, {'tensor': ((4, 1), (2, 1)), 'fsdp': ((4, 0.5), (8, 1))}),
     ('v6e_256', 2, {'tensor': ((2, 1),), 'fsdp': ((8, 1), (16, 2))}),
@@ -77,7 +77,7 @@ def test_axes_on_a_torus(name, tensor, expected):
   assert links.sides(slice_, mesh) == expected
 
 
-def test_a_host_of_a_pod_and_what_it_shares():
+def test_a_host_of_a_pod_shares_its_rings():
   """v6e:16x16 as 64 × 4."""
   slice_ = tpu_gpu_configs.load('v6e_256')
   link = slice_.chip.link_bandwidth / 1e9
@@ -89,7 +89,7 @@ def test_a_host_of_a_pod_and_what_it_shares():
   assert exchanged == pytest.approx(8 / (4 * link))
 
 
-def test_an_axis_that_no_side_makes():
+def test_an_axis_that_fills_no_box_is_refused():
   slice_ = tpu_gpu_configs.load('v6e_256')
   with pytest.raises(ValueError, match=r'mesh.tensor=3 is no product'):
     links.sides(slice_, config.MeshConfig(85, 3))
@@ -127,7 +127,7 @@ def test_operations_without_remat():
 def test_operations_of_int8_both_ways_with_remat():
   arm = next(x for x in step_time.ARMS if x.name == 'int8 both ways')
   counted = step_time.operations(_model(remat='layer'), 10, 8, arm)
-  again = _MATRICES - 2 * 256  # All but the last matmul of each layer.
+  again = _MATRICES - 2 * 256  # The last matmul of each layer is not repeated.
   assert counted['int8'] == pytest.approx(
     10 * (2 * _MATRICES + 2 * again + 2 * _MATRICES + _ATTENTION)
   )
@@ -157,7 +157,7 @@ def test_an_int8_head(name):
     ('none', 'bf16', 8 * 16),
     ('none', 'int8 forward', 2 * 12 + 6 * 16),
     ('layer', 'bf16 + Squinch', 11 * 16),
-    # Codes enter twice and twice again; the backward pass has floats.
+    # Codes enter twice and again when recomputed; backward there are floats.
     ('layer', 'int8 forward', 4 * 12 + 7 * 16),
     ('layer', 'int8 both ways', 4 * 12 + 7 * 16),
   ],
@@ -192,7 +192,7 @@ def test_seconds_of_a_step():
   )
   assert bf16.apart == bf16.matmul + bf16.fsdp + bf16.tensor
   assert bf16.overlapped == max(bf16.matmul + bf16.tensor, bf16.fsdp)
-  # A fifth of a byte, once a step, and nothing else to wait for.
+  # A fifth of a byte, once per step, and nothing else to wait for.
   ternary = by_name['ternary updates + Squinch']
   assert ternary.update == pytest.approx(weights * 0.2 / 2)
   assert ternary.fsdp == pytest.approx(weights * (0.75 + 0.2) / 2)
@@ -204,7 +204,7 @@ def test_seconds_of_a_step():
   assert again.update == ternary.update
   assert again.fsdp == pytest.approx(weights * (3 * 0.75 + 0.2) / 2)
   assert by_name['int8 forward'].matmul < bf16.matmul
-  # Two of the eight are of 12 bytes a token, not 16.
+  # Two of the eight have 12 bytes per token, not 16.
   assert by_name['int8 forward'].tensor == pytest.approx(
     2 * 8 * (2 * 12 + 6 * 16) / 2 / 10
   )

@@ -32,9 +32,9 @@ TINY = model_config.ModelConfig(
 
 
 def test_training_memory_by_hand():
-  # P = 8·16 + 7·8 + 6·64 + 4·32 + 6·256 = 2,232; a layer saves
-  # 24·8 + 2·(2·8 + 3·32 + 2·8) + 5·8 + 3·32 + 3·8 = 608 bytes a token, and a
-  # token of the two owners' keys and values is 2·2·(4 + 4). T = 2·16.
+  # P = 8·16 + 7·8 + 6·64 + 4·32 + 6·256 = 2,232. A layer saves
+  # 24·8 + 2·(2·8 + 3·32 + 2·8) + 5·8 + 3·32 + 3·8 = 608 bytes per token. The
+  # two owners' keys and values are 2·2·(4 + 4) bytes per token. T = 2·16.
   assert training_memory.estimate(TINY, 2, 16) == {
     'parameters': 4 * 2232,
     'Adam moments': 8 * 2232,
@@ -75,7 +75,7 @@ def test_replicas_by_hand():
     "replicas' update": 2048 // 5 + 2 * 256,
     'weights in use': 2 * 2 * 2048 // 3 + 2 * 128,
   }
-  # Repeats of a block lie in one array. Over tensor, w_k and w_v are whole.
+  # The repeats of a block are one array. Over tensor, w_k and w_v are whole.
   stacked = dataclasses.replace(ternary, layout='L0 G1 L2 G3')
   memory = training_memory.estimate(stacked, 2, 16, tensor=2)
   assert memory['replicas'] == 4 * (32 + 32 + 32 + 32 + 128 + 128)
@@ -87,7 +87,7 @@ def test_replicas_by_hand():
 
 
 def test_a_mesh_shards_parameters_by_their_letters():
-  # D over 4: all but nothing. F, H and V over 2: all but gains, w_k and w_v.
+  # D over 4 splits everything; F, H and V over 2 all but gains, w_k and w_v.
   sharded = training_memory.estimate(TINY, 4, 16, fsdp=4, tensor=2)
   assert sharded['parameters'] == 4 * (
     (56 + 128) // 4 + (128 + 6 * 64 + 6 * 256) // 8
@@ -127,7 +127,7 @@ def test_a_mesh_that_does_not_fit_is_refused(arguments, message):
   ],
 )
 def test_training_memory_is_near_what_xla_plans(remat, quantization, dtype):
-  # A block of one layer compiles fast, and is recomputed alone on a CPU too.
+  # A block of one layer compiles fast, and is recomputed on a CPU, too.
   model = dataclasses.replace(
     presets.preset('1m'),
     vocab_size=8192,
@@ -146,7 +146,7 @@ def test_training_memory_is_near_what_xla_plans(remat, quantization, dtype):
 
 
 def planned_bytes(model, batch: int, length: int) -> int:
-  """Bytes of the training step that XLA compiles for one device."""
+  """Returns the bytes of the training step that XLA plans for one device."""
   experiment = experiment_lib.Experiment(model=model)
   chain = optimizer.make(experiment.optimizer)
   abstract_state = jax.eval_shape(
@@ -178,7 +178,7 @@ def planned_bytes(model, batch: int, length: int) -> int:
 
 @pytest.mark.slow
 def test_memory_of_ternary_updates_is_near_what_xla_plans():
-  """Eight devices; weights outweigh the rows, as on a slice."""
+  """On eight devices whose weights outweigh the rows, as on a slice."""
   model = dataclasses.replace(
     presets.preset('1m'),
     d_model=256,
@@ -197,7 +197,7 @@ def test_memory_of_ternary_updates_is_near_what_xla_plans():
   abstract = step.abstract(experiment, mesh)
   memory = build.build(step.make(experiment, mesh), abstract).memory
   estimate = training_memory.estimate(model, 4, 64, 4, 2)
-  # What the state takes is no guess: only scales and the batch are left out.
+  # The state is no estimate: only scales and the batch are left out.
   state_bytes = sum(
     estimate[name] for name in ('parameters', 'Adam moments', 'replicas')
   )

@@ -1,1 +1,1 @@
-"""What each chip's maker publishes, and what others measured on it."""
+"""Figures that a chip's maker publishes and that others measured on it."""

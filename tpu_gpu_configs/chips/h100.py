@@ -33,7 +33,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 CHIP = accelerator.Chip(
   name='H100 SXM',
   platform='cuda',
-  # What XLA's own description of the device gives it (80 GB HBM3, less ECC).
+  # From XLA's own description of the device (80 GB HBM3, less ECC).
   hbm_bytes=84_942_979_072,
   # NVIDIA's H100 data sheet: 3.35 TB/s, 989.4 bf16 TFLOPS and 1,978.9 int8
   # TOPS dense, NVLink 900 GB/s both ways together.
@@ -47,25 +47,25 @@ CHIP = accelerator.Chip(
   # our guess.
   matmul_bf16=794.5e12,
   matmul_int8=1402.6e12,
-  # DGX H100: eight ConnectX-7 of 400 Gb/s a node, one a GPU. Clouds may have
-  # half of it.
+  # DGX H100: eight ConnectX-7 of 400 Gb/s per node, one per GPU. Clouds may
+  # have half of it.
   network_bandwidth=50e9,
   description=_DESCRIPTION,
 )
 
 FLAGS = {
-  # Starts a layer's gather while the layer before computes: on by default in
-  # new versions, and what the whole design counts on.
+  # Starts a layer's gather while the layer before it computes. The whole design
+  # counts on this; new versions do it by default.
   'xla_gpu_enable_latency_hiding_scheduler': True,
-  # Codes, scales and small vectors of one layer become one NCCL call; larger
-  # would join layers, which then cannot overlap.
+  # Codes, scales and small vectors of one layer become one NCCL call. A larger
+  # threshold would join layers, which could then not overlap.
   'xla_gpu_all_gather_combine_threshold_bytes': 128 << 20,
   'xla_gpu_reduce_scatter_combine_threshold_bytes': 128 << 20,
   'xla_gpu_all_reduce_combine_threshold_bytes': 128 << 20,
 }
 
 ENVIRONMENT = {
-  # The default of 0.75 wastes a fifth of the device; NCCL and the CUDA context
-  # need the rest.
+  # The default of 0.75 wastes a fifth of the device. NCCL and the CUDA context
+  # need what is left here.
   'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.92',
 }

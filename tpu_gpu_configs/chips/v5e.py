@@ -1,4 +1,4 @@
-"""TPU v5e: one TensorCore a chip."""
+"""TPU v5e: one TensorCore per chip."""
 
 from kaiju_jax.costs import accelerator
 from tpu_gpu_configs.chips import v5p
@@ -7,7 +7,7 @@ CHIP = accelerator.Chip(
   name='TPU v5e',
   platform='tpu',
   # cloud.google.com/tpu/docs/v6e, its table beside v5e: 16 GB, 819 GB/s, 197
-  # bf16 TFLOPS, 393 int8 TOPS, a 2D torus with 1,600 Gb/s a chip, four links
+  # bf16 TFLOPS, 393 int8 TOPS, a 2D torus with 1,600 Gb/s per chip, four links
   # one way together.
   hbm_bytes=16e9,
   hbm_bandwidth=819e9,

@@ -1,4 +1,4 @@
-"""TPU v5p: two TensorCores a chip, which JAX shows as one device."""
+"""TPU v5p: two TensorCores per chip, which JAX shows as one device."""
 
 from kaiju_jax.costs import accelerator
 
@@ -6,7 +6,7 @@ CHIP = accelerator.Chip(
   name='TPU v5p',
   platform='tpu',
   # cloud.google.com/tpu/docs/v5p: 95 GiB, 2,765 GB/s, 459 bf16 TFLOPS, a 3D
-  # torus with 1,200 GB/s a chip, both ways and six links together.
+  # torus with 1,200 GB/s per chip, both ways and six links together.
   hbm_bytes=95 * 2**30,
   hbm_bandwidth=2765e9,
   peak_bf16=459e12,
@@ -19,7 +19,7 @@ CHIP = accelerator.Chip(
 )
 
 FLAGS = {
-  # Gathers run beside matmuls, in the steps of the fusion that needs them.
+  # Gathers run beside matmuls, within the fusion that reads them.
   'xla_tpu_enable_async_collective_fusion': True,
   'xla_tpu_enable_async_collective_fusion_fuse_all_gather': True,
   'xla_tpu_enable_async_collective_fusion_multiple_steps': True,

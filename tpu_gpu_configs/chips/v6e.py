@@ -1,4 +1,4 @@
-"""TPU v6e, Trillium: one TensorCore a chip."""
+"""TPU v6e, Trillium: one TensorCore per chip."""
 
 from kaiju_jax.costs import accelerator
 from tpu_gpu_configs.chips import v5p
@@ -7,7 +7,7 @@ CHIP = accelerator.Chip(
   name='TPU v6e',
   platform='tpu',
   # cloud.google.com/tpu/docs/v6e: 32 GB, 1,640 GB/s, 918 bf16 TFLOPS, 1,836
-  # int8 TOPS, a 2D torus with 800 GB/s a chip, both ways and four links
+  # int8 TOPS, a 2D torus with 800 GB/s per chip, both ways and four links
   # together.
   hbm_bytes=32e9,
   hbm_bandwidth=1640e9,

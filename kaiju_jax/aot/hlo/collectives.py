@@ -10,13 +10,14 @@ One device of a group of g sends, for a result of n bytes on each device,
                                             to another
     collective-broadcast n
 
-whichever algorithm runs it: what a ring sends, and the least that any can. How
-long it takes is `kaiju_jax.wire`'s matter.
+whichever algorithm runs it: a ring sends this much, and no algorithm can send
+less. `costs/links.py` says how long it takes.
 
-Asynchronous pairs are read at their start. A collective of several arrays is
-several lines, one an array. TPU compilers write a reduce-scatter as a fusion of
-an all-reduce and the slice that a device keeps (`all-reduce-scatter`); it is
-counted as what it is. The CPU compiler has no bf16 collectives and shows f32.
+Asynchronous pairs are read at their start. A collective of several arrays gives
+one `Collective` per array. TPU compilers write a reduce-scatter as a fusion of
+an all-reduce and the slice that a device keeps (`all-reduce-scatter`); it
+counts as a reduce-scatter. The CPU compiler has no bf16 collectives and shows
+f32.
 """
 
 from collections.abc import Iterable
@@ -45,16 +46,16 @@ class Collective:
   """One array's exchange.
 
   Attributes:
-    kind: of KINDS.
+    kind: one of KINDS.
     dtype: such as 'u8'.
     shape: of one device's result.
-    axes: of the mesh that its groups span.
-    group: devices that take part together.
-    times: how often a call of the program runs it, loops multiplied in.
-    result_bytes: of one device's result, each time.
-    wire_bytes: that one device sends, each time.
-    is_sure: whether `times` is exact, not the least of a loop that could not
-      be read.
+    axes: the axes of the mesh that its groups span.
+    group: number of devices that take part together.
+    times: how often one call of the program runs it, loops multiplied in.
+    result_bytes: bytes of one device's result, each time.
+    wire_bytes: bytes that one device sends, each time.
+    is_sure: whether `times` is exact. It is a lower bound where a loop could
+      not be read.
     op_name: path of the JAX operation that it comes from.
   """
 
@@ -76,7 +77,7 @@ class Collective:
 
   @property
   def total(self) -> float:
-    """Bytes that one device sends in a call of the program."""
+    """Bytes that one device sends in one call of the program."""
     return self.times * self.wire_bytes
 
 
@@ -90,7 +91,7 @@ def read(
     mesh: width of each axis, in the mesh's order.
 
   Raises:
-    ValueError: groups in a notation that is not known.
+    ValueError: the groups are in an unknown notation.
   """
   found = []
   executions = loops.executions(module)
@@ -167,7 +168,7 @@ def _sent(kind: str, group: int) -> float:
 
 
 def _results(computation, instruction) -> tuple[text_lib.Array, ...]:
-  """Returns the arrays that come out; a start's type has its operands too."""
+  """Returns the arrays that come out. A start's type has its operands too."""
   type_ = instruction.type
   is_start = instruction.opcode.endswith('-start')
   if is_start and isinstance(type_, tuple) and len(type_) > 1:
@@ -180,7 +181,7 @@ def _results(computation, instruction) -> tuple[text_lib.Array, ...]:
       type_ = type_[1]
   results = text_lib.flat(type_)
   if instruction.opcode.startswith('all-to-all') and len(results) > 1:
-    # One array a peer, which is one exchange.
+    # One array per peer is one exchange.
     return _joined(results)
   return results
 
@@ -196,7 +197,7 @@ def _joined(parts: tuple[text_lib.Array, ...]) -> tuple[text_lib.Array, ...]:
 
 
 def _kept(computation) -> text_lib.Array | None:
-  """Returns the slice of an all-reduce that a device keeps, if it is one."""
+  """Returns the slice that a device keeps of a fused reduce-scatter."""
   if not re.match(r'all-reduce-scatter', computation.name):
     return None
   root = computation.instructions[computation.root]

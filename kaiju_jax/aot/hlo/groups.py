@@ -1,15 +1,16 @@
 """Which devices take part in a collective together, and which axes they span.
 
-Three notations, and no group at all for everyone:
+There are three notations; without groups all devices take part together:
 
-    {{0,1},{2,3}}                        drawn out
-    [2,4]<=[4,2]T(1,0)                   iota: reshape, transpose, two of four
+    {{0,1},{2,3}}                        written out
+    [2,4]<=[4,2]T(1,0)                   iota: reshape, transpose, then two
+                                         groups of four
     mesh['fsdp'=2,'tensor'=4] {'fsdp'}   axes of a mesh, or parts of them:
-                                         'fsdp':(m)s is the s-wide part that
-                                         stands m-fold before the rest
+                                         'fsdp':(m)s is the part of width s
+                                         below the m outer ones
 
-The numbers are partitions, and partition p is the p-th device of the mesh, the
-last axis running fastest. (With one replica, `use_global_device_ids` changes
+The numbers are partitions. Partition p is the p-th device of the mesh, the last
+axis running fastest. (With one replica, `use_global_device_ids` changes
 nothing.)
 """
 
@@ -27,14 +28,14 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def of(instruction: text_lib.Instruction, devices: int) -> np.ndarray:
-  """Returns the groups of a collective, one a row.
+  """Returns the groups of a collective, one per row.
 
   Args:
     instruction: the collective.
-    devices: how many partitions the program has.
+    devices: number of partitions of the program.
 
   Raises:
-    ValueError: a notation that is none of the three.
+    ValueError: the notation is none of the three.
   """
   text = instruction.attribute('replica_groups')
   if text is None or text in ('{}', '{{}}'):
@@ -46,20 +47,23 @@ def of(instruction: text_lib.Instruction, devices: int) -> np.ndarray:
     return _of_mesh(instruction.attributes)
   iota = _IOTA.fullmatch(text)
   if iota is None:
-    raise ValueError(f'{instruction.name}: replica_groups={text} is not known.')
+    raise ValueError(
+      f'{instruction.name}: replica_groups={text}: expected {{{{0,1}},…}},'
+      ' an iota [2,4]<=[8] or a mesh.'
+    )
   groups, width = _ints(iota.group(1))
   return _iota(iota.group(2), iota.group(3)).reshape(groups, width)
 
 
 def pairs(instruction: text_lib.Instruction) -> np.ndarray:
-  """Returns the (source, target) of a permutation, one a row."""
+  """Returns the (source, target) pairs of a permutation, one per row."""
   text = instruction.attribute('source_target_pairs')
   found = [_ints(pair) for pair in re.findall(r'\{(\d+,\d+)\}', text)]
   return np.array(found).reshape(-1, 2)
 
 
 def linked(pairs: np.ndarray) -> tuple[tuple[int, ...], ...]:
-  """Returns the devices that a permutation connects, one group a row."""
+  """Returns the groups of devices that a permutation connects."""
   group = {device: {device} for device in pairs.ravel().tolist()}
   for source, target in pairs.tolist():
     if group[source] is not group[target]:
@@ -103,7 +107,7 @@ def _of_mesh(attributes: str) -> np.ndarray:
   order = np.arange(np.prod([*widths.values()], dtype=int))
   if found.group(2):
     order = _order(found.group(2))
-  # Each axis in parts: what stands before, the part itself, what follows.
+  # Each axis in three: what is outside the part, the part, what is inside.
   shape, place = [], {}
   named = _AXIS.findall(found.group(3))
   parts = {

@@ -1,8 +1,8 @@
 """How often each computation of a program runs in one call of it.
 
-A loop's body stands once in the text and runs as often as its trip count says.
-The GPU's and the CPU's compilers note it (`known_trip_count`); for a TPU it is
-read off the loop itself:
+A loop's body is in the text once and runs as often as its trip count says. The
+compilers for GPU and CPU note the count (`known_trip_count`); for a TPU it is
+read from the loop itself:
 
     start   the induction variable's element of the tuple that enters
     step    what the body adds to it
@@ -20,21 +20,21 @@ import re
 from kaiju_jax.aot.hlo import text as text_lib
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-# These stand for a computation that they do not run themselves.
+# These name a computation that another instruction runs.
 _SILENT = ('-done', '-update')
 _SAME = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done')
 
 
 @dataclasses.dataclass(frozen=True)
 class Executions:
-  """How often what runs.
+  """How often each computation runs.
 
   Attributes:
     times: by computation; those that never run are missing.
-    callers: the (computation, instruction) that a computation is run by.
-    unread: loops whose trip count could not be read, such as those that end
-      where the data says; their bodies count once.
-    unsure: the computations within them: `times` is their least.
+    callers: the (computation, instruction) that runs a computation.
+    unread: loops whose trip count could not be read, such as those whose end
+      depends on the data. Their bodies count once.
+    unsure: the computations within them, for which `times` is a lower bound.
   """
 
   times: Mapping[str, int]
@@ -69,7 +69,7 @@ def executions(module: text_lib.Module) -> Executions:
 
 
 def _callees(values, instruction):
-  """Yields what an instruction runs, and how often; None if unread."""
+  """Yields what an instruction runs, and how often (None: unread)."""
   opcode = instruction.opcode
   if opcode == 'while':
     body, condition = _loop(values, instruction)
@@ -146,14 +146,14 @@ def _count(start: int, stop: int, step: int, direction: str) -> int | None:
 
 
 class _Values:
-  """What scalars of a computation are, as far as its text says.
+  """What the scalars of a computation are, as far as its text tells.
 
-  An int; ('element', i) of the tuple that a loop carries; ('plus', x,
-  constant); ('compare', direction, x, y); or None.
+  A value is an int; ('element', i) of the tuple that a loop carries; ('plus',
+  x, constant); ('compare', direction, x, y); or None where it is unknown.
 
   Attributes:
     module: the program.
-    computation: the one that it is about.
+    computation: the computation that holds the scalars.
   """
 
   def __init__(self, module, name, arguments):
@@ -172,7 +172,7 @@ class _Values:
     return _Values(self.module, name, argument)
 
   def of(self, name: str, index: int | None = None):
-    """Returns a value, or that of an element of a tuple."""
+    """Returns the value of an instruction, or of one element of its tuple."""
     x = self.computation.instructions[name]
     if x.opcode == 'tuple' and index is not None:
       return self.of(x.operands[index])

@@ -5,9 +5,9 @@ cuBLAS. It does
 
     2 · size of the result · contracted numbers of the left operand
 
-operations each time. One whose two operands are s8 codes that were only
-converted and moved before it (never scaled) should have been an s8 matmul: the
-compiler widened it. Kernels (Pallas, cuDNN) are opaque, and listed as such.
+operations each time. Where both operands are s8 codes that were only converted
+and moved before (never scaled), it should have been an s8 matmul: the compiler
+widened it. Kernels (Pallas, cuDNN) are opaque and are listed by name.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _KERNELS = re.compile(
   r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu'
   r'[^"]*|triton_kernel_call|__cudnn\$fmha[^"]*)"'
 )
-# What moves or converts numbers and leaves their values alone.
+# Operations that move or convert numbers and keep their values.
 _MOVES = (
   'convert',
   'copy',
@@ -45,10 +45,10 @@ class Matmul:
     left, right: dtypes that it reads, as compiled.
     result: the dtype that it makes.
     operations: multiplications and additions, each time.
-    times: how often a call of the program runs it, loops multiplied in.
-    is_sure: whether `times` is exact, not the least of a loop that could not
-      be read.
-    is_widened: both operands are codes that stand in s8 further up.
+    times: how often one call of the program runs it, loops multiplied in.
+    is_sure: whether `times` is exact. It is a lower bound where a loop could
+      not be read.
+    is_widened: whether both operands were s8 codes further up.
     op_name: path of the JAX operation that it comes from.
   """
 
@@ -71,7 +71,7 @@ class Matmul:
 
   @property
   def total(self) -> int:
-    """Operations of one device in a call of the program."""
+    """Operations of one device in one call of the program."""
     return self.times * self.operations
 
 
@@ -117,7 +117,7 @@ def totals(matmuls: Iterable[Matmul]) -> dict[str, int]:
 
 
 def kernels(module: text_lib.Module) -> dict[str, int]:
-  """Returns {kernel: calls} of what the compiler cannot look into."""
+  """Returns {kernel: calls} for the calls that are opaque here."""
   calls = {}
   for name, times in loops.executions(module).times.items():
     for x in module.computations[name].instructions.values():
@@ -145,9 +145,10 @@ def _operations(computation, x) -> int | None:
 
 
 def _convolution(computation, x) -> int:
-  """Counts the products of a convolution, those with padding left out.
+  """Counts the products of a convolution without those of its padding.
 
-  A TPU writes matmuls as convolutions, a batch as a dimension in space.
+  A TPU's compiler writes matmuls as convolutions, and a batch as a dimension
+  in space.
   """
   left, kernel = (
     computation.instructions[name].arrays[0] for name in x.operands[:2]
@@ -171,7 +172,7 @@ def _convolution(computation, x) -> int:
 
 
 def _window_products(size, kernel, result, window, place) -> int:
-  """Counts the pairs (result, kernel) of one dimension that meet a number."""
+  """Counts one dimension's pairs (result, kernel) that are not in padding."""
 
   def of(name, default):
     found = re.search(rf'\b{name}=([\dx_\-]+)', window)
@@ -192,7 +193,7 @@ def _window_products(size, kernel, result, window, place) -> int:
 
 
 def _came_as_s8(module, executions, name: str, operand: str) -> bool:
-  """Whether an operand is s8 codes, converted and moved at most."""
+  """Whether an operand is s8 codes that were at most converted and moved."""
   x = module.computations[name].instructions[operand]
   if x.arrays and x.arrays[0].dtype == 's8':
     return True

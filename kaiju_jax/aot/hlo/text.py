@@ -3,8 +3,8 @@
     %all-gather-start = (s8[2,8]{1,0}, s8[4,8]{1,0}) all-gather-start(%x), …
      name                type                        opcode           operands
 
-`compiled.as_text()` is the only account of a compiled program that every
-backend gives. Only what the readers beside this file need is kept.
+`compiled.as_text()` is the only description of a compiled program that every
+backend gives. This keeps only what the readers beside this file need.
 """
 
 from collections.abc import Iterator
@@ -52,11 +52,11 @@ class Instruction:
 
   Attributes:
     name: without the percent sign.
-    type: of its result.
+    type: type of its result.
     opcode: such as 'all-gather-start'.
     operands: names of the instructions that it reads.
-    literal: what stands between the parentheses.
-    attributes: what follows them.
+    literal: the text between the parentheses.
+    attributes: the text after them.
   """
 
   name: str
@@ -68,7 +68,7 @@ class Instruction:
 
   @property
   def arrays(self) -> tuple[Array, ...]:
-    """The result's arrays, a tuple's in their order."""
+    """The result's arrays; those of a tuple in their order."""
     return flat(self.type)
 
   def attribute(self, name: str) -> str | None:
@@ -118,7 +118,7 @@ def parse(text: str) -> Module:
   """Returns the program of `compiled.as_text()`.
 
   Raises:
-    ValueError: text without an entry computation.
+    ValueError: the text has no entry computation.
   """
   computations, entry = {}, None
   name = instructions = root = None
@@ -186,7 +186,7 @@ def _type(text: str) -> Type:
 
 
 def _split(text: str) -> Iterator[str]:
-  """Yields what stands between the outermost commas."""
+  """Yields the parts between the outermost commas."""
   text = re.sub(r'/\*.*?\*/', '', text)
   start = 0
   while start < len(text):

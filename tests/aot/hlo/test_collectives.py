@@ -24,13 +24,13 @@ SLICES = compiled.on('cpu_8', 'h100_8', 'v5p_128')
 
 @functools.cache
 def _mesh(place):
-  """Two by four devices of a slice that need not be here."""
+  """Returns a mesh of two by four devices of a slice."""
   devices = compiled.devices(place)[:8]
   return mesh_lib.make(config.MeshConfig(FSDP, TENSOR), devices)
 
 
 def _read(function, place, dtype):
-  """The collectives of `function` of one local block [ROWS, COLUMNS]."""
+  """Returns the collectives of `function` on a local block [ROWS, COLUMNS]."""
   mesh = _mesh(place)
   both = P(BOTH, None)
   mapped = jax.shard_map(
@@ -68,7 +68,7 @@ _BLOCK = ROWS * COLUMNS
 @pytest.mark.parametrize(
   ('kind', 'function', 'dtype', 'axis', 'result', 'sent'),
   [
-    # An operand of n bytes a device; g devices.
+    # In units of the operand on one device.
     ('all-gather', _gather, 's8', 'fsdp', 2, 1),
     ('all-gather', _gather, 's8', 'tensor', 4, 3),
     ('all-gather', _gather, 'f32', BOTH, 8, 7),
@@ -85,7 +85,7 @@ def test_one_collective(place, kind, function, dtype, axis, result, sent):
   names = {'s8': jnp.int8, 'u8': jnp.uint8, 'f32': jnp.float32}
 
   def f(x):
-    # Neighbours that no compiler can move across the wire.
+    # The barriers keep the compiler from moving work across the wire.
     x = lax.optimization_barrier(x)
     return lax.optimization_barrier(function(x, axis))
 
@@ -122,7 +122,7 @@ def test_loops_multiply(place):
 
 @pytest.mark.parametrize('place', SLICES)
 def test_a_planted_f32_gather_shows(place):
-  """The weight's gather in s8 is silent; one in f32 beside it is found."""
+  """A gather of the weight in s8 is allowed; one in f32 beside it is found."""
 
   def gathered(x, is_planted):
     codes = jnp.round(x).astype(jnp.int8)

@@ -1,4 +1,4 @@
-"""Each notation of groups against groups drawn out by hand."""
+"""Each notation of groups against groups written out by hand."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def _instruction(attributes):
       "mesh['fsdp'=2,'tensor'=4] {'fsdp','tensor'}",
       [[0, 1, 2, 3, 4, 5, 6, 7]],
     ),
-    # The last axis of a group runs fastest, whatever the mesh's order.
+    # The last axis of a group runs fastest, whatever the order of the mesh.
     (
       "mesh['fsdp'=2,'tensor'=4] {'tensor','fsdp'}",
       [[0, 4, 1, 5, 2, 6, 3, 7]],
@@ -52,7 +52,7 @@ def test_groups(notation, expected):
 
 
 def test_an_unknown_notation_is_refused():
-  with pytest.raises(ValueError, match='replica_groups=@ring'):
+  with pytest.raises(ValueError, match=r'replica_groups=@ring.*expected'):
     groups.of(_instruction('replica_groups=@ring<8>'), 8)
 
 

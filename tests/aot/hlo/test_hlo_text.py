@@ -1,4 +1,4 @@
-"""Types, operands and attributes of instructions drawn out."""
+"""Types, operands and attributes of instructions that are written out."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Trip counts of compiled loops, and of loops drawn out."""
+"""Trip counts of compiled loops, and of loops that are written out."""
 
 import jax
 from jax import lax
@@ -10,7 +10,7 @@ from kaiju_jax.aot.hlo import text
 
 
 def _times(function, x, opcode, without_notes=False):
-  """How often the instructions of that opcode run."""
+  """Returns how often the instructions of an opcode run."""
   compiled = jax.jit(function).lower(x).compile().as_text()
   if without_notes:
     compiled = compiled.replace('known_trip_count', 'not_this')
@@ -25,7 +25,7 @@ def _times(function, x, opcode, without_notes=False):
   )
 
 
-# With the compiler's note, and by reading the loop as for a TPU.
+# With the compiler's note, and by reading the loop, as for a TPU.
 @pytest.mark.parametrize('without_notes', [False, True])
 def test_nested_scans_multiply(without_notes):
   def f(x):
@@ -52,7 +52,7 @@ def test_a_loop_that_starts_elsewhere(start, stop, expected):
   assert _times(f, jnp.ones(64), 'sine', without_notes=True) == expected
 
 
-def test_a_loop_whose_end_is_data_is_named():
+def test_a_loop_whose_end_depends_on_data_is_named():
   def f(n, x):
     return lax.fori_loop(0, n, lambda i, x: jnp.sin(x), x)
 
@@ -116,7 +116,7 @@ def test_constants_that_a_loop_carries(start, step, direction, expected):
   assert found.times == {'main': 1, 'body': expected, 'test': expected + 1}
 
 
-def test_a_loop_that_never_meets_its_end_is_unread():
+def test_a_loop_that_never_ends_is_unread():
   program = _LOOP.replace('START', '0').replace('STEP', '-1')
   found = loops.executions(text.parse(program.replace('DIRECTION', 'LT')))
   assert found.unread == ('loop',)
