@@ -29,39 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-FOREVER = np.iinfo(np.int32).max
-
-
-class Exhausted(RuntimeError):
-  """A row has fewer free slots than the beams' new tokens need."""
-
-
-class Held(NamedTuple):
-  """What a row of text holds of one layer kind.
-
-  Attributes:
-    window: how far these layers look back, itself included; None for all.
-    position_M: of the token in each slot; −1 for a slot without one.
-    exists_M: whether the slot has a page.
-  """
-
-  window: int | None
-  position_M: np.ndarray
-  exists_M: np.ndarray
-
-
-class Ranges(NamedTuple):
-  """Who sees a row's slots of one layer kind, int32.
-
-  Attributes:
-    start_M: first coordinate that sees the slot.
-    limit_M: one past the last; equal to start for a slot that nobody sees.
-    position_M: of the token in it, along its path.
-  """
-
-  start_M: np.ndarray
-  limit_M: np.ndarray
-  position_M: np.ndarray
+from kaiju_jax.decoding import beam_slots
 
 
 class Placed(NamedTuple):
@@ -83,7 +51,7 @@ class Placed(NamedTuple):
   limit_L: np.ndarray
   coordinate_L: np.ndarray
   position_L: np.ndarray
-  ranges: dict[str, Ranges]
+  ranges: dict[str, beam_slots.Ranges]
 
 
 class BeamTree:
@@ -95,7 +63,7 @@ class BeamTree:
   raises changes nothing.
   """
 
-  def __init__(self, length: int, held: Mapping[str, Held]):
+  def __init__(self, length: int, held: Mapping[str, beam_slots.Held]):
     """Takes over a row that holds text.
 
     Args:
@@ -117,7 +85,8 @@ class BeamTree:
       position_L=np.array([length - 1]),
       node_LN=np.zeros((1, 0), np.int64),
       slots={
-        kind: _take_over(kind, length, *text) for kind, text in held.items()
+        kind: beam_slots.take_over(kind, length, *text)
+        for kind, text in held.items()
       },
     )
 
@@ -129,7 +98,7 @@ class BeamTree:
   def filled(self, kind: str) -> int:
     """Returns how many of the kind's slots hold tokens of the beams."""
     slots = self._paths.slots[kind]
-    return int(slots.exists_M.sum()) - len(_free(slots))
+    return int(slots.exists_M.sum()) - len(beam_slots.free_slots(slots))
 
   def grow(
     self, parent_L: Sequence[int], resting: Sequence[int] = ()
@@ -190,7 +159,7 @@ class BeamTree:
     count_L = np.concatenate([count_L, np.zeros(beams - live, np.int64)])
     return self._append(paths, count_L, _by_token)
 
-  def settle(self, best: int) -> dict[str, Ranges]:
+  def settle(self, best: int) -> dict[str, beam_slots.Ranges]:
     """Leaves one beam, alive or resting, as its row's text.
 
     Returns:
@@ -204,7 +173,7 @@ class BeamTree:
     self._paths = _fork(self._paths, best_L, 1)
     one_L, none_LN = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
     return {
-      kind: _ranges(slots, one_L, none_LN, one_L)
+      kind: beam_slots.ranges(slots, one_L, none_LN, one_L)
       for kind, slots in self._paths.slots.items()
     }
 
@@ -236,8 +205,10 @@ class BeamTree:
     start_LN, limit_L = start_LN + paths.trunk, limit_L + paths.trunk
     ranges, grown, slot = {}, {}, {}
     for kind, slots in paths.slots.items():
-      ranges[kind] = _ranges(slots, order_L, start_LN, limit_L)
-      grown[kind], slot_LN = _place(kind, slots, is_new_LN, position_LN, end_L)
+      ranges[kind] = beam_slots.ranges(slots, order_L, start_LN, limit_L)
+      grown[kind], slot_LN = beam_slots.place(
+        kind, slots, is_new_LN, position_LN, end_L
+      )
       slot[kind] = slot_LN[is_new_LN].astype(np.int32)
     self._paths = paths._replace(position_L=end_L, node_LN=node_LN, slots=grown)
     own_LN = np.empty_like(position_LN)
@@ -249,47 +220,6 @@ class BeamTree:
       for x_LN in (own_LN, own_limit_LN, position_LN)
     )
     return Placed(slot, start_L, limit_L, start_L.copy(), position_L, ranges)
-
-
-def slots_needed(
-  length: int,
-  width: int,
-  depth: int,
-  *,
-  candidates: int | None = None,
-  resting: int = 0,
-  window: int | None = None,
-) -> int:
-  """Returns the slots of one layer kind that a search never exceeds.
-
-  Where the layers see everything `length + width · depth`; behind a window at
-  most `window + width · depth`, and of a beam never more than the window
-  reaches. Candidates beyond the width have a slot for one step.
-
-  Args:
-    length: tokens of the prompt.
-    width: beams that live on after each step.
-    depth: tokens that each beam grows by.
-    candidates: tokens of a step, `width` where None.
-    resting: beams that keep their slots after they have ended.
-    window: how far the layers look back, itself included; None for all.
-  """
-  before = depth - 1
-  if window is not None:
-    before = min(before, window - 1)
-    length = min(length, window - 1 - before)
-  step = width if candidates is None else candidates
-  return length + (width + resting) * before + step
-
-
-class _Slots(NamedTuple):
-  """One kind's slots: `trunk` holds the shared text, path_LN the beams'."""
-
-  window: int | None
-  position_M: np.ndarray
-  exists_M: np.ndarray
-  trunk: np.ndarray
-  path_LN: np.ndarray
 
 
 class _Paths(NamedTuple):
@@ -304,22 +234,7 @@ class _Paths(NamedTuple):
   rank_L: np.ndarray
   position_L: np.ndarray
   node_LN: np.ndarray
-  slots: dict[str, _Slots]
-
-
-def _take_over(kind, length, window, position_M, exists_M) -> _Slots:
-  position_M, exists_M = np.array(position_M), np.asarray(exists_M, bool)
-  trunk = np.flatnonzero(position_M >= 0)
-  first = 0 if window is None else max(0, length - window + 1)
-  wanted = np.arange(first, length)
-  read = np.sort(position_M[trunk][position_M[trunk] >= first])
-  if not np.array_equal(read, wanted) or not exists_M[trunk].all():
-    raise ValueError(
-      f'held[{kind!r}].position_M has {len(read)} slots with positions from'
-      f' {first} on: expected each of {first}…{length - 1} once, in slots that'
-      ' exist.'
-    )
-  return _Slots(window, position_M, exists_M, trunk, np.zeros((1, 0), np.int64))
+  slots: dict[str, beam_slots.Slots]
 
 
 def _numbered(name: str, beam_L, beams: int) -> np.ndarray:
@@ -342,7 +257,9 @@ def _fork(paths: _Paths, beam_L: np.ndarray, live: int) -> _Paths:
   """Returns the paths of `beam_L`, without what their next tokens ignore."""
   position_L = paths.position_L[beam_L]
   slots = {
-    kind: _forget(x._replace(path_LN=x.path_LN[beam_L]), position_L + 1)
+    kind: beam_slots.forget(
+      x._replace(path_LN=x.path_LN[beam_L]), position_L + 1
+    )
     for kind, x in paths.slots.items()
   }
   order_L = np.argsort(paths.rank_L[beam_L[:live]], kind='stable')
@@ -368,77 +285,6 @@ def _merge(paths: _Paths) -> _Paths:
     node_LN=paths.node_LN[:, N:],
     slots=slots,
   )
-
-
-def _forget(slots: _Slots, next_L: np.ndarray) -> _Slots:
-  """Drops what lies outside the window of the tokens at `next_L`."""
-  if slots.window is None:
-    return slots
-  first_L = next_L - slots.window + 1
-  position_LN = slots.position_M[slots.path_LN]
-  is_gone_LN = position_LN < first_L[:, None]
-  is_gone = slots.position_M[slots.trunk] < first_L.min()
-  return slots._replace(
-    trunk=slots.trunk[~is_gone],
-    path_LN=np.where(is_gone_LN, -1, slots.path_LN),
-  )
-
-
-def _free(slots: _Slots) -> np.ndarray:
-  """The slots that no path holds, in order."""
-  is_free_M = slots.exists_M.copy()
-  is_free_M[slots.trunk] = False
-  is_free_M[slots.path_LN[slots.path_LN >= 0]] = False
-  return np.flatnonzero(is_free_M)
-
-
-def _place(kind, slots: _Slots, is_new_LN, position_LN, end_L):
-  """Returns the slots with the paths longer, and the new tokens' own.
-
-  The lowest free slots first: pages in which no query sees a slot are not
-  read, so live tokens are better off close together.
-  """
-  is_kept_LN = is_new_LN
-  if slots.window is not None:
-    is_kept_LN = is_new_LN & (position_LN > end_L[:, None] + 1 - slots.window)
-  free = _free(slots)
-  wanted = int(is_kept_LN.sum())
-  if wanted > len(free):
-    exists = int(slots.exists_M.sum())
-    raise Exhausted(
-      f"{kind}: {wanted} new tokens want a slot each, {len(free)} of the row's"
-      f' {exists} are free; live beams hold {exists - len(free)}. This step'
-      f' takes a row of at least {exists - len(free) + wanted}; `slots_needed`'
-      ' says what a whole search may take.'
-    )
-  slot_LN = np.full(is_new_LN.shape, -1, np.int64)
-  slot_LN[is_kept_LN] = free[:wanted]
-  position_M = slots.position_M.copy()
-  position_M[free[:wanted]] = position_LN[is_kept_LN]
-  path_LN = np.concatenate([slots.path_LN, slot_LN], axis=1)
-  return slots._replace(position_M=position_M, path_LN=path_LN), slot_LN
-
-
-def _ranges(slots: _Slots, order_L, start_LN, limit_L) -> Ranges:
-  """Returns who sees the slots; start and limit are given in tree order.
-
-  Of several beams that share a slot, the first says where its range starts and
-  the last where it ends: an assignment to an index twice keeps the later one.
-  """
-  start_M = np.zeros(len(slots.position_M), np.int32)
-  limit_M = np.zeros_like(start_M)
-  position_M = np.zeros_like(start_M)
-  start_M[slots.trunk] = slots.position_M[slots.trunk]
-  limit_M[slots.trunk] = FOREVER
-  path_LN = slots.path_LN[order_L]
-  L, N = path_LN.shape
-  is_held_LN = path_LN >= 0
-  path = path_LN[is_held_LN]
-  start_M[path[::-1]] = start_LN[:, :N][is_held_LN][::-1]
-  limit_M[path] = np.broadcast_to(limit_L[:, None], (L, N))[is_held_LN]
-  is_seen_M = limit_M > start_M
-  position_M[is_seen_M] = slots.position_M[is_seen_M]
-  return Ranges(start_M, limit_M, position_M)
 
 
 def _by_rank(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

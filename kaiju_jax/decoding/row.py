@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import beam_slots
 from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
@@ -21,7 +22,7 @@ from kaiju_jax.model import paging
 
 def held(
   cache: cache_lib.Cache, pools: Mapping[str, paging.Pool], row: int
-) -> dict[str, beam_tree.Held]:
+) -> dict[str, beam_slots.Held]:
   """Returns which slots of a row hold its text, by layer kind."""
   result = {}
   for name, pool in pools.items():
@@ -34,7 +35,7 @@ def held(
         kind.table_RN[row],
       )
     )
-    result[name] = beam_tree.Held(
+    result[name] = beam_slots.Held(
       pool.window,
       np.where(start_M < limit_M, position_M, -1),
       np.repeat(table_N >= 0, pool.page),

@@ -12,6 +12,7 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding import beam
+from kaiju_jax.decoding import beam_slots
 from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
@@ -197,11 +198,23 @@ def assert_same(found, expected, rtol=1e-4):
   )
 
 
-def test_a_width_that_loses_nothing_finds_the_best_of_all():
+@pytest.mark.parametrize(
+  ('depth', 'results'), [(2, 6), pytest.param(3, 20, marks=pytest.mark.slow)]
+)
+def test_a_width_that_loses_nothing_finds_the_best_of_all(
+  monkeypatch, depth, results
+):
+  decoder, searcher = searcher_of(False)
   search = beam.Search(
-    VOCAB_SIZE**2, 3, eos=EOS, length_penalty=1.5, results=20
-  )
-  every = list(itertools.product(range(VOCAB_SIZE), repeat=3))
+    VOCAB_SIZE ** (depth - 1), depth, eos=EOS, length_penalty=1.5,
+    results=results,
+  )  # fmt: skip
+  if depth == 2:
+    # As wide as the searches of other tests, whose steps have compiled.
+    monkeypatch.setattr(searcher, 'search', search)
+  else:
+    searcher = beam.BeamSearch(decoder, search)
+  every = list(itertools.product(range(VOCAB_SIZE), repeat=depth))
   _, log_BLV = forward(False)([[*PROMPT, *tokens] for tokens in every])
   expected = {}
   for row, tokens in enumerate(every):
@@ -210,15 +223,16 @@ def test_a_width_that_loses_nothing_finds_the_best_of_all():
     places = len(PROMPT) - 1 + np.arange(len(tokens))
     total = log_BLV[row, places, np.array(tokens)].sum()
     expected[tokens] = total / ((5 + len(tokens)) / 6) ** 1.5
-  expected = sorted(expected.items(), key=lambda x: -x[1])[:20]
-  decoder, _ = searcher_of(False)
+  expected = sorted(expected.items(), key=lambda x: -x[1])[:results]
   with opened(decoder, PROMPT) as (row, hidden_D):
-    found = beam.BeamSearch(decoder, search).run(row, hidden_D)
+    found = searcher.run(row, hidden_D)
   assert_same(found, expected)
-  assert {len(x.tokens) for x in found} == {1, 2, 3}
+  assert {len(x.tokens) for x in found} == set(range(1, depth + 1))
 
 
-@pytest.mark.parametrize('int8', [False, True])
+@pytest.mark.parametrize(
+  'int8', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_the_search_is_one_with_copied_caches(int8):
   decoder, searcher = searcher_of(int8)
   with opened(decoder, PROMPT) as (row, hidden_D):
@@ -282,6 +296,7 @@ def test_a_result_that_kept_no_slots_or_lost_its_row():
     searcher.adopt(found[0])
 
 
+@pytest.mark.slow
 def test_a_ring_that_has_turned_goes_on():
   config, params = made(False)
   search = beam.Search(2, 7)
@@ -479,7 +494,8 @@ def test_a_row_without_room_for_the_beams():
   with (
     opened(decoder, PROMPT, 0) as (row, hidden_D),
     pytest.raises(
-      beam_tree.Exhausted, match=r"global: 8 new tokens want a slot .* row's 32"
+      beam_slots.Exhausted,
+      match=r'global: 8 new tokens need a slot each, and of the 32',
     ),
   ):
     searcher.run(row, hidden_D)
@@ -517,7 +533,7 @@ def test_extra_slots_are_enough_for_any_search(seed):
       extra=search.extra,
     )
     for pool in pools.values():
-      needed = beam_tree.slots_needed(
+      needed = beam_slots.slots_needed(
         prompt,
         width,
         depth,
@@ -555,29 +571,46 @@ def test_a_search_that_its_decoder_cannot_run():
     beam.BeamSearch(reference, beam.Search(2, 1))
 
 
-def test_eight_beams_take_a_quarter_of_eight_copies():
-  prompt, depth = 896, 128
+def caches_of_eight(prompt, depth, page):
+  """Returns a config, a search, and the pools of eight beams and of copies."""
+  length = prompt + depth
   config = dataclasses.replace(
-    small_config(NONE), window=1024, max_length=1024, layout='L0 G1'
+    small_config(NONE), window=length, max_length=length, layout='L0 G1'
   )
-  params = params_of(config)
   search = beam.Search(8, depth, results=8)
-  decoder = decoder_lib.Decoder(
-    params, config, rows=1, length=prompt + depth, extra=search.extra
+  beams = paging.pools(
+    config.layers(), 1, length, page=page, extra=search.extra
   )
-  copies = decoder_lib.Decoder(params, config, rows=8, length=prompt + depth)
-  assert copies.network.pools['global'].row_slots == 1024
-  assert 4 * decoder.cache_bytes <= copies.cache_bytes
-  row = decoder.open(prompt + depth, search.extra)
+  copies = paging.pools(config.layers(), 8, length, page=page)
+  assert copies['global'].row_slots == length
+  return config, search, beams, copies
+
+
+def test_eight_beams_take_a_quarter_of_eight_copies():
+  config, _, beams, copies = caches_of_eight(896, 128, 64)
+  taken = paging.bytes_of(config, beams, 1)
+  assert 4 * taken <= paging.bytes_of(config, copies, 8)
+
+
+@pytest.mark.slow
+def test_eight_beams_find_their_tokens_in_a_quarter_of_the_slots():
+  prompt, depth, page = 224, 32, 16
+  config, search, pools, _ = caches_of_eight(prompt, depth, page)
+  params = params_of(config)
+  length = prompt + depth
+  decoder = decoder_lib.Decoder(
+    params, config, rows=1, length=length, extra=search.extra, page=page
+  )
+  assert decoder.cache_bytes == paging.bytes_of(config, pools, 1)
+  row = decoder.open(length, search.extra)
   tokens = prompt_of(prompt)
   hidden_BLD = decoder.extend_text([row], tokens[None])
   searcher = beam.BeamSearch(decoder, search)
   found = searcher.run(row, hidden_BLD[0, -1])
   # The cache that was searched is the one that was measured.
   assert decoder.cache_bytes == cache_lib.bytes_of(decoder.cache)
-  assert 4 * decoder.cache_bytes <= copies.cache_bytes
   texts_BL = np.array([[*tokens, *x.tokens] for x in found])
-  visibility = visibility_lib.concatenate([visibility_lib.causal(1024)] * 8)
+  visibility = visibility_lib.concatenate([visibility_lib.causal(length)] * 8)
   logits_BLV = jax.jit(transformer.Transformer(config).apply)(
     {'params': params}, texts_BL, visibility
   )

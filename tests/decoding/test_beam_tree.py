@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding import beam_slots
 from kaiju_jax.decoding import beam_tree
 
 
@@ -27,7 +28,7 @@ class History:
       self.content[kind] = position_M.copy()
       exists_M = rng.random(slots[kind]) < 0.9
       exists_M[places] = True
-      held[kind] = beam_tree.Held(window, position_M, exists_M)
+      held[kind] = beam_slots.Held(window, position_M, exists_M)
     self.held = held
     self.tree = beam_tree.BeamTree(length, held)
 
@@ -91,7 +92,7 @@ class History:
       past = _seen(
         placed.ranges[kind], placed.coordinate_L, placed.position_L, window
       )
-      own = beam_tree.Ranges(placed.start_L, placed.limit_L, placed.position_L)
+      own = beam_slots.Ranges(placed.start_L, placed.limit_L, placed.position_L)
       own = _seen(own, placed.coordinate_L, placed.position_L, window)
       for node, past_M, own_L in zip(nodes, past, own):
         seen = [*content_M[past_M], *np.array(nodes)[own_L]]
@@ -120,7 +121,7 @@ def _room(windows, length, width, depth, candidates):
     kind: 2
     * (
       length
-      + beam_tree.slots_needed(
+      + beam_slots.slots_needed(
         length, width, depth, candidates=candidates, window=window
       )
     )
@@ -180,7 +181,7 @@ def test_a_step_is_that_of_visibility_beams(seed):
       ranges, (placed.start_L, placed.limit_L, placed.position_L)
     ):
       x[leaves] = own_L
-    ranges = beam_tree.Ranges(*ranges)
+    ranges = beam_slots.Ranges(*ranges)
     seen = _seen(ranges, placed.coordinate_L, placed.position_L, None)
     np.testing.assert_array_equal(seen, expected)
 
@@ -188,12 +189,12 @@ def test_a_step_is_that_of_visibility_beams(seed):
 def _text(length, slots, window=None):
   position_M = np.full(slots, -1)
   position_M[:length] = np.arange(length)
-  return beam_tree.Held(window, position_M, np.ones(slots, bool))
+  return beam_slots.Held(window, position_M, np.ones(slots, bool))
 
 
 def _drawn(ranges):
   return ' '.join(
-    f'{start}-{limit if limit < beam_tree.FOREVER else ""}'
+    f'{start}-{limit if limit < beam_slots.FOREVER else ""}'
     if start < limit
     else '.'
     for start, limit in zip(ranges.start_M, ranges.limit_M)
@@ -247,7 +248,7 @@ def test_a_settled_beam_is_text():
   assert slots['local'].tolist() == [-1, -1, 3, 0]
   placed = tree.follow([3])
   assert placed.coordinate_L.tolist() == [4, 5, 6]
-  own = beam_tree.Ranges(placed.start_L, placed.limit_L, placed.position_L)
+  own = beam_slots.Ranges(placed.start_L, placed.limit_L, placed.position_L)
   seen = _seen(own, placed.coordinate_L, placed.position_L, None)
   np.testing.assert_array_equal(seen, np.tri(3, dtype=bool))
   # The first of three is beyond the window of what follows the last.
@@ -260,7 +261,7 @@ def test_slots_needed_are_what_beams_without_a_common_token_take(
   length, window
 ):
   width, depth, candidates = 3, 12, 5
-  needed = beam_tree.slots_needed(
+  needed = beam_slots.slots_needed(
     length, width, depth, candidates=candidates, window=window
   )
   room = max(needed, length)
@@ -279,7 +280,7 @@ def test_slots_needed_are_what_beams_without_a_common_token_take(
 @pytest.mark.parametrize('ended', [0, 3, 10])
 def test_slots_needed_have_room_for_a_beam_that_rests(ended, window):
   length, depth = 30, 12
-  needed = beam_tree.slots_needed(length, 2, depth, resting=1, window=window)
+  needed = beam_slots.slots_needed(length, 2, depth, resting=1, window=window)
   tree = beam_tree.BeamTree(
     length, {'k': _text(length, max(needed, length), window)}
   )
@@ -322,13 +323,13 @@ def test_exhausted_slots_are_named_and_change_nothing():
   tree = beam_tree.BeamTree(3, held)
   tree.grow([0, 0])
   message = (
-    "global: 3 new tokens want a slot each, 2 of the row's 7 are free; live"
-    ' beams hold 5. This step takes a row of at least 8;'
+    'global: 3 new tokens need a slot each, and of the 7 slots of the row 2 are'
+    ' free; the beams hold 5. This step takes a row of at least 8;'
   )
   for _ in range(2):
-    with pytest.raises(beam_tree.Exhausted, match=re.escape(message)):
+    with pytest.raises(beam_slots.Exhausted, match=re.escape(message)):
       tree.grow([0, 1, 1])
-  with pytest.raises(beam_tree.Exhausted, match='global: 3 new tokens'):
+  with pytest.raises(beam_slots.Exhausted, match='global: 3 new tokens'):
     tree.follow([1, 2])
   assert tree.grow([1, 0]).slot['global'].tolist() == [5, 6]
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from kaiju_jax.decoding import beam_slots
 from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import row
 from kaiju_jax.model import paging
@@ -28,7 +29,7 @@ def test_text_goes_back_to_its_order_and_a_ring_begins_with_a_page():
 
 def placed():
   position_M = np.array([0, 1, -1, -1, -1])
-  held = beam_tree.Held(2, position_M, np.ones(5, bool))
+  held = beam_slots.Held(2, position_M, np.ones(5, bool))
   return beam_tree.BeamTree(2, {'local': held}).follow([3])
 
 

@@ -20,6 +20,21 @@ def logits(rows, vocab_size, seed=0):
   return generator.normal(0, 3, (rows, vocab_size)).astype(np.float32)
 
 
+UNSEEN_BV = np.zeros((16, 50), bool)
+
+
+def wide(logits_BV, samplings):
+  """Returns logits [16, 50] that begin with these, and their settings.
+
+  What is added rules itself out. One shape compiles once.
+  """
+  B, V = np.shape(logits_BV)
+  wide_BV = np.full((16, 50), -np.inf, np.float32)
+  wide_BV[:B, :V] = logits_BV
+  samplings = [*samplings] + [Sampling(temperature=0)] * (16 - B)
+  return wide_BV, sampling_lib.settings(samplings)
+
+
 def expected(logits_V, sampling, seen_V):
   """One row's probabilities by sorting, in float64."""
   x_V = np.array(logits_V, np.float64)
@@ -88,11 +103,9 @@ def test_filters_drawn_out():
     Sampling(min_p=0.4),
     Sampling(temperature=0),
   ]
-  kept_BV = np.isfinite(
-    distribution(logits_BV, sampling_lib.settings(samplings))
-  )
+  kept_BV = np.isfinite(distribution(*wide(logits_BV, samplings), UNSEEN_BV))
   np.testing.assert_array_equal(
-    kept_BV.astype(int),
+    kept_BV[:7, :4].astype(int),
     [
       [1, 1, 0, 0],
       [1, 1, 1, 1],  # A tie is kept whole.
@@ -131,7 +144,7 @@ def test_tokens_come_as_often_as_they_should():
 
 def test_rare_tokens_are_neither_lost_nor_favoured():
   """Noise of few bits lets one of many rare tokens win too often, or never."""
-  rows, vocab_size = 400, 20_000
+  rows, vocab_size = 200, 20_000
   settings = sampling_lib.settings([Sampling(seed=i) for i in range(rows)])
   index_B = np.zeros(rows, np.int32)
   logits_BV = np.full((rows, vocab_size), np.log(1e-5), np.float32)
@@ -161,13 +174,14 @@ def test_a_row_draws_the_same_wherever_it_lies_and_whoever_is_beside():
   logits_BV = logits(rows, 50, seed=2)
   index_B = np.arange(rows, dtype=np.int32) + 3
   together_B, own_B = drawn(
-    logits_BV, sampling_lib.settings(samplings), index_B
+    logits_BV, sampling_lib.settings(samplings), index_B, UNSEEN_BV
   )
   order = np.random.default_rng(3).permutation(rows)
   moved_B, moved_own_B = drawn(
     logits_BV[order],
     sampling_lib.settings([samplings[i] for i in order]),
     index_B[order],
+    UNSEEN_BV,
   )
   np.testing.assert_array_equal(moved_B, together_B[order])
   np.testing.assert_array_equal(moved_own_B, own_B[order])
@@ -195,11 +209,9 @@ def test_seed_and_index_both_change_the_noise():
   assert len(set(by_index_B.tolist())) > 55
   assert len(set(by_seed_B.tolist())) > 55
   np.testing.assert_array_equal(by_index_B, again_B)
-  assert drawn(
-    logits_BV[:1],
-    sampling_lib.settings([Sampling(seed=2**32 - 1)]),
-    index_B[:1],
-  )
+  last = sampling_lib.settings([Sampling(seed=2**32 - 1)] * 64)
+  by_index_B, _ = drawn(logits_BV, last, index_B)
+  assert len(set(by_index_B.tolist())) > 55
 
 
 def test_log_probabilities_are_the_models_own():
@@ -223,11 +235,14 @@ def test_logits_without_a_choice_give_no_token():
   logits_BV[3, :3] = -np.inf
   logits_BV[4] = np.nan
   for sampling in Sampling(temperature=0), Sampling(top_k=2), Sampling():
-    rows = sampling_lib.settings([sampling] * 6)
-    token_B, own_B = drawn(logits_BV, rows, np.zeros(6, np.int32))
+    wide_BV, rows = wide(logits_BV, [sampling] * 6)
+    # All entries of a row are NaN, not only those of the first four.
+    wide_BV[4] = np.nan
+    token_B, own_B = drawn(wide_BV, rows, np.zeros(16, np.int32), UNSEEN_BV)
+    own_B = own_B[:6]
     assert token_B[:3].tolist() == [-1, -1, -1]
     assert token_B[3] == 3 and token_B[4] == -1 and 0 <= token_B[5] < 4
-    is_nan_BV = np.isnan(distribution(logits_BV, rows))
+    is_nan_BV = np.isnan(distribution(wide_BV, rows, UNSEEN_BV))[:6]
     np.testing.assert_array_equal(np.isnan(own_B), [1, 1, 1, 0, 1, 0])
     np.testing.assert_array_equal(is_nan_BV.all(-1), [1, 1, 1, 0, 1, 0])
     np.testing.assert_array_equal(is_nan_BV.any(-1), [1, 1, 1, 0, 1, 0])
@@ -236,9 +251,9 @@ def test_logits_without_a_choice_give_no_token():
 def test_extreme_logits_and_temperatures_draw():
   logits_BV = np.array([[3e38, -3e38, 0.0], [-3e38, -1e38, -3e38]], np.float32)
   for temperature in 0, 1e-6, 1.0:
-    settings = sampling_lib.settings([Sampling(temperature)] * 2)
-    token_B, _ = drawn(logits_BV, settings, np.zeros(2, np.int32))
-    assert token_B.tolist() == [0, 1]
+    wide_BV, settings = wide(logits_BV, [Sampling(temperature)] * 2)
+    token_B, _ = drawn(wide_BV, settings, np.zeros(16, np.int32), UNSEEN_BV)
+    assert token_B[:2].tolist() == [0, 1]
 
 
 def test_filters_are_skipped_where_no_row_asks():

@@ -1,0 +1,147 @@
+"""The beams of one search: chains of tokens, those that ended, and the best.
+
+Everything here is on the host. Which slots of the cache the beams hold is the
+matter of `beam_tree.py`.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.decoding import beam_step
+from kaiju_jax.decoding import beam_tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Beam:
+  """One result.
+
+  Attributes:
+    tokens: after the prompt; the last is eos where the beam has ended.
+    log_probabilities: of each token.
+    score: what results are ranked by, length penalty included.
+    ended: whether eos came; otherwise `depth` cut it off.
+  """
+
+  tokens: tuple[int, ...]
+  log_probabilities: tuple[float, ...]
+  score: float
+  ended: bool
+
+
+class Path(NamedTuple):
+  """A beam as a chain of tokens, newest first; the prompt is the last link.
+
+  Attributes:
+    before: the path without its newest token; None for the prompt.
+    token: the newest; −1 for the prompt.
+    log_probability: of the token.
+    total: sum of the log-probabilities of all tokens.
+    score: the same, as the hook left it.
+    length: tokens after the prompt.
+  """
+
+  before: 'Path | None' = None
+  token: int = -1
+  log_probability: float = 0.0
+  total: float = 0.0
+  score: float = 0.0
+  length: int = 0
+
+  def then(self, token: int, log_probability: float) -> 'Path':
+    return Path(
+      self,
+      token,
+      log_probability,
+      self.total + log_probability,
+      self.score + log_probability,
+      self.length + 1,
+    )
+
+
+@dataclasses.dataclass
+class End:
+  """A path that may be a result.
+
+  Attributes:
+    path: the tokens.
+    final: what results are ranked by.
+    number: of the beam in the tree; None where it kept no slots.
+  """
+
+  path: Path
+  final: float
+  number: int | None
+
+
+@dataclasses.dataclass
+class State:
+  """A search between two steps.
+
+  Attributes:
+    row: of the cache.
+    length: tokens of the text that was searched from.
+    first: the position of slot 0, by layer kind.
+    tree: which slots the beams hold.
+    expansions: what may follow each live beam.
+    live: the live beams, in the order of the tree's numbers.
+    ended: the best ended beams, best first.
+    step: tokens that live beams have.
+  """
+
+  row: int
+  length: int
+  first: dict[str, int]
+  tree: beam_tree.BeamTree
+  expansions: beam_step.Expansions
+  live: list[Path] = dataclasses.field(default_factory=lambda: [Path()])
+  ended: list[End] = dataclasses.field(default_factory=list)
+  step: int = 0
+
+
+def choose(state: State, count: int) -> tuple[list[int], list[Path]]:
+  """Returns the beams of the best expansions, and what they become."""
+  token_CT, log_probability_CT, _ = state.expansions
+  score_C = np.array([path.score for path in state.live])
+  score_CT = score_C[:, None] + log_probability_CT
+  best = np.argsort(-score_CT, axis=None, kind='stable')[:count]
+  parents, paths = [], []
+  for beam, place in zip(*np.unravel_index(best, score_CT.shape)):
+    if score_CT[beam, place] > -np.inf:
+      parents.append(int(beam))
+      paths.append(
+        state.live[beam].then(
+          int(token_CT[beam, place]), float(log_probability_CT[beam, place])
+        )
+      )
+  return parents, paths
+
+
+def is_decided(state: State, results: int, penalty: float) -> bool:
+  """Returns whether no live beam can become a result, as scores only fall.
+
+  Args:
+    state: of the search.
+    results: how many are asked for.
+    penalty: what the score of the longest beam is divided by.
+  """
+  if len(state.ended) < results:
+    return False
+  most = max(path.score for path in state.live) / penalty
+  return most <= state.ended[-1].final
+
+
+def result(end: End, eos: int | None) -> Beam:
+  """Returns a path as a result."""
+  path, tokens, log_probabilities = end.path, [], []
+  while path.before is not None:
+    tokens.append(path.token)
+    log_probabilities.append(path.log_probability)
+    path = path.before
+  return Beam(
+    tuple(tokens[::-1]),
+    tuple(log_probabilities[::-1]),
+    end.final,
+    tokens[0] == eos,
+  )

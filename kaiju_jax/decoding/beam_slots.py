@@ -1,0 +1,177 @@
+"""The slots of one layer kind that the beams of a row hold.
+
+A slot of the trunk holds a token that all beams share. Beyond the trunk each
+beam has a path of slots, and paths share slots as far as they share tokens. A
+slot that no path holds is free. A slot of a local layer is also free once no
+live beam's next token looks back that far.
+
+Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
+the row, N tokens of a path.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+FOREVER = np.iinfo(np.int32).max
+
+
+class Exhausted(RuntimeError):
+  """A row has fewer free slots than the beams' new tokens need."""
+
+
+class Held(NamedTuple):
+  """What a row of text holds of one layer kind.
+
+  Attributes:
+    window: tokens that these layers see, the query included; None for all.
+    position_M: of the token in each slot; −1 for a slot without one.
+    exists_M: whether the slot has a page.
+  """
+
+  window: int | None
+  position_M: np.ndarray
+  exists_M: np.ndarray
+
+
+class Ranges(NamedTuple):
+  """Who sees a row's slots of one layer kind, int32.
+
+  Attributes:
+    start_M: first coordinate that sees the slot.
+    limit_M: one past the last; equal to start for a slot that nobody sees.
+    position_M: of the token in it, along its path.
+  """
+
+  start_M: np.ndarray
+  limit_M: np.ndarray
+  position_M: np.ndarray
+
+
+def slots_needed(
+  length: int,
+  width: int,
+  depth: int,
+  *,
+  candidates: int | None = None,
+  resting: int = 0,
+  window: int | None = None,
+) -> int:
+  """Returns how many slots of one layer kind a search takes at most.
+
+  Where the layers see everything, that is `length + width · depth`. Behind a
+  window it is at most `window + width · depth`, and no beam holds more than the
+  window reaches. Candidates beyond the width have a slot for one step.
+
+  Args:
+    length: tokens of the prompt.
+    width: beams that live on after each step.
+    depth: tokens that each beam grows by.
+    candidates: tokens of a step; None for `width`.
+    resting: beams that keep their slots after they have ended.
+    window: tokens that the layers see, the query included; None for all.
+  """
+  before = depth - 1
+  if window is not None:
+    before = min(before, window - 1)
+    length = min(length, window - 1 - before)
+  step = width if candidates is None else candidates
+  return length + (width + resting) * before + step
+
+
+class Slots(NamedTuple):
+  """One kind's slots: `trunk` holds the shared text, path_LN the beams'."""
+
+  window: int | None
+  position_M: np.ndarray
+  exists_M: np.ndarray
+  trunk: np.ndarray
+  path_LN: np.ndarray
+
+
+def take_over(kind, length, window, position_M, exists_M) -> Slots:
+  """Returns the slots of a row of text, all of them of the trunk."""
+  position_M, exists_M = np.array(position_M), np.asarray(exists_M, bool)
+  trunk = np.flatnonzero(position_M >= 0)
+  first = 0 if window is None else max(0, length - window + 1)
+  expected = np.arange(first, length)
+  read = np.sort(position_M[trunk][position_M[trunk] >= first])
+  if not np.array_equal(read, expected) or not exists_M[trunk].all():
+    raise ValueError(
+      f'held[{kind!r}].position_M has {len(read)} slots with positions from'
+      f' {first} on: expected each of {first}…{length - 1} once, in slots that'
+      ' exist.'
+    )
+  return Slots(window, position_M, exists_M, trunk, np.zeros((1, 0), np.int64))
+
+
+def forget(slots: Slots, next_L: np.ndarray) -> Slots:
+  """Drops what lies outside the window of the tokens at `next_L`."""
+  if slots.window is None:
+    return slots
+  first_L = next_L - slots.window + 1
+  position_LN = slots.position_M[slots.path_LN]
+  is_gone_LN = position_LN < first_L[:, None]
+  is_gone = slots.position_M[slots.trunk] < first_L.min()
+  return slots._replace(
+    trunk=slots.trunk[~is_gone],
+    path_LN=np.where(is_gone_LN, -1, slots.path_LN),
+  )
+
+
+def free_slots(slots: Slots) -> np.ndarray:
+  """Returns the slots that no path holds, in order."""
+  is_free_M = slots.exists_M.copy()
+  is_free_M[slots.trunk] = False
+  is_free_M[slots.path_LN[slots.path_LN >= 0]] = False
+  return np.flatnonzero(is_free_M)
+
+
+def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
+  """Returns the slots with longer paths, and the slots of the new tokens.
+
+  The lowest free slots are taken first: pages in which no query sees a slot are
+  not read, so that live tokens are better off close together.
+  """
+  is_kept_LN = is_new_LN
+  if slots.window is not None:
+    is_kept_LN = is_new_LN & (position_LN > end_L[:, None] + 1 - slots.window)
+  free = free_slots(slots)
+  needed = int(is_kept_LN.sum())
+  if needed > len(free):
+    exists = int(slots.exists_M.sum())
+    held = exists - len(free)
+    raise Exhausted(
+      f'{kind}: {needed} new tokens need a slot each, and of the'
+      f' {exists} slots of the row {len(free)} are free; the beams hold'
+      f' {held}. This step takes a row of at least {held + needed};'
+      ' `slots_needed` says what a whole search may take.'
+    )
+  slot_LN = np.full(is_new_LN.shape, -1, np.int64)
+  slot_LN[is_kept_LN] = free[:needed]
+  position_M = slots.position_M.copy()
+  position_M[free[:needed]] = position_LN[is_kept_LN]
+  path_LN = np.concatenate([slots.path_LN, slot_LN], axis=1)
+  return slots._replace(position_M=position_M, path_LN=path_LN), slot_LN
+
+
+def ranges(slots: Slots, order_L, start_LN, limit_L) -> Ranges:
+  """Returns who sees the slots; start and limit are given in tree order.
+
+  Where several beams share a slot, the first says where its range starts and
+  the last where it ends: two assignments to one index keep the later value.
+  """
+  start_M = np.zeros(len(slots.position_M), np.int32)
+  limit_M = np.zeros_like(start_M)
+  position_M = np.zeros_like(start_M)
+  start_M[slots.trunk] = slots.position_M[slots.trunk]
+  limit_M[slots.trunk] = FOREVER
+  path_LN = slots.path_LN[order_L]
+  L, N = path_LN.shape
+  is_held_LN = path_LN >= 0
+  path = path_LN[is_held_LN]
+  start_M[path[::-1]] = start_LN[:, :N][is_held_LN][::-1]
+  limit_M[path] = np.broadcast_to(limit_L[:, None], (L, N))[is_held_LN]
+  is_seen_M = limit_M > start_M
+  position_M[is_seen_M] = slots.position_M[is_seen_M]
+  return Ranges(start_M, limit_M, position_M)

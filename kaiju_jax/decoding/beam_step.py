@@ -1,0 +1,98 @@
+"""What a step of beam search runs on the device, and what its hook sees.
+
+Candidates are queries of one row: each sees the tokens of its own path
+(`beam_tree.py`), and the model gives each a hidden state of its own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kaiju_jax.decoding import beam_slots
+from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.decoding import extend
+
+
+class Candidates(NamedTuple):
+  """What a hook sees of a step; C candidates, padding included.
+
+  Padding has a score of −inf, and the score that a hook gives it is ignored.
+
+  Attributes:
+    token_C: int32, the candidate's newest token.
+    beam_C: int32, the live beam before it, 0 the best of the last step.
+    log_probability_C: float32, of the token.
+    total_C: float32, the sum of the path's log-probabilities.
+    score_C: float32, the score of the beam before, as the hook left it, plus
+      the token's log-probability.
+    hidden_CD: the final, normed hidden state of the candidate itself.
+  """
+
+  token_C: jax.Array
+  beam_C: jax.Array
+  log_probability_C: jax.Array
+  total_C: jax.Array
+  score_C: jax.Array
+  hidden_CD: jax.Array | None
+
+
+# Returns float32 [C], the candidates' new scores; −inf vetoes. What it returns
+# is what the scores of later tokens add to; total_C is there for hooks that
+# judge each step afresh. Traced once: a pure function of arrays.
+Hook = Callable[[Candidates], jax.Array]
+
+
+class Expansions(NamedTuple):
+  """What may follow each beam.
+
+  Attributes:
+    token_CT: int32, the T likeliest next tokens.
+    log_probability_CT: float32, of each.
+    is_nan_C: bool, whether the logits are no numbers.
+  """
+
+  token_CT: Any
+  log_probability_CT: Any
+  is_nan_C: Any
+
+
+def step(
+  network: extend.Network,
+  hook: Hook | None,
+  top: int,
+  params: Any,
+  cache: cache_lib.Cache,
+  ranges: dict[str, beam_slots.Ranges],
+  chunk: extend.Chunk,
+  candidates: Candidates,
+) -> tuple[tuple[jax.Array, Expansions], cache_lib.Cache]:
+  """Runs candidates; returns their scores and expansions, and the cache."""
+  cache = cache_lib.reissue(cache, chunk.row_B[0], ranges)
+  hidden_BLD, cache = extend.chunk(network, params, cache, chunk)
+  candidates = candidates._replace(hidden_CD=hidden_BLD[0])
+  score_C = candidates.score_C
+  if hook is not None:
+    score_C = jnp.asarray(hook(candidates))
+    if score_C.shape != candidates.score_C.shape:
+      raise ValueError(
+        f'hook returned shape {score_C.shape}: expected'
+        f' {candidates.score_C.shape}, a score for each candidate.'
+      )
+  return (score_C, expand(network, top, params, hidden_BLD[0])), cache
+
+
+def expand(
+  network: extend.Network, top: int, params: Any, hidden_CD: jax.Array
+) -> Expansions:
+  """Returns the `top` likeliest next tokens after each hidden state."""
+  logits_CV = network.model.apply(
+    {'params': params}, hidden_CD[None], method='logits'
+  )[0]
+  log_probability_CV = jax.nn.log_softmax(logits_CV)
+  log_probability_CT, token_CT = lax.top_k(log_probability_CV, top)
+  is_nan_C = jnp.isnan(log_probability_CV).any(axis=1)
+  return Expansions(token_CT, log_probability_CT, is_nan_C)
