@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
-.PHONY: needle test test-slow check aot aot-full interchange
+.PHONY: needle test test-slow wheel check aot aot-full interchange
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \
@@ -25,6 +25,11 @@ test: $(VENV)/.tests-installed
 # Several processes, full sizes, long searches: once before a release is enough.
 test-slow: $(VENV)/.tests-installed
 	$(PYTEST) -m slow $(TESTS)
+
+# The wheel in an environment of its own: its contents, and the README's ten
+# lines. (`make test-slow` runs it, too.)
+wheel: $(VENV)/.tests-installed
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 # The real compilers of H100 and TPU, which need neither: kernels, small steps,
 # and one step at full size. (2.6 GB of packages.)

@@ -60,10 +60,10 @@ _BASELINE = flags.DEFINE_string(
   'baseline', None, "Arm that all others are compared with, instead of ARMS's."
 )
 _MODULE = flags.DEFINE_string(
-  'module', 'experiments.train', 'What runs: python -m MODULE.'
+  'module', 'experiments.train', 'What is run: python -m MODULE.'
 )
-_FSDP = flags.DEFINE_integer('fsdp', None, 'Width of the mesh of each run.')
-_TENSOR = flags.DEFINE_integer('tensor', None, 'The same, of its other axis.')
+_FSDP = flags.DEFINE_integer('fsdp', None, 'FSDP width of each run.')
+_TENSOR = flags.DEFINE_integer('tensor', None, 'Tensor width of each run.')
 
 
 class _Watch:

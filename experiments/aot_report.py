@@ -46,25 +46,27 @@ _CONFIG = config_flags.DEFINE_config_file(
 _ACCELERATOR = flags.DEFINE_string(
   'accelerator', None, f'One of {", ".join(tpu_gpu_configs.names())}.'
 )
-_JSON = flags.DEFINE_string('json', None, 'Where the figures go, too.')
+_JSON = flags.DEFINE_string('json', None, 'File that gets the figures as JSON.')
 _ARM = flags.DEFINE_enum(
   'arm',
   'int8',
   presets.ARMS,
-  'Of a preset: int8 and Squinch, neither, or ternary updates and Squinch.',
+  'Variant of a preset: int8 and Squinch, neither, or ternary updates.',
 )
 _FSDP = flags.DEFINE_integer('fsdp', None, "Instead of the accelerator's.")
 _TENSOR = flags.DEFINE_integer('tensor', None, "Instead of the accelerator's.")
 _ROWS = flags.DEFINE_integer(
-  'rows', None, 'Of a microbatch; one for each fsdp device by default.'
+  'rows', None, 'Rows of a microbatch; one per fsdp device by default.'
 )
 _LENGTH = flags.DEFINE_integer(
-  'length', 8192, 'Tokens of a row, with a preset.', lower_bound=2
+  'length', 8192, 'Tokens per row, with a preset.', lower_bound=2
 )
 _MICROBATCHES = flags.DEFINE_integer(
-  'microbatches', 1, 'Of a step, with a preset.', lower_bound=1
+  'microbatches', 1, 'Microbatches per step, with a preset.', lower_bound=1
 )
-_COMPILE = flags.DEFINE_bool('compile', True, 'Or the time model alone.')
+_COMPILE = flags.DEFINE_bool(
+  'compile', True, 'Whether to compile; the time model is printed anyway.'
+)
 
 
 def main(argv: Sequence[str]) -> None:

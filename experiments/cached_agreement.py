@@ -5,8 +5,9 @@
     python -m experiments.cached_agreement --workdir=runs/tiny \\
         [--rows=8] [--prompt=256] [--chunk=64]
 
-Runs held-out text of a trained run both ways, a needle run's questions in its
-stead: loss a token, logits, greedy tokens, and codes of keys and values.
+Runs held-out text of a trained run both ways (a needle run's questions, where
+the run has no text) and compares the loss per token, the logits, the greedy
+tokens, and the codes of keys and values.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ import rich.table
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Of one run.')
-_ROWS = flags.DEFINE_integer('rows', 8, 'Texts.', lower_bound=1)
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Workdir of one run.')
+_ROWS = flags.DEFINE_integer('rows', 8, 'Number of texts.', lower_bound=1)
 _PROMPT = flags.DEFINE_integer(
   'prompt', None, 'Tokens that are run in chunks; half of a text by default.'
 )
@@ -70,8 +71,8 @@ def _table() -> rich.table.Table:
 
 def _lines(counted):
   """Yields what was counted, in words and numbers."""
-  yield 'loss, one forward pass', f'{counted.loss:.6f} nats a token'
-  yield 'loss, through the cache', f'{counted.cached_loss:.6f} nats a token'
+  yield 'loss, one forward pass', f'{counted.loss:.6f} nats per token'
+  yield 'loss, through the cache', f'{counted.cached_loss:.6f} nats per token'
   yield 'relative difference', f'{counted.loss_difference:.1e}'
   yield 'largest logit', f'{counted.largest_logit:.3f}'
   yield 'largest difference', f'{counted.largest_difference:.2e}'

@@ -43,12 +43,15 @@ _STEPS = flags.DEFINE_list(
 _WORKERS = flags.DEFINE_integer(
   'workers', 8, 'Gradients taken, each of its own microbatch.', lower_bound=2
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Of parameters, data and draws.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of parameters and data.')
 _DTYPE = flags.DEFINE_enum(
-  'dtype', 'float32', ['float32', 'bfloat16'], 'Of the captured gradients.'
+  'dtype',
+  'float32',
+  ['float32', 'bfloat16'],
+  'Dtype of the gradients.',
 )
 _HEADER = flags.DEFINE_enum(
-  'header', 'ln6', ['ln6', 'quarter'], 'Of Squinch, for the level maps.'
+  'header', 'ln6', ['ln6', 'quarter'], 'Header of Squinch, for the level maps.'
 )
 _ACROSS = flags.DEFINE_boolean(
   'across', False, 'Blocks across the other dimensions, not along d_model.'

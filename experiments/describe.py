@@ -26,23 +26,27 @@ _ARM = flags.DEFINE_enum(
   'arm',
   'int8',
   presets.ARMS,
-  'Of a preset: int8 weights, neither these nor Squinch, or ternary updates.',
+  'Variant of a preset: int8 and Squinch, neither, or ternary updates.',
 )
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'An experiment instead: PATH or PATH:ARM.'
 )
 _FSDP = flags.DEFINE_integer(
-  'fsdp', None, 'Devices that split D; by default those a preset is meant for.'
+  'fsdp',
+  None,
+  'Devices that split D; a preset has a default.',
 )
 _TENSOR = flags.DEFINE_integer('tensor', None, 'Devices that split F, H and V.')
 _BATCH = flags.DEFINE_integer(
-  'batch', None, "Rows of a microbatch; a config's own, or one per fsdp device."
+  'batch',
+  None,
+  'Rows per microbatch; by default one per fsdp device.',
 )
 _LENGTH = flags.DEFINE_integer(
-  'length', None, "Tokens of a row; a config's own, or at most 8192."
+  'length', None, "Tokens per row; by default the config's, or at most 8192."
 )
 _LENGTHS = flags.DEFINE_list(
-  'lengths', [str(x) for x in describe.LENGTHS], 'Of the KV caches.'
+  'lengths', [str(x) for x in describe.LENGTHS], 'Lengths of the KV caches.'
 )
 
 

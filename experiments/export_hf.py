@@ -10,8 +10,8 @@ of keys and values. Logits are the same where that class can say all that the
 model does. What it cannot is named (`kaiju_jax/interchange/lost.py`), and then:
 
     --format=auto    our own format is written instead, which loses nothing
-    --format=arcee   an error, but for what --accept names; a lost.json beside
-                     the weights says what was lost
+    --format=arcee   an error, unless --accept names all that is lost; a
+                     lost.json beside the weights then lists it
     --format=kaiju   our own format in any case
 
 The folder is new, and whole or not there at all.
@@ -24,10 +24,13 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Of a training run.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Workdir of a training run.')
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 _FORMAT = flags.DEFINE_enum(
-  'format', 'auto', ['auto', 'arcee', 'kaiju'], 'Of the folder; see above.'
+  'format',
+  'auto',
+  ['auto', 'arcee', 'kaiju'],
+  'Format; see above.',
 )
 _ACCEPT = flags.DEFINE_list('accept', [], 'What an Arcee folder may lose.')
 

@@ -16,7 +16,9 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_FOLDER = flags.DEFINE_string('folder', None, 'With config.json and weights.')
+_FOLDER = flags.DEFINE_string(
+  'folder', None, 'Folder with config.json and weights.'
+)
 _TOKENIZER = flags.DEFINE_bool(
   'tokenizer', True, "Take the folder's tokenizer.json along, if it has one."
 )

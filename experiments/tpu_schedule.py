@@ -18,13 +18,17 @@ from absl import app
 from absl import flags
 
 _ACCELERATOR = flags.DEFINE_string('accelerator', 'v5e_256', 'A TPU slice.')
-_HEADS = flags.DEFINE_integer('heads', 12, 'Of one device.', lower_bound=1)
-_WINDOW = flags.DEFINE_integer('window', None, 'All by default.')
+_HEADS = flags.DEFINE_integer('heads', 12, 'Heads per device.', lower_bound=1)
+_WINDOW = flags.DEFINE_integer('window', None, 'Tokens; none by default.')
 _KIND = flags.DEFINE_enum(
-  'kind', 'bfloat16', ('bfloat16', 'int8', 'float32'), 'Of q, k and v.'
+  'kind', 'bfloat16', ('bfloat16', 'int8', 'float32'), 'Dtype of q, k and v.'
 )
-_ROWS = flags.DEFINE_integer('rows', None, 'Of a tile; blocks.py by default.')
-_KEYS = flags.DEFINE_integer('keys', None, 'Of a block; blocks.py by default.')
+_ROWS = flags.DEFINE_integer(
+  'rows', None, 'Rows per tile; those of blocks.py by default.'
+)
+_KEYS = flags.DEFINE_integer(
+  'keys', None, 'Keys per block; those of blocks.py by default.'
+)
 UNITS = 'MXU', 'VALU', 'XLU', 'EUP', 'VLOAD', 'VSTORE'
 
 

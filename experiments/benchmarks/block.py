@@ -35,14 +35,14 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
 
-_PRESET = flags.DEFINE_enum('preset', '13b', list(presets.PRESETS), 'Which.')
+_PRESET = flags.DEFINE_enum('preset', '13b', list(presets.PRESETS), 'Preset.')
 _TENSOR = flags.DEFINE_integer(
   'tensor', 8, 'Devices that a layer is split over.', lower_bound=1
 )
-_LENGTH = flags.DEFINE_integer('length', 8192, 'Of a row.', lower_bound=2)
-_ROWS = flags.DEFINE_integer('rows', 1, 'Of a step.', lower_bound=1)
+_LENGTH = flags.DEFINE_integer('length', 8192, 'Tokens per row.', lower_bound=2)
+_ROWS = flags.DEFINE_integer('rows', 1, 'Rows per step.', lower_bound=1)
 _REPEATS = flags.DEFINE_integer('repeats', 9, 'Rounds.', lower_bound=1)
-_JSON = flags.DEFINE_string('json', None, 'Where the figures go, too.')
+_JSON = flags.DEFINE_string('json', None, 'File that gets the figures as JSON.')
 
 
 def main(argv: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ _LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a prompt.', 1)
 _STEPS = flags.DEFINE_integer('steps', 16, 'Decoding steps in a run.', 1)
 _TURNS = flags.DEFINE_integer('turns', 2, 'How often every part runs.', 1)
 _CHUNK = flags.DEFINE_integer('chunk', 2048, 'Tokens of a prefill call.', 1)
-_LAYERS = flags.DEFINE_integer('layers', 12, 'Of the model.', 1)
+_LAYERS = flags.DEFINE_integer('layers', 12, 'Layers of the model.', 1)
 _FAR = flags.DEFINE_integer(
   'far', 32_768, 'Context of the all-local model beside --length.', 1
 )

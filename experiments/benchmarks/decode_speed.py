@@ -1,7 +1,7 @@
-"""How fast this project prefills and decodes, for `bench_decode`.
+"""How fast this project prefills and decodes, for `decode.py`.
 
-A decoding step is one call with a token a row, greedy, its argmax drawn on the
-device; prefill is the chunks of whole prompts and the argmax of the last token.
+A decoding step is one call with one token per row, greedy, its argmax drawn on
+the device; prefill is the chunks of whole prompts and the last token's argmax.
 """
 
 import functools
@@ -24,9 +24,9 @@ class Times(NamedTuple):
   """Seconds of each run.
 
   Attributes:
-    prefill: of the whole batch's prompts.
-    step: of one decoding step, a token for every row; each the median of a
-      run's steps.
+    prefill: seconds of the whole batch's prompts.
+    step: seconds of one decoding step, one token for each row; each is the
+      median of a run's steps.
     cache_bytes: that the cache takes.
   """
 
@@ -54,7 +54,7 @@ def times(
     length: tokens of a prompt, and so the context of the first step.
     steps: decoding steps in a run.
     runs: that count.
-    chunk: tokens of a row in a call of the prefill.
+    chunk: tokens per row in one call of the prefill.
   """
   decoder = decoder_lib.Decoder(
     params, config, rows=batch, length=length + steps
@@ -110,7 +110,7 @@ def _run(decoder, call, tokens_BL, steps: int, chunk: int):
 def uncached(
   params, config: model_config.ModelConfig, batch: int, length: int, runs: int
 ) -> tuple[float, ...]:
-  """Returns the seconds of whole forward passes, one a token without a cache.
+  """Returns the seconds of whole forward passes, one per token without a cache.
 
   Args:
     params: float32 master weights.

@@ -23,7 +23,7 @@ def part_of(preset: str, tensor: int) -> model_config.ModelConfig:
   """Returns one device's part of a preset's repeating block.
 
   Args:
-    preset: of `presets.PRESETS`.
+    preset: one of `presets.PRESETS`.
     tensor: devices that its layers are split over.
 
   Raises:

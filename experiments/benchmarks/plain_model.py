@@ -1,7 +1,7 @@
 """The same model as a reader would first write it: the benchmark's peer.
 
-flax linen with `nn.Dense`, one dense mask a layer kind, one Python loop over
-the layers: windows, shared keys and values, RMSNorm, rotary embeddings and
+flax linen with `nn.Dense`, one dense mask per kind of layer, one Python loop
+over the layers: windows, shared keys and values, RMSNorm, rotary embeddings and
 squared ReLU as in `kaiju_jax/model`, and no int8.
 """
 

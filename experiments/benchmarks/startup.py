@@ -51,7 +51,7 @@ class Contender(NamedTuple):
   """One way to start.
 
   Attributes:
-    root: of the checkout.
+    root: root of the checkout.
     cached: whether a compilation cache is in use.
     emptied: whether that cache is emptied before each start.
   """

@@ -28,14 +28,16 @@ from experiments.benchmarks import timed_step
 from kaiju_jax.runs import command
 
 _TABLE = flags.DEFINE_multi_enum(
-  'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Which.'
+  'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Tables.'
 )
 _REPEATS = flags.DEFINE_integer(
   'repeats', 9, 'Rounds, each timing every contender once.', lower_bound=1
 )
-_STEPS = flags.DEFINE_integer('steps', 5, 'Steps a timing.', lower_bound=1)
+_STEPS = flags.DEFINE_integer('steps', 5, 'Steps per timing.', lower_bound=1)
 _LENGTHS = flags.DEFINE_multi_integer(
-  'lengths', [1024, 2048, 4096, 8192, 16384, 32768], 'Of the memory table.'
+  'lengths',
+  [1024, 2048, 4096, 8192, 16384, 32768],
+  'Of the memory table.',
 )
 _SCHEDULER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 

@@ -4,7 +4,7 @@ The other side of a comparison: `hugging_face.write` gives it the same weights.
 Needs the extra `interchange`.
 
 Prefill is one call over whole prompts that keeps the cache and makes the logits
-of each last token alone. A decoding step is one call with a token a row,
+of each last token alone. A decoding step is one call with one token per row,
 greedy, from the context that the prefill left; the cache grows with it. That
 cache is `DynamicCache`, which copies its tensors to append, or `StaticCache`,
 which holds its last length from the start and attends over all of it.
@@ -31,16 +31,16 @@ class Times(NamedTuple):
   """Seconds of each run.
 
   Attributes:
-    prefill: of the whole batch's prompts.
-    step: of one decoding step, a token for every row; each the median of a
-      run's steps.
+    prefill: seconds of the whole batch's prompts.
+    step: seconds of one decoding step, one token for each row; each is the
+      median of a run's steps.
   """
 
   prefill: tuple[float, ...]
   step: tuple[float, ...]
 
   def line(self) -> str:
-    """Returns the least and the median of both, for people."""
+    """Returns the least and the median of both, in words."""
     return (
       f'prefill {min(self.prefill):.3f} s (median'
       f' {statistics.median(self.prefill):.3f}), step'
@@ -64,14 +64,14 @@ def times(
   """Returns what a folder's model takes, after one run that does not count.
 
   Args:
-    folder: of `hugging_face.write`.
+    folder: written by `hugging_face.write`.
     batch: rows, each with other random tokens.
     length: tokens of a prompt, and so the context of the first step.
     dtype: 'float32' or 'bfloat16', of weights and arithmetic.
-    cache: of `CACHES`.
+    cache: one of `CACHES`.
     steps: decoding steps in a run.
     runs: that count.
-    threads: of torch; by default one a core.
+    threads: torch's threads; by default one per core.
     attention: implementation, as `transformers` names it.
 
   Raises:

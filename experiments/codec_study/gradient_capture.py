@@ -75,7 +75,7 @@ def joined(
   """Returns several workers' matrices side by side, {kind: x_RC}.
 
   Args:
-    captures: of the workers.
+    captures: one per worker.
     across: rows are all other dimensions and columns D, so that blocks run
       across vocabulary and hidden units, as Squinch's should not.
   """

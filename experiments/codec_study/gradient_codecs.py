@@ -56,7 +56,7 @@ class Minifloat:
     mantissa: its bits.
     least: exponent of the smallest normal number, and of those below it.
     largest: value.
-    exponent: of `largest`.
+    exponent: exponent of `largest`.
   """
 
   mantissa: int

@@ -42,7 +42,7 @@ def ratios(x_RC: np.ndarray, header: str | None = 'ln6') -> np.ndarray:
 
   Args:
     x_RC: R a multiple of 8.
-    header: of Squinch; None divides by the block's largest itself.
+    header: Squinch's; None divides by the block's largest itself.
   """
   maxabs_RC = _maxabs(x_RC, header)
   size_RC = np.abs(np.asarray(x_RC, np.float64))
@@ -84,10 +84,10 @@ def decoded(
 
   Args:
     x_RC: finite; R a multiple of 8.
-    levels: of r; without the zero.
+    levels: values of r, without the zero.
     least: r below it arrives as zero; with 0, nothing does in a block that has
       values, not even a zero.
-    header: of Squinch.
+    header: Squinch's.
   """
   r_RC = np.nan_to_num(ratios(x_RC, header))
   size_RC = np.where(r_RC >= least, nearest(r_RC, levels), 0)

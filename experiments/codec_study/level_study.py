@@ -43,11 +43,11 @@ class Study(NamedTuple):
   """Mean |ln| errors of one distribution.
 
   Attributes:
-    zero: of the map with a zero, what it flushes left out.
-    fitted: of the table, which flushes the same numbers.
+    zero: error of the map with a zero, without the numbers that it flushes.
+    fitted: error of the fitted table, which flushes the same numbers.
     flushed: share that it flushes.
-    zero_best: of the best fifteen levels for the same numbers.
-    floor: of the map without.
+    zero_best: error of the best fifteen levels for the same numbers.
+    floor: error of the map without a zero.
     power: the best power law.
     best: the best sixteen levels.
     best_error: theirs.
@@ -136,9 +136,9 @@ def held_out(
   """Returns the maps' quality, and Squinch's, on what they were not fitted to.
 
   Args:
-    maps: of `fitted`.
+    maps: what `fitted` returned.
     x_RC: R a multiple of 8.
-    header: of all of them.
+    header: the header of all of them.
   """
   arrived = {
     elements: gradient_codecs.squinch(x_RC, elements, header)

@@ -26,7 +26,7 @@ def qualities(
   """Returns {name: quality} as a table for a terminal of 80 columns.
 
   Args:
-    title: of the table.
+    title: heading of the table.
     rows: in order.
     bits: a number, by name; None leaves the column out.
   """

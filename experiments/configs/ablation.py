@@ -56,7 +56,7 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: of ARMS.
+    arm: one of ARMS.
 
   Raises:
     ValueError: no such arm.

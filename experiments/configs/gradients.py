@@ -1,6 +1,6 @@
 """What do six bits a gradient cost in loss, over eight workers?
 
-`tiny` on eight data-parallel workers (rows of 256, a row each), its gradients
+`tiny` on eight data-parallel workers (rows of 256, one row each), its gradients
 reduced in bf16, in Squinch and, as contrasts, rounded to int4 in blocks of 32
 along D or of 256 in memory's order. Weights cross as int8 in every arm.
 
@@ -34,7 +34,7 @@ def get_config(arm: str = 'squinch') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: of ARMS; what a gradient crosses the wire as.
+    arm: one of ARMS; what a gradient crosses the wire as.
 
   Raises:
     ValueError: no such arm.

@@ -46,7 +46,7 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: of ARMS or VARIANTS; `_standard` is the standard initialization.
+    arm: one of ARMS or VARIANTS; `_standard` is the standard initialization.
 
   Raises:
     ValueError: no such arm; the message lists them.

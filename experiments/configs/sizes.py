@@ -21,10 +21,10 @@ over and over: enough to see that it starts. The three largest have a
 vocabulary of 65,536 and need the `tokenizer.json` of at most so many tokens
 that `data.tokenizer` names; the others read bytes.
 
-Steps are 20 tokens a parameter, peak rates fall as widths rise, and a step has
-0.26 to 4.2 M tokens: all our guess, as the shapes are.
+A run has 20 tokens per parameter, peak rates fall as widths rise, and a step
+has 0.26 to 4.2 M tokens: all our guess, as the shapes are.
 
-Device:   none yet, but for a CPU that is too small
+Device:   none yet, except a CPU that is too small
 Minutes:  not measured
 Result:   not run to any end. That its commands work is seen on 4 shared cores:
           250m at full width, four steps of 2 × 512 tokens (some 100 tokens a
@@ -33,7 +33,7 @@ Result:   not run to any end. That its commands work is seen on 4 shared cores:
           and shapes divide over the slices above is tested. They fit, as
           compiled by `python -m experiments.aot_report
           --config=experiments/configs/sizes.py:ARM --accelerator=…` (JAX
-          0.10.2; argument + temporary GiB a device, of its 79):
+          0.10.2; argument + temporary GiB per device, which has 79):
 
               250m, h100_8    0.35 + 4.20   6 %
               1b, h100_8      1.40 + 9.05  13 %
@@ -59,9 +59,9 @@ class _Size:
 
   Attributes:
     parameters: that its name stands for.
-    length: L, tokens a row.
-    batch: B, rows a microbatch.
-    microbatches: of a step.
+    length: L, tokens per row.
+    batch: B, rows per microbatch.
+    microbatches: microbatches per step.
     learning_rate: peak.
   """
 
@@ -87,7 +87,7 @@ def get_config(arm: str = '250m') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: of ARMS; which preset is trained.
+    arm: one of ARMS; which preset is trained.
 
   Raises:
     ValueError: no such arm.

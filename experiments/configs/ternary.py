@@ -1,8 +1,8 @@
 """Does a model train as well when its replicas follow by ternary updates?
 
 A small Kaiju model on the text of `tiny`, Bungee on, on eight data-parallel
-workers, a row each. Gradients cross in Squinch in all arms, which differ in the
-int8 weights that the forward pass reads:
+workers, one row each. Gradients cross in Squinch in all arms, which differ in
+the int8 weights that the forward pass reads:
 
     int8           made from the masters and gathered, each channel's largest
                    weight on code 127
@@ -31,7 +31,7 @@ def get_config(arm: str = 'ternary') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: of ARMS; which int8 weights the forward pass reads.
+    arm: one of ARMS; which int8 weights the forward pass reads.
 
   Raises:
     ValueError: no such arm.

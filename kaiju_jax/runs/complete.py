@@ -21,7 +21,7 @@ def texts(
   """Returns what follows each prompt, all of them generated together.
 
   Args:
-    loaded: of `load.from_workdir` or `load.from_export`.
+    loaded: a model from `load.from_workdir` or `load.from_export`.
     prompts: texts, each of which opens a document.
     max_tokens: tokens of a continuation.
     sampling: how tokens are drawn; greedy by default.

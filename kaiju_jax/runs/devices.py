@@ -3,7 +3,7 @@
 (none)                   the first device trains alone
 --fsdp=4 --tensor=2      a mesh over all devices
 --accelerator=h100_64    that slice's mesh, flags and environment
---multihost              one process a host, found as the cluster has them
+--multihost              one process per host, as the cluster manager says
 """
 
 from collections.abc import Mapping
@@ -26,23 +26,25 @@ _TENSOR = flags.DEFINE_integer(
 _ACCELERATOR = flags.DEFINE_string(
   'accelerator',
   None,
-  'A slice of tpu_gpu_configs/: its mesh (--fsdp and --tensor go before it),'
+  'A slice of tpu_gpu_configs/: its mesh (--fsdp and --tensor override it),'
   ' XLA flags and environment.',
 )
 _MULTIHOST = flags.DEFINE_bool(
   'multihost',
   False,
-  'Whether this is one of several processes that train together, one a host.'
-  ' Slurm, Open MPI, Kubernetes and Cloud TPU say which.',
+  'Whether this is one of several processes that train together, one per host.'
+  ' Slurm, Open MPI, Kubernetes and Cloud TPU tell a process which it is.',
 )
 _COORDINATOR = flags.DEFINE_string(
-  'coordinator', None, 'HOST:PORT of process 0, where nothing else says so.'
+  'coordinator',
+  None,
+  'HOST:PORT of process 0, without a cluster manager.',
 )
 _PROCESSES = flags.DEFINE_integer(
-  'processes', None, 'How many there are; with --coordinator.', 1
+  'processes', None, 'Number of processes; goes with --coordinator.', 1
 )
 _PROCESS = flags.DEFINE_integer(
-  'process', None, 'Which of them this is; with --coordinator.', 0
+  'process', None, 'Number of this process, from 0; goes with --coordinator.', 0
 )
 
 # Where XLA reads flags of that prefix; it exits at any that it does not know.
@@ -59,14 +61,14 @@ _TRIAL_S = 120
 def prepare() -> sharding_config.MeshConfig | None:
   """Returns the mesh that the flags ask for, None for one device alone.
 
-  Sets the accelerator's environment, and so comes before jax looks for
-  devices. What is set already goes before it. XLA ends a process at a flag
-  that its version does not know, so another process tries the accelerator's
-  first. Those of `xla_tpu_*` are libtpu's, which answers on a TPU alone: they
-  are set untried.
+  Sets the accelerator's environment, so it must be called before jax looks for
+  devices. Variables that are set already keep their values. XLA ends a process
+  at a flag that its version does not know, so another process tries the flags
+  first. The `xla_tpu_*` flags belong to libtpu, which exists only on a TPU:
+  they are set untried.
 
   Raises:
-    ValueError: an unknown accelerator, or flags of it that XLA does not take.
+    ValueError: the accelerator is unknown, or XLA does not take its flags.
   """
   mesh = None
   if _ACCELERATOR.value is not None:
@@ -179,7 +181,7 @@ def _set_environment(
     if name not in _FLAG_VARIABLES:
       os.environ.setdefault(name, value)
   for variable, text in given.items():
-    # Of a flag given twice, the last counts.
+    # The last value of a flag that is given twice counts.
     both = ' '.join(filter(None, (text, os.environ.get(variable, ''))))
     if both:
       os.environ[variable] = both

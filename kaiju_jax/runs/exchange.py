@@ -25,11 +25,11 @@ def export(
   """Writes a run's latest checkpoint as a new folder.
 
   Args:
-    workdir: of the run.
-    out: the folder.
-    format: of `FORMATS`: 'arcee'; 'kaiju' for our own; 'auto' for the former
-      where nothing is lost or something was accepted, else the latter.
-    accepted: of `lost.NAMES`: what an Arcee folder may lose.
+    workdir: folder of the run.
+    out: the new folder.
+    format: one of `FORMATS`. 'arcee'; 'kaiju' is our own; 'auto' is 'arcee'
+      where nothing is lost or something was accepted, and 'kaiju' otherwise.
+    accepted: names of `lost.NAMES`, what an Arcee folder may lose.
 
   Returns:
     What was written and what was lost, for the user.
@@ -67,8 +67,8 @@ def read(
   """Writes an Arcee folder's model as a new one in our own format.
 
   Args:
-    folder: of the model.
-    out: the new one.
+    folder: the Arcee folder.
+    out: the new folder.
     with_tokenizer: whether its tokenizer, if it has one, goes along; not every
       one can open a document (`data/tokenizer.py`).
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.experiments import forked
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -37,6 +39,7 @@ def test_the_time_model_alone(tmp_path):
   assert model['bf16 + Squinch']['fsdp'] < model['bf16']['fsdp']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('weights', ['int8', 'ternary'])
 def test_a_compiled_step_on_cpu(tmp_path, weights):
   path = tmp_path / 'tiny.json'
@@ -69,25 +72,34 @@ def test_a_compiled_step_on_cpu(tmp_path, weights):
     assert 'all-gather, in some steps' in done.stdout
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'said'),
-  [
-    (('--preset=13b', '--accelerator=h200'), "accelerator='h200': must be one"),
-    (
-      ('--preset=13b', '--accelerator=h100_64', '--fsdp=7'),
-      'model.d_model=5120: does not divide over mesh.fsdp=7',
-    ),
-    (
-      ('--preset=13b', '--accelerator=h100_64', '--fsdp=4', '--tensor=4'),
-      'mesh.fsdp=4 × mesh.tensor=4 is 16 devices, but h100_64 has 64',
-    ),
-    (('--preset=13b',), '--accelerator is missing'),
-    (('--accelerator=cpu_8',), 'exactly one of --preset and --config'),
-    (('--preset=14b', '--accelerator=cpu_8'), "preset='14b': must be one of"),
-  ],
-)
-def test_bad_input_is_one_line(arguments, said):
-  done = _run(*arguments, '--nocompile')
+BAD = [
+  (('--preset=13b', '--accelerator=h200'), "accelerator='h200': must be one"),
+  (
+    ('--preset=13b', '--accelerator=h100_64', '--fsdp=7'),
+    'model.d_model=5120: does not divide over mesh.fsdp=7',
+  ),
+  (
+    ('--preset=13b', '--accelerator=h100_64', '--fsdp=4', '--tensor=4'),
+    'mesh.fsdp=4 × mesh.tensor=4 is 16 devices, but h100_64 has 64',
+  ),
+  (('--preset=13b',), '--accelerator is missing'),
+  (('--accelerator=cpu_8',), 'exactly one of --preset and --config'),
+  (('--preset=14b', '--accelerator=cpu_8'), "preset='14b': must be one of"),
+]
+
+
+@pytest.fixture(scope='module')
+def refused():
+  commands = [
+    ['experiments.aot_report', *arguments, '--nocompile']
+    for arguments, _ in BAD
+  ]
+  return dict(zip([arguments for arguments, _ in BAD], forked.run(commands)))
+
+
+@pytest.mark.parametrize(('arguments', 'said'), BAD)
+def test_bad_input_is_one_line(refused, arguments, said):
+  done = refused[arguments]
   assert done.returncode
   assert said in done.stdout + done.stderr
   assert 'Traceback' not in done.stderr

@@ -12,6 +12,8 @@ import pytest
 from tests import cluster
 from tests import records
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 COUNT = 4
 # Process 0 hears of its end and tells the other two.

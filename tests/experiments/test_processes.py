@@ -38,6 +38,7 @@ def whole(folder):
   return workdir
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_with_two_devices(folder, whole):
   """To the last bit: sums of two do not depend on their order."""
   alone = folder / 'alone'
@@ -47,6 +48,7 @@ def test_two_processes_train_as_one_with_two_devices(folder, whole):
   assert cluster.fingerprint(whole, STEPS) == cluster.fingerprint(alone, STEPS)
 
 
+@pytest.mark.slow
 def test_what_a_kill_and_a_signal_interrupt_ends_as_if_nothing_had(
   folder, whole
 ):
@@ -89,6 +91,7 @@ def test_processes_with_different_configs_are_refused(folder):
   assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_a_mesh_that_is_not_the_devices_is_refused(folder):
   workdir = folder / 'mesh'
   with job(folder, workdir, '--fsdp=1', '--tensor=1') as running:

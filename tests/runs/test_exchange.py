@@ -1,9 +1,5 @@
 """A run's export, its import, and the two commands."""
 
-import pathlib
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -20,8 +16,6 @@ from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import workdir
 from tests.interchange import toys
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Nowhere:
@@ -116,25 +110,3 @@ def test_a_workdir_without_a_run_is_named(tmp_path):
     exchange.export(tmp_path, tmp_path / 'out')
   with pytest.raises(FileNotFoundError, match='A workdir is a folder that'):
     load.from_workdir(tmp_path)
-
-
-@pytest.mark.parametrize(
-  'command, message',
-  [
-    ('export_hf --workdir=nowhere --out=x', 'error: nowhere/config.json: not'),
-    ('import_hf --folder=nowhere --out=x', 'error: nowhere/config.json: not'),
-    ('export_hf --workdir=nowhere', '--out is missing'),
-    ('import_hf --out=x', '--folder is missing'),
-  ],
-)
-def test_a_command_says_in_a_line_what_is_wrong(tmp_path, command, message):
-  script, *arguments = command.split()
-  done = subprocess.run(
-    [sys.executable, '-m', f'experiments.{script}', *arguments],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
-  assert done.returncode and message in done.stderr + done.stdout
-  assert 'Traceback' not in done.stderr

@@ -42,7 +42,7 @@ class _Running:
 
 
 def core_slices(cores: Sequence[int], places: int) -> list[tuple[int, ...]]:
-  """Returns the cores of each place: disjoint, or one each where they lack."""
+  """Returns the cores of each place: disjoint, or one each if there are few."""
   if places >= len(cores):
     return [(cores[place % len(cores)],) for place in range(places)]
   bounds = [place * len(cores) // places for place in range(places + 1)]
@@ -110,8 +110,8 @@ def run(
 def _interruptions() -> Iterator[list[int]]:
   """Notes a first SIGINT or SIGTERM; a second one raises KeyboardInterrupt.
 
-  A note rather than an exception, which could fall between a job's start and
-  our record of it, and leave it running for ever.
+  An exception could fall between the start of a job and our record of it, and
+  leave the job running for ever; a note cannot.
   """
   noted = []
 
@@ -121,7 +121,7 @@ def _interruptions() -> Iterator[list[int]]:
     noted.append(number)
     os.write(2, b'\nInterrupted: letting the runs save. Again to kill them.\n')
 
-  # What is ignored stays so: a shell has background jobs ignore Ctrl-C.
+  # An ignored signal stays ignored: a shell's background jobs ignore Ctrl-C.
   former = {
     number: signal.signal(number, note)
     for number in (signal.SIGINT, signal.SIGTERM)
@@ -135,7 +135,7 @@ def _interruptions() -> Iterator[list[int]]:
 
 
 def own_cores() -> list[int]:
-  """Returns the cores that this process may use; none where unknown."""
+  """Returns the cores that this process may use; none if that is unknown."""
   if not hasattr(os, 'sched_getaffinity'):
     return []
   return sorted(os.sched_getaffinity(0))
@@ -146,7 +146,7 @@ def _start(job: Job, cores: Sequence[int]) -> subprocess.Popen:
   with open(job.log, 'ab') as log, _on(cores):
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
-    # In a session of its own, so that Ctrl-C reaches the jobs through us, once:
+    # In a session of its own, so that Ctrl-C reaches the jobs only through us:
     # a second signal would end a trainer that is saving.
     return subprocess.Popen(
       job.command,

@@ -29,10 +29,10 @@ class Run:
 
   Attributes:
     arm: name of the arm.
-    seed: of the run.
+    seed: seed of the run.
     workdir: where it trains.
     experiment: what it trains, overrides applied.
-    command: that trains it.
+    command: the command that trains it.
   """
 
   arm: str
@@ -70,7 +70,7 @@ def load(path: str) -> types.ModuleType:
   """Returns the config module of a file.
 
   Raises:
-    ValueError: there is no such file, or it names no arms.
+    ValueError: there is no such file, or the file has no ARMS.
   """
   if not pathlib.Path(path).is_file():
     raise ValueError(f'--config={path}: no such file.')
@@ -93,7 +93,7 @@ def baselines(
   """Returns {arm: its baseline} of the chosen arms, in their order.
 
   Raises:
-    ValueError: an arm or a baseline that is none of the config's, or no arm.
+    ValueError: the config has no such arm or baseline, or no arm is named.
   """
   if chosen is not None and not chosen:
     raise ValueError(f'--arms=: must name some of {", ".join(arms)}.')

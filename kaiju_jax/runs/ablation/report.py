@@ -26,10 +26,10 @@ class Outcome:
 
   Attributes:
     arm: name of the arm.
-    seed: of the run.
+    seed: seed of the run.
     status: 'finished', 'failed (…)', 'stopped' or 'not run'.
     workdir: where its metrics are.
-    command: that trains it, as a reader would type it.
+    command: what trains it, as a reader would type it.
   """
 
   arm: str
@@ -60,8 +60,8 @@ def write(
 
   Args:
     root: folder of the workdirs.
-    title: of the page.
-    command: that made it.
+    title: heading of the page.
+    command: the command that made the page.
     runs: all that were planned.
     baselines: {arm: the arm that it is compared with}.
   """
@@ -263,7 +263,7 @@ def _draw_curves(
   path: pathlib.Path,
   records: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
 ) -> None:
-  """Loss over tokens: an arm's seeds as thin lines, their mean as a thick."""
+  """Loss over tokens: a thin line per seed, a thick one for the mean."""
   import matplotlib.figure
   import numpy as np
 
@@ -296,7 +296,7 @@ def _draw_curves(
   finite = np.concatenate(later) if later else np.array([])
   finite = finite[np.isfinite(finite)]
   if finite.size:
-    # A run's first tenth, or a peak, would squash all that the arms differ in.
+    # The first tenth of a run, or a peak, would squash what the arms differ in.
     low, high = finite.min(), np.percentile(finite, 99)
     margin = 0.05 * (high - low) or 0.05
     axes.set_ylim(low - margin, high + margin)

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from kaiju_jax.runs.ablation import plan
-from kaiju_jax.runs.ablation import report
+from tests.experiments import forked
+from tests.runs.ablation import tables
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -116,24 +116,13 @@ def starts(place: pathlib.Path) -> dict[str, int]:
   }
 
 
-def rows(report: str, heading: str) -> dict[str, list[str]]:
-  """The table under a heading: {first cell: the others}."""
-  section = report.split(f'## {heading}')[1].split('\n## ')[0]
-  cells = [
-    [cell.strip() for cell in line.strip('| ').split('|')]
-    for line in section.splitlines()
-    if line.startswith('|')
-  ]
-  return {row[0]: row[1:] for row in cells[2:]}
-
-
 def test_report_isolation_and_resumption(place):
   done = call(place, '--seeds=2', '--jobs=2')
   assert done.returncode == 1, done.stderr
   report = (place / 'root' / 'report.md').read_text()
 
   assert report.startswith('# Does the fake arm learn?')
-  losses = rows(report, 'Training loss, mean of the last 100 steps')
+  losses = tables.rows(report, 'Training loss, mean of the last 100 steps')
   assert losses['plain'][:3] == ['2', '10.5000', '0.7071']
   # -.1 and -.2: mean -.15, and t(.975, 1) = 12.7062 times .0707107 / √2.
   assert losses['better'] == [
@@ -145,14 +134,14 @@ def test_report_isolation_and_resumption(place):
     '-1.43 % (-7.48 % … +4.62 %)',
   ]
   assert losses['broken'][:3] == ['0', '–', '–']
-  assert rows(report, 'bits, last evaluation')['plain'][1] == '21.0000'
+  assert tables.rows(report, 'bits, last evaluation')['plain'][1] == '21.0000'
 
   assert report.count('failed (exit 1)') == 2
   log = place / 'root' / 'broken' / 'seed1' / 'log.txt'
   assert 'a layer fell off' in log.read_text()
   assert '`broken/seed1/log.txt`' in report
   assert 'fake_train' in report and '--config.seed=1' in report
-  assert rows(report, 'Environment')['jax'] == ['1.2.3']
+  assert tables.rows(report, 'Environment')['jax'] == ['1.2.3']
   for figure in re.findall(r'\]\((\w+\.png)\)', report):
     assert (place / 'root' / figure).read_bytes().startswith(b'\x89PNG')
   assert report.count('.png)') == 2
@@ -172,6 +161,7 @@ def test_report_isolation_and_resumption(place):
   }
 
 
+@pytest.mark.slow
 def test_a_run_cut_short_goes_on(place):
   flags = ('--seeds=1', '--arms=plain', '--config.loop.steps=6')
   assert call(place, *flags).returncode == 0
@@ -184,6 +174,7 @@ def test_a_run_cut_short_goes_on(place):
   assert starts(place) == {'plain/seed0': 2}
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_last_save_is_not_finished(place, monkeypatch):
   flags = ('--seeds=1', '--arms=plain')
   monkeypatch.setenv('FAKE', 'killed')
@@ -200,6 +191,7 @@ def test_a_run_killed_before_its_last_save_is_not_finished(place, monkeypatch):
   assert 'eval_bits' in path.read_text().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
   monkeypatch.setenv('FAKE', 'slow')
   flags = (
@@ -224,7 +216,9 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
   assert process.returncode == 1
   assert 'Interrupted. The same command goes on.' in output
   report = (place / 'root' / 'report.md').read_text()
-  assert [row[1] for row in rows(report, 'Runs').values()] == ['stopped'] * 2
+  assert [row[1] for row in tables.rows(report, 'Runs').values()] == [
+    'stopped'
+  ] * 2
   reached = [len(path.read_text().splitlines()) for path in metrics]
   assert all(0 < steps < 20 for steps in reached)
 
@@ -235,114 +229,45 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
   assert set(starts(place).values()) == {2}
 
 
-@pytest.mark.parametrize(
-  'flags, message',
-  [
-    (('--arms=plain,nosuch',), '--arms=nosuch: must be one of plain, better'),
-    (('--baseline=nosuch',), '--baseline=nosuch: must be one of plain'),
-    (('--job=2',), '--job=2: is no flag of ablate'),
-    (('--config.loop.step=2',), 'step'),
-    (('--config.loop.steps=many',), 'steps'),
-    (('--config.model.window=0',), 'window=0: must be at least 1'),
-    (('--config.data.length=4096',), 'rows are longer than the positions'),
-    (('--config.seed=7',), '--config.seed=7: --seeds says'),
-    (('--config.loop.log_every=0',), 'loop.log_every=0: must be at least 1'),
-    (('--config.loop.steps=0',), 'loop.steps=0: must be at least 1'),
-    (('--config.optimizer.schedule=foo',), "optimizer.schedule='foo': must"),
-    (('--config.data.path=/nope',), "data.path='/nope': no such file"),
-    (('--config.data.tokenizer=/nope',), "data.tokenizer='/nope': no such"),
-    (
-      ('--config.data.path=/nope', '--config.data.task=needle_text'),
-      "data.path='/nope': no such file",
-    ),
-    (('--arms=',), '--arms=: must name some of plain, better, broken'),
-    (('--root=',), '--root=: must name a folder'),
-    (('--root=gs://a/b',), '--root=gs://a/b: gs:// is an address'),
-    (('--root=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
-    (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),
-  ],
-)
-def test_bad_flags_are_refused_before_anything_runs(place, flags, message):
-  done = call(place, *flags)
+BAD = [
+  (('--arms=plain,nosuch',), '--arms=nosuch: must be one of plain, better'),
+  (('--baseline=nosuch',), '--baseline=nosuch: must be one of plain'),
+  (('--job=2',), '--job=2: is no flag of ablate'),
+  (('--config.loop.step=2',), 'step'),
+  (('--config.loop.steps=many',), 'steps'),
+  (('--config.model.window=0',), 'window=0: must be at least 1'),
+  (('--config.data.length=4096',), 'rows are longer than the positions'),
+  (('--config.seed=7',), '--config.seed=7: --seeds says'),
+  (('--config.loop.log_every=0',), 'loop.log_every=0: must be at least 1'),
+  (('--config.loop.steps=0',), 'loop.steps=0: must be at least 1'),
+  (('--config.optimizer.schedule=foo',), "optimizer.schedule='foo': must"),
+  (('--config.data.path=/nope',), "data.path='/nope': no such file"),
+  (('--config.data.tokenizer=/nope',), "data.tokenizer='/nope': no such"),
+  (
+    ('--config.data.path=/nope', '--config.data.task=needle_text'),
+    "data.path='/nope': no such file",
+  ),
+  (('--arms=',), '--arms=: must name some of plain, better, broken'),
+  (('--root=',), '--root=: must name a folder'),
+  (('--root=gs://a/b',), '--root=gs://a/b: gs:// is an address'),
+  (('--root=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
+  (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),
+]
+
+
+@pytest.fixture(scope='module')
+def refused(tmp_path_factory):
+  """The outcome of each bad command, and the folder that it must not make."""
+  folder = tmp_path_factory.mktemp('refused')
+  (folder / 'arms.py').write_text(CONFIG)
+  commands = [command(folder, *flags)[2:] for flags, _ in BAD]
+  return dict(zip([flags for flags, _ in BAD], forked.run(commands))), folder
+
+
+@pytest.mark.parametrize('flags, message', BAD)
+def test_bad_flags_are_refused_before_anything_runs(refused, flags, message):
+  done, folder = refused[0][flags], refused[1]
   assert done.returncode == 1
   assert done.stderr.startswith('error: ')
   assert message in done.stderr and 'Traceback' not in done.stderr
-  assert not (place / 'root').exists()
-
-
-def test_no_rotary_on_global_layers_can_be_typed(place):
-  experiment = plan.resolve(
-    f'{place / "arms.py"}:plain',
-    ['--config.model.rope_global=0', '--config.model.rope_local=500'],
-  )
-  assert experiment.model.rope_global == 0
-  assert experiment.model.rope_local == 500
-
-
-def test_a_root_of_other_experiments_is_refused(place):
-  assert call(place, '--seeds=1', '--arms=plain').returncode == 0
-  done = call(
-    place, '--seeds=1', '--arms=plain', '--config.optimizer.learning_rate=2'
-  )
-  assert done.returncode == 1
-  assert 'learning_rate: 1.0 in the workdir, 2.0' in done.stderr
-  assert starts(place) == {'plain/seed0': 1}
-
-
-@pytest.mark.parametrize(
-  'source, message',
-  [
-    (None, 'no such file'),
-    ('def get_config(arm=""): pass', 'has no ARMS'),
-    ('ARMS = ()', 'has no ARMS'),
-  ],
-)
-def test_a_config_without_arms_is_refused(tmp_path, source, message):
-  path = tmp_path / 'config.py'
-  if source is not None:
-    path.write_text(source)
-  with pytest.raises(ValueError, match=message):
-    plan.load(str(path))
-
-
-def test_baselines():
-  assert plan.baselines(('a', 'b', 'c')) == {
-    'a': 'a',
-    'b': 'a',
-    'c': 'a',
-  }
-  each = {'a': 'a', 'b': 'a', 'fast a': 'fast a', 'fast b': 'fast a'}
-  assert plan.baselines(each) == each
-  assert plan.baselines(each, ['fast b']) == {'fast b': 'fast a'}
-  assert plan.baselines(each, baseline='b') == dict.fromkeys(each, 'b')
-  with pytest.raises(ValueError, match='--baseline=z'):
-    plan.baselines({'a': 'z'})
-
-
-def test_a_diverged_arm_is_shown_and_an_unfinished_run_left_out(tmp_path):
-  for seed, loss in enumerate(['1.5', '"NaN"', '2.5', '99.0']):
-    (tmp_path / f'seed{seed}').mkdir()
-    (tmp_path / f'seed{seed}' / 'metrics.jsonl').write_text(
-      f'{{"step": 1, "tokens": 8, "loss": {loss}}}\n'
-    )
-  outcomes = [
-    report.Outcome(arm, seed, status, tmp_path / f'seed{seed}', ('train',))
-    for seed, (arm, status) in enumerate(
-      [
-        ('wild', 'finished'),
-        ('wild', 'finished'),
-        ('calm', 'finished'),
-        ('calm', 'stopped'),
-      ]
-    )
-  ]
-  path = report.write(
-    tmp_path,
-    title='t',
-    command=(),
-    runs=outcomes,
-    baselines={'wild': 'wild', 'calm': 'calm'},
-  )
-  table = rows(path.read_text(), 'Training loss, mean')
-  assert table['wild'][:3] == ['2', 'not finite', 'not finite']
-  assert table['calm'][:3] == ['1', '2.5000', '–']
+  assert not (folder / 'root').exists()

@@ -1,0 +1,39 @@
+"""A command says in a line what is wrong, without a traceback."""
+
+import pytest
+
+from tests.experiments import forked
+
+BAD = [
+  ('export_hf --workdir=nowhere --out=x', 'error: nowhere/config.json: not'),
+  ('import_hf --folder=nowhere --out=x', 'error: nowhere/config.json: not'),
+  ('export_hf --workdir=nowhere', '--out is missing'),
+  ('import_hf --out=x', '--folder is missing'),
+  ('codecs --steps=0', "--steps: '0' is not a positive whole number"),
+  ('codecs --steps=', '--steps is empty'),
+  ('codecs --config.model.window=0', 'window=0'),
+  (
+    'train --config=experiments/configs/tiny.py --workdir=nowhere'
+    ' --config.model.windw=3',
+    "--config.model.windw=3: ModelConfig has no field 'windw'. Did you mean",
+  ),
+  ('train --config=experiments/configs/tiny.py', '--workdir is missing'),
+  ('train --workdir=nowhere', '--config is missing'),
+]
+
+
+@pytest.fixture(scope='module')
+def said():
+  commands = [f'experiments.{line}'.split() for line, _ in BAD]
+  return dict(zip([line for line, _ in BAD], forked.run(commands)))
+
+
+@pytest.mark.parametrize('line, message', BAD)
+def test_what_cannot_run_is_one_line(said, line, message):
+  done = said[line]
+  assert done.returncode == 1
+  assert message in done.stderr + done.stdout
+  assert 'Traceback' not in done.stderr
+  assert not (forked.ROOT / 'nowhere').exists()
+  if message.startswith('error'):
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,80 @@
+"""The plan of the house: who may import whom."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+# From the ground up; a package may import those of lower floors, and on its own
+# floor itself alone.
+FLOORS = [
+  {'storage', 'visibility', 'sharding'},
+  {'quantization', 'data'},
+  {'wire'},
+  {'model'},
+  {'distillation'},
+  {'objectives'},
+  {'training', 'decoding', 'interchange', 'costs'},
+  {'aot', 'alignment', 'serving'},
+  {'evaluation', 'fleet'},
+  {'runs'},
+  {'experiments'},
+]
+FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
+# kernels/ takes arrays and is open to all; a slice's figures are plain data.
+OPEN = {'kernels'}
+DATA = 'tpu_gpu_configs'
+ALLOWED = {
+  *((DATA, room) for room in ('costs', 'sharding')),
+  *((room, DATA) for room in ('aot', 'runs', 'experiments')),
+}
+
+
+def sources():
+  """Yields (room, path, tree) of every file, tests aside."""
+  for folder in 'kaiju_jax', 'kernels', 'tpu_gpu_configs', 'experiments':
+    for path in sorted((ROOT / folder).rglob('*.py')):
+      parts = path.relative_to(ROOT).parts
+      if parts[:2] == ('kaiju_jax', 'kernels'):
+        continue  # The symbolic link, which newer Pythons follow.
+      room = parts[1] if folder == 'kaiju_jax' else folder
+      tree = ast.parse(path.read_text())
+      yield room.removesuffix('.py'), str(path.relative_to(ROOT)), tree
+
+
+def imported(tree):
+  """Yields the rooms that a file imports anywhere, functions included."""
+  for node in ast.walk(tree):
+    names = []
+    if isinstance(node, ast.ImportFrom) and node.module:
+      names = [f'{node.module}.{alias.name}' for alias in node.names]
+    elif isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    for name in names:
+      first, *rest = name.split('.')
+      if first == 'kaiju_jax' and rest:
+        yield rest[0]
+      elif first in ('experiments', 'tests', 'tpu_gpu_configs'):
+        yield first
+
+
+def is_allowed(room, other):
+  if room == other or other in OPEN or (room, other) in ALLOWED:
+    return room != 'kernels' or other == 'kernels'
+  return room in FLOOR and other in FLOOR and FLOOR[room] > FLOOR[other]
+
+
+def test_arrows_point_down_and_none_loops():
+  up = {
+    f'{name} imports {other}'
+    for room, name, tree in sources()
+    for other in imported(tree)
+    if room != '__init__' and not is_allowed(room, other)
+  }
+  assert not up, sorted(up)
+
+
+def test_one_module_lies_loose_and_every_room_has_a_floor():
+  package = ROOT / 'kaiju_jax'
+  assert {p.stem for p in package.glob('*.py')} == {'__init__', 'visibility'}
+  rooms = {p.parent.name for p in package.glob('*/__init__.py')}
+  assert rooms - OPEN <= set(FLOOR)

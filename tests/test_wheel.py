@@ -1,0 +1,102 @@
+"""Who installs the wheel can train, resume, export and generate.
+
+The wheel is built from a copy of the tree and installed into an environment of
+its own, in a folder that is not the repository. Its dependencies are those of
+this Python, found through one .pth file, which does not pass on the editable
+installation of the repository.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+
+import pytest
+
+from tests import test_readme
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = pathlib.Path(__file__).parents[1]
+# What every module of ours must come from, and what none may come from.
+_PROOF = """
+import pathlib, sys
+home = pathlib.Path(sys.prefix).resolve()
+ours = {n: m.__file__ for n, m in sys.modules.items() if n.startswith('kaiju_')}
+strays = {n: f for n, f in ours.items() if home not in pathlib.Path(f).parents}
+assert len(ours) > 50 and not strays, strays
+assert 'experiments' not in sys.modules
+assert 'tpu_gpu_configs' not in sys.modules
+"""
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('wheel')
+  skipped = shutil.ignore_patterns('.*', 'runs', 'build', '*.egg-info')
+  # `runs` at the top is where commands write; the package's own is needed.
+  shutil.copytree(
+    ROOT,
+    folder / 'source',
+    symlinks=True,
+    ignore=lambda path, names: (
+      skipped(path, names) if path == str(ROOT) else {'__pycache__'}
+    ),
+  )
+  subprocess.run(
+    [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '.']
+    + ['--wheel-dir', str(folder)],
+    cwd=folder / 'source',
+    check=True,
+  )
+  (path,) = folder.glob('kaiju_jax-*.whl')
+  return path
+
+
+@pytest.fixture(scope='module')
+def python(wheel, tmp_path_factory):
+  """The interpreter of an environment that holds the wheel."""
+  home = tmp_path_factory.mktemp('environment')
+  venv.create(home, symlinks=True)
+  (site,) = home.glob('lib/python*/site-packages')
+  zipfile.ZipFile(wheel).extractall(site)
+  (site / 'dependencies.pth').write_text(sysconfig.get_path('purelib') + '\n')
+  return home / 'bin' / 'python'
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+  names = set(zipfile.ZipFile(wheel).namelist())
+  sources = {
+    str(path.relative_to(ROOT))
+    for folder in ('kaiju_jax', 'kernels')
+    for path in (ROOT / folder).rglob('*.py')
+    if not (folder == 'kaiju_jax' and 'kernels' in path.relative_to(ROOT).parts)
+  }
+  wanted = {
+    f'kaiju_jax/{name}' if name.startswith('kernels/') else name
+    for name in sources
+  }
+  assert {n for n in names if '.dist-info/' not in n} == wanted
+
+
+def test_the_ten_lines_run_with_the_wheel_alone(python, tmp_path):
+  done = subprocess.run(
+    # -I: neither this folder nor PYTHONPATH.
+    [python, '-I', '-c', test_readme.INSTALLED + _PROOF],
+    cwd=tmp_path,
+    env={**os.environ, 'XLA_FLAGS': ''},
+    capture_output=True,
+    text=True,
+    timeout=580,
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'stopped and saved at step 10 of 20' in done.stderr
+  assert 'going on from step 10 of 20' in done.stderr
+  assert 'step 20 of tiny → exported' in done.stdout
+  assert done.stdout.splitlines()[-1].startswith('[')
+  lines = [line for line in test_readme.INSTALLED.splitlines() if line]
+  assert len(lines) <= 10
