@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.data import packing
+from kaiju_jax.objectives import language
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step
+from kaiju_jax.training import token_count
 
 
 def capture(
@@ -39,13 +40,13 @@ def capture(
   @jax.jit
   def gradient(params, tokens, batch):
     microbatch = jax.tree.map(lambda field: jnp.asarray(field)[0], batch)
-    rate = rate_of(tokens)
+    rate = rate_of(token_count.to_float(tokens))
     z = [
       optimizer.z_reg_coefficient(peak, config.z_reg.schedule, rate)
       for peak in (config.z_reg.attention, config.z_reg.logits)
     ]
     summed = jax.grad(
-      lambda p: loss.weighted_cross_entropy(model, p, microbatch, *z)
+      lambda p: language.weighted_cross_entropy(model, p, microbatch, *z)
     )(params)
     weight = jnp.maximum(jnp.sum(microbatch.weight_BL), 1)
     return jax.tree.map(lambda g: g / weight, summed)

@@ -8,7 +8,8 @@ class DataConfig:
   """Rows of packed documents.
 
   Attributes:
-    task: a row of `runs/tasks.py`: 'text' (files of text), 'needle' (the
+    task: a row of `runs/tasks.py`: 'text' (files of text), 'properties' (the
+      same with a label per byte, for the token head), 'needle' (the
       synthetic retrieval task) or 'needle_text' (a magic number hidden in
       text).
     path: a file, folder or glob of text; '' for the prose and code that the

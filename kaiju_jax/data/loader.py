@@ -12,6 +12,7 @@ import functools
 from typing import Protocol
 
 import grain
+import numpy as np
 
 from kaiju_jax.data import packing
 
@@ -77,7 +78,7 @@ class Batches(Iterator[packing.Batch]):
     # Not methods: an iterator that is dropped could not be freed, nor its
     # thread ended, before the next garbage collection.
     draw = functools.partial(_draw, self._source, row, self._own, self._batch)
-    stack = functools.partial(_stack, (self._microbatches, len(self._own), -1))
+    stack = functools.partial(_stack, (self._microbatches, len(self._own)))
     dataset = (
       grain.MapDataset.range(_ENDLESS)
       .map(draw)
@@ -99,7 +100,8 @@ def _draw(
 
 
 def _stack(shape: Sequence[int], rows: Sequence[packing.Row]) -> packing.Batch:
-  return packing.Batch(*(field.reshape(shape) for field in packing.stack(rows)))
+  """Returns [A · b] rows as a batch [A, b, …]; `shape` is (A, b)."""
+  return packing.stack(rows).map(lambda x: x.reshape(*shape, *x.shape[1:]))
 
 
 def batches(
@@ -131,4 +133,7 @@ def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:
   for first in range(0, len(source), batch):
     rows = [source[i] for i in range(first, min(first + batch, len(source)))]
     padding = packing.row([], len(rows[0].tokens))
+    if (extras := rows[0].extras) is not None:
+      zeros = {name: np.zeros_like(array) for name, array in extras.items()}
+      padding = padding._replace(extras=zeros)
     yield packing.stack(rows + [padding] * (batch - len(rows)))

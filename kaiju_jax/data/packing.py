@@ -23,6 +23,8 @@ predecessor and no weight: the loss counts a document's own text and nothing
 else, so that it compares across tokenizers.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -63,6 +65,8 @@ class Row(NamedTuple):
       nothing does.
     weight: float32, of the token's loss.
     source: number of its document; -1 in padding.
+    extras: {name: array} that an objective reads beside the row, such as
+      labels [L, C] (`objectives/objective.py`); None where it reads nothing.
   """
 
   tokens: Any
@@ -73,10 +77,14 @@ class Row(NamedTuple):
   predecessor: Any
   weight: Any
   source: Any
+  extras: Any = None
 
 
 class Batch(NamedTuple):
-  """Rows of [B, L], or [A, B, L] for A microbatches; fields as in `Row`."""
+  """Rows of [B, L], or [A, B, L] for A microbatches; fields as in `Row`.
+
+  Extras are stacked as the rows are: [B, …], or [A, B, …].
+  """
 
   tokens_BL: Any
   start_BL: Any
@@ -86,6 +94,7 @@ class Batch(NamedTuple):
   predecessor_BL: Any
   weight_BL: Any
   source_BL: Any
+  extras: Any = None
 
   def visibility(self) -> visibility_lib.Visibility:
     """Returns who sees whom; the keys are the rows themselves."""
@@ -96,6 +105,13 @@ class Batch(NamedTuple):
       position_BL=self.position_BL,
       position_BM=self.position_BL,
     )
+
+  def map(self, function: Callable[[Any], Any]) -> 'Batch':
+    """Returns a batch of `function` of each array, extras included."""
+    *fields, extras = self
+    if extras is not None:
+      extras = {name: function(array) for name, array in extras.items()}
+    return Batch(*map(function, fields), extras)
 
 
 def row(pieces: Sequence[Piece], length: int) -> Row:
@@ -172,9 +188,16 @@ def stack(rows: Sequence[Row]) -> Batch:
     ValueError: a range, coordinate or position outside the row. (The look
       costs less than the rows did, and a step would be silently wrong.)
   """
-  batch = Batch(*(np.stack(field) for field in zip(*rows)))
+  *fields, extras = zip(*rows)
+  batch = Batch(*map(np.stack, fields), _stack_extras(extras))
   visibility_lib.check(batch.visibility(), batch.tokens_BL.shape[-1])
   return batch
+
+
+def _stack_extras(extras: Sequence[Mapping[str, Any] | None]):
+  if extras[0] is None:
+    return None
+  return {name: np.stack([one[name] for one in extras]) for name in extras[0]}
 
 
 def _visibility(piece: Piece) -> visibility_lib.Visibility:

@@ -22,11 +22,11 @@ def own(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> list[int]:
 
   Args:
     sharding: of a batch.
-    shape: (A, B, L).
+    shape: (A, B, …).
   """
   held = sharding.addressable_devices_indices_map(tuple(shape)).values()
   return sorted(
-    {row for _, rows, _ in held for row in range(*rows.indices(shape[1]))}
+    {row for _, rows, *_ in held for row in range(*rows.indices(shape[1]))}
   )
 
 
@@ -50,7 +50,7 @@ class Placed(Iterator[packing.Batch]):
     self._batch = batch
 
   def __next__(self) -> packing.Batch:
-    return packing.Batch(*map(self._placed, next(self._batches)))
+    return next(self._batches).map(self._placed)
 
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` takes: the same on all processes."""
@@ -61,13 +61,13 @@ class Placed(Iterator[packing.Batch]):
     self._batches.set_state(state)
 
   def _placed(self, drawn: np.ndarray) -> jax.Array:
-    count, _, length = drawn.shape
-    shape = count, self._batch, length
+    count, _, *rest = drawn.shape
+    shape = count, self._batch, *rest
     rows = own(self._sharding, shape)
 
     def part(index):
       wanted = range(*index[1].indices(self._batch))
       first = rows.index(wanted[0])
-      return drawn[index[0], first : first + len(wanted), index[2]]
+      return drawn[(index[0], slice(first, first + len(wanted)), *index[2:])]
 
     return jax.make_array_from_callback(shape, self._sharding, part)

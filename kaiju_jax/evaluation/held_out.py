@@ -12,10 +12,10 @@ from kaiju_jax.data import loader
 from kaiju_jax.data import text
 from kaiju_jax.evaluation import perplexity
 from kaiju_jax.model import transformer
+from kaiju_jax.objectives import language
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
-from kaiju_jax.training import loss
 from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
 
@@ -71,7 +71,9 @@ def evaluator(
 
   @_on_each(mesh)
   def summed(params, held, rows_BL):
-    value = loss.weighted_cross_entropy(model, params, rows_BL, 0.0, 0.0, held)
+    value = language.weighted_cross_entropy(
+      model, params, rows_BL, 0.0, 0.0, held
+    )
     weight = jnp.sum(rows_BL.weight_BL)
     return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]
 

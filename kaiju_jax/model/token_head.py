@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.sharding import collectives
 from kaiju_jax.storage import tensor_file
 
 _FORMAT = 'kaiju_jax token_head 1'
@@ -81,9 +82,11 @@ class TokenHead(nn.Module):
     check(self.config)
     zeros = nn.initializers.zeros_init()
     classes = len(self.config.names)
-    w_DC = self.param('w_DC', zeros, (hidden_BLD.shape[-1], classes))
+    shape = hidden_BLD.shape[-1], classes
+    w_DC = self.param('w_DC', zeros, collectives.local_shape('DC', shape))
     bias_C = self.param('bias_C', zeros, (classes,))
     hidden_BLD = hidden_BLD.astype(jnp.float32)
+    w_DC = collectives.whole(w_DC)
     logits_BLC = jnp.einsum('BLD,DC->BLC', hidden_BLD, w_DC)
     return logits_BLC + bias_C[None, None]
 

@@ -77,6 +77,56 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
   )
 
 
+def params_for(
+  experiment: experiment_lib.Experiment, path: str | os.PathLike, mesh: Any
+) -> Any:
+  """Returns the parameters of another run's model, for a run that begins.
+
+  Args:
+    experiment: of the run that begins; its model must have the same shapes.
+    path: workdir of the other run.
+    mesh: that the parameters are stored over.
+
+  Raises:
+    FileNotFoundError, checkpoint.RestoreError, ValueError: as `from_workdir`;
+      a RestoreError as well where the shapes differ.
+  """
+  from kaiju_jax.objectives import language
+  from kaiju_jax.training import checkpoint
+  from kaiju_jax.training import state
+
+  shapes = state.abstract(experiment, mesh, language.OBJECTIVE).params
+  return checkpoint.load(path, {'params': shapes})[0]['params']
+
+
+def token_head(path: str | os.PathLike) -> tuple[Any, Any]:
+  """Returns the parameters and the `TokenHeadConfig` of a run's token head.
+
+  `model/token_head.save` takes both.
+
+  Raises:
+    FileNotFoundError, checkpoint.RestoreError: as `from_workdir`.
+    ValueError: as `from_workdir`, or the run trains no token head.
+  """
+  import jax
+
+  from kaiju_jax.model import token_head as token_head_lib
+  from kaiju_jax.training import checkpoint
+  from kaiju_jax.training import state
+  from kaiju_jax.training import workdir as workdir_lib
+
+  experiment = workdir_lib.load_experiment(path)
+  if experiment.objective.name != 'token_head':
+    raise ValueError(
+      f'{path}: objective.name={experiment.objective.name!r}: only a run of'
+      " 'token_head' has a head."
+    )
+  shapes = jax.eval_shape(state.objective_of(experiment).parameters)
+  found, _ = checkpoint.load(path, {'params': shapes})
+  names = experiment.objective.token_head.names
+  return found['params']['token_head'], token_head_lib.TokenHeadConfig(names)
+
+
 def from_export(
   path: str | os.PathLike, tokenizer: str | None = None
 ) -> Loaded:

@@ -1,6 +1,7 @@
 """What a run can be trained and tested on: one registry, a row per task.
 
     text          files of text, packed into rows
+    properties    the same, with labels of each byte for the token head
     needle        synthetic retrieval: a key's value, among other pairs
     needle_text   a magic number hidden in natural text
 
@@ -44,6 +45,7 @@ class Task:
       OSError or ValueError names the field, its value and what would be right.
     load: returns an experiment's `Data`.
     texts: (experiment, B) → int32 [B, L], rows that training did not see.
+    objectives: the objectives that its rows have all arrays for.
     questions: returns the `needle.Task` whose questions a trained model is
       asked, in held-out text if any; None for a task without questions.
   """
@@ -51,6 +53,7 @@ class Task:
   check: Callable[[experiment_lib.Experiment], None]
   load: Callable[[experiment_lib.Experiment], Data]
   texts: Callable[[experiment_lib.Experiment, int], Any]
+  objectives: tuple[str, ...] = ('language',)
   questions: Callable[[data_config.DataConfig], Any] | None = None
 
 
@@ -71,15 +74,30 @@ def _named(name: str) -> Task:
   return TASKS[name]
 
 
+def check(experiment: experiment_lib.Experiment) -> None:
+  """Refuses an experiment whose data, model and objective do not fit.
+
+  Raises:
+    OSError, ValueError: names the field, its value and what would be right.
+  """
+  task = of(experiment)
+  if experiment.objective.name not in task.objectives:
+    raise ValueError(
+      f'objective.name={experiment.objective.name!r}: the rows of'
+      f' data.task={experiment.data.task!r} are for'
+      f' {", ".join(map(repr, task.objectives))}.'
+    )
+  task.check(experiment)
+
+
 def rows(experiment: experiment_lib.Experiment) -> Any:
   """Returns the training rows, a `loader.RowSource`.
 
   Raises:
     OSError, ValueError: what `Task.check` refuses, or text that is missing.
   """
-  task = of(experiment)
-  task.check(experiment)
-  return task.load(experiment).rows
+  check(experiment)
+  return of(experiment).load(experiment).rows
 
 
 def texts(experiment: experiment_lib.Experiment, count: int) -> Any:
@@ -150,6 +168,49 @@ def _load_text(experiment: experiment_lib.Experiment) -> Data:
     return lambda state: scores(state.params, state.replica)
 
   return Data(rows, evaluator)
+
+
+def _check_properties(experiment: experiment_lib.Experiment) -> None:
+  from kaiju_jax.data import properties
+
+  _check_text(experiment)
+  data = experiment.data
+  if data.tokenizer:
+    raise ValueError(
+      f"data.tokenizer={data.tokenizer!r}: must be '' for"
+      " data.task='properties', whose labels are properties of bytes."
+    )
+  properties.check(experiment.objective.token_head.names)
+
+
+def _load_properties(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.data import properties
+  from kaiju_jax.data import text
+
+  data = experiment.data
+  names = experiment.objective.token_head.names
+  training, unseen = _corpora(experiment)
+  _agree_on_text(training, unseen)
+  rows = text.Rows(training, data.length, experiment.seed)
+  labelled = properties.Labelled(rows, names)
+  if unseen is None:
+    return Data(labelled)
+
+  def evaluator(model, mesh) -> Evaluator:
+    from kaiju_jax.evaluation import objective_metrics
+    from kaiju_jax.training import state as state_lib
+
+    scores = objective_metrics.evaluator(
+      model,
+      state_lib.objective_of(experiment),
+      properties.Labelled(text.Rows(unseen, data.length), names),
+      data.batch,
+      data.evaluated_rows,
+      mesh,
+    )
+    return lambda state: scores(state.params, state.replica)
+
+  return Data(labelled, evaluator)
 
 
 def _agree_on_text(*corpora) -> None:
@@ -273,8 +334,19 @@ def _question_texts(experiment: experiment_lib.Experiment, count: int):
 
 TASKS = {
   'text': Task(_check_text, _load_text, _held_out_texts),
-  'needle': Task(_check_needle, _load_needle, _question_texts, _pairs),
+  'properties': Task(
+    _check_properties,
+    _load_properties,
+    _held_out_texts,
+    objectives=('token_head',),
+  ),
+  'needle': Task(
+    _check_needle, _load_needle, _question_texts, questions=_pairs
+  ),
   'needle_text': Task(
-    _check_needle_text, _load_needle_text, _question_texts, _sentences
+    _check_needle_text,
+    _load_needle_text,
+    _question_texts,
+    questions=_sentences,
   ),
 }

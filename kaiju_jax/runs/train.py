@@ -13,6 +13,8 @@ from typing import Any
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.runs import load
 from kaiju_jax.runs import tasks
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
@@ -136,20 +138,18 @@ def _train(
 
 def _initial(experiment: experiment_lib.Experiment, devices):
   """Returns the state before the first step, stored as the mesh has it."""
-  from kaiju_jax.training import optimizer
-  from kaiju_jax.training import replicas
   from kaiju_jax.training import state
-  from kaiju_jax.training import step
 
-  model = step.model_of(experiment)
-  params = state.init_params(model, experiment.seed, devices)
-  if experiment.init == 'induction':
+  params = None
+  if experiment.begin_with:
+    params = load.params_for(experiment, experiment.begin_with, devices)
+  elif experiment.init == 'induction':
     from kaiju_jax.evaluation import induction
 
+    model = state.model_of(experiment)
+    params = state.init_params(model, experiment.seed, devices)
     params = induction.suggest(params, experiment.model, experiment.seed)
-  made = optimizer.make(experiment.optimizer)
-  plan = replicas.plan_of(experiment, params)
-  return state.create(params, made, devices, plan)
+  return state.initial(experiment, devices, params=params)
 
 
 def _note_idle(count: int) -> None:
@@ -168,6 +168,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   """
   model_config.check(experiment.model)
   data_config.check(experiment.data)
+  objective_config.check(experiment.objective)
   training_config.check_optimizer(experiment.optimizer)
   training_config.check_loop(experiment.loop)
   if experiment.data.length > experiment.model.max_length:
@@ -179,6 +180,11 @@ def check(experiment: experiment_lib.Experiment) -> None:
     raise ValueError(
       f"init={experiment.init!r}: must be one of 'standard', 'induction'."
     )
+  if experiment.begin_with and experiment.init != 'standard':
+    raise ValueError(
+      f'init={experiment.init!r}: parameters come from'
+      f' begin_with={experiment.begin_with!r}; only one of the two can be set.'
+    )
   if not 0 <= experiment.seed < _SEEDS:
     raise ValueError(
       f'seed={experiment.seed}: must lie in 0…{_SEEDS - 1}. (numpy takes no'
@@ -188,4 +194,4 @@ def check(experiment: experiment_lib.Experiment) -> None:
     from kaiju_jax.training import replicas  # Imports jax: not for all.
 
     replicas.least_scale(experiment)
-  tasks.of(experiment).check(experiment)
+  tasks.check(experiment)

@@ -30,7 +30,8 @@ class OptimizerConfig:
     learning_rate: peak.
     schedule: 'cosine', 'wsd' (warm-up, stable, decay) or 'constant', each
       after a linear warm-up.
-    warmup: fraction of the run's tokens spent on the warm-up.
+    warmup: fraction of the run's tokens spent on the warm-up. The rate is
+      that of the tokens before a step, so the first step's is 0.
     decay: fraction of the tokens that 'wsd' decays over, at the end.
     final: final learning rate as a fraction of the peak.
     b1: Adam's first decay.

@@ -8,6 +8,7 @@ import dataclasses
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
+from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.training import config as training_config
 
 
@@ -18,10 +19,14 @@ class Experiment:
   Attributes:
     model: shape and techniques.
     data: where rows come from.
+    objective: what a step minimizes.
     optimizer: AdamW, schedules, Z-Reg.
     loop: steps, logging, checkpoints.
     init: 'standard', or 'induction' for the needle's induction-suggesting
       initialization (`evaluation/induction.py`).
+    begin_with: workdir of a run whose model's parameters this run begins
+      with, instead of fresh ones; '' for none. It must be readable whenever
+      the run starts or resumes.
     seed: of the parameters and the data's order.
   """
 
@@ -31,6 +36,9 @@ class Experiment:
   data: data_config.DataConfig = dataclasses.field(
     default_factory=data_config.DataConfig
   )
+  objective: objective_config.ObjectiveConfig = dataclasses.field(
+    default_factory=objective_config.ObjectiveConfig
+  )
   optimizer: training_config.OptimizerConfig = dataclasses.field(
     default_factory=training_config.OptimizerConfig
   )
@@ -38,4 +46,5 @@ class Experiment:
     default_factory=training_config.LoopConfig
   )
   init: str = 'standard'
+  begin_with: str = ''
   seed: int = 0

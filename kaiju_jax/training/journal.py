@@ -21,6 +21,7 @@ from kaiju_jax.training import metrics
 from kaiju_jax.training import progress as progress_lib
 from kaiju_jax.training import tensorboard
 from kaiju_jax.training import throughput
+from kaiju_jax.training import token_count
 
 
 class Journal:
@@ -58,16 +59,17 @@ class Journal:
         book.close()
 
   def step(
-    self, number: int, tokens: jax.Array, values: Mapping[str, jax.Array]
+    self, number: int, tokens: Any, values: Mapping[str, jax.Array]
   ) -> None:
     """Notes a step just dispatched; waits for the one before it."""
     self._settle()
     wanted = number % self._config.log_every == 0 or number == self._first
-    # A copy, for the state that `tokens` belongs to is donated.
-    self._pending = (number, jnp.copy(tokens) if wanted else None, values)
+    # A copy, because the state that `tokens` belongs to is donated.
+    tokens = jax.tree.map(jnp.copy, tokens) if wanted else None
+    self._pending = (number, tokens, values)
 
   def evaluation(
-    self, number: int, tokens: jax.Array, values: Mapping[str, float]
+    self, number: int, tokens: Any, values: Mapping[str, float]
   ) -> None:
     """Writes an evaluation's record."""
     values = {f'eval_{name}': float(value) for name, value in values.items()}
@@ -123,6 +125,8 @@ class Journal:
 
 
 def _number(value: Any) -> float:
-  """Returns a scalar; a count kept in floats as the int that it is."""
+  """Returns a count's value; one kept in floats as the int that it is."""
+  if isinstance(value, token_count.TokenCount):
+    return token_count.to_int(value)
   value = jax.device_get(value).item()
   return int(value) if value == int(value) else value

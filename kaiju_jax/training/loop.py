@@ -45,8 +45,8 @@ def train(
   Args:
     experiment: what is trained; must be the one that `workdir` holds, if any.
     workdir: made where it does not exist.
-    state: a pytree with `step` (int32) and `tokens` (float32 or int32), as
-      before the first step. Its arrays are given away.
+    state: a pytree with `step` (int32) and `tokens` (a `TokenCount` or a
+      scalar), as before the first step. Its arrays are given away.
     step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
       donated state.
     batches: also has get_state() and set_state() (JSON-able), which count

@@ -19,6 +19,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.quantization import grid
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
@@ -56,11 +57,22 @@ def least_scale(experiment: experiment_lib.Experiment) -> float:
   return given or grid.no_lag_scale(**_moves(experiment))
 
 
-def warn_of_lag(experiment: experiment_lib.Experiment) -> None:
-  """Warns where the config's grids are finer than codes can follow."""
-  quantization = experiment.model.quantization
-  if quantization.wire_weights == 'ternary':
-    grid.warn_of_lag(least_scale(experiment), **_moves(experiment))
+def check(
+  experiment: experiment_lib.Experiment, objective: objective_lib.Objective
+) -> None:
+  """Warns where the config's grids are finer than codes can follow.
+
+  Raises:
+    ValueError: the objective freezes the weights whose updates are ternary.
+  """
+  if experiment.model.quantization.wire_weights != 'ternary':
+    return
+  if objective.trained is not None:
+    raise ValueError(
+      "model.quantization.wire_weights='ternary': a frozen model has no"
+      " updates to send; use 'int8', or train the model as well."
+    )
+  grid.warn_of_lag(least_scale(experiment), **_moves(experiment))
 
 
 def _moves(experiment: experiment_lib.Experiment) -> dict[str, float]:

@@ -10,9 +10,14 @@ import optax
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import transformer
+from kaiju_jax.objectives import objective as objective_lib
+from kaiju_jax.objectives import registry
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import optimizer as optimizer_lib
 from kaiju_jax.training import replicas
+from kaiju_jax.training import token_count
 from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
 
@@ -23,14 +28,14 @@ class TrainState:
 
   Attributes:
     step: int32, optimizer steps taken.
-    tokens: float32, row tokens consumed; what schedules count. Exact for
-      2^24 steps of equal size.
-    params: float32 master weights.
-    opt_state: of `optimizer.make`.
+    tokens: row tokens consumed, an exact count; what schedules follow.
+    params: float32 master weights: the model's, and beside them those of the
+      objective.
+    opt_state: of `optimizer.make`, for the parameters that are trained.
   """
 
   step: jax.Array
-  tokens: jax.Array
+  tokens: token_count.TokenCount
   params: Any
   opt_state: optax.OptState
 
@@ -48,6 +53,87 @@ class TernaryState(TrainState):
   """
 
   replica: ternary.State
+
+
+def model_of(
+  experiment: experiment_lib.Experiment,
+) -> transformer.Transformer:
+  """Returns the experiment's model."""
+  return transformer.Transformer(
+    experiment.model, experiment.optimizer.z_reg.target
+  )
+
+
+def objective_of(
+  experiment: experiment_lib.Experiment,
+) -> objective_lib.Objective:
+  """Returns the experiment's objective."""
+  return registry.make(
+    experiment.objective, experiment.model, experiment.data.length
+  )
+
+
+def initial(
+  experiment: experiment_lib.Experiment,
+  mesh: jax.sharding.Mesh | None = None,
+  objective: objective_lib.Objective | None = None,
+  params: Any = None,
+) -> TrainState:
+  """Returns an experiment's state before the first step, stored on `mesh`.
+
+  Args:
+    experiment: what is trained.
+    mesh: by default the first device alone.
+    objective: what is minimized; by default the experiment's.
+    params: of the model, on the same mesh, where they are not those drawn from
+      the experiment's seed.
+  """
+  mesh = mesh or mesh_lib.single()
+  objective = objective or objective_of(experiment)
+  if params is None:
+    params = init_params(model_of(experiment), experiment.seed, mesh)
+  return _stored(
+    lambda params: _before(experiment, mesh, objective, params), mesh, params
+  )
+
+
+def abstract(
+  experiment: experiment_lib.Experiment,
+  mesh: jax.sharding.Mesh | None = None,
+  objective: objective_lib.Objective | None = None,
+) -> TrainState:
+  """Returns the shapes of `initial`, with their shardings on the mesh."""
+  mesh = mesh or mesh_lib.single()
+  objective = objective or objective_of(experiment)
+
+  def start():
+    params = drawn(model_of(experiment), experiment.seed)
+    return _before(experiment, mesh, objective, params)
+
+  state = jax.eval_shape(start)
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding
+    ),
+    state,
+    shardings(state, mesh),
+  )
+
+
+def _before(experiment, mesh, objective, params) -> TrainState:
+  params = dict(params) | objective.parameters()
+  return before(
+    params,
+    optimizer_lib.make(experiment.optimizer),
+    mesh,
+    replicas.plan_of(experiment, params),
+    objective.split(params)[0],
+  )
+
+
+def _stored(start, mesh, params) -> TrainState:
+  stored = shardings(jax.eval_shape(start, params), mesh)
+  return jax.jit(start, out_shardings=stored)(params)
 
 
 def drawn(model: transformer.Transformer, seed: int) -> Any:
@@ -91,11 +177,9 @@ def create(
   """
   mesh = mesh or mesh_lib.single()
 
-  def start(params):
-    return before(params, optimizer, mesh, plan)
-
-  stored = shardings(jax.eval_shape(start, params), mesh)
-  return jax.jit(start, out_shardings=stored)(params)
+  return _stored(
+    lambda params: before(params, optimizer, mesh, plan), mesh, params
+  )
 
 
 def before(
@@ -103,13 +187,17 @@ def before(
   optimizer: optax.GradientTransformation,
   mesh: jax.sharding.Mesh | None = None,
   plan: ternary.Plan | None = None,
+  trained: Any = None,
 ) -> TrainState:
-  """Returns the state before the first step; arguments as of `create`."""
+  """Returns the state before the first step; arguments as those of `create`.
+
+  `trained` are the parameters that get moments, by default all.
+  """
   state = TrainState(
     step=jnp.zeros((), jnp.int32),
-    tokens=jnp.zeros((), jnp.float32),
+    tokens=token_count.start(),
     params=params,
-    opt_state=optimizer.init(params),
+    opt_state=optimizer.init(params if trained is None else trained),
   )
   if plan is None:
     return state

@@ -1,15 +1,17 @@
 """One optimizer step: microbatch gradients summed in f32, then AdamW.
 
     rows [A, B, L], B over fsdp                      one manual shard_map
-      → for each microbatch: loss and gradient,      over (fsdp, tensor)
-        each weight gathered and reduced on its way
+      → for each microbatch: the objective's sums    over (fsdp, tensor)
+        and its gradient, each weight gathered and
+        reduced on its way
       → summed over the copies of each parameter
     gradients, stored as the parameters are          plain jit: elementwise,
       → clip, AdamW on the f32 masters               but for scalar norms
     replicas, where updates are ternary              one manual shard_map
       → −1, 0 or 1 for each weight (`replicas.py`)
 
-One device is a mesh of 1 × 1, and the same code.
+What is minimized is a value (`objectives/objective.py`). One device is a mesh
+of 1 × 1, and the same code.
 """
 
 from collections.abc import Callable
@@ -19,33 +21,27 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+import numpy as np
 import optax
 
 from kaiju_jax.data import packing
-from kaiju_jax.model import transformer
+from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
-from kaiju_jax.training import loss
 from kaiju_jax.training import optimizer as optimizer_lib
 from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
+from kaiju_jax.training import token_count
 from kaiju_jax.wire import ternary_plan
 
-# [A, B, L]: every device of a tensor group reads the same rows.
+# [A, B, …]: every device of a tensor group reads the same rows.
 BATCH = PartitionSpec(None, 'fsdp')
 
-Step = Callable[..., tuple[state_lib.TrainState, dict[str, jax.Array]]]
-
-
-def model_of(experiment: experiment_lib.Experiment) -> transformer.Transformer:
-  """Returns the experiment's model."""
-  return transformer.Transformer(
-    experiment.model, experiment.optimizer.z_reg.target
-  )
+model_of = state_lib.model_of
 
 
 def total_tokens(experiment: experiment_lib.Experiment) -> int:
@@ -54,41 +50,88 @@ def total_tokens(experiment: experiment_lib.Experiment) -> int:
   return experiment.loop.steps * data.microbatches * data.batch * data.length
 
 
+class Step:
+  """A jitted step; `make` says what it takes and returns."""
+
+  def __init__(self, jitted):
+    self._jitted = jitted
+
+  def __call__(
+    self,
+    state: state_lib.TrainState,
+    batch: packing.Batch,
+    microbatches: jax.Array | int | None = None,
+  ) -> tuple[state_lib.TrainState, dict[str, jax.Array]]:
+    """Takes one step.
+
+    Raises:
+      ValueError: a number of microbatches outside 1…A, where it is a Python or
+        numpy integer.
+    """
+    held = len(batch.tokens_BL)
+    if isinstance(microbatches, int | np.integer):
+      if not 1 <= microbatches <= held:
+        raise ValueError(
+          f'microbatches={microbatches}: must lie in 1…{held}, the number that'
+          ' the batch holds.'
+        )
+      microbatches = jnp.int32(microbatches)
+    return self._jitted(state, batch, microbatches)
+
+  def lower(self, *arguments) -> jax.stages.Lowered:
+    """Lowers the step for arguments or their shapes, as `jax.jit` does."""
+    return self._jitted.lower(*arguments)
+
+  @property
+  def compilations(self) -> int:
+    """How many programs calls have compiled so far."""
+    return self._jitted._cache_size()
+
+
 def make(
-  experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh | None = None
+  experiment: experiment_lib.Experiment,
+  mesh: jax.sharding.Mesh | None = None,
+  objective: objective_lib.Objective | None = None,
 ) -> Step:
   """Returns the jitted step.
 
-  The step takes (state, batch, microbatches=None): `batch` fields are
-  [A, B, L]; `microbatches` (traced, default A) says how many of the A count,
-  so that a batch-size warm-up compiles nothing. The state is donated. Metrics
-  are float32 scalars: loss (mean over the step's loss tokens, nats),
-  grad_norm, learning_rate, loss_weight (the sum of the tokens' weights),
-  skipped_steps, and where updates are ternary those of `replicas.update`.
+  The step takes (state, batch, microbatches=None): arrays of the batch are
+  [A, B, …]; `microbatches`, default A, says how many of the A count. It may be
+  a traced or device array, so that a batch-size warm-up compiles nothing; if
+  such a number lies outside 1…A, the loss and the gradient are NaN. The state
+  is donated.
+
+  Metrics are float32 scalars: loss (nats, the objective's loss over its
+  weight), grad_norm, learning_rate (what this step multiplied its update by:
+  with a warm-up it is 0 at the first step), loss_weight (the objective's
+  weight), skipped_steps, those of the objective, and where updates are ternary
+  those of `replicas.update`.
 
   Args:
     experiment: what is trained.
     mesh: of `mesh.make`; the first device alone by default.
+    objective: what is minimized; by default the experiment's.
 
   Raises:
-    ValueError: optimizer settings that cannot be meant, or a model or batch
-      that does not divide over the mesh.
+    ValueError: settings that cannot be meant, or a model or batch that does
+      not divide over the mesh.
   """
   mesh = mesh or mesh_lib.single()
+  objective = objective or state_lib.objective_of(experiment)
   config = experiment.optimizer
   training_config.check_optimizer(config)
   fit.check(experiment, mesh_lib.config_of(mesh))
-  replicas.warn_of_lag(experiment)
+  replicas.check(experiment, objective)
   optimizer = optimizer_lib.make(config)
   rate_of = optimizer_lib.shape_of_rate(config, total_tokens(experiment))
-  summed = gradient_of(experiment, mesh)
-  start, _ = abstract(experiment, mesh)
+  summed = gradient_of(experiment, mesh, objective)
+  start, _ = abstract(experiment, mesh, objective)
   plan = replicas.plan_of(experiment, start.params)
 
   def step(state, batch, microbatches=None):
     batch = jax.tree.map(jnp.asarray, batch)
     count = len(batch.tokens_BL) if microbatches is None else microbatches
-    rate = rate_of(state.tokens)
+    rate = rate_of(token_count.to_float(state.tokens))
     z = [
       jnp.asarray(
         optimizer_lib.z_reg_coefficient(peak, config.z_reg.schedule, rate),
@@ -96,33 +139,34 @@ def make(
       )
       for peak in (config.z_reg.attention, config.z_reg.logits)
     ]
-    total, gradient, loss_weight = summed(
-      state.params, batch, count, *z, state.replica
-    )
-    # A step may hold no token that carries loss, such as rows of one-token
-    # remainders: its gradient is zero, not NaN.
-    weight = jnp.where(loss_weight > 0, loss_weight, 1.0)
+    sums, gradient = summed(state.params, batch, count, *z, state.replica)
+    weight = _or_one(sums.weight)
+    if microbatches is not None:
+      is_held = (count >= 1) & (count <= len(batch.tokens_BL))
+      weight = jnp.where(is_held, weight, jnp.nan)
     gradient = jax.tree.map(lambda g: g / weight, gradient)
+    trained, frozen = objective.split(state.params)
     updates, opt_state = optimizer.update(
       gradient,
       state.opt_state,
-      state.params,
+      trained,
       learning_rate=config.learning_rate * rate,
     )
     metrics = {
-      'loss': total / weight,
+      'loss': sums.loss / weight,
       'grad_norm': optax.tree.norm(optimizer_lib.without_limits(gradient)),
       'learning_rate': jnp.asarray(config.learning_rate * rate),
-      'loss_weight': loss_weight,
+      'loss_weight': sums.weight,
       'skipped_steps': jnp.asarray(
         optimizer_lib.skipped_steps(opt_state), jnp.float32
       ),
-    }
+    } | {name: x / _or_one(by) for name, (x, by) in sums.metrics.items()}
     rows, length = batch.tokens_BL.shape[1:]
+    taken = jnp.uint32(rows * length) * jnp.asarray(count, jnp.uint32)
     state = state.replace(
       step=state.step + 1,
-      tokens=state.tokens + float(rows * length) * count,
-      params=optax.apply_updates(state.params, updates),
+      tokens=token_count.add(state.tokens, taken),
+      params=optax.apply_updates(trained, updates) | frozen,
       opt_state=opt_state,
     )
     if plan is not None:
@@ -134,37 +178,52 @@ def make(
 
   # Out as in, to the letter: a second call then finds the compiled step.
   stored = jax.tree.map(lambda leaf: leaf.sharding, start)
-  return jax.jit(step, donate_argnums=0, out_shardings=(stored, None))
+  return Step(jax.jit(step, donate_argnums=0, out_shardings=(stored, None)))
 
 
-def gradient_of(experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh):
-  """Returns (params, batch, count, z, z) → summed loss, gradient, loss weight.
+def _or_one(weight: jax.Array) -> jax.Array:
+  """Returns what to divide by: a step may hold nothing that carries loss.
 
-  The gradient is stored as the parameters are. Where updates are ternary, the
-  replicas are one more argument.
+  Such as rows of one-token remainders: their gradient is zero, not NaN.
+  """
+  return jnp.where(weight > 0, weight, 1.0)
+
+
+def gradient_of(
+  experiment: experiment_lib.Experiment,
+  mesh: jax.sharding.Mesh,
+  objective: objective_lib.Objective | None = None,
+):
+  """Returns (params, batch, count, z, z) → the step's `Sums` and gradient.
+
+  The gradient is that of `Sums.loss` in the trained parameters, stored as they
+  are. Where updates are ternary, the replicas are one more argument.
   """
   model = model_of(experiment)
+  objective = objective or state_lib.objective_of(experiment)
 
   def local(params, batch, count, z_attention, z_logits, replica):
     held = ternary_plan.collections(replica)
+    trained, frozen = objective.split(params)
+    z = objective_lib.ZReg(z_attention, z_logits)
 
     def of(index):
       microbatch = jax.tree.map(lambda x: x[index], batch)
-      value, gradient = jax.value_and_grad(
-        lambda params: loss.weighted_cross_entropy(
-          model, params, microbatch, z_attention, z_logits, held
-        )
-      )(params)
-      return value, gradient, jnp.sum(microbatch.weight_BL)
 
-    value, gradient, weight = _over_microbatches(of, len(batch[0]), count)
-    return (
-      collectives.total(value, 'B', rules.ROWS),
-      collectives.summed_over_copies(gradient),
-      collectives.total(weight, 'B', rules.ROWS),
-    )
+      def loss(trained):
+        variables = {'params': trained | frozen, **held}
+        sums = objective.loss(model, variables, microbatch, z)
+        return sums.loss, sums
+
+      gradient, sums = jax.grad(loss, has_aux=True)(trained)
+      return sums, gradient
+
+    sums, gradient = _over_microbatches(of, len(batch.tokens_BL), count)
+    sums = jax.tree.map(lambda x: collectives.total(x, 'B', rules.ROWS), sums)
+    return sums, collectives.summed_over_copies(gradient)
 
   def summed(params, batch, count, z_attention, z_logits, replica=None):
+    objective.check(batch)
     specs = rules.specs(params, mesh)
     whole = ternary_plan.specs_of(replica)
     scalar = PartitionSpec()
@@ -172,7 +231,7 @@ def gradient_of(experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh):
       local,
       mesh=mesh,
       in_specs=(specs, BATCH, scalar, scalar, scalar, whole),
-      out_specs=(scalar, specs, scalar),
+      out_specs=(scalar, objective.split(specs)[0]),
       check_vma=False,
     )(params, batch, jnp.asarray(count), z_attention, z_logits, replica)
 
@@ -190,36 +249,29 @@ def _over_microbatches(of: Callable[[Any], Any], total: int, count):
 
 
 def abstract(
-  experiment: experiment_lib.Experiment, mesh: jax.sharding.Mesh
+  experiment: experiment_lib.Experiment,
+  mesh: jax.sharding.Mesh,
+  objective: objective_lib.Objective | None = None,
 ) -> tuple[state_lib.TrainState, packing.Batch]:
   """Returns the shapes of the step's state and batch, with their shardings.
 
   Enough to compile the step for devices that are not here.
   """
-  optimizer = optimizer_lib.make(experiment.optimizer)
-
-  def start():
-    params = state_lib.drawn(model_of(experiment), experiment.seed)
-    plan = replicas.plan_of(experiment, params)
-    return state_lib.before(params, optimizer, mesh, plan)
-
-  state = jax.eval_shape(start)
+  objective = objective or state_lib.objective_of(experiment)
+  state = state_lib.abstract(experiment, mesh, objective)
   data = experiment.data
-  shape = data.microbatches, data.batch, data.length
   rows = jax.sharding.NamedSharding(mesh, BATCH)
-  batch = packing.Batch(
-    *(
-      jax.ShapeDtypeStruct(
-        shape, 'float32' if name == 'weight_BL' else 'int32', sharding=rows
-      )
-      for name in packing.Batch._fields
-    )
+
+  def of(shape, dtype):
+    shape = data.microbatches, data.batch, *shape
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+
+  *names, _ = packing.Batch._fields
+  fields = (
+    of((data.length,), 'float32' if name == 'weight_BL' else 'int32')
+    for name in names
   )
-  state = jax.tree.map(
-    lambda leaf, sharding: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=sharding
-    ),
-    state,
-    state_lib.shardings(state, mesh),
-  )
-  return state, batch
+  extras = {
+    name: of(one.shape, one.dtype) for name, one in objective.extras.items()
+  }
+  return state, packing.Batch(*fields, extras or None)

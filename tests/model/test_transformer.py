@@ -10,8 +10,8 @@ import pytest
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
+from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.training import loss
 from kaiju_jax.training import state
 from tests.model import oracle
 from tests.model import params as params_lib
@@ -94,7 +94,7 @@ def test_loss_and_every_gradient_equal_the_plain_model(name, batch):
   @jax.jit
   def ours(params):
     return jax.value_and_grad(
-      lambda p: loss.weighted_cross_entropy(model, p, batch, *z)
+      lambda p: language.weighted_cross_entropy(model, p, batch, *z)
     )(params)
 
   @jax.jit

@@ -13,13 +13,13 @@ import pytest
 from kaiju_jax.data import packing
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
+from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
-from kaiju_jax.training import loss
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
@@ -64,7 +64,7 @@ def test_gradients_come_home_through_the_carriers():
   batch = batch_of(8)
 
   def loss_of(params, batch):
-    return loss.weighted_cross_entropy(model, params, batch, 1e-3, 1e-4)
+    return language.weighted_cross_entropy(model, params, batch, 1e-3, 1e-4)
 
   wanted, wanted_gradient = jax.jit(jax.value_and_grad(loss_of))(params, batch)
 
@@ -76,7 +76,7 @@ def test_gradients_come_home_through_the_carriers():
     held = ternary_plan.collections(ternary.start(plan, params, code=127))
 
     def local_loss(params):
-      return loss.weighted_cross_entropy(
+      return language.weighted_cross_entropy(
         follower, params, batch, 1e-3, 1e-4, held
       )
 

@@ -8,7 +8,7 @@ import pytest
 from experiments.codec_study import gradient_capture
 from experiments.configs import tiny
 from kaiju_jax.data import packing
-from kaiju_jax.training import loss
+from kaiju_jax.objectives import language
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step
@@ -73,7 +73,7 @@ def test_a_worker_sends_the_gradient_of_its_mean_loss():
 
   def mean(params):
     batch_ = jax.tree.map(jnp.asarray, batch)
-    total = loss.weighted_cross_entropy(model, params, batch_, 0.0, 0.0)
+    total = language.weighted_cross_entropy(model, params, batch_, 0.0, 0.0)
     return total / 30  # Of 2 · 16 tokens, two are first in their row.
 
   wanted = gradient_capture.matrices(jax.grad(mean)(params))

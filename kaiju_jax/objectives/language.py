@@ -1,10 +1,12 @@
-"""Cross-entropy of each token given its predecessor.
+"""Language modelling: cross-entropy of each token given its predecessor.
 
 In a tree a token with several children has several targets, so the loss reads
 
     Σ weight[t] · CE(logits[predecessor[t]], token[t])  /  Σ weight
 
-and the predecessor is t − 1 in a plain document.
+and the predecessor is t − 1 in a plain document. Pre-training is this
+objective, and so is supervised fine-tuning: its rows carry weight 0 wherever
+nothing is to be learned.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,23 @@ import jax.numpy as jnp
 from kaiju_jax.data import packing
 from kaiju_jax.model import transformer
 from kaiju_jax.model import z_reg
+from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.sharding import collectives
+
+
+def sums(
+  model: transformer.Transformer,
+  variables: Mapping[str, Any],
+  batch: packing.Batch,
+  z: objective_lib.ZReg,
+) -> objective_lib.Sums:
+  """Returns a microbatch's Σ weight · CE and Σ weight."""
+  hidden_BLD = hidden(model, variables, batch, z.attention)
+  loss = of_hidden(model, variables, hidden_BLD, batch, z.logits)
+  return objective_lib.Sums(loss, jnp.sum(batch.weight_BL), {})
+
+
+OBJECTIVE = objective_lib.Objective(sums)
 
 
 def weighted_cross_entropy(
@@ -34,9 +52,8 @@ def weighted_cross_entropy(
     model: the transformer.
     params: its parameters.
     batch: one microbatch.
-    z_attention: Attention Z-Reg's coefficient, already divided by the number
-      of tokens that the caller divides the loss by, and times it again (this
-      sum is not divided yet): the coefficient of the config.
+    z_attention: Attention Z-Reg's configured coefficient. The caller divides
+      the gradient by the token count, and Z-Reg's part of it as well.
     z_logits: the same for the output logits.
     collections: what the model reads beside its parameters
       (`ternary_plan.collections`).
@@ -44,14 +61,24 @@ def weighted_cross_entropy(
   Z-Reg changes gradients alone, never this value.
   """
   variables = {'params': params, **(collections or {})}
-  hidden_BLD = model.apply(
+  hidden_BLD = hidden(model, variables, batch, z_attention)
+  return of_hidden(model, variables, hidden_BLD, batch, z_logits)
+
+
+def hidden(
+  model: transformer.Transformer,
+  variables: Mapping[str, Any],
+  batch: packing.Batch,
+  z_attention: jax.Array | float,
+) -> jax.Array:
+  """Returns the hidden states of this device's part of the rows."""
+  return model.apply(
     variables,
     batch.tokens_BL,
     batch.visibility(),
     z_attention,
     method='hidden',
   )
-  return of_hidden(model, variables, hidden_BLD, batch, z_logits)
 
 
 def of_hidden(
@@ -61,7 +88,7 @@ def of_hidden(
   batch: packing.Batch,
   z_logits: jax.Array | float,
 ) -> jax.Array:
-  """`weighted_cross_entropy`, where the hidden states are there already."""
+  """Returns `weighted_cross_entropy` of hidden states made before."""
   # A predecessor may stand in another device's part of the row.
   hidden_BLD = jnp.take_along_axis(
     collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1

@@ -1,0 +1,51 @@
+"""Does a head that reads hidden states learn what text is, token by token?
+
+The head judges each byte along four dimensions whose answers a few lines of
+code know (`data/properties.py`): a digit; inside a word; inside a word that
+begins with a capital letter; behind an open bracket. The first two are in the
+byte itself, the others in the text before it. Arms:
+
+    joint    model and head from scratch, language model's loss and head's
+    frozen   the head alone, behind the model that `begin_with` names
+
+Command:  python -m experiments.train --workdir=runs/token_head \\
+            --config=experiments/configs/token_head.py
+          and behind a model that has been trained before (its shapes are those
+          of `tiny.py`, so `tiny`'s workdir is one)
+          python -m experiments.train --workdir=runs/token_head_frozen \\
+            --config=experiments/configs/token_head.py:frozen \\
+            --config.begin_with=runs/tiny
+Device:   not run yet
+Minutes:  not measured
+Result:   not run yet
+"""
+
+from experiments.configs import tiny
+from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.training import experiment as experiment_lib
+
+ARMS = ('joint', 'frozen')
+
+
+def get_config(arm: str = 'joint') -> experiment_lib.Experiment:
+  """Returns an arm's experiment.
+
+  Args:
+    arm: of ARMS; whether the model trains with the head.
+
+  Raises:
+    ValueError: no such arm.
+  """
+  if arm not in ARMS:
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  experiment = tiny.get_config()
+  experiment.data.task = 'properties'
+  experiment.objective.name = 'token_head'
+  experiment.objective.token_head = objective_config.TokenHeadTraining(
+    names=('digit', 'word', 'capitalized', 'bracketed'),
+    frozen=arm == 'frozen',
+  )
+  experiment.loop.steps = 200
+  experiment.loop.evaluate_every = 100
+  experiment.loop.checkpoint_every = 100
+  return experiment

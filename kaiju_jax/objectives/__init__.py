@@ -1,0 +1,1 @@
+"""What a training step minimizes: one file per objective."""
