@@ -24,12 +24,14 @@ There is no gradient: a cache is for inference.
 import math
 import operator
 
+import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import partials
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
+from kaiju_jax.kernels.visibility_attention import operands
 
 RUNS_ON = {
   'reference': dispatch.ANYWHERE,
@@ -96,7 +98,7 @@ def decode(
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
   """
-  operands = {'q_BLHK': q_BLHK, 'k_PSK': k_PSK, 'v_PSK': v_PSK}
+  arrays = {'q_BLHK': q_BLHK, 'k_PSK': k_PSK, 'v_PSK': v_PSK}
   layout = {
     'table_BN': table_BN,
     'start_BM': start_BM,
@@ -106,9 +108,9 @@ def decode(
     'position_BM': position_BM,
   }
   scales = {'q_scale_BLH': q_scale_BLH, 'k_scale': k_scale, 'v_scale': v_scale}
-  dims = _check_shapes(operands | layout)
-  _check_dtypes(operands, layout)
-  _check_scales(operands, scales)
+  dims = _check_shapes(arrays | layout)
+  _check_dtypes(arrays, layout)
+  _check_scales(arrays, scales)
   _check_window(window)
   if not isinstance(scale, int | float) or not math.isfinite(scale):
     raise ValueError(f'scale={scale!r}: expected a finite Python number.')
@@ -117,11 +119,9 @@ def decode(
   if not jnp.issubdtype(dtype, jnp.floating):
     raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
   # What numpy made cannot be read at a traced place.
-  operands = {name: jnp.asarray(x) for name, x in operands.items()}
-  layout = {name: jnp.asarray(x) for name, x in layout.items()}
-  scales = {
-    name: None if x is None else jnp.asarray(x) for name, x in scales.items()
-  }
+  table_BN, *fields = map(jnp.asarray, layout.values())
+  ranges = operands.Ranges(*fields)
+  scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
   shape = _shape(dims, k_PSK, v_PSK, window)
   if implementation is None:
     implementation = blocks.implementation(dispatch.platform(), shape)
@@ -130,17 +130,16 @@ def decode(
     sizes = blocks.sizes(implementation, shape)
   blocks.check(implementation, shape, sizes)
   if plan is None:
-    plan = plan_lib.make(*layout.values(), pages=dims['P'], window=window)
+    plan = plan_lib.make(table_BN, ranges, pages=dims['P'], window=window)
   _check_plan(plan, dims)
   return module.decode(
-    *operands.values(),
-    *layout.values(),
+    *map(jnp.asarray, arrays.values()),
+    *(table_BN, ranges, scales),
     window=window,
     scale=scale,
     dtype=dtype,
     plan=plan,
     sizes=sizes,
-    **scales,
   )
 
 
@@ -177,7 +176,10 @@ def make_plan(
   _check_window(window)
   if operator.index(pages) < 1:
     raise ValueError(f'pages={pages}: a pool has at least one page.')
-  return plan_lib.make(*layout.values(), pages=pages, window=window)
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  )
+  return plan_lib.make(table_BN, ranges, pages=pages, window=window)
 
 
 def _shape(dims, k_PSK, v_PSK, window) -> blocks.Shape:
@@ -229,8 +231,8 @@ def _check_shapes(arrays) -> dict[str, int]:
   return dims
 
 
-def _check_dtypes(operands, layout) -> None:
-  for name, x in operands.items():
+def _check_dtypes(arrays, layout) -> None:
+  for name, x in arrays.items():
     if x.dtype != jnp.int8 and not jnp.issubdtype(x.dtype, jnp.floating):
       raise TypeError(f'{name} is {x.dtype}: expected a float or int8 codes.')
   for name, x in layout.items():
@@ -238,8 +240,8 @@ def _check_dtypes(operands, layout) -> None:
       raise TypeError(f'{name} is {x.dtype}: expected int32.')
 
 
-def _check_scales(operands, scales) -> None:
-  for (name, scale), (operand, x) in zip(scales.items(), operands.items()):
+def _check_scales(arrays, scales) -> None:
+  for (name, scale), (operand, x) in zip(scales.items(), arrays.items()):
     shapes = [x.shape[:-1]]
     if x.dtype != jnp.int8:
       if scale is not None:

@@ -58,17 +58,11 @@ def decode(
   k_PSK,
   v_PSK,
   table_BN,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
+  ranges,
+  scales,
   *,
   window,
   scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
   dtype,
   plan,
   sizes,
@@ -78,7 +72,7 @@ def decode(
   B, L, H, K = q_BLHK.shape
   S = k_PSK.shape[1]
   rows, X = L * H, sizes.X
-  q_BRK, q_scale_BR = rows_lib.pack(q_BLHK, q_scale_BLH, k_PSK, k_scale, dtype)
+  q_BRK, q_scale_BR = rows_lib.pack(q_BLHK, k_PSK, scales, dtype)
 
   def flat(scale):
     scale_PS = rows_lib.per_token(scale)
@@ -89,13 +83,9 @@ def decode(
     q_scale_BR,
     k_PSK.reshape(-1, K),
     v_PSK.reshape(-1, K),
-    flat(k_scale),
-    flat(v_scale),
-    start_BM,
-    limit_BM,
-    coordinate_BL,
-    position_BL,
-    position_BM,
+    flat(scales.k),
+    flat(scales.v),
+    *ranges,
     *plan,
   )
   out_XBRK, lse_XBR = pl.pallas_call(
@@ -122,7 +112,7 @@ def decode(
     name='paged_decode',
   )(operands)
   out_BRK, lse_BR = partials.combine(out_XBRK, lse_XBR)
-  return rows_lib.unpack(out_BRK, lse_BR, v_scale, q_BLHK.shape, dtype)
+  return rows_lib.unpack(out_BRK, lse_BR, scales.v, q_BLHK.shape, dtype)
 
 
 def _kernel(
@@ -189,9 +179,10 @@ def _kernel(
     functools.partial(step, masked=True),
     carry,
   )
-  sees_R = total_R > 0
-  total_R = jnp.where(sees_R, total_R, 1.0)
-  lse_R = jnp.where(sees_R, peak_R / _LOG2_E + jnp.log(total_R), -jnp.inf)
+  # Not `> 0`, which a NaN is not either.
+  blind_R = total_R == 0
+  total_R = jnp.where(blind_R, 1.0, total_R)
+  lse_R = jnp.where(blind_R, -jnp.inf, peak_R / _LOG2_E + jnp.log(total_R))
   out_RK = sum_RK / total_R[:, None]
   inside_R = row_R < rows
   column_K = jnp.arange(out_RK.shape[1], dtype=jnp.int32)

@@ -89,17 +89,11 @@ def decode(
   k_PSK,
   v_PSK,
   table_BN,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
+  ranges,
+  scales,
   *,
   window,
   scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
   dtype,
   plan,
   sizes,
@@ -110,20 +104,23 @@ def decode(
   N = table_BN.shape[1]
   R, X, G = sizes.R, sizes.X, sizes.J // S
   tiles = -(-L * H // R)
-  q_BRK, q_scale_BR = rows_lib.pack(q_BLHK, q_scale_BLH, k_PSK, k_scale, dtype)
+  q_BRK, q_scale_BR = rows_lib.pack(q_BLHK, k_PSK, scales, dtype)
   rows = _Rows(
     _pad(q_BRK, tiles * R),
     _column(q_scale_BR, tiles * R),
-    _column(jnp.repeat(coordinate_BL, H, axis=1), tiles * R),
-    _column(jnp.repeat(position_BL, H, axis=1), tiles * R),
+    _column(jnp.repeat(ranges.coordinate_BL, H, axis=1), tiles * R),
+    _column(jnp.repeat(ranges.position_BL, H, axis=1), tiles * R),
   )
   lists = _Lists(plan.logical_BN[:, None], plan.page_BN[:, None])
   pages = _Pages(
     k_PSK,
     v_PSK,
-    _vectors(rows_lib.per_token(k_scale)),
-    _vectors(rows_lib.per_token(v_scale)),
-    *(x.reshape(B, N, 1, S) for x in (start_BM, limit_BM, position_BM)),
+    _vectors(rows_lib.per_token(scales.k)),
+    _vectors(rows_lib.per_token(scales.v)),
+    *(
+      x.reshape(B, N, 1, S)
+      for x in (ranges.start_BM, ranges.limit_BM, ranges.position_BM)
+    ),
   )
   chain = _chain(plan, X, G)
 
@@ -182,7 +179,7 @@ def decode(
   )(*chain, rows, lists, lists, _in_memory(pages))
   out_BRK, lse_BR = partials.combine(out_XBRK, lse_XBR1[..., 0])
   return rows_lib.unpack(
-    out_BRK[:, : L * H], lse_BR[:, : L * H], v_scale, q_BLHK.shape, dtype
+    out_BRK[:, : L * H], lse_BR[:, : L * H], scales.v, q_BLHK.shape, dtype
   )
 
 
@@ -367,11 +364,12 @@ def _kernel(
       jnp.zeros((R, K), jnp.float32),
     ),
   )
-  sees_R1 = total_R1 > 0
-  total_R1 = jnp.where(sees_R1, total_R1, 1.0)
+  # Not `> 0`, which a NaN is not either.
+  blind_R1 = total_R1 == 0
+  total_R1 = jnp.where(blind_R1, 1.0, total_R1)
   out_ref[...] = sum_RK / total_R1
   lse_ref[...] = jnp.where(
-    sees_R1, peak_R1 / _LOG2_E + jnp.log(total_R1), -jnp.inf
+    blind_R1, -jnp.inf, peak_R1 / _LOG2_E + jnp.log(total_R1)
   )
 
 

@@ -17,13 +17,14 @@ def combine(out_XBRK, lse_XBR):
     lse_XBR: float32, -inf where a part saw nothing.
   """
   peak_BR = lse_XBR.max(axis=0)
-  sees_BR = peak_BR > -jnp.inf
-  peak_BR = jnp.where(sees_BR, peak_BR, 0.0)
+  # An lse of NaN is no blind row's.
+  blind_BR = peak_BR == -jnp.inf
+  peak_BR = jnp.where(blind_BR, 0.0, peak_BR)
   weights_XBR = jnp.exp(lse_XBR - peak_BR[None])
   total_BR = weights_XBR.sum(axis=0)
   sum_BRK = (weights_XBR[..., None] * out_XBRK).sum(axis=0)
-  total_BR = jnp.where(sees_BR, total_BR, 1.0)
-  lse_BR = jnp.where(sees_BR, peak_BR + jnp.log(total_BR), 0.0)
+  total_BR = jnp.where(blind_BR, 1.0, total_BR)
+  lse_BR = jnp.where(blind_BR, 0.0, peak_BR + jnp.log(total_BR))
   return sum_BRK / total_BR[..., None], lse_BR
 
 
@@ -52,10 +53,10 @@ def merge(out_a, lse_a, out_b, lse_b):
   # Written out: of two parts, sums over them are more steps than the rest.
   (a, lse_a), (b, lse_b) = part(out_a, lse_a), part(out_b, lse_b)
   peak = jnp.maximum(lse_a, lse_b)
-  peak = jnp.where(peak > -jnp.inf, peak, 0.0)
+  peak = jnp.where(peak == -jnp.inf, 0.0, peak)
   weight_a, weight_b = jnp.exp(lse_a - peak), jnp.exp(lse_b - peak)
   total = weight_a + weight_b
-  sees = total > 0
-  total = jnp.where(sees, total, 1.0)
+  blind = total == 0
+  total = jnp.where(blind, 1.0, total)
   out = (weight_a / total)[..., None] * a + (weight_b / total)[..., None] * b
-  return out.astype(out_a.dtype), jnp.where(sees, peak + jnp.log(total), 0.0)
+  return out.astype(out_a.dtype), jnp.where(blind, 0.0, peak + jnp.log(total))

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from kaiju_jax.kernels.visibility_attention import operands
+
 
 class Plan(NamedTuple):
   """Visited pages of each row; all fields int32.
@@ -34,27 +36,17 @@ class Plan(NamedTuple):
   count_B: Any
 
 
-def make(
-  table_BN,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  *,
-  pages,
-  window,
-) -> Plan:
-  """Returns the plan of a step; arguments are those of `api.decode`.
+def make(table_BN, ranges, *, pages, window) -> Plan:
+  """Returns the plan of a step.
 
   Args:
-    table_BN … position_BM, window: see `api.decode`.
+    table_BN: int32, the page of each row's N logical pages.
+    ranges: of queries and logical slots.
     pages: P, of the pool.
+    window: positions that a query looks back; None for all.
   """
   N = table_BN.shape[1]
-  visible_BLM = visible(
-    start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
-  )
+  visible_BLM = operands.visible(ranges, window)
   visible_BLNS = visible_BLM.reshape(*visible_BLM.shape[:2], N, -1)
   present_BN = present(table_BN, pages)
   visited_BN = visible_BLNS.any(axis=(1, 3)) & present_BN
@@ -78,16 +70,3 @@ def make(
 def present(table, pages):
   """Whether a table's entry is a page of the pool; any other marks absence."""
   return (table >= 0) & (table < pages)
-
-
-def visible(
-  start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
-):
-  """Returns bool[B, L, M]: which query sees which slot, were it present."""
-  coordinate_BL1 = coordinate_BL[:, :, None]
-  visible_BLM = (start_BM[:, None] <= coordinate_BL1) & (
-    coordinate_BL1 < limit_BM[:, None]
-  )
-  if window is None:
-    return visible_BLM
-  return visible_BLM & (position_BL[:, :, None] - position_BM[:, None] < window)

@@ -9,6 +9,7 @@ does not matter, so it is replaced by zeros before it can meet a weight of 0.
 import jax.numpy as jnp
 
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
+from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import reference
 
 
@@ -17,17 +18,11 @@ def decode(
   k_PSK,
   v_PSK,
   table_BN,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
+  ranges,
+  scales,
   *,
   window,
   scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
   dtype,
   plan,
   sizes,
@@ -36,9 +31,9 @@ def decode(
   del plan, sizes
   P, S, _ = k_PSK.shape
   present_BM = jnp.repeat(plan_lib.present(table_BN, P), S, axis=1)
-  limit_BM = jnp.where(present_BM, limit_BM, start_BM)
-  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  seen_BM = reference.visible(*visibility, window).any(axis=1)
+  limit_BM = jnp.where(present_BM, ranges.limit_BM, ranges.start_BM)
+  ranges = ranges._replace(limit_BM=limit_BM)
+  seen_BM = operands.visible(ranges, window).any(axis=1)
 
   def gather(pool):
     """[P, S, …] -> [B, M, …], zeros where no query sees the slot."""
@@ -54,11 +49,9 @@ def decode(
     q_BLHK,
     gather(k_PSK),
     gather(v_PSK),
-    *visibility,
+    ranges,
+    scales._replace(k=gather_scale(scales.k), v=gather_scale(scales.v)),
     window=window,
     scale=scale,
-    q_scale_BLH=q_scale_BLH,
-    k_scale=gather_scale(k_scale),
-    v_scale=gather_scale(v_scale),
     dtype=dtype,
   )

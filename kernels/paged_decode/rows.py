@@ -7,13 +7,16 @@ q · (k ∘ c) = (q ∘ c) · k.
 from kaiju_jax.kernels.visibility_attention import codes
 
 
-def pack(q_BLHK, q_scale_BLH, k_PSK, k_scale, dtype):
-  """Returns q_BRK, and q_scale_BR, None unless QKᵀ is an integer dot.
+def pack(q_BLHK, k_PSK, scales, dtype):
+  """Returns q_BRK, and q_scale_BR, which is None unless QKᵀ is an integer dot.
 
   Args:
-    q_BLHK … k_scale: see `api.decode`.
-    dtype: of queries that are codes and cannot stay so.
+    q_BLHK: queries, floats or codes.
+    k_PSK: the pool's keys, floats or codes.
+    scales: of the codes.
+    dtype: of queries that are codes and cannot stay codes.
   """
+  q_scale_BLH, k_scale, _ = scales
   B, L, H, K = q_BLHK.shape
   q_BRK = q_BLHK.reshape(B, L * H, K)
   if codes.integer_dot(q_BLHK, k_PSK, k_scale):

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import softmax
-from kaiju_jax.kernels.paged_decode import plan as plan_lib
 from kaiju_jax.kernels.visibility_attention import codes
+from kaiju_jax.kernels.visibility_attention import operands
 
 
 def decode(
@@ -20,17 +20,11 @@ def decode(
   k_PSK,
   v_PSK,
   table_BN,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
+  ranges,
+  scales,
   *,
   window,
   scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
   dtype,
   plan,
   sizes,
@@ -41,9 +35,9 @@ def decode(
   S = k_PSK.shape[1]
   N = plan.page_BN.shape[1]
   G = sizes.J // S
-  integer_dot = codes.integer_dot(q_BLHK, k_PSK, k_scale)
+  integer_dot = codes.integer_dot(q_BLHK, k_PSK, scales.k)
   if not integer_dot:
-    q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
+    q_BLHK = codes.dequantize(q_BLHK, scales.q_BLH, dtype)
   q_BRK = q_BLHK.reshape(B, L * H, K)
 
   def gather(pool, page_BG):
@@ -63,14 +57,11 @@ def decode(
   def visible_of(place_G, logical_BG):
     # Beyond the plan's end, as beyond a row's count: a page seen by nobody.
     inside_BG = place_G[None] < plan.count_B[:, None]
-    visible_BLJ = plan_lib.visible(
-      take(start_BM, logical_BG),
-      take(limit_BM, logical_BG),
-      coordinate_BL,
-      position_BL,
-      take(position_BM, logical_BG),
-      window,
-    )
+    taken = {
+      name: take(getattr(ranges, name), logical_BG)
+      for name in ('start_BM', 'limit_BM', 'position_BM')
+    }
+    visible_BLJ = operands.visible(ranges._replace(**taken), window)
     return visible_BLJ & jnp.repeat(inside_BG, S, axis=1)[:, None]
 
   def step(is_whole, n, carry):
@@ -79,25 +70,25 @@ def decode(
     within_G = jnp.minimum(place_G, N - 1)
     page_BG = plan.page_BN[:, within_G]
     k_BJK, v_BJK = gather(k_PSK, page_BG), gather(v_PSK, page_BG)
-    page_k_scale = gather_scale(k_scale, page_BG)
+    page_k_scale = gather_scale(scales.k, page_BG)
     if integer_dot:
       logits_BRJ = _product(q_BRK, k_BJK, jnp.int32).astype(jnp.float32)
-      logits_BRJ *= q_scale_BLH.reshape(B, -1, 1) * page_k_scale[:, None]
+      logits_BRJ *= scales.q_BLH.reshape(B, -1, 1) * page_k_scale[:, None]
     else:
       logits_BRJ = _product(
         q_BRK, codes.dequantize(k_BJK, page_k_scale, dtype), jnp.float32
       )
     logits_BRJ = scale * logits_BRJ
-    page_v_scale = gather_scale(v_scale, page_BG)
+    page_v_scale = gather_scale(scales.v, page_BG)
     if not is_whole:
       visible_BLJ = visible_of(place_G, plan.logical_BN[:, within_G])
       visible_BRJ = jnp.repeat(visible_BLJ, H, axis=1)
       logits_BRJ = jnp.where(visible_BRJ, logits_BRJ, -jnp.inf)
       # What nobody sees may be NaN, a token's scale if it is codes.
       seen_BJ = visible_BLJ.any(axis=1)
-      if v_scale is None:
+      if scales.v is None:
         v_BJK = jnp.where(seen_BJ[..., None], v_BJK, jnp.zeros_like(v_BJK))
-      elif v_scale.ndim == 2:
+      elif scales.v.ndim == 2:
         page_v_scale = jnp.where(seen_BJ, page_v_scale, 0.0)
     v_BJK = codes.dequantize(v_BJK, page_v_scale, dtype)
     new_peak_BR = jnp.maximum(peak_BR, logits_BRJ.max(axis=-1))
@@ -122,9 +113,10 @@ def decode(
   carry = jax.lax.fori_loop(0, whole, functools.partial(step, True), carry)
   carry = jax.lax.fori_loop(whole, end, functools.partial(step, False), carry)
   peak_BR, total_BR, sum_BRK = carry
-  sees_BR = total_BR > 0
-  total_BR = jnp.where(sees_BR, total_BR, 1.0)
-  lse_BR = jnp.where(sees_BR, peak_BR + jnp.log(total_BR), 0.0)
+  # Not `> 0`, which a NaN is not either.
+  blind_BR = total_BR == 0
+  total_BR = jnp.where(blind_BR, 1.0, total_BR)
+  lse_BR = jnp.where(blind_BR, 0.0, peak_BR + jnp.log(total_BR))
   out_BRK = (sum_BRK / total_BR[..., None]).astype(dtype)
   return out_BRK.reshape(B, L, H, K), lse_BR.reshape(B, L, H)
 

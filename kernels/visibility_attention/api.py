@@ -12,7 +12,9 @@ Where q and k are both codes with token scales, QKᵀ is an int8 dot with an
 int32 sum, and PV runs in `dtype` on dequantized values: half-int8 attention,
 which the sources shipped. The softmax is in float32.
 
-A query that sees nothing gets out = 0, lse = 0 and no gradient.
+A query that sees nothing gets out = 0, lse = 0 and no gradient. A query that
+sees a key with NaN or inf in its k or v gets out = lse = NaN. What a query does
+not see changes nothing, whatever it holds (`nonfinite`).
 """
 
 import functools
@@ -24,13 +26,15 @@ import jax.numpy as jnp
 
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import blocks
+from kaiju_jax.kernels.visibility_attention import nonfinite
+from kaiju_jax.kernels.visibility_attention import operands
 
 RUNS_ON = {
   'reference': dispatch.ANYWHERE,
   'chunked': dispatch.ANYWHERE,
   'pallas_gpu': ('gpu',),
   'pallas_tpu': ('tpu',),
-  # By their names alone: nobody has timed them on a GPU.
+  # Chosen by name only, as nobody has timed them on a GPU.
   'mosaic_gpu': ('gpu',),
   'triton_kernel': ('gpu',),
 }
@@ -70,10 +74,10 @@ def forward(
     q_scale_BLH: float32, given exactly where q is int8.
     k_scale: float32 [B, M] or [K], given exactly where k is int8.
     v_scale: float32 [B, M] or [K], given exactly where v is int8.
-    dtype: of the output and of PV. By default v's; q's where v is codes;
-      bfloat16 where both are.
-    implementation: a key of `RUNS_ON`; None picks by platform and shape, and
-      never 'mosaic_gpu' or 'triton_kernel', which nobody has timed.
+    dtype: of the output and of PV. The default is v's dtype, or q's where v is
+      codes, or bfloat16 where both are codes.
+    implementation: a key of `RUNS_ON`. With None the platform and the shape
+      choose, but never 'mosaic_gpu' or 'triton_kernel', which nobody has timed.
 
   Returns:
     out_BLHK in `dtype`, and lse_BLH in float32.
@@ -97,8 +101,18 @@ def forward(
     dtype = _output_dtype(q_BLHK, v_BMK)
   if not jnp.issubdtype(dtype, jnp.floating):
     raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
-  return _choose(implementation, q_BLHK, k_BMK).forward(
-    *arrays.values(), window=window, scale=scale, dtype=dtype, **scales
+  module = _choose(implementation, q_BLHK, k_BMK)
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  )
+  k_BMK, v_BMK, scales = nonfinite.contain_keys(
+    k_BMK, v_BMK, operands.Scales(q_scale_BLH, k_scale, v_scale), dtype
+  )
+  return module.forward(
+    *(q_BLHK, k_BMK, v_BMK, ranges, scales),
+    window=window,
+    scale=scale,
+    dtype=dtype,
   )
 
 
@@ -155,8 +169,23 @@ def backward(
     'dlse_BLH': dlse_BLH,
   }
   _check(arrays, scales, window, scale)
-  return _choose(implementation, q_BLHK, k_BMK).backward(
-    *arrays.values(), window=window, scale=scale, **scales
+  module = _choose(implementation, q_BLHK, k_BMK)
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  )
+  product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
+  delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
+  contained = nonfinite.contain_all(
+    *(q_BLHK, k_BMK, v_BMK),
+    operands.Scales(q_scale_BLH, k_scale, v_scale),
+    operands.Cotangents(lse_BLH, dout_BLHK, dlse_BLH, delta_BLH),
+  )
+  q_BLHK, k_BMK, v_BMK, scales, cotangents = contained
+  return module.backward(
+    *(q_BLHK, k_BMK, v_BMK, ranges, scales, cotangents),
+    window=window,
+    scale=scale,
+    dtype=out_BLHK.dtype,
   )
 
 
@@ -187,8 +216,8 @@ def attention(
     position_BM: int32, of each key.
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
-    implementation: a key of `RUNS_ON`; None picks by platform and shape, and
-      never 'mosaic_gpu' or 'triton_kernel', which nobody has timed.
+    implementation: a key of `RUNS_ON`. With None the platform and the shape
+      choose, but never 'mosaic_gpu' or 'triton_kernel', which nobody has timed.
 
   Returns:
     out_BLHK in v's dtype, and lse_BLH in float32.
@@ -203,19 +232,19 @@ def attention(
         f'{name} is int8: codes carry no gradient, so attention takes floats'
         ' only. Use forward, or give their gradient a rule of its own.'
       )
-  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
-  return _attention(
-    window, scale, implementation, q_BLHK, k_BMK, v_BMK, visibility
+  ranges = operands.Ranges(
+    start_BM, limit_BM, coordinate_BL, position_BL, position_BM
   )
+  return _attention(window, scale, implementation, q_BLHK, k_BMK, v_BMK, ranges)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _attention(window, scale, implementation, q_BLHK, k_BMK, v_BMK, visibility):
+def _attention(window, scale, implementation, q_BLHK, k_BMK, v_BMK, ranges):
   return forward(
     q_BLHK,
     k_BMK,
     v_BMK,
-    *visibility,
+    *ranges,
     window=window,
     scale=scale,
     implementation=implementation,
@@ -228,12 +257,12 @@ def _attention_forward(window, scale, implementation, *operands):
 
 
 def _attention_backward(window, scale, implementation, saved, cotangents):
-  (q_BLHK, k_BMK, v_BMK, visibility), results = saved
+  (q_BLHK, k_BMK, v_BMK, ranges), results = saved
   gradients = backward(
     q_BLHK,
     k_BMK,
     v_BMK,
-    *visibility,
+    *ranges,
     *results,
     *cotangents,
     window=window,

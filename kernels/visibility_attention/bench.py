@@ -96,8 +96,8 @@ def tiles(
 
 @functools.cache
 def _counts(shape, rows, keys, shared):
-  visibility = shapes.visibility(shape)
-  return plan.counts(visibility, shape.window, rows, shape.heads, keys, shared)
+  ranges = shapes.ranges(shape)
+  return plan.counts(ranges, shape.window, rows, shape.heads, keys, shared)
 
 
 def _gpu_tiles(shape, kind):
@@ -209,7 +209,7 @@ def _code(x):
 
 def calls(shape: shapes.Shape, implementation: str):
   """Returns jitted forward(arrays, scales) and backward(…, cotangents)."""
-  visibility = tuple(map(jnp.asarray, shapes.visibility(shape)))
+  ranges = tuple(map(jnp.asarray, shapes.ranges(shape)))
   keywords = {
     'window': shape.window,
     'scale': shape.head_dim**-0.5,
@@ -218,11 +218,11 @@ def calls(shape: shapes.Shape, implementation: str):
 
   @jax.jit
   def forward(arrays, scales):
-    return api.forward(*arrays, *visibility, **keywords, **scales)
+    return api.forward(*arrays, *ranges, **keywords, **scales)
 
   @jax.jit
   def backward(arrays, scales, cotangents):
-    return api.backward(*arrays, *visibility, *cotangents, **keywords, **scales)
+    return api.backward(*arrays, *ranges, *cotangents, **keywords, **scales)
 
   return forward, backward
 

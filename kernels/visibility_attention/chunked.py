@@ -70,37 +70,20 @@ class _Cotangents(NamedTuple):
   delta_ZR: Any
 
 
-def forward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
-  dtype,
-):
+def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
   sizes = blocks.sizes(L, k_BMK.shape[1], H, window)
-  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
-  queries = _cut_queries(sizes, q_BLHK, q_scale_BLH, coordinate_BL, position_BL)
-  keys = _cut_keys(
-    sizes, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
-  )
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, scales.k)
+  queries = _cut_queries(sizes, q_BLHK, scales, ranges)
+  keys = _cut_keys(sizes, k_BMK, v_BMK, scales, ranges)
 
   def march(queries, visit):
     def step(carry, keys):
       peak_ZR, total_ZR, sum_ZRK = carry
-      logits_ZRJ = _logits(
-        queries, keys, window, scale, dtype, integer_dot, 'ZRJ'
+      logits_ZRJ = _where_visible(
+        _logits(queries, keys, scale, dtype, integer_dot, 'ZRJ'),
+        *(-jnp.inf, queries, keys, window, 'ZRJ'),
       )
       new_peak_ZR = jnp.maximum(peak_ZR, logits_ZRJ.max(axis=-1))
       weights_ZRJ = jnp.exp(logits_ZRJ - new_peak_ZR[..., None])
@@ -122,9 +105,10 @@ def forward(
     peak_ZR, total_ZR, sum_ZRK = visit(
       step, (zeros_ZR + softmax.LOWEST, zeros_ZR, zeros_ZRK)
     )
-    sees_ZR = total_ZR > 0
-    total_ZR = jnp.where(sees_ZR, total_ZR, 1.0)
-    lse_ZR = jnp.where(sees_ZR, peak_ZR + jnp.log(total_ZR), 0.0)
+    # Not `> 0`, which a NaN is not either.
+    blind_ZR = total_ZR == 0
+    total_ZR = jnp.where(blind_ZR, 1.0, total_ZR)
+    lse_ZR = jnp.where(blind_ZR, 0.0, peak_ZR + jnp.log(total_ZR))
     return (sum_ZRK / total_ZR[..., None]).astype(dtype), lse_ZR
 
   sees_BXY = _sees(queries, keys, B, window)
@@ -133,49 +117,29 @@ def forward(
 
 
 def backward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  out_BLHK,
-  lse_BLH,
-  dout_BLHK,
-  dlse_BLH,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
+  q_BLHK, k_BMK, v_BMK, ranges, scales, cotangents, *, window, scale, dtype
 ):
   """Returns (dq_BLHK, dk_BMK, dv_BMK) of the dequantized values."""
   B, L, H, K = q_BLHK.shape
   M = k_BMK.shape[1]
-  dtype = out_BLHK.dtype
   sizes = blocks.sizes(L, M, H, window)
-  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
-  queries = _cut_queries(sizes, q_BLHK, q_scale_BLH, coordinate_BL, position_BL)
-  keys = _cut_keys(
-    sizes, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
-  )
-  product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
-  delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, scales.k)
+  queries = _cut_queries(sizes, q_BLHK, scales, ranges)
+  keys = _cut_keys(sizes, k_BMK, v_BMK, scales, ranges)
   # Padding repeats the last query's lse, with no cotangent of its own.
   cotangents = _Cotangents(
-    _cut_heads(dout_BLHK.astype(dtype), sizes.I),
-    _cut_heads(lse_BLH, sizes.I, mode='edge'),
-    _cut_heads(delta_BLH, sizes.I),
+    _cut_heads(cotangents.dout_BLHK.astype(dtype), sizes.I),
+    _cut_heads(cotangents.lse_BLH, sizes.I, mode='edge'),
+    _cut_heads(cotangents.delta_BLH, sizes.I),
   )
 
   def weights_and_dlogits(queries, cotangents, keys, layout):
-    logits_ZUW = _logits(
-      queries, keys, window, scale, dtype, integer_dot, layout
+    logits_ZUW = _logits(queries, keys, scale, dtype, integer_dot, layout)
+    # The mask comes last: an lse of NaN spoils visible weights only.
+    weights_ZUW = _where_visible(
+      jnp.exp(logits_ZUW - _align(cotangents.lse_ZR, 'ZR', layout)),
+      *(0.0, queries, keys, window, layout),
     )
-    weights_ZUW = jnp.exp(logits_ZUW - _align(cotangents.lse_ZR, 'ZR', layout))
     dweights_ZUW = _product(
       cotangents.dout_ZRK, codes.scaled(keys.v_ZJK, keys.v_scale, dtype), layout
     )
@@ -297,21 +261,25 @@ def _sees(queries, keys, batch, window):
   return sees_BXY & (oldest_BX1 - window < newest_B1Y)
 
 
-def _visible(queries, keys, window, layout):
-  """The mask itself, one for all heads: 'ZRJ' gives [Z, I, 1, J]."""
+def _where_visible(x_ZUW, otherwise, queries, keys, window, layout):
+  """x where the query sees the key; the mask is one for all heads."""
   layout = layout.replace('R', 'IH')
   coordinate = _align(queries.coordinate_ZI, 'ZI', layout)
   visible = (_align(keys.start_ZJ, 'ZJ', layout) <= coordinate) & (
     coordinate < _align(keys.limit_ZJ, 'ZJ', layout)
   )
-  if window is None:
-    return visible
-  position = _align(queries.position_ZI, 'ZI', layout)
-  return visible & (position - _align(keys.position_ZJ, 'ZJ', layout) < window)
+  if window is not None:
+    position = _align(queries.position_ZI, 'ZI', layout)
+    visible &= position - _align(keys.position_ZJ, 'ZJ', layout) < window
+  Z, I = queries.coordinate_ZI.shape
+  R, J = queries.q_ZRK.shape[1], keys.k_ZJK.shape[1]
+  sizes = {'Z': Z, 'I': I, 'H': R // I, 'J': J}
+  x = x_ZUW.reshape([sizes[letter] for letter in layout])
+  return jnp.where(visible, x, otherwise).reshape(x_ZUW.shape)
 
 
-def _logits(queries, keys, window, scale, dtype, integer_dot, layout):
-  """logits_ZUW in float32, -inf where the query does not see the key."""
+def _logits(queries, keys, scale, dtype, integer_dot, layout):
+  """logits_ZUW in float32, of visible and of unseen pairs."""
   q_ZRK, k_ZJK = queries.q_ZRK, keys.k_ZJK
   if integer_dot:
     logits_ZUW = _product(q_ZRK, k_ZJK, layout).astype(jnp.float32)
@@ -323,12 +291,7 @@ def _logits(queries, keys, window, scale, dtype, integer_dot, layout):
       codes.scaled(k_ZJK, keys.k_scale, dtype),
       layout,
     )
-  visible = _visible(queries, keys, window, layout)
-  Z, I = queries.coordinate_ZI.shape
-  sizes = {'Z': Z, 'I': I, 'H': q_ZRK.shape[1] // I, 'J': k_ZJK.shape[1]}
-  by_head = [sizes[letter] for letter in layout.replace('R', 'IH')]
-  masked = jnp.where(visible, scale * logits_ZUW.reshape(by_head), -jnp.inf)
-  return masked.reshape(logits_ZUW.shape)
+  return scale * logits_ZUW
 
 
 def _product(a_ZRK, b_ZJK, layout):
@@ -349,21 +312,20 @@ def _align(x, letters, layout):
   )
 
 
-def _cut_queries(sizes, q_BLHK, q_scale_BLH, coordinate_BL, position_BL):
+def _cut_queries(sizes, q_BLHK, scales, ranges):
   """All query blocks. Padding repeats the last query: no bound grows looser."""
+  q_scale_BLH = scales.q_BLH
   if q_scale_BLH is not None:
     q_scale_BLH = _cut_heads(q_scale_BLH, sizes.I)[..., None]
   return _Queries(
     _cut_heads(q_BLHK, sizes.I),
     q_scale_BLH,
-    _cut(coordinate_BL, sizes.I, mode='edge'),
-    _cut(position_BL, sizes.I, mode='edge'),
+    _cut(ranges.coordinate_BL, sizes.I, mode='edge'),
+    _cut(ranges.position_BL, sizes.I, mode='edge'),
   )
 
 
-def _cut_keys(
-  sizes, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
-):
+def _cut_keys(sizes, k_BMK, v_BMK, scales, ranges):
   """All key blocks. Padding keys have start = limit = 0: empty slots."""
   count = k_BMK.shape[0] * -(-k_BMK.shape[1] // sizes.J)
 
@@ -377,11 +339,11 @@ def _cut_keys(
   return _Keys(
     _cut(k_BMK, sizes.J),
     _cut(v_BMK, sizes.J),
-    cut_scale(k_scale),
-    cut_scale(v_scale),
-    _cut(start_BM, sizes.J),
-    _cut(limit_BM, sizes.J),
-    _cut(position_BM, sizes.J),
+    cut_scale(scales.k),
+    cut_scale(scales.v),
+    _cut(ranges.start_BM, sizes.J),
+    _cut(ranges.limit_BM, sizes.J),
+    _cut(ranges.position_BM, sizes.J),
   )
 
 

@@ -143,23 +143,7 @@ class _Statics(NamedTuple):
   dtype: Any
 
 
-def forward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
-  dtype,
-):
+def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32).
 
   Raises:
@@ -168,8 +152,8 @@ def forward(
   """
   B, L, H, K = q_BLHK.shape
   _check({'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}, dtype)
-  ranges = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
   factor, factor_BLH = max(abs(scale) * softmax.LOG2E, _LEAST), None
+  q_scale_BLH, k_scale, v_scale = scales
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
   if integer_dot:
     factor_BLH = q_scale_BLH.astype(jnp.float32) * factor
@@ -179,7 +163,8 @@ def forward(
     q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
     k_BMK, k_scale = codes.dequantize(k_BMK, k_scale, dtype), None
   v_BMK = codes.dequantize(v_BMK, v_scale, dtype)
-  of_keys = start_BM, limit_BM, position_BM if window else None, k_scale
+  position_BM = ranges.position_BM if window else None
+  of_keys = ranges.start_BM, ranges.limit_BM, position_BM, k_scale
   q_bytes, k_bytes, v_bytes = (
     -(-K // 64) * 64 * x.dtype.itemsize for x in (q_BLHK, k_BMK, v_BMK)
   )
@@ -193,11 +178,11 @@ def forward(
   shared = blocks.plan_tiles(_ROWS, H)
   sizes = window, _ROWS * shared, H, tiles.keys
   operands = _Operands(
-    plan.full_first(plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)),
+    plan.full_first(plan.sees(ranges, *sizes), plan.full(ranges, *sizes)),
     _padded(_flat(q_BLHK), _ROWS, 64),
     _padded(k_BMK, tiles.keys, 64),
     _padded(v_BMK, tiles.keys, 64),
-    _rows(coordinate_BL, position_BL, window, factor_BLH, H),
+    _rows(ranges, window, factor_BLH, H),
     _columns(tiles.keys, *of_keys),
   )
   statics = _Statics(
@@ -235,13 +220,13 @@ def _check(arrays, dtype) -> None:
       )
 
 
-def _rows(coordinate_BL, position_BL, window, factor_BLH, heads):
+def _rows(ranges, window, factor_BLH, heads):
   def repeated(x_BL):
     return _padded(jnp.repeat(x_BL, heads, axis=1), _ROWS)
 
   return _Rows(
-    repeated(coordinate_BL),
-    repeated(position_BL - window) if window else None,
+    repeated(ranges.coordinate_BL),
+    repeated(ranges.position_BL - window) if window else None,
     None if factor_BLH is None else _padded(_flat(factor_BLH), _ROWS),
   )
 
@@ -477,11 +462,12 @@ def _release(free, by_threads):
 def _finish(sums, rows, results, statics):
   peak_I, total_I, sum_IK = sums
   out_IK, lse_I = results
-  sees_I = total_I > 0
-  total_I = jnp.where(sees_I, total_I, 1.0)
+  # Not `> 0`, which a NaN is not either.
+  blind_I = total_I == 0
+  total_I = jnp.where(blind_I, 1.0, total_I)
   factor_I, _ = _factors(rows, sum_IK.shape, statics)
   lse_I[...] = jnp.where(
-    sees_I, factor_I * peak_I / softmax.LOG2E + jnp.log(total_I), 0.0
+    blind_I, 0.0, factor_I * peak_I / softmax.LOG2E + jnp.log(total_I)
   )
   sum_IK = sum_IK * _down(1 / total_I, sum_IK.shape)
   out_IK[...] = sum_IK.astype(statics.dtype)

@@ -151,37 +151,19 @@ class _Block(NamedTuple):
   k_scale_J: Any
 
 
-def forward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
-  dtype,
-):
+def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
-  if v_scale is not None and blocks.dequantize_first(L * H, window, K):
-    v_BMK, v_scale = codes.dequantize(v_BMK, v_scale, dtype), None
+  if scales.v is not None and blocks.dequantize_first(L * H, window, K):
+    v_BMK = codes.dequantize(v_BMK, scales.v, dtype)
+    scales = scales._replace(v=None)
   queries, keys, statics = _prepare(
-    (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
-    (k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM),
-    window,
-    scale,
-    dtype,
+    q_BLHK, k_BMK, v_BMK, ranges, scales, window, scale, dtype
   )
   out_BRK, lse_BR = _call(
     'forward',
     _forward_kernel,
+    ranges,
     (queries, keys),
     [
       jax.ShapeDtypeStruct(queries.q_BRK.shape, dtype),
@@ -193,63 +175,46 @@ def forward(
 
 
 def backward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  out_BLHK,
-  lse_BLH,
-  dout_BLHK,
-  dlse_BLH,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
+  q_BLHK, k_BMK, v_BMK, ranges, scales, cotangents, *, window, scale, dtype
 ):
   """Returns (dq_BLHK, dk_BMK, dv_BMK) of the dequantized values."""
   B, L, H, K = q_BLHK.shape
-  dtype = out_BLHK.dtype
-  v_float_BMK = codes.dequantize(v_BMK, v_scale, dtype)
+  v_float_BMK = codes.dequantize(v_BMK, scales.v, dtype)
   queries, keys, statics = _prepare(
-    (q_BLHK, q_scale_BLH, coordinate_BL, position_BL),
-    (k_BMK, v_float_BMK, k_scale, None, start_BM, limit_BM, position_BM),
-    window,
-    scale,
-    dtype,
+    *(q_BLHK, k_BMK, v_float_BMK, ranges, scales._replace(v=None)),
+    *(window, scale, dtype),
   )
   if statics.integer_dot:
-    float_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
-    float_BMK = codes.dequantize(k_BMK, k_scale, dtype)
+    float_BLHK = codes.dequantize(q_BLHK, scales.q_BLH, dtype)
+    float_BMK = codes.dequantize(k_BMK, scales.k, dtype)
     queries = queries._replace(float_BRK=_wide(float_BLHK.reshape(B, L * H, K)))
     keys = keys._replace(float_BMK=_wide(float_BMK))
-  product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
-  delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
-  cotangents = _Cotangents(
-    _wide(dout_BLHK.astype(keys.v_BMK.dtype).reshape(B, L * H, K)),
-    softmax.LOG2E * lse_BLH.reshape(B, L * H),
-    delta_BLH.reshape(B, L * H),
+  dout_BLHK = cotangents.dout_BLHK.astype(keys.v_BMK.dtype)
+  arguments = (
+    queries,
+    keys,
+    _Cotangents(
+      _wide(dout_BLHK.reshape(B, L * H, K)),
+      softmax.LOG2E * cotangents.lse_BLH.reshape(B, L * H),
+      cotangents.delta_BLH.reshape(B, L * H),
+    ),
   )
-  operands = queries, keys, cotangents
   q_dtype, k_dtype, v_dtype = (
     codes.float_dtype(x, dtype) for x in (q_BLHK, k_BMK, v_BMK)
   )
   (dq_BRK,) = _call(
     'dq',
     _dq_kernel,
-    operands,
+    ranges,
+    arguments,
     [jax.ShapeDtypeStruct(queries.q_BRK.shape, q_dtype)],
     statics,
   )
   dk_BMK, dv_BMK = _call(
     'dkv',
     _dkv_kernel,
-    operands,
+    ranges,
+    arguments,
     [
       jax.ShapeDtypeStruct(keys.k_BMK.shape, k_dtype),
       jax.ShapeDtypeStruct(keys.v_BMK.shape, v_dtype),
@@ -259,10 +224,9 @@ def backward(
   return dq_BRK[..., :K].reshape(B, L, H, K), dk_BMK[..., :K], dv_BMK[..., :K]
 
 
-def _prepare(queries, keys, window, scale, dtype):
+def _prepare(q_BLHK, k_BMK, v_BMK, ranges, scales, window, scale, dtype):
   """Returns queries, keys and statics; codes that cannot meet become floats."""
-  q_BLHK, q_scale_BLH, coordinate_BL, position_BL = queries
-  k_BMK, v_BMK, k_scale, v_scale, *ranges = keys
+  q_scale_BLH, k_scale, v_scale = scales
   B, L, H, K = q_BLHK.shape
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
   if not integer_dot:
@@ -288,8 +252,16 @@ def _prepare(queries, keys, window, scale, dtype):
   )
   q_BRK = _wide(q_BLHK.reshape(B, L * H, K))
   return (
-    _Queries(q_BRK, q_scale_BLH, coordinate_BL, position_BL),
-    _Keys(_wide(k_BMK), _wide(v_BMK), k_scale, v_scale, *ranges),
+    _Queries(q_BRK, q_scale_BLH, ranges.coordinate_BL, ranges.position_BL),
+    _Keys(
+      _wide(k_BMK),
+      _wide(v_BMK),
+      k_scale,
+      v_scale,
+      ranges.start_BM,
+      ranges.limit_BM,
+      ranges.position_BM,
+    ),
     statics,
   )
 
@@ -304,9 +276,9 @@ def _wide(x):
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, spare)]) if spare else x
 
 
-def _call(kind, kernel, operands, results, statics):
+def _call(kind, kernel, ranges, arguments, results, statics):
   """Runs a kernel over all query tiles, or all key blocks for dk and dv."""
-  queries, keys, *_ = operands
+  queries, keys, *_ = arguments
   tiles = blocks.gpu(
     kind,
     rows=statics.rows,
@@ -318,14 +290,7 @@ def _call(kind, kernel, operands, results, statics):
   )
   shared = blocks.plan_tiles(tiles.rows, statics.heads)
   sizes = statics.window, tiles.rows * shared, statics.heads, tiles.keys
-  ranges = (
-    keys.start_BM,
-    keys.limit_BM,
-    queries.coordinate_BL,
-    queries.position_BL,
-    keys.position_BM,
-  )
-  sees_BXY, full_BXY = plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
+  sees_BXY, full_BXY = plan.sees(ranges, *sizes), plan.full(ranges, *sizes)
   programs = -(-statics.rows // tiles.rows)
   if kind == 'dkv':
     sees_BXY, full_BXY = sees_BXY.swapaxes(1, 2), full_BXY.swapaxes(1, 2)
@@ -341,7 +306,7 @@ def _call(kind, kernel, operands, results, statics):
     ),
     interpret=dispatch.interpreting(),
     name=f'visibility_attention_{kind}',
-  )(plan.full_first(sees_BXY, full_BXY), *operands)
+  )(plan.full_first(sees_BXY, full_BXY), *arguments)
 
 
 def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
@@ -377,13 +342,14 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
     step,
     (zeros_I + softmax.LOWEST, zeros_I, zeros_IK),
   )
-  sees_I = total_I > 0
-  total_I = jnp.where(sees_I, total_I, 1.0)
+  # Not `> 0`, which a NaN is not either.
+  blind_I = total_I == 0
+  total_I = jnp.where(blind_I, 1.0, total_I)
   if _per_channel(keys.v_scale):
     sum_IK = sum_IK * keys.v_scale[:][None]
   lse_I = (factor * peak_I + jnp.log2(total_I)) / softmax.LOG2E
   _store(out_BRK, tile.span, sum_IK / total_I[:, None])
-  _store(lse_BR, tile.span, jnp.where(sees_I, lse_I, 0.0))
+  _store(lse_BR, tile.span, jnp.where(blind_I, 0.0, lse_I))
 
 
 def _dq_kernel(lists, queries, keys, cotangents, dq_BRK, *, statics):

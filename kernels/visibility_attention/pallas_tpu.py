@@ -60,43 +60,22 @@ class _Static(NamedTuple):
   dtype: Any
 
 
-def forward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
-  dtype,
-):
+def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
   tiles = _tiles(q_BLHK, k_BMK, window, dtype)
-  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, scales.k)
   static = _Static(window is not None, scale, integer_dot, dtype)
   rows = tpu_sides.cut_rows(
     tiles.rows,
-    *_queries(static, q_BLHK, q_scale_BLH),
-    coordinate_BL,
-    position_BL,
+    *_queries(static, q_BLHK, scales.q_BLH),
+    ranges,
     window=window,
     factor=scale * softmax.LOG2E,
   )
-  keys, channels = tpu_sides.cut_keys(
-    tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
-  )
-  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  keys, channels = tpu_sides.cut_keys(tiles.keys, k_BMK, v_BMK, ranges, scales)
   sizes = window, tiles.rows, H, tiles.keys
-  sees_BXY = plan.sees(*visibility, *sizes)
-  full_BXY = plan.full(*visibility, *sizes)
+  sees_BXY, full_BXY = plan.sees(ranges, *sizes), plan.full(ranges, *sizes)
   X, R = sees_BXY.shape[1], tiles.rows
   out_BXRK, lse_BX1R = tpu_march.march(
     functools.partial(_forward, static),
@@ -124,50 +103,27 @@ def forward(
 
 
 def backward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  out_BLHK,
-  lse_BLH,
-  dout_BLHK,
-  dlse_BLH,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
+  q_BLHK, k_BMK, v_BMK, ranges, scales, cotangents, *, window, scale, dtype
 ):
   """Returns (dq_BLHK, dk_BMK, dv_BMK) of the dequantized values."""
   B, L, H, K = q_BLHK.shape
   M = k_BMK.shape[1]
-  dtype = out_BLHK.dtype
   tiles = _tiles(q_BLHK, k_BMK, window, dtype)
-  integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
+  integer_dot = codes.integer_dot(q_BLHK, k_BMK, scales.k)
   static = _Static(window is not None, scale, integer_dot, dtype)
-  product_BLHK = dout_BLHK.astype(jnp.float32) * out_BLHK.astype(jnp.float32)
-  delta_BLH = product_BLHK.sum(axis=-1) - dlse_BLH
   rows = tpu_sides.cut_rows(
     tiles.rows,
-    *_queries(static, q_BLHK, q_scale_BLH),
-    coordinate_BL,
-    position_BL,
+    *_queries(static, q_BLHK, scales.q_BLH),
+    ranges,
     window=window,
     factor=scale * softmax.LOG2E,
-    cotangents=(dout_BLHK.astype(dtype), lse_BLH, delta_BLH),
+    cotangents=cotangents._replace(
+      dout_BLHK=cotangents.dout_BLHK.astype(dtype)
+    ),
   )
-  keys, channels = tpu_sides.cut_keys(
-    tiles.keys, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
-  )
-  visibility = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
+  keys, channels = tpu_sides.cut_keys(tiles.keys, k_BMK, v_BMK, ranges, scales)
   sizes = window, tiles.rows, H, tiles.keys
-  sees_BXY = plan.sees(*visibility, *sizes)
-  full_BXY = plan.full(*visibility, *sizes)
+  sees_BXY, full_BXY = plan.sees(ranges, *sizes), plan.full(ranges, *sizes)
   X, Y = sees_BXY.shape[1:]
   R, J = tiles
   q_dtype, k_dtype, v_dtype = (
@@ -243,7 +199,10 @@ def _forward(static, visit, rows, channels, outputs, scratch):
   def step(keys, masked):
     row, key = _column(columns_ref, keys), _lane(keys.facts_BYEJ)
     k_JK = _k_operand(static, keys, channels)
-    logits_RJ = _logits(static, rows.q_BXRK[...], k_JK, row, key, masked)
+    logits_RJ = _logits(static, rows.q_BXRK[...], k_JK, row, key)
+    if masked:
+      visible_RJ = _visible(static, row, key)
+      logits_RJ = jnp.where(visible_RJ, logits_RJ, -jnp.inf)
     old_RE = peak_ref[...]
     peak_RE = jnp.maximum(old_RE, logits_RJ.max(axis=-1, keepdims=True))
     peak_ref[...] = peak_RE
@@ -258,13 +217,14 @@ def _forward(static, visit, rows, channels, outputs, scratch):
 
   visit(step)
   total_R1 = total_ref[...].sum(axis=-1, keepdims=True)
-  inverse_R1 = 1 / jnp.where(total_R1 > 0, total_R1, 1.0)
+  # Not `> 0`, which a NaN is not either.
+  inverse_R1 = 1 / jnp.where(total_R1 == 0, 1.0, total_R1)
   out_ref[...] = (sum_ref[...] * inverse_R1).astype(out_ref.dtype)
   first = jax.lax.broadcasted_iota(jnp.int32, peak_ref.shape, 1) == 0
   both_ER = jnp.where(first, peak_ref[...], total_R1).T
   peak_1R, total_1R = both_ER[:1], both_ER[1:2]
   lse_1R = (peak_1R + jnp.log2(total_1R)) / softmax.LOG2E
-  lse_ref[...] = jnp.where(total_1R > 0, lse_1R, 0.0)
+  lse_ref[...] = jnp.where(total_1R == 0, 0.0, lse_1R)
 
 
 def _backward_rows(static, visit, rows, channels, dq_ref, scratch):
@@ -276,8 +236,8 @@ def _backward_rows(static, visit, rows, channels, dq_ref, scratch):
   def step(keys, masked):
     row, key = _column(columns_ref, keys), _lane(keys.facts_BYEJ)
     k_JK = _k_operand(static, keys, channels)
-    logits_RJ = _logits(static, rows.q_BXRK[...], k_JK, row, key, masked)
-    weights_RJ = jnp.exp2(logits_RJ - row(Row.LSE))
+    logits_RJ = _logits(static, rows.q_BXRK[...], k_JK, row, key)
+    weights_RJ = _weights(static, logits_RJ, row, key, masked)
     dweights_RJ = _product_transposed(
       rows.dout_BXRK[...], _v_values(static, keys, channels)
     )
@@ -303,9 +263,9 @@ def _backward_keys(static, visit, keys, channels, outputs, scratch):
   def step(rows, masked):
     row, key = _lane(rows.facts_BXER), _column(columns_ref, rows)
     logits_JR = _logits(
-      static, rows.q_BXRK[...], k_ref[...], row, key, masked, keys_march=True
+      static, rows.q_BXRK[...], k_ref[...], row, key, keys_march=True
     )
-    weights_JR = jnp.exp2(logits_JR - row(Row.LSE))
+    weights_JR = _weights(static, logits_JR, row, key, masked)
     dout_RK = rows.dout_BXRK[...]
     dv_sum_ref[...] += _product(weights_JR.astype(static.dtype), dout_RK)
     dweights_JR = _product_transposed(v_ref[...], dout_RK)
@@ -318,24 +278,33 @@ def _backward_keys(static, visit, keys, channels, outputs, scratch):
   dv_ref[...] = dv_sum_ref[...].astype(dv_ref.dtype)
 
 
-def _logits(static, q_RK, k_JK, row, key, masked, keys_march=False):
-  """logits_UW in base 2, -inf where the row does not see the key."""
+def _logits(static, q_RK, k_JK, row, key, keys_march=False):
+  """logits_UW in base 2, of visible and of unseen pairs."""
   operands = (k_JK, q_RK) if keys_march else (q_RK, k_JK)
   logits_UW = _product_transposed(*operands)
   if static.integer_dot:
     logits_UW = logits_UW.astype(jnp.float32)
-    logits_UW = logits_UW * row(Row.FACTOR) * key(Key.K_SCALE)
-  else:
-    logits_UW = logits_UW * (static.scale * softmax.LOG2E)
+    return logits_UW * row(Row.FACTOR) * key(Key.K_SCALE)
+  return logits_UW * (static.scale * softmax.LOG2E)
+
+
+def _weights(static, logits_UW, row, key, masked):
+  """p, recomputed from lse. An lse of NaN spoils visible weights only."""
+  weights_UW = jnp.exp2(logits_UW - row(Row.LSE))
   if not masked:
-    return logits_UW
+    return weights_UW
+  return jnp.where(_visible(static, row, key), weights_UW, 0.0)
+
+
+def _visible(static, row, key):
+  """Whether the row sees the key."""
   coordinate = row(Row.COORDINATE, jnp.int32)
   visible = (key(Key.START, jnp.int32) <= coordinate) & (
     coordinate < key(Key.LIMIT, jnp.int32)
   )
   if static.windowed:
     visible &= row(Row.HORIZON, jnp.int32) < key(Key.POSITION, jnp.int32)
-  return jnp.where(visible, logits_UW, -jnp.inf)
+  return visible
 
 
 def _product(a_UW, b_WK):

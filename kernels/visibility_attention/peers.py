@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import shapes
 
 _LARGEST = 8 * 2**30
@@ -88,15 +89,8 @@ def _told(shape, masked) -> dict[str, Any]:
     window = shape.window
     size = None if window is None else (window - 1, 0)
     return {'is_causal': True, 'local_window_size': size}
-  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = map(
-    jnp.asarray, shapes.visibility(shape)
-  )
-  visible_BLM = (start_BM[:, None] <= coordinate_BL[..., None]) & (
-    coordinate_BL[..., None] < limit_BM[:, None]
-  )
-  if shape.window is not None:
-    visible_BLM &= position_BL[..., None] - position_BM[:, None] < shape.window
-  return {'mask': visible_BLM[:, None]}
+  ranges = operands.Ranges(*map(jnp.asarray, shapes.ranges(shape)))
+  return {'mask': operands.visible(ranges, shape.window)[:, None]}
 
 
 def _torch(shape, arrays, make) -> Peer:
@@ -144,7 +138,7 @@ def _flex(torch, shape, device):
   from torch.nn.attention import flex_attention
 
   start_BM, limit_BM, coordinate_BL, position_BL, position_BM = (
-    torch.from_numpy(np.array(x)).to(device) for x in shapes.visibility(shape)
+    torch.from_numpy(np.array(x)).to(device) for x in shapes.ranges(shape)
   )
 
   def visible(b, h, q, k):

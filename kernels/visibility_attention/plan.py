@@ -34,6 +34,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.kernels.visibility_attention import operands
+
 _LEAST = jnp.iinfo(jnp.int32).min
 _MOST = jnp.iinfo(jnp.int32).max
 # Tokens that a key is judged against at once.
@@ -102,27 +104,19 @@ def full_first(sees_BXY, full_BXY) -> FullFirst:
   )
 
 
-def sees(
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  window,
-  rows,
-  heads,
-  keys,
-):
+def sees(ranges, window, rows, heads, keys):
   """Returns bool[B, X, Y]: whether a query tile may see a key block.
 
   True wherever some query does see some key, and seldom elsewhere.
 
   Args:
-    start_BM … position_BM, window: as `api.forward` has them.
+    ranges: of queries and keys.
+    window: positions that a query looks back; None for all.
     rows: of a query tile.
     heads: rows of a token.
     keys: of a key block.
   """
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges
   filled_BM = start_BM < limit_BM
 
   def of_filled(reduce, x_BM, empty):
@@ -152,27 +146,19 @@ def sees(
   return sees_BXY & sees_BGY[:, : sees_BXY.shape[1]]
 
 
-def full(
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  window,
-  rows,
-  heads,
-  keys,
-):
+def full(ranges, window, rows, heads, keys):
   """Returns bool[B, X, Y]: every query of the tile sees every key of the block.
 
   A block that goes beyond the last key, or holds an empty slot, is never full.
 
   Args:
-    start_BM … position_BM, window: as `api.forward` has them.
+    ranges: of queries and keys.
+    window: positions that a query looks back; None for all.
     rows: of a query tile.
     heads: rows of a token.
     keys: of a key block.
   """
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges
   start_B1Y = _of_block(jnp.max, start_BM, keys, _MOST)
   limit_B1Y = _of_block(jnp.min, limit_BM, keys, _LEAST)
   tile_BX = _of_tiles(coordinate_BL, position_BL, rows, heads)
@@ -184,12 +170,11 @@ def full(
   return full_BXY & (newest_BX1 - window < oldest_B1Y)
 
 
-def counts(visibility, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
+def counts(ranges, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
   """Returns how many pairs of tiles a kernel visits, and how many it has to.
 
   Args:
-    visibility: start_BM, limit_BM, coordinate_BL, position_BL, position_BM,
-      concrete.
+    ranges: of queries and keys, concrete.
     window, rows, heads, keys: as `sees` has them.
     tiles: query tiles of `rows` that share one list.
 
@@ -197,29 +182,20 @@ def counts(visibility, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
     executed, the pairs in the plan; and needed, those with a visible pair of
     query and key, found by trying all of them.
   """
-  visibility = [np.asarray(x) for x in visibility]
-  planned = jax.jit(sees, static_argnums=(5, 6, 7, 8))
-  sees_BXY = planned(*visibility, window, rows * tiles, heads, keys)
-  needed_BXY = needed(*visibility, window, rows, heads, keys)
+  ranges = operands.Ranges(*(np.asarray(x) for x in ranges))
+  planned = jax.jit(sees, static_argnums=(1, 2, 3, 4))
+  sees_BXY = planned(ranges, window, rows * tiles, heads, keys)
+  needed_BXY = needed(ranges, window, rows, heads, keys)
   executed_BXY = np.repeat(sees_BXY, tiles, axis=1)[:, : needed_BXY.shape[1]]
   return int(executed_BXY.sum()), int(needed_BXY.sum())
 
 
-def needed(
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  window,
-  rows,
-  heads,
-  keys,
-):
+def needed(ranges, window, rows, heads, keys):
   """Returns `sees` as it should be, by numpy from every query and key.
 
   Takes L·M steps, and memory for one tile's share of them.
   """
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges
   token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
   edges = np.arange(0, start_BM.shape[1], keys)
 

@@ -4,7 +4,7 @@
     lse = log Σ exp(logits),   out = Σ exp(logits - lse) · v
 
 One KV head serves all query heads. int8 queries and keys meet in an integer
-dot (half-int8 attention: document 003); int8 values are dequantized, for
+dot (half-int8 attention: document 003). int8 values are dequantized before
 their product with the float weights. A query that sees nothing gets zeros.
 """
 
@@ -12,71 +12,33 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels.visibility_attention import codes
+from kaiju_jax.kernels.visibility_attention import operands
 
 
-def forward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
-  dtype,
-):
+def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
-  if codes.integer_dot(q_BLHK, k_BMK, k_scale):
+  if codes.integer_dot(q_BLHK, k_BMK, scales.k):
     logits_BLHM = jnp.einsum(
       'BLHK,BMK->BLHM', q_BLHK, k_BMK, preferred_element_type=jnp.int32
     ).astype(jnp.float32)
-    logits_BLHM *= q_scale_BLH[..., None] * k_scale[:, None, None, :]
+    logits_BLHM *= scales.q_BLH[..., None] * scales.k[:, None, None, :]
   else:
     logits_BLHM = jnp.einsum(
       'BLHK,BMK->BLHM',
-      codes.dequantize(q_BLHK, q_scale_BLH, dtype),
-      codes.dequantize(k_BMK, k_scale, dtype),
+      codes.dequantize(q_BLHK, scales.q_BLH, dtype),
+      codes.dequantize(k_BMK, scales.k, dtype),
       preferred_element_type=jnp.float32,
     )
-  visible_BLM = visible(
-    start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
-  )
-  v_BMK = codes.dequantize(v_BMK, v_scale, dtype)
+  visible_BLM = operands.visible(ranges, window)
+  v_BMK = codes.dequantize(v_BMK, scales.v, dtype)
   return _softmax_product(scale * logits_BLHM, visible_BLM, v_BMK, dtype)
 
 
 def backward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  out_BLHK,
-  lse_BLH,
-  dout_BLHK,
-  dlse_BLH,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
+  q_BLHK, k_BMK, v_BMK, ranges, scales, cotangents, *, window, scale, dtype
 ):
   """Returns (dq_BLHK, dk_BMK, dv_BMK) of the dequantized values."""
-  del lse_BLH
-  dtype = out_BLHK.dtype
-  visible_BLM = visible(
-    start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
-  )
+  visible_BLM = operands.visible(ranges, window)
 
   def attend(q_BLHK, k_BMK, v_BMK):
     logits_BLHM = scale * jnp.einsum(
@@ -86,24 +48,21 @@ def backward(
 
   _, pull = jax.vjp(
     attend,
-    codes.dequantize(q_BLHK, q_scale_BLH, dtype),
-    codes.dequantize(k_BMK, k_scale, dtype),
-    codes.dequantize(v_BMK, v_scale, dtype),
+    codes.dequantize(q_BLHK, scales.q_BLH, dtype),
+    codes.dequantize(k_BMK, scales.k, dtype),
+    codes.dequantize(v_BMK, scales.v, dtype),
   )
-  return pull((dout_BLHK.astype(dtype), dlse_BLH))
-
-
-def visible(
-  start_BM, limit_BM, coordinate_BL, position_BL, position_BM, window
-):
-  """Returns bool[B, L, M]: which query sees which key."""
-  visible_BLM = (start_BM[:, None, :] <= coordinate_BL[:, :, None]) & (
-    coordinate_BL[:, :, None] < limit_BM[:, None, :]
+  dq_BLHK, dk_BMK, dv_BMK = pull(
+    (cotangents.dout_BLHK.astype(dtype), cotangents.dlse_BLH)
   )
-  if window is None:
-    return visible_BLM
-  return visible_BLM & (
-    position_BL[:, :, None] - position_BM[:, None, :] < window
+  # A query whose lse is NaN spoils the gradients of all that it sees.
+  sees_BL1 = visible_BLM.any(axis=-1)[..., None]
+  spoilt_BLH = jnp.isnan(cotangents.lse_BLH) & sees_BL1
+  seen_BM = (visible_BLM & spoilt_BLH.any(axis=-1)[:, :, None]).any(axis=1)
+  return (
+    jnp.where(spoilt_BLH[..., None], jnp.nan, dq_BLHK),
+    jnp.where(seen_BM[..., None], jnp.nan, dk_BMK),
+    jnp.where(seen_BM[..., None], jnp.nan, dv_BMK),
   )
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.kernels.visibility_attention import operands
+
 
 class Shape(NamedTuple):
   """Self-attention over whole rows.
@@ -51,8 +53,8 @@ SHAPES = {
 }
 
 
-def visibility(shape: Shape) -> tuple[np.ndarray, ...]:
-  """Returns start_BM, limit_BM, coordinate_BL, position_BL, position_BM."""
+def ranges(shape: Shape) -> operands.Ranges:
+  """Returns which queries of a shape see which keys."""
   L = shape.length
   token_L = np.arange(L)
   limit_L, position_L = {
@@ -61,16 +63,14 @@ def visibility(shape: Shape) -> tuple[np.ndarray, ...]:
     'chat': lambda: _chat(L),
   }[shape.rows]()
   fields = token_L, limit_L, token_L, position_L, position_L
-  return tuple(
-    np.broadcast_to(x.astype(np.int32), (shape.batch, L)) for x in fields
+  return operands.Ranges(
+    *(np.broadcast_to(x.astype(np.int32), (shape.batch, L)) for x in fields)
   )
 
 
 def pairs(shape: Shape) -> int:
   """Returns how many pairs of query and key see each other."""
-  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = visibility(
-    shape
-  )
+  start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges(shape)
   count = 0
   for block in np.array_split(np.arange(shape.length), -(-shape.length // 256)):
     coordinate_I1 = coordinate_BL[0, block, None]

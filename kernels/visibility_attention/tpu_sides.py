@@ -68,8 +68,7 @@ def cut_rows(
   size,
   q_BLHK,
   q_scale_BLH,
-  coordinate_BL,
-  position_BL,
+  ranges,
   *,
   window,
   factor,
@@ -82,9 +81,12 @@ def cut_rows(
 
   Args:
     size: R.
-    q_BLHK … position_BL, window: as `api.forward` has them.
+    q_BLHK: queries, floats or codes.
+    q_scale_BLH: given where q meets k as codes.
+    ranges: of queries and keys.
+    window: positions that a query looks back; None for all.
     factor: of the logits, for powers of two.
-    cotangents: dout_BLHK, lse_BLH and delta_BLH in the backward pass.
+    cotangents: of the queries, in the backward pass.
   """
   B, L, H = q_BLHK.shape[:3]
 
@@ -95,35 +97,32 @@ def cut_rows(
     return cut(jnp.broadcast_to(x_BL[:, :, None], (B, L, H)))
 
   facts = {
-    Row.COORDINATE: of_token(coordinate_BL),
-    Row.HORIZON: of_token(position_BL - (window or 0)),
+    Row.COORDINATE: of_token(ranges.coordinate_BL),
+    Row.HORIZON: of_token(ranges.position_BL - (window or 0)),
   }
   if q_scale_BLH is not None:
     facts[Row.FACTOR] = cut(q_scale_BLH * factor)
     facts[Row.SCALE] = cut(q_scale_BLH)
   dout_BXRK = None
   if cotangents:
-    dout_BLHK, lse_BLH, delta_BLH = cotangents
-    dout_BXRK = cut(dout_BLHK, 'constant')
-    facts[Row.LSE] = cut(lse_BLH * softmax.LOG2E)
-    facts[Row.DELTA] = cut(delta_BLH, 'constant')
+    dout_BXRK = cut(cotangents.dout_BLHK, 'constant')
+    facts[Row.LSE] = cut(cotangents.lse_BLH * softmax.LOG2E)
+    facts[Row.DELTA] = cut(cotangents.delta_BLH, 'constant')
   return Rows(cut(q_BLHK), dout_BXRK, _stack(facts))
 
 
-def cut_keys(
-  size, k_BMK, v_BMK, k_scale, v_scale, start_BM, limit_BM, position_BM
-) -> tuple[Keys, Channels]:
+def cut_keys(size, k_BMK, v_BMK, ranges, scales) -> tuple[Keys, Channels]:
   """Returns blocks of `size` keys, and the scales that all of them share.
 
   Padding has start = limit = 0: empty slots.
   """
   facts = {
-    Key.START: _cut(start_BM, size),
-    Key.LIMIT: _cut(limit_BM, size),
-    Key.POSITION: _cut(position_BM, size),
+    Key.START: _cut(ranges.start_BM, size),
+    Key.LIMIT: _cut(ranges.limit_BM, size),
+    Key.POSITION: _cut(ranges.position_BM, size),
   }
   channels = []
-  for fact, scale in (Key.K_SCALE, k_scale), (Key.V_SCALE, v_scale):
+  for fact, scale in (Key.K_SCALE, scales.k), (Key.V_SCALE, scales.v):
     if scale is None or scale.ndim == 2:
       channels.append(None)
     else:

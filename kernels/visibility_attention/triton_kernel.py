@@ -52,26 +52,11 @@ LOWEST = tl.constexpr(softmax.LOWEST)
 LOG2E = tl.constexpr(softmax.LOG2E)
 
 
-def forward(
-  q_BLHK,
-  k_BMK,
-  v_BMK,
-  start_BM,
-  limit_BM,
-  coordinate_BL,
-  position_BL,
-  position_BM,
-  *,
-  window,
-  scale,
-  q_scale_BLH,
-  k_scale,
-  v_scale,
-  dtype,
-):
+def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   B, L, H, K = q_BLHK.shape
   M = k_BMK.shape[1]
+  q_scale_BLH, k_scale, v_scale = scales
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
   if not integer_dot:
     q_BLHK = codes.dequantize(q_BLHK, q_scale_BLH, dtype)
@@ -92,11 +77,8 @@ def forward(
     integer_dot=integer_dot,
   )
   shared = blocks.plan_tiles(tiles.rows, H)
-  ranges = start_BM, limit_BM, coordinate_BL, position_BL, position_BM
   sizes = window, tiles.rows * shared, H, tiles.keys
-  lists = plan.full_first(
-    plan.sees(*ranges, *sizes), plan.full(*ranges, *sizes)
-  )
+  lists = plan.full_first(plan.sees(ranges, *sizes), plan.full(ranges, *sizes))
   none = lists.full_BX  # Stands for a pointer that the kernel does not read.
   out_BRK, lse_BR = _launch(
     visibility_attention_forward,
@@ -104,15 +86,15 @@ def forward(
       *lists,
       q_BLHK.reshape(B, L * H, K),
       q_scale_BLH.reshape(B, L * H) if integer_dot else none,
-      coordinate_BL,
-      position_BL,
+      ranges.coordinate_BL,
+      ranges.position_BL,
       k_BMK,
       k_scale if integer_dot else none,
       v_BMK,
       none if v_scale is None else v_scale,
-      start_BM,
-      limit_BM,
-      position_BM,
+      ranges.start_BM,
+      ranges.limit_BM,
+      ranges.position_BM,
     ],
     [
       jax.ShapeDtypeStruct((B, L * H, K), dtype),
@@ -248,15 +230,16 @@ def visibility_attention_forward(
       is_partial,
     )
 
-  sees_I = total_I > 0
-  total_I = tl.where(sees_I, total_I, 1.0)
+  # Not `> 0`, which a NaN is not either.
+  blind_I = total_I == 0
+  total_I = tl.where(blind_I, 1.0, total_I)
   if V_SCALES == 1:
     v_scale_K = tl.load(v_scale + column_K, mask=column_K < K, other=0)
     sum_IK *= v_scale_K[None, :]
   out_IK = (sum_IK / total_I[:, None]).to(out_BRK.dtype.element_ty)
   tl.store(out_BRK + b * (R * K) + place_IK, out_IK, mask=there_IK)
   lse_I = (_to_base_2(SCALE, INTEGER_DOT) * peak_I + tl.log2(total_I)) / LOG2E
-  lse_I = tl.where(sees_I, lse_I, 0.0)
+  lse_I = tl.where(blind_I, 0.0, lse_I)
   tl.store(lse_BR + b * R + row_I, lse_I, mask=there_I)
 
 

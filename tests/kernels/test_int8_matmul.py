@@ -15,7 +15,22 @@ from kaiju_jax.quantization.qat import project
 # No multiple of any block; several blocks each way, the last in part.
 ROWS, CONTRACTED, OUTPUTS = 70, 300, 200
 IMPLEMENTATIONS = tuple(api.RUNS_ON)
-CONTRACT = ('first', 'last')
+
+
+def each(*cases, quick):
+  """Every implementation with every case.
+
+  Args:
+    *cases: tuples of parameters.
+    quick: numbers of the cases with which interpreted kernels are quick tests;
+      with the others they are slow ones.
+  """
+  return [
+    pytest.param(name, *case, marks=[pytest.mark.slow] * is_slow)
+    for name in IMPLEMENTATIONS
+    for n, case in enumerate(cases)
+    for is_slow in [name.startswith('pallas') and n not in quick]
+  ]
 
 
 @pytest.fixture(autouse=True)
@@ -125,16 +140,16 @@ def test_ties_go_to_the_even_code(implementation):
 
 
 @pytest.mark.parametrize(
-  ('contracted', 'nonnegative', 'contract'),
-  [
+  ('implementation', 'contracted', 'nonnegative', 'contract'),
+  each(
     (300, True, 'first'),
     (384, False, 'first'),
     (384, True, 'last'),
     (45, False, 'last'),
     (45, True, 'first'),
-  ],
+    quick=(0, 3),
+  ),
 )
-@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
 def test_a_product_is_the_exact_sum_times_its_scales(
   implementation, contracted, nonnegative, contract
 ):
@@ -198,8 +213,9 @@ def test_sums_of_the_largest_codes_are_exact(implementation):
   np.testing.assert_array_equal(found.y_RO[1], (85 * want).astype(np.float32))
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+  ('implementation', 'dtype'), each(('float32',), ('bfloat16',), quick=(1,))
+)
 def test_what_follows_a_product_is_as_if_done_after_it(implementation, dtype):
   x, w, scale = drawn(dtype=dtype)
   x = x.at[5, 7].set(jnp.nan)
@@ -242,9 +258,16 @@ def test_a_nan_makes_its_row_nan_and_no_other(implementation):
   assert bad.any(1).sum() == 2
 
 
-@pytest.mark.parametrize('contract', CONTRACT)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+  ('implementation', 'dtype', 'contract'),
+  each(
+    ('float32', 'first'),
+    ('bfloat16', 'first'),
+    ('float32', 'last'),
+    ('bfloat16', 'last'),
+    quick=(0, 3),
+  ),
+)
 def test_the_gradients_products(implementation, dtype, contract):
   x, w, scale = drawn(dtype=dtype, nonnegative=True)
   codes, scales = coded_as_training_does(x, None, True)
@@ -283,8 +306,9 @@ def test_the_gradients_products(implementation, dtype, contract):
   np.testing.assert_allclose(dw, want_dw, atol=2e-6 * np.abs(want_dw).max())
 
 
-@pytest.mark.parametrize('contract', CONTRACT)
-@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+  ('implementation', 'contract'), each(('first',), ('last',), quick=(0,))
+)
 def test_the_int8_input_gradient_is_trainings_to_the_bit(
   implementation, contract
 ):

@@ -21,6 +21,7 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.visibility_attention import api as attention_api
+from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import reference
 
 _SCALE = 0.1
@@ -37,6 +38,33 @@ implementations = pytest.mark.parametrize('implementation', api.RUNS_ON)
 kernels = pytest.mark.parametrize(
   'implementation', ['pallas_gpu', 'pallas_tpu']
 )
+
+
+def _each(name, cases, quick):
+  """Every implementation with every case.
+
+  Args:
+    name: of the test's parameter.
+    cases: its values by their names.
+    quick: names with which interpreted kernels are quick tests; with the others
+      they are slow ones.
+  """
+  return pytest.mark.parametrize(
+    ('implementation', name),
+    [
+      pytest.param(
+        implementation,
+        value,
+        id=f'{implementation}-{label}',
+        marks=[pytest.mark.slow] * is_slow,
+      )
+      for implementation in api.RUNS_ON
+      for label, value in cases.items()
+      for is_slow in [
+        implementation.startswith('pallas') and label not in quick
+      ]
+    ],
+  )
 
 
 class Case(NamedTuple):
@@ -166,9 +194,9 @@ def _jitted(implementation, window, sizes, dtype):
   """One function for all cases that differ in arrays alone."""
 
   @_quick_jit
-  def run(operands, table_BN, visibility, options):
+  def run(arrays, table_BN, visibility, options):
     return api.decode(
-      *operands,
+      *arrays,
       table_BN,
       *visibility,
       window=window,
@@ -182,13 +210,11 @@ def _jitted(implementation, window, sizes, dtype):
   return run
 
 
-def _decode(
-  case, implementation, operands, *, sizes=None, dtype=None, **options
-):
+def _decode(case, implementation, arrays, *, sizes=None, dtype=None, **options):
   sizes = sizes or _sizes(implementation)
   run = _jitted(implementation, case.window, sizes, dtype)
   with dispatch.interpreted():
-    return run(operands, case.table_BN, case.visibility, options)
+    return run(arrays, case.table_BN, case.visibility, options)
 
 
 def _present(case):
@@ -246,30 +272,31 @@ def _close(actual, expected, tolerance=2e-5):
     assert error <= tolerance * max(1, np.abs(np.float64(e)).max())
 
 
-@implementations
-@cases
+# The other cases differ in the plan alone, or in the number of heads.
+@_each(
+  'case',
+  CASES,
+  quick=('several lengths', 'shared pages', 'absent pages', 'beams, window'),
+)
 def test_output_and_lse(implementation, case):
-  operands = _operands(case)
-  results = _decode(case, implementation, operands)
-  _close(results, _oracle(case, *operands))
+  arrays = _operands(case)
+  results = _decode(case, implementation, arrays)
+  _close(results, _oracle(case, *arrays))
 
 
 @cases
 def test_the_definition_is_visibility_attention_over_gathered_pages(case):
   q_BLHK, k_PSK, v_PSK = _operands(case)
   start_BM, limit_BM, *rest = case.visibility
+  limit_BM = np.where(_present(case), limit_BM, start_BM)
   expected = reference.forward(
     q_BLHK,
     _gather(case, k_PSK),
     _gather(case, v_PSK),
-    start_BM,
-    np.where(_present(case), limit_BM, start_BM),
-    *rest,
+    operands.Ranges(start_BM, limit_BM, *rest),
+    operands.Scales(),
     window=case.window,
     scale=_SCALE,
-    q_scale_BLH=None,
-    k_scale=None,
-    v_scale=None,
     dtype=jnp.float32,
   )
   _close(_decode(case, 'reference', (q_BLHK, k_PSK, v_PSK)), expected, 1e-6)
@@ -285,15 +312,16 @@ def test_a_row_that_sees_nothing_is_zero(implementation):
   np.testing.assert_array_equal(lse_BLH[1], 0)
 
 
+@pytest.mark.slow
 @kernels
 def test_splits_do_not_change_the_result(implementation):
   case = CASES['beams']
-  operands = _operands(case)
+  arrays = _operands(case)
   two, five = (
     _decode(
       case,
       implementation,
-      operands,
+      arrays,
       sizes=_sizes(implementation, splits=splits),
     )
     for splits in (2, 5)
@@ -304,7 +332,7 @@ def test_splits_do_not_change_the_result(implementation):
 @pytest.mark.parametrize(
   ('implementation', 'slots', 'keys'),
   [
-    ('pallas_gpu', 32, 16),
+    pytest.param('pallas_gpu', 32, 16, marks=pytest.mark.slow),
     ('pallas_gpu', 8, 32),
     ('pallas_tpu', 8, 40),
     ('xla', 8, 40),
@@ -313,10 +341,10 @@ def test_splits_do_not_change_the_result(implementation):
 def test_tiles_of_other_sizes_than_pages(implementation, slots, keys):
   case = CASES['several queries, window']
   case = case._replace(table_BN=_pages(4, _LENGTH // slots).astype(np.int32))
-  operands = _operands(case)
+  arrays = _operands(case)
   sizes = _sizes(implementation, keys)
-  results = _decode(case, implementation, operands, sizes=sizes)
-  _close(results, _oracle(case, *operands))
+  results = _decode(case, implementation, arrays, sizes=sizes)
+  _close(results, _oracle(case, *arrays))
 
 
 def _codes(random, shape):
@@ -343,17 +371,22 @@ def _coded(case, q_codes, per, seed=3):
   return (q, k, v), scales, values
 
 
-@implementations
-@pytest.mark.parametrize(
-  ('q_codes', 'per'), [(True, 'token'), (False, 'token'), (True, 'channel')]
+@_each(
+  'coding',
+  {
+    'all, per token': (True, 'token'),
+    'keys, per token': (False, 'token'),
+    'all, per channel': (True, 'channel'),
+  },
+  quick=('all, per token',),
 )
-def test_codes(implementation, q_codes, per):
-  case = CODED
-  operands, scales, values = _coded(case, q_codes, per)
+def test_codes(implementation, coding):
+  case, (q_codes, per) = CODED, coding
+  arrays, scales, values = _coded(case, q_codes, per)
   results = _decode(
     case,
     implementation,
-    operands,
+    arrays,
     sizes=_sizes(implementation, 32),
     dtype=jnp.float32,
     **scales,
@@ -364,9 +397,9 @@ def test_codes(implementation, q_codes, per):
 @implementations
 def test_codes_with_an_output_of_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
-  operands, scales, values = _coded(case, True, 'token')
+  arrays, scales, values = _coded(case, True, 'token')
   out_BLHK, lse_BLH = _decode(
-    case, implementation, operands, sizes=sizes, **scales
+    case, implementation, arrays, sizes=sizes, **scales
   )
   assert out_BLHK.dtype == jnp.bfloat16
   expected_BLHK, expected_BLH = _oracle(case, *values)
@@ -378,10 +411,10 @@ def test_codes_with_an_output_of_half_precision(implementation):
 @implementations
 def test_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
-  operands = [jnp.asarray(x, jnp.bfloat16) for x in _operands(case)]
-  results = _decode(case, implementation, operands, sizes=sizes)
+  arrays = [jnp.asarray(x, jnp.bfloat16) for x in _operands(case)]
+  results = _decode(case, implementation, arrays, sizes=sizes)
   assert results[0].dtype == jnp.bfloat16
-  expected = _oracle(case, *(np.float32(x) for x in operands))
+  expected = _oracle(case, *(np.float32(x) for x in arrays))
   _close(results, expected, 2**-7)
 
 
@@ -409,6 +442,18 @@ def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
   dirty = _decode(case, implementation, (q, k, v), **options)
   for a, e in zip(dirty, clean):
     np.testing.assert_array_equal(a, e)
+
+
+@implementations
+def test_a_nan_among_visible_keys_is_not_taken_for_blindness(implementation):
+  case = CASES['several lengths']
+  q, k, v = _operands(case)
+  clean = _decode(case, implementation, (q, k, v))
+  k = k.copy()
+  k[case.table_BN[2, 3], 1, 7] = np.nan
+  for a, e in zip(_decode(case, implementation, (q, k, v)), clean):
+    assert np.isnan(a[2]).all()
+    np.testing.assert_array_equal(a[:2], e[:2])
 
 
 def _plan(case):
@@ -460,46 +505,46 @@ def test_a_window_visits_its_own_pages_only():
 @pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
 def test_only_what_the_plan_lists_is_read(implementation):
   case = CASES['several lengths']
-  operands = _operands(case)
+  arrays = _operands(case)
   plan = _plan(case)
   assert plan.count_B.tolist() == [1, 1, 8]
   assert plan.full_B.tolist() == [0, 1, 7]
   _close(
-    _decode(case, implementation, operands, plan=plan),
-    _oracle(case, *operands),
+    _decode(case, implementation, arrays, plan=plan),
+    _oracle(case, *arrays),
   )
   # Without the last page of row 2, which holds one token.
   shorter = plan._replace(count_B=plan.count_B - np.array([0, 0, 1], np.int32))
-  results = _decode(case, implementation, operands, plan=shorter)
+  results = _decode(case, implementation, arrays, plan=shorter)
   table_BN = case.table_BN.copy()
   table_BN[2, 7] = -1
-  _close(results, _oracle(case._replace(table_BN=table_BN), *operands))
+  _close(results, _oracle(case._replace(table_BN=table_BN), *arrays))
   if implementation != 'xla':
     # Ranges of pages seen whole are not looked at.
     limit_BM = case.visibility.limit_BM.copy()
     limit_BM[2, :48] = 0
     visibility = case.visibility._replace(limit_BM=limit_BM)
     blind = case._replace(visibility=visibility)
-    results = _decode(blind, implementation, operands, plan=plan)
-    _close(results, _oracle(case, *operands))
+    results = _decode(blind, implementation, arrays, plan=plan)
+    _close(results, _oracle(case, *arrays))
 
 
 @pytest.mark.parametrize('name', ['absent pages', 'beams', 'window, one head'])
 def test_merge_of_two_parts_of_the_pages(name):
   case = CASES[name]
-  operands = _operands(case)
+  arrays = _operands(case)
   parts = []
   for side in np.s_[:4], np.s_[4:]:
     table_BN = np.full_like(case.table_BN, -1)
     table_BN[:, side] = case.table_BN[:, side]
-    parts += _decode(case._replace(table_BN=table_BN), 'xla', operands)
+    parts += _decode(case._replace(table_BN=table_BN), 'xla', arrays)
   blind = [np.all(lse == 0, axis=(1, 2)) for lse in parts[1::2]]
   if name == 'window, one head':
     assert blind[0].any() and blind[1].any()
   if name == 'absent pages':
     assert (blind[0] & blind[1]).tolist() == [False, True, False]
   merged = jax.jit(api.merge)(*parts)
-  _close(merged, _oracle(case, *operands))
+  _close(merged, _oracle(case, *arrays))
 
 
 def test_merge_with_a_chunk_that_is_not_in_the_pool():
@@ -557,8 +602,12 @@ def test_merge_of_literals():
     out, [[0.75, 0.25], [4.0, 4.0], [2.0, 6.0], [0.0, 0.0]], rtol=1e-6
   )
   np.testing.assert_allclose(lse, [np.log(4), -5.0, -90.0, 0.0], rtol=1e-6)
+  for a, b in (np.nan, 1.0), (0.0, np.nan):
+    pair = api.merge(*(np.float32(x) for x in ([[a]], [a], [[b]], [b])))
+    assert all(np.isnan(x).all() for x in pair)
 
 
+@pytest.mark.slow
 @kernels
 def test_rows_and_heads_on_several_devices(implementation):
   """Rows of a batch over one axis, heads over the other, the pool whole."""
@@ -568,7 +617,7 @@ def test_rows_and_heads_on_several_devices(implementation):
     visibility=visibility_lib.Visibility(*(x[:2] for x in case.visibility)),
     heads=4,
   )
-  operands = _operands(case)
+  arrays = _operands(case)
   mesh = jax.make_mesh(
     (2, 2), ('rows', 'heads'), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
@@ -593,10 +642,11 @@ def test_rows_and_heads_on_several_devices(implementation):
     )
 
   with dispatch.interpreted():
-    results = run(*operands, case.table_BN, *case.visibility)
-  _close(results, _oracle(case, *operands))
+    results = run(*arrays, case.table_BN, *case.visibility)
+  _close(results, _oracle(case, *arrays))
 
 
+@pytest.mark.slow
 def test_copies_of_pages_do_not_race(monkeypatch, capfd):
   """A TPU's memories simulated: no buffer is read before its copy is there."""
   parameters = pltpu.InterpretParams(
@@ -608,7 +658,7 @@ def test_copies_of_pages_do_not_race(monkeypatch, capfd):
   monkeypatch.setattr(dispatch, 'interpreting', lambda: parameters)
   case = CASES['absent pages']
   case = case._replace(table_BN=_ABSENT[[1, 0, 2]].astype(np.int32))
-  operands = _operands(case)
+  arrays = _operands(case)
   results = _quick_jit(
     functools.partial(
       api.decode,
@@ -617,6 +667,6 @@ def test_copies_of_pages_do_not_race(monkeypatch, capfd):
       sizes=_sizes('pallas_tpu'),
       implementation='pallas_tpu',
     )
-  )(*operands, case.table_BN, *case.visibility)
-  _close(results, _oracle(case, *operands))
+  )(*arrays, case.table_BN, *case.visibility)
+  _close(results, _oracle(case, *arrays))
   assert 'RACE DETECTED' not in capfd.readouterr().out

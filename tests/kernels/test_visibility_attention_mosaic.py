@@ -15,6 +15,7 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import mosaic_gpu
+from kaiju_jax.kernels.visibility_attention import pallas_gpu
 
 _SCALE = 0.3
 many_programs = pytest.mark.skipif(
@@ -174,14 +175,17 @@ def test_codes_meet_as_integers():
     coordinate_BL=visibility.coordinate_BL[:, 99:129],
     position_BL=visibility.position_BL[:, 99:129],
   )
-  _check(arrays, visibility, None, scales=scales, values=values)
   _check(arrays, visibility, 50, scales=scales, values=values)
   text = str(
-    jax.make_jaxpr(
-      lambda *arguments: _forward(*arguments, None, _SCALE, scales)
-    )(arrays, visibility)
+    jax.make_jaxpr(lambda *arguments: _forward(*arguments, 50, _SCALE, scales))(
+      arrays, visibility
+    )
   )
   assert 'preferred_element_type=int32' in text
+
+
+def test_the_backward_pass_is_the_other_kernels():
+  assert mosaic_gpu.backward is pallas_gpu.backward
 
 
 @many_programs
@@ -215,7 +219,8 @@ def test_a_negative_scale_of_codes():
   _check(arrays, visibility, 7, -_SCALE, scales, values)
 
 
-def test_gradients_are_those_of_the_other_kernel():
+@pytest.mark.slow
+def test_gradients_are_those_of_the_reference():
   visibility = visibility_lib.causal(32)
   arrays = _operands(32, 32, 2, 64)
 
