@@ -1,4 +1,4 @@
-"""What a training run says of unseen text: loss, bits per byte, logit sizes."""
+"""What a run reads on unseen text: loss, bits per byte, sizes of logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
 
-# The held-out rows are drawn once, the same for every run of a corpus.
+# Held-out rows are drawn once: they are the same for every run of a corpus.
 _ORDER = 0
 
 
@@ -37,7 +37,7 @@ class _Some:
     return self._source[index]
 
   def byte_count(self) -> int:
-    """Bytes of text that the rows' tokens with a loss stand for."""
+    """Bytes of text behind those tokens of the rows that carry loss."""
     return sum(map(self._source.byte_count, range(self._count)))
 
 
@@ -56,13 +56,15 @@ def evaluator(
     corpus: held-out documents, measured.
     length: L of the rows.
     batch: B.
-    rows: how many, drawn once from the whole corpus.
-    mesh: that the parameters are stored over; by default the first device.
+    rows: how many rows are read, drawn once from the whole corpus.
+    mesh: the one that the parameters are stored over; by default the first
+      device.
 
-  The function returns `loss` (nats a token), `bits_per_byte`, and the root
-  mean square over layers, heads and tokens of the attention's log-sum-exp and
-  mean logit, `rms_lse` and `rms_mean_logit`, on the first batch. Where updates
-  are ternary, the model reads the training state's replica, as training does.
+  The readings are `loss` (nats per token), `bits_per_byte`, and two root mean
+  squares over layers, heads and tokens of the first batch: `rms_lse`, of the
+  attention's log-sum-exp, and `rms_mean_logit`, of its mean logit. Where
+  updates are ternary, the model reads the training state's replica, as training
+  does.
   """
   source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
   byte_count = source.byte_count()
@@ -107,7 +109,7 @@ def evaluator(
 
 
 def _on_each(mesh: jax.sharding.Mesh):
-  """Runs (params, held, rows_BL) on each device's rows; all return the same."""
+  """Runs (params, held, rows_BL) on each device's rows; all devices agree."""
 
   def decorate(function):
     def run(params, held, rows_BL):
@@ -126,7 +128,7 @@ def _on_each(mesh: jax.sharding.Mesh):
 
 
 def _root_mean_squares(readings) -> dict[str, float]:
-  """Pools each named reading over the layers that left one."""
+  """Pools each named reading over the layers that made one."""
   pooled = {}
   for path, value in jax.tree_util.tree_leaves_with_path(readings):
     name = next(k.key for k in reversed(path) if hasattr(k, 'key'))

@@ -1,26 +1,27 @@
-"""An initialization that suggests induction, for the needle alone.
+"""An initialization that suggests induction, for the needle only.
 
 Finding a needle takes two heads: one that tells each token its predecessor,
 one that looks for the token whose predecessor is the query's. From a standard
 initialization a small model needs thousands of steps to find that circuit,
-and its layers' windows are not what decides when. Here the circuit is
-suggested, then trained (by itself it answers no better than a guess among the
-row's values): what is under test is how far each layout reaches, not how
-induction emerges, and every result must say so.
+and the windows of its layers do not decide when it finds it. Here the circuit
+is suggested, then trained; untrained, it answers no better than a guess among
+the row's values. So the test is about how far each layout reaches, not about
+how induction emerges, and every result must say so.
 
-The same for every layout, those that cannot use it included. With μ a unit
-vector, U an orthonormal [D, K] and R a rotation of D, common to all layers:
+Every layout gets the same, also one that cannot use it. With μ a unit vector, U
+an orthonormal [D, K] and R a rotation of D, common to all layers:
 
     embeddings     e + μ: what all tokens have in common
-    head 0         attends to the previous token: its query and the key have
-                   a part along μ alone, whose rotary phases agree at offset 1
+    head 0         attends to the previous token: its query, and a part of the
+                   key, follow μ only; their rotary phases agree at offset 1
     other heads    look for content: W_q = U, W_k = R·U
     outputs        head 0 writes ½·R·U·Uᵀ x, the others ½·U·Uᵀ x
 
-A token's key is read through R, and head 0 writes through R, so a query
-meets what its own key token was the predecessor of, and not itself.
+Keys are read through R, and head 0 writes through R. So a content head's query
+for a token matches the token that stood behind an earlier copy of it, and not
+the copy itself.
 
-Ours, from a feasibility study; the sources have nothing of the kind.
+This is ours, from a feasibility study; the sources have nothing of the kind.
 """
 
 from typing import Any
@@ -32,9 +33,9 @@ import numpy as np
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 
-# Of the rotary pairs, the fastest: they tell neighbours apart.
+# The fastest rotary pairs, which tell neighbours apart.
 _FREQUENCIES = 4
-_GAIN = 8.0  # Logit of the previous token, of each of those frequencies.
+_GAIN = 8.0  # What each of these pairs adds to the previous token's logit.
 _OUTPUT = 0.5
 
 
@@ -43,11 +44,11 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
 
   Args:
     params: float32 parameters of a `Transformer` of this config.
-    config: the model's.
+    config: of that model.
     seed: of μ, U and R.
 
   Raises:
-    ValueError: a shape that the suggestion does not fit.
+    ValueError: the suggestion does not fit the model's shape.
   """
   _check(config)
   rng = np.random.default_rng(seed)
@@ -86,17 +87,17 @@ def _check(config: model_config.ModelConfig) -> None:
   if config.head_dim > config.d_model:
     raise ValueError(
       f"model.head_dim={config.head_dim}: init='induction' needs at most"
-      f' d_model={config.d_model}, for heads start as orthonormal projections.'
+      f' d_model={config.d_model}: heads start as orthonormal projections.'
     )
   if not config.tied_embedding:
     raise ValueError(
-      "model.tied_embedding=False: init='induction' needs True, for what the"
-      ' content heads copy is read out by the embedding.'
+      "model.tied_embedding=False: init='induction' needs True, because the"
+      ' embedding reads out what the content heads copy.'
     )
 
 
 def _rotary_base(config: model_config.ModelConfig, path) -> float:
-  """The base of the layer that a parameter's path leads through."""
+  """Returns the rotary base of the layer that holds a parameter."""
   block = layers_lib.repeating_block(config.layers())
   (name,) = (key.key for key in path if key.key.startswith('layer_'))
   layer = block[int(name.removeprefix('layer_'))]
@@ -106,9 +107,10 @@ def _rotary_base(config: model_config.ModelConfig, path) -> float:
 def _previous_token(
   config: model_config.ModelConfig, base: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Head 0's query and key along μ, each [K]: their phases meet at offset 1.
+  """Returns head 0's query and key along μ, each [K].
 
-  A layer without rotary embeddings cannot tell offsets apart and gets zeros.
+  Their rotary phases meet at offset 1. A layer without rotary embeddings cannot
+  tell offsets apart and gets zeros.
   """
   half = config.head_dim // 2
   query_K, key_K = np.zeros((2, config.head_dim))
@@ -116,7 +118,7 @@ def _previous_token(
     return query_K, key_K
   pairs = np.arange(min(_FREQUENCIES, half))
   angles = base ** (-2.0 * pairs / config.head_dim)
-  # e and μ have norm 1, so a normed input's part along μ is √(D/2).
+  # e and μ have norm 1, so that the part of a normed input along μ is √(D/2).
   size = (_GAIN * config.head_dim**0.5 / (config.d_model / 2)) ** 0.5
   key_K[pairs] = size
   query_K[pairs] = size * np.cos(angles)
@@ -125,7 +127,7 @@ def _previous_token(
 
 
 def _heads(first_DK, others_DK, config: model_config.ModelConfig):
-  """Returns [D, H, K]: head 0, then the same for all others."""
+  """Returns [D, H, K]: head 0, then the same weights for each other head."""
   others = [others_DK] * (config.num_heads - 1)
   return np.stack([first_DK, *others], axis=1)
 

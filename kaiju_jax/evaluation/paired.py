@@ -1,8 +1,9 @@
-"""What a run's records amount to, and how two arms differ, seed by seed.
+"""A run's results, and how two arms of an ablation differ, seed by seed.
 
-Two arms that share a seed share their first parameters and the order of their
-data, so that the difference within a seed says more than the difference of
-the means: with d_s the difference at seed s, over n seeds,
+An arm is one variant of an experiment. Two arms with the same seed share their
+first parameters and the order of their data, so that the difference within a
+seed says more than the difference of the means. With d_s the difference at seed
+s, over n seeds,
 
     mean(d) ± t(0.975, n - 1) · sd(d) / √n
 
@@ -26,12 +27,12 @@ def measures(
   """Returns a run's results.
 
   Args:
-    records: of metrics.jsonl, in order.
-    last: steps at the run's end over which `loss` is the mean (of as many
-      values as were recorded: loop.log_every=1 records each).
+    records: those of metrics.jsonl, in order.
+    last: how many steps at the run's end `loss` is the mean over. Only
+      recorded steps count; loop.log_every=1 records each.
 
   Returns:
-    'loss', and the last value of each 'eval_…'.
+    The mean as 'loss', and the last value of each 'eval_…'.
   """
   results = {}
   losses = {r['step']: r['loss'] for r in records if 'loss' in r}
@@ -62,10 +63,11 @@ class Difference:
   """An arm minus its baseline, over the seeds that both have.
 
   Attributes:
-    mean: of the differences.
-    half_width: of the 95 % interval around it; NaN for fewer than two seeds.
+    mean: mean of the differences.
+    half_width: half the width of the 95 % interval around the mean; NaN for
+      fewer than two seeds.
     baseline: mean of the baseline over the same seeds.
-    seeds: how many.
+    seeds: number of seeds.
   """
 
   mean: float
@@ -77,7 +79,7 @@ class Difference:
 def difference(
   arm: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Difference:
-  """Returns the paired difference of {seed: value} to another arm's."""
+  """Returns the paired difference of two arms, each {seed: value}."""
   seeds = sorted(arm.keys() & baseline.keys())
   differences = [arm[seed] - baseline[seed] for seed in seeds]
   return Difference(
@@ -92,7 +94,7 @@ def half_width(values: Sequence[float]) -> float:
   """Returns half the 95 % t-interval of the mean, NaN for one value."""
   if len(values) < 2:
     return math.nan
-  # Imported here: scipy takes longer to import than all the rest.
+  # Here, because scipy takes longer to import than everything above.
   from scipy import special
 
   t = float(special.stdtrit(len(values) - 1, 0.975))

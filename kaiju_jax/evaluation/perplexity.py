@@ -1,10 +1,10 @@
-"""Bits per byte: what a language model needs for a byte of unseen text.
+"""Bits per byte: how many bits a language model needs per byte of unseen text.
 
     bits per byte = nats per token / ln 2 / (bytes per token)
 
-Bytes are those of the documents' UTF-8, so that the figure compares across
-tokenizers. The yardstick is a model that knows how often each byte occurs and
-nothing else.
+Bytes are those of the documents' UTF-8, so that models with different
+tokenizers compare. The yardstick is a model that knows how often each byte
+occurs and nothing else.
 """
 
 import math
@@ -17,8 +17,8 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
 
   Args:
     nats_per_token: mean cross-entropy of the tokens that carry loss.
-    bytes_per_token: of the same tokens: BOS, and a piece's first, which
-      carries no loss, stand for none.
+    bytes_per_token: mean bytes of the same tokens. BOS and the first token of
+      a piece carry no loss and count for no bytes.
   """
   return nats_per_token / math.log(2) / bytes_per_token
 
@@ -26,8 +26,8 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
 def unigram_bits_per_byte(training_counts, held_out_counts) -> float:
   """Returns the bits per byte of a byte-unigram model on held-out text.
 
-  Probabilities are the training text's frequencies, one added to each count so
-  that a byte unseen in training costs something finite.
+  Its probabilities are the training text's frequencies, with one added to each
+  count: a byte that training did not see then has a finite cost.
 
   Args:
     training_counts: int[256], how often each byte occurs in the training text.

@@ -15,9 +15,9 @@
     squared ReLU             hidden_act = 'relu2'
     the embedding's √D       folded into the table, which unties the head
 
-Both turn the pairs (x[i], x[i + K/2]). What is missing in a file has the
-class's default; a field that is not known here is refused, for what it changes
-is not known either. (Fields of versions 4.57 and 5.23.)
+Both rotate the pairs (x[i], x[i + K/2]). A field that is missing in a file has
+the class's default. A field that is unknown here is refused, because it may
+change the mathematics. (Fields of versions 4.57 and 5.23.)
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _SHAPE = {
   'max_length': 'max_position_embeddings',
 }
 
-# What must stand there, and does where nothing stands.
+# The only value that each of these may have; also its default.
 _FIXED = {
   'hidden_act': ('relu2', 'the feed-forward is squared ReLU'),
   'attention_bias': (False, 'projections have no bias'),
@@ -44,7 +44,7 @@ _FIXED = {
   'rope_scaling': (None, 'rotary angles are not scaled'),
 }
 
-# What changes no logit.
+# Fields that change no logit.
 _IGNORED = frozenset(
   {
     'architectures',
@@ -78,18 +78,18 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
   """Returns what config.json holds of a model.
 
   Args:
-    config: the model's; what Arcee cannot express is left out (`lost.of`).
-    bos_id: the token that opens each document. None ends one: documents are
-      trained without.
+    config: of the model; what Arcee cannot express is left out (`lost.of`).
+    bos_id: the token that opens each document. No token ends one, because
+      documents are trained without.
 
   Raises:
-    ValueError: its heads do not divide its width, as they must there.
+    ValueError: the heads do not divide the width, as they must there.
   """
   if config.d_model % config.num_heads:
     raise ValueError(
       f'model.num_heads={config.num_heads}: must divide'
-      f' model.d_model={config.d_model} in an Arcee model, whatever'
-      f' head_dim={config.head_dim} is.'
+      f' model.d_model={config.d_model} in an Arcee model, even though'
+      f' head_dim={config.head_dim} is given.'
     )
   base = lost.base_of(config)
   return {
@@ -120,9 +120,9 @@ def config_of(
 
   Args:
     fields: as JSON gives them.
-    dtype: of activations.
-    tied: whether our embedding serves as the head, which only the tensors can
-      tell (`tensors.py`).
+    dtype: dtype of activations.
+    tied: whether our embedding serves as the head; only the tensors can tell
+      (`tensors.py`).
 
   Raises:
     ValueError: names the field, its value and what would be right.
@@ -140,7 +140,7 @@ def config_of(
   for name, (wanted, why) in _FIXED.items():
     value = fields.get(name, wanted)
     if value != wanted or isinstance(value, bool) != isinstance(wanted, bool):
-      raise ValueError(f'{name}={value!r}: must be {wanted!r}, for {why}.')
+      raise ValueError(f'{name}={value!r}: must be {wanted!r}: {why}.')
   shape = {
     ours: _number(fields, theirs, int) for ours, theirs in _SHAPE.items()
   }
@@ -165,7 +165,7 @@ def config_of(
 
 
 def is_tied(fields: Mapping[str, Any]) -> bool:
-  """Returns whether the folder's head is its embedding.
+  """Returns whether the folder's head is the same table as its embedding.
 
   Raises:
     ValueError: the field is neither true nor false.
@@ -182,13 +182,13 @@ def _refuse_heads(fields, num_heads: int) -> None:
     heads = num_heads
   if heads != 1 or isinstance(heads, bool):
     raise ValueError(
-      f'num_key_value_heads={heads!r}: must be 1, for all query heads share one'
-      ' head of keys and values.'
+      f'num_key_value_heads={heads!r}: must be 1, because all query heads share'
+      ' one head of keys and values.'
     )
 
 
 def _rotary_base(fields) -> float:
-  """Returns the base that both spellings, where both are there, agree on."""
+  """Returns the rotary base; where both spellings are given, they agree."""
   rotary = fields.get('rope_parameters')
   if rotary is None:
     return _number(fields, 'rope_theta', float, 10_000.0)
@@ -197,12 +197,12 @@ def _rotary_base(fields) -> float:
     'rope_theta',
   }:
     raise ValueError(
-      f'rope_parameters={rotary!r}: must hold rope_type and rope_theta alone.'
+      f'rope_parameters={rotary!r}: must hold only rope_type and rope_theta.'
     )
   if rotary.get('rope_type', 'default') != 'default':
     raise ValueError(
       f"rope_parameters.rope_type={rotary['rope_type']!r}: must be 'default',"
-      ' for rotary angles are not scaled.'
+      ' because rotary angles are not scaled.'
     )
   base = _number(rotary, 'rope_theta', float, 10_000.0)
   other = _number(fields, 'rope_theta', float, base)

@@ -1,14 +1,13 @@
-"""Folders that `transformers` loads as `ArceeForCausalLM`, and reads from.
+"""Folders that `transformers` reads and writes as `ArceeForCausalLM`.
 
 config.json            `arcee.py`
 model.safetensors      `tensors.py`, float32
 tokenizer.json, tokenizer_config.json    `tokens.py`
-lost.json              what the model does and this folder cannot say, where
-                       the caller accepted it (`lost.py`)
+lost.json              what the model does and this folder cannot express, if
+                       the caller accepted that (`lost.py`)
 
-A folder of others may hold its weights in several files, under an index, and
-in bfloat16 or float16; ours is one file whatever its size, which every reader
-takes.
+Another tool's folder may hold its weights in several files, with an index, and
+in bfloat16 or float16. Ours has one file of any size, which every reader takes.
 """
 
 from collections.abc import Collection
@@ -50,22 +49,22 @@ def write(
   Args:
     folder: a new one.
     params: trained float32 masters, or an export's tree (`own.load`).
-    config: the model's.
+    config: of the model.
     tokenizer: path of a `tokenizer.json`, '' for bytes.
-    accepted: of `lost.NAMES`: what the folder may lose.
-    replica: the training state's, where its updates were ternary.
+    accepted: those of `lost.NAMES` that the folder may lose.
+    replica: of the training state, where its updates were ternary.
 
   Returns:
     What is lost, a sentence under each name; empty where logits are the same.
 
   Raises:
-    ValueError: something is lost that was not accepted; heads that do not
-      divide the width; no tokenizer of this model, or no replica.
+    ValueError: something is lost that was not accepted, heads do not divide the
+      width, or the tokenizer or the replica is not the model's.
     OSError: the folder exists, or cannot be written.
   """
   lost = lost_lib.of(config)
   lost_lib.refuse(lost, accepted)
-  arcee.fields(config, bos_id=0)  # Refuses before anything is written.
+  arcee.fields(config, bos_id=0)  # What it refuses, it refuses before writing.
   with folder_lib.written(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)
     named = tensors_lib.named(plain_lib.weights(params, config, replica))
@@ -82,12 +81,12 @@ def read(
 ) -> tuple[Any, model_config.ModelConfig]:
   """Returns the parameters and the config of an Arcee folder.
 
-  Its layers are all global and share nothing, nothing is int8. Activations are
-  bfloat16 where the folder's weights are, else float32.
+  All its layers are global, none share keys and values, and nothing is int8.
+  Activations are bfloat16 where the folder's weights are, otherwise float32.
 
   Raises:
     FileNotFoundError: there is no such folder, or a file of it is missing.
-    ValueError: names the field or the tensor that our model does not have, its
+    ValueError: names the field or the tensor that our model cannot take, its
       value and what would be right.
   """
   addresses.refuse(folder, f'folder {folder}')
@@ -100,7 +99,7 @@ def read(
   if not isinstance(fields, dict):
     raise ValueError(f'{folder / _CONFIG}: must hold an object.')
   try:
-    arcee.config_of(fields, 'float32', tied=False)  # Refuses before reading.
+    arcee.config_of(fields, 'float32', tied=False)  # Before weights are read.
     found, dtype = _tensors(folder)
     _tie(found, arcee.is_tied(fields))
     is_tied = tensors_lib.is_ours_tied(found)
@@ -111,7 +110,7 @@ def read(
 
 
 def _tie(found: dict[str, np.ndarray], is_tied: bool) -> None:
-  """Gives a tied folder its head, which it need not hold."""
+  """Adds the head of a tied folder, which need not hold one."""
   table = found.get(tensors_lib.EMBEDDING)
   if not is_tied or table is None:
     return
@@ -124,7 +123,7 @@ def _tie(found: dict[str, np.ndarray], is_tied: bool) -> None:
 
 
 def _tensors(folder: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-  """Returns all tensors in float32, and the dtype of activations."""
+  """Returns all tensors in float32, and the dtype for activations."""
   found, dtypes = {}, set()
   for file in _files(folder):
     try:
@@ -158,7 +157,7 @@ def _refuse_not_finite(name: str, tensor: np.ndarray) -> None:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of the weights: one, or those that an index names."""
+  """Returns the files with weights: one, or those that an index names."""
   names = [_WEIGHTS]
   if not (folder / _WEIGHTS).exists() and (folder / _INDEX).exists():
     names = _indexed(folder / _INDEX)

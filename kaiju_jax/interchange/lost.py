@@ -3,12 +3,12 @@
 That class is a plain causal transformer: pre-RMSNorm, one rotary base, every
 layer sees the whole past and makes its own keys and values, float arithmetic.
 Squared ReLU, one head of keys and values, Bungee's scalars, the embedding's √D
-and the norm's epsilon have a counterpart or fold into the weights; what is left
-over is here, under a name that an export's caller accepts or not.
+and the norm's epsilon have a counterpart there or fold into the weights. The
+rest is listed here, each loss under a name that an export's caller may accept.
 
-Not lost, for a forward pass does without: Z-Reg, Squinch, ternary updates (the
-replica's codes are the weights), remat. Rounding to bfloat16 is the reader's
-choice there as here.
+Z-Reg, Squinch, ternary updates (the replica's codes are the weights) and remat
+are not lost, because a forward pass does not need them. Rounding to bfloat16 is
+the reader's choice, there as here.
 """
 
 from collections.abc import Collection
@@ -33,7 +33,7 @@ def of(config: model_config.ModelConfig) -> dict[str, str]:
 
   Returns:
     A sentence under each of `NAMES` that is lost, in their order; empty where
-    the folder holds the model's mathematics whole.
+    the folder expresses all of the model's mathematics.
   """
   found = {
     'windows': _windows(config),
@@ -45,14 +45,14 @@ def of(config: model_config.ModelConfig) -> dict[str, str]:
 
 
 def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
-  """Refuses what is lost and not accepted.
+  """Refuses losses that were not accepted.
 
   Args:
-    lost: of `of`.
-    accepted: of `NAMES`; more than is lost does no harm.
+    lost: what `of` returned.
+    accepted: some of `NAMES`; names of things that are not lost do no harm.
 
   Raises:
-    ValueError: names each loss that is not accepted, or what is no loss's name.
+    ValueError: names each loss that was not accepted, or an unknown name.
   """
   for name in accepted:
     if name not in NAMES:
@@ -60,7 +60,7 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
   left = {name: why for name, why in lost.items() if name not in accepted}
   if left:
     raise ValueError(
-      'an Arcee model cannot express this one:\n'
+      'an Arcee model cannot express this model:\n'
       + lines(left)
       + f'\nAccept all by name ({",".join(lost)}), or write our own format'
       ' instead.'
@@ -82,7 +82,7 @@ def _windows(config) -> str:
     return ''
   return (
     f'{len(cut)} of {len(config.layers())} layers see {cut[0]} positions; in'
-    ' Arcee all see everything.'
+    ' Arcee all layers see everything.'
   )
 
 
@@ -103,7 +103,7 @@ def _rotary(config) -> str:
     return ''
   drawn = ' and '.join(f'{base:g}' if base else 'none' for base in bases)
   return (
-    f'layers turn by rotary bases {drawn}; in Arcee all by {base_of(config):g}.'
+    f'layers use rotary bases {drawn}; in Arcee all use {base_of(config):g}.'
   )
 
 
@@ -115,7 +115,7 @@ def rotary_bases(config: model_config.ModelConfig) -> list[float]:
 
 
 def base_of(config: model_config.ModelConfig) -> float:
-  """Returns the one base that is written: the global layers', if they turn."""
+  """Returns the one base that is written: the global layers', if any."""
   return next((base for base in rotary_bases(config) if base), 10_000.0)
 
 
@@ -126,16 +126,16 @@ def _quantization(config) -> dict[str, str]:
     'int8_matmul': (
       quantization.matmul == 'int8',
       'inputs of projections and feed-forward are rounded to int8; in Arcee'
-      ' only their weights are.',
+      ' only the weights are.',
     ),
     'int8_embedding': (
       quantization.embedding == 'int8',
-      "the output head's inputs are rounded to int8; in Arcee only its weights"
-      ' are.',
+      "the output head's inputs are rounded to int8; in Arcee only its"
+      ' weights are.',
     ),
     'int8_kv': (
       quantization.kv == 'int8',
-      'keys and values are rounded to int8, a scale a'
+      'keys and values are rounded to int8, with a scale per'
       f' {quantization.kv_scale}; in Arcee they are not.',
     ),
     'int8_qk': (

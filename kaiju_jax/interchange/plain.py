@@ -1,10 +1,10 @@
 """A model's weights as plain float32 matrices, layer by layer.
 
-What the forward pass multiplies by: codes times scales where it reads int8 (a
-ternary model's replica included), Bungee's exp(b) folded in, no scan's leading
-N. A layer that reads another's keys and values is given that layer's
-projections, which is the nearest that a model without sharing has (`lost.py`
-names it).
+These are the matrices that the forward pass multiplies by: codes times scales
+where it reads int8 (also from a ternary model's replica), with Bungee's exp(b)
+folded in, and without the leading N of a scan. A layer that reads another
+layer's keys and values gets that layer's projections, which is the nearest that
+a model without sharing has (`lost.py` names this loss).
 """
 
 from typing import Any
@@ -36,13 +36,13 @@ class Layer(NamedTuple):
 
 
 class Plain(NamedTuple):
-  """A model's float32 weights; the embedding without its √D.
+  """A model's float32 weights; √D is not multiplied into the embedding.
 
   Attributes:
     embedding_DV: the input table.
-    head_DV: the output table; None where it is the input's.
-    final_gain_D: of the last norm.
-    layers: from the first to the last.
+    head_DV: the output table; None where it is the input table.
+    final_gain_D: gain of the last norm.
+    layers: all layers, from the first to the last.
   """
 
   embedding_DV: np.ndarray
@@ -117,8 +117,8 @@ def _group(group) -> dict[str, np.ndarray]:
 def params(plain: Plain) -> Any:
   """Returns the parameter tree of a model whose layers are all alike.
 
-  Its layers are all global and share nothing, and none of it is int8: the
-  scan's block is one layer, and every leaf of it has a leading N.
+  All layers are global, none share keys and values, and nothing is int8. So the
+  scan's block is one layer, and each of its leaves has a leading N.
   """
   stacked = Layer(*map(np.stack, zip(*plain.layers)))._asdict()
   layer = {

@@ -1,14 +1,14 @@
-"""The embedding's √D, which a table from elsewhere holds already multiplied.
+"""The embedding's √D, which other tools' tables already contain.
 
-Ours looks up E and multiplies by √D; a tied head reads E as it is. Elsewhere
-nothing is multiplied, so that a folder holds √D·E and, beside it, E as the
-head.
+Our model looks up E and multiplies it by √D; a tied head reads E as it is.
+Other models multiply by nothing, so that a folder holds √D·E as the embedding
+and E as the head.
 
-Division does not always undo a multiplication: of the float32 numbers near W/√D
-one is taken whose product is W again. There is one for every W that was made by
-`scaled`, so that the model computes the same bits; where √D is a power of two
-it is the number that W was made of. Other tables may come back with an error of
-one part in 2^24.
+Division does not always undo a multiplication. So `unscaled` takes, among the
+float32 numbers near W/√D, one whose product is W again. There is one for every
+W that `scaled` made, so that the model computes the same bits. Where √D is a
+power of two, it is the number that W was made from. Other tables may come back
+with an error of one part in 2^24.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def scaled(embedding_DV: np.ndarray) -> np.ndarray:
 
 
 def unscaled(table_DV: np.ndarray) -> np.ndarray:
-  """Returns the float32 table whose `scaled` is `table_DV`, or nearest."""
+  """Returns the float32 table whose `scaled` is, or is next to, `table_DV`."""
   nearest = table_DV / _root(table_DV)
   found = nearest
   for direction in -np.inf, np.inf:

@@ -16,9 +16,9 @@ puts D first:
     model.norm.weight                 [D]      final_norm.gain_D
     lm_head.weight                    [V, D]   head_DVᵀ, embedding_DVᵀ if tied
 
-A folder's head is ours tied where its embedding is √D times it to the bit: so
-comes back what we exported. A folder's own tying has no √D between the two,
-and becomes two tables here.
+A folder's head counts as tied in our sense where the embedding is √D times the
+head, to the bit. So a model that we exported comes back tied. A folder that
+ties its tables itself has no √D between them, and becomes two tables here.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ _LAYER = {
   'w_out_DF': 'mlp.down_proj.weight',
 }
 
-# Those that torch holds as they are; the others are transposed.
+# These are stored as they are here; the others are stored transposed.
 _UPRIGHT = ('attention_gain_D', 'w_o_DHK', 'feedforward_gain_D', 'w_out_DF')
 
 
@@ -70,12 +70,12 @@ def plain(
   """Returns the weights of a folder's tensors, in float32.
 
   Args:
-    tensors: all that the folder holds, of any float dtype; the head too where
-      it is the embedding.
-    config: of `arcee.config_of`; says whether the head is ours tied.
+    tensors: all that the folder holds, of any float dtype, and the head also
+      where it is the embedding.
+    config: what `arcee.config_of` returned; it says whether the head is tied.
 
   Raises:
-    ValueError: names a tensor that is missing, too many or of another shape.
+    ValueError: names a tensor that is missing, unknown or of another shape.
   """
   check(tensors, config)
   tensors = {

@@ -1,16 +1,16 @@
 """A model's tokenizer as `transformers` reads it, beside the weights.
 
-tokenizer.json        of the `tokenizers` library
-tokenizer_config.json what `AutoTokenizer` adds to it
+tokenizer.json        as the `tokenizers` library writes it
+tokenizer_config.json what `AutoTokenizer` needs beside it
 
-What comes out there is what training saw: BOS, then the text's own tokens,
-special tokens spelt out in a text read as characters. So BOS is put before
-each text here, even where the given file does it in another way; nothing ends
-one, for training documents have no end.
+The exported tokenizer gives what training saw: BOS, then the text's own tokens;
+special tokens that a text spells out are read as characters. So this file puts
+BOS before each text, even where the given tokenizer does that in another way.
+No token ends a text, because training documents have no end token.
 
-Bytes have a vocabulary of 256 characters, one a byte, in the alphabet that
-byte-level tokenizers use, and merge none. Byte 0, which no text holds, is
-'<s>'.
+The byte tokenizer has a vocabulary of 256 characters, one per byte, in the
+alphabet that byte-level tokenizers use, and no merges. Byte 0, which no text
+holds, is '<s>'.
 """
 
 import pathlib
@@ -27,12 +27,12 @@ def write(folder: pathlib.Path, path: str, config) -> int:
   """Writes both files.
 
   Args:
-    folder: where.
+    folder: where the files go.
     path: of a `tokenizer.json`, '' for bytes.
-    config: the model's.
+    config: of the model.
 
   Returns:
-    The token that opens each document.
+    The id of the token that opens each document.
 
   Raises:
     FileNotFoundError, ValueError: see `data.tokenizer.load`.
@@ -81,9 +81,9 @@ def _bytes():
 
 
 def _character(byte: int) -> str:
-  """Returns a byte's printable stand-in in byte-level vocabularies.
+  """Returns the printable character for a byte in byte-level vocabularies.
 
-  Bytes that print in Latin-1 stand for themselves; the others, in order, are
+  Bytes that print in Latin-1 stand for themselves. The others get, in order,
   the characters from U+0100 on.
   """
   prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

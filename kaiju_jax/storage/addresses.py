@@ -1,7 +1,7 @@
-"""Places that have no path: gs://bucket/runs, s3://…
+"""Addresses such as gs://bucket/runs and s3://…, which are not paths.
 
-pathlib makes of gs://bucket a folder 'gs:' in this one, and whoever reads it
-finds nothing there.
+pathlib turns gs://bucket into a folder 'gs:' in the current one, where a reader
+finds nothing.
 """
 
 import os
@@ -14,15 +14,15 @@ def refuse(path: str | os.PathLike, name: str) -> None:
   """Refuses an address where a path must stand.
 
   Args:
-    path: as it was given, before pathlib has seen it.
-    name: what it is called, for the error.
+    path: as the user gave it, before pathlib has changed it.
+    name: what the error calls it.
 
   Raises:
-    ValueError: it is an address.
+    ValueError: `path` is an address.
   """
   if address := _ADDRESS.match(os.fspath(path)):
     raise ValueError(
       f'{name}: {address[0]} is an address; must be a path. Mount the bucket or'
-      ' share on every host (Filestore, NFS, gcsfuse), and name where it is'
-      ' mounted.'
+      ' share on every host (Filestore, NFS, gcsfuse), and give the path of the'
+      ' mount.'
     )

@@ -1,4 +1,4 @@
-"""Writing such that a kill or a full disk leaves the old file or the new."""
+"""Files that a kill or a full disk leaves whole: the old one or the new one."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,9 +10,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
-  """Has an OSError say what was being written, and what to do.
+  """Adds to an OSError what was being written, and what to do.
 
-  The error's number and type stay, for callers that look at them.
+  The error keeps its number and its type, because callers look at them.
   """
   try:
     yield
@@ -25,10 +25,10 @@ def writing(what: str) -> Iterator[None]:
 
 
 def make_folder(path: pathlib.Path) -> None:
-  """Makes a folder, and those above it, where it does not exist.
+  """Makes a folder and its parents where they do not exist.
 
   Raises:
-    OSError: it cannot be made; names it.
+    OSError: the folder cannot be made; names it.
   """
   try:
     path.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def write_json(path: pathlib.Path, data: Any) -> None:
-  """Replaces a file by `data` as JSON, in one step that cannot be halved."""
+  """Replaces a file by `data` as JSON, in one atomic step."""
   text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + '\n'
   temporary = path.with_name(f'.{path.name}.tmp')
   with writing(str(path)):
@@ -54,7 +54,7 @@ def read_json(path: pathlib.Path) -> Any:
   """Returns a JSON file's data.
 
   Raises:
-    ValueError: it is not JSON; names the file.
+    ValueError: the file is not JSON; names it.
   """
   try:
     return json.loads(path.read_text(encoding='utf-8'))

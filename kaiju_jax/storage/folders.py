@@ -12,29 +12,27 @@ from kaiju_jax.storage import files
 
 @contextlib.contextmanager
 def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-  """Yields a folder beside `path` that takes its name when all is in it.
+  """Yields a folder beside `path` that is renamed to it once it is complete.
 
-  Where writing fails, or is broken off, it is taken away again.
+  Where writing fails or is interrupted, the folder is removed.
 
   Raises:
-    ValueError: no name, or an address.
-    FileExistsError: there is something at `path` already.
-    OSError: it cannot be made or written to.
+    ValueError: `path` is empty, or an address.
+    FileExistsError: `path` exists.
+    OSError: the folder cannot be made or written to.
   """
   if not os.fspath(path):
-    raise ValueError("folder '': must name a new folder, as exports/tiny.")
+    raise ValueError("folder '': must name a new folder, such as exports/tiny.")
   addresses.refuse(path, f'folder {path}')
   path = pathlib.Path(os.path.abspath(path))
   if os.path.lexists(path):
-    raise FileExistsError(
-      f'{path}: is there already; must be the name of a new folder.'
-    )
+    raise FileExistsError(f'{path}: exists; must be the name of a new folder.')
   files.make_folder(path.parent)
   partial = path.with_name(f'.{path.name}.{os.getpid()}.partial')
   try:
     partial.mkdir()
     yield partial
-    # safetensors makes files that their owner alone may read.
+    # safetensors makes files that only their owner may read.
     mode = partial.stat().st_mode & 0o666
     for file in partial.iterdir():
       file.chmod(mode)

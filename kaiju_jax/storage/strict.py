@@ -1,8 +1,8 @@
-"""Dataclasses to and from plain data, with no field guessed, lost or bent.
+"""Dataclasses to and from plain data, with no field guessed, lost or converted.
 
-A run is read back from its `config.json`, a model from its export, years later
-and by other tools: a field that is unknown, missing or of another type is an
-error that names it.
+A run is read back from its `config.json`, and a model from its export, perhaps
+years later and by other tools. So a field that is unknown, missing or of
+another type is an error that names it.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def dump(config: Any) -> dict[str, Any]:
 
   Raises:
     ValueError: a field holds another type than it declares, a float is not
-      finite, or an attribute was set that is no field (a misspelt one).
+      finite, or an attribute is not a field (a misspelt one).
   """
   _refuse_attributes(config, '')
   data = dataclasses.asdict(config)
@@ -28,13 +28,13 @@ def dump(config: Any) -> dict[str, Any]:
 
 
 def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
-  """Returns the `cls` that `dump` gave `data` of.
+  """Returns the `cls` from which `dump` made `data`.
 
   Args:
     cls: a dataclass whose fields are bool, int, float, str, None, unions and
       tuples of these, or dataclasses.
-    data: one value a field.
-    within: dotted name of the place, for errors.
+    data: one value per field.
+    within: dotted name of the field that holds `cls`, for errors.
 
   Raises:
     ValueError: a field is unknown, missing or of another type.
@@ -56,9 +56,9 @@ def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
 def differences(
   ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-  """Returns {dotted field: (our value, their value)} where they differ.
+  """Returns {dotted field: (our value, their value)} for fields that differ.
 
-  An absent field's value is `ABSENT`.
+  An absent field has the value `ABSENT`.
   """
   ours, theirs = _flat(ours), _flat(theirs)
   pairs = {
@@ -97,7 +97,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
 
 
 def _is_a(hint: Any, value: Any) -> bool:
-  """Whether a value may stand in a field: a bool is no int, an int a float."""
+  """Whether a field takes a value: no bool as an int, but an int as a float."""
   if isinstance(value, bool):
     return hint is bool
   if hint is float:
@@ -118,7 +118,7 @@ def _refuse_unknown(given, names, prefix: str) -> None:
 
 
 def _refuse_attributes(config: Any, prefix: str) -> None:
-  """`config.widnow = 3` makes an attribute that no code would ever read."""
+  """Refuses attributes such as `config.widnow = 3`, which no code reads."""
   fields = [field.name for field in dataclasses.fields(config)]
   _refuse_unknown(vars(config), fields, prefix)
   for name in fields:

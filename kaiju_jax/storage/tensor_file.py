@@ -1,6 +1,6 @@
 """Named tensors and their metadata in one safetensors file.
 
-Whole or not at all: a kill or a full disk leaves the old file or the new.
+A kill or a full disk leaves the old file or the new one, whole.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def write(
   tensors: Mapping[str, np.ndarray],
   metadata: Mapping[str, str],
 ) -> None:
-  """Replaces a file; `metadata` names its format, under `format`.
+  """Replaces a file; `metadata['format']` names its format.
 
   Raises:
     OSError: the file cannot be written.
@@ -39,11 +39,11 @@ def read(
 
   Args:
     path: of the file.
-    form: what its metadata must say of its format.
+    form: what `metadata['format']` must be.
 
   Raises:
     OSError: the file is missing or cannot be read.
-    ValueError: it is no safetensors file, or one of another format.
+    ValueError: the file is not a safetensors file, or has another format.
   """
   try:
     with safetensors.safe_open(path, framework='numpy') as file:

@@ -67,9 +67,9 @@ def test_a_plain_run_goes_out_and_comes_back(tmp_path):
     ours, theirs = (tmp_path / folder / name for folder in ('in', 'out'))
     assert ours.read_bytes() == theirs.read_bytes()
   # A folder is new, and a tokenizer need not be there.
-  with pytest.raises(FileExistsError, match='out: is there already'):
+  with pytest.raises(FileExistsError, match='out: exists'):
     exchange.export(tmp_path / 'run', tmp_path / 'out')
-  with pytest.raises(FileExistsError, match='in: is there already'):
+  with pytest.raises(FileExistsError, match='in: exists'):
     exchange.read(tmp_path / 'out', tmp_path / 'in')
   said = exchange.read(tmp_path / 'out', tmp_path / 'bare', False)
   assert 'no tokenizer' in said

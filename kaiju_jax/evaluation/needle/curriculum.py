@@ -1,11 +1,12 @@
 """Training rows for the needle: a curriculum from short rows to long ones.
 
-A model that starts on long rows sees too few matches to find out that keys
-match at all. So documents grow, and the short ones are streams of repeated
-pairs in which a third of the tokens carry loss. There is a curriculum for each
-initialization, both found by trying: from that of `induction.py`, 400 steps of
-1,024 tokens are enough. From the standard one, induction must be found first,
-and what brings it about is a small pool of keys that grows.
+A model that starts on long rows sees too few matches to learn that keys match
+at all. So documents grow, and the short ones are streams of repeated pairs in
+which a third of the tokens carry loss. Each initialization has its own
+curriculum; both were found by trying. From the initialization of
+`induction.py`, 400 steps of 1,024 tokens are enough. From the standard one the
+model must find induction first, and it does so with a small pool of keys that
+grows.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,13 @@ class Stage:
   """A part of the curriculum.
 
   Attributes:
-    length: tokens a document; a row packs as many as it holds.
-    share: of the run's rows, in units of the curriculum's sum.
+    length: tokens per document; a row packs as many documents as it holds.
+    share: part of the run's rows, in units of the sum over the curriculum.
     needles: fewest and most different keys in a document.
     streams: fraction of the documents that are streams; the others are
       batches.
     filler: fraction of a stream that is filler.
-    pool: how many of the keys, and of the values, documents draw from.
+    pool: how many keys, and as many values, documents draw from.
   """
 
   length: int
@@ -39,16 +40,17 @@ class Stage:
   pool: int = len(needle.KEYS)
 
 
-# A few streams go on to the end: batches hardly ask for the nearest needles,
-# and a model of short windows, which can answer no others, forgets them.
+# A few streams go on to the end. Batches hardly ask for the nearest needles,
+# and a model with short windows, which finds no others, would forget them.
 _SUGGESTED = (
   Stage(32, 120, needles=(2, 6), streams=1.0, filler=0.0),
   Stage(64, 60, needles=(4, 12), streams=1.0, filler=0.3),
   Stage(128, 60, needles=(12, 16), streams=0.25, filler=0.3),
   Stage(256, 160, needles=(12, 16), streams=0.25, filler=0.3),
 )
-# Matching is found among a few keys within one window, and spreads to more of
-# them; then rows of four windows leave loss only where global layers can help.
+# The model finds matching among a few keys within one window, and carries it
+# over to more keys. Then documents of four windows leave loss only where global
+# layers can help.
 _FOUND = (
   Stage(16, 300, needles=(2, 4), streams=1.0, filler=0.0, pool=8),
   Stage(16, 75, needles=(2, 6), streams=1.0, filler=0.0, pool=12),
@@ -65,11 +67,11 @@ CURRICULA = {'induction': _SUGGESTED, 'standard': _FOUND}
 
 
 def document(rng: np.random.Generator, stage: Stage) -> packing.Piece:
-  """Draws one training document, weight 1 on each answer and 0 elsewhere.
+  """Draws one training document, with weight 1 on each answer and 0 elsewhere.
 
-  A *stream* is pairs drawn with replacement from a few, scattered in filler:
+  A *stream* repeats a few pairs, drawn with replacement, scattered in filler:
   every repeat of a key is a question. A *batch* is a body of needles, and then
-  each of them once more in another order.
+  each needle once more in another order.
   """
   count = int(rng.integers(stage.needles[0], stage.needles[1] + 1))
   if rng.random() < stage.streams:
@@ -89,14 +91,14 @@ def document(rng: np.random.Generator, stage: Stage) -> packing.Piece:
 
 
 def _stream(rng, stage: Stage, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Which pair stands where, in order."""
+  """Returns which pairs stand in a stream, and where each starts."""
   pairs = int((stage.length - 1) * (1 - stage.filler)) // 2
   start = 1 + needle.scatter(rng, 1, pairs, 2, stage.length - 1)[0]
   return rng.integers(count, size=pairs), start
 
 
 def _batch(rng, stage: Stage, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Which pair stands where, in order."""
+  """Returns which pairs stand in a batch, and where each starts."""
   body = stage.length - 1 - 2 * count
   start = 1 + needle.scatter(rng, 1, count, 2, body)[0]
   questions = 1 + body + 2 * np.arange(count)
@@ -109,8 +111,8 @@ def _batch(rng, stage: Stage, count: int) -> tuple[np.ndarray, np.ndarray]:
 class Rows:
   """The curriculum as a row source: short documents first, packed.
 
-  All rows are equally long, so that the whole curriculum is one compiled
-  step; which stage a row belongs to follows from its number.
+  All rows are equally long, so that the whole curriculum is one compiled step.
+  A row's number says which stage it belongs to.
   """
 
   def __init__(
@@ -120,11 +122,11 @@ class Rows:
     seed: int = 0,
     curriculum: Sequence[Stage] = CURRICULA['induction'],
   ):
-    """Takes the run's length, over which the curriculum is stretched.
+    """Stretches the curriculum over a run.
 
     Args:
       count: rows of the run.
-      length: tokens a row, at least the longest document's.
+      length: tokens per row, at least those of the longest document.
       seed: of every draw.
       curriculum: the stages, in order.
 
@@ -148,13 +150,13 @@ class Rows:
     return self._count
 
   def stage(self, index: int) -> Stage:
-    """Returns the stage of row `index`; the last one beyond the run's end."""
+    """Returns the stage of row `index`; beyond the run's end, the last one."""
     number = np.searchsorted(self._ends, index, 'right')
     return self._curriculum[min(int(number), len(self._curriculum) - 1)]
 
   def __getitem__(self, index: int) -> packing.Row:
     if index < 0:
-      raise IndexError(f'row {index}: rows are counted from 0 on.')
+      raise IndexError(f'row {index}: must be at least 0.')
     stage = self.stage(index)
     rng = np.random.default_rng((self._seed, index))
     pieces = [

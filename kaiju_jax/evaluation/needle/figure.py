@@ -1,8 +1,9 @@
 """The needle's records as one figure: heatmaps, and curves along the distance.
 
-Above, a heatmap of depth × length for each arm, with eight distractors and
-with one; a line marks how far the arm reaches. Below, accuracy along the
-distance from the query at the trained length.
+The upper part has a heatmap of depth × length for each arm, with eight
+distractors and with one; a line marks how far the arm reaches. The lower part
+shows accuracy along the distance from the query at the trained length, each
+curve with its 95 % interval as a band.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ _FAINT = '#767676'
 _MAP = colors.LinearSegmentedColormap.from_list(
   'needle', ['#a63603', '#f1a340', '#f7f3ea', '#92c5de', '#2166ac']
 )
-# Widest first: where arms agree, later lines lie inside the earlier ones.
+# The widest comes first: where arms agree, later lines lie inside it.
 _LINES = (
   ('#c4c4c4', 7.0),
   ('#56b4e9', 4.2),
@@ -32,7 +33,7 @@ _LINES = (
   ('#009e73', 1.8),
   ('#cc79a7', 1.8),
 )
-_INCH = 2.75  # Of a heatmap's width.
+_INCH = 2.75  # Width of a heatmap.
 
 
 def draw(
@@ -58,7 +59,7 @@ def page(
     records: of the arms to show.
     setting: of the comparison.
     reach: how many tokens each arm looks back; None for everything.
-    title: first words above the panels.
+    title: the first words above the panels.
   """
   arms = report.arms(records)
   distractors = sorted(needle.DISTRACTORS, reverse=True)
@@ -102,7 +103,7 @@ def page(
 
 
 def _head(axes, arm, own, setting, reach) -> None:
-  """The arm's name, its accuracy and its reach, above its heatmaps."""
+  """Writes the arm's name, accuracy and reach above its heatmaps."""
   score = report.score(
     report.on_grid(own, setting.length, max(needle.DISTRACTORS))
   )
@@ -127,7 +128,7 @@ def _distractors(count: int) -> str:
 
 
 def _heatmap(axes, own, count, setting, reach) -> None:
-  """Depth downwards, length to the right; each cell says its per cent."""
+  """Draws depth downwards and length to the right, per cent in each cell."""
   lengths = sorted({record.length for record in own})
   percent = np.full((len(needle.DEPTHS), len(lengths)), np.nan)
   for column, length in enumerate(lengths):
@@ -164,7 +165,7 @@ def _length(length: int, setting: report.Setting) -> str:
 
 
 def _mark_reach(axes, own, lengths, reach) -> None:
-  """A line between the depths within reach, below it, and those beyond."""
+  """Draws a line between the depths beyond reach and, below it, the others."""
   edges = []
   for length in lengths:
     beyond = {r.depth for r in own if r.length == length and r.distance > reach}
@@ -190,11 +191,20 @@ def _curves(axes, records, arms, count, setting) -> None:
     color, width = _LINES[number % len(_LINES)]
     own = [record for record in records if record.arm == arm]
     along = report.on_curve(own, setting.length, count)
+    if not along:
+      continue
     distances = sorted({record.distance for record in along})
-    means = [
-      100 * report.score(r for r in along if r.distance == d).mean
-      for d in distances
+    scores = [
+      report.score(r for r in along if r.distance == d) for d in distances
     ]
+    means = [100 * score.mean for score in scores]
+    low, high = (
+      [100 * bound for bound in bounds]
+      for bounds in zip(*(score.interval for score in scores))
+    )
+    axes.fill_between(
+      distances, low, high, color=color, alpha=0.15, lw=0, zorder=1
+    )
     axes.plot(
       distances,
       means,

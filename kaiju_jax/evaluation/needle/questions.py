@@ -3,18 +3,19 @@
 A needle is two tokens, `key value`, at a random place in random filler. The
 query is the key once more, as the last token; the answer is the value. The
 vocabulary is BOS, 64 keys, 64 values, and filler; chance is one value in 64.
-Keys of one row differ, and so do its values: a model that answers with some
-value of the row is right one time in two with one distractor needle, one time
-in nine with eight. Eight ask for a match by key.
+The keys of a row differ, and so do its values. A model that answers with any
+value of the row is right one time in two with one distractor (another needle),
+and one time in nine with eight distractors. So eight distractors test whether
+the model matches keys.
 
 A question's needle is placed by its *distance*, the query's index less the
 value's (1: adjacent), or by its *depth*: 0 % is right behind BOS, 100 % right
 before the question.
 
 The sources compare sliding windows with full attention on needles and give no
-task: this one and its grid are ours. What it yields from the
-induction-suggesting initialization (`induction.py`) is about reach, not about
-how induction emerges.
+task: this one and its grid are ours. From the initialization that suggests
+induction (`induction.py`) the results are about reach, not about how induction
+emerges.
 """
 
 from collections.abc import Callable
@@ -54,18 +55,18 @@ def scatter(
   Args:
     rng: numpy's generator.
     rows: how many independent draws.
-    count: things in a row.
-    size: tokens of a thing.
-    room: tokens that they may lie in.
-    wall: tokens before a boundary that nothing may lie across.
+    count: things per row.
+    size: tokens per thing.
+    room: tokens that the things may lie in.
+    wall: tokens before a boundary that no thing may lie across.
 
   Returns:
-    int64[rows, count], first token of each, ascending.
+    int64[rows, count], the first token of each thing, ascending.
 
   Raises:
     ValueError: the room is too small.
   """
-  # How many arrangements have so many things before the wall.
+  # The number of arrangements with 0, 1, … things before the wall.
   ways = [
     _ways(before, size, wall) * _ways(count - before, size, room - wall)
     for before in range(count + 1)
@@ -88,13 +89,13 @@ def scatter(
 
 
 def _ways(count: int, size: int, room: int) -> int:
-  """In how many ways things fit into a room without a wall."""
+  """Returns in how many ways things fit into a room without a wall."""
   slack = room - count * size
   return math.comb(slack + count, count) if slack >= 0 else 0
 
 
 def _arrange(rng, rows: int, count: int, size: int, room: int) -> np.ndarray:
-  """One of those ways for each row: things shrunk to one token, then grown."""
+  """Draws one of these ways per row: things shrink to one token, then grow."""
   order = rng.random((rows, room - count * (size - 1))).argsort(axis=1)
   order = np.sort(order[:, :count], axis=1)
   return order + (size - 1) * np.arange(count)[None, :]
@@ -112,7 +113,7 @@ class Questions(NamedTuple):
   """Rows that end in a question.
 
   Attributes:
-    tokens_BL: int32; all but the last token of the answer are in it.
+    tokens_BL: int32; it holds the answer without its last token.
     answers_BA: int32, what the last A positions should predict.
   """
 
@@ -121,7 +122,7 @@ class Questions(NamedTuple):
 
 
 class Task(Protocol):
-  """What the grid asks of a task; `Pairs`, and needle_text's sentences."""
+  """What the grid needs of a task: `Pairs`, and the sentences of `text.py`."""
 
   chance: float  # Accuracy of a guess.
 
@@ -143,7 +144,7 @@ class Task(Protocol):
 
 
 class Pairs:
-  """The synthetic task: two tokens a needle, one token an answer."""
+  """The synthetic task: a needle is two tokens, an answer one."""
 
   chance = CHANCE
 
@@ -151,7 +152,7 @@ class Pairs:
     return 1, length - 3
 
   def fits(self, length: int, distractors: int) -> bool:
-    # One token is lost where the needle divides the room unluckily.
+    # Where the needle leaves odd rooms on both sides, one token stays unused.
     return 2 * distractors + 1 <= length - 4
 
   def questions(

@@ -1,16 +1,17 @@
-"""The needle in natural text: a magic number, hidden in what people wrote.
+"""The needle in natural text: a magic number, hidden in ordinary prose.
 
     …haystack The magic number for London is 48213. haystack…
     The magic number for London is 48213
 
-Byte-level. A needle is one such sentence between any two bytes of real text;
-the distractors name other cities and other numbers. The question repeats the
-sentence up to the number; an answer is right where all digits are. Every city
-has six letters, so that every needle is equally long and keeps its distance:
-the index of the question's last byte less that of the needle's first digit.
+Tokens are bytes. A needle is one such sentence between any two bytes of real
+text; the distractors are sentences with other cities and other numbers. The
+question repeats the sentence up to the number. An answer is right where all its
+digits are. Every city has six letters, so that all needles are equally long.
+The distance is the index of the question's last byte less that of the needle's
+first digit.
 
-Questions are asked in held-out text. The sentence is the one common in public
-needle tests; all else is ours.
+Questions are asked in held-out text. The sentence is the one that is common in
+public needle tests; the rest is ours.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ _NAMES = (
 CITIES = tuple(_NAMES.split())
 DIGITS = 5
 CHANCE = 10.0**-DIGITS
-# Of an answer's digits, where the haystack's bytes weigh one: an answer is a
-# few bytes of a row.
+# Weight of an answer's digit in the loss, where a byte of the haystack weighs
+# one: answers are only a few bytes of a row.
 ANSWER_WEIGHT = 10.0
 
 _ASK = ' The magic number for %s is '
@@ -59,14 +60,14 @@ SIZE = ASK_SIZE + DIGITS + len(_END)
 def sentences(
   rng: np.random.Generator, rows: int, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws needles with different cities and different numbers in each row.
+  """Draws needles whose cities and numbers differ within each row.
 
   Returns:
-    int32[rows, count, SIZE] bytes, and the digits [rows, count, DIGITS], which
-    are part of them.
+    The bytes, int32[rows, count, SIZE], and the digits among them,
+    int32[rows, count, DIGITS].
   """
   cities = needle.distinct(rng, rows, count, range(len(CITIES)))
-  # The first two digits differ, and so do the numbers.
+  # The first two digits differ, so that the numbers do.
   first = needle.distinct(rng, rows, count, range(100))
   rest = rng.integers(10, size=(rows, count, DIGITS - 2))
   numbers = np.concatenate(
@@ -85,18 +86,18 @@ def place(tokens: np.ndarray, starts: np.ndarray, things: np.ndarray) -> None:
 
 
 class Haystack:
-  """Real text, cut anywhere."""
+  """Real text that may be cut anywhere."""
 
   def __init__(self, tokens: np.ndarray):
-    """Takes bytes; BOS between documents becomes a newline."""
+    """Takes bytes, and makes a newline of each BOS between documents."""
     tokens = tokens.astype(np.int32)
     tokens[tokens == tokenizer.Bytes.bos_id] = ord('\n')
     self._tokens = tokens
 
   def cut(self, rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Returns int32[rows, size], each cut from a random place.
+    """Returns int32[rows, size], each row cut at a random place.
 
-    Text shorter than `size` starts again from its beginning.
+    At its end the text starts again from its beginning.
     """
     first = rng.integers(len(self._tokens), size=(rows, 1))
     columns = (first + np.arange(size)[None]) % len(self._tokens)
@@ -104,14 +105,14 @@ class Haystack:
 
 
 def haystacks(path: str, held_out: float) -> tuple[Haystack, Haystack]:
-  """Reads text to train on, and text to ask in.
+  """Returns text to train on, and text to ask in.
 
-  The latter is the last `held_out` of all bytes, so that any folder will do,
-  however few its files; 0 takes the same text for both.
+  The text to ask in is the last `held_out` of all bytes, so that a folder with
+  a single file will do. With held_out=0 both are the same text.
 
   Args:
-    path: a file, folder or glob; '' for what this Python carries.
-    held_out: a fraction.
+    path: a file, folder or glob; '' for the text in this Python installation.
+    held_out: a fraction of the bytes.
 
   Raises:
     OSError, ValueError: see `text.load`.
@@ -126,7 +127,7 @@ def haystacks(path: str, held_out: float) -> tuple[Haystack, Haystack]:
 def fill(
   rng: np.random.Generator, haystack: Haystack, starts: np.ndarray, room: int
 ) -> np.ndarray:
-  """Returns int32[rows, room] of text, interrupted where needles will lie."""
+  """Returns int32[rows, room]: text, with gaps where needles will lie."""
   rows, count = starts.shape
   hidden = np.zeros((rows, room), bool)
   columns = starts[:, :, None] + np.arange(SIZE)[None, None]
@@ -137,7 +138,7 @@ def fill(
 
 
 class Sentences:
-  """The task that the grid asks (`needle.Task`)."""
+  """The task that the grid asks; implements `questions.Task`."""
 
   chance = CHANCE
 
@@ -148,7 +149,8 @@ class Sentences:
     return SIZE - 1, length - DIGITS - 1 - ASK_SIZE
 
   def fits(self, length: int, distractors: int) -> bool:
-    # Less than a needle is lost where the one asked for divides the room.
+    # The needle that is asked for divides the room, which can leave a gap too
+    # short for another one.
     room = self._body(length) - SIZE
     return distractors * SIZE + SIZE - 1 <= room
 
@@ -177,7 +179,7 @@ class Sentences:
     return needle.Questions(tokens_BL, digits[:, 0])
 
   def _body(self, length: int) -> int:
-    """Bytes between BOS and the question."""
+    """Returns the bytes between BOS and the question."""
     return length - 1 - ASK_SIZE - (DIGITS - 1)
 
 
@@ -186,8 +188,8 @@ class Stage:
   """A part of the curriculum: documents of one length.
 
   Attributes:
-    divisor: the row's length over the document's.
-    share: of the run's rows, in units of the curriculum's sum.
+    divisor: how many documents a row holds.
+    share: part of the run's rows, in units of the sum over the curriculum.
   """
 
   divisor: int
@@ -200,20 +202,21 @@ CURRICULUM = (Stage(4, 4), Stage(2, 2), Stage(1, 2))
 class Rows:
   """Training rows: text with needles in it, then questions on them.
 
-  A document of n bytes has up to n / (4·SIZE) needles, each asked for once at
-  the end. The haystack weighs 1 a byte, an answer's digits ANSWER_WEIGHT, and
-  the digits of a needle, which nothing predicts, 0.
+  A document of n bytes has up to n / (4·SIZE) needles, and asks for each once
+  at its end. A byte of the haystack has weight 1 in the loss, a digit of an
+  answer ANSWER_WEIGHT. A digit of a needle has weight 0, because nothing
+  predicts it.
   """
 
   def __init__(
     self, haystack: Haystack, count: int, length: int, seed: int = 0
   ):
-    """Takes the run's length, over which the curriculum is stretched.
+    """Stretches the curriculum over a run.
 
     Args:
       haystack: training text.
       count: rows of the run.
-      length: tokens a row.
+      length: tokens per row.
       seed: of every draw.
 
     Raises:
@@ -222,8 +225,8 @@ class Rows:
     shortest = 4 * SIZE * max(stage.divisor for stage in CURRICULUM)
     if length < shortest:
       raise ValueError(
-        f'data.length={length}: must be at least {shortest}, for the first'
-        ' documents of the curriculum to hold a needle and a question.'
+        f'data.length={length}: must be at least {shortest}, so that the first'
+        ' documents of the curriculum hold a needle and a question.'
       )
     self._haystack = haystack
     self._count = count
@@ -237,7 +240,7 @@ class Rows:
 
   def __getitem__(self, index: int) -> packing.Row:
     if index < 0:
-      raise IndexError(f'row {index}: rows are counted from 0 on.')
+      raise IndexError(f'row {index}: must be at least 0.')
     number = int(np.searchsorted(self._ends, index, 'right'))
     stage = CURRICULUM[min(number, len(CURRICULUM) - 1)]
     rng = np.random.default_rng((self._seed, index))
