@@ -20,6 +20,7 @@ from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
 from kaiju_jax.decoding import interrupts
 from kaiju_jax.decoding import pages
+from kaiju_jax.decoding import reference
 from kaiju_jax.decoding import weights
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
@@ -94,7 +95,11 @@ class Decoder:
     # All committed to one device: otherwise each call would compile twice, for
     # the cache as it is made and as it comes back.
     (device,) = jnp.zeros(()).devices()
-    self.params = jax.device_put(weights.ready(params, config, replica), device)
+    self.jit = reference.jit if mode == 'reference' else jax.jit
+    ready = functools.partial(weights.ready, config=config)
+    if mode == 'reference':
+      ready = self.jit(ready)  # Its clamp limits are sums, too.
+    self.params = jax.device_put(ready(params, replica=replica), device)
     self._cache: cache_lib.Cache | None = jax.device_put(
       cache_lib.make(config, pools, rows), device
     )
@@ -103,8 +108,6 @@ class Decoder:
     self._length_R = np.zeros(rows, np.int64)
     self._opened_R = np.zeros(rows, np.int64)
     self._lent: set[int] = set()
-    options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
-    self.jit = functools.partial(jax.jit, compiler_options=options)
     self._text = self._writer(functools.partial(extend.text, self.network))
     self._chunk = self._writer(functools.partial(extend.chunk, self.network))
     self._give_pages = self._writer(_GIVE_PAGES)

@@ -5,15 +5,14 @@
             caller's own: beams, trees, bidirectional spans
 
 Both are pure functions of (params, cache), one compilation for each shape
-[B, L]. A row of a call may be any row of the cache; tokens beyond a row's
+[B, L]. A row of a call may be any row of the cache. Tokens beyond a row's
 `count` are padding, which sees nothing new, is seen by nobody and is not kept.
 
-In the `reference` mode a token's hidden state has the bits of the forward pass
-over a row as long as the cache, however its text was split into calls, in
-whichever row and pages it lies and whatever else is there. This needs sums
-whose order does not depend on how many rows there are: on a CPU, without
-YNNPACK, XLA's have one (`REFERENCE_OPTIONS`, for the forward pass too), from
-eight rows on, so that calls are padded to eight tokens.
+In the reference mode a token's hidden state has the bits of the forward pass
+over a row as long as the cache. It does not matter how the row's text was split
+into calls, in which row and pages it lies, or what else the cache holds.
+`reference.jit` compiles both sides so that the shape of a call moves no bit,
+and `model/past.py` gives attention the keys in the forward pass's order.
 """
 
 from typing import Any
@@ -28,24 +27,14 @@ from kaiju_jax.model import paging
 from kaiju_jax.model import transformer
 
 MODES = ('fast', 'reference')
-# Of `jax.jit`. YNNPACK, XLA's default on a CPU, splits a row's sums by the
-# number of rows; roundings to bfloat16 are left out where they can be; and in a
-# fusion a product and a sum may become one instruction with one rounding.
-REFERENCE_OPTIONS = {
-  'xla_cpu_experimental_ynn_fusion_type': '',
-  'xla_allow_excess_precision': False,
-  'xla_disable_hlo_passes': 'fusion',
-}
-# Of one row, a product is one of a matrix and a vector, in another order.
-_ROWS = 8
 
 
 class Network(NamedTuple):
-  """What every call of a model and a cache has alike; no arrays.
+  """What all calls of one model and one cache share; no arrays.
 
   Attributes:
-    model: with `unstacked=True`.
-    pools: of the cache.
+    model: a `Transformer` with `unstacked=True`.
+    pools: those of the cache.
     reference_length: in the reference mode, the length of the forward pass
       whose bits each token has; None in the fast mode.
   """
@@ -56,7 +45,7 @@ class Network(NamedTuple):
 
 
 class Chunk(NamedTuple):
-  """Tokens of a call, with all that the cache needs to know of them.
+  """Tokens of a call, with all that the cache needs to know about them.
 
   Attributes:
     row_B: int32, the cache's row.
@@ -112,9 +101,6 @@ def text(
     count_B: int32, tokens of each row; 0 leaves it as it is. The cache must
       have room for them.
   """
-  L = tokens_BL.shape[1]
-  if network.reference_length is not None and L % _ROWS:
-    tokens_BL = jnp.pad(tokens_BL, ((0, 0), (0, -L % _ROWS)))
   visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
   hidden_BLD, made = _run(network, params, cache, row_B, tokens_BL, visibility)
   end_B = cache.length_R[row_B] + count_B
@@ -126,7 +112,7 @@ def text(
     cache, network.pools, _after(row_B, hidden_BLD), visibility, slots, made
   )
   length_R = cache.length_R.at[row_B].set(end_B)
-  return hidden_BLD[:, :L], cache._replace(length_R=length_R)
+  return hidden_BLD, cache._replace(length_R=length_R)
 
 
 def _text(length_B, count_B, tokens_BL):
@@ -159,9 +145,9 @@ def _run(network, params, cache, row_B, tokens_BL, visibility):
 def _after(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
   """Returns row_B, which a write then has only once all layers have read.
 
-  Else XLA copies each pool, to read one and write to the other. It drops
-  optimization barriers before it asks, so the dependency is one of data, on
-  what no number is: NaN and infinite.
+  Otherwise XLA copies each pool, to read one and write to the other. It drops
+  optimization barriers before it decides, so the dependency is on data: on a
+  number that is NaN and infinite at once, which none is.
   """
   x = hidden_BLD[0, 0, 0]
   return row_B + (jnp.isnan(x) & jnp.isinf(x)).astype(row_B.dtype)

@@ -36,7 +36,9 @@ def ready(
   Raises:
     ValueError: a replica that is missing or too much.
   """
-  if config.quantization.matmul == 'int8' and not deployed.is_deployed(params):
+  quantization = config.quantization
+  has_codes = 'int8' in (quantization.matmul, quantization.embedding)
+  if has_codes and not deployed.is_deployed(params):
     params = deployed.quantized(params, config, replica)
   return _with_columns(unstacked(_cast(params, config.dtype), config))
 

@@ -71,15 +71,19 @@ def quantized(
     }
   embedding = params['embedding']
   if config.quantization.embedding == 'int8':
-    embedding = jax.jit(_group)(embedding, replica.get('embedding', {}))
+    embedding = jax.jit(lambda *groups: _group(*groups, config))(
+      embedding, replica.get('embedding', {})
+    )
   return {**params, 'blocks': blocks, 'embedding': embedding}
 
 
 def _layer(layer: Any, held: Any, config: model_config.ModelConfig) -> Any:
   layer = {
     **layer,
-    'attention': _group(layer['attention'], held.get('attention', {})),
-    'feedforward': _group(layer['feedforward'], held.get('feedforward', {})),
+    **{
+      name: _group(layer[name], held.get(name, {}), config)
+      for name in ('attention', 'feedforward')
+    },
   }
   if config.quantization.clamp_hidden == 'weight_rms':
     layer['feedforward']['hidden_limit'] = clamp.weight_rms_limit(
@@ -90,7 +94,7 @@ def _layer(layer: Any, held: Any, config: model_config.ModelConfig) -> Any:
   return layer
 
 
-def _group(group: Any, held: Any) -> Any:
+def _group(group: Any, held: Any, config: model_config.ModelConfig) -> Any:
   """Quantizes one module's weights, or takes its replicas; folds Bungee in."""
   out = {}
   for name, w in group.items():
@@ -100,7 +104,15 @@ def _group(group: Any, held: Any) -> Any:
       out[name] = w
       continue
     letters = rules.letters_of(name)
-    wire = fsdp.Wire(letters, rules.CONTRACTED[name], 'float32', int8=True)
+    # The codes are made where training makes them: before the wire, or behind
+    # it from weights in the model's dtype.
+    wire = fsdp.Wire(
+      letters,
+      rules.CONTRACTED[name],
+      config.dtype,
+      int8=True,
+      weights=config.quantization.wire_weights,
+    )
     if name in held:
       weight = fsdp.follow(held[name], w, wire)
     else:

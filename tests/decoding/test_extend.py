@@ -1,4 +1,7 @@
-"""A cache changes nothing: text in calls is the text's forward pass."""
+"""Text in calls is the text's forward pass, up to the order of sums.
+
+`test_reference.py` holds the reference mode, which has the same bits.
+"""
 
 import functools
 
@@ -9,7 +12,7 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import reference
 from kaiju_jax.decoding import weights
 from kaiju_jax.model import attention
 from kaiju_jax.model import deployed
@@ -18,72 +21,69 @@ from kaiju_jax.model import transformer
 from tests.decoding import toys
 
 CONFIGS = {
-  'plain': toys.config(),
-  'bfloat16': toys.config(dtype='bfloat16', quantization=toys.int8()),
-  'int8': toys.config(quantization=toys.int8(bungee=True)),
-  'int8, a scale a channel': toys.config(
-    quantization=toys.int8(kv_scale='channel')
+  'plain': toys.config(layout='L0 L0 G2'),
+  'int8': toys.config(layout='L0 L0 G2', quantization=toys.int8(bungee=True)),
+  'int8, a scale per channel': toys.config(
+    layout='L0 G1', quantization=toys.int8(kv_scale='channel')
   ),
-  'int8, float queries': toys.config(quantization=toys.int8(qk='none')),
-  'int8, and the embedding, untied': toys.config(
-    quantization=toys.int8(embedding='int8'), tied_embedding=False
+  'int8, float queries, and the embedding, untied': toys.config(
+    layout='L0 G1',
+    quantization=toys.int8(qk='none', embedding='int8'),
+    tied_embedding=False,
   ),
 }
 
 
 @functools.cache
 def params_of(name: str):
-  return toys.params(CONFIGS[name])
-
-
-def run(decoder, rows, tokens_BL, splits) -> np.ndarray:
-  """Returns logits of the rows' text, given in calls of these lengths."""
-  logits, begin = [], 0
-  for length in splits:
-    call_BL = tokens_BL[:, begin : begin + length]
-    logits.append(decoder.logits(decoder.extend_text(rows, call_BL)))
-    begin += length
-  return np.concatenate(logits, axis=1)
-
-
-# Calls of one token, of several, longer than the window and than the ring.
-SPLITS = (1, 30, 1, 1, 1, 7, 1, 7, 15)
-
-
-@pytest.mark.parametrize('name', ['plain', 'int8', 'bfloat16'])
-def test_the_reference_mode_has_the_forward_pass_s_bits(name):
-  config = CONFIGS[name]
-  tokens_BL = toys.tokens(config, 2)
-  want = toys.forward(params_of(name), config, tokens_BL, 'reference')
-  decoder = decoder_lib.Decoder(
-    params_of(name), config, rows=4, length=64, page=8, mode='reference'
-  )
-  # Rows and pages out of order, with another text between them.
-  rows = [decoder.open() for _ in range(4)]
-  decoder.extend_text([rows[1]], tokens_BL[:1, :30][:, ::-1].copy())
-  decoder.close(rows[0])
-  decoder.close(rows[2])
-  rows = [rows[3], decoder.open()]
-  got = run(decoder, rows, tokens_BL, SPLITS)
-  np.testing.assert_array_equal(got, want)
-  # Once more in other calls.
-  for row in rows:
-    decoder.close(row)
-  rows = [decoder.open(), decoder.open()]
-  got = run(decoder, rows, tokens_BL, (30, 7, 1, 15, 1, 1, 7, 1, 1))
-  np.testing.assert_array_equal(got, want)
+  return toys.drawn(CONFIGS[name], scale=0.18)
 
 
 def test_fast_logits_are_the_forward_pass_s():
+  """Through short calls, long ones, and rows that take turns and stand idle."""
   config = CONFIGS['plain']
-  tokens_BL = toys.tokens(config, 2)
+  length = 48
+  tokens_BL = toys.tokens(config, 3, length)
   want = toys.forward(params_of('plain'), config, tokens_BL)
   decoder = decoder_lib.Decoder(
-    params_of('plain'), config, rows=2, length=64, page=8
+    params_of('plain'), config, rows=4, length=length, page=8
   )
-  rows = [decoder.open(), decoder.open()]
-  got = run(decoder, rows[::-1], tokens_BL, SPLITS)
-  np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
+  rows = [decoder.open() for _ in range(4)][::-1]
+  decoder.close(rows.pop(1))
+  at = np.zeros(3, int)
+  rng = np.random.default_rng(0)
+
+  def call(width, least=0):
+    count_B = np.minimum(rng.integers(least, width + 1, 3), length - at)
+    call_BL = rng.integers(0, config.vocab_size, (3, width))
+    for b, count in enumerate(count_B):
+      call_BL[b, :count] = tokens_BL[b, at[b] : at[b] + count]
+    got = decoder.logits(decoder.extend_text(rows, call_BL, count_B))
+    for b, count in enumerate(count_B):
+      np.testing.assert_allclose(
+        got[b, :count],
+        want[b, at[b] : at[b] + count],
+        rtol=0,
+        atol=1e-4 * np.abs(want).max(),
+      )
+    at[:] += count_B
+
+  # The window is 11 and the ring 24 slots: the long call turns it twice.
+  for _ in range(6):
+    call(1)
+  call(35, least=32)
+  while (at < length).any():
+    call(1)
+  # Rows close and open, and no shape of a call compiles again.
+  compiled = decoder._text._cache_size(), decoder._give_pages._cache_size()
+  assert compiled[0] == 2
+  for row in rows:
+    decoder.close(row)
+  rows = [decoder.open(20) for _ in range(3)]
+  at[:] = 0
+  call(1, least=1)
+  after = decoder._text._cache_size(), decoder._give_pages._cache_size()
+  assert after == compiled
 
 
 def loss(logits_BLV, tokens_BL) -> float:
@@ -100,7 +100,11 @@ def test_fast_int8_loss_is_the_forward_pass_s(name):
     params_of(name), config, rows=4, length=64, page=8
   )
   rows = [decoder.open() for _ in range(4)]
-  got = run(decoder, rows, tokens_BL, (30, 1, 1, 1, 30, 1))
+  hidden = [
+    decoder.extend_text(rows, tokens_BL[:, begin : begin + 4])
+    for begin in range(0, 64, 4)
+  ]
+  got = np.asarray(decoder.logits(jnp.concatenate(hidden, axis=1)))
   want_loss, got_loss = loss(want, tokens_BL), loss(got, tokens_BL)
   # A code that falls to the other side is a large step in a model of 32
   # dimensions: a random one's loss moves by a few thousandths.
@@ -121,9 +125,10 @@ def test_the_cache_holds_the_codes_of_training():
     params_of('int8'), config, rows=2, length=64, page=8, mode='reference'
   )
   rows = [decoder.open(), decoder.open()]
-  run(decoder, rows, tokens_BL, SPLITS)
+  for begin in range(0, 64, 4):
+    decoder.extend_text(rows, tokens_BL[:, begin : begin + 4])
   want = _made(params_of('int8'), config, tokens_BL)
-  for kind, owners in ('local', (0, 3)), ('global', (2,)):
+  for kind, owners in ('local', (0,)), ('global', (2,)):
     tables = decoder.cache.kinds[kind]
     held = np.arange(64 - 11 + 1 if kind == 'local' else 0, 64)
     for place, owner in enumerate(owners):
@@ -131,13 +136,8 @@ def test_the_cache_holds_the_codes_of_training():
         for row_of_batch, row in enumerate(rows):
           page, slot = np.divmod(held - int(tables.first_R[row]), 8)
           at = tables.table_RN[row][page], slot
-          np.testing.assert_array_equal(
-            pools[place].codes[at], made.codes[row_of_batch, held]
-          )
-          # What is looked at makes another program, to the scales' last bits.
-          np.testing.assert_allclose(
-            pools[place].scales[at], made.scales[row_of_batch, held], rtol=1e-6
-          )
+          for got, wanted in zip(pools[place][:2], made[:2]):
+            np.testing.assert_array_equal(got[at], wanted[row_of_batch, held])
 
 
 def _made(params, config, tokens_BL):
@@ -161,7 +161,7 @@ def _made(params, config, tokens_BL):
     )
     return seen['intermediates']['blocks']
 
-  jitted = jax.jit(run, compiler_options=extend.REFERENCE_OPTIONS)
+  jitted = reference.jit(run)
   blocks = jitted(weights.unstacked(params, config), tokens_BL, visibility)
   return {
     owner: blocks[f'layer_{owner}']['attention']['__call__'][0][1]
@@ -169,66 +169,26 @@ def _made(params, config, tokens_BL):
   }
 
 
-def test_an_export_decodes_as_its_checkpoint():
-  config = CONFIGS['int8']
-  tokens_BL = toys.tokens(config, 1, 24)
-  logits = []
-  exported = deployed.quantized(params_of('int8'), config)
-  for params in params_of('int8'), exported:
-    decoder = decoder_lib.Decoder(params, config, rows=1, length=64, page=8)
-    logits.append(run(decoder, [decoder.open()], tokens_BL, (20, 1, 1, 1, 1)))
-  np.testing.assert_array_equal(*logits)
-
-
-def test_padding_and_idle_rows_leave_no_trace():
-  config = CONFIGS['plain']
-  tokens_BL = toys.tokens(config, 3)
-  want = toys.forward(params_of('plain'), config, tokens_BL)
-  decoder = decoder_lib.Decoder(
-    params_of('plain'), config, rows=3, length=64, page=8
+@pytest.mark.parametrize('matmul', ['int8', 'none'])
+def test_decoding_reads_an_export_as_its_checkpoint(matmul):
+  quantization = toys.int8(matmul=matmul, embedding='int8', bungee=True)
+  config = toys.config(layout='L0', dtype='bfloat16', quantization=quantization)
+  masters = toys.drawn(config)
+  exported = deployed.quantized(masters, config)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    weights.ready(masters, config),
+    weights.ready(exported, config),
   )
-  rows = [decoder.open() for _ in range(3)]
-  at = np.zeros(3, int)
-  rng = np.random.default_rng(0)
-  while (at < 60).any():
-    count_B = np.minimum(rng.integers(0, 5, 3), 60 - at)
-    call_BL = np.full((3, 4), 60, np.int32)
-    for b, count in enumerate(count_B):
-      call_BL[b, :count] = tokens_BL[b, at[b] : at[b] + count]
-    got = decoder.logits(decoder.extend_text(rows, call_BL, count_B))
-    for b, count in enumerate(count_B):
-      np.testing.assert_allclose(
-        got[b, :count], want[b, at[b] : at[b] + count], atol=1e-4
-      )
-    at += count_B
-
-
-def test_rows_open_and_close_without_compiling():
-  config = CONFIGS['plain']
-  tokens_BL = toys.tokens(config, 2)
-  decoder = decoder_lib.Decoder(
-    params_of('plain'), config, rows=2, length=64, page=8
-  )
-
-  def once():
-    first, second = decoder.open(20), decoder.open()
-    decoder.extend_text([first, second], tokens_BL[:, :12])
-    decoder.close(first)
-    decoder.extend_text([second], tokens_BL[1:, 12:13])
-    decoder.close(second)
-
-  once()
-  jitted = decoder._text, decoder._give_pages
-  compiled = [f._cache_size() for f in jitted]
-  once()
-  assert [f._cache_size() for f in jitted] == compiled
 
 
 def test_a_step_copies_no_pool_and_no_embedding():
   """By the compiled program: nothing of their sizes is copied or transposed."""
-  config = toys.config(vocab_size=4096, quantization=toys.int8())
+  config = toys.config(
+    vocab_size=4096, layout='L0 G1', quantization=toys.int8()
+  )
   decoder = decoder_lib.Decoder(
-    toys.params(config), config, rows=8, length=64, page=16
+    toys.drawn(config), config, rows=8, length=64, page=16
   )
   arguments = (
     decoder.params,
@@ -238,13 +198,20 @@ def test_a_step_copies_no_pool_and_no_embedding():
     np.ones(8, np.int32),
   )
   compiled = decoder._text.lower(*arguments).compile()
-  large = ('s8[32,16,16]', 's8[512,16]', 'f32[4096,32]', 'f32[32,4096]')
+  large = (
+    's8[32,16,16]',
+    's8[512,16]',
+    's8[16,16,16]',
+    's8[256,16]',
+    'f32[4096,32]',
+    'f32[32,4096]',
+  )
   for line in compiled.as_text().splitlines():
     if ' copy(' in line or ' transpose(' in line:
       assert not any(shape in line for shape in large), line
 
 
-def test_extend_wants_unstacked_layers():
+def test_extend_refuses_layers_of_a_scan():
   config = CONFIGS['plain']
   model = transformer.Transformer(config)
   with pytest.raises(ValueError, match='unstacked=True'):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import reference
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
@@ -71,7 +71,7 @@ def tokens(config: model_config.ModelConfig, rows: int, length: int = LENGTH):
 
 def forward(params, config, tokens_BL, mode='fast', method=None) -> np.ndarray:
   """Returns what the whole rows' forward pass gives, compiled as `mode` is."""
-  options = extend.REFERENCE_OPTIONS if mode == 'reference' else None
+  jit = reference.jit if mode == 'reference' else jax.jit
   rows, length = tokens_BL.shape
   row = visibility_lib.causal(length)
   apply = functools.partial(
@@ -79,7 +79,7 @@ def forward(params, config, tokens_BL, mode='fast', method=None) -> np.ndarray:
   )
   # As arguments: of constants XLA computes what it can itself, by other sums.
   return np.asarray(
-    jax.jit(apply, compiler_options=options)(
+    jit(apply)(
       {'params': params}, tokens_BL, visibility_lib.concatenate([row] * rows)
     )
   )

@@ -1,0 +1,155 @@
+"""Compilation in which every row's bits are its own.
+
+The reference mode promises that text decoded in calls has the bits of one
+forward pass over the row. A sum of floats has the same bits only in the same
+order, and XLA's order depends on the shape of the whole array: a CPU's matrix
+library takes the last rows of a product by another kernel than the rows before
+them, and which rows these are differs from one processor to the next. No option
+of the compiler changes this, so `jit` takes the matrix library away:
+
+    every product of floats is made element by element and then summed over
+    the contracted dimension, which is the last one, in float32
+
+A reduction over the last dimension has one order, whatever the other dimensions
+are. Products of integers are exact in any order and stay as they are.
+
+What else moves a bit is switched off by the compiler's options:
+
+  * YNNPACK splits a reduction by the number of rows;
+  * LLVM's optimizations turn a loop over a sum into several partial sums,
+    where the shape of the loop allows it;
+  * excess precision leaves roundings to bfloat16 out where it can;
+  * a fused multiply-add rounds once where a product and a sum round twice. x86
+    without AVX2 has none. On other processors nothing is fused that it could
+    be made of, which takes three times as long to compile.
+
+Both sides of a comparison are compiled by this `jit`, the forward pass too. It
+is for comparisons: a product of floats takes many times as long.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import functools
+import math
+import platform
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+import jax.numpy as jnp
+
+OPTIONS = {
+  'xla_cpu_experimental_ynn_fusion_type': '',
+  'xla_backend_optimization_level': 0,
+  'xla_allow_excess_precision': False,
+}
+if platform.machine() in ('x86_64', 'AMD64'):
+  OPTIONS['xla_cpu_max_isa'] = 'AVX'
+else:
+  OPTIONS['xla_disable_hlo_passes'] = 'fusion'
+# Products that are held at once before they are summed: 64 MiB of float32.
+_PRODUCTS = 2**24
+
+
+def jit(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+  """`jax.jit` of `fn` with products in order; options are jit's own."""
+  return jax.jit(in_order(fn), compiler_options=OPTIONS, **options)
+
+
+def in_order(fn: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns `fn` with its products of floats summed in order; no gradients."""
+
+  @functools.wraps(fn)
+  def ordered(*args, **kwargs):
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
+    results = _run(closed, jax.tree.leaves((args, kwargs)))
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+  return ordered
+
+
+def _run(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+  """Evaluates a traced function, its products in order."""
+  consts, jaxpr = getattr(jaxpr, 'consts', ()), getattr(jaxpr, 'jaxpr', jaxpr)
+  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
+
+  def read(atom):
+    return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+  for equation in jaxpr.eqns:
+    results = _apply(equation, [read(atom) for atom in equation.invars])
+    values.update(zip(equation.outvars, results))
+  return [read(atom) for atom in jaxpr.outvars]
+
+
+# Where an equation keeps the functions that it runs. Those of a call are taken
+# in, and those of a loop or a branch replaced.
+_CALLS = {
+  'jit': 'jaxpr',
+  'closed_call': 'call_jaxpr',
+  'remat2': 'jaxpr',
+  'custom_jvp_call': 'call_jaxpr',
+  'custom_vjp_call': 'call_jaxpr',
+}
+_BODIES = {
+  'scan': ('jaxpr',),
+  'while': ('cond_jaxpr', 'body_jaxpr'),
+  'cond': ('branches',),
+}
+
+
+def _apply(equation, args: list[Any]) -> Sequence[Any]:
+  """Evaluates one equation."""
+  name, params = equation.primitive.name, dict(equation.params)
+  if name == 'dot_general' and _is_float(equation.outvars[0]):
+    return [_product(*args, params['dimension_numbers'], equation.outvars[0])]
+  if name in _CALLS:
+    return _run(params[_CALLS[name]], args)
+  for field in _BODIES.get(name, ()):
+    params[field] = _ordered(params[field])
+  results = equation.primitive.bind(*args, **params)
+  return results if equation.primitive.multiple_results else [results]
+
+
+def _ordered(jaxpr: Any) -> Any:
+  """Returns a loop's body, or the branches of a condition, in order."""
+  if isinstance(jaxpr, tuple):
+    return tuple(map(_ordered, jaxpr))
+  return jax.make_jaxpr(lambda *args: _run(jaxpr, args))(*jaxpr.in_avals)
+
+
+def _is_float(variable) -> bool:
+  return jnp.issubdtype(variable.aval.dtype, jnp.floating)
+
+
+def _product(x: jax.Array, y: jax.Array, dimensions, out) -> jax.Array:
+  """Returns `lax.dot_general` in order; `out` has its result's dtype."""
+  (x_sums, y_sums), (x_batch, y_batch) = dimensions
+  x_BIC, x_kept = _matrices(x, x_batch, x_sums)
+  y_BJC, y_kept = _matrices(y, y_batch, y_sums)
+  B, I, C = x_BIC.shape
+  J = y_BJC.shape[1]
+
+  def product(rows_BIC):
+    products_BIJC = rows_BIC[:, :, None] * y_BJC[:, None]
+    return jnp.sum(products_BIJC, axis=-1)
+
+  block = max(1, _PRODUCTS // (B * J * C))
+  if block >= I:
+    sums_BIJ = product(x_BIC)
+  else:
+    padded = jnp.pad(x_BIC, ((0, 0), (0, -I % block), (0, 0)))
+    blocks = jnp.moveaxis(padded.reshape(B, -1, block, C), 1, 0)
+    sums = jnp.moveaxis(lax.map(product, blocks), 0, 1)
+    sums_BIJ = sums.reshape(B, -1, J)[:, :I]
+  batch = tuple(x.shape[axis] for axis in x_batch)
+  return sums_BIJ.reshape(*batch, *x_kept, *y_kept).astype(out.aval.dtype)
+
+
+def _matrices(x: jax.Array, batch: Sequence[int], sums: Sequence[int]):
+  """Returns x as float32 [batch, kept, summed], and the kept dimensions."""
+  kept = [axis for axis in range(x.ndim) if axis not in (*batch, *sums)]
+  sizes = [[x.shape[axis] for axis in axes] for axes in (batch, kept, sums)]
+  x = x.astype(jnp.float32).transpose(*batch, *kept, *sums)
+  return x.reshape([math.prod(part) for part in sizes]), sizes[1]
