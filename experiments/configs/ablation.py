@@ -19,7 +19,7 @@ the suffix `_fast`, at one four times as high.
       --root=runs/ablation --seeds=2 --jobs=3 --config.loop.steps=200
 
 Device:   4 shared cores of a CPU, three runs at a time
-Minutes:  65–85 seconds a run of 200 steps, 36 runs
+Minutes:  65–85 seconds per run of 200 steps, 36 runs
 Result:   all of them train: int8 QKᵀ is 0.02 % above bf16 in training loss,
           0.12 % at the high rate, and needs none of the remedies. Z-Reg on the
           lse brings its rms from 27 to 0.75 at the high rate, at 0.5 % of

@@ -1,4 +1,4 @@
-"""What do six bits a gradient cost in loss, over eight workers?
+"""What do six bits per gradient cost in loss, over eight workers?
 
 `tiny` on eight data-parallel workers (rows of 256, one row each), its gradients
 reduced in bf16, in Squinch and, as contrasts, rounded to int4 in blocks of 32
@@ -10,7 +10,7 @@ Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
             --arms=bf16,squinch,int4,int4_flat --root=runs/gradients \\
             --config.loop.log_every=1
 Device:   4 shared cores of a CPU that had much other work
-Minutes:  6 to 13 a run, two or three at a time
+Minutes:  6 to 13 per run, two or three at a time
 Result:   training loss of the last 100 steps against bf16: Squinch −0.02 %
           (−0.10 … +0.07), int4 along D +0.00 % (−0.09 … +0.10); int4 as memory
           has it, on five seeds, +1.23 % (+0.68 … +1.78). `squinch_floor` and

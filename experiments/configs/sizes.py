@@ -7,7 +7,7 @@ text that you bring:
       --accelerator=h100_64 --multihost --workdir=/runs/13b \\
       --config.data.path=/runs/text --config.data.tokenizer=/runs/tokenizer.json
 
-    arm          rows a microbatch   slices that its rows divide over
+    arm          rows per microbatch slices that its rows divide over
     250m, 1b     64 of 4,096         h100_8
     3b           64 of 4,096         h100_8, v5p_128, v5e_256
     13b          64 of 8,192         h100_64, v5p_256, v6e_256

@@ -15,7 +15,7 @@ Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
             --arms=int8,ternary --config=experiments/configs/ternary.py \\
             --root=runs/ternary --config.loop.log_every=1
 Device:   4 shared cores of a CPU that had much other work
-Minutes:  1.5 to 2 a run
+Minutes:  1.5 to 2 per run
 Result:   ternary against int8, three seeds: training loss of the last 100 steps
           +0.01 % (−0.05 … +0.07), held-out bits per byte +0.00 % (−0.09 …
           +0.09). `ternary_fine` was not run.

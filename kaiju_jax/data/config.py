@@ -15,11 +15,11 @@ class DataConfig:
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
-    length: L, tokens a row, at least 2: the first of a row is not predicted.
-    batch: B, rows a microbatch.
+    length: L, tokens per row, at least 2: a row's first token is not predicted.
+    batch: B, rows per microbatch.
     microbatches: microbatches whose gradients make one step.
-    held_out: fraction of the documents kept for evaluation.
-    evaluated_rows: how many rows of them one evaluation reads.
+    held_out: fraction of the documents that is kept for evaluation.
+    evaluated_rows: how many rows of held-out text one evaluation reads.
   """
 
   task: str = 'text'

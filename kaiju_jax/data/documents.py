@@ -1,16 +1,16 @@
 """Reads files as documents: plain text, and trees of alternatives.
 
-A document is a name and its segments of text, each with the segment that it
+A document is a name and segments of text; each segment says which one it
 continues. A text file is one segment. A line of a .jsonl file is
 
     {"text": "…"}                                       one segment, or
     {"segments": [{"text": "…", "parent": -1}, …]}      a tree of them,
 
-where `parent` is an index into the list and -1 starts the document: a
+where `parent` is an index into the list and -1 starts the document. So a
 conversation whose turns have alternatives holds each turn once.
 
-Whether a document is held out for evaluation depends on its name alone, so
-that files added later move none of the others.
+Whether a document is held out for evaluation depends only on its name, so that
+files added later do not move the others.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,9 @@ from kaiju_jax.storage import addresses
 
 _CHUNK = 65536
 
-# Of the standard library: not what users installed beside it, nor tests (which
-# some distributions leave out), nor the codecs' near-identical tables.
+# What is read of the standard library: without packages that users installed
+# beside it, tests (which some distributions leave out) and the codecs'
+# near-identical tables.
 _LIBRARY_SUFFIXES = ('.py', '.txt', '.rst', '.md')
 _LIBRARY_WITHOUT = {
   'site-packages',
@@ -51,7 +52,7 @@ class Document(NamedTuple):
 
   Attributes:
     name: where it comes from, relative to what was read.
-    segments: their texts, in preorder.
+    segments: the segments' texts, in preorder.
     parents: for each, the index of the segment that it continues; -1 for
       those that start the document.
   """
@@ -66,14 +67,15 @@ def read(path: str, chunked: bool = False) -> Iterator[Document]:
 
   Args:
     path: '' reads the prose and code of the running Python's standard library.
-      Hidden files, and files and lines without text, are passed over.
-    chunked: cut a single text file into documents of whole lines, so that a
-      part of it can be held out: 64 Ki characters each, in a small file fewer.
+      Hidden files, and files and lines without text, are skipped.
+    chunked: whether to cut a single text file into documents of whole lines,
+      so that some can be held out: 64 Ki characters each, fewer in a small
+      file.
 
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a file or folder that cannot be read.
-    ValueError: no files, or one that is not what this module reads; names the
+    ValueError: no files, or a file that this module cannot read; names the
       file, and the line or the byte.
   """
   if not path:
@@ -91,7 +93,7 @@ def read(path: str, chunked: bool = False) -> Iterator[Document]:
 
 
 def files(path: str) -> list[tuple[str, str]]:
-  """Returns (name relative to what was named, path) of each file at `path`.
+  """Returns (name relative to `path`, path) of each file at `path`.
 
   Args:
     path: a file, folder or glob.
@@ -99,7 +101,7 @@ def files(path: str) -> list[tuple[str, str]]:
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a folder that cannot be read.
-    ValueError: an address, no files, or something that is none.
+    ValueError: an address, no files, or something that is not a file.
   """
   addresses.refuse(path, f'data.path={path!r}')
   path = os.path.expanduser(path)
@@ -183,7 +185,7 @@ def _standard_library() -> Iterator[Document]:
 
 
 def _regular(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-  """Refuses what is there and no file: reading a pipe would never end."""
+  """Refuses pipes, sockets and devices: reading a pipe would never end."""
   for _, file in found:
     if os.path.exists(file) and not os.path.isfile(file):
       raise ValueError(
@@ -209,7 +211,7 @@ def _walk(root: str, without: set[str]) -> list[tuple[str, str]]:
 
 
 def _fixed_part(pattern: str) -> str:
-  """The folder that a glob's first wildcard stands in."""
+  """Returns the folder above a glob's first wildcard."""
   fixed = pathlib.Path(pattern)
   while glob.has_magic(str(fixed)):
     fixed = fixed.parent
@@ -262,7 +264,7 @@ def _lines(text: str, name: str, file: str) -> Iterator[Document]:
 
 
 def _record(line: str, where: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-  """Segments and parents of one line, in preorder."""
+  """Returns the segments and parents of one line, in preorder."""
   try:
     record = json.loads(line)
   except json.JSONDecodeError as error:

@@ -1,9 +1,9 @@
 """Rows to batches, in an order that an interruption cannot change.
 
-A row source says everything about its rows; what is left is to cut them out
-ahead of the step, which one thread of Grain does, and to know which row is
-next. That number is the whole state: it counts rows, not batches, so that a
-run may go on from it with another batch size.
+A row source returns any row by its number. The loader batches the rows ahead
+of the step, in one thread of Grain, and knows the number of the next row. That
+number is the loader's whole state. It counts rows, not batches, so a resumed
+run may have another batch size.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class RowSource(Protocol):
     """Rows of one epoch."""
 
   def __getitem__(self, index: int) -> packing.Row:
-    """Returns row `index`; any from 0 on, epoch after epoch."""
+    """Returns row `index`, from 0 on; after one epoch comes the next."""
 
 
 class Batches(Iterator[packing.Batch]):
@@ -75,8 +75,8 @@ class Batches(Iterator[packing.Batch]):
 
   def _seek(self, row: int) -> None:
     self._row = row
-    # Not methods: an iterator that is dropped could not be freed, nor its
-    # thread ended, before the next garbage collection.
+    # Functions, not methods: a method would refer back to this object, and a
+    # dropped iterator and its thread would live until a garbage collection.
     draw = functools.partial(_draw, self._source, row, self._own, self._batch)
     stack = functools.partial(_stack, (self._microbatches, len(self._own)))
     dataset = (
@@ -94,7 +94,7 @@ class Batches(Iterator[packing.Batch]):
 def _draw(
   source: RowSource, first: int, own: Sequence[int], batch: int, number: int
 ) -> packing.Row:
-  """Returns the n-th of the own rows, of microbatches that begin at `first`."""
+  """Returns own row `number`, where the first microbatch begins at `first`."""
   microbatch, place = divmod(number, len(own))
   return source[first + microbatch * batch + own[place]]
 
@@ -115,11 +115,11 @@ def batches(
 
   Args:
     source: the rows, in order.
-    batch: B, rows a microbatch.
+    batch: B, rows per microbatch.
     microbatches: A.
     start: number of the first row.
-    own: which of each microbatch's B rows are drawn, in order, for a process
-      that needs no more; all by default. Its place is the same number.
+    own: the rows of each microbatch (0…B − 1, in order) that this process
+      reads; by default all. The loader's state does not depend on it.
   """
   own = range(batch) if own is None else own
   return Batches(source, batch, microbatches, start, own)
@@ -128,7 +128,7 @@ def batches(
 def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:
   """Yields each row of one epoch once, as batches [B, L] of one shape.
 
-  Rows of padding, whose weight is 0, fill the last batch.
+  Rows of padding fill the last batch; their weights are 0.
   """
   for first in range(0, len(source), batch):
     rows = [source[i] for i in range(first, min(first + batch, len(source)))]

@@ -1,8 +1,9 @@
 """Documents side by side in rows of a fixed length, none seeing another.
 
 A training row is (token, start, limit, coordinate, position, predecessor,
-weight, source). In a tree a token with several children has several targets,
-so that a token says which logits predict it, and not the other way round:
+weight, source). In a tree a token with several children has several targets.
+So each token names the place whose logits predict it, its predecessor, and no
+place names its target:
 
     loss = Σ weight[t]·CE(logits[predecessor[t]], tokens[t]) / Σ weight
 
@@ -15,12 +16,12 @@ so that a token says which logits predict it, and not the other way round:
     weight        0  1  1  0  1  0  0
     source        0  0  0  1  1 -1 -1
 
-From the sources: packed rows of independent and of tree-structured documents
-under one pair of visibility tensors. Our guess: linear documents are cut at a
-row's end and go on in the next row without what stood before; a tree is never
-cut, and opens a new row where it does not fit. A document's first token has no
-predecessor and no weight: the loss counts a document's own text and nothing
-else, so that it compares across tokenizers.
+From the sources: independent and tree-structured documents are packed in rows
+under one pair of visibility tensors. Our guess: a linear document is cut at a
+row's end and continues in the next row without the text before the cut; a tree
+is never cut, and opens a new row where it does not fit. A document's first
+token has no predecessor and no weight: the loss counts only a document's own
+text, so that it compares across tokenizers.
 """
 
 from collections.abc import Callable
@@ -41,9 +42,9 @@ class Piece(NamedTuple):
     tokens: int[n].
     parents: int[n] in a tree, the parent of each token (preorder, -1 for the
       first); None for a linear document.
-    weights: float[n], of each token's loss; None for ones. The first token,
-      which nothing in the row predicts, gets none in either case.
-    source: number of the document among those that rows are made of.
+    weights: float[n], of each token's loss; None for ones. The first token
+      always gets weight 0, because nothing in the row predicts it.
+    source: number of the document in its corpus.
   """
 
   tokens: Any
@@ -53,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Row(NamedTuple):
-  """One packed row of L tokens; int32[L] but for `weight`.
+  """One packed row of L tokens; fields are int32[L] unless stated.
 
   Attributes:
     tokens: 0 in padding.
@@ -62,7 +63,7 @@ class Row(NamedTuple):
     coordinate: of the token as a query.
     position: along its own document or path.
     predecessor: the place whose logits predict the token; its own place where
-      nothing does.
+      there is none.
     weight: float32, of the token's loss.
     source: number of its document; -1 in padding.
     extras: {name: array} that an objective reads beside the row, such as
@@ -97,7 +98,7 @@ class Batch(NamedTuple):
   extras: Any = None
 
   def visibility(self) -> visibility_lib.Visibility:
-    """Returns who sees whom; the keys are the rows themselves."""
+    """Returns which tokens see which; the keys are the rows themselves."""
     return visibility_lib.Visibility(
       start_BM=self.start_BL,
       limit_BM=self.limit_BL,
@@ -155,14 +156,14 @@ def row(pieces: Sequence[Piece], length: int) -> Row:
 def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):
   """Returns where each document begins in the stream that rows are cut from.
 
-  Documents follow each other, but for one that must stay whole: it skips to
-  the next multiple of `length` where the row does not hold it any more.
+  Documents follow each other. One that must stay whole and does not fit in
+  the rest of its row begins at the next multiple of `length`.
 
   Args:
     lengths: int[N], tokens of each document.
     whole: bool[N], whether it must not be cut; such a document is no longer
       than a row.
-    length: tokens a row.
+    length: tokens per row.
 
   Returns:
     int64[N + 1]; the last is where the last document ends.
@@ -185,8 +186,8 @@ def stack(rows: Sequence[Row]) -> Batch:
   """Returns rows of equal length as one batch [B, L].
 
   Raises:
-    ValueError: a range, coordinate or position outside the row. (The look
-      costs less than the rows did, and a step would be silently wrong.)
+    ValueError: a range, coordinate or position outside the row. (The check
+      is cheap, and without it a step would be silently wrong.)
   """
   *fields, extras = zip(*rows)
   batch = Batch(*map(np.stack, fields), _stack_extras(extras))

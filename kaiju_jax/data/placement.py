@@ -1,9 +1,9 @@
 """Which rows of a batch a process draws, and how they become one array.
 
-A row is a pure function of its number, and a batch is rows in order: on any
-number of processes the batches, and so the run, are those of one. Each
-process draws what its own devices read and no more: a slice of B where
-`fsdp` spans processes, all of B where a tensor group does.
+A row is a pure function of its number, and a batch is rows in order. So any
+number of processes draws the same batches as one process. Each process draws
+only the rows that its own devices read: a slice of B where `fsdp` spans
+processes, all of B where a tensor group does.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Placed(Iterator[packing.Batch]):
   """The loader's batches as arrays spread over a mesh.
 
   Args:
-    batches: yields [A, b, L], the b rows of B that `own` names.
+    batches: yields [A, b, …], the b rows of B that `own` names.
     sharding: of a batch [A, B, L].
     batch: B.
   """
@@ -53,7 +53,7 @@ class Placed(Iterator[packing.Batch]):
     return next(self._batches).map(self._placed)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what `set_state` takes: the same on all processes."""
+    """Returns what `set_state` takes; it is the same on all processes."""
     return self._batches.get_state()
 
   def set_state(self, state: dict[str, Any]) -> None:

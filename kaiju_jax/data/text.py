@@ -1,10 +1,10 @@
 """Rows of real text: a corpus in one flat array, cut anew in every epoch.
 
-In epoch e the documents follow each other in an order drawn from (seed, e),
-are cut into rows (`packing.offsets`), and the rows come in a second drawn
-order, so that a long document does not fill batch after batch. A row is found
-by bisection and cut out when it is asked for: rows[i] depends on the corpus,
-the length, the seed and i alone, and costs the same for every i.
+In epoch e the documents follow each other in an order drawn from (seed, e) and
+are cut into rows (`packing.offsets`). The rows come in a second drawn order, so
+that a long document does not fill batch after batch. A row is found by
+bisection when it is asked for: rows[i] depends only on the corpus, the length,
+the seed and i, and costs the same for every i.
 """
 
 from collections.abc import Iterable
@@ -30,11 +30,11 @@ class Corpus:
     tokens: [T], BOS before each document, in the smallest type that holds the
       vocabulary.
     begins: int64[N + 1], where each document begins; then T.
-    parents: of each token, for those documents that are trees.
+    parents: of each token, by document, for documents that are trees.
     names: of the documents.
-    byte_counts: int64[256], how often each byte of UTF-8 stands in the texts.
-    token_bytes: int32[T], how many of them each token stands for, BOS for none;
-      None where it was not asked for.
+    byte_counts: int64[256], how often each byte of UTF-8 occurs in the texts.
+    token_bytes: int32[T], how many bytes each token stands for (BOS for 0);
+      None where the corpus is not measured.
   """
 
   tokens: np.ndarray
@@ -55,7 +55,7 @@ def corpus(
   Args:
     documents: the texts.
     tokenizer: what encodes them.
-    measured: whether to count each token's bytes, which takes as long again.
+    measured: whether to count each token's bytes, which doubles the time.
   """
   dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
   tokens, token_bytes, parents, names = [], [], {}, []
@@ -83,7 +83,7 @@ def corpus(
 
 
 def check(config: data_config.DataConfig, vocab_size: int) -> None:
-  """Refuses text or a tokenizer that is not there, before any text is read.
+  """Refuses text or a tokenizer that is missing, before any text is read.
 
   Args:
     config: whose task reads text.
@@ -142,16 +142,17 @@ class Rows:
   def __init__(
     self, corpus: Corpus, length: int, seed: int = 0, shuffle: bool = True
   ):
-    """Lays out no more than it is asked for.
+    """Lays out an epoch when one of its rows is asked for.
 
     Args:
       corpus: the documents.
-      length: L, tokens a row.
+      length: L, tokens per row.
       seed: of every epoch's order.
-      shuffle: False keeps the corpus's own order, the same in every epoch.
+      shuffle: whether the order is drawn; otherwise it is the corpus's own
+        in every epoch.
 
     Raises:
-      ValueError: a tree that no row holds.
+      ValueError: a tree that is longer than a row.
     """
     self._corpus = corpus
     self._length = length
@@ -171,7 +172,7 @@ class Rows:
     self._firsts = [0]
 
   def __len__(self) -> int:
-    """Rows of the first epoch (of every one, where no document is a tree)."""
+    """Returns the rows of the first epoch; with trees, epochs may differ."""
     return len(self._epoch(0).rows)
 
   def __iter__(self) -> Iterator[packing.Row]:
@@ -184,7 +185,7 @@ class Rows:
     return packing.row(pieces, self._length)
 
   def byte_count(self, index: int) -> int:
-    """Returns the bytes that row `index`'s tokens with a loss stand for.
+    """Returns the bytes of row `index`'s tokens that carry a loss.
 
     The corpus must be measured.
     """
@@ -197,7 +198,7 @@ class Rows:
     return count
 
   def _places(self, index: int) -> list[tuple[int, int, int]]:
-    """The pieces of row `index`: (document, its first token, one past)."""
+    """Returns row `index`'s pieces: (document, first token, one past)."""
     if index < 0:
       raise IndexError(f'row {index}: rows are counted from 0 on.')
     number, place = self._locate(index)
@@ -224,11 +225,11 @@ class Rows:
     )
 
   def _locate(self, index: int) -> tuple[int, int]:
-    """The epoch that row `index` falls into, and its place there."""
+    """Returns the epoch of row `index`, and its place there."""
     if not self._corpus.parents:
       return divmod(index, len(self))
-    # Trees leave gaps that depend on the order, so that epochs differ by a
-    # row or so: their beginnings are found one after the other.
+    # Trees leave gaps that depend on the order, so epochs differ by a row or
+    # so, and each epoch's beginning follows from the one before.
     while self._firsts[-1] <= index:
       size = len(self._epoch(len(self._firsts) - 1).rows)
       self._firsts.append(self._firsts[-1] + size)

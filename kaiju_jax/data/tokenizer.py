@@ -1,9 +1,9 @@
 """Text to tokens: bytes by default, or a Hugging Face `tokenizer.json`.
 
-Every tokenizer offers the same few things: `encode`, `measure`, `decode`,
-`vocab_size`, and `bos_id`, the token that opens each document. Losses of
-different tokenizers compare per byte of UTF-8, so what a text measures is its
-bytes, never its tokens; `measure` says which token stands for how many.
+Every tokenizer has `encode`, `measure`, `decode`, `vocab_size`, and `bos_id`,
+the token that opens each document. Losses of different tokenizers compare per
+byte of UTF-8, so a text's size is counted in bytes, never in tokens; `measure`
+returns how many bytes each token stands for.
 
 Our guess: the sources name no tokenizer. Bytes need no file and no network.
 """
@@ -43,9 +43,9 @@ class Tokenizer(Protocol):
     """Returns int32 tokens, without `bos_id`."""
 
   def measure(self, text: str) -> np.ndarray:
-    """Returns int32, the bytes of `text` that each token of it stands for.
+    """Returns int32, how many bytes of `text` each of its tokens stands for.
 
-    Their sum is all of them, where there is a token.
+    They add up to all bytes of the text, unless it has no token.
     """
 
   def decode(self, tokens) -> str:
@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-  """One token a byte of UTF-8; byte 0, which no text holds, is BOS."""
+  """One token per byte of UTF-8; byte 0, which no text holds, is BOS."""
 
   vocab_size = 256
   bos_id = 0
@@ -72,8 +72,7 @@ class Bytes:
 class HuggingFace:
   """A `tokenizer.json` of the `tokenizers` library.
 
-  Text that spells a special token ('<s>') is encoded as the characters that it
-  is.
+  Text that spells a special token ('<s>') is encoded as plain characters.
   """
 
   def __init__(self, path: str):
@@ -84,7 +83,7 @@ class HuggingFace:
       ValueError: an address; not a tokenizer, or one without a token to open
         documents.
     """
-    import tokenizers  # Only those who name a file pay for it.
+    import tokenizers  # Bytes need no import that takes a second.
 
     addresses.refuse(path, f'data.tokenizer={path!r}')
     if not pathlib.Path(path).is_file():
@@ -117,9 +116,9 @@ class HuggingFace:
     return np.array(self._encoding(text).ids, np.int32)
 
   def measure(self, text: str) -> np.ndarray:
-    # A token reaches from the end of those before it to its own: spaces that
-    # belong to none are the next one's, and what follows the last the last's.
-    # Of the tokens that share a character the first has its bytes.
+    # A token reaches from the end of the token before it to its own end: it
+    # gets the spaces between the two, and the last token gets the text's rest.
+    # If several tokens share a character, the first gets its bytes.
     ends = np.array([end for _, end in self._encoding(text).offsets], np.int64)
     ends = np.maximum.accumulate(ends)
     ends[-1:] = len(text)

@@ -66,8 +66,9 @@ def check(config: TokenHeadConfig) -> None:
 class TokenHead(nn.Module):
   """hidden_BLD → logits_BLC.
 
-  A fresh head is all zeros: it gives every question a probability of ½, and
-  its loss moves no trunk until it has learned something itself.
+  A fresh head is all zeros: it answers every question with a probability of ½,
+  and its loss has no gradient in the model below it (its trunk) until the head
+  itself has learned something.
   """
 
   config: TokenHeadConfig
@@ -143,7 +144,7 @@ def load(
   Args:
     path: of a file that `save` wrote.
     names: the dimensions that the caller expects, in order; None for any.
-    d_model: of the model that the head is to read; None for any.
+    d_model: D of the model that the head will read; None for any.
 
   Raises:
     OSError: the file is missing or cannot be read.

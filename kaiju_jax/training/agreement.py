@@ -1,7 +1,7 @@
-"""Processes that do not run the same thing are told so before the first step.
+"""Refuses processes that do not run the same thing, before the first step.
 
-What they compile would differ, and they would wait for each other for ever,
-or train on something that nobody asked for.
+Otherwise the programs that they compile would differ, and they would wait for
+each other for ever, or train on something that no config describes.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def check(what: dict[str, Any]) -> None:
 def check_shared(folder: pathlib.Path) -> None:
   """Refuses a folder that is not one and the same for all processes.
 
-  Each would write its own part of a checkpoint to a disk of its own.
+  Otherwise each would write its part of a checkpoint to its own disk.
 
   Raises:
     ValueError: some processes do not see what process 0 writes there. All

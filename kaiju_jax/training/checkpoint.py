@@ -4,14 +4,16 @@
     checkpoints/20/data         the batches' get_state()
     checkpoints/20/fingerprint  sums over both (fingerprint.py)
 
-Orbax writes beside the loop into a temporary folder, and renames it when all
-is on the disk: a kill leaves a whole checkpoint or none. What it does not
-notice is damage done later; each checkpoint is held to its fingerprint when
-it is read, and where the latest fails, the one before it is taken.
+While training goes on, Orbax writes into a temporary folder and renames it when
+everything is on the disk: a kill leaves a whole checkpoint or none. Orbax does
+not notice damage that is done later. So each checkpoint is compared with its
+fingerprint when it is read, and where the latest fails, the one before it is
+taken.
 
-Several processes write one checkpoint, each what its devices own, and all
-call `save` and `restore`. A fingerprint is of the whole arrays, so that all
-agree on it; where one process alone cannot read its part, all stop.
+Several processes write one checkpoint together: each writes what its devices
+own, and all call `save` and `restore`. A fingerprint covers whole arrays, so
+that all processes agree on it. Where one process cannot read its part, all
+stop.
 """
 
 from collections.abc import Callable
@@ -43,10 +45,10 @@ _BAD_FOLDER = 'bad_checkpoints'
 
 
 class Positioned(Protocol):
-  """An iterator that can say where it is, and go there."""
+  """An iterator whose position can be saved and restored."""
 
   def get_state(self) -> dict[str, Any]:
-    """Returns its position, as JSON can hold it."""
+    """Returns its position, in a form that JSON can hold."""
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Goes to a position."""
@@ -61,11 +63,11 @@ class RestoreError(OSError):
 
 
 class _Damaged(ValueError):
-  """What was read is not what was saved: the same to all processes."""
+  """What was read is not what was saved; all processes see the same."""
 
 
 class _Unread(Exception):
-  """This process could not read its part; the others may have read theirs."""
+  """This process could not read its part; others may have read theirs."""
 
   def __init__(self, step: int, reason: str):
     super().__init__(reason)
@@ -77,7 +79,7 @@ class Checkpoints:
 
   Args:
     folder: the workdir.
-    kept: how many of the latest stay.
+    kept: how many of the latest checkpoints are kept.
     say: prints a message for the user.
   """
 
@@ -91,7 +93,9 @@ class Checkpoints:
     logging.getLogger('absl').addFilter(_is_not_told_twice)
     halves = _halves(self._folder) if processes.is_main() else []
     self._halves = [path.name.split('.')[0] for path in halves]
-    for half in halves:  # Orbax would, in a thread that may meet another's.
+    # Orbax would remove them as well, in a thread that may collide with
+    # another process's.
+    for half in halves:
       _remove(half)
     processes.barrier('halves removed')
     self._manager = _manager(
@@ -111,10 +115,10 @@ class Checkpoints:
   def restore(self, state: Any, batches: Positioned) -> tuple[Any, int]:
     """Returns the latest whole checkpoint's state and step.
 
-    Puts `batches` where they were. Without checkpoints returns the given
-    state and 0; otherwise the given arrays are deleted before the stored ones
-    are read, as a device may not hold both. Checkpoints that cannot be read
-    are moved to bad_checkpoints/, once a good one is found.
+    Puts `batches` where they were. Without checkpoints it returns the given
+    state and 0. Otherwise it deletes the given arrays before it reads the
+    stored ones, because a device may not have room for both. Checkpoints that
+    cannot be read are moved to bad_checkpoints/ once a good one is found.
 
     Raises:
       RestoreError: none can be read. None is moved.
@@ -143,9 +147,9 @@ class Checkpoints:
     return restored, step
 
   def save(self, step: int, state: Any, batches: Positioned) -> None:
-    """Starts a save; returns once the state may be donated.
+    """Starts a save; returns as soon as the state may be donated.
 
-    A step that is saved already is left as it is.
+    A step that is already saved is left as it is.
 
     Raises:
       SaveError: this save or the one before it failed.
@@ -170,12 +174,12 @@ class Checkpoints:
       raise self._failure(error) from error
 
   def check(self) -> None:
-    """Raises SaveError where a save under way has failed. Does not wait."""
+    """Raises SaveError if a save under way has failed. Does not wait."""
     if self._saving is not None and not self._manager.is_saving_in_progress():
       self.wait()
 
   def wait(self) -> None:
-    """Waits for a save under way; raises SaveError where it fails."""
+    """Waits for a save under way; raises SaveError if it fails."""
     if self._saving is None:
       return
     try:
@@ -187,7 +191,7 @@ class Checkpoints:
   def _failure(self, error: Exception) -> SaveError:
     step, self._saving = self._saving, None
     if processes.is_main():
-      for half in _halves(self._folder):  # It may be what fills the disk.
+      for half in _halves(self._folder):  # These may be filling the disk.
         _remove(half)
     self._manager.reload()
     last = self._manager.latest_step()
@@ -203,10 +207,10 @@ class Checkpoints:
     )
 
   def _left_aside(self, step: int, reason: str) -> RestoreError:
-    """What to raise for a checkpoint that this process could not read.
+    """Returns the error for a checkpoint that this process could not read.
 
-    The others wait for it within Orbax, or failed as well: nobody can go on
-    to an earlier one, but the next start can.
+    The other processes wait for this one inside Orbax, or failed as well. No
+    process can continue from an earlier checkpoint, but the next start can.
     """
     what = f'Checkpoint {step} cannot be read ({reason}).'
     earlier = [one for one in self._manager.all_steps() if one < step]
@@ -326,7 +330,7 @@ def _read(
 
 
 def _abstract(state: Any) -> Any:
-  """The pytree of shapes, dtypes and shardings that Orbax restores into."""
+  """Returns the shapes, dtypes and shardings that Orbax restores into."""
   here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
   def of(leaf):
@@ -363,7 +367,7 @@ def _sum(data: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-  """A line for people: TensorStore's messages run to several hundred words."""
+  """Returns one short line: TensorStore's messages have hundreds of words."""
   while error.__cause__ is not None:
     error = error.__cause__
   code = re.search(r"os_error_code='(\d+)'", str(error))
@@ -375,5 +379,5 @@ def _reason(error: Exception) -> str:
 
 
 def _is_not_told_twice(record: logging.LogRecord) -> bool:
-  """Orbax logs a traceback from each thread of a save; one error is raised."""
+  """Drops the tracebacks that Orbax logs from each thread of a failed save."""
   return not (record.exc_info and f'{os.sep}orbax{os.sep}' in record.pathname)

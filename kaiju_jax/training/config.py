@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class ZRegConfig:
-  """Attention Z-Reg, and its twin on the output logits.
+  """Attention Z-Reg, and the same on the output logits.
 
   Attributes:
     attention: coefficient c of the virtual term (c/2)·lse² of each query's
@@ -24,7 +24,7 @@ class ZRegConfig:
 
 @dataclasses.dataclass
 class OptimizerConfig:
-  """AdamW. Schedules count tokens, which a changing batch leaves alone.
+  """AdamW. Schedules count tokens, so that a changing batch does not move them.
 
   Attributes:
     learning_rate: peak.
@@ -37,11 +37,11 @@ class OptimizerConfig:
     b1: Adam's first decay.
     b2: Adam's second decay.
     weight_decay: decoupled, on matrices only.
-    clip: global-norm clip of the gradient, Bungee scalars left out; 0 for
+    clip: global-norm clip of the gradient, without Bungee scalars; 0 for
       none.
     bungee_rate: Bungee scalars' learning rate, in units of the others'. (With
       scales taken from the weights, 10 cost up to 8 % of the loss; fixed grids
-      may want it: see BUILD_NOTES.md.)
+      may need it.)
     skip_nonfinite: skip (and count) a step whose gradient is not finite.
     z_reg: Attention Z-Reg.
   """
@@ -62,7 +62,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass
 class LoopConfig:
-  """How long, and what is written down when.
+  """How long a run is, and when it records, evaluates and saves.
 
   Attributes:
     steps: optimizer steps of the run.
@@ -115,7 +115,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
       )
   if config.schedule == 'cosine' and config.warmup == 1:
     raise ValueError(
-      f'optimizer.warmup={config.warmup}: must be less than 1, for'
+      f'optimizer.warmup={config.warmup}: must be less than 1, because'
       " optimizer.schedule='cosine' falls over the rest of the run."
     )
   if config.schedule == 'wsd' and config.warmup + config.decay > 1:
@@ -137,7 +137,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
 
 def check_loop(config: LoopConfig) -> None:
-  """Refuses loop settings that mean nothing.
+  """Refuses loop settings out of range.
 
   Raises:
     ValueError: names the field, its value and what would be right.

@@ -1,4 +1,4 @@
-"""What a run's figures depend on beside its config: versions and devices."""
+"""What a run's results depend on beside its config: versions and devices."""
 
 import collections
 import datetime
@@ -50,10 +50,10 @@ def _version(package: str) -> str | None:
 
 
 def _revision() -> dict[str, Any]:
-  """The commit that this code is of, and whether it was modified since.
+  """Returns this code's commit, and whether it was modified since.
 
-  None where this file is not tracked: an installed package may well lie in
-  somebody else's repository.
+  Both are None where this file is not tracked: an installed package may lie in
+  another project's repository.
   """
   here = pathlib.Path(__file__).resolve()
   tracked = _git(here.parent, 'ls-files', '--error-unmatch', here.name)

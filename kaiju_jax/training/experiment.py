@@ -14,7 +14,7 @@ from kaiju_jax.training import config as training_config
 
 @dataclasses.dataclass
 class Experiment:
-  """Everything that a run's result depends on, hardware aside.
+  """Everything that a run's result depends on beside the hardware.
 
   Attributes:
     model: shape and techniques.

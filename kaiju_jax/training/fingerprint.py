@@ -2,11 +2,11 @@
 
     Σ_i bits_i · (2i + 1)  mod 2^32
 
-A flipped bit always changes the sum, for an odd factor has no zero divisor
-mod 2^32. Integer addition commutes, so that the sum does not depend on the
-sharding, and XLA makes it in one pass without a copy. It is here because
-checkpoints are compressed without a checksum: a flipped bit on disk is
-restored without a word (tried with orbax-checkpoint 0.12.8).
+A flipped bit always changes the sum, because an odd factor is invertible mod
+2^32. Integer addition commutes, so the sum does not depend on the sharding,
+and XLA computes it in one pass without a copy. Checkpoints need it because
+they are compressed without a checksum: a flipped bit on disk is restored
+without an error (tried with orbax-checkpoint 0.12.8).
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def _sum(leaf: jax.Array) -> jax.Array:
 
 
 def _bits(leaf: jax.Array) -> jax.Array:
-  """The array's bits as uint32, with an axis of 2 more for 64-bit types."""
+  """Returns the bits as uint32; 64-bit types get one more axis, of size 2."""
   if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
     leaf = jax.random.key_data(leaf)
   if leaf.dtype == jnp.bool_:

@@ -10,7 +10,7 @@ _GROUP = 8
 def check(
   experiment: experiment_lib.Experiment, mesh: sharding_config.MeshConfig
 ) -> None:
-  """Refuses a model or rows that a mesh cannot split evenly.
+  """Refuses a model or rows that a mesh cannot split into equal parts.
 
   Raises:
     ValueError: names the field, the axis and both values.

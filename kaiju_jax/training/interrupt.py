@@ -16,12 +16,12 @@ _WAITER = futures.ThreadPoolExecutor(1, 'step_waiter')
 
 
 class Interrupt:
-  """While entered, a first SIGINT or SIGTERM sets `requested`.
+  """While entered, the first SIGINT or SIGTERM sets `requested`.
 
-  It also puts the former handlers back, so that a second signal does what it
-  always did: KeyboardInterrupt for Ctrl-C, the end of the process for
-  SIGTERM. Signals that are ignored (`nohup`) stay ignored. Outside the main
-  thread, where Python cannot handle signals, it does nothing.
+  The first signal also restores the former handlers, so that a second one
+  does what it always did: KeyboardInterrupt for Ctrl-C, the end of the process
+  for SIGTERM. Signals that are ignored (`nohup`) stay ignored. Outside the main
+  thread, where Python cannot handle signals, this class does nothing.
   """
 
   def __init__(self):
@@ -51,9 +51,9 @@ class Interrupt:
 
 
 def wait(arrays: Any) -> None:
-  """Waits for arrays like `jax.block_until_ready`, but hears signals.
+  """Waits for arrays as `jax.block_until_ready` does, but lets signals in.
 
   Python runs no handler while its main thread waits inside XLA, and two
-  signals in one long step would be taken for one: another thread waits there.
+  signals in one long step would count as one. So another thread waits there.
   """
   _WAITER.submit(jax.block_until_ready, arrays).result()

@@ -1,8 +1,8 @@
 """Follows the steps of a run: records, events, and the progress line.
 
-A step is dispatched, not awaited: its values are fetched once the next step
-has been handed to the device, which therefore never waits for the host, and
-the host is never more than one step ahead.
+A step is dispatched, not awaited. Its values are fetched once the next step has
+been dispatched, so that the device never waits for the host and the host is
+never more than one step ahead.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ from kaiju_jax.training import token_count
 
 
 class Journal:
-  """Writes down what the steps after `last_step` give.
+  """Records the values of the steps after `last_step`.
 
-  Opening cuts metrics.jsonl back to `last_step`. Where `folder` is None, as
-  for all processes but one, it follows the steps and writes nothing.
+  Opening cuts metrics.jsonl back to `last_step`. With `folder=None`, as in all
+  processes but one, it follows the steps and writes nothing.
   """
 
   def __init__(
@@ -53,7 +53,7 @@ class Journal:
     return self
 
   def __exit__(self, kind, *_) -> None:
-    # After an error, one more (the disk is full still) would only hide it.
+    # A second error (the disk is still full) would only hide the first.
     with contextlib.suppress(*([OSError] if kind else [])):
       for book in self._books:
         book.close()

@@ -1,13 +1,13 @@
 """The training loop: restore, step, evaluate, save, in that order.
 
-The same command again resumes, whatever ended the run before: it goes on from
-the last checkpoint bit for bit as if nothing had happened, the data's order
-and the records in metrics.jsonl included. At most the work since that
+The same command again resumes, however the run ended: it continues from the
+last checkpoint as if nothing had happened, bit for bit, with the same order of
+the data and the same records in metrics.jsonl. At most the work since that
 checkpoint is lost.
 
 Where several processes train, each runs this loop on its own rows. The first
-holds the workdir and writes the records, all save and restore, and a Ctrl-C
-or SIGTERM at any of them stops all after the same step.
+one locks the workdir and writes the records. All of them save and restore. A
+Ctrl-C or SIGTERM at any of them stops all after the same step.
 """
 
 from collections.abc import Callable
@@ -49,8 +49,8 @@ def train(
       scalar), as before the first step. Its arrays are given away.
     step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
       donated state.
-    batches: also has get_state() and set_state() (JSON-able), which count
-      the batches taken.
+    batches: an iterator that also has get_state() and set_state(), whose
+      state JSON can hold and which counts the batches taken.
     evaluate: state -> {name: value}; recorded under 'eval_' names.
     until: step after which to save and stop, as after Ctrl-C.
 

@@ -1,13 +1,13 @@
-"""metrics.jsonl: what a run measured, one record a line.
+"""metrics.jsonl: what a run measured, one record per line.
 
     {"step": 20, "tokens": 81920, "loss": 2.25, …, "tokens_per_second": 51e3}
 
-`loss` and its like are values of that one step, not means over an interval,
-so that a resumed run writes the same records as an uninterrupted one;
-`tokens_per_second` alone is a measurement of time. Evaluations are records of
-their own at the same step, their names prefixed 'eval_'. JSON has no NaN:
+`loss` and the other metrics are values of that one step, not means over an
+interval, so that a resumed run writes the same records as an uninterrupted one;
+only `tokens_per_second` is a measurement of time. Evaluations are records of
+their own at the same step, and their names begin with 'eval_'. JSON has no NaN:
 values that are not finite are the strings "NaN", "Infinity" and "-Infinity",
-which Python's and JavaScript's number parsers take back (`read` does).
+which Python's and JavaScript's number parsers read (and so does `read`).
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class Records:
   """Appends records to a workdir's metrics.jsonl, each in one write.
 
   Opening cuts the file back to `last_step`: the records after it belong to
-  work that was lost, and the line that a kill cut in half with them. It is a
-  truncation, so that a kill or a full disk cannot disturb it.
+  work that was lost, as does a line that a kill cut in half. The cut is a
+  truncation, which neither a kill nor a full disk can leave half done.
   """
 
   def __init__(self, folder: pathlib.Path, last_step: int):
@@ -64,7 +64,7 @@ class Records:
         raise
 
   def sync(self) -> None:
-    """Waits until the records are on the disk, not only with the kernel."""
+    """Waits until the records are on the disk, not only in the kernel."""
     with files.writing(str(self._path)):
       os.fsync(self._file)
 
@@ -76,8 +76,10 @@ class Records:
 def read(folder: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns a workdir's records, numbers throughout.
 
-  A last line that is still being written is left out. Raises ValueError where
-  another line is not a record.
+  A last line that is still being written is left out.
+
+  Raises:
+    ValueError: another line is not a record.
   """
   path = pathlib.Path(folder) / FILE
   records = []
@@ -102,7 +104,7 @@ def _end_of(path: pathlib.Path, last_step: int) -> int:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-  """Returns a line's record, None where the line is not a whole one."""
+  """Returns a line's record; None where the line is not a whole record."""
   if not line.endswith(b'\n'):
     return None
   try:

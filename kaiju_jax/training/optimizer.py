@@ -1,11 +1,11 @@
 """AdamW in one optax chain, schedules over tokens, and Z-Reg's coefficient.
 
-Bungee scalars have a rate of their own, no decay, and stand outside the
-global-norm clip (our guess: one scalar's gradient is a whole matrix's, and
-would spend the norm for all).
+Bungee scalars have a rate of their own, no decay, and are left out of the
+global-norm clip (our guess: one scalar's gradient is the sum over a whole
+matrix, and would dominate the norm).
 
-The learning rate is an argument of the update, not state of the chain: the
-step knows how many tokens it has seen.
+The learning rate is an argument of the update, not state of the chain, because
+the step knows how many tokens the run has seen.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,18 @@ from kaiju_jax.training import config as training_config
 
 Schedule = Callable[[jax.Array], jax.Array]
 
-# A running KV limit moves by this fraction of itself a step. (Our guess.)
+# A running KV limit moves by this fraction of itself per step. (Our guess.)
 _LIMIT_RATE = 0.01
 
 
 def shape_of_rate(
   config: training_config.OptimizerConfig, total_tokens: int
 ) -> Schedule:
-  """Returns tokens → the learning rate as a fraction of its peak."""
+  """Returns tokens → the learning rate as a fraction of its peak.
+
+  The tokens are those before a step, in float32: with a warm-up the first
+  step's rate is 0.
+  """
   tokens = float(total_tokens)
   warmup = config.warmup * tokens
   if config.schedule == 'cosine':
@@ -71,8 +75,8 @@ def scale_by_argument(factor: float) -> optax.GradientTransformationExtraArgs:
 def follow_sign(rate: float) -> optax.GradientTransformation:
   """Moves a positive parameter by `rate` of itself against the sign.
 
-  For running limits (`qat.quantize_kv`), whose virtual gradient says on which
-  side of the limit the largest value was; its size means nothing.
+  For running limits (`qat.quantize_kv`): the sign of their virtual gradient
+  says on which side of the limit the largest value was; its size means nothing.
   """
 
   def update(updates, state, params):
@@ -84,12 +88,12 @@ def follow_sign(rate: float) -> optax.GradientTransformation:
 
 
 def names(params: Any) -> Any:
-  """Returns the tree of each parameter's own name, as 'w_in_DF'."""
+  """Returns the tree of each parameter's own name, such as 'w_in_DF'."""
   return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key, params)
 
 
 def is_matrix(name: str) -> bool:
-  """Whether weight decay applies: two letters or more, a leading N aside."""
+  """Whether weight decay applies: two letters or more, without a scan's N."""
   return not _is_bungee(name) and len(rules.letters_of(name)) > 1
 
 
@@ -104,7 +108,7 @@ def _kind(name: str) -> str:
 
 
 def without_limits(gradient: Any) -> Any:
-  """Returns a gradient with zeros for running limits, whose own is virtual."""
+  """Returns a gradient with zeros for running limits: theirs is virtual."""
   return jax.tree.map(
     lambda g, name: jnp.zeros_like(g) if _kind(name) == 'limit' else g,
     gradient,

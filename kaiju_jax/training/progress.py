@@ -10,9 +10,9 @@ import rich.progress
 class Progress:
   """A line with loss, tokens/s and time left, on stderr.
 
-  On a terminal it stays in place and messages go above it; where there is
-  none, each update prints a line of its own. `quiet` shows nothing, for one
-  of many processes.
+  On a terminal it stays in place and messages go above it; elsewhere each
+  update prints a line of its own. `quiet` shows nothing; it is for all but one
+  of several processes.
   """
 
   def __init__(
@@ -47,7 +47,7 @@ class Progress:
     rate: float | None,
     left: float | None,
   ) -> None:
-    """Shows a step's loss, tokens a second, and seconds left."""
+    """Shows a step's loss, tokens per second, and seconds left."""
     texts = {
       'loss': '' if loss is None else f'loss {loss:.4f}',
       'rate': '' if rate is None else f'{_short(rate)} tokens/s',

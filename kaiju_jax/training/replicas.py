@@ -1,12 +1,13 @@
 """Ternary updates as a mode of the trainer: `wire_weights='ternary'`.
 
-The state then holds int8 replicas beside the f32 masters. A step reads the
-replicas, moves the masters, and brings the replicas one code nearer:
+The state then holds int8 replicas beside the f32 masters (the weights that the
+optimizer updates). A step reads the replicas, moves the masters, and brings
+the replicas at most one code nearer to them:
 
     variables {'params': masters, 'replica': codes and scales}
       → loss and gradient (`fsdp.follow`: nothing is gathered)
       → AdamW on the masters
-      → `ternary.update`: 1.6 bits a weight
+      → `ternary.update`: 1.6 bits per weight
 
 In all other modes there is no plan and no replica: both are None.
 """
@@ -33,7 +34,7 @@ def plan_of(
   """Returns which of `params` (or their shapes) are ternary, and how.
 
   Raises:
-    ValueError: see `least_scale`; or no weight is int8.
+    ValueError: no weight is int8, or as `least_scale`.
   """
   quantization = experiment.model.quantization
   if quantization.wire_weights != 'ternary':
@@ -107,10 +108,10 @@ def update(
 
   Args:
     plan: of these parameters.
-    state: of the step before; donated.
-    params: after the optimizer.
+    state: replicas before the step; donated.
+    params: masters after the optimizer.
     step: int32, this step's number, 1 for the first.
-    mesh: that all of it is stored over.
+    mesh: that masters and replicas are stored over.
   """
   replicas = ternary_plan.specs(plan, params)
 

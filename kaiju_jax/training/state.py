@@ -1,4 +1,4 @@
-"""What a training step carries on, and how it starts."""
+"""What a training step carries on: the state, its start and its storage."""
 
 from typing import Any
 from typing import ClassVar
@@ -24,7 +24,7 @@ from kaiju_jax.wire import ternary_plan
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that a checkpoint must hold, the data's place aside.
+  """Everything that a checkpoint must hold beside the data's place.
 
   Attributes:
     step: int32, optimizer steps taken.
@@ -39,17 +39,18 @@ class TrainState:
   params: Any
   opt_state: optax.OptState
 
-  # No field: checkpoints of all other modes hold no trace of it.
+  # Not a field: checkpoints of all other modes hold no trace of it.
   replica: ClassVar[ternary.State | None] = None
 
 
 @flax.struct.dataclass
 class TernaryState(TrainState):
-  """The same where updates are ternary.
+  """The state where updates are ternary.
 
   Attributes:
-    replica: int8 weights that every device holds. They follow the masters and
-      are not made from them: a run goes on bit for bit only with both.
+    replica: int8 weights that every device holds. They follow the masters step
+      by step and cannot be computed from them: to resume bit for bit, a run
+      needs both.
   """
 
   replica: ternary.State
@@ -208,7 +209,7 @@ def before(
 def shardings(state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
   """Returns where a state (or its shapes) is stored.
 
-  Masters and moments with their owners, replicas whole along D.
+  Masters and moments lie with their owners, replicas whole along D.
   """
   if state.replica is None:
     return rules.shardings(state, mesh)

@@ -182,9 +182,10 @@ def make(
 
 
 def _or_one(weight: jax.Array) -> jax.Array:
-  """Returns what to divide by: a step may hold nothing that carries loss.
+  """Returns what to divide by: the weight, or 1 where it is 0.
 
-  Such as rows of one-token remainders: their gradient is zero, not NaN.
+  A step may hold no token that carries loss, such as rows of one-token
+  remainders: then its gradient is zero, not NaN.
   """
   return jnp.where(weight > 0, weight, 1.0)
 
@@ -255,7 +256,7 @@ def abstract(
 ) -> tuple[state_lib.TrainState, packing.Batch]:
   """Returns the shapes of the step's state and batch, with their shardings.
 
-  Enough to compile the step for devices that are not here.
+  They suffice to compile the step for devices that are absent.
   """
   objective = objective or state_lib.objective_of(experiment)
   state = state_lib.abstract(experiment, mesh, objective)

@@ -1,7 +1,7 @@
 """The records of metrics.jsonl once more, as TensorBoard events.
 
-Written here and not by tensorboardX's SummaryWriter: its thread dies of a
-full disk without a word, and the queue before it then blocks for ever.
+tensorboardX's SummaryWriter is not used: on a full disk its thread ends
+without an error, and its queue then blocks for ever.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_FLUSHES = 10.0
 class Events:
   """Writes scalars to a new event file in the workdir's tensorboard/.
 
-  TensorBoard is told to forget what earlier files hold after `last_step`.
+  The file tells TensorBoard to drop what earlier files hold after `last_step`.
   """
 
   def __init__(self, folder: pathlib.Path, last_step: int):

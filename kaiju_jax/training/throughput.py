@@ -1,4 +1,4 @@
-"""Tokens a second in the steady state."""
+"""Tokens per second in the steady state."""
 
 from collections.abc import Callable
 from collections.abc import Iterator

@@ -3,14 +3,15 @@
 config.json        the Experiment; another one is refused
 environment.json   versions, devices and date of the latest start, and of
                    the `earlier` ones
-metrics.jsonl      one record a line (metrics.py)
+metrics.jsonl      one record per line (metrics.py)
 tensorboard/       the same as events
 checkpoints/       state and data position (checkpoint.py)
 bad_checkpoints/   what could not be read, moved aside
 lock               held by the process that trains here
 
-A folder of a file system, mounted where need be: records are appended, folders
-renamed and a file locked, which an object store's gs:// or s3:// cannot do.
+A workdir is a folder of a file system (mounted, if need be): records are
+appended, folders renamed and a file locked, and an object store's gs:// or
+s3:// can do none of these.
 """
 
 from collections.abc import Iterator
@@ -51,10 +52,10 @@ def reserved(
 ) -> Iterator[pathlib.Path]:
   """Keeps a workdir that need not exist yet for this process.
 
-  For the minutes in which data is read and parameters are made: what the
-  folder would refuse then, it refuses at once. Nothing says yet whose it is;
-  a folder that was made here and never got a `config.json` is taken away
-  again.
+  It covers the minutes in which data is read and parameters are made, so that
+  an unusable folder is refused before them. The folder does not name its
+  experiment yet; one that was made here and never got a `config.json` is
+  removed again.
 
   Raises:
     ValueError: see `check`.
@@ -112,7 +113,7 @@ def check(
 
 
 def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
-  """Returns the experiment that a workdir holds a run of.
+  """Returns the experiment whose run a workdir holds.
 
   Raises:
     FileNotFoundError: there is no `config.json`.
@@ -141,7 +142,7 @@ def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:
 
 
 def note_start(path: pathlib.Path) -> None:
-  """Writes where and with what the run starts, or goes on, now."""
+  """Writes on what devices and with what versions the run starts or resumes."""
   # Imported here, so that `check` and `load_experiment` need no jax.
   from kaiju_jax.training import environment
 
@@ -155,7 +156,7 @@ def note_start(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path) -> Iterator[None]:
-  """Holds a record lock, which the kernel frees however the process ends."""
+  """Holds a record lock, which the kernel frees when the process ends."""
   with _lock_file(path) as file:
     try:
       fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +185,7 @@ def _lock_file(path: pathlib.Path):
 
 
 def _refuse_leftovers(path: pathlib.Path) -> None:
-  """Checkpoints of an unknown experiment must not be taken for this one's."""
+  """Refuses checkpoints whose experiment is unknown."""
   for name in (CHECKPOINTS, 'metrics.jsonl'):
     if (path / name).exists():
       raise ValueError(
