@@ -9,6 +9,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import metrics
@@ -51,6 +52,7 @@ def _halves(folder):
   return list((folder / 'checkpoints').glob('*.orbax-checkpoint-tmp'))
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path):
   draw = random.Random(0)
   folder = tmp_path / 'killed'

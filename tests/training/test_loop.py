@@ -88,8 +88,15 @@ def test_records_hold_the_values_of_their_own_step(tmp_path):
     }
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize('at', [1, 4, 5, 7])
+@pytest.mark.parametrize(
+  ('at', 'number'),
+  [
+    (1, signal.SIGTERM),
+    (4, signal.SIGTERM),  # A checkpoint is due.
+    (5, signal.SIGINT),  # An evaluation is due.
+    (7, signal.SIGTERM),
+  ],
+)
 def test_a_signal_saves_and_the_same_command_goes_on(
   tmp_path, capfd, at, number
 ):
