@@ -43,7 +43,7 @@ _TASK = flags.DEFINE_enum(
   'task',
   'needle',
   ['needle', 'needle_text'],
-  'Synthetic, or sentences hidden in natural text.',
+  'Synthetic pairs, or sentences hidden in natural text.',
 )
 _ARMS = flags.DEFINE_list(
   'arms', None, "Arms to compare; the config's ARMS by default."
@@ -55,8 +55,8 @@ _WORKDIR = flags.DEFINE_string(
 _DATA = flags.DEFINE_string(
   'data',
   None,
-  'File, folder or glob of text for needle_text; what this Python carries by'
-  ' default.',
+  'File, folder or glob of text for needle_text; by default the text in this'
+  ' Python installation.',
 )
 _QUESTIONS = flags.DEFINE_integer(
   'questions',
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _runs() -> 'dict[pathlib.Path, tuple[str, experiment_lib.Experiment]]':
-  """Returns what the flags name: {folder: (arm, experiment)}.
+  """Returns the runs that the flags name: {folder: (arm, experiment)}.
 
   Raises:
     ValueError: names the flag, its value and what would be right.
@@ -134,7 +134,7 @@ def _runs() -> 'dict[pathlib.Path, tuple[str, experiment_lib.Experiment]]':
 
 
 def _check(runs) -> None:
-  """Refuses what cannot run, before anything compiles or is written."""
+  """Refuses runs that cannot work, before anything compiles or is written."""
   from kaiju_jax.runs import tasks
   from kaiju_jax.training import workdir
 
@@ -298,7 +298,7 @@ class _Watch:
 
 
 def _trained(experiment: 'experiment_lib.Experiment', folder: pathlib.Path):
-  """Trains to the end, or goes on from the last checkpoint; the parameters."""
+  """Trains, or goes on from the last checkpoint; returns the parameters."""
   state = train.train(experiment, folder)
   if int(state.step) < experiment.loop.steps:
     raise SystemExit(130)  # Interrupted; the loop has said how to go on.
@@ -381,7 +381,7 @@ def _setting(
 
 
 def _reach(experiment: 'experiment_lib.Experiment') -> int | None:
-  """Tokens that the layers look back; None where one of them is global."""
+  """Returns how many tokens the layers look back; None if one is global."""
   windows = [layer.window for layer in experiment.model.layers()]
   return None if None in windows else sum(window - 1 for window in windows)
 

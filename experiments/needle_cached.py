@@ -4,10 +4,10 @@
     python -m experiments.needle_cached --workdir=runs/needle/kaiju/seed0 \\
         [--questions=16] [--chunk=64] [--mode=fast,reference]
 
-Asks a trained run the same questions twice: all of a row in one forward pass,
-and as decoding does it, the prompt in chunks into a cache and then the answer
-token by token. A line for each: accuracy over the grid, and the difference in
-points.
+Asks a trained run the same questions in two ways: with the whole row in one
+forward pass; and as decoding does it, with the prompt in chunks into a cache
+and then the answer token by token. The table has a row for each, with the
+accuracy over the grid and the difference in points.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,15 @@ import rich.table
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Of one seed of one arm.')
-_QUESTIONS = flags.DEFINE_integer(
-  'questions', 16, 'Questions in a cell of the grid.', lower_bound=1
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Folder of one seed of one arm.'
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the questions.', lower_bound=0)
+_QUESTIONS = flags.DEFINE_integer(
+  'questions', 16, 'Questions per cell of the grid.', lower_bound=1
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the questions.', lower_bound=0)
 _CHUNK = flags.DEFINE_integer(
-  'chunk', 64, 'Tokens of a call of the prefill.', lower_bound=1
+  'chunk', 64, 'Tokens per call of the prefill.', lower_bound=1
 )
 _ROWS = flags.DEFINE_integer(
   'rows', 16, 'Sequences that the cache holds.', lower_bound=1

@@ -4,10 +4,10 @@
     python -m experiments.needle_kernels --workdir=runs/needle/kaiju/seed0 \\
         [--attention=chunked,pallas_gpu,pallas_tpu] [--questions=16]
 
-Asks a trained run the same questions by its own attention and by each named
-implementation. What this platform cannot run is interpreted: the kernel's own
-arithmetic, tile by tile, on a CPU. A line for each: accuracy over the grid, and
-the difference in points.
+Asks a trained run the same questions with its own attention and with each named
+implementation. An implementation that this platform cannot run is interpreted:
+that is the kernel's own arithmetic, tile by tile, on a CPU. The table has a row
+for each, with the accuracy over the grid and the difference in points.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,18 @@ import rich.table
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Of one seed of one arm.')
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Folder of one seed of one arm.'
+)
 _ATTENTION = flags.DEFINE_list(
-  'attention', ['chunked', 'pallas_gpu', 'pallas_tpu'], 'Implementations.'
+  'attention',
+  ['chunked', 'pallas_gpu', 'pallas_tpu'],
+  'Implementations of attention.',
 )
 _QUESTIONS = flags.DEFINE_integer(
-  'questions', 16, 'Questions in a cell of the grid.', lower_bound=1
+  'questions', 16, 'Questions per cell of the grid.', lower_bound=1
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the questions.', lower_bound=0)
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the questions.', lower_bound=0)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -70,7 +74,7 @@ def _table() -> rich.table.Table:
 
 
 def _asked(experiment, params, name, task, cells) -> tuple[str, float]:
-  """Returns how an implementation ran, and the part that it got right."""
+  """Returns how an implementation ran, and its fraction of right answers."""
   from kaiju_jax.evaluation import answers
   from kaiju_jax.evaluation.needle import questions as needle
   from kaiju_jax.kernels import dispatch

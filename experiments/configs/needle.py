@@ -1,7 +1,7 @@
 """Does Kaiju's attention still find a needle wherever it lies?
 
-Four arms of one model (7 layers, d 128, 4 query heads of 64 on one head of keys
-and values, window 16), trained alike on the synthetic task of
+Four arms (layouts) of one model (7 layers, d 128, 4 query heads of 64 on one
+head of keys and values, window 16), trained alike on the synthetic task of
 `kaiju_jax/evaluation/needle/questions.py`:
 
     full         G0 G1 G2 G3 G4 G5 G6    full attention, no int8
@@ -17,19 +17,18 @@ Device:   4 shared cores of a CPU
 Minutes:  11 for four arms on three seeds, installation included
 Result:   at 256 tokens with 8 distractors full 99.7 %, interleaved 99.6 %,
           kaiju 99.7 %, local 18.1 %; beyond the 105 tokens that windows reach
-          99.7, 99.4, 99.5 and 0.5 %.
+          99.7, 99.4, 99.5 and 0.5 % (experiments/results/needle.md).
 
-They start from an induction-suggesting initialization: what is under test is
-reach. From the usual one, with a longer curriculum:
+They start from an initialization that suggests induction, because the test is
+about reach. From the standard initialization, with a longer curriculum:
 
     python -m experiments.needle \\
       --arms=full_standard,interleaved_standard,kaiju_standard
 
 Device:   4 shared cores of a CPU
-Minutes:  four an arm
-Result:   full 99.7 %, interleaved 99.9 %, kaiju 10.4 % at 256 tokens: shared
-          keys and values do not learn on this schedule (BUILD_NOTES.md,
-          Needle).
+Minutes:  four per arm
+Result:   full 99.7 %, interleaved 99.9 %, kaiju 10.4 % at 256 tokens: a model
+          with shared keys and values does not learn on this schedule.
 """
 
 from kaiju_jax.data import config as data_config

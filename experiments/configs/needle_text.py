@@ -1,9 +1,10 @@
 """Does Kaiju's attention find a number hidden in natural text?
 
 "The magic number for London is 48213." The four arms of `needle.py` at a size
-for one GPU (14 layers, d 256, window 128, context 2,048, bytes), trained on
-text with such sentences in it and asked for numbers in held-out text. The
-haystack is any folder of text, or what the Python installation carries.
+for one GPU (14 layers, d 256, window 128, context 2,048, bytes). They are
+trained on text with such sentences in it, and asked for numbers in held-out
+text. The haystack is any folder of text, or the text in the Python
+installation.
 
     python -m experiments.needle --task=needle_text --data=FOLDER
 
@@ -11,7 +12,7 @@ Device:   one GPU
 Minutes:  not measured
 Result:   not measured
 
-A toy of the same on a CPU, which shows that everything runs and is too small
+The same at toy size on a CPU, which shows that everything runs; it is too small
 and too short to find anything:
 
     python -m experiments.needle --task=needle_text --questions=2 \\

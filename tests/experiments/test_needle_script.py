@@ -8,6 +8,7 @@ import pytest
 from experiments import needle as script
 from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
+from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation.needle import figure as needle_figure
 from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import layers
@@ -78,6 +79,31 @@ def test_end_to_end_and_not_twice_and_not_for_another(
   monkeypatch.setattr(config, 'get_config', other)
   with pytest.raises(SystemExit, match=r'optimizer\.learning_rate: 0\.001 in'):
     run(tmp_path, arms=['local'], seeds=['3'])
+
+
+def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
+  monkeypatch,
+):
+  asked = {}
+
+  def reader(predict, params, lengths):
+    def answer(tokens_BL, count):
+      asked[predict].append(tokens_BL.tolist())
+      return tokens_BL[:, :count]
+
+    return answer
+
+  monkeypatch.setattr(answers, 'reader', reader)
+  script.flags.FLAGS.mark_as_parsed()
+  for arm, seed in (('full', 0), ('kaiju', 0), ('kaiju', 1)):
+    experiment = get_config(arm)
+    experiment.seed = seed
+    asked[arm, seed] = []
+    with flagsaver.flagsaver(questions=1):
+      script._asked(arm, experiment, (arm, seed), None)
+  assert asked['full', 0] == asked['kaiju', 0]
+  for one, other in zip(asked['kaiju', 0], asked['kaiju', 1], strict=True):
+    assert one != other
 
 
 def test_runs_side_by_side_are_commands_whose_answers_are_gathered(

@@ -46,6 +46,7 @@ RECORDS = [
   record('local', 0, 100.0, 1, 0.9),
   record('local', 0, 93.44, 5, 0.7),
   record('local', 0, 0.0, 61, 0.3, distractors=1),
+  record('local', 0, 93.44, 5, 0.1, distractors=1),
   record('local', 0, 0.0, 29, 0.2, length=32),
 ]
 
