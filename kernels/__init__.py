@@ -3,9 +3,10 @@
 They import only jax (and triton, lazily), take arrays and know nothing of the
 rest of the package.
 
-Under any other name than `kaiju_jax.kernels` this is an empty package without a
-version: `transformers` imports whatever is called `kernels`, from this folder
-too, to ask for that, and is content with none.
+Imported under any name but `kaiju_jax.kernels`, this is an empty package
+without a version. `transformers` imports whatever package is called `kernels`,
+and finds this folder when it runs beside it; it only asks for a version and
+accepts none.
 """
 
 if __name__ != 'kaiju_jax.kernels':

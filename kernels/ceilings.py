@@ -1,10 +1,10 @@
-"""What this device reaches at best, measured in the run that is judged by it.
+"""The best rates of this device, measured in the run that they judge.
 
     fastest possible = max(operations / matmul, bytes / copy)
 
-A data sheet's figures are reached by nothing; a large matmul and a large copy
-are what a kernel can hope for on this very device, clocked and cooled as it is.
-Values are random, for a matmul of zeros draws less power and runs faster.
+No program reaches a data sheet's figures. A large matmul and a large copy show
+what a kernel can reach on this very device, with its clock and its cooling.
+Values are random, as a matmul of zeros draws less power and runs faster.
 """
 
 import functools
@@ -21,8 +21,8 @@ class Ceilings(NamedTuple):
   """Rates of the default device.
 
   Attributes:
-    bf16_matmul: operations/s, two a multiply-add, summed in float32.
-    int8_matmul: the same of int8, summed in int32.
+    bf16_matmul: operations/s, two per multiply-add, summed in float32.
+    int8_matmul: the same for int8, summed in int32.
     copy: bytes/s, read and written.
   """
 
@@ -38,7 +38,7 @@ def measure(
 
   Args:
     size: rows and columns of the matmuls; 8192, or 512 on a CPU.
-    mebibytes: that are copied; 1024, or 16 on a CPU.
+    mebibytes: to copy; 1024, or 16 on a CPU.
     repeats: rounds, each timing everything once.
   """
   on_cpu = dispatch.platform() == 'cpu'
@@ -67,7 +67,7 @@ def _operands(size: int):
 
 
 def _matmul(dtype, total, *operands):
-  # Rows on both sides: int8 tensor cores want both operands along K.
+  # int8 tensor cores take both operands with the contracted dimension last.
   run = jax.jit(
     lambda a_LK, b_VK: jnp.einsum(
       'LK,VK->LV', a_LK, b_VK, preferred_element_type=total

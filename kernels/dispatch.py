@@ -5,12 +5,12 @@ same names and signatures as its neighbours. A machine without an accelerator
 never imports the accelerator's compiler.
 
     dispatch.platform()                  where the computation will run
-    with dispatch.compiling_for('gpu'):  ... which need not be here
-    with dispatch.interpreted():         Pallas kernels run anywhere, slowly
+    with dispatch.compiling_for('gpu'):  compile for a device that is not here
+    with dispatch.interpreted():         run Pallas kernels anywhere, slowly
 
 Both contexts act while a function is traced, and neither is part of jit's cache
-key: what was traced before stays as it was. Enter them around the trace of a
-fresh `jax.jit`.
+key, so that a function that was traced before does not change. Enter them
+around the trace of a fresh `jax.jit`.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def platform() -> str:
 
 @contextlib.contextmanager
 def compiling_for(name: str) -> Iterator[None]:
-  """Within it, what is traced will run on `name`, whatever is here.
+  """Traces functions for platform `name`, whatever device is here.
 
   Args:
     name: one of ANYWHERE.
@@ -61,7 +61,7 @@ def interpreting() -> bool:
 
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
-  """Within it, Pallas kernels of every platform run here, interpreted."""
+  """Runs the Pallas kernels of every platform here, in an interpreter."""
   token = _interpreting.set(True)
   try:
     yield

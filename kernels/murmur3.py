@@ -1,7 +1,7 @@
 """murmur3's finalizer: scatters 32 bits over 32 bits, one to one.
 
-Noise that needs no key (`uniform`), sums in which any damaged value shows
-(`kaiju_jax/wire/checksum.py`).
+It gives noise that needs no key (`uniform`), and checksums that any damaged
+value changes (`kaiju_jax/wire/checksum.py`).
 """
 
 import jax
@@ -19,8 +19,8 @@ def mix(bits: jax.Array) -> jax.Array:
 def uniform(x: jax.Array) -> jax.Array:
   """Returns noise in [0, 1) hashed from x's bits and places: no key to carry.
 
-  The upper 24 bits of bits ^ place · 2654435761, mixed: equal values at
-  different places draw differently.
+  The noise is the upper 24 bits of mix(bits ^ place · 2654435761), so that
+  equal values at different places draw differently.
 
   Args:
     x: float32.

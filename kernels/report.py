@@ -1,17 +1,18 @@
-"""What a kernel's benchmark tells: rows in, a table and a JSON file out.
+"""The report of a kernel's benchmark: rows in, a table and a JSON file out.
 
     found = report.make(rows, ceilings.measure())
     report.show(found)
     report.write(found, path)
 
 or all three by `report.command(measure)`, at the end of a `bench.py`. A row is
-one implementation at one shape. Beside its seconds stand the operations and
-bytes that the shape needs, counted and not measured, so that
+one implementation at one shape. It has seconds, which are measured, and the
+operations and bytes that the shape needs, which are counted, so that
 
     of ceiling = max(operations / matmul's rate, bytes / copy's rate) / seconds
 
-says how much of what this device can do is reached. A peer is somebody else's
-implementation of the same: ours are so many times as fast as it.
+is the reached part of what this device can do. A peer is another library's
+implementation of the same computation; a row says how many times as fast as
+each peer it is.
 """
 
 from collections.abc import Callable
@@ -38,15 +39,15 @@ class Row(NamedTuple):
 
   Attributes:
     kernel: its folder's name, and the pass where it has several.
-    shape: a name that tells the shape.
+    shape: its name.
     implementation: a module's name, or a peer's.
     seconds: of a call; None where it was not timed.
-    operations: that the shape needs, two a multiply-add.
+    operations: that the shape needs, two per multiply-add.
     bytes: that it has to read and write.
     ceiling: the field of `Ceilings` that bounds the operations.
     tiles: (visited, needed), where some are skipped.
     max_error: of the result against the reference; None where not compared.
-    is_peer: whether it is somebody else's.
+    is_peer: whether it is another library's.
   """
 
   kernel: str
@@ -67,7 +68,7 @@ def make(
   """Returns everything that is known of the rows, ready for JSON.
 
   Args:
-    rows: at least one; of a shape at most one row an implementation.
+    rows: at least one; at most one per shape and implementation.
     ceilings: measured in this run.
   """
   device = jax.devices()[0]
@@ -86,7 +87,7 @@ def make(
 
 
 def _derived(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
-  """What a row's seconds make of its counts; all None without them."""
+  """Rates, from a row's counts and seconds; None where it was not timed."""
   least = max(
     row.operations / getattr(ceilings, row.ceiling), row.bytes / ceilings.copy
   )
@@ -121,9 +122,9 @@ def write(found: dict[str, Any], path: str | pathlib.Path) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-  """Prints a `make`, one table a kernel, with what it was measured on.
+  """Prints a `make`, one table per kernel, and the device.
 
-  On a CPU only what is counted.
+  On a CPU it shows counts only.
   """
   import rich.console
 

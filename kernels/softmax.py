@@ -1,15 +1,15 @@
-"""What all online softmaxes here share.
+"""The constants that all online softmaxes here share.
 
     peak'  = max(peak, max s)
     total' = total · 2^(peak - peak') + Σ 2^(s - peak')
 
-It begins with LOWEST for a peak. Most count in base 2, in which hardware has
-its exponential: s = LOG2E · logit, and lse = (peak + log2 total) / LOG2E.
+The first peak is LOWEST. Most kernels compute in base 2, the base of the
+hardware's exponential: s = LOG2E · logit, lse = (peak + log2 total) / LOG2E.
 """
 
 import math
 
-# Below any logit, and finite, so that 2^(-inf - LOWEST) is 0 and not NaN: a row
-# that sees nothing has no inf - inf.
+# Below any logit, and finite: a row that sees nothing computes 2^(-inf -
+# LOWEST), which is 0, and never inf - inf, which is NaN.
 LOWEST = -1e30
 LOG2E = math.log2(math.e)

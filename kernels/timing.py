@@ -14,15 +14,15 @@ def medians(
 ) -> dict[str, float]:
   """Returns the median seconds of a call of each run.
 
-  Every round times each run once, so that what else the machine does falls on
-  all alike. An untimed call goes before each timed one: a run that frees
-  gigabytes slows the next call down, whoever makes it.
+  Every round times each run once, so that other load on the machine affects all
+  runs alike. An untimed call precedes each timed one, because a run that frees
+  gigabytes slows down the call after it.
 
   Args:
-    runs: by name, a call whose results are arrays; it is waited for.
+    runs: calls by name, each of which returns arrays.
     repeats: rounds.
-    calls: that a timing takes together, sent off one after the other and waited
-      for once: an accelerator then computes one while the next is sent.
+    calls: per timing. They are dispatched one after the other and waited for
+      once, so that an accelerator computes one while the next is dispatched.
   """
   seconds = {name: [] for name in runs}
   for _ in range(repeats):

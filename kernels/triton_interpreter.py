@@ -2,12 +2,12 @@
 
     TRITON_INTERPRET=1 python ...
 
-The variable must be set before the kernel's module is imported, for it decides
-what `triton.jit` makes of a function; so a process either interprets Triton
-kernels or compiles them. The interpreter wants tensors of PyTorch; it uses so
-little of them that numpy's arrays pass for them here. It works in numpy, block
-by block and slowly, and its bfloat16 is wrong without a word (Triton 3.9):
-floats are float32 or float16.
+The variable must be set before the kernel's module is imported, because it
+decides what `triton.jit` makes of a function: a process either interprets
+Triton kernels or compiles them. The interpreter expects tensors of PyTorch, but
+uses so little of them that wrapped numpy arrays do. It works in numpy, block by
+block and slowly. Its bfloat16 is silently wrong (Triton 3.9), so that floats
+are float32 or float16.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _LOCK = threading.Lock()
 
 
 class _Tensor:
-  """As much of a PyTorch tensor as the interpreter asks for."""
+  """The part of a PyTorch tensor that the interpreter uses."""
 
   def __init__(self, array: np.ndarray):
     self.array = array
@@ -65,13 +65,13 @@ def run(
   grid: tuple[int, ...],
   constants: Mapping[str, Any],
 ) -> list[jax.Array]:
-  """Returns what the kernel writes; within jit it is called back.
+  """Returns what the kernel writes; within jit it runs as a callback.
 
   Args:
     kernel: of `triton.jit`; takes the operands, the results, the constants.
     operands: arrays.
-    results: what it writes; what it does not write is arbitrary.
-    grid: programs.
+    results: shapes of the results; places that the kernel leaves are arbitrary.
+    grid: of programs.
     constants: by name.
 
   Raises:

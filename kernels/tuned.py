@@ -1,10 +1,11 @@
-"""Block sizes that were measured to be fastest, in a small file of a kernel's.
+"""The block sizes that were measured to be fastest, in a file per kernel.
 
     winner(folder, device_kind(), key(length=32768, heads=12))
 
-`tuned.json` holds, by kind of device and by key, what won, its seconds, and
-under which JAX and when. A kernel's `blocks.py` asks here first and has a rule
-of its own for what nobody measured. The file is written on real hardware only.
+`tuned.json` holds, by kind of device and by key, the winning blocks, their
+seconds, the version of JAX and the date. A kernel's `blocks.py` looks here
+first, and has a rule of its own for shapes that were not measured. The file is
+written on real hardware only.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ class Found(NamedTuple):
   Attributes:
     best: the fastest candidate.
     seconds: of a call of it.
-    refused: why the compiler would not have a candidate, by its place.
+    refused: the compiler's reasons, by the places of the refused candidates.
   """
 
   best: Blocks
@@ -40,13 +41,13 @@ class Found(NamedTuple):
 
 
 def key(**shape: Any) -> str:
-  """Returns the name under which a shape's winner stands."""
+  """Returns the key of a shape's winner."""
   return ' '.join(f'{name}={shape[name]}' for name in sorted(shape))
 
 
 def device_kind() -> str:
   """Returns the kind of the device that is compiled for, as JAX calls it."""
-  # A device that is not here is known to the mesh alone.
+  # Only the mesh knows a device that is not here.
   described = jax.sharding.get_abstract_mesh().abstract_device
   return described.device_kind if described else jax.devices()[0].device_kind
 
@@ -54,7 +55,7 @@ def device_kind() -> str:
 def winner(
   folder: str | pathlib.Path, device_kind: str, key: str
 ) -> dict[str, int] | None:
-  """Returns the blocks that won, or None where nobody measured.
+  """Returns the blocks that won, or None where none were measured.
 
   Args:
     folder: of the kernel.
@@ -95,10 +96,10 @@ def search(
 
   Args:
     candidates: block sizes by name.
-    run: of a candidate, returns a call that computes with it; both may fail as
-      a compiler fails, for want of shared memory or registers.
+    run: takes a candidate and returns a call that computes with it. Both may
+      fail as a compiler does that lacks shared memory or registers.
     repeats: rounds, each timing every candidate once.
-    calls: a timing.
+    calls: per timing.
 
   Raises:
     ValueError: no candidate compiles; says why each does not.
@@ -123,12 +124,12 @@ def search(
 def command(
   tune: Callable[[pathlib.Path], Mapping[str, Found]], folder: pathlib.Path
 ) -> None:
-  """Runs a kernel's search as a command, and prints what it found.
+  """Runs a kernel's search as a command, and prints the winners.
 
-  What it raises as a ValueError ends it with one line.
+  A ValueError ends the command with one line.
 
   Args:
-    tune: of the folder, searches and writes; returns what it found, by key.
+    tune: takes the folder, searches, writes, and returns the winners by key.
     folder: of the kernel.
   """
   # Here, so that importing the module loads no absl.
@@ -157,4 +158,4 @@ def _read(folder: pathlib.Path) -> dict[str, dict[str, dict]]:
   try:
     return json.loads(file.read_text())
   except json.JSONDecodeError as error:
-    raise ValueError(f'{file} is no JSON: {error}') from error
+    raise ValueError(f'{file} is not JSON: {error}') from error

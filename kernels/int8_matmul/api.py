@@ -1,14 +1,15 @@
-"""Matmuls of int8 codes, with their quantization in front and scales behind.
+"""Matmuls of int8 codes, from quantizing their rows to applying the scales.
 
     y[r, o] = act((Σ_c code(x)[r, c] · w[c, o]) · (scale[r] · scale[o]))
 
-R rows (tokens), C contracted, O outputs. A row of x has one scale, an output
-one; `quantize` says how a row is coded. A weight is stored D first, so it is
-contracted on its first dimension, w_in [D, F], or on its last, w_out [D, F] and
-w_o [D, HK]: `contract` says which, and no implementation copies the weight in
-another order (XLA's own may: `xla.py`).
+R is rows (tokens), C contracted, O outputs. There is one scale per row of x and
+one per output of w. `quantize` defines a row's codes. Weights are stored D
+first and so are contracted on their first dimension (w_in [D, F]) or on their
+last (w_out [D, F] and w_o [D, HK]). `contract` says which, and no
+implementation copies the weight in another order (XLA's own may: `xla.py`).
 
-These are primal functions: their derivatives are straight-through, by the rule
+These functions have no derivatives of their own. Training differentiates
+straight through the rounding, by the rule
 of `quantization/qat/project.py`; `input_gradient` and `weight_gradient` are its
 two products. `reference.py` is the definition. Every implementation
 gives the same codes, and the same y to the last bit (its sum is an integer), as
@@ -35,11 +36,11 @@ ROUNDING = ('nearest', 'stochastic')
 
 
 class Product(NamedTuple):
-  """What a matmul gives.
+  """The results of a matmul.
 
   Attributes:
     y_RO: the product.
-    codes_RC: int8, of x; None unless they were asked for, or given.
+    codes_RC: int8, of x; None unless `keep_codes` asked for them or x is codes.
     scale_R: float32, of x.
   """
 
@@ -56,10 +57,10 @@ def quantize(
   Args:
     x_RC: a float array.
     cut: float32, a scalar or [R]; x is cut at ± it (in x's dtype) first.
-    limit: float32, a scalar or [R], takes the largest code; None for each
-      row's largest magnitude after the cut.
+    limit: float32, a scalar or [R]: the value of the largest code. With None it
+      is each row's largest magnitude after the cut.
     nonnegative: x ≥ 0 is coded on 256 levels q, as q − 128.
-    implementation: a key of `RUNS_ON`; None chooses.
+    implementation: a key of `RUNS_ON`; with None the platform chooses.
 
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
@@ -101,12 +102,12 @@ def matmul(
     scale_R: float32, given exactly where x is codes.
     cut: see `quantize`; not with codes.
     limit: see `quantize`; not with codes.
-    nonnegative: x is, or its codes are of one that is: see `quantize`.
+    nonnegative: whether x is, or is coded as if it were: see `quantize`.
     relu2: y becomes relu(y)², in `dtype`.
     out_cut: float32, a scalar or [R]; y is cut at ± it last.
-    dtype: of y, by default x's; float32 where x is codes.
+    dtype: of y. The default is x's, or float32 where x is codes.
     keep_codes: whether to return the codes of x, for the backward pass.
-    implementation: a key of `RUNS_ON`; None chooses.
+    implementation: a key of `RUNS_ON`; with None the platform chooses.
 
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
@@ -118,8 +119,8 @@ def matmul(
   most = (2**31 - 1) // (largest * 127)
   if contracted > most:
     raise ValueError(
-      f'w contracts {contracted}: a sum of more than {most} products may pass'
-      ' an int32; cut the contraction in parts.'
+      f'w contracts {contracted}: a sum of more than {most} products may'
+      ' overflow an int32; cut the contraction into parts.'
     )
   rows = x_RC.shape[0]
   _check_sizes(rows, contracted, outputs)
@@ -189,10 +190,10 @@ def input_gradient(
     rounding: 'nearest' multiplies in `dtype`. 'stochastic' codes each row of
       dy · scale as int8, up or down with the probability of the remainder, and
       multiplies codes; the noise is hashed from the value's bits and place.
-    limit: float32, a scalar or [R], of dy · scale, on code 127; None for each
-      row's largest magnitude. Only with 'stochastic'.
+    limit: float32, a scalar or [R]: the value of dy · scale on code 127. With
+      None it is each row's largest magnitude. Only with 'stochastic'.
     dtype: of dx, and of the operands; by default dy's.
-    implementation: a key of `RUNS_ON`; None chooses.
+    implementation: a key of `RUNS_ON`; with None the platform chooses.
 
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
@@ -254,7 +255,7 @@ def weight_gradient(
     nonnegative: as `matmul` had it.
     dtype: of the operands, by default dy's; the sum is in float32.
     out_dtype: of dw, by default `dtype`.
-    implementation: a key of `RUNS_ON`; None chooses.
+    implementation: a key of `RUNS_ON`; with None the platform chooses.
 
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
@@ -290,7 +291,7 @@ def _choose(implementation):
 
 
 def _float(**named):
-  """Returns the one argument, once it is a float's dtype."""
+  """Returns the one argument if it is a float's dtype, or refuses it."""
   ((name, dtype),) = named.items()
   dtype = jnp.dtype(dtype)
   if not jnp.issubdtype(dtype, jnp.floating):
@@ -305,7 +306,7 @@ def _of_rows(name, value, rows):
   value = jnp.asarray(value)
   if value.shape not in ((), (rows,)):
     raise ValueError(
-      f'{name} has shape {value.shape}: expected () or ({rows},), one a row.'
+      f'{name} has shape {value.shape}: expected () or ({rows},), one per row.'
     )
   if not jnp.issubdtype(value.dtype, jnp.floating):
     raise TypeError(f'{name} is {value.dtype}: expected a float.')
@@ -333,7 +334,7 @@ def _check_contract(contract) -> None:
 
 
 def _check_weight(w, scale_O, contract) -> tuple[int, int]:
-  """Returns (C, O) of a weight that is right."""
+  """Returns (C, O), or refuses the weight."""
   _check_contract(contract)
   if w.ndim != 2:
     raise ValueError(f'w has shape {w.shape}: expected two dims.')
@@ -356,7 +357,7 @@ def _check_scale(name, scale, size) -> None:
 def _check_columns(name, x, size, contract, what='contracted') -> None:
   if x.ndim != 2 or x.shape[1] != size:
     raise ValueError(
-      f'{name} has shape {x.shape}: expected (rows, {size}), for w has {size}'
+      f'{name} has shape {x.shape}: expected (rows, {size}), as w has {size}'
       f' {what} with contract={contract!r}.'
     )
 
@@ -369,7 +370,7 @@ def _check_floats(name, x) -> None:
 
 
 def _check_sizes(rows, contracted, outputs=1) -> None:
-  """Places in an array are counted in int32."""
+  """Refuses empty dimensions, and arrays whose places pass an int32."""
   sizes = {'R': rows, 'C': contracted, 'O': outputs}
   for name, size in sizes.items():
     if size < 1:
@@ -378,5 +379,5 @@ def _check_sizes(rows, contracted, outputs=1) -> None:
     if sizes[one] * sizes[other] >= 2**31:
       raise ValueError(
         f'{one} × {other} = {sizes[one]} × {sizes[other]}: a kernel counts to'
-        ' 2³¹ elements; cut the rows in parts.'
+        ' 2³¹ elements; cut the rows into parts.'
       )

@@ -16,10 +16,10 @@ class Gpu(NamedTuple):
   Attributes:
     R: rows.
     O: outputs.
-    C: contracted, at a time.
+    C: contracted elements per step.
     warps: of a program.
     stages: loads in flight.
-    group: tile rows that are walked together.
+    group: tile rows whose programs run together.
   """
 
   R: int
@@ -31,7 +31,7 @@ class Gpu(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """How rows are coded: R a program, C values of each at a time."""
+  """How rows are quantized: R per program, C values of each at a time."""
 
   R: int
   C: int
@@ -58,7 +58,7 @@ _tried = contextvars.ContextVar('tried', default=None)
 
 @contextlib.contextmanager
 def trying(sizes: 'Gpu | Tpu') -> Iterator[None]:
-  """Within it, s8 products that are traced for their platform have these."""
+  """Traces the s8 products of the sizes' platform with these sizes."""
   token = _tried.set(sizes)
   try:
     yield
@@ -69,7 +69,7 @@ def trying(sizes: 'Gpu | Tpu') -> Iterator[None]:
 def key(
   rows: int, contracted: int, outputs: int, contract: str = 'first'
 ) -> str:
-  """Returns what measured blocks of an s8 product are filed under."""
+  """Returns the key of an s8 product's measured blocks."""
   return tuned.key(
     rows=rows, contracted=contracted, outputs=outputs, contract=contract
   )
@@ -88,11 +88,11 @@ def gpu(
     return _tried.get()
   if found := _measured(key(rows, contracted, outputs, contract)):
     return Gpu(**found)
-  # Turning a weight's tile around costs the less, the more rows share it.
+  # The more rows share a transposed tile of the weight, the less it costs.
   large = Gpu(256, 128, 128, 8, 3)
   if contract == 'last':
     large = large._replace(R=128, O=256)
-  elif width > 2:  # Turning and a float32 result together spill registers.
+  elif width > 2:  # A transposed tile and a float32 result spill registers.
     return _filling(rows, outputs, _SMALLER)
   return _filling(rows, outputs, (large, *_SMALLER))
 
@@ -106,12 +106,12 @@ def gpu_float(rows: int, contracted: int, outputs: int, width: int) -> Gpu:
 
 
 def gpu_rows(rows: int, columns: int) -> Rows:
-  """Returns how rows are coded: a row a program, 16 bytes of bf16 a thread."""
+  """Returns how rows are quantized: one per program, 16 bytes per thread."""
   return Rows(1, 2048, 8)
 
 
 def _filling(rows: int, outputs: int, tiles: Sequence[Gpu]) -> Gpu:
-  """Returns the first tile of which there is one for each multiprocessor."""
+  """Returns the first tile that gives every multiprocessor at least one."""
   for tile in tiles:
     if -(-rows // tile.R) * -(-outputs // tile.O) >= _MULTIPROCESSORS:
       return tile
@@ -134,20 +134,21 @@ class TpuWeight(NamedTuple):
   R: int
 
 
-# Of a TensorCore's VMEM (64 MiB on v5p, 128 on v5e and v6e), what a kernel may
-# take, and what its blocks may: the compiler needs some for itself.
+# How much of a TensorCore's VMEM (64 MiB on v5p, 128 on v5e and v6e) a kernel
+# and its blocks may take; the compiler needs the difference.
 VMEM_LIMIT = 56 * 2**20
 _VMEM_BLOCKS = 40 * 2**20
-# Rows that are coded at a time: the height of a tile of int8.
+# Rows that are quantized at a time: the height of a tile of int8.
 TPU_ROWS = 32
 
 
 def tpu(
   rows: int, contracted: int, outputs: int, bytes_in: int, bytes_kept: int
 ) -> Tpu:
-  """Returns the blocks of a product whose rows stay in VMEM whole.
+  """Returns the blocks of a product that holds whole rows in VMEM.
 
-  As many rows as fit: each block of rows reads the whole weight.
+  It takes as many rows as fit, because each block of rows reads the whole
+  weight.
   """
   O = min(512, _up(outputs, 128))
   C = _divisor(contracted, 1024)
@@ -171,7 +172,7 @@ def tpu_weight(rows: int, contracted: int, outputs: int) -> TpuWeight:
 
 
 def tpu_quantize(rows: int, columns: int, bytes_in: int) -> int:
-  """Returns how many rows are coded at a time."""
+  """Returns how many rows are quantized at a time."""
   fits = _VMEM_BLOCKS // (2 * columns * (bytes_in + 1))
   return max(
     TPU_ROWS, min(256, _up(rows, TPU_ROWS), fits // TPU_ROWS * TPU_ROWS)
@@ -179,14 +180,14 @@ def tpu_quantize(rows: int, columns: int, bytes_in: int) -> int:
 
 
 def tpu_columns(columns: int) -> int:
-  """Returns how many columns of rows are coded at a time."""
+  """Returns how many columns of rows are quantized at a time."""
   return _divisor(columns, 1024)
 
 
 def _divisor(size: int, most: int) -> int:
   """Returns the largest multiple of 128 up to `most` that divides `size`.
 
-  All of it where there is none.
+  Returns `size` itself where there is none.
   """
   for candidate in range(most, 0, -128):
     if size % candidate == 0:

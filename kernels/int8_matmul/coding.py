@@ -1,7 +1,7 @@
-"""The arithmetic of `reference.py` in the operations that kernels have.
+"""The arithmetic of `reference.py` in operations that kernels have.
 
 Pallas Triton has no rounding to even, its maximum and minimum drop a NaN, and
-its division is an approximation: what stands here gives the reference's bits
+its division is an approximation. These functions give the reference's bits
 wherever the division does.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from kaiju_jax.kernels.int8_matmul import reference
 
 _SIGN = 0x7FFFFFFF
-# Where a float32 has no fraction left: adding it rounds, ties to even, and the
-# integer is the difference of the bits. (Taken away again as a float, XLA would
-# drop both.)
+# A float32 of this size has no fraction left. Adding it rounds, ties to even,
+# and the difference of the bits is the integer. (XLA would cancel a float
+# difference.)
 _ROUNDER = np.float32(1.5 * 2**23)
 _ROUNDER_BITS = int(_ROUNDER.view(np.int32))
 _GOLDEN = 0x9E3779B1 - 2**32
@@ -23,7 +23,7 @@ _FACTORS = ((16, 0x85EBCA6B - 2**32), (13, 0xC2B2AE35 - 2**32))
 
 
 def magnitude_bits(x):
-  """Returns |x|'s bits, which as integers keep its order, a NaN on top."""
+  """Returns |x|'s bits: integers in the same order, with NaN the largest."""
   return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _SIGN
 
 
@@ -33,21 +33,21 @@ def of_bits(bits):
 
 
 def cut(x, at):
-  """Returns x cut at ±`at`; NaN where either is."""
+  """Returns x cut at ±`at`; NaN where either is NaN."""
   x = jnp.where((x > at) | (at != at), at, x)
   return jnp.where(x < -at, -at, x)
 
 
 def scale_of(limit, largest_code, divide):
-  """Returns the step that puts `limit` on the largest code; NaN of a NaN."""
+  """Returns the step that puts `limit` on the largest code; NaN for NaN."""
   limit = jnp.where(limit < reference.SMALLEST, reference.SMALLEST, limit)
   return divide(limit, largest_code)
 
 
 def encode(quotient, nonnegative):
-  """Returns int8 codes of x / scale; the code 0 of a NaN."""
+  """Returns int8 codes of x / scale; NaN has the code 0."""
   low, high, zero = (0.0, 255.0, 128) if nonnegative else (-127.0, 127.0, 0)
-  # Cut first: the bounds are integers, so that it comes to the same.
+  # Cut before rounding, which is the same because the bounds are integers.
   quotient = _between(quotient, low, high)
   quotient = jnp.where(quotient == quotient, quotient, float(zero))
   bits = lax.bitcast_convert_type(quotient + _ROUNDER, jnp.int32)
@@ -55,7 +55,7 @@ def encode(quotient, nonnegative):
 
 
 def encode_stochastic(quotient, noise):
-  """Returns int8 codes of the floor of quotient + noise; 0 of a NaN."""
+  """Returns int8 codes of floor(quotient + noise); NaN has the code 0."""
   level = _between(jnp.floor(quotient + noise), -127.0, 127.0)
   level = jnp.where(level == level, level, 0.0)
   return level.astype(jnp.int32).astype(jnp.int8)
@@ -81,12 +81,12 @@ def uniform(x, place):
 
 
 def finish(sums, scales, at, *, relu2, dtype):
-  """Returns what leaves a matmul for an int32 sum.
+  """Returns the result of a matmul from its int32 sums.
 
   Args:
     sums: int32.
-    scales: float32, row's times output's.
-    at: what the result is cut at, in `dtype` but held in float32; or None.
+    scales: float32, the row's times the output's.
+    at: limit of the result, rounded to `dtype` but held in float32; or None.
     relu2: whether the result is relu(y)².
     dtype: of the result.
   """

@@ -1,10 +1,10 @@
-"""A matrix product in Pallas Triton, a tile a program.
+"""A matrix product in Pallas Triton, one tile per program.
 
 Tensor cores take s8 operands only with the contracted dimension last. A tile of
-a weight [C, O] is therefore turned around between two looks at shared memory:
-it is read as four tiles of every fourth row, so that a thread holds four codes
-that lie one above the other, packs them into a word, and writes that. (Read as
-one tile, each of its codes is written by itself, and reading ahead stops.)
+a weight [C, O] is therefore transposed on its way through shared memory: it is
+read as four tiles of every fourth row, so that a thread holds four codes of one
+column, packs them into a word and writes the word. (If it is read as one tile,
+each code is written separately, and loads are no longer pipelined.)
 
 Dimensions that no block divides are masked, at the cost of a comparison.
 """
@@ -24,7 +24,7 @@ _TURNED = 4
 
 
 class Tile(NamedTuple):
-  """Where a program's tile of the result begins."""
+  """The first row and column of a program's tile of the result."""
 
   row: jax.Array
   column: jax.Array
@@ -35,9 +35,9 @@ class Operand(NamedTuple):
 
   Attributes:
     array: two-dimensional.
-    axis: which is contracted.
-    prepare: (block, where it starts along `axis`, refs of the vectors) → what
-      the dot takes; None for the block itself.
+    axis: the contracted one.
+    prepare: (block, its start along `axis`, refs of the vectors) → the operand
+      of the dot; with None the block itself.
   """
 
   array: jax.Array
@@ -63,7 +63,7 @@ def product(
     right: its free dimension is O.
     vectors: further arrays, of one dimension.
     sizes: blocks.Gpu.
-    finish: (sum, Tile, refs of the vectors) → what is stored.
+    finish: (sum, Tile, refs of the vectors) → the block to store.
     sums: dtype of the sum.
     dtype: of the result.
     name: of the kernel.
@@ -122,7 +122,7 @@ def _sizes(operand):
 
 
 def _turns(right):
-  """Returns whether the right side's tiles are to be turned around."""
+  """Returns whether the right side's tiles have to be transposed."""
   is_codes = right.array.dtype == jnp.int8 and right.prepare is None
   return is_codes and right.axis == 0 and right.array.shape[0] % _TURNED == 0
 
@@ -130,8 +130,8 @@ def _turns(right):
 def _place(program, down, across, group):
   """Returns (i, j) of a program: `group` tile rows share each weight block.
 
-  Programs that run at once then read few different rows and few different
-  columns, which the second-level cache holds.
+  Programs that run at the same time then read few different rows and columns,
+  which the second-level cache holds.
   """
   first = program // (group * across) * group
   height = jnp.minimum(down - first, group)
@@ -173,7 +173,7 @@ def vector(ref, start, size):
 
 
 def load(ref, starts, sizes):
-  """Returns a block, zeros where it is outside."""
+  """Returns a block, with zeros outside the array."""
   return _masked(_view(ref, starts, sizes), _inside(ref.shape, starts, sizes))
 
 
@@ -182,7 +182,7 @@ def _masked(view, mask):
 
 
 def store(ref, starts, values) -> None:
-  """Stores a block, but for what is outside."""
+  """Stores the part of a block that is inside the array."""
   plgpu.store(
     _view(ref, starts, values.shape),
     values.astype(ref.dtype),
@@ -195,7 +195,7 @@ def _view(ref, starts, sizes):
 
 
 def _inside(shape, starts, sizes):
-  """Returns which places of a block there are, None for all."""
+  """Returns which places of a block are inside the array; None if all are."""
   mask = None
   for axis, (start, size) in enumerate(zip(starts, sizes)):
     if shape[axis] % size:

@@ -1,4 +1,4 @@
-"""Attention of a few queries a row to a paged cache: the step of decoding.
+"""Attention of a few queries per row to a paged cache: a step of decoding.
 
     page(b, m) = table[b, m // S],   key(b, m) = k_pool[page(b, m), m % S]
     visible(q, m) = start[m] <= coordinate[q] < limit[m]
@@ -8,13 +8,15 @@
     out[q] = Σ exp(scale · q · key(m) - lse[q]) · value(m)
 
 It is visibility attention (see there for queries, codes and scales) over keys
-that lie in pages: rows may share a page and see it differently, for ranges and
+that lie in pages. Rows may share a page and see it differently: ranges and
 positions belong to (row, logical slot), scales to the pool's slot. One KV head
-serves all H query heads, and beams of a row are its L queries. Pages in which
-no query sees a slot are not read; what unseen slots hold does not matter.
+serves all H query heads, and the beams of a row are its L queries. Pages in
+which no query sees a slot are not read, and slots that no query sees may hold
+anything, NaN included. A NaN that one query of a row sees may reach the row's
+other queries.
 
-A query that sees nothing gets out = 0 and lse = 0. Keys that are not in the
-pool yet, a chunk's own, are attended to apart and merged:
+A query that sees nothing gets out = 0 and lse = 0. A chunk's own keys, which
+are not in the pool yet, are attended to separately and merged:
 
     out, lse = api.merge(*api.decode(…), *visibility_attention.forward(…))
 
@@ -67,12 +69,12 @@ def decode(
   """Returns the output and the log of the softmax's sum.
 
   Args:
-    q_BLHK: queries, float or int8; L is 1 for one token a row.
+    q_BLHK: queries, float or int8; L is 1 for one token per row.
     k_PSK: the pool's keys, P pages of S slots, float or int8.
     v_PSK: the pool's values, float or int8.
-    table_BN: int32, the page of each row's N logical pages. A number outside
-      0…P-1 marks an absent page. That a number is the right page, and not
-      another row's, cannot be checked here.
+    table_BN: int32, where each row's N logical pages are in the pool. A number
+      outside 0…P-1 marks an absent page. Whether a number is the right page,
+      and not another row's, cannot be checked here.
     start_BM: int32, first query coordinate that sees each of the M = N·S
       logical slots.
     limit_BM: int32, one past the last; equal to start for an empty slot.
@@ -84,13 +86,13 @@ def decode(
     q_scale_BLH: float32, given exactly where q is int8.
     k_scale: float32 [P, S] or [K], given exactly where k is int8.
     v_scale: float32 [P, S] or [K], given exactly where v is int8.
-    dtype: of the output and of PV. By default v's; q's where v is codes;
-      bfloat16 where both are.
-    plan: `make_plan` of the same table, ranges, coordinates, positions and
-      window, where layers share one; None makes it.
-    sizes: `blocks.Sizes` to try; None asks `blocks`.
-    implementation: a key of `RUNS_ON`; None takes the platform's own kernel,
-      or xla for shapes that it does not take.
+    dtype: of the output and of PV. The default is v's dtype, or q's where v is
+      codes, or bfloat16 where both are codes.
+    plan: `make_plan` of the same table, ranges, positions and window, where
+      layers share one; with None it is made here.
+    sizes: `blocks.Sizes` to try; with None `blocks` chooses.
+    implementation: a key of `RUNS_ON`. With None it is the platform's kernel,
+      or xla for shapes that the kernel does not take.
 
   Returns:
     out_BLHK in `dtype`, and lse_BLH in float32.
@@ -118,7 +120,7 @@ def decode(
     dtype = _output_dtype(q_BLHK, v_PSK)
   if not jnp.issubdtype(dtype, jnp.floating):
     raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
-  # What numpy made cannot be read at a traced place.
+  # A numpy array cannot be indexed by a traced place.
   table_BN, *fields = map(jnp.asarray, layout.values())
   ranges = operands.Ranges(*fields)
   scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
@@ -203,7 +205,7 @@ def _output_dtype(q_BLHK, v_PSK):
 
 
 def _check_shapes(arrays) -> dict[str, int]:
-  """Returns the size of each dimension, once all arrays agree on it."""
+  """Returns the size of each dimension, or refuses arrays that disagree."""
   dims = {}
   for name, x in arrays.items():
     letters = name.rpartition('_')[2]

@@ -1,15 +1,15 @@
 """Paged decode for GPUs, in Pallas Triton.
 
-A programme takes R rows (queries times heads) of one row of the batch and one
-split of the pages that it visits, and walks them J slots at a time: an index
-per slot is read from the plan, and the slots' keys and values are gathered by
-it, whatever a page's size. First the tiles of pages seen whole, without a mask;
-then the rest. Splits leave a partial output and lse each, merged by XLA.
+A program takes R rows (queries times heads) of one row of the batch and one
+split of the pages that it visits, J slots at a time. It reads an index per slot
+from the plan and gathers the slots' keys and values by it, whatever a page's
+size. Tiles of pages seen whole come first, without a mask, then the rest. Each
+split leaves a partial output and lse, which XLA merges.
 
-Scales per channel are not the kernel's business: k's is folded into the
-queries, v's into the output. A token's scale of k multiplies its logits, that
-of v its weights, so that codes go to the matrix unit as they are: QKᵀ in int8
-where q is coded, PV with v's codes in `dtype`, which holds them exactly.
+Scales per channel are applied outside the kernel: k's to the queries, v's to
+the output. Inside it a token's scale of k multiplies its logits, and that of v
+its weights, so that the matrix unit multiplies codes: QKᵀ in int8 where q is
+codes, PV with v's codes in `dtype`, which holds them exactly.
 """
 
 import functools
@@ -33,7 +33,7 @@ _LOG2_E = math.log2(math.e)
 class _Operands(NamedTuple):
   """What the kernel reads; scales are None where there are none.
 
-  T slots of the whole pool, and B, M, L, N as in `api.decode`.
+  T is the slots of the whole pool; B, M, L, N are as in `api.decode`.
   """
 
   q_BRK: Any
@@ -98,8 +98,8 @@ def decode(
       window=window,
       dtype=dtype,
     ),
-    # A row's tiles of queries stand next to each other: they read the same
-    # keys, which the cache then holds.
+    # A row's tiles of queries are neighbours, because they read the same keys,
+    # which the cache then holds.
     grid=(-(-rows // sizes.R), X, B),
     out_shape=(
       jax.ShapeDtypeStruct((X, B, rows, K), jnp.float32),
@@ -122,7 +122,7 @@ def _kernel(
   tile, split, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
   rows = refs.q_BRK.shape[1]
   row_R = tile * sizes.R + jnp.arange(sizes.R, dtype=jnp.int32)
-  # A partial tile repeats the last row, and does not store it.
+  # A partial tile repeats the last row, and does not store the repetition.
   read_R = jnp.minimum(row_R, rows - 1)
   q_RK = refs.q_BRK[b, read_R, :]
   factor_R1 = factor
@@ -158,7 +158,7 @@ def _kernel(
 
   count = refs.count_B[b]
   tiles = pl.cdiv(count * slots, sizes.J)
-  # Tiles that hold nothing but pages seen whole.
+  # Tiles that hold only pages seen whole.
   whole = jax.lax.div(refs.full_B[b] * slots, sizes.J)
   first = jax.lax.div(tiles * split, sizes.X)
   last = jax.lax.div(tiles * (split + 1), sizes.X)
@@ -179,7 +179,7 @@ def _kernel(
     functools.partial(step, masked=True),
     carry,
   )
-  # Not `> 0`, which a NaN is not either.
+  # `== 0` and not `> 0`, which is false for NaN as well.
   blind_R = total_R == 0
   total_R = jnp.where(blind_R, 1.0, total_R)
   lse_R = jnp.where(blind_R, -jnp.inf, peak_R / _LOG2_E + jnp.log(total_R))
@@ -195,11 +195,10 @@ def _kernel(
 
 
 def _where(n, keys, slots):
-  """Returns the place in the plan, and the slot there, of a tile's J keys.
+  """Returns the place in the plan and the slot there of a tile's J keys.
 
-  A tile within a page has one place for all: a number that is not a tensor
-  keeps the compiler's pipeline short, which counts loads of addresses as
-  stages of their own.
+  The keys of a tile within a page share one place. It is a scalar, because the
+  compiler counts loads of a tensor of addresses as stages of its pipeline.
   """
   if slots % keys:
     offset_J = n * keys + jnp.arange(keys, dtype=jnp.int32)
@@ -266,9 +265,9 @@ def _product(refs, weights_RJ, visible_RJ, token_J, dtype):
 
 
 def _exp2(x):
-  """2^x; results too small for a normal float are 0, so that it is one step.
+  """2^x in one instruction; results below the normal floats become 0.
 
-  jnp's own scales x and its result to keep them: four instructions more.
+  jnp.exp2 keeps them by scaling x and the result: four more instructions.
   """
   if dispatch.interpreting():
     return jnp.exp2(x)

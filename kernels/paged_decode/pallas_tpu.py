@@ -1,21 +1,22 @@
 """Paged decode for TPUs, in Pallas Mosaic.
 
-A programme takes R rows (queries times heads) of one row of the batch and one
-split of the pages that it visits, and walks them G pages at a time. It copies
-pages from the pool itself, into two buffers: while one group is attended to,
-the next is under way, and behind a row's last group comes the next row's first,
-so that the memory never waits for a new row. Ranges and positions are copied
-only for groups that are not seen whole.
+A program takes R rows (queries times heads) of one row of the batch and one
+split of the pages that it visits, a group of G pages at a time. It copies pages
+from the pool into two buffers: while one group is attended to, the next is
+copied. After a row's last group comes the next row's first, so that the memory
+never waits for a new row. Ranges and positions are copied only for groups that
+are not seen whole.
 
-The groups of a split, over all rows of the batch, are one chain: group i of it
-lies in buffer i % 2. Rows that visit nothing are not in it.
+The groups of a split, over all rows of the batch, form a chain, whose group i
+lies in buffer i % 2. Rows that visit nothing are not part of it.
 
 Scales are treated as in `pallas_gpu`. The first dimension of the grid, the
 splits, is the one that the two cores of a chip may share.
 
-Pages of 128 slots, the lanes of a register, suit it best: scales of smaller
-ones XLA lays out anew at every call. So it does ranges and positions, of any
-size; layers that it compiles together share that.
+Pages of 128 slots, the lanes of a register, suit it best: XLA changes the
+layout of smaller pages' scales at every call. It does the same to ranges and
+positions of pages of any size; layers that are compiled together share that
+work.
 """
 
 import functools
@@ -53,7 +54,7 @@ class _Chain(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """Blocks of rows, padded to R; a column for what a row has one of."""
+  """Blocks of rows, padded to R; numbers per row are columns."""
 
   q_RK: Any
   q_scale_R1: Any
@@ -62,17 +63,17 @@ class _Rows(NamedTuple):
 
 
 class _Lists(NamedTuple):
-  """A row's visited pages, in scalar memory: in its table, in the pool."""
+  """Places of a row's visited pages in its table and in the pool, in SMEM."""
 
   logical_1N: Any
   page_1N: Any
 
 
 class _Pages(NamedTuple):
-  """What is copied of a page; in the pool, or G of them in two buffers.
+  """What is copied of a page: in the pool, or G pages in each of two buffers.
 
   A vector of a page's slots is [1, S]. Scales are None where there are none.
-  The pool's visibility is the batch's, [B, N, 1, S].
+  Ranges and positions belong to the batch, [B, N, 1, S].
   """
 
   k: Any
@@ -193,7 +194,7 @@ def _chain(plan, splits, group) -> _Chain:
   )
   length_XB = last_XB - first_XB
   row_XB = jnp.where(length_XB > 0, jnp.arange(B, dtype=jnp.int32)[None], B)
-  # The least such row behind each: a running minimum from the end.
+  # The next such row behind each: a running minimum from the end.
   after_XB = jnp.pad(row_XB[:, 1:], ((0, 0), (0, 1)), constant_values=B)
   return _Chain(
     plan.full_B,
@@ -213,7 +214,7 @@ def _share(count, split, splits, group):
 
 
 def _in_memory(pages):
-  """Pins the pool: XLA would move one that fits into VMEM there first."""
+  """Pins the pool, as XLA would first copy a pool that fits into VMEM there."""
   if dispatch.interpreting():
     return pages
   return jax.tree.map(
@@ -223,7 +224,7 @@ def _in_memory(pages):
 
 
 def _pad(x_BRK, rows):
-  """Repeats the last row, so that padding sees no slot that others do not."""
+  """Repeats the last row, so that padding sees no other slots than the rows."""
   spare = rows - x_BRK.shape[1]
   return jnp.pad(x_BRK, ((0, 0), (0, spare), (0, 0)), mode='edge')
 
@@ -305,8 +306,8 @@ def _kernel(
 
   def step(n, carry):
     buffer = jax.lax.rem(begin + n - first, 2)
-    # The common case by itself, for a TPU's scalar unit is not quick: it has no
-    # loop over pages, and waits once for all pages of a kind.
+    # The common case is separate, because a TPU's scalar unit is slow: there is
+    # no loop over pages, and one wait for all pages of a kind.
     whole_next = (n + 2) * group <= full_ref[b]
 
     @pl.when((n + 1 < last) & whole_next)
@@ -364,7 +365,7 @@ def _kernel(
       jnp.zeros((R, K), jnp.float32),
     ),
   )
-  # Not `> 0`, which a NaN is not either.
+  # `== 0` and not `> 0`, which is false for NaN as well.
   blind_R1 = total_R1 == 0
   total_R1 = jnp.where(blind_R1, 1.0, total_R1)
   out_ref[...] = sum_RK / total_R1
@@ -400,7 +401,7 @@ def _attend(
       logits_RS = jnp.where(visible_RS, logits_RS, -jnp.inf)
       visible.append(visible_RS)
     logits.append(logits_RS)
-  # Page by page first, lane by lane only once: what crosses lanes is slow.
+  # Reduce over pages first and over lanes once, as crossing lanes is slow.
   highest_RS = functools.reduce(jnp.maximum, logits)
   new_peak_R1 = jnp.maximum(peak_R1, highest_RS.max(axis=1, keepdims=True))
   decay_R1 = jnp.exp2(peak_R1 - new_peak_R1)

@@ -2,8 +2,8 @@
 
     lse = log Σ exp(lse_x),   out = Σ exp(lse_x - lse) · out_x
 
-The sum runs over the parts in their order, in float32, so that it has one
-result. A part in which the query saw nothing counts nothing.
+The sum runs over the parts in their order, in float32, so that its result is
+always the same. A part in which the query saw nothing has no weight.
 """
 
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def combine(out_XBRK, lse_XBR):
     lse_XBR: float32, -inf where a part saw nothing.
   """
   peak_BR = lse_XBR.max(axis=0)
-  # An lse of NaN is no blind row's.
+  # Not `> -inf`, which is false for NaN as well.
   blind_BR = peak_BR == -jnp.inf
   peak_BR = jnp.where(blind_BR, 0.0, peak_BR)
   weights_XBR = jnp.exp(lse_XBR - peak_BR[None])
@@ -31,10 +31,9 @@ def combine(out_XBRK, lse_XBR):
 def merge(out_a, lse_a, out_b, lse_b):
   """Returns attention over the keys of `a` and `b`, which are disjoint.
 
-  Zeros for out and lse say "saw nothing", and such a part counts nothing. (One
-  that did see keys and yet returns exactly both, a single key of logit 0 whose
-  value is all zeros, is taken for blind as well: it would add 1 to the sum
-  under the logarithm.)
+  A part with out = 0 and lse = 0 saw nothing and has no weight. (A part that
+  saw a single key of logit 0 whose value is all zeros returns the same two, and
+  is wrongly taken for one: it would add 1 to the sum under the logarithm.)
 
   Args:
     out_a: [..., K], output over one part of the keys.
@@ -50,7 +49,7 @@ def merge(out_a, lse_a, out_b, lse_b):
     blind = (lse == 0) & (out == 0).all(axis=-1)
     return out.astype(jnp.float32), jnp.where(blind, -jnp.inf, lse)
 
-  # Written out: of two parts, sums over them are more steps than the rest.
+  # Written out, because with two parts the generic sums take more steps.
   (a, lse_a), (b, lse_b) = part(out_a, lse_a), part(out_b, lse_b)
   peak = jnp.maximum(lse_a, lse_b)
   peak = jnp.where(peak == -jnp.inf, 0.0, peak)

@@ -1,14 +1,14 @@
-"""Which pages each row visits, worked out once for all layers of a kind.
+"""Which pages each row visits, computed once for all layers of a kind.
 
-A page is visited where some query of the row sees one of its slots. Pages
-that every query sees whole come first, for they need no mask: their ranges and
-positions are not read again. So a layer reads the codes and scales of visited
-pages, and the ranges of those among them that are seen in part.
+A row visits a page if some query of the row sees one of its slots. Pages that
+every query sees whole come first: they need no mask, and their ranges and
+positions are not read again. A layer therefore reads the codes and scales of
+visited pages, and ranges only of those that are seen in part.
 
-Making a plan reads twelve bytes a slot. Ranges and tables are a layer kind's,
-so that a decoding step makes one plan a kind and every layer uses it. It tests
-each slot, where summaries of a page (least start, greatest limit) would let in
-pages whose ranges lie on both sides of a query.
+Making a plan reads twelve bytes per slot. Ranges and tables belong to a kind of
+layer (local or global), so that a decoding step makes one plan per kind for all
+its layers. The plan tests each slot. Summaries of a page (least start, greatest
+limit) would also admit pages whose ranges lie on both sides of a query.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ class Plan(NamedTuple):
   """Visited pages of each row; all fields int32.
 
   Attributes:
-    logical_BN: their places in the row's table: pages seen whole, ascending,
-      then the others, ascending. Beyond `count_B` the last one is repeated.
+    logical_BN: their places in the row's table: first pages seen whole, then
+      the others, each ascending. Places beyond `count_B` repeat the last one.
     page_BN: their places in the pool, in the same order.
     full_B: how many of them every query sees whole.
     count_B: how many there are.
@@ -60,7 +60,7 @@ def make(table_BN, ranges, *, pages, window) -> Plan:
   logical_BN = jnp.take_along_axis(order_BN, place_BN, axis=1)
   return Plan(
     logical_BN.astype(jnp.int32),
-    # A row that visits nothing lists page 0, which nobody reads.
+    # A row that visits nothing lists page 0, which is not read.
     jnp.clip(jnp.take_along_axis(table_BN, logical_BN, axis=1), 0, pages - 1),
     full_BN.sum(axis=1, dtype=jnp.int32),
     count_B,
@@ -68,5 +68,5 @@ def make(table_BN, ranges, *, pages, window) -> Plan:
 
 
 def present(table, pages):
-  """Whether a table's entry is a page of the pool; any other marks absence."""
+  """Whether a table's entry is a page of the pool; others mean absence."""
   return (table >= 0) & (table < pages)

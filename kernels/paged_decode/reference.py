@@ -1,9 +1,10 @@
-"""The definition: lay each row's pages side by side, then attend to them.
+"""The definition: gather each row's pages, then attend to them.
 
     k[b, n·S + s] = k_pool[table[b, n], s]
 
-An absent page's slots are seen by nobody. What unseen slots hold, NaN too,
-does not matter, so it is replaced by zeros before it can meet a weight of 0.
+No query sees the slots of an absent page. Unseen slots may hold anything, NaN
+included, so that they are replaced by zeros before a weight of 0 multiplies
+them.
 """
 
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def decode(
   seen_BM = operands.visible(ranges, window).any(axis=1)
 
   def gather(pool):
-    """[P, S, …] -> [B, M, …], zeros where no query sees the slot."""
+    """[P, S, …] -> [B, M, …], with zeros where no query sees the slot."""
     x = pool[jnp.clip(table_BN, 0, P - 1)]
     x = x.reshape(seen_BM.shape + pool.shape[2:])
     seen = seen_BM.reshape(seen_BM.shape + (1,) * (x.ndim - 2))

@@ -1,7 +1,7 @@
-"""Queries as rows of a matrix: every query's every head, R = L·H.
+"""Queries as rows of a matrix: all heads of all queries, R = L·H.
 
-Row r is head r % H of query r // H. Scales per channel leave the kernel here:
-q · (k ∘ c) = (q ∘ c) · k.
+Row r is head r % H of query r // H. Scales per channel are applied here,
+outside the kernel: q · (k ∘ c) = (q ∘ c) · k.
 """
 
 from kaiju_jax.kernels.visibility_attention import codes
@@ -37,5 +37,5 @@ def unpack(out_BRK, lse_BR, v_scale, shape, dtype):
 
 
 def per_token(scale):
-  """Returns the scale where it is one per token [P, S], else None."""
+  """Returns the scale if it is one per token [P, S], otherwise None."""
   return scale if scale is not None and scale.ndim == 2 else None

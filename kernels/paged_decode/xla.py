@@ -1,8 +1,8 @@
-"""Paged decode in plain XLA: gathers visited pages, a few of each row a step.
+"""Paged decode in plain XLA: gathers a few visited pages of each row per step.
 
-It ends with the row that visits most, so that a step's cost is set by what is
-seen, not by how long the table is. Steps in which every row has a page that all
-of its queries see whole come first, and ask for no ranges.
+It ends with the row that visits most pages, so that its cost depends on what is
+seen and not on the table's length. The first steps are those in which all rows
+have pages that all of their queries see whole; they need no ranges.
 """
 
 import functools
@@ -55,7 +55,7 @@ def decode(
     return x_BGS.reshape(B, G * S)
 
   def visible_of(place_G, logical_BG):
-    # Beyond the plan's end, as beyond a row's count: a page seen by nobody.
+    # No query sees a place beyond the row's count.
     inside_BG = place_G[None] < plan.count_B[:, None]
     taken = {
       name: take(getattr(ranges, name), logical_BG)
@@ -84,7 +84,7 @@ def decode(
       visible_BLJ = visible_of(place_G, plan.logical_BN[:, within_G])
       visible_BRJ = jnp.repeat(visible_BLJ, H, axis=1)
       logits_BRJ = jnp.where(visible_BRJ, logits_BRJ, -jnp.inf)
-      # What nobody sees may be NaN, a token's scale if it is codes.
+      # Unseen values may be NaN; in codes the scale per token may be.
       seen_BJ = visible_BLJ.any(axis=1)
       if scales.v is None:
         v_BJK = jnp.where(seen_BJ[..., None], v_BJK, jnp.zeros_like(v_BJK))
@@ -113,7 +113,7 @@ def decode(
   carry = jax.lax.fori_loop(0, whole, functools.partial(step, True), carry)
   carry = jax.lax.fori_loop(whole, end, functools.partial(step, False), carry)
   peak_BR, total_BR, sum_BRK = carry
-  # Not `> 0`, which a NaN is not either.
+  # `== 0` and not `> 0`, which is false for NaN as well.
   blind_BR = total_BR == 0
   total_BR = jnp.where(blind_BR, 1.0, total_BR)
   lse_BR = jnp.where(blind_BR, 0.0, peak_BR + jnp.log(total_BR))

@@ -1,22 +1,24 @@
-"""Squinch's entry: gradients to 6 bits a number, and sums of them back.
+"""Squinch's entry: gradients to 6 bits per number, and sums of them back.
 
     packed = api.encode(x_RC)                 uint8[6, R/8, C]
     parts = api.encode_parts(x_RC, 8)         uint8[8, 6, R/64, C]
     x̂_RC = api.decode(packed)                float32[R, C]
     sum_RC = api.decode_sum(received)         float32[R/8, C] of such parts
 
-The code, its element codes and its headers are `reference.py`'s; so are the
-bits of every implementation where a root and a logarithm are the reference's.
-Decoding takes neither, and is the same to the bit on every device. Encoding
+`reference.py` defines the layout, the element codes and the headers. An
+implementation gives the same bits where its root and its logarithm are the
+reference's. Decoding uses neither, and gives the same bits on every device.
+Encoding with the header
 
-    quarter   is the reference's bits as a CPU has them wherever the root is
-              rounded correctly: on a GPU, by construction
-    ln6       may name the next header, one up or down, where a backend's
-              logarithm differs in its last bits at the edge between the two;
-              either header stands for the same numbers equally well
+    quarter   gives the bits that the reference gives on a CPU, wherever the
+    root
+              is rounded correctly (on a GPU, by construction)
+    ln6       may give the next header, one up or down, where a backend's
+              logarithm differs in its last bits at the edge between two
+              headers; both then represent the same numbers equally well
 
-A kernel reads what it is given once, bf16 as bf16, and writes once 0.75 bytes a
-number, or 4 a number of the sum.
+A kernel reads its operand once, bf16 as bf16, and writes once: 0.75 bytes per
+number, or 4 per number of a sum.
 """
 
 import operator
@@ -49,7 +51,7 @@ def encode(
     x_RC: floats; R a multiple of 8.
     elements: of `reference.ELEMENTS`.
     header: of `reference.HEADERS`.
-    implementation: a key of `RUNS_ON`; None picks by platform and shape.
+    implementation: a key of `RUNS_ON`; with None platform and shape choose.
 
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.
@@ -67,11 +69,11 @@ def encode_parts(
   *,
   implementation: str | None = None,
 ) -> jax.Array:
-  """Returns uint8[N, 6, R/8N, C]: each part's bytes together, for its owner.
+  """Returns uint8[N, 6, R/8N, C], in which each part's bytes are contiguous.
 
   Args:
     x_RC: floats; R a multiple of 8N.
-    parts: N, into which the rows are cut in their order.
+    parts: N, the number of equal parts that the rows are cut into, in order.
     elements: of `reference.ELEMENTS`.
     header: of `reference.HEADERS`.
     implementation: as for `encode`.
@@ -130,7 +132,7 @@ def decode_sum(
   *,
   implementation: str | None = None,
 ) -> jax.Array:
-  """Returns float32[8 · G, C], what N sources decode to, added in their order.
+  """Returns float32[8 · G, C], the sum of N decoded sources in their order.
 
   Args:
     packed_NPGC: uint8[N, 6, G, C]; N at least 1.

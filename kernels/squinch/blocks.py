@@ -1,11 +1,12 @@
 """Which implementation and which tiles suit a shape. Pure Python.
 
-A GPU's program holds eight rows of a tile in registers, eight columns of bf16
-or four of f32 in a thread: loads of 16 bytes. A TPU's block is one vector of
-128 columns wide, for a strided load of every eighth row can be no wider.
+A GPU's program holds eight rows of a tile in registers. A thread has eight
+columns of bf16 or four of f32, so that it loads 16 bytes. A TPU's block is one
+vector of 128 columns wide, because a strided load of every eighth row can be no
+wider.
 
-Measured tiles come first, where `autotune` found some on the device at hand;
-the rules here were compiled, not timed.
+Where `autotune` has measured on the device at hand, its tiles come first. The
+rules here were compiled, not timed.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Threads(NamedTuple):
 
   Attributes:
     columns: of a thread.
-    N: sources that are loaded together; it divides them.
+    N: sources that are loaded together; a divisor of their number.
     warps: of a program.
   """
 
@@ -46,7 +47,7 @@ class Gpu(NamedTuple):
   Attributes:
     G: groups; a power of two, as is C.
     C: columns.
-    N: as of `Threads`.
+    N: as in `Threads`.
     warps: of a program.
   """
 
@@ -61,7 +62,7 @@ class Tpu(NamedTuple):
 
   Attributes:
     G: groups, a multiple of 32.
-    N: sources of a block; it divides them.
+    N: sources of a block; a divisor of their number.
   """
 
   G: int
@@ -70,7 +71,7 @@ class Tpu(NamedTuple):
 
 @contextlib.contextmanager
 def trying(sizes: Threads | Tpu) -> Iterator[None]:
-  """Within it, kernels are traced with these sizes."""
+  """Traces kernels with these sizes."""
   token = _tried.set(sizes)
   try:
     yield
@@ -81,8 +82,8 @@ def trying(sizes: Threads | Tpu) -> Iterator[None]:
 def implementation(platform: str, parts: int, groups: int, columns: int) -> str:
   """Returns the implementation for uint8[parts, 6, groups, columns].
 
-  On a TPU XLA has what would fill only a corner of a block: few groups or few
-  columns.
+  On a TPU XLA computes arrays of few groups or few columns, which would fill
+  only a corner of a block.
   """
   if platform == 'gpu' and parts * groups * 8 * columns < _GPU_LIMIT:
     return 'pallas_gpu'
@@ -121,9 +122,9 @@ def tpu(kind: str, *, parts: int, groups: int, itemsize: int) -> Tpu:
 
   Args:
     kind: of KINDS.
-    parts: as of `gpu`.
+    parts: as for `gpu`.
     groups: of a part.
-    itemsize: as of `gpu`.
+    itemsize: as for `gpu`.
   """
   sizes = (
     _tried.get()
@@ -135,7 +136,7 @@ def tpu(kind: str, *, parts: int, groups: int, itemsize: int) -> Tpu:
 
 
 def key(kind: str, parts: int, itemsize: int) -> str:
-  """Returns what measured sizes are filed under."""
+  """Returns the key of measured sizes."""
   if kind == 'encode':
     return tuned.key(kind=kind, itemsize=itemsize)
   return tuned.key(kind=kind, parts=parts)

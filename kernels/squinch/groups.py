@@ -1,12 +1,12 @@
-"""The arithmetic of one group of eight, row by row, for inside a kernel.
+"""The arithmetic of one group of eight, row by row, for use in a kernel.
 
-What `reference.py` does to arrays [G, 8, C], on eight arrays of any one shape:
-a kernel loads each row of its groups by itself, and no value ever moves to
-another row. The bits are the reference's. Where a step is left out or turned
-around, a comment says why that changes none.
+`reference.py` computes on arrays [G, 8, C]; these functions compute the same on
+eight arrays of any one shape. A kernel loads each row of its groups separately,
+and no value moves to another row. The bits are the reference's. Where a step is
+left out or reordered, a comment says why that changes no bit.
 
-How a table is looked up depends on the device, as does the root: both are the
-kernel's own.
+The look-up of a table and the root depend on the device, and the kernel passes
+its own.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ def encode(
   element: Callable[[jax.Array, jax.Array], jax.Array],
   header: str,
 ) -> list[jax.Array]:
-  """Returns the six planes of groups: int32, of which the low byte counts.
+  """Returns the six planes of groups: int32, of which the low byte is used.
 
   Args:
     rows: eight arrays, bits of float32 as int32.
     look_up: headers → entries of `reference.SCALES`.
     element: float32 magnitudes, scales → int32, of which the low four bits
-      are the element; any at all where the magnitude is no number.
+      are the element; anything where the magnitude is inf or NaN.
     header: of `reference.HEADERS`.
   """
   sizes = [row & np.int32(0x7FFFFFFF) for row in rows]
@@ -45,7 +45,7 @@ def encode(
   codes = [element(_float(size), scale) for size in sizes]
   pairs = [low + (high << 4) for low, high in zip(codes[:4], codes[4:])]
   signs = functools.reduce(
-    # One instruction, where there is a shift of two words.
+    # One instruction on devices that can shift two words.
     lambda signs, row: (signs << 1) | _sign(row),
     reversed(rows),
     jnp.zeros_like(q),
@@ -55,7 +55,7 @@ def encode(
   return [
     q,
     jnp.where(is_empty, 0, signs),
-    # Instead of taking care of inf and NaN in each of the eight.
+    # Once here, instead of for inf and NaN in each of the eight.
     *(jnp.where(is_spoilt, 0, pair) for pair in pairs),
   ]
 
@@ -77,8 +77,8 @@ def decode(
   q, signs, *pairs = planes
   unit = look_up(q)
   codes = [pair & 15 for pair in pairs] + [pair >> 4 for pair in pairs]
-  # A product and no more: were the sign a factor too, a compiler might fuse a
-  # sum behind it, and round once where the reference rounds twice.
+  # The sign is not a factor of the product: a compiler might then fuse it with
+  # the sum that follows, and round once where the reference rounds twice.
   sizes = [_level(code, level, elements) * unit for code in codes]
   return [
     _float(_bits(size) ^ ((signs << (31 - i)) & _SIGN))
@@ -100,8 +100,8 @@ def element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
   found = jnp.sqrt(squared)
   if elements == 'zero':
     found = found + 0.5
-  # In the last bits of a float of such a size, for a cast is many instructions
-  # where it has to cut towards zero on either side.
+  # The integer is in the last bits of a float of this size. A cast, which has
+  # to round negative numbers towards zero as well, takes many instructions.
   return _bits(jnp.floor(jnp.minimum(found, 15)) + 2.0**23)
 
 

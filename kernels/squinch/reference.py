@@ -3,33 +3,35 @@
 From the sources: blocks of eight values; an 8-bit logarithm of the block's
 largest magnitude, eight signs, eight 4-bit elements; elements on a square-root
 scale, which minimizes the expected error of the logarithm where magnitudes are
-log-uniform; and, of the header,
+log-uniform; and for the header
 
     q      = clip(int(6 · ln max + 129), 0, 255)
     maxabs = exp((q − 128) / 6)
 
-Our guesses, since the sources give no more: the element codes, with
-r = |x| / maxabs,
+The sources give no more. The element codes are our guesses, with
+r = |x| / maxabs:
 
     zero    k = min(15, floor(15·√r + 1/2))    x̂ = ±(k/15)² · maxabs
     floor   k = min(15, floor(16·√r))          x̂ = ±(2k(k+1) + 1)/512 · maxabs
 
-`floor` is the more accurate on a logarithmic scale but cannot say zero, and
-under Adam an element whose gradient is exactly zero would drift by nearly the
-learning rate each step: `zero` is the default. A third is a table:
+`floor` is more accurate on a logarithmic scale but cannot represent zero: under
+Adam an element whose gradient is exactly zero would drift by nearly the
+learning rate each step. So `zero` is the default. A third code is a table:
 
     fitted  0, and fifteen levels fitted to gradients: the nearest in the
-            logarithm, but zero below r = 1/900, where `zero` has it too
+            logarithm, but zero below r = 1/900, as in `zero`
 
-It is nearer than `zero` in the logarithm and no worse in squares, with the same
-numbers flushed, on gradients it was not fitted to (`experiments.codecs` made
-the table, and prints the comparison), and costs fifteen comparisons.
+On gradients to which it was not fitted it is nearer than `zero` in the
+logarithm and no worse in squares, and makes the same numbers zero. It costs
+fifteen comparisons. `experiments.codecs` made the table and prints the
+comparison.
 
-q = 0 is kept for a block of zeros and q = 255 for one with inf or NaN in it,
-which decodes to NaN: a gradient that is no number must not become a quiet zero.
+q = 0 is reserved for a block of zeros and q = 255 for a block with inf or NaN,
+which decodes to NaN: a gradient that is not finite must not silently become
+zero.
 
-A second header is ours, for speed and for the same bits everywhere: steps of
-2^(1/4), read off the float's exponent and three comparisons of its mantissa.
+A second header is ours, for speed and for the same bits on every device: steps
+of 2^(1/4), read off the float's exponent and three comparisons of its mantissa.
 
     ln6       the sources': 5.4e-10 … 1.3e9
     quarter   maxabs = 2^((q − 128)/4), at least max: 2.8e-10 … 3.0e9
@@ -57,18 +59,18 @@ _UNROLL = 4
 ELEMENTS = ('zero', 'floor', 'fitted')
 HEADERS = ('ln6', 'quarter')
 
-# Headers of a group of zeros, and of one with inf or NaN in it.
+# Headers of a group of zeros, and of a group with inf or NaN.
 ZERO, NAN = 0, 255
-# As integers magnitudes keep their order; inf, and above it NaN, come last.
+# As integers magnitudes keep their order; inf comes last, and NaN after it.
 INFINITY = 0x7F800000
 _Q = np.arange(256)
 _MAXABS = {
   'ln6': np.exp((_Q - 128) / 6),
   'quarter': np.exp2((_Q - 128) / 4),
 }
-# Both ways read a table, so that every backend agrees to the bit. Encoding:
-# what |x| is multiplied by before the root, 15², 16² or 1 over maxabs; nothing
-# for a group that its header alone names.
+# Both directions read a table, so that every backend agrees to the bit.
+# Encoding multiplies |x| by this before the root: 15², 16² or 1 over maxabs,
+# and 0 for a group that its header describes completely.
 SCALES = {
   (elements, header): np.where(
     (_Q == ZERO) | (_Q == NAN), 0, count**2 / maxabs
@@ -76,8 +78,9 @@ SCALES = {
   for elements, count in (('zero', 15), ('floor', 16), ('fitted', 1))
   for header, maxabs in _MAXABS.items()
 }
-# Decoding: what an integer, k² or 2k(k+1) + 1 or a table's, is multiplied by. A
-# product of three would be regrouped by one compiler and not by the next.
+# Decoding multiplies an integer (k², 2k(k+1) + 1 or a table's) by this. A
+# product of three factors would be regrouped by some compilers and not by
+# others.
 UNITS = {
   (elements, header): np.select(
     [_Q == ZERO, _Q == NAN], [0, np.nan], maxabs / steps
@@ -85,9 +88,9 @@ UNITS = {
   for elements, steps in (('zero', 15**2), ('floor', 512), ('fitted', 10_000))
   for header, maxabs in _MAXABS.items()
 }
-# Mantissas of 2^(1/4), 2^(1/2), 2^(3/4): one more quarter from each on.
+# Mantissas of 2^(1/4), 2^(1/2), 2^(3/4), each of which begins another quarter.
 _MANTISSAS = np.exp2(np.arange(1, 4) / 4).astype(np.float32)
-# In ten-thousandths of maxabs, and where the next level begins, of √r.
+# Levels in ten-thousandths of maxabs, and the values of √r where they begin.
 FITTED = np.array(
   [0, 59, 195, 407, 693, 1054, 1490, 2004]
   + [2595, 3271, 4036, 4903, 5905, 7088, 8514, 9455]
@@ -108,7 +111,7 @@ def encode(
     header: of HEADERS.
 
   Raises:
-    ValueError: rows that fill no group, or an unknown code.
+    ValueError: rows that are no multiple of 8, or an unknown code.
   """
   check(elements, header)
   rows, columns = x_RC.shape
@@ -121,7 +124,7 @@ def encode(
   size_GIC = bits_GIC & 0x7FFFFFFF
   # As integers, for speed; a NaN is the largest of its group.
   q_GC = header_code(jnp.max(size_GIC, axis=1), header)
-  # What is no number is made one here, for its group's scale to make it zero.
+  # Inf and NaN become finite here, and their group's scale makes them zero.
   size_GIC = lax.bitcast_convert_type(
     jnp.minimum(size_GIC, INFINITY - 1), jnp.float32
   )
@@ -131,7 +134,7 @@ def encode(
     k_GIC = k_GIC + 0.5
   elif elements == 'fitted':
     k_GIC = sum((k_GIC >= edge).astype(jnp.float32) for edge in FITTED_EDGES)
-  # The cast cuts towards zero: floor, where nothing is negative.
+  # The cast rounds towards zero, which is floor, as nothing is negative.
   k_GIC = jnp.minimum(k_GIC, 15).astype(jnp.uint8)
   place_I = jnp.arange(GROUP, dtype=jnp.uint8)
   signs_GC = jnp.sum(
@@ -152,7 +155,7 @@ def decode(
   """Returns float32[8 · G, C] of `encode`'s planes.
 
   Raises:
-    ValueError: something else than six planes, or an unknown code.
+    ValueError: not six planes of uint8, or an unknown code.
   """
   check(elements, header)
   planes, groups, columns = packed_PGC.shape
@@ -172,7 +175,7 @@ def decode(
   else:
     level_GIC = 2 * k_GIC * (k_GIC + 1) + 1
   size_GIC = level_GIC.astype(jnp.float32) * unit_GC[:, None]
-  # The sign goes straight to its bit.
+  # The sign is written into the float's sign bit.
   place_I = 31 - jnp.arange(GROUP, dtype=jnp.int32)
   sign_GIC = signs_GC.astype(jnp.int32)[:, None] << place_I[None, :, None]
   bits_GIC = lax.bitcast_convert_type(size_GIC, jnp.int32)
@@ -205,7 +208,7 @@ def encode_parts(
 def decode_sum(
   packed_NPGC: jax.Array, elements: str = 'zero', header: str = 'ln6'
 ) -> jax.Array:
-  """Returns float32[8 · G, C], what N devices sent, added up in their order.
+  """Returns float32[8 · G, C], the sum of N devices' parts in their order.
 
   Args:
     packed_NPGC: uint8[N, 6, G, C], of `encode`.
@@ -215,9 +218,9 @@ def decode_sum(
   Raises:
     ValueError: see `decode`.
   """
-  # A GPU's compiler makes one loop over the sum of the reduction, and takes
-  # three times as long for a step with scans in it. A CPU's does not vectorize
-  # the reduction, and a TPU's writes what it decodes to memory.
+  # A GPU's compiler makes one loop of the reduction, and a step with scans
+  # takes three times as long there. A CPU's compiler does not vectorize the
+  # reduction, and a TPU's writes the decoded parts to memory.
   return lax.platform_dependent(
     packed_NPGC,
     cuda=functools.partial(sum_at_once, elements=elements, header=header),
@@ -243,7 +246,7 @@ def sum_in_turn(packed_NPGC: jax.Array, elements: str, header: str):
 
 
 def check(elements: str, header: str) -> None:
-  """Refuses codes that there are not.
+  """Refuses unknown codes.
 
   Raises:
     ValueError: names the argument, its value and what would be right.
@@ -259,7 +262,7 @@ def check(elements: str, header: str) -> None:
 
 
 def header_code(largest_GC: jax.Array, header: str) -> jax.Array:
-  """Returns the header, int32: 0 of what is too small, 255 of no number.
+  """Returns the header, int32: 0 if too small, 255 for inf and NaN.
 
   Args:
     largest_GC: a float32's bits, without sign.

@@ -1,8 +1,8 @@
-"""Five trits a byte: 1.6 bits for each of −1, 0 and 1.
+"""Five trits (−1, 0 or 1) per byte: 1.6 bits per trit.
 
-From the sources: 1.6 bits a weight, which is five base-3 digits in a byte
-(3⁵ = 243). Our guess: which five. Rows are taken in five planes of R/5 rows
-each, and row j of all planes share a byte,
+From the sources: 1.6 bits per weight, which is five base-3 digits in a byte
+(3⁵ = 243). Our guess is which five share a byte. Rows are cut into five planes
+of R/5 rows each, and the rows j of all planes share one,
 
     packed[j] = Σ 3^i · (x[i·R/5 + j] + 1)      i = 0…4
 
@@ -10,8 +10,8 @@ so that nothing is interleaved: packing is four multiply-adds of contiguous
 slices. Digits come back by dividing by 3, as a product and a shift in 16 bits:
 ⌊b/3⌋ = (171·b) » 9 for every b ≤ 255.
 
-Rows that fill no fifth plane are zeros. Bytes 243…255 say nothing: they mean
-damage, and decode to zeros.
+Where R is no multiple of five, the rest is padded with zeros. Bytes 243…255 are
+no five digits: they mean damage, and decode to zeros.
 """
 
 import jax
@@ -49,7 +49,7 @@ def encode(x: jax.Array) -> jax.Array:
 
 
 def decode(packed: jax.Array, rows: int) -> jax.Array:
-  """Returns int8[R, …], zeros where a byte is no five digits.
+  """Returns int8[R, …], with zeros for bytes that mean damage.
 
   Args:
     packed: of `encode`.

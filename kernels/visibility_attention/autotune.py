@@ -2,10 +2,11 @@
 
     python -m kaiju_jax.kernels.visibility_attention.autotune
 
-At the largest preset's shape, with and without a window, in bfloat16 and in
-half-int8; a quarter of an hour, by our guess. Winners go to `tuned.json` beside
-this file, from where `blocks.py` takes them. On a GPU each kernel is tuned
-alone: while dq tries, dk and dv keep their blocks. On a TPU all share theirs.
+It searches at the largest preset's shape, with and without a window, in
+bfloat16 and in half-int8; our guess is a quarter of an hour. Winners go to
+`tuned.json` beside this file, where `blocks.py` reads them. On a GPU each
+kernel is tuned alone: while blocks of dq are tried, dk and dv keep theirs. On a
+TPU all kernels share their blocks.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def kinds(platform: str) -> list[str]:
 
 
 def candidates(kind: str) -> list[Tried]:
-  """Returns blocks to try; most of what registers cannot hold is left out."""
+  """Returns blocks to try, without most of those that registers cannot hold."""
   if kind == TPU:
     return [
       blocks.TpuTiles(rows, keys)
@@ -80,7 +81,7 @@ def tune(
   named: Mapping[str, shapes.Shape] = SHAPES,
   repeats: int = 5,
 ) -> dict[str, tuned.Found]:
-  """Searches for every shape and kernel, and writes what it found.
+  """Searches for every shape and kernel, and writes the winners.
 
   Args:
     folder: where `tuned.json` is.
@@ -88,7 +89,7 @@ def tune(
     repeats: rounds, each timing every candidate once.
 
   Returns:
-    What was found, by its key.
+    The winners by their keys.
 
   Raises:
     ValueError: a platform without kernels.
@@ -110,7 +111,7 @@ def tune(
 
 
 def key_of(shape: shapes.Shape, kind: str) -> str:
-  """Returns what a kernel's winner at a shape is filed under."""
+  """Returns the key of a kernel's winner at a shape."""
   if kind == TPU:
     return blocks.tpu_key(shape.window, shape.heads, shape.head_dim, 2)
   return blocks.gpu_key(kind, shape.window, shape.head_dim, 2, shape.coded)
@@ -125,9 +126,9 @@ def search(
   """Returns the fastest blocks of one kernel.
 
   Args:
-    shape: at which.
-    kind: of `kinds`; 'dq' and 'dkv' are timed within the backward pass, a TPU's
-      within both passes.
+    shape: of the attention.
+    kind: of `kinds`. 'dq' and 'dkv' are timed within the backward pass, a TPU's
+      blocks within both passes.
     tried: blocks for that kernel.
     repeats: rounds.
   """

@@ -2,13 +2,14 @@
 
     python -m kaiju_jax.kernels.visibility_attention.bench [--json=PATH]
 
-On a CPU nothing is timed: the table holds the operations and bytes that a shape
-needs, and the pairs of tiles that the GPU's and the TPU's kernels visit beside
-those that they have to. On an accelerator each row is timed against the others
-of its shape, and compared with the reference at 2,048 tokens.
+On a CPU nothing is timed. The table holds the operations and bytes that a shape
+needs, and for the GPU's and the TPU's kernels the pairs of tiles that they
+visit and that they have to visit. On an accelerator each row is timed against
+the others of its shape, and compared with the reference at 2,048 tokens.
 
-The backward pass needs five products a visible pair, the forward pass two. The
-kernel makes seven, for it recomputes two of them in either of its halves.
+The backward pass needs five products per visible pair, the forward pass two.
+The kernels compute seven in the backward pass, as both of its halves recompute
+two.
 """
 
 from collections.abc import Iterator
@@ -115,7 +116,7 @@ def _gpu_tiles(shape, kind):
 
 
 def _tpu_tiles(shape, kind):
-  """The same; all kernels have the same tiles there."""
+  """The same for a TPU, where all kernels have the same tiles."""
   del kind
   rows, keys = blocks.tpu(
     length=shape.length,
@@ -158,7 +159,7 @@ def _ours(shape) -> list[str]:
 
 
 def _contenders(shape, ours):
-  """By name, the calls of both passes; whoever cannot is named on stderr."""
+  """Calls of both passes by name; one that fails is reported on stderr."""
   floats, _, dout_BLHK, _ = operands(shape._replace(coded=False))
   makers = {name: functools.partial(_own, shape, name) for name in ours}
   makers |= peers.available(shape, *floats, dout_BLHK)

@@ -1,10 +1,10 @@
 """Which implementation and which block sizes suit a shape. Pure Python.
 
-Those of `chunked` were measured on a CPU with
-`experiments.benchmarks.attention`,
-those of the GPU kernels by what their compilers say of registers, those of
-`pallas_tpu` by the schedules that its compiler makes. Where `autotune` measured
-on the device at hand, its winners stand instead.
+The sizes of `chunked` were measured on a CPU with
+`experiments.benchmarks.attention`. Those of the GPU kernels follow from the
+registers that their compilers report, those of `pallas_tpu` from its compiler's
+schedules. Where `autotune` has measured on the device at hand, its winners
+replace them.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from kaiju_jax.kernels import tuned
 
-# One dense block of this many logits per head is as fast as a march.
+# With up to this many logits per head a dense block is as fast as a march.
 _DENSE = 128 * 128
-# Logits that one step of a march holds: a few MiB of float32, near the caches.
+# Logits that one step of a march holds: a few MiB of float32, about a cache.
 _LOGITS = 2**19
 # The kernel of a platform that has one.
 _KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
@@ -31,8 +31,8 @@ class Sizes(NamedTuple):
   """Blocks of the chunked implementation.
 
   Attributes:
-    I: queries a block.
-    J: keys a block.
+    I: queries per block.
+    J: keys per block.
     Z: blocks that march together.
   """
 
@@ -44,10 +44,10 @@ class Sizes(NamedTuple):
 def implementation(
   platform: str, length: int, memory: int, head_dim: int
 ) -> str:
-  """Returns the platform's kernel, or what is faster in plain XLA on a CPU.
+  """Returns the platform's kernel, or the faster one in plain XLA.
 
-  Of more than 256 channels neither a GPU program nor a TPU's vector memory has
-  room for a tile: those heads are XLA's.
+  Heads of more than 256 channels are left to XLA, as neither a GPU program nor
+  a TPU's vector memory has room for a tile of them.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -90,8 +90,8 @@ MOSAIC = 'mosaic_forward'
 # When `pallas_gpu` makes floats of values.
 VALUES = 'values'
 
-# By the bytes of a key in floats: as large as H100's registers hold without a
-# spill. Compiled, not timed.
+# Keyed by the bytes of a key in floats: the largest tiles that H100's registers
+# hold without a spill. Compiled, not timed.
 _GPU = {
   256: {
     'forward': Tiles(128, 128, 8, 2),
@@ -116,12 +116,12 @@ _tried = contextvars.ContextVar('tried', default=types.MappingProxyType({}))
 def trying(
   tiles: 'Tiles | TpuTiles | MosaicTiles | Values', *kinds: str
 ) -> Iterator[None]:
-  """Within it, kernels of `kinds` are traced with these blocks.
+  """Traces kernels of `kinds` with these blocks.
 
   Args:
     tiles: blocks.
-    kinds: of GPU_KINDS, TRITON, MOSAIC, VALUES or 'tpu'; by default all that
-      such tiles are for.
+    kinds: of GPU_KINDS, TRITON, MOSAIC, VALUES or 'tpu'; the default is all
+      kinds that take such tiles.
   """
   every = {
     Tiles: (*GPU_KINDS, TRITON),
@@ -175,21 +175,22 @@ def gpu(
 
 
 class MosaicTiles(NamedTuple):
-  """Blocks of the Mosaic GPU kernel, whose query tiles are 128 rows always.
+  """Blocks of the Mosaic GPU kernel, whose query tiles always have 128 rows.
 
   Attributes:
     keys: of a key block.
-    stages: visited blocks that are in shared memory together.
+    stages: visited blocks that are in shared memory at once.
   """
 
   keys: int
   stages: int
 
 
-# Two warpgroups that multiply by turns, and the rows of one instruction.
+# Two warpgroups that multiply in turn, of 64 rows each, as one instruction
+# takes.
 MOSAIC_ROWS = 2 * 64
-# Of a multiprocessor's shared memory, and visited blocks beyond which more are
-# idle.
+# The shared memory of a multiprocessor that a program may use, and the number
+# of stages beyond which more would be idle.
 _MOSAIC_BYTES, _MOSAIC_STAGES = 224 * 1024, 4
 
 
@@ -207,7 +208,7 @@ def mosaic(
 
   Args:
     row_bytes: of a row's query and output in shared memory.
-    key_bytes: of a key, its value and what else the kernel reads of it.
+    key_bytes: of a key, its value and all else that the kernel reads per key.
     window: as `api.forward` has it.
     head_dim: K.
     integer_dot: whether q and k meet as codes.
@@ -224,10 +225,10 @@ def mosaic(
 
 
 class Values(NamedTuple):
-  """Where values of codes become floats in `pallas_gpu`'s forward pass.
+  """Where `pallas_gpu`'s forward pass turns values of codes into floats.
 
   Attributes:
-    first: 1 for once, before the kernel; 0 for within it, in each tile.
+    first: 1: once, before the kernel; 0: within it, in each tile.
   """
 
   first: int
@@ -236,10 +237,11 @@ class Values(NamedTuple):
 def dequantize_first(rows: int, window: int | None, head_dim: int) -> bool:
   """Returns whether values become floats before the forward kernel on a GPU.
 
-  Within it they take half the bytes, and each visit of a block takes 891
-  instructions and not 715 (counted in its PTX, without a mask). So few tiles
-  read codes; from 16 on they read floats, of which one head is all there is.
-  That number is our guess, for nobody has timed the two.
+  Codes are half the bytes to read, but each visit of a block then takes 891
+  instructions instead of 715 (counted in its PTX, without a mask). A pass over
+  the one KV head beforehand pays where many tiles read it, so that up to 16
+  tiles read codes and more read floats. The number 16 is our guess: the two
+  were not timed.
 
   Args:
     rows: queries times heads.
@@ -262,7 +264,7 @@ def gpu_key(
   itemsize: int,
   integer_dot: bool,
 ) -> str:
-  """Returns what measured blocks of a GPU kernel are filed under."""
+  """Returns the key of a GPU kernel's measured blocks."""
   return tuned.key(
     kind=kind,
     windowed=window is not None,
@@ -273,15 +275,16 @@ def gpu_key(
 
 
 def _power(size: int) -> int:
-  """The power of two from `size` on, at least what a matrix unit takes."""
+  """The least power of two ≥ `size`, and ≥ 16, which a matrix unit takes."""
   return max(16, 1 << (size - 1).bit_length())
 
 
 def plan_tiles(rows: int, heads: int) -> int:
   """Returns how many query tiles of `rows` rows share one list of key blocks.
 
-  Together they hold about 8 tokens, a small part of a key block: the list of
-  all is hardly longer than that of one, and there are at most L / 8 of them.
+  Such tiles hold about 8 tokens together, a small part of a key block. Their
+  common list is hardly longer than the list of one tile, and there are at most
+  L / 8 lists.
   """
   return max(1, _PLAN_TOKENS * heads // rows)
 
@@ -315,10 +318,10 @@ def tpu(
 ) -> TpuTiles:
   """Returns the blocks of the TPU kernels: measured ones where there are any.
 
-  By the schedules that are compiled for v5e, v5p and v6e about 1,024 rows by
-  512 keys keep the units busy, and hardly less from half as many rows on. With
-  a short window 256 keys see enough fewer pairs in vain to be ahead. Tiles of
-  whole tokens are planned most exactly, and tiles that divide the rows evenly
+  In the schedules that are compiled for v5e, v5p and v6e, about 1,024 rows by
+  512 keys keep the units busy, and half as many rows hardly less so. With a
+  short window 256 keys are better, as they compute fewer unseen pairs. The plan
+  is most exact for tiles of whole tokens, and tiles that divide the rows evenly
   spare a padded copy of the queries.
 
   Args:
@@ -350,7 +353,7 @@ def tpu(
 def tpu_key(
   window: int | None, heads: int, head_dim: int, itemsize: int
 ) -> str:
-  """Returns what measured blocks of the TPU kernels are filed under."""
+  """Returns the key of the TPU kernels' measured blocks."""
   return tuned.key(
     windowed=window is not None,
     heads=heads,
@@ -360,9 +363,11 @@ def tpu_key(
 
 
 def _divide(length: int, unit: int, most: int) -> int:
-  """A multiple of `unit` that divides evenly, from `most` down to its half.
+  """Returns a multiple of `unit` that divides `length`, between most/2 and
+  most.
 
-  Or, where there is none, the smallest that needs no more blocks than `most`.
+  Where there is none, returns the smallest multiple that needs no more blocks
+  than `most` does.
   """
   for size in range(most, most // 2 - 1, -unit):
     if length % size == 0:

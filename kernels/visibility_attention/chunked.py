@@ -2,15 +2,15 @@
 
 Queries are cut into X blocks of I, keys into Y blocks of J. The query heads of
 the one KV head are folded into the rows of a query block, R = I·H, so that
-every product is a matrix product. The ranges of a block are summed up in a few
-integers, which tell for each pair of blocks whether one may see the other.
+every product is a matrix product. A few integers summarize the ranges of a
+block, and tell for each pair of blocks whether one may see the other.
 
-A *march* takes Z blocks of one side, from anywhere in the batch but with about
-equally many blocks to visit, and walks them together: step n takes the n-th
-block that each visits. It ends with the longest list of the Z. The backward
-pass recomputes the weights from lse and marches twice, queries over their keys
-for dq, then keys over their queries for dk and dv. Nothing is scattered, so
-every sum has a fixed order.
+A *march* is a loop in which Z blocks of one side (queries or keys) visit blocks
+of the other side: in step n each visits the n-th block of its list. The Z
+blocks may come from different rows of the batch, but have lists of about equal
+length, as the march ends with the longest. The backward pass recomputes the
+weights from lse and marches twice: queries over keys for dq, then keys over
+queries for dk and dv. Nothing is scattered, so every sum has a fixed order.
 
     P = exp(logits - lse),   dlogits = P · (dout · v - δ),
     δ = rowsum(dout · out) - dlse
@@ -19,9 +19,8 @@ The last term makes lse differentiable; the rest is FlashAttention's (Dao et
 al. 2022, arXiv:2205.14135).
 
 U, W are the rows and columns of a product: R, J where queries march (layout
-'ZRJ'), J, R where keys do ('ZJR'). Marching blocks stand in the rows, for
-XLA's CPU backend is twice as fast where no product needs its left side
-transposed.
+'ZRJ'), J, R where keys march ('ZJR'). Marching blocks are the rows, because
+XLA's CPU backend is twice as fast where no product transposes its left side.
 """
 
 from typing import Any
@@ -50,7 +49,7 @@ class _Queries(NamedTuple):
 class _Keys(NamedTuple):
   """Blocks of keys: all B·Y of them, or Z.
 
-  A scale is [Z, J, 1] for tokens, [Z, 1, K] for channels, None for floats.
+  A scale is [Z, J, 1] per token, [Z, 1, K] per channel, and None for floats.
   """
 
   k_ZJK: Any
@@ -63,7 +62,7 @@ class _Keys(NamedTuple):
 
 
 class _Cotangents(NamedTuple):
-  """What the backward pass adds to blocks of queries."""
+  """What the backward pass needs of blocks of queries besides `_Queries`."""
 
   dout_ZRK: Any
   lse_ZR: Any
@@ -105,7 +104,7 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
     peak_ZR, total_ZR, sum_ZRK = visit(
       step, (zeros_ZR + softmax.LOWEST, zeros_ZR, zeros_ZRK)
     )
-    # Not `> 0`, which a NaN is not either.
+    # `== 0` and not `> 0`, which is false for NaN as well.
     blind_ZR = total_ZR == 0
     total_ZR = jnp.where(blind_ZR, 1.0, total_ZR)
     lse_ZR = jnp.where(blind_ZR, 0.0, peak_ZR + jnp.log(total_ZR))
@@ -217,13 +216,13 @@ def _march(march, sees_BXY, marching, visited, together):
   B, X, Y = sees_BXY.shape
   together = min(together, B * X)
   order = jnp.argsort(sees_BXY.sum(axis=-1).reshape(-1), descending=True)
-  # Places left over in the last march repeat a block; nobody reads them.
+  # Places left over in the last march repeat a block, and are not read.
   places = jnp.pad(order, (0, -(B * X) % together), mode='edge')
 
   def march_together(block_Z):
     sees_ZY = sees_BXY.reshape(B * X, Y)[block_Z]
-    # What a block sees comes first, in order. The rest, which a shorter list
-    # runs into, is unseen and so masked to nothing.
+    # The blocks to visit come first, in order. A list shorter than the longest
+    # goes on with unseen blocks, which the mask reduces to nothing.
     list_ZY = jnp.argsort(~sees_ZY, axis=-1, stable=True)
     offset_Z = block_Z // X * Y
 

@@ -1,18 +1,19 @@
 """int8 codes of queries, keys and values, and the scales that they carry.
 
-A scale belongs to a token (of each query head; of each key or value) or, for
-keys and values, to a channel.
+There is one scale per token (and head, for queries) or, for keys and values,
+one per channel.
 """
 
 import jax.numpy as jnp
 
 
 def dequantize(x, scale, dtype):
-  """Returns codes · scale in `dtype`; floats, which have no scale, as given.
+  """Returns codes · scale in `dtype`, and returns floats unchanged.
 
   Args:
     x: [..., K], int8 codes or floats.
-    scale: None for floats, x's shape without K (a token) or [K] (a channel).
+    scale: None for floats; x's shape without K (per token) or [K] (per
+      channel).
     dtype: of the values that codes stand for.
   """
   if scale is None:
@@ -26,7 +27,7 @@ def dequantize(x, scale, dtype):
 
 
 def scaled(x, scale, dtype):
-  """`dequantize` by a scale of x's own rank, which broadcasts as it is."""
+  """`dequantize` with a scale that already broadcasts against x."""
   if scale is None:
     return x
   return (x.astype(jnp.float32) * scale).astype(dtype)
@@ -38,9 +39,10 @@ def float_dtype(x, dtype):
 
 
 def integer_dot(q, k, k_scale):
-  """Whether QKᵀ can stay in integers until one float multiplication.
+  """Returns whether QKᵀ can be an integer dot, scaled once afterwards.
 
-  A scale per channel of k lies under the sum over channels, so it cannot wait:
-  fold it into the queries before they are coded, and give k scales of one.
+  It cannot where k has a scale per channel, which is inside the sum over
+  channels. To keep the integer dot, fold that scale into the queries before
+  they are quantized, and give k scales of one.
   """
   return q.dtype == jnp.int8 and k.dtype == jnp.int8 and k_scale.ndim == 2

@@ -4,10 +4,10 @@
     out = Σ p · v / Σ p,          lse = (peak + log2 Σ p) / log2 e
 
 A program takes one tile of I rows of [B, L·H, K], all heads of a few tokens,
-and walks the key blocks of its list (`plan`): first those that all of it sees
-in full, which need no mask, then the rest. The backward pass recomputes p from
-lse, once for dq over the same kind of lists and once for dk and dv over their
-transpose:
+and visits the key blocks of its list (`plan`): first those that the whole tile
+sees in full, which need no mask, then the rest. The backward pass recomputes p
+from lse, once for dq over the same kind of lists and once for dk and dv over
+their transpose:
 
     ds = p · (dout · v - δ),   δ = rowsum(dout · out) - dlse
     dq = scale Σ ds · k,       dk = scale Σ ds · q,      dv = Σ p · dout
@@ -17,15 +17,15 @@ bit. The method is FlashAttention's (Dao 2023, arXiv:2307.08691); lists of full
 and of partly seen blocks are FlexAttention's (Dong et al. 2024,
 arXiv:2412.05496).
 
-Where q and k are both codes with token scales, s is an int8 product times one
-factor per row and one per column. The forward pass of few queries reads v as
-codes: a token's scale is folded into p's columns, a channel's into the result.
-With many queries, and in the backward pass, a program after the other would
-make the same floats of the same codes, so XLA makes them before, once.
+Where q and k are both codes with scales per token, s is an int8 product times
+one factor per row and one per column. With few queries the forward pass reads v
+as codes: scales per token multiply p's columns, scales per channel the result.
+With many queries, and in the backward pass, every program would turn the same
+codes into the same floats, so that XLA does it once, before the kernel.
 
-What a tile has beyond an array's end is masked when it is loaded and stored. A
-head size that is no power of two, or below 32, is the only reason to copy: it
-is padded in memory.
+Places of a tile beyond an array's end are masked when it is loaded and stored.
+Operands are copied only where the head size is below 32 or no power of two:
+they are padded in memory.
 """
 
 import functools
@@ -44,12 +44,12 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
 from kaiju_jax.kernels.visibility_attention import plan
 
-# A factor that leaves no trace, and is not zero: 0 · -inf would be NaN.
+# A factor that is negligible but not zero, as 0 · -inf would be NaN.
 _LEAST = 1e-30
 
 
 class _Queries(NamedTuple):
-  """Queries of all rows; `_Tile` says which of them a program has.
+  """Queries of all rows; `_Tile` is a program's part of them.
 
   Attributes:
     scale_BR: given where q meets k as codes.
@@ -83,7 +83,7 @@ class _Keys(NamedTuple):
 
 
 class _Cotangents(NamedTuple):
-  """What the backward pass adds to the queries; lse is to the base 2."""
+  """What the backward pass needs of each query; lse is in base 2."""
 
   dout_BRK: Any
   lse_BR: Any
@@ -117,9 +117,9 @@ class _Statics(NamedTuple):
 
 
 class _Span(NamedTuple):
-  """Part of a row: `size` places from `start`, those from `end` on not there.
+  """Part of a row: `size` places from `start`.
 
-  Where `end` is None, all are there.
+  Places from `end` on are beyond the array; with None all are within it.
   """
 
   b: Any
@@ -134,8 +134,8 @@ class _Tile(NamedTuple):
   Attributes:
     span: where they are.
     q_IK: floats or codes.
-    factor: what turns `_logits` into s, positive so that it may wait until
-      after a maximum: a number, or factor_I where q is codes.
+    factor: what `_logits` are multiplied by to give s: a number, or factor_I
+      where q is codes. It is positive, so that it may follow a maximum.
   """
 
   span: _Span
@@ -342,7 +342,7 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
     step,
     (zeros_I + softmax.LOWEST, zeros_I, zeros_IK),
   )
-  # Not `> 0`, which a NaN is not either.
+  # `== 0` and not `> 0`, which is false for NaN as well.
   blind_I = total_I == 0
   total_I = jnp.where(blind_I, 1.0, total_I)
   if _per_channel(keys.v_scale):
@@ -373,7 +373,7 @@ def _dq_kernel(lists, queries, keys, cotangents, dq_BRK, *, statics):
 
 
 def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
-  # In a causal row the first blocks are seen most: they go first as it is.
+  # In a causal row the first blocks are seen most, and they do come first.
   y, b = pl.program_id(0), pl.program_id(1)
   block = _take_keys(keys, b, y, False, statics)
   v_JK = _load(keys.v_BMK, block.span)
@@ -397,7 +397,7 @@ def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
 
 
 def _last_first():
-  """(b, x) of a program: in a causal row the last tile has most to do."""
+  """Returns (b, x); the last tile, first, has most to do in a causal row."""
   return pl.program_id(1), pl.num_programs(0) - 1 - pl.program_id(0)
 
 
@@ -405,7 +405,7 @@ def _visit(lists, b, x, shared, step, carry):
   """Folds carry = step(is_full, number, carry) over the list of x.
 
   Args:
-    shared: blocks that one number of the list stands for.
+    shared: how many blocks one number of the list stands for.
   """
   full = lists.full_BX[b, x] * shared
   count = lists.count_BX[b, x] * shared
@@ -432,7 +432,7 @@ def _take_queries(queries, b, x, statics):
     factor_I = _load(queries.scale_BR, span) * (
       abs(statics.scale) * softmax.LOG2E
     )
-    # Queries of nothing but zeros may have a scale of zero.
+    # A query of zeros may have a scale of zero.
     factor = jnp.maximum(factor_I, _LEAST)
   else:
     factor = statics.scale * softmax.LOG2E if statics.scale > 0 else 1.0
@@ -441,7 +441,8 @@ def _take_queries(queries, b, x, statics):
 
 def _take_keys(keys, b, y, is_full, statics):
   size, memory = statics.tiles.keys, statics.memory
-  # A full block is all there; an only one, never full, has to be traced.
+  # A full block lies within the array. A single block that does not is never
+  # full, but its full step is traced all the same.
   ragged = memory % size and (memory < size or not is_full)
   span = _Span(b, y * size, size, memory if ragged else None)
   k_scale_J = None
@@ -471,7 +472,7 @@ def _logits(tile, block, layout, statics):
 
 
 def _visible(queries, keys, tile, block, layout, statics):
-  """The mask; keys that are not there have start = limit = 0."""
+  """The mask; keys beyond the array are loaded with start = limit = 0."""
   row_I = tile.span.start + jnp.arange(tile.span.size, dtype=jnp.int32)
   last = queries.coordinate_BL.shape[1] - 1
   token_I = jnp.minimum(jax.lax.div(row_I, statics.heads), last)
@@ -497,7 +498,7 @@ def _power(logits, tile, below_I, layout):
     factor = _align(factor, 'I', layout)
   if dispatch.interpreting():
     return jnp.exp2(logits * factor - below)
-  # The compiler would not make one instruction of the two by itself.
+  # The compiler would not fuse the product and the sum by itself.
   shape = logits.shape
   operands = [logits, *(jnp.broadcast_to(x, shape) for x in (factor, -below))]
   (s,) = plgpu.elementwise_inline_asm(
@@ -527,7 +528,7 @@ def _dot_transposed(a_IK, b_JK):
 
 
 def _load(ref, span):
-  """Places of [B, R] or [B, R, K]; zeros where they are not there."""
+  """Places of [B, R] or [B, R, K]; zeros beyond the array."""
   index, mask = _place(ref, span)
   if mask is None:
     return ref[index]

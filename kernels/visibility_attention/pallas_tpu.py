@@ -1,27 +1,28 @@
 """Visibility attention on a TPU's matrix unit, in Pallas.
 
-Rows are query heads: all H heads of a token read the one K and V, so that
+A row is a query head: all H heads of a token read the one K and V, so that
 q_BLHK is L·H rows of K numbers, and a block of R rows fills the matrix unit
-whatever H is. The plan tells which blocks of J keys a block of rows visits,
-and the march (tpu_march.py) brings those and no others.
+whatever H is. The plan lists the blocks of J keys that a block of rows visits,
+and the march (tpu_march.py) fetches those and no others.
 
     forward     rows march over keys: out, lse
     backward    rows march over keys: dq
                 keys march over rows: dk, dv
 
-Nothing is scattered, so every sum has a fixed order. The mathematics is
-chunked.py's, in base 2: the vector unit has only 2^x, so log2(e) goes into the
-factor of the logits.
+Nothing is scattered, so every sum has a fixed order. The mathematics is that of
+chunked.py in base 2: the vector unit computes only 2^x, so that log2(e) is part
+of the factor of the logits.
 
 U, W are the rows and columns of a product: R, J where rows march, J, R where
-keys do; E a few numbers beside them. Facts (tpu_sides.py) of the visited side
-are lanes as they come. Those of the marching side are turned into columns once
-a step, each number in all 128 lanes of a register's row: by the compiler's
-schedule (`experiments.tpu_schedule`) a broadcast along lanes at every visit
-costs more than it spares. Pairs of blocks with nothing to hide skip the mask.
+keys march. E is a few numbers per row or column. Facts (tpu_sides.py) of the
+visited side lie along lanes as they are fetched. Facts of the marching side are
+turned into columns once per step, each number in all 128 lanes of a register's
+row: in the compiler's schedule (`experiments.tpu_schedule`) a broadcast along
+lanes at every visit costs more. Pairs of blocks that are seen in full skip the
+mask.
 
-Codes meet in the matrix unit as they are; values of codes are made in VMEM.
-float32 operands are multiplied in full precision.
+Codes are multiplied as codes where they can be; otherwise they become floats in
+VMEM. float32 operands are multiplied in full precision.
 """
 
 import functools
@@ -50,8 +51,8 @@ class _Static(NamedTuple):
   Attributes:
     windowed: whether there is a window.
     scale: factor of the logits.
-    integer_dot: whether QKᵀ is one of codes.
-    dtype: of what meets in every other product.
+    integer_dot: whether QKᵀ is a product of codes.
+    dtype: of the operands of every other product.
   """
 
   windowed: bool
@@ -181,7 +182,7 @@ def _tiles(q_BLHK, k_BMK, window, dtype):
 
 
 def _queries(static, q_BLHK, q_scale_BLH):
-  """Codes and their scales; values where the dot is not one of codes."""
+  """Codes and their scales, or values where QKᵀ is no product of codes."""
   if static.integer_dot:
     return q_BLHK, q_scale_BLH
   return codes.dequantize(q_BLHK, q_scale_BLH, static.dtype), None
@@ -217,7 +218,7 @@ def _forward(static, visit, rows, channels, outputs, scratch):
 
   visit(step)
   total_R1 = total_ref[...].sum(axis=-1, keepdims=True)
-  # Not `> 0`, which a NaN is not either.
+  # `== 0` and not `> 0`, which is false for NaN as well.
   inverse_R1 = 1 / jnp.where(total_R1 == 0, 1.0, total_R1)
   out_ref[...] = (sum_ref[...] * inverse_R1).astype(out_ref.dtype)
   first = jax.lax.broadcasted_iota(jnp.int32, peak_ref.shape, 1) == 0
@@ -330,7 +331,7 @@ def _dot(a, b, axis):
 
 
 def _k_operand(static, keys, channels):
-  """What the logits are made of: codes, or values."""
+  """The keys as the logits need them: codes, or values."""
   if static.integer_dot:
     return keys.k_BYJK[...]
   return _k_values(static, keys, channels)
@@ -349,7 +350,7 @@ def _v_values(static, keys, channels):
 
 
 def _values(x_UK, facts_EU, fact, channel_ref, static):
-  """Floats as given; codes by their channel's scale, or else their token's."""
+  """Floats as given; codes times their scales per channel or per token."""
   if x_UK.dtype != jnp.int8:
     return x_UK
   if channel_ref is None:
@@ -372,7 +373,7 @@ def _turned(facts_ref, fact):
 
 
 def _column(columns_ref, visited):
-  """Gives facts of the marching side, for products with the visited one."""
+  """Returns a function that gives facts of the marching side as columns."""
   W = visited[-1].shape[-1]
 
   def get(fact, dtype=jnp.float32):
@@ -382,7 +383,7 @@ def _column(columns_ref, visited):
 
 
 def _lane(facts_ref):
-  """Gives facts of the visited side, [1, W]."""
+  """Returns a function that gives facts of the visited side, [1, W]."""
 
   def get(fact, dtype=jnp.float32):
     return jax.lax.bitcast_convert_type(facts_ref[fact : fact + 1], dtype)
@@ -391,7 +392,7 @@ def _lane(facts_ref):
 
 
 def _wide(x_UE, size):
-  """Repeats what is the same in all 128 lanes over `size` of them."""
+  """Repeats columns that are the same in all 128 lanes over `size` lanes."""
   return jnp.tile(x_UE, (1, -(-size // _LANES)))[:, :size]
 
 

@@ -1,4 +1,4 @@
-"""Other people's attention at the same shapes, where it is installed.
+"""Attention of other libraries at the same shapes, where it is installed.
 
     jax xla           jax.nn.dot_product_attention with the dense mask, in XLA
     cudnn             the same on cuDNN, told "causal" and the window's size
@@ -6,8 +6,9 @@
     torch sdpa        torch's scaled_dot_product_attention, told "causal"
     torch flex        torch's FlexAttention, compiled, with its block mask
 
-In bfloat16, on a GPU only. One whose dense logits or mask would take more than
-8 GiB, or that cannot say what a row's visibility is, is left out.
+They run in bfloat16, on a GPU only. A peer is left out where its dense logits
+or mask would take more than 8 GiB, or where it cannot express a row's
+visibility.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ _LARGEST = 8 * 2**30
 
 
 class Peer(NamedTuple):
-  """Calls without arguments; each waits for nobody."""
+  """Calls without arguments, which return without waiting for the device."""
 
   forward: Callable[[], Any]
   backward: Callable[[], Any]
@@ -36,7 +37,7 @@ class Peer(NamedTuple):
 def available(
   shape: shapes.Shape, q_BLHK, k_BMK, v_BMK, dout_BLHK
 ) -> dict[str, Callable[[], Peer]]:
-  """Returns by name what makes a peer's calls; that may fail as a peer fails.
+  """Returns by name a function that makes a peer's calls, and that may fail.
 
   Args:
     shape: of the arrays.
@@ -94,7 +95,7 @@ def _told(shape, masked) -> dict[str, Any]:
 
 
 def _torch(shape, arrays, make) -> Peer:
-  """Heads stand before tokens there, and all see the one of keys and values."""
+  """torch has heads before tokens; all of them read the one KV head."""
   import torch
 
   device = 'cuda' if torch.cuda.is_available() else 'cpu'

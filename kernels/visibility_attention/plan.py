@@ -1,8 +1,8 @@
 """Which tiles of queries and keys must meet, so that the others are skipped.
 
 A query tile is `rows` rows of q_BLHK seen as [B, L·H, K]: row r belongs to
-token r // heads, whatever the number of heads. A key block is `keys` keys. Both
-are summed up in a few integers, and a pair is skipped where they prove that no
+token r // heads, whatever the number of heads. A key block is `keys` keys. A
+few integers summarize each, and a pair is skipped where they prove that no
 query of the tile sees any key of the block:
 
     sees[x, y] = min start[y] <= last coordinate[x]
@@ -10,21 +10,22 @@ query of the tile sees any key of the block:
                  and (window is None
                       or oldest position[x] - newest position[y] < window)
 
-over the filled keys (start < limit) of y. With a window that is far from all:
-a block that holds the end of one document and the beginning of the next has
-keys both of the latest position and of the latest limit, though no key has
-both. So there each key is also judged alone, against some 128 tokens at a time,
-and these in two parts where positions start anew among them: the end of one
-document would else seem to look back from the other's position 0.
+over the filled keys (start < limit) of y. With a window this proof alone misses
+many pairs that could be skipped. A block that holds the end of one document and
+the beginning of the next has a key with the latest position and another with
+the latest limit, but no key with both. With a window each key is therefore also
+judged alone, against some 128 tokens at a time. Where positions start anew
+among those tokens, they are judged in two parts: otherwise the end of one
+document would seem to look back from the next document's position 0.
 
-Of the pairs that meet, most are seen in full, every key by every query, and a
-kernel can spare the mask there: `full` is the same proof the other way round.
+Most pairs that meet are seen in full, every key by every query, and a kernel
+needs no mask there. `full` proves that in the same way.
 
-All of it is plain jnp, once per call, without a gather: comparisons under a
-reduction, X · Y and with a window M · L / 64 of them, and one sort of short
-rows. A kernel whose tiles hold few tokens keeps the lists short by one plan for
-several of its tiles at once (`blocks.plan_tiles`): of 96 heads, 128 rows are
-less than two tokens, and 32,768 tokens 24,576 tiles.
+All of it is plain jnp, once per call, without a gather: X · Y comparisons under
+a reduction (with a window M · L / 64 more) and one sort of short rows. Where a
+kernel's tiles hold few tokens, several of them share one list
+(`blocks.plan_tiles`), which keeps the lists short: with 96 heads, 128 rows are
+less than two tokens, and 32,768 tokens are 24,576 tiles.
 """
 
 from typing import Any
@@ -47,8 +48,8 @@ class Plan(NamedTuple):
 
   Attributes:
     count_BX: int32, how many blocks.
-    list_BXY: int32, which, ascending. Beyond the count the last one stands
-      again, 0 where there is none, so that whatever is fetched ahead is there.
+    list_BXY: int32, which, ascending. Places beyond the count repeat the last
+      one (0 where there is none), so that a fetch ahead finds a block.
   """
 
   count_BX: Any
@@ -56,7 +57,7 @@ class Plan(NamedTuple):
 
 
 class FullFirst(NamedTuple):
-  """A plan with the blocks that are seen in full before those seen in part.
+  """A plan in which blocks seen in full come before blocks seen in part.
 
   Attributes:
     full_BX: int32, how many are seen in full.
@@ -82,12 +83,14 @@ def of_queries(sees_BXY) -> Plan:
 
 
 def of_keys(sees_BXY) -> Plan:
-  """Returns the query tiles that each key block visits: the transpose."""
+  """Returns the query tiles that each key block visits, by the transpose."""
   return of_queries(sees_BXY.swapaxes(1, 2))
 
 
 def full_first(sees_BXY, full_BXY) -> FullFirst:
-  """Returns the key blocks of each query tile; transpose both for the others.
+  """Returns the key blocks that each query tile visits.
+
+  With both arguments transposed, returns the query tiles of each key block.
 
   Args:
     sees_BXY: of `sees`.
@@ -107,7 +110,7 @@ def full_first(sees_BXY, full_BXY) -> FullFirst:
 def sees(ranges, window, rows, heads, keys):
   """Returns bool[B, X, Y]: whether a query tile may see a key block.
 
-  True wherever some query does see some key, and seldom elsewhere.
+  It is True wherever some query sees some key, and seldom elsewhere.
 
   Args:
     ranges: of queries and keys.
@@ -179,8 +182,8 @@ def counts(ranges, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
     tiles: query tiles of `rows` that share one list.
 
   Returns:
-    executed, the pairs in the plan; and needed, those with a visible pair of
-    query and key, found by trying all of them.
+    executed: the pairs in the plan.
+    needed: the pairs that hold a visible query and key, found by trying all.
   """
   ranges = operands.Ranges(*(np.asarray(x) for x in ranges))
   planned = jax.jit(sees, static_argnums=(1, 2, 3, 4))
@@ -193,7 +196,7 @@ def counts(ranges, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
 def needed(ranges, window, rows, heads, keys):
   """Returns `sees` as it should be, by numpy from every query and key.
 
-  Takes L·M steps, and memory for one tile's share of them.
+  It takes L·M steps, and memory for one tile's share of them.
   """
   start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges
   token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
@@ -221,7 +224,7 @@ def _of_block(reduce, x, size, beyond):
   """Reduces each block of a [B, M] to [B, 1, Y], of a [B, G, M] to [B, G, Y].
 
   Args:
-    beyond: what stands for places that are not there.
+    beyond: the value of the padding behind the last key.
   """
   x = x if x.ndim == 3 else x[:, None]
   spare = -x.shape[-1] % size
@@ -232,8 +235,9 @@ def _of_block(reduce, x, size, beyond):
 def _of_parts(coordinate_BL, position_BL, rows, heads, together):
   """Yields first and last coordinate and oldest position, each int32[B, G].
 
-  Of `together` tiles at a time: of their tokens up to the first whose position
-  is lower than its predecessor's, and of the others.
+  A group is `together` tiles. The first yield covers a group's tokens before
+  the first whose position is lower than its predecessor's, the second the
+  others.
   """
   lower_BL = position_BL[:, 1:] < position_BL[:, :-1]
   starts_BL = jnp.cumsum(jnp.pad(lower_BL, ((0, 0), (1, 0))), axis=1)

@@ -1,10 +1,10 @@
 """Real shapes to judge the kernels by, with the rows that stand in them.
 
-Heads are those of one device of eight where the three large presets split them,
-and all of them in a smaller one. Rows are one document (`causal`), documents
-packed one after the other (`packed`), or a chat whose turns are taken back now
-and then and go on from an earlier one, a tree (`chat`): lengths random, seeds
-fixed. Everything is numpy.
+The three large presets split their heads over eight devices, and a shape has
+one device's share; a smaller preset has all of its heads. A row is one document
+(`causal`), several documents one after the other (`packed`), or a chat that is
+now and then continued from an earlier turn and so becomes a tree (`chat`).
+Lengths are random with fixed seeds. Everything is numpy.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,8 @@ class Shape(NamedTuple):
     head_dim: K.
     window: None for all.
     rows: 'causal', 'packed' or 'chat'.
-    coded: whether q, k and v are int8 codes with a scale a token; else bf16.
+    coded: whether q, k and v are int8 codes with a scale per token; otherwise
+      they are bfloat16.
     batch: rows.
   """
 
@@ -69,7 +70,7 @@ def ranges(shape: Shape) -> operands.Ranges:
 
 
 def pairs(shape: Shape) -> int:
-  """Returns how many pairs of query and key see each other."""
+  """Returns the number of pairs of a query and a key that it sees."""
   start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges(shape)
   count = 0
   for block in np.array_split(np.arange(shape.length), -(-shape.length // 256)):

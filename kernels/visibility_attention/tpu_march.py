@@ -1,19 +1,19 @@
-"""Blocks of one side walk over the blocks of the other that they visit.
+"""A march: each block of one side visits its list of blocks of the other side.
 
-The grid has a step for each marching block, whose operands arrive by the
-pipeline of Pallas. What it visits stays in HBM: a loop as long as the block's
-list copies one visited block after the other into two buffers by turns, so
-that the next arrives while one is worked on. What is on no list costs neither
-a copy nor a step.
+The grid has a step for each marching block, whose operands Pallas' pipeline
+fetches. The visited side stays in HBM: a loop as long as the block's list
+copies one visited block after the other into two buffers in turn, so that the
+next arrives while one is worked on. A block that is on no list costs neither a
+copy nor a step.
 
-A march chains: the last turn of a step copies what the next step begins with.
-Chains are the grid's second dimension. There are two where the blocks can be
-dealt out evenly, every other block to each, for a chip with two cores (v5p)
-gives each a part of the parallel dimensions, and the blocks of a causal row
-grow longer towards its end.
+Steps form chains: the last turn of a step copies the first block of the next
+step. Chains are the grid's second dimension. There are two where the blocks
+divide evenly, with every other block in each, because a chip with two cores
+(v5p) gives each core a part of the parallel dimensions, and the lists of a
+causal row grow longer towards its end.
 
 The orders of a marching block are one row of int32, small enough for scalar
-memory whatever the length of the whole march:
+memory however long the whole march is:
 
     [count, word 0, …, word count - 1, following, …]
     word = 2 · visited block + (1 where every pair of the two is visible)
@@ -72,15 +72,16 @@ def march(
   """Runs `body` once for every marching block.
 
   Args:
-    body: (visit, marching, constants, outputs, scratch), all but the first as
-      below, of references to one block each; visit(step) calls step(visited
-      references, masked) for each visited block, masked a Python bool.
+    body: called with (visit, marching, constants, outputs, scratch): a
+      function, and references to one block of each of the arguments below.
+      visit(step) calls step(visited references, masked) for each visited block,
+      where masked is a Python bool.
     orders_BX1N: of `orders`.
     marching: tree of arrays [B, X, …].
     visited: tree of arrays [B, Y, …].
     constants: tree of arrays that every block reads whole.
     outputs: tree of jax.ShapeDtypeStruct [B, X, …].
-    scratch: tree of what a block's work needs between visits.
+    scratch: tree of memory that a block's work needs between visits.
     name: of the kernel, for profiles.
 
   Returns:
@@ -172,7 +173,7 @@ def _step(
       for copy in copies(word, slot):
         copy.start()
 
-  # Of an empty list the first word is the next step's.
+  # In an empty list the first word is the next step's.
   @pl.when((i == 0) | (count == 0))
   def _():
     start(orders_ref[0, 1], turn)

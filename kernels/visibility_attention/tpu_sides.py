@@ -1,9 +1,10 @@
 """Rows and keys in blocks, as the TPU kernels read them.
 
-A row is a query head of a token: q_BLHK is L·H rows of K numbers. Beside its
-vectors each row and key has a few numbers: what it sees or who sees it, its
+A row is a query head of a token: q_BLHK is L·H rows of K numbers. Besides its
+vectors each row and key has a few numbers: its ranges and positions, its
 scales, and in the backward pass lse and δ. These *facts* travel as one int32
-array [B, X, 8, R], floats by their bits: lanes of registers, one copy a block.
+array [B, X, 8, R], floats by their bits. They lie along the lanes of registers,
+and a block of them is one copy.
 """
 
 import enum
@@ -16,23 +17,23 @@ import jax.numpy as jnp
 
 from kaiju_jax.kernels import softmax
 
-# Rows of an int32 register, which facts fill or waste.
+# Rows of an int32 register; those without a fact are wasted.
 _FACTS = 8
 
 
 class Row(enum.IntEnum):
-  """Facts of a row, those first that a kernel needs most often."""
+  """Facts of a row; the first are those that a kernel needs most often."""
 
   COORDINATE = 0
   HORIZON = 1  # The newest position that its window leaves out.
-  FACTOR = 2  # Its scale times the factor of all logits, for powers of two.
-  LSE = 3  # To the base 2.
+  FACTOR = 2  # Its scale times the factor of all logits, in base 2.
+  LSE = 3  # In base 2.
   DELTA = 4
   SCALE = 5
 
 
 class Key(enum.IntEnum):
-  """Facts of a key, those first that a kernel needs most often."""
+  """Facts of a key; the first are those that a kernel needs most often."""
 
   START = 0
   LIMIT = 1
@@ -76,8 +77,8 @@ def cut_rows(
 ) -> Rows:
   """Returns blocks of `size` rows.
 
-  Padding repeats the last row, so that no bound grows looser, and has no
-  cotangent.
+  Padding repeats the last row, so that no bound of the plan grows looser, and
+  has no cotangent.
 
   Args:
     size: R.
@@ -85,7 +86,7 @@ def cut_rows(
     q_scale_BLH: given where q meets k as codes.
     ranges: of queries and keys.
     window: positions that a query looks back; None for all.
-    factor: of the logits, for powers of two.
+    factor: of the logits, in base 2.
     cotangents: of the queries, in the backward pass.
   """
   B, L, H = q_BLHK.shape[:3]

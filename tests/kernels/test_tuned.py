@@ -13,7 +13,7 @@ from kaiju_jax.kernels import tuned
 _FOUND = tuned.Found({'rows': 128, 'keys': 64}, 1e-3, {})
 
 
-def test_nobody_measured(tmp_path):
+def test_without_a_measurement_there_is_no_winner(tmp_path):
   assert tuned.winner(tmp_path, 'TPU v5', 'length=1') is None
 
 
@@ -48,7 +48,7 @@ def test_the_file_says_how_it_came_about(tmp_path):
 
 def test_a_broken_file_is_named(tmp_path):
   (tmp_path / 'tuned.json').write_text('{')
-  with pytest.raises(ValueError, match=r'tuned\.json is no JSON'):
+  with pytest.raises(ValueError, match=r'tuned\.json is not JSON'):
     tuned.winner(tmp_path, 'TPU v5', 'a')
 
 
