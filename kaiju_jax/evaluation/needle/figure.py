@@ -187,34 +187,49 @@ def _colour_bar(above, heatmaps) -> None:
 
 
 def _curves(axes, records, arms, count, setting) -> None:
+  """Draws all arms' accuracy along the distance, with `count` distractors."""
   for number, arm in enumerate(arms):
-    color, width = _LINES[number % len(_LINES)]
     own = [record for record in records if record.arm == arm]
     along = report.on_curve(own, setting.length, count)
-    if not along:
-      continue
-    distances = sorted({record.distance for record in along})
-    scores = [
-      report.score(r for r in along if r.distance == d) for d in distances
-    ]
-    means = [100 * score.mean for score in scores]
-    low, high = (
-      [100 * bound for bound in bounds]
-      for bounds in zip(*(score.interval for score in scores))
-    )
-    axes.fill_between(
-      distances, low, high, color=color, alpha=0.15, lw=0, zorder=1
-    )
-    axes.plot(
-      distances,
-      means,
-      color=color,
-      lw=width,
-      label=arm,
-      solid_capstyle='round',
-      solid_joinstyle='round',
-      zorder=2 + number,
-    )
+    if along:
+      _curve(axes, along, number, arm)
+  _landmarks(axes, setting)
+  axes.set_xscale('log', base=2)
+  axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))
+  axes.set_ylim(-3, 104)
+  axes.set_title(_distractors(count), fontsize=10, color=_INK)
+  axes.set_xlabel('distance from the query to the needle (tokens)')
+  axes.spines[['top', 'right']].set_visible(False)
+
+
+def _curve(axes, along, number: int, arm: str) -> None:
+  """Draws one arm's accuracy, and its interval as a band."""
+  color, width = _LINES[number % len(_LINES)]
+  distances = sorted({record.distance for record in along})
+  scores = [
+    report.score(r for r in along if r.distance == d) for d in distances
+  ]
+  low, high = (
+    [100 * bound for bound in bounds]
+    for bounds in zip(*(score.interval for score in scores))
+  )
+  axes.fill_between(
+    distances, low, high, color=color, alpha=0.15, lw=0, zorder=1
+  )
+  axes.plot(
+    distances,
+    [100 * score.mean for score in scores],
+    color=color,
+    lw=width,
+    label=arm,
+    solid_capstyle='round',
+    solid_joinstyle='round',
+    zorder=2 + number,
+  )
+
+
+def _landmarks(axes, setting: report.Setting) -> None:
+  """Marks chance, one window, and all windows end to end."""
   axes.axhline(100 * setting.chance, color=_FAINT, lw=0.8, ls=':')
   axes.annotate(
     f'chance {100 * setting.chance:.1f} %',
@@ -240,9 +255,3 @@ def _curves(axes, records, arms, count, setting) -> None:
       ha=side,
       va='center',
     )
-  axes.set_xscale('log', base=2)
-  axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))
-  axes.set_ylim(-3, 104)
-  axes.set_title(_distractors(count), fontsize=10, color=_INK)
-  axes.set_xlabel('distance from the query to the needle (tokens)')
-  axes.spines[['top', 'right']].set_visible(False)
