@@ -20,10 +20,8 @@ was stopped; what is finished is not repeated.
 
 from collections.abc import Sequence
 import importlib
-import os
 import pathlib
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from absl import app
@@ -31,12 +29,12 @@ from absl import flags
 
 from kaiju_jax.runs import command
 from kaiju_jax.runs import train
-from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.storage import addresses
 
 if TYPE_CHECKING:
   from kaiju_jax.evaluation.needle import questions as needle
   from kaiju_jax.evaluation.needle import report as needle_report
+  from kaiju_jax.runs import needle as needle_runs
   from kaiju_jax.training import experiment as experiment_lib
 
 _TASK = flags.DEFINE_enum(
@@ -78,8 +76,6 @@ _REPORT = flags.DEFINE_bool(
   'report', True, 'Whether needle.json, needle.png and the table are made.'
 )
 
-_WATCHED = 20.0  # Seconds between two lines on what runs.
-
 
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
@@ -96,8 +92,8 @@ def main(argv: Sequence[str]) -> None:
     raise SystemExit(f'error: {error}') from error
 
 
-def _runs() -> 'dict[pathlib.Path, tuple[str, experiment_lib.Experiment]]':
-  """Returns the runs that the flags name: {folder: (arm, experiment)}.
+def _runs() -> 'list[needle_runs.Run]':
+  """Returns the runs that the flags name.
 
   Raises:
     ValueError: names the flag, its value and what would be right.
@@ -122,14 +118,17 @@ def _runs() -> 'dict[pathlib.Path, tuple[str, experiment_lib.Experiment]]':
   if _WORKDIR.value == '':
     raise ValueError('--workdir=: must name a folder.')
   addresses.refuse(_WORKDIR.value or '', f'--workdir={_WORKDIR.value}')
-  runs = {}
-  for arm in arms:
-    for seed in map(int, _SEEDS.value):
+  from kaiju_jax.runs import needle as needle_runs
+
+  runs = []
+  for arm in dict.fromkeys(arms):
+    for seed in dict.fromkeys(map(int, _SEEDS.value)):
       experiment = config.get_config(arm)
       experiment.seed = seed
       if _DATA.value is not None:
         experiment.data.path = _DATA.value
-      runs[_workdir() / arm / f'seed{seed}'] = arm, experiment
+      folder = _workdir() / arm / f'seed{seed}'
+      runs.append(needle_runs.Run(arm, experiment, folder))
   return runs
 
 
@@ -138,10 +137,10 @@ def _check(runs) -> None:
   from kaiju_jax.runs import tasks
   from kaiju_jax.training import workdir
 
-  for folder, (_, experiment) in runs.items():
-    train.check(experiment)
-    tasks.rows(experiment)
-    workdir.check(folder, experiment)
+  for run in runs:
+    train.check(run.experiment)
+    tasks.rows(run.experiment)
+    workdir.check(run.folder, run.experiment)
 
 
 def _workdir() -> pathlib.Path:
@@ -149,101 +148,29 @@ def _workdir() -> pathlib.Path:
   return pathlib.Path(f'runs/{_TASK.value}' if named is None else named)
 
 
-def _records(runs) -> 'list[needle.Record]':
+def _records(runs: 'list[needle_runs.Run]') -> 'list[needle.Record]':
   """Returns the records of all runs; those that are missing run first."""
-  from kaiju_jax.evaluation.needle import questions as needle
-  from kaiju_jax.storage import files
+  from kaiju_jax.runs import needle as needle_runs
 
-  missing = {}
-  for folder, (arm, experiment) in runs.items():
-    if (folder / _answers_file()).exists():
-      print(f'{folder}: finished before.')
-    else:
-      missing[folder] = arm, experiment
-  at_once = min(len(missing), _JOBS.value or _default_jobs(len(missing)))
+  asking = needle_runs.Asking(_QUESTIONS.value, _EVALUATION_SEED.value)
+  missing = needle_runs.missing(runs, asking)
+  for run in runs:
+    if run not in missing:
+      print(f'{run.folder}: finished before.')
+  at_once = min(len(missing), _JOBS.value or needle_runs.places(len(missing)))
   if at_once > 1:
-    _run_side_by_side(missing, at_once)
+    needle_runs.side_by_side(missing, asking, at_once, _command)
   else:
-    _run_in_turn(missing)
-  return [
-    needle.Record(**row)
-    for folder in runs
-    for row in files.read_json(folder / _answers_file())
-  ]
+    needle_runs.in_turn(missing, asking)
+  return needle_runs.records(runs, asking)
 
 
-def _answers_file() -> str:
-  return f'needle.questions{_QUESTIONS.value}.seed{_EVALUATION_SEED.value}.json'
-
-
-def _default_jobs(runs: int) -> int:
-  """One per core; an accelerator holds one process at a time."""
-  if runs < 2:
-    return 1
-  import jax
-
-  if jax.default_backend() != 'cpu':
-    return 1
-  return len(jobs.own_cores()) or os.cpu_count() or 1
-
-
-def _run_in_turn(runs) -> None:
-  """Trains and asks in this process; the seeds of an arm share its calls."""
-  from kaiju_jax.evaluation import answers
-  from kaiju_jax.storage import files
-  from kaiju_jax.training import step
-
-  predictors = {}
-  for folder, (arm, experiment) in runs.items():
-    print(f'{folder}: {arm}, seed {experiment.seed}.', flush=True)
-    params = _trained(experiment, folder)
-    if arm not in predictors:
-      predictors[arm] = answers.predictor(step.model_of(experiment))
-    records = _asked(arm, experiment, predictors[arm], params)
-    files.write_json(
-      folder / _answers_file(), [record._asdict() for record in records]
-    )
-
-
-def _run_side_by_side(runs, at_once: int) -> None:
-  """Runs each in a process of its own, `at_once` at a time.
-
-  Raises:
-    ValueError: a run failed; names its log.
-  """
-  print(f'{len(runs)} runs, {at_once} at a time.', flush=True)
-  folders = {
-    jobs.Job(
-      f'{arm} seed {one.seed}', _command(arm, one), folder / 'log.txt'
-    ): (
-      folder,
-      one,
-    )
-    for folder, (arm, one) in runs.items()
-  }
-  watch = _Watch(folders)
-  completed = jobs.run(
-    list(folders),
-    at_once,
-    started=watch.started,
-    ended=watch.ended,
-    tick=watch.tick,
-  )
-  if not completed:
-    print('Interrupted. The same command goes on.', file=sys.stderr)
-    raise SystemExit(130)
-  if watch.failed:
-    raise ValueError(f'failed: {"; ".join(watch.failed)}.')
-
-
-def _command(
-  arm: str, experiment: 'experiment_lib.Experiment'
-) -> tuple[str, ...]:
+def _command(run: 'needle_runs.Run') -> tuple[str, ...]:
   """Returns the command of one run, which leaves the report to this one."""
   named = {
     'task': _TASK.value,
-    'arms': arm,
-    'seeds': experiment.seed,
+    'arms': run.arm,
+    'seeds': run.experiment.seed,
     'workdir': _workdir(),
     'questions': _QUESTIONS.value,
     'evaluation_seed': _EVALUATION_SEED.value,
@@ -257,78 +184,6 @@ def _command(
   return sys.executable, '-m', 'experiments.needle', *settings
 
 
-class _Watch:
-  """Prints a line as a run starts or ends, and now and then how far all are."""
-
-  def __init__(self, folders: 'dict[jobs.Job, tuple]'):
-    self._folders = folders
-    self._running: list[jobs.Job] = []
-    self._looked = time.monotonic()
-    self.failed: list[str] = []
-
-  def started(self, job: jobs.Job) -> None:
-    self._running.append(job)
-    print(f'{job.name}: started; {job.log}', flush=True)
-
-  def ended(self, job: jobs.Job, status: int, seconds: float) -> None:
-    self._running.remove(job)
-    print(f'{job.name}: ended after {seconds:.0f} s.', flush=True)
-    folder, _ = self._folders[job]
-    if status or not (folder / _answers_file()).exists():
-      self.failed.append(f'{job.name} (status {status}), see {job.log}')
-
-  def tick(self) -> None:
-    if time.monotonic() < self._looked + _WATCHED:
-      return
-    self._looked = time.monotonic()
-    print(', '.join(map(self._progress, self._running)), flush=True)
-
-  def _progress(self, job: jobs.Job) -> str:
-    from kaiju_jax.training import metrics
-
-    folder, experiment = self._folders[job]
-    try:
-      step = max((r['step'] for r in metrics.read(folder)), default=0)
-    except FileNotFoundError:
-      step = 0
-    steps = experiment.loop.steps
-    return f'{job.name}: ' + (
-      f'step {step}/{steps}' if step < steps else 'asking'
-    )
-
-
-def _trained(experiment: 'experiment_lib.Experiment', folder: pathlib.Path):
-  """Trains, or goes on from the last checkpoint; returns the parameters."""
-  state = train.train(experiment, folder)
-  if int(state.step) < experiment.loop.steps:
-    raise SystemExit(130)  # Interrupted; the loop has said how to go on.
-  return state.params
-
-
-def _asked(
-  arm: str, experiment: 'experiment_lib.Experiment', predict, params
-) -> 'list[needle.Record]':
-  from kaiju_jax.evaluation import answers
-  from kaiju_jax.evaluation.needle import questions as needle
-  from kaiju_jax.runs import tasks
-
-  task = tasks.questions(experiment.data)
-  cells = needle.cells(task, experiment.data.length, _QUESTIONS.value)
-  read = answers.reader(predict, params, {cell.length for cell in cells})
-  # Arms of one seed are asked the same; other seeds, other questions, which
-  # may be added up as independent ones.
-  seeds = _EVALUATION_SEED.value, experiment.seed
-  started = time.monotonic()
-  records = [
-    needle.Record(arm, experiment.seed, *cell[:-1], accuracy, cell.count)
-    for cell, accuracy in needle.ask(read, task, cells, seeds)
-  ]
-  asked = sum(cell.count for cell in cells)
-  seconds = time.monotonic() - started
-  print(f'{arm}: {asked:,} questions in {seconds:.0f} s.', flush=True)
-  return records
-
-
 def _publish(records: 'list[needle.Record]', runs) -> None:
   """Writes needle.json and needle.png, and prints table and verdicts."""
   import rich.console
@@ -337,7 +192,7 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
   from kaiju_jax.evaluation.needle import report as needle_report
   from kaiju_jax.storage import files
 
-  experiments = dict(runs.values())
+  experiments = {run.arm: run.experiment for run in runs}
   setting = _setting(experiments)
   reach = {arm: _reach(one) for arm, one in experiments.items()}
   folder = _workdir()

@@ -12,6 +12,7 @@ from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation.needle import figure as needle_figure
 from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import layers
+from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.training import loop
 
 get_config = config.get_config
@@ -94,13 +95,12 @@ def test_arms_of_one_seed_are_asked_the_same_and_other_seeds_are_not(
     return answer
 
   monkeypatch.setattr(answers, 'reader', reader)
-  script.flags.FLAGS.mark_as_parsed()
   for arm, seed in (('full', 0), ('kaiju', 0), ('kaiju', 1)):
     experiment = get_config(arm)
     experiment.seed = seed
     asked[arm, seed] = []
-    with flagsaver.flagsaver(questions=1):
-      script._asked(arm, experiment, (arm, seed), None)
+    run_of = needle_runs.Run(arm, experiment, None)
+    needle_runs.asked(run_of, needle_runs.Asking(1, 0), (arm, seed), None)
   assert asked['full', 0] == asked['kaiju', 0]
   for one, other in zip(asked['kaiju', 0], asked['kaiju', 1], strict=True):
     assert one != other
@@ -124,13 +124,13 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
       ]
       job.log.parent.mkdir(parents=True)
       if seed < 2:
-        (job.log.parent / script._answers_file()).write_text(
-          json.dumps([record._asdict() for record in records])
-        )
+        (
+          job.log.parent / f'needle.questions{named["questions"]}.seed0.json'
+        ).write_text(json.dumps([record._asdict() for record in records]))
       ended(job, 0, 1.0)
     return seed < 3
 
-  monkeypatch.setattr(script.jobs, 'run', run_all)
+  monkeypatch.setattr(needle_runs.jobs, 'run', run_all)
   monkeypatch.setattr(needle_figure, 'draw', lambda *_: None)
   run(tmp_path, arms=['full', 'local'], seeds=['0', '1'], jobs=2, questions=2)
   assert [' '.join(command[1:]) for command in commands] == [

@@ -1,0 +1,218 @@
+"""Trains the runs of a needle comparison and asks them questions.
+
+A run is one arm (one layout) on one seed, in a folder of its own. Its answers
+stand in that folder, in a file named after what was asked, so that a second
+call repeats nothing. Runs go one after the other in this process, or side by
+side, each as a process on its share of the cores: a small model keeps one core
+busy and hardly two.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.evaluation import answers
+from kaiju_jax.evaluation.needle import questions as needle
+from kaiju_jax.runs import tasks
+from kaiju_jax.runs import train
+from kaiju_jax.runs.ablation import jobs
+from kaiju_jax.storage import files
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import metrics
+from kaiju_jax.training import step
+
+_WATCHED = 20.0  # Seconds between two lines on what runs.
+
+
+class Asking(NamedTuple):
+  """What is asked.
+
+  Attributes:
+    questions: per cell that a verdict quotes (`questions.cells`).
+    seed: of the questions.
+  """
+
+  questions: int
+  seed: int
+
+  @property
+  def file(self) -> str:
+    return f'needle.questions{self.questions}.seed{self.seed}.json'
+
+
+class Run(NamedTuple):
+  """One arm on one seed.
+
+  Attributes:
+    arm: name of the arm.
+    experiment: what is trained.
+    folder: its workdir.
+  """
+
+  arm: str
+  experiment: experiment_lib.Experiment
+  folder: pathlib.Path
+
+  @property
+  def name(self) -> str:
+    return f'{self.arm} seed {self.experiment.seed}'
+
+
+def missing(runs: Sequence[Run], asking: Asking) -> list[Run]:
+  """Returns the runs that have no answers yet."""
+  return [run for run in runs if not (run.folder / asking.file).exists()]
+
+
+def records(runs: Sequence[Run], asking: Asking) -> list[needle.Record]:
+  """Returns the records of all runs, once none is missing."""
+  return [
+    needle.Record(**row)
+    for run in runs
+    for row in files.read_json(run.folder / asking.file)
+  ]
+
+
+def in_turn(runs: Sequence[Run], asking: Asking) -> None:
+  """Trains and asks in this process; the seeds of an arm share one call.
+
+  Raises:
+    SystemExit: status 130 after an interruption; the same call goes on.
+    OSError, ValueError: see `train.train`.
+  """
+  predictors = {}
+  for run in runs:
+    print(f'{run.folder}: {run.name}.', flush=True)
+    state = train.train(run.experiment, run.folder)
+    if int(state.step) < run.experiment.loop.steps:
+      raise SystemExit(130)  # The training loop has said how to go on.
+    if run.arm not in predictors:
+      model = step.model_of(run.experiment)
+      predictors[run.arm] = answers.predictor(model)
+    found = asked(run, asking, predictors[run.arm], state.params)
+    files.write_json(
+      run.folder / asking.file, [record._asdict() for record in found]
+    )
+
+
+def asked(
+  run: Run, asking: Asking, predict: answers.Predict, params: Any
+) -> list[needle.Record]:
+  """Returns what trained parameters answer.
+
+  Args:
+    run: whose parameters they are.
+    asking: what is asked.
+    predict: of `answers.predictor`, for the run's model.
+    params: of the model.
+  """
+  data = run.experiment.data
+  task = tasks.questions(data)
+  cells = needle.cells(task, data.length, asking.questions)
+  read = answers.reader(predict, params, {cell.length for cell in cells})
+  # Arms of one seed are asked the same questions. Each seed is asked others, so
+  # that answers of several seeds add up as independent ones.
+  seeds = asking.seed, run.experiment.seed
+  started = time.monotonic()
+  found = [
+    needle.Record(run.arm, seeds[1], *cell[:-1], accuracy, cell.count)
+    for cell, accuracy in needle.ask(read, task, cells, seeds)
+  ]
+  total = sum(cell.count for cell in cells)
+  seconds = time.monotonic() - started
+  print(f'{run.arm}: {total:,} questions in {seconds:.0f} s.', flush=True)
+  return found
+
+
+def places(count: int) -> int:
+  """Returns how many of `count` runs go side by side.
+
+  One per core on a CPU; an accelerator holds one process at a time.
+  """
+  if count < 2:
+    return 1
+  import jax
+
+  if jax.default_backend() != 'cpu':
+    return 1
+  return min(count, len(jobs.own_cores()) or os.cpu_count() or 1)
+
+
+def side_by_side(
+  runs: Sequence[Run],
+  asking: Asking,
+  at_once: int,
+  command: Callable[[Run], tuple[str, ...]],
+) -> None:
+  """Runs each in a process of its own, which prints into <folder>/log.txt.
+
+  Args:
+    runs: what is to be trained and asked.
+    asking: what is asked.
+    at_once: how many processes there are at a time.
+    command: returns the command that does `in_turn` for one run.
+
+  Raises:
+    SystemExit: status 130 after an interruption; the same call goes on.
+    ValueError: runs ended without answers; names their logs.
+  """
+  print(f'{len(runs)} runs, {at_once} at a time.', flush=True)
+  by_job = {
+    jobs.Job(run.name, command(run), run.folder / 'log.txt'): run
+    for run in runs
+  }
+  watch = _Watch(by_job, asking)
+  completed = jobs.run(
+    list(by_job),
+    at_once,
+    started=watch.started,
+    ended=watch.ended,
+    tick=watch.tick,
+  )
+  if not completed:
+    print('Interrupted. The same command goes on.', file=sys.stderr)
+    raise SystemExit(130)
+  if watch.failed:
+    raise ValueError(f'failed: {"; ".join(watch.failed)}.')
+
+
+class _Watch:
+  """Prints a line as a run starts or ends, and now and then how far all are."""
+
+  def __init__(self, runs: dict[jobs.Job, Run], asking: Asking):
+    self._runs = runs
+    self._asking = asking
+    self._running: list[jobs.Job] = []
+    self._looked = time.monotonic()
+    self.failed: list[str] = []
+
+  def started(self, job: jobs.Job) -> None:
+    self._running.append(job)
+    print(f'{job.name}: started; {job.log}', flush=True)
+
+  def ended(self, job: jobs.Job, status: int, seconds: float) -> None:
+    self._running.remove(job)
+    print(f'{job.name}: ended after {seconds:.0f} s.', flush=True)
+    if status or missing([self._runs[job]], self._asking):
+      self.failed.append(f'{job.name} (status {status}), see {job.log}')
+
+  def tick(self) -> None:
+    if time.monotonic() < self._looked + _WATCHED:
+      return
+    self._looked = time.monotonic()
+    print(', '.join(map(self._progress, self._running)), flush=True)
+
+  def _progress(self, job: jobs.Job) -> str:
+    run = self._runs[job]
+    try:
+      done = max((r['step'] for r in metrics.read(run.folder)), default=0)
+    except FileNotFoundError:
+      done = 0
+    steps = run.experiment.loop.steps
+    return f'{job.name}: ' + (
+      f'step {done}/{steps}' if done < steps else 'asking'
+    )
