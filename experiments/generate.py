@@ -5,13 +5,14 @@
         --prompt='Once' --prompt='Twice' --temperature=0.8 --top_p=0.95
     python -m experiments.generate --workdir=runs/tiny --interactive
 
-The model is a workdir's latest checkpoint, or an exported file with, unless it
-reads bytes, the --tokenizer that it was trained with. Several prompts go on
-together, each with the next seed. Text goes to stdout; tokens/s, the time to
-the first token (after everything has compiled) and the cache's bytes to stderr.
+The model is a workdir's latest checkpoint or an exported file. An export needs
+the --tokenizer that it was trained with, unless it reads bytes. Several prompts
+go on together, each with the next seed. Text goes to stdout; tokens/s, the time
+to the first token (after everything has compiled) and the cache's bytes go to
+stderr.
 
---interactive answers lines until Ctrl-D. The history stays in the cache: of
-each turn only its own tokens are run. Ctrl-C ends an answer.
+--interactive answers lines until Ctrl-D. The history stays in the cache: each
+turn runs only its own tokens. Ctrl-C ends an answer.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
   from kaiju_jax.decoding import generator as generator_lib
   from kaiju_jax.runs import load
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'That training wrote.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'A folder that training wrote.')
 _CHECKPOINT = flags.DEFINE_string(
   'checkpoint', None, 'An exported file instead.'
 )
@@ -37,19 +38,19 @@ _TOKENIZER = flags.DEFINE_string(
   'tokenizer', None, 'tokenizer.json of an exported file; bytes by default.'
 )
 _PROMPT = flags.DEFINE_multi_string(
-  'prompt', None, 'Text to continue; several go on together.'
+  'prompt', None, 'Text to continue; can be repeated.'
 )
 _INTERACTIVE = flags.DEFINE_bool(
-  'interactive', False, 'Answer lines, and keep what was said.'
+  'interactive', False, 'Answer lines, and remember what was said.'
 )
 _MAX_TOKENS = flags.DEFINE_integer(
-  'max_tokens', 200, 'Of a continuation.', lower_bound=1
+  'max_tokens', 200, 'Tokens of a continuation, at most.', lower_bound=1
 )
 _LENGTH = flags.DEFINE_integer(
   'length',
   None,
-  'Tokens that a row of the cache holds; by default what the prompts take, the'
-  " model's max_length where it is --interactive.",
+  'Tokens that a row of the cache holds; by default what the prompts and'
+  " --max_tokens take, or with --interactive the model's max_length.",
   lower_bound=1,
 )
 _CHUNK = flags.DEFINE_integer(
@@ -59,12 +60,12 @@ _TEMPERATURE = flags.DEFINE_float('temperature', 1.0, '0 is greedy.')
 _TOP_K = flags.DEFINE_integer('top_k', 0, 'Likeliest tokens kept; 0 for all.')
 _TOP_P = flags.DEFINE_float('top_p', 1.0, 'Probability kept; 1 for all.')
 _MIN_P = flags.DEFINE_float(
-  'min_p', 0.0, 'Least probability, in parts of the likeliest one.'
+  'min_p', 0.0, "Least probability, as a part of the likeliest token's."
 )
 _REPETITION_PENALTY = flags.DEFINE_float(
-  'repetition_penalty', 1.0, 'Of tokens that the text holds; 1 for none.'
+  'repetition_penalty', 1.0, 'For tokens that the text holds; 1 for none.'
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the noise.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the noise.')
 _STOP = flags.DEFINE_multi_string('stop', None, 'Text that ends an answer.')
 
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
   if (_PROMPT.value is None) != _INTERACTIVE.value:
     raise app.UsageError('exactly one of --prompt and --interactive is needed.')
   if _TOKENIZER.value is not None and _CHECKPOINT.value is None:
-    raise app.UsageError('--tokenizer is of a --checkpoint.')
+    raise app.UsageError('--tokenizer belongs to a --checkpoint.')
   command.begin()
   from kaiju_jax.decoding import request as request_lib
 
@@ -160,7 +161,7 @@ def _sampling():
 
 
 def _line() -> str:
-  # The prompt is no part of what stdout is for.
+  # stdout is for answers alone.
   sys.stderr.write('> ')
   sys.stderr.flush()
   line = sys.stdin.readline()

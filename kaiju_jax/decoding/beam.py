@@ -97,9 +97,9 @@ class Search:
 
   @property
   def extra(self) -> int:
-    """Slots of a row beyond its text, prompt and `depth`, for any search.
+    """Slots that any search takes beyond its text, prompt and `depth`.
 
-    For the `extra` of `Decoder` and of `Decoder.open`, with pages of at least
+    It is the `extra` of `Decoder` and of `Decoder.open`, for pages of at least
     two slots.
     """
     resting = 0 if self.eos is None else self.resting
@@ -107,7 +107,7 @@ class Search:
     return beams * self.depth + self.queries - self.width
 
   def penalty(self, tokens: int) -> float:
-    """What the score of a beam of `tokens` is divided by."""
+    """Returns what the score of a beam of `tokens` is divided by."""
     return ((5 + tokens) / 6) ** self.length_penalty
 
   def final(self, path: beam_paths.Path) -> float:
@@ -191,7 +191,8 @@ class BeamSearch:
   def adopt(self, beam: beam_paths.Beam) -> None:
     """Makes a result of the last search its row's text, and ends the tree.
 
-    All its tokens are then in the cache, where `Decoder.extend_text` goes on.
+    All its tokens are then in the cache, and `Decoder.extend_text` appends to
+    them.
 
     Raises:
       ValueError: not a result of the last search, one whose slots were not
@@ -267,7 +268,7 @@ class BeamSearch:
     self._keep(state, paths, expansions)
 
   def _keep(self, state, paths, expansions) -> None:
-    """Leaves the best candidates; those with eos end, the others live on."""
+    """Keeps the best candidates; those with eos end, the others live on."""
     search = self.search
     best = sorted(range(len(paths)), key=lambda number: -paths[number].score)
     best = [x for x in best[: search.width] if paths[x].score > -np.inf]

@@ -24,7 +24,8 @@ class Candidates(NamedTuple):
 
   Attributes:
     token_C: int32, the candidate's newest token.
-    beam_C: int32, the live beam before it, 0 the best of the last step.
+    beam_C: int32, the live beam that it continues; 0 is the best of the last
+      step.
     log_probability_C: float32, of the token.
     total_C: float32, the sum of the path's log-probabilities.
     score_C: float32, the score of the beam before, as the hook left it, plus
@@ -40,9 +41,9 @@ class Candidates(NamedTuple):
   hidden_CD: jax.Array | None
 
 
-# Returns float32 [C], the candidates' new scores; −inf vetoes. What it returns
-# is what the scores of later tokens add to; total_C is there for hooks that
-# judge each step afresh. Traced once: a pure function of arrays.
+# A hook returns the candidates' new scores, float32 [C]; −inf is a veto. The
+# scores of later tokens add to what it returns; a hook that judges each step
+# anew starts from total_C. It is traced once: a pure function of arrays.
 Hook = Callable[[Candidates], jax.Array]
 
 

@@ -1,26 +1,26 @@
 """Which cache slots one row's live beams hold, and who sees them.
 
-A beam search is a tree whose trunk is the text that all live beams share: the
+A beam search is a tree. Its trunk is the text that all live beams share: the
 prompt, and later every token on which they agree. Beyond the trunk each beam
 has its own path of slots, and paths share slots as far as they share tokens: a
 fork copies a path of slot numbers, never keys or values. What no live path
-holds is free, so dead tokens need no search of their own. A slot of a local
-layer is also free once no live beam's next token looks back that far.
+holds is free (`beam_slots.py`), so that tokens of dead beams need no cleaning
+up.
 
 Ranges say who sees a slot (`visibility.py`). A token of the trunk stands at its
 position and is seen from there on, as in any text. Beyond a trunk of t tokens,
 
-    coordinate = t + rank of the beam in tree order          (one token a beam)
-    coordinate = t + place in preorder of all paths' tokens  (several)
+    coordinate = t + rank of the beam in tree order    (one token per beam)
+    coordinate = t + place in preorder of all tokens   (several per beam)
 
-Both make the tokens that descend from a token one contiguous range. Ranks do
-not tell the tokens of one beam apart, so with them a chunk of several tokens a
-beam would see its own future. Siblings keep their parents' order, which is all
-that a tree order asks.
+With both, the tokens that descend from a token form one contiguous range. Ranks
+do not tell the tokens of one beam apart: with them, a chunk of several tokens
+per beam would see its own future. Siblings keep the order of their parents;
+a tree order needs no more.
 
 Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
-the row, N tokens of a path. A step takes O(M + L·N) in numpy and no loop over
-tokens.
+the row, N tokens of a path. A step takes O(M + L·N) operations of numpy and no
+loop over tokens.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,7 @@ class Placed(NamedTuple):
   """A chunk's tokens: where they are kept, and what they see; int32.
 
   Attributes:
-    slot: of each token, by layer kind; −1 where no later token looks back
-      that far.
+    slot: of each token, by layer kind; −1 where no later token sees it.
     start_L: first coordinate that sees the token.
     limit_L: one past the last.
     coordinate_L: where the token stands.
@@ -55,12 +54,12 @@ class Placed(NamedTuple):
 
 
 class BeamTree:
-  """The beams of one row; at first a single one, the prompt.
+  """The beams of one row; at first there is one, the prompt.
 
-  Beams are numbered as the last call listed them: `grow`'s candidates or
-  `keep`'s survivors, which are alive, and then those that rest. A resting beam
-  keeps its slots and does not grow; nobody sees what is its alone. A call that
-  raises changes nothing.
+  Beams are numbered as the last call listed them: first those that are alive,
+  the candidates of `grow` or the survivors of `keep`, and then those that rest.
+  A resting beam keeps its slots and does not grow; no other beam sees the slots
+  that it alone holds. A call that raises changes nothing.
   """
 
   def __init__(self, length: int, held: Mapping[str, beam_slots.Held]):
@@ -71,8 +70,8 @@ class BeamTree:
       held: by layer kind, which slots hold its tokens, in any order.
 
     Raises:
-      ValueError: no text, no kinds, or a kind that does not hold once each
-        position that its layers will read.
+      ValueError: no text, no kinds, or a kind that does not hold exactly once
+        each position that its layers will read.
     """
     if length < 1:
       raise ValueError(f'length={length}: beams grow from at least one token.')
@@ -103,10 +102,10 @@ class BeamTree:
   def grow(
     self, parent_L: Sequence[int], resting: Sequence[int] = ()
   ) -> Placed:
-    """Gives each of L candidates a slot, and its place after its parent.
+    """Gives each of L candidates a slot, and a place after its parent.
 
-    The candidates are the live beams from here on. Beams that are nobody's
-    parent and do not rest are dropped before slots are handed out.
+    From here on the candidates are the live beams. Beams that are no parent and
+    do not rest are dropped before slots are handed out.
 
     Args:
       parent_L: the live beam that each candidate follows.
@@ -160,11 +159,11 @@ class BeamTree:
     return self._append(paths, count_L, _by_token)
 
   def settle(self, best: int) -> dict[str, beam_slots.Ranges]:
-    """Leaves one beam, alive or resting, as its row's text.
+    """Makes one beam, alive or resting, the text of its row.
 
     Returns:
-      the row's ranges by layer kind: each token stands at its position and is
-      seen from there on, as `follow` continues and as text does.
+      The row's ranges by layer kind: each token stands at its position and is
+      seen from there on, as in any text.
 
     Raises:
       ValueError: a beam that is not there.
@@ -178,7 +177,7 @@ class BeamTree:
     }
 
   def slots_of_text(self) -> dict[str, np.ndarray]:
-    """Returns the slot of each position of the shared text, −1 where gone."""
+    """Returns the slot of each position of the trunk, −1 where it is gone."""
     result = {}
     for kind, slots in self._paths.slots.items():
       result[kind] = np.full(self._paths.trunk, -1, np.int32)
@@ -194,7 +193,7 @@ class BeamTree:
     return _fork(self._paths, beam_L, len(beam_L) - len(resting))
 
   def _append(self, paths: '_Paths', count_L, coordinates) -> Placed:
-    """Lets each path grow by `count` tokens, once all have a slot."""
+    """Lets each path grow by `count` tokens, if there is a slot for each."""
     is_new_LN = np.arange(count_L.max()) < count_L[:, None]
     new_LN = np.where(is_new_LN, _numbers(is_new_LN), -1)
     node_LN = np.concatenate([paths.node_LN, new_LN], axis=1)
@@ -223,10 +222,10 @@ class BeamTree:
 
 
 class _Paths(NamedTuple):
-  """The beams, the first `live` of them alive; only these have a rank.
+  """The beams; the first `live` of them are alive, and only these have a rank.
 
-  `node_LN` tells tokens apart within a column, −1 where a path has none;
-  `slots` has a path for each kind, −1 also where a token has no slot.
+  `node_LN` numbers the tokens of each column, −1 where a path has none. The
+  paths in `slots` have −1 also where a token has no slot.
   """
 
   trunk: int
@@ -238,7 +237,7 @@ class _Paths(NamedTuple):
 
 
 def _numbered(name: str, beam_L, beams: int) -> np.ndarray:
-  """Returns the numbers of beams as an array, once all are below `beams`."""
+  """Returns numbers of beams as an array, checked to be 0…beams − 1."""
   beam_L = np.asarray(beam_L)
   if (
     beam_L.ndim != 1
@@ -254,7 +253,7 @@ def _numbered(name: str, beam_L, beams: int) -> np.ndarray:
 
 
 def _fork(paths: _Paths, beam_L: np.ndarray, live: int) -> _Paths:
-  """Returns the paths of `beam_L`, without what their next tokens ignore."""
+  """Returns the paths of `beam_L`, without slots that nothing will read."""
   position_L = paths.position_L[beam_L]
   slots = {
     kind: beam_slots.forget(
@@ -270,7 +269,7 @@ def _fork(paths: _Paths, beam_L: np.ndarray, live: int) -> _Paths:
 
 
 def _merge(paths: _Paths) -> _Paths:
-  """Moves the tokens that all paths begin with to the trunk."""
+  """Returns the paths with their common first tokens moved to the trunk."""
   agree_N = (paths.node_LN == paths.node_LN[0]).all(axis=0)
   N = len(agree_N) if agree_N.all() else int(np.argmin(agree_N))
   slots = {}
@@ -290,8 +289,8 @@ def _merge(paths: _Paths) -> _Paths:
 def _by_rank(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns coordinates of paths' tokens, and where each path's ranges end.
 
-  Paths in tree order. Only the first path's value counts where several share
-  a token.
+  Paths are in tree order. Where several share a token, only the first path's
+  value counts.
   """
   rank_L = np.arange(len(node_LN))
   return np.broadcast_to(rank_L[:, None], node_LN.shape), rank_L + 1

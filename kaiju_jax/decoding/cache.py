@@ -1,22 +1,22 @@
 """The cache: pages of keys and values, and what each row sees of them.
 
-One design serves text, beams and trees of them. For each kind of layers, local
-and global, there is
+One design serves text, beams and trees of beams. For each kind of layers, local
+and global, there are
 
-    a pool     for each layer that makes keys and values, P pages of S slots:
-               the codes of training and their scales, or floats
-    tables     of each row: its N pages, and for each of its M = N·S logical
+    pools      one for each layer that makes keys and values, P pages of S
+               slots: the codes of training and their scales, or floats
+    tables     for each row: its N pages, and for each of its M = N·S logical
                slots the range [start, limit) of query coordinates that see it
                and its position (`visibility.py`)
 
-Ranges and positions belong to (row, logical slot) and not to the page, for rows
-that share a page see it differently. An empty slot has start == limit.
+Ranges and positions belong to (row, logical slot) and not to the page, because
+rows that share a page see it differently. An empty slot has start == limit.
 
 Text lies in the order of its positions: logical slot m of a row holds position
-first + m. A global row's first is 0 for good. A local row is a ring: where the
-next tokens need room, the pages that have left the window go to the end of the
-table, and `first` with them. So the ring is a table that rotates, and no key or
-value moves.
+first + m. In a global row `first` stays 0. A local row is a ring: when the next
+tokens need room, the pages that have left the window go to the end of the
+table, and `first` moves on by as many slots. So the ring is a table that
+rotates, and no key or value moves.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from kaiju_jax.model import paging
 from kaiju_jax.model import past
 from kaiju_jax.quantization import int8
 
-# Text is seen by all that follows.
+# The limit of a token of text: all tokens after it see it.
 FOREVER = jnp.iinfo(jnp.int32).max
 
 
@@ -39,14 +39,15 @@ class Kind(NamedTuple):
   """The pools of one kind of layers, and its tables.
 
   Attributes:
-    k: keys of each layer that makes them [P, S, K]: floats, or `Quantized`
-      codes with scales [P, S] (None where a channel has one).
-    v: values, alike.
+    k: keys [P, S, K] of each layer that makes them: floats, or `Quantized`
+      codes with a scale per token [P, S], or no scales where they are per
+      channel.
+    v: values, in the same form.
     table_RN: int32, each row's pages; −1 where there is none.
     start_RM: int32, first query coordinate that sees each logical slot.
     limit_RM: int32, one past the last; equal to start for an empty slot.
-    position_RM: int32, of each slot's token.
-    first_R: int32, the position that a row's logical slot 0 is for, in text.
+    position_RM: int32, the position of each slot's token.
+    first_R: int32, the position that logical slot 0 of a row of text holds.
   """
 
   k: tuple[jax.Array | int8.Quantized, ...]
@@ -67,7 +68,7 @@ class Cache(NamedTuple):
   """R sequences' keys and values.
 
   Attributes:
-    kinds: 'local' and 'global', those that the model has.
+    kinds: 'local' and 'global', as far as the model has them.
     length_R: int32, tokens of each row's text.
   """
 
@@ -78,12 +79,12 @@ class Cache(NamedTuple):
 def make(
   config: model_config.ModelConfig, pools: dict[str, paging.Pool], rows: int
 ) -> Cache:
-  """Returns an empty cache whose rows have no pages yet (`give_pages`).
+  """Returns an empty cache, in which no row has a page yet (`give_pages`).
 
   Args:
     config: the model's.
     pools: of `paging.pools`.
-    rows: R.
+    rows: R, how many sequences it holds.
   """
   kinds = {}
   for kind, pool in pools.items():
@@ -118,13 +119,13 @@ def bytes_of(cache: Cache) -> int:
 def give_pages(
   cache: Cache, row: jax.Array, pages: dict[str, jax.Array]
 ) -> Cache:
-  """Returns the cache with an empty row that has these pages.
+  """Returns the cache with a row that is empty and has these pages.
 
   Args:
     cache: the cache.
     row: int32 scalar.
-    pages: int32 [N] of each kind, −1 where the row has none; all −1 takes the
-      row's pages away.
+    pages: int32 [N] for each kind, −1 after the row's last page; all −1 takes
+      the row's pages away.
   """
   kinds = {}
   for kind, tables in cache.kinds.items():
@@ -150,7 +151,7 @@ def pasts(
   Args:
     cache: before the call.
     pools: of `paging.pools`.
-    row_B: int32, the cache's row of each of the call's rows.
+    row_B: int32, the cache's row for each row of the call.
     visibility: of the call's queries.
     reference_length: in the reference mode, the length of the forward pass
       whose bits each token has (see `past.py`); None in the fast mode.
@@ -202,9 +203,9 @@ def write(
   Args:
     cache: the cache.
     pools: of `paging.pools`.
-    row_B: int32, the cache's row of each of the call's rows.
-    visibility: the ranges and positions that the slots are to have.
-    slot: int32 [B, L] of each kind, the logical slot of each token; −1 for a
+    row_B: int32, the cache's row for each row of the call.
+    visibility: the ranges and positions that the slots get.
+    slot: int32 [B, L] for each kind, the logical slot of each token; −1 for a
       token that is not kept.
     made: of `Transformer.extend`.
   """
@@ -213,7 +214,8 @@ def write(
     kind, slot_BL = cache.kinds[name], slot[name]
     page_BL = kind.table_RN[row_B[:, None], slot_BL // kind.page]
     place_BL = page_BL * kind.page + slot_BL % kind.page
-    # No page, no slot: beyond the pool's end, where a scatter drops it.
+    # A token without a page goes beyond the pool's end, where a scatter drops
+    # it.
     is_kept_BL = (slot_BL >= 0) & (page_BL >= 0)
     place_BL = jnp.where(is_kept_BL, place_BL, pool.pages * pool.page)
     at = row_B[:, None], jnp.where(slot_BL >= 0, slot_BL, pool.row_slots)
@@ -253,7 +255,7 @@ def rotate(
     cache: the cache.
     pools: of `paging.pools`.
     row_B: int32, rows.
-    end_B: int32, one past the last position that each is to hold.
+    end_B: int32, one past the last position that each row will hold.
   """
   kinds = dict(cache.kinds)
   for name, pool in pools.items():
@@ -288,7 +290,7 @@ def rotate(
 def slots_of_text(
   cache: Cache, row_B: jax.Array, position_BL: jax.Array, is_kept_BL: jax.Array
 ) -> dict[str, jax.Array]:
-  """Returns the logical slot of each position, −1 where it is not kept."""
+  """Returns each position's logical slot by kind, −1 where it is not kept."""
   slots = {}
   for name, kind in cache.kinds.items():
     slot_BL = position_BL - kind.first_R[row_B][:, None]
@@ -304,7 +306,7 @@ def reissue(
   Args:
     cache: the cache.
     row: int32 scalar.
-    ranges: int32 [M] start, limit and position of each kind.
+    ranges: for each kind start, limit and position, int32 [M].
   """
   kinds = {}
   for name, kind in cache.kinds.items():
@@ -326,16 +328,16 @@ def settle(
 ) -> Cache:
   """Returns the cache with a row whose slots are text again, in its order.
 
-  What a search left where there was room is moved, once, to where text has it,
-  so that `extend.text` can go on.
+  Tokens that a search left wherever there was room move, once, to the slots
+  that text has, so that `extend.text` can go on.
 
   Args:
     cache: the cache.
     row: int32 scalar.
-    source: int32 [M] of each kind: the slot whose token slot m is to have; −1
-      for none.
-    first: int32 scalar of each kind, the position of slot 0; whole pages.
-    length: int32 scalar, of the text.
+    source: int32 [M] for each kind: the slot whose token slot m gets; −1 for
+      none.
+    first: int32 scalar for each kind, the position of slot 0; whole pages.
+    length: int32 scalar, tokens of the text.
   """
   kinds = {}
   for name, kind in cache.kinds.items():
@@ -349,7 +351,7 @@ def settle(
       return table_N[slot_M // page] * page + slot_M % page
 
     from_M = place(jnp.maximum(source_M, 0))
-    # Slots without a page are without a token too.
+    # A slot without a page holds no token either.
     beyond = kind.k[0].shape[0] * kind.page
     to_M = jnp.where(is_held_M, place(slot_M), beyond)
 

@@ -58,7 +58,7 @@ class Rounds:
     }
 
   def join(self, row: int, sampling: sampling_lib.Sampling) -> None:
-    """Lets a row draw by these settings; without text it has seen no token."""
+    """Sets how a row draws; a row without text has seen no token."""
     with interrupts.held():
       self._state = self._join(
         self._state,
@@ -148,7 +148,8 @@ class Rounds:
 
   def _run_chunk(self, row, tokens_L, successors_L, size: int, is_scored: bool):
     count = len(tokens_L)
-    # Padding is a token that the row holds, so that it breaks no whole row.
+    # Padding repeats a token of the text, so that it brings no NaN that the text
+    # does not hold.
     padded_L = np.full(size, tokens_L[0] if count else 0, np.int32)
     padded_L[:count] = tokens_L
     next_L = np.zeros(size, np.int32)

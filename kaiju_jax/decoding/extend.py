@@ -1,8 +1,9 @@
-"""One call of the model behind a cache: a chunk in, hidden states out.
+"""One call of the model with a cache: a chunk in, hidden states out.
 
-    text    each row's next tokens; positions, slots and rings by themselves
-    chunk   any tokens with ranges, coordinates, positions and slots of the
-            caller's own: beams, trees, bidirectional spans
+    text    each row's next tokens, whose positions and slots follow from the
+            row's length
+    chunk   any tokens with ranges, coordinates, positions and slots that the
+            caller chooses: beams, trees, bidirectional spans
 
 Both are pure functions of (params, cache), one compilation for each shape
 [B, L]. A row of a call may be any row of the cache. Tokens beyond a row's
@@ -67,8 +68,9 @@ def chunk(
 ) -> tuple[jax.Array, cache_lib.Cache]:
   """Returns hidden states [B, L, D], and the cache with the chunk in it.
 
-  A chunk's slots may not hold what its own queries see. Rows' texts do not
-  become longer: a row is either text or its caller's own (`Cache.length_R`).
+  The chunk must not be written to slots that its own queries see. A row's
+  length does not change (`Cache.length_R`): a row holds either text or what the
+  caller keeps there.
   """
   hidden_BLD, made = _run(network, params, cache, *chunk[:3])
   cache = cache_lib.write(
@@ -98,7 +100,7 @@ def text(
     cache: the cache.
     row_B: int32, rows of the cache, each at most once.
     tokens_BL: int32.
-    count_B: int32, tokens of each row; 0 leaves it as it is. The cache must
+    count_B: int32, tokens of each row; 0 leaves a row as it is. The rows must
       have room for them.
   """
   visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
@@ -119,8 +121,8 @@ def _text(length_B, count_B, tokens_BL):
   """Returns the visibility of rows' next tokens, and which are no padding."""
   place_L = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)
   is_kept_BL = place_L[None] < count_B[:, None]
-  # Padding stands at its row's last token, so that pages which all tokens see
-  # stay pages which all queries see; in a row without tokens it sees nothing.
+  # Padding stands at its row's last token, so that a page that all tokens see
+  # is a page that all queries see; in a row without tokens it sees nothing.
   place_BL = jnp.minimum(place_L[None], count_B[:, None] - 1)
   position_BL = jnp.maximum(length_B[:, None] + place_BL, 0)
   return visibility_lib.Visibility(
@@ -143,7 +145,7 @@ def _run(network, params, cache, row_B, tokens_BL, visibility):
 
 
 def _after(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
-  """Returns row_B, which a write then has only once all layers have read.
+  """Returns row_B in a form that is known only once all layers have read.
 
   Otherwise XLA copies each pool, to read one and write to the other. It drops
   optimization barriers before it decides, so the dependency is on data: on a

@@ -1,9 +1,8 @@
-"""Who has which pages and rows of a cache: the host's account of what is free.
+"""The host's account of a cache's rows and pages: which are taken, which free.
 
 A row takes the pages of its longest text when it opens and gives them back when
-it closes, so that a text that has begun can always be finished. A page is one
-row's alone here; rows that share pages will need a count for each page, and
-what returns a page is then its last row.
+it closes, so that a text that has begun can always be finished. Each page
+belongs to one row.
 """
 
 from collections.abc import Mapping
@@ -14,20 +13,20 @@ from kaiju_jax.model import paging
 
 
 class Full(RuntimeError):
-  """No row, or not enough pages, are free; close a row first."""
+  """No row is free, or too few pages; close a row first."""
 
 
 class Pages:
   """Free rows and pages of a cache.
 
   Attributes:
-    rows: R.
+    rows: R, how many rows there are.
   """
 
   def __init__(self, pools: Mapping[str, paging.Pool], rows: int):
     self.rows = rows
     self._pools = pools
-    # Lists end in what is handed out next.
+    # What is handed out next stands at the end of a list.
     self._free = {
       kind: list(range(pool.pages))[::-1] for kind, pool in pools.items()
     }
@@ -41,10 +40,10 @@ class Pages:
 
     Args:
       length: of the whole text, prompt and continuation.
-      extra: slots beyond it, of every kind.
+      extra: slots beyond it, in every kind.
 
     Returns:
-      The row, and for each kind int32 [N]: its pages, −1 after the last.
+      The row, and for each kind its pages, int32 [N], −1 after the last.
 
     Raises:
       ValueError: no row could ever hold it.
@@ -91,7 +90,7 @@ class Pages:
   def _need(self, kind: str, length: int, extra: int) -> int:
     pool = self._pools[kind]
     if pool.window is not None:
-      # A ring turns as a whole, so that a row has all of it.
+      # A ring turns as a whole: every row needs all of its pages.
       return pool.row_pages
     count = -(-(length + extra) // pool.page)
     if count > pool.row_pages:

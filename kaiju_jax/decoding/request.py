@@ -1,4 +1,4 @@
-"""What is asked of a generator, and what comes back."""
+"""What a generator is asked, and what it answers."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -13,7 +13,7 @@ from kaiju_jax.decoding import stop
 
 
 class BadLogits(ArithmeticError):
-  """The model gave logits of which no token can be drawn."""
+  """The model gave logits from which no token can be drawn."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,10 +25,10 @@ class Request:
       tokenizer's `bos_id`.
     max_tokens: how many are drawn at most.
     sampling: how they are drawn.
-    stop_tokens: that end the sequence.
-    stop_strings: that end the sequence; they need a tokenizer.
-    scores_prompt: whether the prompt's log-probabilities are wanted, which
-      costs the output head on all of its tokens.
+    stop_tokens: tokens that end the sequence.
+    stop_strings: strings that end the sequence; they need a tokenizer.
+    scores_prompt: whether to return the prompt's log-probabilities, for which
+      the output head runs on all of its tokens.
   """
 
   tokens: Sequence[int] | np.ndarray
@@ -45,9 +45,9 @@ class Event(NamedTuple):
   """One drawn token.
 
   Attributes:
-    token: which.
-    text: what it lets be shown: '' where all of it is held back (`stop.py`),
-      or where there is no tokenizer.
+    token: its number.
+    text: what can be shown with it: '' where all of it is held back
+      (`stop.py`), or where there is no tokenizer.
     log_probability: the model's own, before filters (`sampling.py`).
     reason: None, or why this token is the last: 'length', 'stop_token' or
       'stop_string'.
@@ -63,14 +63,14 @@ class Result(NamedTuple):
   """A sequence's continuation, as far as it came.
 
   Attributes:
-    tokens: int32, drawn, the one that stopped it included.
+    tokens: int32, the drawn ones, including the one that stopped it.
     text: of the drawn tokens, up to the stop.
-    log_probabilities: float32, of each drawn token.
+    log_probabilities: float32, one per drawn token.
     prompt_log_probabilities: float32, of each token of the prompt but the
       first, in every turn of a conversation too; None where the request did
       not ask. Fewer where the prompt was cut off.
     reason: see `Event`; 'cancelled' where the stream was closed, 'error' where
-      there is one.
+      `error` says why.
     error: a `BadLogits`, or None.
   """
 
@@ -88,9 +88,9 @@ def check(
   """Returns the prompt as int32 [L].
 
   Args:
-    request: is refused, or not.
+    request: what is asked.
     vocab_size: of the model.
-    length: that the row has left for prompt and continuation.
+    length: tokens that its row has room for, prompt and continuation.
     name: of the request in messages.
 
   Raises:
@@ -124,7 +124,7 @@ def check(
 
 
 def check_tokens(tokens: Any, vocab_size: int, name: str) -> np.ndarray:
-  """Returns tokens of the vocabulary, at least one, as int32 [L].
+  """Returns tokens as int32 [L], once they are of the vocabulary.
 
   Raises:
     TypeError, ValueError: names the argument, its value and what is right.

@@ -1,12 +1,12 @@
-"""What runs on the device when rows of a cache are prefilled or go on a token.
+"""What runs on the device in a round of generation.
 
     prefill   the next chunk of one row's prompt
     first     the token that follows a prompt
     step      the next token of all rows that go on
 
-These are pure functions, of static shapes: which rows go on, and how they draw,
-are values. What comes back to the host in a step is R tokens and their
-log-probabilities, in one array.
+These are pure functions with static shapes: which rows go on and how they draw
+are values. In a step, R tokens and their log-probabilities come back to the
+host in one array.
 """
 
 from typing import Any
@@ -23,10 +23,10 @@ from kaiju_jax.decoding import sampling as sampling_lib
 
 
 class State(NamedTuple):
-  """What drawing needs of each row, beside the cache; stays on the device.
+  """What drawing needs to know of each row; stays on the device.
 
   Attributes:
-    token_R: int32, drawn, and not in the cache yet.
+    token_R: int32, drawn and not in the cache yet.
     settings: how each row draws.
     seen_RV: bool, tokens that the row's text holds.
   """
@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 class Scores(NamedTuple):
-  """Of a chunk's successors, each given all before it.
+  """Scores of the tokens after a chunk's, each given all tokens before it.
 
   Attributes:
     log_probability_L: float32.
@@ -69,9 +69,9 @@ def join(
   """Returns the state in which a row draws by these settings.
 
   Args:
-    state: the state.
+    state: of all rows.
     row: int32 scalar.
-    settings: of one row.
+    settings: of this one row.
     is_new: bool scalar, whether the row has no text yet.
   """
   return state._replace(
@@ -100,10 +100,10 @@ def prefill(
 
   Args:
     network: of the model and the cache.
-    is_scored: whether `Scores` are wanted.
+    is_scored: whether to return `Scores`.
     params: of `weights.ready`.
     cache: the cache.
-    state: of its rows.
+    state: of the cache's rows.
     row: int32 scalar.
     tokens_L: int32.
     next_L: int32, the successors to score.
@@ -117,7 +117,7 @@ def prefill(
     network, params, cache, row[None], tokens_L[None], count[None]
   )
   is_kept_L = jnp.arange(tokens_L.shape[0]) < count
-  # Beyond the vocabulary's end a scatter drops it.
+  # A scatter drops what lies beyond the vocabulary's end.
   token_L = jnp.where(is_kept_L, tokens_L, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row, token_L].set(True, mode='drop')
   last_BLD = lax.dynamic_slice_in_dim(hidden_BLD, count - 1, 1, axis=1)
@@ -142,7 +142,7 @@ def first(
     params: of `weights.ready`.
     state: of the rows.
     row: int32 scalar.
-    index: int32 scalar, tokens that the row's text holds.
+    index: int32 scalar, tokens of the row's text.
     last_BLD: of `prefill`.
 
   Returns:
@@ -172,7 +172,7 @@ def step(
     network: of the model and the cache.
     params: of `weights.ready`.
     cache: the cache.
-    state: of its rows.
+    state: of the cache's rows.
     count_R: int32, 1 for rows that go on, 0 for the others.
 
   Returns:
@@ -192,7 +192,7 @@ def step(
   at_R = jnp.where(is_on_R, state.token_R, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row_R, at_R].set(True, mode='drop')
   logits_RV = _logits(network, params, hidden_RLD)[:, 0]
-  # A row at rest asks for nothing that the others would wait for.
+  # A row at rest counts as greedy, so that no row waits for its filters.
   settings = state.settings._replace(
     temperature_B=jnp.where(is_on_R, state.settings.temperature_B, 0),
   )

@@ -1,10 +1,10 @@
-"""One row of a cache, lent by its text to a tree of beams and given back.
+"""One row of a cache between text and a tree of beams.
 
 A tree keeps its tokens in any slots and says at every step who sees them
 (`beam_tree.py`). Text lies in the order of its positions, from the row's
-`first` on (`cache.py`). So what comes out of a tree, one path, goes back to
-that order once, when the tree is done: each kept token moves at most once,
-within its row's pages. While there is a tree nothing moves.
+`first` on (`cache.py`). The path that a search chooses becomes text once the
+search is done: each token moves at most once, within its row's pages. During
+the search nothing moves.
 """
 
 from collections.abc import Mapping
@@ -48,11 +48,17 @@ def chunk(
 ) -> extend.Chunk:
   """Returns a call of `size` tokens: those that a tree placed, and padding.
 
-  Padding stands where the last token does, so that pages which all tokens see
-  stay pages which all queries see.
+  Padding stands where the last token does, so that a page that all tokens see
+  is a page that all queries see.
+
+  Args:
+    row: of the cache.
+    placed: where the tree put the tokens.
+    tokens_L: the tokens, one for each place.
+    size: tokens of the call.
 
   Raises:
-    ValueError: more tokens than the call has, or not one for each place.
+    ValueError: more tokens than `size`, or not one for each place.
   """
   count = len(placed.position_L)
   if len(tokens_L) != count or count > size:
@@ -88,17 +94,17 @@ def order(
   first: Mapping[str, int],
   length: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-  """Returns where text comes from, for `cache.settle`.
+  """Returns which slot each token of a text comes from, for `cache.settle`.
 
   Args:
     pools: of the cache.
     slots: the slot of each position by layer kind, −1 where it is gone.
-    first: the position that the row's slot 0 was for, by kind.
+    first: the position that the row's slot 0 held, by kind.
     length: tokens of the text.
 
   Returns:
-    By kind the slot whose token slot m is to have, int32 [M], −1 for none; and
-    the position that slot 0 is to be for.
+    For each kind the slot whose token slot m gets, int32 [M], −1 for none; and
+    for each kind the position of slot 0.
   """
   sources, firsts = {}, {}
   for kind, pool in pools.items():

@@ -1,4 +1,4 @@
-"""Which token comes next: drawn from the logits, each row in its own way.
+"""Draws the next token of each row from its logits, by the row's settings.
 
 The filters apply in Hugging Face's order (`transformers`' generate):
 
@@ -6,25 +6,25 @@ The filters apply in Hugging Face's order (`transformers`' generate):
     depth[v] = (max logit - logit[v]) / temperature
     kept: depth <= limit, the least of these four limits
       top_k  the k-th smallest depth
-      top_p  the smallest limit within which exp(-depth), of what top_k keeps,
-             sums to top_p of the whole
+      top_p  the smallest limit within which exp(-depth) sums to top_p of its
+             sum over all that top_k keeps
       min_p  -log(min_p)
       none   ∞
-    token = argmax of Gumbel noise - depth, over what is kept
+    token = argmax of (Gumbel noise - depth) over what is kept
 
-and temperature 0 takes the largest logit, after the penalty; of equal ones
-the first. Equal logits are kept or cut together: at a tie top_k keeps more
-than k, as there, and so does top_p here.
+Temperature 0 takes the largest logit after the penalty, and the first of equal
+ones. Equal logits are kept or cut together: at a tie top_k keeps more than k,
+as in Hugging Face's code, and top_p does the same here.
 
-No limit needs the vocabulary sorted. A depth is not negative, so its bits are
-ordered as it is, and the limit is found bit by bit: 31 sums over the
-vocabulary, which are skipped where no row asks for them, as the noise is where
-all rows are greedy.
+No limit needs the vocabulary sorted. A depth is not negative, so that its bits
+are ordered as the depths are, and the limit is found bit by bit: 31 sums over
+the vocabulary. They are skipped where no row asks for them, and the noise is
+skipped where all rows are greedy.
 
-Noise is threefry's, with the key (seed, index of the token in its sequence)
+The noise is threefry's, with the key (seed, index of the token in its sequence)
 and the vocabulary entry as the counter. So the same seed gives the same text,
-whatever else is in the batch and whichever row it lies in, as far as the
-logits do.
+whatever else is in the batch and whichever row the sequence has, as long as the
+logits are the same.
 """
 
 from collections.abc import Callable
@@ -42,20 +42,20 @@ import numpy as np
 
 _SEEDS = 2**32
 _COLDEST = 1e-6
-_BITS = 31  # Of a float32 that is not negative.
+_BITS = 31  # Those that a float32 above 0 uses.
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How one sequence draws its tokens; by default from the model as it is.
+  """How one sequence draws its tokens; by default without any filter.
 
   Attributes:
     temperature: divides the logits; 0 takes the likeliest token.
     top_k: keeps the k likeliest tokens; 0 for all.
     top_p: keeps the likeliest tokens that together have this probability; 1
       for all.
-    min_p: keeps tokens at least this times as likely as the likeliest; 0 for
-      all.
+    min_p: keeps tokens whose probability is at least this part of the
+      likeliest one's; 0 for all.
     repetition_penalty: divides the logits of tokens that the sequence holds,
       prompt included, and multiplies negative ones; 1 for none.
     seed: of the noise, 0…2³²-1.
@@ -69,7 +69,7 @@ class Sampling:
   seed: int = 0
 
   def __post_init__(self):
-    """Refuses settings that mean nothing.
+    """Refuses settings out of range.
 
     Raises:
       TypeError, ValueError: names the field, its value and what is right.
@@ -99,7 +99,7 @@ class Sampling:
 
 
 class Settings(NamedTuple):
-  """The `Sampling` of B rows, as arrays: rows change and nothing compiles."""
+  """The `Sampling` of B rows as arrays, so that a change compiles nothing."""
 
   temperature_B: Any
   top_k_B: Any
@@ -134,17 +134,17 @@ def draw(
   """Returns each row's next token and the model's own log-probability of it.
 
   Args:
-    logits_BV: float. -inf rules a token out.
+    logits_BV: float; -inf rules a token out.
     settings: of the B rows.
     index_B: int32, how many tokens stand before the drawn one in its sequence.
     seen_BV: bool, tokens that the sequence holds; None for no penalty at all.
 
   Returns:
-    token_B: int32; -1 where there is no choosing: a logit is NaN or +inf, or
+    token_B: int32; -1 where no token can be chosen: a logit is NaN or +inf, or
       all are -inf.
-    log_probability_B: float32, of the softmax of `logits_BV` before penalty,
-      temperature and filters, which is what evaluation compares; NaN where the
-      token is -1.
+    log_probability_B: float32, from the softmax of `logits_BV` before penalty,
+      temperature and filters, as evaluation compares it; NaN where the token is
+      -1.
 
   Raises:
     ValueError: names an argument of another shape.
@@ -182,10 +182,10 @@ def distribution(
 ) -> jax.Array:
   """Returns what `draw` draws from: float32 log-probabilities [B, V].
 
-  Cut tokens have -inf; of a greedy row all but one. A row in which `draw` has
-  no choice is NaN.
+  Tokens that are cut have -inf; in a greedy row that is all but one. A row from
+  which `draw` cannot choose is NaN.
 
-  Args, Raises: as of `draw`.
+  Arguments and errors are those of `draw`.
   """
   _check_shapes(logits_BV, settings, seen_BV=seen_BV)
   logits_BV = logits_BV.astype(jnp.float32)
@@ -219,7 +219,7 @@ def _penalized(logits_BV, settings, seen_BV) -> jax.Array:
 
 
 def _depth(logits_BV, settings) -> jax.Array:
-  """How far each logit lies below the row's largest, over the temperature."""
+  """Returns how far each logit lies below the largest, over the temperature."""
   temperature_B = jnp.where(
     settings.temperature_B > 0, settings.temperature_B, 1.0
   )
@@ -228,7 +228,7 @@ def _depth(logits_BV, settings) -> jax.Array:
 
 
 def _limit(depth_BV, settings) -> jax.Array:
-  """Returns the largest depth that each row keeps, ∞ for all."""
+  """Returns the largest depth that each row keeps; ∞ keeps all."""
   rows, vocab_size = depth_BV.shape
   everything_B = jnp.full(rows, jnp.inf)
   is_drawn_B = settings.temperature_B > 0
@@ -262,12 +262,15 @@ def _limit(depth_BV, settings) -> jax.Array:
 
 
 def _within(depth_BV, limit_B) -> jax.Array:
-  # Bits above ∞'s read as NaN; as limits they exclude nothing.
+  # Bits above those of ∞ read as NaN; a limit of NaN excludes nothing.
   return ~(depth_BV > limit_B[:, None])
 
 
 def _least(is_enough: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
-  """Returns each row's smallest limit ≥ 0 that is enough; larger ones are."""
+  """Returns each row's smallest limit ≥ 0 that is enough.
+
+  Every larger limit must be enough too.
+  """
 
   def halve(step, floor_B):
     bit = jnp.int32(1) << (_BITS - 1 - step)
@@ -279,7 +282,7 @@ def _least(is_enough: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
 
 
 def _gumbel(seed_B, index_B, vocab_size: int) -> jax.Array:
-  """Returns Gumbel noise [B, V] of a row's seed, index and entry alone."""
+  """Returns Gumbel noise [B, V], a function of seed, index and entry."""
 
   def bits_of(seed, index):
     words = jnp.stack([seed.astype(jnp.uint32), index.astype(jnp.uint32)])
@@ -287,7 +290,7 @@ def _gumbel(seed_B, index_B, vocab_size: int) -> jax.Array:
     return jax.random.bits(key, (vocab_size,), jnp.uint32)
 
   bits_BV = jax.vmap(bits_of)(jnp.asarray(seed_B), jnp.asarray(index_B))
-  # An unlikely token wins by a tiny u: there all 32 bits tell. u = 1 would
+  # An unlikely token wins by a tiny u, where all 32 bits count. u = 1 would
   # rule its token out.
   u_BV = (bits_BV.astype(jnp.float32) + 0.5) * 2.0**-32
   return -jnp.log(-jnp.log1p(-jnp.minimum(u_BV, 1 - 2.0**-24)))

@@ -9,7 +9,7 @@ either, so that holding others back would help nobody: then they may overtake.
 
 Prefill. Each round runs a chunk of one prompt: of the one with the fewest
 tokens left, of equal ones the first. A prompt that was passed over three times
-in a row goes before that, and of several the one that was passed over most
+in succession goes before that, and of several the one that was passed over most
 often. So the first token of a short prompt does not wait for a long prompt, and
 of k prompts each runs a chunk at least every k + 3 rounds.
 
@@ -28,8 +28,9 @@ class Schedule:
   """The sequences that wait, those in their prompts, and those that draw.
 
   Args:
-    overtakes: how often a waiting sequence is overtaken at most.
-    passes: how often in a row a prompt is passed over before it goes first.
+    overtakes: how often a waiting sequence may be overtaken.
+    passes: how often in succession a prompt is passed over before it goes
+      first.
 
   Attributes:
     going: the sequences that draw tokens, by their row.

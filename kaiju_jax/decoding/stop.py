@@ -1,13 +1,13 @@
-"""From tokens to text as they come, and where a sequence stops.
+"""Turns tokens into text as they come, and finds where a sequence stops.
 
 What is shown is never taken back. So text is held back while it may still
-change or go: bytes that are not a whole character yet, and an end that may
-yet become a stop string. The pieces shown, one after another, are the text.
+change or be cut: bytes that are not a whole character yet, and an end that may
+still become a stop string. The shown pieces together are the text.
 
-A sequence stops at a token of its set, or where its text first completes a
-stop string; of several completed by the same character the longest counts.
-Neither is shown. How text falls into tokens does not matter, except that the
-token that completes a stop string is the last.
+A sequence stops at one of its stop tokens, or where its text first completes a
+stop string; where the same character completes several, the longest counts.
+Neither is shown. How text is divided into tokens does not matter, except that
+the token that completes a stop string is the last.
 """
 
 from collections.abc import Collection
@@ -17,25 +17,25 @@ import numbers
 from kaiju_jax.data import tokenizer as tokenizer_lib
 
 _UNREADABLE = '\ufffd'
-_UNFINISHED = 3  # Bytes at most of a character that lacks some.
-_UNDECIDED = 32  # Tokens after which undecided text is no character's start.
+_UNFINISHED = 3  # A character that is not whole has at most 3 bytes.
+_UNDECIDED = 32  # After so many tokens, undecided text begins no character.
 _KEPT = 8
 
 
 class Characters:
-  """Text of tokens, whole characters as soon as they are known.
+  """Gives out the text of tokens, each character as soon as it is whole.
 
-  The pieces joined are the tokenizer's `decode` of all tokens, unless more
-  than 32 tokens on end decode to no readable character.
+  The joined pieces equal the tokenizer's `decode` of all tokens, unless more
+  than 32 tokens in a row decode to no readable character.
   """
 
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
     self._tokenizer = tokenizer
-    # Tokens decode otherwise at the start of a text than within it ('▁a' is
-    # 'a' there): those of the last piece stay, to decode new ones behind them.
+    # At the start of a text, tokens decode differently than within it ('▁a' is
+    # 'a' there). So those of the last piece stay, and new ones follow them.
     self._tokens: list[int] = []
-    self._last = 0  # How many tokens when the last piece was whole.
-    self._given = 0  # Characters of their text that were given out.
+    self._last = 0  # How many there were when the last piece was whole.
+    self._given = 0  # How many characters of their text were given out.
 
   def push(self, token: int) -> str:
     """Returns the characters that `token` makes known, perhaps none.
@@ -46,7 +46,7 @@ class Characters:
     text = self._decode(self._tokens)
     held = len(text) - len(text.rstrip(_UNREADABLE))
     if held and len(self._tokens) - self._last <= _UNFINISHED:
-      # Some tokenizers read the whole characters before it as broken too.
+      # Some tokenizers also read the whole characters before it as broken.
       return ''
     piece = self._give(text, len(text) - min(held, _UNFINISHED))
     if piece and not held:
@@ -92,7 +92,7 @@ class Strings:
     strings: where to stop; none to pass everything on.
 
   Raises:
-    TypeError, ValueError: a stop string that is none, or empty.
+    TypeError, ValueError: a stop string that is no string, or empty.
   """
 
   def __init__(self, strings: Sequence[str]):
@@ -102,7 +102,7 @@ class Strings:
     self.found: str | None = None
 
   def push(self, text: str) -> str:
-    """Returns what may be shown; `found` is the stop string, once it is."""
+    """Returns what can be shown; sets `found` once a stop string is whole."""
     text = self._held + text
     ends = [
       (start + len(string), start, string)
@@ -130,8 +130,8 @@ class Text:
 
   Args:
     tokenizer: of the tokens; None for no text.
-    tokens: that end the sequence.
-    strings: that end the sequence; they need a tokenizer.
+    tokens: stop tokens.
+    strings: stop strings; they need a tokenizer.
 
   Attributes:
     reason: None while the sequence goes on, then 'stop_token' or
@@ -178,11 +178,11 @@ class Text:
     return self._show(self._characters.push(token))
 
   def finish(self) -> str:
-    """Returns what was held back, where the sequence ends by other means."""
+    """Returns what was held back, where the sequence ends without a stop."""
     if self._characters is None or self.reason is not None:
       return ''
-    # Bytes that became no character are the end of the text: U+FFFD, which
-    # may be part of a stop string too.
+    # Bytes that became no character end the text as U+FFFD, which can also be
+    # part of a stop string.
     shown = self._show(self._characters.finish())
     return shown + self._strings.finish()
 
@@ -197,7 +197,7 @@ def check_tokens(tokens: Collection[int]) -> None:
   """Refuses stop tokens that are no tokens.
 
   Raises:
-    TypeError, ValueError: names them.
+    TypeError, ValueError: names the first.
   """
   for token in tokens:
     if isinstance(token, bool) or not isinstance(token, numbers.Integral):
@@ -207,10 +207,10 @@ def check_tokens(tokens: Collection[int]) -> None:
 
 
 def check_strings(strings: Sequence[str]) -> None:
-  """Refuses stop strings that no text completes, or that are no strings.
+  """Refuses stop strings that are empty or no strings.
 
   Raises:
-    TypeError, ValueError: names them.
+    TypeError, ValueError: names the first.
   """
   if isinstance(strings, str):
     raise TypeError(
@@ -224,7 +224,10 @@ def check_strings(strings: Sequence[str]) -> None:
 
 
 def _overlap(text: str, string: str) -> int:
-  """How much of the end of `text` is the beginning, not the whole, of it."""
+  """Returns how many characters at the end of `text` begin `string`.
+
+  The whole of `string` does not count.
+  """
   for size in range(min(len(text), len(string) - 1), 0, -1):
     if text.endswith(string[:size]):
       return size

@@ -1,11 +1,11 @@
-"""A trained or exported tree of parameters as decoding reads it.
+"""A trained or exported tree of parameters in the form that decoding reads.
 
-Every weight is what the forward pass uses, made once and not at every step:
-codes and scales where the model is int8, else the model's dtype. And each layer
-has its own, `layer_0` and on. Training stacks them over the N repeats of the
-layer block and scans; a scan copies each weight out of its stack before it is
-read, which a matrix product of a whole batch does not notice and a decoding
-step, which does little but read weights, does.
+Each weight is made once, and not at every step, in the form that the forward
+pass uses: codes and scales where the model is int8, otherwise the model's
+dtype. Each layer has its own weights, `layer_0` and on. Training stacks them
+over the N repeats of the layer block and scans. A scan copies each weight out
+of its stack before it is read; that costs little beside the matrix product of a
+whole batch, but a decoding step does little else than read weights.
 """
 
 from typing import Any
@@ -34,7 +34,8 @@ def ready(
     replica: the training state's, where its updates were ternary.
 
   Raises:
-    ValueError: a replica that is missing or too much.
+    ValueError: a replica where there should be none, or none where there
+      should be one.
   """
   quantization = config.quantization
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)
@@ -44,7 +45,7 @@ def ready(
 
 
 def unstacked(params: Any, config: model_config.ModelConfig) -> Any:
-  """Returns the tree with a layer's own parameters instead of a stack's."""
+  """Returns the tree with each layer's parameters apart from the others'."""
   layers = config.layers()
   period = len(layers_lib.repeating_block(layers))
 
@@ -57,7 +58,11 @@ def unstacked(params: Any, config: model_config.ModelConfig) -> Any:
 
 
 def _with_columns(params: Any) -> Any:
-  """Adds the sums that coded non-negative activations are repaid with."""
+  """Adds the column sums that products with unsigned codes need.
+
+  Codes of activations that are not negative are shifted by 128; the product
+  with a weight's column sums makes up for that.
+  """
   blocks = {}
   for name, layer in params['blocks'].items():
     feedforward = dict(layer['feedforward'])

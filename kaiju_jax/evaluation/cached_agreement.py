@@ -1,11 +1,12 @@
 """How far decoding through a cache is from the forward pass of training.
 
 Both read the same text. The forward pass runs whole rows; the cache runs a
-prompt in chunks and then one token a call. In int8 a rounding on the way
-can tip a key's or a value's code, and that a logit: so the two agree closely
-and not to the bit (the decoder's `reference` mode does), and here is counted
-how closely. Activations in bfloat16 are rounded as coarsely as codes are, so
-that sums in another order tip many of them, with or without a cache.
+prompt in chunks and then one token per call. In int8, a rounding on the way can
+change the code of a key or a value, and that code a logit. So the two agree
+closely but not to the bit (in the decoder's `reference` mode they do), and this
+module counts how closely. Activations in bfloat16 are rounded as coarsely as
+codes are, so that sums in another order change many of them, with or without a
+cache.
 """
 
 from typing import Any
@@ -30,16 +31,16 @@ class Agreement(NamedTuple):
   """What was counted.
 
   Attributes:
-    tokens: whose successor is known; only these are looked at below.
-    loss: of the forward pass, in nats a token.
+    tokens: those whose successor is known; all other fields are about these.
+    loss: of the forward pass, in nats per token.
     cached_loss: of the same tokens, through the cache.
-    largest_logit: magnitude, of the forward pass.
-    largest_difference: of any two logits of the same token and entry.
+    largest_logit: the largest magnitude in the forward pass.
+    largest_difference: between two logits of the same token and entry.
     greedy_differs: tokens with another likeliest successor.
-    greedy_margin: how far apart the two largest logits lie, in the forward
-      pass, of the surest of those; 0 of none.
-    codes: of each layer that makes keys and values, how many codes both hold
-      and how many of them are not the same; empty of a float cache.
+    greedy_margin: the distance of the two largest logits in the forward pass,
+      at the surest of those tokens; 0 where there are none.
+    codes: for each layer that makes keys and values, how many codes both hold,
+      and how many of these differ; empty for a float cache.
   """
 
   tokens: int
@@ -53,7 +54,7 @@ class Agreement(NamedTuple):
 
   @property
   def loss_difference(self) -> float:
-    """Relative."""
+    """The difference of the losses, relative to the forward pass's."""
     return abs(self.cached_loss - self.loss) / self.loss
 
 
@@ -72,15 +73,15 @@ def compare(
   Args:
     params: float32 master weights.
     config: the model's.
-    tokens_BL: int32, one text a row.
-    prompt: tokens of each that are run in chunks, the others one by one.
+    tokens_BL: int32, one text per row.
+    prompt: tokens of each text that run in chunks; the others run one by one.
     chunk: tokens of a chunk, at most `page`.
     page: slots of a page of the cache.
     replica: the training state's, where updates were ternary.
 
   Raises:
-    ValueError: a prompt longer than the texts, or a chunk of more than a page,
-      whose keys a local layer's ring might not keep long enough to be read.
+    ValueError: a prompt longer than the texts, or a chunk longer than a page: a
+      local layer's ring might not keep its keys long enough to be read here.
   """
   B, L = tokens_BL.shape
   if not 0 <= prompt <= L:
@@ -104,7 +105,7 @@ def _causal(tokens_BL: np.ndarray) -> visibility_lib.Visibility:
 
 
 def _whole(params, config, tokens_BL, replica) -> np.ndarray:
-  """Logits of training's forward pass."""
+  """Returns the logits of training's forward pass."""
   model = transformer.Transformer(config)
   variables = {'params': params, **ternary_plan.collections(replica)}
   return np.asarray(
@@ -113,7 +114,7 @@ def _whole(params, config, tokens_BL, replica) -> np.ndarray:
 
 
 def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
-  """The forward pass's own (k, v) [B, L, K] of each layer that makes them."""
+  """Returns the forward pass's (k, v) [B, L, K] of each layer with its own."""
 
   def made(params, tokens_BL):
     _, kept = decoder.network.model.apply(
@@ -138,7 +139,7 @@ def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
 
 
 def _cached(decoder: decoder_lib.Decoder, tokens_BL, prompt: int, chunk: int):
-  """Logits through the cache; and of each call, codes and who keeps them."""
+  """Returns the logits through the cache, and what each call left in it."""
   B = len(tokens_BL)
   rows = [decoder.open() for _ in range(B)]
   read = jax.jit(lambda cache, place_BL: _codes(cache, decoder, rows, place_BL))
@@ -158,7 +159,7 @@ def _cached(decoder: decoder_lib.Decoder, tokens_BL, prompt: int, chunk: int):
 
 
 def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
-  """(k, v) [B, L, K] of each layer that makes them, and whether kept [B, L]."""
+  """Returns (k, v) [B, L, K] of each layer with its own, and which are kept."""
   row_B = jnp.asarray(rows, jnp.int32)
   slots = cache_lib.slots_of_text(cache, row_B, place_BL, True)
   result = {}
@@ -177,7 +178,7 @@ def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
 
 
 def _counted(whole, cached) -> dict[int, tuple[int, int]]:
-  """Of each layer, how many codes both have, and how many of them differ."""
+  """Returns how many codes of each layer both have, and how many differ."""
   result = {}
   for place_BL, layers in cached:
     row_B1 = np.arange(len(place_BL))[:, None]
@@ -195,7 +196,7 @@ def _counted(whole, cached) -> dict[int, tuple[int, int]]:
 
 
 def _of_logits(whole_BLV, cached_BLV, tokens_BL):
-  """The fields of `Agreement` that logits tell."""
+  """Returns the fields of `Agreement` that follow from the logits."""
   whole_BLV, cached_BLV = whole_BLV[:, :-1], cached_BLV[:, :-1]
   difference_BL = np.abs(whole_BLV - cached_BLV).max(axis=-1)
   second_BL, first_BL = np.moveaxis(
@@ -215,7 +216,7 @@ def _of_logits(whole_BLV, cached_BLV, tokens_BL):
 
 
 def _loss(logits_BLV, tokens_BL) -> float:
-  """Nats a token, in float64."""
+  """Returns nats per token, computed in float64."""
   logits_BLV = logits_BLV.astype(np.float64)
   largest_BL1 = logits_BLV.max(axis=-1, keepdims=True)
   lse_BL = np.log(np.exp(logits_BLV - largest_BL1).sum(axis=-1))

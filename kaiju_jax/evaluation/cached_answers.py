@@ -1,9 +1,9 @@
 """Reads a trained model's answers as decoding writes them: through a cache.
 
 `answers.py` runs the whole row, answer included, in one forward pass. Here the
-prompt is run in chunks that fill a cache, and the answer is decoded greedily,
-each token behind what the model itself wrote before. All of an answer is right
-here exactly where all of it is right there, but for what the cache changes.
+prompt runs in chunks that fill a cache, and the answer is decoded greedily:
+each token follows what the model itself wrote before. Up to what the cache
+changes, a whole answer is right here exactly where it is right there.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ def reader(
 ) -> Callable[[np.ndarray, int], np.ndarray]:
   """Returns (tokens_BL, A) → int32[B, A], the A tokens that are decoded.
 
-  The prompt is each row but its last A − 1 tokens, which are not read; its own
-  last token is the first step's. Takes any B, in parts of the decoder's rows,
-  and compiles two shapes in all.
+  The prompt is each row without its last A − 1 tokens, which are not read. The
+  prompt's last token is the input of the first step. B may be any: rows are
+  read in parts as large as the decoder's, and two shapes compile in all.
 
   Args:
     decoder: with no row open.
@@ -67,8 +67,7 @@ def prefilled(
 ) -> Iterator[jax.Array]:
   """Appends equally long texts in chunks; yields each chunk's hidden states.
 
-  All calls have `chunk` tokens, the last one with padding, which is cut off
-  what is yielded.
+  All calls have `chunk` tokens; the padding of the last one is not yielded.
   """
   for first in range(0, tokens_BL.shape[1], chunk):
     part_BL = tokens_BL[:, first : first + chunk]

@@ -1,4 +1,4 @@
-"""Generation at a terminal: text to one stream, what it took to another."""
+"""Generation at a terminal: answers on one stream, figures on another."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -25,8 +25,8 @@ class Manner:
 
   Attributes:
     max_tokens: of an answer.
-    sampling: of the first; each further one has the next seed.
-    stop_strings: that end an answer.
+    sampling: of the first answer; each further one has the next seed.
+    stop_strings: strings that end an answer.
   """
 
   max_tokens: int
@@ -41,7 +41,7 @@ class Manner:
     Args:
       tokens_L: its tokens.
       index: 0 for the first.
-      room: tokens that it may draw at most, where the row is that full.
+      room: tokens that the row has left for the answer; None for enough.
     """
     seed = (self.sampling.seed + index) % 2**32
     count = self.max_tokens if room is None else min(self.max_tokens, room)
@@ -54,7 +54,7 @@ class Manner:
 
 
 class Pace:
-  """When tokens came. Counts all streams that it `times`."""
+  """When tokens came, over all streams that it `times`."""
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
@@ -78,7 +78,7 @@ class Pace:
       yield event
 
   def __str__(self) -> str:
-    """What it took; the rate is of the tokens after the first."""
+    """Returns counts and times; the rate leaves out the first token."""
     if self._first is None:
       return 'no tokens'
     words = [
@@ -92,7 +92,7 @@ class Pace:
 
 
 def opened(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
-  """Returns the tokens of a text that a document opens with."""
+  """Returns the tokens of a text at the beginning of a document."""
   return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])
 
 
@@ -102,10 +102,13 @@ def answer(
   out: TextIO,
   pace: Pace,
 ) -> None:
-  """Writes what follows the prompts: one's as it comes, several in turn.
+  """Writes what follows the prompts.
+
+  The answer to a single prompt is written as it comes, those to several one
+  after another.
 
   Raises:
-    BadLogits: after the others' text, of the first that had them.
+    BadLogits: the first one, once the other answers are written.
   """
   if len(requests) == 1:
     with generator.stream(requests[0]) as stream:
@@ -137,9 +140,9 @@ def converse(
 ) -> None:
   """Answers line after line; what was said stays in the cache.
 
-  A line's tokens follow those of all turns before it, and an answer goes on
-  behind the line's end. Ctrl-C ends an answer and keeps what was said. A
-  history that has no room for a line begins anew.
+  A line's tokens follow those of all turns before it, and its answer follows
+  the line's end. Ctrl-C ends an answer and keeps what was said. Where the
+  history has no room for a line, it begins anew.
 
   Args:
     generator: with a free row.
@@ -147,7 +150,7 @@ def converse(
     manner: of the answers.
     read: returns a line without its end; EOFError ends the conversation.
     out: takes the answers.
-    notes: takes what each took.
+    notes: takes the figures of each turn.
   """
   conversation = generator.converse()
   whole = conversation.left
@@ -195,14 +198,10 @@ def _turn(conversation, request, held: int, out: TextIO, notes: TextIO) -> None:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[list[int]]:
-  """Yields a list that Ctrl-C fills, once; a second one interrupts.
-
-  An interrupt in the midst of a call would leave a cache that is neither the
-  one before nor the one after it.
-  """
+  """Yields a list that the first Ctrl-C fills; a second one interrupts."""
   asked = []
   if threading.current_thread() is not threading.main_thread():
-    yield asked  # Where Python handles no signals.
+    yield asked  # Python handles no signals here.
     return
   former = signal.getsignal(signal.SIGINT)
 
@@ -220,7 +219,7 @@ def _stoppable() -> Iterator[list[int]]:
 def _write(
   events: Iterable[request_lib.Event], out: TextIO, asked: Sequence[int] = ()
 ) -> None:
-  """Writes events' text, to their end or until something is in `asked`."""
+  """Writes events' text to their end, or until something is in `asked`."""
   for event in events:
     out.write(event.text)
     out.flush()

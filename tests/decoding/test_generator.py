@@ -195,7 +195,7 @@ def test_joining_and_leaving_compile_nothing(generator):
   assert [one._cache_size() for one in own] == [1, 1, 2]
   with generator.stream(REQUESTS[2]) as stream:
     next(stream)
-    generator.warm([3, 17])  # Leaves who is there as they are.
+    generator.warm([3, 17])  # Leaves running sequences as they are.
     tokens = [event.token for event in stream]
   assert tokens == generator.generate([REQUESTS[2]])[0].tokens.tolist()[1:]
   with generator.stream(REQUESTS[2]) as stream:
@@ -327,7 +327,7 @@ def test_bad_logits_end_their_sequence_alone(generator, monkeypatch, at):
     request_lib.BadLogits, match=rf'sequence \d+, in row \d, step {steps}:'
   ):
     events.extend(generator.stream(bad))
-  # Whoever gets the row and its pages next does not notice.
+  # The next text in its row and pages does not notice.
   (after,) = generator.generate([others[2]])
   assert after.tokens.tolist() == good[3].tokens.tolist()
   with pytest.raises(request_lib.BadLogits, match=r'tokens\[\d\]: the logits'):
@@ -476,7 +476,7 @@ def test_conversations_that_hold_all_rows_are_an_error_not_a_wait(generator):
     next(stream)
   with pytest.raises(pages.Full, match='all 3 rows'):
     generator.score([1, 2])
-  # Who has a row does not wait for one.
+  # A turn has a row and does not wait for one.
   assert len(list(held[0].stream(Request(prompt(3), 2)))) == 2
   held.pop().close()
   assert len(list(stream)) == 9

@@ -166,7 +166,7 @@ def test_the_largest_noise_word_rules_no_token_out():
   assert token_B.tolist() == [1]
 
 
-def test_a_row_draws_the_same_wherever_it_lies_and_whoever_is_beside():
+def test_a_row_draws_the_same_in_any_row_beside_any_others():
   samplings = [
     dataclasses.replace(one, seed=7 * i) for i, one in enumerate(SAMPLINGS)
   ]

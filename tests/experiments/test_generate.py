@@ -38,7 +38,7 @@ BYTES = tokenizer_lib.Bytes()
 
 
 class Nowhere:
-  """Batches that are at their beginning."""
+  """A loader that has not begun."""
 
   def get_state(self):
     return {}
@@ -250,6 +250,7 @@ def command(*arguments, said=''):
   )
 
 
+@pytest.mark.slow
 def test_the_command_answers_a_prompt(workdir, generator):
   done = command(
     f'--workdir={workdir}',
@@ -276,7 +277,10 @@ def test_the_command_answers_a_prompt(workdir, generator):
     ([], 'exactly one of --workdir and --checkpoint'),
     (['--workdir=a', '--checkpoint=b'], 'exactly one of --workdir'),
     (['--workdir=a'], 'exactly one of --prompt and --interactive'),
-    (['--workdir=a', '--prompt=x', '--tokenizer=t'], '--tokenizer is of a'),
+    (
+      ['--workdir=a', '--prompt=x', '--tokenizer=t'],
+      '--tokenizer belongs',
+    ),
     (['--workdir=/no/such', '--prompt=x'], 'error: /no/such/config.json: not'),
     (['--workdir=a', '--prompt=x', '--top_p=2'], 'error: top_p=2.0: must be'),
   ],
