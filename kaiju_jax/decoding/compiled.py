@@ -148,8 +148,8 @@ class Rounds:
 
   def _run_chunk(self, row, tokens_L, successors_L, size: int, is_scored: bool):
     count = len(tokens_L)
-    # Padding repeats a token of the text, so that it brings no NaN that the text
-    # does not hold.
+    # Padding repeats a token of the text, so that it brings no NaN that the
+    # text does not have.
     padded_L = np.full(size, tokens_L[0] if count else 0, np.int32)
     padded_L[:count] = tokens_L
     next_L = np.zeros(size, np.int32)

@@ -193,7 +193,7 @@ class Decoder:
     row, tables = self._pages.open(length, extra)
     try:
       self._give(row, tables, length)
-    except BaseException:  # Ctrl-C too: nobody will know the row.
+    except BaseException:  # Ctrl-C too: no caller gets the row.
       self._pages.close(row)
       raise
     return row

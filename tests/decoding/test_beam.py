@@ -396,7 +396,7 @@ def test_a_token_head_guides_by_each_candidates_own_hidden_state():
   assert [x for x, _ in expected] != [x for x, _ in unguided]
 
 
-def test_a_hook_is_told_what_is_so():
+def test_a_hook_sees_true_scores_and_hidden_states():
   seen, paths = [], [()]
 
   def judge(token_C, beam_C, log_probability_C, total_C, score_C, hidden_CD):
@@ -555,12 +555,12 @@ def test_extra_slots_are_enough_for_any_search(seed):
     ({'width': 2, 'depth': 1, 'length_penalty': -0.5}, 'length_penalty=-0.5'),
   ],
 )
-def test_a_search_that_cannot_be(options, message):
+def test_an_impossible_search_is_refused(options, message):
   with pytest.raises(ValueError, match=message):
     beam.Search(**options)
 
 
-def test_a_search_that_its_decoder_cannot_run():
+def test_a_search_that_its_decoder_cannot_run_is_refused():
   config, params = made(False)
   with pytest.raises(ValueError, match='eos=8: a token is 0…7'):
     beam.BeamSearch(searcher_of(False)[0], beam.Search(2, 1, eos=8))

@@ -354,7 +354,7 @@ def test_exhausted_slots_are_named_and_change_nothing():
     (lambda tree: tree.settle(2), 'best=[2]: expected numbers of beams'),
   ],
 )
-def test_a_beam_that_is_not_there(call, message):
+def test_a_missing_beam_is_refused(call, message):
   tree = beam_tree.BeamTree(1, {'global': _text(1, 9)})
   tree.grow([0, 0])
   with pytest.raises(ValueError, match=re.escape(message)):
@@ -375,6 +375,6 @@ def test_a_beam_that_is_not_there(call, message):
     ),
   ],
 )
-def test_a_row_that_does_not_hold_its_text(length, held, message):
+def test_a_row_without_its_text_is_refused(length, held, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     beam_tree.BeamTree(length, held)

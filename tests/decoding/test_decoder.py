@@ -49,7 +49,7 @@ def test_a_row_takes_what_it_was_opened_for_and_no_more(decoder):
 
 
 @pytest.mark.parametrize('length', [-5, 0, 33, 10**6])
-def test_a_length_that_no_row_can_have(decoder, length):
+def test_a_length_that_no_row_can_have_is_refused(decoder, length):
   with pytest.raises(ValueError, match=f'length={length}: .* holds 1…32'):
     decoder.open(length)
   assert not decoder._pages.open_rows
@@ -123,7 +123,7 @@ def test_a_call_that_fails_with_the_cache_closes_the_decoder():
   assert not decoder._pages.open_rows
 
 
-def test_a_row_that_nobody_knows_is_free(decoder, monkeypatch):
+def test_a_row_is_free_where_opening_it_failed(decoder, monkeypatch):
   before = decoder._pages.open_rows
   with monkeypatch.context() as patch:
     patch.setattr(decoder, '_give_pages', _interrupt)

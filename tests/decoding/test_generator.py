@@ -151,7 +151,7 @@ def test_more_requests_than_rows_give_each_what_it_gets_alone(
     assert one.tokens.tolist() == other.tokens.tolist()
 
 
-def test_log_probabilities_are_the_forward_passs(generator, params):
+def test_log_probabilities_equal_those_of_the_forward_pass(generator, params):
   (result,) = generator.generate([REQUESTS[1]])
   tokens = [*REQUESTS[1].tokens, *result.tokens.tolist()]
   log_LV = log_softmax(forward(params, tokens))
@@ -161,7 +161,7 @@ def test_log_probabilities_are_the_forward_passs(generator, params):
 
 
 @pytest.mark.parametrize('length', [1, 2, 16, 17, 18, LENGTH])
-def test_scores_are_the_forward_passs(generator, params, length):
+def test_scores_equal_those_of_the_forward_pass(generator, params, length):
   tokens = prompt(length, seed=length)
   if length > 5:
     tokens[5] = int(forward(params, tokens)[4].argmax())
@@ -208,7 +208,7 @@ def test_joining_and_leaving_compile_nothing(generator):
   assert [one._cache_size() for one in compiled] == before
 
 
-def test_a_long_prompt_delays_the_others_by_a_chunk_a_token(generator):
+def test_a_long_prompt_delays_the_others_by_one_chunk_per_token(generator):
   with generator.stream(Request(prompt(3), 30)) as talking:
     next(talking)
     with generator.stream(Request(prompt(60), 2)) as long:
@@ -371,12 +371,12 @@ def test_a_cut_off_turn_is_part_of_the_next(generator, params):
 
 
 @pytest.mark.parametrize('length', [10**6, LENGTH + 1, 0, -3])
-def test_a_conversation_that_no_row_holds(generator, length):
+def test_a_conversation_that_no_row_holds_is_refused(generator, length):
   with pytest.raises(ValueError, match=f'length={length}: .* holds 1…64'):
     generator.converse(length)
 
 
-def test_a_conversation_ends_where_it_was_to_end(generator):
+def test_a_conversation_takes_its_length_and_no_more(generator):
   with generator.converse(12) as conversation:
     assert conversation.left == 12
     assert len(list(conversation.stream(Request(prompt(3), 4)))) == 4

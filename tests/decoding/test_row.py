@@ -46,7 +46,7 @@ def test_padding_stands_with_the_last_token_and_is_nowhere():
 
 
 @pytest.mark.parametrize('tokens, size', [([4, 5], 5), ([4, 5, 6], 2)])
-def test_a_chunk_of_other_tokens(tokens, size):
+def test_a_chunk_of_another_size_is_refused(tokens, size):
   message = f'tokens_L has {len(tokens)} tokens and size={size}: expected the 3'
   with pytest.raises(ValueError, match=re.escape(message)):
     row.chunk(0, placed(), tokens, size)

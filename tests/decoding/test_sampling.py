@@ -77,7 +77,7 @@ SAMPLINGS = [
 ]
 
 
-def test_the_distribution_is_that_of_the_plain_reading():
+def test_the_distribution_equals_a_plain_implementation():
   logits_BV = logits(len(SAMPLINGS), 50)
   seen_BV = np.random.default_rng(1).random(logits_BV.shape) < 0.4
   found_BV = distribution(logits_BV, sampling_lib.settings(SAMPLINGS), seen_BV)
@@ -289,7 +289,7 @@ def test_filters_are_skipped_where_no_row_asks():
     ('seed', None, TypeError),
   ],
 )
-def test_senseless_settings_are_refused(field, value, error):
+def test_settings_out_of_range_are_refused(field, value, error):
   with pytest.raises(error, match=f'^{field}={value!r}: must be '):
     Sampling(**{field: value})
 

@@ -165,7 +165,7 @@ def test_one_long_prompt_gets_every_fourth_chunk():
   assert sum(turns) == 3
 
 
-def test_a_sequence_is_forgotten_wherever_it_is():
+def test_a_sequence_can_be_removed_in_any_state():
   schedule = schedule_lib.Schedule()
   waits, prompts, draws = sequence(1), sequence(2), sequence(3)
   schedule.wait(waits)

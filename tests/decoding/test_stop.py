@@ -25,7 +25,7 @@ def shown(text, tokens):
 
 @pytest.fixture(scope='module')
 def fallback(tmp_path_factory):
-  """Words with a marked space, and bytes for all else, as Llama 2's."""
+  """Words with a marked space, and bytes for everything else, as in Llama 2."""
   names = ['<unk>', '<s>', '▁the', '▁cat', 's', '▁', 'é']
   names += [f'<0x{byte:02X}>' for byte in range(256)]
   made = tokenizers.Tokenizer(
@@ -61,7 +61,7 @@ def test_an_unfinished_end_is_shown_when_no_more_comes():
   assert pieces(stop.Characters(BYTES), b'a\xe2\x82') == ['a', '', '', '\ufffd']
 
 
-def test_an_invalid_byte_is_shown_once_what_follows_tells():
+def test_an_invalid_byte_is_shown_once_later_bytes_settle_it():
   characters = stop.Characters(BYTES)
   assert pieces(characters, b'\xe2ab') == ['', '\ufffda', 'b', '']
 

@@ -75,7 +75,7 @@ def test_answers_through_the_cache_are_those_of_the_forward_pass():
   assert len(np.unique(found_BA)) > 3
 
 
-def test_an_answer_is_what_the_model_wrote_and_not_what_stands_in_the_row():
+def test_an_answer_is_decoded_and_not_read_from_the_row():
   rng = np.random.default_rng(0)
   tokens_BL = rng.integers(0, 256, (3, LENGTH), np.int32)
   row_BL = tokens_BL.copy()
@@ -107,7 +107,7 @@ def test_an_int8_model_agrees_with_itself_through_the_cache():
   assert found.loss > np.log(256) - 1
   assert found.loss_difference < 1e-3
   assert found.greedy_margin <= found.largest_difference
-  # Of layers 0 and 1: K and V, 2 texts, 24 tokens, 16 channels.
+  # Layers 0 and 1 each have K and V of 2 texts, 24 tokens, 16 channels.
   codes = 2 * 2 * 24 * 16
   assert {owner: whole for owner, (whole, _) in found.codes.items()} == {
     0: codes,
@@ -128,7 +128,7 @@ def test_what_cannot_be_compared_is_refused(changes, message):
     )
 
 
-def test_what_logits_tell():
+def test_losses_and_margins_follow_from_the_logits():
   # Two texts of two tokens, V = 3. Margins of 1 and 2; the last tokens'
   # successors are unknown.
   whole = np.array([[[2, 1, 0], [0, 4, 0]], [[0, 1, 3], [3, 0, 0.0]]])
