@@ -105,6 +105,15 @@ def test_a_tight_ring_reads_as_the_forward_pass():
   )
 
 
+def test_a_token_without_a_page_is_dropped():
+  config = toys.config(layout='L0', window=6)
+  pools = paging.pools(config.layers(), rows=2, length=64, page=4)
+  cache = cache_lib.make(config, pools, 2)
+  fill = jax.jit(functools.partial(_turn_and_fill, pools))
+  cache = fill(cache, np.int32(1), np.zeros(1, np.int32))
+  assert not cache.kinds['local'].k[0].any()
+
+
 def _turn_and_fill(pools, cache, begin, offset_L):
   """Writes tokens whose keys are their positions to row 1."""
   row_B = np.array([1], np.int32)
@@ -147,34 +156,35 @@ def test_pages_are_taken_for_a_text_and_given_back():
 
 
 def test_a_settled_row_is_text_again():
-  """Slots out of order, with holes, become positions from `first` on."""
-  config = toys.config(layout='G0', quantization=toys.int8())
+  """Slots out of order, with holes, become positions from `first`, 4, on."""
+  config = toys.config(layout='L0', window=20, quantization=toys.int8())
   pools = paging.pools(config.layers(), rows=2, length=12, page=4)
   cache = cache_lib.make(config, pools, 2)
   cache = cache_lib.give_pages(
-    cache, np.int32(1), {'global': np.array([5, 2, 0], np.int32)}
+    cache, np.int32(1), {'local': np.array([5, 2, 0], np.int32)}
   )
   at = np.array([[0, 3, 9, 7]])
-  kind = cache.kinds['global']
+  kind = cache.kinds['local']
   codes = kind.k[0].codes.reshape(-1, 16)
   place = kind.table_RN[1][at[0] // 4] * 4 + at[0] % 4
   marks = jax.numpy.arange(1, 5, dtype='int8')[:, None] + np.zeros(
     (1, 16), 'int8'
   )
   k = kind.k[0]._replace(codes=codes.at[place].set(marks).reshape(6, 4, 16))
-  cache = cache._replace(kinds={'global': kind._replace(k=(k,))})
+  cache = cache._replace(kinds={'local': kind._replace(k=(k,))})
   source_M = np.full(12, -1, np.int32)
   source_M[:4] = at[0]
   cache = jax.jit(cache_lib.settle)(
     cache,
     np.int32(1),
-    {'global': source_M},
-    {'global': np.int32(0)},
-    np.int32(4),
+    {'local': source_M},
+    {'local': np.int32(4)},
+    np.int32(8),
   )
-  kind = cache.kinds['global']
+  kind = cache.kinds['local']
   assert kind.k[0].codes[5, :, 0].tolist() == [1, 2, 3, 4]
-  assert kind.position_RM[1].tolist() == [0, 1, 2, 3] + [0] * 8
-  assert kind.start_RM[1].tolist() == [0, 1, 2, 3] + [0] * 8
+  assert kind.position_RM[1].tolist() == [4, 5, 6, 7] + [0] * 8
+  assert kind.start_RM[1].tolist() == [4, 5, 6, 7] + [0] * 8
   assert kind.limit_RM[1].tolist() == [cache_lib.FOREVER] * 4 + [0] * 8
-  assert cache.length_R.tolist() == [0, 4]
+  assert kind.first_R.tolist() == [0, 4]
+  assert cache.length_R.tolist() == [0, 8]
