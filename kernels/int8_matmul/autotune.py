@@ -3,7 +3,7 @@
     python -m kaiju_jax.kernels.int8_matmul.autotune
 
 Each candidate multiplies the benchmark's codes. Winners go to `tuned.json`
-beside this file, from where `blocks.py` takes them. A TPU's blocks are as large
+beside this file, where `blocks.py` reads them. A TPU's blocks are as large
 as its vector memory holds: there is nothing to search.
 """
 
@@ -23,7 +23,7 @@ from kaiju_jax.kernels.int8_matmul import blocks
 
 
 def candidates(shape: bench.Shape) -> list[blocks.Gpu]:
-  """Returns what is worth trying: the rule's own tile comes first."""
+  """Returns the tiles to try, the rule's own first."""
   rule = blocks.gpu(shape.rows, shape.contracted, shape.outputs, shape.contract)
   tried = [
     blocks.Gpu(R, O, C, warps, stages)

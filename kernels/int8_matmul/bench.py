@@ -1,15 +1,15 @@
-"""int8 matmuls at the presets' shapes, against what else multiplies there.
+"""int8 matmuls at the presets' shapes, against other ways to multiply.
 
     python -m kaiju_jax.kernels.int8_matmul.bench [--repeats=9] [--json=PATH]
 
-A device's part of a layer's weights, 8,192 rows of bf16 activations:
+With a device's part of a layer's weights, and 8,192 rows of bf16 activations:
 
     matmul    quantization of the rows, product and scales, bf16 to bf16
-    codes     the product and scales alone: rows that crossed a wire as codes
+    codes     the product and scales only, for rows that arrived as codes
 
-Peers: XLA's dot of the same numbers in bf16, which is what int8 has to beat;
-XLA's bare s8 dot to int32; and `torch._int_mm` where torch and a GPU are. On a
-CPU nothing is timed: operations and bytes are counted.
+The peers are XLA's dot of the same numbers in bf16, which int8 has to beat,
+XLA's bare s8 dot to int32, and `torch._int_mm` where torch and a GPU are
+present. On a CPU nothing is timed: operations and bytes are counted.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     rows: tokens.
     contracted: of x and the weight.
     outputs: of the weight.
-    contract: as `api.matmul` has it.
+    contract: as for `api.matmul`.
     nonnegative: whether x is a squared ReLU's hidden.
   """
 
@@ -217,7 +217,7 @@ def _error(found, name, kernel, shape) -> float | None:
 
 
 def _torch(shape, values) -> Callable[[], Any] | None:
-  """Returns torch's product of the same codes, where it can be had."""
+  """Returns torch's product of the same codes, where torch is installed."""
   try:
     import torch
   except ImportError:

@@ -1,8 +1,8 @@
 """Rows as int8 codes, in Pallas Triton: one read from memory, one write.
 
-A program codes a few rows. Without a limit it walks them twice, first for the
-largest magnitude; the second look finds them in the cache, for all that the
-programs of an H100 read at once is 26 MB of rows of 51,200 bf16, of 50 MB.
+A program quantizes a few rows. Without a limit it reads them twice, first for
+the largest magnitude. The second time they are in the cache: with rows of
+51,200 bf16 the programs of an H100 read 26 MB at once, and its cache has 50 MB.
 """
 
 import functools
@@ -34,7 +34,7 @@ def quantize(x_RC, *, cut_R, limit_R, nonnegative):
 
 
 def quantize_stochastic(dy_RO, scale_O, *, limit_R):
-  """Returns (codes_RO, scale_R) of dy · scale, rounded up or down by chance."""
+  """Returns (codes_RO, scale_R) of dy · scale, rounded stochastically."""
   kind = _Kind(False, False, limit_R is not None)
   return _call(
     _stochastic, kind, dy_RO, (scale_O, limit_R), 'int8_quantize_stochastic'
@@ -60,7 +60,7 @@ def _call(kernel, kind, x_RC, vectors, name):
 
 
 def _nearest(x_ref, *refs, kind, sizes):
-  """Codes rows to the nearest."""
+  """Quantizes rows to the nearest code."""
   *vector_refs, codes_ref, scale_ref = refs
   row = pl.program_id(0) * sizes.R
   vectors_I1 = [
@@ -89,7 +89,7 @@ def _nearest(x_ref, *refs, kind, sizes):
 
 
 def _stochastic(dy_ref, scale_O_ref, *refs, kind, sizes):
-  """Codes rows of dy · scale, up or down by chance."""
+  """Quantizes rows of dy · scale by stochastic rounding."""
   *limit_refs, codes_ref, scale_ref = refs
   row = pl.program_id(0) * sizes.R
   columns = dy_ref.shape[1]
@@ -118,7 +118,7 @@ def _stochastic(dy_ref, scale_O_ref, *refs, kind, sizes):
 
 
 def _largest(values, sizes, columns):
-  """Returns the rows' largest magnitudes, NaN where there is one."""
+  """Returns the rows' largest magnitudes; NaN where a row holds one."""
 
   def larger(n, bits_IJ):
     return jnp.maximum(bits_IJ, coding.magnitude_bits(values(n * sizes.C)))
@@ -143,7 +143,7 @@ def _store(codes_ref, scale_ref, row, sizes, values, encode, scale_I1):
 
 
 def _divide(x, y):
-  """Returns x / y as IEEE says: Triton's own division is an approximation.
+  """Returns x / y as IEEE defines it; Triton's own division is approximate.
 
   Args:
     x: float32.

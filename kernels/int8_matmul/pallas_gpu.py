@@ -1,12 +1,12 @@
 """The int8 matmul in Pallas Triton, for the H100.
 
 Two kernels make one product. The first (`gpu_rows.py`) reads the rows of x once
-from memory and writes codes, which the backward pass keeps anyway; the second
-(`gpu_tiles.py`) multiplies codes and finishes the sum in registers. Quantizing
-inside the second instead would do it again for each block of outputs: about
-twenty vector operations an element, of 128 a clock, beside 128 columns of
-tensor-core work at 4,096 a clock, so that it would take five times as long as
-the product. Bytes besides the product's own: 2·R·C read, R·C written.
+from memory and writes codes, which the backward pass needs anyway. The second
+(`gpu_tiles.py`) multiplies codes and applies the scales in registers. If the
+second quantized as well, it would do so again for each block of outputs: about
+twenty vector operations per element, at 128 per clock, for 128 columns of
+tensor-core work at 4,096 per clock. That would take five times as long as the
+product. Bytes besides the product's own: 2·R·C read, R·C written.
 """
 
 import jax.numpy as jnp

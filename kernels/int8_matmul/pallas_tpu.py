@@ -1,15 +1,15 @@
 """The int8 matmul in Pallas for the TPU: one kernel, each row read once.
 
-The grid walks blocks of rows; within one, blocks of outputs; within one, blocks
-of the contracted dimension. A block of rows comes into VMEM whole, is coded
-there before its first product, and its codes serve every block of outputs: x
-crosses from memory once, and codes cross only where the backward pass wants
-them. Bytes: 2·R·C for x, R·C for codes if kept, C·O for the weight and block of
+The grid is blocks of rows, then blocks of outputs, then blocks of the
+contracted dimension. A block of rows is loaded into VMEM whole and quantized
+there before its first product, and all blocks of outputs use its codes. So x is
+read from memory once, and codes are written only where the backward pass needs
+them. Bytes: 2·R·C for x, R·C for codes if kept, C·O for the weight per block of
 rows, R·O results.
 
 The backward pass's product with the weight is the same kernel: its rows are dy
-times the weight's scales, in bf16 or as codes rounded by chance. The MXU takes
-a weight's block in either order.
+times the weight's scales, in bf16 or as stochastically rounded codes. The MXU
+takes a weight's block in either order.
 """
 
 import functools
@@ -52,11 +52,11 @@ class _Coding(NamedTuple):
 
 
 class _Finish(NamedTuple):
-  """What becomes of a sum.
+  """How a sum becomes the result.
 
   Attributes:
     dtype: of the result.
-    has_row_scale: whether rows come with scales (of codes that were given).
+    has_row_scale: whether rows come with scales, because x was given as codes.
     has_scale: whether outputs have scales.
     has_offset: whether outputs have an int32 that is added to the sum.
     has_cut: whether each row has a cut.
@@ -82,7 +82,7 @@ def quantize(x_RC, *, cut_R, limit_R, nonnegative):
 
 
 def quantize_stochastic(dy_RO, scale_O, *, limit_R):
-  """Returns (codes_RO, scale_R) of dy · scale, rounded up or down by chance."""
+  """Returns (codes_RO, scale_R) of dy · scale, rounded stochastically."""
   kind = _Coding('stochastic', has_limit=limit_R is not None)
   return _quantize(kind, dy_RO, [*_columns(limit_R), scale_O[None]])
 
@@ -219,7 +219,7 @@ def _weight_kernel(
     levels_IJ = levels_IJ + 128.0
   dy_IJ = dy_ref[...].astype(jnp.float32) * scale_ref[...]
   if rows % dy_ref.shape[0]:
-    # What lies beyond the last row is anything, NaN too.
+    # Places beyond the last row hold anything, NaN included.
     place_IJ = step * dy_ref.shape[0] + lax.broadcasted_iota(
       jnp.int32, dy_IJ.shape, 0
     )
@@ -235,7 +235,7 @@ def _weight_kernel(
 
 
 def _columns(*vectors):
-  """Returns vectors of rows as columns [R, 1], but for those that are None."""
+  """Returns vectors of rows as columns [R, 1], without those that are None."""
   return [vector[:, None] for vector in vectors if vector is not None]
 
 
@@ -428,7 +428,7 @@ def _prepare(
 
 
 def _part(n, size, whole):
-  """Returns the slice of part n, in words that the compiler can prove."""
+  """Returns the slice of part n, with its alignment stated."""
   return pl.ds(0 if size == whole else pl.multiple_of(n * size, size), size)
 
 
@@ -462,7 +462,7 @@ def _coded(x_IJ, scale_I1, kind, start, columns):
 
 
 def _quantize(kind, x_RC, vectors):
-  """Returns (codes, scale_R): the first half of `_product` by itself."""
+  """Returns (codes, scale_R): the first half of `_product`."""
   rows, columns = x_RC.shape
   block = blocks.tpu_quantize(rows, columns, x_RC.dtype.itemsize)
 

@@ -5,13 +5,13 @@
     y[r, o]     = (Σ_c code[r, c] · w[c, o]) · (scale[r] · scale[o])
 
 Rounding is to the nearest, ties to even. A non-negative x is coded on all 256
-levels, q = 0…255 with scale = limit / 255, as the s8 codes q − 128; the 128 is
-repaid by the weight's column sums. The sum is an int32, which is exact, so y
-has two roundings beside the scales' own: of the sum to float32, and of its
-product.
+levels, q = 0…255 with scale = limit / 255, as the s8 codes q − 128; 128 times
+the weight's column sums is added back. The sum is an exact int32, so that y has
+two roundings besides those of the scales: of the sum to float32, and of the
+product with the scales.
 
-R rows (tokens), C contracted, O outputs. A weight is [C, O] where `contract`
-is 'first', [O, C] where it is 'last'. A code −128 never appears but in a
+R is rows (tokens), C contracted, O outputs. A weight is [C, O] where `contract`
+is 'first', [O, C] where it is 'last'. The code −128 appears only in a
 non-negative x.
 """
 
@@ -44,7 +44,7 @@ def quantize(x_RC, *, cut_R, limit_R, nonnegative):
 
 
 def quantize_stochastic(dy_RO, scale_O, *, limit_R):
-  """Returns (codes_RO, scale_R) of dy · scale, rounded up or down by chance."""
+  """Returns (codes_RO, scale_R) of dy · scale, rounded stochastically."""
   dy_RO = dy_RO.astype(jnp.float32) * scale_O[None]
   if limit_R is None:
     limit_R = largest(dy_RO)
@@ -127,7 +127,7 @@ def weight_gradient(
 
 
 def largest(x_RC):
-  """Returns each row's largest magnitude, or its NaN.
+  """Returns each row's largest magnitude; NaN where the row holds one.
 
   As integers, bits keep the order of magnitudes, a NaN on top; a maximum of
   floats may drop it (XLA's does on a CPU: openxla/xla#21461).
@@ -139,5 +139,5 @@ def largest(x_RC):
 
 
 def scale_of(limit_R, largest_code):
-  """Returns the step that puts the limit on the largest code; NaN of a NaN."""
+  """Returns the step that puts the limit on the largest code; NaN for NaN."""
   return jnp.maximum(limit_R.astype(jnp.float32), SMALLEST) / largest_code

@@ -1,12 +1,12 @@
-"""XLA's own s8×s8→s32 dot, with what it fuses around it.
+"""XLA's own s8×s8→s32 dot, with the operations that XLA fuses around it.
 
-The default on every platform: no measurement on real hardware has shown a
-kernel of ours to be faster yet. An s8 dot must ask for int32; an s8 result
-takes a path that is 100 times slower on a GPU (openxla/xla#7117), and u8×s8 is
-widened to s32, so that a non-negative x keeps codes q − 128.
+It is the default on every platform, as no measurement on real hardware has
+shown a kernel of ours to be faster. An s8 dot must ask for int32: an s8 result
+takes a path that is 100 times slower on a GPU (openxla/xla#7117). u8×s8 is
+widened to s32, so that a non-negative x has the codes q − 128.
 
-On a GPU cuBLAS's s8 matmul wants the contracted dimension last in memory: of a
-weight [C, O] XLA makes a transposed copy first.
+On a GPU cuBLAS's s8 matmul takes the contracted dimension last in memory, so
+that XLA first makes a transposed copy of a weight [C, O].
 """
 
 from jax import lax

@@ -3,7 +3,7 @@
     python -m kaiju_jax.kernels.paged_decode.autotune
 
 Each candidate decodes the benchmark's shapes with an int8 and a bfloat16 cache.
-Winners go to `tuned.json` beside this file, from where `blocks.py` takes them.
+Winners go to `tuned.json` beside this file, where `blocks.py` reads them.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from kaiju_jax.kernels.paged_decode import blocks
 
 
 def candidates(implementation: str, shape: blocks.Shape) -> list[blocks.Sizes]:
-  """Returns what is worth trying around the rule's own tiles."""
+  """Returns the tiles to try, about the rule's own."""
   rule = blocks.rule(implementation, shape)
   if implementation == 'pallas_tpu':
     pages = {1, 2, 4, 8, 16, rule.J // shape.S}
@@ -39,7 +39,7 @@ def tune(
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
   repeats: int = 9,
 ) -> dict[str, tuned.Found]:
-  """Searches for every shape and cache, and writes what it found.
+  """Searches for every shape and cache, and writes the winners.
 
   Args:
     folder: where `tuned.json` is.
@@ -47,7 +47,7 @@ def tune(
     repeats: rounds, each timing every candidate once.
 
   Returns:
-    What was found, by its key.
+    The winners by their keys.
 
   Raises:
     ValueError: a platform without a kernel of its own.

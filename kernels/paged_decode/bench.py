@@ -1,16 +1,17 @@
-"""How close paged decode comes to reading the cache once.
+"""How close paged decode comes to one read of the cache.
 
     python -m kaiju_jax.kernels.paged_decode.bench [--repeats=9] [--json=PATH]
 
-Heads are the presets', whole and the eighth that a tensor axis of eight leaves
-to a device. A shape needs the codes and scales of every slot that some query
-sees, read once, and its queries and outputs; `tiles / needed` are the slots of
-the pages that the plan visits, and those that some query sees. A call has its
-plan made before, as a layer has it; the plan stands in a table of its own.
+Heads are all of a preset's, or the eighth that a tensor axis of eight leaves to
+a device. A shape needs one read of the codes and scales of every slot that some
+query sees, and its queries and outputs. `tiles / needed` are the slots of the
+pages that the plan visits, and the slots that some query sees. The plan is made
+before the call, as for a layer, and has a table of its own.
 
-Beside the platform's kernel stand the same kernel with a bfloat16 cache (what
-the codes save), XLA's gather, and `jax.nn.dot_product_attention` in bfloat16
-over rows that lie unpaged, where each row sees its first tokens.
+The platform's kernel is compared with the same kernel on a bfloat16 cache
+(which shows what the codes save), with XLA's gather, and, where each row sees
+its first tokens, with `jax.nn.dot_product_attention` in bfloat16 over unpaged
+rows.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
 
 _K = 128
-# Tokens that each beam has of its own.
+# Tokens that belong to one beam alone.
 _BRANCH = 128
 CACHES = 'int8', 'bfloat16'
 
@@ -42,11 +43,11 @@ class Shape(NamedTuple):
   Attributes:
     heads: query heads on this device.
     batch: rows.
-    context: slots of a row's table; tokens that it holds, or the longest.
+    context: slots of a row's table, and tokens of the (longest) row.
     slots: of a page.
     window: of the layer.
     queries: beams of a row, which share all but their last tokens.
-    ragged: rows of an eighth of the context up to all of it.
+    ragged: whether rows have an eighth of the context up to all of it.
     ring: whether the table rotates.
   """
 
@@ -80,7 +81,7 @@ SHAPES = {
 
 
 class Layout(NamedTuple):
-  """What the rows of a step see; numpy, int32. See `api.decode`."""
+  """The table and ranges of a step; numpy, int32. See `api.decode`."""
 
   table_BN: Any
   start_BM: Any
@@ -91,9 +92,9 @@ class Layout(NamedTuple):
 
 
 def layout(shape: Shape) -> Layout:
-  """Returns pages in no order and the visibility of causal rows, or of beams.
+  """Returns shuffled pages and the ranges of causal rows, or of beams.
 
-  Beams see the row's prompt, and each its own last tokens.
+  Each beam sees the row's prompt and its own last tokens.
   """
   B, M, L = shape.batch, shape.context, shape.queries
   N = M // shape.slots
@@ -113,7 +114,7 @@ def layout(shape: Shape) -> Layout:
   else:
     newest_B1 = lengths(shape)[:, None] - 1
     if shape.ring:
-      # It has gone round once, and half way again.
+      # The ring has rotated one and a half times.
       newest_B1 = newest_B1 + M // 2
       slot_BM = newest_B1 - (newest_B1 - slot_BM) % M
     start_BM, position_BM = slot_BM, slot_BM
@@ -138,13 +139,13 @@ def lengths(shape: Shape):
 
 
 class Counts(NamedTuple):
-  """What a shape needs, by brute force, and what its plan reads.
+  """The slots that a shape needs, by brute force, and those that it visits.
 
   Attributes:
-    pairs: (query, slot) that see each other.
-    slots: that some query sees.
+    pairs: of a query and a slot that it sees.
+    slots: those that some query sees.
     visited: slots of the pages that the plan visits.
-    whole: those among them whose pages are seen whole.
+    whole: slots of the pages that are seen whole.
   """
 
   pairs: int
@@ -183,7 +184,7 @@ def make_plan(shape: Shape, where: Layout) -> plan_lib.Plan:
 
 
 def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
-  """Returns the arrays that a layer brings to `api.decode`, by name."""
+  """Returns a layer's operands of `api.decode`, by name."""
   B, L, H, S = shape.batch, shape.queries, shape.heads, shape.slots
   P = where.table_BN.size
   shapes = {
@@ -201,7 +202,7 @@ def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
     }
     if cache != 'int8':
       return {name: x.astype(cache) for name, x in values.items()}
-    # Normal values, of which 127 are about three deviations.
+    # Normal values, in which code 127 is about three standard deviations.
     arrays = {
       name: jnp.clip(40 * x, -127, 127).astype(jnp.int8)
       for name, x in values.items()
@@ -215,7 +216,7 @@ def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
 
 
 def least_bytes(shape: Shape, counted: Counts, cache: str) -> int:
-  """Returns what must be read and written at least."""
+  """Returns the least bytes that must be read and written."""
   rows = shape.batch * shape.queries * shape.heads
   itemsize, scale = (1, 4) if cache == 'int8' else (2, 0)
   read = (counted.slots * 2 + rows) * (_K * itemsize + scale)
@@ -277,7 +278,7 @@ def _rows(name: str, shape: Shape, repeats: int, timed: bool):
       is_peer=is_peer,
     )
 
-  # The bfloat16 cache is what the codes are held against.
+  # The bfloat16 cache is the comparison for the codes.
   for label, (_, cache) in cases.items():
     yield row(label, cache, is_peer=cache != 'int8')
   for label in peers:
@@ -293,7 +294,7 @@ def _rows(name: str, shape: Shape, repeats: int, timed: bool):
 
 
 def block_shape(shape: Shape, cache: str) -> blocks.Shape:
-  """Returns what `blocks` goes by."""
+  """Returns the shape by which `blocks` chooses."""
   return blocks.Shape(
     B=shape.batch,
     rows=shape.queries * shape.heads,
@@ -343,7 +344,7 @@ def _prepare(shape, where, implementation, cache):
 
 
 def _peers(shape: Shape) -> dict[str, Callable[[], Any]]:
-  """Calls of JAX's own attention, where it can say what these rows see."""
+  """Calls of JAX's own attention, where it can express these rows' ranges."""
   if shape.window is not None or shape.queries > 1:
     return {}
   keys = jax.random.split(jax.random.key(0), 3)
@@ -368,7 +369,7 @@ def _peers(shape: Shape) -> dict[str, Callable[[], Any]]:
     try:
       jax.block_until_ready(run())
     except (RuntimeError, ValueError, NotImplementedError):
-      continue  # cuDNN is not everywhere, and does not take every shape.
+      continue  # cuDNN may be missing, and does not take every shape.
     found[f'jax.nn {implementation}'] = run
   return found
 

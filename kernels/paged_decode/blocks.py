@@ -1,10 +1,10 @@
 """Which implementation and which tiles suit a shape. Pure Python.
 
-What `autotune` found on a kind of device goes before the rules here. The least
-that a decode kernel can do is read the cache once, at the memory's speed, so
-the rules look for bytes in flight: enough splits that every core has work, and
-several tiles under way in each. They are reasoned and compiled (a rule's tiles
-spill no registers at the presets' shapes), not yet measured on a device.
+The winners of `autotune` for a kind of device precede the rules here. A decode
+kernel has to read the cache once, at the memory's speed at best. So the rules
+aim at bytes in flight: enough splits that every core has work, and several
+tiles loading in each. The rules were reasoned and compiled (their tiles spill
+no registers at the presets' shapes), not measured on a device.
 
 Rows are a row's queries times their heads.
 """
@@ -16,17 +16,18 @@ from kaiju_jax.kernels import tuned
 
 _FOLDER = pathlib.Path(__file__).parent
 
-# Splits are worth it while each still walks this many tiles.
+# A split pays if each still has this many tiles.
 _TILES_PER_SPLIT = 4
-# An H100's 132 multiprocessors hold so many programmes each: one loads while
-# another computes, and rows of several lengths meet on each.
-_GPU_PROGRAMMES = {16: 4 * 132, 32: 4 * 132, 64: 2 * 132, 128: 132}
-# Keys of a step in XLA, few enough that a CPU's caches hold what is made of
-# them: with 2,048 a decoding step of 97 M parameters took 12 % longer in int8.
+# Programs that an H100's 132 multiprocessors hold, by R: while one loads,
+# another computes, and each multiprocessor has rows of several lengths.
+_GPU_PROGRAMS = {16: 4 * 132, 32: 4 * 132, 64: 2 * 132, 128: 132}
+# Keys of a step in XLA, few enough that a CPU's caches hold the intermediate
+# results: with 2,048 a decoding step of 97 M parameters took 12 % longer in
+# int8.
 _XLA_KEYS = 256
-# Keys of a step on a TPU: what a step takes before its first and after its last
-# sum (two matmuls and two sums over lanes, one after the other) is then small.
-# Its pages are written out one by one, so that they are not too many.
+# Keys of a step on a TPU, enough that a step's latency (two matmuls and two
+# sums over lanes, one after the other) is a small part of it. Its pages are
+# unrolled, so that there may not be too many.
 _TPU_KEYS = 2048
 _TPU_PAGES = 16
 # Rows whose sums fill half of a TPU core's vector registers.
@@ -37,10 +38,10 @@ class Sizes(NamedTuple):
   """Tiles of a kernel.
 
   Attributes:
-    R: rows a tile; on a GPU a power of two of at least 16.
-    J: keys a step; whole pages but on a GPU, where it is a power of two.
+    R: rows per tile; on a GPU a power of two, at least 16.
+    J: keys per step; a power of two on a GPU, otherwise whole pages.
     X: splits of a row's visited pages.
-    warps: of a programme, on a GPU.
+    warps: of a program, on a GPU.
     stages: of its pipeline, on a GPU.
   """
 
@@ -56,13 +57,13 @@ class Shape(NamedTuple):
 
   Attributes:
     B: rows of the batch.
-    rows: queries times heads of one.
+    rows: queries times heads.
     K: key size.
     P: pages of the pool.
     N: pages in a row's table.
     S: slots of a page.
-    itemsize: bytes of an element of the cache; the smaller of the two, where
-      keys and values differ.
+    itemsize: bytes of an element of the cache, the smaller number where keys
+      and values differ.
     window: see `api.decode`.
   """
 
@@ -83,13 +84,13 @@ def implementation(platform: str, shape: Shape) -> str:
 
 
 def misfit(implementation: str, shape: Shape) -> str | None:
-  """Returns why an implementation cannot take `shape`; None where it can."""
+  """Returns why an implementation cannot take `shape`, or None if it can."""
   if implementation == 'pallas_gpu':
     if shape.K < 32 or shape.K & (shape.K - 1):
       return f'K={shape.K}: pallas_gpu takes powers of two from 32.'
     elements = shape.P * shape.S * shape.K
     if elements >= 2**31 and elements * shape.itemsize <= 2**32:
-      # Pallas counts in 32 bits up to 4 GiB, and Triton takes them as signed.
+      # Up to 4 GiB Pallas has 32-bit offsets, which Triton takes as signed.
       return (
         f'a pool of {elements} elements: pallas_gpu takes fewer than 2**31, or'
         ' more than 2**32 bytes, where addresses have 64 bits.'
@@ -113,14 +114,14 @@ def sizes(implementation: str, shape: Shape) -> Sizes:
 
 
 def key(implementation: str, shape: Shape) -> str:
-  """Returns the name of what was tuned; the pool's size is not in it."""
+  """Returns the key of tuned sizes, which does not hold the pool's size."""
   fields = shape._asdict()
   del fields['P']
   return tuned.key(implementation=implementation, **fields)
 
 
 def rule(implementation: str, shape: Shape) -> Sizes:
-  """Returns the tiles where nobody measured."""
+  """Returns the tiles for shapes that were not measured."""
   rules = {'pallas_gpu': _gpu, 'pallas_tpu': _tpu}
   return rules.get(implementation, _xla)(shape)
 
@@ -133,7 +134,7 @@ def check(implementation: str, shape: Shape, sizes: Sizes) -> None:
   """
   reason = misfit(implementation, shape)
   if reason:
-    raise ValueError(f'{reason} implementation=None picks another.')
+    raise ValueError(f'{reason} implementation=None chooses another.')
   if sizes.X < 1:
     raise ValueError(f'sizes.X={sizes.X}: expected at least one split.')
   if implementation == 'pallas_gpu':
@@ -155,10 +156,10 @@ def check(implementation: str, shape: Shape, sizes: Sizes) -> None:
 
 
 def visited(shape: Shape) -> int:
-  """Returns the most slots a row's queries visit, if they stand together."""
+  """Returns the most slots a row's queries visit, if these are adjacent."""
   if shape.window is None:
     return shape.N * shape.S
-  # A window that starts inside a page touches one page more.
+  # A window that starts within a page touches one page more.
   pages = -(-shape.window // shape.S) + 1
   return min(pages, shape.N) * shape.S
 
@@ -171,11 +172,11 @@ def _xla(shape: Shape) -> Sizes:
 def _gpu(shape: Shape) -> Sizes:
   R = min(128, max(16, _power(shape.rows)))
   J = 64 if shape.itemsize < 4 else 16
-  programmes = shape.B * -(-shape.rows // R)
+  programs = shape.B * -(-shape.rows // R)
   tiles = -(-visited(shape) // J)
-  X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMMES[R] // programmes))
-  # Half of the stages, less one, hold tiles under way: a tile's addresses are
-  # loads as well, and wait as long.
+  X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMS[R] // programs))
+  # Half of the stages, less one, hold tiles that are loading: a tile's
+  # addresses are loads as well, and wait as long.
   return Sizes(R, J, X, 8 if R == 128 else 4, 5)
 
 
@@ -183,7 +184,7 @@ def _tpu(shape: Shape) -> Sizes:
   R = min(_TPU_ROWS, -(-shape.rows // 32) * 32)
   pages = min(shape.N, _TPU_PAGES, max(1, _TPU_KEYS // shape.S))
   groups = -(-visited(shape) // (pages * shape.S))
-  # A chip whose two cores make one device gives each a split.
+  # A chip whose two cores are one device gives each of them a split.
   return Sizes(R, pages * shape.S, 2 if groups >= 2 * _TILES_PER_SPLIT else 1)
 
 

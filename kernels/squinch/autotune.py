@@ -2,8 +2,9 @@
 
     python -m kaiju_jax.kernels.squinch.autotune
 
-Each candidate codes a 13b, 34b and 110b gradient of hidden units. Winners go to
-`tuned.json` beside this file, from where `blocks.py` takes them.
+Each candidate encodes and decodes a 13b, 34b and 110b gradient of hidden units.
+Winners go to
+`tuned.json` beside this file, where `blocks.py` reads them.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import bench
 from kaiju_jax.kernels.squinch import blocks
 
-# What is written under which name: `encode` does not depend on the parts.
+# The winners to find; those of `encode` do not depend on the parts.
 CASES = (
   ('encode', '13b hidden', 2),
   ('decode', '13b hidden', 4),
@@ -32,7 +33,7 @@ _IMPLEMENTATIONS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
 def candidates(
   platform: str, kind: str, parts: int
 ) -> list[blocks.Threads | blocks.Tpu]:
-  """Returns what is worth trying for a kernel of so many parts."""
+  """Returns the sizes to try for a kernel of `parts` parts."""
   together = [n for n in (1, 2, 4, 8, 16) if parts % n == 0]
   if kind == 'encode':
     together = [1]
@@ -52,7 +53,7 @@ def tune(
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
   repeats: int = 9,
 ) -> dict[str, tuned.Found]:
-  """Searches for every case, and writes what it found.
+  """Searches for every case, and writes the winners.
 
   Args:
     folder: where `tuned.json` is.
@@ -60,7 +61,7 @@ def tune(
     repeats: rounds, each timing every candidate once.
 
   Returns:
-    What was found, by its key.
+    The winners by their keys.
 
   Raises:
     ValueError: a platform without kernels.
@@ -104,7 +105,7 @@ def _run(
   )
 
   def call():
-    # Traced within it, at the first call.
+    # The first call traces within the context.
     with blocks.trying(sizes(**candidate)):
       return step(operands)
 

@@ -1,12 +1,12 @@
-"""Squinch's kernels at the presets' gradients, in bytes a second.
+"""Squinch's kernels at the presets' gradients, in bytes per second.
 
     python -m kaiju_jax.kernels.squinch.bench [--repeats=9] [--json=PATH]
 
-Every implementation that the device runs, on the gradient of a layer's weights
-as one device has it (13b on 64 devices, 34b on 128, 110b on 512): bf16 encoded
-in parts for their owners, and the sum of what one owner receives. The bytes
-are those that have to be read and written: a reader of the table compares
-their rate with a copy's. What a CPU takes, `copies.py` tells.
+It times every implementation that the device runs, on one device's gradient of
+a layer's weights (13b on 64 devices, 34b on 128, 110b on 512): encoding bf16 in
+parts for their owners, and the sum of the parts that one owner receives. The
+table counts the bytes that have to be read and written, so that their rate can
+be compared with a copy's. `copies.py` measures a CPU.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ class Shape(NamedTuple):
   """A weight's gradient on one device.
 
   Attributes:
-    parts: owners, and sources of an owner's sum.
-    rows: of D, whole.
-    columns: of what `tensor` leaves of the rest.
+    parts: owners, which is also the number of sources of an owner's sum.
+    rows: all of D.
+    columns: the device's share of the other dimensions.
   """
 
   parts: int
@@ -112,7 +112,7 @@ def moved(kernel: str, shape: Shape) -> int:
 
 
 def operands(shape: Shape) -> dict[str, jax.Array]:
-  """Returns what the kernels are given: a gradient, and all parts of it."""
+  """Returns the kernels' operands: a gradient, and all of its parts."""
   keys = jax.random.split(jax.random.key(0))
   x_RC = jax.random.normal(keys[0], (shape.rows, shape.columns), jnp.bfloat16)
   # Columns are octaves apart, so that headers are not all alike.

@@ -1,13 +1,12 @@
-"""What encoding and decoding cost, in memory copies.
+"""The time of encoding and decoding, in memory copies.
 
     python -m kaiju_jax.kernels.squinch.copies [--threads=4] [--json=PATH]
 
-The measure is a copy of the float32 input (as many bytes read as written), in
-the same process, the same round and on the same cores. All write into buffers
-that they were given (donated): the system zeroes the pages of a fresh one,
-which takes longer than several copies and would hide the codec's own time.
-Beside the planes stands the layout of structs, uint8[G, C, 6], a block's six
-bytes together.
+The unit is a copy of the float32 input (as many bytes read as written), in the
+same process, the same round and on the same cores. All calls write into donated
+buffers: the system zeroes the pages of a fresh buffer, which takes longer than
+several copies and would hide the codec's own time. Planes are compared with the
+layout of structs, uint8[G, C, 6], in which a block's six bytes are contiguous.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ COPY = 'copy'
 
 
 class Row(NamedTuple):
-  """One way of coding: seconds, and what they are over a copy's."""
+  """One way of coding: seconds, and their ratio to a copy's."""
 
   layout: str
   header: str
@@ -85,7 +84,7 @@ def _pair(layout: str, header: str, elements: str):
 
 
 def _into_the_same(f: Callable, operand: jax.Array) -> Callable[[], Any]:
-  """Returns a call of f that writes where the call before it wrote."""
+  """Returns a call of f that writes into the previous call's buffer."""
   run = jax.jit(
     lambda out, operand: f(operand), donate_argnums=0, keep_unused=True
   )
@@ -100,7 +99,7 @@ def _into_the_same(f: Callable, operand: jax.Array) -> Callable[[], Any]:
 
 
 def report(rows: int, columns: int, repeats: int, threads: int) -> dict:
-  """Returns what was measured, and under what, ready for JSON.
+  """Returns the measurements and their circumstances, ready for JSON.
 
   Args:
     rows: see `measure`.
@@ -109,7 +108,7 @@ def report(rows: int, columns: int, repeats: int, threads: int) -> dict:
     threads: cores that the process keeps, where the system can tell it.
   """
   if hasattr(os, 'sched_setaffinity'):
-    # Before the first computation, which starts XLA's threads.
+    # Before the first computation, because that starts XLA's threads.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     threads = len(os.sched_getaffinity(0))
   else:

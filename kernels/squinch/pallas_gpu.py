@@ -1,10 +1,10 @@
-"""Squinch by Pallas Triton: eight rows of a tile of columns in a program.
+"""Squinch in Pallas Triton: a program has eight rows of a tile of columns.
 
-The gradient is read once as it is, bf16 or f32, and each plane written once;
-back, all sources of a sum are read once and the sum is written once. A program
-loads each of its eight rows by itself, so that a warp's lanes are neighbours in
-memory, and no value leaves its thread. The tables are arrays, reached by
-pointer: a few lines of cache.
+Encoding reads the gradient once, as bf16 or f32, and writes each plane once.
+Decoding reads all sources of a sum once and writes the sum once. A program
+loads each of its eight rows separately, so that the lanes of a warp read
+neighbouring places and no value leaves its thread. The tables are arrays that
+are read by pointer and fill a few lines of cache.
 """
 
 import functools
@@ -21,10 +21,11 @@ from kaiju_jax.kernels.squinch import blocks
 from kaiju_jax.kernels.squinch import groups
 from kaiju_jax.kernels.squinch import reference
 
-# The root as sqrt.rn has it for normal numbers, without its branch, and the
-# floor by a sum that rounds down: the element ends up in the low bits. Clamped
-# from below, for the root of zero would be NaN here, and from above, for the
-# 15. Triton's own root is approximate, and its casts saturate.
+# The root as sqrt.rn computes it for normal numbers, without its branch, and
+# the floor by a sum that rounds down: the element ends up in the low bits. The
+# clamp from below avoids the root of zero, which would be NaN here; the clamp
+# from above limits the element to 15. Triton's own root is approximate, and its
+# casts saturate.
 _ELEMENT = """{{
   .reg .f32 p, r, s, e;
   mul.rn.f32 p, $1, $2;
@@ -41,7 +42,7 @@ _ELEMENT = """{{
   mov.b32 $0, s;
 }}"""
 _LEAST = 1e-30
-# Of element 15, and short of a 16th.
+# Large enough for the element 15, and too small for a 16th.
 _MOST = {'zero': 240.0, 'floor': 255.0}
 _HALF = {'zero': 0.5, 'floor': 0.0}
 
@@ -63,8 +64,8 @@ def encode_parts(
   return _encode(x_NGIC, elements, header, sizes, dispatch.interpreting())
 
 
-# Jitted for itself, a kernel is traced and lowered once for all weights of a
-# shape; what was not an argument would stay as it was at first.
+# Jitted separately, so that a kernel is traced and lowered once for all weights
+# of a shape. All that it depends on must be an argument: the first trace stays.
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _encode(
   x_NGIC: jax.Array,
@@ -150,7 +151,8 @@ def _decode(
     load, store = _masked(g, c, sizes, count, columns)
 
     def add(step, rows):
-      # All loads of a step before its arithmetic, to wait for them together.
+      # All loads of a step come before its arithmetic, and are awaited
+      # together.
       loaded = [
         [
           load(packed_ref.at[step * sizes.N + n, _index(i)])
@@ -168,7 +170,7 @@ def _decode(
         rows = [row + more for row, more in zip(rows, decoded)]
       return rows
 
-    # To which anything can be added and is what it was, -0 too.
+    # Adding to -0 changes no number, and keeps the sign of -0.
     nothing = jnp.full((sizes.G, sizes.C), -0.0, jnp.float32)
     rows = lax.fori_loop(0, parts // sizes.N, add, [nothing] * reference.GROUP)
     for i, row in enumerate(rows):
@@ -218,7 +220,7 @@ def _masked(g, c, sizes: blocks.Gpu, count: int, columns: int):
 
 
 def _index(i: int) -> np.int32:
-  """The interpreter of masked loads wants an index that is an array."""
+  """Makes an index an array, as the interpreter of masked loads requires."""
   return np.int32(i)
 
 

@@ -6,29 +6,29 @@
 A program is three warpgroups and one tile of 128 rows of [B, L·H, K], all heads
 of a few tokens. One warpgroup only fetches: it follows the tile's list of key
 blocks (`plan`) and has the TMA unit fill a ring of shared memory with K, V and
-what the mask and the scales need of each key. The other two have 64 rows each:
-the tensor cores multiply the one's while the other is at its softmax, and then
-they change places. First come the blocks that all of the tile sees in full,
-which need no mask. The method is FlashAttention-3's (Shah et al. 2024,
-arXiv:2407.08608), the lists FlexAttention's (Dong et al. 2024,
+the ranges, positions and scales of the keys. The other two have 64 rows each:
+the tensor cores multiply for one while the other computes its softmax, and then
+they change places. Blocks that the whole tile sees in full come first, as they
+need no mask. The method is FlashAttention-3's (Shah et al. 2024,
+arXiv:2407.08608), the lists are FlexAttention's (Dong et al. 2024,
 arXiv:2412.05496).
 
-Where q and k are both codes with token scales they meet as s8 in an s32 sum.
-The key's scale and the sign of `scale` go into s, the rest into f, one number a
-row. All other codes, V's always, become `dtype` before the kernel: the tensor
-cores take V from shared memory alone, every tile would convert each block
-anew, and there is one head of K and V to the queries' many. That one pass over
-them beforehand is cheaper is our guess, and not so where one tile is all there
-is: not for decoding.
+Where q and k are both codes with scales per token, they are multiplied as s8
+with an s32 sum. The key's scale and the sign of `scale` are part of s, the rest
+is f, one number per row. All other codes, and always V's, become `dtype` before
+the kernel: the tensor cores take V only from shared memory, every tile would
+convert each block anew, and there is one head of K and V for many heads of
+queries. Our guess is that one pass over them beforehand is cheaper, except
+where there is only one tile, as in decoding.
 
-What is known of it: H100's compiler makes it without a spill, and in JAX's
-interpreter it agrees with an oracle, where a product is jnp's own and memory
-that is used before it is ready is reported. It has not run on a GPU, so its
-numerics there are unseen, and `api` takes it only by its name. JAX's own
+What is known of it: H100's compiler compiles it without a spill. In JAX's
+interpreter, where products are jnp's and memory that is used before it is ready
+is reported, it agrees with an oracle. It has not run on a GPU, so that its
+numerics there are unknown, and `api` chooses it only by its name. JAX's own
 kernel of this kind refuses causal masks with CUDA 12.8.0 to 12.9.0, whose
-assembler miscompiles them; this one's masks are other code, unseen too.
+assembler miscompiles them; the masks here are different code, but untested too.
 
-The backward pass is `pallas_gpu`'s. JAX calls this interface unstable: it was
+The backward pass is `pallas_gpu`'s. JAX calls this interface unstable; it was
 tried with 0.10.2 and 0.12.0.1.
 """
 
@@ -51,26 +51,26 @@ from kaiju_jax.kernels.visibility_attention import plan
 
 backward = pallas_gpu.backward
 
-# Warpgroups that multiply, and the rows of each: those of one instruction.
+# Warpgroups that multiply, each with the rows of one instruction.
 _GROUP_ROWS = 64
 _ROWS = blocks.MOSAIC_ROWS
 _GROUPS = _ROWS // _GROUP_ROWS
-# Of the fetching warpgroup's threads and of the others': 512 in all.
+# Registers of a fetching and of a multiplying thread; 512 in all three groups.
 _FETCHING, _MULTIPLYING = 40, 232
-# A wider head's sums and logits do not fit into the registers.
+# The sums and logits of a wider head do not fit into the registers.
 _WIDEST = 128
 
-# The least f: -inf times it is still -inf.
+# The least f, as 0 · -inf would be NaN.
 _LEAST = 1e-30
 
 _OF_ROWS = plgpu.Layout.WGMMA.reduce(1)
 _OF_COLUMNS = plgpu.Layout.WGMMA.reduce(0)
-# JAX 0.10 wants an index to load all of a reference, and 0.12 takes none.
+# JAX 0.10 requires an index to load a whole reference, and 0.12 refuses one.
 _ALL = ((),) if 'idx' in inspect.signature(plgpu.load).parameters else ()
 
 
 class _Rows(NamedTuple):
-  """Of each row of q: [B, R]. `past` is the last position out of its window."""
+  """Facts per row of q, [B, R]; `past` is the newest position out of window."""
 
   coordinate: Any
   past: Any
@@ -78,7 +78,7 @@ class _Rows(NamedTuple):
 
 
 class _Columns(NamedTuple):
-  """Of each key: [B, M]."""
+  """Facts per key, [B, M]."""
 
   start: Any
   limit: Any
@@ -87,7 +87,7 @@ class _Columns(NamedTuple):
 
 
 class _Operands(NamedTuple):
-  """What is in the GPU's memory."""
+  """Operands in the GPU's memory."""
 
   lists: plan.FullFirst
   q_BRK: Any
@@ -98,7 +98,7 @@ class _Operands(NamedTuple):
 
 
 class _Shared(NamedTuple):
-  """What a program has in shared memory: G warpgroups, S stages of the ring."""
+  """A program's shared memory: G warpgroups, S stages of the ring."""
 
   q_GIK: Any
   k_SJK: Any
@@ -109,7 +109,7 @@ class _Shared(NamedTuple):
 
 
 class _Barriers(NamedTuple):
-  """Full: the TMA unit is done. Free: both warpgroups are. Turn: both came."""
+  """full: the TMA unit is done; free: both warpgroups are; turn: both came."""
 
   q_full: Any
   k_full: Any
@@ -147,8 +147,9 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32).
 
   Raises:
-    ValueError: a type or a head size that it does not take; names which does.
-      A negative scale of a query's codes is not seen: the results are NaN.
+    ValueError: a type or a head size that it does not take; names another
+      implementation that does. A negative scale of a query's codes is not
+      noticed: the results are NaN.
   """
   B, L, H, K = q_BLHK.shape
   _check({'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}, dtype)
@@ -243,7 +244,7 @@ def _flat(x):
 
 
 def _padded(x, *multiples):
-  """Zeros behind all dimensions but B: a key of zeros is seen by nobody."""
+  """Pads all dimensions but B with zeros; no query sees a key of zeros."""
   spares = [-size % of for size, of in zip(x.shape[1:], multiples)]
   pads = [(0, 0), *((0, spare) for spare in spares)]
   return jnp.pad(x, pads) if any(spares) else x
@@ -288,7 +289,7 @@ def _call(operands, statics):
     grid_names=('tile',),
     num_threads=_GROUPS + 1,
     thread_name='group',
-    # No thread reads shared memory that it writes: barriers of its own suffice.
+    # No thread reads shared memory that it writes: our barriers suffice.
     compiler_params=plgpu.CompilerParams(
       approx_math=True, unsafe_no_auto_barriers=True
     ),
@@ -297,7 +298,7 @@ def _call(operands, statics):
 
 
 def _tiled(shape, dtype):
-  """Shared memory as the tensor cores and the TMA unit want it."""
+  """Shared memory in the layout of the tensor cores and the TMA unit."""
   size = jnp.dtype(dtype).itemsize
   width = min(128, shape[-1] * size)
   return plgpu.SMEM(
@@ -315,7 +316,7 @@ def _interpreter():
     return None
   if hasattr(plgpu, 'InterpretGPUParams'):
     return plgpu.InterpretGPUParams(detect_races=True)
-  # JAX 0.10 has it in a private place alone.
+  # JAX 0.10 has it only in a private module.
   from jax._src.pallas.mosaic_gpu.interpret import params
 
   return params.InterpretGPUParams(detect_races=True)
@@ -324,7 +325,7 @@ def _interpreter():
 def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
   number = jax.lax.axis_index('tile')
   b = jax.lax.rem(number, statics.batch)
-  # In a causal row the last tile has most to do: it goes first.
+  # The last tile goes first, because it has most to do in a causal row.
   x = statics.tiles - 1 - jax.lax.div(number, statics.batch)
   group = jax.lax.axis_index('group')
   X, lists = jax.lax.div(x, statics.shared), operands.lists
@@ -334,7 +335,7 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
   def _():
     plgpu.set_max_registers(_FETCHING, action='decrease')
 
-    # On, until what was fetched last is read.
+    # It goes on until the last fetched block has been read.
     @pl.loop(0, count + statics.stages)
     def _(n):
       _fetch(operands, shared, barriers, (b, X, n), count, statics)
@@ -361,7 +362,7 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
 
 
 def _fetch(operands, shared, barriers, index, count, statics):
-  """Fetches a block of the list, if it is there, once its places are free."""
+  """Fetches block n of the list, if there is one, once its places are free."""
   b, _, n = index
   stage = jax.lax.rem(n, jnp.int32(statics.stages))
 
@@ -419,7 +420,7 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     p_IJ = jnp.exp2(factor_IJ * s_IJ - _down(factor_I * new_peak_I, s_IJ.shape))
     total_I = total_I * decay_I + p_IJ.sum(axis=1)
     sum_IK = sum_IK * _down(decay_I, sum_IK.shape)
-    # All of it before the turn ends: then the tensor cores are this group's.
+    # All of this comes before the turn ends and this group may multiply.
     p_IJ, total_I, sum_IK = jax.lax.optimization_barrier(
       (p_IJ.astype(statics.dtype), total_I, sum_IK)
     )
@@ -448,11 +449,11 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
 
 
 def _release(free, by_threads):
-  """Says that a group has read a place of the ring.
+  """Signals that a group has read a place of the ring.
 
   Args:
-    by_threads: whether any of it was read by threads, and not by the tensor
-      cores: only a fence keeps the TMA unit's next writes behind such reads.
+    by_threads: whether threads, and not only the tensor cores, read it. Only a
+      fence keeps the TMA unit's next writes behind such reads.
   """
   if by_threads or dispatch.interpreting():
     plgpu.commit_smem()
@@ -462,7 +463,7 @@ def _release(free, by_threads):
 def _finish(sums, rows, results, statics):
   peak_I, total_I, sum_IK = sums
   out_IK, lse_I = results
-  # Not `> 0`, which a NaN is not either.
+  # `== 0` and not `> 0`, which is false for NaN as well.
   blind_I = total_I == 0
   total_I = jnp.where(blind_I, 1.0, total_I)
   factor_I, _ = _factors(rows, sum_IK.shape, statics)
@@ -496,7 +497,7 @@ def _logits(q_IK, k_JK, meanwhile):
 
 
 def _weighted(sum_IK, p_IJ, v_JK, meanwhile):
-  """sum + p · v, likewise."""
+  """sum + p · v by the tensor cores, and calls `meanwhile` as they begin."""
   if dispatch.interpreting():
     meanwhile()
     return sum_IK + jnp.dot(p_IJ, v_JK[...], preferred_element_type=jnp.float32)
@@ -528,7 +529,7 @@ def _visible(rows, columns, shape):
 
 
 def _factors(rows, shape, statics):
-  """f for each row, and as an array: the same number where all rows have it."""
+  """f per row, and broadcast; numbers where it is the same for all rows."""
   if rows.factor is None:
     return statics.factor, statics.factor
   return rows.factor, _down(rows.factor, shape)

@@ -3,16 +3,16 @@
     s = scale · log2 e · q · k,   p = 2^(s - peak),   peak = max s so far
     out = Σ p · v / Σ p,          lse = (peak + log2 Σ p) / log2 e
 
-The same tiles and lists as `pallas_gpu`: a program takes I rows of [B, L·H, K]
-and walks the key blocks of its list (`plan`), first those that all of it sees
-in full, then the rest under the mask. Pallas' Triton backend is deprecated
-since JAX 0.12 in favour of this road; the backward pass is still Pallas'.
+It has the tiles and lists of `pallas_gpu`: a program takes I rows of [B, L·H,
+K] and visits the key blocks of its list (`plan`), first those that the whole
+tile sees in full, then the rest under the mask. JAX 0.12 deprecates Pallas'
+Triton backend in favour of this way; the backward pass is still Pallas'.
 
-jax-triton has Triton compile the kernel while a function is traced, for the GPU
-that is here or, where none is, for an H100. Under `dispatch.interpreted()`
+jax-triton has Triton compile the kernel while a function is traced, for the
+present GPU or, without one, for an H100. Under `dispatch.interpreted()`
 Triton's own interpreter runs it (`triton_interpreter`).
 
-float32 operands meet in TF32, as everywhere in JAX on such a GPU.
+float32 operands are multiplied in TF32, as everywhere in JAX on such a GPU.
 """
 
 import os
@@ -40,14 +40,14 @@ from kaiju_jax.kernels.visibility_attention import plan
 
 backward = pallas_gpu.backward
 
-# jax-triton hands PTX to JAX, which assembles it with CUDA's assembler. Triton
-# has two of its own, writes PTX of the newer one's version for an H100, and an
-# older CUDA refuses that: so the older one's version.
+# jax-triton gives PTX to JAX, which assembles it with CUDA's assembler. Triton
+# has two assemblers of its own and writes PTX in the newer one's version for an
+# H100, which an older CUDA refuses. So Triton is told to use the older one.
 os.environ.setdefault(
   'TRITON_PTXAS_BLACKWELL_PATH', triton.knobs.nvidia.ptxas.path
 )
 
-# For the kernel, which reads no other globals.
+# Constants of the kernel, which can read no other globals.
 LOWEST = tl.constexpr(softmax.LOWEST)
 LOG2E = tl.constexpr(softmax.LOG2E)
 
@@ -124,7 +124,7 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
 
 
 def _launch(kernel, operands, results, grid, tiles, constants):
-  """Runs a Triton kernel on the GPU, or interpreted where asked for."""
+  """Runs a Triton kernel on the GPU, or in its interpreter."""
   if dispatch.interpreting():
     return triton_interpreter.run(kernel, operands, results, grid, constants)
   return jax_triton.triton_call(
@@ -134,7 +134,7 @@ def _launch(kernel, operands, results, grid, tiles, constants):
     grid=grid,
     num_warps=tiles.warps,
     num_stages=tiles.stages,
-    # Where no GPU is, it is compiled for an H100.
+    # Without a GPU it is compiled for an H100.
     compute_capability=None if jax.default_backend() == 'gpu' else 90,
     **constants,
   )
@@ -174,7 +174,7 @@ def visibility_attention_forward(
   INTEGER_DOT: tl.constexpr,
   V_SCALES: tl.constexpr,
 ):
-  # In a causal row the last tile has most to do: it goes first.
+  # The last tile goes first, because it has most to do in a causal row.
   x = tl.num_programs(0) - 1 - tl.program_id(0)
   # A batch may hold more than 2^31 numbers; a row of it does not.
   b = tl.program_id(1).to(tl.int64)
@@ -186,7 +186,7 @@ def visibility_attention_forward(
   q_IK = tl.load(q_BRK + b * (R * K) + place_IK, mask=there_IK, other=0)
   token_I = tl.minimum(row_I // H, L - 1)
   coordinate_I = tl.load(coordinate_BL + b * L + token_I)
-  # Without a window nobody reads it.
+  # Without a window it is not read.
   near_I = coordinate_I
   if WINDOW > 0:
     near_I = tl.load(position_BL + b * L + token_I)
@@ -230,7 +230,7 @@ def visibility_attention_forward(
       is_partial,
     )
 
-  # Not `> 0`, which a NaN is not either.
+  # `== 0` and not `> 0`, which is false for NaN as well.
   blind_I = total_I == 0
   total_I = tl.where(blind_I, 1.0, total_I)
   if V_SCALES == 1:
@@ -273,7 +273,7 @@ def _march(
   DTYPE: tl.constexpr,
   IS_PARTIAL: tl.constexpr,
 ):
-  """Takes in the key blocks first … end of the list."""
+  """Attends to the key blocks first … end - 1 of the list."""
   factor: tl.constexpr = _to_base_2(SCALE, INTEGER_DOT)
   column_K = tl.arange(0, WIDE)
   for n in tl.range(first, end):
@@ -281,7 +281,7 @@ def _march(
     place_JK = key_J[:, None] * K + column_K[None, :]
     there_J = key_J < M
     there_JK = there_J[:, None] & (column_K[None, :] < K)
-    # A block that is seen in full is there in full.
+    # A block that is seen in full lies within the array.
     k_JK = _load(k_MK + place_JK, there_JK, IS_PARTIAL or WIDE != K)
     if INTEGER_DOT:
       k_scale_J = _load(k_scale_M + key_J, there_J, IS_PARTIAL)
@@ -292,7 +292,7 @@ def _march(
       if SCALE <= 0:
         s_IJ *= SCALE
     if IS_PARTIAL:
-      # A key that is not there has start = limit = 0.
+      # A key beyond the array has start = limit = 0.
       start_J = tl.load(start_M + key_J, mask=there_J, other=0)
       limit_J = tl.load(limit_M + key_J, mask=there_J, other=0)
       visible_IJ = (start_J[None, :] <= coordinate_I[:, None]) & (
@@ -326,5 +326,5 @@ def _load(pointers, there, MASKED: tl.constexpr):
 
 @triton.constexpr_function
 def _to_base_2(scale, integer_dot):
-  """What logits have yet to be multiplied with, which may not turn them."""
+  """The positive factor that logits are still to be multiplied with."""
   return 1.0 if integer_dot or scale <= 0 else scale

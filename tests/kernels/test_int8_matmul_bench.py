@@ -29,6 +29,7 @@ def test_a_cpu_counts_and_does_not_time():
   assert all(row.seconds is None and row.operations > 1e9 for row in rows)
 
 
+@pytest.mark.slow
 def test_implementations_agree_and_stand_beside_their_peers():
   shapes = {
     'first': bench.Shape(32, 128, 128, 'first'),

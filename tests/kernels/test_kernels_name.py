@@ -1,4 +1,4 @@
-"""The kernels' folder answers to one name, and is in nobody's way."""
+"""The kernels' folder is importable by one name, and harmless by others."""
 
 import pathlib
 import subprocess
@@ -32,6 +32,6 @@ def test_no_module_is_loaded_twice(code, message):
   assert done.returncode and message in done.stderr
 
 
-def test_whoever_looks_for_the_package_of_that_name_finds_no_version():
+def test_under_the_name_kernels_it_has_no_version():
   done = run('import kernels; print(getattr(kernels, "__version__", "none"))')
   assert done.stdout == 'none\n', done.stderr

@@ -99,7 +99,7 @@ def _gpu(*shape, **options):
 
 
 def _instruction(heads, dtype, queries=1):
-  """A warp group's where there are rows for it, else a warp's."""
+  """A warp group's where there are rows for it, otherwise a warp's."""
   return f'{"wgmma" if heads * queries > 32 else "mma"} {dtype}'
 
 

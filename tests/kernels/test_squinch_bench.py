@@ -29,6 +29,7 @@ def test_the_presets_layers_are_there():
     assert rows % (8 * parts) == 0
 
 
+@pytest.mark.slow
 def test_every_implementation_is_timed_and_compared():
   with dispatch.interpreted():
     rows = bench.measure(1, {'toy': TOY})

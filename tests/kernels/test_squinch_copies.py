@@ -6,6 +6,7 @@ import sys
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from kaiju_jax.kernels.squinch import copies
 from kaiju_jax.kernels.squinch import reference
@@ -23,6 +24,7 @@ def test_structs_hold_the_planes_bytes_together():
   )
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_every_case(tmp_path):
   path = tmp_path / 'speed.json'
   command = (

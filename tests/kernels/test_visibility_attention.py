@@ -341,7 +341,9 @@ def _assert_nan_where(actual, clean, is_nan):
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 @pytest.mark.parametrize('where', ['k', 'v'])
-def test_what_is_not_finite_reaches_who_sees_it(implementation, where, value):
+def test_what_is_not_finite_reaches_the_queries_that_see_it(
+  implementation, where, value
+):
   case = WINDOW
   dense_BLM, _ = _masks(case)
   (q, k, v), cotangents = _operands(case), _cotangents(case)

@@ -269,7 +269,7 @@ def test_what_it_does_not_take(arguments, message):
     )
 
 
-def test_none_never_picks_it():
+def test_without_a_name_it_is_never_chosen():
   with dispatch.compiling_for('gpu'):
     for L, M, K in (1, 4096, 128), (4096, 4096, 128), (64, 64, 64):
       q_BLHK = jax.ShapeDtypeStruct((1, L, 12, K), jnp.bfloat16)

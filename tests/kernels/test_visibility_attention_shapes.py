@@ -167,7 +167,7 @@ def test_without_an_accelerator_nothing_is_tuned():
 
 
 @slow
-def test_who_cannot_run_here_is_named_and_left_out(capsys):
+def test_a_contender_that_cannot_run_here_is_named_and_left_out(capsys):
   with dispatch.interpreted(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
     found = bench._contenders(TOY, ['pallas_gpu'])
   assert {'pallas_gpu', 'jax xla'} <= set(found)

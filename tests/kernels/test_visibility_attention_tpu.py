@@ -1,7 +1,7 @@
-"""What is the TPU kernels' own: blocks of 128 lanes, chains, copies.
+"""The TPU kernels' own properties: blocks of 128 lanes, chains, copies.
 
-In test_visibility_attention.py, which they share with the other
-implementations, few rows fill more than one of their blocks.
+In test_visibility_attention.py, which all implementations share, few rows fill
+more than one of their blocks.
 """
 
 import functools
@@ -216,7 +216,7 @@ def test_output_lse_and_gradients(case):
 
 
 @in_small_blocks
-def test_blocks_that_nobody_sees_are_not_visited():
+def test_blocks_that_no_query_sees_are_not_visited():
   case = Case(visibility_lib.causal(640), 64, 1)
   of_module = operands.Ranges(*case.visibility), operands.Scales()
   q_BLHK, k_BMK, v_BMK = _operands(case)

@@ -19,9 +19,9 @@ def conversation(
   Args:
     length: tokens.
     seed: of the turns.
-    back: the chance that a turn goes on from an earlier one than the last.
-    anywhere: whether from any earlier turn of its path; else from one near the
-      last, as an answer that is asked for again.
+    back: the chance that a turn continues an earlier one than the last.
+    anywhere: whether it may continue any earlier turn of its path. Otherwise it
+      is one near the last, as where an answer is asked for again.
     longest: tokens of a turn.
   """
   random = np.random.default_rng(seed)
@@ -143,7 +143,7 @@ def test_blocks_are_full_where_every_query_sees_every_key():
     '..x....',
     '.......',
     '....x..',
-    '.......',  # Ends in padding, which sees nobody.
+    '.......',  # Ends in padding, which sees nothing.
   ]
 
 
