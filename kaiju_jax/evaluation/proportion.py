@@ -19,7 +19,7 @@ the same ones hard, the difference is surer than the interval says.
 import math
 from typing import NamedTuple
 
-_Z = 1.959963984540054  # Of 95 %, two-sided.
+_Z = 1.959963984540054  # Two-sided 95 % quantile of the normal distribution.
 
 
 class Interval(NamedTuple):

@@ -1,4 +1,4 @@
-"""The suggested circuit: what each head starts as, and for whom."""
+"""The suggested circuit: what each head starts as, in every layout."""
 
 import functools
 
@@ -93,7 +93,7 @@ def test_head_0_looks_at_the_previous_token_and_others_do_not():
 
 
 def test_the_suggestion_alone_answers_nothing():
-  # What a trained arm scores, it has learnt: this is a start, not a solution.
+  # A trained arm has learnt what it scores: this is a start, not a solution.
   config, plain, params = both('full')
   asked = needle.Pairs().questions(np.random.default_rng(0), 64, 32, 20, 8)
 
@@ -130,7 +130,7 @@ def test_projections_are_orthonormal_and_keys_read_what_head_0_writes():
     named(params, name) for name in ('w_v_DK', 'w_k_DK', 'w_o_DHK')
   )
   np.testing.assert_allclose(v[0].T @ v[0], np.eye(64), atol=1e-5)
-  # Half of what head 0 writes of a token, a key reads back as its content:
+  # A key reads half of what head 0 writes back as the token's content:
   # (RU)ᵀ(RU) = 1, but for the direction of the mean.
   overlap = np.asarray(2 * o[0, :, 0].T @ k[0])
   assert np.mean(np.diagonal(overlap)) == pytest.approx(1, abs=0.1)

@@ -2,7 +2,7 @@
 
 An arm is one layout of the comparison. The accuracy over several cells is that
 of all their questions together, and its 95 % interval is Wilson's
-(`proportion.py`). The interval is about the questions alone: another training
+(`proportion.py`). The interval is only about the questions: another training
 seed gives another model. Where there are several seeds, the worst one stands
 beside the mean.
 """
@@ -146,7 +146,7 @@ class Summary(NamedTuple):
     all: over the depths.
     easy: the same with one distractor.
     near: over the eight nearest distances.
-    within: over the depths that windows alone would reach.
+    within: over the depths that windows without a global layer would reach.
     beyond: over the other depths; None where there are none.
     lost: against full attention; None without it.
   """
@@ -313,7 +313,7 @@ def _quoted(score: Score) -> str:
 
 
 def _against_full(lost: Lost) -> str:
-  """What the interval, not the figure alone, says of the tolerance."""
+  """Says what the interval, and not only the figure, implies about 2 points."""
   sign = 'below' if lost.points >= 0 else 'above'
   bounds = f'{lost.low:.1f} … {lost.high:.1f}'.replace('-', '−')
   if lost.high <= TOLERANCE:

@@ -75,7 +75,7 @@ def test_a_cell_weighs_what_it_asked():
 def test_what_is_lost_is_paired_by_seed():
   found = report.summarize(RECORDS, 'local', SETTING)
   assert found.all.mean == pytest.approx(0.375)
-  # Seed 0 alone has both arms: 97.5 − 37.5.
+  # Only seed 0 has both arms: 97.5 − 37.5.
   assert found.lost.points == pytest.approx(60.0)
   _, (low, high) = proportion.difference((39, 40), (15, 40))
   assert found.lost[1:3] == pytest.approx((100 * low, 100 * high))
@@ -198,8 +198,8 @@ def test_figure_marks_where_reach_ends():
   full, local = heatmaps[:2]
   assert full.get_title() == 'full\n' and local.get_title() == 'local\n'
   assert not full.lines
-  # Of the depths that were asked, 0 and 50 lie beyond 28 tokens at length 64,
-  # and 0 does at length 32.
+  # Among the depths that were asked, 0 and 50 lie beyond 28 tokens at length
+  # 64, and 0 does at length 32.
   (line,) = local.lines
   assert line.get_xdata().tolist() == [-0.5, 0.5, 0.5, 1.5]
   assert line.get_ydata().tolist() == [0.5, 0.5, 1.5, 1.5]
