@@ -2,8 +2,7 @@
 
 The upper part has a heatmap of depth × length for each arm, with eight
 distractors and with one; a line marks how far the arm reaches. The lower part
-shows accuracy along the distance from the query at the trained length, each
-curve with its 95 % interval as a band.
+shows accuracy along the distance from the query at the trained length.
 """
 
 from collections.abc import Mapping
@@ -203,19 +202,12 @@ def _curves(axes, records, arms, count, setting) -> None:
 
 
 def _curve(axes, along, number: int, arm: str) -> None:
-  """Draws one arm's accuracy, and its interval as a band."""
+  """Draws one arm's accuracy."""
   color, width = _LINES[number % len(_LINES)]
   distances = sorted({record.distance for record in along})
   scores = [
     report.score(r for r in along if r.distance == d) for d in distances
   ]
-  low, high = (
-    [100 * bound for bound in bounds]
-    for bounds in zip(*(score.interval for score in scores))
-  )
-  axes.fill_between(
-    distances, low, high, color=color, alpha=0.15, lw=0, zorder=1
-  )
   axes.plot(
     distances,
     [100 * score.mean for score in scores],

@@ -269,7 +269,9 @@ def _percent(score: Score | None) -> str:
 def _points(lost: Lost | None) -> str:
   if lost is None:
     return ''
-  points, most = f'{lost.points + 0.0:.1f}', f'{lost.most + 0.0:.1f}'
+  points, most = (
+    f'{value + 0.0:.1f}'.replace('-', '−') for value in (lost.points, lost.most)
+  )
   lines = [points, _outwards(lost.low, lost.high)]
   return '\n'.join(lines + [most] * (most != points))
 
