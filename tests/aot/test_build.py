@@ -138,7 +138,6 @@ def test_missing_packages_are_named(name, expected):
     capture_output=True,
     text=True,
     check=True,
-    timeout=60,
     # libtpu notes in the environment where it was found.
     env=os.environ | {'PYTHONPATH': os.getcwd(), 'TPU_LIBRARY_PATH': ''},
   )
