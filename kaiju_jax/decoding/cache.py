@@ -83,7 +83,7 @@ def make(
 
   Args:
     config: the model's.
-    pools: of `paging.pools`.
+    pools: those of `paging.pools`.
     rows: R, how many sequences it holds.
   """
   kinds = {}
@@ -150,7 +150,7 @@ def pasts(
 
   Args:
     cache: before the call.
-    pools: of `paging.pools`.
+    pools: those of `paging.pools`.
     row_B: int32, the cache's row for each row of the call.
     visibility: of the call's queries.
     reference_length: in the reference mode, the length of the forward pass
@@ -202,12 +202,12 @@ def write(
 
   Args:
     cache: the cache.
-    pools: of `paging.pools`.
+    pools: those of `paging.pools`.
     row_B: int32, the cache's row for each row of the call.
     visibility: the ranges and positions that the slots get.
     slot: int32 [B, L] for each kind, the logical slot of each token; −1 for a
       token that is not kept.
-    made: of `Transformer.extend`.
+    made: from `Transformer.extend`.
   """
   kinds = {}
   for name, pool in pools.items():
@@ -253,7 +253,7 @@ def rotate(
 
   Args:
     cache: the cache.
-    pools: of `paging.pools`.
+    pools: those of `paging.pools`.
     row_B: int32, rows.
     end_B: int32, one past the last position that each row will hold.
   """

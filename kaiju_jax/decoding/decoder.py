@@ -38,7 +38,7 @@ class Decoder:
   Attributes:
     config: the model's.
     network: the model and its pools, for functions that `run` calls.
-    params: of `weights.ready`.
+    params: those of `weights.ready`.
     jit: `jax.jit` with the compiler options of the mode.
     length: tokens that a row can hold.
     rows: sequences that the cache can hold.
@@ -67,7 +67,7 @@ class Decoder:
       page: slots of a page.
       extra: slots of a row beyond those of one sequence, for a beam search.
       page_counts: pages of a kind's pool; by default every row can be full.
-      mode: of `extend.MODES`.
+      mode: one of `extend.MODES`.
       replica: the training state's, where updates were ternary.
 
     Raises:
@@ -147,7 +147,8 @@ class Decoder:
     its rows are those of after the call.
 
     Args:
-      function: of `jit` with `donate_argnums=1`; returns a result and a cache.
+      function: from `jit`, with `donate_argnums=1`; returns a result and a
+        cache.
       *arguments: what it takes beside the parameters and the cache.
       appends: how many tokens the call appends to the text of each row.
 

@@ -95,8 +95,8 @@ def text(
   """Returns hidden states [B, L, D], and the cache with the rows' next tokens.
 
   Args:
-    network: of the model and the cache.
-    params: of `weights.ready`.
+    network: the model and the pools of the cache.
+    params: those of `weights.ready`.
     cache: the cache.
     row_B: int32, rows of the cache, each at most once.
     tokens_BL: int32.

@@ -49,7 +49,7 @@ class Scores(NamedTuple):
 
 
 def initial(rows: int, vocab_size: int) -> State:
-  """Returns the state of rows that nobody uses."""
+  """Returns the state of unused rows."""
   settings = sampling_lib.settings(
     [sampling_lib.Sampling(temperature=0)] * rows
   )
@@ -99,9 +99,9 @@ def prefill(
   """Appends `count` of the tokens to a row's text.
 
   Args:
-    network: of the model and the cache.
+    network: the model and the pools of the cache.
     is_scored: whether to return `Scores`.
-    params: of `weights.ready`.
+    params: those of `weights.ready`.
     cache: the cache.
     state: of the cache's rows.
     row: int32 scalar.
@@ -138,12 +138,12 @@ def first(
   """Draws the token after a prompt.
 
   Args:
-    network: of the model.
-    params: of `weights.ready`.
-    state: of the rows.
+    network: the model and its pools.
+    params: those of `weights.ready`.
+    state: of the rows of the cache.
     row: int32 scalar.
     index: int32 scalar, tokens of the row's text.
-    last_BLD: of `prefill`.
+    last_BLD: from `prefill`.
 
   Returns:
     State, and the one token `packed`.
@@ -169,8 +169,8 @@ def step(
   """Appends each row's drawn token to its text, and draws the next.
 
   Args:
-    network: of the model and the cache.
-    params: of `weights.ready`.
+    network: the model and the pools of the cache.
+    params: those of `weights.ready`.
     cache: the cache.
     state: of the cache's rows.
     count_R: int32, 1 for rows that go on, 0 for the others.
@@ -211,7 +211,7 @@ def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _packed(token_B, log_probability_B) -> jax.Array:
-  """Both in one int32 array [2, B], so that one transfer brings them."""
+  """Returns both in one int32 array [2, B], to move them at once."""
   return jnp.stack(
     [token_B, lax.bitcast_convert_type(log_probability_B, jnp.int32)]
   )

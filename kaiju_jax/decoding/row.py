@@ -97,7 +97,7 @@ def order(
   """Returns which slot each token of a text comes from, for `cache.settle`.
 
   Args:
-    pools: of the cache.
+    pools: those of the cache.
     slots: the slot of each position by layer kind, −1 where it is gone.
     first: the position that the row's slot 0 held, by kind.
     length: tokens of the text.

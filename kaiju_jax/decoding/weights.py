@@ -77,7 +77,7 @@ def _with_columns(params: Any) -> Any:
 
 
 def _cast(params: Any, dtype: str) -> Any:
-  """Float weights in the model's dtype; gains and limits stay float32."""
+  """Returns weights in the model's dtype; gains and limits stay float32."""
 
   def cast(path, x):
     name = str(getattr(path[-1], 'key', ''))
