@@ -1,4 +1,4 @@
-"""The plan of the house: who may import whom."""
+"""The plan of the house: who may import whom, and how long files may be."""
 
 import ast
 import pathlib
@@ -27,6 +27,7 @@ ALLOWED = {
   *((DATA, room) for room in ('costs', 'sharding')),
   *((room, DATA) for room in ('aot', 'runs', 'experiments')),
 }
+LINES, FUNCTION_LINES = 450, 80
 
 
 def sources():
@@ -78,3 +79,18 @@ def test_one_module_lies_loose_and_every_room_has_a_floor():
   assert {p.stem for p in package.glob('*.py')} == {'__init__', 'visibility'}
   rooms = {p.parent.name for p in package.glob('*/__init__.py')}
   assert rooms - OPEN <= set(FLOOR)
+
+
+def test_files_and_functions_are_short():
+  long = []
+  for room, name, tree in sources():
+    lines = len((ROOT / name).read_text().splitlines())
+    if room != 'kernels' and lines > LINES:
+      long.append(f'{name}: {lines} lines')
+    for node in ast.walk(tree):
+      if room == 'kernels' or not isinstance(node, ast.FunctionDef):
+        continue
+      lines = node.end_lineno - node.lineno + 1
+      if lines > FUNCTION_LINES:
+        long.append(f'{name}: {node.name} has {lines} lines')
+  assert not long, long

@@ -9,10 +9,10 @@ the machine changes little) and the wall time until the first record of
 metrics.jsonl, or the first character on stdout, is there. Contenders take
 turns:
 
-    no cache     without the compilation cache
+    before       another checkout of the project, named by --before, without a
+                 compilation cache
     first start  with a compilation cache that is empty
     later start  with the cache that the first start has filled
-    before       another checkout of the project, named by --before
 
 The process is killed once the time is noted. Linux alone (/proc).
 """
@@ -41,7 +41,7 @@ _BEFORE = flags.DEFINE_string(
   'before', None, 'Root of another checkout, started with its own commands.'
 )
 _COMMANDS = flags.DEFINE_multi_enum(
-  'command', ['train', 'generate'], ['train', 'generate'], 'What to start.'
+  'command', ['train', 'generate'], ['train', 'generate'], 'Commands to start.'
 )
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_S = 600
@@ -65,7 +65,6 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
   contenders = {
-    'no cache': Contender(_ROOT, cached=False),
     'first start': Contender(_ROOT, cached=True, emptied=True),
     'later start': Contender(_ROOT, cached=True),
   }
@@ -74,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
     contenders = {'before': Contender(before, cached=False), **contenders}
   with tempfile.TemporaryDirectory() as folder:
     console = rich.console.Console()
-    for command in _COMMANDS.value:
+    for command in dict.fromkeys(_COMMANDS.value):
       measured = _measured(command, contenders, pathlib.Path(folder))
       console.print(_table(command, measured))
 

@@ -125,11 +125,12 @@ def _train(
   own = placement.own(sharding, (data.microbatches, data.batch, data.length))
   batches = loader.batches(found.rows, data.batch, data.microbatches, own=own)
   with contextlib.closing(batches):
+    state = _initial(experiment, devices)
     return loop.train(
       experiment,
       workdir,
-      state=_initial(experiment, devices),
-      step=step.make(experiment, devices),
+      state=state,
+      step=step.make(experiment, devices, start=state),
       batches=placement.Placed(batches, sharding, data.batch),
       evaluate=evaluate,
       until=until,

@@ -60,9 +60,8 @@ def train(
 
   Raises:
     ValueError: bad loop settings, or a workdir of another experiment.
-    OSError: a checkpoint (checkpoint.SaveError) or a record could not be
-      written, none of the checkpoints could be read
-      (checkpoint.RestoreError), or another process trains in the workdir.
+    OSError: a record or checkpoint could not be written (SaveError), none could
+      be read (RestoreError), or another process trains in the workdir.
     KeyboardInterrupt: at a second Ctrl-C. A save under way is not waited for.
   """
   config = experiment.loop
@@ -78,13 +77,10 @@ def train(
     checkpoints = stack.enter_context(
       checkpoint.Checkpoints(folder, config.checkpoints_kept, progress.say)
     )
-
     state, start = checkpoints.restore(state, batches)
+    _say_start(progress, folder, start, config.steps)
     if start >= config.steps:
-      progress.say(f'{folder}: complete, all {start} steps are done.')
       return state
-    if start:
-      progress.say(f'{folder}: going on from step {start} of {config.steps}.')
     if is_main:
       workdir_lib.note_start(folder)
 
@@ -100,8 +96,7 @@ def train(
 
       if evaluate and _due(number, config.evaluate_every, config):
         with journal.paused():
-          scores = evaluate(state)
-          journal.evaluation(number, state.tokens, scores)
+          journal.evaluation(number, state.tokens, evaluate(state))
 
       checkpoints.check()
       if stopping or _due(number, config.checkpoint_every, config):
@@ -115,6 +110,13 @@ def train(
     checkpoints.wait()
     progress.end(_farewell(number, config.steps, folder))
     return state
+
+
+def _say_start(progress, folder: pathlib.Path, start: int, steps: int) -> None:
+  if start >= steps:
+    progress.say(f'{folder}: complete, all {start} steps are done.')
+  elif start:
+    progress.say(f'{folder}: going on from step {start} of {steps}.')
 
 
 def _due(number: int, every: int, config: training_config.LoopConfig) -> bool:

@@ -92,6 +92,7 @@ def make(
   experiment: experiment_lib.Experiment,
   mesh: jax.sharding.Mesh | None = None,
   objective: objective_lib.Objective | None = None,
+  start: state_lib.TrainState | None = None,
 ) -> Step:
   """Returns the jitted step.
 
@@ -111,10 +112,11 @@ def make(
     experiment: what is trained.
     mesh: of `mesh.make`; the first device alone by default.
     objective: what is minimized; by default the experiment's.
+    start: a state on the mesh, or its shapes; by default found by tracing how
+      the model is initialized, which takes seconds.
 
   Raises:
-    ValueError: settings that cannot be meant, or a model or batch that does
-      not divide over the mesh.
+    ValueError: bad settings, or a model or batch that the mesh cannot split.
   """
   mesh = mesh or mesh_lib.single()
   objective = objective or state_lib.objective_of(experiment)
@@ -125,20 +127,15 @@ def make(
   optimizer = optimizer_lib.make(config)
   rate_of = optimizer_lib.shape_of_rate(config, total_tokens(experiment))
   summed = gradient_of(experiment, mesh, objective)
-  start, _ = abstract(experiment, mesh, objective)
+  if start is None:
+    start = state_lib.abstract(experiment, mesh, objective)
   plan = replicas.plan_of(experiment, start.params)
 
   def step(state, batch, microbatches=None):
     batch = jax.tree.map(jnp.asarray, batch)
     count = len(batch.tokens_BL) if microbatches is None else microbatches
     rate = rate_of(token_count.to_float(state.tokens))
-    z = [
-      jnp.asarray(
-        optimizer_lib.z_reg_coefficient(peak, config.z_reg.schedule, rate),
-        jnp.float32,
-      )
-      for peak in (config.z_reg.attention, config.z_reg.logits)
-    ]
+    z = _z_reg(config, rate)
     sums, gradient = summed(state.params, batch, count, *z, state.replica)
     weight = _or_one(sums.weight)
     if microbatches is not None:
@@ -152,15 +149,7 @@ def make(
       trained,
       learning_rate=config.learning_rate * rate,
     )
-    metrics = {
-      'loss': sums.loss / weight,
-      'grad_norm': optax.tree.norm(optimizer_lib.without_limits(gradient)),
-      'learning_rate': jnp.asarray(config.learning_rate * rate),
-      'loss_weight': sums.weight,
-      'skipped_steps': jnp.asarray(
-        optimizer_lib.skipped_steps(opt_state), jnp.float32
-      ),
-    } | {name: x / _or_one(by) for name, (x, by) in sums.metrics.items()}
+    metrics = _metrics(config, sums, weight, gradient, rate, opt_state)
     rows, length = batch.tokens_BL.shape[1:]
     taken = jnp.uint32(rows * length) * jnp.asarray(count, jnp.uint32)
     state = state.replace(
@@ -179,6 +168,31 @@ def make(
   # Out as in, to the letter: a second call then finds the compiled step.
   stored = jax.tree.map(lambda leaf: leaf.sharding, start)
   return Step(jax.jit(step, donate_argnums=0, out_shardings=(stored, None)))
+
+
+def _z_reg(config, rate) -> list[jax.Array]:
+  """Returns the coefficients of attention's and the logits' Z-Reg, float32."""
+  return [
+    jnp.asarray(
+      optimizer_lib.z_reg_coefficient(peak, config.z_reg.schedule, rate),
+      jnp.float32,
+    )
+    for peak in (config.z_reg.attention, config.z_reg.logits)
+  ]
+
+
+def _metrics(
+  config, sums, weight, gradient, rate, opt_state
+) -> dict[str, jax.Array]:
+  return {
+    'loss': sums.loss / weight,
+    'grad_norm': optax.tree.norm(optimizer_lib.without_limits(gradient)),
+    'learning_rate': jnp.asarray(config.learning_rate * rate),
+    'loss_weight': sums.weight,
+    'skipped_steps': jnp.asarray(
+      optimizer_lib.skipped_steps(opt_state), jnp.float32
+    ),
+  } | {name: x / _or_one(by) for name, (x, by) in sums.metrics.items()}
 
 
 def _or_one(weight: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from experiments.codec_study import level_maps
 from experiments.codec_study import level_study
 from experiments.codec_study import quality as codec_quality
 
-DRAWN = level_study.distributions(20_000, seed=1)
+DRAWN = level_study.distributions(6_000, seed=1)
 SQUARES = (np.arange(1, 16) / 15) ** 2
 
 
@@ -39,7 +39,7 @@ def test_distributions_are_what_their_names_say():
     assert np.max(-np.log2(r)) < octaves
   r = level_maps.ratios(DRAWN['Gaussian'], None)
   assert np.all(r.max(axis=0) == 1)
-  again = level_study.distributions(20_000, seed=1)
+  again = level_study.distributions(6_000, seed=1)
   np.testing.assert_array_equal(again['Laplace'], DRAWN['Laplace'])
 
 
