@@ -9,7 +9,7 @@ from kaiju_jax.evaluation import answers
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.training import state
+from tests.model import params as params_lib
 
 
 @pytest.fixture(scope='module')
@@ -20,7 +20,7 @@ def model():
     quantization=quantization_config.none(),
   )  # fmt: skip
   model = transformer.Transformer(config)
-  return model, state.init_params(model, 0)
+  return model, params_lib.drawn(model)
 
 
 def test_answers_are_the_likeliest_successors_of_the_last_tokens(model):

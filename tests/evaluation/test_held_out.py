@@ -12,6 +12,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.evaluation import held_out
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import state
 
 
@@ -43,6 +44,8 @@ def uniform():
       d_ff=8,
       max_length=16,
       window=4,
+      dtype='float32',
+      quantization=quantization_config.none(),
     )
   )
   shapes = jax.eval_shape(lambda: state.init_params(model, 0))
