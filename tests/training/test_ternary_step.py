@@ -23,7 +23,6 @@ from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import optimizer
 from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import step as step_lib
@@ -32,7 +31,7 @@ from tests import meshes
 from tests.model import params as params_lib
 from tests.model import rows
 
-MESHES = [(8, 1), (4, 2)]
+HERE, THERE = (4, 2), (8, 1)
 WEIGHTS = {
   f'blocks.layer_0.{name}'
   for name in (
@@ -81,13 +80,12 @@ def batch():
 
 def start(one, mesh):
   params = params_lib.drawn(step_lib.model_of(one), mesh)
-  plan = replicas.plan_of(one, params)
-  return state_lib.create(params, optimizer.make(one.optimizer), mesh, plan)
+  return state_lib.initial(one, mesh, params=params)
 
 
 @functools.cache
 def first_state():
-  return jax.device_get(start(experiment(), meshes.mesh_of(*MESHES[0])))
+  return jax.device_get(start(experiment(), meshes.mesh_of(*HERE)))
 
 
 def shardings(one, mesh):
@@ -121,7 +119,9 @@ def assert_devices_hold_the_same(replica):
         np.testing.assert_array_equal(first, other, str(path))
 
 
-@pytest.mark.parametrize('widths', MESHES)
+@pytest.mark.parametrize(
+  'widths', [HERE, pytest.param(THERE, marks=pytest.mark.slow)]
+)
 def test_it_learns_and_replicas_stay_equal(widths):
   state, step = begin(widths), step_of(widths)
   assert state.replica.codes.keys() == WEIGHTS
@@ -169,27 +169,37 @@ class _Nowhere:
     assert state == {}
 
 
-def test_a_checkpoint_goes_on_bit_for_bit_and_on_another_mesh(tmp_path):
-  """Between events codes are not what the masters would make: both are kept."""
-  one, (here, there) = experiment(), MESHES
-  state, _ = run(step_of(here), begin(here), 5)
-  with checkpoint.Checkpoints(tmp_path, 1) as checkpoints:
+def saved(folder):
+  """Returns a saved state, and the state and loss three steps later."""
+  state, _ = run(step_of(HERE), begin(HERE), 5)
+  with checkpoint.Checkpoints(folder, 1) as checkpoints:
     checkpoints.save(5, state, _Nowhere())
-  saved = jax.device_get(state)
-  want, want_loss = run(step_of(here), state, 3)
+  kept = jax.device_get(state)
+  return kept, *run(step_of(HERE), state, 3)
 
-  def restored(widths):
-    other, _ = step_lib.abstract(one, meshes.mesh_of(*widths))
-    with checkpoint.Checkpoints(tmp_path, 1) as checkpoints:
-      other, number = checkpoints.restore(other, _Nowhere())
-    assert number == 5
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(other), saved)
-    return run(step_of(widths), other, 3)
 
-  again, loss = restored(here)
+def restored(folder, widths, kept):
+  """Returns the same of the restored state, on any mesh."""
+  state, _ = step_lib.abstract(experiment(), meshes.mesh_of(*widths))
+  with checkpoint.Checkpoints(folder, 1) as checkpoints:
+    state, number = checkpoints.restore(state, _Nowhere())
+  assert number == 5
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), kept)
+  return run(step_of(widths), state, 3)
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
+  """Between events codes are not what the masters would make: both are kept."""
+  kept, want, want_loss = saved(tmp_path)
+  again, loss = restored(tmp_path, HERE, kept)
   assert loss == want_loss
   jax.tree.map(np.testing.assert_array_equal, again, want)
-  elsewhere, loss = restored(there)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_on_another_mesh(tmp_path):
+  kept, _, want_loss = saved(tmp_path)
+  elsewhere, loss = restored(tmp_path, THERE, kept)
   # Squinch rounds other parts of the sums there, and Adam follows.
   assert loss == pytest.approx(want_loss, rel=2e-2)
   assert_devices_hold_the_same(elsewhere.replica)
@@ -247,6 +257,7 @@ def test_the_model_and_its_export_read_no_master():
   np.testing.assert_array_equal(logits(exported, None), want)
 
 
+@pytest.mark.slow
 def test_evaluation_reads_what_training_reads():
   one, mesh = experiment(embedding='int8'), meshes.mesh_of(2, 2)
   state = start(one, mesh)
