@@ -18,6 +18,7 @@ What else moves a bit is switched off by the compiler's options:
   * YNNPACK splits a reduction by the number of rows;
   * LLVM's optimizations turn a loop over a sum into several partial sums,
     where the shape of the loop allows it;
+  * the algebraic simplifier reorders products by the sizes of their factors;
   * excess precision leaves roundings to bfloat16 out where it can;
   * a fused multiply-add rounds once where a product and a sum round twice. x86
     without AVX2 has none. On other processors nothing is fused that it could
@@ -43,11 +44,12 @@ OPTIONS = {
   'xla_cpu_experimental_ynn_fusion_type': '',
   'xla_backend_optimization_level': 0,
   'xla_allow_excess_precision': False,
+  'xla_disable_hlo_passes': 'algsimp',
 }
 if platform.machine() in ('x86_64', 'AMD64'):
   OPTIONS['xla_cpu_max_isa'] = 'AVX'
 else:
-  OPTIONS['xla_disable_hlo_passes'] = 'fusion'
+  OPTIONS['xla_disable_hlo_passes'] += ',fusion'
 # Products that are held at once before they are summed: 64 MiB of float32.
 _PRODUCTS = 2**24
 

@@ -5,10 +5,10 @@ run, so that no layer waits for a write. Its queries attend to the pool's pages
 and to the chunk separately, and the two results are merged by their
 log-sum-exp.
 
-`attend_in_order` lays the pool's keys and the chunk's side by side in the order
-of their positions, as the forward pass over the whole row has them, and runs
-that pass's own attention over them. The same sums in the same order have the
-same bits, which is what it is for; it copies the cache at every step.
+In the reference mode the pool's keys and the chunk's are laid side by side in
+the order of their positions, as in the forward pass over the whole row, and
+that pass's own attention runs over them. The same sums in the same order have
+the same bits. It copies the cache at every call, so it is for comparisons.
 """
 
 from typing import NamedTuple

@@ -47,7 +47,7 @@ def model(rng) -> model_config.ModelConfig:
     num_heads=int(rng.integers(1, 5)),
     head_dim=2 * int(rng.integers(1, 10)),
     d_ff=int(rng.integers(1, 70)),
-    max_length=32,
+    max_length=144,
     rope_local=one_of(0.0, 100.0, 10_000.0),
     rope_global=one_of(0.0, 100.0, 10_000.0),
     tied_embedding=one_of(True, False),
@@ -97,6 +97,8 @@ def differences(seed: int) -> str:
   config = model(rng)
   length = int(rng.integers(2, 25))
   page, rows = int(rng.integers(1, 9)), int(rng.integers(1, 4))
+  if rng.random() < 0.2:  # Several blocks of the blockwise attention.
+    length *= 6
   params = parameters(config, rng)
   tokens_BL = rng.integers(0, config.vocab_size, (rows, length), dtype=np.int32)
   want_BLV = toys.forward(params, config, tokens_BL, 'reference')
@@ -108,7 +110,7 @@ def differences(seed: int) -> str:
   decoder.close(opened.pop(rng.integers(rows + 1)))
   rng.shuffle(opened)
   # Calls of one shape, of which rows take different parts.
-  width = int(rng.integers(1, length + 1))
+  width = int(rng.integers(1 + length // 25, length + 1))
   hidden_BLD = np.zeros((rows, length, config.d_model), np.float32)
   at_B = np.zeros(rows, np.int64)
   while (at_B < length).any():
@@ -133,10 +135,11 @@ def differences(seed: int) -> str:
   )
 
 
-# Together these have every choice of `model`, rows, windows, pages of one slot
-# and both settings that once differed: an int8 embedding among float weights,
-# and codes made behind the wire from bfloat16.
-@pytest.mark.parametrize('seed', (1, 2, 6))
+# Together these have nearly every choice of `model`, several rows, windows that
+# are shorter than the row, pages of one slot, clamps that cut, and two settings
+# that once differed: an int8 embedding among float weights (54), and codes made
+# from bfloat16 behind the wire (45).
+@pytest.mark.parametrize('seed', (45, 51, 54))
 def test_any_model_s_text_in_calls_has_the_forward_pass_s_bits(seed):
   assert not differences(seed)
 
