@@ -97,6 +97,7 @@ def test_rows_are_closed_where_a_call_fails():
     made().close(row)
 
 
+@pytest.mark.slow
 def test_an_int8_model_agrees_with_itself_through_the_cache():
   rng = np.random.default_rng(0)
   found = cached_agreement.compare(
