@@ -65,7 +65,14 @@ def _forward(case, operands, implementation='triton_kernel', **keywords):
     )
 
 
-_CASES = shared.CASES | shared.EDGES
+_CASES = (
+  shared.CASES
+  | shared.SHAPES
+  | {
+    name: shared.Case(visibility, shared._EDGE_WINDOW, 1)
+    for name, visibility in shared.EDGES.items()
+  }
+)
 
 
 @interpreted
@@ -79,10 +86,10 @@ def test_output_and_lse(case):
 @pytest.mark.parametrize('q_codes', [True, False], ids=['int8 q', 'float q'])
 @pytest.mark.parametrize('per', ['token', 'channel'])
 @pytest.mark.parametrize(
-  'name', ['packed rows with padding, window', 'few queries, many slots']
+  'name', ['rows of every kind, window', 'few queries, many slots']
 )
 def test_codes_mean_what_they_stand_for(q_codes, per, name):
-  case = shared.CASES[name]
+  case = _CASES[name]
   codes, scales, values = shared._coded(case, q_codes, per)
   results = _forward(case, codes, dtype=jnp.float32, **scales)
   shared._close(results, shared._oracle(case, *values), 1e-4)
@@ -91,7 +98,7 @@ def test_codes_mean_what_they_stand_for(q_codes, per, name):
 @interpreted
 @pytest.mark.parametrize('scale', [-0.3, 0.0])
 def test_a_scale_may_turn_the_logits(scale):
-  case = shared.CASES['window']
+  case = shared.WINDOW
   operands = shared._operands(case)
   expected = _forward(case, operands, 'reference', scale=scale)
   shared._close(_forward(case, operands, scale=scale), expected)
@@ -99,7 +106,7 @@ def test_a_scale_may_turn_the_logits(scale):
 
 @interpreted
 def test_half_precision_and_an_odd_head_size():
-  case = shared.CASES['tree beside a span, window']._replace(head_dim=40)
+  case = shared.WINDOW._replace(head_dim=40)
   operands = [x.astype(np.float16) for x in shared._operands(case)]
   out_BLHK, lse_BLH = _forward(case, operands)
   assert out_BLHK.dtype == jnp.float16 and lse_BLH.dtype == jnp.float32
@@ -109,7 +116,7 @@ def test_half_precision_and_an_odd_head_size():
 
 @interpreted
 def test_within_jit_and_with_gradients():
-  case = shared.CASES['packed rows with padding, window']
+  case = shared.WINDOW
   operands = shared._operands(case)
 
   def loss(operands, implementation):
@@ -131,8 +138,22 @@ def test_within_jit_and_with_gradients():
 
 
 @interpreted
+@pytest.mark.parametrize('where', ['k', 'v'])
+def test_what_is_not_finite_reaches_the_queries_that_see_it(where):
+  case = shared.WINDOW
+  arrays = dict(zip('qkv', shared._operands(case)))
+  arrays['k'][:, 10] = arrays['v'][:, 10] = 0
+  clean = _forward(case, arrays.values())
+  arrays[where] = arrays[where].copy()
+  arrays[where][:, 10, 3] = np.nan
+  dense_BLM, _ = shared._masks(case)
+  found = _forward(case, arrays.values())
+  shared._assert_nan_where(found, clean, dense_BLM[:, :, 10])
+
+
+@interpreted
 def test_bfloat16_is_refused():
-  case = shared.CASES['window']
+  case = shared.WINDOW
   operands = [x.astype(jnp.bfloat16) for x in shared._operands(case)]
   with pytest.raises(ValueError, match='wrongly in bfloat16'):
     _forward(case, operands)
@@ -140,6 +161,6 @@ def test_bfloat16_is_refused():
 
 @compiled
 def test_a_process_that_compiles_does_not_interpret():
-  case = shared.CASES['window']
+  case = shared.WINDOW
   with pytest.raises(ValueError, match='only where TRITON_INTERPRET=1 was set'):
     _forward(case, shared._operands(case))
