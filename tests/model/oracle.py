@@ -21,7 +21,7 @@ def fake_quant(x, axes, largest=127.0, limit=None, low=-127.0):
 
 
 def clip(x, limit):
-  return jnp.where(jnp.abs(x) < limit, x, stop(jnp.clip(x, -limit, limit)))
+  return jnp.where(jnp.abs(x) <= limit, x, stop(jnp.clip(x, -limit, limit)))
 
 
 def row_clip(x, axes, k):
@@ -108,7 +108,8 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
         virtual += sum(
           jnp.sum(0.5 * x**2 - x * stop(y)) for x, y in zip(limits, seen)
         )
-        limits = [x[None, None] for x in limits]
+        limits = [stop(x)[None, None] for x in limits]
+        key, value = clip(key, limits[0]), clip(value, limits[1])
       if q.kv == 'int8':
         key = fake_quant(key, (-1,), limit=limits[0])
         value = fake_quant(value, (-1,), limit=limits[1])

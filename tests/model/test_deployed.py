@@ -50,16 +50,26 @@ def params_of(config):
   'config',
   [
     changed(),
-    changed(clamp_hidden='input_std', bungee=False, embedding='int8'),
-    changed('float32', clamp_hidden='none', clamp_input='none', qk='none'),
-    changed(kv_scale='channel'),
-    changed(matmul='none', embedding='int8', kv='none', qk='none'),
+    changed(
+      'float32',
+      clamp_hidden='input_std',
+      bungee=False,
+      embedding='int8',
+      kv_scale='channel',
+    ),
+    pytest.param(
+      changed('float32', clamp_hidden='none', clamp_input='none', qk='none'),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      changed(matmul='none', embedding='int8', kv='none', qk='none'),
+      marks=pytest.mark.slow,
+    ),
   ],
   ids=[
     'bf16',
-    'no limit, all int8',
+    'f32, no limit, all int8, channel scales',
     'f32, unclamped',
-    'channel scales',
     'float but for the embedding',
   ],
 )

@@ -40,18 +40,22 @@ def int8_config(**changes) -> quantization_config.QuantizationConfig:
   return quantization_config.QuantizationConfig(**(defaults | changes))
 
 
-# Each setting beside each that it might meet in the code, few programs.
+# Each setting beside each that it might meet in the code, in few programs.
 TWICE = 'L0 L0 G2 L3 L3 G5'
 CONFIGS = {
+  'globals shared across repeats and not rotated, untied head, remat': (
+    small_config(
+      layout='L0 L0 G2 L3 L3 G2',
+      rope_global=0.0,
+      tied_embedding=False,
+      remat='layer',
+    )
+  ),
   'plain': small_config(),
   'Bungee, two repeats': small_config(
     layout=TWICE,
     quantization=dataclasses.replace(quantization_config.none(), bungee=True),
   ),
-  'globals shared across repeats and not rotated': small_config(
-    layout='L0 L0 G2 L3 L3 G2', rope_global=0.0
-  ),
-  'untied head, remat': small_config(tied_embedding=False, remat='layer'),
   'int8': small_config(quantization=int8_config()),
   'int8, remat, two repeats': small_config(
     quantization=int8_config(), layout=TWICE, remat='layer'
@@ -66,17 +70,23 @@ CONFIGS = {
     quantization=int8_config(kv_scale='channel', qk='none')
   ),
 }
+# What these hold, the others hold too, in other company.
+SLOW = ('plain', 'int8', 'int8, channel scales, float queries')
 
 
 def trained_like(params, seed=1):
-  """Moves every parameter off its start, so that none is special."""
-  leaves, tree = jax.tree.flatten(params)
+  """Moves every parameter off its start, so that none is special.
+
+  Running limits of keys and values come to lie where they cut some.
+  """
   rng = np.random.default_rng(seed)
-  moved = [
-    jnp.asarray(x + 0.1 * rng.standard_normal(x.shape), jnp.float32)
-    for x in leaves
-  ]
-  return jax.tree.unflatten(tree, moved)
+
+  def move(path, x):
+    x = x + 0.1 * rng.standard_normal(x.shape)
+    is_limit = path[-1].key in ('k_limit_K', 'v_limit_K')
+    return jnp.asarray(0.4 * x if is_limit else x, jnp.float32)
+
+  return jax.tree_util.tree_map_with_path(move, params)
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +94,13 @@ def batch():
   return rows.packed_batch([[13, 9], [24]], 24, 48)
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+    for name in CONFIGS
+  ],
+)
 def test_loss_and_every_gradient_equal_the_plain_model(name, batch):
   config = CONFIGS[name]
   model = transformer.Transformer(config)

@@ -39,8 +39,8 @@ def projected(spec, implementation, coded=False, limit=None, **options):
   """Returns y, dx and dw of one projection.
 
   The weight comes as codes, and the limit as a number, into the compiled
-  function, as behind the barrier in training: else XLA may multiply and divide
-  in another order.
+  function, as behind the barrier in training. Otherwise XLA may multiply and
+  divide in another order.
   """
   rng = np.random.default_rng(0)
   x_shape, w_shape, axes = SPECS[spec]
@@ -83,8 +83,12 @@ CASES = [
 ]
 
 
+# All implementations have one contract, which their own tests hold.
 @pytest.mark.parametrize(('spec', 'options'), CASES, ids=lambda x: str(x)[:13])
-@pytest.mark.parametrize('implementation', ['reference', 'xla', *KERNELS])
+@pytest.mark.parametrize(
+  'implementation',
+  ['xla', *(pytest.param(x, marks=pytest.mark.slow) for x in KERNELS)],
+)
 def test_a_projection_and_its_gradients(implementation, spec, options):
   want = projected(spec, '', **options)
   got = projected(spec, implementation, **options)
@@ -94,7 +98,9 @@ def test_a_projection_and_its_gradients(implementation, spec, options):
   np.testing.assert_allclose(got[2], want[2], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu'])
+@pytest.mark.parametrize(
+  'implementation', ['xla', pytest.param('pallas_gpu', marks=pytest.mark.slow)]
+)
 def test_a_row_over_two_devices_has_one_limit(implementation):
   """Each device's part of a row alone would have a scale of its own."""
   mesh = meshes.mesh_of(1, 2)
@@ -176,6 +182,7 @@ def trained(implementation):
   return jax.device_get((sums.loss, found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('implementation', KERNELS)
 def test_a_models_loss_and_gradient(implementation):
   want_loss, want = trained('')

@@ -1,5 +1,6 @@
 """int8 projections against float64, and what the compiler makes of them."""
 
+import functools
 import re
 
 import jax
@@ -47,76 +48,54 @@ def fake_quant(x, axes, levels=127, limit=None):
 
 @pytest.mark.parametrize('spec', SPECS)
 @pytest.mark.parametrize('nonnegative', [False, True])
-def test_a_projection_is_the_float64_product_of_rounded_operands(
+def test_a_projection_and_its_gradients_are_those_of_rounded_operands(
   spec, nonnegative
 ):
-  x, w = drawn(spec, nonnegative)
-  x_letters, w_letters = spec.split('->')[0].split(',')
-  w_axes = axes_of(w_letters, spec)
-  got = qat.einsum(
-    spec,
-    jnp.asarray(x),
-    qat.quantize(w, w_axes, jnp.float32),
-    nonnegative=nonnegative,
-  )
-  levels = 255 if nonnegative else 127
-  want = np.einsum(
-    spec,
-    fake_quant(x, axes_of(x_letters, spec), levels),
-    fake_quant(w, w_axes),
-  )
-  np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize('spec', SPECS)
-@pytest.mark.parametrize('nonnegative', [False, True])
-def test_gradients_go_straight_through_the_rounded_operands(spec, nonnegative):
+  """In float64; gradients go straight through the rounding."""
   x, w = drawn(spec, nonnegative)
   x_letters, w_letters = spec.split('->')[0].split(',')
   out = spec.split('->')[1]
   w_axes = axes_of(w_letters, spec)
-  dy = (
-    np.random.default_rng(1)
-    .standard_normal(np.einsum(spec, x, w).shape)
-    .astype(np.float32)
-  )
+  rng = np.random.default_rng(1)
+  dy = rng.standard_normal(np.einsum(spec, x, w).shape).astype(np.float32)
 
-  def f(x, w):
-    used = qat.quantize(w, w_axes, jnp.float32)
-    y = qat.einsum(spec, x, used, nonnegative=nonnegative)
-    return jnp.sum(y * dy)
+  @jax.jit
+  def run(x, w):
+    def project(x, w):
+      used = qat.quantize(w, w_axes, jnp.float32)
+      return qat.einsum(spec, x, used, nonnegative=nonnegative)
 
-  dx, dw = jax.grad(f, (0, 1))(jnp.asarray(x), jnp.asarray(w))
+    y, pull = jax.vjp(project, x, w)
+    return y, *pull(dy)
+
+  y, dx, dw = run(x, w)
   levels = 255 if nonnegative else 127
   x_hat = fake_quant(x, axes_of(x_letters, spec), levels)
   w_hat = fake_quant(w, w_axes)
+  want = np.einsum(spec, x_hat, w_hat)
   want_dx = np.einsum(f'{out},{w_letters}->{x_letters}', dy, w_hat)
   want_dw = np.einsum(f'{x_letters},{out}->{w_letters}', x_hat, dy)
+  np.testing.assert_allclose(y, want, rtol=2e-6, atol=2e-6)
   np.testing.assert_allclose(dx, want_dx, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(dw, want_dw, rtol=1e-5, atol=1e-5)
 
 
 def test_the_int8_input_gradient_is_unbiased_and_near():
-  spec = 'BLD,DF->BLF'
-  x, w = drawn(spec)
-  dys = np.random.default_rng(2).standard_normal((400, 2, 5, 24))
-  # The same gradient at 400 slightly different places draws 400 roundings.
-  base = dys[0].astype(np.float32)
-  many = base[None] * (1 + 1e-4 * np.arange(400)[:, None, None, None] / 400)
+  x, w = drawn('BLD,DF->BLF')
+  dy = np.random.default_rng(2).standard_normal((2, 5, 24)).astype(np.float32)
+  # The same gradient, changed by up to 0.0025 %, draws 100 other roundings.
+  many = dy[None] * (1 + 2.5e-7 * np.arange(100)[:, None, None, None])
 
+  @functools.partial(jax.jit, static_argnums=0)
   def dx_of(kind, dy):
-    def f(x):
-      y = qat.einsum(
-        spec, x, qat.quantize(w, (0,), jnp.float32), input_gradient=kind
-      )
-      return jnp.sum(y * dy)
+    def project(x):
+      used = qat.quantize(w, (0,), jnp.float32)
+      return qat.einsum('BLD,DF->BLF', x, used, input_gradient=kind)
 
-    return jax.grad(f)(jnp.asarray(x))
+    return jax.vjp(project, x)[1](dy)[0]
 
-  exact = np.asarray(dx_of('bf16', jnp.asarray(base)))
-  rounded = np.stack(
-    [dx_of('int8', jnp.asarray(dy, jnp.float32)) for dy in many[:100]]
-  )
+  exact = dx_of('bf16', dy)
+  rounded = np.stack([dx_of('int8', one) for one in many.astype(np.float32)])
   one = np.linalg.norm(rounded[0] - exact) / np.linalg.norm(exact)
   mean = np.linalg.norm(rounded.mean(0) - exact) / np.linalg.norm(exact)
   assert 1e-4 < one < 0.03
@@ -147,8 +126,9 @@ def test_codes_are_cut_alike_on_both_sides(value):
   assert codes.tolist() == [int(np.sign(value)) * 127] * 3
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('size', [16, 300])
+@pytest.mark.parametrize(
+  'size, dtype', [(16, jnp.bfloat16), (300, jnp.float32)]
+)
 def test_a_nan_does_not_become_a_quiet_zero(size, dtype):
   rng = np.random.default_rng(0)
   x = rng.standard_normal((2, 40, size)).astype(np.float32)
@@ -175,7 +155,7 @@ def test_key_value_codes_do_not_depend_on_the_rest_of_the_row():
     np.testing.assert_array_equal(alone.scales[:, 0], whole.scales[:, token])
 
 
-@pytest.mark.parametrize('exponent', [-24, -8, -4, 0, 8])
+@pytest.mark.parametrize('exponent', [-24, -4, 8])
 def test_dynamic_clamping_is_exactly_scale_invariant(exponent):
   """Codes of relu(x·W)² stay put when activations shrink by a power of two.
 

@@ -129,6 +129,7 @@ def assert_is_by_hand(state, masters):
   return lag
 
 
+@pytest.mark.slow
 def test_replicas_stay_equal_for_a_thousand_steps_and_scale_events():
   masters = walk(1101)
   state, sums, report = follow(masters, meshes.mesh_of(8), check_every=50)
@@ -145,7 +146,15 @@ def test_replicas_stay_equal_for_a_thousand_steps_and_scale_events():
   assert report.lagging.mean() * count * 1100 == pytest.approx(lag, rel=1e-5)
 
 
-@pytest.mark.parametrize('fsdp, tensor', [(1, 1), (2, 4), (1, 8), (4, 2)])
+@pytest.mark.parametrize(
+  'fsdp, tensor',
+  [
+    (1, 1),
+    (4, 2),
+    pytest.param(2, 4, marks=pytest.mark.slow),
+    pytest.param(1, 8, marks=pytest.mark.slow),
+  ],
+)
 def test_the_mesh_does_not_change_the_codes(fsdp, tensor):
   masters = walk(80)
   state, sums, report = follow(
@@ -241,7 +250,15 @@ def damaged_run(kind, mesh, device):
   return sums, resent, damaged
 
 
-@pytest.mark.parametrize('kind', ['delta', 'event', 'lost', 'own codes'])
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'lost',
+    'own codes',
+    pytest.param('delta', marks=pytest.mark.slow),
+    pytest.param('event', marks=pytest.mark.slow),
+  ],
+)
 def test_damage_is_found_at_the_next_checksum_and_healed(kind):
   sums, resent, damaged = damaged_run(kind, meshes.mesh_of(8), device=3)
   agree = np.all(sums == sums[:1], axis=0)

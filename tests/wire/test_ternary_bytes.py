@@ -79,7 +79,9 @@ def compiled_update(fsdp, tensor):
   return plan, lowered.compile().as_text(), count
 
 
-@pytest.mark.parametrize('fsdp, tensor', [(8, 1), (4, 2)])
+@pytest.mark.parametrize(
+  'fsdp, tensor', [pytest.param(8, 1, marks=pytest.mark.slow), (4, 2)]
+)
 def test_an_update_is_a_tenth_of_bf16_and_a_fifth_of_int8(fsdp, tensor):
   plan, text, count = compiled_update(fsdp, tensor)
   found = received_bytes(text)

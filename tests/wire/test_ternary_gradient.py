@@ -17,17 +17,16 @@ from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
-from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
+from tests import meshes
 
 SMALL = model_config.ModelConfig(
   vocab_size=32,
   d_model=16,
-  layout='G0 G1',
+  layout='G0',
   num_heads=8,
   head_dim=4,
   d_ff=32,
@@ -48,7 +47,7 @@ def batch_of(rows, length=16):
 
 
 def test_gradients_come_home_through_the_carriers():
-  """On the grid that QAT takes, it is QAT: Bungee and all, on 8 devices."""
+  """On the grid that QAT takes, it is QAT: Bungee and all, on two devices."""
   model = transformer.Transformer(SMALL)
   quantization = dataclasses.replace(
     SMALL.quantization, wire_weights='ternary', wire_gradients='float'
@@ -69,7 +68,7 @@ def test_gradients_come_home_through_the_carriers():
   wanted, wanted_gradient = jax.jit(jax.value_and_grad(loss_of))(params, batch)
 
   plan = ternary.Plan(ternary_plan.layouts(params), 1e-30)
-  mesh = mesh_lib.make(sharding_config.MeshConfig(fsdp=8))
+  mesh = meshes.mesh_of(2)
   specs = rules.specs(params, mesh)
 
   def local(params, batch):
@@ -111,7 +110,7 @@ def test_a_start_on_127_is_what_qat_takes():
 
   run = jax.shard_map(
     local,
-    mesh=mesh_lib.make(sharding_config.MeshConfig(fsdp=8)),
+    mesh=meshes.mesh_of(8),
     in_specs=(PartitionSpec('fsdp'),),
     out_specs=ternary_plan.specs(plan, params),
     check_vma=False,

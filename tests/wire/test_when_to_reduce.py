@@ -1,7 +1,8 @@
-"""Gradients reduced once a microbatch, against once a step: bytes and memory.
+"""Gradients reduced once per microbatch or once per step: bytes and memory.
 
-A feed-forward's two weights over four microbatches. Once a step sends a quarter
-of the bytes, both ways, and holds every full weight and gradient at a time.
+The two weights of a feed-forward, over four microbatches. Once per step sends a
+quarter of the bytes, both ways, and holds all full weights and gradients at the
+same time.
 """
 
 import functools
@@ -21,6 +22,9 @@ from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.wire import fsdp
 from tests import compiled
 
+# Why gradients cross once per microbatch: a choice, which nothing else reads.
+pytestmark = pytest.mark.slow
+
 A, B, N, D, F = 4, 4, 8, 256, 512
 WIDTH = 8
 IN = fsdp.Wire('DF', 'D', 'bfloat16', int8=True)
@@ -39,7 +43,7 @@ def layer(x_BD, weights):
 
 
 def loss(weights_N, x_BD, of_layer):
-  """Of N layers, each of whose weights are `of_layer(its weights_N)`."""
+  """Returns a loss of N layers, whose weights are `of_layer(weights_N[n])`."""
 
   @jax.checkpoint
   def run(x_BD, weights):
@@ -101,12 +105,11 @@ def test_bytes_and_memory(place):
   weights = 2 * N * D * F
   crossing = weights * (WIDTH - 1) / WIDTH
   sent, often = bytes_of(once_a_microbatch, place)
-  # Codes cross forward and again where remat asks for them.
+  # Codes cross forward, and again where remat recomputes.
   assert sent == {'s8': 2 * A * crossing, 'u8': A * 0.75 * crossing}
   sent, rarely = bytes_of(once_a_step, place)
   assert sent == {'s8': crossing, 'u8': 0.75 * crossing}
-  # A code and a bfloat16 gradient more of every weight.
-  print(place, (rarely - often) / weights, 'bytes a number more')
+  # For every weight one more code and one more bfloat16 gradient.
   assert rarely - often > 3 * weights * (N - 1) / N
 
 
