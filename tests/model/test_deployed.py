@@ -17,9 +17,7 @@ from tests.model import rows
 CONFIG = model_config.ModelConfig(
   vocab_size=48,
   d_model=32,
-  num_layers=6,
-  period=3,
-  global_share=1,
+  layout='L0 L0 L2 L2',
   num_heads=3,
   head_dim=8,
   d_ff=48,
@@ -103,8 +101,8 @@ def test_every_projection_is_int8_and_the_rest_is_said():
   }
   assert floats == {'gain_D', 'embedding_DV', 'hidden_limit'}
   codes = [leaf for leaf in jax.tree.leaves(served) if leaf.dtype == jnp.int8]
-  # Two repeats of three layers; the second shares the first's keys and values.
-  assert len(codes) == 3 * 4 + 2 * 2
+  # Two repeats of two layers; the second shares the first's keys and values.
+  assert len(codes) == 2 * 4 + 2
 
 
 def test_a_ternary_model_needs_its_replica():

@@ -41,37 +41,39 @@ def int8_config(**changes) -> quantization_config.QuantizationConfig:
 
 
 # Each setting beside each that it might meet in the code, in few programs.
-TWICE = 'L0 L0 G2 L3 L3 G5'
+TWICE = 'L0 L0 L2 L2'
 CONFIGS = {
-  'globals shared across repeats and not rotated, untied head, remat': (
+  'float, Bungee, globals shared and not rotated, untied head, remat': (
     small_config(
-      layout='L0 L0 G2 L3 L3 G2',
+      layout='L0 G1 L2 G1',
       rope_global=0.0,
       tied_embedding=False,
       remat='layer',
+      quantization=dataclasses.replace(quantization_config.none(), bungee=True),
     )
   ),
-  'plain': small_config(),
-  'Bungee, two repeats': small_config(
-    layout=TWICE,
-    quantization=dataclasses.replace(quantization_config.none(), bungee=True),
-  ),
-  'int8': small_config(quantization=int8_config()),
   'int8, remat, two repeats': small_config(
     quantization=int8_config(), layout=TWICE, remat='layer'
   ),
+  'int8, channel scales, hidden clamped by its own rows': small_config(
+    quantization=int8_config(kv_scale='channel', clamp_hidden='input_std'),
+    layout='L0 L0 G2',
+  ),
+  'plain': small_config(),
+  'Bungee, two repeats': small_config(
+    layout='L0 L0 G2 L3 L3 G5',
+    quantization=dataclasses.replace(quantization_config.none(), bungee=True),
+  ),
+  'int8': small_config(quantization=int8_config()),
   'int8, float queries, nothing clamped': small_config(
     quantization=int8_config(qk='none', clamp_hidden='none', clamp_input='none')
-  ),
-  'int8, channel scales, hidden clamped by its own rows': small_config(
-    quantization=int8_config(kv_scale='channel', clamp_hidden='input_std')
   ),
   'int8, channel scales, float queries': small_config(
     quantization=int8_config(kv_scale='channel', qk='none')
   ),
 }
-# What these hold, the others hold too, in other company.
-SLOW = ('plain', 'int8', 'int8, channel scales, float queries')
+# The first three meet nearly every line; the others, in other company.
+SLOW = list(CONFIGS)[3:]
 
 
 def trained_like(params, seed=1):
@@ -154,7 +156,8 @@ def apply(config, length, visibility):
 
 def test_rows_as_long_as_the_positions_pass_and_longer_ones_do_not():
   config = small_config(layout='L0')
-  assert apply(config, 64, visibility_lib.causal(64)).shape == (1, 64, 48)
+  logits = jax.eval_shape(lambda: apply(config, 64, visibility_lib.causal(64)))
+  assert logits.shape == (1, 64, 48)
   message = r'\(1, 65\): rows are longer .* model\.max_length=64'
   with pytest.raises(ValueError, match=message):
     apply(config, 65, visibility_lib.causal(65))
@@ -232,15 +235,20 @@ def test_depth_does_not_grow_the_program():
 
 
 def test_readings_are_left_only_where_asked(batch):
-  config = CONFIGS['int8']
+  config = small_config(layout='L0 G1', quantization=int8_config())
   model = transformer.Transformer(config)
   params = params_lib.drawn(model)
-  _, left = model.apply(
-    {'params': params},
-    batch.tokens_BL,
-    batch.visibility(),
-    mutable=['readings'],
-  )
+
+  @jax.jit
+  def read(params):
+    return model.apply(
+      {'params': params},
+      batch.tokens_BL,
+      batch.visibility(),
+      mutable=['readings'],
+    )
+
+  _, left = read(params)
   rms_lse = jax.tree.leaves(left)
-  assert len(rms_lse) == 2 * 4
+  assert len(rms_lse) == 2 * 2
   assert all(np.all(np.isfinite(x)) for x in rms_lse)

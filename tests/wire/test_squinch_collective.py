@@ -209,6 +209,7 @@ def summed_error(reduce, steps=32):
   return np.linalg.norm(total - exact) / np.linalg.norm(exact)
 
 
+@pytest.mark.slow
 def test_error_feedback_cuts_the_summed_error():
   plain = summed_error(lambda x, r: (squinch.all_reduce(x, 'data'), r))
   fed_back = summed_error(
