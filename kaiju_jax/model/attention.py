@@ -24,7 +24,7 @@ from kaiju_jax.sharding import rules
 
 
 class Attention(weighted.Weighted):
-  """One layer's attention; makes keys and values where it is given none.
+  """One layer's attention; makes keys and values if it is given none.
 
   Attributes:
     layer: its window and kind.

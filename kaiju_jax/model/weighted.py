@@ -40,8 +40,8 @@ class Weighted(nn.Module):
       shape: of those letters, on one device.
 
     Returns:
-      `Quantized` where the config says int8, else the model's dtype; D whole,
-      the other letters this device's part.
+      `Quantized` if the config says int8, otherwise floats in the model's
+      dtype; D whole, the other letters this device's part.
     """
     quantization = self.config.quantization
     used = self.gathered(name, shape, quantization.matmul == 'int8')

@@ -151,7 +151,7 @@ def warn_of_lag(
   b2: float,
   weight_decay: float = 0.0,
 ) -> float:
-  """Returns least_scale over the scale without lag; warns where it is below 1.
+  """Returns least_scale over the scale without lag; warns if it is below 1.
 
   Below 1, codes of channels on the finest grids may trail their masters by a
   few steps while the learning rate is at its peak. Arguments as of

@@ -7,7 +7,7 @@ the gradient. The transposes below are those that make the parts add up:
     forward            backward
     enter  all-gather  reduce-scatter    L whole, at the door of attention and
     leave  reduce-sc.  all-gather        feed-forward; L split between them
-    total  all-reduce  nothing           a sum that every device goes on with
+    total  all-reduce  nothing           a sum that every device continues with
 
 Which axis splits a dimension is read off its letter (`rules.py`). An axis that
 is not bound has width 1, so model code calls these functions wherever it runs.

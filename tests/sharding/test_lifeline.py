@@ -1,4 +1,4 @@
-"""Who is gone, and who says so: real processes, which need no jax."""
+"""Which process is gone, and which ones say so: real processes without jax."""
 
 import json
 import pathlib

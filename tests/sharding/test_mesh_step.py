@@ -127,7 +127,7 @@ def test_loss_and_gradients_are_those_of_one_device(arm, widths):
 
 
 def test_squinch_errs_by_about_a_twentieth():
-  """Of a whole tensor; the bound of each element is the collective's test."""
+  """The error of a whole tensor; the collective's test has each element's."""
   _, exact, _ = on_one_device('int8')
   arm = ARMS['int8'] | {'wire_gradients': 'squinch'}
   _, squinched, _ = gradient_on(experiment(**arm), (4, 2))
@@ -272,7 +272,7 @@ def test_what_does_not_divide_is_refused(change, widths, message):
 
 
 def test_the_carrier_is_what_is_reduced():
-  """A weight whose codes are read by nobody's gradient would be zero."""
+  """Reading the codes alone gives a weight no gradient."""
   w = jnp.ones((16, 4))
   wire = fsdp.Wire('DF', 'D', 'float32', True, gradients=codec.FLOAT)
   P = jax.sharding.PartitionSpec

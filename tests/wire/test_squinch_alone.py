@@ -1,4 +1,4 @@
-"""The README's data-parallel loop of somebody else learns with six bits."""
+"""The README's data-parallel loop, which is not ours, learns with six bits."""
 
 import os
 import pathlib

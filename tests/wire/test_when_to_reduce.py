@@ -22,7 +22,7 @@ from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.wire import fsdp
 from tests import compiled
 
-# Why gradients cross once per microbatch: a choice, which nothing else reads.
+# This explains a choice: gradients cross once per microbatch. No code reads it.
 pytestmark = pytest.mark.slow
 
 A, B, N, D, F = 4, 4, 8, 256, 512
