@@ -142,7 +142,9 @@ def test_a_workdir_of_another_experiment_is_refused(tmp_path):
     train.train(changed(model__window=32), str(tmp_path / 'work'))
 
 
-def test_a_workdir_in_which_another_process_trains_is_refused(tmp_path, texts):
+def test_a_workdir_in_which_another_process_trains_is_refused(
+  tmp_path, texts, monkeypatch
+):
   """The lock is a process's own, so that another process must hold it."""
   experiment = toys.experiment(texts)
   holder = subprocess.Popen(
@@ -162,6 +164,7 @@ def test_a_workdir_in_which_another_process_trains_is_refused(tmp_path, texts):
   )
   try:
     assert holder.stdout.readline() == 'held\n'
+    monkeypatch.setattr(train, '_train', None)
     with pytest.raises(BlockingIOError, match=r'process .* trains here'):
       train.train(experiment, tmp_path)
   finally:
