@@ -1,6 +1,6 @@
 """A language run's workdir, then a head behind it: commands' whole path."""
 
-import jax
+import chex
 import numpy as np
 import pytest
 
@@ -66,21 +66,19 @@ def test_a_head_learns_behind_the_model_of_another_run(folder, tmp_path):
   state = train.train(one, tmp_path / 'head')
   for name in trunk:
     found, want = state.params[name], trunk[name]
-    _assert_equal(found, want)
+    chex.assert_trees_all_equal(found, want)
   last = metrics.read(tmp_path / 'head')[-1]
   for name in NAMES:
     assert last[f'eval_accuracy/{name}'] > 0.98
   # The head can be read alone, and so can its trunk.
   head, config = load.token_head(tmp_path / 'head')
   assert config.names == NAMES
-  _assert_equal(head, state.params['token_head'])
-  _assert_equal(load.from_workdir(tmp_path / 'head').params, trunk)
+  chex.assert_trees_all_equal(head, state.params['token_head'])
+  chex.assert_trees_all_equal(
+    load.from_workdir(tmp_path / 'head').params, trunk
+  )
   with pytest.raises(ValueError, match="only a run of 'token_head' has a head"):
     load.token_head(tmp_path / 'language')
-
-
-def _assert_equal(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize(

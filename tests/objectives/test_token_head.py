@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,10 +84,6 @@ def step_of(frozen, widths=(1, 1)):
   return step_lib.make(experiment(frozen=frozen), meshes.mesh_of(*widths))
 
 
-def assert_equal(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
 class Unseen:
   """One epoch of rows as the batches have them."""
 
@@ -119,7 +116,7 @@ def test_a_head_behind_a_frozen_trunk_learns_what_its_tokens_are():
   np.testing.assert_array_equal(head['w_DC'][:, 2], np.zeros(64))
   # The trunk has no moments, and keeps every bit.
   before.pop('token_head')
-  assert_equal(params, before)
+  chex.assert_trees_all_equal(params, before)
   moments = {x.shape for x in jax.tree.leaves(state.opt_state)}
   assert moments == {(), (64, 3), (3,)}
 
@@ -214,7 +211,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
       state_lib.abstract(one, meshes.mesh_of(1)), _Nowhere()
     )
   again, metrics = step(again, batch(1))
-  assert_equal((again, metrics), (state, want))
+  chex.assert_trees_all_equal((again, metrics), (state, want))
   assert np.abs(again.params['token_head']['w_DC']).max() > 0
 
 
@@ -226,7 +223,7 @@ def test_a_language_models_checkpoint_is_a_trunk(tmp_path):
   read, _ = checkpoint.load(tmp_path, {'params': shapes})
   state = state_lib.initial(experiment(), params=read['params'])
   state, metrics = step_of(True)(state, batch(0))
-  assert_equal(state.params | trunk(), state.params)
+  chex.assert_trees_all_equal(state.params | trunk(), state.params)
   assert metrics['head_loss'] == pytest.approx(np.log(2), rel=1e-6)
 
 
