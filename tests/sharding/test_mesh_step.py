@@ -23,8 +23,6 @@ from tests import meshes
 from tests.model import params as params_lib
 from tests.model import rows
 
-MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
-
 
 def experiment(**quantization) -> experiment_lib.Experiment:
   """Windows, sharing, two repeats of a block, rows packed across shards."""
@@ -147,7 +145,7 @@ def test_codes_and_scales_are_those_of_one_device(contract):
   w = jax.random.normal(jax.random.key(0), (64, 32)) ** 3
   wire = fsdp.Wire('DF', contract, 'float32', True)
   want = fsdp.gather(w, wire)
-  for widths in MESHES:
+  for widths in ((8, 1), (2, 4)):
     mesh = meshes.mesh_of(*widths)
     P = jax.sharding.PartitionSpec
     scale_spec = P(None, 'tensor') if contract == 'D' else P(None, None)
@@ -162,6 +160,7 @@ def test_codes_and_scales_are_those_of_one_device(contract):
     np.testing.assert_array_equal(scales, want.scales)
 
 
+@pytest.mark.slow
 def test_logits_do_not_change_by_a_bit_with_the_fsdp_width():
   """With the same rows per device; and with two rows or more, any number."""
   one = experiment(embedding='int8')
@@ -199,7 +198,7 @@ def test_a_step_is_the_step_of_one_device_and_stays_where_it_was():
   made = {}
   for widths in ((1, 1), (4, 2)):
     mesh = meshes.mesh_of(*widths)
-    params = state_lib.init_params(step_lib.model_of(one), 0, mesh)
+    params = params_lib.drawn(step_lib.model_of(one), mesh)
     state = state_lib.create(params, optimizer.make(one.optimizer), mesh)
     stored = jax.tree.map(lambda x: x.sharding, state)
     step = step_lib.make(one, mesh)
