@@ -85,6 +85,14 @@ def test_microbatches_make_the_step_of_their_union(halves):
     assert token_count.to_int(state.tokens) == 4 * 16
 
 
+def test_a_microbatch_twice_makes_the_step_of_one(halves):
+  """The gradient is a mean as well: its norm does not grow with A."""
+  _, once = step_of()(start(), stacked(*halves), 1)
+  _, twice = step_of()(start(), stacked(halves[0], halves[0]), 2)
+  for name in ('loss', 'grad_norm'):
+    np.testing.assert_allclose(once[name], twice[name], rtol=1e-5)
+
+
 def test_another_number_of_microbatches_compiles_nothing(halves):
   step, both = step_of(), stacked(*halves)
   state, _ = step(start(), both, jnp.int32(2))
