@@ -91,7 +91,15 @@ def loss(logits_BLV, tokens_BL) -> float:
   return -np.mean(np.take_along_axis(log_p, tokens_BL[:, 1:, None], axis=-1))
 
 
-@pytest.mark.parametrize('name', [name for name in CONFIGS if 'int8,' in name])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'int8, a scale per channel',
+    pytest.param(
+      'int8, float queries, and the embedding, untied', marks=pytest.mark.slow
+    ),
+  ],
+)
 def test_fast_int8_loss_is_the_forward_pass_s(name):
   config = CONFIGS[name]
   tokens_BL = toys.tokens(config, 4)
