@@ -83,6 +83,7 @@ def test_without_an_accelerator_nothing_runs_and_counts_are_shown(capsys):
   assert 'xla, int8' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_timed_rows_have_seconds_peers_and_errors():
   with dispatch.compiling_for('gpu'), dispatch.interpreted():
     rows = bench.measure(1, {'causal': _SMALL['causal']}, timed=True)
@@ -118,6 +119,7 @@ def test_there_is_nothing_to_tune_on_a_cpu(tmp_path):
     autotune.tune(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_fastest_tiles_are_written(tmp_path, monkeypatch):
   candidates = [blocks.Sizes(16, 32, 1, 4, 3), blocks.Sizes(16, 16, 2, 4, 3)]
   monkeypatch.setattr(autotune, 'candidates', lambda *_: candidates)
