@@ -2,8 +2,8 @@
 
 A row source returns any row by its number. The loader batches the rows ahead
 of the step, in one thread of Grain, and knows the number of the next row. That
-number is the loader's whole state. It counts rows, not batches, so a resumed
-run may have another batch size.
+number is the loader's whole state. It counts rows, not batches, so it does not
+depend on the batch size.
 """
 
 from collections.abc import Iterator

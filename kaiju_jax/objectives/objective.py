@@ -16,7 +16,8 @@ says
     parameters   which parameters it trains beside the model's own
     trained      which parameters get a gradient; the others are frozen
 
-so that a new objective is one file. How three more would be written:
+so that the mathematics of a new objective is one file. How three more would
+be written:
 
     distillation  extras ids_BLT and counts_BLT (a teacher's T sampled entries
                   per token); loss Σ weight · (m · lse − Σ_T q · logit) beside

@@ -4,7 +4,9 @@ From the sources: virtual scalars let a small int8 model express a wider range
 of activations and gradients; no formula is given. Our guess: the weight used
 is w·exp(b), b a scalar, 0 at first, with a learning rate of its own and no
 decay. It multiplies the dequantization scale, so codes do not change and
-inference pays nothing. It matters where the grid is fixed (ternary updates);
+inference pays nothing. In the backward pass the carrier's cotangent is
+multiplied by exp(b) on its way to the weight, and b gets Σ gradient · weight.
+Bungee matters where the grid is fixed (ternary updates);
 with scales taken from the weights themselves it brought nothing in a small
 study.
 """

@@ -4,7 +4,8 @@
       → for each microbatch: the objective's sums    over (fsdp, tensor)
         and its gradient, each weight gathered and
         reduced on its way
-      → summed over the copies of each parameter
+      → summed over the devices that hold copies of
+        the same parameter (norm gains, Bungee)
     gradients, stored as the parameters are          plain jit: elementwise,
       → clip, AdamW on the f32 masters               but for scalar norms
     replicas, where updates are ternary              one manual shard_map

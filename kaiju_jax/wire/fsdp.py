@@ -5,14 +5,15 @@ over `tensor`. This one custom_vjp is all that FSDP is:
 
     forward    the owner's shard → int8, the channels' limits agreed by a
                pmax → all-gather of s8 codes along D → `Quantized`
-    backward   the carrier's cotangent → 6-bit Squinch, eight along D →
-               all-to-all of bytes → f32 sum at the owner
+    backward   the carrier's cotangent → Squinch, groups of eight rows of D,
+               6 bits per number → all-to-all of bytes → f32 sum at the owner
 
 From the sources: int8 weights on the wire one way, 6-bit gradients the other,
 master weights in f32. Our choice: a gradient crosses once per microbatch,
 inside the backward pass, so that no device holds a full weight's gradient for
-longer than its layer's turn. And the sum over the local tokens is encoded, not
-their mean, which would fall below Squinch's smallest group.
+longer than its layer's turn. We encode the sum over the local tokens, and
+`training/step.py` divides by the objective's weight afterwards: a mean would
+fall below Squinch's smallest group.
 
 A weight of which every device holds a replica (`ternary.py`) needs no gather;
 its gradient's way home is the same (`follow`).
