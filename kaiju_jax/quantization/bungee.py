@@ -6,9 +6,8 @@ is w·exp(b), b a scalar, 0 at first, with a learning rate of its own and no
 decay. It multiplies the dequantization scale, so codes do not change and
 inference pays nothing. In the backward pass the carrier's cotangent is
 multiplied by exp(b) on its way to the weight, and b gets Σ gradient · weight.
-Bungee matters where the grid is fixed (ternary updates);
-with scales taken from the weights themselves it brought nothing in a small
-study.
+Bungee matters where the grid is fixed (ternary updates); with scales taken from
+the weights themselves it brought nothing in a small study.
 """
 
 import jax
