@@ -49,7 +49,7 @@ def times(
 
   Args:
     params: float32 master weights, or an export.
-    config: the model's.
+    config: the model's config.
     batch: rows, each with other random tokens.
     length: tokens of a prompt, and so the context of the first step.
     steps: decoding steps in a run.
@@ -114,7 +114,7 @@ def uncached(
 
   Args:
     params: float32 master weights.
-    config: the model's.
+    config: the model's config.
     batch: rows.
     length: tokens of each.
     runs: that count, after one that does not.

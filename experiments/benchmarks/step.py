@@ -37,7 +37,7 @@ _STEPS = flags.DEFINE_integer('steps', 5, 'Steps per timing.', lower_bound=1)
 _LENGTHS = flags.DEFINE_multi_integer(
   'lengths',
   [1024, 2048, 4096, 8192, 16384, 32768],
-  'Of the memory table.',
+  'Row lengths of the memory table.',
 )
 _SCHEDULER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 

@@ -1,8 +1,8 @@
 """What a gradient may be sent as: Squinch, and what stands against it.
 
-A codec is what arrives of x_RC, and its bits a number, headers counted. Blocks
-run along the rows (d_model), as Squinch's eight do; rows that fill no block are
-padded with zeros.
+A codec pairs a function that returns the decoded x_RC with its bits per number,
+headers included. Blocks run along the rows (d_model), as Squinch's eight do;
+rows that fill no block are padded with zeros.
 
     f32, bf16      no blocks
     zero, floor, fitted
@@ -38,8 +38,8 @@ class Codec:
   """A way to send a gradient.
 
   Attributes:
-    name: in tables.
-    bits: sent for a number, scales and headers included.
+    name: the codec's name in tables.
+    bits: bits sent per number, scales and headers included.
     round_trip: x_RC → float32[R, C], what arrives.
   """
 
@@ -105,7 +105,7 @@ def minifloat(x: jax.Array, element: Minifloat) -> jax.Array:
   """Returns the nearest `element` to each x, even at a tie, cut at both ends.
 
   Args:
-    x: float32, of any shape.
+    x: float32 array of any shape.
     element: the format.
   """
   exponent = jnp.maximum(_exponent(x), element.least)

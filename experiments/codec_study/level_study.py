@@ -5,9 +5,9 @@ is then scaled by e^u, u uniform over ±5: no place between two steps of the
 header is preferred. Log-uniform over n octaves is 2^(−n·u), u uniform over
 [0, 1): the block's largest lies a little below the upper end.
 
-The header's step is included everywhere, with the header named. Of `zero` the
-numbers that it flushes are left out of its error, and out of the best code's
-that is beside it.
+The header's step is included everywhere, with the header named. For `zero`,
+both its error and the best code's error exclude the numbers that `zero`
+flushes.
 """
 
 from collections.abc import Mapping

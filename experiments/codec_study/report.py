@@ -27,8 +27,8 @@ def qualities(
 
   Args:
     title: heading of the table.
-    rows: in order.
-    bits: a number, by name; None leaves the column out.
+    rows: {name: quality}, in the table's order.
+    bits: {name: bits per number}; None leaves the column out.
   """
   table = _table(title, _CAPTION)
   table.add_column('codec' if bits else 'map', no_wrap=True)

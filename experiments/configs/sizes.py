@@ -27,10 +27,10 @@ has 0.26 to 4.2 M tokens: all our guess, as the shapes are.
 Device:   none yet, except a CPU that is too small
 Minutes:  not measured
 Result:   not run to any end. That its commands work is seen on 4 shared cores:
-          250m at full width, four steps of 2 × 512 tokens (some 100 tokens a
-          second), evaluated and saved; 13b with its 42 layers, microbatches and
-          a tokenizer, but narrow, six steps on --fsdp=4 --tensor=2. That rows
-          and shapes divide over the slices above is tested. They fit, as
+          250m at full width, four steps of 2 × 512 tokens (about 100 tokens
+          per second), evaluated and saved; 13b with its 42 layers, microbatches
+          and a tokenizer, but narrow, six steps on --fsdp=4 --tensor=2. That
+          rows and shapes divide over the slices above is tested. They fit, as
           compiled by `python -m experiments.aot_report
           --config=experiments/configs/sizes.py:ARM --accelerator=…` (JAX
           0.10.2; argument + temporary GiB per device, which has 79):

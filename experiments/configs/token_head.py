@@ -31,7 +31,7 @@ def get_config(arm: str = 'joint') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: of ARMS; whether the model trains with the head.
+    arm: one of ARMS; it says whether the model trains with the head.
 
   Raises:
     ValueError: no such arm.

@@ -42,7 +42,7 @@ def problems(
   """Returns a line for each collective that should not be there.
 
   Args:
-    collectives: of the compiled step.
+    collectives: the compiled step's collectives.
     experiment: its model and rows.
     mesh: widths of the axes that the step was compiled for.
   """

@@ -127,7 +127,7 @@ def one(name: str, platform: str) -> jax.Device:
   """Returns one device of a slice.
 
   Args:
-    name: of the slice, in `tpu_gpu_configs`.
+    name: the slice's name in `tpu_gpu_configs`.
     platform: 'gpu' or 'tpu', which the slice must be.
 
   Raises:

@@ -27,7 +27,7 @@ class Parameter:
     family: 'embedding', 'attention', 'keys and values', 'feed-forward',
       'norm' or 'bungee'.
     name: as in the model, shape suffix included.
-    shape: in one layer.
+    shape: the parameter's shape in one layer.
     copies: how many layers have one.
   """
 
@@ -95,7 +95,7 @@ class Cache:
 
   Attributes:
     name: whose cache.
-    bytes: of the whole sequence.
+    bytes: size of the whole sequence's keys and values.
     per_token: bytes over length; with windows it falls as length grows.
   """
 

@@ -31,8 +31,8 @@ gradients are bf16 matmuls in every arm, as in the sources ("bf16 local
 gradients"). Left out is everything that is neither a matmul nor on the wire
 (norms, quantizing, softmax, encoding, the optimizer, updating a replica),
 bubbles and latency; and on the wire the embedding and the head, keys and values
-(K wide), and whatever is as small as the scales of weights. What is left out
-dilutes every ratio here.
+(K wide), and tensors as small as the weights' scales. What is left out dilutes
+every ratio here.
 """
 
 from collections.abc import Mapping

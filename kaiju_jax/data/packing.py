@@ -42,8 +42,8 @@ class Piece(NamedTuple):
     tokens: int[n].
     parents: int[n] in a tree, the parent of each token (preorder, -1 for the
       first); None for a linear document.
-    weights: float[n], of each token's loss; None for ones. The first token
-      always gets weight 0, because nothing in the row predicts it.
+    weights: float[n], the weight of each token's loss; None for ones. The first
+      token always gets weight 0, because nothing in the row predicts it.
     source: number of the document in its corpus.
   """
 
@@ -60,11 +60,11 @@ class Row(NamedTuple):
     tokens: 0 in padding.
     start: first coordinate that sees the token as a key.
     limit: one past the last; equal to start in padding.
-    coordinate: of the token as a query.
-    position: along its own document or path.
+    coordinate: the token's coordinate as a query.
+    position: the token's position along its own document or path.
     predecessor: the place whose logits predict the token; its own place where
       there is none.
-    weight: float32, of the token's loss.
+    weight: float32, the weight of the token's loss.
     source: number of its document; -1 in padding.
     extras: {name: array} that an objective reads beside the row, such as
       labels [L, C] (`objectives/objective.py`); None where it reads nothing.

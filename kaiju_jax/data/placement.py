@@ -21,7 +21,7 @@ def own(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> list[int]:
   """Returns the rows of B that this process's devices read, in order.
 
   Args:
-    sharding: of a batch.
+    sharding: the sharding of a batch's arrays.
     shape: (A, B, …).
   """
   held = sharding.addressable_devices_indices_map(tuple(shape)).values()
@@ -35,7 +35,7 @@ class Placed(Iterator[packing.Batch]):
 
   Args:
     batches: yields [A, b, …], the b rows of B that `own` names.
-    sharding: of a batch [A, B, L].
+    sharding: the sharding of a batch's arrays [A, B, L].
     batch: B.
   """
 

@@ -93,8 +93,8 @@ class Labelled(loader.RowSource):
   first token (BOS) and padding have weight 0.
 
   Args:
-    rows: of byte tokens; linear documents.
-    names: of `PROPERTIES`, in the order of C.
+    rows: the source of unlabelled rows: byte tokens, linear documents.
+    names: the names of C properties in `PROPERTIES`, in the order of C.
   """
 
   def __init__(self, rows: loader.RowSource, names: Sequence[str]):

@@ -30,8 +30,9 @@ class Corpus:
     tokens: [T], BOS before each document, in the smallest type that holds the
       vocabulary.
     begins: int64[N + 1], where each document begins; then T.
-    parents: of each token, by document, for documents that are trees.
-    names: of the documents.
+    parents: {document's index: int[n], the parent of each of its n tokens}; it
+      has only documents that are trees.
+    names: the N documents' names.
     byte_counts: int64[256], how often each byte of UTF-8 occurs in the texts.
     token_bytes: int32[T], how many bytes each token stands for (BOS for 0);
       None where the corpus is not measured.
@@ -147,7 +148,7 @@ class Rows:
     Args:
       corpus: the documents.
       length: L, tokens per row.
-      seed: of every epoch's order.
+      seed: the seed that every epoch's order is drawn from.
       shuffle: whether the order is drawn; otherwise it is the corpus's own
         in every epoch.
 

@@ -137,7 +137,7 @@ def load(path: str, vocab_size: int | None = None) -> Tokenizer:
   """Returns the tokenizer at `path`, '' for bytes.
 
   Args:
-    path: of a `tokenizer.json`.
+    path: the path of a `tokenizer.json`, '' for bytes.
     vocab_size: V of the model that will read the tokens; None to skip the
       check.
 

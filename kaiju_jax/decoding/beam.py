@@ -163,7 +163,7 @@ class BeamSearch:
     or close the row.
 
     Args:
-      row: of the decoder, open, with a text.
+      row: the index of the decoder's row, which is open and holds a text.
       hidden_D: the hidden state of the text's last token.
 
     Raises:

@@ -18,8 +18,9 @@ class Beam:
   """One result.
 
   Attributes:
-    tokens: after the prompt; the last is eos where the beam has ended.
-    log_probabilities: of each token.
+    tokens: the tokens after the prompt; the last is eos where the beam has
+      ended.
+    log_probabilities: the log-probability of each token.
     score: what results are ranked by, length penalty included.
     ended: whether eos came; otherwise `depth` cut it off.
   """
@@ -35,8 +36,8 @@ class Path(NamedTuple):
 
   Attributes:
     before: the path without its newest token; None for the prompt.
-    token: the newest; −1 for the prompt.
-    log_probability: of the token.
+    token: the newest token; −1 for the prompt.
+    log_probability: the log-probability of the token.
     total: sum of the log-probabilities of all tokens.
     score: the same, as the hook left it.
     length: tokens after the prompt.
@@ -67,7 +68,7 @@ class End:
   Attributes:
     path: the tokens.
     final: what results are ranked by.
-    number: of the beam in the tree; None where it kept no slots.
+    number: the beam's number in the tree; None where it kept no slots.
   """
 
   path: Path
@@ -80,7 +81,7 @@ class State:
   """A search between two steps.
 
   Attributes:
-    row: of the cache.
+    row: the cache row's index.
     length: tokens of the text that was searched from.
     first: the position of slot 0, by layer kind.
     tree: which slots the beams hold.
@@ -122,7 +123,7 @@ def is_decided(state: State, results: int, penalty: float) -> bool:
   """Returns whether no live beam can become a result, as scores only fall.
 
   Args:
-    state: of the search.
+    state: the search's state.
     results: how many are asked for.
     penalty: what the score of the longest beam is divided by.
   """

@@ -25,7 +25,8 @@ class Held(NamedTuple):
 
   Attributes:
     window: tokens that these layers see, the query included; None for all.
-    position_M: of the token in each slot; −1 for a slot without one.
+    position_M: the position of the token in each slot; −1 for a slot without
+      one.
     exists_M: whether the slot has a page.
   """
 
@@ -40,7 +41,7 @@ class Ranges(NamedTuple):
   Attributes:
     start_M: first coordinate that sees the slot.
     limit_M: one past the last; equal to start for a slot that nobody sees.
-    position_M: of the token in it, along its path.
+    position_M: the position, along its path, of the token in the slot.
   """
 
   start_M: np.ndarray

@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
     token_C: int32, the candidate's newest token.
     beam_C: int32, the live beam that it continues; 0 is the best of the last
       step.
-    log_probability_C: float32, of the token.
+    log_probability_C: float32, the token's log-probability.
     total_C: float32, the sum of the path's log-probabilities.
     score_C: float32, the score of the beam before, as the hook left it, plus
       the token's log-probability.
@@ -52,7 +52,7 @@ class Expansions(NamedTuple):
 
   Attributes:
     token_CT: int32, the T likeliest next tokens.
-    log_probability_CT: float32, of each.
+    log_probability_CT: float32, the log-probability of each.
     is_nan_C: bool, whether the logits are no numbers.
   """
 

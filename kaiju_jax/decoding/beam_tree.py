@@ -36,13 +36,13 @@ class Placed(NamedTuple):
   """A chunk's tokens: where they are kept, and what they see; int32.
 
   Attributes:
-    slot: of each token, by layer kind; −1 where no later token sees it.
+    slot: {layer kind: [L], each token's slot}; −1 where no later token sees it.
     start_L: first coordinate that sees the token.
     limit_L: one past the last.
     coordinate_L: where the token stands.
-    position_L: of the token along its path.
-    ranges: of the row's slots as the chunk sees them, by layer kind; the
-      chunk's own slots are empty.
+    position_L: the token's position along its path.
+    ranges: {layer kind: the ranges of the row's slots as the chunk sees them};
+      the chunk's own slots are empty.
   """
 
   slot: dict[str, np.ndarray]

@@ -82,7 +82,7 @@ def make(
   """Returns an empty cache, in which no row has a page yet (`give_pages`).
 
   Args:
-    config: the model's.
+    config: the model's config.
     pools: those of `paging.pools`.
     rows: R, how many sequences it holds.
   """
@@ -152,7 +152,7 @@ def pasts(
     cache: before the call.
     pools: those of `paging.pools`.
     row_B: int32, the cache's row for each row of the call.
-    visibility: of the call's queries.
+    visibility: the visibility of the call's queries.
     reference_length: in the reference mode, the length of the forward pass
       whose bits each token has (see `past.py`); None in the fast mode.
   """

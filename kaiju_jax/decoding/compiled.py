@@ -29,7 +29,8 @@ class Rounds:
     chunk: prompt tokens of a call, at most.
 
   Attributes:
-    sizes: of chunks, ascending: the whole, a quarter and a sixteenth.
+    sizes: the chunks' sizes in tokens, ascending: a sixteenth of `chunk`, a
+      quarter and the whole, but not below 8 unless `chunk` is.
   """
 
   def __init__(self, decoder: decoder_lib.Decoder, chunk: int):
@@ -73,7 +74,7 @@ class Rounds:
     """Runs the next chunk of a text.
 
     Args:
-      row: of the cache.
+      row: the cache row's index.
       left_L: int32, the tokens to append, at least one.
       is_scored: whether their successors' scores are wanted.
 
@@ -122,8 +123,9 @@ class Rounds:
     """Compiles what sequences will run, in a row without text.
 
     Args:
-      row: of the cache.
-      lengths: of prompts that are not to be scored; None for any.
+      row: the cache row's index.
+      lengths: the lengths, in tokens, of prompts that are not to be scored;
+        None for any.
     """
     sizes = set(self.sizes)
     if lengths is not None:

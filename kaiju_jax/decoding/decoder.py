@@ -36,7 +36,7 @@ class Decoder:
   """One model and one cache of `rows` sequences.
 
   Attributes:
-    config: the model's.
+    config: the model's config.
     network: the model and its pools, for functions that `run` calls.
     params: those of `weights.ready`.
     jit: `jax.jit` with the compiler options of the mode.
@@ -61,14 +61,14 @@ class Decoder:
 
     Args:
       params: float32 master weights, or an export (`own.load`).
-      config: the model's.
+      config: the model's config.
       rows: sequences that the cache holds at once.
       length: tokens of the longest sequence, prompt and continuation.
       page: slots of a page.
       extra: slots of a row beyond those of one sequence, for a beam search.
       page_counts: pages of a kind's pool; by default every row can be full.
       mode: one of `extend.MODES`.
-      replica: the training state's, where updates were ternary.
+      replica: the training state's replica, where updates were ternary.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
@@ -179,7 +179,7 @@ class Decoder:
     """Takes a free row for a text of up to `length` tokens.
 
     Args:
-      length: of prompt and continuation; by default what a row can hold.
+      length: tokens of prompt and continuation; by default what a row can hold.
       extra: slots beyond them, for a beam search.
 
     Raises:
@@ -238,7 +238,7 @@ class Decoder:
     """Appends to the rows' texts; returns hidden states [B, L, D].
 
     Args:
-      rows: of the cache, open, each at most once.
+      rows: indices of B open rows of the cache, each at most once.
       tokens_BL: int32, each row's next tokens.
       count_B: how many of them each row takes, the rest is padding; all by
         default.

@@ -35,7 +35,7 @@ class Generator:
 
   Args:
     decoder: the model and its cache, whose rows are the generator's alone.
-    tokenizer: of the tokens; None for no text.
+    tokenizer: the tokenizer that turns tokens into text; None for no text.
     chunk: prompt tokens of a round, at most. What is left of a prompt takes a
       quarter or a sixteenth of it where that is enough.
 

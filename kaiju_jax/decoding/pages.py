@@ -39,7 +39,7 @@ class Pages:
     """Takes a row and the pages of a text of `length` tokens.
 
     Args:
-      length: of the whole text, prompt and continuation.
+      length: tokens of the whole text, prompt and continuation.
       extra: slots beyond it, in every kind.
 
     Returns:
@@ -47,7 +47,7 @@ class Pages:
 
     Raises:
       ValueError: no row could ever hold it.
-      Full: none can now.
+      Full: no row is free, or too few pages are.
     """
     needs = {kind: self._need(kind, length, extra) for kind in self._pools}
     if not self._free_rows:

@@ -13,7 +13,7 @@ of the compiler changes this, so `jit` takes the matrix library away:
 A reduction over the last dimension has one order, whatever the other dimensions
 are. Products of integers are exact in any order and stay as they are.
 
-What else moves a bit is switched off by the compiler's options:
+Compiler options switch off everything else that changes a bit:
 
   * YNNPACK splits a reduction by the number of rows;
   * LLVM's optimizations turn a loop over a sum into several partial sums,

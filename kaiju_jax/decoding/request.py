@@ -64,9 +64,9 @@ class Result(NamedTuple):
 
   Attributes:
     tokens: int32, the drawn ones, including the one that stopped it.
-    text: of the drawn tokens, up to the stop.
+    text: the drawn tokens' text, up to the stop.
     log_probabilities: float32, one per drawn token.
-    prompt_log_probabilities: float32, of each token of the prompt but the
+    prompt_log_probabilities: float32, one per token of the prompt but the
       first, in every turn of a conversation too; None where the request did
       not ask. Fewer where the prompt was cut off.
     reason: see `Event`; 'cancelled' where the stream was closed, 'error' where
@@ -89,9 +89,9 @@ def check(
 
   Args:
     request: what is asked.
-    vocab_size: of the model.
+    vocab_size: V, the model's vocabulary size.
     length: tokens that its row has room for, prompt and continuation.
-    name: of the request in messages.
+    name: the request's name in messages.
 
   Raises:
     TypeError, ValueError: names the field, its value and what is right.

@@ -69,9 +69,9 @@ def join(
   """Returns the state in which a row draws by these settings.
 
   Args:
-    state: of all rows.
+    state: the state of all R rows.
     row: int32 scalar.
-    settings: of this one row.
+    settings: this one row's settings, arrays [1].
     is_new: bool scalar, whether the row has no text yet.
   """
   return state._replace(
@@ -103,7 +103,7 @@ def prefill(
     is_scored: whether to return `Scores`.
     params: those of `weights.ready`.
     cache: the cache.
-    state: of the cache's rows.
+    state: the state of the cache's R rows.
     row: int32 scalar.
     tokens_L: int32.
     next_L: int32, the successors to score.
@@ -140,10 +140,10 @@ def first(
   Args:
     network: the model and its pools.
     params: those of `weights.ready`.
-    state: of the rows of the cache.
+    state: the state of the cache's R rows.
     row: int32 scalar.
     index: int32 scalar, tokens of the row's text.
-    last_BLD: from `prefill`.
+    last_BLD: the hidden state [1, 1, D] that `prefill` returned.
 
   Returns:
     State, and the one token `packed`.
@@ -172,7 +172,7 @@ def step(
     network: the model and the pools of the cache.
     params: those of `weights.ready`.
     cache: the cache.
-    state: of the cache's rows.
+    state: the state of the cache's R rows.
     count_R: int32, 1 for rows that go on, 0 for the others.
 
   Returns:

@@ -52,7 +52,7 @@ def chunk(
   is a page that all queries see.
 
   Args:
-    row: of the cache.
+    row: the cache row's index.
     placed: where the tree put the tokens.
     tokens_L: the tokens, one for each place.
     size: tokens of the call.

@@ -24,7 +24,7 @@ class Runner:
 
   Args:
     decoder: the model and its cache.
-    tokenizer: of the tokens; None for no text.
+    tokenizer: the tokenizer that turns tokens into text; None for no text.
     chunk: prompt tokens of a round, at most.
 
   Attributes:
@@ -95,8 +95,8 @@ class Runner:
 
     Args:
       request: what is asked.
-      history: of the conversation whose next turn it is; None for a sequence
-        with a row of its own.
+      history: the history of the conversation whose next turn it is; None for a
+        sequence with a row of its own.
 
     Raises:
       TypeError, ValueError: names the field that is wrong.

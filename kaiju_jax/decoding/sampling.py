@@ -58,7 +58,7 @@ class Sampling:
       likeliest one's; 0 for all.
     repetition_penalty: divides the logits of tokens that the sequence holds,
       prompt included, and multiplies negative ones; 1 for none.
-    seed: of the noise, 0…2³²-1.
+    seed: the noise's seed, 0…2³²-1.
   """
 
   temperature: float = 1.0
@@ -135,7 +135,7 @@ def draw(
 
   Args:
     logits_BV: float; -inf rules a token out.
-    settings: of the B rows.
+    settings: the B rows' settings, arrays [B].
     index_B: int32, how many tokens stand before the drawn one in its sequence.
     seen_BV: bool, tokens that the sequence holds; None for no penalty at all.
 

@@ -4,14 +4,14 @@ Joining. Sequences wait for a row and its pages, and join in the order in which
 they came. One that does not fit yet may be overtaken by eight later ones that
 do; then everything behind it waits with it, until rows that close have left
 enough pages. So a small request does not wait for pages that it does not need,
-and a large one does not wait for ever. While nothing runs, nothing will close
-either, so that holding others back would help nobody: then they may overtake.
+and a large one does not wait forever. If nothing runs, no row will close, so
+other sequences may overtake.
 
-Prefill. Each round runs a chunk of one prompt: of the one with the fewest
-tokens left, of equal ones the first. A prompt that was passed over three times
-in succession goes before that, and of several the one that was passed over most
-often. So the first token of a short prompt does not wait for a long prompt, and
-of k prompts each runs a chunk at least every k + 3 rounds.
+Prefill. Each round runs a chunk of one prompt: the prompt with the fewest
+tokens left runs; ties go to the first. A prompt that was passed over three
+times in succession goes before that, and of several the one that was passed
+over most often. So the first token of a short prompt does not wait for a long
+prompt, and of k prompts each runs a chunk at least every k + 3 rounds.
 
 Both numbers are our guess; the sources do not say how requests are scheduled.
 Everything here is plain Python on the host and touches no device.

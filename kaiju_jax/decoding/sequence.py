@@ -15,7 +15,7 @@ class History:
   """The text of a conversation, which its turns share.
 
   Attributes:
-    row: of the cache; None once the conversation is closed.
+    row: the cache row's index; None once the conversation is closed.
     pending_L: int32, tokens of the text that are not in the cache yet.
     last: the newest turn, or None before the first.
   """
@@ -31,12 +31,12 @@ class Sequence:
   """One request, and what has come of it.
 
   Attributes:
-    number: of the sequence, in messages.
+    number: the number that messages call the sequence by.
     request: what was asked.
-    history: of the conversation that it is a turn of, or None.
+    history: the history of the conversation that it is a turn of, or None.
     left_L: int32, tokens to prefill: the prompt, in a turn behind what the
       history had pending.
-    row: of the cache; None while the sequence waits for one.
+    row: the cache row's index; None while the sequence waits for one.
     reason: why it ended (`request.Result`); None before.
     error: a `BadLogits`, or None.
     events: drawn tokens that nobody has read yet.

@@ -129,7 +129,7 @@ class Text:
   """The shown text of one sequence, and why it ended.
 
   Args:
-    tokenizer: of the tokens; None for no text.
+    tokenizer: the tokenizer that turns tokens into text; None for no text.
     tokens: stop tokens.
     strings: stop strings; they need a tokenizer.
 

@@ -30,8 +30,8 @@ def ready(
 
   Args:
     params: float32 master weights, or an export (`own.load`).
-    config: the model's.
-    replica: the training state's, where its updates were ternary.
+    config: the model's config.
+    replica: the training state's replica, where its updates were ternary.
 
   Raises:
     ValueError: a replica where there should be none, or none where there

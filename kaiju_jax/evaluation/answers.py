@@ -1,9 +1,9 @@
 """Reads a trained model's answers off the last positions of texts.
 
 Texts of all lengths share one compiled call: they stand side by side in rows as
-long as the longest, one not seeing another, as documents do in training. Only
-the answers' positions pass through the head: at a length of 256 and a
-vocabulary of 65,536 all logits of a batch would be larger than the model.
+long as the longest, and do not see each other, like packed documents in
+training. Only the answers' positions pass through the head: at a length of 256
+and a vocabulary of 65,536 all logits of a batch would be larger than the model.
 """
 
 from collections.abc import Callable
@@ -50,10 +50,10 @@ def reader(
   compiles once for each A.
 
   Args:
-    predict: of `predictor`.
+    predict: the call that `predictor` returned.
     params: the model's parameters.
     lengths: every L that will be asked for.
-    tokens: of one call, roughly.
+    tokens: number of tokens per call, roughly.
   """
   length = max(lengths)
   rows = max(1, tokens // length)

@@ -32,10 +32,11 @@ class Agreement(NamedTuple):
 
   Attributes:
     tokens: those whose successor is known; all other fields are about these.
-    loss: of the forward pass, in nats per token.
-    cached_loss: of the same tokens, through the cache.
+    loss: the forward pass's loss, in nats per token.
+    cached_loss: the same tokens' loss through the cache, in nats per token.
     largest_logit: the largest magnitude in the forward pass.
-    largest_difference: between two logits of the same token and entry.
+    largest_difference: the largest difference between the two logits of the
+      same token and entry.
     greedy_differs: tokens with another likeliest successor.
     greedy_margin: the distance of the two largest logits in the forward pass,
       at the surest of those tokens; 0 where there are none.
@@ -72,12 +73,12 @@ def compare(
 
   Args:
     params: float32 master weights.
-    config: the model's.
+    config: the model's config.
     tokens_BL: int32, one text per row.
     prompt: tokens of each text that run in chunks; the others run one by one.
     chunk: tokens of a chunk, at most `page`.
     page: slots of a page of the cache.
-    replica: the training state's, where updates were ternary.
+    replica: the training state's replica, where updates were ternary.
 
   Raises:
     ValueError: a prompt longer than the texts, or a chunk longer than a page: a

@@ -44,8 +44,8 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
 
   Args:
     params: float32 parameters of a `Transformer` of this config.
-    config: of that model.
-    seed: of μ, U and R.
+    config: that model's config.
+    seed: the seed that μ, U and R are drawn from.
 
   Raises:
     ValueError: the suggestion does not fit the model's shape.

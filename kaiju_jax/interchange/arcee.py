@@ -78,7 +78,8 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
   """Returns what config.json holds of a model.
 
   Args:
-    config: of the model; what Arcee cannot express is left out (`lost.of`).
+    config: the model's config; what Arcee cannot express is left out
+      (`lost.of`).
     bos_id: the token that opens each document. No token ends one, because
       documents are trained without.
 

@@ -49,10 +49,10 @@ def write(
   Args:
     folder: a new one.
     params: trained float32 masters, or an export's tree (`own.load`).
-    config: of the model.
+    config: the model's config.
     tokenizer: path of a `tokenizer.json`, '' for bytes.
     accepted: those of `lost.NAMES` that the folder may lose.
-    replica: of the training state, where its updates were ternary.
+    replica: the training state's replica, where its updates were ternary.
 
   Returns:
     What is lost, a sentence under each name; empty where logits are the same.

@@ -63,9 +63,9 @@ def write(
   Args:
     folder: a new one.
     params: float32 masters.
-    config: the model's.
+    config: the model's config.
     tokenizer: path of a `tokenizer.json`, '' for bytes, None for none.
-    replica: the training state's, where its updates were ternary.
+    replica: the training state's replica, where its updates were ternary.
 
   Raises:
     ValueError: a tokenizer of another vocabulary, or no replica.
@@ -87,10 +87,10 @@ def save(
   """Writes the export of float32 `params` to a file; whole or not at all.
 
   Args:
-    path: of the file.
+    path: the file's path.
     params: float32 master weights.
-    config: the model's.
-    replica: the training state's, where its updates were ternary.
+    config: the model's config.
+    replica: the training state's replica, where its updates were ternary.
 
   Raises:
     ValueError: see `deployed.quantized`.

@@ -60,8 +60,8 @@ def weights(
 
   Args:
     params: trained float32 masters, or an export's tree (`own.load`).
-    config: the model's.
-    replica: the training state's, where its updates were ternary.
+    config: the model's config.
+    replica: the training state's replica, where its updates were ternary.
 
   Raises:
     ValueError: see `deployed.quantized`.

@@ -28,8 +28,8 @@ def write(folder: pathlib.Path, path: str, config) -> int:
 
   Args:
     folder: where the files go.
-    path: of a `tokenizer.json`, '' for bytes.
-    config: of the model.
+    path: the path of a `tokenizer.json`, '' for bytes.
+    config: the model's config.
 
   Returns:
     The id of the token that opens each document.

@@ -48,7 +48,7 @@ class Collective:
   Attributes:
     kind: one of KINDS.
     dtype: such as 'u8'.
-    shape: of one device's result.
+    shape: the shape of one device's result.
     axes: the axes of the mesh that its groups span.
     group: number of devices that take part together.
     times: how often one call of the program runs it, loops multiplied in.

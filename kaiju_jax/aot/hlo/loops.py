@@ -30,7 +30,7 @@ class Executions:
   """How often each computation runs.
 
   Attributes:
-    times: by computation; those that never run are missing.
+    times: {computation: how often it runs}; those that never run are missing.
     callers: the (computation, instruction) that runs a computation.
     unread: loops whose trip count could not be read, such as those whose end
       depends on the data. Their bodies count once.

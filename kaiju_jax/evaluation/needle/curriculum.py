@@ -127,7 +127,7 @@ class Rows:
     Args:
       count: rows of the run.
       length: tokens per row, at least those of the longest document.
-      seed: of every draw.
+      seed: the seed of every draw.
       curriculum: the stages, in order.
 
     Raises:

@@ -55,8 +55,8 @@ def page(
   """Returns the figure.
 
   Args:
-    records: of the arms to show.
-    setting: of the comparison.
+    records: the records of the arms to show.
+    setting: the comparison's setting.
     reach: how many tokens each arm looks back; None for everything.
     title: the first words above the panels.
   """

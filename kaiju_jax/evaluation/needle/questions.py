@@ -203,8 +203,8 @@ class Record(NamedTuple):
 
   Attributes:
     arm: name of the arm.
-    seed: of its training.
-    length, depth, distance, distractors: of the cell.
+    seed: the seed of the arm's training.
+    length, depth, distance, distractors: the cell's values.
     accuracy: fraction of right answers.
     count: how many questions.
   """
@@ -310,7 +310,8 @@ def ask(
       positions; called once per length, with all questions of that length.
     task: draws the questions.
     cells: what to ask; their order does not change what is drawn.
-    seeds: of the questions. Arms that are compared are asked with the same.
+    seeds: the seeds that the questions are drawn from. Arms that are compared
+      are asked with the same.
   """
   for _, group in itertools.groupby(
     sorted(cells, key=lambda cell: cell.length), lambda cell: cell.length

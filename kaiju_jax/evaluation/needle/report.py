@@ -27,8 +27,8 @@ class Setting(NamedTuple):
   """What the arms of one comparison have in common.
 
   Attributes:
-    length: the trained one.
-    window: of their local layers.
+    length: the trained length, in tokens.
+    window: the window of their local layers, in tokens, the query included.
     windows_reach: tokens that a stack of nothing but local layers looks back,
       layers · (window − 1).
     nearest: the smallest distance of the task.
@@ -70,7 +70,7 @@ class Lost(NamedTuple):
   """How far an arm is below full attention, over the seeds that both have.
 
   Attributes:
-    points: of accuracy in per cent; negative where it is above.
+    points: percentage points of accuracy lost; negative where it is above.
     low, high: the 95 % interval of `points` (Newcombe's).
     most: points of the seed that loses most.
   """
@@ -189,7 +189,7 @@ def _full(arm: str) -> str:
 
 
 def _lost(grid, full) -> Lost | None:
-  """Returns what `grid` is below `full`, over the seeds that both have."""
+  """Returns how far `grid`'s accuracy is below `full`'s, over shared seeds."""
   seeds = {record.seed for record in grid} & {record.seed for record in full}
   if not seeds:
     return None
@@ -291,9 +291,9 @@ def verdict(
   """Returns one line on one arm, each accuracy with its interval.
 
   Args:
-    records: of all arms.
+    records: the records of all arms.
     arm: whose verdict.
-    setting: of the comparison.
+    setting: the comparison's setting.
     reach: tokens that the arm looks back; None for everything.
   """
   found = summarize(records, arm, setting)

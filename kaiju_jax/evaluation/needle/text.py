@@ -217,7 +217,7 @@ class Rows:
       haystack: training text.
       count: rows of the run.
       length: tokens per row.
-      seed: of every draw.
+      seed: the seed of every draw.
 
     Raises:
       ValueError: rows too short for the shortest documents.
