@@ -6,7 +6,7 @@ packed documents, trees of documents, bidirectional spans, beam search and the
 empty slots of a paged cache, in training and in inference.
 
 Our reading (the sources admit two): the range belongs to the *key* and says
-who may see it, in a coordinate that each *query* carries.
+which queries may see it, in a coordinate that each *query* carries.
 
     visible(q, k) = start[k] <= coordinate[q] < limit[k]
                     and (window is None or position[q] - position[k] < window)
@@ -35,8 +35,8 @@ class Visibility(NamedTuple):
     start_BM: first query coordinate that sees the key.
     limit_BM: one past the last; equal to start for an empty slot.
     coordinate_BL: where each query stands among the ranges.
-    position_BL: of each query, along its own document or path.
-    position_BM: of each key, along its own document or path.
+    position_BL: the position of each query along its own document or path.
+    position_BM: the position of each key along its own document or path.
   """
 
   start_BM: Any
@@ -292,7 +292,7 @@ def check(visibility: Visibility, length: int) -> None:
   """Refuses ranges and coordinates outside [0, length].
 
   Args:
-    visibility: of concrete arrays.
+    visibility: ranges and coordinates as concrete arrays.
     length: number of query coordinates, for a packed row its tokens.
 
   Raises:

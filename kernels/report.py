@@ -10,9 +10,9 @@ operations and bytes that the shape needs, which are counted, so that
 
     of ceiling = max(operations / matmul's rate, bytes / copy's rate) / seconds
 
-is the reached part of what this device can do. A peer is another library's
-implementation of the same computation; a row says how many times as fast as
-each peer it is.
+is the fraction of the device's peak rate that was reached. A peer is another
+library's implementation of the same computation; a row says how many times as
+fast as each peer it is.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,13 @@ class Row(NamedTuple):
     kernel: its folder's name, and the pass where it has several.
     shape: its name.
     implementation: a module's name, or a peer's.
-    seconds: of a call; None where it was not timed.
-    operations: that the shape needs, two per multiply-add.
-    bytes: that it has to read and write.
+    seconds: the time of a call; None where it was not timed.
+    operations: operations that the shape needs, two per multiply-add.
+    bytes: bytes that it has to read and write.
     ceiling: the field of `Ceilings` that bounds the operations.
     tiles: (visited, needed), where some are skipped.
-    max_error: of the result against the reference; None where not compared.
+    max_error: the result's largest error against the reference; None where they
+      were not compared.
     is_peer: whether it is another library's.
   """
 
@@ -201,7 +202,7 @@ def command(measure: Callable[[int], Sequence[Row]]) -> None:
   """Runs a kernel's benchmark as a command: shows it, and writes JSON.
 
   Args:
-    measure: of a number of rounds, returns the rows.
+    measure: takes a number of rounds and returns the rows.
   """
   # Here, so that importing the module defines no flags.
   from absl import app

@@ -68,11 +68,12 @@ def run(
   """Returns what the kernel writes; within jit it runs as a callback.
 
   Args:
-    kernel: of `triton.jit`; takes the operands, the results, the constants.
+    kernel: a function from `triton.jit`; takes the operands, the results, the
+      constants.
     operands: arrays.
     results: shapes of the results; places that the kernel leaves are arbitrary.
-    grid: of programs.
-    constants: by name.
+    grid: the number of programs along each axis.
+    constants: the kernel's constants by name.
 
   Raises:
     ValueError: TRITON_INTERPRET was not set, or bfloat16.

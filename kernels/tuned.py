@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
   Attributes:
     best: the fastest candidate.
-    seconds: of a call of it.
+    seconds: the time of a call of it.
     refused: the compiler's reasons, by the places of the refused candidates.
   """
 
@@ -58,7 +58,7 @@ def winner(
   """Returns the blocks that won, or None where none were measured.
 
   Args:
-    folder: of the kernel.
+    folder: the kernel's folder.
     device_kind: see `device_kind`.
     key: see `key`.
 
@@ -130,7 +130,7 @@ def command(
 
   Args:
     tune: takes the folder, searches, writes, and returns the winners by key.
-    folder: of the kernel.
+    folder: the kernel's folder.
   """
   # Here, so that importing the module loads no absl.
   from absl import app

@@ -29,8 +29,8 @@ class ModelConfig:
     rope_global: rotary base of global layers; 0 for no rotary there.
     norm_epsilon: what every RMSNorm adds to the mean square.
     tied_embedding: whether the output head is the embedding's transpose.
-    dtype: of activations and local gradients, 'bfloat16' or 'float32'.
-      Parameters are float32 always.
+    dtype: the dtype of activations and local gradients, 'bfloat16' or
+      'float32'. Parameters are float32 always.
     remat: 'none', or 'layer' to recompute each layer in the backward pass
       (shared keys and values are saved).
     unroll: how many repeats of the layer block one scan iteration holds.

@@ -1,10 +1,10 @@
-"""A deployed model: codes for weights, and what is served is what was trained.
+"""A deployed model, in which int8 codes replace the weights.
 
-The forward pass reads codes, scales and clamp limits. A deployed tree of
-parameters holds exactly these, made by the functions that the training step
-calls, so that its forward pass is the training one bit for bit (at the same
-shapes, on one backend). Where updates were ternary, training read replicas, and
-the tree holds these.
+Inference computes exactly what training computed. The forward pass reads codes,
+scales and clamp limits. A deployed tree of parameters holds exactly these, made
+by the functions that the training step calls, so that its forward pass is the
+training one bit for bit (at the same shapes, on one backend). Where updates
+were ternary, training read replicas, and the tree holds these.
 
 Every projection and the feed-forward become `Quantized`, with Bungee's exp(b)
 folded into the scales; the embedding and the output head too if

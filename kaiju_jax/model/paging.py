@@ -31,7 +31,7 @@ class Pool:
 
   Attributes:
     owners: indices of the layers that make keys and values.
-    window: of the layers, None if they see everything.
+    window: the layers' window in positions; None if they see everything.
     page: S, slots of a page.
     row_pages: N, pages of a row's table.
     pages: P, pages of the whole pool.

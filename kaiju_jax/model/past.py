@@ -40,10 +40,11 @@ class Tables(NamedTuple):
     table_BN: int32, each row's pages; −1 where there is none.
     start_BM: int32, first query coordinate that sees each logical slot.
     limit_BM: int32, one past the last; equal to start for an empty slot.
-    position_BM: int32, of each logical slot's token.
-    plan: the pages that a call visits, of `paged_decode.make_plan`; None where
-      they are read in order.
-    length: of the row whose order that is; None where there is a plan.
+    position_BM: int32, the position of each logical slot's token.
+    plan: the pages that a call visits, from `paged_decode.make_plan`; None
+      where they are read in order.
+    length: tokens of the row whose order the keys are read in; None where there
+      is a plan.
   """
 
   table_BN: jax.Array
@@ -61,7 +62,7 @@ class Past(NamedTuple):
     k_PSK: the pool's keys: floats, or codes with scales [P, S]. Scales per
       channel are not here, because they are the layer's parameters.
     v_PSK: the pool's values, likewise.
-    tables: of the layer's kind.
+    tables: the tables of the layer's kind.
   """
 
   k_PSK: jax.Array | int8.Quantized
@@ -86,12 +87,13 @@ def attend(
     q_BLHK: the chunk's queries.
     key_value: the chunk's keys and values.
     past: those from before it.
-    visibility: of the chunk's queries and of its keys.
+    visibility: the ranges of the chunk's keys and the coordinates of its
+      queries.
     window: positions a query sees, itself included; None for all.
     scale: multiplies the logits.
     qk: 'int8' for an s8 QKᵀ, 'none'.
-    implementation: of the chunk's attention to itself; with None the platform
-      chooses.
+    implementation: the name of the kernel for the chunk's attention to itself;
+      with None the platform chooses.
   """
   if past.tables.plan is None:
     return _attend_in_order(

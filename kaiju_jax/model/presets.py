@@ -84,7 +84,7 @@ def preset(name: str, arm: str = 'int8') -> model_config.ModelConfig:
   """Returns a new config of the named shape, which the caller may change.
 
   Args:
-    name: of PRESETS.
+    name: a key of PRESETS.
     arm: 'int8' with weights gathered as codes and gradients in Squinch; 'bf16'
       without either; 'ternary' with replicas of the codes on every device.
 

@@ -78,7 +78,7 @@ class TokenHead(nn.Module):
     """Returns float32 logits [B, L, C].
 
     Args:
-      hidden_BLD: of `Transformer.hidden`, or of decoding.
+      hidden_BLD: hidden states, from `Transformer.hidden` or from decoding.
     """
     check(self.config)
     zeros = nn.initializers.zeros_init()
@@ -105,7 +105,7 @@ def reweigh(logits_BLC: jax.Array, weight_C: jax.Array) -> jax.Array:
   exponents are our guess.)
 
   Args:
-    logits_BLC: of `TokenHead`.
+    logits_BLC: the logits of a `TokenHead`.
     weight_C: positive for what is wanted, negative for what is to be avoided, 0
       for what does not matter.
   """
@@ -142,7 +142,7 @@ def load(
   """Returns a head's parameters and its config.
 
   Args:
-    path: of a file that `save` wrote.
+    path: the path of a file that `save` wrote.
     names: the dimensions that the caller expects, in order; None for any.
     d_model: D of the model that the head will read; None for any.
 

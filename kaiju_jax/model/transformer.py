@@ -99,8 +99,8 @@ class Transformer(nn.Module):
 
     Args:
       tokens_BL: the chunk.
-      visibility: of the chunk's queries and keys; ranges and coordinates count
-        as in the cache.
+      visibility: the ranges of the chunk's keys and the coordinates of its
+        queries, which count as in the cache.
       pasts: for each layer that makes keys and values, those from before.
 
     Returns:

@@ -36,8 +36,8 @@ class Weighted(nn.Module):
     """Returns a projection's weight as the forward pass uses it.
 
     Args:
-      name: of `rules.CONTRACTED`; ends in the shape's letters.
-      shape: of those letters, on one device.
+      name: a key of `rules.CONTRACTED`; it ends in the shape's letters.
+      shape: the sizes of those letters' dimensions, on one device.
 
     Returns:
       `Quantized` if the config says int8, otherwise floats in the model's

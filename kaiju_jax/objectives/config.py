@@ -12,8 +12,8 @@ class TokenHeadTraining:
     frozen: whether the model below the head (its trunk) stays as it is. The
       head's loss then trains the head alone; otherwise the language model's
       loss trains with it.
-    coefficient: of the head's loss beside the language model's, where the
-      trunk is not frozen.
+    coefficient: the factor of the head's loss, which is added to the language
+      model's where the trunk is not frozen.
   """
 
   names: tuple[str, ...] = ()

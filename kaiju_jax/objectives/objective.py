@@ -51,8 +51,8 @@ class ZReg(NamedTuple):
   """Z-Reg's coefficients of this step, float32 scalars.
 
   Attributes:
-    attention: of the attention logits.
-    logits: of the output logits.
+    attention: the coefficient for the attention logits.
+    logits: the coefficient for the output logits.
   """
 
   attention: jax.Array | float
@@ -89,7 +89,7 @@ class Objective:
   """What one training step minimizes; see the module.
 
   Attributes:
-    loss: of one microbatch.
+    loss: returns the `Sums` of one microbatch.
     extras: {name: shape and dtype of one row's array}, as `packing.Row.extras`
       holds them. A name ends in the letters of the batched array:
       'label_BLC' is [L, C] in a row.

@@ -46,8 +46,8 @@ def make(
   Its batches carry two extras, float32 [B, L, C]: `label_BLC`, 0…1, whether
   the text up to a token has a property, and `weight_BLC`, 0 where that is not
   known; the label is not read then. Its metrics are head_loss, language_loss
-  in joint training, and accuracy/NAME for each dimension: the weighted share
-  of labels on whose side of ½ the head's probability lies.
+  in joint training, and accuracy/NAME for each dimension: the weighted
+  fraction of labels whose side of ½ the head predicts.
 
   Args:
     config: the dimensions, and what trains beside the head.

@@ -52,8 +52,8 @@ def input_std_limit(x: jax.Array, letters: str, k: float) -> jax.Array:
 
   Args:
     x: activations [B, L, …].
-    letters: of those dimensions, such as 'HK'; the mean is over all devices
-      that they are split over.
+    letters: the letters of those dimensions, such as 'HK'; the mean is over all
+      devices that they are split over.
     k: the limit in units of the rms.
   """
   axes = tuple(range(-len(letters), 0))

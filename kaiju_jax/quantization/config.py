@@ -30,9 +30,9 @@ class QuantizationConfig:
   Attributes:
     matmul: 'int8' for s8×s8→s32 projections and feed-forward with
       straight-through gradients, 'none' for plain ones in the model's dtype.
-    matmul_implementation: of the kernel `int8_matmul`, by name; '' for XLA's
-      own dots (the default on every platform until a measurement on real
-      hardware says that a kernel is faster).
+    matmul_implementation: the name of an implementation of the kernel
+      `int8_matmul`; '' for XLA's own dots (the default on every platform until
+      a measurement on real hardware says that a kernel is faster).
     kv: 'int8' for keys and values stored as codes and scales, 'none'.
     kv_scale: 'token' (one scale per token; our guess) or 'channel' (a running
       scale per channel, as document 003 describes; it can drift).

@@ -19,9 +19,9 @@ Our guesses: a channel starts with its largest weight on code 96, doubles above
 120 and halves below 48. After a doubling the largest is above 60 and after a
 halving below 96, so that no event calls for its opposite.
 
-How fine a grid may be. Adam moves a weight by at most u_max · learning rate a
-step (`largest_update`), and a target that moves by at most one code is always
-reached: r = t, no carry, while
+How fine a grid may be. Adam moves a weight by at most u_max · learning rate
+per step (`largest_update`), and a target that moves by at most one code is
+always reached: r = t, no carry, while
 
     s ≥ u_max · learning rate
 
@@ -72,8 +72,8 @@ def event(
   is the event: an owner that needs room gets it, and all must agree to halve.
 
   Args:
-    largest: |w| of each channel, or of an owner's part of it.
-    scales: of the channels; same shape.
+    largest: the largest |w| of each channel, or of an owner's part of it.
+    scales: the channels' scales, in the same shape.
     least_scale: no scale is halved below.
   """
   size = largest / scales

@@ -83,9 +83,10 @@ def params_for(
   """Returns the parameters of another run's model, for a run that begins.
 
   Args:
-    experiment: of the run that begins; its model must have the same shapes.
+    experiment: the experiment of the run that begins; its model must have the
+      same shapes.
     path: workdir of the other run.
-    mesh: that the parameters are stored over.
+    mesh: the mesh that the parameters are stored over.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError, ValueError: as `from_workdir`;
@@ -133,8 +134,8 @@ def from_export(
   """Returns the model of an export (`interchange/own.py`).
 
   Args:
-    path: of the folder that `exchange.export` wrote in our own format, or of
-      the weights' file alone.
+    path: the path of the folder that `exchange.export` wrote in our own format,
+      or of the weights' file alone.
     tokenizer: path of the `tokenizer.json` that the model was trained with; ''
       for bytes. By default the folder's own, and bytes for a file.
 

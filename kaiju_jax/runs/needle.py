@@ -33,8 +33,8 @@ class Asking(NamedTuple):
   """What is asked.
 
   Attributes:
-    questions: per cell that a verdict quotes (`questions.cells`).
-    seed: of the questions.
+    questions: questions per cell that a verdict quotes (`questions.cells`).
+    seed: the questions' seed.
   """
 
   questions: int
@@ -105,10 +105,10 @@ def asked(
   """Returns what trained parameters answer.
 
   Args:
-    run: whose parameters they are.
+    run: the run whose parameters they are.
     asking: what is asked.
-    predict: of `answers.predictor`, for the run's model.
-    params: of the model.
+    predict: the function that `answers.predictor` returns for the run's model.
+    params: the model's parameters.
   """
   data = run.experiment.data
   task = tasks.questions(data)

@@ -24,8 +24,9 @@ class Manner:
   """How every prompt and turn is answered.
 
   Attributes:
-    max_tokens: of an answer.
-    sampling: of the first answer; each further one has the next seed.
+    max_tokens: the most tokens that an answer may have.
+    sampling: how the first answer is sampled; each further one has the next
+      seed.
     stop_strings: strings that end an answer.
   """
 
@@ -146,8 +147,8 @@ def converse(
 
   Args:
     generator: with a free row.
-    tokenizer: of its model.
-    manner: of the answers.
+    tokenizer: the tokenizer of the generator's model.
+    manner: how the answers are made.
     read: returns a line without its end; EOFError ends the conversation.
     out: takes the answers.
     notes: takes the figures of each turn.

@@ -44,8 +44,9 @@ class Task:
     check: refuses an experiment whose data or model do not fit the task; an
       OSError or ValueError names the field, its value and what would be right.
     load: returns an experiment's `Data`.
-    texts: (experiment, B) → int32 [B, L], rows that training did not see.
-    objectives: the objectives that its rows have all arrays for.
+    texts: (experiment, B) → int32 [B, L], rows of the task, held-out where the
+      run has held-out text.
+    objectives: names of the objectives whose extras its rows contain.
     questions: returns the `needle.Task` whose questions a trained model is
       asked, in held-out text if any; None for a task without questions.
   """
@@ -129,7 +130,7 @@ def questions(data: data_config.DataConfig) -> Any:
 
 
 def chance(data: data_config.DataConfig) -> float:
-  """Returns the accuracy of a guess at one of `questions`."""
+  """Returns the accuracy of random guessing."""
   return questions(data).chance
 
 

@@ -39,7 +39,8 @@ def train(
     experiment: what is trained.
     workdir: the folder of the run; made where it does not exist.
     mesh: how the run spreads over all devices; by default the first device
-      trains alone. A resumed run may change it.
+      trains alone. A resumed run may use another mesh; its results then agree
+      up to rounding.
     cluster: `processes.Cluster`, where this is one of several processes.
     until: step after which to save and stop, as after Ctrl-C; the same call
       without it goes on to `experiment.loop.steps`.

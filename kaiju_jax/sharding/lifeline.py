@@ -1,6 +1,6 @@
 """A killed process ends its job at once, and every process names it.
 
-A process that waits for a dead peer inside a collective waits for ever, or gets
+A process that waits for a dead peer inside a collective waits forever, or gets
 an error that does not say whose fault it is. So each process holds a connection
 to the first one, which is used for nothing else:
 
@@ -45,8 +45,8 @@ class Lifeline:
   """One process's end of the connections.
 
   Args:
-    index: of this process.
-    count: of all processes.
+    index: the index of this process.
+    count: the number of all processes.
     peers: {process: connection}: all others for process 0, and process 0 for
       the others.
     end: called with the message, in the watching thread, when a peer is gone

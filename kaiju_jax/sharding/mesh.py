@@ -61,7 +61,8 @@ def arranged(
 
   Args:
     devices: all of them.
-    shape: whose product is their number.
+    shape: the mesh's widths (fsdp, tensor); their product is the number of
+      devices.
   """
   if not _are_a_torus(devices):
     return np.asarray(devices).reshape(shape)

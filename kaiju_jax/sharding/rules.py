@@ -57,9 +57,9 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
 
   Args:
     name: ends in the shape's letters; a scalar's name needs none.
-    rank: of the tensor; one more than the name's letters if a scan stacks it:
-      its leading N is whole.
-    table: of this module.
+    rank: the tensor's number of dimensions; one more than the name's letters if
+      a scan stacks it: its leading N is whole.
+    table: STORED, IN_USE or ROWS.
 
   Raises:
     ValueError: an unknown letter, an axis used twice, or a rank that is not
@@ -103,10 +103,10 @@ def part(
   """Returns one device's part of a shape.
 
   Args:
-    letters: of its dimensions.
-    shape: over the whole mesh.
+    letters: the letters of the shape's dimensions.
+    shape: the tensor's shape over the whole mesh.
     widths: devices along each axis.
-    table: of this module.
+    table: STORED, IN_USE or ROWS.
   """
   return tuple(
     size // widths[table[letter]] if table[letter] else size
@@ -136,8 +136,8 @@ def shardings(
 
   Args:
     tree: arrays or their shapes, such as parameters or a whole train state.
-    mesh: of `mesh.make`.
-    table: of this module.
+    mesh: a mesh from `mesh.make`.
+    table: STORED, IN_USE or ROWS.
 
   Raises:
     ValueError: see `spec`; or a dimension that its axis does not divide.

@@ -38,7 +38,7 @@ def read(
   """Returns a file's tensors and metadata.
 
   Args:
-    path: of the file.
+    path: the file's path.
     form: what `metadata['format']` must be.
 
   Raises:

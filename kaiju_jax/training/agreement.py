@@ -1,7 +1,7 @@
 """Refuses processes that do not run the same thing, before the first step.
 
 Otherwise the programs that they compile would differ, and they would wait for
-each other for ever, or train on something that no config describes.
+each other forever, or train on something that no config describes.
 """
 
 import hashlib

@@ -27,7 +27,7 @@ class Experiment:
     begin_with: workdir of a run whose model's parameters this run begins
       with, instead of fresh ones; '' for none. It must be readable whenever
       the run starts or resumes.
-    seed: of the parameters and the data's order.
+    seed: the seed of the parameters and of the data's order.
   """
 
   model: model_config.ModelConfig = dataclasses.field(

@@ -107,11 +107,11 @@ def update(
   """Returns the replicas after a step, and `ternary.Report` as metrics.
 
   Args:
-    plan: of these parameters.
+    plan: the plan of these parameters.
     state: replicas before the step; donated.
     params: masters after the optimizer.
     step: int32, this step's number, 1 for the first.
-    mesh: that masters and replicas are stored over.
+    mesh: the mesh that masters and replicas are stored over.
   """
   replicas = ternary_plan.specs(plan, params)
 

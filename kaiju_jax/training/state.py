@@ -31,7 +31,8 @@ class TrainState:
     tokens: row tokens consumed, an exact count; what schedules follow.
     params: float32 master weights: the model's, and beside them those of the
       objective.
-    opt_state: of `optimizer.make`, for the parameters that are trained.
+    opt_state: the state of `optimizer.make`'s transformation, for the
+      parameters that are trained.
   """
 
   step: jax.Array
@@ -86,8 +87,8 @@ def initial(
     experiment: what is trained.
     mesh: by default the first device alone.
     objective: what is minimized; by default the experiment's.
-    params: of the model, on the same mesh, where they are not those drawn from
-      the experiment's seed.
+    params: the model's parameters, on the same mesh, where they are not those
+      drawn from the experiment's seed.
   """
   mesh = mesh or mesh_lib.single()
   objective = objective or objective_of(experiment)
@@ -171,10 +172,10 @@ def create(
   """Returns the state before the first step, stored as `mesh` has it.
 
   Args:
-    params: of `init_params`, on the same mesh.
-    optimizer: of `optimizer.make`.
+    params: parameters as `init_params` returns them, on the same mesh.
+    optimizer: the transformation that `optimizer.make` returns.
     mesh: by default the first device alone.
-    plan: of `replicas.plan_of`, where updates are ternary.
+    plan: the plan that `replicas.plan_of` returns, where updates are ternary.
   """
   mesh = mesh or mesh_lib.single()
 

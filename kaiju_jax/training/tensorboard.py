@@ -1,7 +1,7 @@
 """The records of metrics.jsonl once more, as TensorBoard events.
 
 tensorboardX's SummaryWriter is not used: on a full disk its thread ends
-without an error, and its queue then blocks for ever.
+without an error, and its queue then blocks forever.
 """
 
 from collections.abc import Mapping

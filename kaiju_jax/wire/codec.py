@@ -14,12 +14,12 @@ class Codec:
   """How a gradient is coded for the wire.
 
   Attributes:
-    kind: 'float' (its own dtype), 'squinch' (6 bits an element, packed), or
+    kind: 'float' (its own dtype), 'squinch' (6 bits per element, packed), or
       'int4', a contrast: rounded as int4 would, but sent as floats.
-    elements: of 'squinch': what an element's four bits stand for, 'zero',
+    elements: for 'squinch', what an element's four bits stand for: 'zero',
       'floor' or 'fitted' (`kernels/squinch/reference.py`).
-    header: of 'squinch': the steps of a group's scale, 'ln6' or 'quarter'.
-    flat: of 'int4': whether blocks run in memory's order instead of along D.
+    header: for 'squinch', the steps of a group's scale: 'ln6' or 'quarter'.
+    flat: for 'int4', whether blocks run in memory's order instead of along D.
   """
 
   kind: str

@@ -1,4 +1,4 @@
-"""Sums over devices with 6 bits a number on the wire.
+"""Sums over devices with 6 bits per number on the wire.
 
 For use inside a `jax.shard_map` or `jax.pmap`, in any trainer: it needs nothing
 of this project but the codec (`kaiju_jax.kernels.squinch`).
@@ -64,7 +64,7 @@ def reduce_scatter(
 
   Args:
     x: floats of any rank, whole on every device.
-    axis: of the mesh; the dimension is split over it in its order.
+    axis: the mesh axis; the dimension is split over it in its order.
     dimension: the one that is split; groups of eight run along it.
     elements: one of `reference.ELEMENTS`.
     header: one of `reference.HEADERS`.
@@ -89,9 +89,9 @@ def reduce_scatter_with_feedback(
   """Returns `reduce_scatter` of x + residual, and the next residual.
 
   Args:
-    x: as there.
+    x: see `reduce_scatter`.
     residual: float32 of x's shape, each worker's own; zeros at first.
-    axis: as there, as are the rest.
+    axis: see `reduce_scatter`, also for the rest.
 
   Raises:
     ValueError: see `reduce_scatter`.
@@ -120,7 +120,7 @@ def all_reduce(
 
   Args:
     tree: leaves of floats, each worker's own.
-    axis: of the mesh.
+    axis: the mesh axis.
     mean: divide by the axis's size, before the second exchange.
     scale: what x is multiplied by on the wire; best a power of two.
     elements: one of `reference.ELEMENTS`.
@@ -147,10 +147,10 @@ def all_reduce_with_feedback(
   """Returns `all_reduce` of tree + residual, and the next residual.
 
   Args:
-    tree: as there.
+    tree: see `all_reduce`.
     residual: float32 leaves of the tree's shapes, each worker's own; zeros at
       first.
-    axis: as there, as are the rest.
+    axis: see `all_reduce`, also for the rest.
 
   Raises:
     ValueError: see `all_reduce`.
@@ -184,7 +184,7 @@ def transform(
   `update` both run inside the `jax.shard_map`.
 
   Args:
-    axis: of the mesh.
+    axis: the mesh axis.
     scale: as for `all_reduce`.
     elements: one of `reference.ELEMENTS`.
     header: one of `reference.HEADERS`.

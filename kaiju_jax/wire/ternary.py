@@ -109,10 +109,10 @@ def start(plan: Plan, params: Any, code: int = grid.START_CODE) -> State:
   """Returns replicas made from the masters; sends int8 codes once.
 
   Args:
-    plan: of these parameters.
+    plan: the plan of these parameters.
     params: this device's shard.
-    code: that each channel's largest weight starts on. (127 and a negligible
-      least_scale make what `qat.quantize` makes.)
+    code: the code that each channel's largest weight starts on. (127 and a
+      negligible least_scale make what `qat.quantize` makes.)
   """
   made = {
     path: _fresh(plan, plan.layouts[path], w, code)
@@ -144,8 +144,8 @@ def update(
   """Brings the replicas a step nearer to the masters.
 
   Args:
-    plan: of these parameters.
-    state: of the step before; donate it.
+    plan: the plan of these parameters.
+    state: the state after the step before; donate it.
     params: this device's shard, after the optimizer.
     step: int32, the same on all devices; a multiple of `check_every` compares
       the replicas.
@@ -208,9 +208,10 @@ def receive(
   """Applies the messages of all owners.
 
   Args:
-    plan: of these weights.
-    state: of the step before.
-    received: of `exchange`, owners along the leading axis.
+    plan: the plan of these weights.
+    state: the state after the step before.
+    received: all owners' messages from `exchange`, with owners along the
+      leading axis.
 
   Returns:
     The state, and its part of the report.

@@ -9,12 +9,11 @@ last (w_out [D, F] and w_o [D, HK]). `contract` says which, and no
 implementation copies the weight in another order (XLA's own may: `xla.py`).
 
 These functions have no derivatives of their own. Training differentiates
-straight through the rounding, by the rule
-of `quantization/qat/project.py`; `input_gradient` and `weight_gradient` are its
-two products. `reference.py` is the definition. Every implementation
-gives the same codes, and the same y to the last bit (its sum is an integer), as
-long as the device divides float32 as IEEE says; the gradients' products sum
-floats in an order of their own.
+straight through the rounding, by the rule of `quantization/qat/project.py`;
+`input_gradient` and `weight_gradient` are its two products. `reference.py` is
+the definition. Every implementation gives the same codes, and the same y to the
+last bit (its sum is an integer), as long as the device divides float32 as IEEE
+says; the gradients' products sum floats in an order of their own.
 """
 
 from typing import NamedTuple
@@ -40,8 +39,9 @@ class Product(NamedTuple):
 
   Attributes:
     y_RO: the product.
-    codes_RC: int8, of x; None unless `keep_codes` asked for them or x is codes.
-    scale_R: float32, of x.
+    codes_RC: int8, the codes of x; None unless `keep_codes` asked for them or x
+      is codes.
+    scale_R: float32, the scales of x's rows.
   """
 
   y_RO: jax.Array
@@ -97,7 +97,7 @@ def matmul(
   Args:
     x_RC: floats, quantized on the way, or int8 codes.
     w: int8 codes −127…127, [C, O] or [O, C].
-    scale_O: float32, of the weight's outputs.
+    scale_O: float32, the scales of the weight's outputs.
     contract: 'first' or 'last', the dimension of w that is summed over.
     scale_R: float32, given exactly where x is codes.
     cut: see `quantize`; not with codes.
@@ -105,7 +105,7 @@ def matmul(
     nonnegative: whether x is, or is coded as if it were: see `quantize`.
     relu2: y becomes relu(y)², in `dtype`.
     out_cut: float32, a scalar or [R]; y is cut at ± it last.
-    dtype: of y. The default is x's, or float32 where x is codes.
+    dtype: the dtype of y. The default is x's, or float32 where x is codes.
     keep_codes: whether to return the codes of x, for the backward pass.
     implementation: a key of `RUNS_ON`; with None the platform chooses.
 
@@ -192,7 +192,7 @@ def input_gradient(
       multiplies codes; the noise is hashed from the value's bits and place.
     limit: float32, a scalar or [R]: the value of dy · scale on code 127. With
       None it is each row's largest magnitude. Only with 'stochastic'.
-    dtype: of dx, and of the operands; by default dy's.
+    dtype: the dtype of dx, and of the operands; by default dy's.
     implementation: a key of `RUNS_ON`; with None the platform chooses.
 
   Raises:
@@ -248,13 +248,13 @@ def weight_gradient(
   """Returns dw = codesᵀ · (scale · dy), [C, O] or [O, C] as the weight is.
 
   Args:
-    codes_RC: int8, of x, as `matmul` returned or took them.
-    scale_R: float32, of x.
+    codes_RC: int8, the codes of x, as `matmul` returned or took them.
+    scale_R: float32, the scales of x's rows.
     dy_RO: float, the cotangent of y.
     contract: as `matmul` had it.
     nonnegative: as `matmul` had it.
-    dtype: of the operands, by default dy's; the sum is in float32.
-    out_dtype: of dw, by default `dtype`.
+    dtype: the operands' dtype, by default dy's; the sum is in float32.
+    out_dtype: the dtype of dw, by default `dtype`.
     implementation: a key of `RUNS_ON`; with None the platform chooses.
 
   Raises:

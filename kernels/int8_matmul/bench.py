@@ -37,8 +37,8 @@ class Shape(NamedTuple):
 
   Attributes:
     rows: tokens.
-    contracted: of x and the weight.
-    outputs: of the weight.
+    contracted: the size of the dimension that x and the weight share.
+    outputs: outputs of the weight.
     contract: as for `api.matmul`.
     nonnegative: whether x is a squared ReLU's hidden.
   """
@@ -177,10 +177,10 @@ def ours(
   """Returns y of one of KERNELS, by one implementation.
 
   Args:
-    kernel: of KERNELS.
-    shape: of the product.
-    implementation: of `api.RUNS_ON`.
-    values: of `operands`.
+    kernel: one of KERNELS.
+    shape: the product's shape.
+    implementation: a key of `api.RUNS_ON`.
+    values: arrays by name, from `operands`.
   """
   is_coded = kernel == 'codes'
   return api.matmul(

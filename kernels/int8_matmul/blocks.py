@@ -17,7 +17,7 @@ class Gpu(NamedTuple):
     R: rows.
     O: outputs.
     C: contracted elements per step.
-    warps: of a program.
+    warps: warps per program.
     stages: loads in flight.
     group: tile rows whose programs run together.
   """
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
   stages: int = 1
 
 
-_MULTIPROCESSORS = 132  # Of an H100.
+_MULTIPROCESSORS = 132  # On an H100.
 # From large to small. A warp group multiplies 64 rows at once.
 _SMALLER = (
   Gpu(128, 128, 128, 8, 4),

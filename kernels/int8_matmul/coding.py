@@ -88,7 +88,7 @@ def finish(sums, scales, at, *, relu2, dtype):
     scales: float32, the row's times the output's.
     at: limit of the result, rounded to `dtype` but held in float32; or None.
     relu2: whether the result is relu(y)².
-    dtype: of the result.
+    dtype: the result's dtype.
   """
   y = (sums.astype(jnp.float32) * scales).astype(dtype)
   if relu2:

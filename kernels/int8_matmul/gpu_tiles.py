@@ -65,8 +65,8 @@ def product(
     sizes: blocks.Gpu.
     finish: (sum, Tile, refs of the vectors) → the block to store.
     sums: dtype of the sum.
-    dtype: of the result.
-    name: of the kernel.
+    dtype: the result's dtype.
+    name: the kernel's name.
   """
   rows, contracted = _sizes(left)
   outputs, _ = _sizes(right)

@@ -34,7 +34,7 @@ class _Coding(NamedTuple):
       times the columns' scales in `dtype`; 'codes' for x as it is.
     has_cut: whether each row has a cut.
     has_limit: whether each row has a limit.
-    dtype: of the operand.
+    dtype: the operand's dtype.
   """
 
   kind: str
@@ -55,7 +55,7 @@ class _Finish(NamedTuple):
   """How a sum becomes the result.
 
   Attributes:
-    dtype: of the result.
+    dtype: the result's dtype.
     has_row_scale: whether rows come with scales, because x was given as codes.
     has_scale: whether outputs have scales.
     has_offset: whether outputs have an int32 that is added to the sum.
@@ -263,7 +263,7 @@ def _product(x_RC, w, kind, finish, vectors, axis, keep_codes=False):
     finish: what becomes of sums after it.
     vectors: [R, 1] of rows, then [1, C] or [1, O] of columns, in the order
       that `kind` and `finish` name them.
-    axis: of w that is contracted.
+    axis: the axis of w that is contracted, 0 or 1.
     keep_codes: whether codes are a result.
   """
   rows, contracted = x_RC.shape

@@ -78,16 +78,16 @@ def decode(
     start_BM: int32, first query coordinate that sees each of the M = N·S
       logical slots.
     limit_BM: int32, one past the last; equal to start for an empty slot.
-    coordinate_BL: int32, of each query.
-    position_BL: int32, of each query.
-    position_BM: int32, of each logical slot.
+    coordinate_BL: int32, the coordinate of each query.
+    position_BL: int32, the position of each query.
+    position_BM: int32, the position of each logical slot.
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
     q_scale_BLH: float32, given exactly where q is int8.
     k_scale: float32 [P, S] or [K], given exactly where k is int8.
     v_scale: float32 [P, S] or [K], given exactly where v is int8.
-    dtype: of the output and of PV. The default is v's dtype, or q's where v is
-      codes, or bfloat16 where both are codes.
+    dtype: the dtype of the output and of PV. The default is v's dtype, or q's
+      where v is codes, or bfloat16 where both are codes.
     plan: `make_plan` of the same table, ranges, positions and window, where
       layers share one; with None it is made here.
     sizes: `blocks.Sizes` to try; with None `blocks` chooses.
@@ -160,7 +160,7 @@ def make_plan(
 
   Args:
     table_BN … position_BM, window: as `decode` will have them.
-    pages: P, of the pool.
+    pages: P, the number of the pool's pages.
 
   Raises:
     ValueError, TypeError: names the argument, its value and what is right.

@@ -43,7 +43,7 @@ def tune(
 
   Args:
     folder: where `tuned.json` is.
-    shapes: of the benchmark.
+    shapes: shapes of the benchmark, by name.
     repeats: rounds, each timing every candidate once.
 
   Returns:

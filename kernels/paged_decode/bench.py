@@ -44,8 +44,8 @@ class Shape(NamedTuple):
     heads: query heads on this device.
     batch: rows.
     context: slots of a row's table, and tokens of the (longest) row.
-    slots: of a page.
-    window: of the layer.
+    slots: slots per page.
+    window: the layer's window in positions; None for all.
     queries: beams of a row, which share all but their last tokens.
     ragged: whether rows have an eighth of the context up to all of it.
     ring: whether the table rotates.
@@ -142,7 +142,7 @@ class Counts(NamedTuple):
   """The slots that a shape needs, by brute force, and those that it visits.
 
   Attributes:
-    pairs: of a query and a slot that it sees.
+    pairs: pairs of a query and a slot that it sees.
     slots: those that some query sees.
     visited: slots of the pages that the plan visits.
     whole: slots of the pages that are seen whole.

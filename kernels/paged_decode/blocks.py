@@ -41,8 +41,8 @@ class Sizes(NamedTuple):
     R: rows per tile; on a GPU a power of two, at least 16.
     J: keys per step; a power of two on a GPU, otherwise whole pages.
     X: splits of a row's visited pages.
-    warps: of a program, on a GPU.
-    stages: of its pipeline, on a GPU.
+    warps: warps per program, on a GPU.
+    stages: stages of the program's pipeline, on a GPU.
   """
 
   R: int

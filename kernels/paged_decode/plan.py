@@ -41,8 +41,8 @@ def make(table_BN, ranges, *, pages, window) -> Plan:
 
   Args:
     table_BN: int32, the page of each row's N logical pages.
-    ranges: of queries and logical slots.
-    pages: P, of the pool.
+    ranges: the `Ranges` of queries and logical slots.
+    pages: P, the number of the pool's pages.
     window: positions that a query looks back; None for all.
   """
   N = table_BN.shape[1]

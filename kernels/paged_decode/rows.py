@@ -13,8 +13,9 @@ def pack(q_BLHK, k_PSK, scales, dtype):
   Args:
     q_BLHK: queries, floats or codes.
     k_PSK: the pool's keys, floats or codes.
-    scales: of the codes.
-    dtype: of queries that are codes and cannot stay codes.
+    scales: the codes' scales.
+    dtype: the dtype that queries are dequantized to where they are codes and
+      cannot stay codes.
   """
   q_scale_BLH, k_scale, _ = scales
   B, L, H, K = q_BLHK.shape

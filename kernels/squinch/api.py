@@ -11,8 +11,7 @@ reference's. Decoding uses neither, and gives the same bits on every device.
 Encoding with the header
 
     quarter   gives the bits that the reference gives on a CPU, wherever the
-    root
-              is rounded correctly (on a GPU, by construction)
+              root is rounded correctly (on a GPU, by construction)
     ln6       may give the next header, one up or down, where a backend's
               logarithm differs in its last bits at the edge between two
               headers; both then represent the same numbers equally well
@@ -49,8 +48,8 @@ def encode(
 
   Args:
     x_RC: floats; R a multiple of 8.
-    elements: of `reference.ELEMENTS`.
-    header: of `reference.HEADERS`.
+    elements: one of `reference.ELEMENTS`.
+    header: one of `reference.HEADERS`.
     implementation: a key of `RUNS_ON`; with None platform and shape choose.
 
   Raises:
@@ -74,8 +73,8 @@ def encode_parts(
   Args:
     x_RC: floats; R a multiple of 8N.
     parts: N, the number of equal parts that the rows are cut into, in order.
-    elements: of `reference.ELEMENTS`.
-    header: of `reference.HEADERS`.
+    elements: one of `reference.ELEMENTS`.
+    header: one of `reference.HEADERS`.
     implementation: as for `encode`.
 
   Raises:
@@ -112,8 +111,8 @@ def decode(
 
   Args:
     packed_PGC: uint8[6, G, C].
-    elements: of `reference.ELEMENTS`.
-    header: of `reference.HEADERS`.
+    elements: one of `reference.ELEMENTS`.
+    header: one of `reference.HEADERS`.
     implementation: as for `encode`.
 
   Raises:
@@ -136,8 +135,8 @@ def decode_sum(
 
   Args:
     packed_NPGC: uint8[N, 6, G, C]; N at least 1.
-    elements: of `reference.ELEMENTS`.
-    header: of `reference.HEADERS`.
+    elements: one of `reference.ELEMENTS`.
+    header: one of `reference.HEADERS`.
     implementation: as for `encode`.
 
   Raises:

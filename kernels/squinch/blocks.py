@@ -31,9 +31,9 @@ class Threads(NamedTuple):
   """How a GPU's program is made, whatever the shape.
 
   Attributes:
-    columns: of a thread.
+    columns: columns per thread.
     N: sources that are loaded together; a divisor of their number.
-    warps: of a program.
+    warps: warps per program.
   """
 
   columns: int
@@ -48,7 +48,7 @@ class Gpu(NamedTuple):
     G: groups; a power of two, as is C.
     C: columns.
     N: as in `Threads`.
-    warps: of a program.
+    warps: warps per program.
   """
 
   G: int
@@ -102,10 +102,10 @@ def gpu(
   """Returns the tile of a GPU's kernel.
 
   Args:
-    kind: of KINDS.
+    kind: one of KINDS.
     parts: sources of a sum; of `encode`, parts that are encoded.
-    groups: of a part.
-    columns: of the array.
+    groups: groups per part.
+    columns: columns of the array.
     itemsize: bytes of a float that is read or written.
   """
   threads = (
@@ -121,9 +121,9 @@ def tpu(kind: str, *, parts: int, groups: int, itemsize: int) -> Tpu:
   """Returns the block of a TPU's kernel.
 
   Args:
-    kind: of KINDS.
+    kind: one of KINDS.
     parts: as for `gpu`.
-    groups: of a part.
+    groups: groups per part.
     itemsize: as for `gpu`.
   """
   sizes = (

@@ -42,8 +42,8 @@ def measure(rows: int, columns: int, repeats: int) -> tuple[float, list[Row]]:
   """Returns the median seconds of a copy, and a row for each way of coding.
 
   Args:
-    rows: of the input, a multiple of 8.
-    columns: of the input.
+    rows: the number of the input's rows, a multiple of 8.
+    columns: the number of the input's columns.
     repeats: rounds, each timing everything once.
   """
   x_RC = jax.random.normal(jax.random.key(0), (rows, columns))

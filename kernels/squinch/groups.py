@@ -37,7 +37,7 @@ def encode(
     look_up: headers → entries of `reference.SCALES`.
     element: float32 magnitudes, scales → int32, of which the low four bits
       are the element; anything where the magnitude is inf or NaN.
-    header: of `reference.HEADERS`.
+    header: one of `reference.HEADERS`.
   """
   sizes = [row & np.int32(0x7FFFFFFF) for row in rows]
   q = reference.header_code(functools.reduce(jnp.maximum, sizes), header)
@@ -72,7 +72,7 @@ def decode(
     planes: six arrays, int32 in 0…255.
     look_up: headers → entries of `reference.UNITS`.
     level: elements → entries of `reference.FITTED`, float32.
-    elements: of `reference.ELEMENTS`.
+    elements: one of `reference.ELEMENTS`.
   """
   q, signs, *pairs = planes
   unit = look_up(q)
@@ -91,8 +91,8 @@ def element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
 
   Args:
     size: float32 magnitudes.
-    scale: of `reference.SCALES`.
-    elements: of `reference.ELEMENTS`.
+    scale: entries of `reference.SCALES`.
+    elements: one of `reference.ELEMENTS`.
   """
   squared = size * scale
   if elements == 'fitted':

@@ -107,8 +107,8 @@ def encode(
 
   Args:
     x_RC: a float array; R a multiple of 8.
-    elements: of ELEMENTS.
-    header: of HEADERS.
+    elements: one of ELEMENTS.
+    header: one of HEADERS.
 
   Raises:
     ValueError: rows that are no multiple of 8, or an unknown code.
@@ -192,8 +192,8 @@ def encode_parts(
   Args:
     x_RC: as for `encode`; R a multiple of 8N.
     parts: N.
-    elements: of ELEMENTS.
-    header: of HEADERS.
+    elements: one of ELEMENTS.
+    header: one of HEADERS.
 
   Raises:
     ValueError: see `encode`.
@@ -211,9 +211,9 @@ def decode_sum(
   """Returns float32[8 · G, C], the sum of N devices' parts in their order.
 
   Args:
-    packed_NPGC: uint8[N, 6, G, C], of `encode`.
-    elements: of ELEMENTS.
-    header: of HEADERS.
+    packed_NPGC: uint8[N, 6, G, C], the bytes from each device's `encode`.
+    elements: one of ELEMENTS.
+    header: one of HEADERS.
 
   Raises:
     ValueError: see `decode`.
@@ -266,7 +266,7 @@ def header_code(largest_GC: jax.Array, header: str) -> jax.Array:
 
   Args:
     largest_GC: a float32's bits, without sign.
-    header: of HEADERS.
+    header: one of HEADERS.
   """
   if header == 'ln6':
     largest = lax.bitcast_convert_type(largest_GC, jnp.float32)

@@ -10,8 +10,8 @@ so that nothing is interleaved: packing is four multiply-adds of contiguous
 slices. Digits come back by dividing by 3, as a product and a shift in 16 bits:
 ⌊b/3⌋ = (171·b) » 9 for every b ≤ 255.
 
-Where R is no multiple of five, the rest is padded with zeros. Bytes 243…255 are
-no five digits: they mean damage, and decode to zeros.
+Where R is no multiple of five, the rest is padded with zeros. Bytes 243…255
+encode no five digits: they mean damage, and decode to zeros.
 """
 
 import jax
@@ -52,7 +52,7 @@ def decode(packed: jax.Array, rows: int) -> jax.Array:
   """Returns int8[R, …], with zeros for bytes that mean damage.
 
   Args:
-    packed: of `encode`.
+    packed: uint8[⌈R/5⌉, …] from `encode`.
     rows: R.
 
   Raises:

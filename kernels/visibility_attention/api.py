@@ -66,16 +66,16 @@ def forward(
     v_BMK: values, float or int8.
     start_BM: int32, first query coordinate that sees each key.
     limit_BM: int32, one past the last; equal to start for an empty slot.
-    coordinate_BL: int32, of each query.
-    position_BL: int32, of each query.
-    position_BM: int32, of each key.
+    coordinate_BL: int32, the coordinate of each query.
+    position_BL: int32, the position of each query.
+    position_BM: int32, the position of each key.
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
     q_scale_BLH: float32, given exactly where q is int8.
     k_scale: float32 [B, M] or [K], given exactly where k is int8.
     v_scale: float32 [B, M] or [K], given exactly where v is int8.
-    dtype: of the output and of PV. The default is v's dtype, or q's where v is
-      codes, or bfloat16 where both are codes.
+    dtype: the dtype of the output and of PV. The default is v's dtype, or q's
+      where v is codes, or bfloat16 where both are codes.
     implementation: a key of `RUNS_ON`. With None the platform and the shape
       choose, but never 'mosaic_gpu' or 'triton_kernel', which are not timed.
 
@@ -211,9 +211,9 @@ def attention(
     v_BMK: values, float.
     start_BM: int32, first query coordinate that sees each key.
     limit_BM: int32, one past the last; equal to start for an empty slot.
-    coordinate_BL: int32, of each query.
-    position_BL: int32, of each query.
-    position_BM: int32, of each key.
+    coordinate_BL: int32, the coordinate of each query.
+    position_BL: int32, the position of each query.
+    position_BM: int32, the position of each key.
     window: positions that a query looks back, itself included; None for all.
     scale: factor of the logits, a Python number.
     implementation: a key of `RUNS_ON`. With None the platform and the shape

@@ -126,9 +126,9 @@ def search(
   """Returns the fastest blocks of one kernel.
 
   Args:
-    shape: of the attention.
-    kind: of `kinds`. 'dq' and 'dkv' are timed within the backward pass, a TPU's
-      blocks within both passes.
+    shape: the attention's shape.
+    kind: one of `kinds`. 'dq' and 'dkv' are timed within the backward pass, a
+      TPU's blocks within both passes.
     tried: blocks for that kernel.
     repeats: rounds.
   """

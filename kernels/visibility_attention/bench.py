@@ -83,7 +83,7 @@ def tiles(
   """Returns the pairs of tiles that a kernel visits and has to visit.
 
   Args:
-    shape: of the attention.
+    shape: the attention's shape.
     part: 'forward' or 'backward'.
     implementation: 'pallas_gpu' or 'pallas_tpu'.
   """

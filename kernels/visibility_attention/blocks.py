@@ -71,9 +71,9 @@ class Tiles(NamedTuple):
   """Blocks of a GPU kernel.
 
   Attributes:
-    rows: of a query tile, all heads of a few tokens; a power of two.
-    keys: of a key block; a power of two.
-    warps: of a program.
+    rows: rows per query tile, all heads of a few tokens; a power of two.
+    keys: keys per key block; a power of two.
+    warps: warps per program.
     stages: how many visited blocks are in flight.
   """
 
@@ -120,8 +120,8 @@ def trying(
 
   Args:
     tiles: blocks.
-    kinds: of GPU_KINDS, TRITON, MOSAIC, VALUES or 'tpu'; the default is all
-      kinds that take such tiles.
+    kinds: some of GPU_KINDS, TRITON, MOSAIC, VALUES and 'tpu'; the default is
+      all kinds that take such tiles.
   """
   every = {
     Tiles: (*GPU_KINDS, TRITON),
@@ -150,7 +150,7 @@ def gpu(
   """Returns the blocks of a GPU kernel: measured ones where there are any.
 
   Args:
-    kind: of GPU_KINDS, or TRITON.
+    kind: one of GPU_KINDS, or TRITON.
     rows: queries times heads.
     memory: keys.
     window: None for all.
@@ -178,7 +178,7 @@ class MosaicTiles(NamedTuple):
   """Blocks of the Mosaic GPU kernel, whose query tiles always have 128 rows.
 
   Attributes:
-    keys: of a key block.
+    keys: keys per key block.
     stages: visited blocks that are in shared memory at once.
   """
 
@@ -207,8 +207,9 @@ def mosaic(
   128 keys: twice as many do not fit into a thread's registers.
 
   Args:
-    row_bytes: of a row's query and output in shared memory.
-    key_bytes: of a key, its value and all else that the kernel reads per key.
+    row_bytes: bytes of a row's query and output in shared memory.
+    key_bytes: bytes of a key, its value and all else that the kernel reads per
+      key.
     window: as `api.forward` has it.
     head_dim: K.
     integer_dot: whether q and k meet as codes.
@@ -299,8 +300,8 @@ class TpuTiles(NamedTuple):
   """Blocks of a TPU kernel, whole registers of 128 lanes.
 
   Attributes:
-    rows: of a query tile, all heads of whole tokens where that fits.
-    keys: of a key block.
+    rows: rows per query tile, all heads of whole tokens where that fits.
+    keys: keys per key block.
   """
 
   rows: int
@@ -327,7 +328,7 @@ def tpu(
   Args:
     length: queries.
     memory: keys.
-    heads: of a query.
+    heads: rows per query.
     head_dim: K.
     itemsize: bytes of the values that meet in products.
     window: as `api.forward` has it.

@@ -14,7 +14,7 @@ def dequantize(x, scale, dtype):
     x: [..., K], int8 codes or floats.
     scale: None for floats; x's shape without K (per token) or [K] (per
       channel).
-    dtype: of the values that codes stand for.
+    dtype: the dtype of the values that codes stand for.
   """
   if scale is None:
     return x

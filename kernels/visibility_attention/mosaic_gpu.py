@@ -124,13 +124,13 @@ class _Statics(NamedTuple):
 
   Attributes:
     batch: B.
-    tiles: of a row of the batch.
+    tiles: query tiles per row of the batch.
     shared: tiles that share a list.
-    keys: of a block.
-    stages: of the ring.
+    keys: keys per key block.
+    stages: stages of the ring.
     factor: f where it is one for all rows.
     negative: whether `scale` is, and s has its sign from no key's scale.
-    dtype: of v, of the weights p and of the output.
+    dtype: the dtype of v, of the weights p and of the output.
   """
 
   batch: int

@@ -31,8 +31,9 @@ def contain_keys(k_BMK, v_BMK, scales: operands.Scales, dtype):
   Args:
     k_BMK: keys, floats or codes.
     v_BMK: values, floats or codes.
-    scales: of the codes. A scale per channel is taken to be finite.
-    dtype: of keys whose codes cannot be NaN, as their scales are per channel.
+    scales: the codes' scales. A scale per channel is taken to be finite.
+    dtype: the dtype that keys are dequantized to where their scales are per
+      channel, because such codes cannot be NaN.
   """
   spoilt_BM = _spoilt_keys(k_BMK, v_BMK, scales)
   if spoilt_BM is None:
@@ -54,8 +55,8 @@ def contain_all(
     q_BLHK: queries, floats or codes.
     k_BMK: keys, floats or codes.
     v_BMK: values, floats or codes.
-    scales: of the codes.
-    cotangents: of the queries.
+    scales: the codes' scales.
+    cotangents: the queries' cotangents.
   """
   spoilt_BM = _spoilt_keys(k_BMK, v_BMK, scales)
   if spoilt_BM is not None:

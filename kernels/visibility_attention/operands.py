@@ -10,9 +10,9 @@ class Ranges(NamedTuple):
   Attributes:
     start_BM: the first query coordinate that sees each key.
     limit_BM: one past the last; equal to start for an empty slot.
-    coordinate_BL: of each query.
-    position_BL: of each query.
-    position_BM: of each key.
+    coordinate_BL: the coordinate of each query.
+    position_BL: the position of each query.
+    position_BM: the position of each key.
   """
 
   start_BM: Any
@@ -56,7 +56,7 @@ def visible(ranges: Ranges, window: int | None):
   """Returns bool[B, L, M]: which query sees which key.
 
   Args:
-    ranges: of queries and keys, jnp or numpy.
+    ranges: the ranges of queries and keys, jnp or numpy arrays.
     window: positions that a query looks back, itself included; None for all.
   """
   coordinate_BL1 = ranges.coordinate_BL[:, :, None]

@@ -94,13 +94,13 @@ class _Statics(NamedTuple):
   """What a kernel knows when it is compiled.
 
   Attributes:
-    heads: rows of a query.
-    rows: of all queries, R.
+    heads: rows per query.
+    rows: R, the rows of all queries.
     memory: keys.
     window: None for all.
     scale: factor of the logits.
     integer_dot: whether q and k meet as codes.
-    dtype: of the output, and of values that codes stand for.
+    dtype: the dtype of the output, and of values that codes stand for.
     tiles: block sizes.
     shared: query tiles that share a list.
   """

@@ -52,7 +52,7 @@ class _Static(NamedTuple):
     windowed: whether there is a window.
     scale: factor of the logits.
     integer_dot: whether QKᵀ is a product of codes.
-    dtype: of the operands of every other product.
+    dtype: the operands' dtype in every other product.
   """
 
   windowed: bool

@@ -40,7 +40,7 @@ def available(
   """Returns by name a function that makes a peer's calls, and that may fail.
 
   Args:
-    shape: of the arrays.
+    shape: the attention's shape.
     q_BLHK: bfloat16, as all of them.
     k_BMK: keys.
     v_BMK: values.

@@ -93,8 +93,8 @@ def full_first(sees_BXY, full_BXY) -> FullFirst:
   With both arguments transposed, returns the query tiles of each key block.
 
   Args:
-    sees_BXY: of `sees`.
-    full_BXY: of `full`.
+    sees_BXY: bool, from `sees`.
+    full_BXY: bool, from `full`.
   """
   Y = sees_BXY.shape[-1]
   number_Y = jnp.arange(Y, dtype=jnp.int32)
@@ -113,11 +113,11 @@ def sees(ranges, window, rows, heads, keys):
   It is True wherever some query sees some key, and seldom elsewhere.
 
   Args:
-    ranges: of queries and keys.
+    ranges: the `Ranges` of queries and keys.
     window: positions that a query looks back; None for all.
-    rows: of a query tile.
-    heads: rows of a token.
-    keys: of a key block.
+    rows: rows per query tile.
+    heads: rows per token.
+    keys: keys per key block.
   """
   start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges
   filled_BM = start_BM < limit_BM
@@ -155,11 +155,11 @@ def full(ranges, window, rows, heads, keys):
   A block that goes beyond the last key, or holds an empty slot, is never full.
 
   Args:
-    ranges: of queries and keys.
+    ranges: the `Ranges` of queries and keys.
     window: positions that a query looks back; None for all.
-    rows: of a query tile.
-    heads: rows of a token.
-    keys: of a key block.
+    rows: rows per query tile.
+    heads: rows per token.
+    keys: keys per key block.
   """
   start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges
   start_B1Y = _of_block(jnp.max, start_BM, keys, _MOST)
@@ -177,7 +177,7 @@ def counts(ranges, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
   """Returns how many pairs of tiles a kernel visits, and how many it has to.
 
   Args:
-    ranges: of queries and keys, concrete.
+    ranges: the `Ranges` of queries and keys, concrete arrays.
     window, rows, heads, keys: as `sees` has them.
     tiles: query tiles of `rows` that share one list.
 

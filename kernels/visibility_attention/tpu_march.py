@@ -76,13 +76,13 @@ def march(
       function, and references to one block of each of the arguments below.
       visit(step) calls step(visited references, masked) for each visited block,
       where masked is a Python bool.
-    orders_BX1N: of `orders`.
+    orders_BX1N: int32, from `orders`.
     marching: tree of arrays [B, X, …].
     visited: tree of arrays [B, Y, …].
     constants: tree of arrays that every block reads whole.
     outputs: tree of jax.ShapeDtypeStruct [B, X, …].
     scratch: tree of memory that a block's work needs between visits.
-    name: of the kernel, for profiles.
+    name: the kernel's name, for profiles.
 
   Returns:
     The outputs.

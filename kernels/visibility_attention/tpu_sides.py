@@ -84,10 +84,10 @@ def cut_rows(
     size: R.
     q_BLHK: queries, floats or codes.
     q_scale_BLH: given where q meets k as codes.
-    ranges: of queries and keys.
+    ranges: the `Ranges` of queries and keys.
     window: positions that a query looks back; None for all.
-    factor: of the logits, in base 2.
-    cotangents: of the queries, in the backward pass.
+    factor: the factor of the logits, in base 2.
+    cotangents: the queries' cotangents, in the backward pass.
   """
   B, L, H = q_BLHK.shape[:3]
 

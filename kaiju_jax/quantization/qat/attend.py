@@ -34,7 +34,8 @@ def int8_attention(
     scale: multiplies the logits.
     qk: 'int8' quantizes q (a scale per token and head) for an s8 QKᵀ; 'none'
       dequantizes K.
-    implementation: of the kernel; with None the platform chooses.
+    implementation: the name of the attention kernel's implementation; with None
+      the platform chooses.
     q_BLHK: queries, in the model's dtype.
     k_BMK: codes of the keys, scales [B, M] or [K].
     v_BMK: codes of the values; dequantized before PV.

@@ -33,14 +33,14 @@ def forward(
   """Returns y, and the codes (None unless kept) and scales of x.
 
   Args:
-    letters: of the einsum.
+    letters: the einsum's letters.
     x: activations, or their codes.
     w: the weight.
     limit: a scalar, or None for each row's largest magnitude.
     nonnegative: see `project.Options`.
-    dtype: of y.
+    dtype: the dtype of y.
     keep_codes: whether the backward pass needs the codes.
-    implementation: of the kernel.
+    implementation: the name of the kernel's implementation.
   """
   shape = x.shape
   outer = shape[: len(shape) - len(letters.contracted)]

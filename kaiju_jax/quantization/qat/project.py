@@ -40,10 +40,10 @@ def einsum(
     x: floats, or codes (of `quantize`) where the weight is `Quantized`.
     w: weight.
     limit: see `int8_einsum`.
-    nonnegative: see `Options`, as are the next two.
-    input_gradient: see there.
-    implementation: see there.
-    dtype: of the result, by default x's. Sums are in f32 or s32.
+    nonnegative: see `Options`.
+    input_gradient: see `Options`.
+    implementation: see `Options`.
+    dtype: the result's dtype, by default x's. Sums are in f32 or s32.
 
   Returns:
     The projection, in `dtype`. A NaN in x makes its token's row NaN.
@@ -71,8 +71,9 @@ class Options(NamedTuple):
     nonnegative: x ≥ 0 and is coded on all 256 levels.
     input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
       dy rounded stochastically.
-    implementation: of the kernel `int8_matmul`; '' for XLA's dots.
-    dtype: of the result.
+    implementation: the name of an implementation of the kernel `int8_matmul`;
+      '' for XLA's dots.
+    dtype: the result's dtype.
   """
 
   nonnegative: bool

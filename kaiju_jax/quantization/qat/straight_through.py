@@ -21,7 +21,7 @@ def quantize(x: jax.Array, axes: tuple[int, ...], dtype) -> Quantized:
     x: a float32 master weight (a scale per output channel), or activations (a
       scale per token).
     axes: the dimensions that share a scale: the contracted ones.
-    dtype: of the gradient that comes back through the carrier.
+    dtype: the dtype of the gradient that comes back through the carrier.
   """
   codes, scales = int8.quantize(x, axes)
   return Quantized(codes, scales, jnp.zeros(x.shape, dtype))

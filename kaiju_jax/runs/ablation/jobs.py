@@ -111,7 +111,7 @@ def _interruptions() -> Iterator[list[int]]:
   """Notes a first SIGINT or SIGTERM; a second one raises KeyboardInterrupt.
 
   An exception could fall between the start of a job and our record of it, and
-  leave the job running for ever; a note cannot.
+  leave the job running forever; a note cannot.
   """
   noted = []
 

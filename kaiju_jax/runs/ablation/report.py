@@ -318,7 +318,7 @@ def _running_mean(values, span: int):
 def _draw_final(
   path: pathlib.Path, values: Mapping[str, Mapping[int, float]]
 ) -> None:
-  """Each arm's final loss: a dot a seed, a bar at the mean."""
+  """Each arm's final loss: one dot per seed, a bar at the mean."""
   import matplotlib.figure
 
   figure = matplotlib.figure.Figure(
