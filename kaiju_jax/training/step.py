@@ -111,7 +111,7 @@ def make(
 
   Args:
     experiment: what is trained.
-    mesh: of `mesh.make`; the first device alone by default.
+    mesh: the mesh of `mesh.make`; by default the first device alone.
     objective: what is minimized; by default the experiment's.
     start: a state on the mesh, or its shapes; by default found by tracing how
       the model is initialized, which takes seconds.

@@ -50,11 +50,11 @@ class Wire:
   """How a weight is used, and what crosses the wire for it.
 
   Attributes:
-    letters: of the weight; D first.
+    letters: the letters of the weight, D first.
     contract: the letters that a matmul sums over: one int8 scale for them.
-    dtype: of a float weight in use, and of the gradient.
+    dtype: the dtype of a float weight in use, and of the gradient.
     int8: whether the weight is used as `Quantized`.
-    weights: of the config's `wire_weights`: with 'int8' codes and scales cross
+    weights: the config's `wire_weights`. With 'int8' codes and scales cross
       if the weight is used as int8. Otherwise the master crosses in `dtype`,
       and is quantized on arrival if need be.
     gradients: the codec that the gradient crosses in.

@@ -67,7 +67,7 @@ def test_a_small_sequence_does_not_wait_for_pages_that_it_does_not_need():
 
 
 def test_a_large_sequence_is_overtaken_a_bounded_number_of_times():
-  """Small ones that come for ever, two at a time, always leave too little."""
+  """Small ones that come forever, two at a time, always leave too little."""
   schedule, rows = schedule_lib.Schedule(overtakes=5), Rows(4, 20)
   running = collections.deque([sequence(9), sequence(9)])
   for one in running:
@@ -120,7 +120,7 @@ def test_a_short_prompt_runs_before_a_long_one():
 
 @pytest.mark.parametrize('count', [1, 4, 9])
 def test_every_prompt_runs_a_chunk_within_a_bound(count):
-  """Short prompts that come for ever, beside `count` long ones."""
+  """Short prompts that come forever, beside `count` long ones."""
   rng = random.Random(count)
   schedule = schedule_lib.Schedule(passes=3)
   waited = {}
