@@ -61,10 +61,10 @@ _V5P = 'v5p_128', 'custom_call_target="tpu_custom_call"'
 @pytest.mark.parametrize(
   ('accelerator', 'kernel', 'tokens'),
   [
-    (*_H100, 1),
-    (*_V5P, 128),
-    pytest.param(*_H100, 128, marks=pytest.mark.full),
-    pytest.param(*_V5P, 1, marks=pytest.mark.full),
+    (*_H100, 128),
+    (*_V5P, 1),
+    pytest.param(*_H100, 1, marks=pytest.mark.full),
+    pytest.param(*_V5P, 128, marks=pytest.mark.full),
   ],
 )
 def test_a_step_runs_on_its_kernels_and_moves_no_pool(
