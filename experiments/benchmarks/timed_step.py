@@ -16,7 +16,7 @@ def batch(experiment: experiment_lib.Experiment) -> Any:
   rng = np.random.default_rng(0)
   piece = packing.Piece(tokens=rng.integers(1, 256, data.length))
   rows = [packing.row([piece], data.length)] * data.batch
-  return packing.Batch(*(field[None] for field in packing.stack(rows)))
+  return packing.stack(rows).map(lambda field: field[None])
 
 
 def ours(experiment: experiment_lib.Experiment) -> tuple[Any, Any]:

@@ -164,6 +164,7 @@ def planned_bytes(model, batch: int, length: int) -> int:
         (1, batch, length), jnp.float32 if 'weight' in name else jnp.int32
       )
       for name in packing.Batch._fields
+      if name != 'extras'
     )
   )
   compiled = step.make(experiment).lower(abstract_state, abstract_batch)

@@ -101,7 +101,7 @@ def test_a_head_behind_a_frozen_trunk_learns_what_its_tokens_are():
   for seed in range(STEPS):
     state, metrics = step(state, batch(seed))
     losses.append(float(metrics['loss']))
-  assert losses[0] == pytest.approx(np.log(2), rel=1e-6)
+  assert losses[0] == pytest.approx(np.log(2), rel=1e-5)
   assert metrics['loss_weight'] == batch(0).extras['weight_BLC'].sum()
   one = experiment()
   scores = objective_metrics.evaluator(
@@ -224,7 +224,7 @@ def test_a_language_models_checkpoint_is_a_trunk(tmp_path):
   state = state_lib.initial(experiment(), params=read['params'])
   state, metrics = step_of(True)(state, batch(0))
   chex.assert_trees_all_equal(state.params | trunk(), state.params)
-  assert metrics['head_loss'] == pytest.approx(np.log(2), rel=1e-6)
+  assert metrics['head_loss'] == pytest.approx(np.log(2), rel=1e-5)
 
 
 def test_the_loss_is_weighted_binary_cross_entropy():

@@ -42,6 +42,7 @@ def _arms():
   }
 
 
+@pytest.mark.slow
 def test_arms_move_matmuls_to_int8():
   int8, total = {}, {}
   for arm, experiment in _arms().items():
