@@ -54,6 +54,7 @@ def forward():
   return lambda tokens_BL, count: read(tokens_BL, 3)[:, 3 - count :]
 
 
+@pytest.mark.slow
 def test_answers_through_the_cache_are_those_of_the_forward_pass():
   read = cached_answers.reader(made(), chunk=8)
   pairs = []

@@ -47,6 +47,7 @@ def test_implementations_agree_and_stand_beside_their_peers():
   assert all(row.max_error == 0 for row in rows if not row.is_peer)
 
 
+@pytest.mark.slow
 def test_the_fastest_tile_is_written_and_taken(tmp_path, monkeypatch):
   shape = bench.Shape(32, 64, 64, 'first')
   tiles = [blocks.Gpu(32, 32, 32, 4, 2), blocks.Gpu(16, 64, 32, 4, 2)]

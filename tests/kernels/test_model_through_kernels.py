@@ -65,10 +65,8 @@ def _loss_and_gradient(attention):
   return sums.loss, gradient
 
 
-@pytest.mark.parametrize(
-  'attention',
-  ['pallas_gpu', pytest.param('pallas_tpu', marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('attention', ['pallas_gpu', 'pallas_tpu'])
 def test_loss_and_gradients_are_those_of_xla(attention):
   want_loss, want = _loss_and_gradient('chunked')
   loss, gradient = _loss_and_gradient(attention)

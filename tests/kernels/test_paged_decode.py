@@ -334,7 +334,7 @@ def test_splits_do_not_change_the_result(implementation):
   [
     pytest.param('pallas_gpu', 32, 16, marks=pytest.mark.slow),
     ('pallas_gpu', 8, 32),
-    ('pallas_tpu', 8, 40),
+    pytest.param('pallas_tpu', 8, 40, marks=pytest.mark.slow),
     ('xla', 8, 40),
   ],
 )

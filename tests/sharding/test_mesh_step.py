@@ -92,17 +92,17 @@ LOSS = {'plain': 1e-6, 'int8': 1e-4, 'all int8': 1e-3}
 GRADIENT = {'plain': 1e-5, 'int8': 3e-2, 'all int8': 3e-2}
 
 
-# Each arm where both axes are split; slow, where one is whole.
+# Quick: floats where both axes are split. Codes and single axes are slow.
 @pytest.mark.parametrize(
   ('arm', 'widths'),
   [
     ('plain', (4, 2)),
-    ('int8', (2, 4)),
     *(
       pytest.param(arm, widths, marks=pytest.mark.slow)
       for arm, widths in (
         ('plain', (8, 1)),
         ('plain', (1, 8)),
+        ('int8', (2, 4)),
         ('int8', (8, 1)),
         ('int8', (1, 8)),
         ('all int8', (2, 2)),

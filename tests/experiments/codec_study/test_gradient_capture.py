@@ -54,6 +54,7 @@ def test_pooled_blocks_keep_their_rows():
     gradient_capture.pooled({'a': np.ones((33, 1))})
 
 
+@pytest.mark.slow
 def test_a_worker_sends_the_gradient_of_its_mean_loss():
   experiment = tiny.get_config('f32')
   experiment.model.num_layers = 1
