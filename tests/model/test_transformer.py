@@ -72,7 +72,7 @@ CONFIGS = {
     quantization=int8_config(kv_scale='channel', qk='none')
   ),
 }
-# The first three meet nearly every line; the others, in other company.
+# The first two meet nearly every line; the others, in other company.
 SLOW = list(CONFIGS)[2:]
 
 
