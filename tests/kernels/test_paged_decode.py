@@ -35,6 +35,14 @@ _quick_jit = functools.partial(
 )
 
 implementations = pytest.mark.parametrize('implementation', api.RUNS_ON)
+# The TPU's kernel in an interpreter takes longest, and rounds as the others do.
+rounding = pytest.mark.parametrize(
+  'implementation',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == 'pallas_tpu'))
+    for name in api.RUNS_ON
+  ],
+)
 kernels = pytest.mark.parametrize(
   'implementation', ['pallas_gpu', 'pallas_tpu']
 )
@@ -394,7 +402,7 @@ def test_codes(implementation, coding):
   _close(results, _oracle(case, *values))
 
 
-@implementations
+@rounding
 def test_codes_with_an_output_of_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
   arrays, scales, values = _coded(case, True, 'token')
@@ -408,7 +416,7 @@ def test_codes_with_an_output_of_half_precision(implementation):
   _close([lse_BLH], [expected_BLH])
 
 
-@implementations
+@rounding
 def test_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
   arrays = [jnp.asarray(x, jnp.bfloat16) for x in _operands(case)]

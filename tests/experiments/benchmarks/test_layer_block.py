@@ -55,6 +55,7 @@ def test_arms_move_matmuls_to_int8():
   assert int8['int8, gradient'] > 1.5 * int8['int8']
 
 
+@pytest.mark.slow
 def test_arms_are_timed():
   arms = _arms()
   del arms['int8']
