@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 import numpy as np
 
 from kaiju_jax.data import loader
 from kaiju_jax.data import text
+from kaiju_jax.evaluation import on_devices
 from kaiju_jax.evaluation import perplexity
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import language
@@ -71,7 +71,7 @@ def evaluator(
 
   mesh = mesh or mesh_lib.single()
 
-  @_on_each(mesh)
+  @on_devices.each(mesh)
   def summed(params, held, rows_BL):
     value = language.weighted_cross_entropy(
       model, params, rows_BL, 0.0, 0.0, held
@@ -79,7 +79,7 @@ def evaluator(
     weight = jnp.sum(rows_BL.weight_BL)
     return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]
 
-  @_on_each(mesh)
+  @on_devices.each(mesh)
   def readings(params, held, rows_BL):
     _, left = model.apply(
       {'params': params, **held},
@@ -106,25 +106,6 @@ def evaluator(
     }
 
   return evaluate
-
-
-def _on_each(mesh: jax.sharding.Mesh):
-  """Runs (params, held, rows_BL) on each device's rows; all devices agree."""
-
-  def decorate(function):
-    def run(params, held, rows_BL):
-      specs = rules.specs(params, mesh), ternary_plan.specs_of(held)
-      return jax.shard_map(
-        function,
-        mesh=mesh,
-        in_specs=(*specs, PartitionSpec('fsdp')),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-      )(params, held, rows_BL)
-
-    return jax.jit(run)
-
-  return decorate
 
 
 def _root_mean_squares(readings) -> dict[str, float]:

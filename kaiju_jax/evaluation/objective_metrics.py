@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 import numpy as np
 
 from kaiju_jax.data import loader
+from kaiju_jax.evaluation import on_devices
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.sharding import collectives
@@ -40,20 +40,10 @@ def evaluator(
   mesh = mesh or mesh_lib.single()
   z = objective_lib.ZReg(0.0, 0.0)
 
-  def local(params, held, rows_BL):
+  @on_devices.each(mesh)
+  def summed(params, held, rows_BL):
     sums = objective.loss(model, {'params': params, **held}, rows_BL, z)
     return jax.tree.map(lambda x: collectives.total(x, 'B', rules.ROWS), sums)
-
-  @jax.jit
-  def summed(params, held, rows_BL):
-    specs = rules.specs(params, mesh), ternary_plan.specs_of(held)
-    return jax.shard_map(
-      local,
-      mesh=mesh,
-      in_specs=(*specs, PartitionSpec('fsdp')),
-      out_specs=PartitionSpec(),
-      check_vma=False,
-    )(params, held, rows_BL)
 
   def evaluate(
     params: Any, replica: ternary.State | None = None
