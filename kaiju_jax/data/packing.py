@@ -45,12 +45,15 @@ class Piece(NamedTuple):
     weights: float[n], the weight of each token's loss; None for ones. The first
       token always gets weight 0, because nothing in the row predicts it.
     source: number of the document in its corpus.
+    extras: {name: array [n, …]}, what lies beside each token in `Row.extras`;
+      None for nothing.
   """
 
   tokens: Any
   parents: Any = None
   weights: Any = None
   source: int = 0
+  extras: Mapping[str, Any] | None = None
 
 
 class Row(NamedTuple):
@@ -119,8 +122,8 @@ def row(pieces: Sequence[Piece], length: int) -> Row:
   """Returns `pieces` side by side in a row of `length`, padded at its end.
 
   Raises:
-    ValueError: an empty piece, pieces longer than the row, or a tree whose
-      tokens are not in preorder below one root.
+    ValueError: an empty piece, pieces longer than the row, a tree whose tokens
+      are not in preorder below one root, or extras of another length.
   """
   visibility = visibility_lib.side_by_side(
     [_visibility(piece) for piece in pieces], length
@@ -150,7 +153,28 @@ def row(pieces: Sequence[Piece], length: int) -> Row:
     predecessor=predecessor,
     weight=weight,
     source=source,
+    extras=_laid_out(pieces, length),
   )
+
+
+def _laid_out(pieces: Sequence[Piece], length: int):
+  """Returns what lies beside the tokens of all pieces, 0 in padding."""
+  if all(piece.extras is None for piece in pieces):
+    return None
+  extras, offset = {}, 0
+  for piece in pieces:
+    end = offset + len(piece.tokens)
+    for name, array in (piece.extras or {}).items():
+      if len(array) != len(piece.tokens):
+        raise ValueError(
+          f'document {piece.source}: extras[{name!r}] has {len(array)} entries'
+          f' beside {len(piece.tokens)} tokens.'
+        )
+      if name not in extras:
+        extras[name] = np.zeros((length, *array.shape[1:]), array.dtype)
+      extras[name][offset:end] = array
+    offset = end
+  return extras
 
 
 def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):

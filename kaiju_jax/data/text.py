@@ -7,11 +7,13 @@ bisection when it is asked for: rows[i] depends only on the corpus, the length,
 the seed and i, and costs the same for every i.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import functools
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +85,17 @@ def corpus(
   )
 
 
+def digest(corpus: Corpus) -> str:
+  """Returns a corpus's hash: its tokens, documents and trees, not its names."""
+  sums = hashlib.blake2b(str(corpus.tokens.dtype).encode(), digest_size=16)
+  sums.update(corpus.tokens.data)
+  sums.update(np.asarray(corpus.begins, np.int64).data)
+  for index in sorted(corpus.parents):
+    sums.update(index.to_bytes(8, 'little'))
+    sums.update(np.asarray(corpus.parents[index], np.int64).data)
+  return sums.hexdigest()
+
+
 def check(config: data_config.DataConfig, vocab_size: int) -> None:
   """Refuses text or a tokenizer that is missing, before any text is read.
 
@@ -131,6 +144,10 @@ def load(
   )
 
 
+# (first corpus token, one past the last) → {name: array [n, …]}.
+Beside = Callable[[int, int], Mapping[str, np.ndarray]]
+
+
 class _Epoch(NamedTuple):
   documents: np.ndarray  # Which document comes n-th.
   begins: np.ndarray  # Where, in the stream that is cut into rows.
@@ -141,7 +158,12 @@ class Rows:
   """A row source over a corpus: an epoch, then the next, without end."""
 
   def __init__(
-    self, corpus: Corpus, length: int, seed: int = 0, shuffle: bool = True
+    self,
+    corpus: Corpus,
+    length: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    beside: Beside | None = None,
   ):
     """Lays out an epoch when one of its rows is asked for.
 
@@ -151,6 +173,10 @@ class Rows:
       seed: the seed that every epoch's order is drawn from.
       shuffle: whether the order is drawn; otherwise it is the corpus's own
         in every epoch.
+      beside: returns what lies beside a range of the corpus's tokens, such as
+        a teacher's targets. It is asked for each document, or part of one, that
+        stands in a row, so that the row's `extras` hold the values of its own
+        tokens. None for no extras.
 
     Raises:
       ValueError: a tree that is longer than a row.
@@ -159,6 +185,7 @@ class Rows:
     self._length = length
     self._seed = seed
     self._shuffle = shuffle
+    self._beside = beside
     self._sizes = np.diff(corpus.begins)
     self._whole = np.zeros(len(corpus.names), bool)
     self._whole[list(corpus.parents)] = True
@@ -218,11 +245,13 @@ class Rows:
     return places
 
   def _piece(self, document: int, low: int, high: int) -> packing.Piece:
-    begin = self._corpus.begins[document]
+    begin = int(self._corpus.begins[document])
+    first, end = begin + low, begin + high
     return packing.Piece(
-      tokens=self._corpus.tokens[begin + low : begin + high],
+      tokens=self._corpus.tokens[first:end],
       parents=self._corpus.parents.get(document),
       source=document,
+      extras=self._beside and self._beside(first, end),
     )
 
   def _locate(self, index: int) -> tuple[int, int]:

@@ -192,3 +192,17 @@ def test_stack_and_microbatches():
 def test_bad_pieces(piece, message):
   with pytest.raises(ValueError, match=message):
     packing.row([piece], 4)
+
+
+def test_extras_lie_beside_their_tokens():
+  pieces = [
+    packing.Piece([BOS, 1], extras={'x_BLT': np.array([[1, 2], [3, 4]])}),
+    packing.Piece([BOS], source=1),
+    packing.Piece([BOS], extras={'x_BLT': np.array([[5, 6]])}, source=2),
+  ]
+  (array,) = packing.row(pieces, 6).extras.values()
+  assert array.tolist() == [[1, 2], [3, 4], [0, 0], [5, 6], [0, 0], [0, 0]]
+  assert packing.row(pieces[1:2], 6).extras is None
+  broken = pieces[0]._replace(extras={'x_BLT': np.zeros((3, 2))})
+  with pytest.raises(ValueError, match=r"extras\['x_BLT'\] has 3 .* 2 tokens"):
+    packing.row([broken], 6)

@@ -327,3 +327,44 @@ def test_trees_from_a_file_to_rows(tmp_path):
     *[4, 9, 10],
     *[12, 12, 13, 14],
   ]
+
+
+@pytest.mark.parametrize('trees', [False, True])
+def test_what_lies_beside_a_token_comes_with_it(trees):
+  """Cut documents, trees, any epoch and any length."""
+  rng = np.random.default_rng(8)
+  for length in (26, 31, 64):
+    corpus = _random_corpus(rng, trees)
+    rows = text_lib.Rows(
+      corpus,
+      length,
+      seed=4,
+      beside=lambda first, end: {'place_BL': np.arange(first + 1, end + 1)},
+    )
+    index, total = 0, len(corpus.tokens)
+    for _ in range(3):
+      seen = []
+      while len(seen) < total:
+        row = rows[index]
+        place_L = row.extras['place_BL']
+        real_L = row.source >= 0
+        assert not place_L[~real_L].any()
+        place_L = place_L[real_L] - 1
+        np.testing.assert_array_equal(
+          corpus.tokens[place_L], row.tokens[real_L]
+        )
+        document_L = np.searchsorted(corpus.begins, place_L, 'right') - 1
+        np.testing.assert_array_equal(document_L, row.source[real_L])
+        seen += place_L.tolist()
+        index += 1
+      assert sorted(seen) == list(range(total))
+
+
+def test_the_digest_tells_corpora_apart():
+  one = _corpus('ab', 'cd')
+  assert text_lib.digest(one) == text_lib.digest(_corpus('ab', 'cd'))
+  tree = text_lib.corpus([Document('t', ('a', 'b', 'c'), (-1, 0, 0))], BYTES)
+  line = text_lib.corpus([Document('t', ('abc',))], BYTES)
+  others = [_corpus('ab', 'ce'), _corpus('cd', 'ab'), tree, line]
+  digests = {text_lib.digest(corpus) for corpus in [one, *others]}
+  assert len(digests) == 5
