@@ -1,6 +1,25 @@
 """Where training rows come from."""
 
+from collections.abc import Sequence
 import dataclasses
+import math
+
+
+@dataclasses.dataclass
+class SourceConfig:
+  """One source of a mixture (`data/mixture.py`).
+
+  Attributes:
+    name: what its curves are called: loss/NAME.
+    path: as `DataConfig.path`.
+    weight: its share of the tokens, in units of all sources' sum.
+    anneal: the same in the annealing stage; -1 for the same as `weight`.
+  """
+
+  name: str
+  path: str
+  weight: float = 1.0
+  anneal: float = -1.0
 
 
 @dataclasses.dataclass
@@ -14,6 +33,16 @@ class DataConfig:
       text).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
+    sources: several sources instead of `path`, mixed by their weights. They
+      are named in a config's code or in a mix.json; a flag cannot hold them.
+    mix: path of a mix.json, whose weights win over those of `sources`
+      (`data/mix_file.py`); '' for none.
+    anneal_at: fraction of the run's rows after which the sources' weights turn
+      into their annealing weights; 1 for never.
+    anneal_over: fraction of the run's rows that this takes, linearly; 0 for at
+      once.
+    mix_block: rows of a mixture's block: at each block's end, every source has
+      its share of the rows so far to within one row.
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
     length: L, tokens per row, at least 2: a row's first token is not predicted.
     batch: B, rows per microbatch.
@@ -24,6 +53,11 @@ class DataConfig:
 
   task: str = 'text'
   path: str = ''
+  sources: tuple[SourceConfig, ...] = ()
+  mix: str = ''
+  anneal_at: float = 1.0
+  anneal_over: float = 0.0
+  mix_block: int = 1024
   tokenizer: str = ''
   length: int = 512
   batch: int = 8
@@ -43,6 +77,7 @@ def check(config: DataConfig) -> None:
     ('batch', 1),
     ('microbatches', 1),
     ('evaluated_rows', 1),
+    ('mix_block', 1),
   ):
     if getattr(config, name) < least:
       raise ValueError(
@@ -51,4 +86,81 @@ def check(config: DataConfig) -> None:
   if not 0 <= config.held_out < 1:
     raise ValueError(
       f'data.held_out={config.held_out}: must be a fraction, 0 ≤ … < 1.'
+    )
+  if config.sources:
+    check_sources(config.sources)
+    if config.path:
+      raise ValueError(
+        f"data.path={config.path!r}: must be '' where data.sources are given,"
+        ' which have paths of their own.'
+      )
+  _check_annealing(config)
+
+
+def check_sources(sources: Sequence[SourceConfig]) -> None:
+  """Refuses sources that cannot be mixed.
+
+  Raises:
+    ValueError: names the source, its value and what would be right.
+  """
+  names = set()
+  for index, one in enumerate(sources):
+    if not isinstance(one, SourceConfig):
+      raise ValueError(
+        f'data.sources[{index}]={one!r}: must be a SourceConfig. Sources cannot'
+        ' be given by flag; name a mix.json with --config.data.mix.'
+      )
+    where = f'data.sources[{index}]'
+    if not one.name or '/' in one.name:
+      raise ValueError(
+        f"{where}.name={one.name!r}: must be a name, without '/'."
+      )
+    if one.name in names:
+      raise ValueError(
+        f'{where}.name={one.name!r}: is the name of two sources.'
+      )
+    names.add(one.name)
+    if not 0 <= one.weight < math.inf:
+      raise ValueError(
+        f'{where} ({one.name}).weight={one.weight}: must be finite, at least 0.'
+      )
+    if one.anneal != -1 and not 0 <= one.anneal < math.inf:
+      raise ValueError(
+        f'{where} ({one.name}).anneal={one.anneal}: must be finite, at least 0,'
+        ' or -1 for the same as its weight.'
+      )
+  for field, weights in (
+    ('weight', [one.weight for one in sources]),
+    ('anneal', annealed(sources)),
+  ):
+    if not sum(weights):
+      raise ValueError(
+        f'data.sources: {field} is 0 for all of {", ".join(sorted(names))}; at'
+        ' least one must be positive.'
+      )
+
+
+def annealed(sources: Sequence[SourceConfig]) -> list[float]:
+  """Returns the sources' weights in the annealing stage."""
+  return [one.weight if one.anneal == -1 else one.anneal for one in sources]
+
+
+def _check_annealing(config: DataConfig) -> None:
+  for name in ('anneal_at', 'anneal_over'):
+    value = getattr(config, name)
+    if not 0 <= value <= 1:
+      raise ValueError(f'data.{name}={value}: must lie in 0…1.')
+  if config.anneal_at == 1:
+    return
+  if config.anneal_at + config.anneal_over > 1:
+    raise ValueError(
+      f'data.anneal_at={config.anneal_at} and'
+      f' data.anneal_over={config.anneal_over} are fractions of one run:'
+      ' together at most 1.'
+    )
+  # A mix.json may bring the annealing weights, so that it is resolved first.
+  if not config.mix and all(one.anneal == -1 for one in config.sources):
+    raise ValueError(
+      f'data.anneal_at={config.anneal_at}: no source has an annealing weight;'
+      ' give one in data.sources, or leave data.anneal_at at 1.'
     )

@@ -3,12 +3,15 @@
 A row source returns any row by its number. The loader batches the rows ahead
 of the step, in one thread of Grain, and knows the number of the next row. That
 number is the loader's whole state. It counts rows, not batches, so it does not
-depend on the batch size.
+depend on the batch size. Where the row source can account for its rows, as a
+mixture can, the state holds the account as well, and a text that is not the one
+before the interruption is refused.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
+from typing import Any
 from typing import Protocol
 
 import grain
@@ -27,6 +30,16 @@ class RowSource(Protocol):
 
   def __getitem__(self, index: int) -> packing.Row:
     """Returns row `index`, from 0 on; after one epoch comes the next."""
+
+
+class Accountable(RowSource, Protocol):
+  """A row source that can tell whether its rows are still the same."""
+
+  def account(self, index: int) -> Any:
+    """Returns what the rows before `index` were made of, for JSON."""
+
+  def check_account(self, index: int, account: Any) -> None:
+    """Raises ValueError where `account(index)` is not what it was."""
 
 
 class Batches(Iterator[packing.Batch]):
@@ -51,15 +64,18 @@ class Batches(Iterator[packing.Batch]):
     self._row += self._microbatches * self._batch
     return batch
 
-  def get_state(self) -> dict[str, int]:
+  def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` takes; JSON can hold it."""
-    return {'row': self._row}
+    state = {'row': self._row}
+    if hasattr(self._source, 'account'):
+      state['account'] = self._source.account(self._row)
+    return state
 
-  def set_state(self, state: dict[str, int]) -> None:
+  def set_state(self, state: dict[str, Any]) -> None:
     """Goes on from where `get_state` was called.
 
     Raises:
-      ValueError: not a state of this class.
+      ValueError: not a state of this class, or the rows before it were others.
     """
     row = state.get('row') if isinstance(state, dict) else None
     if type(row) is not int or row < 0:
@@ -67,6 +83,8 @@ class Batches(Iterator[packing.Batch]):
         f"data state {state!r}: expected {{'row': n}}, the number of the next"
         ' row.'
       )
+    if hasattr(self._source, 'check_account'):
+      self._source.check_account(row, state.get('account'))
     self._seek(row)
 
   def close(self) -> None:

@@ -34,6 +34,9 @@ import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 
+# The extra that says which source of a mixture a row comes from: an int32.
+COMPONENT = 'component_B'
+
 
 class Piece(NamedTuple):
   """A document, or the part of one that stands in a row.

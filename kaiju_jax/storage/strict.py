@@ -122,8 +122,13 @@ def _refuse_attributes(config: Any, prefix: str) -> None:
   fields = [field.name for field in dataclasses.fields(config)]
   _refuse_unknown(vars(config), fields, prefix)
   for name in fields:
-    if dataclasses.is_dataclass(getattr(config, name)):
-      _refuse_attributes(getattr(config, name), f'{prefix}{name}.')
+    value = getattr(config, name)
+    if dataclasses.is_dataclass(value):
+      _refuse_attributes(value, f'{prefix}{name}.')
+    elif isinstance(value, tuple):
+      for index, one in enumerate(value):
+        if dataclasses.is_dataclass(one):
+          _refuse_attributes(one, f'{prefix}{name}[{index}].')
 
 
 def _flat(data: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -131,6 +136,13 @@ def _flat(data: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   for name, value in data.items():
     if isinstance(value, Mapping):
       flat.update(_flat(value, f'{prefix}{name}.'))
+    elif isinstance(value, (list, tuple)) and _are_objects(value):
+      for index, one in enumerate(value):
+        flat.update(_flat(one, f'{prefix}{name}[{index}].'))
     else:
       flat[prefix + name] = list(value) if isinstance(value, tuple) else value
   return flat
+
+
+def _are_objects(values) -> bool:
+  return bool(values) and all(isinstance(one, Mapping) for one in values)

@@ -21,10 +21,12 @@ class Outer:
   on: bool = False
   lengths: tuple[int, ...] = (1, 2)
   inner: Inner = dataclasses.field(default_factory=Inner)
+  several: tuple[Inner, ...] = ()
 
 
 def test_what_goes_out_comes_back():
   outer = Outer(count=7, lengths=(5,), inner=Inner(rate=1e-3, base=1e4))
+  outer.several = Inner(), Inner(0.1)
   assert strict.parse(Outer, strict.dump(outer)) == outer
   experiment = experiment_lib.Experiment()
   experiment.model.rope_global = 0.0
@@ -53,6 +55,7 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
     ('inner', {'rate': 'x', 'base': None}, "inner.rate='x': must be float"),
     ('inner', {'rate': 1.0, 'base': 'x'}, r"inner.base='x': must be float \|"),
     ('inner', {'rate': 1.0}, 'inner.base: missing'),
+    ('several', [{'rate': 1.0}], r'several\[0\].base: missing'),
     ('inner', {'rate': float('nan'), 'base': None}, 'inner.rate=nan: .*finite'),
   ],
 )
@@ -76,6 +79,10 @@ def test_dump_refuses_what_parse_would():
   misspelt.inner.raet = 1.0
   with pytest.raises(ValueError, match=r'inner\.raet: .*inner\.rate\?'):
     strict.dump(misspelt)
+  misspelt = Outer(several=(Inner(), Inner()))
+  misspelt.several[1].raet = 1.0
+  with pytest.raises(ValueError, match=r'several\[1\]\.raet: .*\.rate\?'):
+    strict.dump(misspelt)
 
 
 def test_differences_are_by_dotted_name_and_say_what_is_absent():
@@ -85,4 +92,16 @@ def test_differences_are_by_dotted_name_and_say_what_is_absent():
   assert strict.differences(ours, theirs) == {
     'b.d': (2, strict.ABSENT),
     'b.e': (strict.ABSENT, 2),
+  }
+
+
+def test_differences_of_listed_objects_name_the_field():
+  ours, theirs = (
+    strict.dump(Outer(several=several))
+    for several in ((Inner(), Inner(0.1)), (Inner(), Inner(0.2)))
+  )
+  assert strict.differences(ours, theirs) == {'several[1].rate': (0.1, 0.2)}
+  assert strict.differences(ours, strict.dump(Outer())).keys() == {
+    'several',
+    *(f'several[{n}].{name}' for n in (0, 1) for name in ('rate', 'base')),
   }

@@ -1,0 +1,132 @@
+"""mix.json: the sources of a mixture and their weights, in a file.
+
+    {
+      "sources": [{"name": "code", "path": "data/code", "weight": 0.7}, …],
+      "target": "data/exam", "method": "em", …
+    }
+
+Training reads `sources` alone: the fields of `data/config.SourceConfig`, of
+which `anneal` may be left out. All other keys are the account of how the
+weights were found, for people and for reports. Paths are as in `data.path`:
+relative ones start at the folder that a command is called in.
+
+`data.mix` names such a file. A run looks at it once, when it starts or
+resumes, and its workdir's config.json holds the sources themselves: the file
+may go away, and a resumed run whose file has other weights by then is refused.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+
+SOURCES = 'sources'
+
+
+def write(
+  path: str | os.PathLike,
+  sources: Sequence[data_config.SourceConfig],
+  account: Mapping[str, Any],
+) -> None:
+  """Replaces a mix.json in one atomic step.
+
+  Args:
+    path: the file.
+    sources: names, paths and weights.
+    account: how the weights were found, in what JSON can hold.
+
+  Raises:
+    ValueError: sources that a run would refuse, an account of the name
+      `sources`, or a number in it that is not finite.
+    OSError: the file cannot be written.
+  """
+  data_config.check_sources(sources)
+  if SOURCES in account:
+    raise ValueError(f'{path}: the account must not have a key {SOURCES!r}.')
+  data = {SOURCES: [strict.dump(one) for one in sources], **account}
+  files.write_json(pathlib.Path(path), data)
+
+
+def read(path: str | os.PathLike) -> tuple[data_config.SourceConfig, ...]:
+  """Returns the sources of a mix.json.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is not JSON, holds no sources, or one of them has a field
+      that is unknown, missing or ill-typed, or a weight that means nothing.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise FileNotFoundError(
+      f'{path}: no such file; expected the mix.json that experiments.mix'
+      ' writes.'
+    )
+  data = files.read_json(path)
+  listed = data.get(SOURCES) if isinstance(data, Mapping) else None
+  if not isinstance(listed, list) or not listed:
+    raise ValueError(
+      f'{path}: holds no list "{SOURCES}" of objects with name, path and'
+      ' weight.'
+    )
+  try:
+    found = tuple(
+      strict.parse(
+        data_config.SourceConfig,
+        _with_defaults(one),
+        f'{SOURCES}[{index}]',
+      )
+      for index, one in enumerate(listed)
+    )
+    data_config.check_sources(found)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return found
+
+
+def _with_defaults(source: Any) -> Any:
+  """Returns a source whose annealing weight, if absent, is as its weight."""
+  if not isinstance(source, Mapping):
+    return source
+  return {'anneal': data_config.SourceConfig('', '').anneal, **source}
+
+
+def resolved(config: data_config.DataConfig) -> data_config.DataConfig:
+  """Returns the config with the sources of `config.mix`, which is then ''.
+
+  Where the config has sources of its own, the file must name the same ones.
+  It gives their weights, and the config the rest.
+
+  Raises:
+    OSError, ValueError: see `read`; or the file names other sources. Both name
+      `data.mix`.
+  """
+  if not config.mix:
+    return config
+  try:
+    found = read(config.mix)
+  except (OSError, ValueError) as error:
+    raise type(error)(f'data.mix={config.mix!r}: {error}') from error
+  if config.sources:
+    found = _reweighted(config, found)
+  return dataclasses.replace(config, sources=found, mix='')
+
+
+def _reweighted(
+  config: data_config.DataConfig, found: Sequence[data_config.SourceConfig]
+) -> tuple[data_config.SourceConfig, ...]:
+  weights = {one.name: one.weight for one in found}
+  names = [one.name for one in config.sources]
+  if sorted(names) != sorted(weights):
+    raise ValueError(
+      f'data.mix={config.mix!r}: names the sources {", ".join(weights)}, and'
+      f' data.sources {", ".join(names)}; both must name the same.'
+    )
+  return tuple(
+    dataclasses.replace(one, weight=weights[one.name]) for one in config.sources
+  )

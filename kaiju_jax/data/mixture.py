@@ -1,0 +1,182 @@
+"""Several sources of rows as one, by weights that count tokens.
+
+Every row comes from one source, and all rows are equally long, so that a
+source's share of the rows is its share of the tokens. (Weights that chose
+documents would not be: a source of long documents would get more.) Of each
+block of Q rows the sources get their shares (`data/apportionment.py`), in an
+order that is drawn from (seed, block). A source's rows come in its own order,
+the next of its rows each time:
+
+    block 0, weights .5 .25 .25     a c a b  b a a c
+    the source's own row number     0 0 1 0  1 2 3 1
+
+So rows[i] is a pure function of the config, the seed and i, and any row is
+found without drawing those before it; the counts of earlier blocks are made
+once. Each source goes through its own epochs.
+
+From the sources: data mixes, and another mix near the end of training
+(annealing). How they are drawn is our guess.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import apportionment
+from kaiju_jax.data import loader
+from kaiju_jax.data import packing
+
+# What tells the order's random numbers from those of the sources' own orders,
+# which are drawn from (seed, epoch).
+_ORDER = 1
+
+
+class Part(NamedTuple):
+  """One source of a mixture.
+
+  Attributes:
+    name: its name.
+    rows: its rows, all of one length. If they have extras, so have those of
+      all other parts, of the same names and shapes.
+    documents: how many documents its rows number, from 0 on.
+    weight: its share of the rows, in units of all parts' sum.
+    anneal: the same in the annealing stage.
+    content: numbers that tell its text from another, such as a checksum.
+  """
+
+  name: str
+  rows: loader.RowSource
+  documents: int
+  weight: float
+  anneal: float
+  content: Mapping[str, int]
+
+
+class _Block(NamedTuple):
+  begin: int  # Its first row.
+  parts: np.ndarray  # int[Q], which part each row is of.
+  rows: np.ndarray  # int64[Q], the row's number in that part.
+
+
+class Mixture(loader.RowSource):
+  """A row source of parts, mixed; see the module.
+
+  Rows are those of their parts with two changes: `source` counts the documents
+  of all parts, in their order, and the extra `component_B` is the part's index.
+  """
+
+  def __init__(
+    self,
+    parts: Sequence[Part],
+    total: int,
+    anneal_at: float = 1.0,
+    anneal_over: float = 0.0,
+    block: int = 1024,
+    seed: int = 0,
+  ):
+    """Draws a block's order when one of its rows is asked for.
+
+    Args:
+      parts: the sources, at least one.
+      total: rows of the run, of which `anneal_at` and `anneal_over` are
+        fractions. There are rows beyond, by the last weights.
+      anneal_at: fraction after which the weights change.
+      anneal_over: fraction over which they do so.
+      block: Q.
+      seed: the seed of the order.
+    """
+    self.parts = tuple(parts)
+    self._total = total
+    self._seed = seed
+    self._stages = apportionment.stages(
+      [one.weight for one in parts],
+      [one.anneal for one in parts],
+      total,
+      anneal_at,
+      anneal_over,
+    )
+    self._blocks = apportionment.Blocks(self._stages, block)
+    documents = [one.documents for one in parts]
+    self._first_documents = np.concatenate([[0], np.cumsum(documents)])
+    self._block = functools.lru_cache(maxsize=4)(self._draw)
+
+  def __len__(self) -> int:
+    """Returns the rows of the run; each part has epochs of its own."""
+    return self._total
+
+  def __getitem__(self, index: int) -> packing.Row:
+    """Returns row `index`, any number from 0 on."""
+    if index < 0:
+      raise IndexError(f'row {index}: rows are counted from 0 on.')
+    block = self._block(self._blocks.number(index))
+    part = int(block.parts[index - block.begin])
+    row = self.parts[part].rows[int(block.rows[index - block.begin])]
+    first = np.int32(self._first_documents[part])
+    return row._replace(
+      source=np.where(row.source < 0, row.source, row.source + first),
+      extras={**(row.extras or {}), packing.COMPONENT: np.int32(part)},
+    )
+
+  @property
+  def shares(self) -> np.ndarray:
+    """float64[S]: the parts' shares of the whole run's rows."""
+    return self._stages.wanted(self._total) / self._total
+
+  def counts(self, index: int) -> np.ndarray:
+    """Returns int64[S], how many rows of each part come before row `index`."""
+    number = self._blocks.number(index)
+    block = self._block(number)
+    inside = block.parts[: index - block.begin]
+    return self._blocks.counts(number) + np.bincount(
+      inside, minlength=len(self.parts)
+    )
+
+  def account(self, index: int) -> dict[str, Any]:
+    """Returns what the rows before `index` were made of, as JSON can hold it.
+
+    For each part: what tells its text from another, and how many of its rows
+    have come.
+    """
+    return {
+      part.name: {**part.content, 'rows': int(count)}
+      for part, count in zip(self.parts, self.counts(index))
+    }
+
+  def check_account(self, index: int, account: Any) -> None:
+    """Refuses to go on from row `index` where the rows before were others.
+
+    Raises:
+      ValueError: names the first source whose text or rows differ.
+    """
+    own = self.account(index)
+    for name in own:
+      saved = account.get(name) if isinstance(account, Mapping) else None
+      if saved != own[name]:
+        raise ValueError(
+          f'data.sources: {name!r} is not what it was at the checkpoint'
+          f' ({_listed(saved)} then, {_listed(own[name])} now). A run goes on'
+          ' with the text that it began with; restore it, or begin another run'
+          ' in a new --workdir.'
+        )
+
+  def _draw(self, number: int) -> _Block:
+    begin = self._blocks.begin(number)
+    before, after = (self._blocks.counts(n) for n in (number, number + 1))
+    kind = np.min_scalar_type(len(self.parts))
+    parts = np.repeat(np.arange(len(self.parts), dtype=kind), after - before)
+    rng = np.random.default_rng((self._seed, number, _ORDER))
+    rng.shuffle(parts)
+    rows = np.empty(len(parts), np.int64)
+    for part, (first, last) in enumerate(zip(before, after)):
+      rows[parts == part] = np.arange(first, last)
+    return _Block(begin, parts, rows)
+
+
+def _listed(values: Any) -> str:
+  if not isinstance(values, Mapping):
+    return 'no record'
+  return ', '.join(f'{name} {value}' for name, value in values.items())
