@@ -1,6 +1,8 @@
 """What a run reads on unseen text: loss, bits per byte, sizes of logits."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.data import loader
+from kaiju_jax.data import packing
 from kaiju_jax.data import text
 from kaiju_jax.evaluation import on_devices
 from kaiju_jax.evaluation import perplexity
@@ -33,7 +36,7 @@ class _Some:
   def __len__(self) -> int:
     return self._count
 
-  def __getitem__(self, index: int):
+  def __getitem__(self, index: int) -> packing.Row:
     return self._source[index]
 
   def byte_count(self) -> int:
@@ -66,46 +69,130 @@ def evaluator(
   updates are ternary, the model reads the training state's replica, as training
   does.
   """
+  reader = _Reader(model, mesh or mesh_lib.single())
   source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
-  byte_count = source.byte_count()
-
-  mesh = mesh or mesh_lib.single()
-
-  @on_devices.each(mesh)
-  def summed(params, held, rows_BL):
-    value = language.weighted_cross_entropy(
-      model, params, rows_BL, 0.0, 0.0, held
-    )
-    weight = jnp.sum(rows_BL.weight_BL)
-    return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]
-
-  @on_devices.each(mesh)
-  def readings(params, held, rows_BL):
-    _, left = model.apply(
-      {'params': params, **held},
-      rows_BL.tokens_BL,
-      rows_BL.visibility(),
-      method='hidden',
-      mutable=['readings'],
-    )
-    return left['readings']
+  bytes_per_token = _bytes_per_token(source)
 
   def evaluate(
     params: Any, replica: ternary.State | None = None
   ) -> dict[str, float]:
-    held = ternary_plan.collections(replica)
     batches = list(loader.epoch(source, batch))
-    sums = np.sum(
-      [jax.device_get(summed(params, held, b)) for b in batches], axis=0
-    )
-    nats, tokens = float(sums[0] / sums[1]), float(sums[1])
+    nats = reader.nats(params, replica, batches)
     return {
       'loss': nats,
-      'bits_per_byte': perplexity.bits_per_byte(nats, byte_count / tokens),
-      **_root_mean_squares(jax.device_get(readings(params, held, batches[0]))),
+      'bits_per_byte': perplexity.bits_per_byte(nats, bytes_per_token),
+      **reader.root_mean_squares(params, replica, batches[0]),
     }
 
   return evaluate
+
+
+def of_sources(
+  model: transformer.Transformer,
+  corpora: Mapping[str, text.Corpus],
+  shares: Sequence[float],
+  length: int,
+  batch: int,
+  rows: int,
+  mesh: jax.sharding.Mesh | None = None,
+) -> Callable[..., dict[str, float]]:
+  """Returns an `evaluator` of several sources, each of them read.
+
+  Beside each source's `loss/NAME` and `bits_per_byte/NAME`, its readings are
+  `loss` and `bits_per_byte` of the whole mix, as if its tokens were mixed by
+  `shares`, and the two root mean squares of the first source's first batch.
+
+  Args:
+    model: the transformer.
+    corpora: {name: held-out documents, measured}.
+    shares: the sources' shares of the mix's tokens, which sum to 1.
+    length: L of the rows.
+    batch: B.
+    rows: how many rows of each source are read.
+    mesh: as `evaluator` takes it.
+  """
+  reader = _Reader(model, mesh or mesh_lib.single())
+  sources = {
+    name: _Some(text.Rows(corpus, length, seed=_ORDER), rows)
+    for name, corpus in corpora.items()
+  }
+  bytes_per_token = {name: _bytes_per_token(s) for name, s in sources.items()}
+
+  def evaluate(
+    params: Any, replica: ternary.State | None = None
+  ) -> dict[str, float]:
+    nats, sizes = {}, {}
+    for name, source in sources.items():
+      batches = list(loader.epoch(source, batch))
+      nats[name] = reader.nats(params, replica, batches)
+      sizes = sizes or reader.root_mean_squares(params, replica, batches[0])
+    loss, size = (
+      float(np.dot(shares, list(values.values())))
+      for values in (nats, bytes_per_token)
+    )
+    found = {
+      'loss': loss,
+      'bits_per_byte': perplexity.bits_per_byte(loss, size),
+      **sizes,
+    }
+    for name, own in nats.items():
+      found[f'loss/{name}'] = own
+      found[f'bits_per_byte/{name}'] = perplexity.bits_per_byte(
+        own, bytes_per_token[name]
+      )
+    return found
+
+  return evaluate
+
+
+def _bytes_per_token(source: _Some) -> float:
+  """Returns the mean bytes of the rows' tokens that carry loss."""
+  tokens = sum(float(source[n].weight.sum()) for n in range(len(source)))
+  return source.byte_count() / tokens
+
+
+class _Reader:
+  """What the evaluators run on devices, compiled once for all sources."""
+
+  def __init__(self, model: transformer.Transformer, mesh: jax.sharding.Mesh):
+    @on_devices.each(mesh)
+    def summed(params, held, rows_BL):
+      value = language.weighted_cross_entropy(
+        model, params, rows_BL, 0.0, 0.0, held
+      )
+      weight = jnp.sum(rows_BL.weight_BL)
+      return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]
+
+    @on_devices.each(mesh)
+    def readings(params, held, rows_BL):
+      _, left = model.apply(
+        {'params': params, **held},
+        rows_BL.tokens_BL,
+        rows_BL.visibility(),
+        method='hidden',
+        mutable=['readings'],
+      )
+      return left['readings']
+
+    self._summed = summed
+    self._readings = readings
+
+  def nats(self, params, replica, batches: Sequence[packing.Batch]) -> float:
+    """Returns the mean cross-entropy of the batches' tokens."""
+    held = ternary_plan.collections(replica)
+    sums = np.sum(
+      [jax.device_get(self._summed(params, held, b)) for b in batches], axis=0
+    )
+    return float(sums[0] / sums[1])
+
+  def root_mean_squares(
+    self, params, replica, batch: packing.Batch
+  ) -> dict[str, float]:
+    """Returns the pooled readings of one batch."""
+    held = ternary_plan.collections(replica)
+    return _root_mean_squares(
+      jax.device_get(self._readings(params, held, batch))
+    )
 
 
 def _root_mean_squares(readings) -> dict[str, float]:

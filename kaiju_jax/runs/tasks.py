@@ -1,6 +1,7 @@
 """What a run can be trained and tested on: one registry, a row per task.
 
-    text          files of text, packed into rows
+    text          files of text, or a mixture of several such sources, packed
+                  into rows
     properties    the same, with labels of each byte for the token head
     needle        synthetic retrieval: a key's value, among other pairs
     needle_text   a magic number hidden in natural text
@@ -15,9 +16,9 @@ import dataclasses
 import functools
 from typing import Any
 from typing import NamedTuple
-import zlib
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.runs import texts as texts_lib
 from kaiju_jax.training import experiment as experiment_lib
 
 Evaluator = Callable[[Any], dict[str, float]]
@@ -82,6 +83,13 @@ def check(experiment: experiment_lib.Experiment) -> None:
     OSError, ValueError: names the field, its value and what would be right.
   """
   task = of(experiment)
+  data = experiment.data
+  if (data.sources or data.mix) and task is not TASKS['text']:
+    field = 'sources' if data.sources else 'mix'
+    raise ValueError(
+      f"data.{field}: sources are mixed for data.task='text' alone, not for"
+      f' {data.task!r}.'
+    )
   if experiment.objective.name not in task.objectives:
     raise ValueError(
       f'objective.name={experiment.objective.name!r}: the rows of'
@@ -134,38 +142,23 @@ def chance(data: data_config.DataConfig) -> float:
   return questions(data).chance
 
 
-def _check_text(experiment: experiment_lib.Experiment) -> None:
-  from kaiju_jax.data import text
-
-  text.check(experiment.data, experiment.model.vocab_size)
-
-
-def _corpora(experiment: experiment_lib.Experiment):
-  """Returns the training corpus, and the held-out one or None."""
-  from kaiju_jax.data import text
-  from kaiju_jax.data import tokenizer
-
-  data = experiment.data
-  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
-  return text.load(data, tokens)
-
-
 def _load_text(experiment: experiment_lib.Experiment) -> Data:
-  from kaiju_jax.data import text
-
   data = experiment.data
-  training, unseen = _corpora(experiment)
-  _agree_on_text(training, unseen)
-  rows = text.Rows(training, data.length, experiment.seed)
-  if unseen is None:
+  found = texts_lib.read(experiment)
+  texts_lib.agree(found)
+  rows = texts_lib.rows(experiment, found, _row_count(experiment))
+  if not data.held_out:
     return Data(rows)
 
   def evaluator(model, mesh) -> Evaluator:
     from kaiju_jax.evaluation import held_out
 
-    scores = held_out.evaluator(
-      model, unseen, data.length, data.batch, data.evaluated_rows, mesh
-    )
+    asked = data.length, data.batch, data.evaluated_rows, mesh
+    if found[0].is_mixed:
+      corpora = {one.config.name: one.unseen for one in found}
+      scores = held_out.of_sources(model, corpora, rows.shares, *asked)
+    else:
+      scores = held_out.evaluator(model, found[0].unseen, *asked)
     return lambda state: scores(state.params, state.replica)
 
   return Data(rows, evaluator)
@@ -174,7 +167,7 @@ def _load_text(experiment: experiment_lib.Experiment) -> Data:
 def _check_properties(experiment: experiment_lib.Experiment) -> None:
   from kaiju_jax.data import properties
 
-  _check_text(experiment)
+  texts_lib.check(experiment)
   data = experiment.data
   if data.tokenizer:
     raise ValueError(
@@ -190,10 +183,11 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
 
   data = experiment.data
   names = experiment.objective.token_head.names
-  training, unseen = _corpora(experiment)
-  _agree_on_text(training, unseen)
-  rows = text.Rows(training, data.length, experiment.seed)
+  found = texts_lib.read(experiment)
+  texts_lib.agree(found)
+  rows = texts_lib.rows(experiment, found, _row_count(experiment))
   labelled = properties.Labelled(rows, names)
+  unseen = found[0].unseen
   if unseen is None:
     return Data(labelled)
 
@@ -212,35 +206,6 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
     return lambda state: scores(state.params, state.replica)
 
   return Data(labelled, evaluator)
-
-
-def _agree_on_text(*corpora) -> None:
-  """Refuses hosts whose text differs: their rows would not be one batch's."""
-  from kaiju_jax.training import agreement
-
-  sums = [
-    [len(corpus.names), zlib.crc32(corpus.begins), zlib.crc32(corpus.tokens)]
-    for corpus in corpora
-    if corpus is not None
-  ]
-  agreement.check({'documents, and sums of the text': sums})
-
-
-def _held_out_texts(experiment: experiment_lib.Experiment, count: int):
-  import numpy as np
-
-  length = experiment.data.length
-  training, unseen = _corpora(experiment)
-  corpus = training if unseen is None else unseen
-  first = corpus.begins[:-1][np.diff(corpus.begins) >= length][:count]
-  if len(first) < count:
-    raise ValueError(
-      f'rows={count}: only {len(first)} documents have data.length={length}'
-      ' tokens or more.'
-    )
-  return np.stack(
-    [corpus.tokens[begin : begin + length] for begin in first]
-  ).astype(np.int32)
 
 
 def _check_needle(experiment: experiment_lib.Experiment) -> None:
@@ -334,11 +299,11 @@ def _question_texts(experiment: experiment_lib.Experiment, count: int):
 
 
 TASKS = {
-  'text': Task(_check_text, _load_text, _held_out_texts),
+  'text': Task(texts_lib.check, _load_text, texts_lib.first),
   'properties': Task(
     _check_properties,
     _load_properties,
-    _held_out_texts,
+    texts_lib.first,
     objectives=('token_head',),
   ),
   'needle': Task(
