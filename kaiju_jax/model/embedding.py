@@ -12,7 +12,9 @@ parts are summed, and each makes the logits of its own entries.
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.model import config as model_config
 from kaiju_jax.model import weighted
+from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 
@@ -40,8 +42,21 @@ class Embedding(weighted.Weighted):
     x_BLD = x_BLD * self.config.d_model**0.5
     return collectives.leave(x_BLD.astype(self.config.dtype))
 
+  def head(self) -> jax.Array | int8.Quantized:
+    """Returns the head's table [D, V] of this device's vocabulary entries."""
+    return self.embedding_DV if self.config.tied_embedding else self.head_DV
+
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of this device's vocabulary entries."""
-    tied = self.config.tied_embedding
-    table_DV = self.embedding_DV if tied else self.head_DV
-    return self.einsum('BLD,DV->BLV', hidden_BLD, table_DV, dtype=jnp.float32)
+    return logits(self.config, hidden_BLD, self.head())
+
+
+def logits(
+  config: model_config.ModelConfig,
+  hidden_BLD: jax.Array,
+  table_DV: jax.Array | int8.Quantized,
+) -> jax.Array:
+  """Returns float32 logits [B, L, V] by a table that was gathered before."""
+  return weighted.einsum(
+    'BLD,DV->BLV', hidden_BLD, table_DV, config, dtype=jnp.float32
+  )

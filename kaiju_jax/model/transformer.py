@@ -21,6 +21,7 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import norm
 from kaiju_jax.model import past
 from kaiju_jax.model import rotary
+from kaiju_jax.quantization import int8
 
 
 class Transformer(nn.Module):
@@ -123,6 +124,10 @@ class Transformer(nn.Module):
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""
     return self.embedding.logits(hidden_BLD)
+
+  def head(self) -> jax.Array | int8.Quantized:
+    """Returns the table [D, V] that `embedding.logits` takes, as it is used."""
+    return self.embedding.head()
 
   def _context(self, visibility, z) -> context_lib.Context:
     config = self.config

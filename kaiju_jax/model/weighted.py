@@ -106,16 +106,8 @@ class Weighted(nn.Module):
     )
 
   def einsum(self, spec: str, x: jax.Array, w, **options) -> jax.Array:
-    """`qat.einsum` with the config's input gradient and implementation."""
-    quantization = self.config.quantization
-    return qat.einsum(
-      spec,
-      x,
-      w,
-      input_gradient=quantization.input_gradient,
-      implementation=quantization.matmul_implementation,
-      **options,
-    )
+    """The function `einsum` with this module's config."""
+    return einsum(spec, x, w, self.config, **options)
 
   def coded(self, x_BLD: jax.Array) -> jax.Array | int8.Quantized:
     """Returns activations as they cross to other devices.
@@ -139,3 +131,18 @@ class Weighted(nn.Module):
       return x
     limit = clamp.input_std_limit(x, letters, quantization.clamp_input_k)
     return clamp.clip(x, limit)
+
+
+def einsum(
+  spec: str, x: jax.Array, w, config: model_config.ModelConfig, **options
+) -> jax.Array:
+  """`qat.einsum` with the config's input gradient and implementation."""
+  quantization = config.quantization
+  return qat.einsum(
+    spec,
+    x,
+    w,
+    input_gradient=quantization.input_gradient,
+    implementation=quantization.matmul_implementation,
+    **options,
+  )

@@ -22,21 +22,44 @@ class TokenHeadTraining:
 
 
 @dataclasses.dataclass
+class Distillation:
+  """Training after a teacher (`objectives/distillation.py`).
+
+  Attributes:
+    entries: T, the slots for a teacher's entries that each token of a row has.
+    mix: the data's part in the loss, 0…1: 0 for the teacher's alone, 1 for the
+      data's alone.
+    temperature: divides the student's logits where they meet the teacher's
+      distribution; that of the teacher's store.
+  """
+
+  entries: int = 50
+  mix: float = 0.0
+  temperature: float = 1.0
+
+
+@dataclasses.dataclass
 class ObjectiveConfig:
   """What a training step minimizes.
 
   Attributes:
-    name: 'language' (each token given its predecessor) or 'token_head'.
+    name: 'language' (each token given its predecessor), 'distillation' (a
+      teacher's distribution of each token) or 'token_head'.
     token_head: settings of 'token_head'.
+    distillation: settings of 'distillation'.
+    chunk: tokens whose logits a device holds at a time, which are then made
+      twice; 0 for all tokens of a microbatch (`vocabulary_loss.py`).
   """
 
   name: str = 'language'
   token_head: TokenHeadTraining = dataclasses.field(
     default_factory=TokenHeadTraining
   )
+  distillation: Distillation = dataclasses.field(default_factory=Distillation)
+  chunk: int = 0
 
 
-_NAMES = ('language', 'token_head')
+_NAMES = ('language', 'distillation', 'token_head')
 
 
 def check(config: ObjectiveConfig) -> None:
@@ -50,6 +73,11 @@ def check(config: ObjectiveConfig) -> None:
       f'objective.name={config.name!r}: must be one of'
       f' {", ".join(map(repr, _NAMES))}.'
     )
+  if config.chunk < 0:
+    raise ValueError(
+      f'objective.chunk={config.chunk}: must be at least 1, or 0 for all tokens'
+      ' of a microbatch at once.'
+    )
   head = config.token_head
   if config.name == 'token_head' and not head.names:
     raise ValueError(
@@ -61,3 +89,21 @@ def check(config: ObjectiveConfig) -> None:
       f'objective.token_head.coefficient={head.coefficient}: must be finite,'
       ' at least 0.'
     )
+  _check_distillation(config.distillation)
+
+
+def _check_distillation(config: Distillation) -> None:
+  for name, is_right, expected in (
+    ('entries', config.entries >= 1, 'at least 1'),
+    ('mix', 0 <= config.mix <= 1, 'in 0…1 (0 for the teacher alone)'),
+    (
+      'temperature',
+      0 < config.temperature < float('inf'),
+      'above 0 and finite',
+    ),
+  ):
+    if not is_right:
+      raise ValueError(
+        f'objective.distillation.{name}={getattr(config, name)}: must be'
+        f' {expected}.'
+      )

@@ -13,29 +13,45 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax.data import packing
 from kaiju_jax.model import transformer
 from kaiju_jax.model import z_reg
 from kaiju_jax.objectives import objective as objective_lib
+from kaiju_jax.objectives import vocabulary_loss
 from kaiju_jax.sharding import collectives
 
 
-def sums(
-  model: transformer.Transformer,
-  variables: Mapping[str, Any],
-  batch: packing.Batch,
-  z: objective_lib.ZReg,
-) -> objective_lib.Sums:
-  """Returns a microbatch's Σ weight · CE and Σ weight."""
-  hidden_BLD = hidden(model, variables, batch, z.attention)
-  loss = of_hidden(model, variables, hidden_BLD, batch, z.logits)
-  return objective_lib.Sums(loss, jnp.sum(batch.weight_BL), {})
+def make(
+  chunk: int = 0,
+  breakdown: objective_lib.Breakdown = objective_lib.undivided,
+) -> objective_lib.Objective:
+  """Returns the objective.
+
+  Args:
+    chunk: tokens whose logits are held at a time; 0 for all.
+    breakdown: makes metrics of each token's loss.
+  """
+
+  def sums(
+    model: transformer.Transformer,
+    variables: Mapping[str, Any],
+    batch: packing.Batch,
+    z: objective_lib.ZReg,
+  ) -> objective_lib.Sums:
+    hidden_BLD = hidden(model, variables, batch, z.attention)
+    loss_BL = of_hidden(model, variables, hidden_BLD, batch, z.logits, chunk)
+    return objective_lib.Sums(
+      jnp.sum(batch.weight_BL * loss_BL),
+      jnp.sum(batch.weight_BL),
+      breakdown(loss_BL, batch),
+    )
+
+  return objective_lib.Objective(sums)
 
 
-OBJECTIVE = objective_lib.Objective(sums)
+OBJECTIVE = make()
 
 
 def weighted_cross_entropy(
@@ -45,6 +61,7 @@ def weighted_cross_entropy(
   z_attention: jax.Array | float,
   z_logits: jax.Array | float,
   collections: Mapping[str, Any] | None = None,
+  chunk: int = 0,
 ) -> jax.Array:
   """Returns Σ weight · CE of one [B, L] batch, a float32 scalar (nats).
 
@@ -57,12 +74,14 @@ def weighted_cross_entropy(
     z_logits: the same for the output logits.
     collections: what the model reads beside its parameters
       (`ternary_plan.collections`).
+    chunk: tokens whose logits are held at a time; 0 for all.
 
   Z-Reg changes gradients alone, never this value.
   """
   variables = {'params': params, **(collections or {})}
   hidden_BLD = hidden(model, variables, batch, z_attention)
-  return of_hidden(model, variables, hidden_BLD, batch, z_logits)
+  loss_BL = of_hidden(model, variables, hidden_BLD, batch, z_logits, chunk)
+  return jnp.sum(batch.weight_BL * loss_BL)
 
 
 def hidden(
@@ -81,40 +100,33 @@ def hidden(
   )
 
 
+def predicting(hidden_BLD: jax.Array, batch: packing.Batch) -> jax.Array:
+  """Returns the hidden states that predict each token, whole rows."""
+  # A predecessor may stand in another device's part of the row.
+  return jnp.take_along_axis(
+    collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1
+  )
+
+
 def of_hidden(
   model: transformer.Transformer,
   variables: Mapping[str, Any],
   hidden_BLD: jax.Array,
   batch: packing.Batch,
   z_logits: jax.Array | float,
+  chunk: int = 0,
 ) -> jax.Array:
-  """Returns `weighted_cross_entropy` of hidden states made before."""
-  # A predecessor may stand in another device's part of the row.
-  hidden_BLD = jnp.take_along_axis(
-    collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1
+  """Returns each token's cross-entropy [B, L] from hidden states made before.
+
+  The rows' weights are not in it, but in Z-Reg's part of its gradient.
+  """
+  found = vocabulary_loss.read(
+    model,
+    variables,
+    predicting(hidden_BLD, batch),
+    batch.tokens_BL,
+    chunk=chunk,
   )
-  logits_BLV = model.apply(variables, hidden_BLD, method='logits')
-  lse_BL = _logsumexp(logits_BLV)
-  target_BL = _at(logits_BLV, batch.tokens_BL)
-  loss_BL = z_reg.inject(lse_BL - target_BL, lse_BL, z_logits * batch.weight_BL)
-  return jnp.sum(batch.weight_BL * loss_BL)
-
-
-def _logsumexp(logits_BLV: jax.Array) -> jax.Array:
-  """Returns the log-sum-exp over the whole vocabulary, split or not."""
-  largest_BL1 = collectives.largest(
-    lax.stop_gradient(jnp.max(logits_BLV, axis=-1, keepdims=True)), 'V'
+  return z_reg.inject(
+    found.lse_BL - found.target_BL, found.lse_BL, z_logits * batch.weight_BL
   )
-  sum_BL = jnp.sum(jnp.exp(logits_BLV - largest_BL1), axis=-1)
-  return jnp.log(collectives.total(sum_BL, 'V')) + largest_BL1[..., 0]
-
-
-def _at(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-  """Returns each token's own logit, from the device that has its entry."""
-  size = logits_BLV.shape[-1]
-  index_BL = tokens_BL - collectives.first_of('V', size)
-  inside_BL = (index_BL >= 0) & (index_BL < size)
-  logit_BL = jnp.take_along_axis(
-    logits_BLV, jnp.clip(index_BL, 0, size - 1)[:, :, None], axis=-1
-  )[:, :, 0]
-  return collectives.total(jnp.where(inside_BL, logit_BL, 0), 'V')

@@ -16,12 +16,9 @@ says
     parameters   which parameters it trains beside the model's own
     trained      which parameters get a gradient; the others are frozen
 
-so that the mathematics of a new objective is one file. How three more would
+so that the mathematics of a new objective is one file. How two more would
 be written:
 
-    distillation  extras ids_BLT and counts_BLT (a teacher's T sampled entries
-                  per token); loss Σ weight · (m · lse − Σ_T q · logit) beside
-                  the cross-entropy of `language`; weight Σ weight
     preference    extras reply_BL, group_BY, kept_BY and reference_BY (whose
                   reply a token belongs to; per reply its group, whether it was
                   kept, and the reference model's log-probability); loss
@@ -75,6 +72,19 @@ class Sums(NamedTuple):
   loss: jax.Array
   weight: jax.Array
   metrics: Mapping[str, tuple[jax.Array, jax.Array]]
+
+
+# (loss_BL, batch) → metrics, as `Sums.metrics`: what a run reports of each
+# token's cross-entropy (nats, without the rows' weights) beside its mean.
+Breakdown = Callable[
+  [jax.Array, packing.Batch], Mapping[str, tuple[jax.Array, jax.Array]]
+]
+
+
+def undivided(loss_BL: jax.Array, batch: packing.Batch) -> dict:
+  """The `Breakdown` that reports nothing."""
+  del loss_BL, batch
+  return {}
 
 
 # (model, variables, batch [B, L], z) → sums. `variables` are as `model.apply`

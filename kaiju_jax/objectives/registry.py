@@ -2,6 +2,7 @@
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.objectives import distillation
 from kaiju_jax.objectives import language
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import token_head
@@ -11,13 +12,26 @@ def make(
   config: objective_config.ObjectiveConfig,
   model: model_config.ModelConfig,
   length: int,
+  breakdown: objective_lib.Breakdown = objective_lib.undivided,
 ) -> objective_lib.Objective:
-  """Returns the objective of a model's run over rows of `length` tokens.
+  """Returns the objective of a run.
+
+  Args:
+    config: which objective, and its settings.
+    model: what it trains.
+    length: L, tokens per row.
+    breakdown: makes metrics of each token's cross-entropy.
 
   Raises:
     ValueError: settings that cannot be meant.
   """
   objective_config.check(config)
   if config.name == 'token_head':
-    return token_head.make(config.token_head, model.d_model, length)
-  return language.OBJECTIVE
+    return token_head.make(
+      config.token_head, model.d_model, length, config.chunk, breakdown
+    )
+  if config.name == 'distillation':
+    return distillation.make(
+      config.distillation, length, config.chunk, breakdown
+    )
+  return language.make(config.chunk, breakdown)

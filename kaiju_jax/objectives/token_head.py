@@ -39,7 +39,11 @@ PARAMETERS = 'token_head'
 
 
 def make(
-  config: objective_config.TokenHeadTraining, d_model: int, length: int
+  config: objective_config.TokenHeadTraining,
+  d_model: int,
+  length: int,
+  chunk: int = 0,
+  breakdown: objective_lib.Breakdown = objective_lib.undivided,
 ) -> objective_lib.Objective:
   """Returns the objective.
 
@@ -53,6 +57,9 @@ def make(
     config: the dimensions, and what trains beside the head.
     d_model: D of the model.
     length: L of the rows.
+    chunk: tokens whose logits over the vocabulary are held at a time in joint
+      training; 0 for all.
+    breakdown: makes metrics of each token's cross-entropy in joint training.
 
   Raises:
     ValueError: names that do not tell dimensions apart.
@@ -81,11 +88,14 @@ def make(
     if config.frozen:
       return objective_lib.Sums(value, weight, metrics)
     tokens = jnp.sum(batch.weight_BL)
-    said = language.of_hidden(model, variables, hidden_BLD, batch, z.logits)
+    said_BL = language.of_hidden(
+      model, variables, hidden_BLD, batch, z.logits, chunk
+    )
+    said = jnp.sum(batch.weight_BL * said_BL)
     return objective_lib.Sums(
       said + config.coefficient * value,
       tokens,
-      metrics | {'language_loss': (said, tokens)},
+      metrics | {'language_loss': (said, tokens)} | breakdown(said_BL, batch),
     )
 
   return objective_lib.Objective(

@@ -1,0 +1,198 @@
+"""Are sampled targets right on average? z-scores of what a student makes of q̂.
+
+A student with logits z reads the targets q̂ of N tokens by linear functions: by
+its gradient along a direction r, and by its loss with weights w,
+
+    Σ r · (m · softmax(z) − q̂)        Σ w · (m · lse − Σ_V q̂ · z),    m = Σ_V q̂
+
+Over many draws, the mean of such a function less its value at p, divided by the
+standard error of that mean, is a z-score. Without bias it has variance 1; the
+root mean square over 200 random functions is then within 1 ± .15 (three
+standard deviations).
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.distillation import config as sampling_config
+from kaiju_jax.distillation import sample
+
+FUNCTIONS = 200
+
+
+def teacher(
+  tokens: int, vocab_size: int, power: float = 1.0, seed: int = 0
+) -> np.ndarray:
+  """Returns float64 distributions [N, V] like those of text.
+
+  Ranks have Zipf's frequencies, and each token its own order, its own exponent
+  and some noise: some tokens are sure, some open. `power` sharpens all.
+  """
+  rng = np.random.default_rng(seed)
+  exponent_N1 = rng.uniform(0.8, 3.0, (tokens, 1))
+  log_NV = -exponent_N1 * np.log(np.arange(1, vocab_size + 1))
+  log_NV += 0.5 * rng.normal(size=log_NV.shape)
+  p_NV = np.exp(power * rng.permuted(log_NV, axis=1))
+  return p_NV / p_NV.sum(axis=1, keepdims=True)
+
+
+def functions(
+  logits_NV: np.ndarray, p_NV: np.ndarray, seed: int = 0
+) -> dict[str, np.ndarray]:
+  """Returns what a student reads of q̂ as matrices [R, N · V].
+
+  Weights and directions are such that each token has about an equal say in the
+  variance, however sure it is.
+
+  Args:
+    logits_NV: the student's.
+    p_NV: the distributions.
+    seed: what the directions and weights are drawn from.
+  """
+  rng = np.random.default_rng(seed)
+  tokens, vocab_size = logits_NV.shape
+  lse_N1 = np.log(np.exp(logits_NV).sum(axis=1, keepdims=True))
+  softmax_NV = np.exp(logits_NV - lse_N1)
+  said_NV = lse_N1 - logits_NV
+  spread_N1 = (1 - np.square(p_NV).sum(axis=1, keepdims=True)) ** 0.5
+  mean_N1 = (p_NV * said_NV).sum(axis=1, keepdims=True)
+  swing_N1 = (p_NV * (said_NV - mean_N1) ** 2).sum(axis=1, keepdims=True)
+  direction_RNV = rng.normal(size=(FUNCTIONS, tokens, vocab_size)) / spread_N1
+  along_RN1 = (direction_RNV * softmax_NV).sum(axis=2, keepdims=True)
+  weight_RN1 = rng.normal(size=(FUNCTIONS, tokens, 1)) / swing_N1**0.5
+  matrices = {
+    'gradient': along_RN1 - direction_RNV,
+    'loss': weight_RN1 * said_NV,
+  }
+  return {
+    name: matrix.reshape(FUNCTIONS, -1) for name, matrix in matrices.items()
+  }
+
+
+def rms_z(
+  blocks: Iterable[np.ndarray],
+  p_NV: np.ndarray,
+  matrices: dict[str, np.ndarray],
+) -> dict[str, float]:
+  """Returns the root mean square of each matrix's z-scores.
+
+  It is infinite for estimates that are wrong and do not vary.
+
+  Args:
+    blocks: estimates [draws, N, V], any number of blocks.
+    p_NV: what they should be on average.
+    matrices: see `functions`.
+  """
+  count = 0
+  total = dict.fromkeys(matrices, 0.0)
+  squares = dict.fromkeys(matrices, 0.0)
+  for block in blocks:
+    error = (block.astype(np.float64) - p_NV).reshape(len(block), -1)
+    count += len(block)
+    for name, matrix in matrices.items():
+      value = error @ matrix.T
+      total[name] = total[name] + value.sum(axis=0)
+      squares[name] = squares[name] + np.square(value).sum(axis=0)
+  found = {}
+  for name in matrices:
+    mean = total[name] / count
+    variance = np.maximum(squares[name] / count - mean**2, 0)
+    with np.errstate(divide='ignore'):
+      z = mean / np.sqrt(variance / (count - 1))
+    found[name] = float(np.sqrt(np.mean(z**2)))
+  return found
+
+
+def estimates(
+  p_NV: np.ndarray,
+  sampling: sampling_config.Sampling,
+  draws: int,
+  first: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns q̂, float32 [draws, N, V], and the entries of each, [draws, N].
+
+  Args:
+    p_NV: the distributions.
+    sampling: how they are sampled.
+    draws: how often.
+    first: how many draws came before these.
+  """
+  logits_1NV = jnp.log(jnp.asarray(p_NV, jnp.float32))[None]
+  number = np.arange(draws * len(p_NV), dtype=np.uint32) + first * len(p_NV)
+  q_BLV, entries_BL = _dense(
+    logits_1NV, number.reshape(draws, len(p_NV)), sampling
+  )
+  return np.asarray(q_BLV), np.asarray(entries_BL)
+
+
+@functools.partial(jax.jit, static_argnames='sampling')
+def _dense(logits_1LV, number_BL, sampling):
+  rows, (length, vocab_size) = len(number_BL), logits_1LV.shape[1:]
+  logits_BLV = jnp.broadcast_to(logits_1LV, (rows, length, vocab_size))
+  found = sample.draw(logits_BLV, number_BL, sampling)
+
+  def spread(ids_T, values_T):
+    return jnp.zeros(vocab_size).at[ids_T].add(values_T)
+
+  q_BLV = jax.vmap(jax.vmap(spread))(found.ids_BLT, found.values_BLT)
+  return q_BLV, found.entries_BL
+
+
+def self_normalized(q: np.ndarray) -> np.ndarray:
+  """A mutant: estimates divided by their own sum."""
+  return q / q.sum(axis=-1, keepdims=True)
+
+
+def kth_as_threshold(
+  p_NV: np.ndarray, k: int, draws: int, seed: int = 0
+) -> np.ndarray:
+  """A mutant: Gumbel top-k with the k-th largest for κ, not the one behind."""
+  rng = np.random.default_rng(seed)
+  raced = np.log(p_NV) + rng.gumbel(size=(draws, *p_NV.shape))
+  threshold = np.partition(raced, -k, axis=-1)[..., -k, None]
+  weight = p_NV / -np.expm1(-p_NV * np.exp(-threshold))
+  return np.where(raced >= threshold, weight, 0.0)
+
+
+def fewer_points_afterwards(
+  many: tuple[np.ndarray, np.ndarray],
+  few: tuple[np.ndarray, np.ndarray],
+  slots: int,
+) -> np.ndarray:
+  """A mutant: N = T where the entries that were drawn are more than T."""
+  (many_q, entries), (few_q, _) = many, few
+  return np.where((entries > slots)[..., None], few_q, many_q)
+
+
+def mutants(
+  p_NV: np.ndarray, draws: int, slots: int, k: int
+) -> dict[str, Callable[[int, int], np.ndarray]]:
+  """Returns biased methods: (draws, draws before these) → estimates [·, N, V].
+
+  Args:
+    p_NV: the distributions.
+    draws: N.
+    slots: T, below N.
+    k: entries of Gumbel's methods and of top_k.
+  """
+  Sampling = sampling_config.Sampling
+  gumbel = Sampling('gumbel', k=k, entries=slots)
+  many = Sampling(draws=draws, entries=draws)
+  few = Sampling(draws=slots, entries=slots)
+  top = Sampling('top_k', k=k, entries=slots)
+  of = functools.partial(estimates, p_NV)
+  return {
+    'gumbel, divided by its sum': lambda *block: self_normalized(
+      of(gumbel, *block)[0]
+    ),
+    'gumbel, κ the k-th': functools.partial(kth_as_threshold, p_NV, k),
+    'systematic, N = T afterwards': lambda *block: fewer_points_afterwards(
+      of(many, *block), of(few, *block), slots
+    ),
+    'top_k, renormalized': lambda *block: of(top, *block)[0],
+  }

@@ -1,0 +1,78 @@
+"""How a teacher's distributions are sampled; imports no jax."""
+
+import dataclasses
+import math
+
+METHODS = ('systematic', 'gumbel', 'multinomial', 'top_k', 'full')
+# Points are counted in 32 bits, and so are their squares.
+MOST_DRAWS = 2**16 - 1
+# Gumbel's threshold leaves e^−N of the tokens without an entry.
+_LEAST_THRESHOLD_DRAWS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How each token's distribution becomes a few entries of the vocabulary.
+
+  `sample.py` has the formulas. A frozen value, so that it can be a static
+  argument of `jax.jit`.
+
+  Attributes:
+    method: 'systematic', 'gumbel', 'multinomial', 'top_k' or 'full'.
+    draws: N, the points that are drawn per token; of 'gumbel' with k = 0, what
+      its one threshold −log N for all tokens is made from. Not read otherwise.
+    k: entries per token of 'top_k', and of 'gumbel' with a threshold per token;
+      0 otherwise.
+    temperature: divides the teacher's logits before they are sampled.
+    seed: the noise's seed, 0…2³²−1.
+    entries: T, the slots that each token has.
+  """
+
+  method: str = 'systematic'
+  draws: int = 50
+  k: int = 0
+  temperature: float = 1.0
+  seed: int = 0
+  entries: int = 50
+
+
+def check(sampling: Sampling) -> None:
+  """Refuses settings that cannot be meant.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  method, draws, k = sampling.method, sampling.draws, sampling.k
+  if method not in METHODS:
+    raise ValueError(
+      f'method={method!r}: must be one of {", ".join(map(repr, METHODS))}.'
+    )
+  has_k = method == 'top_k' or (method == 'gumbel' and k != 0)
+  least = _LEAST_THRESHOLD_DRAWS if method == 'gumbel' and not has_k else 2
+  entries = sampling.entries
+  for name, is_right, expected in (
+    ('entries', entries >= 1, 'at least 1'),
+    (
+      'temperature',
+      0 < sampling.temperature < math.inf,
+      'above 0 and finite',
+    ),
+    ('seed', 0 <= sampling.seed < 2**32, f'in 0…{2**32 - 1}'),
+    (
+      'draws',
+      has_k or method == 'full' or least <= draws <= MOST_DRAWS,
+      f'in {least}…{MOST_DRAWS} for method={method!r}',
+    ),
+    (
+      'draws',
+      method != 'multinomial' or draws <= entries,
+      f"at most entries={entries} for method='multinomial'",
+    ),
+    (
+      'k',
+      1 <= k <= entries if has_k else k == 0,
+      f'in 1…{entries} (entries)' if has_k else f'0 for method={method!r}',
+    ),
+  ):
+    if not is_right:
+      raise ValueError(f'{name}={getattr(sampling, name)}: must be {expected}.')

@@ -1,0 +1,285 @@
+"""Logits in chunks are those of the whole, in much less memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import transformer
+from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.objectives import language
+from kaiju_jax.objectives import objective as objective_lib
+from kaiju_jax.objectives import vocabulary_loss
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.sharding import rules
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import step as step_lib
+from tests import meshes
+from tests.model import params as params_lib
+from tests.model import rows
+
+ROWS, LENGTH, VOCAB, WIDTH, SLOTS = 2, 21, 48, 16, 5
+
+
+def model(embedding='none', dtype='float32', **fields):
+  quantization = quantization_config.none()
+  quantization.embedding = embedding
+  return transformer.Transformer(
+    model_config.ModelConfig(
+      **{'vocab_size': VOCAB, 'd_model': WIDTH, 'layout': 'L0'} | fields,
+      num_heads=2, head_dim=8, d_ff=16, max_length=1024, dtype=dtype,
+      quantization=quantization,
+    )
+  )  # fmt: skip
+
+
+@functools.cache
+def drawn():
+  """Hidden states, tokens, and entries of which some slots are free."""
+  rng = np.random.default_rng(0)
+  shape = ROWS, LENGTH
+  values = rng.random((*shape, SLOTS)).astype(np.float32)
+  values[:, ::3, 2:] = 0
+  return (
+    rng.normal(size=(*shape, WIDTH)).astype(np.float32),
+    rng.integers(0, VOCAB, shape).astype(np.int32),
+    rng.integers(0, VOCAB, (*shape, SLOTS)).astype(np.int32),
+    values,
+  )
+
+
+def readings(one, params, hidden, chunk, temperature=1.0):
+  _, tokens, ids, values = drawn()
+  return vocabulary_loss.read(
+    one,
+    {'params': params},
+    hidden.astype(one.config.dtype),
+    tokens,
+    entries=vocabulary_loss.Entries(ids, values),
+    temperature=temperature,
+    chunk=chunk,
+  )
+
+
+def test_readings_and_their_gradients_are_those_of_float64():
+  """A chunk of 8 cuts rows of 21 anywhere, and leaves a rest."""
+  one, temperature = model(), 2.0
+  params = params_lib.drawn(one)
+  hidden, tokens, ids, values = drawn()
+  pull = np.random.default_rng(1).normal(size=(4, ROWS, LENGTH))
+
+  @jax.jit
+  def found(params, hidden):
+    made, backward = jax.vjp(
+      lambda params, hidden: readings(one, params, hidden, 8, temperature),
+      params,
+      hidden,
+    )
+    return made, backward(vocabulary_loss.Readings(*pull.astype(np.float32)))
+
+  made, (by_params, by_hidden) = found(params, hidden)
+  table = np.asarray(params['embedding']['embedding_DV'], np.float64)
+  z = hidden.astype(np.float64) @ table
+  at = functools.partial(np.take_along_axis, z, axis=-1)
+  want = vocabulary_loss.Readings(
+    np.log(np.exp(z).sum(-1)),
+    at(tokens[..., None])[..., 0],
+    np.log(np.exp(z / temperature).sum(-1)),
+    (at(ids) * values).sum(-1) / temperature,
+  )
+  for name, found_BL, want_BL in zip(want._fields, made, want):
+    np.testing.assert_allclose(
+      found_BL, want_BL, rtol=1e-5, atol=1e-6, err_msg=name
+    )
+  dz = pull[0][..., None] * np.exp(z - want.lse_BL[..., None])
+  soft = np.exp(z / temperature - want.soft_lse_BL[..., None])
+  dz += pull[2][..., None] * soft / temperature
+  for row, place in np.ndindex(ROWS, LENGTH):
+    dz[row, place, tokens[row, place]] += pull[1][row, place]
+    np.add.at(
+      dz[row, place],
+      ids[row, place],
+      pull[3][row, place] * values[row, place] / temperature,
+    )
+  np.testing.assert_allclose(by_hidden, dz @ table.T, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    by_params['embedding']['embedding_DV'],
+    np.einsum('bld,blv->dv', hidden, dz),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize(
+  'embedding, dtype',
+  [
+    ('int8', 'float32'),
+    pytest.param('none', 'bfloat16', marks=pytest.mark.slow),
+    pytest.param('int8', 'bfloat16', marks=pytest.mark.slow),
+  ],
+)
+def test_chunks_are_the_whole(embedding, dtype):
+  """Codes are per token; and a table in bf16 has a gradient summed in f32."""
+  one = model(embedding, dtype, tied_embedding=False)
+  params = params_lib.drawn(one)
+  hidden = drawn()[0]
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def of(params, hidden, chunk):
+    def loss(params, hidden):
+      found = readings(one, params, hidden, chunk)
+      taught = found.soft_lse_BL - found.taught_BL
+      return jnp.sum(found.lse_BL - found.target_BL + taught)
+
+    return jax.value_and_grad(loss, (0, 1))(params, hidden)
+
+  value, gradient = of(params, hidden, 8)
+  want_value, want = of(params, hidden, 0)
+  np.testing.assert_allclose(value, want_value, rtol=1e-6)
+  limit = 1e-5 if dtype == 'float32' else 4e-3  # Half a step of bf16.
+  for found, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(want)):
+    largest = np.abs(expected).max()
+    assert np.abs(found - expected).max() <= limit * largest
+  assert np.any(gradient[0]['embedding']['head_DV'])
+
+
+def experiment(chunk):
+  one = experiment_lib.Experiment(
+    model=model(layout='L0 L0').config,
+    data=data_config.DataConfig(length=32, batch=8),
+    objective=objective_config.ObjectiveConfig(chunk=chunk),
+  )
+  one.model.num_heads, one.model.d_model = 8, 64
+  return one
+
+
+@pytest.mark.parametrize(
+  'widths',
+  [
+    (2, 4),
+    *(
+      pytest.param(widths, marks=pytest.mark.slow)
+      for widths in ((8, 1), (4, 2), (1, 8))
+    ),
+  ],
+)
+def test_chunks_on_a_mesh_are_the_whole_on_one_device(widths):
+  """A tree-like predecessor reaches into another device's part of the row."""
+  batch = rows.packed_batch([[20, 12]] * 8, 32, VOCAB)
+  predecessor = batch.predecessor_BL.copy()
+  predecessor[:, 19] = 2
+  batch = batch._replace(predecessor_BL=predecessor).map(lambda x: x[None])
+
+  def gradient(chunk, widths):
+    mesh = meshes.mesh_of(*widths)
+    one = experiment(chunk)
+    params = params_lib.drawn(step_lib.model_of(one), mesh)
+    of = jax.jit(step_lib.gradient_of(one, mesh))
+    z = jnp.float32(1e-2), jnp.float32(1e-3)
+    sums, found = jax.device_get(of(params, batch, 1, *z))
+    return sums.loss, found
+
+  loss, found = gradient(5, widths)
+  want_loss, want = gradient(0, (1, 1))
+  np.testing.assert_allclose(loss, want_loss, rtol=1e-6)
+  for (path, g), expected in zip(
+    jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(want)
+  ):
+    error = np.abs(g - expected).max() / np.abs(expected).max()
+    assert error < 1e-5, (jax.tree_util.keystr(path), error)
+
+
+def test_chunks_save_the_memory_of_logits_and_one_chunk_saves_none():
+  one = model(vocab_size=4096)
+  length = 512
+  params = jax.eval_shape(lambda: params_lib.drawn(one))
+  batch = rows.packed_batch([[length]], length, 4096)
+
+  def temporaries(chunk):
+    gradient = jax.grad(
+      lambda params, batch: language.weighted_cross_entropy(
+        one, params, batch, 0.0, 0.0, chunk=chunk
+      )
+    )
+    compiled = jax.jit(gradient).lower(params, batch).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  whole = temporaries(0)
+  assert whole > 2 * 4 * length * 4096  # Logits, and their gradient.
+  assert temporaries(64) <= 0.35 * whole
+  assert temporaries(length) > 0.9 * whole
+
+
+def test_a_breakdown_reads_each_tokens_loss():
+  one = model()
+  batch = rows.packed_batch([[12, 9]] * ROWS, LENGTH, VOCAB)
+
+  def of_first_document(loss_BL, batch):
+    is_first_BL = batch.start_BL < 12
+    weight_BL = batch.weight_BL * is_first_BL
+    return {'first': (jnp.sum(weight_BL * loss_BL), jnp.sum(weight_BL))}
+
+  objective = language.make(chunk=8, breakdown=of_first_document)
+  variables = {'params': params_lib.drawn(one)}
+  z = objective_lib.ZReg(0.0, 0.0)
+
+  def loss(batch):
+    return objective.loss(one, variables, batch, z)
+
+  of = jax.jit(loss)
+  only = batch.weight_BL.copy()
+  only[:, 12:] = 0
+  alone = of(batch._replace(weight_BL=only))
+  first, weight = of(batch).metrics['first']
+  assert weight == alone.weight == only.sum()
+  np.testing.assert_allclose(first, alone.loss, rtol=1e-6)
+
+
+WIRE = {'all_gather', 'all_to_all', 'pmax', 'psum', 'reduce_scatter'}
+
+
+def primitives(value, in_loop=False):
+  """Yields (name, whether it is in a loop) of all that a jaxpr computes."""
+  value = getattr(value, 'jaxpr', value)
+  if isinstance(value, list | tuple):
+    for one in value:
+      yield from primitives(one, in_loop)
+  for equation in getattr(value, 'eqns', ()):
+    name = equation.primitive.name
+    yield name, in_loop
+    for part in equation.params.values():
+      yield from primitives(part, in_loop or name == 'scan')
+
+
+def test_nothing_crosses_between_devices_inside_the_loop():
+  """The table is gathered once and its gradient reduced once."""
+  one, mesh = experiment(5), meshes.mesh_of(2, 4)
+  model_ = step_lib.model_of(one)
+  params = params_lib.drawn(model_, mesh)
+  rows_ = jax.sharding.PartitionSpec('fsdp')
+
+  def loss(params, hidden, tokens):
+    found = vocabulary_loss.read(
+      model_, {'params': params}, hidden, tokens, chunk=5
+    )
+    return jnp.sum(found.lse_BL - found.target_BL)
+
+  specs = rules.specs(params, mesh)
+  gradient = jax.shard_map(
+    jax.grad(loss),
+    mesh=mesh,
+    in_specs=(specs, rows_, rows_),
+    out_specs=specs,
+    check_vma=False,
+  )
+  hidden, tokens = np.zeros((8, 32, 64), np.float32), np.zeros((8, 32), int)
+  made = jax.make_jaxpr(gradient)(params, hidden, tokens)
+  names = list(primitives(made))
+  assert {'dot_general'} <= {name for name, in_loop in names if in_loop}
+  sent = [(name, in_loop) for name, in_loop in names if name in WIRE]
+  assert not [name for name, in_loop in sent if in_loop]
+  assert {'all_gather', 'psum', 'pmax'} <= {name for name, _ in sent}
