@@ -43,6 +43,9 @@ class DataConfig:
       once.
     mix_block: rows of a mixture's block: at each block's end, every source has
       its share of the rows so far to within one row.
+    teacher: folder of a teacher's targets of this text
+      (`experiments.teach`), which objective.name='distillation' reads; '' for
+      none.
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
     length: L, tokens per row, at least 2: a row's first token is not predicted.
     batch: B, rows per microbatch.
@@ -58,6 +61,7 @@ class DataConfig:
   anneal_at: float = 1.0
   anneal_over: float = 0.0
   mix_block: int = 1024
+  teacher: str = ''
   tokenizer: str = ''
   length: int = 512
   batch: int = 8

@@ -299,7 +299,12 @@ def _question_texts(experiment: experiment_lib.Experiment, count: int):
 
 
 TASKS = {
-  'text': Task(texts_lib.check, _load_text, texts_lib.first),
+  'text': Task(
+    texts_lib.check,
+    _load_text,
+    texts_lib.first,
+    objectives=('language', 'distillation'),
+  ),
   'properties': Task(
     _check_properties,
     _load_properties,
