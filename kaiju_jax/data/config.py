@@ -52,6 +52,9 @@ class DataConfig:
     microbatches: microbatches whose gradients make one step.
     held_out: fraction of the documents that is kept for evaluation.
     evaluated_rows: how many rows of held-out text one evaluation reads.
+    curriculum: the curriculum of task 'needle', a name in
+      `evaluation/needle/curriculum.py`; '' for that of the experiment's
+      initialization.
   """
 
   task: str = 'text'
@@ -68,6 +71,7 @@ class DataConfig:
   microbatches: int = 1
   held_out: float = 0.05
   evaluated_rows: int = 128
+  curriculum: str = ''
 
 
 def check(config: DataConfig) -> None:
@@ -90,6 +94,11 @@ def check(config: DataConfig) -> None:
   if not 0 <= config.held_out < 1:
     raise ValueError(
       f'data.held_out={config.held_out}: must be a fraction, 0 ≤ … < 1.'
+    )
+  if config.curriculum and config.task != 'needle':
+    raise ValueError(
+      f"data.curriculum={config.curriculum!r}: must be '' for"
+      f" data.task={config.task!r}; only 'needle' has several."
     )
   if config.sources:
     check_sources(config.sources)

@@ -145,12 +145,16 @@ def _initial(experiment: experiment_lib.Experiment, devices):
   params = None
   if experiment.begin_with:
     params = load.params_for(experiment, experiment.begin_with, devices)
-  elif experiment.init == 'induction':
+  elif experiment.init != 'standard':
     from kaiju_jax.evaluation import induction
+    from kaiju_jax.model import depth_scaled
 
     model = state.model_of(experiment)
     params = state.init_params(model, experiment.seed, devices)
-    params = induction.suggest(params, experiment.model, experiment.seed)
+    if experiment.init == 'induction':
+      params = induction.suggest(params, experiment.model, experiment.seed)
+    else:
+      params = depth_scaled.scaled(params, experiment.model)
   return state.initial(experiment, devices, params=params)
 
 
@@ -178,9 +182,10 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f'data.length={experiment.data.length}: rows are longer than the'
       f' positions of model.max_length={experiment.model.max_length}.'
     )
-  if experiment.init not in ('standard', 'induction'):
+  if experiment.init not in experiment_lib.INITS:
     raise ValueError(
-      f"init={experiment.init!r}: must be one of 'standard', 'induction'."
+      f'init={experiment.init!r}: must be one of'
+      f' {", ".join(map(repr, experiment_lib.INITS))}.'
     )
   if experiment.begin_with and experiment.init != 'standard':
     raise ValueError(
