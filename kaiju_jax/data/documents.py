@@ -62,7 +62,9 @@ class Document(NamedTuple):
   parents: tuple[int, ...] = (-1,)
 
 
-def read(path: str, chunked: bool = False) -> Iterator[Document]:
+def read(
+  path: str, chunked: bool = False, field: str = 'data.path'
+) -> Iterator[Document]:
   """Yields the documents of a file, folder or glob, sorted by file name.
 
   Args:
@@ -71,6 +73,7 @@ def read(path: str, chunked: bool = False) -> Iterator[Document]:
     chunked: whether to cut a single text file into documents of whole lines,
       so that some can be held out: 64 Ki characters each, fewer in a small
       file.
+    field: what errors call `path`.
 
   Raises:
     FileNotFoundError: nothing at `path`.
@@ -81,7 +84,7 @@ def read(path: str, chunked: bool = False) -> Iterator[Document]:
   if not path:
     yield from _standard_library()
     return
-  found = files(path)
+  found = files(path, field)
   for name, file in found:
     text = _text(file)
     if name.endswith('.jsonl'):
@@ -92,18 +95,19 @@ def read(path: str, chunked: bool = False) -> Iterator[Document]:
       yield Document(name, (text,))
 
 
-def files(path: str) -> list[tuple[str, str]]:
+def files(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
   """Returns (name relative to `path`, path) of each file at `path`.
 
   Args:
     path: a file, folder or glob.
+    field: what errors call `path`.
 
   Raises:
     FileNotFoundError: nothing at `path`.
     OSError: a folder that cannot be read.
     ValueError: an address, no files, or something that is not a file.
   """
-  addresses.refuse(path, f'data.path={path!r}')
+  addresses.refuse(path, f'{field}={path!r}')
   path = os.path.expanduser(path)
   if os.path.isfile(path):
     return [(os.path.basename(path), path)]
@@ -124,12 +128,27 @@ def files(path: str) -> list[tuple[str, str]]:
     return _regular([(os.path.basename(path), path)])
   else:
     raise FileNotFoundError(
-      f'data.path={path!r}: no such file or folder; expected a file, a folder,'
-      " a glob, or '' for the text that this Python carries."
+      f'{field}={path!r}: no such file or folder; expected a file, a folder, a'
+      " glob, or '' for the text that this Python carries."
     )
   if not found:
-    raise ValueError(f'data.path={path!r}: {missing}.')
+    raise ValueError(f'{field}={path!r}: {missing}.')
   return found
+
+
+def record(document: Document) -> dict[str, Any]:
+  """Returns what a line of a .jsonl file holds of a document, but its name."""
+  if document.parents == (-1,):
+    return {'text': document.segments[0]}
+  nodes = zip(document.segments, document.parents)
+  return {
+    'segments': [{'text': text, 'parent': parent} for text, parent in nodes]
+  }
+
+
+def text_of(document: Document) -> str:
+  """Returns all of a document's text, a tree's segments in preorder."""
+  return '\n'.join(document.segments)
 
 
 def is_held_out(name: str, fraction: float) -> bool:

@@ -1,0 +1,148 @@
+"""Evaluation items that stand in training text: exact runs of 13 words.
+
+An item is leaked if at least half of its rare 13-grams stand in one training
+document. A 13-gram is rare if fewer than 10 training documents have it: a
+licence header, a site's navigation or a prompt's fixed words are in many, and
+say nothing of an item. An item of fewer than 13 words counts as one run of all
+its words.
+
+The naive rule, any shared 13-gram, flags every item that quotes a licence; a
+rule that asks for all 13-grams misses an item with one word changed.
+
+An item with no rare 13-gram is *common*: boilerplate, or an item that was
+copied so often that this rule cannot tell it from boilerplate. Such items are
+listed apart, for a person to judge. Our guess: the half and the 10; 13 words
+are those of GPT-3 (arXiv 2005.14165).
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from kaiju_jax.data import similarity
+from kaiju_jax.data import words as words_lib
+
+WORDS = 13
+RARE_BELOW = 10
+SHARE = 0.5
+
+
+class Leaks(NamedTuple):
+  """What of an evaluation set stands in training text.
+
+  Attributes:
+    share: float64 [N], the largest share of an item's rare runs in one
+      training document; 0 for a common item.
+    document: int64 [N], that document; −1 where the share is 0.
+    common: bool [N], items without a rare run.
+    touched: bool [N], items with any run in any document: the naive rule.
+  """
+
+  share: np.ndarray
+  document: np.ndarray
+  common: np.ndarray
+  touched: np.ndarray
+
+  def leaked(self, share: float = SHARE) -> np.ndarray:
+    """Returns bool [N], the items whose share is at least this."""
+    return (self.share >= share) & (self.document >= 0)
+
+
+def find(
+  items: Sequence[str],
+  documents: Iterable[str],
+  rare_below: int = RARE_BELOW,
+  watch: similarity.Watch = similarity.unwatched,
+) -> Leaks:
+  """Returns what of the items stands in the documents.
+
+  Args:
+    items: N evaluation items.
+    documents: the training documents; read once.
+    rare_below: a run is rare if fewer documents have it.
+    watch: shows progress over the documents.
+  """
+  words = words_lib.Words()
+  found = [words(item) for item in items]
+  sizes = np.array([min(WORDS, len(one)) for one in found])
+  sets = [
+    np.unique(words_lib.runs(one, size)) if size else np.zeros(0, np.uint64)
+    for one, size in zip(found, sizes)
+  ]
+  wanted = {
+    int(size): np.unique(
+      np.concatenate([one for one, own in zip(sets, sizes) if own == size])
+    )
+    for size in np.unique(sizes[sizes > 0])
+  }
+  hits = {size: ([], []) for size in wanted}
+  count = 0
+  for document in watch(documents):
+    own = words(document)
+    for size, runs in wanted.items():
+      places = _present(runs, words_lib.runs(own, size))
+      hits[size][0].append(places)
+      hits[size][1].append(np.full(len(places), count))
+    count += 1
+  share = np.zeros(len(items))
+  document = np.full(len(items), -1)
+  common, touched = np.zeros(len(items), bool), np.zeros(len(items), bool)
+  for size, runs in wanted.items():
+    members = np.flatnonzero(sizes == size)
+    result = _shares(
+      [np.searchsorted(runs, sets[one]) for one in members],
+      _table(*hits[size], (len(runs), count)),
+      rare_below,
+    )
+    for whole, part in zip((share, document, common, touched), result):
+      whole[members] = part
+  return Leaks(share, document, common, touched)
+
+
+def _present(wanted: np.ndarray, runs: np.ndarray) -> np.ndarray:
+  """Returns which places of the sorted `wanted` are among the runs."""
+  places = np.minimum(np.searchsorted(wanted, runs), len(wanted) - 1)
+  return np.unique(places[wanted[places] == runs])
+
+
+def _table(runs, documents, shape) -> sparse.csr_array:
+  """Returns float32 [runs, documents], 1 where a run stands in a document."""
+  rows = np.concatenate([*runs, np.zeros(0, np.int64)])
+  columns = np.concatenate([*documents, np.zeros(0, np.int64)])
+  ones = np.ones(len(rows), np.float32)
+  return sparse.csr_array((ones, (rows, columns)), shape=shape)
+
+
+def _shares(places, table, rare_below):
+  """Returns each item's share, document, and whether it is common or touched.
+
+  Args:
+    places: for each item, the rows of its runs.
+    table: which run stands in which document.
+    rare_below: see `find`.
+  """
+  present = np.diff(table.indptr)
+  rare = present < rare_below
+  lengths = [len(one) for one in places]
+  rows = np.repeat(np.arange(len(places)), lengths)
+  columns = np.concatenate(places)
+  touched = np.bincount(rows, present[columns], len(places)) > 0
+  # Without the others, whose documents would fill the product.
+  rows, columns = rows[rare[columns]], columns[rare[columns]]
+  items = sparse.csr_array(
+    (np.ones(len(rows), np.float32), (rows, columns)),
+    shape=(len(places), table.shape[0]),
+  )
+  totals = np.asarray(items.sum(axis=1))
+  shared = sparse.csr_array(items @ table)
+  share, document = np.zeros(len(places)), np.full(len(places), -1)
+  for item, (begin, end) in enumerate(zip(shared.indptr, shared.indptr[1:])):
+    counts = shared.data[begin:end]
+    if len(counts) and counts.max() > 0:
+      best = int(np.argmax(counts))
+      share[item] = counts[best] / totals[item]
+      document[item] = shared.indices[begin + best]
+  return share, document, totals == 0, touched

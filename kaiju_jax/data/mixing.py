@@ -1,0 +1,374 @@
+"""Weights of whole sources that make their mix most similar to a target.
+
+A mix of sources with weights w (shares of its tokens: w ≥ 0, Σ w = 1) has the
+vector Σ_s w_s μ_s, where μ_s is the mean of a source's documents, each weighted
+by its tokens. Two objectives:
+
+    em             max Σ_j t_j ln Σ_s w_s p_sj, over distributions of n-grams:
+                   the target t is most likely under the mix. Expectation
+                   maximization, w_s ← w_s Σ_j t_j p_sj / Σ_r w_r p_rj
+    least_squares  min ‖μ_t − Σ_s w_s μ_s‖², over any vectors
+
+and, to compare with, `proportional`: all text as it is, whatever the target.
+
+A source may be read a given number of times at most, so that w_s ≤ c_s. In EM
+the step then becomes w_s = min(c_s, λ r_s), where r is what it would be without
+the bounds and λ makes the sum 1: that maximizes Σ_s r_s ln w_s within them, and
+so no step lowers the likelihood. Least squares is solved exactly, by active
+sets: each source is at 0, at its bound, or free.
+
+Both problems are convex, and both come with their certificate: with g the
+gradient of what is minimized,
+
+    gap(w) = g·w − min_v g·v        v over all weights that are allowed
+
+is at least as large as what w is above the optimum, and is 0 there only.
+
+Intervals are the Bayesian bootstrap's (Rubin 1981): every document of target
+and sources gets a weight drawn from Exp(1), and the problem is solved anew.
+Unlike drawing documents with replacement it leaves none out, so that no n-gram
+of a source vanishes.
+
+The fewer n-grams a source has, the noisier is its p_s, and EM averages the
+noise away by spreading the weights: a weight that should be 0 is then some
+hundredths. The intervals do not show this bias; least squares has less of it.
+
+From the sources: a mix "as similar as possible to the task being optimized
+for". Our guess: both objectives, and the bound.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import similarity
+
+METHODS = ('em', 'least_squares', 'proportional')
+_EPSILON = 1e-12
+# A move of the weights that is smaller is rounding.
+_SETTLED = 1e-9
+
+
+class Mean(NamedTuple):
+  """Documents that are averaged, in one collection.
+
+  Attributes:
+    vectors: float [N, D], one row per document.
+    tokens: [N], the weight of each in the mean, positive.
+  """
+
+  vectors: similarity.Embedded
+  tokens: np.ndarray
+
+  def at(self, draws_RN: np.ndarray | None = None) -> np.ndarray:
+    """Returns float64 [R, D], the mean under each row of document weights.
+
+    Args:
+      draws_RN: factors of the documents' weights; None for ones, R = 1.
+    """
+    weights = np.asarray(self.tokens, np.float64)[None]
+    if draws_RN is not None:
+      weights = weights * draws_RN
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    return np.asarray((self.vectors.T @ weights.T).T, np.float64)
+
+
+class Solved(NamedTuple):
+  """Weights, and how sure they are to be the best.
+
+  Attributes:
+    weights: float64 [S].
+    gap: bound on what the objective could still improve by.
+  """
+
+  weights: np.ndarray
+  gap: float
+
+
+class Mix(NamedTuple):
+  """The weights of a mix with their uncertainty.
+
+  Attributes:
+    weights: float64 [S].
+    low, high: float64 [S], the 95 % bootstrap interval of each weight.
+    gap: see `Solved`.
+    distances: float64 [S], of each source alone from the target.
+    distance: of the mix from the target.
+    pooled: of all sources from the target, each with its share of the tokens.
+  """
+
+  weights: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+  gap: float
+  distances: np.ndarray
+  distance: float
+  pooled: float
+
+
+def bounds(
+  sizes: Sequence[int], tokens: int, epochs: float, field: str = '--tokens'
+) -> np.ndarray:
+  """Returns float64 [S], the largest weight that each source may have.
+
+  Args:
+    sizes: tokens of each source.
+    tokens: tokens of the run; 0 where they are not known: no bound.
+    epochs: how often a source may be read.
+    field: what the error calls `tokens`.
+
+  Raises:
+    ValueError: all sources together are too small.
+  """
+  sizes = np.asarray(sizes, np.float64)
+  if not tokens:
+    return np.ones(len(sizes))
+  if sizes.sum() * epochs < tokens:
+    raise ValueError(
+      f'{field}={tokens:,}: all sources hold {int(sizes.sum()):,} tokens, and'
+      f' {epochs:g} epochs of them are fewer; give more text, more --epochs or'
+      ' fewer tokens.'
+    )
+  return np.minimum(1, sizes * epochs / tokens)
+
+
+def solve(
+  method: str,
+  target_D: np.ndarray,
+  means_SD: np.ndarray,
+  bounds_S: np.ndarray | None = None,
+  start_S: np.ndarray | None = None,
+) -> Solved:
+  """Returns the weights of the sources.
+
+  Args:
+    method: 'em' or 'least_squares'.
+    target_D: float64, mean of the target.
+    means_SD: float64, mean of each source.
+    bounds_S: largest weights, with a sum of at least 1; None for ones.
+    start_S: where EM begins; by default, with equal weights.
+  """
+  if bounds_S is None:
+    bounds_S = np.ones(len(means_SD))
+  if method == 'em':
+    return em(target_D, means_SD, bounds_S, start_S)
+  return least_squares(target_D, means_SD, bounds_S)
+
+
+def em(
+  target_D: np.ndarray,
+  means_SD: np.ndarray,
+  bounds_S: np.ndarray,
+  start_S: np.ndarray | None = None,
+  tolerance: float = 1e-6,
+  most: int = 5000,
+) -> Solved:
+  """Returns the most likely weights; the gap is in nats per n-gram.
+
+  Buckets that no source has are left out: they say nothing of the weights.
+  """
+  seen_D = (target_D > 0) & np.any(means_SD > 0, axis=0)
+  target_D, means_SD = target_D[seen_D], means_SD[:, seen_D]
+  weights_S = filled(np.ones(len(means_SD)), bounds_S)
+  if start_S is not None:
+    # A weight of 0 never grows again.
+    weights_S = filled(0.9 * start_S + 0.1 * weights_S, bounds_S)
+  gap = np.inf
+  for _ in range(most):
+    mix_D = weights_S @ means_SD
+    gain_S = means_SD @ (target_D / np.maximum(mix_D, 1e-300))
+    gap = float(_best(gain_S, bounds_S) @ gain_S - weights_S @ gain_S)
+    if gap <= tolerance:
+      break
+    weights_S = filled(weights_S * gain_S, bounds_S)
+  return Solved(weights_S, max(gap, 0.0))
+
+
+def least_squares(
+  target_D: np.ndarray, means_SD: np.ndarray, bounds_S: np.ndarray
+) -> Solved:
+  """Returns the weights of the nearest mix; the gap is in squared distance."""
+  # Σ w = 1, so that what is left is Σ w_s (μ_s − μ_t).
+  apart_SD = means_SD - target_D
+  products_SS = apart_SD @ apart_SD.T
+  scale = np.trace(products_SS) / len(products_SS) or 1.0
+  products_SS = products_SS / scale
+  weights_S = filled(np.ones(len(means_SD)), bounds_S)
+  free_S = np.ones(len(weights_S), bool)
+  for _ in range(100 * len(weights_S)):
+    move_S = _to_the_best(products_SS, weights_S, free_S)
+    if np.max(np.abs(move_S)) > _SETTLED:
+      weights_S, free_S = _moved(weights_S, move_S, bounds_S, free_S)
+      continue
+    released = _released(products_SS, weights_S, bounds_S, free_S)
+    if released is None:
+      break
+    free_S[released] = True
+  gradient_S = 2 * scale * (products_SS @ weights_S)
+  best_S = _best(-gradient_S, bounds_S)
+  gap = float(gradient_S @ (weights_S - best_S))
+  return Solved(weights_S, max(gap, 0.0))
+
+
+def _to_the_best(products_SS, weights_S, free_S) -> np.ndarray:
+  """Returns the move of the free weights to their optimum; its sum is 0."""
+  free = np.flatnonzero(free_S)
+  move_S = np.zeros(len(weights_S))
+  if len(free) < 2:
+    return move_S
+  system = np.ones((len(free) + 1, len(free) + 1))
+  system[:-1, :-1] = products_SS[np.ix_(free, free)]
+  system[-1, -1] = 0
+  gradient = products_SS[free] @ weights_S
+  solution, *_ = np.linalg.lstsq(system, np.append(-gradient, 0), rcond=1e-13)
+  move_S[free] = solution[:-1]
+  return move_S
+
+
+def _moved(weights_S, move_S, bounds_S, free_S):
+  """Goes as far as the first bound; a weight that reaches one stays there."""
+  with np.errstate(divide='ignore', invalid='ignore'):
+    room_S = np.where(
+      move_S > _EPSILON,
+      (bounds_S - weights_S) / move_S,
+      np.where(move_S < -_EPSILON, weights_S / -move_S, np.inf),
+    )
+  first = int(np.argmin(room_S))
+  if room_S[first] >= 1:
+    return np.clip(weights_S + move_S, 0, bounds_S), free_S
+  weights_S = np.clip(weights_S + room_S[first] * move_S, 0, bounds_S)
+  weights_S[first] = bounds_S[first] if move_S[first] > 0 else 0.0
+  free_S = free_S.copy()
+  free_S[first] = False
+  return weights_S, free_S
+
+
+def _released(products_SS, weights_S, bounds_S, free_S) -> int | None:
+  """Returns the source whose bound holds it back most, None if none does."""
+  gradient_S = products_SS @ weights_S
+  if np.any(free_S):
+    level = np.mean(gradient_S[free_S])
+  else:
+    # Every weight is at a bound: any level between what should grow and what
+    # should shrink will do, if there is one.
+    at_top = weights_S >= bounds_S - _EPSILON
+    level = np.max(gradient_S[at_top]) if np.any(at_top) else np.inf
+  # Positive where the weight would leave its bound into what is allowed.
+  gain_S = np.where(weights_S > 0.5 * bounds_S, 1, -1) * (gradient_S - level)
+  gain_S[free_S] = -np.inf
+  best = int(np.argmax(gain_S))
+  return best if gain_S[best] > 1e-10 else None
+
+
+def filled(shares_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
+  """Returns min(bound, λ · share) with the λ for which the sum is 1."""
+  weights_S = shares_S / shares_S.sum()
+  full_S = np.zeros(len(shares_S), bool)
+  while np.any(over_S := (weights_S > bounds_S) & ~full_S):
+    full_S |= over_S
+    left = 1 - bounds_S[full_S].sum()
+    rest = shares_S[~full_S].sum()
+    weights_S = np.where(
+      full_S, bounds_S, shares_S * (left / rest if rest > 0 else 0.0)
+    )
+  # What no share claims goes where there is room.
+  short = 1 - weights_S.sum()
+  if short > _EPSILON:
+    room_S = bounds_S - weights_S
+    weights_S = weights_S + short * room_S / room_S.sum()
+  return weights_S
+
+
+def _best(gain_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
+  """Returns the weights that are allowed with the largest gain·weights."""
+  weights_S = np.zeros(len(gain_S))
+  left = 1.0
+  for source in np.argsort(-gain_S):
+    weights_S[source] = min(left, bounds_S[source])
+    left -= weights_S[source]
+  return weights_S
+
+
+def distance(
+  target_D: np.ndarray, mean_D: np.ndarray, distributions: bool
+) -> float:
+  """Returns how far a mean is from the target; 0 where they are equal.
+
+  For distributions it is the Jensen–Shannon divergence in nats, between 0 and
+  ln 2, which stays finite where a source lacks n-grams of the target; otherwise
+  it is the Euclidean distance.
+  """
+  if not distributions:
+    return float(np.linalg.norm(target_D - mean_D))
+  middle_D = (target_D + mean_D) / 2
+  apart = (_entropy(target_D) + _entropy(mean_D)) / 2
+  return max(0.0, _entropy(middle_D) - apart)
+
+
+def _entropy(shares_D: np.ndarray) -> float:
+  shares_D = shares_D[shares_D > 0]
+  return float(-np.sum(shares_D * np.log(shares_D)))
+
+
+def mix(
+  method: str,
+  target: Mean,
+  sources: Sequence[Mean],
+  bounds_S: np.ndarray | None = None,
+  distributions: bool = True,
+  resamples: int = 200,
+  seed: int = 0,
+  watch: similarity.Watch = similarity.unwatched,
+) -> Mix:
+  """Returns the most similar mix, and how its weights vary with the documents.
+
+  Args:
+    method: one of METHODS.
+    target: documents of the target.
+    sources: documents of each source.
+    bounds_S: largest weights; None for ones.
+    distributions: whether the vectors are; `em` needs them to be.
+    resamples: R, how often the problem is solved for the intervals.
+    seed: of the bootstrap.
+    watch: shows progress over the resamples.
+  """
+  target_D = target.at()[0]
+  means_SD = np.concatenate([source.at() for source in sources])
+  sizes_S = np.array([np.sum(source.tokens) for source in sources], np.float64)
+  shares_S = sizes_S / sizes_S.sum()
+  if method == 'proportional':
+    best, found = Solved(shares_S, 0.0), [shares_S]
+  else:
+    best = solve(method, target_D, means_SD, bounds_S)
+    target_RD, *means_RD = _drawn(target, sources, resamples, seed)
+    found = []
+    for nth in watch(range(resamples)):
+      drawn_SD = np.stack([mean_RD[nth] for mean_RD in means_RD])
+      solved = solve(method, target_RD[nth], drawn_SD, bounds_S, best.weights)
+      found.append(solved.weights)
+  low_S, high_S = np.quantile(found, [0.025, 0.975], axis=0)
+
+  def apart(mean_D):
+    return distance(target_D, mean_D, distributions)
+
+  return Mix(
+    weights=best.weights,
+    low=np.minimum(low_S, best.weights),
+    high=np.maximum(high_S, best.weights),
+    gap=best.gap,
+    distances=np.array([apart(mean_D) for mean_D in means_SD]),
+    distance=apart(best.weights @ means_SD),
+    pooled=apart(shares_S @ means_SD),
+  )
+
+
+def _drawn(
+  target: Mean, sources: Sequence[Mean], resamples: int, seed: int
+) -> list[np.ndarray]:
+  """Returns the means of the target and of each source, [R, D] each."""
+  rng = np.random.default_rng(seed)
+  return [
+    one.at(rng.exponential(size=(resamples, len(one.tokens))))
+    for one in (target, *sources)
+  ]

@@ -1,0 +1,106 @@
+"""Texts as hashed words and runs of words: what similarity is counted in.
+
+A word's hash is 64 bits of BLAKE2 over its lower-case characters, so that it is
+the same in every process. A run of n words w_0 … w_{n−1} hashes to
+
+    mix( Σ_i w_i · m^(n−1−i) mod 2^64 )
+
+with an odd m; `mix` is an invertible scrambling that lets every bit of the sum
+reach every bit of the hash. Equal runs have equal hashes, and different ones
+differ but for a chance of about 2^-64 per pair.
+
+Our guess: what a word is. It is a run of letters, digits and underscores, as
+regular expressions have it, in lower case; a character of Chinese or Japanese
+is a word by itself, because no spaces separate words there.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import hashlib
+import re
+
+import numpy as np
+
+_UNSPACED = '\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff'
+_WORD = rf'[^\W{_UNSPACED}]+|[{_UNSPACED}]'
+_WORDS = re.compile(_WORD)
+_WORDS_AND_MARKS = re.compile(rf'{_WORD}|[^\w\s]')
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Words:
+  """Hashes texts word by word; a word that recurs is hashed once.
+
+  Its memory grows with the vocabulary, some hundred bytes per word.
+  """
+
+  def __init__(self, marks: bool = False):
+    """Starts with no word.
+
+    Args:
+      marks: whether a punctuation mark counts as a word. It tells code from
+        prose; it is left out where an edited copy should still match.
+    """
+    self._pattern = _WORDS_AND_MARKS if marks else _WORDS
+    self._hashes = _Hashes()
+
+  def __call__(self, text: str) -> np.ndarray:
+    """Returns uint64 [n], the hashes of the text's n words, in order."""
+    found = self._pattern.findall(text.lower())
+    return np.fromiter(
+      map(self._hashes.__getitem__, found), np.uint64, len(found)
+    )
+
+
+class _Hashes(dict):
+  def __missing__(self, word: str) -> int:
+    digest = hashlib.blake2b(
+      word.encode(errors='surrogatepass'), digest_size=8
+    ).digest()
+    self[word] = value = int.from_bytes(digest, 'little')
+    return value
+
+
+def runs(words: np.ndarray, size: int) -> np.ndarray:
+  """Returns uint64 [max(0, n − size + 1), …], the hashes of all runs of words.
+
+  Args:
+    words: uint64 [n, …].
+    size: how many words stand in a run, at least 1.
+  """
+  count = max(0, len(words) - size + 1)
+  sums = np.zeros((count, *words.shape[1:]), np.uint64)
+  for first in range(size):
+    sums *= _FACTOR
+    sums += words[first : first + count]
+  return mixed(sums)
+
+
+def mixed(values: np.ndarray) -> np.ndarray:
+  """Returns uint64 of the same shape, scrambled one to one (splitmix64)."""
+  values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return values ^ (values >> np.uint64(31))
+
+
+def sets(
+  texts: Iterable[str], size: int, words: Words | None = None
+) -> Iterator[np.ndarray]:
+  """Yields each text's different runs of `size` words: sorted uint64.
+
+  A text of fewer words is one run as a whole, and one without words counts
+  by its characters, so that no set is empty.
+  """
+  words = words or Words()
+  for text in texts:
+    found = words(text)
+    if not len(found):
+      value = int.from_bytes(
+        hashlib.blake2b(
+          text.encode(errors='surrogatepass'), digest_size=8
+        ).digest(),
+        'little',
+      )
+      yield np.array([value], np.uint64)
+    else:
+      yield np.unique(runs(found, min(size, len(found))))
