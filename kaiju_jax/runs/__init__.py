@@ -9,6 +9,8 @@ modules defines no command-line flags:
     complete    text in, text out
     tasks       what a run can be trained and tested on
     ablation/   arms × seeds, and their report
+    embedders   texts as vectors, by name
+    corpora/    mixes, selection, duplicates and leaks, before training
 
 Only the commands of `experiments/` import these:
 

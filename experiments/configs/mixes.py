@@ -1,0 +1,82 @@
+"""Is a model better at a target if its data mix is made similar to the target?
+
+The sources name two objectives, *MMLU Max* ("AGI Benchmarks") and *Production
+Max* ("highly engaging"), and a method, "a pre-training data mix that is as
+similar as possible to the task being optimized for". They give no weights. So
+an arm is a target and a method, and its weights are in the mix.json that
+`experiments.mix` computes:
+
+    mmlu_max        as similar as possible to reference prose
+    production_max  as similar as possible to turns of two sides
+    as_is           all text in proportion: the baseline
+
+The texts are stand-ins that every Python carries: the language reference is no
+benchmark, and an interactive session is no conversation. Name your own --target
+and --sources for those; the commands stay the same.
+
+    python -m experiments.mix_texts --out=runs/mixes/texts
+    T=runs/mixes/texts
+    S=code=$T/source_code.jsonl,comments=$T/source_comments.jsonl
+    S=$S,docstrings=$T/source_docstrings.jsonl
+    S=$S,messages=$T/source_messages.jsonl,sessions=$T/source_sessions.jsonl
+    M=reference=$T/target_reference.jsonl,turns=$T/target_sessions.jsonl
+    python -m experiments.mix --target=$T/target_reference.jsonl \\
+      --sources=$S --measured=$M --tokens=3276800 --out=runs/mixes/mmlu_max
+    python -m experiments.mix --target=$T/target_sessions.jsonl \\
+      --sources=$S --measured=$M --tokens=3276800 \\
+      --out=runs/mixes/production_max
+    python -m experiments.mix --target=$T/target_sessions.jsonl \\
+      --sources=$S --measured=$M --tokens=3276800 --method=proportional \\
+      --out=runs/mixes/as_is
+    python -m experiments.ablate --config=experiments/configs/mixes.py \\
+      --root=runs/mixes/arms --seeds=3 --jobs=1
+
+Both targets are measured in every run, on text that no run reads: a source of
+weight 0 has a held-out loss.
+
+Device:   2 cores of a CPU
+Minutes:  not noted
+Result:   not run
+"""
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
+
+ARMS = ('as_is', 'mmlu_max', 'production_max')
+
+
+def get_config(arm: str = 'mmlu_max') -> experiment_lib.Experiment:
+  """Returns an arm's experiment.
+
+  Args:
+    arm: one of ARMS; which mix.json is read.
+
+  Raises:
+    ValueError: no such arm.
+  """
+  if arm not in ARMS:
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  return experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      d_model=96,
+      num_layers=7,
+      num_heads=3,
+      head_dim=32,
+      d_ff=384,
+      max_length=256,
+      window=64,
+    ),
+    data=data_config.DataConfig(
+      mix=f'runs/mixes/{arm}/mix.json',
+      length=256,
+      batch=16,
+      held_out=0.25,
+      evaluated_rows=64,
+    ),
+    optimizer=training_config.OptimizerConfig(learning_rate=2.5e-3),
+    loop=training_config.LoopConfig(
+      steps=800, evaluate_every=400, checkpoint_every=800, log_every=10
+    ),
+  )

@@ -1,0 +1,58 @@
+"""Finds the items of an evaluation set that stand in training text.
+
+    python -m experiments.leaks --evaluation=exam.jsonl \\
+        --training=texts/books,texts/web --out=runs/leaks
+
+An item is leaked if at least half of its rare runs of 13 words stand in one
+training document; a run is rare if fewer than 10 documents have it
+(`kaiju_jax/data/leaks.py`). The new folder gets
+
+    leaks.json    the leaked items, each with the document that has most of it;
+                  and the items whose runs are all common, for you to judge
+    clean.jsonl   the items that are neither
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_EVALUATION = flags.DEFINE_string(
+  'evaluation', None, 'File, folder or glob; each document is an item.'
+)
+_TRAINING = flags.DEFINE_list(
+  'training', None, 'Files, folders or globs of training text.'
+)
+_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  for flag in _EVALUATION, _TRAINING, _OUT:
+    if not flag.value:
+      raise app.UsageError(f'--{flag.name} is missing.')
+  command.begin()
+  from kaiju_jax.runs.corpora import leaks
+  from kaiju_jax.runs.corpora import read
+
+  try:
+    read.refuse_existing(_OUT.value)
+    with command.abortable():
+      result = leaks.find(_EVALUATION.value, _TRAINING.value)
+      leaks.write(result, _OUT.value)
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+  leaked = int(result.found.leaked().sum())
+  common = int(result.found.common.sum())
+  print(
+    f'{leaked:,} of {len(result.items.texts):,} items are leaked, {common:,}'
+    f' have common runs only. Written: {_OUT.value}/{leaks.LEAKS},'
+    f' {_OUT.value}/{leaks.CLEAN}'
+  )
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=command.parse)

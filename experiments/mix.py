@@ -1,0 +1,129 @@
+"""Weighs whole sources so that their mix is most similar to a target.
+
+    python -m experiments.mix --target=exam.jsonl \\
+        --sources=prose=texts/prose,code=texts/code --out=runs/mixes/exam
+
+reads the target and each source (a file, folder or glob of text), embeds every
+document (--embedder), and finds the shares of the tokens whose mean is nearest
+to the target's (`kaiju_jax/data/mixing.py` has the two objectives). It writes a
+new folder with
+
+    mix.json    the sources and their weights; training reads it by
+                --config.data.mix=runs/mixes/exam/mix.json
+    report.md   weights with 95 % intervals, distances, two figures
+
+No source is read more than --epochs times in a run of --tokens tokens. The
+embedders are
+
+    ngrams          hashed words and pairs of words; needs no model
+    lsa             their 64 strongest directions
+    npy:FILE        rows of a .npy, the target's first, then each source's
+    model:WORKDIR   the mean hidden state of a run's model
+    t5:FOLDER       the mean output of a T5 encoder; needs the extra t5
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_TARGET = flags.DEFINE_string(
+  'target', None, 'File, folder or glob of text that the mix should resemble.'
+)
+_SOURCES = flags.DEFINE_list('sources', None, 'NAME=PATH of each source.')
+_MEASURED = flags.DEFINE_list(
+  'measured',
+  [],
+  'NAME=PATH of texts that training does not read and whose held-out loss it'
+  ' reports, such as the target: sources of weight 0.',
+)
+_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+_EMBEDDER = flags.DEFINE_string('embedder', 'ngrams', 'See above.')
+_METHOD = flags.DEFINE_string(
+  'method',
+  '',
+  'em, least_squares, or proportional for all text as it is; by default em for'
+  ' ngrams, and least_squares for other embedders.',
+)
+_TOKENIZER = flags.DEFINE_string(
+  'tokenizer', '', 'tokenizer.json that tokens are counted with; or bytes.'
+)
+_TOKENS = flags.DEFINE_integer(
+  'tokens', 0, 'Tokens of the run; 0 for not known, which bounds no weight.'
+)
+_EPOCHS = flags.DEFINE_float(
+  'epochs', 4.0, 'How often a source may be read, at most.'
+)
+_RESAMPLES = flags.DEFINE_integer(
+  'resamples', 200, 'Resamples of the documents for the intervals.'
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the resamples.', lower_bound=0)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  for flag in _TARGET, _SOURCES, _OUT:
+    if not flag.value:
+      raise app.UsageError(f'--{flag.name} is missing.')
+  command.begin()
+  from kaiju_jax.runs.corpora import mix
+  from kaiju_jax.runs.corpora import read
+
+  try:
+    task = mix.Task(
+      target=_TARGET.value,
+      sources=[_source('sources', text) for text in _SOURCES.value],
+      measured=[_source('measured', text) for text in _MEASURED.value],
+      embedder=_EMBEDDER.value,
+      method=_METHOD.value,
+      tokenizer=_TOKENIZER.value,
+      tokens=_TOKENS.value,
+      epochs=_EPOCHS.value,
+      resamples=_RESAMPLES.value,
+      seed=_SEED.value,
+    )
+    read.refuse_existing(_OUT.value)
+    with command.abortable():
+      result = mix.find(task)
+      mix.write(task, result, _OUT.value)
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+  _show(result)
+
+
+def _source(flag: str, text: str) -> tuple[str, str]:
+  name, equals, path = text.partition('=')
+  if not equals or not name or not path:
+    raise ValueError(f'--{flag}: {text!r} is not NAME=PATH.')
+  return name, path
+
+
+def _show(result) -> None:
+  import rich.console
+  import rich.table
+
+  table = rich.table.Table()
+  for heading in 'source', 'weight', '95 % interval', 'tokens', 'distance':
+    table.add_column(
+      heading, justify='left' if heading == 'source' else 'right'
+    )
+  mix = result.mix
+  for row, name in enumerate(result.names):
+    table.add_row(
+      name,
+      f'{mix.weights[row]:.3f}',
+      f'{mix.low[row]:.3f} … {mix.high[row]:.3f}',
+      f'{result.sizes[row]:,}',
+      f'{mix.distances[row]:.4f}',
+    )
+  table.add_row('the mix', '1', '', '', f'{mix.distance:.4f}')
+  table.add_row('all text as it is', '', '', '', f'{mix.pooled:.4f}')
+  rich.console.Console().print(table)
+  print(f'Written: {_OUT.value}/mix.json, {_OUT.value}/report.md')
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=command.parse)

@@ -1,0 +1,171 @@
+"""Sorts the text that every Python carries by kind: sources and targets.
+
+    python -m experiments.mix_texts --out=runs/mixes/texts
+
+Mixes need sources that differ, and here they must be at hand without a
+download. The standard library's modules hold several kinds of text. The new
+folder gets one .jsonl per kind, with one document per module:
+
+    source_code.jsonl          statements, without docstrings and comments
+    source_comments.jsonl      comments
+    source_docstrings.jsonl    docstrings, without the sessions in them
+    source_messages.jsonl      sentences that the code prints or raises
+    source_sessions.jsonl      interactive sessions of half of the modules
+    target_reference.jsonl     the language reference, a document per topic
+    target_sessions.jsonl      interactive sessions of the other half
+
+The two targets stand in for the sources' objectives and are as harmless as they
+are far away: reference prose that defines and explains for a benchmark's
+questions, and sessions, in which two sides take turns, for a conversation.
+"""
+
+import ast
+import collections
+from collections.abc import Iterator
+from collections.abc import Sequence
+import doctest
+import importlib
+import io
+import pathlib
+import tokenize
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+_SOURCES = 'code', 'comments', 'docstrings', 'messages', 'sessions'
+_LEAST = 200  # Characters of a document.
+_HOLDERS = (
+  ast.Module,
+  ast.ClassDef,
+  ast.FunctionDef,
+  ast.AsyncFunctionDef,
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if not _OUT.value:
+    raise app.UsageError('--out is missing.')
+  command.begin()
+  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
+
+  try:
+    read.refuse_existing(_OUT.value)
+    with command.abortable(), folders.written(_OUT.value) as folder:
+      for name, documents in _sorted().items():
+        path = folder / f'{name}.jsonl'
+        read.write_lines(path, ((document, {}) for document in documents))
+        characters = sum(len(one.segments[0]) for one in documents)
+        print(
+          f'{name}: {len(documents):,} documents, {characters:,} characters'
+        )
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+  print(f'Written: {pathlib.Path(_OUT.value)}')
+
+
+def _sorted() -> dict:
+  """Returns {file without its suffix: documents}."""
+  from kaiju_jax.data import documents as documents_lib
+  from kaiju_jax.runs.corpora import read
+
+  modules = [
+    one
+    for one in documents_lib.read('')
+    if one.name.endswith('.py') and not one.name.startswith('pydoc_data/')
+  ]
+  found = {f'source_{kind}': [] for kind in _SOURCES}
+  found |= {'target_reference': [], 'target_sessions': []}
+  for module in read.watch('sorting modules')(modules):
+    for kind, text in kinds(module.segments[0]).items():
+      if kind == 'sessions' and documents_lib.is_held_out(module.name, 0.5):
+        place = 'target_sessions'
+      else:
+        place = f'source_{kind}'
+      if len(text) >= _LEAST:
+        found[place].append(documents_lib.Document(module.name, (text,)))
+  for topic, text in sorted(_topics().items()):
+    if len(text) >= _LEAST:
+      found['target_reference'].append(documents_lib.Document(topic, (text,)))
+  empty = [name for name, documents in found.items() if not documents]
+  if empty:
+    raise ValueError(
+      f'the running Python carries no text for {", ".join(empty)}; its standard'
+      ' library must have its .py files.'
+    )
+  return found
+
+
+def _topics() -> dict[str, str]:
+  try:
+    return importlib.import_module('pydoc_data.topics').topics
+  except ImportError:
+    return {}
+
+
+def kinds(source: str) -> dict[str, str]:
+  """Returns {kind: text} of a module; nothing where it cannot be parsed."""
+  try:
+    tree = ast.parse(source)
+    comments = '\n'.join(_comments(source))
+  except (SyntaxError, ValueError, tokenize.TokenError):
+    return {}
+  parts = collections.defaultdict(list)
+  for holder in ast.walk(tree):
+    if isinstance(holder, _HOLDERS):
+      docstring = ast.get_docstring(holder)
+      if docstring is not None:
+        prose, sessions = _divided(docstring)
+        parts['docstrings'].append(prose)
+        parts['sessions'] += sessions
+        holder.body = holder.body[1:] or [ast.Pass()]
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Call):
+      parts['messages'] += _sentences(node)
+  parts['code'].append(ast.unparse(tree))
+  parts['comments'].append(comments)
+  return {
+    kind: '\n\n'.join(filter(None, texts)) for kind, texts in parts.items()
+  }
+
+
+def _comments(source: str) -> Iterator[str]:
+  for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    if token.type == tokenize.COMMENT:
+      yield token.string.lstrip('#').strip()
+
+
+def _divided(docstring: str) -> tuple[str, list[str]]:
+  """Returns a docstring's prose, and the sessions in it."""
+  try:
+    parts = doctest.DocTestParser().parse(docstring)
+  except ValueError:
+    return docstring, []
+  prose = ''.join(part for part in parts if isinstance(part, str))
+  lines = []
+  for part in parts:
+    if isinstance(part, doctest.Example):
+      first, *rest = part.source.rstrip('\n').split('\n')
+      lines += [f'>>> {first}', *(f'... {line}' for line in rest)]
+      lines += part.want.rstrip('\n').split('\n') if part.want else []
+  return prose.strip(), ['\n'.join(lines)] if lines else []
+
+
+def _sentences(call: ast.Call) -> list[str]:
+  """Returns strings of three words and more that stand directly in a call."""
+  return [
+    one.value
+    for one in call.args
+    if isinstance(one, ast.Constant)
+    and isinstance(one.value, str)
+    and len(one.value.split()) >= 3
+  ]
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=command.parse)

@@ -1,0 +1,80 @@
+"""Chooses a source's documents that resemble a target.
+
+    python -m experiments.select --target=exam.jsonl --source=texts/web \\
+        --count=10000 --out=runs/selected
+
+scores every document of the source and draws --count of them without
+replacement, the likelier the higher the score; --noise=0 takes the highest
+scores. With n-grams the score is a document's log importance weight (DSIR);
+with another --embedder it is the cosine to the nearest of 16 centroids of the
+target (`kaiju_jax/data/selection.py`). The new folder gets
+
+    chosen.jsonl   the documents, which data.path and experiments.mix read
+    report.md      how the scores lie, with a figure
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_TARGET = flags.DEFINE_string(
+  'target', None, 'File, folder or glob of text to resemble.'
+)
+_SOURCE = flags.DEFINE_string(
+  'source', None, 'File, folder or glob of the documents to choose from.'
+)
+_COUNT = flags.DEFINE_integer('count', None, 'How many documents are chosen.')
+_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+_EMBEDDER = flags.DEFINE_string(
+  'embedder',
+  'ngrams',
+  'ngrams, lsa, npy:FILE, model:WORKDIR or t5:FOLDER; see experiments.mix.',
+)
+_METHOD = flags.DEFINE_string(
+  'method',
+  '',
+  'importance or cosine; by default importance for ngrams, and cosine for'
+  ' other embedders.',
+)
+_NOISE = flags.DEFINE_float('noise', 1.0, 'Factor of the Gumbel noise.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the noise.', lower_bound=0)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  for flag in _TARGET, _SOURCE, _COUNT, _OUT:
+    if flag.value is None or flag.value == '':
+      raise app.UsageError(f'--{flag.name} is missing.')
+  command.begin()
+  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.runs.corpora import select
+
+  try:
+    task = select.Task(
+      target=_TARGET.value,
+      source=_SOURCE.value,
+      count=_COUNT.value,
+      embedder=_EMBEDDER.value,
+      method=_METHOD.value,
+      noise=_NOISE.value,
+      seed=_SEED.value,
+    )
+    read.refuse_existing(_OUT.value)
+    with command.abortable():
+      result = select.find(task)
+      select.write(task, result, _OUT.value)
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+  print(
+    f'{len(result.chosen.indices):,} of {len(result.chosen.scores):,} documents'
+    f' by {result.method}. Written: {_OUT.value}/{select.CHOSEN},'
+    f' {_OUT.value}/report.md'
+  )
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=command.parse)

@@ -1,0 +1,218 @@
+"""From a target and sources to a mix.json and its report."""
+
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import mix_file
+from kaiju_jax.data import mixing
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.runs import embedders
+from kaiju_jax.runs.corpora import mix_report
+from kaiju_jax.runs.corpora import read
+from kaiju_jax.storage import folders
+
+
+class Task(NamedTuple):
+  """What is asked for.
+
+  Attributes:
+    target: path of the text that the mix should resemble.
+    sources: (name, path) of each source.
+    embedder: as the flag names it (`runs/embedders.py`).
+    method: one of `mixing.METHODS`; '' for em where the vectors are
+      distributions, and least_squares otherwise.
+    tokenizer: path of the `tokenizer.json` that tokens are counted with; ''
+      for bytes.
+    tokens: of the run that the mix is for; 0 where they are not known, and
+      no weight is bounded.
+    epochs: how often a source may be read, at most.
+    resamples: of the bootstrap.
+    seed: of the bootstrap.
+    measured: (name, path) of texts that training does not read and whose
+      held-out loss it reports: sources of weight 0. The target may be one.
+  """
+
+  target: str
+  sources: Sequence[tuple[str, str]]
+  embedder: str = 'ngrams'
+  method: str = ''
+  tokenizer: str = ''
+  tokens: int = 0
+  epochs: float = 4.0
+  resamples: int = 200
+  seed: int = 0
+  measured: Sequence[tuple[str, str]] = ()
+
+
+class Result(NamedTuple):
+  """A mix and what it was made of; arrays have one entry per source.
+
+  Attributes:
+    mix: the weights, intervals and distances.
+    method: the one that was used.
+    distributions: whether the vectors are; it decides what a distance is.
+    names: of the sources.
+    documents: how many each has.
+    sizes: the tokens of each.
+    bounds: the largest weight that each may have.
+    target: documents and tokens of the target.
+  """
+
+  mix: mixing.Mix
+  method: str
+  distributions: bool
+  names: tuple[str, ...]
+  documents: np.ndarray
+  sizes: np.ndarray
+  bounds: np.ndarray
+  target: tuple[int, int]
+
+  def lasts(self, epochs: float) -> float:
+    """Returns the tokens after which a source is read `epochs` times."""
+    used = self.mix.weights > 0
+    return float(np.min(epochs * self.sizes[used] / self.mix.weights[used]))
+
+
+def check(task: Task) -> None:
+  """Refuses a task whose flags or files are wrong, before any text is read.
+
+  Raises:
+    OSError, ValueError: names the flag, its value and what would be right.
+  """
+  names = set()
+  for flag, listed in ('sources', task.sources), ('measured', task.measured):
+    for name, path in listed:
+      if name in names:
+        raise ValueError(f'--{flag}: {name!r} is the name of two sources.')
+      names.add(name)
+      if not path or not name or '/' in name:
+        raise ValueError(
+          f'--{flag}: {name}={path} must be NAME=PATH, without / in the name.'
+        )
+  if not task.target:
+    raise ValueError(
+      '--target is missing; must be a file, folder or glob of text.'
+    )
+  if task.method and task.method not in mixing.METHODS:
+    raise ValueError(
+      f'--method={task.method}: must be one of {", ".join(mixing.METHODS)}.'
+    )
+  for name, value, least in (
+    ('tokens', task.tokens, 0),
+    ('resamples', task.resamples, 2),
+  ):
+    if value < least:
+      raise ValueError(f'--{name}={value}: must be at least {least}.')
+  if not 0 < task.epochs < np.inf:
+    raise ValueError(f'--epochs={task.epochs}: must be positive and finite.')
+  others = [(f'--sources={name}', path) for name, path in task.sources]
+  read.refuse_shared(task.target, others, '--target')
+  for name, path in task.measured:
+    read.refuse_shared(path, others, f'--measured={name}')
+  tokenizer_lib.load(task.tokenizer)
+
+
+def find(task: Task) -> Result:
+  """Reads, embeds and solves.
+
+  Raises:
+    OSError, ValueError: as `check`, or what is wrong with the text.
+  """
+  check(task)
+  embedder = embedders.parse(task.embedder)
+  method = task.method or ('em' if embedder.distributions else 'least_squares')
+  if method == 'em' and not embedder.distributions:
+    raise ValueError(
+      '--method=em: needs distributions, as ngrams gives them, and'
+      f' --embedder={task.embedder} gives other vectors; use least_squares.'
+    )
+  collections = [
+    read.collection('target', task.target, '--target'),
+    *(
+      read.collection(name, path, f'--sources={name}')
+      for name, path in task.sources
+    ),
+  ]
+  tokenizer = tokenizer_lib.load(task.tokenizer)
+  tokens = [one.tokens(tokenizer) for one in collections]
+  sizes = np.array([one.sum() for one in tokens])
+  bounds = mixing.bounds(sizes[1:], task.tokens, task.epochs)
+  texts = [text for one in collections for text in one.texts]
+  vectors = embedder.embed(texts, read.watch('embedding documents'))
+  ends = np.cumsum([0, *(len(one.texts) for one in collections)])
+  means = [
+    mixing.Mean(vectors[begin:end], own)
+    for begin, end, own in zip(ends, ends[1:], tokens)
+  ]
+  return Result(
+    mix=mixing.mix(
+      method,
+      means[0],
+      means[1:],
+      bounds,
+      embedder.distributions,
+      task.resamples,
+      task.seed,
+      read.watch('resampling documents'),
+    ),
+    method=method,
+    distributions=embedder.distributions,
+    names=tuple(name for name, _ in task.sources),
+    documents=np.diff(ends)[1:],
+    sizes=sizes[1:],
+    bounds=bounds,
+    target=(len(tokens[0]), int(sizes[0])),
+  )
+
+
+def account(task: Task, result: Result) -> dict[str, Any]:
+  """Returns how the weights were found, for mix.json."""
+  mix = result.mix
+  columns = zip(
+    result.names, mix.low, mix.high, result.sizes, mix.distances, result.bounds
+  )
+  return {
+    'target': task.target,
+    'embedder': task.embedder,
+    'method': result.method,
+    'tokenizer': task.tokenizer,
+    'tokens': task.tokens,
+    'epochs': task.epochs,
+    'resamples': task.resamples,
+    'seed': task.seed,
+    'gap': mix.gap,
+    'distance': mix.distance,
+    'distance_of_all': mix.pooled,
+    'found': {
+      name: {
+        'low': float(low),
+        'high': float(high),
+        'tokens': int(size),
+        'distance': float(distance),
+        'bound': float(bound),
+      }
+      for name, low, high, size, distance, bound in columns
+    },
+  }
+
+
+def write(task: Task, result: Result, out: str) -> None:
+  """Writes mix.json, report.md and its figures into a new folder.
+
+  Raises:
+    OSError, ValueError: see `folders.written`.
+  """
+  sources = [
+    data_config.SourceConfig(name, path, float(weight))
+    for (name, path), weight in zip(task.sources, result.mix.weights)
+  ]
+  sources += [
+    data_config.SourceConfig(name, path, 0.0) for name, path in task.measured
+  ]
+  with folders.written(out) as folder:
+    mix_file.write(folder / 'mix.json', sources, account(task, result))
+    mix_report.write(folder, task, result)

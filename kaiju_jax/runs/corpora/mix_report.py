@@ -1,0 +1,171 @@
+"""A mix as one Markdown page and two figures."""
+
+import pathlib
+import shlex
+from typing import TYPE_CHECKING
+
+from matplotlib import figure
+import numpy as np
+
+from kaiju_jax.storage import files
+
+if TYPE_CHECKING:
+  from kaiju_jax.runs.corpora import mix as mix_lib
+
+FILE = 'report.md'
+_WEIGHTS = 'weights.png'
+_DISTANCES = 'distances.png'
+_INK, _BLUE, _ORANGE, _GREY = '#222222', '#0b4f8a', '#d55e00', '#c4c4c4'
+_UNITS = {
+  True: 'Jensen–Shannon divergence, nats',
+  False: 'Euclidean distance of the means',
+}
+
+
+def write(
+  folder: pathlib.Path, task: 'mix_lib.Task', result: 'mix_lib.Result'
+) -> None:
+  """Writes the page and its figures into a folder."""
+  _weights(result).savefig(folder / _WEIGHTS, format='png', dpi=130)
+  _distances(result).savefig(folder / _DISTANCES, format='png', dpi=130)
+  with files.writing(str(folder / FILE)):
+    (folder / FILE).write_text(page(task, result), encoding='utf-8')
+
+
+def command(task: 'mix_lib.Task') -> str:
+  """Returns the command that makes the mix, without its --out."""
+  named = {
+    name: value
+    for name, value in task._asdict().items()
+    if value != task._field_defaults.get(name)
+  }
+  for name in 'sources', 'measured':
+    if name in named:
+      named[name] = ','.join(f'{one}={path}' for one, path in named[name])
+  words = [f'--{name}={value}' for name, value in named.items()]
+  return shlex.join(['python', '-m', 'experiments.mix', *words])
+
+
+def page(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
+  """Returns the report as Markdown."""
+  mix = result.mix
+  documents, tokens = result.target
+  share = result.sizes / result.sizes.sum()
+  lines = [
+    f'# A mix as similar as possible to {task.target}',
+    '',
+    f'    {command(task)}',
+    '',
+    f'The target holds {documents:,} documents, {tokens:,} tokens. Embedder:'
+    f' {task.embedder}. Method: {result.method}. The weights are at most'
+    f' {mix.gap:.2g} away from the best value of the objective'
+    f' ({"nats per n-gram" if result.method == "em" else "squared distance"}).',
+    '',
+    '| source | weight | 95 % interval | bound | share of all text |'
+    ' documents | tokens | distance from the target |',
+    '|---|---|---|---|---|---|---|---|',
+  ]
+  for row in np.argsort(-mix.weights, kind='stable'):
+    lines.append(
+      f'| {result.names[row]} | {mix.weights[row]:.3f} |'
+      f' {mix.low[row]:.3f} … {mix.high[row]:.3f} |'
+      f' {_bound(result.bounds[row])} | {share[row]:.3f} |'
+      f' {result.documents[row]:,} | {result.sizes[row]:,} |'
+      f' {mix.distances[row]:.4f} |'
+    )
+  lines += [
+    f'| **the mix** | 1 | | | | | | {mix.distance:.4f} |',
+    f'| all text as it is | 1 | | | 1 | {result.documents.sum():,} |'
+    f' {result.sizes.sum():,} | {mix.pooled:.4f} |',
+    '',
+    f'Distance: {_UNITS[result.distributions]}. The intervals show how the'
+    f' weights vary with the documents at hand ({task.resamples} resamples of'
+    ' target and sources); a source with an interval that begins at 0 may be'
+    ' left out.',
+    '',
+    _epochs(task, result),
+    '',
+    f'![Weights with intervals]({_WEIGHTS})',
+    '',
+    f'![Distances from the target]({_DISTANCES})',
+    '',
+  ]
+  return '\n'.join(lines)
+
+
+def _bound(bound: float) -> str:
+  return f'{bound:.3f}' if bound < 1 else 'none'
+
+
+def _epochs(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
+  """Returns how often the sources are read."""
+  lasts = result.lasts(task.epochs)
+  if not task.tokens:
+    return (
+      f'No source is read more than {task.epochs:g} times in a run of up to'
+      f' {lasts:,.0f} tokens; --tokens bounds the weights for a longer one.'
+    )
+  epochs = result.mix.weights * task.tokens / result.sizes
+  worst = int(np.argmax(epochs))
+  return (
+    f'In a run of {task.tokens:,} tokens, {result.names[worst]} is read most'
+    f' often, {epochs[worst]:.2f} times; {task.epochs:g} are allowed.'
+  )
+
+
+def _axes(rows: int):
+  drawn = figure.Figure(figsize=(7.5, 1.4 + 0.42 * rows), layout='constrained')
+  axes = drawn.subplots()
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.tick_params(colors=_INK)
+  return drawn, axes
+
+
+def _weights(result: 'mix_lib.Result') -> figure.Figure:
+  """Draws each weight with its interval, beside its share of all text."""
+  mix = result.mix
+  order = np.argsort(mix.weights, kind='stable')
+  places = np.arange(len(order))
+  drawn, axes = _axes(len(order))
+  share = (result.sizes / result.sizes.sum())[order]
+  axes.barh(places, share, color=_GREY, height=0.7, label='share of all text')
+  weights = mix.weights[order]
+  around = weights - mix.low[order], mix.high[order] - weights
+  axes.errorbar(
+    weights,
+    places,
+    xerr=around,
+    fmt='o',
+    color=_BLUE,
+    capsize=3,
+    label='weight, 95 % interval',
+  )
+  bounded = result.bounds[order] < 1
+  axes.plot(
+    result.bounds[order][bounded],
+    places[bounded],
+    '|',
+    color=_ORANGE,
+    ms=14,
+    mew=2,
+    label='bound',
+  )
+  axes.set_yticks(places, [result.names[row] for row in order])
+  axes.set_xlim(0, None)
+  axes.set_xlabel('share of the tokens')
+  axes.legend(frameon=False, loc='best')
+  return drawn
+
+
+def _distances(result: 'mix_lib.Result') -> figure.Figure:
+  """Draws how far the sources, all of them together and the mix are."""
+  mix = result.mix
+  order = np.argsort(-mix.distances, kind='stable')
+  names = [result.names[row] for row in order]
+  values = mix.distances[order]
+  drawn, axes = _axes(len(order) + 2)
+  labels = [*names, 'all text as it is', 'the mix']
+  colors = [_GREY] * len(order) + [_ORANGE, _BLUE]
+  axes.barh(labels, [*values, mix.pooled, mix.distance], color=colors)
+  axes.set_xlabel(f'distance from the target ({_UNITS[result.distributions]})')
+  return drawn

@@ -1,0 +1,141 @@
+"""Collections of documents: what a flag names, with a progress bar."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import rich.console
+import rich.progress
+
+from kaiju_jax.data import documents as documents_lib
+from kaiju_jax.data import similarity
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files
+
+
+class Collection(NamedTuple):
+  """Documents of one source or target.
+
+  Attributes:
+    name: what reports call it.
+    path: a file, folder or glob.
+    documents: N of them, at least one.
+    texts: of each document, all of its text.
+  """
+
+  name: str
+  path: str
+  documents: Sequence[documents_lib.Document]
+  texts: Sequence[str]
+
+  def tokens(self, tokenizer: tokenizer_lib.Tokenizer) -> np.ndarray:
+    """Returns int64 [N], each document's tokens, BOS included."""
+    return np.array(
+      [
+        len(documents_lib.encode(one, tokenizer).tokens)
+        for one in self.documents
+      ]
+    )
+
+
+def collection(name: str, path: str, field: str) -> Collection:
+  """Reads documents; a single text file is cut into several.
+
+  Args:
+    name: what reports call it.
+    path: a file, folder or glob.
+    field: the flag that errors name.
+
+  Raises:
+    OSError: nothing at `path`, or a file that cannot be read.
+    ValueError: files that are not text, or hold none.
+  """
+  if not path:
+    raise ValueError(
+      f'{field}: is missing; must be a file, folder or glob of text.'
+    )
+  found = list(documents_lib.read(path, chunked=True, field=field))
+  if not found:
+    raise ValueError(f'{field}={path!r}: the files hold no text.')
+  return Collection(
+    name, path, found, [documents_lib.text_of(one) for one in found]
+  )
+
+
+def refuse_shared(
+  path: str, others: Iterable[tuple[str, str]], field: str
+) -> None:
+  """Refuses a file that stands on both sides of a comparison.
+
+  Args:
+    path: a file, folder or glob.
+    others: (flag, file, folder or glob) of the other side.
+    field: the flag that names `path`.
+
+  Raises:
+    OSError, ValueError: see `documents.files`; or a shared file, by name.
+  """
+  own = _real(path, field)
+  for other_field, other in others:
+    shared = own & _real(other, other_field)
+    if shared:
+      raise ValueError(
+        f'{field}={path!r}: {min(shared)} is also in {other_field}={other!r};'
+        ' the two must share no file.'
+      )
+
+
+def _real(path: str, field: str) -> set[str]:
+  if not path:
+    return set()
+  found = documents_lib.files(path, field)
+  return {os.path.realpath(file) for _, file in found}
+
+
+def write_lines(
+  path: pathlib.Path, documents: Iterable[tuple[documents_lib.Document, dict]]
+) -> None:
+  """Writes documents as a .jsonl that `documents.read` reads.
+
+  Args:
+    path: a file in a folder that is being written (`storage/folders.py`).
+    documents: each with more keys for its line.
+  """
+  with (
+    files.writing(str(path)),
+    open(path, 'w', encoding='utf-8', newline='\n') as file,
+  ):
+    for document, more in documents:
+      line = {'name': document.name} | more | documents_lib.record(document)
+      file.write(json.dumps(line, ensure_ascii=False) + '\n')
+
+
+def watch(what: str) -> similarity.Watch:
+  """Returns a `Watch` that shows a progress bar with the time left."""
+
+  def watched(items):
+    console = rich.console.Console(stderr=True)
+    return rich.progress.track(
+      items, what, console=console, disable=not console.is_terminal
+    )
+
+  return watched
+
+
+def refuse_existing(out: str) -> None:
+  """Refuses a folder that exists, before anything is computed.
+
+  Raises:
+    FileExistsError: names the folder.
+    ValueError: an address.
+  """
+  addresses.refuse(out, f'--out={out}')
+  if os.path.lexists(out):
+    raise FileExistsError(
+      f'--out={out}: exists; must be the name of a new folder.'
+    )

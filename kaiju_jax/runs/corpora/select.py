@@ -1,0 +1,177 @@
+"""From a source and a target to the source's documents that are most alike."""
+
+from typing import NamedTuple
+
+from matplotlib import figure
+import numpy as np
+
+from kaiju_jax.data import selection
+from kaiju_jax.data import similarity
+from kaiju_jax.runs import embedders
+from kaiju_jax.runs.corpora import read
+from kaiju_jax.storage import files
+from kaiju_jax.storage import folders
+
+METHODS = ('importance', 'cosine')
+CHOSEN = 'chosen.jsonl'
+
+
+class Task(NamedTuple):
+  """What is asked for.
+
+  Attributes:
+    target: path of the text that the documents should resemble.
+    source: path of the documents to choose from.
+    count: how many are chosen.
+    embedder: as the flag names it (`runs/embedders.py`).
+    method: one of METHODS; '' for importance with n-grams, and cosine with
+      other embedders.
+    noise: factor of the Gumbel noise.
+    seed: of the noise and of the clustering.
+  """
+
+  target: str
+  source: str
+  count: int
+  embedder: str = 'ngrams'
+  method: str = ''
+  noise: float = 1.0
+  seed: int = 0
+
+
+class Result(NamedTuple):
+  """What was chosen.
+
+  Attributes:
+    source: the documents to choose from.
+    chosen: which of them, and all scores.
+    method: the one that was used.
+  """
+
+  source: read.Collection
+  chosen: selection.Chosen
+  method: str
+
+
+def check(task: Task) -> None:
+  """Refuses a task whose flags or files are wrong, before any text is read.
+
+  Raises:
+    OSError, ValueError: names the flag, its value and what would be right.
+  """
+  if task.method and task.method not in METHODS:
+    raise ValueError(
+      f'--method={task.method}: must be one of {", ".join(METHODS)}.'
+    )
+  if task.method == 'importance' and task.embedder != 'ngrams':
+    raise ValueError(
+      '--method=importance: counts n-grams and has no use for'
+      f' --embedder={task.embedder}; use cosine.'
+    )
+  if task.count < 1:
+    raise ValueError(f'--count={task.count}: must be at least 1.')
+  if not 0 <= task.noise < np.inf:
+    raise ValueError(f'--noise={task.noise}: must be finite, at least 0.')
+  read.refuse_shared(task.target, [('--source', task.source)], '--target')
+
+
+def find(task: Task) -> Result:
+  """Reads, scores and chooses.
+
+  Raises:
+    OSError, ValueError: as `check`, or what is wrong with the text.
+  """
+  check(task)
+  embedder = embedders.parse(task.embedder)
+  method = task.method or (
+    'importance' if task.embedder == 'ngrams' else 'cosine'
+  )
+  target = read.collection('target', task.target, '--target')
+  source = read.collection('source', task.source, '--source')
+  if task.count > len(source.texts):
+    raise ValueError(
+      f'--count={task.count}: must be at most {len(source.texts)}, the'
+      f' documents in --source={task.source!r}.'
+    )
+  texts = [*target.texts, *source.texts]
+  split = len(target.texts)
+  watch = read.watch('embedding documents')
+  if method == 'importance':
+    counts = similarity.ngram_counts(texts, watch=watch)
+    scores = selection.importance(counts[:split], counts[split:])
+  else:
+    vectors = embedder.embed(texts, watch)
+    scores = selection.cosine(vectors[:split], vectors[split:], seed=task.seed)
+  chosen = selection.choose(scores, task.count, task.noise, task.seed)
+  return Result(source, chosen, method)
+
+
+def write(task: Task, result: Result, out: str) -> None:
+  """Writes chosen.jsonl, report.md and scores.png into a new folder.
+
+  Raises:
+    OSError, ValueError: see `folders.written`.
+  """
+  documents, scores = result.source.documents, result.chosen.scores
+  with folders.written(out) as folder:
+    read.write_lines(
+      folder / CHOSEN,
+      (
+        (documents[one], {'score': round(float(scores[one]), 6)})
+        for one in result.chosen.indices
+      ),
+    )
+    _figure(result).savefig(folder / 'scores.png', format='png', dpi=130)
+    with files.writing(str(folder / 'report.md')):
+      (folder / 'report.md').write_text(page(task, result), encoding='utf-8')
+
+
+def page(task: Task, result: Result) -> str:
+  """Returns the report as Markdown."""
+  scores, indices = result.chosen.scores, result.chosen.indices
+  order = indices[np.argsort(-scores[indices], kind='stable')]
+  best = set(np.argsort(-scores, kind='stable')[: len(indices)].tolist())
+  shared = len(best & set(indices.tolist()))
+  characters = sum(len(result.source.texts[one]) for one in indices)
+  lines = [
+    f'# {len(indices):,} documents of {task.source} like {task.target}',
+    '',
+    f'{len(indices):,} of {len(scores):,} documents, {characters:,} characters.'
+    f' Method: {result.method}. Embedder: {task.embedder}. Noise:'
+    f' {task.noise:g}, seed {task.seed}: {shared:,} of them are also among the'
+    f' {len(indices):,} highest scores.',
+    '',
+    f'Median score of all documents {np.median(scores):.3f}, of the chosen'
+    f' {np.median(scores[indices]):.3f}.',
+    '',
+    '| the highest scores among the chosen | score |',
+    '|---|---|',
+    *(
+      f'| {result.source.documents[one].name} | {scores[one]:.3f} |'
+      for one in order[:10]
+    ),
+    '',
+    '![Scores](scores.png)',
+    '',
+  ]
+  return '\n'.join(lines)
+
+
+def _figure(result: Result) -> figure.Figure:
+  scores = result.chosen.scores
+  drawn = figure.Figure(figsize=(7.5, 3.6), layout='constrained')
+  axes = drawn.subplots()
+  # A few extreme scores would leave one bar for all the others.
+  low, high = np.quantile(scores, [0.005, 0.995])
+  edges = np.linspace(low, max(high, low + 1e-6), 61)
+  for values, color, label in (
+    (scores, '#c4c4c4', 'all documents'),
+    (scores[result.chosen.indices], '#0b4f8a', 'chosen'),
+  ):
+    axes.hist(np.clip(values, low, high), edges, color=color, label=label)
+  axes.set_yscale('log')
+  axes.set_xlabel(f'score ({result.method})')
+  axes.set_ylabel('documents')
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.legend(frameon=False)
+  return drawn

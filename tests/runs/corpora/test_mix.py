@@ -1,0 +1,124 @@
+"""From paths to a mix.json that training reads, and its report."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import mix_file
+from kaiju_jax.runs.corpora import mix
+from tests.data import planted
+
+TRUTH = {'plain': 0.6, 'rare/deep': 0.0, 'long': 0.4}
+# Phrases in a document of each source, and in all its documents.
+SIZES, TOTAL = (200, 200, 2000), 20_000
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('texts')
+  rng = np.random.default_rng(0)
+  shares = planted.distributions(3, items=planted.PHRASES)
+  target = []
+  for (name, weight), share, size in zip(TRUTH.items(), shares, SIZES):
+    (folder / name).mkdir(parents=True)
+    for number, text in enumerate(
+      planted.texts(share, TOTAL // size, size, rng)
+    ):
+      (folder / name / f'{number}.txt').write_text(text)
+    target += planted.texts(share, round(TOTAL * weight / size), size, rng)
+  lines = [json.dumps({'text': text}) for text in target]
+  (folder / 'target.jsonl').write_text('\n'.join(lines))
+  (folder / 'empty.txt').write_text('')
+  return folder
+
+
+def task(texts, **changes):
+  sources = [(name.split('/')[0], str(texts / name)) for name in TRUTH]
+  given = {'target': str(texts / 'target.jsonl'), 'sources': sources}
+  return mix.Task(**given | {'resamples': 10} | changes)
+
+
+def test_the_weights_are_found_and_written_for_training(texts):
+  asked = task(texts)
+  result = mix.find(asked)
+  np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
+  assert result.method == 'em'
+  out = texts / 'out'
+  mix.write(asked, result, str(out))
+  assert sorted(path.name for path in out.iterdir()) == [
+    'distances.png',
+    'mix.json',
+    'report.md',
+    'weights.png',
+  ]
+  sources = mix_file.read(out / 'mix.json')
+  assert [(one.name, one.path) for one in sources] == asked.sources
+  assert [one.weight for one in sources] == result.mix.weights.tolist()
+  told = json.loads((out / 'mix.json').read_text())
+  assert (told['embedder'], told['method']) == ('ngrams', 'em')
+  plain = told['found']['plain']
+  assert plain['low'] <= result.mix.weights[0] <= plain['high']
+  report = (out / 'report.md').read_text()
+  assert f'--sources=plain={texts}/plain,rare=' in report
+  assert '| plain | 0.' in report and '| all text as it is |' in report
+
+
+def test_other_vectors_are_mixed_by_least_squares(texts, tmp_path):
+  result = mix.find(task(texts, embedder='lsa'))
+  assert result.method == 'least_squares'
+  np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
+  count = 100 + 100 + 10 + len((texts / 'target.jsonl').read_text().split('\n'))
+  np.save(tmp_path / 'v.npy', np.zeros((count - 1, 3)))
+  with pytest.raises(ValueError, match=f'rows for {count} texts'):
+    mix.find(task(texts, embedder=f'npy:{tmp_path / "v.npy"}'))
+
+
+def test_a_source_is_read_as_often_as_allowed(texts):
+  """Its share then goes to the others, and the report says so."""
+  sizes = mix.find(task(texts)).sizes
+  tokens = round(2 * sizes[0] / 0.45)
+  asked = task(texts, tokens=tokens, epochs=2.0)
+  result = mix.find(asked)
+  np.testing.assert_allclose(result.bounds[0], 0.45, atol=1e-4)
+  np.testing.assert_allclose(result.mix.weights[0], 0.45, atol=1e-4)
+  assert np.all(result.mix.weights <= result.bounds)
+  assert 'read most often, 2.00 times; 2 are allowed' in mix.mix_report.page(
+    asked, result
+  )
+  with pytest.raises(ValueError, match=re.escape('--tokens=9,999,999: all')):
+    mix.find(task(texts, tokens=9_999_999))
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'sources': [('a', 'x'), ('a', 'y')]}, "'a' is the name of two sources"),
+    ({'sources': [('a/b', 'x')]}, '--sources: a/b=x must be NAME=PATH'),
+    ({'sources': [('a', 'nowhere')]}, "--sources=a='nowhere': no such file"),
+    ({'target': 'nowhere'}, "--target='nowhere': no such file"),
+    (
+      {'method': 'x'},
+      '--method=x: must be one of em, least_squares, proportional',
+    ),
+    ({'method': 'em', 'embedder': 'lsa'}, '--method=em: needs distributions'),
+    ({'embedder': 'x'}, '--embedder=x: must be one of ngrams, lsa'),
+    ({'tokens': -1}, '--tokens=-1: must be at least 0'),
+    ({'resamples': 1}, '--resamples=1: must be at least 2'),
+    ({'epochs': 0.0}, '--epochs=0.0: must be positive'),
+    ({'tokenizer': 'nowhere'}, "data.tokenizer='nowhere': no such file"),
+  ],
+)
+def test_what_cannot_be_mixed_is_refused(texts, changes, message):
+  with pytest.raises((OSError, ValueError), match=re.escape(message)):
+    mix.find(task(texts, **changes))
+
+
+def test_a_source_without_text_or_with_the_target_is_refused(texts):
+  empty = [('none', str(texts / 'empty.txt'))]
+  with pytest.raises(ValueError, match=r'--sources=none=.*hold no text'):
+    mix.find(task(texts, sources=empty))
+  whole = [('all', f'{texts}/*.jsonl')]
+  with pytest.raises(ValueError, match=r'target\.jsonl is also in --sources='):
+    mix.find(task(texts, sources=whole))

@@ -1,0 +1,85 @@
+"""From paths to the documents that are chosen, and to a folder."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import documents
+from kaiju_jax.runs.corpora import select
+from tests.data import planted
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  """A folder with a target, and a source of which a tenth is like it."""
+  folder = tmp_path_factory.mktemp('texts')
+  rng = np.random.default_rng(0)
+  like, other = planted.distributions(2, items=planted.PHRASES)
+  lines = [
+    json.dumps({'text': one}) for one in planted.texts(like, 60, 100, rng)
+  ]
+  (folder / 'target.jsonl').write_text('\n'.join(lines))
+  source = planted.texts(other, 200, 100, rng)
+  source[::10] = planted.texts(like, 20, 100, rng)
+  # A tree keeps its branches.
+  nodes = [{'text': source[10], 'parent': -1}, {'text': 'Yes.', 'parent': 0}]
+  lines = [json.dumps({'text': one}) for one in source]
+  lines[10] = json.dumps({'segments': [*nodes, {'text': 'No.', 'parent': 0}]})
+  (folder / 'source.jsonl').write_text('\n'.join(lines))
+  return folder
+
+
+def task(texts, **changes):
+  given = {'target': texts / 'target.jsonl', 'source': texts / 'source.jsonl'}
+  given = {name: str(path) for name, path in given.items()} | {'count': 20}
+  return select.Task(**given | changes)
+
+
+@pytest.mark.parametrize('embedder', ['ngrams', 'lsa'])
+def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
+  asked = task(texts, embedder=embedder)
+  result = select.find(asked)
+  assert np.mean(result.chosen.indices % 10 == 0) >= 0.9
+  out = texts / f'out-{embedder}'
+  select.write(asked, result, str(out))
+  assert sorted(path.name for path in out.iterdir()) == [
+    'chosen.jsonl',
+    'report.md',
+    'scores.png',
+  ]
+  found = list(documents.read(str(out / 'chosen.jsonl')))
+  whole = list(documents.read(asked.source))
+  for one, index in zip(found, result.chosen.indices, strict=True):
+    assert one[1:] == whole[index][1:]
+  assert (-1, 0, 0) in {one.parents for one in found}
+  line = json.loads((out / 'chosen.jsonl').read_text().splitlines()[0])
+  assert line['name'] == whole[result.chosen.indices[0]].name
+  assert f'{len(found)} of 200 documents' in (out / 'report.md').read_text()
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'count': 201}, '--count=201: must be at most 200, the documents in'),
+    ({'count': 0}, '--count=0: must be at least 1'),
+    ({'method': 'x'}, '--method=x: must be one of importance, cosine'),
+    (
+      {'method': 'importance', 'embedder': 'lsa'},
+      '--method=importance: counts n-grams',
+    ),
+    ({'noise': -1.0}, '--noise=-1.0: must be finite, at least 0'),
+    ({'embedder': 'word2vec'}, '--embedder=word2vec: must be one of ngrams,'),
+    ({'source': 'nowhere'}, "--source='nowhere': no such file or folder"),
+  ],
+)
+def test_what_cannot_be_selected_is_refused(texts, changes, message):
+  with pytest.raises((OSError, ValueError), match=re.escape(message)):
+    select.find(task(texts, **changes))
+
+
+def test_a_target_that_is_also_the_source_is_refused(texts):
+  asked = task(texts, target=f'{texts}/*.jsonl')
+  with pytest.raises(ValueError, match=r"source\.jsonl is also in --source='"):
+    select.find(asked)
