@@ -43,12 +43,18 @@ class DataConfig:
       once.
     mix_block: rows of a mixture's block: at each block's end, every source has
       its share of the rows so far to within one row.
+    teacher: folder of a teacher's targets of this text
+      (`experiments.teach`), which objective.name='distillation' reads; '' for
+      none.
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
     length: L, tokens per row, at least 2: a row's first token is not predicted.
     batch: B, rows per microbatch.
     microbatches: microbatches whose gradients make one step.
     held_out: fraction of the documents that is kept for evaluation.
     evaluated_rows: how many rows of held-out text one evaluation reads.
+    curriculum: the curriculum of task 'needle', a name in
+      `evaluation/needle/curriculum.py`; '' for that of the experiment's
+      initialization.
   """
 
   task: str = 'text'
@@ -58,12 +64,14 @@ class DataConfig:
   anneal_at: float = 1.0
   anneal_over: float = 0.0
   mix_block: int = 1024
+  teacher: str = ''
   tokenizer: str = ''
   length: int = 512
   batch: int = 8
   microbatches: int = 1
   held_out: float = 0.05
   evaluated_rows: int = 128
+  curriculum: str = ''
 
 
 def check(config: DataConfig) -> None:
@@ -86,6 +94,11 @@ def check(config: DataConfig) -> None:
   if not 0 <= config.held_out < 1:
     raise ValueError(
       f'data.held_out={config.held_out}: must be a fraction, 0 ≤ … < 1.'
+    )
+  if config.curriculum and config.task != 'needle':
+    raise ValueError(
+      f"data.curriculum={config.curriculum!r}: must be '' for"
+      f" data.task={config.task!r}; only 'needle' has several."
     )
   if config.sources:
     check_sources(config.sources)

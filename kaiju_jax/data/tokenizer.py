@@ -8,6 +8,7 @@ returns how many bytes each token stands for.
 Our guess: the sources name no tokenizer. Bytes need no file and no network.
 """
 
+import hashlib
 import pathlib
 from typing import Protocol
 
@@ -15,6 +16,11 @@ import numpy as np
 
 from kaiju_jax.storage import addresses
 
+# Words, code, digits and other scripts: what tokenizers cut differently.
+_SAMPLE = """The children's teachers, unlike their students, didn't answer.
+  def f_2(x: list[int]) -> str:\t# naïve\n    return f"{x!r}\\n" * 12345
+À bientôt! Größe, 東京, привет, 👍🏽.  Two  spaces;\n\n\nthree lines.
+"""
 _BOS = (
   '<s>',
   '<bos>',
@@ -153,3 +159,17 @@ def load(path: str, vocab_size: int | None = None) -> Tokenizer:
       f' {f"data.tokenizer={path!r}" if path else "bytes"}.'
     )
   return tokenizer
+
+
+def digest(tokenizer: Tokenizer) -> str:
+  """Returns the hash of what a tokenizer does, wherever its file lies.
+
+  It covers the text of each token and how a sample of text is cut, so that a
+  file that was written anew, or bytes in a `tokenizer.json`, hash alike.
+  """
+  sums = hashlib.blake2b(digest_size=16)
+  sums.update(f'{tokenizer.vocab_size} {tokenizer.bos_id}'.encode())
+  for token in range(tokenizer.vocab_size):
+    sums.update(tokenizer.decode([token]).encode() + b'\0')
+  sums.update(np.asarray(tokenizer.encode(_SAMPLE), np.int64).data)
+  return sums.hexdigest()

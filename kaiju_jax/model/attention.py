@@ -53,10 +53,15 @@ class Attention(weighted.Weighted):
     x_BLD = self.coded(self.clamp_input(x_BLD, 'D'))
     if key_value is None:
       key_value = self._key_value(x_BLD, turns)
+    elif self.config.shared != 'both':
+      key_value = self._with_own_part(key_value, x_BLD, turns)
     q_BLHK = rotary.rotate(self._queries(qat.enter(x_BLD)), turns)
     if context.pasts is not None:
       out_BLHK = self._attend_to_past(q_BLHK, key_value, context)
       return self._output(out_BLHK), key_value
+    if self.is_mutable_collection('heads'):
+      self.sow('heads', 'q_BLHK', q_BLHK)
+      self.sow('heads', 'k_BMK', key_value.k_BMK)
     out_BLHK, lse_BLH = self._attend(q_BLHK, *key_value, context.visibility)
     reading_BLH = lse_BLH
     if self.z_target == 'mean_logit' or self.is_mutable_collection('readings'):
@@ -86,6 +91,13 @@ class Attention(weighted.Weighted):
     return past.KeyValue(
       qat.enter(self._stored('k', k_BMK)), qat.enter(self._stored('v', v_BMK))
     )
+
+  def _with_own_part(self, shared, x_BMD, turns) -> past.KeyValue:
+    """Replaces the part that is not shared; the other's weight stays unused."""
+    own = self._key_value(x_BMD, turns)
+    if self.config.shared == 'keys':
+      return past.KeyValue(shared.k_BMK, own.v_BMK)
+    return past.KeyValue(own.k_BMK, shared.v_BMK)
 
   def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
     if self.config.quantization.kv_scale == 'token':

@@ -25,6 +25,9 @@ class ModelConfig:
     global_share: successive global layers that share keys and values.
     layout: the layer tuple drawn out, as 'L0 L0 L0 L3 L3 L3 G6'; if given, it
       replaces num_layers, period and the two shares.
+    shared: what a layer reads from the one that it shares with: 'both' keys and
+      values, or, to study what sharing costs, only the 'keys' or only the
+      'values'; a cache holds 'both' alone.
     rope_local: rotary base of local layers; 0 for no rotary there.
     rope_global: rotary base of global layers; 0 for no rotary there.
     norm_epsilon: what every RMSNorm adds to the mean square.
@@ -51,6 +54,7 @@ class ModelConfig:
   local_share: int = 3
   global_share: int = 2
   layout: str = ''
+  shared: str = 'both'
   rope_local: float = 10_000.0
   rope_global: float = 10_000.0
   norm_epsilon: float = 1e-6
@@ -79,6 +83,7 @@ class ModelConfig:
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'remat': ('none', 'layer'),
+  'shared': ('both', 'keys', 'values'),
 }
 _AT_LEAST_ONE = (
   'vocab_size',

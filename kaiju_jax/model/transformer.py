@@ -51,7 +51,7 @@ class Transformer(nn.Module):
     repeating = layers_lib.repeating_block(layers)
     scanned = nn.scan(
       block.Block,
-      variable_axes={'params': 0, 'replica': 0, 'readings': 0},
+      variable_axes={'params': 0, 'replica': 0, 'readings': 0, 'heads': 0},
       split_rngs={'params': True},
       in_axes=nn.broadcast,
       length=len(layers) // len(repeating),
@@ -115,6 +115,11 @@ class Transformer(nn.Module):
       raise ValueError(
         'unstacked=False: the layers of a scan have no cache of their own; use'
         ' Transformer(config, unstacked=True) with `weights.ready`.'
+      )
+    if self.config.shared != 'both':
+      raise ValueError(
+        f'model.shared={self.config.shared!r}: a cache has keys and values of'
+        " the same layers; only 'both' can be decoded."
       )
     context = self._context(visibility, 0.0)._replace(pasts=pasts)
     x_BLD, made = self.blocks(self.embedding(tokens_BL), context)

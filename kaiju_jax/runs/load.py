@@ -1,4 +1,4 @@
-"""A trained model from where it lies: a workdir, or an exported file.
+"""A trained model from where it lies: a workdir, an export, another library.
 
 No Adam moments are read: they are two thirds of a checkpoint.
 """
@@ -152,3 +152,42 @@ def from_export(
     file = file / own.WEIGHTS
   params, config = own.load(file)
   return Loaded(params, config, None, tokenizer or '', str(path))
+
+
+def from_anywhere(path: str | os.PathLike) -> Loaded:
+  """Returns the model of a workdir, of an export, or of an Arcee folder.
+
+  Args:
+    path: the folder of a run, the folder or the file of an export in our own
+      format, or a folder of Hugging Face files (`interchange/hugging_face.py`).
+
+  Raises:
+    FileNotFoundError: nothing is there, or nothing that holds a model.
+    ValueError, OSError, checkpoint.RestoreError: as `from_workdir`,
+      `from_export` and `hugging_face.read`.
+  """
+  from kaiju_jax.storage import addresses
+  from kaiju_jax.storage import files
+
+  addresses.refuse(path, str(path))
+  folder = pathlib.Path(path)
+  if not folder.exists():
+    raise FileNotFoundError(f'{path}: no such file or folder.')
+  config = folder / 'config.json'
+  if not config.is_file():
+    if folder.is_dir() and not (folder / 'model.safetensors').is_file():
+      raise FileNotFoundError(
+        f'{path}: holds no model; expected a workdir with config.json and'
+        ' checkpoints, an export, or a folder of Hugging Face files.'
+      )
+    return from_export(path)
+  fields = files.read_json(config)
+  if not (isinstance(fields, dict) and 'model_type' in fields):
+    return from_workdir(path)
+  from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.interchange import tokens
+
+  params, model = hugging_face.read(path)
+  file = folder / tokens.FILE
+  tokenizer = str(file) if file.exists() else ''
+  return Loaded(params, model, None, tokenizer, str(path))

@@ -227,6 +227,22 @@ def _check_needle(experiment: experiment_lib.Experiment) -> None:
       f'model.max_length={model.max_length}: must be at least'
       f' {2 * data.length}, because questions are asked at twice data.length.'
     )
+  if data.task == 'needle':
+    _curriculum(experiment)
+
+
+def _curriculum(experiment: experiment_lib.Experiment):
+  """Returns the stages that a needle run trains on."""
+  from kaiju_jax.evaluation.needle import curriculum
+
+  suggested = 'induction' if experiment.init == 'induction' else 'standard'
+  name = experiment.data.curriculum or suggested
+  if name not in curriculum.CURRICULA:
+    raise ValueError(
+      f'data.curriculum={name!r}: must be one of'
+      f' {", ".join(map(repr, curriculum.CURRICULA))}.'
+    )
+  return curriculum.CURRICULA[name]
 
 
 def _check_needle_text(experiment: experiment_lib.Experiment) -> None:
@@ -246,14 +262,25 @@ def _row_count(experiment: experiment_lib.Experiment) -> int:
 def _load_needle(experiment: experiment_lib.Experiment) -> Data:
   from kaiju_jax.evaluation.needle import curriculum
 
-  return Data(
-    curriculum.Rows(
-      _row_count(experiment),
-      experiment.data.length,
-      experiment.seed,
-      curriculum.CURRICULA[experiment.init],
-    )
+  data = experiment.data
+  rows = curriculum.Rows(
+    _row_count(experiment),
+    data.length,
+    experiment.seed,
+    _curriculum(experiment),
   )
+  if not experiment.loop.evaluate_every:
+    return Data(rows)  # The grid is asked at the end, by experiments.needle.
+
+  def evaluator(model, mesh) -> Evaluator:
+    del mesh  # Parameters are read where they lie.
+    from kaiju_jax.evaluation.needle import along
+
+    readings = along.evaluator(model, rows, data.length)
+    per_step = data.microbatches * data.batch
+    return lambda state: readings(state.params, int(state.step) * per_step)
+
+  return Data(rows, evaluator)
 
 
 @functools.lru_cache(maxsize=1)
@@ -299,7 +326,12 @@ def _question_texts(experiment: experiment_lib.Experiment, count: int):
 
 
 TASKS = {
-  'text': Task(texts_lib.check, _load_text, texts_lib.first),
+  'text': Task(
+    texts_lib.check,
+    _load_text,
+    texts_lib.first,
+    objectives=('language', 'distillation'),
+  ),
   'properties': Task(
     _check_properties,
     _load_properties,

@@ -15,6 +15,7 @@ import zlib
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import mix_file
+from kaiju_jax.runs import targets
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -48,6 +49,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   for one in _sources(experiment.data):
     with _named(one):
       text.check(_alone(experiment.data, one), experiment.model.vocab_size)
+  targets.check(experiment)
 
 
 def read(experiment: experiment_lib.Experiment) -> list[Source]:
@@ -106,7 +108,10 @@ def rows(
   own = []
   for one in found:
     with _named(one.config):
-      own.append(text.Rows(one.training, data.length, experiment.seed))
+      beside = targets.beside(experiment, one.training)
+      own.append(
+        text.Rows(one.training, data.length, experiment.seed, beside=beside)
+      )
   if not found[0].is_mixed:
     return own[0]
   annealed = data_config.annealed([one.config for one in found])

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.data import mix_file
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.runs import load
@@ -59,6 +60,7 @@ def train(
     raise ValueError(f'until={until}: must be a step, counted from 1.')
   if cluster is not None:
     return _train_together(experiment, workdir, mesh, cluster, until)
+  experiment = resolved(experiment)
   check(experiment)
   if mesh is not None:
     fit.check(experiment, mesh)
@@ -75,6 +77,7 @@ def _train_together(experiment, workdir, mesh, cluster, until):
   from kaiju_jax.training import agreement
 
   with processes.joined(cluster), contextlib.ExitStack() as stack:
+    experiment = resolved(experiment)
     agreement.check(
       {
         **strict.dump(experiment),
@@ -145,12 +148,16 @@ def _initial(experiment: experiment_lib.Experiment, devices):
   params = None
   if experiment.begin_with:
     params = load.params_for(experiment, experiment.begin_with, devices)
-  elif experiment.init == 'induction':
+  elif experiment.init != 'standard':
     from kaiju_jax.evaluation import induction
+    from kaiju_jax.model import depth_scaled
 
     model = state.model_of(experiment)
     params = state.init_params(model, experiment.seed, devices)
-    params = induction.suggest(params, experiment.model, experiment.seed)
+    if experiment.init == 'induction':
+      params = induction.suggest(params, experiment.model, experiment.seed)
+    else:
+      params = depth_scaled.scaled(params, experiment.model)
   return state.initial(experiment, devices, params=params)
 
 
@@ -160,6 +167,20 @@ def _note_idle(count: int) -> None:
       f'1 of {count} devices trains; --fsdp and --tensor are for the others.',
       file=sys.stderr,
     )
+
+
+def resolved(
+  experiment: experiment_lib.Experiment,
+) -> experiment_lib.Experiment:
+  """Returns the experiment with the sources that its mix.json names.
+
+  It is what a workdir holds, so that a run depends on no file that may change.
+
+  Raises:
+    OSError, ValueError: see `mix_file.resolved`.
+  """
+  data = mix_file.resolved(experiment.data)
+  return dataclasses.replace(experiment, data=data)
 
 
 def check(experiment: experiment_lib.Experiment) -> None:
@@ -178,9 +199,10 @@ def check(experiment: experiment_lib.Experiment) -> None:
       f'data.length={experiment.data.length}: rows are longer than the'
       f' positions of model.max_length={experiment.model.max_length}.'
     )
-  if experiment.init not in ('standard', 'induction'):
+  if experiment.init not in experiment_lib.INITS:
     raise ValueError(
-      f"init={experiment.init!r}: must be one of 'standard', 'induction'."
+      f'init={experiment.init!r}: must be one of'
+      f' {", ".join(map(repr, experiment_lib.INITS))}.'
     )
   if experiment.begin_with and experiment.init != 'standard':
     raise ValueError(

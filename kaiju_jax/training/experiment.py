@@ -11,6 +11,8 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.training import config as training_config
 
+INITS = 'standard', 'scaled', 'induction'
+
 
 @dataclasses.dataclass
 class Experiment:
@@ -22,8 +24,9 @@ class Experiment:
     objective: what a step minimizes.
     optimizer: AdamW, schedules, Z-Reg.
     loop: steps, logging, checkpoints.
-    init: 'standard', or 'induction' for the needle's induction-suggesting
-      initialization (`evaluation/induction.py`).
+    init: 'standard'; 'scaled' to have layers add little to the stream at first
+      (`model/depth_scaled.py`); 'induction' for the needle's
+      induction-suggesting initialization (`evaluation/induction.py`).
     begin_with: workdir of a run whose model's parameters this run begins
       with, instead of fresh ones; '' for none. It must be readable whenever
       the run starts or resumes.

@@ -8,6 +8,7 @@ never more than one step ahead.
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
+import math
 import pathlib
 from typing import Any
 from typing import Self
@@ -111,6 +112,13 @@ class Journal:
     rate: float | None,
   ) -> None:
     values = {name: float(v) for name, v in jax.device_get(values).items()}
+    # A part's value is NaN where the step held nothing of the part, such as no
+    # row of that source. Of a loss that diverges, `loss` itself tells.
+    values = {
+      name: value
+      for name, value in values.items()
+      if '/' not in name or not math.isnan(value)
+    }
     timing = {} if rate is None else {'tokens_per_second': rate}
     self._write(number, tokens, {**values, **timing})
     left = self._clock.seconds_left(self._config.steps)

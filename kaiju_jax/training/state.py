@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.data import mix_file
 from kaiju_jax.model import transformer
+from kaiju_jax.objectives import by_source
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import registry
 from kaiju_jax.sharding import mesh as mesh_lib
@@ -69,10 +71,18 @@ def model_of(
 def objective_of(
   experiment: experiment_lib.Experiment,
 ) -> objective_lib.Objective:
-  """Returns the experiment's objective."""
-  return registry.make(
-    experiment.objective, experiment.model, experiment.data.length
-  )
+  """Returns the experiment's objective, with curves of its data's sources.
+
+  Raises:
+    OSError, ValueError: an objective that cannot be meant, or a mix.json that
+      cannot be read.
+  """
+  asked = experiment.objective, experiment.model, experiment.data.length
+  sources = mix_file.resolved(experiment.data).sources
+  if not sources:
+    return registry.make(*asked)
+  breakdown = by_source.breakdown([one.name for one in sources])
+  return by_source.reading(registry.make(*asked, breakdown))
 
 
 def initial(

@@ -106,8 +106,8 @@ def make(
   Metrics are float32 scalars: loss (nats, the objective's loss over its
   weight), grad_norm, learning_rate (what this step multiplied its update by:
   with a warm-up it is 0 at the first step), loss_weight (the objective's
-  weight), skipped_steps, those of the objective, and where updates are ternary
-  those of `replicas.update`.
+  weight), skipped_steps, those of the objective (NaN where there was nothing to
+  measure), and where updates are ternary those of `replicas.update`.
 
   Args:
     experiment: what is trained.
@@ -193,7 +193,7 @@ def _metrics(
     'skipped_steps': jnp.asarray(
       optimizer_lib.skipped_steps(opt_state), jnp.float32
     ),
-  } | {name: x / _or_one(by) for name, (x, by) in sums.metrics.items()}
+  } | {name: x / by for name, (x, by) in sums.metrics.items()}
 
 
 def _or_one(weight: jax.Array) -> jax.Array:

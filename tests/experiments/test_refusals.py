@@ -19,6 +19,9 @@ BAD = [
   ),
   ('train --config=experiments/configs/tiny.py', '--workdir is missing'),
   ('train --workdir=nowhere', '--config is missing'),
+  ('teach --out=nowhere', '--teacher is missing'),
+  ('teach --teacher=x --out=nowhere --draws=1', 'error: draws=1: must be in'),
+  ('teach --teacher=nowhere --out=nowhere', 'error: nowhere: no such file'),
 ]
 
 

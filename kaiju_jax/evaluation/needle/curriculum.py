@@ -63,7 +63,13 @@ _FOUND = (
   Stage(128, 100, needles=(12, 16), streams=0.25, filler=0.3),
   Stage(256, 250, needles=(12, 16), streams=0.25, filler=0.3),
 )
-CURRICULA = {'induction': _SUGGESTED, 'standard': _FOUND}
+# The first stage of _FOUND alone: whether and when matching is found.
+_FIRST = _FOUND[:1]
+CURRICULA = {
+  'induction': _SUGGESTED,
+  'standard': _FOUND,
+  'few_keys': _FIRST,
+}
 
 
 def document(rng: np.random.Generator, stage: Stage) -> packing.Piece:
@@ -148,6 +154,10 @@ class Rows:
 
   def __len__(self) -> int:
     return self._count
+
+  def unseen(self) -> 'Rows':
+    """Returns the same stages drawn from a seed that no run trains with."""
+    return Rows(self._count, self._length, 2**32 + self._seed, self._curriculum)
 
   def stage(self, index: int) -> Stage:
     """Returns the stage of row `index`; beyond the run's end, the last one."""

@@ -83,7 +83,7 @@ class Lost(NamedTuple):
 
 def note(inits: Mapping[str, str]) -> str:
   """Returns what must be said beside every result, from {arm: init}."""
-  standard = [arm for arm, init in inits.items() if init == 'standard']
+  standard = [arm for arm, init in inits.items() if init != 'induction']
   if len(standard) == len(inits):
     return 'Trained from a standard initialization.'
   others = f' (all but {", ".join(standard)})' if standard else ''

@@ -125,7 +125,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
   except (flags.Error, AttributeError, KeyError) as error:
     # str() of a KeyError is in quotes.
     raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
-  experiment = values.config
+  experiment = train.resolved(values.config)
   train.check(experiment)
   loop = experiment.loop
   if loop.log_every > loop.steps:

@@ -1,0 +1,61 @@
+"""Writes the two sources of the experiment on annealing, without a download.
+
+    python -m experiments.annealing_text [--out=runs/annealing/text]
+
+clean.jsonl holds docstrings of the standard library of the running Python,
+noisy.jsonl those of other modules with half of their words made random letters
+(`kaiju_jax/data/docstrings.py`). A line is a module. They differ between
+versions of Python. `experiments/configs/annealing.py` reads them.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_OUT = flags.DEFINE_string(
+  'out', 'runs/annealing/text', 'Folder; made where it does not exist.'
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.begin()
+  try:
+    with command.abortable():
+      _write(_OUT.value)
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _write(out: str) -> None:
+  from kaiju_jax.data import docstrings
+  from kaiju_jax.storage import addresses
+  from kaiju_jax.storage import files
+
+  if not out:
+    raise ValueError('--out=: must name a folder.')
+  addresses.refuse(out, f'--out={out}')
+  folder = pathlib.Path(out)
+  files.make_folder(folder)
+  for name, texts in zip(('clean', 'noisy'), docstrings.read()):
+    path = folder / f'{name}.jsonl'
+    temporary = folder / f'.{name}.tmp'
+    with files.writing(str(path)):
+      temporary.write_text(
+        ''.join(json.dumps({'text': text}) + '\n' for text in texts),
+        encoding='utf-8',
+      )
+      os.replace(temporary, path)
+    size = sum(len(text.encode()) for text in texts)
+    print(f'{path}: {len(texts)} documents, {size:,} bytes.')
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=command.parse)

@@ -1,0 +1,73 @@
+"""After how many tokens have the runs of a folder learnt their task?
+
+    python -m experiments.ablate --config=experiments/configs/induction.py \\
+      --root=runs/induction --seeds=3
+    python -m experiments.learning --root=runs/induction --reading=eval_answered
+
+Reads ROOT/ARM/seedS of any ablation or needle comparison whose runs evaluate
+along the way (`loop.evaluate_every`). Prints a row per arm with the tokens
+after which the reading is at --least and stays there, and writes
+ROOT/learning.<reading>.png, the reading over tokens. Runs under way are read
+as far as they are.
+"""
+
+from collections.abc import Sequence
+import pathlib
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_ROOT = flags.DEFINE_string('root', None, 'Folder of ARM/seedS workdirs.')
+_READING = flags.DEFINE_string(
+  'reading', 'eval_accuracy', 'A reading of metrics.jsonl.'
+)
+_LEAST = flags.DEFINE_float('least', 0.95, 'The value that counts as learnt.')
+_ARMS = flags.DEFINE_list('arms', None, 'Which arms to show; all by default.')
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  if not _ROOT.value:
+    raise app.UsageError('--root is missing.')
+  command.begin()
+  try:
+    _show()
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _show() -> None:
+  import rich.console
+
+  from kaiju_jax.evaluation import learning
+
+  name = _READING.value
+  runs = learning.runs(_ROOT.value)
+  known = list(dict.fromkeys(run.arm for run in runs))
+  for arm in _ARMS.value or ():
+    if arm not in known:
+      raise ValueError(f'--arms: {arm!r} is not one of {", ".join(known)}.')
+  if _ARMS.value is not None:
+    order = {arm: place for place, arm in enumerate(_ARMS.value)}
+    runs = [run for run in runs if run.arm in order]
+    runs.sort(key=lambda run: order[run.arm])
+  if not any(run.readings(name) for run in runs):
+    readings = sorted(
+      {key for run in runs for r in run.records for key in r if 'eval_' in key}
+    )
+    raise ValueError(
+      f'--reading={name!r}: no run has it; there are'
+      f' {", ".join(readings) or "none: the runs did not evaluate"}.'
+    )
+  console = rich.console.Console()
+  console.print(learning.table(runs, name, _LEAST.value))
+  page = pathlib.Path(_ROOT.value) / f'learning.{name}.png'
+  learning.draw(runs, name, _LEAST.value, page)
+  console.print(f'Written: {page}', highlight=False, soft_wrap=True)
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,201 @@
+"""A store: a teacher's sampled distributions of corpora, in a folder.
+
+    manifest.json                 `Settings`; per corpus its shards
+    CORPUS-00000.array_record     records (`record.py`), 256 in a shard
+
+What predicts corpus token t lies at t, so that a student may read it in rows of
+any length, order and mix. A corpus is known by the hash of its tokens
+(`data/text.digest`), so that one store may hold several. `write.py` adds to a
+store, `read.py` reads it.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import os
+import pathlib
+import zlib
+
+from array_record.python import array_record_module
+
+from kaiju_jax.distillation import config as config_lib
+from kaiju_jax.distillation import record as record_lib
+from kaiju_jax.storage import addresses
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+
+FILE = 'manifest.json'
+FORMAT = 'kaiju_jax targets 1'
+_BLOCK = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What the bytes of a store depend on, beside its corpora.
+
+  Attributes:
+    sampling: how distributions are sampled.
+    vocab_size: V of the teacher.
+    tokenizer: hash of the tokenizer (`data/tokenizer.digest`).
+    teacher: hash of the teacher's parameters and config.
+    length: tokens of a row that the teacher read.
+    batch: rows that it read at a time.
+    overlap: the part of a row that each token of a long document has before it.
+    shard: records in a whole shard.
+  """
+
+  sampling: config_lib.Sampling
+  vocab_size: int
+  tokenizer: str
+  teacher: str
+  length: int
+  batch: int
+  overlap: float = 0.25
+  shard: int = 256
+
+  @property
+  def form(self) -> record_lib.Form:
+    return record_lib.form_of(self.sampling, self.vocab_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """One file.
+
+  Attributes:
+    file: its name.
+    first: number of its first corpus token.
+    end: one past its last.
+    size: bytes.
+    crc32: of these bytes.
+  """
+
+  file: str
+  first: int
+  end: int
+  size: int
+  crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Taught:
+  """What a store holds of one corpus.
+
+  Attributes:
+    name: the corpus's name, for people.
+    tokens: of the whole corpus.
+    shards: in order, without gaps.
+  """
+
+  name: str
+  tokens: int
+  shards: tuple[Shard, ...] = ()
+
+  @property
+  def end(self) -> int:
+    """One past the last token that is there."""
+    return self.shards[-1].end if self.shards else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """What a store's manifest says; `corpora` is keyed by the corpus's hash."""
+
+  settings: Settings
+  corpora: Mapping[str, Taught]
+
+  def bytes_per_token(self) -> float:
+    """Returns the size of all shards over the number of their tokens."""
+    shards = [shard for one in self.corpora.values() for shard in one.shards]
+    tokens = sum(shard.end - shard.first for shard in shards)
+    return sum(shard.size for shard in shards) / max(tokens, 1)
+
+
+def read_manifest(folder: str | os.PathLike) -> Manifest:
+  """Returns the manifest of a store.
+
+  Raises:
+    FileNotFoundError: the folder is no store.
+    ValueError: an address, or a manifest that this code cannot read.
+  """
+  addresses.refuse(folder, str(folder))
+  file = pathlib.Path(folder) / FILE
+  if not file.exists():
+    raise FileNotFoundError(
+      f'{file}: not found. A store is a folder that experiments.teach wrote.'
+    )
+  data = files.read_json(file)
+  try:
+    if not isinstance(data, dict) or data.get('format') != FORMAT:
+      raise ValueError(f'format: must be {FORMAT!r}.')
+    settings = strict.parse(Settings, data.get('settings'), 'settings')
+    config_lib.check(settings.sampling)
+    corpora = {
+      digest: strict.parse(Taught, one, f'corpora.{digest}')
+      for digest, one in data.get('corpora', {}).items()
+    }
+  except (ValueError, AttributeError) as error:
+    raise ValueError(f'{file}: {error}') from error
+  return Manifest(settings, corpora)
+
+
+def write_manifest(folder: pathlib.Path, manifest: Manifest) -> None:
+  """Replaces a store's manifest in one step."""
+  corpora = {
+    digest: strict.dump(one) for digest, one in manifest.corpora.items()
+  }
+  settings = strict.dump(manifest.settings)
+  data = {'format': FORMAT, 'settings': settings, 'corpora': corpora}
+  files.write_json(folder / FILE, data)
+
+
+def check(folder: str | os.PathLike, taught: Taught) -> None:
+  """Refuses a corpus of which a shard is missing or damaged.
+
+  Raises:
+    FileNotFoundError: a shard is missing; names it.
+    ValueError: a shard is damaged, or some are not written yet.
+  """
+  for shard in taught.shards:
+    if trouble := trouble_with(pathlib.Path(folder), shard):
+      kind = FileNotFoundError if trouble == 'missing' else ValueError
+      raise kind(
+        f'{pathlib.Path(folder) / shard.file}: {trouble}. The command that'
+        ' wrote the store makes it anew, with the shards after it.'
+      )
+  if taught.end < taught.tokens:
+    raise ValueError(
+      f'{folder}: has {taught.end:,} of {taught.tokens:,} tokens of'
+      f' {taught.name!r}. The command that began it goes on.'
+    )
+
+
+def trouble_with(folder: pathlib.Path, shard: Shard) -> str:
+  """Returns what is wrong with a shard's file, '' for nothing."""
+  file = folder / shard.file
+  if not file.is_file():
+    return 'missing'
+  size = file.stat().st_size
+  if size != shard.size:
+    return f'damaged: {size:,} bytes, {shard.size:,} were written'
+  if (found := crc32(file)) != shard.crc32:
+    return f'damaged: CRC-32 {found:08x}, {shard.crc32:08x} was written'
+  return ''
+
+
+def crc32(file: pathlib.Path) -> int:
+  """Returns the CRC-32 of a file's bytes."""
+  value = 0
+  with open(file, 'rb') as opened:
+    while block := opened.read(_BLOCK):
+      value = zlib.crc32(block, value)
+  return value
+
+
+def records(file: str | os.PathLike, numbers: Sequence[int]) -> list[bytes]:
+  """Returns records of a shard by their numbers in it."""
+  reader = array_record_module.ArrayRecordReader(str(file))
+  try:
+    return reader.read(list(numbers))
+  finally:
+    reader.close()

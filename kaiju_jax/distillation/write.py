@@ -1,0 +1,189 @@
+"""Writes a store, shard by shard, so that a kill loses one shard at most.
+
+Each shard is written beside its place and renamed once it is whole; then the
+manifest names its range of tokens, its size and the CRC-32 of its bytes. Where
+writing stops early, `save` leaves a shard that is shorter than the others. The
+next writer takes up its records, and the store ends with the bytes of a run
+without interruption.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+import pathlib
+
+from array_record.python import array_record_module
+import numpy as np
+
+from kaiju_jax.distillation import record as record_lib
+from kaiju_jax.distillation import store
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+
+# Records are compressed already, and read one by one.
+_OPTIONS = 'group_size:1,uncompressed'
+
+
+class Writer:
+  """Adds one corpus's targets to a store, in the order of its tokens.
+
+  `next` is the first token that it does not have: targets are given from there
+  on. A shard becomes visible when it is whole, or when `save` is called.
+  """
+
+  def __init__(
+    self,
+    folder: str | os.PathLike,
+    settings: store.Settings,
+    digest: str,
+    name: str,
+    tokens: int,
+  ):
+    """Makes or reopens a store.
+
+    A shard that is damaged or missing is left out, and so are all that follow
+    it: they are written anew.
+
+    Args:
+      folder: the store; made where it does not exist.
+      settings: what its bytes depend on.
+      digest: hash of the corpus.
+      name: the corpus's name, for people.
+      tokens: of the whole corpus.
+
+    Raises:
+      ValueError: see `check`.
+      OSError: the folder cannot be made or written to.
+    """
+    check(folder, settings)
+    self._folder = pathlib.Path(folder)
+    self._settings = settings
+    self._digest = digest
+    files.make_folder(self._folder)
+    if not (self._folder / store.FILE).exists():
+      store.write_manifest(self._folder, store.Manifest(settings, {}))
+    known = store.read_manifest(self._folder).corpora
+    found = known.get(digest, store.Taught(name, tokens))
+    self._shards = _whole(self._folder, found)
+    self._tokens = tokens
+    self._name = found.name
+    self._pending: list[record_lib.Targets] = []
+    self._records: list[bytes] = []
+    if self._shards and not self._is_full(self._shards[-1]):
+      last = self._shards.pop()
+      count = -(-(last.end - last.first) // record_lib.TOKENS)
+      self._records = store.records(self._folder / last.file, range(count))
+
+  def _is_full(self, shard: store.Shard) -> bool:
+    size = self._settings.shard * record_lib.TOKENS
+    return shard.end - shard.first == size or shard.end == self._tokens
+
+  @property
+  def next(self) -> int:
+    """The number of the next token."""
+    pending = sum(len(one.ids_NT) for one in self._pending)
+    return self._recorded + pending
+
+  @property
+  def _recorded(self) -> int:
+    first = self._shards[-1].end if self._shards else 0
+    end = first + len(self._records) * record_lib.TOKENS
+    return min(end, self._tokens)
+
+  def add(self, targets: record_lib.Targets) -> None:
+    """Takes the next tokens' targets; writes each shard that becomes whole.
+
+    Raises:
+      OSError: a shard cannot be written.
+    """
+    self._pending.append(targets)
+    waiting = self.next - self._recorded
+    if waiting < record_lib.TOKENS and self.next < self._tokens:
+      return
+    joined = record_lib.Targets(*map(np.concatenate, zip(*self._pending)))
+    self._pending = []
+    for block in record_lib.blocks(joined):
+      is_last = self._recorded + len(block.ids_NT) == self._tokens
+      if len(block.ids_NT) < record_lib.TOKENS and not is_last:
+        self._pending = [block]
+        return
+      number = self._recorded // record_lib.TOKENS
+      noise = self._settings.sampling.seed, number
+      encoded = record_lib.encode(block, self._settings.form, noise)
+      self._records.append(encoded)
+      if is_last or len(self._records) == self._settings.shard:
+        self.save()
+
+  def save(self) -> None:
+    """Writes the records that no shard holds yet, as a shard.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    if not self._records:
+      return
+    file = f'{self._digest[:12]}-{len(self._shards):05d}.array_record'
+    first = self._shards[-1].end if self._shards else 0
+    partial = self._folder / f'.{file}.{os.getpid()}.partial'
+    try:
+      with files.writing(str(self._folder / file)):
+        _write(partial, self._records)
+        size, crc32 = partial.stat().st_size, store.crc32(partial)
+        os.replace(partial, self._folder / file)
+    finally:
+      partial.unlink(missing_ok=True)
+    shard = store.Shard(file, first, self._recorded, size, crc32)
+    taught = store.Taught(self._name, self._tokens, (*self._shards, shard))
+    known = store.read_manifest(self._folder)
+    corpora = {**known.corpora, self._digest: taught}
+    store.write_manifest(
+      self._folder, dataclasses.replace(known, corpora=corpora)
+    )
+    # What follows a shard that is not full replaces its file.
+    if self._is_full(shard):
+      self._shards.append(shard)
+      self._records = []
+
+
+def check(folder: str | os.PathLike, settings: store.Settings) -> None:
+  """Refuses to add to a store of other settings. Writes nothing.
+
+  Raises:
+    ValueError: names each setting with both values.
+  """
+  try:
+    found = store.read_manifest(folder).settings
+  except FileNotFoundError:
+    return
+  differences = strict.differences(strict.dump(found), strict.dump(settings))
+  if differences:
+    lines = [
+      f'{name}={ours!r} in this command, {theirs!r} in the store'
+      for name, (theirs, ours) in differences.items()
+    ]
+    raise ValueError(
+      f'{folder} holds a store of other settings: {"; ".join(lines)}. Repeat'
+      ' them, or name a new folder.'
+    )
+
+
+def _whole(folder: pathlib.Path, taught: store.Taught) -> list[store.Shard]:
+  """Returns the shards before the first that is missing or damaged."""
+  whole = []
+  for shard in taught.shards:
+    if store.trouble_with(folder, shard):
+      break
+    whole.append(shard)
+  return whole
+
+
+def _write(file: pathlib.Path, encoded: Sequence[bytes]) -> None:
+  try:
+    writer = array_record_module.ArrayRecordWriter(str(file), _OPTIONS)
+    for one in encoded:
+      writer.write(one)
+    writer.close()
+  except RuntimeError as error:  # What the library makes of a full disk.
+    raise OSError(str(error)) from error
+  with open(file, 'rb') as written:
+    os.fsync(written.fileno())

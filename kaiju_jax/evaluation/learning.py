@@ -1,0 +1,147 @@
+"""After how many tokens runs have learnt something: a table and a figure.
+
+A run counts as having learnt once a reading of its evaluations reaches a
+threshold and stays there. A run that was stopped early is read as far as it
+went. Runs are compared by tokens, the sources' unit of training.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import os
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import rich.table
+
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import metrics
+from kaiju_jax.training import workdir
+
+
+class Run(NamedTuple):
+  """One arm on one seed, as far as it has come.
+
+  Attributes:
+    arm: name of the arm, its folder's.
+    experiment: what is trained.
+    records: those of its metrics.jsonl.
+  """
+
+  arm: str
+  experiment: experiment_lib.Experiment
+  records: Sequence[Mapping[str, Any]]
+
+  def readings(self, name: str) -> list[tuple[float, float]]:
+    """Returns (tokens, value) of every record that has the reading."""
+    return [(r['tokens'], r[name]) for r in self.records if name in r]
+
+
+def runs(root: str | os.PathLike) -> list[Run]:
+  """Returns the runs of a folder, ROOT/ARM/seedS, arms by name.
+
+  Raises:
+    ValueError: there is none, or a workdir cannot be read.
+  """
+  folders = sorted(
+    path.parent for path in pathlib.Path(root).glob(f'*/seed*/{metrics.FILE}')
+  )
+  if not folders:
+    raise ValueError(
+      f'root={os.fspath(root)!r}: has no runs, ROOT/ARM/seedS/{metrics.FILE};'
+      ' experiments.ablate and experiments.needle write such folders.'
+    )
+  return [
+    Run(
+      folder.parent.name,
+      workdir.load_experiment(folder),
+      metrics.read(folder),
+    )
+    for folder in folders
+  ]
+
+
+def tokens_to(run: Run, name: str, least: float) -> float | None:
+  """Returns after how many tokens a reading is at `least`, and stays there.
+
+  Args:
+    run: the run.
+    name: the reading's name in metrics.jsonl.
+    least: the value that counts as learnt.
+
+  Returns:
+    Tokens at the first evaluation from which on no reading is less; None if
+    the last one is less, or there is none.
+  """
+  learnt = None
+  for tokens, value in run.readings(name):
+    if value < least:
+      learnt = None
+    elif learnt is None:
+      learnt = tokens
+  return learnt
+
+
+def table(runs: Sequence[Run], name: str, least: float) -> rich.table.Table:
+  """Returns a row per arm: tokens to `least` and the last reading, per seed."""
+  found = rich.table.Table(title=f'{name} of {least:g} and above')
+  for header in (
+    'arm',
+    'layout',
+    'matmul, KV, QK',
+    'learnt',
+    'tokens to it, thousands',
+    'last reading',
+    'tokens, thousands',
+  ):
+    found.add_column(header)
+  for arm in dict.fromkeys(run.arm for run in runs):
+    ours = [run for run in runs if run.arm == arm]
+    reached = [tokens_to(run, name, least) for run in ours]
+    lasts = [(run.readings(name) or [(0, float('nan'))])[-1] for run in ours]
+    model = ours[0].experiment.model
+    quantization = model.quantization
+    found.add_row(
+      arm,
+      layers_lib.draw(model.layers()),
+      ' '.join((quantization.matmul, quantization.kv, quantization.qk)),
+      f'{sum(one is not None for one in reached)} of {len(ours)}',
+      ' '.join('–' if one is None else _thousands(one) for one in reached),
+      ' '.join(f'{value:.3f}' for _, value in lasts),
+      ' '.join(_thousands(tokens) for tokens, _ in lasts),
+    )
+  return found
+
+
+def _thousands(tokens: float) -> str:
+  return f'{tokens / 1000:,.0f}'
+
+
+def draw(
+  runs: Sequence[Run], name: str, least: float, path: str | os.PathLike
+) -> None:
+  """Writes a PNG: the reading over tokens, a line per run, a colour per arm."""
+  import matplotlib.figure
+
+  page = matplotlib.figure.Figure(figsize=(9, 5), layout='constrained')
+  axes = page.add_subplot()
+  for index, arm in enumerate(dict.fromkeys(run.arm for run in runs)):
+    lines = ('-', '--', ':', '-.')
+    style = {
+      'color': f'C{index % 10}',
+      'linestyle': lines[index // 10 % len(lines)],
+    }
+    label = arm
+    for run in runs:
+      if run.arm == arm and (points := run.readings(name)):
+        tokens, values = zip(*points)
+        millions = [one / 1e6 for one in tokens]
+        axes.plot(millions, values, **style, linewidth=1.3, label=label)
+        label = None
+  axes.axhline(least, color='#767676', linewidth=0.8, linestyle=':')
+  axes.set_xlabel('tokens, millions')
+  axes.set_ylabel(name)
+  axes.grid(alpha=0.3)
+  page.legend(loc='outside right upper')
+  page.savefig(path, format='png', dpi=130)

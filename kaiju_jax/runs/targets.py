@@ -1,0 +1,53 @@
+"""A teacher's targets beside a run's rows: what `data.teacher` names."""
+
+from typing import Any
+
+from kaiju_jax.training import experiment as experiment_lib
+
+
+def check(experiment: experiment_lib.Experiment) -> None:
+  """Refuses a store that does not fit, before any text is read.
+
+  Raises:
+    FileNotFoundError: there is no store.
+    ValueError: names the field, its value and what would be right.
+  """
+  data, objective = experiment.data, experiment.objective
+  if objective.name != 'distillation':
+    if data.teacher:
+      raise ValueError(
+        f'data.teacher={data.teacher!r}: is read by'
+        f" objective.name='distillation' alone, not by {objective.name!r}."
+      )
+    return
+  if not data.teacher:
+    raise ValueError(
+      "data.teacher='': must name the folder of a teacher's targets, which"
+      " experiments.teach writes, for objective.name='distillation'."
+    )
+  from kaiju_jax.data import tokenizer
+  from kaiju_jax.distillation import read
+
+  read.check(
+    data.teacher,
+    entries=objective.distillation.entries,
+    temperature=objective.distillation.temperature,
+    vocab_size=experiment.model.vocab_size,
+    tokenizer=tokenizer.digest(tokenizer.load(data.tokenizer)),
+  )
+
+
+def beside(experiment: experiment_lib.Experiment, corpus: Any) -> Any:
+  """Returns what `text.Rows` lays beside a training corpus; None for nothing.
+
+  Raises:
+    FileNotFoundError: a shard is missing.
+    ValueError: the store is of another corpus, or a shard is damaged.
+  """
+  if not experiment.data.teacher:
+    return None
+  from kaiju_jax.data import text
+  from kaiju_jax.distillation import read
+
+  entries = experiment.objective.distillation.entries
+  return read.Reader(experiment.data.teacher, text.digest(corpus), entries)

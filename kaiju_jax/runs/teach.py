@@ -1,0 +1,269 @@
+"""A teacher's targets of a corpus, from where the teacher and the text lie.
+
+    plan = teach.plan(load.from_anywhere('runs/big'), experiment, sampling)
+    teach.teach(plan, 'runs/targets')        writes, or goes on
+
+Only training text is taught: a student is judged on held-out documents that
+nobody has seen.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import rich.console
+import rich.progress
+
+from kaiju_jax.data import text
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.distillation import config as distillation_config
+from kaiju_jax.distillation import store
+from kaiju_jax.distillation import teach as teach_lib
+from kaiju_jax.distillation import write
+from kaiju_jax.model import transformer
+from kaiju_jax.runs import load
+from kaiju_jax.runs import texts
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import interrupt as interrupt_lib
+from kaiju_jax.wire import ternary_plan
+
+_SHOWN = 20.0  # Seconds between two lines in a log.
+
+
+class Plan(NamedTuple):
+  """What is taught, and how.
+
+  Attributes:
+    teacher: the model.
+    corpora: the training text, by name.
+    settings: those of the store.
+  """
+
+  teacher: load.Loaded
+  corpora: Mapping[str, text.Corpus]
+  settings: store.Settings
+
+
+def plan(
+  teacher: load.Loaded,
+  experiment: experiment_lib.Experiment,
+  sampling: distillation_config.Sampling,
+  length: int = 0,
+  batch: int = 0,
+  overlap: float = 0.25,
+  shard: int = 256,
+) -> Plan:
+  """Reads the text, and refuses what cannot be taught.
+
+  Args:
+    teacher: the model.
+    experiment: whose training text is taught: the student's.
+    sampling: how the teacher's distributions are sampled.
+    length: tokens of a row that the teacher reads; 0 for the experiment's.
+    batch: rows that it reads at a time; 0 for the experiment's.
+    overlap: see `distillation/teach.windows`.
+    shard: records of 1,024 tokens per shard.
+
+  Raises:
+    OSError, ValueError: names the value and what would be right.
+  """
+  data = experiment.data
+  distillation_config.check(sampling)
+  for name, value in (
+    ('length', length),
+    ('batch', batch),
+    ('shard', shard - 1),
+  ):
+    if value < 0:
+      raise ValueError(f'{name}={value}: must be positive.')
+  length, batch = length or data.length, batch or data.batch
+  if length > teacher.config.max_length:
+    raise ValueError(
+      f'length={length}: rows are longer than the positions of the teacher,'
+      f' model.max_length={teacher.config.max_length}. Name shorter ones.'
+    )
+  if sampling.method == 'full' and sampling.entries < teacher.config.vocab_size:
+    raise ValueError(
+      f'entries={sampling.entries}: must be at least'
+      f" {teacher.config.vocab_size}, the teacher's vocabulary, for"
+      " method='full'."
+    )
+  ours = tokenizer_lib.load(data.tokenizer, teacher.config.vocab_size)
+  theirs = tokenizer_lib.load(teacher.tokenizer, teacher.config.vocab_size)
+  digest = tokenizer_lib.digest(ours)
+  if digest != tokenizer_lib.digest(theirs):
+    raise ValueError(
+      f'data.tokenizer={data.tokenizer!r}: must be that of the teacher,'
+      f' {teacher.tokenizer!r}: targets are probabilities of its tokens.'
+    )
+  settings = store.Settings(
+    sampling=sampling,
+    vocab_size=teacher.config.vocab_size,
+    tokenizer=digest,
+    teacher=_digest(teacher),
+    length=length,
+    batch=batch,
+    overlap=overlap,
+    shard=shard,
+  )
+  corpora = {
+    source.config.name or 'text': source.training
+    for source in texts.read(_with_vocabulary(experiment, teacher))
+  }
+  for corpus in corpora.values():
+    teach_lib.check(corpus, length, overlap)
+  return Plan(teacher, corpora, settings)
+
+
+def _with_vocabulary(experiment, teacher):
+  """Returns the experiment with the teacher's V, which reads the same text."""
+  model = dataclasses.replace(
+    experiment.model, vocab_size=teacher.config.vocab_size
+  )
+  return dataclasses.replace(experiment, model=model)
+
+
+def _digest(teacher: load.Loaded) -> str:
+  """Returns the hash of a model's parameters and config."""
+  fields = dataclasses.asdict(teacher.config)
+  sums = hashlib.blake2b(
+    json.dumps(fields, sort_keys=True).encode(), digest_size=16
+  )
+  tree = teacher.params, teacher.replica
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    array = np.ascontiguousarray(jax.device_get(leaf))
+    sums.update(f'{jax.tree_util.keystr(path)} {array.shape}'.encode())
+    sums.update(array.reshape(-1).view(np.uint8).data)
+  return sums.hexdigest()
+
+
+def teach(
+  plan: Plan, out: str | os.PathLike, console: Any = None
+) -> store.Manifest | None:
+  """Writes the targets of every corpus, or goes on where it was stopped.
+
+  Ctrl-C and SIGTERM save what there is; the same call goes on, and ends with
+  the bytes of a call without interruption.
+
+  Args:
+    plan: what is taught.
+    out: folder of the store.
+    console: where progress is shown; stderr by default.
+
+  Returns:
+    The store's manifest; None where it was interrupted.
+
+  Raises:
+    ValueError: the folder holds a store of other settings, or the teacher's
+      logits are not finite.
+    OSError: the folder cannot be written.
+    KeyboardInterrupt: at a second Ctrl-C.
+  """
+  write.check(out, plan.settings)
+  answer = teach_lib.answering(
+    transformer.Transformer(plan.teacher.config), plan.settings.sampling
+  )
+  variables = {
+    'params': plan.teacher.params,
+    **ternary_plan.collections(plan.teacher.replica),
+  }
+  total = sum(len(corpus.tokens) for corpus in plan.corpora.values())
+  with interrupt_lib.Interrupt() as interrupt, _Progress(total, console) as bar:
+    for name, corpus in plan.corpora.items():
+      writer = write.Writer(
+        out, plan.settings, text.digest(corpus), name, len(corpus.tokens)
+      )
+      begin = writer.next
+      bar.skip(begin)
+      batches = teach_lib.asked(
+        corpus,
+        plan.settings.length,
+        plan.settings.batch,
+        plan.settings.overlap,
+        begin,
+      )
+      for asked, drawn in answers(answer, variables, batches):
+        targets = teach_lib.targets(asked, drawn, begin)
+        writer.add(targets)
+        bar.advance(len(targets.ids_NT))
+        if interrupt.requested:
+          writer.save()
+          return None
+  return store.read_manifest(out)
+
+
+def answers(
+  answer: teach_lib.Answer,
+  variables: Mapping[str, Any],
+  batches: Iterable[teach_lib.Asked],
+) -> Iterator[tuple[teach_lib.Asked, Any]]:
+  """Yields each batch with its answer, while the device works at the next."""
+  waiting = None
+  for asked in batches:
+    number_BL = (asked.number_BL % 2**32).astype(np.uint32)
+    drawn = answer(variables, asked.batch, number_BL)
+    if waiting is not None:
+      yield waiting
+    waiting = asked, drawn
+  if waiting is not None:
+    yield waiting
+
+
+class _Progress:
+  """A bar with the time left on a terminal, lines in a log."""
+
+  def __init__(self, total: int, console: rich.console.Console | None):
+    self._total = total
+    self._console = console or rich.console.Console(stderr=True)
+    self._bar = rich.progress.Progress(
+      rich.progress.TextColumn('taught'),
+      rich.progress.BarColumn(),
+      rich.progress.TextColumn('{task.completed:,} of {task.total:,} tokens'),
+      rich.progress.TextColumn('{task.fields[rate]}'),
+      rich.progress.TimeRemainingColumn(),
+      console=self._console,
+      disable=not self._console.is_terminal,
+    )
+    self._task = self._bar.add_task('', total=total, rate='')
+    self._done = self._new = 0
+    self._started = self._said = time.monotonic()
+
+  def __enter__(self) -> '_Progress':
+    self._bar.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._bar.stop()
+
+  def skip(self, count: int) -> None:
+    """Notes tokens that were there before."""
+    self._done += count
+    self._bar.update(self._task, completed=self._done)
+
+  def advance(self, count: int) -> None:
+    """Notes tokens that were taught."""
+    self._done += count
+    self._new += count
+    now = time.monotonic()
+    rate = self._new / max(now - self._started, 1e-9)
+    self._bar.update(
+      self._task, completed=self._done, rate=f'{rate:,.0f} tokens/s'
+    )
+    is_last = self._done == self._total
+    if self._bar.disable and (now > self._said + _SHOWN or is_last):
+      self._said = now
+      left = (self._total - self._done) / rate
+      self._console.print(
+        f'{self._done:,} of {self._total:,} tokens  {rate:,.0f} tokens/s '
+        f' {left:.0f} s left',
+        highlight=False,
+      )

@@ -1,0 +1,81 @@
+"""What a folder of runs says about when they learnt."""
+
+import json
+
+from experiments.configs import induction as config
+from kaiju_jax.evaluation import learning
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+from tests.experiments import forked
+
+
+def of(*accuracies, arm='shared'):
+  records = [{'step': 0, 'tokens': 0, 'loss': 1.0}] + [
+    {'step': n, 'tokens': 1000 * n, 'eval_accuracy': accuracy}
+    for n, accuracy in enumerate(accuracies, 1)
+  ]
+  return learning.Run(arm, config.get_config(arm), records)
+
+
+def test_tokens_are_counted_up_to_where_a_reading_stays():
+  def tokens_to(*accuracies):
+    return learning.tokens_to(of(*accuracies), 'eval_accuracy', 0.95)
+
+  assert tokens_to(0.1, 0.96, 0.97) == 2000
+  assert tokens_to(0.1, 0.95, 0.94, 0.99) == 4000
+  assert tokens_to(0.99, 0.1) is None
+  assert tokens_to() is None
+  assert learning.tokens_to(of(0.99), 'eval_answered', 0.95) is None
+
+
+def write(root):
+  for run, seed in (
+    (of(0.1, 0.97, 1.0), 0),
+    (of(0.1, 0.2), 1),
+    (of(0.96, arm='interleaved_int8'), 0),
+  ):
+    folder = root / run.arm / f'seed{seed}'
+    folder.mkdir(parents=True)
+    files.write_json(folder / 'config.json', strict.dump(run.experiment))
+    lines = ''.join(json.dumps(record) + '\n' for record in run.records)
+    (folder / 'metrics.jsonl').write_text(lines)
+
+
+def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
+  write(tmp_path / 'runs')
+  (tmp_path / 'empty').mkdir()
+  commands = (
+    f'--root={tmp_path / "runs"}',
+    f'--root={tmp_path / "runs"} --arms=interleaved_int8',
+    f'--root={tmp_path / "runs"} --reading=eval_x',
+    f'--root={tmp_path / "runs"} --arms=full',
+    f'--root={tmp_path / "empty"}',
+  )
+  shown, one, *refused = forked.run(
+    [['experiments.learning', *words.split()] for words in commands],
+    environment={'COLUMNS': '200'},
+  )
+  lines = shown.stdout.splitlines()
+  (shared,) = (line for line in lines if 'shared' in line)
+  cells = [cell.strip() for cell in shared.split('│')[1:-1]]
+  assert cells == [
+    'shared', 'L0 L0 L0 L3 L3 L3 G6', 'none none none', '1 of 2', '2 –',
+    '1.000 0.200', '3 2',
+  ]  # fmt: skip
+  (quantized,) = (line for line in lines if 'interleaved_int8' in line)
+  assert 'int8 int8 int8' in quantized and '1 of 1' in quantized
+  page = tmp_path / 'runs' / 'learning.eval_accuracy.png'
+  assert page.read_bytes().startswith(b'\x89PNG')
+  assert one.returncode == 0 and 'L3 L3 L3' not in one.stdout
+  for done, message in zip(
+    refused,
+    (
+      "--reading='eval_x': no run has it; there are eval_accuracy.",
+      "--arms: 'full' is not one of interleaved_int8, shared.",
+      'has no runs, ROOT/ARM/seedS/metrics.jsonl;',
+    ),
+    strict=True,
+  ):
+    assert done.returncode == 1
+    assert done.stderr.startswith('error: ') and message in done.stderr
+    assert not shown.jax

@@ -1,0 +1,113 @@
+"""The curves of each source are those of its rows, on any mesh."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import packing
+from kaiju_jax.model import config as model_config
+from kaiju_jax.objectives import by_source
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import state as state_lib
+from kaiju_jax.training import step as step_lib
+from tests import meshes
+from tests.model import rows
+
+NAMES = 'code', 'prose', 'absent'
+ROWS, LENGTH = 8, 16
+OF_ROWS = 0, 1, 1, 0, 1, 1, 1, 0
+
+
+def experiment(names=NAMES) -> experiment_lib.Experiment:
+  return experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=16, d_model=16, num_layers=1, num_heads=2, head_dim=8,
+      d_ff=16, max_length=LENGTH, window=4, dtype='float32',
+      quantization=quantization_config.none(),
+    ),
+    data=data_config.DataConfig(
+      length=LENGTH,
+      batch=ROWS,
+      sources=tuple(data_config.SourceConfig(name, '') for name in names),
+    ),
+  )  # fmt: skip
+
+
+def batch(of_rows):
+  """A batch of one microbatch, with the source of each row."""
+  drawn = rows.packed_batch([[9, 5]] * ROWS, LENGTH, 16, seed=0)
+  extras = {packing.COMPONENT: np.asarray(of_rows, np.int32)}
+  return drawn._replace(extras=extras).map(lambda x: x[None])
+
+
+def taken(one, widths=(1, 1), only=None):
+  """Returns what a step leaves; of one source's rows, where `only` says so."""
+  mesh = meshes.mesh_of(*widths)
+  held = batch(OF_ROWS)
+  if only is not None:
+    is_own_BL = np.equal(OF_ROWS, only)[None, :, None]
+    held = held._replace(weight_BL=held.weight_BL * is_own_BL)
+  if not one.data.sources:
+    held = held._replace(extras=None)
+  state = state_lib.initial(one, mesh)
+  return jax.device_get(step_lib.make(one, mesh)(state, held))
+
+
+@pytest.fixture(scope='module')
+def mixed():
+  return taken(experiment())
+
+
+def test_the_step_is_that_of_a_run_without_sources(mixed):
+  """To the bit: the curves only look."""
+  state, metrics = mixed
+  plain, plain_metrics = taken(experiment(()))
+  chex.assert_trees_all_equal(state.params, plain.params)
+  curves = {f'{kind}/{name}' for kind in ('loss', 'share') for name in NAMES}
+  assert metrics.keys() == plain_metrics.keys() | curves
+  for name, value in plain_metrics.items():
+    assert metrics[name] == value
+
+
+def test_the_curves_are_those_of_the_rows(mixed):
+  _, metrics = mixed
+  for index, name in enumerate(NAMES[:2]):
+    _, alone = taken(experiment(), only=index)
+    assert metrics[f'loss/{name}'] == pytest.approx(alone['loss'], rel=1e-6)
+    assert alone[f'share/{name}'] == 1
+  assert metrics['loss/code'] != metrics['loss/prose']
+  assert metrics['share/absent'] == 0
+  assert np.isnan(metrics['loss/absent'])
+  weight_B = batch([0] * ROWS).weight_BL[0].sum(1)
+  share = weight_B[np.equal(OF_ROWS, 0)].sum() / weight_B.sum()
+  assert metrics['share/code'] == pytest.approx(share)
+  assert metrics['share/prose'] == pytest.approx(1 - share)
+
+
+def test_the_sums_are_over_a_sources_own_tokens():
+  rng = np.random.default_rng(0)
+  loss_BL, weight_BL = rng.random((2, 6, 4))
+  of_rows = np.array([2, 0, 0, 2, 1, 0])
+  held = rows.packed_batch([[3]] * 6, 4, 16, seed=0)._replace(
+    weight_BL=weight_BL, extras={packing.COMPONENT: of_rows}
+  )
+  found = by_source.breakdown(NAMES)(loss_BL, held)
+  for index, name in enumerate(NAMES):
+    own = weight_BL[of_rows == index]
+    value, weight = found[f'loss/{name}']
+    np.testing.assert_allclose(weight, own.sum(), rtol=1e-6)
+    np.testing.assert_allclose(
+      value, (own * loss_BL[of_rows == index]).sum(), rtol=1e-6
+    )
+    share, total = found[f'share/{name}']
+    assert share == weight
+    np.testing.assert_allclose(total, weight_BL.sum(), rtol=1e-6)
+
+
+def test_the_mesh_does_not_change_the_curves(mixed):
+  _, metrics = taken(experiment(), (2, 2))
+  for name, value in mixed[1].items():
+    np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
