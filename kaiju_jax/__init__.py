@@ -4,7 +4,8 @@ A tensor's name ends in one capital letter per dimension (shape suffixes, Noam
 Shazeer 2024). The key to the letters, for the whole project:
 
     B batch   L length (queries)   M memory (keys)   D model   V vocabulary
-    F feed-forward   H heads   K key size   N repeats of a scanned layer block
+    F feed-forward   H heads   U heads of keys and values   K key size
+    N repeats of a scanned layer block
     T teacher's top-k   C classes, or candidates of a beam search
     P pages   S slots of a page   R rows, of a matrix or of a cache
     G groups of eight rows (Squinch)

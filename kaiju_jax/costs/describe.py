@@ -138,9 +138,11 @@ def parameter_table(config: model_config.ModelConfig) -> rich.table.Table:
   parameters = footprint.parameters(config)
   total = footprint.count(parameters)
   table = empty_table('Parameters')
+  heads = config.num_kv_heads
   table.caption = (
     f'D {config.d_model:,}   F {config.d_ff:,}   H {config.num_heads:,}'
-    f'   K {config.head_dim:,}   V {config.vocab_size:,}'
+    + (f'   U {heads:,}' if heads > 1 else '')
+    + f'   K {config.head_dim:,}   V {config.vocab_size:,}'
   )
   table.add_column('family', no_wrap=True)
   table.add_column('name × layers')
@@ -195,7 +197,8 @@ def kv_table(
 
 def _allocated(config: model_config.ModelConfig, length: int) -> int:
   """Returns the bytes of a decoder's cache of one row (`decoding/cache.py`)."""
-  return paging.bytes_of(config, paging.pools(config.layers(), 1, length), 1)
+  pools = paging.pools(config.layers(), 1, length, heads=config.num_kv_heads)
+  return paging.bytes_of(config, pools, 1)
 
 
 def memory_table(

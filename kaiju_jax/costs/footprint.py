@@ -8,7 +8,7 @@ there before jax is imported and anything compiles.
                  owns keys and values; feed-forward; embedding and final gain;
                  a Bungee scalar per matrix
     KV bytes     `layers.kv_bytes`: a local layer keeps its window, scales
-                 counted
+                 counted, times the heads of keys and values
 """
 
 from collections.abc import Sequence
@@ -52,10 +52,13 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
   f, v = config.d_ff, config.vocab_size
   layers = config.layers()
   depth, owners = len(layers), len(layers_lib.owners(layers))
+  letters, shape = 'DK', (d, k)
+  if config.num_kv_heads > 1:
+    letters, shape = 'DUK', (d, config.num_kv_heads, k)
   matrices = (
     Parameter('attention', 'w_q_DHK', (d, h, k), depth),
-    Parameter('keys and values', 'w_k_DK', (d, k), owners),
-    Parameter('keys and values', 'w_v_DK', (d, k), owners),
+    Parameter('keys and values', f'w_k_{letters}', shape, owners),
+    Parameter('keys and values', f'w_v_{letters}', shape, owners),
     Parameter('attention', 'w_o_DHK', (d, h, k), depth),
     Parameter('feed-forward', 'w_in_DF', (d, f), depth),
     Parameter('feed-forward', 'w_out_DF', (d, f), depth),
@@ -126,6 +129,7 @@ def kv_caches(
   everything = tuple(
     layers_lib.Layer(None, index) for index in range(len(layers))
   )
+  own['num_kv_heads'] = config.num_kv_heads
   rows = [
     ('this model', layers_lib.kv_bytes(layers, length, config.head_dim, **own))
   ]

@@ -127,7 +127,7 @@ def _saved(config: model_config.ModelConfig, tokens: int, tensor: int) -> int:
     key_value = 2 * config.head_dim * b
   owners = len(layers_lib.owners(layers))
   between = b * config.d_model * tokens // tensor * len(layers)
-  return between + key_value * tokens * owners
+  return between + config.num_kv_heads * key_value * tokens * owners
 
 
 def _replicas(config: model_config.ModelConfig, tensor: int) -> dict[str, int]:
@@ -207,3 +207,9 @@ def _check_mesh(config, batch, length, fsdp, tensor) -> None:
   ):
     if value % width:
       raise ValueError(f'{name}={value}: must be a multiple of {axis}={width}.')
+  heads = config.num_kv_heads
+  if heads % tensor and tensor % heads:
+    raise ValueError(
+      f'num_kv_heads={heads}: must divide tensor={tensor} or be a multiple of'
+      ' it.'
+    )

@@ -4,7 +4,9 @@ One design serves text, beams and trees of beams. For each kind of layers, local
 and global, there are
 
     pools      one for each layer that makes keys and values, P pages of S
-               slots: the codes of training and their scales, or floats
+               slots: the codes of training and their scales, or floats. With
+               U heads of keys and values, U pages for each: page p of head u
+               is page p·U + u of the arrays
     tables     for each row: its N pages, and for each of its M = N·S logical
                slots the range [start, limit) of query coordinates that see it
                and its position (`visibility.py`)
@@ -27,6 +29,7 @@ import jax.numpy as jnp
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels.paged_decode import api as paged_decode
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import kv_heads
 from kaiju_jax.model import paging
 from kaiju_jax.model import past
 from kaiju_jax.quantization import int8
@@ -39,8 +42,8 @@ class Kind(NamedTuple):
   """The pools of one kind of layers, and its tables.
 
   Attributes:
-    k: keys [P, S, K] of each layer that makes them: floats, or `Quantized`
-      codes with a scale per token [P, S], or no scales where they are per
+    k: keys [P·U, S, K] of each layer that makes them: floats, or `Quantized`
+      codes with a scale per token [P·U, S], or no scales where they are per
       channel.
     v: values, in the same form.
     table_RN: int32, each row's pages; −1 where there is none.
@@ -103,7 +106,7 @@ def make(
 
 
 def _pool(config: model_config.ModelConfig, pool: paging.Pool):
-  shape = (pool.pages, pool.page, config.head_dim)
+  shape = (pool.heads * pool.pages, pool.page, config.head_dim)
   if config.quantization.kv == 'none':
     return jnp.zeros(shape, config.dtype)
   is_token = config.quantization.kv_scale == 'token'
@@ -169,10 +172,13 @@ def pasts(
 
 
 def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
-  table_BN, start_BM, limit_BM, position_BM = (
-    x[row_B]
-    for x in (kind.table_RN, kind.start_RM, kind.limit_RM, kind.position_RM)
+  heads = pool.heads
+  table_BN = _of_heads(kind.table_RN[row_B], heads)
+  start_BM, limit_BM, position_BM = (
+    kv_heads.repeated(x[row_B], heads)
+    for x in (kind.start_RM, kind.limit_RM, kind.position_RM)
   )
+  visibility = kv_heads.repeated(visibility, heads)
   plan = None
   if reference_length is None:
     plan = paged_decode.make_plan(
@@ -182,12 +188,21 @@ def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
       visibility.coordinate_BL,
       visibility.position_BL,
       position_BM,
-      pages=pool.pages,
+      pages=heads * pool.pages,
       window=pool.window,
     )
   return past.Tables(
     table_BN, start_BM, limit_BM, position_BM, plan, reference_length
   )
+
+
+def _of_heads(page_BN: jax.Array, heads: int) -> jax.Array:
+  """Returns the pages [B·U, N] of the heads of rows; absent ones negative."""
+  if heads == 1:
+    return page_BN
+  page_BN = kv_heads.repeated(page_BN, heads)
+  head_B = jnp.arange(page_BN.shape[0], dtype=page_BN.dtype) % heads
+  return page_BN * heads + head_B[:, None]
 
 
 def write(
@@ -213,11 +228,7 @@ def write(
   for name, pool in pools.items():
     kind, slot_BL = cache.kinds[name], slot[name]
     page_BL = kind.table_RN[row_B[:, None], slot_BL // kind.page]
-    place_BL = page_BL * kind.page + slot_BL % kind.page
-    # A token without a page goes beyond the pool's end, where a scatter drops
-    # it.
-    is_kept_BL = (slot_BL >= 0) & (page_BL >= 0)
-    place_BL = jnp.where(is_kept_BL, place_BL, pool.pages * pool.page)
+    place_BL = _places(page_BL, slot_BL, pool)
     at = row_B[:, None], jnp.where(slot_BL >= 0, slot_BL, pool.row_slots)
     keys_values = [made[owner] for owner in pool.owners]
     kinds[name] = kind._replace(
@@ -230,6 +241,16 @@ def write(
       ),
     )
   return cache._replace(kinds=kinds)
+
+
+def _places(page_BL, slot_BL, pool: paging.Pool) -> jax.Array:
+  """Returns where the pool's flat slots keep tokens, for each head [B·U, L]."""
+  page_BL = _of_heads(page_BL, pool.heads)
+  slot_BL = kv_heads.repeated(slot_BL, pool.heads)
+  place_BL = page_BL * pool.page + slot_BL % pool.page
+  # A token without a page goes beyond the pool's end, where a scatter drops it.
+  is_kept_BL = (slot_BL >= 0) & (page_BL >= 0)
+  return jnp.where(is_kept_BL, place_BL, pool.heads * pool.pages * pool.page)
 
 
 def _put(pool, place_BL, made):
@@ -325,6 +346,7 @@ def settle(
   source: dict[str, jax.Array],
   first: dict[str, jax.Array],
   length: jax.Array,
+  heads: int = 1,
 ) -> Cache:
   """Returns the cache with a row whose slots are text again, in its order.
 
@@ -338,6 +360,7 @@ def settle(
       none.
     first: int32 scalar for each kind, the position of slot 0; whole pages.
     length: int32 scalar, tokens of the text.
+    heads: U, heads of keys and values.
   """
   kinds = {}
   for name, kind in cache.kinds.items():
@@ -345,15 +368,16 @@ def settle(
     M = source_M.shape[0]
     slot_M = jnp.arange(M, dtype=jnp.int32)
     is_held_M = source_M >= 0
-    table_N = kind.table_RN[row]
+    table_BN = _of_heads(kind.table_RN[row][None], heads)
 
-    def place(slot_M, table_N=table_N, page=kind.page):
-      return table_N[slot_M // page] * page + slot_M % page
+    def place(slot_M, table_BN=table_BN, page=kind.page):
+      place_BM = table_BN[:, slot_M // page] * page + (slot_M % page)[None]
+      return place_BM.reshape(-1)
 
     from_M = place(jnp.maximum(source_M, 0))
     # A slot without a page holds no token either.
     beyond = kind.k[0].shape[0] * kind.page
-    to_M = jnp.where(is_held_M, place(slot_M), beyond)
+    to_M = jnp.where(jnp.tile(is_held_M, heads), place(slot_M), beyond)
 
     def move(pool, from_M=from_M, to_M=to_M):
       flat = pool.reshape(-1, *pool.shape[2:])

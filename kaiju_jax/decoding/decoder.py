@@ -81,8 +81,15 @@ class Decoder:
         f'length={length}: the model has positions up to'
         f' model.max_length={config.max_length}.'
       )
+    heads = config.num_kv_heads
     pools = paging.pools(
-      config.layers(), rows, length, page=page, extra=extra, pages=page_counts
+      config.layers(),
+      rows,
+      length,
+      page=page,
+      extra=extra,
+      pages=page_counts,
+      heads=heads,
     )
     self.config = config
     self.rows = rows
@@ -112,7 +119,7 @@ class Decoder:
     self._chunk = self._writer(functools.partial(extend.chunk, self.network))
     self._give_pages = self._writer(_GIVE_PAGES)
     self._reissue = self._writer(_REISSUE)
-    self._settle = self._writer(_SETTLE)
+    self._settle = self._writer(_settle(heads))
     self._logits = self.jit(
       functools.partial(self.network.model.apply, method='logits')
     )
@@ -357,4 +364,8 @@ def _of_cache(change: Callable[..., cache_lib.Cache]) -> Callable[..., Any]:
 # One object each, so that decoders of equal shapes share what is compiled.
 _GIVE_PAGES = _of_cache(cache_lib.give_pages)
 _REISSUE = _of_cache(cache_lib.reissue)
-_SETTLE = _of_cache(cache_lib.settle)
+
+
+@functools.cache
+def _settle(heads: int) -> Callable[..., Any]:
+  return _of_cache(functools.partial(cache_lib.settle, heads=heads))

@@ -84,6 +84,11 @@ def _check(config: model_config.ModelConfig) -> None:
       f"model.num_heads={config.num_heads}: init='induction' needs two heads,"
       ' one for the previous token and one for content.'
     )
+  if config.num_kv_heads > 1:
+    raise ValueError(
+      f"model.num_kv_heads={config.num_kv_heads}: init='induction' needs 1,"
+      ' because its query heads meet the same keys.'
+    )
   if config.head_dim > config.d_model:
     raise ValueError(
       f"model.head_dim={config.head_dim}: init='induction' needs at most"

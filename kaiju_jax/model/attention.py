@@ -1,5 +1,7 @@
 """Multi-query attention: H query heads over one head of keys and values.
 
+(Or over a few: see `kv_heads.py`.)
+
 From the sources: MQA everywhere, sliding windows without attention sinks, keys
 and values shared by neighbouring layers of the same kind and stored in int8.
 A layer that shares has its own queries and output projection and no key or
@@ -12,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.model import context as context_lib
+from kaiju_jax.model import kv_heads
 from kaiju_jax.model import layers
 from kaiju_jax.model import past
 from kaiju_jax.model import rotary
@@ -56,9 +59,11 @@ class Attention(weighted.Weighted):
     elif self.config.shared != 'both':
       key_value = self._with_own_part(key_value, x_BLD, turns)
     q_BLHK = rotary.rotate(self._queries(qat.enter(x_BLD)), turns)
+    heads = kv_heads.here(self.config.num_kv_heads)
+    q_BLHK = kv_heads.fold_queries(q_BLHK, heads)
     if context.pasts is not None:
       out_BLHK = self._attend_to_past(q_BLHK, key_value, context)
-      return self._output(out_BLHK), key_value
+      return self._output(kv_heads.unfold(out_BLHK, heads)), key_value
     if self.is_mutable_collection('heads'):
       self.sow('heads', 'q_BLHK', q_BLHK)
       self.sow('heads', 'k_BMK', key_value.k_BMK)
@@ -70,6 +75,7 @@ class Attention(weighted.Weighted):
       if self.z_target == 'mean_logit':
         reading_BLH = mean_BLH
     out_BLHK = z_reg.inject(out_BLHK, reading_BLH, context.z)
+    out_BLHK = kv_heads.unfold(out_BLHK, heads)
     return collectives.leave(self._output(out_BLHK)), key_value
 
   def _queries(self, x_BLD):
@@ -80,6 +86,8 @@ class Attention(weighted.Weighted):
 
   def _key_value(self, x_BMD, turns) -> past.KeyValue:
     turns = None if turns is None else tuple(map(collectives.own_rows, turns))
+    if self.config.num_kv_heads > 1:
+      return self._heads_of_key_value(x_BMD, turns)
     shape = (self.config.d_model, self.config.head_dim)
     w_k_DK = self.weight('w_k_DK', shape)
     w_v_DK = self.weight('w_v_DK', shape)
@@ -98,6 +106,20 @@ class Attention(weighted.Weighted):
     if self.config.shared == 'keys':
       return past.KeyValue(shared.k_BMK, own.v_BMK)
     return past.KeyValue(own.k_BMK, shared.v_BMK)
+
+  def _heads_of_key_value(self, x_BMD, turns) -> past.KeyValue:
+    """Makes U heads and returns those that are read here, [B·U, M, K]."""
+    config = self.config
+    shape = (config.d_model, config.num_kv_heads, config.head_dim)
+    w_k_DUK = self.weight('w_k_DUK', shape)
+    w_v_DUK = self.weight('w_v_DUK', shape)
+    k_BMUK = self.einsum('BMD,DUK->BMUK', x_BMD, w_k_DUK)
+    k_BMUK = rotary.rotate(k_BMUK, turns)
+    v_BMUK = self.einsum('BMD,DUK->BMUK', x_BMD, w_v_DUK)
+    if config.quantization.kv == 'int8':
+      k_BMUK, v_BMUK = (qat.quantize_kv(x, None) for x in (k_BMUK, v_BMUK))
+    read_here = (kv_heads.own(qat.enter(x)) for x in (k_BMUK, v_BMUK))
+    return past.KeyValue(*map(kv_heads.fold_keys, read_here))
 
   def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
     if self.config.quantization.kv_scale == 'token':

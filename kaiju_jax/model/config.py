@@ -15,7 +15,9 @@ class ModelConfig:
     vocab_size: V.
     d_model: D.
     num_layers: depth.
-    num_heads: H query heads; keys and values have a single head.
+    num_heads: H query heads.
+    num_kv_heads: U heads of keys and values, each read by H/U query heads. The
+      sources have one everywhere; more are for ablations and imported models.
     head_dim: K, even (rotary pairs).
     d_ff: F.
     max_length: longest position that the rotary tables cover.
@@ -46,6 +48,7 @@ class ModelConfig:
   d_model: int = 128
   num_layers: int = 14
   num_heads: int = 4
+  num_kv_heads: int = 1
   head_dim: int = 32
   d_ff: int = 512
   max_length: int = 2048
@@ -89,6 +92,7 @@ _AT_LEAST_ONE = (
   'vocab_size',
   'd_model',
   'num_heads',
+  'num_kv_heads',
   'head_dim',
   'd_ff',
   'max_length',
@@ -131,8 +135,28 @@ def check(config: ModelConfig) -> None:
       ' (1e-06 is usual).'
     )
   quantization_config.check(config.quantization)
+  _check_kv_heads(config)
   _check_sums(config)
   _check_layers(config)
+
+
+def _check_kv_heads(config: ModelConfig) -> None:
+  heads = config.num_kv_heads
+  if config.num_heads % heads:
+    raise ValueError(
+      f'model.num_kv_heads={heads}: must divide model.num_heads='
+      f'{config.num_heads}, because each is read by as many query heads.'
+    )
+  quantization = config.quantization
+  if heads > 1 and (quantization.kv, quantization.kv_scale) == (
+    'int8',
+    'channel',
+  ):
+    raise ValueError(
+      "model.quantization.kv_scale='channel': must be 'token' with"
+      f' model.num_kv_heads={heads}, because a channel has one limit for all'
+      ' rows of a kernel.'
+    )
 
 
 def _check_sums(config: ModelConfig) -> None:

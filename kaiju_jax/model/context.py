@@ -13,7 +13,8 @@ class Context(NamedTuple):
   """Broadcast over the scanned layers.
 
   Attributes:
-    visibility: which positions each token is seen by.
+    visibility: which positions each token is seen by; its rows are those of
+      the keys, b·U + u for head u of several (`kv_heads.py`).
     local_turns: rotary cosines and sines [B, L, K/2] of local layers, or None.
     global_turns: the same for global layers.
     z: Z-Reg's coefficient for this step, a float32 scalar.

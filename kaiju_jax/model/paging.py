@@ -10,7 +10,8 @@ slots:
               from before a chunk              + extra) / S) pages
 
 A local row forgets whole pages, so that up to S − 1 tokens beyond the window
-wait in its first one.
+wait in its first one. With U heads of keys and values, the pool has U pages for
+each page that a table names (`kv_heads.py`).
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ class Pool:
     page: S, slots of a page.
     row_pages: N, pages of a row's table.
     pages: P, pages of the whole pool.
+    heads: U, heads of keys and values.
   """
 
   owners: tuple[int, ...]
@@ -42,6 +44,7 @@ class Pool:
   page: int
   row_pages: int
   pages: int
+  heads: int = 1
 
   @property
   def row_slots(self) -> int:
@@ -57,6 +60,7 @@ def pools(
   page: int = PAGE,
   extra: int = 0,
   pages: Mapping[str, int] | None = None,
+  heads: int = 1,
 ) -> dict[str, Pool]:
   """Returns the pool of each kind, 'local' and 'global', that the stack has.
 
@@ -68,6 +72,7 @@ def pools(
     extra: slots of a row beyond those of one sequence: a beam search's.
     pages: by kind, the pool's pages; give fewer than by default if not every
       row will be full at once.
+    heads: U, heads of keys and values.
 
   Raises:
     ValueError: names the argument that is out of range, or two windows.
@@ -100,7 +105,7 @@ def pools(
         f'pages={dict(pages)}: a {kind} row of {length} tokens has'
         f' {row_pages} pages, so the pool needs at least as many.'
       )
-    result[kind] = Pool(tuple(owners), window, page, row_pages, count)
+    result[kind] = Pool(tuple(owners), window, page, row_pages, count, heads)
   return result
 
 
@@ -118,7 +123,8 @@ def bytes_of(
   slot_bytes = 2 * (config.head_dim * value_bytes + scale_bytes)
   total = 4 * rows  # Lengths.
   for pool in pools.values():
-    total += len(pool.owners) * pool.pages * pool.page * slot_bytes
+    slots = pool.heads * pool.pages * pool.page
+    total += len(pool.owners) * slots * slot_bytes
     # The table; start, limit and position of each logical slot; the first slot.
     total += rows * 4 * (pool.row_pages + 3 * pool.row_slots + 1)
   return total

@@ -17,6 +17,7 @@ from kaiju_jax.model import block
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import context as context_lib
 from kaiju_jax.model import embedding
+from kaiju_jax.model import kv_heads
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import norm
 from kaiju_jax.model import past
@@ -142,8 +143,9 @@ class Transformer(nn.Module):
       )
       for base in (config.rope_local, config.rope_global)
     )
+    seen = kv_heads.repeated(visibility, kv_heads.here(config.num_kv_heads))
     return context_lib.Context(
-      visibility, local_turns, global_turns, jnp.asarray(z, jnp.float32)
+      seen, local_turns, global_turns, jnp.asarray(z, jnp.float32)
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-_WHOLE = dict.fromkeys('NKMCTPSRG')
+_WHOLE = dict.fromkeys('NKMCTPSRGU')
 STORED = _WHOLE | {'D': 'fsdp', 'F': 'tensor', 'H': 'tensor', 'V': 'tensor'}
 IN_USE = STORED | {'D': None}
 ROWS = _WHOLE | {'B': 'fsdp', 'L': 'tensor', 'D': None}
@@ -29,6 +29,8 @@ CONTRACTED = {
   'w_q_DHK': 'D',
   'w_k_DK': 'D',
   'w_v_DK': 'D',
+  'w_k_DUK': 'D',
+  'w_v_DUK': 'D',
   'w_o_DHK': 'HK',
   'w_in_DF': 'D',
   'w_out_DF': 'F',

@@ -30,6 +30,13 @@ def check(
       raise ValueError(
         f'{field}={value}: does not divide over mesh.{axis}={width}.'
       )
+  heads, width = model.num_kv_heads, mesh.tensor
+  if heads % width and width % heads:
+    raise ValueError(
+      f'model.num_kv_heads={heads}: must divide mesh.tensor={width} or be a'
+      ' multiple of it, so that the query heads of one device read whole groups'
+      ' or one.'
+    )
   squinched = codec.of(model.quantization).kind == 'squinch'
   share = model.d_model // mesh.fsdp
   if squinched and mesh.fsdp > 1 and share % _GROUP:

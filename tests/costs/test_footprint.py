@@ -46,6 +46,7 @@ def test_parameters_are_those_of_the_model(name):
   'changes',
   [
     dict(tied_embedding=False),
+    dict(num_kv_heads=2),
     dict(layout='L0 G1 L0 L3 G1'),
     dict(layout='', period=0, num_layers=2),
     dict(quantization=quantization_config.none()),
@@ -112,6 +113,8 @@ def test_kv_caches_by_hand():
     ('MQA bf16', 7 * 10 * 24),
   ]
   assert footprint.kv_caches(config, 10)[0].per_token == 36
+  several = dataclasses.replace(config, num_kv_heads=4)
+  assert footprint.kv_caches(several, 10)[0].bytes == 4 * 20 * 18
   config.quantization.kv_scale = 'channel'
   assert footprint.kv_caches(config, 10)[0].bytes == 12 * 18
   config.quantization = quantization_config.none()

@@ -25,12 +25,15 @@ from tests.decoding import toys
     {'quantization': toys.int8()},
     {'quantization': toys.int8(kv_scale='channel')},
     {'layout': 'G0 G0'},
+    {'quantization': toys.int8(), 'num_kv_heads': 3},
   ],
   ids=str,
 )
 def test_described_bytes_are_the_bytes_allocated(changes):
   config = toys.config(**changes)
-  pools = paging.pools(config.layers(), rows=1, length=48)
+  pools = paging.pools(
+    config.layers(), rows=1, length=48, heads=config.num_kv_heads
+  )
   allocated = cache_lib.bytes_of(cache_lib.make(config, pools, 1))
   assert allocated == paging.bytes_of(config, pools, 1)
   console = rich.console.Console(file=io.StringIO(), width=200)

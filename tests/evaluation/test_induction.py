@@ -185,6 +185,7 @@ def test_layers_without_rotary_get_no_previous_token_head():
   'change, message',
   [
     ({'num_heads': 1}, r'model\.num_heads=1: .* two heads'),
+    ({'num_kv_heads': 2}, r'model\.num_kv_heads=2: .* needs 1'),
     ({'head_dim': 256}, r'model\.head_dim=256: .* d_model=128'),
     ({'tied_embedding': False}, r'model\.tied_embedding=False: .* True'),
   ],

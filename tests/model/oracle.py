@@ -97,7 +97,16 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
     n = cut(rms_norm(x, p['attention_norm']['gain_D'][None, None]), (-1,))
     query = project('BLD,DHK->BLHK', n, weight(a, 'w_q_DHK', (0,)), (-1,))
     query = rotate(query, visibility.position_BL, base)
-    if layer.kv_from == index:
+    if layer.kv_from == index and config.num_kv_heads > 1:
+      key = project('BLD,DUK->BLUK', n, weight(a, 'w_k_DUK', (0,)), (-1,))
+      key = rotate(key, visibility.position_BL, base)
+      value = project('BLD,DUK->BLUK', n, weight(a, 'w_v_DUK', (0,)), (-1,))
+      if q.kv == 'int8':
+        key, value = fake_quant(key, (-1,)), fake_quant(value, (-1,))
+      # Dense: each query head has its own copy.
+      copies = config.num_heads // config.num_kv_heads
+      made[index] = *(jnp.repeat(x, copies, axis=2) for x in (key, value)), None
+    elif layer.kv_from == index:
       key = project('BLD,DK->BLK', n, weight(a, 'w_k_DK', (0,)), (-1,))
       key = rotate(key[:, :, None], visibility.position_BL, base)[:, :, 0]
       value = project('BLD,DK->BLK', n, weight(a, 'w_v_DK', (0,)), (-1,))
@@ -121,14 +130,18 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
       query = fake_quant(query * scale, (-1,)) / scale
     elif q.qk == 'int8':
       query = fake_quant(query, (-1,))
-    logits = jnp.einsum('BLHK,BMK->BLHM', query, key) / np.sqrt(config.head_dim)
+    # One head of keys and values serves all, or there is one for each.
+    of_keys = 'BMK' if key.ndim == 3 else 'BMHK'
+    logits = jnp.einsum(f'BLHK,{of_keys}->BLHM', query, key)
+    logits = logits / np.sqrt(config.head_dim)
     seen = mask_of(visibility, layer.window)[:, :, None]
     logits = jnp.where(seen, logits, -1e30)
     any_seen = seen.any(-1, keepdims=True)
     weights = jax.nn.softmax(logits, -1) * any_seen
     lse = jax.nn.logsumexp(logits, -1, where=seen)
     z_term = z_term + 0.5 * jnp.sum(jnp.where(any_seen[..., 0], lse, 0) ** 2)
-    out = cut(jnp.einsum('BLHM,BMK->BLHK', weights, value), (-2, -1))
+    out = jnp.einsum(f'BLHM,{of_keys}->BLHK', weights, value)
+    out = cut(out, (-2, -1))
     w_o = weight(a, 'w_o_DHK', (1, 2))
     x = x + project('BLHK,DHK->BLD', out, w_o, (-2, -1))
     f = p['feedforward']

@@ -44,6 +44,7 @@ def test_every_allowed_choice_passes():
         'vocab_size',
         'd_model',
         'num_heads',
+        'num_kv_heads',
         'head_dim',
         'd_ff',
         'max_length',
@@ -51,6 +52,7 @@ def test_every_allowed_choice_passes():
       )
       for value in (0, -4)
     ),
+    ('num_kv_heads', 3, 'must divide model.num_heads=4'),
     ('head_dim', 33, 'must be even'),
     ('dtype', 'float16', "one of 'bfloat16', 'float32'"),
     ('remat', 'full', "one of 'none', 'layer'"),

@@ -74,6 +74,18 @@ CONFIGS = {
 }
 # The first two meet nearly every line; the others, in other company.
 SLOW = list(CONFIGS)[2:]
+CONFIGS |= {
+  'two heads of keys for four of queries, shared': small_config(
+    layout='L0 L0', num_heads=4, num_kv_heads=2
+  ),
+  'int8, a head of keys for each of queries, remat': small_config(
+    quantization=int8_config(),
+    layout='L0 L0 G2',
+    num_kv_heads=3,
+    remat='layer',
+  ),
+}
+SLOW += list(CONFIGS)[-1:]
 
 
 def trained_like(params, seed=1):

@@ -62,7 +62,8 @@ def quantize_kv(x_BMK: jax.Array, limit_K: jax.Array | None) -> Quantized:
   """Returns the int8 keys or values that a cache would hold.
 
   Args:
-    x_BMK: keys (after the rotary embedding) or values.
+    x_BMK: keys (after the rotary embedding) or values; [B, M, U, K] for
+      several heads, where each token and head then has a scale [B, M, U].
     limit_K: running limit of each channel's magnitude, which takes code 127
       (`scales` [K] then), or None for a scale per token (`scales` [B, M]).
       Values beyond a limit are cut and get no gradient. The limit's own

@@ -1,0 +1,92 @@
+"""Several heads of keys and values, folded into the batch.
+
+From the sources: one head of keys and values serves all H query heads
+(multi-query attention). Other models have U of them, and query head h reads
+head h // (H/U) (grouped-query attention, Ainslie et al. 2023; U = H is
+multi-head attention). An ablation or an imported model may have several.
+
+The kernels know one head of keys and values, so each head becomes a row, row
+b·U + u of the batch, with the query heads that read it:
+
+    queries, outputs     [B, L, H, K]    [B·U, L, H/U, K]
+    keys, values         [B, M, U, K]    [B·U, M, K]
+    their scales         [B, M, U]       [B·U, M]
+    ranges, positions    [B, M]          [B·U, M]
+    a cache's pages      P of a pool     page p of head u is page p·U + u
+
+Each head sees the same, so ranges and positions are repeated. With U = 1
+nothing is folded, and the program is the one without this module.
+
+Over `tensor` the query heads are split, while keys and values are made whole on
+each device: `own` keeps the heads that the device's query heads read. They are
+U / tensor whole groups, or one group's head where several devices share the
+group; `training/fit.py` refuses the rest.
+"""
+
+from typing import TypeVar
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kaiju_jax.sharding import collectives
+
+Tree = TypeVar('Tree')
+
+
+def here(num_kv_heads: int) -> int:
+  """Returns how many of the U heads this device's query heads read."""
+  return max(num_kv_heads // collectives.width('tensor'), 1)
+
+
+def own(x: Tree) -> Tree:
+  """Returns keys or values [B, M, U, …] of the heads that are read here.
+
+  Args:
+    x: an array, or `Quantized`, of all U heads.
+  """
+  width = collectives.width('tensor')
+  if width == 1:
+    return x
+
+  def part(x_BMU):
+    count = x_BMU.shape[2]
+    first = lax.axis_index('tensor') * count // width
+    return lax.dynamic_slice_in_dim(x_BMU, first, here(count), axis=2)
+
+  return jax.tree.map(part, x)
+
+
+def fold_keys(x: Tree) -> Tree:
+  """Returns keys or values [B, M, U, …] as [B·U, M, …]."""
+
+  def fold(x_BMU):
+    x_BUM = jnp.swapaxes(x_BMU, 1, 2)
+    return x_BUM.reshape(-1, *x_BUM.shape[2:])
+
+  return jax.tree.map(fold, x)
+
+
+def fold_queries(q_BLHK: jax.Array, heads: int) -> jax.Array:
+  """Returns queries [B, L, H, K] as [B·U, L, H/U, K]; `heads` is U."""
+  if heads == 1:
+    return q_BLHK
+  B, L, H, K = q_BLHK.shape
+  groups = q_BLHK.reshape(B, L, heads, H // heads, K)
+  return jnp.swapaxes(groups, 1, 2).reshape(B * heads, L, H // heads, K)
+
+
+def unfold(out_BLHK: jax.Array, heads: int) -> jax.Array:
+  """Returns outputs [B·U, L, H/U, K] as [B, L, H, K]; `heads` is U."""
+  if heads == 1:
+    return out_BLHK
+  rows, L, H, K = out_BLHK.shape
+  groups = out_BLHK.reshape(rows // heads, heads, L, H, K)
+  return jnp.swapaxes(groups, 1, 2).reshape(-1, L, heads * H, K)
+
+
+def repeated(rows: Tree, heads: int) -> Tree:
+  """Returns what the heads of a row share, [B, …], as [B·U, …]."""
+  if heads == 1:
+    return rows
+  return jax.tree.map(lambda x: jnp.repeat(x, heads, axis=0), rows)
