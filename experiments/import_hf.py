@@ -4,9 +4,9 @@
     python -m experiments.generate --checkpoint=imports/a/model.safetensors \\
         --tokenizer=imports/a/tokenizer.json --prompt='def '
 
-For models with one head of keys and values, and no biases or scaled rotary
-angles; any other is refused by the field that says so. Weights come from
-model.safetensors or several files with an index, and are kept in float32.
+For models without biases or scaled rotary angles; any other is refused by the
+field that says so. Any number of heads of keys and values is kept. Weights come
+from model.safetensors or several files with an index, and are kept in float32.
 """
 
 from collections.abc import Sequence

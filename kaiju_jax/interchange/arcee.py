@@ -5,13 +5,14 @@
     d_model                  hidden_size
     num_layers               num_hidden_layers
     num_heads                num_attention_heads
+    num_kv_heads             num_key_value_heads (if absent,
+                             num_attention_heads)
     head_dim                 head_dim
     d_ff                     intermediate_size
     max_length               max_position_embeddings
     norm_epsilon             rms_norm_eps
     rope_global              rope_parameters.rope_theta (before version 5,
                              rope_theta; both are written)
-    one head of keys         num_key_value_heads = 1
     squared ReLU             hidden_act = 'relu2'
     the embedding's √D       folded into the table, which unties the head
 
@@ -100,7 +101,7 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
     'num_hidden_layers': len(config.layers()),  # A layout has its own depth.
     **{name: value for name, (value, _) in _FIXED.items()},
     'head_dim': config.head_dim,
-    'num_key_value_heads': 1,
+    'num_key_value_heads': config.num_kv_heads,
     'rms_norm_eps': config.norm_epsilon,
     'rope_theta': base,
     'rope_parameters': {'rope_type': 'default', 'rope_theta': base},
@@ -145,11 +146,11 @@ def config_of(
   shape = {
     ours: _number(fields, theirs, int) for ours, theirs in _SHAPE.items()
   }
-  _refuse_heads(fields, shape['num_heads'])
   width = shape['d_model'] // max(shape['num_heads'], 1)
   base = _rotary_base(fields)
   config = model_config.ModelConfig(
     **shape,
+    num_kv_heads=_kv_heads(fields, shape['num_heads']),
     head_dim=_number(fields, 'head_dim', int, width),
     period=1,
     local_share=1,
@@ -177,15 +178,14 @@ def is_tied(fields: Mapping[str, Any]) -> bool:
   return tied
 
 
-def _refuse_heads(fields, num_heads: int) -> None:
-  heads = fields.get('num_key_value_heads')
-  if heads is None:
-    heads = num_heads
-  if heads != 1 or isinstance(heads, bool):
+def _kv_heads(fields, num_heads: int) -> int:
+  heads = _number(fields, 'num_key_value_heads', int, num_heads)
+  if heads < 1 or num_heads % heads:
     raise ValueError(
-      f'num_key_value_heads={heads!r}: must be 1, because all query heads share'
-      ' one head of keys and values.'
+      f'num_key_value_heads={heads}: must divide'
+      f' num_attention_heads={num_heads}.'
     )
+  return heads
 
 
 def _rotary_base(fields) -> float:

@@ -2,9 +2,9 @@
 
 That class is a plain causal transformer: pre-RMSNorm, one rotary base, every
 layer sees the whole past and makes its own keys and values, float arithmetic.
-Squared ReLU, one head of keys and values, Bungee's scalars, the embedding's √D
-and the norm's epsilon have a counterpart there or fold into the weights. The
-rest is listed here, each loss under a name that an export's caller may accept.
+Squared ReLU, heads of keys and values, Bungee's scalars, the embedding's √D and
+the norm's epsilon have a counterpart there or fold into the weights. The rest
+is listed here, each loss under a name that an export's caller may accept.
 
 Z-Reg, Squinch, ternary updates (the replica's codes are the weights) and remat
 are not lost, because a forward pass does not need them. Rounding to bfloat16 is

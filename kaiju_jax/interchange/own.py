@@ -20,6 +20,10 @@ below under `format`.
     model.safetensors                        the export
     tokenizer.json, tokenizer_config.json    see `tokens.py`
 
+A model that training shall go on with keeps its float32 masters instead of
+codes, under the same names (`masters=True`); the metadata then says `masters`
+under `weights`.
+
 This is the format for everything that the model can be: windows, shared keys
 and values, clamps. Other libraries' folders hold less. A model that was
 imported from such a folder is written in this format, and read as an export of
@@ -49,6 +53,9 @@ from kaiju_jax.wire import ternary_plan
 
 WEIGHTS = 'model.safetensors'
 _FORMAT = 'kaiju_jax 2'
+_MASTERS = 'masters'
+# Fields that are younger than the format, and what a file without them means.
+_YOUNGER = {'num_kv_heads': 1}
 
 
 def write(
@@ -57,8 +64,9 @@ def write(
   config: model_config.ModelConfig,
   tokenizer: str | None = '',
   replica: ternary_plan.State | None = None,
+  masters: bool = False,
 ) -> None:
-  """Writes a trained model in our own format; whole or not at all.
+  """Writes a model in our own format; whole or not at all.
 
   Args:
     folder: a new one.
@@ -66,6 +74,7 @@ def write(
     config: the model's config.
     tokenizer: path of a `tokenizer.json`, '' for bytes, None for none.
     replica: the training state's replica, where its updates were ternary.
+    masters: whether the masters are kept, and not made into codes.
 
   Raises:
     ValueError: a tokenizer of another vocabulary, or no replica.
@@ -75,7 +84,7 @@ def write(
     if tokenizer is not None:
       tokens.write(path, tokenizer, config)
     with files.writing(str(folder)):
-      save(path / WEIGHTS, params, config, replica)
+      save(path / WEIGHTS, params, config, replica, masters)
 
 
 def save(
@@ -83,6 +92,7 @@ def save(
   params: Any,
   config: model_config.ModelConfig,
   replica: ternary_plan.State | None = None,
+  masters: bool = False,
 ) -> None:
   """Writes the export of float32 `params` to a file; whole or not at all.
 
@@ -91,20 +101,22 @@ def save(
     params: float32 master weights.
     config: the model's config.
     replica: the training state's replica, where its updates were ternary.
+    masters: whether the masters are kept, and not made into codes.
 
   Raises:
     ValueError: see `deployed.quantized`.
     OSError: the file cannot be written.
   """
+  tree = params if masters else deployed.quantized(params, config, replica)
   tensors = {}
-  for tree_path, leaf in jax.tree_util.tree_leaves_with_path(
-    deployed.quantized(params, config, replica)
-  ):
+  for tree_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     tensors[_name(tree_path)] = np.asarray(jax.device_get(leaf))
   metadata = {
     'format': _FORMAT,
     'config': json.dumps(dataclasses.asdict(config), sort_keys=True),
   }
+  if masters:
+    metadata['weights'] = _MASTERS
   tensor_file.write(path, tensors, metadata)
 
 
@@ -120,22 +132,28 @@ def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
   tensors, metadata = tensor_file.read(path, _FORMAT)
   try:
     fields = json.loads(metadata.get('config', '{}'))
+    if isinstance(fields, dict):
+      fields = {**_YOUNGER, **fields}
     config = strict.parse(model_config.ModelConfig, fields)
     model_config.check(config)
-    _check(tensors, config)
+    _check(tensors, config, metadata.get('weights') == _MASTERS)
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
   return _tree(tensors), config
 
 
 def _check(
-  tensors: dict[str, np.ndarray], config: model_config.ModelConfig
+  tensors: dict[str, np.ndarray],
+  config: model_config.ModelConfig,
+  masters: bool,
 ) -> None:
   """Refuses tensors that `save` would not write for this config."""
   found = {name: (x.dtype.name, x.shape) for name, x in tensors.items()}
   wanted = {
     _name(path): (leaf.dtype.name, leaf.shape)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(_shapes(config))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+      shapes(config, masters)
+    )
   }
   for name in sorted(wanted.keys() | found.keys()):
     if found.get(name) != wanted.get(name):
@@ -146,7 +164,7 @@ def _check(
       raise ValueError(f'{name}: holds {has}, the config asks for {is_due}.')
 
 
-def _shapes(config: model_config.ModelConfig) -> Any:
+def shapes(config: model_config.ModelConfig, masters: bool = False) -> Any:
   """Returns the tree of an export's shapes and dtypes; computes nothing."""
   config = dataclasses.replace(
     config,
@@ -157,7 +175,7 @@ def _shapes(config: model_config.ModelConfig) -> Any:
     params = transformer.Transformer(config).init(
       jax.random.key(0), jnp.zeros((1, 1), jnp.int32), visibility_lib.causal(1)
     )['params']
-    return deployed.quantized(params, config)
+    return params if masters else deployed.quantized(params, config)
 
   return jax.eval_shape(exported)
 

@@ -2,9 +2,10 @@
 
 These are the matrices that the forward pass multiplies by: codes times scales
 where it reads int8 (also from a ternary model's replica), with Bungee's exp(b)
-folded in, and without the leading N of a scan. A layer that reads another
-layer's keys and values gets that layer's projections, which is the nearest that
-a model without sharing has (`lost.py` names this loss).
+folded in, and without the leading N of a scan. Keys and values have their heads
+U also where there is one. A layer that reads another layer's keys and values
+gets that layer's projections, which is the nearest that a model without sharing
+has (`lost.py` names this loss).
 """
 
 from typing import Any
@@ -27,12 +28,15 @@ class Layer(NamedTuple):
 
   attention_gain_D: np.ndarray
   w_q_DHK: np.ndarray
-  w_k_DK: np.ndarray
-  w_v_DK: np.ndarray
+  w_k_DUK: np.ndarray
+  w_v_DUK: np.ndarray
   w_o_DHK: np.ndarray
   feedforward_gain_D: np.ndarray
   w_in_DF: np.ndarray
   w_out_DF: np.ndarray
+
+
+_ATTENTION = ('w_q_DHK', 'w_k_DUK', 'w_v_DUK', 'w_o_DHK')
 
 
 class Plain(NamedTuple):
@@ -84,10 +88,13 @@ def _layer(blocks, layers, index: int) -> Layer:
   own = _repeat(blocks, layers, index)
   owner = _repeat(blocks, layers, layers[index].kv_from)
   attention = {**_group(owner['attention']), **_group(own['attention'])}
+  for name in 'w_k', 'w_v':
+    if f'{name}_DK' in attention:
+      attention[f'{name}_DUK'] = attention[f'{name}_DK'][:, None]
   feedforward = _group(own['feedforward'])
   return Layer(
     np.asarray(own['attention_norm']['gain_D']),
-    *(attention[name] for name in ('w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK')),
+    *(attention[name] for name in _ATTENTION),
     np.asarray(own['feedforward_norm']['gain_D']),
     *(feedforward[name] for name in ('w_in_DF', 'w_out_DF')),
   )
@@ -123,9 +130,7 @@ def params(plain: Plain) -> Any:
   stacked = Layer(*map(np.stack, zip(*plain.layers)))._asdict()
   layer = {
     'attention_norm': {'gain_D': stacked['attention_gain_D']},
-    'attention': {
-      name: stacked[name] for name in ('w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK')
-    },
+    'attention': named({name: stacked[name] for name in _ATTENTION}),
     'feedforward_norm': {'gain_D': stacked['feedforward_gain_D']},
     'feedforward': {name: stacked[name] for name in ('w_in_DF', 'w_out_DF')},
   }
@@ -138,3 +143,13 @@ def params(plain: Plain) -> Any:
     'final_norm': {'gain_D': plain.final_gain_D},
   }
   return jax.tree.map(jax.numpy.asarray, tree)
+
+
+def named(attention: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns weights […, D, U, K] under the model's names; one U is none."""
+  out = {}
+  for name, w in attention.items():
+    if name.endswith('_DUK') and w.shape[-2] == 1:
+      name, w = f'{name.removesuffix("_DUK")}_DK', w[..., 0, :]
+    out[name] = w
+  return out

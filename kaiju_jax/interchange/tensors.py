@@ -7,8 +7,8 @@ puts D first:
     model.layers.I.…
       input_layernorm.weight          [D]      attention_norm.gain_D
       self_attn.q_proj.weight         [HK, D]  w_q_DHKᵀ
-      self_attn.k_proj.weight         [K, D]   w_k_DKᵀ
-      self_attn.v_proj.weight         [K, D]   w_v_DKᵀ
+      self_attn.k_proj.weight         [UK, D]  w_k_DUKᵀ
+      self_attn.v_proj.weight         [UK, D]  w_v_DUKᵀ
       self_attn.o_proj.weight         [D, HK]  w_o_DHK
       post_attention_layernorm.weight [D]      feedforward_norm.gain_D
       mlp.up_proj.weight              [F, D]   w_in_DFᵀ
@@ -28,6 +28,7 @@ import numpy as np
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange import scale
 from kaiju_jax.model import config as model_config
+from kaiju_jax.sharding import rules
 
 EMBEDDING = 'model.embed_tokens.weight'
 HEAD = 'lm_head.weight'
@@ -36,8 +37,8 @@ _NORM = 'model.norm.weight'
 _LAYER = {
   'attention_gain_D': 'input_layernorm.weight',
   'w_q_DHK': 'self_attn.q_proj.weight',
-  'w_k_DK': 'self_attn.k_proj.weight',
-  'w_v_DK': 'self_attn.v_proj.weight',
+  'w_k_DUK': 'self_attn.k_proj.weight',
+  'w_v_DUK': 'self_attn.v_proj.weight',
   'w_o_DHK': 'self_attn.o_proj.weight',
   'feedforward_gain_D': 'post_attention_layernorm.weight',
   'w_in_DF': 'mlp.up_proj.weight',
@@ -96,12 +97,14 @@ def plain(
 
 
 def _layer(tensors, config, index: int) -> plain_lib.Layer:
-  heads = (config.d_model, config.num_heads, config.head_dim)
+  heads = {'DHK': config.num_heads, 'DUK': config.num_kv_heads}
   out = {}
   for ours, theirs in _LAYER.items():
     w = tensors[f'model.layers.{index}.{theirs}']
     w = w if ours in _UPRIGHT else w.T
-    out[ours] = w.reshape(heads) if ours.endswith('_DHK') else w
+    count = heads.get(rules.letters_of(ours))
+    shape = (config.d_model, count, config.head_dim)
+    out[ours] = w.reshape(shape) if count else w
   return plain_lib.Layer(**out)
 
 
@@ -142,8 +145,8 @@ def shapes(config: model_config.ModelConfig) -> dict[str, tuple[int, ...]]:
   layer = {
     'attention_gain_D': (d,),
     'w_q_DHK': (config.num_heads * k, d),
-    'w_k_DK': (k, d),
-    'w_v_DK': (k, d),
+    'w_k_DUK': (config.num_kv_heads * k, d),
+    'w_v_DUK': (config.num_kv_heads * k, d),
     'w_o_DHK': (d, config.num_heads * k),
     'feedforward_gain_D': (d,),
     'w_in_DF': (config.d_ff, d),

@@ -43,18 +43,21 @@ def logits(fields, tensors, tokens_L):
 
 def attention(fields, q, k, v):
   length, size = len(q), fields['head_dim']
-  assert fields['num_key_value_heads'] == 1
+  k, v = (np.split(x, fields['num_key_value_heads'], axis=-1) for x in (k, v))
+  copies = fields['num_attention_heads'] // fields['num_key_value_heads']
   rate = fields['rope_parameters']['rope_theta'] ** (
     -np.arange(0, size, 2) / size
   )
   angle = np.arange(length)[:, None] * rate
   heads = []
-  k = turned(k, angle)
-  for start in range(0, q.shape[-1], size):
-    scores = turned(q[:, start : start + size], angle) @ k.T / size**0.5
+  for head, start in enumerate(range(0, q.shape[-1], size)):
+    # repeat_kv: each head of keys serves the next `copies` heads of queries.
+    key, value = k[head // copies], v[head // copies]
+    scores = turned(q[:, start : start + size], angle) @ turned(key, angle).T
+    scores = scores / size**0.5
     scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
-    heads.append(scores / scores.sum(-1, keepdims=True) @ v)
+    heads.append(scores / scores.sum(-1, keepdims=True) @ value)
   return np.concatenate(heads, -1)
 
 

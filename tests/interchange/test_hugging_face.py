@@ -44,8 +44,13 @@ def logits_of(config, params):
       rope_global=77.0,
       layout='G0 G1 G2 G3',
     ),
+    toys.changed(toys.PLAIN, num_kv_heads=2),
   ],
-  ids=['tied', 'untied, Bungee, another epsilon, base and depth'],
+  ids=[
+    'tied',
+    'untied, Bungee, another epsilon, base and depth',
+    'two heads of keys and values',
+  ],
 )
 def test_the_folder_computes_what_the_model_computes(tmp_path, config):
   params = toys.params_of(config)
@@ -60,8 +65,13 @@ def test_the_folder_computes_what_the_model_computes(tmp_path, config):
 
 @pytest.mark.parametrize(
   'model',
-  [{}, {'d_model': 64, 'tied_embedding': False}],
-  ids=['tied', 'untied with √D = 8'],
+  [
+    {},
+    {'d_model': 64, 'tied_embedding': False},
+    {'num_kv_heads': 2},
+    {'num_kv_heads': 4},
+  ],
+  ids=['tied', 'untied with √D = 8', 'two heads of keys', 'four'],
 )
 def test_a_round_trip_gives_the_same_parameters_to_the_bit(tmp_path, model):
   config = toys.changed(
@@ -185,7 +195,7 @@ def test_repeats_of_the_block_come_in_order():
     held = params['blocks'][f'layer_{index % 2}']['attention']['w_q_DHK']
     np.testing.assert_array_equal(layer.w_q_DHK, held[index // 2])
   np.testing.assert_array_equal(
-    found.layers[3].w_v_DK,
+    found.layers[3].w_v_DUK[:, 0],
     params['blocks']['layer_0']['attention']['w_v_DK'][1],
   )
 
@@ -262,9 +272,14 @@ def rewritten(folder, path, fields=None, tensors=None):
 @pytest.mark.parametrize(
   'fields, message',
   [
-    ({'num_key_value_heads': 2}, 'num_key_value_heads=2: must be 1'),
-    ({'num_key_value_heads': 'absent'}, 'num_key_value_heads=4: must be 1'),
-    ({'num_key_value_heads': None}, 'num_key_value_heads=4: must be 1'),
+    ({'num_key_value_heads': 3}, 'heads=3: must divide num_attention_heads=4'),
+    ({'num_key_value_heads': 0}, 'heads=0: must divide num_attention_heads=4'),
+    ({'num_key_value_heads': True}, 'num_key_value_heads=True: must be int'),
+    (
+      {'num_key_value_heads': 'absent'},
+      r'k_proj.weight: has shape \[8, 48\], .* asks for \[32, 48\]',
+    ),
+    ({'num_key_value_heads': None}, r'k_proj.weight: has shape \[8, 48\]'),
     ({'hidden_act': 'silu'}, "hidden_act='silu': must be 'relu2'"),
     ({'attention_bias': True}, 'attention_bias=True: must be False'),
     ({'attention_bias': 0}, 'attention_bias=0: must be False'),

@@ -60,6 +60,27 @@ def test_what_is_loaded_is_what_was_saved(quantization, tmp_path):
     np.testing.assert_array_equal(one, other)
 
 
+def test_masters_and_several_heads_come_back_and_older_files_are_read(tmp_path):
+  config = dataclasses.replace(CONFIG, num_kv_heads=3)
+  params = start(config)
+  own.save(tmp_path / 'masters', params, config, masters=True)
+  loaded, loaded_config = own.load(tmp_path / 'masters')
+  assert loaded_config == config
+  assert not deployed.is_deployed(loaded)
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
+  # A file of one head says nothing of heads where it is from before the field.
+  path = tmp_path / 'older'
+  own.save(path, start(), CONFIG)
+  with safetensors.safe_open(path, framework='numpy') as file:
+    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    metadata = file.metadata()
+  fields = json.loads(metadata['config'])
+  del fields['num_kv_heads']
+  metadata['config'] = json.dumps(fields)
+  safetensors.numpy.save_file(tensors, path, metadata)
+  assert own.load(path)[1] == CONFIG
+
+
 def test_a_file_that_is_missing_or_no_export_is_refused(tmp_path):
   (tmp_path / 'bad').write_bytes(b'not safetensors at all')
   with pytest.raises(ValueError, match='not a whole safetensors file'):

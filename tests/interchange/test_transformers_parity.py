@@ -47,8 +47,13 @@ def assert_close(one, other):
       rope_global=77.0,
       layout='G0 G1 G2 G3',
     ),
+    toys.changed(toys.PLAIN, num_kv_heads=2),
   ],
-  ids=['tied', 'untied, Bungee, another epsilon, base and depth'],
+  ids=[
+    'tied',
+    'untied, Bungee, another epsilon, base and depth',
+    'two heads of keys and values',
+  ],
 )
 def test_transformers_computes_our_logits(tmp_path, config):
   params = toys.params_of(config)
@@ -61,8 +66,8 @@ def test_transformers_computes_our_logits(tmp_path, config):
   assert_close(ours_of(params, config), theirs_of(model))
 
 
-@pytest.mark.parametrize('tied', [True, False])
-def test_we_compute_transformers_logits(tmp_path, tied):
+@pytest.mark.parametrize('tied, heads', [(True, 1), (False, 2), (False, 4)])
+def test_we_compute_transformers_logits(tmp_path, tied, heads):
   torch.manual_seed(0)
   model = transformers.ArceeForCausalLM(
     transformers.ArceeConfig(
@@ -71,7 +76,7 @@ def test_we_compute_transformers_logits(tmp_path, tied):
       intermediate_size=40,
       num_hidden_layers=3,
       num_attention_heads=4,
-      num_key_value_heads=1,
+      num_key_value_heads=heads,
       head_dim=16,
       max_position_embeddings=64,
       initializer_range=0.3,
@@ -85,6 +90,7 @@ def test_we_compute_transformers_logits(tmp_path, tied):
   assert len(list((tmp_path / 'theirs').glob('*.safetensors'))) > 1
   params, config = hugging_face.read(tmp_path / 'theirs')
   assert (config.norm_epsilon, config.rope_global) == (1e-5, 300.0)
+  assert config.num_kv_heads == heads
   theirs = theirs_of(model)
   assert_close(ours_of(params, config), theirs)
   # And back again, to the same model.
