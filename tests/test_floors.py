@@ -14,7 +14,7 @@ FLOORS = [
   {'distillation'},
   {'objectives'},
   {'training', 'decoding', 'interchange', 'costs'},
-  {'aot', 'alignment', 'serving'},
+  {'aot', 'alignment', 'serving', 'synthesis'},
   {'evaluation', 'fleet'},
   {'runs'},
   {'experiments'},

@@ -1,0 +1,1 @@
+"""Synthetic question-answer variations of passages, as trees of text."""

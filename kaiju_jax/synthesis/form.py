@@ -1,0 +1,69 @@
+"""How a passage, a question and its answer are written as one text.
+
+    {header}{passage}              the root of a tree
+    {question} …{answer} …{end}    a variation, one of its children
+
+With the defaults:
+
+    Ada Lovelace was born in London.
+
+    Q: Where was Ada born?
+    A: London
+
+The generator that writes the variations continues this text: it has to know the
+form, because it was trained on it or because the header shows it. The sources
+say "augmented data with synthetic variations to sharpen question-answering
+skills" and no more; the form is our guess.
+"""
+
+import dataclasses
+
+# What separates a marker from the words behind it. It belongs to the words,
+# because tokenizers merge a space with the word that follows it.
+_SPACE = ' '
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+  """The text around passages, questions and answers.
+
+  Attributes:
+    header: stands before each passage, such as worked examples.
+    question: opens a question.
+    answer: opens its answer.
+    end: ends the answer.
+  """
+
+  header: str = ''
+  question: str = '\n\nQ:'
+  answer: str = '\nA:'
+  end: str = '\n'
+
+  def __post_init__(self):
+    """Refuses a form that cannot be read back.
+
+    Raises:
+      ValueError: names the field, its value and what would be right.
+    """
+    for name in ('question', 'answer', 'end'):
+      if not getattr(self, name):
+        raise ValueError(f"form.{name}='': must hold at least one character.")
+    for field in dataclasses.fields(self):
+      if '\0' in getattr(self, field.name):
+        raise ValueError(f'form.{field.name}: must not hold NUL.')
+
+  def root(self, passage: str) -> str:
+    """Returns the text that all variations of a passage continue."""
+    return self.header + passage
+
+  def asked(self, question: str) -> str:
+    """Returns a question up to where its answer begins."""
+    return f'{self.question}{_SPACE}{question}{self.answer}'
+
+  def answered(self, answer: str) -> str:
+    """Returns what follows `asked`."""
+    return f'{_SPACE}{answer}{self.end}'
+
+  def variation(self, question: str, answer: str) -> str:
+    """Returns a variation: what continues a passage."""
+    return self.asked(question) + self.answered(answer)

@@ -1,0 +1,276 @@
+"""Asks a generator for questions about passages, and for their answers.
+
+Four passes over the same rows, each a batch of requests:
+
+    question   drawn, from the passage to the marker of the answer
+    answer     drawn, up to the form's end
+    again      the same question answered greedily
+    scores     log p(answer | passage, question) and log p(answer | question)
+
+A variation's noise is that of (seed, name of the passage, its number): it does
+not depend on what else is asked, nor on where a synthesis was interrupted.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
+import zlib
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import generator as generator_lib
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import sampling as sampling_lib
+from kaiju_jax.synthesis import settings as settings_lib
+
+_GREEDY = sampling_lib.Sampling(temperature=0)
+
+
+class Passage(NamedTuple):
+  """A text that questions are asked about; its name is unique."""
+
+  name: str
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Variation:
+  """A question about a passage, and what the generator says to it.
+
+  Attributes:
+    number: 0 … variations − 1.
+    seed: of its noise.
+    question: without the form's markers; '' where none came to its end.
+    answer: the drawn one; '' where none came to its end.
+    again: the greedy one.
+    informed: log p(answer | passage, question) in nats, the form's end
+      included; None where there is no answer.
+    uninformed: log p(answer | question), the same without the passage.
+  """
+
+  number: int
+  seed: int
+  question: str = ''
+  answer: str = ''
+  again: str = ''
+  informed: float | None = None
+  uninformed: float | None = None
+
+  @property
+  def gain(self) -> float | None:
+    """Returns how many nats the passage says about the answer."""
+    if self.informed is None or self.uninformed is None:
+      return None
+    return self.informed - self.uninformed
+
+
+class _Draft(NamedTuple):
+  """A variation on its way, and the tokens of its passage."""
+
+  root_L: np.ndarray
+  variation: Variation
+
+
+def seed_of(seed: int, name: str, number: int) -> int:
+  """Returns a variation's seed, 0…2³² − 1."""
+  return zlib.crc32(f'{seed}/{number}/{name}'.encode())
+
+
+def length(
+  settings: settings_lib.Settings,
+  tokenizer: tokenizer_lib.Tokenizer,
+  passage: str,
+) -> int:
+  """Returns the tokens that a cache row needs for a passage's variations."""
+  form = settings.form
+  around = tokenizer.encode(form.asked('') + form.answered(''))
+  # Decoded and encoded again, a text may have more tokens than were drawn.
+  drawn = 2 * (settings.question_tokens + settings.answer_tokens)
+  return 1 + len(tokenizer.encode(form.root(passage))) + len(around) + drawn
+
+
+class Author:
+  """Draws variations.
+
+  Args:
+    generator: what continues texts; its rows must have `length` tokens.
+    tokenizer: the generator's.
+    settings: how many, and how they are drawn.
+  """
+
+  def __init__(
+    self,
+    generator: generator_lib.Generator,
+    tokenizer: tokenizer_lib.Tokenizer,
+    settings: settings_lib.Settings,
+  ):
+    self._generator = generator
+    self._tokenizer = tokenizer
+    self._settings = settings
+    self._form = settings.form
+
+  def write(self, passages: Sequence[Passage]) -> list[list[Variation]]:
+    """Returns `settings.variations` of each passage, none filtered.
+
+    Raises:
+      request.BadLogits: the model gave logits that are not numbers.
+      ValueError: a passage that its row of the cache has no room for.
+    """
+    count = self._settings.variations
+    blank = [
+      [
+        Variation(number, seed_of(self._settings.seed, passage.name, number))
+        for number in range(count)
+      ]
+      for passage in passages
+    ]
+    return self._each(
+      passages, blank, lambda drafts: self._weighed(self._drawn(drafts))
+    )
+
+  def weigh(
+    self,
+    passages: Sequence[Passage],
+    variations: Sequence[Sequence[Variation]],
+  ) -> list[list[Variation]]:
+    """Returns variations of each passage with `again` and scores made anew.
+
+    Their questions and answers may come from anywhere.
+
+    Raises:
+      As `write`.
+    """
+    return self._each(passages, variations, self._weighed)
+
+  def _each(self, passages, variations, function) -> list[list[Variation]]:
+    """Applies a function of drafts to all passages' variations at once."""
+    drafts = [
+      _Draft(self._opened(self._form.root(passage.text)), one)
+      for passage, own in zip(passages, variations, strict=True)
+      for one in own
+    ]
+    found = iter(draft.variation for draft in function(drafts))
+    return [[next(found) for _ in own] for own in variations]
+
+  def _drawn(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    return self._answered(self._asked(drafts))
+
+  def _weighed(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    return self._scored(self._asked_again(drafts))
+
+  def _asked(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    """Draws the questions."""
+    marker_L = self._tokenizer.encode(self._form.question)
+    texts = self._continued(
+      [np.concatenate([draft.root_L, marker_L]) for draft in drafts],
+      [self._noise(draft.variation) for draft in drafts],
+      self._settings.question_tokens,
+      self._form.answer,
+    )
+    return _with(drafts, 'question', texts)
+
+  def _answered(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    """Draws the answers of those that have a question."""
+    samplings = [self._noise(draft.variation) for draft in drafts]
+    return _with(drafts, 'answer', self._answers(drafts, samplings, 'question'))
+
+  def _asked_again(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    """Answers greedily what has an answer."""
+    greedy = [_GREEDY] * len(drafts)
+    return _with(drafts, 'again', self._answers(drafts, greedy, 'answer'))
+
+  def _answers(self, drafts, samplings, needed: str) -> list[str]:
+    """Returns answers; '' for a draft whose field `needed` is empty."""
+    is_open = [bool(getattr(draft.variation, needed)) for draft in drafts]
+    texts = iter(
+      self._continued(
+        [self._question_L(d) for d, is_on in zip(drafts, is_open) if is_on],
+        [one for one, is_on in zip(samplings, is_open) if is_on],
+        self._settings.answer_tokens,
+        self._form.end,
+      )
+    )
+    return [next(texts) if is_on else '' for is_on in is_open]
+
+  def _scored(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    """Scores the answers with and without their passages."""
+    found = [draft for draft in drafts if draft.variation.answer]
+    answers = [
+      self._tokenizer.encode(self._form.answered(draft.variation.answer))
+      for draft in found
+    ]
+    informed = self._scores(map(self._question_L, found), answers)
+    bare = self._opened(self._form.header)
+    uninformed = self._scores(
+      (self._question_L(draft._replace(root_L=bare)) for draft in found),
+      answers,
+    )
+    scores = {
+      id(draft): pair for draft, pair in zip(found, zip(informed, uninformed))
+    }
+    return [
+      draft._replace(
+        variation=dataclasses.replace(
+          draft.variation,
+          **dict(zip(('informed', 'uninformed'), scores.get(id(draft), ()))),
+        )
+      )
+      for draft in drafts
+    ]
+
+  def _scores(self, prompts, answers) -> list[float]:
+    requests = [
+      request_lib.Request(
+        np.concatenate([prompt_L, answer_L]), 1, _GREEDY, scores_prompt=True
+      )
+      for prompt_L, answer_L in zip(prompts, answers)
+    ]
+    results = self._results(requests)
+    return [
+      float(one.prompt_log_probabilities[-len(answer_L) :].sum())
+      for one, answer_L in zip(results, answers)
+    ]
+
+  def _continued(self, prompts, samplings, count: int, stop: str) -> list[str]:
+    """Returns what follows each prompt; '' where `stop` did not come."""
+    results = self._results(
+      [
+        request_lib.Request(prompt_L, count, sampling, stop_strings=(stop,))
+        for prompt_L, sampling in zip(prompts, samplings)
+      ]
+    )
+    return [
+      one.text.strip() if one.reason == 'stop_string' else '' for one in results
+    ]
+
+  def _results(self, requests) -> list[request_lib.Result]:
+    results = self._generator.generate(requests)
+    for result in results:
+      if result.error is not None:
+        raise result.error
+    return results
+
+  def _question_L(self, draft: _Draft) -> np.ndarray:
+    asked = self._form.asked(draft.variation.question)
+    return np.concatenate([draft.root_L, self._tokenizer.encode(asked)])
+
+  def _opened(self, text: str) -> np.ndarray:
+    tokens_L = self._tokenizer.encode(text)
+    return np.concatenate([[self._tokenizer.bos_id], tokens_L]).astype(np.int32)
+
+  def _noise(self, variation: Variation) -> sampling_lib.Sampling:
+    return sampling_lib.Sampling(
+      temperature=self._settings.temperature,
+      top_p=self._settings.top_p,
+      seed=variation.seed,
+    )
+
+
+def _with(drafts, field: str, texts: Sequence[str]) -> list[_Draft]:
+  return [
+    draft._replace(
+      variation=dataclasses.replace(draft.variation, **{field: text})
+    )
+    for draft, text in zip(drafts, texts, strict=True)
+  ]
