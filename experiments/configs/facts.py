@@ -1,0 +1,68 @@
+"""Do synthetic question-answer variations sharpen question answering?
+
+Invented persons (`kaiju_jax/evaluation/facts.py`), each with a passage of four
+statements. A generator is trained on passages of other persons with questions.
+It writes variations of the students' passages. The students have few questions
+of their own, and otherwise the same passages:
+
+    generator   800 persons with 4 questions each
+    originals   30 persons with 4 questions each, and 300 passages, repeated
+    filtered    the same, with the kept variations on the passages, as trees
+    unfiltered  the same, with all variations, planted errors among them
+
+    python -m experiments.facts --workdir=runs/facts [--seeds=0,1,2]
+
+All students see equally many tokens. They are asked about new persons, in
+phrasings that no text has held, with the passage before the question.
+
+Device:   2 shared cores of a CPU
+Minutes:  not measured
+Result:   not measured
+"""
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
+
+STUDENTS = ('originals', 'filtered', 'unfiltered')
+ARMS = ('generator', *STUDENTS)
+
+# Persons of each part: none is in two.
+GENERATOR = range(800)
+SEEDED = range(10_000, 10_030)
+TARGETS = range(20_000, 20_300)
+ASKED = range(30_000, 30_050)
+VARIATIONS = 4
+
+
+def get_config(arm: str = 'originals') -> experiment_lib.Experiment:
+  """Returns an arm's experiment; the command says where its text is.
+
+  Raises:
+    ValueError: no such arm.
+  """
+  if arm not in ARMS:
+    raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
+  return experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=256,
+      d_model=128,
+      layout='L0 G1 L2 G3',
+      window=32,
+      num_heads=4,
+      head_dim=32,
+      d_ff=512,
+      max_length=512,
+      dtype='float32',
+      quantization=quantization_config.none(),
+    ),
+    data=data_config.DataConfig(
+      path=f'runs/facts/text/{arm}', length=512, batch=4, held_out=0.0
+    ),
+    optimizer=training_config.OptimizerConfig(learning_rate=2e-3),
+    loop=training_config.LoopConfig(
+      steps=1200 if arm == 'generator' else 600, checkpoint_every=600
+    ),
+  )

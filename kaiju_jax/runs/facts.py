@@ -1,0 +1,230 @@
+"""The planted-facts study: texts, generator, variations, students, questions.
+
+    texts(root, …)      writes what generator and students read
+    pool(…)             the generator's variations, and errors planted in them
+    detection(…)        how many of the errors the filters reject
+    asked(…)            what a student answers
+
+Errors are planted in a share of the variations, each of one kind:
+
+    attribute   the answer is the value of another attribute of the passage
+    person      question and answer are about somebody else
+    invented    the answer is a word that no passage has
+    cut         the answer misses its last letters
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import generator as generator_lib
+from kaiju_jax.evaluation import facts
+from kaiju_jax.runs import load
+from kaiju_jax.synthesis import filters
+from kaiju_jax.synthesis import settings as settings_lib
+from kaiju_jax.synthesis import trees
+from kaiju_jax.synthesis import variations as variations_lib
+
+ERRORS = ('attribute', 'person', 'invented', 'cut')
+_ROWS = 16
+
+
+class Candidate(NamedTuple):
+  """One variation of a person's passage.
+
+  Attributes:
+    number: the person's.
+    variation: what the generator wrote, or an error put in its place.
+    planted: the kind of the error, '' for none.
+    verdict: of the filters.
+  """
+
+  number: int
+  variation: variations_lib.Variation
+  planted: str
+  verdict: str
+
+  def is_right(self, world: int) -> bool:
+    return facts.is_right(
+      world, self.number, self.variation.question, self.variation.answer
+    )
+
+
+def generator_of(
+  loaded: load.Loaded, length: int
+) -> tuple[generator_lib.Generator, tokenizer_lib.Tokenizer]:
+  """Returns a generator over rows of `length`, and its tokenizer."""
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  decoder = decoder_lib.Decoder(
+    loaded.params,
+    loaded.config,
+    rows=_ROWS,
+    length=length,
+    replica=loaded.replica,
+  )
+  return generator_lib.Generator(decoder, tokenizer), tokenizer
+
+
+def pool(
+  loaded: load.Loaded,
+  world: int,
+  numbers: Sequence[int],
+  settings: settings_lib.Settings,
+  planted: float,
+) -> list[Candidate]:
+  """Returns all variations of persons' passages, a share of them wrong.
+
+  Args:
+    loaded: the generator.
+    world: seed of the world.
+    numbers: of the persons.
+    settings: how variations are drawn and filtered.
+    planted: the share that becomes errors, 0…1.
+  """
+  passages = [
+    variations_lib.Passage(str(number), facts.passage(world, number))
+    for number in numbers
+  ]
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  length = max(
+    variations_lib.length(settings, tokenizer, one.text) for one in passages
+  )
+  generator, tokenizer = generator_of(loaded, length)
+  author = variations_lib.Author(generator, tokenizer, settings)
+  rng = np.random.default_rng((world, settings.seed))
+  drawn = author.write(passages)
+  kinds = [
+    [str(rng.choice(ERRORS)) if rng.random() < planted else '' for _ in own]
+    for own in drawn
+  ]
+  drawn = [
+    [_planted(rng, world, n, one, kind) for one, kind in zip(own, of_own)]
+    for n, own, of_own in zip(numbers, drawn, kinds)
+  ]
+  found = []
+  for number, passage, own, of_own in zip(
+    numbers, passages, author.weigh(passages, drawn), kinds
+  ):
+    verdicts = filters.judge(passage.text, own, settings)
+    found += map(Candidate, [number] * len(own), own, of_own, verdicts)
+  return found
+
+
+def _planted(rng, world: int, number: int, one, kind: str):
+  """Returns a variation with an error of a kind in it."""
+  if not kind:
+    return one
+  person = facts.person(world, number)
+  attribute = int(rng.integers(facts.ATTRIBUTES))
+  phrasing = int(rng.integers(facts.PHRASINGS - facts.UNSEEN))
+  question = person.question(attribute, phrasing)
+  answer = person.values[attribute]
+  if kind == 'attribute':
+    other = (attribute + int(rng.integers(1, facts.ATTRIBUTES))) % (
+      facts.ATTRIBUTES
+    )
+    answer = person.values[other]
+  elif kind == 'person':
+    somebody = facts.person(world, number + 1_000_000)
+    question = somebody.question(attribute, phrasing)
+    answer = somebody.values[attribute]
+  elif kind == 'invented':
+    answer = facts.person(world, number + 2_000_000).values[attribute]
+  else:
+    answer = answer[:-2]
+  return dataclasses.replace(one, question=question, answer=answer)
+
+
+class Detection(NamedTuple):
+  """How the filters judge variations whose truth is known.
+
+  Attributes:
+    candidates: how many there are, repetitions aside.
+    wrong: how many of them are wrong.
+    rejected: how many are rejected.
+    rejected_wrong: how many are both.
+  """
+
+  candidates: int
+  wrong: int
+  rejected: int
+  rejected_wrong: int
+
+  @property
+  def precision(self) -> float:
+    """Returns the share of what is rejected that is wrong."""
+    return self.rejected_wrong / self.rejected if self.rejected else 1.0
+
+  @property
+  def recall(self) -> float:
+    """Returns the share of what is wrong that is rejected."""
+    return self.rejected_wrong / self.wrong if self.wrong else 1.0
+
+
+def detection(candidates: Sequence[Candidate], world: int) -> Detection:
+  """Returns how well verdicts agree with the truth, repetitions aside."""
+  judged = [one for one in candidates if one.verdict != 'repeated']
+  wrong = [not one.is_right(world) for one in judged]
+  rejected = [one.verdict != filters.KEPT for one in judged]
+  both = sum(w and r for w, r in zip(wrong, rejected))
+  return Detection(len(judged), sum(wrong), sum(rejected), both)
+
+
+def texts(
+  folder: pathlib.Path,
+  world: int,
+  seeded: Sequence[int],
+  targets: Sequence[int],
+  count: int,
+  candidates: Sequence[Candidate] | None,
+) -> None:
+  """Writes a student's text.
+
+  Args:
+    folder: made where it does not exist.
+    world: seed of the world.
+    seeded: persons with `count` true questions each.
+    targets: persons with passages.
+    count: see `seeded`.
+    candidates: the targets' variations; None for passages alone.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  facts.write(folder / 'seeded.jsonl', facts.trees(world, seeded, count))
+  if candidates is None:
+    lines = facts.passages(world, targets)
+  else:
+    own = {number: [] for number in targets}
+    for one in candidates:
+      if one.variation.question and one.variation.answer:
+        own[one.number].append(one.variation)
+    lines = (
+      trees.record(
+        facts.FORM,
+        variations_lib.Passage(str(number), facts.passage(world, number)),
+        own[number],
+      )
+      for number in targets
+    )
+  facts.write(folder / 'targets.jsonl', lines)
+
+
+def asked(
+  loaded: load.Loaded, world: int, numbers: Sequence[int]
+) -> dict[str, facts.Score]:
+  """Returns a student's scores on new persons, by kind of phrasing."""
+  generator, tokenizer = generator_of(loaded, loaded.config.max_length)
+  first_unseen = facts.PHRASINGS - facts.UNSEEN
+  return {
+    name: facts.score(
+      generator, tokenizer, world, numbers, phrasings, with_passage=True
+    )
+    for name, phrasings in (
+      ('seen', range(first_unseen)),
+      ('unseen', range(first_unseen, facts.PHRASINGS)),
+    )
+  }
