@@ -1,0 +1,270 @@
+"""Which way of sampling a teacher's distributions is best, and is it right?
+
+    python -m experiments.benchmarks.sampled_targets [--part=bias,error]
+
+    bias   rms of z-scores of a student's gradient and loss over random
+           functions of the targets (`estimators.py`): 1 for what is right on
+           average. The four methods, and four mutants that are not.
+    error  squared error Σ (q̂ − p)², entries and bytes per token of each method,
+           over distributions of a trigram of real text (`trigram.py`), as they
+           are and sharpened; and the bytes of RS-KD with as many draws as
+           `systematic`'s error at --draws asks for, in the same layout of the
+           same store (`distillation/record.py`).
+
+Ten minutes on one core; a minute with --draws_of_bias=500 --tokens=256.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+from kaiju_jax.distillation import config as sampling_config
+from kaiju_jax.runs import command
+
+_PARTS = 'bias', 'error'
+_PART = flags.DEFINE_list('part', list(_PARTS), 'What to measure.')
+_DRAWS_OF_BIAS = flags.DEFINE_integer(
+  'draws_of_bias', 4000, 'Draws behind each z-score.', lower_bound=100
+)
+_TOKENS = flags.DEFINE_integer(
+  'tokens', 2048, 'Tokens whose errors are averaged.', lower_bound=64
+)
+_VOCAB = flags.DEFINE_integer(
+  'vocab_size', 32_768, 'V of the trigram.', lower_bound=512
+)
+_DRAWS = flags.DEFINE_integer('draws', 50, 'N of the comparison.', 2)
+_POWERS = flags.DEFINE_list(
+  'powers', ['1', '1.3', '1.7'], 'How much the distributions are sharpened.'
+)
+_BLOCK = 64
+Sampling = sampling_config.Sampling
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  try:
+    powers = _checked()
+  except ValueError as error:
+    raise SystemExit(f'error: {error}') from error
+  command.begin()
+  console = rich.console.Console()
+  if 'bias' in _PART.value:
+    console.print(_bias())
+  if 'error' in _PART.value:
+    for table in _errors(powers):
+      console.print(table)
+
+
+def _checked() -> list[float]:
+  """Returns the powers.
+
+  Raises:
+    ValueError: a flag that means nothing.
+  """
+  for part in _PART.value:
+    if part not in _PARTS:
+      raise ValueError(
+        f'--part={part}: must be one of {", ".join(_PARTS)}, or both.'
+      )
+  powers = []
+  for text in _POWERS.value:
+    try:
+      powers.append(float(text))
+    except ValueError:
+      powers.append(0.0)
+    if not 0 < powers[-1] < 100:
+      raise ValueError(f'--powers={text}: must be a number above 0.')
+  return powers
+
+
+def _bias() -> rich.table.Table:
+  import numpy as np
+
+  from experiments.benchmarks import estimators
+
+  tokens, vocab_size, block = 16, 1000, 250
+  draws, slots, k = 50, 24, 12
+  p_NV = estimators.teacher(tokens, vocab_size)
+  rng = np.random.default_rng(1)
+  student_NV = np.log(p_NV) + rng.normal(size=p_NV.shape)
+  matrices = estimators.functions(student_NV, p_NV)
+  firsts = range(0, _DRAWS_OF_BIAS.value, block)
+  table = rich.table.Table(
+    title=f'rms z over {estimators.FUNCTIONS} functions and'
+    f' {len(firsts) * block:,} draws of {tokens} tokens, V {vocab_size:,}'
+  )
+  for name in ('', *matrices):
+    table.add_column(name, justify='left' if not name else 'right')
+
+  def add(name, blocks):
+    found = estimators.rms_z(blocks, p_NV, matrices)
+    table.add_row(name, *(f'{value:.2f}' for value in found.values()))
+
+  for name, sampling in {
+    f'systematic, N {draws}': Sampling(draws=draws),
+    f'systematic, N {draws}, T {slots}': Sampling(draws=draws, entries=slots),
+    f'gumbel, k {k}': Sampling('gumbel', k=k),
+    f'gumbel, κ −log {draws}, T {slots}': Sampling(
+      'gumbel', draws=draws, entries=slots
+    ),
+    f'multinomial, N {draws}': Sampling('multinomial', draws=draws),
+  }.items():
+    add(
+      name,
+      (
+        estimators.estimates(p_NV, sampling, block, first)[0]
+        for first in firsts
+      ),
+    )
+  for name, mutant in estimators.mutants(p_NV, draws, slots, k).items():
+    add(name, (mutant(block, first) for first in firsts))
+  return table
+
+
+class _Measured(NamedTuple):
+  """Means over tokens."""
+
+  error: float
+  entries: float
+  raw: float
+  packed: float
+
+
+def _errors(powers: Sequence[float]) -> Iterator[rich.table.Table]:
+  import numpy as np
+  import rich.progress
+
+  from experiments.benchmarks import trigram
+
+  teacher, histories_N2 = trigram.of_library(_VOCAB.value, _TOKENS.value)
+  draws = _DRAWS.value
+  with rich.progress.Progress(transient=True) as progress:
+    task = progress.add_task('errors', total=4 * len(powers))
+    for power in powers:
+
+      def over(of, power=power):
+        blocks = trigram.blocks(teacher, histories_N2, _BLOCK, power)
+        return [of(p_NV) for p_NV in blocks]
+
+      entropy, spread = np.mean(over(_shape), axis=0)
+      columns = _measured(over, _methods(draws))
+      progress.advance(task, 2)
+      # Independent points err by (1 − Σ p²) / N.
+      equal = max(2, round(spread / columns[f'systematic, N {draws}'].error))
+      name = f'multinomial, N {equal}'
+      columns |= _measured(
+        over, {name: Sampling('multinomial', draws=equal, entries=equal)}
+      )
+      progress.advance(task, 2)
+      yield _table(power, entropy, columns, f'systematic, N {draws}', name)
+
+
+def _methods(draws: int) -> dict[str, Sampling]:
+  few, k = draws // 2, max(2, draws // 4)
+  return {
+    f'systematic, N {draws}': Sampling(draws=draws, entries=draws),
+    f'systematic, N {few}': Sampling(draws=few, entries=draws),
+    f'gumbel, κ −log {draws}': Sampling(
+      'gumbel', draws=draws, entries=2 * draws
+    ),
+    f'gumbel, k {k}': Sampling('gumbel', k=k, entries=draws),
+    f'multinomial, N {draws}': Sampling(
+      'multinomial', draws=draws, entries=draws
+    ),
+    f'top_k, k {k}': Sampling('top_k', k=k, entries=draws),
+  }
+
+
+def _shape(p_NV):
+  """Returns the mean entropy, and the mean of 1 − Σ p²."""
+  import numpy as np
+
+  entropy_N = -(p_NV * np.log(np.maximum(p_NV, 1e-300))).sum(axis=1)
+  return entropy_N.mean(), 1 - np.square(p_NV).sum(axis=1).mean()
+
+
+def _measured(over, methods: dict[str, Sampling]) -> dict[str, _Measured]:
+  """Returns each method's figures; `over` maps a function over blocks of p."""
+  import numpy as np
+
+  from kaiju_jax.distillation import record
+
+  found = {}
+  for name, sampling in methods.items():
+    firsts = itertools.count(0, _BLOCK)
+    parts = over(functools.partial(_drawn, sampling, firsts))
+    ids_NT, values_NT, weights_NT, error_N = map(np.concatenate, zip(*parts))
+    form = dataclasses.replace(
+      record.form_of(sampling, _VOCAB.value), entries=255, largest=255
+    )
+    raw, packed = record.bytes_per_token(
+      record.Targets(ids_NT, weights_NT), form
+    )
+    found[name] = _Measured(
+      float(error_N.mean()),
+      float((values_NT > 0).sum(axis=1).mean()),
+      raw,
+      packed,
+    )
+  return found
+
+
+def _drawn(sampling: Sampling, firsts: Iterator[int], p_NV):
+  """Returns ids, values, what a store keeps, and squared errors, per token."""
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  from kaiju_jax.distillation import sample
+
+  number_1N = next(firsts) + np.arange(len(p_NV), dtype=np.uint32)[None]
+  logits_1NV = jnp.log(jnp.asarray(p_NV, jnp.float32))[None]
+  draw = jax.jit(sample.draw, static_argnames='sampling')
+  found = jax.tree.map(
+    lambda x: np.asarray(x)[0], draw(logits_1NV, number_1N, sampling)
+  )
+  values_NT = found.values_BLT.astype(np.float64)
+  own_NT = np.take_along_axis(p_NV, found.ids_BLT, axis=1)
+  cross_N = (values_NT * (values_NT - 2 * own_NT)).sum(axis=1)
+  error_N = cross_N + np.square(p_NV).sum(axis=1)
+  weights_NT = values_NT
+  if found.counts_BLT is not None:
+    weights_NT = np.minimum(found.counts_BLT, 255)
+  return found.ids_BLT, values_NT, weights_NT, error_N
+
+
+def _table(power, entropy, columns, ours: str, equal: str):
+  table = rich.table.Table(
+    title=f'Trigram, p^{power:g}: entropy {entropy:.2f} nats,'
+    f' {_TOKENS.value:,} tokens, V {_VOCAB.value:,}'
+  )
+  table.add_column('')
+  for name in ('squared error', 'entries', 'bytes', 'bytes, zstd'):
+    table.add_column(name, justify='right')
+  for name, found in columns.items():
+    table.add_row(
+      name,
+      f'{found.error:.2e}',
+      f'{found.entries:.1f}',
+      f'{found.raw:.1f}',
+      f'{found.packed:.1f}',
+    )
+  raw, packed = (
+    getattr(columns[ours], name) / getattr(columns[equal], name)
+    for name in ('raw', 'packed')
+  )
+  table.caption = f'{ours} / {equal}: bytes {raw:.2f}, zstd {packed:.2f}'
+  return table
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,169 @@
+"""What does the vocabulary loss in chunks save, and what does it cost?
+
+    python -m experiments.benchmarks.vocabulary_loss [--chunks=64,256,1024]
+
+Compiles loss and gradient of a one-layer model with a large vocabulary, with
+the logits of all tokens at once (`objective.chunk=0`) and of a chunk of tokens
+at a time, and prints for each chunk
+
+    MiB       temporaries as XLA plans them
+    ratio     … over those of the whole
+    loss      the relative difference to the whole's loss
+    gradient  the largest difference to the whole's gradient, over the largest
+              gradient of the same tensor
+    time      seconds over those of the whole, medians of rounds side by side
+
+The largest chunk, all tokens in one, is the contrast: it saves nothing. A
+minute on two cores.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import command
+
+_CHUNKS = flags.DEFINE_list('chunks', ['64', '256'], 'Tokens at a time.')
+_LENGTH = flags.DEFINE_integer('length', 1024, 'Tokens.', lower_bound=2)
+_VOCAB = flags.DEFINE_integer('vocab_size', 16_384, 'V.', lower_bound=256)
+_WIDTH = flags.DEFINE_integer('d_model', 64, 'D, in steps of 32.', 32)
+_EMBEDDING = flags.DEFINE_enum(
+  'embedding', 'none', ['none', 'int8'], 'How the table is used.'
+)
+_REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed rounds.', lower_bound=1)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  try:
+    chunks = _chunks()
+  except ValueError as error:
+    raise SystemExit(f'error: {error}') from error
+  command.begin()
+  rich.console.Console().print(_table(_measured(chunks)))
+
+
+def _chunks() -> list[int]:
+  """Returns the chunks to compare: whole first, then all tokens in one last.
+
+  Raises:
+    ValueError: a flag that means nothing.
+  """
+  chunks = []
+  for text in _CHUNKS.value:
+    if not text.isdigit() or not 1 <= int(text) < _LENGTH.value:
+      raise ValueError(
+        f'--chunks={",".join(_CHUNKS.value)}: {text!r} must be an integer in'
+        f' 1…{_LENGTH.value - 1}, below --length.'
+      )
+    chunks.append(int(text))
+  if _WIDTH.value % 32:
+    raise ValueError(
+      f'--d_model={_WIDTH.value}: must be a multiple of 32, the head size.'
+    )
+  return [0, *sorted(set(chunks)), _LENGTH.value]
+
+
+def _model():
+  from kaiju_jax.model import transformer
+
+  quantization = quantization_config.none()
+  quantization.embedding = _EMBEDDING.value
+  return transformer.Transformer(
+    model_config.ModelConfig(
+      vocab_size=_VOCAB.value,
+      d_model=_WIDTH.value,
+      layout='L0',
+      num_heads=_WIDTH.value // 32,
+      head_dim=32,
+      d_ff=_WIDTH.value,
+      max_length=_LENGTH.value,
+      window=64,
+      dtype='float32',
+      quantization=quantization,
+    )
+  )
+
+
+def _measured(chunks: Sequence[int]) -> dict[int, dict[str, float]]:
+  """Returns {chunk: {column: figure}}."""
+  import jax
+  import numpy as np
+
+  from kaiju_jax.data import packing
+  from kaiju_jax.kernels import timing
+  from kaiju_jax.objectives import language
+  from kaiju_jax.training import state
+
+  model = _model()
+  params = state.init_params(model, 0)
+  rng = np.random.default_rng(0)
+  piece = packing.Piece(tokens=rng.integers(1, _VOCAB.value, _LENGTH.value))
+  batch = packing.stack([packing.row([piece], _LENGTH.value)])
+
+  def compiled(chunk):
+    def loss(params, batch):
+      return language.weighted_cross_entropy(
+        model, params, batch, 0.0, 0.0, chunk=chunk
+      )
+
+    return jax.jit(jax.value_and_grad(loss)).lower(params, batch).compile()
+
+  programs = {chunk: compiled(chunk) for chunk in chunks}
+  made = {
+    chunk: jax.device_get(program(params, batch))
+    for chunk, program in programs.items()
+  }
+  seconds = timing.medians(
+    {
+      chunk: (lambda program=program: program(params, batch))
+      for chunk, program in programs.items()
+    },
+    _REPEATS.value,
+  )
+  temporaries = {
+    chunk: program.memory_analysis().temp_size_in_bytes
+    for chunk, program in programs.items()
+  }
+  loss, gradient = made[0]
+  return {
+    chunk: {
+      'MiB': temporaries[chunk] / 2**20,
+      'ratio': temporaries[chunk] / temporaries[0],
+      'loss': abs(found / loss - 1),
+      'gradient': max(
+        np.abs(a - b).max() / np.abs(b).max()
+        for a, b in zip(jax.tree.leaves(by), jax.tree.leaves(gradient))
+      ),
+      'time': seconds[chunk] / seconds[0],
+    }
+    for chunk, (found, by) in made.items()
+  }
+
+
+def _table(figures: dict[int, dict[str, float]]) -> rich.table.Table:
+  table = rich.table.Table(
+    title=f'Loss and gradient of {_LENGTH.value:,} tokens over'
+    f' {_VOCAB.value:,} entries, D = {_WIDTH.value},'
+    f' embedding={_EMBEDDING.value!r}'
+  )
+  table.add_column('chunk', justify='right')
+  forms = {'MiB': ',.1f', 'ratio': '.2f', 'time': '.2f'}
+  for name in figures[0]:
+    table.add_column(name, justify='right')
+  for chunk, columns in figures.items():
+    cells = [
+      format(value, forms.get(name, '.1e')) for name, value in columns.items()
+    ]
+    table.add_row(f'{chunk:,}' if chunk else 'whole', *cells)
+  return table
+
+
+if __name__ == '__main__':
+  app.run(main)
