@@ -93,9 +93,7 @@ class _Watch:
 
   def started(self, job: jobs.Job) -> None:
     run = self._runs[job.name]
-    self._bars[job.name] = self._progress.add_task(
-      job.name, total=run.experiment.loop.steps
-    )
+    self._bars[job.name] = self._progress.add_task(job.name, total=run.steps)
 
   def ended(self, job: jobs.Job, status: int, seconds: float) -> None:
     run = self._runs[job.name]

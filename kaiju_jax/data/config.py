@@ -49,7 +49,8 @@ class DataConfig:
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
     length: L, tokens per row, at least 2: a row's first token is not predicted.
     batch: B, rows per microbatch.
-    microbatches: microbatches whose gradients make one step.
+    microbatches: A, microbatches whose gradients make one step; with
+      `optimizer.batch` the most that a step takes.
     held_out: fraction of the documents that is kept for evaluation.
     evaluated_rows: how many rows of held-out text one evaluation reads.
     curriculum: the curriculum of task 'needle', a name in

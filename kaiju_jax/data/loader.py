@@ -6,8 +6,13 @@ number is the loader's whole state. It counts rows, not batches, so it does not
 depend on the batch size. Where the row source can account for its rows, as a
 mixture can, the state holds the account as well, and a text that is not the one
 before the interruption is refused.
+
+Where batches grow (`training/batch_schedule.py`), a batch keeps its shape
+[A, B, L]: the microbatches that do not count are padding, and their rows are
+neither drawn nor counted.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
@@ -20,6 +25,9 @@ import numpy as np
 from kaiju_jax.data import packing
 
 _ENDLESS = 2**62
+
+# (row, steps) → the row at which the step begins that is so many steps later.
+After = Callable[[int, int], int]
 
 
 class RowSource(Protocol):
@@ -52,16 +60,18 @@ class Batches(Iterator[packing.Batch]):
     microbatches: int,
     start: int,
     own: Sequence[int],
+    after: After | None = None,
   ):
     self._source = source
     self._batch = batch
     self._microbatches = microbatches
     self._own = own
-    self._seek(start)
+    self._after = after or functools.partial(_equal, batch * microbatches)
+    self.seek(start)
 
   def __next__(self) -> packing.Batch:
     batch = next(self._iterator)
-    self._row += self._microbatches * self._batch
+    self._row = self._after(self._row, 1)
     return batch
 
   def get_state(self) -> dict[str, Any]:
@@ -85,41 +95,68 @@ class Batches(Iterator[packing.Batch]):
       )
     if hasattr(self._source, 'check_account'):
       self._source.check_account(row, state.get('account'))
-    self._seek(row)
+    self.seek(row)
 
   def close(self) -> None:
     """Ends the thread."""
     self._iterator.close()
 
-  def _seek(self, row: int) -> None:
+  def seek(self, row: int) -> None:
+    """Goes on from a row, whatever the rows before it were."""
     self._row = row
     # Functions, not methods: a method would refer back to this object, and a
     # dropped iterator and its thread would live until a garbage collection.
-    draw = functools.partial(_draw, self._source, row, self._own, self._batch)
-    stack = functools.partial(_stack, (self._microbatches, len(self._own)))
-    dataset = (
-      grain.MapDataset.range(_ENDLESS)
-      .map(draw)
-      .batch(self._microbatches * len(self._own), batch_fn=stack)
+    draw = functools.partial(
+      _draw,
+      self._source,
+      functools.partial(self._after, row),
+      (self._microbatches, self._batch),
+      self._own,
     )
     self._iterator = iter(
-      dataset.to_iter_dataset(
-        grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-      )
+      grain.MapDataset.range(_ENDLESS)
+      .map(draw)
+      .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
     )
+
+
+def _equal(rows: int, row: int, steps: int) -> int:
+  """Returns where steps of `rows` rows each lead from `row`."""
+  return row + steps * rows
 
 
 def _draw(
-  source: RowSource, first: int, own: Sequence[int], batch: int, number: int
-) -> packing.Row:
-  """Returns own row `number`, where the first microbatch begins at `first`."""
-  microbatch, place = divmod(number, len(own))
-  return source[first + microbatch * batch + own[place]]
+  source: RowSource,
+  begin: Callable[[int], int],
+  shape: tuple[int, int],
+  own: Sequence[int],
+  number: int,
+) -> packing.Batch:
+  """Returns batch `number`, [A, b, …], of its own rows.
+
+  Args:
+    source: the rows.
+    begin: number of a batch → its first row.
+    shape: (A, B).
+    own: the b of each microbatch's B rows that are read.
+    number: the batch's number, from 0 on.
+  """
+  microbatches, batch = shape
+  firsts = range(begin(number), begin(number + 1), batch)
+  rows = [source[first + place] for first in firsts for place in own]
+  rows = _filled(rows, microbatches * len(own))
+  return packing.stack(rows).map(
+    lambda x: x.reshape(microbatches, len(own), *x.shape[1:])
+  )
 
 
-def _stack(shape: Sequence[int], rows: Sequence[packing.Row]) -> packing.Batch:
-  """Returns [A · b] rows as a batch [A, b, …]; `shape` is (A, b)."""
-  return packing.stack(rows).map(lambda x: x.reshape(*shape, *x.shape[1:]))
+def _filled(rows: Sequence[packing.Row], count: int) -> list[packing.Row]:
+  """Returns rows and as many of padding, weight 0, as make `count`."""
+  padding = packing.row([], len(rows[0].tokens))
+  if (extras := rows[0].extras) is not None:
+    zeros = {name: np.zeros_like(array) for name, array in extras.items()}
+    padding = padding._replace(extras=zeros)
+  return [*rows, *[padding] * (count - len(rows))]
 
 
 def batches(
@@ -128,6 +165,7 @@ def batches(
   microbatches: int = 1,
   start: int = 0,
   own: Sequence[int] | None = None,
+  after: After | None = None,
 ) -> Batches:
   """Returns an endless iterator of batches [A, B, L] with exact resume.
 
@@ -138,9 +176,11 @@ def batches(
     start: number of the first row.
     own: the rows of each microbatch (0…B − 1, in order) that this process
       reads; by default all. The loader's state does not depend on it.
+    after: where each step begins (`BatchSchedule.after`); by default every
+      step takes A·B rows.
   """
   own = range(batch) if own is None else own
-  return Batches(source, batch, microbatches, start, own)
+  return Batches(source, batch, microbatches, start, own, after)
 
 
 def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:
@@ -150,8 +190,4 @@ def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:
   """
   for first in range(0, len(source), batch):
     rows = [source[i] for i in range(first, min(first + batch, len(source)))]
-    padding = packing.row([], len(rows[0].tokens))
-    if (extras := rows[0].extras) is not None:
-      zeros = {name: np.zeros_like(array) for name, array in extras.items()}
-      padding = padding._replace(extras=zeros)
-    yield packing.stack(rows + [padding] * (batch - len(rows)))
+    yield packing.stack(_filled(rows, batch))

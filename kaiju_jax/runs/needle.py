@@ -22,6 +22,7 @@ from kaiju_jax.runs import tasks
 from kaiju_jax.runs import train
 from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.storage import files
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import step
@@ -88,7 +89,7 @@ def in_turn(runs: Sequence[Run], asking: Asking) -> None:
   for run in runs:
     print(f'{run.folder}: {run.name}.', flush=True)
     state = train.train(run.experiment, run.folder)
-    if int(state.step) < run.experiment.loop.steps:
+    if int(state.step) < batch_schedule.of(run.experiment).steps:
       raise SystemExit(130)  # The training loop has said how to go on.
     if run.arm not in predictors:
       model = step.model_of(run.experiment)
@@ -212,7 +213,7 @@ class _Watch:
       done = max((r['step'] for r in metrics.read(run.folder)), default=0)
     except FileNotFoundError:
       done = 0
-    steps = run.experiment.loop.steps
+    steps = batch_schedule.of(run.experiment).steps
     return f'{job.name}: ' + (
       f'step {done}/{steps}' if done < steps else 'asking'
     )

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.runs import texts as texts_lib
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 
 Evaluator = Callable[[Any], dict[str, float]]
@@ -255,8 +256,7 @@ def _check_needle_text(experiment: experiment_lib.Experiment) -> None:
 
 def _row_count(experiment: experiment_lib.Experiment) -> int:
   """Returns the rows of a whole run, over which a curriculum is spread."""
-  data = experiment.data
-  return experiment.loop.steps * data.microbatches * data.batch
+  return batch_schedule.of(experiment).rows
 
 
 def _load_needle(experiment: experiment_lib.Experiment) -> Data:

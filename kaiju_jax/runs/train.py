@@ -15,10 +15,12 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.data import mix_file
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
+from kaiju_jax.runs import branch
 from kaiju_jax.runs import load
 from kaiju_jax.runs import tasks
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
@@ -44,11 +46,11 @@ def train(
       up to rounding.
     cluster: `processes.Cluster`, where this is one of several processes.
     until: step after which to save and stop, as after Ctrl-C; the same call
-      without it goes on to `experiment.loop.steps`.
+      without it goes on to the run's end.
 
   Returns:
-    The last `state.TrainState`. Its `step` is less than
-    `experiment.loop.steps` where `until`, Ctrl-C or SIGTERM came first.
+    The last `state.TrainState`. Its `step` is less than that of the run's
+    `batch_schedule` where `until`, Ctrl-C or SIGTERM came first.
 
   Raises:
     ValueError, OSError: settings, data or a workdir that cannot serve, looked
@@ -127,9 +129,20 @@ def _train(
   data = experiment.data
   sharding = jax.sharding.NamedSharding(devices, step.BATCH)
   own = placement.own(sharding, (data.microbatches, data.batch, data.length))
-  batches = loader.batches(found.rows, data.batch, data.microbatches, own=own)
+  schedule = batch_schedule.of(experiment)
+  batches = loader.batches(
+    found.rows, data.batch, data.microbatches, own=own, after=schedule.after
+  )
   with contextlib.closing(batches):
-    state = _initial(experiment, devices)
+    if experiment.loop.branch:
+      state, place, begins = branch.start(experiment, devices)
+      if place is None:
+        batches.seek(begins[1])
+      else:
+        batches.set_state(place)
+      schedule = schedule.branched(begins)
+    else:
+      state = _initial(experiment, devices)
     return loop.train(
       experiment,
       workdir,
@@ -138,6 +151,7 @@ def _train(
       batches=placement.Placed(batches, sharding, data.batch),
       evaluate=evaluate,
       until=until,
+      schedule=schedule,
     )
 
 
@@ -194,6 +208,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   objective_config.check(experiment.objective)
   training_config.check_optimizer(experiment.optimizer)
   training_config.check_loop(experiment.loop)
+  batch_schedule.of(experiment)
   if experiment.data.length > experiment.model.max_length:
     raise ValueError(
       f'data.length={experiment.data.length}: rows are longer than the'
@@ -219,3 +234,5 @@ def check(experiment: experiment_lib.Experiment) -> None:
 
     replicas.least_scale(experiment)
   tasks.check(experiment)
+  if experiment.loop.branch:
+    branch.check(experiment)

@@ -264,6 +264,32 @@ def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
   return restored, step
 
 
+def at(
+  folder: str | os.PathLike, state: Any, step: int
+) -> tuple[Any, dict[str, Any]]:
+  """Returns the state and the batches' position of one step; changes nothing.
+
+  Args:
+    folder: the workdir.
+    state: the shapes of the whole saved state, with their shardings.
+    step: the checkpoint's step.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    RestoreError: it cannot be read.
+  """
+  folder = pathlib.Path(folder) / workdir.CHECKPOINTS
+  if not (folder / str(step)).is_dir():
+    raise FileNotFoundError(f'{folder}: holds no checkpoint of step {step}.')
+  with _manager(folder, create=False) as manager:
+    try:
+      return _read(manager, step, _whole(_abstract(state)))
+    except Exception as error:
+      raise RestoreError(
+        f'Checkpoint {folder / str(step)} cannot be read ({_reason(error)}).'
+      ) from error
+
+
 def _manager(folder: pathlib.Path, **options) -> ocp.CheckpointManager:
   return ocp.CheckpointManager(
     folder.resolve(), options=ocp.CheckpointManagerOptions(**options)

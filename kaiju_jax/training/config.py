@@ -43,6 +43,16 @@ class OptimizerConfig:
       scales taken from the weights, 10 cost up to 8 % of the loss; fixed grids
       may need it.)
     skip_nonfinite: skip (and count) a step whose gradient is not finite.
+    batch: microbatches per step over the run, as '0:2 0.1:4 0.3:8': from the
+      first step at 0.1 of the run's tokens or later, 4 of them
+      (`training/batch_schedule.py`). '' for data.microbatches throughout,
+      which no stage may exceed.
+    batch_rate: 'none', or 'sqrt': the rate is multiplied by
+      √(microbatches of the step / data.microbatches).
+    transfer: 'none', or 'width': a matrix's rate is multiplied by
+      transfer_base / its fan-in, so that one learning rate may serve several
+      widths. Weight decay keeps the whole rate.
+    transfer_base: the fan-in that leaves the rate as it is.
     z_reg: Attention Z-Reg.
   """
 
@@ -57,6 +67,10 @@ class OptimizerConfig:
   clip: float = 1.0
   bungee_rate: float = 1.0
   skip_nonfinite: bool = False
+  batch: str = ''
+  batch_rate: str = 'none'
+  transfer: str = 'none'
+  transfer_base: int = 128
   z_reg: ZRegConfig = dataclasses.field(default_factory=ZRegConfig)
 
 
@@ -65,7 +79,12 @@ class LoopConfig:
   """How long a run is, and when it records, evaluates and saves.
 
   Attributes:
-    steps: optimizer steps of the run.
+    steps: optimizer steps of the run, where `tokens` is 0.
+    tokens: row tokens of the run; its steps follow from the batches. 0 for
+      as many as `steps` take.
+    branch: 'WORKDIR@STEP', to begin with that checkpoint of another run, its
+      tokens and its place in the data included (`runs/branch.py`); '' to begin
+      anew. It must be readable whenever the run starts or resumes.
     log_every: steps between records in metrics.jsonl.
     evaluate_every: steps between evaluations; 0 for one at the end only.
     checkpoint_every: steps between checkpoints; one is always saved at the
@@ -74,6 +93,8 @@ class LoopConfig:
   """
 
   steps: int = 1000
+  tokens: int = 0
+  branch: str = ''
   log_every: int = 10
   evaluate_every: int = 0
   checkpoint_every: int = 200
@@ -88,6 +109,8 @@ def check_optimizer(config: OptimizerConfig) -> None:
   """
   for name, choices in (
     ('schedule', ('cosine', 'wsd', 'constant')),
+    ('batch_rate', ('none', 'sqrt')),
+    ('transfer', ('none', 'width')),
     ('z_reg.target', ('lse', 'mean_logit')),
     ('z_reg.schedule', ('constant', 'learning_rate')),
   ):
@@ -123,6 +146,11 @@ def check_optimizer(config: OptimizerConfig) -> None:
       f'optimizer.warmup={config.warmup} and optimizer.decay={config.decay}'
       ' are fractions of one run: together at most 1.'
     )
+  if config.transfer_base < 1:
+    raise ValueError(
+      f'optimizer.transfer_base={config.transfer_base}: must be a fan-in, at'
+      ' least 1.'
+    )
   for name in ('weight_decay', 'clip', 'bungee_rate'):
     if getattr(config, name) < 0:
       raise ValueError(
@@ -144,6 +172,7 @@ def check_loop(config: LoopConfig) -> None:
   """
   for name, least in (
     ('steps', 1),
+    ('tokens', 0),
     ('log_every', 1),
     ('evaluate_every', 0),
     ('checkpoint_every', 1),

@@ -16,6 +16,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import config as config_lib
 from kaiju_jax.training import interrupt
 from kaiju_jax.training import metrics
@@ -38,8 +39,10 @@ class Journal:
     last_step: int,
     config: config_lib.LoopConfig,
     progress: progress_lib.Progress,
+    schedule: batch_schedule.BatchSchedule,
   ):
     self._config = config
+    self._schedule = schedule
     self._progress = progress
     self._clock = throughput.Throughput()
     self._first = last_step + 1
@@ -96,7 +99,8 @@ class Journal:
       return
     (number, tokens, values), self._pending = self._pending, None
     interrupt.wait(values)
-    self._clock.tick(number)
+    # Rows, not steps: a step of the largest batch may take eight times as long.
+    self._clock.tick(self._schedule.row_of(number))
     if tokens is None:
       return
     tokens = _number(tokens)
@@ -121,7 +125,7 @@ class Journal:
     }
     timing = {} if rate is None else {'tokens_per_second': rate}
     self._write(number, tokens, {**values, **timing})
-    left = self._clock.seconds_left(self._config.steps)
+    left = self._clock.seconds_left(self._schedule.rows)
     self._progress.update(number, values.get('loss'), rate, left)
 
   def _write(

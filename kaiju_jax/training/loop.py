@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 from kaiju_jax.sharding import processes
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
@@ -39,8 +40,9 @@ def train(
   batches: Iterator[Any],
   evaluate: Callable[[Any], Mapping[str, float]] | None = None,
   until: int | None = None,
+  schedule: batch_schedule.BatchSchedule | None = None,
 ) -> Any:
-  """Trains to `experiment.loop.steps`, or until Ctrl-C or SIGTERM.
+  """Trains to the last step of the run, or until Ctrl-C or SIGTERM.
 
   Args:
     experiment: what is trained; must be the one that `workdir` holds, if any.
@@ -49,66 +51,65 @@ def train(
       scalar), as before the first step. Its arrays are given away.
     step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
       donated state.
-    batches: an iterator that also has get_state() and set_state(), whose
-      state JSON can hold and which counts the batches taken.
+    batches: an iterator with get_state() and set_state(), as JSON can hold it.
     evaluate: state -> {name: value}; recorded under 'eval_' names.
     until: step after which to save and stop, as after Ctrl-C.
+    schedule: the steps and their rows; by default `batch_schedule.of`.
 
   Returns:
-    The last state. After an interruption (saved; the message says how to go
-    on) its `step` is less than `experiment.loop.steps`.
+    The last state; its `step` is less than the schedule's `steps` after an
+    interruption (saved; the message says how to go on).
 
   Raises:
     ValueError: bad loop settings, or a workdir of another experiment.
-    OSError: a record or checkpoint could not be written (SaveError), none could
-      be read (RestoreError), or another process trains in the workdir.
+    OSError: a record or checkpoint could not be written (SaveError) or read
+      (RestoreError), or another process trains in the workdir.
     KeyboardInterrupt: at a second Ctrl-C. A save under way is not waited for.
   """
-  config = experiment.loop
+  config, folder = experiment.loop, pathlib.Path(workdir)
   training_config.check_loop(config)
+  schedule = schedule or batch_schedule.of(experiment)
+  steps, is_main = schedule.steps, processes.is_main()
   with contextlib.ExitStack() as stack:
-    is_main = processes.is_main()
-    folder = pathlib.Path(workdir)
     if is_main:
       stack.enter_context(workdir_lib.opened(folder, experiment))
-    progress = stack.enter_context(
-      progress_lib.Progress(config.steps, quiet=not is_main)
-    )
+    progress = progress_lib.Progress(steps, quiet=not is_main)
+    stack.enter_context(progress)
     checkpoints = stack.enter_context(
       checkpoint.Checkpoints(folder, config.checkpoints_kept, progress.say)
     )
     state, start = checkpoints.restore(state, batches)
-    _say_start(progress, folder, start, config.steps)
-    if start >= config.steps:
+    start = start or schedule.begins[0]
+    _say_start(progress, folder, start, steps)
+    if start >= steps:
       return state
     if is_main:
       workdir_lib.note_start(folder)
 
+    written = folder if is_main else None
     journal = stack.enter_context(
-      journal_lib.Journal(folder if is_main else None, start, config, progress)
+      journal_lib.Journal(written, start, config, progress, schedule)
     )
     vote = processes.Vote()
     stop = stack.enter_context(interrupt.Interrupt())
-    for number in range(start + 1, config.steps + 1):
+    for number in range(start + 1, steps + 1):
       state, values = step(state, _next(batches, number))
       journal.step(number, state.tokens, values)
       stopping = vote(stop.requested) or number == until
 
-      if evaluate and _due(number, config.evaluate_every, config):
+      if evaluate and _due(number, config.evaluate_every, steps):
         with journal.paused():
           journal.evaluation(number, state.tokens, evaluate(state))
-
       checkpoints.check()
-      if stopping or _due(number, config.checkpoint_every, config):
+      if stopping or _due(number, config.checkpoint_every, steps):
         with journal.paused():
           journal.sync()
           checkpoints.save(number, state, batches)
-
       if stopping:
         break
 
     checkpoints.wait()
-    progress.end(_farewell(number, config.steps, folder))
+    progress.end(_farewell(number, steps, folder))
     return state
 
 
@@ -119,8 +120,8 @@ def _say_start(progress, folder: pathlib.Path, start: int, steps: int) -> None:
     progress.say(f'{folder}: going on from step {start} of {steps}.')
 
 
-def _due(number: int, every: int, config: training_config.LoopConfig) -> bool:
-  return number == config.steps or (every > 0 and number % every == 0)
+def _due(number: int, every: int, steps: int) -> bool:
+  return number == steps or (every > 0 and number % every == 0)
 
 
 def _next(batches: Iterator[Any], number: int) -> Any:
@@ -128,8 +129,8 @@ def _next(batches: Iterator[Any], number: int) -> Any:
     return next(batches)
   except StopIteration:
     raise ValueError(
-      f'The data ended before step {number}: batches must go on until'
-      ' loop.steps.'
+      f'The data ended before step {number}: batches must go on until the'
+      " run's last step."
     ) from None
 
 

@@ -9,6 +9,8 @@ the step knows how many tokens the run has seen.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
+import math
 from typing import Any
 
 import jax
@@ -54,6 +56,18 @@ def shape_of_rate(
   )
 
 
+def rate_of_batch(
+  config: training_config.OptimizerConfig, count: jax.Array | int, most: int
+) -> jax.Array | float:
+  """Returns the factor of the rate where `count` of `most` microbatches count.
+
+  Adam's best rate grows about with the square root of a small batch.
+  """
+  if config.batch_rate == 'none':
+    return 1.0
+  return jnp.sqrt(count / most)
+
+
 def z_reg_coefficient(
   peak: float, schedule: str, rate: jax.Array
 ) -> jax.Array | float:
@@ -70,6 +84,39 @@ def scale_by_argument(factor: float) -> optax.GradientTransformationExtraArgs:
     return jax.tree.map(lambda u: step * u, updates), state
 
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def fan_in(name: str, shape: Sequence[int]) -> int | None:
+  """Returns how many products a matrix's outputs sum; None for no matrix.
+
+  Args:
+    name: the parameter's name, whose letters say which dimensions are summed.
+    shape: the whole tensor's, with or without a scan's N.
+  """
+  if name not in rules.CONTRACTED:
+    return None
+  letters = rules.letters_of(name)
+  sizes = dict(zip(letters, shape[-len(letters) :]))
+  return math.prod(sizes[letter] for letter in rules.CONTRACTED[name])
+
+
+def scale_by_width(base: int) -> optax.GradientTransformation:
+  """Scales a matrix's update by base / fan-in, and no other's.
+
+  A step of Adam moves each weight by about the rate, all in directions that
+  agree with the input. So an output moves by rate × fan-in, and by the same in
+  every width where the rate falls as 1 / fan-in (Yang et al. 2022, μP).
+  """
+
+  def update(updates, state, params=None):
+    del params
+    return jax.tree.map(
+      lambda u, name: u * (base / (fan_in(name, u.shape) or base)),
+      updates,
+      names(updates),
+    ), state
+
+  return optax.GradientTransformation(optax.init_empty_state, update)
 
 
 def follow_sign(rate: float) -> optax.GradientTransformation:
@@ -128,9 +175,15 @@ def make(
   clip = (
     optax.clip_by_global_norm(config.clip) if config.clip else optax.identity()
   )
+  transfer = (
+    scale_by_width(config.transfer_base)
+    if config.transfer == 'width'
+    else optax.identity()
+  )
   weights = optax.chain(
     clip,
     adam,
+    transfer,
     optax.add_decayed_weights(
       config.weight_decay,
       mask=lambda params: jax.tree.map(is_matrix, names(params)),

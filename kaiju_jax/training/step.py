@@ -30,6 +30,7 @@ from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.sharding import rules
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
@@ -47,15 +48,15 @@ model_of = state_lib.model_of
 
 def total_tokens(experiment: experiment_lib.Experiment) -> int:
   """Returns the row tokens of the whole run."""
-  data = experiment.data
-  return experiment.loop.steps * data.microbatches * data.batch * data.length
+  return batch_schedule.of(experiment).tokens
 
 
 class Step:
   """A jitted step; `make` says what it takes and returns."""
 
-  def __init__(self, jitted):
+  def __init__(self, jitted, learning_rate: float):
     self._jitted = jitted
+    self._learning_rate = learning_rate
 
   def __call__(
     self,
@@ -77,7 +78,8 @@ class Step:
           ' the batch holds.'
         )
       microbatches = jnp.int32(microbatches)
-    return self._jitted(state, batch, microbatches)
+    # An argument, not a constant: peaks share one compiled program.
+    return self._jitted(state, batch, microbatches, self._learning_rate)
 
   def lower(self, *arguments) -> jax.stages.Lowered:
     """Lowers the step for arguments or their shapes, as `jax.jit` does."""
@@ -98,16 +100,15 @@ def make(
   """Returns the jitted step.
 
   The step takes (state, batch, microbatches=None): arrays of the batch are
-  [A, B, …]; `microbatches`, default A, says how many of the A count. It may be
-  a traced or device array, so that a batch-size warm-up compiles nothing; if
-  such a number lies outside 1…A, the loss and the gradient are NaN. The state
-  is donated.
+  [A, B, …]; `microbatches` says how many of the A count, by default what the
+  experiment's batch schedule says. It may be traced, so that a growing batch
+  compiles nothing; outside 1…A loss and gradient are NaN. The state is donated.
 
   Metrics are float32 scalars: loss (nats, the objective's loss over its
-  weight), grad_norm, learning_rate (what this step multiplied its update by:
-  with a warm-up it is 0 at the first step), loss_weight (the objective's
-  weight), skipped_steps, those of the objective (NaN where there was nothing to
-  measure), and where updates are ternary those of `replicas.update`.
+  weight), grad_norm, learning_rate (of this step: with a warm-up it is 0 at
+  first), microbatches (where their number may change), loss_weight (the
+  objective's weight), skipped_steps, those of the objective, and where updates
+  are ternary those of `replicas.update`.
 
   Args:
     experiment: what is trained.
@@ -126,36 +127,34 @@ def make(
   fit.check(experiment, mesh_lib.config_of(mesh))
   replicas.check(experiment, objective)
   optimizer = optimizer_lib.make(config)
-  rate_of = optimizer_lib.shape_of_rate(config, total_tokens(experiment))
+  schedule = batch_schedule.of(experiment)
+  varies = not batch_schedule.is_full(experiment)
+  rate_of = optimizer_lib.shape_of_rate(config, schedule.tokens)
   summed = gradient_of(experiment, mesh, objective)
   if start is None:
     start = state_lib.abstract(experiment, mesh, objective)
   plan = replicas.plan_of(experiment, start.params)
 
-  def step(state, batch, microbatches=None):
+  def step(state, batch, microbatches=None, peak=config.learning_rate):
     batch = jax.tree.map(jnp.asarray, batch)
-    count = len(batch.tokens_BL) if microbatches is None else microbatches
+    count, held = microbatches, len(batch.tokens_BL)
+    if count is None:
+      count = due(schedule, state.tokens) if varies else held
     rate = rate_of(token_count.to_float(state.tokens))
+    rate *= optimizer_lib.rate_of_batch(config, count, held)
     z = _z_reg(config, rate)
     sums, gradient = summed(state.params, batch, count, *z, state.replica)
-    weight = _or_one(sums.weight)
-    if microbatches is not None:
-      is_held = (count >= 1) & (count <= len(batch.tokens_BL))
-      weight = jnp.where(is_held, weight, jnp.nan)
+    weight = _divisor(sums.weight, count, held)
     gradient = jax.tree.map(lambda g: g / weight, gradient)
     trained, frozen = objective.split(state.params)
     updates, opt_state = optimizer.update(
-      gradient,
-      state.opt_state,
-      trained,
-      learning_rate=config.learning_rate * rate,
+      gradient, state.opt_state, trained, learning_rate=peak * rate
     )
-    metrics = _metrics(config, sums, weight, gradient, rate, opt_state)
-    rows, length = batch.tokens_BL.shape[1:]
-    taken = jnp.uint32(rows * length) * jnp.asarray(count, jnp.uint32)
+    metrics = _metrics(sums, weight, gradient, peak * rate, opt_state)
+    metrics |= {'microbatches': jnp.float32(count)} if varies else {}
     state = state.replace(
       step=state.step + 1,
-      tokens=token_count.add(state.tokens, taken),
+      tokens=token_count.add(state.tokens, _row_tokens(batch, count)),
       params=optax.apply_updates(trained, updates) | frozen,
       opt_state=opt_state,
     )
@@ -168,7 +167,36 @@ def make(
 
   # Out as in, to the letter: a second call then finds the compiled step.
   stored = jax.tree.map(lambda leaf: leaf.sharding, start)
-  return Step(jax.jit(step, donate_argnums=0, out_shardings=(stored, None)))
+  return Step(
+    jax.jit(step, donate_argnums=0, out_shardings=(stored, None)),
+    config.learning_rate,
+  )
+
+
+def due(
+  schedule: batch_schedule.BatchSchedule, tokens: token_count.TokenCount
+) -> jax.Array:
+  """Returns the microbatches of the step after so many tokens, int32."""
+  first, *later = schedule.stages
+  count = jnp.int32(first.count)
+  for stage in later:
+    begun = token_count.reached(tokens, stage.first * schedule.length)
+    count = jnp.where(begun, stage.count, count)
+  return count
+
+
+def _divisor(weight, count, held: int) -> jax.Array:
+  """Returns what to divide by; NaN where the batch has no `count`."""
+  weight = _or_one(weight)
+  if isinstance(count, int):
+    return weight
+  return jnp.where((count >= 1) & (count <= held), weight, jnp.nan)
+
+
+def _row_tokens(batch: packing.Batch, count: jax.Array | int) -> jax.Array:
+  """Returns the tokens of `count` microbatches, padding included, uint32."""
+  rows, length = batch.tokens_BL.shape[1:]
+  return jnp.uint32(rows * length) * jnp.asarray(count, jnp.uint32)
 
 
 def _z_reg(config, rate) -> list[jax.Array]:
@@ -183,12 +211,12 @@ def _z_reg(config, rate) -> list[jax.Array]:
 
 
 def _metrics(
-  config, sums, weight, gradient, rate, opt_state
+  sums, weight, gradient, learning_rate, opt_state
 ) -> dict[str, jax.Array]:
   return {
     'loss': sums.loss / weight,
     'grad_norm': optax.tree.norm(optimizer_lib.without_limits(gradient)),
-    'learning_rate': jnp.asarray(config.learning_rate * rate),
+    'learning_rate': jnp.asarray(learning_rate, jnp.float32),
     'loss_weight': sums.weight,
     'skipped_steps': jnp.asarray(
       optimizer_lib.skipped_steps(opt_state), jnp.float32

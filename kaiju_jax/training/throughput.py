@@ -19,9 +19,9 @@ class Throughput:
     self._lap: tuple[float, float] | None = None
     self._latest: tuple[int, float] | None = None
 
-  def tick(self, step: int) -> None:
-    """Notes that a step is complete."""
-    self._latest = (step, self._now() - self._idle)
+  def tick(self, done: int) -> None:
+    """Notes that a step is complete, and how much of the run is done then."""
+    self._latest = (done, self._now() - self._idle)
     self._first = self._first or self._latest
 
   def tokens_per_second(self, tokens: float) -> float | None:
@@ -31,13 +31,16 @@ class Throughput:
       return None
     return (tokens - before[0]) / (self._lap[1] - before[1])
 
-  def seconds_left(self, steps: int) -> float | None:
-    """Returns the time to step `steps`, evaluations and saves left out."""
+  def seconds_left(self, total: int) -> float | None:
+    """Returns the time until `total` is done, evaluations and saves left out.
+
+    In the units of `tick`, such as steps or rows.
+    """
     done = self._latest[0] - self._first[0]
     if not done:
       return None
     elapsed = self._latest[1] - self._first[1]
-    return elapsed / done * (steps - self._latest[0])
+    return elapsed / done * (total - self._latest[0])
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:

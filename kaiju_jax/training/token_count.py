@@ -33,6 +33,13 @@ def add(count: TokenCount, tokens: jax.Array) -> TokenCount:
   return TokenCount(count.high + carry, low)
 
 
+def reached(count: TokenCount, tokens: int) -> jax.Array:
+  """Returns whether the count is at least `tokens`, exactly."""
+  high, low = divmod(tokens, _WORD)
+  high, low = jnp.uint32(high), jnp.uint32(low)
+  return (count.high > high) | ((count.high == high) & (count.low >= low))
+
+
 def to_float(count: TokenCount) -> jax.Array:
   """Returns the count in float32, exact where float32 holds it."""
   high, low = (word.astype(jnp.float32) for word in count)

@@ -141,6 +141,13 @@ def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:
   return (pathlib.Path(path) / CHECKPOINTS / str(step)).is_dir()
 
 
+def checkpoints(path: str | os.PathLike) -> list[int]:
+  """Returns the steps of a workdir's finished checkpoints, in order."""
+  folder = pathlib.Path(path) / CHECKPOINTS
+  names = (one.name for one in folder.glob('*') if one.is_dir())
+  return sorted(int(name) for name in names if name.isdigit())
+
+
 def note_start(path: pathlib.Path) -> None:
   """Writes on what devices and with what versions the run starts or resumes."""
   # Imported here, so that `check` and `load_experiment` need no jax.

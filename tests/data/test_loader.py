@@ -80,6 +80,45 @@ def test_a_run_may_go_on_with_another_batch_size():
   assert large.get_state() == small.get_state() == {'row': 10}
 
 
+def test_rows_that_do_not_count_are_not_drawn():
+  """Steps of 1, 2 and 3 microbatches in arrays of three; then again."""
+
+  class Asked:
+    def __init__(self, rows):
+      self.rows, self.asked = rows, []
+
+    def __len__(self):
+      return len(self.rows)
+
+    def __getitem__(self, index):
+      self.asked.append(index)
+      return self.rows[index]
+
+  begins = [12 * turn + first for turn in range(9) for first in (0, 2, 6)]
+
+  def after(row, steps):
+    return begins[begins.index(row) + steps]
+
+  rows, source = _rows(), Asked(_rows())
+  batches = loader.batches(source, batch=2, microbatches=3, after=after)
+  for step in range(4):
+    begin, end = begins[step], begins[step + 1]
+    assert batches.get_state() == {'row': begin}
+    batch = next(batches)
+    assert batch.tokens_BL.shape == (3, 2, 16)
+    tokens = batch.tokens_BL.reshape(6, 16)
+    for place in range(end - begin):
+      np.testing.assert_array_equal(tokens[place], rows[begin + place].tokens)
+    assert not batch.weight_BL.reshape(6, 16)[end - begin :].any()
+    assert (batch.source_BL.reshape(6, 16)[end - begin :] == -1).all()
+  batches.close()
+  assert source.asked[:14] == list(range(14)), 'none twice, none left out'
+  resumed = loader.batches(rows, batch=2, microbatches=3, after=after)
+  resumed.set_state({'row': 12})
+  _assert_equal(next(resumed), batch)
+  resumed.close()
+
+
 def test_start_counts_rows():
   rows = _rows()
   started = loader.batches(rows, batch=2, start=5)
@@ -124,8 +163,10 @@ def test_an_error_in_a_row_reaches_the_reader():
     def __getitem__(self, index):
       raise ValueError(f'row {index} is broken')
 
+  batches = loader.batches(Broken(), batch=1)
   with pytest.raises(ValueError, match='row 0 is broken'):
-    next(loader.batches(Broken(), batch=1))
+    next(batches)
+  batches.close()
 
 
 def test_closing_ends_the_thread():

@@ -79,6 +79,37 @@ def test_bungee_has_its_own_rate_and_no_part_in_the_clip():
   del state
 
 
+def test_width_scales_what_adam_does_and_not_the_decay():
+  params = {
+    'attention': {
+      'w_q_DHK': jnp.ones((2, 8, 2, 3)),
+      'w_o_DHK': jnp.ones((2, 8, 2, 3)),
+    },
+    'feedforward': {'w_out_DF': jnp.ones((8, 32))},
+    'norm': {'gain_D': jnp.ones((8,))},
+  }
+  gradient = jax.tree.map(jnp.ones_like, params)
+
+  def moved(**changes):
+    made = optimizer.make(config(clip=0.0, **changes))
+    found, _ = made.update(
+      gradient, made.init(params), params, learning_rate=0.1
+    )
+    return {k: v for one in found.values() for k, v in one.items()}
+
+  plain = moved(weight_decay=0.0)
+  scaled = moved(weight_decay=0.0, transfer='width', transfer_base=4)
+  factors = {'w_q_DHK': 4 / 8, 'w_o_DHK': 4 / 6, 'w_out_DF': 4 / 32}
+  for name, update in plain.items():
+    np.testing.assert_allclose(
+      scaled[name], factors.get(name, 1.0) * update, rtol=1e-6
+    )
+  decayed = moved(weight_decay=0.5, transfer='width', transfer_base=4)
+  np.testing.assert_allclose(
+    decayed['w_q_DHK'] - scaled['w_q_DHK'], -0.1 * 0.5, rtol=1e-5
+  )
+
+
 def test_a_running_limit_follows_the_sign_by_a_hundredth_of_itself():
   params = {
     'attention': {'k_limit_K': jnp.array([[4.0, 2.0, 8.0]])},
@@ -140,6 +171,9 @@ def test_z_reg_follows_the_rate_where_told_to():
     ({'warmup': 1.5}, r'optimizer.warmup=1.5: must lie in 0…1'),
     ({'schedule': 'wsd', 'warmup': 0.9}, 'together at most 1'),
     ({'schedule': 'cosine', 'warmup': 1.0}, 'warmup=1.0: must be less than 1'),
+    ({'batch_rate': 'linear'}, "optimizer.batch_rate='linear': must be one of"),
+    ({'transfer': 'depth'}, "optimizer.transfer='depth': must be one of"),
+    ({'transfer_base': 0}, 'optimizer.transfer_base=0: must be a fan-in'),
     ({'b1': 1.0}, 'optimizer.b1=1.0: must be a fraction'),
     ({'b2': 1.0}, 'optimizer.b2=1.0: must be a fraction'),
     ({'clip': -1.0}, 'optimizer.clip=-1.0: must not be negative'),

@@ -17,6 +17,7 @@ from ml_collections import config_flags
 from kaiju_jax.runs import command
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
 from kaiju_jax.training import metrics
@@ -61,9 +62,12 @@ class Run:
 
     The final evaluation and save follow them.
     """
-    return workdir_lib.holds_checkpoint(
-      self.workdir, self.experiment.loop.steps
-    )
+    return workdir_lib.holds_checkpoint(self.workdir, self.steps)
+
+  @property
+  def steps(self) -> int:
+    """Steps of the whole run."""
+    return batch_schedule.of(self.experiment).steps
 
 
 def load(path: str) -> types.ModuleType:
@@ -127,11 +131,11 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
     raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
   experiment = train.resolved(values.config)
   train.check(experiment)
-  loop = experiment.loop
-  if loop.log_every > loop.steps:
+  steps = batch_schedule.of(experiment).steps
+  if experiment.loop.log_every > steps:
     raise ValueError(
-      f'loop.log_every={loop.log_every}: must be at most'
-      f' loop.steps={loop.steps}, or no loss is left to compare.'
+      f'loop.log_every={experiment.loop.log_every}: must be at most'
+      f' loop.steps={steps}, or no loss is left to compare.'
     )
   return experiment
 
