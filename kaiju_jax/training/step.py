@@ -107,8 +107,8 @@ def make(
   Metrics are float32 scalars: loss (nats, the objective's loss over its
   weight), grad_norm, learning_rate (of this step: with a warm-up it is 0 at
   first), microbatches (where their number may change), loss_weight (the
-  objective's weight), skipped_steps, those of the objective, and where updates
-  are ternary those of `replicas.update`.
+  objective's weight), skipped_steps, those of the objective (NaN where it found
+  nothing to measure), and where updates are ternary those of `replicas.update`.
 
   Args:
     experiment: what is trained.

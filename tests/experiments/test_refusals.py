@@ -22,6 +22,23 @@ BAD = [
   ('teach --out=nowhere', '--teacher is missing'),
   ('teach --teacher=x --out=nowhere --draws=1', 'error: draws=1: must be in'),
   ('teach --teacher=nowhere --out=nowhere', 'error: nowhere: no such file'),
+  (
+    'train --config=experiments/configs/tiny.py --workdir=nowhere'
+    ' --config.optimizer.batch=0:2',
+    "optimizer.batch='0:2': 2 microbatches must lie in 1…1",
+  ),
+  ('rates --rates=1e-3,2e-3 --root=nowhere', 'a parabola needs three or more'),
+  ('rates --predict=96', '--predict=96: must be wider than all of --widths'),
+  ('rates --widths=48,x', "--widths: 'x' is not a positive int"),
+  ('scaling --widths=32,48 --root=nowhere', 'the law needs three or more'),
+  ('scaling --largest=64:10', '--largest=64:10: must be wider than 96'),
+  ('critical_batch', '--workdir is missing'),
+  ('critical_batch --workdir=nowhere', 'error: nowhere/config.json: not found'),
+  ('critical_batch --workdir=nowhere --at=2', "--at: '2' is not a fraction"),
+  (
+    'critical_batch --workdir=nowhere --multiples=2,4',
+    '--multiples=2,4: must have 1',
+  ),
 ]
 
 

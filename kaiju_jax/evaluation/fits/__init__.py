@@ -1,0 +1,1 @@
+"""Curves through measured losses, each with what speaks against it."""

@@ -1,0 +1,140 @@
+"""The best learning rate of a width, and how it moves with the width.
+
+Near its lowest point the final loss is about a parabola in the logarithm of the
+rate; over widths W the best rate is about a power law:
+
+    L(ln r) = L* + c·(ln r − ln r*)²          c > 0
+    ln r*(W) = a + b·ln W                     b = 0: one rate serves all
+
+From the sources: "hyperparameter tweaks inspired by scaling laws", with no
+formula. The forms are our guess. A parabola is fitted to the rates within a
+factor of the lowest mean loss, because farther away divergence bends it.
+Intervals come from drawing the seeds again, with replacement.
+
+A fit is not trusted where the lowest loss stands at the grid's edge: the true
+optimum may be anywhere beyond.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+DRAWS = 1000
+
+
+class Optimum(NamedTuple):
+  """The best rate of one width.
+
+  Attributes:
+    log_rate: ln r*.
+    loss: L*.
+    draws: float[draws], ln r* of the seeds drawn again; empty for one seed.
+    doubts: why it is not to be trusted, in words; empty if nothing is known.
+  """
+
+  log_rate: float
+  loss: float
+  draws: np.ndarray
+  doubts: tuple[str, ...]
+
+  def interval(self) -> tuple[float, float]:
+    """Returns the 95 % interval of ln r*, NaN for one seed."""
+    return _interval(self.draws)
+
+
+class Line(NamedTuple):
+  """ln r* = a + b·ln W.
+
+  Attributes:
+    a: intercept.
+    b: slope.
+    draws: float[draws, 2], (a, b) of the optima's draws.
+  """
+
+  a: float
+  b: float
+  draws: np.ndarray
+
+  def at(self, width: float) -> float:
+    """Returns ln r* at a width."""
+    return self.a + self.b * np.log(width)
+
+  def interval(self, width: float) -> tuple[float, float]:
+    """Returns the 95 % interval of `at`, NaN where there are no draws."""
+    return _interval(self.draws @ [1.0, np.log(width)])
+
+  def slope_interval(self) -> tuple[float, float]:
+    """Returns the 95 % interval of the slope."""
+    return _interval(self.draws[:, 1])
+
+
+def optimum(
+  log_rates: Sequence[float],
+  losses: np.ndarray,
+  factor: float = 2.0,
+  seed: int = 0,
+) -> Optimum:
+  """Fits the parabola.
+
+  Args:
+    log_rates: float[R], ln of the rates, rising; at least 3.
+    losses: float[S, R], final loss of each seed at each rate. A loss that is
+      not finite counts as the worst.
+    factor: rates within this factor of the lowest mean loss's are fitted, and
+      in any case its two neighbours.
+    seed: the seed of the draws.
+  """
+  log_rates, losses = np.asarray(log_rates, float), np.asarray(losses, float)
+  finite = np.isfinite(losses)
+  losses = np.where(finite, losses, losses[finite].max(initial=0.0))
+  log_rate, loss, doubts = _vertex(log_rates, losses.mean(0), factor)
+  draws = np.zeros(0)
+  if len(losses) > 1:
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(losses), (DRAWS, len(losses)))
+    draws = np.array(
+      [_vertex(log_rates, losses[one].mean(0), factor)[0] for one in drawn]
+    )
+  return Optimum(log_rate, loss, draws, doubts)
+
+
+def _vertex(
+  x: np.ndarray, y: np.ndarray, factor: float
+) -> tuple[float, float, tuple[str, ...]]:
+  """Returns ln r*, L* and doubts; the lowest point where no parabola opens."""
+  lowest = int(np.argmin(y))
+  if lowest in (0, len(x) - 1):
+    end = 'lowest' if lowest == 0 else 'highest'
+    doubt = f'the best rate is the {end} of the grid: extend it'
+    return float(x[lowest]), float(y[lowest]), (doubt,)
+  near = np.abs(x - x[lowest]) <= np.log(factor) + 1e-9
+  near[lowest - 1 : lowest + 2] = True
+  x, y, middle = x[near], y[near], x[lowest]
+  c, slope, level = np.polyfit(x - middle, y, 2)
+  if c <= 0:
+    doubt = 'the losses do not curve upwards around the lowest'
+    return float(middle), float(y.min()), (doubt,)
+  vertex = middle - slope / (2 * c)
+  loss = level - slope**2 / (4 * c)
+  if not x[0] <= vertex <= x[-1]:
+    doubt = 'the parabola is lowest outside the rates that it was fitted to'
+    return float(middle), float(y.min()), (doubt,)
+  return float(vertex), float(loss), ()
+
+
+def line(widths: Sequence[float], optima: Sequence[Optimum]) -> Line:
+  """Fits ln r* over ln W by least squares; at least two widths."""
+  x = np.log(np.asarray(widths, float))
+  b, a = np.polyfit(x, [one.log_rate for one in optima], 1)
+  if not all(len(one.draws) for one in optima):
+    return Line(float(a), float(b), np.zeros((0, 2)))
+  drawn = np.polyfit(x, np.stack([one.draws for one in optima]), 1)
+  return Line(float(a), float(b), drawn[::-1].T)
+
+
+def _interval(draws: np.ndarray) -> tuple[float, float]:
+  if not len(draws):
+    return float('nan'), float('nan')
+  low, high = np.quantile(draws, [0.025, 0.975])
+  return float(low), float(high)

@@ -1,0 +1,1 @@
+"""Grids of small runs, and what is read off them together."""

@@ -1,0 +1,330 @@
+"""How large may the batch be, and when? Branches of one run, and three runs.
+
+At several places of a run with a small batch, branches train on equally many
+tokens with m times as many microbatches and √m times the rate that the run had
+there, held constant. `evaluation/fits/critical_batch.py` says which m cost
+nothing, and which `optimizer.batch` follows.
+
+Then three runs from the beginning on the same tokens: with the small batch,
+with that schedule, and as a contrast with the largest batch throughout.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import copy
+import math
+import os
+import pathlib
+from typing import NamedTuple
+
+from kaiju_jax.evaluation import paired
+from kaiju_jax.evaluation.fits import critical_batch
+from kaiju_jax.runs.sweeps import grid
+from kaiju_jax.training import batch_schedule
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import workdir as workdir_lib
+
+ARMS = 'small', 'schedule', 'large'
+_NEVER = 10**9  # Steps between checkpoints: one at a run's end suffices.
+_NEAR = 0.02  # How far from a wanted fraction a checkpoint may stand.
+
+
+class Asked(NamedTuple):
+  """What is to be measured.
+
+  Attributes:
+    at: fractions of the run's tokens to branch off at.
+    multiples: times the batch, 1 among them.
+    epsilon: relative loss that a larger batch may cost.
+    share: the part of the run's tokens that each branch trains on.
+    seeds: how many orders of the data.
+    confirm: whether the runs from the beginning follow.
+  """
+
+  at: tuple[float, ...]
+  multiples: tuple[int, ...]
+  epsilon: float
+  share: float
+  seeds: int
+  confirm: bool = True
+
+
+class Place(NamedTuple):
+  """Where branches begin.
+
+  Attributes:
+    step: the checkpoint's.
+    fraction: of the run's tokens that are trained there.
+    tokens: their number.
+  """
+
+  step: int
+  fraction: float
+  tokens: int
+
+
+class Cell(NamedTuple):
+  """One branch: its place, how many times the batch, and its seed."""
+
+  place: Place
+  multiple: int
+  seed: int
+
+
+class Arm(NamedTuple):
+  """One arm of the three runs from the beginning.
+
+  Attributes:
+    name: one of ARMS.
+    steps: optimizer steps of the run.
+    losses: {seed: held-out loss}.
+  """
+
+  name: str
+  steps: int
+  losses: dict[int, float]
+
+  def excess(self, small: 'Arm') -> paired.Difference:
+    """Returns the relative loss over `small`, paired by seed."""
+    relative = {s: self.losses[s] / small.losses[s] - 1 for s in self.losses}
+    return paired.difference(relative, dict.fromkeys(relative, 0.0))
+
+
+class Study(NamedTuple):
+  """What was found.
+
+  Attributes:
+    epsilon: relative loss that a larger batch may cost.
+    found: {place: what it allows}.
+    batch: the `optimizer.batch` that follows.
+    arms: how the runs from the beginning did; None where none was run.
+  """
+
+  epsilon: float
+  found: dict[Place, critical_batch.Critical]
+  batch: str
+  arms: dict[str, Arm] | None
+
+
+def measured(
+  path: pathlib.Path,
+  asked: Asked,
+  root: pathlib.Path,
+  at_once: int | None = None,
+) -> Study:
+  """Runs the branches, then the three runs, and returns what they say.
+
+  Args:
+    path: workdir of the run with a small batch.
+    asked: what is to be measured.
+    root: folder of all workdirs; what is complete there is not run again.
+    at_once: processes, as in `grid.complete`.
+
+  Raises:
+    OSError, ValueError, SystemExit: a run that cannot work, or see
+      `grid.complete`.
+  """
+  base = load(path)
+  cells = [
+    Cell(place, multiple, seed)
+    for place in places(path, base, asked.at)
+    for multiple in asked.multiples
+    for seed in range(asked.seeds)
+  ]
+  runs = branches(path, base, cells, asked.share, root)
+  grid.complete(list(runs.values()), at_once)
+  losses = grid.losses(list(runs.values()))
+  found = critical(
+    {cell: losses[run.name] for cell, run in runs.items()}, asked.epsilon
+  )
+  batch = schedule(found, base)
+  if not asked.confirm or ' ' not in batch:
+    return Study(asked.epsilon, found, batch, None)
+  whole = arms(base, batch, asked.seeds, root)
+  grid.complete(list(whole.values()), at_once)
+  return Study(asked.epsilon, found, batch, outcome(whole))
+
+
+def load(path: str | os.PathLike) -> experiment_lib.Experiment:
+  """Returns the experiment of the run to branch off.
+
+  Raises:
+    OSError, ValueError: there is none, or its batch is not the same throughout.
+  """
+  base = workdir_lib.load_experiment(path)
+  for field, value in (
+    ('optimizer.batch', base.optimizer.batch),
+    ('loop.branch', base.loop.branch),
+  ):
+    if value:
+      raise ValueError(
+        f'{path}: {field}={value!r}: branches need a run of one batch from its'
+        " beginning, with ''."
+      )
+  return base
+
+
+def places(
+  path: pathlib.Path,
+  base: experiment_lib.Experiment,
+  fractions: Sequence[float],
+) -> list[Place]:
+  """Returns the checkpoint next to each fraction of the run's tokens.
+
+  Raises:
+    ValueError: there is none near; names what there is.
+  """
+  schedule = batch_schedule.of(base)
+  kept = [
+    Place(step, rows / schedule.rows, rows * schedule.length)
+    for step in workdir_lib.checkpoints(path)
+    for rows in [schedule.row_of(step)]
+  ]
+  found = []
+  for wanted in fractions:
+    near = min(
+      kept, key=lambda place: abs(place.fraction - wanted), default=None
+    )
+    if near is None or abs(near.fraction - wanted) > _NEAR:
+      held = ', '.join(f'{place.fraction:.3f}' for place in kept) or 'none'
+      raise ValueError(
+        f'--at={wanted:g}: {path} keeps no checkpoint near that fraction of its'
+        f' tokens; there are {held}. Train it with a smaller'
+        ' loop.checkpoint_every and a larger loop.checkpoints_kept.'
+      )
+    if near not in found:
+      found.append(near)
+  return found
+
+
+def branches(
+  path: pathlib.Path,
+  base: experiment_lib.Experiment,
+  cells: Sequence[Cell],
+  share: float,
+  root: pathlib.Path,
+) -> dict[Cell, grid.Run]:
+  """Returns the run of each cell, checked.
+
+  Args:
+    path: workdir of the run to branch off.
+    base: its experiment.
+    cells: the branches.
+    share: the part of the run's tokens that each branch trains on.
+    root: folder of all workdirs.
+
+  Raises:
+    OSError, ValueError: a run that cannot work.
+  """
+  total = batch_schedule.of(base).tokens
+  made = {}
+  for cell in cells:
+    place = cell.place
+    one = copy.deepcopy(base)
+    one.data.microbatches *= cell.multiple
+    one.optimizer.learning_rate = _rate(base, place.tokens) * math.sqrt(
+      cell.multiple
+    )
+    one.optimizer.schedule, one.optimizer.warmup = 'constant', 0.0
+    one.loop.branch = f'{path}@{place.step}'
+    one.loop.tokens = place.tokens + math.ceil(share * total)
+    one.loop.evaluate_every, one.loop.checkpoint_every = 0, _NEVER
+    one.seed = base.seed + cell.seed
+    name = f'{place.fraction:.3f}: {cell.multiple} ×, seed {cell.seed}'
+    folder = (
+      root / f'step{place.step}' / f'batch{cell.multiple}' / f'seed{cell.seed}'
+    )
+    made[cell] = grid.Run(name, one, folder, place.tokens)
+  grid.check(list(made.values()))
+  return made
+
+
+def _rate(base: experiment_lib.Experiment, tokens: int) -> float:
+  """Returns the rate that the run had after so many tokens, to four digits."""
+  import jax.numpy as jnp
+
+  from kaiju_jax.training import optimizer
+
+  shape = optimizer.shape_of_rate(
+    base.optimizer, batch_schedule.of(base).tokens
+  )
+  rate = base.optimizer.learning_rate * float(shape(jnp.float32(tokens)))
+  if rate <= 0:
+    raise ValueError(
+      f'after {tokens:,} tokens the rate is 0: branch off elsewhere (--at).'
+    )
+  return float(f'{rate:.4g}')
+
+
+def critical(
+  losses: Mapping[Cell, float], epsilon: float
+) -> dict[Place, critical_batch.Critical]:
+  """Returns what each place allows."""
+  found = {}
+  for place in dict.fromkeys(cell.place for cell in losses):
+    by_multiple: dict[int, list[float]] = {}
+    for cell in sorted(losses):
+      if cell.place == place:
+        by_multiple.setdefault(cell.multiple, []).append(losses[cell])
+    found[place] = critical_batch.critical(by_multiple, epsilon)
+  return found
+
+
+def schedule(
+  found: Mapping[Place, critical_batch.Critical],
+  base: experiment_lib.Experiment,
+) -> str:
+  """Returns the `optimizer.batch` that follows."""
+  return critical_batch.schedule(
+    {float(f'{p.fraction:.3g}'): one.largest for p, one in found.items()},
+    base.data.microbatches,
+  )
+
+
+def arms(
+  base: experiment_lib.Experiment, batch: str, seeds: int, root: pathlib.Path
+) -> dict[tuple[str, int], grid.Run]:
+  """Returns the runs from the beginning, {(arm, seed): run}, checked.
+
+  Args:
+    base: the run with the small batch.
+    batch: the schedule.
+    seeds: how many.
+    root: folder of all workdirs.
+  """
+  largest = int(batch.rpartition(':')[2])
+  small = base.data.microbatches
+  made = {}
+  for name in ARMS:
+    for seed in range(seeds):
+      one = copy.deepcopy(base)
+      one.loop.tokens = batch_schedule.of(base).tokens
+      one.loop.evaluate_every, one.loop.checkpoint_every = 0, _NEVER
+      one.seed = base.seed + seed
+      if name != 'small':
+        one.data.microbatches = largest
+        one.optimizer.learning_rate *= math.sqrt(largest / small)
+      if name == 'schedule':
+        one.optimizer.batch, one.optimizer.batch_rate = batch, 'sqrt'
+      # The schedule is part of the name: another one is another run.
+      part = '' if name == 'small' else batch.replace(':', '-')
+      folder = root / f'{name} {part}'.strip().replace(' ', '_')
+      made[name, seed] = grid.Run(
+        f'{name}, seed {seed}', one, folder / f'seed{seed}'
+      )
+  grid.check(list(made.values()))
+  return made
+
+
+def outcome(runs: Mapping[tuple[str, int], grid.Run]) -> dict[str, Arm]:
+  """Returns how the complete runs of `arms` did."""
+  losses = grid.losses(list(runs.values()))
+  found = {}
+  for name in ARMS:
+    own = {seed: run for (arm, seed), run in runs.items() if arm == name}
+    found[name] = Arm(
+      name,
+      batch_schedule.of(own[0].experiment).steps,
+      {seed: losses[run.name] for seed, run in own.items()},
+    )
+  return found

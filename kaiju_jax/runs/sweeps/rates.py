@@ -1,0 +1,296 @@
+"""The best learning rate of several widths, and of the next one before it runs.
+
+Every width is trained at every rate of a grid. The line through the optima
+(`evaluation/fits/optimum.py`) predicts the rate of a wider model, which is then
+trained at that rate, at half and twice as much, and as a contrast at the
+narrowest width's best rate.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import copy
+import math
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.evaluation.fits import optimum
+from kaiju_jax.runs.sweeps import grid
+from kaiju_jax.runs.sweeps import widths as widths_lib
+from kaiju_jax.training import experiment as experiment_lib
+
+_AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.
+
+
+class Asked(NamedTuple):
+  """What is to be measured.
+
+  Attributes:
+    transfers: values of `optimizer.transfer`.
+    widths: d_model, rising, at least two.
+    rates: learning rates that every width is trained at, at least three.
+    seeds: how many: 0, 1, …
+    width: the next one, whose rate is predicted.
+    factor: see `optimum.optimum`.
+  """
+
+  transfers: tuple[str, ...]
+  widths: tuple[int, ...]
+  rates: tuple[float, ...]
+  seeds: int
+  width: int
+  factor: float = 2.0
+
+
+class Cell(NamedTuple):
+  """One run of the study.
+
+  Attributes:
+    transfer: `optimizer.transfer`.
+    width: d_model.
+    rate: learning rate.
+    seed: the run's.
+  """
+
+  transfer: str
+  width: int
+  rate: float
+  seed: int
+
+
+class Found(NamedTuple):
+  """What a width's losses say.
+
+  Attributes:
+    rates: float[R], rising.
+    losses: float[S, R].
+    optimum: the parabola's.
+  """
+
+  rates: list[float]
+  losses: np.ndarray
+  optimum: optimum.Optimum
+
+
+class Study(NamedTuple):
+  """All widths of one kind of transfer.
+
+  Attributes:
+    found: {width: what its losses say}.
+    line: through the optima; None where one is not to be trusted.
+    kept: the narrowest width's best rate.
+  """
+
+  found: dict[int, Found]
+  line: optimum.Line | None
+  kept: float
+
+
+class Prediction(NamedTuple):
+  """The next width: what was predicted and what was measured.
+
+  Attributes:
+    rate: the predicted one.
+    found: its own losses and optimum.
+    ratio: predicted / measured optimum.
+    excess: relative loss at the predicted rate over the measured optimum's.
+    kept: the same at the narrowest width's best rate.
+  """
+
+  rate: float
+  found: Found
+  ratio: float
+  excess: float
+  kept: float
+
+
+def measured(
+  experiment: experiment_lib.Experiment,
+  asked: Asked,
+  root: pathlib.Path,
+  at_once: int | None = None,
+) -> tuple[dict[str, Study], dict[str, Prediction]]:
+  """Runs the grid, then the next width, and returns both by transfer.
+
+  A transfer with an optimum that is not to be trusted gets no prediction.
+
+  Args:
+    experiment: what all runs share.
+    asked: what is to be measured.
+    root: folder of all workdirs; what is complete there is not run again.
+    at_once: processes, as in `grid.complete`.
+
+  Raises:
+    OSError, ValueError, SystemExit: a run that cannot work, or see
+      `grid.complete`.
+  """
+
+  def losses(cells):
+    made = runs(experiment, cells, asked.widths[0], root)
+    grid.complete(list(made.values()), at_once)
+    by_name = grid.losses(list(made.values()))
+    return {cell: by_name[run.name] for cell, run in made.items()}
+
+  grid_losses = losses(
+    cells(asked.transfers, asked.widths, asked.rates, asked.seeds)
+  )
+  studies = {
+    transfer: study(grid_losses, transfer, asked.widths, asked.factor)
+    for transfer in asked.transfers
+  }
+  trusted = {t: one for t, one in studies.items() if one.line is not None}
+  ahead = []
+  for transfer, one in trusted.items():
+    rates = tried(one.line, asked.width, one.kept)
+    ahead += cells([transfer], [asked.width], rates, asked.seeds)
+  found = losses(ahead)
+  return studies, {
+    transfer: prediction(found, transfer, asked.width, one)
+    for transfer, one in trusted.items()
+  }
+
+
+def cells(
+  transfers: Iterable[str],
+  widths: Iterable[int],
+  rates: Iterable[float],
+  seeds: int,
+) -> list[Cell]:
+  """Returns the whole grid."""
+  return [
+    Cell(transfer, width, rate, seed)
+    for transfer in transfers
+    for width in widths
+    for rate in rates
+    for seed in range(seeds)
+  ]
+
+
+def runs(
+  experiment: experiment_lib.Experiment,
+  cells: Sequence[Cell],
+  base: int,
+  root: pathlib.Path,
+) -> dict[Cell, grid.Run]:
+  """Returns the run of each cell, checked.
+
+  Args:
+    experiment: what all runs share.
+    cells: the study's cells.
+    base: the narrowest width, at which 'width' changes no hidden matrix.
+    root: folder of all workdirs.
+
+  Raises:
+    OSError, ValueError: a run that cannot work.
+  """
+  made = {}
+  for cell in cells:
+    one = widths_lib.at(copy.deepcopy(experiment), cell.width)
+    one.optimizer.learning_rate = cell.rate
+    one.optimizer.transfer = cell.transfer
+    one.optimizer.transfer_base = base
+    one.seed = cell.seed
+    name = f'{cell.transfer} {cell.width} at {cell.rate:g}, seed {cell.seed}'
+    folder = (
+      root
+      / cell.transfer
+      / f'width{cell.width}'
+      / f'rate{cell.rate:g}'
+      / f'seed{cell.seed}'
+    )
+    made[cell] = grid.Run(name, one, folder)
+  grid.check(list(made.values()))
+  return made
+
+
+def found(
+  losses: Mapping[Cell, float], transfer: str, width: int, factor: float
+) -> Found:
+  """Returns the optimum of one width; `factor` as in `optimum.optimum`."""
+  own = {c: x for c, x in losses.items() if c[:2] == (transfer, width)}
+  rates = sorted({cell.rate for cell in own})
+  seeds = sorted({cell.seed for cell in own})
+  table = np.array(
+    [[own[Cell(transfer, width, r, s)] for r in rates] for s in seeds]
+  )
+  fitted = optimum.optimum(np.log(rates), table, factor)
+  return Found(rates, table, fitted)
+
+
+def study(
+  losses: Mapping[Cell, float],
+  transfer: str,
+  widths: Sequence[int],
+  factor: float,
+) -> Study:
+  """Returns the optima of all widths, and the line if all are trusted."""
+  all_found = {w: found(losses, transfer, w, factor) for w in widths}
+  optima = [one.optimum for one in all_found.values()]
+  is_trusted = not any(one.doubts for one in optima)
+  return Study(
+    all_found,
+    optimum.line(widths, optima) if is_trusted else None,
+    math.exp(optima[0].log_rate),
+  )
+
+
+def tried(line: optimum.Line, width: int, kept: float) -> list[float]:
+  """Returns the rates at which the next width runs, rising.
+
+  Args:
+    line: the line through the optima.
+    width: the next width.
+    kept: the narrowest width's best rate.
+  """
+  rate = predicted(line, width)
+  return sorted({*(_rounded(rate * x) for x in _AROUND), _rounded(kept)})
+
+
+def predicted(line: optimum.Line, width: int) -> float:
+  """Returns the rate that the line predicts, to three digits."""
+  return _rounded(math.exp(line.at(width)))
+
+
+def prediction(
+  losses: Mapping[Cell, float],
+  transfer: str,
+  width: int,
+  study: Study,
+) -> Prediction:
+  """Returns how the next width did; `losses` holds its cells."""
+  rate = predicted(study.line, width)
+  measured = found(losses, transfer, width, factor=2.0)
+  means = dict(zip(measured.rates, measured.losses.mean(0)))
+  best = measured.optimum.loss
+  return Prediction(
+    rate,
+    measured,
+    rate / math.exp(measured.optimum.log_rate),
+    float(means[rate]) / best - 1,
+    float(means[_rounded(study.kept)]) / best - 1,
+  )
+
+
+def plain(found: Found) -> dict[str, Any]:
+  """Returns what JSON can hold of a width's result."""
+  best = found.optimum
+  low, high = best.interval()
+  return {
+    'rates': list(found.rates),
+    'losses': [[_finite(x) for x in row] for row in found.losses],
+    'best_rate': math.exp(best.log_rate),
+    'best_rate_95': [_finite(math.exp(low)), _finite(math.exp(high))],
+    'best_loss': best.loss,
+    'doubts': list(best.doubts),
+  }
+
+
+def _rounded(rate: float) -> float:
+  return float(f'{rate:.3g}')
+
+
+def _finite(value: float) -> float | None:
+  return float(value) if math.isfinite(value) else None

@@ -1,0 +1,180 @@
+"""The rates' study as a table, sentences, a JSON file and a figure."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import math
+import pathlib
+from typing import Any
+
+from matplotlib import figure
+import numpy as np
+import rich.table
+
+from kaiju_jax.runs.sweeps import rates
+from kaiju_jax.storage import files
+
+_COLOURS = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
+# The targets: the predicted rate, its loss, and the slope under 'width'.
+RATIO, EXCESS, SLOPE = 1.4, 0.005, 0.2
+
+Studies = Mapping[str, rates.Study]
+Predictions = Mapping[str, rates.Prediction]
+
+
+def parts(
+  studies: Studies, predictions: Predictions, width: int
+) -> Iterator[rich.table.Table | str]:
+  """Yields what is printed: a table, and sentences."""
+  table = rich.table.Table(title='Best learning rate by width')
+  for name in ('transfer', 'width', 'best rate', '95 %', 'loss', 'doubts'):
+    table.add_column(name)
+  for transfer, study in studies.items():
+    found = dict(study.found)
+    if transfer in predictions:
+      found[width] = predictions[transfer].found
+    for one_width, one in found.items():
+      low, high = one.optimum.interval()
+      table.add_row(
+        transfer,
+        f'{one_width}' + (' (predicted)' if one_width == width else ''),
+        f'{math.exp(one.optimum.log_rate):.2e}',
+        'one seed' if math.isnan(low) else _range(low, high),
+        f'{one.optimum.loss:.4f}',
+        '; '.join(one.optimum.doubts),
+      )
+  yield table
+  for transfer, study in studies.items():
+    yield from _sentences(transfer, study, predictions.get(transfer), width)
+
+
+def _range(low: float, high: float) -> str:
+  return f'{math.exp(low):.2e}…{math.exp(high):.2e}'
+
+
+def _sentences(transfer, study, prediction, width) -> Iterator[str]:
+  if study.line is None:
+    yield (
+      f'{transfer}: nothing is predicted, because an optimum is not to be'
+      ' trusted: see the doubts above, and give other --rates.'
+    )
+    return
+  low, high = study.line.slope_interval()
+  interval = '' if math.isnan(low) else f' ({low:+.2f}…{high:+.2f}, 95 %)'
+  slope = f'{transfer}: ln rate changes by {study.line.b:+.2f} per ln width'
+  verdict = ''
+  if transfer == 'width':
+    verdict = (
+      f': one rate serves all (target |b| ≤ {SLOPE:g} met)'
+      if abs(study.line.b) <= SLOPE
+      else f': one rate does NOT serve all (target |b| ≤ {SLOPE:g} MISSED)'
+    )
+  yield f'{slope}{interval}{verdict}.'
+  if prediction.found.optimum.doubts:
+    yield (
+      f'{transfer}: the optimum of width {width} is not to be trusted:'
+      f' {"; ".join(prediction.found.optimum.doubts)}.'
+    )
+  ratio = max(prediction.ratio, 1 / prediction.ratio)
+  yield (
+    f'{transfer}: width {width} predicted at {prediction.rate:.2e}, measured at'
+    f' {math.exp(prediction.found.optimum.log_rate):.2e}: a factor of'
+    f' {ratio:.2f} (target {RATIO:g}, {_met(ratio <= RATIO)}); loss'
+    f' {prediction.excess:+.2%} over the optimum (target {EXCESS:.1%},'
+    f' {_met(prediction.excess <= EXCESS)}). At the narrowest width’s rate'
+    f' {study.kept:.2e}: {prediction.kept:+.2%}.'
+  )
+
+
+def _met(is_met: bool) -> str:
+  return 'met' if is_met else 'MISSED'
+
+
+def write(
+  root: pathlib.Path, studies: Studies, predictions: Predictions, width: int
+) -> tuple[pathlib.Path, pathlib.Path]:
+  """Writes rates.json and rates.png; returns their paths."""
+  data: dict[str, Any] = {}
+  for transfer, study in studies.items():
+    data[transfer] = {
+      'widths': {str(w): rates.plain(one) for w, one in study.found.items()},
+      'slope': None if study.line is None else study.line.b,
+      'narrowest_rate': study.kept,
+    }
+    if (one := predictions.get(transfer)) is not None:
+      data[transfer]['predicted'] = {
+        'width': width,
+        'rate': one.rate,
+        'ratio': one.ratio,
+        'excess': one.excess,
+        'narrowest_excess': one.kept,
+        **rates.plain(one.found),
+      }
+  page = root / 'rates.json', root / 'rates.png'
+  files.write_json(page[0], data)
+  draw(studies, predictions, width).savefig(page[1], format='png', dpi=130)
+  return page
+
+
+def draw(
+  studies: Studies, predictions: Predictions, width: int
+) -> figure.Figure:
+  """Returns loss over rate per width, and the optima over the width."""
+  drawn = figure.Figure(
+    figsize=(4.4 * (len(studies) + 1), 4.2), layout='constrained'
+  )
+  *curves, line = drawn.subplots(1, len(studies) + 1)
+  for axes, (transfer, study) in zip(curves, studies.items()):
+    found = dict(study.found)
+    if transfer in predictions:
+      found[width] = predictions[transfer].found
+    for colour, (one_width, one) in zip(_COLOURS, found.items()):
+      axes.plot(
+        one.rates,
+        one.losses.mean(0),
+        'o-' if one_width != width else 's--',
+        color=colour,
+        markersize=4,
+        linewidth=1,
+        label=f'width {one_width}',
+      )
+      axes.plot(
+        np.exp(one.optimum.log_rate),
+        one.optimum.loss,
+        '*' if not one.optimum.doubts else 'x',
+        color=colour,
+        markersize=12,
+      )
+    lowest = min(one.optimum.loss for one in found.values())
+    highest = max(one.optimum.loss for one in found.values())
+    axes.set_ylim(lowest * 0.985, highest * 1.12)
+    axes.set_xscale('log')
+    axes.set_title(f'transfer {transfer}; ★ fitted optimum', fontsize=10)
+    axes.set_xlabel('learning rate')
+    axes.set_ylabel('held-out loss (nats per token)')
+    axes.legend(frameon=False, fontsize=8)
+  for colour, (transfer, study) in zip(_COLOURS, studies.items()):
+    _optima(line, colour, transfer, study, predictions.get(transfer), width)
+  line.set_xscale('log')
+  line.set_yscale('log')
+  line.set_xlabel('width d_model')
+  line.set_ylabel('best learning rate')
+  line.set_title('line through the optima; ■ measured', fontsize=10)
+  line.legend(frameon=False, fontsize=8)
+  return drawn
+
+
+def _optima(axes, colour, transfer, study, prediction, width) -> None:
+  widths = list(study.found)
+  best = [np.exp(one.optimum.log_rate) for one in study.found.values()]
+  axes.plot(widths, best, 'o', color=colour, label=transfer)
+  if study.line is None:
+    return
+  ends = np.geomspace(widths[0], width, 20)
+  axes.plot(ends, np.exp(study.line.at(ends)), color=colour, linewidth=1)
+  axes.plot(
+    width,
+    np.exp(prediction.found.optimum.log_rate),
+    's',
+    color=colour,
+    markersize=7,
+  )

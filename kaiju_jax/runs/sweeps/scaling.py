@@ -1,0 +1,203 @@
+"""Sizes × token counts, the law through them, and a run that it has not seen.
+
+The law (`evaluation/fits/scaling.py`) is fitted to a grid. Held out is one run
+with more parameters and more tokens than all of them. Two contrasts predict it
+as well: the law without E, and the loss of the grid's largest run.
+
+N counts the parameters of the layers, without the embedding.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import copy
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.costs import footprint
+from kaiju_jax.evaluation.fits import scaling
+from kaiju_jax.runs.sweeps import grid
+from kaiju_jax.runs.sweeps import widths as widths_lib
+from kaiju_jax.training import experiment as experiment_lib
+
+
+class Cell(NamedTuple):
+  """One run of the study: d_model, row tokens and seed."""
+
+  width: int
+  tokens: int
+  seed: int
+
+
+class Point(NamedTuple):
+  """The runs of one size and length.
+
+  Attributes:
+    width: d_model.
+    parameters: N.
+    tokens: D.
+    losses: held-out loss of each seed.
+  """
+
+  width: int
+  parameters: int
+  tokens: int
+  losses: tuple[float, ...]
+
+  @property
+  def loss(self) -> float:
+    """Mean over the seeds."""
+    return sum(self.losses) / len(self.losses)
+
+
+class Study(NamedTuple):
+  """The fit and what it predicts.
+
+  Attributes:
+    points: what was fitted.
+    largest: what was held out.
+    fit: the law with E.
+    predicted: its loss at `largest`.
+    without_e: that of the law without E.
+    carried: the loss of the fitted run with most parameters and tokens.
+  """
+
+  points: tuple[Point, ...]
+  largest: Point
+  fit: scaling.Fit
+  predicted: float
+  without_e: float
+  carried: float
+
+
+def measured(
+  experiment: experiment_lib.Experiment,
+  places: Sequence[tuple[int, int]],
+  largest: tuple[int, int],
+  seeds: int,
+  slope: float,
+  root: pathlib.Path,
+  at_once: int | None = None,
+) -> Study:
+  """Runs the grid and the held-out run, and returns the fit.
+
+  Args:
+    experiment: what all runs share; its learning rate is that of its own width.
+    places: (width, tokens) of what is fitted.
+    largest: (width, tokens) of what is held out.
+    seeds: how many: 0, 1, …
+    slope: the learning rate goes with width^slope (`experiments.rates`).
+    root: folder of all workdirs; what is complete there is not run again.
+    at_once: processes, as in `grid.complete`.
+
+  Raises:
+    OSError, ValueError, SystemExit: a run that cannot work or that diverged,
+      or see `grid.complete`.
+  """
+  cells = [
+    Cell(*place, seed) for place in (*places, largest) for seed in range(seeds)
+  ]
+  made = runs(experiment, cells, slope, root)
+  grid.complete(list(made.values()), at_once)
+  found = points(made, grid.losses(list(made.values())))
+  return study([found[place] for place in places], found[largest])
+
+
+def runs(
+  experiment: experiment_lib.Experiment,
+  cells: Sequence[Cell],
+  slope: float,
+  root: pathlib.Path,
+) -> dict[Cell, grid.Run]:
+  """Returns the run of each cell, checked.
+
+  Args:
+    experiment: what all runs share.
+    cells: the study's cells.
+    slope: as in `measured`.
+    root: folder of all workdirs.
+
+  Raises:
+    OSError, ValueError: a run that cannot work.
+  """
+  made = {}
+  for cell in cells:
+    one = widths_lib.at(copy.deepcopy(experiment), cell.width)
+    ratio = cell.width / experiment.model.d_model
+    rate = one.optimizer.learning_rate * ratio**slope
+    one.optimizer.learning_rate = float(f'{rate:.4g}')
+    one.loop.tokens = cell.tokens
+    one.seed = cell.seed
+    name = f'width {cell.width}, {cell.tokens:,} tokens, seed {cell.seed}'
+    folder = (
+      root / f'width{cell.width}' / f'tokens{cell.tokens}' / f'seed{cell.seed}'
+    )
+    made[cell] = grid.Run(name, one, folder)
+  grid.check(list(made.values()))
+  return made
+
+
+def points(
+  runs: Mapping[Cell, grid.Run], losses: Mapping[str, float]
+) -> dict[tuple[int, int], Point]:
+  """Returns {(width, tokens): point} of complete runs."""
+  made = {}
+  for cell, run in runs.items():
+    own = [
+      losses[other.name] for one, other in runs.items() if one[:2] == cell[:2]
+    ]
+    made[cell[:2]] = Point(cell.width, _size(run), run.tokens, tuple(own))
+  return made
+
+
+def _size(run: grid.Run) -> int:
+  return footprint.count(
+    [
+      one
+      for one in footprint.parameters(run.experiment.model)
+      if one.family != 'embedding'
+    ]
+  )
+
+
+def study(points: Sequence[Point], largest: Point) -> Study:
+  """Fits the law to `points` and predicts `largest`.
+
+  Raises:
+    ValueError: too few points for the law, or a run that diverged.
+  """
+  columns = (
+    [point.parameters for point in points],
+    [point.tokens for point in points],
+    [point.loss for point in points],
+  )
+  fitted = scaling.fit(*columns)
+  without = scaling.fit(*columns, with_e=False, draws=0)
+  place = largest.parameters, largest.tokens
+  last = max(points, key=lambda point: (point.parameters, point.tokens))
+  return Study(
+    tuple(points),
+    largest,
+    fitted,
+    float(fitted.law.at(*place)),
+    float(without.law.at(*place)),
+    last.loss,
+  )
+
+
+def plain(study: Study) -> dict[str, Any]:
+  """Returns what JSON can hold of a study."""
+  fit = study.fit
+  return {
+    'points': [point._asdict() for point in study.points],
+    'largest': study.largest._asdict(),
+    'law': fit.law._asdict(),
+    'law_95': {name: list(fit.interval(name)) for name in fit.law._fields},
+    'doubts': list(fit.doubts),
+    'predicted': study.predicted,
+    'predicted_95': list(
+      fit.predicted(study.largest.parameters, study.largest.tokens)
+    ),
+    'without_e': study.without_e,
+    'carried': study.carried,
+  }

@@ -1,0 +1,117 @@
+"""The scaling study as tables, sentences, a JSON file and a figure."""
+
+from collections.abc import Iterator
+import pathlib
+
+from matplotlib import figure
+import numpy as np
+import rich.table
+
+from kaiju_jax.runs.sweeps import scaling
+from kaiju_jax.storage import files
+
+TARGET = 0.02  # Relative error of the prediction.
+_COLOURS = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
+
+
+def parts(study: scaling.Study) -> Iterator[rich.table.Table | str]:
+  """Yields what is printed: tables, and sentences."""
+  table = rich.table.Table(title='Held-out loss: measured and fitted')
+  for name in ('width', 'N', 'D', 'loss', 'law', 'difference'):
+    table.add_column(name, justify='right')
+  for point in study.points:
+    law = float(study.fit.law.at(point.parameters, point.tokens))
+    table.add_row(*_row(point, law))
+  table.add_section()
+  table.add_row(*_row(study.largest, study.predicted))
+  yield table
+  law = study.fit.law
+  yield (
+    f'L = {law.e:.3f} + {law.a:.3g} / N^{law.alpha:.3f}'
+    f' + {law.b:.3g} / D^{law.beta:.3f}'
+  )
+  yield '95 %: ' + ', '.join(
+    '{} {:.3g}…{:.3g}'.format(name, *study.fit.interval(name))
+    for name in law._fields
+  )
+  for doubt in study.fit.doubts:
+    yield f'Not to be trusted: {doubt}.'
+  low, high = study.fit.predicted(
+    study.largest.parameters, study.largest.tokens
+  )
+  yield (
+    f'Held out: {study.predicted:.4f} predicted ({low:.4f}…{high:.4f}),'
+    f' {study.largest.loss:.4f} measured:'
+    f' {_error(study, study.predicted):+.2%} (target {TARGET:.0%},'
+    f' {"met" if abs(_error(study, study.predicted)) <= TARGET else "MISSED"}).'
+    f' Without E {_error(study, study.without_e):+.2%}, the largest fitted run'
+    f' carried over {_error(study, study.carried):+.2%}.'
+  )
+
+
+def _row(point: scaling.Point, law: float) -> list[str]:
+  return [
+    str(point.width),
+    f'{point.parameters:,}',
+    f'{point.tokens:,}',
+    f'{point.loss:.4f}',
+    f'{law:.4f}',
+    f'{law / point.loss - 1:+.2%}',
+  ]
+
+
+def _error(study: scaling.Study, predicted: float) -> float:
+  return predicted / study.largest.loss - 1
+
+
+def write(
+  root: pathlib.Path, study: scaling.Study
+) -> tuple[pathlib.Path, pathlib.Path]:
+  """Writes scaling.json and scaling.png; returns their paths."""
+  page = root / 'scaling.json', root / 'scaling.png'
+  files.write_json(page[0], scaling.plain(study))
+  draw(study).savefig(page[1], format='png', dpi=130)
+  return page
+
+
+def draw(study: scaling.Study) -> figure.Figure:
+  """Returns loss over tokens per size, with the law, and the residuals."""
+  drawn = figure.Figure(figsize=(10, 4.4), layout='constrained')
+  curves, left = drawn.subplots(1, 2, width_ratios=(3, 2))
+  sizes = sorted({p.parameters for p in (*study.points, study.largest)})
+  tokens = np.geomspace(
+    min(point.tokens for point in study.points), study.largest.tokens, 50
+  )
+  for colour, size in zip(_COLOURS, sizes):
+    own = [point for point in study.points if point.parameters == size]
+    curves.plot(
+      [point.tokens for point in own],
+      [point.loss for point in own],
+      'o',
+      color=colour,
+      label=f'N = {size:,}',
+    )
+    curves.plot(tokens, study.fit.law.at(size, tokens), color=colour)
+  largest = study.largest
+  curves.plot(
+    largest.tokens, largest.loss, 's', color='black', label='held out'
+  )
+  curves.set_xscale('log')
+  curves.set_xlabel('training tokens')
+  curves.set_ylabel('held-out loss (nats per token)')
+  curves.legend(frameon=False, fontsize=8)
+  for colour, size in zip(_COLOURS, sizes):
+    pairs = [
+      (point.tokens, 100 * residual)
+      for point, residual in zip(study.points, study.fit.residuals)
+      if point.parameters == size
+    ]
+    if pairs:
+      left.plot(*zip(*pairs), 'o-', color=colour, linewidth=1)
+  error = -100 * _error(study, study.predicted)
+  left.plot(largest.tokens, error, 's', color='black')
+  left.axhline(0, color='#767676', linewidth=1)
+  left.set_xscale('log')
+  left.set_xlabel('training tokens')
+  left.set_ylabel('measured above the law (%)')
+  return drawn

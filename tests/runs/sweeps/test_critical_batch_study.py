@@ -1,0 +1,104 @@
+"""The critical batch's study on planted losses; no run is trained."""
+
+import json
+import math
+
+import pytest
+
+from experiments.configs import sweep
+from kaiju_jax.runs import branch
+from kaiju_jax.runs.sweeps import critical_batch
+from kaiju_jax.runs.sweeps import critical_batch_report
+from kaiju_jax.training import batch_schedule
+from kaiju_jax.training import workdir
+from tests.runs.sweeps import planted
+
+ASKED = critical_batch.Asked((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, 2)
+
+
+@pytest.fixture
+def base(tmp_path):
+  """A run of 4,000 steps, as far as its folder shows."""
+  experiment = sweep.get_config('batch')
+  path = tmp_path / 'base'
+  with workdir.opened(path, experiment):
+    for step in (400, 800, 1200):
+      (path / 'checkpoints' / str(step)).mkdir(parents=True)
+  assert batch_schedule.of(experiment).steps == 4000
+  return path
+
+
+def loss(experiment):
+  """A branch pays for a batch above 2 at 400 and 8 at 1200; a run for m > 4."""
+  level = 2.0 + 0.01 * experiment.seed
+  count = experiment.data.microbatches
+  if experiment.loop.branch:
+    step = branch.origin(experiment).step
+    allowed = {400: 2, 1200: 8}[step]
+    return level * (1 + 0.01 * max(0.0, math.log2(count / allowed)))
+  if experiment.optimizer.batch:
+    return level * 1.001
+  return level * (1 + 0.004 * math.log2(count))
+
+
+def test_branches_then_runs_from_the_beginning(monkeypatch, tmp_path, base):
+  jobs = planted.Jobs(monkeypatch, loss)
+  study = critical_batch.measured(base, ASKED, tmp_path / 'out')
+  assert [(p.step, one.largest) for p, one in study.found.items()] == [
+    (400, 2),
+    (1200, 8),
+  ]
+  assert study.batch == '0:1 0.1:2 0.3:8'
+  assert len(jobs.folders) == 2 * 4 * 2 + 3 * 2
+  small, schedule, large = (study.arms[name] for name in critical_batch.ARMS)
+  assert small.steps == 4000 and large.steps == 500
+  assert schedule.steps == 400 + 400 + 350
+  text = '\n'.join(
+    part for part in critical_batch_report.parts(study) if isinstance(part, str)
+  )
+  assert 'With the schedule +0.10% (target 0.3%, met)' in text
+  assert '71% fewer steps (target 30%, met)' in text
+  assert 'from the beginning +1.20% (further off)' in text
+  assert 'At 0.300, not sure: 8 is the largest batch tried' in text
+  files = critical_batch_report.write(tmp_path / 'out', study)
+  assert files[1].read_bytes().startswith(b'\x89PNG')
+  assert json.loads(files[0].read_text())['schedule'] == study.batch
+
+
+def test_what_a_branch_trains(base, tmp_path):
+  experiment = critical_batch.load(base)
+  (place,) = critical_batch.places(base, experiment, [0.31])
+  cell = critical_batch.Cell(place, 4, 1)
+  runs = critical_batch.branches(base, experiment, [cell], 0.1, tmp_path)
+  made = runs[cell].experiment
+  assert made.loop.branch == f'{base}@1200'
+  assert made.data.microbatches == 4 and made.seed == 1
+  assert made.optimizer.schedule == 'constant'
+  assert made.optimizer.learning_rate == pytest.approx(2 * 2e-3)
+  assert runs[cell].skipped == 1200 * 256
+  assert runs[cell].tokens - runs[cell].skipped == 400 * 256
+
+
+def test_one_batch_throughout_needs_no_runs(monkeypatch, tmp_path, base):
+  planted.Jobs(monkeypatch, lambda one: 2.0 * one.data.microbatches)
+  study = critical_batch.measured(base, ASKED, tmp_path / 'out')
+  assert study.batch == '0:1' and study.arms is None
+  critical_batch_report.write(tmp_path / 'out', study)
+  assert any('No runs' in str(x) for x in critical_batch_report.parts(study))
+
+
+def test_a_place_without_a_checkpoint_is_refused(base):
+  experiment = critical_batch.load(base)
+  message = r'--at=0.5: .* there are 0.100, 0.200, 0.300'
+  with pytest.raises(ValueError, match=message):
+    critical_batch.places(base, experiment, [0.5])
+
+
+def test_a_run_whose_batch_grows_is_refused(tmp_path):
+  experiment = sweep.get_config('batch')
+  experiment.data.microbatches = 2
+  experiment.optimizer.batch = '0:1 0.5:2'
+  with workdir.opened(tmp_path / 'w', experiment):
+    pass
+  with pytest.raises(ValueError, match=r"optimizer\.batch='0:1 0.5:2': branch"):
+    critical_batch.load(tmp_path / 'w')

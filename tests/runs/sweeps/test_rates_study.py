@@ -1,0 +1,82 @@
+"""The rates' study on planted losses: runs, sentences, figure."""
+
+import json
+import math
+
+from experiments.configs import sweep
+from kaiju_jax.runs.sweeps import rates
+from kaiju_jax.runs.sweeps import rates_report
+from tests.runs.sweeps import planted
+
+ASKED = rates.Asked(
+  ('none', 'width'),
+  (48, 64, 96, 128),
+  (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
+  2,
+  192,
+)
+
+
+def loss(experiment, slope=-0.8):
+  """Best at .006 in width 48; under 'width' in all."""
+  optimizer, width = experiment.optimizer, experiment.model.d_model
+  b = slope if optimizer.transfer == 'none' else 0.0
+  x = math.log(optimizer.learning_rate / 6e-3) - b * math.log(width / 48)
+  return 2.0 + 0.05 * x**2 + 1e-3 * experiment.seed
+
+
+def said(studies, predictions):
+  return '\n'.join(
+    part
+    for part in rates_report.parts(studies, predictions, ASKED.width)
+    if isinstance(part, str)
+  )
+
+
+def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
+  jobs = planted.Jobs(monkeypatch, loss)
+  studies, predictions = rates.measured(sweep.get_config(), ASKED, tmp_path)
+  assert abs(studies['none'].line.b + 0.8) < 0.02
+  assert abs(studies['width'].line.b) < 0.02
+  for one in predictions.values():
+    assert 1 / 1.05 < one.ratio < 1.05
+    assert one.excess < 0.001
+  # The contrast: the narrowest width's rate, which 'width' may keep.
+  assert predictions['none'].kept > 0.02
+  assert predictions['width'].kept < 0.001
+  text = said(studies, predictions)
+  assert text.count('target 1.4, met') == 2
+  assert 'one rate serves all (target |b| ≤ 0.2 met)' in text
+  # 4 widths, 5 rates and 2 transfers; then 4 and 3 rates, on two seeds.
+  assert len(jobs.folders) == 2 * (4 * 5 * 2 + 4 + 3)
+
+  files = rates_report.write(tmp_path, studies, predictions, ASKED.width)
+  assert files[1].read_bytes().startswith(b'\x89PNG')
+  found = json.loads(files[0].read_text())
+  assert found['none']['predicted']['width'] == 192
+  assert len(found['width']['widths']['48']['losses']) == 2
+
+
+def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
+  monkeypatch, tmp_path
+):
+  jobs = planted.Jobs(monkeypatch, lambda one: loss(one, slope=-3.0))
+  asked = ASKED._replace(transfers=('none',))
+  studies, predictions = rates.measured(sweep.get_config(), asked, tmp_path)
+  assert studies['none'].line is None and predictions == {}
+  assert len(jobs.folders) == 4 * 5 * 2
+  assert 'none: nothing is predicted' in said(studies, predictions)
+  rates_report.write(tmp_path, studies, predictions, asked.width)
+
+
+def test_a_slope_that_width_leaves_is_said(monkeypatch, tmp_path):
+  def steep(experiment):
+    experiment.optimizer.transfer = 'none'
+    return loss(experiment, slope=-0.5)
+
+  planted.Jobs(monkeypatch, steep)
+  asked = ASKED._replace(transfers=('width',))
+  studies, predictions = rates.measured(sweep.get_config(), asked, tmp_path)
+  assert 'does NOT serve all (target |b| ≤ 0.2 MISSED)' in said(
+    studies, predictions
+  )

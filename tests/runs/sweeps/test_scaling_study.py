@@ -1,0 +1,72 @@
+"""The scaling study on planted losses: runs, sentences, figure."""
+
+import json
+
+import pytest
+
+from experiments.configs import sweep
+from kaiju_jax.evaluation.fits import scaling as fits
+from kaiju_jax.runs.sweeps import scaling
+from kaiju_jax.runs.sweeps import scaling_report
+from kaiju_jax.training import batch_schedule
+from tests.runs.sweeps import planted
+
+PLACES = [(w, t << 17) for w in (32, 48, 64, 96) for t in (1, 2, 4, 8)]
+LARGEST = 192, 64 << 17
+LAW = fits.Law(1.3, 25.0, 90.0, 0.4, 0.38)
+
+
+def loss(experiment):
+  """The law; N of two layers with a key and a value each."""
+  d, f, heads = (
+    experiment.model.d_model,
+    experiment.model.d_ff,
+    experiment.model.num_heads,
+  )
+  layer = 2 * d * 16 * heads + 2 * d * 16 + 2 * d * f
+  size = 2 * layer + 5 * d  # Two gains a layer, and the last.
+  tokens = batch_schedule.of(experiment).tokens
+  wobble = 5e-4 * (-1) ** (d // 16 + tokens // (3 << 17))
+  return float(LAW.at(size, tokens)) * (1 + wobble)
+
+
+def measured(tmp_path):
+  return scaling.measured(
+    sweep.get_config(), PLACES, LARGEST, 1, -0.5, tmp_path
+  )
+
+
+def test_the_largest_run_is_predicted_and_the_contrasts_are_not(
+  monkeypatch, tmp_path
+):
+  jobs = planted.Jobs(monkeypatch, loss)
+  study = measured(tmp_path)
+  assert len(jobs.folders) == 17
+  truth = study.largest.loss
+  assert abs(study.predicted / truth - 1) < 0.02
+  assert abs(study.without_e / truth - 1) > abs(study.predicted / truth - 1)
+  assert abs(study.carried / truth - 1) > 0.05
+  parts = list(scaling_report.parts(study))
+  text = '\n'.join(part for part in parts if isinstance(part, str))
+  assert 'target 2%, met' in text
+  files = scaling_report.write(tmp_path, study)
+  assert files[1].read_bytes().startswith(b'\x89PNG')
+  assert len(json.loads(files[0].read_text())['points']) == 16
+
+
+def test_rates_follow_the_slope_and_tokens_the_grid(monkeypatch, tmp_path):
+  cells = [scaling.Cell(96, 1000, 0)]
+  (run,) = scaling.runs(sweep.get_config(), cells, -0.5, tmp_path).values()
+  assert run.experiment.optimizer.learning_rate == pytest.approx(
+    6e-3 * (96 / 64) ** -0.5, rel=1e-3
+  )
+  assert run.tokens == 1024, 'a whole microbatch'
+
+
+def test_a_run_that_diverged_is_named(monkeypatch, tmp_path):
+  def diverged(experiment):
+    return 'nan' if experiment.model.d_model == 96 else loss(experiment)
+
+  planted.Jobs(monkeypatch, diverged)
+  with pytest.raises(ValueError, match='losses must be finite'):
+    measured(tmp_path)
