@@ -61,11 +61,11 @@ def get_config(arm: str = 'last') -> experiment_lib.Experiment:
   )
   return experiment_lib.Experiment(
     model=model_config.ModelConfig(
-      d_model=96,
-      num_layers=4,
-      num_heads=3,
+      d_model=64,
+      num_layers=3,
+      num_heads=2,
       head_dim=32,
-      d_ff=384,
+      d_ff=256,
       max_length=128,
       window=32,
       dtype='float32',
@@ -78,6 +78,6 @@ def get_config(arm: str = 'last') -> experiment_lib.Experiment:
       learning_rate=3e-3, schedule='wsd', decay=0.2
     ),
     loop=training_config.LoopConfig(
-      steps=1500, log_every=10, checkpoint_every=1500
+      steps=1000, log_every=10, checkpoint_every=1000
     ),
   )

@@ -20,7 +20,6 @@ From the sources: data mixes, and another mix near the end of training
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -42,7 +41,6 @@ class Part(NamedTuple):
     name: its name.
     rows: its rows, all of one length. If they have extras, so have those of
       all other parts, of the same names and shapes.
-    documents: how many documents its rows number, from 0 on.
     weight: its share of the rows, in units of all parts' sum.
     anneal: the same in the annealing stage.
     content: numbers that tell its text from another, such as a checksum.
@@ -50,23 +48,22 @@ class Part(NamedTuple):
 
   name: str
   rows: loader.RowSource
-  documents: int
   weight: float
   anneal: float
   content: Mapping[str, int]
 
 
 class _Block(NamedTuple):
-  begin: int  # Its first row.
-  parts: np.ndarray  # int[Q], which part each row is of.
-  rows: np.ndarray  # int64[Q], the row's number in that part.
+  rows: range  # Its rows.
+  parts: Sequence[int]  # Which part each of them is of.
+  numbers: Sequence[int]  # Their numbers in that part.
 
 
 class Mixture(loader.RowSource):
   """A row source of parts, mixed; see the module.
 
-  Rows are those of their parts with two changes: `source` counts the documents
-  of all parts, in their order, and the extra `component_B` is the part's index.
+  Rows are those of their parts with one more extra: `component_B`, the index of
+  the part. (`source` still numbers the documents of the part.)
   """
 
   def __init__(
@@ -100,9 +97,8 @@ class Mixture(loader.RowSource):
       anneal_over,
     )
     self._blocks = apportionment.Blocks(self._stages, block)
-    documents = [one.documents for one in parts]
-    self._first_documents = np.concatenate([[0], np.cumsum(documents)])
-    self._block = functools.lru_cache(maxsize=4)(self._draw)
+    self._components = list(np.arange(len(self.parts), dtype=np.int32))
+    self._latest = _Block(range(0), (), ())
 
   def __len__(self) -> int:
     """Returns the rows of the run; each part has epochs of its own."""
@@ -112,14 +108,12 @@ class Mixture(loader.RowSource):
     """Returns row `index`, any number from 0 on."""
     if index < 0:
       raise IndexError(f'row {index}: rows are counted from 0 on.')
-    block = self._block(self._blocks.number(index))
-    part = int(block.parts[index - block.begin])
-    row = self.parts[part].rows[int(block.rows[index - block.begin])]
-    first = np.int32(self._first_documents[part])
-    return row._replace(
-      source=np.where(row.source < 0, row.source, row.source + first),
-      extras={**(row.extras or {}), packing.COMPONENT: np.int32(part)},
-    )
+    block = self._block(index)
+    place = index - block.rows.start
+    part = block.parts[place]
+    row = self.parts[part].rows[block.numbers[place]]
+    component = {packing.COMPONENT: self._components[part]}
+    return row._replace(extras={**(row.extras or {}), **component})
 
   @property
   def shares(self) -> np.ndarray:
@@ -128,11 +122,11 @@ class Mixture(loader.RowSource):
 
   def counts(self, index: int) -> np.ndarray:
     """Returns int64[S], how many rows of each part come before row `index`."""
-    number = self._blocks.number(index)
-    block = self._block(number)
-    inside = block.parts[: index - block.begin]
-    return self._blocks.counts(number) + np.bincount(
-      inside, minlength=len(self.parts)
+    block = self._block(index)
+    inside = block.parts[: index - block.rows.start]
+    before = self._blocks.counts(self._blocks.number(index))
+    return before + np.bincount(
+      np.asarray(inside, int), minlength=len(self.parts)
     )
 
   def account(self, index: int) -> dict[str, Any]:
@@ -163,17 +157,23 @@ class Mixture(loader.RowSource):
           ' in a new --workdir.'
         )
 
+  def _block(self, index: int) -> _Block:
+    """Returns the block of a row, which is mostly that of the row before."""
+    block = self._latest
+    if index not in block.rows:
+      block = self._latest = self._draw(self._blocks.number(index))
+    return block
+
   def _draw(self, number: int) -> _Block:
-    begin = self._blocks.begin(number)
     before, after = (self._blocks.counts(n) for n in (number, number + 1))
-    kind = np.min_scalar_type(len(self.parts))
-    parts = np.repeat(np.arange(len(self.parts), dtype=kind), after - before)
+    parts = np.repeat(np.arange(len(self.parts)), after - before)
     rng = np.random.default_rng((self._seed, number, _ORDER))
     rng.shuffle(parts)
-    rows = np.empty(len(parts), np.int64)
+    numbers = np.empty(len(parts), np.int64)
     for part, (first, last) in enumerate(zip(before, after)):
-      rows[parts == part] = np.arange(first, last)
-    return _Block(begin, parts, rows)
+      numbers[parts == part] = np.arange(first, last)
+    rows = range(self._blocks.begin(number), self._blocks.begin(number + 1))
+    return _Block(rows, parts.tolist(), numbers.tolist())
 
 
 def _listed(values: Any) -> str:

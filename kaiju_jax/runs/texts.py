@@ -119,7 +119,6 @@ def rows(
     mixture.Part(
       name=one.config.name,
       rows=rows,
-      documents=len(one.training.names),
       weight=one.config.weight,
       anneal=anneal,
       content=_content(one.training),

@@ -29,9 +29,7 @@ def _part(name, weight, anneal=None, corpus=None):
   rows = text_lib.Rows(corpus, LENGTH, seed=3)
   anneal = weight if anneal is None else anneal
   content = {'tokens': len(corpus.tokens)}
-  return mixture_lib.Part(
-    name, rows, len(corpus.names), weight, anneal, content
-  )
+  return mixture_lib.Part(name, rows, weight, anneal, content)
 
 
 def _mixture(*parts, total=400, **options):
@@ -81,19 +79,6 @@ def test_each_source_gives_its_rows_in_its_own_order():
   wanted = np.array([0.5, 0.3, 0.2]) * 200
   wanted += 100 * (np.array([0.5, 0.3, 0.2]) + np.array([1, 3, 2]) / 6) / 2
   assert np.abs(mixture.counts(300) - wanted).max() < 1
-
-
-def test_documents_are_numbered_through_all_sources():
-  mixture = _mixture()
-  firsts = np.cumsum([0, 9, 9])
-  for index in range(60):
-    row = mixture[index]
-    part = int(row.extras[packing.COMPONENT])
-    real = row.source[row.source >= 0]
-    assert (np.searchsorted(firsts, real, 'right') - 1 == part).all()
-  padding = [mixture[n].source.min() for n in range(60)]
-  assert min(padding) == -1
-  assert row.source.dtype == np.int32
 
 
 def test_rows_are_a_pure_function_of_their_number():
