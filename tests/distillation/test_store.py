@@ -134,6 +134,14 @@ def test_an_interrupted_store_is_the_same_to_the_byte(
   assert _bytes(tmp_path / 'store') == _bytes(whole)
 
 
+def test_a_writer_goes_on_after_a_save(whole, tmp_path):
+  writer = _writer(tmp_path / 'store', 7000)
+  for first, end in ((0, 1100), (1100, 3300), (3300, 7000)):
+    writer.add(_targets(first, end))
+    writer.save()
+  assert _bytes(tmp_path / 'store') == _bytes(whole)
+
+
 @pytest.mark.parametrize('is_begun', [False, True])
 def test_a_kill_between_a_shard_and_the_manifest(
   whole, tmp_path, monkeypatch, is_begun
