@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import packing
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.distillation import config as config_lib
@@ -21,6 +23,7 @@ from kaiju_jax.interchange import own
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
+from kaiju_jax.runs import tasks
 from kaiju_jax.runs import teach
 from kaiju_jax.runs import train
 from kaiju_jax.training import interrupt
@@ -127,6 +130,49 @@ def test_a_killed_run_goes_on(plan, whole, tmp_path, monkeypatch):
   assert 0 < taught.end < taught.tokens
   teach.teach(plan, tmp_path / 'store')
   assert _bytes(tmp_path / 'store') == _bytes(whole)
+
+
+def test_a_mixture_carries_each_sources_own_targets(plan, tmp_path):
+  """Two corpora in one store; documents cut at the rows' ends."""
+  rng = np.random.default_rng(0)
+  for name in 'ab':
+    (tmp_path / name).mkdir()
+    for number in range(6):
+      text = ''.join(map(chr, rng.integers(97, 123, 150)))
+      (tmp_path / name / f'{number}.txt').write_text(text)
+  experiment = toys.experiment(tmp_path)
+  experiment.data.path = ''
+  experiment.data.held_out = 0.0
+  experiment.data.sources = tuple(
+    data_config.SourceConfig(name, str(tmp_path / name)) for name in 'ab'
+  )
+  both = teach.plan(plan.teacher, experiment, SAMPLING, batch=16, shard=2)
+  assert list(both.corpora) == ['a', 'b']
+  teach.teach(both, tmp_path / 'store')
+  experiment.data.teacher = str(tmp_path / 'store')
+  experiment.objective.name = 'distillation'
+  experiment.objective.distillation.entries = 8
+  readers = [
+    read.Reader(tmp_path / 'store', text_lib.digest(corpus))
+    for corpus in both.corpora.values()
+  ]
+  rows = tasks.rows(experiment)
+  seen = set()
+  for index in range(60):
+    row = rows[index]
+    part = int(row.extras[packing.COMPONENT])
+    corpus = list(both.corpora.values())[part]
+    for source in np.unique(row.source[row.source >= 0]):
+      places = np.flatnonzero(row.source == source)
+      piece = row.tokens[places].astype(np.uint8).tobytes()
+      if len(piece) < 8:
+        continue  # It might stand elsewhere, too.
+      first = corpus.tokens.tobytes().find(piece)
+      expected = readers[part](first, first + len(piece))
+      for name, values in expected.items():
+        np.testing.assert_array_equal(row.extras[name][places], values)
+      seen.add((part, first))
+  assert len({part for part, _ in seen}) == 2 and len(seen) > 40
 
 
 @pytest.mark.slow
