@@ -51,6 +51,7 @@ def evaluator(
   batch: int,
   rows: int,
   mesh: jax.sharding.Mesh | None = None,
+  chunk: int = 0,
 ) -> Callable[..., dict[str, float]]:
   """Returns (params, replica=None) → readings on rows of held-out text.
 
@@ -62,6 +63,7 @@ def evaluator(
     rows: how many rows are read, drawn once from the whole corpus.
     mesh: the one that the parameters are stored over; by default the first
       device.
+    chunk: tokens whose logits are held at a time; 0 for all of a batch.
 
   The readings are `loss` (nats per token), `bits_per_byte`, and two root mean
   squares over layers, heads and tokens of the first batch: `rms_lse`, of the
@@ -69,7 +71,7 @@ def evaluator(
   updates are ternary, the model reads the training state's replica, as training
   does.
   """
-  reader = _Reader(model, mesh or mesh_lib.single())
+  reader = _Reader(model, mesh or mesh_lib.single(), chunk)
   source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
   bytes_per_token = _bytes_per_token(source)
 
@@ -95,6 +97,7 @@ def of_sources(
   batch: int,
   rows: int,
   mesh: jax.sharding.Mesh | None = None,
+  chunk: int = 0,
 ) -> Callable[..., dict[str, float]]:
   """Returns an `evaluator` of several sources, each of them read.
 
@@ -110,8 +113,9 @@ def of_sources(
     batch: B.
     rows: how many rows of each source are read.
     mesh: as `evaluator` takes it.
+    chunk: as `evaluator` takes it.
   """
-  reader = _Reader(model, mesh or mesh_lib.single())
+  reader = _Reader(model, mesh or mesh_lib.single(), chunk)
   sources = {
     name: _Some(text.Rows(corpus, length, seed=_ORDER), rows)
     for name, corpus in corpora.items()
@@ -154,11 +158,13 @@ def _bytes_per_token(source: _Some) -> float:
 class _Reader:
   """What the evaluators run on devices, compiled once for all sources."""
 
-  def __init__(self, model: transformer.Transformer, mesh: jax.sharding.Mesh):
+  def __init__(
+    self, model: transformer.Transformer, mesh: jax.sharding.Mesh, chunk: int
+  ):
     @on_devices.each(mesh)
     def summed(params, held, rows_BL):
       value = language.weighted_cross_entropy(
-        model, params, rows_BL, 0.0, 0.0, held
+        model, params, rows_BL, 0.0, 0.0, held, chunk
       )
       weight = jnp.sum(rows_BL.weight_BL)
       return [collectives.total(x, 'B', rules.ROWS) for x in (value, weight)]

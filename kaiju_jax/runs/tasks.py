@@ -155,6 +155,7 @@ def _load_text(experiment: experiment_lib.Experiment) -> Data:
     from kaiju_jax.evaluation import held_out
 
     asked = data.length, data.batch, data.evaluated_rows, mesh
+    asked += (experiment.objective.chunk,)
     if found[0].is_mixed:
       corpora = {one.config.name: one.unseen for one in found}
       scores = held_out.of_sources(model, corpora, rows.shares, *asked)
