@@ -15,8 +15,7 @@ TIMEOUT = 200
 # Every process compiles the same programs: LLVM's cheapest settings, as in
 # `make test`.
 _CHEAP = (
-  '--xla_backend_optimization_level=0'
-  ' --xla_llvm_disable_expensive_passes=true'
+  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 )
 
 

@@ -1,14 +1,14 @@
 """Are sampled targets right on average? z-scores of what a student makes of q̂.
 
-A student with logits z reads the targets q̂ of N tokens by linear functions: by
-its gradient along a direction r, and by its loss with weights w,
+A student with logits z reads the targets q̂ of a token by linear functions: its
+loss, and its gradient along a direction r,
 
-    Σ r · (m · softmax(z) − q̂)        Σ w · (m · lse − Σ_V q̂ · z),    m = Σ_V q̂
+    m · lse − Σ_V q̂ · z        Σ_V r · (m · softmax(z) − q̂),        m = Σ_V q̂
 
 Over many draws, the mean of such a function less its value at p, divided by the
-standard error of that mean, is a z-score. Without bias it has variance 1; the
-root mean square over 200 random functions is then within 1 ± .15 (three
-standard deviations).
+standard error of that mean, is a z-score. Without bias it has variance 1, and
+the root mean square over 200 tokens is within 1 ± .15 (three standard
+deviations).
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ import numpy as np
 from kaiju_jax.distillation import config as sampling_config
 from kaiju_jax.distillation import sample
 
-FUNCTIONS = 200
+TOKENS = 200
 
 
 def teacher(
@@ -41,65 +41,46 @@ def teacher(
   return p_NV / p_NV.sum(axis=1, keepdims=True)
 
 
-def functions(
-  logits_NV: np.ndarray, p_NV: np.ndarray, seed: int = 0
-) -> dict[str, np.ndarray]:
-  """Returns what a student reads of q̂ as matrices [R, N · V].
-
-  Weights and directions are such that each token has about an equal say in the
-  variance, however sure it is.
+def functions(logits_NV: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
+  """Returns what a student reads of q̂, as factors [N, V] of its entries.
 
   Args:
     logits_NV: the student's.
-    p_NV: the distributions.
-    seed: what the directions and weights are drawn from.
+    seed: what each token's direction is drawn from.
   """
-  rng = np.random.default_rng(seed)
-  tokens, vocab_size = logits_NV.shape
   lse_N1 = np.log(np.exp(logits_NV).sum(axis=1, keepdims=True))
+  direction_NV = np.random.default_rng(seed).normal(size=logits_NV.shape)
   softmax_NV = np.exp(logits_NV - lse_N1)
-  said_NV = lse_N1 - logits_NV
-  spread_N1 = (1 - np.square(p_NV).sum(axis=1, keepdims=True)) ** 0.5
-  mean_N1 = (p_NV * said_NV).sum(axis=1, keepdims=True)
-  swing_N1 = (p_NV * (said_NV - mean_N1) ** 2).sum(axis=1, keepdims=True)
-  direction_RNV = rng.normal(size=(FUNCTIONS, tokens, vocab_size)) / spread_N1
-  along_RN1 = (direction_RNV * softmax_NV).sum(axis=2, keepdims=True)
-  weight_RN1 = rng.normal(size=(FUNCTIONS, tokens, 1)) / swing_N1**0.5
-  matrices = {
-    'gradient': along_RN1 - direction_RNV,
-    'loss': weight_RN1 * said_NV,
-  }
-  return {
-    name: matrix.reshape(FUNCTIONS, -1) for name, matrix in matrices.items()
-  }
+  along_N1 = (direction_NV * softmax_NV).sum(axis=1, keepdims=True)
+  return {'gradient': along_N1 - direction_NV, 'loss': lse_N1 - logits_NV}
 
 
 def rms_z(
   blocks: Iterable[np.ndarray],
   p_NV: np.ndarray,
-  matrices: dict[str, np.ndarray],
+  factors: dict[str, np.ndarray],
 ) -> dict[str, float]:
-  """Returns the root mean square of each matrix's z-scores.
+  """Returns the root mean square over tokens of each function's z-scores.
 
   It is infinite for estimates that are wrong and do not vary.
 
   Args:
     blocks: estimates [draws, N, V], any number of blocks.
     p_NV: what they should be on average.
-    matrices: see `functions`.
+    factors: see `functions`.
   """
   count = 0
-  total = dict.fromkeys(matrices, 0.0)
-  squares = dict.fromkeys(matrices, 0.0)
+  total = dict.fromkeys(factors, 0.0)
+  squares = dict.fromkeys(factors, 0.0)
   for block in blocks:
-    error = (block.astype(np.float64) - p_NV).reshape(len(block), -1)
+    error = block - p_NV
     count += len(block)
-    for name, matrix in matrices.items():
-      value = error @ matrix.T
+    for name, factor_NV in factors.items():
+      value = np.einsum('tnv,nv->tn', error, factor_NV)
       total[name] = total[name] + value.sum(axis=0)
       squares[name] = squares[name] + np.square(value).sum(axis=0)
   found = {}
-  for name in matrices:
+  for name in factors:
     mean = total[name] / count
     variance = np.maximum(squares[name] / count - mean**2, 0)
     with np.errstate(divide='ignore'):

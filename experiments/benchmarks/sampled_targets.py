@@ -2,9 +2,9 @@
 
     python -m experiments.benchmarks.sampled_targets [--part=bias,error]
 
-    bias   rms of z-scores of a student's gradient and loss over random
-           functions of the targets (`estimators.py`): 1 for what is right on
-           average. The four methods, and four mutants that are not.
+    bias   rms of z-scores of a student's gradient and loss (`estimators.py`):
+           1 for what is right on average. The four methods, and four mutants
+           that are not.
     error  squared error Σ (q̂ − p)², entries and bytes per token of each method,
            over distributions of a trigram of real text (`trigram.py`), as they
            are and sharpened; and the bytes of RS-KD with as many draws as
@@ -91,22 +91,22 @@ def _bias() -> rich.table.Table:
 
   from experiments.benchmarks import estimators
 
-  tokens, vocab_size, block = 16, 1000, 250
+  tokens, vocab_size, block = estimators.TOKENS, 256, 200
   draws, slots, k = 50, 24, 12
   p_NV = estimators.teacher(tokens, vocab_size)
   rng = np.random.default_rng(1)
   student_NV = np.log(p_NV) + rng.normal(size=p_NV.shape)
-  matrices = estimators.functions(student_NV, p_NV)
+  factors = estimators.functions(student_NV)
   firsts = range(0, _DRAWS_OF_BIAS.value, block)
   table = rich.table.Table(
-    title=f'rms z over {estimators.FUNCTIONS} functions and'
-    f' {len(firsts) * block:,} draws of {tokens} tokens, V {vocab_size:,}'
+    title=f'rms z over {tokens} tokens, {len(firsts) * block:,} draws,'
+    f' V {vocab_size:,}'
   )
-  for name in ('', *matrices):
+  for name in ('', *factors):
     table.add_column(name, justify='left' if not name else 'right')
 
   def add(name, blocks):
-    found = estimators.rms_z(blocks, p_NV, matrices)
+    found = estimators.rms_z(blocks, p_NV, factors)
     table.add_row(name, *(f'{value:.2f}' for value in found.values()))
 
   for name, sampling in {
