@@ -24,9 +24,9 @@ def test_there_are_blocks():
 @pytest.mark.parametrize(
   'block',
   [
-    # It compiles all programs of a decoder: the others take a second or two.
+    # These compile a model's programs: the others take a second or two.
     pytest.param(
-      block, id=str(n), marks=[pytest.mark.slow] * ('decoder.Decoder(' in block)
+      block, id=str(n), marks=[pytest.mark.slow] * ('init_params' in block)
     )
     for n, block in enumerate(BLOCKS)
   ],
