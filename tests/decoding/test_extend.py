@@ -126,6 +126,8 @@ def test_fast_int8_loss_is_the_forward_pass_s(name):
   assert same_BL[is_clear_BL].all()
 
 
+# Quick tests compare logits, bit for bit, that other codes would change.
+@pytest.mark.slow
 def test_the_cache_holds_the_codes_of_training():
   config = CONFIGS['int8']
   tokens_BL = toys.tokens(config, 2)

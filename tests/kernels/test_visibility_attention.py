@@ -278,7 +278,15 @@ def test_output_lse_and_gradients(implementation, case):
   _check(case, implementation)
 
 
-@pytest.mark.parametrize('case', SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+  'case',
+  [
+    pytest.param(
+      case, id=name, marks=[pytest.mark.slow] * ('slots' not in name)
+    )
+    for name, case in SHAPES.items()
+  ],
+)
 def test_other_shapes(quick_in_xla, case):
   # The definition has no blocks that a shape could fill in part.
   if quick_in_xla != 'reference':

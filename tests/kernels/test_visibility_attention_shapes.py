@@ -95,7 +95,8 @@ def test_errors_are_against_the_reference(name, coded):
 
 
 @pytest.mark.parametrize(
-  ('rows', 'masked'), [('chat', True), ('causal', False)]
+  ('rows', 'masked'),
+  [pytest.param('chat', True, marks=slow), ('causal', False)],
 )
 def test_a_peer_computes_the_same(rows, masked):
   shape = TOY._replace(rows=rows)
@@ -112,7 +113,8 @@ def test_a_peer_computes_the_same(rows, masked):
     )
 
 
-@pytest.mark.parametrize('kind', ['forward', pytest.param('dkv', marks=slow)])
+@slow
+@pytest.mark.parametrize('kind', ['forward', 'dkv'])
 def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
   asked = []
   chosen = blocks.gpu

@@ -283,6 +283,7 @@ def test_orders():
     assert list(row_N[1 : 2 + count]) == expected
 
 
+@pytest.mark.slow
 @in_small_blocks
 def test_masked_and_full_blocks_agree(monkeypatch):
   case = Case(visibility_lib.documents([50, 550], 600), 420, 1)
