@@ -46,23 +46,23 @@ def get_config(arm: str = 'float') -> experiment_lib.Experiment:
       num_heads=4,
       head_dim=16,
       d_ff=256,
-      max_length=128,
+      max_length=64,
       window=32,
       dtype='float32',
     ),
-    data=data_config.DataConfig(length=128, batch=8, evaluated_rows=256),
+    data=data_config.DataConfig(length=64, batch=8, evaluated_rows=512),
     optimizer=training_config.OptimizerConfig(learning_rate=6e-3, warmup=0.05),
     loop=training_config.LoopConfig(
-      tokens=300 * 1024, log_every=50, checkpoint_every=10_000
+      tokens=200 * 512, log_every=50, checkpoint_every=10_000
     ),
   )
   if arm != 'int8':
     experiment.model.quantization = quantization_config.none()
   if arm == 'batch':
-    experiment.data.batch = 2
+    experiment.data.batch = 4
     experiment.optimizer.schedule = 'wsd'
     experiment.optimizer.learning_rate = 2e-3
-    experiment.loop.tokens = 2_000 * 512
-    experiment.loop.checkpoint_every = 200
+    experiment.loop.tokens = 2_000 * 256
+    experiment.loop.checkpoint_every = 100
     experiment.loop.checkpoints_kept = 20
   return experiment

@@ -4,8 +4,10 @@ train.train(experiment, 'runs/tiny')              trains, or resumes
 train.train(experiment, 'runs/tiny', until=100)   the same, 100 steps of it
 """
 
+from collections.abc import MutableMapping
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import sys
@@ -16,6 +18,7 @@ from kaiju_jax.data import mix_file
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.runs import branch
+from kaiju_jax.runs import load
 from kaiju_jax.runs import tasks
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
@@ -34,6 +37,7 @@ def train(
   mesh: sharding_config.MeshConfig | None = None,
   cluster: Any = None,
   until: int | None = None,
+  programs: MutableMapping[str, Any] | None = None,
 ):
   """Trains `experiment` in `workdir`, or resumes it.
 
@@ -46,6 +50,9 @@ def train(
     cluster: `processes.Cluster`, where this is one of several processes.
     until: step after which to save and stop, as after Ctrl-C; the same call
       without it goes on to the run's end.
+    programs: compiled functions that calls in one process share. Give each the
+      same dictionary, empty at first: runs that differ in rate, seed and
+      workdir alone then trace and compile once.
 
   Returns:
     The last `state.TrainState`. Its `step` is less than that of the run's
@@ -66,7 +73,7 @@ def train(
   if mesh is not None:
     fit.check(experiment, mesh)
   with workdir_lib.reserved(workdir, experiment):
-    return _train(experiment, workdir, mesh, until)
+    return _train(experiment, workdir, mesh, until, programs)
 
 
 def _train_together(experiment, workdir, mesh, cluster, until):
@@ -108,6 +115,7 @@ def _train(
   workdir: str | os.PathLike,
   mesh: sharding_config.MeshConfig | None,
   until: int | None,
+  programs: MutableMapping[str, Any] | None = None,
 ):
   # These import jax, which costs seconds that a refusal should not.
   import jax
@@ -122,9 +130,13 @@ def _train(
     _note_idle(jax.device_count())
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
   found = tasks.of(experiment).load(experiment)
-  evaluate = None
-  if found.evaluator is not None:
-    evaluate = found.evaluator(step.model_of(experiment), devices)
+  programs = {} if programs is None else programs
+  known = programs.setdefault(_program(experiment, mesh), {})
+  if 'evaluate' not in known:
+    known['evaluate'] = None
+    if found.evaluator is not None:
+      model = step.model_of(experiment)
+      known['evaluate'] = found.evaluator(model, devices)
   data = experiment.data
   sharding = jax.sharding.NamedSharding(devices, step.BATCH)
   own = placement.own(sharding, (data.microbatches, data.batch, data.length))
@@ -142,16 +154,27 @@ def _train(
       schedule = schedule.branched(begins)
     else:
       state = _initial(experiment, devices)
+    if 'step' not in known:
+      known['step'] = step.make(experiment, devices, start=state)
     return loop.train(
       experiment,
       workdir,
       state=state,
-      step=step.make(experiment, devices, start=state),
+      step=known['step'].at(experiment.optimizer.learning_rate),
       batches=placement.Placed(batches, sharding, data.batch),
-      evaluate=evaluate,
+      evaluate=known['evaluate'],
       until=until,
       schedule=schedule,
     )
+
+
+def _program(experiment: experiment_lib.Experiment, mesh: Any) -> str:
+  """Returns all that a run's compiled functions depend on, as one string."""
+  data = strict.dump(experiment)
+  del data['seed'], data['optimizer']['learning_rate']
+  data['loop']['branch'] = bool(experiment.loop.branch)
+  data['mesh'] = mesh and dataclasses.asdict(mesh)
+  return json.dumps(data, sort_keys=True)
 
 
 def _initial(experiment: experiment_lib.Experiment, devices):
@@ -160,9 +183,7 @@ def _initial(experiment: experiment_lib.Experiment, devices):
 
   params = None
   if experiment.begin_with:
-    from kaiju_jax.runs import begin
-
-    params = begin.params(experiment, experiment.begin_with, devices)
+    params = load.params_for(experiment, experiment.begin_with, devices)
   elif experiment.init != 'standard':
     from kaiju_jax.evaluation import induction
     from kaiju_jax.model import depth_scaled

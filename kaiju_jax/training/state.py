@@ -6,6 +6,7 @@ from typing import ClassVar
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from kaiju_jax import visibility as visibility_lib
@@ -166,11 +167,13 @@ def init_params(
   """
   mesh = mesh or mesh_lib.single()
 
-  def draw():
+  # An argument, not a constant: all seeds share one compiled program.
+  def draw(seed):
     return drawn(model, seed)
 
-  stored = rules.shardings(jax.eval_shape(draw), mesh)
-  return jax.jit(draw, out_shardings=stored)()
+  seed = np.uint32(seed)
+  stored = rules.shardings(jax.eval_shape(draw, seed), mesh)
+  return jax.jit(draw, out_shardings=stored)(seed)
 
 
 def create(

@@ -81,6 +81,10 @@ class Step:
     # An argument, not a constant: peaks share one compiled program.
     return self._jitted(state, batch, microbatches, self._learning_rate)
 
+  def at(self, learning_rate: float) -> 'Step':
+    """Returns the same program with another peak rate."""
+    return Step(self._jitted, learning_rate)
+
   def lower(self, *arguments) -> jax.stages.Lowered:
     """Lowers the step for arguments or their shapes, as `jax.jit` does."""
     return self._jitted.lower(*arguments)

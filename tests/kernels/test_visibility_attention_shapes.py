@@ -81,10 +81,12 @@ def test_on_a_cpu_there_are_counts_and_no_times(rows):
   assert backward.tiles == tuple(2 * n for n in forward.tiles)
 
 
-@slow
 @pytest.mark.parametrize(
   ('name', 'coded'),
-  [('chunked', True), ('pallas_gpu', False), ('pallas_gpu', True)],
+  [
+    ('chunked', True),
+    *(pytest.param('pallas_gpu', coded, marks=slow) for coded in (False, True)),
+  ],
 )
 def test_errors_are_against_the_reference(name, coded):
   shape = TOY._replace(rows='packed', coded=coded)
@@ -95,8 +97,7 @@ def test_errors_are_against_the_reference(name, coded):
 
 
 @pytest.mark.parametrize(
-  ('rows', 'masked'),
-  [pytest.param('chat', True, marks=slow), ('causal', False)],
+  ('rows', 'masked'), [('chat', True), ('causal', False)]
 )
 def test_a_peer_computes_the_same(rows, masked):
   shape = TOY._replace(rows=rows)
@@ -113,8 +114,7 @@ def test_a_peer_computes_the_same(rows, masked):
     )
 
 
-@slow
-@pytest.mark.parametrize('kind', ['forward', 'dkv'])
+@pytest.mark.parametrize('kind', ['forward', pytest.param('dkv', marks=slow)])
 def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
   asked = []
   chosen = blocks.gpu

@@ -80,7 +80,7 @@ def check(runs: Sequence[Run]) -> None:
   """
   for run in runs:
     train.check(run.experiment)
-    workdir.check(run.folder, run.experiment)
+    workdir.check(run.folder, train.resolved(run.experiment))
 
 
 def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
@@ -98,9 +98,10 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
   if not missing:
     return
   for run in missing:
-    with workdir.opened(run.folder, run.experiment):
+    with workdir.opened(run.folder, train.resolved(run.experiment)):
       pass  # Its config.json is all that the process needs.
   places = at_once or len(jobs.own_cores()) or os.cpu_count() or 1
+  # Runs of one cost are of one size: a process compiles few programs.
   by_cost = sorted(missing, key=lambda run: run.cost, reverse=True)
   shares = min(len(missing), places * _PER_PLACE)
   chunks = [by_cost[share::shares] for share in range(shares)]

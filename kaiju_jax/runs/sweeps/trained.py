@@ -22,12 +22,13 @@ from kaiju_jax.training import workdir
 
 
 def main(folders: Sequence[str]) -> None:
+  programs = {}
   for folder in map(pathlib.Path, folders):
     if (folder / grid.RESULT).exists():
       continue
     print(f'{folder}', flush=True)
     experiment = workdir.load_experiment(folder)
-    state = train.train(experiment, folder)
+    state = train.train(experiment, folder, programs=programs)
     found = result(folder, experiment)
     if found is None:
       raise SystemExit(130)  # The training loop has said how to go on.

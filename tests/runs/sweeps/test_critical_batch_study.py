@@ -18,23 +18,23 @@ ASKED = critical_batch.Asked((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, 2)
 
 @pytest.fixture
 def base(tmp_path):
-  """A run of 4,000 steps, as far as its folder shows."""
+  """A run of 2,000 steps, as far as its folder shows."""
   experiment = sweep.get_config('batch')
   path = tmp_path / 'base'
   with workdir.opened(path, experiment):
-    for step in (400, 800, 1200):
+    for step in (200, 400, 600):
       (path / 'checkpoints' / str(step)).mkdir(parents=True)
-  assert batch_schedule.of(experiment).steps == 4000
+  assert batch_schedule.of(experiment).steps == 2000
   return path
 
 
 def loss(experiment):
-  """A branch pays for a batch above 2 at 400 and 8 at 1200; a run for m > 4."""
+  """A branch pays for a batch above 2 at 200 and 8 at 600; a run for m > 4."""
   level = 2.0 + 0.01 * experiment.seed
   count = experiment.data.microbatches
   if experiment.loop.branch:
     step = branch.origin(experiment).step
-    allowed = {400: 2, 1200: 8}[step]
+    allowed = {200: 2, 600: 8}[step]
     return level * (1 + 0.01 * max(0.0, math.log2(count / allowed)))
   if experiment.optimizer.batch:
     return level * 1.001
@@ -45,14 +45,14 @@ def test_branches_then_runs_from_the_beginning(monkeypatch, tmp_path, base):
   jobs = planted.Jobs(monkeypatch, loss)
   study = critical_batch.measured(base, ASKED, tmp_path / 'out')
   assert [(p.step, one.largest) for p, one in study.found.items()] == [
-    (400, 2),
-    (1200, 8),
+    (200, 2),
+    (600, 8),
   ]
   assert study.batch == '0:1 0.1:2 0.3:8'
   assert len(jobs.folders) == 2 * 4 * 2 + 3 * 2
   small, schedule, large = (study.arms[name] for name in critical_batch.ARMS)
-  assert small.steps == 4000 and large.steps == 500
-  assert schedule.steps == 400 + 400 + 350
+  assert small.steps == 2000 and large.steps == 250
+  assert schedule.steps == 200 + 200 + 175
   text = '\n'.join(
     part for part in critical_batch_report.parts(study) if isinstance(part, str)
   )
@@ -71,12 +71,12 @@ def test_what_a_branch_trains(base, tmp_path):
   cell = critical_batch.Cell(place, 4, 1)
   runs = critical_batch.branches(base, experiment, [cell], 0.1, tmp_path)
   made = runs[cell].experiment
-  assert made.loop.branch == f'{base}@1200'
+  assert made.loop.branch == f'{base}@600'
   assert made.data.microbatches == 4 and made.seed == 1
   assert made.optimizer.schedule == 'constant'
   assert made.optimizer.learning_rate == pytest.approx(2 * 2e-3)
-  assert runs[cell].skipped == 1200 * 256
-  assert runs[cell].tokens - runs[cell].skipped == 400 * 256
+  assert runs[cell].skipped == 600 * 256
+  assert runs[cell].tokens - runs[cell].skipped == 200 * 256
 
 
 def test_one_batch_throughout_needs_no_runs(monkeypatch, tmp_path, base):
