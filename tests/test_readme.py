@@ -10,16 +10,27 @@ import pytest
 
 README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
 ALL = re.findall(r'```python\n(.*?)```', README, re.S)
-# It trains: `test_wheel.py` runs it, in an environment that has only the wheel.
+# Two run elsewhere: `test_wheel.py` trains in an environment that has only the
+# wheel, and `test_squinch_alone.py` runs the loop of another trainer.
 (INSTALLED,) = [block for block in ALL if 'train.train(' in block]
-BLOCKS = [block for block in ALL if block != INSTALLED]
+(LOOP,) = [block for block in ALL if 'squinch.transform' in block]
+BLOCKS = [block for block in ALL if block not in (INSTALLED, LOOP)]
 
 
 def test_there_are_blocks():
   assert len(BLOCKS) >= 3
 
 
-@pytest.mark.parametrize('block', BLOCKS, ids=range(len(BLOCKS)))
+@pytest.mark.parametrize(
+  'block',
+  [
+    # These compile a model's programs: the others take a second or two.
+    pytest.param(
+      block, id=str(n), marks=[pytest.mark.slow] * ('init_params' in block)
+    )
+    for n, block in enumerate(BLOCKS)
+  ],
+)
 def test_block_runs(block, tmp_path, monkeypatch):
   """In this process, which has the eight devices that a block may ask for."""
   monkeypatch.chdir(tmp_path)

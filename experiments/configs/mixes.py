@@ -21,12 +21,12 @@ and --sources for those; the commands stay the same.
     S=$S,messages=$T/source_messages.jsonl,sessions=$T/source_sessions.jsonl
     M=reference=$T/target_reference.jsonl,turns=$T/target_sessions.jsonl
     python -m experiments.mix --target=$T/target_reference.jsonl \\
-      --sources=$S --measured=$M --tokens=3276800 --out=runs/mixes/mmlu_max
+      --sources=$S --measured=$M --tokens=819200 --out=runs/mixes/mmlu_max
     python -m experiments.mix --target=$T/target_sessions.jsonl \\
-      --sources=$S --measured=$M --tokens=3276800 \\
+      --sources=$S --measured=$M --tokens=819200 \\
       --out=runs/mixes/production_max
     python -m experiments.mix --target=$T/target_sessions.jsonl \\
-      --sources=$S --measured=$M --tokens=3276800 --method=proportional \\
+      --sources=$S --measured=$M --tokens=819200 --method=proportional \\
       --out=runs/mixes/as_is
     python -m experiments.ablate --config=experiments/configs/mixes.py \\
       --root=runs/mixes/arms --seeds=3 --jobs=1
@@ -71,12 +71,12 @@ def get_config(arm: str = 'mmlu_max') -> experiment_lib.Experiment:
     data=data_config.DataConfig(
       mix=f'runs/mixes/{arm}/mix.json',
       length=256,
-      batch=16,
+      batch=8,
       held_out=0.25,
       evaluated_rows=64,
     ),
     optimizer=training_config.OptimizerConfig(learning_rate=2.5e-3),
     loop=training_config.LoopConfig(
-      steps=800, evaluate_every=400, checkpoint_every=800, log_every=10
+      steps=400, evaluate_every=400, checkpoint_every=400, log_every=10
     ),
   )

@@ -55,7 +55,7 @@ WEIGHTS = 'model.safetensors'
 _FORMAT = 'kaiju_jax 2'
 _MASTERS = 'masters'
 # Fields that are younger than the format, and what a file without them means.
-_YOUNGER = {'num_kv_heads': 1}
+_YOUNGER = {'num_kv_heads': 1, 'shared': 'both'}
 
 
 def write(

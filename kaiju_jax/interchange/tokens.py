@@ -20,6 +20,7 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.storage import files
 
 FILE = 'tokenizer.json'
+BYTES = 256  # Tokens of the byte tokenizer.
 _BYTES_BOS = '<s>'
 
 

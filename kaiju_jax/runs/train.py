@@ -18,7 +18,6 @@ from kaiju_jax.data import mix_file
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.runs import branch
-from kaiju_jax.runs import load
 from kaiju_jax.runs import tasks
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
@@ -183,7 +182,9 @@ def _initial(experiment: experiment_lib.Experiment, devices):
 
   params = None
   if experiment.begin_with:
-    params = load.params_for(experiment, experiment.begin_with, devices)
+    from kaiju_jax.runs import begin
+
+    params = begin.params(experiment, experiment.begin_with, devices)
   elif experiment.init != 'standard':
     from kaiju_jax.evaluation import induction
     from kaiju_jax.model import depth_scaled

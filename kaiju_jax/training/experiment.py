@@ -27,9 +27,10 @@ class Experiment:
     init: 'standard'; 'scaled' to have layers add little to the stream at first
       (`model/depth_scaled.py`); 'induction' for the needle's
       induction-suggesting initialization (`evaluation/induction.py`).
-    begin_with: workdir of a run whose model's parameters this run begins
-      with, instead of fresh ones; '' for none. It must be readable whenever
-      the run starts or resumes.
+    begin_with: workdir of a run, or an export with float weights
+      (`runs/begin.py`), whose parameters this run begins with, instead of
+      fresh ones; '' for none. It must be readable whenever the run starts or
+      resumes.
     seed: the seed of the parameters and of the data's order.
   """
 

@@ -65,7 +65,7 @@ def test_copies_are_found_and_near_misses_are_not():
 
 @pytest.mark.slow
 def test_copies_are_found_at_size():
-  check(3000, 1)
+  check(2000, 1)
 
 
 def test_groups_are_those_of_all_pairs():

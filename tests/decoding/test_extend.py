@@ -22,7 +22,7 @@ from tests.decoding import toys
 
 CONFIGS = {
   'plain': toys.config(layout='L0 L0 G2'),
-  'int8': toys.config(layout='L0 L0 G2', quantization=toys.int8(bungee=True)),
+  'int8': toys.config(layout='L0 G1', quantization=toys.int8(bungee=True)),
   'int8, a scale per channel': toys.config(
     layout='L0 G1', quantization=toys.int8(kv_scale='channel')
   ),
@@ -126,6 +126,8 @@ def test_fast_int8_loss_is_the_forward_pass_s(name):
   assert same_BL[is_clear_BL].all()
 
 
+# Quick tests compare logits, bit for bit, that other codes would change.
+@pytest.mark.slow
 def test_the_cache_holds_the_codes_of_training():
   config = CONFIGS['int8']
   tokens_BL = toys.tokens(config, 2)
@@ -136,16 +138,15 @@ def test_the_cache_holds_the_codes_of_training():
   for begin in range(0, 64, 4):
     decoder.extend_text(rows, tokens_BL[:, begin : begin + 4])
   want = _made(params_of('int8'), config, tokens_BL)
-  for kind, owners in ('local', (0,)), ('global', (2,)):
+  for kind, owner in ('local', 0), ('global', 1):
     tables = decoder.cache.kinds[kind]
     held = np.arange(64 - 11 + 1 if kind == 'local' else 0, 64)
-    for place, owner in enumerate(owners):
-      for pools, made in zip((tables.k, tables.v), want[owner]):
-        for row_of_batch, row in enumerate(rows):
-          page, slot = np.divmod(held - int(tables.first_R[row]), 8)
-          at = tables.table_RN[row][page], slot
-          for got, wanted in zip(pools[place][:2], made[:2]):
-            np.testing.assert_array_equal(got[at], wanted[row_of_batch, held])
+    for pools, made in zip((tables.k, tables.v), want[owner]):
+      for row_of_batch, row in enumerate(rows):
+        page, slot = np.divmod(held - int(tables.first_R[row]), 8)
+        at = tables.table_RN[row][page], slot
+        for got, wanted in zip(pools[0][:2], made[:2]):
+          np.testing.assert_array_equal(got[at], wanted[row_of_batch, held])
 
 
 def _made(params, config, tokens_BL):

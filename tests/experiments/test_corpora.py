@@ -1,31 +1,41 @@
-"""The commands on text, end to end on the text that Python carries."""
+"""The commands that prepare text, end to end."""
 
 import json
 
+import numpy as np
 import pytest
 
+from tests.data import planted
 from tests.experiments import forked
+
+
+def write(path, texts):
+  path.write_text('\n'.join(json.dumps({'text': text}) for text in texts))
 
 
 @pytest.fixture(scope='module')
 def done(tmp_path_factory):
-  """Outcomes of the commands, in order, and their folder."""
-  folder = tmp_path_factory.mktemp('mixes')
-  texts = folder / 'texts'
-  sources = ','.join(
-    f'{kind}={texts}/source_{kind}.jsonl' for kind in ('code', 'docstrings')
+  """The commands' folder and their outcomes, in order."""
+  folder = tmp_path_factory.mktemp('texts')
+  rng = np.random.default_rng(0)
+  like, other = planted.distributions(2, items=planted.PHRASES)
+  write(folder / 'target.jsonl', planted.texts(like, 30, 50, rng))
+  same = planted.texts(like, 30, 50, rng)
+  write(folder / 'same.jsonl', [*same, same[0]])
+  write(folder / 'other.jsonl', [*planted.texts(other, 30, 50, rng), same[1]])
+  target = f'--target={folder}/target.jsonl'
+  mix = (
+    f'mix {target} --resamples=4 --out={folder}/mix'
+    f' --sources=same={folder}/same.jsonl,other={folder}/other.jsonl'
   )
-  target = f'--target={texts}/target_reference.jsonl'
   commands = [
-    f'mix_texts --out={texts}',
-    f'mix {target} --sources={sources} --resamples=4 --out={folder}/mix',
-    f'mix {target} --sources={sources} --out={folder}/mix',
-    f'select {target} --source={texts}/source_docstrings.jsonl --count=50'
+    mix,
+    mix,
+    f'select {target} --source={folder}/same.jsonl --count=5'
     f' --out={folder}/selected',
-    f'duplicates --documents={texts}/source_messages.jsonl'
-    f' --out={folder}/unique',
-    f'leaks --evaluation={texts}/target_sessions.jsonl'
-    f' --training={texts}/source_sessions.jsonl --out={folder}/leaks',
+    f'duplicates --documents={folder}/same.jsonl --out={folder}/unique',
+    f'leaks --evaluation={folder}/same.jsonl --training={folder}/other.jsonl'
+    f' --out={folder}/leaks',
     'mix --target=x --sources=a --out=y',
   ]
   words = [f'experiments.{command}'.split() for command in commands]
@@ -33,19 +43,19 @@ def done(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_commands_work_on_what_mix_texts_wrote(done):
-  folder, (texts, mix, again, select, duplicates, leaks, bad) = done
-  for one in texts, mix, select, duplicates, leaks:
+def test_the_commands_write_their_folders_once(done):
+  folder, (mix, again, select, duplicates, leaks, bad) = done
+  for one in mix, select, duplicates, leaks:
     assert one.returncode == 0, one.stderr
     assert not one.jax
   weights = {
     one['name']: one['weight']
     for one in json.loads((folder / 'mix/mix.json').read_text())['sources']
   }
-  assert weights['docstrings'] > 0.5 > weights['code']
-  assert 'source_comments: ' in texts.stdout
-  assert '50 of ' in select.stdout and 'are kept' in duplicates.stdout
-  assert 'items are leaked' in leaks.stdout
+  assert weights['same'] > 0.8
+  assert '5 of 31 documents by importance' in select.stdout
+  assert '30 of 31 documents are kept; 1 are near-dup' in duplicates.stdout
+  assert '1 of 31 items are leaked, 0 have common runs' in leaks.stdout
   assert again.returncode == bad.returncode == 1
   assert 'exists; must be the name of a new folder' in again.stderr
   assert "error: --sources: 'a' is not NAME=PATH." in bad.stderr

@@ -1,5 +1,7 @@
 """One test for all implementations, against integers that numpy adds up."""
 
+import functools
+
 import jax
 from jax.extend import core
 import jax.numpy as jnp
@@ -11,26 +13,11 @@ from kaiju_jax.kernels.int8_matmul import api
 from kaiju_jax.kernels.int8_matmul import blocks
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization.qat import project
+from tests.kernels import interpreted
 
 # No multiple of any block; several blocks each way, the last in part.
 ROWS, CONTRACTED, OUTPUTS = 70, 300, 200
 IMPLEMENTATIONS = tuple(api.RUNS_ON)
-
-
-def each(*cases, quick):
-  """Every implementation with every case.
-
-  Args:
-    *cases: tuples of parameters.
-    quick: numbers of the cases with which interpreted kernels are quick tests;
-      with the others they are slow ones.
-  """
-  return [
-    pytest.param(name, *case, marks=[pytest.mark.slow] * is_slow)
-    for name in IMPLEMENTATIONS
-    for n, case in enumerate(cases)
-    for is_slow in [name.startswith('pallas') and n not in quick]
-  ]
 
 
 @pytest.fixture(autouse=True)
@@ -93,15 +80,22 @@ LIMITS = {
   'cut': {'cut': np.linspace(0.1, 30, ROWS, dtype=np.float32)},
   'both': {'cut': np.float32(0.7), 'limit': np.float32(0.7)},
 }
+CODINGS = {
+  f'{limits} in {dtype}': (limits, dtype, nonnegative)
+  for dtype, nonnegative in (('float32', False), ('bfloat16', True))
+  for limits in LIMITS
+}
 
 
-@pytest.mark.parametrize('limits', LIMITS)
+# Products have quick tests without a limit, and with one for all rows.
 @pytest.mark.parametrize(
-  ('dtype', 'nonnegative'), [('float32', False), ('bfloat16', True)]
+  ('implementation', 'limits', 'dtype', 'nonnegative'),
+  interpreted.parameters(
+    IMPLEMENTATIONS, CODINGS, quick=('row in float32', 'cut in bfloat16')
+  ),
 )
-@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
 def test_codes_are_trainings_to_the_bit(
-  implementation, nonnegative, dtype, limits
+  implementation, limits, dtype, nonnegative
 ):
   x, _, _ = drawn(dtype=dtype, nonnegative=nonnegative)
   x = x.at[3].set(0).at[5, 7].set(jnp.nan)
@@ -123,37 +117,48 @@ def test_codes_are_trainings_to_the_bit(
 
 @pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
 def test_ties_go_to_the_even_code(implementation):
-  x = jnp.asarray([[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 126.5, 127.5, 1e9]])
-  codes, scales = api.quantize(
-    x, limit=np.float32(127), implementation=implementation
-  )
-  assert scales.tolist() == [1]
-  assert codes.tolist() == [[-2, -2, 0, 0, 2, 2, 126, 127, 127]]
-  # Half a code less and more by the last bit of a float.
   ties = np.arange(-126.5, 127, dtype=np.float32)
-  for toward in -np.inf, np.inf:
-    x = np.nextafter(ties, np.float32(toward))
-    codes, _ = api.quantize(
-      jnp.asarray(x)[None], limit=np.float32(127), implementation=implementation
-    )
-    np.testing.assert_array_equal(codes[0], np.round(x))
+  # Half a code less and more by the last bit of a float, and half a code.
+  beside = [np.nextafter(ties, np.float32(x)) for x in (-np.inf, np.inf)]
+  some = [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 126.5, 127.5, 1e9]
+  x = np.zeros((3, ties.size), np.float32)
+  x[:2], x[2, : len(some)] = beside, some
+  codes, scales = api.quantize(
+    jnp.asarray(x), limit=np.float32(127), implementation=implementation
+  )
+  assert scales.tolist() == [1] * 3
+  np.testing.assert_array_equal(codes[:2], np.round(beside))
+  wanted = [-2, -2, 0, 0, 2, 2, 126, 127, 127]
+  assert codes[2, : len(some)].tolist() == wanted
+
+
+PRODUCTS = {
+  'by the first, nonnegative': (300, True, 'first'),
+  'by the first, less than a block': (45, True, 'first'),
+  'by the last': (300, False, 'last'),
+  'by the last, no block in part': (384, True, 'last'),
+}
+
+
+def exact(contracted, nonnegative):
+  """Returns x, w, scale; x's codes and their scales; and the product."""
+  x, w, scale = drawn(contracted, nonnegative=nonnegative)
+  codes, scales = coded_as_training_does(x, None, nonnegative)
+  sums = levels_of(codes, nonnegative) @ w.astype(np.int64)
+  y = sums.astype(np.float32) * np.multiply.outer(
+    np.asarray(scales), np.asarray(scale)
+  )
+  return (x, w, scale), (codes, scales), y
 
 
 @pytest.mark.parametrize(
   ('implementation', 'contracted', 'nonnegative', 'contract'),
-  each(
-    (300, True, 'first'),
-    (384, False, 'first'),
-    (384, True, 'last'),
-    (45, False, 'last'),
-    (45, True, 'first'),
-    quick=(0, 3),
-  ),
+  interpreted.parameters(IMPLEMENTATIONS, PRODUCTS, quick=('by the last',)),
 )
 def test_a_product_is_the_exact_sum_times_its_scales(
   implementation, contracted, nonnegative, contract
 ):
-  x, w, scale = drawn(contracted, nonnegative=nonnegative)
+  (x, w, scale), (codes, scales), want = exact(contracted, nonnegative)
   found = api.matmul(
     x,
     laid(w, contract),
@@ -163,30 +168,36 @@ def test_a_product_is_the_exact_sum_times_its_scales(
     keep_codes=True,
     implementation=implementation,
   )
-  codes, scales = coded_as_training_does(x, None, nonnegative)
   np.testing.assert_array_equal(found.codes_RC, codes)
   np.testing.assert_array_equal(found.scale_R, scales)
-  sums = levels_of(codes, nonnegative) @ w.astype(np.int64)
-  want = sums.astype(np.float32) * np.multiply.outer(
-    np.asarray(scales), np.asarray(scale)
-  )
   np.testing.assert_array_equal(found.y_RO, want)
-  again = api.matmul(
-    found.codes_RC,
+
+
+# Quick tests multiply codes in the int8 input gradient.
+@pytest.mark.parametrize(
+  ('implementation', 'contracted', 'nonnegative', 'contract'),
+  interpreted.parameters(IMPLEMENTATIONS, PRODUCTS),
+)
+def test_codes_have_the_product_of_what_they_code(
+  implementation, contracted, nonnegative, contract
+):
+  (_, w, scale), (codes, scales), want = exact(contracted, nonnegative)
+  found = api.matmul(
+    codes,
     laid(w, contract),
     scale,
-    scale_R=found.scale_R,
+    scale_R=scales,
     contract=contract,
     nonnegative=nonnegative,
     implementation=implementation,
   )
-  np.testing.assert_array_equal(again.y_RO, want)
+  np.testing.assert_array_equal(found.y_RO, want)
 
 
 @pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
 def test_sums_of_the_largest_codes_are_exact(implementation):
   """2 · 255 · 127 · 6,144 is beyond what a float32 counts one by one."""
-  x = jnp.full((2, 12_288), 3.0)
+  x = jnp.full((2, 12_288), 3.0).at[1].set(255.0)
   w = np.full((12_288, 128), 127, np.int8)
   w[0] = np.arange(128) - 64
   found = api.matmul(
@@ -196,29 +207,23 @@ def test_sums_of_the_largest_codes_are_exact(implementation):
     contract='first',
     nonnegative=True,
     limit=np.float32(255),
-    keep_codes=True,
     implementation=implementation,
   )
-  want = 3 * w.astype(np.int64).sum(0)
-  np.testing.assert_array_equal(found.y_RO[0], want.astype(np.float32))
-  x = jnp.full((2, 12_288), 255.0)
-  found = api.matmul(
-    x,
-    jnp.asarray(w),
-    jnp.ones(128),
-    contract='first',
-    nonnegative=True,
-    implementation=implementation,
-  )
-  np.testing.assert_array_equal(found.y_RO[1], (85 * want).astype(np.float32))
+  sums = np.multiply.outer([3, 255], w.astype(np.int64).sum(0))
+  np.testing.assert_array_equal(found.y_RO, sums.astype(np.float32))
 
 
 @pytest.mark.parametrize(
-  ('implementation', 'dtype'), each(('float32',), ('bfloat16',), quick=(1,))
+  ('implementation', 'dtype'),
+  interpreted.parameters(
+    IMPLEMENTATIONS,
+    {dtype: dtype for dtype in ('float32', 'bfloat16')},
+    quick=('bfloat16',),
+  ),
 )
 def test_what_follows_a_product_is_as_if_done_after_it(implementation, dtype):
   x, w, scale = drawn(dtype=dtype)
-  x = x.at[5, 7].set(jnp.nan)
+  x = x.at[5, 7].set(jnp.nan).at[69, 299].set(-jnp.nan)
   plain, behind = (
     api.matmul(
       x,
@@ -236,11 +241,14 @@ def test_what_follows_a_product_is_as_if_done_after_it(implementation, dtype):
   want = np.asarray(jnp.clip(hidden, -at, at), np.float32)
   assert plain.dtype == behind.dtype == dtype
   np.testing.assert_array_equal(np.asarray(behind, np.float32), want)
-  assert np.isnan(want[5]).all()
+  assert np.flatnonzero(np.isnan(want).any(1)).tolist() == [5, 69]
+  assert np.isnan(want[[5, 69]]).all()
   assert len(np.unique(want)) > 100 and np.nanmax(want) == np.float32(at)
 
 
-@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+  'implementation', interpreted.parameters(IMPLEMENTATIONS)
+)
 def test_a_nan_makes_its_row_nan_and_no_other(implementation):
   x, w, scale = drawn()
   x = x.at[5, 7].set(jnp.nan).at[69, 299].set(-jnp.nan)
@@ -260,12 +268,14 @@ def test_a_nan_makes_its_row_nan_and_no_other(implementation):
 
 @pytest.mark.parametrize(
   ('implementation', 'dtype', 'contract'),
-  each(
-    ('float32', 'first'),
-    ('bfloat16', 'first'),
-    ('float32', 'last'),
-    ('bfloat16', 'last'),
-    quick=(0, 3),
+  interpreted.parameters(
+    IMPLEMENTATIONS,
+    {
+      f'{dtype}, {contract}': (dtype, contract)
+      for dtype in ('float32', 'bfloat16')
+      for contract in ('first', 'last')
+    },
+    quick=('float32, first',),
   ),
 )
 def test_the_gradients_products(implementation, dtype, contract):
@@ -307,10 +317,20 @@ def test_the_gradients_products(implementation, dtype, contract):
 
 
 @pytest.mark.parametrize(
-  ('implementation', 'contract'), each(('first',), ('last',), quick=(0,))
+  ('implementation', 'contract', 'has_limit'),
+  interpreted.parameters(
+    IMPLEMENTATIONS,
+    {
+      'first': ('first', False),
+      'last': ('last', False),
+      'first, limit': ('first', True),
+      'last, limit': ('last', True),
+    },
+    quick=('first',),
+  ),
 )
 def test_the_int8_input_gradient_is_trainings_to_the_bit(
-  implementation, contract
+  implementation, contract, has_limit
 ):
   _, w, scale = drawn()
   dy = np.random.default_rng(1).standard_normal((ROWS, OUTPUTS)).astype('f4')
@@ -319,21 +339,21 @@ def test_the_int8_input_gradient_is_trainings_to_the_bit(
   want = project.int8_input_gradient(
     spec, jnp.asarray(dy) * scale[None], laid(w, contract)
   )
-  options = {
-    'contract': contract,
-    'rounding': 'stochastic',
-    'implementation': implementation,
-  }
-  got = api.input_gradient(jnp.asarray(dy), laid(w, contract), scale, **options)
-  np.testing.assert_array_equal(got, want)
+  gradient = jax.jit(
+    functools.partial(
+      api.input_gradient,
+      contract=contract,
+      rounding='stochastic',
+      implementation=implementation,
+    )
+  )
+  arguments = jnp.asarray(dy), laid(w, contract), scale
+  if not has_limit:
+    np.testing.assert_array_equal(gradient(*arguments), want)
+    return
   limit = int8.largest(jnp.asarray(dy) * scale[None], (1,))[:, 0]
-  given = api.input_gradient(
-    jnp.asarray(dy), laid(w, contract), scale, limit=limit, **options
-  )
-  np.testing.assert_array_equal(given, want)
-  other = api.input_gradient(
-    jnp.asarray(dy), laid(w, contract), scale, limit=2 * limit, **options
-  )
+  np.testing.assert_array_equal(gradient(*arguments, limit=limit), want)
+  other = gradient(*arguments, limit=2 * limit)
   assert not np.array_equal(other, want)
 
 

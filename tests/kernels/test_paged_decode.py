@@ -1,8 +1,7 @@
 """Paged decode against a dense softmax over pages laid side by side.
 
-The oracle gathers with numpy and attends with `jax.nn.dot_product_attention`
-under the dense mask; its lse is numpy's in float64. The folder's own reference
-stands beside the kernels as one more implementation.
+The oracle gathers and attends with numpy in float64, under the dense mask. The
+folder's own reference stands beside the kernels as one more implementation.
 """
 
 import functools
@@ -23,6 +22,7 @@ from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.visibility_attention import api as attention_api
 from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import reference
+from tests.kernels import interpreted
 
 _SCALE = 0.1
 _ROWS, _LOGICAL, _SLOTS, _POOL = 3, 8, 8, 40
@@ -33,46 +33,15 @@ _K = 128
 _quick_jit = functools.partial(
   jax.jit, compiler_options={'xla_backend_optimization_level': 0}
 )
+_merge = _quick_jit(api.merge)
 
 implementations = pytest.mark.parametrize('implementation', api.RUNS_ON)
-# The TPU's kernel in an interpreter takes longest, and rounds as the others do.
-rounding = pytest.mark.parametrize(
-  'implementation',
-  [
-    pytest.param(name, marks=[pytest.mark.slow] * (name == 'pallas_tpu'))
-    for name in api.RUNS_ON
-  ],
+slow_if_interpreted = pytest.mark.parametrize(
+  'implementation', interpreted.parameters(api.RUNS_ON)
 )
 kernels = pytest.mark.parametrize(
   'implementation', ['pallas_gpu', 'pallas_tpu']
 )
-
-
-def _each(name, cases, quick):
-  """Every implementation with every case.
-
-  Args:
-    name: of the test's parameter.
-    cases: its values by their names.
-    quick: names with which interpreted kernels are quick tests; with the others
-      they are slow ones.
-  """
-  return pytest.mark.parametrize(
-    ('implementation', name),
-    [
-      pytest.param(
-        implementation,
-        value,
-        id=f'{implementation}-{label}',
-        marks=[pytest.mark.slow] * is_slow,
-      )
-      for implementation in api.RUNS_ON
-      for label, value in cases.items()
-      for is_slow in [
-        implementation.startswith('pallas') and label not in quick
-      ]
-    ],
-  )
 
 
 class Case(NamedTuple):
@@ -197,6 +166,15 @@ def _sizes(implementation, keys=16, splits=2):
   return blocks.Sizes(R, keys, splits)
 
 
+@functools.partial(jax.jit, static_argnames=('window',))
+def _jitted_plan(table_BN, visibility, window):
+  return api.make_plan(table_BN, *visibility, pages=_POOL, window=window)
+
+
+def _plan(case):
+  return _jitted_plan(case.table_BN, case.visibility, window=case.window)
+
+
 @functools.cache
 def _jitted(implementation, window, sizes, dtype):
   """One function for all cases that differ in arrays alone."""
@@ -220,6 +198,9 @@ def _jitted(implementation, window, sizes, dtype):
 
 def _decode(case, implementation, arrays, *, sizes=None, dtype=None, **options):
   sizes = sizes or _sizes(implementation)
+  if interpreted.is_interpreted(implementation):
+    # With the plan given, one compiled kernel serves whatever it lists.
+    options.setdefault('plan', _plan(case))
   run = _jitted(implementation, case.window, sizes, dtype)
   with dispatch.interpreted():
     return run(arrays, case.table_BN, case.visibility, options)
@@ -243,33 +224,19 @@ def _gather(case, pool):
   return x.reshape(len(x), -1, *pool.shape[2:])
 
 
-@jax.jit
-def _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM):
-  return jax.nn.dot_product_attention(
-    q_BLHK,
-    k_BMK[:, :, None],
-    v_BMK[:, :, None],
-    mask=dense_BLM[:, None],
-    scale=_SCALE,
-    implementation='xla',
-  )
-
-
 def _oracle(case, q_BLHK, k_PSK, v_PSK):
-  """out by jax.nn, lse by numpy; zero where a query sees nothing."""
+  """out and lse; zero where a query sees nothing."""
   dense_BLM = _mask(case)
   sees_BL = dense_BLM.any(axis=-1)
   k_BMK, v_BMK = _gather(case, k_PSK), _gather(case, v_PSK)
-  out_BLHK = _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM)
   logits_BLHM = _SCALE * np.einsum(
     'BLHK,BMK->BLHM', np.float64(q_BLHK), np.float64(k_BMK)
   )
   logits_BLHM = np.where(dense_BLM[:, :, None], logits_BLHM, -np.inf)
   lse_BLH = np.logaddexp.reduce(logits_BLHM, axis=-1)
-  return (
-    np.where(sees_BL[..., None, None], out_BLHK, 0),
-    np.where(sees_BL[..., None], lse_BLH, 0),
-  )
+  lse_BLH = np.where(sees_BL[..., None], lse_BLH, 0)
+  p_BLHM = np.exp(logits_BLHM - lse_BLH[..., None])
+  return np.einsum('BLHM,BMK->BLHK', p_BLHM, np.float64(v_BMK)), lse_BLH
 
 
 def _close(actual, expected, tolerance=2e-5):
@@ -280,11 +247,15 @@ def _close(actual, expected, tolerance=2e-5):
     assert error <= tolerance * max(1, np.abs(np.float64(e)).max())
 
 
-# The other cases differ in the plan alone, or in the number of heads.
-@_each(
-  'case',
-  CASES,
-  quick=('several lengths', 'shared pages', 'absent pages', 'beams, window'),
+# The quick ones share a compiled kernel. The others differ in the plan alone,
+# in the number of heads, or in a window: with it, codes are quick tests.
+@pytest.mark.parametrize(
+  ('implementation', 'case'),
+  interpreted.parameters(
+    api.RUNS_ON,
+    CASES,
+    quick=('several lengths', 'shared pages', 'absent pages'),
+  ),
 )
 def test_output_and_lse(implementation, case):
   arrays = _operands(case)
@@ -292,20 +263,23 @@ def test_output_and_lse(implementation, case):
   _close(results, _oracle(case, *arrays))
 
 
-@cases
-def test_the_definition_is_visibility_attention_over_gathered_pages(case):
+@pytest.mark.parametrize('name', ['absent pages', 'beams, window'])
+def test_the_definition_is_visibility_attention_over_gathered_pages(name):
+  case = CASES[name]
   q_BLHK, k_PSK, v_PSK = _operands(case)
   start_BM, limit_BM, *rest = case.visibility
   limit_BM = np.where(_present(case), limit_BM, start_BM)
-  expected = reference.forward(
+  attend = _quick_jit(
+    functools.partial(
+      reference.forward, window=case.window, scale=_SCALE, dtype=jnp.float32
+    )
+  )
+  expected = attend(
     q_BLHK,
     _gather(case, k_PSK),
     _gather(case, v_PSK),
     operands.Ranges(start_BM, limit_BM, *rest),
     operands.Scales(),
-    window=case.window,
-    scale=_SCALE,
-    dtype=jnp.float32,
   )
   _close(_decode(case, 'reference', (q_BLHK, k_PSK, v_PSK)), expected, 1e-6)
 
@@ -341,7 +315,7 @@ def test_splits_do_not_change_the_result(implementation):
   ('implementation', 'slots', 'keys'),
   [
     pytest.param('pallas_gpu', 32, 16, marks=pytest.mark.slow),
-    ('pallas_gpu', 8, 32),
+    pytest.param('pallas_gpu', 8, 32, marks=pytest.mark.slow),
     pytest.param('pallas_tpu', 8, 40, marks=pytest.mark.slow),
     ('xla', 8, 40),
   ],
@@ -379,17 +353,20 @@ def _coded(case, q_codes, per, seed=3):
   return (q, k, v), scales, values
 
 
-@_each(
-  'coding',
-  {
-    'all, per token': (True, 'token'),
-    'keys, per token': (False, 'token'),
-    'all, per channel': (True, 'channel'),
-  },
-  quick=('all, per token',),
+@pytest.mark.parametrize(
+  ('implementation', 'q_codes', 'per'),
+  interpreted.parameters(
+    api.RUNS_ON,
+    {
+      'all, per token': (True, 'token'),
+      'keys, per token': (False, 'token'),
+      'all, per channel': (True, 'channel'),
+    },
+    quick=('all, per token',),
+  ),
 )
-def test_codes(implementation, coding):
-  case, (q_codes, per) = CODED, coding
+def test_codes(implementation, q_codes, per):
+  case = CODED
   arrays, scales, values = _coded(case, q_codes, per)
   results = _decode(
     case,
@@ -402,7 +379,7 @@ def test_codes(implementation, coding):
   _close(results, _oracle(case, *values))
 
 
-@rounding
+@slow_if_interpreted
 def test_codes_with_an_output_of_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
   arrays, scales, values = _coded(case, True, 'token')
@@ -416,7 +393,7 @@ def test_codes_with_an_output_of_half_precision(implementation):
   _close([lse_BLH], [expected_BLH])
 
 
-@rounding
+@slow_if_interpreted
 def test_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
   arrays = [jnp.asarray(x, jnp.bfloat16) for x in _operands(case)]
@@ -431,7 +408,7 @@ def test_half_precision(implementation):
 def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
   implementation, coded
 ):
-  case = CODED if coded else CASES['beams, window']
+  case = CODED if coded else CASES['shared pages']
   (q, k, v), options = _operands(case), {}
   if coded:
     (q, k, v), options, _ = _coded(case, True, 'token')
@@ -462,12 +439,6 @@ def test_a_nan_among_visible_keys_is_not_taken_for_blindness(implementation):
   for a, e in zip(_decode(case, implementation, (q, k, v)), clean):
     assert np.isnan(a[2]).all()
     np.testing.assert_array_equal(a[:2], e[:2])
-
-
-def _plan(case):
-  return api.make_plan(
-    case.table_BN, *case.visibility, pages=_POOL, window=case.window
-  )
 
 
 @cases
@@ -551,33 +522,33 @@ def test_merge_of_two_parts_of_the_pages(name):
     assert blind[0].any() and blind[1].any()
   if name == 'absent pages':
     assert (blind[0] & blind[1]).tolist() == [False, True, False]
-  merged = jax.jit(api.merge)(*parts)
+  merged = _merge(*parts)
   _close(merged, _oracle(case, *arrays))
 
 
 def test_merge_with_a_chunk_that_is_not_in_the_pool():
-  """A chunk of three tokens behind rows of several lengths, one empty."""
-  case = _case(_pages(), _causal([9, 40, 0]))
+  """A chunk of five tokens behind rows of several lengths, one empty."""
+  case = _case(_pages(), _causal([9, 40, 0]), heads=3)
   length_B1 = np.array([[9], [40], [0]], np.int32)
-  token_BL = length_B1 + np.arange(3, dtype=np.int32)
+  token_BL = length_B1 + np.arange(5, dtype=np.int32)
   visibility = case.visibility._replace(
     coordinate_BL=token_BL, position_BL=token_BL
   )
-  case = case._replace(visibility=visibility, window=8)
+  case = case._replace(visibility=visibility, window=12)
   random = np.random.default_rng(5)
   q_BLHK, k_PSK, v_PSK = _operands(case)
-  k_BLK, v_BLK = random.normal(size=(2, _ROWS, 3, _K)).astype(np.float32)
+  k_BLK, v_BLK = random.normal(size=(2, _ROWS, 5, _K)).astype(np.float32)
   limit_BL = np.full_like(token_BL, _LENGTH)
   chunk = token_BL, limit_BL, token_BL, token_BL, token_BL
-  attend = jax.jit(
+  attend = _quick_jit(
     functools.partial(
       attention_api.forward,
-      window=8,
+      window=12,
       scale=_SCALE,
       implementation='reference',
     )
   )
-  merged = api.merge(
+  merged = _merge(
     *_decode(case, 'xla', (q_BLHK, k_PSK, v_PSK)),
     *attend(q_BLHK, k_BLK, v_BLK, *chunk),
   )
@@ -605,13 +576,13 @@ def test_merge_of_literals():
   log3 = np.log(3)
   lse_a = np.array([log3, -5.0, 0.0, 0.0])
   lse_b = np.array([0.0, 0.0, -90.0, 0.0])
-  out, lse = api.merge(*(np.float32(x) for x in (out_a, lse_a, out_b, lse_b)))
+  out, lse = _merge(*(np.float32(x) for x in (out_a, lse_a, out_b, lse_b)))
   np.testing.assert_allclose(
     out, [[0.75, 0.25], [4.0, 4.0], [2.0, 6.0], [0.0, 0.0]], rtol=1e-6
   )
   np.testing.assert_allclose(lse, [np.log(4), -5.0, -90.0, 0.0], rtol=1e-6)
   for a, b in (np.nan, 1.0), (0.0, np.nan):
-    pair = api.merge(*(np.float32(x) for x in ([[a]], [a], [[b]], [b])))
+    pair = _merge(*(np.float32(x) for x in ([[a]], [a], [[b]], [b])))
     assert all(np.isnan(x).all() for x in pair)
 
 

@@ -47,10 +47,10 @@ def test_a_difference_is_told(monkeypatch):
   def encode(shape, operands, implementation):
     return operands['packed_NPGC'] ^ (implementation != 'reference')
 
-  monkeypatch.setitem(bench.KERNELS, 'encode', encode)
+  monkeypatch.setattr(bench, 'KERNELS', {'encode': encode})
   with dispatch.interpreted():
     rows = bench.measure(1, {'toy': TOY})
-  assert [row.max_error for row in rows[:3]] == [0, 1, 1]
+  assert [row.max_error for row in rows] == [0, 1, 1]
 
 
 def test_on_a_cpu_bytes_alone_are_told():

@@ -1,7 +1,7 @@
 """Every implementation against one oracle: a dense softmax in float32.
 
-The oracle's own forward pass is `jax.nn.dot_product_attention` with the dense
-mask; its lse is numpy's in float64.
+The oracle's output and lse are numpy's in float64, and it is itself held to
+`jax.nn.dot_product_attention` with the dense mask.
 """
 
 import functools
@@ -20,6 +20,7 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import operands
+from tests.kernels import interpreted
 
 _SCALE = 0.3
 _TILES = blocks.Tiles(rows=32, keys=32, warps=4, stages=2)
@@ -48,16 +49,7 @@ def implementation(request, small_tiles):
   return request.param
 
 
-def _interpreted(name):
-  return name.startswith('pallas')
-
-
-@pytest.fixture(
-  params=[
-    pytest.param(name, marks=[pytest.mark.slow] * _interpreted(name))
-    for name in _HERE
-  ]
-)
+@pytest.fixture(params=interpreted.parameters(_HERE))
 def quick_in_xla(request, small_tiles):
   """Every implementation; those that are interpreted are slow tests."""
   return request.param
@@ -149,8 +141,6 @@ EDGES = {
   'a window ends at the last key of a block': visibility_lib.causal(128),
 }
 
-cases = pytest.mark.parametrize('case', CASES.values(), ids=CASES)
-
 
 def _operands(case, seed=0):
   """Normal q, k, v; queries and keys large enough for a sharp softmax."""
@@ -180,31 +170,17 @@ def _masks(case):
   return dense_BLM, dense_BLM.any(axis=-1)
 
 
-@_quick_jit
-def _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM):
-  return jax.nn.dot_product_attention(
-    q_BLHK,
-    k_BMK[:, :, None],
-    v_BMK[:, :, None],
-    mask=dense_BLM[:, None],
-    scale=_SCALE,
-    implementation='xla',
-  )
-
-
 def _oracle(case, q_BLHK, k_BMK, v_BMK):
-  """out by jax.nn, lse by numpy; zero where a query sees nothing."""
+  """out and lse by numpy in float64; zero where a query sees nothing."""
   dense_BLM, sees_BL = _masks(case)
-  out_BLHK = _jax_attention(q_BLHK, k_BMK, v_BMK, dense_BLM)
   logits_BLHM = _SCALE * np.einsum(
     'BLHK,BMK->BLHM', np.float64(q_BLHK), np.float64(k_BMK)
   )
   logits_BLHM = np.where(dense_BLM[:, :, None], logits_BLHM, -np.inf)
   lse_BLH = np.logaddexp.reduce(logits_BLHM, axis=-1)
-  return (
-    np.where(sees_BL[..., None, None], out_BLHK, 0),
-    np.where(sees_BL[..., None], lse_BLH, 0),
-  )
+  lse_BLH = np.where(sees_BL[..., None], lse_BLH, 0)
+  p_BLHM = np.exp(logits_BLHM - lse_BLH[..., None])
+  return np.einsum('BLHM,BMK->BLHK', p_BLHM, np.float64(v_BMK)), lse_BLH
 
 
 @_quick_jit
@@ -278,22 +254,49 @@ def _check(case, implementation):
   _close(gradients, _oracle_gradients(case, arrays, *cotangents))
 
 
-@cases
+def test_the_oracle_is_jaxs_attention():
+  case = WINDOW
+  arrays, (dense_BLM, sees_BL) = _operands(case), _masks(case)
+  q_BLHK, k_BMK, v_BMK = arrays
+  attend = functools.partial(jax.nn.dot_product_attention, scale=_SCALE)
+  out_BLHK = _quick_jit(attend)(
+    q_BLHK,
+    k_BMK[:, :, None],
+    v_BMK[:, :, None],
+    mask=dense_BLM[:, None],
+  )
+  found_BLHK = np.where(sees_BL[..., None, None], out_BLHK, 0)
+  _close([found_BLHK], _oracle(case, *arrays)[:1])
+
+
+@pytest.mark.parametrize(
+  ('implementation', 'case'),
+  interpreted.parameters(_HERE, CASES, quick=('rows of every kind, window',)),
+)
+@pytest.mark.usefixtures('small_tiles')
 def test_output_lse_and_gradients(implementation, case):
   _check(case, implementation)
 
 
-@pytest.mark.parametrize('case', SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+  'case',
+  [
+    pytest.param(
+      case, id=name, marks=[pytest.mark.slow] * ('slots' not in name)
+    )
+    for name, case in SHAPES.items()
+  ],
+)
 def test_other_shapes(quick_in_xla, case):
   # The definition has no blocks that a shape could fill in part.
   if quick_in_xla != 'reference':
     _check(case, quick_in_xla)
 
 
-def test_edges_of_blocks(implementation):
+def test_edges_of_blocks(quick_in_xla):
   assert blocks.sizes(128, 128, 1, _EDGE_WINDOW)[:2] == (32, 32)
   for visibility in EDGES.values():
-    _check(Case(visibility, _EDGE_WINDOW, 1), implementation)
+    _check(Case(visibility, _EDGE_WINDOW, 1), quick_in_xla)
 
 
 def test_lse_alone_has_a_gradient(implementation):
@@ -496,6 +499,7 @@ def test_any_scale_of_logits_and_queries_of_zeros(quick_in_xla, coded):
     _close(run(), forward('reference', scale))
 
 
+@pytest.mark.slow
 def test_values_may_become_floats_before_the_kernel():
   case = WINDOW
   arrays, scales, _ = _coded(case, q_codes=True, per='token')
@@ -565,6 +569,11 @@ def test_bfloat16(quick_in_xla):
   _close(gradients, expected, 0.02)
 
 
+@pytest.mark.parametrize(
+  'quick_in_xla',
+  [pytest.param(n, marks=[pytest.mark.slow] * (n != 'chunked')) for n in _HERE],
+  indirect=True,
+)
 def test_inside_scan_checkpoint_and_shard_map(quick_in_xla):
   rows = [visibility_lib.documents([13, 20], 40), visibility_lib.causal(40)]
   case = Case(visibility_lib.concatenate(rows * 4), 20, 2)
@@ -594,7 +603,7 @@ def test_inside_scan_checkpoint_and_shard_map(quick_in_xla):
     in_specs=split,
     out_specs=split,
     # What varies over a mesh is not tracked through a Pallas kernel.
-    check_vma=not _interpreted(quick_in_xla),
+    check_vma=not interpreted.is_interpreted(quick_in_xla),
   )
   arguments = case.visibility, *_operands(case)
   _close(_quick_jit(sharded)(*arguments), _quick_jit(gradients)(*arguments))

@@ -28,6 +28,7 @@ def test_contenders_compute_the_same(window):
       np.testing.assert_allclose(x, y, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_four_times_the_length_takes_at_most_four_times_the_memory():
   def grown(name):
     short, long = (

@@ -120,6 +120,7 @@ def test_masks(mask, window):
   assert not np.any(np.asarray(lse_BLH)[blind_BL])
 
 
+@pytest.mark.slow
 def test_one_program():
   """Two whole blocks and one in part, and what lies beyond the window."""
   visibility = visibility_lib.Visibility(

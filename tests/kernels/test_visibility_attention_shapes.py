@@ -81,12 +81,10 @@ def test_on_a_cpu_there_are_counts_and_no_times(rows):
   assert backward.tiles == tuple(2 * n for n in forward.tiles)
 
 
+@slow
 @pytest.mark.parametrize(
   ('name', 'coded'),
-  [
-    ('chunked', True),
-    *(pytest.param('pallas_gpu', coded, marks=slow) for coded in (False, True)),
-  ],
+  [('chunked', True), ('pallas_gpu', False), ('pallas_gpu', True)],
 )
 def test_errors_are_against_the_reference(name, coded):
   shape = TOY._replace(rows='packed', coded=coded)
@@ -97,7 +95,8 @@ def test_errors_are_against_the_reference(name, coded):
 
 
 @pytest.mark.parametrize(
-  ('rows', 'masked'), [('chat', True), ('causal', False)]
+  ('rows', 'masked'),
+  [pytest.param('chat', True, marks=slow), ('causal', False)],
 )
 def test_a_peer_computes_the_same(rows, masked):
   shape = TOY._replace(rows=rows)
@@ -114,7 +113,8 @@ def test_a_peer_computes_the_same(rows, masked):
     )
 
 
-@pytest.mark.parametrize('kind', ['forward', pytest.param('dkv', marks=slow)])
+@slow
+@pytest.mark.parametrize('kind', ['forward', 'dkv'])
 def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
   asked = []
   chosen = blocks.gpu

@@ -43,28 +43,31 @@ def batch(of_rows):
   return drawn._replace(extras=extras).map(lambda x: x[None])
 
 
-def taken(one, widths=(1, 1), only=None):
-  """Returns what a step leaves; of one source's rows, where `only` says so."""
-  mesh = meshes.mesh_of(*widths)
-  held = batch(OF_ROWS)
-  if only is not None:
-    is_own_BL = np.equal(OF_ROWS, only)[None, :, None]
-    held = held._replace(weight_BL=held.weight_BL * is_own_BL)
+def begun(one, mesh, of_rows=OF_ROWS):
+  """Returns a step, its first state, and a batch for it."""
+  held = batch(of_rows)
   if not one.data.sources:
     held = held._replace(extras=None)
-  state = state_lib.initial(one, mesh)
-  return jax.device_get(step_lib.make(one, mesh)(state, held))
+  return step_lib.make(one, mesh), state_lib.initial(one, mesh), held
 
 
 @pytest.fixture(scope='module')
 def mixed():
-  return taken(experiment())
+  step, state, held = begun(experiment(), meshes.mesh_of(1))
+  stored = jax.tree.map(lambda x: x.sharding, state)
+  start = jax.device_get(state)  # The step takes the state away.
+
+  def take(step, held):
+    return jax.device_get(step(jax.device_put(start, stored), held))
+
+  return take, step, held, take(step, held)
 
 
 def test_the_step_is_that_of_a_run_without_sources(mixed):
   """To the bit: the curves only look."""
-  state, metrics = mixed
-  plain, plain_metrics = taken(experiment(()))
+  take, *_, (state, metrics) = mixed
+  step, _, held = begun(experiment(()), meshes.mesh_of(1))
+  plain, plain_metrics = take(step, held)
   chex.assert_trees_all_equal(state.params, plain.params)
   curves = {f'{kind}/{name}' for kind in ('loss', 'share') for name in NAMES}
   assert metrics.keys() == plain_metrics.keys() | curves
@@ -73,15 +76,17 @@ def test_the_step_is_that_of_a_run_without_sources(mixed):
 
 
 def test_the_curves_are_those_of_the_rows(mixed):
-  _, metrics = mixed
+  take, step, held, (_, metrics) = mixed
   for index, name in enumerate(NAMES[:2]):
-    _, alone = taken(experiment(), only=index)
+    is_own_BL = np.equal(OF_ROWS, index)[None, :, None]
+    own = held._replace(weight_BL=held.weight_BL * is_own_BL)
+    _, alone = take(step, own)
     assert metrics[f'loss/{name}'] == pytest.approx(alone['loss'], rel=1e-6)
     assert alone[f'share/{name}'] == 1
   assert metrics['loss/code'] != metrics['loss/prose']
   assert metrics['share/absent'] == 0
   assert np.isnan(metrics['loss/absent'])
-  weight_B = batch([0] * ROWS).weight_BL[0].sum(1)
+  weight_B = held.weight_BL[0].sum(1)
   share = weight_B[np.equal(OF_ROWS, 0)].sum() / weight_B.sum()
   assert metrics['share/code'] == pytest.approx(share)
   assert metrics['share/prose'] == pytest.approx(1 - share)
@@ -107,7 +112,9 @@ def test_the_sums_are_over_a_sources_own_tokens():
     np.testing.assert_allclose(total, weight_BL.sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_mesh_does_not_change_the_curves(mixed):
-  _, metrics = taken(experiment(), (2, 2))
-  for name, value in mixed[1].items():
+  step, state, held = begun(experiment(), meshes.mesh_of(2, 2))
+  _, metrics = jax.device_get(step(state, held))
+  for name, value in mixed[-1][1].items():
     np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)

@@ -1,8 +1,8 @@
 """A run on several sources: their mix, their curves, and what is refused."""
 
+import contextlib
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents
+from kaiju_jax.data import loader
 from kaiju_jax.data import mix_file
 from kaiju_jax.runs import tasks
 from kaiju_jax.runs import texts as texts_lib
@@ -64,24 +65,28 @@ def test_a_run_stopped_inside_a_block_resumes_to_the_same_bits(
   resumed = train.train(_experiment(folder), part)
   jax.tree.map(np.testing.assert_array_equal, resumed, state)
   assert records.of(part) == records.of(workdir)
-  # The text of a source that grew since is refused by its name.
-  grown = shutil.copytree(part, tmp_path / 'grown')
-  shutil.rmtree(grown / 'checkpoints/6')
-  more = (
-    folder
-    / 'digits'
-    / next(
-      name
-      for name in (f'more{n}.txt' for n in range(9))
-      if not documents.is_held_out(name, 0.2)
-    )
-  )
+
+
+def test_a_source_that_grew_since_the_checkpoint_is_refused(folder):
+  def batches():
+    return loader.batches(tasks.rows(_experiment(folder)), batch=4)
+
+  with contextlib.closing(batches()) as before:
+    next(before)
+    state = before.get_state()
+  names = (f'more{n}.txt' for n in range(9))
+  name = next(n for n in names if not documents.is_held_out(n, 0.2))
+  more = folder / 'digits' / name
   more.write_text('more ' * 99)
   try:
-    with pytest.raises(ValueError, match="'digits' is not what it was at the"):
-      train.train(_experiment(folder), grown)
+    after = batches()
   finally:
     more.unlink()
+  with (
+    contextlib.closing(after),
+    pytest.raises(ValueError, match="'digits' is not what it was at the ch"),
+  ):
+    after.set_state(state)
 
 
 def test_every_source_has_its_curves(whole):

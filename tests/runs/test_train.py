@@ -57,6 +57,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
   assert 0 < records.of(workdir)[-1]['eval_bits_per_byte'] < 10
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_change_its_mesh(
   texts, whole, stopped, tmp_path, monkeypatch
 ):

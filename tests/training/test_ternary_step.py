@@ -188,6 +188,7 @@ def restored(folder, widths, kept):
   return run(step_of(widths), state, 3)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
   """Between events codes are not what the masters would make: both are kept."""
   kept, want, want_loss = saved(tmp_path)

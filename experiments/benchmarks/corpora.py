@@ -1,0 +1,101 @@
+"""Seconds that mixing, selecting and comparing documents take.
+
+    python -m experiments.benchmarks.corpora [--documents=10000] [--words=400]
+
+The documents are random words of a Zipf distribution, half of them in a target
+and half in four sources. Reading files is not included.
+"""
+
+from collections.abc import Sequence
+import itertools
+import time
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_DOCUMENTS = flags.DEFINE_integer(
+  'documents', 10_000, 'How many documents.', lower_bound=20
+)
+_WORDS = flags.DEFINE_integer('words', 400, 'Words of each.', lower_bound=20)
+_VOCABULARY = 20_000
+_SOURCES = 4
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.begin()
+  import rich.console
+  import rich.table
+
+  from kaiju_jax.runs.corpora import read
+
+  count, words = _DOCUMENTS.value, _WORDS.value
+  table = rich.table.Table(
+    title=f'{count:,} documents of {words:,} words: seconds of the processor'
+  )
+  table.add_column('step')
+  table.add_column('seconds', justify='right')
+  steps = list(_steps(_texts(count, words)))
+  for name, step in read.watch('measuring')(steps):
+    begun = time.process_time()
+    step()
+    table.add_row(name, f'{time.process_time() - begun:.1f}')
+  rich.console.Console().print(table)
+
+
+def _texts(count: int, words: int) -> list[str]:
+  import numpy as np
+
+  rng = np.random.default_rng(0)
+  shares = 1 / np.arange(5, _VOCABULARY + 5)
+  drawn = rng.choice(_VOCABULARY, (count, words), p=shares / shares.sum())
+  vocabulary = np.array([f'word{number}' for number in range(_VOCABULARY)])
+  return [' '.join(vocabulary[row]) for row in drawn]
+
+
+def _steps(texts: list[str]):
+  """Yields (name, function) of what is measured, in this order."""
+  import numpy as np
+
+  from kaiju_jax.data import duplicates
+  from kaiju_jax.data import leaks
+  from kaiju_jax.data import mixing
+  from kaiju_jax.data import selection
+  from kaiju_jax.data import similarity
+
+  vectors = {}
+  half = len(texts) // 2
+
+  def embed(embedder):
+    vectors[embedder.name] = embedder.embed(texts)
+
+  def mix(name, method):
+    ends = np.linspace(half, len(texts), _SOURCES + 1).astype(int)
+    target, *sources = (
+      mixing.Mean(vectors[name][begin:end], np.ones(end - begin))
+      for begin, end in [(0, half), *itertools.pairwise(ends)]
+    )
+    mixing.mix(method, target, sources, distributions=method == 'em')
+
+  def select():
+    counts = similarity.ngram_counts(texts)
+    scores = selection.importance(counts[:half], counts[half:])
+    selection.choose(scores, half // 10)
+
+  yield 'n-grams', lambda: embed(similarity.Ngrams())
+  yield 'em, 200 resamples', lambda: mix('ngrams', 'em')
+  yield 'lsa', lambda: embed(similarity.Lsa())
+  yield 'least squares, 200 resamples', lambda: mix('lsa', 'least_squares')
+  yield 'select by importance, n-grams included', select
+  yield 'near-duplicates', lambda: duplicates.find(texts)
+  yield (
+    'leaks of the first half into the second',
+    lambda: leaks.find(texts[:half], texts[half:]),
+  )
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=command.parse)

@@ -1,0 +1,161 @@
+"""Compares students by how they begin: fresh, uptrained, distilled.
+
+    python -m experiments.uptrain_study --root=runs/uptrain [--seeds=0,1,2]
+
+Writes a corpus, trains the toy teacher of `experiments/configs/uptrain.py`,
+makes a start for each arm (`experiments.uptrain`), trains the arms on equal
+tokens, asks all of them the same questions, and writes the table that it prints
+into ROOT/report.md. Whatever is there is not repeated: Ctrl-C saves, and the
+same command goes on.
+"""
+
+from collections.abc import Sequence
+import pathlib
+import time
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+from kaiju_jax.storage import addresses
+
+_ROOT = flags.DEFINE_string('root', 'runs/uptrain', 'Where everything lies.')
+_SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds of the students.')
+_ARMS = flags.DEFINE_list('arms', None, "Arms; the config's by default.")
+_STEPS = flags.DEFINE_integer(
+  'steps', None, "Steps of a student; the config's by default.", lower_bound=1
+)
+_TEACHER_STEPS = flags.DEFINE_integer(
+  'teacher_steps', None, "Steps of the teacher; the config's by default."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.begin()
+  try:
+    arms, seeds, root = _checked()
+    with command.abortable():
+      _study(arms, seeds, root)
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _checked() -> tuple[list[str], list[int], pathlib.Path]:
+  from experiments.configs import uptrain as config
+
+  if not _ROOT.value:
+    raise ValueError('--root=: must name a folder.')
+  addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')
+  arms = list(dict.fromkeys(_ARMS.value or config.STUDENTS))
+  for arm in arms:
+    if arm not in config.STUDENTS:
+      raise ValueError(
+        f'--arms: {arm!r} is not one of {", ".join(config.STUDENTS)}.'
+      )
+  if 'scratch' not in arms:
+    arms.insert(0, 'scratch')  # All others are compared with it.
+  for seed in _SEEDS.value:
+    if not (seed.isascii() and seed.isdigit()):
+      raise ValueError(
+        f'--seeds: {seed!r} is not a non-negative integer; write 0,1,2.'
+      )
+  if not _SEEDS.value:
+    raise ValueError('--seeds needs at least one.')
+  seeds = list(dict.fromkeys(map(int, _SEEDS.value)))
+  return arms, seeds, pathlib.Path(_ROOT.value)
+
+
+def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:
+  # These import jax, which costs seconds that a refusal should not.
+  from experiments.configs import uptrain as config
+  from kaiju_jax.evaluation.needle import letters
+  from kaiju_jax.runs import uptrain
+  from kaiju_jax.runs import uptrain_study as study
+
+  if not (root / config.CORPUS).exists():
+    letters.write(root / config.CORPUS, config.DOCUMENTS, config.LENGTH)
+  experiment = config.get_config('teacher', str(root))
+  if _TEACHER_STEPS.value:
+    experiment.loop.steps = _TEACHER_STEPS.value
+  teacher = study.Run('teacher', experiment, root / 'teacher')
+  study.trained(teacher)
+  runs = {arm: [] for arm in arms}
+  for arm in arms:
+    for seed in seeds:
+      experiment = config.get_config(arm, str(root))
+      experiment.seed = seed
+      if _STEPS.value:
+        experiment.loop.steps = _STEPS.value
+      folder = root / arm / f'seed{seed}'
+      runs[arm].append(study.Run(arm, experiment, folder))
+    start = runs[arm][0].experiment.begin_with
+    if start and not pathlib.Path(start).exists():
+      uptrain.write(teacher.folder, start, **config.STUDENTS[arm])
+  for run in runs.get('distilled', ())[:1]:
+    study.taught(teacher, run)
+  rows = _Rows(teacher, config.WINDOW)
+  for number in range(len(seeds)):
+    _train([of_arm[number] for of_arm in runs.values()])
+    page = rows.table(
+      {arm: of_arm[: number + 1] for arm, of_arm in runs.items()}
+    )
+    (root / 'report.md').write_text(f'{page}\n')
+    print(page, flush=True)
+
+
+def _train(runs) -> None:
+  """Trains what is not trained yet, with a line on the time left."""
+  from kaiju_jax.runs import uptrain_study as study
+
+  missing = [run for run in runs if not run.is_trained]
+  started = time.monotonic()
+  for number, run in enumerate(missing):
+    left = ''
+    if number:
+      seconds = (time.monotonic() - started) / number * (len(missing) - number)
+      left = f', about {seconds / 60:.0f} min left'
+    print(
+      f'{run.arm} seed {run.experiment.seed}: {number + 1} of'
+      f' {len(missing)}{left}',
+      flush=True,
+    )
+    study.trained(run)
+
+
+class _Rows:
+  """Makes the table; each arm's programs are compiled once."""
+
+  def __init__(self, teacher, window: int):
+    self._teacher = teacher
+    # Three local layers, each of which looks back window − 1 tokens.
+    self._reach = 3 * (window - 1) + 1
+    self._readers = {}
+
+  def table(self, runs) -> str:
+    """Returns the table of these runs; the teacher's row comes first."""
+    from kaiju_jax.runs import uptrain_study as study
+
+    baseline = {run.experiment.seed: run for run in runs['scratch']}
+    rows = []
+    for of_arm in [self._teacher], *runs.values():
+      experiment = of_arm[0].experiment
+      read = self._reader(of_arm[0])
+      start = None
+      if experiment.begin_with:
+        start = study.of_start(pathlib.Path(experiment.begin_with), read)
+      compared = {} if of_arm[0] is self._teacher else baseline
+      rows.append(study.row(of_arm, compared, start, read))
+    return study.table(rows, 'scratch')
+
+  def _reader(self, run):
+    from kaiju_jax.runs import uptrain_study as study
+
+    if run.arm not in self._readers:
+      self._readers[run.arm] = study.reader(run.experiment, self._reach)
+    return self._readers[run.arm]
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=command.parse)

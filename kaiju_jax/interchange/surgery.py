@@ -1,0 +1,186 @@
+"""A teacher's weights as the start of a student with fewer keys and values.
+
+The teacher is a model whose layers are all global and make their own keys and
+values. The student has the same depth and sizes, and any of
+
+    fewer heads      each of the student's heads of keys and values is the mean
+                     of the neighbouring heads of the teacher whose query heads
+                     it now serves (Ainslie et al. 2023, who found the mean
+                     better than one of the heads, and that better than new
+                     weights)
+    shared keys      an owner's projections are the mean over the layers that
+                     share them, or the owner's own
+    windows, int8    change no weight
+
+Our guess is the mean over layers. A projection reads its layer's normed input
+x/rms(x) · gain, so two layers' weights are not in the same units. The mean is
+taken of gain · W, and divided by the owner's gain.
+
+What the teacher has no counterpart of starts as in a new model: Bungee's
+scalars at 0. A student with the teacher's own keys and values has its
+parameters, bit for bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.interchange import own
+from kaiju_jax.interchange import plain as plain_lib
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+
+OWNERS = ('mean', 'own')
+_SAME = (
+  'vocab_size',
+  'd_model',
+  'num_heads',
+  'head_dim',
+  'd_ff',
+  'tied_embedding',
+)
+
+
+def check(
+  teacher: model_config.ModelConfig, student: model_config.ModelConfig
+) -> None:
+  """Refuses a student that is no such version of the teacher.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  model_config.check(student)
+  layers = teacher.layers()
+  for index, layer in enumerate(layers):
+    if layer.window is not None or layer.kv_from != index:
+      raise ValueError(
+        f'the teacher has the layers {layers_lib.draw(layers)}: all must be'
+        ' global and make their own keys and values.'
+      )
+  for name in _SAME:
+    asked, given = getattr(student, name), getattr(teacher, name)
+    if asked != given:
+      raise ValueError(f"model.{name}={asked}: must be {given}, the teacher's.")
+  if len(student.layers()) != len(layers):
+    raise ValueError(
+      f'the student has {len(student.layers())} layers'
+      f' ({layers_lib.draw(student.layers())}): must have {len(layers)}, as the'
+      ' teacher has.'
+    )
+  heads, most = student.num_kv_heads, teacher.num_kv_heads
+  if most % heads:
+    raise ValueError(
+      f'model.num_kv_heads={heads}: must divide the {most} heads of keys and'
+      ' values of the teacher, which become their means.'
+    )
+
+
+def student(
+  teacher: plain_lib.Plain,
+  config: model_config.ModelConfig,
+  owners: str = 'mean',
+) -> Any:
+  """Returns float32 parameters that the student's training begins with.
+
+  Args:
+    teacher: the teacher's weights (`plain.weights`).
+    config: the student's; `check` has passed it.
+    owners: 'mean' or 'own', how layers come to share a projection.
+
+  Raises:
+    ValueError: another word for `owners`.
+  """
+  if owners not in OWNERS:
+    raise ValueError(f'owners={owners!r}: must be one of {", ".join(OWNERS)}.')
+  layers = config.layers()
+  made = [
+    _layer(teacher.layers, layers, index, config.num_kv_heads, owners)
+    for index in range(len(layers))
+  ]
+  period = len(layers_lib.repeating_block(layers))
+  tops = {
+    'embedding_DV': teacher.embedding_DV,
+    'head_DV': teacher.head_DV,
+    'gain_D': teacher.final_gain_D,
+  }
+
+  def start(path, shape):
+    names = [key.key for key in path]
+    if names[0] != 'blocks':
+      return jnp.asarray(tops[names[-1]])
+    if names[-1].startswith('bungee_'):
+      return jnp.zeros(shape.shape, jnp.float32)
+    first = int(names[1].removeprefix('layer_'))
+    return jnp.asarray(
+      np.stack([one['.'.join(names[2:])] for one in made[first::period]])
+    )
+
+  return jax.tree_util.tree_map_with_path(
+    start, own.shapes(config, masters=True)
+  )
+
+
+def _layer(
+  layers: Sequence[plain_lib.Layer],
+  shared: Sequence[layers_lib.Layer],
+  index: int,
+  heads: int,
+  owners: str,
+) -> dict[str, np.ndarray]:
+  """Returns one layer's parameters, {module.name: array}."""
+  layer = layers[index]
+  attention = {'w_q_DHK': layer.w_q_DHK, 'w_o_DHK': layer.w_o_DHK}
+  if shared[index].kv_from == index:
+    readers = [index]
+    if owners == 'mean':
+      readers = [i for i, one in enumerate(shared) if one.kv_from == index]
+    gain_D = layer.attention_gain_D
+    for name in 'w_k_DUK', 'w_v_DUK':
+      attention[name] = pooled(
+        mean_of_layers(
+          [getattr(layers[i], name) for i in readers],
+          [layers[i].attention_gain_D for i in readers],
+          gain_D,
+        ),
+        heads,
+      )
+  modules = {
+    'attention_norm': {'gain_D': layer.attention_gain_D},
+    'attention': plain_lib.named(attention),
+    'feedforward_norm': {'gain_D': layer.feedforward_gain_D},
+    'feedforward': {'w_in_DF': layer.w_in_DF, 'w_out_DF': layer.w_out_DF},
+  }
+  return {
+    f'{module}.{name}': w
+    for module, group in modules.items()
+    for name, w in group.items()
+  }
+
+
+def pooled(w_DUK: np.ndarray, heads: int) -> np.ndarray:
+  """Returns [D, heads, K]: means of U / heads neighbouring heads."""
+  D, U, K = w_DUK.shape
+  return w_DUK.reshape(D, heads, U // heads, K).mean(axis=2)
+
+
+def mean_of_layers(
+  weights: Sequence[np.ndarray], gains: Sequence[np.ndarray], gain_D: np.ndarray
+) -> np.ndarray:
+  """Returns the mean of gain · W, as a projection behind `gain_D`.
+
+  Args:
+    weights: [D, U, K] of each layer.
+    gains: [D] of each layer's norm.
+    gain_D: the owner's. Where it is 0 nothing gets through, and the mean is
+      that of W.
+  """
+  parts = []
+  for w_DUK, other_D in zip(weights, gains):
+    ratio_D = np.divide(
+      other_D, gain_D, out=np.ones_like(gain_D), where=gain_D != 0
+    )
+    parts.append(w_DUK * ratio_D[:, None, None])
+  return np.mean(parts, axis=0, dtype=np.float32)

@@ -1,0 +1,124 @@
+"""The parameters that a run begins with, instead of freshly drawn ones.
+
+a workdir    those of its latest checkpoint; its model has the same shapes
+an export    float weights by their names: an imported model's, or those
+             that `experiments.uptrain` made of a teacher. The model of the
+             run may add windows and int8, which change no weight. Bungee's
+             scalars and the limits of channels, which the export's model
+             may be without, start as in a new model.
+"""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.interchange import own
+from kaiju_jax.interchange import tokens
+from kaiju_jax.model import deployed
+from kaiju_jax.runs import load
+from kaiju_jax.sharding import rules
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import state
+
+
+def params(
+  experiment: experiment_lib.Experiment,
+  path: str | os.PathLike,
+  mesh: jax.sharding.Mesh,
+) -> Any:
+  """Returns the parameters at `path`, stored over `mesh`.
+
+  Args:
+    experiment: the experiment of the run that begins.
+    path: a workdir, or an export's folder or file.
+    mesh: the mesh of the run.
+
+  Raises:
+    OSError, ValueError: nothing readable is there, or a model or a tokenizer
+      that is not the run's; see `load.params_for`.
+  """
+  path = pathlib.Path(path)
+  if not is_export(path):
+    return load.params_for(experiment, path, mesh)
+  if path.is_dir() and (path / tokens.FILE).exists():
+    _check_tokenizer(path / tokens.FILE, experiment.data.tokenizer)
+  held = load.from_export(path).params
+  if deployed.is_deployed(held):
+    raise ValueError(
+      f'begin_with={str(path)!r}: holds int8 codes; training begins with the'
+      " float32 masters of a workdir, of 'experiments.uptrain' or of a model"
+      ' without int8.'
+    )
+  model = state.model_of(experiment)
+  shapes = jax.eval_shape(lambda: state.drawn(model, experiment.seed))
+  try:
+    missing = compared(shapes, held)
+  except ValueError as error:
+    raise ValueError(f'begin_with={str(path)!r}: {error}') from error
+  if missing:
+    shapes = state.init_params(model, experiment.seed, mesh)
+  given = dict(jax.tree_util.tree_leaves_with_path(held))
+  started = jax.tree_util.tree_map_with_path(
+    lambda place, leaf: given.get(place, leaf), shapes
+  )
+  return jax.device_put(started, rules.shardings(started, mesh))
+
+
+def is_export(path: pathlib.Path) -> bool:
+  """Returns whether `path` is an export's file or folder, not a workdir."""
+  if path.is_dir():
+    return (path / own.WEIGHTS).exists() and not (path / 'config.json').exists()
+  return path.is_file()
+
+
+def _check_tokenizer(file: pathlib.Path, name: str) -> None:
+  theirs, ours = (tokenizer_lib.load(one) for one in (str(file), name))
+  if tokenizer_lib.digest(theirs) != tokenizer_lib.digest(ours):
+    raise ValueError(
+      f'data.tokenizer={name!r}: is another tokenizer than {file}, which the'
+      ' model was trained with.'
+    )
+
+
+def compared(shapes: Any, held: Any) -> bool:
+  """Returns whether `held` lacks parameters that start alike in every model.
+
+  Args:
+    shapes: the tree of the run's parameters.
+    held: the tree of the export's.
+
+  Raises:
+    ValueError: a weight that only one of them has, or of another shape.
+  """
+  given, due = (
+    {
+      place: list(leaf.shape)
+      for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    for tree in (held, shapes)
+  )
+  missing = False
+  for place in [*due, *(place for place in given if place not in due)]:
+    if given.get(place) == due.get(place):
+      continue
+    if place not in given and _starts_alike(place):
+      missing = True
+      continue
+    has, wanted = (
+      'nothing' if shape is None else f'the shape {shape}'
+      for shape in (given.get(place), due.get(place))
+    )
+    name = jax.tree_util.keystr(place, simple=True, separator='.')
+    raise ValueError(
+      f'{name}: has {has}, the model of this run asks for {wanted}.'
+    )
+  return missing
+
+
+def _starts_alike(place) -> bool:
+  """Whether a parameter starts the same in every model that has it."""
+  name = rules.name_of(place)
+  return name.startswith('bungee_') or name.endswith('_limit_K')

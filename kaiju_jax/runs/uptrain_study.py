@@ -1,0 +1,285 @@
+"""Runs a comparison of students by how they begin, and makes one table of it.
+
+Everything lies in one folder, and a step that is there is not repeated:
+
+    corpus/documents.jsonl   text (`evaluation/needle/letters.py`)
+    teacher/                 the teacher's workdir
+    store/                   its distributions of the corpus
+    starts/ARM/              students before training (`runs/uptrain.py`)
+    ARM/seedS/               workdirs; readings.json beside each run's metrics
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.data import text
+from kaiju_jax.data import tokenizer
+from kaiju_jax.distillation import config as distillation_config
+from kaiju_jax.evaluation import answers
+from kaiju_jax.evaluation import held_out
+from kaiju_jax.evaluation import paired
+from kaiju_jax.evaluation.needle import letters
+from kaiju_jax.evaluation.needle import questions as needle
+from kaiju_jax.model import transformer
+from kaiju_jax.runs import load
+from kaiju_jax.runs import teach
+from kaiju_jax.runs import train
+from kaiju_jax.runs import uptrain
+from kaiju_jax.storage import files
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import metrics
+from kaiju_jax.training import workdir
+
+_READINGS = 'readings.json'
+# A document holds up to eight needles; the answer is one of them.
+_DISTRACTORS = 7
+_DISTANCES = 12
+
+
+class Run(NamedTuple):
+  """One arm on one seed.
+
+  Attributes:
+    arm: name of the arm.
+    experiment: what is trained.
+    folder: its workdir.
+  """
+
+  arm: str
+  experiment: experiment_lib.Experiment
+  folder: pathlib.Path
+
+  @property
+  def is_trained(self) -> bool:
+    steps = self.experiment.loop.steps
+    return workdir.holds_checkpoint(self.folder, steps)
+
+
+class Reading(NamedTuple):
+  """What a model reads on text that it has not seen.
+
+  Attributes:
+    loss: held-out nats per token.
+    needle: fraction of the questions answered right, at all distances.
+    far: the same beyond the reach of the student's local layers.
+  """
+
+  loss: float
+  needle: float
+  far: float
+
+
+def trained(run: Run) -> None:
+  """Trains a run, or goes on with it.
+
+  Raises:
+    SystemExit: status 130 after an interruption; the same call goes on.
+    OSError, ValueError: see `train.train`.
+  """
+  if run.is_trained:
+    return
+  state = train.train(run.experiment, run.folder)
+  if int(state.step) < run.experiment.loop.steps:
+    raise SystemExit(130)  # The training loop has said how to go on.
+
+
+def taught(teacher: Run, student: Run) -> None:
+  """Writes the teacher's distributions of the student's text, or goes on.
+
+  Raises:
+    SystemExit: status 130 after an interruption; the same call goes on.
+    OSError, ValueError: see `teach.teach`.
+  """
+  data, wanted = student.experiment.data, student.experiment.objective
+  entries = wanted.distillation.entries
+  sampling = distillation_config.Sampling(draws=entries, entries=entries)
+  plan = teach.plan(
+    load.from_workdir(teacher.folder), student.experiment, sampling
+  )
+  if teach.teach(plan, data.teacher) is None:
+    raise SystemExit(130)
+
+
+def reader(
+  experiment: experiment_lib.Experiment, reach: int, count: int = 64
+) -> Callable[[Any], Reading]:
+  """Returns params → `Reading`, for models of the experiment's config.
+
+  Args:
+    experiment: whose held-out text is read; questions are as long as its rows.
+    reach: tokens that local layers reach back.
+    count: questions at each distance.
+  """
+  data, model = experiment.data, transformer.Transformer(experiment.model)
+  _, unseen = text.load(data, tokenizer.load(data.tokenizer))
+  scores = held_out.evaluator(
+    model, unseen, data.length, data.batch, data.evaluated_rows
+  )
+  predict = answers.predictor(model)
+  task, length = letters.Letters(), data.length
+  nearest, farthest = task.distances(length)
+  distances = np.unique(
+    np.geomspace(nearest, farthest, _DISTANCES).round().astype(int)
+  )
+  cells = [
+    needle.Cell(length, 0.0, distance, _DISTRACTORS, count)
+    for distance in distances.tolist()
+  ]
+
+  def read(params) -> Reading:
+    answer = answers.reader(predict, params, {length})
+    found = list(needle.ask(answer, task, cells, (0,)))
+    far = [right for cell, right in found if cell.distance > reach]
+    return Reading(
+      scores(params)['loss'],
+      float(np.mean([right for _, right in found])),
+      float(np.mean(far)),
+    )
+
+  return read
+
+
+def reading(
+  file: pathlib.Path, read: Callable[[Any], Reading], params: Callable[[], Any]
+) -> Reading:
+  """Returns the reading in `file`, which is made where it is missing."""
+  if not file.exists():
+    files.write_json(file, read(params())._asdict())
+  return Reading(**files.read_json(file))
+
+
+def of_run(run: Run, read: Callable[[Any], Reading]) -> Reading:
+  """Returns the reading of a trained run."""
+  return reading(
+    run.folder / _READINGS, read, lambda: load.from_workdir(run.folder).params
+  )
+
+
+def of_start(folder: pathlib.Path, read: Callable[[Any], Reading]) -> Reading:
+  """Returns the reading of a student before its training."""
+  file = folder.with_name(f'{folder.name}.{_READINGS}')
+  return reading(file, read, lambda: load.from_export(folder).params)
+
+
+def tokens_to(
+  records: Sequence[Mapping[str, Any]], loss: float
+) -> float | None:
+  """Returns the tokens at the first evaluation at `loss` or below, if any."""
+  for record in records:
+    if record.get('eval_loss', np.inf) <= loss:
+      return float(record['tokens'])
+  return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One arm's part of the table.
+
+  Attributes:
+    arm: name of the arm.
+    kv_bytes: bytes of keys and values per token.
+    start: the reading before training; None for fresh parameters.
+    readings: those after training, by seed.
+    tokens: {seed: tokens to the baseline's final loss over the baseline's
+      tokens; None where it is not reached}.
+  """
+
+  arm: str
+  kv_bytes: float
+  start: Reading | None
+  readings: Mapping[int, Reading]
+  tokens: Mapping[int, float | None]
+
+
+def row(
+  runs: Sequence[Run],
+  baseline: Mapping[int, Run],
+  start: Reading | None,
+  read: Callable[[Any], Reading],
+) -> Row:
+  """Returns the row of one arm's trained runs.
+
+  Args:
+    runs: the arm's.
+    baseline: the runs that are to be reached, by seed; {} for none.
+    start: the reading before training.
+    read: what `reader` returned for the arm's model.
+  """
+  config, length = runs[0].experiment.model, runs[0].experiment.data.length
+  tokens = {}
+  for run in runs if baseline else ():
+    seed = run.experiment.seed
+    curve = [
+      record
+      for record in metrics.read(baseline[seed].folder)
+      if 'eval_loss' in record
+    ]
+    reached = tokens_to(metrics.read(run.folder), curve[-1]['eval_loss'])
+    tokens[seed] = None if reached is None else reached / curve[-1]['tokens']
+  return Row(
+    runs[0].arm,
+    uptrain.kv_bytes(config, length),
+    start,
+    {run.experiment.seed: of_run(run, read) for run in runs},
+    tokens,
+  )
+
+
+def table(rows: Sequence[Row], baseline: str) -> str:
+  """Returns all rows as Markdown; losses against the arm `baseline`.
+
+  Differences are paired by seed, with 95 % intervals.
+  """
+  losses = {
+    one.arm: {seed: reading.loss for seed, reading in one.readings.items()}
+    for one in rows
+  }
+  lines = [
+    '| arm | KV bytes per token | held-out loss at 0 tokens | after training |'
+    f' against {baseline} | tokens to its loss | needle at 0 tokens | after |'
+    ' after, far |',
+    '|---' * 9 + '|',
+  ]
+  for one in rows:
+    start = one.start
+    cells = [
+      one.arm,
+      f'{one.kv_bytes:,.0f}',
+      '–' if start is None else f'{start.loss:.4f}',
+      f'{paired.mean(list(losses[one.arm].values())):.4f}',
+      _against(losses[one.arm], losses[baseline])
+      if one.arm != baseline
+      else '',
+      _share(list(one.tokens.values())),
+      '–' if start is None else _percent([start.needle]),
+      _percent([reading.needle for reading in one.readings.values()]),
+      _percent([reading.far for reading in one.readings.values()]),
+    ]
+    lines.append(f'| {" | ".join(cells)} |')
+  return '\n'.join(lines)
+
+
+def _against(of_seed, baseline) -> str:
+  d = paired.difference(of_seed, baseline)
+  middle, half = 100 * d.mean / d.baseline, 100 * d.half_width / d.baseline
+  return f'{middle:+.2f} % ({middle - half:+.2f} … {middle + half:+.2f})'
+
+
+def _share(values: Sequence[float | None]) -> str:
+  if not values:
+    return ''
+  if None in values:
+    return f'not reached in {values.count(None)} of {len(values)}'
+  worst = f' (worst {max(values):.2f})' if len(values) > 1 else ''
+  return f'{paired.mean(values):.2f}×{worst}'
+
+
+def _percent(values: Sequence[float]) -> str:
+  return f'{100 * paired.mean(values):.1f} %'

@@ -1,0 +1,149 @@
+"""A teacher's workdir becomes the start of another run."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax.interchange import own
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import begin
+from kaiju_jax.runs import load
+from kaiju_jax.runs import train
+from kaiju_jax.runs import uptrain
+from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.training import experiment as experiment_lib
+from tests.interchange import toys
+from tests.runs import test_exchange
+from tests.runs import toys as run_toys
+
+TEACHER = toys.changed(toys.PLAIN, num_kv_heads=4)
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory):
+  """A workdir."""
+  path = tmp_path_factory.mktemp('uptrain') / 'teacher'
+  test_exchange.run_of(path, TEACHER)
+  return path
+
+
+@pytest.fixture(scope='module')
+def start(teacher):
+  """A student of it: one head, windows, shared keys, int8."""
+  path = teacher.parent / 'start'
+  said = uptrain.write(teacher, path, layout='L0 L0 G2', window=5)
+  assert 'step 7 → ' in said
+  # Three layers of 4 heads of 2·8 float32, against (8 + 4)·2 bytes per token of
+  # a local owner's 5 positions and of a global one's 64.
+  assert 'teacher: G0 G1 G2; 4 heads of keys and values, 768 bytes per' in said
+  assert f'{24 * (64 + 5) / 64:,.0f} bytes per token at 64 tokens' in said
+  assert "--config.model.layout='L0 L0 G2'" in said
+  return path
+
+
+def student_config():
+  return dataclasses.replace(
+    TEACHER,
+    num_kv_heads=1,
+    layout='L0 L0 G2',
+    window=5,
+    quantization=quantization_config.QuantizationConfig(bungee=True),
+  )
+
+
+def test_a_run_begins_with_a_start_and_adds_what_changes_no_weight(start):
+  held = load.from_anywhere(start)
+  assert held.config.quantization.kv == 'int8'
+  assert held.tokenizer.endswith('tokenizer.json')
+  one = experiment_lib.Experiment(model=student_config())
+  params = begin.params(one, start, mesh_lib.single())
+  given = dict(jax.tree_util.tree_leaves_with_path(held.params))
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if path[-1].key.startswith('bungee_'):
+      assert path not in given and not np.any(leaf)
+    else:
+      np.testing.assert_array_equal(leaf, given[path])
+
+
+@pytest.mark.parametrize(
+  'model, message',
+  [
+    ({'num_kv_heads': 2}, r'w_k_DUK: has nothing, the model .* \[1, 48, 2'),
+    ({'d_ff': 8}, r'feedforward.w_in_DF: has the shape \[1, 48, 40\], the'),
+    ({'layout': 'L0 L1 G2'}, 'asks for'),
+  ],
+)
+def test_a_start_of_another_shape_is_refused(start, model, message):
+  model = dataclasses.replace(student_config(), **model)
+  one = experiment_lib.Experiment(model=model)
+  with pytest.raises(ValueError, match=f'start.: .*{message}'):
+    begin.params(one, start, mesh_lib.single())
+
+
+def test_codes_and_another_tokenizer_are_refused(start, tmp_path):
+  run = experiment_lib.Experiment(model=student_config())
+  held = load.from_anywhere(start)
+  own.save(tmp_path / 'codes', held.params, held.config)
+  with pytest.raises(ValueError, match='holds int8 codes; training begins'):
+    begin.params(run, tmp_path / 'codes', mesh_lib.single())
+  file = start / 'tokenizer.json'
+  other = tmp_path / 'tokenizer.json'
+  swapped = {'"a": 97': '"a": 98', '"b": 98': '"b": 97'}
+  text = file.read_text()
+  for one_byte, another in swapped.items():
+    text = text.replace(one_byte, another)
+  other.write_text(text)
+  assert other.read_text() != file.read_text()
+  run.data.tokenizer = str(other)
+  with pytest.raises(ValueError, match='is another tokenizer than'):
+    begin.params(run, start, mesh_lib.single())
+
+
+def test_a_folder_of_transformers_is_a_teacher_too(tmp_path):
+  from kaiju_jax.interchange import hugging_face
+
+  params = toys.params_of(TEACHER)
+  hugging_face.write(tmp_path / 'arcee', params, TEACHER)
+  uptrain.write(
+    tmp_path / 'arcee',
+    tmp_path / 'same',
+    layout='G0 G1 G2',
+    num_kv_heads=4,
+    int8=False,
+  )
+  found, config = own.load(tmp_path / 'same/model.safetensors')
+  assert config.num_kv_heads == 4
+  jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def test_what_is_no_teacher_is_refused(teacher, start, tmp_path):
+  with pytest.raises(FileNotFoundError, match='no such file or folder'):
+    uptrain.write(tmp_path / 'nothing', tmp_path / 'out')
+  with pytest.raises(ValueError, match='all must be global'):
+    uptrain.write(start, tmp_path / 'out')
+  with pytest.raises(ValueError, match='num_kv_heads=3'):
+    uptrain.write(teacher, tmp_path / 'out', num_kv_heads=3)
+  with pytest.raises(FileExistsError):
+    uptrain.write(teacher, start)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_trains_from_an_import(tmp_path):
+  """And its first loss is the imported model's, not that of fresh weights."""
+  texts = run_toys.write_texts(tmp_path)
+  one = run_toys.experiment(texts, steps=4)
+  first = train.train(one, tmp_path / 'first')
+  held = load.from_workdir(tmp_path / 'first')
+  own.write(tmp_path / 'start', held.params, held.config, masters=True)
+  again = run_toys.experiment(texts, steps=1)
+  again.begin_with = str(tmp_path / 'start')
+  again.optimizer.learning_rate = 1e-12
+  state = train.train(again, tmp_path / 'again')
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+    state.params,
+    first.params,
+  )

@@ -1,0 +1,50 @@
+"""The table of a comparison, from records that are made up."""
+
+import pytest
+
+from kaiju_jax.runs import uptrain_study as study
+
+
+def test_tokens_to_a_loss_are_those_of_the_first_evaluation_that_has_it():
+  records = [
+    {'tokens': 10, 'loss': 0.1},  # A training loss is no evaluation.
+    {'tokens': 20, 'eval_loss': 2.0},
+    {'tokens': 40, 'eval_loss': 1.5},
+    {'tokens': 60, 'eval_loss': 1.6},
+  ]
+  assert study.tokens_to(records, 2.5) == 20
+  assert study.tokens_to(records, 1.5) == 40
+  assert study.tokens_to(records, 1.4) is None
+
+
+def row(arm, losses, tokens, start=None):
+  readings = {
+    seed: study.Reading(loss, 0.5, 0.25) for seed, loss in enumerate(losses)
+  }
+  return study.Row(arm, 40.0, start, readings, dict(enumerate(tokens)))
+
+
+def test_the_table_compares_each_arm_with_the_baseline_seed_by_seed():
+  before = study.Reading(3.0, 0.125, 0.0625)
+  lines = study.table(
+    [
+      row('teacher', [0.9], []),
+      row('scratch', [2.0, 4.0], [1.0, 1.0]),
+      row('pooled', [1.0, 3.0], [0.25, 0.5], before),
+      row('int8', [1.0, 5.0], [0.25, None], before),
+    ],
+    'scratch',
+  ).splitlines()
+  assert len(lines) == 6
+  _, _, teacher, scratch, pooled, int8 = lines
+  assert '| 0.9000 | -55.00 % ' in teacher
+  assert '| – | 3.0000 |  | 1.00× (worst 1.00) | – |' in scratch
+  # Both seeds are 1 below, so that the interval has no width.
+  assert '| 3.0000 | 2.0000 | -33.33 % (-33.33 … -33.33) |' in pooled
+  assert '| 0.38× (worst 0.50) | 12.5 % | 50.0 % | 25.0 % |' in pooled
+  assert '| not reached in 1 of 2 |' in int8
+
+
+@pytest.mark.parametrize('values', [[], [None], [0.5]])
+def test_one_seed_or_none_has_a_cell_too(values):
+  assert 'nan' not in study._share(values)
