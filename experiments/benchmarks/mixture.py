@@ -2,10 +2,11 @@
 
     python -m experiments.benchmarks.mixture
 
-Both draw the same rows of the same sources, which are packed from the text
-that the running Python carries, batch them in the same way and read ahead in
-one thread. Ours draws each block's order and keeps the shares to within one
-row; `grain.MapDataset.mix` goes through fixed proportions. Every round times
+Both draw rows of the same sources, which are packed from the text that the
+running Python carries, batch them and read ahead in one thread: ours as
+training does it, Grain's with its own `batch`. Ours draws each block's order
+and keeps the shares to within one row; `grain.MapDataset.mix` goes through
+fixed proportions. Every round times
 both contenders, each in turn the first. The table gives medians over the
 rounds, the medians of the rounds' ratios, by the clock and by the processor
 time of all threads (which other work on the machine changes less), and the

@@ -78,6 +78,6 @@ def get_config(arm: str = 'last') -> experiment_lib.Experiment:
       learning_rate=3e-3, schedule='wsd', decay=0.2
     ),
     loop=training_config.LoopConfig(
-      steps=1000, log_every=10, checkpoint_every=1000
+      steps=600, log_every=10, checkpoint_every=600
     ),
   )
