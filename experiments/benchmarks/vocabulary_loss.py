@@ -1,6 +1,6 @@
 """What does the vocabulary loss in chunks save, and what does it cost?
 
-    python -m experiments.benchmarks.vocabulary_loss [--chunks=64,256,1024]
+    python -m experiments.benchmarks.vocabulary_loss [--chunks=64,256]
 
 Compiles loss and gradient of a one-layer model with a large vocabulary, with
 the logits of all tokens at once (`objective.chunk=0`) and of a chunk of tokens
