@@ -23,10 +23,10 @@ from tests.sharding import test_mesh_step as mesh_step
 
 
 def test_a_head_of_keys_meets_its_own_query_heads():
-  # Two rows of one token; head h of row b is 10·b + h.
-  q_BLHK = np.array([[[[0], [1], [2], [3]]], [[[10], [11], [12], [13]]]])
+  # One row of two tokens; head h of token l is 10·l + h.
+  q_BLHK = np.array([[[[0], [1], [2], [3]], [[10], [11], [12], [13]]]])
   folded = kv_heads.fold_queries(q_BLHK, 2)
-  assert folded[:, 0, :, 0].tolist() == [[0, 1], [2, 3], [10, 11], [12, 13]]
+  assert folded[..., 0].tolist() == [[[0, 1], [10, 11]], [[2, 3], [12, 13]]]
   np.testing.assert_array_equal(kv_heads.unfold(folded, 2), q_BLHK)
   # Codes [B, M, U, K] and their scales [B, M, U] become rows together.
   k = int8.Quantized(
