@@ -1,0 +1,217 @@
+"""Runs `experiments/configs/distill.py`: teacher, stores, students, verdict.
+
+    python -m experiments.distill [--seeds=3] [--jobs=1]
+
+    1  a tokenizer of 1,024 tokens, from the training text
+    2  the teacher               python -m experiments.train
+    3  the draws of each method that take as many bytes per token as those of
+       `systematic`, judged by the first 4,096 tokens
+    4  a store per method        python -m experiments.teach
+    5  all arms on all seeds     python -m experiments.ablate
+    6  a table: held-out loss against `full`'s and `top_k`'s, bytes per token
+
+All of it lies in runs/distill. What is finished is not repeated: the same
+command goes on where it was stopped.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import pathlib
+import subprocess
+import sys
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+from experiments.configs import distill
+from kaiju_jax.runs import command
+
+_SEEDS = flags.DEFINE_integer('seeds', 3, 'Seeds of each arm.', lower_bound=1)
+_JOBS = flags.DEFINE_integer('jobs', 1, 'Students at once.', lower_bound=1)
+_CONFIG = 'experiments/configs/distill.py'
+_MEASURE = 'eval_loss'
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.begin()
+  try:
+    with command.abortable():
+      _make_tokenizer(pathlib.Path(distill.TOKENIZER))
+      _run(
+        'train', f'--config={_CONFIG}:teacher', f'--workdir={distill.TEACHER}'
+      )
+      for method, sampling in _samplings().items():
+        _run(
+          'teach',
+          f'--teacher={distill.TEACHER}',
+          f'--config={_CONFIG}:{method}',
+          f'--out={distill.ROOT}/{method}',
+          f'--method={method}',
+          *(f'--{name}={value}' for name, value in sampling.items()),
+        )
+      _run(
+        'ablate',
+        f'--config={_CONFIG}',
+        f'--root={distill.ROOT}/students',
+        f'--seeds={_SEEDS.value}',
+        f'--jobs={_JOBS.value}',
+      )
+      _publish()
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _make_tokenizer(path: pathlib.Path) -> None:
+  """Trains a byte-level BPE on the teacher's training text, once."""
+  if path.exists():
+    return
+  import tokenizers
+
+  from kaiju_jax.data import documents
+
+  data = distill.get_config('teacher').data
+  texts = (
+    segment
+    for document in documents.read(data.path)
+    if not documents.is_held_out(document.name, data.held_out)
+    for segment in document.segments
+  )
+  made = tokenizers.Tokenizer(tokenizers.models.BPE())
+  made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  made.decoder = tokenizers.decoders.ByteLevel()
+  made.train_from_iterator(
+    texts,
+    tokenizers.trainers.BpeTrainer(
+      vocab_size=distill.VOCABULARY,
+      special_tokens=['<s>'],
+      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+      show_progress=False,
+    ),
+  )
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_suffix('.partial')
+  made.save(str(partial))
+  partial.replace(path)
+
+
+def _samplings() -> dict[str, dict[str, int]]:
+  """Returns flags of each method's store, found once and kept in a file."""
+  from kaiju_jax.storage import files
+
+  path = pathlib.Path(distill.ROOT) / 'samplings.json'
+  if not path.exists():
+    from experiments import equal_bytes
+
+    files.write_json(path, equal_bytes.samplings())
+  return files.read_json(path)
+
+
+def _run(name: str, *arguments: str) -> None:
+  """Runs one of the commands; its Ctrl-C saves, and ends this one."""
+  words = [sys.executable, '-m', f'experiments.{name}', *arguments]
+  print(f'$ {" ".join(["python", *words[1:]])}', flush=True)
+  with subprocess.Popen(words) as process:
+    try:
+      status = process.wait()
+    except KeyboardInterrupt:
+      process.wait()  # It was interrupted as well, and saves.
+      raise
+  if status:
+    raise SystemExit(status)
+
+
+def _publish() -> None:
+  """Prints each arm's held-out loss, differences, and bytes per token."""
+  from kaiju_jax.distillation import store
+  from kaiju_jax.evaluation import paired
+
+  losses = {arm: _losses(arm) for arm in distill.ARMS}
+  table = rich.table.Table(
+    title='Held-out loss, nats per token; differences paired by seed'
+  )
+  for header in ('arm', 'bytes/token', 'seeds', 'loss', '− full', '− top_k'):
+    table.add_column(header, justify='right')
+  for arm, of_seed in losses.items():
+    size = ''
+    if arm in distill.METHODS:
+      manifest = store.read_manifest(f'{distill.ROOT}/{arm}')
+      size = f'{manifest.bytes_per_token():.1f}'
+    table.add_row(
+      arm,
+      size,
+      str(len(of_seed)),
+      f'{paired.mean(list(of_seed.values())):.4f}',
+      _difference(of_seed, losses['full']),
+      _difference(of_seed, losses['top_k']),
+    )
+  teacher = _last(pathlib.Path(distill.TEACHER))
+  table.add_row('teacher', '', '1', f'{teacher:.4f} (all text)', '', '')
+  console = rich.console.Console(width=100)
+  console.print(table)
+  for line in _verdicts(losses):
+    console.print(line, highlight=False)
+
+
+def _losses(arm: str) -> dict[int, float]:
+  """Returns an arm's held-out loss by seed, of those runs that are finished."""
+  folder = pathlib.Path(distill.ROOT) / 'students' / arm
+  found = {}
+  for seed in range(_SEEDS.value):
+    with contextlib.suppress(FileNotFoundError, KeyError):
+      found[seed] = _last(folder / f'seed{seed}')
+  return found
+
+
+def _last(workdir: pathlib.Path) -> float:
+  """Returns the held-out loss of a run's last evaluation."""
+  from kaiju_jax.evaluation import paired
+  from kaiju_jax.training import metrics
+
+  return paired.measures(metrics.read(workdir))[_MEASURE]
+
+
+def _difference(arm: Mapping[int, float], other: Mapping[int, float]) -> str:
+  from kaiju_jax.evaluation import paired
+
+  if arm is other:
+    return ''
+  found = paired.difference(arm, other)
+  low, high = found.mean - found.half_width, found.mean + found.half_width
+  return f'{found.mean:+.4f} ({low:+.4f} … {high:+.4f})'
+
+
+def _verdicts(losses: Mapping[str, Mapping[int, float]]) -> list[str]:
+  """Returns the three targets, met or missed."""
+  from kaiju_jax.evaluation import paired
+
+  ours = losses['systematic']
+  lines = []
+  found = paired.difference(ours, losses['full'])
+  share = found.mean / found.baseline
+  lines.append(
+    f'systematic against full: {share:+.2%} (target within 1 %:'
+    f' {_met(abs(share) <= 0.01)})'
+  )
+  for arm in ('top_k', 'none'):
+    found = paired.difference(ours, losses[arm])
+    highest = found.mean + found.half_width
+    lines.append(
+      f'systematic against {arm}: {found.mean:+.4f}, at most {highest:+.4f}'
+      f' (target below 0: {_met(highest < 0)})'
+    )
+  return lines
+
+
+def _met(is_met: bool) -> str:
+  return 'met' if is_met else 'MISSED'
+
+
+if __name__ == '__main__':
+  app.run(main)

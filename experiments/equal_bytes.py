@@ -1,0 +1,98 @@
+"""Settings of the sampling methods that take equally many bytes per token.
+
+Part of `experiments.distill`: the teacher's distributions of the first tokens
+of the student's text are drawn and encoded by each method, with more and more
+draws, until they take as many bytes as `systematic` does.
+"""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from experiments.configs import distill
+from kaiju_jax.distillation import config as distillation_config
+from kaiju_jax.distillation import record
+from kaiju_jax.distillation import sample
+from kaiju_jax.distillation import teach
+from kaiju_jax.model import transformer
+from kaiju_jax.runs import load
+from kaiju_jax.runs import texts
+
+_TOKENS = 4 * record.TOKENS
+
+
+def samplings() -> dict[str, dict[str, int]]:
+  """Returns {method: {setting: value}} for `experiments.teach`."""
+  logits_NV, number_N = _logits()
+  draw = jax.jit(sample.draw, static_argnums=2)
+
+  def size(method: str, **settings: int) -> float:
+    sampling = distillation_config.Sampling(
+      method, **{'entries': distill.ENTRIES, **settings}
+    )
+    drawn = draw(logits_NV[None], number_N[None], sampling)
+    weights = drawn.values_BLT if drawn.counts_BLT is None else drawn.counts_BLT
+    targets = record.Targets(
+      np.asarray(drawn.ids_BLT[0]), np.asarray(weights[0])
+    )
+    form = record.form_of(sampling, logits_NV.shape[-1])
+    return record.bytes_per_token(targets, form)[1]
+
+  wanted = size('systematic', draws=distill.DRAWS)
+  found = {
+    'full': {'entries': distill.VOCABULARY},
+    'systematic': {'draws': distill.DRAWS, 'entries': distill.ENTRIES},
+  }
+  for method, name, least in (
+    ('gumbel', 'draws', 12),
+    ('multinomial', 'draws', 2),
+    ('top_k', 'k', 1),
+  ):
+    value = _nearest(
+      lambda n, method=method, name=name: size(method, **{name: n}),
+      wanted,
+      range(least, distill.ENTRIES + 1),
+    )
+    found[method] = {name: value, 'entries': distill.ENTRIES}
+  return found
+
+
+def _nearest(
+  size: Callable[[int], float], wanted: float, choices: range
+) -> int:
+  """Returns the choice whose size is nearest; sizes rise with the choice."""
+  low, high = choices[0], choices[-1]
+  while high - low > 1:
+    middle = (low + high) // 2
+    if size(middle) <= wanted:
+      low = middle
+    else:
+      high = middle
+  return min((low, high), key=lambda n: abs(size(n) - wanted))
+
+
+def _logits() -> tuple[np.ndarray, np.ndarray]:
+  """Returns the teacher's logits of the first tokens, and their numbers."""
+  teacher = load.from_workdir(distill.TEACHER)
+  experiment = distill.get_config('none')
+  data = experiment.data
+  (source,) = texts.read(experiment)
+  model = transformer.Transformer(teacher.config)
+  variables = {'params': teacher.params}
+
+  @jax.jit
+  def logits(batch):
+    hidden_BLD = teach.hidden(model, variables, batch)
+    return model.apply(variables, hidden_BLD, method='logits')
+
+  found, numbers, count = [], [], 0
+  for asked in teach.asked(source.training, data.length, data.batch, 0.25):
+    is_new_BL = (asked.number_BL >= 0) & (asked.batch.weight_BL > 0)
+    found.append(np.asarray(logits(asked.batch))[is_new_BL])
+    numbers.append(asked.number_BL[is_new_BL])
+    count += len(numbers[-1])
+    if count >= _TOKENS:
+      break
+  logits_NV = np.concatenate(found)[:_TOKENS]
+  return logits_NV, np.concatenate(numbers)[:_TOKENS].astype(np.uint32)
