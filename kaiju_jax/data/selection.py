@@ -14,6 +14,10 @@ independent Gumbel variables. That draws k documents without replacement, one
 after another in proportion to exp(score / noise): a source is not reduced to
 the documents that look most alike, as it is with noise 0.
 
+An importance grows with the document, in either direction: among documents that
+are less likely in the target than in the source, short ones come first. Compare
+documents of similar length; the report says how long the chosen ones are.
+
 Our guess: the noise of 1, the 16 centroids, and what a cosine is worth. So that
 no ratio is infinite, both distributions of n-grams get a share of their pool,
 which is the larger the more varied their n-grams are (Witten and Bell 1991).

@@ -19,6 +19,12 @@ BAD = [
   ),
   ('train --config=experiments/configs/tiny.py', '--workdir is missing'),
   ('train --workdir=nowhere', '--config is missing'),
+  ('mix --sources=a=b --out=nowhere', '--target is missing'),
+  ('leaks --evaluation=a --out=nowhere', '--training is missing'),
+  (
+    'select --target=nowhere --source=a --count=3 --out=nowhere',
+    "error: --target='nowhere': no such file or folder",
+  ),
   ('teach --out=nowhere', '--teacher is missing'),
   ('teach --teacher=x --out=nowhere --draws=1', 'error: draws=1: must be in'),
   ('teach --teacher=nowhere --out=nowhere', 'error: nowhere: no such file'),

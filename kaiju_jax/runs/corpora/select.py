@@ -132,11 +132,14 @@ def page(task: Task, result: Result) -> str:
   order = indices[np.argsort(-scores[indices], kind='stable')]
   best = set(np.argsort(-scores, kind='stable')[: len(indices)].tolist())
   shared = len(best & set(indices.tolist()))
-  characters = sum(len(result.source.texts[one]) for one in indices)
+  sizes = np.array([len(text) for text in result.source.texts])
   lines = [
     f'# {len(indices):,} documents of {task.source} like {task.target}',
     '',
-    f'{len(indices):,} of {len(scores):,} documents, {characters:,} characters.'
+    f'{len(indices):,} of {len(scores):,} documents,'
+    f' {sizes[indices].sum():,} of {sizes.sum():,} characters; the median is'
+    f' {np.median(sizes[indices]):,.0f} characters among the chosen and'
+    f' {np.median(sizes):,.0f} among all.'
     f' Method: {result.method}. Embedder: {task.embedder}. Noise:'
     f' {task.noise:g}, seed {task.seed}: {shared:,} of them are also among the'
     f' {len(indices):,} highest scores.',

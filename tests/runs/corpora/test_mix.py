@@ -122,3 +122,20 @@ def test_a_source_without_text_or_with_the_target_is_refused(texts):
   whole = [('all', f'{texts}/*.jsonl')]
   with pytest.raises(ValueError, match=r'target\.jsonl is also in --sources='):
     mix.find(task(texts, sources=whole))
+
+
+def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
+  """It is no part of the mix, and training reports its held-out loss."""
+  own = str(texts / 'target.jsonl')
+  asked = task(texts, method='proportional', measured=[('goal', own)])
+  result = mix.find(asked)
+  sizes = result.sizes
+  np.testing.assert_allclose(result.mix.weights, sizes / sizes.sum())
+  assert result.mix.distance == result.mix.pooled
+  mix.write(asked, result, str(tmp_path / 'out'))
+  *mixed, goal = mix_file.read(tmp_path / 'out/mix.json')
+  assert [one.name for one in mixed] == ['plain', 'rare', 'long']
+  assert (goal.name, goal.path, goal.weight) == ('goal', own, 0)
+  inside = [('goal', str(texts / 'plain/0.txt'))]
+  with pytest.raises(ValueError, match=r'--measured=goal=.* is also in --sou'):
+    mix.find(task(texts, measured=inside))
