@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.configs import induction as config
+from experiments.configs import needle as needle_config
 from kaiju_jax.data import packing
 from kaiju_jax.evaluation.needle import along
 from kaiju_jax.evaluation.needle import curriculum
@@ -78,11 +79,18 @@ def test_arms_are_what_they_name_and_can_run():
   assert {arm: drawn[arm] for arm in config.LAYOUTS} == config.LAYOUTS
   shared = {arm for arm in drawn if drawn[arm] == config.LAYOUTS['shared']}
   assert shared == {
-    'shared', 'keys', 'values', 'kaiju', 'kaiju_float', 'kaiju_unclamped',
-    'kaiju_no_z',
+    'shared', 'keys', 'values', 'scaled',
+    'kaiju', 'kaiju_float', 'kaiju_unclamped', 'kaiju_no_z',
   }  # fmt: skip
   with pytest.raises(ValueError, match="arm='x': must be one of interleaved"):
     config.get_config('x')
+
+
+def test_the_shifted_needle_is_kaiju_in_another_layout():
+  shifted = needle_config.get_config('shifted_standard')
+  assert layers.draw(shifted.model.layers()) == config.LAYOUTS['shifted']
+  shifted.model.layout = ''
+  assert shifted == needle_config.get_config('kaiju_standard')
 
 
 @pytest.mark.parametrize('kind', ['interleaved', 'kaiju'])
