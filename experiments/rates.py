@@ -1,7 +1,7 @@
 """Which learning rate is best, and how does it move with the width?
 
     python -m experiments.rates [--widths=48,64,96,128] [--predict=192]
-        [--rates=1e-3,2e-3,…] [--seeds=2] [--transfer=none,width]
+        [--rates=2e-3,4e-3,…] [--seeds=2] [--transfer=none,width]
         [--config=PATH] [--config.FIELD=VALUE …] [--root=runs/rates]
 
 Trains the config in each width at each rate on each seed, fits a parabola in
@@ -39,7 +39,7 @@ _PREDICT = flags.DEFINE_integer(
 )
 _RATES = flags.DEFINE_list(
   'rates',
-  ['1e-3', '2e-3', '4e-3', '8e-3', '1.6e-2', '3.2e-2'],
+  ['2e-3', '4e-3', '8e-3', '1.6e-2', '3.2e-2', '6.4e-2'],
   'Learning rates that every width is trained at.',
 )
 _FACTOR = flags.DEFINE_float(

@@ -51,7 +51,7 @@ def get_config(arm: str = 'float') -> experiment_lib.Experiment:
       dtype='float32',
     ),
     data=data_config.DataConfig(length=64, batch=8, evaluated_rows=512),
-    optimizer=training_config.OptimizerConfig(learning_rate=6e-3, warmup=0.05),
+    optimizer=training_config.OptimizerConfig(learning_rate=8e-3, warmup=0.05),
     loop=training_config.LoopConfig(
       tokens=200 * 512, log_every=50, checkpoint_every=10_000
     ),
@@ -61,7 +61,7 @@ def get_config(arm: str = 'float') -> experiment_lib.Experiment:
   if arm == 'batch':
     experiment.data.batch = 4
     experiment.optimizer.schedule = 'wsd'
-    experiment.optimizer.learning_rate = 2e-3
+    experiment.optimizer.learning_rate = 8e-3
     experiment.loop.tokens = 2_000 * 256
     experiment.loop.checkpoint_every = 100
     experiment.loop.checkpoints_kept = 20

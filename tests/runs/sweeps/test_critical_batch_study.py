@@ -74,7 +74,7 @@ def test_what_a_branch_trains(base, tmp_path):
   assert made.loop.branch == f'{base}@600'
   assert made.data.microbatches == 4 and made.seed == 1
   assert made.optimizer.schedule == 'constant'
-  assert made.optimizer.learning_rate == pytest.approx(2 * 2e-3)
+  assert made.optimizer.learning_rate == pytest.approx(2 * 8e-3)
   assert runs[cell].skipped == 600 * 256
   assert runs[cell].tokens - runs[cell].skipped == 200 * 256
 
