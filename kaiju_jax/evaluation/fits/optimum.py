@@ -11,8 +11,9 @@ formula. The forms are our guess. A parabola is fitted to the rates within a
 factor of the lowest mean loss, because farther away divergence bends it.
 Intervals come from drawing the seeds again, with replacement.
 
-A fit is not trusted where the lowest loss stands at the grid's edge: the true
-optimum may be anywhere beyond.
+A fit is not trusted where the lowest loss stands at the grid's edge, because
+the true optimum may be anywhere beyond, nor where the parabola reaches far
+below every loss that was measured.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 DRAWS = 1000
+_UNDER = 0.01  # How far below the measured losses a parabola may reach.
 
 
 class Optimum(NamedTuple):
@@ -120,7 +122,14 @@ def _vertex(
   if not x[0] <= vertex <= x[-1]:
     doubt = 'the parabola is lowest outside the rates that it was fitted to'
     return float(middle), float(y.min()), (doubt,)
-  return float(vertex), float(loss), ()
+  under = 1 - loss / y.min()
+  if under <= _UNDER:
+    return float(vertex), float(loss), ()
+  doubt = (
+    f'the parabola is lowest {under:.1%} under all that was measured: the rates'
+    ' are too far apart'
+  )
+  return float(vertex), float(loss), (doubt,)
 
 
 def line(widths: Sequence[float], optima: Sequence[Optimum]) -> Line:

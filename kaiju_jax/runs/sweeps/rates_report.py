@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from matplotlib import figure
+from matplotlib import ticker
 import numpy as np
 import rich.table
 
@@ -148,6 +149,7 @@ def draw(
     highest = max(one.optimum.loss for one in found.values())
     axes.set_ylim(lowest * 0.985, highest * 1.12)
     axes.set_xscale('log')
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set_title(f'transfer {transfer}; ★ fitted optimum', fontsize=10)
     axes.set_xlabel('learning rate')
     axes.set_ylabel('held-out loss (nats per token)')
@@ -156,6 +158,9 @@ def draw(
     _optima(line, colour, transfer, study, predictions.get(transfer), width)
   line.set_xscale('log')
   line.set_yscale('log')
+  widths = [*next(iter(studies.values())).found, width]
+  line.set_xticks(widths, map(str, widths))
+  line.xaxis.set_minor_formatter(ticker.NullFormatter())
   line.set_xlabel('width d_model')
   line.set_ylabel('best learning rate')
   line.set_title('line through the optima; ■ measured', fontsize=10)

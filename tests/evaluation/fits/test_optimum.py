@@ -43,6 +43,15 @@ def test_an_optimum_at_the_edge_is_not_trusted(best, which):
   )
 
 
+def test_a_parabola_far_below_all_that_was_measured_is_not_trusted():
+  """Three rates so far apart that none is near the optimum."""
+  rates = np.log([2e-3, 8e-3, 3.2e-2])
+  found = optimum.optimum(rates, np.array([[3.0, 2.0, 2.01]]), factor=4.0)
+  assert 'under all that was measured' in found.doubts[0]
+  near = optimum.optimum(rates, np.array([[2.01, 2.0, 2.008]]), factor=4.0)
+  assert near.doubts == ()
+
+
 def test_a_rate_that_diverges_is_the_worst_not_nan():
   losses = planted(-6.2)
   losses[1, -2:] = np.nan, np.inf
