@@ -39,6 +39,12 @@ _MEASURED = flags.DEFINE_list(
   'NAME=PATH of texts that training does not read and whose held-out loss it'
   ' reports, such as the target: sources of weight 0.',
 )
+_ANNEAL = flags.DEFINE_string(
+  'anneal',
+  '',
+  'mix.json over the same sources, whose weights hold in the annealing stage'
+  " (data.anneal_at) near a run's end; '' for none.",
+)
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 _EMBEDDER = flags.DEFINE_string('embedder', 'ngrams', 'See above.')
 _METHOD = flags.DEFINE_string(
@@ -84,6 +90,7 @@ def main(argv: Sequence[str]) -> None:
       epochs=_EPOCHS.value,
       resamples=_RESAMPLES.value,
       seed=_SEED.value,
+      anneal=_ANNEAL.value,
     )
     read.refuse_existing(_OUT.value)
     with command.abortable():

@@ -8,6 +8,9 @@ an arm is a target and a method, and its weights are in the mix.json that
 
     mmlu_max        as similar as possible to reference prose
     production_max  as similar as possible to turns of two sides
+    annealed        production_max, whose weights turn into those of mmlu_max at
+                    85 % of the run: the sources schedule "the MMLU Max section"
+                    near the end
     as_is           all text in proportion: the baseline
 
 The texts are stand-ins that every Python carries: the language reference is no
@@ -28,6 +31,9 @@ and --sources for those; the commands stay the same.
     python -m experiments.mix --target=$T/target_sessions.jsonl \\
       --sources=$S --measured=$M --tokens=819200 --method=proportional \\
       --out=runs/mixes/as_is
+    python -m experiments.mix --target=$T/target_sessions.jsonl \\
+      --sources=$S --measured=$M --tokens=819200 \\
+      --anneal=runs/mixes/mmlu_max/mix.json --out=runs/mixes/annealed
     python -m experiments.ablate --config=experiments/configs/mixes.py \\
       --root=runs/mixes/arms --seeds=3 --jobs=1
 
@@ -44,7 +50,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
-ARMS = ('as_is', 'mmlu_max', 'production_max')
+ARMS = ('as_is', 'mmlu_max', 'production_max', 'annealed')
 
 
 def get_config(arm: str = 'mmlu_max') -> experiment_lib.Experiment:
@@ -70,6 +76,7 @@ def get_config(arm: str = 'mmlu_max') -> experiment_lib.Experiment:
     ),
     data=data_config.DataConfig(
       mix=f'runs/mixes/{arm}/mix.json',
+      anneal_at=0.85 if arm == 'annealed' else 1.0,
       length=256,
       batch=8,
       held_out=0.25,

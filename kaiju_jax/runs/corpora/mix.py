@@ -34,6 +34,8 @@ class Task(NamedTuple):
     seed: of the bootstrap.
     measured: (name, path) of texts that training does not read and whose
       held-out loss it reports: sources of weight 0. The target may be one.
+    anneal: path of another mix.json over the same sources, whose weights hold
+      in the annealing stage near a run's end; '' for none.
   """
 
   target: str
@@ -46,6 +48,7 @@ class Task(NamedTuple):
   resamples: int = 200
   seed: int = 0
   measured: Sequence[tuple[str, str]] = ()
+  anneal: str = ''
 
 
 class Result(NamedTuple):
@@ -114,6 +117,25 @@ def check(task: Task) -> None:
   for name, path in task.measured:
     read.refuse_shared(path, others, f'--measured={name}')
   tokenizer_lib.load(task.tokenizer)
+  _annealed(task)
+
+
+def _annealed(task: Task) -> dict[str, float]:
+  """Returns each source's weight in the annealing stage; {} for no stage."""
+  if not task.anneal:
+    return {}
+  try:
+    found = mix_file.read(task.anneal)
+  except (OSError, ValueError) as error:
+    raise type(error)(f'--anneal: {error}') from error
+  weights = {one.name: one.weight for one in found if one.weight}
+  names = {name for name, _ in task.sources}
+  if strange := sorted(weights.keys() - names):
+    raise ValueError(
+      f'--anneal={task.anneal}: gives weight to {", ".join(strange)}, which'
+      f' --sources does not name; it names {", ".join(sorted(names))}.'
+    )
+  return {name: weights.get(name, 0.0) for name in names}
 
 
 def find(task: Task) -> Result:
@@ -138,7 +160,8 @@ def find(task: Task) -> Result:
     ),
   ]
   tokenizer = tokenizer_lib.load(task.tokenizer)
-  tokens = [one.tokens(tokenizer) for one in collections]
+  watch = read.watch('counting tokens')
+  tokens = [one.tokens(tokenizer, watch) for one in collections]
   sizes = np.array([one.sum() for one in tokens])
   bounds = mixing.bounds(sizes[1:], task.tokens, task.epochs)
   texts = [text for one in collections for text in one.texts]
@@ -184,6 +207,7 @@ def account(task: Task, result: Result) -> dict[str, Any]:
     'epochs': task.epochs,
     'resamples': task.resamples,
     'seed': task.seed,
+    'anneal': task.anneal,
     'gap': mix.gap,
     'distance': mix.distance,
     'distance_of_all': mix.pooled,
@@ -206,8 +230,9 @@ def write(task: Task, result: Result, out: str) -> None:
   Raises:
     OSError, ValueError: see `folders.written`.
   """
+  annealed = _annealed(task)
   sources = [
-    data_config.SourceConfig(name, path, float(weight))
+    data_config.SourceConfig(name, path, float(weight), annealed.get(name, -1))
     for (name, path), weight in zip(task.sources, result.mix.weights)
   ]
   sources += [

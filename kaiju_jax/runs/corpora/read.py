@@ -33,14 +33,16 @@ class Collection(NamedTuple):
   documents: Sequence[documents_lib.Document]
   texts: Sequence[str]
 
-  def tokens(self, tokenizer: tokenizer_lib.Tokenizer) -> np.ndarray:
+  def tokens(
+    self,
+    tokenizer: tokenizer_lib.Tokenizer,
+    watch: similarity.Watch = similarity.unwatched,
+  ) -> np.ndarray:
     """Returns int64 [N], each document's tokens, BOS included."""
-    return np.array(
-      [
-        len(documents_lib.encode(one, tokenizer).tokens)
-        for one in self.documents
-      ]
+    pieces = (
+      documents_lib.encode(one, tokenizer) for one in watch(self.documents)
     )
+    return np.array([len(piece.tokens) for piece in pieces])
 
 
 def collection(name: str, path: str, field: str) -> Collection:

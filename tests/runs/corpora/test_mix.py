@@ -139,3 +139,24 @@ def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
   inside = [('goal', str(texts / 'plain/0.txt'))]
   with pytest.raises(ValueError, match=r'--measured=goal=.* is also in --sou'):
     mix.find(task(texts, measured=inside))
+
+
+def test_another_mix_is_annealed_into(texts, tmp_path):
+  """A run may be like one target, and near its end like another."""
+  first = task(texts, method='proportional', measured=[])
+  mix.write(first, mix.find(first), str(tmp_path / 'first'))
+  late = str(tmp_path / 'first/mix.json')
+  asked = task(texts, anneal=late)
+  result = mix.find(asked)
+  mix.write(asked, result, str(tmp_path / 'second'))
+  sources = mix_file.read(tmp_path / 'second/mix.json')
+  assert [one.weight for one in sources] == result.mix.weights.tolist()
+  sizes = result.sizes
+  np.testing.assert_allclose(
+    [one.anneal for one in sources], sizes / sizes.sum()
+  )
+  some = asked.sources[:2]
+  with pytest.raises(ValueError, match=r'--anneal=.* gives weight to long, wh'):
+    mix.find(task(texts, anneal=late, sources=some))
+  with pytest.raises(FileNotFoundError, match='--anneal: nowhere: no such'):
+    mix.find(task(texts, anneal='nowhere'))
