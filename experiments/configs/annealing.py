@@ -19,9 +19,11 @@ Read off `eval_bits_per_byte/clean`: held-out clean text.
 The sources say that training ends with an annealing on data of higher quality;
 the sizes here are our guess.
 
-Device:   not run yet
-Minutes:  not run yet
-Result:   not run yet
+Device:   2 shared cores of a CPU
+Minutes:  half a minute of processor time per run, nine runs
+Result:   bits per byte of held-out clean text on seed 0: last 3.322, spread
+          3.429, first 3.545. Of noisy text: 4.587, 4.069, 4.099
+          (experiments/results/annealing.md).
 """
 
 from kaiju_jax.data import config as data_config
@@ -61,23 +63,23 @@ def get_config(arm: str = 'last') -> experiment_lib.Experiment:
   )
   return experiment_lib.Experiment(
     model=model_config.ModelConfig(
-      d_model=64,
-      num_layers=3,
+      d_model=48,
+      num_layers=2,
       num_heads=2,
-      head_dim=32,
-      d_ff=256,
+      head_dim=16,
+      d_ff=192,
       max_length=128,
       window=32,
       dtype='float32',
       quantization=quantization_config.none(),
     ),
     data=data_config.DataConfig(
-      sources=sources, anneal_at=place, length=128, batch=16, held_out=0.1
+      sources=sources, anneal_at=place, length=128, batch=8, held_out=0.1
     ),
     optimizer=training_config.OptimizerConfig(
       learning_rate=3e-3, schedule='wsd', decay=0.2
     ),
     loop=training_config.LoopConfig(
-      steps=600, log_every=10, checkpoint_every=600
+      steps=500, log_every=10, checkpoint_every=500
     ),
   )
