@@ -24,6 +24,7 @@ from typing import NamedTuple
 from absl import app
 from absl import flags
 import rich.console
+import rich.progress
 import rich.table
 
 from kaiju_jax.distillation import config as sampling_config
@@ -57,11 +58,12 @@ def main(argv: Sequence[str]) -> None:
     raise SystemExit(f'error: {error}') from error
   command.begin()
   console = rich.console.Console()
-  if 'bias' in _PART.value:
-    console.print(_bias())
-  if 'error' in _PART.value:
-    for table in _errors(powers):
-      console.print(table)
+  with rich.progress.Progress(console=console, transient=True) as progress:
+    if 'bias' in _PART.value:
+      console.print(_bias(progress))
+    if 'error' in _PART.value:
+      for table in _errors(powers, progress):
+        console.print(table)
 
 
 def _checked() -> list[float]:
@@ -86,7 +88,7 @@ def _checked() -> list[float]:
   return powers
 
 
-def _bias() -> rich.table.Table:
+def _bias(progress: rich.progress.Progress) -> rich.table.Table:
   import numpy as np
 
   from experiments.benchmarks import estimators
@@ -105,11 +107,7 @@ def _bias() -> rich.table.Table:
   for name in ('', *factors):
     table.add_column(name, justify='left' if not name else 'right')
 
-  def add(name, blocks):
-    found = estimators.rms_z(blocks, p_NV, factors)
-    table.add_row(name, *(f'{value:.2f}' for value in found.values()))
-
-  for name, sampling in {
+  methods = {
     f'systematic, N {draws}': Sampling(draws=draws),
     f'systematic, N {draws}, T {slots}': Sampling(draws=draws, entries=slots),
     f'gumbel, k {k}': Sampling('gumbel', k=k),
@@ -117,17 +115,28 @@ def _bias() -> rich.table.Table:
       'gumbel', draws=draws, entries=slots
     ),
     f'multinomial, N {draws}': Sampling('multinomial', draws=draws),
-  }.items():
-    add(
-      name,
-      (
-        estimators.estimates(p_NV, sampling, block, first)[0]
-        for first in firsts
-      ),
-    )
-  for name, mutant in estimators.mutants(p_NV, draws, slots, k).items():
-    add(name, (mutant(block, first) for first in firsts))
+  }
+  made = {
+    name: functools.partial(_estimated, p_NV, sampling)
+    for name, sampling in methods.items()
+  } | estimators.mutants(p_NV, draws, slots, k)
+  task = progress.add_task('bias', total=len(made) * len(firsts))
+  for name, estimate in made.items():
+
+    def blocks(estimate=estimate):
+      for first in firsts:
+        yield estimate(block, first)
+        progress.advance(task)
+
+    found = estimators.rms_z(blocks(), p_NV, factors)
+    table.add_row(name, *(f'{value:.2f}' for value in found.values()))
   return table
+
+
+def _estimated(p_NV, sampling: Sampling, block: int, first: int):
+  from experiments.benchmarks import estimators
+
+  return estimators.estimates(p_NV, sampling, block, first)[0]
 
 
 class _Measured(NamedTuple):
@@ -139,33 +148,39 @@ class _Measured(NamedTuple):
   packed: float
 
 
-def _errors(powers: Sequence[float]) -> Iterator[rich.table.Table]:
+def _errors(
+  powers: Sequence[float], progress: rich.progress.Progress
+) -> Iterator[rich.table.Table]:
   import numpy as np
-  import rich.progress
 
   from experiments.benchmarks import trigram
 
+  task = progress.add_task('counting', total=None)
   teacher, histories_N2 = trigram.of_library(_VOCAB.value, _TOKENS.value)
   draws = _DRAWS.value
-  with rich.progress.Progress(transient=True) as progress:
-    task = progress.add_task('errors', total=4 * len(powers))
-    for power in powers:
+  methods = _methods(draws)
+  passes = len(powers) * (len(methods) + 2)
+  blocks = -(-_TOKENS.value // _BLOCK)
+  progress.update(task, description='errors', total=passes * blocks)
+  for power in powers:
 
-      def over(of, power=power):
-        blocks = trigram.blocks(teacher, histories_N2, _BLOCK, power)
-        return [of(p_NV) for p_NV in blocks]
+    def over(of, power=power):
+      found = []
+      for p_NV in trigram.blocks(teacher, histories_N2, _BLOCK, power):
+        found.append(of(p_NV))
+        progress.advance(task)
+      return found
 
-      entropy, spread = np.mean(over(_shape), axis=0)
-      columns = _measured(over, _methods(draws))
-      progress.advance(task, 2)
-      # Independent points err by (1 − Σ p²) / N.
-      equal = max(2, round(spread / columns[f'systematic, N {draws}'].error))
-      name = f'multinomial, N {equal}'
-      columns |= _measured(
-        over, {name: Sampling('multinomial', draws=equal, entries=equal)}
-      )
-      progress.advance(task, 2)
-      yield _table(power, entropy, columns, f'systematic, N {draws}', name)
+    entropy, spread = np.mean(np.concatenate(over(_shape), axis=1), axis=1)
+    columns = _measured(over, methods)
+    # Independent points err by (1 − Σ p²) / N.
+    ours = f'systematic, N {draws}'
+    equal = max(2, round(spread / columns[ours].error))
+    name = f'multinomial, N {equal}'
+    columns |= _measured(
+      over, {name: Sampling('multinomial', draws=equal, entries=equal)}
+    )
+    yield _table(power, entropy, columns, ours, name)
 
 
 def _methods(draws: int) -> dict[str, Sampling]:
@@ -185,11 +200,11 @@ def _methods(draws: int) -> dict[str, Sampling]:
 
 
 def _shape(p_NV):
-  """Returns the mean entropy, and the mean of 1 − Σ p²."""
+  """Returns each token's entropy, and its 1 − Σ p²: [2, N]."""
   import numpy as np
 
   entropy_N = -(p_NV * np.log(np.maximum(p_NV, 1e-300))).sum(axis=1)
-  return entropy_N.mean(), 1 - np.square(p_NV).sum(axis=1).mean()
+  return np.stack([entropy_N, 1 - np.square(p_NV).sum(axis=1)])
 
 
 def _measured(over, methods: dict[str, Sampling]) -> dict[str, _Measured]:
@@ -203,6 +218,7 @@ def _measured(over, methods: dict[str, Sampling]) -> dict[str, _Measured]:
     firsts = itertools.count(0, _BLOCK)
     parts = over(functools.partial(_drawn, sampling, firsts))
     ids_NT, values_NT, weights_NT, error_N = map(np.concatenate, zip(*parts))
+    # One byte per number for all of them.
     form = dataclasses.replace(
       record.form_of(sampling, _VOCAB.value), entries=255, largest=255
     )
