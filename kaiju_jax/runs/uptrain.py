@@ -120,9 +120,10 @@ def _compared(teacher, student) -> list[str]:
   length = student.max_length
   rows = []
   for name, config in ('teacher', teacher), ('student', student):
+    heads = config.num_kv_heads
     rows.append(
       f'  {name}: {layers_lib.draw(config.layers())};'
-      f' {config.num_kv_heads} heads of keys and values,'
+      f' {heads} head{"" if heads == 1 else "s"} of keys and values,'
       f' {kv_bytes(config, length):,.0f} bytes per token at'
       f' {length:,} tokens'
     )
