@@ -15,7 +15,7 @@ from kaiju_jax.distillation import teach
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.training import state
+from tests.interchange import toys
 
 MODEL = model_config.ModelConfig(
   vocab_size=256,
@@ -101,7 +101,7 @@ def test_batches_number_every_token_once_and_do_not_change_with_the_start():
 @pytest.fixture(scope='module')
 def teacher():
   model = transformer.Transformer(MODEL)
-  return model, {'params': state.drawn(model, 3)}
+  return model, {'params': toys.params_of(MODEL)}
 
 
 @pytest.fixture(scope='module')

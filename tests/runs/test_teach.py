@@ -27,7 +27,6 @@ from kaiju_jax.runs import tasks
 from kaiju_jax.runs import teach
 from kaiju_jax.runs import train
 from kaiju_jax.training import interrupt
-from kaiju_jax.training import state
 from tests import records
 from tests.interchange import toys as models
 from tests.runs import toys
@@ -43,7 +42,7 @@ def texts(tmp_path_factory):
 @pytest.fixture(scope='module')
 def plan(texts):
   experiment = toys.experiment(texts)
-  params = state.drawn(transformer.Transformer(experiment.model), 5)
+  params = models.params_of(experiment.model)
   teacher = load.Loaded(params, experiment.model, None, '', 'drawn')
   answer = teach_lib.answering(
     transformer.Transformer(teacher.config), SAMPLING
