@@ -25,6 +25,9 @@ _ARMS = flags.DEFINE_list('arms', None, "Arms; the config's by default.")
 _STEPS = flags.DEFINE_integer(
   'steps', None, "Steps of a student; the config's by default.", lower_bound=1
 )
+_TRAIN = flags.DEFINE_bool(
+  'train', True, 'Whether students train; otherwise only their starts are read.'
+)
 _TEACHER_STEPS = flags.DEFINE_integer(
   'teacher_steps', None, "Steps of the teacher; the config's by default."
 )
@@ -93,9 +96,12 @@ def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:
     start = runs[arm][0].experiment.begin_with
     if start and not pathlib.Path(start).exists():
       uptrain.write(teacher.folder, start, **config.STUDENTS[arm])
+  rows = _Rows(teacher, config.WINDOW)
+  if not _TRAIN.value:
+    print(rows.starts(runs))
+    return
   for run in runs.get('distilled', ())[:1]:
     study.taught(teacher, run)
-  rows = _Rows(teacher, config.WINDOW)
   for number in range(len(seeds)):
     _train([of_arm[number] for of_arm in runs.values()])
     page = rows.table(
@@ -148,6 +154,20 @@ class _Rows:
       compared = {} if of_arm[0] is self._teacher else baseline
       rows.append(study.row(of_arm, compared, start, read))
     return study.table(rows, 'scratch')
+
+  def starts(self, runs) -> str:
+    """Returns the table of what was lost before any training."""
+    from kaiju_jax.runs import uptrain_study as study
+
+    found = {
+      'teacher': study.of_run(self._teacher, self._reader(self._teacher))
+    }
+    for arm, of_arm in runs.items():
+      begin_with = of_arm[0].experiment.begin_with
+      if begin_with and arm != 'distilled':  # It begins as 'pooled' does.
+        read = self._reader(of_arm[0])
+        found[arm] = study.of_start(pathlib.Path(begin_with), read)
+    return study.starts_table(found)
 
   def _reader(self, run):
     from kaiju_jax.runs import uptrain_study as study

@@ -266,6 +266,21 @@ def table(rows: Sequence[Row], baseline: str) -> str:
   return '\n'.join(lines)
 
 
+def starts_table(readings: Mapping[str, Reading]) -> str:
+  """Returns the readings before training as Markdown, the teacher's first."""
+  teacher = readings['teacher'].loss
+  lines = [
+    '| arm | held-out loss | above the teacher | needle | far |',
+    '|---|---|---|---|---|',
+  ]
+  for arm, one in readings.items():
+    lines.append(
+      f'| {arm} | {one.loss:.4f} | {one.loss - teacher:+.4f} |'
+      f' {_percent([one.needle])} | {_percent([one.far])} |'
+    )
+  return '\n'.join(lines)
+
+
 def _against(of_seed, baseline) -> str:
   d = paired.difference(of_seed, baseline)
   middle, half = 100 * d.mean / d.baseline, 100 * d.half_width / d.baseline

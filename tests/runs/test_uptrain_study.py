@@ -45,6 +45,17 @@ def test_the_table_compares_each_arm_with_the_baseline_seed_by_seed():
   assert '| not reached in 1 of 2 |' in int8
 
 
+def test_starts_are_compared_with_the_teacher():
+  lines = study.starts_table(
+    {
+      'teacher': study.Reading(2.0, 0.5, 0.25),
+      'heads': study.Reading(2.25, 0.125, 0.0),
+    }
+  ).splitlines()
+  assert lines[2] == '| teacher | 2.0000 | +0.0000 | 50.0 % | 25.0 % |'
+  assert lines[3] == '| heads | 2.2500 | +0.2500 | 12.5 % | 0.0 % |'
+
+
 @pytest.mark.parametrize('values', [[], [None], [0.5]])
 def test_one_seed_or_none_has_a_cell_too(values):
   assert 'nan' not in study._share(values)
