@@ -171,7 +171,8 @@ def _program(experiment: experiment_lib.Experiment, mesh: Any) -> str:
   """Returns all that a run's compiled functions depend on, as one string."""
   data = strict.dump(experiment)
   del data['seed'], data['optimizer']['learning_rate']
-  data['loop']['branch'] = bool(experiment.loop.branch)
+  # Of where a branch begins, the step knows no more than that.
+  data['loop']['branch'] = batch_schedule.is_full(experiment)
   data['mesh'] = mesh and dataclasses.asdict(mesh)
   return json.dumps(data, sort_keys=True)
 

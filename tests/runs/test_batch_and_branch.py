@@ -46,12 +46,19 @@ def made():
 
 
 @pytest.fixture(scope='module')
-def whole(texts, made):
+def programs():
+  """What all runs of this module compile together."""
+  return {}
+
+
+@pytest.fixture(scope='module')
+def whole(texts, made, programs):
   workdir = texts.parent / 'whole'
   with pytest.MonkeyPatch.context() as patch:
     for module, name in ((step_lib, 'make'), (loader, 'batches')):
       patch.setattr(module, name, _kept(getattr(module, name), made))
-    return workdir, train.train(experiment(texts), workdir)
+    state = train.train(experiment(texts), workdir, programs=programs)
+    return workdir, state
 
 
 def _kept(function, made):
@@ -88,23 +95,27 @@ def test_a_ramp_is_one_program_and_ends_at_its_token(texts, whole, made):
 
 
 def test_a_run_stopped_inside_the_ramp_resumes_to_the_same_bits(
-  texts, whole, tmp_path
+  texts, whole, tmp_path, programs
 ):
   workdir, state = whole
-  train.train(experiment(texts), tmp_path, until=3)
+  train.train(experiment(texts), tmp_path, until=3, programs=programs)
   assert int(records.of(tmp_path)[-1]['step']) == 3
-  assert_equal(train.train(experiment(texts), tmp_path), state)
+  resumed = train.train(experiment(texts), tmp_path, programs=programs)
+  assert_equal(resumed, state)
   assert records.of(tmp_path) == records.of(workdir)
 
 
-def test_a_branch_without_a_change_is_the_run_itself(texts, whole, tmp_path):
+def test_a_branch_without_a_change_is_the_run_itself(
+  texts, whole, tmp_path, programs
+):
   """State, tokens and rows: what follows is the same, bit for bit."""
   workdir, state = whole
   made = experiment(texts)
   made.loop.branch = f'{workdir}@4'
   folder = tmp_path / 'branch'
-  train.train(made, folder, until=5)
-  assert_equal(train.train(made, folder), state)
+  train.train(made, folder, until=5, programs=programs)
+  assert_equal(train.train(made, folder, programs=programs), state)
+  assert len(programs) == 1
   after = [one for one in records.of(workdir) if one['step'] > 4]
   assert records.of(folder) == after
 

@@ -47,8 +47,8 @@ def test_a_law_of_another_form_leaves_a_pattern():
 
 def test_what_the_data_do_not_say_is_doubted():
   flat = scaling.Law(1.2, 0.0, 60.0, 0.4, 0.35)
-  assert scaling.fit(*runs(flat)).doubts
-  noisy = scaling.fit(*runs(noise=0.05))
+  assert scaling.fit(*runs(flat), draws=2).doubts
+  noisy = scaling.fit(*runs(noise=0.05), draws=30)
   assert any('hardly determined' in doubt for doubt in noisy.doubts)
 
 

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from experiments.configs import sweep
 from kaiju_jax.runs.sweeps import rates
 from kaiju_jax.runs.sweeps import rates_report
@@ -69,6 +71,7 @@ def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
   rates_report.write(tmp_path, studies, predictions, asked.width)
 
 
+@pytest.mark.slow
 def test_a_slope_that_width_leaves_is_said(monkeypatch, tmp_path):
   def steep(experiment):
     experiment.optimizer.transfer = 'none'
