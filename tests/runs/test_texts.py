@@ -15,6 +15,7 @@ from kaiju_jax.data import mix_file
 from kaiju_jax.runs import tasks
 from kaiju_jax.runs import texts as texts_lib
 from kaiju_jax.runs import train
+from kaiju_jax.runs.ablation import plan
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir as workdir_lib
 from tests import records
@@ -198,3 +199,11 @@ def test_a_mix_that_another_tool_wrote(folder, tmp_path):
     folder, sources=(), mix=str(tmp_path / 'mix.json'), anneal_at=1.0
   )
   assert tasks.rows(experiment).shares.tolist() == [0.5, 0.5]
+
+
+def test_an_ablations_runs_have_the_sources_of_a_mix_json(folder, tmp_path):
+  sources = _experiment(folder).data.sources
+  mix_file.write(tmp_path / 'mix.json', sources, {})
+  argument = f'--config.data.mix={tmp_path / "mix.json"}'
+  found = plan.resolve('experiments/configs/tiny.py:f32', [argument])
+  assert found.data.sources == sources and found.data.mix == ''
