@@ -2,10 +2,10 @@
 
 Every row comes from one source, and all rows are equally long, so that a
 source's share of the rows is its share of the tokens. (Weights that chose
-documents would not be: a source of long documents would get more.) Of each
+documents would not be: a source of long documents would get more.) In each
 block of Q rows the sources get their shares (`data/apportionment.py`), in an
 order that is drawn from (seed, block). A source's rows come in its own order,
-the next of its rows each time:
+the next one each time:
 
     block 0, weights .5 .25 .25     a c a b  b a a c
     the source's own row number     0 0 1 0  1 2 3 1

@@ -117,7 +117,7 @@ class Journal:
   ) -> None:
     values = {name: float(v) for name, v in jax.device_get(values).items()}
     # A part's value is NaN where the step held nothing of the part, such as no
-    # row of that source. Of a loss that diverges, `loss` itself tells.
+    # row of that source. When a loss diverges, `loss` itself is NaN as well.
     values = {
       name: value
       for name, value in values.items()
