@@ -24,15 +24,15 @@ and --sources for those; the commands stay the same.
     S=$S,messages=$T/source_messages.jsonl,sessions=$T/source_sessions.jsonl
     M=reference=$T/target_reference.jsonl,turns=$T/target_sessions.jsonl
     python -m experiments.mix --target=$T/target_reference.jsonl \\
-      --sources=$S --measured=$M --tokens=819200 --out=runs/mixes/mmlu_max
+      --sources=$S --measured=$M --tokens=409600 --out=runs/mixes/mmlu_max
     python -m experiments.mix --target=$T/target_sessions.jsonl \\
-      --sources=$S --measured=$M --tokens=819200 \\
+      --sources=$S --measured=$M --tokens=409600 \\
       --out=runs/mixes/production_max
     python -m experiments.mix --target=$T/target_sessions.jsonl \\
-      --sources=$S --measured=$M --tokens=819200 --method=proportional \\
+      --sources=$S --measured=$M --tokens=409600 --method=proportional \\
       --out=runs/mixes/as_is
     python -m experiments.mix --target=$T/target_sessions.jsonl \\
-      --sources=$S --measured=$M --tokens=819200 \\
+      --sources=$S --measured=$M --tokens=409600 \\
       --anneal=runs/mixes/mmlu_max/mix.json --out=runs/mixes/annealed
     python -m experiments.ablate --config=experiments/configs/mixes.py \\
       --root=runs/mixes/arms --seeds=3 --jobs=1
@@ -66,11 +66,11 @@ def get_config(arm: str = 'mmlu_max') -> experiment_lib.Experiment:
     raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
   return experiment_lib.Experiment(
     model=model_config.ModelConfig(
-      d_model=96,
-      num_layers=7,
-      num_heads=3,
+      layout='L0 G1',
+      d_model=64,
+      num_heads=2,
       head_dim=32,
-      d_ff=384,
+      d_ff=256,
       max_length=256,
       window=64,
     ),
@@ -80,10 +80,10 @@ def get_config(arm: str = 'mmlu_max') -> experiment_lib.Experiment:
       length=256,
       batch=8,
       held_out=0.25,
-      evaluated_rows=64,
+      evaluated_rows=32,
     ),
     optimizer=training_config.OptimizerConfig(learning_rate=2.5e-3),
     loop=training_config.LoopConfig(
-      steps=400, evaluate_every=400, checkpoint_every=400, log_every=10
+      steps=200, evaluate_every=200, checkpoint_every=200, log_every=10
     ),
   )
