@@ -94,7 +94,7 @@ def _bias(progress: rich.progress.Progress) -> rich.table.Table:
   from experiments.benchmarks import estimators
 
   tokens, vocab_size, block = estimators.TOKENS, 256, 200
-  draws, slots, k = 50, 24, 12
+  draws, slots, k = 24, 12, 4
   p_NV = estimators.teacher(tokens, vocab_size)
   rng = np.random.default_rng(1)
   student_NV = np.log(p_NV) + rng.normal(size=p_NV.shape)
