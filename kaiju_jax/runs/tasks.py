@@ -276,10 +276,13 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
   def evaluator(model, mesh) -> Evaluator:
     del mesh  # Parameters are read where they lie.
     from kaiju_jax.evaluation.needle import along
+    from kaiju_jax.training import token_count
 
     readings = along.evaluator(model, rows, data.length)
-    per_step = data.microbatches * data.batch
-    return lambda state: readings(state.params, int(state.step) * per_step)
+    # By tokens, because steps may differ in their rows.
+    return lambda state: readings(
+      state.params, token_count.to_int(state.tokens) // data.length
+    )
 
   return Data(rows, evaluator)
 

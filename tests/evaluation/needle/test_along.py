@@ -16,6 +16,7 @@ from kaiju_jax.model import layers
 from kaiju_jax.runs import tasks
 from kaiju_jax.runs import train
 from kaiju_jax.training import state as state_lib
+from kaiju_jax.training import token_count
 
 STAGES = curriculum.CURRICULA['few_keys']
 
@@ -60,7 +61,8 @@ def test_a_run_that_evaluates_reads_answers_and_heads():
   model = state_lib.model_of(experiment)
   params = state_lib.init_params(model, 0)
   evaluate = tasks.TASKS['needle'].load(experiment).evaluator(model, None)
-  readings = evaluate(types.SimpleNamespace(params=params, step=0))
+  start = types.SimpleNamespace(params=params, tokens=token_count.start())
+  readings = evaluate(start)
   assert set(readings) == {
     'accuracy', 'answered', 'previous_0', 'previous_1', 'match_0', 'match_1'
   }  # fmt: skip
