@@ -29,7 +29,7 @@ Device:   4 shared cores of a CPU
 Minutes:  four per arm
 Result:   full 99.7 %, interleaved 99.9 %, kaiju 10.4 % at 256 tokens: layer 1
           reads the keys of layer 0. `shifted_standard`, in which the first
-          layer shares with none, finds induction
+          layer shares with none, finds induction within its windows
           (experiments/results/induction.md).
 """
 
