@@ -22,8 +22,10 @@ this Python installation, the student a part of it; neither trains on documents
 that are held out.
 
 Device:   one core of a CPU
-Minutes:  see experiments/results/distillation.md
-Result:   see experiments/results/distillation.md
+Minutes:  not noted: its parts ran beside much other work
+Result:   systematic 0.75 % above full's held-out loss (.56 … .95), in 26 bytes
+          per token instead of 1,806; multinomial +.97 %, gumbel +1.16 %, no
+          teacher +12 %, top_k +15 % (three seeds, paired)
 """
 
 import sysconfig

@@ -106,8 +106,10 @@ def _one(logits_V, number, sampling) -> Sampled:
 def _systematic(log_p_V, key, sampling) -> Sampled:
   mass_V = _integers(log_p_V)
   total = jnp.sum(mass_V)
-  most = _most_entries(mass_V, total, sampling.draws)
-  count = jnp.where(most > sampling.entries, sampling.entries, sampling.draws)
+  count = jnp.int32(sampling.draws)
+  if sampling.draws > sampling.entries:
+    most = _most_entries(mass_V, total, sampling.draws)
+    count = jnp.where(most > sampling.entries, sampling.entries, count)
   first = _scaled(jax.random.bits(key, (), jnp.uint32), total)
   index_N = jnp.arange(sampling.draws, dtype=jnp.uint32)
   points_N = _spread(first, index_N, total, count.astype(jnp.uint32))
