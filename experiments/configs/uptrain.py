@@ -16,9 +16,12 @@ values, three local layers of window 16 that share them, one global layer, int8.
 
     python -m experiments.uptrain_study --root=runs/uptrain
 
-Device:   one core
-Minutes:  not measured
-Result:   not measured
+Device:   one core of a CPU with other work on it
+Minutes:  27 for the teacher and its store, 2 to 6 for a student
+Result:   one seed (experiments/results/uptrain.md): the distilled student has
+          the last loss of the one from scratch after 0.55 of its tokens, the
+          pooled one after 0.70; the teacher itself did not learn to match
+          letters, so that the needle says nothing yet.
 """
 
 from kaiju_jax.data import config as data_config
