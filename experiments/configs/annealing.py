@@ -21,9 +21,9 @@ the sizes here are our guess.
 
 Device:   2 shared cores of a CPU
 Minutes:  half a minute of processor time per run, nine runs
-Result:   bits per byte of held-out clean text, mean of two seeds: last 3.335,
-          spread 3.458, first 3.586, in that order on both. Noisy text: 4.583,
-          4.084, 4.107 (experiments/results/annealing.md).
+Result:   bits per byte of held-out clean text, mean of three seeds: last
+          3.329, spread 3.461, first 3.574. Noisy text: 4.597, 4.084,
+          4.101 (experiments/results/annealing.md).
 """
 
 from kaiju_jax.data import config as data_config
