@@ -51,9 +51,11 @@ aot-full: aot
 	$(BIN)/python -m experiments.aot_report --preset=13b --accelerator=h100_64
 	$(BIN)/python -m experiments.aot_report --preset=34b --accelerator=h100_128
 
-# Exports and imports held to transformers itself. (`make test` skips this.)
+# Exports and imports held to transformers itself, and T5's encoder. (`make test`
+# skips this.)
 interchange: $(VENV)/.interchange-installed
-	$(BIN)/python -m pytest tests/interchange/test_transformers_parity.py
+	$(BIN)/python -m pytest tests/interchange/test_transformers_parity.py \
+	  tests/interchange/test_t5_embedder.py
 
 check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
