@@ -76,7 +76,7 @@ def rms_z(
     error = block - p_NV
     count += len(block)
     for name, factor_NV in factors.items():
-      value = np.einsum('tnv,nv->tn', error, factor_NV)
+      value = np.sum(error * factor_NV, axis=-1)
       total[name] = total[name] + value.sum(axis=0)
       squares[name] = squares[name] + np.square(value).sum(axis=0)
   found = {}
