@@ -35,6 +35,7 @@ depend on the batch, the row or the device. Points are integers on a grid of
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -162,11 +163,27 @@ def _scaled(bits, limit) -> jax.Array:
   return high_bits * high_limit + (middle >> half) + (other >> half)
 
 
+def _met(mass_V, points_N) -> jax.Array:
+  """Returns the entry in whose interval each point lies, int32 [N].
+
+  Entry i's interval begins at the sum of the masses before it. The sums are
+  made of blocks of S entries, and within the blocks that points meet: V / S and
+  N · S sums take the place of V.
+  """
+  size = max(1, math.isqrt(len(mass_V) // len(points_N)))
+  mass_RS = jnp.pad(mass_V, (0, -len(mass_V) % size)).reshape(-1, size)
+  sum_R = jnp.sum(mass_RS, axis=1, dtype=jnp.uint32)
+  end_R = jnp.cumsum(sum_R, dtype=jnp.uint32)
+  row_N = jnp.searchsorted(end_R, points_N, side='right')
+  begin_N = end_R[row_N] - sum_R[row_N]
+  end_NS = jnp.cumsum(mass_RS[row_N], axis=1, dtype=jnp.uint32)
+  past_NS = end_NS <= (points_N - begin_N)[:, None]
+  return (row_N * size + jnp.sum(past_NS, axis=1)).astype(jnp.int32)
+
+
 def _counted(mass_V, points_N, is_point_N, count, slots: int) -> Sampled:
   """Returns the entries that ascending points meet, and how many each."""
-  ids_N = jnp.searchsorted(
-    jnp.cumsum(mass_V, dtype=jnp.uint32), points_N, side='right'
-  ).astype(jnp.int32)
+  ids_N = _met(mass_V, points_N)
   before_N = jnp.concatenate([jnp.full(1, -1, jnp.int32), ids_N[:-1]])
   is_new_N = is_point_N & (ids_N != before_N)
   slot_N = jnp.where(is_point_N, jnp.cumsum(is_new_N) - 1, slots)

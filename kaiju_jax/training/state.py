@@ -6,7 +6,6 @@ from typing import ClassVar
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from kaiju_jax import visibility as visibility_lib
@@ -171,7 +170,7 @@ def init_params(
   def draw(seed):
     return drawn(model, seed)
 
-  seed = np.uint32(seed)
+  seed = jnp.uint32(seed)
   stored = rules.shardings(jax.eval_shape(draw, seed), mesh)
   return jax.jit(draw, out_shardings=stored)(seed)
 

@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 
-from experiments import distill as script
 from experiments import equal_bytes
 from experiments.configs import distill
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from tests.experiments import commands
+
+script = commands.imported('experiments.distill')
 
 
 def test_arms_differ_in_their_targets_alone():

@@ -1,6 +1,8 @@
 """A module's text is sorted by kind, and nothing is in two."""
 
-from experiments import mix_texts
+from tests.experiments import commands
+
+mix_texts = commands.imported('experiments.mix_texts')
 
 MODULE = '''
 """Counts what there is.

@@ -4,7 +4,9 @@ import importlib.util
 
 import pytest
 
-from experiments.benchmarks import kernels as bench_kernels
+from tests.experiments import commands
+
+bench_kernels = commands.imported('experiments.benchmarks.kernels')
 
 
 @pytest.mark.parametrize('autotune', [False, True])
