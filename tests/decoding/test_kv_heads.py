@@ -53,6 +53,7 @@ def test_fast_text_is_the_forward_pass_and_heads_do_not_mix():
   assert np.all(np.any(pool[::2] != pool[1::2], axis=-1))
 
 
+@pytest.mark.slow
 def test_what_a_search_leaves_goes_on_as_text():
   """Both heads' keys move to the slots that text has."""
   params, length = toys.drawn(PLAIN), 24

@@ -76,6 +76,7 @@ def test_answers_through_the_cache_are_those_of_the_forward_pass():
   assert len(np.unique(found_BA)) > 3
 
 
+@pytest.mark.slow
 def test_an_answer_is_decoded_and_not_read_from_the_row():
   rng = np.random.default_rng(0)
   tokens_BL = rng.integers(0, 256, (3, LENGTH), np.int32)

@@ -56,6 +56,7 @@ def folder(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_a_head_learns_behind_the_model_of_another_run(folder, tmp_path):
   language = experiment(folder)
   language.loop.steps = 1

@@ -57,6 +57,7 @@ def whole(folder):
   return workdir, train.train(_experiment(folder), workdir)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_inside_a_block_resumes_to_the_same_bits(
   folder, whole, tmp_path
 ):
