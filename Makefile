@@ -27,9 +27,10 @@ test: $(VENV)/.tests-installed
 	$(QUICK) $(PYTEST) -m 'not slow and not aot' $(TESTS)
 
 # Several processes, full sizes, long searches: once before a release is enough.
-# Interpreted kernels, meshes and commands are compared with what is compiled in
-# the same way, and may be compiled cheaply; all others are compiled as users do.
-CHEAP := tests/kernels tests/sharding tests/experiments
+# Interpreted kernels, meshes, runs and commands are compared with what is
+# compiled in the same way, and may be compiled cheaply; all others are compiled
+# as users do.
+CHEAP := tests/kernels tests/sharding tests/runs tests/experiments
 test-slow: $(VENV)/.tests-installed
 	$(QUICK) $(PYTEST) -m slow $(CHEAP)
 	$(PYTEST) -m slow $(foreach folder,$(CHEAP),--ignore=$(folder)) $(TESTS)

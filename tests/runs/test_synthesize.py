@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import pytest
 
 from kaiju_jax.data import documents
@@ -15,14 +16,14 @@ from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import variations
 from kaiju_jax.training import state
 
-# A model that has learnt nothing writes each of 256 bytes now and then, and so
-# the markers. No rule but the form's is in force.
+# A model that has learnt nothing writes the markers now and then. No rule but
+# the form's is in force.
 SETTINGS = settings_lib.Settings(
-  variations=12,
+  variations=6,
   temperature=1.0,
   top_p=1.0,
-  question_tokens=100,
-  answer_tokens=100,
+  question_tokens=60,
+  answer_tokens=60,
   grounded=False,
   consistent=False,
   gain=-float('inf'),
@@ -41,11 +42,16 @@ def loaded():
     num_heads=1,
     head_dim=8,
     d_ff=16,
-    max_length=512,
+    max_length=320,
     dtype='float32',
     quantization=quantization_config.none(),
   )
   params = state.init_params(transformer.Transformer(config), seed=0)
+  # Markers with long vectors are likely as often as not.
+  columns = jnp.array([ord(marker) for marker in '?\x11\x12'])
+  (name,) = (name for name in params if 'embedding_DV' in params[name])
+  table_DV = params[name]['embedding_DV']
+  params[name]['embedding_DV'] = table_DV.at[:, columns].multiply(2)
   return load.Loaded(params, config, None, '', 'a model of this test')
 
 
@@ -66,22 +72,21 @@ class Stopped(Exception):
 @pytest.mark.slow
 def test_what_was_stopped_goes_on_to_the_same_bytes(loaded, texts, tmp_path):
   whole, parts = tmp_path / 'whole.jsonl', tmp_path / 'parts.jsonl'
-  report = synthesize.synthesize(loaded, texts, whole, SETTINGS, rows=24)
+  report = synthesize.synthesize(loaded, texts, whole, SETTINGS, rows=12)
   assert report.passages == 5
   assert report.unfit == ('texts.jsonl#6', 'texts.jsonl#7')
-  assert sum(report.verdicts.values()) == 60
+  assert sum(report.verdicts.values()) == 30
   assert report.verdicts.keys() <= {'kept', 'form'}
 
   def stop(done, total):
     if done:
       raise Stopped
 
-  for _ in range(2):
-    with pytest.raises(Stopped):
-      synthesize.synthesize(loaded, texts, parts, SETTINGS, 12, noted=stop)
-    assert not parts.exists()
+  with pytest.raises(Stopped):
+    synthesize.synthesize(loaded, texts, parts, SETTINGS, 12, noted=stop)
+  assert not parts.exists()
   # Other rows than before: what is generated beside a text does not change it.
-  again = synthesize.synthesize(loaded, texts, parts, SETTINGS, rows=16)
+  again = synthesize.synthesize(loaded, texts, parts, SETTINGS, rows=8)
   assert again == report
   assert parts.read_bytes() == whole.read_bytes()
   trees = list(documents.read(str(whole)))
