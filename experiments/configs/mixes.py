@@ -40,12 +40,13 @@ and --sources for those; the commands stay the same.
 Both targets are measured in every run, on text that no run reads: a source of
 weight 0 has a held-out loss.
 
-Device:   one of 2 shared cores of a CPU
-Minutes:  about 1 of the processor per run
+Device:   one of 2 cores of a CPU
+Minutes:  5 for twelve runs
 Result:   each mix is best at its own target. Held-out bits per byte of the
-          reference prose: mmlu_max 3.53, as_is 3.73, production_max 3.87; of
-          the turns: production_max 4.37, mmlu_max 4.79, as_is 4.82 (means of
-          two seeds; `experiments/results/mixes.md`). annealed was not run.
+          reference prose: mmlu_max 3.56, as_is 3.76, annealed 3.80,
+          production_max 3.84; of the turns: production_max 4.39, annealed
+          4.44, mmlu_max 4.85, as_is 4.89 (means of three seeds; intervals in
+          `experiments/results/mixes.md`).
 """
 
 from kaiju_jax.data import config as data_config
