@@ -109,10 +109,9 @@ def _multiples() -> list[int]:
 
 
 def _study(at: list[float], multiples: list[int]) -> None:
-  import rich.console
-
   from kaiju_jax.runs.sweeps import critical_batch
   from kaiju_jax.runs.sweeps import critical_batch_report
+  from kaiju_jax.runs.sweeps import watch
 
   workdir = pathlib.Path(_WORKDIR.value)
   root = pathlib.Path(_ROOT.value or f'{workdir}-critical_batch')
@@ -130,12 +129,7 @@ def _study(at: list[float], multiples: list[int]) -> None:
     _JOBS.value,
   )
   files = critical_batch_report.write(root, study)
-  console = rich.console.Console()
-  for part in critical_batch_report.parts(study):
-    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-  console.print(
-    f'Written: {", ".join(map(str, files))}', highlight=False, soft_wrap=True
-  )
+  watch.show(critical_batch_report.parts(study), files)
 
 
 if __name__ == '__main__':

@@ -118,10 +118,9 @@ def _check() -> None:
 
 def _study(widths: list[int], rates: list[float]) -> None:
   """Runs the grid, then the predicted width, and reports both."""
-  import rich.console
-
   from kaiju_jax.runs.sweeps import rates as rates_lib
   from kaiju_jax.runs.sweeps import rates_report
+  from kaiju_jax.runs.sweeps import watch
 
   root = pathlib.Path(_ROOT.value)
   studies, predictions = rates_lib.measured(
@@ -138,12 +137,7 @@ def _study(widths: list[int], rates: list[float]) -> None:
     _JOBS.value,
   )
   files = rates_report.write(root, studies, predictions, _PREDICT.value)
-  console = rich.console.Console()
-  for part in rates_report.parts(studies, predictions, _PREDICT.value):
-    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-  console.print(
-    f'Written: {", ".join(map(str, files))}', highlight=False, soft_wrap=True
-  )
+  watch.show(rates_report.parts(studies, predictions, _PREDICT.value), files)
 
 
 if __name__ == '__main__':

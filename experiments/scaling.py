@@ -107,10 +107,9 @@ def _largest(width: int, tokens: int) -> tuple[int, int]:
 def _study(
   widths: list[int], tokens: list[int], largest: tuple[int, int]
 ) -> None:
-  import rich.console
-
   from kaiju_jax.runs.sweeps import scaling
   from kaiju_jax.runs.sweeps import scaling_report
+  from kaiju_jax.runs.sweeps import watch
 
   root = pathlib.Path(_ROOT.value)
   study = scaling.measured(
@@ -123,12 +122,7 @@ def _study(
     _JOBS.value,
   )
   files = scaling_report.write(root, study)
-  console = rich.console.Console()
-  for part in scaling_report.parts(study):
-    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
-  console.print(
-    f'Written: {", ".join(map(str, files))}', highlight=False, soft_wrap=True
-  )
+  watch.show(scaling_report.parts(study), files)
 
 
 if __name__ == '__main__':

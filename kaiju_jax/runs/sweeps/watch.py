@@ -1,6 +1,7 @@
 """What a person sees of a grid of runs: how much is done, and the time left."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import datetime
 import time
@@ -15,6 +16,16 @@ from kaiju_jax.training import metrics
 
 _LOOKED = 2.0  # Seconds between two looks at the runs' records.
 _SAID = 20.0  # Seconds between two lines where there is no terminal.
+
+
+def show(parts: Iterable[Any], written: Sequence[Any]) -> None:
+  """Prints a study's tables and sentences, and the files that hold them."""
+  console = rich.console.Console()
+  for part in parts:
+    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+  console.print(
+    f'Written: {", ".join(map(str, written))}', highlight=False, soft_wrap=True
+  )
 
 
 class Watch:
