@@ -9,8 +9,6 @@ versions of Python. `experiments/configs/annealing.py` reads them.
 """
 
 from collections.abc import Sequence
-import json
-import os
 import pathlib
 
 from absl import app
@@ -46,13 +44,7 @@ def _write(out: str) -> None:
   files.make_folder(folder)
   for name, texts in zip(('clean', 'noisy'), docstrings.read()):
     path = folder / f'{name}.jsonl'
-    temporary = folder / f'.{name}.tmp'
-    with files.writing(str(path)):
-      temporary.write_text(
-        ''.join(json.dumps({'text': text}) + '\n' for text in texts),
-        encoding='utf-8',
-      )
-      os.replace(temporary, path)
+    files.write_json_lines(path, ({'text': text} for text in texts))
     size = sum(len(text.encode()) for text in texts)
     print(f'{path}: {len(texts)} documents, {size:,} bytes.')
 

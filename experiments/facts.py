@@ -58,7 +58,7 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
   text = root / 'text'
   generator = text / 'generator'
   generator.mkdir(parents=True, exist_ok=True)
-  facts_lib.write(
+  files.write_json_lines(
     generator / 'train.jsonl',
     facts_lib.trees(_WORLD.value, config.GENERATOR, config.VARIATIONS),
   )

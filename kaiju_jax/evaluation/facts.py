@@ -14,8 +14,6 @@ before the question (reading), or without it (recall).
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
-import json
-import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -155,11 +153,6 @@ def trees(seed: int, numbers: Sequence[int], count: int) -> Iterator[dict]:
     ]
     root = {'text': passage(seed, number), 'parent': -1}
     yield {'segments': [root, *children]}
-
-
-def write(path: pathlib.Path, lines: Iterator[dict]) -> None:
-  """Writes a .jsonl."""
-  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
 
 
 @dataclasses.dataclass(frozen=True)

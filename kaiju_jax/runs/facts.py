@@ -25,6 +25,7 @@ from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.evaluation import facts
 from kaiju_jax.runs import load
+from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
 from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import trees
@@ -194,7 +195,9 @@ def texts(
     candidates: the targets' variations; None for passages alone.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  facts.write(folder / 'seeded.jsonl', facts.trees(world, seeded, count))
+  files.write_json_lines(
+    folder / 'seeded.jsonl', facts.trees(world, seeded, count)
+  )
   if candidates is None:
     lines = facts.passages(world, targets)
   else:
@@ -210,7 +213,7 @@ def texts(
       )
       for number in targets
     )
-  facts.write(folder / 'targets.jsonl', lines)
+  files.write_json_lines(folder / 'targets.jsonl', lines)
 
 
 def asked(

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
-import json
 import os
 import pathlib
 from typing import NamedTuple
@@ -179,20 +178,17 @@ def without_leaks(judged, items: Sequence[str]):
 def _published(out, passages, unfit, settings, judged) -> Report:
   """Writes the trees of what was kept, in the documents' order."""
   verdicts = collections.Counter()
-  lines = []
+  records = []
   for passage in passages:
     verdicts.update(verdict for _, verdict in judged[passage.name])
     kept = [one for one, v in judged[passage.name] if v == filters.KEPT]
     if kept:
-      lines.append(json.dumps(trees.record(settings.form, passage, kept)))
-  if not lines:
+      records.append(trees.record(settings.form, passage, kept))
+  if not records:
     counts = ', '.join(f'{name} {n}' for name, n in verdicts.most_common())
     raise ValueError(
       f'{out}: not written, because no variation was kept ({counts}). The'
       f' journal beside it has them all.'
     )
-  temporary = out.with_name(f'.{out.name}.tmp')
-  with files.writing(str(out)):
-    temporary.write_text('\n'.join(lines) + '\n', encoding='utf-8')
-    os.replace(temporary, out)
-  return Report(len(passages), unfit, dict(verdicts), len(lines))
+  files.write_json_lines(out, records)
+  return Report(len(passages), unfit, dict(verdicts), len(records))

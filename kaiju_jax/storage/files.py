@@ -1,5 +1,6 @@
 """Files that a kill or a full disk leaves whole: the old one or the new one."""
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import json
@@ -40,7 +41,17 @@ def make_folder(path: pathlib.Path) -> None:
 
 def write_json(path: pathlib.Path, data: Any) -> None:
   """Replaces a file by `data` as JSON, in one atomic step."""
-  text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + '\n'
+  text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
+  write_text(path, f'{text}\n')
+
+
+def write_json_lines(path: pathlib.Path, records: Iterable[Any]) -> None:
+  """Replaces a file by a line of JSON per record, in one atomic step."""
+  write_text(path, ''.join(f'{json.dumps(record)}\n' for record in records))
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Replaces a file by `text`, in one atomic step."""
   temporary = path.with_name(f'.{path.name}.tmp')
   with writing(str(path)):
     with open(temporary, 'w', encoding='utf-8') as file:
@@ -48,6 +59,22 @@ def write_json(path: pathlib.Path, data: Any) -> None:
       file.flush()
       os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def append(file: int, data: bytes) -> None:
+  """Appends all of `data` to an open file, or nothing of it.
+
+  Raises:
+    OSError: the data could not be written; the file is as it was before.
+  """
+  end = os.fstat(file).st_size
+  try:
+    # A nearly full disk takes a part first, and raises at the rest.
+    while data:
+      data = data[os.write(file, data) :]
+  except OSError:
+    os.ftruncate(file, end)
+    raise
 
 
 def read_json(path: pathlib.Path) -> Any:

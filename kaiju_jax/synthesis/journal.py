@@ -111,14 +111,8 @@ class Journal:
 
   def _write(self, record: Mapping[str, Any]) -> None:
     line = json.dumps(record, allow_nan=False).encode() + b'\n'
-    end = os.fstat(self._file).st_size
     with files.writing(str(self._path)):
-      try:
-        while line:
-          line = line[os.write(self._file, line) :]
-      except OSError:
-        os.ftruncate(self._file, end)
-        raise
+      files.append(self._file, line)
 
 
 def _judged(records: Sequence[dict[str, Any]]) -> Judged:

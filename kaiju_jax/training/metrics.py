@@ -55,13 +55,8 @@ class Records:
       {name: _jsonable(value) for name, value in record.items()},
       allow_nan=False,
     )
-    end = os.fstat(self._file).st_size
     with files.writing(f'the record of step {step} to {self._path}'):
-      try:
-        _write_all(self._file, line.encode() + b'\n')
-      except OSError:
-        os.ftruncate(self._file, end)
-        raise
+      files.append(self._file, line.encode() + b'\n')
 
   def sync(self) -> None:
     """Waits until the records are on the disk, not only in the kernel."""
@@ -128,9 +123,3 @@ def _jsonable(value: float) -> float | str:
   if math.isinf(value):
     return 'Infinity' if value > 0 else '-Infinity'
   return value
-
-
-def _write_all(file: int, data: bytes) -> None:
-  """A nearly full disk takes a part first, and raises at the rest."""
-  while data:
-    data = data[os.write(file, data) :]

@@ -13,7 +13,6 @@ capital in 16, and one in the document's few for a model that does not match
 letters.
 """
 
-import json
 import os
 import pathlib
 
@@ -91,11 +90,10 @@ def write(
   """
   path = pathlib.Path(path)
   files.make_folder(path.parent)
-  lines = (
-    json.dumps({'text': document(np.random.default_rng((seed, n)), length - 1)})
-    for n in range(documents)
+  files.write_json_lines(
+    path,
+    (
+      {'text': document(np.random.default_rng((seed, n)), length - 1)}
+      for n in range(documents)
+    ),
   )
-  partial = path.with_name(f'.{path.name}.partial')
-  with files.writing(str(path)):
-    partial.write_text(''.join(f'{line}\n' for line in lines))
-    os.replace(partial, path)
