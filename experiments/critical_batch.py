@@ -6,9 +6,10 @@
         [--multiples=1,2,4,8] [--epsilon=0.003] [--share=0.1] [--seeds=2]
 
 Branches off the checkpoints of one run with a small batch: from each place, m
-times the batch at √m times the rate, on equally many tokens. The largest m that
-costs no more than ε of the loss is the critical batch of that place. Prints
-them, and the schedule that `--config.optimizer.batch` takes.
+times the batch at √m times the rate, on equally many tokens over which the rate
+falls. The largest m that costs no more than ε of the loss is the critical batch
+of that place. Prints them, and the schedule that `--config.optimizer.batch`
+takes.
 
 Then trains three runs from the beginning on the same tokens (unless
 --noconfirm): the small batch, that schedule, and the largest batch throughout.

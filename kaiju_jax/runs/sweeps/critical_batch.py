@@ -1,9 +1,13 @@
 """How large may the batch be, and when? Branches of one run, and three runs.
 
 At several places of a run with a small batch, branches train on equally many
-tokens with m times as many microbatches and √m times the rate that the run had
-there, held constant. `evaluation/fits/critical_batch.py` says which m cost
-nothing, and which `optimizer.batch` follows.
+tokens with m times as many microbatches, at √m times the rate that the run had
+there, which falls over the whole branch. `evaluation/fits/critical_batch.py`
+says which m cost nothing, and which `optimizer.batch` follows.
+
+That the rate falls is our guess. At a constant rate a small batch loses by the
+noise of its steps, which vanishes when the run decays, and so a larger batch
+looks better than it is (`experiments/results/schedules.md`).
 
 Then three runs from the beginning on the same tokens: with the small batch,
 with that schedule, and as a contrast with the largest batch throughout.
@@ -225,9 +229,11 @@ def branches(
     one.optimizer.learning_rate = _rate(base, place.tokens) * math.sqrt(
       cell.multiple
     )
-    one.optimizer.schedule, one.optimizer.warmup = 'constant', 0.0
+    own = math.ceil(share * total)
     one.loop.branch = f'{path}@{place.step}'
-    one.loop.tokens = place.tokens + math.ceil(share * total)
+    one.loop.tokens = place.tokens + own
+    one.optimizer.schedule, one.optimizer.warmup = 'wsd', 0.0
+    one.optimizer.decay = own / one.loop.tokens
     one.loop.evaluate_every, one.loop.checkpoint_every = 0, _NEVER
     one.seed = base.seed + cell.seed
     name = f'{place.fraction:.3f}: {cell.multiple} ×, seed {cell.seed}'

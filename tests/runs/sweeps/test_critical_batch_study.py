@@ -10,6 +10,7 @@ from kaiju_jax.runs import branch
 from kaiju_jax.runs.sweeps import critical_batch
 from kaiju_jax.runs.sweeps import critical_batch_report
 from kaiju_jax.training import batch_schedule
+from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
 from tests.runs.sweeps import planted
 
@@ -73,8 +74,10 @@ def test_what_a_branch_trains(base, tmp_path):
   made = runs[cell].experiment
   assert made.loop.branch == f'{base}@600'
   assert made.data.microbatches == 4 and made.seed == 1
-  assert made.optimizer.schedule == 'constant'
   assert made.optimizer.learning_rate == pytest.approx(2 * 8e-3)
+  shape = optimizer.shape_of_rate(made.optimizer, made.loop.tokens)
+  rates = [float(shape(256.0 * step)) for step in (600, 700, 800)]
+  assert rates == pytest.approx([1, 0.525, 0.05], abs=1e-5)
   assert runs[cell].skipped == 600 * 256
   assert runs[cell].tokens - runs[cell].skipped == 200 * 256
 
