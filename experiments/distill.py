@@ -67,11 +67,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _make_tokenizer(path: pathlib.Path) -> None:
-  """Trains a byte-level BPE on the teacher's training text, once."""
+  """Trains a tokenizer on the teacher's training text, once."""
   if path.exists():
     return
-  import tokenizers
-
+  from kaiju_jax.data import bpe
   from kaiju_jax.data import documents
 
   data = distill.get_config('teacher').data
@@ -81,24 +80,7 @@ def _make_tokenizer(path: pathlib.Path) -> None:
     if not documents.is_held_out(document.name, data.held_out)
     for segment in document.segments
   )
-  made = tokenizers.Tokenizer(tokenizers.models.BPE())
-  made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-    add_prefix_space=False
-  )
-  made.decoder = tokenizers.decoders.ByteLevel()
-  made.train_from_iterator(
-    texts,
-    tokenizers.trainers.BpeTrainer(
-      vocab_size=distill.VOCABULARY,
-      special_tokens=['<s>'],
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-      show_progress=False,
-    ),
-  )
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_suffix('.partial')
-  made.save(str(partial))
-  partial.replace(path)
+  bpe.train(path, texts, distill.VOCABULARY)
 
 
 def _samplings() -> dict[str, dict[str, int]]:

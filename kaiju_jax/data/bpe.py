@@ -1,0 +1,47 @@
+"""Trains a tokenizer on a run's own text: byte-level BPE.
+
+The library's file is what `data.tokenizer` takes. All bytes have a token, so
+that every text can be encoded, and `<s>` opens documents.
+"""
+
+from collections.abc import Iterable
+import pathlib
+
+from kaiju_jax.storage import files
+
+_OPENING = '<s>'
+SMALLEST = 257  # Tokens: `<s>` and the bytes.
+
+
+def train(path: pathlib.Path, texts: Iterable[str], vocab_size: int) -> None:
+  """Trains a tokenizer and writes its `tokenizer.json`; whole or not at all.
+
+  Args:
+    path: the file; its folder is made where it does not exist.
+    texts: what the merges are counted in.
+    vocab_size: tokens at most; fewer where the texts have fewer merges.
+
+  Raises:
+    OSError: the file cannot be written.
+    ValueError: a vocabulary that cannot hold all bytes.
+  """
+  import tokenizers  # Its import takes a second.
+
+  if vocab_size < SMALLEST:
+    raise ValueError(
+      f'vocab_size={vocab_size}: must be at least {SMALLEST}, for {_OPENING}'
+      ' and the 256 bytes.'
+    )
+  made = tokenizers.Tokenizer(tokenizers.models.BPE())
+  by_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  made.pre_tokenizer = by_bytes
+  made.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=[_OPENING],
+    initial_alphabet=by_bytes.alphabet(),
+    show_progress=False,
+  )
+  made.train_from_iterator(texts, trainer)
+  files.make_folder(path.parent)
+  files.write_text(path, made.to_str(pretty=True))
