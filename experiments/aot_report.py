@@ -70,12 +70,9 @@ _COMPILE = flags.DEFINE_bool(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv, _ACCELERATOR)
   if (_PRESET.value is None) == (_CONFIG.value is None):
     raise app.UsageError('exactly one of --preset and --config is needed.')
-  if _ACCELERATOR.value is None:
-    raise app.UsageError('--accelerator is missing.')
   command.begin()
   try:
     is_sound = _report()

@@ -70,8 +70,7 @@ _SAMPLE = 1_600_000
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   try:
     steps = _steps()

@@ -51,8 +51,7 @@ _LENGTHS = flags.DEFINE_list(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   if (_PRESET.value is None) == (_CONFIG.value is None):
     raise app.UsageError('exactly one of --preset and --config is needed.')
   try:

@@ -36,8 +36,7 @@ _MEASURE = 'eval_loss'
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   try:
     with command.abortable():

@@ -29,11 +29,7 @@ _LEAST = flags.DEFINE_float(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in _DOCUMENTS, _OUT:
-    if not flag.value:
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _DOCUMENTS, _OUT)
   command.begin()
   from kaiju_jax.runs.corpora import duplicates
   from kaiju_jax.runs.corpora import read

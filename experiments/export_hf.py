@@ -36,11 +36,7 @@ _ACCEPT = flags.DEFINE_list('accept', [], 'What an Arcee folder may lose.')
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in _WORKDIR, _OUT:
-    if not flag.value:
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _WORKDIR, _OUT)
   command.begin()
   from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 

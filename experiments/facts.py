@@ -32,8 +32,7 @@ _WORLD = flags.DEFINE_integer('world', 0, 'Seed of the facts.', lower_bound=0)
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   try:
     addresses.refuse(_WORKDIR.value, f'--workdir={_WORKDIR.value}')

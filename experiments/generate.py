@@ -70,8 +70,7 @@ _STOP = flags.DEFINE_multi_string('stop', None, 'Text that ends an answer.')
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
     raise app.UsageError('exactly one of --workdir and --checkpoint is needed.')
   if (_PROMPT.value is None) != _INTERACTIVE.value:

@@ -29,11 +29,7 @@ _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in _EVALUATION, _TRAINING, _OUT:
-    if not flag.value:
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _EVALUATION, _TRAINING, _OUT)
   command.begin()
   from kaiju_jax.runs.corpora import leaks
   from kaiju_jax.runs.corpora import read

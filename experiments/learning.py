@@ -28,10 +28,7 @@ _ARMS = flags.DEFINE_list('arms', None, 'Which arms to show; all by default.')
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  if not _ROOT.value:
-    raise app.UsageError('--root is missing.')
+  command.check(argv, _ROOT)
   command.begin()
   try:
     _show()

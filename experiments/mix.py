@@ -69,11 +69,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the resamples.', lower_bound=0)
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in _TARGET, _SOURCES, _OUT:
-    if not flag.value:
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _TARGET, _SOURCES, _OUT)
   command.begin()
   from kaiju_jax.runs.corpora import mix
   from kaiju_jax.runs.corpora import read

@@ -46,10 +46,7 @@ _HOLDERS = (
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  if not _OUT.value:
-    raise app.UsageError('--out is missing.')
+  command.check(argv, _OUT)
   command.begin()
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.storage import folders

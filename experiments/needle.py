@@ -78,8 +78,7 @@ _REPORT = flags.DEFINE_bool(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   try:
     runs = _runs()

@@ -36,10 +36,7 @@ _MODE = flags.DEFINE_list('mode', ['fast'], "The decoder's modes.")
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  if not _WORKDIR.value:
-    raise app.UsageError('--workdir is missing.')
+  command.check(argv, _WORKDIR)
   command.begin()
   try:
     rich.console.Console().print(_table())

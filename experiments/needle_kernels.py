@@ -36,10 +36,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the questions.', lower_bound=0)
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  if not _WORKDIR.value:
-    raise app.UsageError('--workdir is missing.')
+  command.check(argv, _WORKDIR)
   command.begin()
   try:
     rich.console.Console().print(_table())

@@ -63,8 +63,7 @@ _JOBS = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   try:
     widths, rates = _widths(), _rates()

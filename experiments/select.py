@@ -44,11 +44,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the noise.', lower_bound=0)
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in _TARGET, _SOURCE, _COUNT, _OUT:
-    if flag.value is None or flag.value == '':
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _TARGET, _SOURCE, _COUNT, _OUT)
   command.begin()
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.runs.corpora import select

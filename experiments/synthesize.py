@@ -66,11 +66,7 @@ _HEADER = flags.DEFINE_string(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in _DOCUMENTS, _OUT:
-    if not flag.value:
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _DOCUMENTS, _OUT)
   if bool(_WORKDIR.value) == bool(_CHECKPOINT.value):
     raise app.UsageError('name either --workdir or --checkpoint.')
   command.begin()

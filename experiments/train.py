@@ -33,11 +33,7 @@ _WORKDIR = flags.DEFINE_string(
 
 
 def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in (_CONFIG, _WORKDIR):
-    if flag.value is None:
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _CONFIG, _WORKDIR)
   command.begin()
   try:
     with command.abortable():

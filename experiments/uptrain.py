@@ -49,11 +49,7 @@ _OWNERS = flags.DEFINE_enum(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
-  for flag in _TEACHER, _OUT:
-    if not flag.value:
-      raise app.UsageError(f'--{flag.name} is missing.')
+  command.check(argv, _TEACHER, _OUT)
   command.begin()
   try:
     with command.abortable():

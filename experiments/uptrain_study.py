@@ -34,8 +34,7 @@ _TEACHER_STEPS = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   try:
     arms, seeds, root = _checked()

@@ -58,8 +58,7 @@ _REPEATS = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   console = rich.console.Console()
   if 'time' in _TABLE.value:

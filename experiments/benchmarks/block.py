@@ -46,8 +46,7 @@ _JSON = flags.DEFINE_string('json', None, 'File that gets the figures as JSON.')
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   try:
     experiments = {

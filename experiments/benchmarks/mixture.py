@@ -39,8 +39,7 @@ _ENDLESS = 2**40
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   console = rich.console.Console()
   parts = _parts()

@@ -50,8 +50,7 @@ Sampling = sampling_config.Sampling
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   try:
     powers = _checked()
   except ValueError as error:

@@ -43,8 +43,7 @@ _SCHEDULER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_SCHEDULER}'
   console = rich.console.Console()

@@ -32,8 +32,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds.', lower_bound=1)
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   command.begin()
   from experiments.benchmarks import processor_time
 

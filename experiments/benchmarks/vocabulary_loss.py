@@ -39,8 +39,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed rounds.', lower_bound=1)
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   try:
     chunks = _chunks()
   except ValueError as error:

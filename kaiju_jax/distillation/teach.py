@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import jax
 from jax import lax
-import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.data import packing
@@ -32,6 +31,7 @@ from kaiju_jax.data import text
 from kaiju_jax.distillation import config as config_lib
 from kaiju_jax.distillation import record as record_lib
 from kaiju_jax.distillation import sample
+from kaiju_jax.model import batches
 from kaiju_jax.model import transformer
 
 # Elements of the float32 logits that a device holds at a time.
@@ -196,7 +196,9 @@ def answering(
 
   @jax.jit
   def answer(variables, batch, number_BL):
-    hidden_BLD = hidden(model, variables, batch)
+    hidden_BLD = batches.predicting(
+      batches.hidden(model, variables, batch), batch
+    )
 
     def of_chunk(chunk):
       hidden_CD, number_C = chunk
@@ -214,20 +216,6 @@ def answering(
     )
 
   return answer
-
-
-def hidden(
-  model: transformer.Transformer,
-  variables: Mapping[str, Any],
-  batch: packing.Batch,
-) -> jax.Array:
-  """Returns the hidden states that predict each token, at the token."""
-  hidden_BLD = model.apply(
-    variables, batch.tokens_BL, batch.visibility(), method='hidden'
-  )
-  return jnp.take_along_axis(
-    hidden_BLD, batch.predecessor_BL[:, :, None], axis=1
-  )
 
 
 def targets(

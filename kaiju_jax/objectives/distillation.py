@@ -27,10 +27,10 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.data import packing
+from kaiju_jax.model import batches
 from kaiju_jax.model import transformer
 from kaiju_jax.model import z_reg
 from kaiju_jax.objectives import config as objective_config
-from kaiju_jax.objectives import language
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import vocabulary_loss
 
@@ -69,12 +69,12 @@ def make(
     batch: packing.Batch,
     z: objective_lib.ZReg,
   ) -> objective_lib.Sums:
-    hidden_BLD = language.hidden(model, variables, batch, z.attention)
+    hidden_BLD = batches.hidden(model, variables, batch, z.attention)
     values_BLT = batch.extras[VALUES]
     found = vocabulary_loss.read(
       model,
       variables,
-      language.predicting(hidden_BLD, batch),
+      batches.predicting(hidden_BLD, batch),
       batch.tokens_BL,
       entries=vocabulary_loss.Entries(batch.extras[IDS], values_BLT),
       temperature=temperature,

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.data import packing
+from kaiju_jax.model import batches
 from kaiju_jax.model import transformer
 from kaiju_jax.model import z_reg
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import vocabulary_loss
-from kaiju_jax.sharding import collectives
 
 
 def make(
@@ -40,7 +40,7 @@ def make(
     batch: packing.Batch,
     z: objective_lib.ZReg,
   ) -> objective_lib.Sums:
-    hidden_BLD = hidden(model, variables, batch, z.attention)
+    hidden_BLD = batches.hidden(model, variables, batch, z.attention)
     loss_BL = of_hidden(model, variables, hidden_BLD, batch, z.logits, chunk)
     return objective_lib.Sums(
       jnp.sum(batch.weight_BL * loss_BL),
@@ -79,33 +79,9 @@ def weighted_cross_entropy(
   Z-Reg changes gradients alone, never this value.
   """
   variables = {'params': params, **(collections or {})}
-  hidden_BLD = hidden(model, variables, batch, z_attention)
+  hidden_BLD = batches.hidden(model, variables, batch, z_attention)
   loss_BL = of_hidden(model, variables, hidden_BLD, batch, z_logits, chunk)
   return jnp.sum(batch.weight_BL * loss_BL)
-
-
-def hidden(
-  model: transformer.Transformer,
-  variables: Mapping[str, Any],
-  batch: packing.Batch,
-  z_attention: jax.Array | float,
-) -> jax.Array:
-  """Returns the hidden states of this device's part of the rows."""
-  return model.apply(
-    variables,
-    batch.tokens_BL,
-    batch.visibility(),
-    z_attention,
-    method='hidden',
-  )
-
-
-def predicting(hidden_BLD: jax.Array, batch: packing.Batch) -> jax.Array:
-  """Returns the hidden states that predict each token, whole rows."""
-  # A predecessor may stand in another device's part of the row.
-  return jnp.take_along_axis(
-    collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1
-  )
 
 
 def of_hidden(
@@ -123,7 +99,7 @@ def of_hidden(
   found = vocabulary_loss.read(
     model,
     variables,
-    predicting(hidden_BLD, batch),
+    batches.predicting(hidden_BLD, batch),
     batch.tokens_BL,
     chunk=chunk,
   )

@@ -26,6 +26,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from kaiju_jax.data import packing
+from kaiju_jax.model import batches
 from kaiju_jax.model import token_head
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import config as objective_config
@@ -79,7 +80,7 @@ def make(
     batch: packing.Batch,
     z: objective_lib.ZReg,
   ) -> objective_lib.Sums:
-    hidden_BLD = language.hidden(model, variables, batch, z.attention)
+    hidden_BLD = batches.hidden(model, variables, batch, z.attention)
     if config.frozen:
       hidden_BLD = lax.stop_gradient(hidden_BLD)
     params = {'params': variables['params'][PARAMETERS]}

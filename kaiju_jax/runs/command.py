@@ -41,6 +41,20 @@ def parse(argv: Sequence[str]) -> list[str]:
     raise SystemExit(f'error: {error}') from error
 
 
+def check(argv: Sequence[str], *needed: flags.FlagHolder) -> None:
+  """Refuses words that are no flags, and needed flags without a value.
+
+  Raises:
+    app.UsageError: names the words or the flag; `app.run` prints it with the
+      command's help.
+  """
+  if len(argv) > 1:
+    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  for flag in needed:
+    if flag.value in (None, '', []):
+      raise app.UsageError(f'--{flag.name} is missing.')
+
+
 def check_fields(argv: Sequence[str]) -> None:
   """Refuses a --config.FIELD that an experiment does not have.
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import config as data_config
+from kaiju_jax.model import batches
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
@@ -161,7 +162,7 @@ def test_z_reg_changes_gradients_and_not_a_bit_of_the_loss(halves):
 
   @jax.jit
   def explicit(params):
-    hidden_BLD = language.hidden(model, {'params': params}, batch, 0.0)
+    hidden_BLD = batches.hidden(model, {'params': params}, batch, 0.0)
     behind_BLD = jnp.take_along_axis(
       hidden_BLD, batch.predecessor_BL[:, :, None], axis=1
     )

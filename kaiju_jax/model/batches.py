@@ -1,0 +1,39 @@
+"""A batch through the model: hidden states, and which of them predict what.
+
+A batch says what each token sees and which token it follows, so that packed
+rows and trees need no code of their own in what reads the model.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kaiju_jax.data import packing
+from kaiju_jax.model import transformer
+from kaiju_jax.sharding import collectives
+
+
+def hidden(
+  model: transformer.Transformer,
+  variables: Mapping[str, Any],
+  batch: packing.Batch,
+  z_attention: jax.Array | float = 0.0,
+) -> jax.Array:
+  """Returns the hidden states of this device's part of the rows."""
+  return model.apply(
+    variables,
+    batch.tokens_BL,
+    batch.visibility(),
+    z_attention,
+    method='hidden',
+  )
+
+
+def predicting(hidden_BLD: jax.Array, batch: packing.Batch) -> jax.Array:
+  """Returns the hidden states that predict each token, whole rows."""
+  # A predecessor may stand in another device's part of the row.
+  return jnp.take_along_axis(
+    collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1
+  )
