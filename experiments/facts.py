@@ -49,18 +49,12 @@ def main(argv: Sequence[str]) -> None:
 
 def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
   from experiments.configs import facts as config
-  from kaiju_jax.evaluation import facts as facts_lib
   from kaiju_jax.runs import facts
   from kaiju_jax.runs import load
   from kaiju_jax.storage import files
 
   text = root / 'text'
-  generator = text / 'generator'
-  generator.mkdir(parents=True, exist_ok=True)
-  files.write_json_lines(
-    generator / 'train.jsonl',
-    facts_lib.trees(_WORLD.value, config.GENERATOR, config.VARIATIONS),
-  )
+  _text_of_generator(root, text / 'generator')
   if not _trained(root, 'generator', 0):
     return
   candidates = _pool(root)
@@ -95,14 +89,27 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
   _say(candidates, detection, scores)
 
 
+def _text_of_generator(root: pathlib.Path, folder: pathlib.Path) -> None:
+  """Writes what the generator reads, and a tokenizer trained on it."""
+  from experiments.configs import facts as config
+  from kaiju_jax.data import bpe
+  from kaiju_jax.evaluation import facts
+  from kaiju_jax.storage import files
+
+  lines = list(facts.trees(_WORLD.value, config.GENERATOR, config.VARIATIONS))
+  files.make_folder(folder)
+  files.write_json_lines(folder / 'train.jsonl', lines)
+  texts = (segment['text'] for line in lines for segment in line['segments'])
+  bpe.train(root / 'tokenizer.json', texts, config.VOCABULARY)
+
+
 def _trained(root: pathlib.Path, arm: str, seed: int) -> bool:
   """Trains an arm; returns whether it came to its end."""
   from experiments.configs import facts as config
   from kaiju_jax.runs import train
 
-  experiment = config.get_config(arm)
+  experiment = config.get_config(arm, str(root))
   experiment.seed = seed
-  experiment.data.path = str(root / 'text' / arm)
   state = train.train(experiment, root / arm / f'seed{seed}')
   return int(state.step) == experiment.loop.steps
 

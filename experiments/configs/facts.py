@@ -5,12 +5,16 @@ statements. A generator is trained on passages of other persons with questions.
 It writes variations of the students' passages. The students have few questions
 of their own, and otherwise the same passages:
 
-    generator   800 persons with 4 questions each
+    generator   4,000 persons with 4 questions each
     originals   30 persons with 4 questions each, and 300 passages, repeated
     filtered    the same, with the kept variations on the passages, as trees
     unfiltered  the same, with all variations, planted errors among them
 
     python -m experiments.facts --workdir=runs/facts [--seeds=0,1,2]
+
+All models start from an initialization that suggests induction
+(`evaluation/induction.py`), because the test is about texts and not about how
+copying emerges, and read tokens of a BPE trained on the generator's text.
 
 All students see equally many tokens. They are asked about new persons, in
 phrasings that no text has held, with the passage before the question.
@@ -30,15 +34,22 @@ STUDENTS = ('originals', 'filtered', 'unfiltered')
 ARMS = ('generator', *STUDENTS)
 
 # Persons of each part: none is in two.
-GENERATOR = range(800)
+GENERATOR = range(4_000)
 SEEDED = range(10_000, 10_030)
 TARGETS = range(20_000, 20_300)
 ASKED = range(30_000, 30_050)
 VARIATIONS = 4
+VOCABULARY = 640
 
 
-def get_config(arm: str = 'originals') -> experiment_lib.Experiment:
-  """Returns an arm's experiment; the command says where its text is.
+def get_config(
+  arm: str = 'originals', root: str = 'runs/facts'
+) -> experiment_lib.Experiment:
+  """Returns an arm's experiment.
+
+  Args:
+    arm: one of ARMS.
+    root: folder of the study, which holds the tokenizer and the texts.
 
   Raises:
     ValueError: no such arm.
@@ -47,7 +58,7 @@ def get_config(arm: str = 'originals') -> experiment_lib.Experiment:
     raise ValueError(f'arm={arm!r}: must be one of {", ".join(ARMS)}.')
   return experiment_lib.Experiment(
     model=model_config.ModelConfig(
-      vocab_size=256,
+      vocab_size=VOCABULARY,
       d_model=128,
       layout='L0 G1 L2 G3',
       window=32,
@@ -59,10 +70,15 @@ def get_config(arm: str = 'originals') -> experiment_lib.Experiment:
       quantization=quantization_config.none(),
     ),
     data=data_config.DataConfig(
-      path=f'runs/facts/text/{arm}', length=512, batch=4, held_out=0.0
+      path=f'{root}/text/{arm}',
+      tokenizer=f'{root}/tokenizer.json',
+      length=256,
+      batch=8,
+      held_out=0.0,
     ),
     optimizer=training_config.OptimizerConfig(learning_rate=2e-3),
     loop=training_config.LoopConfig(
       steps=1200 if arm == 'generator' else 600, checkpoint_every=600
     ),
+    init='induction',
   )

@@ -59,10 +59,10 @@ def get_config(arm: str = 'float') -> experiment_lib.Experiment:
   if arm != 'int8':
     experiment.model.quantization = quantization_config.none()
   if arm == 'batch':
-    experiment.data.batch = 4
+    experiment.data.batch = 2
     experiment.optimizer.schedule = 'wsd'
     experiment.optimizer.learning_rate = 8e-3
-    experiment.loop.tokens = 2_000 * 256
-    experiment.loop.checkpoint_every = 100
+    experiment.loop.tokens = 4_000 * 128
+    experiment.loop.checkpoint_every = 200
     experiment.loop.checkpoints_kept = 20
   return experiment

@@ -32,7 +32,7 @@ from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
 LENGTH, WINDOW = 128, 16
-DOCUMENTS = 12_000
+DOCUMENTS = 30_000
 CORPUS, STORE, STARTS = 'corpus/documents.jsonl', 'store', 'starts'
 
 _STUDENT = {'layout': 'L0 L0 L0 G3', 'window': WINDOW}
@@ -89,7 +89,7 @@ def get_config(
     ),
     optimizer=training_config.OptimizerConfig(learning_rate=3e-3),
     loop=training_config.LoopConfig(
-      steps=1500, evaluate_every=100, checkpoint_every=1500
+      steps=2000, evaluate_every=100, checkpoint_every=2000
     ),
   )
   if arm == 'teacher':

@@ -7,10 +7,10 @@ The question is a small letter that stood before; the answer is its capital:
 
 A corpus of such documents is files of text. So a run has held-out documents and
 a teacher's store as any run on text has, which `data.task='needle'` has not.
-Sixteen letters, of which a document has a few, are found within minutes from a
-standard initialization, where 64 keys are not (`curriculum.py`). Chance is one
-capital in 16, and one in the document's few for a model that does not match
-letters.
+Eight letters, of which short documents have two or three, are found within
+minutes from a standard initialization, where 64 keys are not (`curriculum.py`).
+Chance is one capital in eight, and one in the document's few for a model that
+does not match letters.
 """
 
 import os
@@ -22,10 +22,11 @@ from kaiju_jax.data import tokenizer
 from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.storage import files
 
-KEYS = np.frombuffer(b'abcdefghijklmnop', np.uint8)
-VALUES = np.frombuffer(b'ABCDEFGHIJKLMNOP', np.uint8)
+KEYS = np.frombuffer(b'abcdefgh', np.uint8)
+VALUES = np.frombuffer(b'ABCDEFGH', np.uint8)
 FILLER = np.frombuffer(b'0123456789.,;:', np.uint8)
 CHANCE = 1 / len(VALUES)
+SHORTEST = 16  # Bytes of a document.
 
 
 class Letters:
@@ -62,10 +63,9 @@ class Letters:
 
 
 def document(rng: np.random.Generator, size: int) -> str:
-  """Draws a text of `size` bytes: a few needles, each of them many times."""
-  count = int(rng.integers(2, 9))
-  filler = rng.uniform(0.1, 0.6)
-  pairs = int(size * (1 - filler)) // 2
+  """Draws a text of `size` bytes: a few needles, each of them several times."""
+  count = int(rng.integers(2, min(len(KEYS), 1 + size // 7) + 1))
+  pairs = min(size // 2, count * int(rng.integers(2, 9)))
   tokens = rng.choice(FILLER, size)
   start = needle.scatter(rng, 1, pairs, 2, size)[0]
   pair = rng.integers(count, size=pairs)
@@ -79,10 +79,13 @@ def write(
 ) -> None:
   """Writes a .jsonl file of documents; whole or not at all.
 
+  Their sizes spread evenly over the logarithm: it is in short documents that
+  matching is found, and in long ones that it has to reach.
+
   Args:
     path: the file.
     documents: how many.
-    length: tokens of each, BOS included.
+    length: tokens of the longest, BOS included; at least 17.
     seed: the seed of every draw.
 
   Raises:
@@ -90,10 +93,11 @@ def write(
   """
   path = pathlib.Path(path)
   files.make_folder(path.parent)
-  files.write_json_lines(
-    path,
-    (
-      {'text': document(np.random.default_rng((seed, n)), length - 1)}
-      for n in range(documents)
-    ),
-  )
+
+  def drawn(number: int) -> str:
+    rng = np.random.default_rng((seed, number))
+    longest = length - 1
+    size = SHORTEST * (longest / SHORTEST) ** rng.uniform()
+    return document(rng, int(size))
+
+  files.write_json_lines(path, ({'text': drawn(n)} for n in range(documents)))

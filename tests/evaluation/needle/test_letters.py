@@ -28,9 +28,11 @@ def test_a_document_never_contradicts_itself_and_repeats_its_needles():
     of_key = {key: value for _, key, value in found}
     assert all(of_key[key] == value for _, key, value in found)
     assert len(set(of_key.values())) == len(of_key)
-    assert len(found) > 2 * len(of_key)
+    assert len(found) >= 2 * len(of_key)
     sizes.add(len(of_key))
   assert min(sizes) >= 2 and max(sizes) == 8
+  short = letters.document(np.random.default_rng(0), 16)
+  assert len({key for _, key, _ in pairs(tokenizer.Bytes().encode(short))}) < 4
 
 
 def test_an_answer_lies_at_its_distance_and_nowhere_else():
@@ -43,7 +45,7 @@ def test_an_answer_lies_at_its_distance_and_nowhere_else():
     assert 63 - (place + 1) == 17
     assert tokens[place + 1] == answer
     assert sum(value == answer for _, _, value in found) == 1
-  assert task.fits(64, 7) and not task.fits(64, 16) and not task.fits(8, 7)
+  assert task.fits(64, 7) and not task.fits(64, 8) and not task.fits(8, 7)
 
 
 def test_a_corpus_is_the_same_text_again(tmp_path):
@@ -52,7 +54,10 @@ def test_a_corpus_is_the_same_text_again(tmp_path):
   first, second = ((tmp_path / n / 'x.jsonl').read_text() for n in 'ab')
   assert first == second
   lines = [json.loads(line)['text'] for line in first.splitlines()]
-  assert len(set(lines)) == 40 and {len(line) for line in lines} == {31}
+  sizes = {len(line) for line in lines}
+  assert len(set(lines)) == 40 and len(sizes) > 8
+  assert min(sizes) >= 16 and max(sizes) <= 31
   data = data_config.DataConfig(path=str(tmp_path / 'a'), held_out=0.2)
   training, unseen = text.load(data, tokenizer.Bytes())
-  assert set(np.diff(training.begins)) == set(np.diff(unseen.begins)) == {32}
+  found = [*np.diff(training.begins), *np.diff(unseen.begins)]
+  assert sorted(found) == sorted(1 + len(line) for line in lines)
