@@ -6,7 +6,7 @@ It writes variations of the students' passages. The students have few questions
 of their own, and otherwise the same passages:
 
     generator   4,000 persons with 4 questions each
-    originals   30 persons with 4 questions each, and 300 passages, repeated
+    originals   30 persons with 4 questions each, and 1,000 passages, repeated
     filtered    the same, with the kept variations on the passages, as trees
     unfiltered  the same, with all variations, planted errors among them
 
@@ -36,10 +36,10 @@ ARMS = ('generator', *STUDENTS)
 # Persons of each part: none is in two.
 GENERATOR = range(4_000)
 SEEDED = range(10_000, 10_030)
-TARGETS = range(20_000, 20_300)
+TARGETS = range(20_000, 21_000)
 ASKED = range(30_000, 30_050)
 VARIATIONS = 4
-VOCABULARY = 640
+VOCABULARY = 1024
 
 
 def get_config(
@@ -78,7 +78,7 @@ def get_config(
     ),
     optimizer=training_config.OptimizerConfig(learning_rate=2e-3),
     loop=training_config.LoopConfig(
-      steps=1200 if arm == 'generator' else 600, checkpoint_every=600
+      steps=600 if arm == 'generator' else 400, checkpoint_every=600
     ),
     init='induction',
   )

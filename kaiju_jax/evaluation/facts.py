@@ -1,10 +1,10 @@
 """Planted facts: invented persons whom synthetic questions are about.
 
 Person i of a world has a name and a value for each attribute, drawn from (seed,
-i) and spelt from syllables that say nothing of the attribute, so that only the
-passage tells which value is which:
+i). All are words of one invented vocabulary, which say nothing of the
+attribute, so that only the passage tells which value is which:
 
-    Teva Moril lives in Sanodu. Teva Moril studies Kelira. …
+    Teva Moli lives in Sano. Teva Moli studies Kera. …
 
 Each attribute can be asked in several phrasings. The last `UNSEEN` of them are
 in no training text: they are for evaluation. A model is asked with the passage
@@ -28,8 +28,13 @@ from kaiju_jax.synthesis import form as form_lib
 FORM = form_lib.Form()
 UNSEEN = 2
 
-_CONSONANTS = 'bdfgklmnprstvz'
-_VOWELS = 'aeiou'
+_SYLLABLES = [c + v for c in 'bdfgklmnprstvz' for v in 'aeiou']
+# Every nineteenth of the words of two syllables: 258, spread over all of them.
+WORDS = tuple(
+  f'{first}{second}'.capitalize()
+  for first in _SYLLABLES
+  for second in _SYLLABLES
+)[::19]
 _ANSWER_TOKENS = 24
 
 
@@ -110,7 +115,8 @@ class Person(NamedTuple):
 def person(seed: int, number: int) -> Person:
   """Returns a person of a world."""
   rng = np.random.default_rng((seed, number))
-  first, last, *values = (_word(rng) for _ in range(2 + ATTRIBUTES))
+  drawn = rng.choice(len(WORDS), 2 + ATTRIBUTES, replace=False)
+  first, last, *values = (WORDS[i] for i in drawn)
   return Person(f'{first} {last}', tuple(values))
 
 
@@ -118,15 +124,6 @@ def passage(seed: int, number: int) -> str:
   """Returns the passage about a person, its statements in a drawn order."""
   rng = np.random.default_rng((seed, number, 1))
   return person(seed, number).passage(rng.permutation(ATTRIBUTES))
-
-
-def _word(rng: np.random.Generator) -> str:
-  syllables = [
-    _CONSONANTS[rng.integers(len(_CONSONANTS))]
-    + _VOWELS[rng.integers(len(_VOWELS))]
-    for _ in range(rng.integers(2, 4))
-  ]
-  return ''.join(syllables).capitalize()
 
 
 def variation(seed: int, number: int, index: int) -> tuple[str, str]:
