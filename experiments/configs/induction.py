@@ -17,6 +17,8 @@ plain float models, others add or remove one technique:
                         only the values
     scaled              the layout of `shared`, from an initialization in which
                         layers write little (`model/depth_scaled.py`)
+    previous            the layout of `shared`, and head 0 of each layer begins
+                        as a previous-token head (`evaluation/induction.py`)
     shallow             L0 L1 G2: as many keys and values as `shared` has, but
                         three layers
 
@@ -66,7 +68,8 @@ TECHNIQUES = (
   'kaiju_no_z',
 )
 PARTS = 'keys', 'values'
-ARMS = (*LAYOUTS, *PARTS, 'scaled', *TECHNIQUES)
+INITS = 'scaled', 'previous'
+ARMS = (*LAYOUTS, *PARTS, *INITS, *TECHNIQUES)
 
 
 def get_config(arm: str = 'shared') -> experiment_lib.Experiment:
@@ -92,9 +95,9 @@ def get_config(arm: str = 'shared') -> experiment_lib.Experiment:
   elif arm in PARTS:
     experiment.model.layout = LAYOUTS['shared']
     experiment.model.shared = arm
-  elif arm == 'scaled':
+  elif arm in INITS:
     experiment.model.layout = LAYOUTS['shared']
-    experiment.init = 'scaled'
+    experiment.init = arm
   elif change:
     _change(experiment, change)
   data, loop = experiment.data, experiment.loop

@@ -21,6 +21,9 @@ Keys are read through R, and head 0 writes through R. So a content head's query
 for a token matches the token that stood behind an earlier copy of it, and not
 the copy itself.
 
+`previous` suggests half of it: head 0 attends to the previous token, and all
+else is as it was. Whatever matches has to be found.
+
 This is ours, from a feasibility study; the sources have nothing of the kind.
 """
 
@@ -37,6 +40,7 @@ from kaiju_jax.model import layers as layers_lib
 _FREQUENCIES = 4
 _GAIN = 8.0  # What each of these pairs adds to the previous token's logit.
 _OUTPUT = 0.5
+_PROJECTIONS = 'w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK'
 
 
 def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
@@ -61,7 +65,7 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
     name = path[-1].key
     if name == 'embedding_DV':
       return parameter + jnp.asarray(mean_D, parameter.dtype)[:, None]
-    if name not in ('w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK'):
+    if name not in _PROJECTIONS:
       return parameter
     base = _rotary_base(config, path)
     query_K, key_K = _previous_token(config, base)
@@ -74,6 +78,37 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
     return jnp.broadcast_to(
       jnp.asarray(new, parameter.dtype)[None], parameter.shape
     )
+
+  return jax.tree_util.tree_map_with_path(rewritten, params)
+
+
+def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
+  """Returns `params` with the previous token suggested to head 0 alone.
+
+  Args:
+    params: float32 parameters of a `Transformer` of this config.
+    config: that model's config.
+    seed: the seed that μ is drawn from.
+
+  Raises:
+    ValueError: the suggestion does not fit the model's shape.
+  """
+  _check(config)
+  mean_D = np.random.default_rng(seed).standard_normal(config.d_model)
+  mean_D /= np.linalg.norm(mean_D)
+
+  def rewritten(path, parameter):
+    name = path[-1].key
+    if name == 'embedding_DV':
+      return parameter + jnp.asarray(mean_D, parameter.dtype)[:, None]
+    if name not in ('w_q_DHK', 'w_k_DK'):
+      return parameter
+    # Parameters have the block's repeats in front.
+    query_K, key_K = _previous_token(config, _rotary_base(config, path))
+    if name == 'w_k_DK':
+      return parameter + jnp.asarray(np.outer(mean_D, key_K)[None], 'float32')
+    query_DK = jnp.asarray(np.outer(mean_D, query_K)[None], 'float32')
+    return parameter.at[:, :, 0, :].set(query_DK)
 
   return jax.tree_util.tree_map_with_path(rewritten, params)
 

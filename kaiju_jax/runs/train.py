@@ -192,10 +192,14 @@ def _initial(experiment: experiment_lib.Experiment, devices):
 
     model = state.model_of(experiment)
     params = state.init_params(model, experiment.seed, devices)
-    if experiment.init == 'induction':
-      params = induction.suggest(params, experiment.model, experiment.seed)
-    else:
+    if experiment.init == 'scaled':
       params = depth_scaled.scaled(params, experiment.model)
+    else:
+      suggest = {
+        'induction': induction.suggest,
+        'previous': induction.previous,
+      }[experiment.init]
+      params = suggest(params, experiment.model, experiment.seed)
   return state.initial(experiment, devices, params=params)
 
 

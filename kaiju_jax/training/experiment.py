@@ -11,7 +11,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.training import config as training_config
 
-INITS = 'standard', 'scaled', 'induction'
+INITS = 'standard', 'scaled', 'previous', 'induction'
 
 
 @dataclasses.dataclass
@@ -26,7 +26,8 @@ class Experiment:
     loop: steps, logging, checkpoints.
     init: 'standard'; 'scaled' to have layers add little to the stream at first
       (`model/depth_scaled.py`); 'induction' for the needle's
-      induction-suggesting initialization (`evaluation/induction.py`).
+      induction-suggesting initialization, 'previous' for the half of it that
+      looks at the previous token (`evaluation/induction.py`).
     begin_with: workdir of a run, or an export with float weights
       (`runs/begin.py`), whose parameters this run begins with, instead of
       fresh ones; '' for none. It must be readable whenever the run starts or

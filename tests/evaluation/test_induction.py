@@ -58,10 +58,10 @@ def plain_params(config):
 
 
 @functools.cache
-def both(layout, **changes):
+def both(layout, suggest=induction.suggest, **changes):
   config = config_of(layout, **changes)
   plain = plain_params(config)
-  return config, plain, induction.suggest(plain, config, 0)
+  return config, plain, suggest(plain, config, 0)
 
 
 def named(params, name):
@@ -72,8 +72,9 @@ def named(params, name):
   ]
 
 
-def test_head_0_looks_at_the_previous_token_and_others_do_not():
-  config, _, params = both('full')
+@pytest.mark.parametrize('suggest', [induction.suggest, induction.previous])
+def test_head_0_looks_at_the_previous_token_and_others_do_not(suggest):
+  config, _, params = both('full', suggest)
   tokens = np.random.default_rng(0).integers(1, 256, (1, 40))
   x = params['embedding']['embedding_DV'].T[tokens[0]]
   x = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True))
@@ -139,8 +140,12 @@ def test_projections_are_orthonormal_and_keys_read_what_head_0_writes():
   assert abs(np.mean(np.diagonal(overlap))) < 0.1
 
 
-def test_all_else_is_left_alone():
-  _, plain, params = both('shared')
+@pytest.mark.parametrize(
+  'suggest, written',
+  [(induction.suggest, {'w_v_DK', 'w_o_DHK'}), (induction.previous, set())],
+)
+def test_all_else_is_left_alone(suggest, written):
+  _, plain, params = both('shared', suggest)
   changed = {
     path[-1].key
     for (path, before), after in zip(
@@ -148,11 +153,16 @@ def test_all_else_is_left_alone():
     )
     if np.any(before != after)
   }
-  assert changed == {
-    'embedding_DV', 'w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK'
-  }  # fmt: skip
+  assert changed == {'embedding_DV', 'w_q_DHK', 'w_k_DK'} | written
   for before, after in zip(jax.tree.leaves(plain), jax.tree.leaves(params)):
     assert before.shape == after.shape and before.dtype == after.dtype
+
+
+def test_the_half_suggestion_leaves_all_other_heads_alone():
+  _, plain, params = both('shared', induction.previous)
+  for before, after in zip(named(plain, 'w_q_DHK'), named(params, 'w_q_DHK')):
+    np.testing.assert_array_equal(before[..., 1:, :], after[..., 1:, :])
+    assert np.any(before[..., 0, :] != after[..., 0, :])
 
 
 def added_mean(layout):

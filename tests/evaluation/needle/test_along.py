@@ -81,7 +81,7 @@ def test_arms_are_what_they_name_and_can_run():
   assert {arm: drawn[arm] for arm in config.LAYOUTS} == config.LAYOUTS
   shared = {arm for arm in drawn if drawn[arm] == config.LAYOUTS['shared']}
   assert shared == {
-    'shared', 'keys', 'values', 'scaled',
+    'shared', 'keys', 'values', 'scaled', 'previous',
     'kaiju', 'kaiju_float', 'kaiju_unclamped', 'kaiju_no_z',
   }  # fmt: skip
   with pytest.raises(ValueError, match="arm='x': must be one of interleaved"):
