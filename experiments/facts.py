@@ -116,18 +116,31 @@ def _trained(root: pathlib.Path, arm: str, seed: int) -> bool:
 
 def _pool(root: pathlib.Path):
   """Returns the variations of the targets, filtered and with errors planted."""
+  import rich.console
+  import rich.progress
+
   from experiments.configs import facts as config
   from kaiju_jax.runs import facts
   from kaiju_jax.runs import load
   from kaiju_jax.synthesis import settings
 
-  return facts.pool(
-    load.from_workdir(root / 'generator' / 'seed0'),
-    _WORLD.value,
-    config.TARGETS,
-    settings.Settings(variations=config.VARIATIONS),
-    _PLANTED.value,
-  )
+  with rich.progress.Progress(
+    'passages',
+    rich.progress.BarColumn(),
+    rich.progress.MofNCompleteColumn(),
+    rich.progress.TimeRemainingColumn(),
+    console=rich.console.Console(stderr=True),
+  ) as progress:
+    task = progress.add_task('')
+    return facts.pool(
+      load.from_workdir(root / 'generator' / 'seed0'),
+      _WORLD.value,
+      config.TARGETS,
+      settings.Settings(variations=config.VARIATIONS),
+      _PLANTED.value,
+      root / 'pool.journal',
+      lambda done, total: progress.update(task, completed=done, total=total),
+    )
 
 
 def _held(candidates, arm: str):

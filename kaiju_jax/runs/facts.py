@@ -13,6 +13,7 @@ Errors are planted in a share of the variations, each of one kind:
     cut         the answer misses its last letters
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import pathlib
@@ -27,6 +28,7 @@ from kaiju_jax.evaluation import facts
 from kaiju_jax.runs import load
 from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
+from kaiju_jax.synthesis import journal as journal_lib
 from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations as variations_lib
@@ -77,6 +79,8 @@ def pool(
   numbers: Sequence[int],
   settings: settings_lib.Settings,
   planted: float,
+  path: pathlib.Path,
+  noted: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Candidate]:
   """Returns all variations of persons' passages, a share of them wrong.
 
@@ -86,6 +90,12 @@ def pool(
     numbers: of the persons.
     settings: how variations are drawn and filtered.
     planted: the share that becomes errors, 0…1.
+    path: the journal, which the same call goes on with.
+    noted: called with the passages that are done, and how many there are.
+
+  Raises:
+    OSError: the journal cannot be read or written.
+    ValueError: a journal of another pool.
   """
   passages = [
     variations_lib.Passage(str(number), facts.passage(world, number))
@@ -95,25 +105,58 @@ def pool(
   length = max(
     variations_lib.length(settings, tokenizer, one.text) for one in passages
   )
-  generator, tokenizer = generator_of(loaded, length)
-  author = variations_lib.Author(generator, tokenizer, settings)
-  rng = np.random.default_rng((world, settings.seed))
-  drawn = author.write(passages)
-  kinds = [
-    [str(rng.choice(ERRORS)) if rng.random() < planted else '' for _ in own]
-    for own in drawn
+  head = {
+    'generator': loaded.origin,
+    'world': world,
+    'planted': planted,
+    'settings': dataclasses.asdict(settings),
+  }
+  with journal_lib.Journal(path, head) as journal:
+    left = [one for one in passages if one.name not in journal.judged]
+    noted(len(passages) - len(left), len(passages))
+    if left:
+      generator, tokenizer = generator_of(loaded, length)
+      author = variations_lib.Author(generator, tokenizer, settings)
+      size = max(1, _ROWS // settings.variations)
+      for first in range(0, len(left), size):
+        group = left[first : first + size]
+        drawn = [
+          _with_errors(world, one, own, settings, planted)
+          for one, own in zip(group, author.write(group))
+        ]
+        for one, own in zip(group, author.weigh(group, drawn)):
+          verdicts = filters.judge(one.text, own, settings)
+          journal.append(one.name, list(zip(own, verdicts)))
+        noted(len(journal.judged), len(passages))
+    judged = dict(journal.judged)
+  return [
+    Candidate(number, variation, kind, verdict)
+    for number in numbers
+    for (variation, verdict), kind in zip(
+      judged[str(number)], _kinds(world, number, settings, planted)
+    )
   ]
-  drawn = [
-    [_planted(rng, world, n, one, kind) for one, kind in zip(own, of_own)]
-    for n, own, of_own in zip(numbers, drawn, kinds)
+
+
+def _kinds(
+  world: int, number: int, settings: settings_lib.Settings, planted: float
+) -> list[str]:
+  """Returns the kind of error of each of a person's variations, '' for none."""
+  rng = np.random.default_rng((world, settings.seed, number))
+  return [
+    str(rng.choice(ERRORS)) if rng.random() < planted else ''
+    for _ in range(settings.variations)
   ]
-  found = []
-  for number, passage, own, of_own in zip(
-    numbers, passages, author.weigh(passages, drawn), kinds
-  ):
-    verdicts = filters.judge(passage.text, own, settings)
-    found += map(Candidate, [number] * len(own), own, of_own, verdicts)
-  return found
+
+
+def _with_errors(world, passage, variations, settings, planted):
+  number = int(passage.name)
+  rng = np.random.default_rng((world, settings.seed, number, 1))
+  kinds = _kinds(world, number, settings, planted)
+  return [
+    _planted(rng, world, number, one, kind)
+    for one, kind in zip(variations, kinds)
+  ]
 
 
 def _planted(rng, world: int, number: int, one, kind: str):
