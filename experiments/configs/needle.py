@@ -40,7 +40,11 @@ from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = ('full', 'interleaved', 'kaiju', 'local')
-VARIANTS = (*(f'{arm}_standard' for arm in ARMS), 'shifted_standard')
+VARIANTS = (
+  *(f'{arm}_standard' for arm in ARMS),
+  'shifted_standard',
+  'kaiju_previous',
+)
 # Kaiju's runs of three, begun one layer later.
 SHIFTED = 'L0 L1 L1 L1 L4 L4 G6'
 
@@ -49,7 +53,8 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
   """Returns an arm's experiment.
 
   Args:
-    arm: one of ARMS or VARIANTS; `_standard` is the standard initialization.
+    arm: one of ARMS or VARIANTS; `_standard` is the standard initialization,
+      `_previous` the same with previous-token heads suggested.
 
   Raises:
     ValueError: no such arm; the message lists them.
@@ -77,8 +82,8 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
     init='induction',
   )
   dress(experiment, base)
-  if variant == 'standard':
-    experiment.init = 'standard'
+  if variant:
+    experiment.init = variant
     experiment.optimizer.schedule = 'wsd'
     experiment.loop.steps = 2450
     experiment.loop.checkpoint_every = 500

@@ -211,8 +211,9 @@ def test_every_arm_and_variant_can_run(module):
   for arm in module.ARMS + module.VARIANTS:
     experiment = module.get_config(arm)
     script.train.check(experiment)
-    expected = 'standard' if arm.endswith('_standard') else 'induction'
-    assert experiment.init == expected
+    _, _, variant = arm.partition('_')
+    is_start = variant in ('standard', 'previous')
+    assert experiment.init == (variant if is_start else 'induction')
   with pytest.raises(ValueError, match="arm='x': must be one of full"):
     module.get_config('x')
 

@@ -83,14 +83,19 @@ class Lost(NamedTuple):
 
 def note(inits: Mapping[str, str]) -> str:
   """Returns what must be said beside every result, from {arm: init}."""
-  standard = [arm for arm, init in inits.items() if init != 'induction']
-  if len(standard) == len(inits):
-    return 'Trained from a standard initialization.'
-  others = f' (all but {", ".join(standard)})' if standard else ''
-  return (
-    f'Trained from an initialization that suggests induction{others}: what is'
-    ' under test is reach, not how induction emerges.'
-  )
+  others = [arm for arm, init in inits.items() if init != 'induction']
+  if len(others) == len(inits):
+    said = 'Trained from a standard initialization.'
+  else:
+    but = f' (all but {", ".join(others)})' if others else ''
+    said = (
+      f'Trained from an initialization that suggests induction{but}: what is'
+      ' under test is reach, not how induction emerges.'
+    )
+  half = [arm for arm, init in inits.items() if init == 'previous']
+  if half:
+    said += f' Previous-token heads were suggested to {", ".join(half)}.'
+  return said
 
 
 def arms(records: Iterable[needle.Record]) -> list[str]:

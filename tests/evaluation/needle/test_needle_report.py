@@ -190,6 +190,8 @@ def test_note_names_the_initialization_of_every_arm():
   )
   mixed = report.note({'full': 'induction', 'full_standard': 'standard'})
   assert 'suggests induction (all but full_standard): ' in mixed
+  half = report.note({'full': 'induction', 'kaiju_previous': 'previous'})
+  assert half.endswith('Previous-token heads were suggested to kaiju_previous.')
 
 
 def test_figure_marks_where_reach_ends():
