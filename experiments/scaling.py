@@ -1,7 +1,7 @@
 """How does the loss fall with parameters and tokens, and what comes next?
 
     python -m experiments.scaling [--widths=32,48,64,96]
-        [--tokens=65536,131072,262144,524288] [--largest=128:1048576]
+        [--tokens=262144,524288,1048576,2097152] [--largest=128:4194304]
         [--rate_slope=-0.5] [--seeds=1] [--config=PATH]
         [--config.FIELD=VALUE …] [--root=runs/scaling]
 
@@ -41,11 +41,11 @@ _WIDTHS = flags.DEFINE_list(
 )
 _TOKENS = flags.DEFINE_list(
   'tokens',
-  ['65536', '131072', '262144', '524288'],
+  ['262144', '524288', '1048576', '2097152'],
   'Training tokens of each width.',
 )
 _LARGEST = flags.DEFINE_string(
-  'largest', '128:1048576', 'WIDTH:TOKENS of the run that is held out.'
+  'largest', '128:4194304', 'WIDTH:TOKENS of the run that is held out.'
 )
 _SLOPE = flags.DEFINE_float(
   'rate_slope', -0.5, 'The learning rate goes with width to this power.'

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pathlib
 
 from matplotlib import figure
+from matplotlib import ticker
 import numpy as np
 import rich.table
 
@@ -96,8 +97,6 @@ def draw(study: scaling.Study) -> figure.Figure:
   curves.plot(
     largest.tokens, largest.loss, 's', color='black', label='held out'
   )
-  curves.set_xscale('log')
-  curves.set_xlabel('training tokens')
   curves.set_ylabel('held-out loss (nats per token)')
   curves.legend(frameon=False, fontsize=8)
   for colour, size in zip(_COLOURS, sizes):
@@ -111,7 +110,11 @@ def draw(study: scaling.Study) -> figure.Figure:
   error = -100 * _error(study, study.predicted)
   left.plot(largest.tokens, error, 's', color='black')
   left.axhline(0, color='#767676', linewidth=1)
-  left.set_xscale('log')
-  left.set_xlabel('training tokens')
   left.set_ylabel('measured above the law (%)')
+  ticks = sorted({point.tokens for point in (*study.points, largest)})
+  for axes in curves, left:
+    axes.set_xscale('log')
+    axes.set_xticks(ticks, [f'{count / 1e6:.3g}' for count in ticks])
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.set_xlabel('training tokens, millions')
   return drawn
