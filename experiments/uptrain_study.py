@@ -56,8 +56,8 @@ def _checked() -> tuple[list[str], list[int], pathlib.Path]:
       raise ValueError(
         f'--arms: {arm!r} is not one of {", ".join(config.STUDENTS)}.'
       )
-  if 'scratch' not in arms:
-    arms.insert(0, 'scratch')  # All others are compared with it.
+  # Each arm stands behind the one that it is compared with.
+  arms = list(dict.fromkeys(x for a in arms for x in (config.baseline(a), a)))
   for seed in _SEEDS.value:
     if not (seed.isascii() and seed.isdigit()):
       raise ValueError(
@@ -99,8 +99,9 @@ def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:
   if not _TRAIN.value:
     print(rows.starts(runs))
     return
-  for run in runs.get('distilled', ())[:1]:
-    study.taught(teacher, run)
+  for arm in arms:
+    if arm.endswith('distilled'):
+      study.taught(teacher, runs[arm][0])
   for number in range(len(seeds)):
     _train([of_arm[number] for of_arm in runs.values()])
     page = rows.table(
@@ -130,7 +131,7 @@ def _train(runs) -> None:
 
 
 class _Rows:
-  """Makes the table; each arm's programs are compiled once."""
+  """Makes the table; the programs of equal models are compiled once."""
 
   def __init__(self, teacher, window: int):
     self._teacher = teacher
@@ -139,20 +140,35 @@ class _Rows:
     self._readers = {}
 
   def table(self, runs) -> str:
-    """Returns the table of these runs; the teacher's row comes first."""
+    """Returns one table per baseline, the teacher's row first in each."""
+    from experiments.configs import uptrain as config
+
+    groups = {}
+    for arm, of_arm in runs.items():
+      groups.setdefault(config.baseline(arm), []).append(of_arm)
+    return '\n\n'.join(
+      self._of(baseline, group) for baseline, group in groups.items()
+    )
+
+  def _of(self, baseline: str, group) -> str:
     from kaiju_jax.runs import uptrain_study as study
 
-    baseline = {run.experiment.seed: run for run in runs['scratch']}
+    reached = {
+      run.experiment.seed: run
+      for of_arm in group
+      for run in of_arm
+      if run.arm == baseline
+    }
     rows = []
-    for of_arm in [self._teacher], *runs.values():
+    for of_arm in [self._teacher], *group:
       experiment = of_arm[0].experiment
       read = self._reader(of_arm[0])
       start = None
       if experiment.begin_with:
         start = study.of_start(pathlib.Path(experiment.begin_with), read)
-      compared = {} if of_arm[0] is self._teacher else baseline
+      compared = {} if of_arm[0] is self._teacher else reached
       rows.append(study.row(of_arm, compared, start, read))
-    return study.table(rows, 'scratch')
+    return study.table(rows, baseline)
 
   def starts(self, runs) -> str:
     """Returns the table of what was lost before any training."""
@@ -163,7 +179,8 @@ class _Rows:
     }
     for arm, of_arm in runs.items():
       begin_with = of_arm[0].experiment.begin_with
-      if begin_with and arm != 'distilled':  # It begins as 'pooled' does.
+      # A distilled student begins as the pooled one does.
+      if begin_with and not arm.endswith('distilled'):
         read = self._reader(of_arm[0])
         found[arm] = study.of_start(pathlib.Path(begin_with), read)
     return study.starts_table(found)
@@ -171,9 +188,10 @@ class _Rows:
   def _reader(self, run):
     from kaiju_jax.runs import uptrain_study as study
 
-    if run.arm not in self._readers:
-      self._readers[run.arm] = study.reader(run.experiment, self._reach)
-    return self._readers[run.arm]
+    model = repr(run.experiment.model)
+    if model not in self._readers:
+      self._readers[model] = study.reader(run.experiment, self._reach)
+    return self._readers[model]
 
 
 if __name__ == '__main__':

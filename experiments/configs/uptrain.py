@@ -13,6 +13,8 @@ values, three local layers of window 16 that share them, one global layer, int8.
     windows     only the windows
     sharing     only the keys and values shared
     int8        only int8
+    shifted_scratch, shifted_pooled, shifted_distilled
+                the first layer shares with none, L0 L1 L1 G3
 
     python -m experiments.uptrain_study --root=runs/uptrain
 
@@ -36,6 +38,7 @@ DOCUMENTS = 30_000
 CORPUS, STORE, STARTS = 'corpus/documents.jsonl', 'store', 'starts'
 
 _STUDENT = {'layout': 'L0 L0 L0 G3', 'window': WINDOW}
+_SHIFTED = _STUDENT | {'layout': 'L0 L1 L1 G3'}
 _TEACHERS = {
   'layout': 'G0 G1 G2 G3',
   'window': WINDOW,
@@ -52,8 +55,16 @@ STUDENTS = {
   'windows': _TEACHERS | {'layout': 'L0 L1 L2 G3'},
   'sharing': _TEACHERS | {'layout': 'G0 G0 G0 G3'},
   'int8': _TEACHERS | {'int8': True},
+  'shifted_scratch': _SHIFTED,
+  'shifted_pooled': _SHIFTED,
+  'shifted_distilled': _SHIFTED,
 }
 ARMS = ('teacher', *STUDENTS)
+
+
+def baseline(arm: str) -> str:
+  """Returns the student from fresh parameters that an arm is compared with."""
+  return 'shifted_scratch' if arm.startswith('shifted') else 'scratch'
 
 
 def get_config(
@@ -98,10 +109,10 @@ def get_config(
   experiment.model = uptrain.student_of(experiment.model, **asked)
   experiment.loop.steps = experiment.loop.checkpoint_every = 400
   experiment.loop.evaluate_every = 20
-  if arm != 'scratch':
-    start = 'pooled' if arm == 'distilled' else arm
+  if not arm.endswith('scratch'):
+    start = arm.replace('distilled', 'pooled')
     experiment.begin_with = f'{root}/{STARTS}/{start}'
-  if arm == 'distilled':
+  if arm.endswith('distilled'):
     experiment.data.teacher = f'{root}/{STORE}'
     experiment.objective.name = 'distillation'
     # Half of the loss is the data's, because the teacher is not perfect.
