@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import math
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -284,6 +285,8 @@ def starts_table(readings: Mapping[str, Reading]) -> str:
 def _against(of_seed, baseline) -> str:
   d = paired.difference(of_seed, baseline)
   middle, half = 100 * d.mean / d.baseline, 100 * d.half_width / d.baseline
+  if not math.isfinite(half):  # One seed says nothing about the others.
+    return f'{middle:+.2f} %'
   return f'{middle:+.2f} % ({middle - half:+.2f} … {middle + half:+.2f})'
 
 
