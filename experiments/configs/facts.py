@@ -78,7 +78,7 @@ def get_config(
     ),
     optimizer=training_config.OptimizerConfig(learning_rate=2e-3),
     loop=training_config.LoopConfig(
-      steps=600 if arm == 'generator' else 400, checkpoint_every=600
+      steps=600 if arm == 'generator' else 800, checkpoint_every=600
     ),
     init='induction',
   )
