@@ -35,10 +35,11 @@ plain float models, others add or remove one technique:
 Device:   one core of a CPU that had much other work
 Minutes:  one to nine per run
 Result:   arms learn whose second layer makes its own keys (`interleaved`,
-          `shifted`, `values`, `kaiju_shifted`: 51 to 115 thousand tokens), and
-          those whose second layer reads the first one's do not (`shared`,
-          `keys`, `scaled`: not in 190 to 310), on seed 0. `shifted` has not on
-          seed 1 in 154. (experiments/results/induction.md)
+          `shifted`, `values`, `kaiju_shifted`), and those whose second layer
+          reads the first one's do not (`shared`, `keys`, `scaled`), unless
+          previous-token heads are suggested (`previous`, on three seeds): not
+          the circuit is out of reach, but the head that it begins with
+          (experiments/results/induction.md)
 """
 
 from experiments.configs import needle
