@@ -3,7 +3,7 @@
     python -m experiments.train --config=experiments/configs/sweep.py:batch \\
         --workdir=runs/batch/base
     python -m experiments.critical_batch --workdir=runs/batch/base --at=.1,.3
-        [--multiples=1,2,4,8] [--epsilon=0.003] [--share=0.1] [--seeds=2]
+        [--multiples=1,2,4,8] [--epsilon=0.003] [--share=0.4] [--seeds=2]
 
 Branches off the checkpoints of one run with a small batch: from each place, m
 times the batch at √m times the rate, on equally many tokens over which the rate
@@ -42,7 +42,7 @@ _EPSILON = flags.DEFINE_float(
   'epsilon', 0.003, 'Relative loss that a larger batch may cost.'
 )
 _SHARE = flags.DEFINE_float(
-  'share', 0.1, "The part of the run's tokens that a branch trains on."
+  'share', 0.4, "The part of the run's tokens that a branch trains on."
 )
 _SEEDS = flags.DEFINE_integer(
   'seeds', 2, "Orders of the data, from the run's own on.", lower_bound=1
