@@ -20,8 +20,11 @@ All students see equally many tokens. They are asked about new persons, in
 phrasings that no text has held, with the passage before the question.
 
 Device:   2 shared cores of a CPU
-Minutes:  not measured
-Result:   not measured
+Minutes:  25 of processor time
+Result:   filters: precision .98, recall .91. On unseen phrasings originals are
+          right in 1.8 %, filtered in 18.8, unfiltered in 17.0: questions teach
+          what passages do not, and 30 % of errors do little harm (one seed;
+          experiments/results/synthesis.md)
 """
 
 from kaiju_jax.data import config as data_config
