@@ -21,6 +21,7 @@ ASKED = critical_batch.Asked((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, 2)
 def base(tmp_path):
   """A run of 2,000 steps, as far as its folder shows."""
   experiment = sweep.get_config('batch')
+  experiment.data.batch, experiment.loop.tokens = 4, 2_000 * 256
   path = tmp_path / 'base'
   with workdir.opened(path, experiment):
     for step in (200, 400, 600):
