@@ -31,11 +31,11 @@ import jax
 import numpy as np
 
 from kaiju_jax.decoding import beam_paths
+from kaiju_jax.decoding import beam_row
 from kaiju_jax.decoding import beam_step
 from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import request
-from kaiju_jax.decoding import row as row_lib
 
 
 class Vetoed(RuntimeError):
@@ -215,7 +215,7 @@ class BeamSearch:
       )
     state.tree.settle(numbers[0])
     length = state.length + len(beam.tokens)
-    sources, firsts = row_lib.order(
+    sources, firsts = beam_row.order(
       decoder.network.pools, state.tree.slots_of_text(), state.first, length
     )
     decoder.settle(state.row, sources, firsts, length)
@@ -246,7 +246,7 @@ class BeamSearch:
     first = {
       kind: int(decoder.cache.kinds[kind].first_R[row]) for kind in pools
     }
-    tree = beam_tree.BeamTree(length, row_lib.held(decoder.cache, pools, row))
+    tree = beam_tree.BeamTree(length, beam_row.held(decoder.cache, pools, row))
     expansions = jax.device_get(self._first(decoder.params, hidden_D[None]))
     _check_logits(row, 0, expansions.is_nan_C)
     decoder.lend(row)
@@ -297,7 +297,7 @@ class BeamSearch:
   def _judge(self, state, placed, parents, paths):
     """Runs the candidates; returns their scores and their expansions."""
     decoder, size = self._decoder, self.search.queries
-    chunk = row_lib.chunk(state.row, placed, [x.token for x in paths], size)
+    chunk = beam_row.chunk(state.row, placed, [x.token for x in paths], size)
 
     def padded(values, fill, dtype):
       x_C = np.full(size, fill, dtype)

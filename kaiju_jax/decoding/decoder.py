@@ -19,8 +19,8 @@ import numpy as np
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
 from kaiju_jax.decoding import interrupts
-from kaiju_jax.decoding import pages
 from kaiju_jax.decoding import reference
+from kaiju_jax.decoding import rows as rows_lib
 from kaiju_jax.decoding import weights
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
@@ -110,7 +110,7 @@ class Decoder:
     self._cache: cache_lib.Cache | None = jax.device_put(
       cache_lib.make(config, pools, rows), device
     )
-    self._pages = pages.Pages(pools, rows)
+    self._rows = rows_lib.Rows(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)
     self._opened_R = np.zeros(rows, np.int64)
@@ -198,11 +198,11 @@ class Decoder:
       raise ValueError(
         f'length={length}: a row of this cache holds 1…{self.length} tokens.'
       )
-    row, tables = self._pages.open(length, extra)
+    row, tables = self._rows.open(length, extra)
     try:
       self._give(row, tables, length)
     except BaseException:  # Ctrl-C too: no caller gets the row.
-      self._pages.close(row)
+      self._rows.close(row)
       raise
     return row
 
@@ -212,7 +212,7 @@ class Decoder:
     Raises:
       ValueError: the row is not open.
     """
-    self._pages.close(row)
+    self._rows.close(row)
     if self._cache is not None:
       pools = self.network.pools
       no_pages = {
@@ -302,9 +302,9 @@ class Decoder:
     Raises:
       ValueError: it is not open, or is lent to a search.
     """
-    if row not in self._pages.open_rows:
+    if row not in self._rows.open_rows:
       raise ValueError(
-        f'row={row}: is not open; open are {self._pages.open_rows}.'
+        f'row={row}: is not open; open are {self._rows.open_rows}.'
       )
     if row in self._lent:
       raise ValueError(

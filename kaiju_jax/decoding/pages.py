@@ -1,15 +1,16 @@
-"""The host's account of a cache's rows and pages: which are taken, which free.
+"""How many hold each page of a cache: taken by one, read by many, free at last.
 
-A row takes the pages of its longest text when it opens and gives them back when
-it closes, so that a text that has begun can always be finished. Each page
-belongs to one row.
+A page is taken by a row, which alone appends to it. Others may hold it besides:
+rows whose texts begin alike, and the points of a prefix tree. It is free again
+when its last holder has released it.
+
+What another holder can read is never written again, because a row appends only
+behind its own text, to pages that it took; whoever goes on from the middle of a
+page that another row took copies that page first.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
-
-import numpy as np
-
-from kaiju_jax.model import paging
 
 
 class Full(RuntimeError):
@@ -17,85 +18,72 @@ class Full(RuntimeError):
 
 
 class Pages:
-  """Free rows and pages of a cache.
+  """Free pages of each kind, and the number of holders of all others."""
 
-  Attributes:
-    rows: R, how many rows there are.
-  """
-
-  def __init__(self, pools: Mapping[str, paging.Pool], rows: int):
-    self.rows = rows
-    self._pools = pools
-    # What is handed out next stands at the end of a list.
-    self._free = {
-      kind: list(range(pool.pages))[::-1] for kind, pool in pools.items()
-    }
-    self._free_rows = list(range(rows))[::-1]
-    self._taken: dict[int, dict[str, list[int]]] = {}
-
-  def open(
-    self, length: int, extra: int = 0
-  ) -> tuple[int, dict[str, np.ndarray]]:
-    """Takes a row and the pages of a text of `length` tokens.
+  def __init__(self, sizes: Mapping[str, int]):
+    """Starts with all pages free.
 
     Args:
-      length: tokens of the whole text, prompt and continuation.
-      extra: slots beyond it, in every kind.
-
-    Returns:
-      The row, and for each kind its pages, int32 [N], −1 after the last.
-
-    Raises:
-      ValueError: no row could ever hold it.
-      Full: no row is free, or too few pages are.
+      sizes: pages of each kind.
     """
-    needs = {kind: self._need(kind, length, extra) for kind in self._pools}
-    if not self._free_rows:
-      raise Full(f'all {self.rows} rows are open: close one first.')
-    for kind, count in needs.items():
-      if count > len(self._free[kind]):
-        raise Full(
-          f'a text of {length} tokens needs {count} {kind} pages and'
-          f' {len(self._free[kind])} are free: close a row first.'
-        )
-    row = self._free_rows.pop()
-    taken = {
-      kind: [self._free[kind].pop() for _ in range(count)]
-      for kind, count in needs.items()
-    }
-    self._taken[row] = taken
-    tables = {}
-    for kind, pages in taken.items():
-      table_N = np.full(self._pools[kind].row_pages, -1, np.int32)
-      table_N[: len(pages)] = pages
-      tables[kind] = table_N
-    return row, tables
-
-  def close(self, row: int) -> None:
-    """Gives a row and its pages back.
-
-    Raises:
-      ValueError: the row is not open.
-    """
-    if row not in self._taken:
-      raise ValueError(f'row={row}: is not open; open are {self.open_rows}.')
-    for kind, pages in self._taken.pop(row).items():
-      self._free[kind].extend(reversed(pages))
-    self._free_rows.append(row)
+    # What is handed out next stands at the end of a list.
+    self._free = {kind: list(range(size))[::-1] for kind, size in sizes.items()}
+    self._holders = {kind: [0] * size for kind, size in sizes.items()}
 
   @property
-  def open_rows(self) -> tuple[int, ...]:
-    return tuple(sorted(self._taken))
+  def kinds(self) -> tuple[str, ...]:
+    return tuple(self._free)
 
-  def _need(self, kind: str, length: int, extra: int) -> int:
-    pool = self._pools[kind]
-    if pool.window is not None:
-      # A ring turns as a whole: every row needs all of its pages.
-      return pool.row_pages
-    count = -(-(length + extra) // pool.page)
-    if count > pool.row_pages:
-      raise ValueError(
-        f'length={length}, extra={extra}: a row of the cache holds'
-        f' {pool.row_slots} tokens.'
-      )
-    return count
+  def free(self, kind: str) -> int:
+    """Returns how many pages nobody holds."""
+    return len(self._free[kind])
+
+  def held(self, kind: str) -> int:
+    """Returns how many pages somebody holds."""
+    return len(self._holders[kind]) - len(self._free[kind])
+
+  def holders(self, kind: str, page: int) -> int:
+    """Returns how many hold a page."""
+    return self._holders[kind][page]
+
+  def take(self, kind: str, count: int) -> list[int]:
+    """Returns pages that were free, each with one holder now.
+
+    Raises:
+      Full: fewer are free; then none is taken.
+    """
+    free = self._free[kind]
+    if count > len(free):
+      raise Full(f'{count} {kind} pages are needed and {len(free)} are free.')
+    pages = [free.pop() for _ in range(count)]
+    for page in pages:
+      self._holders[kind][page] = 1
+    return pages
+
+  def hold(self, kind: str, pages: Iterable[int]) -> None:
+    """Adds a holder to pages that have one already.
+
+    Raises:
+      ValueError: a page that nobody holds: it may be anything by now.
+    """
+    pages = list(pages)
+    holders = self._holders[kind]
+    for page in pages:
+      if holders[page] < 1:
+        raise ValueError(f'{kind} page {page}: nobody holds it.')
+    for page in pages:
+      holders[page] += 1
+
+  def release(self, kind: str, pages: Iterable[int]) -> None:
+    """Takes one holder away; a page without any is free.
+
+    Raises:
+      ValueError: a page that nobody holds.
+    """
+    holders = self._holders[kind]
+    for page in pages:
+      if holders[page] < 1:
+        raise ValueError(f'{kind} page {page}: nobody holds it.')
+      holders[page] -= 1
+      if not holders[page]:
+        self._free[kind].append(page)

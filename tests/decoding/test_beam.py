@@ -12,12 +12,12 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding import beam
+from kaiju_jax.decoding import beam_row
 from kaiju_jax.decoding import beam_slots
 from kaiju_jax.decoding import beam_tree
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import request
-from kaiju_jax.decoding import row as row_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import paging
@@ -242,9 +242,9 @@ def test_the_search_is_one_with_copied_caches(int8):
   assert_same(found, plain(PROMPT, SEARCH, int8=int8), rtol)
   assert {x.ended for x in found} == {True, False}
   _, log_BLV = forward(int8)([[*PROMPT, *x.tokens] for x in found])
-  for beam_row, result in enumerate(found):
+  for place, result in enumerate(found):
     places = len(PROMPT) - 1 + np.arange(len(result.tokens))
-    expected = log_BLV[beam_row, places, np.array(result.tokens)]
+    expected = log_BLV[place, places, np.array(result.tokens)]
     np.testing.assert_allclose(
       result.log_probabilities, expected, rtol=rtol, atol=rtol
     )
@@ -321,7 +321,7 @@ def test_a_chunk_after_every_beam_does_not_see_its_future():
   decoder, rng = searcher_of(False)[0], np.random.default_rng(2)
   with opened(decoder, PROMPT) as (row, _):
     tree = beam_tree.BeamTree(
-      len(PROMPT), row_lib.held(decoder.cache, decoder.network.pools, row)
+      len(PROMPT), beam_row.held(decoder.cache, decoder.network.pools, row)
     )
     paths = [[*PROMPT]]
     for parents in [0] * 4, [0, 0, 3, 1], [2, 3, 1, 0]:
@@ -343,7 +343,7 @@ def test_a_chunk_after_every_beam_does_not_see_its_future():
 
 def run_chunk(decoder, row, placed, tokens):
   decoder.reissue(row, placed.ranges)
-  chunk = row_lib.chunk(row, placed, tokens, 8)
+  chunk = beam_row.chunk(row, placed, tokens, 8)
   return decoder.extend_chunk(chunk)[0, : len(tokens)]
 
 

@@ -13,6 +13,7 @@ from kaiju_jax.costs import describe
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import pages
+from kaiju_jax.decoding import rows
 from kaiju_jax.model import paging
 from tests.decoding import toys
 
@@ -137,7 +138,7 @@ def test_pages_are_taken_for_a_text_and_given_back():
   pools = paging.pools(
     stack, rows=3, length=32, page=4, pages={'global': 10, 'local': 9}
   )
-  account = pages.Pages(pools, 3)
+  account = rows.Rows(pools, 3)
   row, tables = account.open(20)
   assert tables['global'].tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
   assert tables['local'].tolist() == [0, 1]

@@ -78,7 +78,7 @@ def generator(params):
 @pytest.fixture(autouse=True)
 def all_rows_are_free_in_the_end(generator):
   yield
-  assert len(generator._decoder._pages.open_rows) == 0
+  assert len(generator._decoder._rows.open_rows) == 0
 
 
 @functools.lru_cache

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
+from kaiju_jax.decoding import beam_row
 from kaiju_jax.decoding import beam_slots
 from kaiju_jax.decoding import beam_tree
-from kaiju_jax.decoding import row
 from kaiju_jax.model import paging
 
 
@@ -20,7 +20,7 @@ def test_text_goes_back_to_its_order_and_a_ring_begins_with_a_page():
     'local': np.array([-1, -1, -1, -1, -1, -1, 5, 0, 2]),
     'global': np.array([0, 1, 2, 3, 9, 4, 8, 7, 5]),
   }
-  sources, firsts = row.order(pools, slots, {'local': 2, 'global': 0}, 9)
+  sources, firsts = beam_row.order(pools, slots, {'local': 2, 'global': 0}, 9)
   # Nine tokens end beyond position 2 + 6, so the ring turns by a page of two.
   assert firsts == {'local': 4, 'global': 0}
   assert sources['local'].tolist() == [-1, -1, 5, 0, 2, -1]
@@ -34,7 +34,7 @@ def placed():
 
 
 def test_padding_stands_with_the_last_token_and_is_nowhere():
-  chunk = row.chunk(7, placed(), [4, 5, 6], 5)
+  chunk = beam_row.chunk(7, placed(), [4, 5, 6], 5)
   assert chunk.row_B.tolist() == [7]
   assert chunk.tokens_BL.tolist() == [[4, 5, 6, 0, 0]]
   assert chunk.slot['local'].tolist() == [[-1, -1, 0, -1, -1]]
@@ -49,4 +49,4 @@ def test_padding_stands_with_the_last_token_and_is_nowhere():
 def test_a_chunk_of_another_size_is_refused(tokens, size):
   message = f'tokens_L has {len(tokens)} tokens and size={size}: expected the 3'
   with pytest.raises(ValueError, match=re.escape(message)):
-    row.chunk(0, placed(), tokens, size)
+    beam_row.chunk(0, placed(), tokens, size)

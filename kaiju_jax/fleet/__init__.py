@@ -1,0 +1,1 @@
+"""The fleet without a model: traffic, and what caches keep of it."""

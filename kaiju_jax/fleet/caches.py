@@ -1,0 +1,277 @@
+"""What caches have of each request's prompt: points, blocks, and an oracle.
+
+All serve requests one after another, and keep what a request leaves behind in
+equal bytes. They differ in what can be resumed:
+
+    Points    the engine's own `prefix_tree.PrefixTree`
+    Blocks    pages of 64 tokens as their own entries, the least recently used
+              dropped first, as peers do: global pages to the resumed length and
+              local pages of the window before it must be there
+    Oracle    anything that was ever seen, to the token: no cache has more hits
+
+No tokens are generated; a row of the real tree takes, holds and releases pages
+as the engine's rows do.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.decoding import pages as pages_lib
+from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.fleet import traffic
+
+_KINDS = prefix_tree.GLOBAL, prefix_tree.LOCAL
+
+
+class Sizes(NamedTuple):
+  """Bytes and tokens of a model's pages.
+
+  Attributes:
+    page: S, tokens of a page.
+    window: of the local layers.
+    page_bytes: of a page of each kind, over all layers of the kind.
+  """
+
+  page: int
+  window: int
+  page_bytes: Mapping[str, int]
+
+  @property
+  def token_bytes(self) -> float:
+    """Returns the bytes of a token whose keys and values are all kept."""
+    return sum(self.page_bytes.values()) / self.page
+
+
+class Oracle:
+  """Keeps everything.
+
+  Attributes:
+    tokens: how many different ones it has seen, each behind what it follows.
+  """
+
+  def __init__(self):
+    self._seen: set[tuple[int, ...]] = set()
+    self._chains: dict[tuple[int, int], int] = {}
+    self.tokens = 0
+
+  def serve(self, request: traffic.Request) -> int:
+    """Returns how many of the prompt's tokens were there."""
+    hits, is_known, chain = 0, True, 0
+    for piece in (*request.prompt, request.answer):
+      link = chain, piece.number
+      is_known = is_known and link in self._chains
+      if is_known:
+        hits += len(piece.tokens)
+      elif link not in self._chains:
+        self.tokens += len(piece.tokens)
+      chain = self._chains.setdefault(link, len(self._chains) + 1)
+    prompt = sum(len(piece.tokens) for piece in request.prompt)
+    return min(hits, prompt - 1)
+
+
+class Points:
+  """The engine's prefix tree, with pools of a given size."""
+
+  def __init__(
+    self,
+    sizes: Sizes,
+    memory: float,
+    local: float = 0.3,
+    every: int = 8_192,
+    between_turns: bool = True,
+  ):
+    """Makes an empty tree.
+
+    Args:
+      sizes: of the pages.
+      memory: bytes of both pools.
+      local: the part of it that local pages get.
+      every: a point is recorded after so many prefilled tokens, too.
+      between_turns: whether prompts and answers are recorded; otherwise
+        prefixes alone.
+    """
+    share = {prefix_tree.GLOBAL: 1 - local, prefix_tree.LOCAL: local}
+    self._pages = pages_lib.Pages(
+      {
+        kind: int(memory * share[kind] / sizes.page_bytes[kind])
+        for kind in _KINDS
+      }
+    )
+    self._tree = prefix_tree.PrefixTree(self._pages, sizes.page, sizes.window)
+    self._sizes = sizes
+    self._every = every
+    self._between_turns = between_turns
+    # The points that each conversation's next turn will drop.
+    self._latest: dict[int, list[prefix_tree.Point]] = {}
+
+  def serve(self, request: traffic.Request) -> int:
+    """Returns how many of the prompt's tokens were there."""
+    prompt = request.tokens()
+    whole = np.concatenate([prompt, request.answer.tokens])
+    owner = request.session.to_bytes(8, 'little')
+
+    def text(length: int) -> prefix_tree.Text:
+      return prefix_tree.Text(whole[:length], request.shared, owner)
+
+    row = _Row(self._tree, self._pages, self._sizes)
+    match = self._tree.match(text(len(prompt)))
+    hits = 0 if match is None else match.length
+    try:
+      row.resume(match)
+      made = []
+      for length in self._stops(request, hits, len(prompt), len(whole)):
+        row.grow(length)
+        point = self._tree.record(text(length), row.tables)
+        if length > request.shared:
+          made.append(point)
+    finally:
+      row.close()
+    self._supersede(request, made)
+    return hits
+
+  def _stops(self, request, hits: int, prompt: int, whole: int) -> list[int]:
+    """Returns the lengths at which a point is recorded, rising."""
+    stops = {request.shared} if hits < request.shared else set()
+    if self._between_turns:
+      stops |= {prompt, whole}
+      stops |= set(range(hits + self._every, prompt, self._every))
+    return sorted(stops)
+
+  def _supersede(self, request, made: list[prefix_tree.Point]) -> None:
+    before = self._latest.get(request.session, [])
+    if request.kind == 'swipe':
+      self._latest[request.session] = list(dict.fromkeys([*before, *made]))
+      return
+    for point in before:
+      if point in self._tree and point not in made:
+        self._tree.drop(point)
+    self._latest[request.session] = made
+
+
+class _Row:
+  """A row's tables while a request runs."""
+
+  def __init__(self, tree, pages: pages_lib.Pages, sizes: Sizes):
+    self._tree = tree
+    self._pages = pages
+    self._sizes = sizes
+    self.tables: dict[str, dict[int, int]] = {kind: {} for kind in _KINDS}
+
+  def resume(self, match: prefix_tree.Match | None) -> None:
+    """Holds what a match resumes, and copies its last page if it is cut."""
+    if match is None:
+      return
+    tables = self._tree.pages(match)
+    for kind, table in tables.items():
+      self._pages.hold(kind, table.values())
+    self.tables = tables
+    last = match.length // self._sizes.page
+    if match.length % self._sizes.page:
+      self._tree.make_room(dict.fromkeys(_KINDS, 1))
+      for kind, table in self.tables.items():
+        (copy,) = self._pages.take(kind, 1)
+        self._pages.release(kind, [table[last]])
+        table[last] = copy
+
+  def grow(self, length: int) -> None:
+    """Takes the pages of a longer text, and lets go of what left the window."""
+    S, window = self._sizes.page, self._sizes.window
+    count = -(-length // S)
+    lowest = max(0, length - (window - 1)) // S
+    ring = self.tables[prefix_tree.LOCAL]
+    for index in [index for index in ring if index < lowest]:
+      self._pages.release(prefix_tree.LOCAL, [ring.pop(index)])
+    for kind, first in zip(_KINDS, (0, lowest)):
+      table = self.tables[kind]
+      missing = [index for index in range(first, count) if index not in table]
+      self._tree.make_room({kind: len(missing)})
+      for index, page in zip(missing, self._pages.take(kind, len(missing))):
+        table[index] = page
+
+  def close(self) -> None:
+    for kind, table in self.tables.items():
+      self._pages.release(kind, table.values())
+
+
+class Blocks:
+  """Pages as entries of their own, the least recently used dropped first.
+
+  Both kinds of pages share one account of bytes and one order of use, and a
+  request uses its last pages first: so a prefix outlives what follows it.
+  """
+
+  def __init__(self, sizes: Sizes, memory: float):
+    self._sizes = sizes
+    self._left = memory
+    # (kind, hash of all tokens to the page's end), the least recent first.
+    self._held: dict[tuple[str, bytes], None] = {}
+
+  def serve(self, request: traffic.Request) -> int:
+    """Returns how many of the prompt's tokens were there."""
+    prompt = request.tokens()
+    keys = self._keys(np.concatenate([prompt, request.answer.tokens]))
+    blocks = self._resumed(keys, (len(prompt) - 1) // self._sizes.page)
+    self._use(keys, blocks)
+    return blocks * self._sizes.page
+
+  def _keys(self, tokens: np.ndarray) -> list[bytes]:
+    S, key, keys = self._sizes.page, b'', []
+    for begin in range(0, len(tokens) - S + 1, S):
+      page = tokens[begin : begin + S].tobytes()
+      key = hashlib.blake2b(key + page, digest_size=16).digest()
+      keys.append(key)
+    return keys
+
+  def _resumed(self, keys: list[bytes], most: int) -> int:
+    """Returns how many pages can be resumed."""
+    reach = -(-(self._sizes.window - 1) // self._sizes.page)
+    best = together = 0
+    for index, key in enumerate(keys[:most]):
+      if (prefix_tree.GLOBAL, key) not in self._held:
+        break
+      is_held = (prefix_tree.LOCAL, key) in self._held
+      together = together + 1 if is_held else 0
+      if together >= min(index + 1, reach):
+        best = index + 1
+    return best
+
+  def _use(self, keys: list[bytes], blocks: int) -> None:
+    reach = -(-(self._sizes.window - 1) // self._sizes.page)
+    for index in reversed(range(len(keys))):
+      kinds = _KINDS if index >= blocks - reach else _KINDS[:1]
+      for kind in kinds:
+        entry = kind, keys[index]
+        if entry in self._held:
+          del self._held[entry]
+        else:
+          self._left -= self._sizes.page_bytes[kind]
+        self._held[entry] = None
+    while self._left < 0:
+      kind, key = next(iter(self._held))
+      del self._held[kind, key]
+      self._left += self._sizes.page_bytes[kind]
+
+
+@dataclasses.dataclass
+class Tally:
+  """Tokens of prompts, and how many of them were there.
+
+  Attributes:
+    hits: those that were there.
+    tokens: all of them.
+  """
+
+  hits: int = 0
+  tokens: int = 0
+
+  def add(self, hits: int, tokens: int) -> None:
+    self.hits += hits
+    self.tokens += tokens
+
+  @property
+  def rate(self) -> float:
+    return self.hits / self.tokens if self.tokens else 0.0

@@ -1,0 +1,247 @@
+"""Frozen traffic of people who chat with characters: requests, without a model.
+
+A fixed number of conversations is alive at a time. Each is with a character
+drawn by Zipf's law, goes on for a geometric number of turns, and then another
+begins. A turn's prompt is the character's prefix, the history, and a new
+message. A *swipe* asks for another answer to the same prompt; the last one is
+the one that history keeps. An *edit* replaces the second half of the last
+message. A full context drops to half of its history at once.
+
+Source 003 gives the tiers, 10,000 requests in each, and prefixes of 4 to 16
+thousand tokens. All else is our guess, and is a field here, because other
+traces will be run than the frozen one.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+_VOCABULARY = 2**15
+# The tokens of each tier's prefixes, fewest and most: our guess within 003's.
+TIERS = {
+  'public': (4_096, 8_192),
+  'official': (8_192, 16_384),
+  'mature': (4_096, 16_384),
+}
+
+
+class Piece(NamedTuple):
+  """Some tokens that are new as a whole.
+
+  Attributes:
+    number: no other piece has it.
+    tokens: int32 [n].
+  """
+
+  number: int
+  tokens: np.ndarray
+
+
+class Request(NamedTuple):
+  """One request.
+
+  Attributes:
+    seconds: when it comes, from the beginning of the trace.
+    character: number of the character.
+    session: number of the conversation; nobody else may know what it holds.
+    kind: 'turn', 'swipe' or 'edit'.
+    prompt: the pieces of its prompt; the first one is the prefix.
+    answer: what will be generated.
+  """
+
+  seconds: float
+  character: int
+  session: int
+  kind: str
+  prompt: tuple[Piece, ...]
+  answer: Piece
+
+  @property
+  def shared(self) -> int:
+    """Returns the tokens of the prefix, which all users share."""
+    return len(self.prompt[0].tokens)
+
+  def tokens(self) -> np.ndarray:
+    """Returns the prompt's tokens."""
+    return np.concatenate([piece.tokens for piece in self.prompt])
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+  """What a trace is drawn from.
+
+  Attributes:
+    seed: of every draw.
+    requests: how many.
+    characters: how many there are.
+    zipf: exponent of the law that characters are drawn by.
+    prefix: fewest and most tokens of a prefix, evenly on a logarithm.
+    live: conversations that are alive at a time.
+    turns: mean turns of a conversation.
+    swipes: fraction of the requests that ask for another answer.
+    edits: fraction that replace the last message.
+    pauses: fraction that come after hours.
+    hours: fewest and most of them.
+    think: median seconds between an answer and the next request.
+    message: median tokens of a message.
+    answer: median tokens of an answer.
+    longest: most tokens of either.
+    context: tokens that prompt and answer never exceed.
+  """
+
+  seed: int = 0
+  requests: int = 10_000
+  characters: int = 300
+  zipf: float = 1.0
+  prefix: tuple[int, int] = (4_096, 16_384)
+  live: int = 40
+  turns: float = 90.0
+  swipes: float = 0.15
+  edits: float = 0.01
+  pauses: float = 0.03
+  hours: tuple[float, float] = (1.0, 8.0)
+  think: float = 45.0
+  message: int = 25
+  answer: int = 120
+  longest: int = 512
+  context: int = 32_768
+
+  def __post_init__(self):
+    """Refuses traffic that cannot be meant.
+
+    Raises:
+      ValueError: names the field, its value and what would be right.
+    """
+    for name in ('requests', 'characters', 'live', 'message', 'answer'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)}: must be at least 1.')
+    for name in ('swipes', 'edits', 'pauses'):
+      if not 0 <= getattr(self, name) < 1:
+        raise ValueError(
+          f'{name}={getattr(self, name)}: must be a fraction below 1.'
+        )
+    if self.turns < 1:
+      raise ValueError(f'turns={self.turns}: must be at least 1, on average.')
+    low, high = self.prefix
+    if not 1 <= low <= high:
+      raise ValueError(f'prefix={self.prefix}: must be rising, from 1 on.')
+    if self.context < high + 4 * self.longest:
+      raise ValueError(
+        f'context={self.context}: must hold a prefix of {high} tokens and'
+        f' {4 * self.longest} more.'
+      )
+
+
+def trace(traffic: Traffic) -> Iterator[Request]:
+  """Yields the requests, in the order in which they come."""
+  rng = np.random.default_rng((traffic.seed, 0))
+  pieces = _Pieces(traffic.seed)
+  characters = _Characters(traffic, pieces)
+  numbers = iter(range(traffic.requests + traffic.live))
+
+  def begun() -> '_Session':
+    return _Session(next(numbers), characters.drawn(rng), traffic, pieces)
+
+  # (when its next request comes, which, the conversation).
+  waiting = [
+    (rng.uniform(0, traffic.think), place, begun())
+    for place in range(traffic.live)
+  ]
+  heapq.heapify(waiting)
+  for _ in range(traffic.requests):
+    seconds, place, session = heapq.heappop(waiting)
+    yield session.request(rng, seconds)
+    seconds += traffic.think * rng.lognormal(0, 0.8)
+    if rng.random() < traffic.pauses:
+      seconds += 3600 * rng.uniform(*traffic.hours)
+    if rng.random() < 1 / traffic.turns:
+      session = begun()
+    heapq.heappush(waiting, (seconds, place, session))
+
+
+class _Pieces:
+  """Draws pieces; equal numbers have equal tokens in every run."""
+
+  def __init__(self, seed: int):
+    self._seed = seed
+    self._next = 0
+
+  def drawn(self, size: int) -> Piece:
+    number, self._next = self._next, self._next + 1
+    rng = np.random.default_rng((self._seed, 1, number))
+    return Piece(number, rng.integers(_VOCABULARY, size=size, dtype=np.int32))
+
+
+class _Characters:
+  """The characters' prefixes, and how popular each is."""
+
+  def __init__(self, traffic: Traffic, pieces: _Pieces):
+    rank = np.arange(1, traffic.characters + 1)
+    weight = rank**-traffic.zipf
+    self._ends = np.cumsum(weight / weight.sum())
+    rng = np.random.default_rng((traffic.seed, 2))
+    low, high = np.log(traffic.prefix)
+    sizes = np.exp(rng.uniform(low, high, traffic.characters)).astype(int)
+    self._prefixes = [pieces.drawn(max(1, int(size))) for size in sizes]
+
+  def drawn(self, rng: np.random.Generator) -> tuple[int, Piece]:
+    place = int(np.searchsorted(self._ends, rng.random()))
+    number = min(place, len(self._prefixes) - 1)
+    return number, self._prefixes[number]
+
+
+class _Session:
+  """One conversation: what its history holds, and what is asked next."""
+
+  def __init__(self, number, character, traffic: Traffic, pieces: _Pieces):
+    self._number = number
+    self._character, self._prefix = character
+    self._traffic = traffic
+    self._pieces = pieces
+    self._history: list[Piece] = []
+    self._message: list[Piece] = []
+    self._answer: Piece | None = None
+
+  def request(self, rng: np.random.Generator, seconds: float) -> Request:
+    kind, drawn = 'turn', rng.random()
+    if self._answer is not None and drawn < self._traffic.swipes:
+      kind = 'swipe'
+    elif self._answer is not None and (
+      drawn < self._traffic.swipes + self._traffic.edits
+    ):
+      kind = 'edit'
+      self._message = [self._message[0], self._half(rng)]
+    else:
+      self._turn(rng)
+    self._answer = self._pieces.drawn(self._size(rng, self._traffic.answer))
+    prompt = (self._prefix, *self._history, *self._message)
+    return Request(
+      seconds, self._character, self._number, kind, prompt, self._answer
+    )
+
+  def _turn(self, rng) -> None:
+    if self._answer is not None:
+      self._history += [*self._message, self._answer]
+    self._message = [self._half(rng), self._half(rng)]
+    full = self._traffic.context - len(self._prefix.tokens)
+    full -= 2 * self._traffic.longest
+    if _size(self._history) > full:
+      while _size(self._history) > full // 2:
+        self._history.pop(0)
+
+  def _half(self, rng) -> Piece:
+    """Draws half of a message: an edit keeps the first."""
+    return self._pieces.drawn(
+      max(1, self._size(rng, self._traffic.message) // 2)
+    )
+
+  def _size(self, rng, median: int) -> int:
+    size = median * rng.lognormal(0, 0.7)
+    return int(np.clip(size, 1, self._traffic.longest))
+
+
+def _size(pieces: list[Piece]) -> int:
+  return sum(len(piece.tokens) for piece in pieces)
