@@ -130,7 +130,7 @@ class Points:
           made.append(point)
     finally:
       row.close()
-    self._supersede(request, made)
+    self._supersede(request, match, made)
     return hits
 
   def _stops(self, request, hits: int, prompt: int, whole: int) -> list[int]:
@@ -141,15 +141,20 @@ class Points:
       stops |= set(range(hits + self._every, prompt, self._every))
     return sorted(stops)
 
-  def _supersede(self, request, made: list[prefix_tree.Point]) -> None:
+  def _supersede(self, request, match, made: list[prefix_tree.Point]) -> None:
+    """Drops what a conversation's next turn does not need.
+
+    The point that was resumed stays for another turn: an edit goes back to it,
+    and it shares nearly all of its local pages with the point behind it.
+    """
     before = self._latest.get(request.session, [])
-    if request.kind == 'swipe':
-      self._latest[request.session] = list(dict.fromkeys([*before, *made]))
-      return
-    for point in before:
-      if point in self._tree and point not in made:
-        self._tree.drop(point)
-    self._latest[request.session] = made
+    if request.kind != 'swipe':
+      resumed = None if match is None else match.point
+      for point in before:
+        if point in self._tree and point is not resumed and point not in made:
+          self._tree.drop(point)
+      before = [point for point in before if point is resumed]
+    self._latest[request.session] = list(dict.fromkeys([*before, *made]))
 
 
 class _Row:

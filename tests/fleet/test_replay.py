@@ -1,0 +1,157 @@
+"""Traffic is what it says, and no cache has more of it than was ever seen."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+
+from kaiju_jax.fleet import caches
+from kaiju_jax.fleet import replay
+from kaiju_jax.fleet import traffic
+from kaiju_jax.model import presets
+
+SMALL = traffic.Traffic(
+  seed=3,
+  requests=400,
+  characters=8,
+  prefix=(60, 200),
+  live=4,
+  turns=12.0,
+  message=12,
+  answer=24,
+  longest=60,
+  context=500,
+  edits=0.1,
+)
+SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100})
+
+
+@pytest.fixture(scope='module')
+def requests():
+  return list(traffic.trace(SMALL))
+
+
+def test_a_trace_is_frozen_by_its_seed(requests):
+  again = list(traffic.trace(SMALL))
+  assert [one._replace(prompt=(), answer=0) for one in again] == [
+    one._replace(prompt=(), answer=0) for one in requests
+  ]
+  for one, other in zip(requests, again):
+    np.testing.assert_array_equal(one.tokens(), other.tokens())
+  shorter = traffic.Traffic(requests=5, seed=4)
+  assert next(traffic.trace(shorter)).character != requests[0].character
+
+
+def test_requests_come_in_time_and_fit_the_context(requests):
+  assert len(requests) == SMALL.requests
+  seconds = [one.seconds for one in requests]
+  assert seconds == sorted(seconds) and seconds[0] >= 0
+  for one in requests:
+    size = len(one.tokens()) + len(one.answer.tokens)
+    assert 60 <= one.shared <= 200 and size <= SMALL.context
+  kinds = collections.Counter(one.kind for one in requests)
+  assert 0.1 < kinds['swipe'] / 400 < 0.2 and 0.05 < kinds['edit'] / 400 < 0.15
+  popular = collections.Counter(one.character for one in requests)
+  assert popular[0] > popular[7]
+
+
+def test_turns_swipes_and_edits_continue_what_was_said(requests):
+  latest, seen = {}, set()
+  for one in requests:
+    before = latest.get(one.session)
+    if before is None:
+      assert one.kind == 'turn' and len(one.prompt) == 3
+    elif one.kind == 'swipe':
+      assert one.prompt == before.prompt and one.answer != before.answer
+    elif one.kind == 'edit':
+      assert one.prompt[:-1] == before.prompt[:-1]
+      assert one.prompt[-1] != before.prompt[-1]
+    else:
+      history = one.prompt[1:-2]
+      whole = (*before.prompt[1:], before.answer)
+      assert history and history == whole[len(whole) - len(history) :]
+      seen.add(len(history) < len(whole))
+    latest[one.session] = one
+  assert seen == {True, False}  # Some contexts were full, and dropped to half.
+
+
+def longest_common(tokens, others):
+  return max(
+    (
+      next(
+        (i for i, (a, b) in enumerate(zip(tokens, other)) if a != b),
+        min(len(tokens), len(other)),
+      )
+      for other in others
+    ),
+    default=0,
+  )
+
+
+def test_the_oracle_has_all_that_was_seen(requests):
+  oracle, seen = caches.Oracle(), []
+  for one in requests[:120]:
+    tokens = one.tokens().tolist()
+    wanted = min(longest_common(tokens, seen), len(tokens) - 1)
+    # Unrelated tokens may be equal by chance.
+    assert 0 <= wanted - oracle.serve(one) <= 1
+    seen.append(tokens + one.answer.tokens.tolist())
+
+
+@pytest.mark.parametrize('memory', [60e3, 200e3, 1e9])
+def test_no_cache_has_more_than_the_oracle(requests, memory):
+  oracle = caches.Oracle()
+  points, blocks = caches.Points(SIZES, memory), caches.Blocks(SIZES, memory)
+  for one in requests:
+    most = oracle.serve(one)
+    for cache in points, blocks:
+      # A token more, by chance.
+      assert 0 <= cache.serve(one) <= most + 1
+  tree, pages = points._tree, points._pages
+  while tree.evict():
+    pass
+  assert all(pages.held(kind) == 0 for kind in pages.kinds)
+
+
+def test_points_have_nearly_all_where_nothing_is_evicted(requests):
+  most = replay.tally(requests, caches.Oracle())
+  points = replay.tally(requests, caches.Points(SIZES, 1e9))
+  blocks = replay.tally(requests, caches.Blocks(SIZES, 1e9))
+  assert points.tokens == blocks.tokens == most.tokens
+  # A page of 8 tokens is lost where blocks end; an edit, where points do.
+  assert 0.97 * most.rate < points.rate <= most.rate
+  assert 0.9 * most.rate < blocks.rate < points.rate
+
+
+def test_more_memory_is_no_worse(requests):
+  result = replay.replayed(requests, SIZES, [0.5, 0.1, 0.03], 0.5)
+  for one, less in itertools.pairwise(result.rows):
+    assert one.memory > less.memory
+    assert one.points >= less.points and one.blocks >= less.blocks
+  assert result.rows[-1].points < result.oracle
+  assert replay.share(result.rows[0], result)[0] == pytest.approx(
+    result.rows[0].points / result.oracle
+  )
+
+
+def test_source_003_is_reproduced_where_prefixes_alone_are_kept():
+  sizes = replay.sizes_of(presets.preset('13b'))
+  assert sizes.page_bytes == {'global': 50_688, 'local': 202_752}
+  rates = replay.of_prefixes(sizes, 6_144, (4_096, 10_240, 64))
+  assert rates == pytest.approx([0.6, 0.375, 0.99], abs=0.002)
+
+
+@pytest.mark.parametrize(
+  'field, value, message',
+  [
+    ('requests', 0, 'requests=0: must be at least 1'),
+    ('swipes', 1.0, 'swipes=1.0: must be a fraction below 1'),
+    ('turns', 0.5, 'turns=0.5: must be at least 1'),
+    ('prefix', (9, 3), 'prefix=.9, 3.: must be rising'),
+    ('context', 17_000, 'context=17000: must hold a prefix of 16384'),
+  ],
+)
+def test_traffic_that_cannot_be_meant_is_refused(field, value, message):
+  with pytest.raises(ValueError, match=message):
+    traffic.Traffic(**{field: value})
