@@ -116,22 +116,12 @@ def _trained(root: pathlib.Path, arm: str, seed: int) -> bool:
 
 def _pool(root: pathlib.Path):
   """Returns the variations of the targets, filtered and with errors planted."""
-  import rich.console
-  import rich.progress
-
   from experiments.configs import facts as config
   from kaiju_jax.runs import facts
   from kaiju_jax.runs import load
   from kaiju_jax.synthesis import settings
 
-  with rich.progress.Progress(
-    'passages',
-    rich.progress.BarColumn(),
-    rich.progress.MofNCompleteColumn(),
-    rich.progress.TimeRemainingColumn(),
-    console=rich.console.Console(stderr=True),
-  ) as progress:
-    task = progress.add_task('')
+  with command.counted('passages') as noted:
     return facts.pool(
       load.from_workdir(root / 'generator' / 'seed0'),
       _WORLD.value,
@@ -139,7 +129,7 @@ def _pool(root: pathlib.Path):
       settings.Settings(variations=config.VARIATIONS),
       _PLANTED.value,
       root / 'pool.journal',
-      lambda done, total: progress.update(task, completed=done, total=total),
+      noted,
     )
 
 

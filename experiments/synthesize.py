@@ -94,9 +94,6 @@ def _settings() -> settings_lib.Settings:
 
 
 def _run(settings: settings_lib.Settings) -> None:
-  import rich.console
-  import rich.progress
-
   from kaiju_jax.runs import load
   from kaiju_jax.runs import synthesize
 
@@ -104,14 +101,7 @@ def _run(settings: settings_lib.Settings) -> None:
     loaded = load.from_workdir(_WORKDIR.value)
   else:
     loaded = load.from_export(_CHECKPOINT.value, _TOKENIZER.value)
-  with rich.progress.Progress(
-    'passages',
-    rich.progress.BarColumn(),
-    rich.progress.MofNCompleteColumn(),
-    rich.progress.TimeRemainingColumn(),
-    console=rich.console.Console(stderr=True),
-  ) as progress:
-    task = progress.add_task('')
+  with command.counted('passages') as noted:
     report = synthesize.synthesize(
       loaded,
       _DOCUMENTS.value,
@@ -119,7 +109,7 @@ def _run(settings: settings_lib.Settings) -> None:
       settings,
       _ROWS.value,
       _EVALUATION.value,
-      lambda done, total: progress.update(task, completed=done, total=total),
+      noted,
     )
   _say(report)
 

@@ -56,8 +56,7 @@ def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
   """
   _check(config)
   rng = np.random.default_rng(seed)
-  mean_D = rng.standard_normal(config.d_model)
-  mean_D /= np.linalg.norm(mean_D)
+  mean_D = _direction(rng, config.d_model)
   u_DK = _orthonormal(rng, config.d_model, config.head_dim)
   turn_DD = _orthonormal(rng, config.d_model, config.d_model)
 
@@ -94,8 +93,7 @@ def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
     ValueError: the suggestion does not fit the model's shape.
   """
   _check(config)
-  mean_D = np.random.default_rng(seed).standard_normal(config.d_model)
-  mean_D /= np.linalg.norm(mean_D)
+  mean_D = _direction(np.random.default_rng(seed), config.d_model)
 
   def rewritten(path, parameter):
     name = path[-1].key
@@ -170,6 +168,12 @@ def _heads(first_DK, others_DK, config: model_config.ModelConfig):
   """Returns [D, H, K]: head 0, then the same weights for each other head."""
   others = [others_DK] * (config.num_heads - 1)
   return np.stack([first_DK, *others], axis=1)
+
+
+def _direction(rng: np.random.Generator, size: int) -> np.ndarray:
+  """Returns a unit vector, evenly drawn."""
+  mean_D = rng.standard_normal(size)
+  return mean_D / np.linalg.norm(mean_D)
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int):

@@ -54,7 +54,6 @@ class Oracle:
   """
 
   def __init__(self):
-    self._seen: set[tuple[int, ...]] = set()
     self._chains: dict[tuple[int, int], int] = {}
     self.tokens = 0
 

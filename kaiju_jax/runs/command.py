@@ -4,6 +4,7 @@ Importing this module defines the flag --compilation_cache, so that only
 commands import it.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -116,6 +117,30 @@ def keep_compiled() -> None:
     return
   os.environ[_CACHE_FOLDER] = str(pathlib.Path(home) / 'kaiju_jax')
   os.environ.setdefault(_CACHE_SECONDS, '0')
+
+
+@contextlib.contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+  """Shows how many of a command's items are done, and the time left.
+
+  Args:
+    what: the items, in the plural.
+
+  Yields:
+    What is called with those that are done, and how many there are.
+  """
+  import rich.console
+  import rich.progress
+
+  with rich.progress.Progress(
+    what,
+    rich.progress.BarColumn(),
+    rich.progress.MofNCompleteColumn(),
+    rich.progress.TimeRemainingColumn(),
+    console=rich.console.Console(stderr=True),
+  ) as progress:
+    task = progress.add_task('')
+    yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager
