@@ -70,11 +70,11 @@ def times(
   return Times(*zip(*measured[1:]), decoder.cache_bytes)
 
 
-def _greedy(network, params, cache, row_B, tokens_BL):
+def _greedy(network, params, cache, rings, row_B, tokens_BL):
   """Returns each row's likeliest next token [B, 1], and the cache."""
   count_B = jnp.full(row_B.shape, tokens_BL.shape[1], jnp.int32)
   hidden_BLD, cache = extend.text(
-    network, params, cache, row_B, tokens_BL, count_B
+    network, params, cache, rings, row_B, tokens_BL, count_B
   )
   logits_BLV = network.model.apply(
     {'params': params}, hidden_BLD[:, -1:], method='logits'

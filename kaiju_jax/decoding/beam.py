@@ -242,14 +242,14 @@ class BeamSearch:
         f'hidden_D has shape {hidden_D.shape}: expected'
         f' ({decoder.config.d_model},), of the last token alone.'
       )
+    expansions = jax.device_get(self._first(decoder.params, hidden_D[None]))
+    _check_logits(row, 0, expansions.is_nan_C)
+    decoder.lend(row)
     pools = decoder.network.pools
     first = {
       kind: int(decoder.cache.kinds[kind].first_R[row]) for kind in pools
     }
     tree = beam_tree.BeamTree(length, beam_row.held(decoder.cache, pools, row))
-    expansions = jax.device_get(self._first(decoder.params, hidden_D[None]))
-    _check_logits(row, 0, expansions.is_nan_C)
-    decoder.lend(row)
     return beam_paths.State(row, length, first, tree, expansions)
 
   def _advance(self, state: beam_paths.State) -> None:

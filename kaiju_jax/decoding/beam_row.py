@@ -23,7 +23,7 @@ from kaiju_jax.model import paging
 def held(
   cache: cache_lib.Cache, pools: Mapping[str, paging.Pool], row: int
 ) -> dict[str, beam_slots.Held]:
-  """Returns which slots of a row hold its text, by layer kind."""
+  """Returns which slots of a lent row hold its text, by layer kind."""
   result = {}
   for name, pool in pools.items():
     kind = cache.kinds[name]

@@ -18,7 +18,9 @@ Text lies in the order of its positions: logical slot m of a row holds position
 first + m. In a global row `first` stays 0. A local row is a ring: when the next
 tokens need room, the pages that have left the window go to the end of the
 table, and `first` moves on by as many slots. So the ring is a table that
-rotates, and no key or value moves.
+rotates, and no key or value moves. The host says which page stands where
+(`rows.py`), because a page that another row or a later resume may read is not
+written again: another takes its place.
 """
 
 from typing import NamedTuple
@@ -120,26 +122,75 @@ def bytes_of(cache: Cache) -> int:
 
 
 def give_pages(
-  cache: Cache, row: jax.Array, pages: dict[str, jax.Array]
+  cache: Cache,
+  row: jax.Array,
+  pages: dict[str, jax.Array],
+  first: dict[str, jax.Array],
+  length: jax.Array,
 ) -> Cache:
-  """Returns the cache with a row that is empty and has these pages.
+  """Returns the cache with a row that has these pages, and the text in them.
 
   Args:
     cache: the cache.
     row: int32 scalar.
-    pages: int32 [N] for each kind, −1 after the row's last page; all −1 takes
-      the row's pages away.
+    pages: int32 [N] for each kind, −1 where there is none; all −1 takes the
+      row's pages away.
+    first: int32 scalar for each kind, the position of slot 0; whole pages.
+    length: int32 scalar, tokens of text that the pages hold; 0 for none.
   """
   kinds = {}
   for kind, tables in cache.kinds.items():
+    slot_M = jnp.arange(tables.start_RM.shape[1], dtype=jnp.int32)
+    position_M = first[kind] + slot_M
+    is_held_M = position_M < length
+    position_M = jnp.where(is_held_M, position_M, 0)
+    limit_M = jnp.where(is_held_M, FOREVER, 0)
     kinds[kind] = tables._replace(
       table_RN=tables.table_RN.at[row].set(pages[kind]),
-      start_RM=tables.start_RM.at[row].set(0),
-      limit_RM=tables.limit_RM.at[row].set(0),
-      position_RM=tables.position_RM.at[row].set(0),
-      first_R=tables.first_R.at[row].set(0),
+      start_RM=tables.start_RM.at[row].set(position_M),
+      limit_RM=tables.limit_RM.at[row].set(limit_M),
+      position_RM=tables.position_RM.at[row].set(position_M),
+      first_R=tables.first_R.at[row].set(first[kind]),
     )
-  return Cache(kinds, cache.length_R.at[row].set(0))
+  return Cache(kinds, cache.length_R.at[row].set(length))
+
+
+def set_table(
+  cache: Cache, row: jax.Array, pages: dict[str, jax.Array]
+) -> Cache:
+  """Returns the cache with other pages, int32 [N] by kind, in a row's slots."""
+  return cache._replace(
+    kinds={
+      kind: tables._replace(table_RN=tables.table_RN.at[row].set(pages[kind]))
+      for kind, tables in cache.kinds.items()
+    }
+  )
+
+
+def copy_pages(
+  cache: Cache, copies: dict[str, jax.Array], heads: int = 1
+) -> Cache:
+  """Returns the cache with a page of each kind copied to another.
+
+  Args:
+    cache: the cache.
+    copies: int32 [2] for each kind, from and to; −1 for none.
+    heads: U, heads of keys and values.
+  """
+  kinds = dict(cache.kinds)
+  for name, pages in copies.items():
+    kind = kinds[name]
+    from_U, to_U = _of_heads(pages[:, None], heads).reshape(2, heads)
+    # A scatter drops what lies beyond the pool's end.
+    to_U = jnp.where(to_U >= 0, to_U, kind.k[0].shape[0])
+
+    def copied(pool, from_U=from_U, to_U=to_U):
+      return pool.at[to_U].set(pool[from_U], mode='drop')
+
+    kinds[name] = kind._replace(
+      k=jax.tree.map(copied, kind.k), v=jax.tree.map(copied, kind.v)
+    )
+  return cache._replace(kinds=kinds)
 
 
 def pasts(
@@ -269,6 +320,7 @@ def rotate(
   pools: dict[str, paging.Pool],
   row_B: jax.Array,
   end_B: jax.Array,
+  rings: dict[str, jax.Array],
 ) -> Cache:
   """Returns the cache with room in its rings for text up to `end`.
 
@@ -277,20 +329,15 @@ def rotate(
     pools: those of `paging.pools`.
     row_B: int32, rows.
     end_B: int32, one past the last position that each row will hold.
+    rings: int32 [R, N] for each kind with a window, the tables of all rows with
+      that room (`rows.Rows.rings`).
   """
   kinds = dict(cache.kinds)
-  for name, pool in pools.items():
-    kind = kinds[name]
-    if pool.window is None:
-      continue
-    S, M, N = kind.page, pool.row_slots, pool.row_pages
+  for name, table_RN in rings.items():
+    kind, M = kinds[name], pools[name].row_slots
+    S = kind.page
     first_B = kind.first_R[row_B]
     turn_B = jnp.maximum(end_B - M - first_B + S - 1, 0) // S
-    table_BN = jnp.take_along_axis(
-      kind.table_RN[row_B],
-      (jnp.arange(N)[None] + turn_B[:, None]) % N,
-      axis=1,
-    )
     from_BM = jnp.arange(M)[None] + S * turn_B[:, None]
 
     def turned(x_RM, from_BM=from_BM, M=M):
@@ -299,7 +346,7 @@ def rotate(
       return x_RM.at[row_B].set(jnp.where(from_BM < M, moved_BM, 0))
 
     kinds[name] = kind._replace(
-      table_RN=kind.table_RN.at[row_B].set(table_BN),
+      table_RN=table_RN,
       start_RM=turned(kind.start_RM),
       limit_RM=turned(kind.limit_RM),
       position_RM=turned(kind.position_RM),

@@ -45,7 +45,7 @@ class Rounds:
     network = decoder.network
     self._join = decoder.jit(rounds.join, donate_argnums=0)
     self._step = decoder.jit(
-      functools.partial(rounds.step, network), donate_argnums=(1, 2)
+      functools.partial(rounds.step, network), donate_argnums=(1, 3)
     )
     self._first = decoder.jit(
       functools.partial(rounds.first, network), donate_argnums=1
@@ -53,7 +53,7 @@ class Rounds:
     self._prefill = {
       is_scored: decoder.jit(
         functools.partial(rounds.prefill, network, is_scored),
-        donate_argnums=(1, 2),
+        donate_argnums=(1, 3),
       )
       for is_scored in (False, True)
     }

@@ -19,6 +19,7 @@ import numpy as np
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
 from kaiju_jax.decoding import interrupts
+from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import reference
 from kaiju_jax.decoding import rows as rows_lib
 from kaiju_jax.decoding import weights
@@ -118,6 +119,8 @@ class Decoder:
     self._text = self._writer(functools.partial(extend.text, self.network))
     self._chunk = self._writer(functools.partial(extend.chunk, self.network))
     self._give_pages = self._writer(_GIVE_PAGES)
+    self._copy_pages = self._writer(_copy_pages(heads))
+    self._set_table = self._writer(_SET_TABLE)
     self._reissue = self._writer(_REISSUE)
     self._settle = self._writer(_settle(heads))
     self._logits = self.jit(
@@ -142,6 +145,11 @@ class Decoder:
   def cache_bytes(self) -> int:
     return cache_lib.bytes_of(self.cache)
 
+  @property
+  def tree(self) -> prefix_tree.PrefixTree:
+    """The points at which texts can go on."""
+    return self._rows.tree
+
   def run(
     self,
     function: Callable[..., tuple[Any, cache_lib.Cache]],
@@ -150,6 +158,9 @@ class Decoder:
   ) -> Any:
     """Runs `function(params, cache, *arguments)` and keeps its cache.
 
+    One that appends to texts is run as `function(params, cache, rings,
+    *arguments)`; see `extend.text`.
+
     Ctrl-C during the call raises after it, when the cache and the account of
     its rows are those of after the call.
 
@@ -157,7 +168,8 @@ class Decoder:
       function: from `jit`, with `donate_argnums=1`; returns a result and a
         cache.
       *arguments: what it takes beside the parameters and the cache.
-      appends: how many tokens the call appends to the text of each row.
+      appends: how many tokens the call appends to the text of each row; None
+        for a function that appends none and takes no rings.
 
     Returns:
       The function's result.
@@ -167,27 +179,50 @@ class Decoder:
         tokens than it was opened for; then nothing has run.
       Closed: an earlier call failed after it had taken the cache.
     """
-    appends = appends or {}
-    for row, count in appends.items():
+    for row, count in (appends or {}).items():
       self._check_room(row, count)
+    if appends is None:
+      return self._replace(function, *arguments)
+    growth = self._rows.grow(
+      {row: self.length_of(row) + count for row, count in appends.items()}
+    )
+    with interrupts.held():
+      try:
+        result = self._replace(function, self._rows.rings(), *arguments)
+      except BaseException:
+        growth.undo()
+        raise
+      growth.keep()
+      for row, count in appends.items():
+        self._length_R[row] += count
+    return result
+
+  def _replace(self, function, *arguments):
+    """Runs a function with the cache, and keeps the cache that it returns."""
     cache = self.cache
     try:
       with interrupts.held():
         result, self._cache = function(self.params, cache, *arguments)
-        for row, count in appends.items():
-          self._length_R[row] += count
     except BaseException:
       if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):
         self._cache = None
       raise
     return result
 
-  def open(self, length: int | None = None, extra: int = 0) -> int:
+  def open(
+    self,
+    length: int | None = None,
+    extra: int = 0,
+    text: prefix_tree.Text | None = None,
+  ) -> int:
     """Takes a free row for a text of up to `length` tokens.
 
     Args:
       length: tokens of prompt and continuation; by default what a row can hold.
       extra: slots beyond them, for a beam search.
+      text: the prompt, whose beginning is there at once as far as a point has
+        it (`record`): `length_of` says how much; never all of it, because its
+        last token gives the logits of the next. None for an empty row.
 
     Raises:
       ValueError: no row could ever hold it, or a length below 1.
@@ -198,13 +233,20 @@ class Decoder:
       raise ValueError(
         f'length={length}: a row of this cache holds 1…{self.length} tokens.'
       )
-    row, tables = self._rows.open(length, extra)
+    if text is not None and len(text.tokens) > length:
+      raise ValueError(
+        f'text has {len(text.tokens)} tokens: the row is opened for {length}.'
+      )
+    opened = self._rows.open(length, extra, text)
     try:
-      self._give(row, tables, length)
+      with interrupts.held():
+        if opened.copies:
+          self._copy(opened.copies)
+        self._give(opened, length)
     except BaseException:  # Ctrl-C too: no caller gets the row.
-      self._rows.close(row)
+      self._rows.close(opened.row)
       raise
-    return row
+    return opened.row
 
   def close(self, row: int) -> None:
     """Gives a row and its pages back.
@@ -214,19 +256,62 @@ class Decoder:
     """
     self._rows.close(row)
     if self._cache is not None:
-      pools = self.network.pools
-      no_pages = {
-        kind: np.full(pool.row_pages, -1, np.int32)
-        for kind, pool in pools.items()
-      }
-      self._give(row, no_pages, 0)
+      self._give(
+        rows_lib.Opened(
+          row, 0, self._rows.table(row), dict.fromkeys(self.network.pools, 0), {}
+        ),
+        0,
+      )
 
-  def _give(self, row: int, tables: dict[str, np.ndarray], length: int) -> None:
+  def record(
+    self, row: int, text: prefix_tree.Text, is_pinned: bool = False
+  ) -> prefix_tree.Point:
+    """Makes a point of a row's text, at which others can go on.
+
+    It takes no pages: it holds the row's own, which nobody writes again where
+    it reads them.
+
+    Args:
+      row: of the cache.
+      text: the row's tokens; all, or fewer by as many as its ring holds beyond
+        the window.
+      is_pinned: whether the point stays however long nobody uses it.
+
+    Raises:
+      ValueError: the row is not open, is lent to a search, holds fewer tokens,
+        or no longer those of the window.
+    """
+    self.check_text(row)
+    if len(text.tokens) > self.length_of(row):
+      raise ValueError(
+        f'text has {len(text.tokens)} tokens: row {row} holds'
+        f' {self.length_of(row)}.'
+      )
+    return self._rows.tree.record(text, self._rows.pages_of(row), is_pinned)
+
+  def _give(self, opened: rows_lib.Opened, length: int) -> None:
+    row = opened.row
     with interrupts.held():
-      self.run(self._give_pages, np.int32(row), tables)
-      self._length_R[row] = 0
+      self.run(
+        self._give_pages,
+        np.int32(row),
+        opened.tables,
+        {kind: np.int32(first) for kind, first in opened.first.items()},
+        np.int32(opened.length),
+      )
+      self._length_R[row] = opened.length
       self._opened_R[row] = length
       self._lent.discard(row)
+
+  def _copy(self, copies: Mapping[str, tuple[int, int]]) -> None:
+    """Copies a page of some kinds; all kinds share a compilation."""
+    self.run(
+      self._copy_pages,
+      {
+        kind: np.array(copies.get(kind, (-1, -1)), np.int32)
+        for kind in self.network.pools
+      },
+    )
 
   def length_of(self, row: int) -> int:
     """Returns how many tokens a row's text has."""
@@ -289,12 +374,25 @@ class Decoder:
     first = {kind: np.int32(position) for kind, position in first.items()}
     with interrupts.held():
       self.run(self._settle, np.int32(row), source, first, np.int32(length))
+      self._rows.settle(row, first)
       self._length_R[row] = length
       self._lent.discard(row)
 
   def lend(self, row: int) -> None:
-    """Gives a row's slots to a search: no text until `settle` or `close`."""
-    self._lent.add(row)
+    """Gives a row's slots to a search: no text until `settle` or `close`.
+
+    Pages that others hold too are copied, because a search moves tokens.
+
+    Raises:
+      pages.Full: too few pages are free for that.
+    """
+    with interrupts.held():
+      copies = self._rows.own(row)
+      for kind, pages in copies.items():
+        for copy in pages:
+          self._copy({kind: copy})
+      self.run(self._set_table, np.int32(row), self._rows.table(row))
+      self._lent.add(row)
 
   def check_text(self, row: int) -> None:
     """Refuses a row that holds no text of its own.
@@ -363,7 +461,13 @@ def _of_cache(change: Callable[..., cache_lib.Cache]) -> Callable[..., Any]:
 
 # One object each, so that decoders of equal shapes share what is compiled.
 _GIVE_PAGES = _of_cache(cache_lib.give_pages)
+_SET_TABLE = _of_cache(cache_lib.set_table)
 _REISSUE = _of_cache(cache_lib.reissue)
+
+
+@functools.cache
+def _copy_pages(heads: int) -> Callable[..., Any]:
+  return _of_cache(functools.partial(cache_lib.copy_pages, heads=heads))
 
 
 @functools.cache

@@ -88,6 +88,7 @@ def text(
   network: Network,
   params: Any,
   cache: cache_lib.Cache,
+  rings: dict[str, jax.Array],
   row_B: jax.Array,
   tokens_BL: jax.Array,
   count_B: jax.Array,
@@ -98,6 +99,7 @@ def text(
     network: the model and the pools of the cache.
     params: those of `weights.ready`.
     cache: the cache.
+    rings: the tables of all rows with room for the tokens (`cache.rotate`).
     row_B: int32, rows of the cache, each at most once.
     tokens_BL: int32.
     count_B: int32, tokens of each row; 0 leaves a row as it is. The rows must
@@ -106,7 +108,7 @@ def text(
   visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
   hidden_BLD, made = _run(network, params, cache, row_B, tokens_BL, visibility)
   end_B = cache.length_R[row_B] + count_B
-  cache = cache_lib.rotate(cache, network.pools, row_B, end_B)
+  cache = cache_lib.rotate(cache, network.pools, row_B, end_B, rings)
   slots = cache_lib.slots_of_text(
     cache, row_B, visibility.position_BM, is_kept_BL
   )

@@ -90,6 +90,7 @@ def prefill(
   is_scored: bool,
   params: Any,
   cache: cache_lib.Cache,
+  rings: dict[str, jax.Array],
   state: State,
   row: jax.Array,
   tokens_L: jax.Array,
@@ -103,6 +104,7 @@ def prefill(
     is_scored: whether to return `Scores`.
     params: those of `weights.ready`.
     cache: the cache.
+    rings: the tables of all rows (`extend.text`).
     state: the state of the cache's R rows.
     row: int32 scalar.
     tokens_L: int32.
@@ -114,7 +116,7 @@ def prefill(
     the cache.
   """
   hidden_BLD, cache = extend.text(
-    network, params, cache, row[None], tokens_L[None], count[None]
+    network, params, cache, rings, row[None], tokens_L[None], count[None]
   )
   is_kept_L = jnp.arange(tokens_L.shape[0]) < count
   # A scatter drops what lies beyond the vocabulary's end.
@@ -163,6 +165,7 @@ def step(
   network: extend.Network,
   params: Any,
   cache: cache_lib.Cache,
+  rings: dict[str, jax.Array],
   state: State,
   count_R: jax.Array,
 ) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
@@ -172,6 +175,7 @@ def step(
     network: the model and the pools of the cache.
     params: those of `weights.ready`.
     cache: the cache.
+    rings: the tables of all rows (`extend.text`).
     state: the state of the cache's R rows.
     count_R: int32, 1 for rows that go on, 0 for the others.
 
@@ -185,6 +189,7 @@ def step(
     network,
     params,
     cache,
+    rings,
     row_R,
     jnp.maximum(state.token_R, 0)[:, None],
     count_R,

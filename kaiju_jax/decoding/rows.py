@@ -1,15 +1,50 @@
 """The host's account of a cache's rows: which are open, and with which pages.
 
-A row takes the pages of its longest text when it opens and gives them back when
-it closes, so that a text that has begun can always be finished.
+A row that opens holds pages that begin as its text does, where the prefix tree
+has a point for it, and takes others, so that a text that has begun can always
+be finished:
+
+    global    all pages of the longest text, at once
+    local     a ring's pages are set aside, and taken as the text grows
+
+Pages that nobody but points holds count as free: points are evicted, the least
+recently used first, once a row takes pages. What rows set aside and what pinned
+points hold is never more than the pool has, so that a growing row finds a page.
+
+A ring turns by its table: entry n is the page of the positions from
+(first + n) · S on. The page that leaves the window becomes the last, unless
+somebody else holds it too: then a fresh one takes its place (`grow`). The host
+alone knows this, and tells the device with every call (`rings`).
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from kaiju_jax.decoding import pages as pages_lib
+from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.model import paging
+
+
+class Opened(NamedTuple):
+  """A row that was opened.
+
+  Attributes:
+    row: its index.
+    length: tokens of its text that are there.
+    tables: by kind its pages, int32 [N], −1 where there is none yet.
+    first: by kind, the position of slot 0.
+    copies: by kind (from, to): the page that holds the text's last tokens is
+      another's, or holds more than the text; copy it before anything is
+      written. {} where nothing is to be copied.
+  """
+
+  row: int
+  length: int
+  tables: dict[str, np.ndarray]
+  first: dict[str, int]
+  copies: dict[str, tuple[int, int]]
 
 
 class Rows:
@@ -18,6 +53,7 @@ class Rows:
   Attributes:
     rows: R, how many rows there are.
     pages: who holds each page.
+    tree: the points at which texts can go on.
   """
 
   def __init__(self, pools: Mapping[str, paging.Pool], rows: int):
@@ -26,21 +62,59 @@ class Rows:
     self.pages = pages_lib.Pages(
       {kind: pool.pages for kind, pool in pools.items()}
     )
+    windows = [x.window for x in pools.values() if x.window is not None]
+    self._page = next(iter(pools.values())).page
+    self.tree = prefix_tree.PrefixTree(
+      self.pages, self._page, windows[0] if windows else None
+    )
     # What is handed out next stands at the end.
     self._free_rows = list(range(rows))[::-1]
-    self._taken: dict[int, dict[str, list[int]]] = {}
+    # Of each open row, how many pages of each ring it may have at once.
+    self._set_aside: dict[int, dict[str, int]] = {}
+    self._tables = {
+      kind: np.full((rows, pool.row_pages), -1, np.int32)
+      for kind, pool in pools.items()
+    }
+    self._firsts = {kind: np.zeros(rows, np.int64) for kind in pools}
+
+  @property
+  def open_rows(self) -> tuple[int, ...]:
+    return tuple(sorted(self._set_aside))
+
+  def rings(self) -> dict[str, np.ndarray]:
+    """Returns the tables [R, N] of all rows, of the kinds with a window."""
+    return {
+      kind: self._tables[kind].copy()
+      for kind, pool in self._pools.items()
+      if pool.window is not None
+    }
+
+  def pages_of(self, row: int) -> dict[str, dict[int, int]]:
+    """Returns a row's pages by kind: {index: page}, of positions index · S on.
+
+    Raises:
+      ValueError: the row is not open.
+    """
+    self._check_open(row)
+    return {
+      kind: {
+        int(self._firsts[kind][row]) + place: int(page)
+        for place, page in enumerate(table_RN[row])
+        if page >= 0
+      }
+      for kind, table_RN in self._tables.items()
+    }
 
   def open(
-    self, length: int, extra: int = 0
-  ) -> tuple[int, dict[str, np.ndarray]]:
+    self, length: int, extra: int = 0, text: prefix_tree.Text | None = None
+  ) -> Opened:
     """Takes a row and the pages of a text of `length` tokens.
 
     Args:
       length: tokens of the whole text, prompt and continuation.
       extra: slots beyond it, in every kind.
-
-    Returns:
-      The row, and for each kind its pages, int32 [N], −1 after the last.
+      text: its beginning, which goes on from where the tree has it; None for a
+        row without text.
 
     Raises:
       ValueError: no row could ever hold it.
@@ -50,22 +124,27 @@ class Rows:
     if not self._free_rows:
       raise pages_lib.Full(f'all {self.rows} rows are open: close one first.')
     for kind, count in needs.items():
-      if count > self.pages.free(kind):
+      room = self._room(kind, count)
+      if count > room:
         raise pages_lib.Full(
-          f'a text of {length} tokens needs {count} {kind} pages and'
-          f' {self.pages.free(kind)} are free: close a row first.'
+          f'a text of {length} tokens needs {count} {kind} pages and {room} are'
+          ' free: close a row first.'
         )
+    match = None if text is None else self.tree.match(text)
     row = self._free_rows.pop()
-    taken = {
-      kind: self.pages.take(kind, count) for kind, count in needs.items()
-    }
-    self._taken[row] = taken
-    tables = {}
-    for kind, pages in taken.items():
-      table_N = np.full(self._pools[kind].row_pages, -1, np.int32)
-      table_N[: len(pages)] = pages
-      tables[kind] = table_N
-    return row, tables
+    rings = {x: needs[x] for x, y in self._pools.items() if y.window is not None}
+    self._set_aside[row] = rings
+    copies = {} if match is None else self._resume(row, match)
+    for kind, count in needs.items():
+      if kind not in rings:
+        self._take(kind, row, range(count))
+    return Opened(
+      row,
+      0 if match is None else match.length,
+      {kind: table_RN[row].copy() for kind, table_RN in self._tables.items()},
+      {kind: int(x[row]) * self._page for kind, x in self._firsts.items()},
+      copies,
+    )
 
   def close(self, row: int) -> None:
     """Gives a row and its pages back.
@@ -73,25 +152,224 @@ class Rows:
     Raises:
       ValueError: the row is not open.
     """
-    if row not in self._taken:
-      raise ValueError(f'row={row}: is not open; open are {self.open_rows}.')
-    for kind, pages in self._taken.pop(row).items():
-      self.pages.release(kind, reversed(pages))
+    self._check_open(row)
+    del self._set_aside[row]
+    for kind, table_RN in self._tables.items():
+      held = table_RN[row][table_RN[row] >= 0]
+      self.pages.release(kind, held[::-1].tolist())
+      table_RN[row] = -1
+      self._firsts[kind][row] = 0
     self._free_rows.append(row)
 
-  @property
-  def open_rows(self) -> tuple[int, ...]:
-    return tuple(sorted(self._taken))
+  def grow(self, ends: Mapping[int, int]) -> 'Growth':
+    """Turns rings so that rows have room for text up to `ends`.
+
+    Args:
+      ends: by row, one past the last position that it will hold.
+
+    Returns:
+      What changed: `keep` it once the device has followed, or `undo` it.
+    """
+    growth = Growth(self)
+    try:
+      for kind, pool in self._pools.items():
+        if pool.window is None:
+          continue
+        for row, end in ends.items():
+          self._turn(growth, kind, row, -(-end // pool.page))
+    except BaseException:
+      growth.undo()
+      raise
+    return growth
+
+  def own(self, row: int) -> dict[str, list[tuple[int, int]]]:
+    """Makes all of a row's pages its own, for a search that moves tokens.
+
+    Returns:
+      By kind the pages to copy, (from, to).
+
+    Raises:
+      pages.Full: too few pages are free for the copies; then none is made.
+    """
+    self._check_open(row)
+    shared = {
+      kind: [
+        place
+        for place, page in enumerate(self._tables[kind][row])
+        if page >= 0 and self.pages.holders(kind, int(page)) > 1
+      ]
+      for kind in self._pools
+    }
+    missing = {
+      kind: [
+        place
+        for place, page in enumerate(self._tables[kind][row])
+        if page < 0 and place < count
+      ]
+      for kind, count in self._set_aside[row].items()
+    }
+    self.tree.make_room(
+      {x: len(shared[x]) + len(missing.get(x, ())) for x in self._pools}
+    )
+    copies = {}
+    for kind, table_RN in self._tables.items():
+      for place in missing.get(kind, ()):
+        (table_RN[row, place],) = self.pages.take(kind, 1)
+      copies[kind] = []
+      for place in shared[kind]:
+        page = int(table_RN[row, place])
+        if self.pages.holders(kind, page) < 2:
+          continue  # Its points were evicted to make room.
+        (own,) = self.pages.take(kind, 1)
+        self.pages.release(kind, [page])
+        table_RN[row, place] = own
+        copies[kind].append((page, own))
+    return copies
+
+  def settle(self, row: int, first: Mapping[str, int]) -> None:
+    """Notes that a row's slot 0 holds another position, by kind."""
+    for kind, position in first.items():
+      self._firsts[kind][row] = position // self._page
+
+  def table(self, row: int) -> dict[str, np.ndarray]:
+    """Returns a row's tables by kind, int32 [N]."""
+    return {kind: x[row].copy() for kind, x in self._tables.items()}
+
+  def _resume(
+    self, row: int, match: prefix_tree.Match
+  ) -> dict[str, tuple[int, int]]:
+    """Gives a row the pages of a match; returns which to copy."""
+    found = self.tree.pages(match)
+    index, cut = divmod(match.length, self._page)
+    for kind, pages in found.items():
+      self.pages.hold(kind, pages.values())
+      first = 0 if self._pools[kind].window is None else min(pages)
+      self._firsts[kind][row] = first
+      for place, page in pages.items():
+        self._tables[kind][row, place - first] = page
+    if not cut:
+      return {}
+    copies = {}
+    for kind, pages in found.items():
+      # What was matched is held: of a page that goes to nobody else, the copy
+      # may be the page itself.
+      self.pages.release(kind, [pages[index]])
+      self._tables[kind][row, index - self._firsts[kind][row]] = -1
+      self._take(kind, row, [index])
+      copies[kind] = (
+        pages[index],
+        int(self._tables[kind][row, index - self._firsts[kind][row]]),
+      )
+    return copies
+
+  def _take(self, kind: str, row: int, indices) -> None:
+    """Takes the pages at these indices that a row lacks."""
+    table_N = self._tables[kind][row]
+    first = int(self._firsts[kind][row])
+    missing = [x - first for x in indices if table_N[x - first] < 0]
+    self.tree.make_room({kind: len(missing)})
+    table_N[missing] = self.pages.take(kind, len(missing))
+
+  def _turn(self, growth: 'Growth', kind: str, row: int, count: int) -> None:
+    """Gives a ring the page of index count − 1, and those before it."""
+    table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
+    N = len(table_N)
+    to = max(first, count - N)
+    if to == first and table_N[count - 1 - first] >= 0:
+      return
+    turned_N = np.full(N, -1, np.int32)
+    turned_N[: max(N - (to - first), 0)] = table_N[to - first :]
+    left = [int(page) for page in table_N[: to - first] if page >= 0]
+    growth.note(kind, row)
+    # A page that somebody else may read goes; the row's own come back.
+    own = []
+    for page in left:
+      if self.pages.holders(kind, page) - growth.leaving(kind, page) > 1:
+        growth.leave(kind, page)
+      else:
+        own.append(page)
+    for place in range(count - to):
+      if turned_N[place] < 0:
+        turned_N[place] = own.pop() if own else growth.take(kind)
+    for page in own:
+      growth.leave(kind, page)
+    self._tables[kind][row] = turned_N
+    self._firsts[kind][row] = to
 
   def _need(self, kind: str, length: int, extra: int) -> int:
     pool = self._pools[kind]
-    if pool.window is not None:
-      # A ring turns as a whole: every row needs all of its pages.
-      return pool.row_pages
     count = -(-(length + extra) // pool.page)
+    if pool.window is not None:
+      return min(count, pool.row_pages)
     if count > pool.row_pages:
       raise ValueError(
         f'length={length}, extra={extra}: a row of the cache holds'
         f' {pool.row_slots} tokens.'
       )
     return count
+
+  def _room(self, kind: str, count: int) -> int:
+    """Returns how many pages a new row could have; at least `count`, or all."""
+    pool = self._pools[kind]
+    if pool.window is None and self.pages.free(kind) >= count:
+      return self.pages.free(kind)
+    is_held_P = np.zeros(pool.pages, bool)
+    for point in self.tree.points():
+      if point.is_pinned:
+        pages = self.tree.pages(prefix_tree.Match(point, point.length))
+        is_held_P[list(pages[kind].values())] = True
+    if pool.window is not None:
+      set_aside = sum(rings[kind] for rings in self._set_aside.values())
+      return pool.pages - int(is_held_P.sum()) - set_aside
+    table_RN = self._tables[kind]
+    is_held_P[table_RN[table_RN >= 0]] = True
+    return pool.pages - int(is_held_P.sum())
+
+  def _check_open(self, row: int) -> None:
+    if row not in self._set_aside:
+      raise ValueError(f'row={row}: is not open; open are {self.open_rows}.')
+
+
+class Growth:
+  """How rings turned for a call that the device has yet to follow."""
+
+  def __init__(self, rows: Rows):
+    self._rows = rows
+    self._before: list[tuple[str, int, np.ndarray, int]] = []
+    self._taken: list[tuple[str, int]] = []
+    self._left: list[tuple[str, int]] = []
+
+  def note(self, kind: str, row: int) -> None:
+    """Notes a row's ring before it turns."""
+    rows = self._rows
+    self._before.append(
+      (kind, row, rows._tables[kind][row].copy(), int(rows._firsts[kind][row]))
+    )
+
+  def take(self, kind: str) -> int:
+    """Returns a page that was free."""
+    self._rows.tree.make_room({kind: 1})
+    (page,) = self._rows.pages.take(kind, 1)
+    self._taken.append((kind, page))
+    return page
+
+  def leave(self, kind: str, page: int) -> None:
+    """Notes that a row lets go of a page."""
+    self._left.append((kind, page))
+
+  def leaving(self, kind: str, page: int) -> int:
+    """Returns how many rows let go of a page."""
+    return self._left.count((kind, page))
+
+  def keep(self) -> None:
+    """Lets go of the pages that left."""
+    for kind, page in self._left:
+      self._rows.pages.release(kind, [page])
+
+  def undo(self) -> None:
+    """Turns the rings back."""
+    for kind, row, table_N, first in reversed(self._before):
+      self._rows._tables[kind][row] = table_N
+      self._rows._firsts[kind][row] = first
+    for kind, page in self._taken:
+      self._rows.pages.release(kind, [page])

@@ -320,6 +320,7 @@ def test_a_ring_that_has_turned_goes_on():
 def test_a_chunk_after_every_beam_does_not_see_its_future():
   decoder, rng = searcher_of(False)[0], np.random.default_rng(2)
   with opened(decoder, PROMPT) as (row, _):
+    decoder.lend(row)
     tree = beam_tree.BeamTree(
       len(PROMPT), beam_row.held(decoder.cache, decoder.network.pools, row)
     )

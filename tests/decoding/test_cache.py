@@ -43,27 +43,27 @@ def test_described_bytes_are_the_bytes_allocated(changes):
 
 
 def test_a_ring_turns_by_its_table_and_moves_no_key():
-  """Pages 4, 5, 6 of four slots: of 14 tokens the last ten stay."""
+  """Three pages of four slots: of 14 tokens the last ten stay."""
   config = toys.config(layout='L0', window=6)
   pools = {'local': paging.Pool((0,), 6, page=4, row_pages=3, pages=9)}
   cache = cache_lib.make(config, pools, 2)
-  cache = cache_lib.give_pages(
-    cache, np.int32(1), {'local': np.array([4, 5, 6], np.int32)}
-  )
+  account = row_1(pools)
   rotate = jax.jit(functools.partial(_turn_and_fill, pools))
   for begin, count in (0, 3), (3, 7), (10, 1), (11, 3):
-    cache = rotate(cache, np.int32(begin), np.arange(count, dtype=np.int32))
+    rings = turned(account, begin + count)
+    offset_L = np.arange(count, dtype=np.int32)
+    cache = rotate(cache, rings, np.int32(begin), offset_L)
   kind = cache.kinds['local']
-  assert kind.table_RN.tolist() == [[-1, -1, -1], [5, 6, 4]]
+  assert kind.table_RN.tolist() == [[-1, -1, -1], [1, 2, 0]]
   assert kind.first_R.tolist() == [0, 4]
   held = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
   assert kind.position_RM[1, :10].tolist() == held
   assert kind.start_RM[1].tolist() == [*held, 0, 0]
   assert kind.limit_RM[1].tolist() == [cache_lib.FOREVER] * 10 + [0, 0]
   # Tokens' keys, here their positions, where they were written.
-  assert kind.k[0][5, :, 0].tolist() == [4, 5, 6, 7]
-  assert kind.k[0][6, :, 0].tolist() == [8, 9, 10, 11]
-  assert kind.k[0][4, :2, 0].tolist() == [12, 13]
+  assert kind.k[0][1, :, 0].tolist() == [4, 5, 6, 7]
+  assert kind.k[0][2, :, 0].tolist() == [8, 9, 10, 11]
+  assert kind.k[0][0, :2, 0].tolist() == [12, 13]
 
 
 @pytest.mark.parametrize('window', [2, 3, 5, 6])
@@ -73,11 +73,11 @@ def test_a_ring_keeps_what_its_window_reaches_and_turns_no_sooner(window):
   pools = paging.pools(config.layers(), rows=2, length=64, page=4)
   cache = cache_lib.make(config, pools, 2)
   pool = pools['local']
-  table_N = np.arange(pool.row_pages, dtype=np.int32)
-  cache = cache_lib.give_pages(cache, np.int32(1), {'local': table_N})
+  account = row_1(pools)
   fill = jax.jit(functools.partial(_turn_and_fill, pools))
   for end in range(1, 24):
-    cache = fill(cache, np.int32(end - 1), np.zeros(1, np.int32))
+    rings = turned(account, end)
+    cache = fill(cache, rings, np.int32(end - 1), np.zeros(1, np.int32))
     kind = cache.kinds['local']
     is_held_M = np.asarray(kind.limit_RM[1] > kind.start_RM[1])
     held = np.asarray(kind.position_RM[1])[is_held_M]
@@ -114,15 +114,32 @@ def test_a_token_without_a_page_is_dropped():
   pools = paging.pools(config.layers(), rows=2, length=64, page=4)
   cache = cache_lib.make(config, pools, 2)
   fill = jax.jit(functools.partial(_turn_and_fill, pools))
-  cache = fill(cache, np.int32(1), np.zeros(1, np.int32))
+  rings = rows.Rows(pools, 2).rings()
+  cache = fill(cache, rings, np.int32(1), np.zeros(1, np.int32))
   assert not cache.kinds['local'].k[0].any()
 
 
-def _turn_and_fill(pools, cache, begin, offset_L):
+def row_1(pools) -> rows.Rows:
+  """Returns an account in which row 1 alone is open."""
+  account = rows.Rows(pools, 2)
+  account.open(1)
+  account.open(64)
+  account.close(0)
+  return account
+
+
+def turned(account, end: int):
+  account.grow({1: end}).keep()
+  return account.rings()
+
+
+def _turn_and_fill(pools, cache, rings, begin, offset_L):
   """Writes tokens whose keys are their positions to row 1."""
   row_B = np.array([1], np.int32)
   position_BL = (begin + offset_L)[None]
-  cache = cache_lib.rotate(cache, pools, row_B, position_BL[:, -1] + 1)
+  cache = cache_lib.rotate(
+    cache, pools, row_B, position_BL[:, -1] + 1, rings
+  )
   forever_BL = position_BL * 0 + cache_lib.FOREVER
   visibility = visibility_lib.Visibility(
     position_BL, forever_BL, position_BL, position_BL, position_BL
@@ -139,16 +156,17 @@ def test_pages_are_taken_for_a_text_and_given_back():
     stack, rows=3, length=32, page=4, pages={'global': 10, 'local': 9}
   )
   account = rows.Rows(pools, 3)
-  row, tables = account.open(20)
+  row, _, tables, *_ = account.open(20)
   assert tables['global'].tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
-  assert tables['local'].tolist() == [0, 1]
-  other, tables = account.open(16, extra=2)
+  # A ring's pages come with the text.
+  assert tables['local'].tolist() == [-1, -1]
+  other, _, tables, *_ = account.open(16, extra=2)
   assert tables['global'].tolist() == [5, 6, 7, 8, 9, -1, -1, -1]
   assert account.open_rows == (row, other) == (0, 1)
   with pytest.raises(pages.Full, match='needs 1 global pages and 0 are free'):
     account.open(1)
   account.close(row)
-  row, tables = account.open(3)
+  row, _, tables, *_ = account.open(3)
   assert (row, tables['global'][0]) == (0, 0)
   account.open(4)
   with pytest.raises(pages.Full, match='all 3 rows are open'):
@@ -164,9 +182,8 @@ def test_a_settled_row_is_text_again():
   config = toys.config(layout='L0', window=20, quantization=toys.int8())
   pools = paging.pools(config.layers(), rows=2, length=12, page=4)
   cache = cache_lib.make(config, pools, 2)
-  cache = cache_lib.give_pages(
-    cache, np.int32(1), {'local': np.array([5, 2, 0], np.int32)}
-  )
+  table_N = np.array([5, 2, 0], np.int32)
+  cache = cache_lib.set_table(cache, np.int32(1), {'local': table_N})
   at = np.array([[0, 3, 9, 7]])
   kind = cache.kinds['local']
   codes = kind.k[0].codes.reshape(-1, 16)

@@ -47,6 +47,7 @@ def _step(tokens: int):
   shapes = (
     jax.eval_shape(made),
     jax.eval_shape(lambda: cache_lib.make(config, pools, ROWS)),
+    {'local': int32((ROWS, pools['local'].row_pages))},
     int32((ROWS,)),
     int32((ROWS, tokens)),
     int32((ROWS,)),
