@@ -258,7 +258,11 @@ class Decoder:
     if self._cache is not None:
       self._give(
         rows_lib.Opened(
-          row, 0, self._rows.table(row), dict.fromkeys(self.network.pools, 0), {}
+          row,
+          0,
+          self._rows.table(row),
+          dict.fromkeys(self.network.pools, 0),
+          {},
         ),
         0,
       )
@@ -280,6 +284,7 @@ class Decoder:
     Raises:
       ValueError: the row is not open, is lent to a search, holds fewer tokens,
         or no longer those of the window.
+      pages.Full: pinned points would hold too many pages.
     """
     self.check_text(row)
     if len(text.tokens) > self.length_of(row):
@@ -287,7 +292,7 @@ class Decoder:
         f'text has {len(text.tokens)} tokens: row {row} holds'
         f' {self.length_of(row)}.'
       )
-    return self._rows.tree.record(text, self._rows.pages_of(row), is_pinned)
+    return self._rows.record(row, text, is_pinned)
 
   def _give(self, opened: rows_lib.Opened, length: int) -> None:
     row = opened.row

@@ -34,6 +34,10 @@ class Pages:
   def kinds(self) -> tuple[str, ...]:
     return tuple(self._free)
 
+  def size(self, kind: str) -> int:
+    """Returns how many pages there are."""
+    return len(self._holders[kind])
+
   def free(self, kind: str) -> int:
     """Returns how many pages nobody holds."""
     return len(self._free[kind])

@@ -132,7 +132,9 @@ class Rows:
         )
     match = None if text is None else self.tree.match(text)
     row = self._free_rows.pop()
-    rings = {x: needs[x] for x, y in self._pools.items() if y.window is not None}
+    rings = {
+      x: needs[x] for x, y in self._pools.items() if y.window is not None
+    }
     self._set_aside[row] = rings
     copies = {} if match is None else self._resume(row, match)
     for kind, count in needs.items():
@@ -160,6 +162,30 @@ class Rows:
       table_RN[row] = -1
       self._firsts[kind][row] = 0
     self._free_rows.append(row)
+
+  def record(
+    self, row: int, text: prefix_tree.Text, is_pinned: bool = False
+  ) -> prefix_tree.Point:
+    """Makes a point of a row's text; see `prefix_tree.PrefixTree.record`.
+
+    Raises:
+      ValueError: the row is not open, or no longer holds the window's pages.
+      pages.Full: pinned points would hold more than half of the pages of a
+        kind, or what growing rows may need; then none is made.
+    """
+    pages = self.pages_of(row)
+    if is_pinned:
+      for kind, own in pages.items():
+        held = self._pinned(kind) | set(own.values())
+        most = self.pages.size(kind) // 2
+        if kind in self._set_aside[row]:
+          most = min(most, self.pages.size(kind) - self._set_aside_of(kind))
+        if len(held) > most:
+          raise pages_lib.Full(
+            f'pinned points would hold {len(held)} {kind} pages, and may hold'
+            f' {most} at the moment: unpin one first.'
+          )
+    return self.tree.record(text, pages, is_pinned)
 
   def grow(self, ends: Mapping[int, int]) -> 'Growth':
     """Turns rings so that rows have room for text up to `ends`.
@@ -279,20 +305,16 @@ class Rows:
       return
     turned_N = np.full(N, -1, np.int32)
     turned_N[: max(N - (to - first), 0)] = table_N[to - first :]
-    left = [int(page) for page in table_N[: to - first] if page >= 0]
+    missing = np.flatnonzero(turned_N[: count - to] < 0)
     growth.note(kind, row)
-    # A page that somebody else may read goes; the row's own come back.
-    own = []
-    for page in left:
-      if self.pages.holders(kind, page) - growth.leaving(kind, page) > 1:
-        growth.leave(kind, page)
-      else:
-        own.append(page)
-    for place in range(count - to):
-      if turned_N[place] < 0:
-        turned_N[place] = own.pop() if own else growth.take(kind)
-    for page in own:
-      growth.leave(kind, page)
+    for page in table_N[: to - first]:
+      if page >= 0:
+        growth.leave(kind, int(page))
+    # Evicting a point may free a page, or leave one to rows that let go of it.
+    while len(growth.left(kind)) + self.pages.free(kind) < len(missing):
+      if not self.tree.evict():
+        break
+    turned_N[missing] = growth.take(kind, len(missing))
     self._tables[kind][row] = turned_N
     self._firsts[kind][row] = to
 
@@ -313,17 +335,28 @@ class Rows:
     pool = self._pools[kind]
     if pool.window is None and self.pages.free(kind) >= count:
       return self.pages.free(kind)
-    is_held_P = np.zeros(pool.pages, bool)
-    for point in self.tree.points():
-      if point.is_pinned:
-        pages = self.tree.pages(prefix_tree.Match(point, point.length))
-        is_held_P[list(pages[kind].values())] = True
+    pinned = self._pinned(kind)
     if pool.window is not None:
-      set_aside = sum(rings[kind] for rings in self._set_aside.values())
-      return pool.pages - int(is_held_P.sum()) - set_aside
+      return pool.pages - len(pinned) - self._set_aside_of(kind)
+    is_held_P = np.zeros(pool.pages, bool)
+    is_held_P[list(pinned)] = True
     table_RN = self._tables[kind]
     is_held_P[table_RN[table_RN >= 0]] = True
     return pool.pages - int(is_held_P.sum())
+
+  def _set_aside_of(self, kind: str) -> int:
+    return sum(rings[kind] for rings in self._set_aside.values())
+
+  def _pinned(self, kind: str) -> set[int]:
+    """Returns the pages that pinned points hold."""
+    return {
+      page
+      for point in self.tree.points()
+      if point.is_pinned
+      for page in self.tree.pages(prefix_tree.Match(point, point.length))[
+        kind
+      ].values()
+    }
 
   def _check_open(self, row: int) -> None:
     if row not in self._set_aside:
@@ -346,20 +379,26 @@ class Growth:
       (kind, row, rows._tables[kind][row].copy(), int(rows._firsts[kind][row]))
     )
 
-  def take(self, kind: str) -> int:
-    """Returns a page that was free."""
-    self._rows.tree.make_room({kind: 1})
-    (page,) = self._rows.pages.take(kind, 1)
-    self._taken.append((kind, page))
-    return page
+  def left(self, kind: str) -> list[int]:
+    """Returns pages that rows let go of and that nobody else holds."""
+    return [
+      page
+      for page in dict.fromkeys(y for x, y in self._left if x == kind)
+      if self._rows.pages.holders(kind, page) == self._left.count((kind, page))
+    ]
+
+  def take(self, kind: str, count: int) -> list[int]:
+    """Returns pages that were left to nobody, and others that were free."""
+    again = self.left(kind)[:count]
+    for page in again:
+      self._left.remove((kind, page))
+    fresh = self._rows.pages.take(kind, count - len(again))
+    self._taken += [(kind, page) for page in fresh]
+    return again + fresh
 
   def leave(self, kind: str, page: int) -> None:
     """Notes that a row lets go of a page."""
     self._left.append((kind, page))
-
-  def leaving(self, kind: str, page: int) -> int:
-    """Returns how many rows let go of a page."""
-    return self._left.count((kind, page))
 
   def keep(self) -> None:
     """Lets go of the pages that left."""

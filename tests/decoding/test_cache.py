@@ -137,9 +137,7 @@ def _turn_and_fill(pools, cache, rings, begin, offset_L):
   """Writes tokens whose keys are their positions to row 1."""
   row_B = np.array([1], np.int32)
   position_BL = (begin + offset_L)[None]
-  cache = cache_lib.rotate(
-    cache, pools, row_B, position_BL[:, -1] + 1, rings
-  )
+  cache = cache_lib.rotate(cache, pools, row_B, position_BL[:, -1] + 1, rings)
   forever_BL = position_BL * 0 + cache_lib.FOREVER
   visibility = visibility_lib.Visibility(
     position_BL, forever_BL, position_BL, position_BL, position_BL

@@ -202,7 +202,9 @@ def test_a_step_copies_no_pool_and_no_embedding():
   arguments = (
     decoder.params,
     decoder.cache,
-    {'local': np.zeros((8, decoder.network.pools['local'].row_pages), np.int32)},
+    {
+      'local': np.zeros((8, decoder.network.pools['local'].row_pages), np.int32)
+    },
     np.arange(8, dtype=np.int32),
     np.zeros((8, 1), np.int32),
     np.ones(8, np.int32),
