@@ -1,12 +1,13 @@
 """The rounds of one decoder, compiled, and how each of its rows draws.
 
 The pure functions are those of `rounds.py`. Here they meet a decoder's cache,
-and prompts of any length meet chunks of a few sizes, so that requests that join
+and prompts of any length meet calls of a few shapes, so that requests that join
 and leave compile nothing.
 """
 
 from collections.abc import Sequence
 import functools
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,10 +18,26 @@ from kaiju_jax.decoding import rounds
 from kaiju_jax.decoding import sampling as sampling_lib
 
 _SMALLEST_CHUNK = 8
+# Rows of a call that prefills several short prompts.
+_ROWS = (4, 8)
+
+
+class Chunk(NamedTuple):
+  """The next tokens of one row.
+
+  Attributes:
+    row: the cache row's index.
+    tokens_L: int32; none for a row that only fills the call's shape.
+    draws: whether the prompt ends here: a token is drawn.
+  """
+
+  row: int
+  tokens_L: np.ndarray
+  draws: bool = False
 
 
 class Rounds:
-  """What a generator runs on the device.
+  """What the engine runs on the device.
 
   Ctrl-C during a method raises after it.
 
@@ -29,13 +46,18 @@ class Rounds:
     chunk: prompt tokens of a call, at most.
 
   Attributes:
-    sizes: the chunks' sizes in tokens, ascending: a sixteenth of `chunk`, a
-      quarter and the whole, but not below 8 unless `chunk` is.
+    shapes: (rows, tokens of each) of a prefill's calls. One row takes a
+      sixteenth of `chunk`, a quarter or the whole, but not below 8 tokens
+      unless `chunk` is; four and eight rows share a chunk.
   """
 
   def __init__(self, decoder: decoder_lib.Decoder, chunk: int):
-    self.sizes = sorted(
-      {min(chunk, max(chunk // part, _SMALLEST_CHUNK)) for part in (16, 4, 1)}
+    def size(part: int) -> int:
+      return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
+
+    self.shapes = sorted(
+      {(1, size(part)) for part in (16, 4, 1)}
+      | {(rows, size(rows)) for rows in _ROWS if rows <= decoder.rows}
     )
     self._decoder = decoder
     self._state = jax.device_put(
@@ -47,9 +69,6 @@ class Rounds:
     self._step = decoder.jit(
       functools.partial(rounds.step, network), donate_argnums=(1, 3)
     )
-    self._first = decoder.jit(
-      functools.partial(rounds.first, network), donate_argnums=1
-    )
     self._prefill = {
       is_scored: decoder.jit(
         functools.partial(rounds.prefill, network, is_scored),
@@ -58,58 +77,57 @@ class Rounds:
       for is_scored in (False, True)
     }
 
-  def join(self, row: int, sampling: sampling_lib.Sampling) -> None:
-    """Sets how a row draws; a row without text has seen no token."""
-    with interrupts.held():
-      self._state = self._join(
-        self._state,
-        np.int32(row),
-        sampling_lib.settings([sampling]),
-        np.bool_(self._decoder.length_of(row) == 0),
-      )
-
-  def append(
-    self, row: int, left_L: np.ndarray, is_scored: bool
-  ) -> tuple[jax.Array, rounds.Scores | None, int]:
-    """Runs the next chunk of a text.
+  def join(
+    self, row: int, sampling: sampling_lib.Sampling, text_L: np.ndarray
+  ) -> None:
+    """Sets how a row draws.
 
     Args:
       row: the cache row's index.
-      left_L: int32, the tokens to append, at least one.
-      is_scored: whether their successors' scores are wanted.
+      sampling: how it draws.
+      text_L: int32, the tokens that it holds already.
+    """
+    seen_V = np.zeros(self._decoder.config.vocab_size, bool)
+    seen_V[text_L] = True
+    with interrupts.held():
+      self._state = self._join(
+        self._state, np.int32(row), sampling_lib.settings([sampling]), seen_V
+      )
+
+  def prefill(self, chunks: Sequence[Chunk], shape: tuple[int, int]):
+    """Appends chunks to rows' texts, and draws where a prompt ends.
+
+    Args:
+      chunks: at most as many as the shape has rows, of as many tokens at most.
+      shape: one of `shapes`.
 
     Returns:
-      The hidden state of the chunk's last token [1, 1, D], the scores or None,
-      and how many tokens the chunk took.
+      The tokens, one for each row of the shape, to be `rounds.unpacked`.
     """
-    count = min(len(left_L), self.sizes[-1])
-    size = self._size_of(count)
-    last_BLD, scores = self._run_chunk(
-      row, left_L[:count], left_L[1 : size + 1], size, is_scored
-    )
-    return last_BLD, scores, count
+    return self._run(chunks, shape, np.zeros(0, np.int32), False)[0]
 
-  def first(
-    self, row: int, last_BLD: jax.Array
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the token after a prompt; returns it and its log-probability."""
-    decoder = self._decoder
-    with interrupts.held():
-      self._state, packed = self._first(
-        decoder.params,
-        self._state,
-        np.int32(row),
-        np.int32(decoder.length_of(row)),
-        last_BLD,
-      )
-    return rounds.unpacked(packed)
+  def score(
+    self, chunk: Chunk, next_L: np.ndarray
+  ) -> tuple[jax.Array, rounds.Scores]:
+    """Appends a chunk to a row's text, and scores successors of its tokens.
 
-  def step(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    Args:
+      chunk: at most as many tokens as the largest shape of one row has.
+      next_L: int32, the tokens that follow each of its tokens.
+
+    Returns:
+      The drawn token as `prefill` returns it, and the scores; those beyond
+      `next_L` mean nothing.
+    """
+    shape = self.shape_of(len(chunk.tokens_L))
+    return self._run([chunk], shape, next_L, True)
+
+  def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows.
 
     Returns:
-      Tokens and log-probabilities of all R rows; those of other rows mean
-      nothing.
+      The tokens of all R rows, to be `rounds.unpacked`; those of other rows
+      mean nothing.
     """
     count_R = np.zeros(self._decoder.rows, np.int32)
     count_R[list(rows)] = 1
@@ -117,53 +135,60 @@ class Rounds:
       self._state, packed = self._decoder.run(
         self._step, self._state, count_R, appends=dict.fromkeys(rows, 1)
       )
-    return rounds.unpacked(packed)
+    return packed
 
-  def warm(self, row: int, lengths: Sequence[int] | None) -> None:
-    """Compiles what sequences will run, in a row without text.
+  def warm(self, lengths: Sequence[int] | None = None) -> None:
+    """Compiles what sequences will run; they stay as they are.
 
     Args:
-      row: the cache row's index.
-      lengths: the lengths, in tokens, of prompts that are not to be scored;
-        None for any.
+      lengths: tokens that prompts which come alone are to be prefilled with;
+        any by default, beside others too.
     """
-    sizes = set(self.sizes)
+    shapes = set(self.shapes)
     if lengths is not None:
-      sizes = set().union(*map(self._sizes_of, lengths))
-    nothing_L = np.zeros(0, np.int32)
-    self.join(row, sampling_lib.Sampling())
-    for size in sizes:
-      last_BLD, _ = self._run_chunk(row, nothing_L, nothing_L, size, False)
-      self.first(row, last_BLD)
+      # Of whole chunks, and of what is left behind them.
+      counts = {min(x, self.chunk) for x in lengths}
+      counts |= {x % self.chunk or self.chunk for x in lengths}
+      shapes = {self.shape_of(count) for count in counts}
+    for shape in shapes:
+      self.prefill([], shape)
     self.step(())
 
-  def _size_of(self, count: int) -> int:
-    return min(size for size in self.sizes if size >= count)
+  def shape_of(self, count: int) -> tuple[int, int]:
+    """Returns the smallest shape of one row that takes so many tokens."""
+    return min(x for x in self.shapes if x[0] == 1 and x[1] >= count)
 
-  def _sizes_of(self, length: int) -> set[int]:
-    """Returns the sizes of a prompt's chunks."""
-    chunk = self.sizes[-1]
-    whole = {chunk} if length >= chunk else set()
-    return whole | (
-      {self._size_of(length % chunk)} if length % chunk else set()
+  @property
+  def chunk(self) -> int:
+    """Tokens of a call, at most."""
+    return max(size for rows, size in self.shapes if rows == 1)
+
+  def _run(self, chunks, shape, next_L, is_scored: bool):
+    B, L = shape
+    given = {chunk.row for chunk in chunks}
+    others = [x for x in range(self._decoder.rows) if x not in given]
+    nothing_L = np.zeros(0, np.int32)
+    chunks = [*chunks, *(Chunk(x, nothing_L) for x in others)][:B]
+    tokens_BL = np.zeros((B, L), np.int32)
+    for b, (_, tokens_L, _) in enumerate(chunks):
+      count = len(tokens_L)
+      # Padding repeats a token of the text, so that it brings no NaN that the
+      # text does not have.
+      tokens_BL[b] = tokens_L[0] if count else 0
+      tokens_BL[b, :count] = tokens_L
+    next_BL = np.zeros((B, L), np.int32)
+    next_BL[0, : len(next_L)] = next_L
+    counts = {row: len(tokens_L) for row, tokens_L, _ in chunks}
+    packed = rounds.Chunks(
+      np.array(list(counts), np.int32),
+      tokens_BL,
+      next_BL,
+      np.array(list(counts.values()), np.int32),
+      np.array([draws for *_, draws in chunks]),
     )
-
-  def _run_chunk(self, row, tokens_L, successors_L, size: int, is_scored: bool):
-    count = len(tokens_L)
-    # Padding repeats a token of the text, so that it brings no NaN that the
-    # text does not have.
-    padded_L = np.full(size, tokens_L[0] if count else 0, np.int32)
-    padded_L[:count] = tokens_L
-    next_L = np.zeros(size, np.int32)
-    next_L[: len(successors_L)] = successors_L
+    appends = {row: count for row, count in counts.items() if count}
     with interrupts.held():
-      self._state, last_BLD, scores = self._decoder.run(
-        self._prefill[is_scored],
-        self._state,
-        np.int32(row),
-        padded_L,
-        next_L,
-        np.int32(count),
-        appends={row: count},
+      self._state, drawn, scores = self._decoder.run(
+        self._prefill[is_scored], self._state, packed, appends=appends
       )
-    return last_BLD, scores
+    return drawn, scores

@@ -1,47 +1,53 @@
-"""Turns over one row of the cache: what was said stays there."""
+"""Turns of one text, which stays in the cache while there is room."""
 
-import functools
+import dataclasses
 from typing import Self
-import weakref
+import uuid
 
-from kaiju_jax.decoding import interrupts
+import numpy as np
+
+from kaiju_jax.decoding import engine as engine_lib
 from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import runner as runner_lib
 from kaiju_jax.decoding import sequence as sequence_lib
 from kaiju_jax.decoding import stream as stream_lib
 
 
 class Conversation:
-  """Turns over one row, each of which prefills only its own tokens.
+  """Turns, each of which goes on from the text of those before it.
 
   What a turn draws belongs to the text of the next, the stop token included. A
   cancelled turn leaves what it had drawn; a prompt that was cut off goes on
-  with the next turn. A conversation that is closed or dropped frees its row.
+  with the next turn. Between turns no row is held: the text is resumed from the
+  cache, and what others have displaced there runs again.
   """
 
-  def __init__(self, runner: runner_lib.Runner, length: int):
-    """Opens a row.
+  def __init__(self, engine: engine_lib.Engine, length: int):
+    """Begins without text.
 
     Args:
-      runner: runs the turns.
+      engine: runs the turns.
       length: tokens of all turns, prompts and answers.
 
     Raises:
       ValueError: no row could ever hold it, or a length below 1.
-      pages.Full: no row is free now.
     """
-    self._runner = runner
-    with interrupts.held():
-      self._history = sequence_lib.History(runner.open(length))
-      self._dropped = weakref.finalize(
-        self, runner.abandon, functools.partial(runner.end, self._history)
+    if not 1 <= length <= engine.decoder.length:
+      raise ValueError(
+        f'length={length}: a row of this cache holds'
+        f' 1…{engine.decoder.length} tokens.'
       )
-      self._dropped.atexit = False
+    self._engine = engine
+    self._length = length
+    self._key = uuid.uuid4()
+    self._last: sequence_lib.Sequence | None = None
+    self._is_closed = False
 
   @property
-  def row(self) -> int | None:
-    """The row of the cache; None once the conversation is closed."""
-    return self._history.row
+  def tokens(self) -> np.ndarray:
+    """The text so far, int32: all turns' prompts and answers."""
+    if self._last is None:
+      return np.zeros(0, np.int32)
+    return self._last.text().tokens
 
   @property
   def left(self) -> int:
@@ -50,28 +56,41 @@ class Conversation:
     Raises:
       ValueError: the conversation is closed.
     """
-    return self._runner.left(self._history)
+    if self._is_closed:
+      raise ValueError('the conversation is closed: open another.')
+    return self._length - len(self.tokens)
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
     """Returns the answer to a turn; see `Stream`.
+
+    Args:
+      request: the turn; its tokens follow the text so far.
 
     Raises:
       TypeError, ValueError: names the field that is wrong; the turn before has
         not ended, or the conversation is closed.
     """
-    last = self._history.last
-    if last is not None and last.reason is None:
+    left = self.left
+    if self._last is not None and self._last.reason is None:
       raise ValueError(
         'the turn before has not ended: read its stream to the end, or close'
         ' it.'
       )
-    turn = self._runner.submit(request, self._history)
-    return stream_lib.Stream(self._runner, turn, keeps=self)
+    tokens_L = self._engine.check(request, length=left)
+    before = self.tokens
+    whole = dataclasses.replace(
+      request,
+      tokens=np.concatenate([before, tokens_L]),
+      conversation=self._key,
+    )
+    self._last = self._engine.submit(whole, len(before))
+    return stream_lib.Stream(self._engine, self._last)
 
   def close(self) -> None:
-    """Frees the row; cancels a turn that has not ended."""
-    self._dropped.detach()
-    self._runner.end(self._history)
+    """Takes no further turn; cancels one that has not ended."""
+    self._is_closed = True
+    if self._last is not None:
+      self._engine.cancel(self._last)
 
   def __enter__(self) -> Self:
     return self

@@ -318,6 +318,29 @@ class Decoder:
       },
     )
 
+  @property
+  def page(self) -> int:
+    """S, tokens of a page."""
+    return next(iter(self.network.pools.values())).page
+
+  @property
+  def free_rows(self) -> int:
+    return self._rows.free
+
+  def free_pages(self) -> dict[str, int]:
+    """Returns how many pages of each kind a new row could have."""
+    return {kind: self._rows.room(kind) for kind in self.network.pools}
+
+  def needs(
+    self, length: int, text: prefix_tree.Text | None = None
+  ) -> tuple[dict[str, int], int]:
+    """Returns the pages that `open` would take, and the tokens it resumes."""
+    return self._rows.needs(length, text)
+
+  def match_of(self, row: int) -> prefix_tree.Match | None:
+    """Returns what an open row resumed."""
+    return self._rows.match_of(row)
+
   def length_of(self, row: int) -> int:
     """Returns how many tokens a row's text has."""
     return int(self._length_R[row])

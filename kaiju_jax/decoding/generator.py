@@ -4,14 +4,11 @@
     for event in several.stream(request): print(event.text, end='')
     results = several.generate(requests)          # a whole batch
     scores = several.score(tokens)                # for evaluation
-    conversation = several.converse()             # turns over one row
+    conversation = several.converse()             # turns of one text
 
-Work is done in rounds, and the caller that waits for a token runs them. In a
-round, waiting sequences join free rows, all rows that go on draw a token, and
-one chunk of one prompt is prefilled: a long prompt delays the others by a chunk
-per token, not by its whole length. `schedule.py` says who joins and whose chunk
-it is. Shapes never depend on which sequences are there, so that joining and
-leaving compile nothing.
+This is the engine (`engine.py`) for a caller that waits: the one who reads a
+token runs the rounds. Shapes never depend on which sequences are there, so that
+joining and leaving compile nothing.
 
 A sequence whose logits are no numbers ends with `BadLogits`, and the others go
 on. A generator is for one thread.
@@ -22,11 +19,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import compiled
 from kaiju_jax.decoding import conversation as conversation_lib
 from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import engine as engine_lib
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import rounds
-from kaiju_jax.decoding import runner
+from kaiju_jax.decoding import sequence as sequence_lib
 from kaiju_jax.decoding import stream as stream_lib
 
 
@@ -36,8 +35,13 @@ class Generator:
   Args:
     decoder: the model and its cache, whose rows are the generator's alone.
     tokenizer: the tokenizer that turns tokens into text; None for no text.
-    chunk: prompt tokens of a round, at most. What is left of a prompt takes a
-      quarter or a sixteenth of it where that is enough.
+    chunk: prompt tokens of a round, at most.
+    reuses: whether a prompt goes on from what earlier texts left in the cache.
+      In the fast mode its logits then differ in the last bits, as they do
+      wherever a text is split into calls.
+
+  Attributes:
+    engine: what runs the sequences.
 
   Raises:
     ValueError: a chunk without tokens.
@@ -48,11 +52,12 @@ class Generator:
     decoder: decoder_lib.Decoder,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
     chunk: int = 256,
+    reuses: bool = True,
   ):
-    if chunk < 1:
-      raise ValueError(f'chunk={chunk}: must be at least 1.')
     self._decoder = decoder
-    self._runner = runner.Runner(decoder, tokenizer, chunk)
+    self.engine = engine_lib.Engine(
+      decoder, tokenizer, chunk=chunk, reuses=reuses
+    )
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
     """Returns the request's tokens as they come; see `Stream`.
@@ -62,7 +67,7 @@ class Generator:
     Raises:
       TypeError, ValueError: names the field that is wrong.
     """
-    return stream_lib.Stream(self._runner, self._runner.submit(request))
+    return stream_lib.Stream(self.engine, self.engine.submit(request))
 
   def generate(
     self, requests: Sequence[request_lib.Request]
@@ -74,19 +79,19 @@ class Generator:
     Raises:
       TypeError, ValueError: names the request and the field that is wrong;
         then none has run.
-      pages.Full: conversations hold the rows that it takes.
+      pages.Full: others hold the decoder's rows.
     """
     for index, one in enumerate(requests):
-      self._runner.check(one, f'requests[{index}]')
+      self.engine.check(one, f'requests[{index}]')
     sequences = []
     try:
       for one in requests:
-        sequences.append(self._runner.submit(one))
+        sequences.append(self.engine.submit(one))
       while any(one.reason is None for one in sequences):
         self.advance()
     finally:
       for one in sequences:
-        self._runner.cancel(one)
+        self.engine.cancel(one)
     return [one.result() for one in sequences]
 
   def score(self, tokens: Sequence[int] | np.ndarray) -> rounds.Scores:
@@ -116,9 +121,10 @@ class Generator:
         f'tokens has {len(tokens_L)}: a row of the cache holds'
         f' {decoder.length}.'
       )
-    row = self._runner.open(len(tokens_L))
+    self.engine.reap()
+    row = decoder.open(len(tokens_L))
     try:
-      scores = self._runner.score(row, tokens_L)
+      scores = self._scores(row, tokens_L)
     finally:
       decoder.close(row)
     is_bad_L = ~np.isfinite(scores.log_probability_L)
@@ -132,32 +138,25 @@ class Generator:
   def converse(
     self, length: int | None = None
   ) -> conversation_lib.Conversation:
-    """Opens a row whose text stays between turns; see `Conversation`.
+    """Begins a text whose turns follow each other; see `Conversation`.
 
     Args:
       length: tokens of all turns; by default what a row of the cache holds.
 
     Raises:
       ValueError: no row could ever hold it, or a length below 1.
-      pages.Full: no row is free now.
     """
     length = self._decoder.length if length is None else length
-    return conversation_lib.Conversation(self._runner, length)
+    return conversation_lib.Conversation(self.engine, length)
 
   def warm(self, prompts: Sequence[int] | None = None) -> None:
     """Compiles what requests will run, so that none of them waits for it.
 
     Args:
-      prompts: the lengths of prompts that are not to be scored; any by default.
-
-    Raises:
-      pages.Full: no row is free.
+      prompts: the lengths of prompts that come one at a time and are not to be
+        scored; any by default, several at once too.
     """
-    row = self._runner.open(1)
-    try:
-      self._runner.rounds.warm(row, prompts)
-    finally:
-      self._decoder.close(row)
+    self.engine.rounds.warm(prompts)
 
   def advance(self) -> None:
     """Runs a round.
@@ -165,4 +164,14 @@ class Generator:
     Raises:
       pages.Full: sequences wait, and no row will ever become free.
     """
-    self._runner.advance()
+    self.engine.advance()
+
+  def _scores(self, row: int, tokens_L: np.ndarray) -> rounds.Scores:
+    """Appends tokens to an empty row; scores all but the first."""
+    chunk, scored = self.engine.rounds.chunk, []
+    for begin in range(0, len(tokens_L), chunk):
+      part_L = tokens_L[begin : begin + chunk]
+      next_L = tokens_L[begin + 1 : begin + 1 + chunk]
+      _, scores = self.engine.rounds.score(compiled.Chunk(row, part_L), next_L)
+      scored.append((scores, slice(len(next_L))))
+    return sequence_lib.joined(scored)

@@ -1,5 +1,6 @@
-"""What a generator is asked, and what it answers."""
+"""What an engine is asked, and what it answers."""
 
+from collections.abc import Hashable
 from collections.abc import Sequence
 import dataclasses
 import numbers
@@ -16,6 +17,23 @@ class BadLogits(ArithmeticError):
   """The model gave logits from which no token can be drawn."""
 
 
+class Late(TimeoutError):
+  """No row became free before the request's deadline."""
+
+
+class Busy(RuntimeError):
+  """The engine takes no more requests at the moment.
+
+  Attributes:
+    seconds: the wait to expect, after which to ask again; None where it takes
+      none at all any more.
+  """
+
+  def __init__(self, message: str, seconds: float | None):
+    super().__init__(message)
+    self.seconds = seconds
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
   """One sequence to continue.
@@ -28,7 +46,15 @@ class Request:
     stop_tokens: tokens that end the sequence.
     stop_strings: strings that end the sequence; they need a tokenizer.
     scores_prompt: whether to return the prompt's log-probabilities, for which
-      the output head runs on all of its tokens.
+      all of its tokens run, and the output head on each.
+    owner: who asks. Owners share an engine by tokens, and what one's texts left
+      in the cache serves no other's.
+    shared: how many of the first tokens serve everybody, whoever asks: those of
+      a character, say. Without an owner all do.
+    conversation: what the text is a turn of; None for none. The points of a
+      conversation's earlier turns make room for those of the later.
+    priority: higher goes first.
+    deadline: seconds after which it is too late to begin; None for never.
   """
 
   tokens: Sequence[int] | np.ndarray
@@ -39,6 +65,11 @@ class Request:
   stop_tokens: Sequence[int] = ()
   stop_strings: Sequence[str] = ()
   scores_prompt: bool = False
+  owner: str = ''
+  shared: int = 0
+  conversation: Hashable | None = None
+  priority: int = 0
+  deadline: float | None = None
 
 
 class Event(NamedTuple):
@@ -69,9 +100,10 @@ class Result(NamedTuple):
     prompt_log_probabilities: float32, one per token of the prompt but the
       first, in every turn of a conversation too; None where the request did
       not ask. Fewer where the prompt was cut off.
-    reason: see `Event`; 'cancelled' where the stream was closed, 'error' where
-      `error` says why.
-    error: a `BadLogits`, or None.
+    reason: see `Event`; 'cancelled' where the stream was closed or not read in
+      time, 'drained' where the engine stopped, 'error' where `error` says why.
+    error: a `BadLogits`, a `Late`, or None.
+    reused: tokens of the prompt that were in the cache and did not run.
   """
 
   tokens: np.ndarray
@@ -79,7 +111,8 @@ class Result(NamedTuple):
   log_probabilities: np.ndarray
   prompt_log_probabilities: np.ndarray | None
   reason: str | None
-  error: BadLogits | None
+  error: BadLogits | Late | None
+  reused: int
 
 
 def check(
@@ -120,6 +153,21 @@ def check(
         f'{name}.stop_tokens holds {token}: a token is 0…{vocab_size - 1}.'
       )
   stop.check_strings(request.stop_strings)
+  if not isinstance(request.owner, str):
+    raise TypeError(f'{name}.owner={request.owner!r}: must be a string.')
+  for field, least in (('shared', 0), ('priority', None)):
+    value = getattr(request, field)
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+      raise TypeError(f'{name}.{field}={value!r}: must be an integer.')
+    if least is not None and not least <= value <= len(tokens_L):
+      raise ValueError(
+        f'{name}.{field}={value}: must be {least}…{len(tokens_L)}, tokens of'
+        ' the prompt.'
+      )
+  if request.deadline is not None and not request.deadline > 0:
+    raise ValueError(
+      f'{name}.deadline={request.deadline!r}: must be seconds above 0, or None.'
+    )
   return tokens_L
 
 

@@ -1,12 +1,12 @@
-"""What runs on the device in a round of generation.
+"""What runs on the device in a round of the engine.
 
-    prefill   the next chunk of one row's prompt
-    first     the token that follows a prompt
+    prefill   the next chunks of a few rows' prompts, and the tokens that follow
+              those that end
     step      the next token of all rows that go on
 
 These are pure functions with static shapes: which rows go on and how they draw
-are values. In a step, R tokens and their log-probabilities come back to the
-host in one array.
+are values. The tokens that were drawn and their log-probabilities come back to
+the host in one array.
 """
 
 from typing import Any
@@ -34,6 +34,24 @@ class State(NamedTuple):
   token_R: jax.Array
   settings: sampling_lib.Settings
   seen_RV: jax.Array
+
+
+class Chunks(NamedTuple):
+  """The next tokens of B rows.
+
+  Attributes:
+    row_B: int32, rows of the cache, each at most once.
+    tokens_BL: int32.
+    next_BL: int32, the successors to score.
+    count_B: int32, tokens of each row; 0 leaves a row as it is.
+    draws_B: bool, whether a row's prompt ends here: a token is drawn.
+  """
+
+  row_B: Any
+  tokens_BL: Any
+  next_BL: Any
+  count_B: Any
+  draws_B: Any
 
 
 class Scores(NamedTuple):
@@ -64,7 +82,7 @@ def join(
   state: State,
   row: jax.Array,
   settings: sampling_lib.Settings,
-  is_new: jax.Array,
+  seen_V: jax.Array,
 ) -> State:
   """Returns the state in which a row draws by these settings.
 
@@ -72,7 +90,7 @@ def join(
     state: the state of all R rows.
     row: int32 scalar.
     settings: this one row's settings, arrays [1].
-    is_new: bool scalar, whether the row has no text yet.
+    seen_V: bool, tokens that the row's text holds already.
   """
   return state._replace(
     settings=sampling_lib.Settings(
@@ -81,7 +99,7 @@ def join(
         for all_R, one in zip(state.settings, settings)
       )
     ),
-    seen_RV=state.seen_RV.at[row].set(state.seen_RV[row] & ~is_new),
+    seen_RV=state.seen_RV.at[row].set(seen_V),
   )
 
 
@@ -92,73 +110,47 @@ def prefill(
   cache: cache_lib.Cache,
   rings: dict[str, jax.Array],
   state: State,
-  row: jax.Array,
-  tokens_L: jax.Array,
-  next_L: jax.Array,
-  count: jax.Array,
+  chunks: Chunks,
 ) -> tuple[tuple[State, jax.Array, Scores | None], cache_lib.Cache]:
-  """Appends `count` of the tokens to a row's text.
+  """Appends chunks to rows' texts, and draws where a prompt ends.
 
   Args:
     network: the model and the pools of the cache.
-    is_scored: whether to return `Scores`.
+    is_scored: whether to return `Scores`, of the first row.
     params: those of `weights.ready`.
     cache: the cache.
     rings: the tables of all rows (`extend.text`).
     state: the state of the cache's R rows.
-    row: int32 scalar.
-    tokens_L: int32.
-    next_L: int32, the successors to score.
-    count: int32 scalar.
+    chunks: B rows' tokens.
 
   Returns:
-    (state, the last token's hidden state [1, 1, D], the scores or None), and
-    the cache.
+    (state, the B `packed` tokens, the scores or None), and the cache. The
+    tokens of rows that draw none mean nothing.
   """
+  row_B, tokens_BL, next_BL, count_B, draws_B = chunks
   hidden_BLD, cache = extend.text(
-    network, params, cache, rings, row[None], tokens_L[None], count[None]
+    network, params, cache, rings, row_B, tokens_BL, count_B
   )
-  is_kept_L = jnp.arange(tokens_L.shape[0]) < count
+  is_kept_BL = jnp.arange(tokens_BL.shape[1])[None] < count_B[:, None]
   # A scatter drops what lies beyond the vocabulary's end.
-  token_L = jnp.where(is_kept_L, tokens_L, state.seen_RV.shape[1])
-  seen_RV = state.seen_RV.at[row, token_L].set(True, mode='drop')
-  last_BLD = lax.dynamic_slice_in_dim(hidden_BLD, count - 1, 1, axis=1)
-  scores = None
-  if is_scored:
-    scores = _scores(_logits(network, params, hidden_BLD)[0], next_L)
-  return (state._replace(seen_RV=seen_RV), last_BLD, scores), cache
-
-
-def first(
-  network: extend.Network,
-  params: Any,
-  state: State,
-  row: jax.Array,
-  index: jax.Array,
-  last_BLD: jax.Array,
-) -> tuple[State, jax.Array]:
-  """Draws the token after a prompt.
-
-  Args:
-    network: the model and its pools.
-    params: those of `weights.ready`.
-    state: the state of the cache's R rows.
-    row: int32 scalar.
-    index: int32 scalar, tokens of the row's text.
-    last_BLD: the hidden state [1, 1, D] that `prefill` returned.
-
-  Returns:
-    State, and the one token `packed`.
-  """
-  row_B = row[None]
+  token_BL = jnp.where(is_kept_BL, tokens_BL, state.seen_RV.shape[1])
+  seen_RV = state.seen_RV.at[row_B[:, None], token_BL].set(True, mode='drop')
+  last_B11 = jnp.maximum(count_B - 1, 0)[:, None, None]
+  last_BLD = jnp.take_along_axis(hidden_BLD, last_B11, axis=1)
   token_B, own_B = sampling_lib.draw(
     _logits(network, params, last_BLD)[:, 0],
-    sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
-    index[None],
-    state.seen_RV[row_B],
+    _at_rest(
+      sampling_lib.Settings(*(x[row_B] for x in state.settings)), draws_B
+    ),
+    cache.length_R[row_B],
+    seen_RV[row_B],
   )
-  state = state._replace(token_R=state.token_R.at[row_B].set(token_B))
-  return state, _packed(token_B, own_B)
+  token_B = jnp.where(draws_B, token_B, state.token_R[row_B])
+  state = State(state.token_R.at[row_B].set(token_B), state.settings, seen_RV)
+  scores = None
+  if is_scored:
+    scores = _scores(_logits(network, params, hidden_BLD[:1])[0], next_BL[0])
+  return (state, _packed(token_B, own_B), scores), cache
 
 
 def step(
@@ -196,13 +188,11 @@ def step(
   )
   at_R = jnp.where(is_on_R, state.token_R, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row_R, at_R].set(True, mode='drop')
-  logits_RV = _logits(network, params, hidden_RLD)[:, 0]
-  # A row at rest counts as greedy, so that no row waits for its filters.
-  settings = state.settings._replace(
-    temperature_B=jnp.where(is_on_R, state.settings.temperature_B, 0),
-  )
   token_R, own_R = sampling_lib.draw(
-    logits_RV, settings, cache.length_R, seen_RV
+    _logits(network, params, hidden_RLD)[:, 0],
+    _at_rest(state.settings, is_on_R),
+    cache.length_R,
+    seen_RV,
   )
   token_R = jnp.where(is_on_R, token_R, state.token_R)
   state = State(token_R, state.settings, seen_RV)
@@ -213,6 +203,15 @@ def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
   """Returns tokens and log-probabilities, on the host."""
   token_R, own_R = np.asarray(packed)
   return token_R, own_R.view(np.float32)
+
+
+def _at_rest(
+  settings: sampling_lib.Settings, is_on_B: jax.Array
+) -> sampling_lib.Settings:
+  """Returns settings in which rows at rest wait for no filter."""
+  return settings._replace(
+    temperature_B=jnp.where(is_on_B, settings.temperature_B, 0)
+  )
 
 
 def _packed(token_B, log_probability_B) -> jax.Array:

@@ -71,6 +71,7 @@ class Rows:
     self._free_rows = list(range(rows))[::-1]
     # Of each open row, how many pages of each ring it may have at once.
     self._set_aside: dict[int, dict[str, int]] = {}
+    self._matches: dict[int, prefix_tree.Match | None] = {}
     self._tables = {
       kind: np.full((rows, pool.row_pages), -1, np.int32)
       for kind, pool in pools.items()
@@ -80,6 +81,30 @@ class Rows:
   @property
   def open_rows(self) -> tuple[int, ...]:
     return tuple(sorted(self._set_aside))
+
+  @property
+  def free(self) -> int:
+    """How many rows are not open."""
+    return len(self._free_rows)
+
+  def room(self, kind: str) -> int:
+    """Returns how many pages a new row could have, were points evicted."""
+    pool = self._pools[kind]
+    if pool.window is None:
+      return pool.pages - int(self._held(kind).sum())
+    return pool.pages - len(self._pinned(kind)) - self._set_aside_of(kind)
+
+  def needs(
+    self, length: int, text: prefix_tree.Text | None = None
+  ) -> tuple[dict[str, int], int]:
+    """Returns what `open` would take: pages by kind, and tokens it resumes."""
+    counts = {kind: self._count(kind, length, 0) for kind in self._pools}
+    match = None if text is None else self.tree.match(text)
+    return self._needs(counts, match), 0 if match is None else match.length
+
+  def match_of(self, row: int) -> prefix_tree.Match | None:
+    """Returns what a row resumed."""
+    return self._matches[row]
 
   def rings(self) -> dict[str, np.ndarray]:
     """Returns the tables [R, N] of all rows, of the kinds with a window."""
@@ -120,24 +145,26 @@ class Rows:
       ValueError: no row could ever hold it.
       pages.Full: no row is free, or too few pages are.
     """
-    needs = {kind: self._need(kind, length, extra) for kind in self._pools}
+    counts = {kind: self._count(kind, length, extra) for kind in self._pools}
+    match = None if text is None else self.tree.match(text)
+    needs = self._needs(counts, match)
     if not self._free_rows:
       raise pages_lib.Full(f'all {self.rows} rows are open: close one first.')
     for kind, count in needs.items():
-      room = self._room(kind, count)
+      room = self.room(kind)
       if count > room:
         raise pages_lib.Full(
           f'a text of {length} tokens needs {count} {kind} pages and {room} are'
           ' free: close a row first.'
         )
-    match = None if text is None else self.tree.match(text)
     row = self._free_rows.pop()
     rings = {
-      x: needs[x] for x, y in self._pools.items() if y.window is not None
+      x: counts[x] for x, y in self._pools.items() if y.window is not None
     }
     self._set_aside[row] = rings
+    self._matches[row] = match
     copies = {} if match is None else self._resume(row, match)
-    for kind, count in needs.items():
+    for kind, count in counts.items():
       if kind not in rings:
         self._take(kind, row, range(count))
     return Opened(
@@ -155,7 +182,7 @@ class Rows:
       ValueError: the row is not open.
     """
     self._check_open(row)
-    del self._set_aside[row]
+    del self._set_aside[row], self._matches[row]
     for kind, table_RN in self._tables.items():
       held = table_RN[row][table_RN[row] >= 0]
       self.pages.release(kind, held[::-1].tolist())
@@ -318,7 +345,22 @@ class Rows:
     self._tables[kind][row] = turned_N
     self._firsts[kind][row] = to
 
-  def _need(self, kind: str, length: int, extra: int) -> int:
+  def _needs(
+    self, counts: Mapping[str, int], match: prefix_tree.Match | None
+  ) -> dict[str, int]:
+    """Returns how many pages a new row adds to those of rows and pins."""
+    needs = dict(counts)
+    if match is not None:
+      whole = match.length // self._page
+      for kind, pages in self.tree.pages(match).items():
+        if self._pools[kind].window is None:
+          is_held_P = self._held(kind)
+          needs[kind] -= sum(
+            bool(is_held_P[page]) for x, page in pages.items() if x < whole
+          )
+    return needs
+
+  def _count(self, kind: str, length: int, extra: int) -> int:
     pool = self._pools[kind]
     count = -(-(length + extra) // pool.page)
     if pool.window is not None:
@@ -330,19 +372,13 @@ class Rows:
       )
     return count
 
-  def _room(self, kind: str, count: int) -> int:
-    """Returns how many pages a new row could have; at least `count`, or all."""
-    pool = self._pools[kind]
-    if pool.window is None and self.pages.free(kind) >= count:
-      return self.pages.free(kind)
-    pinned = self._pinned(kind)
-    if pool.window is not None:
-      return pool.pages - len(pinned) - self._set_aside_of(kind)
-    is_held_P = np.zeros(pool.pages, bool)
-    is_held_P[list(pinned)] = True
+  def _held(self, kind: str) -> np.ndarray:
+    """Returns which pages rows and pinned points hold, bool [P]."""
+    is_held_P = np.zeros(self._pools[kind].pages, bool)
+    is_held_P[list(self._pinned(kind))] = True
     table_RN = self._tables[kind]
     is_held_P[table_RN[table_RN >= 0]] = True
-    return pool.pages - int(is_held_P.sum())
+    return is_held_P
 
   def _set_aside_of(self, kind: str) -> int:
     return sum(rings[kind] for rings in self._set_aside.values())

@@ -1,30 +1,14 @@
-"""A sequence on its way from request to result, and the text it belongs to."""
+"""A sequence on its way from request to result."""
 
 import collections
-import dataclasses
 
 import numpy as np
 
+from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import rounds
+from kaiju_jax.decoding import schedule
 from kaiju_jax.decoding import stop
-
-
-@dataclasses.dataclass(eq=False)
-class History:
-  """The text of a conversation, which its turns share.
-
-  Attributes:
-    row: the cache row's index; None once the conversation is closed.
-    pending_L: int32, tokens of the text that are not in the cache yet.
-    last: the newest turn, or None before the first.
-  """
-
-  row: int | None
-  pending_L: np.ndarray = dataclasses.field(
-    default_factory=lambda: np.zeros(0, np.int32)
-  )
-  last: 'Sequence | None' = None
 
 
 class Sequence:
@@ -33,16 +17,23 @@ class Sequence:
   Attributes:
     number: the number that messages call the sequence by.
     request: what was asked.
-    history: the history of the conversation that it is a turn of, or None.
-    left_L: int32, tokens to prefill: the prompt, in a turn behind what the
-      history had pending.
+    prompt: tokens of the prompt.
+    before: how many of them are an earlier turn's, whose scores nobody asks.
+    came: when it was submitted, in seconds of the engine's clock.
+    tag: where it stands in its owner's share (`schedule.Shares`).
     row: the cache row's index; None while the sequence waits for one.
-    reason: why it ended (`request.Result`); None before.
-    error: a `BadLogits`, or None.
-    events: drawn tokens that nobody has read yet.
-    scored: scores of the chunks, and how many entries of each count.
+    is_drawing: whether its row holds the whole prompt, so that it draws.
+    is_begun: whether it had a row before.
+    stops: lengths at which its prompt becomes a point, rising (`recording.py`).
+    points: that were made of its text.
+    reused: tokens of the prompt that did not run.
+    flying: tokens that the device draws and the host has not read.
     overtaken: how many later sequences joined while it waited (`schedule.py`).
-    passed: rounds in which another prompt's chunk ran instead.
+    passed: rounds in which other prompts ran instead.
+    read_at: when somebody last read its events.
+    reason: why it ended (`request.Result`); None before.
+    error: a `BadLogits`, a `Late`, or None.
+    events: drawn tokens that nobody has read yet.
   """
 
   def __init__(
@@ -51,37 +42,125 @@ class Sequence:
     request: request_lib.Request,
     tokens_L: np.ndarray,
     text: stop.Text,
-    history: History | None = None,
+    before: int = 0,
   ):
-    pending_L = np.zeros(0, np.int32) if history is None else history.pending_L
     self.number = number
     self.request = request
-    self.history = history
-    self.left_L = np.concatenate([pending_L, tokens_L])
+    self.prompt = len(tokens_L)
+    self.before = before
+    self.came = 0.0
+    self.tag = 0.0
     self.row: int | None = None
-    self.reason: str | None = None
-    self.error: request_lib.BadLogits | None = None
-    self.events: collections.deque[request_lib.Event] = collections.deque()
-    self.scored: list[tuple[rounds.Scores, int]] = []
+    self.is_drawing = False
+    self.is_begun = False
+    self.stops: list[int] = []
+    self.points: list[prefix_tree.Point] = []
+    self.reused = 0
+    self.flying = 0
     self.overtaken = 0
     self.passed = 0
-    self._before = len(pending_L)  # Scores of these tokens are not asked for.
+    self.read_at = 0.0
+    self.reason: str | None = None
+    self.error: request_lib.BadLogits | request_lib.Late | None = None
+    self.events: collections.deque[request_lib.Event] = collections.deque()
+    self._owner = request.owner.encode()
+    # All tokens, of the prompt and drawn.
+    self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
+    self._tokens[: self.prompt] = tokens_L
+    self._drawn = 0
     self._text = text
-    self._tokens: list[int] = []
     self._pieces: list[str] = []
     self._log_probabilities: list[float] = []
+    # Scores of chunks, and which entries of each count.
+    self._scored: list[tuple[rounds.Scores, slice]] = []
+
+  @property
+  def owner(self) -> bytes:
+    """Whose text it is, as the prefix tree wants it."""
+    return self._owner
+
+  @property
+  def room(self) -> int:
+    """Tokens that its row must have room for."""
+    return len(self._tokens)
 
   @property
   def length(self) -> int:
-    """Tokens of the text that a row must have room for, before it joins."""
-    return len(self.left_L) + self.request.max_tokens
+    """Tokens of the text so far, prompt and drawn."""
+    return self.prompt + self._drawn
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether all tokens are drawn, those on the device included."""
+    return self._drawn + self.flying >= self.request.max_tokens
+
+  @property
+  def rounds_left(self) -> int:
+    """How many tokens it may draw yet."""
+    return self.request.max_tokens - self._drawn
+
+  def tokens(self, begin: int, end: int) -> np.ndarray:
+    """Returns tokens of the text, int32."""
+    return self._tokens[begin : min(end, self.length)]
+
+  def text(self, length: int | None = None) -> prefix_tree.Text:
+    """Returns the beginning of the text, all of it by default."""
+    length = self.length if length is None else min(length, self.length)
+    shared = self.request.shared if self._owner else length
+    return prefix_tree.Text(self._tokens[:length], shared, self._owner)
+
+  def resumable(self) -> prefix_tree.Text:
+    """Returns what text it may resume the beginning of, but for its last token.
+
+    What is followed by tokens whose scores are wanted runs.
+    """
+    if self.is_begun or not self.request.scores_prompt:
+      return self.text()
+    return self.text(self.before + 1)
+
+  def waiting(self) -> schedule.Waiting:
+    """Returns what the schedule knows of it while it waits."""
+    deadline = self.request.deadline
+    return schedule.Waiting(
+      self.number,
+      self.came,
+      self.tag,
+      self.request.priority,
+      None if deadline is None or self.is_begun else self.came + deadline,
+      overtaken=self.overtaken,
+      is_alone=self.request.scores_prompt,
+    )
+
+  def running(self, left: int) -> schedule.Running:
+    """Returns what the schedule knows of it while it has a row."""
+    return schedule.Running(
+      self.number,
+      self.came,
+      left,
+      self.request.priority,
+      self.passed,
+      self.request.scores_prompt,
+    )
+
+  def join(self, row: int, length: int) -> None:
+    """Notes that it has a row, with some of its text."""
+    self.row = row
+    if not self.is_begun:
+      self.reused = length
+    self.is_begun = True
+
+  def leave(self) -> None:
+    """Notes that it has no row any more."""
+    self.row = None
+    self.is_drawing = False
 
   def take(self, token: int, log_probability: float) -> str | None:
     """Notes a drawn token; returns why it is the last, if it is."""
     piece = self._text.push(token)
     reason = self._text.reason
-    self._tokens.append(token)
-    if reason is None and len(self._tokens) == self.request.max_tokens:
+    self._tokens[self.length] = token
+    self._drawn += 1
+    if reason is None and self._drawn == self.request.max_tokens:
       piece += self._text.finish()
       reason = self._text.reason or 'length'
     self._pieces.append(piece)
@@ -89,43 +168,45 @@ class Sequence:
     self.events.append(request_lib.Event(token, piece, log_probability, reason))
     return reason
 
-  def pending_L(self) -> np.ndarray:
-    """Returns what the row's text lacks in the cache: int32."""
-    if not self._tokens or self.error is not None:
-      return self.left_L
-    return np.array(self._tokens[-1:], np.int32)
+  def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
+    """Notes the scores of what follows `count` tokens from `begin` on."""
+    first = max(self.before - begin, 0)
+    last = min(count, self.prompt - begin - 1)
+    self._scored.append((scores, slice(first, max(first, last))))
 
   def bad_logits(self) -> request_lib.BadLogits:
     return request_lib.BadLogits(
-      f'sequence {self.number}, in row {self.row}, step {len(self._tokens)}:'
+      f'sequence {self.number}, in row {self.row}, step {self._drawn}:'
       ' its logits hold NaN or +inf, or nothing but -inf, so that no token can'
-      f' be drawn. It ends here, {len(self._tokens)} tokens after its prompt'
-      f' of {len(self.request.tokens)}.'
+      f' be drawn. It ends here, {self._drawn} tokens after its prompt'
+      f' of {self.prompt}.'
     )
 
   def result(self) -> request_lib.Result:
+    """Returns what there is so far."""
     scores = None
     if self.request.scores_prompt:
-      scores = joined(self.scored).log_probability_L[self._before :]
+      scores = joined(self._scored).log_probability_L
     return request_lib.Result(
-      tokens=np.array(self._tokens, np.int32),
+      tokens=self._tokens[self.prompt : self.length].copy(),
       text=''.join(self._pieces),
       log_probabilities=np.array(self._log_probabilities, np.float32),
       prompt_log_probabilities=scores,
       reason=self.reason,
       error=self.error,
+      reused=self.reused,
     )
 
 
-def joined(scored: list[tuple[rounds.Scores, int]]) -> rounds.Scores:
-  """Returns the scores of chunks, as many of each as count, on the host."""
+def joined(scored: list[tuple[rounds.Scores, slice]]) -> rounds.Scores:
+  """Returns the scores of chunks, the entries that count, on the host."""
   return rounds.Scores(
     np.concatenate(
       [np.zeros(0, np.float32)]
-      + [np.asarray(one.log_probability_L)[:count] for one, count in scored]
+      + [np.asarray(one.log_probability_L)[count] for one, count in scored]
     ),
     np.concatenate(
       [np.zeros(0, bool)]
-      + [np.asarray(one.is_likeliest_L)[:count] for one, count in scored]
+      + [np.asarray(one.is_likeliest_L)[count] for one, count in scored]
     ),
   )

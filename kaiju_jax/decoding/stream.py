@@ -1,12 +1,11 @@
 """The drawn tokens of one sequence, one after another."""
 
 import functools
-from typing import Any
 from typing import Self
 import weakref
 
+from kaiju_jax.decoding import engine as engine_lib
 from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import runner as runner_lib
 from kaiju_jax.decoding import sequence as sequence_lib
 
 
@@ -17,29 +16,27 @@ class Stream:
   is free for the next one, at once or in the next round.
 
   Raises:
-    BadLogits: from the iterator, where the model gave no numbers.
+    BadLogits, Late: from the iterator: the model gave no numbers, or there was
+      no row in time.
     pages.Full: from the iterator, where no row will ever become free.
   """
 
   def __init__(
     self,
-    runner: runner_lib.Runner,
+    engine: engine_lib.Engine,
     sequence: sequence_lib.Sequence,
-    keeps: Any = None,
   ):
     """Takes over a sequence.
 
     Args:
-      runner: runs it.
+      engine: runs it.
       sequence: that was submitted.
-      keeps: an object that must not be dropped before the stream is.
     """
-    self._runner = runner
+    self._engine = engine
     self._sequence = sequence
-    self._keeps = keeps
     self._is_told = False
     self._dropped = weakref.finalize(
-      self, runner.abandon, functools.partial(runner.cancel, sequence)
+      self, engine.abandon, functools.partial(engine.cancel, sequence)
     )
     self._dropped.atexit = False
 
@@ -48,20 +45,21 @@ class Stream:
 
   def __next__(self) -> request_lib.Event:
     sequence = self._sequence
+    self._engine.read(sequence)
     while not sequence.events:
       if sequence.error is not None and not self._is_told:
         self._is_told = True
         raise sequence.error
       if sequence.reason is not None:
         raise StopIteration
-      self._runner.advance()
+      self._engine.advance()
     return sequence.events.popleft()
 
   def close(self) -> None:
     """Cancels what has not ended; the iterator stops."""
     self._dropped.detach()
     self._sequence.events.clear()
-    self._runner.cancel(self._sequence)
+    self._engine.cancel(self._sequence)
 
   def __enter__(self) -> Self:
     return self

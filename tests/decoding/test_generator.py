@@ -181,18 +181,18 @@ def test_scores_equal_those_of_the_forward_pass(generator, params, length):
 def test_joining_and_leaving_compile_nothing(generator):
   generator.generate(REQUESTS)
   decoder = generator._decoder
-  rounds = generator._runner.rounds
+  rounds = generator.engine.rounds
   compiled = [
     rounds._step,
     rounds._join,
-    rounds._first,
     decoder._give_pages,
+    decoder._copy_pages,
     *rounds._prefill.values(),
   ]
   before = [one._cache_size() for one in compiled]
-  own = rounds._step, rounds._first, rounds._prefill[False]
+  own = rounds._step, rounds._prefill[False]
   # Two sizes of a chunk. (JAX counts the others for all decoders together.)
-  assert [one._cache_size() for one in own] == [1, 1, 2]
+  assert [one._cache_size() for one in own] == [1, 2]
   with generator.stream(REQUESTS[2]) as stream:
     next(stream)
     generator.warm([3, 17])  # Leaves running sequences as they are.
@@ -263,17 +263,18 @@ def test_a_cancelled_stream_frees_its_row(generator):
   assert list(streams[1]) == []
   assert streams[1].result.reason == 'cancelled'
   assert len(streams[1].result.tokens) > 0
-  assert len(list(waiting)) == 2
+  next(waiting)
   assert waiting._sequence.row == freed
+  assert len(list(waiting)) == 1
   dropped = streams.pop()._sequence
   del stream
   generator.advance()
   assert dropped.reason == 'cancelled'
-  held = [generator.converse() for _ in range(ROWS - 1)]
+  held = [generator._decoder.open() for _ in range(ROWS - 1)]
   del streams[0]
   assert len(generator.score([1, 2]).is_likeliest_L) == 1
-  for one in held:
-    one.close()
+  for row in held:
+    generator._decoder.close(row)
   never_begun = generator.stream(Request(prompt(4), 2))
   never_begun.close()
   assert list(never_begun) == []
@@ -290,13 +291,20 @@ def test_an_interrupted_batch_frees_its_rows(generator, monkeypatch):
   monkeypatch.setattr(generator, 'advance', interrupted)
   with pytest.raises(KeyboardInterrupt):
     generator.generate(REQUESTS)
-  assert not generator._runner.schedule._waiting
+  assert generator.engine.is_idle
+
+
+def forget(generator):
+  """Makes the next texts run as a whole, and not from where others ended."""
+  while generator._decoder.tree.evict():
+    pass
 
 
 @pytest.mark.parametrize('at', ['prompt', 'third token'])
 def test_bad_logits_end_their_sequence_alone(generator, monkeypatch, at):
   others = [REQUESTS[0], REQUESTS[4], REQUESTS[5]]
   bad = Request([0], 30, Sampling(seed=3))
+  forget(generator)
   good = generator.generate([bad, *others])
   held = {t for r, g in zip(others, good[1:]) for t in [*r.tokens, *g.tokens]}
   if at == 'prompt':
@@ -313,6 +321,7 @@ def test_bad_logits_end_their_sequence_alone(generator, monkeypatch, at):
   monkeypatch.setattr(
     decoder, 'params', {**decoder.params, 'embedding': embedding}
   )
+  forget(generator)
   results = generator.generate([bad, *others])
   for one, other in zip(results[1:], good[1:]):
     assert one.tokens.tolist() == other.tokens.tolist()
@@ -338,17 +347,16 @@ def test_turns_of_a_conversation_keep_their_cache(generator, params):
   first, second = REQUESTS[2], Request(prompt(9, 8), 8, Sampling(seed=9))
   with generator.converse() as conversation:
     answer = [event.token for event in conversation.stream(first)]
-    held = generator._decoder.length_of(conversation.row)
-    assert held == len(first.tokens) + len(answer) - 1
+    held = len(first.tokens) + len(answer) - 1
     with pytest.raises(ValueError, match='its row of the cache holds 33'):
       conversation.stream(Request(prompt(9), 25))
     turn = conversation.stream(second)
     generator.advance()
-    # The last answer's last token, and the new turn.
-    assert generator._decoder.length_of(conversation.row) == held + 10
     with pytest.raises(ValueError, match='has not ended'):
       conversation.stream(second)
     found = [event.token for event in turn]
+    # The last answer's last token ran, and the new turn.
+    assert turn.result.reused == held
     together = [*first.tokens, *answer, *second.tokens]
     whole = Request(together, 8, Sampling(seed=9))
     assert found == uncached(params, whole)
@@ -388,28 +396,22 @@ def test_a_conversation_takes_its_length_and_no_more(generator):
     conversation.left  # noqa: B018
 
 
-def test_a_dropped_conversation_frees_its_row(generator):
-  # A turn that is being read keeps its conversation.
+def test_a_turn_outlives_its_conversation_and_a_closed_one_ends(generator):
   turn = generator.converse().stream(REQUESTS[0])
-  held = [generator.converse() for _ in range(ROWS - 1)]
   assert len(list(turn)) == 9
-  del turn
-  held.append(generator.converse())
-  held[0].stream(Request(prompt(3), 20))
-  with pytest.raises(pages.Full, match='all 3 rows'):
-    generator.converse()
-  del held[0]
-  # Its turn has ended, too.
-  held.append(generator.converse())
-  assert not generator._runner.schedule.is_running
-  held.clear()
-  generator.advance()
+  conversation = generator.converse()
+  cut = conversation.stream(Request(prompt(3), 20))
+  next(cut)
+  conversation.close()
+  conversation.close()
+  assert cut.result.reason == 'cancelled'
+  assert generator.engine.is_idle
 
 
 @pytest.mark.parametrize('at', ['prefill', 'step'])
 def test_ctrl_c_in_a_round_comes_after_it(generator, monkeypatch, at):
   """As while a prompt is computed: the call has taken the cache."""
-  rounds, requests = generator._runner.rounds, [REQUESTS[2], REQUESTS[5]]
+  rounds, requests = generator.engine.rounds, [REQUESTS[2], REQUESTS[5]]
   wanted = [one.tokens.tolist() for one in generator.generate(requests)]
   streams = [generator.stream(one) for one in requests]
   name = '_step' if at == 'step' else '_prefill'
@@ -465,10 +467,9 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(generator):
     assert len(list(long)) == 2
 
 
-def test_conversations_that_hold_all_rows_are_an_error_not_a_wait(generator):
-  held = [generator.converse(32) for _ in range(ROWS)]
-  with pytest.raises(pages.Full, match='all 3 rows'):
-    generator.converse()
+def test_rows_that_others_hold_are_an_error_not_a_wait(generator):
+  decoder = generator._decoder
+  held = [decoder.open() for _ in range(ROWS)]
   with pytest.raises(pages.Full, match='all 3 rows'):
     generator.generate([REQUESTS[0]])
   stream = generator.stream(REQUESTS[0])
@@ -476,13 +477,10 @@ def test_conversations_that_hold_all_rows_are_an_error_not_a_wait(generator):
     next(stream)
   with pytest.raises(pages.Full, match='all 3 rows'):
     generator.score([1, 2])
-  # A turn has a row and does not wait for one.
-  assert len(list(held[0].stream(Request(prompt(3), 2)))) == 2
-  held.pop().close()
+  decoder.close(held.pop())
   assert len(list(stream)) == 9
-  for conversation in held:
-    conversation.close()
-    conversation.close()
+  for row in held:
+    decoder.close(row)
 
 
 @pytest.mark.parametrize(

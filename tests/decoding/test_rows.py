@@ -7,6 +7,7 @@ evicted or closed, each row must find the labels of its own text, and a row that
 was opened must always be able to grow.
 """
 
+import contextlib
 import random
 
 import numpy as np
@@ -146,15 +147,11 @@ class World:
         row.record()
     elif choice < 0.82:
       if row.length:
-        try:
+        with contextlib.suppress(pages_lib.Full):
           row.record(is_pinned=True)
-        except pages_lib.Full:
-          pass
     elif choice < 0.85:
-      try:
+      with contextlib.suppress(pages_lib.Full):
         row.lend()
-      except pages_lib.Full:
-        pass
     elif choice < 0.93:
       self.close(row)
     elif choice < 0.96 and len(self.rows.tree):

@@ -223,14 +223,14 @@ def test_bad_logits_of_one_prompt_leave_the_others_text(generator, monkeypatch):
   requests = [
     MANNER.request(talk.opened(BYTES, prompt), 0) for prompt in ('a', 'b')
   ]
-  rounds = generator._runner.rounds
-  first = rounds.first
+  rounds = generator.engine.rounds
+  prefill = rounds.prefill
 
-  def broken(row, last_BLD):
-    token, log_probability = first(row, last_BLD)
-    return (token * 0 - 1 if row == 0 else token), log_probability
+  def broken(chunks, shape):
+    packed = prefill(chunks, shape)
+    return packed.at[0, 0].set(-1) if chunks[0].row == 0 else packed
 
-  monkeypatch.setattr(rounds, 'first', broken)
+  monkeypatch.setattr(rounds, 'prefill', broken)
   out = io.StringIO()
   with pytest.raises(request_lib.BadLogits, match='in row 0, step 0'):
     talk.answer(generator, requests, out, talk.Pace())

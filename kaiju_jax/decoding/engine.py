@@ -1,0 +1,490 @@
+"""Runs sequences in rounds: who joins, who draws, whose prompts go on.
+
+    engine = Engine(decoder, tokenizer)
+    sequence = engine.submit(request)
+    while sequence.reason is None:
+      engine.advance()
+
+A round is one step of all rows that draw and one chunk of prompts, as
+`schedule.plan` says; so a long prompt delays the others by a chunk per token,
+not by its whole length. There is no thread: whoever waits for a token runs the
+rounds. A round is whole or has not begun: Ctrl-C raises after it.
+
+Texts stay in the decoder's prefix tree when their sequences end. A prompt goes
+on from the longest beginning that a point has, whether that is a turn before, a
+candidate beside it, or another user's text with the same character;
+`recording.py` says where points are made.
+
+With `ahead`, a round is dispatched before the tokens of the one before it are
+read. The host's work then runs beside the device's, and what ends at a stop is
+known a round later: the token that it drew meanwhile is not shown.
+"""
+
+import collections
+from collections.abc import Callable
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import compiled
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import interrupts
+from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.decoding import recording
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import rounds as rounds_lib
+from kaiju_jax.decoding import schedule
+from kaiju_jax.decoding import sequence as sequence_lib
+from kaiju_jax.decoding import stop
+
+# How much of an estimate the latest round is.
+_NEWEST = 0.1
+
+
+class Limits(NamedTuple):
+  """When an engine refuses or ends what is asked of it; None for never.
+
+  Attributes:
+    queue: sequences that wait at most.
+    wait: seconds that a sequence is expected to wait at most.
+    lease: seconds after which a sequence that nobody reads is cancelled.
+  """
+
+  queue: int | None = None
+  wait: float | None = None
+  lease: float | None = None
+
+
+class Load(NamedTuple):
+  """What an engine does at the moment.
+
+  Attributes:
+    waiting: sequences without a row.
+    running: sequences with one.
+    left: prompt tokens to prefill.
+    wait: seconds that a new sequence is expected to wait.
+    points: that prompts can go on from.
+  """
+
+  waiting: int
+  running: int
+  left: int
+  wait: float
+  points: int
+
+
+class _Flight(NamedTuple):
+  """What was dispatched and not read: by index of `packed`, whose it is."""
+
+  packed: jax.Array
+  drawing: dict[int, sequence_lib.Sequence]
+
+
+class Engine:
+  """The sequences over one decoder's rows.
+
+  Args:
+    decoder: the model and its cache, whose rows are the engine's alone.
+    tokenizer: the tokenizer that turns tokens into text; None for no text.
+    chunk: prompt tokens of a round, at most.
+    reuses: whether texts are recorded and resumed.
+    ahead: whether a round is dispatched before the one before it is read.
+    limits: when it refuses; by default never.
+    clock: seconds, from any moment on.
+
+  Attributes:
+    decoder: the same.
+    rounds: what runs on the device.
+    limits: when it refuses.
+
+  Raises:
+    ValueError: a chunk without tokens.
+  """
+
+  def __init__(
+    self,
+    decoder: decoder_lib.Decoder,
+    tokenizer: tokenizer_lib.Tokenizer | None = None,
+    *,
+    chunk: int = 256,
+    reuses: bool = True,
+    ahead: bool = False,
+    limits: Limits | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    if chunk < 1:
+      raise ValueError(f'chunk={chunk}: must be at least 1.')
+    self.decoder = decoder
+    self.rounds = compiled.Rounds(decoder, chunk)
+    self.limits = limits or Limits()
+    self._tokenizer = tokenizer
+    self._reuses = reuses
+    self._ahead = int(ahead)
+    self._clock = clock
+    self._latest = recording.Latest(decoder.tree)
+    self._waiting: dict[int, sequence_lib.Sequence] = {}
+    self._running: dict[int, sequence_lib.Sequence] = {}
+    # Of each round that was dispatched and not read.
+    self._flights: collections.deque[list[_Flight]] = collections.deque()
+    self._shares = schedule.Shares()
+    self._abandoned: list[Callable[[], None]] = []
+    self._count = 0
+    self._seconds = 0.0  # Of a round, by the latest ones.
+    self._is_draining = False
+
+  @property
+  def is_idle(self) -> bool:
+    """Whether there is nothing to do."""
+    return not (self._waiting or self._running)
+
+  def check(
+    self,
+    request: request_lib.Request,
+    name: str = 'request',
+    length: int | None = None,
+  ) -> np.ndarray:
+    """Returns the prompt as int32 [L].
+
+    Args:
+      request: what is asked.
+      name: the request's name in messages.
+      length: tokens of prompt and continuation; by default what a row holds.
+
+    Raises:
+      TypeError, ValueError: names the field that is wrong.
+    """
+    length = self.decoder.length if length is None else length
+    tokens_L = request_lib.check(
+      request, self.decoder.config.vocab_size, length, name
+    )
+    if request.stop_strings and self._tokenizer is None:
+      raise ValueError(
+        f'{name}.stop_strings={request.stop_strings!r}: the engine has no'
+        ' tokenizer to find them with.'
+      )
+    return tokens_L
+
+  def submit(
+    self, request: request_lib.Request, before: int = 0
+  ) -> sequence_lib.Sequence:
+    """Returns the request's sequence, which joins as soon as it can.
+
+    Args:
+      request: what is asked.
+      before: tokens of the prompt that are an earlier turn's.
+
+    Raises:
+      TypeError, ValueError: names the field that is wrong.
+      request.Busy: the queue or the wait is too long, or the engine drains.
+    """
+    tokens_L = self.check(request)
+    self._refuse(len(tokens_L))
+    text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
+    self._count += 1
+    one = sequence_lib.Sequence(self._count, request, tokens_L, text, before)
+    one.came = one.read_at = self._clock()
+    one.tag = self._shares.tag(one.owner, one.room)
+    self._waiting[one.number] = one
+    return one
+
+  def advance(self) -> None:
+    """Runs a round.
+
+    Raises:
+      pages.Full: sequences wait, and no row will ever become free.
+    """
+    with interrupts.held():
+      self.reap()
+      begun = self._clock()
+      plan = self._planned(begun)
+      for number in plan.late:
+        self._too_late(self._waiting[number])
+      for number in plan.park:
+        self._park(self._running[number])
+      for number in plan.overtaken:
+        self._waiting[number].overtaken += 1
+      for number in plan.join:
+        self._join(self._waiting[number])
+      if self._waiting and not self._running:
+        self._join(next(iter(self._waiting.values())))
+      self._dispatch(plan)
+      while len(self._flights) > self._ahead:
+        self._settle()
+      if plan.draw or plan.prefill:
+        self._note_seconds(self._clock() - begun)
+
+  def cancel(self, sequence: sequence_lib.Sequence) -> None:
+    """Ends a sequence that has not ended, and frees its row."""
+    with interrupts.held():
+      if sequence.reason is None:
+        self._settle_all()
+        self._leave(sequence, 'cancelled')
+
+  def abandon(self, end: Callable[[], None]) -> None:
+    """Has `end` called when the next round begins, or the next row is opened.
+
+    For finalizers, which may run in the middle of a round.
+    """
+    self._abandoned.append(end)
+
+  def reap(self) -> None:
+    """Ends what nobody holds or reads any more."""
+    while self._abandoned:
+      self._abandoned.pop()()
+    lease = self.limits.lease
+    if lease is not None:
+      now = self._clock()
+      for one in (*self._waiting.values(), *self._running.values()):
+        if now - one.read_at > lease:
+          self.cancel(one)
+
+  def read(self, sequence: sequence_lib.Sequence) -> None:
+    """Renews a sequence's lease."""
+    sequence.read_at = self._clock()
+
+  def drain(self, seconds: float) -> list[sequence_lib.Sequence]:
+    """Finishes what runs, takes nothing new, and ends the rest.
+
+    Args:
+      seconds: after which what has not ended is ended; its text is recorded.
+
+    Returns:
+      Those that were ended, with the reason 'drained'.
+    """
+    self._is_draining = True
+    end = self._clock() + seconds
+    while not self.is_idle and self._clock() < end:
+      self.advance()
+    rest = [*self._waiting.values(), *self._running.values()]
+    with interrupts.held():
+      self._settle_all()
+      for one in rest:
+        self._leave(one, 'drained')
+    return [one for one in rest if one.reason == 'drained']
+
+  def load(self) -> Load:
+    """Returns what the engine does at the moment."""
+    waiting, running = self._waiting.values(), self._running.values()
+    left = sum(map(self._left, (*waiting, *running)))
+    rounds = schedule.expected_wait(
+      [one.rounds_left + self._calls(self._left(one)) for one in waiting],
+      [one.rounds_left + self._calls(self._left(one)) for one in running],
+      self.decoder.free_rows,
+    )
+    return Load(
+      len(waiting),
+      len(running),
+      left,
+      (rounds + self._calls(left)) * self._seconds,
+      len(self.decoder.tree),
+    )
+
+  def _refuse(self, tokens: int) -> None:
+    """Refuses a request whose first token would come too late.
+
+    Raises:
+      request.Busy: says when to ask again.
+    """
+    if self._is_draining:
+      raise request_lib.Busy('the engine is being stopped.', None)
+    if self.limits.queue is None and self.limits.wait is None:
+      return
+    load = self.load()
+    wait = load.wait + self._calls(tokens) * self._seconds
+    if self.limits.queue is not None and load.waiting >= self.limits.queue:
+      raise request_lib.Busy(
+        f'{load.waiting} sequences wait, as many as may: ask again in'
+        f' {wait:.1f} s.',
+        wait,
+      )
+    if self.limits.wait is not None and wait > self.limits.wait:
+      raise request_lib.Busy(
+        f'the first token would come after {wait:.1f} s, and'
+        f' {self.limits.wait:g} s are allowed: ask again then.',
+        wait,
+      )
+
+  def _note_seconds(self, seconds: float) -> None:
+    newest = _NEWEST if self._seconds else 1.0
+    self._seconds += newest * (seconds - self._seconds)
+
+  def _left(self, one: sequence_lib.Sequence) -> int:
+    """Returns how many tokens are to be prefilled before it draws."""
+    if one.is_drawing:
+      return 0
+    held = 0 if one.row is None else self.decoder.length_of(one.row)
+    return one.length - held
+
+  def _calls(self, tokens: int) -> int:
+    return -(-tokens // self.rounds.chunk)
+
+  def _planned(self, now: float) -> schedule.Round:
+    """Returns what this round does."""
+    free = self.decoder.free_rows
+    waiting = [one.waiting() for one in self._waiting.values()]
+    if free:
+      # Looked up in each round anew, because points come and go.
+      waiting = schedule.ordered(waiting, now)
+      most = schedule.OVERTAKES + free
+      waiting[:most] = map(self._looked_up, waiting[:most])
+    running = [
+      one.running(self._left(one))
+      for one in self._running.values()
+      if not one.is_whole
+    ]
+    pages = self.decoder.free_pages() if waiting and free else {}
+    budget = schedule.Budget(free, pages, self.rounds.shapes)
+    return schedule.plan(waiting, running, budget, now)
+
+  def _looked_up(self, one: schedule.Waiting) -> schedule.Waiting:
+    """Returns what a sequence needs, and whether it should wait for another."""
+    sequence = self._waiting[one.number]
+    text = self._resumable(sequence)
+    needs, resumed = self.decoder.needs(sequence.room, text)
+    least = resumed + self.decoder.page
+    is_following = text is not None and any(
+      recording.soon(other.text(), other.stops, text) >= least
+      for other in self._running.values()
+      if not other.is_drawing
+    )
+    return one._replace(
+      needs=needs,
+      left=sequence.length - resumed,
+      is_following=is_following,
+    )
+
+  def _resumable(self, one: sequence_lib.Sequence) -> prefix_tree.Text | None:
+    return one.resumable() if self._reuses else None
+
+  def _join(self, one: sequence_lib.Sequence) -> None:
+    """Gives a row to a sequence.
+
+    Raises:
+      pages.Full: there is none, or too few pages.
+    """
+    row = self.decoder.open(one.room, text=self._resumable(one))
+    del self._waiting[one.number]
+    self._running[one.number] = one
+    length = self.decoder.length_of(row)
+    one.join(row, length)
+    if self._reuses:
+      one.stops = recording.stops(one.request.shared, length, one.prompt)
+    self._shares.joined(one.tag)
+    self.rounds.join(row, one.request.sampling, one.tokens(0, length))
+
+  def _park(self, one: sequence_lib.Sequence) -> None:
+    """Takes a sequence's row away; it waits, and goes on where it was."""
+    self._settle_all()
+    if one.reason is None:
+      self._record(one)
+      self._close(one)
+      self._waiting[one.number] = one
+
+  def _too_late(self, one: sequence_lib.Sequence) -> None:
+    one.error = request_lib.Late(
+      f'sequence {one.number} found no row within {one.request.deadline:g} s.'
+    )
+    self._leave(one, 'error')
+
+  def _dispatch(self, plan: schedule.Round) -> None:
+    """Runs what a round runs; its tokens are still to be read."""
+    flights = []
+    # In this order, so that a first token waits for no further step.
+    if plan.draw:
+      drawing = {self._running[x].row: self._running[x] for x in plan.draw}
+      flights.append(_Flight(self.rounds.step(list(drawing)), drawing))
+    for one in self._running.values():
+      one.passed += not one.is_drawing
+    if plan.prefill:
+      prompts = [self._running[number] for number in plan.prefill]
+      flights.append(self._prefill(prompts, plan.shape))
+    for flight in flights:
+      for one in flight.drawing.values():
+        one.flying += 1
+    self._flights.append(flights)
+
+  def _prefill(self, prompts, shape: tuple[int, int]) -> _Flight:
+    """Runs the next chunks of prompts, up to their next points."""
+    chunks, begins = [], []
+    for one in prompts:
+      one.passed = 0
+      begin = self.decoder.length_of(one.row)
+      end = min(
+        begin + shape[1], *(x for x in one.stops if x > begin), one.length
+      )
+      begins.append(begin)
+      chunks.append(
+        compiled.Chunk(one.row, one.tokens(begin, end), end == one.length)
+      )
+    if prompts[0].request.scores_prompt:
+      ((one,), (begin,), (chunk,)) = prompts, begins, chunks
+      count = len(chunk.tokens_L)
+      next_L = one.tokens(begin + 1, begin + 1 + count)
+      packed, scores = self.rounds.score(chunk, next_L)
+      one.score(begin, count, scores)
+    else:
+      packed = self.rounds.prefill(chunks, shape)
+    drawing = {}
+    for place, (one, chunk) in enumerate(zip(prompts, chunks)):
+      if self.decoder.length_of(one.row) in one.stops:
+        self._record(one)
+      if chunk.draws:
+        one.is_drawing = True
+        drawing[place] = one
+    return _Flight(packed, drawing)
+
+  def _settle_all(self) -> None:
+    while self._flights:
+      self._settle()
+
+  def _settle(self) -> None:
+    """Reads the tokens of the oldest round that was not read."""
+    for packed, drawing in self._flights.popleft():
+      token_B, log_probability_B = rounds_lib.unpacked(packed)
+      for place, one in drawing.items():
+        one.flying -= 1
+        if one.reason is None:
+          self._take(one, int(token_B[place]), float(log_probability_B[place]))
+
+  def _take(self, one: sequence_lib.Sequence, token, log_probability) -> None:
+    """Gives a drawn token to its sequence, which may end by it."""
+    if token < 0:
+      one.error = one.bad_logits()
+      self._leave(one, 'error')
+      return
+    reason = one.take(token, log_probability)
+    if reason is not None:
+      self._leave(one, reason)
+
+  def _record(self, one: sequence_lib.Sequence) -> None:
+    """Makes a point of what a sequence's row holds."""
+    length = self.decoder.length_of(one.row)
+    if self._reuses and length:
+      one.points.append(self.decoder.record(one.row, one.text(length)))
+
+  def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
+    """Ends a sequence, wherever it is, and frees its row; once."""
+    if one.reason is not None:
+      return
+    one.reason = reason
+    self._waiting.pop(one.number, None)
+    if one.row is None:
+      return
+    if one.error is None:
+      self._record(one)
+      if self._reuses:
+        self._latest.note(
+          one.request.conversation, self.decoder.match_of(one.row), one.points
+        )
+    else:
+      # What gave no numbers once gives none again.
+      recording.forget(self.decoder.tree, one.points)
+    self._close(one)
+
+  def _close(self, one: sequence_lib.Sequence) -> None:
+    del self._running[one.number]
+    self.decoder.close(one.row)
+    one.leave()
