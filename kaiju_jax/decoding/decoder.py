@@ -18,6 +18,7 @@ import numpy as np
 
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import held_cache
 from kaiju_jax.decoding import interrupts
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import reference
@@ -27,10 +28,6 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import transformer
 from kaiju_jax.wire import ternary_plan
-
-
-class Closed(RuntimeError):
-  """A call failed after it had taken the cache, so that there is none left."""
 
 
 class Decoder:
@@ -43,6 +40,7 @@ class Decoder:
     jit: `jax.jit` with the compiler options of the mode.
     length: tokens that a row can hold.
     rows: sequences that the cache can hold.
+    account: which rows are open and which pages they and points hold; to read.
   """
 
   def __init__(
@@ -83,15 +81,8 @@ class Decoder:
         f' model.max_length={config.max_length}.'
       )
     heads = config.num_kv_heads
-    pools = paging.pools(
-      config.layers(),
-      rows,
-      length,
-      page=page,
-      extra=extra,
-      pages=page_counts,
-      heads=heads,
-    )
+    sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
+    pools = paging.pools(config.layers(), rows, length, **sizes)
     self.config = config
     self.rows = rows
     self.length = length
@@ -108,10 +99,10 @@ class Decoder:
     if mode == 'reference':
       ready = self.jit(ready)  # Its clamp limits are sums, too.
     self.params = jax.device_put(ready(params, replica=replica), device)
-    self._cache: cache_lib.Cache | None = jax.device_put(
-      cache_lib.make(config, pools, rows), device
+    self._held = held_cache.HeldCache(
+      jax.device_put(cache_lib.make(config, pools, rows), device)
     )
-    self._rows = rows_lib.Rows(pools, rows)
+    self.account = rows_lib.Rows(pools, rows)
     # The host's copy of the rows' lengths, to refuse before anything runs.
     self._length_R = np.zeros(rows, np.int64)
     self._opened_R = np.zeros(rows, np.int64)
@@ -132,23 +123,13 @@ class Decoder:
     """The cache after the last call.
 
     Raises:
-      Closed: a call failed after it had taken the cache.
+      held_cache.Closed: a call failed after it had taken the cache.
     """
-    if self._cache is None:
-      raise Closed(
-        'a call failed after it had taken the cache, which is lost with all'
-        ' texts in it: make another Decoder.'
-      )
-    return self._cache
+    return self._held.cache
 
   @property
   def cache_bytes(self) -> int:
     return cache_lib.bytes_of(self.cache)
-
-  @property
-  def tree(self) -> prefix_tree.PrefixTree:
-    """The points at which texts can go on."""
-    return self._rows.tree
 
   def run(
     self,
@@ -177,36 +158,26 @@ class Decoder:
     Raises:
       ValueError: a row that is not open, is lent to a search, or gets more
         tokens than it was opened for; then nothing has run.
-      Closed: an earlier call failed after it had taken the cache.
+      held_cache.Closed: an earlier call failed after it had taken the cache.
     """
     for row, count in (appends or {}).items():
       self._check_room(row, count)
     if appends is None:
-      return self._replace(function, *arguments)
-    growth = self._rows.grow(
+      return self._held.replace(function, self.params, *arguments)
+    growth = self.account.grow(
       {row: self.length_of(row) + count for row, count in appends.items()}
     )
     with interrupts.held():
       try:
-        result = self._replace(function, self._rows.rings(), *arguments)
+        result = self._held.replace(
+          function, self.params, self.account.rings(), *arguments
+        )
       except BaseException:
         growth.undo()
         raise
       growth.keep()
       for row, count in appends.items():
         self._length_R[row] += count
-    return result
-
-  def _replace(self, function, *arguments):
-    """Runs a function with the cache, and keeps the cache that it returns."""
-    cache = self.cache
-    try:
-      with interrupts.held():
-        result, self._cache = function(self.params, cache, *arguments)
-    except BaseException:
-      if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):
-        self._cache = None
-      raise
     return result
 
   def open(
@@ -237,14 +208,14 @@ class Decoder:
       raise ValueError(
         f'text has {len(text.tokens)} tokens: the row is opened for {length}.'
       )
-    opened = self._rows.open(length, extra, text)
+    opened = self.account.open(length, extra, text)
     try:
       with interrupts.held():
         if opened.copies:
           self._copy(opened.copies)
         self._give(opened, length)
     except BaseException:  # Ctrl-C too: no caller gets the row.
-      self._rows.close(opened.row)
+      self.account.close(opened.row)
       raise
     return opened.row
 
@@ -254,13 +225,13 @@ class Decoder:
     Raises:
       ValueError: the row is not open.
     """
-    self._rows.close(row)
-    if self._cache is not None:
+    self.account.close(row)
+    if not self._held.is_lost:
       self._give(
         rows_lib.Opened(
           row,
           0,
-          self._rows.table(row),
+          self.account.table(row),
           dict.fromkeys(self.network.pools, 0),
           {},
         ),
@@ -292,7 +263,7 @@ class Decoder:
         f'text has {len(text.tokens)} tokens: row {row} holds'
         f' {self.length_of(row)}.'
       )
-    return self._rows.record(row, text, is_pinned)
+    return self.account.record(row, text, is_pinned)
 
   def _give(self, opened: rows_lib.Opened, length: int) -> None:
     row = opened.row
@@ -317,29 +288,6 @@ class Decoder:
         for kind in self.network.pools
       },
     )
-
-  @property
-  def page(self) -> int:
-    """S, tokens of a page."""
-    return next(iter(self.network.pools.values())).page
-
-  @property
-  def free_rows(self) -> int:
-    return self._rows.free
-
-  def free_pages(self) -> dict[str, int]:
-    """Returns how many pages of each kind a new row could have."""
-    return {kind: self._rows.room(kind) for kind in self.network.pools}
-
-  def needs(
-    self, length: int, text: prefix_tree.Text | None = None
-  ) -> tuple[dict[str, int], int]:
-    """Returns the pages that `open` would take, and the tokens it resumes."""
-    return self._rows.needs(length, text)
-
-  def match_of(self, row: int) -> prefix_tree.Match | None:
-    """Returns what an open row resumed."""
-    return self._rows.match_of(row)
 
   def length_of(self, row: int) -> int:
     """Returns how many tokens a row's text has."""
@@ -402,7 +350,7 @@ class Decoder:
     first = {kind: np.int32(position) for kind, position in first.items()}
     with interrupts.held():
       self.run(self._settle, np.int32(row), source, first, np.int32(length))
-      self._rows.settle(row, first)
+      self.account.settle(row, first)
       self._length_R[row] = length
       self._lent.discard(row)
 
@@ -415,11 +363,11 @@ class Decoder:
       pages.Full: too few pages are free for that.
     """
     with interrupts.held():
-      copies = self._rows.own(row)
+      copies = self.account.own(row)
       for kind, pages in copies.items():
         for copy in pages:
           self._copy({kind: copy})
-      self.run(self._set_table, np.int32(row), self._rows.table(row))
+      self.run(self._set_table, np.int32(row), self.account.table(row))
       self._lent.add(row)
 
   def check_text(self, row: int) -> None:
@@ -428,9 +376,9 @@ class Decoder:
     Raises:
       ValueError: it is not open, or is lent to a search.
     """
-    if row not in self._rows.open_rows:
+    if row not in self.account.open_rows:
       raise ValueError(
-        f'row={row}: is not open; open are {self._rows.open_rows}.'
+        f'row={row}: is not open; open are {self.account.open_rows}.'
       )
     if row in self._lent:
       raise ValueError(

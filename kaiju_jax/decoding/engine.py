@@ -29,6 +29,7 @@ import jax
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import admission
 from kaiju_jax.decoding import compiled
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import interrupts
@@ -39,41 +40,6 @@ from kaiju_jax.decoding import rounds as rounds_lib
 from kaiju_jax.decoding import schedule
 from kaiju_jax.decoding import sequence as sequence_lib
 from kaiju_jax.decoding import stop
-
-# How much of an estimate the latest round is.
-_NEWEST = 0.1
-
-
-class Limits(NamedTuple):
-  """When an engine refuses or ends what is asked of it; None for never.
-
-  Attributes:
-    queue: sequences that wait at most.
-    wait: seconds that a sequence is expected to wait at most.
-    lease: seconds after which a sequence that nobody reads is cancelled.
-  """
-
-  queue: int | None = None
-  wait: float | None = None
-  lease: float | None = None
-
-
-class Load(NamedTuple):
-  """What an engine does at the moment.
-
-  Attributes:
-    waiting: sequences without a row.
-    running: sequences with one.
-    left: prompt tokens to prefill.
-    wait: seconds that a new sequence is expected to wait.
-    points: that prompts can go on from.
-  """
-
-  waiting: int
-  running: int
-  left: int
-  wait: float
-  points: int
 
 
 class _Flight(NamedTuple):
@@ -112,19 +78,19 @@ class Engine:
     chunk: int = 256,
     reuses: bool = True,
     ahead: bool = False,
-    limits: Limits | None = None,
+    limits: admission.Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
     self.decoder = decoder
     self.rounds = compiled.Rounds(decoder, chunk)
-    self.limits = limits or Limits()
+    self.limits = limits or admission.Limits()
     self._tokenizer = tokenizer
     self._reuses = reuses
     self._ahead = int(ahead)
     self._clock = clock
-    self._latest = recording.Latest(decoder.tree)
+    self._latest = recording.Latest(decoder.account.tree)
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
     # Of each round that was dispatched and not read.
@@ -132,7 +98,7 @@ class Engine:
     self._shares = schedule.Shares()
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
-    self._seconds = 0.0  # Of a round, by the latest ones.
+    self._pace = admission.Pace(chunk)
     self._is_draining = False
 
   @property
@@ -181,7 +147,10 @@ class Engine:
       request.Busy: the queue or the wait is too long, or the engine drains.
     """
     tokens_L = self.check(request)
-    self._refuse(len(tokens_L))
+    if self._is_draining:
+      raise request_lib.Busy('the engine is being stopped.', None)
+    if self.limits != admission.Limits():
+      admission.refuse(self.limits, self.load(), self._pace, len(tokens_L))
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
     self._count += 1
     one = sequence_lib.Sequence(self._count, request, tokens_L, text, before)
@@ -214,7 +183,7 @@ class Engine:
       while len(self._flights) > self._ahead:
         self._settle()
       if plan.draw or plan.prefill:
-        self._note_seconds(self._clock() - begun)
+        self._pace.note(self._clock() - begun)
 
   def cancel(self, sequence: sequence_lib.Sequence) -> None:
     """Ends a sequence that has not ended, and frees its row."""
@@ -265,51 +234,17 @@ class Engine:
         self._leave(one, 'drained')
     return [one for one in rest if one.reason == 'drained']
 
-  def load(self) -> Load:
+  def load(self) -> admission.Load:
     """Returns what the engine does at the moment."""
-    waiting, running = self._waiting.values(), self._running.values()
-    left = sum(map(self._left, (*waiting, *running)))
-    rounds = schedule.expected_wait(
-      [one.rounds_left + self._calls(self._left(one)) for one in waiting],
-      [one.rounds_left + self._calls(self._left(one)) for one in running],
-      self.decoder.free_rows,
-    )
-    return Load(
-      len(waiting),
-      len(running),
-      left,
-      (rounds + self._calls(left)) * self._seconds,
-      len(self.decoder.tree),
+    return self._pace.load(
+      map(self._work, self._waiting.values()),
+      map(self._work, self._running.values()),
+      self.decoder.account.free,
+      len(self.decoder.account.tree),
     )
 
-  def _refuse(self, tokens: int) -> None:
-    """Refuses a request whose first token would come too late.
-
-    Raises:
-      request.Busy: says when to ask again.
-    """
-    if self._is_draining:
-      raise request_lib.Busy('the engine is being stopped.', None)
-    if self.limits.queue is None and self.limits.wait is None:
-      return
-    load = self.load()
-    wait = load.wait + self._calls(tokens) * self._seconds
-    if self.limits.queue is not None and load.waiting >= self.limits.queue:
-      raise request_lib.Busy(
-        f'{load.waiting} sequences wait, as many as may: ask again in'
-        f' {wait:.1f} s.',
-        wait,
-      )
-    if self.limits.wait is not None and wait > self.limits.wait:
-      raise request_lib.Busy(
-        f'the first token would come after {wait:.1f} s, and'
-        f' {self.limits.wait:g} s are allowed: ask again then.',
-        wait,
-      )
-
-  def _note_seconds(self, seconds: float) -> None:
-    newest = _NEWEST if self._seconds else 1.0
-    self._seconds += newest * (seconds - self._seconds)
+  def _work(self, one: sequence_lib.Sequence) -> admission.Work:
+    return admission.Work(self._left(one), one.tokens_left)
 
   def _left(self, one: sequence_lib.Sequence) -> int:
     """Returns how many tokens are to be prefilled before it draws."""
@@ -318,12 +253,9 @@ class Engine:
     held = 0 if one.row is None else self.decoder.length_of(one.row)
     return one.length - held
 
-  def _calls(self, tokens: int) -> int:
-    return -(-tokens // self.rounds.chunk)
-
   def _planned(self, now: float) -> schedule.Round:
     """Returns what this round does."""
-    free = self.decoder.free_rows
+    free = self.decoder.account.free
     waiting = [one.waiting() for one in self._waiting.values()]
     if free:
       # Looked up in each round anew, because points come and go.
@@ -335,7 +267,7 @@ class Engine:
       for one in self._running.values()
       if not one.is_whole
     ]
-    pages = self.decoder.free_pages() if waiting and free else {}
+    pages = self.decoder.account.free_pages() if free else {}
     budget = schedule.Budget(free, pages, self.rounds.shapes)
     return schedule.plan(waiting, running, budget, now)
 
@@ -343,8 +275,8 @@ class Engine:
     """Returns what a sequence needs, and whether it should wait for another."""
     sequence = self._waiting[one.number]
     text = self._resumable(sequence)
-    needs, resumed = self.decoder.needs(sequence.room, text)
-    least = resumed + self.decoder.page
+    needs, resumed = self.decoder.account.needs(sequence.room, text)
+    least = resumed + self.decoder.account.page
     is_following = text is not None and any(
       recording.soon(other.text(), other.stops, text) >= least
       for other in self._running.values()
@@ -477,11 +409,13 @@ class Engine:
       self._record(one)
       if self._reuses:
         self._latest.note(
-          one.request.conversation, self.decoder.match_of(one.row), one.points
+          one.request.conversation,
+          self.decoder.account.match_of(one.row),
+          one.points,
         )
     else:
       # What gave no numbers once gives none again.
-      recording.forget(self.decoder.tree, one.points)
+      recording.forget(self.decoder.account.tree, one.points)
     self._close(one)
 
   def _close(self, one: sequence_lib.Sequence) -> None:

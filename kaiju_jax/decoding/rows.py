@@ -24,6 +24,7 @@ import numpy as np
 
 from kaiju_jax.decoding import pages as pages_lib
 from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.decoding import rings as rings_lib
 from kaiju_jax.model import paging
 
 
@@ -54,6 +55,7 @@ class Rows:
     rows: R, how many rows there are.
     pages: who holds each page.
     tree: the points at which texts can go on.
+    page: S, slots of a page.
   """
 
   def __init__(self, pools: Mapping[str, paging.Pool], rows: int):
@@ -63,9 +65,9 @@ class Rows:
       {kind: pool.pages for kind, pool in pools.items()}
     )
     windows = [x.window for x in pools.values() if x.window is not None]
-    self._page = next(iter(pools.values())).page
+    self.page = next(iter(pools.values())).page
     self.tree = prefix_tree.PrefixTree(
-      self.pages, self._page, windows[0] if windows else None
+      self.pages, self.page, windows[0] if windows else None
     )
     # What is handed out next stands at the end.
     self._free_rows = list(range(rows))[::-1]
@@ -93,6 +95,10 @@ class Rows:
     if pool.window is None:
       return pool.pages - int(self._held(kind).sum())
     return pool.pages - len(self._pinned(kind)) - self._set_aside_of(kind)
+
+  def free_pages(self) -> dict[str, int]:
+    """Returns by kind how many pages a new row could have."""
+    return {kind: self.room(kind) for kind in self._pools}
 
   def needs(
     self, length: int, text: prefix_tree.Text | None = None
@@ -171,7 +177,7 @@ class Rows:
       row,
       0 if match is None else match.length,
       {kind: table_RN[row].copy() for kind, table_RN in self._tables.items()},
-      {kind: int(x[row]) * self._page for kind, x in self._firsts.items()},
+      {kind: int(x[row]) * self.page for kind, x in self._firsts.items()},
       copies,
     )
 
@@ -214,7 +220,7 @@ class Rows:
           )
     return self.tree.record(text, pages, is_pinned)
 
-  def grow(self, ends: Mapping[int, int]) -> 'Growth':
+  def grow(self, ends: Mapping[int, int]) -> rings_lib.Growth:
     """Turns rings so that rows have room for text up to `ends`.
 
     Args:
@@ -223,13 +229,13 @@ class Rows:
     Returns:
       What changed: `keep` it once the device has followed, or `undo` it.
     """
-    growth = Growth(self)
+    growth = rings_lib.Growth(self._tables, self._firsts, self.pages, self.tree)
     try:
       for kind, pool in self._pools.items():
         if pool.window is None:
           continue
         for row, end in ends.items():
-          self._turn(growth, kind, row, -(-end // pool.page))
+          growth.turn(kind, row, -(-end // pool.page))
     except BaseException:
       growth.undo()
       raise
@@ -282,7 +288,7 @@ class Rows:
   def settle(self, row: int, first: Mapping[str, int]) -> None:
     """Notes that a row's slot 0 holds another position, by kind."""
     for kind, position in first.items():
-      self._firsts[kind][row] = position // self._page
+      self._firsts[kind][row] = position // self.page
 
   def table(self, row: int) -> dict[str, np.ndarray]:
     """Returns a row's tables by kind, int32 [N]."""
@@ -293,7 +299,7 @@ class Rows:
   ) -> dict[str, tuple[int, int]]:
     """Gives a row the pages of a match; returns which to copy."""
     found = self.tree.pages(match)
-    index, cut = divmod(match.length, self._page)
+    index, cut = divmod(match.length, self.page)
     for kind, pages in found.items():
       self.pages.hold(kind, pages.values())
       first = 0 if self._pools[kind].window is None else min(pages)
@@ -323,35 +329,13 @@ class Rows:
     self.tree.make_room({kind: len(missing)})
     table_N[missing] = self.pages.take(kind, len(missing))
 
-  def _turn(self, growth: 'Growth', kind: str, row: int, count: int) -> None:
-    """Gives a ring the page of index count − 1, and those before it."""
-    table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
-    N = len(table_N)
-    to = max(first, count - N)
-    if to == first and table_N[count - 1 - first] >= 0:
-      return
-    turned_N = np.full(N, -1, np.int32)
-    turned_N[: max(N - (to - first), 0)] = table_N[to - first :]
-    missing = np.flatnonzero(turned_N[: count - to] < 0)
-    growth.note(kind, row)
-    for page in table_N[: to - first]:
-      if page >= 0:
-        growth.leave(kind, int(page))
-    # Evicting a point may free a page, or leave one to rows that let go of it.
-    while len(growth.left(kind)) + self.pages.free(kind) < len(missing):
-      if not self.tree.evict():
-        break
-    turned_N[missing] = growth.take(kind, len(missing))
-    self._tables[kind][row] = turned_N
-    self._firsts[kind][row] = to
-
   def _needs(
     self, counts: Mapping[str, int], match: prefix_tree.Match | None
   ) -> dict[str, int]:
     """Returns how many pages a new row adds to those of rows and pins."""
     needs = dict(counts)
     if match is not None:
-      whole = match.length // self._page
+      whole = match.length // self.page
       for kind, pages in self.tree.pages(match).items():
         if self._pools[kind].window is None:
           is_held_P = self._held(kind)
@@ -397,54 +381,3 @@ class Rows:
   def _check_open(self, row: int) -> None:
     if row not in self._set_aside:
       raise ValueError(f'row={row}: is not open; open are {self.open_rows}.')
-
-
-class Growth:
-  """How rings turned for a call that the device has yet to follow."""
-
-  def __init__(self, rows: Rows):
-    self._rows = rows
-    self._before: list[tuple[str, int, np.ndarray, int]] = []
-    self._taken: list[tuple[str, int]] = []
-    self._left: list[tuple[str, int]] = []
-
-  def note(self, kind: str, row: int) -> None:
-    """Notes a row's ring before it turns."""
-    rows = self._rows
-    self._before.append(
-      (kind, row, rows._tables[kind][row].copy(), int(rows._firsts[kind][row]))
-    )
-
-  def left(self, kind: str) -> list[int]:
-    """Returns pages that rows let go of and that nobody else holds."""
-    return [
-      page
-      for page in dict.fromkeys(y for x, y in self._left if x == kind)
-      if self._rows.pages.holders(kind, page) == self._left.count((kind, page))
-    ]
-
-  def take(self, kind: str, count: int) -> list[int]:
-    """Returns pages that were left to nobody, and others that were free."""
-    again = self.left(kind)[:count]
-    for page in again:
-      self._left.remove((kind, page))
-    fresh = self._rows.pages.take(kind, count - len(again))
-    self._taken += [(kind, page) for page in fresh]
-    return again + fresh
-
-  def leave(self, kind: str, page: int) -> None:
-    """Notes that a row lets go of a page."""
-    self._left.append((kind, page))
-
-  def keep(self) -> None:
-    """Lets go of the pages that left."""
-    for kind, page in self._left:
-      self._rows.pages.release(kind, [page])
-
-  def undo(self) -> None:
-    """Turns the rings back."""
-    for kind, row, table_N, first in reversed(self._before):
-      self._rows._tables[kind][row] = table_N
-      self._rows._firsts[kind][row] = first
-    for kind, page in self._taken:
-      self._rows.pages.release(kind, [page])

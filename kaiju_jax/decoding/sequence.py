@@ -95,7 +95,7 @@ class Sequence:
     return self._drawn + self.flying >= self.request.max_tokens
 
   @property
-  def rounds_left(self) -> int:
+  def tokens_left(self) -> int:
     """How many tokens it may draw yet."""
     return self.request.max_tokens - self._drawn
 

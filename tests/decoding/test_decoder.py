@@ -8,6 +8,7 @@ import pytest
 
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import held_cache
 from tests.decoding import toys
 
 
@@ -52,7 +53,7 @@ def test_a_row_takes_what_it_was_opened_for_and_no_more(decoder):
 def test_a_length_that_no_row_can_have_is_refused(decoder, length):
   with pytest.raises(ValueError, match=f'length={length}: .* holds 1…32'):
     decoder.open(length)
-  assert not decoder._rows.open_rows
+  assert not decoder.account.open_rows
 
 
 def test_a_closed_row_keeps_neither_pages_nor_text(decoder):
@@ -116,20 +117,20 @@ def test_a_call_that_fails_with_the_cache_closes_the_decoder():
     lambda: decoder.cache,
     decoder.open,
   ):
-    with pytest.raises(decoder_lib.Closed, match='make another Decoder'):
+    with pytest.raises(held_cache.Closed, match='make another Decoder'):
       call()
   # A `finally` that closes its row does not hide the first error.
   decoder.close(row)
-  assert not decoder._rows.open_rows
+  assert not decoder.account.open_rows
 
 
 def test_a_row_is_free_where_opening_it_failed(decoder, monkeypatch):
-  before = decoder._rows.open_rows
+  before = decoder.account.open_rows
   with monkeypatch.context() as patch:
     patch.setattr(decoder, '_give_pages', _interrupt)
     with pytest.raises(KeyboardInterrupt):
       decoder.open()
-  assert decoder._rows.open_rows == before
+  assert decoder.account.open_rows == before
 
 
 def test_bytes_are_those_of_the_cache(decoder):

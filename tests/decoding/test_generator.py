@@ -78,7 +78,7 @@ def generator(params):
 @pytest.fixture(autouse=True)
 def all_rows_are_free_in_the_end(generator):
   yield
-  assert len(generator._decoder._rows.open_rows) == 0
+  assert len(generator._decoder.account.open_rows) == 0
 
 
 @functools.lru_cache
@@ -296,7 +296,7 @@ def test_an_interrupted_batch_frees_its_rows(generator, monkeypatch):
 
 def forget(generator):
   """Makes the next texts run as a whole, and not from where others ended."""
-  while generator._decoder.tree.evict():
+  while generator._decoder.account.tree.evict():
     pass
 
 

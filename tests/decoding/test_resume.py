@@ -114,6 +114,6 @@ def test_any_life_of_rows_and_points_has_the_forward_pass_s_bits(changes):
     elif choice < 0.95:
       lives.end()
     else:
-      decoder.tree.evict()
+      decoder.account.tree.evict()
   assert compared > 300
   assert lives.resumed > 150

@@ -152,7 +152,7 @@ def lines(*said):
 def conversed(generator, read, out=None):
   out, notes = out or io.StringIO(), io.StringIO()
   talk.converse(generator, BYTES, MANNER, read, out, notes)
-  assert not generator._decoder._rows.open_rows
+  assert not generator._decoder.account.open_rows
   return out.getvalue(), notes.getvalue().splitlines()
 
 
@@ -208,7 +208,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(generator):
 def test_a_second_ctrl_c_ends_the_conversation(generator):
   with pytest.raises(KeyboardInterrupt):
     conversed(generator, lines('hi', 'you'), Interrupting(2))
-  assert not generator._decoder._rows.open_rows
+  assert not generator._decoder.account.open_rows
 
 
 def test_pace_tells_first_from_later_tokens():

@@ -1,0 +1,138 @@
+"""When an engine is too busy for another request, and for how long.
+
+The first token of a new request comes once a row is free and the prompts before
+it, and its own, have run. All of that is counted in rounds, from what sequences
+may yet draw at most: so the wait that is told is seldom exceeded, and whoever
+is admitted is served in time. What is refused is refused at once.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+from typing import NamedTuple
+
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import schedule
+
+# How much of an estimate the latest round is.
+_NEWEST = 0.1
+
+
+class Limits(NamedTuple):
+  """When an engine refuses or ends what is asked of it; None for never.
+
+  Attributes:
+    queue: sequences that wait at most.
+    wait: seconds until a first token, at most, as far as can be expected.
+    lease: seconds after which a sequence that nobody reads is cancelled.
+  """
+
+  queue: int | None = None
+  wait: float | None = None
+  lease: float | None = None
+
+
+class Work(NamedTuple):
+  """What a sequence has yet to do.
+
+  Attributes:
+    prompt: tokens to prefill.
+    tokens: that it may draw.
+  """
+
+  prompt: int
+  tokens: int
+
+
+class Load(NamedTuple):
+  """What an engine does at the moment.
+
+  Attributes:
+    waiting: sequences without a row.
+    running: sequences with one.
+    prompt: tokens to prefill.
+    wait: seconds until the first token of another sequence, without those of
+      its own prompt.
+    points: texts that prompts can go on from.
+  """
+
+  waiting: int
+  running: int
+  prompt: int
+  wait: float
+  points: int
+
+
+@dataclasses.dataclass
+class Pace:
+  """How long a round takes.
+
+  Attributes:
+    chunk: prompt tokens of a round.
+    seconds: of a round, by the latest ones; 0 before the first.
+  """
+
+  chunk: int
+  seconds: float = 0.0
+
+  def note(self, seconds: float) -> None:
+    """Notes how long a round took."""
+    newest = _NEWEST if self.seconds else 1.0
+    self.seconds += newest * (seconds - self.seconds)
+
+  def rounds(self, work: Work) -> int:
+    """Returns how many rounds a sequence takes at most."""
+    return work.tokens + -(-work.prompt // self.chunk)
+
+  def load(
+    self,
+    waiting: Iterable[Work],
+    running: Iterable[Work],
+    free: int,
+    points: int,
+  ) -> Load:
+    """Returns what an engine does.
+
+    Args:
+      waiting: what sequences without a row have to do.
+      running: what those with one have to do.
+      free: rows that nobody has.
+      points: texts that prompts can go on from.
+    """
+    waiting, running = list(waiting), list(running)
+    prompt = sum(work.prompt for work in (*waiting, *running))
+    rounds = schedule.expected_wait(
+      [self.rounds(work) for work in waiting],
+      [self.rounds(work) for work in running],
+      free,
+    )
+    rounds += -(-prompt // self.chunk)
+    return Load(
+      len(waiting), len(running), prompt, rounds * self.seconds, points
+    )
+
+
+def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
+  """Refuses a request that would wait for too long.
+
+  Args:
+    limits: of the engine.
+    load: what it does.
+    pace: of its rounds.
+    prompt: tokens of the request's prompt.
+
+  Raises:
+    request.Busy: says when to ask again.
+  """
+  wait = load.wait + pace.rounds(Work(prompt, 0)) * pace.seconds
+  if limits.queue is not None and load.waiting >= limits.queue:
+    raise request_lib.Busy(
+      f'{load.waiting} sequences wait, as many as may: ask again in'
+      f' {wait:.1f} s.',
+      wait,
+    )
+  if limits.wait is not None and wait > limits.wait:
+    raise request_lib.Busy(
+      f'the first token would come after {wait:.1f} s, and {limits.wait:g} s'
+      ' are allowed: ask again then.',
+      wait,
+    )
