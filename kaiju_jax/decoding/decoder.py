@@ -1,9 +1,8 @@
-"""A model and its cache: open a row, extend it, close it.
+"""A model and its cache: open a row, extend it, record it, close it.
 
 The decoder is the only writer of its cache. Every call that changes the cache
-goes through `Decoder.run`: the cache is donated to the call and replaced by
-what comes back, so that one decoder has one cache's bytes. Each shape [B, L] of
-a call compiles once; opening and closing rows compiles nothing.
+goes through `Decoder.run`. Each shape [B, L] of a call compiles once; opening
+and closing rows compiles nothing.
 """
 
 from collections.abc import Callable
