@@ -49,10 +49,15 @@ def model(
   Raises:
     OSError: the folder is not there.
   """
-  torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+  use_threads(threads)
   return transformers.ArceeForCausalLM.from_pretrained(
     folder, dtype=getattr(torch, dtype), attn_implementation=attention
   ).eval()
+
+
+def use_threads(count: int | None = None) -> None:
+  """Gives torch so many threads, by default one per core that is ours."""
+  torch.set_num_threads(count or len(os.sched_getaffinity(0)))
 
 
 def greedy(
