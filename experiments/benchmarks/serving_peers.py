@@ -7,8 +7,11 @@ r"""Which settings does each peer serve fastest with, on this machine?
 A bench that compares with a peer must compare with the peer at its best. Each
 setting serves the same requests, all at second 0, as many as are in flight, of
 the model in `peer_model.py`. The settings take turns; each is given by its best
-turn, because machines are shared and what disturbs only adds. Needs the extra
-`interchange`.
+turn, because machines are shared and what disturbs only adds.
+
+The peers are `transformers`, of the extra `interchange`, and llama.cpp, which
+stands in no extra: `pip install llama-cpp-python gguf` compiles it. What is not
+installed is said and left out.
 """
 
 from collections.abc import Callable
@@ -31,8 +34,8 @@ _TURNS = flags.DEFINE_integer('turns', 3, 'How often each serves.', 1)
 _ONLY = flags.DEFINE_string('only', '', 'Settings with this in their name.')
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 
-# What differs from the defaults of `transformers_serving.serve`.
-SETTINGS = {
+# What differs from the defaults of `serve` in `transformers_serving`.
+TRANSFORMERS = {
   'defaults': {},
   'repeated heads': {'grouped': False},
   'nothing shared': {'reuse': False},
@@ -42,6 +45,15 @@ SETTINGS = {
   'chunks of 1,024': {'chunk': 1024},
   'eager attention': {'attention': 'paged|eager'},
   'one thread': {'threads': 1},
+}
+# And in `llama_serving`; the name begins with the dtype.
+LLAMA = {
+  'float32': {},
+  'float32, float32 cache': {'cache': 'float32'},
+  'float32, chunks of 64': {'chunk': 64},
+  'float16': {},
+  'bfloat16': {},
+  'int8': {},
 }
 
 
@@ -69,24 +81,60 @@ def _written(folder: pathlib.Path) -> pathlib.Path:
 
 def _contenders(folder: pathlib.Path) -> dict[str, Callable]:
   """Returns what serves, by name: arrivals → timelines."""
+  found = {}
+  for peer in _transformers, _llama:
+    try:
+      found |= peer(folder)
+    except ImportError as error:
+      print(f'{peer.__name__.strip("_")} is left out: {error}.')
+  chosen = {name: x for name, x in found.items() if _ONLY.value in name}
+  if not chosen:
+    raise SystemExit(f'error: --only={_ONLY.value}: is in no name.')
+  return chosen
+
+
+def _transformers(folder: pathlib.Path) -> dict[str, Callable]:
   from experiments.benchmarks import transformers_serving
 
   @functools.cache
-  def model(dtype, **changes):
-    return transformers_serving.model(folder, dtype=dtype, **changes)
+  def model(dtype, attention):
+    return transformers_serving.model(folder, dtype=dtype, attention=attention)
 
   def serve(arrivals, dtype, attention='sdpa', threads=None, **changes):
-    loaded = model(dtype, attention=attention, threads=threads)
+    loaded = model(dtype, attention)
     transformers_serving.use_threads(threads)
     return transformers_serving.serve(
       loaded, arrivals, in_flight=_IN_FLIGHT.value, **changes
     )
 
   return {
-    name: functools.partial(serve, dtype=dtype, **changes)
+    f'transformers, {dtype}, {name}': functools.partial(
+      serve, dtype=dtype, **changes
+    )
     for dtype in ('float32', 'bfloat16')
-    for setting, changes in SETTINGS.items()
-    if _ONLY.value in (name := f'transformers, {dtype}, {setting}')
+    for name, changes in TRANSFORMERS.items()
+  }
+
+
+def _llama(folder: pathlib.Path) -> dict[str, Callable]:
+  from experiments.benchmarks import llama_serving
+
+  @functools.cache
+  def path(dtype):
+    written = folder / f'{dtype}.gguf'
+    llama_serving.write(written, folder, dtype)
+    return written
+
+  def serve(arrivals, dtype, **changes):
+    return llama_serving.serve(
+      path(dtype), arrivals, in_flight=_IN_FLIGHT.value, **changes
+    )
+
+  return {
+    f'llama.cpp, {name}': functools.partial(
+      serve, dtype=name.partition(',')[0], **changes
+    )
+    for name, changes in LLAMA.items()
   }
 
 
