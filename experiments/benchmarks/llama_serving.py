@@ -9,6 +9,9 @@ of several sequences, each with positions and a cache of its own. The loop here
 is the smallest one. A pass takes the next token of each running answer, then
 as many prompt tokens as the chunk has room for, in the order of arrival; numpy
 finds the likeliest token. Nothing is reused between requests.
+
+Where others use the machine too, set OMP_WAIT_POLICY=passive before this is
+imported: its threads otherwise spin while they wait for each other.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@ r"""Which settings does each peer serve fastest with, on this machine?
 
     taskset -c 0,1 python -m experiments.benchmarks.serving_peers
         [--in_flight=8] [--prompt=256] [--answer=32] [--turns=3]
-        [--only=float32] [--json=PATH]
+        [--only=REGEX] [--json=PATH]
 
 A bench that compares with a peer must compare with the peer at its best. Each
 setting serves the same requests, all at second 0, as many as are in flight, of
@@ -20,6 +20,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 import tempfile
 
 from absl import app
@@ -31,7 +32,9 @@ _IN_FLIGHT = flags.DEFINE_integer('in_flight', 8, 'Requests at a time.', 1)
 _PROMPT = flags.DEFINE_integer('prompt', 256, 'Tokens of a prompt.', 1)
 _ANSWER = flags.DEFINE_integer('answer', 32, 'Tokens of an answer.', 2)
 _TURNS = flags.DEFINE_integer('turns', 3, 'How often each serves.', 1)
-_ONLY = flags.DEFINE_string('only', '', 'Settings with this in their name.')
+_ONLY = flags.DEFINE_string(
+  'only', '', 'A regular expression: settings with it in their name.'
+)
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 
 # What differs from the defaults of `serve` in `transformers_serving`.
@@ -87,7 +90,9 @@ def _contenders(folder: pathlib.Path) -> dict[str, Callable]:
       found |= peer(folder)
     except ImportError as error:
       print(f'{peer.__name__.strip("_")} is left out: {error}.')
-  chosen = {name: x for name, x in found.items() if _ONLY.value in name}
+  chosen = {
+    name: x for name, x in found.items() if re.search(_ONLY.value, name)
+  }
   if not chosen:
     raise SystemExit(f'error: --only={_ONLY.value}: is in no name.')
   return chosen

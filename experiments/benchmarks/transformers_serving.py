@@ -9,9 +9,10 @@ the running answers' tokens, with pages of keys and values and shared prefixes.
 Each token's second is what the manager itself records, so that reading the
 answers takes nothing from it.
 
-What is chosen here in its favour, and measured (`python -m
-experiments.benchmarks.transformers_serving`): the heads of keys and values are
-not repeated before attention, as they are by default wherever there is a mask.
+One thing is chosen in its favour. By default it repeats the heads of keys and
+values before attention wherever there is a mask, and here there always is one:
+of the passes' queries by all rows' keys. Here they are not repeated.
+`serving_peers.py` compares this and other settings.
 """
 
 from collections.abc import Iterator
