@@ -57,7 +57,7 @@ def arrivals(count, rate=np.inf, **changes):
 )
 def test_answers_are_those_of_generate(model, changes):
   """Prompts in chunks, shared beginnings, and more requests than rows."""
-  sent = arrivals(7, shared=4, prompt=(20, 50), answer=(6, 9))
+  sent = arrivals(7, shared=4, prompt=(20, 50), answer=(6, 25))
   served = transformers_serving.serve(
     model, sent, **{'in_flight': 3, 'chunk': 16, 'page': 8, **changes}
   )
