@@ -188,9 +188,31 @@ class PrefixTree:
     return best
 
   def use(self, point: Point) -> None:
-    """Makes a point the most recently used."""
-    del self._points[point]
-    self._points[point] = None
+    """Makes a point the most recently used, but for those that it goes on from.
+
+    These count as used, too, so that what is shared outlives what follows it.
+    """
+    for used in (point, *self._above(point)):
+      del self._points[used]
+      self._points[used] = None
+
+  def _above(self, point: Point) -> Iterator[Point]:
+    """Yields the points that a point goes on from, the longest first."""
+    node, child = point.node, None
+    while node is not None:
+      if node.points:
+        behind = point.tail
+        if child is not None:
+          behind = np.frombuffer(child.tokens, np.int32)
+        for other in sorted(node.points, key=lambda one: -one.length):
+          if (
+            other is not point
+            and other.salt in (b'', point.salt)
+            and len(other.tail) <= len(behind)
+            and np.array_equal(other.tail, behind[: len(other.tail)])
+          ):
+            yield other
+      node, child = node.parent, node
 
   def pages(self, match: Match) -> dict[str, dict[int, int]]:
     """Returns the pages that hold what a match resumes.
@@ -257,6 +279,7 @@ class PrefixTree:
     point = Point(node, length, first, tail, last, salt, is_pinned)
     node.points.append(point)
     self._points[point] = None
+    self.use(point)
     return point
 
   def drop(self, point: Point) -> None:

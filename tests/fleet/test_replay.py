@@ -24,7 +24,7 @@ SMALL = traffic.Traffic(
   context=500,
   edits=0.1,
 )
-SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100})
+SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 500)
 
 
 @pytest.fixture(scope='module')
