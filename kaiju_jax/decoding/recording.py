@@ -81,7 +81,7 @@ class _Left:
   Attributes:
     prompt: hash of it.
     points: they made these, or resumed them.
-    before: what the prompt before it left; None once that was dropped.
+    before: what goes when a request with this prompt has its answer.
     running: requests that have not ended.
   """
 
@@ -136,6 +136,14 @@ class Recorder:
         left = before
       else:
         left.before = before
+        if before is not None and before.before is not None:
+          # Nobody answered that prompt, so that both go now.
+          before.points = [
+            point
+            for point in (*before.before.points, *before.points)
+            if point in self.tree
+          ]
+          before.before = None
         self._left[conversation] = left
     left.running += 1
     return RequestPoints(self, prompt, match, left)
@@ -203,19 +211,19 @@ class RequestPoints:
   def end(self) -> None:
     """Drops what the conversation's prompt before this one left.
 
-    A request that ended before its prompt did replaces nothing: what it left
-    goes with what was there, when the next prompt is answered.
+    A request that is cancelled in its prompt drops nothing, because the prompt
+    may come again, or the one before it.
     """
     left, before = self._left, self._left.before
     left.running -= 1
     if self._passing is not None:
       left.add(self._passing)
       self._passing = None
-    if before is None:
+    if before is None or not self._is_whole:
       return
     left.before = None
     for point in before.points:
-      if point is self._resumed or not self._is_whole:
+      if point is self._resumed:
         left.add(point)
       elif point in self._tree and point not in left.points:
         self._tree.drop(point)
