@@ -347,6 +347,22 @@ def test_what_is_shared_outlives_what_goes_on_from_it():
   assert evicted == [15, 11, 9, 15, 11, 6]
 
 
+def test_owners_do_not_keep_each_others_points():
+  world = World()
+  rows = [
+    world.open(text_of(tokens, shared=6, owner=owner))
+    for owner, tokens in (
+      (b'a', range(1, 8)),
+      (b'', [50] * 6),
+      (b'b', range(1, 10)),
+    )
+  ]
+  for row in rows:
+    row.extend(9)
+  points = [world.record(row) for row in rows]
+  assert list(world.tree.points()) == points
+
+
 def test_a_collision_of_keys_is_no_hit(monkeypatch):
   monkeypatch.setattr(prefix_tree, '_key', lambda *_: b'same')
   world = World()

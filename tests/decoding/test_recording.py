@@ -96,6 +96,14 @@ def test_answers_to_one_prompt_stay_until_the_next_prompt_chooses():
   assert engine.lengths() == [10, 17, 18, 19]
 
 
+def test_a_prompt_that_is_what_was_there_keeps_its_point():
+  engine, prompt = Engine(), [*PREFIX, 1, 1]
+  engine.serve(prompt, [2] * 5)
+  # The point at 17 lacks the window of 16 tokens, and is recorded once more.
+  assert engine.serve([*prompt, *[2] * 5], [3]) == 12
+  assert engine.lengths() == [10, 12, 17, 18]
+
+
 def test_an_edit_goes_back_behind_the_turn_before():
   engine = Engine()
   first = [*PREFIX, 1, 1, *[2] * 5]
@@ -136,6 +144,7 @@ def test_prompts_that_are_cancelled_again_and_again_pile_nothing_up():
   for number in range(9):
     longer = [*prompt, number, *range(40)]
     engine.serve(longer, [3], stopped=len(longer))
+    assert engine.recorder._left['one'].before.before is None
   assert engine.serve([*prompt, 2, 2], [3]) == 12
   # The resumed one stays for a turn.
   assert engine.lengths() == [10, 12, 14, 15]
@@ -198,6 +207,17 @@ def test_conversations_whose_points_are_gone_are_forgotten():
       engine.tree.evict()
     assert len(engine.recorder) <= 64 + 2 * 9 + 1
   assert engine.serve([*PREFIX, 499, 1, 2], [3], 499) == 12
+
+
+def test_conversations_are_known_while_they_have_no_points_yet():
+  engine = Engine()
+  running = [engine.begin([*PREFIX, n], n)[0] for n in range(200)]
+  for number, points in enumerate(running):
+    engine.record(points, [*PREFIX, number])
+    points.end()
+  engine.serve([*PREFIX, 0, 300], [1], 0)
+  engine.serve([*PREFIX, 0, 300, 1, 2], [3], 0)
+  assert engine.lengths().count(11) == 199
 
 
 @pytest.mark.parametrize('seed', range(5))

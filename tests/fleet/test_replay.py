@@ -170,6 +170,25 @@ def test_foresight_keeps_what_the_least_recently_used_loses():
   assert 0.7 * hits['enough'] < hits['foresight'] < hits['enough']
 
 
+def test_foresight_knows_which_characters_are_asked_for():
+  requests = [
+    traffic.Request(
+      turn,
+      turn % 3,
+      turn,
+      'turn',
+      (piece(turn % 3, 128), piece(10 + turn, 1)),
+      piece(50 + turn, 1),
+    )
+    for turn in range(30)
+  ]
+  memory, local = 10_000, 0.6
+  knowing = foresight.Foresight(requests, SIZES, memory, local)
+  lru = caches.Points(SIZES, memory, local)
+  hits = [replay.tally(requests, cache).hits for cache in (lru, knowing)]
+  assert hits[0] == 0 and 10 * 128 <= hits[1] <= 20 * 128
+
+
 def test_source_003_is_reproduced_where_prefixes_alone_are_kept():
   sizes = replay.sizes_of(presets.preset('13b'))
   assert sizes.page_bytes == {'global': 50_688, 'local': 202_752}
