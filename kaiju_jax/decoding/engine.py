@@ -90,7 +90,7 @@ class Engine:
     self._reuses = reuses
     self._ahead = int(ahead)
     self._clock = clock
-    self._latest = recording.Latest(decoder.account.tree)
+    self._recorder = recording.Recorder(decoder.account.tree)
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
     # Of each round that was dispatched and not read.
@@ -278,7 +278,7 @@ class Engine:
     needs, resumed = self.decoder.account.needs(sequence.room, text)
     least = resumed + self.decoder.account.page
     is_following = text is not None and any(
-      recording.soon(other.text(), other.stops, text) >= least
+      recording.soon(other.text(), other.points.stops, text) >= least
       for other in self._running.values()
       if not other.is_drawing
     )
@@ -302,8 +302,10 @@ class Engine:
     self._running[one.number] = one
     length = self.decoder.length_of(row)
     one.join(row, length)
-    if self._reuses:
-      one.stops = recording.stops(one.request.shared, length, one.prompt)
+    if self._reuses and one.points is None:
+      one.points = self._recorder.begin(
+        one.text(), self.decoder.account.match_of(row), one.request.conversation
+      )
     self._shares.joined(one.tag)
     self.rounds.join(row, one.request.sampling, one.tokens(0, length))
 
@@ -344,9 +346,8 @@ class Engine:
     for one in prompts:
       one.passed = 0
       begin = self.decoder.length_of(one.row)
-      end = min(
-        begin + shape[1], *(x for x in one.stops if x > begin), one.length
-      )
+      stops = one.points.stops if self._reuses else ()
+      end = min(begin + shape[1], one.length, *(x for x in stops if x > begin))
       begins.append(begin)
       chunks.append(
         compiled.Chunk(one.row, one.tokens(begin, end), end == one.length)
@@ -361,7 +362,7 @@ class Engine:
       packed = self.rounds.prefill(chunks, shape)
     drawing = {}
     for place, (one, chunk) in enumerate(zip(prompts, chunks)):
-      if self.decoder.length_of(one.row) in one.stops:
+      if self._reuses and self.decoder.length_of(one.row) in one.points.stops:
         self._record(one)
       if chunk.draws:
         one.is_drawing = True
@@ -395,7 +396,9 @@ class Engine:
     """Makes a point of what a sequence's row holds."""
     length = self.decoder.length_of(one.row)
     if self._reuses and length:
-      one.points.append(self.decoder.record(one.row, one.text(length)))
+      one.points.record(
+        one.text(length), self.decoder.account.pages_of(one.row)
+      )
 
   def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
     """Ends a sequence, wherever it is, and frees its row; once."""
@@ -405,17 +408,11 @@ class Engine:
     self._waiting.pop(one.number, None)
     if one.row is None:
       return
-    if one.error is None:
-      self._record(one)
-      if self._reuses:
-        self._latest.note(
-          one.request.conversation,
-          self.decoder.account.match_of(one.row),
-          one.points,
-        )
-    else:
-      # What gave no numbers once gives none again.
-      recording.forget(self.decoder.account.tree, one.points)
+    self._record(one)
+    if self._reuses and one.error is None:
+      one.points.end()
+    elif self._reuses:
+      one.points.forget()
     self._close(one)
 
   def _close(self, one: sequence_lib.Sequence) -> None:
