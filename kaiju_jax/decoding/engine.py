@@ -406,14 +406,13 @@ class Engine:
       return
     one.reason = reason
     self._waiting.pop(one.number, None)
-    if one.row is None:
-      return
-    self._record(one)
-    if self._reuses and one.error is None:
+    if one.row is not None:
+      self._record(one)
+      self._close(one)
+    if one.points is not None and one.error is None:
       one.points.end()
-    elif self._reuses:
+    elif one.points is not None:
       one.points.forget()
-    self._close(one)
 
   def _close(self, one: sequence_lib.Sequence) -> None:
     del self._running[one.number]
