@@ -327,13 +327,14 @@ class Engine:
     """Runs what a round runs; its tokens are still to be read."""
     flights = []
     # In this order, so that a first token waits for no further step.
-    if plan.draw:
-      drawing = {self._running[x].row: self._running[x] for x in plan.draw}
+    going = [self._running[x] for x in plan.draw if x in self._running]
+    if going:
+      drawing = {one.row: one for one in going}
       flights.append(_Flight(self.rounds.step(list(drawing)), drawing))
     for one in self._running.values():
       one.passed += not one.is_drawing
-    if plan.prefill:
-      prompts = [self._running[number] for number in plan.prefill]
+    prompts = [self._running[x] for x in plan.prefill if x in self._running]
+    if prompts:
       flights.append(self._prefill(prompts, plan.shape))
     for flight in flights:
       for one in flight.drawing.values():
