@@ -74,9 +74,13 @@ class Rounds:
     self._step = decoder.jit(
       functools.partial(rounds.step, network), donate_argnums=(1, 3)
     )
+    self._first = decoder.jit(
+      functools.partial(rounds.first, network), donate_argnums=1
+    )
+    self._rows = max(rows for rows, _ in self.shapes)
     self._prefill = {
       is_scored: decoder.jit(
-        functools.partial(rounds.prefill, network, is_scored),
+        functools.partial(rounds.prefill, network, self._rows, is_scored),
         donate_argnums=(1, 3),
       )
       for is_scored in (False, True)
@@ -99,7 +103,9 @@ class Rounds:
         self._state, np.int32(row), sampling_lib.settings([sampling]), seen_V
       )
 
-  def prefill(self, chunks: Sequence[Chunk], shape: tuple[int, int]):
+  def prefill(
+    self, chunks: Sequence[Chunk], shape: tuple[int, int]
+  ) -> jax.Array | None:
     """Appends chunks to rows' texts, and draws where a prompt ends.
 
     Args:
@@ -107,13 +113,15 @@ class Rounds:
       shape: one of `shapes`.
 
     Returns:
-      The tokens, one for each row of the shape, to be `rounds.unpacked`.
+      The tokens in the order of the chunks, to be `rounds.unpacked`; None where
+      none draws.
     """
-    return self._run(chunks, shape, np.zeros(0, np.int32), False)[0]
+    last_BLD, _ = self._run(chunks, shape, np.zeros(0, np.int32), False)
+    return self._drawn(chunks, last_BLD)
 
   def score(
     self, chunk: Chunk, next_L: np.ndarray
-  ) -> tuple[jax.Array, rounds.Scores]:
+  ) -> tuple[jax.Array | None, rounds.Scores]:
     """Appends a chunk to a row's text, and scores successors of its tokens.
 
     Args:
@@ -125,7 +133,8 @@ class Rounds:
       `next_L` mean nothing.
     """
     shape = self.shape_of(len(chunk.tokens_L))
-    return self._run([chunk], shape, next_L, True)
+    last_BLD, scores = self._run([chunk], shape, next_L, True)
+    return self._drawn([chunk], last_BLD), scores
 
   def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows.
@@ -155,8 +164,10 @@ class Rounds:
       counts = {min(x, self.chunk) for x in lengths}
       counts |= {x % self.chunk or self.chunk for x in lengths}
       shapes = {self.shape_of(count) for count in counts}
+    nothing_L = np.zeros(0, np.int32)
     for shape in shapes:
-      self.prefill([], shape)
+      last_BLD, _ = self._run([], shape, nothing_L, False)
+    self._draw([], last_BLD)
     self.step(())
 
   def shape_of(self, count: int) -> tuple[int, int]:
@@ -170,12 +181,9 @@ class Rounds:
 
   def _run(self, chunks, shape, next_L, is_scored: bool):
     B, L = shape
-    given = {chunk.row for chunk in chunks}
-    others = [x for x in range(self._decoder.rows) if x not in given]
-    nothing_L = np.zeros(0, np.int32)
-    chunks = [*chunks, *(Chunk(x, nothing_L) for x in others)][:B]
+    filled = self._filled(chunks, B)
     tokens_BL = np.zeros((B, L), np.int32)
-    for b, (_, tokens_L, _) in enumerate(chunks):
+    for b, (_, tokens_L, _) in enumerate(filled):
       count = len(tokens_L)
       # Padding repeats a token of the text, so that it brings no NaN that the
       # text does not have.
@@ -183,17 +191,46 @@ class Rounds:
       tokens_BL[b, :count] = tokens_L
     next_BL = np.zeros((B, L), np.int32)
     next_BL[0, : len(next_L)] = next_L
-    counts = {row: len(tokens_L) for row, tokens_L, _ in chunks}
+    counts = {row: len(tokens_L) for row, tokens_L, _ in filled}
     packed = rounds.Chunks(
       np.array(list(counts), np.int32),
       tokens_BL,
       next_BL,
       np.array(list(counts.values()), np.int32),
-      np.array([draws for *_, draws in chunks]),
     )
     appends = {row: count for row, count in counts.items() if count}
     with interrupts.held():
-      self._state, drawn, scores = self._decoder.run(
+      self._state, last_BLD, scores = self._decoder.run(
         self._prefill[is_scored], self._state, packed, appends=appends
       )
-    return drawn, scores
+    return last_BLD, scores
+
+  def _drawn(
+    self, chunks: Sequence[Chunk], last_BLD: jax.Array
+  ) -> jax.Array | None:
+    """Draws where a prompt ends."""
+    if not any(chunk.draws for chunk in chunks):
+      return None
+    return self._draw(chunks, last_BLD)
+
+  def _draw(self, chunks: Sequence[Chunk], last_BLD: jax.Array) -> jax.Array:
+    """Draws the tokens that follow prompts; no row draws where none is said."""
+    decoder = self._decoder
+    filled = self._filled(chunks, self._rows)
+    with interrupts.held():
+      self._state, packed = self._first(
+        decoder.params,
+        self._state,
+        np.array([row for row, *_ in filled], np.int32),
+        np.array([decoder.length_of(row) for row, *_ in filled], np.int32),
+        np.array([draws for *_, draws in filled]),
+        last_BLD,
+      )
+    return packed
+
+  def _filled(self, chunks: Sequence[Chunk], count: int) -> list[Chunk]:
+    """Returns chunks, and beyond them empty ones of other rows."""
+    given = {chunk.row for chunk in chunks}
+    others = [x for x in range(self._decoder.rows) if x not in given]
+    nothing_L = np.zeros(0, np.int32)
+    return [*chunks, *(Chunk(row, nothing_L) for row in others)][:count]

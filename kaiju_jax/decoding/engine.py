@@ -45,7 +45,7 @@ from kaiju_jax.decoding import stop
 class _Flight(NamedTuple):
   """What was dispatched and not read: by index of `packed`, whose it is."""
 
-  packed: jax.Array
+  packed: jax.Array | None
   drawing: dict[int, sequence_lib.Sequence]
 
 
@@ -378,6 +378,8 @@ class Engine:
   def _settle(self) -> None:
     """Reads the tokens of the oldest round that was not read."""
     for packed, drawing in self._flights.popleft():
+      if not drawing:
+        continue
       token_B, log_probability_B = rounds_lib.unpacked(packed)
       for place, one in drawing.items():
         one.flying -= 1

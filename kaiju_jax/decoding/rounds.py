@@ -1,7 +1,7 @@
 """What runs on the device in a round of the engine.
 
-    prefill   the next chunks of a few rows' prompts, and the tokens that follow
-              those that end
+    prefill   the next chunks of a few rows' prompts
+    first     the tokens that follow prompts
     step      the next token of all rows that go on
 
 These are pure functions with static shapes: which rows go on and how they draw
@@ -44,14 +44,12 @@ class Chunks(NamedTuple):
     tokens_BL: int32.
     next_BL: int32, the successors to score.
     count_B: int32, tokens of each row; 0 leaves a row as it is.
-    draws_B: bool, whether a row's prompt ends here: a token is drawn.
   """
 
   row_B: Any
   tokens_BL: Any
   next_BL: Any
   count_B: Any
-  draws_B: Any
 
 
 class Scores(NamedTuple):
@@ -105,6 +103,7 @@ def join(
 
 def prefill(
   network: extend.Network,
+  rows: int,
   is_scored: bool,
   params: Any,
   cache: cache_lib.Cache,
@@ -112,10 +111,11 @@ def prefill(
   state: State,
   chunks: Chunks,
 ) -> tuple[tuple[State, jax.Array, Scores | None], cache_lib.Cache]:
-  """Appends chunks to rows' texts, and draws where a prompt ends.
+  """Appends chunks to rows' texts.
 
   Args:
     network: the model and the pools of the cache.
+    rows: of `first`, at least B.
     is_scored: whether to return `Scores`, of the first row.
     params: those of `weights.ready`.
     cache: the cache.
@@ -124,10 +124,10 @@ def prefill(
     chunks: B rows' tokens.
 
   Returns:
-    (state, the B `packed` tokens, the scores or None), and the cache. The
-    tokens of rows that draw none mean nothing.
+    (state, the hidden states [rows, 1, D] of each row's last token, zeros
+    beyond B, the scores or None), and the cache.
   """
-  row_B, tokens_BL, next_BL, count_B, draws_B = chunks
+  row_B, tokens_BL, next_BL, count_B = chunks
   hidden_BLD, cache = extend.text(
     network, params, cache, rings, row_B, tokens_BL, count_B
   )
@@ -137,20 +137,49 @@ def prefill(
   seen_RV = state.seen_RV.at[row_B[:, None], token_BL].set(True, mode='drop')
   last_B11 = jnp.maximum(count_B - 1, 0)[:, None, None]
   last_BLD = jnp.take_along_axis(hidden_BLD, last_B11, axis=1)
-  token_B, own_B = sampling_lib.draw(
-    _logits(network, params, last_BLD)[:, 0],
-    _at_rest(
-      sampling_lib.Settings(*(x[row_B] for x in state.settings)), draws_B
-    ),
-    cache.length_R[row_B],
-    seen_RV[row_B],
-  )
-  token_B = jnp.where(draws_B, token_B, state.token_R[row_B])
-  state = State(state.token_R.at[row_B].set(token_B), state.settings, seen_RV)
   scores = None
   if is_scored:
     scores = _scores(_logits(network, params, hidden_BLD[:1])[0], next_BL[0])
-  return (state, _packed(token_B, own_B), scores), cache
+  # All shapes of a prefill share one program of `first`.
+  last_BLD = jnp.pad(last_BLD, ((0, rows - len(row_B)), (0, 0), (0, 0)))
+  return (state._replace(seen_RV=seen_RV), last_BLD, scores), cache
+
+
+def first(
+  network: extend.Network,
+  params: Any,
+  state: State,
+  row_B: jax.Array,
+  index_B: jax.Array,
+  draws_B: jax.Array,
+  last_BLD: jax.Array,
+) -> tuple[State, jax.Array]:
+  """Draws the tokens that follow prompts.
+
+  Args:
+    network: the model and its pools.
+    params: those of `weights.ready`.
+    state: the state of the cache's R rows.
+    row_B: int32, rows of the cache, each at most once.
+    index_B: int32, tokens of each row's text.
+    draws_B: bool, whether a row's prompt has ended.
+    last_BLD: the hidden states [B, 1, D] that `prefill` returned.
+
+  Returns:
+    State, and the B `packed` tokens; those of rows that draw none mean nothing.
+  """
+  token_B, own_B = sampling_lib.draw(
+    _logits(network, params, last_BLD)[:, 0],
+    _at_rest(
+      sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
+      draws_B,
+    ),
+    index_B,
+    state.seen_RV[row_B],
+  )
+  kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
+  state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
+  return state, _packed(token_B, own_B)
 
 
 def step(

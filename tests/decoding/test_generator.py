@@ -199,6 +199,7 @@ def test_joining_and_leaving_compile_nothing(generator):
   compiled = [
     rounds._step,
     rounds._join,
+    rounds._first,
     decoder._give_pages,
     decoder._copy_pages,
     *rounds._prefill.values(),
