@@ -155,6 +155,10 @@ def check(
   stop.check_strings(request.stop_strings)
   if not isinstance(request.owner, str):
     raise TypeError(f'{name}.owner={request.owner!r}: must be a string.')
+  if not isinstance(request.conversation, Hashable):
+    raise TypeError(
+      f'{name}.conversation={request.conversation!r}: must be hashable.'
+    )
   for field, least in (('shared', 0), ('priority', None)):
     value = getattr(request, field)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -71,8 +71,9 @@ class Sequence:
     self._text = text
     self._pieces: list[str] = []
     self._log_probabilities: list[float] = []
-    # Scores of chunks, and which entries of each count.
+    # Scores of chunks, which entries of each count, and where they end.
     self._scored: list[tuple[rounds.Scores, slice]] = []
+    self._scored_to = before
 
   @property
   def owner(self) -> bytes:
@@ -169,10 +170,15 @@ class Sequence:
     return reason
 
   def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
-    """Notes the scores of what follows `count` tokens from `begin` on."""
-    first = max(self.before - begin, 0)
-    last = min(count, self.prompt - begin - 1)
-    self._scored.append((scores, slice(first, max(first, last))))
+    """Notes the scores of what follows `count` tokens from `begin` on.
+
+    Tokens that run again, after it was parked, have theirs.
+    """
+    end = min(begin + count, self.prompt - 1)
+    if end > self._scored_to:
+      kept = slice(max(self._scored_to - begin, 0), end - begin)
+      self._scored.append((scores, kept))
+      self._scored_to = end
 
   def bad_logits(self) -> request_lib.BadLogits:
     return request_lib.BadLogits(
