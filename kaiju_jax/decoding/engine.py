@@ -327,7 +327,7 @@ class Engine:
     length = self.decoder.length_of(row)
     if not one.is_begun:
       self._shares.joined(one.tag, one.room)
-    one.join(row, length)
+    one.join(row, length, self._clock())
     if self._reuses:
       one.stops = recording.stops(one.request.shared, length, one.prompt)
     self.rounds.join(row, one.request.sampling, one.tokens(0, length))
@@ -447,4 +447,4 @@ class Engine:
   def _close(self, one: sequence_lib.Sequence) -> None:
     del self._running[one.number]
     self.decoder.close(one.row)
-    one.leave()
+    one.leave(self._clock())

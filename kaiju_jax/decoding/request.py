@@ -155,6 +155,8 @@ def check(
   stop.check_strings(request.stop_strings)
   if not isinstance(request.owner, str):
     raise TypeError(f'{name}.owner={request.owner!r}: must be a string.')
+  if any('\ud800' <= x <= '\udfff' for x in request.owner):
+    raise ValueError(f'{name}.owner={request.owner!r}: holds a surrogate.')
   if not isinstance(request.conversation, Hashable):
     raise TypeError(
       f'{name}.conversation={request.conversation!r}: must be hashable.'

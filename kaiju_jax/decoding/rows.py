@@ -111,9 +111,7 @@ class Rows:
     for kind, pool in self._pools.items():
       if pool.window is None:
         table_RN = self._tables[kind]
-        holders_P = np.bincount(
-          table_RN[table_RN >= 0], minlength=pool.pages
-        )
+        holders_P = np.bincount(table_RN[table_RN >= 0], minlength=pool.pages)
         holders_P[list(self._pinned(kind))] += 1
         own_N = table_RN[row][table_RN[row] >= 0]
         counts[kind] = int((holders_P[own_N] == 1).sum())

@@ -21,7 +21,9 @@ waits until it can resume there.
 
 Parking. Where the first in the order finds no row, or too few pages, running
 sequences of lower priority give up theirs, if it then fits: they are recorded,
-wait, and go on later with the same text.
+wait, and go on later with the same text. One that would go before it, because
+it had waited before it joined, keeps its row; otherwise it would take the row
+back at once.
 
 Prefill. Each round runs one chunk: of one prompt, or of several short ones
 beside each other, in the shape that wastes least on padding. The prompt with
@@ -41,6 +43,8 @@ from typing import NamedTuple
 
 # Seconds of waiting that count as one more priority.
 AGEING = 10.0
+# Tokens, below which an owner has had its share.
+_EVEN = 0.5
 # How often a waiting sequence may be overtaken.
 OVERTAKES = 8
 # How often in succession a prompt is passed over before it goes first.
@@ -88,6 +92,8 @@ class Running(NamedTuple):
     priority: see `Waiting`.
     passed: rounds in succession in which other prompts ran.
     is_alone: whether its prompt shares a call with no other.
+    tag: see `Waiting`.
+    waited: for how many seconds it has waited, all in all.
     frees: pages by kind that nobody would hold without it; None where it is not
       to be parked.
   """
@@ -98,6 +104,8 @@ class Running(NamedTuple):
   priority: int = 0
   passed: int = 0
   is_alone: bool = False
+  tag: float = 0.0
+  waited: float = 0.0
   frees: Mapping[str, int] | None = None
 
 
@@ -148,7 +156,7 @@ def plan(
   gone = {x.number for x in late}
   queue = ordered([x for x in waiting if x.number not in gone], now)
   join, overtaken = (), ()
-  park = _parked(queue[0], running, budget) if queue else ()
+  park = _parked(queue, running, budget, now)
   if not park:
     join, overtaken = _joining(queue, budget, is_anyone=bool(running))
   prompts = [x for x in running if x.left and x.number not in park]
@@ -175,12 +183,7 @@ def ordered(waiting: Sequence[Waiting], now: float) -> list[Waiting]:
   """Returns who waits in the order in which they should join."""
 
   highest = max((one.priority for one in waiting), default=0)
-
-  def key(one: Waiting):
-    aged = one.priority + int(max(now - one.came, 0) // AGEING)
-    return -min(aged, highest), one.tag, one.number
-
-  return sorted(waiting, key=key)
+  return sorted(waiting, key=lambda one: _place(one, now - one.came, highest))
 
 
 def batch(
@@ -262,14 +265,23 @@ class Shares:
       left -= (end - now) * owners
       now = end
     self.now = max(now, tag)
-    self._ends = {x: end for x, end in self._ends.items() if end > self.now}
+    self._forget()
 
   def left(self, owner: bytes, tokens: int) -> None:
     """Notes that a sequence ended before it joined."""
     if owner in self._ends:
       self._ends[owner] -= tokens
-      if self._ends[owner] <= self.now:
-        del self._ends[owner]
+      self._forget()
+
+  def _forget(self) -> None:
+    least = self.now + _EVEN
+    self._ends = {x: end for x, end in self._ends.items() if end > least}
+
+
+def _place(one: Waiting | Running, waited: float, highest: int):
+  """Returns where in the order one stands; the lowest comes first."""
+  aged = one.priority + int(max(waited, 0.0) // AGEING)
+  return -min(aged, highest), one.tag, one.number
 
 
 def _joining(queue: Sequence[Waiting], budget: Budget, is_anyone: bool):
@@ -300,11 +312,16 @@ def _joining(queue: Sequence[Waiting], budget: Budget, is_anyone: bool):
 
 
 def _parked(
-  first: Waiting, running: Sequence[Running], budget: Budget
+  queue: Sequence[Waiting],
+  running: Sequence[Running],
+  budget: Budget,
+  now: float,
 ) -> tuple[int, ...]:
   """Returns who makes room for the first in the order, if that is enough."""
-  if first.needs is None or first.is_following:
+  if not queue or queue[0].needs is None or queue[0].is_following:
     return ()
+  first, highest = queue[0], max(one.priority for one in queue)
+  place = _place(first, now - first.came, highest)
   rows, pages = budget.rows, dict(budget.pages)
 
   def fits():
@@ -316,6 +333,7 @@ def _parked(
     if x.frees is not None
     and x.priority < first.priority
     and not (x.is_alone and x.left)
+    and place < _place(x, x.waited, highest)
   ]
   # The lowest priority first, and of these the latest.
   lower.sort(key=lambda one: (one.priority, -one.came, -one.number))

@@ -19,7 +19,9 @@ class Sequence:
     request: what was asked.
     prompt: tokens of the prompt.
     before: how many of them are an earlier turn's, whose scores nobody asks.
-    came: when it was submitted, in seconds of the engine's clock.
+    came: when it was submitted, in seconds of the engine's clock; later by as
+      much as it has run since, where it was parked.
+    joined_at: when it got its row.
     tag: where it stands in its owner's share (`schedule.Shares`).
     row: the cache row's index; None while the sequence waits for one.
     is_drawing: whether its row holds the whole prompt, so that it draws.
@@ -49,6 +51,7 @@ class Sequence:
     self.prompt = len(tokens_L)
     self.before = before
     self.came = 0.0
+    self.joined_at = 0.0
     self.tag = 0.0
     self.row: int | None = None
     self.is_drawing = False
@@ -141,19 +144,23 @@ class Sequence:
       self.request.priority,
       self.passed,
       self.request.scores_prompt,
+      self.tag,
+      self.joined_at - self.came,
     )
 
-  def join(self, row: int, length: int) -> None:
+  def join(self, row: int, length: int, now: float) -> None:
     """Notes that it has a row, with some of its text."""
     self.row = row
+    self.joined_at = now
     if not self.is_begun:
       self.reused = length
     self.is_begun = True
 
-  def leave(self) -> None:
+  def leave(self, now: float) -> None:
     """Notes that it has no row any more."""
     self.row = None
     self.is_drawing = False
+    self.came += now - self.joined_at
 
   def take(self, token: int, log_probability: float) -> str | None:
     """Notes a drawn token; returns why it is the last, if it is."""
