@@ -6,8 +6,10 @@
 
 Draws a trace per tier (`fleet/traffic.py`) and serves it, without a model, from
 an oracle that keeps everything, from the engine's own prefix tree, and from
-pages as entries of their own, both with a part of the oracle's bytes. Prints
-hits, and what they are of the oracle's; with --json writes them, too.
+pages as entries of their own, both with a part of the oracle's bytes; beside
+them stands a prefix tree that knows the trace and evicts what will be asked for
+last. Prints hits, and what they are of the oracle's; with --json writes them,
+too.
 
 Before that it reproduces source 003, whose caches keep characters' prefixes and
 nothing of the turns behind them.
@@ -37,7 +39,12 @@ _FRACTIONS = flags.DEFINE_list(
   'fractions', ['1/20', '1/40', '1/80'], "Of the oracle's bytes."
 )
 _LOCAL = flags.DEFINE_float(
-  'local', 0.3, "The part of the tree's bytes that local pages get.", 0.0, 1.0
+  'local',
+  None,
+  "The part of the tree's bytes that local pages get; by default that at which"
+  ' both kinds are used up at once (decoding/recording.py).',
+  0.0,
+  1.0,
 )
 _PRESET = flags.DEFINE_string('preset', '13b', 'Whose pages are counted.')
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
@@ -135,16 +142,22 @@ def _table(replay, tier: str, result, seconds: float):
     f' {seconds / 3600:.0f} h; oracle {100 * result.oracle:.2f} % in'
     f' {result.memory / 2**30:.1f} GiB'
   )
-  for name in ('memory', 'points', "of oracle's", 'blocks', "of oracle's"):
+  of_oracle = "of oracle's"
+  for name in (
+    *('memory', 'points', of_oracle, 'blocks', of_oracle),
+    *('with foresight', of_oracle),
+  ):
     table.add_column(name, justify='right')
   for row in result.rows:
-    points, blocks = replay.share(row, result)
+    points, blocks, foresight = replay.share(row, result)
     table.add_row(
       f'{row.memory / 2**30:.2f} GiB (1/{1 / row.fraction:.0f})',
       f'{100 * row.points:.2f} %',
       f'{points:.4f}',
       f'{100 * row.blocks:.2f} %',
       f'{blocks:.4f}',
+      f'{100 * row.foresight:.2f} %',
+      f'{foresight:.4f}',
     )
   return table
 
@@ -157,8 +170,12 @@ def _plain(replay, result) -> dict:
     'rows': [
       {
         **row._asdict(),
-        'points_of_oracle': replay.share(row, result)[0],
-        'blocks_of_oracle': replay.share(row, result)[1],
+        **dict(
+          zip(
+            ('points_of_oracle', 'blocks_of_oracle', 'foresight_of_oracle'),
+            replay.share(row, result),
+          )
+        ),
       }
       for row in result.rows
     ],

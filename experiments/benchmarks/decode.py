@@ -13,7 +13,6 @@ The parts take turns, and each is given by its least time over all turns:
 machines are shared, and what disturbs only adds.
 """
 
-import dataclasses
 import os
 import pathlib
 import tempfile
@@ -22,6 +21,7 @@ from absl import app
 from absl import flags
 import rich.console
 
+from experiments.benchmarks import peer_model
 from kaiju_jax.costs import describe
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
@@ -42,22 +42,11 @@ _PARTS = flags.DEFINE_list(
 
 def model(**changes) -> model_config.ModelConfig:
   """Returns the model: 97 M parameters with twelve layers."""
-  defaults = model_config.ModelConfig(
-    vocab_size=32_000,
-    d_model=768,
-    num_layers=_LAYERS.value,
-    num_heads=12,
-    head_dim=64,
-    d_ff=3072,
-    max_length=max(_LENGTH.value, _FAR.value) + _STEPS.value,
-    window=1024,
-    period=1,
-    local_share=1,
-    global_share=1,
-    dtype='float32',
-    quantization=quantization_config.none(),
-  )
-  return dataclasses.replace(defaults, **changes)
+  defaults = {
+    'num_layers': _LAYERS.value,
+    'max_length': max(_LENGTH.value, _FAR.value) + _STEPS.value,
+  }
+  return peer_model.config(**(defaults | changes))
 
 
 def main(argv):

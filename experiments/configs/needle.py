@@ -45,6 +45,7 @@ VARIANTS = (
   *(f'{arm}_standard' for arm in ARMS),
   'shifted_standard',
   'kaiju_previous',
+  'shifted_previous',
 )
 # Kaiju's runs of three, begun one layer later.
 SHIFTED = 'L0 L1 L1 L1 L4 L4 G6'

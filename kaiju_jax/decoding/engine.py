@@ -91,7 +91,7 @@ class Engine:
     self._reuses = reuses
     self._ahead = int(ahead)
     self._clock = clock
-    self._latest = recording.Latest(decoder.account.tree)
+    self._recorder = recording.Recorder(decoder.account.tree)
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
     # Of each round that was dispatched and not read.
@@ -268,7 +268,7 @@ class Engine:
       if not one.is_whole
     ]
     highest = max((one.priority for one in waiting), default=0)
-    may_park = any(one.priority < highest for one in running) and waiting
+    may_park = waiting and any(one.priority < highest for one in running)
     if may_park:
       running = [
         one._replace(frees=account.frees(self._running[one.number].row))
@@ -290,7 +290,7 @@ class Engine:
     needs, resumed = self.decoder.account.needs(sequence.room, text)
     least = resumed + self.decoder.account.page
     is_following = text is not None and any(
-      recording.soon(other.text(), other.stops, text) >= least
+      recording.soon(other.text(), other.points.stops, text) >= least
       for other in self._running.values()
       if not other.is_drawing
     )
@@ -328,8 +328,10 @@ class Engine:
     if not one.is_begun:
       self._shares.joined(one.tag, one.room)
     one.join(row, length, self._clock())
-    if self._reuses:
-      one.stops = recording.stops(one.request.shared, length, one.prompt)
+    if self._reuses and one.points is None:
+      one.points = self._recorder.begin(
+        one.text(), self.decoder.account.match_of(row), one.request.conversation
+      )
     self.rounds.join(row, one.request.sampling, one.tokens(0, length))
 
   def _park(self, one: sequence_lib.Sequence) -> None:
@@ -348,9 +350,9 @@ class Engine:
     """Runs what a round runs; its tokens are still to be read."""
     flights = []
     # In this order, so that a first token waits for no further step.
-    draws = [self._running[x] for x in plan.draw if x in self._running]
-    if draws:
-      drawing = {one.row: one for one in draws}
+    going = [self._running[x] for x in plan.draw if x in self._running]
+    if going:
+      drawing = {one.row: one for one in going}
       flights.append(_Flight(self.rounds.step(list(drawing)), drawing))
     for one in self._running.values():
       one.passed += not one.is_drawing
@@ -368,9 +370,8 @@ class Engine:
     for one in prompts:
       one.passed = 0
       begin = self.decoder.length_of(one.row)
-      end = min(
-        begin + shape[1], *(x for x in one.stops if x > begin), one.length
-      )
+      stops = one.points.stops if self._reuses else ()
+      end = min(begin + shape[1], one.length, *(x for x in stops if x > begin))
       begins.append(begin)
       chunks.append(
         compiled.Chunk(one.row, one.tokens(begin, end), end == one.length)
@@ -385,7 +386,7 @@ class Engine:
       packed = self.rounds.prefill(chunks, shape)
     drawing = {}
     for place, (one, chunk) in enumerate(zip(prompts, chunks)):
-      if self.decoder.length_of(one.row) in one.stops:
+      if self._reuses and self.decoder.length_of(one.row) in one.points.stops:
         self._record(one)
       if chunk.draws:
         one.is_drawing = True
@@ -419,7 +420,9 @@ class Engine:
     """Makes a point of what a sequence's row holds."""
     length = self.decoder.length_of(one.row)
     if self._reuses and length:
-      one.points.append(self.decoder.record(one.row, one.text(length)))
+      one.points.record(
+        one.text(length), self.decoder.account.pages_of(one.row)
+      )
 
   def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
     """Ends a sequence, wherever it is, and frees its row; once."""
@@ -429,20 +432,13 @@ class Engine:
     self._waiting.pop(one.number, None)
     if not one.is_begun:
       self._shares.left(one.owner, one.room)
-    if one.row is None:
-      return
-    if one.error is None:
+    if one.row is not None:
       self._record(one)
-      if self._reuses:
-        self._latest.note(
-          one.request.conversation,
-          self.decoder.account.match_of(one.row),
-          one.points,
-        )
-    else:
-      # What gave no numbers once gives none again.
-      recording.forget(self.decoder.account.tree, one.points)
-    self._close(one)
+      self._close(one)
+    if one.points is not None and one.error is None:
+      one.points.end()
+    elif one.points is not None:
+      one.points.forget()
 
   def _close(self, one: sequence_lib.Sequence) -> None:
     del self._running[one.number]

@@ -188,9 +188,31 @@ class PrefixTree:
     return best
 
   def use(self, point: Point) -> None:
-    """Makes a point the most recently used."""
-    del self._points[point]
-    self._points[point] = None
+    """Makes a point the most recently used, but for those that it goes on from.
+
+    These count as used, too, so that what is shared outlives what follows it.
+    """
+    for used in (point, *self._above(point)):
+      del self._points[used]
+      self._points[used] = None
+
+  def _above(self, point: Point) -> Iterator[Point]:
+    """Yields the points that a point goes on from, the longest first."""
+    node, child = point.node, None
+    while node is not None:
+      if node.points:
+        behind = point.tail
+        if child is not None:
+          behind = np.frombuffer(child.tokens, np.int32)
+        for other in sorted(node.points, key=lambda one: -one.length):
+          if (
+            other is not point
+            and other.salt in (b'', point.salt)
+            and len(other.tail) <= len(behind)
+            and np.array_equal(other.tail, behind[: len(other.tail)])
+          ):
+            yield other
+      node, child = node.parent, node
 
   def pages(self, match: Match) -> dict[str, dict[int, int]]:
     """Returns the pages that hold what a match resumes.
@@ -242,8 +264,8 @@ class PrefixTree:
     tail = np.array(text.tokens[depth * S :], np.int32)
     salt = text.owner if length > text.shared else b''
     node = self._root
-    for index in range(depth):
-      node = self._grown(node, text, index, pages)
+    for index, (tokens, owner) in enumerate(self._split(text)):
+      node = self._grown(node, tokens, owner, index, pages)
     for point in node.points:
       if np.array_equal(point.tail, tail) and point.salt == salt:
         self.use(point)
@@ -257,6 +279,7 @@ class PrefixTree:
     point = Point(node, length, first, tail, last, salt, is_pinned)
     node.points.append(point)
     self._points[point] = None
+    self.use(point)
     return point
 
   def drop(self, point: Point) -> None:
@@ -300,8 +323,7 @@ class PrefixTree:
   def _path(self, text: Text) -> list[Node]:
     """Returns the root and the nodes that a text goes through."""
     node, path = self._root, [self._root]
-    for index in range(len(text.tokens) // self._page):
-      tokens, salt = self._of_page(text, index)
+    for tokens, salt in self._split(text):
       child = node.children.get(_key(node, tokens, salt))
       if child is None or child.tokens != tokens or child.salt != salt:
         break
@@ -309,10 +331,13 @@ class PrefixTree:
       path.append(node)
     return path
 
-  def _of_page(self, text: Text, index: int) -> tuple[bytes, bytes]:
-    begin, end = index * self._page, (index + 1) * self._page
-    tokens = np.ascontiguousarray(text.tokens[begin:end], np.int32).tobytes()
-    return tokens, text.owner if end > text.shared else b''
+  def _split(self, text: Text) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the tokens and the salt of each full page."""
+    whole = np.ascontiguousarray(text.tokens, np.int32).tobytes()
+    size = 4 * self._page
+    for begin in range(0, len(whole) - size + 1, size):
+      end = begin + size
+      yield whole[begin:end], text.owner if end > 4 * text.shared else b''
 
   def _branches(self, node: Node) -> Iterator[Node]:
     children = reversed(node.children.values())
@@ -360,9 +385,10 @@ class PrefixTree:
       )
     return first
 
-  def _grown(self, node: Node, text: Text, index: int, pages) -> Node:
+  def _grown(
+    self, node: Node, tokens: bytes, salt: bytes, index: int, pages
+  ) -> Node:
     """Returns the node of a text's page, made where there is none."""
-    tokens, salt = self._of_page(text, index)
     key = _key(node, tokens, salt)
     child = node.children.get(key)
     if child is None:
@@ -394,10 +420,8 @@ class PrefixTree:
 
 
 def _key(parent: Node, tokens: bytes, salt: bytes) -> bytes:
-  digest = hashlib.blake2b(parent.key, digest_size=16)
-  digest.update(tokens)
-  digest.update(salt)
-  return digest.digest()
+  whole = b''.join((parent.key, tokens, salt))
+  return hashlib.blake2b(whole, digest_size=16).digest()
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:

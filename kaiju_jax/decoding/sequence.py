@@ -5,6 +5,7 @@ import collections
 import numpy as np
 
 from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.decoding import recording
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import rounds
 from kaiju_jax.decoding import schedule
@@ -26,8 +27,8 @@ class Sequence:
     row: the cache row's index; None while the sequence waits for one.
     is_drawing: whether its row holds the whole prompt, so that it draws.
     is_begun: whether it had a row before.
-    stops: lengths at which its prompt becomes a point, rising (`recording.py`).
-    points: that were made of its text.
+    points: records its text; None before it first had a row, and where texts
+      are not recorded.
     reused: tokens of the prompt that did not run.
     flying: tokens that the device draws and the host has not read.
     overtaken: how many later sequences joined while it waited (`schedule.py`).
@@ -56,8 +57,7 @@ class Sequence:
     self.row: int | None = None
     self.is_drawing = False
     self.is_begun = False
-    self.stops: list[int] = []
-    self.points: list[prefix_tree.Point] = []
+    self.points: recording.RequestPoints | None = None
     self.reused = 0
     self.flying = 0
     self.overtaken = 0

@@ -22,6 +22,7 @@ import numpy as np
 
 from kaiju_jax.decoding import pages as pages_lib
 from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.decoding import recording
 from kaiju_jax.fleet import traffic
 
 _KINDS = prefix_tree.GLOBAL, prefix_tree.LOCAL
@@ -34,16 +35,25 @@ class Sizes(NamedTuple):
     page: S, tokens of a page.
     window: of the local layers.
     page_bytes: of a page of each kind, over all layers of the kind.
+    context: tokens of the longest text.
   """
 
   page: int
   window: int
   page_bytes: Mapping[str, int]
+  context: int
 
   @property
   def token_bytes(self) -> float:
     """Returns the bytes of a token whose keys and values are all kept."""
     return sum(self.page_bytes.values()) / self.page
+
+  @property
+  def local_share(self) -> float:
+    """Returns the part of a cache's bytes that local pages get by default."""
+    return recording.local_share(
+      self.page_bytes, self.page, self.window, self.context
+    )
 
 
 class Oracle:
@@ -79,8 +89,8 @@ class Points:
     self,
     sizes: Sizes,
     memory: float,
-    local: float = 0.3,
-    every: int = 8_192,
+    local: float | None = None,
+    every: int = recording.EVERY,
     between_turns: bool = True,
   ):
     """Makes an empty tree.
@@ -88,11 +98,13 @@ class Points:
     Args:
       sizes: of the pages.
       memory: bytes of both pools.
-      local: the part of it that local pages get.
-      every: a point is recorded after so many prefilled tokens, too.
+      local: the part of it that local pages get; None for the default.
+      every: most tokens of a prefill between two points.
       between_turns: whether prompts and answers are recorded; otherwise
         prefixes alone.
     """
+    self._sizes = sizes
+    local = sizes.local_share if local is None else local
     share = {prefix_tree.GLOBAL: 1 - local, prefix_tree.LOCAL: local}
     self._pages = pages_lib.Pages(
       {
@@ -100,12 +112,14 @@ class Points:
         for kind in _KINDS
       }
     )
-    self._tree = prefix_tree.PrefixTree(self._pages, sizes.page, sizes.window)
-    self._sizes = sizes
-    self._every = every
+    self._tree = self._made_tree()
+    self._recorder = recording.Recorder(self._tree, every)
     self._between_turns = between_turns
-    # The points that each conversation's next turn will drop.
-    self._latest: dict[int, list[prefix_tree.Point]] = {}
+
+  def _made_tree(self) -> prefix_tree.PrefixTree:
+    return prefix_tree.PrefixTree(
+      self._pages, self._sizes.page, self._sizes.window
+    )
 
   def serve(self, request: traffic.Request) -> int:
     """Returns how many of the prompt's tokens were there."""
@@ -118,42 +132,19 @@ class Points:
 
     row = _Row(self._tree, self._pages, self._sizes)
     match = self._tree.match(text(len(prompt)))
-    hits = 0 if match is None else match.length
+    points = self._recorder.begin(text(len(prompt)), match, request.session)
     try:
       row.resume(match)
-      made = []
-      for length in self._stops(request, hits, len(prompt), len(whole)):
+      for length in (*points.stops, len(whole)):
         row.grow(length)
-        point = self._tree.record(text(length), row.tables)
-        if length > request.shared:
-          made.append(point)
+        if self._between_turns or length <= request.shared:
+          points.record(text(length), row.tables)
+    except pages_lib.Full:
+      pass  # The request alone is larger than the pools: it leaves no more.
     finally:
       row.close()
-    self._supersede(request, match, made)
-    return hits
-
-  def _stops(self, request, hits: int, prompt: int, whole: int) -> list[int]:
-    """Returns the lengths at which a point is recorded, rising."""
-    stops = {request.shared} if hits < request.shared else set()
-    if self._between_turns:
-      stops |= {prompt, whole}
-      stops |= set(range(hits + self._every, prompt, self._every))
-    return sorted(stops)
-
-  def _supersede(self, request, match, made: list[prefix_tree.Point]) -> None:
-    """Drops what a conversation's next turn does not need.
-
-    The point that was resumed stays for another turn: an edit goes back to it,
-    and it shares nearly all of its local pages with the point behind it.
-    """
-    before = self._latest.get(request.session, [])
-    if request.kind != 'swipe':
-      resumed = None if match is None else match.point
-      for point in before:
-        if point in self._tree and point is not resumed and point not in made:
-          self._tree.drop(point)
-      before = [point for point in before if point is resumed]
-    self._latest[request.session] = list(dict.fromkeys([*before, *made]))
+      points.end()
+    return 0 if match is None else match.length
 
 
 class _Row:

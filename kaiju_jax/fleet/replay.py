@@ -10,25 +10,28 @@ import numpy as np
 
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.fleet import caches
+from kaiju_jax.fleet import foresight
 from kaiju_jax.fleet import traffic as traffic_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 
 
 class Row(NamedTuple):
-  """How two caches of equal bytes did.
+  """How caches of equal bytes did.
 
   Attributes:
     fraction: of the bytes that the oracle fills.
     memory: bytes.
     points: fraction of all prompt tokens that the prefix tree had.
     blocks: the same of pages as entries of their own.
+    foresight: the same of the prefix tree, had it known the trace.
   """
 
   fraction: float
   memory: float
   points: float
   blocks: float
+  foresight: float
 
 
 class Result(NamedTuple):
@@ -70,14 +73,14 @@ def sizes_of(config: model_config.ModelConfig) -> caches.Sizes:
     )
     page_bytes[kind] = two - one
   window = pools[prefix_tree.LOCAL].window
-  return caches.Sizes(paging.PAGE, window, page_bytes)
+  return caches.Sizes(paging.PAGE, window, page_bytes, config.max_length)
 
 
 def replayed(
   requests: Sequence[traffic_lib.Request],
   sizes: caches.Sizes,
   fractions: Sequence[float],
-  local: float,
+  local: float | None = None,
   noted: Callable[[str], None] = lambda what: None,
 ) -> Result:
   """Serves a trace from the oracle, and from caches of parts of its bytes.
@@ -86,7 +89,8 @@ def replayed(
     requests: the trace.
     sizes: of the model's pages.
     fractions: of the oracle's bytes; 0.05 for a twentieth.
-    local: the part of the tree's bytes that local pages get.
+    local: the part of the tree's bytes that local pages get; None for the
+      default.
     noted: called with what is done.
   """
   oracle = caches.Oracle()
@@ -95,10 +99,16 @@ def replayed(
   noted('oracle')
   rows = []
   for fraction in fractions:
-    points = caches.Points(sizes, fraction * memory, local)
-    blocks = caches.Blocks(sizes, fraction * memory)
+    bytes_held = fraction * memory
     rates = []
-    for name, cache in (('points', points), ('blocks', blocks)):
+    for name, cache in (
+      ('points', caches.Points(sizes, bytes_held, local)),
+      ('blocks', caches.Blocks(sizes, bytes_held)),
+      (
+        'foresight',
+        foresight.Foresight(requests, sizes, bytes_held, local),
+      ),
+    ):
       rates.append(tally(requests, cache).rate)
       noted(f'{name} at {fraction:g}')
     rows.append(Row(fraction, fraction * memory, *rates))
@@ -147,8 +157,9 @@ def of_prefixes(
   return rates
 
 
-def share(row: Row, result: Result) -> tuple[float, float]:
-  """Returns what points and blocks have of the oracle's hits."""
+def share(row: Row, result: Result) -> tuple[float, float, float]:
+  """Returns what points, blocks and foresight have of the oracle's hits."""
+  rates = row.points, row.blocks, row.foresight
   if not result.oracle:
-    return math.nan, math.nan
-  return row.points / result.oracle, row.blocks / result.oracle
+    return (math.nan,) * len(rates)
+  return tuple(rate / result.oracle for rate in rates)

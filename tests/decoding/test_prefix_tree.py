@@ -141,6 +141,7 @@ class World:
           held_label = self.labels[kind][table[position // S]][position % S]
           wanted = position, hash(text.tokens[: position + 1].tobytes())
           assert held_label == wanted, (kind, position)
+    self.check_order()
     for kind in KINDS:
       assert self.pages.held(kind) + self.pages.free(kind) == self.sizes[kind]
       assert held[kind] <= {
@@ -148,6 +149,26 @@ class World:
         for page in range(self.sizes[kind])
         if self.pages.holders(kind, page)
       }
+
+  def check_order(self):
+    """Whatever a point goes on from is evicted after it."""
+    later = set()
+    for point in reversed(list(self.tree.points())):
+      tokens = self.texts[point].tokens[: point.length].tobytes()
+      node, above = point.node, set()
+      while node is not None:
+        above |= {
+          other
+          for other in node.points
+          if other.salt in (b'', point.salt)
+          and other.length < point.length
+          and tokens.startswith(
+            self.texts[other].tokens[: other.length].tobytes()
+          )
+        }
+        node = node.parent
+      assert above <= later
+      later.add(point)
 
 
 def text_of(tokens, shared=0, owner=b''):
@@ -301,6 +322,45 @@ def test_eviction_takes_the_least_recently_used_and_never_pinned_ones():
   with pytest.raises(pages_lib.Full, match='rows and pinned points hold'):
     world.tree.make_room({'global': SIZES['global'] - 1})
   world.check()
+
+
+def test_what_is_shared_outlives_what_goes_on_from_it():
+  world, points = World(), {}
+  for owner in (b'a', b'b'):
+    row = world.open(text_of(range(1, 16), shared=6, owner=owner))
+    for length in (6, 11, 15):
+      row.extend(length - row.length)
+      points[owner, length] = world.record(row)
+    world.close(row)
+  assert points[b'a', 6] is points[b'b', 6]
+  alone = world.open(text_of([7] * 9))
+  alone.extend(9)
+  points[b'', 9] = world.record(alone)
+  world.close(alone)
+  world.tree.use(points[b'a', 15])
+  evicted = []
+  while len(world.tree):
+    evicted.append(next(world.tree.points()).length)
+    world.tree.evict()
+    world.check()
+  # All of b's, the one between, a's, and the prefix of both.
+  assert evicted == [15, 11, 9, 15, 11, 6]
+
+
+def test_owners_do_not_keep_each_others_points():
+  world = World()
+  rows = [
+    world.open(text_of(tokens, shared=6, owner=owner))
+    for owner, tokens in (
+      (b'a', range(1, 8)),
+      (b'', [50] * 6),
+      (b'b', range(1, 10)),
+    )
+  ]
+  for row in rows:
+    row.extend(9)
+  points = [world.record(row) for row in rows]
+  assert list(world.tree.points()) == points
 
 
 def test_a_collision_of_keys_is_no_hit(monkeypatch):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kaiju_jax.fleet import caches
+from kaiju_jax.fleet import foresight
 from kaiju_jax.fleet import replay
 from kaiju_jax.fleet import traffic
 from kaiju_jax.model import presets
@@ -24,7 +25,7 @@ SMALL = traffic.Traffic(
   context=500,
   edits=0.1,
 )
-SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100})
+SIZES = caches.Sizes(8, 40, {'local': 400, 'global': 100}, 500)
 
 
 @pytest.fixture(scope='module')
@@ -99,19 +100,21 @@ def test_the_oracle_has_all_that_was_seen(requests):
     seen.append(tokens + one.answer.tokens.tolist())
 
 
-@pytest.mark.parametrize('memory', [60e3, 200e3, 1e9])
+@pytest.mark.parametrize('memory', [3e3, 60e3, 200e3, 1e9])
 def test_no_cache_has_more_than_the_oracle(requests, memory):
   oracle = caches.Oracle()
   points, blocks = caches.Points(SIZES, memory), caches.Blocks(SIZES, memory)
+  knowing = foresight.Foresight(requests, SIZES, memory)
   for one in requests:
     most = oracle.serve(one)
-    for cache in points, blocks:
+    for cache in points, blocks, knowing:
       # A token more, by chance.
       assert 0 <= cache.serve(one) <= most + 1
-  tree, pages = points._tree, points._pages
-  while tree.evict():
-    pass
-  assert all(pages.held(kind) == 0 for kind in pages.kinds)
+  for cache in points, knowing:
+    tree, pages = cache._tree, cache._pages
+    while tree.evict():
+      pass
+    assert all(pages.held(kind) == 0 for kind in pages.kinds)
 
 
 def test_points_have_nearly_all_where_nothing_is_evicted(requests):
@@ -130,9 +133,60 @@ def test_more_memory_is_no_worse(requests):
     assert one.memory > less.memory
     assert one.points >= less.points and one.blocks >= less.blocks
   assert result.rows[-1].points < result.oracle
+  assert result.rows[1].points < result.rows[1].foresight
   assert replay.share(result.rows[0], result)[0] == pytest.approx(
     result.rows[0].points / result.oracle
   )
+
+
+def piece(number, size):
+  return traffic.Piece(number, np.full(size, number, np.int32))
+
+
+def test_foresight_keeps_what_the_least_recently_used_loses():
+  # Three conversations in turns, and room for two: the one to be asked next is
+  # always the one that was used least recently.
+  histories = [[piece(10 + number, 64)] for number in range(3)]
+  requests = []
+  for turn in range(30):
+    history = histories[turn % 3]
+    answer = piece(100 + turn, 1)
+    prompt = (piece(turn % 3, 64), *history, piece(50 + turn, 1))
+    requests.append(
+      traffic.Request(turn, turn % 3, turn % 3, 'turn', prompt, answer)
+    )
+    history += [prompt[-1], answer]
+  memory, local = 18_000, 0.7
+  hits = {
+    name: replay.tally(requests, cache).hits
+    for name, cache in (
+      ('points', caches.Points(SIZES, memory, local)),
+      ('foresight', foresight.Foresight(requests, SIZES, memory, local)),
+      ('enough', caches.Points(SIZES, 3 * memory, local)),
+    )
+  }
+  # It still has the prefixes, which are half of a prompt.
+  assert 0.4 * hits['enough'] < hits['points'] < 0.6 * hits['enough']
+  assert 0.7 * hits['enough'] < hits['foresight'] < hits['enough']
+
+
+def test_foresight_knows_which_characters_are_asked_for():
+  requests = [
+    traffic.Request(
+      turn,
+      turn % 3,
+      turn,
+      'turn',
+      (piece(turn % 3, 128), piece(10 + turn, 1)),
+      piece(50 + turn, 1),
+    )
+    for turn in range(30)
+  ]
+  memory, local = 10_000, 0.6
+  knowing = foresight.Foresight(requests, SIZES, memory, local)
+  lru = caches.Points(SIZES, memory, local)
+  hits = [replay.tally(requests, cache).hits for cache in (lru, knowing)]
+  assert hits[0] == 0 and 10 * 128 <= hits[1] <= 20 * 128
 
 
 def test_source_003_is_reproduced_where_prefixes_alone_are_kept():

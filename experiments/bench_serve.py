@@ -1,0 +1,316 @@
+r"""How fast does the engine serve, and what does it do when it is too much?
+
+    taskset -c 0,1 python -m experiments.bench_serve
+        [--parts=reuse,between,overload,curve]
+        [--turns=2] [--json=PATH] [--figure=PATH]
+
+The model is that of `experiments.benchmarks.decode`, 96.6 M parameters in the
+shape of Arcee, so that peers serve equal weights: transformers' continuous
+batching (extra `interchange`), and llama.cpp where it is installed (`pip
+install llama-cpp-python gguf`). What is not installed is said and left out.
+
+`serving_parts.py` says what each part measures; `curve` serves the same Poisson
+load at several rates and draws the latency of the first token, ours and
+theirs. After the warm-up nothing compiles: what does is counted.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import tempfile
+
+from absl import app
+from absl import flags
+import rich.console
+
+from kaiju_jax.costs import describe
+from kaiju_jax.runs import command
+
+PARTS = 'reuse', 'between', 'overload', 'curve'
+_ALONE = ', one at a time'
+_PARTS = flags.DEFINE_list(
+  'parts', list(PARTS), 'What is measured beside the throughput.'
+)
+_TURNS = flags.DEFINE_integer('turns', 2, 'How often contenders run.', 1)
+_ROWS = flags.DEFINE_integer('rows', 8, 'Sequences in flight.', 1)
+_COUNT = flags.DEFINE_integer('count', 24, 'Requests of a load.', 2)
+_SECONDS = flags.DEFINE_float(
+  'seconds', 30.0, 'How long a Poisson load lasts, about.', 1.0
+)
+_LAYERS = flags.DEFINE_integer('layers', 12, 'Layers of the model.', 1)
+_PROMPT = flags.DEFINE_list('prompt', ['32', '256'], 'Fewest and most tokens.')
+_ANSWER = flags.DEFINE_list('answer', ['32', '96'], 'Fewest and most tokens.')
+_LONG = flags.DEFINE_integer('long', 2048, 'Tokens of long prompts.', 2)
+_WAIT = flags.DEFINE_float('wait', 2.5, 'Seconds to a first token, at most.')
+_PEERS = flags.DEFINE_bool('peers', True, 'Whether peers run, too.')
+_JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
+_FIGURE = flags.DEFINE_string('figure', None, 'Where the figure goes (png).')
+
+
+def main(argv: Sequence[str]) -> None:
+  command.check(argv)
+  for part in _PARTS.value:
+    if part not in PARTS:
+      raise SystemExit(
+        f'error: --parts: {part!r} is not one of {", ".join(PARTS)}.'
+      )
+  lengths = [_pair(_PROMPT), _pair(_ANSWER)]
+  os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
+  command.begin()
+  with tempfile.TemporaryDirectory() as folder, command.abortable():
+    _run(pathlib.Path(folder), *lengths)
+
+
+def _pair(flag) -> tuple[int, int]:
+  try:
+    low, high = map(int, flag.value)
+  except ValueError:
+    low, high = 0, 0
+  if not 1 <= low <= high:
+    raise SystemExit(
+      f'error: --{flag.name}={",".join(flag.value)}: write two rising numbers'
+      ' of tokens, as 32,256.'
+    )
+  return low, high
+
+
+def _run(folder: pathlib.Path, prompt, answer) -> None:
+  from experiments.benchmarks import compilations
+  from experiments.benchmarks import engine_serving
+  from experiments.benchmarks import load
+  from kaiju_jax.storage import files
+
+  config, params = _model(max(prompt[1] + answer[1], _LONG.value + 256))
+  engines = _engines(config, params)
+  for engine in engines.values():
+    engine_serving.warm(engine, 80)
+  contenders = {
+    f'ours, {name}': functools.partial(_ours, engine)
+    for name, engine in engines.items()
+  }
+  if _PEERS.value:
+    contenders |= _peers(folder, config, params)
+  drawn = functools.partial(load.Load, prompt=prompt, answer=answer)
+  ours, found = engines['int8'], {}
+  with compilations.seen() as compiled:
+    at_once = load.arrivals(drawn(rate=math.inf, count=_COUNT.value))
+    rates, found['throughput'] = _throughput(contenders, at_once)
+    tokens = sum(x.max_tokens for x in at_once) / len(at_once)
+    capacity = rates['ours, int8'] / tokens
+    for part, measure in {
+      'reuse': lambda: _reuse(ours),
+      'between': lambda: _between(ours),
+      'overload': lambda: _overload(ours, drawn, capacity),
+      'curve': lambda: _curve(contenders, drawn, capacity),
+    }.items():
+      if part in _PARTS.value:
+        found[part] = measure()
+  print(f'Compilations after the warm-up: {len(compiled)} (target 0).')
+  found['compilations'] = len(compiled)
+  if _JSON.value:
+    files.write_json(pathlib.Path(_JSON.value), found)
+
+
+def _model(length: int):
+  """Returns the config in float32, and parameters for every contender."""
+  from experiments.benchmarks import peer_model
+  from kaiju_jax.model import transformer
+  from kaiju_jax.training import state
+
+  config = peer_model.config(num_layers=_LAYERS.value, max_length=length)
+  return config, state.init_params(transformer.Transformer(config), 0)
+
+
+def _engines(config, params):
+  """Returns our engines: float32 and int8, with all rows and with one."""
+  from kaiju_jax.decoding import decoder as decoder_lib
+  from kaiju_jax.decoding import engine as engine_lib
+  from kaiju_jax.quantization import config as quantization_config
+
+  int8 = dataclasses.replace(
+    config, quantization=quantization_config.QuantizationConfig()
+  )
+
+  def engine(config, rows):
+    return engine_lib.Engine(
+      decoder_lib.Decoder(params, config, rows=rows, length=config.max_length)
+    )
+
+  return {
+    'float32': engine(config, _ROWS.value),
+    'int8': engine(int8, _ROWS.value),
+    f'float32{_ALONE}': engine(config, 1),
+    f'int8{_ALONE}': engine(int8, 1),
+  }
+
+
+def _ours(engine, arrivals):
+  from experiments.benchmarks import engine_serving
+
+  engine_serving.forget(engine)
+  return engine_serving.serve(engine, arrivals)
+
+
+def _peers(folder: pathlib.Path, config, params) -> dict[str, Callable]:
+  """Returns what serves equal weights, with the settings fastest here."""
+  found: dict[str, Callable] = {}
+  try:
+    from experiments.benchmarks import transformers_serving
+    from kaiju_jax.interchange import hugging_face
+  except ImportError as error:
+    print(f'transformers is left out: {error}.')
+    return found
+  hugging_face.write(folder / 'model', params, config)
+  for dtype in 'float32', 'bfloat16':
+    found[f'transformers, {dtype}'] = functools.partial(
+      transformers_serving.serve,
+      transformers_serving.model(folder / 'model', dtype=dtype),
+      in_flight=_ROWS.value,
+    )
+  try:
+    from experiments.benchmarks import llama_serving
+  except ImportError as error:
+    print(f'llama.cpp is left out: {error}.')
+    return found
+  for dtype in 'float32', 'int8':
+    path = folder / f'{dtype}.gguf'
+    llama_serving.write(path, folder / 'model', dtype)
+    found[f'llama.cpp, {dtype}'] = functools.partial(
+      llama_serving.serve, path, in_flight=_ROWS.value
+    )
+  return found
+
+
+def _throughput(contenders, arrivals) -> tuple[dict[str, float], dict]:
+  """Returns tokens per second by contender, and all figures."""
+  from experiments.benchmarks import serving_parts
+
+  best = serving_parts.throughput(contenders, arrivals, _TURNS.value)
+  rates = {name: figures.tokens_per_second for name, figures in best.items()}
+  table = describe.empty_table(
+    f'{len(arrivals)} requests, {_ROWS.value} in flight; the best of'
+    f' {_TURNS.value} turns'
+  )
+  table.add_column('server')
+  for heading in 'tokens/s', 'first p50, s', 'between p50, ms':
+    table.add_column(heading, justify='right')
+  for name, x in best.items():
+    table.add_row(
+      name,
+      f'{x.tokens_per_second:.1f}',
+      f'{x.first_p50:.2f}',
+      f'{1e3 * x.between_p50:.1f}',
+    )
+  rich.console.Console().print(table)
+  theirs = [y for x, y in rates.items() if x.startswith('transformers')]
+  for dtype in 'float32', 'int8':
+    own = rates[f'ours, {dtype}']
+    alone = rates[f'ours, {dtype}{_ALONE}']
+    print(f'ours, {dtype}: {own / alone:.2f} x one at a time (target 3)')
+    if theirs:
+      ratio = own / max(theirs)
+      print(f'ours, {dtype}: {ratio:.2f} x transformers (target 1.5)')
+  return rates, {name: figures._asdict() for name, figures in best.items()}
+
+
+def _reuse(engine) -> dict:
+  from experiments.benchmarks import serving_parts
+
+  length = _LONG.value // 2
+  reuse = serving_parts.reuse(engine, length, 0.95, _TURNS.value)
+  print(
+    f'First token of {length:,} tokens: {reuse.cold:.3f} s cold,'
+    f' {reuse.warm:.3f} s with {100 * reuse.reused:.0f} % reused:'
+    f' {reuse.warm / reuse.cold:.3f} x (target 0.1)'
+  )
+  return reuse._asdict()
+
+
+def _between(engine) -> dict:
+  from experiments.benchmarks import serving_parts
+
+  found = serving_parts.between(engine, _ROWS.value // 2, _LONG.value, 60)
+  quiet, entering, chunk = (1e3 * seconds for seconds in found)
+  print(
+    f'Between tokens, p99: {quiet:.0f} ms quiet, {entering:.0f} ms while'
+    f' prompts of {_LONG.value:,} tokens enter (target'
+    f' {2 * quiet + chunk:.0f} ms: 2 x quiet + a chunk of {chunk:.0f} ms)'
+  )
+  return found._asdict()
+
+
+def _overload(engine, drawn, capacity: float) -> dict:
+  from experiments.benchmarks import load
+  from experiments.benchmarks import serving_parts
+
+  rate = 3 * capacity
+  arrivals = load.arrivals(drawn(rate=rate, count=_of_load(rate)))
+  found = serving_parts.overload(engine, arrivals, _WAIT.value)
+  print(
+    f'At 3 x {capacity:.2f} requests/s: {found.figures.served} admitted, first'
+    f' token p99 {found.figures.first_p99:.2f} s (target {_WAIT.value:g});'
+    f' {found.figures.refused} refused within'
+    f' {1e3 * found.refused_within:.1f} ms, told to wait'
+    f' {found.wait[0]:.1f}…{found.wait[1]:.1f} s'
+  )
+  return found._asdict() | {'figures': found.figures._asdict()}
+
+
+def _curve(contenders, drawn, capacity: float) -> dict:
+  """Serves the same load at rising rates; draws the first tokens' latency."""
+  from experiments.benchmarks import load
+
+  names = [x for x in contenders if not x.endswith(_ALONE)]
+  curves: dict[str, list] = {name: [] for name in names}
+  for part in 0.25, 0.5, 0.75, 1.0:
+    rate = part * capacity
+    arrivals = load.arrivals(drawn(rate=rate, count=_of_load(rate)))
+    for name in names:
+      figures = load.figures(contenders[name](arrivals))
+      curves[name].append({'rate': rate} | figures._asdict())
+      print(
+        f'{rate:.2f} requests/s: {name}: first token p50'
+        f' {figures.first_p50:.2f}, p99 {figures.first_p99:.2f} s; between'
+        f' tokens p99 {1e3 * figures.between_p99:.0f} ms'
+      )
+  if _FIGURE.value:
+    _draw(curves)
+  return curves
+
+
+def _draw(curves: dict[str, list]) -> None:
+  from matplotlib import figure
+
+  page = figure.Figure(figsize=(8, 4), layout='constrained')
+  first, between = page.subplots(1, 2)
+  for name, points in curves.items():
+    rates = [point['rate'] for point in points]
+    for axes, field in (first, 'first'), (between, 'between'):
+      (line,) = axes.plot(
+        rates, [point[f'{field}_p50'] for point in points], label=name
+      )
+      axes.plot(
+        rates,
+        [point[f'{field}_p99'] for point in points],
+        linestyle='dotted',
+        color=line.get_color(),
+      )
+  first.set_ylabel('first token, s (p99 dotted)')
+  between.set_ylabel('between tokens, s (p99 dotted)')
+  for axes in first, between:
+    axes.set_xlabel('requests per second')
+    axes.set_yscale('log')
+  first.legend(fontsize='small')
+  page.savefig(_FIGURE.value, dpi=120)
+
+
+def _of_load(rate: float) -> int:
+  return max(int(rate * _SECONDS.value), 8)
+
+
+if __name__ == '__main__':
+  app.run(main)

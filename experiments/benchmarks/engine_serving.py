@@ -1,0 +1,106 @@
+"""How our engine serves a load, by the clock.
+
+One loop does what a server's thread would: it submits what has arrived, runs a
+round, and notes when tokens came. So no thread takes time from another, and a
+token's second is when the engine gave it out.
+"""
+
+from collections.abc import Sequence
+import time
+
+import numpy as np
+
+from experiments.benchmarks import load
+from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding import request
+from kaiju_jax.decoding import sampling
+
+
+def serve(
+  engine: engine_lib.Engine,
+  arrivals: Sequence[load.Arrival],
+  *,
+  in_flight: int | None = None,
+  shared: int = 0,
+) -> list[load.Timeline]:
+  """Serves a load in real time, greedily, and returns its timelines.
+
+  Args:
+    engine: idle; what it compiles is compiled.
+    arrivals: the load, in the order in which it comes.
+    in_flight: most requests that the engine has at a time; others wait outside
+      it. As many as come by default.
+    shared: tokens of each prompt that everybody may share; each arrival has an
+      owner of its own.
+
+  Returns:
+    The timelines, in the order of the arrivals, their seconds since the call
+    began. A request that the engine refused has no tokens.
+  """
+  sequences: list = [None] * len(arrivals)
+  times: list[list[float]] = [[] for _ in arrivals]
+  begun = time.perf_counter()
+  arrived = 0
+  while arrived < len(arrivals) or not engine.is_idle:
+    now = time.perf_counter() - begun
+    while arrived < len(arrivals) and arrivals[arrived].seconds <= now:
+      if in_flight is not None and _in_flight(sequences) >= in_flight:
+        break
+      sequences[arrived] = _submitted(
+        engine, arrivals[arrived], arrived, shared
+      )
+      arrived += 1
+    if engine.is_idle:
+      if arrived < len(arrivals):
+        time.sleep(max(arrivals[arrived].seconds - now, 0))
+      continue
+    engine.advance()
+    now = time.perf_counter() - begun
+    for one, seconds in zip(sequences, times):
+      if one is not None:
+        seconds += [now] * len(one.events)
+        one.events.clear()
+  return [
+    load.Timeline(arrival, _tokens(one), np.array(seconds))
+    for arrival, one, seconds in zip(arrivals, sequences, times)
+  ]
+
+
+def warm(engine: engine_lib.Engine, length: int) -> None:
+  """Compiles what serving runs, the resumption of a text included."""
+  engine.rounds.warm()
+  tokens = np.ones(length, np.int32)
+  for _ in range(2):
+    serve(engine, [load.Arrival(0.0, tokens, 2)])
+  forget(engine)
+
+
+def forget(engine: engine_lib.Engine) -> None:
+  """Evicts all points, so that nothing of earlier texts is resumed."""
+  while engine.decoder.account.tree.evict():
+    pass
+
+
+def _asked(arrival: load.Arrival, number: int, shared: int) -> request.Request:
+  return request.Request(
+    arrival.tokens,
+    arrival.max_tokens,
+    sampling.Sampling(temperature=0),
+    owner=f'user {number}',
+    shared=shared,
+  )
+
+
+def _submitted(engine: engine_lib.Engine, asked: request.Request):
+  try:
+    return engine.submit(asked)
+  except request.Busy:
+    return None
+
+
+def _in_flight(sequences) -> int:
+  return sum(one is not None and one.reason is None for one in sequences)
+
+
+def _tokens(one) -> np.ndarray:
+  return np.zeros(0, np.int32) if one is None else one.result().tokens

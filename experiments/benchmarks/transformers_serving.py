@@ -1,0 +1,233 @@
+"""How `transformers` serves a load on this CPU, with its continuous batching.
+
+The other side of a comparison: `hugging_face.write` gives it the same weights.
+Needs the extra `interchange`, with transformers ≥ 5.
+
+`serve` hands each arrival to a `ContinuousBatchingManager` at its second. The
+manager's own thread batches them: one packed pass over the prompts' chunks and
+the running answers' tokens, with pages of keys and values and shared prefixes.
+Each token's second is what the manager itself records, so that reading the
+answers takes nothing from it.
+
+One thing is chosen in its favour. By default it repeats the heads of keys and
+values before attention wherever there is a mask, and here there always is one:
+of the passes' queries by all rows' keys. Here they are not repeated.
+`serving_peers.py` compares this and other settings.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import os
+import time
+
+import numpy as np
+import torch
+import transformers
+from transformers.generation import continuous_batching
+
+from experiments.benchmarks import load
+
+# Read at each call of its attention; without it K and V are repeated per head.
+_GROUPED = 'TRANSFORMERS_SDPA_FORCE_GQA'
+
+
+def model(
+  folder: str | os.PathLike,
+  *,
+  dtype: str = 'float32',
+  threads: int | None = None,
+  attention: str = 'sdpa',
+) -> transformers.PreTrainedModel:
+  """Returns a folder's model, to serve with.
+
+  Args:
+    folder: written by `hugging_face.write`.
+    dtype: 'float32' or 'bfloat16', of weights and arithmetic.
+    threads: torch's threads; by default one per core that is ours.
+    attention: implementation: 'sdpa' or 'paged|eager'.
+
+  Raises:
+    OSError: the folder is not there.
+  """
+  use_threads(threads)
+  return transformers.ArceeForCausalLM.from_pretrained(
+    folder, dtype=getattr(torch, dtype), attn_implementation=attention
+  ).eval()
+
+
+def use_threads(count: int | None = None) -> None:
+  """Gives torch so many threads, by default one per core that is ours."""
+  torch.set_num_threads(count or len(os.sched_getaffinity(0)))
+
+
+def greedy(
+  model: transformers.PreTrainedModel, tokens: np.ndarray, max_tokens: int
+) -> np.ndarray:
+  """Returns the plain `generate`'s answer to a prompt, int32 [max_tokens]."""
+  prompt_BL = torch.tensor(tokens[None], dtype=torch.long)
+  answer_BL = model.generate(
+    prompt_BL,
+    attention_mask=torch.ones_like(prompt_BL),
+    generation_config=_exactly(max_tokens, eos_token_id=None),
+  )
+  return answer_BL[0, len(tokens) :].numpy().astype(np.int32)
+
+
+def serve(
+  model: transformers.PreTrainedModel,
+  arrivals: Sequence[load.Arrival],
+  *,
+  in_flight: int = 8,
+  chunk: int = 256,
+  page: int = 64,
+  reuse: bool = True,
+  grouped: bool = True,
+) -> list[load.Timeline]:
+  """Serves a load in real time, greedily, and returns its timelines.
+
+  Each call has a manager and pages of its own: nothing of an earlier call is
+  reused. The first requests, which do not count, are as many as may be in
+  flight.
+
+  Args:
+    model: from `model`.
+    arrivals: the load, in the order in which it comes. All at second 0 measure
+      throughput with `in_flight` at a time.
+    in_flight: most requests in a pass; others wait.
+    chunk: most tokens in a pass, of prompts and answers together.
+    page: tokens of a page. Whole pages alone are shared.
+    reuse: whether prompts share the pages of equal beginnings.
+    grouped: whether K and V stay one per group of heads (see above).
+
+  Returns:
+    The timelines, in the order of the arrivals, their seconds since the call
+    took up the load.
+
+  Raises:
+    ValueError: no arrivals, or a prompt without tokens.
+    RuntimeError: the manager failed, or gave an answer of another length.
+  """
+  _check(arrivals)
+  longest = max(len(x.tokens) + x.max_tokens for x in arrivals)
+  config = transformers.ContinuousBatchingConfig(
+    page_size=page,
+    # Twice of what runs at a time, so that shared pages survive and the
+    # manager's margin, 15 % of the pages, never holds a prompt back.
+    num_blocks=2 * in_flight * -(-(longest + page) // page),
+    max_batch_tokens=max(chunk, in_flight),
+    max_requests_per_batch=in_flight,
+    allow_block_sharing=reuse,
+    auto_switch_to_flash=False,
+  )
+  with _heads(grouped), _manager(model, config) as manager:
+    _answers(manager, _warm_up(model, longest, in_flight, chunk))
+    return _answers(manager, arrivals)
+
+
+def _check(arrivals: Sequence[load.Arrival]) -> None:
+  if not arrivals:
+    raise ValueError('arrivals=[]: there must be at least one.')
+  for number, arrival in enumerate(arrivals):
+    if not len(arrival.tokens) or arrival.max_tokens < 1:
+      raise ValueError(
+        f'arrival {number}: {len(arrival.tokens)} tokens and an answer of'
+        f' {arrival.max_tokens}: both must be at least 1.'
+      )
+
+
+def _exactly(
+  max_tokens: int, eos_token_id: int | None
+) -> transformers.GenerationConfig:
+  """Returns what gives the likeliest tokens, and nothing that stops them."""
+  return transformers.GenerationConfig(
+    do_sample=False,
+    max_new_tokens=max_tokens,
+    eos_token_id=eos_token_id,
+    pad_token_id=0,
+  )
+
+
+@contextlib.contextmanager
+def _heads(grouped: bool) -> Iterator[None]:
+  before = os.environ.get(_GROUPED)
+  os.environ[_GROUPED] = str(int(grouped))
+  try:
+    yield
+  finally:
+    if before is None:
+      del os.environ[_GROUPED]
+    else:
+      os.environ[_GROUPED] = before
+
+
+@contextlib.contextmanager
+def _manager(
+  model, config
+) -> Iterator[continuous_batching.ContinuousBatchingManager]:
+  manager = model.init_continuous_batching(
+    # Each of the two ways has its own word for no end.
+    generation_config=_exactly(1, eos_token_id=-1),
+    continuous_batching_config=config,
+  )
+  manager.warmup()
+  manager.start()
+  try:
+    yield manager
+  finally:
+    # Of what still runs nothing is wanted: there is an error on its way.
+    manager.stop(block=True, hard_stop=True)
+    manager.destroy()
+
+
+def _warm_up(model, longest: int, in_flight: int, chunk: int):
+  """Returns requests like those that will come, of tokens that will not."""
+  rng = np.random.default_rng(2**32 - 1)
+  length = min(chunk, longest - 1)
+  vocabulary = model.config.vocab_size
+  return [
+    load.Arrival(0.0, rng.integers(0, vocabulary, length, np.int32), 4)
+    for _ in range(in_flight)
+  ]
+
+
+def _answers(manager, arrivals: Sequence[load.Arrival]) -> list[load.Timeline]:
+  # What is converted here is not converted while others are being served.
+  prompts = [arrival.tokens.tolist() for arrival in arrivals]
+  began = time.perf_counter()
+  names = []
+  for arrival, prompt in zip(arrivals, prompts):
+    time.sleep(max(0.0, began + arrival.seconds - time.perf_counter()))
+    names.append(
+      manager.add_request(
+        prompt, max_new_tokens=arrival.max_tokens, record_timestamps=True
+      )
+    )
+  answers = {}
+  while len(answers) < len(names):
+    answer = manager.get_result(timeout=1)
+    if answer is not None:
+      answers[answer.request_id] = answer
+    elif not manager.is_running():
+      fault = manager.background_thread_status.fatal_error
+      raise RuntimeError(
+        f'The manager ended with {len(answers)} of {len(names)} answers:'
+        f' {fault or "no error"}.'
+      ) from fault
+  return [
+    _timeline(arrival, answers[name], began)
+    for arrival, name in zip(arrivals, names)
+  ]
+
+
+def _timeline(arrival: load.Arrival, answer, began: float) -> load.Timeline:
+  tokens = np.array(answer.generated_tokens, np.int32)
+  if answer.error is not None or not (
+    len(tokens) == len(answer.timestamps) == arrival.max_tokens
+  ):
+    raise RuntimeError(
+      f'Request {answer.request_id} has {len(tokens)} tokens at'
+      f' {len(answer.timestamps)} times, not {arrival.max_tokens}:'
+      f' {answer.error or "no error"}.'
+    )
+  return load.Timeline(arrival, tokens, np.array(answer.timestamps) - began)

@@ -1,0 +1,116 @@
+"""The engine's points, evicted by who knows what will be asked.
+
+The point goes whose conversation goes on last; of prefixes, that whose
+character gets its next conversation last. Belady's rule is the best where all
+entries are of one size. Points are not, and share pages: so this is no bound,
+but shows how much an eviction without foresight can still hope for.
+"""
+
+import collections
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+
+from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.fleet import caches
+from kaiju_jax.fleet import traffic
+
+
+class Foresight(caches.Points):
+  """The engine's prefix tree, which knows the trace."""
+
+  def __init__(
+    self,
+    requests: Sequence[traffic.Request],
+    sizes: caches.Sizes,
+    memory: float,
+    local: float | None = None,
+  ):
+    """Makes an empty tree.
+
+    Args:
+      requests: all that will be served, in their order.
+      sizes: of the pages.
+      memory: bytes of both pools.
+      local: the part of it that local pages get; None for the default.
+    """
+    self._coming = _Coming(requests)
+    super().__init__(sizes, memory, local)
+
+  def _made_tree(self) -> prefix_tree.PrefixTree:
+    return _Tree(
+      self._coming, self._pages, self._sizes.page, self._sizes.window
+    )
+
+  def serve(self, request: traffic.Request) -> int:
+    """Returns how many of the prompt's tokens were there."""
+    self._coming.serve(request)
+    return super().serve(request)
+
+
+class _Coming:
+  """The numbers of the requests to come.
+
+  Attributes:
+    turns: by conversation, of all its requests.
+    firsts: by character, of the first request of each conversation.
+    request: the one that is served.
+  """
+
+  def __init__(self, requests: Sequence[traffic.Request]):
+    self.turns = collections.defaultdict(collections.deque)
+    self.firsts = collections.defaultdict(collections.deque)
+    self.request: traffic.Request | None = None
+    for number, request in enumerate(requests):
+      if request.session not in self.turns:
+        self.firsts[request.character].append(number)
+      self.turns[request.session].append(number)
+
+  def serve(self, request: traffic.Request) -> None:
+    self.request = request
+    number = self.turns[request.session].popleft()
+    firsts = self.firsts[request.character]
+    if firsts and firsts[0] == number:
+      firsts.popleft()
+
+
+class _Tree(prefix_tree.PrefixTree):
+  """A prefix tree that evicts what is asked for last."""
+
+  def __init__(self, coming: _Coming, *sizes):
+    super().__init__(*sizes)
+    self._coming = coming
+    # The requests to come that may resume each point.
+    self._asked: dict[prefix_tree.Point, collections.deque[int]] = {}
+
+  def record(
+    self,
+    text: prefix_tree.Text,
+    pages: Mapping[str, Mapping[int, int]],
+    is_pinned: bool = False,
+  ) -> prefix_tree.Point:
+    point, request = (
+      super().record(text, pages, is_pinned),
+      self._coming.request,
+    )
+    self._asked[point] = (
+      self._coming.firsts[request.character]
+      if len(text.tokens) <= text.shared
+      else self._coming.turns[request.session]
+    )
+    return point
+
+  def drop(self, point: prefix_tree.Point) -> None:
+    super().drop(point)
+    del self._asked[point]
+
+  def evict(self) -> bool:
+    if not len(self):
+      return False
+    self.drop(max(self.points(), key=self._when))
+    self.evicted += 1
+    return True
+
+  def _when(self, point: prefix_tree.Point) -> float:
+    asked = self._asked[point]
+    return asked[0] if asked else math.inf
