@@ -33,6 +33,7 @@ from kaiju_jax.decoding import admission
 from kaiju_jax.decoding import compiled
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import interrupts
+from kaiju_jax.decoding import lookup
 from kaiju_jax.decoding import pages as pages_lib
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import recording
@@ -275,30 +276,14 @@ class Engine:
         for one in running
       ]
     if free or may_park:
-      # Looked up in each round anew, because points come and go.
       waiting = schedule.ordered(waiting, now)
       most = schedule.OVERTAKES + free if free else 1
-      waiting[:most] = map(self._looked_up, waiting[:most])
+      waiting[:most] = lookup.looked_up(
+        waiting[:most], self._waiting, self._running, account, self._reuses
+      )
     pages = account.free_pages() if free or may_park else {}
     budget = schedule.Budget(free, pages, self.rounds.shapes)
     return schedule.plan(waiting, running, budget, now)
-
-  def _looked_up(self, one: schedule.Waiting) -> schedule.Waiting:
-    """Returns what a sequence needs, and whether it should wait for another."""
-    sequence = self._waiting[one.number]
-    text = self._resumable(sequence)
-    needs, resumed = self.decoder.account.needs(sequence.room, text)
-    least = resumed + self.decoder.account.page
-    is_following = text is not None and any(
-      recording.soon(other.text(), other.points.stops, text) >= least
-      for other in self._running.values()
-      if not other.is_drawing
-    )
-    return one._replace(
-      needs=needs,
-      left=sequence.length - resumed,
-      is_following=is_following,
-    )
 
   def _resumable(self, one: sequence_lib.Sequence) -> prefix_tree.Text | None:
     return one.resumable() if self._reuses else None

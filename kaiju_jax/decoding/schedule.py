@@ -16,8 +16,8 @@ Joining. One that does not fit yet may be overtaken by `OVERTAKES` later ones
 that do; then everything behind it waits with it, until rows that close have
 left enough pages. So a small request does not wait for pages that it does not
 need, and a large one does not wait forever. If nothing runs, no row will close,
-so others may overtake. One whose prompt is being prefilled by another right now
-waits until it can resume there.
+so others may overtake. One whose prompt another prefills right now, or will in
+this round, waits until it can resume there.
 
 Parking. Where the first in the order finds no row, or too few pages, running
 sequences of lower priority give up theirs, if it then fits: they are recorded,
@@ -66,7 +66,7 @@ class Waiting(NamedTuple):
       in this round.
     left: tokens that it would have to prefill.
     overtaken: how many later ones joined before it.
-    is_following: whether what runs will soon have more of its prompt.
+    follows: sequences that will soon have more of its prompt than there is.
     is_alone: whether its prompt shares a call with no other.
   """
 
@@ -78,7 +78,7 @@ class Waiting(NamedTuple):
   needs: Mapping[str, int] | None = None
   left: int = 0
   overtaken: int = 0
-  is_following: bool = False
+  follows: Sequence[int] = ()
   is_alone: bool = False
 
 
@@ -158,7 +158,7 @@ def plan(
   join, overtaken = (), ()
   park = _parked(queue, running, budget, now)
   if not park:
-    join, overtaken = _joining(queue, budget, is_anyone=bool(running))
+    join, overtaken = _joining(queue, budget, [x.number for x in running])
   prompts = [x for x in running if x.left and x.number not in park]
   prompts += [
     Running(x.number, x.came, x.left, x.priority, is_alone=x.is_alone)
@@ -284,7 +284,7 @@ def _place(one: Waiting | Running, waited: float, highest: int):
   return -min(aged, highest), one.tag, one.number
 
 
-def _joining(queue: Sequence[Waiting], budget: Budget, is_anyone: bool):
+def _joining(queue: Sequence[Waiting], budget: Budget, running: Sequence[int]):
   """Returns who joins, and who is overtaken."""
   rows, pages = budget.rows, dict(budget.pages)
   join: list[int] = []
@@ -292,12 +292,12 @@ def _joining(queue: Sequence[Waiting], budget: Budget, is_anyone: bool):
   held_up: dict[int, int] = {}
   overtaken: list[int] = []
   for one in queue:
-    is_running = is_anyone or join
+    going = {*running, *join}
     if not rows or one.needs is None or len(held_up) > OVERTAKES:
       break
-    if is_running and max(held_up.values(), default=0) >= OVERTAKES:
+    if going and max(held_up.values(), default=0) >= OVERTAKES:
       break
-    if one.is_following and is_running:
+    if not going.isdisjoint(one.follows):
       continue
     if any(count > pages[kind] for kind, count in one.needs.items()):
       held_up[one.number] = one.overtaken
@@ -318,9 +318,11 @@ def _parked(
   now: float,
 ) -> tuple[int, ...]:
   """Returns who makes room for the first in the order, if that is enough."""
-  if not queue or queue[0].needs is None or queue[0].is_following:
+  if not queue or queue[0].needs is None:
     return ()
   first, highest = queue[0], max(one.priority for one in queue)
+  if any(one.number in first.follows for one in running):
+    return ()
   place = _place(first, now - first.came, highest)
   rows, pages = budget.rows, dict(budget.pages)
 

@@ -100,13 +100,21 @@ def test_large_ones_that_come_behind_each_other_wait_in_their_order():
   assert min(queue) > max(served) - 2 * OVERTAKES - 12
 
 
-def test_followers_wait_while_something_runs():
-  queue = [waiting(0, is_following=True), waiting(1)]
+def test_followers_wait_for_what_runs():
+  queue = [waiting(0, follows=[9]), waiting(1)]
   round_ = plan(queue, others=[running(9, left=4)])
   assert round_.join == (1,)
   # It is not overtaken: it waits for what it will not have to run.
   assert round_.overtaken == ()
-  assert plan(queue[:1]).join == (0,)
+  assert plan(queue, others=[running(8)]).join == (0, 1)
+
+
+def test_followers_wait_for_what_joins_with_them():
+  candidates = [waiting(x, follows=range(x)) for x in range(4)]
+  assert plan([*candidates, waiting(4)]).join == (0, 4)
+  # The first does not fit, so that the second is the first to run.
+  candidates[0] = waiting(0, pages=1000)
+  assert plan(candidates).join == (1,)
 
 
 def test_those_that_were_not_looked_up_wait():
@@ -303,8 +311,9 @@ def test_a_scored_prompt_is_parked_only_once_it_draws():
 
 
 def test_one_that_follows_parks_nobody():
-  high = waiting(0, priority=1, is_following=True)
+  high = waiting(0, priority=1, follows=[1])
   assert plan([high], rows=0, others=[running(1, 3)]).park == ()
+  assert plan([high], rows=0, others=[running(2, 3)]).park == (2,)
 
 
 def test_what_was_parked_does_not_come_back_for_what_parked_it():
