@@ -418,7 +418,9 @@ class Engine:
     if not one.is_begun:
       self._shares.left(one.owner, one.room)
     if one.row is not None:
-      self._record(one)
+      # A round ahead, what gave no numbers may have left the window's pages.
+      if one.error is None:
+        self._record(one)
       self._close(one)
     if one.points is not None and one.error is None:
       one.points.end()

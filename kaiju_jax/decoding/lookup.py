@@ -1,4 +1,4 @@
-"""What sequences that wait would need now, and which others they should wait for.
+"""What those that wait would need now, and which others they should wait for.
 
 Looked up in each round anew, because points come and go. A sequence follows
 another whose prompt runs, or is to run before its own, where that will record

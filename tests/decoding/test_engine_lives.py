@@ -470,7 +470,7 @@ def lived(make, count, seed, ahead):
 
 @pytest.mark.parametrize('ahead', [False, True])
 def test_hundreds_of_lives_leave_nothing(make, ahead):
-  lived(make, 250, 1, ahead)
+  lived(make, 500, 10, ahead)
 
 
 @pytest.mark.slow
