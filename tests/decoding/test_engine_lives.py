@@ -303,9 +303,9 @@ def test_a_row_goes_to_the_higher_priority_and_comes_back(make, ahead):
   engine.advance()
   engine.advance()
   assert low.row is not None
-  high = engine.submit(asked(5, 20, 3, priority=1))
   # It came before, and has as low a priority as what runs.
   other = engine.submit(asked(5, 5, 4, priority=-1))
+  high = engine.submit(asked(5, 20, 3, priority=1))
   ended(engine, high)
   assert low.reason is None and low.row is None and not other.is_begun
   ended(engine, low, other)
@@ -332,21 +332,49 @@ def test_a_stop_that_is_read_late_ends_what_a_round_was_to_run(make):
     assert all(map(is_expected, (stops, low, high)))
 
 
-def test_what_no_longer_fits_waits_on(make):
-  """One that joins displaces the point that the next was to go on from."""
-  engine = make(rows=4, counts=(24, 16), length=64)
-  shared = asked(33, 1, 1).tokens
-  runs = engine.submit(
-    request_lib.Request(shared, 12, sampling.Sampling(seed=1))
+def test_what_no_longer_fits_waits_on(make, monkeypatch):
+  """As where one that joins displaces what the next was to go on from."""
+  engine = make(rows=4, counts=(16, 16))
+  first, second = (engine.submit(asked(30, 10, x)) for x in range(2))
+  account = engine.decoder.account
+  monkeypatch.setattr(
+    account, 'needs', lambda *_: ({'global': 0, 'local': 0}, 0)
   )
-  for _ in range(6):
+  engine.advance()
+  assert first.row is not None and second.row is None
+  ended(engine, first)
+  assert not second.is_begun
+  ended(engine, second)
+  assert is_expected(first) and is_expected(second)
+
+
+def test_running_is_not_waiting(make):
+  """One that has run for long does not go before higher priorities."""
+  clock = Clock()
+  engine = make(rows=1, clock=clock)
+  low = engine.submit(asked(5, 30, 1))
+  for _ in range(10):
+    clock.now += 10.0
     engine.advance()
-  large = engine.submit(asked(40, 8, 2))
-  follows = engine.submit(
-    request_lib.Request([*shared, 9, 9], 12, sampling.Sampling(seed=3))
-  )
-  ended(engine, runs, large, follows)
-  assert all(map(is_expected, (runs, large, follows)))
+  high = [engine.submit(asked(5, 9, 2, owner='a', priority=1))]
+  engine.advance()
+  engine.advance()
+  assert low.row is None and high[0].row is not None
+  high.append(engine.submit(asked(5, 9, 3, owner='b', priority=1)))
+  ended(engine, high[1])
+  assert low.reason is None
+  ended(engine, low)
+  assert all(map(is_expected, (low, *high)))
+
+
+def test_nothing_that_was_dispatched_waits_to_be_read(make):
+  """A stop ends the last sequence while another step of it is on its way."""
+  engine = make(ahead=True)
+  whole, _ = fake_device.expected(asked(5, 20, 1))
+  one = engine.submit(asked(5, 20, 1, stop_tokens=[whole[4]]))
+  ended(engine, one)
+  assert is_expected(one) and one.reason == 'stop_token'
+  assert engine.is_idle and not any(engine._flights) and one.flying == 0
 
 
 def test_a_scored_prompt_that_was_parked_has_its_scores_once():
