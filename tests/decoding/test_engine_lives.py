@@ -354,8 +354,8 @@ def test_running_is_not_waiting(make):
   engine = make(rows=1, clock=clock)
   low = engine.submit(asked(5, 30, 1))
   for _ in range(10):
-    clock.now += 10.0
     engine.advance()
+    clock.now += 10.0
   high = [engine.submit(asked(5, 9, 2, owner='a', priority=1))]
   engine.advance()
   engine.advance()
