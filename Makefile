@@ -30,7 +30,8 @@ test: $(VENV)/.tests-installed
 # Interpreted kernels, meshes, runs and commands are compared with what is
 # compiled in the same way, and may be compiled cheaply; all others are compiled
 # as users do.
-CHEAP := tests/kernels tests/sharding tests/runs tests/experiments
+CHEAP := tests/kernels tests/sharding tests/runs tests/experiments \
+	tests/model tests/training tests/objectives
 test-slow: $(VENV)/.tests-installed
 	$(QUICK) $(PYTEST) -m slow $(CHEAP)
 	$(PYTEST) -m slow $(foreach folder,$(CHEAP),--ignore=$(folder)) $(TESTS)

@@ -46,9 +46,8 @@ def serve(
     while arrived < len(arrivals) and arrivals[arrived].seconds <= now:
       if in_flight is not None and _in_flight(sequences) >= in_flight:
         break
-      sequences[arrived] = _submitted(
-        engine, arrivals[arrived], arrived, shared
-      )
+      asked = _asked(arrivals[arrived], arrived, shared)
+      sequences[arrived] = _submitted(engine, asked)
       arrived += 1
     if engine.is_idle:
       if arrived < len(arrivals):

@@ -44,6 +44,7 @@ class Rounds:
   Args:
     decoder: the model and its cache.
     chunk: prompt tokens of a call, at most.
+    shares: whether several prompts may share a call.
 
   Attributes:
     shapes: (rows, tokens of each) of a prefill's calls. One row takes a
@@ -51,13 +52,17 @@ class Rounds:
       unless `chunk` is; four and eight rows share a chunk.
   """
 
-  def __init__(self, decoder: decoder_lib.Decoder, chunk: int):
+  def __init__(
+    self, decoder: decoder_lib.Decoder, chunk: int, shares: bool = True
+  ):
     def size(part: int) -> int:
       return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
 
     self.shapes = sorted(
       {(1, size(part)) for part in (16, 4, 1)}
-      | {(rows, size(rows)) for rows in _ROWS if rows <= decoder.rows}
+      | {
+        (rows, size(rows)) for rows in _ROWS if shares and rows <= decoder.rows
+      }
     )
     self._decoder = decoder
     self._state = jax.device_put(

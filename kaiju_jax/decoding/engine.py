@@ -58,7 +58,8 @@ class Engine:
     decoder: the model and its cache, whose rows are the engine's alone.
     tokenizer: the tokenizer that turns tokens into text; None for no text.
     chunk: prompt tokens of a round, at most.
-    reuses: whether texts are recorded and resumed.
+    isolates: whether a sequence's logits depend on its text alone, to the last
+      bit: then nothing is resumed, and no prompts share a call.
     ahead: whether a round is dispatched before the one before it is read.
     limits: when it refuses; by default never.
     clock: seconds, from any moment on.
@@ -78,7 +79,7 @@ class Engine:
     tokenizer: tokenizer_lib.Tokenizer | None = None,
     *,
     chunk: int = 256,
-    reuses: bool = True,
+    isolates: bool = False,
     ahead: bool = False,
     limits: admission.Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -86,10 +87,10 @@ class Engine:
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
     self.decoder = decoder
-    self.rounds = compiled.Rounds(decoder, chunk)
+    self.rounds = compiled.Rounds(decoder, chunk, shares=not isolates)
     self.limits = limits or admission.Limits()
     self._tokenizer = tokenizer
-    self._reuses = reuses
+    self._reuses = not isolates
     self._ahead = int(ahead)
     self._clock = clock
     self._recorder = recording.Recorder(decoder.account.tree)

@@ -36,9 +36,9 @@ class Generator:
     decoder: the model and its cache, whose rows are the generator's alone.
     tokenizer: the tokenizer that turns tokens into text; None for no text.
     chunk: prompt tokens of a round, at most.
-    reuses: whether a prompt goes on from what earlier texts left in the cache.
-      In the fast mode its logits then differ in the last bits, as they do
-      wherever a text is split into calls.
+    isolates: whether a sequence's logits depend on its text alone, to the last
+      bit. Otherwise prompts go on from what earlier texts left in the cache,
+      and short ones share calls, which moves last bits in the fast mode.
 
   Attributes:
     engine: what runs the sequences.
@@ -52,11 +52,11 @@ class Generator:
     decoder: decoder_lib.Decoder,
     tokenizer: tokenizer_lib.Tokenizer | None = None,
     chunk: int = 256,
-    reuses: bool = True,
+    isolates: bool = False,
   ):
     self._decoder = decoder
     self.engine = engine_lib.Engine(
-      decoder, tokenizer, chunk=chunk, reuses=reuses
+      decoder, tokenizer, chunk=chunk, isolates=isolates
     )
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:

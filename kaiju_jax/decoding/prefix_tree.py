@@ -9,7 +9,9 @@ a row can go on: it stands at the node of its last full page, and holds what
 layers with a window need there, the local pages from position `first`, and the
 pages of its last tokens where they fill none. A node lives as long as a point
 stands at it or below. So points are all that is recorded and evicted, and there
-is no second account to disagree with.
+is no second account to disagree with. Which are recorded, and which of them a
+new one replaces: `recording.py`. Evicted is the least recently used, and a
+point counts as used with every point behind it.
 
 Resuming is exact. A row that resumes m ≤ n tokens of a point reads the local
 slots of the window − 1 tokens before m, so that it needs

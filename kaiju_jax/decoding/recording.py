@@ -160,21 +160,22 @@ class Recorder:
     if conversation is not None:
       self._forget()
       before = self._left.get(conversation)
+      if before is not None:
+        before.points = self._there(before.points)
       if before is not None and before.prompt == left.prompt:
         left = before
       else:
         left.before = before
         if before is not None and before.before is not None:
           # Nobody answered that prompt, so that both go now.
-          before.points = [
-            point
-            for point in (*before.before.points, *before.points)
-            if point in self.tree
-          ]
+          before.points += self._there(before.before.points)
           before.before = None
         self._left[conversation] = left
     left.running += 1
     return RequestPoints(self, prompt, match, left)
+
+  def _there(self, points: list[prefix_tree.Point]) -> list[prefix_tree.Point]:
+    return [point for point in points if point in self.tree]
 
   def _forget(self) -> None:
     """Forgets conversations without points, once they are the most."""
@@ -182,7 +183,7 @@ class Recorder:
       self._left = {
         conversation: left
         for conversation, left in self._left.items()
-        if left.running or any(point in self.tree for point in left.points)
+        if left.running or self._there(left.points)
       }
 
 

@@ -46,7 +46,9 @@ def texts(
     length=max(len(one.tokens) for one in requests) + max_tokens,
     replica=loaded.replica,
   )
-  results = generator_lib.Generator(decoder, tokenizer).generate(requests)
+  results = generator_lib.Generator(decoder, tokenizer, isolates=True).generate(
+    requests
+  )
   for result in results:
     if result.error is not None:
       raise result.error

@@ -70,7 +70,8 @@ def generator_of(
     length=length,
     replica=loaded.replica,
   )
-  return generator_lib.Generator(decoder, tokenizer), tokenizer
+  # What a journal holds must not depend on what ran beside.
+  return generator_lib.Generator(decoder, tokenizer, isolates=True), tokenizer
 
 
 def pool(

@@ -140,7 +140,8 @@ def _author(loaded, tokenizer, settings, rows, length):
     length=length,
     replica=loaded.replica,
   )
-  generator = generator_lib.Generator(decoder, tokenizer)
+  # So that a journal goes on to the same bytes, whatever runs beside.
+  generator = generator_lib.Generator(decoder, tokenizer, isolates=True)
   return variations_lib.Author(generator, tokenizer, settings)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.kernels import softmax
-from kaiju_jax.kernels.visibility_attention import codes
+from kaiju_jax.kernels.paged_decode import rows
 from kaiju_jax.kernels.visibility_attention import operands
 
 
@@ -31,23 +31,20 @@ def decode(
 ):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32)."""
   del table_BN
-  B, L, H, K = q_BLHK.shape
+  B, _, H, _ = q_BLHK.shape
   S = k_PSK.shape[1]
   N = plan.page_BN.shape[1]
   G = sizes.J // S
-  integer_dot = codes.integer_dot(q_BLHK, k_PSK, scales.k)
-  if not integer_dot:
-    q_BLHK = codes.dequantize(q_BLHK, scales.q_BLH, dtype)
-  q_BRK = q_BLHK.reshape(B, L * H, K)
+  q_BRK, q_scale_BR = rows.pack(q_BLHK, k_PSK, scales, dtype)
+  k_scale_PS, v_scale_PS = map(rows.per_token, (scales.k, scales.v))
 
   def gather(pool, page_BG):
     """[P, S, …] -> [B, J, …]."""
-    return pool[page_BG].reshape(B, G * S, *pool.shape[2:])
-
-  def gather_scale(scale, page_BG):
-    if scale is None or scale.ndim == 1:
-      return scale
-    return gather(scale, page_BG)
+    # As one long line, a page is copied without a place for each element.
+    lines = pool.reshape(len(pool), -1)
+    # A plan lists the pool's pages and no others.
+    taken = lines.at[page_BG.reshape(-1)].get(mode='promise_in_bounds')
+    return taken.reshape(B, G * S, *pool.shape[2:])
 
   def take(x_BM, logical_BG):
     x_BNS = x_BM.reshape(B, N, S)
@@ -70,41 +67,38 @@ def decode(
     within_G = jnp.minimum(place_G, N - 1)
     page_BG = plan.page_BN[:, within_G]
     k_BJK, v_BJK = gather(k_PSK, page_BG), gather(v_PSK, page_BG)
-    page_k_scale = gather_scale(scales.k, page_BG)
-    if integer_dot:
-      logits_BRJ = _product(q_BRK, k_BJK, jnp.int32).astype(jnp.float32)
-      logits_BRJ *= scales.q_BLH.reshape(B, -1, 1) * page_k_scale[:, None]
+    if q_scale_BR is None:
+      k_BJK = _floats(k_BJK, q_BRK.dtype)
+      logits_BRJ = scale * _product(q_BRK, k_BJK, jnp.float32)
     else:
-      logits_BRJ = _product(
-        q_BRK, codes.dequantize(k_BJK, page_k_scale, dtype), jnp.float32
-      )
-    logits_BRJ = scale * logits_BRJ
-    page_v_scale = gather_scale(scales.v, page_BG)
+      logits_BRJ = _product(q_BRK, k_BJK, jnp.int32).astype(jnp.float32)
+      logits_BRJ *= (scale * q_scale_BR)[..., None]
+    if k_scale_PS is not None:
+      logits_BRJ *= gather(k_scale_PS, page_BG)[:, None]
+    v_scale_BJ = None if v_scale_PS is None else gather(v_scale_PS, page_BG)
     if not is_whole:
       visible_BLJ = visible_of(place_G, plan.logical_BN[:, within_G])
       visible_BRJ = jnp.repeat(visible_BLJ, H, axis=1)
       logits_BRJ = jnp.where(visible_BRJ, logits_BRJ, -jnp.inf)
       # Unseen values may be NaN; in codes the scale per token may be.
       seen_BJ = visible_BLJ.any(axis=1)
-      if scales.v is None:
+      if v_scale_BJ is not None:
+        v_scale_BJ = jnp.where(seen_BJ, v_scale_BJ, 0.0)
+      elif scales.v is None:
         v_BJK = jnp.where(seen_BJ[..., None], v_BJK, jnp.zeros_like(v_BJK))
-      elif scales.v.ndim == 2:
-        page_v_scale = jnp.where(seen_BJ, page_v_scale, 0.0)
-    v_BJK = codes.dequantize(v_BJK, page_v_scale, dtype)
     new_peak_BR = jnp.maximum(peak_BR, logits_BRJ.max(axis=-1))
     weights_BRJ = jnp.exp(logits_BRJ - new_peak_BR[..., None])
     decay_BR = jnp.exp(peak_BR - new_peak_BR)
+    total_BR = total_BR * decay_BR + weights_BRJ.sum(axis=-1)
+    if v_scale_BJ is not None:
+      weights_BRJ *= v_scale_BJ[:, None]
     product_BRK = jnp.einsum(
       'BRJ,BJK->BRK',
       weights_BRJ.astype(dtype),
-      v_BJK,
+      _floats(v_BJK, dtype),
       preferred_element_type=jnp.float32,
     )
-    return (
-      new_peak_BR,
-      total_BR * decay_BR + weights_BRJ.sum(axis=-1),
-      sum_BRK * decay_BR[..., None] + product_BRK,
-    )
+    return new_peak_BR, total_BR, sum_BRK * decay_BR[..., None] + product_BRK
 
   zeros_BRK = jnp.zeros_like(q_BRK, jnp.float32)
   zeros_BR = zeros_BRK[..., 0]
@@ -117,8 +111,13 @@ def decode(
   blind_BR = total_BR == 0
   total_BR = jnp.where(blind_BR, 1.0, total_BR)
   lse_BR = jnp.where(blind_BR, 0.0, peak_BR + jnp.log(total_BR))
-  out_BRK = (sum_BRK / total_BR[..., None]).astype(dtype)
-  return out_BRK.reshape(B, L, H, K), lse_BR.reshape(B, L, H)
+  out_BRK = sum_BRK / total_BR[..., None]
+  return rows.unpack(out_BRK, lse_BR, scales.v, q_BLHK.shape, dtype)
+
+
+def _floats(x, dtype):
+  """Returns codes as floats of `dtype`, and floats as they are."""
+  return x.astype(dtype) if x.dtype == jnp.int8 else x
 
 
 def _product(q_BRK, k_BJK, dtype):

@@ -209,7 +209,11 @@ def test_a_step_copies_no_pool_and_no_embedding():
     np.zeros((8, 1), np.int32),
     np.ones(8, np.int32),
   )
-  compiled = decoder._text.lower(*arguments).compile()
+  copy = {'local': np.zeros(2, np.int32), 'global': np.zeros(2, np.int32)}
+  programs = (
+    decoder._text.lower(*arguments),
+    decoder._copy_pages.lower(*arguments[:2], copy),
+  )
   large = (
     's8[32,16,16]',
     's8[512,16]',
@@ -218,9 +222,10 @@ def test_a_step_copies_no_pool_and_no_embedding():
     'f32[4096,32]',
     'f32[32,4096]',
   )
-  for line in compiled.as_text().splitlines():
-    if ' copy(' in line or ' transpose(' in line:
-      assert not any(shape in line for shape in large), line
+  for program in programs:
+    for line in program.compile().as_text().splitlines():
+      if ' copy(' in line or ' transpose(' in line:
+        assert not any(shape in line for shape in large), line
 
 
 def test_extend_refuses_layers_of_a_scan():

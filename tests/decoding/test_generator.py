@@ -151,6 +151,20 @@ def test_more_requests_than_rows_give_each_what_it_gets_alone(
     assert one.tokens.tolist() == other.tokens.tolist()
 
 
+@pytest.mark.slow
+def test_an_isolated_text_has_the_same_bits_whatever_is_beside_it(params):
+  decoder = decoder_lib.Decoder(params, CONFIG, rows=4, length=LENGTH, page=8)
+  isolated = generator_lib.Generator(decoder, chunk=CHUNK, isolates=True)
+  for request, result in zip(REQUESTS, isolated.generate(REQUESTS)):
+    assert result.reused == 0
+    (alone,) = isolated.generate([request])
+    np.testing.assert_array_equal(alone.tokens, result.tokens)
+    np.testing.assert_array_equal(
+      alone.log_probabilities, result.log_probabilities
+    )
+  assert not len(decoder.account.tree)
+
+
 def test_log_probabilities_equal_those_of_the_forward_pass(generator, params):
   (result,) = generator.generate([REQUESTS[1]])
   tokens = [*REQUESTS[1].tokens, *result.tokens.tolist()]

@@ -96,6 +96,15 @@ def test_answers_to_one_prompt_stay_until_the_next_prompt_chooses():
   assert engine.lengths() == [10, 17, 18, 19]
 
 
+def test_swipes_without_end_pile_nothing_up():
+  engine, prompt = Engine(), [*PREFIX, 1, 1]
+  for answer in range(50):
+    engine.serve(prompt, [answer])
+    while len(engine.tree) > 4:
+      engine.tree.evict()
+  assert len(engine.recorder._left['one'].points) <= 6
+
+
 def test_a_prompt_that_is_what_was_there_keeps_its_point():
   engine, prompt = Engine(), [*PREFIX, 1, 1]
   engine.serve(prompt, [2] * 5)

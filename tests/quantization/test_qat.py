@@ -250,3 +250,27 @@ def test_the_compiled_forward_pass_holds_only_s8_weights_in_its_dots():
   weights = {'32x3x8', '32x8', '32x80'}
   for operands, _ in set(dots) - set(integer):
     assert not any(f'tensor<{w}x' in operands for w in weights), operands
+
+
+@pytest.mark.parametrize('spec', ['BLF,DF->BLD', 'BLHK,DHK->BLD'])
+@pytest.mark.parametrize('rows', [1, 2, 32, 33])
+def test_a_few_rows_of_floats_stand_behind_the_weight(spec, rows):
+  """XLA packs the second operand of a product: it has to be the small one."""
+  sizes = {'F': 40, 'H': 5, 'K': 8}
+  inner = tuple(sizes[letter] for letter in spec.partition(',')[0][2:])
+  random = np.random.default_rng(0)
+  x = random.normal(size=(1, rows, *inner)).astype(np.float32)
+  w = random.normal(size=(24, *inner)).astype(np.float32)
+  compiled = jax.jit(functools.partial(qat.einsum, spec)).lower(x, w).compile()
+  np.testing.assert_allclose(
+    compiled(x, w), np.einsum(spec, x, w), rtol=1e-5, atol=1e-5
+  )
+  products = re.findall(r'= f32\[([\d,]+)\]\S* dot\(', compiled.as_text())
+  if 2 <= rows <= 32:
+    assert products == [f'24,{rows}']
+  else:
+    assert f'24,{rows}' not in products
+  gradient = jax.grad(lambda x: jnp.sum(qat.einsum(spec, x, w) ** 2))(x)
+  product = np.einsum(spec, x, w)
+  expected = 2 * np.tensordot(product, w, 1)
+  np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
