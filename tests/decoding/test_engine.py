@@ -71,7 +71,7 @@ class Alone:
       request.scores_prompt,
     )
     if key not in self._found:
-      engine = self.engine(reuses=False)
+      engine = self.engine(isolates=True)
       one = engine.submit(request)
       ended(engine, one)
       self._found[key] = one.result()

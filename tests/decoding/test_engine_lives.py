@@ -47,7 +47,7 @@ def make(monkeypatch):
     monkeypatch.setattr(
       compiled,
       'Rounds',
-      lambda decoder, chunk: fake_device.Rounds(decoder, chunk, bad),
+      lambda decoder, chunk, shares: fake_device.Rounds(decoder, chunk, bad),
     )
     engines.append(
       engine_lib.Engine(
