@@ -121,7 +121,8 @@ def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
     prompt: tokens of the request's prompt.
 
   Raises:
-    request.Busy: says when to ask again.
+    request.Busy: says when to ask again. One that waits for nobody is not
+      refused for its own prompt, which would take as long later.
   """
   wait = load.wait + pace.rounds(Work(prompt, 0)) * pace.seconds
   if limits.queue is not None and load.waiting >= limits.queue:
@@ -130,7 +131,7 @@ def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
       f' {wait:.1f} s.',
       wait,
     )
-  if limits.wait is not None and wait > limits.wait:
+  if limits.wait is not None and load.wait and wait > limits.wait:
     raise request_lib.Busy(
       f'the first token would come after {wait:.1f} s, and {limits.wait:g} s'
       ' are allowed: ask again then.',

@@ -40,6 +40,7 @@ class Conversation:
     self._length = length
     self._key = uuid.uuid4()
     self._last: sequence_lib.Sequence | None = None
+    self._shared = 0
     self._is_closed = False
 
   @property
@@ -64,7 +65,8 @@ class Conversation:
     """Returns the answer to a turn; see `Stream`.
 
     Args:
-      request: the turn; its tokens follow the text so far.
+      request: the turn; its tokens follow the text so far, of which `shared`
+        is what the first turn said.
 
     Raises:
       TypeError, ValueError: names the field that is wrong; the turn before has
@@ -76,13 +78,17 @@ class Conversation:
         'the turn before has not ended: read its stream to the end, or close'
         ' it.'
       )
+    if self._last is not None:
+      request = dataclasses.replace(request, shared=0)
     tokens_L = self._engine.check(request, length=left)
     before = self.tokens
     whole = dataclasses.replace(
       request,
       tokens=np.concatenate([before, tokens_L]),
+      shared=request.shared if self._last is None else self._shared,
       conversation=self._key,
     )
+    self._shared = whole.shared
     self._last = self._engine.submit(whole, len(before))
     return stream_lib.Stream(self._engine, self._last)
 

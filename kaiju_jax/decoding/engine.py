@@ -33,6 +33,8 @@ from kaiju_jax.decoding import admission
 from kaiju_jax.decoding import compiled
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import interrupts
+from kaiju_jax.decoding import lookup
+from kaiju_jax.decoding import pages as pages_lib
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import recording
 from kaiju_jax.decoding import request as request_lib
@@ -172,16 +174,19 @@ class Engine:
       plan = self._planned(begun)
       for number in plan.late:
         self._too_late(self._waiting[number])
+      if plan.park:
+        self._settle_all()  # What it reads may end some of them, and others.
       for number in plan.park:
-        self._park(self._running[number])
+        if number in self._running:
+          self._park(self._running[number])
       for number in plan.overtaken:
         self._waiting[number].overtaken += 1
       for number in plan.join:
-        self._join(self._waiting[number])
-      if self._waiting and not self._running:
+        self._join_if_it_fits(self._waiting[number])
+      if self._waiting and not self._running and not plan.park:
         self._join(next(iter(self._waiting.values())))
       self._dispatch(plan)
-      while len(self._flights) > self._ahead:
+      while len(self._flights) > (self._ahead if self._running else 0):
         self._settle()
       if plan.draw or plan.prefill:
         self._pace.note(self._clock() - begun)
@@ -256,41 +261,45 @@ class Engine:
 
   def _planned(self, now: float) -> schedule.Round:
     """Returns what this round does."""
-    free = self.decoder.account.free
+    account = self.decoder.account
+    free = account.free
     waiting = [one.waiting() for one in self._waiting.values()]
-    if free:
-      # Looked up in each round anew, because points come and go.
-      waiting = schedule.ordered(waiting, now)
-      most = schedule.OVERTAKES + free
-      waiting[:most] = map(self._looked_up, waiting[:most])
     running = [
       one.running(self._left(one))
       for one in self._running.values()
       if not one.is_whole
     ]
-    pages = self.decoder.account.free_pages() if free else {}
+    highest = max((one.priority for one in waiting), default=0)
+    may_park = waiting and any(one.priority < highest for one in running)
+    if may_park:
+      running = [
+        one._replace(frees=account.frees(self._running[one.number].row))
+        for one in running
+      ]
+    if free or may_park:
+      waiting = schedule.ordered(waiting, now)
+      most = schedule.OVERTAKES + free if free else 1
+      waiting[:most] = lookup.looked_up(
+        waiting[:most], self._waiting, self._running, account, self._reuses
+      )
+    pages = account.free_pages() if free or may_park else {}
     budget = schedule.Budget(free, pages, self.rounds.shapes)
     return schedule.plan(waiting, running, budget, now)
 
-  def _looked_up(self, one: schedule.Waiting) -> schedule.Waiting:
-    """Returns what a sequence needs, and whether it should wait for another."""
-    sequence = self._waiting[one.number]
-    text = self._resumable(sequence)
-    needs, resumed = self.decoder.account.needs(sequence.room, text)
-    least = resumed + self.decoder.account.page
-    is_following = text is not None and any(
-      recording.soon(other.text(), other.points.stops, text) >= least
-      for other in self._running.values()
-      if not other.is_drawing
-    )
-    return one._replace(
-      needs=needs,
-      left=sequence.length - resumed,
-      is_following=is_following,
-    )
-
   def _resumable(self, one: sequence_lib.Sequence) -> prefix_tree.Text | None:
     return one.resumable() if self._reuses else None
+
+  def _join_if_it_fits(self, one: sequence_lib.Sequence) -> None:
+    """Gives a row to a sequence that was found to fit.
+
+    One that joined before it may have displaced the point that it was to go on
+    from, so that it needs more pages now. Then it waits on.
+    """
+    try:
+      self._join(one)
+    except pages_lib.Full:
+      if not self._running:
+        raise
 
   def _join(self, one: sequence_lib.Sequence) -> None:
     """Gives a row to a sequence.
@@ -302,21 +311,20 @@ class Engine:
     del self._waiting[one.number]
     self._running[one.number] = one
     length = self.decoder.length_of(row)
-    one.join(row, length)
+    if not one.is_begun:
+      self._shares.joined(one.tag, one.room)
+    one.join(row, length, self._clock())
     if self._reuses and one.points is None:
       one.points = self._recorder.begin(
         one.text(), self.decoder.account.match_of(row), one.request.conversation
       )
-    self._shares.joined(one.tag)
     self.rounds.join(row, one.request.sampling, one.tokens(0, length))
 
   def _park(self, one: sequence_lib.Sequence) -> None:
     """Takes a sequence's row away; it waits, and goes on where it was."""
-    self._settle_all()
-    if one.reason is None:
-      self._record(one)
-      self._close(one)
-      self._waiting[one.number] = one
+    self._record(one)
+    self._close(one)
+    self._waiting[one.number] = one
 
   def _too_late(self, one: sequence_lib.Sequence) -> None:
     one.error = request_lib.Late(
@@ -410,8 +418,12 @@ class Engine:
       return
     one.reason = reason
     self._waiting.pop(one.number, None)
+    if not one.is_begun:
+      self._shares.left(one.owner, one.room)
     if one.row is not None:
-      self._record(one)
+      # A round ahead, what gave no numbers may have left the window's pages.
+      if one.error is None:
+        self._record(one)
       self._close(one)
     if one.points is not None and one.error is None:
       one.points.end()
@@ -421,4 +433,4 @@ class Engine:
   def _close(self, one: sequence_lib.Sequence) -> None:
     del self._running[one.number]
     self.decoder.close(one.row)
-    one.leave()
+    one.leave(self._clock())

@@ -54,7 +54,10 @@ def stops(
 
 
 def soon(
-  text: prefix_tree.Text, stops: Iterable[int], other: prefix_tree.Text
+  text: prefix_tree.Text,
+  stops: Iterable[int],
+  other: prefix_tree.Text,
+  least: int = 1,
 ) -> int:
   """Returns how much of another text can be resumed once a prompt has run.
 
@@ -62,8 +65,12 @@ def soon(
     text: of the prompt.
     stops: the lengths at which it records.
     other: the text that could wait for it.
+    least: less than so much counts as nothing.
   """
   size = min(len(text.tokens), len(other.tokens))
+  # Most texts differ there, and need no comparison from the beginning.
+  if size < least or text.tokens[least - 1] != other.tokens[least - 1]:
+    return 0
   differs = text.tokens[:size] != other.tokens[:size]
   common = int(differs.argmax()) if differs.any() else size
   if text.owner != other.owner:

@@ -155,6 +155,12 @@ def check(
   stop.check_strings(request.stop_strings)
   if not isinstance(request.owner, str):
     raise TypeError(f'{name}.owner={request.owner!r}: must be a string.')
+  if any('\ud800' <= x <= '\udfff' for x in request.owner):
+    raise ValueError(f'{name}.owner={request.owner!r}: holds a surrogate.')
+  if not isinstance(request.conversation, Hashable):
+    raise TypeError(
+      f'{name}.conversation={request.conversation!r}: must be hashable.'
+    )
   for field, least in (('shared', 0), ('priority', None)):
     value = getattr(request, field)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -100,6 +100,23 @@ class Rows:
     """Returns by kind how many pages a new row could have."""
     return {kind: self.room(kind) for kind in self._pools}
 
+  def frees(self, row: int) -> dict[str, int]:
+    """Returns by kind how many pages more a new row could have without this.
+
+    Raises:
+      ValueError: the row is not open.
+    """
+    self._check_open(row)
+    counts = dict(self._set_aside[row])
+    for kind, pool in self._pools.items():
+      if pool.window is None:
+        table_RN = self._tables[kind]
+        holders_P = np.bincount(table_RN[table_RN >= 0], minlength=pool.pages)
+        holders_P[list(self._pinned(kind))] += 1
+        own_N = table_RN[row][table_RN[row] >= 0]
+        counts[kind] = int((holders_P[own_N] == 1).sum())
+    return counts
+
   def needs(
     self, length: int, text: prefix_tree.Text | None = None
   ) -> tuple[dict[str, int], int]:

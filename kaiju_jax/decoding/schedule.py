@@ -4,21 +4,26 @@ All of this is arithmetic on what is known of sequences: `plan` returns what the
 next round does, and nothing here touches a device or a sequence.
 
 Order. Higher priorities go first; each `AGEING` seconds of waiting count as one
-more, so that nobody waits forever. Within a priority, owners share by tokens:
-a sequence's tag is where its owner's sequences before it end in a virtual time
-that counts tokens (start-time fair queueing, Goyal, Vin and Cheng 1996), and
-the lowest tag goes first. An owner with many requests delays its own.
+more, up to the highest priority that waits, so that nobody waits forever, and
+an owner whose many requests have waited long does not go before all others.
+Within a priority, owners share by tokens: a sequence's tag is where its owner's
+sequences before it end in a virtual time, and the lowest tag goes first. That
+time counts the tokens that each owner who has not had its share would have got
+in equal parts (fair queueing: Demers, Keshav and Shenker 1989; ordered by
+starts: Goyal, Vin and Cheng 1996). An owner with many requests delays its own.
 
 Joining. One that does not fit yet may be overtaken by `OVERTAKES` later ones
 that do; then everything behind it waits with it, until rows that close have
 left enough pages. So a small request does not wait for pages that it does not
 need, and a large one does not wait forever. If nothing runs, no row will close,
-so others may overtake. One whose prompt is being prefilled by another right now
-waits until it can resume there.
+so others may overtake. One whose prompt another prefills right now, or will in
+this round, waits until it can resume there.
 
-Parking. Where the first in the order finds no row, a running sequence of lower
-priority gives up its own: it is recorded, waits, and goes on later with the
-same text.
+Parking. Where the first in the order finds no row, or too few pages, running
+sequences of lower priority give up theirs, if it then fits: they are recorded,
+wait, and go on later with the same text. One that would go before it, because
+it had waited before it joined, keeps its row; otherwise it would take the row
+back at once.
 
 Prefill. Each round runs one chunk: of one prompt, or of several short ones
 beside each other, in the shape that wastes least on padding. The prompt with
@@ -38,6 +43,8 @@ from typing import NamedTuple
 
 # Seconds of waiting that count as one more priority.
 AGEING = 10.0
+# Tokens, below which an owner has had its share.
+_EVEN = 0.5
 # How often a waiting sequence may be overtaken.
 OVERTAKES = 8
 # How often in succession a prompt is passed over before it goes first.
@@ -59,7 +66,7 @@ class Waiting(NamedTuple):
       in this round.
     left: tokens that it would have to prefill.
     overtaken: how many later ones joined before it.
-    is_following: whether what runs will soon have more of its prompt.
+    follows: sequences that will soon have more of its prompt than there is.
     is_alone: whether its prompt shares a call with no other.
   """
 
@@ -71,7 +78,7 @@ class Waiting(NamedTuple):
   needs: Mapping[str, int] | None = None
   left: int = 0
   overtaken: int = 0
-  is_following: bool = False
+  follows: Sequence[int] = ()
   is_alone: bool = False
 
 
@@ -85,6 +92,10 @@ class Running(NamedTuple):
     priority: see `Waiting`.
     passed: rounds in succession in which other prompts ran.
     is_alone: whether its prompt shares a call with no other.
+    tag: see `Waiting`.
+    waited: for how many seconds it has waited, all in all.
+    frees: pages by kind that nobody would hold without it; None where it is not
+      to be parked.
   """
 
   number: int
@@ -93,6 +104,9 @@ class Running(NamedTuple):
   priority: int = 0
   passed: int = 0
   is_alone: bool = False
+  tag: float = 0.0
+  waited: float = 0.0
+  frees: Mapping[str, int] | None = None
 
 
 class Budget(NamedTuple):
@@ -139,11 +153,12 @@ def plan(
 ) -> Round:
   """Returns what the next round does."""
   late = [x for x in waiting if x.deadline is not None and x.deadline < now]
-  queue = ordered([x for x in waiting if x not in late], now)
-  join, overtaken = _joining(queue, budget, is_anyone=bool(running))
-  park = ()
-  if queue and not join and _is_stuck(queue[0], budget):
-    park = _parked(queue[0], running)
+  gone = {x.number for x in late}
+  queue = ordered([x for x in waiting if x.number not in gone], now)
+  join, overtaken = (), ()
+  park = _parked(queue, running, budget, now)
+  if not park:
+    join, overtaken = _joining(queue, budget, [x.number for x in running])
   prompts = [x for x in running if x.left and x.number not in park]
   prompts += [
     Running(x.number, x.came, x.left, x.priority, is_alone=x.is_alone)
@@ -167,11 +182,8 @@ def plan(
 def ordered(waiting: Sequence[Waiting], now: float) -> list[Waiting]:
   """Returns who waits in the order in which they should join."""
 
-  def key(one: Waiting):
-    aged = one.priority + int(max(now - one.came, 0) // AGEING)
-    return -aged, one.tag, one.number
-
-  return sorted(waiting, key=key)
+  highest = max((one.priority for one in waiting), default=0)
+  return sorted(waiting, key=lambda one: _place(one, now - one.came, highest))
 
 
 def batch(
@@ -208,7 +220,8 @@ def expected_wait(ahead: Sequence[int], left: Sequence[int], rows: int) -> int:
     left: rounds that each running sequence will take yet.
     rows: how many are free.
   """
-  ends = [0] * rows + list(left)
+  # Rows that others hold are not counted on, nor waited for.
+  ends = [0] * rows + list(left) or [0]
   heapq.heapify(ends)
   for rounds in ahead:
     heapq.heapreplace(ends, ends[0] + rounds)
@@ -217,14 +230,22 @@ def expected_wait(ahead: Sequence[int], left: Sequence[int], rows: int) -> int:
 
 @dataclasses.dataclass
 class Shares:
-  """Where each owner's sequences end in a time that counts tokens.
+  """Where each owner's sequences end in a virtual time.
+
+  Each token of a sequence that joins is one that some owner was to be served:
+  time passes by as much as each of the owners whose sequences end after it gets
+  of them in equal parts. So nobody is remembered once nothing waits.
 
   Attributes:
-    now: the tag of the latest sequence that joined.
+    now: the virtual time.
   """
 
   now: float = 0.0
   _ends: dict[bytes, float] = dataclasses.field(default_factory=dict)
+
+  def __len__(self) -> int:
+    """Returns how many owners have not had their shares."""
+    return len(self._ends)
 
   def tag(self, owner: bytes, tokens: int) -> float:
     """Returns the tag of an owner's next sequence."""
@@ -232,13 +253,38 @@ class Shares:
     self._ends[owner] = tag + tokens
     return tag
 
-  def joined(self, tag: float) -> None:
-    """Notes that a sequence joined; forgets owners that are even."""
-    self.now = max(self.now, tag)
-    self._ends = {x: end for x, end in self._ends.items() if end > self.now}
+  def joined(self, tag: float, tokens: int) -> None:
+    """Notes that a sequence joined; forgets owners that had their shares."""
+    ends = sorted(self._ends.values())
+    now, left = self.now, float(tokens)
+    for place, end in enumerate(ends):
+      owners = len(ends) - place
+      if left < (end - now) * owners:
+        now += left / owners
+        break
+      left -= (end - now) * owners
+      now = end
+    self.now = max(now, tag)
+    self._forget()
+
+  def left(self, owner: bytes, tokens: int) -> None:
+    """Notes that a sequence ended before it joined."""
+    if owner in self._ends:
+      self._ends[owner] -= tokens
+      self._forget()
+
+  def _forget(self) -> None:
+    least = self.now + _EVEN
+    self._ends = {x: end for x, end in self._ends.items() if end > least}
 
 
-def _joining(queue: Sequence[Waiting], budget: Budget, is_anyone: bool):
+def _place(one: Waiting | Running, waited: float, highest: int):
+  """Returns where in the order one stands; the lowest comes first."""
+  aged = one.priority + int(max(waited, 0.0) // AGEING)
+  return -min(aged, highest), one.tag, one.number
+
+
+def _joining(queue: Sequence[Waiting], budget: Budget, running: Sequence[int]):
   """Returns who joins, and who is overtaken."""
   rows, pages = budget.rows, dict(budget.pages)
   join: list[int] = []
@@ -246,12 +292,12 @@ def _joining(queue: Sequence[Waiting], budget: Budget, is_anyone: bool):
   held_up: dict[int, int] = {}
   overtaken: list[int] = []
   for one in queue:
-    is_running = is_anyone or join
+    going = {*running, *join}
     if not rows or one.needs is None or len(held_up) > OVERTAKES:
       break
-    if is_running and max(held_up.values(), default=0) >= OVERTAKES:
+    if going and max(held_up.values(), default=0) >= OVERTAKES:
       break
-    if one.is_following and is_running:
+    if not going.isdisjoint(one.follows):
       continue
     if any(count > pages[kind] for kind, count in one.needs.items()):
       held_up[one.number] = one.overtaken
@@ -265,23 +311,39 @@ def _joining(queue: Sequence[Waiting], budget: Budget, is_anyone: bool):
   return tuple(join), tuple(overtaken)
 
 
-def _is_stuck(first: Waiting, budget: Budget) -> bool:
-  """Returns whether the first in the order lacks a row, or pages."""
-  needs = first.needs or {}
-  return not budget.rows or any(
-    count > budget.pages[kind] for kind, count in needs.items()
-  )
+def _parked(
+  queue: Sequence[Waiting],
+  running: Sequence[Running],
+  budget: Budget,
+  now: float,
+) -> tuple[int, ...]:
+  """Returns who makes room for the first in the order, if that is enough."""
+  if not queue or queue[0].needs is None:
+    return ()
+  first, highest = queue[0], max(one.priority for one in queue)
+  if any(one.number in first.follows for one in running):
+    return ()
+  place = _place(first, now - first.came, highest)
+  rows, pages = budget.rows, dict(budget.pages)
 
+  def fits():
+    return rows and all(pages[x] >= count for x, count in first.needs.items())
 
-def _parked(first: Waiting, running: Sequence[Running]) -> tuple[int, ...]:
-  """Returns who gives a row to the first in the order, if anybody."""
   lower = [
     x
     for x in running
-    if x.priority < first.priority and not (x.is_alone and x.left)
+    if x.frees is not None
+    and x.priority < first.priority
+    and not (x.is_alone and x.left)
+    and place < _place(x, x.waited, highest)
   ]
-  if not lower:
-    return ()
-  # The lowest priority, and of these the latest.
-  parked = min(lower, key=lambda one: (one.priority, -one.came, -one.number))
-  return (parked.number,)
+  # The lowest priority first, and of these the latest.
+  lower.sort(key=lambda one: (one.priority, -one.came, -one.number))
+  parked: list[int] = []
+  for one in lower:
+    if fits():
+      break
+    parked.append(one.number)
+    rows += 1
+    pages = {kind: pages[kind] + count for kind, count in one.frees.items()}
+  return tuple(parked) if fits() else ()

@@ -20,7 +20,9 @@ class Sequence:
     request: what was asked.
     prompt: tokens of the prompt.
     before: how many of them are an earlier turn's, whose scores nobody asks.
-    came: when it was submitted, in seconds of the engine's clock.
+    came: when it was submitted, in seconds of the engine's clock; later by as
+      much as it has run since, where it was parked.
+    joined_at: when it got its row.
     tag: where it stands in its owner's share (`schedule.Shares`).
     row: the cache row's index; None while the sequence waits for one.
     is_drawing: whether its row holds the whole prompt, so that it draws.
@@ -50,6 +52,7 @@ class Sequence:
     self.prompt = len(tokens_L)
     self.before = before
     self.came = 0.0
+    self.joined_at = 0.0
     self.tag = 0.0
     self.row: int | None = None
     self.is_drawing = False
@@ -71,8 +74,9 @@ class Sequence:
     self._text = text
     self._pieces: list[str] = []
     self._log_probabilities: list[float] = []
-    # Scores of chunks, and which entries of each count.
+    # Scores of chunks, which entries of each count, and where they end.
     self._scored: list[tuple[rounds.Scores, slice]] = []
+    self._scored_to = before
 
   @property
   def owner(self) -> bytes:
@@ -140,19 +144,23 @@ class Sequence:
       self.request.priority,
       self.passed,
       self.request.scores_prompt,
+      self.tag,
+      self.joined_at - self.came,
     )
 
-  def join(self, row: int, length: int) -> None:
+  def join(self, row: int, length: int, now: float) -> None:
     """Notes that it has a row, with some of its text."""
     self.row = row
+    self.joined_at = now
     if not self.is_begun:
       self.reused = length
     self.is_begun = True
 
-  def leave(self) -> None:
+  def leave(self, now: float) -> None:
     """Notes that it has no row any more."""
     self.row = None
     self.is_drawing = False
+    self.came += now - self.joined_at
 
   def take(self, token: int, log_probability: float) -> str | None:
     """Notes a drawn token; returns why it is the last, if it is."""
@@ -169,10 +177,15 @@ class Sequence:
     return reason
 
   def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
-    """Notes the scores of what follows `count` tokens from `begin` on."""
-    first = max(self.before - begin, 0)
-    last = min(count, self.prompt - begin - 1)
-    self._scored.append((scores, slice(first, max(first, last))))
+    """Notes the scores of what follows `count` tokens from `begin` on.
+
+    Tokens that run again, after it was parked, have theirs.
+    """
+    end = min(begin + count, self.prompt - 1)
+    if end > self._scored_to:
+      kept = slice(max(self._scored_to - begin, 0), end - begin)
+      self._scored.append((scores, kept))
+      self._scored_to = end
 
   def bad_logits(self) -> request_lib.BadLogits:
     return request_lib.BadLogits(

@@ -47,6 +47,8 @@ class Stream:
     sequence = self._sequence
     self._engine.read(sequence)
     while not sequence.events:
+      # Who waits here for a row reads it all the time.
+      self._engine.read(sequence)
       if sequence.error is not None and not self._is_told:
         self._is_told = True
         raise sequence.error

@@ -95,7 +95,10 @@ class World:
 
   def close(self, row):
     self.open.remove(row)
+    frees, before = self.rows.frees(row.number), self.rows.free_pages()
     self.rows.close(row.number)
+    after = self.rows.free_pages()
+    assert frees == {kind: after[kind] - before[kind] for kind in after}
 
   def extend(self, rows):
     """Runs a few more tokens of several rows' texts in one call."""
