@@ -31,6 +31,10 @@ from kaiju_jax.costs import describe
 from kaiju_jax.runs import command
 
 PARTS = 'reuse', 'between', 'overload', 'curve'
+PEERS = {
+  'transformers': ('float32', 'bfloat16'),
+  'llama.cpp': ('float32', 'int8'),
+}
 _ALONE = ', one at a time'
 _PARTS = flags.DEFINE_list(
   'parts', list(PARTS), 'What is measured beside the throughput.'
@@ -46,7 +50,11 @@ _PROMPT = flags.DEFINE_list('prompt', ['32', '256'], 'Fewest and most tokens.')
 _ANSWER = flags.DEFINE_list('answer', ['32', '96'], 'Fewest and most tokens.')
 _LONG = flags.DEFINE_integer('long', 2048, 'Tokens of long prompts.', 2)
 _WAIT = flags.DEFINE_float('wait', 2.5, 'Seconds to a first token, at most.')
-_PEERS = flags.DEFINE_bool('peers', True, 'Whether peers run, too.')
+_PEERS = flags.DEFINE_list(
+  'peers',
+  [f'{peer}:{dtype}' for peer, dtypes in PEERS.items() for dtype in dtypes],
+  'Which peers run, and in which dtype.',
+)
 _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 _FIGURE = flags.DEFINE_string('figure', None, 'Where the figure goes (png).')
 
@@ -57,6 +65,12 @@ def main(argv: Sequence[str]) -> None:
     if part not in PARTS:
       raise SystemExit(
         f'error: --parts: {part!r} is not one of {", ".join(PARTS)}.'
+      )
+  for named in _PEERS.value:
+    peer, _, dtype = named.partition(':')
+    if dtype not in PEERS.get(peer, ()):
+      raise SystemExit(
+        f'error: --peers: {named!r} is not one of {", ".join(_PEERS.default)}.'
       )
   lengths = [_pair(_PROMPT), _pair(_ANSWER)]
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -92,8 +106,7 @@ def _run(folder: pathlib.Path, prompt, answer) -> None:
     f'ours, {name}': functools.partial(_ours, engine)
     for name, engine in engines.items()
   }
-  if _PEERS.value:
-    contenders |= _peers(folder, config, params)
+  contenders |= _peers(folder, config, params)
   drawn = functools.partial(load.Load, prompt=prompt, answer=answer)
   ours, found = engines['int8'], {}
   with compilations.seen() as compiled:
@@ -157,32 +170,32 @@ def _ours(engine, arrivals):
 
 def _peers(folder: pathlib.Path, config, params) -> dict[str, Callable]:
   """Returns what serves equal weights, with the settings fastest here."""
-  found: dict[str, Callable] = {}
-  try:
-    from experiments.benchmarks import transformers_serving
-    from kaiju_jax.interchange import hugging_face
-  except ImportError as error:
-    print(f'transformers is left out: {error}.')
-    return found
+  from kaiju_jax.interchange import hugging_face
+
   hugging_face.write(folder / 'model', params, config)
-  for dtype in 'float32', 'bfloat16':
-    found[f'transformers, {dtype}'] = functools.partial(
-      transformers_serving.serve,
-      transformers_serving.model(folder / 'model', dtype=dtype),
-      in_flight=_ROWS.value,
-    )
-  try:
-    from experiments.benchmarks import llama_serving
-  except ImportError as error:
-    print(f'llama.cpp is left out: {error}.')
-    return found
-  for dtype in 'float32', 'int8':
-    path = folder / f'{dtype}.gguf'
-    llama_serving.write(path, folder / 'model', dtype)
-    found[f'llama.cpp, {dtype}'] = functools.partial(
-      llama_serving.serve, path, in_flight=_ROWS.value
-    )
+  found: dict[str, Callable] = {}
+  for named in _PEERS.value:
+    peer, _, dtype = named.partition(':')
+    try:
+      found[f'{peer}, {dtype}'] = _peer(folder, peer, dtype)
+    except ImportError as error:
+      print(f'{named} is left out: {error}.')
   return found
+
+
+def _peer(folder: pathlib.Path, peer: str, dtype: str) -> Callable:
+  if peer == 'transformers':
+    from experiments.benchmarks import transformers_serving
+
+    model = transformers_serving.model(folder / 'model', dtype=dtype)
+    return functools.partial(
+      transformers_serving.serve, model, in_flight=_ROWS.value
+    )
+  from experiments.benchmarks import llama_serving
+
+  path = folder / f'{dtype}.gguf'
+  llama_serving.write(path, folder / 'model', dtype)
+  return functools.partial(llama_serving.serve, path, in_flight=_ROWS.value)
 
 
 def _throughput(contenders, arrivals) -> tuple[dict[str, float], dict]:
@@ -264,7 +277,11 @@ def _curve(contenders, drawn, capacity: float) -> dict:
   """Serves the same load at rising rates; draws the first tokens' latency."""
   from experiments.benchmarks import load
 
-  names = [x for x in contenders if not x.endswith(_ALONE)]
+  names = [
+    name
+    for name in contenders
+    if not name.endswith(_ALONE) and not name.startswith('llama')
+  ]
   curves: dict[str, list] = {name: [] for name in names}
   for part in 0.25, 0.5, 0.75, 1.0:
     rate = part * capacity
