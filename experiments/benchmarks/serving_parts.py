@@ -14,7 +14,6 @@ best turn, because machines are shared and what disturbs only adds.
 from collections.abc import Callable
 from collections.abc import Sequence
 import math
-import statistics
 import time
 from typing import NamedTuple
 
@@ -97,7 +96,7 @@ class Between(NamedTuple):
   Attributes:
     quiet: 99th percentile while nothing enters.
     entering: 99th percentile while prompts enter.
-    chunk: seconds of a chunk of a prompt, the median.
+    chunk: seconds of the longest chunk of such a prompt, alone.
   """
 
   quiet: float
@@ -137,12 +136,13 @@ def between(
     entering.append(_timed(engine.advance))
   for one in (*answers, *prompts):
     engine.cancel(one)
-  # A round with a chunk, less one without.
-  chunk = statistics.median(entering) - statistics.median(quiet)
+  alone, chunks = engine.submit(asked(prompt, 1)), []
+  while alone.reason is None:
+    chunks.append(_timed(engine.advance))
   return Between(
     load.percentile(np.array(quiet), 99),
     load.percentile(np.array(entering), 99),
-    chunk,
+    max(chunks),
   )
 
 

@@ -64,24 +64,29 @@ class Load(NamedTuple):
 
 @dataclasses.dataclass
 class Pace:
-  """How long a round takes.
+  """How long rounds take, by the latest ones.
 
   Attributes:
-    chunk: prompt tokens of a round.
-    seconds: of a round, by the latest ones; 0 before the first.
+    size: prompt tokens of a chunk.
+    step: seconds of a round in which no prompt runs; 0 before the first.
+    chunk: seconds that a chunk of prompts adds; 0 before the first.
   """
 
-  chunk: int
-  seconds: float = 0.0
+  size: int
+  step: float = 0.0
+  chunk: float = 0.0
 
-  def note(self, seconds: float) -> None:
-    """Notes how long a round took."""
-    newest = _NEWEST if self.seconds else 1.0
-    self.seconds += newest * (seconds - self.seconds)
+  def note(self, seconds: float, draws: bool, prefills: bool) -> None:
+    """Notes how long a round took, and what ran in it."""
+    if prefills:
+      added = max(seconds - self.step * draws, 0.0)
+      self.chunk += _weight(self.chunk) * (added - self.chunk)
+    elif draws:
+      self.step += _weight(self.step) * (seconds - self.step)
 
-  def rounds(self, work: Work) -> int:
-    """Returns how many rounds a sequence takes at most."""
-    return work.tokens + -(-work.prompt // self.chunk)
+  def calls(self, prompt: int) -> int:
+    """Returns how many chunks a prompt takes, where it shares none."""
+    return -(-prompt // self.size)
 
   def load(
     self,
@@ -99,16 +104,18 @@ class Pace:
       points: texts that prompts can go on from.
     """
     waiting, running = list(waiting), list(running)
-    prompt = sum(work.prompt for work in (*waiting, *running))
     rounds = schedule.expected_wait(
-      [self.rounds(work) for work in waiting],
-      [self.rounds(work) for work in running],
+      [work.tokens + self.calls(work.prompt) for work in waiting],
+      [work.tokens + self.calls(work.prompt) for work in running],
       free,
     )
-    rounds += -(-prompt // self.chunk)
-    return Load(
-      len(waiting), len(running), prompt, rounds * self.seconds, points
-    )
+    prompts = [work.prompt for work in (*waiting, *running)]
+    wait = rounds * self.step + sum(map(self.calls, prompts)) * self.chunk
+    return Load(len(waiting), len(running), sum(prompts), wait, points)
+
+
+def _weight(estimate: float) -> float:
+  return _NEWEST if estimate else 1.0
 
 
 def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
@@ -124,7 +131,7 @@ def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
     request.Busy: says when to ask again. One that waits for nobody is not
       refused for its own prompt, which would take as long later.
   """
-  wait = load.wait + pace.rounds(Work(prompt, 0)) * pace.seconds
+  wait = load.wait + pace.calls(prompt) * (pace.chunk + pace.step)
   if limits.queue is not None and load.waiting >= limits.queue:
     raise request_lib.Busy(
       f'{load.waiting} sequences wait, as many as may: ask again in'

@@ -20,6 +20,8 @@ from kaiju_jax.decoding import sampling as sampling_lib
 _SMALLEST_CHUNK = 8
 # Rows of a call that prefills several short prompts.
 _ROWS = (4, 8)
+# Rows of a step that draws for few sequences.
+_WIDTHS = (1, 4)
 
 
 class Chunk(NamedTuple):
@@ -44,12 +46,14 @@ class Rounds:
   Args:
     decoder: the model and its cache.
     chunk: prompt tokens of a call, at most.
-    shares: whether several prompts may share a call.
+    shares: whether several prompts may share a call, and a few sequences a
+      step narrower than the cache: last bits depend on the shape of a call.
 
   Attributes:
     shapes: (rows, tokens of each) of a prefill's calls. One row takes a
       sixteenth of `chunk`, a quarter or the whole, but not below 8 tokens
       unless `chunk` is; four and eight rows share a chunk.
+    widths: rows of a step, ascending: few sequences do not pay for all rows.
   """
 
   def __init__(
@@ -64,6 +68,11 @@ class Rounds:
         (rows, size(rows)) for rows in _ROWS if shares and rows <= decoder.rows
       }
     )
+    rows = decoder.rows
+    narrow = {
+      x for x in _WIDTHS if shares and x < rows and rows >= max(_WIDTHS)
+    }
+    self.widths = sorted({rows, *narrow})
     self._decoder = decoder
     self._state = jax.device_put(
       rounds.initial(decoder.rows, decoder.config.vocab_size),
@@ -140,14 +149,23 @@ class Rounds:
     """Draws the next token of each of these rows.
 
     Returns:
-      The tokens of all R rows, to be `rounds.unpacked`; those of other rows
-      mean nothing.
+      The tokens in the order of the rows, to be `rounds.unpacked`; what stands
+      behind them means nothing.
     """
-    count_R = np.zeros(self._decoder.rows, np.int32)
-    count_R[list(rows)] = 1
+    width = min(x for x in self.widths if x >= len(rows))
+    return self._step_of(rows, width)
+
+  def _step_of(self, rows: Sequence[int], width: int) -> jax.Array:
+    others = [x for x in range(self._decoder.rows) if x not in rows]
+    count_B = np.zeros(width, np.int32)
+    count_B[: len(rows)] = 1
     with interrupts.held():
       self._state, packed = self._decoder.run(
-        self._step, self._state, count_R, appends=dict.fromkeys(rows, 1)
+        self._step,
+        self._state,
+        np.array([*rows, *others][:width], np.int32),
+        count_B,
+        appends=dict.fromkeys(rows, 1),
       )
     return packed
 
@@ -168,7 +186,8 @@ class Rounds:
     for shape in shapes:
       last_BLD, _ = self._run([], shape, nothing_L, False)
     self._draw([], last_BLD)
-    self.step(())
+    for width in self.widths:
+      self._step_of((), width)
 
   def shape_of(self, count: int) -> tuple[int, int]:
     """Returns the smallest shape of one row that takes so many tokens."""

@@ -189,7 +189,8 @@ class Engine:
       while len(self._flights) > (self._ahead if self._running else 0):
         self._settle()
       if plan.draw or plan.prefill:
-        self._pace.note(self._clock() - begun)
+        seconds = self._clock() - begun
+        self._pace.note(seconds, bool(plan.draw), bool(plan.prefill))
 
   def cancel(self, sequence: sequence_lib.Sequence) -> None:
     """Ends a sequence that has not ended, and frees its row."""
@@ -338,8 +339,8 @@ class Engine:
     # In this order, so that a first token waits for no further step.
     going = [self._running[x] for x in plan.draw if x in self._running]
     if going:
-      drawing = {one.row: one for one in going}
-      flights.append(_Flight(self.rounds.step(list(drawing)), drawing))
+      packed = self.rounds.step([one.row for one in going])
+      flights.append(_Flight(packed, dict(enumerate(going))))
     for one in self._running.values():
       one.passed += not one.is_drawing
     prompts = [self._running[x] for x in plan.prefill if x in self._running]

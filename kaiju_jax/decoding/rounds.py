@@ -188,9 +188,10 @@ def step(
   cache: cache_lib.Cache,
   rings: dict[str, jax.Array],
   state: State,
-  count_R: jax.Array,
+  row_B: jax.Array,
+  count_B: jax.Array,
 ) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
-  """Appends each row's drawn token to its text, and draws the next.
+  """Appends rows' drawn tokens to their texts, and draws the next.
 
   Args:
     network: the model and the pools of the cache.
@@ -198,34 +199,38 @@ def step(
     cache: the cache.
     rings: the tables of all rows (`extend.text`).
     state: the state of the cache's R rows.
-    count_R: int32, 1 for rows that go on, 0 for the others.
+    row_B: int32, rows of the cache, each at most once.
+    count_B: int32, 1 for rows that go on, 0 for the others.
 
   Returns:
-    (state, the `packed` tokens), and the cache. What rows that do not go on
+    (state, the B `packed` tokens), and the cache. What rows that do not go on
     have among the tokens means nothing.
   """
-  row_R = jnp.arange(count_R.shape[0], dtype=jnp.int32)
-  is_on_R = count_R > 0
-  hidden_RLD, cache = extend.text(
+  token_B = state.token_R[row_B]
+  is_on_B = count_B > 0
+  hidden_BLD, cache = extend.text(
     network,
     params,
     cache,
     rings,
-    row_R,
-    jnp.maximum(state.token_R, 0)[:, None],
-    count_R,
+    row_B,
+    jnp.maximum(token_B, 0)[:, None],
+    count_B,
   )
-  at_R = jnp.where(is_on_R, state.token_R, state.seen_RV.shape[1])
-  seen_RV = state.seen_RV.at[row_R, at_R].set(True, mode='drop')
-  token_R, own_R = sampling_lib.draw(
-    _logits(network, params, hidden_RLD)[:, 0],
-    _at_rest(state.settings, is_on_R),
-    cache.length_R,
-    seen_RV,
+  at_B = jnp.where(is_on_B, token_B, state.seen_RV.shape[1])
+  seen_RV = state.seen_RV.at[row_B, at_B].set(True, mode='drop')
+  drawn_B, own_B = sampling_lib.draw(
+    _logits(network, params, hidden_BLD)[:, 0],
+    _at_rest(
+      sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
+      is_on_B,
+    ),
+    cache.length_R[row_B],
+    seen_RV[row_B],
   )
-  token_R = jnp.where(is_on_R, token_R, state.token_R)
+  token_R = state.token_R.at[row_B].set(jnp.where(is_on_B, drawn_B, token_B))
   state = State(token_R, state.settings, seen_RV)
-  return (state, _packed(token_R, own_R)), cache
+  return (state, _packed(drawn_B, own_B)), cache
 
 
 def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:

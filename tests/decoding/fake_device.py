@@ -91,8 +91,7 @@ class Rounds:
 
   def step(self, rows):
     self._decoder.append({row: [self._pending[row]] for row in rows})
-    count = self._decoder.rows
-    return self._drawn([row if row in rows else None for row in range(count)])
+    return self._drawn(rows)
 
   def _drawn(self, rows):
     tokens = np.full((2, len(rows)), 7_777, np.int32)
