@@ -1,9 +1,9 @@
 """When an engine is too busy for another request, and for how long.
 
 The first token of a new request comes once a row is free and the prompts before
-it, and its own, have run. All of that is counted in rounds, from what sequences
-may yet draw at most: so the wait that is told is seldom exceeded, and whoever
-is admitted is served in time. What is refused is refused at once.
+it, and its own, have run. All of that is counted in steps and chunks, from what
+sequences may yet draw at most, and each is taken as long as it seldom is. What
+is refused is refused at once, with the wait that is to be expected.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import schedule
 
-# How much of an estimate the latest round is.
-_NEWEST = 0.1
+# What the latest time is of an estimate, and of its deviation.
+_NEWEST, _NEWEST_DEVIATION = 0.125, 0.25
 
 
 class Limits(NamedTuple):
@@ -63,26 +63,52 @@ class Load(NamedTuple):
 
 
 @dataclasses.dataclass
+class Estimate:
+  """How long something takes, by the latest times that it took.
+
+  Attributes:
+    mean: seconds; 0 before the first.
+    deviation: how far times lie from it.
+  """
+
+  mean: float = 0.0
+  deviation: float = 0.0
+
+  def note(self, seconds: float) -> None:
+    """Notes a time."""
+    if not self.mean:
+      self.mean = seconds
+      return
+    error = seconds - self.mean
+    self.mean += _NEWEST * error
+    self.deviation += _NEWEST_DEVIATION * (abs(error) - self.deviation)
+
+  @property
+  def high(self) -> float:
+    """What is seldom exceeded: the mean and two deviations (Jacobson 1988)."""
+    return self.mean + 2 * self.deviation
+
+
+@dataclasses.dataclass
 class Pace:
-  """How long rounds take, by the latest ones.
+  """How long rounds take.
 
   Attributes:
     size: prompt tokens of a chunk.
-    step: seconds of a round in which no prompt runs; 0 before the first.
-    chunk: seconds that a chunk of prompts adds; 0 before the first.
+    step: of a round in which no prompt runs.
+    chunk: what a chunk of prompts adds.
   """
 
   size: int
-  step: float = 0.0
-  chunk: float = 0.0
+  step: Estimate = dataclasses.field(default_factory=Estimate)
+  chunk: Estimate = dataclasses.field(default_factory=Estimate)
 
   def note(self, seconds: float, draws: bool, prefills: bool) -> None:
     """Notes how long a round took, and what ran in it."""
     if prefills:
-      added = max(seconds - self.step * draws, 0.0)
-      self.chunk += _weight(self.chunk) * (added - self.chunk)
+      self.chunk.note(max(seconds - self.step.mean * draws, 0.0))
     elif draws:
-      self.step += _weight(self.step) * (seconds - self.step)
+      self.step.note(seconds)
 
   def calls(self, prompt: int) -> int:
     """Returns how many chunks a prompt takes, where it shares none."""
@@ -110,12 +136,10 @@ class Pace:
       free,
     )
     prompts = [work.prompt for work in (*waiting, *running)]
-    wait = rounds * self.step + sum(map(self.calls, prompts)) * self.chunk
+    wait = (
+      rounds * self.step.high + sum(map(self.calls, prompts)) * self.chunk.high
+    )
     return Load(len(waiting), len(running), sum(prompts), wait, points)
-
-
-def _weight(estimate: float) -> float:
-  return _NEWEST if estimate else 1.0
 
 
 def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
@@ -131,7 +155,10 @@ def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
     request.Busy: says when to ask again. One that waits for nobody is not
       refused for its own prompt, which would take as long later.
   """
-  wait = load.wait + pace.calls(prompt) * (pace.chunk + pace.step)
+  # Behind what waits comes its own prompt, and before all the round that runs.
+  wait = load.wait + (pace.calls(prompt) + 1) * (
+    pace.chunk.high + pace.step.high
+  )
   if limits.queue is not None and load.waiting >= limits.queue:
     raise request_lib.Busy(
       f'{load.waiting} sequences wait, as many as may: ask again in'
