@@ -143,6 +143,40 @@ def piece(number, size):
   return traffic.Piece(number, np.full(size, number, np.int32))
 
 
+def in_turn(sessions, turns):
+  """Yields the requests of conversations that speak one after another."""
+  numbers = itertools.count()
+  histories = [[piece(next(numbers), 100)] for _ in range(sessions)]
+  for turn, (session, history) in itertools.product(
+    range(turns), enumerate(histories)
+  ):
+    history.append(piece(next(numbers), 12))
+    answer = piece(next(numbers), 24)
+    yield traffic.Request(
+      float(turn), session, session, 'turn', tuple(history), answer
+    )
+    history.append(answer)
+
+
+def test_sessions_in_turn_find_all_in_a_pool_that_they_nearly_fill():
+  """Where a cache of the least recently used pages would find nothing."""
+  requests = list(in_turn(20, 8))
+  kinds = SIZES.page_bytes
+  large, held = caches.Points(SIZES, 1e7), dict.fromkeys(kinds, 0)
+  for request in requests:
+    large.serve(request)
+    held = {kind: max(held[kind], large._pages.held(kind)) for kind in kinds}
+  room = {kind: held[kind] * kinds[kind] / 0.9 for kind in kinds}
+  memory = sum(room.values())
+  points = caches.Points(SIZES, memory, local=room['local'] / memory)
+  found = replay.tally(requests, points).hits
+  most = replay.tally(requests, caches.Oracle()).hits
+  assert found >= 0.99 * most
+  # And with half of it they lose most of their turns.
+  fewer = caches.Points(SIZES, memory / 2, local=room['local'] / memory)
+  assert replay.tally(requests, fewer).hits < 0.7 * most
+
+
 def test_foresight_keeps_what_the_least_recently_used_loses():
   # Three conversations in turns, and room for two: the one to be asked next is
   # always the one that was used least recently.
