@@ -237,9 +237,7 @@ class Decoder:
         0,
       )
 
-  def record(
-    self, row: int, text: prefix_tree.Text, is_pinned: bool = False
-  ) -> prefix_tree.Point:
+  def record(self, row: int, text: prefix_tree.Text) -> prefix_tree.Point:
     """Makes a point of a row's text, at which others can go on.
 
     It takes no pages: it holds the row's own, which nobody writes again where
@@ -249,12 +247,10 @@ class Decoder:
       row: of the cache.
       text: the row's tokens; all, or fewer by as many as its ring holds beyond
         the window.
-      is_pinned: whether the point stays however long nobody uses it.
 
     Raises:
       ValueError: the row is not open, is lent to a search, holds fewer tokens,
         or no longer those of the window.
-      pages.Full: pinned points would hold too many pages.
     """
     self.check_text(row)
     if len(text.tokens) > self.length_of(row):
@@ -262,7 +258,7 @@ class Decoder:
         f'text has {len(text.tokens)} tokens: row {row} holds'
         f' {self.length_of(row)}.'
       )
-    return self.account.record(row, text, is_pinned)
+    return self.account.tree.record(text, self.account.pages_of(row))
 
   def _give(self, opened: rows_lib.Opened, length: int) -> None:
     row = opened.row

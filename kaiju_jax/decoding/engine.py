@@ -22,6 +22,7 @@ known a round later: the token that it drew meanwhile is not shown.
 
 import collections
 from collections.abc import Callable
+from collections.abc import Sequence
 import time
 from typing import NamedTuple
 
@@ -200,10 +201,7 @@ class Engine:
         self._leave(sequence, 'cancelled')
 
   def abandon(self, end: Callable[[], None]) -> None:
-    """Has `end` called when the next round begins, or the next row is opened.
-
-    For finalizers, which may run in the middle of a round.
-    """
+    """Has `end` called between rounds; finalizers run in the middle of one."""
     self._abandoned.append(end)
 
   def reap(self) -> None:
@@ -220,6 +218,21 @@ class Engine:
   def read(self, sequence: sequence_lib.Sequence) -> None:
     """Renews a sequence's lease."""
     sequence.read_at = self._clock()
+
+  def pin(self, tokens: Sequence[int], is_pinned: bool = True) -> None:
+    """Keeps what everybody may share, however long nobody asks for it.
+
+    Args:
+      tokens: the first `shared` ones of a request that has run.
+      is_pinned: False to let it be evicted again.
+
+    Raises:
+      LookupError: no such text is in the cache.
+      pages.Full: it would leave too little for what is asked.
+    """
+    account = self.decoder.account
+    text = prefix_tree.Text(np.asarray(tokens, np.int32), len(tokens))
+    (account.pin if is_pinned else account.unpin)(text)
 
   def drain(self, seconds: float) -> list[sequence_lib.Sequence]:
     """Finishes what runs, takes nothing new, and ends the rest.

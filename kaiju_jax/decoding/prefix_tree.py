@@ -242,12 +242,14 @@ class PrefixTree:
       node = node.parent
     return found
 
-  def record(
-    self,
-    text: Text,
-    pages: Mapping[str, Mapping[int, int]],
-    is_pinned: bool = False,
-  ) -> Point:
+  def find(self, text: Text) -> Point | None:
+    """Returns the point of exactly this text, if there is one."""
+    *_, node = self._path(text)
+    if node.depth < len(text.tokens) // self._page:
+      return None
+    return self._at(node, text)
+
+  def record(self, text: Text, pages: Mapping[str, Mapping[int, int]]) -> Point:
     """Makes a point of a row's text; returns the one that is there, if any.
 
     Args:
@@ -255,7 +257,6 @@ class PrefixTree:
       pages: by kind {index: page}, the row's: all global ones, and the local
         ones of the window before the text's end at least. The tree holds those
         that it keeps.
-      is_pinned: whether eviction passes the point over.
 
     Raises:
       ValueError: a page of the window is missing.
@@ -268,17 +269,17 @@ class PrefixTree:
     node = self._root
     for index, (tokens, owner) in enumerate(self._split(text)):
       node = self._grown(node, tokens, owner, index, pages)
-    for point in node.points:
-      if np.array_equal(point.tail, tail) and point.salt == salt:
-        self.use(point)
-        return point
+    point = self._at(node, text)
+    if point is not None:
+      self.use(point)
+      return point
     self._read(node, first, pages)
     last = {}
     if length > depth * S:
       last = {kind: own[depth] for kind, own in pages.items()}
       for kind, page in last.items():
         self._pages.hold(kind, [page])
-    point = Point(node, length, first, tail, last, salt, is_pinned)
+    point = Point(node, length, first, tail, last, salt, is_pinned=False)
     node.points.append(point)
     self._points[point] = None
     self.use(point)
@@ -321,6 +322,16 @@ class PrefixTree:
             f'{count} {kind} pages are needed and {self._pages.free(kind)} are'
             ' free; rows and pinned points hold all others.'
           )
+
+  def _at(self, node: Node, text: Text) -> Point | None:
+    """Returns the point of a text at the node of its last full page."""
+    length = len(text.tokens)
+    tail = text.tokens[node.depth * self._page :]
+    salt = text.owner if length > text.shared else b''
+    for point in node.points:
+      if np.array_equal(point.tail, tail) and point.salt == salt:
+        return point
+    return None
 
   def _path(self, text: Text) -> list[Node]:
     """Returns the root and the nodes that a text goes through."""

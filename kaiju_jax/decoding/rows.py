@@ -213,29 +213,34 @@ class Rows:
       self._firsts[kind][row] = 0
     self._free_rows.append(row)
 
-  def record(
-    self, row: int, text: prefix_tree.Text, is_pinned: bool = False
-  ) -> prefix_tree.Point:
-    """Makes a point of a row's text; see `prefix_tree.PrefixTree.record`.
+  def pin(self, text: prefix_tree.Text) -> None:
+    """Keeps the point of a text, however long nobody uses it.
 
     Raises:
-      ValueError: the row is not open, or no longer holds the window's pages.
+      LookupError: there is no point of that text.
       pages.Full: pinned points would hold more than half of the pages of a
-        kind, or what growing rows may need; then none is made.
+        kind, or what growing rows may need; then nothing changes.
     """
-    pages = self.pages_of(row)
-    if is_pinned:
-      for kind, own in pages.items():
-        held = self._pinned(kind) | set(own.values())
-        most = self.pages.size(kind) // 2
-        if kind in self._set_aside[row]:
-          most = min(most, self.pages.size(kind) - self._set_aside_of(kind))
-        if len(held) > most:
-          raise pages_lib.Full(
-            f'pinned points would hold {len(held)} {kind} pages, and may hold'
-            f' {most} at the moment: unpin one first.'
-          )
-    return self.tree.record(text, pages, is_pinned)
+    point = self._found(text)
+    for kind, pages in self._pages_of(point).items():
+      held = self._pinned(kind) | set(pages.values())
+      most = self.pages.size(kind) // 2
+      if self._pools[kind].window is not None:
+        most = min(most, self.pages.size(kind) - self._set_aside_of(kind))
+      if len(held) > most:
+        raise pages_lib.Full(
+          f'pinned points would hold {len(held)} {kind} pages, and may hold'
+          f' {most} at the moment: unpin one first.'
+        )
+    point.is_pinned = True
+
+  def unpin(self, text: prefix_tree.Text) -> None:
+    """Lets the point of a text be evicted again.
+
+    Raises:
+      LookupError: there is no point of that text.
+    """
+    self._found(text).is_pinned = False
 
   def grow(self, ends: Mapping[int, int]) -> rings_lib.Growth:
     """Turns rings so that rows have room for text up to `ends`.
@@ -390,10 +395,20 @@ class Rows:
       page
       for point in self.tree.points()
       if point.is_pinned
-      for page in self.tree.pages(prefix_tree.Match(point, point.length))[
-        kind
-      ].values()
+      for page in self._pages_of(point)[kind].values()
     }
+
+  def _pages_of(self, point: prefix_tree.Point) -> dict[str, dict[int, int]]:
+    return self.tree.pages(prefix_tree.Match(point, point.length))
+
+  def _found(self, text: prefix_tree.Text) -> prefix_tree.Point:
+    point = self.tree.find(text)
+    if point is None:
+      raise LookupError(
+        f'no point of this text of {len(text.tokens)} tokens is there: let it'
+        ' run first.'
+      )
+    return point
 
   def _check_open(self, row: int) -> None:
     if row not in self._set_aside:

@@ -84,15 +84,9 @@ class _Tree(prefix_tree.PrefixTree):
     self._asked: dict[prefix_tree.Point, collections.deque[int]] = {}
 
   def record(
-    self,
-    text: prefix_tree.Text,
-    pages: Mapping[str, Mapping[int, int]],
-    is_pinned: bool = False,
+    self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
   ) -> prefix_tree.Point:
-    point, request = (
-      super().record(text, pages, is_pinned),
-      self._coming.request,
-    )
+    point, request = super().record(text, pages), self._coming.request
     self._asked[point] = (
       self._coming.firsts[request.character]
       if len(text.tokens) <= text.shared

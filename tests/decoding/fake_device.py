@@ -48,10 +48,6 @@ class Decoder:
     self.account.close(row)
     del self.lengths[row], self.hashes[row], self.opened[row]
 
-  def record(self, row, text, is_pinned=False):
-    assert len(text.tokens) <= self.lengths[row]
-    return self.account.record(row, text, is_pinned)
-
   def length_of(self, row):
     return self.lengths[row]
 

@@ -496,6 +496,36 @@ def lived(make, count, seed, ahead):
   nothing_is_left(engine)
 
 
+def test_what_is_pinned_stays_until_it_is_not(make):
+  engine = make()
+  character = asked(13, seed=7).tokens
+
+  def reused(seed):
+    one = engine.submit(
+      request_lib.Request(
+        [*character, *asked(30, seed=seed).tokens],
+        8,
+        owner=f'{seed}',
+        shared=len(character),
+      )
+    )
+    ended(engine, one)
+    return one.reused
+
+  with pytest.raises(LookupError, match='text of 13 tokens is there'):
+    engine.pin(character)
+  assert reused(1) == 0
+  engine.pin(character)
+  # Others displace all that is not pinned.
+  for seed in range(100, 110):
+    ended(engine, engine.submit(asked(40, 8, seed)))
+  assert reused(2) == len(character)
+  engine.pin(character, is_pinned=False)
+  for seed in range(200, 210):
+    ended(engine, engine.submit(asked(40, 8, seed)))
+  assert reused(3) == 0
+
+
 @pytest.mark.parametrize('ahead', [False, True])
 def test_hundreds_of_lives_leave_nothing(make, ahead):
   lived(make, 500, 10, ahead)

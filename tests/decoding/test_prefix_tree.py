@@ -313,7 +313,10 @@ def test_eviction_takes_the_least_recently_used_and_never_pinned_ones():
   row = world.open(text_of([20] * 6))
   row.extend(6)
   text = row.text._replace(tokens=row.text.tokens[:6])
-  pinned = world.tree.record(text, row.tables, is_pinned=True)
+  pinned = world.tree.record(text, row.tables)
+  assert world.tree.find(text) is pinned
+  assert world.tree.find(text_of([20] * 5)) is None
+  pinned.is_pinned = True
   world.texts[pinned] = text
   world.close(row)
   while world.tree.evict():

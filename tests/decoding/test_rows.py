@@ -63,9 +63,11 @@ class Row:
         held = self.world.labels[kind][table[slot // S]][slot % S]
         assert held == self.label(position), (kind, position)
 
-  def record(self, is_pinned=False):
+  def record(self):
     text = self.text._replace(tokens=self.text.tokens[: self.length])
-    self.world.rows.record(self.number, text, is_pinned)
+    rows = self.world.rows
+    rows.tree.record(text, rows.pages_of(self.number))
+    return text
 
   def lend(self):
     """Owns all pages, and scribbles over what no token of the text holds."""
@@ -151,7 +153,7 @@ class World:
     elif choice < 0.82:
       if row.length:
         with contextlib.suppress(pages_lib.Full):
-          row.record(is_pinned=True)
+          self.rows.pin(row.record())
     elif choice < 0.85:
       with contextlib.suppress(pages_lib.Full):
         row.lend()
