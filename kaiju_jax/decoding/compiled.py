@@ -114,7 +114,7 @@ class Rounds:
 
   def prefill(
     self, chunks: Sequence[Chunk], shape: tuple[int, int]
-  ) -> jax.Array | None:
+  ) -> jax.Array:
     """Appends chunks to rows' texts, and draws where a prompt ends.
 
     Args:
@@ -122,15 +122,15 @@ class Rounds:
       shape: one of `shapes`.
 
     Returns:
-      The tokens in the order of the chunks, to be `rounds.unpacked`; None where
-      none draws.
+      The tokens in the order of the chunks, to be `rounds.unpacked`; where none
+      draws, an array that is ready when the call is done.
     """
     last_BLD, _ = self._run(chunks, shape, np.zeros(0, np.int32), False)
     return self._drawn(chunks, last_BLD)
 
   def score(
     self, chunk: Chunk, next_L: np.ndarray
-  ) -> tuple[jax.Array | None, rounds.Scores]:
+  ) -> tuple[jax.Array, rounds.Scores]:
     """Appends a chunk to a row's text, and scores successors of its tokens.
 
     Args:
@@ -224,12 +224,10 @@ class Rounds:
       )
     return last_BLD, scores
 
-  def _drawn(
-    self, chunks: Sequence[Chunk], last_BLD: jax.Array
-  ) -> jax.Array | None:
+  def _drawn(self, chunks: Sequence[Chunk], last_BLD: jax.Array) -> jax.Array:
     """Draws where a prompt ends."""
     if not any(chunk.draws for chunk in chunks):
-      return None
+      return last_BLD
     return self._draw(chunks, last_BLD)
 
   def _draw(self, chunks: Sequence[Chunk], last_BLD: jax.Array) -> jax.Array:

@@ -48,7 +48,7 @@ from kaiju_jax.decoding import stop
 class _Flight(NamedTuple):
   """What was dispatched and not read: by index of `packed`, whose it is."""
 
-  packed: jax.Array | None
+  packed: jax.Array
   drawing: dict[int, sequence_lib.Sequence]
 
 
@@ -300,9 +300,6 @@ class Engine:
     budget = schedule.Budget(free, pages, self.rounds.shapes)
     return schedule.plan(waiting, running, budget, now)
 
-  def _resumable(self, one: sequence_lib.Sequence) -> prefix_tree.Text | None:
-    return one.resumable() if self._reuses else None
-
   def _join_if_it_fits(self, one: sequence_lib.Sequence) -> None:
     """Gives a row to a sequence that was found to fit.
 
@@ -321,7 +318,8 @@ class Engine:
     Raises:
       pages.Full: there is none, or too few pages.
     """
-    row = self.decoder.open(one.room, text=self._resumable(one))
+    text = one.resumable() if self._reuses else None
+    row = self.decoder.open(one.room, text=text)
     del self._waiting[one.number]
     self._running[one.number] = one
     length = self.decoder.length_of(row)
@@ -398,9 +396,11 @@ class Engine:
       self._settle()
 
   def _settle(self) -> None:
-    """Reads the tokens of the oldest round that was not read."""
+    """Waits for the oldest round that was not read; reads its tokens."""
     for packed, drawing in self._flights.popleft():
       if not drawing:
+        # Chunks that no one waited for would pile up before a short prompt.
+        jax.block_until_ready(packed)
         continue
       token_B, log_probability_B = rounds_lib.unpacked(packed)
       for place, one in drawing.items():

@@ -112,7 +112,7 @@ class Result(NamedTuple):
   prompt_log_probabilities: np.ndarray | None
   reason: str | None
   error: BadLogits | Late | None
-  reused: int
+  reused: int = 0
 
 
 def check(

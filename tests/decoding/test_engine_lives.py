@@ -581,3 +581,14 @@ def test_overtaking_counts_come_from_the_plan(make):
   assert max(one.overtaken for one in before) <= schedule.OVERTAKES
   assert large.is_begun and large.overtaken <= schedule.OVERTAKES
   ended(engine, *runs, large, *before)
+
+
+def test_no_chunk_is_left_to_wait_for(make, monkeypatch):
+  """A device that works behind the host must not fall behind by a prompt."""
+  waited = []
+  monkeypatch.setattr(engine_lib.jax, 'block_until_ready', waited.append)
+  engine = make()
+  one = engine.submit(asked(60, 1))
+  ended(engine, one)
+  # 60 tokens in chunks of 16: the last one draws, and is read.
+  assert len(waited) == 3
