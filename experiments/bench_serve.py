@@ -35,7 +35,7 @@ PEERS = {
   'transformers': ('float32', 'bfloat16'),
   'llama.cpp': ('float32', 'int8'),
 }
-_ALONE = ', one at a time'
+_ALONE, _AHEAD = ', one at a time', ', a round ahead'
 _PARTS = flags.DEFINE_list(
   'parts', list(PARTS), 'What is measured beside the throughput.'
 )
@@ -139,7 +139,7 @@ def _model(length: int):
 
 
 def _engines(config, params):
-  """Returns our engines: float32 and int8, with all rows and with one."""
+  """Returns our engines: float32 and int8, all rows and one, a round ahead."""
   from kaiju_jax.decoding import decoder as decoder_lib
   from kaiju_jax.decoding import engine as engine_lib
   from kaiju_jax.quantization import config as quantization_config
@@ -148,14 +148,16 @@ def _engines(config, params):
     config, quantization=quantization_config.QuantizationConfig()
   )
 
-  def engine(config, rows):
-    return engine_lib.Engine(
-      decoder_lib.Decoder(params, config, rows=rows, length=config.max_length)
+  def engine(config, rows, ahead=False):
+    decoder = decoder_lib.Decoder(
+      params, config, rows=rows, length=config.max_length
     )
+    return engine_lib.Engine(decoder, ahead=ahead)
 
   return {
     'float32': engine(config, _ROWS.value),
     'int8': engine(int8, _ROWS.value),
+    f'int8{_AHEAD}': engine(int8, _ROWS.value, ahead=True),
     f'float32{_ALONE}': engine(config, 1),
     f'int8{_ALONE}': engine(int8, 1),
   }
@@ -280,7 +282,7 @@ def _curve(contenders, drawn, capacity: float) -> dict:
   names = [
     name
     for name in contenders
-    if not name.endswith(_ALONE) and not name.startswith('llama')
+    if not name.endswith((_ALONE, _AHEAD)) and not name.startswith('llama')
   ]
   curves: dict[str, list] = {name: [] for name in names}
   for part in 0.25, 0.5, 0.75, 1.0:
