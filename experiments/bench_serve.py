@@ -1,4 +1,4 @@
-r"""How fast does the engine serve, and what does it do when it is too much?
+r"""How fast does the engine serve, and how does it behave under overload?
 
     taskset -c 0,1 python -m experiments.bench_serve
         [--parts=reuse,between,overload,curve]
@@ -11,7 +11,7 @@ install llama-cpp-python gguf`). What is not installed is said and left out.
 
 `serving_parts.py` says what each part measures; `curve` serves the same Poisson
 load at several rates and draws the latency of the first token, ours and
-theirs. After the warm-up nothing compiles: what does is counted.
+theirs. Compilations after the warm-up are counted; the target is none.
 """
 
 from collections.abc import Callable
@@ -72,6 +72,8 @@ def main(argv: Sequence[str]) -> None:
       raise SystemExit(
         f'error: --peers: {named!r} is not one of {", ".join(_PEERS.default)}.'
       )
+  if 'between' in _PARTS.value and _ROWS.value < 2:
+    raise SystemExit('error: --rows=1: the part between needs two.')
   lengths = [_pair(_PROMPT), _pair(_ANSWER)]
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   command.begin()

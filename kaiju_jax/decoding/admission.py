@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import schedule
 
-# What the latest time is of an estimate, and of its deviation.
+# Weight of the newest time in a mean, and of its error in the deviation.
 _NEWEST, _NEWEST_DEVIATION = 0.125, 0.25
 
 
@@ -23,7 +23,8 @@ class Limits(NamedTuple):
   Attributes:
     queue: sequences that wait at most.
     wait: seconds until a first token, at most, as far as can be expected.
-    lease: seconds after which a sequence that nobody reads is cancelled.
+    lease: seconds after which a sequence is cancelled that nobody reads through
+      a `Stream`, and for which nobody calls `Engine.read`.
   """
 
   queue: int | None = None

@@ -48,7 +48,7 @@ class Conversation:
     """The text so far, int32: all turns' prompts and answers."""
     if self._last is None:
       return np.zeros(0, np.int32)
-    return self._last.text().tokens
+    return self._last.text().tokens.copy()
 
   @property
   def left(self) -> int:
@@ -70,7 +70,8 @@ class Conversation:
 
     Raises:
       TypeError, ValueError: names the field that is wrong; the turn before has
-        not ended, or the conversation is closed.
+        not ended, or the conversation is closed or another owner's.
+      request.Busy: the engine takes none at the moment.
     """
     left = self.left
     if self._last is not None and self._last.reason is None:
@@ -79,6 +80,12 @@ class Conversation:
         ' it.'
       )
     if self._last is not None:
+      owner = self._last.request.owner
+      if request.owner != owner:
+        raise ValueError(
+          f'request.owner={request.owner!r}: the conversation is that of'
+          f' {owner!r}.'
+        )
       request = dataclasses.replace(request, shared=0)
     tokens_L = self._engine.check(request, length=left)
     before = self.tokens

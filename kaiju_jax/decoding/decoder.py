@@ -163,10 +163,10 @@ class Decoder:
       self._check_room(row, count)
     if appends is None:
       return self._held.replace(function, self.params, *arguments)
-    growth = self.account.grow(
-      {row: self.length_of(row) + count for row, count in appends.items()}
-    )
     with interrupts.held():
+      growth = self.account.grow(
+        {row: self.length_of(row) + count for row, count in appends.items()}
+      )
       try:
         result = self._held.replace(
           function, self.params, self.account.rings(), *arguments
@@ -207,15 +207,15 @@ class Decoder:
       raise ValueError(
         f'text has {len(text.tokens)} tokens: the row is opened for {length}.'
       )
-    opened = self.account.open(length, extra, text)
-    try:
-      with interrupts.held():
+    with interrupts.held():
+      opened = self.account.open(length, extra, text)
+      try:
         if opened.copies:
           self._copy(opened.copies)
         self._give(opened, length)
-    except BaseException:  # Ctrl-C too: no caller gets the row.
-      self.account.close(opened.row)
-      raise
+      except BaseException:  # Ctrl-C too: no caller gets the row.
+        self.account.close(opened.row)
+        raise
     return opened.row
 
   def close(self, row: int) -> None:

@@ -46,10 +46,17 @@ from kaiju_jax.decoding import stop
 
 
 class _Flight(NamedTuple):
-  """What was dispatched and not read: by index of `packed`, whose it is."""
+  """A call that is not read yet: by index of `packed`, whose token it draws."""
 
   packed: jax.Array
   drawing: dict[int, sequence_lib.Sequence]
+
+
+def _flown(packed, drawing: dict[int, sequence_lib.Sequence]) -> _Flight:
+  """Notes that a call was dispatched."""
+  for one in drawing.values():
+    one.flying += 1
+  return _Flight(packed, drawing)
 
 
 class Engine:
@@ -153,11 +160,13 @@ class Engine:
     tokens_L = self.check(request)
     if self._is_draining:
       raise request_lib.Busy('the engine is being stopped.', None)
-    if self.limits != admission.Limits():
-      admission.refuse(self.limits, self.load(), self._pace, len(tokens_L))
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
     self._count += 1
     one = sequence_lib.Sequence(self._count, request, tokens_L, text, before)
+    if self._reuses:
+      one.reusable = self.decoder.account.needs(one.room, one.resumable())[1]
+    if self.limits != admission.Limits():
+      admission.refuse(self.limits, self.load(), self._pace, self._left(one))
     one.came = one.read_at = self._clock()
     one.tag = self._shares.tag(one.owner, one.room)
     self._waiting[one.number] = one
@@ -270,35 +279,19 @@ class Engine:
     """Returns how many tokens are to be prefilled before it draws."""
     if one.is_drawing:
       return 0
-    held = 0 if one.row is None else self.decoder.length_of(one.row)
-    return one.length - held
+    if one.row is None:
+      return one.length - one.reusable
+    return one.length - self.decoder.length_of(one.row)
 
   def _planned(self, now: float) -> schedule.Round:
     """Returns what this round does."""
     account = self.decoder.account
-    free = account.free
-    waiting = [one.waiting() for one in self._waiting.values()]
-    running = [
-      one.running(self._left(one))
-      for one in self._running.values()
-      if not one.is_whole
-    ]
-    highest = max((one.priority for one in waiting), default=0)
-    may_park = waiting and any(one.priority < highest for one in running)
-    if may_park:
-      running = [
-        one._replace(frees=account.frees(self._running[one.number].row))
-        for one in running
-      ]
-    if free or may_park:
-      waiting = schedule.ordered(waiting, now)
-      most = schedule.OVERTAKES + free if free else 1
-      waiting[:most] = lookup.looked_up(
-        waiting[:most], self._waiting, self._running, account, self._reuses
-      )
-    pages = account.free_pages() if free or may_park else {}
-    budget = schedule.Budget(free, pages, self.rounds.shapes)
-    return schedule.plan(waiting, running, budget, now)
+    left = {number: self._left(one) for number, one in self._running.items()}
+    known = lookup.known(
+      self._waiting, self._running, left, account, self._reuses, now
+    )
+    budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)
+    return schedule.plan(known.waiting, known.running, budget, now)
 
   def _join_if_it_fits(self, one: sequence_lib.Sequence) -> None:
     """Gives a row to a sequence that was found to fit.
@@ -327,9 +320,8 @@ class Engine:
       self._shares.joined(one.tag, one.room)
     one.join(row, length, self._clock())
     if self._reuses and one.points is None:
-      one.points = self._recorder.begin(
-        one.text(), self.decoder.account.match_of(row), one.request.conversation
-      )
+      match = self.decoder.account.match_of(row)
+      one.points = self._recorder.begin(one.text(), match, one.conversation)
     self.rounds.join(row, one.request.sampling, one.tokens(0, length))
 
   def _park(self, one: sequence_lib.Sequence) -> None:
@@ -346,21 +338,18 @@ class Engine:
 
   def _dispatch(self, plan: schedule.Round) -> None:
     """Runs what a round runs; its tokens are still to be read."""
-    flights = []
+    flights: list[_Flight] = []
+    self._flights.append(flights)
     # In this order, so that a first token waits for no further step.
     going = [self._running[x] for x in plan.draw if x in self._running]
     if going:
       packed = self.rounds.step([one.row for one in going])
-      flights.append(_Flight(packed, dict(enumerate(going))))
+      flights.append(_flown(packed, dict(enumerate(going))))
     for one in self._running.values():
       one.passed += not one.is_drawing
     prompts = [self._running[x] for x in plan.prefill if x in self._running]
     if prompts:
       flights.append(self._prefill(prompts, plan.shape))
-    for flight in flights:
-      for one in flight.drawing.values():
-        one.flying += 1
-    self._flights.append(flights)
 
   def _prefill(self, prompts, shape: tuple[int, int]) -> _Flight:
     """Runs the next chunks of prompts, up to their next points."""
@@ -389,7 +378,7 @@ class Engine:
       if chunk.draws:
         one.is_drawing = True
         drawing[place] = one
-    return _Flight(packed, drawing)
+    return _flown(packed, drawing)
 
   def _settle_all(self) -> None:
     while self._flights:
@@ -397,16 +386,19 @@ class Engine:
 
   def _settle(self) -> None:
     """Waits for the oldest round that was not read; reads its tokens."""
-    for packed, drawing in self._flights.popleft():
-      if not drawing:
-        # Chunks that no one waited for would pile up before a short prompt.
-        jax.block_until_ready(packed)
-        continue
-      token_B, log_probability_B = rounds_lib.unpacked(packed)
-      for place, one in drawing.items():
+    flights = self._flights[0]
+    while flights:
+      packed, drawing = flights[0]
+      # Chunks that no one waited for would pile up before a short prompt.
+      jax.block_until_ready(packed)
+      drawn = rounds_lib.unpacked(packed) if drawing else ()
+      for place, one in list(drawing.items()):
+        del drawing[place]
         one.flying -= 1
         if one.reason is None:
-          self._take(one, int(token_B[place]), float(log_probability_B[place]))
+          self._take(one, *(float(x_B[place]) for x_B in drawn))
+      del flights[0]
+    self._flights.popleft()
 
   def _take(self, one: sequence_lib.Sequence, token, log_probability) -> None:
     """Gives a drawn token to its sequence, which may end by it."""
@@ -414,7 +406,7 @@ class Engine:
       one.error = one.bad_logits()
       self._leave(one, 'error')
       return
-    reason = one.take(token, log_probability)
+    reason = one.take(int(token), log_probability)
     if reason is not None:
       self._leave(one, reason)
 

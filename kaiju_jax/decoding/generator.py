@@ -88,6 +88,8 @@ class Generator:
       for one in requests:
         sequences.append(self.engine.submit(one))
       while any(one.reason is None for one in sequences):
+        for one in sequences:
+          self.engine.read(one)
         self.advance()
     finally:
       for one in sequences:
@@ -150,7 +152,9 @@ class Generator:
     return conversation_lib.Conversation(self.engine, length)
 
   def warm(self, prompts: Sequence[int] | None = None) -> None:
-    """Compiles what requests will run, so that none of them waits for it.
+    """Compiles prefills and steps, so that no request waits for them.
+
+    What opens a row and what scores a prompt compile when they first run.
 
     Args:
       prompts: the lengths of prompts that come one at a time and are not to be

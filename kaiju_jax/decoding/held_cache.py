@@ -1,4 +1,4 @@
-"""The one place where a cache is while no call has taken it.
+"""Holds the cache between the calls that take it.
 
 Calls donate the cache: their buffers replace it, so that there is only ever one
 cache's bytes. A call that fails after it took the cache leaves none.

@@ -1,4 +1,4 @@
-"""What those that wait would need now, and which others they should wait for.
+"""What the schedule is told of sequences in a round, rows and points included.
 
 Looked up in each round anew, because points come and go. A sequence follows
 another whose prompt runs, or is to run before its own, where that will record
@@ -8,6 +8,7 @@ begin with is prefilled once, though they came at the same moment.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import recording
@@ -15,44 +16,88 @@ from kaiju_jax.decoding import rows as rows_lib
 from kaiju_jax.decoding import schedule
 from kaiju_jax.decoding import sequence as sequence_lib
 
+_Sequences = Mapping[int, sequence_lib.Sequence]
 
-def looked_up(
-  waiting: Sequence[schedule.Waiting],
-  sequences: Mapping[int, sequence_lib.Sequence],
-  running: Mapping[int, sequence_lib.Sequence],
+
+class Known(NamedTuple):
+  """What `schedule.plan` takes.
+
+  Attributes:
+    waiting: sequences without a row.
+    running: sequences with one, but for those whose last token is on its way.
+    pages: by kind, that new rows may take; {} where none could join.
+  """
+
+  waiting: Sequence[schedule.Waiting]
+  running: Sequence[schedule.Running]
+  pages: Mapping[str, int]
+
+
+def known(
+  waiting: _Sequences,
+  running: _Sequences,
+  left: Mapping[int, int],
   account: rows_lib.Rows,
   reuses: bool,
-) -> list[schedule.Waiting]:
-  """Returns `waiting` with what each needs, has left and follows.
+  now: float,
+) -> Known:
+  """Returns what the schedule is told.
 
   Args:
-    waiting: in the order in which they should join.
-    sequences: these and others that wait, by number.
-    running: those that have rows, by number.
+    waiting: sequences without a row, by number.
+    running: those that have one.
+    left: by number, the tokens that each of these has to prefill yet.
     account: of the rows and points.
     reuses: whether texts are recorded and resumed.
+    now: seconds of the engine's clock.
   """
-  found = []
-  # What will be recorded, by number: texts, and the lengths of their points.
-  soon: dict[int, tuple[prefix_tree.Text, Sequence[int]]] = {
-    number: (one.text(), one.points.stops)
+  waits = [one.waiting() for one in waiting.values()]
+  runs = [
+    one.running(left[number])
     for number, one in running.items()
-    if reuses and not one.is_drawing
-  }
-  for one in waiting:
-    sequence, follows = sequences[one.number], ()
-    text = sequence.resumable() if reuses else None
-    needs, resumed = account.needs(sequence.room, text)
-    if text is not None:
-      least = resumed + account.page
-      follows = [
-        number
-        for number, (other, stops) in soon.items()
-        if recording.soon(other, stops, text, least) >= least
-      ]
-      whole = sequence.text()
-      stops = recording.stops(resumed, sequence.prompt, whole.shared)
-      soon[one.number] = whole, stops
-    left = sequence.length - resumed
-    found.append(one._replace(needs=needs, left=left, follows=follows))
-  return found
+    if not one.is_whole
+  ]
+  highest = max((one.priority for one in waits), default=0)
+  may_park = waits and any(one.priority < highest for one in runs)
+  if may_park:
+    runs = [
+      one._replace(frees=account.frees(running[one.number].row)) for one in runs
+    ]
+  if not (account.free or may_park):
+    return Known(waits, runs, {})
+  waits = schedule.ordered(waits, now)
+  most = schedule.OVERTAKES + account.free if account.free else 1
+  # What will be recorded, by number: texts, and the lengths of their points.
+  soon: dict[int, tuple[prefix_tree.Text, Sequence[int]]] = {}
+  for number, one in running.items():
+    if reuses and not one.is_drawing:
+      held = one.length - left[number]
+      stops = [stop for stop in one.points.stops if stop > held]
+      soon[number] = one.text(), stops
+  for place, one in enumerate(waits[:most]):
+    waits[place] = _looked_up(one, waiting[one.number], soon, account, reuses)
+  return Known(waits, runs, account.free_pages())
+
+
+def _looked_up(
+  one: schedule.Waiting,
+  sequence: sequence_lib.Sequence,
+  soon: dict[int, tuple[prefix_tree.Text, Sequence[int]]],
+  account: rows_lib.Rows,
+  reuses: bool,
+) -> schedule.Waiting:
+  """Returns what a sequence needs, has left and follows; adds it to `soon`."""
+  text, follows = sequence.resumable() if reuses else None, ()
+  needs, resumed = account.needs(sequence.room, text)
+  if text is not None:
+    least = resumed + account.page
+    follows = [
+      number
+      for number, (other, stops) in soon.items()
+      if recording.soon(other, stops, text, least) >= least
+    ]
+    whole = sequence.text()
+    stops = recording.stops(resumed, sequence.prompt, whole.shared)
+    soon[one.number] = whole, stops
+  left = sequence.length - resumed
+  return one._replace(needs=needs, left=left, follows=follows)

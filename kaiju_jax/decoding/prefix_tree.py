@@ -87,6 +87,7 @@ class Point:
     tail: int32 [n mod S], the tokens behind the last full page.
     last: by kind, the page that holds the tail's; {} without a tail.
     salt: the owner's, b'' where all may share.
+    shared: how many of its first tokens everybody may share.
     is_pinned: whether eviction passes it over.
   """
 
@@ -96,6 +97,7 @@ class Point:
   tail: np.ndarray
   last: dict[str, int]
   salt: bytes
+  shared: int
   is_pinned: bool
 
 
@@ -279,7 +281,9 @@ class PrefixTree:
       last = {kind: own[depth] for kind, own in pages.items()}
       for kind, page in last.items():
         self._pages.hold(kind, [page])
-    point = Point(node, length, first, tail, last, salt, is_pinned=False)
+    point = Point(
+      node, length, first, tail, last, salt, text.shared, is_pinned=False
+    )
     node.points.append(point)
     self._points[point] = None
     self.use(point)
@@ -370,7 +374,7 @@ class PrefixTree:
     """Returns the better one of a match and what a point allows."""
     length = min(common, len(text.tokens) - 1, point.length)
     if point.salt != text.owner:
-      length = min(length, text.shared)
+      length = min(length, text.shared, point.shared)
     if length <= (0 if best is None else best.length):
       return best
     if point.first and self._lowest(length) < point.first:

@@ -217,12 +217,12 @@ class RequestPoints:
     )
 
   def forget(self) -> None:
-    """Drops the points that the request made, because no token followed them.
+    """Drops the points that the request made and resumed.
 
     What gave no numbers once would give none to whoever goes on from there.
     """
-    for point in self._made:
-      if point in self._tree:
+    for point in (self._resumed, *self._made):
+      if point is not None and point in self._tree:
         self._tree.drop(point)
     self._passing = None
     self._left.running -= 1
@@ -268,5 +268,7 @@ class RequestPoints:
     for point in before.points:
       if point is self._resumed:
         left.add(point)
-      elif point in self._tree and point not in left.points:
+      elif (
+        point in self._tree and not point.is_pinned and point not in left.points
+      ):
         self._tree.drop(point)

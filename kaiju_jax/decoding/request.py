@@ -47,10 +47,11 @@ class Request:
     stop_strings: strings that end the sequence; they need a tokenizer.
     scores_prompt: whether to return the prompt's log-probabilities, for which
       all of its tokens run, and the output head on each.
-    owner: who asks. Owners share an engine by tokens, and what one's texts left
-      in the cache serves no other's.
+    owner: who asks. Owners share an engine by the tokens that they reserve,
+      prompt and `max_tokens`, and what one's texts left in the cache serves no
+      other's.
     shared: how many of the first tokens serve everybody, whoever asks: those of
-      a character, say. Without an owner all do.
+      a character, say.
     conversation: what the text is a turn of; None for none. The points of a
       conversation's earlier turns make room for those of the later.
     priority: higher goes first.

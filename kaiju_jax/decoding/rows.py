@@ -219,14 +219,17 @@ class Rows:
     Raises:
       LookupError: there is no point of that text.
       pages.Full: pinned points would hold more than half of the pages of a
-        kind, or what growing rows may need; then nothing changes.
+        kind, or what growing rows or the longest text may need; then nothing
+        changes.
     """
     point = self._found(text)
     for kind, pages in self._pages_of(point).items():
       held = self._pinned(kind) | set(pages.values())
-      most = self.pages.size(kind) // 2
-      if self._pools[kind].window is not None:
-        most = min(most, self.pages.size(kind) - self._set_aside_of(kind))
+      size, pool = self.pages.size(kind), self._pools[kind]
+      # The longest text must always find its pages.
+      most = min(size // 2, size - pool.row_pages)
+      if pool.window is not None:
+        most = min(most, size - self._set_aside_of(kind))
       if len(held) > most:
         raise pages_lib.Full(
           f'pinned points would hold {len(held)} {kind} pages, and may hold'

@@ -43,7 +43,7 @@ from typing import NamedTuple
 
 # Seconds of waiting that count as one more priority.
 AGEING = 10.0
-# Tokens, below which an owner has had its share.
+# An owner within this many tokens of its share has had it.
 _EVEN = 0.5
 # How often a waiting sequence may be overtaken.
 OVERTAKES = 8
@@ -130,7 +130,7 @@ class Round(NamedTuple):
     late: whose deadline has passed.
     park: that give up their rows.
     join: that get one.
-    overtaken: those before which later ones join, once for each.
+    overtaken: those that later ones overtake, once for each time.
     draw: that draw a token.
     prefill: whose prompts run, each at most `shape[1]` tokens.
     shape: of that call; (0, 0) for none.
@@ -213,7 +213,7 @@ def batch(
 
 
 def expected_wait(ahead: Sequence[int], left: Sequence[int], rows: int) -> int:
-  """Returns for how many rounds a new sequence will wait for a row, at most.
+  """Returns for about how many rounds a new sequence will wait for a row.
 
   Args:
     ahead: rounds that each sequence before it in the queue will take.

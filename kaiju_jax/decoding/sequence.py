@@ -1,6 +1,7 @@
 """A sequence on its way from request to result."""
 
 import collections
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Sequence:
     is_begun: whether it had a row before.
     points: records its text; None before it first had a row, and where texts
       are not recorded.
+    reusable: tokens that were in the cache when it came.
     reused: tokens of the prompt that did not run.
     flying: tokens that the device draws and the host has not read.
     overtaken: how many later sequences joined while it waited (`schedule.py`).
@@ -58,6 +60,7 @@ class Sequence:
     self.is_drawing = False
     self.is_begun = False
     self.points: recording.RequestPoints | None = None
+    self.reusable = 0
     self.reused = 0
     self.flying = 0
     self.overtaken = 0
@@ -82,6 +85,13 @@ class Sequence:
   def owner(self) -> bytes:
     """Whose text it is, as the prefix tree wants it."""
     return self._owner
+
+  @property
+  def conversation(self) -> Hashable | None:
+    """What its points are a turn of; each owner's are others."""
+    if self.request.conversation is None:
+      return None
+    return self._owner, self.request.conversation
 
   @property
   def room(self) -> int:
@@ -110,7 +120,7 @@ class Sequence:
   def text(self, length: int | None = None) -> prefix_tree.Text:
     """Returns the beginning of the text, all of it by default."""
     length = self.length if length is None else min(length, self.length)
-    shared = self.request.shared if self._owner else length
+    shared = self.request.shared
     return prefix_tree.Text(self._tokens[:length], shared, self._owner)
 
   def resumable(self) -> prefix_tree.Text:

@@ -380,6 +380,17 @@ def test_turns_of_a_conversation_keep_their_cache(generator, params):
     conversation.stream(second)
 
 
+def test_a_conversation_is_its_first_owners(generator):
+  with generator.converse() as conversation:
+    list(conversation.stream(Request(prompt(3), 2, owner='ann')))
+    for owner in '', 'ben':
+      with pytest.raises(
+        ValueError, match=f"owner={owner!r}: .* that of 'ann'"
+      ):
+        conversation.stream(Request(prompt(3), 2, owner=owner))
+    list(conversation.stream(Request(prompt(3), 2, owner='ann')))
+
+
 def test_a_cut_off_turn_is_part_of_the_next(generator, params):
   last = Request(prompt(6, 12), 5, Sampling(seed=1))
   with generator.converse() as conversation:
