@@ -17,21 +17,14 @@ from kaiju_jax.decoding import sampling
 
 
 def serve(
-  engine: engine_lib.Engine,
-  arrivals: Sequence[load.Arrival],
-  *,
-  in_flight: int | None = None,
-  shared: int = 0,
+  engine: engine_lib.Engine, arrivals: Sequence[load.Arrival]
 ) -> list[load.Timeline]:
   """Serves a load in real time, greedily, and returns its timelines.
 
   Args:
     engine: idle; what it compiles is compiled.
-    arrivals: the load, in the order in which it comes.
-    in_flight: most requests that the engine has at a time; others wait outside
-      it. As many as come by default.
-    shared: tokens of each prompt that everybody may share; each arrival has an
-      owner of its own.
+    arrivals: the load, in the order in which it comes, each of an owner of its
+      own.
 
   Returns:
     The timelines, in the order of the arrivals, their seconds since the call
@@ -44,9 +37,7 @@ def serve(
   while arrived < len(arrivals) or not engine.is_idle:
     now = time.perf_counter() - begun
     while arrived < len(arrivals) and arrivals[arrived].seconds <= now:
-      if in_flight is not None and _in_flight(sequences) >= in_flight:
-        break
-      asked = _asked(arrivals[arrived], arrived, shared)
+      asked = _asked(arrivals[arrived], arrived)
       sequences[arrived] = _submitted(engine, asked)
       arrived += 1
     if engine.is_idle:
@@ -80,13 +71,12 @@ def forget(engine: engine_lib.Engine) -> None:
     pass
 
 
-def _asked(arrival: load.Arrival, number: int, shared: int) -> request.Request:
+def _asked(arrival: load.Arrival, number: int) -> request.Request:
   return request.Request(
     arrival.tokens,
     arrival.max_tokens,
     sampling.Sampling(temperature=0),
     owner=f'user {number}',
-    shared=shared,
   )
 
 
@@ -95,10 +85,6 @@ def _submitted(engine: engine_lib.Engine, asked: request.Request):
     return engine.submit(asked)
   except request.Busy:
     return None
-
-
-def _in_flight(sequences) -> int:
-  return sum(one is not None and one.reason is None for one in sequences)
 
 
 def _tokens(one) -> np.ndarray:

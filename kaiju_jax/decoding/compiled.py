@@ -156,14 +156,13 @@ class Rounds:
     return self._step_of(rows, width)
 
   def _step_of(self, rows: Sequence[int], width: int) -> jax.Array:
-    others = [x for x in range(self._decoder.rows) if x not in rows]
     count_B = np.zeros(width, np.int32)
     count_B[: len(rows)] = 1
     with interrupts.held():
       self._state, packed = self._decoder.run(
         self._step,
         self._state,
-        np.array([*rows, *others][:width], np.int32),
+        np.array(self._rows_of(rows, width), np.int32),
         count_B,
         appends=dict.fromkeys(rows, 1),
       )
@@ -247,7 +246,12 @@ class Rounds:
 
   def _filled(self, chunks: Sequence[Chunk], count: int) -> list[Chunk]:
     """Returns chunks, and beyond them empty ones of other rows."""
-    given = {chunk.row for chunk in chunks}
-    others = [x for x in range(self._decoder.rows) if x not in given]
+    rows = self._rows_of([chunk.row for chunk in chunks], count)
     nothing_L = np.zeros(0, np.int32)
-    return [*chunks, *(Chunk(row, nothing_L) for row in others)][:count]
+    return [*chunks, *(Chunk(row, nothing_L) for row in rows[len(chunks) :])]
+
+  def _rows_of(self, rows: Sequence[int], count: int) -> list[int]:
+    """Returns `count` rows of a call: these, and others that it leaves."""
+    given = set(rows)
+    others = (x for x in range(self._decoder.rows) if x not in given)
+    return [*rows, *others][:count]

@@ -40,7 +40,6 @@ class Conversation:
     self._length = length
     self._key = uuid.uuid4()
     self._last: sequence_lib.Sequence | None = None
-    self._shared = 0
     self._is_closed = False
 
   @property
@@ -79,8 +78,9 @@ class Conversation:
         'the turn before has not ended: read its stream to the end, or close'
         ' it.'
       )
+    shared = None
     if self._last is not None:
-      owner = self._last.request.owner
+      owner, shared = self._last.request.owner, self._last.request.shared
       if request.owner != owner:
         raise ValueError(
           f'request.owner={request.owner!r}: the conversation is that of'
@@ -92,10 +92,9 @@ class Conversation:
     whole = dataclasses.replace(
       request,
       tokens=np.concatenate([before, tokens_L]),
-      shared=request.shared if self._last is None else self._shared,
+      shared=request.shared if shared is None else shared,
       conversation=self._key,
     )
-    self._shared = whole.shared
     self._last = self._engine.submit(whole, len(before))
     return stream_lib.Stream(self._engine, self._last)
 

@@ -396,7 +396,7 @@ class Engine:
         del drawing[place]
         one.flying -= 1
         if one.reason is None:
-          self._take(one, *(float(x_B[place]) for x_B in drawn))
+          self._take(one, *(x_B[place].item() for x_B in drawn))
       del flights[0]
     self._flights.popleft()
 
@@ -406,7 +406,7 @@ class Engine:
       one.error = one.bad_logits()
       self._leave(one, 'error')
       return
-    reason = one.take(int(token), log_probability)
+    reason = one.take(token, log_probability)
     if reason is not None:
       self._leave(one, reason)
 

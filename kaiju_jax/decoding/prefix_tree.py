@@ -126,6 +126,10 @@ class Text(NamedTuple):
   shared: int = 0
   owner: bytes = b''
 
+  def salt(self, length: int) -> bytes:
+    """Returns whose the first `length` tokens are; b'' where all may share."""
+    return self.owner if length > self.shared else b''
+
 
 class PrefixTree:
   """The points of one engine.
@@ -267,7 +271,6 @@ class PrefixTree:
     depth = length // S
     first = self._first(pages.get(LOCAL, {}), length)
     tail = np.array(text.tokens[depth * S :], np.int32)
-    salt = text.owner if length > text.shared else b''
     node = self._root
     for index, (tokens, owner) in enumerate(self._split(text)):
       node = self._grown(node, tokens, owner, index, pages)
@@ -281,9 +284,8 @@ class PrefixTree:
       last = {kind: own[depth] for kind, own in pages.items()}
       for kind, page in last.items():
         self._pages.hold(kind, [page])
-    point = Point(
-      node, length, first, tail, last, salt, text.shared, is_pinned=False
-    )
+    salt, shared = text.salt(length), text.shared
+    point = Point(node, length, first, tail, last, salt, shared, False)
     node.points.append(point)
     self._points[point] = None
     self.use(point)
@@ -329,9 +331,8 @@ class PrefixTree:
 
   def _at(self, node: Node, text: Text) -> Point | None:
     """Returns the point of a text at the node of its last full page."""
-    length = len(text.tokens)
     tail = text.tokens[node.depth * self._page :]
-    salt = text.owner if length > text.shared else b''
+    salt = text.salt(len(text.tokens))
     for point in node.points:
       if np.array_equal(point.tail, tail) and point.salt == salt:
         return point
@@ -354,7 +355,7 @@ class PrefixTree:
     size = 4 * self._page
     for begin in range(0, len(whole) - size + 1, size):
       end = begin + size
-      yield whole[begin:end], text.owner if end > 4 * text.shared else b''
+      yield whole[begin:end], text.salt(end // 4)
 
   def _branches(self, node: Node) -> Iterator[Node]:
     children = reversed(node.children.values())

@@ -64,11 +64,11 @@ class Rows:
     self.pages = pages_lib.Pages(
       {kind: pool.pages for kind, pool in pools.items()}
     )
-    windows = [x.window for x in pools.values() if x.window is not None]
+    # The kinds with a window.
+    self._rings = [x for x, pool in pools.items() if pool.window is not None]
     self.page = next(iter(pools.values())).page
-    self.tree = prefix_tree.PrefixTree(
-      self.pages, self.page, windows[0] if windows else None
-    )
+    window = pools[self._rings[0]].window if self._rings else None
+    self.tree = prefix_tree.PrefixTree(self.pages, self.page, window)
     # What is handed out next stands at the end.
     self._free_rows = list(range(rows))[::-1]
     # Of each open row, how many pages of each ring it may have at once.
@@ -121,9 +121,8 @@ class Rows:
     self, length: int, text: prefix_tree.Text | None = None
   ) -> tuple[dict[str, int], int]:
     """Returns what `open` would take: pages by kind, and tokens it resumes."""
-    counts = {kind: self._count(kind, length, 0) for kind in self._pools}
-    match = None if text is None else self.tree.match(text)
-    return self._needs(counts, match), 0 if match is None else match.length
+    _, match, needs = self._fit(length, 0, text)
+    return needs, 0 if match is None else match.length
 
   def match_of(self, row: int) -> prefix_tree.Match | None:
     """Returns what a row resumed."""
@@ -131,11 +130,7 @@ class Rows:
 
   def rings(self) -> dict[str, np.ndarray]:
     """Returns the tables [R, N] of all rows, of the kinds with a window."""
-    return {
-      kind: self._tables[kind].copy()
-      for kind, pool in self._pools.items()
-      if pool.window is not None
-    }
+    return {kind: self._tables[kind].copy() for kind in self._rings}
 
   def pages_of(self, row: int) -> dict[str, dict[int, int]]:
     """Returns a row's pages by kind: {index: page}, of positions index · S on.
@@ -168,9 +163,7 @@ class Rows:
       ValueError: no row could ever hold it.
       pages.Full: no row is free, or too few pages are.
     """
-    counts = {kind: self._count(kind, length, extra) for kind in self._pools}
-    match = None if text is None else self.tree.match(text)
-    needs = self._needs(counts, match)
+    counts, match, needs = self._fit(length, extra, text)
     if not self._free_rows:
       raise pages_lib.Full(f'all {self.rows} rows are open: close one first.')
     for kind, count in needs.items():
@@ -181,14 +174,11 @@ class Rows:
           ' free: close a row first.'
         )
     row = self._free_rows.pop()
-    rings = {
-      x: counts[x] for x, y in self._pools.items() if y.window is not None
-    }
-    self._set_aside[row] = rings
+    self._set_aside[row] = {kind: counts[kind] for kind in self._rings}
     self._matches[row] = match
     copies = {} if match is None else self._resume(row, match)
     for kind, count in counts.items():
-      if kind not in rings:
+      if kind not in self._rings:
         self._take(kind, row, range(count))
     return Opened(
       row,
@@ -256,11 +246,9 @@ class Rows:
     """
     growth = rings_lib.Growth(self._tables, self._firsts, self.pages, self.tree)
     try:
-      for kind, pool in self._pools.items():
-        if pool.window is None:
-          continue
+      for kind in self._rings:
         for row, end in ends.items():
-          growth.turn(kind, row, -(-end // pool.page))
+          growth.turn(kind, row, -(-end // self.page))
     except BaseException:
       growth.undo()
       raise
@@ -354,20 +342,25 @@ class Rows:
     self.tree.make_room({kind: len(missing)})
     table_N[missing] = self.pages.take(kind, len(missing))
 
-  def _needs(
-    self, counts: Mapping[str, int], match: prefix_tree.Match | None
-  ) -> dict[str, int]:
-    """Returns how many pages a new row adds to those of rows and pins."""
+  def _fit(self, length: int, extra: int, text: prefix_tree.Text | None):
+    """Returns what a new row takes.
+
+    Returns:
+      By kind the pages that it may have at once; what it resumes; and by kind
+      the pages that it adds to those of rows and pins.
+    """
+    counts = {kind: self._count(kind, length, extra) for kind in self._pools}
+    match = None if text is None else self.tree.match(text)
     needs = dict(counts)
     if match is not None:
       whole = match.length // self.page
       for kind, pages in self.tree.pages(match).items():
-        if self._pools[kind].window is None:
+        if kind not in self._rings:
           is_held_P = self._held(kind)
           needs[kind] -= sum(
             bool(is_held_P[page]) for x, page in pages.items() if x < whole
           )
-    return needs
+    return counts, match, needs
 
   def _count(self, kind: str, length: int, extra: int) -> int:
     pool = self._pools[kind]

@@ -20,6 +20,7 @@ class Sequence:
     number: the number that messages call the sequence by.
     request: what was asked.
     prompt: tokens of the prompt.
+    owner: whose text it is, as the prefix tree wants it.
     before: how many of them are an earlier turn's, whose scores nobody asks.
     came: when it was submitted, in seconds of the engine's clock; later by as
       much as it has run since, where it was parked.
@@ -69,7 +70,7 @@ class Sequence:
     self.reason: str | None = None
     self.error: request_lib.BadLogits | request_lib.Late | None = None
     self.events: collections.deque[request_lib.Event] = collections.deque()
-    self._owner = request.owner.encode()
+    self.owner = request.owner.encode()
     # All tokens, of the prompt and drawn.
     self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
     self._tokens[: self.prompt] = tokens_L
@@ -82,16 +83,11 @@ class Sequence:
     self._scored_to = before
 
   @property
-  def owner(self) -> bytes:
-    """Whose text it is, as the prefix tree wants it."""
-    return self._owner
-
-  @property
   def conversation(self) -> Hashable | None:
     """What its points are a turn of; each owner's are others."""
     if self.request.conversation is None:
       return None
-    return self._owner, self.request.conversation
+    return self.owner, self.request.conversation
 
   @property
   def room(self) -> int:
@@ -121,7 +117,7 @@ class Sequence:
     """Returns the beginning of the text, all of it by default."""
     length = self.length if length is None else min(length, self.length)
     shared = self.request.shared
-    return prefix_tree.Text(self._tokens[:length], shared, self._owner)
+    return prefix_tree.Text(self._tokens[:length], shared, self.owner)
 
   def resumable(self) -> prefix_tree.Text:
     """Returns what text it may resume the beginning of, but for its last token.
