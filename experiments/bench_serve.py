@@ -27,7 +27,6 @@ from absl import app
 from absl import flags
 import rich.console
 
-from kaiju_jax.costs import describe
 from kaiju_jax.runs import command
 
 PARTS = 'reuse', 'between', 'overload', 'curve'
@@ -208,21 +207,11 @@ def _throughput(contenders, arrivals) -> tuple[dict[str, float], dict]:
 
   best = serving_parts.throughput(contenders, arrivals, _TURNS.value)
   rates = {name: figures.tokens_per_second for name, figures in best.items()}
-  table = describe.empty_table(
+  title = (
     f'{len(arrivals)} requests, {_ROWS.value} in flight; the best of'
     f' {_TURNS.value} turns'
   )
-  table.add_column('server')
-  for heading in 'tokens/s', 'first p50, s', 'between p50, ms':
-    table.add_column(heading, justify='right')
-  for name, x in best.items():
-    table.add_row(
-      name,
-      f'{x.tokens_per_second:.1f}',
-      f'{x.first_p50:.2f}',
-      f'{1e3 * x.between_p50:.1f}',
-    )
-  rich.console.Console().print(table)
+  rich.console.Console().print(serving_parts.table(title, best))
   theirs = [y for x, y in rates.items() if x.startswith('transformers')]
   for dtype in 'float32', 'int8':
     own = rates[f'ours, {dtype}']

@@ -18,9 +18,11 @@ import time
 from typing import NamedTuple
 
 import numpy as np
+import rich.table
 
 from experiments.benchmarks import engine_serving
 from experiments.benchmarks import load
+from kaiju_jax.costs import describe
 from kaiju_jax.decoding import admission
 from kaiju_jax.decoding import engine as engine_lib
 from kaiju_jax.decoding import request
@@ -35,15 +37,48 @@ def throughput(
   said: Callable[[str], None] = print,
 ) -> dict[str, load.Figures]:
   """Returns each contender's figures, of its best turn."""
-  best: dict[str, load.Figures] = {}
+  return best_of(served(contenders, arrivals, turns, said))
+
+
+def served(
+  contenders: dict[str, Serve],
+  arrivals: Sequence[load.Arrival],
+  turns: int,
+  said: Callable[[str], None] = print,
+) -> dict[str, list[load.Figures]]:
+  """Returns each contender's figures, of all turns."""
+  found: dict[str, list[load.Figures]] = {name: [] for name in contenders}
   for turn in range(turns):
     for name, serve in contenders.items():
       figures = load.figures(serve(arrivals))
       said(f'turn {turn}: {name}: {figures.tokens_per_second:.1f} tokens/s')
-      former = best.get(name)
-      if former is None or figures.tokens_per_second > former.tokens_per_second:
-        best[name] = figures
-  return best
+      found[name].append(figures)
+  return found
+
+
+def best_of(found: dict[str, list[load.Figures]]) -> dict[str, load.Figures]:
+  """Returns the turn with the most tokens per second of each contender."""
+  return {
+    name: max(turns, key=lambda x: x.tokens_per_second)
+    for name, turns in found.items()
+  }
+
+
+def table(title: str, best: dict[str, load.Figures]) -> rich.table.Table:
+  """Returns the figures of each contender as a row."""
+  drawn = describe.empty_table(title)
+  drawn.add_column('server')
+  for heading in 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms':
+    drawn.add_column(heading, justify='right')
+  for name, x in best.items():
+    drawn.add_row(
+      name,
+      f'{x.tokens_per_second:.1f}',
+      f'{x.first_p50:.2f}',
+      f'{1e3 * x.between_p50:.1f}',
+      f'{1e3 * x.between_p99:.1f}',
+    )
+  return drawn
 
 
 class Reuse(NamedTuple):

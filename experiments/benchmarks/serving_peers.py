@@ -147,6 +147,7 @@ def _run(contenders: dict[str, Callable]) -> None:
   import rich.console
 
   from experiments.benchmarks import load
+  from experiments.benchmarks import serving_parts
   from kaiju_jax.storage import files
 
   count = _IN_FLIGHT.value
@@ -159,45 +160,19 @@ def _run(contenders: dict[str, Callable]) -> None:
     )
   )
   console = rich.console.Console()
-  found = {name: [] for name in contenders}
-  for turn in range(_TURNS.value):
-    for name, serve in contenders.items():
-      found[name].append(load.figures(serve(arrivals)))
-      console.print(
-        f'turn {turn}: {name}: {found[name][-1].tokens_per_second:.1f} tokens/s'
-      )
-  best = {
-    name: max(turns, key=lambda x: x.tokens_per_second)
-    for name, turns in found.items()
-  }
-  console.print(_table(best))
+  found = serving_parts.served(
+    contenders, arrivals, _TURNS.value, console.print
+  )
+  title = (
+    f'{_IN_FLIGHT.value} in flight, {_PROMPT.value} + {_ANSWER.value} tokens;'
+    f' the best of {_TURNS.value} turns'
+  )
+  console.print(serving_parts.table(title, serving_parts.best_of(found)))
   if _JSON.value:
     plain = {
       name: [x._asdict() for x in turns] for name, turns in found.items()
     }
     files.write_json(pathlib.Path(_JSON.value), plain)
-
-
-def _table(best):
-  from kaiju_jax.costs import describe
-
-  table = describe.empty_table(
-    f'{_IN_FLIGHT.value} in flight, {_PROMPT.value} + {_ANSWER.value} tokens;'
-    f' the best of {_TURNS.value} turns'
-  )
-  headings = 'setting', 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms'
-  for heading in headings:
-    justify = 'left' if heading == 'setting' else 'right'
-    table.add_column(heading, justify=justify)
-  for name, x in best.items():
-    table.add_row(
-      name,
-      f'{x.tokens_per_second:.1f}',
-      f'{x.first_p50:.2f}',
-      f'{1e3 * x.between_p50:.1f}',
-      f'{1e3 * x.between_p99:.1f}',
-    )
-  return table
 
 
 if __name__ == '__main__':
