@@ -2,9 +2,10 @@
 
 For the shapes of `decode.py` (8 rows; 12 heads of 64 and 2,112 slots in each of
 12 layers): products of activations and weights with either of them in front,
-attention's two products over keys that lie side by side, and `paged_decode`
-over pages of 64 slots. It gives processor time, the least of several runs,
-because other processes' load hardly moves that.
+the head of 32,000 tokens by a table that lies either way, attention's two
+products over keys that lie side by side, and `paged_decode` over pages of 64
+slots. It gives processor time, the least of several runs, because other
+processes' load hardly moves that.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.kernels.paged_decode import api
+from kaiju_jax.quantization import qat
 
 _LAYERS, _ROWS, _HEADS, _K, _SLOTS, _PAGES = 12, 8, 12, 64, 64, 33
 
@@ -59,6 +61,21 @@ def _weights(show) -> None:
       x_RF,
       w_DF,
     )
+
+
+def _head(show) -> None:
+  random = np.random.default_rng(0)
+  table_DV = jnp.asarray(random.normal(size=(768, 32_000)).astype(np.float32))
+  table_VD = jnp.asarray(table_DV.T)
+  for rows in 1, 2, 8, 32:
+    x_RD = jnp.asarray(random.normal(size=(rows, 768)).astype(np.float32))
+    for name, table in ('DV', table_DV), ('VD', table_VD):
+      product = functools.partial(
+        qat.einsum, f'RD,{name}->RV', dtype=jnp.float32
+      )
+      show(
+        f'{rows} rows, one head [{", ".join(name)}]', product, [x_RD], [table]
+      )
 
 
 def _attention(show, dtype, sums) -> None:
@@ -118,5 +135,6 @@ def report(repeats: int) -> None:
   """Prints processor times, the least of `repeats` runs each."""
   show = functools.partial(_print, repeats)
   _weights(show)
+  _head(show)
   _attention(show, jnp.float32, jnp.float32)
   _attention(show, jnp.int8, jnp.int32)

@@ -4,7 +4,10 @@ Everything here is on the host. Which slots of the cache the beams hold is the
 matter of `beam_tree.py`.
 """
 
+from collections.abc import Collection
+from collections.abc import Sequence
 import dataclasses
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +26,15 @@ class Beam:
     log_probabilities: the log-probability of each token.
     score: what results are ranked by, length penalty included.
     ended: whether eos came; otherwise `depth` cut it off.
+    probabilities: what a token-level head gives the text up to and with each
+      token, by dimension; () without a head.
   """
 
   tokens: tuple[int, ...]
   log_probabilities: tuple[float, ...]
   score: float
   ended: bool
+  probabilities: tuple[np.ndarray, ...] = ()
 
 
 class Path(NamedTuple):
@@ -41,6 +47,8 @@ class Path(NamedTuple):
     total: sum of the log-probabilities of all tokens.
     score: the same, as the hook left it.
     length: tokens after the prompt.
+    probability_C: what a token-level head gives the text with the newest token,
+      by dimension; None without a head.
   """
 
   before: 'Path | None' = None
@@ -49,6 +57,7 @@ class Path(NamedTuple):
   total: float = 0.0
   score: float = 0.0
   length: int = 0
+  probability_C: np.ndarray | None = None
 
   def then(self, token: int, log_probability: float) -> 'Path':
     return Path(
@@ -83,9 +92,13 @@ class State:
   Attributes:
     row: the cache row's index.
     length: tokens of the text that was searched from.
-    first: the position of slot 0, by layer kind.
-    tree: which slots the beams hold.
-    expansions: what may follow each live beam.
+    flying: what the device makes and the host has not read: the expansions of
+      the text, or what candidates are worth and their expansions; None for
+      nothing.
+    candidates: the paths of that step; () before the first.
+    first: the position of slot 0, by layer kind; None before the row is lent.
+    tree: which slots the beams hold; None before the row is lent.
+    expansions: what may follow each live beam; None before they were read.
     live: the live beams, in the order of the tree's numbers.
     ended: the best ended beams, best first.
     step: tokens that live beams have.
@@ -93,9 +106,11 @@ class State:
 
   row: int
   length: int
-  first: dict[str, int]
-  tree: beam_tree.BeamTree
-  expansions: beam_step.Expansions
+  flying: Any = None
+  candidates: Sequence[Path] = ()
+  first: dict[str, int] | None = None
+  tree: beam_tree.BeamTree | None = None
+  expansions: beam_step.Expansions | None = None
   live: list[Path] = dataclasses.field(default_factory=lambda: [Path()])
   ended: list[End] = dataclasses.field(default_factory=list)
   step: int = 0
@@ -120,7 +135,10 @@ def choose(state: State, count: int) -> tuple[list[int], list[Path]]:
 
 
 def is_decided(state: State, results: int, penalty: float) -> bool:
-  """Returns whether no live beam can become a result, as scores only fall.
+  """Returns whether no live beam can become a result.
+
+  That holds where no score is ever above the sum of log-probabilities, because
+  sums only fall.
 
   Args:
     state: the search's state.
@@ -129,20 +147,21 @@ def is_decided(state: State, results: int, penalty: float) -> bool:
   """
   if len(state.ended) < results:
     return False
-  most = max(path.score for path in state.live) / penalty
+  most = max(path.total for path in state.live) / penalty
   return most <= state.ended[-1].final
 
 
-def result(end: End, eos: int | None) -> Beam:
-  """Returns a path as a result."""
-  path, tokens, log_probabilities = end.path, [], []
+def result(end: End, ends: Collection[int]) -> Beam:
+  """Returns a path as a result, which has ended if its last token is one."""
+  path, links = end.path, []
   while path.before is not None:
-    tokens.append(path.token)
-    log_probabilities.append(path.log_probability)
+    links.append(path)
     path = path.before
+  links.reverse()
   return Beam(
-    tuple(tokens[::-1]),
-    tuple(log_probabilities[::-1]),
+    tuple(x.token for x in links),
+    tuple(x.log_probability for x in links),
     end.final,
-    tokens[0] == eos,
+    links[-1].token in ends,
+    tuple(x.probability_C for x in links if x.probability_C is not None),
   )

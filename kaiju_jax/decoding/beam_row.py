@@ -9,36 +9,44 @@ the search nothing moves.
 
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding import beam_slots
 from kaiju_jax.decoding import beam_tree
-from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import rows as rows_lib
 from kaiju_jax.model import paging
 
 
 def held(
-  cache: cache_lib.Cache, pools: Mapping[str, paging.Pool], row: int
+  account: rows_lib.Rows,
+  pools: Mapping[str, paging.Pool],
+  row: int,
+  length: int,
+  keeps_pages: bool = False,
 ) -> dict[str, beam_slots.Held]:
-  """Returns which slots of a lent row hold its text, by layer kind."""
+  """Returns which slots of a lent row hold its text, by layer kind.
+
+  Args:
+    account: of the cache's rows.
+    pools: those of the cache.
+    row: the cache row's index.
+    length: tokens of its text.
+    keeps_pages: whether beams keep all tokens of the pages that a point of
+      their text holds, and not of its window alone.
+  """
+  tables, firsts = account.table(row), account.firsts(row)
+  held_from = account.held_from(row)
   result = {}
-  for name, pool in pools.items():
-    kind = cache.kinds[name]
-    start_M, limit_M, position_M, table_N = jax.device_get(
-      (
-        kind.start_RM[row],
-        kind.limit_RM[row],
-        kind.position_RM[row],
-        kind.table_RN[row],
-      )
-    )
-    result[name] = beam_slots.Held(
+  for kind, pool in pools.items():
+    position_M = firsts[kind] + np.arange(pool.row_slots)
+    is_held_M = (position_M >= held_from[kind]) & (position_M < length)
+    result[kind] = beam_slots.Held(
       pool.window,
-      np.where(start_M < limit_M, position_M, -1),
-      np.repeat(table_N >= 0, pool.page),
+      np.where(is_held_M, position_M, -1),
+      np.repeat(tables[kind] >= 0, pool.page),
+      pool.page if keeps_pages else 1,
     )
   return result
 

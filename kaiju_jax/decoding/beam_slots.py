@@ -3,7 +3,7 @@
 A slot of the trunk holds a token that all beams share. Beyond the trunk each
 beam has a path of slots, and paths share slots as far as they share tokens. A
 slot that no path holds is free. A slot of a local layer is also free once no
-live beam's next token looks back that far.
+live beam's next token looks back that far, or to that page of positions.
 
 Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
 the row, N tokens of a path.
@@ -28,11 +28,15 @@ class Held(NamedTuple):
     position_M: the position of the token in each slot; −1 for a slot without
       one.
     exists_M: whether the slot has a page.
+    page: positions that are kept together, multiples of it on: those of a page
+      if a point is to be made of what a search finds, because a point holds
+      whole pages.
   """
 
   window: int | None
   position_M: np.ndarray
   exists_M: np.ndarray
+  page: int = 1
 
 
 class Ranges(NamedTuple):
@@ -70,7 +74,8 @@ def slots_needed(
     depth: tokens that each beam grows by.
     candidates: tokens of a step; None for `width`.
     resting: beams that keep their slots after they have ended.
-    window: tokens that the layers see, the query included; None for all.
+    window: tokens that the layers see, the query included; None for all. With
+      whole pages of S, it is window + S − 1 (`Held.page`).
   """
   before = depth - 1
   if window is not None:
@@ -84,17 +89,18 @@ class Slots(NamedTuple):
   """One kind's slots: `trunk` holds the shared text, path_LN the beams'."""
 
   window: int | None
+  page: int
   position_M: np.ndarray
   exists_M: np.ndarray
   trunk: np.ndarray
   path_LN: np.ndarray
 
 
-def take_over(kind, length, window, position_M, exists_M) -> Slots:
+def take_over(kind, length, window, position_M, exists_M, page) -> Slots:
   """Returns the slots of a row of text, all of them of the trunk."""
   position_M, exists_M = np.array(position_M), np.asarray(exists_M, bool)
   trunk = np.flatnonzero(position_M >= 0)
-  first = 0 if window is None else max(0, length - window + 1)
+  first = 0 if window is None else _first(max(0, length - window + 1), page)
   expected = np.arange(first, length)
   read = np.sort(position_M[trunk][position_M[trunk] >= first])
   if not np.array_equal(read, expected) or not exists_M[trunk].all():
@@ -103,14 +109,15 @@ def take_over(kind, length, window, position_M, exists_M) -> Slots:
       f' {first} on: expected each of {first}…{length - 1} once, in slots that'
       ' exist.'
     )
-  return Slots(window, position_M, exists_M, trunk, np.zeros((1, 0), np.int64))
+  path_LN = np.zeros((1, 0), np.int64)
+  return Slots(window, page, position_M, exists_M, trunk, path_LN)
 
 
 def forget(slots: Slots, next_L: np.ndarray) -> Slots:
   """Drops what lies outside the window of the tokens at `next_L`."""
   if slots.window is None:
     return slots
-  first_L = next_L - slots.window + 1
+  first_L = _first(next_L - slots.window + 1, slots.page)
   position_LN = slots.position_M[slots.path_LN]
   is_gone_LN = position_LN < first_L[:, None]
   is_gone = slots.position_M[slots.trunk] < first_L.min()
@@ -118,6 +125,11 @@ def forget(slots: Slots, next_L: np.ndarray) -> Slots:
     trunk=slots.trunk[~is_gone],
     path_LN=np.where(is_gone_LN, -1, slots.path_LN),
   )
+
+
+def _first(position, page: int):
+  """Returns where the page of a position begins."""
+  return position // page * page
 
 
 def free_slots(slots: Slots) -> np.ndarray:
@@ -136,7 +148,8 @@ def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
   """
   is_kept_LN = is_new_LN
   if slots.window is not None:
-    is_kept_LN = is_new_LN & (position_LN > end_L[:, None] + 1 - slots.window)
+    first_L = _first(end_L + 2 - slots.window, slots.page)
+    is_kept_LN = is_new_LN & (position_LN >= first_L[:, None])
   free = free_slots(slots)
   needed = int(is_kept_LN.sum())
   if needed > len(free):

@@ -5,6 +5,7 @@ Candidates are queries of one row: each sees the tokens of its own path
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -47,6 +48,23 @@ class Candidates(NamedTuple):
 Hook = Callable[[Candidates], jax.Array]
 
 
+class Judged(NamedTuple):
+  """What candidates are worth.
+
+  Attributes:
+    score_C: what a hook returns.
+    probability_LC: what a token-level head gives each candidate's text, by
+      candidate and dimension; None without one.
+  """
+
+  score_C: Any
+  probability_LC: Any = None
+
+
+# Judges candidates; its other arguments are arrays that each call may change.
+Judge = Callable[..., Judged]
+
+
 class Expansions(NamedTuple):
   """What may follow each beam.
 
@@ -61,29 +79,51 @@ class Expansions(NamedTuple):
   is_nan_C: Any
 
 
+def first(
+  network: extend.Network,
+  top: int,
+  params: Any,
+  hidden_BLD: jax.Array,
+  place: jax.Array,
+) -> Expansions:
+  """Returns the `top` likeliest tokens after one of [B, 1, D] hidden states."""
+  hidden_LD = lax.dynamic_index_in_dim(hidden_BLD, place, keepdims=False)
+  return expand(network, top, params, hidden_LD)
+
+
 def step(
   network: extend.Network,
-  hook: Hook | None,
+  judge: Judge | None,
   top: int,
   params: Any,
   cache: cache_lib.Cache,
   ranges: dict[str, beam_slots.Ranges],
   chunk: extend.Chunk,
   candidates: Candidates,
-) -> tuple[tuple[jax.Array, Expansions], cache_lib.Cache]:
+  arguments: Sequence[Any],
+) -> tuple[tuple[Judged, Expansions], cache_lib.Cache]:
   """Runs candidates; returns their scores and expansions, and the cache."""
   cache = cache_lib.reissue(cache, chunk.row_B[0], ranges)
   hidden_BLD, cache = extend.chunk(network, params, cache, chunk)
-  candidates = candidates._replace(hidden_CD=hidden_BLD[0])
-  score_C = candidates.score_C
-  if hook is not None:
+  judged = Judged(candidates.score_C)
+  if judge is not None:
+    judged = judge(candidates._replace(hidden_CD=hidden_BLD[0]), *arguments)
+  return (judged, expand(network, top, params, hidden_BLD[0])), cache
+
+
+def judge_of(hook: Hook) -> Judge:
+  """Returns a judge that asks a hook, and refuses scores of another shape."""
+
+  def judge(candidates: Candidates) -> Judged:
     score_C = jnp.asarray(hook(candidates))
     if score_C.shape != candidates.score_C.shape:
       raise ValueError(
         f'hook returned shape {score_C.shape}: expected'
         f' {candidates.score_C.shape}, a score for each candidate.'
       )
-  return (score_C, expand(network, top, params, hidden_BLD[0])), cache
+    return Judged(score_C)
+
+  return judge
 
 
 def expand(

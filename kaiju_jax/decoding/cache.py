@@ -170,17 +170,17 @@ def set_table(
 def copy_pages(
   cache: Cache, copies: dict[str, jax.Array], heads: int = 1
 ) -> Cache:
-  """Returns the cache with a page of each kind copied to another.
+  """Returns the cache with n pages of each kind copied to others.
 
   Args:
     cache: the cache.
-    copies: int32 [2] for each kind, from and to; −1 for none.
+    copies: int32 [2, n] for each kind, from and to; −1 for none.
     heads: U, heads of keys and values.
   """
   kinds = dict(cache.kinds)
   for name, pages in copies.items():
     kind = kinds[name]
-    from_U, to_U = _of_heads(pages[:, None], heads).reshape(2, heads)
+    from_U, to_U = _of_heads(pages, heads).reshape(2, -1)
     # A scatter drops what lies beyond the pool's end.
     to_U = jnp.where(to_U >= 0, to_U, kind.k[0].shape[0])
 
@@ -398,7 +398,8 @@ def settle(
   """Returns the cache with a row whose slots are text again, in its order.
 
   Tokens that a search left wherever there was room move, once, to the slots
-  that text has, so that `extend.text` can go on.
+  that text has, so that `extend.text` can go on. What stands there already is
+  not written again: others may read it.
 
   Args:
     cache: the cache.
@@ -424,7 +425,8 @@ def settle(
     from_M = place(jnp.maximum(source_M, 0))
     # A slot without a page holds no token either.
     beyond = kind.k[0].shape[0] * kind.page
-    to_M = jnp.where(jnp.tile(is_held_M, heads), place(slot_M), beyond)
+    is_moved_M = is_held_M & (source_M != slot_M)
+    to_M = jnp.where(jnp.tile(is_moved_M, heads), place(slot_M), beyond)
 
     def move(pool, from_M=from_M, to_M=to_M):
       flat = pool.reshape(-1, *pool.shape[2:])

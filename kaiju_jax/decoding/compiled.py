@@ -14,6 +14,7 @@ import numpy as np
 
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import interrupts
+from kaiju_jax.decoding import judge as judge_lib
 from kaiju_jax.decoding import rounds
 from kaiju_jax.decoding import sampling as sampling_lib
 
@@ -38,6 +39,14 @@ class Chunk(NamedTuple):
   draws: bool = False
 
 
+class _Ran(NamedTuple):
+  """What a call of `rounds.prefill` returned beside the state."""
+
+  last_BLD: jax.Array
+  scores: rounds.Scores | None
+  judged_CB: jax.Array | None
+
+
 class Rounds:
   """What the engine runs on the device.
 
@@ -48,16 +57,23 @@ class Rounds:
     chunk: prompt tokens of a call, at most.
     shares: whether several prompts may share a call, and a few sequences a
       step narrower than the cache: last bits depend on the shape of a call.
+    judge: a token-level head, of all tokens that run; None for none.
 
   Attributes:
     shapes: (rows, tokens of each) of a prefill's calls. One row takes a
       sixteenth of `chunk`, a quarter or the whole, but not below 8 tokens
       unless `chunk` is; four and eight rows share a chunk.
     widths: rows of a step, ascending: few sequences do not pay for all rows.
+    last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
+      latest prefill, zeros beyond them; None before it.
   """
 
   def __init__(
-    self, decoder: decoder_lib.Decoder, chunk: int, shares: bool = True
+    self,
+    decoder: decoder_lib.Decoder,
+    chunk: int,
+    shares: bool = True,
+    judge: judge_lib.Judge | None = None,
   ):
     def size(part: int) -> int:
       return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
@@ -79,9 +95,11 @@ class Rounds:
       decoder.cache.length_R.sharding,
     )
     network = decoder.network
+    self.last_BLD: jax.Array | None = None
+    self._head = None if judge is None else judge.params
     self._join = decoder.jit(rounds.join, donate_argnums=0)
     self._step = decoder.jit(
-      functools.partial(rounds.step, network), donate_argnums=(1, 3)
+      functools.partial(rounds.step, network, judge), donate_argnums=(1, 3)
     )
     self._first = decoder.jit(
       functools.partial(rounds.first, network), donate_argnums=1
@@ -89,7 +107,9 @@ class Rounds:
     self._rows = max(rows for rows, _ in self.shapes)
     self._prefill = {
       is_scored: decoder.jit(
-        functools.partial(rounds.prefill, network, self._rows, is_scored),
+        functools.partial(
+          rounds.prefill, network, judge, self._rows, is_scored
+        ),
         donate_argnums=(1, 3),
       )
       for is_scored in (False, True)
@@ -123,10 +143,11 @@ class Rounds:
 
     Returns:
       The tokens in the order of the chunks, to be `rounds.unpacked`; where none
-      draws, an array that is ready when the call is done.
+      draws, an array that is ready when the call is done. With a head, it is
+      `rounds.judged` either way: the highest probabilities over each chunk.
     """
-    last_BLD, _ = self._run(chunks, shape, np.zeros(0, np.int32), False)
-    return self._drawn(chunks, last_BLD)
+    ran = self._run(chunks, shape, np.zeros(0, np.int32), False)
+    return self._drawn(chunks, ran)
 
   def score(
     self, chunk: Chunk, next_L: np.ndarray
@@ -142,15 +163,16 @@ class Rounds:
       `next_L` mean nothing.
     """
     shape = self.shape_of(len(chunk.tokens_L))
-    last_BLD, scores = self._run([chunk], shape, next_L, True)
-    return self._drawn([chunk], last_BLD), scores
+    ran = self._run([chunk], shape, next_L, True)
+    return self._drawn([chunk], ran), ran.scores
 
   def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows.
 
     Returns:
       The tokens in the order of the rows, to be `rounds.unpacked`; what stands
-      behind them means nothing.
+      behind them means nothing. With a head, `rounds.judged` says what it gives
+      the tokens that were drawn before.
     """
     width = min(x for x in self.widths if x >= len(rows))
     return self._step_of(rows, width)
@@ -164,6 +186,7 @@ class Rounds:
         self._state,
         np.array(self._rows_of(rows, width), np.int32),
         count_B,
+        self._head,
         appends=dict.fromkeys(rows, 1),
       )
     return packed
@@ -174,7 +197,11 @@ class Rounds:
     Args:
       lengths: tokens that prompts which come alone are to be prefilled with;
         any by default, beside others too.
+
+    Raises:
+      pages.Full: no row is free.
     """
+    self._decoder.warm()
     shapes = set(self.shapes)
     if lengths is not None:
       # Of whole chunks, and of what is left behind them.
@@ -183,10 +210,15 @@ class Rounds:
       shapes = {self.shape_of(count) for count in counts}
     nothing_L = np.zeros(0, np.int32)
     for shape in shapes:
-      last_BLD, _ = self._run([], shape, nothing_L, False)
-    self._draw([], last_BLD)
+      ran = self._run([], shape, nothing_L, False)
+    self._draw([], ran)
     for width in self.widths:
       self._step_of((), width)
+    row = self._decoder.open(1)
+    try:
+      self.join(row, sampling_lib.Sampling(), nothing_L)
+    finally:
+      self._decoder.close(row)
 
   def shape_of(self, count: int) -> tuple[int, int]:
     """Returns the smallest shape of one row that takes so many tokens."""
@@ -218,18 +250,24 @@ class Rounds:
     )
     appends = {row: count for row, count in counts.items() if count}
     with interrupts.held():
-      self._state, last_BLD, scores = self._decoder.run(
-        self._prefill[is_scored], self._state, packed, appends=appends
+      self._state, *ran = self._decoder.run(
+        self._prefill[is_scored],
+        self._state,
+        packed,
+        self._head,
+        appends=appends,
       )
-    return last_BLD, scores
+    ran = _Ran(*ran)
+    self.last_BLD = ran.last_BLD
+    return ran
 
-  def _drawn(self, chunks: Sequence[Chunk], last_BLD: jax.Array) -> jax.Array:
+  def _drawn(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
     """Draws where a prompt ends."""
-    if not any(chunk.draws for chunk in chunks):
-      return last_BLD
-    return self._draw(chunks, last_BLD)
+    if any(chunk.draws for chunk in chunks):
+      return self._draw(chunks, ran)
+    return ran.last_BLD if ran.judged_CB is None else ran.judged_CB
 
-  def _draw(self, chunks: Sequence[Chunk], last_BLD: jax.Array) -> jax.Array:
+  def _draw(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
     """Draws the tokens that follow prompts; no row draws where none is said."""
     decoder = self._decoder
     filled = self._filled(chunks, self._rows)
@@ -240,7 +278,8 @@ class Rounds:
         np.array([row for row, *_ in filled], np.int32),
         np.array([decoder.length_of(row) for row, *_ in filled], np.int32),
         np.array([draws for *_, draws in filled]),
-        last_BLD,
+        ran.last_BLD,
+        ran.judged_CB,
       )
     return packed
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.decoding import cache as cache_lib
+from kaiju_jax.decoding import changes
 from kaiju_jax.decoding import extend
 from kaiju_jax.decoding import held_cache
 from kaiju_jax.decoding import interrupts
@@ -23,6 +24,7 @@ from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import reference
 from kaiju_jax.decoding import rows as rows_lib
 from kaiju_jax.decoding import weights
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
 from kaiju_jax.model import transformer
@@ -38,6 +40,7 @@ class Decoder:
     params: those of `weights.ready`.
     jit: `jax.jit` with the compiler options of the mode.
     length: tokens that a row can hold.
+    extra: slots of a row beyond them, for a beam search.
     rows: sequences that the cache can hold.
     account: which rows are open and which pages they and points hold; to read.
   """
@@ -85,6 +88,7 @@ class Decoder:
     self.config = config
     self.rows = rows
     self.length = length
+    self.extra = extra
     self.network = extend.Network(
       transformer.Transformer(config, unstacked=True),
       pools,
@@ -94,7 +98,8 @@ class Decoder:
     # the cache as it is made and as it comes back.
     (device,) = jnp.zeros(()).devices()
     self.jit = reference.jit if mode == 'reference' else jax.jit
-    ready = functools.partial(weights.ready, config=config)
+    turned = mode != 'reference' and dispatch.platform() == 'cpu'
+    ready = functools.partial(weights.ready, config=config, turned=turned)
     if mode == 'reference':
       ready = self.jit(ready)  # Its clamp limits are sums, too.
     self.params = jax.device_put(ready(params, replica=replica), device)
@@ -108,11 +113,11 @@ class Decoder:
     self._lent: set[int] = set()
     self._text = self._writer(functools.partial(extend.text, self.network))
     self._chunk = self._writer(functools.partial(extend.chunk, self.network))
-    self._give_pages = self._writer(_GIVE_PAGES)
-    self._copy_pages = self._writer(_copy_pages(heads))
-    self._set_table = self._writer(_SET_TABLE)
-    self._reissue = self._writer(_REISSUE)
-    self._settle = self._writer(_settle(heads))
+    self._give_pages = self._writer(changes.GIVE_PAGES)
+    self._copy_pages = self._writer(changes.copy_pages(heads))
+    self._lend = self._writer(changes.lend(heads))
+    self._reissue = self._writer(changes.REISSUE)
+    self._settle = self._writer(changes.settle(heads))
     self._logits = self.jit(
       functools.partial(self.network.model.apply, method='logits')
     )
@@ -237,6 +242,15 @@ class Decoder:
         0,
       )
 
+  def warm(self) -> None:
+    """Compiles what opens and closes rows.
+
+    Raises:
+      pages.Full: no row is free.
+    """
+    self.close(self.open(1))
+    self._copy({})
+
   def record(self, row: int, text: prefix_tree.Text) -> prefix_tree.Point:
     """Makes a point of a row's text, at which others can go on.
 
@@ -279,7 +293,7 @@ class Decoder:
     self.run(
       self._copy_pages,
       {
-        kind: np.array(copies.get(kind, (-1, -1)), np.int32)
+        kind: np.array(copies.get(kind, (-1, -1)), np.int32)[:, None]
         for kind in self.network.pools
       },
     )
@@ -343,26 +357,35 @@ class Decoder:
   ) -> None:
     """Makes the row of a search's tokens text again; see `cache.settle`."""
     first = {kind: np.int32(position) for kind, position in first.items()}
+    # Of slots without a token the row's pages hold whatever the search left.
+    held = {
+      kind: int(first[kind]) + int((source_M >= 0).argmax())
+      for kind, source_M in source.items()
+    }
     with interrupts.held():
       self.run(self._settle, np.int32(row), source, first, np.int32(length))
-      self.account.settle(row, first)
+      self.account.settle(row, first, held)
       self._length_R[row] = length
       self._lent.discard(row)
 
   def lend(self, row: int) -> None:
     """Gives a row's slots to a search: no text until `settle` or `close`.
 
-    Pages that others hold too are copied, because a search moves tokens.
+    Pages of a ring that others hold too are copied (`Rows.own`).
 
     Raises:
       pages.Full: too few pages are free for that.
     """
     with interrupts.held():
       copies = self.account.own(row)
-      for kind, pages in copies.items():
-        for copy in pages:
-          self._copy({kind: copy})
-      self.run(self._set_table, np.int32(row), self.account.table(row))
+      # As many as there may be, so that all share a compilation.
+      padded = {}
+      for kind in copies:
+        size = self.network.pools[kind].row_pages
+        padded[kind] = np.full((2, size), -1, np.int32)
+        for place, pages in enumerate(copies[kind]):
+          padded[kind][:, place] = pages
+      self.run(self._lend, np.int32(row), self.account.table(row), padded)
       self._lent.add(row)
 
   def check_text(self, row: int) -> None:
@@ -418,29 +441,3 @@ class Decoder:
           f'tokens_BL[{place}, {at}]={tokens_L[at]}: a token is'
           f' 0…{self.config.vocab_size - 1}.'
         )
-
-
-def _of_cache(change: Callable[..., cache_lib.Cache]) -> Callable[..., Any]:
-  """Returns a change of the cache alone as a function for `Decoder.run`."""
-
-  def function(params, cache, *arguments):
-    del params
-    return None, change(cache, *arguments)
-
-  return function
-
-
-# One object each, so that decoders of equal shapes share what is compiled.
-_GIVE_PAGES = _of_cache(cache_lib.give_pages)
-_SET_TABLE = _of_cache(cache_lib.set_table)
-_REISSUE = _of_cache(cache_lib.reissue)
-
-
-@functools.cache
-def _copy_pages(heads: int) -> Callable[..., Any]:
-  return _of_cache(functools.partial(cache_lib.copy_pages, heads=heads))
-
-
-@functools.cache
-def _settle(heads: int) -> Callable[..., Any]:
-  return _of_cache(functools.partial(cache_lib.settle, heads=heads))

@@ -5,10 +5,11 @@
     while sequence.reason is None:
       engine.advance()
 
-A round is one step of all rows that draw and one chunk of prompts, as
-`schedule.plan` says; so a long prompt delays the others by a chunk per token,
-not by its whole length. There is no thread: whoever waits for a token runs the
-rounds. A round is whole or has not begun: Ctrl-C raises after it.
+A round is one step of all rows that draw, one chunk of prompts, and one step of
+a search (`searches.py`), as `schedule.plan` says; so a long prompt delays the
+others by a chunk per token, not by its whole length. There is no thread:
+whoever waits for a token runs the rounds. A round is whole or has not begun:
+Ctrl-C raises after it.
 
 Texts stay in the decoder's prefix tree when their sequences end. A prompt goes
 on from the longest beginning that a point has, whether that is a turn before, a
@@ -18,45 +19,34 @@ candidate beside it, or another user's text with the same character;
 With `ahead`, a round is dispatched before the tokens of the one before it are
 read. The host's work then runs beside the device's, and what ends at a stop is
 known a round later: the token that it drew meanwhile is not shown.
+
+With a token-level head, each token is judged by the call that appends it to its
+text, and no token is given out before it is judged: so tokens come a round
+later, and the last one takes a round more (`sequence.py`).
 """
 
-import collections
 from collections.abc import Callable
 from collections.abc import Sequence
 import time
-from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding import admission
 from kaiju_jax.decoding import compiled
 from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import flights as flights_lib
 from kaiju_jax.decoding import interrupts
+from kaiju_jax.decoding import judge as judge_lib
 from kaiju_jax.decoding import lookup
 from kaiju_jax.decoding import pages as pages_lib
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import recording
 from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import rounds as rounds_lib
 from kaiju_jax.decoding import schedule
+from kaiju_jax.decoding import searches
 from kaiju_jax.decoding import sequence as sequence_lib
 from kaiju_jax.decoding import stop
-
-
-class _Flight(NamedTuple):
-  """A call that is not read yet: by index of `packed`, whose token it draws."""
-
-  packed: jax.Array
-  drawing: dict[int, sequence_lib.Sequence]
-
-
-def _flown(packed, drawing: dict[int, sequence_lib.Sequence]) -> _Flight:
-  """Notes that a call was dispatched."""
-  for one in drawing.values():
-    one.flying += 1
-  return _Flight(packed, drawing)
 
 
 class Engine:
@@ -71,6 +61,10 @@ class Engine:
     ahead: whether a round is dispatched before the one before it is read.
     limits: when it refuses; by default never.
     clock: seconds, from any moment on.
+    head: a token-level head, as `token_head.load` returns it: events and
+      results then carry its scores. None for none.
+    candidates: of a step of a guided request, at most; 0 for no such requests.
+      The decoder then needs `extra` slots (`request.Guide.extra`).
 
   Attributes:
     decoder: the same.
@@ -78,7 +72,8 @@ class Engine:
     limits: when it refuses.
 
   Raises:
-    ValueError: a chunk without tokens.
+    ValueError: a chunk without tokens, a head of another model, or a decoder
+      that cannot search for candidates.
   """
 
   def __init__(
@@ -91,11 +86,19 @@ class Engine:
     ahead: bool = False,
     limits: admission.Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
+    head: judge_lib.Head | None = None,
+    candidates: int = 0,
   ):
     if chunk < 1:
       raise ValueError(f'chunk={chunk}: must be at least 1.')
     self.decoder = decoder
-    self.rounds = compiled.Rounds(decoder, chunk, shares=not isolates)
+    self._judge = None if head is None else judge_lib.Judge(head, decoder)
+    self.rounds = compiled.Rounds(
+      decoder, chunk, shares=not isolates, judge=self._judge
+    )
+    self._searches = searches.Searches(
+      decoder, candidates, self._judge, is_recorded=not isolates
+    )
     self.limits = limits or admission.Limits()
     self._tokenizer = tokenizer
     self._reuses = not isolates
@@ -104,8 +107,9 @@ class Engine:
     self._recorder = recording.Recorder(decoder.account.tree)
     self._waiting: dict[int, sequence_lib.Sequence] = {}
     self._running: dict[int, sequence_lib.Sequence] = {}
-    # Of each round that was dispatched and not read.
-    self._flights: collections.deque[list[_Flight]] = collections.deque()
+    self._flights = flights_lib.Flights(
+      0 if self._judge is None else len(self._judge.names)
+    )
     self._shares = schedule.Shares()
     self._abandoned: list[Callable[[], None]] = []
     self._count = 0
@@ -142,7 +146,23 @@ class Engine:
         f'{name}.stop_strings={request.stop_strings!r}: the engine has no'
         ' tokenizer to find them with.'
       )
+    self._searches.check(request, name)
     return tokens_L
+
+  def warm(self, prompts: Sequence[int] | None = None) -> None:
+    """Compiles what runs, so that no request waits for it.
+
+    What scores a prompt compiles when it first runs.
+
+    Args:
+      prompts: the lengths of prompts that come one at a time and are not to be
+        scored; any by default, several at once too.
+
+    Raises:
+      pages.Full: no row is free.
+    """
+    self.rounds.warm(prompts)
+    self._searches.warm(self.rounds)
 
   def submit(
     self, request: request_lib.Request, before: int = 0
@@ -162,9 +182,12 @@ class Engine:
       raise request_lib.Busy('the engine is being stopped.', None)
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
     self._count += 1
-    one = sequence_lib.Sequence(self._count, request, tokens_L, text, before)
+    one = sequence_lib.Sequence(
+      self._count, request, tokens_L, text, before, self._judge is not None
+    )
     if self._reuses:
-      one.reusable = self.decoder.account.needs(one.room, one.resumable())[1]
+      needs = self.decoder.account.needs(one.room, one.resumable(), one.extra)
+      one.reusable = needs[1]
     if self.limits != admission.Limits():
       admission.refuse(self.limits, self.load(), self._pace, self._left(one))
     one.came = one.read_at = self._clock()
@@ -185,10 +208,10 @@ class Engine:
       for number in plan.late:
         self._too_late(self._waiting[number])
       if plan.park:
-        self._settle_all()  # What it reads may end some of them, and others.
-      for number in plan.park:
-        if number in self._running:
-          self._park(self._running[number])
+        # What it reads may end some of them, and others.
+        self._flights.settle_all(self._leave)
+      for one in self._in_rows(plan.park):
+        self._park(one)
       for number in plan.overtaken:
         self._waiting[number].overtaken += 1
       for number in plan.join:
@@ -197,7 +220,9 @@ class Engine:
         self._join(next(iter(self._waiting.values())))
       self._dispatch(plan)
       while len(self._flights) > (self._ahead if self._running else 0):
-        self._settle()
+        self._flights.settle(self._leave)
+      for one in () if self._ahead else self._in_rows(plan.search):
+        self._searches.settle(one, self._leave)
       if plan.draw or plan.prefill:
         seconds = self._clock() - begun
         self._pace.note(seconds, bool(plan.draw), bool(plan.prefill))
@@ -206,7 +231,7 @@ class Engine:
     """Ends a sequence that has not ended, and frees its row."""
     with interrupts.held():
       if sequence.reason is None:
-        self._settle_all()
+        self._flights.settle_all(self._leave)
         self._leave(sequence, 'cancelled')
 
   def abandon(self, end: Callable[[], None]) -> None:
@@ -258,7 +283,7 @@ class Engine:
       self.advance()
     rest = [*self._waiting.values(), *self._running.values()]
     with interrupts.held():
-      self._settle_all()
+      self._flights.settle_all(self._leave)
       for one in rest:
         self._leave(one, 'drained')
     return [one for one in rest if one.reason == 'drained']
@@ -312,7 +337,7 @@ class Engine:
       pages.Full: there is none, or too few pages.
     """
     text = one.resumable() if self._reuses else None
-    row = self.decoder.open(one.room, text=text)
+    row = self.decoder.open(one.room, one.extra, text)
     del self._waiting[one.number]
     self._running[one.number] = one
     length = self.decoder.length_of(row)
@@ -338,20 +363,26 @@ class Engine:
 
   def _dispatch(self, plan: schedule.Round) -> None:
     """Runs what a round runs; its tokens are still to be read."""
-    flights: list[_Flight] = []
-    self._flights.append(flights)
+    self._flights.begin()
     # In this order, so that a first token waits for no further step.
-    going = [self._running[x] for x in plan.draw if x in self._running]
+    going = self._in_rows(plan.draw)
     if going:
       packed = self.rounds.step([one.row for one in going])
-      flights.append(_flown(packed, dict(enumerate(going))))
+      self._flights.add(packed, dict(enumerate(going)), {})
     for one in self._running.values():
-      one.passed += not one.is_drawing
-    prompts = [self._running[x] for x in plan.prefill if x in self._running]
+      one.passed += one.search is not None or not one.is_drawing
+    prompts = self._in_rows(plan.prefill)
     if prompts:
-      flights.append(self._prefill(prompts, plan.shape))
+      self._prefill(prompts, plan.shape)
+    for one in self._in_rows(plan.search):
+      one.passed = 0
+      self._searches.run(one, self._leave)
 
-  def _prefill(self, prompts, shape: tuple[int, int]) -> _Flight:
+  def _in_rows(self, numbers: Sequence[int]) -> list[sequence_lib.Sequence]:
+    """Returns the sequences of a plan that have not lost their rows since."""
+    return [self._running[x] for x in numbers if x in self._running]
+
+  def _prefill(self, prompts, shape: tuple[int, int]) -> None:
     """Runs the next chunks of prompts, up to their next points."""
     chunks, begins = [], []
     for one in prompts:
@@ -361,7 +392,9 @@ class Engine:
       end = min(begin + shape[1], one.length, *(x for x in stops if x > begin))
       begins.append(begin)
       chunks.append(
-        compiled.Chunk(one.row, one.tokens(begin, end), end == one.length)
+        compiled.Chunk(
+          one.row, one.tokens(begin, end), end == one.length and one.draws
+        )
       )
     if prompts[0].request.scores_prompt:
       ((one,), (begin,), (chunk,)) = prompts, begins, chunks
@@ -375,45 +408,17 @@ class Engine:
     for place, (one, chunk) in enumerate(zip(prompts, chunks)):
       if self._reuses and self.decoder.length_of(one.row) in one.points.stops:
         self._record(one)
+      one.is_drawing = self.decoder.length_of(one.row) == one.length
       if chunk.draws:
-        one.is_drawing = True
         drawing[place] = one
-    return _flown(packed, drawing)
-
-  def _settle_all(self) -> None:
-    while self._flights:
-      self._settle()
-
-  def _settle(self) -> None:
-    """Waits for the oldest round that was not read; reads its tokens."""
-    flights = self._flights[0]
-    while flights:
-      packed, drawing = flights[0]
-      # Chunks that no one waited for would pile up before a short prompt.
-      jax.block_until_ready(packed)
-      drawn = rounds_lib.unpacked(packed) if drawing else ()
-      for place, one in list(drawing.items()):
-        del drawing[place]
-        one.flying -= 1
-        if one.reason is None:
-          self._take(one, *(x_B[place].item() for x_B in drawn))
-      del flights[0]
-    self._flights.popleft()
-
-  def _take(self, one: sequence_lib.Sequence, token, log_probability) -> None:
-    """Gives a drawn token to its sequence, which may end by it."""
-    if token < 0:
-      one.error = one.bad_logits()
-      self._leave(one, 'error')
-      return
-    reason = one.take(token, log_probability)
-    if reason is not None:
-      self._leave(one, reason)
+      elif one.is_drawing:
+        self._searches.begin(one, self.rounds.last_BLD, place)
+    self._flights.add(packed, drawing, dict(enumerate(prompts)))
 
   def _record(self, one: sequence_lib.Sequence) -> None:
-    """Makes a point of what a sequence's row holds."""
+    """Makes a point of what a sequence's row holds, if that is text."""
     length = self.decoder.length_of(one.row)
-    if self._reuses and length:
+    if self._reuses and length and one.search is None:
       one.points.record(
         one.text(length), self.decoder.account.pages_of(one.row)
       )
@@ -431,10 +436,10 @@ class Engine:
       if one.error is None:
         self._record(one)
       self._close(one)
-    if one.points is not None and one.error is None:
-      one.points.end()
-    elif one.points is not None:
+    if isinstance(one.error, request_lib.BadLogits) and one.points is not None:
       one.points.forget()
+    elif one.points is not None:
+      one.points.end()
 
   def _close(self, one: sequence_lib.Sequence) -> None:
     del self._running[one.number]

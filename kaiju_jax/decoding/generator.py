@@ -23,6 +23,7 @@ from kaiju_jax.decoding import compiled
 from kaiju_jax.decoding import conversation as conversation_lib
 from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding import judge as judge_lib
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import rounds
 from kaiju_jax.decoding import sequence as sequence_lib
@@ -39,12 +40,14 @@ class Generator:
     isolates: whether a sequence's logits depend on its text alone, to the last
       bit. Otherwise prompts go on from what earlier texts left in the cache,
       and short ones share calls, which moves last bits in the fast mode.
+    head: a token-level head, whose scores events and results carry; None for
+      none.
 
   Attributes:
     engine: what runs the sequences.
 
   Raises:
-    ValueError: a chunk without tokens.
+    ValueError: a chunk without tokens, or a head of another model.
   """
 
   def __init__(
@@ -53,10 +56,11 @@ class Generator:
     tokenizer: tokenizer_lib.Tokenizer | None = None,
     chunk: int = 256,
     isolates: bool = False,
+    head: judge_lib.Head | None = None,
   ):
     self._decoder = decoder
     self.engine = engine_lib.Engine(
-      decoder, tokenizer, chunk=chunk, isolates=isolates
+      decoder, tokenizer, chunk=chunk, isolates=isolates, head=head
     )
 
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
@@ -152,15 +156,18 @@ class Generator:
     return conversation_lib.Conversation(self.engine, length)
 
   def warm(self, prompts: Sequence[int] | None = None) -> None:
-    """Compiles prefills and steps, so that no request waits for them.
+    """Compiles what runs, so that no request waits for it.
 
-    What opens a row and what scores a prompt compile when they first run.
+    What scores a prompt compiles when it first runs.
 
     Args:
       prompts: the lengths of prompts that come one at a time and are not to be
         scored; any by default, several at once too.
+
+    Raises:
+      pages.Full: no row is free.
     """
-    self.engine.rounds.warm(prompts)
+    self.engine.warm(prompts)
 
   def advance(self) -> None:
     """Runs a round.

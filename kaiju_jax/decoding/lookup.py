@@ -61,7 +61,11 @@ def known(
   may_park = waits and any(one.priority < highest for one in runs)
   if may_park:
     runs = [
-      one._replace(frees=account.frees(running[one.number].row)) for one in runs
+      one._replace(frees=account.frees(running[one.number].row))
+      # The slots of a search hold more than a text that could go on.
+      if running[one.number].search is None
+      else one
+      for one in runs
     ]
   if not (account.free or may_park):
     return Known(waits, runs, {})
@@ -88,7 +92,7 @@ def _looked_up(
 ) -> schedule.Waiting:
   """Returns what a sequence needs, has left and follows; adds it to `soon`."""
   text, follows = sequence.resumable() if reuses else None, ()
-  needs, resumed = account.needs(sequence.room, text)
+  needs, resumed = account.needs(sequence.room, text, sequence.extra)
   if text is not None:
     least = resumed + account.page
     follows = [

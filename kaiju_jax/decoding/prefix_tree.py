@@ -10,8 +10,8 @@ layers with a window need there, the local pages from position `first`, and the
 pages of its last tokens where they fill none. A node lives as long as a point
 stands at it or below. So points are all that is recorded and evicted, and there
 is no second account to disagree with. Which are recorded, and which of them a
-new one replaces: `recording.py`. Evicted is the least recently used, and a
-point counts as used with every point behind it.
+new one replaces: `recording.py`. Which of some, drawn at random, is
+evicted: `eviction.py`.
 
 Resuming is exact. A row that resumes m ≤ n tokens of a point reads the local
 slots of the window − 1 tokens before m, so that it needs
@@ -31,49 +31,26 @@ Host memory alone; the device's pages are numbers here (`pages.py`). The sources
 name prefix caching and no data structure: all of this is our guess.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
-import hashlib
+import time
 from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.decoding import eviction
+from kaiju_jax.decoding import nodes
 from kaiju_jax.decoding import pages as pages_lib
 
 GLOBAL, LOCAL = 'global', 'local'
 # Other branches of a node that a lookup looks into, the latest first: an edited
 # message shares a part of a page with the one before it.
 _BRANCHES = 8
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Node:
-  """A full page of tokens behind those of its ancestors.
-
-  Attributes:
-    key: hash of all tokens to its end, and of the salt.
-    parent: None for the root.
-    depth: pages to its end; 0 for the root.
-    tokens: the page's, int32 as bytes.
-    salt: the owner's, b'' where all may share.
-    children: by key, in the order in which they came.
-    points: those whose last full page this is.
-    page: the global page; −1 for the root and where there are no global layers.
-    local: the local page; −1 where no point needs it.
-    readers: points that need the local page.
-  """
-
-  key: bytes
-  parent: 'Node | None'
-  depth: int
-  tokens: bytes
-  salt: bytes
-  children: dict[bytes, 'Node'] = dataclasses.field(default_factory=dict)
-  points: list['Point'] = dataclasses.field(default_factory=list)
-  page: int = -1
-  local: int = -1
-  readers: int = 0
+# Of so many points the least worth is evicted; each costs a walk up its text.
+_DRAWN = 16
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -89,9 +66,10 @@ class Point:
     salt: the owner's, b'' where all may share.
     shared: how many of its first tokens everybody may share.
     is_pinned: whether eviction passes it over.
+    use: who is expected at it.
   """
 
-  node: Node
+  node: nodes.Node
   length: int
   first: int
   tail: np.ndarray
@@ -99,6 +77,7 @@ class Point:
   salt: bytes
   shared: int
   is_pinned: bool
+  use: eviction.Use
 
 
 class Match(NamedTuple):
@@ -141,20 +120,29 @@ class PrefixTree:
     evicted: how many points were evicted.
   """
 
-  def __init__(self, pages: pages_lib.Pages, page: int, window: int | None):
+  def __init__(
+    self,
+    pages: pages_lib.Pages,
+    page: int,
+    window: int | None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
     """Makes an empty tree.
 
     Args:
       pages: who holds each; kinds 'global' and 'local', as far as there are.
       page: S, tokens of a page.
       window: of the local layers; None without any.
+      clock: seconds, from any moment on.
     """
     self._pages = pages
     self._page = page
     self._window = window if LOCAL in pages.kinds else None
-    self._root = Node(b'', None, 0, b'', b'')
+    self._root = nodes.Node(b'', None, 0, b'', b'')
     # From the least recently used on.
     self._points: dict[Point, None] = {}
+    self._drawn = eviction.Drawn()
+    self._demand = eviction.Demand(clock)
     self.evicted = 0
 
   def __len__(self) -> int:
@@ -181,9 +169,13 @@ class PrefixTree:
         break
       page = text.tokens[base : base + self._page]
       for point in reversed(node.points):
-        best = self._better(best, text, point, base + _common(point.tail, page))
+        best = self._better(
+          best, text, point, base + nodes.common(point.tail, page)
+        )
       for child in self._branches(node):
-        common = base + _common(np.frombuffer(child.tokens, np.int32), page)
+        common = base + nodes.common(
+          np.frombuffer(child.tokens, np.int32), page
+        )
         if best is not None and common <= best.length:
           continue
         for point in self._near(child):
@@ -192,35 +184,19 @@ class PrefixTree:
         break
       node = path.pop()
     if best is not None:
+      self._demand.resume(best.point.use, text.owner)
+      self._demand.learn(point.use for point in self._points)
       self.use(best.point)
     return best
 
   def use(self, point: Point) -> None:
     """Makes a point the most recently used, but for those that it goes on from.
 
-    These count as used, too, so that what is shared outlives what follows it.
+    These count as used, too.
     """
-    for used in (point, *self._above(point)):
+    for used in (point, *nodes.above(point)):
       del self._points[used]
       self._points[used] = None
-
-  def _above(self, point: Point) -> Iterator[Point]:
-    """Yields the points that a point goes on from, the longest first."""
-    node, child = point.node, None
-    while node is not None:
-      if node.points:
-        behind = point.tail
-        if child is not None:
-          behind = np.frombuffer(child.tokens, np.int32)
-        for other in sorted(node.points, key=lambda one: -one.length):
-          if (
-            other is not point
-            and other.salt in (b'', point.salt)
-            and len(other.tail) <= len(behind)
-            and np.array_equal(other.tail, behind[: len(other.tail)])
-          ):
-            yield other
-      node, child = node.parent, node
 
   def pages(self, match: Match) -> dict[str, dict[int, int]]:
     """Returns the pages that hold what a match resumes.
@@ -276,8 +252,7 @@ class PrefixTree:
       node = self._grown(node, tokens, owner, index, pages)
     point = self._at(node, text)
     if point is not None:
-      self.use(point)
-      return point
+      return self._left(point, text.owner)
     self._read(node, first, pages)
     last = {}
     if length > depth * S:
@@ -285,35 +260,69 @@ class PrefixTree:
       for kind, page in last.items():
         self._pages.hold(kind, [page])
     salt, shared = text.salt(length), text.shared
-    point = Point(node, length, first, tail, last, salt, shared, False)
+    use = self._demand.made(length <= shared)
+    point = Point(node, length, first, tail, last, salt, shared, False, use)
     node.points.append(point)
+    while node.parent is not None:
+      node.below += 1
+      node = node.parent
     self._points[point] = None
+    self._drawn.add(point)
+    return self._left(point, text.owner)
+
+  def _left(self, point: Point, owner: bytes) -> Point:
+    """Returns a point, where an owner's conversation ends now."""
+    above = (other.use for other in nodes.above(point))
+    self._demand.leave(point.use, owner, above)
     self.use(point)
     return point
 
   def drop(self, point: Point) -> None:
     """Takes a point away, and all that only it needed."""
     del self._points[point]
+    self._drawn.remove(point)
     node = point.node
     node.points.remove(point)
     for kind, page in point.last.items():
       self._pages.release(kind, [page])
     if self._window is not None:
       self._unread(node, point.first)
-    while node.parent is not None and not node.points and not node.children:
-      if node.page >= 0:
-        self._pages.release(GLOBAL, [node.page])
-      del node.parent.children[node.key]
+    while node.parent is not None:
+      node.below -= 1
+      if not node.below:
+        if node.page >= 0:
+          self._pages.release(GLOBAL, [node.page])
+        del node.parent.children[node.key]
       node = node.parent
 
   def evict(self) -> bool:
-    """Drops the least recently used point that is not pinned, if any."""
-    for point in self._points:
-      if not point.is_pinned:
-        self.drop(point)
-        self.evicted += 1
-        return True
-    return False
+    """Drops the point that is worth least of some, if any is not pinned.
+
+    Whoever was expected at it is expected where it went on from.
+    """
+    few = len(self) <= _DRAWN
+    drawn = self._points if few else self._drawn.some(_DRAWN)
+    # A draw may be of pinned ones alone.
+    free = _unpinned(drawn) or _unpinned(self._points)
+    if not free:
+      return False
+    point = min(free, key=self._worth)
+    above = next(nodes.above(point), None)
+    self._demand.inherit(point.use, None if above is None else above.use)
+    self.drop(point)
+    self.evicted += 1
+    return True
+
+  def _worth(self, point: Point) -> float:
+    """Returns the tokens that a point is expected to save, for its cost.
+
+    They are those beyond the point that it goes on from. The cost is the part
+    of both pools that its pages fill, each divided by the points that need it.
+    """
+    above = next(nodes.above(point), None)
+    saved = point.length - (0 if above is None else above.length)
+    cost = nodes.filled(point, self._page, self._pages)
+    return self._demand.rate(point.use) * saved / max(cost, 1e-9)
 
   def make_room(self, needs: Mapping[str, int]) -> None:
     """Evicts until so many pages of each kind are free.
@@ -329,7 +338,7 @@ class PrefixTree:
             ' free; rows and pinned points hold all others.'
           )
 
-  def _at(self, node: Node, text: Text) -> Point | None:
+  def _at(self, node: nodes.Node, text: Text) -> Point | None:
     """Returns the point of a text at the node of its last full page."""
     tail = text.tokens[node.depth * self._page :]
     salt = text.salt(len(text.tokens))
@@ -338,11 +347,11 @@ class PrefixTree:
         return point
     return None
 
-  def _path(self, text: Text) -> list[Node]:
+  def _path(self, text: Text) -> list[nodes.Node]:
     """Returns the root and the nodes that a text goes through."""
     node, path = self._root, [self._root]
     for tokens, salt in self._split(text):
-      child = node.children.get(_key(node, tokens, salt))
+      child = node.children.get(nodes.key(node, tokens, salt))
       if child is None or child.tokens != tokens or child.salt != salt:
         break
       node = child
@@ -357,11 +366,11 @@ class PrefixTree:
       end = begin + size
       yield whole[begin:end], text.salt(end // 4)
 
-  def _branches(self, node: Node) -> Iterator[Node]:
+  def _branches(self, node: nodes.Node) -> Iterator[nodes.Node]:
     children = reversed(node.children.values())
     return (child for child, _ in zip(children, range(_BRANCHES)))
 
-  def _near(self, node: Node) -> Iterator[Point]:
+  def _near(self, node: nodes.Node) -> Iterator[Point]:
     """Yields points at a node, or below it on its latest branch.
 
     Not further below than a window reaches: such points lack its pages here.
@@ -404,20 +413,20 @@ class PrefixTree:
     return first
 
   def _grown(
-    self, node: Node, tokens: bytes, salt: bytes, index: int, pages
-  ) -> Node:
+    self, node: nodes.Node, tokens: bytes, salt: bytes, index: int, pages
+  ) -> nodes.Node:
     """Returns the node of a text's page, made where there is none."""
-    key = _key(node, tokens, salt)
+    key = nodes.key(node, tokens, salt)
     child = node.children.get(key)
     if child is None:
-      child = Node(key, node, node.depth + 1, tokens, salt)
+      child = nodes.Node(key, node, node.depth + 1, tokens, salt)
       if GLOBAL in pages:
         child.page = pages[GLOBAL][index]
         self._pages.hold(GLOBAL, [child.page])
       node.children[key] = child
     return child
 
-  def _read(self, node: Node, first: int, pages) -> None:
+  def _read(self, node: nodes.Node, first: int, pages) -> None:
     """Holds the local pages of a new point at a node."""
     if self._window is None:
       return
@@ -428,7 +437,7 @@ class PrefixTree:
       node.readers += 1
       node = node.parent
 
-  def _unread(self, node: Node, first: int) -> None:
+  def _unread(self, node: nodes.Node, first: int) -> None:
     while node.parent is not None and (node.depth - 1) * self._page >= first:
       node.readers -= 1
       if not node.readers:
@@ -437,13 +446,5 @@ class PrefixTree:
       node = node.parent
 
 
-def _key(parent: Node, tokens: bytes, salt: bytes) -> bytes:
-  whole = b''.join((parent.key, tokens, salt))
-  return hashlib.blake2b(whole, digest_size=16).digest()
-
-
-def _common(first: np.ndarray, second: np.ndarray) -> int:
-  """Returns how many tokens two pieces begin with alike."""
-  size = min(len(first), len(second))
-  differs = first[:size] != second[:size]
-  return int(differs.argmax()) if differs.any() else size
+def _unpinned(points: Iterable[Point]) -> list[Point]:
+  return [point for point in points if not point.is_pinned]

@@ -1,6 +1,7 @@
 """What an engine is asked, and what it answers."""
 
 from collections.abc import Hashable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import numbers
@@ -35,6 +36,42 @@ class Busy(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Guide:
+  """A search for the best continuation, instead of draws (`beam.py`).
+
+  It is ranked by the sum of its tokens' log-probabilities and by what the
+  engine's token-level head says of the whole text (`token_head.reweigh`), over
+  the penalty of its length.
+
+  Attributes:
+    width: beams that stay after each step.
+    candidates: expansions that run and are judged at each step, at least
+      `width`; None for `width` of them.
+    weights: by name of the head's dimensions: positive for what is wanted,
+      negative for what is to be avoided; 0 for those without a name here.
+    length_penalty: exponent of the penalty, at least 0; see `beam.Search`.
+  """
+
+  width: int
+  candidates: int | None = None
+  weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  length_penalty: float = 0.0
+
+  @property
+  def queries(self) -> int:
+    """Candidates of a step."""
+    return self.width if self.candidates is None else self.candidates
+
+  def extra(self, max_tokens: int) -> int:
+    """Returns the slots that it takes beyond its text: a `Decoder`'s `extra`.
+
+    Args:
+      max_tokens: of its request.
+    """
+    return self.width * max_tokens + self.queries - self.width
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Request:
   """One sequence to continue.
 
@@ -42,7 +79,7 @@ class Request:
     tokens: the prompt, at least one token; a document opens with the
       tokenizer's `bos_id`.
     max_tokens: how many are drawn at most.
-    sampling: how they are drawn.
+    sampling: how they are drawn; says nothing where they are searched for.
     stop_tokens: tokens that end the sequence.
     stop_strings: strings that end the sequence; they need a tokenizer.
     scores_prompt: whether to return the prompt's log-probabilities, for which
@@ -56,6 +93,8 @@ class Request:
       conversation's earlier turns make room for those of the later.
     priority: higher goes first.
     deadline: seconds after which it is too late to begin; None for never.
+    guided: how its continuation is searched for; None where it is drawn. What
+      is found comes at once, when the search is done, cut at a stop string.
   """
 
   tokens: Sequence[int] | np.ndarray
@@ -71,6 +110,7 @@ class Request:
   conversation: Hashable | None = None
   priority: int = 0
   deadline: float | None = None
+  guided: Guide | None = None
 
 
 class Event(NamedTuple):
@@ -83,12 +123,17 @@ class Event(NamedTuple):
     log_probability: the model's own, before filters (`sampling.py`).
     reason: None, or why this token is the last: 'length', 'stop_token' or
       'stop_string'.
+    scores: what the engine's token-level head gives the text up to and with
+      this token, the probability of each dimension; those of the token before
+      it for a stop token, which shows nothing of its own, and None where that
+      is the first. None without a head.
   """
 
   token: int
   text: str
   log_probability: float
   reason: str | None
+  scores: tuple[float, ...] | None = None
 
 
 class Result(NamedTuple):
@@ -103,8 +148,12 @@ class Result(NamedTuple):
       not ask. Fewer where the prompt was cut off.
     reason: see `Event`; 'cancelled' where the stream was closed or not read in
       time, 'drained' where the engine stopped, 'error' where `error` says why.
-    error: a `BadLogits`, a `Late`, or None.
+    error: a `BadLogits`, a `Late`, or None; of a search also a
+      `beam.Vetoed`, a `beam_slots.Exhausted` or a `pages.Full`.
     reused: tokens of the prompt that were in the cache and did not run.
+    prompt_scores: the highest probability of each of the head's dimensions over
+      the prompt's tokens that ran; those that were in the cache were judged
+      when they ran. None without a head, and as long as none has run.
   """
 
   tokens: np.ndarray
@@ -112,8 +161,9 @@ class Result(NamedTuple):
   log_probabilities: np.ndarray
   prompt_log_probabilities: np.ndarray | None
   reason: str | None
-  error: BadLogits | Late | None
+  error: Exception | None
   reused: int = 0
+  prompt_scores: tuple[float, ...] | None = None
 
 
 def check(
@@ -175,6 +225,8 @@ def check(
     raise ValueError(
       f'{name}.deadline={request.deadline!r}: must be seconds above 0, or None.'
     )
+  if not isinstance(request.guided, Guide | None):
+    raise TypeError(f'{name}.guided={request.guided!r}: must be a Guide.')
   return tokens_L
 
 

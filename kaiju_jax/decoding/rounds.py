@@ -7,6 +7,10 @@
 These are pure functions with static shapes: which rows go on and how they draw
 are values. The tokens that were drawn and their log-probabilities come back to
 the host in one array.
+
+With a token-level head, the same array says what the head gives the tokens that
+the call appended. So a step judges the token that the call before it drew: its
+hidden state is known only once it is appended.
 """
 
 from typing import Any
@@ -19,6 +23,7 @@ import numpy as np
 
 from kaiju_jax.decoding import cache as cache_lib
 from kaiju_jax.decoding import extend
+from kaiju_jax.decoding import judge as judge_lib
 from kaiju_jax.decoding import sampling as sampling_lib
 
 
@@ -103,6 +108,7 @@ def join(
 
 def prefill(
   network: extend.Network,
+  judge: judge_lib.Judge | None,
   rows: int,
   is_scored: bool,
   params: Any,
@@ -110,11 +116,15 @@ def prefill(
   rings: dict[str, jax.Array],
   state: State,
   chunks: Chunks,
-) -> tuple[tuple[State, jax.Array, Scores | None], cache_lib.Cache]:
+  head: Any = None,
+) -> tuple[
+  tuple[State, jax.Array, Scores | None, jax.Array | None], cache_lib.Cache
+]:
   """Appends chunks to rows' texts.
 
   Args:
     network: the model and the pools of the cache.
+    judge: a token-level head; None for none.
     rows: of `first`, at least B.
     is_scored: whether to return `Scores`, of the first row.
     params: those of `weights.ready`.
@@ -122,10 +132,12 @@ def prefill(
     rings: the tables of all rows (`extend.text`).
     state: the state of the cache's R rows.
     chunks: B rows' tokens.
+    head: the judge's parameters.
 
   Returns:
     (state, the hidden states [rows, 1, D] of each row's last token, zeros
-    beyond B, the scores or None), and the cache.
+    beyond B, the scores or None, and for `judged` the highest probabilities
+    over each chunk or None), and the cache.
   """
   row_B, tokens_BL, next_BL, count_B = chunks
   hidden_BLD, cache = extend.text(
@@ -141,8 +153,15 @@ def prefill(
   if is_scored:
     scores = _scores(_logits(network, params, hidden_BLD[:1])[0], next_BL[0])
   # All shapes of a prefill share one program of `first`.
-  last_BLD = jnp.pad(last_BLD, ((0, rows - len(row_B)), (0, 0), (0, 0)))
-  return (state._replace(seen_RV=seen_RV), last_BLD, scores), cache
+  beyond = 0, rows - len(row_B)
+  last_BLD = jnp.pad(last_BLD, (beyond, (0, 0), (0, 0)))
+  highest_CB = None
+  if judge is not None:
+    probability_BLC = judge.probability(head, hidden_BLD)
+    probability_BLC = jnp.where(is_kept_BL[..., None], probability_BLC, 0)
+    highest_CB = _bits(jnp.pad(probability_BLC.max(axis=1).T, ((0, 0), beyond)))
+  state = state._replace(seen_RV=seen_RV)
+  return (state, last_BLD, scores, highest_CB), cache
 
 
 def first(
@@ -153,6 +172,7 @@ def first(
   index_B: jax.Array,
   draws_B: jax.Array,
   last_BLD: jax.Array,
+  judged_CB: jax.Array | None = None,
 ) -> tuple[State, jax.Array]:
   """Draws the tokens that follow prompts.
 
@@ -164,6 +184,7 @@ def first(
     index_B: int32, tokens of each row's text.
     draws_B: bool, whether a row's prompt has ended.
     last_BLD: the hidden states [B, 1, D] that `prefill` returned.
+    judged_CB: what `prefill` returned for `judged`.
 
   Returns:
     State, and the B `packed` tokens; those of rows that draw none mean nothing.
@@ -179,28 +200,32 @@ def first(
   )
   kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
   state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
-  return state, _packed(token_B, own_B)
+  return state, _packed(token_B, own_B, judged_CB)
 
 
 def step(
   network: extend.Network,
+  judge: judge_lib.Judge | None,
   params: Any,
   cache: cache_lib.Cache,
   rings: dict[str, jax.Array],
   state: State,
   row_B: jax.Array,
   count_B: jax.Array,
+  head: Any = None,
 ) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
   """Appends rows' drawn tokens to their texts, and draws the next.
 
   Args:
     network: the model and the pools of the cache.
+    judge: a token-level head, of the tokens that are appended; None for none.
     params: those of `weights.ready`.
     cache: the cache.
     rings: the tables of all rows (`extend.text`).
     state: the state of the cache's R rows.
     row_B: int32, rows of the cache, each at most once.
     count_B: int32, 1 for rows that go on, 0 for the others.
+    head: the judge's parameters.
 
   Returns:
     (state, the B `packed` tokens), and the cache. What rows that do not go on
@@ -230,13 +255,26 @@ def step(
   )
   token_R = state.token_R.at[row_B].set(jnp.where(is_on_B, drawn_B, token_B))
   state = State(token_R, state.settings, seen_RV)
-  return (state, _packed(drawn_B, own_B)), cache
+  judged_CB = None
+  if judge is not None:
+    judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
+  return (state, _packed(drawn_B, own_B, judged_CB)), cache
 
 
 def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
   """Returns tokens and log-probabilities, on the host."""
-  token_R, own_R = np.asarray(packed)
+  token_R, own_R = np.asarray(packed)[:2]
   return token_R, own_R.view(np.float32)
+
+
+def judged(packed: jax.Array, classes: int) -> np.ndarray:
+  """Returns probabilities float32 [B, C] of a head's dimensions, on the host.
+
+  Args:
+    packed: what a call with a head returned, whether it drew or not.
+    classes: C.
+  """
+  return np.asarray(packed)[-classes:].view(np.float32).T
 
 
 def _at_rest(
@@ -248,11 +286,17 @@ def _at_rest(
   )
 
 
-def _packed(token_B, log_probability_B) -> jax.Array:
-  """Returns both in one int32 array [2, B], to move them at once."""
-  return jnp.stack(
-    [token_B, lax.bitcast_convert_type(log_probability_B, jnp.int32)]
-  )
+def _packed(token_B, log_probability_B, judged_CB=None) -> jax.Array:
+  """Returns all in one int32 array [2 + C, B], to move them at once."""
+  packed = jnp.stack([token_B, _bits(log_probability_B)])
+  if judged_CB is None:
+    return packed
+  return jnp.concatenate([packed, judged_CB])
+
+
+def _bits(x: jax.Array) -> jax.Array:
+  """Returns float32 as int32 of the same bits."""
+  return lax.bitcast_convert_type(x, jnp.int32)
 
 
 def _logits(network, params, hidden_BLD) -> jax.Array:

@@ -7,9 +7,10 @@ be finished:
     global    all pages of the longest text, at once
     local     a ring's pages are set aside, and taken as the text grows
 
-Pages that nobody but points holds count as free: points are evicted, the least
-recently used first, once a row takes pages. What rows set aside and what pinned
-points hold is never more than the pool has, so that a growing row finds a page.
+Pages that nobody but points holds count as free: points are evicted, those of
+least worth first (`eviction.py`), once a row takes pages. What rows set aside
+and what pinned points hold is never more than the pool has, so that a growing
+row finds a page.
 
 A ring turns by its table: entry n is the page of the positions from
 (first + n) · S on. The page that leaves the window becomes the last, unless
@@ -79,6 +80,8 @@ class Rows:
       for kind, pool in pools.items()
     }
     self._firsts = {kind: np.zeros(rows, np.int64) for kind in pools}
+    # Positions before these are not there: a search used their slots.
+    self._held_from = {kind: np.zeros(rows, np.int64) for kind in pools}
 
   @property
   def open_rows(self) -> tuple[int, ...]:
@@ -118,10 +121,10 @@ class Rows:
     return counts
 
   def needs(
-    self, length: int, text: prefix_tree.Text | None = None
+    self, length: int, text: prefix_tree.Text | None = None, extra: int = 0
   ) -> tuple[dict[str, int], int]:
     """Returns what `open` would take: pages by kind, and tokens it resumes."""
-    _, match, needs = self._fit(length, 0, text)
+    _, match, needs = self._fit(length, extra, text)
     return needs, 0 if match is None else match.length
 
   def match_of(self, row: int) -> prefix_tree.Match | None:
@@ -135,18 +138,21 @@ class Rows:
   def pages_of(self, row: int) -> dict[str, dict[int, int]]:
     """Returns a row's pages by kind: {index: page}, of positions index · S on.
 
+    Those that a search left without all of their text are not among them.
+
     Raises:
       ValueError: the row is not open.
     """
     self._check_open(row)
-    return {
-      kind: {
-        int(self._firsts[kind][row]) + place: int(page)
+    found = {}
+    for kind, table_RN in self._tables.items():
+      first, held = self._firsts[kind][row], self._held_from[kind][row]
+      found[kind] = {
+        int(first) + place: int(page)
         for place, page in enumerate(table_RN[row])
-        if page >= 0
+        if page >= 0 and (first + place) * self.page >= held
       }
-      for kind, table_RN in self._tables.items()
-    }
+    return found
 
   def open(
     self, length: int, extra: int = 0, text: prefix_tree.Text | None = None
@@ -184,7 +190,7 @@ class Rows:
       row,
       0 if match is None else match.length,
       {kind: table_RN[row].copy() for kind, table_RN in self._tables.items()},
-      {kind: int(x[row]) * self.page for kind, x in self._firsts.items()},
+      self.firsts(row),
       copies,
     )
 
@@ -200,7 +206,7 @@ class Rows:
       held = table_RN[row][table_RN[row] >= 0]
       self.pages.release(kind, held[::-1].tolist())
       table_RN[row] = -1
-      self._firsts[kind][row] = 0
+      self._firsts[kind][row] = self._held_from[kind][row] = 0
     self._free_rows.append(row)
 
   def pin(self, text: prefix_tree.Text) -> None:
@@ -255,7 +261,11 @@ class Rows:
     return growth
 
   def own(self, row: int) -> dict[str, list[tuple[int, int]]]:
-    """Makes all of a row's pages its own, for a search that moves tokens.
+    """Makes a row's rings its own, for a search, with all pages of theirs.
+
+    A search uses the slots of tokens that have left the window. Where there is
+    none, tokens keep their slots, and what follows them stands behind them, in
+    pages that the row took itself.
 
     Returns:
       By kind the pages to copy, (from, to).
@@ -264,44 +274,60 @@ class Rows:
       pages.Full: too few pages are free for the copies; then none is made.
     """
     self._check_open(row)
-    shared = {
-      kind: [
-        place
-        for place, page in enumerate(self._tables[kind][row])
-        if page >= 0 and self.pages.holders(kind, int(page)) > 1
-      ]
-      for kind in self._pools
-    }
-    missing = {
-      kind: [
-        place
-        for place, page in enumerate(self._tables[kind][row])
-        if page < 0 and place < count
-      ]
-      for kind, count in self._set_aside[row].items()
-    }
-    self.tree.make_room(
-      {x: len(shared[x]) + len(missing.get(x, ())) for x in self._pools}
-    )
-    copies = {}
-    for kind, table_RN in self._tables.items():
-      for place in missing.get(kind, ()):
-        (table_RN[row, place],) = self.pages.take(kind, 1)
-      copies[kind] = []
-      for place in shared[kind]:
-        page = int(table_RN[row, place])
-        if self.pages.holders(kind, page) < 2:
-          continue  # Its points were evicted to make room.
+    while True:
+      places = {kind: self._to_own(kind, row) for kind in self._rings}
+      lacking = {
+        kind: f'{len(x)} {kind} pages are needed and {self.pages.free(kind)}'
+        ' are free; rows and pinned points hold all others.'
+        for kind, x in places.items()
+        if len(x) > self.pages.free(kind)
+      }
+      if not lacking:
+        break
+      # A point that goes may leave its pages to the row alone.
+      if not self.tree.evict():
+        raise pages_lib.Full(*lacking.values())
+    copies = {kind: [] for kind in self._rings}
+    for kind, owned in places.items():
+      for place in owned:
+        page = int(self._tables[kind][row, place])
         (own,) = self.pages.take(kind, 1)
-        self.pages.release(kind, [page])
-        table_RN[row, place] = own
-        copies[kind].append((page, own))
+        self._tables[kind][row, place] = own
+        if page >= 0:
+          self.pages.release(kind, [page])
+          copies[kind].append((page, own))
     return copies
 
-  def settle(self, row: int, first: Mapping[str, int]) -> None:
-    """Notes that a row's slot 0 holds another position, by kind."""
+  def _to_own(self, kind: str, row: int) -> list[int]:
+    """Returns where a ring lacks a page, or has one that others hold too."""
+    return [
+      place
+      for place, page in enumerate(self._tables[kind][row])
+      if (page < 0 and place < self._set_aside[row][kind])
+      or (page >= 0 and self.pages.holders(kind, int(page)) > 1)
+    ]
+
+  def settle(
+    self, row: int, first: Mapping[str, int], held: Mapping[str, int]
+  ) -> None:
+    """Notes what a search left of a row.
+
+    Args:
+      row: that was lent to it.
+      first: by kind, the position of slot 0.
+      held: by kind, the position from which on the text's tokens are there.
+    """
     for kind, position in first.items():
       self._firsts[kind][row] = position // self.page
+      self._held_from[kind][row] = held[kind]
+
+  def held_from(self, row: int) -> dict[str, int]:
+    """Returns by kind the position before which a search left no text."""
+    return {kind: int(x[row]) for kind, x in self._held_from.items()}
+
+  def firsts(self, row: int) -> dict[str, int]:
+    """Returns by kind the position of a row's slot 0."""
+    return {kind: int(x[row]) * self.page for kind, x in self._firsts.items()}
 
   def table(self, row: int) -> dict[str, np.ndarray]:
     """Returns a row's tables by kind, int32 [N]."""

@@ -32,6 +32,10 @@ passed over three times in succession goes before that, and of several the one
 that was passed over most often. So the first token of a short prompt does not
 wait for a long prompt, and of k prompts each runs at least every k + 3 rounds.
 
+Search. Each round runs a step of one search, beside those that draw: the one
+that was passed over for longest. So what others wait for a token grows by one
+call, however many searches there are.
+
 The sources do not say how requests are scheduled: all of this is our guess.
 """
 
@@ -90,12 +94,13 @@ class Running(NamedTuple):
     came: when it was submitted.
     left: tokens to prefill before it draws; 0 where it draws.
     priority: see `Waiting`.
-    passed: rounds in succession in which other prompts ran.
+    passed: rounds in succession in which other prompts ran, or other searches.
     is_alone: whether its prompt shares a call with no other.
     tag: see `Waiting`.
     waited: for how many seconds it has waited, all in all.
     frees: pages by kind that nobody would hold without it; None where it is not
       to be parked.
+    is_guided: whether a search finds its tokens, so that it draws none.
   """
 
   number: int
@@ -107,6 +112,7 @@ class Running(NamedTuple):
   tag: float = 0.0
   waited: float = 0.0
   frees: Mapping[str, int] | None = None
+  is_guided: bool = False
 
 
 class Budget(NamedTuple):
@@ -132,6 +138,7 @@ class Round(NamedTuple):
     join: that get one.
     overtaken: those that later ones overtake, once for each time.
     draw: that draw a token.
+    search: whose search runs a step; one, or none.
     prefill: whose prompts run, each at most `shape[1]` tokens.
     shape: of that call; (0, 0) for none.
   """
@@ -141,6 +148,7 @@ class Round(NamedTuple):
   join: tuple[int, ...]
   overtaken: tuple[int, ...]
   draw: tuple[int, ...]
+  search: tuple[int, ...]
   prefill: tuple[int, ...]
   shape: tuple[int, int]
 
@@ -166,14 +174,16 @@ def plan(
     if x.number in join
   ]
   prefill, shape = batch(prompts, budget.shapes)
+  drawing = [x for x in running if not x.left and x.number not in park]
+  searching = [x for x in drawing if x.is_guided]
+  searching.sort(key=lambda one: -one.passed)
   return Round(
     late=tuple(x.number for x in late),
     park=park,
     join=join,
     overtaken=overtaken,
-    draw=tuple(
-      x.number for x in running if not x.left and x.number not in park
-    ),
+    draw=tuple(x.number for x in drawing if not x.is_guided),
+    search=tuple(x.number for x in searching[:1]),
     prefill=prefill,
     shape=shape,
   )

@@ -1,10 +1,20 @@
-"""A sequence on its way from request to result."""
+"""A sequence on its way from request to result.
+
+Where the engine has a token-level head, no token is given out unjudged. What
+the head says of a token is known once the token is in the cache, one call after
+it was drawn. Until then it is held, and the last token gets a call of its own.
+A token that is held when its sequence ends or is parked does not count as
+drawn: a parked sequence draws it again. A stop token shows nothing of its own,
+so that it ends the sequence at once.
+"""
 
 import collections
 from collections.abc import Hashable
 
 import numpy as np
 
+from kaiju_jax.decoding import beam
+from kaiju_jax.decoding import beam_paths
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import recording
 from kaiju_jax.decoding import request as request_lib
@@ -19,6 +29,8 @@ class Sequence:
   Attributes:
     number: the number that messages call the sequence by.
     request: what was asked.
+    is_judged: whether a head judges its tokens.
+    draws: whether its tokens are drawn; otherwise a search finds them.
     prompt: tokens of the prompt.
     owner: whose text it is, as the prefix tree wants it.
     before: how many of them are an earlier turn's, whose scores nobody asks.
@@ -33,13 +45,16 @@ class Sequence:
       are not recorded.
     reusable: tokens that were in the cache when it came.
     reused: tokens of the prompt that did not run.
+    search: what looks for its continuation, from the end of its prompt on until
+      its row is text again; None where it draws.
     flying: tokens that the device draws and the host has not read.
     overtaken: how many later sequences joined while it waited (`schedule.py`).
     passed: rounds in which other prompts ran instead.
     read_at: when somebody last read its events.
     reason: why it ended (`request.Result`); None before.
-    error: a `BadLogits`, a `Late`, or None.
+    error: see `request.Result`.
     events: drawn tokens that nobody has read yet.
+    prompt_scores: see `request.Result`.
   """
 
   def __init__(
@@ -49,9 +64,12 @@ class Sequence:
     tokens_L: np.ndarray,
     text: stop.Text,
     before: int = 0,
+    is_judged: bool = False,
   ):
     self.number = number
     self.request = request
+    self.is_judged = is_judged
+    self.draws = request.guided is None
     self.prompt = len(tokens_L)
     self.before = before
     self.came = 0.0
@@ -63,19 +81,26 @@ class Sequence:
     self.points: recording.RequestPoints | None = None
     self.reusable = 0
     self.reused = 0
+    self.search: beam.BeamSearch | None = None
     self.flying = 0
     self.overtaken = 0
     self.passed = 0
     self.read_at = 0.0
     self.reason: str | None = None
-    self.error: request_lib.BadLogits | request_lib.Late | None = None
+    self.error: Exception | None = None
     self.events: collections.deque[request_lib.Event] = collections.deque()
     self.owner = request.owner.encode()
+    self.prompt_scores: tuple[float, ...] | None = None
     # All tokens, of the prompt and drawn.
     self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
     self._tokens[: self.prompt] = tokens_L
     self._drawn = 0
     self._text = text
+    self._stops = frozenset(request.stop_tokens)
+    # Drawn and not judged yet: a token and its log-probability.
+    self._held: tuple[int, float] | None = None
+    # What the head gave the last token.
+    self._scores: tuple[float, ...] | None = None
     self._pieces: list[str] = []
     self._log_probabilities: list[float] = []
     # Scores of chunks, which entries of each count, and where they end.
@@ -95,19 +120,28 @@ class Sequence:
     return len(self._tokens)
 
   @property
+  def extra(self) -> int:
+    """Slots beyond them, of a search."""
+    guide = self.request.guided
+    return 0 if guide is None else guide.extra(self.request.max_tokens)
+
+  @property
   def length(self) -> int:
     """Tokens of the text so far, prompt and drawn."""
     return self.prompt + self._drawn
 
   @property
   def is_whole(self) -> bool:
-    """Whether all tokens are drawn, those on the device included."""
-    return self._drawn + self.flying >= self.request.max_tokens
+    """Whether all its calls have run, those on the device included."""
+    drawn = self._drawn + (self._held is not None) + self.flying
+    # The last token is judged by the call that would draw one more.
+    return drawn >= self.request.max_tokens + self.is_judged
 
   @property
   def tokens_left(self) -> int:
     """How many tokens it may draw yet."""
-    return self.request.max_tokens - self._drawn
+    steps = 0 if self.search is None else self.search.step
+    return self.request.max_tokens - self._drawn - steps
 
   def tokens(self, begin: int, end: int) -> np.ndarray:
     """Returns tokens of the text, int32."""
@@ -152,6 +186,7 @@ class Sequence:
       self.request.scores_prompt,
       self.tag,
       self.joined_at - self.came,
+      is_guided=not self.draws,
     )
 
   def join(self, row: int, length: int, now: float) -> None:
@@ -166,10 +201,70 @@ class Sequence:
     """Notes that it has no row any more."""
     self.row = None
     self.is_drawing = False
+    self._held = None
+    self.search = None
     self.came += now - self.joined_at
 
-  def take(self, token: int, log_probability: float) -> str | None:
-    """Notes a drawn token; returns why it is the last, if it is."""
+  def judge(self, score_C: np.ndarray) -> str | None:
+    """Notes the scores of a chunk of its prompt; returns why it ends.
+
+    Args:
+      score_C: the highest probabilities of the chunk's tokens.
+    """
+    if not np.isfinite(score_C).all():
+      self.error = self._bad_scores()
+      return 'error'
+    if self.prompt_scores is not None:
+      score_C = np.maximum(score_C, self.prompt_scores)
+    self.prompt_scores = tuple(score_C.tolist())
+    return None
+
+  def take(
+    self,
+    token: int,
+    log_probability: float,
+    score_C: np.ndarray | None = None,
+  ) -> str | None:
+    """Notes what a call drew, and what it judged; returns why it ends.
+
+    Args:
+      token: the token; −1 where the logits are no numbers.
+      log_probability: of the token.
+      score_C: the probabilities of the token before it; None without a head.
+    """
+    if self._held is not None:
+      if not np.isfinite(score_C).all():
+        self.error = self._bad_scores()
+        return 'error'
+      held, self._held = self._held, None
+      self._scores = tuple(score_C.tolist())
+      reason = self._give(*held)
+      if reason is not None:
+        return reason
+    if token < 0:
+      self.error = self._bad_logits()
+      return 'error'
+    if self.is_judged and token not in self._stops:
+      self._held = token, log_probability
+      return None
+    return self._give(token, log_probability)
+
+  def find(self, best: beam_paths.Beam) -> str | None:
+    """Gives out what a search found; returns why the sequence ends."""
+    if not np.isfinite(best.probabilities).all():
+      self.error = self._bad_scores()
+      return 'error'
+    reason = None
+    for number, token in enumerate(best.tokens):
+      if best.probabilities and token not in self._stops:
+        self._scores = tuple(best.probabilities[number].tolist())
+      reason = self._give(token, best.log_probabilities[number])
+      if reason is not None:
+        break
+    return reason
+
+  def _give(self, token: int, log_probability: float) -> str | None:
+    """Gives out a token; returns why it is the last, if it is."""
     piece = self._text.push(token)
     reason = self._text.reason
     self._tokens[self.length] = token
@@ -179,7 +274,9 @@ class Sequence:
       reason = self._text.reason or 'length'
     self._pieces.append(piece)
     self._log_probabilities.append(log_probability)
-    self.events.append(request_lib.Event(token, piece, log_probability, reason))
+    self.events.append(
+      request_lib.Event(token, piece, log_probability, reason, self._scores)
+    )
     return reason
 
   def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
@@ -193,7 +290,15 @@ class Sequence:
       self._scored.append((scores, kept))
       self._scored_to = end
 
-  def bad_logits(self) -> request_lib.BadLogits:
+  def _bad_scores(self) -> request_lib.BadLogits:
+    return request_lib.BadLogits(
+      f'sequence {self.number}, in row {self.row}, step {self._drawn}:'
+      ' what the token-level head gives a token is no number, so that nothing'
+      f' may be shown. It ends here, {self._drawn} tokens after its prompt'
+      f' of {self.prompt}.'
+    )
+
+  def _bad_logits(self) -> request_lib.BadLogits:
     return request_lib.BadLogits(
       f'sequence {self.number}, in row {self.row}, step {self._drawn}:'
       ' its logits hold NaN or +inf, or nothing but -inf, so that no token can'
@@ -214,6 +319,7 @@ class Sequence:
       reason=self.reason,
       error=self.error,
       reused=self.reused,
+      prompt_scores=self.prompt_scores,
     )
 
 

@@ -6,6 +6,11 @@ dtype. Each layer has its own weights, `layer_0` and on. Training stacks them
 over the N repeats of the layer block and scans. A scan copies each weight out
 of its stack before it is read; that costs little beside the matrix product of a
 whole batch, but a decoding step does little else than read weights.
+
+On a CPU the tables of the vocabulary lie as [V, D] instead of [D, V], where
+they are floats: XLA would pack a head [D, V] anew at every step, and a lookup
+reads a row instead of a column. The fast mode alone has it: the order of the
+head's sums is another one, so that logits differ in their last bits.
 """
 
 from typing import Any
@@ -25,6 +30,7 @@ def ready(
   params: Any,
   config: model_config.ModelConfig,
   replica: ternary_plan.State | None = None,
+  turned: bool = False,
 ) -> Any:
   """Returns the parameters of `Transformer(config, unstacked=True)`.
 
@@ -32,6 +38,7 @@ def ready(
     params: float32 master weights, or an export (`own.load`).
     config: the model's config.
     replica: the training state's replica, where its updates were ternary.
+    turned: whether float tables of the vocabulary become [V, D].
 
   Raises:
     ValueError: a replica where there should be none, or none where there
@@ -41,7 +48,8 @@ def ready(
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)
   if has_codes and not deployed.is_deployed(params):
     params = deployed.quantized(params, config, replica)
-  return _with_columns(unstacked(_cast(params, config.dtype), config))
+  params = _with_columns(unstacked(_cast(params, config.dtype), config))
+  return _with_turned_tables(params) if turned else params
 
 
 def unstacked(params: Any, config: model_config.ModelConfig) -> Any:
@@ -74,6 +82,16 @@ def _with_columns(params: Any) -> Any:
       )
     blocks[name] = {**layer, 'feedforward': feedforward}
   return {**params, 'blocks': blocks}
+
+
+def _with_turned_tables(params: Any) -> Any:
+  """Turns the float tables of the vocabulary, which are then named VD."""
+  tables = {}
+  for name, table in params['embedding'].items():
+    if name.endswith('_DV') and not isinstance(table, int8.Quantized):
+      name, table = f'{name.removesuffix("_DV")}_VD', table.T
+    tables[name] = table
+  return {**params, 'embedding': tables}
 
 
 def _cast(params: Any, dtype: str) -> Any:

@@ -104,6 +104,7 @@ class Points:
         prefixes alone.
     """
     self._sizes = sizes
+    self._seconds = 0.0
     local = sizes.local_share if local is None else local
     share = {prefix_tree.GLOBAL: 1 - local, prefix_tree.LOCAL: local}
     self._pages = pages_lib.Pages(
@@ -118,11 +119,15 @@ class Points:
 
   def _made_tree(self) -> prefix_tree.PrefixTree:
     return prefix_tree.PrefixTree(
-      self._pages, self._sizes.page, self._sizes.window
+      self._pages, self._sizes.page, self._sizes.window, self._clock
     )
+
+  def _clock(self) -> float:
+    return self._seconds
 
   def serve(self, request: traffic.Request) -> int:
     """Returns how many of the prompt's tokens were there."""
+    self._seconds = request.seconds
     prompt = request.tokens()
     whole = np.concatenate([prompt, request.answer.tokens])
     owner = request.session.to_bytes(8, 'little')

@@ -39,7 +39,11 @@ class Foresight(caches.Points):
 
   def _made_tree(self) -> prefix_tree.PrefixTree:
     return _Tree(
-      self._coming, self._pages, self._sizes.page, self._sizes.window
+      self._coming,
+      self._pages,
+      self._sizes.page,
+      self._sizes.window,
+      self._clock,
     )
 
   def serve(self, request: traffic.Request) -> int:

@@ -5,9 +5,14 @@ they are. Both tables stay float unless `quantization.embedding='int8'`; then a
 vocabulary entry has one scale, and the head's matmul is int8 too. (The sources
 do not say which.)
 
+Decoding on a CPU holds float tables as [V, D] (`decoding/weights.py`), and they
+are read as they lie.
+
 The vocabulary is split over devices: each looks up the entries that it has, the
 parts are summed, and each makes the logits of its own entries.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,36 +24,58 @@ from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 
 
+class _Table(NamedTuple):
+  """A table of the vocabulary.
+
+  Attributes:
+    table: [D, V], or [V, D] where it is turned.
+    is_turned: whether it is.
+  """
+
+  table: jax.Array | int8.Quantized
+  is_turned: bool
+
+
 class Embedding(weighted.Weighted):
   """tokens_BL → hidden_BLD, and hidden_BLD → logits_BLV."""
 
   def setup(self):
-    self.embedding_DV = self._table('embedding_DV')
-    if not self.config.tied_embedding:
-      self.head_DV = self._table('head_DV')
+    self._input = self._table('embedding')
+    is_tied = self.config.tied_embedding
+    self._output = self._input if is_tied else self._table('head')
 
-  def _table(self, name: str):
+  def _table(self, stem: str) -> '_Table':
+    if self.has_variable('params', f'{stem}_VD'):
+      return _Table(self.get_variable('params', f'{stem}_VD'), True)
     shape = (self.config.d_model, self.config.vocab_size)
     is_int8 = self.config.quantization.embedding == 'int8'
-    return self.gathered(name, shape, is_int8)
+    return _Table(self.gathered(f'{stem}_DV', shape, is_int8), False)
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
     """Returns the embeddings times √D, in the model's dtype.
 
     If rows are split over devices, this is the device's own part of L.
     """
-    first = collectives.first_of('V', self.embedding_DV.shape[1])
-    x_BLD = qat.lookup(self.embedding_DV, tokens_BL - first)
+    table, is_turned = self._input
+    first = collectives.first_of('V', table.shape[0 if is_turned else 1])
+    lookup = qat.lookup_rows if is_turned else qat.lookup
+    x_BLD = lookup(table, tokens_BL - first)
     x_BLD = x_BLD * self.config.d_model**0.5
     return collectives.leave(x_BLD.astype(self.config.dtype))
 
   def head(self) -> jax.Array | int8.Quantized:
     """Returns the head's table [D, V] of this device's vocabulary entries."""
-    return self.embedding_DV if self.config.tied_embedding else self.head_DV
+    table, is_turned = self._output
+    return table.T if is_turned else table
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of this device's vocabulary entries."""
-    return logits(self.config, hidden_BLD, self.head())
+    table, is_turned = self._output
+    if not is_turned:
+      return logits(self.config, hidden_BLD, table)
+    return weighted.einsum(
+      'BLD,VD->BLV', hidden_BLD, table, self.config, dtype=jnp.float32
+    )
 
 
 def logits(

@@ -11,11 +11,14 @@ import zlib
 
 import numpy as np
 
+from kaiju_jax.decoding import beam_paths
 from kaiju_jax.decoding import pages
+from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import rows as rows_lib
 from kaiju_jax.model import paging
 
 VOCABULARY = 251
+CLASSES = 2
 
 
 def pools(length, page, window, counts) -> dict[str, paging.Pool]:
@@ -32,12 +35,12 @@ class Decoder:
 
   def __init__(self, pools, rows, length):
     self.config = types.SimpleNamespace(vocab_size=VOCABULARY)
-    self.rows, self.length = rows, length
+    self.rows, self.length, self.pools = rows, length, pools
     self.account = rows_lib.Rows(pools, rows)
     self.lengths, self.hashes, self.opened = {}, {}, {}
 
-  def open(self, length, text=None):
-    opened = self.account.open(length, 0, text)
+  def open(self, length, extra=0, text=None):
+    opened = self.account.open(length, extra, text)
     row = opened.row
     self.lengths[row], self.opened[row] = opened.length, length
     held = () if text is None else text.tokens[: opened.length]
@@ -67,11 +70,13 @@ class Rounds:
   Attributes:
     ran: tokens of prompts that ran, all in all.
     bad: of so many texts one draws nothing; None for none of them.
+    is_judged: whether there is a head, of the dimensions of `scores`.
   """
 
-  def __init__(self, decoder, chunk, bad=None):
+  def __init__(self, decoder, chunk, bad=None, is_judged=False):
     self.shapes = sorted({(1, 8), (1, chunk), (4, max(chunk // 4, 1))})
-    self.ran, self.bad = 0, bad
+    self.last_BLD = None
+    self.ran, self.bad, self.is_judged = 0, bad, is_judged
     self._decoder, self._seeds, self._pending = decoder, {}, {}
 
   def join(self, row, sampling, text_L):
@@ -82,12 +87,27 @@ class Rounds:
     assert shape in self.shapes and len(chunks) <= shape[0]
     assert all(0 < len(chunk.tokens_L) <= shape[1] for chunk in chunks)
     self.ran += sum(len(chunk.tokens_L) for chunk in chunks)
+    highest_BC = np.zeros((len(chunks), CLASSES))
+    for place, chunk in enumerate(chunks):
+      text = self._decoder.hashes[chunk.row]
+      for token in chunk.tokens_L:
+        text = appended(text, [token])
+        highest_BC[place] = np.maximum(highest_BC[place], scores(text))
     self._decoder.append({chunk.row: chunk.tokens_L for chunk in chunks})
-    return self._drawn([chunk.row if chunk.draws else None for chunk in chunks])
+    rows = [chunk.row if chunk.draws else None for chunk in chunks]
+    return self._packed(rows, highest_BC)
 
   def step(self, rows):
     self._decoder.append({row: [self._pending[row]] for row in rows})
-    return self._drawn(rows)
+    return self._packed(
+      rows, np.array([scores(self._decoder.hashes[row]) for row in rows])
+    )
+
+  def _packed(self, rows, score_BC):
+    if not self.is_judged:
+      return self._drawn(rows)
+    score_CB = score_BC.astype(np.float32).view(np.int32).T
+    return np.concatenate([self._drawn(rows), score_CB])
 
   def _drawn(self, rows):
     tokens = np.full((2, len(rows)), 7_777, np.int32)
@@ -99,11 +119,87 @@ class Rounds:
     return tokens
 
 
+class Searches:
+  """Stands for `searches.Searches`: finds what would be drawn, in a few steps.
+
+  A search owns its rings and leaves the pages of the window, as real ones do.
+  """
+
+  STEPS = 3
+
+  def __init__(self, decoder, bad=None, is_recorded=True):
+    self._decoder, self._bad, self._is_recorded = decoder, bad, is_recorded
+
+  def check(self, request, name):
+    pass
+
+  def begin(self, one, hidden_BLD, place):
+    assert self._decoder.length_of(one.row) == one.prompt
+    one.search = types.SimpleNamespace(step=0, read=0)
+
+  def run(self, one, end):
+    self.settle(one, end)
+    if one.reason is None:
+      if not one.search.step:
+        self._decoder.account.own(one.row)  # Never fails: it is set aside.
+      one.search.step += 1
+
+  def settle(self, one, end):
+    if one.search.read == one.search.step:
+      return
+    one.search.read = one.search.step
+    if one.search.step < self.STEPS:
+      return
+    tokens, reason = expected(one.request, self._bad)
+    if reason == 'error':
+      one.error = request_lib.BadLogits('no numbers')
+      end(one, reason)
+      return
+    # A search gives out all or nothing.
+    text, found = appended(0, one.request.tokens), []
+    for token in tokens:
+      text = appended(text, [token])
+      found.append(np.float32(scores(text)))
+    beam = beam_paths.Beam(
+      tuple(tokens),
+      tuple(-float(token) for token in tokens),
+      0.0,
+      reason == 'stop_token',
+      tuple(found) if one.is_judged else (),
+    )
+    assert one.find(beam) == reason
+    if self._is_recorded:
+      self._adopt(one, tokens)
+      one.search = None
+    end(one, reason)
+
+  def _adopt(self, one, tokens):
+    decoder, row = self._decoder, one.row
+    account, length = decoder.account, decoder.lengths[row] + len(tokens)
+    firsts, held = account.firsts(row), {}
+    for kind, pool in decoder.pools.items():
+      beyond = length - pool.row_slots - firsts[kind]
+      firsts[kind] += -(-max(beyond, 0) // pool.page) * pool.page
+      lowest = 0 if pool.window is None else max(0, length - pool.window + 1)
+      held[kind] = lowest // pool.page * pool.page
+    account.settle(row, firsts, held)
+    decoder.lengths[row] = length
+    decoder.hashes[row] = appended(decoder.hashes[row], tokens)
+
+
 def appended(text: int, tokens) -> int:
   """Returns the hash of a text with these tokens behind it."""
   for token in tokens:
     text = zlib.crc32(b'%d' % token, text)
   return text
+
+
+def scores(text: int) -> tuple[float, ...]:
+  """Returns what a head gives a text."""
+  return tuple(
+    float(np.float32(zlib.crc32(b'%d' % number, text) / 2**32))
+    for number in range(CLASSES)
+  )
 
 
 def drawn(text: int, seed: int, bad: int | None) -> int:

