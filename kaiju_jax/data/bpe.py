@@ -1,12 +1,15 @@
 """Trains a tokenizer on a run's own text: byte-level BPE.
 
 The library's file is what `data.tokenizer` takes. All bytes have a token, so
-that every text can be encoded, and `<s>` opens documents.
+that every text can be encoded, and `<s>` opens documents. No token reaches
+across a control character that structures a conversation (`chat.py`), so that
+a conversation's text has the tokens of its messages.
 """
 
 from collections.abc import Iterable
 import pathlib
 
+from kaiju_jax.data import chat
 from kaiju_jax.storage import files
 
 _OPENING = '<s>'
@@ -34,7 +37,10 @@ def train(path: pathlib.Path, texts: Iterable[str], vocab_size: int) -> None:
     )
   made = tokenizers.Tokenizer(tokenizers.models.BPE())
   by_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-  made.pre_tokenizer = by_bytes
+  structure = tokenizers.Regex(f'[{chat.SOH}{chat.STX}{chat.ETX}]')
+  made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+    [tokenizers.pre_tokenizers.Split(structure, 'isolated'), by_bytes]
+  )
   made.decoder = tokenizers.decoders.ByteLevel()
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size,

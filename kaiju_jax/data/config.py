@@ -28,9 +28,9 @@ class DataConfig:
 
   Attributes:
     task: a row of `runs/tasks.py`: 'text' (files of text), 'properties' (the
-      same with a label per byte, for the token head), 'needle' (the
-      synthetic retrieval task) or 'needle_text' (a magic number hidden in
-      text).
+      same with a label per byte, for the token head), 'dialogues' (invented
+      ones, with characters), 'needle' (the synthetic retrieval task) or
+      'needle_text' (a magic number hidden in text).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     sources: several sources instead of `path`, mixed by their weights. They

@@ -57,6 +57,9 @@ class Tokenizer(Protocol):
   def decode(self, tokens) -> str:
     """Returns the text of `tokens`; unreadable bytes become U+FFFD."""
 
+  def special(self, name: str) -> int | None:
+    """Returns the token that the file calls `name`; None where it has none."""
+
 
 class Bytes:
   """One token per byte of UTF-8; byte 0, which no text holds, is BOS."""
@@ -73,6 +76,9 @@ class Bytes:
   def decode(self, tokens) -> str:
     tokens = np.asarray(tokens, np.uint8)
     return tokens[tokens != self.bos_id].tobytes().decode(errors='replace')
+
+  def special(self, name: str) -> int | None:
+    return None
 
 
 class HuggingFace:
@@ -137,6 +143,9 @@ class HuggingFace:
 
   def decode(self, tokens) -> str:
     return self._tokenizer.decode(np.asarray(tokens).tolist())
+
+  def special(self, name: str) -> int | None:
+    return self._tokenizer.token_to_id(name)
 
 
 def load(path: str, vocab_size: int | None = None) -> Tokenizer:

@@ -3,6 +3,7 @@
     text          files of text, or a mixture of several such sources, packed
                   into rows
     properties    the same, with labels of each byte for the token head
+    dialogues     invented dialogues with characters, as a server prompts
     needle        synthetic retrieval: a key's value, among other pairs
     needle_text   a magic number hidden in natural text
 
@@ -303,6 +304,37 @@ def _load_needle_text(experiment: experiment_lib.Experiment) -> Data:
   return Data(text.Rows(training, count, data.length, experiment.seed))
 
 
+def _check_dialogues(experiment: experiment_lib.Experiment) -> None:
+  if experiment.data.path:
+    raise ValueError(
+      f"data.path={experiment.data.path!r}: must be '' for"
+      " data.task='dialogues', which are invented, not read."
+    )
+  _dialogues(experiment, 0)
+
+
+def _load_dialogues(experiment: experiment_lib.Experiment) -> Data:
+  return Data(_dialogues(experiment, _row_count(experiment)))
+
+
+def _dialogue_texts(experiment: experiment_lib.Experiment, count: int):
+  """Rows of dialogues that no run trains on."""
+  import numpy as np
+
+  unseen = _dialogues(experiment, count).unseen()
+  return np.stack([unseen[index].tokens for index in range(count)])
+
+
+def _dialogues(experiment: experiment_lib.Experiment, count: int):
+  from kaiju_jax.data import chat
+  from kaiju_jax.data import tokenizer
+  from kaiju_jax.evaluation.dialogues import rows
+
+  data = experiment.data
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  return rows.Rows(chat.format_of(tokens), count, data.length, experiment.seed)
+
+
 def _pairs(data: data_config.DataConfig):
   from kaiju_jax.evaluation.needle import questions as needle
 
@@ -342,6 +374,7 @@ TASKS = {
     texts_lib.first,
     objectives=('token_head',),
   ),
+  'dialogues': Task(_check_dialogues, _load_dialogues, _dialogue_texts),
   'needle': Task(
     _check_needle, _load_needle, _question_texts, questions=_pairs
   ),

@@ -82,7 +82,8 @@ def _value(hint: Any, value: Any, name: str) -> Any:
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if origin in (typing.Union, types.UnionType):
     for argument in arguments:
-      if _is_a(argument, value):
+      is_object = dataclasses.is_dataclass(argument)
+      if isinstance(value, Mapping) if is_object else _is_a(argument, value):
         return _value(argument, value, name)
     raise _refusal(hint, value, name)
   if origin is tuple and isinstance(value, (list, tuple)):

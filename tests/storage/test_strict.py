@@ -22,11 +22,14 @@ class Outer:
   lengths: tuple[int, ...] = (1, 2)
   inner: Inner = dataclasses.field(default_factory=Inner)
   several: tuple[Inner, ...] = ()
+  perhaps: Inner | None = None
 
 
 def test_what_goes_out_comes_back():
   outer = Outer(count=7, lengths=(5,), inner=Inner(rate=1e-3, base=1e4))
   outer.several = Inner(), Inner(0.1)
+  assert strict.parse(Outer, strict.dump(outer)) == outer
+  outer.perhaps = Inner(0.2)
   assert strict.parse(Outer, strict.dump(outer)) == outer
   experiment = experiment_lib.Experiment()
   experiment.model.rope_global = 0.0
@@ -56,6 +59,8 @@ def test_an_int_may_stand_for_a_float_and_becomes_one():
     ('inner', {'rate': 1.0, 'base': 'x'}, r"inner.base='x': must be float \|"),
     ('inner', {'rate': 1.0}, 'inner.base: missing'),
     ('several', [{'rate': 1.0}], r'several\[0\].base: missing'),
+    ('perhaps', {'rate': 1.0}, 'perhaps.base: missing'),
+    ('perhaps', 3, r'perhaps=3: must be .*Inner \| None'),
     ('inner', {'rate': float('nan'), 'base': None}, 'inner.rate=nan: .*finite'),
   ],
 )

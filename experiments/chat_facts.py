@@ -1,0 +1,142 @@
+"""Does the small chat model answer as the characters that it plays?
+
+    python -m experiments.chat_facts --workdir=runs/chat
+    python -m experiments.chat_facts --workdir=runs/chat --temperature=0.7
+
+Asks a model of `experiments/configs/chat.py` about characters that it has not
+read of, through the prompts that a server makes, and prints for each kind of
+question how many replies end by themselves within 200 bytes, how many of their
+words are words, and how many are right, with 95 % intervals. `--show=N` prints
+the first N replies, `--characters` lets the built-in ones talk.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_WORKDIR = flags.DEFINE_string('workdir', 'runs/chat', 'The trained model.')
+_COUNT = flags.DEFINE_integer(
+  'count', 24, 'How many characters are asked.', lower_bound=1
+)
+_LENGTH = flags.DEFINE_integer(
+  'length',
+  None,
+  "Tokens of the longest conversation; by default the model's max_length.",
+  lower_bound=1024,
+)
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature', 0.0, '0 is greedy.', lower_bound=0.0
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the questions.', lower_bound=0)
+_SHOW = flags.DEFINE_integer('show', 0, 'Replies to print.', lower_bound=0)
+_CHARACTERS = flags.DEFINE_bool(
+  'characters', False, 'Let the built-in characters answer some messages, too.'
+)
+_ROWS = 16
+_SAID = (
+  'hi',
+  'What is your name?',
+  'where do you live?',
+  'Do you have a pet?',
+  'What do you love?',
+  'I am sad today.',
+  'My name is Lena.',
+  'Tell me a joke',
+  'bye',
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  command.check(argv)
+  command.begin()
+  try:
+    with command.abortable():
+      _run()
+  except (OSError, ValueError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _run() -> None:
+  from kaiju_jax.data import chat
+  from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.decoding import decoder as decoder_lib
+  from kaiju_jax.decoding import generator as generator_lib
+  from kaiju_jax.evaluation.dialogues import questions
+  from kaiju_jax.runs import load
+
+  loaded = load.from_anywhere(_WORKDIR.value)
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  format = chat.format_of(tokenizer)
+  length = _LENGTH.value or loaded.config.max_length
+  decoder = decoder_lib.Decoder(
+    loaded.params,
+    loaded.config,
+    rows=_ROWS,
+    length=length,
+    replica=loaded.replica,
+  )
+  generator = generator_lib.Generator(decoder, tokenizer)
+  asked = questions.asked(format, _COUNT.value, length, _SEED.value)
+  replies = questions.replies(generator, format, asked, _TEMPERATURE.value)
+  print(f'{loaded.origin}, temperature {_TEMPERATURE.value:g}')
+  _say(questions.scored(asked, replies))
+  for one, reply in list(zip(asked, replies))[: _SHOW.value]:
+    said = one.text.rpartition(f'user{chat.STX}')[2].partition(chat.ETX)[0]
+    print(f'{one.kind:>14}  {said} → {reply.text}  ({one.expects or "—"})')
+  if _CHARACTERS.value:
+    _talk(generator, format)
+
+
+def _say(scores) -> None:
+  import rich.console
+  import rich.table
+
+  table = rich.table.Table(
+    'question', 'replies', 'ended', 'clean', 'words known', 'right', 'exclaimed'
+  )
+  for kind, one in scores.items():
+    table.add_row(
+      kind,
+      str(one.asked),
+      _share(one.ended, one.asked),
+      _share(one.clean, one.asked),
+      _share(one.known, one.words),
+      _share(one.right, one.facts),
+      _share(one.exclaimed, one.exclaimers),
+    )
+  rich.console.Console(width=120).print(table)
+
+
+def _share(count: int, of: int) -> str:
+  from kaiju_jax.evaluation import proportion
+
+  if not of:
+    return '—'
+  low, high = proportion.wilson(count, of)
+  return f'{100 * count / of:.1f} % ({100 * low:.0f} … {100 * high:.0f})'
+
+
+def _talk(generator, format) -> None:
+  """Prints a conversation of _SAID with each built-in character."""
+  from kaiju_jax.evaluation.dialogues import questions
+  from kaiju_jax.serving.cards import builtin
+  from kaiju_jax.serving.prompts import prompt
+
+  for fields in builtin.CHARACTERS:
+    prefix_L = prompt.prefix(fields, format)
+    turns = [prompt.Turn('assistant', prompt.greeting(fields))]
+    print(f'\n{fields.name}: {turns[0].text}')
+    for said in _SAID:
+      turns.append(prompt.Turn('user', said))
+      asked = prompt.conversation(prefix_L, turns, format, prompt.PREFIX)
+      one = questions.Question('', asked.tokens, '', '', '')
+      reply = questions.replies(generator, format, [one], _TEMPERATURE.value)[0]
+      turns.append(prompt.Turn('assistant', reply.text))
+      print(f'  {said}\n{fields.name}: {reply.text}')
+
+
+if __name__ == '__main__':
+  app.run(main)

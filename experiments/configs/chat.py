@@ -1,0 +1,63 @@
+"""Does a model that a laptop trains in minutes answer as a character?
+
+7 layers with windows of 64 and one global, 1.9 M parameters, int8, bytes, on
+invented dialogues (`data/dialogues/`). It is what `make chat` trains:
+
+    python -m experiments.train --config=experiments/configs/chat.py \\
+      --workdir=runs/chat
+
+The first layer shares keys with none, because shared ones keep a model from
+copying (results/induction.md), and a reply copies from the character's text.
+The copying heads are suggested to it (`init='induction'`), which has not been
+enough so far (results/chat.md). The global layer has no rotary positions, so
+that it may read beyond the 1,024 tokens that it was trained on; that was not
+shown.
+
+Device:   2 cores of a CPU, shared with a test suite
+Minutes:  10 there; not measured on a quiet machine
+Result:   replies end and are made of words, and do not depend on what is asked:
+          no fact right (experiments/results/chat.md)
+"""
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import config as training_config
+from kaiju_jax.training import experiment as experiment_lib
+
+
+def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
+  """Returns the experiment.
+
+  Args:
+    arm: 'kaiju', the only one.
+
+  Raises:
+    ValueError: another arm.
+  """
+  if arm != 'kaiju':
+    raise ValueError(f'arm={arm!r}: must be kaiju.')
+  return experiment_lib.Experiment(
+    model=model_config.ModelConfig(
+      vocab_size=256,
+      d_model=160,
+      layout='L0 L1 L1 L1 L4 L4 G6',
+      num_heads=5,
+      head_dim=32,
+      d_ff=640,
+      max_length=2048,
+      window=64,
+      rope_global=0.0,
+      dtype='float32',
+      # One device has no wire.
+      quantization=quantization_config.QuantizationConfig(
+        wire_gradients='float'
+      ),
+    ),
+    data=data_config.DataConfig(
+      task='dialogues', length=1024, batch=1, held_out=0.0
+    ),
+    optimizer=training_config.OptimizerConfig(learning_rate=3e-3),
+    loop=training_config.LoopConfig(steps=900, checkpoint_every=300),
+    init='induction',
+  )

@@ -1,0 +1,202 @@
+r"""A conversation as tokens: who says what, between structural tokens.
+
+A message is SOH role STX text ETX: the control characters 1, 2 and 3 of ASCII
+mean start of heading, start of text and end of text. With the byte tokenizer
+these are the tokens 1, 2 and 3:
+
+    \x01user\x02Hello\x03\x01assistant\x02Hi!\x03
+
+A `tokenizer.json` that has ChatML's two tokens gets ChatML instead; any other
+must have a token of its own for each of the three characters.
+
+    <|im_start|>user\nHello<|im_end|>\n
+
+Structure and text are encoded apart. So a message's tokens depend on the
+message alone, and a conversation's tokens are those of its messages, one after
+another. Text never becomes structure: control characters are removed from it,
+and a structural token that a tokenizer makes of text is dropped.
+
+A conversation to train on is ordinary text, `text_of(messages)`, which the
+text pipeline reads like any other. With bytes, and with a tokenizer of
+`data.bpe`, it has the very tokens of `Format.document`. With another tokenizer,
+merges across a control character could differ, and ChatML's tokens cannot be
+spelled in text at all.
+
+Our guess: the sources describe no format of messages.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import re
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+
+ROLES = ('system', 'user', 'assistant')
+SOH, STX, ETX = '\x01', '\x02', '\x03'
+_CHATML = ('<|im_start|>', '<|im_end|>')
+_LINE_END = re.compile('\r\n?')
+# C0 and C1 of Unicode without line feed and tab.
+_CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f]')
+_SURROGATE = re.compile('[\ud800-\udfff]')
+
+Pair = tuple[str, str]  # (role, text)
+
+
+def strip(text: str) -> str:
+  """Returns a text without control characters, whose lines end in '\\n'.
+
+  Raises:
+    TypeError: not a string.
+    ValueError: a surrogate, which no encoding takes.
+  """
+  if not isinstance(text, str):
+    raise TypeError(f'text={text!r}: must be a string.')
+  found = _SURROGATE.search(text)
+  if found:
+    raise ValueError(
+      f'text holds the surrogate {found[0]!a} at character {found.start()}:'
+      ' expected Unicode characters.'
+    )
+  return _CONTROL.sub('', _LINE_END.sub('\n', text))
+
+
+def text_of(messages: Iterable[Pair]) -> str:
+  """Returns a conversation as the text of a training document.
+
+  Args:
+    messages: (role, text) of each.
+
+  Raises:
+    TypeError, ValueError: an unknown role, or see `strip`.
+  """
+  return ''.join(
+    f'{SOH}{_role(role)}{STX}{strip(text)}{ETX}' for role, text in messages
+  )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Format:
+  """How a tokenizer's model reads messages; `format_of` makes it.
+
+  Attributes:
+    tokenizer: encodes roles and texts.
+    name: 'control' or 'chatml'.
+    stop_tokens: any of them ends a reply: the end of a message, and what no
+      message holds, so that a model that skips the end does not go on to write
+      the next message.
+  """
+
+  tokenizer: tokenizer_lib.Tokenizer
+  name: str
+  stop_tokens: tuple[int, ...]
+  _openings: dict[str, np.ndarray]
+  _closing_L: np.ndarray
+  _structure: np.ndarray
+
+  def message(self, role: str, text: str) -> np.ndarray:
+    """Returns a whole message, int32 [L].
+
+    Raises:
+      TypeError, ValueError: an unknown role, or see `strip`.
+    """
+    return self._whole(role, self.tokenizer.encode(strip(text)))
+
+  def drawn(self, role: str, tokens) -> np.ndarray:
+    """Returns a message whose text's tokens are known, int32 [L].
+
+    A text that was encoded anew may have other tokens than those that a model
+    drew, and a cache would not find it.
+
+    Args:
+      role: who says it.
+      tokens: of the text; structural ones, such as the stop token that ended
+        it, are left out.
+
+    Raises:
+      ValueError: an unknown role.
+    """
+    return self._whole(role, np.asarray(tokens, np.int32))
+
+  def opening(self, role: str = 'assistant') -> np.ndarray:
+    """Returns what stands before a message's text, int32 [L].
+
+    Raises:
+      ValueError: an unknown role.
+    """
+    return self._openings[_role(role)].copy()
+
+  def document(self, messages: Iterable[Pair]) -> np.ndarray:
+    """Returns a conversation that opens with `bos_id`, int32 [L].
+
+    Raises:
+      TypeError, ValueError: see `message`.
+    """
+    bos_L = np.array([self.tokenizer.bos_id], np.int32)
+    return np.concatenate([bos_L, *(self.message(*one) for one in messages)])
+
+  def _whole(self, role: str, text_L: np.ndarray) -> np.ndarray:
+    text_L = text_L[~np.isin(text_L, self._structure)]
+    whole = (self._openings[_role(role)], text_L, self._closing_L)
+    return np.concatenate(whole).astype(np.int32, copy=False)
+
+
+def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
+  """Returns how conversations are written with a tokenizer.
+
+  Raises:
+    ValueError: the tokenizer has neither ChatML's tokens nor a token of its
+      own for each control character.
+  """
+  start, end = map(tokenizer.special, _CHATML)
+  if start is not None and end is not None:
+    openings = {
+      role: _joined([start], tokenizer.encode(f'{role}\n')) for role in ROLES
+    }
+    closing_L = _joined([end], tokenizer.encode('\n'))
+    structure = {start, end, tokenizer.bos_id}
+    name = 'chatml'
+  else:
+    start, middle, end = (_own(tokenizer, one) for one in (SOH, STX, ETX))
+    openings = {
+      role: _joined([start], tokenizer.encode(role), [middle]) for role in ROLES
+    }
+    closing_L = _joined([end])
+    structure = {start, middle, end, tokenizer.bos_id}
+    name = 'control'
+  return Format(
+    tokenizer=tokenizer,
+    name=name,
+    stop_tokens=(end, *sorted(structure - {end})),
+    _openings=openings,
+    _closing_L=closing_L,
+    _structure=np.array(sorted(structure), np.int32),
+  )
+
+
+def _own(tokenizer: tokenizer_lib.Tokenizer, character: str) -> int:
+  """Returns the one token that reads as a control character.
+
+  Some tokenizers put the sign of a space before it, which does not count.
+  """
+  tokens = tokenizer.encode(character).tolist()
+  found = [one for one in tokens if tokenizer.decode([one]) == character]
+  if len(found) != 1:
+    raise ValueError(
+      f'data.tokenizer: encodes the control character {character!a} as'
+      f' {tokens}, which has no single token that reads as it; messages need a'
+      f' tokenizer that keeps control characters, or one that has'
+      f' {" and ".join(_CHATML)}.'
+    )
+  return found[0]
+
+
+def _joined(*parts) -> np.ndarray:
+  return np.concatenate([np.asarray(part, np.int32) for part in parts])
+
+
+def _role(role: str) -> str:
+  if role not in ROLES:
+    raise ValueError(f'role={role!r}: must be one of {", ".join(ROLES)}.')
+  return role

@@ -1,0 +1,185 @@
+"""Invented characters: who they are, and how they talk.
+
+A character is a name, a manner and several facts. Its description is a sentence
+per fact, and it tells of itself in the same words.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+import re
+
+import numpy as np
+
+from kaiju_jax.data.dialogues import facts
+from kaiju_jax.data.dialogues import lines
+from kaiju_jax.data.dialogues import words
+
+# Values at the end of each list that characters have only where they are
+# `fresh`.
+UNSEEN = 3
+
+_VALUES = {
+  'work': words.JOBS,
+  'colour': words.COLOURS,
+  'likes': words.LIKES,
+  'hobby': words.HOBBIES,
+  'fear': words.FEARS,
+  'dream': words.DREAMS,
+}
+_ARTICLE = re.compile(r'\b([Aa]) (?=[aeiou])')
+
+
+@dataclasses.dataclass(frozen=True)
+class Persona:
+  """A character.
+
+  Attributes:
+    name: what it is called.
+    pronoun: 'She', 'He' or 'It'.
+    manner: a key of `words.MANNERS`.
+    trait: a second word for its personality.
+    catchword: what it likes to exclaim; '' for nothing.
+    place: where one meets it; '' for nowhere in particular.
+    facts: {a key of `facts.FACTS`: value}, in the description's order.
+  """
+
+  name: str
+  pronoun: str
+  manner: str
+  trait: str
+  catchword: str
+  place: str
+  facts: Mapping[str, str]
+
+  @property
+  def description(self) -> str:
+    """A sentence per fact."""
+    said = []
+    for index, (kind, value) in enumerate(self.facts.items()):
+      subject, owner = self.name, f"{self.name}'s"
+      if index:
+        subject, owner = self.pronoun, lines.PRONOUNS[self.pronoun]
+      statement = facts.FACTS[kind].statement
+      said.append(statement.format(s=subject, p=owner, v=value))
+    return ' '.join(said)
+
+  @property
+  def personality(self) -> str:
+    """Manner and trait, and what the character likes to exclaim."""
+    said = self.catchword and lines.CATCHWORD.format(v=self.catchword)
+    return f'{self.manner}, {self.trait}.{said}'
+
+  @property
+  def scenario(self) -> str:
+    """Where one meets the character; '' for nowhere in particular."""
+    return self.place and lines.SCENARIO.format(s=self.name, v=self.place)
+
+  def answer(self, kind: str) -> str:
+    """Returns what the character says when asked for a fact that it has."""
+    return facts.FACTS[kind].answer.format(v=self.facts[kind])
+
+
+def drawn(rng: np.random.Generator, fresh: bool = False) -> Persona:
+  """Returns a drawn character.
+
+  Args:
+    rng: what it is drawn from.
+    fresh: whether its values are those that no other persona has.
+  """
+  values = functools.partial(_drawn_value, rng, fresh)
+  count = int(rng.integers(4, 8))
+  kinds = list(rng.permutation(sorted(facts.FACTS))[:count])
+  # Most people are introduced by what they do.
+  if rng.random() < 0.8:
+    kinds = ['work', *(one for one in kinds if one != 'work')]
+  has_catchword = rng.random() < 0.5
+  return Persona(
+    name=invented_name(rng),
+    pronoun=one(rng, sorted(lines.PRONOUNS)),
+    manner=one(rng, sorted(words.MANNERS)),
+    trait=one(rng, words.TRAITS),
+    catchword=one(rng, words.CATCHWORDS) if has_catchword else '',
+    place=one(rng, words.PLACES) if rng.random() < 0.5 else '',
+    facts={kind: values(kind) for kind in kinds},
+  )
+
+
+def invented_name(rng: np.random.Generator) -> str:
+  """Returns a name of syllables, one of some tens of thousands."""
+  count = int(rng.integers(1, 3))
+  parts = [one(rng, words.SYLLABLES) for _ in range(count)]
+  return ''.join((*parts, one(rng, words.ENDINGS))).capitalize()
+
+
+def user_name(rng: np.random.Generator) -> str:
+  """Returns what a user is called: a name that people have, or any."""
+  if rng.random() < 0.4:
+    return one(rng, words.NAMES)
+  return invented_name(rng)
+
+
+def greeting(rng: np.random.Generator, persona: Persona) -> str:
+  """Returns what the character says first."""
+  said = [one(rng, words.MANNERS[persona.manner]['hello'])]
+  if persona.catchword and rng.random() < 0.7:
+    said.insert(0, persona.catchword)
+  said.append(lines.CALLED.format(name=persona.name))
+  kinds = list(persona.facts)
+  choice = rng.random()
+  if choice < 0.3:
+    said.append(persona.answer(kinds[0]))
+  elif choice < 0.5 and persona.place:
+    said.append(lines.AT.format(v=persona.place))
+  elif choice < 0.8:
+    said.append(one(rng, lines.WHO))
+  return ' '.join(said)
+
+
+def styled(rng: np.random.Generator, persona: Persona, text: str) -> str:
+  """Returns an answer as the character would give it."""
+  choice = rng.random()
+  if persona.catchword and choice < 0.3:
+    return f'{persona.catchword} {text}'
+  if choice > 0.7:
+    opener = one(rng, words.MANNERS[persona.manner]['openers'])
+    if opener[-1] not in '.!?' and not text.startswith(('I ', persona.name)):
+      text = text[0].lower() + text[1:]
+    return f'{opener} {text}'
+  return text
+
+
+def phrasings(kind: str, unseen: bool = False) -> Sequence[str]:
+  """Returns the questions for a fact: those of dialogues, or the one kept."""
+  questions = facts.FACTS[kind].questions
+  return questions[-1:] if unseen else questions[:-1]
+
+
+def _drawn_value(rng: np.random.Generator, fresh: bool, kind: str) -> str:
+  def pick(values: Sequence[str]) -> str:
+    return one(rng, values[-UNSEEN:] if fresh else values[:-UNSEEN])
+
+  if kind == 'home':
+    return f'{pick(words.SITES)} {pick(words.LOCATIONS)}'
+  if kind == 'food':
+    return f'{pick(words.TASTES)} {pick(words.DISHES)}'
+  if kind == 'pet':
+    slots = pick(words.COATS), pick(words.ANIMALS), invented_name(rng)
+    return with_article(lines.PET.format(*slots))
+  if kind == 'age':
+    # Young, old, or very old.
+    return str(int(rng.integers(7, (20, 90, 900)[rng.integers(3)])))
+  if kind in ('origin', 'friend'):
+    return invented_name(rng)
+  return pick(_VALUES[kind])
+
+
+def with_article(text: str) -> str:
+  """Returns a text that says "an" before a vowel."""
+  return _ARTICLE.sub(r'\1n ', text)
+
+
+def one(rng: np.random.Generator, values: Sequence[str]) -> str:
+  """Returns one of the values, all equally likely."""
+  return values[int(rng.integers(len(values)))]

@@ -1,0 +1,1 @@
+"""Invented dialogues: what the small chat model reads, and is asked."""

@@ -1,0 +1,99 @@
+"""A chat model is trained once, whatever comes between."""
+
+import json
+import types
+
+import pytest
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.runs import chat
+from kaiju_jax.runs import tasks
+from kaiju_jax.runs import train
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import workdir as workdir_lib
+from tests import records
+from tests.runs import toys
+
+
+def go(experiment, workdir, monkeypatch, trained):
+  """Trains, is stopped, goes on, and is asked once more.
+
+  Args:
+    experiment: of four steps.
+    workdir: does not exist.
+    monkeypatch: pytest's.
+    trained: called as `train.train`.
+  """
+  said = []
+  # As after Ctrl-C: two of four steps are done and saved.
+  monkeypatch.setattr(train, 'train', lambda *args: trained(*args, until=2))
+  assert chat.ready(experiment, workdir, said.append) is None
+  assert workdir_lib.checkpoints(workdir) == [2]
+  assert 'no chat model yet' in said.pop() and not said
+
+  monkeypatch.setattr(train, 'train', trained)
+  # A newer version's experiment does not spoil what is there.
+  newer = toys.experiment(workdir.parent / 'texts', steps=400)
+  assert chat.ready(newer, workdir, said.append) == workdir
+  assert 'going on with the chat model, step 2 of 4' in said.pop()
+  assert workdir_lib.checkpoints(workdir)[-1] == 4
+
+  monkeypatch.delattr(train, 'train')
+  before = {one: one.stat().st_mtime_ns for one in workdir.rglob('*')}
+  assert chat.ready(newer, workdir, said.append) == workdir
+  assert not said
+  assert {one: one.stat().st_mtime_ns for one in workdir.rglob('*')} == before
+
+
+@pytest.fixture
+def experiment(tmp_path):
+  return toys.experiment(toys.write_texts(tmp_path))
+
+
+def test_it_trains_once_and_goes_on_where_it_stopped(
+  experiment, tmp_path, monkeypatch
+):
+  def trained(experiment, workdir, until=None):
+    with workdir_lib.opened(workdir, experiment):
+      step = until or experiment.loop.steps
+      (workdir / workdir_lib.CHECKPOINTS / str(step)).mkdir(parents=True)
+    return types.SimpleNamespace(step=step)
+
+  go(experiment, tmp_path / 'chat', monkeypatch, trained)
+
+
+@pytest.mark.slow
+def test_the_same_with_a_real_run(experiment, tmp_path, monkeypatch):
+  workdir = tmp_path / 'chat'
+  go(experiment, workdir, monkeypatch, train.train)
+  assert [one['step'] for one in records.of(workdir)] == [1, 2, 3, 4, 4]
+
+
+def test_a_workdir_in_which_nothing_can_be_trained_is_left_alone(
+  experiment, tmp_path
+):
+  experiment.data.length = 10**6
+  with pytest.raises(ValueError, match=r'data.length'):
+    chat.ready(experiment, tmp_path / 'chat', lambda _: None)
+  assert not (tmp_path / 'chat').exists()
+  (tmp_path / 'config.json').write_text(json.dumps({'zorbifex': 1}))
+  with pytest.raises(ValueError, match='zorbifex'):
+    chat.ready(experiment, tmp_path, lambda _: None)
+
+
+def test_dialogues_are_a_task(tmp_path):
+  experiment = experiment_lib.Experiment(
+    data=data_config.DataConfig(task='dialogues', length=1024)
+  )
+  rows = tasks.rows(experiment)
+  assert len(rows) == experiment.loop.steps * experiment.data.batch
+  assert rows[0].tokens.shape == (1024,)
+  texts_BL = tasks.texts(experiment, 2)
+  assert texts_BL.shape == (2, 1024)
+  assert not (texts_BL[0] == rows[0].tokens).all()
+  experiment.data.length = 512
+  with pytest.raises(ValueError, match=r'data.length=512'):
+    tasks.check(experiment)
+  experiment.data.length, experiment.data.path = 1024, str(tmp_path)
+  with pytest.raises(ValueError, match=r'data.path=.*invented'):
+    tasks.check(experiment)
