@@ -3,11 +3,13 @@
 #   VENV=.venv-3.13      where it lives; a second run reuses it
 #   SEEDS=3              seeds of the needle comparison, counted from 0
 #   ARMS=kaiju           arms of it, comma-separated; all by default
+#   PORT=8000            where `make chat` answers; 0 for a free one
 
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 1
 ARMS ?=
+PORT ?= 8000
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 # LLVM's cheapest settings: most of the quick tests' time is compiling, and this
@@ -17,7 +19,11 @@ QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 \
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
-.PHONY: needle test test-slow wheel check aot aot-full interchange
+.PHONY: chat needle test test-slow wheel check aot aot-full interchange
+
+# Trains a small chat model, once, and serves it with its page.
+chat: $(VENV)/.serve-installed
+	$(BIN)/python -m experiments.serve --chat --workdir=runs/chat --port=$(PORT)
 
 needle: $(VENV)/.installed
 	$(BIN)/python -m experiments.needle \
@@ -32,7 +38,7 @@ test: $(VENV)/.tests-installed
 # as users do.
 CHEAP := tests/kernels tests/sharding tests/runs tests/experiments \
 	tests/model tests/training tests/objectives
-test-slow: $(VENV)/.tests-installed
+test-slow: $(VENV)/.slow-tests-installed
 	$(QUICK) $(PYTEST) -m slow $(CHEAP)
 	$(PYTEST) -m slow $(foreach folder,$(CHEAP),--ignore=$(folder)) $(TESTS)
 
@@ -65,11 +71,14 @@ check: $(VENV)/.tests-installed
 	$(BIN)/ruff format --check .
 
 $(VENV)/.installed: EXTRAS :=
+$(VENV)/.serve-installed: EXTRAS := [serve]
 $(VENV)/.tests-installed: EXTRAS := [test]
+$(VENV)/.slow-tests-installed: EXTRAS := [test-slow]
 $(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]
 $(VENV)/.interchange-installed: EXTRAS := [test,interchange]
 
-$(VENV)/.installed $(VENV)/.tests-installed $(VENV)/.aot-installed: \
+$(VENV)/.installed $(VENV)/.serve-installed $(VENV)/.tests-installed \
+  $(VENV)/.slow-tests-installed $(VENV)/.aot-installed: \
     setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'

@@ -3,6 +3,7 @@ r"""How fast does the engine serve, and how does it behave under overload?
     taskset -c 0,1 python -m experiments.bench_serve
         [--parts=reuse,between,overload,curve]
         [--turns=2] [--json=PATH] [--figure=PATH]
+    taskset -c 0,1 python -m experiments.bench_serve --http
 
 The model is that of `experiments.benchmarks.decode`, 96.6 M parameters in the
 shape of Arcee, so that peers serve equal weights: transformers' continuous
@@ -12,6 +13,9 @@ install llama-cpp-python gguf`). What is not installed is said and left out.
 `serving_parts.py` says what each part measures; `curve` serves the same Poisson
 load at several rates and draws the latency of the first token, ours and
 theirs. Compilations after the warm-up are counted; the target is none.
+
+--http serves the same load over HTTP instead, beside the engine without it, and
+says what conversations reuse.
 """
 
 from collections.abc import Callable
@@ -25,6 +29,7 @@ import tempfile
 
 from absl import app
 from absl import flags
+import numpy as np
 import rich.console
 
 from kaiju_jax.runs import command
@@ -49,6 +54,9 @@ _PROMPT = flags.DEFINE_list('prompt', ['32', '256'], 'Fewest and most tokens.')
 _ANSWER = flags.DEFINE_list('answer', ['32', '96'], 'Fewest and most tokens.')
 _LONG = flags.DEFINE_integer('long', 2048, 'Tokens of long prompts.', 2)
 _WAIT = flags.DEFINE_float('wait', 2.5, 'Seconds to a first token, at most.')
+_HTTP = flags.DEFINE_bool(
+  'http', False, 'Compare a server over HTTP with its engine, and no peers.'
+)
 _PEERS = flags.DEFINE_list(
   'peers',
   [f'{peer}:{dtype}' for peer, dtypes in PEERS.items() for dtype in dtypes],
@@ -77,7 +85,10 @@ def main(argv: Sequence[str]) -> None:
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   command.begin()
   with tempfile.TemporaryDirectory() as folder, command.abortable():
-    _run(pathlib.Path(folder), *lengths)
+    if _HTTP.value:
+      _over_http(pathlib.Path(folder), *lengths)
+    else:
+      _run(pathlib.Path(folder), *lengths)
 
 
 def _pair(flag) -> tuple[int, int]:
@@ -129,6 +140,51 @@ def _run(folder: pathlib.Path, prompt, answer) -> None:
     files.write_json(pathlib.Path(_JSON.value), found)
 
 
+def _over_http(folder: pathlib.Path, prompt, answer) -> None:
+  from experiments.benchmarks import engine_serving
+  from experiments.benchmarks import http_serving
+  from experiments.benchmarks import load
+  from experiments.benchmarks import serving_parts
+  from kaiju_jax.storage import files
+
+  config, params = _model(_LONG.value + 256)
+  engine = _engines(config, params, ['int8'])['int8']
+  engine_serving.warm(engine, 80)
+  drawn = functools.partial(load.Load, prompt=prompt, answer=answer)
+  at_once = load.arrivals(drawn(rate=math.inf, count=_COUNT.value))
+  alone = load.arrivals(drawn(rate=math.inf, count=1))[0]._replace(max_tokens=4)
+  with http_serving.served(engine, folder) as server:
+    ways = {
+      'engine': functools.partial(http_serving.without_http, server),
+      'over HTTP': functools.partial(http_serving.over_http, server),
+    }
+    best = serving_parts.throughput(ways, at_once, _TURNS.value)
+    firsts = {
+      name: [serve([alone])[0].seconds[0] for _ in range(8 * _TURNS.value)]
+      for name, serve in ways.items()
+    }
+    reused = http_serving.reused(server, _LONG.value // 2)
+  title = f'{len(at_once)} requests, {_ROWS.value} in flight'
+  rich.console.Console().print(serving_parts.table(title, best))
+  ratio = best['over HTTP'].tokens_per_second / best['engine'].tokens_per_second
+  print(f'over HTTP: {ratio:.3f} x the engine (target 0.9)')
+  own, other = (
+    1e3 * load.percentile(np.array(firsts[name]), 50) for name in ways
+  )
+  print(
+    f'First token p50, one request alone: {own:.1f} ms, over HTTP'
+    f' {other:.1f} ms (target {own + 10:.1f})'
+  )
+  print(
+    f'Reused: {100 * reused.second_turn:.1f} % of a second turn,'
+    f" {100 * reused.second_user:.1f} % of a second user's first (target 95)"
+  )
+  if _JSON.value:
+    found = {name: figures._asdict() for name, figures in best.items()}
+    found |= {'first': firsts, 'reused': reused._asdict()}
+    files.write_json(pathlib.Path(_JSON.value), found)
+
+
 def _model(length: int):
   """Returns the config in float32, and parameters for every contender."""
   from experiments.benchmarks import peer_model
@@ -139,7 +195,7 @@ def _model(length: int):
   return config, state.init_params(transformer.Transformer(config), 0)
 
 
-def _engines(config, params):
+def _engines(config, params, names: Sequence[str] | None = None):
   """Returns our engines: float32 and int8, all rows and one, a round ahead."""
   from kaiju_jax.decoding import decoder as decoder_lib
   from kaiju_jax.decoding import engine as engine_lib
@@ -155,13 +211,14 @@ def _engines(config, params):
     )
     return engine_lib.Engine(decoder, ahead=ahead)
 
-  return {
-    'float32': engine(config, _ROWS.value),
-    'int8': engine(int8, _ROWS.value),
-    f'int8{_AHEAD}': engine(int8, _ROWS.value, ahead=True),
-    f'float32{_ALONE}': engine(config, 1),
-    f'int8{_ALONE}': engine(int8, 1),
+  made = {
+    'float32': (config, _ROWS.value),
+    'int8': (int8, _ROWS.value),
+    f'int8{_AHEAD}': (int8, _ROWS.value, True),
+    f'float32{_ALONE}': (config, 1),
+    f'int8{_ALONE}': (int8, 1),
   }
+  return {name: engine(*made[name]) for name in names or made}
 
 
 def _ours(engine, arrivals):

@@ -75,6 +75,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     for folder in ('kaiju_jax', 'kernels')
     for path in (ROOT / folder).rglob('*.py')
     if not (folder == 'kaiju_jax' and 'kernels' in path.relative_to(ROOT).parts)
+  } | {
+    str(path.relative_to(ROOT))
+    for path in (ROOT / 'kaiju_jax/serving/page').iterdir()
   }
   wanted = {
     f'kaiju_jax/{name}' if name.startswith('kernels/') else name

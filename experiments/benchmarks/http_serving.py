@@ -1,0 +1,192 @@
+"""How a server over HTTP serves a load, beside the engine without it.
+
+The server is `serving/api.py` over real sockets in a thread of this process, as
+`experiments.serve` runs it; the clients are a process of their own
+(`http_load.py`). The same engine serves both ways, so that a ratio is of one
+run and one compilation.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import json
+import pathlib
+import random
+import subprocess
+import sys
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+
+from experiments.benchmarks import engine_serving
+from experiments.benchmarks import load
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.runs import serve as serve_lib
+from kaiju_jax.serving import api
+from kaiju_jax.serving import context as context_lib
+from kaiju_jax.serving.door import auth
+from kaiju_jax.serving.door import http
+from kaiju_jax.serving.door import limits
+
+MODEL = 'bench'
+
+
+class Numbers(tokenizer_lib.Bytes):
+  """A tokenizer for a model without one: bytes, and tokens as numbers."""
+
+  def __init__(self, vocab_size: int):
+    self.vocab_size = vocab_size
+
+  def decode(self, tokens) -> str:
+    return ''.join(
+      chr(token) if token < 128 else f'<{token}>'
+      for token in np.asarray(tokens).tolist()
+      if token != self.bos_id
+    )
+
+
+class Served(NamedTuple):
+  """A server that runs.
+
+  Attributes:
+    context: its parts.
+    address: its URL.
+    tokens: of two owners.
+  """
+
+  context: context_lib.Context
+  address: str
+  tokens: tuple[str, str]
+
+
+@contextlib.contextmanager
+def served(engine: engine_lib.Engine, folder: pathlib.Path) -> Iterator[Served]:
+  """Yields a server over an engine, which nobody else uses meanwhile.
+
+  Args:
+    engine: idle; what it compiles is compiled.
+    folder: for the server's files.
+  """
+  held = auth.Tokens(folder / auth.FILE)
+  tokens = tuple(held.add(name, rate=limits.LOCAL) for name in ('ann', 'ben'))
+  settings = serve_lib.Settings(str(folder), name=MODEL)
+  tokenizer = Numbers(engine.decoder.config.vocab_size)
+  context = serve_lib.around(engine, tokenizer, settings)
+  try:
+    with http.running(api.app(context)) as server:
+      yield Served(context, server.url, tokens)
+  finally:
+    context.close()
+
+
+def without_http(
+  server: Served, arrivals: Sequence[load.Arrival]
+) -> list[load.Timeline]:
+  """Serves a load by the same engine, in its thread, without the server."""
+  engine = server.context.worker.engine
+
+  def serve():
+    engine_serving.forget(engine)
+    return engine_serving.serve(engine, arrivals)
+
+  return asyncio.run(server.context.worker.call(serve))
+
+
+def over_http(
+  server: Served, arrivals: Sequence[load.Arrival]
+) -> list[load.Timeline]:
+  """Serves a load over HTTP in real time, greedily.
+
+  Returns:
+    The timelines, in the order of the arrivals. Of their tokens it is known
+    when they came, not which they are.
+  """
+  worker = server.context.worker
+  asyncio.run(worker.call(lambda: engine_serving.forget(worker.engine)))
+  asked = [
+    {
+      'seconds': one.seconds,
+      'tokens': one.tokens.tolist(),
+      'max_tokens': one.max_tokens,
+    }
+    for one in arrivals
+  ]
+  done = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'experiments.benchmarks.http_load',
+      server.address,
+      MODEL,
+    ],
+    input=json.dumps(asked),
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  return [
+    load.Timeline(
+      arrival, np.zeros(one['tokens'], np.int32), np.array(one['seconds'])
+    )
+    for arrival, one in zip(arrivals, json.loads(done.stdout))
+  ]
+
+
+class Reused(NamedTuple):
+  """Which part of their prompts' tokens was in the cache.
+
+  Attributes:
+    second_turn: of a conversation's second turn.
+    second_user: of another user's first turn with the same character.
+  """
+
+  second_turn: float
+  second_user: float
+
+
+def reused(server: Served, length: int) -> Reused:
+  """Talks to a character of about `length` tokens, as `usage` tells it."""
+  words = random.Random(0)
+  letters = 'abcdefghijklmnopqrstuvwxyz     '
+  description = ''.join(words.choice(letters) for _ in range(length))
+  fields = {'name': 'Mira', 'description': description, 'greeting': 'Hello.'}
+  ann, ben = server.tokens
+  made = _asked(server, ann, 'characters', {'fields': fields, 'public': True})[
+    'id'
+  ]
+
+  def turn(token: str, session: str, text: str) -> float:
+    answer = _asked(
+      server,
+      token,
+      'chat/completions',
+      {
+        'model': MODEL,
+        'session': session,
+        'messages': [{'role': 'user', 'content': text}],
+        'max_tokens': 32,
+      },
+    )
+    usage = answer['usage']
+    cached = usage['prompt_tokens_details']['cached_tokens']
+    return cached / usage['prompt_tokens']
+
+  opened = {'character': made}
+  first = _asked(server, ann, 'sessions', opened)['id']
+  turn(ann, first, 'Good morning')
+  second = turn(ann, first, 'And then?')
+  other = _asked(server, ben, 'sessions', opened)['id']
+  return Reused(second, turn(ben, other, 'Good evening'))
+
+
+def _asked(server: Served, token: str, path: str, body: dict) -> dict:
+  answer = httpx.post(
+    f'{server.address}/v1/{path}',
+    json=body,
+    headers={'Authorization': f'Bearer {token}'},
+    timeout=600,
+  )
+  return answer.raise_for_status().json()

@@ -1,0 +1,187 @@
+"""Serves a model: a page to chat with characters, and OpenAI's HTTP interface.
+
+    make chat                                      # trains a small model first
+    python -m experiments.serve --workdir=runs/tiny
+    python -m experiments.serve --model=exported --port=0
+    python -m experiments.serve --add_token=ann --token_age=adult
+
+One process and no other service: characters and conversations lie in a sqlite
+file in --folder. It answers this machine alone, and prints the address of its
+page. With --host it answers others too, who need a token each (--add_token
+prints it, once); that takes a gate and a token-level head (--safety, --head),
+because a server without moderation stays on this machine.
+
+--model takes a run's workdir, an export, or a folder of Hugging Face files.
+Ctrl-C ends it: running replies have --grace seconds to finish.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'A folder that training wrote.')
+_MODEL = flags.DEFINE_string(
+  'model', None, 'An export, or a folder of Hugging Face files, instead.'
+)
+_CHAT = flags.DEFINE_bool(
+  'chat',
+  False,
+  'Train a small chat model in --workdir first, if there is none.',
+)
+_NAME = flags.DEFINE_string('name', '', 'What the interface calls the model.')
+_FOLDER = flags.DEFINE_string(
+  'folder', 'runs/server', 'Where characters, conversations and tokens lie.'
+)
+_STORE = flags.DEFINE_string(
+  'store', 'sqlite', "'sqlite', in --folder, or a Redis: redis://HOST:PORT/0."
+)
+_HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
+_PORT = flags.DEFINE_integer('port', 8000, '0 for a free one.', 0, 65_535)
+_METRICS_PORT = flags.DEFINE_integer(
+  'metrics_port',
+  None,
+  'Of /metrics, on 127.0.0.1, where --host is not.',
+  0,
+  65_535,
+)
+_ROWS = flags.DEFINE_integer('rows', 8, 'Replies drawn at once.', 1)
+_KEPT = flags.DEFINE_integer(
+  'kept', 32, 'Texts that stay in the cache beside those being continued.', 0
+)
+_LENGTH = flags.DEFINE_integer(
+  'length',
+  None,
+  "Tokens of a prompt and its reply; by default the model's max_length.",
+  2,
+)
+_CHUNK = flags.DEFINE_integer('chunk', 256, 'Prompt tokens of a round.', 1)
+_MAX_TOKENS = flags.DEFINE_integer(
+  'max_tokens', 512, 'Of a reply, where the client names no limit.', 1
+)
+_QUEUE = flags.DEFINE_integer('queue', 64, 'Requests that wait, at most.', 1)
+_WAIT = flags.DEFINE_float(
+  'wait', 30.0, 'Seconds to a first token, at most; then busy.', 0.1
+)
+_LEASE = flags.DEFINE_float(
+  'lease', 30.0, 'Seconds until a reply that nobody reads is ended.', 0.1
+)
+_GRACE = flags.DEFINE_float(
+  'grace', 30.0, 'Seconds that replies have to finish at the end.', 0.0
+)
+_SAFETY = flags.DEFINE_string(
+  'safety', '', 'Folder of a gate and its certified thresholds.'
+)
+_HEAD = flags.DEFINE_string('head', '', 'File of a token-level head.')
+_GUIDED = flags.DEFINE_integer(
+  'guided',
+  128,
+  'Tokens of a guided reply, at most, where there is a --head.',
+  1,
+)
+_AGE = flags.DEFINE_enum(
+  'age',
+  'unknown',
+  ['adult', 'minor', 'unknown'],
+  'Of the person before this machine; unknown counts as under 18.',
+)
+_ADD_TOKEN = flags.DEFINE_string(
+  'add_token', None, 'Print a new token of NAME.'
+)
+_TOKEN_AGE = flags.DEFINE_enum(
+  'token_age', 'unknown', ['adult', 'minor', 'unknown'], "Of --add_token's."
+)
+_TOKEN_TIER = flags.DEFINE_integer(
+  'token_tier', 0, "Priority of --add_token's; higher goes first."
+)
+_REVOKE_TOKEN = flags.DEFINE_string(
+  'revoke_token', None, 'Remove a token by its id, or all of an owner.'
+)
+_LIST_TOKENS = flags.DEFINE_bool('list_tokens', False, 'Print all tokens.')
+
+
+def main(argv: Sequence[str]) -> None:
+  command.check(argv)
+  try:
+    if _ADD_TOKEN.value or _REVOKE_TOKEN.value or _LIST_TOKENS.value:
+      _change_tokens()
+      return
+    if (_WORKDIR.value is None) == (_MODEL.value is None):
+      raise app.UsageError('exactly one of --workdir and --model is needed.')
+    if _CHAT.value and _WORKDIR.value is None:
+      raise app.UsageError('--chat needs --workdir.')
+    command.begin()
+    _serve()
+  except (OSError, ValueError, LookupError, RuntimeError) as error:
+    raise SystemExit(f'error: {error}') from error
+
+
+def _serve() -> None:
+  from kaiju_jax.runs import load
+  from kaiju_jax.runs import serve
+
+  path = _WORKDIR.value or _MODEL.value
+  if _CHAT.value:
+    from experiments.configs import chat as config
+    from kaiju_jax.runs import chat
+
+    if chat.ready(config.get_config(), path, _say) is None:
+      return
+  loaded = load.from_anywhere(path)
+  _say(f'{loaded.origin}: compiling …')
+  context = serve.assembled(loaded, _settings())
+  serve.run(context, _settings(), _say)
+
+
+def _settings():
+  from kaiju_jax.runs import serve
+
+  return serve.Settings(
+    folder=_FOLDER.value,
+    name=_NAME.value,
+    store=_STORE.value,
+    host=_HOST.value,
+    port=_PORT.value,
+    metrics_port=_METRICS_PORT.value,
+    rows=_ROWS.value,
+    length=_LENGTH.value,
+    chunk=_CHUNK.value,
+    kept=_KEPT.value,
+    max_tokens=_MAX_TOKENS.value,
+    queue=_QUEUE.value,
+    wait=_WAIT.value,
+    lease=_LEASE.value,
+    grace=_GRACE.value,
+    age=_AGE.value,
+    safety=_SAFETY.value,
+    head=_HEAD.value,
+    guided=_GUIDED.value,
+  )
+
+
+def _change_tokens() -> None:
+  import pathlib
+
+  from kaiju_jax.serving.door import auth
+
+  tokens = auth.Tokens(pathlib.Path(_FOLDER.value) / auth.FILE)
+  if _ADD_TOKEN.value:
+    token = tokens.add(_ADD_TOKEN.value, _TOKEN_AGE.value, _TOKEN_TIER.value)
+    print(token)
+    _say('The token is shown this once; send it as "Authorization: Bearer …".')
+  if _REVOKE_TOKEN.value:
+    gone = tokens.revoke(_REVOKE_TOKEN.value)
+    _say(f'{len(gone)} revoked: {", ".join(one.id for one in gone)}')
+  if _LIST_TOKENS.value:
+    for one in tokens.listed():
+      print(f'{one.id}  {one.owner}  {one.age}  tier {one.tier}')
+
+
+def _say(text: str) -> None:
+  print(text, flush=True)
+
+
+if __name__ == '__main__':
+  app.run(main)

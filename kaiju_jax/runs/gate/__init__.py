@@ -1,0 +1,1 @@
+"""From labelled texts to a gate with certified thresholds."""

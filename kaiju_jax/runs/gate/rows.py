@@ -1,0 +1,173 @@
+"""Labelled texts: a JSONL file, and its split into three.
+
+    {"text": "…", "labels": {"violence": true, "self_harm": false},
+     "age": "minor"}
+
+A row labels every dimension. `age` is the tier that it speaks for; without it,
+both. Texts of one skeleton (`safety/reading.py`) are one text: they go to the
+same part, and one of them is kept per tier, because a text that is counted
+twice is not two trials.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import json
+import pathlib
+
+import numpy as np
+
+from kaiju_jax.serving.safety import gate as gate_lib
+from kaiju_jax.serving.safety import reading
+from kaiju_jax.serving.safety import thresholds
+
+PARTS = 'train', 'choose', 'certify'
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One labelled text.
+
+  Attributes:
+    text: the text.
+    labels: per dimension whether it violates it.
+    tiers: for which tiers.
+  """
+
+  text: str
+  labels: tuple[bool, ...]
+  tiers: tuple[str, ...] = thresholds.TIERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """Texts that are labelled along the same dimensions."""
+
+  names: tuple[str, ...]
+  rows: tuple[Row, ...]
+
+  def of(self, tier: str) -> 'Rows':
+    """Returns the rows that speak for a tier."""
+    return Rows(
+      self.names, tuple(row for row in self.rows if tier in row.tiers)
+    )
+
+  @property
+  def label_NC(self) -> np.ndarray:
+    """The labels, bool [N, C]."""
+    labels = [row.labels for row in self.rows]
+    return np.array(labels, bool).reshape(len(labels), len(self.names))
+
+  @property
+  def digest(self) -> str:
+    """SHA-256 of texts, labels and tiers, whatever their order."""
+    each = sorted(
+      hashlib.sha256(json.dumps(dataclasses.astuple(row)).encode()).digest()
+      for row in self.rows
+    )
+    return hashlib.sha256(
+      json.dumps(self.names).encode() + b''.join(each)
+    ).hexdigest()
+
+
+def read(path: str) -> Rows:
+  """Returns a file's rows.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: names the line, the field, its value and what would be right.
+  """
+  rows, names = [], ()
+  with open(pathlib.Path(path), encoding='utf-8') as file:
+    for number, line in enumerate(file, 1):
+      if not line.strip():
+        continue
+      try:
+        names, row = _row(line, names)
+      except ValueError as error:
+        raise ValueError(f'{path}, line {number}: {error}') from error
+      rows.append(row)
+  if not rows:
+    raise ValueError(f'{path}: holds no rows.')
+  gate_lib.check_names(f'{path}: labels', names)
+  return Rows(names, tuple(rows))
+
+
+def split(
+  rows: Rows, choose: float, certify: float, seed: int
+) -> dict[str, Rows]:
+  """Returns the three parts, without copies; see `PARTS`.
+
+  A text's part depends on the text and the seed alone, so that it stays where
+  it is when others are added.
+
+  Args:
+    rows: all rows.
+    choose: the part on which thresholds are chosen, from 0 to 1.
+    certify: the part on which they are counted. The rest trains.
+    seed: another one splits in another way.
+
+  Raises:
+    ValueError: no part is left to train on, or two texts of one skeleton and
+      tier have different labels.
+  """
+  if not (choose > 0 and certify > 0 and choose + certify < 1):
+    raise ValueError(
+      f'choose={choose}, certify={certify}: both must be above 0, and leave a'
+      ' part to train on.'
+    )
+  parts: dict[str, list[Row]] = {part: [] for part in PARTS}
+  for skeleton, row in _without_copies(rows.rows):
+    digest = hashlib.blake2b(
+      skeleton.encode(), digest_size=8, key=str(seed).encode()
+    ).digest()
+    place = int.from_bytes(digest, 'big') / 2**64
+    part = 0 if place >= choose + certify else 1 if place >= certify else 2
+    parts[PARTS[part]].append(row)
+  return {part: Rows(rows.names, tuple(found)) for part, found in parts.items()}
+
+
+def _without_copies(rows: Sequence[Row]) -> Iterable[tuple[str, Row]]:
+  """Yields (skeleton, row), each skeleton once per tier."""
+  known: dict[tuple[str, str], Row] = {}
+  for row in rows:
+    skeleton = reading.skeleton(reading.plain(row.text))
+    tiers = []
+    for tier in row.tiers:
+      first = known.setdefault((skeleton, tier), row)
+      if first.labels != row.labels:
+        raise ValueError(
+          f'{row.text!r} and {first.text!r} read the same, with different'
+          f' labels for the tier {tier}.'
+        )
+      if first is row:
+        tiers.append(tier)
+    if tiers:
+      yield skeleton, dataclasses.replace(row, tiers=tuple(tiers))
+
+
+def _row(line: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], Row]:
+  data = json.loads(line)
+  if not isinstance(data, dict):
+    raise ValueError(f'{data!r}: must be an object.')
+  if unknown := sorted(data.keys() - {'text', 'labels', 'age'}):
+    raise ValueError(f'{unknown[0]}: no such field; text, labels and age are.')
+  text, labels, age = (data.get(field) for field in ('text', 'labels', 'age'))
+  if not isinstance(text, str):
+    raise ValueError(f'text={text!r}: must be text.')
+  if not isinstance(labels, dict) or not all(
+    isinstance(label, bool) for label in labels.values()
+  ):
+    raise ValueError(f'labels={labels!r}: must be true or false per dimension.')
+  names = names or tuple(sorted(labels))
+  if set(labels) != set(names):
+    raise ValueError(
+      f'labels={labels!r}: every row must label {", ".join(names)}.'
+    )
+  if age not in (None, *thresholds.TIERS):
+    raise ValueError(
+      f'age={age!r}: must be one of {", ".join(thresholds.TIERS)}, or missing.'
+    )
+  tiers = thresholds.TIERS if age is None else (age,)
+  return names, Row(text, tuple(labels[name] for name in names), tiers)

@@ -1,0 +1,369 @@
+"""From labelled texts to a folder with a gate, its thresholds and a report.
+
+Texts are split into three (`rows.split`): scikit-learn fits a logistic
+regression per dimension to the segments of the first part and of its copies in
+disguise;
+thresholds are chosen on the second, as
+it is and among other texts, and counted on the third. The folder gets
+
+    gate.safetensors   the gate (`serving/safety/gate.py`)
+    thresholds.json    the thresholds, if the counts support them
+    report.md          counts and bounds, and what passes in disguise
+"""
+
+import dataclasses
+import datetime
+import os
+import time
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.runs.gate import disguise
+from kaiju_jax.runs.gate import rows as rows_lib
+from kaiju_jax.serving.safety import certify
+from kaiju_jax.serving.safety import gate as gate_lib
+from kaiju_jax.serving.safety import hashed
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import reading
+from kaiju_jax.serving.safety import release
+from kaiju_jax.serving.safety import thresholds
+from kaiju_jax.storage import folders
+
+REPORT = 'report.md'
+CERTIFIED, REFUSED, TOO_FEW = 0, 3, 4
+# Of the logits, in which float32 weights and sums in another order differ.
+_TOLERANCE = 1e-3
+# Texts of a kind that are tried in each disguise.
+_SAMPLE = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What is asked for.
+
+  Attributes:
+    choose: the part of the texts on which thresholds are chosen.
+    certify: the part on which they are counted.
+    seed: of the split and of the copies in disguise.
+    c: the inverse of the regularization's strength, as scikit-learn has it.
+    confidence: of what is claimed about both tiers together.
+    hold: tokens of a reply that are held back at most.
+    head: thresholds of the token head, to stand in the file; None for none.
+    settings: what the gate reads; without names, which the rows have.
+  """
+
+  choose: float = 0.2
+  certify: float = 0.4
+  seed: int = 0
+  c: float = 1.0
+  confidence: float = thresholds.CONFIDENCE
+  hold: int = release.HOLD
+  head: thresholds.Stage | None = None
+  settings: gate_lib.Settings = dataclasses.field(
+    default_factory=gate_lib.Settings
+  )
+
+
+class Passed(NamedTuple):
+  """What the minor's thresholds do to texts in one disguise."""
+
+  disguise: str
+  blocked: float
+  refused: float
+
+
+class Result(NamedTuple):
+  """What came of a training.
+
+  Attributes:
+    gate: the gate.
+    stage: its thresholds.
+    policy: both stages' thresholds; None where they are not certified.
+    status: CERTIFIED, REFUSED or TOO_FEW.
+    why: why they are not certified; '' where they are.
+    sizes: texts per part.
+    passed: one per disguise, on some of the texts that certify.
+    milliseconds: median and 99 % quantile of scoring a full window.
+  """
+
+  gate: gate_lib.Gate
+  stage: thresholds.Stage
+  policy: thresholds.Policy | None
+  status: int
+  why: str
+  sizes: dict[str, int]
+  passed: tuple[Passed, ...]
+  milliseconds: tuple[float, float]
+
+
+def train(rows: rows_lib.Rows, task: Task) -> Result:
+  """Trains a gate, chooses its thresholds and counts what they do.
+
+  Raises:
+    ImportError: scikit-learn is missing.
+    ValueError: names the argument, its value and what would be right.
+  """
+  parts = rows_lib.split(rows, task.choose, task.certify, task.seed)
+  _check_parts(parts)
+  settings = dataclasses.replace(task.settings, names=rows.names)
+  copies = disguise.copies(parts['train'], task.seed)
+  gate = _fit(copies, parts['train'], settings, task)
+  stage = _stage(gate, parts, task)
+  policy, status, why = _policy(stage, task)
+  return Result(
+    gate=gate,
+    stage=stage,
+    policy=policy,
+    status=status,
+    why=why,
+    sizes={part: len(found.rows) for part, found in parts.items()},
+    passed=tuple(_passed(gate, stage, parts['certify'], task.seed)),
+    milliseconds=_milliseconds(gate, parts['train']),
+  )
+
+
+def write(result: Result, path: str | os.PathLike, report: str) -> None:
+  """Writes a new folder, whole or not at all; see the module.
+
+  Raises:
+    ValueError, OSError: the folder exists, or cannot be written.
+  """
+  with folders.written(path) as folder:
+    result.gate.save(folder / moderation.GATE)
+    if result.policy:
+      thresholds.write(folder / moderation.THRESHOLDS, result.policy)
+    (folder / REPORT).write_text(report, encoding='utf-8')
+
+
+def scores(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
+  """Returns float64 [N, C], what a gate gives each row."""
+  return np.array([gate.score(row.text) for row in rows.rows]).reshape(
+    len(rows.rows), len(rows.names)
+  )
+
+
+def _fit(
+  rows: rows_lib.Rows,
+  originals: rows_lib.Rows,
+  settings: gate_lib.Settings,
+  task: Task,
+) -> gate_lib.Gate:
+  linear_model, version = _sklearn()
+  parts = [segments(settings, row.text) for row in rows.rows]
+  row_S = np.repeat(np.arange(len(parts)), list(map(len, parts)))
+  features = vectors(settings, [part for each in parts for part in each])
+  models = []
+  for c in range(len(settings.names)):
+    model = linear_model.LogisticRegression(
+      C=task.c, solver='liblinear', max_iter=1000
+    )
+    is_violating_S = rows.label_NC[row_S, c]
+    model.fit(features, is_violating_S)
+    if len(row_S) > len(parts):
+      # Not every segment of a violating text violates; that which says so most
+      # does.
+      logit_S = model.decision_function(features)
+      kept_S = ~is_violating_S | (logit_S == _highest(logit_S, row_S)[row_S])
+      model.fit(features[kept_S], is_violating_S[kept_S])
+    models.append(model)
+  gate = gate_lib.Gate(
+    settings,
+    np.concatenate([model.coef_ for model in models]).T.astype(np.float32),
+    np.concatenate([model.intercept_ for model in models]).astype(np.float32),
+    gate_lib.Trained(
+      rows=len(originals.rows),
+      violations=tuple(map(int, originals.label_NC.sum(axis=0))),
+      data=originals.digest,
+      date=datetime.date.today().isoformat(),
+      library=f'scikit-learn {version}',
+    ),
+  )
+  # What serves is not what was fitted, but must give the same.
+  for n in range(0, len(parts), max(1, len(parts) // 100)):
+    found = features[np.flatnonzero(row_S == n)]
+    theirs = [model.decision_function(found).max() for model in models]
+    ours = gate.logits(rows.rows[n].text)
+    if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
+      raise ValueError(
+        f'scikit-learn {version} gives the logits {theirs}, and the gate'
+        f' {ours}: this version hashes in another way.'
+      )
+  return gate
+
+
+def _highest(logit_S: np.ndarray, row_S: np.ndarray) -> np.ndarray:
+  """Returns [N], each row's highest logit; rows lie one behind another."""
+  return np.maximum.reduceat(logit_S, np.unique(row_S, return_index=True)[1])
+
+
+def segments(settings: gate_lib.Settings, text: str) -> list[str]:
+  """Returns the parts of a text that a gate scores, in their plain reading."""
+  window = reading.window(text, settings.window)
+  return reading.segments(window, settings.segment)
+
+
+def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
+  """Returns scikit-learn's features of segments, all views side by side.
+
+  Raises:
+    ImportError: scikit-learn is missing.
+  """
+  _sklearn()
+  import scipy.sparse
+  from sklearn.feature_extraction import text as text_lib
+
+  readings = {'plain': plain, 'skeleton': list(map(reading.skeleton, plain))}
+  views = [
+    text_lib.HashingVectorizer(
+      analyzer=view.analyzer,
+      ngram_range=(view.low, view.high),
+      token_pattern=hashed.WORD if view.analyzer == 'word' else None,
+      lowercase=False,
+      n_features=settings.features,
+      binary=view.binary,
+      norm=None if view.norm == 'none' else view.norm,
+    ).transform(readings[view.reading])
+    for view in settings.views
+  ]
+  return scipy.sparse.csr_matrix(scipy.sparse.hstack(views))
+
+
+def _sklearn() -> tuple[Any, str]:
+  try:
+    import sklearn
+    from sklearn import linear_model
+  except ImportError as error:
+    raise ImportError(
+      'training a gate needs scikit-learn; install it with'
+      " pip install 'kaiju_jax[gate]'."
+    ) from error
+  return linear_model, sklearn.__version__
+
+
+def _check_parts(parts: dict[str, rows_lib.Rows]) -> None:
+  """Refuses parts of which one has no benign texts, or none of a dimension."""
+  for part, rows in parts.items():
+    tiers = ('',) if part == 'train' else thresholds.TIERS
+    for tier in tiers:
+      label_NC = (rows.of(tier) if tier else rows).label_NC
+      found = dict(zip(rows.names, label_NC.sum(axis=0)))
+      found['benign'] = (~label_NC.any(axis=1)).sum()
+      for name, number in found.items():
+        if not number:
+          which = f' for the tier {tier}' if tier else ''
+          raise ValueError(
+            f'{name}: no such text is left to {part}{which}, of'
+            f' {len(rows.rows)}; give more, or split them otherwise.'
+          )
+
+
+def _stage(
+  gate: gate_lib.Gate, parts: dict[str, rows_lib.Rows], task: Task
+) -> thresholds.Stage:
+  chosen = disguise.among(
+    parts['choose'], gate.settings.window * 9 // 10, task.seed
+  )
+  high: dict[str, np.ndarray] = {}
+  for tier, score_NC, label_NC in _by_tier(gate, chosen):
+    high[tier] = certify.choose(
+      score_NC, label_NC, certify.PLACES[tier], task.confidence
+    )
+  high['minor'] = np.minimum(high['minor'], high['adult'])
+  counted = {
+    tier: certify.count(
+      score_NC,
+      label_NC,
+      gate.names,
+      high[tier],
+      [None] * len(gate.names),
+      task.confidence,
+    )
+    for tier, score_NC, label_NC in _by_tier(gate, parts['certify'])
+  }
+  return thresholds.Stage(
+    version=gate.version,
+    chosen_on=parts['choose'].digest,
+    certified_on=parts['certify'].digest,
+    date=datetime.date.today().isoformat(),
+    **counted,
+  )
+
+
+def _by_tier(gate: gate_lib.Gate, rows: rows_lib.Rows):
+  """Yields each tier with its rows' scores and labels."""
+  score_NC, label_NC = scores(gate, rows), rows.label_NC
+  for tier in thresholds.TIERS:
+    is_of_tier_N = np.array([tier in row.tiers for row in rows.rows])
+    yield tier, score_NC[is_of_tier_N], label_NC[is_of_tier_N]
+
+
+def _policy(
+  stage: thresholds.Stage, task: Task
+) -> tuple[thresholds.Policy | None, int, str]:
+  policy = thresholds.Policy(
+    format=thresholds.FORMAT,
+    confidence=task.confidence,
+    hold=task.hold,
+    gate=stage,
+    head=task.head,
+  )
+  try:
+    thresholds.check(policy)
+  except ValueError as error:
+    needed = certify.needed(task.confidence)
+    least = min(
+      proportion.rows
+      for tier in (stage.adult, stage.minor)
+      for limit in tier.limits
+      for proportion in (limit.blocked, limit.refused)
+    )
+    if least >= needed:
+      return None, REFUSED, str(error)
+    return (
+      None,
+      TOO_FEW,
+      f'{error} {least} texts of a kind certify nothing: even without a'
+      f' mistake it takes {needed} of each tier and dimension, and as many'
+      ' benign ones.',
+    )
+  return policy, CERTIFIED, ''
+
+
+def _passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
+  """Yields a `Passed` per disguise, and per place of padding."""
+  rng = np.random.default_rng(seed)
+  benign = [row.text for row in rows.rows if not any(row.labels)]
+  size = gate.settings.window * 9 // 10
+  ways = {'as it is': lambda text: text, **disguise.DISGUISES}
+  for where, before in ('behind', 1.0), ('before', 0.0), ('amid', 0.5):
+    ways[f'{where} other texts, {size} characters'] = (
+      lambda text, before=before: disguise.padded(
+        text, benign, size, before, rng
+      )
+    )
+  violating = [row.text for row in rows.rows if any(row.labels)]
+  for name, way in ways.items():
+    blocked, refused = (
+      np.mean(
+        [
+          thresholds.reached(stage.minor.limits, gate.score(way(text)))
+          is not None
+          for text in rng.permutation(texts)[:_SAMPLE]
+        ]
+      )
+      for texts in (violating, benign)
+    )
+    yield Passed(name, float(blocked), float(refused))
+
+
+def _milliseconds(gate, rows: rows_lib.Rows) -> tuple[float, float]:
+  text = ' '.join(row.text for row in rows.rows[:200])
+  text = text * (1 + gate.settings.window // max(1, len(text)))
+  taken = []
+  for n in range(100):
+    begun = time.perf_counter()
+    gate.score(text[n:])
+    taken.append(1e3 * (time.perf_counter() - begun))
+  return float(np.median(taken)), float(np.quantile(taken, 0.99))

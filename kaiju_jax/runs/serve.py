@@ -1,0 +1,385 @@
+"""A server from a trained model: its parts, put together.
+
+    loaded = load.from_anywhere('runs/chat')
+    context = serve.assembled(loaded, serve.Settings(folder='server'))
+    serve.run(context, settings)  # until Ctrl-C
+
+One process, and no other service: characters, conversations and tokens lie in
+`Settings.folder`. Without a token it answers this machine alone; and so does a
+server that is unmoderated.
+"""
+
+import asyncio
+from collections.abc import Callable
+import dataclasses
+import os
+import pathlib
+import secrets
+import time
+
+import numpy as np
+
+from kaiju_jax.costs import footprint
+from kaiju_jax.data import chat as chat_format
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import admission
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding import judge
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import sampling
+from kaiju_jax.model import paging
+from kaiju_jax.model import token_head
+from kaiju_jax.runs import load
+from kaiju_jax.serving import api
+from kaiju_jax.serving import context as context_lib
+from kaiju_jax.serving import metrics
+from kaiju_jax.serving import worker as worker_lib
+from kaiju_jax.serving.cards import builtin
+from kaiju_jax.serving.door import auth
+from kaiju_jax.serving.door import http
+from kaiju_jax.serving.door import limits as limits_lib
+from kaiju_jax.serving.door import loopback
+from kaiju_jax.serving.prompts import prompt
+from kaiju_jax.serving.safety import blocked
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.storage import files
+
+# Of guided requests; our guess.
+_WIDTH, _CANDIDATES = 4, 8
+SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How a model is served; all of it our guesses for one machine.
+
+  Attributes:
+    folder: where characters, conversations and tokens lie.
+    name: of the model in the API; '' for the last part of where it lies.
+    store: 'sqlite', or the address of a Redis, `redis://…`.
+    host: address to listen on.
+    port: 0 for a free one.
+    metrics_port: of /metrics, on loopback; None for the server's own port,
+      which is on loopback itself.
+    rows: replies that are drawn at once.
+    length: tokens of a prompt and its reply; None for what the model takes.
+    chunk: prompt tokens of a round.
+    kept: texts that stay in the cache beside the rows'.
+    max_tokens: of a reply for which the client names none.
+    queue: requests that wait at most.
+    wait: seconds to the first token, at most.
+    lease: seconds that a stream stays unread.
+    grace: seconds that replies have to finish when the server stops.
+    age: of the person before this machine: 'adult', 'minor' or 'unknown'.
+    safety: folder of a gate and its thresholds; '' for none.
+    head: file of a token-level head, or folder of the run that trained it; ''
+      for none.
+    guided: tokens of a guided reply, at most: each row has room for its beams.
+  """
+
+  folder: str = 'server'
+  name: str = ''
+  store: str = 'sqlite'
+  host: str = '127.0.0.1'
+  port: int = 8000
+  metrics_port: int | None = None
+  rows: int = 8
+  length: int | None = None
+  chunk: int = 256
+  kept: int = 32
+  max_tokens: int = 512
+  queue: int = 64
+  wait: float = 30.0
+  lease: float = 30.0
+  grace: float = 30.0
+  age: str = auth.UNKNOWN
+  safety: str = ''
+  head: str = ''
+  guided: int = 128
+
+
+def assembled(loaded: load.Loaded, settings: Settings) -> context_lib.Context:
+  """Returns the parts of a server; the engine runs, and has compiled.
+
+  Raises:
+    OSError: a folder or a file cannot be read or written.
+    ValueError: a setting is wrong; or the server would answer others than this
+      machine without tokens, or without moderation.
+  """
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  chat_format.format_of(tokenizer)
+  head = _head(settings.head, loaded.config.d_model)
+  doors = _doors(settings, head)  # Refused before anything compiles.
+  engine = _engine(loaded, tokenizer, settings, head)
+  return _around(engine, tokenizer, settings, loaded.origin, head, doors)
+
+
+def around(
+  engine: engine_lib.Engine,
+  tokenizer: tokenizer_lib.Tokenizer,
+  settings: Settings,
+  origin: str = '',
+  head: judge.Head | None = None,
+) -> context_lib.Context:
+  """Returns the parts of a server around an engine, which runs from now on.
+
+  Args:
+    engine: idle, and warm; the server's alone.
+    tokenizer: of its model.
+    settings: what of them is not the engine's.
+    origin: where the model comes from, in words.
+    head: the token-level head that the engine runs.
+
+  Raises:
+    OSError, ValueError: see `assembled`.
+  """
+  doors = _doors(settings, head)
+  return _around(engine, tokenizer, settings, origin, head, doors)
+
+
+def _around(
+  engine: engine_lib.Engine,
+  tokenizer: tokenizer_lib.Tokenizer,
+  settings: Settings,
+  origin: str,
+  head: judge.Head | None,
+  doors: tuple[auth.Access, moderation.Moderator],
+) -> context_lib.Context:
+  """Returns what `around` does, with `_doors` that are open already."""
+  access, moderator = doors
+  folder = pathlib.Path(settings.folder)
+  written = chat_format.format_of(tokenizer)
+  digest = tokenizer_lib.digest(tokenizer)
+  length = engine.decoder.length
+  store = _store(folder, settings.store)
+  publish_built_in(store, written, digest, length)
+  working = worker_lib.Worker(engine)
+  made = context_lib.Context(
+    worker=working,
+    model=context_lib.Model(
+      name=settings.name or _name(origin),
+      parameters=footprint.count(footprint.parameters(engine.decoder.config)),
+      length=length,
+      digest=digest,
+      origin=origin,
+      created=int(time.time()),
+    ),
+    tokenizer=tokenizer,
+    format=prompt.Encoded(written),
+    store=store,
+    access=access,
+    limits=limits_lib.Limits(),
+    metrics=metrics.Metrics(
+      lambda: working.ask(lambda: metrics.reading(engine))
+    ),
+    moderator=moderator,
+    max_tokens=min(settings.max_tokens, length // 2),
+    guide=_guide(head),
+    guided_tokens=settings.guided,
+  )
+  made.worker.start()
+  return made
+
+
+def run(
+  context: context_lib.Context,
+  settings: Settings,
+  say: Callable[[str], None] = print,
+) -> None:
+  """Answers requests until a signal; then replies have time to finish.
+
+  Args:
+    context: from `assembled`; closed at the end.
+    settings: the same.
+    say: takes what a person is told.
+
+  Raises:
+    OSError: the port is taken.
+  """
+  stopping: list[asyncio.Task] = []
+
+  def drain(seconds: float) -> None:
+    context.is_ready = False
+    say(f'Stopping: replies have {seconds:g} s to finish.')
+    stopping.append(asyncio.create_task(context.worker.drain(seconds)))
+
+  try:
+    server = http.Server(
+      api.app(context),
+      settings.host,
+      settings.port,
+      settings=http.Settings(
+        drain_seconds=settings.grace, unread_seconds=settings.lease
+      ),
+      metrics=None if settings.metrics_port is None else context.metrics.app(),
+      metrics_port=settings.metrics_port or 0,
+      on_drain=drain,
+    )
+    for line in greeting(context, server.url):
+      say(line)
+    server.run()
+  finally:
+    context.close()
+
+
+def greeting(context: context_lib.Context, url: str) -> list[str]:
+  """Returns what whoever starts a server is told, a line each."""
+  model = context.model
+  lines = [
+    f'{model.name}: {model.parameters:,} parameters, {model.length:,} tokens.',
+    f'Chat:    {url}/',
+    f'OpenAI:  base_url={url}/v1, model={model.name}',
+  ]
+  if context.moderator.mode == 'unmoderated':
+    lines.append('Unmoderated: it answers this machine alone.')
+  return [*lines, 'Ctrl-C ends it.']
+
+
+def publish_built_in(
+  store: characters.Store,
+  written: chat_format.Format,
+  digest: str,
+  length: int,
+) -> None:
+  """Publishes the built-in characters that the model has room for."""
+  for fields in builtin.CHARACTERS:
+    tokens = prompt.prefix(fields, written)
+    if len(tokens) <= length // 2:
+      store.publish(
+        characters.BUILT_IN,
+        fields,
+        tokens,
+        digest,
+        fields.name.lower(),
+        is_public=True,
+      )
+
+
+def warm(engine: engine_lib.Engine) -> None:
+  """Compiles what requests run: prefills, steps, and a text that is resumed."""
+  engine.warm()
+  tokens = np.ones(2 * engine.decoder.account.page + 2, np.int32)
+  greedy = sampling.Sampling(temperature=0)
+  for scores in False, False, True:
+    asked = request_lib.Request(tokens, 2, greedy, scores_prompt=scores)
+    one = engine.submit(asked)
+    while one.reason is None:
+      engine.advance()
+  tree = engine.decoder.account.tree
+  for point in list(tree.points()):
+    tree.drop(point)
+
+
+def _engine(loaded, tokenizer, settings: Settings, head) -> engine_lib.Engine:
+  length = settings.length or loaded.config.max_length
+  sizes = paging.pools(
+    loaded.config.layers(),
+    settings.rows + settings.kept,
+    length,
+    heads=loaded.config.num_kv_heads,
+  )
+  guide = _guide(head)
+  decoder = decoder_lib.Decoder(
+    loaded.params,
+    loaded.config,
+    rows=settings.rows,
+    length=length,
+    extra=0 if guide is None else guide.extra(settings.guided),
+    page_counts={kind: pool.pages for kind, pool in sizes.items()},
+    replica=loaded.replica,
+  )
+  engine = engine_lib.Engine(
+    decoder,
+    tokenizer,
+    chunk=settings.chunk,
+    limits=admission.Limits(settings.queue, settings.wait, settings.lease),
+    head=head,
+    candidates=0 if guide is None else guide.queries,
+  )
+  warm(engine)
+  return engine
+
+
+def _guide(head: judge.Head | None) -> request_lib.Guide | None:
+  """Returns how guided requests search: away from all that the head names."""
+  if head is None:
+    return None
+  weights = {name: -1.0 for name in head[1].names}
+  return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
+
+
+def _head(path: str, d_model: int):
+  """Returns a token-level head's parameters and config; None for none."""
+  if not path:
+    return None
+  if pathlib.Path(path).is_dir():
+    return load.token_head(path)
+  return token_head.load(path, d_model=d_model)
+
+
+def _doors(
+  settings: Settings, head: judge.Head | None
+) -> tuple[auth.Access, moderation.Moderator]:
+  """Returns who may ask, and what may be said.
+
+  Raises:
+    OSError: a file cannot be read or written.
+    ValueError: others than this machine would be answered without tokens, or
+      without moderation.
+  """
+  folder = pathlib.Path(settings.folder)
+  if not folder.exists():
+    files.make_folder(folder)
+    folder.chmod(0o700)  # It holds what people said.
+  tokens = auth.Tokens(folder / auth.FILE)
+  named = log = None
+  if head is not None:
+    params, config = head
+    version = moderation.head_version(params, config.names)
+    named = moderation.Head(version, config.names)
+  if settings.safety:
+    log = blocked.Blocked(folder / BLOCKED, _key(folder / KEY))
+  moderator = moderation.Moderator(named, log)
+  if settings.safety:
+    moderator.use(settings.safety)
+  is_open = loopback.is_loopback(settings.host)
+  if not is_open and not tokens.listed():
+    raise ValueError(
+      f'host={settings.host!r}: others may ask with a token only, and there is'
+      f' none in {folder / auth.FILE}: add one first (--add_token=NAME).'
+    )
+  if not is_open and moderator.mode == 'unmoderated':
+    raise ValueError(
+      f'host={settings.host!r}: a server without moderation answers this'
+      ' machine alone; give it a gate and a token-level head (--safety,'
+      " --head), or host='127.0.0.1'."
+    )
+  return auth.Access(tokens, is_open=is_open, age=settings.age), moderator
+
+
+def _key(path: pathlib.Path) -> bytes:
+  """Returns the server's secret, which its first start draws."""
+  try:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+  except FileExistsError:
+    return path.read_bytes()
+  with os.fdopen(file, 'wb') as opened:
+    opened.write(secrets.token_bytes(32))
+  return path.read_bytes()
+
+
+def _store(folder: pathlib.Path, which: str) -> characters.Store:
+  if which == 'sqlite':
+    from kaiju_jax.serving.stores import sqlite_store
+
+    return sqlite_store.SqliteStore(folder / SQLITE)
+  from kaiju_jax.serving.stores import redis_store
+
+  return redis_store.RedisStore(which)
+
+
+def _name(origin: str) -> str:
+  """Returns a model's name: where it lies, without the way there."""
+  return pathlib.PurePath(origin.partition(',')[0]).stem or 'model'

@@ -1,0 +1,1 @@
+"""Characters as people write them: fields, cards in JSON and PNG."""

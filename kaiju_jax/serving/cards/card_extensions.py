@@ -1,0 +1,73 @@
+"""What a card carries for other programs: kept as data, without what executes.
+
+Programs put scripts, patterns, markup and addresses of pictures into a card's
+`extensions`. Nothing here ever reads them. They are dropped all the same, so
+that an exported card does not carry them into a program that would.
+"""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+# Words of a name, in camel case or between signs.
+_WORD = re.compile('[A-Z]+(?![a-z])|[A-Z]?[a-z]+')
+# What names in the wild call things that a program runs or renders.
+_EXECUTES = {
+  *('automation', 'code', 'css', 'eval', 'function', 'functions', 'hook'),
+  *('hooks', 'html', 'javascript', 'js', 'lua', 'macro', 'macros', 'plugin'),
+  *('plugins', 'python', 'regex', 'regexes', 'script', 'scripts'),
+  *('stylesheet', 'trigger', 'triggers', 'triggerscript', 'virtualscript'),
+  'wasm',
+}
+_ADDRESS = re.compile(
+  r'\s*(?:(?:blob|data|embeded|embedded|file|ftp|https?|javascript|wss?):|//)',
+  re.IGNORECASE,
+)
+_MARKUP = re.compile(r'<\s*[a-z!/?]', re.IGNORECASE)
+
+
+def kept(value: Any, name: str) -> tuple[Any, list[str]]:
+  """Returns plain data without what executes, and what was dropped.
+
+  Args:
+    value: of JSON, not deeper than the interpreter's stack.
+    name: what notes call it.
+  """
+  notes: list[str] = []
+  return _kept(value, name, notes), notes
+
+
+def _kept(value: Any, name: str, notes: list[str]) -> Any:
+  if isinstance(value, Mapping):
+    left = {}
+    for key, inner in value.items():
+      within = f'{name}.{ascii(key)[1:-1][:60]}'
+      fault = _fault(inner, str(key))
+      if fault:
+        notes.append(f'{within}: {fault}, dropped')
+      else:
+        left[key] = _kept(inner, within, notes)
+    return left
+  if isinstance(value, list):
+    left = []
+    for index, inner in enumerate(value):
+      fault = _fault(inner)
+      if fault:
+        notes.append(f'{name}[{index}]: {fault}, dropped')
+      else:
+        left.append(_kept(inner, f'{name}[{index}]', notes))
+    return left
+  return value
+
+
+def _fault(value: Any, key: str = '') -> str:
+  words = {word.lower() for word in _WORD.findall(key)}
+  # An empty list of scripts is worth no note, and stays.
+  if words & _EXECUTES and value:
+    return 'may execute'
+  if isinstance(value, str):
+    if _ADDRESS.match(value):
+      return 'an address'
+    if _MARKUP.search(value):
+      return 'markup'
+  return ''

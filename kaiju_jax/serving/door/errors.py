@@ -1,0 +1,224 @@
+"""What a client is told when its request fails, in OpenAI's form.
+
+    {"error": {"message": …, "type": …, "param": …, "code": …}}
+
+A handler raises an `ApiError`; `HANDLERS` answers it, and everything else that
+a handler may raise. What a client did not cause is told without details: these
+are in the log. In a stream that has begun, an error is an event, and no
+`[DONE]` follows it.
+"""
+
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+import json
+import math
+from typing import Any
+
+from starlette import exceptions
+from starlette import requests
+from starlette import responses
+
+# Messages quote what a client sent; no answer grows with it.
+_LONGEST = 1000
+INVALID = 'invalid_request_error'
+SERVER = 'server_error'
+
+
+class ApiError(Exception):
+  """A failure that a client is told.
+
+  Attributes:
+    status: of the HTTP answer.
+    message: what is wrong and what would be right.
+    type: OpenAI's kind of error.
+    param: the request's field that is wrong; None for none.
+    code: what programs compare; None for none.
+    headers: of the HTTP answer.
+  """
+
+  def __init__(
+    self,
+    status: int,
+    message: str,
+    type: str = INVALID,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+  ):
+    super().__init__(message)
+    self.status = status
+    self.message = message
+    self.type = type
+    self.param = param
+    self.code = code
+    self.headers = dict(headers or {})
+
+
+def invalid(
+  message: str, param: str | None = None, code: str | None = None
+) -> ApiError:
+  """400: the request is wrong; `param` names the field."""
+  return ApiError(400, message, INVALID, param, code)
+
+
+def unauthorized(message: str) -> ApiError:
+  """401: no token, or one that is not valid."""
+  challenge = {'WWW-Authenticate': 'Bearer'}
+  return ApiError(401, message, INVALID, None, 'invalid_api_key', challenge)
+
+
+def forbidden(message: str, code: str = 'forbidden') -> ApiError:
+  """403: known, and not allowed."""
+  return ApiError(403, message, 'permission_error', None, code)
+
+
+def missing(
+  message: str, param: str | None = None, code: str = 'not_found'
+) -> ApiError:
+  """404: there is no such thing, or it is somebody else's."""
+  return ApiError(404, message, INVALID, param, code)
+
+
+def conflict(message: str, param: str | None = None) -> ApiError:
+  """409: something changed meanwhile."""
+  return ApiError(409, message, INVALID, param, 'conflict')
+
+
+def too_large(message: str) -> ApiError:
+  """413: the body is larger than allowed."""
+  return ApiError(413, message, INVALID, None, 'request_too_large')
+
+
+def unsupported_type(message: str) -> ApiError:
+  """415: the body is of another type than the endpoint takes."""
+  return ApiError(415, message, INVALID, None, 'unsupported_media_type')
+
+
+def rate_limited(message: str, seconds: float) -> ApiError:
+  """429: this client asks too often; it may again after `seconds`."""
+  return ApiError(
+    429,
+    message,
+    'rate_limit_error',
+    None,
+    'rate_limit_exceeded',
+    retry_after(seconds),
+  )
+
+
+def busy(message: str, seconds: float) -> ApiError:
+  """429: too many ask; it is worth asking again after `seconds`."""
+  return ApiError(
+    429, message, SERVER, None, 'server_busy', retry_after(seconds)
+  )
+
+
+def internal() -> ApiError:
+  """500: the server failed. The log says how, the answer does not."""
+  return ApiError(
+    500, 'The server failed to answer this request.', SERVER, None, 'internal'
+  )
+
+
+def unavailable(
+  message: str, seconds: float | None = None, code: str = 'unavailable'
+) -> ApiError:
+  """503: it cannot be answered at the moment."""
+  headers = {} if seconds is None else retry_after(seconds)
+  return ApiError(503, message, SERVER, None, code, headers)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+  """Returns the header that says when to ask again, in whole seconds."""
+  return {'Retry-After': str(max(1, math.ceil(seconds)))}
+
+
+def data(error: ApiError) -> dict[str, Any]:
+  """Returns an error as plain data."""
+  message = error.message
+  if len(message) > _LONGEST:
+    message = f'{message[: _LONGEST - 1]}…'
+  return {
+    'error': {
+      'message': message,
+      'type': error.type,
+      'param': error.param,
+      'code': error.code,
+    }
+  }
+
+
+def body(error: ApiError) -> bytes:
+  """Returns an error as JSON in ASCII.
+
+  A message may quote what UTF-8 cannot hold, such as a lone surrogate.
+  """
+  return json.dumps(data(error)).encode('ascii')
+
+
+def event(error: ApiError) -> bytes:
+  """Returns an error as an event of a stream, which ends there."""
+  return b'data: %s\n\n' % body(error)
+
+
+def response(error: ApiError) -> responses.Response:
+  """Returns an error as an answer."""
+  return responses.Response(
+    body(error), error.status, error.headers, 'application/json'
+  )
+
+
+def shown(error: Exception) -> ApiError:
+  """Returns what a client is told of any exception."""
+  if isinstance(error, ApiError):
+    return error
+  if isinstance(error, exceptions.HTTPException):
+    return _of_http(error)
+  return internal()
+
+
+_CODES = {404: 'not_found', 405: 'method_not_allowed'}
+_MESSAGES = {
+  404: 'There is no such address.',
+  405: 'This address does not take this method.',
+}
+
+
+def _of_http(error: exceptions.HTTPException) -> ApiError:
+  """Returns what starlette itself raises, such as an unknown address."""
+  status = error.status_code
+  return ApiError(
+    status,
+    _MESSAGES.get(status, error.detail),
+    INVALID if status < 500 else SERVER,
+    None,
+    _CODES.get(status),
+    error.headers,
+  )
+
+
+async def _answer(
+  request: requests.Request, error: Exception
+) -> responses.Response:
+  return response(shown(error))
+
+
+async def _gone(
+  request: requests.Request, error: Exception
+) -> responses.Response:
+  """Answers nobody: the client left while its body was read."""
+  return response(invalid('The client left before its request was whole.'))
+
+
+# The argument `exception_handlers` of a starlette application. The one for
+# Exception answers; starlette raises it again, so that the server logs it.
+HANDLERS: dict[
+  Any,
+  Callable[[requests.Request, Exception], Awaitable[responses.Response]],
+] = {
+  ApiError: _answer,
+  exceptions.HTTPException: _answer,
+  requests.ClientDisconnect: _gone,
+  Exception: _answer,
+}

@@ -1,0 +1,496 @@
+/**
+ * The chat page: what a person can do, and what the page then asks and shows.
+ *
+ * The address's fragment says what is shown: #home, #character/ID or
+ * #session/ID. State lives in one object; every change ends in draw(state).
+ */
+
+import * as client from '/client.js';
+import {drafts, leaf, newest, path, recall, remember, siblings, since}
+  from '/conversation.js';
+import {announce, characterOf, draw, drawNotice, drawText, find, focusDraft,
+  isLost, nameOf, shown, streamOf} from '/drawing.js';
+
+const LAST = 'kaiju.session';
+const LARGEST_CARD = 8 * 2 ** 20;
+
+const state = {
+  view: 'welcome',
+  server: null,
+  characters: [],
+  sessions: [],
+  character: null,      // The id of the character whose sheet is open.
+  session: null,        // The conversation that is open.
+  dropped: new Map(),   // Character id -> what its card had and we have not.
+  streams: new Map(),   // Session id -> the reply on its way, or how it failed.
+  figures: new Map(),   // 'session/message' -> {prompt, cached, wait}.
+  notice: null,         // {words, retry, until}.
+};
+
+// Failures.
+
+const WORDS = {
+  0: '',
+  400: 'The server did not accept this.',
+  401: 'Without a token the server does not answer.',
+  403: 'The server does not allow this.',
+  404: 'This is not there any more.',
+  409: 'The conversation has changed elsewhere.',
+  413: 'This is too large for the server.',
+  429: 'The server is busy.',
+  503: 'The server can neither answer nor store anything at the moment.',
+};
+
+/** A failure in words, with what tries again where that can help. */
+function noticeOf(error, retry) {
+  if (!(error instanceof client.Refusal)) {
+    console.error(error);
+    return {words: `The page failed: ${error.message}`, retry: null};
+  }
+  const {status, message, wait} = error;
+  const meaning = WORDS[status] ?? `The server failed (${status}).`;
+  const canHelp = [0, 401, 409, 429].includes(status) || status >= 500;
+  return {
+    words: [meaning, message].filter(Boolean).join(' '),
+    retry: canHelp ? retry : null,
+    until: wait === null ? null : Date.now() + wait * 1000,
+  };
+}
+
+/** Runs an action; a failure is shown, and can be tried again. */
+async function attempt(action) {
+  const {notice} = state;
+  try {
+    const end = action();  // It may read the notice that it answers.
+    if (state.notice === notice) state.notice = null;
+    await end;
+  } catch (error) {
+    state.notice = noticeOf(error, () => attempt(action));
+  }
+  draw(state);
+}
+
+setInterval(() => drawNotice(state), 500);
+
+// Where we are.
+
+function go(view, id) {
+  location.hash = id ? `${view}/${encodeURIComponent(id)}` : view;
+}
+
+async function route() {
+  const [view, id = ''] = location.hash.slice(1).split('/');
+  const name = decodeURIComponent(id);
+  if (view === 'session') await showSession(name);
+  else if (view === 'character') await showCharacter(name);
+  else showHome();
+  draw(state);
+  if (state.view === 'chat') focusDraft();
+  else find(`#${state.view} h1`).focus();
+}
+
+/** Goes home from what is no longer there. */
+function leave() {
+  history.replaceState(null, '', '#home');
+  showHome();
+}
+
+function showHome() {
+  Object.assign(state, {view: 'welcome', session: null});
+  document.title = 'kaiju_jax';
+}
+
+async function showCharacter(id) {
+  if (!characterOf(state, id)) {
+    const {hash} = location;
+    const character = await client.character(id);
+    if (location.hash !== hash) return;  // Gone elsewhere in the meantime.
+    state.characters.push(character);
+  }
+  Object.assign(state, {view: 'sheet', session: null, character: id});
+  document.title = shown(characterOf(state, id).name);
+}
+
+async function showSession(id) {
+  const {hash} = location;
+  try {
+    const session = await client.session(id);
+    if (location.hash !== hash) return;
+    state.session = session;
+    show(session);
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    forget(id);
+    leave();
+    throw error;
+  }
+  state.view = 'chat';
+  remember(LAST, id);
+  document.title = shown(nameOf(state, state.session));
+}
+
+/** Takes what is stored of a conversation, and shows it if it is open. */
+function show(session) {
+  const at = state.sessions.findIndex(({id}) => id === session.id);
+  if (at < 0) state.sessions.unshift(session);
+  else state.sessions[at] = session;  // Its place stays, under a finger.
+  if (state.session?.id === session.id) state.session = session;
+  const stream = state.streams.get(session.id);
+  if (!stream?.isLive || stream.isSettled) drafts.settle(session);
+}
+
+async function read(id) {
+  const session = await client.session(id);
+  show(session);
+  return session;
+}
+
+function forget(id) {
+  drafts.remove(id);
+  state.streams.delete(id);
+  state.sessions = state.sessions.filter((session) => session.id !== id);
+  if (recall(LAST) === id) remember(LAST, null);
+}
+
+async function begin() {
+  const [server, characters, sessions] = await Promise.all(
+    [client.server(), client.characters(), client.sessions()]);
+  Object.assign(state, {server, characters, sessions});
+  const last = recall(LAST);
+  const isKnown = state.sessions.some(({id}) => id === last);
+  if (!location.hash && isKnown) {
+    history.replaceState(null, '', `#session/${encodeURIComponent(last)}`);
+  }
+  await route();
+}
+
+// Replies.
+
+/** Asks for a reply to `text`, to the head, or for another one (a swipe). */
+async function reply(session, {text = '', isSwipe = false} = {}) {
+  const stream = {
+    session: session.id, asked: text, isSwipe, after: newest(session),
+    text: '', refusal: '', announced: 0,
+    finish: null, message: null, usage: null,
+    isLive: true,      // It may still change.
+    isSettled: false,  // What is stored of it is known.
+    isStored: false,   // There is a stored reply.
+    started: performance.now(), wait: null,
+    abort: new AbortController(), notice: null,
+  };
+  state.streams.set(session.id, stream);
+  const others = state.sessions.filter(({id}) => id !== session.id);
+  state.sessions = [session, ...others];
+  state.notice = null;
+  draw(state);
+  let failure = null;
+  try {
+    const chunks = client.chat(question(stream), stream.abort.signal);
+    for await (const chunk of chunks) take(stream, chunk);
+  } catch (error) {
+    if (error.name !== 'AbortError') failure = error;
+  }
+  await settle(stream, failure);
+}
+
+function question({session, asked, isSwipe}) {
+  const messages = asked ? [{role: 'user', content: asked}] : [];
+  const {model} = state.server;
+  return {model, session, messages, ...(isSwipe ? {swipe: true} : {})};
+}
+
+function take(stream, {choices: [choice] = [], usage, kaiju}) {
+  const text = choice?.delta?.content ?? '';
+  stream.refusal += choice?.delta?.refusal ?? '';
+  if (text) stream.wait ??= performance.now() - stream.started;
+  stream.text += text;
+  stream.finish = choice?.finish_reason ?? stream.finish;
+  stream.usage = usage ?? stream.usage;
+  stream.message = kaiju?.message ?? stream.message;
+  if (stream !== streamOf(state)) return;
+  drawText(stream);
+  const sentences = stream.text.slice(stream.announced).match(/^.*[.!?…]\s/s);
+  if (sentences) say(stream, sentences[0]);
+}
+
+function say(stream, text) {
+  stream.announced += text.length;
+  if (text.trim()) announce(text);
+}
+
+/** Compares what came with what is stored: the stored is what is shown. */
+async function settle(stream, failure) {
+  try {
+    if (failure?.status === 401) throw failure;  // Ask for a token once.
+    const session = await stored(stream, failure);
+    const [message] = since(session, stream.after, 'assistant');
+    if (message) keepFigures(stream, stream.message ?? message.id);
+    stream.isStored = Boolean(message);
+    stream.isSettled = true;
+    show(session);
+  } catch (error) {
+    failure ??= error;
+  }
+  stream.isLive = false;
+  if (failure) stream.notice = noticeOf(failure, () => again(stream));
+  else if (!isLost(stream)) state.streams.delete(stream.session);
+  if (state.session?.id === stream.session) {
+    say(stream, stream.text.slice(stream.announced));
+  }
+  draw(state);
+}
+
+/** The conversation with its reply; a part of one may come a moment later. */
+async function stored({session: id, after, text, abort}, failure) {
+  const isPart = abort.signal.aborted || (failure && text);
+  const tries = isPart ? 5 : 1;
+  for (let tried = 1; ; tried++) {
+    const session = await client.session(id);
+    const isThere = since(session, after, 'assistant').length > 0;
+    if (isThere || tried === tries) return session;
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
+}
+
+function keepFigures({session, usage, wait}, message) {
+  state.figures.set(`${session}/${message}`, {
+    prompt: usage?.prompt_tokens ?? 0,
+    cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+    wait,
+  });
+}
+
+/** What failed, once more: sends what came back, or asks for the reply. */
+async function again({session: id, asked, after}) {
+  state.streams.delete(id);
+  const session = await read(id);
+  if (asked && !since(session, after, 'user').length) return submit(session);
+  const isAnswered = path(session).at(-1)?.role === 'assistant';
+  return reply(session, {isSwipe: isAnswered});
+}
+
+/** Sends what stands in the composer. */
+async function submit(session = state.session) {
+  const {id} = session;
+  if (state.streams.get(id)?.isLive || !drafts.get(id).text.trim()) return;
+  // Of a message that was sent before, it may not be known if it arrived.
+  const current = drafts.get(id).asked ? await read(id) : session;
+  const {text} = drafts.get(id);
+  drafts.update(id, {text: '', asked: text, after: newest(current)});
+  await reply(current, {text});
+}
+
+// Actions, by the names that buttons have in `data-action`.
+
+const messageOf = (id) =>
+  state.session.messages.find((message) => String(message.id) === id);
+
+async function step(id, by) {
+  const message = messageOf(id);
+  const versions = siblings(state.session, message);
+  const next = versions[versions.indexOf(message) + by];
+  if (!next) return actions.swipe();
+  const head = leaf(state.session, next).id;
+  state.streams.delete(state.session.id);
+  show(await client.setHead(state.session.id, head));
+  return announce(next.text);
+}
+
+const actions = {
+  async start() {
+    const session = await client.openSession(state.character);
+    show(session);
+    go('session', session.id);
+  },
+
+  async removeCharacter() {
+    const {id, name} = characterOf(state, state.character);
+    if (!await isSure('Delete this character?', name)) return;
+    await client.removeCharacter(id);
+    state.characters = state.characters.filter((other) => other.id !== id);
+    leave();
+  },
+
+  async removeSession(id = state.session.id) {
+    const session = state.sessions.find((other) => other.id === id);
+    const name = nameOf(state, session);
+    if (!await isSure('Delete the conversation?', name)) return;
+    state.streams.get(id)?.abort.abort();
+    await client.removeSession(id);
+    forget(id);
+    if (state.session?.id === id) leave();
+  },
+
+  previous: (id) => step(id, -1),
+  next: (id) => step(id, 1),
+  swipe: () => reply(state.session, {isSwipe: true}),
+  answer: () => reply(state.session),
+  stop: () => streamOf(state)?.abort.abort(),
+
+  edit(id) {
+    const {text} = messageOf(id);
+    drafts.update(state.session.id, {edit: {id: Number(id), text}});
+    draw(state);
+    find('.editor textarea').focus();
+  },
+
+  async saveEdit() {
+    const {session} = state;
+    const {edit} = drafts.get(session.id);
+    const {parent, role, text} = messageOf(String(edit.id));
+    if (!edit.text.trim()) return;
+    if (edit.text === text) return actions.cancelEdit();
+    const message = {parent, role, text: edit.text};
+    const edited = await client.addMessage(session.id, message);
+    drafts.update(session.id, {edit: null});
+    state.streams.delete(session.id);
+    show(edited);
+    if (role === 'user') await reply(edited);
+  },
+
+  cancelEdit: () => drafts.update(state.session.id, {edit: null}),
+
+  tryAgain() {
+    const {retry} = streamOf(state)?.notice ?? state.notice;
+    actions.dismiss();
+    return retry();
+  },
+
+  dismiss() {
+    const stream = streamOf(state);
+    if (stream?.notice) stream.notice = null;
+    else state.notice = null;
+  },
+};
+
+// Cards.
+
+async function addCards(files) {
+  while (files.length) {
+    const [file] = files;
+    if (file.size > LARGEST_CARD) {
+      throw new client.Refusal(413, `${file.name} has more than 8 MiB.`);
+    }
+    const {id, notes = []} = await client.addCard(file);
+    state.characters = await client.characters();
+    state.dropped.set(id, notes);
+    go('character', id);
+    files.shift();
+  }
+}
+
+function listenForCards() {
+  const hasFiles = (event) => event.dataTransfer?.types.includes('Files');
+  const veil = find('#drop-veil');
+  addEventListener('dragover', (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    veil.hidden = false;
+  });
+  addEventListener('dragleave', (event) => {
+    if (!event.relatedTarget) veil.hidden = true;
+  });
+  addEventListener('drop', (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    veil.hidden = true;
+    const files = [...event.dataTransfer.files];
+    attempt(() => addCards(files));
+  });
+  find('#card').addEventListener('change', ({target}) => {
+    const files = [...target.files];
+    target.value = '';
+    attempt(() => addCards(files));
+  });
+}
+
+// Questions.
+
+/** Shows a dialog with one form; true if it was submitted. */
+function answered(dialog) {
+  dialog.returnValue = 'no';
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener(
+      'close', () => resolve(dialog.returnValue === 'yes'), {once: true});
+  });
+}
+
+function isSure(title, name) {
+  const dialog = find('#question');
+  find('h2', dialog).textContent = title;
+  find('.name', dialog).textContent = shown(name);
+  return answered(dialog);
+}
+
+async function askForToken(wasRefused) {
+  const dialog = find('#token');
+  const field = find('input', dialog);
+  field.value = '';
+  find('.refused', dialog).textContent =
+    wasRefused ? 'The server does not know that token.' : '';
+  if (!await answered(dialog)) throw new client.Refusal(401, '');
+  return field.value.replace(/[^\x21-\x7e]/g, '');
+}
+
+function listenToDialogs() {
+  for (const dialog of document.querySelectorAll('dialog')) {
+    dialog.addEventListener('submit', (event) => {
+      event.preventDefault();
+      dialog.close('yes');
+    });
+    find('[value=no]', dialog).addEventListener('click', () => {
+      dialog.close('no');
+    });
+  }
+}
+
+// Keys and presses.
+
+function listenToWriting() {
+  const area = find('#draft');
+  find('#composer').addEventListener('submit', (event) => {
+    event.preventDefault();
+    attempt(submit);
+  });
+  area.addEventListener('input', () => {
+    drafts.update(state.session.id, {text: area.value});
+    find('#composer .send').disabled = !area.value.trim();
+  });
+  area.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    attempt(submit);
+  });
+  find('#transcript').addEventListener('input', ({target}) => {
+    const {edit} = drafts.get(state.session.id);
+    drafts.update(state.session.id, {edit: {...edit, text: target.value}});
+  });
+  addEventListener('keydown', ({key}) => {
+    if (key !== 'Escape' || document.querySelector('dialog[open]')) return;
+    if (find('.editor:focus-within')) attempt(actions.cancelEdit);
+    else actions.stop();
+  });
+}
+
+function listenToPresses() {
+  const running = new Set();
+  document.addEventListener('click', async ({target}) => {
+    const button = target.closest('[data-action]');
+    const {action} = button?.dataset ?? {};
+    const press = `${action} ${location.hash}`;
+    if (!action || running.has(press)) return;
+    const id = button.closest('[data-id]')?.dataset.id;
+    running.add(press);
+    await attempt(() => actions[action](id));
+    running.delete(press);
+  });
+  addEventListener('hashchange', () => attempt(route));
+}
+
+listenForCards();
+listenToDialogs();
+listenToWriting();
+listenToPresses();
+client.onMissingToken(askForToken);
+attempt(begin);

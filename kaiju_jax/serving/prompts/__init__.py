@@ -1,0 +1,1 @@
+"""Characters and conversations as tokens that a cache finds again."""

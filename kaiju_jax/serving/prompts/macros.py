@@ -1,0 +1,88 @@
+"""Macros of character cards: `{{char}}`, `{{random:a,b}}` and the like.
+
+A macro is expanded once, when its text is stored or becomes part of a prefix,
+and never again: a text that changed from turn to turn would be found in no
+cache (`prompt.py`). What all users of a character share reads the same for all:
+`stable`.
+"""
+
+import datetime
+import random as random_lib
+import re
+
+USER = 'User'  # What `{{user}}` is where all users read the same.
+
+_CHARACTER = re.compile(r'\{\{\s*char\s*\}\}|<(?:bot|char)>', re.IGNORECASE)
+_USER = re.compile(r'\{\{\s*user\s*\}\}|<user>', re.IGNORECASE)
+_OTHER = re.compile(r'\{\{([^{}]*)\}\}')
+_CHOICE = re.compile(r'(random|pick)\s*(::|:)(.*)', re.IGNORECASE | re.DOTALL)
+_ROLL = re.compile(r'roll[\s:]+(?:(\d{0,2})d)?(\d{1,6})', re.IGNORECASE)
+_REMARK = re.compile(r'//|(?:comment|hidden_key)\s*:', re.IGNORECASE)
+_COMMA = re.compile(r'(?<!\\),')
+
+
+def expand(
+  text: str,
+  char: str,
+  user: str,
+  random: random_lib.Random | None = None,
+  now: datetime.datetime | None = None,
+) -> str:
+  """Returns a text with its macros expanded; unknown ones stay.
+
+    {{char}} <char> <BOT>      the character's name
+    {{user}} <USER>            the user's name
+    {{random:a,b}} {{pick:…}}  one of the choices; `::` separates them as well
+    {{roll:d6}} {{roll:2d6}}   the sum of dice
+    {{time}} {{date}}          now, as 18:05 and 2031-02-28
+    {{// …}} {{comment: …}} {{hidden_key: …}}  nothing
+
+  Args:
+    text: what was written.
+    char: the character's name.
+    user: the user's name.
+    random: draws choices and dice; None to leave these macros.
+    now: the user's time; None to leave these macros.
+  """
+  text = _CHARACTER.sub(lambda _: char, text)
+  text = _USER.sub(lambda _: user, text)
+
+  def one(found: re.Match[str]) -> str:
+    made = _one(found[1].strip(), random, now)
+    return found[0] if made is None else made
+
+  return _OTHER.sub(one, text)
+
+
+def stable(text: str, char: str) -> str:
+  """Returns a text whose macros are expanded alike for everybody, always.
+
+  Choices and dice are drawn by the text itself; the time stays unexpanded.
+  """
+  return expand(text, char, USER, random_lib.Random(text))
+
+
+def _one(
+  macro: str,
+  random: random_lib.Random | None,
+  now: datetime.datetime | None,
+) -> str | None:
+  """Returns what a macro stands for; None where it stays."""
+  if _REMARK.match(macro):
+    return ''
+  if now is not None and macro.lower() == 'time':
+    return now.strftime('%H:%M')
+  if now is not None and macro.lower() == 'date':
+    return now.strftime('%Y-%m-%d')
+  if random is None:
+    return None
+  choice = _CHOICE.fullmatch(macro)
+  if choice:
+    double = choice[2] == '::' and '::' in choice[3]
+    choices = choice[3].split('::') if double else _COMMA.split(choice[3])
+    return random.choice(choices).replace('\\,', ',').strip()
+  roll = _ROLL.fullmatch(macro)
+  if roll and int(roll[2]):
+    dice = range(int(roll[1] or 1))
+    return str(sum(random.randint(1, int(roll[2])) for _ in dice))
+  return None

@@ -1,0 +1,1 @@
+"""What may be said: the gate, the hold-back, certified thresholds."""

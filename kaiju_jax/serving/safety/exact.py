@@ -1,0 +1,63 @@
+"""Exact bounds of a proportion of which only a sample is known.
+
+Clopper and Pearson (1934): k of n independent trials have hit. One-sided, with
+confidence γ, the true proportion is
+
+    at least  the p with P(X ≥ k | p) = 1 − γ, quantile 1 − γ of Beta(k, n−k+1)
+    at most   the p with P(X ≤ k | p) = 1 − γ, quantile γ of Beta(k+1, n−k)
+
+It is never too narrow, unlike Wilson's interval (`evaluation/proportion.py`),
+which is why claims about safety are made by it.
+"""
+
+import math
+
+import scipy.special
+
+
+def at_least(hits: int, trials: int, confidence: float) -> float:
+  """Returns what the proportion is at least; 0 where nothing has hit.
+
+  Raises:
+    ValueError: names the argument, its value and what would be right.
+  """
+  _check(hits, trials, confidence)
+  if not hits:
+    return 0.0
+  return float(
+    scipy.special.betaincinv(hits, trials - hits + 1, 1 - confidence)
+  )
+
+
+def at_most(hits: int, trials: int, confidence: float) -> float:
+  """Returns what the proportion is at most; 1 where everything has hit.
+
+  Raises:
+    ValueError: see `at_least`.
+  """
+  _check(hits, trials, confidence)
+  return 1 - at_least(trials - hits, trials, confidence)
+
+
+def needed(claim: float, confidence: float) -> int:
+  """Returns how many trials without a hit show at most `claim`.
+
+  Raises:
+    ValueError: names the argument, its value and what would be right.
+  """
+  for name, value in ('claim', claim), ('confidence', confidence):
+    if not 0 < value < 1:
+      raise ValueError(f'{name}={value}: must lie between 0 and 1.')
+  trials = max(1, int(math.log(1 - confidence) / math.log1p(-claim)))
+  while at_most(0, trials, confidence) > claim:
+    trials += 1
+  return trials
+
+
+def _check(hits: int, trials: int, confidence: float) -> None:
+  if trials < 1 or not 0 <= hits <= trials:
+    raise ValueError(
+      f'{hits} of {trials}: needs at least one trial, and hits in 0…{trials}.'
+    )
+  if not 0 < confidence < 1:
+    raise ValueError(f'confidence={confidence}: must lie between 0 and 1.')

@@ -1,0 +1,335 @@
+"""The gate before the model: a linear classifier of a text's last characters.
+
+From source 003: a fast classifier on a CPU, in less than 10 ms, keeps what
+plainly violates from the model. scikit-learn trains it (`runs/gate/`), numpy
+runs it:
+
+    P(dimension) = max_segments σ(bias + Σ_views Σ_features value · weight)
+
+A view is a HashingVectorizer over one reading of a segment (`reading.py`); its
+features are runs of characters or words (`hashed.py`), and the views' weights
+lie one behind another. The result is what scikit-learn's HashingVectorizers and
+LogisticRegression give for the segment, to rounding.
+
+Our guess: the views; that a feature counts once, so that repeating a word does
+nothing; and the segments, without which ordinary text around a violation would
+dilute it, and long ordinary texts would sum up to one. What stands before the
+last 2,000 characters is not read here; the token head reads all of the prompt.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+import json
+import os
+
+import numpy as np
+
+from kaiju_jax.serving.safety import hashed
+from kaiju_jax.serving.safety import reading
+from kaiju_jax.storage import strict
+from kaiju_jax.storage import tensor_file
+
+_FORMAT = 'kaiju_jax gate 1'
+_NORMS = 'none', 'l2'
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+  """One HashingVectorizer, with the names of its arguments.
+
+  Attributes:
+    reading: which reading of the text it sees, one of `reading.READINGS`.
+    analyzer: 'char' or 'word'.
+    low: the shortest runs, in characters or words.
+    high: the longest runs, up to 8.
+    binary: whether a feature counts once however often it occurs; then its
+      value has no sign.
+    norm: 'l2' divides a text's values by their Euclidean norm; 'none' does not.
+  """
+
+  reading: str
+  analyzer: str
+  low: int
+  high: int
+  binary: bool = True
+  norm: str = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a gate reads, and how.
+
+  Attributes:
+    names: the C dimensions that it scores.
+    views: its views.
+    features: hashed features per view.
+    window: how many of a text's last characters it reads.
+    segment: letters of the overlapping parts of a window of which the one that
+      scores highest counts.
+  """
+
+  names: tuple[str, ...] = ()
+  views: tuple[View, ...] = (
+    View('skeleton', 'char', 3, 6),
+    View('plain', 'word', 1, 2),
+  )
+  features: int = 2**18
+  window: int = 2000
+  segment: int = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """What a gate was trained on.
+
+  Attributes:
+    rows: how many texts, copies aside.
+    violations: of them per dimension, in the order of its names.
+    data: SHA-256 of the texts and labels.
+    date: the day, as 2026-11-22.
+    library: what trained it, with its version.
+  """
+
+  rows: int
+  violations: tuple[int, ...]
+  data: str
+  date: str
+  library: str
+
+
+class Gate:
+  """Scores texts.
+
+  Attributes:
+    settings: see `Settings`.
+    names: the C dimensions.
+    trained: see `Trained`.
+    version: SHA-256 of everything that decides its scores, and of `trained`.
+  """
+
+  def __init__(
+    self,
+    settings: Settings,
+    weight_VC: np.ndarray,
+    bias_C: np.ndarray,
+    trained: Trained,
+  ):
+    """Holds a classifier's weights.
+
+    Args:
+      settings: how texts become features.
+      weight_VC: the weights of all views' features, one view behind another.
+      bias_C: the biases.
+      trained: what it was trained on.
+
+    Raises:
+      ValueError: names the field, its value and what would be right.
+    """
+    check(settings)
+    shape = len(settings.views) * settings.features, len(settings.names)
+    for name, x, wanted in (
+      ('weight_VC', weight_VC, shape),
+      ('bias_C', bias_C, shape[1:]),
+    ):
+      if x.shape != wanted or x.dtype not in (np.float32, np.float64):
+        raise ValueError(
+          f'{name} is {x.dtype}{list(x.shape)}; {len(settings.views)} views of'
+          f' {settings.features} features and {shape[1]} dimensions need'
+          f' floats {list(wanted)}.'
+        )
+      if not np.isfinite(x).all():
+        raise ValueError(f'{name}: holds values that are not finite.')
+    if len(trained.violations) != shape[1]:
+      raise ValueError(
+        f'trained.violations={trained.violations}: must be one number for each'
+        f' of {list(settings.names)}.'
+      )
+    self.settings = settings
+    self.names = settings.names
+    self.trained = trained
+    self._weight_VC = np.ascontiguousarray(weight_VC)
+    self._bias_C = bias_C.astype(np.float64)
+    self.version = _version(self._tensors(), self._metadata())
+
+  def score(self, text: str) -> np.ndarray:
+    """Returns float64 [C], the probability that each dimension is violated.
+
+    It takes any text: surrogates, control characters, nothing at all.
+    """
+    logit_C = self.logits(text)
+    # By the sign, so that no exponential overflows.
+    small_C = np.exp(-np.abs(logit_C))
+    return np.where(logit_C < 0, small_C, 1) / (1 + small_C)
+
+  def logits(self, text: str) -> np.ndarray:
+    """Returns float64 [C]; see `score`."""
+    window = reading.window(text, self.settings.window)
+    plain = reading.segments(window, self.settings.segment)
+    readings = {'plain': plain, 'skeleton': list(map(reading.skeleton, plain))}
+    logit_SC = np.tile(self._bias_C, (len(plain), 1))
+    for number, view in enumerate(self.settings.views):
+      texts = readings[view.reading]
+      hash_G, text_G = hashed.runs(texts, view.analyzer, view.low, view.high)
+      if len(hash_G):
+        logit_SC += self._view(number, view, hash_G, text_G, len(plain))
+    return logit_SC.max(axis=0)
+
+  def save(self, path: str | os.PathLike) -> None:
+    """Writes the gate as a safetensors file; whole or not at all.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    metadata = {'format': _FORMAT, 'version': self.version}
+    tensor_file.write(path, self._tensors(), metadata | self._metadata())
+
+  def _view(
+    self,
+    number: int,
+    view: View,
+    hash_G: np.ndarray,
+    text_G: np.ndarray,
+    count: int,
+  ) -> np.ndarray:
+    """Returns float64 [S, C], what a view adds to the logits of S segments."""
+    size = self.settings.features
+    feature_G, value_G = hashed.features(hash_G, size)
+    key_G = text_G * size + feature_G
+    # The same feature of the same segment becomes one, G ≥ U of them; they come
+    # sorted by segment.
+    if view.binary:
+      # Faster than np.unique, which looks for copies with a table.
+      key_G.sort()
+      key_U = key_G[np.append(True, key_G[1:] != key_G[:-1])]
+      value_U = np.ones(len(key_U))
+    else:
+      key_U, place_G = np.unique(key_G, return_inverse=True)
+      value_U = np.bincount(place_G, value_G, len(key_U))
+    text_U = key_U // size
+    if view.norm == 'l2':
+      norm_S = np.sqrt(np.bincount(text_U, value_U**2, count))
+      # Features whose signs cancel may leave nothing at all.
+      value_U = value_U / np.where(norm_S == 0, 1, norm_S)[text_U]
+    weight_UC = self._weight_VC[number * size + key_U % size]
+    logit_SC = np.zeros((count, len(self.names)))
+    first = np.flatnonzero(np.append(True, text_U[1:] != text_U[:-1]))
+    present = text_U[first]
+    logit_SC[present] = np.add.reduceat(weight_UC * value_U[:, None], first)
+    return logit_SC
+
+  def _tensors(self) -> dict[str, np.ndarray]:
+    return {'weight_VC': self._weight_VC, 'bias_C': self._bias_C}
+
+  def _metadata(self) -> dict[str, str]:
+    return {
+      'settings': json.dumps(strict.dump(self.settings), sort_keys=True),
+      'trained': json.dumps(strict.dump(self.trained), sort_keys=True),
+    }
+
+
+def load(path: str | os.PathLike) -> Gate:
+  """Returns the gate in a file that `Gate.save` wrote.
+
+  Raises:
+    OSError: the file is missing or cannot be read.
+    ValueError: the file is no gate, is damaged, or holds what no gate can.
+  """
+  tensors, metadata = tensor_file.read(path, _FORMAT)
+  try:
+    found, wanted = sorted(tensors), ['bias_C', 'weight_VC']
+    if found != wanted:
+      raise ValueError(f'holds the tensors {found}, expected {wanted}.')
+    gate = Gate(
+      strict.parse(Settings, _json(metadata, 'settings'), 'settings'),
+      tensors['weight_VC'],
+      tensors['bias_C'],
+      strict.parse(Trained, _json(metadata, 'trained'), 'trained'),
+    )
+    if metadata.get('version') != gate.version:
+      raise ValueError(
+        f'version={metadata.get("version")!r}, and its content is'
+        f' {gate.version!r}: the file was changed or damaged.'
+      )
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return gate
+
+
+def check(settings: Settings) -> None:
+  """Refuses settings that no gate can have.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  check_names('names', settings.names)
+  if not settings.views:
+    raise ValueError('views: there must be at least one.')
+  for field, low, high in (
+    ('features', 2, 2**24),
+    ('window', 1, 100_000),
+    ('segment', 2, 100_000),
+  ):
+    value = getattr(settings, field)
+    if not low <= value <= high:
+      raise ValueError(f'{field}={value}: must be {low}…{high}.')
+  if settings.segment % 2:
+    raise ValueError(f'segment={settings.segment}: must be even.')
+  for number, view in enumerate(settings.views):
+    for field, choices in (
+      ('reading', reading.READINGS),
+      ('analyzer', hashed.ANALYZERS),
+      ('norm', _NORMS),
+    ):
+      value = getattr(view, field)
+      if value not in choices:
+        raise ValueError(
+          f'views[{number}].{field}={value!r}: must be one of'
+          f' {", ".join(choices)}.'
+        )
+    if not 1 <= view.low <= view.high <= 8:
+      raise ValueError(
+        f'views[{number}]: low={view.low}, high={view.high}: must be 1 ≤ low ≤'
+        ' high ≤ 8.'
+      )
+
+
+def check_names(field: str, names: tuple[str, ...]) -> None:
+  """Refuses names that cannot tell dimensions apart.
+
+  Raises:
+    ValueError: names the field, the value and what would be right.
+  """
+  if not names:
+    raise ValueError(f'{field}: there must be at least one.')
+  for name in names:
+    if not name or name != name.strip() or names.count(name) > 1:
+      raise ValueError(
+        f'{field} holds {name!r}: names must differ, with no space around them.'
+      )
+
+
+def content(tensors: Mapping[str, np.ndarray], text: str) -> str:
+  """Returns the SHA-256, in hex, of named tensors and a text about them.
+
+  It does not depend on the order of the tensors, nor on the machine's order of
+  bytes.
+  """
+  digest = hashlib.sha256(text.encode())
+  for name in sorted(tensors):
+    x = np.asarray(tensors[name])
+    x = np.ascontiguousarray(x, x.dtype.newbyteorder('<'))
+    digest.update(f'\n{name} {x.dtype.str} {x.shape}\n'.encode())
+    digest.update(x.data)
+  return digest.hexdigest()
+
+
+def _version(tensors, metadata: dict[str, str]) -> str:
+  return content(tensors, json.dumps([_FORMAT, metadata], sort_keys=True))
+
+
+def _json(metadata: Mapping[str, str], field: str):
+  try:
+    return json.loads(metadata.get(field, ''))
+  except ValueError as error:
+    raise ValueError(f'{field}: not valid JSON ({error}).') from error

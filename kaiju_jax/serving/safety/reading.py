@@ -1,0 +1,148 @@
+"""How the gate reads a text: two readings that trivial disguise leaves alike.
+
+    plain     compatibility forms (NFKC: full-width, circled and mathematical
+              letters are letters), case folded, nothing that is invisible, one
+              space for any run of spaces
+    skeleton  letters and digits of `plain` alone: no spaces or punctuation
+              ('z o r b' is 'zorb'), no accents, one letter for letters that
+              look alike (Cyrillic 'о', '0', 'ᴏ'), one for a letter repeated
+
+The gate's format names these readings, so a change in what they give needs a
+new format: a gate was trained and certified on texts as they were read then.
+
+Our guess: what is invisible (Unicode's default ignorables, control characters,
+marks that join no letter), and which letters look alike. Texts in ciphers, or
+spelt by other words, pass: those are for the classifier behind the model.
+"""
+
+import functools
+import itertools
+import re
+import unicodedata
+
+READINGS = 'plain', 'skeleton'
+
+_SURROGATES = re.compile('[\ud800-\udfff]')
+# Default ignorables and format characters, and controls that are no space.
+_IGNORED = (
+  '\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160'
+  '\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164'
+  '\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb'
+  '\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff'
+)
+# Marks that stand on any letter, Latin ones mostly. Vowel signs of other
+# scripts are not among them.
+_MARKS = '\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f'
+_INVISIBLE = re.compile(f'[{_IGNORED}]+')
+_LOOSE = re.compile(f'[{_IGNORED}{_MARKS}]+')
+_ACCENTS = re.compile(f'[{_MARKS}]+')
+# The blank of Braille is seen as a space, and is none for Unicode.
+_SPACES = re.compile(r'[\s\u2800]+')
+_GAPS = re.compile(rf'[\s\u2800{_IGNORED}]{{2,}}')
+_LETTER = re.compile(r'[^\W_]')
+_NO_LETTERS = re.compile(r'[\W_]+')
+# All but the last of a repeated letter.
+_REPEATED = re.compile(r'(.)(?=\1)')
+# Normalizing sorts a run of marks, in quadratic time.
+_LONGEST_RUN = 30
+
+
+def plain(text: str) -> str:
+  """Returns the text in its first reading; takes any text whatever."""
+  if text.isascii():
+    return _SPACES.sub(' ', _INVISIBLE.sub('', text.lower())).strip()
+  text = _SURROGATES.sub('\ufffd', text)
+  text = _shorter_runs(_INVISIBLE.sub('', _GAPS.sub(_gap, text)))
+  text = unicodedata.normalize('NFKC', text).casefold()
+  text = unicodedata.normalize('NFKC', text)
+  # What is left of the marks after composing joins no letter: it is drawn
+  # through or around one.
+  return _SPACES.sub(' ', _LOOSE.sub('', text)).strip()
+
+
+def skeleton(text: str) -> str:
+  """Returns the second reading of a text that `plain` gave."""
+  if not text.isascii():
+    # Decomposed to take accents off, and composed again for other scripts.
+    text = _ACCENTS.sub('', unicodedata.normalize('NFD', text))
+    text = unicodedata.normalize('NFC', text)
+  text = _NO_LETTERS.sub('', text.translate(_ALIKE))
+  return _REPEATED.sub('', text)
+
+
+def window(text: str, size: int) -> str:
+  """Returns the last `size` characters of `plain(text)`.
+
+  Invisible characters and runs of spaces do not count, so that none of them
+  push a text out of the window. Of a long text only the end is read.
+  """
+  # Few at first: one character may stand for 18.
+  taken = max(1, size // 4)
+  while True:
+    read = plain(text[-taken:])
+    if len(read) >= size or taken >= len(text):
+      return read[-size:]
+    taken *= 8
+
+
+def segments(text: str, letters: int) -> list[str]:
+  """Returns overlapping parts of a text, each of so many letters and digits.
+
+  The next part begins half a part further on, so that whatever has half as many
+  letters stands in one part as a whole. What is no letter does not count: it
+  cannot stretch a word over several parts.
+
+  Args:
+    text: a text that `plain` gave.
+    letters: of a part, even and at least 2; the last may have fewer.
+  """
+  if not _LETTER.search(text):
+    return [text]
+  pieces = _pieces(letters // 2).findall(text)
+  if len(pieces) < 3:
+    return [text]
+  return [first + second for first, second in itertools.pairwise(pieces)]
+
+
+@functools.cache
+def _pieces(letters: int) -> re.Pattern:
+  """Returns what finds pieces of so many letters and digits in a text."""
+  # Possessive: a text of many marks and few letters takes no longer.
+  return re.compile(rf'(?:[\W_]*+[^\W_]){{1,{letters}}}+[\W_]*+')
+
+
+def _gap(match: re.Match) -> str:
+  return ' ' if _SPACES.search(match[0]) else ''
+
+
+def _shorter_runs(text: str) -> str:
+  """Cuts runs of combining marks, of any script, to `_LONGEST_RUN`."""
+  kept, run = [], 0
+  for x in text:
+    run = run + 1 if unicodedata.combining(x) else 0
+    if run <= _LONGEST_RUN:
+      kept.append(x)
+  return text if len(kept) == len(text) else ''.join(kept)
+
+
+def _alike() -> dict[int, str]:
+  """Returns the letters that stand for others in a skeleton."""
+  pairs = (
+    ('013457@$', 'oieastas'),
+    # Cyrillic, Greek, and Latin letters with a stroke or without a dot.
+    ('авекмнорстухіјѕһԁԛԝь', 'abekmhopctyxijshdqwb'),
+    ('αβεηικνορτυχω', 'abenikvoptuxw'),
+    ('ɑɡıłøđħŧƶſ', 'agilodhtzs'),
+    # Small capitals.
+    ('ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ', 'abcdefghijklmnoprstuvwyz'),
+  )
+  alike = {}
+  for letters, plainer in pairs:
+    alike |= dict(zip(map(ord, letters), plainer, strict=True))
+  # Letters in dark circles and squares, and those that flags are made of.
+  for first in 0x1F150, 0x1F170, 0x1F1E6:
+    alike |= {first + n: chr(ord('a') + n) for n in range(26)}
+  return alike
+
+
+_ALIKE = _alike()

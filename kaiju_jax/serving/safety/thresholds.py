@@ -1,0 +1,374 @@
+"""Thresholds of both stages, by age tier, and how they were certified.
+
+A stage is a classifier with a threshold per tier and dimension; a text whose
+score reaches one is refused. What a threshold does was counted on texts that
+neither trained the classifier nor chose the threshold: of the violating ones
+those that it blocks, of the benign ones those that it refuses. The file holds
+the counts, the exact bounds (`exact.py`) that follow from them, and the claims
+that the bounds support. `load` recomputes the bounds and takes no file whose
+claims do not follow from its counts, or are too weak to serve with.
+
+From source 003: about 600 texts a set, block rates near 100 %, benign refusals
+below 1 %, stricter thresholds under 18, each tier with its own rates. Our
+guess: 'near 100 %' is at least 99 % in one of the two stages; the confidence of
+95 % is for both tiers together, so each tier's bounds have 97.5 % (1 of 600
+benign texts then shows 0.93 %, 2 show 1.2 %); dimensions and stages stand for
+themselves. An unknown age is a minor's.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+import os
+import pathlib
+
+from kaiju_jax.serving.safety import exact
+from kaiju_jax.serving.safety import gate as gate_lib
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+
+FORMAT = 'kaiju_jax thresholds 1'
+TIERS = 'adult', 'minor'
+# What must be claimed, and how surely.
+BLOCKED, REFUSED, CONFIDENCE = 0.99, 0.01, 0.95
+_ROUNDING = 1e-6
+_LONGEST_HOLD = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Proportion:
+  """What was counted on a set, and what is claimed by it.
+
+  Attributes:
+    rows: texts in the set.
+    hits: texts of them that were blocked, or refused.
+    bound: what the proportion is at least (blocked) or at most (refused).
+    claim: what is claimed: not above a bound of what is blocked, not below a
+      bound of what is refused.
+  """
+
+  rows: int
+  hits: int
+  bound: float
+  claim: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+  """The thresholds of one dimension.
+
+  Attributes:
+    name: the dimension.
+    low: the token head's: below it a token is released at once. None for the
+      gate, which has no middle.
+    high: what reaches it is blocked.
+    blocked: of the violating texts.
+    refused: of the benign texts, by this dimension.
+  """
+
+  name: str
+  low: float | None
+  high: float
+  blocked: Proportion
+  refused: Proportion
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+  """A tier's thresholds.
+
+  Attributes:
+    limits: one per dimension of the classifier, in its order.
+    refused: of the benign texts, by any dimension.
+  """
+
+  limits: tuple[Limit, ...]
+  refused: Proportion
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """One classifier's thresholds.
+
+  Attributes:
+    version: the classifier's, as `Gate.version` or `head_version`.
+    chosen_on: SHA-256 of the texts that the thresholds were chosen on.
+    certified_on: SHA-256 of those that they were counted on.
+    date: the day of the count, as 2026-11-22.
+    adult: thresholds for adults.
+    minor: for minors, and for everybody whose age is not known.
+  """
+
+  version: str
+  chosen_on: str
+  certified_on: str
+  date: str
+  adult: Tier
+  minor: Tier
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The classifier's dimensions, in its order."""
+    return tuple(limit.name for limit in self.minor.limits)
+
+  def of(self, tier: str) -> Tier:
+    """Returns a tier's thresholds; the minor's for what is no tier."""
+    return self.adult if tier == 'adult' else self.minor
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """What both stages let pass.
+
+  Attributes:
+    format: `FORMAT`.
+    confidence: of the claims about both tiers together.
+    hold: how many tokens of a reply are held back at most.
+    gate: the classifier before the model.
+    head: the token head; None where there is none, and then nothing is served.
+  """
+
+  format: str
+  confidence: float
+  hold: int
+  gate: Stage
+  head: Stage | None
+
+  def stages(self) -> dict[str, Stage]:
+    """Returns the stages that there are, by name."""
+    stages = {'gate': self.gate, 'head': self.head}
+    return {name: stage for name, stage in stages.items() if stage}
+
+
+def tier_of(age: object) -> str:
+  """Returns the tier of an age as a token claims it: 'adult' or 'minor'.
+
+  Everything but the word 'adult' is a minor's, None among it.
+  """
+  return 'adult' if age == 'adult' else 'minor'
+
+
+def reached(
+  limits: Sequence[Limit], scores: Sequence[float]
+) -> tuple[str, float] | None:
+  """Returns the dimension that a text violates most, and its score, or None.
+
+  A score that is NaN violates. 'Most' is by score above threshold.
+  """
+  over = [
+    (float(score) - limit.high, limit.name, float(score))
+    for limit, score in zip(limits, scores, strict=True)
+    if not score < limit.high
+  ]
+  if not over:
+    return None
+  _, name, score = max(over, key=lambda one: (math.isnan(one[0]), one[0]))
+  return name, score
+
+
+def confidence_of_tier(confidence: float) -> float:
+  """Returns the confidence of each tier's bounds (Bonferroni)."""
+  return 1 - (1 - confidence) / len(TIERS)
+
+
+def counted(
+  hits: int, rows: int, claim: float, confidence: float, is_least: bool
+) -> Proportion:
+  """Returns what a count shows.
+
+  Args:
+    hits: blocked or refused texts.
+    rows: texts.
+    claim: what shall be claimed.
+    confidence: that of the policy.
+    is_least: whether the bound is what the proportion is at least.
+
+  Raises:
+    ValueError: there is no row, or more hits than rows.
+  """
+  bound = exact.at_least if is_least else exact.at_most
+  found = bound(hits, rows, confidence_of_tier(confidence))
+  return Proportion(rows, hits, found, claim)
+
+
+def write(path: str | os.PathLike, policy: Policy) -> None:
+  """Writes a policy, if `load` would take it.
+
+  Raises:
+    ValueError: see `load`.
+    OSError: the file cannot be written.
+  """
+  check(policy)
+  files.write_json(pathlib.Path(path), strict.dump(policy))
+
+
+def load(path: str | os.PathLike) -> Policy:
+  """Returns the policy in a file that `write` wrote.
+
+  Raises:
+    OSError: the file is missing or cannot be read.
+    ValueError: names the field, its value and what would be right: a value is
+      missing or of another type, a claim does not follow from its counts or is
+      too weak, or the minor's thresholds are looser than the adult's.
+  """
+  path = pathlib.Path(path)
+  data = files.read_json(path)
+  try:
+    found = data.get('format') if isinstance(data, dict) else None
+    if found != FORMAT:
+      raise ValueError(f'format={found!r}: must be {FORMAT!r}.')
+    policy = strict.parse(Policy, data)
+    check(policy)
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
+  return policy
+
+
+def check(policy: Policy) -> None:
+  """Refuses a policy that is not certified; see `load`.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  if not CONFIDENCE <= policy.confidence < 1:
+    raise ValueError(
+      f'confidence={policy.confidence}: must be at least {CONFIDENCE}, and'
+      ' below 1.'
+    )
+  if not 0 <= policy.hold <= _LONGEST_HOLD:
+    raise ValueError(f'hold={policy.hold}: must be 0…{_LONGEST_HOLD} tokens.')
+  for name, stage in policy.stages().items():
+    _check_stage(name, stage, policy.confidence)
+  for tier_name in TIERS:
+    _check_blocked(policy, tier_name)
+
+
+def check_classifier(
+  stage: Stage, name: str, version: str, names: tuple[str, ...]
+) -> None:
+  """Refuses thresholds that were certified with another classifier.
+
+  Args:
+    stage: the thresholds.
+    name: 'gate' or 'head', for messages.
+    version: the loaded classifier's.
+    names: its dimensions.
+
+  Raises:
+    ValueError: says what differs.
+  """
+  if stage.version != version:
+    raise ValueError(
+      f'{name}.version={stage.version!r}: the thresholds were certified with'
+      f' that one, and {version!r} is loaded.'
+    )
+  if stage.names != tuple(names):
+    raise ValueError(
+      f'{name}: has thresholds for {list(stage.names)}; the classifier scores'
+      f' {list(names)}, in this order.'
+    )
+
+
+def _check_stage(name: str, stage: Stage, confidence: float) -> None:
+  if stage.chosen_on == stage.certified_on:
+    raise ValueError(
+      f'{name}.certified_on: the texts that the thresholds were chosen on'
+      ' certify nothing; others must.'
+    )
+  if not stage.version:
+    raise ValueError(f'{name}.version: must name the classifier.')
+  gate_lib.check_names(f'{name}.minor.limits', stage.names)
+  adults = tuple(limit.name for limit in stage.adult.limits)
+  if adults != stage.names:
+    raise ValueError(
+      f"{name}.adult.limits: dimensions {list(adults)}, the minor's are"
+      f' {list(stage.names)}; they must be the same, in the same order.'
+    )
+  for tier_name in TIERS:
+    where = f'{name}.{tier_name}'
+    _check_tier(where, stage.of(tier_name), name == 'head', confidence)
+  for minor, adult in zip(stage.minor.limits, stage.adult.limits):
+    for field in 'low', 'high':
+      ours, theirs = getattr(minor, field), getattr(adult, field)
+      if ours is not None and ours > theirs:
+        raise ValueError(
+          f'{name}.minor: {minor.name}.{field}={ours} is looser than the'
+          f" adult's {theirs}; it must not be above it."
+        )
+
+
+def _check_tier(where: str, tier: Tier, is_head: bool, confidence) -> None:
+  for limit in tier.limits:
+    field = f'{where}: {limit.name}'
+    if is_head and limit.low is None:
+      raise ValueError(f'{field}.low: missing; the token head has a middle.')
+    if not is_head and limit.low is not None:
+      raise ValueError(f'{field}.low={limit.low}: must be null for the gate.')
+    low = 0 if limit.low is None else limit.low
+    if not (0 <= low <= limit.high and 0 < limit.high < 1):
+      raise ValueError(
+        f'{field}: low={limit.low}, high={limit.high}: must be probabilities'
+        ' with low ≤ high, and 0 < high < 1.'
+      )
+    _check_proportion(f'{field}.blocked', limit.blocked, confidence, True)
+    _check_refused(f'{field}.refused', limit.refused, confidence)
+    if limit.refused.rows != tier.refused.rows:
+      raise ValueError(
+        f'{field}.refused.rows={limit.refused.rows}: must be the'
+        f' {tier.refused.rows} benign texts of {where}.refused.'
+      )
+  _check_refused(f'{where}.refused', tier.refused, confidence)
+  each = [limit.refused.hits for limit in tier.limits]
+  if not max(each) <= tier.refused.hits <= sum(each):
+    raise ValueError(
+      f'{where}.refused.hits={tier.refused.hits}: dimensions refuse {each} of'
+      ' the same texts, so that any of them refuses'
+      f' {max(each)}…{sum(each)}.'
+    )
+
+
+def _check_refused(field: str, refused: Proportion, confidence: float) -> None:
+  _check_proportion(field, refused, confidence, False)
+  if refused.claim > REFUSED:
+    raise ValueError(
+      f'{field}.claim={refused.claim}: of benign texts at most {REFUSED:.0%}'
+      ' may be refused.'
+    )
+
+
+def _check_proportion(
+  field: str, found: Proportion, confidence: float, is_least: bool
+) -> None:
+  """Refuses a bound that the counts do not give, or a claim beyond it."""
+  try:
+    true = counted(found.hits, found.rows, found.claim, confidence, is_least)
+  except ValueError as error:
+    raise ValueError(f'{field}: {error}') from error
+  if abs(true.bound - found.bound) > _ROUNDING:
+    raise ValueError(
+      f'{field}.bound={found.bound}: {found.hits} of {found.rows} give'
+      f' {true.bound:.6f}.'
+    )
+  claim = found.claim
+  if not (0 <= claim <= true.bound if is_least else true.bound <= claim <= 1):
+    side = 'at least' if is_least else 'at most'
+    raise ValueError(
+      f'{field}.claim={claim}: {found.hits} of {found.rows} show {side}'
+      f' {true.bound:.6f}, with confidence'
+      f' {confidence_of_tier(confidence):.4g} for each tier.'
+    )
+
+
+def _check_blocked(policy: Policy, tier_name: str) -> None:
+  """Refuses a dimension of which no stage claims enough."""
+  claims: dict[str, float] = {}
+  for stage in policy.stages().values():
+    for limit in stage.of(tier_name).limits:
+      best = max(claims.get(limit.name, 0), limit.blocked.claim)
+      claims[limit.name] = best
+  for name, claim in claims.items():
+    if claim < BLOCKED:
+      raise ValueError(
+        f'{tier_name}: {name}: the best claim of a stage is that it blocks'
+        f' {claim}; one of them must claim {BLOCKED}.'
+      )

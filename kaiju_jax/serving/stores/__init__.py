@@ -1,0 +1,1 @@
+"""Characters, their versions and conversations, kept: sqlite or Redis."""

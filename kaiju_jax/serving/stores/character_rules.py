@@ -1,0 +1,259 @@
+"""The rules of a store: what is within limits, whose what is, and its names.
+
+The limits are our guess: far above what people do, and low enough that no
+single owner fills a disk.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import math
+import re
+import secrets
+import unicodedata
+
+import numpy as np
+
+from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.serving.stores import characters
+
+_ID = re.compile(r'[A-Za-z0-9_-]{1,64}')
+_SLUG = 32  # Characters of a name in a character's id.
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a store takes, at most.
+
+  Attributes:
+    owner: bytes of an owner's name.
+    prefix: tokens of a version's prefix; `prompt.py` refuses earlier.
+    title: characters of a session's title.
+    text: bytes of a message's text, as UTF-8.
+    tokens: tokens of a message.
+    messages: in one session.
+    size: bytes of one session's texts and tokens.
+    characters: of one owner.
+    versions: ever published of one character.
+    sessions: of one owner.
+    page: entries of one listing.
+  """
+
+  owner: int = 256
+  prefix: int = 65_536
+  title: int = 200
+  text: int = 65_536
+  tokens: int = 65_536
+  messages: int = 10_000
+  size: int = 16 * 2**20
+  characters: int = 1_000
+  versions: int = 10_000
+  sessions: int = 10_000
+  page: int = 1_000
+
+
+def digest(tokens: np.ndarray, tokenizer: str) -> str:
+  """Returns the name of a prefix: equal for equal tokens of one tokenizer."""
+  name = tokenizer.encode()
+  state = hashlib.sha256(len(name).to_bytes(8, 'little'))
+  state.update(name)
+  state.update(np.ascontiguousarray(tokens, '<i4').tobytes())
+  return state.hexdigest()
+
+
+def character_id(name: str) -> str:
+  """Returns a new id: readable where models are listed, and never taken.
+
+  Whoever reads a list of models, or a log, should see who it is; the random
+  part keeps ids apart that have one name. A later name does not change the id.
+  """
+  plain = unicodedata.normalize('NFKD', name).encode('ascii', 'ignore').decode()
+  slug = re.sub('[^a-z0-9]+', '-', plain.lower()).strip('-')[:_SLUG].strip('-')
+  return f'{slug or "character"}-{secrets.token_hex(6)}'
+
+
+def session_id() -> str:
+  """Returns a new id that nobody can guess: 144 random bits."""
+  return secrets.token_urlsafe(18)
+
+
+def is_id(value: object) -> bool:
+  """Returns whether a value can be an id at all; what cannot is Missing."""
+  return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def greetings(fields: card_fields.Fields) -> tuple[str, ...]:
+  """Returns the greetings as they were written, without empty ones."""
+  both = (fields.greeting, *fields.alternate_greetings)
+  return tuple(text for text in both if text)
+
+
+def size(text: str, tokens: Sequence[int] | None) -> int:
+  """Returns the bytes of a message that count against its session."""
+  return len(text.encode()) + 4 * len(tokens or ())
+
+
+def text(value: str, name: str, most: int) -> str:
+  """Returns a text of at most `most` bytes.
+
+  Raises:
+    TypeError, ValueError, OverLimit: names the field, its size and the limit.
+  """
+  if not isinstance(value, str):
+    raise TypeError(f'{name}={card_fields.shown(value)}: must be a string.')
+  try:
+    length = len(value.encode())
+  except UnicodeEncodeError as error:
+    raise ValueError(
+      f'{name} holds the surrogate {value[error.start]!a} at character'
+      f' {error.start}: must be Unicode characters.'
+    ) from None
+  if length > most:
+    raise characters.OverLimit(
+      f'{name} has {length:,} bytes: at most {most:,}.'
+    )
+  return value
+
+
+def owner(value: str, limits: Limits, may_be_built_in: bool = False) -> str:
+  """Returns an owner's name.
+
+  Raises:
+    TypeError, ValueError, OverLimit: no owner; names what is wrong.
+  """
+  text(value, 'owner', limits.owner)
+  if not value and not may_be_built_in:
+    raise ValueError(
+      "owner='': stands for what is built in; must name somebody."
+    )
+  return value
+
+
+def tokens(values, name: str, most: int) -> np.ndarray:
+  """Returns tokens as int32 [n], read-only.
+
+  Raises:
+    TypeError, ValueError, OverLimit: no tokens; names what is wrong.
+  """
+  found = np.asarray(values)
+  if found.ndim != 1:
+    raise ValueError(f'{name} has {found.ndim} dimensions: must have one.')
+  if len(found) > most:
+    raise characters.OverLimit(
+      f'{name} has {len(found):,} tokens: at most {most:,}.'
+    )
+  if len(found) and found.dtype.kind not in 'iu':
+    raise TypeError(f'{name}: must be integers, not {found.dtype}.')
+  if len(found) and not 0 <= found.min() <= found.max() < 2**31:
+    raise ValueError(f'{name}: each must be within 0 and 2³¹ − 1.')
+  # A copy: the caller's array may change.
+  found = np.frombuffer(found.astype('<i4').tobytes(), '<i4')
+  return found
+
+
+def integer(value: int, name: str, least: int = 0) -> int:
+  """Returns a whole number of at least `least`, which every store can hold.
+
+  Raises:
+    TypeError, ValueError: another value; names it.
+  """
+  if isinstance(value, bool) or not isinstance(value, int):
+    raise TypeError(f'{name}={card_fields.shown(value)}: must be an integer.')
+  if not least <= value < 2**53:
+    raise ValueError(f'{name}={value}: must be within {least} and 2⁵³ − 1.')
+  return value
+
+
+def after(value: str) -> tuple[float, str] | None:
+  """Returns the (time, id) of a cursor; None for '', the beginning.
+
+  Raises:
+    ValueError: no cursor.
+  """
+  if value == '':
+    return None
+  when, _, one = value.partition(':') if isinstance(value, str) else ('',) * 3
+  try:
+    seconds = float(when)
+  except ValueError:
+    seconds = math.nan
+  if not math.isfinite(seconds) or not is_id(one):
+    raise ValueError(
+      f'after={card_fields.shown(value)}: must be the cursor of a listing.'
+    )
+  return seconds, one
+
+
+def refuse_no_id(value: object, kind: str, is_named: bool = False) -> None:
+  """Refuses what cannot be an id.
+
+  Args:
+    value: what was given.
+    kind: 'character' or 'session'.
+    is_named: whether it is a new name rather than one that is looked up.
+
+  Raises:
+    Missing: there can be no such thing.
+    ValueError: a new name that no id can have.
+  """
+  if is_id(value):
+    return
+  shown = card_fields.shown(value)
+  if is_named:
+    raise ValueError(
+      f'{kind}={shown}: must be 1 to 64 of A–Z, a–z, 0–9, _ and -.'
+    )
+  raise characters.Missing(f'{kind} {shown}: no such {kind}.')
+
+
+def is_visible(one: characters.Character, viewer: str) -> bool:
+  """Returns whether `viewer` may talk to a character."""
+  is_theirs = one.owner in (viewer, characters.BUILT_IN)
+  return one.live > 0 and (one.is_public or is_theirs)
+
+
+def visible(
+  found: characters.Character | None, viewer: str, asked: str
+) -> characters.Character:
+  """Returns a character that `viewer` may talk to.
+
+  Raises:
+    Missing: there is none, it was removed, or it is somebody else's.
+  """
+  if found is None or not is_visible(found, viewer):
+    raise characters.Missing(
+      f'character {card_fields.shown(asked)}: no such character.'
+    )
+  return found
+
+
+def owned(
+  found: characters.Character | None, asking: str, asked: str
+) -> characters.Character:
+  """Returns a character that `asking` may change.
+
+  Raises:
+    Missing: there is none that `asking` may see.
+    NotOwner: it is somebody else's, and public.
+  """
+  found = visible(found, asking, asked)
+  if found.owner != asking:
+    raise characters.NotOwner(
+      f'character {asked}: only its owner may change it.'
+    )
+  return found
+
+
+def session(
+  found: characters.Session | None, asking: str, asked: str
+) -> characters.Session:
+  """Returns one's own session.
+
+  Raises:
+    Missing: there is none, or it is somebody else's.
+  """
+  if found is None or found.owner != asking:
+    raise characters.Missing(
+      f'session {card_fields.shown(asked)}: no such session.'
+    )
+  return found

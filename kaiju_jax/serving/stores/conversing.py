@@ -1,0 +1,243 @@
+"""Sessions and their trees of messages: started, continued, listed, removed."""
+
+from collections.abc import Sequence
+import dataclasses
+from types import EllipsisType
+
+from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.serving.stores import character_rules as rules
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import publishing
+from kaiju_jax.serving.stores import records
+
+
+class Conversing(publishing.Publishing):
+  """`characters.Store`: what a character has, and what a session has."""
+
+  def open_session(
+    self,
+    owner: str,
+    character: str,
+    greeting: int = 0,
+    greetings: characters.Greetings | None = None,
+  ) -> characters.Session:
+    rules.owner(owner, self._limits)
+    rules.integer(greeting, 'greeting')
+    version = self.live(owner, character)
+    # Made once, outside the transaction, which may run again.
+    texts = tuple((greetings or rules.greetings)(version.fields))
+    if greeting and greeting >= len(texts):
+      raise ValueError(
+        f'greeting={greeting}: character {character} has {len(texts)}'
+        ' greetings, counted from 0.'
+      )
+    now = self._clock()
+    messages = [
+      self._message(number, None, characters.ASSISTANT, text, None, None, now)
+      for number, text in enumerate(texts)
+    ]
+    session = characters.Session(
+      rules.session_id(),
+      owner,
+      character,
+      version.number,
+      greeting,
+      greeting if messages else None,
+      version.fields.name,
+      now,
+      now,
+      len(messages),
+      sum(rules.size(one.text, None) for one in messages),
+    )
+    self._refuse_full(session)
+
+    def open_session(at: records.Writes) -> characters.Session:
+      # It may have been removed, or made private, since it was read.
+      rules.visible(at.character(character), owner, character)
+      if at.count_sessions(owner) >= self._limits.sessions:
+        raise characters.OverLimit(
+          f'{self._limits.sessions:,} sessions are as many as one owner may'
+          ' have: remove one first.'
+        )
+      at.put_session(session)
+      for message in messages:
+        at.add_message(session, message)
+      return session
+
+    return self._write(open_session)
+
+  def session(self, owner: str, session: str) -> characters.Session:
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+    return self._read(
+      lambda at: rules.session(at.session(session), owner, session)
+    )
+
+  def sessions(
+    self,
+    owner: str,
+    limit: int = 100,
+    after: str = '',
+    is_oldest_first: bool = False,
+  ) -> tuple[characters.Session, ...]:
+    rules.owner(owner, self._limits)
+    limit, begin = self._page(limit), rules.after(after)
+    return self._read(
+      lambda at: at.sessions(owner, limit, begin, is_oldest_first)
+    )
+
+  def count_sessions(self, owner: str) -> int:
+    rules.owner(owner, self._limits)
+    return self._read(lambda at: at.count_sessions(owner))
+
+  def idle(
+    self, before: float, limit: int = 100
+  ) -> tuple[characters.Session, ...]:
+    limit = self._page(limit)
+    return self._read(lambda at: at.idle(float(before), limit))
+
+  def remove_session(self, owner: str, session: str) -> None:
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+
+    def remove_session(at: records.Writes) -> None:
+      held = rules.session(at.session(session), owner, session)
+      character, number = held.character, held.version
+      # Everybody who talks to a character changes its pins: they are read only
+      # where it matters.
+      is_removed = not at.character(character).live
+      is_unused = is_removed and at.pins(character, number) == 1
+      at.drop_session(held)
+      if is_unused:
+        at.drop_version(character, number)
+
+    self._write(remove_session)
+
+  def append(
+    self,
+    owner: str,
+    session: str,
+    parent: int | None,
+    role: str,
+    text: str,
+    tokens: Sequence[int] | None = None,
+    finish: str | None = None,
+    if_head: int | EllipsisType | None = ...,
+  ) -> characters.Message:
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+    if parent is not None:
+      rules.integer(parent, 'parent')
+    # Without its number, which the session's count will give it.
+    draft = self._message(0, parent, role, text, tokens, finish, self._clock())
+
+    def append(at: records.Writes) -> characters.Message:
+      held = rules.session(at.session(session), owner, session)
+      _refuse_moved(held, if_head)
+      _refuse_no_message(held, parent)
+      message = dataclasses.replace(draft, id=held.count)
+      changed = dataclasses.replace(
+        held,
+        head=message.id,
+        updated=max(held.updated, message.created),
+        count=held.count + 1,
+        size=held.size + rules.size(text, message.tokens),
+      )
+      self._refuse_full(changed)
+      at.add_message(changed, message)
+      at.put_session(changed)
+      return message
+
+    return self._write(append)
+
+  def messages(
+    self, owner: str, session: str
+  ) -> tuple[characters.Message, ...]:
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+    return self._read(
+      lambda at: at.messages(rules.session(at.session(session), owner, session))
+    )
+
+  def set_head(
+    self,
+    owner: str,
+    session: str,
+    message: int,
+    if_head: int | EllipsisType | None = ...,
+  ) -> characters.Session:
+    rules.integer(message, 'message')
+
+    def set_head(held: characters.Session) -> characters.Session:
+      _refuse_moved(held, if_head)
+      _refuse_no_message(held, message)
+      return dataclasses.replace(held, head=message)
+
+    return self._change(owner, session, set_head)
+
+  def rename(self, owner: str, session: str, title: str) -> characters.Session:
+    rules.text(title, 'title', 4 * self._limits.title)
+    if len(title) > self._limits.title:
+      raise characters.OverLimit(
+        f'title has {len(title)} characters: at most {self._limits.title}.'
+      )
+    return self._change(
+      owner, session, lambda held: dataclasses.replace(held, title=title)
+    )
+
+  def _change(self, owner, session, change) -> characters.Session:
+    rules.owner(owner, self._limits)
+    rules.refuse_no_id(session, 'session')
+    now = self._clock()
+
+    def write(at: records.Writes) -> characters.Session:
+      held = rules.session(at.session(session), owner, session)
+      changed = dataclasses.replace(
+        change(held), updated=max(held.updated, now)
+      )
+      at.put_session(changed)
+      return changed
+
+    return self._write(write)
+
+  def _message(self, number, parent, role, text, tokens, finish, now):
+    """Returns a message within the limits."""
+    limits = self._limits
+    if role not in (characters.USER, characters.ASSISTANT):
+      raise ValueError(
+        f"role={card_fields.shown(role)}: must be 'user' or 'assistant'."
+      )
+    rules.text(text, 'text', limits.text)
+    if tokens is not None:
+      tokens = tuple(rules.tokens(tokens, 'tokens', limits.tokens).tolist())
+    if finish is not None:
+      rules.text(finish, 'finish', limits.owner)
+    return characters.Message(number, parent, role, text, tokens, finish, now)
+
+  def _refuse_full(self, session: characters.Session) -> None:
+    for what, has, most in (
+      ('messages', session.count, self._limits.messages),
+      ('bytes', session.size, self._limits.size),
+    ):
+      if has > most:
+        raise characters.OverLimit(
+          f'session {session.id}: {has:,} {what}; a session has at most'
+          f' {most:,}. Start a new one.'
+        )
+
+
+def _refuse_moved(
+  held: characters.Session, if_head: int | EllipsisType | None
+) -> None:
+  if if_head is not ... and held.head != if_head:
+    raise characters.Conflict(
+      f'session {held.id}: its head is message {held.head}, not {if_head}: it'
+      ' went on elsewhere. Read it again.'
+    )
+
+
+def _refuse_no_message(held: characters.Session, message: int | None) -> None:
+  if message is not None and message >= held.count:
+    raise characters.Missing(
+      f'session {held.id}: no message {message}; the last is {held.count - 1}.'
+    )

@@ -1,0 +1,206 @@
+"""Characters and their versions: published, rolled back, listed, removed."""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+
+import numpy as np
+
+from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.serving.stores import character_rules as rules
+from kaiju_jax.serving.stores import characters as characters_lib
+from kaiju_jax.serving.stores import records
+
+
+class Publishing(records.Keeper):
+  """The part of `characters.Store` that characters have."""
+
+  def publish(
+    self,
+    owner: str,
+    fields: card_fields.Fields,
+    prefix_tokens: Sequence[int] | np.ndarray,
+    tokenizer: str,
+    character: str | None = None,
+    is_public: bool | None = None,
+  ) -> characters_lib.Version:
+    limits = self._limits
+    rules.owner(owner, limits, may_be_built_in=True)
+    card_fields.check(fields)
+    # What is returned is what will be read: plain data, and the store's own.
+    fields = records.fields_of(records.json_of(fields))
+    tokens = rules.tokens(prefix_tokens, 'prefix_tokens', limits.prefix)
+    rules.text(tokenizer, 'tokenizer', limits.owner)
+    is_built_in = owner == characters_lib.BUILT_IN
+    if character is None:
+      character = rules.character_id(fields.name)
+      is_new = True
+    else:
+      rules.refuse_no_id(character, 'character', is_named=is_built_in)
+      is_new = False
+    version = characters_lib.Version(
+      character,
+      1,
+      rules.digest(tokens, tokenizer),
+      tokens,
+      tokenizer,
+      fields,
+      self._clock(),
+    )
+
+    def publish(at: records.Writes) -> characters_lib.Version:
+      held = at.character(character)
+      if held is None and (is_new or is_built_in):
+        return self._first(at, owner, version, bool(is_public))
+      if held is not None and is_built_in and held.owner == owner:
+        pass  # One that was removed comes back, with its next number.
+      else:
+        held = rules.owned(held, owner, character)
+      return self._next(at, held, version, is_public)
+
+    return self._write(publish)
+
+  def _first(self, at: records.Writes, owner, version, is_public):
+    if at.count_characters(owner) >= self._limits.characters:
+      raise characters_lib.OverLimit(
+        f'{self._limits.characters:,} characters are as many as one owner may'
+        ' have: remove one first.'
+      )
+    at.add_version(version)
+    at.put_character(
+      characters_lib.Character(
+        version.character,
+        owner,
+        version.fields.name,
+        version.number,
+        version.number,
+        is_public,
+        version.created,
+      )
+    )
+    return version
+
+  def _next(self, at: records.Writes, held, version, is_public):
+    is_public = held.is_public if is_public is None else is_public
+    live = at.version(held.id, held.live) if held.live else None
+    if live is not None and _is_same(live, version):
+      version = live
+    else:
+      if held.last >= self._limits.versions:
+        raise characters_lib.OverLimit(
+          f'character {held.id}: {self._limits.versions:,} versions are as many'
+          ' as one character may have: publish a new character.'
+        )
+      version = dataclasses.replace(version, number=held.last + 1)
+      at.add_version(version)
+    changed = dataclasses.replace(
+      held,
+      name=version.fields.name,
+      live=version.number,
+      last=max(held.last, version.number),
+      is_public=bool(is_public),
+    )
+    if changed != held:
+      at.put_character(changed)
+    return version
+
+  def rollback(
+    self, owner: str, character: str, number: int
+  ) -> characters_lib.Version:
+    rules.owner(owner, self._limits, may_be_built_in=True)
+    rules.refuse_no_id(character, 'character')
+    rules.integer(number, 'number', least=1)
+
+    def rollback(at: records.Writes) -> characters_lib.Version:
+      held = rules.owned(at.character(character), owner, character)
+      version = _version(at, character, number)
+      changed = dataclasses.replace(held, live=number, name=version.fields.name)
+      if changed != held:
+        at.put_character(changed)
+      return version
+
+    return self._write(rollback)
+
+  def character(self, viewer: str, character: str) -> characters_lib.Character:
+    rules.owner(viewer, self._limits, may_be_built_in=True)
+    rules.refuse_no_id(character, 'character')
+    return self._read(
+      lambda at: rules.visible(at.character(character), viewer, character)
+    )
+
+  def live(self, viewer: str, character: str) -> characters_lib.Version:
+    rules.owner(viewer, self._limits, may_be_built_in=True)
+    rules.refuse_no_id(character, 'character')
+
+    def live(at: records.Reads) -> characters_lib.Version:
+      held = rules.visible(at.character(character), viewer, character)
+      return _version(at, character, held.live)
+
+    return self._read(live)
+
+  def version(self, character: str, number: int) -> characters_lib.Version:
+    rules.refuse_no_id(character, 'character')
+    rules.integer(number, 'number', least=1)
+    return self._read(lambda at: _version(at, character, number))
+
+  def versions(
+    self,
+    viewer: str,
+    character: str,
+    limit: int = 100,
+    before: int | None = None,
+  ) -> tuple[characters_lib.Version, ...]:
+    rules.owner(viewer, self._limits, may_be_built_in=True)
+    rules.refuse_no_id(character, 'character')
+    limit = self._page(limit)
+    if before is not None:
+      rules.integer(before, 'before')
+
+    def versions(at: records.Reads) -> tuple[characters_lib.Version, ...]:
+      held = rules.visible(at.character(character), viewer, character)
+      most = held.last if before is None else min(held.last, before - 1)
+      numbers = range(most, 0, -1)
+      if held.owner != viewer:
+        numbers = [number for number in numbers if number == held.live]
+      # What was removed before it came back has lost what nobody used.
+      each = (at.version(character, number) for number in numbers)
+      kept = (version for version in each if version is not None)
+      return tuple(itertools.islice(kept, limit))
+
+    return self._read(versions)
+
+  def characters(
+    self, viewer: str, limit: int = 100, after: str = ''
+  ) -> tuple[characters_lib.Character, ...]:
+    rules.owner(viewer, self._limits, may_be_built_in=True)
+    limit, begin = self._page(limit), rules.after(after)
+    return self._read(lambda at: at.visible_characters(viewer, limit, begin))
+
+  def remove(self, owner: str, character: str) -> None:
+    rules.owner(owner, self._limits, may_be_built_in=True)
+    rules.refuse_no_id(character, 'character')
+
+    def remove(at: records.Writes) -> None:
+      held = rules.owned(at.character(character), owner, character)
+      for number in range(1, held.last + 1):
+        if not at.pins(character, number):
+          at.drop_version(character, number)
+      # What is left says which numbers were given: none is given again.
+      at.put_character(
+        dataclasses.replace(held, live=0, name='', is_public=False)
+      )
+
+    self._write(remove)
+
+
+def _version(at: records.Reads, character: str, number: int):
+  version = at.version(character, number)
+  if version is None:
+    raise characters_lib.Missing(f'character {character}: no version {number}.')
+  return version
+
+
+def _is_same(
+  one: characters_lib.Version, other: characters_lib.Version
+) -> bool:
+  return (one.digest, one.fields) == (other.digest, other.fields)

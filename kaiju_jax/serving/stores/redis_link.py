@@ -1,0 +1,146 @@
+"""The connection to a Redis that may be away for a while.
+
+No call blocks for long: a socket that is silent for `timeout` seconds is given
+up, and for `pause` seconds after that every call fails at once, except the one
+that tries again. So threads do not queue up behind a dead server, and it is
+found within `pause` seconds of its return.
+
+Nothing is retried here. redis-py would otherwise repeat a command whose answer
+was lost, and report a connection that broke in EXEC as a transaction that lost
+a race: a message might be stored twice.
+"""
+
+from collections.abc import Callable
+import sys
+import threading
+import time
+from typing import TypeVar
+import urllib.parse
+
+import redis
+from redis import backoff
+from redis import retry
+
+from kaiju_jax.serving.stores import characters
+
+T = TypeVar('T')
+
+TIMEOUT = 1.0  # Seconds (our guess; a local answer takes a millisecond).
+PAUSE = 1.0  # Seconds (our guess).
+
+
+class Link:
+  """A Redis, from any thread.
+
+  Args:
+    address: redis://, rediss:// or unix://, as redis-py reads it.
+    timeout: seconds for the connection, and for each answer.
+    pause: seconds between two tries of a server that is away.
+
+  Raises:
+    ValueError: no such address.
+  """
+
+  def __init__(
+    self, address: str, timeout: float = TIMEOUT, pause: float = PAUSE
+  ):
+    self.name = _without_password(address)
+    self._timeout, self._pause = timeout, pause
+    self._guard = threading.Lock()
+    self._away_until = 0.0
+    self._is_open = True
+    try:
+      self._redis = redis.Redis.from_url(
+        address,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        retry=retry.Retry(backoff.NoBackoff(), 0, supported_errors=()),
+        protocol=2,
+      )
+    except (ValueError, TypeError) as error:
+      raise ValueError(f'store {self.name}: {error}.') from error
+
+  def run(self, work: Callable[[redis.Redis], T]) -> T:
+    """Returns what `work` makes of the server.
+
+    Raises:
+      characters.Unavailable: the server is away, or refuses.
+    """
+    self._refuse_away()
+    is_away = False
+    try:
+      return work(self._redis)
+    except redis.WatchError:
+      raise
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+      is_away = True
+      raise characters.Unavailable(
+        f'{self.name}: the store is away ({error}). It is tried again by'
+        ' itself; a write of which this is the answer may have been stored.'
+      ) from error
+    except redis.RedisError as error:
+      # Out of memory, a replica, a disk that is full: reads may go on.
+      raise characters.Unavailable(
+        f'{self.name}: the store refuses ({error}).'
+      ) from error
+    finally:
+      if is_away or self._away_until:
+        with self._guard:
+          until = time.monotonic() + self._pause if is_away else 0.0
+          self._away_until = until
+
+  def pipeline(self, server: redis.Redis) -> redis.client.Pipeline:
+    """Returns a transaction of a server that `run` gave."""
+    return _Pipeline(
+      server.connection_pool, server.response_callbacks, True, None
+    )
+
+  def close(self) -> None:
+    """Closes all connections; later calls are Unavailable."""
+    self._is_open = False
+    self._redis.close()
+    self._redis.connection_pool.disconnect()
+
+  def _refuse_away(self) -> None:
+    if not self._is_open:
+      raise characters.Unavailable(f'{self.name}: the store is closed.')
+    if not self._away_until:
+      return
+    now = time.monotonic()
+    with self._guard:
+      if now >= self._away_until > 0:
+        # This call tries; the others fail until it has an answer.
+        self._away_until = now + self._pause + self._timeout
+        return
+      wait = self._away_until - now
+    if wait > 0:
+      raise characters.Unavailable(
+        f'{self.name}: the store is away; the next try is in {wait:.1f} s.'
+        ' Nothing was stored.'
+      )
+
+
+class _Pipeline(redis.client.Pipeline):
+  """A transaction that leaves a broken connection alone.
+
+  redis-py would connect again to tell a server that is away to UNWATCH, once in
+  `execute`, once at the end of the `with`, and once more when it is collected.
+  """
+
+  def reset(self) -> None:
+    # The error on whose way out this runs has closed the connection.
+    if isinstance(
+      sys.exc_info()[1], (redis.ConnectionError, redis.TimeoutError)
+    ):
+      self.watching = False
+    super().reset()
+
+
+def _without_password(address: str) -> str:
+  """Returns an address as it may be shown."""
+  try:
+    parts = urllib.parse.urlsplit(address)
+  except ValueError:
+    return 'redis'
+  host = parts.netloc.rpartition('@')[2]
+  return f'{parts.scheme}://{host}{parts.path}'

@@ -1,0 +1,122 @@
+"""What a store that may go away remembers: immutable, or lately used.
+
+Versions and messages never change, so what is remembered of them is right for
+ever; of a session, what was last read or written. The least recently used go
+first. Everything is bounded in bytes (our guess: some hundred conversations per
+megabyte).
+"""
+
+import collections
+import dataclasses
+import threading
+
+from kaiju_jax.serving.stores import characters
+
+VERSIONS = 64 * 2**20  # Bytes of prefixes.
+SESSIONS = 128 * 2**20  # Bytes of texts and tokens.
+_LEAST = 4096  # Bytes that any entry counts as, for all that surrounds it.
+
+
+@dataclasses.dataclass
+class _Talk:
+  session: characters.Session
+  messages: list[characters.Message]
+
+
+class Recent:
+  """Versions, and sessions with their messages; for any thread.
+
+  Args:
+    versions: bytes of prefixes to remember.
+    sessions: bytes of conversations to remember.
+  """
+
+  def __init__(self, versions: int = VERSIONS, sessions: int = SESSIONS):
+    self._guard = threading.Lock()
+    self._versions = _Bounded(versions)
+    self._talks = _Bounded(sessions)
+
+  def version(self, character: str, number: int) -> characters.Version | None:
+    """Returns a version; None for one that is not remembered."""
+    with self._guard:
+      return self._versions.get((character, number))
+
+  def session(self, session: str) -> characters.Session | None:
+    """Returns a session as last seen; None where it is not remembered."""
+    with self._guard:
+      talk = self._talks.get(session)
+      return talk and talk.session
+
+  def messages(self, session: str) -> tuple[characters.Message, ...]:
+    """Returns a session's first messages, as far as they are remembered."""
+    with self._guard:
+      talk = self._talks.get(session)
+      return tuple(talk.messages) if talk else ()
+
+  def keep_version(self, version: characters.Version) -> None:
+    """Remembers a version."""
+    with self._guard:
+      self._versions.put(
+        (version.character, version.number), version, version.tokens.nbytes
+      )
+
+  def forget_version(self, character: str, number: int) -> None:
+    """Forgets a version, which was deleted."""
+    with self._guard:
+      self._versions.drop((character, number))
+
+  def keep_session(self, session: characters.Session) -> None:
+    """Remembers a session, unless a later state of it is."""
+    with self._guard:
+      talk = self._talks.get(session.id)
+      if talk is None:
+        talk = _Talk(session, [])
+      elif (session.updated, session.count) >= (
+        talk.session.updated,
+        talk.session.count,
+      ):
+        talk.session = session
+      self._talks.put(session.id, talk, talk.session.size)
+
+  def keep_messages(
+    self, session: str, messages: tuple[characters.Message, ...]
+  ) -> None:
+    """Remembers messages of a session that is, where they join what is."""
+    with self._guard:
+      talk = self._talks.get(session)
+      if talk is None:
+        return
+      for message in messages:
+        if message.id == len(talk.messages):
+          talk.messages.append(message)
+
+  def forget(self, session: str) -> None:
+    """Forgets a session, which was removed."""
+    with self._guard:
+      self._talks.drop(session)
+
+
+class _Bounded:
+  """The most recently used entries, within a sum of sizes."""
+
+  def __init__(self, most: int):
+    self._most, self._sum = most, 0
+    self._entries: collections.OrderedDict = collections.OrderedDict()
+
+  def get(self, key):
+    if key not in self._entries:
+      return None
+    self._entries.move_to_end(key)
+    return self._entries[key][0]
+
+  def put(self, key, value, size: int) -> None:
+    self.drop(key)
+    size = max(size, _LEAST)
+    self._entries[key] = value, size
+    self._sum += size
+    while self._sum > self._most and len(self._entries) > 1:
+      self._sum -= self._entries.popitem(last=False)[1][1]
+
+  def drop(self, key) -> None:
+    if key in self._entries:
+      self._sum -= self._entries.pop(key)[1]

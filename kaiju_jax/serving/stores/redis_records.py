@@ -1,0 +1,356 @@
+"""Records of a store in Redis: its keys, and reading and writing them.
+
+    schema                     the number of this layout
+    character:ID               JSON
+    version:ID:NUMBER          hash: json, tokens
+    pins:ID:NUMBER             set: ids of the sessions pinned to a version
+    owned:OWNER                sorted set: ids of characters by created
+    public                     the same, of those that are everybody's
+    session:ID                 JSON
+    messages:ID                list of JSON; a message's id is its place
+    sessions:OWNER             sorted set: ids of sessions by updated
+    idle                       the same, of all owners
+
+Every key is behind the store's prefix. Reads within a transaction WATCH what
+they read; writes are collected, and sent between MULTI and EXEC. Messages and
+versions never change, so that what is remembered of them needs no reading.
+
+All keys must lie in one server (or one with replicas, behind Sentinel): a
+cluster cannot run a transaction over them.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import redis
+
+from kaiju_jax.serving.stores import character_rules as rules
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import records
+from kaiju_jax.serving.stores import redis_recent
+
+_CHUNK = 16  # Entries of a sorted set read beyond those asked for.
+
+
+class Reads:
+  """`records.Reads` of a Redis.
+
+  Args:
+    server: what answers: a client, or a transaction before its MULTI.
+    prefix: of every key.
+    recent: what is remembered; versions and messages are taken from it, and all
+      that is read is put there.
+  """
+
+  def __init__(
+    self,
+    server: redis.Redis,
+    prefix: str,
+    recent: redis_recent.Recent,
+  ):
+    self._server, self._prefix, self._recent = server, prefix, recent
+
+  def character(self, character: str) -> characters.Character | None:
+    text = self._get(f'character:{character}')
+    return text and characters.Character(**json.loads(text))
+
+  def version(self, character: str, number: int) -> characters.Version | None:
+    version = self._recent.version(character, number)
+    if version is None:
+      version = self._version(character, number)
+      if version is not None:
+        self._recent.keep_version(version)
+    return version
+
+  def pins(self, character: str, number: int) -> int:
+    return self._server.scard(self._watched(f'pins:{character}:{number}'))
+
+  def session(self, session: str) -> characters.Session | None:
+    text = self._get(f'session:{session}')
+    if text is None:
+      self._recent.forget(session)
+      return None
+    found = characters.Session(**json.loads(text))
+    self._recent.keep_session(found)
+    return found
+
+  def messages(
+    self, session: characters.Session
+  ) -> tuple[characters.Message, ...]:
+    held = self._recent.messages(session.id)
+    if len(held) < session.count:
+      texts = self._server.lrange(
+        self._key(f'messages:{session.id}'), len(held), session.count - 1
+      )
+      new = tuple(_message(text) for text in texts)
+      self._recent.keep_messages(session.id, new)
+      held += new
+    if len(held) < session.count:
+      # It was removed after it was read.
+      raise characters.Missing(f'session {session.id}: no such session.')
+    return held
+
+  def visible_characters(
+    self, viewer: str, limit: int, after: records.After
+  ) -> tuple[characters.Character, ...]:
+    found: dict[str, characters.Character] = {}
+
+    def made(text: bytes, _) -> characters.Character | None:
+      one = characters.Character(**json.loads(text))
+      # It may have become private since it was listed.
+      return one if rules.is_visible(one, viewer) else None
+
+    for key in f'owned:{viewer}', 'public':
+      for one in self._range(key, limit, after, 'character', made):
+        found[one.id] = one
+    both = sorted(found.values(), key=lambda one: (one.created, one.id))
+    return tuple(both[:limit])
+
+  def sessions(
+    self, owner: str, limit: int, after: records.After, is_oldest_first: bool
+  ) -> tuple[characters.Session, ...]:
+    key = f'sessions:{owner}'
+    return self._range(
+      key, limit, after, 'session', _session, not is_oldest_first
+    )
+
+  def idle(self, before: float, limit: int) -> tuple[characters.Session, ...]:
+    found = self._range('idle', limit, None, 'session', _session)
+    return tuple(one for one in found if one.updated < before)
+
+  def count_characters(self, owner: str) -> int:
+    return self._server.zcard(self._watched(f'owned:{owner}'))
+
+  def count_sessions(self, owner: str) -> int:
+    return self._server.zcard(self._watched(f'sessions:{owner}'))
+
+  def _key(self, name: str) -> str:
+    return f'{self._prefix}{name}'
+
+  def _watched(self, name: str) -> str:
+    return self._key(name)
+
+  def _get(self, name: str) -> bytes | None:
+    return self._server.get(self._watched(name))
+
+  def _version(self, character: str, number: int) -> characters.Version | None:
+    name = f'version:{character}:{number}'
+    found = self._server.hgetall(self._watched(name))
+    if not found:
+      return None
+    data = json.loads(found[b'json'])
+    data['fields'] = records.fields_of(data['fields'])
+    data['tokens'] = np.frombuffer(found[b'tokens'], '<i4')
+    return characters.Version(**data)
+
+  def _range(self, key, limit, after, kind, made, is_reversed=False):
+    """Returns `limit` records of a sorted set, in order behind `after`."""
+    found, offset, size = [], 0, limit + _CHUNK
+    begin, end = '-inf', '+inf'
+    if is_reversed:
+      begin, end = end, begin
+    if after:
+      begin = repr(after[0])
+    while len(found) < limit:
+      pairs = self._server.zrange(
+        self._key(key),
+        begin,
+        end,
+        desc=is_reversed,
+        withscores=True,
+        byscore=True,
+        offset=offset,
+        num=size,
+      )
+      places = [(score, id_.decode()) for id_, score in pairs]
+      if after:
+        # Others of the same time come before it.
+        places = [one for one in places if (one > after) != is_reversed]
+        places = [one for one in places if one != after]
+      for place, text in zip(places, self._texts(kind, places)):
+        one = text and made(text, place[0])
+        if one:
+          found.append(one)
+      if len(pairs) < size:
+        break
+      offset += size
+    return tuple(found[:limit])
+
+  def _texts(self, kind: str, places) -> list[bytes | None]:
+    """Returns records; None for one that was removed since it was listed."""
+    keys = [self._key(f'{kind}:{id_}') for _, id_ in places]
+    return self._server.mget(keys) if keys else []
+
+
+class Writes(Reads):
+  """`records.Writes` of one transaction.
+
+  Args:
+    server: a transaction before its MULTI.
+    prefix: of every key.
+    recent: what is remembered.
+  """
+
+  def __init__(
+    self,
+    server: redis.client.Pipeline,
+    prefix: str,
+    recent: redis_recent.Recent,
+  ):
+    super().__init__(server, prefix, recent)
+    self._commands: list[tuple] = []
+    self._kept: list[tuple] = []
+
+  def version(self, character: str, number: int) -> characters.Version | None:
+    # What is remembered may have been deleted with its character.
+    return self._version(character, number)
+
+  def put_character(self, character: characters.Character) -> None:
+    self._set(f'character:{character.id}', character)
+    everybodys = character.is_public or character.owner == characters.BUILT_IN
+    self._list(
+      f'owned:{character.owner}',
+      character.id,
+      character.created,
+      character.live,
+    )
+    self._list(
+      'public',
+      character.id,
+      character.created,
+      character.live and everybodys,
+    )
+
+  def add_version(self, version: characters.Version) -> None:
+    data = {
+      field.name: getattr(version, field.name)
+      for field in dataclasses.fields(version)
+      if field.name not in ('tokens', 'fields')
+    }
+    data['fields'] = records.json_of(version.fields)
+    self._send(
+      'HSET',
+      f'version:{version.character}:{version.number}',
+      'json',
+      _dumped(data),
+      'tokens',
+      version.tokens.tobytes(),
+    )
+    self._kept.append((self._recent.keep_version, version))
+
+  def drop_version(self, character: str, number: int) -> None:
+    self._send('DEL', f'version:{character}:{number}')
+    self._kept.append((self._recent.forget_version, character, number))
+
+  def put_session(self, session: characters.Session) -> None:
+    self._send('SADD', _pins(session), session.id)
+    self._set(f'session:{session.id}', session)
+    for key in f'sessions:{session.owner}', 'idle':
+      self._list(key, session.id, session.updated, True)
+    self._kept.append((self._recent.keep_session, session))
+
+  def drop_session(self, session: characters.Session) -> None:
+    self._send('DEL', f'session:{session.id}')
+    self._send('DEL', f'messages:{session.id}')
+    for key in f'sessions:{session.owner}', 'idle':
+      self._list(key, session.id, session.updated, False)
+    self._send('SREM', _pins(session), session.id)
+    self._kept.append((self._recent.forget, session.id))
+
+  def add_message(
+    self, session: characters.Session, message: characters.Message
+  ) -> None:
+    data = _dumped(dataclasses.asdict(message))
+    self._send('RPUSH', f'messages:{session.id}', data)
+    self._kept.append((self._recent.keep_messages, session.id, (message,)))
+
+  def commit(self) -> None:
+    """Sends what was written, and remembers it.
+
+    Raises:
+      redis.WatchError: what was read has changed since; nothing was written.
+    """
+    if not self._commands:
+      return
+    self._server.multi()
+    for command in self._commands:
+      self._server.execute_command(*command)
+    self._server.execute()
+    for keep, *what in self._kept:
+      keep(*what)
+
+  def _watched(self, name: str) -> str:
+    key = self._key(name)
+    self._server.watch(key)
+    return key
+
+  def _send(self, command: str, name: str, *values) -> None:
+    self._commands.append((command, self._key(name), *values))
+
+  def _set(self, name: str, record) -> None:
+    self._send('SET', name, _dumped(dataclasses.asdict(record)))
+
+  def _list(self, name: str, id_: str, score: float, is_in: object) -> None:
+    if is_in:
+      self._send('ZADD', name, repr(score), id_)
+    else:
+      self._send('ZREM', name, id_)
+
+
+class Remembered:
+  """`records.Reads` of what is remembered, while the server is away.
+
+  Args:
+    recent: what is remembered.
+    error: what is raised for everything else.
+  """
+
+  def __init__(
+    self, recent: redis_recent.Recent, error: characters.Unavailable
+  ):
+    self._recent, self._error = recent, error
+
+  def version(self, character: str, number: int) -> characters.Version:
+    return self._found(self._recent.version(character, number))
+
+  def session(self, session: str) -> characters.Session:
+    return self._found(self._recent.session(session))
+
+  def messages(
+    self, session: characters.Session
+  ) -> tuple[characters.Message, ...]:
+    held = self._recent.messages(session.id)
+    return self._found(held if len(held) >= session.count else None)
+
+  def __getattr__(self, name: str):
+    def away(*_):
+      raise self._error
+
+    return away
+
+  def _found(self, found):
+    if found is None:
+      raise self._error
+    return found
+
+
+def _pins(session: characters.Session) -> str:
+  return f'pins:{session.character}:{session.version}'
+
+
+def _dumped(data: Any) -> str:
+  return json.dumps(data, ensure_ascii=False, separators=(',', ':'))
+
+
+def _session(text: bytes, updated: float) -> characters.Session:
+  # A listing's cursor must be of its own moment.
+  return characters.Session(**{**json.loads(text), 'updated': updated})
+
+
+def _message(text: bytes) -> characters.Message:
+  data = json.loads(text)
+  if data['tokens'] is not None:
+    data['tokens'] = tuple(data['tokens'])
+  return characters.Message(**data)

@@ -1,0 +1,142 @@
+"""Characters and conversations in Redis, for servers that share them.
+
+    store = redis_store.RedisStore('redis://host:6379/0')
+
+Each write is one transaction (WATCH, MULTI, EXEC; no scripts), tried again
+where another came between. While Redis is away, sessions that this process
+lately used, and their versions, are read from memory; everything else, and
+every write, is Unavailable within seconds. It comes back by itself.
+
+What was acknowledged is as durable as Redis is set to be: `appendonly yes` and
+`appendfsync always` lose nothing, `everysec` up to a second, and a server
+without `appendonly` all since its last snapshot. Redis 6.2 or newer.
+"""
+
+from collections.abc import Callable
+import logging
+import random
+import time
+from typing import TypeVar
+
+import redis
+
+from kaiju_jax.serving.stores import character_rules as rules
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
+from kaiju_jax.serving.stores import records
+from kaiju_jax.serving.stores import redis_link
+from kaiju_jax.serving.stores import redis_recent
+from kaiju_jax.serving.stores import redis_records
+
+T = TypeVar('T')
+
+SCHEMA = 1
+TRIES = 32  # Of one transaction (our guess).
+_LOG = logging.getLogger(__name__)
+
+
+class RedisStore(conversing.Conversing):
+  """`characters.Store` in Redis.
+
+  Args:
+    address: redis://, rediss:// or unix://, as redis-py reads it.
+    limits: what the store takes, at most.
+    clock: returns unix seconds.
+    prefix: of every key; stores with different ones share a server.
+    recent: what is remembered of versions and sessions.
+    timeout: seconds for the connection, and for each answer.
+    pause: seconds between two tries of a server that is away.
+
+  Raises:
+    ValueError: no such address; a server that deletes what is not used; a store
+      of a newer schema.
+    characters.Unavailable: the server is away, or refuses.
+  """
+
+  def __init__(
+    self,
+    address: str,
+    limits: rules.Limits | None = None,
+    clock: Callable[[], float] = time.time,
+    prefix: str = 'kaiju:',
+    recent: redis_recent.Recent | None = None,
+    timeout: float = redis_link.TIMEOUT,
+    pause: float = redis_link.PAUSE,
+  ):
+    super().__init__(limits, clock)
+    self._prefix = prefix
+    self._recent = recent or redis_recent.Recent()
+    self._link = redis_link.Link(address, timeout, pause)
+    try:
+      self._link.run(self._recognize)
+    except BaseException:
+      self._link.close()
+      raise
+
+  def close(self) -> None:
+    self._link.close()
+
+  def check(self) -> None:
+    self._link.run(lambda server: server.ping())
+
+  def _read(self, work: Callable[[records.Reads], T]) -> T:
+    try:
+      return self._link.run(
+        lambda server: work(
+          redis_records.Reads(server, self._prefix, self._recent)
+        )
+      )
+    except characters.Unavailable as error:
+      try:
+        return work(redis_records.Remembered(self._recent, error))
+      except LookupError:
+        # A session of somebody else, like one that nobody remembers.
+        raise error from None
+
+  def _write(self, work: Callable[[records.Writes], T]) -> T:
+    for attempt in range(TRIES):
+      try:
+        return self._link.run(lambda server: self._once(server, work))
+      except redis.WatchError:
+        time.sleep(random.uniform(0, min(2**attempt, 32)) / 1000)
+    raise characters.Conflict(
+      f'{self._link.name}: others changed the same {TRIES} times meanwhile;'
+      ' nothing was stored. Try again.'
+    )
+
+  def _once(
+    self, server: redis.Redis, work: Callable[[records.Writes], T]
+  ) -> T:
+    with self._link.pipeline(server) as pipeline:
+      writes = redis_records.Writes(pipeline, self._prefix, self._recent)
+      result = work(writes)
+      writes.commit()
+      return result
+
+  def _recognize(self, server: redis.Redis) -> None:
+    """Refuses a server, or a store in it, that would lose or misread data."""
+    name = self._link.name
+    memory = server.info('memory')
+    policy = memory.get('maxmemory_policy', '')
+    if memory.get('maxmemory') and policy.startswith('allkeys'):
+      raise ValueError(
+        f'store {name}: the server deletes keys when its memory is full'
+        f' (maxmemory-policy {policy}); must be noeviction.'
+      )
+    if not server.info('persistence').get('aof_enabled'):
+      _LOG.warning(
+        '%s keeps no log (appendonly no): a restart loses what was said since'
+        ' its last snapshot.',
+        name,
+      )
+    key = f'{self._prefix}schema'
+    schema = int(server.get(key) or 0)
+    if not schema:
+      # Only here: a full server, or a replica, can be opened and read.
+      server.set(key, SCHEMA, nx=True)
+    if schema > SCHEMA:
+      raise ValueError(
+        f'store {name}: written by a newer kaiju_jax (schema {schema}; this'
+        f' one knows {SCHEMA}). Update kaiju_jax, or use another prefix than'
+        f' {self._prefix!r}.'
+      )

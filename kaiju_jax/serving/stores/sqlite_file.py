@@ -1,0 +1,227 @@
+"""The file of a sqlite store: made, recognized, opened.
+
+One file holds everything; while it is open, two lie beside it (-wal, -shm).
+`application_id` says that a file is ours, `user_version` which schema it has.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import pathlib
+import sqlite3
+
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.storage import addresses
+
+APPLICATION = 0x6B61696A  # 'kaij'
+SCHEMA = 1
+_MAGIC = b'SQLite format 3\0'
+# What was acknowledged outlives a power cut: each commit waits for the disk.
+SYNCHRONOUS = 'FULL'
+BUSY = 5.0  # Seconds to wait for another process's write (our guess).
+
+_TABLES = """
+CREATE TABLE characters(
+  id TEXT NOT NULL PRIMARY KEY,
+  owner TEXT NOT NULL,
+  name TEXT NOT NULL,
+  live INTEGER NOT NULL,
+  last INTEGER NOT NULL,
+  is_public INTEGER NOT NULL,
+  created REAL NOT NULL
+);
+CREATE INDEX characters_created ON characters(created, id);
+CREATE INDEX characters_owner ON characters(owner);
+
+CREATE TABLE versions(
+  character TEXT NOT NULL REFERENCES characters(id)
+    DEFERRABLE INITIALLY DEFERRED,
+  number INTEGER NOT NULL,
+  digest TEXT NOT NULL,
+  tokens BLOB NOT NULL,
+  tokenizer TEXT NOT NULL,
+  fields TEXT NOT NULL,
+  created REAL NOT NULL,
+  PRIMARY KEY(character, number)
+);
+CREATE TRIGGER versions_are_immutable BEFORE UPDATE ON versions
+BEGIN SELECT RAISE(ABORT, 'a version never changes'); END;
+
+CREATE TABLE sessions(
+  id TEXT NOT NULL PRIMARY KEY,
+  owner TEXT NOT NULL,
+  character TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  greeting INTEGER NOT NULL,
+  head INTEGER,
+  title TEXT NOT NULL,
+  created REAL NOT NULL,
+  updated REAL NOT NULL,
+  count INTEGER NOT NULL,
+  size INTEGER NOT NULL,
+  FOREIGN KEY(character, version) REFERENCES versions(character, number)
+    DEFERRABLE INITIALLY DEFERRED
+);
+CREATE INDEX sessions_owner ON sessions(owner, updated, id);
+CREATE INDEX sessions_updated ON sessions(updated, id);
+CREATE INDEX sessions_version ON sessions(character, version);
+
+CREATE TABLE messages(
+  session TEXT NOT NULL REFERENCES sessions(id)
+    DEFERRABLE INITIALLY DEFERRED,
+  id INTEGER NOT NULL,
+  parent INTEGER,
+  role TEXT NOT NULL,
+  text TEXT NOT NULL,
+  tokens BLOB,
+  finish TEXT,
+  created REAL NOT NULL,
+  PRIMARY KEY(session, id)
+);
+CREATE TRIGGER messages_are_immutable BEFORE UPDATE ON messages
+BEGIN SELECT RAISE(ABORT, 'a message never changes'); END;
+"""
+
+# What is wrong with the file or the machine rather than with the request.
+_AWAY = {
+  sqlite3.SQLITE_BUSY: 'another process is writing; try again',
+  sqlite3.SQLITE_LOCKED: 'another connection is writing; try again',
+  sqlite3.SQLITE_FULL: 'the disk is full; make room, nothing is lost',
+  sqlite3.SQLITE_READONLY: 'the file or its folder may not be written to',
+  sqlite3.SQLITE_IOERR: 'the disk failed',
+  sqlite3.SQLITE_CANTOPEN: 'the file cannot be opened',
+  sqlite3.SQLITE_CORRUPT: 'the file is damaged; put back a copy of it',
+  sqlite3.SQLITE_NOTADB: 'the file is damaged; put back a copy of it',
+  sqlite3.SQLITE_PERM: 'the file may not be opened',
+  sqlite3.SQLITE_NOMEM: 'the machine is out of memory',
+}
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+  """Turns what is wrong with a file into Unavailable, which names it."""
+  try:
+    yield
+  except sqlite3.Error as error:
+    # The upper bytes tell apart, say, the ways in which a disk fails.
+    code = (getattr(error, 'sqlite_errorcode', None) or 0) & 0xFF
+    if code not in _AWAY:
+      raise
+    raise characters.Unavailable(f'{path}: {_AWAY[code]} ({error}).') from error
+
+
+def make(path: str | os.PathLike) -> str:
+  """Returns the absolute path of a store's file, made where there is none.
+
+  Raises:
+    FileNotFoundError: the folder does not exist.
+    OSError: the file cannot be made or opened.
+    ValueError: an address; a file that is no store, or of a newer schema.
+    characters.Unavailable: the file is in use, or the disk is full.
+  """
+  if not os.fspath(path):
+    raise ValueError("store '': must name a file, such as runs/chats.sqlite.")
+  addresses.refuse(path, f'store {os.fspath(path)}')
+  found = pathlib.Path(os.path.abspath(path))
+  if not found.parent.is_dir():
+    raise FileNotFoundError(
+      f'{found}: there is no folder {found.parent}; make it, or name a file'
+      ' elsewhere.'
+    )
+  if found.is_dir():
+    raise IsADirectoryError(f'{found}: a folder; must be the name of a file.')
+  # Conversations are for nobody else on the machine; what sqlite puts beside
+  # the file has its permissions.
+  flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+  try:
+    with open(os.open(found, flags, 0o600), 'rb') as file:
+      begin = file.read(len(_MAGIC))
+  except OSError as error:
+    raise OSError(
+      error.errno, f'{error.strerror}; give it to the user of the server', found
+    ) from error
+  path = str(found)
+  # sqlite itself takes a file of a few bytes for an empty one.
+  if begin not in (b'', _MAGIC):
+    raise _not_sqlite(path)
+  with naming(path):
+    try:
+      _prepare(path)
+    except sqlite3.DatabaseError as error:
+      if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+        raise
+      raise _not_sqlite(path) from error
+  return path
+
+
+def connect(path: str) -> sqlite3.Connection:
+  """Returns a connection, of one thread at a time, without a transaction."""
+  connection = sqlite3.connect(
+    path, timeout=BUSY, isolation_level=None, check_same_thread=False
+  )
+  connection.execute(f'PRAGMA synchronous={SYNCHRONOUS}')
+  connection.execute('PRAGMA foreign_keys=ON')
+  return connection
+
+
+def _prepare(path: str) -> None:
+  connection = connect(path)
+  try:
+    is_ours = _recognize(connection, path)
+    (mode,) = connection.execute('PRAGMA journal_mode=WAL').fetchone()
+    if mode != 'wal':
+      raise ValueError(
+        f'{path}: its folder takes no write-ahead log ({mode=}): network shares'
+        ' do not. Name a file on a local disk.'
+      )
+    if is_ours:
+      return
+    connection.execute('BEGIN IMMEDIATE')
+    # Another process may have made the tables since.
+    if not _recognize(connection, path):
+      for statement in _statements(_TABLES):
+        connection.execute(statement)
+      connection.execute(f'PRAGMA application_id={APPLICATION}')
+      connection.execute(f'PRAGMA user_version={SCHEMA}')
+    connection.execute('COMMIT')
+  finally:
+    connection.close()
+
+
+def _recognize(connection: sqlite3.Connection, path: str) -> bool:
+  """Returns whether a file has our tables; refuses one with others."""
+
+  def one(query: str) -> int:
+    return connection.execute(query).fetchone()[0]
+
+  application, schema = (
+    one(f'PRAGMA {name}') for name in ('application_id', 'user_version')
+  )
+  if application != APPLICATION:
+    if application or schema or one('SELECT count(*) FROM sqlite_master'):
+      raise ValueError(
+        f"{path}: another program's sqlite database; name another file."
+      )
+    return False
+  if schema > SCHEMA:
+    raise ValueError(
+      f'{path}: written by a newer kaiju_jax (schema {schema}; this one knows'
+      f' {SCHEMA}). Update kaiju_jax, or name another file.'
+    )
+  return True
+
+
+def _not_sqlite(path: str) -> ValueError:
+  return ValueError(
+    f'{path}: not a sqlite database; name another file, or move it away.'
+  )
+
+
+def _statements(script: str) -> Iterator[str]:
+  """Yields a script's statements: `executescript` would commit before it."""
+  statement = ''
+  for line in script.splitlines(keepends=True):
+    statement += line
+    if sqlite3.complete_statement(statement):
+      yield statement
+      statement = ''

@@ -1,0 +1,305 @@
+"""Characters and conversations in one sqlite file: the default store.
+
+    store = sqlite_store.SqliteStore('runs/chats.sqlite')
+
+Readers see the last commit and wait for nobody (WAL); writers of a process take
+turns at a lock, and those of other processes at sqlite's own. A commit returns
+once it is on the disk.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import os
+import sqlite3
+import threading
+import time
+from typing import TypeVar
+
+import numpy as np
+
+from kaiju_jax.serving.stores import character_rules as rules
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import conversing
+from kaiju_jax.serving.stores import records
+from kaiju_jax.serving.stores import sqlite_file
+
+T = TypeVar('T')
+
+_CHARACTER = 'id, owner, name, live, last, is_public, created'
+_VERSION = 'character, number, digest, tokens, tokenizer, fields, created'
+_SESSION = (
+  'id, owner, character, version, greeting, head, title, created, updated,'
+  ' count, size'
+)
+_MESSAGE = 'id, parent, role, text, tokens, finish, created'
+
+
+class SqliteStore(conversing.Conversing):
+  """`characters.Store` in one sqlite file.
+
+  Args:
+    path: the file; made where it does not exist.
+    limits: what the store takes, at most.
+    clock: returns unix seconds.
+
+  Raises:
+    FileNotFoundError: the folder does not exist.
+    OSError: the file cannot be made or opened.
+    ValueError: an address; a file that is no store, or of a newer schema.
+    characters.Unavailable: the file is in use, or the disk is full.
+  """
+
+  def __init__(
+    self,
+    path: str | os.PathLike,
+    limits: rules.Limits | None = None,
+    clock: Callable[[], float] = time.time,
+  ):
+    super().__init__(limits, clock)
+    self._path = sqlite_file.make(path)
+    self._writing = threading.Lock()
+    self._guard = threading.Lock()
+    self._idle: list[sqlite3.Connection] = []
+    self._is_open = True
+
+  def close(self) -> None:
+    with self._guard:
+      self._is_open = False
+      while self._idle:
+        self._idle.pop().close()
+
+  def _read(self, work: Callable[[records.Reads], T]) -> T:
+    with self._transaction('BEGIN') as connection:
+      return work(_Records(connection))
+
+  def _write(self, work: Callable[[records.Writes], T]) -> T:
+    # sqlite's own wait is a sleep, whose end threads would win by chance.
+    if not self._writing.acquire(timeout=sqlite_file.BUSY):
+      raise characters.Unavailable(
+        f'{self._path}: others are writing; try again.'
+      )
+    try:
+      with self._transaction('BEGIN IMMEDIATE') as connection:
+        return work(_Records(connection))
+    finally:
+      self._writing.release()
+
+  @contextlib.contextmanager
+  def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    with sqlite_file.naming(self._path), self._connection() as connection:
+      connection.execute(begin)
+      try:
+        yield connection
+        connection.execute('COMMIT')
+      except BaseException:
+        # A full disk has already rolled back.
+        if connection.in_transaction:
+          connection.execute('ROLLBACK')
+        raise
+
+  @contextlib.contextmanager
+  def _connection(self) -> Iterator[sqlite3.Connection]:
+    """Yields a connection that no other thread has."""
+    with self._guard:
+      if not self._is_open:
+        raise characters.Unavailable(f'{self._path}: the store is closed.')
+      connection = self._idle.pop() if self._idle else None
+    if connection is None:
+      connection = sqlite_file.connect(self._path)
+    try:
+      yield connection
+    finally:
+      with self._guard:
+        if self._is_open:
+          self._idle.append(connection)
+        else:
+          connection.close()
+
+
+class _Records:
+  """`records.Writes` of one transaction."""
+
+  def __init__(self, connection: sqlite3.Connection):
+    self._connection = connection
+
+  def character(self, character: str) -> characters.Character | None:
+    row = self._row(
+      f'SELECT {_CHARACTER} FROM characters WHERE id = ?', character
+    )
+    return row and _character(row)
+
+  def version(self, character: str, number: int) -> characters.Version | None:
+    row = self._row(
+      f'SELECT {_VERSION} FROM versions WHERE character = ? AND number = ?',
+      character,
+      number,
+    )
+    return row and _version(row)
+
+  def pins(self, character: str, number: int) -> int:
+    return self._row(
+      'SELECT count(*) FROM sessions WHERE character = ? AND version = ?',
+      character,
+      number,
+    )[0]
+
+  def session(self, session: str) -> characters.Session | None:
+    row = self._row(f'SELECT {_SESSION} FROM sessions WHERE id = ?', session)
+    return row and characters.Session(*row)
+
+  def messages(
+    self, session: characters.Session
+  ) -> tuple[characters.Message, ...]:
+    rows = self._connection.execute(
+      f'SELECT {_MESSAGE} FROM messages WHERE session = ? ORDER BY id',
+      (session.id,),
+    )
+    return tuple(_message(row) for row in rows)
+
+  def visible_characters(
+    self, viewer: str, limit: int, after: records.After
+  ) -> tuple[characters.Character, ...]:
+    rows = self._connection.execute(
+      f'SELECT {_CHARACTER} FROM characters WHERE live > 0'
+      ' AND (is_public OR owner = ? OR owner = ?) AND (created, id) > (?, ?)'
+      ' ORDER BY created, id LIMIT ?',
+      (viewer, characters.BUILT_IN, *_first(after), limit),
+    )
+    return tuple(_character(row) for row in rows)
+
+  def sessions(
+    self, owner: str, limit: int, after: records.After, is_oldest_first: bool
+  ) -> tuple[characters.Session, ...]:
+    begin = _first(after) if is_oldest_first else after or (np.inf, '')
+    sign, order = ('>', 'ASC') if is_oldest_first else ('<', 'DESC')
+    return self._sessions(
+      f'owner = ? AND (updated, id) {sign} (?, ?)'
+      f' ORDER BY updated {order}, id {order} LIMIT ?',
+      (owner, *begin, limit),
+    )
+
+  def idle(self, before: float, limit: int) -> tuple[characters.Session, ...]:
+    return self._sessions(
+      'updated < ? ORDER BY updated, id LIMIT ?', (before, limit)
+    )
+
+  def count_characters(self, owner: str) -> int:
+    return self._row(
+      'SELECT count(*) FROM characters WHERE owner = ? AND live > 0', owner
+    )[0]
+
+  def count_sessions(self, owner: str) -> int:
+    return self._row('SELECT count(*) FROM sessions WHERE owner = ?', owner)[0]
+
+  def put_character(self, character: characters.Character) -> None:
+    self._put('characters', _CHARACTER, dataclasses.astuple(character))
+
+  def add_version(self, version: characters.Version) -> None:
+    self._add(
+      'versions',
+      _VERSION,
+      (
+        version.character,
+        version.number,
+        version.digest,
+        version.tokens.tobytes(),
+        version.tokenizer,
+        records.json_of(version.fields),
+        version.created,
+      ),
+    )
+
+  def drop_version(self, character: str, number: int) -> None:
+    self._connection.execute(
+      'DELETE FROM versions WHERE character = ? AND number = ?',
+      (character, number),
+    )
+
+  def put_session(self, session: characters.Session) -> None:
+    self._put('sessions', _SESSION, dataclasses.astuple(session))
+
+  def drop_session(self, session: characters.Session) -> None:
+    for table, column in ('messages', 'session'), ('sessions', 'id'):
+      self._connection.execute(
+        f'DELETE FROM {table} WHERE {column} = ?', (session.id,)
+      )
+
+  def add_message(
+    self, session: characters.Session, message: characters.Message
+  ) -> None:
+    self._add(
+      'messages',
+      f'session, {_MESSAGE}',
+      (
+        session.id,
+        message.id,
+        message.parent,
+        message.role,
+        message.text,
+        _packed(message.tokens),
+        message.finish,
+        message.created,
+      ),
+    )
+
+  def _row(self, query: str, *values) -> tuple | None:
+    return self._connection.execute(query, values).fetchone()
+
+  def _sessions(self, where: str, values) -> tuple[characters.Session, ...]:
+    rows = self._connection.execute(
+      f'SELECT {_SESSION} FROM sessions WHERE {where}', values
+    )
+    return tuple(characters.Session(*row) for row in rows)
+
+  def _add(self, table: str, columns: str, values: tuple) -> None:
+    marks = ', '.join('?' * len(values))
+    self._connection.execute(
+      f'INSERT INTO {table}({columns}) VALUES({marks})', values
+    )
+
+  def _put(self, table: str, columns: str, values: tuple) -> None:
+    """Inserts a row, or updates the one that has its id."""
+    marks = ', '.join('?' * len(values))
+    changes = ', '.join(
+      f'{name} = excluded.{name}' for name in columns.split(', ')[1:]
+    )
+    self._connection.execute(
+      f'INSERT INTO {table}({columns}) VALUES({marks})'
+      f' ON CONFLICT(id) DO UPDATE SET {changes}',
+      values,
+    )
+
+
+def _first(after: records.After) -> tuple[float, str]:
+  return after or (-np.inf, '')
+
+
+def _character(row: tuple) -> characters.Character:
+  *rest, is_public, created = row
+  return characters.Character(*rest, bool(is_public), created)
+
+
+def _version(row: tuple) -> characters.Version:
+  character, number, digest, tokens, tokenizer, fields, created = row
+  return characters.Version(
+    character,
+    number,
+    digest,
+    np.frombuffer(tokens, '<i4'),
+    tokenizer,
+    records.fields_of(fields),
+    created,
+  )
+
+
+def _message(row: tuple) -> characters.Message:
+  number, parent, role, text, tokens, finish, created = row
+  if tokens is not None:
+    tokens = tuple(np.frombuffer(tokens, '<i4').tolist())
+  return characters.Message(number, parent, role, text, tokens, finish, created)
+
+
+def _packed(tokens: tuple[int, ...] | None) -> bytes | None:
+  return None if tokens is None else np.array(tokens, '<i4').tobytes()

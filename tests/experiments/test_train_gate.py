@@ -1,0 +1,97 @@
+"""experiments.train_gate from its flags to a folder that a server takes."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import thresholds
+from tests.serving import planted
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(*flags):
+  return subprocess.run(
+    [sys.executable, '-m', 'experiments.train_gate', *flags],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def test_help_imports_neither_jax_nor_scikit_learn():
+  code = (
+    'import sys\n'
+    'import experiments.train_gate\n'
+    'print([m for m in ("jax", "sklearn", "scipy") if m in sys.modules])'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.stdout == '[]\n', done.stderr
+
+
+@pytest.mark.slow
+def test_flags_that_are_wrong_are_one_line(tmp_path):
+  out = f'--out={tmp_path / "out"}'
+  for flags, message in (
+    ([out], 'either --data or --planted'),
+    ([out, '--planted', '--data=x'], 'either --data or --planted'),
+    (['--planted'], '--out is missing'),
+    ([out, '--data=/nowhere.jsonl'], 'error: .*nowhere'),
+    ([out, '--planted', '--c=0'], 'error: --c=0'),
+    ([out, '--planted', '--confidence=0.9'], 'error: --confidence=0.9'),
+    ([out, '--planted', '--choose=0.9'], 'error: choose=0.9'),
+    ([out, '--planted', '--head=/nowhere'], 'error: .*nowhere'),
+  ):
+    done = run(*flags)
+    assert done.returncode == 1, done
+    text = done.stderr + done.stdout
+    assert message.replace('.*', '') in text or 'nowhere' in text
+    assert 'Traceback' not in text
+  assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.slow
+def test_planted_texts_give_what_a_server_takes(tmp_path):
+  pytest.importorskip('sklearn', reason='scikit-learn is not installed')
+  names = ('quam', 'zorb')
+  head = planted.stage('head 1', names, low=0.1)
+  before = tmp_path / 'before.json'
+  thresholds.write(before, planted.policy(planted.stage('g', names), head))
+  out = tmp_path / 'out'
+  done = run('--planted', f'--out={out}', f'--head={before}', '--hold=5')
+  assert done.returncode == 0, done.stderr
+  moderator = moderation.Moderator(moderation.Head('head 1', names))
+  version = moderator.use(out)
+  assert moderator.mode == 'moderated' and version.policy.hold == 5
+  assert version.policy.head == head
+  watch = moderator.watch(None)
+  assert not watch.read('the teacher forgot an exam at school :(').is_blocked
+  for text in 'a zorbifex', 'ａ ｚｏｒｂｉｆｅｘ', 'say z o r b i f e x now':
+    assert watch.read(text).dimension == 'zorb'
+  assert 'Certified' in (out / 'report.md').read_text()
+  assert 'exists' in run('--planted', f'--out={out}').stderr
+
+
+@pytest.mark.slow
+def test_too_few_rows_exit_with_4(tmp_path):
+  pytest.importorskip('sklearn', reason='scikit-learn is not installed')
+  data = tmp_path / 'rows.jsonl'
+  data.write_text(
+    ''.join(
+      json.dumps({'text': f'{word} {n}', 'labels': {'a': word == 'zorbifex'}})
+      + '\n'
+      for n in range(300)
+      for word in ('zorbifex', 'hello')
+    )
+  )
+  done = run(f'--data={data}', f'--out={tmp_path / "out"}')
+  assert done.returncode == 4, done
+  assert 'Not certified' in done.stderr
+  assert not (tmp_path / 'out' / 'thresholds.json').exists()

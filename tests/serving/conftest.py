@@ -1,0 +1,72 @@
+"""Stores of the tests: sqlite, and Redis where it is installed."""
+
+import pytest
+
+from kaiju_jax.serving.stores import sqlite_file
+from kaiju_jax.serving.stores import sqlite_store
+from tests.serving import redis_server
+
+
+@pytest.fixture(scope='session')
+def shared_redis():
+  """One server of all tests that leave it alone; each takes a prefix."""
+  server = redis_server.Server(has_log=False)
+  yield server
+  server.close()
+
+
+@pytest.fixture
+def start_redis():
+  """Returns a function that starts a server of one test."""
+  servers = []
+
+  def start(*arguments):
+    servers.append(redis_server.Server(*arguments))
+    return servers[-1]
+
+  yield start
+  for server in servers:
+    server.close()
+
+
+@pytest.fixture
+def redis_alone(start_redis):
+  """A server that a test may kill, and that loses nothing."""
+  return start_redis(True)
+
+
+@pytest.fixture(
+  params=[
+    'sqlite',
+    pytest.param('redis', marks=[pytest.mark.slow, redis_server.needs_server]),
+  ]
+)
+def make_store(request, tmp_path, monkeypatch):
+  """Returns a function that opens one store, again and again.
+
+  Its arguments are those of a store, without the place.
+  """
+  opened = []
+  if request.param == 'sqlite':
+    # No test here cuts the power.
+    monkeypatch.setattr(sqlite_file, 'SYNCHRONOUS', 'OFF')
+
+    def make(*values, place='store', **named):
+      path = tmp_path / f'{place}.sqlite'
+      opened.append(sqlite_store.SqliteStore(path, *values, **named))
+      return opened[-1]
+  else:
+    from kaiju_jax.serving.stores import redis_store
+
+    server = request.getfixturevalue('shared_redis')
+
+    def make(*values, place='store', **named):
+      prefix = f'{request.node.name}:{place}:'
+      opened.append(
+        redis_store.RedisStore(server.address, *values, prefix=prefix, **named)
+      )
+      return opened[-1]
+
+  yield make
+  for store in opened:
+    store.close()

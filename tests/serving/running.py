@@ -1,0 +1,196 @@
+"""A whole server over real sockets, whose engine needs no model.
+
+The device is `fake_device`'s: what is drawn follows from the text and the seed.
+Its tokens read as letters, so that replies are text.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import functools
+import json
+import time
+from typing import Any
+import urllib.request
+
+import numpy as np
+import openai
+
+from kaiju_jax.data import chat as chat_format
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import admission
+from kaiju_jax.serving import api
+from kaiju_jax.serving import context as context_lib
+from kaiju_jax.serving import metrics
+from kaiju_jax.serving import worker
+from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.serving.door import auth
+from kaiju_jax.serving.door import http
+from kaiju_jax.serving.door import limits
+from kaiju_jax.serving.prompts import prompt
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import sqlite_store
+from tests.serving import world
+
+MODEL, CHARACTER, LENGTH = 'toy', 'mira', 1024
+FIELDS = card_fields.Fields(
+  name='Mira',
+  description='{{char}} keeps a lighthouse and knows every star by name.',
+  personality='calm, curious',
+  greeting='Good evening, {{user}}. The lamp is lit.',
+  alternate_greetings=('You came by boat?', 'Mind the stairs.'),
+)
+
+
+class Letters(tokenizer_lib.Bytes):
+  """Bytes of text; what is no printable ASCII reads as a letter."""
+
+  def decode(self, tokens) -> str:
+    return ''.join(_letter(x) for x in np.asarray(tokens).tolist() if x)
+
+
+def _letter(token: int) -> str:
+  is_itself = 32 <= token < 127 or token in (1, 2, 3, 10)
+  return chr(token) if is_itself else chr(ord('a') + token % 26)
+
+
+def number(scored) -> int:
+  """Returns the token whose log-probability `fake_device` gives."""
+  assert scored.token == Letters().decode([int(-scored.logprob)])
+  return int(-scored.logprob)
+
+
+class Server:
+  """A server that runs, and ways to reach it."""
+
+  def __init__(self, context, server, tokens):
+    self.context: context_lib.Context = context
+    self.engine: world.Engine = context.worker.engine
+    self.address: str = server.url
+    self.server = server
+    self.tokens: dict[str, str] = tokens
+    version = context.store.version(CHARACTER, 1)
+    self.prefix_length = len(version.tokens)
+
+  def client(self, owner: str) -> openai.OpenAI:
+    return openai.OpenAI(
+      base_url=f'{self.address}/v1',
+      api_key=self.tokens[owner],
+      max_retries=0,
+    )
+
+  def get(self, path: str, **options) -> Any:
+    return self.ask('GET', path, **options)
+
+  def post(self, path: str, owner: str | None = None, **body) -> Any:
+    return self.ask('POST', path, body, owner)
+
+  def ask(
+    self,
+    method: str,
+    path: str,
+    body: dict | bytes | None = None,
+    owner: str | None = None,
+    kind: str = 'application/json',
+  ) -> Any:
+    """Returns the JSON of an answer; raises HTTPError for a refusal."""
+    headers = {'Content-Type': kind}
+    if owner is not None:
+      headers['Authorization'] = f'Bearer {self.tokens[owner]}'
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    request = urllib.request.Request(
+      self.address + path, data, headers, method=method
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+      found = answer.read()
+    is_json = 'json' in answer.headers['Content-Type']
+    return json.loads(found) if is_json else found
+
+  def is_idle_within(self, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+      if self.engine.is_idle and not self.context.worker._streams:
+        return True
+      time.sleep(0.02)
+    return False
+
+
+@contextlib.contextmanager
+def server(
+  folder,
+  *,
+  is_open: bool = True,
+  queue: int = 64,
+  rows: int = 4,
+  pause: float = 0.0,
+  store: characters.Store | None = None,
+  moderator: moderation.Moderator | None = None,
+  lease: float | None = 30.0,
+  engine: Callable[[Letters], world.Engine] | None = None,
+) -> Iterator[Server]:
+  """Runs a server, with one character and tokens for two owners.
+
+  Args:
+    folder: for its files.
+    is_open: whether this machine may ask without a token.
+    queue: requests that wait at most.
+    rows: sequences at once.
+    pause: seconds of each of the engine's rounds.
+    store: of characters; sqlite by default.
+    moderator: decides what may be shown; nothing by default.
+    lease: seconds that a stream stays unread.
+    engine: makes the engine of a tokenizer; by default of `world`, of the
+      settings above.
+  """
+  tokenizer = Letters()
+  made = engine or functools.partial(
+    world.Engine,
+    rows=rows,
+    length=LENGTH,
+    pages=2000,
+    limits=admission.Limits(queue=queue, lease=lease),
+  )
+  engine = made(tokenizer)
+  if pause:
+    engine.before_round = lambda: time.sleep(pause)
+  written = chat_format.format_of(tokenizer)
+  digest = tokenizer_lib.digest(tokenizer)
+  store = store or sqlite_store.SqliteStore(folder / 'characters.sqlite')
+  store.publish(
+    characters.BUILT_IN,
+    FIELDS,
+    prompt.prefix(FIELDS, written),
+    digest,
+    CHARACTER,
+    is_public=True,
+  )
+  held = auth.Tokens(folder / auth.FILE)
+  tokens = {
+    owner: held.add(owner, 'adult', rate=limits.LOCAL)
+    for owner in ('ann', 'ben')
+  }
+  working = worker.Worker(engine)
+  context = context_lib.Context(
+    worker=working,
+    model=context_lib.Model(MODEL, 1234, LENGTH, digest, 'a toy', 0),
+    tokenizer=tokenizer,
+    format=prompt.Encoded(written),
+    store=store,
+    access=auth.Access(held, is_open=is_open),
+    limits=limits.Limits(),
+    metrics=metrics.Metrics(
+      lambda: working.ask(lambda: metrics.reading(engine))
+    ),
+    moderator=moderator or moderation.Moderator(),
+    max_tokens=64,
+  )
+  context.worker.start()
+  try:
+    with http.running(api.app(context)) as running:
+      yield Server(context, running, tokens)
+    assert Server(context, running, tokens).is_idle_within(5)
+  finally:
+    context.worker.stop()
+    store.close()
+  assert context.worker.error is None

@@ -1,0 +1,108 @@
+"""Thresholds chosen and counted: on scores whose distribution is known."""
+
+import numpy as np
+import pytest
+
+from kaiju_jax.serving.safety import certify
+from kaiju_jax.serving.safety import exact
+from kaiju_jax.serving.safety import thresholds
+
+LEVEL = thresholds.confidence_of_tier(0.95)
+
+
+def logits(*values):
+  return 1 / (1 + np.exp(-np.array(values, float)))
+
+
+def scored(violating, benign):
+  """Returns scores and labels of one dimension."""
+  score_NC = np.concatenate([violating, benign])[:, None]
+  return score_NC, (np.arange(len(score_NC)) < len(violating))[:, None]
+
+
+def test_the_room_between_the_sets_is_shared():
+  score_NC, label_NC = scored(logits(5, 3, 9), logits(-7, -2, -3))
+  for place, wanted in (0, -2), (0.4, 0), (1, 3):
+    found = certify.choose(score_NC, label_NC, place, 0.95)
+    np.testing.assert_allclose(found, logits(wanted))
+
+
+def test_scores_of_0_and_1_are_no_trouble():
+  score_NC, label_NC = scored(np.ones(3), np.zeros(3))
+  found = certify.choose(score_NC, label_NC, 0.5, 0.95)
+  np.testing.assert_allclose(found, 0.5, atol=1e-4)
+
+
+def test_where_the_sets_overlap_the_bounds_decide():
+  """Of 3,000 each, the worst of 15 violating and 15 benign ones overlap."""
+  rng = np.random.default_rng(0)
+  n, few = 3_000, 15
+  violating = logits(*rng.uniform(2, 5, n - few), *[-3.0] * few)
+  benign = logits(*rng.uniform(-5, -2, n - few), *[3.0] * few)
+  score_NC, label_NC = scored(violating, benign)
+  high = certify.choose(score_NC, label_NC, 0.5, 0.95)
+  assert logits(-2) < high < logits(2)
+  tier = certify.count(score_NC, label_NC, ['a'], high, [None], 0.95)
+  assert tier.limits[0].blocked.hits == n - few
+  assert tier.refused.hits == few
+  assert tier.limits[0].blocked.claim == thresholds.BLOCKED
+
+
+def test_where_nothing_fits_blocking_wins():
+  rng = np.random.default_rng(1)
+  score_NC, label_NC = scored(rng.random(2_000), rng.random(2_000))
+  high = certify.choose(score_NC, label_NC, 0.5, 0.95)
+  tier = certify.count(score_NC, label_NC, ['a'], high, [None], 0.95)
+  assert tier.limits[0].blocked.claim == thresholds.BLOCKED
+  assert tier.refused.claim > 0.5
+  assert tier.refused.bound == exact.at_most(tier.refused.hits, 2_000, LEVEL)
+
+
+def test_counts_are_drawn():
+  """Two dimensions; the fifth text violates both, the last two are benign."""
+  score_NC = np.array(
+    [[0.9, 0], [0.5, 0], [0, 0.8], [0, 0.2], [0.9, 0.9], [0.7, 0.7], [0, 0]]
+  )
+  label_NC = np.array(
+    [[1, 0], [1, 0], [0, 1], [0, 1], [1, 1], [0, 0], [0, 0]], bool
+  )
+  tier = certify.count(
+    score_NC, label_NC, ['a', 'b'], [0.5, 0.75], [0.1, 0.2], 0.95
+  )
+  first, second = tier.limits
+  assert (first.blocked.hits, first.blocked.rows) == (3, 3)
+  assert (second.blocked.hits, second.blocked.rows) == (2, 3)
+  assert (first.refused.hits, second.refused.hits) == (1, 0)
+  assert (tier.refused.hits, tier.refused.rows) == (1, 2)
+  assert (first.low, second.high) == (0.1, 0.75)
+  # Too few to claim what is wanted: what they show is claimed.
+  assert first.blocked.claim == first.blocked.bound < thresholds.BLOCKED
+
+
+def test_false_certificates_are_rare():
+  """A classifier that refuses 1 % of the benign is certified in ≤ 2.5 %."""
+  rng = np.random.default_rng(2)
+  refused = rng.binomial(600, 0.01, 10_000)
+  bounds = {
+    hits: thresholds.counted(hits, 600, 0.01, 0.95, False).bound
+    for hits in np.unique(refused).tolist()
+  }
+  passed = [bounds[hits] <= thresholds.REFUSED for hits in refused.tolist()]
+  assert 0.005 < np.mean(passed) <= 0.025
+
+
+def test_how_many_are_needed():
+  needed = certify.needed(0.95)
+  assert needed == 368
+  for rows, supports in (needed, True), (needed - 1, False):
+    blocked = thresholds.counted(rows, rows, 0.99, 0.95, True)
+    assert (blocked.bound >= thresholds.BLOCKED) == supports
+
+
+def test_sets_that_are_empty_are_refused():
+  score_NC, label_NC = scored(logits(1, 2), logits(-1))
+  for rows in slice(2), slice(2, None):
+    with pytest.raises(ValueError, match='thresholds need both'):
+      certify.choose(score_NC[rows], label_NC[rows], 0.5, 0.95)
+    with pytest.raises(ValueError, match='there is no such text'):
+      certify.count(score_NC[rows], label_NC[rows], ['a'], [0.5], [None], 0.95)

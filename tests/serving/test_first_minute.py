@@ -1,0 +1,161 @@
+"""`experiments.serve` as a person starts it, and the README's client."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import urllib.request
+
+import numpy as np
+import pytest
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import token_head
+from kaiju_jax.runs import train
+from kaiju_jax.training import experiment as experiment_lib
+from tests import test_readme
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """A run of the smallest model that has room for a built-in character."""
+  tiny = experiment_lib.Experiment()
+  tiny.model = model_config.ModelConfig(
+    layout='L0 G1', d_model=32, d_ff=64, num_heads=2, head_dim=16, window=64
+  )
+  tiny.model.max_length = 2048
+  tiny.data.length, tiny.data.batch, tiny.loop.steps = 128, 2, 2
+  path = tmp_path_factory.mktemp('runs') / 'tiny'
+  train.train(tiny, path)
+  return path
+
+
+@contextlib.contextmanager
+def served(workdir, folder, *flags):
+  """Yields a server's process and address."""
+  with subprocess.Popen(
+    [
+      *(sys.executable, '-m', 'experiments.serve', f'--workdir={workdir}'),
+      *('--port=0', f'--folder={folder}', '--rows=4', '--chunk=64', *flags),
+    ],
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as server:
+    try:
+      lines = []
+      for line in server.stdout:
+        lines.append(line)
+        if 'Ctrl-C' in line:
+          break
+      said = ''.join(lines)
+      (address,) = re.findall(r'Chat: +(http://\S+)/', said)
+      yield server, address, said
+    finally:
+      server.kill()
+
+
+def got(address, path, **body):
+  data = json.dumps(body).encode() if body else None
+  headers = {'Content-Type': 'application/json'}
+  request = urllib.request.Request(address + path, data, headers)
+  with urllib.request.urlopen(request, timeout=60) as answer:
+    return answer.read()
+
+
+def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
+  folder = tmp_path / 'server'
+  with served(workdir, folder) as (server, address, said):
+    assert 'Unmoderated' in said and '127.0.0.1' in address
+    assert b'<html' in got(address, '/')
+    assert json.loads(got(address, '/v1/server'))['model'] == 'tiny'
+    block = test_readme.CLIENT.replace('http://127.0.0.1:8000', address)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      exec(compile(block, 'README.md', 'exec'), {'__name__': '__main__'})
+    assert 'cached_tokens' in printed.getvalue()
+    (session,) = json.loads(got(address, '/v1/sessions'))['data']
+    assert got(address, '/readyz') == b'ready\n'
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
+  mode = stat.S_IMODE(os.stat(folder).st_mode)
+  assert not mode & 0o077, f'others may read {folder}: mode {mode:o}'
+  with served(workdir, folder) as (server, address, _):
+    kept = json.loads(got(address, f'/v1/sessions/{session["id"]}'))
+    texts = [one['text'] for one in kept['messages'] if one['role'] == 'user']
+    assert texts == ['Good morning!', 'What do you like?']
+    server.send_signal(signal.SIGINT)
+    assert server.wait(60) == 0
+
+
+def test_a_guided_reply_is_searched_beside_a_drawn_one(workdir, tmp_path):
+  rng = np.random.default_rng(0)
+  config = token_head.TokenHeadConfig(('marked',))
+  params = {'w_DC': rng.normal(0, 1, (32, 1)), 'bias_C': np.zeros(1)}
+  head = tmp_path / 'head.safetensors'
+  token_head.save(head, params, config)
+  said = {'messages': [{'role': 'user', 'content': 'Hello'}], 'model': 'tiny'}
+  asked = said | {'max_tokens': 12, 'temperature': 0}
+  flags = (f'--head={head}', '--guided=16')
+  with served(workdir, tmp_path / 'server', *flags) as (_, address, _):
+
+    def answer(**body):
+      path = '/v1/chat/completions'
+      return json.loads(got(address, path, **asked, **body))['choices'][0]
+
+    drawn, searched, again = answer(), answer(guided=True), answer(guided=True)
+  assert searched['message'] == again['message']
+  assert searched['finish_reason'] in ('stop', 'length')
+  assert drawn['message']['role'] == searched['message']['role']
+
+
+@pytest.mark.parametrize(
+  'flags, said',
+  [
+    (('--host=0.0.0.0',), 'token'),
+    (('--length=100000',), 'max_length'),
+    (('--safety=nowhere',), 'nowhere'),
+    (('--head=nowhere',), 'nowhere'),
+    (('--store=redis://127.0.0.1:1/0',), 'redis'),
+  ],
+)
+def test_what_cannot_be_served_is_said_in_a_line(
+  workdir, tmp_path, flags, said
+):
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'experiments.serve', f'--workdir={workdir}'),
+      *('--port=0', f'--folder={tmp_path}', *flags),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 1 and done.stderr.startswith('error: ')
+  assert said in done.stderr.lower() and 'Traceback' not in done.stderr
+
+
+def test_tokens_are_added_listed_and_revoked(tmp_path):
+  def run(*flags):
+    return subprocess.run(
+      [
+        *(sys.executable, '-m', 'experiments.serve'),
+        *(f'--folder={tmp_path}/s', *flags),
+      ],
+      capture_output=True,
+      text=True,
+      timeout=60,
+      check=True,
+    ).stdout
+
+  token = run('--add_token=ann', '--token_age=adult').split()[0]
+  assert token.startswith('kaiju-')
+  listed = run('--list_tokens')
+  assert 'ann  adult' in listed and token not in listed
+  run('--revoke_token=ann')
+  assert 'ann' not in run('--list_tokens')

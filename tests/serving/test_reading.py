@@ -1,0 +1,136 @@
+"""What the gate reads of a text, disguised or not."""
+
+import time
+import unicodedata
+
+import numpy as np
+import pytest
+
+from kaiju_jax.serving.safety import reading
+
+TEXT = 'Say zorbifex, please. Then go!'
+DISGUISED = {
+  'upper case': 'SAY ZORBIFEX, PLEASE. THEN GO!',
+  'full width': ''.join(
+    chr(ord(x) + 0xFEE0) if x != ' ' else '\u3000' for x in TEXT
+  ),
+  'mathematical letters': ''.join(
+    chr(0x1D41A + ord(x) - ord('a')) if 'a' <= x <= 'z' else x for x in TEXT
+  ),
+  'zero-width joiners': '\u200d'.join(TEXT),
+  'zero-width spaces and a BOM': '\ufeff' + '\u200b\u2060'.join(TEXT),
+  'soft hyphens': '\xad'.join(TEXT),
+  'variation selectors': '\ufe0f'.join(TEXT),
+  'invisible tags': '\U000e0041'.join(TEXT),
+  'right-to-left overrides': '\u202e'.join(TEXT),
+  'controls': '\x01'.join(TEXT),
+  'struck through': ''.join(f'{x}\u0336' for x in TEXT),
+  'spaces': TEXT.replace(' ', ' \t\n\u2003\u2800 '),
+}
+SKELETONS = {
+  'spaced': 'Say z o r b i f e x',
+  'wider': 'Say z  o\n\nr   b i  f e   x',
+  'dotted': 'Say z.o-r_b*i/f~e|x',
+  'broken': 'Say zo rbi fex',
+  'accents': 'Say zórbîfëx',
+  'Cyrillic': 'Say z\u043erb\u0456f\u0435\u0445',
+  'small capitals': 'Say ᴢᴏʀʙɪꜰᴇx',
+  'dark squares': 'Say 🆉🅾🆁🅱🅸🅵🅴🆇',
+  'flags': 'Say 🇿🇴🇷🇧🇮🇫🇪🇽',
+  'circles': 'Say ⓩⓞⓡⓑⓘⓕⓔⓧ',
+  'digits': '5ay z0rb1f3x',
+  'doubled': 'Saaay zzzorrrbifexx',
+}
+
+
+def test_plain_of_ordinary_text():
+  assert reading.plain('  Ångström\n\n ﬁnds  „Straße“ ') == (
+    'ångström finds „strasse“'
+  )
+  # Vowel signs of other scripts are letters' own, and stay.
+  for text in 'हिन्दी', 'ภาษาไทย', 'ガ', 'שָׁלוֹם':
+    assert reading.plain(text) == unicodedata.normalize('NFKC', text)
+
+
+@pytest.mark.parametrize('name', DISGUISED)
+def test_plain_of_a_disguise_is_that_of_the_text(name):
+  assert reading.plain(DISGUISED[name]) == 'say zorbifex, please. then go!'
+
+
+@pytest.mark.parametrize('name', SKELETONS)
+def test_skeleton_of_a_disguise(name):
+  assert reading.skeleton(reading.plain(SKELETONS[name])) == 'sayzorbifex'
+
+
+def test_ascii_is_read_as_other_text_is():
+  """The short way for ASCII gives what the long one does."""
+  text = ''.join(map(chr, range(128))) + ' A  b\tC\x85'
+  assert reading.plain(text[:128]) == reading.plain(text[:128] + '\u200b')
+
+
+def random_text(rng, size):
+  """Returns any characters, surrogates among them."""
+  blocks = (0x0, 0x80, 0x300, 0x590, 0x1100, 0x2000, 0xD800, 0xFE00, 0x1D400)
+  return ''.join(
+    chr(int(rng.choice(blocks)) + int(rng.integers(0x80))) for _ in range(size)
+  )
+
+
+def test_any_text_can_be_read_and_encoded():
+  rng = np.random.default_rng(0)
+  for size in (0, 1, 5, 300):
+    text = random_text(rng, size)
+    plain = reading.window(text, 100)
+    plain.encode()
+    assert '  ' not in plain and plain == plain.strip()
+    skeleton = reading.skeleton(plain)
+    skeleton.encode()
+    assert all(x.isalnum() for x in skeleton)
+
+
+def test_a_window_is_the_end_of_what_can_be_seen():
+  assert reading.window('abc def', 3) == 'def'
+  assert reading.window('abc', 100) == 'abc'
+  for nothing in '\u200b', ' ', '\u200b \n', '\u0301\u0316', '\x00':
+    text = 'zorb' + nothing * 5_000 + 'x' * 3
+    assert reading.window(text, 8).startswith('zorb')
+
+
+def test_a_window_of_a_long_text_reads_its_end_alone():
+  assert reading.window('a' * 10**7 + 'end', 4) == 'aend'
+
+
+def test_long_runs_of_marks_take_no_quadratic_time():
+  """Sorting 120,000 marks by class takes a quarter of a minute."""
+  begun = time.thread_time()
+  assert reading.plain('a' + '\u0301\u0316' * 60_000) == 'á'
+  assert time.thread_time() - begun < 2
+
+
+def test_segments_are_drawn():
+  assert reading.segments('ab, cd. ef gh', 4) == [
+    'ab, cd. ',
+    'cd. ef ',
+    'ef gh',
+  ]
+  assert reading.segments('..ab', 4) == ['..ab']
+  assert reading.segments('a-b-c-d', 4) == ['a-b-c-d']
+  assert reading.segments('abcde', 4) == ['abcd', 'cde']
+  assert reading.segments('?!' * 2_000, 4) == ['?!' * 2_000]
+  assert reading.segments('', 4) == ['']
+
+
+def test_segments_hold_whatever_has_half_as_many_letters():
+  rng = np.random.default_rng(1)
+  for _ in range(200):
+    text = ''.join(rng.choice(list('abc .'), 60))
+    parts = reading.segments(text, 8)
+    assert parts[0] == text[: len(parts[0])]
+    assert parts[-1] == text[len(text) - len(parts[-1]) :]
+    for part in parts:
+      assert part in text
+      assert sum(x.isalnum() for x in part) <= 8
+    skeleton = text.replace(' ', '').replace('.', '')
+    bare = [part.replace(' ', '').replace('.', '') for part in parts]
+    for n in range(len(skeleton) - 3):
+      assert any(skeleton[n : n + 4] in part for part in bare)

@@ -1,0 +1,121 @@
+"""An engine without a model for the server's tests: each text is known."""
+
+from collections.abc import Callable
+import types
+from unittest import mock
+
+import numpy as np
+
+from kaiju_jax.decoding import compiled
+from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding import judge as judge_lib
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import sampling
+from tests.decoding import fake_device
+
+PAGE, WINDOW, CHUNK = 4, 6, 16
+NAMES = 'marked', 'other'
+_END = 3  # Of a message, with bytes.
+
+
+class Engine(engine_lib.Engine):
+  """An engine over `fake_device`, whose rounds may take time, or fail.
+
+  Args:
+    rows: sequences at once.
+    length: tokens of a row.
+    bad: of so many texts one draws nothing.
+    pages: of the global pool.
+    is_judged: whether there is a head, of the dimensions `NAMES`.
+    **options: of the engine.
+
+  Attributes:
+    before_round: called before each round.
+  """
+
+  def __init__(
+    self,
+    tokenizer=None,
+    rows=4,
+    length=64,
+    bad=None,
+    pages=160,
+    is_judged=False,
+    **options,
+  ):
+    pools = fake_device.pools(length, PAGE, WINDOW, (pages, pages // 2))
+    decoder = fake_device.Decoder(pools, rows, length)
+    rounds = fake_device.Rounds(decoder, CHUNK, bad, is_judged)
+    judge = types.SimpleNamespace(names=NAMES, params={})
+    with (
+      mock.patch.object(compiled, 'Rounds', lambda *_, **__: rounds),
+      mock.patch.object(judge_lib, 'Judge', lambda *_: judge),
+    ):
+      head = judge if is_judged else None
+      super().__init__(decoder, tokenizer, chunk=CHUNK, head=head, **options)
+    self.before_round = lambda: None
+
+  def advance(self):
+    self.before_round()
+    super().advance()
+
+
+class Scripted(Engine):
+  """An engine whose replies and scores are written down.
+
+  Args:
+    reply: what is drawn, as bytes, whatever was asked; then the end of a
+      message.
+    score: returns the probabilities for the text of a reply so far, and for a
+      prompt.
+    **options: of the engine.
+  """
+
+  def __init__(
+    self,
+    tokenizer,
+    reply: bytes,
+    score: Callable[[bytes], tuple[float, ...]],
+    **options,
+  ):
+    super().__init__(tokenizer, is_judged=True, **options)
+    rounds = self.rounds
+    replies: dict[int, bytes] = {}
+
+    def drawn(rows):
+      for row in rows:
+        if row is not None:
+          rounds._pending[row] = [*reply, _END][len(replies.get(row, b''))]
+      tokens = [0 if row is None else rounds._pending[row] for row in rows]
+      return np.array([tokens, np.zeros(len(rows))], np.int32)
+
+    def prefill(chunks, shape):
+      rounds._decoder.append({one.row: one.tokens_L for one in chunks})
+      score_BC = [score(bytes(one.tokens_L.astype(np.uint8))) for one in chunks]
+      for one in chunks:
+        replies[one.row] = b''
+      rows = [one.row if one.draws else None for one in chunks]
+      return rounds._packed(rows, np.array(score_BC))
+
+    def step(rows):
+      rounds._decoder.append({row: [rounds._pending[row]] for row in rows})
+      for row in rows:
+        replies[row] += bytes([rounds._pending[row]])
+      return rounds._packed(rows, np.array([score(replies[x]) for x in rows]))
+
+    rounds._drawn, rounds.prefill, rounds.step = drawn, prefill, step
+
+
+def request(seed=0, prompt=5, count=12, **options) -> request_lib.Request:
+  rng = np.random.default_rng(seed)
+  return request_lib.Request(
+    rng.integers(0, fake_device.VOCABULARY, prompt),
+    count,
+    sampling.Sampling(seed=seed),
+    **options,
+  )
+
+
+def nothing_is_left(engine) -> bool:
+  """Returns whether all rows and pages are free, once points are dropped."""
+  return engine.is_idle and fake_device.is_empty(engine.decoder)
