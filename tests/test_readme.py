@@ -10,11 +10,13 @@ import pytest
 
 README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text()
 ALL = re.findall(r'```python\n(.*?)```', README, re.S)
-# Two run elsewhere: `test_wheel.py` trains in an environment that has only the
-# wheel, and `test_squinch_alone.py` runs the loop of another trainer.
+# Three run elsewhere: `test_wheel.py` trains in an environment that has only
+# the wheel, `test_squinch_alone.py` runs the loop of another trainer, and
+# `serving/test_first_minute.py` has a server for the client.
 (INSTALLED,) = [block for block in ALL if 'train.train(' in block]
 (LOOP,) = [block for block in ALL if 'squinch.transform' in block]
-BLOCKS = [block for block in ALL if block not in (INSTALLED, LOOP)]
+(CLIENT,) = [block for block in ALL if 'openai.OpenAI' in block]
+BLOCKS = [block for block in ALL if block not in (INSTALLED, LOOP, CLIENT)]
 
 
 def test_there_are_blocks():
