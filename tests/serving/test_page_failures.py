@@ -86,8 +86,11 @@ def test_a_stream_that_breaks_shows_what_came_and_says_so(
   fake, visit, expect, end, words
 ):
   visit.begin('Mira')
-  fake.replies.append(Reply(['Once there ', 'was'], **end))
+  fake.replies.append(Reply(['Once there was'], is_held=True, **end))
   visit.write('A story, please.')
+  # A browser drops what it has not yet handed on when a connection breaks.
+  expect(visit.find('.message.live .text')).to_have_text('Once there was')
+  fake.release()
   expect(visit.find('#notice')).to_contain_text(words)
   lost = visit.find('.message.lost')
   expect(lost.locator('.text')).to_have_text('Once there was')
