@@ -121,8 +121,10 @@ def main(argv: Sequence[str]) -> None:
 def _serve() -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import serve
+  from kaiju_jax.serving.door import http
 
   path = _WORKDIR.value or _MODEL.value
+  http.check_free(_HOST.value, _PORT.value)  # Not after minutes of training.
   if _CHAT.value:
     from experiments.configs import chat as config
     from kaiju_jax.runs import chat
@@ -130,8 +132,7 @@ def _serve() -> None:
     if chat.ready(config.get_config(), path, _say) is None:
       return
   loaded = load.from_anywhere(path)
-  _say(f'{loaded.origin}: compiling …')
-  context = serve.assembled(loaded, _settings())
+  context = serve.assembled(loaded, _settings(), _say)
   serve.run(context, _settings(), _say)
 
 

@@ -16,6 +16,7 @@ import os
 import pathlib
 import secrets
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -100,20 +101,42 @@ class Settings:
   guided: int = 128
 
 
-def assembled(loaded: load.Loaded, settings: Settings) -> context_lib.Context:
+class _Opened(NamedTuple):
+  """What a server needs beside its engine, and may be refused."""
+
+  access: auth.Access
+  moderator: moderation.Moderator
+  store: characters.Store
+
+
+def assembled(
+  loaded: load.Loaded, settings: Settings, say: Callable[[str], None] = print
+) -> context_lib.Context:
   """Returns the parts of a server; the engine runs, and has compiled.
+
+  Args:
+    loaded: the model.
+    settings: how it is served.
+    say: takes what a person who waits is told.
 
   Raises:
     OSError: a folder or a file cannot be read or written.
     ValueError: a setting is wrong; or the server would answer others than this
       machine without tokens, or without moderation.
+    characters.Unavailable: the store cannot be reached.
   """
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   chat_format.format_of(tokenizer)
   head = _head(settings.head, loaded.config.d_model)
-  doors = _doors(settings, head)  # Refused before anything compiles.
-  engine = _engine(loaded, tokenizer, settings, head)
-  return _around(engine, tokenizer, settings, loaded.origin, head, doors)
+  opened = _opened(settings, head)  # Refused before anything compiles.
+  try:
+    engine = _engine(loaded, tokenizer, settings, head)
+    say(f'Compiling {loaded.origin} …')
+    warm(engine)
+    return _around(engine, tokenizer, settings, loaded.origin, head, opened)
+  except BaseException:
+    opened.store.close()
+    raise
 
 
 def around(
@@ -135,8 +158,8 @@ def around(
   Raises:
     OSError, ValueError: see `assembled`.
   """
-  doors = _doors(settings, head)
-  return _around(engine, tokenizer, settings, origin, head, doors)
+  opened = _opened(settings, head)
+  return _around(engine, tokenizer, settings, origin, head, opened)
 
 
 def _around(
@@ -145,16 +168,13 @@ def _around(
   settings: Settings,
   origin: str,
   head: judge.Head | None,
-  doors: tuple[auth.Access, moderation.Moderator],
+  opened: _Opened,
 ) -> context_lib.Context:
-  """Returns what `around` does, with `_doors` that are open already."""
-  access, moderator = doors
-  folder = pathlib.Path(settings.folder)
+  """Returns what `around` does, with what is open already."""
   written = chat_format.format_of(tokenizer)
   digest = tokenizer_lib.digest(tokenizer)
   length = engine.decoder.length
-  store = _store(folder, settings.store)
-  publish_built_in(store, written, digest, length)
+  publish_built_in(opened.store, written, digest, length)
   working = worker_lib.Worker(engine)
   made = context_lib.Context(
     worker=working,
@@ -168,13 +188,13 @@ def _around(
     ),
     tokenizer=tokenizer,
     format=prompt.Encoded(written),
-    store=store,
-    access=access,
+    store=opened.store,
+    access=opened.access,
     limits=limits_lib.Limits(),
     metrics=metrics.Metrics(
       lambda: working.ask(lambda: metrics.reading(engine))
     ),
-    moderator=moderator,
+    moderator=opened.moderator,
     max_tokens=min(settings.max_tokens, length // 2),
     guide=_guide(head),
     guided_tokens=settings.guided,
@@ -290,7 +310,7 @@ def _engine(loaded, tokenizer, settings: Settings, head) -> engine_lib.Engine:
     page_counts={kind: pool.pages for kind, pool in sizes.items()},
     replica=loaded.replica,
   )
-  engine = engine_lib.Engine(
+  return engine_lib.Engine(
     decoder,
     tokenizer,
     chunk=settings.chunk,
@@ -298,8 +318,6 @@ def _engine(loaded, tokenizer, settings: Settings, head) -> engine_lib.Engine:
     head=head,
     candidates=0 if guide is None else guide.queries,
   )
-  warm(engine)
-  return engine
 
 
 def _guide(head: judge.Head | None) -> request_lib.Guide | None:
@@ -319,15 +337,14 @@ def _head(path: str, d_model: int):
   return token_head.load(path, d_model=d_model)
 
 
-def _doors(
-  settings: Settings, head: judge.Head | None
-) -> tuple[auth.Access, moderation.Moderator]:
-  """Returns who may ask, and what may be said.
+def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
+  """Returns who may ask, what may be said, and where it is kept.
 
   Raises:
     OSError: a file cannot be read or written.
     ValueError: others than this machine would be answered without tokens, or
       without moderation.
+    characters.Unavailable: the store cannot be reached.
   """
   folder = pathlib.Path(settings.folder)
   if not folder.exists():
@@ -356,7 +373,11 @@ def _doors(
       ' machine alone; give it a gate and a token-level head (--safety,'
       " --head), or host='127.0.0.1'."
     )
-  return auth.Access(tokens, is_open=is_open, age=settings.age), moderator
+  return _Opened(
+    auth.Access(tokens, is_open=is_open, age=settings.age),
+    moderator,
+    _store(folder, settings.store),
+  )
 
 
 def _key(path: pathlib.Path) -> bytes:

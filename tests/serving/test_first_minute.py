@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -138,6 +139,23 @@ def test_what_cannot_be_served_is_said_in_a_line(
   )
   assert done.returncode == 1 and done.stderr.startswith('error: ')
   assert said in done.stderr.lower() and 'Traceback' not in done.stderr
+  assert 'ompiling' not in done.stdout  # What takes long comes last.
+
+
+def test_a_port_that_is_taken_is_named_before_a_model_is_trained(tmp_path):
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    port = taken.getsockname()[1]
+    done = subprocess.run(
+      [
+        *(sys.executable, '-m', 'experiments.serve', '--chat'),
+        *(f'--workdir={tmp_path}/chat', f'--port={port}'),
+      ],
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+  assert done.returncode == 1 and f'127.0.0.1:{port}' in done.stderr
+  assert not (tmp_path / 'chat').exists()
 
 
 def test_tokens_are_added_listed_and_revoked(tmp_path):

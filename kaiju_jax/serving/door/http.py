@@ -245,6 +245,15 @@ def running(app: types.ASGIApp, *args, **kwargs) -> Iterator[Server]:
       ended.result()
 
 
+def check_free(host: str, port: int) -> None:
+  """Refuses an address before work is done for a server that wants it.
+
+  Raises:
+    OSError: the port is taken, or the host is not this machine's.
+  """
+  _listening(host, port, Settings()).close()
+
+
 def _listening(host: str, port: int, settings: Settings) -> socket.socket:
   """Returns a socket that listens.
 
