@@ -4,6 +4,7 @@ A prompt given as text opens a document: the tokenizer's `bos_id` stands before
 it. A prompt given as tokens is taken as it is.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 import dataclasses
 
@@ -33,13 +34,17 @@ async def completions(request: http.Request) -> responses.Response:
     raise errors.invalid(
       'model: characters chat; use /v1/chat/completions.', param='model'
     )
-  prompts = [_prompt(context, one) for one in asked.prompts]
-  if len(prompts) * asked.choices > fields.CHOICES:
+  count = len(asked.prompts)
+  if count * asked.choices > fields.CHOICES:
     raise errors.invalid(
-      f'prompt: {len(prompts)} prompts with n={asked.choices} are more than'
+      f'prompt: {count} prompts with n={asked.choices} are more than'
       f' {fields.CHOICES} choices.',
       param='prompt',
     )
+  # A long text takes tens of milliseconds, beside the event loop.
+  prompts = await asyncio.to_thread(
+    lambda: [_prompt(context, one) for one in asked.prompts]
+  )
   said = '\n'.join(prompt.text for prompt in prompts)
   watch, is_blocked = await asking.watched(context, caller, said)
   if is_blocked:

@@ -57,6 +57,16 @@ class Message(_Fields):
     return self.content or ''
 
 
+# The values with which a field changes nothing in a reply that is not drawn.
+_UNDRAWN = {
+  'temperature': (0,),
+  'top_p': (1,),
+  'top_k': (0, -1),
+  'min_p': (0,),
+  'repetition_penalty': (1,),
+}
+
+
 class StreamOptions(_Fields):
   """What a stream reports besides text."""
 
@@ -182,8 +192,8 @@ class Chat(_Generation):
 
   @pydantic.model_validator(mode='after')
   def _check(self):
-    if self.guided and self.choices > 1:
-      raise ValueError(f'guided: finds one reply, and n={self.choices}')
+    if self.guided:
+      self._check_guided()
     if self.session is None:
       if not self.messages:
         raise ValueError('messages: at least one is needed without a session')
@@ -199,6 +209,18 @@ class Chat(_Generation):
           ' the last one answered, or answered again with swipe'
         )
     return self
+
+  def _check_guided(self) -> None:
+    """Refuses what changes a drawn reply, because this one is searched."""
+    if self.choices > 1:
+      raise ValueError(f'guided: finds one reply, and n={self.choices}')
+    for name, idle in _UNDRAWN.items():
+      value = getattr(self, name)
+      if value not in (None, *idle):
+        raise ValueError(
+          f'{name}: a guided reply is searched, not drawn: must be {idle[0]}'
+          f' or left out, not {value}'
+        )
 
   @property
   def limit(self) -> int | None:

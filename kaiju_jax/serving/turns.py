@@ -9,6 +9,7 @@ The user's message is stored once the engine has taken the request, so that one
 that is refused can be sent again as it was.
 """
 
+import asyncio
 import dataclasses
 import datetime
 import random
@@ -127,7 +128,7 @@ async def of(
   root = context.model.digest + (version.digest if version else '')
   turns, place = context.memo.recall(caller.owner, root, messages)
   room = context.model.length - (chat.limit or 1)
-  made = _prompt(context, version, turns, room)
+  made = await _prompt(context, version, turns, room)
   if made.dropped:
     raise asking.too_long(
       f'messages: they and max_tokens={chat.limit or 1} are more than the'
@@ -162,7 +163,7 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     parent = path[-1].id
   # The same in all turns, because what is dropped depends on it.
   room = context.model.length - context.max_tokens
-  made = _prompt(context, version, path, room)
+  made = await _prompt(context, version, path, room)
   return Turn(made, path[-1].text, None, session, said, parent)
 
 
@@ -183,21 +184,26 @@ def greetings(fields: card_fields.Fields) -> list[str]:
   return [written(fields, text) for text in several if text]
 
 
-def _prompt(
+async def _prompt(
   context: context_lib.Context,
   version: characters.Version | None,
   messages,
   room: int,
 ) -> prompt_lib.Prompt:
-  try:
+  """Returns a prompt; a long history takes 20 ms, beside the event loop."""
+
+  def encoded():
     if version is None:
       opened_L, book = prompt_lib.opened(context.format), None
     else:
       opened_L = prefix(context, version)
       book = lore.book(version.fields)
-    made = prompt_lib.conversation(
+    return prompt_lib.conversation(
       opened_L, messages, context.format, room, book=book
     )
+
+  try:
+    made = await asyncio.to_thread(encoded)
   except prompt_lib.TooLong as error:
     raise asking.too_long(f'messages: {error}', 'messages') from error
   except (TypeError, ValueError) as error:

@@ -250,6 +250,24 @@ def test_what_would_change_the_text_and_is_not_supported_is_refused(
   assert caught.value.type == 'invalid_request_error'
 
 
+@pytest.mark.parametrize(
+  'field, value, named',
+  [
+    ('n', 2, 'guided'),
+    ('temperature', 0.7, 'temperature'),
+    ('top_p', 0.9, 'top_p'),
+    ('top_k', 4, 'top_k'),
+    ('min_p', 0.1, 'min_p'),
+  ],
+)
+def test_a_guided_reply_refuses_what_only_a_drawn_one_heeds(
+  client, field, value, named
+):
+  with pytest.raises(openai.BadRequestError) as caught:
+    chat(client, extra_body={'guided': True, field: value})
+  assert caught.value.param == named
+
+
 def test_an_unknown_field_is_refused_by_its_name(client):
   with pytest.raises(openai.BadRequestError) as caught:
     chat(client, extra_body={'temprature': 1})
