@@ -15,6 +15,7 @@ from starlette import routing
 
 from kaiju_jax.serving.door import bodies
 from kaiju_jax.serving.door import errors
+from kaiju_jax.storage import strict_json
 
 
 def refusal(body: bytes) -> str:
@@ -46,7 +47,7 @@ def test_what_is_valid_means_what_it_means_everywhere(body):
     (b'{"a": 1}}', 'Extra data'),
     (b"{'a': 1}", 'property name'),
     (b'{"a": 01}', 'delimiter'),
-    (b'{"a": 1,}', 'at character'),
+    (b'{"a": 1,}', 'at line 1, column'),
     (b'{"a": "\n"}', 'control character'),
     (b'\xef\xbb\xbf{}', 'BOM'),
     (b'{"a": "\xff"}', 'byte 7 is not UTF-8'),
@@ -111,7 +112,11 @@ def test_depth_agrees_with_an_independent_count():
     for limit in range(8):
       value = grown(level)
       text = json.dumps(value).encode()
-      assert bodies._is_deeper(text, limit) == (depth(value) > limit), value
+      if depth(value) > limit:
+        with pytest.raises(strict_json.Refused, match='deeper'):
+          strict_json.read(text, limit)
+      else:
+        assert strict_json.read(text, limit) == value
 
 
 @pytest.mark.parametrize(

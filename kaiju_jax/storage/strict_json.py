@@ -1,0 +1,158 @@
+"""JSON of strangers: one meaning or none, within bounds of depth and size.
+
+Python's parser takes NaN, duplicate keys (of which the last counts), numbers
+that overflow to infinity, any depth and escaped halves of characters; a proxy
+or a client before us may read each of them in another way. All are refused, by
+name. What the parser would build is counted before it builds it: a megabyte of
+'[],[],' would become thirty, and a deep one overflows the stack.
+
+All of it takes linear time, whatever the text.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+# A string whose end is missing matches to the end of the text: the search stays
+# linear, and the parser finds the fault.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b'[]{}')))
+_AS_SQUARE = bytes.maketrans(b'{}', b'[]')
+_ESCAPED_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
+# Characters of the longest 64-bit integer; no slow conversion of more.
+_DIGITS = 20
+# Where nothing matches, no integer exceeds 64 bits, and the parser's own
+# conversion is four times as fast: prompts may be lists of tokens.
+_MANY_DIGITS = re.compile(r'[0-9]{19}')
+
+
+class Refused(ValueError):
+  """A text that is not taken; its message is a clause, without a full stop.
+
+  Attributes:
+    fault: what is wrong, in a word: 'encoding', 'depth', 'values', 'json',
+      'duplicate', 'number' or 'surrogate'.
+  """
+
+  def __init__(self, fault: str, message: str):
+    super().__init__(message)
+    self.fault = fault
+
+
+def read(
+  data: bytes,
+  depth: int,
+  values: int | None = None,
+  is_wide: bool = False,
+) -> Any:
+  """Returns the value of a JSON text.
+
+  Args:
+    data: the text; its size is the caller's to bound.
+    depth: levels of objects and lists, at most.
+    values: commas, objects and lists, at most; None for any number.
+    is_wide: whether integers may have more than 64 bits; Python bounds their
+      digits.
+
+  Raises:
+    Refused: not UTF-8; too deep or too many values; no JSON of RFC 8259; a key
+      that an object has twice; a number that is not finite, or an integer of
+      too many bits; one half of a character.
+  """
+  try:
+    text = data.decode('utf-8')
+  except UnicodeDecodeError as error:
+    raise Refused('encoding', f'byte {error.start} is not UTF-8') from None
+  bare = _STRING.sub(b'', data)
+  brackets = bare.translate(_AS_SQUARE, _NOT_BRACKETS)
+  if values is not None:
+    count = bare.count(b',') + len(brackets) // 2
+    if count > values:
+      raise Refused('values', f'it has {count:,} values, of at most {values:,}')
+  if _is_deeper(brackets, depth):
+    raise Refused('depth', f'it is nested deeper than {depth} levels')
+  integer = _wide_integer if is_wide else _integer
+  try:
+    value = json.loads(
+      text,
+      object_pairs_hook=_object,
+      parse_int=integer if _MANY_DIGITS.search(text) else None,
+      parse_float=_number,
+      parse_constant=_constant,
+    )
+  except json.JSONDecodeError as error:
+    raise Refused(
+      'json', f'{error.msg} at line {error.lineno}, column {error.colno}'
+    ) from None
+  if _ESCAPED_SURROGATE.search(text):
+    _refuse_surrogates(value)
+  return value
+
+
+def _is_deeper(brackets: bytes, depth: int) -> bool:
+  """Returns whether square brackets are nested deeper."""
+  # Each pass takes the innermost level away; of a valid text nothing is left.
+  for _ in range(depth):
+    brackets = brackets.replace(b'[]', b'')
+  if not brackets:
+    return False
+  level = 0
+  for bracket in brackets:
+    level += 1 if bracket == ord('[') else -1
+    if level < 0:
+      return False  # They do not match, which the parser finds here.
+    if level > depth:
+      return True
+  # Unclosed ones are the parser's to find, too.
+  return level == 0
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    seen = set()
+    for key, _ in pairs:
+      if key in seen:
+        raise Refused('duplicate', f'the key {_short(key)} is there twice')
+      seen.add(key)
+  return found
+
+
+def _integer(digits: str) -> int:
+  if len(digits) <= _DIGITS and -(2**63) <= int(digits) < 2**63:
+    return int(digits)
+  raise Refused('number', f'the integer {_short(digits)} exceeds 64 bits')
+
+
+def _wide_integer(digits: str) -> int:
+  try:
+    return int(digits)
+  except ValueError:  # More digits than Python converts.
+    raise Refused('number', f'an integer has {len(digits):,} digits') from None
+
+
+def _number(digits: str) -> float:
+  value = float(digits)
+  if not math.isfinite(value):
+    raise Refused('number', f'the number {_short(digits)} is too large')
+  return value
+
+
+def _constant(name: str) -> float:
+  raise Refused('number', f'{name} is not a number of JSON')
+
+
+def _refuse_surrogates(value: Any) -> None:
+  """Refuses halves of characters, which UTF-8 cannot hold."""
+  try:
+    json.dumps(value, ensure_ascii=False).encode('utf-8')
+  except UnicodeEncodeError as error:
+    half = error.object[error.start]
+    raise Refused(
+      'surrogate', f'\\u{ord(half):04x} is one half of a character'
+    ) from None
+
+
+def _short(text: str) -> str:
+  return ascii(text if len(text) <= 40 else f'{text[:39]}…')
