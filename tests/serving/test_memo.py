@@ -8,9 +8,9 @@ import pytest
 from kaiju_jax.data import bpe
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.serving import recent
 from kaiju_jax.serving.prompts import memo as memo_lib
 from kaiju_jax.serving.prompts import prompt
-from kaiju_jax.serving.prompts import recent
 
 USER = prompt.Turn('user', 'Hi there')
 REPLY = prompt.Turn('assistant', 'the cat sat')

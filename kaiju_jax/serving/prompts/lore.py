@@ -14,9 +14,9 @@ import functools
 import re
 import unicodedata
 
+from kaiju_jax.serving import recent
 from kaiju_jax.serving.cards import card_fields
 from kaiju_jax.serving.prompts import macros
-from kaiju_jax.serving.prompts import recent
 
 TOLD = 8  # Entries behind one message, at most.
 _SCANNED = 16_384  # Characters of a message.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from kaiju_jax.data import chat
+from kaiju_jax.serving import recent
 from kaiju_jax.serving.prompts import prompt
-from kaiju_jax.serving.prompts import recent
 
 
 class Memo:

@@ -29,10 +29,10 @@ from typing import Protocol
 import numpy as np
 
 from kaiju_jax.data import chat
+from kaiju_jax.serving import recent
 from kaiju_jax.serving.cards import card_fields
 from kaiju_jax.serving.prompts import lore as lore_lib
 from kaiju_jax.serving.prompts import macros
-from kaiju_jax.serving.prompts import recent
 
 PREFIX = 16_384  # Tokens.
 USER = macros.USER

@@ -6,10 +6,10 @@ first. Everything is bounded in bytes (our guess: some hundred conversations per
 megabyte).
 """
 
-import collections
 import dataclasses
 import threading
 
+from kaiju_jax.serving import recent
 from kaiju_jax.serving.stores import characters
 
 VERSIONS = 64 * 2**20  # Bytes of prefixes.
@@ -33,8 +33,8 @@ class Recent:
 
   def __init__(self, versions: int = VERSIONS, sessions: int = SESSIONS):
     self._guard = threading.Lock()
-    self._versions = _Bounded(versions)
-    self._talks = _Bounded(sessions)
+    self._versions = recent.Recent(versions)
+    self._talks = recent.Recent(sessions)
 
   def version(self, character: str, number: int) -> characters.Version | None:
     """Returns a version; None for one that is not remembered."""
@@ -57,7 +57,9 @@ class Recent:
     """Remembers a version."""
     with self._guard:
       self._versions.put(
-        (version.character, version.number), version, version.tokens.nbytes
+        (version.character, version.number),
+        version,
+        max(version.tokens.nbytes, _LEAST),
       )
 
   def forget_version(self, character: str, number: int) -> None:
@@ -76,7 +78,7 @@ class Recent:
         talk.session.count,
       ):
         talk.session = session
-      self._talks.put(session.id, talk, talk.session.size)
+      self._talks.put(session.id, talk, max(talk.session.size, _LEAST))
 
   def keep_messages(
     self, session: str, messages: tuple[characters.Message, ...]
@@ -94,29 +96,3 @@ class Recent:
     """Forgets a session, which was removed."""
     with self._guard:
       self._talks.drop(session)
-
-
-class _Bounded:
-  """The most recently used entries, within a sum of sizes."""
-
-  def __init__(self, most: int):
-    self._most, self._sum = most, 0
-    self._entries: collections.OrderedDict = collections.OrderedDict()
-
-  def get(self, key):
-    if key not in self._entries:
-      return None
-    self._entries.move_to_end(key)
-    return self._entries[key][0]
-
-  def put(self, key, value, size: int) -> None:
-    self.drop(key)
-    size = max(size, _LEAST)
-    self._entries[key] = value, size
-    self._sum += size
-    while self._sum > self._most and len(self._entries) > 1:
-      self._sum -= self._entries.popitem(last=False)[1][1]
-
-  def drop(self, key) -> None:
-    if key in self._entries:
-      self._sum -= self._entries.pop(key)[1]

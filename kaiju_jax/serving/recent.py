@@ -43,14 +43,22 @@ class Recent:
   def put(self, key: Hashable, value: Any, size: int) -> None:
     """Holds a value, unless it alone is too large."""
     with self._lock:
-      if key in self._held:
-        self.size -= self._held.pop(key)[1]
+      self._drop(key)
       if size > self._most:
         return
       self._held[key] = (value, size)
       self.size += size
       while self.size > self._most:
         self.size -= self._held.popitem(last=False)[1][1]
+
+  def drop(self, key: Hashable) -> None:
+    """Forgets a value, where it is held."""
+    with self._lock:
+      self._drop(key)
+
+  def _drop(self, key: Hashable) -> None:
+    if key in self._held:
+      self.size -= self._held.pop(key)[1]
 
 
 def key(*parts: str | bytes) -> bytes:
