@@ -1,6 +1,7 @@
 """The plan of the house: who may import whom, and how long files may be."""
 
 import ast
+import functools
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -30,8 +31,10 @@ ALLOWED = {
 LINES, FUNCTION_LINES = 450, 80
 
 
+@functools.cache
 def sources():
-  """Yields (room, path, tree) of every file, tests aside."""
+  """Returns (room, path, tree) of every file, tests aside."""
+  found = []
   for folder in 'kaiju_jax', 'kernels', 'tpu_gpu_configs', 'experiments':
     for path in sorted((ROOT / folder).rglob('*.py')):
       parts = path.relative_to(ROOT).parts
@@ -39,7 +42,9 @@ def sources():
         continue  # The symbolic link, which newer Pythons follow.
       room = parts[1] if folder == 'kaiju_jax' else folder
       tree = ast.parse(path.read_text())
-      yield room.removesuffix('.py'), str(path.relative_to(ROOT)), tree
+      name = str(path.relative_to(ROOT))
+      found.append((room.removesuffix('.py'), name, tree))
+  return found
 
 
 def imported(tree):
