@@ -129,7 +129,7 @@ def _serve() -> None:
     from experiments.configs import chat as config
     from kaiju_jax.runs import chat
 
-    if chat.ready(config.get_config(), path, _say) is None:
+    if chat.ready(config.get_config(root=path), path, _say) is None:
       return
   loaded = load.from_anywhere(path)
   context = serve.assembled(loaded, _settings(), _say)

@@ -25,12 +25,17 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
+VOCABULARY = 768
 
-def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
+
+def get_config(
+  arm: str = 'kaiju', root: str = 'runs/chat'
+) -> experiment_lib.Experiment:
   """Returns the experiment.
 
   Args:
     arm: 'kaiju', the only one.
+    root: folder of the run, which holds the tokenizer.
 
   Raises:
     ValueError: another arm.
@@ -39,14 +44,14 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
     raise ValueError(f'arm={arm!r}: must be kaiju.')
   return experiment_lib.Experiment(
     model=model_config.ModelConfig(
-      vocab_size=256,
+      vocab_size=VOCABULARY,
       d_model=160,
       layout='L0 L1 L1 L1 L4 L4 G6',
       num_heads=5,
       head_dim=32,
       d_ff=640,
       max_length=2048,
-      window=64,
+      window=256,
       rope_global=0.0,
       dtype='float32',
       # One device has no wire.
@@ -55,7 +60,11 @@ def get_config(arm: str = 'kaiju') -> experiment_lib.Experiment:
       ),
     ),
     data=data_config.DataConfig(
-      task='dialogues', length=1024, batch=1, held_out=0.0
+      task='dialogues',
+      tokenizer=f'{root}/tokenizer.json',
+      length=1024,
+      batch=1,
+      held_out=0.0,
     ),
     optimizer=training_config.OptimizerConfig(learning_rate=3e-3),
     loop=training_config.LoopConfig(steps=900, checkpoint_every=300),

@@ -2,8 +2,8 @@
 
     chat.ready(experiment, 'runs/chat')
 
-The first call trains. One that was interrupted is gone on with, and a finished
-model is never trained again.
+The first call trains, a tokenizer first. A run that was interrupted is gone on
+with, and a finished model is never trained again.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,14 @@ import os
 import pathlib
 import sys
 
+from kaiju_jax.data import bpe
+from kaiju_jax.evaluation.dialogues import rows
 from kaiju_jax.runs import train
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
+
+_TEXTS = 600  # Dialogues that the tokenizer is trained on; a second or two.
 
 
 def _say(text: str) -> None:
@@ -34,7 +38,8 @@ def ready(
   next call goes on from the last whole checkpoint.
 
   Args:
-    experiment: what is trained in a workdir that is new.
+    experiment: what is trained in a workdir that is new. Where its tokenizer
+      is a file that does not exist, one is trained for it on dialogues.
     workdir: the folder of the run; made where it does not exist.
     say: takes a line for the person who waits.
 
@@ -61,8 +66,16 @@ def ready(
       ' some minutes, the first of them without a word. Ctrl-C keeps what is'
       ' done, and the same command goes on.'
     )
+    _tokenizer(experiment)
   state = train.train(own or experiment, path)
   return path if int(state.step) == steps else None
+
+
+def _tokenizer(experiment: experiment_lib.Experiment) -> None:
+  """Trains the experiment's tokenizer, unless it is there."""
+  path = pathlib.Path(experiment.data.tokenizer)
+  if experiment.data.tokenizer and not path.exists():
+    bpe.train(path, rows.texts(_TEXTS), experiment.model.vocab_size)
 
 
 def _own(path: pathlib.Path) -> experiment_lib.Experiment | None:

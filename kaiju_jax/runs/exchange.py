@@ -44,13 +44,12 @@ def export(
   if is_arcee:
     lost_lib.refuse(lost, accepted)
   found = load.from_workdir(workdir)
-  tokenizer = found.experiment.data.tokenizer
   if is_arcee:
     hugging_face.write(
-      out, found.params, config, tokenizer, accepted, found.replica
+      out, found.params, config, found.tokenizer, accepted, found.replica
     )
   else:
-    own.write(out, found.params, config, tokenizer, found.replica)
+    own.write(out, found.params, config, found.tokenizer, found.replica)
   named = f'transformers has no counterpart of\n{lost_lib.lines(lost)}\n'
   how = 'an Arcee folder with the same logits'
   if not is_arcee:

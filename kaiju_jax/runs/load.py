@@ -70,11 +70,19 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
     found['params'],
     experiment.model,
     found.get('replica'),
-    experiment.data.tokenizer,
+    _tokenizer(path, experiment.data.tokenizer),
     f'{path}, step {step:,}',
     experiment,
     step,
   )
+
+
+def _tokenizer(path: str | os.PathLike, named: str) -> str:
+  """Returns where a run's tokenizer lies: in a workdir it moves with it."""
+  from kaiju_jax.interchange import tokens
+
+  own = pathlib.Path(path) / tokens.FILE
+  return str(own) if named and own.is_file() else named
 
 
 def params_for(

@@ -29,6 +29,20 @@ _VALUES = {
   'dream': words.DREAMS,
 }
 _ARTICLE = re.compile(r'\b([Aa]) (?=[aeiou])')
+# What a mixed value is made of, and the words of a value that stay.
+_LISTS = (
+  *(words.JOBS, words.SITES, words.LOCATIONS, words.TASTES, words.DISHES),
+  *(words.COLOURS, words.LIKES, words.HOBBIES, words.ANIMALS, words.COATS),
+  *(words.FEARS, words.DREAMS, words.PLACES, words.THINGS, words.TRAITS),
+)
+_STAY = frozenset(
+  (
+    *('a', 'an', 'the', 'by', 'in', 'on', 'of', 'at', 'to', 'with', 'called'),
+    *('near', 'under'),
+  )
+)
+_NOT_MIXED = 'age', 'origin', 'friend'  # Drawn from thousands anyway.
+_INVENTED = 0.15  # How many of a mixed value's words are invented.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +95,16 @@ class Persona:
     return facts.FACTS[kind].answer.format(v=self.facts[kind])
 
 
-def drawn(rng: np.random.Generator, fresh: bool = False) -> Persona:
+def drawn(
+  rng: np.random.Generator, fresh: bool = False, mixed: bool = False
+) -> Persona:
   """Returns a drawn character.
 
   Args:
     rng: what it is drawn from.
     fresh: whether its values are those that no other persona has.
+    mixed: whether its values are words at random, which nobody can guess, so
+      that an answer must be read off the description.
   """
   values = functools.partial(_drawn_value, rng, fresh)
   count = int(rng.integers(4, 8))
@@ -95,6 +113,9 @@ def drawn(rng: np.random.Generator, fresh: bool = False) -> Persona:
   if rng.random() < 0.8:
     kinds = ['work', *(one for one in kinds if one != 'work')]
   has_catchword = rng.random() < 0.5
+  told = {kind: values(kind) for kind in kinds}
+  if mixed:
+    told = {kind: _mixed(rng, kind, value) for kind, value in told.items()}
   return Persona(
     name=invented_name(rng),
     pronoun=one(rng, sorted(lines.PRONOUNS)),
@@ -102,7 +123,7 @@ def drawn(rng: np.random.Generator, fresh: bool = False) -> Persona:
     trait=one(rng, words.TRAITS),
     catchword=one(rng, words.CATCHWORDS) if has_catchword else '',
     place=one(rng, words.PLACES) if rng.random() < 0.5 else '',
-    facts={kind: values(kind) for kind in kinds},
+    facts=told,
   )
 
 
@@ -173,6 +194,34 @@ def _drawn_value(rng: np.random.Generator, fresh: bool, kind: str) -> str:
   if kind in ('origin', 'friend'):
     return invented_name(rng)
   return pick(_VALUES[kind])
+
+
+def _mixed(rng: np.random.Generator, kind: str, value: str) -> str:
+  """Returns a value of the same form, with other words."""
+  if kind in _NOT_MIXED:
+    return value
+
+  def other(word: str) -> str:
+    if word in _STAY or word[0].isupper():
+      return word
+    if rng.random() < _INVENTED:
+      return invented_name(rng).lower()
+    return one(rng, _free_words())
+
+  found = ' '.join(map(other, value.split()))
+  return with_article(re.sub(r'\ban\b', 'a', found))
+
+
+@functools.cache
+def _free_words() -> tuple[str, ...]:
+  """Returns the words that a mixed value may have."""
+  found = {
+    word
+    for values in _LISTS
+    for value in values[:-UNSEEN]
+    for word in value.split()
+  }
+  return tuple(sorted(found - _STAY))
 
 
 def with_article(text: str) -> str:

@@ -4,8 +4,12 @@ A document is a character's prefix and a tree of messages (`data/dialogues.py`):
 what is said about a character is read once for all that is said with it. Each
 row is filled with such documents and drawn when it is asked for: rows[i] is a
 function of the seed and of i, there is no end of them, and none is stored.
+
+A run begins with rows of repetitions (`repetitions.py`), from which a model
+learns to copy, and has ever fewer of them.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +18,7 @@ from kaiju_jax.data import chat
 from kaiju_jax.data import packing
 from kaiju_jax.data.dialogues import personas
 from kaiju_jax.data.dialogues import talk
+from kaiju_jax.evaluation.dialogues import repetitions
 from kaiju_jax.serving.cards import card_fields
 from kaiju_jax.serving.prompts import prompt
 
@@ -25,11 +30,19 @@ LEAST = 1024
 WEIGHTS = {'system': 0.1, 'user': 0.3, 'assistant': 1.0}
 # How many of the rows are one long document instead of two halves.
 _LONG = 0.7
+# How many characters have values that nobody can guess.
+_MIXED = 0.6
+# Repetitions: their share of the first rows, and of the last; the part of a run
+# after which it falls, and over which; the tokens that their runs grow by.
+_FIRST, _LAST = 1.0, 0.1
+_FALLS_AT, _FALLS_OVER = 0.125, 0.45
+_LONGEST = 160
 # How many documents name the user; how many begin after the greeting was
 # dropped from a long history.
 _NAMED, _DROPPED = 0.3, 0.1
 # Seeds of training rows are smaller (`runs/train.py`).
 _UNSEEN = 2**32
+_TEXTS = 2**34
 
 
 def fields_of(
@@ -55,7 +68,7 @@ def document(
     format: encodes messages.
     room: tokens; LEAST are enough for any character.
   """
-  persona = personas.drawn(rng)
+  persona = personas.drawn(rng, mixed=rng.random() < _MIXED)
   user = personas.user_name(rng) if rng.random() < _NAMED else ''
   head_L = head(persona, format, user)
   encoded = {}
@@ -94,19 +107,43 @@ def head(
   return begun.tokens[: -len(format.opening('assistant'))]
 
 
+def texts(count: int, room: int = 3000) -> Iterator[str]:
+  """Yields dialogues as text, to train a tokenizer on.
+
+  Args:
+    count: of them.
+    room: bytes of the messages of each.
+  """
+  for number in range(count):
+    rng = np.random.default_rng((_TEXTS, number))
+    persona = personas.drawn(rng)
+    nodes = talk.dialogue(
+      rng, persona, room, lambda role, text: len(text.encode())
+    )
+    described = ('system', prompt.persona(fields_of(persona)))
+    yield chat.text_of([described, *((one.role, one.text) for one in nodes)])
+
+
 class Rows:
   """Dialogues as a row source."""
 
   def __init__(
-    self, format: chat.Format, count: int, length: int = LEAST, seed: int = 0
+    self,
+    format: chat.Format,
+    count: int,
+    length: int = LEAST,
+    seed: int = 0,
+    has_repetitions: bool = True,
   ):
     """Draws no row yet.
 
     Args:
       format: encodes messages.
-      count: rows that a run calls an epoch; further ones repeat nothing.
+      count: rows of a whole run; further ones are like its last, and repeat
+        none.
       length: tokens per row, at least LEAST.
       seed: the seed of every draw.
+      has_repetitions: whether there are rows to learn copying from.
 
     Raises:
       ValueError: rows too short for a character and an exchange.
@@ -120,18 +157,31 @@ class Rows:
     self._count = count
     self._length = length
     self._seed = seed
+    self._has_repetitions = has_repetitions
+    # What a run of random tokens may be made of: text.
+    self._text = np.setdiff1d(
+      np.arange(format.tokenizer.vocab_size), format.stop_tokens
+    )
 
   def __len__(self) -> int:
     return self._count
 
   def unseen(self) -> 'Rows':
     """Returns rows drawn from a seed that no run trains with."""
-    return Rows(self._format, self._count, self._length, _UNSEEN + self._seed)
+    return Rows(
+      self._format, self._count, self._length, _UNSEEN + self._seed, False
+    )
 
   def __getitem__(self, index: int) -> packing.Row:
     if index < 0:
       raise IndexError(f'row {index}: must be at least 0.')
     rng = np.random.default_rng((self._seed, index))
+    if self._has_repetitions:
+      part = index / max(1, self._count)
+      if rng.random() < _share(part):
+        longest = int(_LONGEST * min(1.0, part / _FALLS_AT))
+        bos_id = self._format.tokenizer.bos_id
+        return repetitions.row(rng, self._text, bos_id, self._length, longest)
     count = 1 if rng.random() < _LONG else 2
     left, pieces = self._length, []
     for number in range(count):
@@ -139,6 +189,12 @@ class Rows:
       pieces.append(piece._replace(source=number))
       left -= len(piece.tokens)
     return packing.row(pieces, self._length)
+
+
+def _share(part: float) -> float:
+  """Returns how many rows are repetitions, after a part of the run."""
+  fallen = (part - _FALLS_AT) / _FALLS_OVER
+  return float(np.interp(fallen, [0, 1], [_FIRST, _LAST]))
 
 
 def _joined(

@@ -190,3 +190,21 @@ def test_users_type_as_they_like_and_say_the_same():
   rng = np.random.default_rng(0)
   typed = {talk.typed(rng, "What's up?") for _ in range(100)}
   assert typed == {"What's up?", "what's up?", 'whats up', 'Whats up'}
+
+
+def test_mixed_values_have_the_form_of_others_and_cannot_be_guessed():
+  values = {kind: set() for kind in facts.FACTS}
+  for number in range(300):
+    rng = np.random.default_rng(number)
+    persona = personas.drawn(rng, mixed=True)
+    for kind, value in persona.facts.items():
+      values[kind].add(value)
+      assert value in persona.description and value in persona.answer(kind)
+      assert not re.search(r'\b(a [aeiou]|an [^aeiou])', value), value
+  assert all(value.startswith(('a ', 'an ')) for value in values['pet'])
+  assert all(' called ' in value for value in values['pet'])
+  # Forty jobs are known; with these, few come twice.
+  jobs = values['work'] - set(words.JOBS)
+  assert len(jobs) > 120
+  unseen = {one.split()[-1] for one in words.JOBS[-personas.UNSEEN :]}
+  assert not unseen & {word for one in jobs for word in one.split()}

@@ -10,7 +10,7 @@ from kaiju_jax.evaluation.dialogues import rows as rows_lib
 from kaiju_jax.serving.prompts import prompt
 
 FORMAT = chat.format_of(tokenizer_lib.Bytes())
-ROWS = rows_lib.Rows(FORMAT, 100)
+ROWS = rows_lib.Rows(FORMAT, 100, has_repetitions=False)
 
 
 def paths(piece):
@@ -88,7 +88,8 @@ def test_rows_are_full_pure_and_without_end():
   drawn = [ROWS[index] for index in (0, 1, 2, 3, 4, 5, 99, 100, 10**6)]
   packing.stack(drawn)  # Refuses ranges outside of a row.
   assert len({row.tokens.tobytes() for row in drawn}) == len(drawn)
-  assert np.array_equal(drawn[3].tokens, rows_lib.Rows(FORMAT, 5)[3].tokens)
+  again = rows_lib.Rows(FORMAT, 100, has_repetitions=False)
+  assert np.array_equal(drawn[3].tokens, again[3].tokens)
   assert not np.array_equal(drawn[3].tokens, ROWS.unseen()[3].tokens)
   padding = np.mean([row.source < 0 for row in drawn])
   assert padding < 0.15
