@@ -32,11 +32,11 @@ WEIGHTS = {'system': 0.1, 'user': 0.3, 'assistant': 1.0}
 _LONG = 0.7
 # How many characters have values that nobody can guess.
 _MIXED = 0.6
-# Repetitions: their share of the first rows, and of the last; the part of a run
-# after which it falls, and over which; the tokens that their runs grow by.
-_FIRST, _LAST = 1.0, 0.1
-_FALLS_AT, _FALLS_OVER = 0.125, 0.45
-_LONGEST = 160
+# Repetitions. Over a run, from its beginning (0) to its end (1): their share of
+# the rows, and how many tokens their runs may have more than short ones. The
+# runs are short until a model can copy.
+_SHARE = ((0.12, 0.25), (1.0, 0.1))
+_LONGEST = ((0.07, 0.12), (0, 160))
 # How many documents name the user; how many begin after the greeting was
 # dropped from a long history.
 _NAMED, _DROPPED = 0.3, 0.1
@@ -178,10 +178,14 @@ class Rows:
     rng = np.random.default_rng((self._seed, index))
     if self._has_repetitions:
       part = index / max(1, self._count)
-      if rng.random() < _share(part):
-        longest = int(_LONGEST * min(1.0, part / _FALLS_AT))
-        bos_id = self._format.tokenizer.bos_id
-        return repetitions.row(rng, self._text, bos_id, self._length, longest)
+      if rng.random() < np.interp(part, *_SHARE):
+        return repetitions.row(
+          rng,
+          self._text,
+          self._format.tokenizer.bos_id,
+          self._length,
+          int(np.interp(part, *_LONGEST)),
+        )
     count = 1 if rng.random() < _LONG else 2
     left, pieces = self._length, []
     for number in range(count):
@@ -189,12 +193,6 @@ class Rows:
       pieces.append(piece._replace(source=number))
       left -= len(piece.tokens)
     return packing.row(pieces, self._length)
-
-
-def _share(part: float) -> float:
-  """Returns how many rows are repetitions, after a part of the run."""
-  fallen = (part - _FALLS_AT) / _FALLS_OVER
-  return float(np.interp(fallen, [0, 1], [_FIRST, _LAST]))
 
 
 def _joined(
