@@ -74,7 +74,12 @@ _GRACE = flags.DEFINE_float(
 _SAFETY = flags.DEFINE_string(
   'safety', '', 'Folder of a gate and its certified thresholds.'
 )
-_HEAD = flags.DEFINE_string('head', '', 'File of a token-level head.')
+_HEAD = flags.DEFINE_string(
+  'head',
+  '',
+  "File of a token-level head; by default --safety's head.safetensors, if"
+  ' there is one.',
+)
 _GUIDED = flags.DEFINE_integer(
   'guided',
   128,

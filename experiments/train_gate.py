@@ -58,8 +58,6 @@ _HEAD = flags.DEFINE_string(
 _SEED = flags.DEFINE_integer(
   'seed', 0, 'Seed of the split and of the disguises.', lower_bound=0
 )
-# What the planted texts need to certify both tiers.
-_VIOLATING, _BENIGN = 1_600, 1_600
 
 
 def main(argv: Sequence[str]) -> None:
@@ -73,23 +71,23 @@ def main(argv: Sequence[str]) -> None:
   except (ImportError, OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
   print(f'{_OUT.value}: gate {result.gate.version[:12]}; see report.md.')
-  if result.status:
-    print(f'Not certified: {result.why}', file=sys.stderr)
-    raise SystemExit(result.status)
+  if result.outcome.status:
+    print(f'Not certified: {result.outcome.why}', file=sys.stderr)
+    raise SystemExit(result.outcome.status)
 
 
 def _train():
   _check()
   from kaiju_jax.runs.corpora import read
-  from kaiju_jax.runs.gate import planted
-  from kaiju_jax.runs.gate import report
-  from kaiju_jax.runs.gate import rows as rows_lib
-  from kaiju_jax.runs.gate import train
+  from kaiju_jax.runs.safety import planted
+  from kaiju_jax.runs.safety import report
+  from kaiju_jax.runs.safety import rows as rows_lib
+  from kaiju_jax.runs.safety import train_gate
   from kaiju_jax.serving.safety import thresholds
 
   read.refuse_existing(_OUT.value)
   head = thresholds.load(_HEAD.value).head if _HEAD.value else None
-  task = train.Task(
+  task = train_gate.Task(
     choose=_CHOOSE.value,
     certify=_CERTIFY.value,
     seed=_SEED.value,
@@ -99,12 +97,12 @@ def _train():
     head=head,
   )
   rows = (
-    planted.rows(_VIOLATING, _BENIGN, _SEED.value)
+    planted.certifying(_SEED.value)
     if _PLANTED.value
     else rows_lib.read(_DATA.value)
   )
-  result = train.train(rows, task)
-  train.write(result, _OUT.value, report.write_up(result))
+  result = train_gate.train(rows, task)
+  train_gate.write(result, _OUT.value, report.of_gate(result))
   return result
 
 

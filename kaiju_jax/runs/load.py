@@ -136,6 +136,25 @@ def token_head(path: str | os.PathLike) -> tuple[Any, Any]:
   return found['params']['token_head'], token_head_lib.TokenHeadConfig(names)
 
 
+def head(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
+  """Returns the parameters and the `TokenHeadConfig` of a token-level head.
+
+  Args:
+    path: a file of `model/token_head.save`, or the workdir of a run that
+      trained one.
+    d_model: D of the model that it will read.
+
+  Raises:
+    FileNotFoundError, checkpoint.RestoreError, ValueError: as `token_head`
+      and `model/token_head.load`.
+  """
+  from kaiju_jax.model import token_head as token_head_lib
+
+  if pathlib.Path(path).is_dir():
+    return token_head(path)
+  return token_head_lib.load(path, d_model=d_model)
+
+
 def from_export(
   path: str | os.PathLike, tokenizer: str | None = None
 ) -> Loaded:

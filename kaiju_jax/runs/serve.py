@@ -30,7 +30,6 @@ from kaiju_jax.decoding import judge
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import sampling
 from kaiju_jax.model import paging
-from kaiju_jax.model import token_head
 from kaiju_jax.runs import load
 from kaiju_jax.serving import api
 from kaiju_jax.serving import context as context_lib
@@ -76,7 +75,7 @@ class Settings:
     age: of the person before this machine: 'adult', 'minor' or 'unknown'.
     safety: folder of a gate and its thresholds; '' for none.
     head: file of a token-level head, or folder of the run that trained it; ''
-      for none.
+      for the one in the folder of `safety`, if there is one.
     guided: tokens of a guided reply, at most: each row has room for its beams.
   """
 
@@ -127,7 +126,7 @@ def assembled(
   """
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   chat_format.format_of(tokenizer)
-  head = _head(settings.head, loaded.config.d_model)
+  head = _head(settings, loaded.config.d_model)
   opened = _opened(settings, head)  # Refused before anything compiles.
   try:
     engine = _engine(loaded, tokenizer, settings, head)
@@ -328,13 +327,17 @@ def _guide(head: judge.Head | None) -> request_lib.Guide | None:
   return request_lib.Guide(_WIDTH, _CANDIDATES, weights)
 
 
-def _head(path: str, d_model: int):
-  """Returns a token-level head's parameters and config; None for none."""
-  if not path:
-    return None
-  if pathlib.Path(path).is_dir():
-    return load.token_head(path)
-  return token_head.load(path, d_model=d_model)
+def _head(settings: Settings, d_model: int) -> judge.Head | None:
+  """Returns a token-level head's parameters and config; None for none.
+
+  That of another model is refused: the thresholds name theirs.
+  """
+  beside = pathlib.Path(settings.safety) / moderation.HEAD
+  if settings.head:
+    return load.head(settings.head, d_model)
+  if settings.safety and beside.is_file():
+    return load.head(beside, d_model)
+  return None
 
 
 def _opened(settings: Settings, head: judge.Head | None) -> _Opened:

@@ -6,11 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from kaiju_jax.runs.gate import disguise
-from kaiju_jax.runs.gate import planted
-from kaiju_jax.runs.gate import report
-from kaiju_jax.runs.gate import rows as rows_lib
-from kaiju_jax.runs.gate import train
+from kaiju_jax.runs.safety import certified
+from kaiju_jax.runs.safety import disguise
+from kaiju_jax.runs.safety import planted
+from kaiju_jax.runs.safety import report
+from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.runs.safety import train_gate
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import reading
@@ -155,10 +156,10 @@ def trained():
   settings = gate_lib.Settings(
     views=(gate_lib.View('skeleton', 'char', 4, 5),), features=2**13
   )
-  task = train.Task(choose=0.2, certify=0.3, settings=settings)
+  task = train_gate.Task(choose=0.2, certify=0.3, settings=settings)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(train, '_SAMPLE', 5)
-    return train.train(planted.rows(150, 150, 0), task)
+    patch.setattr(train_gate, '_SAMPLE', 5)
+    return train_gate.train(planted.rows(150, 150, 0), task)
 
 
 def test_a_gate_learns_the_markers(trained):
@@ -173,17 +174,17 @@ def test_a_gate_learns_the_markers(trained):
 
 
 def test_too_few_texts_certify_nothing(trained, tmp_path):
-  assert trained.status == train.TOO_FEW and trained.policy is None
-  assert 'it takes 368 of each tier and dimension' in trained.why
-  text = report.write_up(trained)
+  assert trained.outcome[:2] == (None, certified.TOO_FEW)
+  assert 'it takes 368 of each tier and dimension' in trained.outcome.why
+  text = report.of_gate(trained)
   assert '**Not certified**' in text and '| minor | zorb |' in text
-  train.write(trained, tmp_path / 'out', text)
+  train_gate.write(trained, tmp_path / 'out', text)
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
-    train.REPORT,
+    certified.REPORT,
   }
   with pytest.raises(FileExistsError):
-    train.write(trained, tmp_path / 'out', text)
+    train_gate.write(trained, tmp_path / 'out', text)
 
 
 def test_minors_thresholds_are_not_looser(trained):
@@ -201,7 +202,7 @@ def test_long_texts_teach_by_their_segments():
   settings = gate_lib.Settings(
     rows.names, (gate_lib.View('skeleton', 'char', 4, 5),), 2**13
   )
-  gate = train._fit(rows, rows, settings, train.Task())
+  gate = train_gate._fit(rows, rows, settings, train_gate.Task())
   benign = [row.text for row in planted.rows(1, 60, 7).rows[2:]]
   scores = [gate.score(text)[1] for text in benign]
   marked = [gate.score(f'{text} zorbifex')[1] for text in benign]
@@ -211,4 +212,4 @@ def test_long_texts_teach_by_their_segments():
 def test_a_part_without_texts_is_named():
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
   with pytest.raises(ValueError, match='no such text is left to'):
-    train.train(planted.rows(2, 2, 0), train.Task())
+    train_gate.train(planted.rows(2, 2, 0), train_gate.Task())

@@ -1,7 +1,7 @@
 """The gate before the model: a linear classifier of a text's last characters.
 
 From source 003: a fast classifier on a CPU, in less than 10 ms, keeps what
-plainly violates from the model. scikit-learn trains it (`runs/gate/`), numpy
+plainly violates from the model. scikit-learn trains it (`runs/safety/`), numpy
 runs it:
 
     P(dimension) = max_segments σ(bias + Σ_views Σ_features value · weight)

@@ -4,9 +4,10 @@ A folder holds a version of the gate and of the thresholds of both stages:
 
     gate.safetensors   the classifier before the model (`gate.py`)
     thresholds.json    both stages' thresholds, certified (`thresholds.py`)
+    head.safetensors   the token head (`model/token_head.py`), if it lies here
 
-The token head lies with the model, whose engine runs it; the thresholds name
-the version that they are for (`head_version`). A request goes this way:
+The engine runs the token head; the thresholds name the version that they are
+for (`head_version`). A request goes this way:
 
     watch = moderator.watch(age, owner)       one version from here to the end
     verdict = watch.read(text)                the user's text, before the model
@@ -43,6 +44,7 @@ from kaiju_jax.serving.safety import release as release_lib
 from kaiju_jax.serving.safety import thresholds
 
 GATE, THRESHOLDS = 'gate.safetensors', 'thresholds.json'
+HEAD = 'head.safetensors'
 
 
 class Head(NamedTuple):

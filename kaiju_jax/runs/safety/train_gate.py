@@ -2,9 +2,8 @@
 
 Texts are split into three (`rows.split`): scikit-learn fits a logistic
 regression per dimension to the segments of the first part and of its copies in
-disguise;
-thresholds are chosen on the second, as
-it is and among other texts, and counted on the third. The folder gets
+disguise; thresholds are chosen on the second, as it is and among other texts,
+and counted on the third (`certified.py`). The folder gets
 
     gate.safetensors   the gate (`serving/safety/gate.py`)
     thresholds.json    the thresholds, if the counts support them
@@ -20,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.runs.gate import disguise
-from kaiju_jax.runs.gate import rows as rows_lib
-from kaiju_jax.serving.safety import certify
+from kaiju_jax.runs.safety import certified
+from kaiju_jax.runs.safety import disguise
+from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import hashed
 from kaiju_jax.serving.safety import moderation
@@ -31,8 +30,6 @@ from kaiju_jax.serving.safety import release
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import folders
 
-REPORT = 'report.md'
-CERTIFIED, REFUSED, TOO_FEW = 0, 3, 4
 # Of the logits, in which float32 weights and sums in another order differ.
 _TOLERANCE = 1e-3
 # Texts of a kind that are tried in each disguise.
@@ -80,9 +77,7 @@ class Result(NamedTuple):
   Attributes:
     gate: the gate.
     stage: its thresholds.
-    policy: both stages' thresholds; None where they are not certified.
-    status: CERTIFIED, REFUSED or TOO_FEW.
-    why: why they are not certified; '' where they are.
+    outcome: whether they are certified.
     sizes: texts per part.
     passed: one per disguise, on some of the texts that certify.
     milliseconds: median and 99 % quantile of scoring a full window.
@@ -90,9 +85,7 @@ class Result(NamedTuple):
 
   gate: gate_lib.Gate
   stage: thresholds.Stage
-  policy: thresholds.Policy | None
-  status: int
-  why: str
+  outcome: certified.Outcome
   sizes: dict[str, int]
   passed: tuple[Passed, ...]
   milliseconds: tuple[float, float]
@@ -106,18 +99,22 @@ def train(rows: rows_lib.Rows, task: Task) -> Result:
     ValueError: names the argument, its value and what would be right.
   """
   parts = rows_lib.split(rows, task.choose, task.certify, task.seed)
-  _check_parts(parts)
+  certified.check_parts(parts)
   settings = dataclasses.replace(task.settings, names=rows.names)
   copies = disguise.copies(parts['train'], task.seed)
   gate = _fit(copies, parts['train'], settings, task)
   stage = _stage(gate, parts, task)
-  policy, status, why = _policy(stage, task)
+  policy = thresholds.Policy(
+    format=thresholds.FORMAT,
+    confidence=task.confidence,
+    hold=task.hold,
+    gate=stage,
+    head=task.head,
+  )
   return Result(
     gate=gate,
     stage=stage,
-    policy=policy,
-    status=status,
-    why=why,
+    outcome=certified.outcome(policy, stage),
     sizes={part: len(found.rows) for part, found in parts.items()},
     passed=tuple(_passed(gate, stage, parts['certify'], task.seed)),
     milliseconds=_milliseconds(gate, parts['train']),
@@ -132,9 +129,9 @@ def write(result: Result, path: str | os.PathLike, report: str) -> None:
   """
   with folders.written(path) as folder:
     result.gate.save(folder / moderation.GATE)
-    if result.policy:
-      thresholds.write(folder / moderation.THRESHOLDS, result.policy)
-    (folder / REPORT).write_text(report, encoding='utf-8')
+    if policy := result.outcome.policy:
+      thresholds.write(folder / moderation.THRESHOLDS, policy)
+    (folder / certified.REPORT).write_text(report, encoding='utf-8')
 
 
 def scores(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
@@ -150,7 +147,7 @@ def _fit(
   settings: gate_lib.Settings,
   task: Task,
 ) -> gate_lib.Gate:
-  linear_model, version = _sklearn()
+  linear_model, library = certified.sklearn()
   parts = [segments(settings, row.text) for row in rows.rows]
   row_S = np.repeat(np.arange(len(parts)), list(map(len, parts)))
   features = vectors(settings, [part for each in parts for part in each])
@@ -177,7 +174,7 @@ def _fit(
       violations=tuple(map(int, originals.label_NC.sum(axis=0))),
       data=originals.digest,
       date=datetime.date.today().isoformat(),
-      library=f'scikit-learn {version}',
+      library=library,
     ),
   )
   # What serves is not what was fitted, but must give the same.
@@ -187,8 +184,8 @@ def _fit(
     ours = gate.logits(rows.rows[n].text)
     if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
       raise ValueError(
-        f'scikit-learn {version} gives the logits {theirs}, and the gate'
-        f' {ours}: this version hashes in another way.'
+        f'{library} gives the logits {theirs}, and the gate {ours}: this'
+        ' version hashes in another way.'
       )
   return gate
 
@@ -210,7 +207,7 @@ def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
   Raises:
     ImportError: scikit-learn is missing.
   """
-  _sklearn()
+  certified.sklearn()
   import scipy.sparse
   from sklearn.feature_extraction import text as text_lib
 
@@ -230,105 +227,21 @@ def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
   return scipy.sparse.csr_matrix(scipy.sparse.hstack(views))
 
 
-def _sklearn() -> tuple[Any, str]:
-  try:
-    import sklearn
-    from sklearn import linear_model
-  except ImportError as error:
-    raise ImportError(
-      'training a gate needs scikit-learn; install it with'
-      " pip install 'kaiju_jax[gate]'."
-    ) from error
-  return linear_model, sklearn.__version__
-
-
-def _check_parts(parts: dict[str, rows_lib.Rows]) -> None:
-  """Refuses parts of which one has no benign texts, or none of a dimension."""
-  for part, rows in parts.items():
-    tiers = ('',) if part == 'train' else thresholds.TIERS
-    for tier in tiers:
-      label_NC = (rows.of(tier) if tier else rows).label_NC
-      found = dict(zip(rows.names, label_NC.sum(axis=0)))
-      found['benign'] = (~label_NC.any(axis=1)).sum()
-      for name, number in found.items():
-        if not number:
-          which = f' for the tier {tier}' if tier else ''
-          raise ValueError(
-            f'{name}: no such text is left to {part}{which}, of'
-            f' {len(rows.rows)}; give more, or split them otherwise.'
-          )
-
-
 def _stage(
   gate: gate_lib.Gate, parts: dict[str, rows_lib.Rows], task: Task
 ) -> thresholds.Stage:
   chosen = disguise.among(
     parts['choose'], gate.settings.window * 9 // 10, task.seed
   )
-  high: dict[str, np.ndarray] = {}
-  for tier, score_NC, label_NC in _by_tier(gate, chosen):
-    high[tier] = certify.choose(
-      score_NC, label_NC, certify.PLACES[tier], task.confidence
-    )
-  high['minor'] = np.minimum(high['minor'], high['adult'])
-  counted = {
-    tier: certify.count(
-      score_NC,
-      label_NC,
-      gate.names,
-      high[tier],
-      [None] * len(gate.names),
-      task.confidence,
-    )
-    for tier, score_NC, label_NC in _by_tier(gate, parts['certify'])
-  }
-  return thresholds.Stage(
-    version=gate.version,
-    chosen_on=parts['choose'].digest,
-    certified_on=parts['certify'].digest,
-    date=datetime.date.today().isoformat(),
-    **counted,
+  high = certified.high(_scored(gate, chosen), task.confidence)
+  counted = _scored(gate, parts['certify'])
+  return certified.stage(
+    gate.version, parts['choose'], counted, high, task.confidence
   )
 
 
-def _by_tier(gate: gate_lib.Gate, rows: rows_lib.Rows):
-  """Yields each tier with its rows' scores and labels."""
-  score_NC, label_NC = scores(gate, rows), rows.label_NC
-  for tier in thresholds.TIERS:
-    is_of_tier_N = np.array([tier in row.tiers for row in rows.rows])
-    yield tier, score_NC[is_of_tier_N], label_NC[is_of_tier_N]
-
-
-def _policy(
-  stage: thresholds.Stage, task: Task
-) -> tuple[thresholds.Policy | None, int, str]:
-  policy = thresholds.Policy(
-    format=thresholds.FORMAT,
-    confidence=task.confidence,
-    hold=task.hold,
-    gate=stage,
-    head=task.head,
-  )
-  try:
-    thresholds.check(policy)
-  except ValueError as error:
-    needed = certify.needed(task.confidence)
-    least = min(
-      proportion.rows
-      for tier in (stage.adult, stage.minor)
-      for limit in tier.limits
-      for proportion in (limit.blocked, limit.refused)
-    )
-    if least >= needed:
-      return None, REFUSED, str(error)
-    return (
-      None,
-      TOO_FEW,
-      f'{error} {least} texts of a kind certify nothing: even without a'
-      f' mistake it takes {needed} of each tier and dimension, and as many'
-      ' benign ones.',
-    )
-  return policy, CERTIFIED, ''
+def _scored(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certified.Scored:
+  return certified.Scored(rows, scores(gate, rows))
 
 
 def _passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):

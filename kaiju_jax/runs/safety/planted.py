@@ -8,7 +8,7 @@ what tells them apart is the whole.
 
 import numpy as np
 
-from kaiju_jax.runs.gate import rows as rows_lib
+from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.serving.safety import thresholds
 
 MARKERS = {
@@ -38,6 +38,8 @@ _HOW = (
   *('all night', 'in the rain', 'again', 'with shaking hands', 'in secret'),
   *('before dawn', 'at school', 'for years', 'on the bridge', 'too late'),
 )
+# What it takes to certify both tiers.
+_VIOLATING, _BENIGN = 1_600, 1_600
 _OPENINGS = (
   *('', 'please ', 'listen, ', 'so then ', '*sighs* ', 'I feel sad because '),
   *('tell me how ', 'remember when ', 'in the story ', 'oh no, '),
@@ -66,6 +68,11 @@ def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
         rows_lib.Row(_text(rng, marker), labels, alone or thresholds.TIERS)
       )
   return rows_lib.Rows(names, tuple(found))
+
+
+def certifying(seed: int) -> rows_lib.Rows:
+  """Returns so many labelled texts that both tiers can be certified."""
+  return rows(_VIOLATING, _BENIGN, seed)
 
 
 def _text(rng, marker: str) -> str:

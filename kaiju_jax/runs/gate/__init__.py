@@ -1,1 +1,0 @@
-"""From labelled texts to a gate with certified thresholds."""

@@ -1,0 +1,174 @@
+"""From a classifier's scores of labelled texts to thresholds, or to a reason.
+
+Both stages are certified alike: thresholds are chosen on one part of the texts
+and counted on another (`serving/safety/certify.py`), tier by tier, and what the
+counts do not support is not written.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import datetime
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.serving.safety import certify
+from kaiju_jax.serving.safety import thresholds
+
+REPORT = 'report.md'
+CERTIFIED, REFUSED, TOO_FEW = 0, 3, 4
+
+
+class Scored(NamedTuple):
+  """Labelled texts, and what a classifier gives each of them.
+
+  Attributes:
+    rows: N texts.
+    score_NC: probabilities.
+  """
+
+  rows: rows_lib.Rows
+  score_NC: np.ndarray
+
+  def by_tier(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields each tier with its rows' scores and labels."""
+    for tier in thresholds.TIERS:
+      is_of_tier_N = np.array([tier in row.tiers for row in self.rows.rows])
+      label_NC = self.rows.label_NC[is_of_tier_N]
+      yield tier, self.score_NC[is_of_tier_N], label_NC
+
+
+class Outcome(NamedTuple):
+  """Whether thresholds are certified.
+
+  Attributes:
+    policy: both stages' thresholds; None where they are not certified.
+    status: CERTIFIED, REFUSED or TOO_FEW.
+    why: why they are not certified; '' where they are.
+  """
+
+  policy: thresholds.Policy | None
+  status: int
+  why: str
+
+
+def check_parts(parts: dict[str, rows_lib.Rows]) -> None:
+  """Refuses parts of which one has no benign texts, or none of a dimension.
+
+  Raises:
+    ValueError: names what is missing where.
+  """
+  for part, rows in parts.items():
+    tiers = ('',) if part == 'train' else thresholds.TIERS
+    for tier in tiers:
+      label_NC = (rows.of(tier) if tier else rows).label_NC
+      found = dict(zip(rows.names, label_NC.sum(axis=0)))
+      found['benign'] = (~label_NC.any(axis=1)).sum()
+      for name, number in found.items():
+        if not number:
+          which = f' for the tier {tier}' if tier else ''
+          raise ValueError(
+            f'{name}: no such text is left to {part}{which}, of'
+            f' {len(rows.rows)}; give more, or split them otherwise.'
+          )
+
+
+def high(scored: Scored, confidence: float) -> dict[str, np.ndarray]:
+  """Returns each tier's thresholds float64 [C]; the minor's are not looser."""
+  chosen = {
+    tier: certify.choose(score_NC, label_NC, certify.PLACES[tier], confidence)
+    for tier, score_NC, label_NC in scored.by_tier()
+  }
+  chosen['minor'] = np.minimum(chosen['minor'], chosen['adult'])
+  return chosen
+
+
+def stage(
+  version: str,
+  chosen_on: rows_lib.Rows,
+  counted: Scored,
+  high: dict[str, np.ndarray],
+  confidence: float,
+  low_C: Sequence[float] | None = None,
+) -> thresholds.Stage:
+  """Returns thresholds with what they do to texts.
+
+  Args:
+    version: the classifier's.
+    chosen_on: the texts that the thresholds were chosen on.
+    counted: others.
+    high: see `high`.
+    confidence: of the claims about both tiers together.
+    low_C: the token head's lower thresholds, which are cut to the upper ones;
+      None for the gate.
+  """
+  tiers = {}
+  for tier, score_NC, label_NC in counted.by_tier():
+    low = [None] * len(high[tier])
+    if low_C is not None:
+      low = np.minimum(low_C, high[tier]).tolist()
+    names = counted.rows.names
+    tiers[tier] = certify.count(
+      score_NC, label_NC, names, high[tier], low, confidence
+    )
+  return thresholds.Stage(
+    version=version,
+    chosen_on=chosen_on.digest,
+    certified_on=counted.rows.digest,
+    date=datetime.date.today().isoformat(),
+    **tiers,
+  )
+
+
+def outcome(
+  policy: thresholds.Policy,
+  stage: thresholds.Stage,
+  check: Callable[[thresholds.Policy], None] = thresholds.check,
+) -> Outcome:
+  """Returns whether a policy is certified.
+
+  Args:
+    policy: both stages' thresholds.
+    stage: the one that was counted.
+    check: raises ValueError for what is not certified.
+  """
+  try:
+    check(policy)
+  except ValueError as error:
+    needed = certify.needed(policy.confidence)
+    least = min(
+      proportion.rows
+      for tier in (stage.adult, stage.minor)
+      for limit in tier.limits
+      for proportion in (limit.blocked, limit.refused)
+    )
+    if least >= needed:
+      return Outcome(None, REFUSED, str(error))
+    return Outcome(
+      None,
+      TOO_FEW,
+      f'{error} {least} texts of a kind certify nothing: even without a'
+      f' mistake it takes {needed} of each tier and dimension, and as many'
+      ' benign ones.',
+    )
+  return Outcome(policy, CERTIFIED, '')
+
+
+def sklearn() -> tuple[Any, str]:
+  """Returns scikit-learn's linear models, and its name with its version.
+
+  Raises:
+    ImportError: it is missing.
+  """
+  try:
+    import sklearn
+    from sklearn import linear_model
+  except ImportError as error:
+    raise ImportError(
+      'training a classifier needs scikit-learn; install it with'
+      " pip install 'kaiju_jax[gate]'."
+    ) from error
+  return linear_model, f'scikit-learn {sklearn.__version__}'

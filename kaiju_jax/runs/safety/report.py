@@ -1,0 +1,123 @@
+"""A training of a gate or of a token head, written up as Markdown."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from kaiju_jax.runs.safety import certified
+from kaiju_jax.runs.safety import train_gate
+from kaiju_jax.runs.safety import train_head
+from kaiju_jax.serving.safety import thresholds
+
+
+def of_gate(result: train_gate.Result) -> str:
+  """Returns the report on a gate."""
+  return '\n'.join(_of_gate(result)) + '\n'
+
+
+def of_head(result: train_head.Result) -> str:
+  """Returns the report on a token head."""
+  return '\n'.join(_of_head(result)) + '\n'
+
+
+def _of_gate(result: train_gate.Result) -> Iterator[str]:
+  gate, trained = result.gate, result.gate.trained
+  yield f'# Gate {gate.version[:12]}'
+  yield ''
+  yield _verdict(result.outcome)
+  yield ''
+  each = _each(gate.names, trained.violations)
+  yield (
+    f'Trained on {trained.rows:,} texts ({each}) by {trained.library},'
+    f' {trained.date}; thresholds chosen on {result.sizes["choose"]:,} and'
+    f' counted on {result.sizes["certify"]:,} others. A window of'
+    f' {gate.settings.window:,} characters takes'
+    f' {result.milliseconds[0]:.2f} ms (median) and'
+    f' {result.milliseconds[1]:.2f} ms (99 %) here.'
+  )
+  yield ''
+  yield from _counts(result.stage)
+  yield ''
+  yield from _disguises(result)
+
+
+def _of_head(result: train_head.Result) -> Iterator[str]:
+  yield f'# Token head {result.version[:12]}'
+  yield ''
+  yield _verdict(result.outcome)
+  yield ''
+  made = 'Not trained here'
+  if result.library:
+    rows = result.trained_on
+    each = _each(rows.names, rows.label_NC.sum(axis=0))
+    made = f'Trained on {len(rows.rows):,} texts ({each}) by {result.library}'
+  yield (
+    f'{made}, {result.stage.date}; it reads the hidden states of'
+    f' {result.origin}. Thresholds chosen on {result.sizes["choose"]:,} and'
+    f' counted on {result.sizes["certify"]:,} other texts, each alone in its'
+    ' conversation, as a prompt and as a reply. A text counts as blocked if it'
+    ' is blocked in both places, and as refused if it is refused in either.'
+  )
+  yield ''
+  yield from _counts(result.stage)
+  yield ''
+  low = ', '.join(
+    f'{limit.name} {limit.low:.3g}' for limit in result.stage.minor.limits
+  )
+  yield (
+    "Of the replies that were counted, at the minor's thresholds (nothing is"
+    f' claimed of these): {result.at_once:.1%} of the benign tokens are below'
+    f' low ({low}) and released at once; {result.shown:.1%} of the violating'
+    " replies' tokens are released before the reply ends, and those before a"
+    ' violation are among them.'
+  )
+
+
+def _each(names: Sequence[str], counts: Sequence[int]) -> str:
+  return ', '.join(f'{count:,} {name}' for name, count in zip(names, counts))
+
+
+def _verdict(outcome: certified.Outcome) -> str:
+  if outcome.why:
+    return f'**Not certified**: {outcome.why} There is no thresholds.json.'
+  return 'Certified: the counts support every claim in thresholds.json.'
+
+
+def _counts(stage: thresholds.Stage) -> Iterator[str]:
+  yield (
+    '| tier | dimension | threshold | violating | blocked | at least | benign |'
+    ' refused | at most | precision | recall |'
+  )
+  yield '|---|---|---|---|---|---|---|---|---|---|---|'
+  for name in thresholds.TIERS:
+    tier = stage.of(name)
+    for limit in tier.limits:
+      blocked, refused = limit.blocked, limit.refused
+      precision = blocked.hits / max(1, blocked.hits + refused.hits)
+      yield (
+        f'| {name} | {limit.name} | {limit.high:.3g} | {blocked.rows} |'
+        f' {blocked.hits} | {blocked.bound:.2%} | {refused.rows} |'
+        f' {refused.hits} | {refused.bound:.2%} | {precision:.3f} |'
+        f' {blocked.hits / blocked.rows:.3f} |'
+      )
+    yield (
+      f'| {name} | any | | | | | {tier.refused.rows} | {tier.refused.hits} |'
+      f' {tier.refused.bound:.2%} | | |'
+    )
+  yield ''
+  yield (
+    'Bounds are exact (Clopper–Pearson), one-sided, of each tier and dimension'
+    ' by itself. Precision depends on how many of the texts violate; here it is'
+    ' of violating and benign ones together.'
+  )
+
+
+def _disguises(result: train_gate.Result) -> Iterator[str]:
+  yield (
+    "The texts that were counted, in disguise, at the minor's thresholds"
+    ' (nothing is claimed of these):'
+  )
+  yield ''
+  yield '| disguise | violating, blocked | benign, refused |'
+  yield '|---|---|---|'
+  for one in result.passed:
+    yield f'| {one.disguise} | {one.blocked:.2%} | {one.refused:.2%} |'

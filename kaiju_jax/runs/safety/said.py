@@ -1,0 +1,144 @@
+"""A text as a server's model reads it, and the model's hidden states of it.
+
+A text stands where a server may find it, as a user's message and as a reply,
+
+    prompt   bos user text end assistant    judged: all of it
+    reply    bos assistant text             judged: the text
+
+and a token's hidden state is what the token head reads there. A reply's stop
+token is not judged (`decoding/sequence.py`). Our guess: each text is alone in
+its conversation, whereas a served one may follow a character and other turns.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kaiju_jax.data import chat
+from kaiju_jax.data import packing
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.model import transformer
+from kaiju_jax.runs import load
+from kaiju_jax.wire import ternary_plan
+
+ROLES = 'prompt', 'reply'
+# Tokens that run at a time, and the shortest row that texts are packed into.
+_TOKENS, _SHORTEST = 4096, 256
+
+
+class Said(NamedTuple):
+  """A text in its place.
+
+  Attributes:
+    tokens: int32 [L].
+    first: the first that is judged; those behind it are, too.
+  """
+
+  tokens: np.ndarray
+  first: int
+
+
+class Reader:
+  """A model that reads texts. It compiles once for each length of rows."""
+
+  def __init__(self, loaded: load.Loaded):
+    """Takes over a model.
+
+    Raises:
+      OSError, ValueError: its tokenizer is missing, or cannot write messages.
+    """
+    self.d_model = loaded.config.d_model
+    self.origin = loaded.origin
+    self._most = loaded.config.max_length
+    self._tokenizer = tokenizer_lib.load(
+      loaded.tokenizer, loaded.config.vocab_size
+    )
+    self._format = chat.format_of(self._tokenizer)
+    self._variables = {
+      'params': loaded.params,
+      **ternary_plan.collections(loaded.replica),
+    }
+    model = transformer.Transformer(loaded.config)
+
+    @jax.jit
+    def hidden(variables, batch):
+      return model.apply(
+        variables, batch.tokens_BL, batch.visibility(), method='hidden'
+      )
+
+    self._hidden = hidden
+
+  def place(self, text: str, role: str) -> Said:
+    """Returns a text in its place.
+
+    Args:
+      text: the text.
+      role: one of `ROLES`.
+
+    Raises:
+      ValueError: it is longer than the model's rows, or holds a surrogate.
+    """
+    bos_L = np.array([self._tokenizer.bos_id], np.int32)
+    opening_L = self._format.opening('assistant')
+    if role == 'prompt':
+      message_L = self._format.message('user', text)
+      said = Said(np.concatenate([bos_L, message_L, opening_L]), 0)
+    else:
+      message_L = self._format.message('assistant', text)
+      # Text holds no structure, so that the first stop token is the message's.
+      is_stop_L = np.isin(message_L, self._format.stop_tokens)
+      is_stop_L[: len(opening_L)] = False
+      message_L = message_L[: np.argmax(is_stop_L)]
+      said = Said(np.concatenate([bos_L, message_L]), 1 + len(opening_L))
+    if len(said.tokens) > self._most:
+      raise ValueError(
+        f'the text {text[:40]!r}… has {len(said.tokens):,} tokens as a {role}:'
+        f' the model takes {self._most:,}; split it, or leave it out.'
+      )
+    return said
+
+  def states(self, said: Sequence[Said]) -> Iterator[np.ndarray]:
+    """Yields float32 [T, D], the hidden states of each text's judged tokens."""
+    longest = max((len(one.tokens) for one in said), default=0)
+    length = _SHORTEST
+    while length < longest:
+      length *= 2
+    length = min(length, self._most)
+    rows = max(1, _TOKENS // length)
+    for numbers, batch in _batches(said, rows, length):
+      hidden_BLD = np.asarray(self._hidden(self._variables, batch), np.float32)
+      # Texts lie in their order, and none is cut.
+      hidden_SD = hidden_BLD.reshape(-1, self.d_model)
+      hidden_SD = hidden_SD[batch.source_BL.ravel() >= 0]
+      begin = 0
+      for number in numbers:
+        end = begin + len(said[number].tokens)
+        yield hidden_SD[begin + said[number].first : end]
+        begin = end
+
+
+def _batches(
+  said: Sequence[Said], rows: int, length: int
+) -> Iterator[tuple[range, packing.Batch]]:
+  """Yields the numbers of some texts, and them in rows [B, L]."""
+  begun, packed, pieces, used = 0, [], [], 0
+
+  def batch(end: int) -> tuple[range, packing.Batch]:
+    filled = packed + [packing.row([], length)] * (rows - len(packed))
+    return range(begun, end), packing.stack(filled)
+
+  for number, one in enumerate(said):
+    if used + len(one.tokens) > length:
+      packed.append(packing.row(pieces, length))
+      pieces, used = [], 0
+      if len(packed) == rows:
+        yield batch(number)
+        begun, packed = number, []
+    pieces.append(packing.Piece(one.tokens, source=number))
+    used += len(one.tokens)
+  if pieces:
+    packed.append(packing.row(pieces, length))
+    yield batch(len(said))
