@@ -1,7 +1,7 @@
 """Trains a token-level head beside a gate, and certifies its thresholds.
 
-    python -m experiments.train_head --workdir=runs/chat --data=labelled.jsonl \\
-      --safety=runs/safety --out=runs/moderated
+    python -m experiments.train_head --workdir=runs/chat \\
+      --data=labelled.jsonl --safety=runs/safety --out=runs/moderated
     python -m experiments.serve --workdir=runs/chat --safety=runs/moderated
 
 reads texts that are labelled as experiments.train_gate reads them, and a gate
@@ -14,7 +14,7 @@ A new folder is written, which the server takes as --safety:
 
     gate.safetensors   the gate, as it was
     head.safetensors   the head
-    thresholds.json    both stages' thresholds, with the counts that certify them
+    thresholds.json    both stages' thresholds, with the head's counts added
     report.md          the gate's report, with the head's behind it
 
 Certified is that each text is scored as a prompt and as a reply, that 99 % of

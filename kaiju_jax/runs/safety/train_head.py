@@ -19,8 +19,13 @@ Our guess: the training. Of a violating text nobody says which tokens violate.
 So a logistic regression per dimension is fitted to some tokens of each text
 first, and then again and again to the token of each violating text that says so
 most, against the benign tokens that said so most so far. Whether the head stays
-high behind that token is not asked of it. And `low`: three quarters of benign
-replies' tokens are below it, so that most text appears at once.
+high behind that token is not asked of it.
+
+And `low`, below which a reply's token releases all that is held: a quarter of
+benign replies' tokens are below it. A linear head knows little of a violation
+that has only begun; the more of the benign tokens are below `low`, the sooner
+text appears, and the more of a violation's beginning is shown
+(`experiments/results/safety.md`).
 """
 
 from collections.abc import Mapping
@@ -46,7 +51,7 @@ from kaiju_jax.storage import folders
 _DRAWN, _ROUNDS = 16, 8
 # Bytes of hidden states that are kept; of longer texts some tokens are drawn.
 _KEPT = 2**30
-_LOW = 0.75
+_LOW = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +100,10 @@ class Read(NamedTuple):
     )
 
   def highest(self, role: str) -> np.ndarray:
-    """Returns float32 [N, C], the score of each text's highest token."""
-    return np.array([x_TC.max(axis=0, initial=0) for x_TC in self.score[role]])
+    """Returns float64 [N, C], the score of each text's highest token."""
+    return np.array(
+      [x_TC.max(axis=0, initial=0) for x_TC in self.score[role]], np.float64
+    )
 
   def replies(self, is_violating: bool) -> list[np.ndarray]:
     """Returns the scores of violating replies, or of benign ones."""

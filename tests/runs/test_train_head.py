@@ -1,0 +1,298 @@
+"""From labelled texts to a token head that a server takes beside its gate.
+
+The model's weights are random, and the marker is a sign whose last byte is in
+no other text: a linear layer finds it, whatever the model makes of it.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding import sampling
+from kaiju_jax.model import token_head
+from kaiju_jax.runs import load
+from kaiju_jax.runs import serve
+from kaiju_jax.runs.safety import certified
+from kaiju_jax.runs.safety import report
+from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.runs.safety import said as said_lib
+from kaiju_jax.runs.safety import train_head
+from kaiju_jax.serving.prompts import prompt
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import thresholds
+from tests.decoding import toys
+from tests.serving import planted
+
+MARKER, NAMES = '§', ('mark',)
+D = 32
+WORDS = 'the', 'old', 'knight', 'sang', 'zorbital', 'again', 'naïve', '12', '…'
+CONFIG = toys.config(
+  vocab_size=256, layout='L0', num_heads=2, window=16, max_length=128
+)
+
+
+def marked(violating, benign, seed=0):
+  rng = np.random.default_rng(seed)
+  found = []
+  for number in range(violating + benign):
+    words = list(rng.choice(WORDS, rng.integers(2, 5)))
+    words.append(''.join(rng.choice(list('bcdfghjklmnp'), 6)))
+    if number < violating:
+      words.insert(rng.integers(len(words)), MARKER)
+    row = rows_lib.Row(' '.join(words), (number < violating,))
+    found.append(row)
+  return rows_lib.Rows(NAMES, tuple(found))
+
+
+def random_head(scale=0.3):
+  rng = np.random.default_rng(5)
+  weight_DC = rng.normal(0, scale, (D, len(NAMES))).astype(np.float32)
+  params = {'w_DC': weight_DC, 'bias_C': np.full(len(NAMES), 0.1, np.float32)}
+  return params, token_head.TokenHeadConfig(NAMES)
+
+
+@pytest.fixture(scope='module')
+def loaded():
+  return load.Loaded(toys.drawn(CONFIG, 0.1), CONFIG, None, '', 'a toy')
+
+
+@pytest.fixture(scope='module')
+def reader(loaded):
+  return said_lib.Reader(loaded)
+
+
+@pytest.fixture(scope='module')
+def gate(tmp_path_factory):
+  """A folder as `train_gate` writes it, and its policy."""
+  folder = tmp_path_factory.mktemp('safety')
+  made = planted.gate((MARKER,), NAMES)
+  policy = planted.policy(planted.stage(made.version, NAMES), None)
+  made.save(folder / moderation.GATE)
+  thresholds.write(folder / moderation.THRESHOLDS, policy)
+  (folder / certified.REPORT).write_text('# Gate\n')
+  return folder, dataclasses.replace(policy, hold=5)
+
+
+@pytest.fixture(scope='module')
+def trained(reader, gate):
+  pytest.importorskip('sklearn', reason='scikit-learn is not installed')
+  task = train_head.Task(choose=0.15, certify=0.7)
+  return train_head.train(reader, marked(580, 580), gate[1], task)
+
+
+def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
+  head = random_head()
+  decoder = decoder_lib.Decoder(
+    loaded.params, CONFIG, rows=1, length=128, page=16
+  )
+  tokenizer = tokenizer_lib.load('', 256)
+  written = chat.format_of(tokenizer)
+  opened_L, numbers = prompt.opened(written), itertools.count()
+  engine = engine_lib.Engine(decoder, tokenizer, chunk=8, head=head)
+
+  def ran(tokens, count):
+    # Another owner each time: what is in the cache would not be judged again.
+    greedy, owner = sampling.Sampling(temperature=0), str(next(numbers))
+    asked = request_lib.Request(tokens, count, greedy, owner=owner)
+    one = engine.submit(asked)
+    while one.reason is None:
+      engine.advance()
+    return one
+
+  rows = rows_lib.Rows(
+    NAMES,
+    tuple(
+      rows_lib.Row(text, (False,))
+      for text in ('a', f'some {MARKER}\r\n', 'x' * 70, '\x03y\x01', '', 'b c')
+    ),
+  )
+  found = train_head.read(reader, head, rows).highest('prompt')
+  for row, score_C in zip(rows.rows, found):
+    turn = prompt.Turn('user', row.text)
+    made = prompt.conversation(opened_L, [turn], written, 120)
+    np.testing.assert_allclose(
+      ran(made.tokens, 1).prompt_scores, score_C, rtol=2e-5
+    )
+  # What the model draws itself is judged token by token, its stop token not.
+  opening_L = np.concatenate([opened_L, written.opening()])
+  events = ran(opening_L, 30).events
+  drawn = [event.token for event in events if event.scores is not None]
+  said = said_lib.Said(np.concatenate([opening_L, drawn]), len(opening_L))
+  placed = reader.place('some §', 'reply')
+  assert placed.first == said.first
+  assert placed.tokens[said.first :].tolist() == list('some §'.encode())
+  assert (placed.tokens[: said.first] == opening_L).all()
+  (states_TD,) = reader.states([said])
+  logit_T = states_TD @ head[0]['w_DC'][:, 0] + head[0]['bias_C'][0]
+  scores = [event.scores[0] for event in events if event.scores is not None]
+  assert len(scores) > 3 and np.ptp(scores) > 0.01
+  np.testing.assert_allclose(1 / (1 + np.exp(-logit_T)), scores, rtol=2e-5)
+
+
+def test_texts_are_read_as_if_alone(reader):
+  """Many in a row, several rows, several batches: each has its own states."""
+  placed = [
+    reader.place('word ' * (n % 7) + str(n), role)
+    for n in range(150)
+    for role in said_lib.ROLES
+  ]
+  found = list(reader.states(placed))
+  assert len(found) == len(placed)
+  for n in 0, 7, 150, 298, 299:
+    assert len(found[n]) == len(placed[n].tokens) - placed[n].first
+    (alone,) = reader.states([placed[n]])
+    np.testing.assert_allclose(found[n], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_text_that_no_row_holds_is_named(reader):
+  with pytest.raises(ValueError, match=r"'yyy.*has 147 tokens as a prompt"):
+    reader.place('y' * 128, 'prompt')
+  assert len(reader.place('y' * 109, 'prompt').tokens) == 128
+
+
+def test_the_score_is_the_one_that_speaks_against_the_head():
+  rows = rows_lib.Rows(
+    ('a', 'b'),
+    tuple(rows_lib.Row('', x) for x in ((True, False), (False, False))),
+  )
+  score = {
+    'prompt': [np.array([[0.1, 0.3], [0.9, 0.2]]), np.array([[0.1, 0.4]])],
+    'reply': [np.array([[0.2, 0.6]]), np.array([[0.5, 0.1], [0.3, 0.2]])],
+  }
+  found = train_head.Read(rows, score).scored().score_NC
+  assert found.tolist() == [[0.2, 0.6], [0.5, 0.4]]
+
+
+def test_a_head_is_certified_and_served(trained, gate, tmp_path):
+  outcome, stage = trained.outcome, trained.stage
+  assert outcome.status == certified.CERTIFIED, outcome.why
+  assert outcome.policy.hold == 5 and outcome.policy.gate == gate[1].gate
+  limit = stage.minor.limits[0]
+  assert limit.low < limit.high <= stage.adult.limits[0].high
+  # A quarter of the benign tokens that were chosen on.
+  assert 0.15 < trained.at_once < 0.35
+  out = tmp_path / 'out'
+  train_head.write(trained, gate[0], out, report.of_head(trained))
+  head = load.head(out / moderation.HEAD, D)
+  version = moderation.head_version(head[0], head[1].names)
+  moderator = moderation.Moderator(moderation.Head(version, head[1].names))
+  moderator.use(out)
+  assert moderator.mode == 'moderated'
+  assert moderator.version.policy == outcome.policy
+  # By default a server runs the head that lies beside the gate.
+  settings = serve.Settings(safety=str(out))
+  beside = serve._head(settings, D)
+  assert (beside[0]['w_DC'] == trained.head[0]['w_DC']).all()
+  assert serve._head(serve.Settings(safety=str(gate[0])), D) is None
+  with pytest.raises(ValueError, match=r'model\.d_model=16'):
+    serve._head(settings, 16)
+  text = (out / certified.REPORT).read_text()
+  assert text.startswith('# Gate\n\n# Token head ') and 'Certified' in text
+  assert '| minor | mark |' in text and 'a toy' in text
+  with pytest.raises(FileExistsError):
+    train_head.write(trained, gate[0], out, '')
+
+
+def test_a_head_is_high_at_the_marker_and_low_before_it(trained, reader):
+  high = trained.stage.minor.limits[0].high
+  rows = marked(50, 0, seed=1)
+  found = train_head.read(reader, trained.head, rows).score['reply']
+  for row, score_TC in zip(rows.rows, found):
+    first = np.argmax(score_TC[:, 0] >= high)
+    # The sign's second byte, where the first does not say so as well.
+    place = row.text.encode().index(MARKER.encode())
+    assert first in (place, place + 1)
+
+
+def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
+  task = train_head.Task(0.15, 0.7, head=random_head(0.01))
+  result = train_head.train(reader, marked(580, 580), gate[1], task)
+  assert result.outcome[:2] == (None, certified.REFUSED)
+  assert 'of benign texts at most 1%' in result.outcome.why
+  text = report.of_head(result)
+  assert '**Not certified**' in text and 'Not trained here' in text
+  train_head.write(result, gate[0], tmp_path / 'out', text)
+  assert {path.name for path in (tmp_path / 'out').iterdir()} == {
+    moderation.GATE,
+    moderation.HEAD,
+    certified.REPORT,
+  }
+
+
+def test_few_texts_certify_nothing(reader, gate):
+  pytest.importorskip('sklearn', reason='scikit-learn is not installed')
+  few = marked(60, 60)
+  result = train_head.train(reader, few, gate[1], train_head.Task())
+  assert result.outcome[:2] == (None, certified.TOO_FEW)
+  assert 'it takes 368 of each tier' in result.outcome.why
+  with pytest.raises(ValueError, match='no such text is left to'):
+    train_head.train(reader, marked(1, 1), gate[1], train_head.Task())
+
+
+def test_a_head_of_other_dimensions_is_refused(reader, gate):
+  params, _ = random_head()
+  head = params, token_head.TokenHeadConfig(('other',))
+  with pytest.raises(ValueError, match=r"dimensions \['other'\], and.*'mark'"):
+    train_head.train(
+      reader, marked(60, 60), gate[1], train_head.Task(head=head)
+    )
+
+
+def test_the_head_must_claim_by_itself(gate):
+  """A gate that blocks 99 % of prompts says nothing about replies."""
+  stage = planted.stage('head', NAMES, low=0.1)
+  policy = dataclasses.replace(gate[1], head=stage)
+  train_head._check(policy)
+  counted = thresholds.counted(590, 600, 0.9, 0.95, True)
+  limit = dataclasses.replace(stage.minor.limits[0], blocked=counted)
+  tier = dataclasses.replace(stage.minor, limits=(limit,))
+  policy = dataclasses.replace(
+    policy, head=dataclasses.replace(stage, minor=tier)
+  )
+  thresholds.check(policy)
+  with pytest.raises(ValueError, match=r'minor: mark.*0\.9000.*alone'):
+    train_head._check(policy)
+
+
+def test_nothing_is_half_written(trained, gate, tmp_path, monkeypatch):
+  def fails(*_):
+    raise OSError('planted')
+
+  monkeypatch.setattr(token_head, 'save', fails)
+  with pytest.raises(OSError, match='planted'):
+    train_head.write(trained, gate[0], tmp_path / 'out', '')
+  assert not list(tmp_path.iterdir())
+
+
+def test_numbers_that_are_none_certify_nothing(reader):
+  params, config = random_head()
+  params['bias_C'][0] = np.nan
+  with pytest.raises(ValueError, match='no finite numbers'):
+    train_head.read(reader, (params, config), marked(1, 0))
+
+
+def test_of_many_long_texts_some_tokens_are_kept(reader, monkeypatch):
+  rows, rng = marked(5, 5), np.random.default_rng(0)
+  states_SD, text_S = train_head._states(reader, rows, rng)
+  assert len(np.unique(text_S)) == 20 and len(states_SD) == len(text_S) > 400
+  monkeypatch.setattr(train_head, '_KEPT', 20 * 4 * D * 6)
+  fewer_SD, text_S = train_head._states(reader, rows, rng)
+  assert fewer_SD.shape == (120, D)
+  assert np.bincount(text_S).tolist() == [6] * 20
+
+
+def test_what_is_shown_of_a_violating_reply():
+  limit = thresholds.Limit('mark', 0.1, 0.8, None, None)
+  tier = thresholds.Tier((limit,), None)
+  first = np.array([[0.0], [0.3], [0.0], [0.5], [0.9], [0.0]])
+  never = np.array([[0.5], [0.5]])
+  assert train_head._shown([first], tier, 2) == 3 / 6
+  assert train_head._shown([first, never], tier, 2) == 5 / 8
+  assert train_head._at_once([first, never], tier) == 3 / 8
