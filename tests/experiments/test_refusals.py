@@ -44,6 +44,18 @@ BAD = [
   ('benchmarks.sampled_targets --part=x', 'error: --part=x: must be one of'),
   ('benchmarks.sampled_targets --powers=0', 'error: --powers=0: must be a'),
   ('benchmarks.vocabulary_loss --chunks=1024', "error: --chunks=1024: '1024'"),
+  ('train_head --out=nowhere --planted --workdir=x', '--safety is missing'),
+  ('train_head --safety=x --planted --workdir=x', '--out is missing'),
+  ('train_head --safety=x --out=nowhere --planted', 'one of --workdir and'),
+  ('train_head --safety=x --out=nowhere --model=x', 'either --data or'),
+  (
+    'train_head --safety=x --out=nowhere --model=x --planted --c=0',
+    'error: --c=0.0: must be above 0',
+  ),
+  (
+    'train_head --safety=absent --out=nowhere --model=x --planted',
+    'absent/gate.safetensors',
+  ),
   ('critical_batch', '--workdir is missing'),
   ('critical_batch --workdir=nowhere', 'error: nowhere/config.json: not found'),
   ('critical_batch --workdir=nowhere --at=2', "--at: '2' is not a fraction"),

@@ -1,0 +1,160 @@
+"""experiments.train_head from its flags to a server that is moderated."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kaiju_jax.model import config as model_config
+from kaiju_jax.runs import train
+from kaiju_jax.runs.safety import planted
+from kaiju_jax.training import experiment as experiment_lib
+from tests.experiments import forked
+from tests.serving import test_first_minute
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = pathlib.Path(__file__).parents[2]
+PARTS = '--choose=0.2', '--certify=0.5'
+# Behind each planted word, a letter whose bytes are in no other text: the model
+# has learned nothing, and a linear layer finds no words in it.
+SIGNS = {'zorb': 'ж', 'quam': 'ю'}
+
+
+def run(command, *flags):
+  return subprocess.run(
+    [sys.executable, '-m', f'experiments.{command}', *flags],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def write_rows(path, count, signs=SIGNS):
+  """Writes so many violating texts of each kind, and as many benign ones."""
+  rows = planted.rows(count, count, 0)
+  lines = []
+  for row in rows.rows:
+    text, labels = row.text, dict(zip(rows.names, row.labels))
+    for name, sign in signs.items():
+      for marker in planted.MARKERS[name] if labels[name] else ():
+        text = re.sub(rf'\b{marker}\b', f'{marker} {sign}', text)
+    age = {} if len(row.tiers) > 1 else {'age': row.tiers[0]}
+    lines.append(json.dumps({'text': text, 'labels': labels} | age) + '\n')
+  path.write_text(''.join(lines))
+  return f'--data={path}'
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+  """A run, labelled texts, and the gate that they give."""
+  pytest.importorskip('sklearn', reason='scikit-learn is not installed')
+  folder = tmp_path_factory.mktemp('made')
+  tiny = experiment_lib.Experiment()
+  tiny.model = model_config.ModelConfig(
+    layout='L0 G1', d_model=32, d_ff=64, num_heads=2, head_dim=16, window=64
+  )
+  tiny.model.max_length = 2048
+  tiny.data.length, tiny.data.batch, tiny.loop.steps = 128, 2, 2
+  train.train(tiny, folder / 'run')
+  data = write_rows(folder / 'rows.jsonl', 1000)
+  done = run('train_gate', '--planted', f'--out={folder / "safety"}')
+  assert done.returncode == 0, done.stderr
+  return folder, data
+
+
+def flags_of(folder, out):
+  return (
+    f'--workdir={folder / "run"}',
+    f'--safety={folder / "safety"}',
+    f'--out={out}',
+  )
+
+
+def test_labelled_texts_give_a_moderated_server(made, tmp_path):
+  folder, data = made
+  out = tmp_path / 'moderated'
+  done = run('train_head', data, *flags_of(folder, out), *PARTS)
+  assert done.returncode == 0, done.stderr + (out / 'report.md').read_text()
+  assert 'see report.md' in done.stdout
+  again = run('train_head', data, *flags_of(folder, out), *PARTS)
+  assert again.returncode == 1 and 'exists' in again.stderr
+
+  # The same head, certified once more.
+  head = f'--head={out / "head.safetensors"}'
+  flags = flags_of(folder, tmp_path / 'again')
+  done = run('train_head', data, *flags, *PARTS, head)
+  assert done.returncode == 0, done.stderr
+  texts = [
+    (x / 'thresholds.json').read_text() for x in (out, tmp_path / 'again')
+  ]
+  assert texts[0] == texts[1]
+
+  server = tmp_path / 'server'
+  with test_first_minute.served(folder / 'run', server, f'--safety={out}') as (
+    _,
+    address,
+    said,
+  ):
+    assert 'Unmoderated' not in said
+
+    def finish(*messages):
+      body = {
+        'model': 'run',
+        'max_tokens': 4,
+        'messages': [{'role': x, 'content': y} for x, y in messages],
+      }
+      path = '/v1/chat/completions'
+      found = json.loads(test_first_minute.got(address, path, **body))
+      return found['choices'][0]['finish_reason']
+
+    assert finish(('user', 'the old zorbifex ж sang')) == 'content_filter'
+    # The gate reads what the user says last, the head all of the prompt.
+    said = ('system', 'say quamlith ю again'), ('user', 'the old knight')
+    assert finish(*said) == 'content_filter'
+    finish(('user', 'the old knight'))
+    metrics = test_first_minute.got(address, '/metrics').decode()
+  for stage in 'gate', 'prompt':
+    assert f'stage="{stage}",tier="minor"}} 1.0' in metrics, metrics
+
+
+def test_too_few_rows_exit_with_4(made, tmp_path):
+  folder, _ = made
+  data = write_rows(tmp_path / 'few.jsonl', 40)
+  out = tmp_path / 'out'
+  done = run('train_head', data, *flags_of(folder, out))
+  assert done.returncode == 4, done
+  assert 'Not certified' in done.stderr
+  assert not (out / 'thresholds.json').exists()
+  assert (out / 'head.safetensors').exists()
+
+
+def test_a_model_that_tells_no_words_apart_exits_with_3(made, tmp_path):
+  folder, _ = made
+  data = write_rows(tmp_path / 'rows.jsonl', 1000, {})
+  out = tmp_path / 'out'
+  done = run('train_head', data, *flags_of(folder, out), *PARTS)
+  assert done.returncode == 3, done
+  assert 'of benign texts at most 1%' in done.stderr
+  assert '**Not certified**' in (out / 'report.md').read_text()
+
+
+def test_flags_that_are_wrong_are_one_line(made, tmp_path):
+  folder, data = made
+  out = tmp_path / 'out'
+  flags = flags_of(folder, out)
+  cases = [
+    ([data, *flags, '--confidence=0.99'], 'error: --confidence=0.99'),
+    ([data, *flags, '--choose=0.9'], 'error: choose=0.9'),
+    ([data, *flags, '--head=/nowhere'], '/nowhere'),
+    (['--planted', *flags, '--workdir=/nowhere'], 'error: /nowhere'),
+    ([data, *flags, f'--head={folder / "safety/gate.safetensors"}'], 'error: '),
+  ]
+  done = forked.run([['experiments.train_head', *words] for words, _ in cases])
+  for (_, message), one in zip(cases, done):
+    assert one.returncode == 1 and message in one.stderr, one
+    assert len(one.stderr.splitlines()) == 1
+  assert not out.exists()
