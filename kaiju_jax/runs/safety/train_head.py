@@ -21,7 +21,7 @@ first, and then again and again to the token of each violating text that says so
 most, against the benign tokens that said so most so far. Whether the head stays
 high behind that token is not asked of it.
 
-And `low`, below which a reply's token releases all that is held: a quarter of
+And `low`, below which a reply's token releases all that is held: a tenth of
 benign replies' tokens are below it. A linear head knows little of a violation
 that has only begun; the more of the benign tokens are below `low`, the sooner
 text appears, and the more of a violation's beginning is shown
@@ -51,7 +51,7 @@ from kaiju_jax.storage import folders
 _DRAWN, _ROUNDS = 16, 8
 # Bytes of hidden states that are kept; of longer texts some tokens are drawn.
 _KEPT = 2**30
-_LOW = 0.25
+_LOW = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def train(
     counted.scored(),
     certified.high(chosen.scored(), gate.confidence),
     gate.confidence,
-    np.quantile(np.concatenate(chosen.replies(False)), _LOW, axis=0),
+    low(np.concatenate(chosen.replies(False)), _LOW),
   )
   policy = dataclasses.replace(gate, head=stage)
   return Result(
@@ -244,6 +244,16 @@ def read(
           ' be certified.'
         )
   return Read(rows, score)
+
+
+def low(score_TC: np.ndarray, part: float) -> np.ndarray:
+  """Returns [C], below all of which a part of the tokens is.
+
+  In each dimension as many tokens are below it as in the others.
+  """
+  rank_TC = np.argsort(np.argsort(score_TC, axis=0), axis=0)
+  level = np.quantile(rank_TC.max(axis=1), part) / max(1, len(score_TC) - 1)
+  return np.quantile(score_TC, level, axis=0)
 
 
 def _fit(
