@@ -24,6 +24,7 @@ from kaiju_jax.runs.safety import report
 from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.runs.safety import said as said_lib
 from kaiju_jax.runs.safety import train_head
+from kaiju_jax.serving.cards import builtin
 from kaiju_jax.serving.prompts import prompt
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
@@ -149,6 +150,27 @@ def test_texts_are_read_as_if_alone(reader):
     assert len(found[n]) == len(placed[n].tokens) - placed[n].first
     (alone,) = reader.states([placed[n]])
     np.testing.assert_allclose(found[n], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_stand_behind_characters_as_a_server_puts_them(loaded):
+  config = dataclasses.replace(CONFIG, max_length=1024)
+  reader = said_lib.Reader(loaded._replace(config=config))
+  written = chat.format_of(tokenizer_lib.load('', 256))
+  prefixes = [prompt.opened(written)]
+  prefixes += [prompt.prefix(one, written) for one in builtin.CHARACTERS]
+  used = set()
+  for text in map('some text {}'.format, range(60)):
+    asked = [
+      prompt.conversation(one, [prompt.Turn('user', text)], written, 1024)
+      for one in prefixes
+    ]
+    as_prompt, as_reply = (reader.place(text, x) for x in said_lib.ROLES)
+    whole = [one.tokens.tolist() for one in asked]
+    used.add(which := whole.index(as_prompt.tokens.tolist()))
+    opened_L = np.concatenate([prefixes[which], written.opening()])
+    assert as_reply.tokens.tolist() == [*opened_L, *text.encode()]
+    assert as_reply.first == len(opened_L) and as_prompt.first == 0
+  assert len(used) == len(prefixes)
 
 
 def test_a_text_that_no_row_holds_is_named(reader):

@@ -53,9 +53,11 @@ def _of_head(result: train_head.Result) -> Iterator[str]:
   yield (
     f'{made}, {result.stage.date}; it reads the hidden states of'
     f' {result.origin}. Thresholds chosen on {result.sizes["choose"]:,} and'
-    f' counted on {result.sizes["certify"]:,} other texts, each alone in its'
-    ' conversation, as a prompt and as a reply. A text counts as blocked if it'
-    ' is blocked in both places, and as refused if it is refused in either.'
+    f' counted on {result.sizes["certify"]:,} other texts, each alone or behind'
+    ' a built-in character, as a prompt and as a reply. A text counts as'
+    ' blocked if it is blocked in both places, and as refused if it is refused'
+    ' in either. Nothing is claimed of long conversations, nor of other'
+    ' characters.'
   )
   yield ''
   yield from _counts(result.stage)

@@ -2,16 +2,20 @@
 
 A text stands where a server may find it, as a user's message and as a reply,
 
-    prompt   bos user text end assistant    judged: all of it
-    reply    bos assistant text             judged: the text
+    prompt   bos (system character end) user text end assistant    all is judged
+    reply    bos (system character end) assistant text    judged: the text
 
 and a token's hidden state is what the token head reads there. A reply's stop
-token is not judged (`decoding/sequence.py`). Our guess: each text is alone in
-its conversation, whereas a served one may follow a character and other turns.
+token is not judged (`decoding/sequence.py`).
+
+Our guess: a text stands behind one of the built-in characters, or behind none,
+by its digest. A head that has only seen texts alone takes characters, which it
+does not know, for violations. Served texts follow other turns as well.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import hashlib
 from typing import NamedTuple
 
 import jax
@@ -22,6 +26,8 @@ from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
+from kaiju_jax.serving.cards import builtin
+from kaiju_jax.serving.prompts import prompt
 from kaiju_jax.wire import ternary_plan
 
 ROLES = 'prompt', 'reply'
@@ -53,10 +59,17 @@ class Reader:
     self.d_model = loaded.config.d_model
     self.origin = loaded.origin
     self._most = loaded.config.max_length
-    self._tokenizer = tokenizer_lib.load(
-      loaded.tokenizer, loaded.config.vocab_size
+    self._format = chat.format_of(
+      tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
     )
-    self._format = chat.format_of(self._tokenizer)
+    prefixes = [
+      prompt.prefix(fields, self._format) for fields in builtin.CHARACTERS
+    ]
+    # Those that a server publishes (`runs/serve.py`).
+    self._heads = [
+      prompt.opened(self._format),
+      *(one_L for one_L in prefixes if len(one_L) <= self._most // 2),
+    ]
     self._variables = {
       'params': loaded.params,
       **ternary_plan.collections(loaded.replica),
@@ -81,18 +94,20 @@ class Reader:
     Raises:
       ValueError: it is longer than the model's rows, or holds a surrogate.
     """
-    bos_L = np.array([self._tokenizer.bos_id], np.int32)
+    digest = hashlib.sha256(text.encode(errors='replace')).digest()
+    head_L = self._heads[int.from_bytes(digest[:8], 'big') % len(self._heads)]
     opening_L = self._format.opening('assistant')
     if role == 'prompt':
       message_L = self._format.message('user', text)
-      said = Said(np.concatenate([bos_L, message_L, opening_L]), 0)
+      said = Said(np.concatenate([head_L, message_L, opening_L]), 0)
     else:
       message_L = self._format.message('assistant', text)
       # Text holds no structure, so that the first stop token is the message's.
       is_stop_L = np.isin(message_L, self._format.stop_tokens)
       is_stop_L[: len(opening_L)] = False
       message_L = message_L[: np.argmax(is_stop_L)]
-      said = Said(np.concatenate([bos_L, message_L]), 1 + len(opening_L))
+      first = len(head_L) + len(opening_L)
+      said = Said(np.concatenate([head_L, message_L]), first)
     if len(said.tokens) > self._most:
       raise ValueError(
         f'the text {text[:40]!r}… has {len(said.tokens):,} tokens as a {role}:'
