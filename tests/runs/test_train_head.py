@@ -197,7 +197,7 @@ def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   assert outcome.status == certified.CERTIFIED, outcome.why
   assert outcome.policy.hold == 5 and outcome.policy.gate == gate[1].gate
   limit = stage.minor.limits[0]
-  assert limit.low < limit.high <= stage.adult.limits[0].high
+  assert limit.low < 1e-3 < limit.high <= stage.adult.limits[0].high
   # A tenth of the benign tokens that were chosen on.
   assert 0.05 < trained.at_once < 0.2
   out = tmp_path / 'out'
