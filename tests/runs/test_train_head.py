@@ -328,3 +328,5 @@ def test_what_is_shown_of_a_violating_reply():
   assert train_head._shown([first], tier, 2) == 3 / 6
   assert train_head._shown([first, never], tier, 2) == 5 / 8
   assert train_head._at_once([first, never], tier) == 3 / 8
+  both = thresholds.Tier((limit, limit), None)
+  assert train_head._at_once([np.array([[0.0, 0.0], [0.0, 0.5]])], both) == 0.5
