@@ -13,6 +13,7 @@ and at the end, its slope, and the requests and refusals. Linux only.
 
 import asyncio
 from collections.abc import Sequence
+import logging
 import pathlib
 import random
 import re
@@ -52,6 +53,7 @@ class Look(NamedTuple):
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _WORKDIR)
+  logging.getLogger('httpx').setLevel(logging.WARNING)  # A line per request.
   with tempfile.TemporaryDirectory() as folder:
     server = subprocess.Popen(
       [

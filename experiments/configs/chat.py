@@ -25,7 +25,7 @@ from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib
 
-VOCABULARY = 768
+VOCABULARY = 1536
 
 
 def get_config(

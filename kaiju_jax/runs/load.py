@@ -70,15 +70,20 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
     found['params'],
     experiment.model,
     found.get('replica'),
-    _tokenizer(path, experiment.data.tokenizer),
+    tokenizer_of(path, experiment.data.tokenizer),
     f'{path}, step {step:,}',
     experiment,
     step,
   )
 
 
-def _tokenizer(path: str | os.PathLike, named: str) -> str:
-  """Returns where a run's tokenizer lies: in a workdir it moves with it."""
+def tokenizer_of(path: str | os.PathLike, named: str) -> str:
+  """Returns where a run's tokenizer lies; '' for bytes.
+
+  Args:
+    path: the run's workdir. A tokenizer in it has moved with it, and wins.
+    named: what the run's experiment names.
+  """
   from kaiju_jax.interchange import tokens
 
   own = pathlib.Path(path) / tokens.FILE

@@ -5,8 +5,12 @@ import types
 
 import pytest
 
+from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import config as data_config
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.evaluation.dialogues import rows
 from kaiju_jax.runs import chat
+from kaiju_jax.runs import load
 from kaiju_jax.runs import tasks
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
@@ -62,6 +66,39 @@ def test_it_trains_once_and_goes_on_where_it_stopped(
   go(experiment, tmp_path / 'chat', monkeypatch, trained)
 
 
+def test_its_tokenizer_is_trained_once(experiment, tmp_path, monkeypatch):
+  workdir = tmp_path / 'chat'
+  path = workdir / 'tokenizer.json'
+  experiment.data.tokenizer = str(path)
+  experiment.model.vocab_size = 300
+  seen = []
+
+  def trained(experiment, workdir):
+    # It is there, and whole, before the run begins.
+    seen.append(tokenizer_lib.load(str(path), 300))
+    return types.SimpleNamespace(step=0)
+
+  monkeypatch.setattr(train, 'train', trained)
+  monkeypatch.setattr(chat, '_TEXTS', 20)
+  chat.ready(experiment, workdir, lambda _: None)
+  before = path.read_bytes()
+  chat.ready(experiment, workdir, lambda _: None)
+  assert path.read_bytes() == before and len(seen) == 2
+  assert seen[0].vocab_size == 300
+  said = next(rows.texts(1))
+  assert len(seen[0].encode(said)) < 0.9 * len(said)
+  # Messages of a text are the messages that a server sends.
+  assert chat_format.format_of(seen[0]).name == 'control'
+
+
+def test_a_tokenizer_in_a_workdir_moves_with_it(tmp_path):
+  named = str(tmp_path / 'before' / 'tokenizer.json')
+  assert load.tokenizer_of(tmp_path, named) == named
+  (tmp_path / 'tokenizer.json').touch()
+  assert load.tokenizer_of(tmp_path, named) == str(tmp_path / 'tokenizer.json')
+  assert load.tokenizer_of(tmp_path, '') == ''  # Bytes need no file.
+
+
 @pytest.mark.slow
 def test_the_same_with_a_real_run(experiment, tmp_path, monkeypatch):
   workdir = tmp_path / 'chat'
@@ -85,12 +122,12 @@ def test_dialogues_are_a_task(tmp_path):
   experiment = experiment_lib.Experiment(
     data=data_config.DataConfig(task='dialogues', length=1024)
   )
-  rows = tasks.rows(experiment)
-  assert len(rows) == experiment.loop.steps * experiment.data.batch
-  assert rows[0].tokens.shape == (1024,)
+  drawn = tasks.rows(experiment)
+  assert len(drawn) == experiment.loop.steps * experiment.data.batch
+  assert drawn[0].tokens.shape == (1024,)
   texts_BL = tasks.texts(experiment, 2)
   assert texts_BL.shape == (2, 1024)
-  assert not (texts_BL[0] == rows[0].tokens).all()
+  assert not (texts_BL[0] == drawn[0].tokens).all()
   experiment.data.length = 512
   with pytest.raises(ValueError, match=r'data.length=512'):
     tasks.check(experiment)

@@ -21,7 +21,7 @@ USER, ASSISTANT = 'user', 'assistant'
 
 # How often a user's next message is of each kind.
 _KINDS = {
-  'fact': 14,
+  'fact': 20,
   'about': 1,
   'talk': 8,
   'echo': 5,

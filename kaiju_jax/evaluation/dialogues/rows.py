@@ -35,7 +35,7 @@ _MIXED = 0.6
 # Repetitions. Over a run, from its beginning (0) to its end (1): their share of
 # the rows, and how many tokens their runs may have more than short ones. The
 # runs are short until a model can copy.
-_SHARE = ((0.12, 0.25), (1.0, 0.1))
+_SHARE = ((0.1, 0.2, 0.5), (1.0, 0.2, 0.05))
 _LONGEST = ((0.07, 0.12), (0, 160))
 # How many documents name the user; how many begin after the greeting was
 # dropped from a long history.
