@@ -1,22 +1,25 @@
 """Does a model that a laptop trains in minutes answer as a character?
 
-7 layers with windows of 64 and one global, 1.9 M parameters, int8, bytes, on
-invented dialogues (`data/dialogues/`). It is what `make chat` trains:
+7 layers with windows of 256 and one global, 2.1 M parameters, int8, a
+vocabulary of 1,536 tokens, on invented dialogues (`data/dialogues/`). It is
+what `make chat` trains:
 
-    python -m experiments.train --config=experiments/configs/chat.py \\
-      --workdir=runs/chat
+    python -m experiments.serve --chat --workdir=runs/chat
+
+which trains the tokenizer first; `experiments.train` with this config needs it
+to be there.
 
 The first layer shares keys with none, because shared ones keep a model from
 copying (results/induction.md), and a reply copies from the character's text.
-The copying heads are suggested to it (`init='induction'`), which has not been
-enough so far (results/chat.md). The global layer has no rotary positions, so
-that it may read beyond the 1,024 tokens that it was trained on; that was not
-shown.
+The copying heads are suggested to it (`init='induction'`), and its first rows
+are repetitions, from which it learns to use them
+(`evaluation/dialogues/repetitions.py`). The global layer has no rotary
+positions, so that it may read beyond the 1,024 tokens that it was trained on.
 
-Device:   2 cores of a CPU, shared with a test suite
-Minutes:  10 there; not measured on a quiet machine
-Result:   replies end and are made of words, and do not depend on what is asked:
-          no fact right (experiments/results/chat.md)
+Device:   2 cores of a CPU
+Minutes:  MINUTES
+Result:   RESULT
+          (experiments/results/chat.md)
 """
 
 from kaiju_jax.data import config as data_config

@@ -2,7 +2,7 @@
 
 They are written as the dialogues of `data/dialogues/` write theirs, sentence
 for sentence, so that the small model that is trained on those can answer from
-them, and are short, because it reads bytes.
+them, and are as short as the characters that it knows.
 """
 
 from kaiju_jax.serving.cards import card_fields
