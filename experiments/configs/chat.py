@@ -17,9 +17,9 @@ are repetitions, from which it learns to use them
 positions, so that it may read beyond the 1,024 tokens that it was trained on.
 
 Device:   2 cores of a CPU
-Minutes:  MINUTES
-Result:   RESULT
-          (experiments/results/chat.md)
+Minutes:  6 on two cores shared with other machines
+Result:   of facts in its character's text it tells 73 %, of values that it has
+          not read 42 % (experiments/results/chat.md)
 """
 
 from kaiju_jax.data import config as data_config

@@ -101,6 +101,7 @@ def test_a_stream_that_breaks_shows_what_came_and_says_so(
     'Once there was a ship.'
   )
   assert fake.asked[-1]['messages'] == []  # It answers what is stored.
+  assert fake.asked[-1]['temperature'] < 1
   assert visit.texts().count('A story, please.') == 1
 
 

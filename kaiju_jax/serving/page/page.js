@@ -13,6 +13,7 @@ import {announce, characterOf, draw, drawNotice, drawText, find, focusDraft,
 
 const LAST = 'kaiju.session';
 const LARGEST_CARD = 8 * 2 ** 20;
+const TEMPERATURE = 0.7;  // Our guess: at 1, small models ramble.
 
 const state = {
   view: 'welcome',
@@ -196,7 +197,8 @@ async function reply(session, {text = '', isSwipe = false} = {}) {
 function question({session, asked, isSwipe}) {
   const messages = asked ? [{role: 'user', content: asked}] : [];
   const {model} = state.server;
-  return {model, session, messages, ...(isSwipe ? {swipe: true} : {})};
+  const swipe = isSwipe ? {swipe: true} : {};
+  return {model, session, messages, temperature: TEMPERATURE, ...swipe};
 }
 
 function take(stream, {choices: [choice] = [], usage, kaiju}) {
