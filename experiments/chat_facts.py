@@ -62,7 +62,6 @@ def main(argv: Sequence[str]) -> None:
 def _run() -> None:
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.decoding import decoder as decoder_lib
   from kaiju_jax.decoding import generator as generator_lib
   from kaiju_jax.evaluation.dialogues import questions
   from kaiju_jax.runs import load
@@ -71,12 +70,10 @@ def _run() -> None:
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = chat.format_of(tokenizer)
   length = _LENGTH.value or loaded.config.max_length
-  decoder = decoder_lib.Decoder(
-    loaded.params,
-    loaded.config,
+  decoder = load.decoder(
+    loaded,
     rows=_ROWS,
     length=length,
-    replica=loaded.replica,
   )
   generator = generator_lib.Generator(decoder, tokenizer)
   asked = questions.asked(format, _COUNT.value, length, _SEED.value)

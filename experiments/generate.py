@@ -126,16 +126,14 @@ def _generator(
   prompts: Sequence[int] | None,
 ) -> 'tuple[generator_lib.Generator, str]':
   """Returns a generator that has compiled, and its cache in words."""
-  from kaiju_jax.decoding import decoder as decoder_lib
   from kaiju_jax.decoding import generator as generator_lib
+  from kaiju_jax.runs import load
 
   started = time.monotonic()
-  decoder = decoder_lib.Decoder(
-    loaded.params,
-    loaded.config,
+  decoder = load.decoder(
+    loaded,
     rows=rows,
     length=length,
-    replica=loaded.replica,
   )
   generator = generator_lib.Generator(decoder, tokenizer, _CHUNK.value)
   generator.warm(prompts)

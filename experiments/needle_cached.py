@@ -82,16 +82,14 @@ def _table() -> rich.table.Table:
 
 
 def _cached(found, cells, mode: str):
-  from kaiju_jax.decoding import decoder
   from kaiju_jax.evaluation import cached_answers
+  from kaiju_jax.runs import load
 
-  made = decoder.Decoder(
-    found.params,
-    found.experiment.model,
+  made = load.decoder(
+    found,
     rows=_ROWS.value,
     length=max(cell.length for cell in cells),
     mode=mode,
-    replica=found.replica,
   )
   return cached_answers.reader(made, _CHUNK.value)
 

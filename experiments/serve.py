@@ -137,8 +137,9 @@ def _serve() -> None:
     if chat.ready(config.get_config(root=path), path, _say) is None:
       return
   loaded = load.from_anywhere(path)
-  context = serve.assembled(loaded, _settings(), _say)
-  serve.run(context, _settings(), _say)
+  settings = _settings()
+  context = serve.assembled(loaded, settings, _say)
+  serve.run(context, settings, _say)
 
 
 def _settings():

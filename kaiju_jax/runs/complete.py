@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.decoding import request as request_lib
 from kaiju_jax.decoding import sampling as sampling_lib
@@ -39,12 +38,10 @@ def texts(
     request_lib.Request(opened(tokenizer, text), max_tokens, sampling)
     for text in prompts
   ]
-  decoder = decoder_lib.Decoder(
-    loaded.params,
-    loaded.config,
+  decoder = load.decoder(
+    loaded,
     rows=len(requests),
     length=max(len(one.tokens) for one in requests) + max_tokens,
-    replica=loaded.replica,
   )
   results = generator_lib.Generator(decoder, tokenizer, isolates=True).generate(
     requests

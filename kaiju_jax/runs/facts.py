@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.evaluation import facts
 from kaiju_jax.runs import load
@@ -63,12 +62,10 @@ def generator_of(
 ) -> tuple[generator_lib.Generator, tokenizer_lib.Tokenizer]:
   """Returns a generator over rows of `length`, and its tokenizer."""
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  decoder = decoder_lib.Decoder(
-    loaded.params,
-    loaded.config,
+  decoder = load.decoder(
+    loaded,
     rows=_ROWS,
     length=length,
-    replica=loaded.replica,
   )
   # What a journal holds must not depend on what ran beside.
   return generator_lib.Generator(decoder, tokenizer, isolates=True), tokenizer

@@ -160,6 +160,23 @@ def head(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
   return token_head_lib.load(path, d_model=d_model)
 
 
+def decoder(loaded: Loaded, **settings: Any) -> Any:
+  """Returns a `decoding.decoder.Decoder` of a loaded model.
+
+  Args:
+    loaded: the model.
+    **settings: what `Decoder` takes beside the model.
+
+  Raises:
+    ValueError: as `Decoder`.
+  """
+  from kaiju_jax.decoding import decoder as decoder_lib
+
+  return decoder_lib.Decoder(
+    loaded.params, loaded.config, replica=loaded.replica, **settings
+  )
+
+
 def from_export(
   path: str | os.PathLike, tokenizer: str | None = None
 ) -> Loaded:

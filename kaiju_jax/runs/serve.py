@@ -24,7 +24,6 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding import admission
-from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import engine as engine_lib
 from kaiju_jax.decoding import judge
 from kaiju_jax.decoding import request as request_lib
@@ -300,14 +299,12 @@ def _engine(loaded, tokenizer, settings: Settings, head) -> engine_lib.Engine:
     heads=loaded.config.num_kv_heads,
   )
   guide = _guide(head)
-  decoder = decoder_lib.Decoder(
-    loaded.params,
-    loaded.config,
+  decoder = load.decoder(
+    loaded,
     rows=settings.rows,
     length=length,
     extra=0 if guide is None else guide.extra(settings.guided),
     page_counts={kind: pool.pages for kind, pool in sizes.items()},
-    replica=loaded.replica,
   )
   return engine_lib.Engine(
     decoder,

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import leaks
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import decoder as decoder_lib
 from kaiju_jax.decoding import generator as generator_lib
 from kaiju_jax.runs import load
 from kaiju_jax.storage import addresses
@@ -133,12 +132,10 @@ def _passages(loaded, documents, tokenizer, settings):
 
 
 def _author(loaded, tokenizer, settings, rows, length):
-  decoder = decoder_lib.Decoder(
-    loaded.params,
-    loaded.config,
+  decoder = load.decoder(
+    loaded,
     rows=rows,
     length=length,
-    replica=loaded.replica,
   )
   # So that a journal goes on to the same bytes, whatever runs beside.
   generator = generator_lib.Generator(decoder, tokenizer, isolates=True)

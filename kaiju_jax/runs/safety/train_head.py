@@ -32,7 +32,6 @@ from collections.abc import Mapping
 import dataclasses
 import os
 import pathlib
-from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ from kaiju_jax.model import token_head
 from kaiju_jax.runs.safety import certified
 from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.runs.safety import said as said_lib
+from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release
 from kaiju_jax.serving.safety import thresholds
@@ -167,7 +167,8 @@ def train(
   else:
     head = task.head
     _check_names(head[1].names, rows.names)
-  version = moderation.head_version(*_plain(head))
+  params, config = head
+  version = moderation.head_version(params, config.names)
   chosen = read(reader, head, parts['choose'])
   counted = read(reader, head, parts['certify'])
   stage = certified.stage(
@@ -235,7 +236,8 @@ def read(
   for role in said_lib.ROLES:
     placed = [reader.place(row.text, role) for row in rows.rows]
     score[role] = [
-      _sigmoid(states_TD @ w_DC + bias_C) for states_TD in reader.states(placed)
+      gate_lib.probability(states_TD @ w_DC + bias_C)
+      for states_TD in reader.states(placed)
     ]
     for row, score_TC in zip(rows.rows, score[role]):
       if not np.isfinite(score_TC).all():
@@ -347,17 +349,6 @@ def _check_names(found: tuple[str, ...], wanted: tuple[str, ...]) -> None:
     )
 
 
-def _plain(head: judge.Head) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-  params, config = head
-  return params, config.names
-
-
-def _sigmoid(logit: np.ndarray) -> np.ndarray:
-  # By the sign, so that no exponential overflows.
-  small = np.exp(-np.abs(logit))
-  return np.where(logit < 0, small, 1) / (1 + small)
-
-
 def _at_once(replies: list[np.ndarray], tier: thresholds.Tier) -> float:
   low_C = [limit.low for limit in tier.limits]
   return float(np.mean((np.concatenate(replies) < low_C).all(axis=1)))
@@ -367,9 +358,7 @@ def _shown(
   replies: list[np.ndarray], tier: thresholds.Tier, hold: int
 ) -> float:
   """Returns the part of violating replies' tokens that are released."""
-  bounds = [
-    release.Bound(limit.name, limit.low, limit.high) for limit in tier.limits
-  ]
+  bounds = moderation.bounds(tier)
   shown = 0
   for score_TC in replies:
     out = release.Release(bounds, hold)

@@ -157,10 +157,7 @@ class Gate:
 
     It takes any text: surrogates, control characters, nothing at all.
     """
-    logit_C = self.logits(text)
-    # By the sign, so that no exponential overflows.
-    small_C = np.exp(-np.abs(logit_C))
-    return np.where(logit_C < 0, small_C, 1) / (1 + small_C)
+    return probability(self.logits(text))
 
   def logits(self, text: str) -> np.ndarray:
     """Returns float64 [C]; see `score`."""
@@ -226,6 +223,13 @@ class Gate:
       'settings': json.dumps(strict.dump(self.settings), sort_keys=True),
       'trained': json.dumps(strict.dump(self.trained), sort_keys=True),
     }
+
+
+def probability(logit: np.ndarray) -> np.ndarray:
+  """Returns 1 / (1 + exp(-logit)), of any finite logits."""
+  # By the sign, so that no exponential overflows.
+  small = np.exp(-np.abs(logit))
+  return np.where(logit < 0, small, 1) / (1 + small)
 
 
 def load(path: str | os.PathLike) -> Gate:

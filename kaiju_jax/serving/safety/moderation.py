@@ -223,18 +223,13 @@ class Watch:
     verdict = Verdict(False, 'gate', self.tier, version=stage.version)
     try:
       scores = self._version.gate.score(text)
-      found = thresholds.reached(stage.of(self.tier).limits, scores)
+      verdict = self._judged(verdict, stage, scores)
     except Exception as error:
       # Any error at all, because one that passed would open a way around. Its
       # message may quote the text.
       logging.error('The gate failed with %s.', type(error).__name__)
       is_minor = self.tier != 'adult'
       verdict = verdict._replace(is_blocked=is_minor, has_failed=True)
-    else:
-      if found:
-        verdict = verdict._replace(
-          is_blocked=True, dimension=found[0], score=found[1]
-        )
     return self._logged(verdict, text)
 
   def prompt(self, scores: Sequence[float] | None, text: str = '') -> Verdict:
@@ -251,11 +246,7 @@ class Watch:
     if scores is None:
       verdict = verdict._replace(is_blocked=True, has_failed=True)
     else:
-      found = thresholds.reached(stage.of(self.tier).limits, scores)
-      if found:
-        verdict = verdict._replace(
-          is_blocked=True, dimension=found[0], score=found[1]
-        )
+      verdict = self._judged(verdict, stage, scores)
     return self._logged(verdict, text)
 
   def release(self) -> release_lib.Release:
@@ -269,11 +260,19 @@ class Watch:
     if self.mode == 'closed':
       raise RuntimeError('no reply is served without a token head.')
     policy = self._version.policy
-    bounds = [
-      release_lib.Bound(limit.name, limit.low, limit.high)
-      for limit in policy.head.of(self.tier).limits
-    ]
-    return release_lib.Release(bounds, policy.hold, self._stopped)
+    return release_lib.Release(
+      bounds(policy.head.of(self.tier)), policy.hold, self._stopped
+    )
+
+  def _judged(
+    self, verdict: Verdict, stage: thresholds.Stage, scores: Sequence[float]
+  ) -> Verdict:
+    """Returns a verdict with what a stage's thresholds say of scores."""
+    found = thresholds.reached(stage.of(self.tier).limits, scores)
+    if not found:
+      return verdict
+    dimension, score = found
+    return verdict._replace(is_blocked=True, dimension=dimension, score=score)
 
   def _stopped(self, release: release_lib.Release) -> None:
     violation = release.violation
@@ -309,6 +308,14 @@ class Watch:
         # The text stays blocked; a full disk changes no verdict.
         logging.error('A blocked text was not logged: %s', error.strerror)
     return verdict
+
+
+def bounds(tier: thresholds.Tier) -> list[release_lib.Bound]:
+  """Returns the hold-back's bounds by a token head's thresholds."""
+  return [
+    release_lib.Bound(limit.name, limit.low, limit.high)
+    for limit in tier.limits
+  ]
 
 
 def head_version(params: Mapping[str, Any], names: Sequence[str]) -> str:
