@@ -197,8 +197,8 @@ def _model(length: int):
 
 def _engines(config, params, names: Sequence[str] | None = None):
   """Returns our engines: float32 and int8, all rows and one, a round ahead."""
-  from kaiju_jax.decoding import decoder as decoder_lib
-  from kaiju_jax.decoding import engine as engine_lib
+  from kaiju_jax.decoding.device import decoder as decoder_lib
+  from kaiju_jax.decoding.engine import engine as engine_lib
   from kaiju_jax.quantization import config as quantization_config
 
   int8 = dataclasses.replace(

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
 def _table() -> rich.table.Table:
   from kaiju_jax.evaluation import cached_agreement
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import tasks
+  from kaiju_jax.tasks import registry as tasks
 
   found = load.from_workdir(_WORKDIR.value)
   tokens_BL = tasks.texts(found.experiment, _ROWS.value)

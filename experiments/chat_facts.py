@@ -62,9 +62,9 @@ def main(argv: Sequence[str]) -> None:
 def _run() -> None:
   from kaiju_jax.data import chat
   from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.decoding import generator as generator_lib
-  from kaiju_jax.evaluation.dialogues import questions
+  from kaiju_jax.decoding.engine import generator as generator_lib
   from kaiju_jax.runs import load
+  from kaiju_jax.tasks.dialogues import questions
 
   loaded = load.from_anywhere(_WORKDIR.value)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
@@ -118,9 +118,9 @@ def _share(count: int, of: int) -> str:
 
 def _talk(generator, format) -> None:
   """Prints a conversation of _SAID with each built-in character."""
-  from kaiju_jax.evaluation.dialogues import questions
-  from kaiju_jax.serving.cards import builtin
-  from kaiju_jax.serving.prompts import prompt
+  from kaiju_jax.characters.cards import builtin
+  from kaiju_jax.characters.prompts import prompt
+  from kaiju_jax.tasks.dialogues import questions
 
   for fields in builtin.CHARACTERS:
     prefix_L = prompt.prefix(fields, format)

@@ -159,7 +159,7 @@ def _captures(experiment, steps: list[int]):
   """Returns each step's list of the workers' gradients."""
   from experiments.codec_study import gradient_capture
   from kaiju_jax.data import loader
-  from kaiju_jax.runs import tasks
+  from kaiju_jax.tasks import registry as tasks
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import state as state_lib
   from kaiju_jax.training import step as step_lib

@@ -17,7 +17,7 @@ from kaiju_jax.distillation import sample
 from kaiju_jax.distillation import teach
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
-from kaiju_jax.runs import texts
+from kaiju_jax.tasks import texts
 
 _TOKENS = 4 * record.TOKENS
 

@@ -93,8 +93,8 @@ def _text_of_generator(root: pathlib.Path, folder: pathlib.Path) -> None:
   """Writes what the generator reads, and a tokenizer trained on it."""
   from experiments.configs import facts as config
   from kaiju_jax.data import bpe
-  from kaiju_jax.evaluation import facts
   from kaiju_jax.storage import files
+  from kaiju_jax.tasks import facts
 
   lines = list(facts.trees(_WORLD.value, config.GENERATOR, config.VARIATIONS))
   files.make_folder(folder)

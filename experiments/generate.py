@@ -27,7 +27,7 @@ from kaiju_jax.runs import command
 
 if TYPE_CHECKING:
   from kaiju_jax.data import tokenizer as tokenizer_lib
-  from kaiju_jax.decoding import generator as generator_lib
+  from kaiju_jax.decoding.engine import generator as generator_lib
   from kaiju_jax.runs import load
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'A folder that training wrote.')
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
   if _TOKENIZER.value is not None and _CHECKPOINT.value is None:
     raise app.UsageError('--tokenizer belongs to a --checkpoint.')
   command.begin()
-  from kaiju_jax.decoding import request as request_lib
+  from kaiju_jax.decoding.requests import request as request_lib
 
   try:
     with command.abortable():
@@ -126,7 +126,7 @@ def _generator(
   prompts: Sequence[int] | None,
 ) -> 'tuple[generator_lib.Generator, str]':
   """Returns a generator that has compiled, and its cache in words."""
-  from kaiju_jax.decoding import generator as generator_lib
+  from kaiju_jax.decoding.engine import generator as generator_lib
   from kaiju_jax.runs import load
 
   started = time.monotonic()
@@ -145,7 +145,7 @@ def _generator(
 
 
 def _sampling():
-  from kaiju_jax.decoding import sampling as sampling_lib
+  from kaiju_jax.decoding.requests import sampling as sampling_lib
 
   return sampling_lib.Sampling(
     temperature=_TEMPERATURE.value,

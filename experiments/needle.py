@@ -32,9 +32,9 @@ from kaiju_jax.runs import train
 from kaiju_jax.storage import addresses
 
 if TYPE_CHECKING:
-  from kaiju_jax.evaluation.needle import questions as needle
-  from kaiju_jax.evaluation.needle import report as needle_report
   from kaiju_jax.runs import needle as needle_runs
+  from kaiju_jax.tasks.needle import questions as needle
+  from kaiju_jax.tasks.needle import report as needle_report
   from kaiju_jax.training import experiment as experiment_lib
 
 _TASK = flags.DEFINE_enum(
@@ -133,7 +133,7 @@ def _runs() -> 'list[needle_runs.Run]':
 
 def _check(runs) -> None:
   """Refuses runs that cannot work, before anything compiles or is written."""
-  from kaiju_jax.runs import tasks
+  from kaiju_jax.tasks import registry as tasks
   from kaiju_jax.training import workdir
 
   for run in runs:
@@ -187,9 +187,9 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
   """Writes needle.json and needle.png, and prints table and verdicts."""
   import rich.console
 
-  from kaiju_jax.evaluation.needle import figure as needle_figure
-  from kaiju_jax.evaluation.needle import report as needle_report
   from kaiju_jax.storage import files
+  from kaiju_jax.tasks.needle import figure as needle_figure
+  from kaiju_jax.tasks.needle import report as needle_report
 
   experiments = {run.arm: run.experiment for run in runs}
   setting = _setting(experiments)
@@ -216,8 +216,8 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
 def _setting(
   experiments: 'dict[str, experiment_lib.Experiment]',
 ) -> 'needle_report.Setting':
-  from kaiju_jax.evaluation.needle import report as needle_report
-  from kaiju_jax.runs import tasks
+  from kaiju_jax.tasks import registry as tasks
+  from kaiju_jax.tasks.needle import report as needle_report
 
   first = next(iter(experiments.values()))
   model, length = first.model, first.data.length

@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _table() -> rich.table.Table:
   from kaiju_jax.evaluation import answers
-  from kaiju_jax.evaluation.needle import questions as needle
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import tasks
+  from kaiju_jax.tasks import registry as tasks
+  from kaiju_jax.tasks.needle import questions as needle
   from kaiju_jax.training import step
 
   found = load.from_workdir(_WORKDIR.value)

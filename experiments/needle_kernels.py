@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _table() -> rich.table.Table:
-  from kaiju_jax.evaluation.needle import questions as needle
   from kaiju_jax.runs import load
-  from kaiju_jax.runs import tasks
+  from kaiju_jax.tasks import registry as tasks
+  from kaiju_jax.tasks.needle import questions as needle
 
   found = load.from_workdir(_WORKDIR.value)
   experiment, params = found.experiment, found.params
@@ -73,9 +73,9 @@ def _table() -> rich.table.Table:
 def _asked(experiment, params, name, task, cells) -> tuple[str, float]:
   """Returns how an implementation ran, and its fraction of right answers."""
   from kaiju_jax.evaluation import answers
-  from kaiju_jax.evaluation.needle import questions as needle
   from kaiju_jax.kernels import dispatch
   from kaiju_jax.kernels.visibility_attention import api
+  from kaiju_jax.tasks.needle import questions as needle
   from kaiju_jax.training import step
 
   if name and name not in api.RUNS_ON:

@@ -42,7 +42,7 @@ _LOCAL = flags.DEFINE_float(
   'local',
   None,
   "The part of the tree's bytes that local pages get; by default that at which"
-  ' both kinds are used up at once (decoding/recording.py).',
+  ' both kinds are used up at once (decoding/pages/recording.py).',
   0.0,
   1.0,
 )

@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
 def _serve() -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import serve
-  from kaiju_jax.serving.door import http
+  from kaiju_jax.serving.http import server as http
 
   path = _WORKDIR.value or _MODEL.value
   http.check_free(_HOST.value, _PORT.value)  # Not after minutes of training.
@@ -171,7 +171,7 @@ def _settings():
 def _change_tokens() -> None:
   import pathlib
 
-  from kaiju_jax.serving.door import auth
+  from kaiju_jax.serving.http import auth
 
   tokens = auth.Tokens(pathlib.Path(_FOLDER.value) / auth.FILE)
   if _ADD_TOKEN.value:

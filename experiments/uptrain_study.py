@@ -72,9 +72,9 @@ def _checked() -> tuple[list[str], list[int], pathlib.Path]:
 def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:
   # These import jax, which costs seconds that a refusal should not.
   from experiments.configs import uptrain as config
-  from kaiju_jax.evaluation.needle import letters
   from kaiju_jax.runs import uptrain
   from kaiju_jax.runs import uptrain_study as study
+  from kaiju_jax.tasks.needle import letters
 
   if not (root / config.CORPUS).exists():
     letters.write(root / config.CORPUS, config.DOCUMENTS, config.LENGTH)

@@ -1,7 +1,9 @@
 """The plan of the house: who may import whom, and how long files may be."""
 
 import ast
+import collections
 import functools
+import graphlib
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -10,16 +12,23 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = [
   {'storage', 'visibility', 'sharding'},
   {'quantization', 'data'},
-  {'wire'},
+  {'wire', 'characters'},
   {'model'},
   {'distillation'},
   {'objectives'},
   {'training', 'decoding', 'interchange', 'costs'},
-  {'aot', 'alignment', 'serving', 'synthesis'},
+  {'aot', 'serving', 'synthesis'},
   {'evaluation', 'fleet'},
+  {'tasks'},
   {'runs'},
   {'experiments'},
 ]
+# The same inside rooms: their sub-rooms, from the ground up.
+SUB_FLOORS = {
+  'decoding': [{'requests', 'pages'}, {'device'}, {'beam'}, {'engine'}],
+  'serving': [{'safety', 'stores', 'http'}, {'replies'}, {'routes'}],
+  'characters': [{'cards'}, {'prompts'}],
+}
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 # kernels/ takes arrays and is open to all; a slice's figures are plain data.
 OPEN = {'kernels'}
@@ -47,20 +56,23 @@ def sources():
   return found
 
 
-def imported(tree):
-  """Yields the rooms that a file imports anywhere, functions included."""
+def modules(tree):
+  """Yields the dotted names that a file imports, in functions too."""
   for node in ast.walk(tree):
-    names = []
     if isinstance(node, ast.ImportFrom) and node.module:
-      names = [f'{node.module}.{alias.name}' for alias in node.names]
+      yield from (f'{node.module}.{alias.name}' for alias in node.names)
     elif isinstance(node, ast.Import):
-      names = [alias.name for alias in node.names]
-    for name in names:
-      first, *rest = name.split('.')
-      if first == 'kaiju_jax' and rest:
-        yield rest[0]
-      elif first in ('experiments', 'tests', 'tpu_gpu_configs'):
-        yield first
+      yield from (alias.name for alias in node.names)
+
+
+def imported(tree):
+  """Yields the rooms that a file imports."""
+  for name in modules(tree):
+    first, *rest = name.split('.')
+    if first == 'kaiju_jax' and rest:
+      yield rest[0]
+    elif first in ('experiments', 'tests', 'tpu_gpu_configs'):
+      yield first
 
 
 def is_allowed(room, other):
@@ -77,6 +89,49 @@ def test_arrows_point_down_and_none_loops():
     if room != '__init__' and not is_allowed(room, other)
   }
   assert not up, sorted(up)
+
+
+def parts_of_rooms():
+  """Yields (room, part, other part, words): arrows inside one room.
+
+  A part is a sub-room, or a module that lies loose in the room.
+  """
+  for room, name, tree in sources():
+    if not name.startswith(f'kaiju_jax/{room}/'):
+      continue
+    part = name.removesuffix('.py').split('/')[2]
+    for module in modules(tree):
+      package, other_room, *inside = [*module.split('.'), '', ''][:4]
+      other = inside[0]
+      if (package, other_room) == ('kaiju_jax', room) and other != part:
+        yield room, part, other, f'{name} imports {module}'
+
+
+def test_arrows_between_sub_rooms_point_down():
+  floors = {
+    room: {name: n for n, names in enumerate(rooms) for name in names}
+    for room, rooms in SUB_FLOORS.items()
+  }
+  for room, floor in floors.items():
+    folders = (ROOT / 'kaiju_jax' / room).glob('*/__init__.py')
+    assert {path.parent.name for path in folders} == set(floor), room
+  up = [
+    words
+    for room, part, other, words in parts_of_rooms()
+    if room in floors and floors[room].get(other, -1) >= floors[room][part]
+  ]
+  assert not up, up
+
+
+def test_no_parts_of_a_room_import_one_another():
+  arrows = collections.defaultdict(set)
+  for room, part, other, _ in parts_of_rooms():
+    if part != '__init__':
+      arrows[room, part].add((room, other))
+  try:
+    graphlib.TopologicalSorter(arrows).prepare()
+  except graphlib.CycleError as error:
+    raise AssertionError(f'a circle: {error.args[1]}') from None
 
 
 def test_one_module_lies_loose_and_every_room_has_a_floor():

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import extend
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import extend
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 

@@ -11,9 +11,9 @@ import time
 import numpy as np
 
 from experiments.benchmarks import load
-from kaiju_jax.decoding import engine as engine_lib
-from kaiju_jax.decoding import request
-from kaiju_jax.decoding import sampling
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request
+from kaiju_jax.decoding.requests import sampling
 
 
 def serve(

@@ -1,7 +1,7 @@
 """How a server over HTTP serves a load, beside the engine without it.
 
-The server is `serving/api.py` over real sockets in a thread of this process, as
-`experiments.serve` runs it; the clients are a process of their own
+The server is `serving/routes/api.py` over real sockets in a thread of this
+process, as `experiments.serve` runs it; the clients are a process of their own
 (`http_load.py`). The same engine serves both ways, so that a ratio is of one
 run and one compilation.
 """
@@ -23,13 +23,13 @@ import numpy as np
 from experiments.benchmarks import engine_serving
 from experiments.benchmarks import load
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.runs import serve as serve_lib
-from kaiju_jax.serving import api
-from kaiju_jax.serving import context as context_lib
-from kaiju_jax.serving.door import auth
-from kaiju_jax.serving.door import http
-from kaiju_jax.serving.door import limits
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.routes import api
+from kaiju_jax.serving.routes import context as context_lib
 
 MODEL = 'bench'
 

@@ -23,9 +23,9 @@ import rich.table
 from experiments.benchmarks import engine_serving
 from experiments.benchmarks import load
 from kaiju_jax.costs import describe
-from kaiju_jax.decoding import admission
-from kaiju_jax.decoding import engine as engine_lib
-from kaiju_jax.decoding import request
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request
 
 Serve = Callable[[Sequence[load.Arrival]], list[load.Timeline]]
 

@@ -15,8 +15,8 @@ import time
 from absl import app
 from absl import flags
 
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.runs import command
-from kaiju_jax.serving.cards import card_fields
 from kaiju_jax.serving.stores import sqlite_store
 
 _STORE = flags.DEFINE_string(

@@ -13,7 +13,7 @@ The first layer shares keys with none, because shared ones keep a model from
 copying (results/induction.md), and a reply copies from the character's text.
 The copying heads are suggested to it (`init='induction'`), and its first rows
 are repetitions, from which it learns to use them
-(`evaluation/dialogues/repetitions.py`). The global layer has no rotary
+(`tasks/dialogues/repetitions.py`). The global layer has no rotary
 positions, so that it may read beyond the 1,024 tokens that it was trained on.
 
 Device:   2 cores of a CPU

@@ -1,6 +1,6 @@
 """Do synthetic question-answer variations sharpen question answering?
 
-Invented persons (`kaiju_jax/evaluation/facts.py`), each with a passage of four
+Invented persons (`kaiju_jax/tasks/facts.py`), each with a passage of four
 statements. A generator is trained on passages of other persons with questions.
 It writes variations of the students' passages. The students have few questions
 of their own, and otherwise the same passages:

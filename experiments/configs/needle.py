@@ -2,7 +2,7 @@
 
 Four arms (layouts) of one model (7 layers, d 128, 4 query heads of 64 on one
 head of keys and values, window 16), trained alike on the synthetic task of
-`kaiju_jax/evaluation/needle/questions.py`:
+`kaiju_jax/tasks/needle/questions.py`:
 
     full         G0 G1 G2 G3 G4 G5 G6    full attention, no int8
     interleaved  L0 L1 L2 L3 L4 L5 G6    6:1

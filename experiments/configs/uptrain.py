@@ -2,7 +2,7 @@
 
 A toy teacher (4 layers, all global, 4 heads of keys and values for 4 of
 queries) learns to look letters up in its context
-(`evaluation/needle/letters.py`). Students are Kaiju's: one head of keys and
+(`tasks/needle/letters.py`). Students are Kaiju's: one head of keys and
 values, three local layers of window 16 that share them, one global layer, int8.
 
     scratch     from fresh parameters

@@ -196,7 +196,7 @@ def kv_table(
 
 
 def _allocated(config: model_config.ModelConfig, length: int) -> int:
-  """Returns the bytes of a decoder's cache of one row (`decoding/cache.py`)."""
+  """Returns the bytes of a cache of one row (`decoding/device/cache.py`)."""
   pools = paging.pools(config.layers(), 1, length, heads=config.num_kv_heads)
   return paging.bytes_of(config, pools, 1)
 

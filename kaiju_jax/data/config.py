@@ -27,10 +27,10 @@ class DataConfig:
   """Rows of packed documents.
 
   Attributes:
-    task: a row of `runs/tasks.py`: 'text' (files of text), 'properties' (the
-      same with a label per byte, for the token head), 'dialogues' (invented
-      ones, with characters), 'needle' (the synthetic retrieval task) or
-      'needle_text' (a magic number hidden in text).
+    task: a row of `tasks/registry.py`: 'text' (files of text), 'properties'
+      (the same with a label per byte, for the token head), 'dialogues'
+      (invented ones, with characters), 'needle' (the synthetic retrieval task)
+      or 'needle_text' (a magic number hidden in text).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
     sources: several sources instead of `path`, mixed by their weights. They
@@ -54,7 +54,7 @@ class DataConfig:
     held_out: fraction of the documents that is kept for evaluation.
     evaluated_rows: how many rows of held-out text one evaluation reads.
     curriculum: the curriculum of task 'needle', a name in
-      `evaluation/needle/curriculum.py`; '' for that of the experiment's
+      `tasks/needle/curriculum.py`; '' for that of the experiment's
       initialization.
   """
 

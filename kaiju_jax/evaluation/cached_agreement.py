@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.decoding import cache as cache_lib
-from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.evaluation import cached_answers
 from kaiju_jax.model import attention
 from kaiju_jax.model import config as model_config

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax.decoding import decoder as decoder_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
 
 
 def reader(

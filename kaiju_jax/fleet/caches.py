@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.decoding import pages as pages_lib
-from kaiju_jax.decoding import prefix_tree
-from kaiju_jax.decoding import recording
+from kaiju_jax.decoding.pages import pages as pages_lib
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.pages import recording
 from kaiju_jax.fleet import traffic
 
 _KINDS = prefix_tree.GLOBAL, prefix_tree.LOCAL

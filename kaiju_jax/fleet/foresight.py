@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 
-from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import traffic
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.decoding import prefix_tree
+from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import foresight
 from kaiju_jax.fleet import traffic as traffic_lib

@@ -5,8 +5,8 @@ they are. Both tables stay float unless `quantization.embedding='int8'`; then a
 vocabulary entry has one scale, and the head's matmul is int8 too. (The sources
 do not say which.)
 
-Decoding on a CPU holds float tables as [V, D] (`decoding/weights.py`), and they
-are read as they lie.
+Decoding on a CPU holds float tables as [V, D] (`decoding/device/weights.py`),
+and they are read as they lie.
 
 The vocabulary is split over devices: each looks up the entries that it has, the
 parts are summed, and each makes the logits of its own entries.

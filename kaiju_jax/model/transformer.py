@@ -32,7 +32,8 @@ class Transformer(nn.Module):
     config: shape and techniques.
     z_target: what Attention Z-Reg pulls to zero, 'lse' or 'mean_logit'.
     unstacked: whether each layer has parameters of its own, `layer_0`,
-      `layer_1`, …, instead of a part of stacked ones (`decoding/weights.py`).
+      `layer_1`, …, instead of a part of stacked ones
+      (`decoding/device/weights.py`).
   """
 
   config: model_config.ModelConfig

@@ -7,7 +7,6 @@ modules defines no command-line flags:
     load        the model of a training run or of an exported file
     exchange    a run as a folder of Hugging Face's format or of our own
     complete    text in, text out
-    tasks       what a run can be trained and tested on
     ablation/   arms × seeds, and their report
     embedders   texts as vectors, by name
     corpora/    mixes, selection, duplicates and leaks, before training

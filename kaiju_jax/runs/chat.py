@@ -12,8 +12,8 @@ import pathlib
 import sys
 
 from kaiju_jax.data import bpe
-from kaiju_jax.evaluation.dialogues import rows
 from kaiju_jax.runs import train
+from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib

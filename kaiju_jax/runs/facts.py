@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import generator as generator_lib
-from kaiju_jax.evaluation import facts
+from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.runs import load
 from kaiju_jax.storage import files
 from kaiju_jax.synthesis import filters
@@ -31,6 +30,7 @@ from kaiju_jax.synthesis import journal as journal_lib
 from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations as variations_lib
+from kaiju_jax.tasks import facts
 
 ERRORS = ('attribute', 'person', 'invented', 'cut')
 _ROWS = 16

@@ -170,7 +170,7 @@ def decoder(loaded: Loaded, **settings: Any) -> Any:
   Raises:
     ValueError: as `Decoder`.
   """
-  from kaiju_jax.decoding import decoder as decoder_lib
+  from kaiju_jax.decoding.device import decoder as decoder_lib
 
   return decoder_lib.Decoder(
     loaded.params, loaded.config, replica=loaded.replica, **settings

@@ -17,11 +17,11 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.evaluation import answers
-from kaiju_jax.evaluation.needle import questions as needle
-from kaiju_jax.runs import tasks
 from kaiju_jax.runs import train
 from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.storage import files
+from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics

@@ -20,26 +20,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.characters.cards import builtin
+from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.costs import footprint
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import admission
-from kaiju_jax.decoding import engine as engine_lib
-from kaiju_jax.decoding import judge
-from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sampling
+from kaiju_jax.decoding.device import judge
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import paging
 from kaiju_jax.runs import load
-from kaiju_jax.serving import api
-from kaiju_jax.serving import context as context_lib
-from kaiju_jax.serving import metrics
-from kaiju_jax.serving import worker as worker_lib
-from kaiju_jax.serving.cards import builtin
-from kaiju_jax.serving.door import auth
-from kaiju_jax.serving.door import http
-from kaiju_jax.serving.door import limits as limits_lib
-from kaiju_jax.serving.door import loopback
-from kaiju_jax.serving.prompts import prompt
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import limits as limits_lib
+from kaiju_jax.serving.http import loopback
+from kaiju_jax.serving.http import metrics
+from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routes import api
+from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import leaks
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import generator as generator_lib
+from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.runs import load
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files

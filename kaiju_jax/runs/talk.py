@@ -14,9 +14,9 @@ from typing import TextIO
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import generator as generator_lib
-from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sampling as sampling_lib
+from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 
 @dataclasses.dataclass(frozen=True)

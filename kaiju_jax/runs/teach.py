@@ -31,7 +31,7 @@ from kaiju_jax.distillation import teach as teach_lib
 from kaiju_jax.distillation import write
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
-from kaiju_jax.runs import texts
+from kaiju_jax.tasks import texts
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt as interrupt_lib
 from kaiju_jax.wire import ternary_plan

@@ -18,9 +18,9 @@ from kaiju_jax.data import mix_file
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.runs import branch
-from kaiju_jax.runs import tasks
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import strict
+from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib

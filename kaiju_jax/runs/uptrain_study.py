@@ -2,7 +2,7 @@
 
 Everything lies in one folder, and a step that is there is not repeated:
 
-    corpus/documents.jsonl   text (`evaluation/needle/letters.py`)
+    corpus/documents.jsonl   text (`tasks/needle/letters.py`)
     teacher/                 the teacher's workdir
     store/                   its distributions of the corpus
     starts/ARM/              students before training (`runs/uptrain.py`)
@@ -26,14 +26,14 @@ from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import held_out
 from kaiju_jax.evaluation import paired
-from kaiju_jax.evaluation.needle import letters
-from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
 from kaiju_jax.runs import teach
 from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
 from kaiju_jax.storage import files
+from kaiju_jax.tasks.needle import letters
+from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir

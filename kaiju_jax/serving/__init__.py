@@ -1,11 +1,12 @@
 """The server: who talks to whom, over HTTP, and what may be said.
 
-    door      sockets, requests, tokens, limits, errors
-    safety    the gate, the hold-back, certified thresholds
-    cards     characters as people write them
-    prompts   characters and conversations as tokens
-    stores    characters, versions and conversations, kept
+    safety     the gate, the hold-back, certified thresholds
+    stores     characters, versions and conversations, kept
+    http       sockets, access, limits, errors, metrics
+    replies    the engine's thread, and a reply's way out
+    routes     the addresses: completions, chats, characters, sessions
+    page       the chat page: HTML, CSS and JavaScript
 
-Here: the engine's thread (`worker`), a reply's way out (`reply`, `answers`),
-and the addresses (`api`).
+Characters and their prompts are `kaiju_jax/characters`, which training reads
+too.
 """

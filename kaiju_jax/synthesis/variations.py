@@ -19,9 +19,9 @@ import zlib
 import numpy as np
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import generator as generator_lib
-from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sampling as sampling_lib
+from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.synthesis import settings as settings_lib
 
 _GREEDY = sampling_lib.Sampling(temperature=0)

@@ -11,10 +11,10 @@ import zlib
 
 import numpy as np
 
-from kaiju_jax.decoding import beam_paths
-from kaiju_jax.decoding import pages
-from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import rows as rows_lib
+from kaiju_jax.decoding.beam import paths as beam_paths
+from kaiju_jax.decoding.pages import pages
+from kaiju_jax.decoding.pages import rows as rows_lib
+from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.model import paging
 
 VOCABULARY = 251

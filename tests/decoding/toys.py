@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
-from kaiju_jax.decoding import reference
+from kaiju_jax.decoding.device import reference
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config

@@ -5,15 +5,15 @@ import functools
 import numpy as np
 import pytest
 
-from kaiju_jax.decoding import decoder
+from kaiju_jax.decoding.device import decoder
 from kaiju_jax.evaluation import answers
 from kaiju_jax.evaluation import cached_agreement
 from kaiju_jax.evaluation import cached_answers
-from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
-from kaiju_jax.runs import tasks
+from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state
 

@@ -9,11 +9,11 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.evaluation import induction
-from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.tasks.needle import questions as needle
 
 LAYOUTS = {
   'full': 'G0 G1 G2 G3',

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.configs import annealing
 from kaiju_jax.data import packing
-from kaiju_jax.runs import tasks
+from kaiju_jax.tasks import registry as tasks
 from tests.experiments import forked
 
 

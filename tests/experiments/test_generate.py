@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import generator as generator_lib
-from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sampling as sampling_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config

@@ -9,10 +9,10 @@ from experiments import needle as script
 from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
 from kaiju_jax.evaluation import answers
-from kaiju_jax.evaluation.needle import figure as needle_figure
-from kaiju_jax.evaluation.needle import questions as needle
 from kaiju_jax.model import layers
 from kaiju_jax.runs import needle as needle_runs
+from kaiju_jax.tasks.needle import figure as needle_figure
+from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import loop
 
 get_config = config.get_config

@@ -13,7 +13,7 @@ from kaiju_jax.runs import train
 from kaiju_jax.runs.safety import planted
 from kaiju_jax.training import experiment as experiment_lib
 from tests.experiments import forked
-from tests.serving import test_first_minute
+from tests.serving.page import test_first_minute
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = pathlib.Path(__file__).parents[2]

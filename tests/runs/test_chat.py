@@ -8,11 +8,11 @@ import pytest
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation.dialogues import rows
 from kaiju_jax.runs import chat
 from kaiju_jax.runs import load
-from kaiju_jax.runs import tasks
 from kaiju_jax.runs import train
+from kaiju_jax.tasks import registry as tasks
+from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
 from tests import records

@@ -7,10 +7,10 @@ import types
 import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.evaluation import facts as world_lib
 from kaiju_jax.runs import facts
 from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import variations as variations_lib
+from kaiju_jax.tasks import facts as world_lib
 
 WORLD, NUMBERS = 3, range(12)
 SETTINGS = settings_lib.Settings(variations=5)

@@ -23,9 +23,9 @@ from kaiju_jax.interchange import own
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
-from kaiju_jax.runs import tasks
 from kaiju_jax.runs import teach
 from kaiju_jax.runs import train
+from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.training import interrupt
 from tests import records
 from tests.interchange import toys as models

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from experiments.configs import tiny
-from kaiju_jax.runs import tasks
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.tasks import registry as tasks
 from tests import records
 from tests.runs import toys
 

@@ -10,12 +10,14 @@ import itertools
 import numpy as np
 import pytest
 
+from kaiju_jax.characters.cards import builtin
+from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import engine as engine_lib
-from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sampling
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import token_head
 from kaiju_jax.runs import load
 from kaiju_jax.runs import serve
@@ -24,8 +26,6 @@ from kaiju_jax.runs.safety import report
 from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.runs.safety import said as said_lib
 from kaiju_jax.runs.safety import train_head
-from kaiju_jax.serving.cards import builtin
-from kaiju_jax.serving.prompts import prompt
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 from tests.decoding import toys

@@ -24,7 +24,7 @@ from starlette import responses
 from starlette import routing
 import uvicorn
 
-from kaiju_jax.serving.door import edge
+from kaiju_jax.serving.http import edge
 
 MODEL = 'tiny'
 _PAGE = pathlib.Path(__file__).parents[2] / 'kaiju_jax/serving/page'

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import characters
 
 SIZE = 2_000  # Large enough that a half of it would show.

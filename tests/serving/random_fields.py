@@ -2,9 +2,9 @@
 
 import random
 
+from kaiju_jax.characters.cards import card_extensions
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.data import chat
-from kaiju_jax.serving.cards import card_extensions
-from kaiju_jax.serving.cards import card_fields
 from tests import random_text
 
 SPECIAL = (

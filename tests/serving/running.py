@@ -16,18 +16,18 @@ import urllib.request
 import numpy as np
 import openai
 
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import admission
-from kaiju_jax.serving import api
-from kaiju_jax.serving import context as context_lib
-from kaiju_jax.serving import metrics
-from kaiju_jax.serving import worker
-from kaiju_jax.serving.cards import card_fields
-from kaiju_jax.serving.door import auth
-from kaiju_jax.serving.door import http
-from kaiju_jax.serving.door import limits
-from kaiju_jax.serving.prompts import prompt
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.http import metrics
+from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.replies import worker
+from kaiju_jax.serving.routes import api
+from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import sqlite_store

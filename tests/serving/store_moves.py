@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from tests.serving import store_model

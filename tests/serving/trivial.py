@@ -9,8 +9,8 @@ from starlette import applications
 from starlette import responses
 from starlette import routing
 
-from kaiju_jax.serving.door import bodies
-from kaiju_jax.serving.door import errors
+from kaiju_jax.serving.http import bodies
+from kaiju_jax.serving.http import errors
 
 GET = b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n'
 _STATUS = re.compile(rb'HTTP/1\.1 ([0-9]{3}) ')

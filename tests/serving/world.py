@@ -6,11 +6,11 @@ from unittest import mock
 
 import numpy as np
 
-from kaiju_jax.decoding import compiled
-from kaiju_jax.decoding import engine as engine_lib
-from kaiju_jax.decoding import judge as judge_lib
-from kaiju_jax.decoding import request as request_lib
-from kaiju_jax.decoding import sampling
+from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.engine import compiled
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
 from tests.decoding import fake_device
 
 PAGE, WINDOW, CHUNK = 4, 6, 16

@@ -9,7 +9,7 @@ import pytest
 
 from kaiju_jax.data import documents
 from kaiju_jax.data import tokenizer as tokenizer_lib
-from kaiju_jax.decoding import request as request_lib
+from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.synthesis import settings as settings_lib
 from kaiju_jax.synthesis import trees
 from kaiju_jax.synthesis import variations

@@ -6,7 +6,7 @@ A text stands where a server may find it, as a user's message and as a reply,
     reply    bos (system character end) assistant text    judged: the text
 
 and a token's hidden state is what the token head reads there. A reply's stop
-token is not judged (`decoding/sequence.py`).
+token is not judged (`decoding/engine/sequence.py`).
 
 Our guess: a text stands behind one of the built-in characters, or behind none,
 by its digest. A head that has only seen texts alone takes characters, which it
@@ -21,13 +21,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from kaiju_jax.characters.cards import builtin
+from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
-from kaiju_jax.serving.cards import builtin
-from kaiju_jax.serving.prompts import prompt
 from kaiju_jax.wire import ternary_plan
 
 ROLES = 'prompt', 'reply'

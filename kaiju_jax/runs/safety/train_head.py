@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.decoding import judge
+from kaiju_jax.decoding.device import judge
 from kaiju_jax.model import token_head
 from kaiju_jax.runs.safety import certified
 from kaiju_jax.runs.safety import rows as rows_lib

@@ -14,7 +14,7 @@ import unicodedata
 
 import numpy as np
 
-from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import characters
 
 _ID = re.compile(r'[A-Za-z0-9_-]{1,64}')

@@ -30,7 +30,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.characters.cards import card_fields
 
 USER, ASSISTANT = 'user', 'assistant'
 BUILT_IN = ''  # The owner of characters that are everybody's.

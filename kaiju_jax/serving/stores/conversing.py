@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 from types import EllipsisType
 
-from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import publishing

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters as characters_lib
 from kaiju_jax.serving.stores import records

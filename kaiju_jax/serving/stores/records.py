@@ -15,7 +15,7 @@ from typing import Any
 from typing import Protocol
 from typing import TypeVar
 
-from kaiju_jax.serving.cards import card_fields
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 

@@ -9,7 +9,7 @@ megabyte).
 import dataclasses
 import threading
 
-from kaiju_jax.serving import recent
+from kaiju_jax.characters import recent
 from kaiju_jax.serving.stores import characters
 
 VERSIONS = 64 * 2**20  # Bytes of prefixes.

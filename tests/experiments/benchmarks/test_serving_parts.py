@@ -9,8 +9,8 @@ from experiments.benchmarks import compilations
 from experiments.benchmarks import engine_serving
 from experiments.benchmarks import load
 from experiments.benchmarks import serving_parts
-from kaiju_jax.decoding import decoder as decoder_lib
-from kaiju_jax.decoding import engine as engine_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import engine as engine_lib
 from tests.decoding import toys
 
 pytestmark = pytest.mark.slow

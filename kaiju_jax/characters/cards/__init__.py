@@ -1,0 +1,1 @@
+"""Character cards: versions 1 to 3, as JSON and in PNG pictures."""

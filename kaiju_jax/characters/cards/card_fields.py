@@ -1,0 +1,414 @@
+"""What a person writes of a character: plain text, within limits.
+
+Cards and forms fill the same `Fields`. A character's prefix (`prompt.py`) is
+made of them, and a store keeps them with each version. They are canonical: a
+text has no control characters but line feeds and tabs, and a short field is one
+line without spaces around it. So what is exported and imported again is equal.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import difflib
+import json
+import re
+from typing import Any
+
+from kaiju_jax.characters.cards import card_extensions
+from kaiju_jax.data import chat
+
+NAME = 200  # Characters of a name, a tag or a lore's key, at most.
+TEXT = 65_536  # Characters of any one text.
+GREETINGS = 64  # Alternate greetings.
+LORE = 500  # Entries of lore.
+KEYS = 64  # Keys of one entry, and tags of a character.
+EXTENSIONS = 65_536  # Characters of the extensions' JSON.
+ALL = 524_288  # Bytes of all fields as JSON: half of what a card may have.
+DEPTH = 32  # Objects and lists within each other.
+
+_SURROGATE = re.compile('[\ud800-\udfff]')
+_BREAK = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029]+')
+_SHOWN = 60  # Characters of a value in an error.
+
+
+class FieldError(ValueError):
+  """A field that no character can have.
+
+  Attributes:
+    field: its name.
+    fault: 'type', 'limit', 'surrogate', 'control', 'nameless', 'unknown' or
+      'executes'.
+  """
+
+  def __init__(self, fault: str, field: str, message: str):
+    super().__init__(message)
+    self.field = field
+    self.fault = fault
+
+
+@dataclasses.dataclass(frozen=True)
+class Lore:
+  """What is told once it is talked about.
+
+  Attributes:
+    keys: words; one of them in a message tells the content.
+    content: what is told.
+    is_constant: whether it is always told, in the character's prefix.
+    secondary_keys: where there are any, a message must have one of these too.
+    is_enabled: whether it is told at all.
+    order: entries of a lower order come first.
+    name: for who edits it; never told.
+  """
+
+  keys: tuple[str, ...] = ()
+  content: str = ''
+  is_constant: bool = False
+  secondary_keys: tuple[str, ...] = ()
+  is_enabled: bool = True
+  order: int = 0
+  name: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+  """A character as it is written; everything but the name may be empty.
+
+  Attributes:
+    name: what the character is called.
+    nickname: what `{{char}}` stands for; '' for the name.
+    description: who the character is.
+    personality: how they are, in a few words.
+    scenario: where the conversation takes place.
+    greeting: what the character says first.
+    alternate_greetings: what they may say first instead.
+    examples: conversations that show how they talk, each after `<START>`.
+    system_prompt: how to play the character; '' for the server's words.
+    post_history: instructions that stand behind the conversation in other
+      programs; here, in the prefix.
+    lore: what is told once it is talked about.
+    creator, notes, tags, version_name: for people; they never reach a prompt.
+    extensions: plain JSON of other programs, kept and never read, without what
+      executes (`card_extensions.py`).
+  """
+
+  name: str
+  nickname: str = ''
+  description: str = ''
+  personality: str = ''
+  scenario: str = ''
+  greeting: str = ''
+  alternate_greetings: tuple[str, ...] = ()
+  examples: str = ''
+  system_prompt: str = ''
+  post_history: str = ''
+  lore: tuple[Lore, ...] = ()
+  creator: str = ''
+  notes: str = ''
+  tags: tuple[str, ...] = ()
+  version_name: str = ''
+  extensions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# Fields that are short and stand on one line.
+_LINES = ('name', 'nickname', 'creator', 'version_name')
+_TEXTS = (
+  'description',
+  'personality',
+  'scenario',
+  'greeting',
+  'examples',
+  'system_prompt',
+  'post_history',
+  'notes',
+)
+
+
+def called(fields: Fields) -> str:
+  """Returns what `{{char}}` stands for."""
+  return fields.nickname or fields.name
+
+
+def check(fields: Fields) -> None:
+  """Refuses fields that no character can have.
+
+  Raises:
+    FieldError: names the field, its value or size, and what would be right.
+  """
+  if not isinstance(fields, Fields):
+    raise _wrong(fields, 'fields', 'Fields')
+  for name in _LINES:
+    _check_line(getattr(fields, name), name)
+  if not fields.name:
+    raise FieldError('nameless', 'name', "name='': a character needs a name.")
+  for name in _TEXTS:
+    _check_text(getattr(fields, name), name)
+  _check_several(fields.alternate_greetings, 'alternate_greetings', GREETINGS)
+  for index, greeting in enumerate(fields.alternate_greetings):
+    _check_text(greeting, f'alternate_greetings[{index}]')
+  _check_lines(fields.tags, 'tags')
+  _check_several(fields.lore, 'lore', LORE)
+  for index, lore in enumerate(fields.lore):
+    _check_lore(lore, f'lore[{index}]')
+  _check_extensions(fields.extensions)
+  size = len(json.dumps(dump(fields), ensure_ascii=False).encode())
+  if size > ALL:
+    raise FieldError(
+      'limit', 'fields', f'fields are {size:,} bytes of JSON: at most {ALL:,}.'
+    )
+
+
+def dump(fields: Fields) -> dict[str, Any]:
+  """Returns fields as plain data, which JSON can hold and `parse` reads.
+
+  The extensions are the fields' own, not a copy.
+  """
+  data = dict(vars(fields))
+  for name in 'alternate_greetings', 'tags':
+    data[name] = list(data[name])
+  data['lore'] = [
+    vars(one)
+    | {'keys': list(one.keys), 'secondary_keys': list(one.secondary_keys)}
+    for one in fields.lore
+  ]
+  return data
+
+
+def parse(data: Any) -> Fields:
+  """Returns the fields that plain data holds; what is absent is empty.
+
+  Control characters, and spaces around a short field, are removed.
+
+  Raises:
+    FieldError: names a field that is unknown or wrong.
+  """
+  data = _known(data, Fields, 'fields')
+  if 'name' not in data:
+    raise FieldError('nameless', 'name', 'name: a character needs a name.')
+  for name in 'alternate_greetings', 'tags', 'lore':
+    data[name] = _tuple(data.get(name, ()), name)
+  lore = []
+  for index, one in enumerate(data['lore']):
+    one = _known(one, Lore, f'lore[{index}]')
+    for name in 'keys', 'secondary_keys':
+      one[name] = _tuple(one.get(name, ()), f'lore[{index}].{name}')
+    lore.append(Lore(**one))
+  fields = canonical(Fields(**{**data, 'lore': tuple(lore)}))
+  check(fields)
+  return fields
+
+
+def canonical(fields: Fields) -> Fields:
+  """Returns fields without control characters and spaces around lines.
+
+  Values of a wrong type, and texts with surrogates, stay as they are, for
+  `check` to name.
+  """
+  changed = {name: line(getattr(fields, name)) for name in _LINES}
+  changed |= {name: _text(getattr(fields, name)) for name in _TEXTS}
+  changed['alternate_greetings'] = _each(_text, fields.alternate_greetings)
+  changed['tags'] = _lines(fields.tags)
+  changed['lore'] = _each(_canonical_lore, fields.lore)
+  return dataclasses.replace(fields, **changed)
+
+
+def line(value: Any) -> Any:
+  """Returns a string as one line without spaces around it."""
+  if not isinstance(value, str):
+    return value
+  if not value.isprintable():  # The sign that there may be a break.
+    value = _BREAK.sub(' ', value)
+  return value.strip()
+
+
+def shown(value: Any) -> str:
+  """Returns a value as errors show it: its beginning, in ASCII."""
+  # A card's text may be large, and errors end up in logs.
+  if isinstance(value, str):
+    text = ascii(value[:_SHOWN])
+    is_whole = len(value) <= _SHOWN and len(text) <= _SHOWN + 2
+    return text if is_whole else f'{text[:_SHOWN]}…'
+  if value is None or isinstance(value, (bool, float)):
+    return ascii(value)
+  if isinstance(value, int) and value.bit_length() <= 64:
+    return ascii(value)
+  return f'({type(value).__name__})'
+
+
+def depth(value: Any, limit: int = DEPTH) -> int:
+  """Returns how deep lists and objects lie within each other, to a limit."""
+  deep, level = 0, [value]
+  while level and deep <= limit:
+    inner = []
+    for one in level:
+      if isinstance(one, Mapping):
+        inner.append(one.values())
+      elif isinstance(one, (list, tuple)):
+        inner.append(one)
+    level = [item for values in inner for item in values]
+    deep += bool(inner)
+  return deep
+
+
+def _canonical_lore(lore: Any) -> Any:
+  if not isinstance(lore, Lore):
+    return lore
+  return dataclasses.replace(
+    lore,
+    content=_text(lore.content),
+    name=line(lore.name),
+    keys=_lines(lore.keys),
+    secondary_keys=_lines(lore.secondary_keys),
+  )
+
+
+def _each(change, values: Any) -> Any:
+  if not isinstance(values, tuple):
+    return values
+  return tuple(map(change, values))
+
+
+def _lines(values: Any) -> Any:
+  """Returns lines, without those that are empty."""
+  if not isinstance(values, tuple) or all(map(_is_plain_line, values)):
+    return values
+  values = _each(line, values)
+  return tuple(value for value in values if value != '')
+
+
+def _text(value: Any) -> Any:
+  if not isinstance(value, str):
+    return value
+  if not value.isascii() and _SURROGATE.search(value):
+    return value
+  return chat.strip(value)
+
+
+def _wrong(value: Any, name: str, wanted: str) -> FieldError:
+  return FieldError('type', name, f'{name}={shown(value)}: must be {wanted}.')
+
+
+def _check_line(value: Any, name: str) -> None:
+  _check_string(value, name, NAME)
+  if line(value) != value:
+    raise FieldError(
+      'control',
+      name,
+      f'{name}={shown(value)}: must be one line without spaces around it.',
+    )
+
+
+def _check_lines(values: Any, name: str) -> None:
+  """Refuses what is no tuple of short lines, none of them empty."""
+  _check_several(values, name, KEYS)
+  if all(map(_is_plain_line, values)):
+    return  # As nearly always: no name is made for each.
+  for index, value in enumerate(values):
+    _check_line(value, f'{name}[{index}]')
+    if not value:
+      raise FieldError(
+        'limit', f'{name}[{index}]', f"{name}[{index}]='': must not be empty."
+      )
+
+
+def _is_plain_line(value: Any) -> bool:
+  if not isinstance(value, str) or not 1 <= len(value) <= NAME:
+    return False
+  # What prints is neither a control character nor a surrogate.
+  return value.isprintable() and value == value.strip()
+
+
+def _check_text(value: Any, name: str) -> None:
+  _check_string(value, name, TEXT)
+  if chat.strip(value) != value:
+    raise FieldError(
+      'control',
+      name,
+      f'{name}={shown(value)}: must have no control characters but line feeds'
+      ' and tabs.',
+    )
+
+
+def _check_string(value: Any, name: str, most: int) -> None:
+  if not isinstance(value, str):
+    raise _wrong(value, name, 'a string')
+  if len(value) > most:
+    raise FieldError(
+      'limit', name, f'{name} has {len(value):,} characters: at most {most:,}.'
+    )
+  found = None if value.isascii() else _SURROGATE.search(value)
+  if found:
+    raise FieldError(
+      'surrogate',
+      name,
+      f'{name} holds the surrogate {found[0]!a} at character {found.start()}:'
+      ' must be Unicode characters.',
+    )
+
+
+def _check_several(values: Any, name: str, most: int) -> None:
+  if not isinstance(values, tuple):
+    raise _wrong(values, name, 'a tuple')
+  if len(values) > most:
+    raise FieldError(
+      'limit', name, f'{name} has {len(values):,} entries: at most {most:,}.'
+    )
+
+
+def _check_lore(lore: Any, name: str) -> None:
+  if not isinstance(lore, Lore):
+    raise _wrong(lore, name, 'Lore')
+  _check_text(lore.content, f'{name}.content')
+  _check_line(lore.name, f'{name}.name')
+  for field in 'keys', 'secondary_keys':
+    _check_lines(getattr(lore, field), f'{name}.{field}')
+  for field in 'is_constant', 'is_enabled':
+    value = getattr(lore, field)
+    if not isinstance(value, bool):
+      raise _wrong(value, f'{name}.{field}', 'a boolean')
+  if isinstance(lore.order, bool) or not isinstance(lore.order, int):
+    raise _wrong(lore.order, f'{name}.order', 'an integer')
+  if abs(lore.order) >= 2**31:
+    raise FieldError(
+      'limit',
+      f'{name}.order',
+      f'{name}.order={shown(lore.order)}: must be within 32 bits.',
+    )
+
+
+def _check_extensions(value: Any) -> None:
+  if not isinstance(value, dict):
+    raise _wrong(value, 'extensions', 'an object')
+  if depth(value) > DEPTH:
+    raise FieldError(
+      'limit', 'extensions', f'extensions: deeper than {DEPTH} levels.'
+    )
+  try:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    is_plain = json.loads(text) == value
+  except (TypeError, ValueError):
+    is_plain = False
+  if not is_plain:
+    raise FieldError('type', 'extensions', 'extensions: must be plain JSON.')
+  _check_string(text, 'extensions', EXTENSIONS)
+  notes = card_extensions.kept(value, 'extensions')[1]
+  if notes:
+    raise FieldError('executes', 'extensions', f'{notes[0]}.')
+
+
+def _known(data: Any, kind: type, name: str) -> dict[str, Any]:
+  if not isinstance(data, Mapping):
+    raise _wrong(data, name, 'an object')
+  names = [field.name for field in dataclasses.fields(kind)]
+  for key in data:
+    if key not in names:
+      close = difflib.get_close_matches(str(key)[:NAME], names, n=1)
+      hint = f' Did you mean {close[0]}?' if close else ''
+      raise FieldError(
+        'unknown', name, f'{name} holds {shown(key)}: no such field.{hint}'
+      )
+  return dict(data)
+
+
+def _tuple(values: Any, name: str) -> tuple:
+  if not isinstance(values, (list, tuple)):
+    raise _wrong(values, name, 'a list')
+  return tuple(values)

@@ -1,0 +1,44 @@
+"""JSON of a card, read within bounds of size, depth and values."""
+
+import codecs
+from typing import Any
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.storage import strict_json
+
+BYTES = 2**20
+DEPTH = card_fields.DEPTH
+VALUES = 24_000  # Commas; lists and objects count too.
+
+
+class CardError(ValueError):
+  """A card that is not taken.
+
+  Attributes:
+    fault: what is wrong, in a word: 'size', 'signature', 'truncated',
+      'checksum', 'chunks', 'picture', 'missing', 'ambiguous', 'base64',
+      'inflated', 'encoding', 'json', 'depth', 'values', 'number', 'duplicate',
+      'spec', 'entries', or one of `card_fields.FieldError`.
+  """
+
+  def __init__(self, fault: str, message: str):
+    super().__init__(message)
+    self.fault = fault
+
+
+def read(data: bytes) -> Any:
+  """Returns the value of a JSON text.
+
+  Raises:
+    CardError: it is too large, or `strict_json.read` refuses it.
+  """
+  if len(data) > BYTES:
+    raise CardError(
+      'size', f'the JSON has {len(data):,} bytes: at most {BYTES:,}.'
+    )
+  # Some editors write a mark of the byte order before the text.
+  data = data.removeprefix(codecs.BOM_UTF8)
+  try:
+    return strict_json.read(data, DEPTH, VALUES, is_wide=True)
+  except strict_json.Refused as error:
+    raise CardError(error.fault, f'the JSON is refused: {error}.') from None

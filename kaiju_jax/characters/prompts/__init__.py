@@ -1,0 +1,1 @@
+"""Prompts: characters, lore and conversations as tokens."""

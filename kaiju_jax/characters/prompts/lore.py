@@ -1,0 +1,113 @@
+"""Lore: what a character's world is told about once it is talked about.
+
+An entry is told behind the first message that holds one of its keys, and stays
+there. It is looked for in each message once, when the message is new, and what
+was told is part of the history: earlier text never changes, so that a cache
+finds it (`prompt.py`).
+
+Keys are whole words, in any case. A character of a script that writes without
+spaces counts as a word. Keys are never patterns.
+"""
+
+from collections.abc import Sequence
+import functools
+import re
+import unicodedata
+
+from kaiju_jax.characters import recent
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import macros
+
+TOLD = 8  # Entries behind one message, at most.
+_SCANNED = 16_384  # Characters of a message.
+_WORDS = 16  # Of a key; a longer one is never found.
+_REMEMBERED = 16_384  # Messages whose entries are remembered.
+# Thai and Lao, Burmese, Khmer, kana, Chinese characters, Hangul.
+_UNSPACED = (
+  '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff'
+  '\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff'
+)
+_WORD = re.compile(f'[{_UNSPACED}]|[^\\W{_UNSPACED}]+')
+
+
+class Book:
+  """A character's lore, ready to be looked up."""
+
+  def __init__(self, entries: Sequence[card_fields.Lore], char: str):
+    """Indexes entries by their keys.
+
+    Args:
+      entries: of a character; those that are constant or not enabled are not
+        told here.
+      char: what `{{char}}` stands for.
+    """
+    self.texts: dict[int, str] = {}
+    self._order: list[int] = []
+    self._with_secondary: set[int] = set()
+    self._tree: dict = {}
+    self._found = recent.Recent(_REMEMBERED)
+    numbered = sorted(enumerate(entries), key=lambda one: one[1].order)
+    for number, entry in numbered:
+      if entry.is_constant or not entry.is_enabled or not entry.content.strip():
+        continue
+      self._order.append(number)
+      self.texts[number] = macros.stable(entry.content, char).strip()
+      for key in entry.keys:
+        self._add(key, (number, False))
+      for key in entry.secondary_keys:
+        self._with_secondary.add(number)
+        self._add(key, (number, True))
+
+  def found(self, text: str) -> tuple[int, ...]:
+    """Returns the entries whose keys a message holds, in order."""
+    if not self._order:
+      return ()
+    key = recent.key(text)
+    found = self._found.get(key)
+    if found is None:
+      found = self._look(text)
+      self._found.put(key, found, 1)
+    return found
+
+  def _look(self, text: str) -> tuple[int, ...]:
+    words = _words(text[:_SCANNED])
+    seen, keys = set(), set()
+    for begin in range(len(words)):
+      node = self._tree
+      for word in words[begin : begin + _WORDS]:
+        node = node.get(word)
+        if node is None:
+          break
+        if '' in node and id(node) not in keys:  # A key, for the first time.
+          keys.add(id(node))
+          seen |= node['']
+    return tuple(
+      number
+      for number in self._order
+      if (number, False) in seen
+      and (number not in self._with_secondary or (number, True) in seen)
+    )
+
+  def _add(self, key: str, entry: tuple[int, bool]) -> None:
+    words = _words(key)
+    if not 1 <= len(words) <= _WORDS:
+      return
+    node = self._tree
+    for word in words:
+      node = node.setdefault(word, {})
+    # No word is empty.
+    node.setdefault('', set()).add(entry)
+
+
+def book(fields: card_fields.Fields) -> Book:
+  """Returns a character's lore; the same one for equal lore."""
+  return _book(fields.lore, card_fields.called(fields))
+
+
+@functools.lru_cache(maxsize=64)
+def _book(entries: tuple[card_fields.Lore, ...], char: str) -> Book:
+  return Book(entries, char)
+
+
+def _words(text: str) -> list[str]:
+  return _WORD.findall(unicodedata.normalize('NFKC', text).casefold())

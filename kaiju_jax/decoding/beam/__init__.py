@@ -1,0 +1,1 @@
+"""Beam search: beams share one row's slots and differ in what they see."""

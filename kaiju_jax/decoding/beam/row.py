@@ -1,0 +1,125 @@
+"""One row of a cache between text and a tree of beams.
+
+A tree keeps its tokens in any slots and says at every step who sees them
+(`beam_tree.py`). Text lies in the order of its positions, from the row's
+`first` on (`cache.py`). The path that a search chooses becomes text once the
+search is done: each token moves at most once, within its row's pages. During
+the search nothing moves.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.decoding.beam import slots as beam_slots
+from kaiju_jax.decoding.beam import tree as beam_tree
+from kaiju_jax.decoding.device import extend
+from kaiju_jax.decoding.pages import rows as rows_lib
+from kaiju_jax.model import paging
+
+
+def held(
+  account: rows_lib.Rows,
+  pools: Mapping[str, paging.Pool],
+  row: int,
+  length: int,
+  keeps_pages: bool = False,
+) -> dict[str, beam_slots.Held]:
+  """Returns which slots of a lent row hold its text, by layer kind.
+
+  Args:
+    account: of the cache's rows.
+    pools: those of the cache.
+    row: the cache row's index.
+    length: tokens of its text.
+    keeps_pages: whether beams keep all tokens of the pages that a point of
+      their text holds, and not of its window alone.
+  """
+  tables, firsts = account.table(row), account.firsts(row)
+  held_from = account.held_from(row)
+  result = {}
+  for kind, pool in pools.items():
+    position_M = firsts[kind] + np.arange(pool.row_slots)
+    is_held_M = (position_M >= held_from[kind]) & (position_M < length)
+    result[kind] = beam_slots.Held(
+      pool.window,
+      np.where(is_held_M, position_M, -1),
+      np.repeat(tables[kind] >= 0, pool.page),
+      pool.page if keeps_pages else 1,
+    )
+  return result
+
+
+def chunk(
+  row: int, placed: beam_tree.Placed, tokens_L: np.ndarray, size: int
+) -> extend.Chunk:
+  """Returns a call of `size` tokens: those that a tree placed, and padding.
+
+  Padding stands where the last token does, so that a page that all tokens see
+  is a page that all queries see.
+
+  Args:
+    row: the cache row's index.
+    placed: where the tree put the tokens.
+    tokens_L: the tokens, one for each place.
+    size: tokens of the call.
+
+  Raises:
+    ValueError: more tokens than `size`, or not one for each place.
+  """
+  count = len(placed.position_L)
+  if len(tokens_L) != count or count > size:
+    raise ValueError(
+      f'tokens_L has {len(tokens_L)} tokens and size={size}: expected the'
+      f' {count} that were placed, and a size of at least as many.'
+    )
+
+  def padded(x_L, mode, **options):
+    return np.pad(x_L, (0, size - count), mode, **options)[None]
+
+  position_BL = padded(placed.position_L, 'edge')
+  return extend.Chunk(
+    np.array([row], np.int32),
+    padded(np.asarray(tokens_L, np.int32), 'constant'),
+    visibility_lib.Visibility(
+      padded(placed.start_L, 'constant'),
+      padded(placed.limit_L, 'constant'),
+      padded(placed.coordinate_L, 'edge'),
+      position_BL,
+      position_BL,
+    ),
+    {
+      kind: padded(slot_L, 'constant', constant_values=-1)
+      for kind, slot_L in placed.slot.items()
+    },
+  )
+
+
+def order(
+  pools: Mapping[str, paging.Pool],
+  slots: Mapping[str, np.ndarray],
+  first: Mapping[str, int],
+  length: int,
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+  """Returns which slot each token of a text comes from, for `cache.settle`.
+
+  Args:
+    pools: those of the cache.
+    slots: the slot of each position by layer kind, −1 where it is gone.
+    first: the position that the row's slot 0 held, by kind.
+    length: tokens of the text.
+
+  Returns:
+    For each kind the slot whose token slot m gets, int32 [M], −1 for none; and
+    for each kind the position of slot 0.
+  """
+  sources, firsts = {}, {}
+  for kind, pool in pools.items():
+    # A ring begins with a whole page, late enough that the text's end fits.
+    turns = -(-max(length - pool.row_slots - first[kind], 0) // pool.page)
+    firsts[kind] = first[kind] + turns * pool.page
+    text = slots[kind][firsts[kind] :]
+    sources[kind] = np.full(pool.row_slots, -1, np.int32)
+    sources[kind][: len(text)] = text
+  return sources, firsts

@@ -1,0 +1,139 @@
+"""What a step of beam search runs on the device, and what its hook sees.
+
+Candidates are queries of one row: each sees the tokens of its own path
+(`beam_tree.py`), and the model gives each a hidden state of its own.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from kaiju_jax.decoding.beam import slots as beam_slots
+from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.decoding.device import extend
+
+
+class Candidates(NamedTuple):
+  """What a hook sees of a step; C candidates, padding included.
+
+  Padding has a score of −inf, and the score that a hook gives it is ignored.
+
+  Attributes:
+    token_C: int32, the candidate's newest token.
+    beam_C: int32, the live beam that it continues; 0 is the best of the last
+      step.
+    log_probability_C: float32, the token's log-probability.
+    total_C: float32, the sum of the path's log-probabilities.
+    score_C: float32, the score of the beam before, as the hook left it, plus
+      the token's log-probability.
+    hidden_CD: the final, normed hidden state of the candidate itself.
+  """
+
+  token_C: jax.Array
+  beam_C: jax.Array
+  log_probability_C: jax.Array
+  total_C: jax.Array
+  score_C: jax.Array
+  hidden_CD: jax.Array | None
+
+
+# A hook returns the candidates' new scores, float32 [C]; −inf is a veto. The
+# scores of later tokens add to what it returns; a hook that judges each step
+# anew starts from total_C. It is traced once: a pure function of arrays.
+Hook = Callable[[Candidates], jax.Array]
+
+
+class Judged(NamedTuple):
+  """What candidates are worth.
+
+  Attributes:
+    score_C: what a hook returns.
+    probability_LC: what a token-level head gives each candidate's text, by
+      candidate and dimension; None without one.
+  """
+
+  score_C: Any
+  probability_LC: Any = None
+
+
+# Judges candidates; its other arguments are arrays that each call may change.
+Judge = Callable[..., Judged]
+
+
+class Expansions(NamedTuple):
+  """What may follow each beam.
+
+  Attributes:
+    token_CT: int32, the T likeliest next tokens.
+    log_probability_CT: float32, the log-probability of each.
+    is_nan_C: bool, whether the logits are no numbers.
+  """
+
+  token_CT: Any
+  log_probability_CT: Any
+  is_nan_C: Any
+
+
+def first(
+  network: extend.Network,
+  top: int,
+  params: Any,
+  hidden_BLD: jax.Array,
+  place: jax.Array,
+) -> Expansions:
+  """Returns the `top` likeliest tokens after one of [B, 1, D] hidden states."""
+  hidden_LD = lax.dynamic_index_in_dim(hidden_BLD, place, keepdims=False)
+  return expand(network, top, params, hidden_LD)
+
+
+def step(
+  network: extend.Network,
+  judge: Judge | None,
+  top: int,
+  params: Any,
+  cache: cache_lib.Cache,
+  ranges: dict[str, beam_slots.Ranges],
+  chunk: extend.Chunk,
+  candidates: Candidates,
+  arguments: Sequence[Any],
+) -> tuple[tuple[Judged, Expansions], cache_lib.Cache]:
+  """Runs candidates; returns their scores and expansions, and the cache."""
+  cache = cache_lib.reissue(cache, chunk.row_B[0], ranges)
+  hidden_BLD, cache = extend.chunk(network, params, cache, chunk)
+  judged = Judged(candidates.score_C)
+  if judge is not None:
+    judged = judge(candidates._replace(hidden_CD=hidden_BLD[0]), *arguments)
+  return (judged, expand(network, top, params, hidden_BLD[0])), cache
+
+
+def judge_of(hook: Hook) -> Judge:
+  """Returns a judge that asks a hook, and refuses scores of another shape."""
+
+  def judge(candidates: Candidates) -> Judged:
+    score_C = jnp.asarray(hook(candidates))
+    if score_C.shape != candidates.score_C.shape:
+      raise ValueError(
+        f'hook returned shape {score_C.shape}: expected'
+        f' {candidates.score_C.shape}, a score for each candidate.'
+      )
+    return Judged(score_C)
+
+  return judge
+
+
+def expand(
+  network: extend.Network, top: int, params: Any, hidden_CD: jax.Array
+) -> Expansions:
+  """Returns the `top` likeliest next tokens after each hidden state."""
+  logits_CV = network.model.apply(
+    {'params': params}, hidden_CD[None], method='logits'
+  )[0]
+  log_probability_CV = jax.nn.log_softmax(logits_CV)
+  log_probability_CT, token_CT = lax.top_k(log_probability_CV, top)
+  is_nan_C = jnp.isnan(log_probability_CV).any(axis=1)
+  return Expansions(token_CT, log_probability_CT, is_nan_C)

@@ -1,0 +1,1 @@
+"""The cache on the device, and the compiled calls that read and write it."""

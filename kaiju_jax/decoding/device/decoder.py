@@ -1,0 +1,443 @@
+"""A model and its cache: open a row, extend it, record it, close it.
+
+The decoder is the only writer of its cache. Every call that changes the cache
+goes through `Decoder.run`. Each shape [B, L] of a call compiles once; opening
+and closing rows compiles nothing.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.decoding.device import changes
+from kaiju_jax.decoding.device import extend
+from kaiju_jax.decoding.device import held_cache
+from kaiju_jax.decoding.device import interrupts
+from kaiju_jax.decoding.device import reference
+from kaiju_jax.decoding.device import weights
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.pages import rows as rows_lib
+from kaiju_jax.kernels import dispatch
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import paging
+from kaiju_jax.model import transformer
+from kaiju_jax.wire import ternary_plan
+
+
+class Decoder:
+  """One model and one cache of `rows` sequences.
+
+  Attributes:
+    config: the model's config.
+    network: the model and its pools, for functions that `run` calls.
+    params: those of `weights.ready`.
+    jit: `jax.jit` with the compiler options of the mode.
+    length: tokens that a row can hold.
+    extra: slots of a row beyond them, for a beam search.
+    rows: sequences that the cache can hold.
+    account: which rows are open and which pages they and points hold; to read.
+  """
+
+  def __init__(
+    self,
+    params: Any,
+    config: model_config.ModelConfig,
+    *,
+    rows: int,
+    length: int,
+    page: int = paging.PAGE,
+    extra: int = 0,
+    page_counts: dict[str, int] | None = None,
+    mode: str = 'fast',
+    replica: ternary_plan.State | None = None,
+  ):
+    """Allocates the cache.
+
+    Args:
+      params: float32 master weights, or an export (`own.load`).
+      config: the model's config.
+      rows: sequences that the cache holds at once.
+      length: tokens of the longest sequence, prompt and continuation.
+      page: slots of a page.
+      extra: slots of a row beyond those of one sequence, for a beam search.
+      page_counts: pages of a kind's pool; by default every row can be full.
+      mode: one of `extend.MODES`.
+      replica: the training state's replica, where updates were ternary.
+
+    Raises:
+      ValueError: names the argument, its value and what would be right.
+    """
+    model_config.check(config)
+    if mode not in extend.MODES:
+      raise ValueError(f'mode={mode!r}: expected one of {extend.MODES}.')
+    if length > config.max_length:
+      raise ValueError(
+        f'length={length}: the model has positions up to'
+        f' model.max_length={config.max_length}.'
+      )
+    heads = config.num_kv_heads
+    sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
+    pools = paging.pools(config.layers(), rows, length, **sizes)
+    self.config = config
+    self.rows = rows
+    self.length = length
+    self.extra = extra
+    self.network = extend.Network(
+      transformer.Transformer(config, unstacked=True),
+      pools,
+      length if mode == 'reference' else None,
+    )
+    # All committed to one device: otherwise each call would compile twice, for
+    # the cache as it is made and as it comes back.
+    (device,) = jnp.zeros(()).devices()
+    self.jit = reference.jit if mode == 'reference' else jax.jit
+    turned = mode != 'reference' and dispatch.platform() == 'cpu'
+    ready = functools.partial(weights.ready, config=config, turned=turned)
+    if mode == 'reference':
+      ready = self.jit(ready)  # Its clamp limits are sums, too.
+    self.params = jax.device_put(ready(params, replica=replica), device)
+    self._held = held_cache.HeldCache(
+      jax.device_put(cache_lib.make(config, pools, rows), device)
+    )
+    self.account = rows_lib.Rows(pools, rows)
+    # The host's copy of the rows' lengths, to refuse before anything runs.
+    self._length_R = np.zeros(rows, np.int64)
+    self._opened_R = np.zeros(rows, np.int64)
+    self._lent: set[int] = set()
+    self._text = self._writer(functools.partial(extend.text, self.network))
+    self._chunk = self._writer(functools.partial(extend.chunk, self.network))
+    self._give_pages = self._writer(changes.GIVE_PAGES)
+    self._copy_pages = self._writer(changes.copy_pages(heads))
+    self._lend = self._writer(changes.lend(heads))
+    self._reissue = self._writer(changes.REISSUE)
+    self._settle = self._writer(changes.settle(heads))
+    self._logits = self.jit(
+      functools.partial(self.network.model.apply, method='logits')
+    )
+
+  @property
+  def cache(self) -> cache_lib.Cache:
+    """The cache after the last call.
+
+    Raises:
+      held_cache.Closed: a call failed after it had taken the cache.
+    """
+    return self._held.cache
+
+  @property
+  def cache_bytes(self) -> int:
+    return cache_lib.bytes_of(self.cache)
+
+  def run(
+    self,
+    function: Callable[..., tuple[Any, cache_lib.Cache]],
+    *arguments: Any,
+    appends: Mapping[int, int] | None = None,
+  ) -> Any:
+    """Runs `function(params, cache, *arguments)` and keeps its cache.
+
+    One that appends to texts is run as `function(params, cache, rings,
+    *arguments)`; see `extend.text`.
+
+    Ctrl-C during the call raises after it, when the cache and the account of
+    its rows are those of after the call.
+
+    Args:
+      function: from `jit`, with `donate_argnums=1`; returns a result and a
+        cache.
+      *arguments: what it takes beside the parameters and the cache.
+      appends: how many tokens the call appends to the text of each row; None
+        for a function that appends none and takes no rings.
+
+    Returns:
+      The function's result.
+
+    Raises:
+      ValueError: a row that is not open, is lent to a search, or gets more
+        tokens than it was opened for; then nothing has run.
+      held_cache.Closed: an earlier call failed after it had taken the cache.
+    """
+    for row, count in (appends or {}).items():
+      self._check_room(row, count)
+    if appends is None:
+      return self._held.replace(function, self.params, *arguments)
+    with interrupts.held():
+      growth = self.account.grow(
+        {row: self.length_of(row) + count for row, count in appends.items()}
+      )
+      try:
+        result = self._held.replace(
+          function, self.params, self.account.rings(), *arguments
+        )
+      except BaseException:
+        growth.undo()
+        raise
+      growth.keep()
+      for row, count in appends.items():
+        self._length_R[row] += count
+    return result
+
+  def open(
+    self,
+    length: int | None = None,
+    extra: int = 0,
+    text: prefix_tree.Text | None = None,
+  ) -> int:
+    """Takes a free row for a text of up to `length` tokens.
+
+    Args:
+      length: tokens of prompt and continuation; by default what a row can hold.
+      extra: slots beyond them, for a beam search.
+      text: the prompt, whose beginning is there at once as far as a point has
+        it (`record`): `length_of` says how much; never all of it, because its
+        last token gives the logits of the next. None for an empty row.
+
+    Raises:
+      ValueError: no row could ever hold it, or a length below 1.
+      pages.Full: none is free now.
+    """
+    length = self.length if length is None else length
+    if not 1 <= length <= self.length:
+      raise ValueError(
+        f'length={length}: a row of this cache holds 1…{self.length} tokens.'
+      )
+    if text is not None and len(text.tokens) > length:
+      raise ValueError(
+        f'text has {len(text.tokens)} tokens: the row is opened for {length}.'
+      )
+    with interrupts.held():
+      opened = self.account.open(length, extra, text)
+      try:
+        if opened.copies:
+          self._copy(opened.copies)
+        self._give(opened, length)
+      except BaseException:  # Ctrl-C too: no caller gets the row.
+        self.account.close(opened.row)
+        raise
+    return opened.row
+
+  def close(self, row: int) -> None:
+    """Gives a row and its pages back.
+
+    Raises:
+      ValueError: the row is not open.
+    """
+    self.account.close(row)
+    if not self._held.is_lost:
+      self._give(
+        rows_lib.Opened(
+          row,
+          0,
+          self.account.table(row),
+          dict.fromkeys(self.network.pools, 0),
+          {},
+        ),
+        0,
+      )
+
+  def warm(self) -> None:
+    """Compiles what opens and closes rows.
+
+    Raises:
+      pages.Full: no row is free.
+    """
+    self.close(self.open(1))
+    self._copy({})
+
+  def record(self, row: int, text: prefix_tree.Text) -> prefix_tree.Point:
+    """Makes a point of a row's text, at which others can go on.
+
+    It takes no pages: it holds the row's own, which nobody writes again where
+    it reads them.
+
+    Args:
+      row: of the cache.
+      text: the row's tokens; all, or fewer by as many as its ring holds beyond
+        the window.
+
+    Raises:
+      ValueError: the row is not open, is lent to a search, holds fewer tokens,
+        or no longer those of the window.
+    """
+    self.check_text(row)
+    if len(text.tokens) > self.length_of(row):
+      raise ValueError(
+        f'text has {len(text.tokens)} tokens: row {row} holds'
+        f' {self.length_of(row)}.'
+      )
+    return self.account.tree.record(text, self.account.pages_of(row))
+
+  def _give(self, opened: rows_lib.Opened, length: int) -> None:
+    row = opened.row
+    with interrupts.held():
+      self.run(
+        self._give_pages,
+        np.int32(row),
+        opened.tables,
+        {kind: np.int32(first) for kind, first in opened.first.items()},
+        np.int32(opened.length),
+      )
+      self._length_R[row] = opened.length
+      self._opened_R[row] = length
+      self._lent.discard(row)
+
+  def _copy(self, copies: Mapping[str, tuple[int, int]]) -> None:
+    """Copies a page of some kinds; all kinds share a compilation."""
+    self.run(
+      self._copy_pages,
+      {
+        kind: np.array(copies.get(kind, (-1, -1)), np.int32)[:, None]
+        for kind in self.network.pools
+      },
+    )
+
+  def length_of(self, row: int) -> int:
+    """Returns how many tokens a row's text has."""
+    return int(self._length_R[row])
+
+  def room_of(self, row: int) -> int:
+    """Returns how many more tokens a row takes, of those it was opened for."""
+    return int(self._opened_R[row] - self._length_R[row])
+
+  def extend_text(
+    self,
+    rows: Sequence[int],
+    tokens_BL: np.ndarray,
+    count_B: Sequence[int] | None = None,
+  ) -> jax.Array:
+    """Appends to the rows' texts; returns hidden states [B, L, D].
+
+    Args:
+      rows: indices of B open rows of the cache, each at most once.
+      tokens_BL: int32, each row's next tokens.
+      count_B: how many of them each row takes, the rest is padding; all by
+        default.
+
+    Raises:
+      ValueError: a row that is not open, is lent to a search or is named twice,
+        a token outside the vocabulary, or more tokens than a row was opened
+        for.
+    """
+    tokens_BL = np.asarray(tokens_BL)
+    B, L = tokens_BL.shape
+    count_B = np.full(B, L) if count_B is None else np.asarray(count_B)
+    rows = list(map(int, rows))
+    self._check(rows, tokens_BL, count_B)
+    return self.run(
+      self._text,
+      jnp.asarray(rows, jnp.int32),
+      jnp.asarray(tokens_BL, jnp.int32),
+      jnp.asarray(count_B, jnp.int32),
+      appends=dict(zip(rows, map(int, count_B))),
+    )
+
+  def extend_chunk(self, chunk: extend.Chunk) -> jax.Array:
+    """Runs a chunk with ranges and slots of its own; see `extend.chunk`."""
+    return self.run(self._chunk, chunk)
+
+  def reissue(
+    self, row: int, ranges: dict[str, tuple[np.ndarray, ...]]
+  ) -> None:
+    """Gives a row's slots new ranges; see `cache.reissue`."""
+    self.run(self._reissue, np.int32(row), ranges)
+
+  def settle(
+    self,
+    row: int,
+    source: dict[str, np.ndarray],
+    first: dict[str, int],
+    length: int,
+  ) -> None:
+    """Makes the row of a search's tokens text again; see `cache.settle`."""
+    first = {kind: np.int32(position) for kind, position in first.items()}
+    # Of slots without a token the row's pages hold whatever the search left.
+    held = {
+      kind: int(first[kind]) + int((source_M >= 0).argmax())
+      for kind, source_M in source.items()
+    }
+    with interrupts.held():
+      self.run(self._settle, np.int32(row), source, first, np.int32(length))
+      self.account.settle(row, first, held)
+      self._length_R[row] = length
+      self._lent.discard(row)
+
+  def lend(self, row: int) -> None:
+    """Gives a row's slots to a search: no text until `settle` or `close`.
+
+    Pages of a ring that others hold too are copied (`Rows.own`).
+
+    Raises:
+      pages.Full: too few pages are free for that.
+    """
+    with interrupts.held():
+      copies = self.account.own(row)
+      # As many as there may be, so that all share a compilation.
+      padded = {}
+      for kind in copies:
+        size = self.network.pools[kind].row_pages
+        padded[kind] = np.full((2, size), -1, np.int32)
+        for place, pages in enumerate(copies[kind]):
+          padded[kind][:, place] = pages
+      self.run(self._lend, np.int32(row), self.account.table(row), padded)
+      self._lent.add(row)
+
+  def check_text(self, row: int) -> None:
+    """Refuses a row that holds no text of its own.
+
+    Raises:
+      ValueError: it is not open, or is lent to a search.
+    """
+    if row not in self.account.open_rows:
+      raise ValueError(
+        f'row={row}: is not open; open are {self.account.open_rows}.'
+      )
+    if row in self._lent:
+      raise ValueError(
+        f'row={row}: holds the tree of a search; adopt one of its results, or'
+        ' close the row.'
+      )
+
+  def logits(self, hidden_BLD: jax.Array) -> jax.Array:
+    """Returns float32 logits [B, L, V] of hidden states."""
+    return self._logits({'params': self.params}, hidden_BLD)
+
+  def _writer(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function for `run`."""
+    return self.jit(function, donate_argnums=1)
+
+  def _check_room(self, row: int, count: int) -> None:
+    self.check_text(row)
+    if count > self.room_of(row):
+      raise ValueError(
+        f'row {row} holds {self.length_of(row)} tokens and gets {count}: it was'
+        f' opened for {self._opened_R[row]}.'
+      )
+
+  def _check(self, rows, tokens_BL, count_B) -> None:
+    B, L = tokens_BL.shape
+    if len(rows) != B or len(set(rows)) != B:
+      raise ValueError(
+        f'rows={rows}: expected {B} different rows, one for each of tokens_BL.'
+      )
+    for place, row in enumerate(rows):
+      count = int(count_B[place])
+      if not 0 <= count <= L:
+        raise ValueError(
+          f'count_B[{place}]={count}: expected 0…{L}, the tokens of a call.'
+        )
+      self._check_room(row, count)
+      tokens_L = tokens_BL[place, :count]
+      outside = (tokens_L < 0) | (tokens_L >= self.config.vocab_size)
+      if outside.any():
+        at = int(outside.argmax())
+        raise ValueError(
+          f'tokens_BL[{place}, {at}]={tokens_L[at]}: a token is'
+          f' 0…{self.config.vocab_size - 1}.'
+        )

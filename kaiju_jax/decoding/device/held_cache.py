@@ -1,0 +1,66 @@
+"""Holds the cache between the calls that take it.
+
+Calls donate the cache: their buffers replace it, so that there is only ever one
+cache's bytes. A call that fails after it took the cache leaves none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.decoding.device import interrupts
+
+
+class Closed(RuntimeError):
+  """A call failed after it had taken the cache, so that there is none left."""
+
+
+class HeldCache:
+  """A cache between calls that take it."""
+
+  def __init__(self, cache: cache_lib.Cache):
+    self._cache: cache_lib.Cache | None = cache
+
+  @property
+  def is_lost(self) -> bool:
+    return self._cache is None
+
+  @property
+  def cache(self) -> cache_lib.Cache:
+    """The cache after the last call.
+
+    Raises:
+      Closed: a call failed after it had taken the cache.
+    """
+    if self._cache is None:
+      raise Closed(
+        'a call failed after it had taken the cache, which is lost with all'
+        ' texts in it: make another Decoder.'
+      )
+    return self._cache
+
+  def replace(
+    self,
+    function: Callable[..., tuple[Any, cache_lib.Cache]],
+    params: Any,
+    *arguments: Any,
+  ) -> Any:
+    """Runs `function(params, cache, *arguments)` and keeps its cache.
+
+    Returns:
+      The function's result.
+
+    Raises:
+      Closed: an earlier call failed after it had taken the cache.
+    """
+    cache = self.cache
+    try:
+      with interrupts.held():
+        result, self._cache = function(params, cache, *arguments)
+    except BaseException:
+      if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):
+        self._cache = None
+      raise
+    return result

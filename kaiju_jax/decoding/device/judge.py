@@ -1,0 +1,59 @@
+"""A token-level head over the hidden states of a decoder.
+
+    probability = σ(head(hidden))        about the text up to and with a token
+
+The head is one linear layer over the final normed hidden state
+(`model/token_head.py`), which every call of the model makes anyway. So what it
+says is computed in the same program.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.model import token_head
+
+# Parameters and names, as `token_head.load` returns them.
+Head = tuple[Any, token_head.TokenHeadConfig]
+
+
+class Judge:
+  """A head that reads one decoder's hidden states.
+
+  Attributes:
+    names: of its C dimensions, in the order of the probabilities.
+    params: its parameters, where the decoder's are.
+  """
+
+  def __init__(self, head: Head, decoder: decoder_lib.Decoder):
+    """Takes over a head.
+
+    Raises:
+      ValueError: bad names, or weights of another model or of other dimensions.
+    """
+    params, config = head
+    token_head.check(config)
+    self.names = tuple(config.names)
+    d_model, classes = decoder.config.d_model, len(self.names)
+    expected = {'w_DC': (d_model, classes), 'bias_C': (classes,)}
+    found = {name: np.shape(x) for name, x in params.items()}
+    if found != expected:
+      raise ValueError(
+        f'head has the weights {found}: expected {expected}, for'
+        f' model.d_model={d_model} and the dimensions {list(self.names)}.'
+      )
+    self._head = token_head.TokenHead(config)
+    self.params = jax.device_put(
+      {name: np.asarray(x, np.float32) for name, x in params.items()},
+      decoder.cache.length_R.sharding,
+    )
+
+  def logits(self, params: Any, hidden_BLD: jax.Array) -> jax.Array:
+    """Returns float32 logits [B, L, C]; a pure function."""
+    return self._head.apply({'params': params}, hidden_BLD)
+
+  def probability(self, params: Any, hidden_BLD: jax.Array) -> jax.Array:
+    """Returns float32 probabilities [B, L, C]; a pure function."""
+    return jax.nn.sigmoid(self.logits(params, hidden_BLD))

@@ -1,0 +1,1 @@
+"""Continuous batching: requests in, rounds on the device, tokens out."""

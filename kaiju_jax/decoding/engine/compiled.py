@@ -1,0 +1,296 @@
+"""The rounds of one decoder, compiled, and how each of its rows draws.
+
+The pure functions are those of `rounds.py`. Here they meet a decoder's cache,
+and prompts of any length meet calls of a few shapes, so that requests that join
+and leave compile nothing.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import interrupts
+from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.engine import rounds
+from kaiju_jax.decoding.requests import sampling as sampling_lib
+
+_SMALLEST_CHUNK = 8
+# Rows of a call that prefills several short prompts.
+_ROWS = (4, 8)
+# Rows of a step that draws for few sequences.
+_WIDTHS = (1, 4)
+
+
+class Chunk(NamedTuple):
+  """The next tokens of one row.
+
+  Attributes:
+    row: the cache row's index.
+    tokens_L: int32; none for a row that only fills the call's shape.
+    draws: whether the prompt ends here: a token is drawn.
+  """
+
+  row: int
+  tokens_L: np.ndarray
+  draws: bool = False
+
+
+class _Ran(NamedTuple):
+  """What a call of `rounds.prefill` returned beside the state."""
+
+  last_BLD: jax.Array
+  scores: rounds.Scores | None
+  judged_CB: jax.Array | None
+
+
+class Rounds:
+  """What the engine runs on the device.
+
+  Ctrl-C during a method raises after it.
+
+  Args:
+    decoder: the model and its cache.
+    chunk: prompt tokens of a call, at most.
+    shares: whether several prompts may share a call, and a few sequences a
+      step narrower than the cache: last bits depend on the shape of a call.
+    judge: a token-level head, of all tokens that run; None for none.
+
+  Attributes:
+    shapes: (rows, tokens of each) of a prefill's calls. One row takes a
+      sixteenth of `chunk`, a quarter or the whole, but not below 8 tokens
+      unless `chunk` is; four and eight rows share a chunk.
+    widths: rows of a step, ascending: few sequences do not pay for all rows.
+    last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
+      latest prefill, zeros beyond them; None before it.
+  """
+
+  def __init__(
+    self,
+    decoder: decoder_lib.Decoder,
+    chunk: int,
+    shares: bool = True,
+    judge: judge_lib.Judge | None = None,
+  ):
+    def size(part: int) -> int:
+      return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
+
+    self.shapes = sorted(
+      {(1, size(part)) for part in (16, 4, 1)}
+      | {
+        (rows, size(rows)) for rows in _ROWS if shares and rows <= decoder.rows
+      }
+    )
+    rows = decoder.rows
+    narrow = {
+      x for x in _WIDTHS if shares and x < rows and rows >= max(_WIDTHS)
+    }
+    self.widths = sorted({rows, *narrow})
+    self._decoder = decoder
+    self._state = jax.device_put(
+      rounds.initial(decoder.rows, decoder.config.vocab_size),
+      decoder.cache.length_R.sharding,
+    )
+    network = decoder.network
+    self.last_BLD: jax.Array | None = None
+    self._head = None if judge is None else judge.params
+    self._join = decoder.jit(rounds.join, donate_argnums=0)
+    self._step = decoder.jit(
+      functools.partial(rounds.step, network, judge), donate_argnums=(1, 3)
+    )
+    self._first = decoder.jit(
+      functools.partial(rounds.first, network), donate_argnums=1
+    )
+    self._rows = max(rows for rows, _ in self.shapes)
+    self._prefill = {
+      is_scored: decoder.jit(
+        functools.partial(
+          rounds.prefill, network, judge, self._rows, is_scored
+        ),
+        donate_argnums=(1, 3),
+      )
+      for is_scored in (False, True)
+    }
+
+  def join(
+    self, row: int, sampling: sampling_lib.Sampling, text_L: np.ndarray
+  ) -> None:
+    """Sets how a row draws.
+
+    Args:
+      row: the cache row's index.
+      sampling: how it draws.
+      text_L: int32, the tokens that it holds already.
+    """
+    seen_V = np.zeros(self._decoder.config.vocab_size, bool)
+    seen_V[text_L] = True
+    with interrupts.held():
+      self._state = self._join(
+        self._state, np.int32(row), sampling_lib.settings([sampling]), seen_V
+      )
+
+  def prefill(
+    self, chunks: Sequence[Chunk], shape: tuple[int, int]
+  ) -> jax.Array:
+    """Appends chunks to rows' texts, and draws where a prompt ends.
+
+    Args:
+      chunks: at most as many as the shape has rows, of as many tokens at most.
+      shape: one of `shapes`.
+
+    Returns:
+      The tokens in the order of the chunks, to be `rounds.unpacked`; where none
+      draws, an array that is ready when the call is done. With a head, it is
+      `rounds.judged` either way: the highest probabilities over each chunk.
+    """
+    ran = self._run(chunks, shape, np.zeros(0, np.int32), False)
+    return self._drawn(chunks, ran)
+
+  def score(
+    self, chunk: Chunk, next_L: np.ndarray
+  ) -> tuple[jax.Array, rounds.Scores]:
+    """Appends a chunk to a row's text, and scores successors of its tokens.
+
+    Args:
+      chunk: at most as many tokens as the largest shape of one row has.
+      next_L: int32, the tokens that follow each of its tokens.
+
+    Returns:
+      The drawn token as `prefill` returns it, and the scores; those beyond
+      `next_L` mean nothing.
+    """
+    shape = self.shape_of(len(chunk.tokens_L))
+    ran = self._run([chunk], shape, next_L, True)
+    return self._drawn([chunk], ran), ran.scores
+
+  def step(self, rows: Sequence[int]) -> jax.Array:
+    """Draws the next token of each of these rows.
+
+    Returns:
+      The tokens in the order of the rows, to be `rounds.unpacked`; what stands
+      behind them means nothing. With a head, `rounds.judged` says what it gives
+      the tokens that were drawn before.
+    """
+    width = min(x for x in self.widths if x >= len(rows))
+    return self._step_of(rows, width)
+
+  def _step_of(self, rows: Sequence[int], width: int) -> jax.Array:
+    count_B = np.zeros(width, np.int32)
+    count_B[: len(rows)] = 1
+    with interrupts.held():
+      self._state, packed = self._decoder.run(
+        self._step,
+        self._state,
+        np.array(self._rows_of(rows, width), np.int32),
+        count_B,
+        self._head,
+        appends=dict.fromkeys(rows, 1),
+      )
+    return packed
+
+  def warm(self, lengths: Sequence[int] | None = None) -> None:
+    """Compiles what sequences will run; they stay as they are.
+
+    Args:
+      lengths: tokens that prompts which come alone are to be prefilled with;
+        any by default, beside others too.
+
+    Raises:
+      pages.Full: no row is free.
+    """
+    self._decoder.warm()
+    shapes = set(self.shapes)
+    if lengths is not None:
+      # Of whole chunks, and of what is left behind them.
+      counts = {min(x, self.chunk) for x in lengths}
+      counts |= {x % self.chunk or self.chunk for x in lengths}
+      shapes = {self.shape_of(count) for count in counts}
+    nothing_L = np.zeros(0, np.int32)
+    for shape in shapes:
+      ran = self._run([], shape, nothing_L, False)
+    self._draw([], ran)
+    for width in self.widths:
+      self._step_of((), width)
+    row = self._decoder.open(1)
+    try:
+      self.join(row, sampling_lib.Sampling(), nothing_L)
+    finally:
+      self._decoder.close(row)
+
+  def shape_of(self, count: int) -> tuple[int, int]:
+    """Returns the smallest shape of one row that takes so many tokens."""
+    return min(x for x in self.shapes if x[0] == 1 and x[1] >= count)
+
+  @property
+  def chunk(self) -> int:
+    """Tokens of a call, at most."""
+    return max(size for rows, size in self.shapes if rows == 1)
+
+  def _run(self, chunks, shape, next_L, is_scored: bool):
+    B, L = shape
+    filled = self._filled(chunks, B)
+    tokens_BL = np.zeros((B, L), np.int32)
+    for b, (_, tokens_L, _) in enumerate(filled):
+      count = len(tokens_L)
+      # Padding repeats a token of the text, so that it brings no NaN that the
+      # text does not have.
+      tokens_BL[b] = tokens_L[0] if count else 0
+      tokens_BL[b, :count] = tokens_L
+    next_BL = np.zeros((B, L), np.int32)
+    next_BL[0, : len(next_L)] = next_L
+    counts = {row: len(tokens_L) for row, tokens_L, _ in filled}
+    packed = rounds.Chunks(
+      np.array(list(counts), np.int32),
+      tokens_BL,
+      next_BL,
+      np.array(list(counts.values()), np.int32),
+    )
+    appends = {row: count for row, count in counts.items() if count}
+    with interrupts.held():
+      self._state, *ran = self._decoder.run(
+        self._prefill[is_scored],
+        self._state,
+        packed,
+        self._head,
+        appends=appends,
+      )
+    ran = _Ran(*ran)
+    self.last_BLD = ran.last_BLD
+    return ran
+
+  def _drawn(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
+    """Draws where a prompt ends."""
+    if any(chunk.draws for chunk in chunks):
+      return self._draw(chunks, ran)
+    return ran.last_BLD if ran.judged_CB is None else ran.judged_CB
+
+  def _draw(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
+    """Draws the tokens that follow prompts; no row draws where none is said."""
+    decoder = self._decoder
+    filled = self._filled(chunks, self._rows)
+    with interrupts.held():
+      self._state, packed = self._first(
+        decoder.params,
+        self._state,
+        np.array([row for row, *_ in filled], np.int32),
+        np.array([decoder.length_of(row) for row, *_ in filled], np.int32),
+        np.array([draws for *_, draws in filled]),
+        ran.last_BLD,
+        ran.judged_CB,
+      )
+    return packed
+
+  def _filled(self, chunks: Sequence[Chunk], count: int) -> list[Chunk]:
+    """Returns chunks, and beyond them empty ones of other rows."""
+    rows = self._rows_of([chunk.row for chunk in chunks], count)
+    nothing_L = np.zeros(0, np.int32)
+    return [*chunks, *(Chunk(row, nothing_L) for row in rows[len(chunks) :])]
+
+  def _rows_of(self, rows: Sequence[int], count: int) -> list[int]:
+    """Returns `count` rows of a call: these, and others that it leaves."""
+    given = set(rows)
+    others = (x for x in range(self._decoder.rows) if x not in given)
+    return [*rows, *others][:count]

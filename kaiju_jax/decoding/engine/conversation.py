@@ -1,0 +1,111 @@
+"""Turns of one text, which stays in the cache while there is room."""
+
+import dataclasses
+from typing import Self
+import uuid
+
+import numpy as np
+
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.engine import stream as stream_lib
+from kaiju_jax.decoding.requests import request as request_lib
+
+
+class Conversation:
+  """Turns, each of which goes on from the text of those before it.
+
+  What a turn draws belongs to the text of the next, the stop token included. A
+  cancelled turn leaves what it had drawn; a prompt that was cut off goes on
+  with the next turn. Between turns no row is held: the text is resumed from the
+  cache, and what others have displaced there runs again.
+  """
+
+  def __init__(self, engine: engine_lib.Engine, length: int):
+    """Begins without text.
+
+    Args:
+      engine: runs the turns.
+      length: tokens of all turns, prompts and answers.
+
+    Raises:
+      ValueError: no row could ever hold it, or a length below 1.
+    """
+    if not 1 <= length <= engine.decoder.length:
+      raise ValueError(
+        f'length={length}: a row of this cache holds'
+        f' 1…{engine.decoder.length} tokens.'
+      )
+    self._engine = engine
+    self._length = length
+    self._key = uuid.uuid4()
+    self._last: sequence_lib.Sequence | None = None
+    self._is_closed = False
+
+  @property
+  def tokens(self) -> np.ndarray:
+    """The text so far, int32: all turns' prompts and answers."""
+    if self._last is None:
+      return np.zeros(0, np.int32)
+    return self._last.text().tokens.copy()
+
+  @property
+  def left(self) -> int:
+    """How many tokens further turns may have, prompts and answers.
+
+    Raises:
+      ValueError: the conversation is closed.
+    """
+    if self._is_closed:
+      raise ValueError('the conversation is closed: open another.')
+    return self._length - len(self.tokens)
+
+  def stream(self, request: request_lib.Request) -> stream_lib.Stream:
+    """Returns the answer to a turn; see `Stream`.
+
+    Args:
+      request: the turn; its tokens follow the text so far, of which `shared`
+        is what the first turn said.
+
+    Raises:
+      TypeError, ValueError: names the field that is wrong; the turn before has
+        not ended, or the conversation is closed or another owner's.
+      request.Busy: the engine takes none at the moment.
+    """
+    left = self.left
+    if self._last is not None and self._last.reason is None:
+      raise ValueError(
+        'the turn before has not ended: read its stream to the end, or close'
+        ' it.'
+      )
+    shared = None
+    if self._last is not None:
+      owner, shared = self._last.request.owner, self._last.request.shared
+      if request.owner != owner:
+        raise ValueError(
+          f'request.owner={request.owner!r}: the conversation is that of'
+          f' {owner!r}.'
+        )
+      request = dataclasses.replace(request, shared=0)
+    tokens_L = self._engine.check(request, length=left)
+    before = self.tokens
+    whole = dataclasses.replace(
+      request,
+      tokens=np.concatenate([before, tokens_L]),
+      shared=request.shared if shared is None else shared,
+      conversation=self._key,
+    )
+    self._last = self._engine.submit(whole, len(before))
+    return stream_lib.Stream(self._engine, self._last)
+
+  def close(self) -> None:
+    """Takes no further turn; cancels one that has not ended."""
+    self._is_closed = True
+    if self._last is not None:
+      self._engine.cancel(self._last)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()

@@ -1,0 +1,447 @@
+"""Runs sequences in rounds: who joins, who draws, whose prompts go on.
+
+    engine = Engine(decoder, tokenizer)
+    sequence = engine.submit(request)
+    while sequence.reason is None:
+      engine.advance()
+
+A round is one step of all rows that draw, one chunk of prompts, and one step of
+a search (`searches.py`), as `schedule.plan` says; so a long prompt delays the
+others by a chunk per token, not by its whole length. There is no thread:
+whoever waits for a token runs the rounds. A round is whole or has not begun:
+Ctrl-C raises after it.
+
+Texts stay in the decoder's prefix tree when their sequences end. A prompt goes
+on from the longest beginning that a point has, whether that is a turn before, a
+candidate beside it, or another user's text with the same character;
+`recording.py` says where points are made.
+
+With `ahead`, a round is dispatched before the tokens of the one before it are
+read. The host's work then runs beside the device's, and what ends at a stop is
+known a round later: the token that it drew meanwhile is not shown.
+
+With a token-level head, each token is judged by the call that appends it to its
+text, and no token is given out before it is judged: so tokens come a round
+later, and the last one takes a round more (`sequence.py`).
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import time
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import interrupts
+from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.engine import compiled
+from kaiju_jax.decoding.engine import flights as flights_lib
+from kaiju_jax.decoding.engine import lookup
+from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.decoding.engine import searches
+from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.pages import pages as pages_lib
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.pages import recording
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import stop
+
+
+class Engine:
+  """The sequences over one decoder's rows.
+
+  Args:
+    decoder: the model and its cache, whose rows are the engine's alone.
+    tokenizer: the tokenizer that turns tokens into text; None for no text.
+    chunk: prompt tokens of a round, at most.
+    isolates: whether a sequence's logits depend on its text alone, to the last
+      bit: then nothing is resumed, and no prompts share a call.
+    ahead: whether a round is dispatched before the one before it is read.
+    limits: when it refuses; by default never.
+    clock: seconds, from any moment on.
+    head: a token-level head, as `token_head.load` returns it: events and
+      results then carry its scores. None for none.
+    candidates: of a step of a guided request, at most; 0 for no such requests.
+      The decoder then needs `extra` slots (`request.Guide.extra`).
+
+  Attributes:
+    decoder: the same.
+    rounds: what runs on the device.
+    limits: when it refuses.
+
+  Raises:
+    ValueError: a chunk without tokens, a head of another model, or a decoder
+      that cannot search for candidates.
+  """
+
+  def __init__(
+    self,
+    decoder: decoder_lib.Decoder,
+    tokenizer: tokenizer_lib.Tokenizer | None = None,
+    *,
+    chunk: int = 256,
+    isolates: bool = False,
+    ahead: bool = False,
+    limits: admission.Limits | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    head: judge_lib.Head | None = None,
+    candidates: int = 0,
+  ):
+    if chunk < 1:
+      raise ValueError(f'chunk={chunk}: must be at least 1.')
+    self.decoder = decoder
+    self._judge = None if head is None else judge_lib.Judge(head, decoder)
+    self.rounds = compiled.Rounds(
+      decoder, chunk, shares=not isolates, judge=self._judge
+    )
+    self._searches = searches.Searches(
+      decoder, candidates, self._judge, is_recorded=not isolates
+    )
+    self.limits = limits or admission.Limits()
+    self._tokenizer = tokenizer
+    self._reuses = not isolates
+    self._ahead = int(ahead)
+    self._clock = clock
+    self._recorder = recording.Recorder(decoder.account.tree)
+    self._waiting: dict[int, sequence_lib.Sequence] = {}
+    self._running: dict[int, sequence_lib.Sequence] = {}
+    self._flights = flights_lib.Flights(
+      0 if self._judge is None else len(self._judge.names)
+    )
+    self._shares = schedule.Shares()
+    self._abandoned: list[Callable[[], None]] = []
+    self._count = 0
+    self._pace = admission.Pace(chunk)
+    self._is_draining = False
+
+  @property
+  def is_idle(self) -> bool:
+    """Whether there is nothing to do."""
+    return not (self._waiting or self._running)
+
+  def check(
+    self,
+    request: request_lib.Request,
+    name: str = 'request',
+    length: int | None = None,
+  ) -> np.ndarray:
+    """Returns the prompt as int32 [L].
+
+    Args:
+      request: what is asked.
+      name: the request's name in messages.
+      length: tokens of prompt and continuation; by default what a row holds.
+
+    Raises:
+      TypeError, ValueError: names the field that is wrong.
+    """
+    length = self.decoder.length if length is None else length
+    tokens_L = request_lib.check(
+      request, self.decoder.config.vocab_size, length, name
+    )
+    if request.stop_strings and self._tokenizer is None:
+      raise ValueError(
+        f'{name}.stop_strings={request.stop_strings!r}: the engine has no'
+        ' tokenizer to find them with.'
+      )
+    self._searches.check(request, name)
+    return tokens_L
+
+  def warm(self, prompts: Sequence[int] | None = None) -> None:
+    """Compiles what runs, so that no request waits for it.
+
+    What scores a prompt compiles when it first runs.
+
+    Args:
+      prompts: the lengths of prompts that come one at a time and are not to be
+        scored; any by default, several at once too.
+
+    Raises:
+      pages.Full: no row is free.
+    """
+    self.rounds.warm(prompts)
+    self._searches.warm(self.rounds)
+
+  def submit(
+    self, request: request_lib.Request, before: int = 0
+  ) -> sequence_lib.Sequence:
+    """Returns the request's sequence, which joins as soon as it can.
+
+    Args:
+      request: what is asked.
+      before: tokens of the prompt that are an earlier turn's.
+
+    Raises:
+      TypeError, ValueError: names the field that is wrong.
+      request.Busy: the queue or the wait is too long, or the engine drains.
+    """
+    tokens_L = self.check(request)
+    if self._is_draining:
+      raise request_lib.Busy('the engine is being stopped.', None)
+    text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
+    self._count += 1
+    one = sequence_lib.Sequence(
+      self._count, request, tokens_L, text, before, self._judge is not None
+    )
+    if self._reuses:
+      needs = self.decoder.account.needs(one.room, one.resumable(), one.extra)
+      one.reusable = needs[1]
+    if self.limits != admission.Limits():
+      admission.refuse(self.limits, self.load(), self._pace, self._left(one))
+    one.came = one.read_at = self._clock()
+    one.tag = self._shares.tag(one.owner, one.room)
+    self._waiting[one.number] = one
+    return one
+
+  def advance(self) -> None:
+    """Runs a round.
+
+    Raises:
+      pages.Full: sequences wait, and no row will ever become free.
+    """
+    with interrupts.held():
+      self.reap()
+      begun = self._clock()
+      plan = self._planned(begun)
+      for number in plan.late:
+        self._too_late(self._waiting[number])
+      if plan.park:
+        # What it reads may end some of them, and others.
+        self._flights.settle_all(self._leave)
+      for one in self._in_rows(plan.park):
+        self._park(one)
+      for number in plan.overtaken:
+        self._waiting[number].overtaken += 1
+      for number in plan.join:
+        self._join_if_it_fits(self._waiting[number])
+      if self._waiting and not self._running and not plan.park:
+        self._join(next(iter(self._waiting.values())))
+      self._dispatch(plan)
+      while len(self._flights) > (self._ahead if self._running else 0):
+        self._flights.settle(self._leave)
+      for one in () if self._ahead else self._in_rows(plan.search):
+        self._searches.settle(one, self._leave)
+      if plan.draw or plan.prefill:
+        seconds = self._clock() - begun
+        self._pace.note(seconds, bool(plan.draw), bool(plan.prefill))
+
+  def cancel(self, sequence: sequence_lib.Sequence) -> None:
+    """Ends a sequence that has not ended, and frees its row."""
+    with interrupts.held():
+      if sequence.reason is None:
+        self._flights.settle_all(self._leave)
+        self._leave(sequence, 'cancelled')
+
+  def abandon(self, end: Callable[[], None]) -> None:
+    """Has `end` called between rounds; finalizers run in the middle of one."""
+    self._abandoned.append(end)
+
+  def reap(self) -> None:
+    """Ends what nobody holds or reads any more."""
+    while self._abandoned:
+      self._abandoned.pop()()
+    lease = self.limits.lease
+    if lease is not None:
+      now = self._clock()
+      for one in (*self._waiting.values(), *self._running.values()):
+        if now - one.read_at > lease:
+          self.cancel(one)
+
+  def read(self, sequence: sequence_lib.Sequence) -> None:
+    """Renews a sequence's lease."""
+    sequence.read_at = self._clock()
+
+  def pin(self, tokens: Sequence[int], is_pinned: bool = True) -> None:
+    """Keeps what everybody may share, however long nobody asks for it.
+
+    Args:
+      tokens: the first `shared` ones of a request that has run.
+      is_pinned: False to let it be evicted again.
+
+    Raises:
+      LookupError: no such text is in the cache.
+      pages.Full: it would leave too little for what is asked.
+    """
+    account = self.decoder.account
+    text = prefix_tree.Text(np.asarray(tokens, np.int32), len(tokens))
+    (account.pin if is_pinned else account.unpin)(text)
+
+  def drain(self, seconds: float) -> list[sequence_lib.Sequence]:
+    """Finishes what runs, takes nothing new, and ends the rest.
+
+    Args:
+      seconds: after which what has not ended is ended; its text is recorded.
+
+    Returns:
+      Those that were ended, with the reason 'drained'.
+    """
+    self._is_draining = True
+    end = self._clock() + seconds
+    while not self.is_idle and self._clock() < end:
+      self.advance()
+    rest = [*self._waiting.values(), *self._running.values()]
+    with interrupts.held():
+      self._flights.settle_all(self._leave)
+      for one in rest:
+        self._leave(one, 'drained')
+    return [one for one in rest if one.reason == 'drained']
+
+  def load(self) -> admission.Load:
+    """Returns what the engine does at the moment."""
+    return self._pace.load(
+      map(self._work, self._waiting.values()),
+      map(self._work, self._running.values()),
+      self.decoder.account.free,
+      len(self.decoder.account.tree),
+    )
+
+  def _work(self, one: sequence_lib.Sequence) -> admission.Work:
+    return admission.Work(self._left(one), one.tokens_left)
+
+  def _left(self, one: sequence_lib.Sequence) -> int:
+    """Returns how many tokens are to be prefilled before it draws."""
+    if one.is_drawing:
+      return 0
+    if one.row is None:
+      return one.length - one.reusable
+    return one.length - self.decoder.length_of(one.row)
+
+  def _planned(self, now: float) -> schedule.Round:
+    """Returns what this round does."""
+    account = self.decoder.account
+    left = {number: self._left(one) for number, one in self._running.items()}
+    known = lookup.known(
+      self._waiting, self._running, left, account, self._reuses, now
+    )
+    budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)
+    return schedule.plan(known.waiting, known.running, budget, now)
+
+  def _join_if_it_fits(self, one: sequence_lib.Sequence) -> None:
+    """Gives a row to a sequence that was found to fit.
+
+    One that joined before it may have displaced the point that it was to go on
+    from, so that it needs more pages now. Then it waits on.
+    """
+    try:
+      self._join(one)
+    except pages_lib.Full:
+      if not self._running:
+        raise
+
+  def _join(self, one: sequence_lib.Sequence) -> None:
+    """Gives a row to a sequence.
+
+    Raises:
+      pages.Full: there is none, or too few pages.
+    """
+    text = one.resumable() if self._reuses else None
+    row = self.decoder.open(one.room, one.extra, text)
+    del self._waiting[one.number]
+    self._running[one.number] = one
+    length = self.decoder.length_of(row)
+    if not one.is_begun:
+      self._shares.joined(one.tag, one.room)
+    one.join(row, length, self._clock())
+    if self._reuses and one.points is None:
+      match = self.decoder.account.match_of(row)
+      one.points = self._recorder.begin(one.text(), match, one.conversation)
+    self.rounds.join(row, one.request.sampling, one.tokens(0, length))
+
+  def _park(self, one: sequence_lib.Sequence) -> None:
+    """Takes a sequence's row away; it waits, and goes on where it was."""
+    self._record(one)
+    self._close(one)
+    self._waiting[one.number] = one
+
+  def _too_late(self, one: sequence_lib.Sequence) -> None:
+    one.error = request_lib.Late(
+      f'sequence {one.number} found no row within {one.request.deadline:g} s.'
+    )
+    self._leave(one, 'error')
+
+  def _dispatch(self, plan: schedule.Round) -> None:
+    """Runs what a round runs; its tokens are still to be read."""
+    self._flights.begin()
+    # In this order, so that a first token waits for no further step.
+    going = self._in_rows(plan.draw)
+    if going:
+      packed = self.rounds.step([one.row for one in going])
+      self._flights.add(packed, dict(enumerate(going)), {})
+    for one in self._running.values():
+      one.passed += one.search is not None or not one.is_drawing
+    prompts = self._in_rows(plan.prefill)
+    if prompts:
+      self._prefill(prompts, plan.shape)
+    for one in self._in_rows(plan.search):
+      one.passed = 0
+      self._searches.run(one, self._leave)
+
+  def _in_rows(self, numbers: Sequence[int]) -> list[sequence_lib.Sequence]:
+    """Returns the sequences of a plan that have not lost their rows since."""
+    return [self._running[x] for x in numbers if x in self._running]
+
+  def _prefill(self, prompts, shape: tuple[int, int]) -> None:
+    """Runs the next chunks of prompts, up to their next points."""
+    chunks, begins = [], []
+    for one in prompts:
+      one.passed = 0
+      begin = self.decoder.length_of(one.row)
+      stops = one.points.stops if self._reuses else ()
+      end = min(begin + shape[1], one.length, *(x for x in stops if x > begin))
+      begins.append(begin)
+      chunks.append(
+        compiled.Chunk(
+          one.row, one.tokens(begin, end), end == one.length and one.draws
+        )
+      )
+    if prompts[0].request.scores_prompt:
+      ((one,), (begin,), (chunk,)) = prompts, begins, chunks
+      count = len(chunk.tokens_L)
+      next_L = one.tokens(begin + 1, begin + 1 + count)
+      packed, scores = self.rounds.score(chunk, next_L)
+      one.score(begin, count, scores)
+    else:
+      packed = self.rounds.prefill(chunks, shape)
+    drawing = {}
+    for place, (one, chunk) in enumerate(zip(prompts, chunks)):
+      if self._reuses and self.decoder.length_of(one.row) in one.points.stops:
+        self._record(one)
+      one.is_drawing = self.decoder.length_of(one.row) == one.length
+      if chunk.draws:
+        drawing[place] = one
+      elif one.is_drawing:
+        self._searches.begin(one, self.rounds.last_BLD, place)
+    self._flights.add(packed, drawing, dict(enumerate(prompts)))
+
+  def _record(self, one: sequence_lib.Sequence) -> None:
+    """Makes a point of what a sequence's row holds, if that is text."""
+    length = self.decoder.length_of(one.row)
+    if self._reuses and length and one.search is None:
+      one.points.record(
+        one.text(length), self.decoder.account.pages_of(one.row)
+      )
+
+  def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
+    """Ends a sequence, wherever it is, and frees its row; once."""
+    if one.reason is not None:
+      return
+    one.reason = reason
+    self._waiting.pop(one.number, None)
+    if not one.is_begun:
+      self._shares.left(one.owner, one.room)
+    if one.row is not None:
+      # A round ahead, what gave no numbers may have left the window's pages.
+      if one.error is None:
+        self._record(one)
+      self._close(one)
+    if isinstance(one.error, request_lib.BadLogits) and one.points is not None:
+      one.points.forget()
+    elif one.points is not None:
+      one.points.end()
+
+  def _close(self, one: sequence_lib.Sequence) -> None:
+    del self._running[one.number]
+    self.decoder.close(one.row)
+    one.leave(self._clock())

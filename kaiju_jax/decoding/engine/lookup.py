@@ -1,0 +1,107 @@
+"""What the schedule is told of sequences in a round, rows and points included.
+
+Looked up in each round anew, because points come and go. A sequence follows
+another whose prompt runs, or is to run before its own, where that will record
+at least a page more of its text than there is yet: so what several prompts
+begin with is prefilled once, though they came at the same moment.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.pages import recording
+from kaiju_jax.decoding.pages import rows as rows_lib
+
+_Sequences = Mapping[int, sequence_lib.Sequence]
+
+
+class Known(NamedTuple):
+  """What `schedule.plan` takes.
+
+  Attributes:
+    waiting: sequences without a row.
+    running: sequences with one, but for those whose last token is on its way.
+    pages: by kind, that new rows may take; {} where none could join.
+  """
+
+  waiting: Sequence[schedule.Waiting]
+  running: Sequence[schedule.Running]
+  pages: Mapping[str, int]
+
+
+def known(
+  waiting: _Sequences,
+  running: _Sequences,
+  left: Mapping[int, int],
+  account: rows_lib.Rows,
+  reuses: bool,
+  now: float,
+) -> Known:
+  """Returns what the schedule is told.
+
+  Args:
+    waiting: sequences without a row, by number.
+    running: those that have one.
+    left: by number, the tokens that each of these has to prefill yet.
+    account: of the rows and points.
+    reuses: whether texts are recorded and resumed.
+    now: seconds of the engine's clock.
+  """
+  waits = [one.waiting() for one in waiting.values()]
+  runs = [
+    one.running(left[number])
+    for number, one in running.items()
+    if not one.is_whole
+  ]
+  highest = max((one.priority for one in waits), default=0)
+  may_park = waits and any(one.priority < highest for one in runs)
+  if may_park:
+    runs = [
+      one._replace(frees=account.frees(running[one.number].row))
+      # The slots of a search hold more than a text that could go on.
+      if running[one.number].search is None
+      else one
+      for one in runs
+    ]
+  if not (account.free or may_park):
+    return Known(waits, runs, {})
+  waits = schedule.ordered(waits, now)
+  most = schedule.OVERTAKES + account.free if account.free else 1
+  # What will be recorded, by number: texts, and the lengths of their points.
+  soon: dict[int, tuple[prefix_tree.Text, Sequence[int]]] = {}
+  for number, one in running.items():
+    if reuses and not one.is_drawing:
+      held = one.length - left[number]
+      stops = [stop for stop in one.points.stops if stop > held]
+      soon[number] = one.text(), stops
+  for place, one in enumerate(waits[:most]):
+    waits[place] = _looked_up(one, waiting[one.number], soon, account, reuses)
+  return Known(waits, runs, account.free_pages())
+
+
+def _looked_up(
+  one: schedule.Waiting,
+  sequence: sequence_lib.Sequence,
+  soon: dict[int, tuple[prefix_tree.Text, Sequence[int]]],
+  account: rows_lib.Rows,
+  reuses: bool,
+) -> schedule.Waiting:
+  """Returns what a sequence needs, has left and follows; adds it to `soon`."""
+  text, follows = sequence.resumable() if reuses else None, ()
+  needs, resumed = account.needs(sequence.room, text, sequence.extra)
+  if text is not None:
+    least = resumed + account.page
+    follows = [
+      number
+      for number, (other, stops) in soon.items()
+      if recording.soon(other, stops, text, least) >= least
+    ]
+    whole = sequence.text()
+    stops = recording.stops(resumed, sequence.prompt, whole.shared)
+    soon[one.number] = whole, stops
+  left = sequence.length - resumed
+  return one._replace(needs=needs, left=left, follows=follows)

@@ -1,0 +1,311 @@
+"""What runs on the device in a round of the engine.
+
+    prefill   the next chunks of a few rows' prompts
+    first     the tokens that follow prompts
+    step      the next token of all rows that go on
+
+These are pure functions with static shapes: which rows go on and how they draw
+are values. The tokens that were drawn and their log-probabilities come back to
+the host in one array.
+
+With a token-level head, the same array says what the head gives the tokens that
+the call appended. So a step judges the token that the call before it drew: its
+hidden state is known only once it is appended.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax.decoding.device import cache as cache_lib
+from kaiju_jax.decoding.device import extend
+from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.requests import sampling as sampling_lib
+
+
+class State(NamedTuple):
+  """What drawing needs to know of each row; stays on the device.
+
+  Attributes:
+    token_R: int32, drawn and not in the cache yet.
+    settings: how each row draws.
+    seen_RV: bool, tokens that the row's text holds.
+  """
+
+  token_R: jax.Array
+  settings: sampling_lib.Settings
+  seen_RV: jax.Array
+
+
+class Chunks(NamedTuple):
+  """The next tokens of B rows.
+
+  Attributes:
+    row_B: int32, rows of the cache, each at most once.
+    tokens_BL: int32.
+    next_BL: int32, the successors to score.
+    count_B: int32, tokens of each row; 0 leaves a row as it is.
+  """
+
+  row_B: Any
+  tokens_BL: Any
+  next_BL: Any
+  count_B: Any
+
+
+class Scores(NamedTuple):
+  """Scores of the tokens after a chunk's, each given all tokens before it.
+
+  Attributes:
+    log_probability_L: float32.
+    is_likeliest_L: bool, whether greedy decoding would have written it.
+  """
+
+  log_probability_L: jax.Array
+  is_likeliest_L: jax.Array
+
+
+def initial(rows: int, vocab_size: int) -> State:
+  """Returns the state of unused rows."""
+  settings = sampling_lib.settings(
+    [sampling_lib.Sampling(temperature=0)] * rows
+  )
+  return State(
+    jnp.zeros((rows,), jnp.int32),
+    sampling_lib.Settings(*map(jnp.asarray, settings)),
+    jnp.zeros((rows, vocab_size), bool),
+  )
+
+
+def join(
+  state: State,
+  row: jax.Array,
+  settings: sampling_lib.Settings,
+  seen_V: jax.Array,
+) -> State:
+  """Returns the state in which a row draws by these settings.
+
+  Args:
+    state: the state of all R rows.
+    row: int32 scalar.
+    settings: this one row's settings, arrays [1].
+    seen_V: bool, tokens that the row's text holds already.
+  """
+  return state._replace(
+    settings=sampling_lib.Settings(
+      *(
+        all_R.at[row].set(one[0])
+        for all_R, one in zip(state.settings, settings)
+      )
+    ),
+    seen_RV=state.seen_RV.at[row].set(seen_V),
+  )
+
+
+def prefill(
+  network: extend.Network,
+  judge: judge_lib.Judge | None,
+  rows: int,
+  is_scored: bool,
+  params: Any,
+  cache: cache_lib.Cache,
+  rings: dict[str, jax.Array],
+  state: State,
+  chunks: Chunks,
+  head: Any = None,
+) -> tuple[
+  tuple[State, jax.Array, Scores | None, jax.Array | None], cache_lib.Cache
+]:
+  """Appends chunks to rows' texts.
+
+  Args:
+    network: the model and the pools of the cache.
+    judge: a token-level head; None for none.
+    rows: of `first`, at least B.
+    is_scored: whether to return `Scores`, of the first row.
+    params: those of `weights.ready`.
+    cache: the cache.
+    rings: the tables of all rows (`extend.text`).
+    state: the state of the cache's R rows.
+    chunks: B rows' tokens.
+    head: the judge's parameters.
+
+  Returns:
+    (state, the hidden states [rows, 1, D] of each row's last token, zeros
+    beyond B, the scores or None, and for `judged` the highest probabilities
+    over each chunk or None), and the cache.
+  """
+  row_B, tokens_BL, next_BL, count_B = chunks
+  hidden_BLD, cache = extend.text(
+    network, params, cache, rings, row_B, tokens_BL, count_B
+  )
+  is_kept_BL = jnp.arange(tokens_BL.shape[1])[None] < count_B[:, None]
+  # A scatter drops what lies beyond the vocabulary's end.
+  token_BL = jnp.where(is_kept_BL, tokens_BL, state.seen_RV.shape[1])
+  seen_RV = state.seen_RV.at[row_B[:, None], token_BL].set(True, mode='drop')
+  last_B11 = jnp.maximum(count_B - 1, 0)[:, None, None]
+  last_BLD = jnp.take_along_axis(hidden_BLD, last_B11, axis=1)
+  scores = None
+  if is_scored:
+    scores = _scores(_logits(network, params, hidden_BLD[:1])[0], next_BL[0])
+  # All shapes of a prefill share one program of `first`.
+  beyond = 0, rows - len(row_B)
+  last_BLD = jnp.pad(last_BLD, (beyond, (0, 0), (0, 0)))
+  highest_CB = None
+  if judge is not None:
+    probability_BLC = judge.probability(head, hidden_BLD)
+    probability_BLC = jnp.where(is_kept_BL[..., None], probability_BLC, 0)
+    highest_CB = _bits(jnp.pad(probability_BLC.max(axis=1).T, ((0, 0), beyond)))
+  state = state._replace(seen_RV=seen_RV)
+  return (state, last_BLD, scores, highest_CB), cache
+
+
+def first(
+  network: extend.Network,
+  params: Any,
+  state: State,
+  row_B: jax.Array,
+  index_B: jax.Array,
+  draws_B: jax.Array,
+  last_BLD: jax.Array,
+  judged_CB: jax.Array | None = None,
+) -> tuple[State, jax.Array]:
+  """Draws the tokens that follow prompts.
+
+  Args:
+    network: the model and its pools.
+    params: those of `weights.ready`.
+    state: the state of the cache's R rows.
+    row_B: int32, rows of the cache, each at most once.
+    index_B: int32, tokens of each row's text.
+    draws_B: bool, whether a row's prompt has ended.
+    last_BLD: the hidden states [B, 1, D] that `prefill` returned.
+    judged_CB: what `prefill` returned for `judged`.
+
+  Returns:
+    State, and the B `packed` tokens; those of rows that draw none mean nothing.
+  """
+  token_B, own_B = sampling_lib.draw(
+    _logits(network, params, last_BLD)[:, 0],
+    _at_rest(
+      sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
+      draws_B,
+    ),
+    index_B,
+    state.seen_RV[row_B],
+  )
+  kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
+  state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
+  return state, _packed(token_B, own_B, judged_CB)
+
+
+def step(
+  network: extend.Network,
+  judge: judge_lib.Judge | None,
+  params: Any,
+  cache: cache_lib.Cache,
+  rings: dict[str, jax.Array],
+  state: State,
+  row_B: jax.Array,
+  count_B: jax.Array,
+  head: Any = None,
+) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
+  """Appends rows' drawn tokens to their texts, and draws the next.
+
+  Args:
+    network: the model and the pools of the cache.
+    judge: a token-level head, of the tokens that are appended; None for none.
+    params: those of `weights.ready`.
+    cache: the cache.
+    rings: the tables of all rows (`extend.text`).
+    state: the state of the cache's R rows.
+    row_B: int32, rows of the cache, each at most once.
+    count_B: int32, 1 for rows that go on, 0 for the others.
+    head: the judge's parameters.
+
+  Returns:
+    (state, the B `packed` tokens), and the cache. What rows that do not go on
+    have among the tokens means nothing.
+  """
+  token_B = state.token_R[row_B]
+  is_on_B = count_B > 0
+  hidden_BLD, cache = extend.text(
+    network,
+    params,
+    cache,
+    rings,
+    row_B,
+    jnp.maximum(token_B, 0)[:, None],
+    count_B,
+  )
+  at_B = jnp.where(is_on_B, token_B, state.seen_RV.shape[1])
+  seen_RV = state.seen_RV.at[row_B, at_B].set(True, mode='drop')
+  drawn_B, own_B = sampling_lib.draw(
+    _logits(network, params, hidden_BLD)[:, 0],
+    _at_rest(
+      sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
+      is_on_B,
+    ),
+    cache.length_R[row_B],
+    seen_RV[row_B],
+  )
+  token_R = state.token_R.at[row_B].set(jnp.where(is_on_B, drawn_B, token_B))
+  state = State(token_R, state.settings, seen_RV)
+  judged_CB = None
+  if judge is not None:
+    judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
+  return (state, _packed(drawn_B, own_B, judged_CB)), cache
+
+
+def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+  """Returns tokens and log-probabilities, on the host."""
+  token_R, own_R = np.asarray(packed)[:2]
+  return token_R, own_R.view(np.float32)
+
+
+def judged(packed: jax.Array, classes: int) -> np.ndarray:
+  """Returns probabilities float32 [B, C] of a head's dimensions, on the host.
+
+  Args:
+    packed: what a call with a head returned, whether it drew or not.
+    classes: C.
+  """
+  return np.asarray(packed)[-classes:].view(np.float32).T
+
+
+def _at_rest(
+  settings: sampling_lib.Settings, is_on_B: jax.Array
+) -> sampling_lib.Settings:
+  """Returns settings in which rows at rest wait for no filter."""
+  return settings._replace(
+    temperature_B=jnp.where(is_on_B, settings.temperature_B, 0)
+  )
+
+
+def _packed(token_B, log_probability_B, judged_CB=None) -> jax.Array:
+  """Returns all in one int32 array [2 + C, B], to move them at once."""
+  packed = jnp.stack([token_B, _bits(log_probability_B)])
+  if judged_CB is None:
+    return packed
+  return jnp.concatenate([packed, judged_CB])
+
+
+def _bits(x: jax.Array) -> jax.Array:
+  """Returns float32 as int32 of the same bits."""
+  return lax.bitcast_convert_type(x, jnp.int32)
+
+
+def _logits(network, params, hidden_BLD) -> jax.Array:
+  return network.model.apply({'params': params}, hidden_BLD, method='logits')
+
+
+def _scores(logits_LV, next_L) -> Scores:
+  chosen_L = jnp.take_along_axis(logits_LV, next_L[:, None], axis=1)[:, 0]
+  return Scores(
+    chosen_L - jax.nn.logsumexp(logits_LV, axis=-1),
+    jnp.argmax(logits_LV, axis=-1) == next_L,
+  )

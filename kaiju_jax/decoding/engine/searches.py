@@ -1,0 +1,245 @@
+"""Guided sequences: searches of an engine's rows, a step per round.
+
+    score = Σ log p(token | text before it)  +  what the head says of the text
+
+A guided sequence joins as all others do, with the slots of its beams beyond
+those of its text, and its prompt runs in the same calls. Behind its prompt it
+draws nothing: in a round, one of the searches runs the candidates of its next
+step, beside the step of those that draw. So these wait for one call more,
+however many searches there are.
+
+What is found is given out at once, each token with its log-probability and with
+what the head gave it: all were judged when they ran as candidates. If a stop
+string cuts it, the rest is dropped. The row is text again then, unless a stop
+string has cut it, and becomes a point as other answers do.
+
+The slots of a search hold more than a text, so that it is not parked. One that
+is cancelled or drained gives out nothing. The sources name classifier-guided
+beam search and say no more: all of this is our guess.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+import numbers
+from typing import Any
+
+import jax
+import numpy as np
+
+from kaiju_jax.decoding.beam import calls as beam_calls
+from kaiju_jax.decoding.beam import search as beam
+from kaiju_jax.decoding.beam import slots as beam_slots
+from kaiju_jax.decoding.beam import step as beam_step
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.engine import compiled
+from kaiju_jax.decoding.engine import flights
+from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.pages import pages
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.model import token_head
+
+
+class Searches:
+  """The searches of one engine; all share what is compiled.
+
+  Args:
+    decoder: the model and its cache.
+    candidates: of a step, at most; 0 for no searches at all.
+    judge: a token-level head; None for none.
+    is_recorded: whether rows are to be text again, so that points can be made.
+
+  Raises:
+    ValueError: candidates below 0, or a decoder that cannot search.
+  """
+
+  def __init__(
+    self,
+    decoder: decoder_lib.Decoder,
+    candidates: int = 0,
+    judge: judge_lib.Judge | None = None,
+    is_recorded: bool = True,
+  ):
+    if candidates < 0:
+      raise ValueError(f'candidates={candidates}: must be at least 0.')
+    self._decoder = decoder
+    self._is_recorded = is_recorded
+    self._names = () if judge is None else judge.names
+    self._head = None if judge is None else judge.params
+    self._calls: beam_calls.Calls | None = None
+    if candidates:
+      judged = None if judge is None else functools.partial(_judged, judge)
+      self._calls = beam_calls.Calls(decoder, candidates, judged)
+
+  def check(self, request: request_lib.Request, name: str) -> None:
+    """Refuses a request whose search cannot run.
+
+    Raises:
+      TypeError, ValueError: names the field, its value and what is right.
+    """
+    guide, name = request.guided, f'{name}.guided'
+    if guide is None:
+      return
+    for field in ('width', 'candidates'):
+      value = getattr(guide, field)
+      is_count = isinstance(value, numbers.Integral)
+      if isinstance(value, bool) or not (is_count or value is None):
+        raise TypeError(f'{name}.{field}={value!r}: must be an integer.')
+    try:
+      _search_of(request)
+    except ValueError as error:
+      raise ValueError(f'{name}: {error}') from error
+    if self._calls is None:
+      raise ValueError(
+        f'{name}={guide!r}: the engine runs no searches; make it with'
+        f' candidates={guide.queries} or more, over a decoder with'
+        f' extra={guide.extra(request.max_tokens)} or more.'
+      )
+    if guide.queries > self._calls.size:
+      raise ValueError(
+        f'{name}: a step of {guide.queries} candidates; the engine runs'
+        f' {self._calls.size} at most.'
+      )
+    extra = guide.extra(request.max_tokens)
+    if extra > self._decoder.extra:
+      raise ValueError(
+        f'{name}: width={guide.width}, {guide.queries} candidates and'
+        f' max_tokens={request.max_tokens} take {extra} slots beyond the text,'
+        f' and the rows of the decoder have {self._decoder.extra}: open it with'
+        f' extra={extra} or more.'
+      )
+    self._check_weights(guide, name)
+
+  def _check_weights(self, guide: request_lib.Guide, name: str) -> None:
+    for dimension, weight in guide.weights.items():
+      if dimension not in self._names:
+        raise ValueError(
+          f'{name}.weights names {dimension!r}: the head of the engine has the'
+          f' dimensions {list(self._names)}.'
+        )
+      if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+        raise TypeError(
+          f'{name}.weights[{dimension!r}]={weight!r}: must be a number.'
+        )
+      if not math.isfinite(weight):
+        raise ValueError(
+          f'{name}.weights[{dimension!r}]={weight!r}: must be finite.'
+        )
+
+  def begin(
+    self, one: sequence_lib.Sequence, hidden_BLD: jax.Array, place: int
+  ) -> None:
+    """Begins the search of a sequence whose row holds its prompt.
+
+    Args:
+      one: the sequence.
+      hidden_BLD: hidden states [B, 1, D].
+      place: which of them is that of the prompt's last token.
+    """
+    weight_C = np.array(
+      [one.request.guided.weights.get(name, 0.0) for name in self._names],
+      np.float32,
+    )
+    one.search = beam.BeamSearch(
+      self._decoder,
+      _search_of(one.request),
+      calls=self._calls,
+      arguments=(self._head, weight_C) if self._calls.is_judged else (),
+      # What the head adds is at most 0.
+      is_bounded=True,
+      keeps_pages=True,
+    )
+    one.search.begin(one.row, hidden_BLD, place)
+
+  def run(self, one: sequence_lib.Sequence, end: flights.End) -> None:
+    """Runs the next step of a search; if the last is not read, reads it first.
+
+    Args:
+      one: the sequence.
+      end: is told why it ends, if it does.
+    """
+    self.settle(one, end)
+    if one.reason is None:
+      self._guarded(one, one.search.dispatch, end)
+
+  def settle(self, one: sequence_lib.Sequence, end: flights.End) -> None:
+    """Reads a search's last step; if it is done, gives out what was found.
+
+    Args:
+      one: the sequence.
+      end: is told why it ends, if it does.
+    """
+    self._guarded(one, one.search.settle, end)
+    if one.reason is not None or not one.search.is_done:
+      return
+    (best,) = one.search.finish()
+    reason = one.find(best)
+    is_whole = one.length == one.prompt + len(best.tokens)
+    if self._is_recorded and is_whole:
+      one.search.adopt(best)
+      one.search = None
+    end(one, reason)
+
+  def warm(self, rounds: compiled.Rounds) -> None:
+    """Compiles what searches run, by a search in a row of its own.
+
+    Raises:
+      pages.Full: no row is free.
+    """
+    if self._calls is None:
+      return
+    decoder, arguments = self._decoder, ()
+    if self._calls.is_judged:
+      arguments = self._head, np.zeros(len(self._names), np.float32)
+    search = beam.Search(1, 1, eos=0)
+    row = decoder.open(2, min(search.extra, decoder.extra))
+    try:
+      token = compiled.Chunk(row, np.zeros(1, np.int32))
+      rounds.prefill([token], rounds.shapes[0])
+      searcher = beam.BeamSearch(
+        decoder, search, calls=self._calls, arguments=arguments
+      )
+      searcher.begin(row, rounds.last_BLD)
+      searcher.advance()
+      searcher.adopt(searcher.finish()[0])
+    finally:
+      decoder.close(row)
+
+  def _guarded(
+    self, one: sequence_lib.Sequence, call: Callable[[], None], end: flights.End
+  ) -> None:
+    """Runs a part of a search; what it raises is the sequence's error."""
+    try:
+      call()
+    except (beam.BadScores, request_lib.BadLogits) as error:
+      one.error = request_lib.BadLogits(f'sequence {one.number}: {error}')
+    except (beam.Vetoed, beam_slots.Exhausted, pages.Full) as error:
+      one.error = type(error)(f'sequence {one.number}: {error}')
+    if one.error is not None:
+      end(one, 'error')
+
+
+def _search_of(request: request_lib.Request) -> beam.Search:
+  guide = request.guided
+  return beam.Search(
+    guide.width,
+    request.max_tokens,
+    guide.candidates,
+    eos=tuple(request.stop_tokens) or None,
+    length_penalty=guide.length_penalty,
+  )
+
+
+def _judged(
+  judge: judge_lib.Judge,
+  candidates: beam_step.Candidates,
+  params: Any,
+  weight_C: jax.Array,
+) -> beam_step.Judged:
+  """Judges candidates anew at each step: the head judges whole texts."""
+  logits_BLC = judge.logits(params, candidates.hidden_CD[None])
+  added_BL = token_head.reweigh(logits_BLC, weight_C)
+  return beam_step.Judged(
+    candidates.total_C + added_BL[0], jax.nn.sigmoid(logits_BLC[0])
+  )

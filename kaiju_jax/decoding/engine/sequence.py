@@ -1,0 +1,337 @@
+"""A sequence on its way from request to result.
+
+Where the engine has a token-level head, no token is given out unjudged. What
+the head says of a token is known once the token is in the cache, one call after
+it was drawn. Until then it is held, and the last token gets a call of its own.
+A token that is held when its sequence ends or is parked does not count as
+drawn: a parked sequence draws it again. A stop token shows nothing of its own,
+so that it ends the sequence at once.
+"""
+
+import collections
+from collections.abc import Hashable
+
+import numpy as np
+
+from kaiju_jax.decoding.beam import paths as beam_paths
+from kaiju_jax.decoding.beam import search as beam
+from kaiju_jax.decoding.engine import rounds
+from kaiju_jax.decoding.engine import schedule
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.pages import recording
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import stop
+
+
+class Sequence:
+  """One request, and what has come of it.
+
+  Attributes:
+    number: the number that messages call the sequence by.
+    request: what was asked.
+    is_judged: whether a head judges its tokens.
+    draws: whether its tokens are drawn; otherwise a search finds them.
+    prompt: tokens of the prompt.
+    owner: whose text it is, as the prefix tree wants it.
+    before: how many of them are an earlier turn's, whose scores nobody asks.
+    came: when it was submitted, in seconds of the engine's clock; later by as
+      much as it has run since, where it was parked.
+    joined_at: when it got its row.
+    tag: where it stands in its owner's share (`schedule.Shares`).
+    row: the cache row's index; None while the sequence waits for one.
+    is_drawing: whether its row holds the whole prompt, so that it draws.
+    is_begun: whether it had a row before.
+    points: records its text; None before it first had a row, and where texts
+      are not recorded.
+    reusable: tokens that were in the cache when it came.
+    reused: tokens of the prompt that did not run.
+    search: what looks for its continuation, from the end of its prompt on until
+      its row is text again; None where it draws.
+    flying: tokens that the device draws and the host has not read.
+    overtaken: how many later sequences joined while it waited (`schedule.py`).
+    passed: rounds in which other prompts ran instead.
+    read_at: when somebody last read its events.
+    reason: why it ended (`request.Result`); None before.
+    error: see `request.Result`.
+    events: drawn tokens that nobody has read yet.
+    prompt_scores: see `request.Result`.
+  """
+
+  def __init__(
+    self,
+    number: int,
+    request: request_lib.Request,
+    tokens_L: np.ndarray,
+    text: stop.Text,
+    before: int = 0,
+    is_judged: bool = False,
+  ):
+    self.number = number
+    self.request = request
+    self.is_judged = is_judged
+    self.draws = request.guided is None
+    self.prompt = len(tokens_L)
+    self.before = before
+    self.came = 0.0
+    self.joined_at = 0.0
+    self.tag = 0.0
+    self.row: int | None = None
+    self.is_drawing = False
+    self.is_begun = False
+    self.points: recording.RequestPoints | None = None
+    self.reusable = 0
+    self.reused = 0
+    self.search: beam.BeamSearch | None = None
+    self.flying = 0
+    self.overtaken = 0
+    self.passed = 0
+    self.read_at = 0.0
+    self.reason: str | None = None
+    self.error: Exception | None = None
+    self.events: collections.deque[request_lib.Event] = collections.deque()
+    self.owner = request.owner.encode()
+    self.prompt_scores: tuple[float, ...] | None = None
+    # All tokens, of the prompt and drawn.
+    self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
+    self._tokens[: self.prompt] = tokens_L
+    self._drawn = 0
+    self._text = text
+    self._stops = frozenset(request.stop_tokens)
+    # Drawn and not judged yet: a token and its log-probability.
+    self._held: tuple[int, float] | None = None
+    # What the head gave the last token.
+    self._scores: tuple[float, ...] | None = None
+    self._pieces: list[str] = []
+    self._log_probabilities: list[float] = []
+    # Scores of chunks, which entries of each count, and where they end.
+    self._scored: list[tuple[rounds.Scores, slice]] = []
+    self._scored_to = before
+
+  @property
+  def conversation(self) -> Hashable | None:
+    """What its points are a turn of; each owner's are others."""
+    if self.request.conversation is None:
+      return None
+    return self.owner, self.request.conversation
+
+  @property
+  def room(self) -> int:
+    """Tokens that its row must have room for."""
+    return len(self._tokens)
+
+  @property
+  def extra(self) -> int:
+    """Slots beyond them, of a search."""
+    guide = self.request.guided
+    return 0 if guide is None else guide.extra(self.request.max_tokens)
+
+  @property
+  def length(self) -> int:
+    """Tokens of the text so far, prompt and drawn."""
+    return self.prompt + self._drawn
+
+  @property
+  def is_whole(self) -> bool:
+    """Whether all its calls have run, those on the device included."""
+    drawn = self._drawn + (self._held is not None) + self.flying
+    # The last token is judged by the call that would draw one more.
+    return drawn >= self.request.max_tokens + self.is_judged
+
+  @property
+  def tokens_left(self) -> int:
+    """How many tokens it may draw yet."""
+    steps = 0 if self.search is None else self.search.step
+    return self.request.max_tokens - self._drawn - steps
+
+  def tokens(self, begin: int, end: int) -> np.ndarray:
+    """Returns tokens of the text, int32."""
+    return self._tokens[begin : min(end, self.length)]
+
+  def text(self, length: int | None = None) -> prefix_tree.Text:
+    """Returns the beginning of the text, all of it by default."""
+    length = self.length if length is None else min(length, self.length)
+    shared = self.request.shared
+    return prefix_tree.Text(self._tokens[:length], shared, self.owner)
+
+  def resumable(self) -> prefix_tree.Text:
+    """Returns what text it may resume the beginning of, but for its last token.
+
+    What is followed by tokens whose scores are wanted runs.
+    """
+    if self.is_begun or not self.request.scores_prompt:
+      return self.text()
+    return self.text(self.before + 1)
+
+  def waiting(self) -> schedule.Waiting:
+    """Returns what the schedule knows of it while it waits."""
+    deadline = self.request.deadline
+    return schedule.Waiting(
+      self.number,
+      self.came,
+      self.tag,
+      self.request.priority,
+      None if deadline is None or self.is_begun else self.came + deadline,
+      overtaken=self.overtaken,
+      is_alone=self.request.scores_prompt,
+    )
+
+  def running(self, left: int) -> schedule.Running:
+    """Returns what the schedule knows of it while it has a row."""
+    return schedule.Running(
+      self.number,
+      self.came,
+      left,
+      self.request.priority,
+      self.passed,
+      self.request.scores_prompt,
+      self.tag,
+      self.joined_at - self.came,
+      is_guided=not self.draws,
+    )
+
+  def join(self, row: int, length: int, now: float) -> None:
+    """Notes that it has a row, with some of its text."""
+    self.row = row
+    self.joined_at = now
+    if not self.is_begun:
+      self.reused = length
+    self.is_begun = True
+
+  def leave(self, now: float) -> None:
+    """Notes that it has no row any more."""
+    self.row = None
+    self.is_drawing = False
+    self._held = None
+    self.search = None
+    self.came += now - self.joined_at
+
+  def judge(self, score_C: np.ndarray) -> str | None:
+    """Notes the scores of a chunk of its prompt; returns why it ends.
+
+    Args:
+      score_C: the highest probabilities of the chunk's tokens.
+    """
+    if not np.isfinite(score_C).all():
+      self.error = self._bad_scores()
+      return 'error'
+    if self.prompt_scores is not None:
+      score_C = np.maximum(score_C, self.prompt_scores)
+    self.prompt_scores = tuple(score_C.tolist())
+    return None
+
+  def take(
+    self,
+    token: int,
+    log_probability: float,
+    score_C: np.ndarray | None = None,
+  ) -> str | None:
+    """Notes what a call drew, and what it judged; returns why it ends.
+
+    Args:
+      token: the token; −1 where the logits are no numbers.
+      log_probability: of the token.
+      score_C: the probabilities of the token before it; None without a head.
+    """
+    if self._held is not None:
+      if not np.isfinite(score_C).all():
+        self.error = self._bad_scores()
+        return 'error'
+      held, self._held = self._held, None
+      self._scores = tuple(score_C.tolist())
+      reason = self._give(*held)
+      if reason is not None:
+        return reason
+    if token < 0:
+      self.error = self._bad_logits()
+      return 'error'
+    if self.is_judged and token not in self._stops:
+      self._held = token, log_probability
+      return None
+    return self._give(token, log_probability)
+
+  def find(self, best: beam_paths.Beam) -> str | None:
+    """Gives out what a search found; returns why the sequence ends."""
+    if not np.isfinite(best.probabilities).all():
+      self.error = self._bad_scores()
+      return 'error'
+    reason = None
+    for number, token in enumerate(best.tokens):
+      if best.probabilities and token not in self._stops:
+        self._scores = tuple(best.probabilities[number].tolist())
+      reason = self._give(token, best.log_probabilities[number])
+      if reason is not None:
+        break
+    return reason
+
+  def _give(self, token: int, log_probability: float) -> str | None:
+    """Gives out a token; returns why it is the last, if it is."""
+    piece = self._text.push(token)
+    reason = self._text.reason
+    self._tokens[self.length] = token
+    self._drawn += 1
+    if reason is None and self._drawn == self.request.max_tokens:
+      piece += self._text.finish()
+      reason = self._text.reason or 'length'
+    self._pieces.append(piece)
+    self._log_probabilities.append(log_probability)
+    self.events.append(
+      request_lib.Event(token, piece, log_probability, reason, self._scores)
+    )
+    return reason
+
+  def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
+    """Notes the scores of what follows `count` tokens from `begin` on.
+
+    Tokens that run again, after it was parked, have theirs.
+    """
+    end = min(begin + count, self.prompt - 1)
+    if end > self._scored_to:
+      kept = slice(max(self._scored_to - begin, 0), end - begin)
+      self._scored.append((scores, kept))
+      self._scored_to = end
+
+  def _bad_scores(self) -> request_lib.BadLogits:
+    return request_lib.BadLogits(
+      f'sequence {self.number}, in row {self.row}, step {self._drawn}:'
+      ' what the token-level head gives a token is no number, so that nothing'
+      f' may be shown. It ends here, {self._drawn} tokens after its prompt'
+      f' of {self.prompt}.'
+    )
+
+  def _bad_logits(self) -> request_lib.BadLogits:
+    return request_lib.BadLogits(
+      f'sequence {self.number}, in row {self.row}, step {self._drawn}:'
+      ' its logits hold NaN or +inf, or nothing but -inf, so that no token can'
+      f' be drawn. It ends here, {self._drawn} tokens after its prompt'
+      f' of {self.prompt}.'
+    )
+
+  def result(self) -> request_lib.Result:
+    """Returns what there is so far."""
+    scores = None
+    if self.request.scores_prompt:
+      scores = joined(self._scored).log_probability_L
+    return request_lib.Result(
+      tokens=self._tokens[self.prompt : self.length].copy(),
+      text=''.join(self._pieces),
+      log_probabilities=np.array(self._log_probabilities, np.float32),
+      prompt_log_probabilities=scores,
+      reason=self.reason,
+      error=self.error,
+      reused=self.reused,
+      prompt_scores=self.prompt_scores,
+    )
+
+
+def joined(scored: list[tuple[rounds.Scores, slice]]) -> rounds.Scores:
+  """Returns the scores of chunks, the entries that count, on the host."""
+  return rounds.Scores(
+    np.concatenate(
+      [np.zeros(0, np.float32)]
+      + [np.asarray(one.log_probability_L)[count] for one, count in scored]
+    ),
+    np.concatenate(
+      [np.zeros(0, bool)]
+      + [np.asarray(one.is_likeliest_L)[count] for one, count in scored]
+    ),
+  )

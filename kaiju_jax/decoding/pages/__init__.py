@@ -1,0 +1,1 @@
+"""Pages on the host: counts, the prefix tree, rings, eviction. No arrays."""

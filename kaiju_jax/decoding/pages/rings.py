@@ -1,0 +1,96 @@
+"""How rings turn when their rows grow: which page comes where.
+
+A ring is the table of a row in a kind with a window. When its text grows beyond
+the table, the pages that leave the window come back as its last ones, unless
+somebody else holds them too; then pages that are free take their places.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kaiju_jax.decoding.pages import pages as pages_lib
+from kaiju_jax.decoding.pages import prefix_tree
+
+
+class Growth:
+  """How rings turn for one call, which the device has yet to follow."""
+
+  def __init__(
+    self,
+    tables: Mapping[str, np.ndarray],
+    firsts: Mapping[str, np.ndarray],
+    pages: pages_lib.Pages,
+    tree: prefix_tree.PrefixTree,
+  ):
+    """Begins with rings as they are.
+
+    Args:
+      tables: by kind the pages of all rows, int32 [R, N]; turned in place.
+      firsts: by kind the index of each row's first page [R]; turned as well.
+      pages: who holds each.
+      tree: whose points are evicted where pages are short.
+    """
+    self._tables = tables
+    self._firsts = firsts
+    self._pages = pages
+    self._tree = tree
+    self._before: list[tuple[str, int, np.ndarray, int]] = []
+    self._taken: list[tuple[str, int]] = []
+    self._leaving: list[tuple[str, int]] = []
+
+  def turn(self, kind: str, row: int, count: int) -> None:
+    """Gives a ring the page of index count − 1, and those before it.
+
+    Raises:
+      pages.Full: pinned points and other rows hold all.
+    """
+    table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
+    N = len(table_N)
+    to = max(first, count - N)
+    if to == first and table_N[count - 1 - first] >= 0:
+      return
+    self._before.append((kind, row, table_N.copy(), first))
+    turned_N = np.full(N, -1, np.int32)
+    turned_N[: max(N - (to - first), 0)] = table_N[to - first :]
+    missing = np.flatnonzero(turned_N[: count - to] < 0)
+    self._leaving += [
+      (kind, int(page)) for page in table_N[: to - first] if page >= 0
+    ]
+    # Evicting a point may free a page, or leave one to rows that let go of it.
+    while len(self._left(kind)) + self._pages.free(kind) < len(missing):
+      if not self._tree.evict():
+        break
+    turned_N[missing] = self._take(kind, len(missing))
+    self._tables[kind][row] = turned_N
+    self._firsts[kind][row] = to
+
+  def keep(self) -> None:
+    """Lets go of the pages that left."""
+    for kind, page in self._leaving:
+      self._pages.release(kind, [page])
+
+  def undo(self) -> None:
+    """Turns the rings back."""
+    for kind, row, table_N, first in reversed(self._before):
+      self._tables[kind][row] = table_N
+      self._firsts[kind][row] = first
+    for kind, page in self._taken:
+      self._pages.release(kind, [page])
+
+  def _left(self, kind: str) -> list[int]:
+    """Returns pages that rows let go of and that nobody else holds."""
+    return [
+      page
+      for page in dict.fromkeys(y for x, y in self._leaving if x == kind)
+      if self._pages.holders(kind, page) == self._leaving.count((kind, page))
+    ]
+
+  def _take(self, kind: str, count: int) -> list[int]:
+    """Returns pages that were left to nobody, and others that were free."""
+    again = self._left(kind)[:count]
+    for page in again:
+      self._leaving.remove((kind, page))
+    fresh = self._pages.take(kind, count - len(again))
+    self._taken += [(kind, page) for page in fresh]
+    return again + fresh

@@ -1,0 +1,437 @@
+"""The host's account of a cache's rows: which are open, and with which pages.
+
+A row that opens holds pages that begin as its text does, where the prefix tree
+has a point for it, and takes others, so that a text that has begun can always
+be finished:
+
+    global    all pages of the longest text, at once
+    local     a ring's pages are set aside, and taken as the text grows
+
+Pages that nobody but points holds count as free: points are evicted, those of
+least worth first (`eviction.py`), once a row takes pages. What rows set aside
+and what pinned points hold is never more than the pool has, so that a growing
+row finds a page.
+
+A ring turns by its table: entry n is the page of the positions from
+(first + n) · S on. The page that leaves the window becomes the last, unless
+somebody else holds it too: then a fresh one takes its place (`grow`). The host
+alone knows this, and tells the device with every call (`rings`).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.decoding.pages import pages as pages_lib
+from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.decoding.pages import rings as rings_lib
+from kaiju_jax.model import paging
+
+
+class Opened(NamedTuple):
+  """A row that was opened.
+
+  Attributes:
+    row: its index.
+    length: tokens of its text that are there.
+    tables: by kind its pages, int32 [N], −1 where there is none yet.
+    first: by kind, the position of slot 0.
+    copies: by kind (from, to): the page that holds the text's last tokens is
+      another's, or holds more than the text; copy it before anything is
+      written. {} where nothing is to be copied.
+  """
+
+  row: int
+  length: int
+  tables: dict[str, np.ndarray]
+  first: dict[str, int]
+  copies: dict[str, tuple[int, int]]
+
+
+class Rows:
+  """Free rows of a cache, and the pages of the others.
+
+  Attributes:
+    rows: R, how many rows there are.
+    pages: who holds each page.
+    tree: the points at which texts can go on.
+    page: S, slots of a page.
+  """
+
+  def __init__(self, pools: Mapping[str, paging.Pool], rows: int):
+    self.rows = rows
+    self._pools = pools
+    self.pages = pages_lib.Pages(
+      {kind: pool.pages for kind, pool in pools.items()}
+    )
+    # The kinds with a window.
+    self._rings = [x for x, pool in pools.items() if pool.window is not None]
+    self.page = next(iter(pools.values())).page
+    window = pools[self._rings[0]].window if self._rings else None
+    self.tree = prefix_tree.PrefixTree(self.pages, self.page, window)
+    # What is handed out next stands at the end.
+    self._free_rows = list(range(rows))[::-1]
+    # Of each open row, how many pages of each ring it may have at once.
+    self._set_aside: dict[int, dict[str, int]] = {}
+    self._matches: dict[int, prefix_tree.Match | None] = {}
+    self._tables = {
+      kind: np.full((rows, pool.row_pages), -1, np.int32)
+      for kind, pool in pools.items()
+    }
+    self._firsts = {kind: np.zeros(rows, np.int64) for kind in pools}
+    # Positions before these are not there: a search used their slots.
+    self._held_from = {kind: np.zeros(rows, np.int64) for kind in pools}
+
+  @property
+  def open_rows(self) -> tuple[int, ...]:
+    return tuple(sorted(self._set_aside))
+
+  @property
+  def free(self) -> int:
+    """How many rows are not open."""
+    return len(self._free_rows)
+
+  def room(self, kind: str) -> int:
+    """Returns how many pages a new row could have, were points evicted."""
+    pool = self._pools[kind]
+    if pool.window is None:
+      return pool.pages - int(self._held(kind).sum())
+    return pool.pages - len(self._pinned(kind)) - self._set_aside_of(kind)
+
+  def free_pages(self) -> dict[str, int]:
+    """Returns by kind how many pages a new row could have."""
+    return {kind: self.room(kind) for kind in self._pools}
+
+  def frees(self, row: int) -> dict[str, int]:
+    """Returns by kind how many pages more a new row could have without this.
+
+    Raises:
+      ValueError: the row is not open.
+    """
+    self._check_open(row)
+    counts = dict(self._set_aside[row])
+    for kind, pool in self._pools.items():
+      if pool.window is None:
+        table_RN = self._tables[kind]
+        holders_P = np.bincount(table_RN[table_RN >= 0], minlength=pool.pages)
+        holders_P[list(self._pinned(kind))] += 1
+        own_N = table_RN[row][table_RN[row] >= 0]
+        counts[kind] = int((holders_P[own_N] == 1).sum())
+    return counts
+
+  def needs(
+    self, length: int, text: prefix_tree.Text | None = None, extra: int = 0
+  ) -> tuple[dict[str, int], int]:
+    """Returns what `open` would take: pages by kind, and tokens it resumes."""
+    _, match, needs = self._fit(length, extra, text)
+    return needs, 0 if match is None else match.length
+
+  def match_of(self, row: int) -> prefix_tree.Match | None:
+    """Returns what a row resumed."""
+    return self._matches[row]
+
+  def rings(self) -> dict[str, np.ndarray]:
+    """Returns the tables [R, N] of all rows, of the kinds with a window."""
+    return {kind: self._tables[kind].copy() for kind in self._rings}
+
+  def pages_of(self, row: int) -> dict[str, dict[int, int]]:
+    """Returns a row's pages by kind: {index: page}, of positions index · S on.
+
+    Those that a search left without all of their text are not among them.
+
+    Raises:
+      ValueError: the row is not open.
+    """
+    self._check_open(row)
+    found = {}
+    for kind, table_RN in self._tables.items():
+      first, held = self._firsts[kind][row], self._held_from[kind][row]
+      found[kind] = {
+        int(first) + place: int(page)
+        for place, page in enumerate(table_RN[row])
+        if page >= 0 and (first + place) * self.page >= held
+      }
+    return found
+
+  def open(
+    self, length: int, extra: int = 0, text: prefix_tree.Text | None = None
+  ) -> Opened:
+    """Takes a row and the pages of a text of `length` tokens.
+
+    Args:
+      length: tokens of the whole text, prompt and continuation.
+      extra: slots beyond it, in every kind.
+      text: its beginning, which goes on from where the tree has it; None for a
+        row without text.
+
+    Raises:
+      ValueError: no row could ever hold it.
+      pages.Full: no row is free, or too few pages are.
+    """
+    counts, match, needs = self._fit(length, extra, text)
+    if not self._free_rows:
+      raise pages_lib.Full(f'all {self.rows} rows are open: close one first.')
+    for kind, count in needs.items():
+      room = self.room(kind)
+      if count > room:
+        raise pages_lib.Full(
+          f'a text of {length} tokens needs {count} {kind} pages and {room} are'
+          ' free: close a row first.'
+        )
+    row = self._free_rows.pop()
+    self._set_aside[row] = {kind: counts[kind] for kind in self._rings}
+    self._matches[row] = match
+    copies = {} if match is None else self._resume(row, match)
+    for kind, count in counts.items():
+      if kind not in self._rings:
+        self._take(kind, row, range(count))
+    return Opened(
+      row,
+      0 if match is None else match.length,
+      {kind: table_RN[row].copy() for kind, table_RN in self._tables.items()},
+      self.firsts(row),
+      copies,
+    )
+
+  def close(self, row: int) -> None:
+    """Gives a row and its pages back.
+
+    Raises:
+      ValueError: the row is not open.
+    """
+    self._check_open(row)
+    del self._set_aside[row], self._matches[row]
+    for kind, table_RN in self._tables.items():
+      held = table_RN[row][table_RN[row] >= 0]
+      self.pages.release(kind, held[::-1].tolist())
+      table_RN[row] = -1
+      self._firsts[kind][row] = self._held_from[kind][row] = 0
+    self._free_rows.append(row)
+
+  def pin(self, text: prefix_tree.Text) -> None:
+    """Keeps the point of a text, however long nobody uses it.
+
+    Raises:
+      LookupError: there is no point of that text.
+      pages.Full: pinned points would hold more than half of the pages of a
+        kind, or what growing rows or the longest text may need; then nothing
+        changes.
+    """
+    point = self._found(text)
+    for kind, pages in self._pages_of(point).items():
+      held = self._pinned(kind) | set(pages.values())
+      size, pool = self.pages.size(kind), self._pools[kind]
+      # The longest text must always find its pages.
+      most = min(size // 2, size - pool.row_pages)
+      if pool.window is not None:
+        most = min(most, size - self._set_aside_of(kind))
+      if len(held) > most:
+        raise pages_lib.Full(
+          f'pinned points would hold {len(held)} {kind} pages, and may hold'
+          f' {most} at the moment: unpin one first.'
+        )
+    point.is_pinned = True
+
+  def unpin(self, text: prefix_tree.Text) -> None:
+    """Lets the point of a text be evicted again.
+
+    Raises:
+      LookupError: there is no point of that text.
+    """
+    self._found(text).is_pinned = False
+
+  def grow(self, ends: Mapping[int, int]) -> rings_lib.Growth:
+    """Turns rings so that rows have room for text up to `ends`.
+
+    Args:
+      ends: by row, one past the last position that it will hold.
+
+    Returns:
+      What changed: `keep` it once the device has followed, or `undo` it.
+    """
+    growth = rings_lib.Growth(self._tables, self._firsts, self.pages, self.tree)
+    try:
+      for kind in self._rings:
+        for row, end in ends.items():
+          growth.turn(kind, row, -(-end // self.page))
+    except BaseException:
+      growth.undo()
+      raise
+    return growth
+
+  def own(self, row: int) -> dict[str, list[tuple[int, int]]]:
+    """Makes a row's rings its own, for a search, with all pages of theirs.
+
+    A search uses the slots of tokens that have left the window. Where there is
+    none, tokens keep their slots, and what follows them stands behind them, in
+    pages that the row took itself.
+
+    Returns:
+      By kind the pages to copy, (from, to).
+
+    Raises:
+      pages.Full: too few pages are free for the copies; then none is made.
+    """
+    self._check_open(row)
+    while True:
+      places = {kind: self._to_own(kind, row) for kind in self._rings}
+      lacking = {
+        kind: f'{len(x)} {kind} pages are needed and {self.pages.free(kind)}'
+        ' are free; rows and pinned points hold all others.'
+        for kind, x in places.items()
+        if len(x) > self.pages.free(kind)
+      }
+      if not lacking:
+        break
+      # A point that goes may leave its pages to the row alone.
+      if not self.tree.evict():
+        raise pages_lib.Full(*lacking.values())
+    copies = {kind: [] for kind in self._rings}
+    for kind, owned in places.items():
+      for place in owned:
+        page = int(self._tables[kind][row, place])
+        (own,) = self.pages.take(kind, 1)
+        self._tables[kind][row, place] = own
+        if page >= 0:
+          self.pages.release(kind, [page])
+          copies[kind].append((page, own))
+    return copies
+
+  def _to_own(self, kind: str, row: int) -> list[int]:
+    """Returns where a ring lacks a page, or has one that others hold too."""
+    return [
+      place
+      for place, page in enumerate(self._tables[kind][row])
+      if (page < 0 and place < self._set_aside[row][kind])
+      or (page >= 0 and self.pages.holders(kind, int(page)) > 1)
+    ]
+
+  def settle(
+    self, row: int, first: Mapping[str, int], held: Mapping[str, int]
+  ) -> None:
+    """Notes what a search left of a row.
+
+    Args:
+      row: that was lent to it.
+      first: by kind, the position of slot 0.
+      held: by kind, the position from which on the text's tokens are there.
+    """
+    for kind, position in first.items():
+      self._firsts[kind][row] = position // self.page
+      self._held_from[kind][row] = held[kind]
+
+  def held_from(self, row: int) -> dict[str, int]:
+    """Returns by kind the position before which a search left no text."""
+    return {kind: int(x[row]) for kind, x in self._held_from.items()}
+
+  def firsts(self, row: int) -> dict[str, int]:
+    """Returns by kind the position of a row's slot 0."""
+    return {kind: int(x[row]) * self.page for kind, x in self._firsts.items()}
+
+  def table(self, row: int) -> dict[str, np.ndarray]:
+    """Returns a row's tables by kind, int32 [N]."""
+    return {kind: x[row].copy() for kind, x in self._tables.items()}
+
+  def _resume(
+    self, row: int, match: prefix_tree.Match
+  ) -> dict[str, tuple[int, int]]:
+    """Gives a row the pages of a match; returns which to copy."""
+    found = self.tree.pages(match)
+    index, cut = divmod(match.length, self.page)
+    for kind, pages in found.items():
+      self.pages.hold(kind, pages.values())
+      first = 0 if self._pools[kind].window is None else min(pages)
+      self._firsts[kind][row] = first
+      for place, page in pages.items():
+        self._tables[kind][row, place - first] = page
+    if not cut:
+      return {}
+    copies = {}
+    for kind, pages in found.items():
+      # What was matched is held: of a page that goes to nobody else, the copy
+      # may be the page itself.
+      self.pages.release(kind, [pages[index]])
+      self._tables[kind][row, index - self._firsts[kind][row]] = -1
+      self._take(kind, row, [index])
+      copies[kind] = (
+        pages[index],
+        int(self._tables[kind][row, index - self._firsts[kind][row]]),
+      )
+    return copies
+
+  def _take(self, kind: str, row: int, indices) -> None:
+    """Takes the pages at these indices that a row lacks."""
+    table_N = self._tables[kind][row]
+    first = int(self._firsts[kind][row])
+    missing = [x - first for x in indices if table_N[x - first] < 0]
+    self.tree.make_room({kind: len(missing)})
+    table_N[missing] = self.pages.take(kind, len(missing))
+
+  def _fit(self, length: int, extra: int, text: prefix_tree.Text | None):
+    """Returns what a new row takes.
+
+    Returns:
+      By kind the pages that it may have at once; what it resumes; and by kind
+      the pages that it adds to those of rows and pins.
+    """
+    counts = {kind: self._count(kind, length, extra) for kind in self._pools}
+    match = None if text is None else self.tree.match(text)
+    needs = dict(counts)
+    if match is not None:
+      whole = match.length // self.page
+      for kind, pages in self.tree.pages(match).items():
+        if kind not in self._rings:
+          is_held_P = self._held(kind)
+          needs[kind] -= sum(
+            bool(is_held_P[page]) for x, page in pages.items() if x < whole
+          )
+    return counts, match, needs
+
+  def _count(self, kind: str, length: int, extra: int) -> int:
+    pool = self._pools[kind]
+    count = -(-(length + extra) // pool.page)
+    if pool.window is not None:
+      return min(count, pool.row_pages)
+    if count > pool.row_pages:
+      raise ValueError(
+        f'length={length}, extra={extra}: a row of the cache holds'
+        f' {pool.row_slots} tokens.'
+      )
+    return count
+
+  def _held(self, kind: str) -> np.ndarray:
+    """Returns which pages rows and pinned points hold, bool [P]."""
+    is_held_P = np.zeros(self._pools[kind].pages, bool)
+    is_held_P[list(self._pinned(kind))] = True
+    table_RN = self._tables[kind]
+    is_held_P[table_RN[table_RN >= 0]] = True
+    return is_held_P
+
+  def _set_aside_of(self, kind: str) -> int:
+    return sum(rings[kind] for rings in self._set_aside.values())
+
+  def _pinned(self, kind: str) -> set[int]:
+    """Returns the pages that pinned points hold."""
+    return {
+      page
+      for point in self.tree.points()
+      if point.is_pinned
+      for page in self._pages_of(point)[kind].values()
+    }
+
+  def _pages_of(self, point: prefix_tree.Point) -> dict[str, dict[int, int]]:
+    return self.tree.pages(prefix_tree.Match(point, point.length))
+
+  def _found(self, text: prefix_tree.Text) -> prefix_tree.Point:
+    point = self.tree.find(text)
+    if point is None:
+      raise LookupError(
+        f'no point of this text of {len(text.tokens)} tokens is there: let it'
+        ' run first.'
+      )
+    return point
+
+  def _check_open(self, row: int) -> None:
+    if row not in self._set_aside:
+      raise ValueError(f'row={row}: is not open; open are {self.open_rows}.')

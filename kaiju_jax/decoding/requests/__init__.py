@@ -1,0 +1,1 @@
+"""Requests: the prompt, how to sample, when to stop."""

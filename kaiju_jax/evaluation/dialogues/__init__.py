@@ -1,1 +1,0 @@
-"""Invented dialogues: what the small chat model reads, and is asked."""

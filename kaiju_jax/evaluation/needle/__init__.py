@@ -1,1 +1,0 @@
-"""A needle in a haystack: questions, curriculum, report."""

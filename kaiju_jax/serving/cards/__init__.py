@@ -1,1 +1,0 @@
-"""Characters as people write them: fields, cards in JSON and PNG."""

@@ -1,0 +1,1 @@
+"""HTTP: sockets, framing, access, limits, errors and metrics."""

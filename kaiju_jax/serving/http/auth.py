@@ -1,0 +1,351 @@
+"""Who asks: bearer tokens, and the person before a laptop.
+
+A token is 256 random bits, and the file holds its SHA-256. Slow hashes such as
+bcrypt protect what people choose, because that can be guessed; nobody goes
+through 2^256 tokens, however fast each try is, and a slow hash would cost every
+request 100 ms. Whoever reads the file learns who has tokens, and none of them.
+
+A token says whose it is, and three things that its owner cannot change: the age
+tier, of which an unknown one is treated as under 18, the priority and the rate.
+Without a token there is no answer, but on loopback where the server was started
+so: then the owner is 'local', and web pages of others are refused
+(`loopback.py`).
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import hmac
+import json
+import logging
+import os
+import pathlib
+import re
+import secrets
+import time
+from typing import NamedTuple
+
+from starlette import requests
+
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.http import loopback
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+
+LOCAL, FILE = 'local', 'tokens.json'
+_LOG = logging.getLogger(__name__)
+ADULT, MINOR, UNKNOWN = AGES = 'adult', 'minor', 'unknown'
+_OWNER = re.compile(r'[A-Za-z0-9._@+-]{1,64}')
+_BEARER = re.compile(r'bearer +([\x21-\x7e]{1,256})', re.IGNORECASE)
+_PREFIX = 'kaiju-'
+# Hex digits of a digest that stand for a token where tokens are listed.
+_ID = 12
+
+
+class Caller(NamedTuple):
+  """Who asks, as far as the rest of the server needs to know.
+
+  Attributes:
+    owner: whose characters and conversations are theirs.
+    age: 'adult' or 'minor'.
+    tier: the engine's priority; higher goes first.
+    rate: what they may ask for; None for the server's default.
+  """
+
+  owner: str
+  age: str
+  tier: int = 0
+  rate: limits.Rate | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+  """A token, as the file holds it.
+
+  Attributes:
+    digest: SHA-256 of the token, in hex.
+    owner: whose it is.
+    age: 'adult', 'minor' or 'unknown'.
+    tier: the engine's priority; higher goes first.
+    requests: per minute; None for the server's default, and then for streams.
+    streams: at once; None with `requests`.
+    created: in seconds since 1970.
+  """
+
+  digest: str
+  owner: str
+  age: str = UNKNOWN
+  tier: int = 0
+  requests: int | None = None
+  streams: int | None = None
+  created: int = 0
+
+  def __post_init__(self):
+    if not re.fullmatch(r'[0-9a-f]{64}', self.digest):
+      raise ValueError(f'digest={self.digest!r}: must be 64 hex digits.')
+    if not _OWNER.fullmatch(self.owner):
+      raise ValueError(
+        f'owner={self.owner!r}: must be 1…64 letters, digits or ._@+-'
+      )
+    if self.age not in AGES:
+      raise ValueError(f'age={self.age!r}: must be one of {", ".join(AGES)}.')
+    if (self.requests is None) != (self.streams is None):
+      raise ValueError(
+        f'requests={self.requests}, streams={self.streams}: must both be'
+        ' numbers or both None.'
+      )
+    if self.requests is not None:
+      limits.Rate(self.requests, self.streams)
+
+  @property
+  def id(self) -> str:
+    """What it is called where tokens are listed and revoked."""
+    return self.digest[:_ID]
+
+  @property
+  def caller(self) -> Caller:
+    rate = None
+    if self.requests is not None:
+      rate = limits.Rate(self.requests, self.streams)
+    return Caller(self.owner, _tier_of(self.age), self.tier, rate)
+
+
+class Tokens:
+  """The tokens in a file that its owner alone can read.
+
+  Several processes may change the file; a server sees what was added or revoked
+  with its next request.
+  """
+
+  def __init__(self, path: str | os.PathLike):
+    """Reads the file, where there is one.
+
+    Raises:
+      ValueError: it is damaged, or others can read it.
+    """
+    self._path = pathlib.Path(path)
+    self._seen: tuple[int, ...] | None = None
+    self._tokens: dict[str, Token] = {}
+    self._refresh()
+
+  def listed(self) -> tuple[Token, ...]:
+    """Returns all tokens, the oldest first.
+
+    Raises:
+      ValueError: the file is damaged, or others can read it.
+    """
+    self._refresh()
+    return tuple(self._tokens.values())
+
+  def find(self, token: str) -> Token | None:
+    """Returns what the file holds of a token; None where it does not.
+
+    Raises:
+      ValueError: the file is damaged, or others can read it.
+    """
+    self._refresh()
+    # How long a lookup takes depends on a hash of the token that nobody can
+    # steer, never on how much of a token was guessed.
+    digest = _digest(token)
+    found = self._tokens.get(digest)
+    if found is None or not hmac.compare_digest(found.digest, digest):
+      return None
+    return found
+
+  def add(
+    self,
+    owner: str,
+    age: str = UNKNOWN,
+    tier: int = 0,
+    rate: limits.Rate | None = None,
+  ) -> str:
+    """Adds a token.
+
+    Returns:
+      The token. It cannot be had again: the file holds its hash.
+
+    Raises:
+      ValueError: names the argument that is wrong; or the file is damaged.
+      OSError: the file cannot be written.
+    """
+    token = _PREFIX + secrets.token_urlsafe(32)
+    requests, streams = (rate.requests, rate.streams) if rate else (None, None)
+    made = Token(
+      _digest(token), owner, age, tier, requests, streams, int(time.time())
+    )
+    with self._locked():
+      self._refresh()
+      self._write([*self._tokens.values(), made])
+    return token
+
+  def revoke(self, which: str) -> tuple[Token, ...]:
+    """Removes tokens.
+
+    Args:
+      which: a token's id, or an owner, all of whose tokens go.
+
+    Returns:
+      Those that were removed.
+
+    Raises:
+      LookupError: there is none.
+      ValueError: the file is damaged.
+      OSError: the file cannot be written.
+    """
+    with self._locked():
+      self._refresh()
+      gone = [x for x in self._tokens.values() if which in (x.id, x.owner)]
+      if not gone:
+        raise LookupError(f'{which!r}: no token has this id or owner.')
+      self._write([x for x in self._tokens.values() if x not in gone])
+    return tuple(gone)
+
+  def _refresh(self) -> None:
+    """Reads the file if it is another one than the last time."""
+    try:
+      status = self._path.stat()
+    except FileNotFoundError:
+      self._seen, self._tokens = None, {}
+      return
+    seen = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode)
+    if seen == self._seen:
+      return
+    if status.st_mode & 0o077:
+      raise ValueError(
+        f'{self._path}: others may read it (mode {status.st_mode & 0o777:o});'
+        ' must be 600.'
+      )
+    data = files.read_json(self._path)
+    if not isinstance(data, dict) or not isinstance(data.get('tokens'), list):
+      raise ValueError(f'{self._path}: must be an object with a list "tokens".')
+    try:
+      tokens = [
+        strict.parse(Token, x, f'tokens[{n}]')
+        for n, x in enumerate(data['tokens'])
+      ]
+    except ValueError as error:
+      raise ValueError(f'{self._path}: {error}') from None
+    self._tokens = {token.digest: token for token in tokens}
+    self._seen = seen
+
+  def _write(self, tokens: list[Token]) -> None:
+    """Replaces the file, which nobody else could read at any moment."""
+    text = json.dumps({'tokens': [strict.dump(x) for x in tokens]}, indent=2)
+    temporary = self._path.with_name(f'.{self._path.name}.tmp')
+    with files.writing(str(self._path)):
+      temporary.unlink(missing_ok=True)
+      with _private(temporary) as file:
+        os.write(file, f'{text}\n'.encode())
+        os.fsync(file)
+      os.replace(temporary, self._path)
+    self._refresh()
+
+  @contextlib.contextmanager
+  def _locked(self) -> Iterator[None]:
+    """Keeps other processes from changing the file meanwhile."""
+    files.make_folder(self._path.parent)
+    with _private(self._path.with_name(f'.{self._path.name}.lock')) as file:
+      fcntl.flock(file, fcntl.LOCK_EX)
+      yield
+
+
+class Access:
+  """Answers who asks, or refuses."""
+
+  def __init__(
+    self,
+    tokens: Tokens | None,
+    *,
+    is_open: bool = False,
+    age: str = UNKNOWN,
+    failures: limits.Failures | None = None,
+  ):
+    """Opens a server to those with tokens.
+
+    Args:
+      tokens: who may ask; None for nobody.
+      is_open: whether this machine may ask without. Only for a server that
+        listens on loopback alone.
+      age: of the person before it.
+      failures: counts what is refused.
+
+    Raises:
+      ValueError: an age that is none.
+    """
+    if age not in AGES:
+      raise ValueError(f'age={age!r}: must be one of {", ".join(AGES)}.')
+    self.is_open = is_open
+    self._tokens = tokens
+    self._local = Caller(LOCAL, _tier_of(age), rate=limits.LOCAL)
+    self._failures = failures or limits.Failures()
+
+  def caller(self, request: requests.HTTPConnection) -> Caller:
+    """Returns who asks.
+
+    On an open server a token that is not known counts as none: clients that
+    insist on one send anything.
+
+    Raises:
+      errors.ApiError: 401, 403 or 429; 503 where the tokens cannot be read.
+    """
+    token = _bearer(request)
+    if token is not None and self._tokens is not None:
+      found = self._found(token)
+      if found is not None:
+        return found.caller
+    if self.is_open:
+      loopback.check(request)
+      return self._local
+    self._failures.note(request.client.host if request.client else '')
+    if token is None:
+      raise errors.unauthorized(
+        'No token: send the header "Authorization: Bearer TOKEN".'
+      )
+    raise errors.unauthorized('The token is not valid.')
+
+  def check_site(self, request: requests.HTTPConnection) -> None:
+    """Refuses other people's web pages where no token would keep them out.
+
+    For what is answered without asking who asks, such as metrics.
+
+    Raises:
+      errors.ApiError: 403.
+    """
+    if self.is_open:
+      loopback.check(request)
+
+  def _found(self, token: str) -> Token | None:
+    try:
+      return self._tokens.find(token)
+    except (OSError, ValueError) as error:
+      _LOG.error('Nobody with a token is let in: %s', error)
+      raise errors.unavailable('Tokens cannot be read now.', 10) from None
+
+
+def _tier_of(age: str) -> str:
+  return ADULT if age == ADULT else MINOR
+
+
+def _digest(token: str) -> str:
+  return hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()
+
+
+def _bearer(request: requests.HTTPConnection) -> str | None:
+  """Returns the token that a request carries; None for none, or for two."""
+  given = request.headers.getlist('authorization')
+  matched = _BEARER.fullmatch(given[0].strip()) if len(given) == 1 else None
+  return matched[1] if matched else None
+
+
+@contextlib.contextmanager
+def _private(path: pathlib.Path) -> Iterator[int]:
+  """Yields a file that nobody else may read, not even while it is made."""
+  file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+  try:
+    os.fchmod(file, 0o600)
+    yield file
+  finally:
+    os.close(file)

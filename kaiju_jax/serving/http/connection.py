@@ -1,0 +1,307 @@
+"""One client's connection: uvicorn's protocol for h11, with nothing endless.
+
+uvicorn waits for a request as long as a client sends a byte now and then, and
+for a client to read what it was sent as long as it likes. Here both have an
+end. A request is whole within `request_seconds` of its first byte, which comes
+within as much of the connection's beginning or of the answer before it. What
+lies unread in the server for `unread_seconds` ends the connection, and the
+application learns that its client has left. Bytes are checked by `framing.py`
+before h11 sees them, and what is refused is answered with a 4xx.
+
+An answer that comes before the request is whole, or a refusal, is followed by
+the end of our half of the connection; what the client still sends is thrown
+away for a while, because closing at once would reset the connection, and the
+client might never see the answer.
+"""
+
+import asyncio
+from collections.abc import Callable
+import dataclasses
+import http
+import socket
+import struct
+
+from uvicorn.protocols.http import h11_impl
+
+from kaiju_jax.serving.http import edge
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import framing
+from kaiju_jax.serving.http import limits
+
+# Bytes of later requests that are kept while one is being answered, and that
+# are thrown away after the last answer.
+_MOST_AHEAD = 64 * 1024
+_MOST_THROWN = 16 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a server waits for, and how much of it there may be.
+
+  Attributes:
+    request_seconds: from a request's first byte to its last; from the
+      connection's beginning, or the last answer's end, to a first byte.
+    unread_seconds: how long a client may leave an answer unread.
+    drain_seconds: in which answers may end when the server is stopped.
+    linger_seconds: how long a client may go on sending after its last answer.
+    connections: at once.
+    connections_each: at once per address; None for 64, or for as many as there
+      may be where the server listens on loopback alone: there all clients are
+      one person's, or a proxy's.
+  """
+
+  request_seconds: float = 10.0
+  unread_seconds: float = 30.0
+  drain_seconds: float = 30.0
+  linger_seconds: float = 2.0
+  connections: int = 512
+  connections_each: int | None = None
+
+
+class Connection(h11_impl.H11Protocol):
+  """One client's connection.
+
+  Args:
+    settings: deadlines.
+    slots: of the server's connections, by address.
+    args, kwargs: uvicorn's.
+  """
+
+  def __init__(self, *args, settings: Settings, slots: limits.Slots, **kwargs):
+    super().__init__(*args, **kwargs)
+    self._settings = settings
+    self._slots = slots
+    self._slot: limits.Slot | None = None
+    # What has come and was not given to h11.
+    self._inbox = bytearray()
+    self._opening = framing.Opening()
+    # Of the request that is being received or answered; None between two.
+    self._body: framing.Sized | framing.Chunked | None = None
+    self._deadline: asyncio.TimerHandle | None = None
+    self._unread: asyncio.TimerHandle | None = None
+    # After the last answer, how many bytes may still be thrown away.
+    self._to_throw: int | None = None
+
+  def connection_made(self, transport: asyncio.Transport) -> None:
+    super().connection_made(transport)
+    self.transport = _Transport(transport, self._linger)
+    # Writing is paused as long as anything is unsent, so that the pause's
+    # length says for how long a client has not read.
+    transport.set_write_buffer_limits(high=0)
+    key = limits.network(self.client[0] if self.client else '')
+    if self._slots.take(key):
+      self._slot = limits.Slot(self._slots, key)
+      self._wait()
+    elif len(self.connections) <= 2 * self._settings.connections:
+      self._refuse(errors.unavailable('There are too many connections.', 5))
+    else:
+      transport.abort()  # Even those that are told so are too many.
+
+  def connection_lost(self, exc: Exception | None) -> None:
+    for timer in (self._deadline, self._unread):
+      if timer is not None:
+        timer.cancel()
+    if self._slot is not None:
+      self._slot.close()
+    self._inbox.clear()
+    super().connection_lost(exc)
+
+  def data_received(self, data: bytes) -> None:
+    if self._to_throw is not None:
+      self._to_throw -= len(data)
+      if self._to_throw < 0:
+        self.transport.abort()
+      return
+    if self._body is None and not self._inbox:
+      self._wait()
+    self._inbox += data
+    self._go_on()
+
+  def shutdown(self) -> None:
+    """Ends the connection as soon as its answer has ended; now without one."""
+    if self._is_answering:
+      self.cycle.keep_alive = False
+    else:
+      self._linger()
+
+  def pause_writing(self) -> None:
+    super().pause_writing()
+    if self._unread is None:
+      self._unread = self.loop.call_later(
+        self._settings.unread_seconds, self._reset
+      )
+
+  def resume_writing(self) -> None:
+    super().resume_writing()
+    if self._unread is not None:
+      self._unread.cancel()
+      self._unread = None
+
+  def on_response_complete(self) -> None:
+    self.server_state.total_requests += 1
+    if self.transport.is_closing() or self._to_throw is not None:
+      return
+    if not self._is_whole:
+      self._linger()
+      return
+    self.conn.start_next_cycle()
+    self._body = None
+    self._opening = framing.Opening()
+    self._wait()
+    self.flow.resume_reading()
+    self._go_on()
+
+  def send_400_response(self, msg: str) -> None:
+    """Refuses what h11 refuses; hardly anything is left for it."""
+    self._refuse(errors.invalid(msg))
+
+  def _should_upgrade(self) -> bool:
+    """Ignores the wish for another protocol, as HTTP allows."""
+    return False
+
+  @property
+  def _is_whole(self) -> bool:
+    return self._body is not None and self._body.is_done
+
+  @property
+  def _is_answering(self) -> bool:
+    return self.cycle is not None and not (
+      self.cycle.response_complete or self.cycle.disconnected
+    )
+
+  def _wait(self) -> None:
+    """Waits for the next byte, or for all of a request, but not for ever."""
+    self._stop_waiting()
+    self._deadline = self.loop.call_later(
+      self._settings.request_seconds, self._give_up
+    )
+
+  def _stop_waiting(self) -> None:
+    if self._deadline is not None:
+      self._deadline.cancel()
+      self._deadline = None
+
+  def _give_up(self) -> None:
+    if self._body is None and not self._inbox:
+      self._linger()
+      return
+    seconds = self._settings.request_seconds
+    self._refuse(
+      errors.ApiError(408, f'The request was not whole after {seconds:g} s.')
+    )
+
+  def _go_on(self) -> None:
+    """Gives h11 as much of one request as has come."""
+    try:
+      while self._inbox and self._to_throw is None:
+        if self._body is None:
+          found = self._opening.look(self._inbox)
+          if found is None:
+            return
+          self._body = found.body
+          self._give(found.size)
+        elif self._body.is_done:
+          # The next request waits until this one is answered.
+          if len(self._inbox) > _MOST_AHEAD:
+            self.flow.pause_reading()
+          return
+        else:
+          self._give(self._body.take(bytes(self._inbox)))
+    except framing.Fault as fault:
+      self._refuse(errors.ApiError(fault.status, str(fault)))
+
+  def _give(self, size: int) -> None:
+    data = bytes(self._inbox[:size])
+    del self._inbox[:size]
+    if self._is_whole:
+      self._stop_waiting()
+    self.conn.receive_data(data)
+    self.handle_events()
+
+  def _refuse(self, error: errors.ApiError) -> None:
+    """Answers what is no request, or not in time."""
+    if self.transport.is_closing() or self._to_throw is not None:
+      return
+    if self._is_answering:
+      has_begun = self.cycle.response_started
+      # The application learns that its client left, and what it may still
+      # answer is not sent.
+      self.cycle.disconnected = True
+      self.cycle.message_event.set()
+      self.flow.resume_writing()
+      if has_begun:
+        self._reset()
+        return
+    self.transport.write(_raw(error))
+    self._linger()
+
+  def _linger(self) -> None:
+    """Ends our half, and waits for the client to end its own."""
+    if self.transport.is_closing() or self._to_throw is not None:
+      return
+    self._to_throw = _MOST_THROWN
+    self._inbox.clear()
+    self._stop_waiting()
+    self.flow.resume_reading()
+    self.transport.end()
+    self._end_soon()
+
+  def _end_soon(self) -> None:
+    self._deadline = self.loop.call_later(
+      self._settings.linger_seconds, self._end
+    )
+
+  def _reset(self) -> None:
+    """Breaks off; the kernel, too, forgets what it has yet to send."""
+    connected = self.transport.get_extra_info('socket')
+    if connected is not None:
+      now = struct.pack('ii', 1, 0)
+      connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+    self.transport.abort()
+
+  def _end(self) -> None:
+    if self.transport.get_write_buffer_size():
+      self._end_soon()  # It is being read, or is left unread for too long.
+    else:
+      self.transport.abort()
+
+
+class _Transport:
+  """A transport that never closes before the client has seen the answer.
+
+  uvicorn's cycle of request and answer writes to it, and closes it.
+  """
+
+  def __init__(self, transport: asyncio.Transport, linger: Callable[[], None]):
+    self._transport = transport
+    self._is_ended = False
+    self.close = linger
+
+  def __getattr__(self, name: str):
+    return getattr(self._transport, name)
+
+  def end(self) -> None:
+    """Ends our half; what is written afterwards has no reader."""
+    self._is_ended = True
+    self._transport.write_eof()
+
+  def write(self, data: bytes) -> None:
+    """Sends bytes, unless our half has ended."""
+    if not self._is_ended:
+      self._transport.write(data)
+
+
+def _raw(error: errors.ApiError) -> bytes:
+  """Returns an answer's bytes, where there is no request to answer."""
+  body = errors.body(error)
+  headers = [
+    *edge.HEADERS,
+    *((x.encode(), y.encode()) for x, y in error.headers.items()),
+    (b'content-type', b'application/json'),
+    (b'content-length', b'%d' % len(body)),
+    (b'connection', b'close'),
+  ]
+  phrase = http.HTTPStatus(error.status).phrase.encode()
+  lines = [b'HTTP/1.1 %d %s' % (error.status, phrase)]
+  lines += [b'%s: %s' % header for header in headers]
+  return b'\r\n'.join([*lines, b'', body])

@@ -1,0 +1,122 @@
+"""What every answer has, whichever part of the server gives it.
+
+A browser is told to take an answer for nothing but what it is, to load nothing
+for it, to show it in no frame, to keep nothing of it and to tell nobody where
+it came from. The page's route gives its own policy (`PAGE_POLICY`), which
+replaces the one here.
+
+While the server is being stopped, new requests get a 503, at /readyz too; only
+whether it lives, and its metrics, are still told.
+"""
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Iterator
+import logging
+
+from starlette import types
+
+from kaiju_jax.serving.http import errors
+
+_LOG = logging.getLogger(__name__)
+# Of the page alone: its own script and style, and pictures of characters.
+PAGE_POLICY = '; '.join(
+  [
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self' data:",
+    "connect-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+    "require-trusted-types-for 'script'",
+    "trusted-types 'none'",
+  ]
+)
+HEADERS: tuple[tuple[bytes, bytes], ...] = (
+  (b'content-security-policy', b"default-src 'none'; frame-ancestors 'none'"),
+  (b'x-content-type-options', b'nosniff'),
+  (b'x-frame-options', b'DENY'),
+  (b'referrer-policy', b'no-referrer'),
+  (b'cross-origin-resource-policy', b'same-origin'),
+  (b'cache-control', b'no-store'),
+)
+_STILL_ANSWERED = ('/healthz', '/metrics')
+# Of an answer, as much as a slow client must read within the deadline.
+_PIECE = 64 * 1024
+
+
+class Edge:
+  """An application behind the headers that every answer has.
+
+  Args:
+    app: the application.
+    is_draining: whether the server is being stopped.
+  """
+
+  def __init__(self, app: types.ASGIApp, is_draining: Callable[[], bool]):
+    self._app = app
+    self._is_draining = is_draining
+
+  async def __call__(
+    self, scope: types.Scope, receive: types.Receive, send: types.Send
+  ) -> None:
+    """Answers a request, as ASGI says."""
+    if scope['type'] != 'http':
+      await self._app(scope, receive, send)
+      return
+    has_begun = has_ended = False
+
+    async def sent(message: types.Message) -> None:
+      nonlocal has_begun, has_ended
+      if message['type'] == 'http.response.start':
+        has_begun = True
+        message = {**message, 'headers': _with_headers(message)}
+      else:
+        has_ended = not message.get('more_body', False)
+      for piece in _pieces(message):
+        await send(piece)
+
+    stopped = errors.unavailable('The server is being stopped.', 10)
+    stopped.headers['Connection'] = 'close'
+    if self._is_draining() and scope['path'] not in _STILL_ANSWERED:
+      await errors.response(stopped)(scope, receive, sent)
+      return
+    try:
+      await self._app(scope, receive, sent)
+    except asyncio.CancelledError:
+      if not self._is_draining():
+        raise
+      # Its time is over: a stream breaks off, another answer says why.
+      if not has_begun:
+        await errors.response(stopped)(scope, receive, sent)
+    except Exception:
+      if has_begun and not has_ended:
+        raise  # The connection breaks off: nothing says that it was whole.
+      # starlette raises again what it has answered; the connection, on which
+      # the client may have sent its next request, goes on.
+      _LOG.exception('%s %r failed', scope['method'], scope['path'])
+      if not has_begun:
+        await errors.response(errors.internal())(scope, receive, sent)
+
+
+def _with_headers(message: types.Message) -> list[tuple[bytes, bytes]]:
+  headers = list(message.get('headers', []))
+  names = {name.lower() for name, _ in headers}
+  return headers + [one for one in HEADERS if one[0] not in names]
+
+
+def _pieces(message: types.Message) -> Iterator[types.Message]:
+  """Yields a message, a long body in pieces."""
+  body = message.get('body', b'')
+  if message['type'] != 'http.response.body' or len(body) <= _PIECE:
+    yield message
+    return
+  last = (len(body) - 1) // _PIECE
+  for n in range(last + 1):
+    yield {
+      'type': 'http.response.body',
+      'body': body[n * _PIECE : (n + 1) * _PIECE],
+      'more_body': n < last or message.get('more_body', False),
+    }

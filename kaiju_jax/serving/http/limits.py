@@ -1,0 +1,249 @@
+"""How much one client may ask for: requests per minute, and things at once.
+
+A bucket holds as many requests as may come at once, and fills at its rate. It
+is one number, the moment at which it will be full: a bucket that is full is the
+same as none, so that what was long idle can be forgotten. Tables are bounded,
+and forget what was used least recently.
+
+Nothing here is thread-safe: all of it runs in the server's event loop.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Hashable
+import dataclasses
+import ipaddress
+import math
+import time
+from typing import Self
+
+from kaiju_jax.serving.http import errors
+
+# Less than this is the rounding of a clock.
+_NOTHING = 1e-6
+# Seconds after which a stream may have ended, for Retry-After; our guess.
+_STREAM = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+  """What one owner may ask for.
+
+  Attributes:
+    requests: per minute.
+    streams: answers that are being written at once.
+  """
+
+  requests: int = 60
+  streams: int = 4
+
+  def __post_init__(self):
+    for name in ('requests', 'streams'):
+      value = getattr(self, name)
+      if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f'{name}={value!r}: must be an integer from 1 on.')
+
+  @property
+  def burst(self) -> int:
+    """Requests that may come at once: those of 15 seconds (our guess)."""
+    return math.ceil(self.requests / 4)
+
+
+# Of the person before the machine: nobody is kept from anything by it but what
+# runs away.
+LOCAL = Rate(6000, 64)
+
+
+class Buckets:
+  """Token buckets by key, as many as are in use."""
+
+  def __init__(
+    self, most: int = 10_000, clock: Callable[[], float] = time.monotonic
+  ):
+    """Starts with all buckets full.
+
+    Args:
+      most: buckets that are kept.
+      clock: seconds, from any moment on.
+    """
+    self._most = most
+    self._clock = clock
+    # By key, when it is full; the least recently used first.
+    self._full: dict[Hashable, float] = {}
+
+  def __len__(self) -> int:
+    return len(self._full)
+
+  def take(self, key: Hashable, per_minute: float, burst: int) -> float:
+    """Takes one from a bucket, if there is one.
+
+    Args:
+      key: whose bucket it is.
+      per_minute: how many come in per minute.
+      burst: how many it holds.
+
+    Returns:
+      0.0 where it was taken; otherwise after how many seconds there is one.
+    """
+    now, gap = self._clock(), 60 / per_minute
+    full = max(self._full.get(key, now), now) + gap
+    wait = full - now - burst * gap
+    if wait > _NOTHING:
+      return wait
+    self._full.pop(key, None)
+    self._full[key] = full
+    if len(self._full) > self._most:
+      del self._full[next(iter(self._full))]
+    return 0.0
+
+
+class Slots:
+  """How many things go on at once: in all, and per key."""
+
+  def __init__(self, most: int, each: int):
+    self.most = most
+    self.each = each
+    self._counts: collections.Counter[Hashable] = collections.Counter()
+    self.taken = 0
+
+  def take(self, key: Hashable, each: int | None = None) -> bool:
+    """Takes a slot, if one is free; `each` replaces the limit per key."""
+    each = self.each if each is None else each
+    if self.taken >= self.most or self._counts[key] >= each:
+      self._forget(key)
+      return False
+    self.taken += 1
+    self._counts[key] += 1
+    return True
+
+  def free(self, key: Hashable) -> None:
+    """Gives a slot back that was taken."""
+    self.taken -= 1
+    self._counts[key] -= 1
+    self._forget(key)
+
+  def _forget(self, key: Hashable) -> None:
+    if not self._counts[key]:
+      del self._counts[key]
+
+
+class Slot:
+  """A stream's slot: given back once, however often it is closed."""
+
+  def __init__(self, slots: Slots, key: Hashable):
+    self._slots: Slots | None = slots
+    self._key = key
+
+  def close(self) -> None:
+    """Gives the slot back."""
+    slots, self._slots = self._slots, None
+    if slots is not None:
+      slots.free(self._key)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+
+class Limits:
+  """What owners may ask of one server."""
+
+  def __init__(
+    self,
+    rate: Rate = Rate(),
+    streams: int = 64,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """Starts with nothing asked.
+
+    Args:
+      rate: of owners without one of their own.
+      streams: of all owners together, at once.
+      clock: seconds, from any moment on.
+    """
+    self._rate = rate
+    self._requests = Buckets(clock=clock)
+    self._streams = Slots(streams, rate.streams)
+
+  def request(self, owner: str, rate: Rate | None = None) -> None:
+    """Counts a request.
+
+    Raises:
+      errors.ApiError: 429 with Retry-After.
+    """
+    rate = rate or self._rate
+    wait = self._requests.take(owner, rate.requests, rate.burst)
+    if wait:
+      raise errors.rate_limited(
+        f'{rate.requests} requests per minute are allowed: ask again in'
+        f' {wait:.1f} s.',
+        wait,
+      )
+
+  def stream(self, owner: str, rate: Rate | None = None) -> Slot:
+    """Takes a slot for an answer; close it when the answer has ended.
+
+    Raises:
+      errors.ApiError: 429 with Retry-After.
+    """
+    rate = rate or self._rate
+    if self._streams.taken >= self._streams.most:
+      raise errors.busy(
+        f'{self._streams.most} answers are being written, as many as may.',
+        _STREAM,
+      )
+    if not self._streams.take(owner, rate.streams):
+      raise errors.rate_limited(
+        f'{rate.streams} answers at once are allowed: end one first.', _STREAM
+      )
+    return Slot(self._streams, owner)
+
+
+class Failures:
+  """Failed authentications per address.
+
+  Nobody guesses a token of 256 bits. The limit keeps a broken client from
+  filling the log, and says that it is broken. A valid token passes all the
+  same: whoever shares an address with others is not locked out by them.
+  """
+
+  def __init__(
+    self,
+    per_minute: int = 30,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._rate = Rate(per_minute)
+    self._buckets = Buckets(clock=clock)
+
+  def note(self, address: str) -> None:
+    """Notes a failure.
+
+    Raises:
+      errors.ApiError: 429 with Retry-After, where there were too many.
+    """
+    rate = self._rate
+    wait = self._buckets.take(network(address), rate.requests, rate.burst)
+    if wait:
+      raise errors.rate_limited(
+        f'{rate.requests} failed authentications per minute are allowed: ask'
+        f' again in {wait:.1f} s, with a valid token.',
+        wait,
+      )
+
+
+def network(address: str) -> str:
+  """Returns what is limited as one: an IPv4 address, or 64 bits of an IPv6.
+
+  One client may have all addresses behind 64 bits.
+  """
+  try:
+    parsed = ipaddress.ip_address(address)
+  except ValueError:
+    return address
+  if isinstance(parsed, ipaddress.IPv4Address):
+    return str(parsed)
+  if parsed.ipv4_mapped is not None:
+    return str(parsed.ipv4_mapped)
+  return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))

@@ -1,0 +1,227 @@
+"""What Prometheus is told: names that begin with kaiju_, per server.
+
+    measured = Metrics(worker.reading)
+    app = measured.counted(app)
+    …
+    measured.prompt_tokens.inc(900)
+
+What happens is counted where it happens. What is there at the moment, and what
+the engine itself has counted, is asked of it when somebody scrapes. Such a
+`Reading` must be taken between two rounds of the engine, in its own thread.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import prometheus_client
+from prometheus_client import core
+from prometheus_client import registry as registry_lib
+from starlette import applications
+from starlette import requests
+from starlette import responses
+from starlette import routing
+from starlette import types
+
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import loopback
+
+# Seconds. Targets to the first token are 0.8 in the median, and 2.5.
+_FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.8, 2.5, 5, 10, 30)
+_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1, 5)
+_QUEUED = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_FORMAT = 'text/plain; version=0.0.4; charset=utf-8'
+_METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'DELETE', 'OPTIONS')
+
+
+class Reading(NamedTuple):
+  """What an engine is at a moment.
+
+  Attributes:
+    pages: by (kind, state) how many; the states are 'free', 'row', which are
+      held by an open row at least, and 'point', which only points hold.
+    points: texts that prompts can go on from.
+    evictions: points that were evicted so far.
+    waiting: sequences without a row.
+    running: sequences with one.
+    wait: seconds that a new sequence would wait.
+  """
+
+  pages: Mapping[tuple[str, str], int]
+  points: int
+  evictions: int
+  waiting: int
+  running: int
+  wait: float
+
+
+def reading(engine: engine_lib.Engine) -> Reading:
+  """Returns what an engine is; call it where its rounds are run."""
+  account, load = engine.decoder.account, engine.load()
+  pages = {}
+  for kind in account.pages.kinds:
+    rows = {
+      page
+      for row in account.open_rows
+      for page in account.pages_of(row)[kind].values()
+    }
+    pages[kind, 'free'] = account.pages.free(kind)
+    pages[kind, 'row'] = len(rows)
+    pages[kind, 'point'] = account.pages.held(kind) - len(rows)
+  return Reading(
+    pages,
+    load.points,
+    account.tree.evicted,
+    load.waiting,
+    load.running,
+    load.wait,
+  )
+
+
+class Metrics:
+  """The metrics of one server.
+
+  Attributes:
+    ttft: seconds from a request to its first token.
+    itl: seconds between two tokens.
+    queue: seconds that a sequence waited for a row.
+    prompt_tokens: of the prompts.
+    cached_tokens: those of them that did not run.
+    rejected: requests that were not begun, by reason.
+    refusals: that safety stopped, by stage ('gate' or 'post') and age tier.
+    requests: by method, route and status.
+  """
+
+  def __init__(self, read: Callable[[], Reading | None]):
+    """Makes metrics in a registry of their own.
+
+    Args:
+      read: returns what the engine is, from any thread and soon; None while
+        there is none to ask.
+    """
+    self._registry = prometheus_client.CollectorRegistry()
+    own = {'namespace': 'kaiju', 'registry': self._registry}
+    self.ttft = prometheus_client.Histogram(
+      'ttft_seconds',
+      'From a request to its first token.',
+      buckets=_FIRST,
+      **own,
+    )
+    self.itl = prometheus_client.Histogram(
+      'itl_seconds', 'Between two tokens.', buckets=_BETWEEN, **own
+    )
+    self.queue = prometheus_client.Histogram(
+      'queue_seconds', 'From a request to its row.', buckets=_QUEUED, **own
+    )
+    self.prompt_tokens = prometheus_client.Counter(
+      'prompt_tokens', 'Tokens of prompts.', **own
+    )
+    self.cached_tokens = prometheus_client.Counter(
+      'cached_tokens', 'Tokens of prompts that were in the cache.', **own
+    )
+    self.rejected = prometheus_client.Counter(
+      'rejected', 'Requests that were not begun.', ['reason'], **own
+    )
+    self.refusals = prometheus_client.Counter(
+      'refusals', 'Texts that safety stopped.', ['stage', 'tier'], **own
+    )
+    self.requests = prometheus_client.Counter(
+      'http_requests',
+      'Answers, by route and status.',
+      ['method', 'route', 'status'],
+      **own,
+    )
+    self._registry.register(_Engine(read))
+
+  def text(self) -> bytes:
+    """Returns all metrics in Prometheus's text format."""
+    return prometheus_client.generate_latest(self._registry)
+
+  def answer(self, request: requests.Request) -> responses.Response:
+    """Answers /metrics; a plain function runs in a thread, so it may wait."""
+    return responses.Response(self.text(), headers={'Content-Type': _FORMAT})
+
+  def app(self) -> types.ASGIApp:
+    """Returns an application that answers /metrics to this machine alone."""
+
+    def answer(request: requests.Request) -> responses.Response:
+      loopback.check(request)
+      return self.answer(request)
+
+    return applications.Starlette(
+      routes=[routing.Route('/metrics', answer)],
+      exception_handlers=errors.HANDLERS,
+    )
+
+  def counted(self, app: types.ASGIApp) -> types.ASGIApp:
+    """Returns an application whose answers are counted.
+
+    A route counts as its template, so that there are as many series as routes,
+    whatever addresses are asked for.
+    """
+
+    async def counting(
+      scope: types.Scope, receive: types.Receive, send: types.Send
+    ) -> None:
+      status = 0
+
+      async def sent(message: types.Message) -> None:
+        nonlocal status
+        if message['type'] == 'http.response.start':
+          status = message['status']
+        await send(message)
+
+      try:
+        await app(scope, receive, sent)
+      finally:
+        if scope['type'] == 'http':
+          self._count(scope, status)
+
+    return counting
+
+  def _count(self, scope: types.Scope, status: int) -> None:
+    method = scope['method'] if scope['method'] in _METHODS else 'other'
+    route = getattr(scope.get('route'), 'path', 'none')
+    self.requests.labels(method, route, str(status or 'none')).inc()
+
+
+class _Engine(registry_lib.Collector):
+  """What is asked of the engine whenever somebody scrapes."""
+
+  def __init__(self, read: Callable[[], Reading | None]):
+    self._read = read
+
+  def describe(self) -> Iterator[core.Metric]:
+    """Yields nothing: to be registered is not to be asked."""
+    return iter(())
+
+  def collect(self) -> Iterator[core.Metric]:
+    """Yields the gauges and counters of a reading, if there is one."""
+    read = self._read()
+    if read is None:
+      return
+    pages = core.GaugeMetricFamily(
+      'kaiju_pages', 'Pages of the cache.', labels=['kind', 'state']
+    )
+    for (kind, state), count in read.pages.items():
+      pages.add_metric([kind, state], count)
+    yield pages
+    yield core.GaugeMetricFamily(
+      'kaiju_points', 'Texts that prompts can go on from.', read.points
+    )
+    yield core.CounterMetricFamily(
+      'kaiju_evictions', 'Points that were evicted.', read.evictions
+    )
+    yield core.GaugeMetricFamily(
+      'kaiju_waiting', 'Sequences without a row.', read.waiting
+    )
+    yield core.GaugeMetricFamily(
+      'kaiju_running', 'Sequences with a row.', read.running
+    )
+    yield core.GaugeMetricFamily(
+      'kaiju_expected_wait_seconds',
+      'What a new sequence would wait.',
+      read.wait,
+    )

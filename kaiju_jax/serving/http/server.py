@@ -1,0 +1,283 @@
+"""The server: sockets, the loop, and how it stops.
+
+    server = Server(app, '127.0.0.1', 8000)
+    print(server.url)
+    server.run()
+
+The socket listens before the loop runs: the port is known, and a port that is
+taken raises an OSError. SIGTERM and Ctrl-C stop the server: new requests get a
+503, those that are being answered have `drain_seconds`, and the rest are ended.
+Afterwards `run` returns, so that its caller can close what it opened.
+
+It believes no X-Forwarded-For: anybody can send one.
+"""
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import functools
+import signal
+import socket
+import threading
+import time
+
+from starlette import types
+import uvicorn
+
+from kaiju_jax.serving.http import connection
+from kaiju_jax.serving.http import edge
+from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.http import loopback
+
+Settings = connection.Settings
+_EACH = 64
+# Of the kernel, per connection. More would hide for longer that nobody reads.
+_SEND_BUFFER = 64 * 1024
+_BACKLOG = 512
+# Connections at once to the metrics' own port.
+_SCRAPES = 16
+# After the deadline of a stop, for what was ended to say so.
+_LAST_WORDS = 1.0
+
+
+class Server(uvicorn.Server):
+  """A server of one application.
+
+  Attributes:
+    host: as given.
+    port: on which it listens.
+    metrics_port: on 127.0.0.1, of the metrics; None where they have none.
+    is_draining: whether it is being stopped.
+    signal: the number of the signal that stopped it; None for none.
+  """
+
+  def __init__(
+    self,
+    app: types.ASGIApp,
+    host: str = '127.0.0.1',
+    port: int = 0,
+    *,
+    settings: Settings | None = None,
+    metrics: types.ASGIApp | None = None,
+    metrics_port: int = 0,
+    on_drain: Callable[[float], None] | None = None,
+  ):
+    """Listens; nobody is answered before `run`.
+
+    Args:
+      app: the application.
+      host: name or address to listen on.
+      port: 0 for a free one.
+      settings: deadlines and limits; None for the usual ones.
+      metrics: an application that is answered on a port of its own, on
+        127.0.0.1; None for none.
+      metrics_port: 0 for a free one.
+      on_drain: called in the loop, once, when the server begins to stop, with
+        the seconds that are left; it must not block.
+
+    Raises:
+      OSError: the port is taken, or the host is not this machine's.
+    """
+    self.host = host
+    self._settings = settings = settings or Settings()
+    self._on_drain = on_drain
+    self.is_draining = False
+    self.signal: int | None = None
+    each = settings.connections_each
+    if each is None:
+      each = settings.connections if loopback.is_loopback(host) else _EACH
+    slots = limits.Slots(settings.connections, each)
+    super().__init__(self._config(app, slots, 'auto'))
+    self._metrics = self._metrics_socket = self.metrics_port = None
+    self._socket = _listening(host, port, settings)
+    self.port = self._socket.getsockname()[1]
+    if metrics is not None:
+      slots = limits.Slots(_SCRAPES, _SCRAPES)
+      self._metrics = self._config(metrics, slots, 'off')
+      try:
+        self._metrics_socket = _listening('127.0.0.1', metrics_port, settings)
+      except OSError:
+        self._socket.close()
+        raise
+      self.metrics_port = self._metrics_socket.getsockname()[1]
+
+  @property
+  def url(self) -> str:
+    """Where a browser on this machine finds it."""
+    host = {'0.0.0.0': '127.0.0.1', '::': '::1'}.get(self.host, self.host)
+    return f'http://{f"[{host}]" if ":" in host else host}:{self.port}'
+
+  def run(self, sockets=None) -> None:
+    """Answers requests until `stop` or a signal; then all has ended."""
+    try:
+      super().run(sockets or [self._socket])
+    finally:
+      self.close()
+
+  def close(self) -> None:
+    """Stops listening; for a server that was never run."""
+    self._socket.close()
+    if self._metrics_socket is not None:
+      self._metrics_socket.close()
+
+  def stop(self) -> None:
+    """Begins to stop; may be called from any thread."""
+    self.should_exit = True
+
+  async def startup(self, sockets=None) -> None:
+    """Starts to answer.
+
+    Raises:
+      RuntimeError: the application failed to start.
+    """
+    # Its lifespan says so, and then uvicorn exits or returns, by its version.
+    with contextlib.suppress(SystemExit):
+      await super().startup(sockets)
+    if self.lifespan.should_exit or not self.started:
+      raise RuntimeError('the application failed to start; the log says why.')
+    if self._metrics is None:
+      return
+    self._metrics.load()
+    made = functools.partial(
+      self._metrics.http_protocol_class,
+      config=self._metrics,
+      server_state=self.server_state,
+      app_state={},
+    )
+    loop = asyncio.get_running_loop()
+    self.servers.append(
+      await loop.create_server(made, sock=self._metrics_socket)
+    )
+
+  async def shutdown(self, sockets=None) -> None:
+    """Lets answers end, for a while, and then ends the rest."""
+    self.is_draining = True
+    state, seconds = self.server_state, self._settings.drain_seconds
+    if self._on_drain is not None:
+      self._on_drain(seconds)
+    # The listener stays open meanwhile: whoever asks for readiness gets a 503.
+    await self._until(lambda: not state.tasks, seconds + _LAST_WORDS)
+    for task in state.tasks:
+      task.cancel()
+    for one in list(state.connections):
+      one.shutdown()
+    await self._until(
+      lambda: not (state.tasks or state.connections), _LAST_WORDS
+    )
+    for one in list(state.connections):
+      one.transport.abort()
+    await super().shutdown(sockets)
+
+  @contextlib.contextmanager
+  def capture_signals(self) -> Iterator[None]:
+    """Stops at SIGTERM and SIGINT, without raising them again afterwards.
+
+    uvicorn raises them again, and SIGTERM would end the process before the
+    caller of `run` has closed what it opened.
+    """
+    if threading.current_thread() is not threading.main_thread():
+      yield
+      return
+
+    def caught(number, frame):
+      self.signal = number
+      self.handle_exit(number, frame)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    former = {number: signal.signal(number, caught) for number in numbers}
+    try:
+      yield
+    finally:
+      for number, handler in former.items():
+        signal.signal(number, handler)
+
+  async def _until(self, is_done: Callable[[], bool], seconds: float) -> None:
+    """Waits, at most for so long, and not after a second Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not (is_done() or self.force_exit) and loop.time() < end:
+      await asyncio.sleep(0.02)
+
+  def _config(
+    self, app: types.ASGIApp, slots: limits.Slots, lifespan: str
+  ) -> uvicorn.Config:
+    return uvicorn.Config(
+      edge.Edge(app, lambda: self.is_draining),
+      host=self.host,
+      loop='asyncio',
+      http=functools.partial(
+        connection.Connection, settings=self._settings, slots=slots
+      ),
+      ws='none',
+      lifespan=lifespan,
+      interface='asgi3',
+      workers=1,
+      log_config=None,
+      access_log=False,
+      proxy_headers=False,
+      server_header=False,
+      backlog=_BACKLOG,
+      timeout_graceful_shutdown=1,
+      h11_max_incomplete_event_size=2**16,
+    )
+
+
+@contextlib.contextmanager
+def running(app: types.ASGIApp, *args, **kwargs) -> Iterator[Server]:
+  """Yields a `Server` of these arguments, which a thread runs meanwhile.
+
+  Raises:
+    OSError: the port is taken.
+    RuntimeError: the application failed to start.
+  """
+  server = Server(app, *args, **kwargs)
+  with futures.ThreadPoolExecutor(1, 'http') as thread:
+    ended = thread.submit(server.run)
+    try:
+      while not (server.started or ended.done()):
+        time.sleep(0.005)
+      if not ended.done():
+        yield server
+    finally:
+      server.stop()
+      ended.result()
+
+
+def check_free(host: str, port: int) -> None:
+  """Refuses an address before work is done for a server that wants it.
+
+  Raises:
+    OSError: the port is taken, or the host is not this machine's.
+  """
+  _listening(host, port, Settings()).close()
+
+
+def _listening(host: str, port: int, settings: Settings) -> socket.socket:
+  """Returns a socket that listens.
+
+  Raises:
+    OSError: names the address.
+  """
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  # With its protocol named: otherwise asyncio does not know it for TCP, leaves
+  # Nagle's algorithm on, and each answer waits 40 ms for an acknowledgement.
+  made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+  try:
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    # Connections inherit it: also what the kernel has taken and the client's
+    # does not take is waited for no longer.
+    if hasattr(socket, 'TCP_USER_TIMEOUT'):
+      milliseconds = int(settings.unread_seconds * 1000)
+      made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    made.bind((host, port))
+    made.listen(_BACKLOG)
+  except OSError as error:
+    made.close()
+    raise OSError(
+      error.errno, f'{error.strerror}, listening on {host}:{port}'
+    ) from error
+  made.setblocking(False)
+  return made

@@ -1,1 +1,0 @@
-"""Characters and conversations as tokens that a cache finds again."""

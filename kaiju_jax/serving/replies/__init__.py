@@ -1,0 +1,1 @@
+"""Replies: tokens from the engine's thread become answers of the API."""

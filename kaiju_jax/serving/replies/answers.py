@@ -1,0 +1,155 @@
+"""Answers in OpenAI's form: whole ones, and the chunks of streams."""
+
+from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import json
+import secrets
+import time
+from typing import Any
+
+from starlette import responses
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding.requests import request as request_lib
+
+DONE = b'data: [DONE]\n\n'
+
+
+class Form:
+  """What all chunks of one answer begin with.
+
+  Args:
+    kind: 'chat.completion' or 'text_completion'.
+    model: its name in the API.
+  """
+
+  def __init__(self, kind: str, model: str):
+    prefix = 'chatcmpl' if kind.startswith('chat') else 'cmpl'
+    self._kind = kind
+    self._head = {
+      'id': f'{prefix}-{secrets.token_hex(12)}',
+      'created': int(time.time()),
+      'model': model,
+    }
+
+  def whole(self, choices: Sequence[dict], usage: dict, **extra) -> dict:
+    """Returns an answer that does not stream."""
+    return {
+      **self._head,
+      'object': self._kind,
+      'choices': list(choices),
+      'usage': usage,
+      **extra,
+    }
+
+  def chunk(self, choices: Sequence[dict], **extra) -> bytes:
+    """Returns a chunk of a stream, as a server-sent event."""
+    kind = self._kind
+    if kind.startswith('chat'):
+      kind += '.chunk'
+    return sent(
+      {**self._head, 'object': kind, 'choices': list(choices), **extra}
+    )
+
+
+def sent(body: dict[str, Any]) -> bytes:
+  """Returns a server-sent event."""
+  text = json.dumps(body, ensure_ascii=False, separators=(',', ':'))
+  return f'data: {text}\n\n'.encode()
+
+
+class Streamed(responses.StreamingResponse):
+  """A response of server-sent events, which no proxy is to hold."""
+
+  def __init__(
+    self, chunks: AsyncGenerator[bytes], close: Callable[[], None] = bool
+  ):
+    """Takes over a stream.
+
+    Args:
+      chunks: the events.
+      close: called at the end, also where the client left before the first.
+    """
+    super().__init__(
+      chunks,
+      media_type='text/event-stream',
+      headers={'Cache-Control': 'no-cache', 'X-Accel-Buffering': 'no'},
+    )
+    self._chunks = chunks
+    self._close = close
+
+  async def __call__(self, scope, receive, send) -> None:
+    try:
+      await super().__call__(scope, receive, send)
+    finally:
+      self._close()
+      await self._chunks.aclose()
+
+
+def usage(prompt: int, completion: int, reused: int) -> dict[str, Any]:
+  """Returns how many tokens a request took.
+
+  Args:
+    prompt: tokens of the prompt.
+    completion: tokens that were drawn, over all choices.
+    reused: tokens of the prompt that were in the cache, in the first choice.
+  """
+  return {
+    'prompt_tokens': prompt,
+    'completion_tokens': completion,
+    'total_tokens': prompt + completion,
+    'prompt_tokens_details': {'cached_tokens': reused},
+  }
+
+
+def chat_log_probabilities(
+  tokenizer: tokenizer_lib.Tokenizer, events: Iterable[request_lib.Event]
+) -> dict[str, Any]:
+  """Returns the tokens' log-probabilities, as chats have them.
+
+  The token that ends a message is none of its text.
+  """
+  content = []
+  for event in events:
+    if event.reason == 'stop_token':
+      continue
+    text = tokenizer.decode([event.token])
+    content.append(
+      {
+        'token': text,
+        'logprob': event.log_probability,
+        # A part of a character has no text of its own.
+        'bytes': None if '\ufffd' in text else list(text.encode()),
+        'top_logprobs': [],
+      }
+    )
+  return {'content': content, 'refusal': None}
+
+
+def text_log_probabilities(
+  tokenizer: tokenizer_lib.Tokenizer,
+  tokens: Sequence[int],
+  log_probabilities: Sequence[float | None],
+  offset: int = 0,
+) -> dict[str, Any]:
+  """Returns the tokens' log-probabilities, as completions have them.
+
+  Args:
+    tokenizer: of the model.
+    tokens: of prompt or answer.
+    log_probabilities: one per token; None for a text's first.
+    offset: characters before the first of them.
+  """
+  texts = [tokenizer.decode([token]) for token in tokens]
+  offsets = []
+  for text in texts:
+    offsets.append(offset)
+    offset += len(text)
+  return {
+    'tokens': texts,
+    'token_logprobs': list(log_probabilities),
+    'top_logprobs': None,
+    'text_offset': offsets,
+  }

@@ -1,0 +1,263 @@
+"""One reply on its way out: tokens in, text that may be shown, and its end.
+
+    reply = Reply(stream, moderator.watch(age, owner))
+    async for piece in reply: ...
+    reply.finish, reply.text, reply.tokens
+
+Tokens that wait in the stream's buffer come out as one piece, so that a reader
+that fell behind catches up. What moderation holds back comes with a later
+piece, or never.
+"""
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+from collections.abc import Callable
+from collections.abc import Sequence
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import release as release_lib
+
+# OpenAI's names.
+_FINISH = {
+  'length': 'length',
+  'stop_token': 'stop',
+  'stop_string': 'stop',
+}
+_FILTERED = 'content_filter'
+# Pieces that a choice may be ahead of its reader.
+_AHEAD = 4
+
+
+class Piece(NamedTuple):
+  """Text to show, and the tokens that it came with.
+
+  Attributes:
+    text: what may be shown; '' where all of it is held back.
+    events: the tokens, of this piece and of those before it that showed none.
+  """
+
+  text: str
+  events: list[request_lib.Event]
+
+
+class Reply:
+  """The text of one choice, as it may be shown.
+
+  Attributes:
+    text: what was shown.
+    tokens: the drawn tokens, shown or not.
+    finish: OpenAI's finish_reason; None before the end.
+  """
+
+  def __init__(
+    self,
+    stream: worker_lib.Stream,
+    watch: moderation.Watch,
+    said: str = '',
+    note: Callable[[worker_lib.Stream, int], None] = lambda *_: None,
+    refused: Callable[[str], None] = lambda _: None,
+  ):
+    """Takes over a stream.
+
+    Args:
+      stream: of the engine.
+      watch: decides what may be shown.
+      said: what the user wrote, for the log of what is blocked.
+      note: is told of the stream, and how many tokens came, when some do.
+      refused: is told the stage that ended the reply, if one did.
+    """
+    self.tokens: list[int] = []
+    self.finish: str | None = None
+    self._stream = stream
+    self._watch = watch
+    self._release = watch.release()
+    self._said = said
+    self._note = note
+    self._refused = refused
+    self._parts: list[str] = []
+    self._reason: str | None = None
+
+  @property
+  def text(self) -> str:
+    return ''.join(self._parts)
+
+  @property
+  def reused(self) -> int:
+    """Tokens of the prompt that were in the cache."""
+    return self._stream.reused
+
+  @property
+  def drawn(self) -> tuple[int, ...] | None:
+    """The tokens of the text; None where it ends before they do."""
+    whole = self._reason in ('length', 'stop_token')
+    return tuple(self.tokens) if whole else None
+
+  @property
+  def prompt_log_probabilities(self) -> np.ndarray | None:
+    """Of the prompt, once the reply has ended; None where none were asked."""
+    return self._stream.result().prompt_log_probabilities
+
+  def cancel(self) -> None:
+    """Ends a reply that nobody reads; never waits."""
+    self._stream.cancel()
+
+  async def __aiter__(self) -> AsyncIterator[Piece]:
+    """Yields pieces to the reply's end.
+
+    Raises:
+      errors.ApiError: the model gave no numbers, there was no row in time, or
+        the server stops.
+    """
+    held: collections.deque[request_lib.Event] = collections.deque()
+    try:
+      async for events in _events(self._stream):
+        if not self.tokens and self._is_prompt_blocked():
+          self._filter('prompt')
+          return
+        self._note(self._stream, len(events))
+        held += events
+        self.tokens += [event.token for event in events]
+        piece = self._released(held, map(self._pushed, events))
+        if piece is not None:
+          yield piece
+        if self.finish is not None:
+          return
+      piece = self._released(held, [self._release.finish()])
+      if piece is not None:
+        yield piece
+    finally:
+      self._stream.cancel()
+    self._reason = self._stream.result().reason
+    self.finish = _FINISH.get(self._reason)
+    if self.finish is None:
+      raise errors.unavailable(f'the reply was ended: {self._reason}.')
+
+  def _is_prompt_blocked(self) -> bool:
+    if self._watch.mode != 'moderated':
+      return False
+    scores = self._stream.prompt_scores
+    return self._watch.prompt(scores, self._said).is_blocked
+
+  def _pushed(self, event: request_lib.Event) -> release_lib.Released:
+    if self.finish is not None:  # What came with the token that ended it.
+      return release_lib.Released('', 0, False)
+    released = self._release.push(event.text, event.scores)
+    if released.ended:
+      self._filter('head')
+    return released
+
+  def _filter(self, stage: str) -> None:
+    self.finish = _FILTERED
+    self._refused(stage)
+
+  def _released(self, held, released) -> Piece | None:
+    """Returns what may be shown now; None for nothing."""
+    text, count = '', 0
+    for one in released:
+      text += one.text
+      count += one.tokens
+    if not count:
+      return None
+    self._parts.append(text)
+    return Piece(text, [held.popleft() for _ in range(count)])
+
+
+async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:
+  """Yields the events that are there, at least one each time.
+
+  Raises:
+    errors.ApiError: the sequence or the engine failed.
+  """
+  try:
+    async for event in stream:
+      events = [event]
+      while stream.has_more:
+        events.append(await anext(stream))
+      yield events
+  except request_lib.Late as error:
+    raise errors.busy(str(error), 1.0) from error
+  except request_lib.BadLogits as error:
+    raise errors.internal() from error
+  except worker_lib.Stopped as error:
+    raise errors.unavailable(str(error)) from error
+
+
+class Choices:
+  """The replies to one request, and the slot that they have together.
+
+  Attributes:
+    replies: one for each choice.
+  """
+
+  def __init__(self, replies: Sequence[Reply], slot: limits.Slot):
+    self.replies = list(replies)
+    self._slot = slot
+
+  @property
+  def drawn(self) -> int:
+    """How many tokens were drawn, over all choices."""
+    return sum(len(reply.tokens) for reply in self.replies)
+
+  def close(self) -> None:
+    """Gives the slot back, and ends replies that nobody reads any more."""
+    self._slot.close()
+    for reply in self.replies:
+      reply.cancel()
+
+  @contextlib.asynccontextmanager
+  async def served(self):
+    """Gives what `merged` yields; closes at the end, or where it is left."""
+    try:
+      async with contextlib.aclosing(merged(self.replies)) as pieces:
+        yield pieces
+    finally:
+      self.close()
+
+
+async def merged(
+  replies: Sequence[Reply],
+) -> AsyncIterator[tuple[int, Piece | None]]:
+  """Yields (index, piece) of several replies as they come; None at an end.
+
+  Raises:
+    errors.ApiError: the first fault; the other replies are cancelled.
+  """
+  if len(replies) == 1:
+    async with contextlib.aclosing(aiter(replies[0])) as pieces:
+      async for piece in pieces:
+        yield 0, piece
+    yield 0, None
+    return
+  arrived: asyncio.Queue = asyncio.Queue(_AHEAD * len(replies))
+
+  async def pump(index: int, reply: Reply) -> None:
+    try:
+      async with contextlib.aclosing(aiter(reply)) as pieces:
+        async for piece in pieces:
+          await arrived.put((index, piece))
+      await arrived.put((index, None))
+    except Exception as error:
+      await arrived.put((index, error))
+
+  tasks = [asyncio.create_task(pump(*one)) for one in enumerate(replies)]
+  try:
+    left = len(tasks)
+    while left:
+      index, piece = await arrived.get()
+      if isinstance(piece, Exception):
+        raise piece
+      left -= piece is None
+      yield index, piece
+  finally:
+    for task in tasks:
+      task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

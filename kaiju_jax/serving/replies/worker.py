@@ -1,0 +1,356 @@
+"""The engine in a thread of its own, and its streams for asyncio.
+
+    worker = Worker(engine)
+    worker.start()
+    (stream,) = await worker.submit(request)
+    async for event in stream: ...
+    stream.result().reused
+
+The thread owns the engine: whatever touches it runs there, between rounds. It
+never waits for a socket. Tokens of a round reach the event loop together, in
+one call, and lie in each stream's buffer until its reader takes them. A stream
+is a lease: a reader that waits renews it in every round, one that stopped
+reading loses its sequence after `admission.Limits.lease` seconds.
+"""
+
+import asyncio
+import collections
+from collections.abc import Callable
+import logging
+import queue
+import threading
+from typing import Any
+from typing import NamedTuple
+from typing import Self
+
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.requests import request as request_lib
+
+_LOG = logging.getLogger(__name__)
+# Seconds between two looks at whether all streams have ended, or the thread.
+_LOOK = 0.05
+
+
+class Stopped(RuntimeError):
+  """The engine's thread has ended, or is about to."""
+
+
+class _Prompt(NamedTuple):
+  """What is known of a prompt once it has run; see `request.Result`."""
+
+  waited: float
+  reused: int
+  prompt_scores: tuple[float, ...] | None
+
+
+class Stream:
+  """The drawn tokens of one sequence, as an asynchronous iterator of `Event`.
+
+  Only the event loop that submitted the request reads it.
+
+  Attributes:
+    loop: that event loop.
+    sequence: the engine's, which only its thread touches.
+    waited: seconds until it had a row, once a token has come.
+    reused: tokens of the prompt that did not run, likewise.
+    prompt_scores: see `Result`, likewise.
+    is_waiting: whether a reader waits for an event.
+  """
+
+  def __init__(self, worker: 'Worker', loop: asyncio.AbstractEventLoop):
+    """Waits for a sequence, which the thread sets."""
+    self.loop = loop
+    self.sequence: sequence_lib.Sequence | None = None
+    self.waited = 0.0
+    self.reused = 0
+    self.prompt_scores: tuple[float, ...] | None = None
+    self.is_waiting = False
+    self._worker = worker
+    self._events: collections.deque[request_lib.Event] = collections.deque()
+    self._arrived = asyncio.Event()
+    self._result: request_lib.Result | None = None
+    self._error: BaseException | None = None
+
+  def __aiter__(self) -> Self:
+    return self
+
+  async def __anext__(self) -> request_lib.Event:
+    """Returns the next event.
+
+    Raises:
+      BadLogits, Late: the model gave no numbers; there was no row in time.
+      Stopped: the engine's thread failed.
+    """
+    while not self._events:
+      if self._error is not None:
+        raise self._error
+      if self._result is not None:
+        if self._result.error is not None:
+          raise self._result.error
+        raise StopAsyncIteration
+      self._arrived.clear()
+      self.is_waiting = True
+      try:
+        await self._arrived.wait()
+      finally:
+        self.is_waiting = False
+    self._worker.read(self)
+    return self._events.popleft()
+
+  @property
+  def has_more(self) -> bool:
+    """Whether the next event is here already."""
+    return bool(self._events)
+
+  def result(self) -> request_lib.Result:
+    """Returns what came of the sequence, once the stream has ended.
+
+    Raises:
+      ValueError: it has not.
+    """
+    if self._result is None:
+      raise ValueError('the stream has not ended: read it to its end first.')
+    return self._result
+
+  def cancel(self) -> None:
+    """Ends a sequence that has not ended, after this round; never waits."""
+    if self._result is None:
+      self._worker.cancel(self)
+
+  def deliver(
+    self,
+    events: list[request_lib.Event],
+    prompt: _Prompt | None = None,
+    result: request_lib.Result | None = None,
+    error: BaseException | None = None,
+  ) -> None:
+    """Takes what the thread has read; runs in the event loop."""
+    self._events += events
+    if prompt is not None:
+      self.waited, self.reused, self.prompt_scores = prompt
+    self._result = result or self._result
+    self._error = error or self._error
+    self._arrived.set()
+
+
+class Worker:
+  """A thread that runs an engine.
+
+  Attributes:
+    engine: whose methods run in the thread alone, but for `check`.
+    error: what ended the thread; None while it is well.
+  """
+
+  def __init__(self, engine: engine_lib.Engine):
+    """Takes over an engine; `start` begins to run it."""
+    self.engine = engine
+    self.error: BaseException | None = None
+    self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    self._streams: dict[Stream, sequence_lib.Sequence] = {}
+    self._is_stopping = False
+    self._is_draining = False
+    self._thread = threading.Thread(
+      target=self._run, name='engine', daemon=True
+    )
+
+  def start(self) -> None:
+    """Begins to run rounds."""
+    self._thread.start()
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether requests can be answered."""
+    return self._thread.is_alive() and self.error is None
+
+  async def submit(
+    self, *requests: request_lib.Request, before: int = 0
+  ) -> list[Stream]:
+    """Returns the streams of requests; all of them are taken, or none.
+
+    Args:
+      *requests: what is asked; several come in the same round.
+      before: tokens of the prompts that are an earlier turn's.
+
+    Raises:
+      TypeError, ValueError: names the field that is wrong.
+      request.Busy: the queue or the wait is too long, or the engine drains.
+      Stopped: the thread has ended.
+    """
+    if self._is_draining:
+      raise request_lib.Busy('the server is being stopped.', None)
+    loop = asyncio.get_running_loop()
+    streams = [Stream(self, loop) for _ in requests]
+
+    def submit():
+      try:
+        for stream, request in zip(streams, requests):
+          stream.sequence = self.engine.submit(request, before)
+      except Exception:
+        for stream in streams:
+          self._end_sequence(stream)
+        raise
+      self._streams.update((stream, stream.sequence) for stream in streams)
+
+    try:
+      await self.call(submit)
+    except asyncio.CancelledError:
+      for stream in streams:
+        self.cancel(stream)
+      raise
+    return streams
+
+  async def call(self, function: Callable[[], Any]) -> Any:
+    """Returns what a function of the engine returns, run between rounds.
+
+    Raises:
+      Stopped: the thread has ended.
+      Whatever the function raises.
+    """
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def done(value, error):
+      if future.cancelled():
+        return
+      if error is None:
+        future.set_result(value)
+      else:
+        future.set_exception(error)
+
+    def run():
+      value = error = None
+      try:
+        value = function()
+      except Exception as raised:
+        error = raised
+      _tell(loop, done, value, error)
+
+    if not self.is_alive:
+      raise self._stopped()
+    self._commands.put(run)
+    while not future.done():
+      # A thread that ends after `put` answers nobody any more.
+      await asyncio.wait([future], timeout=20 * _LOOK)
+      if not future.done() and not self.is_alive:
+        raise self._stopped()
+    return future.result()
+
+  def ask(self, function: Callable[[], Any], seconds: float = 5.0) -> Any:
+    """Returns what a function returns, run between rounds; None in no time.
+
+    For another thread than the event loop's, which would stand still.
+
+    Args:
+      function: raises nothing.
+      seconds: to wait for it, at most.
+    """
+    done: queue.SimpleQueue = queue.SimpleQueue()
+    self._commands.put(lambda: done.put(function()))
+    try:
+      return done.get(timeout=seconds) if self.is_alive else None
+    except queue.Empty:
+      return None
+
+  def read(self, stream: Stream) -> None:
+    """Renews a stream's lease."""
+    self.engine.read(stream.sequence)
+
+  def cancel(self, stream: Stream) -> None:
+    """Ends a stream's sequence between two rounds; never waits."""
+    self._commands.put(lambda: self._end_sequence(stream))
+
+  async def drain(self, seconds: float) -> int:
+    """Finishes what runs, takes nothing new, and ends the rest.
+
+    Args:
+      seconds: after which what has not ended is ended; its text is recorded.
+
+    Returns:
+      How many sequences were ended before their time.
+    """
+    self._is_draining = True
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while self._streams and self.is_alive and loop.time() < end:
+      await asyncio.sleep(_LOOK)
+    return len(await self.call(lambda: self.engine.drain(0.0)))
+
+  def stop(self) -> None:
+    """Ends the thread after its round; what runs is cancelled."""
+    self._is_stopping = True
+    self._commands.put(lambda: None)
+    if self._thread.is_alive():
+      self._thread.join()
+
+  def _end_sequence(self, stream: Stream) -> None:
+    if stream.sequence is not None:
+      self.engine.cancel(stream.sequence)
+
+  def _run(self) -> None:
+    try:
+      while not self._is_stopping:
+        while self.engine.is_idle or not self._commands.empty():
+          self._commands.get()()
+          self._publish()
+          if self._is_stopping:
+            return
+        self._round()
+    except BaseException as error:
+      self.error = error
+      _LOG.exception('the engine failed')
+    finally:
+      self._end()
+
+  def _round(self) -> None:
+    for stream, sequence in self._streams.items():
+      if stream.is_waiting:
+        self.engine.read(sequence)
+    self.engine.advance()
+    self._publish()
+
+  def _publish(self) -> None:
+    """Gives each event loop the tokens of its streams, in one call."""
+    told = collections.defaultdict(list)
+    for stream, sequence in list(self._streams.items()):
+      events = []
+      while sequence.events:
+        events.append(sequence.events.popleft())
+      result = None
+      if sequence.reason is not None:
+        result = sequence.result()
+        del self._streams[stream]
+      if events or result is not None:
+        told[stream.loop].append((stream, events, _prompt(sequence), result))
+    for loop, items in told.items():
+      _tell(loop, _deliver, items)
+
+  def _end(self) -> None:
+    """Ends all streams with the thread."""
+    error = self._stopped()
+    for stream in self._streams:
+      _tell(stream.loop, stream.deliver, [], None, None, error)
+    self._streams.clear()
+
+  def _stopped(self) -> Stopped:
+    if self.error is None:
+      return Stopped('the engine was stopped.')
+    return Stopped(f'the engine failed: {self.error}')
+
+
+def _prompt(sequence: sequence_lib.Sequence) -> _Prompt:
+  waited = max(sequence.joined_at - sequence.came, 0.0)
+  return _Prompt(waited, sequence.reused, sequence.prompt_scores)
+
+
+def _deliver(items) -> None:
+  for stream, events, prompt, result in items:
+    stream.deliver(events, prompt, result)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, function, *arguments) -> None:
+  """Has an event loop call a function, unless it is closed."""
+  try:
+    loop.call_soon_threadsafe(function, *arguments)
+  except RuntimeError:
+    _LOG.debug('an event loop was closed before its streams ended')

@@ -1,0 +1,1 @@
+"""Routes: one module per group of addresses, and what they share."""

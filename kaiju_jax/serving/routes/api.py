@@ -1,0 +1,157 @@
+"""The application: its addresses, and what stands around all of them.
+
+    app = api.app(context)
+
+OpenAI's form (/v1/chat/completions, /v1/completions, /v1/models), characters
+and sessions, the page, and what operators read.
+"""
+
+import importlib.resources
+import pathlib
+from typing import Any
+
+from starlette import applications
+from starlette import requests as http
+from starlette import responses
+from starlette import routing
+from starlette import types
+
+from kaiju_jax.serving.http import edge
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.routes import asking
+from kaiju_jax.serving.routes import characters as character_routes
+from kaiju_jax.serving.routes import chat
+from kaiju_jax.serving.routes import completions
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import sessions as session_routes
+
+_KINDS = {'.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css'}
+# Characters that /v1/models lists beside the model.
+_LISTED = 1000
+
+
+def app(context: context_lib.Context) -> types.ASGIApp:
+  """Returns the application of a server whose parts are `context`."""
+  routes = [
+    *_page_routes(),
+    routing.Route('/v1/chat/completions', chat.completions, methods=['POST']),
+    routing.Route('/v1/completions', completions.completions, methods=['POST']),
+    routing.Route('/v1/models', models, methods=['GET']),
+    routing.Route('/v1/models/{id:path}', model, methods=['GET']),
+    routing.Route('/v1/server', server, methods=['GET']),
+    *character_routes.ROUTES,
+    *session_routes.ROUTES,
+    routing.Route('/healthz', healthz, methods=['GET']),
+    routing.Route('/readyz', readyz, methods=['GET']),
+  ]
+  if context.access.is_open:
+    # Where others come in, metrics have a port of their own.
+    routes.append(routing.Route('/metrics', measured, methods=['GET']))
+  made = applications.Starlette(
+    routes=routes, exception_handlers=errors.HANDLERS
+  )
+  made.state.context = context
+  return context.metrics.counted(made)
+
+
+async def models(request: http.Request) -> responses.Response:
+  """GET /v1/models: the model, and it with each character."""
+  context, caller = await asking.entered(request)
+  found = await context.stored(context.store.characters, caller.owner, _LISTED)
+  data = [_model(context, context.model.name)]
+  data += [
+    _model(context, f'{context.model.name}/{one.id}', one.name) for one in found
+  ]
+  return responses.JSONResponse({'object': 'list', 'data': data})
+
+
+async def model(request: http.Request) -> responses.Response:
+  """GET /v1/models/{id}"""
+  context, caller = await asking.entered(request)
+  name = request.path_params['id']
+  character = asking.addressed(context, name, None)
+  if character is None:
+    return responses.JSONResponse(_model(context, name))
+  found = await context.stored(context.store.character, caller.owner, character)
+  return responses.JSONResponse(_model(context, name, found.name))
+
+
+async def server(request: http.Request) -> responses.Response:
+  """GET /v1/server: what the page tells its reader of the server.
+
+  Answered to everybody, so that the page knows whether to ask for a token.
+  """
+  context = request.app.state.context
+  context.access.check_site(request)
+  return responses.JSONResponse(
+    {
+      'object': 'server',
+      'model': context.model.name,
+      'origin': context.model.origin,
+      'parameters': context.model.parameters,
+      'context': context.model.length,
+      'moderated': context.moderator.mode != 'unmoderated',
+      'guided': context.guide is not None,
+      'authentication': not context.access.is_open,
+    }
+  )
+
+
+async def healthz(request: http.Request) -> responses.Response:
+  """GET /healthz: 200 while the engine's thread lives."""
+  context = request.app.state.context
+  if context.worker.is_alive:
+    return responses.PlainTextResponse('ok\n')
+  return responses.PlainTextResponse('the engine has failed\n', 500)
+
+
+async def readyz(request: http.Request) -> responses.Response:
+  """GET /readyz: 200 while requests are taken."""
+  context = request.app.state.context
+  if context.is_ready and context.worker.is_alive:
+    return responses.PlainTextResponse('ready\n')
+  return responses.PlainTextResponse('not ready\n', 503)
+
+
+def measured(request: http.Request) -> responses.Response:
+  """GET /metrics: for Prometheus; in a thread, because it waits for a round."""
+  context = request.app.state.context
+  context.access.check_site(request)
+  return context.metrics.answer(request)
+
+
+def _page_routes() -> list[routing.Route]:
+  """Returns the addresses of the page's files; '/' is index.html."""
+  folder = importlib.resources.files('kaiju_jax.serving').joinpath('page')
+  return [
+    _page_route(file.name, file.read_bytes())
+    for file in sorted(folder.iterdir(), key=lambda file: file.name)
+  ]
+
+
+def _page_route(name: str, body: bytes) -> routing.Route:
+  headers = {
+    'Content-Security-Policy': edge.PAGE_POLICY,
+    'Cache-Control': 'no-cache',
+  }
+  kind = _KINDS[pathlib.PurePath(name).suffix]
+
+  async def answer(request: http.Request) -> responses.Response:
+    request.app.state.context.access.check_site(request)
+    return responses.Response(body, 200, headers, kind)
+
+  path = '/' if name == 'index.html' else f'/{name}'
+  return routing.Route(path, answer, methods=['GET'])
+
+
+def _model(
+  context: context_lib.Context, name: str, title: str | None = None
+) -> dict[str, Any]:
+  return {
+    'id': name,
+    'object': 'model',
+    'created': context.model.created,
+    'owned_by': 'kaiju_jax',
+    'name': title or name,
+    'max_model_len': context.model.length,
+  }

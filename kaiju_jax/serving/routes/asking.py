@@ -1,0 +1,217 @@
+"""What both completions endpoints do alike: who asks, for which model, how."""
+
+import asyncio
+from collections.abc import Coroutine
+from collections.abc import Sequence
+import time
+from typing import Any
+
+from starlette import requests as http
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import metrics as metrics_lib
+from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.stores import characters
+
+
+async def entered(
+  request: http.Request,
+) -> tuple[context_lib.Context, auth.Caller]:
+  """Returns the server's parts, and who asks, once it may.
+
+  Raises:
+    errors.ApiError: 401, 403, 429, or 503 while the server stops.
+  """
+  context: context_lib.Context = request.app.state.context
+  found = context.access.caller(request)
+  context.limits.request(found.owner, found.rate)
+  if not context.is_ready:
+    raise errors.unavailable('the server is being stopped.')
+  return context, found
+
+
+def addressed(
+  context: context_lib.Context, model: str, character: str | None
+) -> str | None:
+  """Returns the character that is meant, which `MODEL/CHARACTER` names too.
+
+  Raises:
+    errors.ApiError: another model, or two characters.
+  """
+  name, _, named = model.removeprefix(context.model.name).partition('/')
+  if not model.startswith(context.model.name) or name:
+    raise errors.missing(
+      f'model {model!r} is not served here: {context.model.name!r} is.',
+      param='model',
+    )
+  if named and character not in (None, named):
+    raise errors.invalid(
+      f'character={character!r}: the model names {named!r}.', param='character'
+    )
+  return named or character
+
+
+async def replies(
+  context: context_lib.Context,
+  who: auth.Caller,
+  watch: moderation.Watch,
+  requests: Sequence[request_lib.Request],
+  said: str = '',
+) -> reply_lib.Choices:
+  """Returns the replies to requests, which the engine has taken.
+
+  Args:
+    context: of the server.
+    who: asks, and has a slot for the answer.
+    watch: what judges them.
+    requests: what the engine is asked.
+    said: what the user wrote.
+
+  Raises:
+    errors.ApiError: it is too busy, or refuses one of them.
+  """
+  came = time.perf_counter()
+  slot = context.limits.stream(who.owner, who.rate)
+  try:
+    streams = await _submitted(context, requests)
+  except BaseException:
+    slot.close()
+    raise
+  found = [
+    reply_lib.Reply(
+      stream,
+      watch,
+      said,
+      _noted(context.metrics, came, len(one.tokens)),
+      lambda stage: context.metrics.refusals.labels(stage, watch.tier).inc(),
+    )
+    for stream, one in zip(streams, requests)
+  ]
+  return reply_lib.Choices(found, slot)
+
+
+async def _submitted(
+  context: context_lib.Context, requests: Sequence[request_lib.Request]
+) -> list[worker_lib.Stream]:
+  """Returns the engine's streams; its refusals become the API's."""
+  try:
+    return await context.worker.submit(*requests)
+  except request_lib.Busy as error:
+    context.metrics.rejected.labels('busy').inc()
+    if error.seconds is None:
+      raise errors.unavailable(str(error)) from error
+    raise errors.busy(str(error), error.seconds) from error
+  except worker_lib.Stopped as error:
+    raise errors.unavailable(str(error)) from error
+  except (TypeError, ValueError) as error:
+    raise errors.invalid(str(error)) from error
+
+
+def _noted(metrics: metrics_lib.Metrics, came: float, prompt: int):
+  """Returns what notes the times of a reply's tokens.
+
+  Args:
+    metrics: of the server.
+    came: when its request came, by `time.perf_counter`.
+    prompt: tokens of its prompt.
+  """
+  last = None
+
+  def note(stream: worker_lib.Stream, count: int) -> None:
+    nonlocal last
+    now = time.perf_counter()
+    if last is None:
+      metrics.ttft.observe(now - came)
+      metrics.queue.observe(stream.waited)
+      metrics.prompt_tokens.inc(prompt)
+      metrics.cached_tokens.inc(stream.reused)
+    else:
+      for _ in range(count):
+        metrics.itl.observe((now - last) / count)
+    last = now
+
+  return note
+
+
+async def watched(
+  context: context_lib.Context, who: auth.Caller, text: str
+) -> tuple[moderation.Watch, bool]:
+  """Returns what judges a request, and whether its text is refused.
+
+  The gate takes milliseconds, so that it runs beside the event loop.
+  """
+  watch = context.moderator.watch(who.age, who.owner)
+  verdict = await asyncio.to_thread(watch.read, text)
+  if verdict.is_blocked:
+    context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
+  return watch, verdict.is_blocked
+
+
+def page(
+  data: list[dict],
+  found: Sequence[characters.Character | characters.Session],
+  most: int,
+) -> dict[str, Any]:
+  """Returns a page of a listing; `after` is the query that goes on behind it.
+
+  Args:
+    data: what is listed.
+    found: the same, as the store has it.
+    most: entries of a page.
+  """
+  return {
+    'object': 'list',
+    'data': data,
+    'has_more': len(found) == most,
+    'after': characters.cursor(found[-1]) if found else None,
+  }
+
+
+def too_long(message: str, param: str) -> errors.ApiError:
+  """400: prompt and reply are more than the model takes."""
+  return errors.invalid(message, param, 'context_length_exceeded')
+
+
+def guide(context: context_lib.Context) -> request_lib.Guide:
+  """Returns how guided requests search.
+
+  Raises:
+    errors.ApiError: there is no token-level head to guide them.
+  """
+  if context.guide is None:
+    raise errors.invalid(
+      'guided: this server has no token-level head that could guide a search;'
+      ' it is started with --head.',
+      param='guided',
+    )
+  return context.guide
+
+
+async def unless_gone(
+  request: http.Request, answer: Coroutine[Any, Any, dict]
+) -> dict:
+  """Returns an answer; stops to make it when the client has left.
+
+  Raises:
+    asyncio.CancelledError: nobody waits for the answer any more.
+  """
+  made = asyncio.ensure_future(answer)
+  gone = asyncio.ensure_future(_gone(request))
+  try:
+    await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
+    if not made.done():
+      made.cancel()
+    return await made
+  finally:
+    gone.cancel()
+    made.cancel()
+
+
+async def _gone(request: http.Request) -> None:
+  while (await request.receive())['type'] != 'http.disconnect':
+    pass

@@ -1,0 +1,226 @@
+"""/v1/characters: make, change, show, export and remove characters.
+
+Others see of a public character what its list shows; what its author wrote for
+the model (description, scenario, lore, …) is the author's alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette import requests as http
+from starlette import responses
+from starlette import routing
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.cards import cards
+from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import bodies
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.routes import asking
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.stores import characters
+
+_PAGE = 100
+_PUBLIC = ('name', 'creator', 'notes', 'tags', 'version_name')
+
+
+async def listed(request: http.Request) -> responses.Response:
+  """GET /v1/characters: the caller's own ones and those open to all."""
+  context, caller = await asking.entered(request)
+  after = request.query_params.get('after', '')
+
+  def read():
+    store = context.store
+    return [
+      (one, store.version(one.id, one.live))
+      for one in store.characters(caller.owner, _PAGE, after)
+    ]
+
+  found = await context.stored(read)
+  data = [_shown(character, version, caller) for character, version in found]
+  return responses.JSONResponse(asking.page(data, [x for x, _ in found], _PAGE))
+
+
+async def made(request: http.Request) -> responses.Response:
+  """POST /v1/characters: from fields, or from a card in JSON or PNG."""
+  context, caller = await asking.entered(request)
+  written, notes, is_public = await _written(request)
+  return await _published(context, caller, written, notes, None, is_public)
+
+
+async def shown(request: http.Request) -> responses.Response:
+  """GET /v1/characters/{id}"""
+  context, caller = await asking.entered(request)
+  character, version = await _found(context, caller, request)
+  return responses.JSONResponse(_shown(character, version, caller))
+
+
+async def changed(request: http.Request) -> responses.Response:
+  """PUT /v1/characters/{id}: publishes a new version."""
+  context, caller = await asking.entered(request)
+  character, _ = await _found(context, caller, request)
+  written, notes, is_public = await _written(request)
+  return await _published(
+    context, caller, written, notes, character.id, is_public
+  )
+
+
+async def removed(request: http.Request) -> responses.Response:
+  """DELETE /v1/characters/{id}"""
+  context, caller = await asking.entered(request)
+  name = request.path_params['id']
+  await context.stored(context.store.remove, caller.owner, name)
+  return responses.JSONResponse(
+    {'id': name, 'object': 'character', 'deleted': True}
+  )
+
+
+async def versions(request: http.Request) -> responses.Response:
+  """GET /v1/characters/{id}/versions: its author's alone."""
+  context, caller = await asking.entered(request)
+  character, _ = await _found(context, caller, request, is_own=True)
+  found = await context.stored(
+    context.store.versions, caller.owner, character.id
+  )
+  data = [_shown(character, one, caller) for one in found]
+  return responses.JSONResponse({'object': 'list', 'data': data})
+
+
+async def rolled_back(request: http.Request) -> responses.Response:
+  """POST /v1/characters/{id}/rollback: an earlier version is live again."""
+  context, caller = await asking.entered(request)
+  asked = fields_lib.parse(fields_lib.Rollback, await bodies.read_json(request))
+  name = request.path_params['id']
+  version = await context.stored(
+    context.store.rollback, caller.owner, name, asked.version
+  )
+  character = await context.stored(context.store.character, caller.owner, name)
+  return responses.JSONResponse(_shown(character, version, caller))
+
+
+async def card(request: http.Request) -> responses.Response:
+  """GET /v1/characters/{id}/card?format=json|png: its author's alone."""
+  context, caller = await asking.entered(request)
+  _, version = await _found(context, caller, request, is_own=True)
+  kind = request.query_params.get('format', 'json')
+  if kind == 'json':
+    return responses.Response(
+      cards.to_json(version.fields), media_type=bodies.JSON
+    )
+  if kind == 'png':
+    return responses.Response(
+      cards.to_png(version.fields), media_type=bodies.PNG
+    )
+  raise errors.invalid(f'format={kind!r:.40}: must be json or png.', 'format')
+
+
+ROUTES = [
+  routing.Route('/v1/characters', listed, methods=['GET']),
+  routing.Route('/v1/characters', made, methods=['POST']),
+  routing.Route('/v1/characters/{id}', shown, methods=['GET']),
+  routing.Route('/v1/characters/{id}', changed, methods=['PUT']),
+  routing.Route('/v1/characters/{id}', removed, methods=['DELETE']),
+  routing.Route('/v1/characters/{id}/versions', versions, methods=['GET']),
+  routing.Route('/v1/characters/{id}/rollback', rolled_back, methods=['POST']),
+  routing.Route('/v1/characters/{id}/card', card, methods=['GET']),
+]
+
+
+async def _found(
+  context: context_lib.Context,
+  caller: auth.Caller,
+  request: http.Request,
+  is_own: bool = False,
+) -> tuple[characters.Character, characters.Version]:
+  """Returns a character that the caller may see, and its live version."""
+  name = request.path_params['id']
+  character = await context.stored(context.store.character, caller.owner, name)
+  if is_own and character.owner != caller.owner:
+    raise errors.forbidden(f'character {name!r} is not yours.')
+  version = await context.stored(
+    context.store.version, character.id, character.live
+  )
+  return character, version
+
+
+async def _written(
+  request: http.Request,
+) -> tuple[card_fields.Fields, Sequence[str], bool | None]:
+  """Returns what a body says of a character, and what was left out of it."""
+  kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
+  body = await bodies.read(request, bodies.MOST_OF_CARD)
+  try:
+    if kind == bodies.JSON and b'"fields"' in body[:4096]:
+      asked = bodies.parse(body)
+      if set(asked) <= {'fields', 'public'}:
+        is_public = asked.get('public')
+        if is_public not in (True, False, None):
+          raise errors.invalid(
+            f'public={is_public!r:.40}: must be true or false.', 'public'
+          )
+        return card_fields.parse(asked.get('fields')), (), is_public
+    read = cards.read(body)
+  except cards.CardError as error:
+    raise errors.invalid(str(error), 'card', error.fault) from error
+  except (TypeError, ValueError) as error:
+    raise errors.invalid(str(error), 'fields') from error
+  return read.fields, read.notes, None
+
+
+async def _published(
+  context, caller, written, notes, name: str | None, is_public: bool | None
+) -> responses.Response:
+  """Stores a version, and answers with it."""
+  try:
+    tokens = prompt.prefix(written, context.format)
+  except (TypeError, ValueError) as error:
+    raise errors.invalid(str(error), 'fields') from error
+  most = context.model.length // 2
+  if len(tokens) > most:
+    raise asking.too_long(
+      f'fields: the character takes {len(tokens)} tokens, and half of what the'
+      f' model reads at once is {most}.',
+      'fields',
+    )
+  version = await context.stored(
+    context.store.publish,
+    caller.owner,
+    written,
+    tokens,
+    context.model.digest,
+    character=name,
+    is_public=is_public,
+  )
+  character = await context.stored(
+    context.store.character, caller.owner, version.character
+  )
+  body = _shown(character, version, caller) | {'notes': list(notes)}
+  return responses.JSONResponse(body, 200 if name else 201)
+
+
+def _shown(character, version, caller: auth.Caller) -> dict[str, Any]:
+  """Returns what a caller may know of a version."""
+  is_own = character.owner == caller.owner
+  written = card_fields.dump(version.fields)
+  if not (is_own or character.owner == characters.BUILT_IN):
+    written = {name: written[name] for name in _PUBLIC}
+  return {
+    'id': character.id,
+    'object': 'character',
+    'name': version.fields.name,
+    'version': version.number,
+    'live': version.number == character.live,
+    'digest': version.digest if is_own else None,
+    'tokens': len(version.tokens),
+    'public': character.is_public,
+    'own': is_own,
+    'created': int(version.created),
+    'greetings': _greetings(version.fields),
+    'fields': written,
+  }
+
+
+def _greetings(written: card_fields.Fields) -> int:
+  return bool(written.greeting) + len(written.alternate_greetings)

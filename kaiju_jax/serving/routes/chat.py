@@ -1,0 +1,226 @@
+"""/v1/chat/completions: a chat, or a turn of a conversation that is kept here.
+
+The way of a request: who asks, how often, what; what it is a turn of
+(`turns.py`); the gate; the engine; and token by token through moderation to the
+reader (`reply.py`). A reply that belongs to a session is stored when it ends,
+and as far as it came where its reader left.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+import contextlib
+from typing import Any
+
+from starlette import requests as http
+from starlette import responses
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import bodies
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.replies import answers
+from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.routes import asking
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import turns
+
+_REFUSED = 'This message was refused by the safety gate.'
+# Replies that are stored after their readers have left; asyncio keeps none.
+_KEEPING: set[asyncio.Task] = set()
+
+
+async def completions(request: http.Request) -> responses.Response:
+  """Answers POST /v1/chat/completions.
+
+  Raises:
+    errors.ApiError: whatever is wrong with the request, or the server.
+  """
+  context, caller = await asking.entered(request)
+  chat = fields.parse(fields.Chat, await bodies.read_json(request))
+  character = asking.addressed(context, chat.model, chat.character)
+  turn = await turns.of(context, caller, chat, character)
+  form = answers.Form('chat.completion', chat.model)
+  watch, is_blocked = await asking.watched(context, caller, turn.judged)
+  if is_blocked:
+    return _refused(form, chat, turn)
+  choices = await asking.replies(
+    context, caller, watch, _requests(context, caller, chat, turn), turn.judged
+  )
+  try:
+    await turn.keep_said(context)
+  except BaseException:
+    choices.close()
+    raise
+  answer = _Answer(context, chat, turn, form, choices)
+  if chat.stream:
+    return answers.Streamed(answer.chunks(), choices.close)
+  body = await asking.unless_gone(request, answer.whole())
+  return responses.JSONResponse(body)
+
+
+def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
+  """Returns what the engine is asked, one for each choice."""
+  tokens = turn.prompt.tokens
+  most = chat.limit or context.max_tokens
+  guide = None
+  if chat.guided:
+    guide = asking.guide(context)
+    most = min(most, context.guided_tokens)
+  return [
+    request_lib.Request(
+      tokens,
+      min(most, context.model.length - len(tokens)),
+      sampling,
+      stop_tokens=context.format.stop_tokens,
+      stop_strings=chat.stops,
+      owner=caller.owner,
+      shared=turn.prompt.shared,
+      conversation=turn.conversation,
+      priority=caller.tier,
+      deadline=context.worker.engine.limits.wait,
+      guided=guide,
+    )
+    for sampling in chat.samplings()
+  ]
+
+
+class _Answer:
+  """The answer to one request, streamed or whole."""
+
+  def __init__(self, context, chat, turn, form, choices):
+    self._context: context_lib.Context = context
+    self._chat: fields.Chat = chat
+    self._turn: turns.Turn = turn
+    self._form: answers.Form = form
+    self._choices: reply_lib.Choices = choices
+    self._replies = choices.replies
+    self._kept: set[int] = set()
+
+  async def whole(self) -> dict[str, Any]:
+    """Returns the answer once it is whole."""
+    events = [[] for _ in self._replies]
+    messages: dict[int, int | None] = {}
+    async with self._served() as pieces:
+      async for index, piece in pieces:
+        if piece is None:
+          messages[index] = await self._keep(index)
+        else:
+          events[index] += piece.events
+    choices = [
+      {
+        'index': index,
+        'message': {
+          'role': 'assistant',
+          'content': reply.text,
+          'refusal': None,
+        },
+        'logprobs': self._scored(events[index]),
+        'finish_reason': reply.finish,
+      }
+      for index, reply in enumerate(self._replies)
+    ]
+    kept = {'kaiju': self._about(messages.get(0))}
+    return self._form.whole(choices, self._usage(), **kept)
+
+  async def chunks(self) -> AsyncGenerator[bytes]:
+    """Yields the answer's stream; an error ends it without [DONE]."""
+    try:
+      for index in range(len(self._replies)):
+        yield self._chunk(index, {'role': 'assistant', 'content': ''})
+      async with self._served() as pieces:
+        async for index, piece in pieces:
+          if piece is not None:
+            yield self._chunk(index, {'content': piece.text}, piece.events)
+            continue
+          message = await self._keep(index)
+          yield self._form.chunk(
+            [
+              {
+                'index': index,
+                'delta': {},
+                'logprobs': None,
+                'finish_reason': self._replies[index].finish,
+              }
+            ],
+            kaiju=self._about(message),
+          )
+      if self._chat.includes_usage:
+        yield self._form.chunk([], usage=self._usage())
+      yield answers.DONE
+    except errors.ApiError as error:
+      yield errors.event(error)
+
+  @contextlib.asynccontextmanager
+  async def _served(self):
+    """Gives the pieces; keeps what there is where the reader leaves."""
+    try:
+      async with self._choices.served() as pieces:
+        yield pieces
+    finally:
+      for index, reply in enumerate(self._replies):
+        if index not in self._kept and reply.text:
+          task = asyncio.create_task(self._keep(index, 'cancelled'))
+          _KEEPING.add(task)
+          task.add_done_callback(_KEEPING.discard)
+
+  async def _keep(self, index: int, finish: str | None = None) -> int | None:
+    """Stores a reply; returns its id, if it has one."""
+    self._kept.add(index)
+    reply = self._replies[index]
+    return await self._turn.keep_reply(
+      self._context, reply, finish or reply.finish
+    )
+
+  def _chunk(self, index: int, delta: dict, events=()) -> bytes:
+    return self._form.chunk(
+      [
+        {
+          'index': index,
+          'delta': delta,
+          'logprobs': self._scored(events),
+          'finish_reason': None,
+        }
+      ]
+    )
+
+  def _scored(self, events) -> dict | None:
+    if not self._chat.logprobs or not events:
+      return None
+    return answers.chat_log_probabilities(self._context.tokenizer, events)
+
+  def _usage(self) -> dict[str, Any]:
+    return answers.usage(
+      len(self._turn.prompt.tokens),
+      self._choices.drawn,
+      self._replies[0].reused,
+    )
+
+  def _about(self, message: int | None) -> dict[str, Any]:
+    """Returns what OpenAI's form has no field for."""
+    return {
+      'session': self._turn.conversation,
+      'message': message,
+      'prompt_tokens': len(self._turn.prompt.tokens),
+      'cached_tokens': self._replies[0].reused,
+      'dropped_messages': self._turn.prompt.dropped,
+    }
+
+
+def _refused(form, chat: fields.Chat, turn: turns.Turn) -> responses.Response:
+  """Answers what the gate blocked, without the model."""
+  message = {'role': 'assistant', 'content': '', 'refusal': _REFUSED}
+  end = {'index': 0, 'logprobs': None, 'finish_reason': 'content_filter'}
+  usage = answers.usage(len(turn.prompt.tokens), 0, 0)
+  if not chat.stream:
+    return responses.JSONResponse(
+      form.whole([{**end, 'message': message}], usage)
+    )
+
+  async def chunks():
+    yield form.chunk([{**end, 'delta': message, 'finish_reason': None}])
+    yield form.chunk([{**end, 'delta': {}}])
+    if chat.includes_usage:
+      yield form.chunk([], usage=usage)
+    yield answers.DONE
+
+  return answers.Streamed(chunks())

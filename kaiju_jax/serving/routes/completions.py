@@ -1,0 +1,213 @@
+"""/v1/completions: plain text goes on; `echo` with `logprobs` scores a prompt.
+
+A prompt given as text opens a document: the tokenizer's `bos_id` stands before
+it. A prompt given as tokens is taken as it is.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+import dataclasses
+
+import numpy as np
+from starlette import requests as http
+from starlette import responses
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import bodies
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.replies import answers
+from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.routes import asking
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields
+
+
+async def completions(request: http.Request) -> responses.Response:
+  """Answers POST /v1/completions.
+
+  Raises:
+    errors.ApiError: whatever is wrong with the request, or the server.
+  """
+  context, caller = await asking.entered(request)
+  asked = fields.parse(fields.Completion, await bodies.read_json(request))
+  if asking.addressed(context, asked.model, None) is not None:
+    raise errors.invalid(
+      'model: characters chat; use /v1/chat/completions.', param='model'
+    )
+  count = len(asked.prompts)
+  if count * asked.choices > fields.CHOICES:
+    raise errors.invalid(
+      f'prompt: {count} prompts with n={asked.choices} are more than'
+      f' {fields.CHOICES} choices.',
+      param='prompt',
+    )
+  # A long text takes tens of milliseconds, beside the event loop.
+  prompts = await asyncio.to_thread(
+    lambda: [_prompt(context, one) for one in asked.prompts]
+  )
+  said = '\n'.join(prompt.text for prompt in prompts)
+  watch, is_blocked = await asking.watched(context, caller, said)
+  if is_blocked:
+    raise errors.invalid(
+      'prompt: refused by the safety gate.', 'prompt', 'content_filter'
+    )
+  requests = [
+    one
+    for prompt in prompts
+    for one in _requests(context, caller, asked, prompt)
+  ]
+  choices = await asking.replies(context, caller, watch, requests, said)
+  answer = _Answer(context, asked, prompts, choices)
+  if asked.stream:
+    return answers.Streamed(answer.chunks(), choices.close)
+  body = await asking.unless_gone(request, answer.whole())
+  return responses.JSONResponse(body)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prompt:
+  """One prompt, as text and as tokens, and as which of them it was given."""
+
+  text: str
+  tokens: np.ndarray
+  is_tokens: bool
+
+
+def _prompt(context, given: str | list[int]) -> _Prompt:
+  tokenizer = context.tokenizer
+  if isinstance(given, str):
+    tokens = np.concatenate([[tokenizer.bos_id], tokenizer.encode(given)])
+    return _Prompt(given, tokens, False)
+  try:
+    tokens = request_lib.check_tokens(given, tokenizer.vocab_size, 'prompt')
+  except (TypeError, ValueError, OverflowError) as error:
+    raise errors.invalid(str(error), param='prompt') from error
+  return _Prompt(tokenizer.decode(tokens), tokens, True)
+
+
+def _requests(context, caller, asked, prompt) -> list[request_lib.Request]:
+  limit = context.max_tokens if asked.max_tokens is None else asked.max_tokens
+  length = len(prompt.tokens) + max(limit, 1)
+  if length > context.model.length:
+    raise asking.too_long(
+      f'a prompt of {len(prompt.tokens)} tokens and max_tokens={limit} are'
+      f' {length}, and this model takes {context.model.length}.',
+      'prompt',
+    )
+  return [
+    request_lib.Request(
+      prompt.tokens,
+      max(limit, 1),
+      sampling,
+      stop_strings=asked.stops,
+      scores_prompt=bool(asked.echo and asked.logprobs is not None),
+      owner=caller.owner,
+      priority=caller.tier,
+      deadline=context.worker.engine.limits.wait,
+    )
+    for sampling in asked.samplings()
+  ]
+
+
+class _Answer:
+  """The answer to one request, streamed or whole."""
+
+  def __init__(self, context, asked, prompts, choices):
+    self._context: context_lib.Context = context
+    self._asked: fields.Completion = asked
+    self._prompts: list[_Prompt] = [
+      prompt for prompt in prompts for _ in range(asked.choices)
+    ]
+    self._choices: reply_lib.Choices = choices
+    self._replies = choices.replies
+    self._form = answers.Form('text_completion', asked.model)
+
+  async def whole(self) -> dict:
+    """Returns the answer once it is whole."""
+    events = [[] for _ in self._replies]
+    async with self._choices.served() as pieces:
+      async for index, piece in pieces:
+        if piece is not None:
+          events[index] += piece.events
+    choices = [
+      self._choice(
+        index,
+        self._echoed(index) + ('' if self._draws_none else reply.text),
+        self._scored(index, events[index]),
+        reply.finish,
+      )
+      for index, reply in enumerate(self._replies)
+    ]
+    return self._form.whole(choices, self._usage())
+
+  async def chunks(self) -> AsyncGenerator[bytes]:
+    """Yields the answer's stream; an error ends it without [DONE]."""
+    try:
+      async with self._choices.served() as pieces:
+        if self._asked.echo:
+          for index in range(len(self._replies)):
+            yield self._chunk(index, self._echoed(index))
+        async for index, piece in pieces:
+          if piece is None:
+            finish = self._replies[index].finish
+            yield self._chunk(index, '', finish=finish)
+          elif not self._draws_none:
+            yield self._chunk(index, piece.text, piece.events)
+      if self._asked.includes_usage:
+        yield self._form.chunk([], usage=self._usage())
+      yield answers.DONE
+    except errors.ApiError as error:
+      yield errors.event(error)
+
+  @property
+  def _draws_none(self) -> bool:
+    return self._asked.max_tokens == 0
+
+  def _echoed(self, index: int) -> str:
+    return self._prompts[index].text if self._asked.echo else ''
+
+  def _choice(self, index, text, log_probabilities, finish) -> dict:
+    return {
+      'index': index,
+      'text': text,
+      'logprobs': log_probabilities,
+      'finish_reason': finish,
+    }
+
+  def _chunk(self, index, text, events=(), finish=None) -> bytes:
+    scored = None
+    if self._asked.logprobs is not None and events:
+      scored = answers.text_log_probabilities(
+        self._context.tokenizer,
+        [one.token for one in events],
+        [one.log_probability for one in events],
+      )
+    return self._form.chunk([self._choice(index, text, scored, finish)])
+
+  def _scored(self, index: int, events) -> dict | None:
+    """Returns the log-probabilities of prompt and answer, as far as asked."""
+    if self._asked.logprobs is None:
+      return None
+    tokens, scores = [], []
+    if self._asked.echo:
+      prompt = self._prompts[index]
+      given = self._replies[index].prompt_log_probabilities
+      tokens, scores = prompt.tokens.tolist(), [None, *given.tolist()]
+      if not prompt.is_tokens:
+        # The client knows nothing of the token that opens the document.
+        tokens, scores = tokens[1:], scores[1:]
+    if not self._draws_none:
+      tokens = tokens + [one.token for one in events]
+      scores = scores + [one.log_probability for one in events]
+    return answers.text_log_probabilities(
+      self._context.tokenizer, tokens, scores
+    )
+
+  def _usage(self) -> dict:
+    choices = self._asked.choices
+    firsts = range(0, len(self._replies), choices)
+    return answers.usage(
+      sum(len(self._prompts[first].tokens) for first in firsts),
+      0 if self._draws_none else self._choices.drawn,
+      sum(self._replies[first].reused for first in firsts),
+    )

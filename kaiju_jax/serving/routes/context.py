@@ -1,0 +1,101 @@
+"""What every endpoint of a server reads; made once, by `api.app`'s caller."""
+
+import asyncio
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from kaiju_jax.characters.prompts import memo as memo_lib
+from kaiju_jax.characters.prompts import prompt as prompt_lib
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import limits as limits_lib
+from kaiju_jax.serving.http import metrics as metrics_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.stores import characters
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """What is served.
+
+  Attributes:
+    name: its id in the API.
+    parameters: how many it has.
+    length: tokens of a prompt and its reply, at most.
+    digest: of its tokenizer, to which encoded prefixes belong.
+    origin: where it comes from, in words.
+    created: unix seconds.
+  """
+
+  name: str
+  parameters: int
+  length: int
+  digest: str
+  origin: str
+  created: int
+
+
+@dataclasses.dataclass
+class Context:
+  """The parts of one server.
+
+  Attributes:
+    worker: runs the engine.
+    model: what is served.
+    tokenizer: of the model.
+    format: how messages become tokens.
+    store: characters and conversations.
+    access: who may ask.
+    limits: how much.
+    metrics: what Prometheus reads.
+    moderator: the gate, and what may be shown.
+    memo: the tokens that the model drew, for clients that send text back.
+    guide: of `guided` requests; None where there is no token-level head.
+    guided_tokens: of a guided reply, at most: the rows have room for its beams.
+    max_tokens: of a reply for which the client named none (our guess: 512).
+    is_ready: whether it takes requests; False while it stops.
+  """
+
+  worker: worker_lib.Worker
+  model: Model
+  tokenizer: tokenizer_lib.Tokenizer
+  format: prompt_lib.Encoded
+  store: characters.Store
+  access: auth.Access
+  limits: limits_lib.Limits
+  metrics: metrics_lib.Metrics
+  moderator: moderation.Moderator
+  memo: memo_lib.Memo = dataclasses.field(default_factory=memo_lib.Memo)
+  guide: request_lib.Guide | None = None
+  guided_tokens: int = 128
+  max_tokens: int = 512
+  is_ready: bool = True
+
+  def close(self) -> None:
+    """Ends the engine's thread, and closes the store."""
+    self.worker.stop()
+    self.store.close()
+
+  async def stored(self, method: Callable[..., Any], *arguments, **options):
+    """Returns what a method of the store returns, run beside the event loop.
+
+    Raises:
+      errors.ApiError: 403, 404, 409 or 503, by the store's own error; 400 for
+        what it refuses by name.
+    """
+    try:
+      return await asyncio.to_thread(method, *arguments, **options)
+    except characters.Missing as error:
+      raise errors.missing(str(error)) from error
+    except characters.NotOwner as error:
+      raise errors.forbidden(str(error)) from error
+    except characters.Conflict as error:
+      raise errors.conflict(str(error)) from error
+    except characters.Unavailable as error:
+      raise errors.unavailable(str(error)) from error
+    except (TypeError, ValueError) as error:
+      raise errors.invalid(str(error)) from error

@@ -1,0 +1,162 @@
+"""/v1/sessions: conversations that the server keeps, as trees of messages.
+
+A swipe is another child of the same message, an edit a sibling of what it
+replaces; the head says which path is shown. Nothing that was said is changed.
+"""
+
+from typing import Any
+
+from starlette import requests as http
+from starlette import responses
+from starlette import routing
+
+from kaiju_jax.data import chat as chat_format
+from kaiju_jax.serving.http import bodies
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.routes import asking
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import turns
+from kaiju_jax.serving.stores import characters
+
+_PAGE = 100
+
+
+async def listed(request: http.Request) -> responses.Response:
+  """GET /v1/sessions: the caller's, those that were used last first."""
+  context, caller = await asking.entered(request)
+  after = request.query_params.get('after', '')
+  found = await context.stored(
+    context.store.sessions, caller.owner, _PAGE, after
+  )
+  data = [_summary(session) for session in found]
+  return responses.JSONResponse(asking.page(data, found, _PAGE))
+
+
+async def opened(request: http.Request) -> responses.Response:
+  """POST /v1/sessions: with a character, whose live version it keeps."""
+  context, caller = await asking.entered(request)
+  asked = fields.parse(fields.NewSession, await bodies.read_json(request))
+  session = await context.stored(
+    context.store.open_session,
+    caller.owner,
+    asked.character,
+    asked.greeting,
+    turns.greetings,
+  )
+  if asked.title:
+    session = await context.stored(
+      context.store.rename, caller.owner, session.id, asked.title
+    )
+  return await _answered(context, session, 201)
+
+
+async def shown(request: http.Request) -> responses.Response:
+  """GET /v1/sessions/{id}"""
+  context, caller = await asking.entered(request)
+  session = await _found(context, caller, request)
+  return await _answered(context, session)
+
+
+async def removed(request: http.Request) -> responses.Response:
+  """DELETE /v1/sessions/{id}"""
+  context, caller = await asking.entered(request)
+  name = request.path_params['id']
+  await context.stored(context.store.remove_session, caller.owner, name)
+  return responses.JSONResponse(
+    {'id': name, 'object': 'session', 'deleted': True}
+  )
+
+
+async def edited(request: http.Request) -> responses.Response:
+  """POST /v1/sessions/{id}/messages: a sibling, to which the head moves."""
+  context, caller = await asking.entered(request)
+  session = await _found(context, caller, request)
+  asked = fields.parse(fields.NewMessage, await bodies.read_json(request))
+  text = chat_format.strip(asked.text)
+  if asked.role == 'user':
+    _, is_blocked = await asking.watched(context, caller, text)
+    if is_blocked:
+      raise errors.invalid(
+        'text: refused by the safety gate.', 'text', 'content_filter'
+      )
+    version = await context.stored(
+      context.store.version, session.character, session.version
+    )
+    text = turns.written(version.fields, text)
+  await context.stored(
+    context.store.append,
+    caller.owner,
+    session.id,
+    asked.parent,
+    asked.role,
+    text,
+  )
+  return await _answered(context, await _found(context, caller, request), 201)
+
+
+async def headed(request: http.Request) -> responses.Response:
+  """PUT /v1/sessions/{id}/head: shows another path."""
+  context, caller = await asking.entered(request)
+  asked = fields.parse(fields.Head, await bodies.read_json(request))
+  await context.stored(
+    context.store.set_head,
+    caller.owner,
+    request.path_params['id'],
+    asked.message,
+  )
+  return await _answered(context, await _found(context, caller, request))
+
+
+ROUTES = [
+  routing.Route('/v1/sessions', listed, methods=['GET']),
+  routing.Route('/v1/sessions', opened, methods=['POST']),
+  routing.Route('/v1/sessions/{id}', shown, methods=['GET']),
+  routing.Route('/v1/sessions/{id}', removed, methods=['DELETE']),
+  routing.Route('/v1/sessions/{id}/messages', edited, methods=['POST']),
+  routing.Route('/v1/sessions/{id}/head', headed, methods=['PUT']),
+]
+
+
+async def _found(
+  context: context_lib.Context, caller, request: http.Request
+) -> characters.Session:
+  return await context.stored(
+    context.store.session, caller.owner, request.path_params['id']
+  )
+
+
+async def _answered(
+  context: context_lib.Context, session: characters.Session, status: int = 200
+) -> responses.Response:
+  """Answers with a session and all its messages."""
+  messages = await context.stored(
+    context.store.messages, session.owner, session.id
+  )
+  body = _summary(session) | {
+    'messages': [
+      {
+        'id': one.id,
+        'parent': one.parent,
+        'role': one.role,
+        'text': one.text,
+        'finish': one.finish,
+        'created': one.created,
+      }
+      for one in messages
+    ]
+  }
+  return responses.JSONResponse(body, status)
+
+
+def _summary(session: characters.Session) -> dict[str, Any]:
+  return {
+    'id': session.id,
+    'object': 'session',
+    'character': session.character,
+    'version': session.version,
+    'head': session.head,
+    'title': session.title,
+    'created': session.created,
+    'updated': session.updated,
+  }

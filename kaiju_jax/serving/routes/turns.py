@@ -1,0 +1,223 @@
+"""What a chat request is a turn of: its prompt, and where its reply belongs.
+
+Without a session the client sends the whole chat, and nothing is kept but the
+tokens of replies, for the next turn's cache (`memo.py`). With one, the messages
+come from the store and the client sends what is new; the reply becomes a child
+of the message that it answers, beside other candidates.
+
+The user's message is stored once the engine has taken the request, so that one
+that is refused can be sent again as it was.
+"""
+
+import asyncio
+import dataclasses
+import datetime
+import random
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import lore
+from kaiju_jax.characters.prompts import macros
+from kaiju_jax.characters.prompts import prompt as prompt_lib
+from kaiju_jax.data import chat as chat_format
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.routes import asking
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.stores import characters
+
+
+@dataclasses.dataclass
+class Turn:
+  """One turn.
+
+  Attributes:
+    prompt: its tokens.
+    judged: the text that the gate reads: what the user says last.
+    place: where the reply stands in a chat that the client keeps (`memo.py`).
+    session: what it belongs to; None for a chat that the client keeps.
+    said: the user's new message; None for none.
+    parent: id of the message that the reply answers; None without a session,
+      and while `said` is not stored.
+  """
+
+  prompt: prompt_lib.Prompt
+  judged: str
+  place: bytes | None = None
+  session: characters.Session | None = None
+  said: str | None = None
+  parent: int | None = None
+
+  @property
+  def conversation(self) -> str | None:
+    """What the engine calls the turns that belong together."""
+    return None if self.session is None else self.session.id
+
+  async def keep_said(self, context: context_lib.Context) -> None:
+    """Stores what the user said.
+
+    Raises:
+      errors.ApiError: the conversation went on meanwhile, or the store is away.
+    """
+    if self.said is None:
+      return
+    message = await context.stored(
+      context.store.append,
+      self.session.owner,
+      self.session.id,
+      self.session.head,
+      characters.USER,
+      self.said,
+      if_head=self.session.head,
+    )
+    self.parent = message.id
+
+  async def keep_reply(
+    self,
+    context: context_lib.Context,
+    reply: reply_lib.Reply,
+    finish: str | None,
+  ) -> int | None:
+    """Stores a reply; returns its id, or None without a session.
+
+    Raises:
+      errors.ApiError: the store is away, or the session is gone.
+    """
+    if self.session is None:
+      if reply.drawn is not None:
+        context.memo.keep(self.place, reply.text, reply.drawn)
+      return None
+    message = await context.stored(
+      context.store.append,
+      self.session.owner,
+      self.session.id,
+      self.parent,
+      characters.ASSISTANT,
+      reply.text,
+      tokens=reply.drawn,
+      finish=finish,
+    )
+    return message.id
+
+
+async def of(
+  context: context_lib.Context,
+  caller: auth.Caller,
+  chat: fields_lib.Chat,
+  character: str | None,
+) -> Turn:
+  """Returns what a request is a turn of.
+
+  Args:
+    context: of the server.
+    caller: who asks.
+    chat: what is asked.
+    character: id of the character of a chat without a session.
+
+  Raises:
+    errors.ApiError: no such session or character; nothing to answer; a prompt
+      that is too long.
+  """
+  if chat.session is not None:
+    return await _of_session(context, caller, chat)
+  version = None
+  if character is not None:
+    version = await context.stored(context.store.live, caller.owner, character)
+  messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
+  root = context.model.digest + (version.digest if version else '')
+  turns, place = context.memo.recall(caller.owner, root, messages)
+  room = context.model.length - (chat.limit or 1)
+  made = await _prompt(context, version, turns, room)
+  if made.dropped:
+    raise asking.too_long(
+      f'messages: they and max_tokens={chat.limit or 1} are more than the'
+      f' {context.model.length:,} tokens that this model takes.',
+      'messages',
+    )
+  said = [one.text for one in messages if one.role == characters.USER]
+  return Turn(made, said[-1] if said else '', place)
+
+
+async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
+  def read():
+    session = context.store.session(caller.owner, chat.session)
+    messages = context.store.messages(caller.owner, session.id)
+    version = context.store.version(session.character, session.version)
+    return session, list(characters.path(messages, session.head)), version
+
+  session, path, version = await context.stored(read)
+  said = parent = None
+  if chat.messages:
+    said = written(version.fields, chat.messages[0].text)
+    path.append(prompt_lib.Turn(characters.USER, said))
+  else:
+    if chat.swipe and path and path[-1].role == characters.ASSISTANT:
+      path.pop()
+    if not path or path[-1].role != characters.USER:
+      raise errors.invalid(
+        'messages: the conversation ends with the character: say something, or'
+        ' ask for another candidate of a reply with swipe.',
+        'messages',
+      )
+    parent = path[-1].id
+  # The same in all turns, because what is dropped depends on it.
+  room = context.model.length - context.max_tokens
+  made = await _prompt(context, version, path, room)
+  return Turn(made, path[-1].text, None, session, said, parent)
+
+
+def written(fields: card_fields.Fields, text: str) -> str:
+  """Returns a user's message as it is stored, its macros expanded for good."""
+  return macros.expand(
+    chat_format.strip(text),
+    card_fields.called(fields),
+    macros.USER,
+    random.Random(),
+    datetime.datetime.now(),
+  )
+
+
+def greetings(fields: card_fields.Fields) -> list[str]:
+  """Returns with what a session may start, as it is stored."""
+  several = (fields.greeting, *fields.alternate_greetings)
+  return [written(fields, text) for text in several if text]
+
+
+async def _prompt(
+  context: context_lib.Context,
+  version: characters.Version | None,
+  messages,
+  room: int,
+) -> prompt_lib.Prompt:
+  """Returns a prompt; a long history takes 20 ms, beside the event loop."""
+
+  def encoded():
+    if version is None:
+      opened_L, book = prompt_lib.opened(context.format), None
+    else:
+      opened_L = prefix(context, version)
+      book = lore.book(version.fields)
+    return prompt_lib.conversation(
+      opened_L, messages, context.format, room, book=book
+    )
+
+  try:
+    made = await asyncio.to_thread(encoded)
+  except prompt_lib.TooLong as error:
+    raise asking.too_long(f'messages: {error}', 'messages') from error
+  except (TypeError, ValueError) as error:
+    raise errors.invalid(f'messages: {error}', 'messages') from error
+  # A token that opens all documents is not worth a point of its own.
+  return made if version else made._replace(shared=0)
+
+
+def prefix(context: context_lib.Context, version: characters.Version):
+  """Returns a version's tokens; encoded anew where the model is another."""
+  if version.tokenizer == context.model.digest:
+    return version.tokens
+  return prompt_lib.prefix(version.fields, context.format)
+
+
+def _role(message: fields_lib.Message) -> str:
+  return 'system' if message.role == 'developer' else message.role

@@ -1,0 +1,1 @@
+"""Invented conversations: training rows, and questions about characters."""

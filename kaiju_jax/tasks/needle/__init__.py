@@ -1,0 +1,1 @@
+"""The needle: rows, curriculum, questions, reports and figures."""

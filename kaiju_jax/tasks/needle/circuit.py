@@ -1,0 +1,146 @@
+"""How far a model has built the two heads that find a needle.
+
+Induction takes two heads in two layers (Elhage et al. 2021; Olsson et al.
+2022). A *previous-token head* tells each value which key stands before it. A
+*match head* in a later layer looks from a repeated key to the values that stood
+behind its earlier copies. Both can be read off the attention weights:
+
+    previous = mean weight that values put on the token before them
+    match    = mean weight that repeated keys put on those values
+
+A layer counts with its best head. Uniform attention over n visible tokens reads
+1/n. Layers that share keys and values still have queries of their own, so that
+each has its own readings.
+"""
+
+from collections.abc import Callable
+import operator
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.data import packing
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import transformer
+from kaiju_jax.quantization import int8
+from kaiju_jax.tasks.needle import questions as needle
+
+
+class Heads(NamedTuple):
+  """Readings of one model, [layers, H]: fractions of attention, 0…1.
+
+  Attributes:
+    previous: of values, on the token before.
+    match: of repeated keys, on the values behind their earlier copies.
+  """
+
+  previous: np.ndarray
+  match: np.ndarray
+
+  def best(self) -> dict[str, float]:
+    """Returns each layer's best head, as 'previous_0', …, 'match_0', …"""
+    return {
+      f'{name}_{layer}': float(np.max(heads))
+      for name, reading in zip(self._fields, self)
+      for layer, heads in enumerate(reading)
+    }
+
+
+def reader(
+  model: transformer.Transformer,
+) -> Callable[[Any, packing.Batch], Heads]:
+  """Returns (params, rows of pairs) → `Heads`; compiles once per shape.
+
+  The rows are those of `curriculum.Rows`: packed documents of keys and values.
+  """
+  layers = model.config.layers()
+  scale = model.config.head_dim**-0.5
+
+  @jax.jit
+  def summed(params, rows: packing.Batch, asked_BLM, before_BLM):
+    _, left = model.apply(
+      {'params': params},
+      rows.tokens_BL,
+      rows.visibility(),
+      method='hidden',
+      mutable=['heads'],
+    )
+    found = []
+    for layer, q_BLHK, k_BMK in _operands(left['heads'], layers):
+      visible_BLM = visibility_lib.as_dense(rows.visibility(), layer.window)
+      weights_BLHM = _weights(scale * q_BLHK, k_BMK, visible_BLM)
+      found.append(
+        [
+          jnp.einsum('BLHM,BLM->H', weights_BLHM, wanted_BLM)
+          for wanted_BLM in (before_BLM, asked_BLM)
+        ]
+      )
+    return found
+
+  def read(params: Any, rows: packing.Batch) -> Heads:
+    asked_BLM, before_BLM = targets(rows)
+    sums = np.asarray(
+      jax.device_get(summed(params, rows, asked_BLM, before_BLM))
+    )
+    # A query may have several targets; it counts once.
+    counts = [np.sum(x.any(axis=-1)) for x in (before_BLM, asked_BLM)]
+    previous_NH, match_NH = (
+      sums[:, which] / max(1, count) for which, count in enumerate(counts)
+    )
+    return Heads(previous_NH, match_NH)
+
+  return read
+
+
+def targets(rows: packing.Batch) -> tuple[np.ndarray, np.ndarray]:
+  """Returns where match heads and previous-token heads should look.
+
+  Both are float32 [B, L, M], 1 where query L should look at key M. They know
+  nothing of windows: a local layer reads low for what is out of its reach.
+  """
+  tokens_BL = np.asarray(rows.tokens_BL)
+  source_BL = np.asarray(rows.source_BL)
+  length = tokens_BL.shape[1]
+  one_document_BLM = source_BL[:, :, None] == source_BL[:, None, :]
+  is_previous_LM = np.eye(length, k=-1, dtype=bool)
+  is_value_BL = np.isin(tokens_BL, needle.VALUES)
+  before_BLM = one_document_BLM & is_previous_LM & is_value_BL[:, :, None]
+  same_BLM = tokens_BL[:, :, None] == tokens_BL[:, None, :]
+  same_BLM &= np.isin(tokens_BL, needle.KEYS)[:, :, None] & one_document_BLM
+  # From a key's column to that of the value behind it.
+  behind_BLM = np.zeros_like(same_BLM)
+  behind_BLM[:, :, 1:] = same_BLM[:, :, :-1]
+  is_earlier_LM = np.tri(length, k=-1, dtype=bool)
+  asked_BLM = behind_BLM & one_document_BLM & is_earlier_LM
+  return asked_BLM.astype(np.float32), before_BLM.astype(np.float32)
+
+
+def _operands(sown, layers: tuple[layers_lib.Layer, ...]):
+  """Yields each layer with the queries and keys that it sowed, float32."""
+  period = len(layers_lib.repeating_block(layers))
+  for index, layer in enumerate(layers):
+    attention = sown['blocks'][f'layer_{index % period}']['attention']
+    (q_NBLHK,), (k_NBMK,) = attention['q_BLHK'], attention['k_BMK']
+    repeat = operator.itemgetter(index // period)
+    k_BMK = _values(jax.tree.map(repeat, k_NBMK))
+    yield layer, repeat(q_NBLHK).astype(jnp.float32), k_BMK
+
+
+def _values(k_BMK: jax.Array | int8.Quantized) -> jax.Array:
+  if not isinstance(k_BMK, int8.Quantized):
+    return k_BMK.astype(jnp.float32)
+  scales = k_BMK.scales
+  scales = scales[..., None] if scales.ndim == 2 else scales[None, None]
+  return k_BMK.codes.astype(jnp.float32) * scales
+
+
+def _weights(q_BLHK, k_BMK, visible_BLM) -> jax.Array:
+  logits_BLHM = jnp.einsum('BLHK,BMK->BLHM', q_BLHK, k_BMK)
+  visible_BLHM = visible_BLM[:, :, None, :]
+  logits_BLHM = jnp.where(visible_BLHM, logits_BLHM, -jnp.inf)
+  # A query that sees nothing, in padding, gets zeros.
+  return jnp.where(visible_BLHM, jax.nn.softmax(logits_BLHM, axis=-1), 0.0)

@@ -1,0 +1,249 @@
+"""The needle's records as one figure: heatmaps, and curves along the distance.
+
+The upper part has a heatmap of depth × length for each arm, with eight
+distractors and with one; a line marks how far the arm reaches. The lower part
+shows accuracy along the distance from the query at the trained length.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import os
+
+from matplotlib import cm
+from matplotlib import colors
+from matplotlib import figure
+from matplotlib import ticker
+import numpy as np
+
+from kaiju_jax.tasks.needle import questions as needle
+from kaiju_jax.tasks.needle import report
+
+_INK = '#222222'
+_FAINT = '#767676'
+_MAP = colors.LinearSegmentedColormap.from_list(
+  'needle', ['#a63603', '#f1a340', '#f7f3ea', '#92c5de', '#2166ac']
+)
+# The widest comes first: where arms agree, later lines lie inside it.
+_LINES = (
+  ('#c4c4c4', 7.0),
+  ('#56b4e9', 4.2),
+  ('#0b4f8a', 1.6),
+  ('#d55e00', 1.8),
+  ('#009e73', 1.8),
+  ('#cc79a7', 1.8),
+)
+_INCH = 2.75  # Width of a heatmap.
+
+
+def draw(
+  records: Sequence[needle.Record],
+  setting: report.Setting,
+  reach: Mapping[str, int | None],
+  path: str | os.PathLike,
+  title: str = 'Needle in a haystack',
+) -> None:
+  """Writes the figure as a PNG: see `page`."""
+  page(records, setting, reach, title).savefig(path, format='png', dpi=130)
+
+
+def page(
+  records: Sequence[needle.Record],
+  setting: report.Setting,
+  reach: Mapping[str, int | None],
+  title: str = 'Needle in a haystack',
+) -> figure.Figure:
+  """Returns the figure.
+
+  Args:
+    records: the records of the arms to show.
+    setting: the comparison's setting.
+    reach: how many tokens each arm looks back; None for everything.
+    title: the first words above the panels.
+  """
+  arms = report.arms(records)
+  distractors = sorted(needle.DISTRACTORS, reverse=True)
+  columns = max(3, len(arms))
+  drawn = figure.Figure(
+    figsize=(_INCH * columns + 1.5, 11.4), layout='constrained'
+  )
+  drawn.get_layout_engine().set(h_pad=0.09, w_pad=0.06)
+  above, below = drawn.subfigures(2, 1, height_ratios=(2.05, 1))
+  heatmaps = above.subplots(
+    len(distractors), len(arms), sharex=True, sharey=True, squeeze=False
+  )
+  for row, count in enumerate(distractors):
+    for column, arm in enumerate(arms):
+      own = [record for record in records if record.arm == arm]
+      axes = heatmaps[row, column]
+      _heatmap(axes, own, count, setting, reach[arm])
+      if row == 0:
+        _head(axes, arm, own, setting, reach[arm])
+      if row == len(distractors) - 1:
+        axes.set_xlabel('length of the row (tokens)')
+    heatmaps[row, 0].set_ylabel(
+      f'{_distractors(count)}\n\ndepth of the needle (%)'
+    )
+  _colour_bar(above, heatmaps)
+  curves = below.subplots(1, len(distractors), sharey=True, squeeze=False)[0]
+  for axes, count in zip(curves, distractors):
+    _curves(axes, records, arms, count, setting)
+  curves[0].set_ylabel('accuracy (%)')
+  curves[-1].legend(
+    loc='center left', bbox_to_anchor=(1.01, 0.5), frameon=False
+  )
+  seeds = len({record.seed for record in records})
+  drawn.suptitle(
+    f'{title}: {seeds} seed{"s" if seeds > 1 else ""}, trained at length'
+    f' {setting.length}, windows of {setting.window}\n{setting.note}',
+    color=_INK,
+    fontsize=11,
+  )
+  return drawn
+
+
+def _head(axes, arm, own, setting, reach) -> None:
+  """Writes the arm's name, accuracy and reach above its heatmaps."""
+  score = report.score(
+    report.on_grid(own, setting.length, max(needle.DISTRACTORS))
+  )
+  sees = 'sees the whole row'
+  if reach is not None:
+    sees = f'sees {reach} tokens, below the line'
+  axes.set_title(f'{arm}\n', fontweight='bold', color=_INK)
+  axes.annotate(
+    f'{100 * score.mean:.1f} % at {setting.length}; {sees}',
+    (0.5, 1),
+    xycoords='axes fraction',
+    xytext=(0, 6),
+    textcoords='offset points',
+    ha='center',
+    fontsize=8.5,
+    color=_INK,
+  )
+
+
+def _distractors(count: int) -> str:
+  return f'{count} distractor needle{"s" if count > 1 else ""}'
+
+
+def _heatmap(axes, own, count, setting, reach) -> None:
+  """Draws depth downwards and length to the right, per cent in each cell."""
+  lengths = sorted({record.length for record in own})
+  percent = np.full((len(needle.DEPTHS), len(lengths)), np.nan)
+  for column, length in enumerate(lengths):
+    grid = report.on_grid(own, length, count)
+    for row, depth in enumerate(needle.DEPTHS):
+      score = report.score(r for r in grid if r.depth == depth)
+      if score:
+        percent[row, column] = 100 * score.mean
+  axes.imshow(percent, cmap=_MAP, vmin=0, vmax=100, aspect='auto')
+  for (row, column), value in np.ndenumerate(percent):
+    if np.isfinite(value):
+      axes.text(
+        column,
+        row,
+        f'{value:.0f}',
+        ha='center',
+        va='center',
+        fontsize=7.5,
+        color='white' if value > 85 or value < 18 else _INK,
+      )
+  axes.set_xticks(
+    range(len(lengths)), [_length(length, setting) for length in lengths]
+  )
+  axes.set_yticks(range(len(needle.DEPTHS)), needle.DEPTHS)
+  axes.tick_params(length=0, colors=_INK)
+  axes.spines[:].set_visible(False)
+  axes.set_facecolor('#eeeeee')
+  if reach is not None:
+    _mark_reach(axes, own, lengths, reach)
+
+
+def _length(length: int, setting: report.Setting) -> str:
+  return f'{length}\ntrained' if length == setting.length else str(length)
+
+
+def _mark_reach(axes, own, lengths, reach) -> None:
+  """Draws a line between the depths beyond reach and, below it, the others."""
+  edges = []
+  for length in lengths:
+    beyond = {r.depth for r in own if r.length == length and r.distance > reach}
+    edges.append(sum(depth in beyond for depth in needle.DEPTHS) - 0.5)
+  x = np.repeat(np.arange(len(lengths) + 1) - 0.5, 2)[1:-1]
+  axes.plot(x, np.repeat(edges, 2), color=_INK, lw=1.8, clip_on=False)
+
+
+def _colour_bar(above, heatmaps) -> None:
+  bar = above.colorbar(
+    cm.ScalarMappable(colors.Normalize(0, 100), _MAP),
+    ax=heatmaps,
+    fraction=0.02,
+    aspect=45,
+    pad=0.01,
+  )
+  bar.set_label('accuracy (%)')
+  bar.outline.set_visible(False)
+
+
+def _curves(axes, records, arms, count, setting) -> None:
+  """Draws all arms' accuracy along the distance, with `count` distractors."""
+  for number, arm in enumerate(arms):
+    own = [record for record in records if record.arm == arm]
+    along = report.on_curve(own, setting.length, count)
+    if along:
+      _curve(axes, along, number, arm)
+  _landmarks(axes, setting)
+  axes.set_xscale('log', base=2)
+  axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))
+  axes.set_ylim(-3, 104)
+  axes.set_title(_distractors(count), fontsize=10, color=_INK)
+  axes.set_xlabel('distance from the query to the needle (tokens)')
+  axes.spines[['top', 'right']].set_visible(False)
+
+
+def _curve(axes, along, number: int, arm: str) -> None:
+  """Draws one arm's accuracy."""
+  color, width = _LINES[number % len(_LINES)]
+  distances = sorted({record.distance for record in along})
+  scores = [
+    report.score(r for r in along if r.distance == d) for d in distances
+  ]
+  axes.plot(
+    distances,
+    [100 * score.mean for score in scores],
+    color=color,
+    lw=width,
+    label=arm,
+    solid_capstyle='round',
+    solid_joinstyle='round',
+    zorder=2 + number,
+  )
+
+
+def _landmarks(axes, setting: report.Setting) -> None:
+  """Marks chance, one window, and all windows end to end."""
+  axes.axhline(100 * setting.chance, color=_FAINT, lw=0.8, ls=':')
+  axes.annotate(
+    f'chance {100 * setting.chance:.1f} %',
+    (0.01, 100 * setting.chance),
+    xycoords=('axes fraction', 'data'),
+    xytext=(0, 3),
+    textcoords='offset points',
+    fontsize=8,
+    color=_FAINT,
+  )
+  for place, text, side in (
+    (setting.window, 'one window', 'right'),
+    (setting.windows_reach, 'all windows\nend to end', 'left'),
+  ):
+    axes.axvline(place, color=_FAINT, lw=0.8, ls='--', zorder=1)
+    axes.annotate(
+      f'{text}\n{place}',
+      (place, 50),
+      xytext=(3 if side == 'left' else -3, 0),
+      textcoords='offset points',
+      fontsize=8,
+      color=_FAINT,
+      ha=side,
+      va='center',
+    )

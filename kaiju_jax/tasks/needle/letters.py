@@ -1,0 +1,103 @@
+"""The needle in letters: a task whose rows are text, small enough for a toy.
+
+A needle is a small letter and a capital, 'cK', in filler of digits and marks.
+The question is a small letter that stood before; the answer is its capital:
+
+    4;cK07.aB1,…cK;9…aB2…   c → K
+
+A corpus of such documents is files of text. So a run has held-out documents and
+a teacher's store as any run on text has, which `data.task='needle'` has not.
+Eight letters, of which short documents have two or three, are found within
+minutes from a standard initialization, where 64 keys are not (`curriculum.py`).
+Chance is one capital in eight, and one in the document's few for a model that
+does not match letters.
+"""
+
+import os
+import pathlib
+
+import numpy as np
+
+from kaiju_jax.data import tokenizer
+from kaiju_jax.storage import files
+from kaiju_jax.tasks.needle import questions as needle
+
+KEYS = np.frombuffer(b'abcdefgh', np.uint8)
+VALUES = np.frombuffer(b'ABCDEFGH', np.uint8)
+FILLER = np.frombuffer(b'0123456789.,;:', np.uint8)
+CHANCE = 1 / len(VALUES)
+SHORTEST = 16  # Bytes of a document.
+
+
+class Letters:
+  """The task that the grid asks; implements `questions.Task`."""
+
+  chance = CHANCE
+
+  def distances(self, length: int) -> tuple[int, int]:
+    return 1, length - 3
+
+  def fits(self, length: int, distractors: int) -> bool:
+    return distractors < len(KEYS) and 2 * distractors + 1 <= length - 4
+
+  def questions(
+    self,
+    rng: np.random.Generator,
+    count: int,
+    length: int,
+    distance: int,
+    distractors: int,
+  ) -> needle.Questions:
+    tokens_BL = rng.choice(FILLER, (count, length)).astype(np.int32)
+    keys = needle.distinct(rng, count, 1 + distractors, KEYS)
+    values = needle.distinct(rng, count, 1 + distractors, VALUES)
+    before = length - 3 - distance  # Tokens between BOS and the needle.
+    others = needle.scatter(rng, count, distractors, 2, length - 4, wall=before)
+    others += 1 + 2 * (others >= before)
+    starts = np.concatenate([np.full((count, 1), 1 + before), others], axis=1)
+    np.put_along_axis(tokens_BL, starts, keys, axis=1)
+    np.put_along_axis(tokens_BL, starts + 1, values, axis=1)
+    tokens_BL[:, 0] = tokenizer.Bytes.bos_id
+    tokens_BL[:, -1] = keys[:, 0]
+    return needle.Questions(tokens_BL, values[:, :1].astype(np.int32))
+
+
+def document(rng: np.random.Generator, size: int) -> str:
+  """Draws a text of `size` bytes: a few needles, each of them several times."""
+  count = int(rng.integers(2, min(len(KEYS), 1 + size // 7) + 1))
+  pairs = min(size // 2, count * int(rng.integers(2, 9)))
+  tokens = rng.choice(FILLER, size)
+  start = needle.scatter(rng, 1, pairs, 2, size)[0]
+  pair = rng.integers(count, size=pairs)
+  tokens[start] = needle.distinct(rng, 1, count, KEYS)[0, pair]
+  tokens[start + 1] = needle.distinct(rng, 1, count, VALUES)[0, pair]
+  return tokens.tobytes().decode()
+
+
+def write(
+  path: str | os.PathLike, documents: int, length: int, seed: int = 0
+) -> None:
+  """Writes a .jsonl file of documents; whole or not at all.
+
+  Their sizes spread evenly over the logarithm: it is in short documents that
+  matching is found, and in long ones that it has to reach.
+
+  Args:
+    path: the file.
+    documents: how many.
+    length: tokens of the longest, BOS included; at least 17.
+    seed: the seed of every draw.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  path = pathlib.Path(path)
+  files.make_folder(path.parent)
+
+  def drawn(number: int) -> str:
+    rng = np.random.default_rng((seed, number))
+    longest = length - 1
+    size = SHORTEST * (longest / SHORTEST) ** rng.uniform()
+    return document(rng, int(size))
+
+  files.write_json_lines(path, ({'text': drawn(n)} for n in range(documents)))

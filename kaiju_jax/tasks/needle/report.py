@@ -1,0 +1,332 @@
+"""What the needle's records say: a table, and a verdict on each arm.
+
+An arm is one layout of the comparison. The accuracy over several cells is that
+of all their questions together, and its 95 % interval is Wilson's
+(`proportion.py`). The interval is only about the questions: another training
+seed gives another model. Where there are several seeds, the worst one stands
+beside the mean.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+from typing import NamedTuple
+
+import rich.box
+import rich.table
+
+from kaiju_jax.evaluation import proportion
+from kaiju_jax.tasks.needle import questions as needle
+
+# Points below full attention that still count as finding what it finds.
+TOLERANCE = 2.0
+
+
+class Setting(NamedTuple):
+  """What the arms of one comparison have in common.
+
+  Attributes:
+    length: the trained length, in tokens.
+    window: the window of their local layers, in tokens, the query included.
+    windows_reach: tokens that a stack of nothing but local layers looks back,
+      layers · (window − 1).
+    nearest: the smallest distance of the task.
+    chance: accuracy of a guess among all possible answers.
+    note: how the arms were initialized.
+  """
+
+  length: int
+  window: int
+  windows_reach: int
+  nearest: int
+  chance: float
+  note: str
+
+
+class Score(NamedTuple):
+  """Right answers among questions, of all seeds together.
+
+  Attributes:
+    right: how many.
+    asked: how many questions.
+    worst: accuracy of the worst seed.
+  """
+
+  right: int
+  asked: int
+  worst: float
+
+  @property
+  def mean(self) -> float:
+    return self.right / self.asked
+
+  @property
+  def interval(self) -> proportion.Interval:
+    return proportion.wilson(self.right, self.asked)
+
+
+class Lost(NamedTuple):
+  """How far an arm is below full attention, over the seeds that both have.
+
+  Attributes:
+    points: percentage points of accuracy lost; negative where it is above.
+    low, high: the 95 % interval of `points` (Newcombe's).
+    most: points of the seed that loses most.
+  """
+
+  points: float
+  low: float
+  high: float
+  most: float
+
+
+def note(inits: Mapping[str, str]) -> str:
+  """Returns what must be said beside every result, from {arm: init}."""
+  others = [arm for arm, init in inits.items() if init != 'induction']
+  if len(others) == len(inits):
+    said = 'Trained from a standard initialization.'
+  else:
+    but = f' (all but {", ".join(others)})' if others else ''
+    said = (
+      f'Trained from an initialization that suggests induction{but}: what is'
+      ' under test is reach, not how induction emerges.'
+    )
+  half = [arm for arm, init in inits.items() if init == 'previous']
+  if half:
+    said += f' Previous-token heads were suggested to {", ".join(half)}.'
+  return said
+
+
+def arms(records: Iterable[needle.Record]) -> list[str]:
+  """Returns the arms' names, in the records' order."""
+  return list(dict.fromkeys(record.arm for record in records))
+
+
+def score(records: Iterable[needle.Record]) -> Score | None:
+  """Returns the accuracy of all records' questions; None without records."""
+  seeds = {}
+  for record in records:
+    right, asked = seeds.get(record.seed, (0, 0))
+    right += round(record.accuracy * record.count)
+    seeds[record.seed] = right, asked + record.count
+  if not seeds:
+    return None
+  right, asked = map(sum, zip(*seeds.values()))
+  worst = min(right / asked for right, asked in seeds.values())
+  return Score(right, asked, worst)
+
+
+def on_grid(
+  records: Iterable[needle.Record], length: int, distractors: int
+) -> list[needle.Record]:
+  """Returns the records of one length's depths."""
+  return [
+    record
+    for record in records
+    if record.length == length
+    and record.distractors == distractors
+    and record.depth in needle.DEPTHS
+  ]
+
+
+def on_curve(
+  records: Iterable[needle.Record], length: int, distractors: int
+) -> list[needle.Record]:
+  """Returns the records along the distance at the trained length, sorted."""
+  return sorted(
+    (
+      record
+      for record in records
+      if record.length == length and record.distractors == distractors
+    ),
+    key=lambda record: record.distance,
+  )
+
+
+class Summary(NamedTuple):
+  """One arm at the trained length; with eight distractors except for `easy`.
+
+  Attributes:
+    all: over the depths.
+    easy: the same with one distractor.
+    near: over the eight nearest distances.
+    within: over the depths that windows without a global layer would reach.
+    beyond: over the other depths; None where there are none.
+    lost: against full attention; None without it.
+  """
+
+  all: Score
+  easy: Score | None
+  near: Score
+  within: Score
+  beyond: Score | None
+  lost: Lost | None
+
+
+def summarize(
+  records: Sequence[needle.Record], arm: str, setting: Setting
+) -> Summary:
+  """Returns the figures that the table and the verdict quote."""
+  most = max(needle.DISTRACTORS)
+  own = [record for record in records if record.arm == arm]
+  grid = on_grid(own, setting.length, most)
+  full = [record for record in records if record.arm == _full(arm)]
+  near = range(setting.nearest, setting.nearest + needle.NEAREST)
+  return Summary(
+    all=score(grid),
+    easy=score(on_grid(own, setting.length, min(needle.DISTRACTORS))),
+    near=score(
+      record
+      for record in on_curve(own, setting.length, most)
+      if record.distance in near
+    ),
+    within=score(r for r in grid if r.distance <= setting.windows_reach),
+    beyond=score(r for r in grid if r.distance > setting.windows_reach),
+    lost=_lost(grid, on_grid(full, setting.length, most)),
+  )
+
+
+def _full(arm: str) -> str:
+  """Full attention of the same variant: 'full_toy' for 'kaiju_toy'."""
+  _, line, variant = arm.partition('_')
+  return f'full{line}{variant}'
+
+
+def _lost(grid, full) -> Lost | None:
+  """Returns how far `grid`'s accuracy is below `full`'s, over shared seeds."""
+  seeds = {record.seed for record in grid} & {record.seed for record in full}
+  if not seeds:
+    return None
+
+  def scores(seeds):
+    return (score(r for r in part if r.seed in seeds) for part in (full, grid))
+
+  theirs, ours = scores(seeds)
+  fraction, (low, high) = proportion.difference(theirs[:2], ours[:2])
+  most = max(
+    100 * (theirs.mean - ours.mean) for theirs, ours in map(scores, zip(seeds))
+  )
+  return Lost(100 * fraction, 100 * low, 100 * high, most)
+
+
+def table(
+  records: Sequence[needle.Record], setting: Setting
+) -> rich.table.Table:
+  """Returns the comparison as a table for a terminal of 80 columns."""
+  most, least = max(needle.DISTRACTORS), min(needle.DISTRACTORS)
+  lengths = sorted({record.length for record in records})
+  lengths = [n for n in lengths if on_grid(records, n, most)]
+  caption = (
+    f'Over all depths; trained at {setting.length}*, to which what follows'
+    f' refers. {least} d.: with {least} distractor. near: distances'
+    f' {_near(setting)}. >: beyond {setting.windows_reach} tokens, the windows'
+    ' end to end. lost: points below full. Second lines: 95 % intervals of the'
+    ' questions, rounded outwards.'
+  )
+  if len({record.seed for record in records}) > 1:
+    caption += ' Third lines: the worst seed.'
+  result = rich.table.Table(
+    title=f'Needle: accuracy in % by length, {most} distractors',
+    caption=f'{caption} {setting.note}',
+    box=rich.box.SIMPLE_HEAD,
+    padding=0,
+  )
+  result.add_column('arm', no_wrap=True)
+  for name in (
+    *(f'{n}*' if n == setting.length else f'{n}' for n in lengths),
+    f'{least} d.',
+    'near',
+    f'> {setting.windows_reach}',
+    'lost',
+  ):
+    result.add_column(name, justify='right', no_wrap=True)
+  for arm in arms(records):
+    own = [record for record in records if record.arm == arm]
+    found = summarize(records, arm, setting)
+    result.add_row(
+      arm.replace('_', '\n_'),
+      *(_percent(score(on_grid(own, n, most))) for n in lengths),
+      _percent(found.easy),
+      _percent(found.near),
+      _percent(found.beyond),
+      _points(found.lost),
+    )
+  return result
+
+
+def _near(setting: Setting) -> str:
+  return f'{setting.nearest}–{setting.nearest + needle.NEAREST - 1}'
+
+
+def _percent(score: Score | None) -> str:
+  """The accuracy, its interval below it, and the worst seed if it differs."""
+  if score is None:
+    return ''
+  mean, worst = (
+    f'{100 * value:.1f}'.replace('100.0', '100')
+    for value in (score.mean, score.worst)
+  )
+  lines = [mean, _outwards(*(100 * x for x in score.interval))]
+  return '\n'.join(lines + [worst] * (worst != mean))
+
+
+def _points(lost: Lost | None) -> str:
+  if lost is None:
+    return ''
+  points, most = (
+    f'{value + 0.0:.1f}'.replace('-', '−') for value in (lost.points, lost.most)
+  )
+  lines = [points, _outwards(lost.low, lost.high)]
+  return '\n'.join(lines + [most] * (most != points))
+
+
+def _outwards(low: float, high: float) -> str:
+  """An interval in whole numbers that holds the exact one."""
+  low, high = math.floor(low), math.ceil(high)
+  return f'{low}–{high}'.replace('-', '−')
+
+
+def verdict(
+  records: Sequence[needle.Record],
+  arm: str,
+  setting: Setting,
+  reach: int | None,
+) -> str:
+  """Returns one line on one arm, each accuracy with its interval.
+
+  Args:
+    records: the records of all arms.
+    arm: whose verdict.
+    setting: the comparison's setting.
+    reach: tokens that the arm looks back; None for everything.
+  """
+  found = summarize(records, arm, setting)
+  sees = 'the whole row' if reach is None else f'{reach} tokens'
+  line = f'{arm}, which sees {sees}: {_quoted(found.all)}'
+  if found.lost is not None and arm != _full(arm):
+    line += f'; {_against_full(found.lost)}'
+  line += f'; {_quoted(found.within)} within {setting.windows_reach} tokens'
+  if found.beyond:
+    line += (
+      f', {_quoted(found.beyond)} beyond (chance {100 * setting.chance:.1f} %)'
+    )
+  return f'{line}; {_quoted(found.near)} at distances {_near(setting)}.'
+
+
+def _quoted(score: Score) -> str:
+  low, high = score.interval
+  return f'{100 * score.mean:.1f} % ({100 * low:.1f}–{100 * high:.1f})'
+
+
+def _against_full(lost: Lost) -> str:
+  """Says what the interval, and not only the figure, implies about 2 points."""
+  sign = 'below' if lost.points >= 0 else 'above'
+  bounds = f'{lost.low:.1f} … {lost.high:.1f}'.replace('-', '−')
+  if lost.high <= TOLERANCE:
+    found = f'within {TOLERANCE:g} points'
+  elif lost.low > TOLERANCE:
+    found = f'more than {TOLERANCE:g} points below'
+  else:
+    found = f'undecided whether within {TOLERANCE:g}; ask more questions'
+  return f'{abs(lost.points):.1f} points {sign} full ({bounds}): {found}'

@@ -1,0 +1,387 @@
+"""What a run can be trained and tested on: one registry, a row per task.
+
+    text          files of text, or a mixture of several such sources, packed
+                  into rows
+    properties    the same, with labels of each byte for the token head
+    dialogues     invented dialogues with characters, as a server prompts
+    needle        synthetic retrieval: a key's value, among other pairs
+    needle_text   a magic number hidden in natural text
+
+`data.task` names the row. A new task is a new row of `TASKS`. Its functions
+import what they need when they are called: numpy and jax cost seconds, and a
+check of a config should not wait for them.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.tasks import texts as texts_lib
+from kaiju_jax.training import batch_schedule
+from kaiju_jax.training import experiment as experiment_lib
+
+Evaluator = Callable[[Any], dict[str, float]]
+
+
+class Data(NamedTuple):
+  """What a task's data are, once they are read.
+
+  Attributes:
+    rows: a `loader.RowSource`, the training rows.
+    evaluator: (model, mesh) → (state → {name: value}), the readings on
+      held-out rows; None where nothing is held out.
+  """
+
+  rows: Any
+  evaluator: Callable[..., Evaluator] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One row of the registry.
+
+  Attributes:
+    check: refuses an experiment whose data or model do not fit the task; an
+      OSError or ValueError names the field, its value and what would be right.
+    load: returns an experiment's `Data`.
+    texts: (experiment, B) → int32 [B, L], rows of the task, held-out where the
+      run has held-out text.
+    objectives: names of the objectives whose extras its rows contain.
+    questions: returns the `needle.Task` whose questions a trained model is
+      asked, in held-out text if any; None for a task without questions.
+  """
+
+  check: Callable[[experiment_lib.Experiment], None]
+  load: Callable[[experiment_lib.Experiment], Data]
+  texts: Callable[[experiment_lib.Experiment, int], Any]
+  objectives: tuple[str, ...] = ('language',)
+  questions: Callable[[data_config.DataConfig], Any] | None = None
+
+
+def of(experiment: experiment_lib.Experiment) -> Task:
+  """Returns the experiment's task.
+
+  Raises:
+    ValueError: `data.task` names none.
+  """
+  return _named(experiment.data.task)
+
+
+def _named(name: str) -> Task:
+  if name not in TASKS:
+    raise ValueError(
+      f'data.task={name!r}: must be one of {", ".join(map(repr, TASKS))}.'
+    )
+  return TASKS[name]
+
+
+def check(experiment: experiment_lib.Experiment) -> None:
+  """Refuses an experiment whose data, model and objective do not fit.
+
+  Raises:
+    OSError, ValueError: names the field, its value and what would be right.
+  """
+  task = of(experiment)
+  data = experiment.data
+  if (data.sources or data.mix) and task is not TASKS['text']:
+    field = 'sources' if data.sources else 'mix'
+    raise ValueError(
+      f"data.{field}: sources are mixed for data.task='text' alone, not for"
+      f' {data.task!r}.'
+    )
+  if experiment.objective.name not in task.objectives:
+    raise ValueError(
+      f'objective.name={experiment.objective.name!r}: the rows of'
+      f' data.task={experiment.data.task!r} are for'
+      f' {", ".join(map(repr, task.objectives))}.'
+    )
+  task.check(experiment)
+
+
+def rows(experiment: experiment_lib.Experiment) -> Any:
+  """Returns the training rows, a `loader.RowSource`.
+
+  Raises:
+    OSError, ValueError: what `Task.check` refuses, or text that is missing.
+  """
+  check(experiment)
+  return of(experiment).load(experiment).rows
+
+
+def texts(experiment: experiment_lib.Experiment, count: int) -> Any:
+  """Returns int32 [B, L]: the first held-out texts of a run, `count` of them.
+
+  They are as long as the run's rows. A run without held-out text gives texts
+  that it trained on, a needle run gives questions.
+
+  Raises:
+    OSError, ValueError: the text is missing, or has too few long documents.
+  """
+  return of(experiment).texts(experiment, count)
+
+
+def questions(data: data_config.DataConfig) -> Any:
+  """Returns the `needle.Task` whose questions a trained model is asked.
+
+  Raises:
+    ValueError: `data.task` has no questions.
+  """
+  task = _named(data.task)
+  if task.questions is None:
+    asked = [name for name, one in TASKS.items() if one.questions is not None]
+    raise ValueError(
+      f'data.task={data.task!r}: has no questions; those of'
+      f' {", ".join(map(repr, asked))} have.'
+    )
+  return task.questions(data)
+
+
+def chance(data: data_config.DataConfig) -> float:
+  """Returns the accuracy of random guessing."""
+  return questions(data).chance
+
+
+def _load_text(experiment: experiment_lib.Experiment) -> Data:
+  data = experiment.data
+  found = texts_lib.read(experiment)
+  texts_lib.agree(found)
+  rows = texts_lib.rows(experiment, found, _row_count(experiment))
+  if not data.held_out:
+    return Data(rows)
+
+  def evaluator(model, mesh) -> Evaluator:
+    from kaiju_jax.evaluation import held_out
+
+    asked = data.length, data.batch, data.evaluated_rows, mesh
+    asked += (experiment.objective.chunk,)
+    if found[0].is_mixed:
+      corpora = {one.config.name: one.unseen for one in found}
+      scores = held_out.of_sources(model, corpora, rows.shares, *asked)
+    else:
+      scores = held_out.evaluator(model, found[0].unseen, *asked)
+    return lambda state: scores(state.params, state.replica)
+
+  return Data(rows, evaluator)
+
+
+def _check_properties(experiment: experiment_lib.Experiment) -> None:
+  from kaiju_jax.data import properties
+
+  texts_lib.check(experiment)
+  data = experiment.data
+  if data.tokenizer:
+    raise ValueError(
+      f"data.tokenizer={data.tokenizer!r}: must be '' for"
+      " data.task='properties', whose labels are properties of bytes."
+    )
+  properties.check(experiment.objective.token_head.names)
+
+
+def _load_properties(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.data import properties
+  from kaiju_jax.data import text
+
+  data = experiment.data
+  names = experiment.objective.token_head.names
+  found = texts_lib.read(experiment)
+  texts_lib.agree(found)
+  rows = texts_lib.rows(experiment, found, _row_count(experiment))
+  labelled = properties.Labelled(rows, names)
+  unseen = found[0].unseen
+  if unseen is None:
+    return Data(labelled)
+
+  def evaluator(model, mesh) -> Evaluator:
+    from kaiju_jax.evaluation import objective_metrics
+    from kaiju_jax.training import state as state_lib
+
+    scores = objective_metrics.evaluator(
+      model,
+      state_lib.objective_of(experiment),
+      properties.Labelled(text.Rows(unseen, data.length), names),
+      data.batch,
+      data.evaluated_rows,
+      mesh,
+    )
+    return lambda state: scores(state.params, state.replica)
+
+  return Data(labelled, evaluator)
+
+
+def _check_needle(experiment: experiment_lib.Experiment) -> None:
+  from kaiju_jax.tasks.needle import questions as needle
+
+  data, model = experiment.data, experiment.model
+  if data.tokenizer:
+    raise ValueError(
+      f"data.tokenizer={data.tokenizer!r}: must be '' for the needle tasks,"
+      ' which have their own vocabulary of 256.'
+    )
+  if model.vocab_size < needle.VOCAB_SIZE:
+    raise ValueError(
+      f'model.vocab_size={model.vocab_size}: must be at least'
+      f' {needle.VOCAB_SIZE} for the needle tasks.'
+    )
+  if model.max_length < 2 * data.length:
+    raise ValueError(
+      f'model.max_length={model.max_length}: must be at least'
+      f' {2 * data.length}, because questions are asked at twice data.length.'
+    )
+  if data.task == 'needle':
+    _curriculum(experiment)
+
+
+def _curriculum(experiment: experiment_lib.Experiment):
+  """Returns the stages that a needle run trains on."""
+  from kaiju_jax.tasks.needle import curriculum
+
+  suggested = 'induction' if experiment.init == 'induction' else 'standard'
+  name = experiment.data.curriculum or suggested
+  if name not in curriculum.CURRICULA:
+    raise ValueError(
+      f'data.curriculum={name!r}: must be one of'
+      f' {", ".join(map(repr, curriculum.CURRICULA))}.'
+    )
+  return curriculum.CURRICULA[name]
+
+
+def _check_needle_text(experiment: experiment_lib.Experiment) -> None:
+  from kaiju_jax.data import documents
+
+  _check_needle(experiment)
+  if experiment.data.path:
+    documents.files(experiment.data.path)
+
+
+def _row_count(experiment: experiment_lib.Experiment) -> int:
+  """Returns the rows of a whole run, over which a curriculum is spread."""
+  return batch_schedule.of(experiment).rows
+
+
+def _load_needle(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.tasks.needle import curriculum
+
+  data = experiment.data
+  rows = curriculum.Rows(
+    _row_count(experiment),
+    data.length,
+    experiment.seed,
+    _curriculum(experiment),
+  )
+  if not experiment.loop.evaluate_every:
+    return Data(rows)  # The grid is asked at the end, by experiments.needle.
+
+  def evaluator(model, mesh) -> Evaluator:
+    del mesh  # Parameters are read where they lie.
+    from kaiju_jax.tasks.needle import along
+    from kaiju_jax.training import token_count
+
+    readings = along.evaluator(model, rows, data.length)
+    # By tokens, because steps may differ in their rows.
+    return lambda state: readings(
+      state.params, token_count.to_int(state.tokens) // data.length
+    )
+
+  return Data(rows, evaluator)
+
+
+@functools.lru_cache(maxsize=1)
+def _haystacks(path: str, held_out: float):
+  from kaiju_jax.tasks.needle import text
+
+  return text.haystacks(path, held_out)
+
+
+def _load_needle_text(experiment: experiment_lib.Experiment) -> Data:
+  from kaiju_jax.tasks.needle import text
+
+  data = experiment.data
+  training, _ = _haystacks(data.path, data.held_out)
+  count = _row_count(experiment)
+  return Data(text.Rows(training, count, data.length, experiment.seed))
+
+
+def _check_dialogues(experiment: experiment_lib.Experiment) -> None:
+  if experiment.data.path:
+    raise ValueError(
+      f"data.path={experiment.data.path!r}: must be '' for"
+      " data.task='dialogues', which are invented, not read."
+    )
+  _dialogues(experiment, 0)
+
+
+def _load_dialogues(experiment: experiment_lib.Experiment) -> Data:
+  return Data(_dialogues(experiment, _row_count(experiment)))
+
+
+def _dialogue_texts(experiment: experiment_lib.Experiment, count: int):
+  """Rows of dialogues that no run trains on."""
+  import numpy as np
+
+  unseen = _dialogues(experiment, count).unseen()
+  return np.stack([unseen[index].tokens for index in range(count)])
+
+
+def _dialogues(experiment: experiment_lib.Experiment, count: int):
+  from kaiju_jax.data import chat
+  from kaiju_jax.data import tokenizer
+  from kaiju_jax.tasks.dialogues import rows
+
+  data = experiment.data
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  return rows.Rows(chat.format_of(tokens), count, data.length, experiment.seed)
+
+
+def _pairs(data: data_config.DataConfig):
+  from kaiju_jax.tasks.needle import questions as needle
+
+  return needle.Pairs()
+
+
+def _sentences(data: data_config.DataConfig):
+  from kaiju_jax.tasks.needle import text
+
+  _, unseen = _haystacks(data.path, data.held_out)
+  return text.Sentences(unseen)
+
+
+def _question_texts(experiment: experiment_lib.Experiment, count: int):
+  """One question per row, in the middle of the distances that are asked."""
+  import numpy as np
+
+  length = experiment.data.length
+  task = questions(experiment.data)
+  nearest, farthest = task.distances(length)
+  asked = task.questions(
+    np.random.default_rng(0), count, length, (nearest + farthest) // 2, 1
+  )
+  return asked.tokens_BL
+
+
+TASKS = {
+  'text': Task(
+    texts_lib.check,
+    _load_text,
+    texts_lib.first,
+    objectives=('language', 'distillation'),
+  ),
+  'properties': Task(
+    _check_properties,
+    _load_properties,
+    texts_lib.first,
+    objectives=('token_head',),
+  ),
+  'dialogues': Task(_check_dialogues, _load_dialogues, _dialogue_texts),
+  'needle': Task(
+    _check_needle, _load_needle, _question_texts, questions=_pairs
+  ),
+  'needle_text': Task(
+    _check_needle_text,
+    _load_needle_text,
+    _question_texts,
+    questions=_sentences,
+  ),
+}

@@ -1,0 +1,199 @@
+"""The text of a run: its sources, their corpora, and rows of them.
+
+A run reads `data.path`, or each of `data.sources`, which it mixes. Held-out
+documents are kept per source.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import itertools
+from typing import Any
+from typing import NamedTuple
+import zlib
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.data import mix_file
+from kaiju_jax.tasks import targets
+from kaiju_jax.training import experiment as experiment_lib
+
+
+class Source(NamedTuple):
+  """What `data.path`, or one of `data.sources`, holds.
+
+  Attributes:
+    config: its name, path and weights; '' is the name of `data.path`.
+    training: the training `text.Corpus`.
+    unseen: the held-out one, measured; None where nothing is held out.
+  """
+
+  config: data_config.SourceConfig
+  training: Any
+  unseen: Any
+
+  @property
+  def is_mixed(self) -> bool:
+    """Whether it is one of `data.sources`."""
+    return bool(self.config.name)
+
+
+def check(experiment: experiment_lib.Experiment) -> None:
+  """Refuses text or a tokenizer that is missing, before any text is read.
+
+  Raises:
+    OSError, ValueError: names the source and what would be right.
+  """
+  from kaiju_jax.data import text
+
+  for one in _sources(experiment.data):
+    with _named(one):
+      text.check(_alone(experiment.data, one), experiment.model.vocab_size)
+  targets.check(experiment)
+
+
+def read(experiment: experiment_lib.Experiment) -> list[Source]:
+  """Returns the text of every source.
+
+  Raises:
+    OSError, ValueError: see `text.load`; names the source.
+  """
+  from kaiju_jax.data import text
+  from kaiju_jax.data import tokenizer
+
+  data = experiment.data
+  tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
+  found = []
+  for one in _sources(data):
+    with _named(one):
+      found.append(Source(one, *text.load(_alone(data, one), tokens)))
+  return found
+
+
+def agree(found: Sequence[Source]) -> None:
+  """Refuses hosts whose text differs: their rows would not be one batch's.
+
+  Raises:
+    ValueError: names two hosts.
+  """
+  from kaiju_jax.training import agreement
+
+  sums = [
+    _content(corpus)
+    for one in found
+    for corpus in (one.training, one.unseen)
+    if corpus is not None
+  ]
+  agreement.check({'documents, and sums of the text': sums})
+
+
+def rows(
+  experiment: experiment_lib.Experiment, found: Sequence[Source], total: int
+) -> Any:
+  """Returns the training rows, a `loader.RowSource`.
+
+  Args:
+    experiment: whose text is read.
+    found: what `read` returned: one source's rows are its own, several make a
+      `mixture.Mixture`.
+    total: rows of the whole run, over which the mixture's stages are spread.
+
+  Raises:
+    ValueError: a tree that is longer than a row.
+  """
+  from kaiju_jax.data import mixture
+  from kaiju_jax.data import text
+
+  data = experiment.data
+  own = []
+  for one in found:
+    with _named(one.config):
+      beside = targets.beside(experiment, one.training)
+      own.append(
+        text.Rows(one.training, data.length, experiment.seed, beside=beside)
+      )
+  if not found[0].is_mixed:
+    return own[0]
+  annealed = data_config.annealed([one.config for one in found])
+  parts = [
+    mixture.Part(
+      name=one.config.name,
+      rows=rows,
+      weight=one.config.weight,
+      anneal=anneal,
+      content=_content(one.training),
+    )
+    for one, rows, anneal in zip(found, own, annealed)
+  ]
+  return mixture.Mixture(
+    parts,
+    total,
+    data.anneal_at,
+    data.anneal_over,
+    data.mix_block,
+    experiment.seed,
+  )
+
+
+def first(experiment: experiment_lib.Experiment, count: int) -> Any:
+  """Returns int32 [B, L]: the first `count` long documents, cut to a row.
+
+  They are held-out ones where the run has any, and come from all sources in
+  turn.
+
+  Raises:
+    OSError, ValueError: the text is missing, or has too few long documents.
+  """
+  import numpy as np
+
+  length = experiment.data.length
+  of_sources = []
+  for one in read(experiment):
+    corpus = one.training if one.unseen is None else one.unseen
+    long = corpus.begins[:-1][np.diff(corpus.begins) >= length]
+    of_sources.append(
+      [corpus.tokens[begin : begin + length] for begin in long[:count]]
+    )
+  in_turn = itertools.chain(*itertools.zip_longest(*of_sources))
+  texts = [one for one in in_turn if one is not None][:count]
+  if len(texts) < count:
+    raise ValueError(
+      f'rows={count}: only {len(texts)} documents have data.length={length}'
+      ' tokens or more.'
+    )
+  return np.stack(texts).astype(np.int32)
+
+
+def _sources(
+  data: data_config.DataConfig,
+) -> tuple[data_config.SourceConfig, ...]:
+  """Returns `data.sources`, or the one without a name that `data.path` is."""
+  only = data_config.SourceConfig('', data.path)
+  return mix_file.resolved(data).sources or (only,)
+
+
+def _alone(
+  data: data_config.DataConfig, source: data_config.SourceConfig
+) -> data_config.DataConfig:
+  return dataclasses.replace(data, path=source.path, sources=(), mix='')
+
+
+@contextlib.contextmanager
+def _named(source: data_config.SourceConfig) -> Iterator[None]:
+  """Adds to an error about a source's text which source it is."""
+  try:
+    yield
+  except (OSError, ValueError) as error:
+    if not source.name:
+      raise
+    kind = ValueError if isinstance(error, ValueError) else type(error)
+    raise kind(f'data.sources, {source.name!r}: {error}') from error
+
+
+def _content(corpus) -> dict[str, int]:
+  """Returns what tells a corpus from another, or from itself grown."""
+  return {
+    'documents': len(corpus.names),
+    'tokens': len(corpus.tokens),
+    'sum': zlib.crc32(corpus.tokens, zlib.crc32(corpus.begins)),
+  }

@@ -1,0 +1,105 @@
+"""Which entries a message tells, by a plain search as the oracle."""
+
+import random
+import re
+import time
+
+import pytest
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import lore
+
+LORE = card_fields.Lore
+
+
+def _found(text, *entries):
+  return lore.Book(entries, 'Ada').found(text)
+
+
+@pytest.mark.parametrize(
+  'key, text, is_found',
+  [
+    ('tea', 'Some TEA, please', True),
+    ('tea', 'steam and teapots', False),
+    ('Tea Pot', 'a tea  pot.', True),
+    ('tea pot', 'a teapot', False),
+    ('tea-pot', 'a tea pot', True),
+    ('Straße', 'in der STRASSE', True),
+    ('ﬁne', 'fine', True),
+    ('tea', 'ＴＥＡ', True),
+    ('naïve', 'Naïve!', True),
+    ('猫', 'この猫が好き', True),
+    ('猫が', 'この猫と', False),
+    ('a+', 'aaa', False),
+    ('.*', 'anything', False),
+    ('word ' * 17, 'word ' * 30, False),
+  ],
+)
+def test_keys_are_whole_words_in_any_case(key, text, is_found):
+  entry = LORE((key.strip(),), 'x')
+  assert _found(text, entry) == ((0,) if is_found else ())
+
+
+def test_which_entries_are_told():
+  entries = (
+    LORE(('tea',), 'later', order=2),
+    LORE(('tea', 'pot'), 'first', order=-1),
+    LORE(('tea',), 'off', is_enabled=False),
+    LORE(('tea',), 'always', is_constant=True),
+    LORE(('tea',), ' \n'),
+    LORE(('tea',), 'both', secondary_keys=('milk', 'cream')),
+    LORE((), 'never'),
+  )
+  assert _found('tea', *entries) == (1, 0)
+  assert _found('milk', *entries) == ()
+  assert _found('tea with cream', *entries) == (1, 5, 0)
+
+
+def test_content_reads_the_same_for_all():
+  entry = LORE(('a',), ' {{char}} {{user}} {{time}} {{roll:d1}} ')
+  book = lore.Book((entry,), 'Ada')
+  assert book.texts == {0: 'Ada User {{time}} 1'}
+
+
+def test_against_a_plain_search():
+  rng = random.Random(0)
+  words = ['tea', 'pot', 'a', 'red', 'Tea', 'teapot']
+
+  def phrase(most):
+    return ' '.join(rng.choices(words, k=rng.randint(1, most)))
+
+  for _ in range(200):
+    entries = [LORE((phrase(3), phrase(2)), 'x') for _ in range(4)]
+    text = re.sub(' ', lambda _: rng.choice([' ', ', ', '\n']), phrase(12))
+    spaced = f' {re.sub("[^a-z]+", " ", text.lower())} '
+    assert _found(text, *entries) == tuple(
+      index
+      for index, entry in enumerate(entries)
+      if any(f' {key.lower()} ' in spaced for key in entry.keys)
+    )
+
+
+def test_equal_lore_is_indexed_once_and_looked_up_once():
+  def fields():
+    return card_fields.Fields(
+      name='Ada', lore=(LORE(('a',), 'x'),), tags=('t',)
+    )
+
+  book = lore.book(fields())
+  assert book is lore.book(fields())
+  assert book is not lore.book(card_fields.Fields('Bo', lore=fields().lore))
+  assert book.found('a') == (0,)
+  book._look = None
+  assert book.found('a') == (0,)
+
+
+def test_a_hostile_book_takes_no_long_search():
+  keys = tuple('a ' * n + 'b' for n in range(1, 17))
+  entries = tuple(LORE(keys, 'x') for _ in range(500))
+  book = lore.Book(entries, 'Ada')
+  spent = []
+  for _ in range(3):
+    begun = time.thread_time()
+    book._look('a a a b ' * 100_000)
+    spent.append(time.thread_time() - begun)
+  assert min(spent) < 0.5

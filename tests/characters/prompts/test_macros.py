@@ -1,0 +1,62 @@
+"""Macros expand once, by given chance and time; what is unknown stays."""
+
+import datetime
+import random
+
+import pytest
+
+from kaiju_jax.characters.prompts import macros
+
+NOW = datetime.datetime(2031, 2, 28, 18, 5)
+
+
+def _expand(text, seed=0):
+  return macros.expand(text, 'Ada', 'Bo', random.Random(seed), NOW)
+
+
+@pytest.mark.parametrize(
+  'text, expanded',
+  [
+    ('{{char}} {{ User }} {{CHAR}}', 'Ada Bo Ada'),
+    ('<BOT> <USER> <char> <user> <bot>', 'Ada Bo Ada Bo Ada'),
+    ('{{time}} on {{Date}}', '18:05 on 2031-02-28'),
+    ('a{{// not shown }}b{{comment: x}}c{{hidden_key:k}}', 'abc'),
+    ('{{roll:1}} {{roll:d1}} {{roll:3d1}} {{roll 2d1}}', '1 1 3 2'),
+    ('{{random:a}} {{pick::b}} {{random:{{char}}}}', 'a b Ada'),
+    ('{{random:a\\,b}}', 'a,b'),
+    ('{{unknown}} {{getvar::x}} {{roll:d0}} {{roll:x}}', None),
+    ('{{random}} {{}} {{ {char} }} {{time', None),
+    ('{{{{{{{{' * 1000, None),
+  ],
+)
+def test_macros(text, expanded):
+  assert _expand(text) == (text if expanded is None else expanded)
+
+
+def test_chance():
+  text = '{{random:a, b ,c}}{{pick::d::e,f}}{{roll:2d6}}'
+  drawn = [_expand(text, seed) for seed in range(300)]
+  assert {one[0] for one in drawn} == set('abc')
+  assert {one[1:].rstrip('0123456789') for one in drawn} == {'d', 'e,f'}
+  rolled = {int(one.lstrip('abcdef,')) for one in drawn}
+  assert rolled == set(range(2, 13))
+  assert drawn[0] == _expand(text, 0)
+  assert {_expand('{{pick::a,b}}', seed) for seed in range(9)} == {'a', 'b'}
+
+
+def test_what_is_expanded_is_not_expanded_again():
+  assert macros.expand('{{user}}', 'Ada', '{{char}}') == '{{char}}'
+  assert macros.expand('{{random:{{user}}}}', 'A', 'x}} {{time', None, NOW)
+
+
+def test_without_chance_and_time_they_stay():
+  text = '{{random:a,b}} {{roll:d6}} {{time}} {{date}}'
+  assert macros.expand(text, 'Ada', 'Bo') == text
+
+
+def test_what_all_users_share_reads_the_same_for_all():
+  text = '{{user}} has {{roll:d1000000}} {{random:a,b,c}} at {{time}}'
+  made = macros.stable(text, 'Ada')
+  assert made == macros.stable(text, 'Ada')
+  assert made.startswith('User has ') and made.endswith(' at {{time}}')
+  assert made != macros.stable(text + ' ', 'Ada').rstrip()

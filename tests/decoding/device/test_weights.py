@@ -1,0 +1,74 @@
+"""Tables of the vocabulary that lie as [V, D] are the same tables."""
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import weights
+from kaiju_jax.model import embedding
+from tests.decoding import toys
+
+
+def both(config):
+  """Returns the embedding's parameters as they were trained, and turned."""
+  masters = toys.drawn(config)
+  return tuple(
+    {'params': weights.ready(masters, config, turned=turned)['embedding']}
+    for turned in (False, True)
+  )
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('tied', [True, False])
+def test_a_turned_table_looks_up_the_same_and_its_logits_differ_by_rounding(
+  tied, dtype
+):
+  config = toys.config(tied_embedding=tied, dtype=dtype)
+  whole, turned = both(config)
+  stems = ['embedding'] if tied else ['embedding', 'head']
+  assert sorted(turned['params']) == [f'{stem}_VD' for stem in stems]
+  sizes = [sum(x.size for x in jax.tree.leaves(one)) for one in (whole, turned)]
+  assert sizes[0] == sizes[1]
+  model = embedding.Embedding(config)
+  # Beyond both ends, too: those are other devices' entries.
+  tokens_BL = np.arange(-2, config.vocab_size + 3)[None]
+  np.testing.assert_array_equal(
+    model.apply(turned, tokens_BL), model.apply(whole, tokens_BL)
+  )
+  head = model.apply(turned, method='head')
+  np.testing.assert_array_equal(head, model.apply(whole, method='head'))
+  rng = np.random.default_rng(3)
+  # A product of one row, of a few, and of many goes another way each.
+  for rows in 1, 8, 40:
+    hidden_BLD = rng.normal(size=(rows, 1, config.d_model)).astype(dtype)
+    wanted, found = (
+      np.asarray(model.apply(one, hidden_BLD, method='logits'))
+      for one in (whole, turned)
+    )
+    terms = np.abs(hidden_BLD.astype(np.float32)) @ np.abs(
+      np.asarray(head, np.float32)
+    )
+    # Sums of D terms in another order.
+    bound = config.d_model * np.finfo(np.float32).eps * terms
+    assert found.shape == wanted.shape and found.dtype == np.float32
+    assert np.all(np.abs(found - wanted) <= bound)
+
+
+def test_codes_stay_as_they_are():
+  config = toys.config(quantization=toys.int8(embedding='int8'))
+  whole, turned = both(config)
+  jax.tree.map(np.testing.assert_array_equal, whole, turned)
+
+
+def test_the_reference_mode_keeps_the_order_of_training():
+  config = toys.config(layout='L0')
+  names = {}
+  for mode in 'fast', 'reference':
+    decoder = decoder_lib.Decoder(
+      toys.drawn(config), config, rows=1, length=16, page=16, mode=mode
+    )
+    names[mode] = list(decoder.params['embedding'])
+  is_cpu = jax.default_backend() == 'cpu'
+  assert names['fast'] == ['embedding_VD' if is_cpu else 'embedding_DV']
+  assert names['reference'] == ['embedding_DV']

@@ -1,0 +1,391 @@
+"""Sequences in an engine over a model: each has the bits that it has alone.
+
+In the reference mode a token's logits are those of the forward pass, however
+its text was split into calls and whatever was resumed. So any life of sequences
+is held against each request's run alone, in an engine that reuses nothing.
+"""
+
+import functools
+import random
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
+from tests.decoding import toys
+
+Request, Sampling = request_lib.Request, sampling.Sampling
+ROWS, LENGTH, PAGE, CHUNK = 4, 48, 4, 8
+CONFIG = toys.config(
+  layout='L0 G1',
+  d_model=16,
+  num_heads=2,
+  head_dim=8,
+  d_ff=24,
+  tied_embedding=False,
+)
+# Of 12 and 4 pages in each row.
+PAGES = {'global': 26, 'local': 14}
+
+
+class Alone:
+  """One decoder for all engines, and what each request gets alone."""
+
+  def __init__(self, mode):
+    self.decoder = decoder_lib.Decoder(
+      toys.drawn(CONFIG),
+      CONFIG,
+      rows=ROWS,
+      length=LENGTH,
+      page=PAGE,
+      page_counts=PAGES,
+      mode=mode,
+    )
+    # What is compiled is for all.
+    self._rounds = engine_lib.Engine(self.decoder, chunk=CHUNK).rounds
+    self._found = {}
+
+  def engine(self, **options):
+    """Returns an engine without points."""
+    assert not self.decoder.account.open_rows
+    self.forget()
+    engine = engine_lib.Engine(self.decoder, chunk=CHUNK, **options)
+    engine.rounds = self._rounds
+    return engine
+
+  def forget(self):
+    tree = self.decoder.account.tree
+    for point in list(tree.points()):
+      tree.drop(point)
+
+  def result(self, request):
+    """Returns what a request gets with nobody beside it and nothing before."""
+    key = (
+      tuple(map(int, request.tokens)),
+      request.max_tokens,
+      request.sampling,
+      request.scores_prompt,
+    )
+    if key not in self._found:
+      engine = self.engine(isolates=True)
+      one = engine.submit(request)
+      ended(engine, one)
+      self._found[key] = one.result()
+    return self._found[key]
+
+  def is_empty(self):
+    self.forget()
+    pages = self.decoder.account.pages
+    return not self.decoder.account.open_rows and all(
+      pages.held(kind) == 0 for kind in pages.kinds
+    )
+
+
+@pytest.fixture(scope='module')
+def alone():
+  return Alone('reference')
+
+
+@pytest.fixture(autouse=True)
+def all_is_free_in_the_end(alone):
+  yield
+  is_empty = alone.is_empty()
+  for row in alone.decoder.account.open_rows:
+    alone.decoder.close(row)  # One test that fails is enough.
+  assert is_empty
+
+
+def ended(engine, *sequences):
+  rounds = 0
+  while any(one.reason is None for one in sequences):
+    engine.advance()
+    rounds += 1
+    assert rounds < 500
+  return rounds
+
+
+def text(length, seed):
+  rng = np.random.default_rng(seed)
+  return rng.integers(1, CONFIG.vocab_size, length).tolist()
+
+
+def is_same(found, wanted):
+  assert found.reason == wanted.reason
+  assert found.tokens.tolist() == wanted.tokens.tolist()
+  np.testing.assert_array_equal(
+    found.log_probabilities, wanted.log_probabilities
+  )
+  if wanted.prompt_log_probabilities is not None:
+    np.testing.assert_array_equal(
+      found.prompt_log_probabilities, wanted.prompt_log_probabilities
+    )
+  return True
+
+
+@pytest.fixture
+def ran(alone, monkeypatch):
+  """Returns a list of how many tokens of each prompt's chunk ran."""
+  counts, rounds = [], alone._rounds
+  whole = rounds._run
+
+  def counted(chunks, *arguments):
+    counts.extend(len(chunk.tokens_L) for chunk in chunks)
+    return whole(chunks, *arguments)
+
+  monkeypatch.setattr(rounds, '_run', counted)
+  return counts
+
+
+CHARACTERS = [text(13, 1), text(9, 2)]
+
+
+def requests():
+  """Returns requests of which many begin alike, for parts of pages or more."""
+  found = []
+  for number in range(8):
+    character = CHARACTERS[number % 2]
+    tokens = [*character, *text(3 + 4 * (number % 4), number // 4)]
+    found.append(
+      functools.partial(
+        Request,
+        tokens,
+        3 + number % 5,
+        Sampling(
+          temperature=number % 3,
+          seed=number,
+          repetition_penalty=1.0 + number % 2,
+        ),
+        scores_prompt=number == 5,
+        shared=len(character),
+      )
+    )
+  return found
+
+
+class Life:
+  """Submits, cancels and evicts at random, and compares what comes out."""
+
+  def __init__(self, alone, rng, ahead):
+    self.alone, self.rng = alone, rng
+    self.distinct = requests()
+    self.wanted = [alone.result(one()) for one in self.distinct]
+    self.engine = alone.engine(ahead=ahead)
+    self.open, self.turns, self.cut = [], {}, []
+    self.compared = self.reused = self.parked = 0
+    park = self.engine._park
+
+    def counted(one):
+      self.parked += 1
+      park(one)
+
+    self.engine._park = counted
+
+  def submit(self):
+    """Candidates of one prompt, or the next turn of a conversation."""
+    rng, number = self.rng, self.rng.randrange(len(self.distinct))
+    owner = rng.choice(['', 'a', 'b'])
+    fields = {'owner': owner, 'priority': rng.choice([0, 0, 1, 2])}
+    if owner and number not in self.turns:
+      fields['conversation'] = owner, number
+    for _ in range(rng.choice([1, 1, 2])):
+      one = self.engine.submit(self.distinct[number](**fields))
+      self.open.append((number, one))
+
+  def step(self):
+    rng = self.rng
+    if rng.random() < 0.5 and len(self.open) < 9:
+      self.submit()
+    if rng.random() < 0.05 and self.open:
+      self.engine.cancel(rng.choice(self.open)[1])
+    if rng.random() < 0.1:
+      self.alone.decoder.account.tree.evict()
+    self.engine.advance()
+    self.compare()
+
+  def compare(self):
+    for number, one in self.open:
+      if one.reason == 'cancelled':
+        found, wanted = one.result(), self.wanted[number]
+        count = len(found.tokens)
+        assert found.tokens.tolist() == wanted.tokens[:count].tolist()
+      elif one.reason is not None:
+        assert is_same(one.result(), self.wanted[number])
+        self.compared += 1
+        self.reused += one.reused
+    self.open = [x for x in self.open if x[1].reason is None]
+
+
+def lived(alone, steps, seed, ahead):
+  life = Life(alone, random.Random(seed), ahead)
+  evicted = alone.decoder.account.tree.evicted
+  for _ in range(steps):
+    life.step()
+  while life.open:
+    life.engine.advance()
+    life.compare()
+  assert life.compared > steps // 5
+  assert life.reused > 5 * life.compared and life.parked > steps // 50
+  assert alone.decoder.account.tree.evicted > evicted + steps // 5
+  assert life.engine.is_idle and not len(life.engine._flights)
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_any_life_of_sequences_has_the_bits_of_each_alone(alone, ahead):
+  lived(alone, 100, 5 + ahead, ahead)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ahead', [False, True])
+@pytest.mark.parametrize('seed', range(20, 24))
+def test_many_lives_of_sequences_have_the_bits_of_each_alone(
+  alone, seed, ahead
+):
+  lived(alone, 500, seed, ahead)
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_candidates_of_one_prompt_prefill_it_once(alone, ran, ahead):
+  asked = [Request(text(21, 7), 6, Sampling(seed=seed)) for seed in range(4)]
+  wanted = [alone.result(one) for one in asked]
+  assert len({tuple(one.tokens) for one in wanted}) > 1
+  engine = alone.engine(ahead=ahead)
+  ran.clear()
+  several = [engine.submit(one) for one in asked]
+  ended(engine, *several)
+  for one, result in zip(several, wanted):
+    assert is_same(one.result(), result)
+  # All tokens once, and the last one of each for what follows it.
+  assert sum(ran) == 21 + 3
+  assert [one.reused for one in several] == [0, 20, 20, 20]
+
+
+def test_owners_share_what_is_shared_and_no_token_more(alone, ran):
+  engine = alone.engine()
+  # Three pages and a token are the character's; the rest is equal by chance.
+  tokens = text(25, 8)
+
+  def asked(owner, tokens=tokens, most=4):
+    return Request(tokens, most, Sampling(0), owner=owner, shared=13)
+
+  wanted = alone.result(asked('a'))
+  for owner, reused in (('a', 0), ('a', 24), ('b', 13), ('c', 13), ('c', 24)):
+    ran.clear()
+    one = engine.submit(asked(owner))
+    ended(engine, one)
+    assert is_same(one.result(), wanted)
+    assert one.result().reused == reused
+    assert sum(ran) == 25 - reused
+  # The next message, behind an answer of which the last token did not run.
+  turn = [*tokens, *wanted.tokens.tolist(), *text(3, 9)]
+  for owner, reused in (('c', 25 + 3), ('d', 13)):
+    one = engine.submit(asked(owner, turn, 3))
+    ended(engine, one)
+    assert is_same(one.result(), alone_in(engine, alone, asked('', turn, 3)))
+    assert one.result().reused == reused
+
+
+def alone_in(engine, alone, request):
+  """Returns a request's result alone, and leaves an engine its points."""
+  held, alone.forget = alone.forget, lambda: None
+  try:
+    return alone.result(request)
+  finally:
+    alone.forget = held
+
+
+def test_what_is_shared_stays_shared_in_a_conversation(alone):
+  """Later turns are shorter than what their text shares."""
+  generator = alone.engine()
+  conversation = _conversation(generator)
+  first = Request(text(14, 3), 3, Sampling(0), owner='a', shared=13)
+  answer = [event.token for event in conversation.stream(first)]
+  second = Request(text(4, 4), 3, Sampling(0), owner='a', shared=13)
+  turn = conversation.stream(second)
+  found = [event.token for event in turn]
+  assert turn.result.reused == 14 + 2
+  other = generator.submit(
+    Request([*text(13, 3), 1], 2, Sampling(0), owner='b', shared=13)
+  )
+  ended(generator, other)
+  whole = Request([*text(14, 3), *answer, *text(4, 4)], 3, Sampling(0))
+  assert found == alone.result(whole).tokens.tolist()
+
+
+def _conversation(engine):
+  from kaiju_jax.decoding.engine import conversation
+
+  return conversation.Conversation(engine, LENGTH)
+
+
+@pytest.mark.parametrize('scores', [False, True])
+def test_what_is_parked_goes_on_with_the_same_text(alone, scores):
+  lows = [
+    Request(text(17, seed), 12, Sampling(seed=seed), scores_prompt=scores)
+    for seed in range(ROWS)
+  ]
+  high = Request(text(19, 40), 6, Sampling(seed=3), priority=1)
+  wanted = [alone.result(one) for one in (*lows, high)]
+  engine = alone.engine()
+  # Fewer fit into the pages, so that only these have rows.
+  several = [engine.submit(one) for one in lows[:3]]
+  for _ in range(7 + 4 * scores):
+    engine.advance()
+  began = [one for one in several if one.row is not None]
+  assert began and all(one.reason is None for one in began)
+  last = engine.submit(high)
+  engine.advance()
+  engine.advance()
+  assert last.row is not None
+  parked = [one for one in began if one.row is None]
+  assert parked
+  # Nothing of its text is left: it runs again, what it had drawn too.
+  while alone.decoder.account.tree.evict():
+    pass
+  ended(engine, *several, last)
+  for one, result in zip((*several, last), (*wanted[:3], wanted[-1])):
+    assert is_same(one.result(), result)
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+@pytest.mark.parametrize('at', ['prompt', 'answer'])
+def test_nothing_resumes_what_gave_no_numbers(alone, monkeypatch, at, ahead):
+  tokens = text(14, 11)
+  bad = Request(
+    tokens, 9, Sampling(seed=1), shared=9, owner='a', conversation=1
+  )
+  others = [Request(text(11, seed), 9, Sampling(0)) for seed in (12, 13)]
+  wanted = [alone.result(one) for one in (bad, *others)]
+  shown = {t for one in wanted[1:] for t in one.tokens.tolist()}
+  shown |= {t for one in others for t in one.tokens}
+  answer = wanted[0].tokens.tolist()
+  if at == 'prompt':
+    poison, steps = next(t for t in tokens[9:] if t not in shown), 0
+  else:
+    allowed = [t for t in answer[:-1] if t not in shown | {*tokens}]
+    poison = allowed[0]
+    steps = answer.index(poison) + 1
+  decoder = alone.decoder
+  good = decoder.params
+  embedding = dict(good['embedding'])
+  name = 'embedding_DV'
+  embedding[name] = embedding[name].at[:, poison].set(jnp.nan)
+  monkeypatch.setattr(decoder, 'params', {**good, 'embedding': embedding})
+  engine = alone.engine(ahead=ahead)
+  # Candidates of one prompt: those that follow would go on from its points.
+  several = [engine.submit(one) for one in (bad, bad, *others, bad)]
+  ended(engine, *several)
+  for one in (several[0], several[1], several[4]):
+    assert one.reason == 'error'
+    assert isinstance(one.error, request_lib.BadLogits)
+    assert one.result().tokens.tolist() == answer[:steps]
+  assert is_same(several[2].result(), wanted[1])
+  assert is_same(several[3].result(), wanted[2])
+  # What was wrong is right again, and the same prompt runs anew.
+  monkeypatch.setattr(decoder, 'params', good)
+  again = engine.submit(bad)
+  ended(engine, again)
+  assert is_same(again.result(), wanted[0])

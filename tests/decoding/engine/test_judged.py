@@ -1,0 +1,242 @@
+"""What a token-level head gives each token, against whole forward passes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from kaiju_jax import visibility
+from kaiju_jax.data import tokenizer
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import reference
+from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.decoding.requests import stop
+from kaiju_jax.model import token_head
+from kaiju_jax.model import transformer
+from tests.decoding import toys
+
+Request, Sampling = request_lib.Request, sampling.Sampling
+ROWS, LENGTH, CHUNK = 3, 40, 8
+CONFIG = toys.config(
+  vocab_size=256,
+  layout='L0 G1',
+  d_model=16,
+  num_heads=2,
+  head_dim=8,
+  d_ff=24,
+  tied_embedding=False,
+)
+HEAD = token_head.TokenHeadConfig(('kind', 'loud', 'long'))
+
+
+def head_of(seed=0, **changes):
+  rng = np.random.default_rng(seed)
+  params = {
+    'w_DC': rng.normal(0, 0.5, (16, 3)).astype(np.float32),
+    'bias_C': rng.normal(0, 0.5, 3).astype(np.float32),
+  }
+  return params | changes, HEAD
+
+
+@pytest.fixture(scope='module')
+def params():
+  return toys.drawn(CONFIG)
+
+
+@pytest.fixture(scope='module')
+def generator(params):
+  decoder = decoder_lib.Decoder(
+    params,
+    CONFIG,
+    rows=ROWS,
+    length=LENGTH,
+    page=4,
+    mode='reference',
+  )
+  return generator_lib.Generator(
+    decoder, tokenizer.Bytes(), chunk=CHUNK, head=head_of()
+  )
+
+
+@pytest.fixture(scope='module')
+def whole(params):
+  """Returns a function of a text: its probabilities [L, C], without a cache."""
+  model = transformer.Transformer(CONFIG)
+  row = visibility.causal(LENGTH)
+
+  @reference.jit
+  def probability(params, head, tokens_BL):
+    hidden_BLD = model.apply(
+      {'params': params}, tokens_BL, row, method='hidden'
+    )
+    logits_BLC = token_head.TokenHead(HEAD).apply({'params': head}, hidden_BLD)
+    return jax.nn.sigmoid(logits_BLC)
+
+  def of(text):
+    tokens_BL = np.zeros((1, LENGTH), np.int32)
+    tokens_BL[0, : len(text)] = text
+    found_BLC = probability(params, head_of()[0], tokens_BL)
+    return np.asarray(found_BLC)[0, : len(text)]
+
+  return of
+
+
+def text(length, seed):
+  return np.random.default_rng(seed).integers(1, 256, length).tolist()
+
+
+REQUESTS = [
+  Request(text(5, 1), 9, Sampling(seed=1)),
+  Request(text(21, 2), 6, Sampling(0)),
+  # Goes on behind the first one's prompt.
+  Request([*text(5, 1), *text(13, 3)], 8, Sampling(seed=3)),
+  Request(text(8, 4), 1, Sampling(seed=4)),
+]
+
+
+def test_scores_have_the_bits_of_a_whole_forward_pass(generator, whole):
+  streams = [generator.stream(one) for one in REQUESTS]
+  events = [list(stream) for stream in streams]
+  for request, stream, shown in zip(REQUESTS, streams, events):
+    result, prompt = stream.result, len(request.tokens)
+    assert [event.token for event in shown] == result.tokens.tolist()
+    assert len(shown) == request.max_tokens and result.reason == 'length'
+    want_LC = whole([*request.tokens, *result.tokens])
+    np.testing.assert_array_equal(
+      [event.scores for event in shown], want_LC[prompt:]
+    )
+    np.testing.assert_array_equal(
+      result.prompt_scores, want_LC[result.reused : prompt].max(axis=0)
+    )
+  reused = [stream.result.reused for stream in streams]
+  assert reused[0] == 0 and max(reused) > 0
+
+
+def test_the_padding_of_a_chunk_is_not_judged(generator, whole):
+  asked = [Request(text(2, seed), 1, Sampling(0)) for seed in range(20, 28)]
+  for request, result in zip(asked, generator.generate(asked)):
+    want_C = whole(request.tokens).max(axis=0)
+    np.testing.assert_array_equal(result.prompt_scores, want_C)
+
+
+def test_without_a_head_a_step_computes_and_returns_nothing_of_it(generator):
+  plain = generator_lib.Generator(generator._decoder, chunk=CHUNK)
+  texts, shapes = {}, {}
+  for name, one in (('plain', plain), ('judged', generator)):
+    rounds, decoder = one.engine.rounds, one._decoder
+    traced = rounds._step.trace(
+      decoder.params,
+      decoder.cache,
+      decoder.account.rings(),
+      rounds._state,
+      np.arange(ROWS, dtype=np.int32),
+      np.zeros(ROWS, np.int32),
+      rounds._head,
+    )
+    (_, packed), _ = traced.out_info
+    texts[name], shapes[name] = str(traced.jaxpr), packed.shape
+  assert shapes == {'plain': (2, ROWS), 'judged': (2 + 3, ROWS)}
+  assert 'logistic' not in texts['plain'] and 'logistic' in texts['judged']
+  request = dataclasses.replace(REQUESTS[3], tokens=[1])
+  sequence = sequence_lib.Sequence(1, request, np.ones(1), stop.Text(None))
+  assert sequence.take(7, -0.5) == 'length'
+  assert sequence.events[0].scores is None
+  assert sequence.result().prompt_scores is None
+
+
+def test_a_token_comes_with_the_call_behind_it_and_a_stop_at_once(
+  generator, whole
+):
+  engine = generator.engine
+  (drawn,) = generator.generate([REQUESTS[0]])
+  stop = int(drawn.tokens[4])
+  count = drawn.tokens.tolist().index(stop)
+  one = engine.submit(dataclasses.replace(REQUESTS[0], stop_tokens=[stop]))
+  shown = []
+  while one.reason is None:
+    engine.advance()
+    shown.append(len(one.events))
+  # Nothing in the round that draws the first; two tokens in the last.
+  assert shown == [0, *range(1, count), count + 1]
+  *before, last = one.events
+  assert last.token == stop and last.reason == 'stop_token'
+  assert last.scores == before[-1].scores
+  first = engine.submit(
+    dataclasses.replace(REQUESTS[0], stop_tokens=[int(drawn.tokens[0])])
+  )
+  engine.advance()
+  ((token, piece, _, reason, scores),) = first.events
+  assert (token, reason) == (drawn.tokens[0], 'stop_token')
+  assert piece == '' and scores is None
+
+
+def test_a_stop_string_is_judged_before_what_stands_before_it_is_shown(
+  generator, whole
+):
+  (drawn,) = generator.generate([REQUESTS[2]])
+  at = next(i for i in range(2, 6) if 0 < drawn.tokens[i] < 128)
+  string = chr(drawn.tokens[at])
+  at = tokenizer.Bytes().decode(drawn.tokens).index(string)
+  stopped = dataclasses.replace(REQUESTS[2], stop_strings=[string])
+  events = list(generator.stream(stopped))
+  assert events[-1].reason == 'stop_string'
+  tokens = [event.token for event in events]
+  want_LC = whole([*stopped.tokens, *tokens])[len(stopped.tokens) :]
+  np.testing.assert_array_equal([x.scores for x in events], want_LC)
+
+
+def test_what_is_cancelled_has_shown_nothing_unjudged(generator):
+  engine = generator.engine
+  one = engine.submit(REQUESTS[0])
+  for _ in range(4):
+    engine.advance()
+  engine.cancel(one)
+  result = one.result()
+  assert len(one.events) == len(result.tokens) == 3
+  assert len(result.log_probabilities) == 3
+  assert result.text == ''.join(event.text for event in one.events)
+
+
+@pytest.mark.parametrize('at', ['prompt', 'answer'])
+def test_scores_that_are_no_numbers_end_their_sequence_alone(
+  generator, monkeypatch, at
+):
+  """A head that overflows for one token's hidden state, and no other's."""
+  (good,) = generator.generate([REQUESTS[3]])
+  engine = generator.engine
+  name = {'prompt': 'prefill', 'answer': 'step'}[at]
+  whole = getattr(engine.rounds, name)
+
+  one, other = (engine.submit(REQUESTS[x]) for x in (0, 3))
+
+  def bad(called, *arguments):
+    packed = np.array(whole(called, *arguments))
+    rows = [x.row if name == 'prefill' else x for x in called]
+    if one.row in rows:
+      packed[-2, rows.index(one.row)] = np.float32(np.nan).view(np.int32)
+    return packed
+
+  monkeypatch.setattr(engine.rounds, name, bad)
+  while other.reason is None or one.reason is None:
+    engine.advance()
+  assert one.reason == 'error' and not one.events
+  assert isinstance(one.error, request_lib.BadLogits)
+  assert 'gives a token is no number' in str(one.error)
+  assert other.result().tokens.tolist() == good.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+  'head, message',
+  [
+    (head_of(w_DC=np.zeros((8, 3))), r'\(8, 3\).*expected .*\(16, 3\).*16'),
+    (({}, HEAD), r'head has the weights {}: expected'),
+    ((head_of()[0], token_head.TokenHeadConfig(())), r'token_head.names=\(\)'),
+  ],
+)
+def test_a_head_of_another_model_is_refused(generator, head, message):
+  with pytest.raises(ValueError, match=message):
+    generator_lib.Generator(generator._decoder, head=head)

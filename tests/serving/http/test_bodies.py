@@ -1,0 +1,243 @@
+"""Bodies: what is taken, and what is refused by name."""
+
+import asyncio
+import itertools
+import json
+import random
+import time
+
+import httpx
+import pytest
+from starlette import applications
+from starlette import requests
+from starlette import responses
+from starlette import routing
+
+from kaiju_jax.serving.http import bodies
+from kaiju_jax.serving.http import errors
+from kaiju_jax.storage import strict_json
+
+
+def refusal(body: bytes) -> str:
+  with pytest.raises(errors.ApiError) as caught:
+    bodies.parse(body)
+  assert caught.value.status == 400
+  return caught.value.message
+
+
+@pytest.mark.parametrize(
+  'body',
+  [
+    b'{}',
+    b' {"a": [1, -0.5e-3, true, null, "\\u00e9\\ud83d\\ude00"]} \n',
+    '{"é": "😀\\"[[[["}'.encode(),
+    b'{"n": 9223372036854775807, "m": -9223372036854775808}',
+    b'{"backslash": "\\\\ud800"}',
+  ],
+)
+def test_what_is_valid_means_what_it_means_everywhere(body):
+  assert bodies.parse(body) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+  'body, word',
+  [
+    (b'', 'Expecting value'),
+    (b'{"a": 1', 'delimiter'),
+    (b'{"a": 1}}', 'Extra data'),
+    (b"{'a': 1}", 'property name'),
+    (b'{"a": 01}', 'delimiter'),
+    (b'{"a": 1,}', 'at line 1, column'),
+    (b'{"a": "\n"}', 'control character'),
+    (b'\xef\xbb\xbf{}', 'BOM'),
+    (b'{"a": "\xff"}', 'byte 7 is not UTF-8'),
+    (b'{"a": "\xed\xa0\x80"}', 'byte 7 is not UTF-8'),
+    (b'{"a": "\xc0\x80"}', 'byte 7 is not UTF-8'),
+    ('{"a": 1}'.encode('utf-16'), 'not UTF-8'),
+    (b'{"a": NaN}', 'NaN'),
+    (b'{"a": [-Infinity]}', '-Infinity'),
+    (b'{"a": 1e999}', "'1e999' is too large"),
+    (b'{"a": 9223372036854775808}', 'exceeds 64 bits'),
+    (b'{"a": -9223372036854775809}', 'exceeds 64 bits'),
+    (b'{"a": ' + b'9' * 10**6 + b'}', 'exceeds 64 bits'),
+    (b'{"a": 1, "b": 2, "a": 1}', "the key 'a' is there twice"),
+    (b'{"x": [{"a": 1, "\\u0061": 2}]}', "the key 'a' is there twice"),
+    (b'{"a": "\\ud83d"}', 'ud83d is one half'),
+    (b'{"a": "\\ude00\\ud83d"}', 'ude00 is one half'),
+    (b'{"\\uDBFF": 1}', 'udbff is one half'),
+    (b'[]', 'must be an object'),
+    (b'"text"', 'must be an object'),
+    (b'null', 'must be an object'),
+  ],
+)
+def test_what_is_not_is_refused_by_name(body, word):
+  assert word in refusal(body)
+
+
+def nested(depth, opens):
+  """Returns an object of so many levels, whose brackets are `opens` in turn."""
+  kinds = list(itertools.islice(itertools.cycle(opens), depth - 1))
+  begin = ''.join('[' if kind == '[' else '{"a":' for kind in kinds)
+  end = ''.join(']' if kind == '[' else '}' for kind in reversed(kinds))
+  return f'{{"a":{begin}1{end}}}'.encode()
+
+
+@pytest.mark.parametrize('opens', ['[', '{', '[{', '{[', '[[{'])
+def test_depth_is_counted_in_levels(opens):
+  assert bodies.parse(nested(bodies.DEPTH, opens))
+  assert 'deeper than 32' in refusal(nested(bodies.DEPTH + 1, opens))
+  assert 'deeper than 32' in refusal(nested(60_000, opens))
+
+
+def test_depth_agrees_with_an_independent_count():
+  def depth(value):
+    if not isinstance(value, (list, dict)):
+      return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(depth, inner), default=0)
+
+  rng = random.Random(1)
+
+  def grown(level):
+    if level == 0:
+      return rng.choice(['[[[', '\\"]', '{', 1, None])
+    many = [grown(rng.randrange(level)) for _ in range(rng.randrange(3))]
+    many.append(grown(level - 1))
+    rng.shuffle(many)
+    if rng.random() < 0.5:
+      return many
+    return {f'{n}"]]': one for n, one in enumerate(many)}
+
+  for level in range(8):
+    for limit in range(8):
+      value = grown(level)
+      text = json.dumps(value).encode()
+      if depth(value) > limit:
+        with pytest.raises(strict_json.Refused, match='deeper'):
+          strict_json.read(text, limit)
+      else:
+        assert strict_json.read(text, limit) == value
+
+
+@pytest.mark.parametrize(
+  'piece',
+  [
+    b'"',
+    b'\\"',
+    b'[',
+    b'{',
+    b']',
+    b'[}',
+    b'[]',
+    b'[],',
+    b'1,',
+    b'{"a":',
+    b'\\',
+  ],
+)
+def test_the_worst_body_is_refused_in_linear_time(piece):
+  # A search that begins again at each quote would take minutes.
+  body = b'{"a":[' + piece * (bodies.MOST // len(piece))
+  begun = time.process_time()
+  refusal(body)
+  assert time.process_time() - begun < 5
+
+
+def test_a_million_keys_of_which_one_is_double():
+  pairs = [f'"{n}":0' for n in range(90_000)]
+  body = ('{' + ','.join([*pairs, pairs[-1]]) + '}').encode()
+  begun = time.process_time()
+  assert "'89999' is there twice" in refusal(body)
+  assert time.process_time() - begun < 5
+
+
+async def endpoint(request):
+  if request.url.path == '/card':
+    kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
+    body = await bodies.read(request, bodies.MOST_OF_CARD)
+    return responses.JSONResponse([kind, len(body)])
+  return responses.JSONResponse(await bodies.read_json(request, 100))
+
+
+def posted(path, headers, content):
+  app = applications.Starlette(
+    routes=[routing.Route('/{any:path}', endpoint, methods=['POST'])],
+    exception_handlers=errors.HANDLERS,
+  )
+
+  async def post():
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport) as client:
+      url = f'http://localhost{path}'
+      return await client.post(url, content=content, headers=headers)
+
+  return asyncio.run(post())
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'application/json',
+    'Application/JSON; charset=utf-8',
+    'application/json;charset="UTF-8"',
+  ],
+)
+def test_json_is_read(kind):
+  answer = posted('/', {'Content-Type': kind}, b'{"a": 1}')
+  assert answer.json() == {'a': 1}
+
+
+@pytest.mark.parametrize(
+  'headers',
+  [
+    {},
+    {'Content-Type': 'text/plain'},
+    {'Content-Type': 'application/jsonp'},
+    {'Content-Type': 'application/x-www-form-urlencoded'},
+    {'Content-Type': 'application/json; charset=latin-1'},
+    {'Content-Type': 'application/json', 'Content-Encoding': 'gzip'},
+  ],
+)
+def test_other_types_are_refused_by_name(headers):
+  answer = posted('/', headers, b'{}')
+  assert answer.status_code == 415
+  message = answer.json()['error']['message']
+  assert message.startswith('Content-')
+  for value in headers.values():
+    if value not in ('application/json',):
+      assert value in message
+
+
+def test_cards_may_be_pictures_and_larger():
+  kind = {'Content-Type': 'image/png'}
+  assert posted('/card', kind, b'p' * 8 * 2**20).json()[1] == 8 * 2**20
+  assert posted('/card', kind, b'p' * (8 * 2**20 + 1)).status_code == 413
+  assert posted('/', kind, b'{}').status_code == 415
+
+
+@pytest.mark.parametrize('declares', [True, False])
+def test_a_body_is_refused_before_it_is_whole(declares):
+  # The size is counted as it arrives, declared or not; the rest is not asked.
+  asked = []
+
+  async def receive():
+    asked.append(1)
+    return {'type': 'http.request', 'body': b'x' * 60, 'more_body': True}
+
+  headers = [(b'content-type', b'application/json')]
+  if declares:
+    headers.append((b'content-length', b'101'))
+  scope = {'type': 'http', 'method': 'POST', 'headers': headers}
+  request = requests.Request(scope, receive)
+  with pytest.raises(errors.ApiError) as caught:
+    asyncio.run(bodies.read_json(request, 100))
+  assert caught.value.status == 413 and '100 bytes' in caught.value.message
+  assert len(asked) == (0 if declares else 2)
+
+
+def test_a_body_as_large_as_allowed_is_taken():
+  body = b'{"a": "%s"}' % (b'x' * 92)
+  kind = {'Content-Type': 'application/json'}
+  assert len(body) == 100 + 1
+  assert posted('/', kind, body).status_code == 413
+  assert posted('/', kind, body.replace(b'x', b'', 1)).status_code == 200

@@ -1,0 +1,153 @@
+"""Limits: what is let through in any time, and what is remembered."""
+
+import random
+
+import pytest
+
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import limits
+
+
+class Clock:
+  def __init__(self):
+    self.now = 1000.0
+
+  def __call__(self):
+    return self.now
+
+
+def test_a_bucket_gives_its_burst_then_its_rate():
+  clock = Clock()
+  buckets = limits.Buckets(clock=clock)
+  taken = [buckets.take('a', 60, 3) for _ in range(5)]
+  assert taken == [0, 0, 0, pytest.approx(1), pytest.approx(1)]
+  clock.now += 0.999
+  assert buckets.take('a', 60, 3) == pytest.approx(0.001)
+  clock.now += 0.001
+  assert buckets.take('a', 60, 3) == 0
+  assert buckets.take('a', 60, 3) == pytest.approx(1)
+  clock.now += 1e6  # It never holds more than its burst.
+  taken = [buckets.take('a', 60, 3) for _ in range(4)]
+  assert taken == [0, 0, 0, pytest.approx(1)]
+
+
+def test_any_stretch_of_time_lets_through_a_bucket_of_tokens():
+  # The definition itself, with its level of tokens, as the oracle.
+  rng = random.Random(2)
+  clock = Clock()
+  buckets = limits.Buckets(clock=clock)
+  level, rate, burst = 4.0, 30, 4
+  for _ in range(3000):
+    passed = rng.choice([0, 0, 0.5, 1, 3, 9])
+    clock.now += passed
+    level = min(burst, level + passed * rate / 60)
+    wait = buckets.take('a', rate, burst)
+    if level >= 1 - 1e-6:
+      assert wait == 0
+      level -= 1
+    else:
+      assert wait == pytest.approx((1 - level) * 60 / rate)
+
+
+def test_keys_have_their_own_buckets_and_the_oldest_is_forgotten():
+  buckets = limits.Buckets(most=3, clock=Clock())
+  for key in 'abca':
+    assert buckets.take(key, 1, 2) == 0
+  assert buckets.take('a', 1, 2) > 0
+  assert buckets.take('d', 1, 2) == 0  # The oldest is b now.
+  assert len(buckets) == 3
+  assert buckets.take('a', 1, 2) > 0
+  assert [buckets.take('b', 1, 2) for _ in range(2)] == [0, 0]
+  for key in range(10_000):
+    buckets.take(key, 1, 1)
+  assert len(buckets) == 3
+
+
+def test_owners_are_told_when_to_ask_again():
+  clock = Clock()
+  them = limits.Limits(limits.Rate(requests=4), clock=clock)
+  them.request('ann')
+  with pytest.raises(errors.ApiError) as caught:
+    them.request('ann')
+  assert caught.value.status == 429
+  assert caught.value.code == 'rate_limit_exceeded'
+  assert caught.value.headers == {'Retry-After': '15'}
+  them.request('bob')
+  for _ in range(25):
+    them.request('cat', limits.Rate(requests=100))
+  clock.now += 15
+  them.request('ann')
+
+
+def test_streams_are_counted_until_they_are_closed():
+  them = limits.Limits(limits.Rate(streams=2), streams=3)
+  first = them.stream('ann')
+  with them.stream('ann'):
+    with pytest.raises(errors.ApiError) as caught:
+      them.stream('ann')
+    assert caught.value.code == 'rate_limit_exceeded'
+    assert 'Retry-After' in caught.value.headers
+    with them.stream('bob'):
+      with pytest.raises(errors.ApiError) as caught:
+        them.stream('cat')
+      assert caught.value.code == 'server_busy'
+  for _ in range(3):
+    first.close()  # Closed twice is closed once.
+  held = [them.stream('ann'), them.stream('ann')]
+  with pytest.raises(errors.ApiError):
+    them.stream('ann')
+  held.append(them.stream('cat', limits.Rate(streams=1)))
+  for one in held:
+    one.close()
+  assert not them._streams._counts and not them._streams.taken
+
+
+def test_slots_are_never_more_than_there_are_and_none_is_lost():
+  rng = random.Random(3)
+  slots = limits.Slots(5, 2)
+  held = []
+  for _ in range(2000):
+    if rng.random() < 0.6:
+      key = rng.choice('abcd')
+      fits = len(held) < 5 and held.count(key) < 2
+      assert slots.take(key) == fits
+      if fits:
+        held.append(key)
+    elif held:
+      slots.free(held.pop(rng.randrange(len(held))))
+    assert slots.taken == len(held)
+    assert dict(slots._counts) == {key: held.count(key) for key in set(held)}
+
+
+def test_failures_are_limited_per_address():
+  clock = Clock()
+  failures = limits.Failures(8, clock)
+  for _ in range(2):
+    failures.note('192.0.2.1')
+  with pytest.raises(errors.ApiError) as caught:
+    failures.note('192.0.2.1')
+  assert caught.value.status == 429
+  failures.note('192.0.2.2')
+  clock.now += 60 / 8
+  failures.note('192.0.2.1')
+
+
+@pytest.mark.parametrize(
+  'one, other, same',
+  [
+    ('192.0.2.1', '192.0.2.2', False),
+    ('192.0.2.1', '::ffff:192.0.2.1', True),
+    ('2001:db8::1', '2001:db8::ffff:1', True),
+    ('2001:db8::1', '2001:db8:0:1::1', False),
+    ('', 'testclient', False),
+  ],
+)
+def test_addresses_of_one_client_count_as_one(one, other, same):
+  assert (limits.network(one) == limits.network(other)) == same
+
+
+@pytest.mark.parametrize('field', ['requests', 'streams'])
+@pytest.mark.parametrize('value', [0, -1, 1.5, True, None])
+def test_a_rate_is_a_number_of_things(field, value):
+  with pytest.raises(ValueError, match=f'{field}={value}'):
+    limits.Rate(**{field: value})

@@ -1,0 +1,219 @@
+"""The engine's thread: what arrives, what ends, and what is left behind."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from tests.decoding import fake_device
+from tests.serving import world
+
+
+@pytest.fixture
+def make():
+  """Returns a function that starts a worker; stops it at the end."""
+  workers = []
+
+  def made(**options):
+    worker = worker_lib.Worker(world.Engine(**options))
+    worker.start()
+    workers.append(worker)
+    return worker
+
+  yield made
+  for worker in workers:
+    worker.stop()
+
+
+async def read(stream):
+  return [event.token async for event in stream]
+
+
+async def one(worker, *args, **options):
+  (stream,) = await worker.submit(world.request(*args, **options))
+  return stream
+
+
+def run(coroutine):
+  return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def test_concurrent_streams_get_their_own_tokens_in_order(make):
+  worker = make()
+
+  async def main():
+    streams = [await one(worker, seed) for seed in range(40)]
+    return streams, await asyncio.gather(*map(read, streams))
+
+  streams, found = run(main())
+  for seed, tokens in enumerate(found):
+    assert tokens == fake_device.expected(world.request(seed))[0]
+    assert streams[seed].result().reason == 'length'
+
+
+def test_reused_tokens_are_known_with_the_first_token(make):
+  worker = make()
+
+  async def main():
+    first = await one(worker, 0, 20)
+    await read(first)
+    again = await one(worker, 0, 20)
+    await anext(again)
+    return first.reused, again.reused
+
+  first, again = run(main())
+  assert first == 0 and again == 19
+
+
+def test_a_thousand_streams_dropped_at_random_tokens_leave_nothing(make):
+  worker = make()
+  rng = np.random.default_rng(0)
+
+  async def reader(seed):
+    stream = await one(worker, seed)
+    for _ in range(rng.integers(0, 12)):
+      await anext(stream)
+    stream.cancel()
+
+  async def main():
+    for begin in range(0, 1000, 50):
+      await asyncio.gather(*map(reader, range(begin, begin + 50)))
+    return await worker.call(lambda: world.nothing_is_left(worker.engine))
+
+  assert run(main())
+  assert not worker._streams
+
+
+def test_a_reader_that_is_cancelled_while_it_submits_leaves_nothing(make):
+  worker = make()
+  worker.engine.before_round = lambda: time.sleep(0.05)
+
+  async def main():
+    busy = await one(worker, 0, count=40)
+    task = asyncio.create_task(one(worker, 1, count=50))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+      await task
+    busy.cancel()
+    return await worker.call(lambda: worker.engine.is_idle)
+
+  assert run(main())
+
+
+def test_who_waits_keeps_the_lease_and_who_stops_reading_loses_it(make):
+  worker = make(limits=admission.Limits(lease=0.2), rows=2)
+  worker.engine.before_round = lambda: time.sleep(0.02)
+
+  async def main():
+    unread = await one(worker, 0, count=50)
+    waited = await one(worker, 1, count=40)
+    tokens = await read(waited)
+    await asyncio.sleep(0.3)
+    with pytest.raises(StopAsyncIteration):
+      while True:
+        await anext(unread)
+    return tokens, unread.result().reason
+
+  tokens, reason = run(main())
+  assert len(tokens) == 40 and reason == 'cancelled'
+
+
+def test_several_requests_are_taken_together_or_not_at_all(make):
+  worker = make()
+
+  async def main():
+    wrong = request_lib.Request([1, 2], 1000)
+    with pytest.raises(ValueError, match='row of the cache'):
+      await worker.submit(world.request(0), wrong)
+    return await worker.call(lambda: worker.engine.is_idle)
+
+  assert run(main())
+
+
+def test_bad_logits_reach_the_reader_alone(make):
+  worker = make(bad=3)
+
+  async def main():
+    streams = [await one(worker, seed, count=9) for seed in range(12)]
+    return await asyncio.gather(*map(read, streams), return_exceptions=True)
+
+  found = run(main())
+  for seed, tokens in enumerate(found):
+    expected, reason = fake_device.expected(world.request(seed, 5, 9), bad=3)
+    if reason == 'error':
+      assert isinstance(tokens, request_lib.BadLogits)
+    else:
+      assert tokens == expected
+  assert any(isinstance(x, Exception) for x in found) and worker.is_alive
+
+
+def test_a_failed_engine_ends_streams_and_refuses_the_next(make):
+  worker = make()
+  count = []
+
+  def fail():
+    count.append(0)
+    if len(count) > 3:
+      raise RuntimeError('the device is gone')
+
+  worker.engine.before_round = fail
+
+  async def main():
+    stream = await one(worker, 0)
+    with pytest.raises(worker_lib.Stopped, match='the device is gone'):
+      await read(stream)
+    with pytest.raises(worker_lib.Stopped, match='the device is gone'):
+      await one(worker, 1)
+
+  run(main())
+  assert not worker.is_alive
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(make):
+  worker = make()
+  worker.engine.before_round = lambda: time.sleep(0.01)
+
+  async def main():
+    stream = await one(worker, 0)
+    reading = asyncio.create_task(read(stream))
+    draining = asyncio.create_task(worker.drain(20))
+    await asyncio.sleep(0.03)
+    with pytest.raises(request_lib.Busy):
+      await one(worker, 1)
+    return await reading, await draining
+
+  tokens, ended = run(main())
+  assert tokens == fake_device.expected(world.request(0))[0] and ended == 0
+
+
+def test_what_draining_cannot_finish_is_ended_and_told(make):
+  worker = make()
+  worker.engine.before_round = lambda: time.sleep(0.05)
+
+  async def main():
+    stream = await one(worker, 0, count=50)
+    ended = await worker.drain(0.2)
+    tokens = await read(stream)
+    return ended, tokens, stream.result().reason
+
+  ended, tokens, reason = run(main())
+  assert ended == 1 and reason == 'drained' and 0 < len(tokens) < 50
+
+
+def test_stopping_ends_what_waits(make):
+  worker = make()
+  worker.engine.before_round = lambda: time.sleep(0.02)
+
+  async def main():
+    stream = await one(worker, 0, count=50)
+    await anext(stream)
+    await asyncio.to_thread(worker.stop)
+    with pytest.raises(worker_lib.Stopped):
+      await read(stream)
+
+  run(main())

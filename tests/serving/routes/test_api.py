@@ -1,0 +1,390 @@
+"""Characters and conversations over HTTP, and who may see what of them."""
+
+import itertools
+import json
+import socket
+import time
+import urllib.error
+
+import numpy as np
+import pytest
+
+from kaiju_jax.characters.cards import cards
+from kaiju_jax.serving.stores import characters
+from tests.serving import running
+
+SECRET = 'The key lies under the third stone'
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+  with running.server(tmp_path_factory.mktemp('server')) as server:
+    yield server
+
+
+def fields(**changes):
+  return {'name': 'Ivo', 'description': SECRET, 'greeting': 'Hm?'} | changes
+
+
+def refused(server, method, path, body=None, owner=None, **options):
+  """Returns the status and the error of a request that must fail."""
+  with pytest.raises(urllib.error.HTTPError) as caught:
+    server.ask(method, path, body, owner, **options)
+  return caught.value.code, json.loads(caught.value.read())['error']
+
+
+def created(server, owner='ann', **changes):
+  return server.post('/v1/characters', owner, fields=fields(**changes))
+
+
+def talked(server, session, text='Hello', owner='ann', **body):
+  said = [] if text is None else [{'role': 'user', 'content': text}]
+  return server.post(
+    '/v1/chat/completions',
+    owner,
+    **{'model': running.MODEL, 'messages': said, 'session': session}
+    | {'max_tokens': 12, 'seed': 3}
+    | body,
+  )
+
+
+def opened(server, character=running.CHARACTER, owner='ann', **body):
+  return server.post('/v1/sessions', owner, character=character, **body)
+
+
+# Characters.
+
+
+def test_a_character_is_made_changed_rolled_back_and_removed(server):
+  made = created(server)
+  name = made['id']
+  assert made['version'] == 1 and made['live'] and made['own']
+  path = f'/v1/characters/{name}'
+  changed = server.ask('PUT', path, {'fields': fields(name='Iva')}, 'ann')
+  assert changed['version'] == 2 and changed['name'] == 'Iva'
+  back = server.post(f'{path}/rollback', 'ann', version=1)
+  assert back['version'] == 1 and back['digest'] == made['digest']
+  numbers = [
+    (one['version'], one['live'])
+    for one in server.get(f'{path}/versions', owner='ann')['data']
+  ]
+  assert numbers == [(2, False), (1, True)]
+  assert server.ask('DELETE', path, owner='ann')['deleted']
+  assert refused(server, 'GET', path, owner='ann')[0] == 404
+
+
+def test_a_tag_changes_no_digest(server):
+  made = created(server)
+  path = f'/v1/characters/{made["id"]}'
+  changed = server.ask('PUT', path, {'fields': fields(tags=['new'])}, 'ann')
+  assert changed['version'] == 2 and changed['digest'] == made['digest']
+
+
+def test_what_belongs_to_somebody_else_is_as_if_it_were_not_there(server):
+  name = created(server)['id']
+  path = f'/v1/characters/{name}'
+  missing = refused(server, 'GET', '/v1/characters/nobody', owner='ben')
+  for method, end, body in (
+    ('GET', '', None),
+    ('GET', '/card', None),
+    ('GET', '/versions', None),
+    ('PUT', '', {'fields': fields()}),
+    ('DELETE', '', None),
+    ('POST', '/rollback', {'version': 1}),
+  ):
+    status, error = refused(server, method, path + end, body, 'ben')
+    assert status == 404
+    assert error['message'].replace(name, 'nobody') == missing[1]['message']
+  listed = server.get('/v1/characters', owner='ben')['data']
+  assert name not in [one['id'] for one in listed]
+  body = {'character': name}
+  assert refused(server, 'POST', '/v1/sessions', body, 'ben')[0] == 404
+  asked = {
+    'model': f'{running.MODEL}/{name}',
+    'messages': [{'role': 'user', 'content': 'Hi'}],
+  }
+  status, _ = refused(server, 'POST', '/v1/chat/completions', asked, 'ben')
+  assert status == 404
+
+
+def test_others_talk_to_a_public_character_and_do_not_read_it(server):
+  made = server.post('/v1/characters', 'ann', fields=fields(), public=True)
+  path = f'/v1/characters/{made["id"]}'
+  seen = server.get(path, owner='ben')
+  listed = server.get('/v1/characters', owner='ben')
+  assert seen['public'] and not seen['own']
+  assert SECRET not in json.dumps([seen, listed])
+  for method, end, body in (
+    ('GET', '/card', None),
+    ('PUT', '', {'fields': fields()}),
+    ('DELETE', '', None),
+    ('POST', '/rollback', {'version': 1}),
+  ):
+    assert refused(server, method, path + end, body, 'ben')[0] == 403
+  session = opened(server, made['id'], 'ben')
+  assert talked(server, session['id'], owner='ben')['choices']
+  assert SECRET not in json.dumps(
+    server.get(f'/v1/sessions/{session["id"]}', owner='ben')
+  )
+
+
+def test_built_in_characters_are_everybodys_and_nobodys_to_change(server):
+  path = f'/v1/characters/{running.CHARACTER}'
+  for owner in 'ann', 'ben':
+    assert server.get(path, owner=owner)['name'] == 'Mira'
+    assert refused(server, 'DELETE', path, owner=owner)[0] == 403
+
+
+def test_a_card_comes_in_and_goes_out_in_both_forms(server):
+  written = running.FIELDS
+  digests = set()
+  for body, kind in (
+    (cards.to_json(written, 'v2'), 'application/json'),
+    (cards.to_json(written), 'application/json'),
+    (cards.to_png(written), 'image/png'),
+  ):
+    made = server.ask('POST', '/v1/characters', body, 'ann', kind)
+    digests.add(made['digest'])
+    path = f'/v1/characters/{made["id"]}/card'
+    for form in 'json', 'png':
+      card = server.get(f'{path}?format={form}', owner='ann')
+      card = json.dumps(card).encode() if form == 'json' else card
+      assert cards.read(card).fields == written
+  assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+  'body, kind, status',
+  [
+    (b'{"fields": {"name": ""}}', 'application/json', 400),
+    (b'{"fields": {"name": "x", "colour": "red"}}', 'application/json', 400),
+    (b'{"fields": {"name": "x"}, "public": 3}', 'application/json', 400),
+    (b'[]', 'application/json', 400),
+    (b'\x89PNG\r\n\x1a\nxxxx', 'image/png', 400),
+    (b'GIF89a', 'image/gif', 415),
+  ],
+)
+def test_a_bad_character_is_refused_by_name(server, body, kind, status):
+  found, error = refused(
+    server, 'POST', '/v1/characters', body, 'ann', kind=kind
+  )
+  assert found == status and error['message']
+
+
+def test_a_character_that_fills_the_context_is_refused(server):
+  body = {'fields': fields(description='x' * 600)}
+  status, error = refused(server, 'POST', '/v1/characters', body, 'ann')
+  assert status == 400 and error['code'] == 'context_length_exceeded'
+
+
+# Conversations.
+
+
+def test_a_session_starts_with_a_greeting_of_ones_choice(server):
+  for index, text in enumerate(
+    ['Good evening, User. The lamp is lit.', 'You came by boat?']
+  ):
+    session = opened(server, greeting=index)
+    shown = {one['id']: one for one in session['messages']}
+    assert shown[session['head']]['text'] == text
+  body = {'character': running.CHARACTER, 'greeting': 7}
+  assert refused(server, 'POST', '/v1/sessions', body, 'ann')[0] == 400
+
+
+def test_an_edit_is_a_sibling_and_the_head_chooses_the_path(server):
+  session = opened(server)
+  path = f'/v1/sessions/{session["id"]}'
+  first = talked(server, session['id'])['kaiju']['message']
+  nodes = server.get(path, owner='ann')['messages']
+  said = nodes[first]['parent']
+  edited = server.post(
+    f'{path}/messages',
+    'ann',
+    parent=nodes[said]['parent'],
+    role='user',
+    text='Good morning',
+  )
+  head = edited['head']
+  assert edited['messages'][head]['text'] == 'Good morning'
+  again = talked(server, session['id'], None)['kaiju']['message']
+  nodes = server.get(path, owner='ann')['messages']
+  assert nodes[again]['parent'] == head and nodes[said]['text'] == 'Hello'
+  shown = server.ask('PUT', f'{path}/head', {'message': first}, 'ann')
+  assert shown['head'] == first
+
+
+def test_a_reply_waits_for_something_to_answer(server):
+  session = opened(server)['id']
+  for body in {}, {'swipe': True}:
+    status, error = refused(
+      server,
+      'POST',
+      '/v1/chat/completions',
+      {'model': running.MODEL, 'messages': [], 'session': session} | body,
+      'ann',
+    )
+    assert status == 400 and error['param'] == 'messages'
+
+
+def test_sessions_are_listed_latest_first_and_removed(server):
+  first, second = opened(server)['id'], opened(server)['id']
+  talked(server, first)
+  listed = [
+    one['id'] for one in server.get('/v1/sessions', owner='ann')['data']
+  ]
+  assert listed.index(first) < listed.index(second)
+  assert server.ask('DELETE', f'/v1/sessions/{first}', owner='ann')['deleted']
+  assert refused(server, 'GET', f'/v1/sessions/{first}', owner='ann')[0] == 404
+
+
+def test_nobody_reaches_another_owners_conversation(server):
+  session = opened(server)
+  path = f'/v1/sessions/{session["id"]}'
+  talked(server, session['id'], SECRET)
+  for method, end, body in (
+    ('GET', '', None),
+    ('DELETE', '', None),
+    ('PUT', '/head', {'message': 0}),
+    ('POST', '/messages', {'parent': None, 'role': 'user', 'text': 'x'}),
+  ):
+    assert refused(server, method, path + end, body, 'ben')[0] == 404
+  asked = {'model': running.MODEL, 'messages': [], 'session': session['id']}
+  status, _ = refused(server, 'POST', '/v1/chat/completions', asked, 'ben')
+  assert status == 404
+  assert SECRET in json.dumps(server.get(path, owner='ann'))
+
+
+def test_a_turn_that_is_refused_stores_nothing(server):
+  session = opened(server)
+  before = len(session['messages'])
+  status, _ = refused(
+    server,
+    'POST',
+    '/v1/chat/completions',
+    {
+      'model': running.MODEL,
+      'messages': [{'role': 'user', 'content': 'x' * 2000}],
+      'session': session['id'],
+    },
+    'ann',
+  )
+  after = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
+  assert status == 400 and len(after['messages']) == before
+
+
+def test_a_second_turn_reuses_what_was_said(server):
+  session = opened(server)['id']
+  talked(server, session)
+  used = talked(server, session, 'Go on')['usage']
+  cached = used['prompt_tokens_details']['cached_tokens']
+  new = len('Go on') + 30  # The message, its frame, and the last token drawn.
+  assert cached >= used['prompt_tokens'] - new
+
+
+def test_a_long_conversation_drops_its_oldest_and_goes_on(server):
+  session = opened(server)['id']
+  dropped, reused = [], []
+  for turn in range(24):
+    answer = talked(server, session, f'This is what I say in turn {turn}')
+    dropped.append(answer['kaiju']['dropped_messages'])
+    used = answer['usage']
+    reused.append(
+      used['prompt_tokens_details']['cached_tokens'] / used['prompt_tokens']
+    )
+  assert dropped[0] == 0 < dropped[-1]
+  moved = [a != b for a, b in itertools.pairwise(dropped)]
+  assert sum(moved) <= 3
+  # Where nothing is dropped anew, all but the turn itself is in the cache.
+  assert all(
+    share > 0.75 for share, is_moved in zip(reused[1:], moved) if not is_moved
+  )
+
+
+def stream(server, owner, **body):
+  """Opens a raw connection that asks for a stream."""
+  data = json.dumps(
+    {'model': running.MODEL, 'stream': True, 'max_tokens': 40, 'seed': 5}
+    | {'messages': [{'role': 'user', 'content': 'Hello'}]}
+    | body
+  ).encode()
+  host, port = server.address.removeprefix('http://').split(':')
+  connection = socket.create_connection((host, int(port)), timeout=20)
+  connection.sendall(
+    b'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n'
+    b'Authorization: Bearer %s\r\nContent-Type: application/json\r\n'
+    b'Content-Length: %d\r\n\r\n%s'
+    % (int(port), server.tokens[owner].encode(), len(data), data)
+  )
+  return connection
+
+
+def test_what_was_said_is_kept_where_the_reader_left(tmp_path):
+  with running.server(tmp_path, pause=0.02) as server:
+    session = opened(server)
+    connection = stream(server, 'ann', session=session['id'], seed=6)
+    seen = b''
+    while seen.count(b'"content":"') < 6:
+      seen += connection.recv(4096)
+      assert b'[DONE]' not in seen
+    connection.close()
+    assert server.is_idle_within(5)
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+      kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
+      if kept['messages'][-1]['role'] == 'assistant':
+        break
+    *_, said, reply = kept['messages']
+    assert said['text'] == 'Hello' and reply['parent'] == said['id']
+    assert reply['finish'] == 'cancelled' and 4 <= len(reply['text']) < 40
+
+
+@pytest.mark.parametrize(
+  'count', [60, pytest.param(1000, marks=pytest.mark.slow)]
+)
+def test_readers_that_leave_at_random_moments_leave_nothing(tmp_path, count):
+  with running.server(tmp_path, rows=8) as server:
+    rng = np.random.default_rng(0)
+    session = opened(server)['id']
+    for begin in range(0, count, 20):
+      connections = [
+        stream(server, 'ann', seed=begin + n, n=int(rng.integers(1, 3)))
+        for n in range(20)
+      ]
+      for connection in connections:
+        for _ in range(rng.integers(0, 4)):
+          connection.recv(512)
+        connection.close()
+    assert server.is_idle_within(10)
+    assert talked(server, session)['choices']
+    assert server.context.limits._streams.taken == 0
+
+
+def test_a_store_that_is_away_is_said_and_comes_back(server, monkeypatch):
+  session = opened(server)['id']
+
+  def away(*_, **__):
+    raise characters.Unavailable('the store is away.')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(server.context.store, 'append', away)
+    status, error = refused(
+      server,
+      'POST',
+      '/v1/chat/completions',
+      {
+        'model': running.MODEL,
+        'session': session,
+        'messages': [{'role': 'user', 'content': 'Hello'}],
+      },
+      'ann',
+    )
+    assert status == 503 and 'away' in error['message']
+  assert server.is_idle_within(5)
+  assert talked(server, session)['choices']
+
+
+def test_probes_say_how_the_server_is(server):
+  assert server.get('/healthz') == b'ok\n'
+  assert server.get('/readyz') == b'ready\n'
+  about = server.get('/v1/server')
+  assert about['model'] == running.MODEL and not about['moderated']

@@ -1,0 +1,168 @@
+"""What is planted never comes out of a server, however it is cut up.
+
+The marker 'zorbifex' stands for a violation. The device's replies are written
+down (`world.Scripted`), and so are the head's scores: high from the marker's
+last letter on, in the middle while what is there may become the marker.
+"""
+
+import json
+
+import pytest
+
+from kaiju_jax.decoding.engine import admission
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import release
+from tests.serving import running
+from tests.serving import world
+
+MARKER = b'zorbifex'
+LOW, HIGH = 0.3, 0.9
+SAID = {'messages': [{'role': 'user', 'content': 'Hello'}]}
+
+
+def scores(text: bytes) -> tuple[float, float]:
+  """Returns what the head gives a text: for the marker, and for nothing."""
+  if MARKER in text:
+    return 0.99, 0.0
+  begun = (MARKER[:n] for n in range(1, len(MARKER)))
+  return (0.6 if text.endswith(tuple(begun)) else 0.01), 0.0
+
+
+class Moderator:
+  """Stands for `moderation.Moderator`, with thresholds that nobody certified.
+
+  Args:
+    hold: tokens that a reply is held back.
+  """
+
+  mode = 'moderated'
+
+  def __init__(self, hold):
+    self.hold = hold
+    self.stopped = []
+
+  def watch(self, age, owner=''):
+    self.tier = age
+    return self
+
+  def read(self, text):
+    is_blocked = MARKER.decode() in text
+    return moderation.Verdict(is_blocked, 'gate', self.tier)
+
+  def prompt(self, scores, text=''):
+    is_blocked = scores is None or scores[0] >= HIGH
+    return moderation.Verdict(is_blocked, 'prompt', self.tier)
+
+  def release(self):
+    bounds = [release.Bound(name, LOW, HIGH) for name in world.NAMES]
+    return release.Release(bounds, self.hold, self.stopped.append)
+
+
+def served(tmp_path, reply, hold=8):
+  def engine(tokenizer):
+    return world.Scripted(
+      tokenizer,
+      reply,
+      scores,
+      rows=4,
+      length=running.LENGTH,
+      pages=2000,
+      limits=admission.Limits(lease=30),
+    )
+
+  return running.server(tmp_path, engine=engine, moderator=Moderator(hold))
+
+
+def asked(server, **body):
+  return server.post(
+    '/v1/chat/completions',
+    'ann',
+    **{'model': running.MODEL, 'max_tokens': 60} | SAID | body,
+  )
+
+
+def streamed(server, **body):
+  """Returns a stream's text and its reason, piece by piece."""
+  answer = server.ask(
+    'POST',
+    '/v1/chat/completions',
+    {'model': running.MODEL, 'max_tokens': 60, 'stream': True} | SAID | body,
+    'ann',
+  )
+  text, reason = '', None
+  for line in answer.decode().splitlines():
+    if line.startswith('data: {'):
+      for choice in json.loads(line[6:])['choices']:
+        text += choice['delta'].get('content') or ''
+        reason = choice['finish_reason'] or reason
+  return text, reason
+
+
+@pytest.mark.parametrize('hold', [0, 1, 7, 8, 12])
+def test_a_planted_word_never_comes_out(tmp_path, hold):
+  reply = b'I like the zoo. Say zorbifex and more'
+  with served(tmp_path, reply, hold) as server:
+    session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+    found = [
+      streamed(server),
+      streamed(server, session=session['id']),
+      *(
+        (one['message']['content'], one['finish_reason'])
+        for one in asked(server, n=2, logprobs=True)['choices']
+      ),
+    ]
+    kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
+    moderator = server.context.moderator
+    measured = server.get('/metrics').decode()
+  assert 'kaiju_refusals_total{stage="head",tier="adult"} 4.0' in measured
+  for text, reason in found:
+    assert reason == 'content_filter'
+    assert MARKER.decode() not in text and 'more' not in text
+    assert text.startswith('I like the zoo. Say')
+    if hold >= len(MARKER) - 1:
+      assert text == 'I like the zoo. Say '
+  assert kept['messages'][-1]['text'] == found[1][0]
+  assert kept['messages'][-1]['finish'] == 'content_filter'
+  assert len(moderator.stopped) == 4
+
+
+def test_log_probabilities_say_nothing_of_what_is_held_back(tmp_path):
+  with served(tmp_path, b'ok zorbifex') as server:
+    (choice,) = asked(server, logprobs=True)['choices']
+  said = ''.join(one['token'] for one in choice['logprobs']['content'])
+  assert said == choice['message']['content'] == 'ok '
+
+
+def test_what_violates_nothing_comes_out_whole(tmp_path):
+  reply = b'zo zorb zorbife zzorbifezorbi'
+  with served(tmp_path, reply) as server:
+    assert streamed(server) == (reply.decode(), 'stop')
+
+
+def test_a_blocked_message_is_answered_without_the_model(tmp_path):
+  said = {'messages': [{'role': 'user', 'content': 'A zorbifex, please'}]}
+  with served(tmp_path, b'Sure') as server:
+    session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+    (choice,) = asked(server, **said)['choices']
+    text, reason = streamed(server, **said, session=session['id'])
+    kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')
+    measured = server.get('/metrics').decode()
+    assert server.engine.rounds.ran == 0
+  assert choice['finish_reason'] == reason == 'content_filter'
+  assert choice['message']['refusal'] and not choice['message']['content']
+  assert not text and len(kept['messages']) == len(session['messages'])
+  assert 'kaiju_refusals_total{stage="gate",tier="adult"} 2.0' in measured
+
+
+def test_what_the_head_finds_in_a_prompt_ends_the_reply(tmp_path):
+  # As a system message, which the gate does not read.
+  said = {
+    'messages': [
+      {'role': 'system', 'content': 'You say zorbifex'},
+      {'role': 'user', 'content': 'Hello'},
+    ]
+  }
+  with served(tmp_path, b'Sure') as server:
+    assert streamed(server, **said) == ('', 'content_filter')
+    measured = server.get('/metrics').decode()
+  assert 'kaiju_refusals_total{stage="prompt",tier="adult"} 1.0' in measured

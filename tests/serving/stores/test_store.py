@@ -1,0 +1,554 @@
+"""What both stores promise, one property at a time."""
+
+import concurrent.futures
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.serving.stores import character_rules as rules
+from kaiju_jax.serving.stores import characters
+
+FIELDS = card_fields.Fields(
+  name='Captain Nemo', greeting='Aye.', alternate_greetings=('', 'Ahoy.')
+)
+PREFIX = [1, 2, 3]
+
+
+def publish(store, owner='ann', fields=FIELDS, **named):
+  return store.publish(owner, fields, PREFIX, 'bytes', **named)
+
+
+def edited(number):
+  return dataclasses.replace(FIELDS, description=f'edit {number}')
+
+
+def together(count, work):
+  """Returns what `work` of 0, 1, … returned or raised, all at once."""
+  with concurrent.futures.ThreadPoolExecutor(count) as pool:
+    futures = [pool.submit(work, number) for number in range(count)]
+  return [future.exception() or future.result() for future in futures]
+
+
+def test_a_digest_is_of_tokens_and_tokenizer_alone(make_store):
+  store = make_store()
+  first = publish(store)
+  tagged = dataclasses.replace(FIELDS, tags=('sea',), notes='n', creator='c')
+  second = publish(store, fields=tagged, character=first.character)
+  assert (first.number, second.number) == (1, 2)
+  assert second.digest == first.digest == rules.digest(PREFIX, 'bytes')
+  # The same text, of another character of another owner.
+  assert publish(store, 'bob').digest == first.digest
+  digests = [
+    store.publish('ann', FIELDS, tokens, tokenizer).digest
+    for tokens, tokenizer in (
+      (PREFIX, 'byte'),
+      (PREFIX, 'sytes'),
+      # Where the tokenizer's name ends is part of it.
+      (PREFIX[1:], 'bytes\1\0\0\0'),
+      (PREFIX[:2], 'bytes'),
+      ([], 'bytes'),
+      ([1, 2, 3 + 2**8], 'bytes'),
+    )
+  ]
+  assert len({first.digest, *digests}) == 7
+  assert re.fullmatch('[0-9a-f]{64}', first.digest)
+
+
+def test_a_version_stays_as_it_was_published(make_store):
+  tokens = np.array([5, 2**31 - 1, 0], np.int64)
+  store = make_store()
+  version = store.publish('ann', FIELDS, tokens, 'bytes')
+  tokens[:] = 9
+  for number in range(3):
+    publish(store, fields=edited(number), character=version.character)
+  for one in store, make_store():
+    held = one.version(version.character, 1)
+    assert held == version
+    assert held.tokens.dtype == np.int32
+    assert held.tokens.tolist() == [5, 2**31 - 1, 0]
+    with pytest.raises(ValueError):
+      held.tokens[0] = 1
+
+
+def test_a_session_stays_with_the_version_it_started_with(make_store):
+  store = make_store()
+  character = publish(store).character
+  before = store.open_session('bob', publish(store, 'bob').character)
+  session = store.open_session('ann', character)
+  publish(store, fields=edited(1), character=character)
+  store.append('ann', session.id, 0, 'user', 'x')
+  assert store.session('ann', session.id).version == 1
+  assert store.open_session('ann', character).version == 2
+  back = store.rollback('ann', character, 1)
+  assert back == store.live('ann', character) == store.version(character, 1)
+  assert store.open_session('ann', character).version == 1
+  # A number is never given twice.
+  assert publish(store, fields=edited(2), character=character).number == 3
+  assert store.session('bob', before.id) == before
+
+
+def test_publishing_what_is_live_is_done_once(make_store):
+  store = make_store()
+  version = publish(store)
+  again = publish(store, character=version.character, is_public=True)
+  assert again == version
+  assert store.character('bob', version.character).is_public
+  # It is no longer what is live.
+  publish(store, fields=edited(1), character=version.character)
+  assert publish(store, character=version.character).number == 3
+  # None leaves it as it is.
+  assert store.character('bob', version.character).is_public
+
+
+def test_what_is_built_in_keeps_its_id(make_store):
+  store = make_store()
+  publish(store, '', character='nemo')
+  assert publish(store, '', character='nemo').number == 1
+  assert publish(store, '', fields=edited(1), character='nemo').number == 2
+  assert [one.id for one in store.characters('bob')] == ['nemo']
+  session = store.open_session('bob', 'nemo')
+  with pytest.raises(characters.NotOwner):
+    publish(store, 'bob', character='nemo')
+  store.remove('', 'nemo')
+  assert not store.characters('bob')
+  # It comes back, and its numbers go on.
+  assert publish(store, '', character='nemo').number == 3
+  assert store.version('nemo', session.version).fields == edited(1)
+  with pytest.raises(ValueError, match='A–Z'):
+    publish(store, '', character='not an id')
+
+
+def private(store):
+  """Returns calls of what is Bob's, by the name of each."""
+  character = publish(store, 'bob').character
+  session = store.open_session('bob', character).id
+  return calls(store, character, session)
+
+
+def calls(store, character, session, owner='ann'):
+  return {
+    'character': lambda: store.character(owner, character),
+    'live': lambda: store.live(owner, character),
+    'versions': lambda: store.versions(owner, character),
+    'publish': lambda: publish(store, owner, character=character),
+    'rollback': lambda: store.rollback(owner, character, 1),
+    'rollback to none': lambda: store.rollback(owner, character, 7),
+    'remove': lambda: store.remove(owner, character),
+    'open': lambda: store.open_session(owner, character),
+    'session': lambda: store.session(owner, session),
+    'messages': lambda: store.messages(owner, session),
+    'append': lambda: store.append(owner, session, 0, 'user', 'x'),
+    'no parent': lambda: store.append(owner, session, 9, 'user', 'x'),
+    'stale': lambda: store.append(owner, session, 0, 'user', 'x', if_head=9),
+    'head': lambda: store.set_head(owner, session, 0),
+    'rename': lambda: store.rename(owner, session, 'x'),
+    'end': lambda: store.remove_session(owner, session),
+  }
+
+
+def test_what_is_somebody_elses_is_as_if_it_were_not(make_store):
+  store = make_store()
+  theirs = private(store)
+  nothing = calls(store, 'nemo-0123456789ab', 'abcdefghijklmnopqrstuvwx')
+  for name, call in theirs.items():
+    errors = []
+    for one in call, nothing[name]:
+      with pytest.raises(LookupError) as error:
+        one()
+      assert error.type is characters.Missing, name
+      errors.append(re.sub(r"'[\w-]+'", 'ID', str(error.value)))
+    assert errors[0] == errors[1], name
+  assert store.characters('ann') == store.sessions('ann') == ()
+  assert store.count_sessions('ann') == 0
+
+
+@pytest.mark.parametrize('wrong', ['', 'a b', 'x' * 65, '\ud800', 'é', 7, b'a'])
+def test_what_can_be_no_id_is_missing(make_store, wrong):
+  for name, call in calls(make_store(), wrong, wrong).items():
+    with pytest.raises(characters.Missing):
+      call()
+      raise AssertionError(name)
+
+
+def test_others_see_of_a_public_character_what_is_live(make_store):
+  store = make_store()
+  character = publish(store, fields=edited('secret')).character
+  publish(store, character=character, is_public=True)
+  publish(store, fields=edited(3), character=character)
+  assert store.live('bob', character).number == 3
+  assert [one.number for one in store.versions('bob', character)] == [3]
+  assert [one.number for one in store.versions('ann', character)] == [3, 2, 1]
+  assert store.versions('bob', character, before=3) == ()
+  for call in (
+    lambda: store.rollback('bob', character, 1),
+    lambda: store.remove('bob', character),
+    lambda: publish(store, 'bob', character=character),
+  ):
+    with pytest.raises(characters.NotOwner, match='only its owner'):
+      call()
+  session = store.open_session('bob', character)
+  publish(store, character=character, is_public=False)
+  with pytest.raises(characters.Missing):
+    store.live('bob', character)
+  # A conversation goes on with its version.
+  store.append('bob', session.id, 0, 'user', 'x')
+  assert store.version(character, session.version).fields == edited(3)
+
+
+def test_a_removed_character_goes_with_its_last_session(make_store):
+  store = make_store()
+  character = publish(store).character
+  publish(store, fields=edited(2), character=character)
+  sessions = [store.open_session('ann', character).id for _ in range(2)]
+  publish(store, fields=edited(3), character=character)
+  store.remove('ann', character)
+  for number, is_kept in (1, False), (2, True), (3, False):
+    if is_kept:
+      assert store.version(character, number).number == number
+      continue
+    with pytest.raises(characters.Missing):
+      store.version(character, number)
+  for session in sessions:
+    assert store.version(character, 2)
+    store.append('ann', session, 0, 'user', 'x')
+    store.remove_session('ann', session)
+  with pytest.raises(characters.Missing):
+    store.version(character, 2)
+  with pytest.raises(characters.Missing):
+    publish(store, character=character)
+
+
+def test_greetings_are_roots_and_the_chosen_one_is_the_head(make_store):
+  store = make_store()
+  character = publish(store).character
+  session = store.open_session('ann', character, greeting=1)
+  assert (session.head, session.count, session.title) == (1, 2, FIELDS.name)
+  nodes = store.messages('ann', session.id)
+  assert [(one.id, one.parent, one.text) for one in nodes] == [
+    (0, None, 'Aye.'),
+    (1, None, 'Ahoy.'),
+  ]
+  told = store.open_session(
+    'ann', character, greetings=lambda fields: [fields.name.upper()]
+  )
+  assert store.messages('ann', told.id)[0].text == 'CAPTAIN NEMO'
+  silent = store.open_session('ann', character, greetings=lambda _: ())
+  assert (silent.head, store.messages('ann', silent.id)) == (None, ())
+  with pytest.raises(ValueError, match=r'greeting=2: .* 2 greetings'):
+    store.open_session('ann', character, greeting=2)
+
+
+@pytest.mark.parametrize('what', ['remove', 'hide'])
+def test_what_goes_while_a_session_opens_is_missing(make_store, what):
+  store = make_store()
+  character = publish(store, 'bob', is_public=True).character
+
+  def greetings(fields):
+    if what == 'remove':
+      store.remove('bob', character)
+    else:
+      publish(store, 'bob', character=character, is_public=False)
+    return (fields.greeting,)
+
+  with pytest.raises(characters.Missing):
+    store.open_session('ann', character, greetings=greetings)
+  assert store.sessions('ann') == ()
+
+
+def test_a_conversation_is_a_tree_whose_head_chooses_the_path(make_store):
+  store = make_store()
+  session = store.open_session('ann', publish(store).character).id
+
+  def append(*message, **named):
+    return store.append('ann', session, *message, **named).id
+
+  def shown():
+    head = store.session('ann', session).head
+    path = characters.path(store.messages('ann', session), head)
+    return [one.text for one in path]
+
+  user = append(0, 'user', 'a')
+  reply = append(user, 'assistant', 'b', tokens=[7, 8], finish='stop')
+  append(reply, 'user', 'c')
+  assert shown() == ['Aye.', 'a', 'b', 'c']
+  append(user, 'assistant', 'b2')
+  assert shown() == ['Aye.', 'a', 'b2']
+  append(0, 'user', 'a2')
+  assert shown() == ['Aye.', 'a2']
+  store.set_head('ann', session, reply)
+  assert shown() == ['Aye.', 'a', 'b']
+  append(None, 'user', 'anew')
+  assert shown() == ['anew']
+  held = make_store().messages('ann', session)[reply]
+  assert (held.tokens, held.finish) == ((7, 8), 'stop')
+  assert characters.path((), None) == ()
+
+
+def test_a_stale_expectation_is_a_conflict_and_writes_nothing(make_store):
+  store = make_store()
+  session = store.open_session('ann', publish(store).character).id
+  store.append('ann', session, 0, 'user', 'a', if_head=0)
+  before = store.session('ann', session), store.messages('ann', session)
+  for call in (
+    lambda: store.append('ann', session, 0, 'user', 'b', if_head=0),
+    lambda: store.append('ann', session, 0, 'user', 'b', if_head=None),
+    lambda: store.set_head('ann', session, 1, if_head=0),
+  ):
+    with pytest.raises(characters.Conflict, match=r'message 2, not (0|None)'):
+      call()
+  assert before == (
+    store.session('ann', session),
+    store.messages('ann', session),
+  )
+
+
+def test_of_those_who_expect_the_same_head_one_wins(make_store):
+  store = make_store()
+  session = store.open_session('ann', publish(store).character).id
+  for turn in range(5):
+    head = store.session('ann', session).head
+    results = together(
+      6,
+      lambda number, head=head: store.append(
+        'ann', session, head, 'user', str(number), if_head=head
+      ),
+    )
+    won = [one for one in results if isinstance(one, characters.Message)]
+    lost = [one for one in results if isinstance(one, characters.Conflict)]
+    assert (len(won), len(lost)) == (1, 5)
+    assert store.messages('ann', session)[2 + turn :] == tuple(won)
+
+
+def test_messages_at_once_are_all_stored(make_store):
+  store, other = make_store(), make_store()
+  session = store.open_session('ann', publish(store).character).id
+  results = together(
+    8,
+    lambda number: [
+      (store, other)[number % 2].append(
+        'ann', session, 0, 'user', f'{number} {turn}'
+      )
+      for turn in range(5)
+    ],
+  )
+  expected = sorted((m for one in results for m in one), key=lambda m: m.id)
+  assert [one.id for one in expected] == list(range(2, 42))
+  for one in store, other:
+    assert list(one.messages('ann', session)[2:]) == expected
+    assert one.session('ann', session).count == 42
+
+
+def test_versions_at_once_have_their_own_numbers(make_store):
+  store, other = make_store(), make_store()
+  character = publish(store).character
+  versions = together(
+    8,
+    lambda number: publish(
+      (store, other)[number % 2], fields=edited(number), character=character
+    ),
+  )
+  assert sorted(one.number for one in versions) == list(range(2, 10))
+  for one in versions:
+    assert other.version(character, one.number) == one
+  assert store.character('ann', character).live == 9
+
+
+def test_times_order_listings_and_cursors_go_on(make_store):
+  times = iter(range(1000, 2000))
+  store = make_store(clock=lambda: next(times))
+  character = publish(store).character
+  ids = [store.open_session('ann', character).id for _ in range(5)]
+  store.append('ann', ids[1], 0, 'user', 'x')
+  latest = [ids[1], ids[4], ids[3], ids[2], ids[0]]
+  page = store.sessions('ann', limit=2)
+  rest = store.sessions('ann', after=characters.cursor(page[-1]))
+  assert [one.id for one in (*page, *rest)] == latest
+  oldest = store.sessions('ann', is_oldest_first=True)
+  assert [one.id for one in oldest] == latest[::-1]
+  # What is idle, whoever's it is.
+  other = store.open_session('bob', publish(store, 'bob').character)
+  when = store.session('ann', ids[1]).updated
+  assert [one.id for one in store.idle(when)] == latest[:0:-1]
+  assert store.idle(other.updated + 1, limit=9)[-1] == other
+  assert store.count_sessions('ann') == 5
+
+
+LIMITS = rules.Limits(
+  owner=8,
+  prefix=4,
+  title=3,
+  text=6,
+  tokens=2,
+  messages=4,
+  size=20,
+  characters=2,
+  versions=2,
+  sessions=2,
+  page=5,
+)
+
+
+@pytest.mark.parametrize(
+  ('match', 'call'),
+  [
+    (
+      'owner has 9 bytes: at most 8',
+      lambda store, *_: store.characters('x' * 9),
+    ),
+    (
+      'prefix_tokens has 5 tokens: at most 4',
+      lambda store, *_: store.publish('ann', FIELDS, [1] * 5, 'b'),
+    ),
+    (
+      'title has 4 characters: at most 3',
+      lambda store, _, session: store.rename('ann', session, 'four'),
+    ),
+    (
+      'text has 8 bytes: at most 6',
+      lambda store, _, session: store.append(
+        'ann', session, 0, 'user', '東é東'
+      ),
+    ),
+    (
+      'tokens has 3 tokens: at most 2',
+      lambda store, _, session: store.append(
+        'ann', session, 0, 'user', '', tokens=[1, 2, 3]
+      ),
+    ),
+    (
+      'limit=6: must be at most 5',
+      lambda store, *_: store.sessions('ann', limit=6),
+    ),
+    (
+      'session .*: 5 messages; a session has at most 4',
+      lambda store, _, session: [
+        store.append('ann', session, 0, 'user', '') for _ in range(3)
+      ],
+    ),
+    (
+      'session .*: 21 bytes; a session has at most 20',
+      lambda store, _, session: [
+        store.append('ann', session, 0, 'user', text, tokens=tokens)
+        for text, tokens in (('123456', None), ('12', [1]))
+      ],
+    ),
+    (
+      '2 characters are as many',
+      lambda store, *_: [publish(store, fields=edited(n)) for n in range(2)],
+    ),
+    (
+      '2 versions are as many',
+      lambda store, character, _: [
+        publish(store, fields=edited(n), character=character) for n in range(2)
+      ],
+    ),
+    (
+      '2 sessions are as many',
+      lambda store, character, _: [
+        store.open_session('ann', character) for _ in range(2)
+      ],
+    ),
+    (
+      'text has 7 bytes',
+      lambda store, character, _: store.open_session(
+        'ann', character, greetings=lambda _: ['1234567']
+      ),
+    ),
+  ],
+)
+def test_limits_name_what_is_too_much(make_store, match, call):
+  store = make_store(LIMITS)
+  character = publish(store).character
+  session = store.open_session('ann', character).id
+  with pytest.raises(characters.OverLimit, match=match):
+    call(store, character, session)
+
+
+@pytest.mark.parametrize(
+  ('match', 'call'),
+  [
+    ("owner=''", lambda store, *_: store.sessions('')),
+    ('owner holds the surrogate', lambda store, *_: store.sessions('\ud800')),
+    ('owner=7: must be a string', lambda store, *_: store.sessions(7)),
+    ('after=', lambda store, *_: store.sessions('ann', after='x')),
+    ('after=', lambda store, *_: store.sessions('ann', after='nan:a')),
+    ('after=', lambda store, *_: store.characters('ann', after='1.0:é')),
+    ('limit=0', lambda store, *_: store.characters('ann', limit=0)),
+    ('limit=True', lambda store, *_: store.characters('ann', limit=True)),
+    ('number=0', lambda store, one, _: store.version(one, 0)),
+    (
+      'number=1000',
+      lambda store, one, _: store.rollback('ann', one, 10**30),
+    ),
+    ('role=', lambda store, _, it: store.append('ann', it, 0, 'system', '')),
+    ('parent=-1', lambda store, _, it: store.append('ann', it, -1, 'user', '')),
+    (
+      'parent=True',
+      lambda store, _, it: store.append('ann', it, True, 'user', ''),
+    ),
+    (
+      'text holds the surrogate',
+      lambda store, _, it: store.append('ann', it, 0, 'user', 'a\udc00'),
+    ),
+    (
+      'tokens: each must be within',
+      lambda store, _, it: store.append('ann', it, 0, 'user', '', tokens=[-1]),
+    ),
+    (
+      'tokens: must be integers, not float64',
+      lambda store, _, it: store.append('ann', it, 0, 'user', '', tokens=[0.5]),
+    ),
+    (
+      'prefix_tokens has 2 dimensions',
+      lambda store, *_: store.publish('ann', FIELDS, [[1]], 'b'),
+    ),
+    (
+      'prefix_tokens: each must be within',
+      lambda store, *_: store.publish('ann', FIELDS, [2**31], 'b'),
+    ),
+    (
+      'a character needs a name',
+      lambda store, *_: publish(store, fields=card_fields.Fields('')),
+    ),
+    ('message=-1', lambda store, _, it: store.set_head('ann', it, -1)),
+    ('greeting=-1', lambda store, one, _: store.open_session('ann', one, -1)),
+  ],
+)
+def test_wrong_arguments_are_named(make_store, match, call):
+  store = make_store()
+  character = publish(store).character
+  session = store.open_session('ann', character).id
+  before = store.session('ann', session)
+  with pytest.raises((TypeError, ValueError), match=match):
+    call(store, character, session)
+  assert store.session('ann', session) == before
+  assert len(store.characters('ann')) == 1
+
+
+def test_a_closed_store_is_unavailable(make_store):
+  store = make_store()
+  store.check()
+  store.close()
+  store.close()
+  for call in (
+    store.check,
+    lambda: store.characters('ann'),
+    lambda: publish(store),
+  ):
+    with pytest.raises(characters.Unavailable, match='closed'):
+      call()
+
+
+def test_ids_are_readable_or_unguessable():
+  assert re.fullmatch(
+    'captain-nemo-[0-9a-f]{12}', rules.character_id(' Captain  Nemo! ')
+  )
+  assert re.fullmatch('elise-[0-9a-f]{12}', rules.character_id('Élise'))
+  assert re.fullmatch('character-[0-9a-f]{12}', rules.character_id('東京'))
+  assert len(rules.character_id('x' * 200)) <= 64
+  ids = [rules.session_id() for _ in range(100)]
+  assert len(set(ids)) == 100
+  assert all(rules.is_id(one) and len(one) >= 22 for one in ids)
