@@ -1,10 +1,31 @@
 """Stores of the tests: sqlite, and Redis where it is installed."""
 
+import contextlib
+
 import pytest
 
+from kaiju_jax.serving.http import server as http
 from kaiju_jax.serving.stores import sqlite_file
 from kaiju_jax.serving.stores import sqlite_store
+from tests.serving import leftovers
 from tests.serving import redis_server
+
+
+@pytest.fixture(scope='session', autouse=True)
+def nothing_is_left_of_a_server():
+  """Has every server of the tests end without a task or a connection."""
+  running = http.running
+
+  @contextlib.contextmanager
+  def checked(*arguments, **options):
+    with running(*arguments, **options) as server:
+      yield server
+    found = leftovers.of_server(server)
+    assert not found, found
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(http, 'running', checked)
+    yield
 
 
 @pytest.fixture(scope='session')

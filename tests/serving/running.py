@@ -31,6 +31,7 @@ from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import sqlite_store
+from tests.serving import leftovers
 from tests.serving import world
 
 MODEL, CHARACTER, LENGTH = 'toy', 'mira', 1024
@@ -108,12 +109,9 @@ class Server:
     return json.loads(found) if is_json else found
 
   def is_idle_within(self, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-      if self.engine.is_idle and not self.context.worker._streams:
-        return True
-      time.sleep(0.02)
-    return False
+    return not leftovers.within(
+      seconds, lambda: leftovers.of_context(self.context)
+    )
 
 
 @contextlib.contextmanager
@@ -189,8 +187,10 @@ def server(
   try:
     with http.running(api.app(context)) as running:
       yield Server(context, running, tokens)
-    assert Server(context, running, tokens).is_idle_within(5)
+    found = leftovers.within(5, lambda: leftovers.of_context(context))
+    assert not found, found
   finally:
     context.worker.stop()
     store.close()
+  assert not leftovers.of_store(folder)
   assert context.worker.error is None

@@ -17,6 +17,7 @@ import logging
 from starlette import types
 
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange as exchange_lib
 
 _LOG = logging.getLogger(__name__)
 # Of the page alone: its own script and style, and pictures of characters.
@@ -66,6 +67,15 @@ class Edge:
     if scope['type'] != 'http':
       await self._app(scope, receive, send)
       return
+    exchange = exchange_lib.begin(scope)
+    try:
+      await self._answer(scope, receive, send)
+    finally:
+      exchange.close()
+
+  async def _answer(
+    self, scope: types.Scope, receive: types.Receive, send: types.Send
+  ) -> None:
     has_begun = has_ended = False
 
     async def sent(message: types.Message) -> None:

@@ -1,7 +1,6 @@
 """Answers in OpenAI's form: whole ones, and the chunks of streams."""
 
 from collections.abc import AsyncGenerator
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import json
@@ -63,28 +62,19 @@ def sent(body: dict[str, Any]) -> bytes:
 class Streamed(responses.StreamingResponse):
   """A response of server-sent events, which no proxy is to hold."""
 
-  def __init__(
-    self, chunks: AsyncGenerator[bytes], close: Callable[[], None] = bool
-  ):
-    """Takes over a stream.
-
-    Args:
-      chunks: the events.
-      close: called at the end, also where the client left before the first.
-    """
+  def __init__(self, chunks: AsyncGenerator[bytes]):
+    """Takes over a stream of events."""
     super().__init__(
       chunks,
       media_type='text/event-stream',
       headers={'Cache-Control': 'no-cache', 'X-Accel-Buffering': 'no'},
     )
     self._chunks = chunks
-    self._close = close
 
   async def __call__(self, scope, receive, send) -> None:
     try:
       await super().__call__(scope, receive, send)
     finally:
-      self._close()
       await self._chunks.aclose()
 
 

@@ -208,7 +208,11 @@ class Choices:
     return sum(len(reply.tokens) for reply in self.replies)
 
   def close(self) -> None:
-    """Gives the slot back, and ends replies that nobody reads any more."""
+    """Gives the slot back, and ends replies that nobody reads any more.
+
+    This comes before the client is told that the answer has ended; where
+    nothing gets so far, the end of the exchange does the same.
+    """
     self._slot.close()
     for reply in self.replies:
       reply.cancel()

@@ -11,6 +11,7 @@ from starlette import requests as http
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.replies import worker as worker_lib
@@ -57,6 +58,7 @@ def addressed(
 
 
 async def replies(
+  exchange: exchange_lib.Exchange,
   context: context_lib.Context,
   who: auth.Caller,
   watch: moderation.Watch,
@@ -65,7 +67,11 @@ async def replies(
 ) -> reply_lib.Choices:
   """Returns the replies to requests, which the engine has taken.
 
+  The answer's slot and the engine's sequences are the exchange's: they end with
+  it, unless `Choices.close` came first.
+
   Args:
+    exchange: of the request.
     context: of the server.
     who: asks, and has a slot for the answer.
     watch: what judges them.
@@ -77,11 +83,10 @@ async def replies(
   """
   came = time.perf_counter()
   slot = context.limits.stream(who.owner, who.rate)
-  try:
-    streams = await _submitted(context, requests)
-  except BaseException:
-    slot.close()
-    raise
+  exchange.at_end(slot.close)
+  streams = await _submitted(context, requests)
+  for stream in streams:
+    exchange.at_end(stream.cancel)
   found = [
     reply_lib.Reply(
       stream,

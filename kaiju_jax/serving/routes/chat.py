@@ -17,6 +17,7 @@ from starlette import responses
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.routes import asking
@@ -44,16 +45,17 @@ async def completions(request: http.Request) -> responses.Response:
   if is_blocked:
     return _refused(form, chat, turn)
   choices = await asking.replies(
-    context, caller, watch, _requests(context, caller, chat, turn), turn.judged
+    exchange_lib.of(request),
+    context,
+    caller,
+    watch,
+    _requests(context, caller, chat, turn),
+    turn.judged,
   )
-  try:
-    await turn.keep_said(context)
-  except BaseException:
-    choices.close()
-    raise
+  await turn.keep_said(context)
   answer = _Answer(context, chat, turn, form, choices)
   if chat.stream:
-    return answers.Streamed(answer.chunks(), choices.close)
+    return answers.Streamed(answer.chunks())
   body = await asking.unless_gone(request, answer.whole())
   return responses.JSONResponse(body)
 

@@ -15,6 +15,7 @@ from starlette import responses
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.routes import asking
@@ -56,10 +57,13 @@ async def completions(request: http.Request) -> responses.Response:
     for prompt in prompts
     for one in _requests(context, caller, asked, prompt)
   ]
-  choices = await asking.replies(context, caller, watch, requests, said)
+  exchange = exchange_lib.of(request)
+  choices = await asking.replies(
+    exchange, context, caller, watch, requests, said
+  )
   answer = _Answer(context, asked, prompts, choices)
   if asked.stream:
-    return answers.Streamed(answer.chunks(), choices.close)
+    return answers.Streamed(answer.chunks())
   body = await asking.unless_gone(request, answer.whole())
   return responses.JSONResponse(body)
 
