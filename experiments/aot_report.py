@@ -111,12 +111,12 @@ def _report() -> bool:
     from kaiju_jax.aot import figures as aot_figures
 
     with console.status('compiling'):
-      figures = aot_figures.compiled(experiment, accelerator, mesh)
-    for table in aot_tables.compiled(figures, accelerator):
+      figures = aot_figures.compile_step(experiment, accelerator, mesh)
+    for table in aot_tables.tabulate_step(figures, accelerator):
       console.print(table)
   if accelerator.chip.matmul_bf16:
     figures['model'] = aot_tables.step_times(experiment, accelerator, mesh)
-    for table in aot_tables.modelled(figures['model']):
+    for table in aot_tables.tabulate_model(figures['model']):
       console.print(table)
   if _JSON.value:
     _write(figures)

@@ -15,6 +15,7 @@ from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.distillation import record
 from kaiju_jax.distillation import sample
 from kaiju_jax.distillation import teach
+from kaiju_jax.model import batches
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import texts
@@ -83,7 +84,7 @@ def _logits() -> tuple[np.ndarray, np.ndarray]:
 
   @jax.jit
   def logits(batch):
-    hidden_BLD = teach.hidden(model, variables, batch)
+    hidden_BLD = batches.hidden(model, variables, batch)
     return model.apply(variables, hidden_BLD, method='logits')
 
   found, numbers, count = [], [], 0

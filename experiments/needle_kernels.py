@@ -83,7 +83,7 @@ def _asked(experiment, params, name, task, cells) -> tuple[str, float]:
       f'--attention: {name!r} is not one of {", ".join(api.RUNS_ON)}.'
     )
   runs_here = not name or dispatch.platform() in api.RUNS_ON[name]
-  how = contextlib.nullcontext() if runs_here else dispatch.interpreted()
+  how = contextlib.nullcontext() if runs_here else dispatch.interpret()
   model = dataclasses.replace(experiment.model, attention=name)
   chosen = dataclasses.replace(experiment, model=model)
   read = answers.reader(

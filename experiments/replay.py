@@ -106,7 +106,7 @@ def _run(tiers: list[str], parts: list[float]) -> None:
     )
     with console.status(f'{tier}: drawing {_REQUESTS.value:,} requests') as say:
       requests = list(traffic.trace(drawn))
-      found[tier] = replay.replayed(
+      found[tier] = replay.replay(
         requests,
         sizes,
         parts,

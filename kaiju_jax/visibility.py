@@ -308,15 +308,15 @@ def check(visibility: Visibility, length: int) -> None:
       )
     if np.asarray(field).dtype != np.int32:
       raise ValueError(f'{name} is {np.asarray(field).dtype}: expected int32.')
-  _within('start_BM', visibility.start_BM, 0, length)
-  _within('limit_BM', visibility.limit_BM, visibility.start_BM, length)
-  _within('coordinate_BL', visibility.coordinate_BL, 0, length - 1)
+  _check_range('start_BM', visibility.start_BM, 0, length)
+  _check_range('limit_BM', visibility.limit_BM, visibility.start_BM, length)
+  _check_range('coordinate_BL', visibility.coordinate_BL, 0, length - 1)
   largest = np.iinfo(np.int32).max
-  _within('position_BL', visibility.position_BL, 0, largest)
-  _within('position_BM', visibility.position_BM, 0, largest)
+  _check_range('position_BL', visibility.position_BL, 0, largest)
+  _check_range('position_BM', visibility.position_BM, 0, largest)
 
 
-def _within(name: str, values, low, high) -> None:
+def _check_range(name: str, values, low, high) -> None:
   """Raises where `values` leave [low, high], both included."""
   values = np.asarray(values)
   low = np.broadcast_to(low, values.shape)

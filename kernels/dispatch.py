@@ -60,7 +60,7 @@ def interpreting() -> bool:
 
 
 @contextlib.contextmanager
-def interpreted() -> Iterator[None]:
+def interpret() -> Iterator[None]:
   """Runs the Pallas kernels of every platform here, in an interpreter."""
   token = _interpreting.set(True)
   try:
@@ -81,7 +81,7 @@ def choose(
 
   Raises:
     ValueError: an unknown name, or one that `platform()` cannot run and that
-      is not `interpreted`; lists what this platform can run.
+      is not `interpret`; lists what this platform can run.
   """
   here = platform()
   able = [name for name, places in runs_on.items() if here in places]

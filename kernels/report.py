@@ -81,13 +81,13 @@ def make(
     'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
     'ceilings': ceilings._asdict(),
     'rows': [
-      row._asdict() | _derived(row, ceilings) | {'times': _times(row, rows)}
+      row._asdict() | _derive(row, ceilings) | {'times': _times(row, rows)}
       for row in rows
     ],
   }
 
 
-def _derived(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
+def _derive(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
   """Rates, from a row's counts and seconds; None where it was not timed."""
   least = max(
     row.operations / getattr(ceilings, row.ceiling), row.bytes / ceilings.copy

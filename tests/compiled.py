@@ -43,12 +43,12 @@ def installed():
 def devices(accelerator: str) -> Sequence[jax.Device]:
   """Returns a slice's devices."""
   with installed():
-    return devices_lib.of(tpu_gpu_configs.load(accelerator))
+    return devices_lib.find(tpu_gpu_configs.load(accelerator))
 
 
 def placed(arguments: Any, accelerator: str) -> Any:
   """Returns ShapeDtypeStructs on a slice's first device."""
-  return devices_lib.placed(arguments, devices(accelerator)[0])
+  return devices_lib.place(arguments, devices(accelerator)[0])
 
 
 def gpu(jitted: Any, *arguments: Any) -> dict[str, ptx.Kernel]:

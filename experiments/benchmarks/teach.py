@@ -65,6 +65,7 @@ def _contenders(folder: pathlib.Path):
   from kaiju_jax.distillation import store
   from kaiju_jax.distillation import teach
   from kaiju_jax.distillation import write
+  from kaiju_jax.model import batches
   from kaiju_jax.model import presets
   from kaiju_jax.model import transformer
   from kaiju_jax.runs import teach as teach_runs
@@ -87,7 +88,7 @@ def _contenders(folder: pathlib.Path):
 
   @jax.jit
   def logits(variables, batch):
-    hidden_BLD = teach.hidden(model, variables, batch)
+    hidden_BLD = batches.hidden(model, variables, batch)
     return model.apply(variables, hidden_BLD, method='logits')
 
   def forward():

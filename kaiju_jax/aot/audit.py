@@ -55,12 +55,12 @@ def problems(
       continue
     size, is_float = _size(x), x.dtype in _FLOATS
     if is_float and _is_matrix(x, subject, rows):
-      lines.append(f'{_word(x.kind)} in {_said(x)}')
+      lines.append(f'{_word(x.kind)} in {_describe(x)}')
     elif is_float and 'fsdp' in _names(x) and size >= subject.least:
       if _bare(x.shape) not in subject.exempt:
-        lines.append(f'more than a vector in {_said(x)}')
+        lines.append(f'more than a vector in {_describe(x)}')
     elif _is_everywhere(x, mesh) and size > experiment.model.d_model:
-      lines.append(f'more than a vector, over the whole mesh: {_said(x)}')
+      lines.append(f'more than a vector, over the whole mesh: {_describe(x)}')
   return tuple(dict.fromkeys(lines))
 
 
@@ -115,7 +115,7 @@ def _subjects(config, mesh) -> dict[str, _Subject]:
     if quantization.wire_weights != 'float' and _is_int8(x, quantization)
   ]
   # The gradient of a float weight is encoded, too.
-  is_squinch = codec.of(quantization).kind == 'squinch'
+  is_squinch = codec.choose(quantization).kind == 'squinch'
   return {
     'a weight': _subject(weights, matrices, mesh),
     'a gradient': _subject(matrices if is_squinch else [], matrices, mesh),
@@ -196,7 +196,7 @@ def _is_everywhere(collective, mesh) -> bool:
   return collective.group == mesh.devices and min(mesh.fsdp, mesh.tensor) > 1
 
 
-def _said(x: collectives_lib.Collective) -> str:
+def _describe(x: collectives_lib.Collective) -> str:
   shape = ','.join(map(str, x.shape))
   return (
     f'{x.dtype}[{shape}]: {x.kind} over {"+".join(x.axes)}, {x.times} times'

@@ -111,12 +111,12 @@ def build(
     arguments: ShapeDtypeStructs with shardings, or trees of them.
     flags: XLA flags, such as those of an accelerator.
   """
-  with _said() as said:
+  with _collect_messages() as said:
     start = time.perf_counter()
     with tracing_for(_device(arguments)):
       lowered = jitted.lower(*arguments)
     middle = time.perf_counter()
-    with uncached():
+    with bypass_cache():
       compiled = lowered.compile(compiler_options=dict(flags or {}))
     end = time.perf_counter()
   analysis = compiled.memory_analysis()
@@ -155,7 +155,7 @@ def matmuls(program: Program) -> tuple[matmuls_lib.Matmul, ...]:
 
 
 @contextlib.contextmanager
-def uncached() -> Iterator[None]:
+def bypass_cache() -> Iterator[None]:
   """Within it, JAX compiles and does not read programs back from its cache.
 
   A program that is read back takes no time, brings no complaint and writes no
@@ -172,7 +172,7 @@ def uncached() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[list[str]]:
+def _collect_messages() -> Iterator[list[str]]:
   """Collects the lines written to standard error, C++ included.
 
   They are passed on only where an error is raised.

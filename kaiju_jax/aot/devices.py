@@ -42,7 +42,7 @@ class MissingPlugin(ImportError):
   """The compiler of a platform is not installed."""
 
 
-def of(
+def find(
   accelerator: accelerator_lib.Accelerator,
 ) -> Sequence[jax.Device]:
   """Returns a slice's devices for `sharding.mesh.make`.
@@ -137,7 +137,7 @@ def one(name: str, platform: str) -> jax.Device:
   # Imported here because the package's wheel holds no slices.
   import tpu_gpu_configs
 
-  device = of(tpu_gpu_configs.load(name))[0]
+  device = find(tpu_gpu_configs.load(name))[0]
   if device.platform != platform:
     raise ValueError(
       f'accelerator={name!r} is a {device.platform}: expected a {platform}.'
@@ -145,7 +145,7 @@ def one(name: str, platform: str) -> jax.Device:
   return device
 
 
-def placed(arguments: Any, device: jax.Device) -> Any:
+def place(arguments: Any, device: jax.Device) -> Any:
   """Returns ShapeDtypeStructs on `device`, except those that have a place."""
   here = jax.sharding.SingleDeviceSharding(device)
   return jax.tree.map(

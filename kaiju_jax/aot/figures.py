@@ -28,7 +28,7 @@ _SHARE = 0.9
 _STATE_BYTES = 12
 
 
-def compiled(
+def compile_step(
   experiment: experiment_lib.Experiment,
   accelerator: accelerator_lib.Accelerator,
   mesh_config: sharding_config.MeshConfig,
@@ -36,9 +36,9 @@ def compiled(
   """Compiles the step and returns the compiler's figures.
 
   Raises:
-    devices.MissingPlugin, ValueError: see `devices.of` and `flags.check`.
+    devices.MissingPlugin, ValueError: see `devices.find` and `flags.check`.
   """
-  devices = devices_lib.of(accelerator)
+  devices = devices_lib.find(accelerator)
   flags.check(accelerator)
   mesh = mesh_lib.make(mesh_config, devices)
   program = build.build(

@@ -22,7 +22,7 @@ def check(accelerator: accelerator_lib.Accelerator) -> None:
     return
   device = jax.devices('cpu')[0]  # Its compiler knows the GPU's flags.
   if accelerator.chip.platform == 'tpu':
-    device = devices.of(accelerator)[0]
+    device = devices.find(accelerator)[0]
   x = jax.ShapeDtypeStruct(
     (8, 128),
     jnp.float32,
@@ -31,7 +31,7 @@ def check(accelerator: accelerator_lib.Accelerator) -> None:
   lowered = jax.jit(lambda x: x + 1).lower(x)
   for name, value in accelerator.flags.items():
     try:
-      with build.uncached():
+      with build.bypass_cache():
         lowered.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
       reason = str(error).partition(': ')[2]

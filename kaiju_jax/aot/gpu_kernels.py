@@ -53,13 +53,13 @@ def read(
     with _environment(MOSAIC_GPU_DUMP_TO=folder), _jax_triton_to(folder):
       program = build.build(
         jitted,
-        devices.placed(arguments, device),
+        devices.place(arguments, device),
         # PTX is an emitter's file; since JAX 0.12 Pallas Triton's is not among
         # those written by default. (All of them are tens of megabytes.)
         {'xla_dump_to': folder, 'xla_dump_emitter_re': 'ptx'},
       )
     _refuse_kept(program, pathlib.Path(folder))
-    return _written(pathlib.Path(folder))
+    return _read_dump(pathlib.Path(folder))
 
 
 def _refuse_kept(program: build.Program, folder: pathlib.Path) -> None:
@@ -73,7 +73,7 @@ def _refuse_kept(program: build.Program, folder: pathlib.Path) -> None:
       )
 
 
-def _written(folder: pathlib.Path) -> tuple[ptx.Kernel, ...]:
+def _read_dump(folder: pathlib.Path) -> tuple[ptx.Kernel, ...]:
   dynamic = {}
   for file in folder.glob('*thunk_sequence.txt'):
     dynamic |= dict(_SHARED.findall(file.read_text()))

@@ -30,7 +30,7 @@ def heading(
   )
 
 
-def compiled(
+def tabulate_step(
   figures: Mapping[str, Any], accelerator: accelerator_lib.Accelerator
 ) -> Iterator[Any]:
   """Yields the tables of a compiled step."""
@@ -68,7 +68,7 @@ def step_times(
   }
 
 
-def modelled(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
+def tabulate_model(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
   """Yields the time model's table and what it comes to."""
   table = describe.empty_table('A step by arithmetic, seconds')
   table.add_column('', no_wrap=True)

@@ -96,9 +96,7 @@ def _compile() -> None:
   """Compiles what `dump` sent."""
   make, accelerator = pickle.load(sys.stdin.buffer)
   jitted, arguments = make()
-  build.build(
-    jitted, devices.placed(arguments, devices.one(accelerator, 'tpu'))
-  )
+  build.build(jitted, devices.place(arguments, devices.one(accelerator, 'tpu')))
 
 
 if __name__ == '__main__':

@@ -186,7 +186,7 @@ def kv_table(
     table.add_row(
       f'{length:,}',
       f'{_bytes(own.bytes)}\n{own.per_token:,.0f} B/token\n'
-      f'{_allocated(config, length):,} B',
+      f'{_cache_bytes(config, length):,} B',
       *(
         f'{_bytes(other.bytes)}\n[bold]{other.bytes / own.bytes:,.1f}×[/bold]'
         for other in others
@@ -195,7 +195,7 @@ def kv_table(
   return table
 
 
-def _allocated(config: model_config.ModelConfig, length: int) -> int:
+def _cache_bytes(config: model_config.ModelConfig, length: int) -> int:
   """Returns the bytes of a cache of one row (`decoding/device/cache.py`)."""
   pools = paging.pools(config.layers(), 1, length, heads=config.num_kv_heads)
   return paging.bytes_of(config, pools, 1)

@@ -90,7 +90,7 @@ def estimate(
     'gradients': 4 * shard,
     **(_replicas(config, tensor) if is_ternary else {}),
     'weights in use': in_use + b * config.d_model * config.vocab_size // tensor,
-    'saved activations': _saved(config, tokens, tensor),
+    'saved activations': _saved_bytes(config, tokens, tensor),
     'working set': _WORKING * _layer_bytes(config) * tokens // tensor,
     'logits': (4 + b) * tokens * config.vocab_size // tensor,
   }
@@ -116,7 +116,9 @@ def _layer_bytes(config: model_config.ModelConfig) -> int:
   return plain + f
 
 
-def _saved(config: model_config.ModelConfig, tokens: int, tensor: int) -> int:
+def _saved_bytes(
+  config: model_config.ModelConfig, tokens: int, tensor: int
+) -> int:
   """Returns the bytes that the forward pass leaves for the backward pass."""
   layers = config.layers()
   if config.remat != 'layer':
@@ -134,7 +136,9 @@ def _replicas(config: model_config.ModelConfig, tensor: int) -> dict[str, int]:
   """Returns what ternary updates hold: the codes, and one weight's update."""
   layers = config.layers()
   codes = replica_codes(config, tensor)
-  largest = max(_per_device(p, 1, tensor) // p.copies for p in _coded(config))
+  largest = max(
+    _per_device(p, 1, tensor) // p.copies for p in _coded_matrices(config)
+  )
   repeats = len(layers) // len(layers_lib.repeating_block(layers))
   return {
     'replicas': codes,
@@ -149,10 +153,12 @@ def replica_codes(config: model_config.ModelConfig, tensor: int = 1) -> int:
     config: the model.
     tensor: devices that F, H and V are split over.
   """
-  return sum(_per_device(p, 1, tensor) for p in _coded(config))
+  return sum(_per_device(p, 1, tensor) for p in _coded_matrices(config))
 
 
-def _coded(config: model_config.ModelConfig) -> tuple[footprint.Parameter, ...]:
+def _coded_matrices(
+  config: model_config.ModelConfig,
+) -> tuple[footprint.Parameter, ...]:
   """Returns the matrices that are used as int8 codes."""
   families = ['attention', 'keys and values', 'feed-forward']
   if config.quantization.embedding == 'int8':

@@ -77,7 +77,7 @@ def reader(
     # Nothing is fetched before every call is on its way.
     found = [
       predict(params, packed_BL, visibility, place_BP)
-      for packed_BL in _packed(tokens_BL, rows, texts, length)
+      for packed_BL in _pack(tokens_BL, rows, texts, length)
     ]
     answers = [
       np.asarray(part_BP)[:, : texts * count].reshape(-1, count)
@@ -88,7 +88,7 @@ def reader(
   return answer
 
 
-def _packed(tokens_BL: np.ndarray, rows: int, texts: int, length: int):
+def _pack(tokens_BL: np.ndarray, rows: int, texts: int, length: int):
   """Yields int32[rows, length], `texts` in each row; the last one repeats."""
   total, size = tokens_BL.shape
   missing = -total % (rows * texts)

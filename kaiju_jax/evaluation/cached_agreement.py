@@ -93,10 +93,10 @@ def compare(
     params, config, rows=B, length=L, page=page, replica=replica
   )
   whole_BLV = _whole(params, config, tokens_BL, replica)
-  cached_BLV, cached = _cached(decoder, tokens_BL, prompt, chunk)
+  cached_BLV, cached = _run_cached(decoder, tokens_BL, prompt, chunk)
   codes = {}
   if config.quantization.kv == 'int8':
-    codes = _counted(_whole_codes(decoder, tokens_BL), cached)
+    codes = _count_codes(_whole_codes(decoder, tokens_BL), cached)
   return Agreement(*_of_logits(whole_BLV, cached_BLV, tokens_BL), codes)
 
 
@@ -139,7 +139,9 @@ def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
   return jax.device_get(jax.jit(made)(decoder.params, tokens_BL))
 
 
-def _cached(decoder: decoder_lib.Decoder, tokens_BL, prompt: int, chunk: int):
+def _run_cached(
+  decoder: decoder_lib.Decoder, tokens_BL, prompt: int, chunk: int
+):
   """Returns the logits through the cache, and what each call left in it."""
   B = len(tokens_BL)
   rows = [decoder.open() for _ in range(B)]
@@ -149,7 +151,7 @@ def _cached(decoder: decoder_lib.Decoder, tokens_BL, prompt: int, chunk: int):
     (tokens_BL[:, :prompt], chunk),
     (tokens_BL[:, prompt:], 1),
   ):
-    for hidden_BLD in cached_answers.prefilled(decoder, rows, tokens, size):
+    for hidden_BLD in cached_answers.prefill(decoder, rows, tokens, size):
       logits.append(np.asarray(decoder.logits(hidden_BLD)))
       end = done + hidden_BLD.shape[1]
       place_L = np.minimum(np.arange(done, done + size), end - 1)
@@ -178,7 +180,7 @@ def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
   return result
 
 
-def _counted(whole, cached) -> dict[int, tuple[int, int]]:
+def _count_codes(whole, cached) -> dict[int, tuple[int, int]]:
   """Returns how many codes of each layer both have, and how many differ."""
   result = {}
   for place_BL, layers in cached:

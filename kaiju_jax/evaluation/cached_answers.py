@@ -45,7 +45,7 @@ def reader(
 def _answer(decoder, tokens_BL, count: int, chunk: int) -> np.ndarray:
   rows = [decoder.open() for _ in tokens_BL]
   try:
-    for _ in prefilled(decoder, rows, tokens_BL[:, :-count], chunk):
+    for _ in prefill(decoder, rows, tokens_BL[:, :-count], chunk):
       pass
     token_B, written = tokens_BL[:, -count], []
     for _ in range(count):
@@ -59,7 +59,7 @@ def _answer(decoder, tokens_BL, count: int, chunk: int) -> np.ndarray:
   return np.stack(written, axis=1)
 
 
-def prefilled(
+def prefill(
   decoder: decoder_lib.Decoder,
   rows: list[int],
   tokens_BL: np.ndarray,

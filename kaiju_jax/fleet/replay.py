@@ -76,7 +76,7 @@ def sizes_of(config: model_config.ModelConfig) -> caches.Sizes:
   return caches.Sizes(paging.PAGE, window, page_bytes, config.max_length)
 
 
-def replayed(
+def replay(
   requests: Sequence[traffic_lib.Request],
   sizes: caches.Sizes,
   fractions: Sequence[float],

@@ -80,7 +80,7 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
 
   Args:
     config: the model's config; what Arcee cannot express is left out
-      (`lost.of`).
+      (`lost.list_losses`).
     bos_id: the token that opens each document. No token ends one, because
       documents are trained without.
 

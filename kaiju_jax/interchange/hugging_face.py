@@ -62,12 +62,12 @@ def write(
       width, or the tokenizer or the replica is not the model's.
     OSError: the folder exists, or cannot be written.
   """
-  lost = lost_lib.of(config)
+  lost = lost_lib.list_losses(config)
   lost_lib.refuse(lost, accepted)
   arcee.fields(config, bos_id=0)  # What it refuses, it refuses before writing.
   with folder_lib.written(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)
-    named = tensors_lib.named(plain_lib.weights(params, config, replica))
+    named = tensors_lib.name_tensors(plain_lib.weights(params, config, replica))
     with files.writing(str(folder)):
       safetensors.numpy.save_file(named, path / _WEIGHTS, {'format': 'pt'})
     files.write_json(path / _CONFIG, arcee.fields(config, bos_id))
@@ -160,7 +160,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files with weights: one, or those that an index names."""
   names = [_WEIGHTS]
   if not (folder / _WEIGHTS).exists() and (folder / _INDEX).exists():
-    names = _indexed(folder / _INDEX)
+    names = _list_shards(folder / _INDEX)
   paths = [folder / name for name in names]
   for path in paths:
     if not path.is_file():
@@ -171,7 +171,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   return paths
 
 
-def _indexed(index: pathlib.Path) -> list[str]:
+def _list_shards(index: pathlib.Path) -> list[str]:
   """Returns the names of the files that an index's tensors lie in."""
   data = files.read_json(index)
   if not isinstance(data, dict):

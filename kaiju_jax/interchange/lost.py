@@ -28,7 +28,7 @@ NAMES = (
 )
 
 
-def of(config: model_config.ModelConfig) -> dict[str, str]:
+def list_losses(config: model_config.ModelConfig) -> dict[str, str]:
   """Returns what an Arcee folder of such a model would lose.
 
   Returns:
@@ -48,7 +48,7 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
   """Refuses losses that were not accepted.
 
   Args:
-    lost: what `of` returned.
+    lost: what `list_losses` returned.
     accepted: some of `NAMES`; names of things that are not lost do no harm.
 
   Raises:

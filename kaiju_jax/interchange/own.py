@@ -104,10 +104,10 @@ def save(
     masters: whether the masters are kept, and not made into codes.
 
   Raises:
-    ValueError: see `deployed.quantized`.
+    ValueError: see `deployed.quantize`.
     OSError: the file cannot be written.
   """
-  tree = params if masters else deployed.quantized(params, config, replica)
+  tree = params if masters else deployed.quantize(params, config, replica)
   tensors = {}
   for tree_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     tensors[_name(tree_path)] = np.asarray(jax.device_get(leaf))
@@ -175,7 +175,7 @@ def shapes(config: model_config.ModelConfig, masters: bool = False) -> Any:
     params = transformer.Transformer(config).init(
       jax.random.key(0), jnp.zeros((1, 1), jnp.int32), visibility_lib.causal(1)
     )['params']
-    return params if masters else deployed.quantized(params, config)
+    return params if masters else deployed.quantize(params, config)
 
   return jax.eval_shape(exported)
 

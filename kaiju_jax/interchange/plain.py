@@ -68,10 +68,10 @@ def weights(
     replica: the training state's replica, where its updates were ternary.
 
   Raises:
-    ValueError: see `deployed.quantized`.
+    ValueError: see `deployed.quantize`.
   """
   if not deployed.is_deployed(params):
-    params = deployed.quantized(params, config, replica)
+    params = deployed.quantize(params, config, replica)
   tables = _group(params['embedding'])
   layers = config.layers()
   return Plain(
@@ -130,7 +130,7 @@ def params(plain: Plain) -> Any:
   stacked = Layer(*map(np.stack, zip(*plain.layers)))._asdict()
   layer = {
     'attention_norm': {'gain_D': stacked['attention_gain_D']},
-    'attention': named({name: stacked[name] for name in _ATTENTION}),
+    'attention': name_weights({name: stacked[name] for name in _ATTENTION}),
     'feedforward_norm': {'gain_D': stacked['feedforward_gain_D']},
     'feedforward': {name: stacked[name] for name in ('w_in_DF', 'w_out_DF')},
   }
@@ -145,7 +145,7 @@ def params(plain: Plain) -> Any:
   return jax.tree.map(jax.numpy.asarray, tree)
 
 
-def named(attention: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def name_weights(attention: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns weights […, D, U, K] under the model's names; one U is none."""
   out = {}
   for name, w in attention.items():

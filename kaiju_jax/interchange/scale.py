@@ -4,9 +4,9 @@ Our model looks up E and multiplies it by √D; a tied head reads E as it is.
 Other models multiply by nothing, so that a folder holds √D·E as the embedding
 and E as the head.
 
-Division does not always undo a multiplication. So `unscaled` takes, among the
+Division does not always undo a multiplication. So `unscale` takes, among the
 float32 numbers near W/√D, one whose product is W again. There is one for every
-W that `scaled` made, so that the model computes the same bits. Where √D is a
+W that `scale` made, so that the model computes the same bits. Where √D is a
 power of two, it is the number that W was made from. Other tables may come back
 with an error of one part in 2^24.
 """
@@ -14,18 +14,18 @@ with an error of one part in 2^24.
 import numpy as np
 
 
-def scaled(embedding_DV: np.ndarray) -> np.ndarray:
+def scale(embedding_DV: np.ndarray) -> np.ndarray:
   """Returns the float32 table times √D, as the forward pass rounds it."""
   return embedding_DV * _root(embedding_DV)
 
 
-def unscaled(table_DV: np.ndarray) -> np.ndarray:
-  """Returns the float32 table whose `scaled` is, or is next to, `table_DV`."""
+def unscale(table_DV: np.ndarray) -> np.ndarray:
+  """Returns the float32 table whose `scale` is, or is next to, `table_DV`."""
   nearest = table_DV / _root(table_DV)
   found = nearest
   for direction in -np.inf, np.inf:
     beside = np.nextafter(nearest, np.float32(direction))
-    is_better = (scaled(found) != table_DV) & (scaled(beside) == table_DV)
+    is_better = (scale(found) != table_DV) & (scale(beside) == table_DV)
     found = np.where(is_better, beside, found)
   return found
 

@@ -139,7 +139,7 @@ def _layer(
       readers = [i for i, one in enumerate(shared) if one.kv_from == index]
     gain_D = layer.attention_gain_D
     for name in 'w_k_DUK', 'w_v_DUK':
-      attention[name] = pooled(
+      attention[name] = pool(
         mean_of_layers(
           [getattr(layers[i], name) for i in readers],
           [layers[i].attention_gain_D for i in readers],
@@ -149,7 +149,7 @@ def _layer(
       )
   modules = {
     'attention_norm': {'gain_D': layer.attention_gain_D},
-    'attention': plain_lib.named(attention),
+    'attention': plain_lib.name_weights(attention),
     'feedforward_norm': {'gain_D': layer.feedforward_gain_D},
     'feedforward': {'w_in_DF': layer.w_in_DF, 'w_out_DF': layer.w_out_DF},
   }
@@ -160,7 +160,7 @@ def _layer(
   }
 
 
-def pooled(w_DUK: np.ndarray, heads: int) -> np.ndarray:
+def pool(w_DUK: np.ndarray, heads: int) -> np.ndarray:
   """Returns [D, heads, K]: means of U / heads neighbouring heads."""
   D, U, K = w_DUK.shape
   return w_DUK.reshape(D, heads, U // heads, K).mean(axis=2)

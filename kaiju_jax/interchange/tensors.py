@@ -49,11 +49,11 @@ _LAYER = {
 _UPRIGHT = ('attention_gain_D', 'w_o_DHK', 'feedforward_gain_D', 'w_out_DF')
 
 
-def named(plain: plain_lib.Plain) -> dict[str, np.ndarray]:
+def name_tensors(plain: plain_lib.Plain) -> dict[str, np.ndarray]:
   """Returns the float32 tensors of a folder, each in one piece of memory."""
   head_DV = plain.embedding_DV if plain.head_DV is None else plain.head_DV
   out = {
-    EMBEDDING: scale.scaled(plain.embedding_DV).T,
+    EMBEDDING: scale.scale(plain.embedding_DV).T,
     _NORM: plain.final_gain_D,
     HEAD: head_DV.T,
   }
@@ -87,7 +87,7 @@ def plain(
   if config.tied_embedding:
     embedding_DV, head_DV = head_DV, None
   else:
-    embedding_DV = scale.unscaled(table_DV)
+    embedding_DV = scale.unscale(table_DV)
   return plain_lib.Plain(
     embedding_DV,
     head_DV,
@@ -115,7 +115,7 @@ def is_ours_tied(tensors: Mapping[str, np.ndarray]) -> bool:
   )
   if head_VD.ndim != 2 or table_VD.shape != head_VD.shape:
     return False
-  return np.array_equal(table_VD.T, scale.scaled(head_VD.T))
+  return np.array_equal(table_VD.T, scale.scale(head_VD.T))
 
 
 def check(

@@ -28,7 +28,7 @@ from kaiju_jax.wire import fsdp
 from kaiju_jax.wire import ternary_plan
 
 
-def quantized(
+def quantize(
   params: Any,
   config: model_config.ModelConfig,
   replica: ternary_plan.State | None = None,

@@ -23,7 +23,7 @@ from kaiju_jax.model import config as model_config
 _WRITERS = 'w_o_DHK', 'w_out_DF'
 
 
-def scaled(params: Any, config: model_config.ModelConfig) -> Any:
+def scale(params: Any, config: model_config.ModelConfig) -> Any:
   """Returns standard parameters with smaller writing projections.
 
   Args:

@@ -85,7 +85,7 @@ def unfold(out_BLHK: jax.Array, heads: int) -> jax.Array:
   return jnp.swapaxes(groups, 1, 2).reshape(-1, L, heads * H, K)
 
 
-def repeated(rows: Tree, heads: int) -> Tree:
+def repeat(rows: Tree, heads: int) -> Tree:
   """Returns what the heads of a row share, [B, …], as [B·U, …]."""
   if heads == 1:
     return rows

@@ -146,7 +146,7 @@ def _operands(q_BLHK, key_value: KeyValue, past: Past, qk: str):
     q_scales = {'q_scale_BLH': q_scale_BLH}
 
   def parts(k, v):
-    k_scale = qat.folded(k) if qk == 'int8' else k.scales
+    k_scale = qat.remaining_scales(k) if qk == 'int8' else k.scales
     return k.codes, v.codes, {'k_scale': k_scale, 'v_scale': v.scales}
 
   return q, q_scales, parts(own_k, own_v), parts(pool_k, pool_v)

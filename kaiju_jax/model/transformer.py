@@ -144,7 +144,7 @@ class Transformer(nn.Module):
       )
       for base in (config.rope_local, config.rope_global)
     )
-    seen = kv_heads.repeated(visibility, kv_heads.here(config.num_kv_heads))
+    seen = kv_heads.repeat(visibility, kv_heads.here(config.num_kv_heads))
     return context_lib.Context(
       seen, local_turns, global_turns, jnp.asarray(z, jnp.float32)
     )

@@ -84,7 +84,7 @@ class Weighted(nn.Module):
       self.config.dtype,
       is_int8,
       quantization.wire_weights,
-      codec.of(quantization),
+      codec.choose(quantization),
     )
     is_held = is_int8 and quantization.wire_weights == 'ternary'
     if is_held and not self.is_initializing():

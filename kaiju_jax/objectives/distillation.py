@@ -42,7 +42,7 @@ def make(
   config: objective_config.Distillation,
   length: int,
   chunk: int = 0,
-  breakdown: objective_lib.Breakdown = objective_lib.undivided,
+  breakdown: objective_lib.Breakdown = objective_lib.report_nothing,
 ) -> objective_lib.Objective:
   """Returns the objective.
 

@@ -25,7 +25,7 @@ from kaiju_jax.objectives import vocabulary_loss
 
 def make(
   chunk: int = 0,
-  breakdown: objective_lib.Breakdown = objective_lib.undivided,
+  breakdown: objective_lib.Breakdown = objective_lib.report_nothing,
 ) -> objective_lib.Objective:
   """Returns the objective.
 

@@ -81,7 +81,7 @@ Breakdown = Callable[
 ]
 
 
-def undivided(loss_BL: jax.Array, batch: packing.Batch) -> dict:
+def report_nothing(loss_BL: jax.Array, batch: packing.Batch) -> dict:
   """The `Breakdown` that reports nothing."""
   del loss_BL, batch
   return {}

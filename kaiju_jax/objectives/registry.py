@@ -12,7 +12,7 @@ def make(
   config: objective_config.ObjectiveConfig,
   model: model_config.ModelConfig,
   length: int,
-  breakdown: objective_lib.Breakdown = objective_lib.undivided,
+  breakdown: objective_lib.Breakdown = objective_lib.report_nothing,
 ) -> objective_lib.Objective:
   """Returns the objective of a run.
 

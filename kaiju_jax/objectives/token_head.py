@@ -44,7 +44,7 @@ def make(
   d_model: int,
   length: int,
   chunk: int = 0,
-  breakdown: objective_lib.Breakdown = objective_lib.undivided,
+  breakdown: objective_lib.Breakdown = objective_lib.report_nothing,
 ) -> objective_lib.Objective:
   """Returns the objective.
 
@@ -85,7 +85,7 @@ def make(
       hidden_BLD = lax.stop_gradient(hidden_BLD)
     params = {'params': variables['params'][PARAMETERS]}
     logits_BLC = head.apply(params, hidden_BLD)
-    value, weight, metrics = _judged(logits_BLC, batch, config.names)
+    value, weight, metrics = _judge(logits_BLC, batch, config.names)
     if config.frozen:
       return objective_lib.Sums(value, weight, metrics)
     tokens = jnp.sum(batch.weight_BL)
@@ -121,7 +121,7 @@ def cross_entropy(
   return weight_BLC * loss_BLC
 
 
-def _judged(logits_BLC: jax.Array, batch: packing.Batch, names):
+def _judge(logits_BLC: jax.Array, batch: packing.Batch, names):
   """Returns the head's loss, the labels' weight, and its metrics.
 
   The logits are of this device's part of the rows, the labels of whole rows.

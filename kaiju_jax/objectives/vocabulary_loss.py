@@ -100,7 +100,7 @@ def _by_chunk(one, table_DV, rows, chunk: int) -> Readings:
   """Returns the readings of [B, L] rows, the logits made chunk by chunk."""
   shape = rows[1].shape
   count = math.prod(shape)
-  wide_DV = jax.tree.map(_widened, table_DV)
+  wide_DV = jax.tree.map(_widen, table_DV)
 
   # Inside a loop nothing merges the first and the second time.
   @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -110,7 +110,7 @@ def _by_chunk(one, table_DV, rows, chunk: int) -> Readings:
   cut = functools.partial(_cut, size=min(chunk, count))
   parts = lax.map(local, jax.tree.map(cut, rows))
   found = jax.tree.map(lambda x: x.ravel()[:count].reshape(shape), parts)
-  return Readings(*map(_met, Readings._fields, found))
+  return Readings(*map(_merge, Readings._fields, found))
 
 
 def _read(
@@ -119,11 +119,11 @@ def _read(
   """Returns the readings, summed over the devices that split `letters`."""
   logits_BLV = embedding.logits(config, hidden_BLD, table_DV)
   lse_BL = _logsumexp(logits_BLV, letters)
-  target_BL1 = _at(logits_BLV, tokens_BL[:, :, None])
+  target_BL1 = _gather_own(logits_BLV, tokens_BL[:, :, None])
   target_BL = collectives.total(target_BL1[:, :, 0], letters)
   if entries is None:
     return Readings(lse_BL, target_BL)
-  own_BLT = _at(logits_BLV, entries.ids_BLT) * entries.values_BLT
+  own_BLT = _gather_own(logits_BLV, entries.ids_BLT) * entries.values_BLT
   taught_BL = jnp.sum(own_BLT, axis=-1) / temperature
   soft_BL = None
   if temperature != 1:
@@ -142,7 +142,7 @@ def _logsumexp(logits_BLV: jax.Array, letters: str) -> jax.Array:
   return jnp.log(collectives.total(sum_BL, letters)) + largest_BL1[..., 0]
 
 
-def _at(logits_BLV: jax.Array, ids_BLT: jax.Array) -> jax.Array:
+def _gather_own(logits_BLV: jax.Array, ids_BLT: jax.Array) -> jax.Array:
   """Returns the logits of entries that this device has, 0 of the others."""
   size = logits_BLV.shape[-1]
   index_BLT = ids_BLT - collectives.first_of('V', size)
@@ -153,7 +153,7 @@ def _at(logits_BLV: jax.Array, ids_BLT: jax.Array) -> jax.Array:
   return jnp.where(inside_BLT, logit_BLT, 0)
 
 
-def _met(name: str, own_BL: jax.Array | None) -> jax.Array | None:
+def _merge(name: str, own_BL: jax.Array | None) -> jax.Array | None:
   """Returns the reading of the whole vocabulary from each device's own."""
   if own_BL is None:
     return None
@@ -170,7 +170,7 @@ def _cut(x: jax.Array, size: int) -> jax.Array:
   return flat.reshape(-1, 1, size, *x.shape[2:])
 
 
-def _widened(x: jax.Array) -> jax.Array:
+def _widen(x: jax.Array) -> jax.Array:
   """Returns floats in float32, so that chunks' gradients add up in it."""
   if jnp.issubdtype(x.dtype, jnp.floating):
     return x.astype(jnp.float32)

@@ -39,7 +39,7 @@ def export(
       `load.from_workdir`.
   """
   config = workdir_lib.load_experiment(workdir).model
-  lost = lost_lib.of(config)
+  lost = lost_lib.list_losses(config)
   is_arcee = format == 'arcee' or (format == 'auto' and (accepted or not lost))
   if is_arcee:
     lost_lib.refuse(lost, accepted)

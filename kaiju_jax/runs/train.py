@@ -83,7 +83,7 @@ def _train_together(experiment, workdir, mesh, cluster, until):
   from kaiju_jax.sharding import processes
   from kaiju_jax.training import agreement
 
-  with processes.joined(cluster), contextlib.ExitStack() as stack:
+  with processes.join_cluster(cluster), contextlib.ExitStack() as stack:
     experiment = resolved(experiment)
     agreement.check(
       {
@@ -193,7 +193,7 @@ def _initial(experiment: experiment_lib.Experiment, devices):
     model = state.model_of(experiment)
     params = state.init_params(model, experiment.seed, devices)
     if experiment.init == 'scaled':
-      params = depth_scaled.scaled(params, experiment.model)
+      params = depth_scaled.scale(params, experiment.model)
     else:
       suggest = {
         'induction': induction.suggest,

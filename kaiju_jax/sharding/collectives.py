@@ -60,7 +60,7 @@ def largest(
 
   Has no gradient. `x` is each device's own maximum over these letters.
   """
-  return _over(highest, x, letters, table)
+  return _reduce_over(highest, x, letters, table)
 
 
 def highest(x: jax.Array, axes: Sequence[str]) -> jax.Array:
@@ -72,14 +72,14 @@ def highest(x: jax.Array, axes: Sequence[str]) -> jax.Array:
   """
   x = x.astype(jnp.float32)
   bits = lax.bitcast_convert_type(x, jnp.int32)
-  ordered = lax.pmax(jnp.where(jnp.isnan(x), _SIGNLESS, _flipped(bits)), axes)
-  return lax.bitcast_convert_type(_flipped(ordered), jnp.float32)
+  ordered = lax.pmax(jnp.where(jnp.isnan(x), _SIGNLESS, _flip(bits)), axes)
+  return lax.bitcast_convert_type(_flip(ordered), jnp.float32)
 
 
 _SIGNLESS = jnp.iinfo(jnp.int32).max  # Above infinity's bits: a NaN's.
 
 
-def _flipped(bits):
+def _flip(bits):
   """Turns negative floats' bits into integers in their order, and back."""
   return jnp.where(bits < 0, bits ^ _SIGNLESS, bits)
 
@@ -91,10 +91,10 @@ def mean(
 
   Has no gradient. `x` is each device's own mean over these letters.
   """
-  return _over(lax.pmean, x, letters, table)
+  return _reduce_over(lax.pmean, x, letters, table)
 
 
-def _over(reduce, x, letters, table):
+def _reduce_over(reduce, x, letters, table):
   axes = axes_of(letters, table)
   return reduce(lax.stop_gradient(x), axes) if axes else x
 

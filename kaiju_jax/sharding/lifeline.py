@@ -160,7 +160,7 @@ class Server:
       while len(peers) < count - 1:
         self._server.settimeout(max(0.01, deadline - time.monotonic()))
         peer, _ = self._server.accept()
-        process = _greeted(peer, self.address['token'])
+        process = _greet(peer, self.address['token'])
         if process is None:
           peer.close()
         else:
@@ -182,7 +182,7 @@ def connect(address: dict[str, Any], process: int) -> socket.socket | None:
   return None
 
 
-def _greeted(peer: socket.socket, token: str) -> int | None:
+def _greet(peer: socket.socket, token: str) -> int | None:
   """Returns the process at the other end, or None if it is a stranger."""
   peer.settimeout(_PATIENCE)
   try:

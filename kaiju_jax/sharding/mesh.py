@@ -48,13 +48,13 @@ def make(
     )
   shape = config.fsdp, config.tensor
   return jax.sharding.Mesh(
-    arranged(devices, shape),
+    arrange(devices, shape),
     sharding_config.AXES,
     axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
   )
 
 
-def arranged(
+def arrange(
   devices: Sequence[jax.Device], shape: tuple[int, int]
 ) -> np.ndarray:
   """Returns the devices as [fsdp, tensor], a row for each tensor group.

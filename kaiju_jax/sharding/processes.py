@@ -51,7 +51,7 @@ def is_main() -> bool:
 
 
 @contextlib.contextmanager
-def joined(
+def join_cluster(
   cluster: Cluster | None, timeout: int = _START_SECONDS
 ) -> Iterator[None]:
   """While entered, the processes of a cluster are one job.
@@ -77,7 +77,7 @@ def joined(
   late.start()
   try:
     _initialize(cluster, timeout)
-    line = _watched()
+    line = _connect()
   finally:
     late.cancel()
   try:
@@ -127,7 +127,7 @@ def _initialize(cluster: Cluster, timeout: int) -> None:
     raise OSError(f'--multihost: {reason}') from error
 
 
-def _watched() -> lifeline.Lifeline:
+def _connect() -> lifeline.Lifeline:
   """Connects all processes to the first one.
 
   Raises:

@@ -82,10 +82,10 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
         f'{name!r}: {other} and {letter} would both be split over {axis!r}.'
       )
     axes.append(axis)
-  return trimmed(axes)
+  return trim(axes)
 
 
-def trimmed(axes: Sequence[str | None]) -> PartitionSpec:
+def trim(axes: Sequence[str | None]) -> PartitionSpec:
   """Returns the spec of these axes, ending at the last one that splits.
 
   Compiled steps are looked up by spec, and XLA's own end there.

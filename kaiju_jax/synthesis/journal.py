@@ -95,7 +95,7 @@ class Journal:
     for number, line in enumerate(lines[1:], 2):
       record = self._parsed(line, number)
       try:
-        self._judged[record['passage']] = _judged(record['variations'])
+        self._judged[record['passage']] = _judge(record['variations'])
       except (KeyError, TypeError) as error:
         raise ValueError(
           f'{self._path}, line {number}: not a passage and its variations.'
@@ -115,7 +115,7 @@ class Journal:
       files.append(self._file, line)
 
 
-def _judged(records: Sequence[dict[str, Any]]) -> Judged:
+def _judge(records: Sequence[dict[str, Any]]) -> Judged:
   judged = []
   for record in records:
     fields = dict(record)

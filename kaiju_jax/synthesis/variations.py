@@ -168,17 +168,19 @@ class Author:
       self._settings.question_tokens,
       self._form.answer,
     )
-    return _with(drafts, 'question', texts)
+    return _set_field(drafts, 'question', texts)
 
   def _answered(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     """Draws the answers of those that have a question."""
     samplings = [self._noise(draft.variation) for draft in drafts]
-    return _with(drafts, 'answer', self._answers(drafts, samplings, 'question'))
+    return _set_field(
+      drafts, 'answer', self._answers(drafts, samplings, 'question')
+    )
 
   def _asked_again(self, drafts: Sequence[_Draft]) -> list[_Draft]:
     """Answers greedily what has an answer."""
     greedy = [_GREEDY] * len(drafts)
-    return _with(drafts, 'again', self._answers(drafts, greedy, 'answer'))
+    return _set_field(drafts, 'again', self._answers(drafts, greedy, 'answer'))
 
   def _answers(self, drafts, samplings, needed: str) -> list[str]:
     """Returns answers; '' for a draft whose field `needed` is empty."""
@@ -267,7 +269,7 @@ class Author:
     )
 
 
-def _with(drafts, field: str, texts: Sequence[str]) -> list[_Draft]:
+def _set_field(drafts, field: str, texts: Sequence[str]) -> list[_Draft]:
   return [
     draft._replace(
       variation=dataclasses.replace(draft.variation, **{field: text})

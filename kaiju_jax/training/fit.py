@@ -37,7 +37,7 @@ def check(
       ' multiple of it, so that the query heads of one device read whole groups'
       ' or one.'
     )
-  squinched = codec.of(model.quantization).kind == 'squinch'
+  squinched = codec.choose(model.quantization).kind == 'squinch'
   share = model.d_model // mesh.fsdp
   if squinched and mesh.fsdp > 1 and share % _GROUP:
     raise ValueError(

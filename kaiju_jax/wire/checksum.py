@@ -20,7 +20,7 @@ from kaiju_jax.kernels import murmur3
 _BITS = {1: jnp.uint8, 4: jnp.uint32}
 
 
-def of(arrays: Iterable[jax.Array]) -> jax.Array:
+def checksum(arrays: Iterable[jax.Array]) -> jax.Array:
   """Returns the uint32 checksum of arrays of one or four bytes per value."""
   total = jnp.uint32(0)
   for salt, x in enumerate(arrays):

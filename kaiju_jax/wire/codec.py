@@ -41,7 +41,7 @@ NAMED = {
 }
 
 
-def of(config: quantization_config.QuantizationConfig) -> Codec:
+def choose(config: quantization_config.QuantizationConfig) -> Codec:
   """Returns the codec that a model's gradients cross in."""
   return dataclasses.replace(
     NAMED[config.wire_gradients], header=config.wire_header

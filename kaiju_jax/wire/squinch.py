@@ -264,14 +264,14 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
       residuals = treedef.unflatten(map(jnp.zeros_like, values))
     return treedef.unflatten(reduced), residuals
 
-  packed = [api.encode(_grouped(_scaled(x, scale)), *codes) for x in values]
+  packed = [api.encode(_group(_scale(x, scale)), *codes) for x in values]
   sum_RC = api.decode_sum(_exchange(_by_owner(packed, width), axis), *codes)
   divisor = width if mean else 1
   forwarded_PGC = api.encode(sum_RC / divisor, *codes)
   gathered_PGC = lax.all_gather(forwarded_PGC, axis, axis=2, tiled=True)
   received = [api.decode(p, *codes) for p in _split(gathered_PGC, packed)]
   reduced = [
-    (_ungrouped(x_RC, leaf.shape) / scale).astype(leaf.dtype)
+    (_ungroup(x_RC, leaf.shape) / scale).astype(leaf.dtype)
     for x_RC, leaf in zip(received, own)
   ]
   if residuals is not None:
@@ -280,7 +280,7 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
     lost = _of_owner(lost_RC, packed, axis, width)
     residuals = treedef.unflatten(
       _next(
-        x - _ungrouped(api.decode(p, *codes) - l_RC, x.shape) / scale,
+        x - _ungroup(api.decode(p, *codes) - l_RC, x.shape) / scale,
         r,
       )
       for x, p, l_RC, r in zip(values, packed, lost, residuals)
@@ -293,7 +293,7 @@ def _exchange(packed_NPGC: jax.Array, axis: Axis) -> jax.Array:
   return lax.all_to_all(packed_NPGC, axis, 0, 0, tiled=True)
 
 
-def _scaled(x: jax.Array, scale: float | jax.Array) -> jax.Array:
+def _scale(x: jax.Array, scale: float | jax.Array) -> jax.Array:
   """Returns x · scale; x itself for 1, because a kernel reads bf16 as it is."""
   if isinstance(scale, float | int) and scale == 1:
     return x
@@ -312,7 +312,7 @@ def _from_rows(x_RC: jax.Array, shape, dimension: int) -> jax.Array:
   return jnp.moveaxis(x_RC.reshape(rows, *shape), 0, dimension)
 
 
-def _along(shape: Sequence[int]) -> int | None:
+def _grouped_dimension(shape: Sequence[int]) -> int | None:
   """Returns the dimension that groups of eight run along."""
   for dimension, size in enumerate(shape):
     if size and size % reference.GROUP == 0:
@@ -320,17 +320,17 @@ def _along(shape: Sequence[int]) -> int | None:
   return None
 
 
-def _grouped(x: jax.Array) -> jax.Array:
+def _group(x: jax.Array) -> jax.Array:
   """Returns the leaf as rows and columns, the rows a multiple of eight."""
-  dimension = _along(x.shape)
+  dimension = _grouped_dimension(x.shape)
   if dimension is not None:
     return _rows(x, dimension)
   return jnp.pad(x.reshape(-1, 1), ((0, -x.size % reference.GROUP), (0, 0)))
 
 
-def _ungrouped(x_RC: jax.Array, shape: Sequence[int]) -> jax.Array:
-  """Undoes `_grouped`."""
-  dimension = _along(shape)
+def _ungroup(x_RC: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """Undoes `_group`."""
+  dimension = _grouped_dimension(shape)
   if dimension is not None:
     return _from_rows(x_RC, shape, dimension)
   return x_RC.reshape(-1)[: math.prod(shape)].reshape(shape)

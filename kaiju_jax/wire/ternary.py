@@ -173,7 +173,7 @@ def message(
       scales = _own(path, scales, w, plan, layout)
     carried = grid.carry(w, codes, scales)
     delta = grid.delta(carried)
-    deltas[path] = trits.encode(delta.reshape(_folded(w.shape)))
+    deltas[path] = trits.encode(delta.reshape(_fold(w.shape)))
     largest = int8.largest(w, layout.contracted)
     event = grid.event(largest, scales, plan.least_scale)
     if layout.split and plan.within and lax.axis_size(plan.within) > 1:
@@ -284,7 +284,9 @@ def heal(
 
 def _differ(plan: Plan, state: State) -> jax.Array:
   """Returns whether any replicas differ, the same on all devices."""
-  differs = checksum.differs(checksum.of(jax.tree.leaves(state)), plan.axis)
+  differs = checksum.differs(
+    checksum.checksum(jax.tree.leaves(state)), plan.axis
+  )
   if plan.within and lax.axis_size(plan.within) > 1:
     # A fresh start is collective: all devices go the same way.
     differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
@@ -315,7 +317,7 @@ def _own(
   )
 
 
-def _folded(shape: tuple[int, ...]) -> tuple[int, int]:
+def _fold(shape: tuple[int, ...]) -> tuple[int, int]:
   """Returns the rows and columns that a shard is packed in.
 
   Leading dimensions are merged, which moves nothing. If rows are so few that
@@ -335,6 +337,6 @@ def _delta(
   packed: jax.Array, codes: jax.Array, layout: Layout, owners: int
 ) -> jax.Array:
   share = ternary_plan.share(codes.shape, layout, owners)
-  rows, _ = _folded(share)
+  rows, _ = _fold(share)
   delta = jax.vmap(lambda x: trits.decode(x, rows))(packed)
   return ternary_plan.join(delta.reshape(owners, *share), layout)

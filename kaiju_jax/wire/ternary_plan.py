@@ -151,7 +151,7 @@ def specs_of(tree: Any) -> Any:
     name = rules.name_of(path).rpartition('.')[2]
     axes = rules.spec(name, len(x.shape), rules.IN_USE)
     # A dimension of 1 is a contracted one of scales, the same for all devices.
-    return rules.trimmed(
+    return rules.trim(
       [axis if n > 1 else None for axis, n in zip(axes, x.shape)]
     )
 

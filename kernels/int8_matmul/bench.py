@@ -104,7 +104,7 @@ def measure(
             implementation=name,
             seconds=seconds.get(name),
             operations=2 * shape.rows * shape.contracted * shape.outputs,
-            bytes=moved(kernel, shape),
+            bytes=bytes_moved(kernel, shape),
             ceiling='int8_matmul',
             max_error=_error(found, name, kernel, shape) if is_ours else None,
             is_peer=not is_ours,
@@ -113,7 +113,7 @@ def measure(
   return rows
 
 
-def moved(kernel: str, shape: Shape) -> int:
+def bytes_moved(kernel: str, shape: Shape) -> int:
   """Returns the bytes that are read and written, scales included."""
   x = shape.rows * shape.contracted * (2 if kernel == 'matmul' else 1)
   scales = 4 * (shape.outputs + (shape.rows if kernel == 'codes' else 0))

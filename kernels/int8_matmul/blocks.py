@@ -75,7 +75,7 @@ def key(
   )
 
 
-def _measured(name: str) -> dict[str, int] | None:
+def _look_up(name: str) -> dict[str, int] | None:
   folder = pathlib.Path(__file__).parent
   return tuned.winner(folder, tuned.device_kind(), name)
 
@@ -86,7 +86,7 @@ def gpu(
   """Returns the tile of an s8 product whose result has `width` bytes."""
   if isinstance(_tried.get(), Gpu):
     return _tried.get()
-  if found := _measured(key(rows, contracted, outputs, contract)):
+  if found := _look_up(key(rows, contracted, outputs, contract)):
     return Gpu(**found)
   # The more rows share a transposed tile of the weight, the less it costs.
   large = Gpu(256, 128, 128, 8, 3)
@@ -150,7 +150,7 @@ def tpu(
   It takes as many rows as fit, because each block of rows reads the whole
   weight.
   """
-  O = min(512, _up(outputs, 128))
+  O = min(512, _round_up(outputs, 128))
   C = _divisor(contracted, 1024)
   w = 2 * C * O
   for R in (1024, 512, 256, 128, 64):
@@ -159,15 +159,15 @@ def tpu(
       break
   else:
     R = TPU_ROWS
-  return Tpu(min(R, _up(rows, TPU_ROWS)), O, C)
+  return Tpu(min(R, _round_up(rows, TPU_ROWS)), O, C)
 
 
 def tpu_weight(rows: int, contracted: int, outputs: int) -> TpuWeight:
   """Returns the blocks of a weight's gradient."""
   return TpuWeight(
-    min(512, _up(contracted, 128)),
-    min(512, _up(outputs, 128)),
-    min(512, _up(rows, TPU_ROWS)),
+    min(512, _round_up(contracted, 128)),
+    min(512, _round_up(outputs, 128)),
+    min(512, _round_up(rows, TPU_ROWS)),
   )
 
 
@@ -175,7 +175,7 @@ def tpu_quantize(rows: int, columns: int, bytes_in: int) -> int:
   """Returns how many rows are quantized at a time."""
   fits = _VMEM_BLOCKS // (2 * columns * (bytes_in + 1))
   return max(
-    TPU_ROWS, min(256, _up(rows, TPU_ROWS), fits // TPU_ROWS * TPU_ROWS)
+    TPU_ROWS, min(256, _round_up(rows, TPU_ROWS), fits // TPU_ROWS * TPU_ROWS)
   )
 
 
@@ -195,5 +195,5 @@ def _divisor(size: int, most: int) -> int:
   return size
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
   return -(-size // multiple) * multiple

@@ -48,7 +48,7 @@ def encode(quotient, nonnegative):
   """Returns int8 codes of x / scale; NaN has the code 0."""
   low, high, zero = (0.0, 255.0, 128) if nonnegative else (-127.0, 127.0, 0)
   # Cut before rounding, which is the same because the bounds are integers.
-  quotient = _between(quotient, low, high)
+  quotient = _clip(quotient, low, high)
   quotient = jnp.where(quotient == quotient, quotient, float(zero))
   bits = lax.bitcast_convert_type(quotient + _ROUNDER, jnp.int32)
   return (bits - (_ROUNDER_BITS + zero)).astype(jnp.int8)
@@ -56,12 +56,12 @@ def encode(quotient, nonnegative):
 
 def encode_stochastic(quotient, noise):
   """Returns int8 codes of floor(quotient + noise); NaN has the code 0."""
-  level = _between(jnp.floor(quotient + noise), -127.0, 127.0)
+  level = _clip(jnp.floor(quotient + noise), -127.0, 127.0)
   level = jnp.where(level == level, level, 0.0)
   return level.astype(jnp.int32).astype(jnp.int8)
 
 
-def _between(x, low, high):
+def _clip(x, low, high):
   x = jnp.where(x < low, low, x)
   return jnp.where(x > high, high, x)
 

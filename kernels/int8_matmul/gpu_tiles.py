@@ -74,7 +74,7 @@ def product(
   block = _block
   if _turns(right):
     # Four rows in one: the same bytes.
-    block = _turned
+    block = _turn
     right = Operand(right.array.reshape(-1, _TURNED * outputs), 1)
 
   def kernel(left_ref, right_ref, *refs):
@@ -147,23 +147,23 @@ def _block(ref, axis, free, free_size, contracted, contracted_size):
   return load(ref, starts, sizes)
 
 
-def _turned(ref, axis, column, columns, row, rows):
+def _turn(ref, axis, column, columns, row, rows):
   """Returns a block [O, C] of [C/4, 4·O]."""
   del axis
   height, outputs = ref.shape[0], ref.shape[1] // _TURNED
   starts, sizes = (row // _TURNED, column), (rows // _TURNED, columns)
-  mask = _inside((height, outputs), starts, sizes)
+  mask = _find_inside((height, outputs), starts, sizes)
   quarters = [
-    _masked(_view(ref, (starts[0], n * outputs + column), sizes), mask)
+    _mask(_view(ref, (starts[0], n * outputs + column), sizes), mask)
     for n in range(_TURNED)
   ]
   # [C/4, O] → [C/4, O, 2, 2]: every fourth row in the order of the rows.
-  pairs = [_joined(quarters[0], quarters[2]), _joined(*quarters[1::2])]
-  words = _joined(*pairs).transpose(1, 0, 2, 3)
+  pairs = [_join(quarters[0], quarters[2]), _join(*quarters[1::2])]
+  words = _join(*pairs).transpose(1, 0, 2, 3)
   return words.reshape(columns, rows)
 
 
-def _joined(a, b):
+def _join(a, b):
   return jnp.concatenate([a[..., None], b[..., None]], axis=-1)
 
 
@@ -174,10 +174,12 @@ def vector(ref, start, size):
 
 def load(ref, starts, sizes):
   """Returns a block, with zeros outside the array."""
-  return _masked(_view(ref, starts, sizes), _inside(ref.shape, starts, sizes))
+  return _mask(
+    _view(ref, starts, sizes), _find_inside(ref.shape, starts, sizes)
+  )
 
 
-def _masked(view, mask):
+def _mask(view, mask):
   return plgpu.load(view, mask=mask, other=None if mask is None else 0)
 
 
@@ -186,7 +188,7 @@ def store(ref, starts, values) -> None:
   plgpu.store(
     _view(ref, starts, values.shape),
     values.astype(ref.dtype),
-    mask=_inside(ref.shape, starts, values.shape),
+    mask=_find_inside(ref.shape, starts, values.shape),
   )
 
 
@@ -194,7 +196,7 @@ def _view(ref, starts, sizes):
   return ref.at[tuple(map(pl.ds, starts, sizes))]
 
 
-def _inside(shape, starts, sizes):
+def _find_inside(shape, starts, sizes):
   """Returns which places of a block are inside the array; None if all are."""
   mask = None
   for axis, (start, size) in enumerate(zip(starts, sizes)):

@@ -419,7 +419,7 @@ def _prepare(
     def write(m, _):
       places, x_IJ = values(m)
       start = m * width, first + n * height
-      operand_ref[rows, places] = _coded(x_IJ, scale_I1, kind, start, columns)
+      operand_ref[rows, places] = _code(x_IJ, scale_I1, kind, start, columns)
       return _
 
     return lax.fori_loop(0, columns // width, write, _)
@@ -448,7 +448,7 @@ def _scale(values, limit_ref, rows, kind, shape, columns):
   return coding.scale_of(limit_I1, largest_code, jnp.divide)
 
 
-def _coded(x_IJ, scale_I1, kind, start, columns):
+def _code(x_IJ, scale_I1, kind, start, columns):
   if kind.kind == 'scaled':
     return x_IJ.astype(kind.dtype)
   quotient_IJ = x_IJ / scale_I1

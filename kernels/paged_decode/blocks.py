@@ -155,7 +155,7 @@ def check(implementation: str, shape: Shape, sizes: Sizes) -> None:
     )
 
 
-def visited(shape: Shape) -> int:
+def count_visited(shape: Shape) -> int:
   """Returns the most slots a row's queries visit, if these are adjacent."""
   if shape.window is None:
     return shape.N * shape.S
@@ -173,7 +173,7 @@ def _gpu(shape: Shape) -> Sizes:
   R = min(128, max(16, _power(shape.rows)))
   J = 64 if shape.itemsize < 4 else 16
   programs = shape.B * -(-shape.rows // R)
-  tiles = -(-visited(shape) // J)
+  tiles = -(-count_visited(shape) // J)
   X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMS[R] // programs))
   # Half of the stages, less one, hold tiles that are loading: a tile's
   # addresses are loads as well, and wait as long.
@@ -183,7 +183,7 @@ def _gpu(shape: Shape) -> Sizes:
 def _tpu(shape: Shape) -> Sizes:
   R = min(_TPU_ROWS, -(-shape.rows // 32) * 32)
   pages = min(shape.N, _TPU_PAGES, max(1, _TPU_KEYS // shape.S))
-  groups = -(-visited(shape) // (pages * shape.S))
+  groups = -(-count_visited(shape) // (pages * shape.S))
   # A chip whose two cores are one device gives each of them a split.
   return Sizes(R, pages * shape.S, 2 if groups >= 2 * _TILES_PER_SPLIT else 1)
 

@@ -448,12 +448,12 @@ def _product(weights_RS, page, visible_RS, dtype):
   if v_SK.dtype == jnp.int8:
     v_SK = _float(v_SK, dtype)
   elif visible_RS is not None:
-    v_SK = jnp.where(_seen(visible_RS), v_SK, jnp.zeros_like(v_SK))
+    v_SK = jnp.where(_find_seen(visible_RS), v_SK, jnp.zeros_like(v_SK))
   both = jnp.promote_types(dtype, v_SK.dtype)
   return _dot(weights_RS.astype(both), v_SK.astype(both), 0, jnp.float32)
 
 
-def _seen(visible_RS):
+def _find_seen(visible_RS):
   """bool[S, 1]: whether any row sees the slot."""
   seen_1S = visible_RS.astype(jnp.float32).max(axis=0, keepdims=True)
   return seen_1S.T > 0

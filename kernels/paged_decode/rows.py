@@ -26,7 +26,7 @@ def pack(q_BLHK, k_PSK, scales, dtype):
     q_scale_BLH = q_scale_BLH.reshape(B, L * H)
   q_BRK = codes.dequantize(q_BRK, q_scale_BLH, dtype)
   if k_scale is not None and k_scale.ndim == 1:
-    q_BRK = codes.scaled(q_BRK, k_scale.reshape(1, 1, K), q_BRK.dtype)
+    q_BRK = codes.apply_scale(q_BRK, k_scale.reshape(1, 1, K), q_BRK.dtype)
   return q_BRK, None
 
 

@@ -84,7 +84,7 @@ def measure(
     for kernel, run in KERNELS.items():
       found = {}
       if is_timed:
-        found = _timed(functools.partial(run, shape), values, names, repeats)
+        found = _time(functools.partial(run, shape), values, names, repeats)
       for name in names:
         seconds, error = found.get(name, (None, None))
         rows.append(
@@ -95,14 +95,14 @@ def measure(
             seconds=seconds,
             # So few that bytes bound it.
             operations=0,
-            bytes=moved(kernel, shape),
+            bytes=bytes_moved(kernel, shape),
             max_error=error,
           )
         )
   return rows
 
 
-def moved(kernel: str, shape: Shape) -> int:
+def bytes_moved(kernel: str, shape: Shape) -> int:
   """Returns the bytes that are read and written."""
   elements = shape.rows * shape.columns
   packed = elements * 6 // 8
@@ -136,7 +136,7 @@ def _decode_sum(shape, operands, implementation):
 KERNELS = {'encode': _encode, 'decode_sum': _decode_sum}
 
 
-def _timed(
+def _time(
   run: Callable[..., jax.Array],
   operands: Mapping[str, jax.Array],
   names: Sequence[str],

@@ -110,7 +110,7 @@ def gpu(
   """
   threads = (
     _tried.get()
-    or _measured(key(kind, parts, itemsize), Threads)
+    or _look_up(key(kind, parts, itemsize), Threads)
     or Threads(16 // itemsize, N=_divisor(parts, 4), warps=4)
   )
   tile = _tile(groups, columns, 32 * threads.warps * threads.columns)
@@ -128,7 +128,7 @@ def tpu(kind: str, *, parts: int, groups: int, itemsize: int) -> Tpu:
   """
   sizes = (
     _tried.get()
-    or _measured(key(kind, parts, itemsize), Tpu)
+    or _look_up(key(kind, parts, itemsize), Tpu)
     or Tpu(4 * TPU_GROUPS, N=_divisor(parts, 8))
   )
   padded = -(-groups // TPU_GROUPS) * TPU_GROUPS
@@ -142,7 +142,7 @@ def key(kind: str, parts: int, itemsize: int) -> str:
   return tuned.key(kind=kind, parts=parts)
 
 
-def _measured(name: str, sizes: type):
+def _look_up(name: str, sizes: type):
   folder = pathlib.Path(__file__).parent
   found = tuned.winner(folder, tuned.device_kind(), name)
   return sizes(**found) if found else None

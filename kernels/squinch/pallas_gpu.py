@@ -82,7 +82,7 @@ def _encode(
 
   def kernel(x_ref, scale_ref, out_ref):
     _, g, c = place(pl.program_id(0))
-    load, store = _masked(g, c, sizes, count, columns)
+    load, store = _mask(g, c, sizes, count, columns)
     rows = [
       lax.bitcast_convert_type(
         load(x_ref.at[:, _index(i)]).astype(jnp.float32), jnp.int32
@@ -148,7 +148,7 @@ def _decode(
 
   def kernel(packed_ref, unit_ref, level_ref, out_ref):
     g, c = pl.program_id(0) // across, pl.program_id(0) % across
-    load, store = _masked(g, c, sizes, count, columns)
+    load, store = _mask(g, c, sizes, count, columns)
 
     def add(step, rows):
       # All loads of a step come before its arithmetic, and are awaited
@@ -205,7 +205,7 @@ def _decode(
   return sum_GIC.reshape(reference.GROUP * count, columns)
 
 
-def _masked(g, c, sizes: blocks.Gpu, count: int, columns: int):
+def _mask(g, c, sizes: blocks.Gpu, count: int, columns: int):
   """Returns load and store of a tile that stay inside the array."""
   if count % sizes.G == 0 and columns % sizes.C == 0:
     return plgpu.load, plgpu.store

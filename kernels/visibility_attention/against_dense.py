@@ -39,14 +39,14 @@ def seconds(shape: Shape, repeats: int) -> dict[str, float]:
   ]
   runs = {}
   for name in CONTENDERS:
-    step = compiled(name, shape)
+    step = compile_step(name, shape)
     runs[name] = lambda step=step: step(*values)
   return timing.medians(runs, repeats)
 
 
 def temporary_bytes(name: str, shape: Shape) -> int:
   """Returns what the compiled step holds besides its operands and results."""
-  return compiled(name, shape).memory_analysis().temp_size_in_bytes
+  return compile_step(name, shape).memory_analysis().temp_size_in_bytes
 
 
 def operands(shape: Shape) -> list[jax.ShapeDtypeStruct]:
@@ -58,7 +58,7 @@ def operands(shape: Shape) -> list[jax.ShapeDtypeStruct]:
   ]
 
 
-def compiled(name: str, shape: Shape) -> jax.stages.Compiled:
+def compile_step(name: str, shape: Shape) -> jax.stages.Compiled:
   """Returns a contender's step: operands -> out, (dq, dk, dv)."""
   attend = {
     OURS: _ours,

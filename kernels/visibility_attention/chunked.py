@@ -90,7 +90,7 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
       product_ZRK = jnp.einsum(
         'ZRJ,ZJK->ZRK',
         weights_ZRJ.astype(dtype),
-        codes.scaled(keys.v_ZJK, keys.v_scale, dtype),
+        codes.apply_scale(keys.v_ZJK, keys.v_scale, dtype),
         preferred_element_type=jnp.float32,
       )
       return (
@@ -140,7 +140,9 @@ def backward(
       *(0.0, queries, keys, window, layout),
     )
     dweights_ZUW = _product(
-      cotangents.dout_ZRK, codes.scaled(keys.v_ZJK, keys.v_scale, dtype), layout
+      cotangents.dout_ZRK,
+      codes.apply_scale(keys.v_ZJK, keys.v_scale, dtype),
+      layout,
     )
     dlogits_ZUW = weights_ZUW * (
       dweights_ZUW - _align(cotangents.delta_ZR, 'ZR', layout)
@@ -155,7 +157,7 @@ def backward(
       return dq_ZRK + jnp.einsum(
         'ZRJ,ZJK->ZRK',
         dlogits_ZRJ,
-        codes.scaled(keys.k_ZJK, keys.k_scale, dtype),
+        codes.apply_scale(keys.k_ZJK, keys.k_scale, dtype),
         preferred_element_type=jnp.float32,
       )
 
@@ -172,7 +174,7 @@ def backward(
       dk_ZJK += jnp.einsum(
         'ZJR,ZRK->ZJK',
         dlogits_ZJR,
-        codes.scaled(queries.q_ZRK, queries.scale_ZR1, dtype),
+        codes.apply_scale(queries.q_ZRK, queries.scale_ZR1, dtype),
         preferred_element_type=jnp.float32,
       )
       dv_ZJK += jnp.einsum(
@@ -286,8 +288,8 @@ def _logits(queries, keys, scale, dtype, integer_dot, layout):
     logits_ZUW *= _align(keys.k_scale, 'ZJ', layout)
   else:
     logits_ZUW = _product(
-      codes.scaled(q_ZRK, queries.scale_ZR1, dtype),
-      codes.scaled(k_ZJK, keys.k_scale, dtype),
+      codes.apply_scale(q_ZRK, queries.scale_ZR1, dtype),
+      codes.apply_scale(k_ZJK, keys.k_scale, dtype),
       layout,
     )
   return scale * logits_ZUW

@@ -23,10 +23,10 @@ def dequantize(x, scale, dtype):
     if scale.ndim > 1
     else scale.reshape((1,) * (x.ndim - 1) + scale.shape)
   )
-  return scaled(x, scale, dtype)
+  return apply_scale(x, scale, dtype)
 
 
-def scaled(x, scale, dtype):
+def apply_scale(x, scale, dtype):
   """`dequantize` with a scale that already broadcasts against x."""
   if scale is None:
     return x

@@ -180,9 +180,9 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   sizes = window, _ROWS * shared, H, tiles.keys
   operands = _Operands(
     plan.full_first(plan.sees(ranges, *sizes), plan.full(ranges, *sizes)),
-    _padded(_flat(q_BLHK), _ROWS, 64),
-    _padded(k_BMK, tiles.keys, 64),
-    _padded(v_BMK, tiles.keys, 64),
+    _pad(_flat(q_BLHK), _ROWS, 64),
+    _pad(k_BMK, tiles.keys, 64),
+    _pad(v_BMK, tiles.keys, 64),
     _rows(ranges, window, factor_BLH, H),
     _columns(tiles.keys, *of_keys),
   )
@@ -223,18 +223,18 @@ def _check(arrays, dtype) -> None:
 
 def _rows(ranges, window, factor_BLH, heads):
   def repeated(x_BL):
-    return _padded(jnp.repeat(x_BL, heads, axis=1), _ROWS)
+    return _pad(jnp.repeat(x_BL, heads, axis=1), _ROWS)
 
   return _Rows(
     repeated(ranges.coordinate_BL),
     repeated(ranges.position_BL - window) if window else None,
-    None if factor_BLH is None else _padded(_flat(factor_BLH), _ROWS),
+    None if factor_BLH is None else _pad(_flat(factor_BLH), _ROWS),
   )
 
 
 def _columns(keys, *of_keys):
   return _Columns(
-    *(None if x_BM is None else _padded(x_BM, keys) for x_BM in of_keys)
+    *(None if x_BM is None else _pad(x_BM, keys) for x_BM in of_keys)
   )
 
 
@@ -243,7 +243,7 @@ def _flat(x):
   return x.reshape(len(x), -1, *x.shape[3:])
 
 
-def _padded(x, *multiples):
+def _pad(x, *multiples):
   """Pads all dimensions but B with zeros; no query sees a key of zeros."""
   spares = [-size % of for size, of in zip(x.shape[1:], multiples)]
   pads = [(0, 0), *((0, spare) for spare in spares)]
@@ -254,11 +254,11 @@ def _call(operands, statics):
   B, R, K = operands.q_BRK.shape
   rows, stages = (_GROUPS, _GROUP_ROWS), (statics.stages, statics.keys)
   shared = _Shared(
-    _tiled((*rows, K), operands.q_BRK.dtype),
-    _tiled((*stages, K), operands.k_BMK.dtype),
-    _tiled((*stages, K), statics.dtype),
+    _tile((*rows, K), operands.q_BRK.dtype),
+    _tile((*stages, K), operands.k_BMK.dtype),
+    _tile((*stages, K), statics.dtype),
     jax.tree.map(lambda x: plgpu.SMEM(stages, x.dtype), operands.columns),
-    _tiled((*rows, K), statics.dtype),
+    _tile((*rows, K), statics.dtype),
     plgpu.SMEM(rows, jnp.float32),
   )
   copies = 1 + len(_present(operands.columns))
@@ -297,7 +297,7 @@ def _call(operands, statics):
   )(operands)
 
 
-def _tiled(shape, dtype):
+def _tile(shape, dtype):
   """Shared memory in the layout of the tensor cores and the TMA unit."""
   size = jnp.dtype(dtype).itemsize
   width = min(128, shape[-1] * size)
@@ -408,7 +408,7 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     stage = jax.lax.rem(n, jnp.int32(statics.stages))
     columns = jax.tree.map(lambda x_SJ: x_SJ.at[stage], shared.columns)
     s_IJ = _logits(q_IK, shared.k_SJK.at[stage], take_turn)
-    s_IJ = _scaled(s_IJ, columns, statics)
+    s_IJ = _scale(s_IJ, columns, statics)
     if not is_full:
       s_IJ = jnp.where(_visible(rows, columns, s_IJ.shape), s_IJ, -jnp.inf)
     _release(
@@ -427,7 +427,7 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     plgpu.barrier_arrive(barriers.turn)
     plgpu.barrier_wait(barriers.v_full.at[stage])
     plgpu.barrier_wait(barriers.turn)
-    sum_IK = _weighted(
+    sum_IK = _add_weighted(
       sum_IK, p_IJ, shared.v_SJK.at[stage], lambda: wait_for_k(n + 1)
     )
     _release(barriers.v_free.at[stage], False)
@@ -496,7 +496,7 @@ def _logits(q_IK, k_JK, meanwhile):
   return pl.run_scoped(multiply, accumulator)
 
 
-def _weighted(sum_IK, p_IJ, v_JK, meanwhile):
+def _add_weighted(sum_IK, p_IJ, v_JK, meanwhile):
   """sum + p · v by the tensor cores, and calls `meanwhile` as they begin."""
   if dispatch.interpreting():
     meanwhile()
@@ -509,7 +509,7 @@ def _weighted(sum_IK, p_IJ, v_JK, meanwhile):
   return pl.run_state(multiply)(plgpu.ACC.init(sum_IK))
 
 
-def _scaled(s_IJ, columns, statics):
+def _scale(s_IJ, columns, statics):
   s_IJ = s_IJ.astype(jnp.float32)
   if columns.scale is not None:
     return s_IJ * _across(columns.scale, s_IJ.shape)

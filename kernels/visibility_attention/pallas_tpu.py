@@ -354,19 +354,19 @@ def _values(x_UK, facts_EU, fact, channel_ref, static):
   if x_UK.dtype != jnp.int8:
     return x_UK
   if channel_ref is None:
-    scale = _wide(_turned(facts_EU, fact), x_UK.shape[1])
+    scale = _wide(_turn(facts_EU, fact), x_UK.shape[1])
     scale = jax.lax.bitcast_convert_type(scale, jnp.float32)
   else:
     scale = channel_ref[...]
-  return codes.scaled(x_UK, scale, static.dtype)
+  return codes.apply_scale(x_UK, scale, static.dtype)
 
 
 def _set_columns(columns_ref, facts_ref):
   for fact in range(columns_ref.shape[0]):
-    columns_ref[fact] = _turned(facts_ref, fact)
+    columns_ref[fact] = _turn(facts_ref, fact)
 
 
-def _turned(facts_ref, fact):
+def _turn(facts_ref, fact):
   """[8, U] -> [U, 128], the same number in all lanes."""
   fact_1U = facts_ref[fact : fact + 1]
   return jnp.broadcast_to(fact_1U, (_LANES, fact_1U.shape[1])).T

@@ -72,7 +72,7 @@ def _jax(shape, arrays, implementation, masked) -> Peer:
       k_BMK[:, :, None],
       v_BMK[:, :, None],
       implementation=implementation,
-      **_told(shape, masked),
+      **_describe(shape, masked),
     )
 
   forward = jax.jit(attend)
@@ -85,7 +85,7 @@ def _jax(shape, arrays, implementation, masked) -> Peer:
   )
 
 
-def _told(shape, masked) -> dict[str, Any]:
+def _describe(shape, masked) -> dict[str, Any]:
   if not masked:
     window = shape.window
     size = None if window is None else (window - 1, 0)

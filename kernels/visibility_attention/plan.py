@@ -188,12 +188,12 @@ def counts(ranges, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
   ranges = operands.Ranges(*(np.asarray(x) for x in ranges))
   planned = jax.jit(sees, static_argnums=(1, 2, 3, 4))
   sees_BXY = planned(ranges, window, rows * tiles, heads, keys)
-  needed_BXY = needed(ranges, window, rows, heads, keys)
+  needed_BXY = compute_dense(ranges, window, rows, heads, keys)
   executed_BXY = np.repeat(sees_BXY, tiles, axis=1)[:, : needed_BXY.shape[1]]
   return int(executed_BXY.sum()), int(needed_BXY.sum())
 
 
-def needed(ranges, window, rows, heads, keys):
+def compute_dense(ranges, window, rows, heads, keys):
   """Returns `sees` as it should be, by numpy from every query and key.
 
   It takes L·M steps, and memory for one tile's share of them.

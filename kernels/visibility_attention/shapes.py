@@ -60,7 +60,7 @@ def ranges(shape: Shape) -> operands.Ranges:
   token_L = np.arange(L)
   limit_L, position_L = {
     'causal': lambda: (np.full(L, L), token_L),
-    'packed': lambda: _packed(L),
+    'packed': lambda: _pack(L),
     'chat': lambda: _chat(L),
   }[shape.rows]()
   fields = token_L, limit_L, token_L, position_L, position_L
@@ -83,7 +83,7 @@ def pairs(shape: Shape) -> int:
   return shape.batch * count
 
 
-def _packed(length: int):
+def _pack(length: int):
   """(limit, position) of documents of up to a fifth of the row."""
   random = np.random.default_rng(0)
   limit_L, position_L = np.zeros(length, int), np.zeros(length, int)

@@ -9,7 +9,7 @@ tile sees in full, then the rest under the mask. JAX 0.12 deprecates Pallas'
 Triton backend in favour of this way; the backward pass is still Pallas'.
 
 jax-triton has Triton compile the kernel while a function is traced, for the
-present GPU or, without one, for an H100. Under `dispatch.interpreted()`
+present GPU or, without one, for an H100. Under `dispatch.interpret()`
 Triton's own interpreter runs it (`triton_interpreter`).
 
 float32 operands are multiplied in TF32, as everywhere in JAX on such a GPU.

@@ -108,7 +108,7 @@ def test_too_few_cpu_devices():
   with pytest.raises(
     ValueError, match='cpu_16 has 16 devices, but there are 8'
   ):
-    devices.of(slice_)
+    devices.find(slice_)
 
 
 _WITHOUT = """

@@ -169,7 +169,7 @@ def test_codes_are_compared_where_the_cache_keeps_them():
     call([2, 2], k[:, [2, 2]], k[:, [2, 2]] + [[[10, 11]]], [True, True]),
   ]
   # Tokens 0 and 2 are kept: 2 · 2 · 2 codes, of which one value differs.
-  assert cached_agreement._counted(whole, cached) == {0: (8, 1)}
+  assert cached_agreement._count_codes(whole, cached) == {0: (8, 1)}
 
 
 def test_texts_of_a_needle_run_are_questions_and_of_a_text_run_documents(

@@ -128,7 +128,7 @@ def test_points_have_nearly_all_where_nothing_is_evicted(requests):
 
 
 def test_more_memory_is_no_worse(requests):
-  result = replay.replayed(requests, SIZES, [0.5, 0.1, 0.03], 0.5)
+  result = replay.replay(requests, SIZES, [0.5, 0.1, 0.03], 0.5)
   for one, less in itertools.pairwise(result.rows):
     assert one.memory > less.memory
     assert one.points >= less.points and one.blocks >= less.blocks

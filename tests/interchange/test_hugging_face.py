@@ -87,12 +87,10 @@ def test_a_round_trip_gives_the_same_parameters_to_the_bit(tmp_path, model):
 def test_scaling_back_finds_the_same_bits_for_every_float():
   # All 2²³ mantissas; for √2, plain division misses one of them.
   every_DV = np.arange(2**23, 2**24).reshape(2, -1).astype(np.float32)
-  table_DV = scale.scaled(every_DV)
+  table_DV = scale.scale(every_DV)
   np.testing.assert_array_equal(table_DV, every_DV * np.float32(1.41421356237))
-  assert np.sum(scale.scaled(table_DV / np.float32(2**0.5)) != table_DV) == 1
-  np.testing.assert_array_equal(
-    scale.scaled(scale.unscaled(table_DV)), table_DV
-  )
+  assert np.sum(scale.scale(table_DV / np.float32(2**0.5)) != table_DV) == 1
+  np.testing.assert_array_equal(scale.scale(scale.unscale(table_DV)), table_DV)
 
 
 def test_untied_tables_of_another_width_scale_to_the_same_bits(tmp_path):
@@ -137,13 +135,13 @@ INT8 = {'matmul': 'int8', 'kv': 'int8', 'qk': 'int8'}
   ],
 )
 def test_what_has_no_counterpart_is_named(config, names):
-  assert list(lost.of(config)) == names
+  assert list(lost.list_losses(config)) == names
 
 
 def test_nothing_is_lost_in_silence(tmp_path):
   config = toys.KAIJU
   params = toys.params_of(config)
-  names = list(lost.of(config))
+  names = list(lost.list_losses(config))
   for accepted in [], names[1:]:
     with pytest.raises(ValueError, match='cannot express') as error:
       hugging_face.write(tmp_path / 'out', params, config, accepted=accepted)
@@ -160,11 +158,11 @@ def test_nothing_is_lost_in_silence(tmp_path):
 
 
 def test_weights_are_those_that_the_forward_pass_reads(tmp_path):
-  config, names = toys.KAIJU, list(lost.of(toys.KAIJU))
+  config, names = toys.KAIJU, list(lost.list_losses(toys.KAIJU))
   params = toys.params_of(config)
   hugging_face.write(tmp_path / 'a', params, config, accepted=names)
   _, tensors = arcee_oracle.load(tmp_path / 'a')
-  read = deployed.quantized(params, config)['blocks']
+  read = deployed.quantize(params, config)['blocks']
   # L0 L0 G2 L3 L3 G2 is a block of its own, without repeats.
   for index, owner in enumerate([0, 0, 2, 3, 3, 2]):
     layer, owners = read[f'layer_{index}'], read[f'layer_{owner}']

@@ -53,7 +53,7 @@ def test_what_is_loaded_is_what_was_saved(quantization, tmp_path):
   own.save(tmp_path / 'model.safetensors', params, config)
   loaded, loaded_config = own.load(tmp_path / 'model.safetensors')
   assert loaded_config == config
-  saved = deployed.quantized(params, config)
+  saved = deployed.quantize(params, config)
   assert jax.tree.structure(loaded) == jax.tree.structure(saved)
   for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(saved)):
     assert one.dtype == other.dtype

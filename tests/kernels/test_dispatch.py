@@ -39,7 +39,7 @@ def test_only_what_is_asked_for_is_imported():
 def test_an_unknown_name_lists_what_runs_here():
   with pytest.raises(ValueError, match=r"'plan' is unknown: cpu runs plain\."):
     _forward('plan')
-  with dispatch.interpreted(), pytest.raises(ValueError, match='unknown'):
+  with dispatch.interpret(), pytest.raises(ValueError, match='unknown'):
     _forward('plan')
 
 
@@ -51,7 +51,7 @@ def test_another_platforms_is_refused_unless_compiled_for_or_interpreted():
     assert _forward('metal') is abs
     with pytest.raises(ValueError, match='gpu runs plain, metal'):
       _forward('broken')
-  with dispatch.interpreted():
+  with dispatch.interpret():
     assert _forward('metal') is abs
   with pytest.raises(ValueError, match=refused):
     _forward('metal')
@@ -65,7 +65,7 @@ def test_contexts_nest_and_end_with_an_error():
       assert dispatch.platform() == 'tpu'
       raise KeyError
     assert dispatch.platform() == 'gpu'
-  with pytest.raises(KeyError), dispatch.interpreted():
+  with pytest.raises(KeyError), dispatch.interpret():
     assert dispatch.interpreting()
     raise KeyError
   assert dispatch.platform() == 'cpu'

@@ -35,7 +35,7 @@ def small_blocks(monkeypatch):
   )
   monkeypatch.setattr(blocks, 'tpu_quantize', lambda *_: 32)
   monkeypatch.setattr(blocks, 'tpu_columns', _part)
-  with dispatch.interpreted():
+  with dispatch.interpret():
     yield
 
 

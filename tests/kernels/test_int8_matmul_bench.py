@@ -19,7 +19,7 @@ from kaiju_jax.kernels.int8_matmul import blocks
   ],
 )
 def test_bytes_are_those_of_operands_and_result(kernel, expected):
-  assert bench.moved(kernel, bench.Shape(4, 8, 3, 'first')) == expected
+  assert bench.bytes_moved(kernel, bench.Shape(4, 8, 3, 'first')) == expected
 
 
 def test_a_cpu_counts_and_does_not_time():
@@ -35,7 +35,7 @@ def test_implementations_agree_and_stand_beside_their_peers():
     'first': bench.Shape(32, 128, 128, 'first'),
     'last': bench.Shape(32, 128, 128, 'last', nonnegative=True),
   }
-  with dispatch.interpreted():
+  with dispatch.interpret():
     rows = bench.measure(1, shapes)
   ours = {row.implementation for row in rows if not row.is_peer}
   assert ours == {'xla', 'pallas_gpu', 'pallas_tpu'}
@@ -52,7 +52,7 @@ def test_the_fastest_tile_is_written_and_taken(tmp_path, monkeypatch):
   shape = bench.Shape(32, 64, 64, 'first')
   tiles = [blocks.Gpu(32, 32, 32, 4, 2), blocks.Gpu(16, 64, 32, 4, 2)]
   monkeypatch.setattr(autotune, 'candidates', lambda shape: tiles)
-  with dispatch.compiling_for('gpu'), dispatch.interpreted():
+  with dispatch.compiling_for('gpu'), dispatch.interpret():
     found = autotune.tune(tmp_path, {'toy': shape}, repeats=1)
   name = blocks.key(*shape[:4])
   best = tuned.winner(tmp_path, tuned.device_kind(), name)

@@ -56,7 +56,7 @@ def _loss_and_gradient(attention):
   batch = rows.packed_batch(documents, LENGTH, 48)
   batch = jax.tree.map(lambda x: x[None], batch)
   z = jnp.float32(1e-2), jnp.float32(1e-3)
-  with dispatch.interpreted(), blocks.trying(blocks.Tiles(32, 16, 4, 2)):
+  with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 16, 4, 2)):
     gradient = jax.jit(
       step_lib.gradient_of(one, mesh),
       compiler_options={'xla_backend_optimization_level': 0},

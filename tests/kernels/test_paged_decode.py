@@ -202,7 +202,7 @@ def _decode(case, implementation, arrays, *, sizes=None, dtype=None, **options):
     # With the plan given, one compiled kernel serves whatever it lists.
     options.setdefault('plan', _plan(case))
   run = _jitted(implementation, case.window, sizes, dtype)
-  with dispatch.interpreted():
+  with dispatch.interpret():
     return run(arrays, case.table_BN, case.visibility, options)
 
 
@@ -620,7 +620,7 @@ def test_rows_and_heads_on_several_devices(implementation):
       implementation=implementation,
     )
 
-  with dispatch.interpreted():
+  with dispatch.interpret():
     results = run(*arrays, case.table_BN, *case.visibility)
   _close(results, _oracle(case, *arrays))
 

@@ -85,7 +85,7 @@ def test_without_an_accelerator_nothing_runs_and_counts_are_shown(capsys):
 
 @pytest.mark.slow
 def test_timed_rows_have_seconds_peers_and_errors():
-  with dispatch.compiling_for('gpu'), dispatch.interpreted():
+  with dispatch.compiling_for('gpu'), dispatch.interpret():
     rows = bench.measure(1, {'causal': _SMALL['causal']}, timed=True)
   assert {row.implementation: row.is_peer for row in rows} == {
     'pallas_gpu, int8': False,
@@ -124,7 +124,7 @@ def test_the_fastest_tiles_are_written(tmp_path, monkeypatch):
   candidates = [blocks.Sizes(16, 32, 1, 4, 3), blocks.Sizes(16, 16, 2, 4, 3)]
   monkeypatch.setattr(autotune, 'candidates', lambda *_: candidates)
   monkeypatch.setattr(bench, 'CACHES', ('int8',))
-  with dispatch.compiling_for('gpu'), dispatch.interpreted():
+  with dispatch.compiling_for('gpu'), dispatch.interpret():
     found = autotune.tune(tmp_path, {'window': _SMALL['window']}, repeats=1)
   [(name, each)] = found.items()
   tiled = bench.block_shape(_SMALL['window'], 'int8')

@@ -149,7 +149,7 @@ def test_an_option_that_does_not_fit_is_named(options, error, message):
 )
 def test_a_kernel_says_what_it_cannot_take(platform, changes, sizes, message):
   with (
-    dispatch.interpreted(),
+    dispatch.interpret(),
     pytest.raises(ValueError, match=re.escape(message)),
   ):
     _decode(changes, sizes=sizes, implementation=f'pallas_{platform}')

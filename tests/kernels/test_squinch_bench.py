@@ -16,8 +16,8 @@ TOY = bench.Shape(parts=4, rows=64, columns=8)
 
 def test_bytes_are_counted_by_hand():
   # 512 numbers: bf16 in and 6 bits out; 6 bits in and a quarter of f32 out.
-  assert bench.moved('encode', TOY) == 1024 + 384
-  assert bench.moved('decode_sum', TOY) == 384 + 512
+  assert bench.bytes_moved('encode', TOY) == 1024 + 384
+  assert bench.bytes_moved('decode_sum', TOY) == 384 + 512
 
 
 def test_the_presets_layers_are_there():
@@ -31,7 +31,7 @@ def test_the_presets_layers_are_there():
 
 @pytest.mark.slow
 def test_every_implementation_is_timed_and_compared():
-  with dispatch.interpreted():
+  with dispatch.interpret():
     rows = bench.measure(1, {'toy': TOY})
   assert [(row.kernel, row.implementation) for row in rows] == [
     (f'squinch {kernel}', implementation)
@@ -48,7 +48,7 @@ def test_a_difference_is_told(monkeypatch):
     return operands['packed_NPGC'] ^ (implementation != 'reference')
 
   monkeypatch.setattr(bench, 'KERNELS', {'encode': encode})
-  with dispatch.interpreted():
+  with dispatch.interpret():
     rows = bench.measure(1, {'toy': TOY})
   assert [row.max_error for row in rows] == [0, 1, 1]
 
@@ -76,7 +76,7 @@ def test_a_winner_is_written_and_taken(tmp_path, monkeypatch):
   few = [blocks.Threads(8, 1, 2), blocks.Threads(4, 1, 1)]
   monkeypatch.setattr(autotune, 'candidates', lambda *case: few)
   shapes = {label: TOY for _, label, _ in autotune.CASES}
-  with dispatch.interpreted(), dispatch.compiling_for('gpu'):
+  with dispatch.interpret(), dispatch.compiling_for('gpu'):
     found = autotune.tune(tmp_path, shapes, repeats=1)
   assert set(found) == {'itemsize=2 kind=encode', 'kind=decode parts=4'}
   for name, each in found.items():

@@ -48,7 +48,7 @@ def jitted(name, implementation, *static):
 
 def run(name, implementation, x, *static):
   """A function of the api, interpreted and compiled once for each shape."""
-  with dispatch.interpreted():
+  with dispatch.interpret():
     return np.asarray(jitted(name, implementation, *static)(x))
 
 
@@ -228,7 +228,7 @@ def test_the_collective_is_the_same_with_kernels(platform, rows):
   def reduce(x):
     return squinch.reduce_scatter(x, 'data')
 
-  with dispatch.interpreted(), dispatch.compiling_for(platform):
+  with dispatch.interpret(), dispatch.compiling_for(platform):
     traced = over_eight(reduce).trace(x_NRC)
     got = np.asarray(traced.lower().compile()(x_NRC))
   program = str(traced.jaxpr)
@@ -264,7 +264,7 @@ def test_all_replicas_are_the_same_with_kernels():
 
     return np.asarray(over_eight(local)(own))
 
-  with dispatch.interpreted(), dispatch.compiling_for('gpu'):
+  with dispatch.interpret(), dispatch.compiling_for('gpu'):
     got = step(tree_N)
   np.testing.assert_array_equal(got, step(tree_N))
   assert np.all(got == got[:1])

@@ -55,7 +55,7 @@ def test_in_a_process_of_its_own():
 
 
 def _forward(case, operands, implementation='triton_kernel', **keywords):
-  with dispatch.interpreted(), blocks.trying(_TILES):
+  with dispatch.interpret(), blocks.trying(_TILES):
     return api.forward(
       *operands,
       *case.visibility,
@@ -129,7 +129,7 @@ def test_within_jit_and_with_gradients():
     )
     return sum(jnp.sin(x).sum() for x in results)
 
-  with dispatch.interpreted(), blocks.trying(_TILES):
+  with dispatch.interpret(), blocks.trying(_TILES):
     ours, reference = (
       jax.jit(jax.grad(loss), static_argnums=1)(operands, name)
       for name in ('triton_kernel', 'reference')

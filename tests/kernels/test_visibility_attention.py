@@ -39,7 +39,7 @@ _HERE = [name for name in api.RUNS_ON if name not in _ELSEWHERE]
 @pytest.fixture
 def small_tiles():
   """Kernels of another platform are interpreted, in small tiles."""
-  with dispatch.interpreted(), blocks.trying(_TILES):
+  with dispatch.interpret(), blocks.trying(_TILES):
     yield
 
 
@@ -507,7 +507,7 @@ def test_values_may_become_floats_before_the_kernel():
 
   def forward(first):
     with (
-      dispatch.interpreted(),
+      dispatch.interpret(),
       blocks.trying(_TILES),
       blocks.trying(blocks.Values(first)),
     ):
@@ -640,7 +640,7 @@ def test_what_no_query_of_a_block_sees_is_skipped(name):
   # Zero weight times NaN is NaN, as the module is not guarded against it: what
   # is finite never met these values.
   v_BMK[:, 192:256] = np.nan
-  with dispatch.interpreted(), blocks.trying(_TILES):
+  with dispatch.interpret(), blocks.trying(_TILES):
     module = dispatch.choose(api.__package__, name, api.RUNS_ON)
     run = functools.partial(
       module.forward, window=32, scale=_SCALE, dtype=jnp.float32

@@ -27,7 +27,7 @@ many_programs = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def no_races(capfd):
   """The interpreter says on standard output what was read too early."""
-  with dispatch.interpreted():
+  with dispatch.interpret():
     yield
   assert 'RACE' not in capfd.readouterr().out
 

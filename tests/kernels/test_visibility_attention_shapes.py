@@ -88,7 +88,7 @@ def test_on_a_cpu_there_are_counts_and_no_times(rows):
 )
 def test_errors_are_against_the_reference(name, coded):
   shape = TOY._replace(rows='packed', coded=coded)
-  with dispatch.interpreted(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
+  with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
     errors = bench._errors(shape, [name])
   assert len(errors) == 2
   assert all(0 < error < 0.03 for error in errors.values())
@@ -125,7 +125,7 @@ def test_a_search_traces_each_candidate_anew(kind, monkeypatch):
 
   monkeypatch.setattr(blocks, 'gpu', gpu)
   tried = [blocks.Tiles(32, keys, 4, 2) for keys in (16, 32)]
-  with dispatch.interpreted():
+  with dispatch.interpret():
     found = autotune.search(TOY, kind, tried, repeats=1)
   assert (
     blocks.Tiles(**found.best) in tried
@@ -142,7 +142,7 @@ def test_a_tpus_winners_are_written_and_taken(tmp_path, monkeypatch):
     autotune, 'candidates', lambda kind: [blocks.TpuTiles(128, 128)]
   )
   monkeypatch.setattr(blocks, '__file__', str(tmp_path / 'blocks.py'))
-  with dispatch.interpreted(), dispatch.compiling_for('tpu'):
+  with dispatch.interpret(), dispatch.compiling_for('tpu'):
     found = autotune.tune(tmp_path, {'toy': TOY}, repeats=1)
   (key,) = found
   assert found[key].best == {'rows': 128, 'keys': 128}
@@ -168,7 +168,7 @@ def test_without_an_accelerator_nothing_is_tuned():
 
 @slow
 def test_a_contender_that_cannot_run_here_is_named_and_left_out(capsys):
-  with dispatch.interpreted(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
+  with dispatch.interpret(), blocks.trying(blocks.Tiles(32, 32, 4, 2)):
     found = bench._contenders(TOY, ['pallas_gpu'])
   assert {'pallas_gpu', 'jax xla'} <= set(found)
   assert 'cudnn' not in found and 'cudnn at Shape' in capsys.readouterr().err

@@ -32,7 +32,7 @@ _quick_jit = functools.partial(
 @pytest.fixture
 def small_blocks():
   """Interpreted, in blocks of 256 rows and 128 keys."""
-  with dispatch.interpreted(), blocks.trying(blocks.TpuTiles(256, 128), 'tpu'):
+  with dispatch.interpret(), blocks.trying(blocks.TpuTiles(256, 128), 'tpu'):
     yield
 
 

@@ -141,7 +141,7 @@ def _needed(row, window, rows, heads, keys):
 def test_no_pair_that_must_meet_is_missed(row, rows, heads, window):
   needed_BXY = _needed(row, window, rows, heads, 16)
   arguments = row, window, rows, heads, 16
-  np.testing.assert_array_equal(plan.needed(*arguments), needed_BXY)
+  np.testing.assert_array_equal(plan.compute_dense(*arguments), needed_BXY)
   sees_BXY = np.asarray(_sees(*arguments))
   assert sees_BXY.shape == needed_BXY.shape
   assert not (needed_BXY & ~sees_BXY).any()

@@ -79,7 +79,7 @@ def test_the_deployed_forward_pass_is_the_training_one_bit_for_bit(config):
     lambda p: model.apply({'params': p}, batch.tokens_BL, batch.visibility())
   )
   trained = forward(params)
-  served = deployed.quantized(params, config)
+  served = deployed.quantize(params, config)
   np.testing.assert_array_equal(forward(served), trained)
   # What was read matters: one row of it changed changes the logits.
   group = served['blocks']['layer_0']['feedforward']
@@ -92,7 +92,7 @@ def test_the_deployed_forward_pass_is_the_training_one_bit_for_bit(config):
 def test_every_projection_is_int8_and_the_rest_is_said():
   params = params_of(CONFIG)
   assert not deployed.is_deployed(params)
-  served = deployed.quantized(params, CONFIG)
+  served = deployed.quantize(params, CONFIG)
   assert deployed.is_deployed(served)
   floats = {
     path[-1].key
@@ -107,4 +107,4 @@ def test_every_projection_is_int8_and_the_rest_is_said():
 
 def test_a_ternary_model_needs_its_replica():
   with pytest.raises(ValueError, match=r'replica .* is missing'):
-    deployed.quantized({}, changed(wire_weights='ternary'))
+    deployed.quantize({}, changed(wire_weights='ternary'))

@@ -20,7 +20,7 @@ def test_writing_projections_alone_are_divided_by_the_root_of_their_number():
       }
     },
   }
-  scaled = depth_scaled.scaled(params, config)
+  scaled = depth_scaled.scale(params, config)
   sizes = {
     path[-1].key: leaf[0]
     for path, leaf in jax.tree_util.tree_leaves_with_path(scaled)

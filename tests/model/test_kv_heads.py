@@ -36,7 +36,7 @@ def test_a_head_of_keys_meets_its_own_query_heads():
   k = kv_heads.fold_keys(k)
   assert k.codes[..., 0].tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
   assert k.scales.tolist() == k.codes[..., 0].tolist()
-  assert kv_heads.repeated(np.array([3, 4]), 2).tolist() == [3, 3, 4, 4]
+  assert kv_heads.repeat(np.array([3, 4]), 2).tolist() == [3, 3, 4, 4]
 
 
 def equal_heads(params, heads: int):

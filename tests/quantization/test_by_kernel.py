@@ -31,7 +31,7 @@ KERNELS = ('pallas_gpu', 'pallas_tpu')
 
 @pytest.fixture(autouse=True)
 def interpreted():
-  with dispatch.interpreted():
+  with dispatch.interpret():
     yield
 
 

@@ -93,7 +93,7 @@ def test_what_arcee_cannot_say_goes_out_in_our_own_format(tmp_path):
     with pytest.raises(ValueError, match=r'cannot express(?s:.*)  shared_kv: '):
       exchange.export(tmp_path / 'run', tmp_path / 'out', format, accepted)
   assert not (tmp_path / 'out').exists()
-  accepted = list(lost.of(model))
+  accepted = list(lost.list_losses(model))
   said = exchange.export(tmp_path / 'run', tmp_path / 'out', 'auto', accepted)
   assert 'an Arcee folder without these' in said
   assert (tmp_path / 'out/lost.json').exists()

@@ -43,12 +43,12 @@ def places(group):
 
 def test_elsewhere_devices_stand_as_they_are_given():
   devices = jax.devices()[:8][::-1]
-  grid = mesh_lib.arranged(devices, (2, 4))
+  grid = mesh_lib.arrange(devices, (2, 4))
   assert grid.tolist() == [devices[:4], devices[4:]]
 
 
 def test_whole_sides_of_a_torus_make_a_group():
-  grid = mesh_lib.arranged(torus(4, 4, 4), (16, 4))
+  grid = mesh_lib.arrange(torus(4, 4, 4), (16, 4))
   assert places(grid[0]) == [(0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0)]
   # Hosts 0 and 1 have y of 0 and 1, hosts 2 and 3 the next two.
   assert places(grid[:5, 0]) == [
@@ -61,7 +61,7 @@ def test_whole_sides_of_a_torus_make_a_group():
 
 
 def test_a_group_that_no_sides_make_is_a_host():
-  grid = mesh_lib.arranged(torus(16, 16, 1, 'TPU v6 lite'), (64, 4))
+  grid = mesh_lib.arrange(torus(16, 16, 1, 'TPU v6 lite'), (64, 4))
   assert places(grid[0]) == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
   assert places(grid[1]) == [(2, 0, 0), (3, 0, 0), (2, 1, 0), (3, 1, 0)]
   for group in grid:
@@ -78,7 +78,7 @@ def test_a_group_that_no_sides_make_is_a_host():
 )
 def test_a_part_of_a_slice_stands_as_it_is_given(chips, shape):
   chips = chips[::-1]
-  assert mesh_lib.arranged(chips, shape).ravel().tolist() == chips
+  assert mesh_lib.arrange(chips, shape).ravel().tolist() == chips
 
 
 SLICES = 'v5p_128', 'v5p_256', 'v5p_512', 'v5p_1024', 'v5e_256', 'v6e_256'

@@ -254,7 +254,7 @@ def test_the_model_and_its_export_read_no_master():
 
   want = logits(state.params, state.replica)
   np.testing.assert_array_equal(logits(none, state.replica), want)
-  exported = deployed.quantized(none, one.model, state.replica)
+  exported = deployed.quantize(none, one.model, state.replica)
   np.testing.assert_array_equal(logits(exported, None), want)
 
 
@@ -295,7 +295,7 @@ def test_a_model_without_its_replica_is_refused():
   with pytest.raises(ValueError, match=r"w_._\w+: .*'ternary' reads a replica"):
     model.apply({'params': params}, first.tokens_BL, first.visibility())
   with pytest.raises(ValueError, match=r"'ternary': the replica .* is missing"):
-    deployed.quantized(params, one.model)
+    deployed.quantize(params, one.model)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_each_word_names_one_codec(word, meaning):
   config = quantization_config.QuantizationConfig(
     wire_gradients=word, wire_header='quarter'
   )
-  assert codec.of(config) == codec.Codec(*meaning)
+  assert codec.choose(config) == codec.Codec(*meaning)
 
 
 def test_every_choice_of_the_config_has_a_codec_that_the_kernel_knows():

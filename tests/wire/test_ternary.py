@@ -72,7 +72,7 @@ def follow(masters, mesh, **settings):
   def local(masters):
     def step(state, index):
       state, report = ternary.update(plan, state, at(masters, index), index)
-      return state, (checksum.of(jax.tree.leaves(state)), report)
+      return state, (checksum.checksum(jax.tree.leaves(state)), report)
 
     state = ternary.start(plan, at(masters, 0))
     state, seen = lax.scan(step, state, jnp.arange(1, count + 1))
@@ -169,10 +169,10 @@ def test_the_mesh_does_not_change_the_codes(fsdp, tensor):
 
 def test_columns_that_are_cut_come_back_in_place():
   # Two rows an owner would fill two fifths of five planes.
-  assert ternary._folded((2, 512)) == (8, 128)
-  assert ternary._folded((2, 16, 8, 384)) == (512, 192)
-  assert ternary._folded((48, 2, 14_336)) == (384, 3584)
-  assert ternary._folded((3, 80, 24_576)) == (240, 24_576)
+  assert ternary._fold((2, 512)) == (8, 128)
+  assert ternary._fold((2, 16, 8, 384)) == (512, 192)
+  assert ternary._fold((48, 2, 14_336)) == (384, 3584)
+  assert ternary._fold((3, 80, 24_576)) == (240, 24_576)
   rng = np.random.default_rng(0)
   w = np.cumsum(rng.normal(0, 0.01, (30, 16, 512)), axis=0)
   masters = {'module': {'w_in_DF': w.astype(np.float32)}}
@@ -229,14 +229,14 @@ def damaged_run(kind, mesh, device):
       state, received = strike(kind, state, received, is_struck)
       state, seen = ternary.receive(plan, state, received)
       state, resent = ternary.heal(plan, state, params, index)
-      total = checksum.of(jax.tree.leaves(state))
+      total = checksum.checksum(jax.tree.leaves(state))
       return state, (total, resent, seen['damaged'])
 
     state = ternary.start(plan, at(masters, 0))
     _, seen = lax.scan(step, state, jnp.arange(1, STEPS + 1))
     fresh = ternary.start(plan, at(masters, CHECK))
     seen = jax.tree.map(lambda x: x[None], seen)
-    return *seen, checksum.of(jax.tree.leaves(fresh))[None]
+    return *seen, checksum.checksum(jax.tree.leaves(fresh))[None]
 
   run = jax.shard_map(
     local,

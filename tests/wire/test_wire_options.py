@@ -58,7 +58,7 @@ def followed(wire, g_DF):
 
 
 def named(gradients, header):
-  return codec.of(
+  return codec.choose(
     quantization_config.QuantizationConfig(
       wire_gradients=gradients, wire_header=header
     )

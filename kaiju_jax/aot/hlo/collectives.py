@@ -130,15 +130,15 @@ def _collectives(computation, instruction, kind, times, is_sure, mesh):
   if kind == 'collective-permute':
     pairs = groups_lib.pairs(instruction)
     share = float((pairs[:, 0] != pairs[:, 1]).sum()) / devices
-    rows = groups_lib.linked(pairs)
+    rows = groups_lib.link(pairs)
   else:
-    rows, share = groups_lib.of(instruction, devices), 1.0
+    rows, share = groups_lib.find_groups(instruction, devices), 1.0
   group = max(map(len, rows))
   if group == 1:
     return
   axes = groups_lib.axes(rows, mesh)
   if kind == 'all-reduce':
-    sliced = _kept(computation)
+    sliced = _find_kept_slice(computation)
     if sliced is not None:
       kind, results = 'reduce-scatter', (sliced,)
   for array in results:
@@ -150,13 +150,13 @@ def _collectives(computation, instruction, kind, times, is_sure, mesh):
       group=group,
       times=times,
       result_bytes=array.bytes,
-      wire_bytes=share * array.bytes * _sent(kind, group),
+      wire_bytes=share * array.bytes * _bytes_sent(kind, group),
       is_sure=is_sure,
       op_name=instruction.op_name,
     )
 
 
-def _sent(kind: str, group: int) -> float:
+def _bytes_sent(kind: str, group: int) -> float:
   """Returns the bytes sent for each byte of the result."""
   if kind in ('all-gather', 'all-to-all', 'ragged-all-to-all'):
     return (group - 1) / group
@@ -182,11 +182,11 @@ def _results(computation, instruction) -> tuple[text_lib.Array, ...]:
   results = text_lib.flat(type_)
   if instruction.opcode.startswith('all-to-all') and len(results) > 1:
     # One array per peer is one exchange.
-    return _joined(results)
+    return _join(results)
   return results
 
 
-def _joined(parts: tuple[text_lib.Array, ...]) -> tuple[text_lib.Array, ...]:
+def _join(parts: tuple[text_lib.Array, ...]) -> tuple[text_lib.Array, ...]:
   joined = {}
   for part in parts:
     joined[part] = joined.get(part, 0) + 1
@@ -196,7 +196,7 @@ def _joined(parts: tuple[text_lib.Array, ...]) -> tuple[text_lib.Array, ...]:
   )
 
 
-def _kept(computation) -> text_lib.Array | None:
+def _find_kept_slice(computation) -> text_lib.Array | None:
   """Returns the slice that a device keeps of a fused reduce-scatter."""
   if not re.match(r'all-reduce-scatter', computation.name):
     return None

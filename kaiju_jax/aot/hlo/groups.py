@@ -27,7 +27,7 @@ _IOTA = re.compile(r'\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?')
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
-def of(instruction: text_lib.Instruction, devices: int) -> np.ndarray:
+def find_groups(instruction: text_lib.Instruction, devices: int) -> np.ndarray:
   """Returns the groups of a collective, one per row.
 
   Args:
@@ -62,7 +62,7 @@ def pairs(instruction: text_lib.Instruction) -> np.ndarray:
   return np.array(found).reshape(-1, 2)
 
 
-def linked(pairs: np.ndarray) -> tuple[tuple[int, ...], ...]:
+def link(pairs: np.ndarray) -> tuple[tuple[int, ...], ...]:
   """Returns the groups of devices that a permutation connects."""
   group = {device: {device} for device in pairs.ravel().tolist()}
   for source, target in pairs.tolist():

@@ -76,7 +76,7 @@ class Instruction:
     found = re.search(rf'(?:^|[\s,]){name}=', self.attributes)
     if found is None:
       return None
-    return _until(self.attributes, found.end(), ',')
+    return _take_until(self.attributes, found.end(), ',')
 
   def computations(self, name: str) -> tuple[str, ...]:
     """Returns the computations that an attribute names."""
@@ -190,13 +190,13 @@ def _split(text: str) -> Iterator[str]:
   text = re.sub(r'/\*.*?\*/', '', text)
   start = 0
   while start < len(text):
-    part = _until(text, start, ',')
+    part = _take_until(text, start, ',')
     if part.strip():
       yield part
     start += len(part) + 1
 
 
-def _until(text: str, start: int, stop: str) -> str:
+def _take_until(text: str, start: int, stop: str) -> str:
   """Returns the text up to the first `stop` outside brackets and quotes."""
   depth, is_quoted = 0, False
   for place in range(start, len(text)):

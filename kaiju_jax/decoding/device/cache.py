@@ -226,10 +226,10 @@ def _tables(kind: Kind, pool: paging.Pool, row_B, visibility, reference_length):
   heads = pool.heads
   table_BN = _of_heads(kind.table_RN[row_B], heads)
   start_BM, limit_BM, position_BM = (
-    kv_heads.repeated(x[row_B], heads)
+    kv_heads.repeat(x[row_B], heads)
     for x in (kind.start_RM, kind.limit_RM, kind.position_RM)
   )
-  visibility = kv_heads.repeated(visibility, heads)
+  visibility = kv_heads.repeat(visibility, heads)
   plan = None
   if reference_length is None:
     plan = paged_decode.make_plan(
@@ -251,7 +251,7 @@ def _of_heads(page_BN: jax.Array, heads: int) -> jax.Array:
   """Returns the pages [B·U, N] of the heads of rows; absent ones negative."""
   if heads == 1:
     return page_BN
-  page_BN = kv_heads.repeated(page_BN, heads)
+  page_BN = kv_heads.repeat(page_BN, heads)
   head_B = jnp.arange(page_BN.shape[0], dtype=page_BN.dtype) % heads
   return page_BN * heads + head_B[:, None]
 
@@ -297,7 +297,7 @@ def write(
 def _places(page_BL, slot_BL, pool: paging.Pool) -> jax.Array:
   """Returns where the pool's flat slots keep tokens, for each head [B·U, L]."""
   page_BL = _of_heads(page_BL, pool.heads)
-  slot_BL = kv_heads.repeated(slot_BL, pool.heads)
+  slot_BL = kv_heads.repeat(slot_BL, pool.heads)
   place_BL = page_BL * pool.page + slot_BL % pool.page
   # A token without a page goes beyond the pool's end, where a scatter drops it.
   is_kept_BL = (slot_BL >= 0) & (page_BL >= 0)

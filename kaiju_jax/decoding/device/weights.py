@@ -47,7 +47,7 @@ def ready(
   quantization = config.quantization
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)
   if has_codes and not deployed.is_deployed(params):
-    params = deployed.quantized(params, config, replica)
+    params = deployed.quantize(params, config, replica)
   params = _with_columns(unstacked(_cast(params, config.dtype), config))
   return _with_turned_tables(params) if turned else params
 

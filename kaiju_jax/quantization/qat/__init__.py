@@ -23,7 +23,7 @@ Import the room, `from kaiju_jax.quantization import qat`, and say `qat.einsum`.
 
 from kaiju_jax.quantization.qat.attend import attention
 from kaiju_jax.quantization.qat.attend import coded_queries
-from kaiju_jax.quantization.qat.attend import folded
+from kaiju_jax.quantization.qat.attend import remaining_scales
 from kaiju_jax.quantization.qat.project import columns_of
 from kaiju_jax.quantization.qat.project import einsum
 from kaiju_jax.quantization.qat.straight_through import enter
@@ -38,9 +38,9 @@ __all__ = (
   'columns_of',
   'einsum',
   'enter',
-  'folded',
   'lookup',
   'lookup_rows',
   'quantize',
   'quantize_kv',
+  'remaining_scales',
 )

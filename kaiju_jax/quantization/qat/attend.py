@@ -54,8 +54,8 @@ def coded_queries(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns codes of the queries, and their scales [B, L, H], for an int8 QKᵀ.
 
-  The keys' scales per channel, where they have such, are folded into q, so that
-  QKᵀ stays an integer dot; what remains of the keys' scales is one (`folded`).
+  Where the keys have scales per channel, they are folded into q, so that QKᵀ
+  stays an integer dot. `remaining_scales` are then one.
   """
   if k_scale.ndim == 1:
     q_BLHK = q_BLHK * k_scale[None, None, None].astype(q_BLHK.dtype)
@@ -63,7 +63,7 @@ def coded_queries(
   return codes_BLHK, scale_BLH1[..., 0]
 
 
-def folded(k_BMK: Quantized) -> jax.Array:
+def remaining_scales(k_BMK: Quantized) -> jax.Array:
   """Returns the keys' scales [B, M] that remain beside `coded_queries`."""
   if k_BMK.scales.ndim == 1:
     return jnp.ones(k_BMK.shape[:2], jnp.float32)
@@ -74,7 +74,7 @@ def _kernel_arguments(qk, q_BLHK, k_BMK, v_BMK, visibility):
   q, q_scale_BLH, k_scale = q_BLHK, None, k_BMK.scales
   if qk == 'int8':
     q, q_scale_BLH = coded_queries(q_BLHK, k_scale)
-    k_scale = folded(k_BMK)
+    k_scale = remaining_scales(k_BMK)
   arrays = (q, k_BMK.codes, v_BMK.codes, *visibility)
   scales = {
     'q_scale_BLH': q_scale_BLH,

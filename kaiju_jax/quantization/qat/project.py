@@ -127,7 +127,7 @@ def _project(spec, options, x, w, limit, keep_codes):
   if isinstance(x, Quantized):
     x_codes, x_scales = x.codes, x.scales
   else:
-    x_codes, x_scales = _coded(letters, options, x, limit)
+    x_codes, x_scales = _code(letters, options, x, limit)
   sums = _product(letters, x_codes, w.codes, jnp.int32)
   if options.nonnegative:
     columns = w.columns
@@ -141,7 +141,7 @@ def _project(spec, options, x, w, limit, keep_codes):
   return y, x_codes, x_scales
 
 
-def _coded(letters, options, x, limit):
+def _code(letters, options, x, limit):
   """Returns the codes and scales of float activations."""
   nonnegative = options.nonnegative
   largest_code = bounds.MAX_LEVEL if nonnegative else bounds.MAX_CODE

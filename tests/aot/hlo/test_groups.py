@@ -44,7 +44,7 @@ def _instruction(attributes):
   ],
 )
 def test_groups(notation, expected):
-  found = groups.of(
+  found = groups.find_groups(
     _instruction(f'channel_id=1, replica_groups={notation}, dimensions={{0}}'),
     devices=8,
   )
@@ -53,7 +53,7 @@ def test_groups(notation, expected):
 
 def test_an_unknown_notation_is_refused():
   with pytest.raises(ValueError, match=r'replica_groups=@ring.*expected'):
-    groups.of(_instruction('replica_groups=@ring<8>'), 8)
+    groups.find_groups(_instruction('replica_groups=@ring<8>'), 8)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_axes_that_groups_span(rows, expected):
 
 def test_a_permutation_links_its_rings():
   ring = np.array([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3], [6, 6]])
-  assert groups.linked(ring) == ((0, 1, 2), (3, 4, 5), (6,))
+  assert groups.link(ring) == ((0, 1, 2), (3, 4, 5), (6,))

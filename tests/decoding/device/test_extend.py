@@ -183,7 +183,7 @@ def test_decoding_reads_an_export_as_its_checkpoint(matmul):
   quantization = toys.int8(matmul=matmul, embedding='int8', bungee=True)
   config = toys.config(layout='L0', dtype='bfloat16', quantization=quantization)
   masters = toys.drawn(config)
-  exported = deployed.quantized(masters, config)
+  exported = deployed.quantize(masters, config)
   jax.tree.map(
     np.testing.assert_array_equal,
     weights.ready(masters, config),
