@@ -67,7 +67,7 @@ def _parts():
   for index, weight in enumerate(_WEIGHTS):
     own = text.corpus(read[index :: len(_WEIGHTS)], tokenizer.Bytes())
     rows = text.Rows(own, _LENGTH.value, seed=index)
-    parts.append(mixture.Part(f'{index}', rows, weight, weight, {}))
+    parts.append(mixture.Part(f'{index}', rows, weight, weight))
   return parts
 
 

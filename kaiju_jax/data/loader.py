@@ -3,8 +3,9 @@
 A row source returns any row by its number. The loader batches the rows ahead
 of the step, in one thread of Grain, and knows the number of the next row. That
 number is the loader's whole state. It counts rows, not batches, so it does not
-depend on the batch size. Where the row source can account for its rows, as a
-mixture can, the state holds the account as well, and a text that is not the one
+depend on the batch size. Beside it lies what tells whether the rows are still
+the same: a description of the text (`same_text.py`), and where the row source
+can account for its rows, as a mixture can, that account. Another text than
 before the interruption is refused.
 
 Where batches grow (`training/batch_schedule.py`), a batch keeps its shape
@@ -14,6 +15,7 @@ neither drawn nor counted.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -23,6 +25,7 @@ import grain
 import numpy as np
 
 from kaiju_jax.data import packing
+from kaiju_jax.data import same_text
 
 _ENDLESS = 2**62
 
@@ -61,8 +64,10 @@ class Batches(Iterator[packing.Batch]):
     start: int,
     own: Sequence[int],
     after: After | None = None,
+    text: Mapping[str, Any] | None = None,
   ):
     self._source = source
+    self._text = text
     self._batch = batch
     self._microbatches = microbatches
     self._own = own
@@ -77,6 +82,8 @@ class Batches(Iterator[packing.Batch]):
   def get_state(self) -> dict[str, Any]:
     """Returns what `set_state` takes; JSON can hold it."""
     state = {'row': self._row}
+    if self._text is not None:
+      state['text'] = self._text
     if hasattr(self._source, 'account'):
       state['account'] = self._source.account(self._row)
     return state
@@ -85,7 +92,8 @@ class Batches(Iterator[packing.Batch]):
     """Goes on from where `get_state` was called.
 
     Raises:
-      ValueError: not a state of this class, or the rows before it were others.
+      ValueError: not a state of this class, or the text or the rows before it
+        were others.
     """
     row = state.get('row') if isinstance(state, dict) else None
     if type(row) is not int or row < 0:
@@ -93,6 +101,8 @@ class Batches(Iterator[packing.Batch]):
         f"data state {state!r}: expected {{'row': n}}, the number of the next"
         ' row.'
       )
+    if self._text is not None:
+      same_text.check(state.get('text'), self._text)
     if hasattr(self._source, 'check_account'):
       self._source.check_account(row, state.get('account'))
     self.seek(row)
@@ -166,6 +176,7 @@ def batches(
   start: int = 0,
   own: Sequence[int] | None = None,
   after: After | None = None,
+  text: Mapping[str, Any] | None = None,
 ) -> Batches:
   """Returns an endless iterator of batches [A, B, L] with exact resume.
 
@@ -178,9 +189,11 @@ def batches(
       reads; by default all. The loader's state does not depend on it.
     after: where each step begins (`BatchSchedule.after`); by default every
       step takes A·B rows.
+    text: {source: `same_text.describe`}, the text that the rows are made of;
+      None where they are made of none.
   """
   own = range(batch) if own is None else own
-  return Batches(source, batch, microbatches, start, own, after)
+  return Batches(source, batch, microbatches, start, own, after, text)
 
 
 def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:

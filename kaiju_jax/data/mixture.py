@@ -43,14 +43,12 @@ class Part(NamedTuple):
       all other parts, of the same names and shapes.
     weight: its share of the rows, in units of all parts' sum.
     anneal: the same in the annealing stage.
-    content: numbers that tell its text from another, such as a checksum.
   """
 
   name: str
   rows: loader.RowSource
   weight: float
   anneal: float
-  content: Mapping[str, int]
 
 
 class _Block(NamedTuple):
@@ -132,11 +130,10 @@ class Mixture(loader.RowSource):
   def account(self, index: int) -> dict[str, Any]:
     """Returns what the rows before `index` were made of, as JSON can hold it.
 
-    For each part: what tells its text from another, and how many of its rows
-    have come.
+    For each part: how many of its rows have come.
     """
     return {
-      part.name: {**part.content, 'rows': int(count)}
+      part.name: {'rows': int(count)}
       for part, count in zip(self.parts, self.counts(index))
     }
 
@@ -144,17 +141,18 @@ class Mixture(loader.RowSource):
     """Refuses to go on from row `index` where the rows before were others.
 
     Raises:
-      ValueError: names the first source whose text or rows differ.
+      ValueError: names the first source of which another number of rows came.
     """
-    own = self.account(index)
-    for name in own:
+    for name, own in self.account(index).items():
       saved = account.get(name) if isinstance(account, Mapping) else None
-      if saved != own[name]:
+      rows = saved.get('rows') if isinstance(saved, Mapping) else None
+      if rows != own['rows']:
+        then = 'no record' if rows is None else rows
         raise ValueError(
-          f'data.sources: {name!r} is not what it was at the checkpoint'
-          f' ({_listed(saved)} then, {_listed(own[name])} now). A run goes on'
-          ' with the text that it began with; restore it, or begin another run'
-          ' in a new --workdir.'
+          f'data.sources: {name!r} gave other rows before the checkpoint'
+          f' ({then} then, {own["rows"]} now). A run goes on with the weights'
+          ' and texts that it began with; restore them, or begin another run in'
+          ' a new --workdir.'
         )
 
   def _block(self, index: int) -> _Block:
@@ -174,9 +172,3 @@ class Mixture(loader.RowSource):
       numbers[parts == part] = np.arange(first, last)
     rows = range(self._blocks.begin(number), self._blocks.begin(number + 1))
     return _Block(rows, parts.tolist(), numbers.tolist())
-
-
-def _listed(values: Any) -> str:
-  if not isinstance(values, Mapping):
-    return 'no record'
-  return ', '.join(f'{name} {value}' for name, value in values.items())

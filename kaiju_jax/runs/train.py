@@ -141,7 +141,12 @@ def _train(
   own = placement.own(sharding, (data.microbatches, data.batch, data.length))
   schedule = batch_schedule.of(experiment)
   batches = loader.batches(
-    found.rows, data.batch, data.microbatches, own=own, after=schedule.after
+    found.rows,
+    data.batch,
+    data.microbatches,
+    own=own,
+    after=schedule.after,
+    text=found.text,
   )
   with contextlib.closing(batches):
     if experiment.loop.branch:

@@ -33,10 +33,13 @@ class Data(NamedTuple):
     rows: a `loader.RowSource`, the training rows.
     evaluator: (model, mesh) → (state → {name: value}), the readings on
       held-out rows; None where nothing is held out.
+    text: {source: `same_text.describe`}, the text that the rows are made of;
+      None where they are made of none.
   """
 
   rows: Any
   evaluator: Callable[..., Evaluator] | None = None
+  text: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,10 +150,10 @@ def chance(data: data_config.DataConfig) -> float:
 def _load_text(experiment: experiment_lib.Experiment) -> Data:
   data = experiment.data
   found = texts_lib.read(experiment)
-  texts_lib.agree(found)
+  described = texts_lib.described(found)
   rows = texts_lib.rows(experiment, found, _row_count(experiment))
   if not data.held_out:
-    return Data(rows)
+    return Data(rows, text=described)
 
   def evaluator(model, mesh) -> Evaluator:
     from kaiju_jax.evaluation import held_out
@@ -164,7 +167,7 @@ def _load_text(experiment: experiment_lib.Experiment) -> Data:
       scores = held_out.evaluator(model, found[0].unseen, *asked)
     return lambda state: scores(state.params, state.replica)
 
-  return Data(rows, evaluator)
+  return Data(rows, evaluator, described)
 
 
 def _check_properties(experiment: experiment_lib.Experiment) -> None:
@@ -187,12 +190,12 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
   data = experiment.data
   names = experiment.objective.token_head.names
   found = texts_lib.read(experiment)
-  texts_lib.agree(found)
+  described = texts_lib.described(found)
   rows = texts_lib.rows(experiment, found, _row_count(experiment))
   labelled = properties.Labelled(rows, names)
   unseen = found[0].unseen
   if unseen is None:
-    return Data(labelled)
+    return Data(labelled, text=described)
 
   def evaluator(model, mesh) -> Evaluator:
     from kaiju_jax.evaluation import objective_metrics
@@ -208,7 +211,7 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
     )
     return lambda state: scores(state.params, state.replica)
 
-  return Data(labelled, evaluator)
+  return Data(labelled, evaluator, described)
 
 
 def _check_needle(experiment: experiment_lib.Experiment) -> None:
@@ -290,18 +293,26 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
 
 @functools.lru_cache(maxsize=1)
 def _haystacks(path: str, held_out: float):
-  from kaiju_jax.tasks.needle import text
+  """Returns the text to train on, the text to ask in, and `Data.text`."""
+  from kaiju_jax.data import same_text
+  from kaiju_jax.data import text
+  from kaiju_jax.data import tokenizer
+  from kaiju_jax.tasks.needle import text as needle_text
 
-  return text.haystacks(path, held_out)
+  config = data_config.DataConfig(path=path, held_out=0.0)
+  corpus, _ = text.load(config, tokenizer.Bytes())
+  described = {'': same_text.describe(corpus)}
+  return *needle_text.haystacks(corpus, held_out), described
 
 
 def _load_needle_text(experiment: experiment_lib.Experiment) -> Data:
   from kaiju_jax.tasks.needle import text
 
   data = experiment.data
-  training, _ = _haystacks(data.path, data.held_out)
+  training, _, described = _haystacks(data.path, data.held_out)
   count = _row_count(experiment)
-  return Data(text.Rows(training, count, data.length, experiment.seed))
+  rows = text.Rows(training, count, data.length, experiment.seed)
+  return Data(rows, text=described)
 
 
 def _check_dialogues(experiment: experiment_lib.Experiment) -> None:
@@ -344,7 +355,7 @@ def _pairs(data: data_config.DataConfig):
 def _sentences(data: data_config.DataConfig):
   from kaiju_jax.tasks.needle import text
 
-  _, unseen = _haystacks(data.path, data.held_out)
+  _, unseen, _ = _haystacks(data.path, data.held_out)
   return text.Sentences(unseen)
 
 

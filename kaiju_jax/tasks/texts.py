@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 from typing import Any
 from typing import NamedTuple
-import zlib
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import mix_file
@@ -70,21 +69,23 @@ def read(experiment: experiment_lib.Experiment) -> list[Source]:
   return found
 
 
-def agree(found: Sequence[Source]) -> None:
-  """Refuses hosts whose text differs: their rows would not be one batch's.
+def described(found: Sequence[Source]) -> dict[str, dict[str, Any]]:
+  """Returns {source's name: `same_text.describe`}, for the loader's state.
 
   Raises:
-    ValueError: names two hosts.
+    ValueError: hosts have other texts, whose rows would not be one batch's;
+      names two of them.
   """
+  from kaiju_jax.data import same_text
   from kaiju_jax.training import agreement
 
-  sums = [
-    _content(corpus)
+  texts = {
+    one.config.name: same_text.describe(one.training, one.unseen)
     for one in found
-    for corpus in (one.training, one.unseen)
-    if corpus is not None
-  ]
-  agreement.check({'documents, and sums of the text': sums})
+  }
+  sums = {name: {**one, 'files': None} for name, one in texts.items()}
+  agreement.check({'text': sums})
+  return texts
 
 
 def rows(
@@ -121,7 +122,6 @@ def rows(
       rows=rows,
       weight=one.config.weight,
       anneal=anneal,
-      content=_content(one.training),
     )
     for one, rows, anneal in zip(found, own, annealed)
   ]
@@ -188,12 +188,3 @@ def _named(source: data_config.SourceConfig) -> Iterator[None]:
       raise
     kind = ValueError if isinstance(error, ValueError) else type(error)
     raise kind(f'data.sources, {source.name!r}: {error}') from error
-
-
-def _content(corpus) -> dict[str, int]:
-  """Returns what tells a corpus from another, or from itself grown."""
-  return {
-    'documents': len(corpus.names),
-    'tokens': len(corpus.tokens),
-    'sum': zlib.crc32(corpus.tokens, zlib.crc32(corpus.begins)),
-  }

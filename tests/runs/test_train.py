@@ -57,6 +57,18 @@ def test_a_stopped_run_resumes_to_the_same_bits(
   assert 0 < records.of(workdir)[-1]['eval_bits_per_byte'] < 10
 
 
+def test_a_run_whose_text_grew_is_not_resumed(texts, stopped, tmp_path):
+  resumed = shutil.copytree(stopped, tmp_path / 'resumed')
+  file = texts / '3.txt'
+  before = file.read_text()
+  file.write_text(f'{before}One line more.\n')
+  try:
+    with pytest.raises(ValueError, match=r'data.path: .* Changed: 3\.txt\.'):
+      train.train(toys.experiment(texts), resumed)
+  finally:
+    file.write_text(before)
+
+
 @pytest.mark.slow
 def test_a_resumed_run_may_change_its_mesh(
   texts, whole, stopped, tmp_path, monkeypatch

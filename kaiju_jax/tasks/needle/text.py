@@ -19,7 +19,6 @@ import dataclasses
 
 import numpy as np
 
-from kaiju_jax.data import config as data_config
 from kaiju_jax.data import packing
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer
@@ -104,21 +103,18 @@ class Haystack:
     return self._tokens[columns]
 
 
-def haystacks(path: str, held_out: float) -> tuple[Haystack, Haystack]:
+def haystacks(
+  corpus: text.Corpus, held_out: float
+) -> tuple[Haystack, Haystack]:
   """Returns text to train on, and text to ask in.
 
   The text to ask in is the last `held_out` of all bytes, so that a folder with
   a single file will do. With held_out=0 both are the same text.
 
   Args:
-    path: a file, folder or glob; '' for the text in this Python installation.
+    corpus: the bytes of all documents.
     held_out: a fraction of the bytes.
-
-  Raises:
-    OSError, ValueError: see `text.load`.
   """
-  config = data_config.DataConfig(path=path, held_out=0.0)
-  corpus, _ = text.load(config, tokenizer.Bytes())
   kept = int(len(corpus.tokens) * (1 - held_out))
   training = Haystack(corpus.tokens[:kept])
   return training, Haystack(corpus.tokens[kept:]) if held_out else training

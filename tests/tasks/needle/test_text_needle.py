@@ -167,7 +167,9 @@ def test_questions_are_asked_in_the_last_of_the_text(tmp_path, held_out):
 
 
 def test_any_python_carries_a_haystack():
-  training, unseen = needle_text.haystacks('', 0.05)
+  config = data_config.DataConfig(path='', held_out=0.0)
+  corpus, _ = text.load(config, tokenizer.Bytes())
+  training, unseen = needle_text.haystacks(corpus, 0.05)
   rng = np.random.default_rng(0)
   for haystack in (training, unseen):
     (cut,) = haystack.cut(rng, 1, 2000)

@@ -1,0 +1,146 @@
+"""Refuses to go on with a run whose text changed since its checkpoint.
+
+A row's number names its place in an order that is drawn over all documents, so
+that one more line in a file moves every row: some would come twice, some never.
+A checkpoint therefore holds, for each source, counts and sums of its training
+and held-out text, and of each of its files where there are few enough.
+"""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+import zlib
+
+import numpy as np
+
+from kaiju_jax.data import text
+
+# A checkpoint holds a sum per file up to this number of files.
+_MOST_FILES = 1000
+# Files that an error names.
+_NAMED = 5
+# What a description holds of each corpus, and what errors call it.
+_PARTS = {'training': 'Training', 'held_out': 'Held out'}
+# A part of a file: its line or its piece (`documents.read`).
+_PART = re.compile(r'#\d+$')
+
+
+def describe(
+  training: text.Corpus, held_out: text.Corpus | None = None
+) -> dict[str, Any]:
+  """Returns what tells a source's text from any other, as JSON can hold it.
+
+  Args:
+    training: its training documents.
+    held_out: its held-out documents, if any.
+  """
+  described = {'training': _counts(training)}
+  if held_out is not None:
+    described['held_out'] = _counts(held_out)
+  files = {
+    _file(name)
+    for corpus in (training, held_out)
+    if corpus is not None
+    for name in corpus.names
+  }
+  if len(files) <= _MOST_FILES:
+    described['files'] = _files(training, held_out)
+  return described
+
+
+def check(saved: Any, now: Mapping[str, Mapping[str, Any]]) -> None:
+  """Refuses text that is not what it was.
+
+  Args:
+    saved: what the checkpoint holds; None where an earlier version, which did
+      not look at the text, wrote it.
+    now: {source: what `describe` returned}; '' is the source `data.path`.
+
+  Raises:
+    ValueError: names the first source that differs, its counts then and now,
+      and its files that changed.
+  """
+  if saved is None:
+    return
+  for name, own in now.items():
+    then = saved.get(name) if isinstance(saved, Mapping) else None
+    if not isinstance(then, Mapping):
+      changes = ['The checkpoint has no record of it.']
+    elif all(then.get(part) == own.get(part) for part in _PARTS):
+      continue
+    else:
+      changes = [*_counted(then, own), *_files_changed(then, own)]
+    field = f'data.sources, {name!r}' if name else 'data.path'
+    raise ValueError(
+      f'{field}: the text is not what it was at the checkpoint.'
+      f' {" ".join(changes)} A run goes on with the text that it began with:'
+      ' restore it, or begin another run in a new --workdir.'
+    )
+
+
+def _counts(corpus: text.Corpus) -> dict[str, Any]:
+  return {
+    'documents': len(corpus.names),
+    'tokens': len(corpus.tokens),
+    'digest': text.digest(corpus),
+  }
+
+
+def _files(*corpora: text.Corpus | None) -> dict[str, list[int]]:
+  """Returns {file: [documents, sum]}, in the order of the documents."""
+  files: dict[str, list[int]] = {}
+  for corpus in corpora:
+    for index, name in enumerate(() if corpus is None else corpus.names):
+      begin, end = corpus.begins[index : index + 2]
+      found = files.setdefault(_file(name), [0, 0])
+      value = zlib.crc32(np.ascontiguousarray(corpus.tokens[begin:end]))
+      if index in corpus.parents:
+        parents = np.asarray(corpus.parents[index], np.int64)
+        value = zlib.crc32(parents, value)
+      found[0] += 1
+      found[1] = zlib.crc32(value.to_bytes(4, 'little'), found[1])
+  return files
+
+
+def _file(name: str) -> str:
+  return _PART.sub('', name)
+
+
+def _counted(then: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+  lines = []
+  for part, title in _PARTS.items():
+    before, after = (_shown(one.get(part)) for one in (then, own))
+    if then.get(part) == own.get(part):
+      continue
+    if before == after:
+      after = 'as many, but other ones or in another order,'
+    lines.append(f'{title}: {before} then, {after} now.')
+  return lines
+
+
+def _shown(counts: Any) -> str:
+  if not isinstance(counts, Mapping):
+    return 'nothing'
+  return f'{counts["documents"]:,} documents of {counts["tokens"]:,} tokens'
+
+
+def _files_changed(
+  then: Mapping[str, Any], own: Mapping[str, Any]
+) -> list[str]:
+  before, after = then.get('files'), own.get('files')
+  if before is None or after is None:
+    return []
+  groups = {
+    'Changed': [n for n in after if n in before and after[n] != before[n]],
+    'New': [n for n in after if n not in before],
+    'Gone': [n for n in before if n not in after],
+  }
+  return [
+    f'{title}: {_listed(names)}.' for title, names in groups.items() if names
+  ]
+
+
+def _listed(names: list[str]) -> str:
+  shown = ', '.join(sorted(names)[:_NAMED])
+  more = len(names) - _NAMED
+  return f'{shown} and {more:,} more' if more > 0 else shown
