@@ -42,7 +42,7 @@ class DataConfig:
     anneal_over: fraction of the run's rows that this takes, linearly; 0 for at
       once.
     mix_block: rows of a mixture's block: at each block's end, every source has
-      its share of the rows so far to within one row.
+      its share of the rows so far to within one row (`data/mixture.py`).
     teacher: folder of a teacher's targets of this text
       (`experiments.teach`), which objective.name='distillation' reads; '' for
       none.

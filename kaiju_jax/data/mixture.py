@@ -1,11 +1,13 @@
 """Several sources of rows as one, by weights that count tokens.
 
-Every row comes from one source, and all rows are equally long, so that a
-source's share of the rows is its share of the tokens. (Weights that chose
-documents would not be: a source of long documents would get more.) In each
-block of Q rows the sources get their shares (`data/apportionment.py`), in an
-order that is drawn from (seed, block). A source's rows come in its own order,
-the next one each time:
+Every row comes from one source. (Weights that chose documents would not count
+tokens: a source of long documents would get more.) A source's share of the
+rows is its weight over the mean fill of its rows, and all shares sum to 1. The
+fill is the fraction of a row's places that hold tokens: 1 for linear text, less
+for trees, which are never cut, so that their rows are padded. In each block of
+Q rows the sources get their shares (`data/apportionment.py`), in an order that
+is drawn from (seed, block). A source's rows come in its own order, the next one
+each time:
 
     block 0, weights .5 .25 .25     a c a b  b a a c
     the source's own row number     0 0 1 0  1 2 3 1
@@ -41,14 +43,16 @@ class Part(NamedTuple):
     name: its name.
     rows: its rows, all of one length. If they have extras, so have those of
       all other parts, of the same names and shapes.
-    weight: its share of the rows, in units of all parts' sum.
+    weight: its share of the tokens, in units of all parts' sum.
     anneal: the same in the annealing stage.
+    fill: the mean fraction of a row's places that hold tokens.
   """
 
   name: str
   rows: loader.RowSource
   weight: float
   anneal: float
+  fill: float = 1.0
 
 
 class _Block(NamedTuple):
@@ -88,8 +92,8 @@ class Mixture(loader.RowSource):
     self._total = total
     self._seed = seed
     self._stages = apportionment.stages(
-      [one.weight for one in parts],
-      [one.anneal for one in parts],
+      [one.weight / one.fill for one in parts],
+      [one.anneal / one.fill for one in parts],
       total,
       anneal_at,
       anneal_over,
@@ -115,8 +119,10 @@ class Mixture(loader.RowSource):
 
   @property
   def shares(self) -> np.ndarray:
-    """float64[S]: the parts' shares of the whole run's rows."""
-    return self._stages.wanted(self._total) / self._total
+    """float64[S]: the parts' shares of the whole run's tokens."""
+    fills = [one.fill for one in self.parts]
+    tokens = self._stages.wanted(self._total) * fills
+    return tokens / tokens.sum()
 
   def counts(self, index: int) -> np.ndarray:
     """Returns int64[S], how many rows of each part come before row `index`."""

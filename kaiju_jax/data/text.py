@@ -212,6 +212,16 @@ class Rows:
     pieces = [self._piece(*place) for place in self._places(index)]
     return packing.row(pieces, self._length)
 
+  @property
+  def fill(self) -> float:
+    """The mean fraction of a row's places that hold tokens.
+
+    It is 1 without trees: then all rows but an epoch's last are full.
+    """
+    if not self._corpus.parents:
+      return 1.0
+    return len(self._corpus.tokens) / (len(self) * self._length)
+
   def byte_count(self, index: int) -> int:
     """Returns the bytes of row `index`'s tokens that carry a loss.
 

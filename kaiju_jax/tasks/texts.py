@@ -122,6 +122,7 @@ def rows(
       rows=rows,
       weight=one.config.weight,
       anneal=anneal,
+      fill=rows.fill,
     )
     for one, rows, anneal in zip(found, own, annealed)
   ]

@@ -12,6 +12,7 @@ from kaiju_jax.data import config as data_config
 from kaiju_jax.data import documents
 from kaiju_jax.data import loader
 from kaiju_jax.data import mix_file
+from kaiju_jax.data import packing
 from kaiju_jax.runs import train
 from kaiju_jax.runs.ablation import plan
 from kaiju_jax.storage import files
@@ -193,6 +194,33 @@ def test_what_cannot_be_mixed_is_refused_by_name(folder, tmp_path):
       train.train(_changed(folder, **fields), tmp_path / 'w')
     assert '\n' not in str(error.value)
     assert not (tmp_path / 'w').exists()
+
+
+def test_weights_count_the_tokens_of_trees_too(folder, tmp_path):
+  """A row has room for one tree of 20 to 31 tokens, and for no second."""
+  trees = tmp_path / 'trees.jsonl'
+  lines = []
+  for n in range(60):
+    texts = 'abcde', 'x' * (9 + n % 6), 'y' * (5 + n % 6)
+    nodes = zip(texts, (-1, 0, 0))
+    segments = [{'text': text, 'parent': parent} for text, parent in nodes]
+    lines.append(json.dumps({'segments': segments}))
+  trees.write_text('\n'.join(lines))
+  sources = (
+    data_config.SourceConfig('trees', str(trees)),
+    data_config.SourceConfig('digits', str(folder / 'digits')),
+  )
+  experiment = _changed(folder, sources=sources, anneal_at=1.0)
+  experiment.loop.steps = 200
+  rows = tasks.rows(experiment)
+  tokens = np.zeros(2)
+  for index in range(len(rows)):
+    row = rows[index]
+    tokens[row.extras[packing.COMPONENT]] += (row.source >= 0).sum()
+  assert tokens[0] / tokens.sum() == pytest.approx(0.5, abs=0.005)
+  assert rows.shares == pytest.approx([0.5, 0.5])
+  by_rows = rows.counts(len(rows)) / len(rows)
+  assert by_rows[0] > 0.54
 
 
 def test_a_mixture_of_one_source_is_the_run_of_its_path(folder):
