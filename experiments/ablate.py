@@ -1,6 +1,6 @@
 """Runs the arms of a config on several seeds, and writes one report.
 
-    python -m experiments.ablate --config=experiments/configs/ablation.py \\
+    python -m experiments.ablate --config=ablation \\
         --root=runs/ablation --seeds=3 --jobs=4 [--config.loop.steps=300 …]
 
 A config that can be ablated names its arms in ARMS, and `get_config(arm)`
@@ -43,8 +43,8 @@ from kaiju_jax.storage import files
 _CONFIG = flags.DEFINE_string(
   'config',
   None,
-  'Config file with ARMS. Every --config.FIELD=VALUE is an override that all'
-  ' runs get.',
+  'A config with ARMS: NAME of experiments/configs/, or a path. Every'
+  ' --config.FIELD=VALUE is an override that all runs get.',
 )
 _ROOT = flags.DEFINE_string(
   'root', None, 'Folder of all workdirs and of report.md.'
@@ -60,7 +60,7 @@ _BASELINE = flags.DEFINE_string(
   'baseline', None, "Arm that all others are compared with, instead of ARMS's."
 )
 _MODULE = flags.DEFINE_string(
-  'module', 'experiments.train', 'What is run: python -m MODULE.'
+  'module', f'{__package__}.train', 'What is run: python -m MODULE.'
 )
 _FSDP = flags.DEFINE_integer('fsdp', None, 'FSDP width of each run.')
 _TENSOR = flags.DEFINE_integer('tensor', None, 'Tensor width of each run.')
@@ -183,7 +183,7 @@ def _ablate(overrides: Sequence[str]) -> int:
   page = report.write(
     root,
     title=(module.__doc__ or config).strip().splitlines()[0],
-    command=('python', '-m', 'experiments.ablate', *sys.argv[1:]),
+    command=('python', '-m', f'{__package__}.ablate', *sys.argv[1:]),
     runs=[
       report.Outcome(
         arm=run.arm,

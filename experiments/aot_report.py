@@ -31,20 +31,20 @@ from kaiju_jax.aot import tables as aot_tables
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
 from kaiju_jax.runs import command
+from kaiju_jax.runs import slices
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
-import tpu_gpu_configs
 
 _PRESET = flags.DEFINE_string(
   'preset', None, f'One of {", ".join(presets.PRESETS)}.'
 )
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'An experiment instead: PATH or PATH:ARM.'
+  'config', None, 'An experiment instead: NAME:ARM, or PATH:ARM.'
 )
 _ACCELERATOR = flags.DEFINE_string(
-  'accelerator', None, f'One of {", ".join(tpu_gpu_configs.names())}.'
+  'accelerator', None, 'A slice of tpu_gpu_configs/, such as h100_512.'
 )
 _JSON = flags.DEFINE_string('json', None, 'File that gets the figures as JSON.')
 _ARM = flags.DEFINE_enum(
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _report() -> bool:
-  accelerator = tpu_gpu_configs.load(_ACCELERATOR.value)
+  accelerator = slices.load(_ACCELERATOR.value)
   mesh = sharding_config.MeshConfig(
     fsdp=_FSDP.value or accelerator.devices // (_TENSOR.value or 1),
     tensor=_TENSOR.value or accelerator.devices // (_FSDP.value or 1),

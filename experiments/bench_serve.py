@@ -105,10 +105,11 @@ def _pair(flag) -> tuple[int, int]:
 
 
 def _run(folder: pathlib.Path, prompt, answer) -> None:
-  from experiments.benchmarks import compilations
-  from experiments.benchmarks import engine_serving
-  from experiments.benchmarks import load
   from kaiju_jax.storage import files
+
+  from .benchmarks import compilations
+  from .benchmarks import engine_serving
+  from .benchmarks import load
 
   config, params = _model(max(prompt[1] + answer[1], _LONG.value + 256))
   engines = _engines(config, params)
@@ -141,11 +142,12 @@ def _run(folder: pathlib.Path, prompt, answer) -> None:
 
 
 def _over_http(folder: pathlib.Path, prompt, answer) -> None:
-  from experiments.benchmarks import engine_serving
-  from experiments.benchmarks import http_serving
-  from experiments.benchmarks import load
-  from experiments.benchmarks import serving_parts
   from kaiju_jax.storage import files
+
+  from .benchmarks import engine_serving
+  from .benchmarks import http_serving
+  from .benchmarks import load
+  from .benchmarks import serving_parts
 
   config, params = _model(_LONG.value + 256)
   engine = _engines(config, params, ['int8'])['int8']
@@ -187,9 +189,10 @@ def _over_http(folder: pathlib.Path, prompt, answer) -> None:
 
 def _model(length: int):
   """Returns the config in float32, and parameters for every contender."""
-  from experiments.benchmarks import peer_model
   from kaiju_jax.model import transformer
   from kaiju_jax.training import state
+
+  from .benchmarks import peer_model
 
   config = peer_model.config(num_layers=_LAYERS.value, max_length=length)
   return config, state.init_params(transformer.Transformer(config), 0)
@@ -222,7 +225,7 @@ def _engines(config, params, names: Sequence[str] | None = None):
 
 
 def _ours(engine, arrivals):
-  from experiments.benchmarks import engine_serving
+  from .benchmarks import engine_serving
 
   engine_serving.forget(engine)
   return engine_serving.serve(engine, arrivals)
@@ -245,13 +248,13 @@ def _peers(folder: pathlib.Path, config, params) -> dict[str, Callable]:
 
 def _peer(folder: pathlib.Path, peer: str, dtype: str) -> Callable:
   if peer == 'transformers':
-    from experiments.benchmarks import transformers_serving
+    from .benchmarks import transformers_serving
 
     model = transformers_serving.model(folder / 'model', dtype=dtype)
     return functools.partial(
       transformers_serving.serve, model, in_flight=_ROWS.value
     )
-  from experiments.benchmarks import llama_serving
+  from .benchmarks import llama_serving
 
   path = folder / f'{dtype}.gguf'
   llama_serving.write(path, folder / 'model', dtype)
@@ -260,7 +263,7 @@ def _peer(folder: pathlib.Path, peer: str, dtype: str) -> Callable:
 
 def _throughput(contenders, arrivals) -> tuple[dict[str, float], dict]:
   """Returns tokens per second by contender, and all figures."""
-  from experiments.benchmarks import serving_parts
+  from .benchmarks import serving_parts
 
   best = serving_parts.throughput(contenders, arrivals, _TURNS.value)
   rates = {name: figures.tokens_per_second for name, figures in best.items()}
@@ -281,7 +284,7 @@ def _throughput(contenders, arrivals) -> tuple[dict[str, float], dict]:
 
 
 def _reuse(engine) -> dict:
-  from experiments.benchmarks import serving_parts
+  from .benchmarks import serving_parts
 
   length = _LONG.value // 2
   reuse = serving_parts.reuse(engine, length, 0.95, _TURNS.value)
@@ -294,7 +297,7 @@ def _reuse(engine) -> dict:
 
 
 def _between(engine) -> dict:
-  from experiments.benchmarks import serving_parts
+  from .benchmarks import serving_parts
 
   found = serving_parts.between(engine, _ROWS.value // 2, _LONG.value, 60)
   quiet, entering, chunk = (1e3 * seconds for seconds in found)
@@ -307,8 +310,8 @@ def _between(engine) -> dict:
 
 
 def _overload(engine, drawn, capacity: float) -> dict:
-  from experiments.benchmarks import load
-  from experiments.benchmarks import serving_parts
+  from .benchmarks import load
+  from .benchmarks import serving_parts
 
   rate = 3 * capacity
   arrivals = load.arrivals(drawn(rate=rate, count=_of_load(rate)))
@@ -325,7 +328,7 @@ def _overload(engine, drawn, capacity: float) -> dict:
 
 def _curve(contenders, drawn, capacity: float) -> dict:
   """Serves the same load at rising rates; draws the first tokens' latency."""
-  from experiments.benchmarks import load
+  from .benchmarks import load
 
   names = [
     name

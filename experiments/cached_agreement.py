@@ -1,6 +1,6 @@
 """How far is decoding through the cache from the forward pass of training?
 
-    python -m experiments.train --config=experiments/configs/tiny.py \\
+    python -m experiments.train --config=tiny \\
         --workdir=runs/tiny
     python -m experiments.cached_agreement --workdir=runs/tiny \\
         [--rows=8] [--prompt=256] [--chunk=64]

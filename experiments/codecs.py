@@ -1,6 +1,6 @@
 """What do 6 bits cost a gradient? Codecs and level maps, on real ones.
 
-    python -m experiments.codecs [--config=PATH] [--steps=20,60]
+    python -m experiments.codecs [--config=tiny] [--steps=20,60]
         [--workers=8] [--seed=0] [--json=PATH] [--figure=PATH]
 
 Trains the config (tiny by default) for the last of --steps, and after each of
@@ -34,7 +34,7 @@ from kaiju_jax.runs import train
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
   str(pathlib.Path(__file__).parent / 'configs' / 'tiny.py'),
-  'What is trained: PATH or PATH:ARM.',
+  'What is trained: NAME:ARM, or PATH:ARM.',
   lock_config=True,
 )
 _STEPS = flags.DEFINE_list(
@@ -103,10 +103,10 @@ def _report(experiment, steps: list[int]) -> None:
   """Trains, captures, and prints and writes what the codecs do."""
   import rich.console
 
-  from experiments.codec_study import gradient_capture
-  from experiments.codec_study import gradient_codecs
-  from experiments.codec_study import level_study
-  from experiments.codec_study import report as codec_report
+  from .codec_study import gradient_capture
+  from .codec_study import gradient_codecs
+  from .codec_study import level_study
+  from .codec_study import report as codec_report
 
   console = rich.console.Console()
   captures = _captures(experiment, steps)
@@ -146,8 +146,8 @@ def _report(experiment, steps: list[int]) -> None:
 
 def _sample(captures):
   """Returns blocks of these workers' gradients, float32[32, C]."""
-  from experiments.codec_study import gradient_capture
-  from experiments.codec_study import level_study
+  from .codec_study import gradient_capture
+  from .codec_study import level_study
 
   pooled = gradient_capture.pooled(
     gradient_capture.joined(captures, _ACROSS.value)
@@ -157,12 +157,13 @@ def _sample(captures):
 
 def _captures(experiment, steps: list[int]):
   """Returns each step's list of the workers' gradients."""
-  from experiments.codec_study import gradient_capture
   from kaiju_jax.data import loader
   from kaiju_jax.tasks import registry as tasks
   from kaiju_jax.training import optimizer
   from kaiju_jax.training import state as state_lib
   from kaiju_jax.training import step as step_lib
+
+  from .codec_study import gradient_capture
 
   started = time.monotonic()
   batches = loader.batches(
@@ -195,10 +196,10 @@ def _measured(gradients):
   import jax
   import numpy as np
 
-  from experiments.codec_study import gradient_capture
-  from experiments.codec_study import gradient_codecs
-  from experiments.codec_study import level_study
-  from experiments.codec_study import quality as codec_quality
+  from .codec_study import gradient_capture
+  from .codec_study import gradient_codecs
+  from .codec_study import level_study
+  from .codec_study import quality as codec_quality
 
   # All kinds in one array, so that a codec compiles once.
   x_RC = gradient_capture.pooled(gradients)
@@ -224,8 +225,9 @@ def _measured(gradients):
 
 def _write(experiment, steps, found, studies, maps, held_out) -> None:
   """Writes --json."""
-  from experiments.codec_study import gradient_codecs
   from kaiju_jax.storage import files
+
+  from .codec_study import gradient_codecs
 
   bits = {codec.name: codec.bits for codec in gradient_codecs.CODECS}
   path = pathlib.Path(_JSON.value)
@@ -273,7 +275,7 @@ def _plain(value):
 
 def _draw(curves, step: int) -> None:
   """Writes --figure."""
-  from experiments.codec_study import figure as codec_figure
+  from .codec_study import figure as codec_figure
 
   path = pathlib.Path(_FIGURE.value)
   path.parent.mkdir(parents=True, exist_ok=True)

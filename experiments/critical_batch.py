@@ -1,6 +1,6 @@
 """How far may the batch grow while a run trains, without a loss?
 
-    python -m experiments.train --config=experiments/configs/sweep.py:batch \\
+    python -m experiments.train --config=sweep:batch \\
         --workdir=runs/batch/base
     python -m experiments.critical_batch --workdir=runs/batch/base --at=.1,.3
         [--multiples=1,2,4,8] [--epsilon=0.003] [--share=0.4] [--seeds=2]

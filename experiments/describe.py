@@ -1,7 +1,7 @@
 """Prints a model before anything compiles: layers, parameters, KV, memory.
 
     python -m experiments.describe --preset=110b [--arm=ternary]
-    python -m experiments.describe --config=experiments/configs/tiny.py \\
+    python -m experiments.describe --config=tiny \\
         [--config.model.window=512 …] [--fsdp=8 --tensor=2 --batch=16]
 
 Imports no jax: the figures are arithmetic on the config, and the training
@@ -9,6 +9,7 @@ memory is an estimate (`kaiju_jax/costs/footprint.py` has the formula).
 """
 
 from collections.abc import Sequence
+import pathlib
 
 from absl import app
 from absl import flags
@@ -29,7 +30,7 @@ _ARM = flags.DEFINE_enum(
   'Variant of a preset: int8 and Squinch, neither, or ternary updates.',
 )
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'An experiment instead: PATH or PATH:ARM.'
+  'config', None, 'An experiment instead: NAME:ARM, or PATH:ARM.'
 )
 _FSDP = flags.DEFINE_integer(
   'fsdp',
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
 def _describe() -> None:
   fsdp, tensor = _FSDP.value, _TENSOR.value
   if _CONFIG.value is not None:
-    name = flags.FLAGS['config'].config_filename
+    name = pathlib.Path(flags.FLAGS['config'].config_filename).name
     model, data = _CONFIG.value.model, _CONFIG.value.data
     batch, length = data.batch, data.length
   else:

@@ -26,12 +26,13 @@ from absl import flags
 import rich.console
 import rich.table
 
-from experiments.configs import distill
 from kaiju_jax.runs import command
+
+from .configs import distill
 
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Seeds of each arm.', lower_bound=1)
 _JOBS = flags.DEFINE_integer('jobs', 1, 'Students at once.', lower_bound=1)
-_CONFIG = 'experiments/configs/distill.py'
+_CONFIG = 'distill'
 _MEASURE = 'eval_loss'
 
 
@@ -88,7 +89,7 @@ def _samplings() -> dict[str, dict[str, int]]:
 
   path = pathlib.Path(distill.ROOT) / 'samplings.json'
   if not path.exists():
-    from experiments import equal_bytes
+    from . import equal_bytes
 
     files.write_json(path, equal_bytes.samplings())
   return files.read_json(path)
@@ -96,7 +97,7 @@ def _samplings() -> dict[str, dict[str, int]]:
 
 def _run(name: str, *arguments: str) -> None:
   """Runs one of the commands; its Ctrl-C saves, and ends this one."""
-  words = [sys.executable, '-m', f'experiments.{name}', *arguments]
+  words = [sys.executable, '-m', f'{__package__}.{name}', *arguments]
   print(f'$ {" ".join(["python", *words[1:]])}', flush=True)
   with subprocess.Popen(words) as process:
     try:

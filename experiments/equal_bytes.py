@@ -10,7 +10,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from experiments.configs import distill
 from kaiju_jax.distillation import config as distillation_config
 from kaiju_jax.distillation import record
 from kaiju_jax.distillation import sample
@@ -19,6 +18,8 @@ from kaiju_jax.model import batches
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
 from kaiju_jax.tasks import texts
+
+from .configs import distill
 
 _TOKENS = 4 * record.TOKENS
 

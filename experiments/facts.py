@@ -48,10 +48,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
-  from experiments.configs import facts as config
   from kaiju_jax.runs import facts
   from kaiju_jax.runs import load
   from kaiju_jax.storage import files
+
+  from .configs import facts as config
 
   text = root / 'text'
   _text_of_generator(root, text / 'generator')
@@ -91,10 +92,11 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
 
 def _text_of_generator(root: pathlib.Path, folder: pathlib.Path) -> None:
   """Writes what the generator reads, and a tokenizer trained on it."""
-  from experiments.configs import facts as config
   from kaiju_jax.data import bpe
   from kaiju_jax.storage import files
   from kaiju_jax.tasks import facts
+
+  from .configs import facts as config
 
   lines = list(facts.trees(_WORLD.value, config.GENERATOR, config.VARIATIONS))
   files.make_folder(folder)
@@ -105,8 +107,9 @@ def _text_of_generator(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _trained(root: pathlib.Path, arm: str, seed: int) -> bool:
   """Trains an arm; returns whether it came to its end."""
-  from experiments.configs import facts as config
   from kaiju_jax.runs import train
+
+  from .configs import facts as config
 
   experiment = config.get_config(arm, str(root))
   experiment.seed = seed
@@ -116,10 +119,11 @@ def _trained(root: pathlib.Path, arm: str, seed: int) -> bool:
 
 def _pool(root: pathlib.Path):
   """Returns the variations of the targets, filtered and with errors planted."""
-  from experiments.configs import facts as config
   from kaiju_jax.runs import facts
   from kaiju_jax.runs import load
   from kaiju_jax.synthesis import settings
+
+  from .configs import facts as config
 
   with command.counted('passages') as noted:
     return facts.pool(
@@ -146,8 +150,9 @@ def _say(candidates, detection, scores) -> None:
   import rich.console
   import rich.table
 
-  from experiments.configs import facts as config
   from kaiju_jax.evaluation import proportion
+
+  from .configs import facts as config
 
   wrong = sum(not one.is_right(_WORLD.value) for one in candidates)
   print(

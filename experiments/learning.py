@@ -1,6 +1,6 @@
 """After how many tokens have the runs of a folder learnt their task?
 
-    python -m experiments.ablate --config=experiments/configs/induction.py \\
+    python -m experiments.ablate --config=induction \\
       --root=runs/induction --seeds=3
     python -m experiments.learning --root=runs/induction --reading=eval_answered
 

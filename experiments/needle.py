@@ -180,7 +180,7 @@ def _command(run: 'needle_runs.Run') -> tuple[str, ...]:
   if _DATA.value is not None:
     named['data'] = _DATA.value
   settings = [f'--{name}={value}' for name, value in named.items()]
-  return sys.executable, '-m', 'experiments.needle', *settings
+  return sys.executable, '-m', f'{__package__}.needle', *settings
 
 
 def _publish(records: 'list[needle.Record]', runs) -> None:

@@ -29,7 +29,7 @@ from kaiju_jax.storage import addresses
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
   str(pathlib.Path(__file__).parent / 'configs' / 'sweep.py'),
-  'What is trained, at any width: PATH or PATH:ARM.',
+  'What is trained, at any width: NAME:ARM, or PATH:ARM.',
 )
 _WIDTHS = flags.DEFINE_list(
   'widths', ['48', '64', '96', '128'], 'Widths d_model that are measured.'

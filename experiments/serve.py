@@ -131,8 +131,9 @@ def _serve() -> None:
   path = _WORKDIR.value or _MODEL.value
   http.check_free(_HOST.value, _PORT.value)  # Not after minutes of training.
   if _CHAT.value:
-    from experiments.configs import chat as config
     from kaiju_jax.runs import chat
+
+    from .configs import chat as config
 
     if chat.ready(config.get_config(root=path), path, _say) is None:
       return

@@ -1,14 +1,14 @@
 """Writes a teacher's distributions of a training text: offline distillation.
 
     python -m experiments.teach --teacher=runs/big --out=runs/targets \\
-        --config=experiments/configs/tiny.py [--config.data.path=FOLDER …]
+        --config=tiny [--config.data.path=FOLDER …]
 
 The teacher is a workdir, an export in our own format, or a Hugging Face folder
 of the Arcee class. `--config` is the student's: its training text is taught,
 its held-out documents are not. Without it, the text of the teacher's own run
 is. A student then reads the targets beside its rows:
 
-    python -m experiments.train --config=experiments/configs/tiny.py \\
+    python -m experiments.train --config=tiny \\
         --config.objective.name=distillation --workdir=runs/small \\
         --config.data.teacher=runs/targets
 
@@ -34,7 +34,7 @@ _TEACHER = flags.DEFINE_string(
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
   None,
-  "The student's experiment, whose text is taught: PATH or PATH:ARM. The"
+  "The student's experiment, whose text is taught: NAME:ARM, or PATH:ARM. The"
   " teacher's own by default.",
   lock_config=True,
 )

@@ -1,9 +1,10 @@
 """Trains what a config describes; the same command again resumes.
 
-    python -m experiments.train --config=experiments/configs/tiny.py \\
+    python -m experiments.train --config=tiny \\
         --workdir=runs/tiny [--config.model.window=512 …]
 
-`--config=PATH:ARM` picks a named arm. The workdir gets config.json,
+`--config=NAME` is `configs/NAME.py`, and `--config=PATH` any other file;
+`:ARM` behind either picks a named arm. The workdir gets config.json,
 environment.json, metrics.jsonl, TensorBoard events and checkpoints/. Ctrl-C
 and SIGTERM save and leave with status 0; a second one aborts at once.
 
@@ -25,7 +26,10 @@ from kaiju_jax.runs import devices
 from kaiju_jax.runs import train
 
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'The experiment: PATH or PATH:ARM.', lock_config=True
+  'config',
+  None,
+  'The experiment: NAME or NAME:ARM, or a path.',
+  lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Where the run writes; made where it does not exist.'

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _checked() -> tuple[list[str], list[int], pathlib.Path]:
-  from experiments.configs import uptrain as config
+  from .configs import uptrain as config
 
   if not _ROOT.value:
     raise ValueError('--root=: must name a folder.')
@@ -71,10 +71,11 @@ def _checked() -> tuple[list[str], list[int], pathlib.Path]:
 
 def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:
   # These import jax, which costs seconds that a refusal should not.
-  from experiments.configs import uptrain as config
   from kaiju_jax.runs import uptrain
   from kaiju_jax.runs import uptrain_study as study
   from kaiju_jax.tasks.needle import letters
+
+  from .configs import uptrain as config
 
   if not (root / config.CORPUS).exists():
     letters.write(root / config.CORPUS, config.DOCUMENTS, config.LENGTH)
@@ -141,7 +142,7 @@ class _Rows:
 
   def table(self, runs) -> str:
     """Returns one table per baseline, the teacher's row first in each."""
-    from experiments.configs import uptrain as config
+    from .configs import uptrain as config
 
     groups = {}
     for arm, of_arm in runs.items():

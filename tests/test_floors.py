@@ -33,6 +33,7 @@ FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 # kernels/ takes arrays and is open to all; a slice's figures are plain data.
 OPEN = {'kernels'}
 DATA = 'tpu_gpu_configs'
+LINKS = ('kaiju_jax', 'experiments'), ('kaiju_jax', 'kernels')
 ALLOWED = {
   *((DATA, room) for room in ('costs', 'sharding')),
   *((room, DATA) for room in ('aot', 'runs', 'experiments')),
@@ -47,8 +48,8 @@ def sources():
   for folder in 'kaiju_jax', 'kernels', 'tpu_gpu_configs', 'experiments':
     for path in sorted((ROOT / folder).rglob('*.py')):
       parts = path.relative_to(ROOT).parts
-      if parts[:2] == ('kaiju_jax', 'kernels'):
-        continue  # The symbolic link, which newer Pythons follow.
+      if parts[:2] in LINKS:
+        continue  # Newer Pythons follow symbolic links.
       room = parts[1] if folder == 'kaiju_jax' else folder
       tree = ast.parse(path.read_text())
       name = str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""Who installs the wheel can train, resume, export and generate.
+"""With the wheel alone one can train, resume, export, generate, run commands.
 
 The wheel is built from a copy of the tree and installed into an environment of
 its own, in a folder that is not the repository. Its dependencies are those of
@@ -17,11 +17,14 @@ import zipfile
 
 import pytest
 
+from experiments import __main__ as index
 from tests import test_readme
+from tests.experiments import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = pathlib.Path(__file__).parents[1]
+LINKED = 'experiments', 'kernels'
 # What every module of ours must come from, and what none may come from.
 _PROOF = """
 import pathlib, sys
@@ -72,16 +75,15 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
   names = set(zipfile.ZipFile(wheel).namelist())
   sources = {
     str(path.relative_to(ROOT))
-    for folder in ('kaiju_jax', 'kernels')
+    for folder in ('kaiju_jax', *LINKED)
     for path in (ROOT / folder).rglob('*.py')
-    if not (folder == 'kaiju_jax' and 'kernels' in path.relative_to(ROOT).parts)
+    if folder != 'kaiju_jax' or path.relative_to(ROOT).parts[1] not in LINKED
   } | {
     str(path.relative_to(ROOT))
     for path in (ROOT / 'kaiju_jax/serving/page').iterdir()
   }
   wanted = {
-    f'kaiju_jax/{name}' if name.startswith('kernels/') else name
-    for name in sources
+    f'kaiju_jax/{name}' if name.startswith(LINKED) else name for name in sources
   }
   assert {n for n in names if '.dist-info/' not in n} == wanted
 
@@ -103,3 +105,25 @@ def test_the_ten_lines_run_with_the_wheel_alone(python, tmp_path):
   assert done.stdout.splitlines()[-1].startswith('[')
   lines = [line for line in test_readme.INSTALLED.splitlines() if line]
   assert len(lines) <= 10
+
+
+def test_every_command_explains_itself_in_an_empty_folder(python, tmp_path):
+  ours = 'kaiju_jax.experiments'
+  commands = [[ours], *([ours, name, '--help'] for name in index.COMMANDS)]
+  commands.append([ours, 'describe', '--config=token_head'])
+  listed, *helps, described = forked.run(
+    commands, python=(python, '-I'), folder=tmp_path
+  )
+  assert listed.stdout == index.index() + '\n'
+  for name, done in zip(index.COMMANDS, helps, strict=True):
+    assert index.line(name) in done.stdout, (name, done.stderr)
+    assert not done.jax, name
+  assert described.returncode == 0, described.stderr
+  assert not list(tmp_path.iterdir())
+
+
+def test_the_wheel_has_the_command_kaiju(wheel):
+  with zipfile.ZipFile(wheel) as opened:
+    (name,) = [n for n in opened.namelist() if n.endswith('entry_points.txt')]
+    text = opened.read(name).decode()
+  assert 'kaiju = kaiju_jax.experiments.__main__:main' in text

@@ -28,12 +28,13 @@ from absl import flags
 import rich.console
 import rich.table
 
-from experiments.benchmarks import layer_block
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
 from kaiju_jax.runs import command
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
+
+from . import layer_block
 
 _PRESET = flags.DEFINE_enum('preset', '13b', list(presets.PRESETS), 'Preset.')
 _TENSOR = flags.DEFINE_integer(

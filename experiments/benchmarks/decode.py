@@ -21,10 +21,11 @@ from absl import app
 from absl import flags
 import rich.console
 
-from experiments.benchmarks import peer_model
 from kaiju_jax.costs import describe
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+
+from . import peer_model
 
 _BATCH = flags.DEFINE_integer('batch', 8, 'Rows.', 1)
 _LENGTH = flags.DEFINE_integer('length', 2048, 'Tokens of a prompt.', 1)
@@ -56,9 +57,10 @@ def main(argv):
   # where others are at work; it is read when torch is imported.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   # Imported here, so that --help is instant.
-  from experiments.benchmarks import decode_speed
   from kaiju_jax.model import transformer
   from kaiju_jax.training import state
+
+  from . import decode_speed
 
   config = model()
   int8 = model(quantization=quantization_config.QuantizationConfig())
@@ -106,8 +108,9 @@ def main(argv):
 
 
 def _peers(params, config, batch: int, length: int):
-  from experiments.benchmarks import transformers_speed
   from kaiju_jax.interchange import hugging_face
+
+  from . import transformers_speed
 
   folder = pathlib.Path(tempfile.mkdtemp()) / 'model'
   hugging_face.write(folder, params, config)

@@ -10,10 +10,11 @@ import time
 
 import numpy as np
 
-from experiments.benchmarks import load
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
 from kaiju_jax.decoding.requests import sampling
+
+from . import load
 
 
 def serve(

@@ -20,8 +20,6 @@ from typing import NamedTuple
 import httpx
 import numpy as np
 
-from experiments.benchmarks import engine_serving
-from experiments.benchmarks import load
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.runs import serve as serve_lib
@@ -30,6 +28,9 @@ from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import server as http
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
+
+from . import engine_serving
+from . import load
 
 MODEL = 'bench'
 
@@ -118,7 +119,7 @@ def over_http(
     [
       sys.executable,
       '-m',
-      'experiments.benchmarks.http_load',
+      f'{__package__}.http_load',
       server.address,
       MODEL,
     ],

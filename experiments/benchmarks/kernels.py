@@ -43,7 +43,7 @@ def parts(out: pathlib.Path, autotune: bool) -> dict[str, list[str]]:
     found[kernel] = ['-m', f'{module}.bench', f'--json={out / kernel}.json']
   for preset in PRESETS:
     name = f'block_{preset}'
-    found[name] = ['-m', 'experiments.benchmarks.block', f'--preset={preset}']
+    found[name] = ['-m', f'{__package__}.block', f'--preset={preset}']
     found[name] += [f'--json={out / name}.json']
   return found
 

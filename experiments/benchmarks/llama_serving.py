@@ -29,7 +29,7 @@ import llama_cpp
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from experiments.benchmarks import load
+from . import load
 
 # Of the matrices. Q8_0 is blocks of 32 weights with a scale each.
 DTYPES = {

@@ -90,7 +90,7 @@ def _checked() -> list[float]:
 def _bias(progress: rich.progress.Progress) -> rich.table.Table:
   import numpy as np
 
-  from experiments.benchmarks import estimators
+  from . import estimators
 
   tokens, vocab_size, block = estimators.TOKENS, 256, 200
   draws, slots, k = 24, 12, 4
@@ -133,7 +133,7 @@ def _bias(progress: rich.progress.Progress) -> rich.table.Table:
 
 
 def _estimated(p_NV, sampling: Sampling, block: int, first: int):
-  from experiments.benchmarks import estimators
+  from . import estimators
 
   return estimators.estimates(p_NV, sampling, block, first)[0]
 
@@ -152,7 +152,7 @@ def _errors(
 ) -> Iterator[rich.table.Table]:
   import numpy as np
 
-  from experiments.benchmarks import trigram
+  from . import trigram
 
   task = progress.add_task('counting', total=None)
   teacher, histories_N2 = trigram.of_library(_VOCAB.value, _TOKENS.value)

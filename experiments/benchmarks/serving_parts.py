@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import rich.table
 
-from experiments.benchmarks import engine_serving
-from experiments.benchmarks import load
 from kaiju_jax.costs import describe
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
+
+from . import engine_serving
+from . import load
 
 Serve = Callable[[Sequence[load.Arrival]], list[load.Timeline]]
 

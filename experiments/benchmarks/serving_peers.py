@@ -71,10 +71,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _written(folder: pathlib.Path) -> pathlib.Path:
-  from experiments.benchmarks import peer_model
   from kaiju_jax.interchange import hugging_face
   from kaiju_jax.model import transformer
   from kaiju_jax.training import state
+
+  from . import peer_model
 
   config = peer_model.config()
   params = state.init_params(transformer.Transformer(config), 0)
@@ -99,7 +100,7 @@ def _contenders(folder: pathlib.Path) -> dict[str, Callable]:
 
 
 def _transformers(folder: pathlib.Path) -> dict[str, Callable]:
-  from experiments.benchmarks import transformers_serving
+  from . import transformers_serving
 
   @functools.cache
   def model(dtype, attention):
@@ -122,7 +123,7 @@ def _transformers(folder: pathlib.Path) -> dict[str, Callable]:
 
 
 def _llama(folder: pathlib.Path) -> dict[str, Callable]:
-  from experiments.benchmarks import llama_serving
+  from . import llama_serving
 
   @functools.cache
   def path(dtype):
@@ -146,9 +147,10 @@ def _llama(folder: pathlib.Path) -> dict[str, Callable]:
 def _run(contenders: dict[str, Callable]) -> None:
   import rich.console
 
-  from experiments.benchmarks import load
-  from experiments.benchmarks import serving_parts
   from kaiju_jax.storage import files
+
+  from . import load
+  from . import serving_parts
 
   count = _IN_FLIGHT.value
   arrivals = load.arrivals(

@@ -21,7 +21,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 10, 'Runs; the least counts.', 1)
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   command.begin()
-  from experiments.benchmarks import product_times
+  from . import product_times
 
   product_times.report(_REPEATS.value)
 

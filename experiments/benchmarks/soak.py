@@ -39,6 +39,7 @@ _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 _FIGURE = flags.DEFINE_string('figure', None, 'Where the figure goes (png).')
 # What the first third does is warm-up: caches fill up to their bounds.
 _WARM = 1 / 3
+_SERVE = f'{__package__.rpartition(".")[0]}.serve'
 _WORDS = 'Hello', 'What do you like?', 'Tell me more', 'Why?', 'Good night'
 
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
   with tempfile.TemporaryDirectory() as folder:
     server = subprocess.Popen(
       [
-        *(sys.executable, '-m', 'experiments.serve', '--port=0'),
+        *(sys.executable, '-m', _SERVE, '--port=0'),
         *(f'--workdir={_WORKDIR.value}', f'--folder={folder}'),
       ],
       stdout=subprocess.PIPE,

@@ -43,7 +43,7 @@ _BEFORE = flags.DEFINE_string(
 _COMMANDS = flags.DEFINE_multi_enum(
   'command', ['train', 'generate'], ['train', 'generate'], 'Commands to start.'
 )
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 600
 
 

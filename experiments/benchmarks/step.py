@@ -24,8 +24,9 @@ from absl import flags
 import rich.console
 import rich.table
 
-from experiments.benchmarks import timed_step
 from kaiju_jax.runs import command
+
+from . import timed_step
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['short', 'long', 'memory'], ['short', 'long', 'memory'], 'Tables.'
@@ -56,13 +57,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _short():
-  from experiments.configs import tiny
+  from ..configs import tiny
 
   return tiny.get_config('f32')
 
 
 def _long(length: int):
-  from experiments.configs import tiny
+  from ..configs import tiny
 
   experiment = tiny.get_config('f32')
   experiment.model = dataclasses.replace(
@@ -81,7 +82,7 @@ def _plain(experiment):
   import jax.numpy as jnp
   import optax
 
-  from experiments.benchmarks import plain_model
+  from . import plain_model
 
   config = experiment.optimizer
   model = plain_model.Model(experiment.model)

@@ -40,7 +40,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds.', lower_bound=1)
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   command.begin()
-  from experiments.benchmarks import processor_time
+  from . import processor_time
 
   with tempfile.TemporaryDirectory() as folder:
     contenders = _contenders(pathlib.Path(folder))

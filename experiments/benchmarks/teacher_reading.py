@@ -34,7 +34,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds.', lower_bound=1)
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   command.begin()
-  from experiments.benchmarks import processor_time
+  from . import processor_time
 
   with tempfile.TemporaryDirectory() as folder:
     seconds = processor_time.medians(
@@ -53,12 +53,13 @@ def main(argv: Sequence[str]) -> None:
 
 def _contenders(folder: pathlib.Path):
   """Returns what is timed, each over the same number of batches."""
-  from experiments.benchmarks import timed_step
-  from experiments.configs import tiny
   from kaiju_jax.data import loader
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
   from kaiju_jax.distillation import read
+
+  from ..configs import tiny
+  from . import timed_step
 
   experiment = tiny.get_config()
   data = experiment.data

@@ -26,7 +26,7 @@ import torch
 import transformers
 from transformers.generation import continuous_batching
 
-from experiments.benchmarks import load
+from . import load
 
 # Read at each call of its attention; without it K and V are repeated per head.
 _GROUPED = 'TRANSFORMERS_SDPA_FORCE_GQA'

@@ -10,7 +10,7 @@ import os
 from matplotlib import figure
 import numpy as np
 
-from experiments.codec_study import quality as codec_quality
+from . import quality as codec_quality
 
 _X_LABEL = '|x| / largest of its block of eight'
 # Squinch in blues, integers in oranges, MXFP6 in greens; bf16 grey.

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.codec_study import gradient_codecs
-from experiments.codec_study import level_maps
-from experiments.codec_study import quality as codec_quality
 from kaiju_jax.kernels.squinch import reference
+
+from . import gradient_codecs
+from . import level_maps
+from . import quality as codec_quality
 
 OCTAVES = (4, 5, 6)
 

@@ -6,8 +6,8 @@ import math
 import rich.box
 import rich.table
 
-from experiments.codec_study import level_study
-from experiments.codec_study import quality as codec_quality
+from . import level_study
+from . import quality as codec_quality
 
 _CAPTION = (
   'SNR in dB; |ln|: mean |ln(|y|/|x|)| of what arrives; dist: mean'

@@ -15,7 +15,7 @@ the suffix `_fast`, at one four times as high.
     kaiju      int8 QKᵀ, Z-Reg, clamping
     kaiju_bungee  and Bungee scalars
 
-    python -m experiments.ablate --config=experiments/configs/ablation.py \\
+    python -m experiments.ablate --config=ablation \\
       --root=runs/ablation --seeds=2 --jobs=3 --config.loop.steps=200
 
 Device:   4 shared cores of a CPU, three runs at a time

@@ -13,7 +13,7 @@ come:
 Read off `eval_bits_per_byte/clean`: held-out clean text.
 
     python -m experiments.annealing_text
-    python -m experiments.ablate --config=experiments/configs/annealing.py \\
+    python -m experiments.ablate --config=annealing \\
       --root=runs/annealing --seeds=3
 
 The sources say that training ends with an annealing on data of higher quality;

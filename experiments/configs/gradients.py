@@ -6,7 +6,7 @@ along D or of 256 in memory's order. Weights cross as int8 in every arm.
 
 Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
             python -m experiments.ablate --fsdp=8 --seeds=3 --jobs=2 \\
-            --config=experiments/configs/gradients.py --baseline=bf16 \\
+            --config=gradients --baseline=bf16 \\
             --arms=bf16,squinch,int4,int4_flat --root=runs/gradients \\
             --config.loop.log_every=1
 Device:   4 shared cores of a CPU that had much other work
@@ -17,7 +17,7 @@ Result:   training loss of the last 100 steps against bf16: Squinch −0.02 %
           `squinch_fitted` were not run.
 """
 
-from experiments.configs import tiny
+from kaiju_jax.experiments.configs import tiny
 from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = (

@@ -27,7 +27,7 @@ plain float models, others add or remove one technique:
     kaiju_unshared, kaiju_float, kaiju_unclamped, kaiju_no_z   one removed
     kaiju_shifted                         all of them, in the layout `shifted`
 
-    python -m experiments.ablate --config=experiments/configs/induction.py \\
+    python -m experiments.ablate --config=induction \\
       --root=runs/induction --seeds=3
     python -m experiments.learning --root=runs/induction \\
       --reading=eval_answered
@@ -42,7 +42,7 @@ Result:   arms learn whose second layer makes its own keys (`interleaved`,
           (experiments/results/induction.md)
 """
 
-from experiments.configs import needle
+from kaiju_jax.experiments.configs import needle
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import experiment as experiment_lib
 

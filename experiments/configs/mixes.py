@@ -34,7 +34,7 @@ and --sources for those; the commands stay the same.
     python -m experiments.mix --target=$T/target_sessions.jsonl \\
       --sources=$S --measured=$M --tokens=409600 \\
       --anneal=runs/mixes/mmlu_max/mix.json --out=runs/mixes/annealed
-    python -m experiments.ablate --config=experiments/configs/mixes.py \\
+    python -m experiments.ablate --config=mixes \\
       --root=runs/mixes/arms --seeds=3 --jobs=1
 
 Both targets are measured in every run, on text that no run reads: a source of

@@ -19,8 +19,8 @@ and too short to find anything:
       --arms=full_toy,interleaved_toy,kaiju_toy,local_toy
 """
 
-from experiments.configs import needle
 from kaiju_jax.data import config as data_config
+from kaiju_jax.experiments.configs import needle
 from kaiju_jax.model import config as model_config
 from kaiju_jax.training import config as training_config
 from kaiju_jax.training import experiment as experiment_lib

@@ -3,7 +3,7 @@
 The named shapes of `kaiju_jax/model/presets.py` with every technique on, on
 text that you bring:
 
-    python -m experiments.train --config=experiments/configs/sizes.py:13b \\
+    python -m experiments.train --config=sizes:13b \\
       --accelerator=h100_64 --multihost --workdir=/runs/13b \\
       --config.data.path=/runs/text --config.data.tokenizer=/runs/tokenizer.json
 
@@ -32,7 +32,7 @@ Result:   not run to any end. That its commands work is seen on 4 shared cores:
           and a tokenizer, but narrow, six steps on --fsdp=4 --tensor=2. That
           rows and shapes divide over the slices above is tested. They fit, as
           compiled by `python -m experiments.aot_report
-          --config=experiments/configs/sizes.py:ARM --accelerator=…` (JAX
+          --config=sizes:ARM --accelerator=…` (JAX
           0.10.2; argument + temporary GiB per device, which has 79):
 
               250m, h100_8    0.35 + 4.20   6 %

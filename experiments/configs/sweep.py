@@ -8,7 +8,7 @@ branches off.
 
     python -m experiments.rates
     python -m experiments.scaling
-    python -m experiments.train --config=experiments/configs/sweep.py:batch \\
+    python -m experiments.train --config=sweep:batch \\
       --workdir=runs/batch/base
     python -m experiments.critical_batch --workdir=runs/batch/base --at=.1,.3
 

@@ -12,7 +12,7 @@ the int8 weights that the forward pass reads:
 
 Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
             python -m experiments.ablate --fsdp=8 --seeds=3 \\
-            --arms=int8,ternary --config=experiments/configs/ternary.py \\
+            --arms=int8,ternary --config=ternary \\
             --root=runs/ternary --config.loop.log_every=1
 Device:   4 shared cores of a CPU that had much other work
 Minutes:  1.5 to 2 per run
@@ -21,7 +21,7 @@ Result:   ternary against int8, three seeds: training loss of the last 100 steps
           +0.09). `ternary_fine` was not run.
 """
 
-from experiments.configs import tiny
+from kaiju_jax.experiments.configs import tiny
 from kaiju_jax.training import experiment as experiment_lib
 
 ARMS = ('int8', 'ternary', 'ternary_fine')

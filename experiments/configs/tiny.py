@@ -3,12 +3,12 @@
 14 layers (6:1, keys and values shared in threes, global ones in pairs), 2.37 M
 parameters, bytes, on the prose and code of the Python installation at hand.
 
-    python -m experiments.train --config=experiments/configs/tiny.py \\
+    python -m experiments.train --config=tiny \\
       --workdir=runs/tiny
 
 And does int8 cost loss against bf16?
 
-    python -m experiments.ablate --config=experiments/configs/tiny.py \\
+    python -m experiments.ablate --config=tiny \\
       --arms=int8,bf16 --baseline=bf16 --seeds=3 --jobs=3 --root=runs/tiny \\
       --config.loop.log_every=1
 

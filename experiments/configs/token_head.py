@@ -9,11 +9,11 @@ byte itself, the others in the text before it. Arms:
     frozen   the head alone, behind the model that `begin_with` names
 
 Command:  python -m experiments.train --workdir=runs/token_head \\
-            --config=experiments/configs/token_head.py
+            --config=token_head
           and behind a model that has been trained before (its shapes are those
           of `tiny.py`, so `tiny`'s workdir is one)
           python -m experiments.train --workdir=runs/token_head_frozen \\
-            --config=experiments/configs/token_head.py:frozen \\
+            --config=token_head:frozen \\
             --config.begin_with=runs/tiny
 Device:   one core of a CPU with other work on it (joint; frozen was not run)
 Minutes:  6 of processor time
@@ -22,7 +22,7 @@ Result:   after 200 steps joint is right on unseen text about digits in 99.96 %
           brackets in 98.7; the text itself has 2.21 nats per token
 """
 
-from experiments.configs import tiny
+from kaiju_jax.experiments.configs import tiny
 from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.training import experiment as experiment_lib
 

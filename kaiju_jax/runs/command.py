@@ -37,7 +37,7 @@ def parse(argv: Sequence[str]) -> list[str]:
   """Reads the flags for `app.run`; a bad --config is one line, no traceback."""
   try:
     check_fields(argv)
-    return app.parse_flags_with_usage(argv)
+    return app.parse_flags_with_usage(named_configs(argv))
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
 
@@ -85,6 +85,49 @@ def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
   if known:
     line += f' It has {", ".join(known)}.'
   return line
+
+
+def named_configs(argv: Sequence[str]) -> list[str]:
+  """Returns the words of a command with the path of the config that is named.
+
+  Raises:
+    ValueError: as `config_path`.
+  """
+  words = list(argv)
+  for i, word in enumerate(words):
+    flag, equals, value = word.partition('=')
+    if flag not in ('-config', '--config'):
+      continue
+    if equals:
+      words[i] = f'{flag}={config_path(value)}'
+    elif i + 1 < len(words):
+      words[i + 1] = config_path(words[i + 1])
+  return words
+
+
+def config_path(name: str) -> str:
+  """Returns where a config lies, its arm still behind the colon.
+
+  Args:
+    name: 'tiny' or 'tiny:bf16', a file of `experiments/configs/`; or a path,
+      which has a slash or ends in '.py'.
+
+  Raises:
+    ValueError: no config has that name.
+  """
+  file, colon, arm = name.partition(':')
+  if '/' in file or os.sep in file or file.endswith('.py') or not file:
+    return name
+  configs = pathlib.Path(__file__).parents[1] / 'experiments' / 'configs'
+  known = sorted(path.stem for path in configs.glob('[a-z]*.py'))
+  if file not in known:
+    near = difflib.get_close_matches(file, known, 1)
+    near = f' Did you mean {near[0]!r}?' if near else ''
+    raise ValueError(
+      f'--config={name}: neither a path nor a config.{near} There are'
+      f' {", ".join(known)}.'
+    )
+  return f'{configs / file}.py{colon}{arm}'
 
 
 def begin() -> None:

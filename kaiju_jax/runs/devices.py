@@ -15,6 +15,7 @@ import sys
 
 from absl import flags
 
+from kaiju_jax.runs import slices
 from kaiju_jax.sharding import config as sharding_config
 
 _FSDP = flags.DEFINE_integer(
@@ -72,7 +73,7 @@ def prepare() -> sharding_config.MeshConfig | None:
   """
   mesh = None
   if _ACCELERATOR.value is not None:
-    accelerator = _load(_ACCELERATOR.value)
+    accelerator = slices.load(_ACCELERATOR.value)
     given = _flag_variables(accelerator.flags, accelerator.environment)
     _try(given['XLA_FLAGS'])
     _set_environment(given, accelerator.environment)
@@ -117,17 +118,6 @@ def _check(coordinator: str, processes: int, process: int) -> None:
       f'--process={process}: must be less than --processes={processes}; they'
       ' count from 0.'
     )
-
-
-def _load(name: str):
-  try:
-    import tpu_gpu_configs
-  except ImportError as error:
-    raise ValueError(
-      f'--accelerator={name}: tpu_gpu_configs/ is not here; start from the'
-      " repository's root, or give --fsdp and --tensor."
-    ) from error
-  return tpu_gpu_configs.load(name)
 
 
 def _flag_variables(xla_flags, environment) -> dict[str, str]:

@@ -26,6 +26,8 @@ def parse(words):
   from absl import flags
   sys.argv = list(words)
   importlib.import_module(words[0])
+  if command := sys.modules.get('kaiju_jax.runs.command'):
+    words = command.named_configs(words)
   left = flags.FLAGS(list(words), known_only=True)[1:]
   left = [word for word in left if not word.startswith('--config.')]
   sys.exit(f'no such flags: {left}' if left else 0)
@@ -86,20 +88,24 @@ def run(
   commands: Sequence[Sequence[str]],
   mode: str = 'run',
   environment: dict[str, str] | None = None,
+  python: Sequence[str] = (sys.executable,),
+  folder: pathlib.Path = ROOT,
 ) -> list[Done]:
-  """Runs commands one after another, from the repository's root.
+  """Runs commands one after another.
 
   Args:
     commands: each a module and its arguments.
     mode: 'run', or 'parse' to read the flags and stop: status 0 where the
       module defines all of them.
     environment: added to this process's own.
+    python: an interpreter and its options.
+    folder: where they run.
   """
   jobs = ''.join(json.dumps([mode, list(words)]) + '\n' for words in commands)
   done = subprocess.run(
-    [sys.executable, '-c', _SERVER],
+    [*python, '-c', _SERVER],
     input=jobs,
-    cwd=ROOT,
+    cwd=folder,
     env=os.environ | (environment or {}),
     capture_output=True,
     text=True,

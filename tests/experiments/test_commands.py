@@ -25,7 +25,7 @@ def commands():
     text = text.replace('\\\n', ' ')
     for line in re.findall(r'python -m (experiments\.[^\n`#]*)', text):
       words = shlex.split(re.sub(r'[\[\]…]', ' ', line))
-      if '--config=CONFIG:ARM' not in words:
+      if not {'--config=CONFIG:ARM', 'experiments.COMMAND'} & {*words}:
         found[' '.join(words)] = words
   return found
 

@@ -1,4 +1,4 @@
-"""`--help` of every experiment is instant: no jax is imported for it."""
+"""The list of commands, and `--help` of each: at once, without jax."""
 
 import pathlib
 import resource
@@ -7,45 +7,98 @@ import sys
 
 import pytest
 
+from experiments import __main__ as index
 from tests.experiments import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDERS = 'experiments', 'experiments/benchmarks'
-SCRIPTS = sorted(
-  '.'.join((path.parent / path.stem).relative_to(ROOT).parts)
+SCRIPTS = {
+  '.'.join((path.parent / path.stem).relative_to(ROOT / 'experiments').parts)
   for folder in FOLDERS
   for path in (ROOT / folder).glob('*.py')
   if 'app.run(' in path.read_text()
-)
+}
+SLIPS = {
+  'trian': "'trian' is no command. Did you mean train or uptrain?",
+  'bench': "'bench' is no command.",
+  '--seeds': "'--seeds' is no command.",
+}
 
 
-def test_the_scripts_are_found():
-  names = {script.removeprefix('experiments.') for script in SCRIPTS}
-  assert {'train', 'needle', 'ablate', 'describe'} <= names
-  assert 'benchmarks.step' in names
+def test_the_index_lists_the_commands_that_exist():
+  assert set(index.COMMANDS) == SCRIPTS
+  assert len(index.COMMANDS) == len(SCRIPTS)
 
 
 @pytest.fixture(scope='module')
 def helps():
-  done = forked.run([[script, '--help'] for script in SCRIPTS])
-  return dict(zip(SCRIPTS, done))
+  words = [['experiments', name, '--help'] for name in index.COMMANDS]
+  return dict(zip(index.COMMANDS, forked.run(words)))
 
 
-@pytest.mark.parametrize('script', SCRIPTS)
-def test_help_imports_no_jax(script, helps):
-  assert not helps[script].jax
-  assert script.rpartition('.')[2] in helps[script].stdout
-  assert 'flags:' in helps[script].stdout
+@pytest.mark.parametrize('name', index.COMMANDS)
+def test_help_imports_no_jax(name, helps):
+  assert not helps[name].jax
+  assert name.rpartition('.')[2] in helps[name].stdout
+  assert index.line(name) in helps[name].stdout
+  assert 'flags:' in helps[name].stdout
 
 
-def test_help_takes_less_than_a_second():
-  """Of the processor: other work on the machine is not the script's."""
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  subprocess.run(
-    [sys.executable, '-m', 'experiments.train', '--help'],
-    cwd=ROOT,
-    capture_output=True,
-    timeout=60,
+@pytest.fixture(scope='module')
+def said():
+  """What `kaiju` says of no command and of wrong ones, by either name."""
+  commands = [
+    [module, *words]
+    for module in ('experiments', 'kaiju_jax.experiments')
+    for words in ([], ['--help'], *([slip] for slip in SLIPS))
+  ]
+  done = forked.run(commands)
+  return {tuple(words): one for words, one in zip(commands, done)}
+
+
+def test_no_command_lists_all(said):
+  printed = {said[words].stdout for words in said if words[-1] not in SLIPS}
+  assert printed == {index.index() + '\n'}
+  (text,) = printed
+  for name in index.COMMANDS:
+    assert f'  {name} ' in text and index.line(name) in text
+    assert len(index.line(name)) > 20
+
+
+@pytest.mark.parametrize('slip', SLIPS)
+@pytest.mark.parametrize('module', ['experiments', 'kaiju_jax.experiments'])
+def test_an_unknown_command_is_one_line(said, module, slip):
+  done = said[module, slip]
+  assert done.returncode == 1 and not done.stdout
+  assert SLIPS[slip] in done.stderr
+  assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_config_goes_by_its_name():
+  """Arms behind a colon, and with the package's own name for the commands."""
+  named, by_path = forked.run(
+    [
+      ['kaiju_jax.experiments', 'describe', '--config=ternary:int8'],
+      [
+        'experiments.describe',
+        '--config=experiments/configs/ternary.py:int8',
+      ],
+    ]
   )
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  assert after.ru_utime + after.ru_stime < before.ru_utime + before.ru_stime + 1
+  assert named.returncode == 0, named.stderr
+  assert named.stdout == by_path.stdout
+
+
+def test_the_list_and_a_help_take_less_than_a_second():
+  """Of the processor: other work on the machine is not the script's."""
+  for words in [], ['train', '--help']:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+      [sys.executable, '-m', 'experiments', *words],
+      cwd=ROOT,
+      capture_output=True,
+      timeout=60,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    assert spent < 1

@@ -3,6 +3,7 @@
 import json
 
 from absl.testing import flagsaver
+import grain  # noqa: F401  `flagsaver` would take its flags back.
 import pytest
 
 from experiments import needle as script

@@ -1,6 +1,7 @@
 """What every command shares: its fields, and where compiled code is kept."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def test_known_fields_and_other_flags_pass():
   )
 
 
+ROOT = pathlib.Path(__file__).parents[2]
 CACHE = 'JAX_COMPILATION_CACHE_DIR'
 
 
@@ -87,3 +89,27 @@ def test_the_library_defines_no_flags_and_needs_no_repository():
     [sys.executable, '-c', program], capture_output=True, text=True, timeout=90
   )
   assert done.returncode == 0, done.stderr
+
+
+def test_a_config_s_name_stands_for_its_file():
+  words = ['train', '--config=tiny:bf16', '--workdir=tiny']
+  _, config, workdir = command.named_configs(words)
+  file = config.removeprefix('--config=').removesuffix(':bf16')
+  assert pathlib.Path(file).samefile(ROOT / 'experiments/configs/tiny.py')
+  assert workdir == '--workdir=tiny'
+  assert command.named_configs(['train', '--config', 'needle']) == [
+    'train',
+    '--config',
+    command.config_path('needle'),
+  ]
+
+
+@pytest.mark.parametrize('path', ['my/tiny:a', 'tiny.py', 'tiny.py:a', ''])
+def test_a_path_to_a_config_stays(path):
+  assert command.config_path(path) == path
+
+
+def test_an_unknown_config_s_name_is_refused():
+  message = "--config=tinny:a: neither a path nor a config. Did you mean 'tiny'"
+  with pytest.raises(ValueError, match=re.escape(message)):
+    command.config_path('tinny:a')

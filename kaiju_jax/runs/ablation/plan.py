@@ -71,11 +71,12 @@ class Run:
 
 
 def load(path: str) -> types.ModuleType:
-  """Returns the config module of a file.
+  """Returns the config module of a name or a path.
 
   Raises:
     ValueError: there is no such file, or the file has no ARMS.
   """
+  path = command.config_path(path)
   if not pathlib.Path(path).is_file():
     raise ValueError(f'--config={path}: no such file.')
   spec = importlib.util.spec_from_file_location('ablated_config', path)
@@ -114,13 +115,13 @@ def baselines(
 
 
 def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
-  """Returns the experiment of 'PATH:ARM' with '--config.FIELD=VALUE' applied.
+  """Returns the experiment of 'NAME:ARM' with '--config.FIELD=VALUE' applied.
 
   Raises:
     OSError, ValueError: an unknown or ill-typed field, an experiment that
       cannot run, or one that leaves no record.
   """
-  argv = ['ablate', f'--config={config}', *arguments]
+  argv = ['ablate', f'--config={command.config_path(config)}', *arguments]
   command.check_fields(argv)
   values = flags.FlagValues()
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)

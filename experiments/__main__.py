@@ -1,0 +1,105 @@
+"""Lists the commands by purpose, and runs one.
+
+    kaiju                    python -m experiments
+    kaiju COMMAND …          python -m experiments.COMMAND …
+    kaiju COMMAND --help     what it does, and its flags
+
+A command's line in the list is the first line of its module's docstring. Where
+a command takes --config, it is the name of a file of `configs/`, or a path, and
+an arm behind a colon: --config=tiny:bf16.
+"""
+
+import difflib
+import pathlib
+import runpy
+import sys
+
+PURPOSES = {
+  'train': (
+    'train',
+    'ablate',
+    'rates',
+    'critical_batch',
+    'scaling',
+    'uptrain',
+    'uptrain_study',
+  ),
+  'data': (
+    'mix_texts',
+    'mix',
+    'select',
+    'duplicates',
+    'leaks',
+    'annealing_text',
+    'synthesize',
+    'facts',
+  ),
+  'distil': ('teach', 'distill'),
+  'align': ('train_gate', 'train_head'),
+  'serve': ('serve', 'generate', 'export_hf', 'import_hf', 'bench_serve'),
+  'evaluate': (
+    'needle',
+    'needle_cached',
+    'needle_kernels',
+    'cached_agreement',
+    'learning',
+    'chat_facts',
+  ),
+  'plan': ('describe', 'aot_report', 'tpu_schedule', 'replay'),
+  'measure': (
+    'codecs',
+    'benchmarks.attention',
+    'benchmarks.block',
+    'benchmarks.corpora',
+    'benchmarks.decode',
+    'benchmarks.kernels',
+    'benchmarks.mixture',
+    'benchmarks.sampled_targets',
+    'benchmarks.serving_peers',
+    'benchmarks.small_products',
+    'benchmarks.soak',
+    'benchmarks.startup',
+    'benchmarks.step',
+    'benchmarks.stores',
+    'benchmarks.teach',
+    'benchmarks.teacher_reading',
+    'benchmarks.vocabulary_loss',
+  ),
+}
+COMMANDS = tuple(name for names in PURPOSES.values() for name in names)
+_FOLDER = pathlib.Path(__file__).parent
+
+
+def line(name: str) -> str:
+  """Returns the first line of a command's docstring, which is not imported."""
+  file = _FOLDER.joinpath(*name.split('.')).with_suffix('.py')
+  with file.open(encoding='utf-8') as text:
+    return text.readline().lstrip('r').strip().strip('"')
+
+
+def index() -> str:
+  """Returns the list of all commands."""
+  width = max(map(len, COMMANDS))
+  lines = ['kaiju COMMAND [--help]', '']
+  for purpose, names in PURPOSES.items():
+    lines.append(purpose)
+    lines += [f'  {name:{width}}  {line(name)}' for name in names]
+  return '\n'.join(lines)
+
+
+def main() -> None:
+  """Runs the command that the first argument names, or prints the list."""
+  name, *words = sys.argv[1:] or ['--help']
+  if name in ('-h', '--help', 'help'):
+    print(index())
+    return
+  if name not in COMMANDS:
+    near = difflib.get_close_matches(name, COMMANDS, 3)
+    near = f' Did you mean {" or ".join(near)}?' if near else ''
+    sys.exit(f'error: {name!r} is no command.{near} `kaiju` lists them all.')
+  sys.argv[:] = [name, *words]
+  runpy.run_module(f'{__package__}.{name}', run_name='__main__', alter_sys=True)
+
+
+if __name__ == '__main__':
+  main()
