@@ -18,7 +18,7 @@ import zipfile
 import pytest
 
 from experiments import __main__ as index
-from tests import test_readme
+from tests import pages
 from tests.experiments import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -91,7 +91,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 def test_the_ten_lines_run_with_the_wheel_alone(python, tmp_path):
   done = subprocess.run(
     # -I: neither this folder nor PYTHONPATH.
-    [python, '-I', '-c', test_readme.INSTALLED + _PROOF],
+    [python, '-I', '-c', pages.TEN_LINES.text + _PROOF],
     cwd=tmp_path,
     env={**os.environ, 'XLA_FLAGS': ''},
     capture_output=True,
@@ -103,7 +103,7 @@ def test_the_ten_lines_run_with_the_wheel_alone(python, tmp_path):
   assert 'going on from step 10 of 20' in done.stderr
   assert 'step 20 of tiny → exported' in done.stdout
   assert done.stdout.splitlines()[-1].startswith('[')
-  lines = [line for line in test_readme.INSTALLED.splitlines() if line]
+  lines = [line for line in pages.TEN_LINES.text.splitlines() if line]
   assert len(lines) <= 10
 
 

@@ -1,4 +1,4 @@
-"""The commands that README and docstrings show have flags that exist."""
+"""The commands that pages and docstrings show have flags that exist."""
 
 import ast
 import pathlib
@@ -7,13 +7,16 @@ import shlex
 
 import pytest
 
+from tests import pages
 from tests.experiments import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def texts():
-  yield (ROOT / 'README.md').read_text()
+  for page, text in pages.pages().items():
+    if not page.startswith('experiments/results'):  # Of their own date.
+      yield text
   for path in sorted((ROOT / 'experiments').rglob('*.py')):
     yield ast.get_docstring(ast.parse(path.read_text())) or ''
 

@@ -1,4 +1,4 @@
-"""`experiments.serve` as a person starts it, and the README's client."""
+"""`experiments.serve` as a person starts it, with the client of its page."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import token_head
 from kaiju_jax.runs import train
 from kaiju_jax.training import experiment as experiment_lib
-from tests import test_readme
+from tests import pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -76,9 +76,10 @@ def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
     assert 'Unmoderated' in said and '127.0.0.1' in address
     assert b'<html' in got(address, '/')
     assert json.loads(got(address, '/v1/server'))['model'] == 'tiny'
-    block = test_readme.CLIENT.replace('http://127.0.0.1:8000', address)
+    client = pages.CLIENT
+    text = client.text.replace('http://127.0.0.1:8000', address)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      exec(compile(block, 'README.md', 'exec'), {'__name__': '__main__'})
+      client._replace(text=text).run()
     assert 'cached_tokens' in printed.getvalue()
     (session,) = json.loads(got(address, '/v1/sessions'))['data']
     assert got(address, '/readyz') == b'ready\n'
