@@ -53,7 +53,7 @@ def params(
       ' without int8.'
     )
   model = state.model_of(experiment)
-  shapes = jax.eval_shape(lambda: state.drawn(model, experiment.seed))
+  shapes = jax.eval_shape(lambda: state.draw_params(model, experiment.seed))
   try:
     missing = compared(shapes, held)
   except ValueError as error:

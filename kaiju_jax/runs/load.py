@@ -58,7 +58,7 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
   model = step_lib.model_of(experiment)
 
   def start():
-    params = state.drawn(model, experiment.seed)
+    params = state.draw_params(model, experiment.seed)
     plan = replicas.plan_of(experiment, params)
     if plan is None:
       return {'params': params}

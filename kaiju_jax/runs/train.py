@@ -205,7 +205,7 @@ def _initial(experiment: experiment_lib.Experiment, devices):
         'previous': induction.previous,
       }[experiment.init]
       params = suggest(params, experiment.model, experiment.seed)
-  return state.initial(experiment, devices, params=params)
+  return state.initialize(experiment, devices, params=params)
 
 
 def _note_idle(count: int) -> None:

@@ -85,7 +85,7 @@ def objective_of(
   return by_source.reading(registry.make(*asked, breakdown))
 
 
-def initial(
+def initialize(
   experiment: experiment_lib.Experiment,
   mesh: jax.sharding.Mesh | None = None,
   objective: objective_lib.Objective | None = None,
@@ -105,7 +105,9 @@ def initial(
   if params is None:
     params = init_params(model_of(experiment), experiment.seed, mesh)
   return _stored(
-    lambda params: _before(experiment, mesh, objective, params), mesh, params
+    lambda params: _of_experiment(experiment, mesh, objective, params),
+    mesh,
+    params,
   )
 
 
@@ -114,13 +116,13 @@ def abstract(
   mesh: jax.sharding.Mesh | None = None,
   objective: objective_lib.Objective | None = None,
 ) -> TrainState:
-  """Returns the shapes of `initial`, with their shardings on the mesh."""
+  """Returns the shapes of `initialize`, with their shardings on the mesh."""
   mesh = mesh or mesh_lib.single()
   objective = objective or objective_of(experiment)
 
   def start():
-    params = drawn(model_of(experiment), experiment.seed)
-    return _before(experiment, mesh, objective, params)
+    params = draw_params(model_of(experiment), experiment.seed)
+    return _of_experiment(experiment, mesh, objective, params)
 
   state = jax.eval_shape(start)
   return jax.tree.map(
@@ -132,9 +134,9 @@ def abstract(
   )
 
 
-def _before(experiment, mesh, objective, params) -> TrainState:
+def _of_experiment(experiment, mesh, objective, params) -> TrainState:
   params = dict(params) | objective.parameters()
-  return before(
+  return _start(
     params,
     optimizer_lib.make(experiment.optimizer),
     mesh,
@@ -148,7 +150,7 @@ def _stored(start, mesh, params) -> TrainState:
   return jax.jit(start, out_shardings=stored)(params)
 
 
-def drawn(model: transformer.Transformer, seed: int) -> Any:
+def draw_params(model: transformer.Transformer, seed: int) -> Any:
   """Returns float32 parameters drawn from `seed`."""
   tokens_BL = jnp.zeros((1, 8), jnp.int32)
   key = jax.random.key(seed)
@@ -160,7 +162,7 @@ def init_params(
   seed: int,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Any:
-  """Returns `drawn` parameters, each made where the mesh stores it.
+  """Returns what `draw_params` does, each made where the mesh stores it.
 
   The same numbers on every mesh; by default on the first device alone.
   """
@@ -168,7 +170,7 @@ def init_params(
 
   # An argument, not a constant: all seeds share one compiled program.
   def draw(seed):
-    return drawn(model, seed)
+    return draw_params(model, seed)
 
   seed = jnp.uint32(seed)
   stored = rules.shardings(jax.eval_shape(draw, seed), mesh)
@@ -192,18 +194,12 @@ def create(
   mesh = mesh or mesh_lib.single()
 
   return _stored(
-    lambda params: before(params, optimizer, mesh, plan), mesh, params
+    lambda params: _start(params, optimizer, mesh, plan), mesh, params
   )
 
 
-def before(
-  params: Any,
-  optimizer: optax.GradientTransformation,
-  mesh: jax.sharding.Mesh | None = None,
-  plan: ternary.Plan | None = None,
-  trained: Any = None,
-) -> TrainState:
-  """Returns the state before the first step; arguments as those of `create`.
+def _start(params, optimizer, mesh, plan, trained=None) -> TrainState:
+  """Returns the state before the first step, not yet stored on the mesh.
 
   `trained` are the parameters that get moments, by default all.
   """

@@ -119,7 +119,7 @@ for name in ('jax_plugins', 'libtpu'):
 from kaiju_jax.aot import devices
 import tpu_gpu_configs
 try:
-  devices.of(tpu_gpu_configs.load(sys.argv[1]))
+  devices.find(tpu_gpu_configs.load(sys.argv[1]))
 except devices.MissingPlugin as error:
   print(error)
 """

@@ -65,8 +65,8 @@ def workdir(tmp_path_factory):
 
   @jax.jit
   def saved():
-    params = state.drawn(model, 0)
-    made = state.before(
+    params = state.draw_params(model, 0)
+    made = state.create(
       params,
       optimizer.make(experiment.optimizer),
       mesh.single(),

@@ -46,7 +46,7 @@ def changed(config, quantization=None, **model) -> model_config.ModelConfig:
 def params_of(config, seed=0):
   """Returns random parameters, gains and Bungee scalars among them."""
   shapes = jax.eval_shape(
-    lambda: state.drawn(transformer.Transformer(config), 0)
+    lambda: state.draw_params(transformer.Transformer(config), 0)
   )
   rng = np.random.default_rng(seed)
 

@@ -16,7 +16,7 @@ from kaiju_jax.training import state as state_lib
 
 def drawn(model, mesh: jax.sharding.Mesh | None = None, seed: int = 0) -> Any:
   """Returns float32 parameters, stored as `state.init_params` stores them."""
-  shapes = jax.eval_shape(lambda: state_lib.drawn(model, 0))
+  shapes = jax.eval_shape(lambda: state_lib.draw_params(model, 0))
   rng = np.random.default_rng(seed)
 
   def start(path, leaf):

@@ -155,7 +155,7 @@ def errors(got, want):
 
 def apply(config, length, visibility):
   model = transformer.Transformer(config)
-  params = jax.eval_shape(lambda: state.drawn(model, 0))
+  params = jax.eval_shape(lambda: state.draw_params(model, 0))
   params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
   return model.apply(
     {'params': params}, jnp.zeros((1, length), jnp.int32), visibility

@@ -48,7 +48,7 @@ def begun(one, mesh, of_rows=OF_ROWS):
   held = batch(of_rows)
   if not one.data.sources:
     held = held._replace(extras=None)
-  return step_lib.make(one, mesh), state_lib.initial(one, mesh), held
+  return step_lib.make(one, mesh), state_lib.initialize(one, mesh), held
 
 
 @pytest.fixture(scope='module')

@@ -58,7 +58,7 @@ def trunk(mesh=None):
 
 
 def begun(one, mesh=None):
-  return state_lib.initial(one, mesh, params=trunk(mesh))
+  return state_lib.initialize(one, mesh, params=trunk(mesh))
 
 
 def batch(seed, microbatches=1):
@@ -221,7 +221,7 @@ def test_a_language_models_checkpoint_is_a_trunk(tmp_path):
     checkpoints.save(1, begun(language), _Nowhere())
   shapes = state_lib.abstract(language).params
   read, _ = checkpoint.load(tmp_path, {'params': shapes})
-  state = state_lib.initial(experiment(), params=read['params'])
+  state = state_lib.initialize(experiment(), params=read['params'])
   state, metrics = step_of(True)(state, batch(0))
   chex.assert_trees_all_equal(state.params | trunk(), state.params)
   assert metrics['head_loss'] == pytest.approx(np.log(2), rel=1e-5)

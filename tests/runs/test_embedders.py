@@ -53,7 +53,7 @@ def test_a_models_vectors_are_mean_hidden_states(tmp_path, monkeypatch):
   experiment.model.dtype = 'float32'
   experiment.model.quantization = quantization_config.none()
   model = transformer.Transformer(experiment.model)
-  params = state.drawn(model, 0)
+  params = state.draw_params(model, 0)
   loaded = load.Loaded(
     params, experiment.model, None, '', 'here', experiment, 4
   )

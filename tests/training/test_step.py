@@ -59,7 +59,7 @@ def step_of():
 def start():
   one = experiment()
   params = params_lib.drawn(step_lib.model_of(one))
-  return state_lib.initial(one, params=params)
+  return state_lib.initialize(one, params=params)
 
 
 def stacked(*batches):

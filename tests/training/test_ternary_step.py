@@ -80,7 +80,7 @@ def batch():
 
 def start(one, mesh):
   params = params_lib.drawn(step_lib.model_of(one), mesh)
-  return state_lib.initial(one, mesh, params=params)
+  return state_lib.initialize(one, mesh, params=params)
 
 
 @functools.cache
