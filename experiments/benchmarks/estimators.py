@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax.distillation import config as sampling_config
+from kaiju_jax.distillation import record
 from kaiju_jax.distillation import sample
 
 TOKENS = 200
@@ -94,34 +95,49 @@ def estimates(
   sampling: sampling_config.Sampling,
   draws: int,
   first: int = 0,
+  form: record.Form | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns q̂, float32 [draws, N, V], and the entries of each, [draws, N].
+  """Returns q̂, float64 [draws, N, V], and the entries of each, [draws, N].
+
+  The estimates are those that a student reads: encoded as the store does, and
+  decoded again.
 
   Args:
     p_NV: the distributions.
     sampling: how they are sampled.
     draws: how often.
     first: how many draws came before these.
+    form: of the store's records; by default that of `sampling`.
   """
-  logits_1NV = jnp.log(jnp.asarray(p_NV, jnp.float32))[None]
-  number = np.arange(draws * len(p_NV), dtype=np.uint32) + first * len(p_NV)
-  q_BLV, entries_BL = _dense(
-    logits_1NV, number.reshape(draws, len(p_NV)), sampling
+  tokens, vocab_size = p_NV.shape
+  form = form or record.form_of(sampling, vocab_size)
+  logits_1LV = jnp.log(jnp.asarray(p_NV, jnp.float32))[None]
+  number = np.arange(draws * tokens, dtype=np.uint32) + first * tokens
+  found = _drawn(logits_1LV, number.reshape(draws, tokens), sampling)
+  weights_BLT = found.values_BLT
+  if found.counts_BLT is not None:
+    weights_BLT = found.counts_BLT
+  drawn = record.Targets(
+    *(
+      np.asarray(x).reshape(-1, x.shape[-1])
+      for x in (found.ids_BLT, weights_BLT)
+    )
   )
-  return np.asarray(q_BLV), np.asarray(entries_BL)
+  read = [
+    record.decode(record.encode(block, form, (first, number)), form)
+    for number, block in enumerate(record.blocks(drawn))
+  ]
+  ids_NT, values_NT = map(np.concatenate, zip(*read))
+  place_NT = ids_NT + vocab_size * np.arange(len(ids_NT))[:, None]
+  q = np.bincount(place_NT.ravel(), values_NT.ravel(), draws * p_NV.size)
+  return q.reshape(draws, tokens, vocab_size), np.asarray(found.entries_BL)
 
 
 @functools.partial(jax.jit, static_argnames='sampling')
-def _dense(logits_1LV, number_BL, sampling):
+def _drawn(logits_1LV, number_BL, sampling):
   rows, (length, vocab_size) = len(number_BL), logits_1LV.shape[1:]
   logits_BLV = jnp.broadcast_to(logits_1LV, (rows, length, vocab_size))
-  found = sample.draw(logits_BLV, number_BL, sampling)
-
-  def spread(ids_T, values_T):
-    return jnp.zeros(vocab_size).at[ids_T].add(values_T)
-
-  q_BLV = jax.vmap(jax.vmap(spread))(found.ids_BLT, found.values_BLT)
-  return q_BLV, found.entries_BL
+  return sample.draw(logits_BLV, number_BL, sampling)
 
 
 def self_normalized(q: np.ndarray) -> np.ndarray:
@@ -159,19 +175,22 @@ def mutants(
     p_NV: the distributions.
     draws: N.
     slots: T, below N.
-    k: entries of Gumbel's methods and of top_k.
+    k: entries of top_k and of Gumbel's methods, but for log8's.
   """
   Sampling = sampling_config.Sampling
   gumbel = Sampling('gumbel', k=k, entries=slots)
   many = Sampling(draws=draws, entries=draws)
   few = Sampling(draws=slots, entries=slots)
   top = Sampling('top_k', k=k, entries=slots)
+  two = Sampling('gumbel', k=2, entries=slots)
+  log8 = record.Form(p_NV.shape[1], slots, 'log8')
   of = functools.partial(estimates, p_NV)
   return {
     'gumbel, divided by its sum': lambda *block: self_normalized(
       of(gumbel, *block)[0]
     ),
     'gumbel, κ the k-th': functools.partial(kth_as_threshold, p_NV, k),
+    'gumbel, k 2, as log8': lambda *block: of(two, *block, form=log8)[0],
     'systematic, N = T afterwards': lambda *block: fewer_points_afterwards(
       of(many, *block), of(few, *block), slots
     ),

@@ -3,8 +3,8 @@
     python -m experiments.benchmarks.sampled_targets [--part=bias,error]
 
     bias   rms of z-scores of a student's gradient and loss (`estimators.py`):
-           1 for what is right on average. The four methods, and four mutants
-           that are not.
+           1 for what is right on average. The methods, each written as a
+           store's records and read again, and five mutants that are wrong.
     error  squared error Σ (q̂ − p)², entries and bytes per token of each method,
            over distributions of a trigram of real text (`trigram.py`), as they
            are and sharpened; and the bytes of RS-KD with as many draws as
@@ -109,7 +109,9 @@ def _bias(progress: rich.progress.Progress) -> rich.table.Table:
   methods = {
     f'systematic, N {draws}': Sampling(draws=draws),
     f'systematic, N {draws}, T {slots}': Sampling(draws=draws, entries=slots),
+    'gumbel, k 2': Sampling('gumbel', k=2),
     f'gumbel, k {k}': Sampling('gumbel', k=k),
+    f'gumbel, k {2 * k}': Sampling('gumbel', k=2 * k),
     f'gumbel, κ −log {draws}, T {slots}': Sampling(
       'gumbel', draws=draws, entries=slots
     ),

@@ -15,11 +15,16 @@ coded is `Form.coding`:
     counts    An entry's value is its count over the token's sum of counts.
               Heads come first, then the entries of count 1, whose counts need
               no byte; both in the order of their ids. Exact.
-    log8      One byte: the value is 2^(−byte / 12), 4e-7 at least. A value
-              between two levels takes one of them by chance, so that its
-              expectation is the value: the rounding adds no bias, and noise of
-              at most 3 % of the value. No heads.
-    float16   Two bytes: the value within 0.05 %, above 6e-5. No heads.
+    log8      One byte: the value is 2^(−byte / 12), 4e-7 at least and 1 at
+              most. A value between two levels takes one of them by chance, so
+              that its expectation is the value: the rounding adds no bias, and
+              noise of at most 3 % of the value. No heads.
+    float16   Two bytes: the value within 0.05 %, from 6e-5 to 65,504. No heads.
+
+Gumbel's q̂ of a rare entry is e^κ, which is above 1 for a part of the tokens:
+with K entries per token, log8 would cut off up to P(K, 1) − K · P(K + 1, 1) of
+the mass, P being the regularized incomplete gamma function: .37 for K = 1, .004
+for 4, 1e-6 for 8. Fewer than 8 are therefore stored as float16 (8e-6 for 1).
 
 The planes are then compressed by zstd. From the sources: targets are sampled
 offline. The layout is our own.
@@ -39,6 +44,9 @@ TOKENS = 1024
 CODINGS = ('counts', 'log8', 'float16')
 _LEVEL = 3
 _STEPS_PER_OCTAVE = 12
+# Entries of a token from which on Gumbel's values are hardly ever above 1.
+_LOG8_ENTRIES = 8
+_LARGEST_FLOAT16 = 65_504.0
 _HEADER = 4  # Bytes: the number of tokens.
 
 
@@ -82,6 +90,9 @@ def form_of(sampling: config_lib.Sampling, vocab_size: int) -> Form:
     coding = 'counts'
   elif sampling.method == 'full':
     coding = 'float16'
+  elif sampling.method == 'gumbel':
+    most = sampling.k or sampling.entries
+    coding = 'log8' if most >= _LOG8_ENTRIES else 'float16'
   largest = max(sampling.draws, sampling.entries)
   return Form(vocab_size, sampling.entries, coding, largest)
 
@@ -137,6 +148,8 @@ def planes(
   values = weights_NT[is_held_NT]
   if form.coding == 'log8':
     values = _levels(values, noise)
+  else:
+    values = np.minimum(values, _LARGEST_FLOAT16)
   return b''.join(
     [
       len(ids_NT).to_bytes(_HEADER, 'little'),

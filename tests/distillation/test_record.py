@@ -110,6 +110,30 @@ def test_the_smallest_values_stay():
   )
 
 
+@pytest.mark.parametrize('k', [1, 2, 4, 7, 8])
+def test_a_record_keeps_the_mass_of_gumbels_values(k):
+  """Of an open distribution, where q̂ is often above 1 for a small k."""
+  rng = np.random.default_rng(k)
+  sampling = config_lib.Sampling('gumbel', k=k, entries=10)
+  # The (k + 1)-th largest of many Gumbel variables is −log of a Gamma one.
+  values_NT = np.zeros((20_000, 10))
+  values_NT[:, :k] = 1 / rng.gamma(k + 1, size=(20_000, 1))
+  ids_NT = np.tile(np.arange(10), (20_000, 1))
+  form = record_lib.form_of(sampling, 64)
+  held = 0.0
+  for number, block in enumerate(record_lib.blocks(Targets(ids_NT, values_NT))):
+    encoded = record_lib.encode(block, form, number)
+    held += record_lib.decode(encoded, form).weights_NT.sum(dtype=np.float64)
+  assert held == pytest.approx(values_NT.sum(), rel=1e-3)
+
+
+def test_a_value_that_float16_cannot_hold_is_its_largest():
+  form = record_lib.Form(10, 1, 'float16')
+  targets = Targets(np.array([[3]]), np.array([[1e6]]))
+  found = record_lib.decode(record_lib.encode(targets, form), form)
+  assert found.weights_NT.tolist() == [[65_504]]
+
+
 def test_each_method_has_its_coding():
   for method, coding in (
     ('systematic', 'counts'),
