@@ -99,9 +99,11 @@ def _contenders(folder: pathlib.Path):
   def teaching():
     tokens = int(max(one.number_BL.max() for one in asked)) + 1
     name = str(next(numbers))
-    writer = write.Writer(folder / name, settings, 'a' * 32, name, tokens)
-    for one, drawn in teach_runs.answers(answer, variables, asked):
-      writer.add(teach.targets(one, drawn))
+    with write.Writer(
+      folder / name, settings, 'a' * 32, name, tokens
+    ) as writer:
+      for one, drawn in teach_runs.answers(answer, variables, asked):
+        writer.add(teach.targets(one, drawn))
     return ()
 
   return {'forward': forward, 'teach': teaching}

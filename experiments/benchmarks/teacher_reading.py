@@ -121,16 +121,16 @@ def _written(folder: pathlib.Path, corpus) -> pathlib.Path:
   draws, tokens = _DRAWS.value, len(corpus.tokens)
   sampling = distillation_config.Sampling(draws=draws, entries=draws)
   settings = store.Settings(sampling, 256, '', '', 512, 4)
-  writer = write.Writer(
-    folder / 'store', settings, text.digest(corpus), 'text', tokens
-  )
   rng = np.random.default_rng(0)
   block = 2**16
   ids_NT = np.argsort(rng.random((block, 256)), axis=1)[:, :draws]
   ones_NT = np.ones((block, draws), np.int32)
-  while writer.next < tokens:
-    count = min(block, tokens - writer.next)
-    writer.add(record.Targets(ids_NT[:count], ones_NT[:count]))
+  with write.Writer(
+    folder / 'store', settings, text.digest(corpus), 'text', tokens
+  ) as writer:
+    while writer.next < tokens:
+      count = min(block, tokens - writer.next)
+      writer.add(record.Targets(ids_NT[:count], ones_NT[:count]))
   return folder / 'store'
 
 

@@ -1,7 +1,12 @@
 """A store: a teacher's sampled distributions of corpora, in a folder.
 
     manifest.json                 `Settings`; per corpus its shards
-    CORPUS-00000.array_record     records (`record.py`), 256 in a shard
+    CORPUS-00000.array_record     records (`record.py`), 256 in a shard, then
+                                  its label
+    .lock                         held by the process that writes
+
+A shard's label is its own line of the manifest, with the settings, so that a
+lost manifest is made anew from the shards.
 
 What predicts corpus token t lies at t, so that a student may read it in rows of
 any length, order and mix. A corpus is known by the hash of its tokens
@@ -11,12 +16,16 @@ store, `read.py` reads it.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import dataclasses
+import json
 import os
 import pathlib
+from typing import Any
 import zlib
 
 from array_record.python import array_record_module
+import zstandard
 
 from kaiju_jax.distillation import config as config_lib
 from kaiju_jax.distillation import record as record_lib
@@ -26,7 +35,10 @@ from kaiju_jax.storage import strict
 
 FILE = 'manifest.json'
 FORMAT = 'kaiju_jax targets 1'
+LOCK = '.lock'
+_SUFFIX = '.array_record'
 _BLOCK = 2**20
+_REMEDY = 'The command that wrote the store makes it anew from the shards.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,32 +133,135 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
   addresses.refuse(folder, str(folder))
   file = pathlib.Path(folder) / FILE
   if not file.exists():
+    remedy = f' {_REMEDY}' if _shards(pathlib.Path(folder)) else ''
     raise FileNotFoundError(
       f'{file}: not found. A store is a folder that experiments.teach wrote.'
+      f'{remedy}'
     )
-  data = files.read_json(file)
   try:
-    if not isinstance(data, dict) or data.get('format') != FORMAT:
-      raise ValueError(f'format: must be {FORMAT!r}.')
-    settings = strict.parse(Settings, data.get('settings'), 'settings')
-    config_lib.check(settings.sampling)
-    corpora = {
-      digest: strict.parse(Taught, one, f'corpora.{digest}')
-      for digest, one in data.get('corpora', {}).items()
-    }
-  except (ValueError, AttributeError) as error:
+    data = files.read_json(file)
+  except ValueError as error:
+    raise ValueError(f'{error} {_REMEDY}') from error
+  try:
+    return _parsed(data)
+  except ValueError as error:
     raise ValueError(f'{file}: {error}') from error
+
+
+def find(folder: pathlib.Path) -> Manifest | None:
+  """Returns a store's manifest, made anew where it is lost; None for no store.
+
+  Raises:
+    ValueError: see `read_manifest`; or shards of several settings.
+  """
+  if is_lost(folder) and (rebuilt := _rebuilt(folder)) is not None:
+    return rebuilt
+  return read_manifest(folder) if (folder / FILE).exists() else None
+
+
+def is_lost(folder: pathlib.Path) -> bool:
+  """Returns whether the manifest is missing, or no JSON."""
+  try:
+    files.read_json(folder / FILE)
+  except (FileNotFoundError, ValueError):
+    return True
+  return False
+
+
+def _shards(folder: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(folder.glob(f'[!.]*{_SUFFIX}'))
+
+
+def _rebuilt(folder: pathlib.Path) -> Manifest | None:
+  """Returns the manifest of all whole shards; None where there is none."""
+  found = []
+  for file in _shards(folder):
+    with contextlib.suppress(ValueError):
+      found.append(_labelled(file))
+  if not found:
+    return None
+  settings = found[0].settings
+  if any(one.settings != settings for one in found):
+    raise ValueError(f'{folder}: holds shards of several settings.')
+  corpora: dict[str, Taught] = {}
+  for one in found:
+    ((digest, taught),) = one.corpora.items()
+    known = corpora.get(digest, dataclasses.replace(taught, shards=()))
+    if known.end == taught.shards[0].first:
+      shards = *known.shards, *taught.shards
+      corpora[digest] = dataclasses.replace(known, shards=shards)
   return Manifest(settings, corpora)
+
+
+def _labelled(file: pathlib.Path) -> Manifest:
+  """Returns what a shard's label says, as the manifest of it alone.
+
+  Raises:
+    ValueError: the file is damaged, or has no label.
+  """
+  try:
+    reader = array_record_module.ArrayRecordReader(str(file))
+    try:
+      *data, label = reader.read_all()
+    finally:
+      reader.close()
+    manifest = _parsed(json.loads(zstandard.decompress(label)))
+  except (RuntimeError, zstandard.ZstdError) as error:
+    raise ValueError(f'{file}: {error}') from error
+  for one in data:
+    record_lib.decode(one, manifest.settings.form)
+  ((digest, taught),) = manifest.corpora.items()
+  shard = dataclasses.replace(
+    taught.shards[0], size=file.stat().st_size, crc32=crc32(file)
+  )
+  taught = dataclasses.replace(taught, shards=(shard,))
+  return Manifest(manifest.settings, {digest: taught})
+
+
+def label(settings: Settings, digest: str, taught: Taught) -> bytes:
+  """Returns the record behind a shard's own.
+
+  Args:
+    settings: the store's.
+    digest: the corpus's.
+    taught: the corpus's, with this shard alone. Its size and CRC-32 are 0: they
+      are those of the file that holds the label.
+  """
+  data = _dumped(Manifest(settings, {digest: taught}))
+  return zstandard.compress(json.dumps(data, sort_keys=True).encode())
 
 
 def write_manifest(folder: pathlib.Path, manifest: Manifest) -> None:
   """Replaces a store's manifest in one step."""
+  files.write_json(folder / FILE, _dumped(manifest))
+
+
+def _dumped(manifest: Manifest) -> dict[str, Any]:
   corpora = {
     digest: strict.dump(one) for digest, one in manifest.corpora.items()
   }
   settings = strict.dump(manifest.settings)
-  data = {'format': FORMAT, 'settings': settings, 'corpora': corpora}
-  files.write_json(folder / FILE, data)
+  return {'format': FORMAT, 'settings': settings, 'corpora': corpora}
+
+
+def _parsed(data: Any) -> Manifest:
+  """Returns the manifest that `_dumped` made data of.
+
+  Raises:
+    ValueError: names the field.
+  """
+  if not isinstance(data, dict) or data.get('format') != FORMAT:
+    raise ValueError(f'format: must be {FORMAT!r}.')
+  settings = strict.parse(Settings, data.get('settings'), 'settings')
+  config_lib.check(settings.sampling)
+  corpora = data.get('corpora', {})
+  if not isinstance(corpora, dict):
+    raise ValueError(f'corpora: must be an object, not {corpora!r}.')
+  corpora = {
+    digest: strict.parse(Taught, one, f'corpora.{digest}')
+    for digest, one in corpora.items()
+  }
+  return Manifest(settings, corpora)
 
 
 def check(folder: str | os.PathLike, taught: Taught) -> None:

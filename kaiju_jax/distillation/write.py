@@ -1,23 +1,28 @@
 """Writes a store, shard by shard, so that a kill loses one shard at most.
 
-Each shard is written beside its place and renamed once it is whole; then the
-manifest names its range of tokens, its size and the CRC-32 of its bytes. Where
+One process writes at a time. Each shard is written beside its place and renamed
+once it is whole; then the manifest names its range of tokens, its size and the
+CRC-32 of its bytes. Where
 writing stops early, `save` leaves a shard that is shorter than the others. The
 next writer takes up its records, and the store ends with the bytes of a run
 without interruption.
 """
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import os
 import pathlib
+from typing import Self
 
 from array_record.python import array_record_module
 import numpy as np
 
 from kaiju_jax.distillation import record as record_lib
 from kaiju_jax.distillation import store
+from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
+from kaiju_jax.storage import locks
 from kaiju_jax.storage import strict
 
 # Records are compressed already, and read one by one.
@@ -28,7 +33,8 @@ class Writer:
   """Adds one corpus's targets to a store, in the order of its tokens.
 
   `next` is the first token that it does not have: targets are given from there
-  on. A shard becomes visible when it is whole, or when `save` is called.
+  on. A shard becomes visible when it is whole, or when `save` is called. The
+  store is this writer's until it is closed, which the end of a `with` does.
   """
 
   def __init__(
@@ -42,7 +48,7 @@ class Writer:
     """Makes or reopens a store.
 
     A shard that is damaged or missing is left out, and so are all that follow
-    it: they are written anew.
+    it: they are written anew. A manifest that is lost is made from the shards.
 
     Args:
       folder: the store; made where it does not exist.
@@ -53,26 +59,51 @@ class Writer:
 
     Raises:
       ValueError: see `check`.
+      BlockingIOError: another process writes there.
       OSError: the folder cannot be made or written to.
     """
     check(folder, settings)
     self._folder = pathlib.Path(folder)
     self._settings = settings
     self._digest = digest
-    files.make_folder(self._folder)
-    if not (self._folder / store.FILE).exists():
-      store.write_manifest(self._folder, store.Manifest(settings, {}))
-    known = store.read_manifest(self._folder).corpora
-    found = known.get(digest, store.Taught(name, tokens))
-    self._shards = _whole(self._folder, found)
     self._tokens = tokens
-    self._name = found.name
     self._pending: list[record_lib.Targets] = []
     self._records: list[bytes] = []
+    files.make_folder(self._folder)
+    with contextlib.ExitStack() as stack:
+      lock = self._folder / store.LOCK
+      stack.enter_context(
+        locks.held(lock, f'store {self._folder}', 'writes', '--out')
+      )
+      self._take_up(name)
+      self._held = stack.pop_all()
+
+  def _take_up(self, name: str) -> None:
+    """Goes on where the last writer ended, which may have been killed."""
+    check(self._folder, self._settings)  # It may have made the store just now.
+    for partial in self._folder.glob(f'.*{files.PARTIAL}'):
+      partial.unlink()
+    known = store.find(self._folder) or store.Manifest(self._settings, {})
+    if store.is_lost(self._folder):
+      store.write_manifest(self._folder, known)
+    taught = store.Taught(name, self._tokens)
+    found = known.corpora.get(self._digest, taught)
+    self._shards = _whole(self._folder, found)
+    self._name = found.name
     if self._shards and not self._is_full(self._shards[-1]):
       last = self._shards.pop()
       count = -(-(last.end - last.first) // record_lib.TOKENS)
       self._records = store.records(self._folder / last.file, range(count))
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Leaves the store to other writers; what `save` did not write is lost."""
+    self._held.close()
 
   def _is_full(self, shard: store.Shard) -> bool:
     size = self._settings.shard * record_lib.TOKENS
@@ -124,16 +155,16 @@ class Writer:
       return
     file = f'{self._digest[:12]}-{len(self._shards):05d}.array_record'
     first = self._shards[-1].end if self._shards else 0
-    partial = self._folder / f'.{file}.{os.getpid()}.partial'
-    try:
-      with files.writing(str(self._folder / file)):
-        _write(partial, self._records)
-        size, crc32 = partial.stat().st_size, store.crc32(partial)
-        os.replace(partial, self._folder / file)
-    finally:
-      partial.unlink(missing_ok=True)
-    shard = store.Shard(file, first, self._recorded, size, crc32)
-    taught = store.Taught(self._name, self._tokens, (*self._shards, shard))
+    shard = store.Shard(file, first, self._recorded, 0, 0)
+    alone = store.Taught(self._name, self._tokens, (shard,))
+    label = store.label(self._settings, self._digest, alone)
+    path = self._folder / file
+    with files.writing(str(path)), files.replacing(path) as partial:
+      _write(partial, [*self._records, label])
+    shard = dataclasses.replace(
+      shard, size=path.stat().st_size, crc32=store.crc32(path)
+    )
+    taught = dataclasses.replace(alone, shards=(*self._shards, shard))
     known = store.read_manifest(self._folder)
     corpora = {**known.corpora, self._digest: taught}
     store.write_manifest(
@@ -151,11 +182,13 @@ def check(folder: str | os.PathLike, settings: store.Settings) -> None:
   Raises:
     ValueError: names each setting with both values.
   """
-  try:
-    found = store.read_manifest(folder).settings
-  except FileNotFoundError:
+  addresses.refuse(folder, str(folder))
+  found = store.find(pathlib.Path(folder))
+  if found is None:
     return
-  differences = strict.differences(strict.dump(found), strict.dump(settings))
+  differences = strict.differences(
+    strict.dump(found.settings), strict.dump(settings)
+  )
   if differences:
     lines = [
       f'{name}={ours!r} in this command, {theirs!r} in the store'

@@ -179,25 +179,25 @@ def teach(
   total = sum(len(corpus.tokens) for corpus in plan.corpora.values())
   with interrupt_lib.Interrupt() as interrupt, _Progress(total, console) as bar:
     for name, corpus in plan.corpora.items():
-      writer = write.Writer(
+      with write.Writer(
         out, plan.settings, text.digest(corpus), name, len(corpus.tokens)
-      )
-      begin = writer.next
-      bar.skip(begin)
-      batches = teach_lib.asked(
-        corpus,
-        plan.settings.length,
-        plan.settings.batch,
-        plan.settings.overlap,
-        begin,
-      )
-      for asked, drawn in answers(answer, variables, batches):
-        targets = teach_lib.targets(asked, drawn, begin)
-        writer.add(targets)
-        bar.advance(len(targets.ids_NT))
-        if interrupt.requested:
-          writer.save()
-          return None
+      ) as writer:
+        begin = writer.next
+        bar.skip(begin)
+        batches = teach_lib.asked(
+          corpus,
+          plan.settings.length,
+          plan.settings.batch,
+          plan.settings.overlap,
+          begin,
+        )
+        for asked, drawn in answers(answer, variables, batches):
+          targets = teach_lib.targets(asked, drawn, begin)
+          writer.add(targets)
+          bar.advance(len(targets.ids_NT))
+          if interrupt.requested:
+            writer.save()
+            return None
   return store.read_manifest(out)
 
 

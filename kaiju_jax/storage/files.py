@@ -6,7 +6,11 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 from typing import Any
+
+# How the names of files end that are not whole yet.
+PARTIAL = '.partial'
 
 
 @contextlib.contextmanager
@@ -52,13 +56,29 @@ def write_json_lines(path: pathlib.Path, records: Iterable[Any]) -> None:
 
 def write_text(path: pathlib.Path, text: str) -> None:
   """Replaces a file by `text`, in one atomic step."""
-  temporary = path.with_name(f'.{path.name}.tmp')
-  with writing(str(path)):
-    with open(temporary, 'w', encoding='utf-8') as file:
-      file.write(text)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
+  with (
+    writing(str(path)),
+    replacing(path) as partial,
+    open(partial, 'x', encoding='utf-8') as file,
+  ):
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields a new path beside `path`; what is written there replaces it.
+
+  The path is another one for each writer, so that two of one file both write a
+  whole one. Where writing fails, it is removed, and `path` stays as it was.
+  """
+  partial = path.with_name(f'.{path.name}.{secrets.token_hex(8)}{PARTIAL}')
+  try:
+    yield partial
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
 
 
 def append(file: int, data: bytes) -> None:

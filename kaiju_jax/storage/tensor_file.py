@@ -11,6 +11,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from kaiju_jax.storage import files
+
 
 def write(
   path: str | os.PathLike,
@@ -23,13 +25,9 @@ def write(
     OSError: the file cannot be written.
   """
   path = pathlib.Path(path)
-  partial = path.with_name(f'{path.name}.partial')
   tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
-  try:
+  with files.replacing(path) as partial:
     safetensors.numpy.save_file(tensors, partial, dict(metadata))
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
 
 
 def read(

@@ -16,12 +16,12 @@ s3:// can do none of these.
 
 from collections.abc import Iterator
 import contextlib
-import fcntl
 import os
 import pathlib
 
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
+from kaiju_jax.storage import locks
 from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
 
@@ -66,7 +66,7 @@ def reserved(
   path = pathlib.Path(path)
   made = [one for one in (path, *path.parents) if not one.exists()]
   files.make_folder(path)
-  with _locked(path / _LOCK):
+  with locks.held(path / _LOCK, f'workdir {path}', 'trains', '--workdir'):
     check(path, experiment)
     try:
       yield path
@@ -159,36 +159,6 @@ def note_start(path: pathlib.Path) -> None:
     last = files.read_json(file)
     earlier = [*last.pop('earlier', []), last]
   files.write_json(file, {**environment.describe(), 'earlier': earlier})
-
-
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-  """Holds a record lock, which the kernel frees when the process ends."""
-  with _lock_file(path) as file:
-    try:
-      fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-      file.seek(0)
-      raise BlockingIOError(
-        f'workdir {path.parent}: process {file.read().strip()} trains here'
-        ' already. Wait for it, stop it, or name another --workdir.'
-      ) from error
-    except OSError:
-      pass  # Some network filesystems have no locks.
-    with files.writing(str(path)):
-      file.truncate(0)
-      file.write(f'{os.getpid()}\n')
-      file.flush()
-    yield
-
-
-def _lock_file(path: pathlib.Path):
-  try:
-    return open(path, 'a+', encoding='utf-8')
-  except OSError as error:
-    raise OSError(
-      f'workdir {path.parent}: cannot be written to: {error.strerror}.'
-    ) from error
 
 
 def _refuse_leftovers(path: pathlib.Path) -> None:

@@ -1,7 +1,12 @@
 """A store: the same bytes however it was written, and the right token's."""
 
+from concurrent import futures
 import dataclasses
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from kaiju_jax.distillation import read
 from kaiju_jax.distillation import record as record_lib
 from kaiju_jax.distillation import store
 from kaiju_jax.distillation import write
+from kaiju_jax.storage import files
 
 ENTRIES = 3
 SETTINGS = store.Settings(
@@ -65,26 +71,27 @@ def _write(folder, tokens, sizes=(700, 90, 2000), stops=(), digest='a' * 32):
   """
   begins, stops = [], list(stops)
   while True:
-    writer = _writer(folder, tokens, digest)
-    begins.append(writer.next)
-    number = 0
-    while writer.next < tokens:
-      end = min(tokens, writer.next + sizes[number % len(sizes)])
-      writer.add(_targets(writer.next, end))
-      number += 1
-      if stops and writer.next >= stops[0][0]:
-        break
-    if not stops:
-      return begins
-    _, is_saved = stops.pop(0)
-    if is_saved:
-      writer.save()
+    with _writer(folder, tokens, digest) as writer:
+      begins.append(writer.next)
+      number = 0
+      while writer.next < tokens:
+        end = min(tokens, writer.next + sizes[number % len(sizes)])
+        writer.add(_targets(writer.next, end))
+        number += 1
+        if stops and writer.next >= stops[0][0]:
+          break
+      if not stops:
+        return begins
+      _, is_saved = stops.pop(0)
+      if is_saved:
+        writer.save()
 
 
 def _bytes(folder):
   return {
     path.name: path.read_bytes()
     for path in sorted(pathlib.Path(folder).iterdir())
+    if path.name != store.LOCK
   }
 
 
@@ -135,10 +142,10 @@ def test_an_interrupted_store_is_the_same_to_the_byte(
 
 
 def test_a_writer_goes_on_after_a_save(whole, tmp_path):
-  writer = _writer(tmp_path / 'store', 7000)
-  for first, end in ((0, 1100), (1100, 3300), (3300, 7000)):
-    writer.add(_targets(first, end))
-    writer.save()
+  with _writer(tmp_path / 'store', 7000) as writer:
+    for first, end in ((0, 1100), (1100, 3300), (3300, 7000)):
+      writer.add(_targets(first, end))
+      writer.save()
   assert _bytes(tmp_path / 'store') == _bytes(whole)
 
 
@@ -149,9 +156,9 @@ def test_a_kill_between_a_shard_and_the_manifest(
   """No manifest names the file, or one that names its beginning alone."""
   folder = tmp_path / 'store'
   if is_begun:
-    writer = _writer(folder, 7000)
-    writer.add(_targets(0, 3500))
-    writer.save()
+    with _writer(folder, 7000) as writer:
+      writer.add(_targets(0, 3500))
+      writer.save()
   written = store.write_manifest
   calls = iter(range(9))
 
@@ -281,8 +288,8 @@ def test_what_does_not_belong_together_is_refused(whole, tmp_path):
     read.Reader(whole, 'a' * 32, entries=2)
   with pytest.raises(FileNotFoundError, match='folder that experiments'):
     read.Reader(tmp_path, 'a' * 32)
-  writer = _writer(tmp_path / 'part', 7000)
-  writer.add(_targets(0, 3000))
+  with _writer(tmp_path / 'part', 7000) as writer:
+    writer.add(_targets(0, 3000))
   with pytest.raises(ValueError, match="2,048 of 7,000 tokens of 'text'"):
     read.Reader(tmp_path / 'part', 'a' * 32)
   other = dataclasses.replace(
@@ -299,3 +306,63 @@ def test_what_does_not_belong_together_is_refused(whole, tmp_path):
   (tmp_path / 'part' / store.FILE).write_text('{"format": "other"}')
   with pytest.raises(ValueError, match=r'manifest.json: format: must be'):
     store.read_manifest(tmp_path / 'part')
+
+
+def test_a_second_writer_is_refused_and_told_who_writes(whole, tmp_path):
+  folder = tmp_path / 'store'
+  script = (
+    'import sys\n'
+    'from kaiju_jax.storage import locks\n'
+    f"with locks.held({str(folder / store.LOCK)!r}, 's', 'writes', '--out'):\n"
+    '  print(flush=True)\n'
+    '  sys.stdin.read()\n'
+  )
+  folder.mkdir()
+  with subprocess.Popen(
+    [sys.executable, '-c', script],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  ) as other:
+    other.stdout.readline()
+    with pytest.raises(
+      BlockingIOError,
+      match=f'store .*: process {other.pid} writes here already. Wait .* --out',
+    ):
+      _writer(folder, 7000)
+    other.stdin.close()
+  with (
+    _writer(folder, 7000),
+    futures.ThreadPoolExecutor(1) as thread,
+    pytest.raises(BlockingIOError, match=f'process {os.getpid()} writes'),
+  ):
+    thread.submit(_writer, folder, 7000).result()
+  (folder / f'.{store.FILE}.abc{files.PARTIAL}').write_text('{')
+  assert _write(folder, 7000) == [0]
+  assert _bytes(folder) == _bytes(whole)
+
+
+@pytest.mark.parametrize('content', [None, '', '{"format": "kaij'])
+def test_a_lost_manifest_is_made_anew_from_the_shards(whole, tmp_path, content):
+  folder = tmp_path / 'store'
+  shutil.copytree(whole, folder)
+  if content is None:
+    (folder / store.FILE).unlink()
+  else:
+    (folder / store.FILE).write_text(content)
+  with pytest.raises((FileNotFoundError, ValueError), match='anew from the sh'):
+    read.Reader(folder, 'a' * 32)
+  other = dataclasses.replace(SETTINGS, teacher='other')
+  with pytest.raises(ValueError, match="teacher='other' in this command"):
+    _writer(folder, 7000, settings=other)
+  with _writer(folder, 1500, digest='b' * 32) as writer:
+    writer.add(_targets(0, 1500))
+  _write(tmp_path / 'both', 7000)
+  _write(tmp_path / 'both', 1500, digest='b' * 32)
+  assert _bytes(folder) == _bytes(tmp_path / 'both')
+
+
+def test_a_lost_manifest_leaves_out_what_is_damaged(whole, tmp_path):
+  folder = _damaged(whole, tmp_path / 'store', 'flipped')
+  (folder / store.FILE).unlink()
+  assert _write(folder, 7000) == [2048]
+  assert _bytes(folder) == _bytes(whole)

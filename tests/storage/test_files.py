@@ -1,0 +1,89 @@
+"""Files are whole, whoever writes them at the same time."""
+
+from concurrent import futures
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kaiju_jax.storage import files
+from kaiju_jax.storage import locks
+
+_WRITER = """
+import pathlib, sys
+from kaiju_jax.storage import files
+path, who = pathlib.Path(sys.argv[1]), sys.argv[2]
+for number in range(100):
+  files.write_json(path, {'who': who, 'data': [number] * (1 + 97 * number)})
+"""
+
+
+def test_two_processes_that_write_one_file_never_tear_it(tmp_path):
+  path = tmp_path / 'a.json'
+  files.write_json(path, {'who': '', 'data': []})
+  writers = [
+    subprocess.Popen([sys.executable, '-c', _WRITER, str(path), who])
+    for who in 'ab'
+  ]
+  while any(one.poll() is None for one in writers):
+    _check(path)
+  assert [one.returncode for one in writers] == [0, 0]
+  _check(path)
+  assert os.listdir(tmp_path) == ['a.json']
+
+
+def _check(path):
+  read = json.loads(path.read_text())
+  numbers = read['data']
+  assert not numbers or len(numbers) == 1 + 97 * numbers[0]
+
+
+def test_two_threads_that_write_one_file_both_end(tmp_path):
+  path = tmp_path / 'a.json'
+
+  def write(who):
+    for number in range(100):
+      files.write_json(path, {'data': [number] * (1 + 97 * number)})
+      _check(path)
+
+  with futures.ThreadPoolExecutor(4) as threads:
+    list(threads.map(write, range(4)))
+  assert os.listdir(tmp_path) == ['a.json']
+
+
+def test_what_fails_leaves_the_old_file_and_no_other(tmp_path):
+  path = tmp_path / 'a.txt'
+  files.write_text(path, 'old')
+  with pytest.raises(KeyboardInterrupt), files.replacing(path) as partial:
+    partial.write_text('ne')
+    raise KeyboardInterrupt
+  assert path.read_text() == 'old'
+  assert os.listdir(tmp_path) == ['a.txt']
+
+
+def test_a_lock_is_its_threads_until_it_has_left_as_often_as_it_entered(
+  tmp_path,
+):
+  file = tmp_path / 'lock'
+
+  def enter():
+    with locks.held(file, 'folder f', 'writes', '--out'):
+      pass
+
+  with futures.ThreadPoolExecutor(1) as other:
+    with locks.held(file, 'folder f', 'writes', '--out'):
+      enter()
+      message = f'folder f: process {os.getpid()} writes here already'
+      with pytest.raises(BlockingIOError, match=message):
+        other.submit(enter).result()
+      command = (
+        'from kaiju_jax.storage import locks\n'
+        f"with locks.held({str(file)!r}, 'folder f', 'writes', '--out'): pass"
+      )
+      child = subprocess.run(
+        [sys.executable, '-c', command], capture_output=True, text=True
+      )
+      assert message in child.stderr
+    other.submit(enter).result()
