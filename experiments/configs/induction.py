@@ -34,11 +34,12 @@ plain float models, others add or remove one technique:
 
 Device:   one core of a CPU that had much other work
 Minutes:  one to nine per run
-Result:   arms learn whose second layer makes its own keys (`interleaved`,
-          `shifted`, `values`, `kaiju_shifted`), and those whose second layer
-          reads the first one's do not (`shared`, `keys`, `scaled`), unless
-          previous-token heads are suggested (`previous`, on three seeds): not
-          the circuit is out of reach, but the head that it begins with
+Result:   on seed 0 arms learnt whose second layer makes its own keys
+          (`interleaved`, `shifted`, `values`, `kaiju_shifted`), and those
+          whose second layer reads the first one's had not when they were
+          stopped (`shared`, `keys`, `scaled`, `kaiju`), unless previous-token
+          heads are suggested (`previous`, on three seeds): not the circuit is
+          out of reach, but the head that it begins with
           (experiments/results/induction.md)
 """
 
