@@ -65,7 +65,7 @@ class Conversation:
 
     Args:
       request: the turn; its tokens follow the text so far, of which `shared`
-        is what the first turn said.
+        and `cache_salt` are what the first turn said.
 
     Raises:
       TypeError, ValueError: names the field that is wrong; the turn before has
@@ -78,9 +78,9 @@ class Conversation:
         'the turn before has not ended: read its stream to the end, or close'
         ' it.'
       )
-    shared = None
+    prefix = request
     if self._last is not None:
-      owner, shared = self._last.request.owner, self._last.request.shared
+      prefix, owner = self._last.request, self._last.request.owner
       if request.owner != owner:
         raise ValueError(
           f'request.owner={request.owner!r}: the conversation is that of'
@@ -92,7 +92,8 @@ class Conversation:
     whole = dataclasses.replace(
       request,
       tokens=np.concatenate([before, tokens_L]),
-      shared=request.shared if shared is None else shared,
+      shared=prefix.shared,
+      cache_salt=prefix.cache_salt,
       conversation=self._key,
     )
     self._last = self._engine.submit(whole, len(before))

@@ -151,7 +151,8 @@ class Sequence:
     """Returns the beginning of the text, all of it by default."""
     length = self.length if length is None else min(length, self.length)
     shared = self.request.shared
-    return prefix_tree.Text(self._tokens[:length], shared, self.owner)
+    salt = self.request.cache_salt.encode()
+    return prefix_tree.Text(self._tokens[:length], shared, self.owner, salt)
 
   def resumable(self) -> prefix_tree.Text:
     """Returns what text it may resume the beginning of, but for its last token.

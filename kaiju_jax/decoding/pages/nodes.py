@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import dataclasses
 import hashlib
+import itertools
 import typing
 
 import numpy as np
@@ -11,6 +12,10 @@ from kaiju_jax.decoding.pages import pages as pages_lib
 
 if typing.TYPE_CHECKING:
   from kaiju_jax.decoding.pages import prefix_tree
+
+# Other branches of a node that a lookup looks into: an edited message shares a
+# part of a page with the one before it.
+_BRANCHES = 8
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -22,7 +27,7 @@ class Node:
     parent: None for the root.
     depth: pages to its end; 0 for the root.
     tokens: the page's, int32 as bytes.
-    salt: the owner's, b'' where all may share.
+    salt: of its chain and, behind what is shared, of the owner.
     children: by key, in the order in which they came.
     points: those whose last full page this is.
     page: the global page; −1 for the root and where there are no global layers.
@@ -50,6 +55,26 @@ def key(parent: Node, tokens: bytes, salt: bytes) -> bytes:
   return hashlib.blake2b(whole, digest_size=16).digest()
 
 
+def branches(node: Node, chain: bytes) -> Iterator[Node]:
+  """Returns the latest children whose salts begin with `chain`."""
+  latest = reversed(node.children.values())
+  own = (child for child in latest if child.salt.startswith(chain))
+  return itertools.islice(own, _BRANCHES)
+
+
+def near(node: Node, reach: int | None) -> Iterator['prefix_tree.Point']:
+  """Yields the points at a node, or at the first below it that has any.
+
+  Args:
+    node: at which, or below which, a point stands.
+    reach: how many nodes below, on the latest branch; None for all.
+  """
+  lowest = None if reach is None else node.depth + reach
+  while not node.points and (lowest is None or node.depth < lowest):
+    node = next(reversed(node.children.values()))
+  yield from reversed(node.points)
+
+
 def common(first: np.ndarray, second: np.ndarray) -> int:
   """Returns how many tokens two pieces begin with alike."""
   size = min(len(first), len(second))
@@ -69,6 +94,7 @@ def above(point: 'prefix_tree.Point') -> Iterator['prefix_tree.Point']:
         if (
           other is not point
           and other.salt in (b'', point.salt)
+          and other.cache_salt == point.cache_salt
           and len(other.tail) <= len(behind)
           and np.array_equal(other.tail, behind[: len(other.tail)])
         ):

@@ -22,10 +22,10 @@ Rebuilding a window from global pages would not be exact, because what a local
 layer reads reaches back depth × window tokens: no point, no resume. The last
 token of a prompt always runs, for the logits behind it: m < its length.
 
-Behind a prefix that is meant to be shared, chains are salted with the owner: no
-request can find out, by its time to the first token, what others have written
-(CVE-2025-46570). Keys are hashes, tokens are compared on every hit (vLLM
-GHSA-rm76-4mrf-v9r8).
+Chains are salted: texts of different `cache_salt` share nothing, and behind a
+prefix that is meant to be shared, owners share nothing. So no request can find
+out, by its time to the first token, what it may not read (CVE-2025-46570).
+Keys are hashes, tokens are compared on every hit (vLLM GHSA-rm76-4mrf-v9r8).
 
 Host memory alone; the device's pages are numbers here (`pages.py`). The sources
 name prefix caching and no data structure: all of this is our guess.
@@ -46,9 +46,6 @@ from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import pages as pages_lib
 
 GLOBAL, LOCAL = 'global', 'local'
-# Other branches of a node that a lookup looks into, the latest first: an edited
-# message shares a part of a page with the one before it.
-_BRANCHES = 8
 # Of so many points the least worth is evicted; each costs a walk up its text.
 _DRAWN = 16
 
@@ -63,8 +60,9 @@ class Point:
     first: the position from which it holds local pages; of a page's beginning.
     tail: int32 [n mod S], the tokens behind the last full page.
     last: by kind, the page that holds the tail's; {} without a tail.
-    salt: the owner's, b'' where all may share.
-    shared: how many of its first tokens everybody may share.
+    salt: the owner's, b'' where all of one `cache_salt` may share.
+    cache_salt: see `Text`.
+    shared: how many of its first tokens those may share.
     is_pinned: whether eviction passes it over.
     use: who is expected at it.
   """
@@ -75,6 +73,7 @@ class Point:
   tail: np.ndarray
   last: dict[str, int]
   salt: bytes
+  cache_salt: bytes
   shared: int
   is_pinned: bool
   use: eviction.Use
@@ -97,17 +96,24 @@ class Text(NamedTuple):
 
   Attributes:
     tokens: int32 [n].
-    shared: how many of the first tokens everybody may share.
+    shared: how many of the first tokens all of one `cache_salt` may share.
     owner: whose the others are.
+    cache_salt: texts of different ones share nothing.
   """
 
   tokens: np.ndarray
   shared: int = 0
   owner: bytes = b''
+  cache_salt: bytes = b''
 
   def salt(self, length: int) -> bytes:
-    """Returns whose the first `length` tokens are; b'' where all may share."""
+    """Returns whose the first `length` tokens are; b'' for all owners'."""
     return self.owner if length > self.shared else b''
+
+  @property
+  def chain(self) -> bytes:
+    """What the salts of all its pages begin with, and of no other chain's."""
+    return len(self.cache_salt).to_bytes(4, 'little') + self.cache_salt
 
 
 class PrefixTree:
@@ -172,13 +178,15 @@ class PrefixTree:
         best = self._better(
           best, text, point, base + nodes.common(point.tail, page)
         )
-      for child in self._branches(node):
+      for child in nodes.branches(node, text.chain):
         common = base + nodes.common(
           np.frombuffer(child.tokens, np.int32), page
         )
         if best is not None and common <= best.length:
           continue
-        for point in self._near(child):
+        # Points further below than a window lack its pages here.
+        reach = None if self._window is None else self._window // self._page + 2
+        for point in nodes.near(child, reach):
           best = self._better(best, text, point, common)
       if not path:
         break
@@ -259,9 +267,11 @@ class PrefixTree:
       last = {kind: own[depth] for kind, own in pages.items()}
       for kind, page in last.items():
         self._pages.hold(kind, [page])
-    salt, shared = text.salt(length), text.shared
-    use = self._demand.made(length <= shared)
-    point = Point(node, length, first, tail, last, salt, shared, False, use)
+    salts = text.salt(length), text.cache_salt
+    use = self._demand.made(length <= text.shared)
+    point = Point(
+      node, length, first, tail, last, *salts, text.shared, False, use
+    )
     node.points.append(point)
     while node.parent is not None:
       node.below += 1
@@ -341,9 +351,10 @@ class PrefixTree:
   def _at(self, node: nodes.Node, text: Text) -> Point | None:
     """Returns the point of a text at the node of its last full page."""
     tail = text.tokens[node.depth * self._page :]
-    salt = text.salt(len(text.tokens))
+    salts = text.salt(len(text.tokens)), text.cache_salt
     for point in node.points:
-      if np.array_equal(point.tail, tail) and point.salt == salt:
+      is_theirs = (point.salt, point.cache_salt) == salts
+      if is_theirs and np.array_equal(point.tail, tail):
         return point
     return None
 
@@ -364,24 +375,12 @@ class PrefixTree:
     size = 4 * self._page
     for begin in range(0, len(whole) - size + 1, size):
       end = begin + size
-      yield whole[begin:end], text.salt(end // 4)
-
-  def _branches(self, node: nodes.Node) -> Iterator[nodes.Node]:
-    children = reversed(node.children.values())
-    return (child for child, _ in zip(children, range(_BRANCHES)))
-
-  def _near(self, node: nodes.Node) -> Iterator[Point]:
-    """Yields points at a node, or below it on its latest branch.
-
-    Not further below than a window reaches: such points lack its pages here.
-    """
-    lowest = node.depth + (self._window or 0) // self._page + 2
-    while not node.points and (self._window is None or node.depth < lowest):
-      node = next(reversed(node.children.values()))  # One stands below.
-    yield from reversed(node.points)
+      yield whole[begin:end], text.chain + text.salt(end // 4)
 
   def _better(self, best, text: Text, point: Point, common: int):
     """Returns the better one of a match and what a point allows."""
+    if point.cache_salt != text.cache_salt:
+      return best
     length = min(common, len(text.tokens) - 1, point.length)
     if point.salt != text.owner:
       length = min(length, text.shared, point.shared)

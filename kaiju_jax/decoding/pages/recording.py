@@ -68,6 +68,8 @@ def soon(
     least: less than so much counts as nothing.
   """
   size = min(len(text.tokens), len(other.tokens))
+  if text.cache_salt != other.cache_salt:
+    return 0
   # Most texts differ there, and need no comparison from the beginning.
   if size < least or text.tokens[least - 1] != other.tokens[least - 1]:
     return 0

@@ -87,8 +87,11 @@ class Request:
     owner: who asks. Owners share an engine by the tokens that they reserve,
       prompt and `max_tokens`, and what one's texts left in the cache serves no
       other's.
-    shared: how many of the first tokens serve everybody, whoever asks: those of
-      a character, say.
+    shared: how many of the first tokens serve all owners: those of a
+      character, say.
+    cache_salt: whom they serve: requests of different salts share nothing in
+      the cache, not even an owner's own, so that nobody can find out by guesses
+      what the prompt holds.
     conversation: what the text is a turn of; None for none. The points of a
       conversation's earlier turns make room for those of the later.
     priority: higher goes first.
@@ -107,6 +110,7 @@ class Request:
   scores_prompt: bool = False
   owner: str = ''
   shared: int = 0
+  cache_salt: str = ''
   conversation: Hashable | None = None
   priority: int = 0
   deadline: float | None = None
@@ -204,10 +208,12 @@ def check(
         f'{name}.stop_tokens holds {token}: a token is 0…{vocab_size - 1}.'
       )
   stop.check_strings(request.stop_strings)
-  if not isinstance(request.owner, str):
-    raise TypeError(f'{name}.owner={request.owner!r}: must be a string.')
-  if any('\ud800' <= x <= '\udfff' for x in request.owner):
-    raise ValueError(f'{name}.owner={request.owner!r}: holds a surrogate.')
+  for field in 'owner', 'cache_salt':
+    value = getattr(request, field)
+    if not isinstance(value, str):
+      raise TypeError(f'{name}.{field}={value!r}: must be a string.')
+    if any('\ud800' <= x <= '\udfff' for x in value):
+      raise ValueError(f'{name}.{field}={value!r}: holds a surrogate.')
   if not isinstance(request.conversation, Hashable):
     raise TypeError(
       f'{name}.conversation={request.conversation!r}: must be hashable.'

@@ -77,6 +77,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       stop_strings=chat.stops,
       owner=caller.owner,
       shared=turn.prompt.shared,
+      cache_salt=turn.cache_salt,
       conversation=turn.conversation,
       priority=caller.tier,
       deadline=context.worker.engine.limits.wait,

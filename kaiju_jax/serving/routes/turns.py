@@ -35,6 +35,7 @@ class Turn:
   Attributes:
     prompt: its tokens.
     judged: the text that the gate reads: what the user says last.
+    cache_salt: whom the prompt's prefix serves (`_salt`); '' without one.
     place: where the reply stands in a chat that the client keeps (`memo.py`).
     session: what it belongs to; None for a chat that the client keeps.
     said: the user's new message; None for none.
@@ -44,6 +45,7 @@ class Turn:
 
   prompt: prompt_lib.Prompt
   judged: str
+  cache_salt: str = ''
   place: bytes | None = None
   session: characters.Session | None = None
   said: str | None = None
@@ -121,9 +123,14 @@ async def of(
   """
   if chat.session is not None:
     return await _of_session(context, caller, chat)
-  version = None
+  version, salt = None, ''
   if character is not None:
-    version = await context.stored(context.store.live, caller.owner, character)
+
+    def read():
+      version = context.store.live(caller.owner, character)
+      return version, _salt(context.store, caller.owner, version)
+
+    version, salt = await context.stored(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
   root = context.model.digest + (version.digest if version else '')
   turns, place = context.memo.recall(caller.owner, root, messages)
@@ -136,7 +143,7 @@ async def of(
       'messages',
     )
   said = [one.text for one in messages if one.role == characters.USER]
-  return Turn(made, said[-1] if said else '', place)
+  return Turn(made, said[-1] if said else '', salt, place)
 
 
 async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
@@ -144,9 +151,11 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     session = context.store.session(caller.owner, chat.session)
     messages = context.store.messages(caller.owner, session.id)
     version = context.store.version(session.character, session.version)
-    return session, list(characters.path(messages, session.head)), version
+    salt = _salt(context.store, caller.owner, version)
+    path = list(characters.path(messages, session.head))
+    return session, path, version, salt
 
-  session, path, version = await context.stored(read)
+  session, path, version, salt = await context.stored(read)
   said = parent = None
   if chat.messages:
     said = written(version.fields, chat.messages[0].text)
@@ -164,7 +173,31 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
   # The same in all turns, because what is dropped depends on it.
   room = context.model.length - context.max_tokens
   made = await _prompt(context, version, path, room)
-  return Turn(made, path[-1].text, None, session, said, parent)
+  return Turn(made, path[-1].text, salt, None, session, said, parent)
+
+
+def _salt(
+  store: characters.Store, asking: str, version: characters.Version
+) -> str:
+  """Returns what only those requests have that may share a version's prefix.
+
+  All have that talk to a version which everybody may talk to now; and the
+  readers whose sessions keep an earlier one, because it was public when they
+  began. Any other version is its owner's, or the one reader's. The digest keeps
+  other texts away, so that nobody reads a prefix by guessing its beginning.
+  """
+  try:
+    character = store.character(asking, version.character)
+  except characters.Missing:
+    is_shared = False  # Removed, or private by now.
+  else:
+    is_live = version.number == character.live
+    is_own = asking == character.owner
+    is_shared = character.owner == characters.BUILT_IN or (
+      character.is_public and (is_live or not is_own)
+    )
+  # A digest has 64 hex digits, and a space separates.
+  return version.digest if is_shared else f'{version.digest} {asking}'
 
 
 def written(fields: card_fields.Fields, text: str) -> str:

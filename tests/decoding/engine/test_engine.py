@@ -301,16 +301,21 @@ def test_what_is_shared_stays_shared_in_a_conversation(alone):
   """Later turns are shorter than what their text shares."""
   generator = alone.engine()
   conversation = _conversation(generator)
-  first = Request(text(14, 3), 3, Sampling(0), owner='a', shared=13)
+  salted = {'shared': 13, 'cache_salt': 'salt'}
+  first = Request(text(14, 3), 3, Sampling(0), owner='a', **salted)
   answer = [event.token for event in conversation.stream(first)]
   second = Request(text(4, 4), 3, Sampling(0), owner='a', shared=13)
   turn = conversation.stream(second)
   found = [event.token for event in turn]
   assert turn.result.reused == 14 + 2
-  other = generator.submit(
-    Request([*text(13, 3), 1], 2, Sampling(0), owner='b', shared=13)
-  )
-  ended(generator, other)
+  others = [
+    generator.submit(
+      Request([*text(13, 3), 1], 2, Sampling(0), owner='b', **salt)
+    )
+    for salt in (salted, salted | {'cache_salt': 'other'})
+  ]
+  ended(generator, *others)
+  assert [other.reused for other in others] == [13, 0]
   whole = Request([*text(14, 3), *answer, *text(4, 4)], 3, Sampling(0))
   assert found == alone.result(whole).tokens.tolist()
 

@@ -466,6 +466,8 @@ def test_what_cannot_be_a_key_is_refused_before_it_has_a_row(make):
     engine.submit(asked(conversation=[1]))
   with pytest.raises(ValueError, match=r'request\.owner'):
     engine.submit(asked(owner='\ud800'))
+  with pytest.raises(ValueError, match=r'request\.cache_salt'):
+    engine.submit(asked(cache_salt='\ud800'))
   assert engine.is_idle
 
 

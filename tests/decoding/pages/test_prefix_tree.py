@@ -6,6 +6,7 @@ evicted, each row and each point must find the labels of its own text in its
 pages.
 """
 
+import itertools
 import random
 
 import numpy as np
@@ -106,6 +107,7 @@ class World:
   def check_match(self, text, match):
     assert 0 < match.length < len(text.tokens)
     theirs = self.texts[match.point]
+    assert theirs.cache_salt == text.cache_salt
     np.testing.assert_array_equal(
       theirs.tokens[: match.length], text.tokens[: match.length]
     )
@@ -163,6 +165,7 @@ class World:
           other
           for other in node.points
           if other.salt in (b'', point.salt)
+          and other.cache_salt == point.cache_salt
           and other.length < point.length
           and tokens.startswith(
             self.texts[other].tokens[: other.length].tobytes()
@@ -185,7 +188,8 @@ def drawn(rng):
   owner = rng.choice([b'', b'a', b'b'])
   # What each says may be shared is its own to say.
   shared = rng.choice([0, len(prefix), len(tokens)])
-  return text_of(tokens, shared, owner)
+  salt = b's' if rng.random() < 0.1 else b''
+  return text_of(tokens, shared, owner)._replace(cache_salt=salt)
 
 
 @pytest.mark.parametrize('seed', range(20))
@@ -285,6 +289,45 @@ def test_owners_see_of_each_other_the_shared_prefix_alone():
   assert world.tree.match(text_of([*tokens, 1], 6, b'a')).length == 9
   assert world.tree.match(text_of([*tokens, 1], 6, b'b')).length == 6
   assert world.tree.match(text_of([*tokens, 1], 4, b'b')).length == 4
+
+
+def test_texts_of_different_salts_share_nothing():
+  """Neither the shared prefix, nor an owner's own texts, nor part of a page."""
+  world, tokens = World(), [1, 2, 3, 4, 5, 6, 7, 8, 9]
+  salted = text_of(tokens, 6, b'a')._replace(cache_salt=b'b')
+  row = world.open(salted)
+  for length in (6, 9):
+    row.extend(length - row.length)
+    world.record(row)
+  longer = np.array([*tokens, 1], np.int32)
+  assert world.tree.match(salted._replace(tokens=longer)).length == 9
+  assert (
+    world.tree.match(salted._replace(tokens=longer, owner=b'c')).length == 6
+  )
+  for salt, owner, shared in itertools.product(
+    (b'', b'a', b'ba', b'c'), (b'', b'a', b'b', b'ba'), (0, 3, 6, 9)
+  ):
+    other = prefix_tree.Text(longer, shared, owner, salt)
+    assert world.tree.match(other) is None
+    assert world.tree.find(other._replace(tokens=salted.tokens)) is None
+  # The same owner without the prefix: the salt alone says whose it was.
+  assert world.tree.match(prefix_tree.Text(longer, 0, b'a', b'')) is None
+  world.check()
+
+
+def test_many_texts_of_other_salts_hide_no_branch():
+  world = World()
+  row = world.open(text_of([1, 2, 3, 4, 5, 6], owner=b'a'))
+  row.extend(6)
+  world.record(row)
+  world.close(row)
+  for number in range(9):
+    text = text_of([1, 2, 9, 9, 9], owner=b'a')
+    row = world.open(text._replace(cache_salt=bytes([number])))
+    row.extend(5)
+    world.record(row)
+    world.close(row)
+  assert world.tree.match(text_of([1, 2, 3, 9, 9], owner=b'a')).length == 3
 
 
 def test_owners_of_equal_texts_share_the_prefixs_pages_alone():
