@@ -14,9 +14,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def texts():
+  """Yields pages and docstrings, each `kaiju NAME` as the module it runs."""
   for page, text in pages.pages().items():
     if not page.startswith('experiments/results'):  # Of their own date.
-      yield text
+      kaiju = re.compile(r'(^|`|^\w+=\S+ )kaiju (?=[a-z])', re.M)
+      yield kaiju.sub(r'\1python -m experiments.', text)
   for path in sorted((ROOT / 'experiments').rglob('*.py')):
     yield ast.get_docstring(ast.parse(path.read_text())) or ''
 
