@@ -11,6 +11,8 @@ SEEDS ?= 1
 ARMS ?=
 PORT ?= 8000
 BIN := $(VENV)/bin
+# On Python 3.11 the versions that were tested, on a newer one the newest.
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 # LLVM's cheapest settings: most of the quick tests' time is compiling, and this
 # halves it. All other targets, and pytest alone, compile as users do.
@@ -70,7 +72,7 @@ check: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-$(VENV)/.installed: EXTRAS :=
+$(VENV)/.installed: EXTRAS := [report]
 $(VENV)/.serve-installed: EXTRAS := [serve]
 $(VENV)/.tests-installed: EXTRAS := [test]
 $(VENV)/.slow-tests-installed: EXTRAS := [test-slow]
@@ -79,14 +81,14 @@ $(VENV)/.interchange-installed: EXTRAS := [test,interchange]
 
 $(VENV)/.installed $(VENV)/.serve-installed $(VENV)/.tests-installed \
   $(VENV)/.slow-tests-installed $(VENV)/.aot-installed: \
-    setup.cfg pyproject.toml
+    setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
+	$(PIP) --editable '.$(EXTRAS)'
 	touch $@
 
 # The tests use a CPU, but on Linux plain `torch` brings gigabytes of CUDA: where
 # pip finds no CPU build within seconds, nothing is installed and this fails.
-$(VENV)/.interchange-installed: setup.cfg pyproject.toml
+$(VENV)/.interchange-installed: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test "$$(uname)" != Linux || $(BIN)/python -c 'import torch' 2>/dev/null || { \
 	  cpu=$$($(BIN)/python -m pip index versions $(TORCH_CPU) torch | \
@@ -94,5 +96,5 @@ $(VENV)/.interchange-installed: setup.cfg pyproject.toml
 	  test "$$cpu" || { echo 'No CPU build of torch found. To use one with CUDA:' \
 	    "$(BIN)/python -m pip install torch" >&2; exit 1; }; \
 	  $(BIN)/python -m pip install --quiet --no-deps $(TORCH_CPU) torch==$$cpu; }
-	$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
+	$(PIP) --editable '.$(EXTRAS)'
 	touch $@

@@ -33,6 +33,7 @@ from absl import flags
 import rich.console
 import rich.progress
 
+from kaiju_jax.runs import report as report_lib
 from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.runs.ablation import plan
 from kaiju_jax.runs.ablation import report
@@ -167,6 +168,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ablate(overrides: Sequence[str]) -> int:
+  report_lib.require_figures()
   if not _ROOT.value:
     raise ValueError('--root=: must name a folder.')
   addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')

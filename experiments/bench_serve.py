@@ -33,6 +33,7 @@ import numpy as np
 import rich.console
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 PARTS = 'reuse', 'between', 'overload', 'curve'
 PEERS = {
@@ -353,9 +354,7 @@ def _curve(contenders, drawn, capacity: float) -> dict:
 
 
 def _draw(curves: dict[str, list]) -> None:
-  from matplotlib import figure
-
-  page = figure.Figure(figsize=(8, 4), layout='constrained')
+  page = report.figure(8, 4)
   first, between = page.subplots(1, 2)
   for name, points in curves.items():
     rates = [point['rate'] for point in points]
@@ -375,7 +374,7 @@ def _draw(curves: dict[str, list]) -> None:
     axes.set_xlabel('requests per second')
     axes.set_yscale('log')
   first.legend(fontsize='small')
-  page.savefig(_FIGURE.value, dpi=120)
+  report.save(page, _FIGURE.value)
 
 
 def _of_load(rate: float) -> int:

@@ -29,6 +29,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.runs import train
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -101,6 +102,7 @@ def _steps() -> list[int]:
 
 def _report(experiment, steps: list[int]) -> None:
   """Trains, captures, and prints and writes what the codecs do."""
+  report.require_figures()
   import rich.console
 
   from .codec_study import gradient_capture

@@ -27,6 +27,7 @@ from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.storage import addresses
 
 _WORKDIR = flags.DEFINE_string(
@@ -66,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _WORKDIR)
   command.begin()
   try:
+    report.require_figures()
     at, multiples = _fractions(), _multiples()
     if not 0 < _EPSILON.value < 1:
       raise ValueError(f'--epsilon={_EPSILON.value}: must lie between 0 and 1.')

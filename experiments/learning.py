@@ -40,7 +40,9 @@ def _show() -> None:
   import rich.console
 
   from kaiju_jax.evaluation import learning
+  from kaiju_jax.runs import report
 
+  report.require_figures()
   name = _READING.value
   runs = learning.runs(_ROOT.value)
   known = list(dict.fromkeys(run.arm for run in runs))
@@ -62,7 +64,9 @@ def _show() -> None:
   console = rich.console.Console()
   console.print(learning.table(runs, name, _LEAST.value))
   page = pathlib.Path(_ROOT.value) / f'learning.{name}.png'
-  learning.draw(runs, name, _LEAST.value, page)
+  drawn = report.figure(9, 5)
+  learning.draw(drawn, runs, name, _LEAST.value, report.style)
+  report.save(drawn, page)
   console.print(f'Written: {page}', highlight=False, soft_wrap=True)
 
 

@@ -28,6 +28,7 @@ from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.runs import train
 from kaiju_jax.storage import addresses
 
@@ -81,6 +82,8 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   command.begin()
   try:
+    if _REPORT.value:
+      report.require_figures()
     runs = _runs()
     _check(runs)
     with command.abortable():
@@ -97,7 +100,7 @@ def _runs() -> 'list[needle_runs.Run]':
   Raises:
     ValueError: names the flag, its value and what would be right.
   """
-  config = importlib.import_module(f'experiments.configs.{_TASK.value}')
+  config = importlib.import_module(f'.configs.{_TASK.value}', __package__)
   arms = list(config.ARMS) if _ARMS.value is None else _ARMS.value
   known = config.ARMS + config.VARIANTS
   for arm in arms:
@@ -187,8 +190,8 @@ def _publish(records: 'list[needle.Record]', runs) -> None:
   """Writes needle.json and needle.png, and prints table and verdicts."""
   import rich.console
 
+  from kaiju_jax.runs import needle_figure
   from kaiju_jax.storage import files
-  from kaiju_jax.tasks.needle import figure as needle_figure
   from kaiju_jax.tasks.needle import report as needle_report
 
   experiments = {run.arm: run.experiment for run in runs}

@@ -24,6 +24,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.storage import addresses
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -66,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   command.begin()
   try:
+    report.require_figures()
     widths, rates = _widths(), _rates()
     _check()
     with command.abortable():

@@ -29,6 +29,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.storage import addresses
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -72,6 +73,7 @@ def main(argv: Sequence[str]) -> None:
         ' three or more of each.'
       )
     largest = _largest(widths[-1], tokens[-1])
+    report.require_figures()
     if not _ROOT.value:
       raise ValueError('--root=: must name a folder.')
     addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')

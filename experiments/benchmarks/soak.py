@@ -29,6 +29,7 @@ import httpx
 import numpy as np
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.storage import files
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'The run that is served.')
@@ -173,9 +174,7 @@ def _report(looks: list[Look], counts: dict[str, int], status: int) -> None:
     found = {'looks': [one._asdict() for one in looks], 'counts': counts}
     files.write_json(pathlib.Path(_JSON.value), found)
   if _FIGURE.value:
-    from matplotlib import figure
-
-    page = figure.Figure(figsize=(6, 3), layout='constrained')
+    page = report.figure(6, 3)
     axes = page.subplots()
     axes.plot(
       [one.seconds / 60 for one in looks], [one.memory for one in looks]
@@ -183,7 +182,7 @@ def _report(looks: list[Look], counts: dict[str, int], status: int) -> None:
     axes.set_xlabel('minutes')
     axes.set_ylabel('resident memory, MiB')
     axes.set_ylim(bottom=0)
-    page.savefig(_FIGURE.value, dpi=120)
+    report.save(page, _FIGURE.value)
 
 
 if __name__ == '__main__':

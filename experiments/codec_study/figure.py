@@ -6,9 +6,11 @@ share that is flushed; right, how many of the numbers are that small.
 
 from collections.abc import Mapping
 import os
+from typing import Any
 
-from matplotlib import figure
 import numpy as np
+
+from kaiju_jax.runs import report
 
 from . import quality as codec_quality
 
@@ -33,18 +35,16 @@ def draw(
   title: str,
 ) -> None:
   """Writes the figure as a PNG: see `page`."""
-  page(curves, title).savefig(path, format='png', dpi=130)
+  report.save(page(curves, title), path)
 
 
-def page(
-  curves: Mapping[str, codec_quality.Curve], title: str
-) -> figure.Figure:
+def page(curves: Mapping[str, codec_quality.Curve], title: str) -> Any:
   """Returns the figure of {codec: curve}.
 
   Codecs without a style of their own (f32, the second headers) are left out:
   they would lie on zero, or on their neighbours.
   """
-  drawn = figure.Figure(figsize=(13, 4.6), layout='constrained')
+  drawn = report.figure(13, 4.6)
   error, flushed, share = drawn.subplots(1, 3)
   for name, (color, dashes) in _STYLES.items():
     if name not in curves:

@@ -5,6 +5,7 @@ threshold and stays there. A run that was stopped early is read as far as it
 went. Runs are compared by tokens, the sources' unit of training.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import os
@@ -119,29 +120,30 @@ def _thousands(tokens: float) -> str:
 
 
 def draw(
-  runs: Sequence[Run], name: str, least: float, path: str | os.PathLike
+  page: Any,
+  runs: Sequence[Run],
+  name: str,
+  least: float,
+  style: Callable[[int], dict[str, str]],
 ) -> None:
-  """Writes a PNG: the reading over tokens, a line per run, a colour per arm."""
-  import matplotlib.figure
+  """Draws the reading over tokens: a line per run, a style per arm.
 
-  page = matplotlib.figure.Figure(figsize=(9, 5), layout='constrained')
+  Args:
+    page: an empty `matplotlib.figure.Figure`.
+    runs, name, least: as for `table`.
+    style: from an arm's number to its line's colour and dashes.
+  """
   axes = page.add_subplot()
   for index, arm in enumerate(dict.fromkeys(run.arm for run in runs)):
-    lines = ('-', '--', ':', '-.')
-    style = {
-      'color': f'C{index % 10}',
-      'linestyle': lines[index // 10 % len(lines)],
-    }
     label = arm
     for run in runs:
       if run.arm == arm and (points := run.readings(name)):
         tokens, values = zip(*points)
         millions = [one / 1e6 for one in tokens]
-        axes.plot(millions, values, **style, linewidth=1.3, label=label)
+        axes.plot(millions, values, **style(index), linewidth=1.3, label=label)
         label = None
   axes.axhline(least, color='#767676', linewidth=0.8, linestyle=':')
   axes.set_xlabel('tokens, millions')
   axes.set_ylabel(name)
   axes.grid(alpha=0.3)
   page.legend(loc='outside right upper')
-  page.savefig(path, format='png', dpi=130)

@@ -21,7 +21,6 @@ from kaiju_jax.training import config as config_lib
 from kaiju_jax.training import interrupt
 from kaiju_jax.training import metrics
 from kaiju_jax.training import progress as progress_lib
-from kaiju_jax.training import tensorboard
 from kaiju_jax.training import throughput
 from kaiju_jax.training import token_count
 
@@ -50,8 +49,8 @@ class Journal:
     self._books = []
     if folder is not None:
       self._records = metrics.Records(folder, last_step)
-      self._events = tensorboard.Events(folder, last_step)
-      self._books = [self._records, self._events]
+      self._events = _events(folder, last_step, progress)
+      self._books = [self._records, *self._events]
 
   def __enter__(self) -> Self:
     return self
@@ -92,7 +91,8 @@ class Journal:
     """Brings all that was written to the disk."""
     if self._books:
       self._records.sync()
-      self._events.flush()
+      for events in self._events:
+        events.flush()
 
   def _settle(self) -> None:
     if self._pending is None:
@@ -133,7 +133,20 @@ class Journal:
   ) -> None:
     if self._books:
       self._records.append(number, tokens, values)
-      self._events.append(number, values)
+      for events in self._events:
+        events.append(number, values)
+
+
+def _events(
+  folder: pathlib.Path, last_step: int, progress: progress_lib.Progress
+) -> list[Any]:
+  """Returns the TensorBoard events to write; none without tensorboardX."""
+  try:
+    from kaiju_jax.training import tensorboard
+  except ImportError:
+    progress.say("No TensorBoard events: pip install 'kaiju_jax[report]'.")
+    return []
+  return [tensorboard.Events(folder, last_step)]
 
 
 def _number(value: Any) -> float:

@@ -66,7 +66,7 @@ class Book:
     found = self._found.get(key)
     if found is None:
       found = self._look(text)
-      self._found.put(key, found, 1)
+      self._found.put(key, found)
     return found
 
   def _look(self, text: str) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class Memo:
     Args:
       most: how many tokens are remembered, 4 bytes each.
     """
-    self._recent = recent.Recent(most)
+    self._recent = recent.Recent(most, lambda tokens_L: len(tokens_L) + 32)
 
   def recall(
     self, owner: str, root: str, messages: Sequence[prompt.Message]
@@ -63,7 +63,7 @@ class Memo:
     tokens_L = np.array(tokens, np.int32)
     tokens_L.setflags(write=False)
     key = recent.key(place, _said(text))
-    self._recent.put(key, tokens_L, len(tokens_L) + 32)
+    self._recent.put(key, tokens_L)
 
 
 def _said(text: str) -> str:

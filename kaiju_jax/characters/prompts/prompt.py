@@ -110,7 +110,7 @@ class Encoded:
     self.stop_tokens = format.stop_tokens
     self.opening = format.opening
     self._format = format
-    self._recent = recent.Recent(most)
+    self._recent = recent.Recent(most, len)
 
   def message(self, role: str, text: str) -> np.ndarray:
     """Returns what `chat.Format.message` does; not to be written to."""
@@ -131,7 +131,7 @@ class Encoded:
     if tokens_L is None:
       tokens_L = encode()
       tokens_L.setflags(write=False)
-      self._recent.put(key, tokens_L, len(tokens_L))
+      self._recent.put(key, tokens_L)
     return tokens_L
 
 

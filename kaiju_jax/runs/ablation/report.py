@@ -11,6 +11,7 @@ import shlex
 from typing import Any
 
 from kaiju_jax.evaluation import paired
+from kaiju_jax.runs import report
 from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.storage import files
 from kaiju_jax.training import metrics
@@ -264,15 +265,14 @@ def _draw_curves(
   records: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
 ) -> None:
   """Loss over tokens: a thin line per seed, a thick one for the mean."""
-  import matplotlib.figure
   import numpy as np
 
-  figure = matplotlib.figure.Figure(figsize=(9, 5), layout='constrained')
+  figure = report.figure(9, 5)
   axes = figure.add_subplot()
   later = []
   span = 1
   for index, (arm, runs) in enumerate(records.items()):
-    style = _style(index)
+    style = report.style(index)
     curves = []
     for run in runs:
       points = {r['tokens']: r['loss'] for r in run if 'loss' in r}
@@ -306,7 +306,7 @@ def _draw_curves(
   axes.set_title('Training loss: mean over seeds, and each seed (thin)')
   axes.grid(alpha=0.3)
   figure.legend(loc='outside right upper')
-  figure.savefig(path, dpi=150)
+  report.save(figure, path)
 
 
 def _running_mean(values, span: int):
@@ -319,11 +319,7 @@ def _draw_final(
   path: pathlib.Path, values: Mapping[str, Mapping[int, float]]
 ) -> None:
   """Each arm's final loss: one dot per seed, a bar at the mean."""
-  import matplotlib.figure
-
-  figure = matplotlib.figure.Figure(
-    figsize=(8, 1.5 + 0.4 * len(values)), layout='constrained'
-  )
+  figure = report.figure(8, 1.5 + 0.4 * len(values))
   axes = figure.add_subplot()
   seeds = sorted({seed for of_seed in values.values() for seed in of_seed})
   for index, seed in enumerate(seeds):
@@ -353,13 +349,4 @@ def _draw_final(
   axes.set_title(f'Training loss, mean of the last {paired.LAST} steps')
   axes.grid(axis='x', alpha=0.3)
   figure.legend(loc='outside right upper')
-  figure.savefig(path, dpi=150)
-
-
-def _style(index: int) -> dict[str, str]:
-  """Ten colours, then the same ten dashed."""
-  lines = ('-', '--', ':', '-.')
-  return {
-    'color': f'C{index % 10}',
-    'linestyle': lines[index // 10 % len(lines)],
-  }
+  report.save(figure, path)

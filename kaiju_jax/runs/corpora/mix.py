@@ -11,6 +11,7 @@ from kaiju_jax.data import mix_file
 from kaiju_jax.data import mixing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.runs import embedders
+from kaiju_jax.runs import report
 from kaiju_jax.runs.corpora import mix_report
 from kaiju_jax.runs.corpora import read
 from kaiju_jax.storage import folders
@@ -86,6 +87,7 @@ def check(task: Task) -> None:
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
   """
+  report.require_figures()
   names = set()
   for flag, listed in ('sources', task.sources), ('measured', task.measured):
     for name, path in listed:

@@ -4,9 +4,9 @@ import pathlib
 import shlex
 from typing import TYPE_CHECKING
 
-from matplotlib import figure
 import numpy as np
 
+from kaiju_jax.runs import report
 from kaiju_jax.storage import files
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 FILE = 'report.md'
 _WEIGHTS = 'weights.png'
 _DISTANCES = 'distances.png'
-_INK, _BLUE, _ORANGE, _GREY = '#222222', '#0b4f8a', '#d55e00', '#c4c4c4'
 _UNITS = {
   True: 'Jensen–Shannon divergence, nats',
   False: 'Euclidean distance of the means',
@@ -26,8 +25,8 @@ def write(
   folder: pathlib.Path, task: 'mix_lib.Task', result: 'mix_lib.Result'
 ) -> None:
   """Writes the page and its figures into a folder."""
-  _weights(result).savefig(folder / _WEIGHTS, format='png', dpi=130)
-  _distances(result).savefig(folder / _DISTANCES, format='png', dpi=130)
+  report.save(_weights(result), folder / _WEIGHTS)
+  report.save(_distances(result), folder / _DISTANCES)
   with files.writing(str(folder / FILE)):
     (folder / FILE).write_text(page(task, result), encoding='utf-8')
 
@@ -114,21 +113,23 @@ def _epochs(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
 
 
 def _axes(rows: int):
-  drawn = figure.Figure(figsize=(7.5, 1.4 + 0.42 * rows), layout='constrained')
+  drawn = report.figure(7.5, 1.4 + 0.42 * rows)
   axes = drawn.subplots()
   axes.spines[['top', 'right']].set_visible(False)
-  axes.tick_params(colors=_INK)
+  axes.tick_params(colors=report.INK)
   return drawn, axes
 
 
-def _weights(result: 'mix_lib.Result') -> figure.Figure:
+def _weights(result: 'mix_lib.Result'):
   """Draws each weight with its interval, beside its share of all text."""
   mix = result.mix
   order = np.argsort(mix.weights, kind='stable')
   places = np.arange(len(order))
   drawn, axes = _axes(len(order))
   share = (result.sizes / result.sizes.sum())[order]
-  axes.barh(places, share, color=_GREY, height=0.7, label='share of all text')
+  axes.barh(
+    places, share, color=report.GREY, height=0.7, label='share of all text'
+  )
   weights = mix.weights[order]
   around = weights - mix.low[order], mix.high[order] - weights
   axes.errorbar(
@@ -136,7 +137,7 @@ def _weights(result: 'mix_lib.Result') -> figure.Figure:
     places,
     xerr=around,
     fmt='o',
-    color=_BLUE,
+    color=report.BLUE,
     capsize=3,
     label='weight, 95 % interval',
   )
@@ -145,7 +146,7 @@ def _weights(result: 'mix_lib.Result') -> figure.Figure:
     result.bounds[order][bounded],
     places[bounded],
     '|',
-    color=_ORANGE,
+    color=report.ORANGE,
     ms=14,
     mew=2,
     label='bound',
@@ -157,7 +158,7 @@ def _weights(result: 'mix_lib.Result') -> figure.Figure:
   return drawn
 
 
-def _distances(result: 'mix_lib.Result') -> figure.Figure:
+def _distances(result: 'mix_lib.Result'):
   """Draws how far the sources, all of them together and the mix are."""
   mix = result.mix
   order = np.argsort(-mix.distances, kind='stable')
@@ -165,7 +166,7 @@ def _distances(result: 'mix_lib.Result') -> figure.Figure:
   values = mix.distances[order]
   drawn, axes = _axes(len(order) + 2)
   labels = [*names, 'all text as it is', 'the mix']
-  colors = [_GREY] * len(order) + [_ORANGE, _BLUE]
+  colors = [report.GREY] * len(order) + [report.ORANGE, report.BLUE]
   axes.barh(labels, [*values, mix.pooled, mix.distance], color=colors)
   axes.set_xlabel(f'distance from the target ({_UNITS[result.distributions]})')
   return drawn

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from matplotlib import figure
 import numpy as np
 
 from kaiju_jax.data import selection
 from kaiju_jax.data import similarity
 from kaiju_jax.runs import embedders
+from kaiju_jax.runs import report
 from kaiju_jax.runs.corpora import read
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders
@@ -59,6 +59,7 @@ def check(task: Task) -> None:
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
   """
+  report.require_figures()
   if task.method and task.method not in METHODS:
     raise ValueError(
       f'--method={task.method}: must be one of {", ".join(METHODS)}.'
@@ -121,7 +122,7 @@ def write(task: Task, result: Result, out: str) -> None:
         for one in result.chosen.indices
       ),
     )
-    _figure(result).savefig(folder / 'scores.png', format='png', dpi=130)
+    report.save(_figure(result), folder / 'scores.png')
     with files.writing(str(folder / 'report.md')):
       (folder / 'report.md').write_text(page(task, result), encoding='utf-8')
 
@@ -160,16 +161,16 @@ def page(task: Task, result: Result) -> str:
   return '\n'.join(lines)
 
 
-def _figure(result: Result) -> figure.Figure:
+def _figure(result: Result):
   scores = result.chosen.scores
-  drawn = figure.Figure(figsize=(7.5, 3.6), layout='constrained')
+  drawn = report.figure(7.5, 3.6)
   axes = drawn.subplots()
   # A few extreme scores would leave one bar for all the others.
   low, high = np.quantile(scores, [0.005, 0.995])
   edges = np.linspace(low, max(high, low + 1e-6), 61)
   for values, color, label in (
-    (scores, '#c4c4c4', 'all documents'),
-    (scores[result.chosen.indices], '#0b4f8a', 'chosen'),
+    (scores, report.GREY, 'all documents'),
+    (scores[result.chosen.indices], report.BLUE, 'chosen'),
   ):
     axes.hist(np.clip(values, low, high), edges, color=color, label=label)
   axes.set_yscale('log')

@@ -6,16 +6,15 @@ import math
 import pathlib
 from typing import Any
 
-from matplotlib import figure
 import rich.table
 
 from kaiju_jax.evaluation import paired
+from kaiju_jax.runs import report
 from kaiju_jax.runs.sweeps import critical_batch
 from kaiju_jax.storage import files
 
 # The targets of the run that follows the schedule.
 EXCESS, FEWER = 0.003, 0.3
-_COLOURS = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
 
 Arms = Mapping[str, critical_batch.Arm]
 
@@ -115,15 +114,15 @@ def write(
     },
   }
   files.write_json(page[0], data)
-  draw(study).savefig(page[1], format='png', dpi=130)
+  report.save(draw(study), page[1])
   return page
 
 
-def draw(study: critical_batch.Study) -> figure.Figure:
+def draw(study: critical_batch.Study) -> Any:
   """Returns the branches' losses over m, and the arms' over their steps."""
-  drawn = figure.Figure(figsize=(9, 4), layout='constrained')
+  drawn = report.figure(9, 4)
   branches, runs = drawn.subplots(1, 2)
-  for colour, (place, one) in zip(_COLOURS, study.found.items()):
+  for colour, (place, one) in zip(report.PALETTE, study.found.items()):
     multiples = list(one.excess)
     branches.errorbar(
       multiples,
@@ -136,13 +135,13 @@ def draw(study: critical_batch.Study) -> figure.Figure:
       label=f'after {place.fraction:.0%} of the tokens',
     )
   branches.axhline(
-    100 * study.epsilon, color='#767676', linestyle=':', label='ε'
+    100 * study.epsilon, color=report.FAINT, linestyle=':', label='ε'
   )
   branches.set_xscale('log', base=2)
   branches.set_xlabel('times the batch, √ times the rate')
   branches.set_ylabel('loss over the small batch (%)')
   branches.legend(frameon=False, fontsize=8)
-  for colour, (name, arm) in zip(_COLOURS, (study.arms or {}).items()):
+  for colour, (name, arm) in zip(report.PALETTE, (study.arms or {}).items()):
     mean = paired.mean(list(arm.losses.values()))
     runs.plot(arm.steps, mean, 'o', color=colour, label=name)
     runs.plot(

@@ -6,15 +6,13 @@ import math
 import pathlib
 from typing import Any
 
-from matplotlib import figure
-from matplotlib import ticker
 import numpy as np
 import rich.table
 
+from kaiju_jax.runs import report
 from kaiju_jax.runs.sweeps import rates
 from kaiju_jax.storage import files
 
-_COLOURS = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
 # The targets: the predicted rate, its loss, and the slope under 'width'.
 RATIO, EXCESS, SLOPE = 1.4, 0.005, 0.2
 
@@ -112,23 +110,19 @@ def write(
       }
   page = root / 'rates.json', root / 'rates.png'
   files.write_json(page[0], data)
-  draw(studies, predictions, width).savefig(page[1], format='png', dpi=130)
+  report.save(draw(studies, predictions, width), page[1])
   return page
 
 
-def draw(
-  studies: Studies, predictions: Predictions, width: int
-) -> figure.Figure:
+def draw(studies: Studies, predictions: Predictions, width: int) -> Any:
   """Returns loss over rate per width, and the optima over the width."""
-  drawn = figure.Figure(
-    figsize=(4.4 * (len(studies) + 1), 4.2), layout='constrained'
-  )
+  drawn = report.figure(4.4 * (len(studies) + 1), 4.2)
   *curves, line = drawn.subplots(1, len(studies) + 1)
   for axes, (transfer, study) in zip(curves, studies.items()):
     found = dict(study.found)
     if transfer in predictions:
       found[width] = predictions[transfer].found
-    for colour, (one_width, one) in zip(_COLOURS, found.items()):
+    for colour, (one_width, one) in zip(report.PALETTE, found.items()):
       axes.plot(
         one.rates,
         one.losses.mean(0),
@@ -149,18 +143,17 @@ def draw(
     highest = max(one.optimum.loss for one in found.values())
     axes.set_ylim(lowest * 0.985, highest * 1.12)
     axes.set_xscale('log')
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.minorticks_off()
     axes.set_title(f'transfer {transfer}; ★ fitted optimum', fontsize=10)
     axes.set_xlabel('learning rate')
     axes.set_ylabel('held-out loss (nats per token)')
     axes.legend(frameon=False, fontsize=8)
-  for colour, (transfer, study) in zip(_COLOURS, studies.items()):
+  for colour, (transfer, study) in zip(report.PALETTE, studies.items()):
     _optima(line, colour, transfer, study, predictions.get(transfer), width)
   line.set_xscale('log')
   line.set_yscale('log')
   widths = [*next(iter(studies.values())).found, width]
-  line.set_xticks(widths, map(str, widths))
-  line.xaxis.set_minor_formatter(ticker.NullFormatter())
+  report.label_ticks(line.xaxis, widths, widths)
   line.set_xlabel('width d_model')
   line.set_ylabel('best learning rate')
   line.set_title('line through the optima; ■ measured', fontsize=10)

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 import pathlib
+from typing import Any
 
-from matplotlib import figure
-from matplotlib import ticker
 import numpy as np
 import rich.table
 
+from kaiju_jax.runs import report
 from kaiju_jax.runs.sweeps import scaling
 from kaiju_jax.storage import files
 
 TARGET = 0.02  # Relative error of the prediction.
-_COLOURS = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
 
 
 def parts(study: scaling.Study) -> Iterator[rich.table.Table | str]:
@@ -71,19 +70,19 @@ def write(
   """Writes scaling.json and scaling.png; returns their paths."""
   page = root / 'scaling.json', root / 'scaling.png'
   files.write_json(page[0], scaling.plain(study))
-  draw(study).savefig(page[1], format='png', dpi=130)
+  report.save(draw(study), page[1])
   return page
 
 
-def draw(study: scaling.Study) -> figure.Figure:
+def draw(study: scaling.Study) -> Any:
   """Returns loss over tokens per size, with the law, and the residuals."""
-  drawn = figure.Figure(figsize=(10, 4.4), layout='constrained')
+  drawn = report.figure(10, 4.4)
   curves, left = drawn.subplots(1, 2, width_ratios=(3, 2))
   sizes = sorted({p.parameters for p in (*study.points, study.largest)})
   tokens = np.geomspace(
     min(point.tokens for point in study.points), study.largest.tokens, 50
   )
-  for colour, size in zip(_COLOURS, sizes):
+  for colour, size in zip(report.PALETTE, sizes):
     own = [point for point in study.points if point.parameters == size]
     curves.plot(
       [point.tokens for point in own],
@@ -99,7 +98,7 @@ def draw(study: scaling.Study) -> figure.Figure:
   )
   curves.set_ylabel('held-out loss (nats per token)')
   curves.legend(frameon=False, fontsize=8)
-  for colour, size in zip(_COLOURS, sizes):
+  for colour, size in zip(report.PALETTE, sizes):
     pairs = [
       (point.tokens, 100 * residual)
       for point, residual in zip(study.points, study.fit.residuals)
@@ -109,12 +108,12 @@ def draw(study: scaling.Study) -> figure.Figure:
       left.plot(*zip(*pairs), 'o-', color=colour, linewidth=1)
   error = -100 * _error(study, study.predicted)
   left.plot(largest.tokens, error, 's', color='black')
-  left.axhline(0, color='#767676', linewidth=1)
+  left.axhline(0, color=report.FAINT, linewidth=1)
   left.set_ylabel('measured above the law (%)')
   ticks = sorted({point.tokens for point in (*study.points, largest)})
   for axes in curves, left:
     axes.set_xscale('log')
-    axes.set_xticks(ticks, [f'{count / 1e6:.3g}' for count in ticks])
-    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    labels = [f'{count / 1e6:.3g}' for count in ticks]
+    report.label_ticks(axes.xaxis, ticks, labels)
     axes.set_xlabel('training tokens, millions')
   return drawn

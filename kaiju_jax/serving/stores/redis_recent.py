@@ -23,6 +23,14 @@ class _Talk:
   messages: list[characters.Message]
 
 
+def _version_size(version: characters.Version) -> int:
+  return max(version.tokens.nbytes, _LEAST)
+
+
+def _talk_size(talk: _Talk) -> int:
+  return max(talk.session.size, _LEAST)
+
+
 class Recent:
   """Versions, and sessions with their messages; for any thread.
 
@@ -33,8 +41,8 @@ class Recent:
 
   def __init__(self, versions: int = VERSIONS, sessions: int = SESSIONS):
     self._guard = threading.Lock()
-    self._versions = recent.Recent(versions)
-    self._talks = recent.Recent(sessions)
+    self._versions = recent.Recent(versions, _version_size)
+    self._talks = recent.Recent(sessions, _talk_size)
 
   def version(self, character: str, number: int) -> characters.Version | None:
     """Returns a version; None for one that is not remembered."""
@@ -56,11 +64,7 @@ class Recent:
   def keep_version(self, version: characters.Version) -> None:
     """Remembers a version."""
     with self._guard:
-      self._versions.put(
-        (version.character, version.number),
-        version,
-        max(version.tokens.nbytes, _LEAST),
-      )
+      self._versions.put((version.character, version.number), version)
 
   def forget_version(self, character: str, number: int) -> None:
     """Forgets a version, which was deleted."""
@@ -78,7 +82,7 @@ class Recent:
         talk.session.count,
       ):
         talk.session = session
-      self._talks.put(session.id, talk, max(talk.session.size, _LEAST))
+      self._talks.put(session.id, talk)
 
   def keep_messages(
     self, session: str, messages: tuple[characters.Message, ...]

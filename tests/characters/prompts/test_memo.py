@@ -85,29 +85,31 @@ def test_it_forgets_the_oldest():
 
 
 def test_recent_values():
-  held = recent.Recent(10)
-  held.put('a', 1, 4)
-  held.put('b', 2, 4)
-  assert held.get('a') == 1  # The newest now.
-  held.put('c', 3, 4)
-  assert [held.get(one) for one in 'abc'] == [1, None, 3]
-  held.put('a', 4, 6)
-  assert (held.get('a'), held.size, len(held)) == (4, 10, 2)
-  held.put('large', 5, 11)
-  assert held.get('large') is None and held.size == 10
-  held.put('a', 6, 11)  # What was held is not what is asked for any more.
-  assert held.get('a') is None and held.size == 4
+  held = recent.Recent(10, len)
+  held.put('a', 'aaaa')
+  held.put('b', 'bbbb')
+  assert held.get('a') == 'aaaa'  # The newest now.
+  held.put('c', 'cccc')
+  assert [held.get(one) for one in 'abc'] == ['aaaa', None, 'cccc']
+  held.put('a', 6 * 'a')
+  assert (held.get('a'), held.get('c')) == (6 * 'a', 'cccc')
+  held.put('large', 11 * 'l')
+  assert held.get('large') is None and held.get('c')
+  held.put('a', 11 * 'a')  # What was held is not what is asked for any more.
+  assert held.get('a') is None and held.get('c')
+  held.put('d', 6 * 'd')
+  assert held.get('c') and held.get('d'), 'the dropped one takes no room'
   with pytest.raises(ValueError, match='most=0: must be at least 1'):
     recent.Recent(0)
 
 
 def test_recent_values_of_several_threads():
-  held = recent.Recent(50)
+  held = recent.Recent(50, lambda key: 1 + key % 7)
 
   def work(seed):
     rng = np.random.default_rng(seed)
     for key in rng.integers(0, 40, 3000).tolist():
-      held.put(key, key, 1 + key % 7)
+      held.put(key, key)
       assert held.get(key) in (None, key)
 
   threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
@@ -115,7 +117,8 @@ def test_recent_values_of_several_threads():
     one.start()
   for one in threads:
     one.join()
-  assert held.size == sum(size for _, size in held._held.values()) <= 50
+  kept = [key for key in range(40) if held.get(key) is not None]
+  assert 44 <= sum(1 + key % 7 for key in kept) <= 50
 
 
 def test_keys_differ_where_parts_end():

@@ -8,18 +8,17 @@ shows accuracy along the distance from the query at the trained length.
 from collections.abc import Mapping
 from collections.abc import Sequence
 import os
+from typing import Any
 
 from matplotlib import cm
 from matplotlib import colors
-from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
+from kaiju_jax.runs import report as page_lib
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.tasks.needle import report
 
-_INK = '#222222'
-_FAINT = '#767676'
 _MAP = colors.LinearSegmentedColormap.from_list(
   'needle', ['#a63603', '#f1a340', '#f7f3ea', '#92c5de', '#2166ac']
 )
@@ -43,7 +42,7 @@ def draw(
   title: str = 'Needle in a haystack',
 ) -> None:
   """Writes the figure as a PNG: see `page`."""
-  page(records, setting, reach, title).savefig(path, format='png', dpi=130)
+  page_lib.save(page(records, setting, reach, title), path)
 
 
 def page(
@@ -51,7 +50,7 @@ def page(
   setting: report.Setting,
   reach: Mapping[str, int | None],
   title: str = 'Needle in a haystack',
-) -> figure.Figure:
+) -> Any:
   """Returns the figure.
 
   Args:
@@ -63,9 +62,7 @@ def page(
   arms = report.arms(records)
   distractors = sorted(needle.DISTRACTORS, reverse=True)
   columns = max(3, len(arms))
-  drawn = figure.Figure(
-    figsize=(_INCH * columns + 1.5, 11.4), layout='constrained'
-  )
+  drawn = page_lib.figure(_INCH * columns + 1.5, 11.4)
   drawn.get_layout_engine().set(h_pad=0.09, w_pad=0.06)
   above, below = drawn.subfigures(2, 1, height_ratios=(2.05, 1))
   heatmaps = above.subplots(
@@ -95,7 +92,7 @@ def page(
   drawn.suptitle(
     f'{title}: {seeds} seed{"s" if seeds > 1 else ""}, trained at length'
     f' {setting.length}, windows of {setting.window}\n{setting.note}',
-    color=_INK,
+    color=page_lib.INK,
     fontsize=11,
   )
   return drawn
@@ -109,7 +106,7 @@ def _head(axes, arm, own, setting, reach) -> None:
   sees = 'sees the whole row'
   if reach is not None:
     sees = f'sees {reach} tokens, below the line'
-  axes.set_title(f'{arm}\n', fontweight='bold', color=_INK)
+  axes.set_title(f'{arm}\n', fontweight='bold', color=page_lib.INK)
   axes.annotate(
     f'{100 * score.mean:.1f} % at {setting.length}; {sees}',
     (0.5, 1),
@@ -118,7 +115,7 @@ def _head(axes, arm, own, setting, reach) -> None:
     textcoords='offset points',
     ha='center',
     fontsize=8.5,
-    color=_INK,
+    color=page_lib.INK,
   )
 
 
@@ -146,13 +143,13 @@ def _heatmap(axes, own, count, setting, reach) -> None:
         ha='center',
         va='center',
         fontsize=7.5,
-        color='white' if value > 85 or value < 18 else _INK,
+        color='white' if value > 85 or value < 18 else page_lib.INK,
       )
   axes.set_xticks(
     range(len(lengths)), [_length(length, setting) for length in lengths]
   )
   axes.set_yticks(range(len(needle.DEPTHS)), needle.DEPTHS)
-  axes.tick_params(length=0, colors=_INK)
+  axes.tick_params(length=0, colors=page_lib.INK)
   axes.spines[:].set_visible(False)
   axes.set_facecolor('#eeeeee')
   if reach is not None:
@@ -170,7 +167,7 @@ def _mark_reach(axes, own, lengths, reach) -> None:
     beyond = {r.depth for r in own if r.length == length and r.distance > reach}
     edges.append(sum(depth in beyond for depth in needle.DEPTHS) - 0.5)
   x = np.repeat(np.arange(len(lengths) + 1) - 0.5, 2)[1:-1]
-  axes.plot(x, np.repeat(edges, 2), color=_INK, lw=1.8, clip_on=False)
+  axes.plot(x, np.repeat(edges, 2), color=page_lib.INK, lw=1.8, clip_on=False)
 
 
 def _colour_bar(above, heatmaps) -> None:
@@ -196,7 +193,7 @@ def _curves(axes, records, arms, count, setting) -> None:
   axes.set_xscale('log', base=2)
   axes.xaxis.set_major_formatter(ticker.FormatStrFormatter('%d'))
   axes.set_ylim(-3, 104)
-  axes.set_title(_distractors(count), fontsize=10, color=_INK)
+  axes.set_title(_distractors(count), fontsize=10, color=page_lib.INK)
   axes.set_xlabel('distance from the query to the needle (tokens)')
   axes.spines[['top', 'right']].set_visible(False)
 
@@ -222,7 +219,7 @@ def _curve(axes, along, number: int, arm: str) -> None:
 
 def _landmarks(axes, setting: report.Setting) -> None:
   """Marks chance, one window, and all windows end to end."""
-  axes.axhline(100 * setting.chance, color=_FAINT, lw=0.8, ls=':')
+  axes.axhline(100 * setting.chance, color=page_lib.FAINT, lw=0.8, ls=':')
   axes.annotate(
     f'chance {100 * setting.chance:.1f} %',
     (0.01, 100 * setting.chance),
@@ -230,20 +227,20 @@ def _landmarks(axes, setting: report.Setting) -> None:
     xytext=(0, 3),
     textcoords='offset points',
     fontsize=8,
-    color=_FAINT,
+    color=page_lib.FAINT,
   )
   for place, text, side in (
     (setting.window, 'one window', 'right'),
     (setting.windows_reach, 'all windows\nend to end', 'left'),
   ):
-    axes.axvline(place, color=_FAINT, lw=0.8, ls='--', zorder=1)
+    axes.axvline(place, color=page_lib.FAINT, lw=0.8, ls='--', zorder=1)
     axes.annotate(
       f'{text}\n{place}',
       (place, 50),
       xytext=(3 if side == 'left' else -3, 0),
       textcoords='offset points',
       fontsize=8,
-      color=_FAINT,
+      color=page_lib.FAINT,
       ha=side,
       va='center',
     )

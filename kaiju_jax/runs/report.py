@@ -1,0 +1,101 @@
+"""The tables and figures of the commands: one palette, one way to draw them.
+
+Figures need matplotlib, of the extra `report`. Importing this module does not.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import os
+from typing import Any
+
+import rich.table
+
+# The first tell apart for readers who do not tell red from green.
+PALETTE = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
+INK, FAINT, GREY = '#222222', '#767676', '#c4c4c4'
+BLUE, ORANGE = PALETTE[0], PALETTE[2]
+_DASHES = '-', '--', ':', '-.'
+
+
+class MissingExtra(ValueError):
+  """A package of an extra is not installed; names the extra."""
+
+
+def require_figures() -> None:
+  """Refuses to go on where no figure could be drawn at the end.
+
+  Raises:
+    MissingExtra: matplotlib is not installed.
+  """
+  try:
+    import matplotlib.figure  # noqa: F401
+  except ImportError as error:
+    raise MissingExtra(
+      "figures need matplotlib: pip install 'kaiju_jax[report]'."
+    ) from error
+
+
+def figure(width: float, height: float) -> Any:
+  """Returns an empty `matplotlib.figure.Figure`.
+
+  Args:
+    width, height: in inches.
+
+  Raises:
+    MissingExtra: matplotlib is not installed.
+  """
+  require_figures()
+  import matplotlib.figure
+
+  return matplotlib.figure.Figure(figsize=(width, height), layout='constrained')
+
+
+def save(page: Any, path: str | os.PathLike) -> None:
+  """Writes a figure as a PNG."""
+  page.savefig(path, format='png', dpi=130)
+
+
+def style(index: int) -> dict[str, str]:
+  """Returns the colour and the dashes of the index-th line of a figure."""
+  return {
+    'color': PALETTE[index % len(PALETTE)],
+    'linestyle': _DASHES[index // len(PALETTE) % len(_DASHES)],
+  }
+
+
+def label_ticks(axis: Any, places: Sequence[float], labels: Iterable) -> None:
+  """Labels an axis's places, and nothing between them.
+
+  Args:
+    axis: `axes.xaxis` or `axes.yaxis`.
+    places, labels: of the same length.
+  """
+  from matplotlib import ticker
+
+  axis.set_ticks(places, [str(label) for label in labels])
+  axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def table(
+  columns: Sequence[str],
+  rows: Iterable[Sequence[object]],
+  title: str | None = None,
+) -> rich.table.Table:
+  """Returns a table for a terminal: the first column left, the others right."""
+  found = rich.table.Table(title=title)
+  for index, name in enumerate(columns):
+    found.add_column(name, justify='right' if index else 'left')
+  for row in rows:
+    found.add_row(*map(str, row))
+  return found
+
+
+def markdown(
+  columns: Sequence[str], rows: Iterable[Sequence[object]]
+) -> Iterator[str]:
+  """Yields the lines of a table in Markdown."""
+  yield f'| {" | ".join(columns)} |'
+  yield '|' + '---|' * len(columns)
+  for row in rows:
+    yield f'| {" | ".join(map(str, row))} |'
