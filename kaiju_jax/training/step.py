@@ -18,6 +18,7 @@ of 1 × 1, and the same code.
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -261,6 +262,7 @@ def gradient_of(
       def loss(trained):
         variables = {'params': trained | frozen, **held}
         sums = objective.loss(model, variables, microbatch, z)
+        chex.assert_rank([sums.loss, sums.weight], 0)  # Sums, not means.
         return sums.loss, sums
 
       gradient, sums = jax.grad(loss, has_aux=True)(trained)

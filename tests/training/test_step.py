@@ -1,5 +1,6 @@
 """The step: microbatches, the rate, Z-Reg, weights of the loss."""
 
+import dataclasses
 import functools
 import math
 
@@ -231,3 +232,14 @@ def test_a_step_without_loss_tokens_is_no_nan(halves):
   state, metrics = step_of()(start(), stacked(empty, empty), 2)
   assert metrics['loss'] == metrics['loss_weight'] == 0
   assert all(np.isfinite(p).all() for p in jax.tree.leaves(state.params))
+
+
+def test_an_objective_whose_sums_are_no_scalars_is_refused(halves):
+  def loss(*arguments):
+    sums = language.OBJECTIVE.loss(*arguments)
+    return sums._replace(weight=jnp.stack([sums.weight]))
+
+  objective = dataclasses.replace(language.OBJECTIVE, loss=loss)
+  step = step_lib.make(experiment(), objective=objective)
+  with pytest.raises(AssertionError, match='rank'):
+    step(start(), stacked(*halves), 2)
