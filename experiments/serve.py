@@ -16,6 +16,7 @@ Ctrl-C ends it: running replies have --grace seconds to finish.
 """
 
 from collections.abc import Sequence
+import sys
 
 from absl import app
 from absl import flags
@@ -92,6 +93,13 @@ _AGE = flags.DEFINE_enum(
   ['adult', 'minor', 'unknown'],
   'Of the person before this machine; unknown counts as under 18.',
 )
+_LOG = flags.DEFINE_enum(
+  'log',
+  'json',
+  ['json', 'faults', 'none'],
+  'What is written to stderr: a line of JSON per request and per fault, faults'
+  ' alone in words, or nothing.',
+)
 _ADD_TOKEN = flags.DEFINE_string(
   'add_token', None, 'Print a new token of NAME.'
 )
@@ -126,6 +134,7 @@ def main(argv: Sequence[str]) -> None:
 def _serve() -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import serve
+  from kaiju_jax.serving.http import log
   from kaiju_jax.serving.http import server as http
 
   path = _WORKDIR.value or _MODEL.value
@@ -140,7 +149,8 @@ def _serve() -> None:
   loaded = load.from_anywhere(path)
   settings = _settings()
   context = serve.assembled(loaded, settings, _say)
-  serve.run(context, settings, _say)
+  with log.written(sys.stderr, _LOG.value):
+    serve.run(context, settings, _say)
 
 
 def _settings():

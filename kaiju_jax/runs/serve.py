@@ -194,6 +194,7 @@ def _around(
     ),
     moderator=opened.moderator,
     max_tokens=min(settings.max_tokens, length // 2),
+    secret=_key(pathlib.Path(settings.folder) / KEY),
     guide=_guide(head),
     guided_tokens=settings.guided,
   )

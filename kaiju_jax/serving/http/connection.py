@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable
 import dataclasses
 import http
+import secrets
 import socket
 import struct
 
@@ -27,6 +28,7 @@ from kaiju_jax.serving.http import edge
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import framing
 from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.http import log
 
 # Bytes of later requests that are kept while one is being answered, and that
 # are thrown away after the last answer.
@@ -232,7 +234,9 @@ class Connection(h11_impl.H11Protocol):
       if has_begun:
         self._reset()
         return
-    self.transport.write(_raw(error))
+    name = secrets.token_hex(8)
+    log.refusal(name, error.status)
+    self.transport.write(_raw(error, name))
     self._linger()
 
   def _linger(self) -> None:
@@ -291,8 +295,13 @@ class _Transport:
       self._transport.write(data)
 
 
-def _raw(error: errors.ApiError) -> bytes:
-  """Returns an answer's bytes, where there is no request to answer."""
+def _raw(error: errors.ApiError, name: str) -> bytes:
+  """Returns an answer's bytes, where there is no request to answer.
+
+  Args:
+    error: the answer.
+    name: its x-request-id.
+  """
   body = errors.body(error)
   headers = [
     *edge.HEADERS,
@@ -300,6 +309,7 @@ def _raw(error: errors.ApiError) -> bytes:
     (b'content-type', b'application/json'),
     (b'content-length', b'%d' % len(body)),
     (b'connection', b'close'),
+    (b'x-request-id', name.encode()),
   ]
   phrase = http.HTTPStatus(error.status).phrase.encode()
   lines = [b'HTTP/1.1 %d %s' % (error.status, phrase)]

@@ -13,11 +13,13 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Iterator
 import logging
+import time
 
 from starlette import types
 
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
+from kaiju_jax.serving.http import log
 
 _LOG = logging.getLogger(__name__)
 # Of the page alone: its own script and style, and pictures of characters.
@@ -68,29 +70,26 @@ class Edge:
       await self._app(scope, receive, send)
       return
     exchange = exchange_lib.begin(scope)
+    sent = _Sent(send, exchange.id)
     try:
-      await self._answer(scope, receive, send)
+      await self._answer(scope, receive, sent)
+    except Exception:
+      exchange.ended('internal')
+      raise
     finally:
+      if not sent.has_ended:
+        exchange.ended('disconnected')
       exchange.close()
+      sent.log(exchange, scope)
 
   async def _answer(
-    self, scope: types.Scope, receive: types.Receive, send: types.Send
+    self, scope: types.Scope, receive: types.Receive, sent: '_Sent'
   ) -> None:
-    has_begun = has_ended = False
-
-    async def sent(message: types.Message) -> None:
-      nonlocal has_begun, has_ended
-      if message['type'] == 'http.response.start':
-        has_begun = True
-        message = {**message, 'headers': _with_headers(message)}
-      else:
-        has_ended = not message.get('more_body', False)
-      for piece in _pieces(message):
-        await send(piece)
-
+    exchange = scope['state']['exchange']
     stopped = errors.unavailable('The server is being stopped.', 10)
     stopped.headers['Connection'] = 'close'
     if self._is_draining() and scope['path'] not in _STILL_ANSWERED:
+      exchange.ended('stopping')
       await errors.response(stopped)(scope, receive, sent)
       return
     try:
@@ -99,16 +98,61 @@ class Edge:
       if not self._is_draining():
         raise
       # Its time is over: a stream breaks off, another answer says why.
-      if not has_begun:
+      exchange.ended('stopping')
+      if not sent.has_begun:
         await errors.response(stopped)(scope, receive, sent)
     except Exception:
-      if has_begun and not has_ended:
+      if sent.has_begun and not sent.has_ended:
         raise  # The connection breaks off: nothing says that it was whole.
       # starlette raises again what it has answered; the connection, on which
       # the client may have sent its next request, goes on.
-      _LOG.exception('%s %r failed', scope['method'], scope['path'])
-      if not has_begun:
+      _LOG.exception(
+        'Request %s failed: %s %s.',
+        exchange.id,
+        exchange_lib.method(scope),
+        exchange_lib.route(scope),
+      )
+      if not sent.has_begun:
         await errors.response(errors.internal())(scope, receive, sent)
+
+
+class _Sent:
+  """What goes to the client: with every answer's headers, and timed.
+
+  Args:
+    send: of ASGI.
+    name: the answer's x-request-id.
+
+  Attributes:
+    has_begun: whether an answer has.
+    has_ended: whether it was given whole.
+  """
+
+  def __init__(self, send: types.Send, name: str):
+    self.has_begun = self.has_ended = False
+    self._send = send
+    self._header = b'x-request-id', name.encode()
+    self._status: int | None = None
+    self._began = time.perf_counter()
+    self._first_byte: float | None = None
+
+  async def __call__(self, message: types.Message) -> None:
+    if message['type'] == 'http.response.start':
+      self.has_begun = True
+      self._status = message['status']
+      headers = [*_with_headers(message), self._header]
+      message = {**message, 'headers': headers}
+    else:
+      self.has_ended = not message.get('more_body', False)
+      if self._first_byte is None:
+        self._first_byte = time.perf_counter() - self._began
+    for piece in _pieces(message):
+      await self._send(piece)
+
+  def log(self, exchange: exchange_lib.Exchange, scope: types.Scope) -> None:
+    """Logs the request, whose answer has ended."""
+    seconds = time.perf_counter() - self._began
+    log.request(exchange, scope, self._status, self._first_byte, seconds)
 
 
 def _with_headers(message: types.Message) -> list[tuple[bytes, bytes]]:

@@ -19,6 +19,8 @@ from starlette import exceptions
 from starlette import requests
 from starlette import responses
 
+from kaiju_jax.serving.http import exchange
+
 # Messages quote what a client sent; no answer grows with it.
 _LONGEST = 1000
 INVALID = 'invalid_request_error'
@@ -201,13 +203,16 @@ def _of_http(error: exceptions.HTTPException) -> ApiError:
 async def _answer(
   request: requests.Request, error: Exception
 ) -> responses.Response:
-  return response(shown(error))
+  told = shown(error)
+  exchange.blame(request, told.code or told.type)
+  return response(told)
 
 
 async def _gone(
   request: requests.Request, error: Exception
 ) -> responses.Response:
   """Answers nobody: the client left while its body was read."""
+  exchange.blame(request, 'disconnected')
   return response(invalid('The client left before its request was whole.'))
 
 

@@ -26,6 +26,7 @@ from starlette import types
 
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange
 from kaiju_jax.serving.http import loopback
 
 # Seconds. Targets to the first token are 0.8 in the median, and 2.5.
@@ -33,7 +34,6 @@ _FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.8, 2.5, 5, 10, 30)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1, 5)
 _QUEUED = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _FORMAT = 'text/plain; version=0.0.4; charset=utf-8'
-_METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'DELETE', 'OPTIONS')
 
 
 class Reading(NamedTuple):
@@ -182,9 +182,9 @@ class Metrics:
     return counting
 
   def _count(self, scope: types.Scope, status: int) -> None:
-    method = scope['method'] if scope['method'] in _METHODS else 'other'
-    route = getattr(scope.get('route'), 'path', 'none')
-    self.requests.labels(method, route, str(status or 'none')).inc()
+    self.requests.labels(
+      exchange.method(scope), exchange.route(scope), str(status or 'none')
+    ).inc()
 
 
 class _Engine(registry_lib.Collector):

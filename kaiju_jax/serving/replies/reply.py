@@ -102,6 +102,13 @@ class Reply:
     return tuple(self.tokens) if whole else None
 
   @property
+  def reason(self) -> str | None:
+    """Why it ended, for the log; None where safety did, or nothing has."""
+    if self.finish == _FILTERED:
+      return None
+    return self.finish or self._stream.reason
+
+  @property
   def prompt_log_probabilities(self) -> np.ndarray | None:
     """Of the prompt, once the reply has ended; None where none were asked."""
     return self._stream.result().prompt_log_probabilities
@@ -188,7 +195,7 @@ async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:
   except request_lib.BadLogits as error:
     raise errors.internal() from error
   except worker_lib.Stopped as error:
-    raise errors.unavailable(str(error)) from error
+    raise errors.unavailable('the engine has stopped.') from error
 
 
 class Choices:

@@ -113,6 +113,11 @@ class Stream:
       raise ValueError('the stream has not ended: read it to its end first.')
     return self._result
 
+  @property
+  def reason(self) -> str | None:
+    """Why the sequence ended; None before its end."""
+    return None if self._result is None else self._result.reason
+
   def cancel(self) -> None:
     """Ends a sequence that has not ended, after this round; never waits."""
     if self._result is None:

@@ -18,6 +18,7 @@ from starlette import types
 
 from kaiju_jax.serving.http import edge
 from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange
 from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import chat
@@ -106,11 +107,16 @@ async def healthz(request: http.Request) -> responses.Response:
 
 
 async def readyz(request: http.Request) -> responses.Response:
-  """GET /readyz: 200 while requests are taken."""
+  """GET /readyz: 200 while requests are taken, and what is said is kept."""
   context = request.app.state.context
-  if context.is_ready and context.worker.is_alive:
-    return responses.PlainTextResponse('ready\n')
-  return responses.PlainTextResponse('not ready\n', 503)
+  if not (context.is_ready and context.worker.is_alive):
+    return responses.PlainTextResponse('not ready\n', 503)
+  try:
+    await context.check_store()
+  except errors.ApiError as error:
+    exchange.of(request).ended('store')
+    return responses.PlainTextResponse(f'not ready: {error.message}\n', 503)
+  return responses.PlainTextResponse('ready\n')
 
 
 def measured(request: http.Request) -> responses.Response:

@@ -30,6 +30,7 @@ async def entered(
   """
   context: context_lib.Context = request.app.state.context
   found = context.access.caller(request)
+  exchange_lib.of(request).asked_by(found.owner, context.secret)
   context.limits.request(found.owner, found.rate)
   if not context.is_ready:
     raise errors.unavailable('the server is being stopped.')
@@ -87,16 +88,22 @@ async def replies(
   streams = await _submitted(context, requests)
   for stream in streams:
     exchange.at_end(stream.cancel)
+
+  def refused(stage: str) -> None:
+    context.metrics.refusals.labels(stage, watch.tier).inc()
+    exchange.ended(stage)
+
   found = [
     reply_lib.Reply(
       stream,
       watch,
       said,
       _noted(context.metrics, came, len(one.tokens)),
-      lambda stage: context.metrics.refusals.labels(stage, watch.tier).inc(),
+      refused,
     )
     for stream, one in zip(streams, requests)
   ]
+  exchange.at_end(lambda: _account(exchange, requests, found))
   return reply_lib.Choices(found, slot)
 
 
@@ -112,9 +119,24 @@ async def _submitted(
       raise errors.unavailable(str(error)) from error
     raise errors.busy(str(error), error.seconds) from error
   except worker_lib.Stopped as error:
-    raise errors.unavailable(str(error)) from error
+    raise errors.unavailable('the engine has stopped.') from error
   except (TypeError, ValueError) as error:
     raise errors.invalid(str(error)) from error
+
+
+def _account(
+  exchange: exchange_lib.Exchange,
+  requests: Sequence[request_lib.Request],
+  found: Sequence[reply_lib.Reply],
+) -> None:
+  """Notes what replies took; choices of one prompt count its tokens once."""
+  firsts = {id(one.tokens): n for n, one in reversed([*enumerate(requests)])}
+  exchange.prompt = sum(len(requests[n].tokens) for n in firsts.values())
+  exchange.cached = sum(found[n].reused for n in firsts.values())
+  exchange.completion = sum(len(reply.tokens) for reply in found)
+  for reply in found:
+    if reply.reason is not None:
+      exchange.ended(reply.reason)
 
 
 def _noted(metrics: metrics_lib.Metrics, came: float, prompt: int):

@@ -9,6 +9,7 @@ and as far as it came where its reader left.
 import asyncio
 from collections.abc import AsyncGenerator
 import contextlib
+import logging
 from typing import Any
 
 from starlette import requests as http
@@ -25,6 +26,7 @@ from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import turns
 
+_LOG = logging.getLogger(__name__)
 _REFUSED = 'This message was refused by the safety gate.'
 # Replies that are stored after their readers have left; asyncio keeps none.
 _KEEPING: set[asyncio.Task] = set()
@@ -42,10 +44,12 @@ async def completions(request: http.Request) -> responses.Response:
   turn = await turns.of(context, caller, chat, character)
   form = answers.Form('chat.completion', chat.model)
   watch, is_blocked = await asking.watched(context, caller, turn.judged)
+  exchange = exchange_lib.of(request)
   if is_blocked:
+    exchange.ended('gate')
     return _refused(form, chat, turn)
   choices = await asking.replies(
-    exchange_lib.of(request),
+    exchange,
     context,
     caller,
     watch,
@@ -164,7 +168,7 @@ class _Answer:
         if index not in self._kept and reply.text:
           task = asyncio.create_task(self._keep(index, 'cancelled'))
           _KEEPING.add(task)
-          task.add_done_callback(_KEEPING.discard)
+          task.add_done_callback(_forget)
 
   async def _keep(self, index: int, finish: str | None = None) -> int | None:
     """Stores a reply; returns its id, if it has one."""
@@ -207,6 +211,14 @@ class _Answer:
       'cached_tokens': self._replies[0].reused,
       'dropped_messages': self._turn.prompt.dropped,
     }
+
+
+def _forget(task: asyncio.Task) -> None:
+  """Lets go of a reply that is stored, or could not be."""
+  _KEEPING.discard(task)
+  error = task.exception()
+  if error is not None:
+    _LOG.warning('A reply was not stored: %s.', type(error).__name__)
 
 
 def _refused(form, chat: fields.Chat, turn: turns.Turn) -> responses.Response:

@@ -48,7 +48,9 @@ async def completions(request: http.Request) -> responses.Response:
   )
   said = '\n'.join(prompt.text for prompt in prompts)
   watch, is_blocked = await asking.watched(context, caller, said)
+  exchange = exchange_lib.of(request)
   if is_blocked:
+    exchange.ended('gate')
     raise errors.invalid(
       'prompt: refused by the safety gate.', 'prompt', 'content_filter'
     )
@@ -57,7 +59,6 @@ async def completions(request: http.Request) -> responses.Response:
     for prompt in prompts
     for one in _requests(context, caller, asked, prompt)
   ]
-  exchange = exchange_lib.of(request)
   choices = await asking.replies(
     exchange, context, caller, watch, requests, said
   )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 import dataclasses
+import secrets
 from typing import Any
 
 from kaiju_jax.characters.prompts import memo as memo_lib
@@ -16,6 +17,8 @@ from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
+
+_CHECKED = 1.0  # Seconds for which a check of the store holds (our guess).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Context:
     metrics: what Prometheus reads.
     moderator: the gate, and what may be shown.
     memo: the tokens that the model drew, for clients that send text back.
+    secret: under which the log has owners' pseudonyms.
     guide: of `guided` requests; None where there is no token-level head.
     guided_tokens: of a guided reply, at most: the rows have room for its beams.
     max_tokens: of a reply for which the client named none (our guess: 512).
@@ -70,15 +74,33 @@ class Context:
   metrics: metrics_lib.Metrics
   moderator: moderation.Moderator
   memo: memo_lib.Memo = dataclasses.field(default_factory=memo_lib.Memo)
+  secret: bytes = dataclasses.field(
+    default_factory=lambda: secrets.token_bytes(32)
+  )
   guide: request_lib.Guide | None = None
   guided_tokens: int = 128
   max_tokens: int = 512
   is_ready: bool = True
+  _check: tuple[float, asyncio.Future] | None = None
 
   def close(self) -> None:
     """Ends the engine's thread, and closes the store."""
     self.worker.stop()
     self.store.close()
+
+  async def check_store(self) -> None:
+    """Returns where the store takes writes; it is tried once per second.
+
+    Raises:
+      errors.ApiError: 503, it does not.
+    """
+    loop = asyncio.get_running_loop()
+    if self._check is None or loop.time() - self._check[0] > _CHECKED:
+      trying = asyncio.ensure_future(self.stored(self.store.check))
+      trying.add_done_callback(asyncio.Future.exception)
+      self._check = loop.time(), trying
+    # One that leaves does not stop what others wait for.
+    await asyncio.shield(self._check[1])
 
   async def stored(self, method: Callable[..., Any], *arguments, **options):
     """Returns what a method of the store returns, run beside the event loop.
@@ -96,6 +118,7 @@ class Context:
     except characters.Conflict as error:
       raise errors.conflict(str(error)) from error
     except characters.Unavailable as error:
-      raise errors.unavailable(str(error)) from error
+      # Where the store is, the log says.
+      raise errors.unavailable(f'the store: {error.fault}.') from error
     except (TypeError, ValueError) as error:
       raise errors.invalid(str(error)) from error

@@ -57,7 +57,14 @@ class Unavailable(RuntimeError):
 
   A write that raises this may have been stored all the same, where the answer
   was lost: read before repeating it, or repeat it with `if_head`.
+
+  Attributes:
+    fault: what is wrong, as anybody may be told; the message says where, too.
   """
+
+  def __init__(self, place: str, fault: str, detail: str = ''):
+    super().__init__(f'{place}: {fault}{detail and f" ({detail})"}.')
+    self.fault = fault
 
 
 class OverLimit(ValueError):
@@ -370,7 +377,7 @@ class Store(Protocol):
     """Gives a session another title."""
 
   def check(self) -> None:
-    """Returns where the store answers.
+    """Returns where the store takes writes: it writes what nobody reads.
 
     Raises:
       Unavailable: it does not.

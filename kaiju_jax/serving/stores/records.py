@@ -119,9 +119,6 @@ class Keeper(abc.ABC):
   def close(self) -> None:
     """Closes the store."""
 
-  def check(self) -> None:
-    self._read(lambda at: at.character('any'))
-
   def _page(self, limit: int) -> int:
     most = self._limits.page
     if rules.integer(limit, 'limit', least=1) > most:

@@ -22,6 +22,7 @@ from redis import backoff
 from redis import retry
 
 from kaiju_jax.serving.stores import characters
+from kaiju_jax.serving.stores import faults
 
 T = TypeVar('T')
 
@@ -37,6 +38,10 @@ class Link:
     timeout: seconds for the connection, and for each answer.
     pause: seconds between two tries of a server that is away.
 
+  Attributes:
+    name: the address, as it may be logged.
+    faults: what is told of them; whoever has written ends them.
+
   Raises:
     ValueError: no such address.
   """
@@ -49,6 +54,7 @@ class Link:
     self._guard = threading.Lock()
     self._away_until = 0.0
     self._is_open = True
+    self.faults = faults.Faults()
     try:
       self._redis = redis.Redis.from_url(
         address,
@@ -74,15 +80,15 @@ class Link:
       raise
     except (redis.ConnectionError, redis.TimeoutError) as error:
       is_away = True
-      raise characters.Unavailable(
-        f'{self.name}: the store is away ({error}). It is tried again by'
-        ' itself; a write of which this is the answer may have been stored.'
+      raise self._noted(
+        'away',
+        'the store is away, and is tried again by itself; a write of which this'
+        ' is the answer may have been stored',
+        str(error),
       ) from error
     except redis.RedisError as error:
       # Out of memory, a replica, a disk that is full: reads may go on.
-      raise characters.Unavailable(
-        f'{self.name}: the store refuses ({error}).'
-      ) from error
+      raise self._noted('refuses', 'the store refuses', str(error)) from error
     finally:
       if is_away or self._away_until:
         with self._guard:
@@ -103,7 +109,7 @@ class Link:
 
   def _refuse_away(self) -> None:
     if not self._is_open:
-      raise characters.Unavailable(f'{self.name}: the store is closed.')
+      raise characters.Unavailable(self.name, 'the store is closed')
     if not self._away_until:
       return
     now = time.monotonic()
@@ -114,10 +120,18 @@ class Link:
         return
       wait = self._away_until - now
     if wait > 0:
-      raise characters.Unavailable(
-        f'{self.name}: the store is away; the next try is in {wait:.1f} s.'
-        ' Nothing was stored.'
+      raise self._noted(
+        'away',
+        f'the store is away; the next try is in {wait:.1f} s; nothing was'
+        ' stored',
       )
+
+  def _noted(
+    self, kind: str, fault: str, detail: str = ''
+  ) -> characters.Unavailable:
+    error = characters.Unavailable(self.name, fault, detail)
+    self.faults.note(kind, str(error))
+    return error
 
 
 class _Pipeline(redis.client.Pipeline):

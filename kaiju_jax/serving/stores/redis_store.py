@@ -31,6 +31,7 @@ from kaiju_jax.serving.stores import redis_records
 T = TypeVar('T')
 
 SCHEMA = 1
+_PROBE = 60  # Seconds until a probe is forgotten.
 TRIES = 32  # Of one transaction (our guess).
 _LOG = logging.getLogger(__name__)
 
@@ -77,7 +78,11 @@ class RedisStore(conversing.Conversing):
     self._link.close()
 
   def check(self) -> None:
-    self._link.run(lambda server: server.ping())
+    # A server that is full, or a replica, refuses it as it does any write.
+    self._link.run(
+      lambda server: server.set(f'{self._prefix}probe', 1, ex=_PROBE)
+    )
+    self._link.faults.end()
 
   def _read(self, work: Callable[[records.Reads], T]) -> T:
     try:
@@ -96,12 +101,14 @@ class RedisStore(conversing.Conversing):
   def _write(self, work: Callable[[records.Writes], T]) -> T:
     for attempt in range(TRIES):
       try:
-        return self._link.run(lambda server: self._once(server, work))
+        result = self._link.run(lambda server: self._once(server, work))
+        self._link.faults.end()
+        return result
       except redis.WatchError:
         time.sleep(random.uniform(0, min(2**attempt, 32)) / 1000)
     raise characters.Conflict(
-      f'{self._link.name}: others changed the same {TRIES} times meanwhile;'
-      ' nothing was stored. Try again.'
+      f'others changed the same {TRIES} times meanwhile; nothing was stored.'
+      ' Try again.'
     )
 
   def _once(

@@ -107,7 +107,7 @@ def naming(path: str) -> Iterator[None]:
     code = (getattr(error, 'sqlite_errorcode', None) or 0) & 0xFF
     if code not in _AWAY:
       raise
-    raise characters.Unavailable(f'{path}: {_AWAY[code]} ({error}).') from error
+    raise characters.Unavailable(path, _AWAY[code], str(error)) from error
 
 
 def make(path: str | os.PathLike) -> str:

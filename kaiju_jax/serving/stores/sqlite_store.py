@@ -22,6 +22,7 @@ import numpy as np
 from kaiju_jax.serving.stores import character_rules as rules
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.serving.stores import conversing
+from kaiju_jax.serving.stores import faults
 from kaiju_jax.serving.stores import records
 from kaiju_jax.serving.stores import sqlite_file
 
@@ -63,6 +64,11 @@ class SqliteStore(conversing.Conversing):
     self._guard = threading.Lock()
     self._idle: list[sqlite3.Connection] = []
     self._is_open = True
+    self._faults = faults.Faults()
+
+  def check(self) -> None:
+    # Any other write may make the file, and so the disk, fuller.
+    self._write(lambda at: at.touch())
 
   def close(self) -> None:
     with self._guard:
@@ -77,8 +83,8 @@ class SqliteStore(conversing.Conversing):
   def _write(self, work: Callable[[records.Writes], T]) -> T:
     # sqlite's own wait is a sleep, whose end threads would win by chance.
     if not self._writing.acquire(timeout=sqlite_file.BUSY):
-      raise characters.Unavailable(
-        f'{self._path}: others are writing; try again.'
+      raise self._noted(
+        characters.Unavailable(self._path, 'others are writing; try again')
       )
     try:
       with self._transaction('BEGIN IMMEDIATE') as connection:
@@ -88,23 +94,33 @@ class SqliteStore(conversing.Conversing):
 
   @contextlib.contextmanager
   def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-    with sqlite_file.naming(self._path), self._connection() as connection:
-      connection.execute(begin)
-      try:
-        yield connection
-        connection.execute('COMMIT')
-      except BaseException:
-        # A full disk has already rolled back.
-        if connection.in_transaction:
-          connection.execute('ROLLBACK')
-        raise
+    try:
+      with sqlite_file.naming(self._path), self._connection() as connection:
+        connection.execute(begin)
+        try:
+          yield connection
+          connection.execute('COMMIT')
+        except BaseException:
+          # A full disk has already rolled back.
+          if connection.in_transaction:
+            connection.execute('ROLLBACK')
+          raise
+    except characters.Unavailable as error:
+      raise self._noted(error) from error
+    # Reads may go on while writes fail.
+    if begin != 'BEGIN':
+      self._faults.end()
+
+  def _noted(self, error: characters.Unavailable) -> characters.Unavailable:
+    self._faults.note(error.fault, str(error))
+    return error
 
   @contextlib.contextmanager
   def _connection(self) -> Iterator[sqlite3.Connection]:
     """Yields a connection that no other thread has."""
     with self._guard:
       if not self._is_open:
-        raise characters.Unavailable(f'{self._path}: the store is closed.')
+        raise characters.Unavailable(self._path, 'the store is closed')
       connection = self._idle.pop() if self._idle else None
     if connection is None:
       connection = sqlite_file.connect(self._path)
@@ -123,6 +139,10 @@ class _Records:
 
   def __init__(self, connection: sqlite3.Connection):
     self._connection = connection
+
+  def touch(self) -> None:
+    """Writes what is there already."""
+    self._connection.execute(f'PRAGMA user_version={sqlite_file.SCHEMA}')
 
   def character(self, character: str) -> characters.Character | None:
     row = self._row(

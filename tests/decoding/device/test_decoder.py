@@ -102,6 +102,33 @@ def _interrupt(*_):
   raise KeyboardInterrupt
 
 
+def test_a_call_that_fails_without_the_cache_turns_no_ring(decoder):
+  account = decoder.account
+
+  def held(row):
+    tables = jax.tree.map(np.array, account.rings())
+    free = {kind: account.pages.free(kind) for kind in account.pages.kinds}
+    return tables, account.pages_of(row), free, decoder.length_of(row)
+
+  def failing(*_):
+    raise RuntimeError('no memory')
+
+  rows = decoder.open(), decoder.open()
+  ones = np.ones((2, 4), np.int32)
+  for failed_after in range(6):
+    for _ in range(2):
+      before = [held(row) for row in rows]
+      with pytest.raises(RuntimeError, match='no memory'):
+        decoder.run(failing, appends=dict.fromkeys(rows, 4 + failed_after))
+      jax.tree.map(
+        np.testing.assert_array_equal, [held(row) for row in rows], before
+      )
+    decoder.extend_text(rows, ones)
+  for row in rows:
+    assert decoder.length_of(row) == decoder.cache.length_R[row] == 24
+    decoder.close(row)
+
+
 def test_a_call_that_fails_with_the_cache_closes_the_decoder():
   decoder = made()
   row = decoder.open()

@@ -363,7 +363,7 @@ def test_a_store_that_is_away_is_said_and_comes_back(server, monkeypatch):
   session = opened(server)['id']
 
   def away(*_, **__):
-    raise characters.Unavailable('the store is away.')
+    raise characters.Unavailable('/a/place', 'the store is away')
 
   with monkeypatch.context() as patch:
     patch.setattr(server.context.store, 'append', away)

@@ -77,6 +77,10 @@ class Client:
   def status(self):
     return self.sent[0]['status'] if self.sent else None
 
+  @property
+  def said(self):
+    return b''.join(message.get('body', b'') for message in self.sent)
+
   async def ask(self):
     await self._app(self._scope, self._receive, self._send)
 
@@ -119,8 +123,8 @@ def asked(server, client, seconds=20.0):
     (request_lib.Busy('full', 1.0), 429),
     (request_lib.Busy('ending', None), 503),
     (ValueError('tokens: wrong'), 400),
-    (worker_lib.Stopped('gone'), 503),
-    (RuntimeError('a fault of ours'), 500),
+    (worker_lib.Stopped('the engine failed: a place'), 503),
+    (RuntimeError('a place'), 500),
   ],
 )
 def test_what_the_engine_refuses_gives_its_slot_back(
@@ -132,16 +136,16 @@ def test_what_the_engine_refuses_gives_its_slot_back(
   monkeypatch.setattr(server.context.worker, 'submit', submit)
   client = Client(server, CHAT[0], CHAT[1] | {'stream': stream})
   asked(server, client)
-  assert client.status == status
+  assert client.status == status and b'place' not in client.said
 
 
 @pytest.mark.parametrize('stream', [False, True])
 @pytest.mark.parametrize(
   'error, status',
   [
-    (characters.Unavailable('away'), 503),
+    (characters.Unavailable('a place', 'the store is away'), 503),
     (characters.Conflict('the head is another by now'), 409),
-    (RuntimeError('a fault of ours'), 500),
+    (RuntimeError('a place'), 500),
   ],
 )
 def test_what_cannot_be_stored_gives_its_slot_back(
@@ -156,7 +160,7 @@ def test_what_cannot_be_stored_gives_its_slot_back(
   body = CHAT[1] | {'session': session['id'], 'stream': stream}
   client = Client(server, CHAT[0], body)
   asked(server, client)
-  assert client.status == status
+  assert client.status == status and b'place' not in client.said
 
 
 def test_choices_are_taken_together_or_not_at_all(server, monkeypatch):
@@ -178,7 +182,7 @@ def test_choices_are_taken_together_or_not_at_all(server, monkeypatch):
 
 def test_a_fault_behind_the_engine_gives_its_slot_back(server, monkeypatch):
   def broken(*_):
-    raise RuntimeError('a fault of ours')
+    raise RuntimeError('a place')
 
   monkeypatch.setattr(reply, 'Choices', broken)
   monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(0.1))

@@ -1,0 +1,164 @@
+"""The log of a server: a line of JSON per request, and its faults.
+
+    with log.written(sys.stderr):
+      server.run()
+
+    {"time": "2026-11-22T10:00:00.123Z", "level": "INFO", "event": "request",
+     "request": "5f1e…", "owner": "9c0a…", "method": "POST",
+     "route": "/v1/chat/completions", "status": 200, "first_byte": 0.012,
+     "seconds": 1.84, "prompt": 900, "cached": 896, "completion": 120,
+     "reason": "stop"}
+
+No line holds a text, an id of a session, a query or an owner's name. What other
+parts log at WARNING and above are lines of the same form with a "message".
+
+Whoever logs never waits for a terminal or a disk: lines go through a queue to a
+thread that writes them. Where it falls behind, lines are dropped and counted.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import datetime
+import json
+import logging
+import logging.handlers
+import queue
+from typing import Any
+from typing import TextIO
+
+from starlette import types
+
+from kaiju_jax.serving.http import exchange as exchange_lib
+
+# 'json': all of it. 'faults': warnings and errors, for a person who reads.
+FORMS = ('json', 'faults', 'none')
+_REQUESTS = logging.getLogger('kaiju_jax.requests')
+_LINES = 10_000  # That wait to be written, at most.
+
+
+def request(
+  exchange: exchange_lib.Exchange,
+  scope: types.Scope,
+  status: int | None,
+  first_byte: float | None,
+  seconds: float,
+) -> None:
+  """Logs a request that has ended.
+
+  Args:
+    exchange: the request's account.
+    scope: its ASGI scope.
+    status: of the answer; None where there was none.
+    first_byte: seconds until the answer's body began.
+    seconds: until its end.
+  """
+  _log(
+    {
+      'request': exchange.id,
+      'owner': exchange.owner,
+      'method': exchange_lib.method(scope),
+      'route': exchange_lib.route(scope),
+      'status': status,
+      'first_byte': None if first_byte is None else round(first_byte, 4),
+      'seconds': round(seconds, 4),
+      'prompt': exchange.prompt,
+      'cached': exchange.cached,
+      'completion': exchange.completion,
+      'reason': ','.join(exchange.reasons) or None,
+    }
+  )
+
+
+def refusal(name: str, status: int) -> None:
+  """Logs what was refused before it was a request: framing, size, time.
+
+  Args:
+    name: the answer's x-request-id.
+    status: of the answer.
+  """
+  _log({'request': name, 'status': status, 'reason': 'no_request'})
+
+
+def _log(fields: dict[str, Any]) -> None:
+  if _REQUESTS.isEnabledFor(logging.INFO):
+    _REQUESTS.info('%s', fields['request'], extra={'fields': fields})
+
+
+class Json(logging.Formatter):
+  """Formats a record as a line of JSON."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    line = {'time': _time(record), 'level': record.levelname}
+    fields = getattr(record, 'fields', None)
+    if fields is None:
+      line |= {'logger': record.name, 'message': record.getMessage()}
+    else:
+      line |= {'event': 'request', **fields}
+    if record.exc_info:
+      line['exception'] = self.formatException(record.exc_info)
+    return json.dumps(line)
+
+
+class Plain(logging.Formatter):
+  """Formats a record for a person: time, level, message."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    line = f'{_time(record)} {record.levelname}: {record.getMessage()}'
+    if record.exc_info:
+      line += f'\n{self.formatException(record.exc_info)}'
+    return line
+
+
+class _Queue(logging.handlers.QueueHandler):
+  """Hands lines to the thread that writes them; waits for nothing."""
+
+  def __init__(self, waiting: queue.Queue):
+    super().__init__(waiting)
+    self.dropped = 0
+
+  def enqueue(self, record: logging.LogRecord) -> None:
+    try:
+      self.queue.put_nowait(record)
+    except queue.Full:
+      self.dropped += 1
+      return
+    if self.dropped:
+      dropped, self.dropped = self.dropped, 0
+      logging.getLogger(__name__).warning('%d lines were dropped.', dropped)
+
+
+@contextlib.contextmanager
+def written(stream: TextIO, form: str = 'json') -> Iterator[None]:
+  """Has all that is logged in the block written to a stream.
+
+  Args:
+    stream: such as `sys.stderr`.
+    form: one of `FORMS`.
+
+  Raises:
+    ValueError: another form.
+  """
+  if form not in FORMS:
+    raise ValueError(f'log={form!r}: expected one of {FORMS}.')
+  waiting: queue.Queue = queue.Queue(_LINES)
+  handler = _Queue(waiting)
+  handler.setFormatter(Json() if form == 'json' else Plain())
+  listener = logging.handlers.QueueListener(
+    waiting, logging.StreamHandler(stream)
+  )
+  root = logging.getLogger()
+  handlers, level = root.handlers[:], _REQUESTS.level
+  root.handlers[:] = [logging.NullHandler() if form == 'none' else handler]
+  _REQUESTS.setLevel(logging.INFO if form == 'json' else logging.WARNING)
+  listener.start()
+  try:
+    yield
+  finally:
+    root.handlers[:] = handlers
+    _REQUESTS.setLevel(level)
+    listener.stop()
+
+
+def _time(record: logging.LogRecord) -> str:
+  when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+  return when.isoformat(timespec='milliseconds').replace('+00:00', 'Z')
