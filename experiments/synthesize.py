@@ -5,8 +5,11 @@
 
 The generator is a run (--workdir) or an exported file (--checkpoint, with its
 --tokenizer). It reads each passage, asks, answers, answers again, and scores
-its answers with and without the passage. Filters keep what is grounded in the
-passage, consistent, informed by it, new, and absent from the evaluation set.
+its answers with and without the passage. So it must know the form of
+`kaiju_jax/synthesis/form.py`: from its training text, as the generator that
+`experiments.facts` leaves in runs/facts/generator/seed0, or from worked
+examples in --header. Filters keep what is grounded in the passage, consistent,
+informed by it, new, and absent from the evaluation set.
 
 qa.jsonl has one tree per passage, with the passage once and its variations as
 children: name it in `data.path` or in a mix. qa.jsonl.journal has every

@@ -2,15 +2,16 @@
 
     python -m experiments.uptrain --teacher=runs/teacher --out=starts/student \\
         --layout='L0 L0 L0 G3' --window=16
-    python -m experiments.train --config=CONFIG:ARM \\
-        --config.begin_with=starts/student --workdir=runs/student
+    python -m experiments.train --config=starts/student/config.py \\
+        --workdir=runs/student
 
 The teacher is a workdir, an export or a Hugging Face folder of the Arcee class,
 with layers that are all global and any number of heads of keys and values. Its
 heads become their means, layers of one owner share a projection, and windows
 and int8 are the student's. The folder holds float32 weights in our own format,
-so that `experiments.generate --checkpoint=…` shows at once what was lost; a run
-that begins with it, with `data.teacher` if need be, brings it back.
+so that `experiments.generate --checkpoint=…` shows at once what was lost, and
+config.py: a run that begins with the student and, with `data.teacher` if need
+be, brings it back.
 """
 
 from collections.abc import Sequence

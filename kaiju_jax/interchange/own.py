@@ -30,6 +30,7 @@ imported from such a folder is written in this format, and read as an export of
 a training run is.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import json
 import os
@@ -65,6 +66,7 @@ def write(
   tokenizer: str | None = '',
   replica: ternary_plan.State | None = None,
   masters: bool = False,
+  beside: Mapping[str, str] | None = None,
 ) -> None:
   """Writes a model in our own format; whole or not at all.
 
@@ -75,6 +77,7 @@ def write(
     tokenizer: path of a `tokenizer.json`, '' for bytes, None for none.
     replica: the training state's replica, where its updates were ternary.
     masters: whether the masters are kept, and not made into codes.
+    beside: texts of further files in the folder, by their names.
 
   Raises:
     ValueError: a tokenizer of another vocabulary, or no replica.
@@ -85,6 +88,8 @@ def write(
       tokens.write(path, tokenizer, config)
     with files.writing(str(folder)):
       save(path / WEIGHTS, params, config, replica, masters)
+      for name, text in (beside or {}).items():
+        files.write_text(path / name, text)
 
 
 def save(

@@ -17,11 +17,26 @@ import jax
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import tokens
+from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
+from kaiju_jax.model import layers
 from kaiju_jax.runs import load
+from kaiju_jax.runs import uptrain
 from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state
+
+# What weights' shapes depend on, beside the layers.
+_SHAPES = (
+  'vocab_size',
+  'd_model',
+  'num_heads',
+  'num_kv_heads',
+  'head_dim',
+  'd_ff',
+  'shared',
+  'tied_embedding',
+)
 
 
 def params(
@@ -45,7 +60,8 @@ def params(
     return load.params_for(experiment, path, mesh)
   if path.is_dir() and (path / tokens.FILE).exists():
     _check_tokenizer(path / tokens.FILE, experiment.data.tokenizer)
-  held = load.from_export(path).params
+  export = load.from_export(path)
+  held = export.params
   if deployed.is_deployed(held):
     raise ValueError(
       f'begin_with={str(path)!r}: holds int8 codes; training begins with the'
@@ -57,7 +73,8 @@ def params(
   try:
     missing = compared(shapes, held)
   except ValueError as error:
-    raise ValueError(f'begin_with={str(path)!r}: {error}') from error
+    cause = _cause(path, export.config, experiment.model)
+    raise ValueError(f'begin_with={str(path)!r}: {cause}{error}') from error
   if missing:
     shapes = state.init_params(model, experiment.seed, mesh)
   given = dict(jax.tree_util.tree_leaves_with_path(held))
@@ -65,6 +82,29 @@ def params(
     lambda place, leaf: given.get(place, leaf), shapes
   )
   return jax.device_put(started, rules.shardings(started, mesh))
+
+
+def _cause(
+  path: pathlib.Path,
+  theirs: model_config.ModelConfig,
+  ours: model_config.ModelConfig,
+) -> str:
+  """Returns which fields give the run's model other weights, and the remedy."""
+  pairs = {
+    f'model.{name}': (getattr(theirs, name), getattr(ours, name))
+    for name in _SHAPES
+  }
+  pairs['layers'] = tuple(layers.draw(one.layers()) for one in (theirs, ours))
+  apart = [
+    f'{name} {theirs} there, {ours} in this run'
+    for name, (theirs, ours) in pairs.items()
+    if theirs != ours
+  ]
+  if not apart:
+    return ''
+  file = path / uptrain.CONFIG
+  remedy = f'--config={file} has its model. ' if file.is_file() else ''
+  return f'holds another model: {"; ".join(apart)}. {remedy}'
 
 
 def is_export(path: pathlib.Path) -> bool:

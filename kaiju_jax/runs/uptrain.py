@@ -8,10 +8,16 @@ teacher's own distributions (`experiments.teach`).
 
 import dataclasses
 import os
+import pathlib
+from typing import Any
 
+from kaiju_jax.data import config as data_config
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import config as quantization_config
+
+# The config of a run that begins with the student, in its folder.
+CONFIG = 'config.py'
 
 
 def student_of(
@@ -75,8 +81,8 @@ def write(
     owners: one of `surgery.OWNERS`.
 
   Returns:
-    What was made of what, for the user, and the flags that give the model of
-    a training run the student's shape.
+    What was made of what, for the user, and the command of a run that begins
+    with it: the folder holds that run's config (`CONFIG`).
 
   Raises:
     OSError, ValueError: the teacher cannot be read, has local layers or shares
@@ -103,14 +109,21 @@ def write(
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
   if tokenizer == '' and config.vocab_size < tokens.BYTES:
     tokenizer = None
-  own.write(out, params, config, tokenizer, masters=True)
+  own.write(
+    out,
+    params,
+    config,
+    tokenizer,
+    masters=True,
+    beside={CONFIG: _run(config, tokens.FILE if tokenizer else '')},
+  )
+  file = pathlib.Path(out) / CONFIG
   return '\n'.join(
     (
       f'{found.origin} → {out}',
       *_compared(found.config, config),
       'A run that begins with it:',
-      f'  --config.begin_with={out} \\',
-      *_flags(config),
+      f'  python -m experiments.train --config={file} --workdir=WORKDIR',
     )
   )
 
@@ -137,21 +150,63 @@ def kv_bytes(config: model_config.ModelConfig, length: int) -> float:
   return footprint.kv_caches(config, length)[0].per_token
 
 
-def _flags(config: model_config.ModelConfig) -> list[str]:
-  """Returns a run's flags for all of a model's fields, a line each."""
-  fields = dataclasses.asdict(config)
-  nested = fields.pop('quantization')
-  nested.pop('ternary')
-  values = {
-    **fields,
-    **{f'quantization.{name}': value for name, value in nested.items()},
-  }
+def _run(config: model_config.ModelConfig, file: str) -> str:
+  """Returns the text of a config: a run that begins with the student.
+
+  Args:
+    config: the student's.
+    file: its tokenizer's, in the same folder; '' for bytes.
+  """
+  tokenizer = f'str(FOLDER / {file!r})' if file else "''"
+  length = min(data_config.DataConfig().length, config.max_length)
+  return _RUN.format(
+    model=_written(config, '    '), tokenizer=tokenizer, length=length
+  )
+
+
+def _written(value: Any, indent: str) -> str:
+  """Returns Python that makes a config, all of its fields named."""
+  if not dataclasses.is_dataclass(value):
+    return repr(value)
+  kind = type(value)
+  room = kind.__module__.split('.')[-2]
   lines = [
-    f'  --config.model.{name}={_shown(value)}' for name, value in values.items()
+    f'{indent}  {field.name}='
+    f'{_written(getattr(value, field.name), indent + "  ")},\n'
+    for field in dataclasses.fields(value)
   ]
-  return [f'{line} \\' for line in lines[:-1]] + lines[-1:]
+  return f'{room}_config.{kind.__name__}(\n{"".join(lines)}{indent})'
 
 
-def _shown(value) -> str:
-  text = str(value)
-  return f"'{text}'" if ' ' in text else text
+_RUN = '''"""A run that begins with the student in this folder.
+
+    python -m experiments.train --config=THIS/config.py --workdir=WORKDIR \\
+        --config.data.path=TEXT --config.loop.steps=STEPS
+
+The model is the one that the weights are of. Text, steps and the rate are the
+defaults: set them by flags, or in a copy of this file. To learn from the
+teacher, name its store (`experiments.teach`) as well:
+
+    --config.objective.name=distillation --config.data.teacher=STORE
+"""
+
+import pathlib
+
+from kaiju_jax.data import config as data_config
+from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.training import experiment as experiment_lib
+
+FOLDER = pathlib.Path(__file__).parent
+
+
+def get_config(arm: str = '') -> experiment_lib.Experiment:
+  """Returns the run's experiment; there are no arms."""
+  if arm:
+    raise ValueError(f'arm={{arm!r}}: this config has no arms.')
+  return experiment_lib.Experiment(
+    model={model},
+    data=data_config.DataConfig(tokenizer={tokenizer}, length={length}),
+    begin_with=str(FOLDER),
+  )
+'''

@@ -12,6 +12,7 @@ from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
 from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
+from kaiju_jax.runs.ablation import plan
 from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
 from tests.interchange import toys
@@ -39,8 +40,32 @@ def start(teacher):
   # a local owner's 5 positions and of a global one's 64.
   assert 'teacher: G0 G1 G2; 4 heads of keys and values, 768 bytes per' in said
   assert f'{24 * (64 + 5) / 64:,.0f} bytes per token at 64 tokens' in said
-  assert "--config.model.layout='L0 L0 G2'" in said
+  assert said.endswith(f'--config={path}/config.py --workdir=WORKDIR')
   return path
+
+
+def test_the_folder_has_the_config_of_a_run_that_begins_with_it(start):
+  """As `experiments.train` reads it, with nothing beside."""
+  one = plan.resolve(f'{start}/config.py', ['--config.loop.steps=100'])
+  held = load.from_anywhere(start)
+  assert one.model == held.config
+  assert one.begin_with == str(start) and one.data.length == 64
+  assert one.data.tokenizer == ''  # The teacher read bytes.
+  params = begin.params(one, one.begin_with, mesh_lib.single())
+  jax.tree.map(np.testing.assert_array_equal, params, held.params)
+  with pytest.raises(ValueError, match="arm='int8': this config has no arms"):
+    plan.resolve(f'{start}/config.py:int8', [])
+
+
+def test_a_students_tokenizer_is_the_one_in_its_folder(start, tmp_path):
+  text = uptrain._run(student_config(), 'tokenizer.json')
+  (tmp_path / 'config.py').write_text(text)
+  (tmp_path / 'tokenizer.json').write_bytes(
+    (start / 'tokenizer.json').read_bytes()
+  )
+  one = plan.resolve(f'{tmp_path}/config.py', ['--config.begin_with='])
+  assert one.data.tokenizer == str(tmp_path / 'tokenizer.json')
+  assert one.model == student_config()
 
 
 def student_config():
@@ -70,12 +95,27 @@ def test_a_run_begins_with_a_start_and_adds_what_changes_no_weight(start):
 @pytest.mark.parametrize(
   'model, message',
   [
-    ({'num_kv_heads': 2}, r'w_k_DUK: has nothing, the model .* \[1, 48, 2'),
-    ({'d_ff': 8}, r'feedforward.w_in_DF: has the shape \[1, 48, 40\], the'),
-    ({'layout': 'L0 L1 G2'}, 'asks for'),
+    (
+      {'num_kv_heads': 2},
+      r'model.num_kv_heads 1 there, 2 in this run\. .*'
+      r'w_k_DUK: has nothing, the model .* \[1, 48, 2',
+    ),
+    (
+      {'d_ff': 8},
+      r'model.d_ff 40 there, 8 in this run\. .*'
+      r'feedforward.w_in_DF: has the shape \[1, 48, 40\], the',
+    ),
+    (
+      {'layout': 'L0 L1 G2', 'd_model': 16},
+      r'holds another model: model.d_model 48 there, 16 in this run; layers'
+      r' L0 L0 G2 there, L0 L1 G2 in this run\. --config=.*start/config\.py has'
+      r' its model\. .*asks for',
+    ),
   ],
 )
-def test_a_start_of_another_shape_is_refused(start, model, message):
+def test_a_start_of_another_shape_is_refused_with_its_cause(
+  start, model, message
+):
   model = dataclasses.replace(student_config(), **model)
   one = experiment_lib.Experiment(model=model)
   with pytest.raises(ValueError, match=f'start.: .*{message}'):
