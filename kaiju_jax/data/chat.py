@@ -103,6 +103,10 @@ class Format:
     """
     return self._whole(role, self.tokenizer.encode(strip(text)))
 
+  def length(self, role: str, text: str) -> int:
+    """Returns how many tokens `message` returns; raises as it does."""
+    return len(self.message(role, text))
+
   def drawn(self, role: str, tokens) -> np.ndarray:
     """Returns a message whose text's tokens are known, int32 [L].
 

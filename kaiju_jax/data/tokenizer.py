@@ -1,7 +1,8 @@
 """Text to tokens: bytes by default, or a Hugging Face `tokenizer.json`.
 
-Every tokenizer has `encode`, `measure`, `decode`, `vocab_size`, and `bos_id`,
-the token that opens each document. Losses of different tokenizers compare per
+Every tokenizer has `encode`, `measure`, `decode`, `vocab_size`, `bos_id`, the
+token that opens each document, and `longest`, so that a text that cannot fit is
+refused before it is encoded. Losses of different tokenizers compare per
 byte of UTF-8, so a text's size is counted in bytes, never in tokens; `measure`
 returns how many bytes each token stands for.
 
@@ -40,13 +41,17 @@ class Tokenizer(Protocol):
   Attributes:
     vocab_size: one more than the largest token.
     bos_id: the token that opens each document.
+    longest: bytes of UTF-8 that one token stands for or reads as, at most. A
+      text of n bytes has at least n / longest tokens. (Where a tokenizer has no
+      token for a word, or drops characters, it may have fewer.)
   """
 
   vocab_size: int
   bos_id: int
+  longest: int
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns int32 tokens, without `bos_id`."""
+    """Returns int32 tokens, without `bos_id`; other threads run meanwhile."""
 
   def measure(self, text: str) -> np.ndarray:
     """Returns int32, how many bytes of `text` each of its tokens stands for.
@@ -66,6 +71,8 @@ class Bytes:
 
   vocab_size = 256
   bos_id = 0
+  # A byte that is no character reads as U+FFFD, of three bytes.
+  longest = 3
 
   def encode(self, text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -123,23 +130,29 @@ class HuggingFace:
         ' with.'
       )
     self.bos_id = (opening or named)[0]
+    # A token's name has a character or more for each of its bytes.
+    longest = max(len(name.encode()) for name in vocabulary)
+    self.longest = max(longest, Bytes.longest)
 
   def encode(self, text: str) -> np.ndarray:
-    return np.array(self._encoding(text).ids, np.int32)
+    # A batch releases the interpreter's lock; `encode` would hold it for over a
+    # second per megabyte.
+    (encoding,) = self._tokenizer.encode_batch_fast(
+      [text], add_special_tokens=False
+    )
+    return np.array(encoding.ids, np.int32)
 
   def measure(self, text: str) -> np.ndarray:
     # A token reaches from the end of the token before it to its own end: it
     # gets the spaces between the two, and the last token gets the text's rest.
     # If several tokens share a character, the first gets its bytes.
-    ends = np.array([end for _, end in self._encoding(text).offsets], np.int64)
+    offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+    ends = np.array([end for _, end in offsets], np.int64)
     ends = np.maximum.accumulate(ends)
     ends[-1:] = len(text)
     sizes = [len(character.encode()) for character in text]
     before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     return np.diff(before[ends], prepend=0).astype(np.int32)
-
-  def _encoding(self, text: str):
-    return self._tokenizer.encode(text, add_special_tokens=False)
 
   def decode(self, tokens) -> str:
     return self._tokenizer.decode(np.asarray(tokens).tolist())

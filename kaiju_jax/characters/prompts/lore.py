@@ -22,6 +22,9 @@ TOLD = 8  # Entries behind one message, at most.
 _SCANNED = 16_384  # Characters of a message.
 _WORDS = 16  # Of a key; a longer one is never found.
 _REMEMBERED = 16_384  # Messages whose entries are remembered.
+_EXPANDED = 2**20  # Bytes of all entries of a book, with their macros.
+# What is normalized at once: a run of marks is sorted, in quadratic time.
+_PIECE = re.compile(r'\s*+\S{0,256}+')
 # Thai and Lao, Burmese, Khmer, kana, Chinese characters, Hangul.
 _UNSPACED = (
   '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff'
@@ -46,12 +49,18 @@ class Book:
     self._with_secondary: set[int] = set()
     self._tree: dict = {}
     self._found = recent.Recent(_REMEMBERED)
+    left = _EXPANDED
     numbered = sorted(enumerate(entries), key=lambda one: one[1].order)
     for number, entry in numbered:
       if entry.is_constant or not entry.is_enabled or not entry.content.strip():
         continue
+      try:
+        text = macros.stable(entry.content, char, min(left, macros.MOST))
+      except macros.TooLarge:
+        continue  # No version has one that was published since this is checked.
+      left -= len(text.encode())
       self._order.append(number)
-      self.texts[number] = macros.stable(entry.content, char).strip()
+      self.texts[number] = text.strip()
       for key in entry.keys:
         self._add(key, (number, False))
       for key in entry.secondary_keys:
@@ -70,7 +79,7 @@ class Book:
     return found
 
   def _look(self, text: str) -> tuple[int, ...]:
-    words = _words(text[:_SCANNED])
+    words = _words(text[:_SCANNED])[:_SCANNED]
     seen, keys = set(), set()
     for begin in range(len(words)):
       node = self._tree
@@ -110,4 +119,7 @@ def _book(entries: tuple[card_fields.Lore, ...], char: str) -> Book:
 
 
 def _words(text: str) -> list[str]:
-  return _WORD.findall(unicodedata.normalize('NFKC', text).casefold())
+  plain = ''.join(
+    unicodedata.normalize('NFKC', piece) for piece in _PIECE.findall(text)
+  )
+  return _WORD.findall(plain.casefold())

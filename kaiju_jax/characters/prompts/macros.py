@@ -4,6 +4,10 @@ A macro is expanded once, when its text is stored or becomes part of a prefix,
 and never again: a text that changed from turn to turn would be found in no
 cache (`prompt.py`). What all users of a character share reads the same for all:
 `stable`.
+
+A text comes from a stranger: `{{char}}` of 8 letters may stand for 200. What it
+grows to is counted while macros are replaced, and a text that grows over its
+bound is refused before it is built.
 """
 
 import datetime
@@ -11,6 +15,8 @@ import random as random_lib
 import re
 
 USER = 'User'  # What `{{user}}` is where all users read the same.
+MOST = 65_536  # Bytes of an expanded text: a store's message has no more.
+DICE = 1000  # That one text rolls.
 
 _CHARACTER = re.compile(r'\{\{\s*char\s*\}\}|<(?:bot|char)>', re.IGNORECASE)
 _USER = re.compile(r'\{\{\s*user\s*\}\}|<user>', re.IGNORECASE)
@@ -21,12 +27,17 @@ _REMARK = re.compile(r'//|(?:comment|hidden_key)\s*:', re.IGNORECASE)
 _COMMA = re.compile(r'(?<!\\),')
 
 
+class TooLarge(ValueError):
+  """A text that is larger than its bound, or would be with its macros."""
+
+
 def expand(
   text: str,
   char: str,
   user: str,
   random: random_lib.Random | None = None,
   now: datetime.datetime | None = None,
+  most: int = MOST,
 ) -> str:
   """Returns a text with its macros expanded; unknown ones stay.
 
@@ -43,23 +54,66 @@ def expand(
     user: the user's name.
     random: draws choices and dice; None to leave these macros.
     now: the user's time; None to leave these macros.
+    most: bytes of the text as UTF-8, before, between and after expansion.
+
+  Raises:
+    TooLarge: it has more bytes, or rolls more than `DICE` dice.
   """
-  text = _CHARACTER.sub(lambda _: char, text)
-  text = _USER.sub(lambda _: user, text)
+  count = _Count(len(text.encode(errors='surrogatepass')), most)
+  text = _CHARACTER.sub(lambda found: count.replaced(found[0], char), text)
+  text = _USER.sub(lambda found: count.replaced(found[0], user), text)
 
   def one(found: re.Match[str]) -> str:
-    made = _one(found[1].strip(), random, now)
-    return found[0] if made is None else made
+    macro = found[1].strip()
+    count.roll(macro)
+    made = _one(macro, random, now)
+    return found[0] if made is None else count.replaced(found[0], made)
 
   return _OTHER.sub(one, text)
 
 
-def stable(text: str, char: str) -> str:
+def stable(text: str, char: str, most: int = MOST) -> str:
   """Returns a text whose macros are expanded alike for everybody, always.
 
   Choices and dice are drawn by the text itself; the time stays unexpanded.
+
+  Raises:
+    TooLarge: see `expand`.
   """
-  return expand(text, char, USER, random_lib.Random(text))
+  return expand(text, char, USER, random_lib.Random(text), most=most)
+
+
+class _Count:
+  """Counts a text's bytes while its macros are replaced, and its dice."""
+
+  def __init__(self, size: int, most: int):
+    self._most = most
+    self._size = 0
+    self._dice = 0
+    self._grow(size, f'has {size:,} bytes')
+
+  def replaced(self, macro: str, made: str) -> str:
+    """Returns `made`, which replaces a macro."""
+    self._grow(_size(made) - _size(macro), 'has more bytes with its macros')
+    return made
+
+  def roll(self, macro: str) -> None:
+    """Counts a macro's dice, if it rolls any."""
+    found = _ROLL.fullmatch(macro)
+    self._dice += int(found[1] or 1) if found else 0
+    if self._dice > DICE:
+      raise TooLarge(f'the text rolls more than {DICE:,} dice.')
+
+  def _grow(self, size: int, how: str) -> None:
+    self._size += size
+    if self._size > self._most:
+      raise TooLarge(f'the text {how}: at most {self._most:,}.')
+
+
+def _size(text: str) -> int:
+  if text.isascii():
+    return len(text)
+  return len(text.encode(errors='surrogatepass'))
 
 
 def _one(

@@ -28,11 +28,12 @@ from typing import Protocol
 
 import numpy as np
 
-from kaiju_jax.characters import recent
 from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import encoded
 from kaiju_jax.characters.prompts import lore as lore_lib
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer as tokenizer_lib
 
 PREFIX = 16_384  # Tokens.
 USER = macros.USER
@@ -92,58 +93,30 @@ class Prompt(NamedTuple):
   dropped: int
 
 
-class Encoded:
-  """A format that remembers the tokens of recent messages; thread-safe.
-
-  A conversation is encoded anew in every turn, and only its end is new. One
-  object serves all conversations.
-  """
-
-  def __init__(self, format: chat.Format, most: int = 2**22):
-    """Begins empty.
-
-    Args:
-      format: encodes what is not remembered.
-      most: how many tokens are remembered, 4 bytes each.
-    """
-    self.tokenizer = format.tokenizer
-    self.stop_tokens = format.stop_tokens
-    self.opening = format.opening
-    self._format = format
-    self._recent = recent.Recent(most, len)
-
-  def message(self, role: str, text: str) -> np.ndarray:
-    """Returns what `chat.Format.message` does; not to be written to."""
-    return self._remember(
-      lambda: self._format.message(role, text), recent.key(role, text)
-    )
-
-  def drawn(self, role: str, tokens: Sequence[int]) -> np.ndarray:
-    """Returns what `chat.Format.drawn` does; not to be written to."""
-    tokens_L = np.asarray(tokens, np.int32)
-    return self._remember(
-      lambda: self._format.drawn(role, tokens_L),
-      recent.key(role, 'drawn', tokens_L.tobytes()),
-    )
-
-  def _remember(self, encode, key: bytes) -> np.ndarray:
-    tokens_L = self._recent.get(key)
-    if tokens_L is None:
-      tokens_L = encode()
-      tokens_L.setflags(write=False)
-      self._recent.put(key, tokens_L)
-    return tokens_L
-
-
+Encoded = encoded.Encoded
 Format = chat.Format | Encoded
 
 
-def persona(fields: card_fields.Fields) -> str:
+def least(message: Message, tokenizer: tokenizer_lib.Tokenizer) -> int:
+  """Returns how many tokens a message has at least, without encoding it."""
+  if message.tokens is not None:
+    return len(message.tokens)
+  return -(-len(message.text.encode()) // tokenizer.longest)
+
+
+def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
   """Returns the text of a character's system message.
 
   It has, as far as there are any: instructions, description, personality,
   scenario, constant lore, example conversations, final instructions. Nothing
   else of the fields changes it.
+
+  Args:
+    fields: checked ones.
+    most: bytes of the text, at most.
+
+  Raises:
+    macros.TooLarge: it has more, with its macros expanded.
   """
   char = card_fields.called(fields)
   constant = sorted(
@@ -161,8 +134,13 @@ def persona(fields: card_fields.Fields) -> str:
     _headed('How {{char}} talks:\n\n', examples),
     _ORIGINAL.sub('', fields.post_history),
   ]
-  parts = (macros.stable(part, char).strip() for part in parts)
-  return '\n\n'.join(part for part in parts if part)
+  expanded = []
+  for part in parts:
+    part = macros.stable(part, char, most).strip()
+    if part:
+      expanded.append(part)
+      most -= len(part.encode())
+  return '\n\n'.join(expanded)
 
 
 def prefix(
@@ -180,10 +158,10 @@ def prefix(
 
   Raises:
     TooLong: the character has more tokens.
+    macros.TooLarge: it must have more, by its bytes.
   """
-  prefix_L = np.concatenate(
-    [opened(format), format.message('system', persona(fields))]
-  )
+  text = persona(fields, most * format.tokenizer.longest)
+  prefix_L = np.concatenate([opened(format), format.message('system', text)])
   if len(prefix_L) > most:
     raise TooLong(
       f'the character has {len(prefix_L):,} tokens: at most {most:,}.',
@@ -258,16 +236,14 @@ def conversation(
     head.append(
       format.message('system', f"{USER}'s name is {_line(user_name)}.")
     )
-  head += (format.message('system', one.text) for one in messages[:first])
   opening_L = format.opening('assistant')
-  available = room - sum(map(len, head)) - len(opening_L)
-  if available < 0:
-    raise TooLong(
-      f'the character and the system messages have {room - available:,} tokens,'
-      f' and the prompt has room for {room:,}.',
-      room - available,
-      room,
-    )
+  # Counted before they are encoded, and after.
+  _refuse_full(
+    room,
+    [*map(len, head), *(least(x, format.tokenizer) for x in messages[:first])],
+  )
+  head += (format.message('system', one.text) for one in messages[:first])
+  available = _refuse_full(room, [*map(len, head), len(opening_L)])
   history = _History(messages[first:], format, book, available)
   begin = history.begin()
   parts = (*head, *history.parts(begin), opening_L)
@@ -286,19 +262,16 @@ class _History:
     book: lore_lib.Book | None,
     available: int,
   ):
-    self._roles = [one.role for one in messages]
-    self._pieces = [
-      format.message(one.role, one.text)
-      if one.tokens is None
-      else format.drawn(one.role, one.tokens)
-      for one in messages
-    ]
-    self._ends = np.cumsum([0, *map(len, self._pieces)]).tolist()
+    self._messages = messages
+    self._format = format
     self._available = available
+    self._roles = [one.role for one in messages]
+    self._ends = np.cumsum([0, *map(self._length, messages)]).tolist()
     self._found = [book.found(one.text) for one in messages] if book else []
     self._lore = {
       number: format.message('system', book.texts[number])
       for number in set(itertools.chain.from_iterable(self._found))
+      if self._may_be_told(book.texts[number])
     }
     # Where exchanges begin: the user speaks, or a system message before that.
     self._exchanges = [
@@ -341,10 +314,33 @@ class _History:
     """Returns the kept messages, each followed by the lore that it told."""
     told: set[int] = set()
     parts = []
-    for n in range(begin, len(self._pieces)):
-      parts.append(self._pieces[n])
+    for n in range(begin, len(self._messages)):
+      parts.append(self._piece(self._messages[n]))
       parts += (self._lore[number] for number in self._tell(n, told))
     return parts
+
+  def _piece(self, message: Message) -> np.ndarray:
+    if message.tokens is None:
+      return self._format.message(message.role, message.text)
+    return self._format.drawn(message.role, message.tokens)
+
+  def _length(self, message: Message) -> int:
+    """Returns a message's tokens; at least so many of one that cannot fit.
+
+    How many more than fit it has changes nothing, so that it is never encoded.
+    """
+    length = least(message, self._format.tokenizer)
+    if length > self._available:
+      return length
+    if message.tokens is None:
+      return self._format.length(message.role, message.text)
+    return len(self._piece(message))
+
+  def _may_be_told(self, text: str) -> bool:
+    entry = Turn('system', text)
+    return (
+      least(entry, self._format.tokenizer) <= self._available // _LORE_SHARE
+    )
 
   def _halved(self, begin: int, end: int) -> int:
     """Returns where what is kept begins, once the history is full.
@@ -390,11 +386,26 @@ class _History:
     for number in self._found[n]:
       if len(numbers) == lore_lib.TOLD:
         break
-      if number not in told and len(self._lore[number]) <= left:
+      if number in told or number not in self._lore:
+        continue
+      if len(self._lore[number]) <= left:
         left -= len(self._lore[number])
         told.add(number)
         numbers.append(number)
     return numbers
+
+
+def _refuse_full(room: int, lengths: Sequence[int]) -> int:
+  """Returns what is left of the room; refuses what does not fit."""
+  taken = sum(lengths)
+  if taken > room:
+    raise TooLong(
+      f'the character and the system messages have {taken:,} tokens, and the'
+      f' prompt has room for {room:,}.',
+      taken,
+      room,
+    )
+  return room - taken
 
 
 def _headed(heading: str, text: str) -> str:

@@ -1,0 +1,64 @@
+"""The tokens of recent messages, remembered: of a turn only the end is new."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kaiju_jax.characters import recent
+from kaiju_jax.data import chat
+
+_LENGTHS = 2**18  # Messages whose lengths are remembered.
+
+
+class Encoded:
+  """A format that remembers the tokens of recent messages; thread-safe.
+
+  A conversation is encoded anew in every turn, and only its end is new. One
+  object serves all conversations. How many tokens a message has is remembered
+  for longer than the tokens: of a long history only the end reaches a prompt.
+  """
+
+  def __init__(self, format: chat.Format, most: int = 2**22):
+    """Begins empty.
+
+    Args:
+      format: encodes what is not remembered.
+      most: how many tokens are remembered, 4 bytes each.
+    """
+    self.tokenizer = format.tokenizer
+    self.stop_tokens = format.stop_tokens
+    self.opening = format.opening
+    self._format = format
+    self._recent = recent.Recent(most, len)
+    self._lengths = recent.Recent(_LENGTHS)
+
+  def length(self, role: str, text: str) -> int:
+    """Returns how many tokens `message` returns."""
+    key = recent.key(role, text)
+    length = self._lengths.get(key)
+    if length is None:
+      length = len(self.message(role, text))
+      self._lengths.put(key, length)
+    return length
+
+  def message(self, role: str, text: str) -> np.ndarray:
+    """Returns what `chat.Format.message` does; not to be written to."""
+    return self._remember(
+      lambda: self._format.message(role, text), recent.key(role, text)
+    )
+
+  def drawn(self, role: str, tokens: Sequence[int]) -> np.ndarray:
+    """Returns what `chat.Format.drawn` does; not to be written to."""
+    tokens_L = np.asarray(tokens, np.int32)
+    return self._remember(
+      lambda: self._format.drawn(role, tokens_L),
+      recent.key(role, 'drawn', tokens_L.tobytes()),
+    )
+
+  def _remember(self, encode, key: bytes) -> np.ndarray:
+    tokens_L = self._recent.get(key)
+    if tokens_L is None:
+      tokens_L = encode()
+      tokens_L.setflags(write=False)
+      self._recent.put(key, tokens_L)
+    return tokens_L
