@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -50,6 +51,42 @@ def test_bytes():
   assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
   assert tokenizer.decode([tokenizer.bos_id, 97, 0xC3]) == 'a\ufffd'
   assert (tokenizer.vocab_size, tokenizer.bos_id) == (256, 0)
+
+
+def test_no_token_stands_for_more_bytes_than_the_longest(tmp_path):
+  pytest.importorskip('tokenizers')
+  path = _bpe(tmp_path / 'tokenizer.json', ['<unk>', '<s>'])
+  for tokenizer in tokenizer_lib.load(path), tokenizer_lib.load(''):
+    for text in TEXT, '\ufffd' * 9, 'the cat sat on the mat' * 9, ' ' * 99:
+      assert tokenizer.measure(text).max() <= tokenizer.longest
+      read = tokenizer.decode(tokenizer.encode(text)[1::2])
+      assert len(read.encode()) <= tokenizer.longest * len(text.encode()) / 2
+    tokens = range(tokenizer.vocab_size)
+    read = [len(tokenizer.decode([token]).encode()) for token in tokens]
+    assert max(read) <= tokenizer.longest
+
+
+def test_other_threads_run_while_a_text_is_encoded(tmp_path):
+  pytest.importorskip('tokenizers')
+  tokenizer = tokenizer_lib.load(_bpe(tmp_path / 'tokenizer.json', ['<s>']))
+  text = 'the cat sat on the mat ' * 20_000
+  counted, has_ended = [0], threading.Event()
+
+  def count():
+    while not has_ended.wait(0.001):
+      counted[0] += 1
+
+  thread = threading.Thread(target=count)
+  thread.start()
+  try:
+    before = counted[0]
+    encoding = tokenizer.encode(text)
+    after = counted[0]
+  finally:
+    has_ended.set()
+    thread.join()
+  # It takes some 100 ms, in which a held lock lets nobody count.
+  assert len(encoding) > 100_000 and after - before > 5
 
 
 def test_hugging_face(tmp_path):

@@ -126,6 +126,7 @@ def server(
   moderator: moderation.Moderator | None = None,
   lease: float | None = 30.0,
   engine: Callable[[Letters], world.Engine] | None = None,
+  tokenizer: Letters | None = None,
 ) -> Iterator[Server]:
   """Runs a server, with one character and tokens for two owners.
 
@@ -140,8 +141,9 @@ def server(
     lease: seconds that a stream stays unread.
     engine: makes the engine of a tokenizer; by default of `world`, of the
       settings above.
+    tokenizer: of the model; `Letters` by default.
   """
-  tokenizer = Letters()
+  tokenizer = tokenizer or Letters()
   made = engine or functools.partial(
     world.Engine,
     rows=rows,

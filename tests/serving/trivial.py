@@ -55,7 +55,8 @@ class Application:
     return responses.PlainTextResponse('hello')
 
   async def _echo(self, request):
-    body = await bodies.read_json(request)
+    bodies.media_type(request, [bodies.JSON])
+    body = bodies.parse(await bodies.read(request))
     self._note(request)
     return responses.JSONResponse(body)
 

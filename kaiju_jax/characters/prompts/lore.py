@@ -49,16 +49,14 @@ class Book:
     self._with_secondary: set[int] = set()
     self._tree: dict = {}
     self._found = recent.Recent(_REMEMBERED)
-    left = _EXPANDED
     numbered = sorted(enumerate(entries), key=lambda one: one[1].order)
     for number, entry in numbered:
       if entry.is_constant or not entry.is_enabled or not entry.content.strip():
         continue
       try:
-        text = macros.stable(entry.content, char, min(left, macros.MOST))
+        text = macros.stable(entry.content, char)
       except macros.TooLarge:
-        continue  # No version has one that was published since this is checked.
-      left -= len(text.encode())
+        continue  # Of a version from before `check`: it would never fit.
       self._order.append(number)
       self.texts[number] = text.strip()
       for key in entry.keys:
@@ -106,6 +104,21 @@ class Book:
       node = node.setdefault(word, {})
     # No word is empty.
     node.setdefault('', set()).add(entry)
+
+
+def check(fields: card_fields.Fields) -> None:
+  """Refuses lore that is too large with its macros expanded.
+
+  Raises:
+    macros.TooLarge: names the entry.
+  """
+  left, char = _EXPANDED, card_fields.called(fields)
+  for number, entry in enumerate(fields.lore):
+    try:
+      text = macros.stable(entry.content, char, min(left, macros.MOST))
+    except macros.TooLarge as error:
+      raise macros.TooLarge(f'lore[{number}].content: {error}') from None
+    left -= len(text.encode())
 
 
 def book(fields: card_fields.Fields) -> Book:

@@ -61,19 +61,6 @@ async def read(request: requests.Request, most: int = MOST) -> bytes:
   return bytes(body)
 
 
-async def read_json(
-  request: requests.Request, most: int = MOST
-) -> dict[str, Any]:
-  """Returns the object that a request's body holds as JSON.
-
-  Raises:
-    errors.ApiError: 400, 413 or 415, whose message names what is wrong.
-    requests.ClientDisconnect: the client left.
-  """
-  media_type(request, [JSON])
-  return parse(await read(request, most))
-
-
 def parse(body: bytes) -> dict[str, Any]:
   """Returns the object that `body` holds as JSON.
 

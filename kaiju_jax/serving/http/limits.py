@@ -1,9 +1,14 @@
-"""How much one client may ask for: requests per minute, and things at once.
+"""How much one client may ask for: requests and text per minute, and at once.
 
 A bucket holds as many requests as may come at once, and fills at its rate. It
 is one number, the moment at which it will be full: a bucket that is full is the
 same as none, so that what was long idle can be forgotten. Tables are bounded,
 and forget what was used least recently.
+
+Text is counted before it is parsed, in bytes, and once it is encoded, in tokens
+of prompts. A request may bring more than its owner's buckets hold, because a
+picture may be as large as a minute's chats; the next one waits until they are
+not empty any more.
 
 Nothing here is thread-safe: all of it runs in the server's event loop.
 """
@@ -23,6 +28,10 @@ from kaiju_jax.serving.http import errors
 _NOTHING = 1e-6
 # Seconds after which a stream may have ended, for Retry-After; our guess.
 _STREAM = 5.0
+# What comes at once is what may come in a minute, divided by this (our guess).
+_BURST = 4
+# Of one request, if an owner asks as often as allowed (our guess).
+_BYTES, _TOKENS = 2**18, 2**14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +55,17 @@ class Rate:
   @property
   def burst(self) -> int:
     """Requests that may come at once: those of 15 seconds (our guess)."""
-    return math.ceil(self.requests / 4)
+    return math.ceil(self.requests / _BURST)
+
+  @property
+  def bytes(self) -> int:
+    """Bytes of requests' bodies per minute."""
+    return self.requests * _BYTES
+
+  @property
+  def tokens(self) -> int:
+    """Tokens of prompts per minute."""
+    return self.requests * _TOKENS
 
 
 # Of the person before the machine: nobody is kept from anything by it but what
@@ -90,11 +109,26 @@ class Buckets:
     wait = full - now - burst * gap
     if wait > _NOTHING:
       return wait
+    self._hold(key, full)
+    return 0.0
+
+  def spend(self, key: Hashable, per_minute: float, count: int) -> None:
+    """Takes `count` from a bucket, whether it holds so many or not."""
+    now = self._clock()
+    full = max(self._full.get(key, now), now) + count * 60 / per_minute
+    self._hold(key, full)
+
+  def wait(self, key: Hashable, per_minute: float, burst: int) -> float:
+    """Returns after how many seconds a bucket holds anything; 0.0 for now."""
+    now = self._clock()
+    wait = self._full.get(key, now) - now - burst * 60 / per_minute
+    return wait if wait > _NOTHING else 0.0
+
+  def _hold(self, key: Hashable, full: float) -> None:
     self._full.pop(key, None)
     self._full[key] = full
     if len(self._full) > self._most:
       del self._full[next(iter(self._full))]
-    return 0.0
 
 
 class Slots:
@@ -165,6 +199,8 @@ class Limits:
     """
     self._rate = rate
     self._requests = Buckets(clock=clock)
+    self._texts = Buckets(clock=clock)
+    self._prompts = Buckets(clock=clock)
     self._streams = Slots(streams, rate.streams)
 
   def request(self, owner: str, rate: Rate | None = None) -> None:
@@ -181,6 +217,30 @@ class Limits:
         f' {wait:.1f} s.',
         wait,
       )
+
+  def text(self, owner: str, size: int, rate: Rate | None = None) -> None:
+    """Counts the bytes of a request, before anything is made of them.
+
+    Raises:
+      errors.ApiError: 429 with Retry-After, where the requests before had too
+        many bytes, or their prompts too many tokens.
+    """
+    rate = rate or self._rate
+    for buckets, most, what in (
+      (self._texts, rate.bytes, 'bytes of requests'),
+      (self._prompts, rate.tokens, 'tokens of prompts'),
+    ):
+      wait = buckets.wait(owner, most, most // _BURST)
+      if wait:
+        raise errors.rate_limited(
+          f'{most:,} {what} per minute are allowed: ask again in {wait:.1f} s.',
+          wait,
+        )
+    self._texts.spend(owner, rate.bytes, size)
+
+  def prompt(self, owner: str, tokens: int, rate: Rate | None = None) -> None:
+    """Counts the tokens of a prompt; `text` refuses those that come after."""
+    self._prompts.spend(owner, (rate or self._rate).tokens, tokens)
 
   def stream(self, owner: str, rate: Rate | None = None) -> Slot:
     """Takes a slot for an answer; close it when the answer has ended.

@@ -5,19 +5,26 @@ from collections.abc import Coroutine
 from collections.abc import Sequence
 import time
 from typing import Any
+from typing import TypeVar
 
 from starlette import requests as http
 
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import fields as fields_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
+
+_Kind = TypeVar('_Kind')
+# The gate takes as long for a character as other work for so many bytes.
+_JUDGED = 64
 
 
 async def entered(
@@ -35,6 +42,46 @@ async def entered(
   if not context.is_ready:
     raise errors.unavailable('the server is being stopped.')
   return context, found
+
+
+async def body(
+  request: http.Request,
+  context: context_lib.Context,
+  who: auth.Caller,
+  most: int = bodies.MOST,
+) -> bytes:
+  """Returns a request's body, counted as its owner's.
+
+  Raises:
+    errors.ApiError: 413, or 429.
+  """
+  found = await bodies.read(request, most)
+  context.limits.text(who.owner, len(found), who.rate)
+  return found
+
+
+async def asked(
+  request: http.Request,
+  context: context_lib.Context,
+  who: auth.Caller,
+  kind: type[_Kind],
+) -> _Kind:
+  """Returns the fields of a request's body.
+
+  Args:
+    request: whose body nobody has read.
+    context: of the server.
+    who: asks.
+    kind: one of `fields`.
+
+  Raises:
+    errors.ApiError: 400, 413, 415 or 429.
+  """
+  bodies.media_type(request, [bodies.JSON])
+  found = await body(request, context, who)
+  return await context.worked(
+    len(found), lambda: fields_lib.parse(kind, bodies.parse(found))
+  )
 
 
 def addressed(
@@ -173,7 +220,8 @@ async def watched(
   The gate takes milliseconds, so that it runs beside the event loop.
   """
   watch = context.moderator.watch(who.age, who.owner)
-  verdict = await asyncio.to_thread(watch.read, text)
+  size = _JUDGED * len(text)
+  verdict = await context.worked(size, lambda: watch.read(text))
   if verdict.is_blocked:
     context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
   return watch, verdict.is_blocked
@@ -202,6 +250,27 @@ def page(
 def too_long(message: str, param: str) -> errors.ApiError:
   """400: prompt and reply are more than the model takes."""
   return errors.invalid(message, param, 'context_length_exceeded')
+
+
+def check_limit(
+  context: context_lib.Context, field: str, limit: int | None
+) -> None:
+  """Refuses a reply that the model cannot hold, however short its prompt.
+
+  Args:
+    context: of the server.
+    field: the request's, that names the limit.
+    limit: tokens; None where the client named none.
+
+  Raises:
+    errors.ApiError: names the field, its value and the room.
+  """
+  if limit is not None and limit >= context.model.length:
+    raise too_long(
+      f'{field}={limit}: must be less than {context.model.length:,}, the tokens'
+      ' of prompt and reply that this model takes.',
+      field,
+    )
 
 
 def guide(context: context_lib.Context) -> request_lib.Guide:

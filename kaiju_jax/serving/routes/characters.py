@@ -5,14 +5,18 @@ the model (description, scenario, lore, …) is the author's alone.
 """
 
 from collections.abc import Sequence
+import json
 from typing import Any
 
+import numpy as np
 from starlette import requests as http
 from starlette import responses
 from starlette import routing
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
+from kaiju_jax.characters.prompts import lore
+from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import bodies
@@ -20,6 +24,7 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.routes import turns
 from kaiju_jax.serving.stores import characters
 
 _PAGE = 100
@@ -46,7 +51,7 @@ async def listed(request: http.Request) -> responses.Response:
 async def made(request: http.Request) -> responses.Response:
   """POST /v1/characters: from fields, or from a card in JSON or PNG."""
   context, caller = await asking.entered(request)
-  written, notes, is_public = await _written(request)
+  written, notes, is_public = await _written(request, context, caller)
   return await _published(context, caller, written, notes, None, is_public)
 
 
@@ -61,7 +66,7 @@ async def changed(request: http.Request) -> responses.Response:
   """PUT /v1/characters/{id}: publishes a new version."""
   context, caller = await asking.entered(request)
   character, _ = await _found(context, caller, request)
-  written, notes, is_public = await _written(request)
+  written, notes, is_public = await _written(request, context, caller)
   return await _published(
     context, caller, written, notes, character.id, is_public
   )
@@ -91,7 +96,7 @@ async def versions(request: http.Request) -> responses.Response:
 async def rolled_back(request: http.Request) -> responses.Response:
   """POST /v1/characters/{id}/rollback: an earlier version is live again."""
   context, caller = await asking.entered(request)
-  asked = fields_lib.parse(fields_lib.Rollback, await bodies.read_json(request))
+  asked = await asking.asked(request, context, caller, fields_lib.Rollback)
   name = request.path_params['id']
   version = await context.stored(
     context.store.rollback, caller.owner, name, asked.version
@@ -146,11 +151,17 @@ async def _found(
 
 
 async def _written(
-  request: http.Request,
+  request: http.Request, context: context_lib.Context, caller: auth.Caller
 ) -> tuple[card_fields.Fields, Sequence[str], bool | None]:
   """Returns what a body says of a character, and what was left out of it."""
   kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
-  body = await bodies.read(request, bodies.MOST_OF_CARD)
+  body = await asking.body(request, context, caller, bodies.MOST_OF_CARD)
+  return await context.worked(len(body), lambda: _parsed(kind, body))
+
+
+def _parsed(
+  kind: str, body: bytes
+) -> tuple[card_fields.Fields, Sequence[str], bool | None]:
   try:
     if kind == bodies.JSON and b'"fields"' in body[:4096]:
       asked = bodies.parse(body)
@@ -173,17 +184,9 @@ async def _published(
   context, caller, written, notes, name: str | None, is_public: bool | None
 ) -> responses.Response:
   """Stores a version, and answers with it."""
-  try:
-    tokens = prompt.prefix(written, context.format)
-  except (TypeError, ValueError) as error:
-    raise errors.invalid(str(error), 'fields') from error
-  most = context.model.length // 2
-  if len(tokens) > most:
-    raise asking.too_long(
-      f'fields: the character takes {len(tokens)} tokens, and half of what the'
-      f' model reads at once is {most}.',
-      'fields',
-    )
+  size = len(json.dumps(card_fields.dump(written)))
+  tokens = await context.worked(size, lambda: _prefix(context, written))
+  context.limits.prompt(caller.owner, len(tokens), caller.rate)
   version = await context.stored(
     context.store.publish,
     caller.owner,
@@ -198,6 +201,23 @@ async def _published(
   )
   body = _shown(character, version, caller) | {'notes': list(notes)}
   return responses.JSONResponse(body, 200 if name else 201)
+
+
+def _prefix(context, written: card_fields.Fields) -> np.ndarray:
+  """Returns a character's prefix; refuses texts that could never be told.
+
+  Raises:
+    errors.ApiError: names the field that is too long.
+  """
+  turns.greetings(written)
+  try:
+    lore.check(written)
+    most = min(prompt.PREFIX, context.model.length // 2)
+    return prompt.prefix(written, context.format, most)
+  except (prompt.TooLong, macros.TooLarge) as error:
+    raise asking.too_long(f'fields: {error}', 'fields') from error
+  except (TypeError, ValueError) as error:
+    raise errors.invalid(str(error), 'fields') from error
 
 
 def _shown(character, version, caller: auth.Caller) -> dict[str, Any]:

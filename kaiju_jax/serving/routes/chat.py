@@ -16,7 +16,6 @@ from starlette import requests as http
 from starlette import responses
 
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
@@ -39,7 +38,7 @@ async def completions(request: http.Request) -> responses.Response:
     errors.ApiError: whatever is wrong with the request, or the server.
   """
   context, caller = await asking.entered(request)
-  chat = fields.parse(fields.Chat, await bodies.read_json(request))
+  chat = await asking.asked(request, context, caller, fields.Chat)
   character = asking.addressed(context, chat.model, chat.character)
   turn = await turns.of(context, caller, chat, character)
   form = answers.Form('chat.completion', chat.model)

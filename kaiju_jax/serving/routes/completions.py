@@ -4,7 +4,6 @@ A prompt given as text opens a document: the tokenizer's `bos_id` stands before
 it. A prompt given as tokens is taken as it is.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 import dataclasses
 
@@ -12,8 +11,8 @@ import numpy as np
 from starlette import requests as http
 from starlette import responses
 
+from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.decoding.requests import request as request_lib
-from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
@@ -30,7 +29,7 @@ async def completions(request: http.Request) -> responses.Response:
     errors.ApiError: whatever is wrong with the request, or the server.
   """
   context, caller = await asking.entered(request)
-  asked = fields.parse(fields.Completion, await bodies.read_json(request))
+  asked = await asking.asked(request, context, caller, fields.Completion)
   if asking.addressed(context, asked.model, None) is not None:
     raise errors.invalid(
       'model: characters chat; use /v1/chat/completions.', param='model'
@@ -42,9 +41,14 @@ async def completions(request: http.Request) -> responses.Response:
       f' {fields.CHOICES} choices.',
       param='prompt',
     )
-  # A long text takes tens of milliseconds, beside the event loop.
-  prompts = await asyncio.to_thread(
-    lambda: [_prompt(context, one) for one in asked.prompts]
+  limit = context.max_tokens if asked.max_tokens is None else asked.max_tokens
+  limit = max(limit, 1)
+  size = sum(map(len, asked.prompts))
+  prompts = await context.worked(
+    size, lambda: [_prompt(context, one, limit) for one in asked.prompts]
+  )
+  context.limits.prompt(
+    caller.owner, sum(len(one.tokens) for one in prompts), caller.rate
   )
   said = '\n'.join(prompt.text for prompt in prompts)
   watch, is_blocked = await asking.watched(context, caller, said)
@@ -57,7 +61,7 @@ async def completions(request: http.Request) -> responses.Response:
   requests = [
     one
     for prompt in prompts
-    for one in _requests(context, caller, asked, prompt)
+    for one in _requests(context, caller, asked, prompt, limit)
   ]
   choices = await asking.replies(
     exchange, context, caller, watch, requests, said
@@ -78,11 +82,20 @@ class _Prompt:
   is_tokens: bool
 
 
-def _prompt(context, given: str | list[int]) -> _Prompt:
+def _prompt(context, given: str | list[int], limit: int) -> _Prompt:
+  """Returns a prompt; what cannot fit is neither encoded nor read.
+
+  Raises:
+    errors.ApiError: it is too long, or no tokens.
+  """
   tokenizer = context.tokenizer
   if isinstance(given, str):
+    least = prompt_lib.least(prompt_lib.Turn('user', given), tokenizer)
+    _refuse_long(context, 1 + least, limit)
     tokens = np.concatenate([[tokenizer.bos_id], tokenizer.encode(given)])
+    _refuse_long(context, len(tokens), limit)
     return _Prompt(given, tokens, False)
+  _refuse_long(context, len(given), limit)
   try:
     tokens = request_lib.check_tokens(given, tokenizer.vocab_size, 'prompt')
   except (TypeError, ValueError, OverflowError) as error:
@@ -90,19 +103,24 @@ def _prompt(context, given: str | list[int]) -> _Prompt:
   return _Prompt(tokenizer.decode(tokens), tokens, True)
 
 
-def _requests(context, caller, asked, prompt) -> list[request_lib.Request]:
-  limit = context.max_tokens if asked.max_tokens is None else asked.max_tokens
-  length = len(prompt.tokens) + max(limit, 1)
-  if length > context.model.length:
+def _refuse_long(context, tokens: int, limit: int) -> None:
+  """Refuses a prompt beside which there is no room for its answer."""
+  asking.check_limit(context, 'max_tokens', limit)
+  if tokens + limit > context.model.length:
     raise asking.too_long(
-      f'a prompt of {len(prompt.tokens)} tokens and max_tokens={limit} are'
-      f' {length}, and this model takes {context.model.length}.',
+      f'a prompt of {tokens:,} tokens and max_tokens={limit:,} are'
+      f' {tokens + limit:,}, and this model takes {context.model.length:,}.',
       'prompt',
     )
+
+
+def _requests(
+  context, caller, asked, prompt, limit
+) -> list[request_lib.Request]:
   return [
     request_lib.Request(
       prompt.tokens,
-      max(limit, 1),
+      limit,
       sampling,
       stop_strings=asked.stops,
       scores_prompt=bool(asked.echo and asked.logprobs is not None),

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent import futures
 import dataclasses
 import secrets
 from typing import Any
+from typing import TypeVar
 
 from kaiju_jax.characters.prompts import memo as memo_lib
 from kaiju_jax.characters.prompts import prompt as prompt_lib
@@ -18,6 +20,10 @@ from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
+_T = TypeVar('_T')
+# Bytes of texts that are worked on in the event loop, and beside it among
+# others' texts; longer ones have a thread of their own.
+_SHORT, _LONG = 2**12, 2**16
 _CHECKED = 1.0  # Seconds for which a check of the store holds (our guess).
 
 
@@ -83,10 +89,32 @@ class Context:
   is_ready: bool = True
   _check: tuple[float, asyncio.Future] | None = None
 
+  def __post_init__(self):
+    self._texts = futures.ThreadPoolExecutor(2, 'text')
+    self._long_texts = futures.ThreadPoolExecutor(1, 'long text')
+
   def close(self) -> None:
     """Ends the engine's thread, and closes the store."""
     self.worker.stop()
     self.store.close()
+    for threads in self._texts, self._long_texts:
+      threads.shutdown(cancel_futures=True)
+
+  async def worked(self, size: int, function: Callable[[], _T]) -> _T:
+    """Returns what a function makes of a text, without holding others up.
+
+    The event loop stands still for short texts alone, and a long one waits
+    for other long ones.
+
+    Args:
+      size: bytes of the text.
+      function: takes time in proportion to them; raises as it likes.
+    """
+    if size <= _SHORT:
+      return function()
+    threads = self._texts if size <= _LONG else self._long_texts
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(threads, function)
 
   async def check_store(self) -> None:
     """Returns where the store takes writes; it is tried once per second.

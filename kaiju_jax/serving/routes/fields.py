@@ -8,6 +8,10 @@ nothing (`"frequency_penalty": 0`), is accepted.
 `top_k`, `min_p` and `repetition_penalty` stand beside OpenAI's own fields, by
 the names that other servers gave them; `character`, `session`, `swipe` and
 `guided` are ours.
+
+A body of a megabyte may hold half a million faults. The first one is enough:
+nothing here goes on behind it, and a union's kind is known before its values
+are looked at.
 """
 
 import secrets
@@ -17,15 +21,38 @@ from typing import Literal
 from typing import TypeVar
 
 import pydantic
+import pydantic_core
 
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import errors
 
 # Our guesses, but for OpenAI's 4 stop strings, which front-ends exceed.
 STOPS, STOP_LENGTH, CHOICES, MESSAGES = 16, 256, 8, 4096
+# Entries of what labels a request, and parts of a message.
+_LABELS, _PARTS = 64, 1024
 
 _T = TypeVar('_T', bound='_Fields')
 _Text = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
+
+
+def _refuse_any(value: Any) -> None:
+  """Refuses what asks for anything: None, 'none' and nothing do not."""
+  if value not in (None, [], {}, 'none'):
+    raise ValueError('is not supported')
+
+
+def _bounded(most: int):
+  """Returns what refuses more entries before it looks at any."""
+
+  def check(value: Any) -> Any:
+    if isinstance(value, (list, dict)) and len(value) > most:
+      raise ValueError(f'has {len(value):,} entries: at most {most:,}')
+    return value
+
+  return pydantic.BeforeValidator(check)
+
+
+_Unsupported = Annotated[Any, pydantic.AfterValidator(_refuse_any)]
 
 
 class _Fields(pydantic.BaseModel):
@@ -33,27 +60,63 @@ class _Fields(pydantic.BaseModel):
     strict=True, extra='forbid', allow_inf_nan=False
   )
 
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _refuse_unknown(cls, value):
+    known = cls.model_fields
+    for name in value if isinstance(value, dict) else ():
+      if name not in known:
+        raise pydantic_core.PydanticCustomError(
+          'unknown', 'is not supported', {'field': name}
+        )
+    return value
 
-class Part(_Fields):
-  """A part of a message; text alone is supported."""
 
-  type: Literal['text']
-  text: _Text
+def _joined(value: Any) -> str | None:
+  """Returns a message's text, whose parts are joined; text alone is taken."""
+  if value is None or isinstance(value, str):
+    return value
+  if not isinstance(value, list):
+    raise ValueError('must be a string or a list of parts')
+  if len(value) > _PARTS:
+    raise ValueError(f'has {len(value):,} parts: at most {_PARTS:,}')
+  for number, part in enumerate(value):
+    kind = part.get('type') if isinstance(part, dict) else None
+    if kind != 'text':
+      raise ValueError(
+        f'part {number} has the type {kind!r:.40}, which is not supported:'
+        " 'text' alone is"
+      )
+    if part.keys() != {'type', 'text'} or not isinstance(part['text'], str):
+      raise ValueError(f'part {number} must have a string "text", and no more')
+  return ''.join(part['text'] for part in value)
+
+
+def _checked_stop(value: Any) -> Any:
+  strings = [value] if isinstance(value, str) else value
+  if value is None:
+    return value
+  if not isinstance(strings, list):
+    raise ValueError('must be a string or a list of strings')
+  if len(strings) > STOPS:
+    raise ValueError(f'{len(strings)} strings: at most {STOPS} are supported')
+  for string in strings:
+    if not isinstance(string, str) or not 1 <= len(string) <= STOP_LENGTH:
+      raise ValueError(f'each must be a string of 1…{STOP_LENGTH} characters')
+  return value
 
 
 class Message(_Fields):
   """One message of a chat."""
 
   role: Literal['system', 'developer', 'user', 'assistant']
-  content: _Text | list[Part] | None = None
+  content: Annotated[str | None, pydantic.PlainValidator(_joined)] = None
   name: _Text | None = None
   refusal: None = None
 
   @property
   def text(self) -> str:
-    """The message's text, parts joined."""
-    if isinstance(self.content, list):
-      return ''.join(part.text for part in self.content)
+    """The message's text; '' for none."""
     return self.content or ''
 
 
@@ -87,7 +150,7 @@ class _Generation(_Fields):
   n: Annotated[int, pydantic.Field(ge=1, le=CHOICES)] | None = None
   stream: bool | None = None
   stream_options: StreamOptions | None = None
-  stop: str | list[str] | None = None
+  stop: Annotated[Any, pydantic.PlainValidator(_checked_stop)] = None
   seed: int | None = None
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
   top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
@@ -98,28 +161,21 @@ class _Generation(_Fields):
   )
   frequency_penalty: Literal[0, 0.0] | None = None
   presence_penalty: Literal[0, 0.0] | None = None
-  logit_bias: (
-    Annotated[dict[str, float], pydantic.Field(max_length=0)] | None
-  ) = None
+  logit_bias: _Unsupported = None
   # Labels, which change no text.
   user: str | None = None
-  metadata: dict[str, Any] | None = None
+  metadata: Annotated[dict[str, Any], _bounded(_LABELS)] | None = None
   store: bool | None = None
   service_tier: str | None = None
   safety_identifier: str | None = None
   prompt_cache_key: str | None = None
   prompt_cache_retention: str | None = None
 
-  @pydantic.field_validator('stop')
-  @classmethod
-  def _check_stop(cls, value):
-    strings = [value] if isinstance(value, str) else value or []
-    if len(strings) > STOPS:
-      raise ValueError(f'{len(strings)} strings: at most {STOPS} are supported')
-    for string in strings:
-      if not 1 <= len(string) <= STOP_LENGTH:
-        raise ValueError(f'a string must have 1…{STOP_LENGTH} characters')
-    return value
+  @pydantic.model_validator(mode='after')
+  def _check_stream(self):
+    if self.stream_options is not None and not self.stream:
+      raise ValueError('stream_options: needs stream, which is not true')
+    return self
 
   @property
   def stops(self) -> tuple[str, ...]:
@@ -173,7 +229,7 @@ class Chat(_Generation):
     guided: whether the token-level head guides a search for the reply.
   """
 
-  messages: Annotated[list[Message], pydantic.Field(max_length=MESSAGES)]
+  messages: Annotated[list[Message], pydantic.FailFast(), _bounded(MESSAGES)]
   max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   logprobs: bool | None = None
@@ -184,10 +240,10 @@ class Chat(_Generation):
   guided: bool = False
   # What asks for nothing.
   response_format: ResponseFormat | None = None
-  tools: Annotated[list[Any], pydantic.Field(max_length=0)] | None = None
+  tools: _Unsupported = None
   tool_choice: Literal['none', 'auto'] | None = None
   parallel_tool_calls: bool | None = None
-  modalities: list[Literal['text']] | None = None
+  modalities: Annotated[list[Literal['text']], _bounded(1)] | None = None
   reasoning_effort: Literal['none'] | None = None
 
   @pydantic.model_validator(mode='after')
@@ -199,6 +255,11 @@ class Chat(_Generation):
         raise ValueError('messages: at least one is needed without a session')
       if self.swipe:
         raise ValueError('swipe: needs a session')
+      if self.messages[-1].role == 'assistant':
+        raise ValueError(
+          "messages: the last one is the assistant's, and a reply does not"
+          ' continue it here: end with a message of the user'
+        )
     else:
       if self.character is not None:
         raise ValueError('character: the session has its own')
@@ -225,7 +286,34 @@ class Chat(_Generation):
   @property
   def limit(self) -> int | None:
     """Tokens of a reply at most; None where the client named none."""
-    return self.max_completion_tokens or self.max_tokens
+    return self.named_limit[1]
+
+  @property
+  def named_limit(self) -> tuple[str, int | None]:
+    """The name of the field that limits a reply, and its value."""
+    if self.max_completion_tokens is not None:
+      return 'max_completion_tokens', self.max_completion_tokens
+    return 'max_tokens', self.max_tokens
+
+
+def _checked_prompt(value: Any) -> str | list:
+  """Returns one text, several, tokens, or several lists of tokens."""
+  if isinstance(value, str):
+    return value
+  if value == []:
+    raise ValueError('is empty')
+  kinds = set(map(type, value)) if isinstance(value, list) else set()
+  is_right = kinds in ({str}, {int})
+  if kinds == {list} and len(value) <= CHOICES:
+    is_right = all(set(map(type, one)) == {int} for one in value)
+  elif kinds != {int} and len(value) > CHOICES:
+    raise ValueError(f'has {len(value):,} entries: at most {CHOICES}')
+  if not is_right:
+    raise ValueError(
+      'must be a text, a list of texts, a list of tokens, or a list of such'
+      ' lists'
+    )
+  return value
 
 
 class Completion(_Generation):
@@ -240,7 +328,7 @@ class Completion(_Generation):
     max_tokens: 0 for none, with `echo` alone.
   """
 
-  prompt: _Text | list[_Text] | list[int] | list[list[int]]
+  prompt: Annotated[str | list, pydantic.PlainValidator(_checked_prompt)]
   max_tokens: Annotated[int, pydantic.Field(ge=0)] | None = 16
   echo: bool | None = None
   logprobs: Literal[0] | None = None
@@ -253,8 +341,6 @@ class Completion(_Generation):
       raise ValueError(f'best_of={self.best_of}: must equal n={self.choices}')
     if self.max_tokens == 0 and not self.echo:
       raise ValueError('max_tokens=0: nothing to answer without echo')
-    if isinstance(self.prompt, list) and not self.prompt:
-      raise ValueError('prompt: is empty')
     return self
 
   @property
@@ -309,15 +395,14 @@ def parse(kind: type[_T], body: dict[str, Any]) -> _T:
 
 def _refusal(error: pydantic.ValidationError) -> errors.ApiError:
   """Returns the first fault in OpenAI's form."""
-  faults = error.errors(include_url=False, include_context=False)
-  first = faults[0]
+  first = error.errors(include_url=False)[0]
   names = [str(part) for part in first['loc']]
+  if first['type'] == 'unknown':
+    names.append(f'{first["ctx"]["field"]:.80}')
   field = names[0] if names else None
   message = first['msg'].removeprefix('Value error, ')
   if field is None:
     field, _, message = message.partition(': ')
-  elif first['type'] == 'extra_forbidden':
-    message = 'is not supported'
   elif first['type'] == 'literal_error':
     message = f'{first["input"]!r:.80} is not supported: {message}'
   return errors.invalid(f'{".".join(names) or field}: {message}.', param=field)

@@ -10,8 +10,6 @@ from starlette import requests as http
 from starlette import responses
 from starlette import routing
 
-from kaiju_jax.data import chat as chat_format
-from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
@@ -36,7 +34,7 @@ async def listed(request: http.Request) -> responses.Response:
 async def opened(request: http.Request) -> responses.Response:
   """POST /v1/sessions: with a character, whose live version it keeps."""
   context, caller = await asking.entered(request)
-  asked = fields.parse(fields.NewSession, await bodies.read_json(request))
+  asked = await asking.asked(request, context, caller, fields.NewSession)
   session = await context.stored(
     context.store.open_session,
     caller.owner,
@@ -72,8 +70,9 @@ async def edited(request: http.Request) -> responses.Response:
   """POST /v1/sessions/{id}/messages: a sibling, to which the head moves."""
   context, caller = await asking.entered(request)
   session = await _found(context, caller, request)
-  asked = fields.parse(fields.NewMessage, await bodies.read_json(request))
-  text = chat_format.strip(asked.text)
+  asked = await asking.asked(request, context, caller, fields.NewMessage)
+  size = len(asked.text)
+  text = await context.worked(size, lambda: turns.stripped('text', asked.text))
   if asked.role == 'user':
     _, is_blocked = await asking.watched(context, caller, text)
     if is_blocked:
@@ -83,7 +82,9 @@ async def edited(request: http.Request) -> responses.Response:
     version = await context.stored(
       context.store.version, session.character, session.version
     )
-    text = turns.written(version.fields, text)
+    text = await context.worked(
+      size, lambda: turns.written('text', version.fields, text)
+    )
   await context.stored(
     context.store.append,
     caller.owner,
@@ -98,7 +99,7 @@ async def edited(request: http.Request) -> responses.Response:
 async def headed(request: http.Request) -> responses.Response:
   """PUT /v1/sessions/{id}/head: shows another path."""
   context, caller = await asking.entered(request)
-  asked = fields.parse(fields.Head, await bodies.read_json(request))
+  asked = await asking.asked(request, context, caller, fields.Head)
   await context.stored(
     context.store.set_head,
     caller.owner,

@@ -9,7 +9,6 @@ The user's message is stored once the engine has taken the request, so that one
 that is refused can be sent again as it was.
 """
 
-import asyncio
 import dataclasses
 import datetime
 import random
@@ -121,6 +120,7 @@ async def of(
     errors.ApiError: no such session or character; nothing to answer; a prompt
       that is too long.
   """
+  asking.check_limit(context, *chat.named_limit)
   if chat.session is not None:
     return await _of_session(context, caller, chat)
   version, salt = None, ''
@@ -132,16 +132,18 @@ async def of(
 
     version, salt = await context.stored(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
-  root = context.model.digest + (version.digest if version else '')
-  turns, place = context.memo.recall(caller.owner, root, messages)
   room = context.model.length - (chat.limit or 1)
-  made = await _prompt(context, version, turns, room)
+  _refuse_long(context, messages, room)
+
+  def recalled():
+    root = context.model.digest + (version.digest if version else '')
+    turns, place = context.memo.recall(caller.owner, root, messages)
+    return _encoded(context, version, turns, room), place
+
+  made, place = await context.worked(_size(messages), recalled)
   if made.dropped:
-    raise asking.too_long(
-      f'messages: they and max_tokens={chat.limit or 1} are more than the'
-      f' {context.model.length:,} tokens that this model takes.',
-      'messages',
-    )
+    raise _too_long(context, room)
+  context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
   said = [one.text for one in messages if one.role == characters.USER]
   return Turn(made, said[-1] if said else '', salt, place)
 
@@ -158,7 +160,11 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
   session, path, version, salt = await context.stored(read)
   said = parent = None
   if chat.messages:
-    said = written(version.fields, chat.messages[0].text)
+    text = chat.messages[0].text
+    said = await context.worked(
+      len(text),
+      lambda: written('messages', version.fields, stripped('messages', text)),
+    )
     path.append(prompt_lib.Turn(characters.USER, said))
   else:
     if chat.swipe and path and path[-1].role == characters.ASSISTANT:
@@ -172,7 +178,10 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     parent = path[-1].id
   # The same in all turns, because what is dropped depends on it.
   room = context.model.length - context.max_tokens
-  made = await _prompt(context, version, path, room)
+  made = await context.worked(
+    _size(path), lambda: _encoded(context, version, path, room)
+  )
+  context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
   return Turn(made, path[-1].text, salt, None, session, said, parent)
 
 
@@ -200,43 +209,97 @@ def _salt(
   return version.digest if is_shared else f'{version.digest} {asking}'
 
 
-def written(fields: card_fields.Fields, text: str) -> str:
-  """Returns a user's message as it is stored, its macros expanded for good."""
-  return macros.expand(
-    chat_format.strip(text),
-    card_fields.called(fields),
-    macros.USER,
-    random.Random(),
-    datetime.datetime.now(),
-  )
+def stripped(field: str, text: str) -> str:
+  """Returns a text of at most a message's size, without control characters.
+
+  Raises:
+    errors.ApiError: names the field.
+  """
+  size = len(text.encode())
+  if size > macros.MOST:
+    raise asking.too_long(
+      f'{field}: the text has {size:,} bytes: at most {macros.MOST:,}.', field
+    )
+  return chat_format.strip(text)
+
+
+def written(field: str, fields: card_fields.Fields, text: str) -> str:
+  """Returns a message as it is stored, its macros expanded for good.
+
+  Args:
+    field: the request's, for the error.
+    fields: of the character.
+    text: a stripped one.
+
+  Raises:
+    errors.ApiError: it is too large with its macros; names the field.
+  """
+  try:
+    return macros.expand(
+      text,
+      card_fields.called(fields),
+      macros.USER,
+      random.Random(),
+      datetime.datetime.now(),
+    )
+  except macros.TooLarge as error:
+    raise asking.too_long(f'{field}: {error}', field) from error
 
 
 def greetings(fields: card_fields.Fields) -> list[str]:
-  """Returns with what a session may start, as it is stored."""
-  several = (fields.greeting, *fields.alternate_greetings)
-  return [written(fields, text) for text in several if text]
+  """Returns with what a session may start, as it is stored.
+
+  Raises:
+    errors.ApiError: one is too large with its macros.
+  """
+  several = {'greeting': fields.greeting} | {
+    f'alternate_greetings[{n}]': text
+    for n, text in enumerate(fields.alternate_greetings)
+  }
+  return [written(name, fields, text) for name, text in several.items() if text]
 
 
-async def _prompt(
+def _size(messages) -> int:
+  """Returns about how many bytes of text messages have."""
+  return sum(len(one.text) for one in messages)
+
+
+def _refuse_long(context: context_lib.Context, messages, room: int) -> None:
+  """Refuses messages that cannot fit, by their bytes."""
+  least = sum(prompt_lib.least(one, context.tokenizer) for one in messages)
+  if least > room:
+    raise _too_long(context, room)
+
+
+def _too_long(context: context_lib.Context, room: int) -> errors.ApiError:
+  length = context.model.length
+  return asking.too_long(
+    f'messages: they and max_tokens={length - room} are more than the'
+    f' {length:,} tokens that this model takes.',
+    'messages',
+  )
+
+
+def _encoded(
   context: context_lib.Context,
   version: characters.Version | None,
   messages,
   room: int,
 ) -> prompt_lib.Prompt:
-  """Returns a prompt; a long history takes 20 ms, beside the event loop."""
+  """Returns a prompt; a long history takes 20 ms.
 
-  def encoded():
+  Raises:
+    errors.ApiError: it does not fit, or is no text.
+  """
+  try:
     if version is None:
       opened_L, book = prompt_lib.opened(context.format), None
     else:
       opened_L = prefix(context, version)
       book = lore.book(version.fields)
-    return prompt_lib.conversation(
+    made = prompt_lib.conversation(
       opened_L, messages, context.format, room, book=book
     )
-
-  try:
-    made = await asyncio.to_thread(encoded)
   except prompt_lib.TooLong as error:
     raise asking.too_long(f'messages: {error}', 'messages') from error
   except (TypeError, ValueError) as error:

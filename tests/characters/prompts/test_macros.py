@@ -2,6 +2,7 @@
 
 import datetime
 import random
+import tracemalloc
 
 import pytest
 
@@ -47,6 +48,42 @@ def test_chance():
 def test_what_is_expanded_is_not_expanded_again():
   assert macros.expand('{{user}}', 'Ada', '{{char}}') == '{{char}}'
   assert macros.expand('{{random:{{user}}}}', 'A', 'x}} {{time', None, NOW)
+
+
+@pytest.mark.parametrize('text', ['{{char}}' * 100_000, '{{user}}' * 100_000])
+def test_what_grows_over_its_bound_is_refused_before_it_is_built(text):
+  name, most = 'é' * 100, 2**20
+  tracemalloc.start()
+  try:
+    with pytest.raises(macros.TooLarge, match='more bytes with its macros'):
+      macros.expand(text, name, name, most=most)
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  # 20 MB would be built.
+  assert peak < 4 * most
+
+
+def test_a_text_may_have_as_many_bytes_as_its_bound():
+  for text, made in (
+    ('{{char}}' * 5, 'é' * 10),
+    ('é' * 10, 'é' * 10),
+    ('{{date}}{{char}}', '2031-02-28éé'),
+    ('{{comment: long}}{{char}}', 'éé'),
+  ):
+    most = max(len(text.encode()), len(made.encode()))
+    options = {'random': random.Random(0), 'now': NOW}
+    assert macros.expand(text, 'éé', 'Bo', most=most, **options) == made
+    with pytest.raises(macros.TooLarge, match=f'at most {most - 1}'):
+      macros.expand(text, 'éé', 'Bo', most=most - 1, **options)
+  with pytest.raises(macros.TooLarge, match='65,537 bytes: at most 65,536'):
+    macros.stable('x' * 65_537, 'Ada')
+
+
+def test_dice_are_counted_before_they_are_rolled():
+  assert _expand('{{roll:50d1}}' * 20) == '50' * 20
+  with pytest.raises(macros.TooLarge, match='more than 1,000 dice'):
+    _expand('{{roll:50d1}}' * 20 + '{{roll:d1}}')
 
 
 def test_without_chance_and_time_they_stay():

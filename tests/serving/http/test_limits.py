@@ -151,3 +151,28 @@ def test_addresses_of_one_client_count_as_one(one, other, same):
 def test_a_rate_is_a_number_of_things(field, value):
   with pytest.raises(ValueError, match=f'{field}={value}'):
     limits.Rate(**{field: value})
+
+
+def test_text_is_limited_per_owner_before_it_is_read():
+  clock = Clock()
+  rate = limits.Rate(4)
+  held = limits.Limits(rate, clock=clock)
+  held.text('ann', 0)
+  held.text('ann', rate.bytes)  # More than at once may come once.
+  with pytest.raises(errors.ApiError, match='bytes of requests per') as caught:
+    held.text('ann', 1)
+  assert caught.value.status == 429
+  assert caught.value.headers == {'Retry-After': '45'}
+  held.text('ben', 1)
+  clock.now += 44.9
+  with pytest.raises(errors.ApiError):
+    held.text('ann', 0)
+  clock.now += 0.2
+  held.text('ann', 1)
+  # A text of any size, and then what its prompt has in tokens.
+  held.prompt('cid', rate.tokens // 4)
+  held.text('cid', 1)
+  held.prompt('cid', rate.tokens // 60)
+  with pytest.raises(errors.ApiError, match='tokens of prompts per') as caught:
+    held.text('cid', 1)
+  assert caught.value.headers == {'Retry-After': '1'}

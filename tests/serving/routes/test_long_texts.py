@@ -1,0 +1,230 @@
+"""Texts of strangers: bounded before they are encoded, and after they grow."""
+
+import contextlib
+import json
+import threading
+import urllib.error
+
+import pytest
+
+from kaiju_jax.characters.prompts import macros
+from kaiju_jax.serving.http import limits
+from tests.serving import running
+
+# Bytes that the toy's 1,024 tokens stand for, at most.
+ROOM = running.LENGTH * running.Letters.longest
+MEGABYTE = 2**20 - 2**10
+NAME = 'é' * 200
+CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
+
+
+class Counting(running.Letters):
+  """Remembers the bytes and the threads of what it encoded."""
+
+  def __init__(self):
+    self.sizes, self.threads = [0], set()
+
+  def encode(self, text):
+    self.sizes.append(len(text.encode()))
+    if len(text) > 2**12:
+      self.threads.add(threading.current_thread().name)
+    return super().encode(text)
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+  tokenizer = Counting()
+  folder = tmp_path_factory.mktemp('server')
+  with running.server(folder, tokenizer=tokenizer) as server:
+    server.tokenizer = tokenizer
+    yield server
+
+
+@pytest.fixture(scope='module')
+def named(server):
+  """A character of a long name, and a session with it."""
+  made = server.post(
+    '/v1/characters', 'ann', fields={'name': NAME, 'greeting': 'Hm?'}
+  )
+  session = server.post('/v1/sessions', 'ann', character=made['id'])
+  return made['id'], session['id']
+
+
+@contextlib.contextmanager
+def bounded(server, most=ROOM):
+  """Checks that no text over a bound is encoded meanwhile, nor in the loop."""
+  server.tokenizer.sizes[:] = [0]
+  server.tokenizer.threads.clear()
+  yield
+  assert max(server.tokenizer.sizes) <= most
+  assert all('text' in name for name in server.tokenizer.threads)
+
+
+def refused(server, path, **body):
+  """Returns the status and the error of a request that must fail."""
+  with pytest.raises(urllib.error.HTTPError) as caught:
+    server.post(path, 'ann', **body)
+  return caught.value.code, json.loads(caught.value.read())['error']
+
+
+def said(*texts, role='user'):
+  return [{'role': role, 'content': text} for text in texts]
+
+
+@pytest.mark.parametrize(
+  'text', ['a ' * (MEGABYTE // 2), '{{char}}' * (MEGABYTE // 8)]
+)
+def test_a_chat_that_cannot_fit_is_not_encoded(server, named, text):
+  character, session = named
+  for body in (
+    {'messages': said(text)},
+    {'messages': said(*[text[: MEGABYTE // 40]] * 30)},
+    {'messages': said(text, role='system') + said('Hm?')},
+    {'messages': said(text), 'character': character},
+    {'messages': said(text), 'session': session},
+  ):
+    with bounded(server):
+      status, error = refused(server, CHAT, model=running.MODEL, **body)
+    assert status == 400 and error['param'] == 'messages'
+    assert error['code'] == 'context_length_exceeded'
+
+
+def test_a_text_that_grows_is_refused_by_name(server, named, monkeypatch):
+  _, session = named
+  built = []
+
+  def replaced(count, macro, made):
+    found = original(count, macro, made)
+    built.append(len(made.encode()))
+    return found
+
+  original = macros._Count.replaced
+  monkeypatch.setattr(macros._Count, 'replaced', replaced)
+  grows = '{{char}}' * 5000
+  fields = {'name': NAME, 'description': 'x'}
+  lore = {'keys': ['a'], 'content': grows}
+  for path, body, param, words in (
+    (CHAT, {'messages': said(grows), 'session': session}, 'messages', 'macros'),
+    (
+      f'/v1/sessions/{session}/messages',
+      {'parent': 0, 'role': 'user', 'text': grows},
+      'text',
+      'macros',
+    ),
+    *(
+      ('/v1/characters', {'fields': fields | changed}, name, words)
+      for changed, name, words in (
+        ({'description': grows[:800]}, 'fields', 'more bytes with its macros'),
+        ({'description': grows}, 'fields', 'the text has 40,000 bytes'),
+        ({'greeting': grows}, 'greeting', 'greeting: the text has more'),
+        (
+          {'alternate_greetings': ['a', grows]},
+          'alternate_greetings[1]',
+          'alternate_greetings[1]: the text has more',
+        ),
+        ({'lore': [lore]}, 'fields', 'lore[0].content: the text has more'),
+        (
+          {'lore': [lore | {'is_constant': True}]},
+          'fields',
+          'lore[0].content: the text has more',
+        ),
+      )
+    ),
+  ):
+    built.clear()
+    if path == CHAT:
+      body = {'model': running.MODEL} | body
+    with bounded(server, ROOM):
+      status, error = refused(server, path, **body)
+    assert (status, error['param']) == (400, param), error
+    assert words in error['message']
+    assert error['code'] == 'context_length_exceeded'
+    assert sum(built) <= macros.MOST
+
+
+@pytest.mark.parametrize(
+  'prompt',
+  [
+    'a ' * (MEGABYTE // 2),
+    ['a', 'b' * ROOM],
+    [97] * (MEGABYTE // 5),
+    [[97], [97] * 2000],
+  ],
+)
+def test_a_prompt_that_cannot_fit_is_not_encoded(server, prompt):
+  with bounded(server):
+    status, error = refused(server, TEXT, model=running.MODEL, prompt=prompt)
+  assert (status, error['code']) == (400, 'context_length_exceeded')
+  assert error['param'] == 'prompt'
+
+
+def test_other_long_texts_are_refused_by_name(server, named):
+  character, session = named
+  text = 'a' * MEGABYTE
+  for path, body, param in (
+    ('/v1/sessions', {'character': character, 'title': text}, 'title'),
+    (
+      f'/v1/sessions/{session}/messages',
+      {'parent': 0, 'role': 'assistant', 'text': text},
+      'text',
+    ),
+    ('/v1/characters', {'fields': {'name': text}}, 'fields'),
+    ('/v1/characters', {'fields': {'name': 'A', 'greeting': text}}, 'fields'),
+  ):
+    with bounded(server):
+      status, error = refused(server, path, **body)
+    assert (status, error['param']) == (400, param), error
+
+
+@pytest.mark.parametrize(
+  'path, wrong',
+  [
+    (TEXT, {'prompt': [1] * 200_000 + ['a']}),
+    (TEXT, {'prompt': [[1]] * 200_000}),
+    (TEXT, {'prompt': [{}] * 200_000}),
+    (CHAT, {'messages': [{}] * 200_000}),
+    (CHAT, {'messages': said([{}] * 200_000)}),
+    (CHAT, {'messages': [{f'{n}': 1 for n in range(50_000)}]}),
+    (CHAT, {f'{n}': 1 for n in range(50_000)}),
+    (CHAT, {'messages': said('a'), 'stop': [1] * 200_000}),
+    (CHAT, {'messages': said('a'), 'modalities': [1] * 200_000}),
+    (
+      CHAT,
+      {'messages': said('a'), 'metadata': {str(n): 1 for n in range(50_000)}},
+    ),
+    (CHAT, {'messages': said('a'), 'tools': [1] * 200_000}),
+  ],
+)
+def test_the_first_fault_of_many_is_enough(server, path, wrong):
+  # A check that went on would make a message for each.
+  status, error = refused(server, path, **{'model': running.MODEL} | wrong)
+  assert status == 400 and len(error['message']) < 200
+
+
+def test_an_owner_has_so_much_text_per_minute(server, monkeypatch):
+  monkeypatch.setattr(limits, '_BYTES', 1)
+  text = {'model': running.MODEL, 'prompt': 'a' * 500, 'max_tokens': 1}
+  monkeypatch.setattr(server.context, 'limits', limits.Limits())
+  for _ in range(3):  # Of 1,500 bytes at once.
+    server.post(TEXT, 'ben', **text)
+  with bounded(server, 0), pytest.raises(urllib.error.HTTPError) as caught:
+    server.post(TEXT, 'ben', **text)
+  assert caught.value.code == 429 and int(caught.value.headers['Retry-After'])
+  assert 'bytes of requests per minute' in caught.value.read().decode()
+  server.post(TEXT, 'ann', **text)
+
+
+def test_what_fits_is_still_answered(server, named):
+  _, session = named
+  with bounded(server):
+    made = server.post(
+      CHAT,
+      'ann',
+      model=running.MODEL,
+      session=session,
+      max_tokens=4,
+      messages=said('Hello, {{char}}.'),
+    )
+    assert made['choices'][0]['finish_reason'] == 'length'
+    found = server.get(f'/v1/sessions/{session}', owner='ann')
+    assert found['messages'][1]['text'] == f'Hello, {NAME}.'
