@@ -14,6 +14,8 @@ import sys
 import tempfile
 
 _COUNT = '--xla_force_host_platform_device_count'
+# Where `.ci/run` gathers each folder's seconds.
+_SECONDS_FILE = 'TEST_SECONDS_FILE'
 
 if 'jax' in sys.modules:
   raise RuntimeError(
@@ -27,7 +29,8 @@ os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
 
 # Much of the suite's time is compiling, and many tests compile the same
 # programs: what one worker or subprocess compiles, all others read. The folder
-# is new in each run, so that no run tests what another one compiled.
+# is new in each run, so that no run tests what another one compiled; the stages
+# of `.ci/run` share one.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   _compiled = tempfile.TemporaryDirectory(prefix='kaiju_jax-compiled-')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = _compiled.name
@@ -54,3 +57,7 @@ def pytest_terminal_summary(terminalreporter):
     for folder, spent in seconds.most_common():
       terminalreporter.write_line(f'{spent:8.1f} s  {folder}')
     terminalreporter.write_line(f'{sum(seconds.values()):8.1f} s  all')
+  if _SECONDS_FILE in os.environ:
+    with open(os.environ[_SECONDS_FILE], 'a') as file:
+      for folder, spent in seconds.items():
+        file.write(f'{spent:.1f} {folder}\n')

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+pytestmark = pytest.mark.versions
+
 
 def test_eight_cpu_devices():
   if jax.default_backend() != 'cpu':

@@ -118,6 +118,8 @@ for name in ('jax_plugins', 'libtpu'):
   sys.modules[name] = None
 from kaiju_jax.aot import devices
 import tpu_gpu_configs
+
+pytestmark = pytest.mark.versions
 try:
   devices.find(tpu_gpu_configs.load(sys.argv[1]))
 except devices.MissingPlugin as error:

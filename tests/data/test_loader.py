@@ -12,6 +12,8 @@ from kaiju_jax.data import packing
 from kaiju_jax.data import text as text_lib
 from kaiju_jax.data import tokenizer as tokenizer_lib
 
+pytestmark = pytest.mark.versions
+
 
 def _rows(documents=17, length=16):
   rng = np.random.default_rng(0)

@@ -10,6 +10,8 @@ import pytest
 from experiments import __main__ as index
 from tests.experiments import forked
 
+pytestmark = pytest.mark.versions
+
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDERS = 'experiments', 'experiments/benchmarks'
 SCRIPTS = {

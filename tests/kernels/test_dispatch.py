@@ -6,6 +6,8 @@ import pytest
 
 from kaiju_jax.kernels import dispatch
 
+pytestmark = pytest.mark.versions
+
 _RUNS_ON = {
   'plain': dispatch.ANYWHERE,
   'metal': ('gpu', 'tpu'),

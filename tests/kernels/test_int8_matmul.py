@@ -151,6 +151,7 @@ def exact(contracted, nonnegative):
   return (x, w, scale), (codes, scales), y
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
   ('implementation', 'contracted', 'nonnegative', 'contract'),
   interpreted.parameters(
@@ -268,6 +269,7 @@ def test_a_nan_makes_its_row_nan_and_no_other(implementation):
   assert bad.any(1).sum() == 2
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
   ('implementation', 'dtype', 'contract'),
   interpreted.parameters(

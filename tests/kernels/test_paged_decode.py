@@ -249,6 +249,7 @@ def _close(actual, expected, tolerance=2e-5):
 
 # The quick ones share a compiled kernel. The others differ in the plan alone,
 # in the number of heads, or in a window: with it, codes are quick tests.
+@pytest.mark.versions
 @pytest.mark.parametrize(
   ('implementation', 'case'),
   interpreted.parameters(
@@ -586,6 +587,7 @@ def test_merge_of_literals():
     assert all(np.isnan(x).all() for x in pair)
 
 
+@pytest.mark.versions
 @pytest.mark.slow
 @kernels
 def test_rows_and_heads_on_several_devices(implementation):

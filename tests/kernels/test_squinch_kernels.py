@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import re
 
 import jax
@@ -39,11 +40,16 @@ in_turn = pytest.mark.parametrize(
   ],
 )
 
+# XLA's older emitters approximate a logarithm in one way here and in another
+# there. Where `make test` asks for them, this returns to the usual ones.
+_EMITTER = 'xla_cpu_use_fusion_emitters'
+_EMITTERS = {_EMITTER: True} if _EMITTER in os.environ['XLA_FLAGS'] else {}
+
 
 @functools.cache
 def jitted(name, implementation, *static):
   f = functools.partial(getattr(api, name), implementation=implementation)
-  return jax.jit(lambda x: f(x, *static))
+  return jax.jit(lambda x: f(x, *static), compiler_options=_EMITTERS)
 
 
 def run(name, implementation, x, *static):
@@ -103,6 +109,7 @@ def assert_encoded_the_same(implementation, x_RC, elements, header):
   )
 
 
+@pytest.mark.versions
 @in_turn
 def test_every_pattern_has_the_references_bits(
   implementation, elements, header
@@ -166,6 +173,7 @@ def test_half_is_read_as_it_is(implementation, dtype):
   assert packed[0, 0, 5] == packed[0, 1, 6] == 255
 
 
+@pytest.mark.versions
 @in_turn
 def test_every_code_decodes_to_the_references_bits(
   implementation, elements, header

@@ -269,6 +269,7 @@ def test_the_oracle_is_jaxs_attention():
   _close([found_BLHK], _oracle(case, *arrays)[:1])
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
   ('implementation', 'case'),
   interpreted.parameters(_HERE, CASES, quick=('rows of every kind, window',)),
@@ -459,6 +460,7 @@ def _check_codes(case, implementation, q_codes, per):
       _assert_nan_where(found_dkv, gradients[1:], seen_BM)
 
 
+@pytest.mark.versions
 def test_codes_mean_what_they_stand_for(implementation):
   _check_codes(WINDOW, implementation, q_codes=True, per='token')
 
@@ -569,6 +571,7 @@ def test_bfloat16(quick_in_xla):
   _close(gradients, expected, 0.02)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
   'quick_in_xla',
   [pytest.param(n, marks=[pytest.mark.slow] * (n != 'chunked')) for n in _HERE],

@@ -17,6 +17,8 @@ from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import mosaic_gpu
 from kaiju_jax.kernels.visibility_attention import pallas_gpu
 
+pytestmark = pytest.mark.versions
+
 _SCALE = 0.3
 many_programs = pytest.mark.skipif(
   jax.__version_info__ < (0, 12),

@@ -104,6 +104,7 @@ def batch():
   return rows.packed_batch([[13, 9], [24]], 24, 48)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
   'name',
   [
@@ -224,6 +225,7 @@ def test_reach_of_local_layers_is_layers_times_window_less_one():
   assert moved.tolist() == [5 <= t <= 5 + 3 * 3 for t in range(24)]
 
 
+@pytest.mark.versions
 def test_depth_does_not_grow_the_program():
   def equations(depth):
     config = small_config(layout='', num_layers=depth, period=7, global_share=1)

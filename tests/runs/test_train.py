@@ -43,6 +43,7 @@ def assert_equal(one, other):
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.versions
 def test_a_stopped_run_resumes_to_the_same_bits(
   texts, whole, stopped, tmp_path, capsys
 ):

@@ -23,6 +23,8 @@ from tests import meshes
 from tests.model import params as params_lib
 from tests.model import rows
 
+pytestmark = pytest.mark.versions
+
 
 def experiment(**quantization) -> experiment_lib.Experiment:
   """Windows, sharing, two repeats of a block, rows packed across shards."""

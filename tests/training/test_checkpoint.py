@@ -14,6 +14,8 @@ import pytest
 from kaiju_jax.training import checkpoint
 from tests.training import toy
 
+pytestmark = pytest.mark.versions
+
 
 def _state(seed=0, size=30_000):
   w_D = jax.random.normal(jax.random.key(seed), (size,))

@@ -22,6 +22,8 @@ from kaiju_jax.training import token_count
 from tests.model import params as params_lib
 from tests.model import rows
 
+pytestmark = pytest.mark.versions
+
 STEPS = 40
 
 

@@ -16,6 +16,8 @@ import pytest
 from kaiju_jax.kernels.squinch import reference
 from kaiju_jax.wire import squinch
 
+pytestmark = pytest.mark.versions
+
 WORKERS = 8
 CODES = [
   {'elements': elements, 'header': header}

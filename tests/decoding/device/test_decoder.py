@@ -11,6 +11,8 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import held_cache
 from tests.decoding import toys
 
+pytestmark = pytest.mark.versions
+
 
 def made():
   """All layers are local, so that a row's pages alone would take any length."""

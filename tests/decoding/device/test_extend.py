@@ -191,6 +191,7 @@ def test_decoding_reads_an_export_as_its_checkpoint(matmul):
   )
 
 
+@pytest.mark.versions
 def test_a_step_copies_no_pool_and_no_embedding():
   """By the compiled program: nothing of their sizes is copied or transposed."""
   config = toys.config(

@@ -19,6 +19,8 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 
+pytestmark = pytest.mark.versions
+
 Request = request_lib.Request
 Sampling = sampling_lib.Sampling
 ROWS, LENGTH, CHUNK = 3, 64, 16
