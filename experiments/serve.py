@@ -7,7 +7,10 @@
 
 One process and no other service: characters and conversations lie in a sqlite
 file in --folder. It answers this machine alone, and prints the address of its
-page. With --host it answers others too, who need a token each (--add_token
+page, with a key that the page keeps, and that clients send as api_key. With
+--open it asks for none, and answers all on this machine: other accounts, and
+what a proxy here passes on. With --require_token tokens alone count. With
+--host it answers others too, who need a token each (--add_token
 prints it, once); that takes a gate and a token-level head (--safety, --head),
 because a server without moderation stays on this machine.
 
@@ -86,6 +89,17 @@ _GUIDED = flags.DEFINE_integer(
   128,
   'Tokens of a guided reply, at most, where there is a --head.',
   1,
+)
+_OPEN = flags.DEFINE_bool(
+  'open',
+  False,
+  'Answer all on this machine without a key, proxies and other accounts'
+  ' included.',
+)
+_REQUIRE_TOKEN = flags.DEFINE_bool(
+  'require_token',
+  False,
+  'Print no key: on this machine, too, only tokens of --add_token count.',
 )
 _AGE = flags.DEFINE_enum(
   'age',
@@ -174,6 +188,8 @@ def _settings():
     wait=_WAIT.value,
     lease=_LEASE.value,
     grace=_GRACE.value,
+    open=_OPEN.value,
+    require_token=_REQUIRE_TOKEN.value,
     age=_AGE.value,
     safety=_SAFETY.value,
     head=_HEAD.value,

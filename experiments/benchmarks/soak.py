@@ -66,28 +66,33 @@ def main(argv: Sequence[str]) -> None:
       text=True,
     )
     try:
-      address = _address(server)
-      looks, counts = asyncio.run(_soak(server.pid, address))
+      looks, counts = asyncio.run(_soak(server.pid, *_address(server)))
     finally:
       server.terminate()
       status = server.wait(60)
   _report(looks, counts, status)
 
 
-def _address(server: subprocess.Popen) -> str:
+def _address(server: subprocess.Popen) -> tuple[str, str]:
+  """Returns a server's address, and its key."""
   for line in server.stdout:
-    if found := re.search(r'Chat: +(http://\S+?)/?$', line.strip()):
-      return found[1]
+    if found := re.search(r'Chat: +(http://\S+)/#key=(\S+)', line):
+      return found[1], found[2]
   raise SystemExit('error: the server did not start.')
 
 
-async def _soak(pid: int, address: str) -> tuple[list[Look], dict[str, int]]:
+async def _soak(
+  pid: int, address: str, key: str
+) -> tuple[list[Look], dict[str, int]]:
   """Returns what was seen of the server, and how requests ended."""
   counts = {'replies': 0, 'left': 0, 'refused': 0, 'failed': 0}
   begun = time.monotonic()
   end = begun + 60 * _MINUTES.value
   looks = []
-  async with httpx.AsyncClient(base_url=address, timeout=120) as client:
+  headers = {'Authorization': f'Bearer {key}'}
+  async with httpx.AsyncClient(
+    base_url=address, headers=headers, timeout=120
+  ) as client:
     talkers = [
       asyncio.create_task(_talker(client, random.Random(n), end, counts))
       for n in range(_TALKERS.value)

@@ -5,8 +5,8 @@
     serve.run(context, settings)  # until Ctrl-C
 
 One process, and no other service: characters, conversations and tokens lie in
-`Settings.folder`. Without a token it answers this machine alone; and so does a
-server that is unmoderated.
+`Settings.folder`. Without tokens it answers on loopback alone, and there
+whoever has the key that it prints; and so does a server that is unmoderated.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from kaiju_jax.model import paging
 from kaiju_jax.runs import load
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
+from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.http import metrics
 from kaiju_jax.serving.http import server as http
@@ -71,6 +72,9 @@ class Settings:
     wait: seconds to the first token, at most.
     lease: seconds that a stream stays unread.
     grace: seconds that replies have to finish when the server stops.
+    open: whether all on this machine may ask without the key, other accounts'
+      programs and what a proxy here passes on included.
+    require_token: whether tokens alone count on loopback, too.
     age: of the person before this machine: 'adult', 'minor' or 'unknown'.
     safety: folder of a gate and its thresholds; '' for none.
     head: file of a token-level head, or folder of the run that trained it; ''
@@ -93,6 +97,8 @@ class Settings:
   wait: float = 30.0
   lease: float = 30.0
   grace: float = 30.0
+  open: bool = False
+  require_token: bool = False
   age: str = auth.UNKNOWN
   safety: str = ''
   head: str = ''
@@ -245,12 +251,17 @@ def run(
 
 def greeting(context: context_lib.Context, url: str) -> list[str]:
   """Returns what whoever starts a server is told, a line each."""
-  model = context.model
+  model, key = context.model, context.access.key
+  # A browser sends no fragment, so that no log of a proxy has the key.
+  fragment = '' if key is None else f'#key={key}'
+  name = 'none' if context.access.is_open else key or 'TOKEN'
   lines = [
     f'{model.name}: {model.parameters:,} parameters, {model.length:,} tokens.',
-    f'Chat:    {url}/',
-    f'OpenAI:  base_url={url}/v1, model={model.name}',
+    f'Chat:    {url}/{fragment}',
+    f'OpenAI:  base_url={url}/v1, api_key={name}, model={model.name}',
   ]
+  if context.access.is_open:
+    lines.append('Open: it answers all on this machine, proxies included.')
   if context.moderator.mode == 'unmoderated':
     lines.append('Unmoderated: it answers this machine alone.')
   return [*lines, 'Ctrl-C ends it.']
@@ -351,7 +362,6 @@ def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
   if not folder.exists():
     files.make_folder(folder)
     folder.chmod(0o700)  # It holds what people said.
-  tokens = auth.Tokens(folder / auth.FILE)
   named = log = None
   if head is not None:
     params, config = head
@@ -362,23 +372,44 @@ def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
   moderator = moderation.Moderator(named, log)
   if settings.safety:
     moderator.use(settings.safety)
-  is_open = loopback.is_loopback(settings.host)
-  if not is_open and not tokens.listed():
+  if moderator.mode == 'closed':
     raise ValueError(
-      f'host={settings.host!r}: others may ask with a token only, and there is'
-      f' none in {folder / auth.FILE}: add one first (--add_token=NAME).'
+      f'safety={settings.safety!r}: closed: no token-level head, without which'
+      ' nothing is answered; train one (experiments.train_head), and name its'
+      ' folder.'
     )
-  if not is_open and moderator.mode == 'unmoderated':
+  access = _access(settings, folder)
+  if (
+    not loopback.is_loopback(settings.host) and moderator.mode == 'unmoderated'
+  ):
     raise ValueError(
       f'host={settings.host!r}: a server without moderation answers this'
       ' machine alone; give it a gate and a token-level head (--safety,'
       " --head), or host='127.0.0.1'."
     )
-  return _Opened(
-    auth.Access(tokens, is_open=is_open, age=settings.age),
-    moderator,
-    _store(folder, settings.store),
-  )
+  return _Opened(access, moderator, _store(folder, settings.store))
+
+
+def _access(settings: Settings, folder: pathlib.Path) -> auth.Access:
+  """Returns who may ask; see `_opened`."""
+  is_local = loopback.is_loopback(settings.host)
+  if settings.open and (settings.require_token or not is_local):
+    raise ValueError(
+      f'open=True: must be without require_token={settings.require_token}, and'
+      f' host={settings.host!r} this machine alone, as 127.0.0.1.'
+    )
+  tokens = auth.Tokens(folder / auth.FILE)
+  needs_token = settings.require_token or not is_local
+  if needs_token and not tokens.listed():
+    raise ValueError(
+      f'host={settings.host!r}, require_token={settings.require_token}: a token'
+      f' is needed, and there is none in {folder / auth.FILE}: add one first'
+      ' (--add_token=NAME).'
+    )
+  key = None
+  if not (needs_token or settings.open):
+    key = local_key.load(folder / local_key.FILE)
+  return auth.Access(tokens, is_open=settings.open, key=key, age=settings.age)
 
 
 def _key(path: pathlib.Path) -> bytes:

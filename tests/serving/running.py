@@ -119,6 +119,7 @@ def server(
   folder,
   *,
   is_open: bool = True,
+  key: str | None = None,
   queue: int = 64,
   rows: int = 4,
   pause: float = 0.0,
@@ -133,6 +134,7 @@ def server(
   Args:
     folder: for its files.
     is_open: whether this machine may ask without a token.
+    key: of the person before it, where it is not open.
     queue: requests that wait at most.
     rows: sequences at once.
     pause: seconds of each of the engine's rounds.
@@ -177,7 +179,7 @@ def server(
     tokenizer=tokenizer,
     format=prompt.Encoded(written),
     store=store,
-    access=auth.Access(held, is_open=is_open),
+    access=auth.Access(held, is_open=is_open and key is None, key=key),
     limits=limits.Limits(),
     metrics=metrics.Metrics(
       lambda: working.ask(lambda: metrics.reading(engine))

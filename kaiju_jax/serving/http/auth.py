@@ -1,4 +1,4 @@
-"""Who asks: bearer tokens, and the person before a laptop.
+"""Who asks: bearer tokens, and the person before this machine.
 
 A token is 256 random bits, and the file holds its SHA-256. Slow hashes such as
 bcrypt protect what people choose, because that can be guessed; nobody goes
@@ -7,9 +7,12 @@ request 100 ms. Whoever reads the file learns who has tokens, and none of them.
 
 A token says whose it is, and three things that its owner cannot change: the age
 tier, of which an unknown one is treated as under 18, the priority and the rate.
-Without a token there is no answer, but on loopback where the server was started
-so: then the owner is 'local', and web pages of others are refused
-(`loopback.py`).
+Beside them a server on loopback knows the key of the person who started it
+(`local_key.py`), as a bearer token or as the page's cookie: their owner is
+'local'. An open server takes everybody on loopback for that person. In both
+cases web pages of others are refused (`loopback.py`). A missing header proves
+nothing: a proxy on this machine need not add one, so that an open server behind
+a proxy is open to all.
 """
 
 from collections.abc import Iterator
@@ -31,6 +34,7 @@ from starlette import requests
 
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.storage import files
 from kaiju_jax.storage import strict
@@ -43,6 +47,8 @@ _BEARER = re.compile(r'bearer +([\x21-\x7e]{1,256})', re.IGNORECASE)
 _PREFIX = 'kaiju-'
 # Hex digits of a digest that stand for a token where tokens are listed.
 _ID = 12
+# Seconds that a browser keeps the key; our guess: a month.
+_KEPT = 30 * 24 * 3600
 
 
 class Caller(NamedTuple):
@@ -253,13 +259,19 @@ class Tokens:
 
 
 class Access:
-  """Answers who asks, or refuses."""
+  """Answers who asks, or refuses.
+
+  Attributes:
+    is_open: whether this machine may ask without a token.
+    key: of the person before it; None for none.
+  """
 
   def __init__(
     self,
     tokens: Tokens | None,
     *,
     is_open: bool = False,
+    key: str | None = None,
     age: str = UNKNOWN,
     failures: limits.Failures | None = None,
   ):
@@ -269,15 +281,21 @@ class Access:
       tokens: who may ask; None for nobody.
       is_open: whether this machine may ask without. Only for a server that
         listens on loopback alone.
-      age: of the person before it.
+      key: of the person before it; None for none. Only for such a server, too.
+      age: of that person.
       failures: counts what is refused.
 
     Raises:
-      ValueError: an age that is none.
+      ValueError: an age or a key that is none; or an open server with a key.
     """
+    if key is not None:
+      local_key.check(key)
+      if is_open:
+        raise ValueError('is_open=True: an open server asks for no key.')
     if age not in AGES:
       raise ValueError(f'age={age!r}: must be one of {", ".join(AGES)}.')
     self.is_open = is_open
+    self.key = key
     self._tokens = tokens
     self._local = Caller(LOCAL, _tier_of(age), rate=limits.LOCAL)
     self._failures = failures or limits.Failures()
@@ -296,7 +314,7 @@ class Access:
       found = self._found(token)
       if found is not None:
         return found.caller
-    if self.is_open:
+    if self.is_open or self._has_key(token, request.cookies.get(self._cookie)):
       loopback.check(request)
       return self._local
     self._failures.note(request.client.host if request.client else '')
@@ -306,16 +324,56 @@ class Access:
       )
     raise errors.unauthorized('The token is not valid.')
 
+  @property
+  def is_local(self) -> bool:
+    """Whether it answers the person before this machine without a token."""
+    return self.is_open or self.key is not None
+
+  def cookie(self, request: requests.HTTPConnection) -> str | None:
+    """Returns what has a browser keep the key that a request bears.
+
+    Returns:
+      The value of Set-Cookie; None where no key is needed.
+
+    Raises:
+      errors.ApiError: see `caller`.
+    """
+    self.caller(request)
+    if not self._has_key(_bearer(request)):
+      return None
+    # JavaScript cannot read it, and no other site's page sends it.
+    return (
+      f'{self._cookie}={self.key}; Path=/; Max-Age={_KEPT}; HttpOnly;'
+      ' SameSite=Strict'
+    )
+
   def check_site(self, request: requests.HTTPConnection) -> None:
     """Refuses other people's web pages where no token would keep them out.
 
-    For what is answered without asking who asks, such as metrics.
+    For what is answered without asking who asks, such as the page.
 
     Raises:
       errors.ApiError: 403.
     """
-    if self.is_open:
+    if self.is_local:
       loopback.check(request)
+
+  @property
+  def _cookie(self) -> str:
+    """The cookie's name. Browsers send cookies to all ports of a host, where
+    another server may have a key of its own."""
+    return f'kaiju_{_digest(self.key or "")[:_ID]}'
+
+  def _has_key(self, *given: str | None) -> bool:
+    """Returns whether the key is given, in a time that tells nothing of it."""
+    if self.key is None:
+      return False
+    wanted = _digest(self.key)
+    return any(
+      hmac.compare_digest(_digest(one), wanted)
+      for one in given
+      if one is not None
+    )
 
   def _found(self, token: str) -> Token | None:
     try:

@@ -3,7 +3,8 @@
  *
  * A request that lacks permission asks for a bearer token once and is sent
  * again, so that nothing above this file knows of tokens. The token lives in
- * sessionStorage: closing the tab forgets it.
+ * sessionStorage: closing the tab forgets it. A key in the page's address is
+ * exchanged for a cookie that no script can read.
  */
 
 const TOKEN = 'kaiju.token';
@@ -31,6 +32,20 @@ let question = null;
  */
 export function onMissingToken(handler) {
   ask = handler;
+}
+
+/** Has the browser keep the key of the address, and takes it out of there. */
+export async function keepKey() {
+  const key = /^#key=([\x21-\x7e]+)$/.exec(location.hash)?.[1];
+  if (!key) return;
+  const headers = {Authorization: `Bearer ${key}`};
+  try {
+    await fetch(at('key'), {method: 'POST', headers});
+  } catch (error) {
+    throw broken(error, 'The server cannot be reached.');
+  }
+  // A key that is wrong counts as none: the next request asks for a token.
+  history.replaceState(null, '', location.pathname);
 }
 
 /** Waits for a token other than `refused`, by one question for all requests. */

@@ -80,6 +80,7 @@ function go(view, id) {
 }
 
 async function route() {
+  await client.keepKey();
   const [view, id = ''] = location.hash.slice(1).split('/');
   const name = decodeURIComponent(id);
   if (view === 'session') await showSession(name);
@@ -154,6 +155,7 @@ function forget(id) {
 }
 
 async function begin() {
+  await client.keepKey();
   const [server, characters, sessions] = await Promise.all(
     [client.server(), client.characters(), client.sessions()]);
   Object.assign(state, {server, characters, sessions});

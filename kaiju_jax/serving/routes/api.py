@@ -6,6 +6,7 @@ OpenAI's form (/v1/chat/completions, /v1/completions, /v1/models), characters
 and sessions, the page, and what operators read.
 """
 
+import asyncio
 import importlib.resources
 import pathlib
 from typing import Any
@@ -40,12 +41,13 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     routing.Route('/v1/models', models, methods=['GET']),
     routing.Route('/v1/models/{id:path}', model, methods=['GET']),
     routing.Route('/v1/server', server, methods=['GET']),
+    routing.Route('/v1/key', key, methods=['POST']),
     *character_routes.ROUTES,
     *session_routes.ROUTES,
     routing.Route('/healthz', healthz, methods=['GET']),
     routing.Route('/readyz', readyz, methods=['GET']),
   ]
-  if context.access.is_open:
+  if context.access.is_local:
     # Where others come in, metrics have a port of their own.
     routes.append(routing.Route('/metrics', measured, methods=['GET']))
   made = applications.Starlette(
@@ -78,12 +80,9 @@ async def model(request: http.Request) -> responses.Response:
 
 
 async def server(request: http.Request) -> responses.Response:
-  """GET /v1/server: what the page tells its reader of the server.
-
-  Answered to everybody, so that the page knows whether to ask for a token.
-  """
+  """GET /v1/server: what the page tells its reader of the server."""
   context = request.app.state.context
-  context.access.check_site(request)
+  context.access.caller(request)
   return responses.JSONResponse(
     {
       'object': 'server',
@@ -98,6 +97,13 @@ async def server(request: http.Request) -> responses.Response:
   )
 
 
+async def key(request: http.Request) -> responses.Response:
+  """POST /v1/key: has the page's browser keep the key that it bears."""
+  cookie = request.app.state.context.access.cookie(request)
+  headers = {} if cookie is None else {'Set-Cookie': cookie}
+  return responses.Response(status_code=204, headers=headers)
+
+
 async def healthz(request: http.Request) -> responses.Response:
   """GET /healthz: 200 while the engine's thread lives."""
   context = request.app.state.context
@@ -109,6 +115,8 @@ async def healthz(request: http.Request) -> responses.Response:
 async def readyz(request: http.Request) -> responses.Response:
   """GET /readyz: 200 while requests are taken, and what is said is kept."""
   context = request.app.state.context
+  if context.moderator.mode == 'closed':
+    return responses.PlainTextResponse(f'{context_lib.CLOSED}\n', 503)
   if not (context.is_ready and context.worker.is_alive):
     return responses.PlainTextResponse('not ready\n', 503)
   try:
@@ -119,11 +127,11 @@ async def readyz(request: http.Request) -> responses.Response:
   return responses.PlainTextResponse('ready\n')
 
 
-def measured(request: http.Request) -> responses.Response:
+async def measured(request: http.Request) -> responses.Response:
   """GET /metrics: for Prometheus; in a thread, because it waits for a round."""
   context = request.app.state.context
-  context.access.check_site(request)
-  return context.metrics.answer(request)
+  context.access.caller(request)
+  return await asyncio.to_thread(context.metrics.answer, request)
 
 
 def _page_routes() -> list[routing.Route]:

@@ -218,8 +218,13 @@ async def watched(
   """Returns what judges a request, and whether its text is refused.
 
   The gate takes milliseconds, so that it runs beside the event loop.
+
+  Raises:
+    errors.ApiError: 503 where there is a gate and no token-level head.
   """
   watch = context.moderator.watch(who.age, who.owner)
+  if watch.mode == 'closed':
+    raise errors.unavailable(f'{context_lib.CLOSED}.')
   size = _JUDGED * len(text)
   verdict = await context.worked(size, lambda: watch.read(text))
   if verdict.is_blocked:

@@ -25,6 +25,7 @@ _T = TypeVar('_T')
 # others' texts; longer ones have a thread of their own.
 _SHORT, _LONG = 2**12, 2**16
 _CHECKED = 1.0  # Seconds for which a check of the store holds (our guess).
+CLOSED = 'closed: no token-level head'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ import socket
 import stat
 import subprocess
 import sys
+from typing import NamedTuple
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -38,9 +40,16 @@ def workdir(tmp_path_factory):
   return path
 
 
+class Address(NamedTuple):
+  """Where a server answers, and the key that it printed."""
+
+  url: str
+  key: str
+
+
 @contextlib.contextmanager
 def served(workdir, folder, *flags):
-  """Yields a server's process and address."""
+  """Yields a server's process, address and words."""
   with subprocess.Popen(
     [
       *(sys.executable, '-m', 'experiments.serve', f'--workdir={workdir}'),
@@ -56,8 +65,9 @@ def served(workdir, folder, *flags):
         if 'Ctrl-C' in line:
           break
       said = ''.join(lines)
-      (address,) = re.findall(r'Chat: +(http://\S+)/', said)
-      yield server, address, said
+      ((url, key),) = re.findall(r'Chat: +(http://\S+)/#key=(\S+)', said)
+      assert f'api_key={key}' in said
+      yield server, Address(url, key), said
     finally:
       server.kill()
 
@@ -65,7 +75,8 @@ def served(workdir, folder, *flags):
 def got(address, path, **body):
   data = json.dumps(body).encode() if body else None
   headers = {'Content-Type': 'application/json'}
-  request = urllib.request.Request(address + path, data, headers)
+  headers['Authorization'] = f'Bearer {address.key}'
+  request = urllib.request.Request(address.url + path, data, headers)
   with urllib.request.urlopen(request, timeout=60) as answer:
     return answer.read()
 
@@ -73,11 +84,15 @@ def got(address, path, **body):
 def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
   folder = tmp_path / 'server'
   with served(workdir, folder) as (server, address, said):
-    assert 'Unmoderated' in said and '127.0.0.1' in address
+    assert 'Unmoderated' in said and '127.0.0.1' in address.url
+    with pytest.raises(urllib.error.HTTPError, match='401'):
+      got(address._replace(key='none'), '/v1/sessions')
     assert b'<html' in got(address, '/')
     assert json.loads(got(address, '/v1/server'))['model'] == 'tiny'
     client = pages.CLIENT
-    text = client.text.replace('http://127.0.0.1:8000', address)
+    text = client.text.replace('http://127.0.0.1:8000', address.url)
+    assert "api_key='KEY'" in text
+    text = text.replace('KEY', address.key)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       client._replace(text=text).run()
     assert 'cached_tokens' in printed.getvalue()

@@ -1,0 +1,85 @@
+"""Who may ask a server that is started, and what its start refuses."""
+
+import types
+
+import pytest
+
+from kaiju_jax.runs import serve
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import local_key
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import thresholds
+from tests.serving import planted
+
+URL = 'http://127.0.0.1:8000'
+
+
+def opened(folder, **settings):
+  """Returns who may ask; the store is closed."""
+  found = serve._opened(serve.Settings(str(folder), **settings), None)
+  found.store.close()
+  return found
+
+
+def greeted(access):
+  context = types.SimpleNamespace(
+    access=access,
+    model=types.SimpleNamespace(name='toy', parameters=1, length=2),
+    moderator=moderation.Moderator(),
+  )
+  return '\n'.join(serve.greeting(context, URL))
+
+
+def test_by_default_it_answers_whoever_has_the_key(tmp_path):
+  access = opened(tmp_path / 'server').access
+  assert access.key and not access.is_open
+  said = greeted(access)
+  assert f'{URL}/#key={access.key}\n' in said
+  assert f'base_url={URL}/v1, api_key={access.key}, model=toy' in said
+  # The same after a restart, because browsers and programs have it.
+  assert opened(tmp_path / 'server').access.key == access.key
+  assert opened(tmp_path / 'other').access.key != access.key
+
+
+def test_it_is_open_where_that_is_said(tmp_path):
+  access = opened(tmp_path, open=True).access
+  assert access.is_open and access.key is None
+  said = greeted(access)
+  assert f'{URL}/\n' in said and 'api_key=none' in said
+  assert 'Open: ' in said and 'proxies' in said
+  assert not (tmp_path / local_key.FILE).exists()
+
+
+def test_with_require_token_no_key_counts(tmp_path):
+  with pytest.raises(ValueError, match=r'require_token=True.*--add_token'):
+    opened(tmp_path, require_token=True)
+  auth.Tokens(tmp_path / auth.FILE).add('ann')
+  access = opened(tmp_path, require_token=True).access
+  assert access.key is None and not access.is_open
+  said = greeted(access)
+  assert f'{URL}/\n' in said and 'api_key=TOKEN' in said
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [{'open': True, 'require_token': True}, {'open': True, 'host': '0.0.0.0'}],
+)
+def test_what_contradicts_itself_is_refused(tmp_path, settings):
+  with pytest.raises(ValueError, match='open=True: must be without'):
+    opened(tmp_path, **settings)
+
+
+def test_an_address_that_others_reach_has_no_key(tmp_path):
+  with pytest.raises(ValueError, match='--add_token'):
+    opened(tmp_path, host='0.0.0.0')
+  assert not (tmp_path / local_key.FILE).exists()
+
+
+def test_a_gate_without_a_head_is_refused_at_the_start(tmp_path):
+  gate = planted.gate()
+  gate.save(tmp_path / moderation.GATE)
+  policy = planted.policy(planted.stage(gate.version), None)
+  thresholds.write(tmp_path / moderation.THRESHOLDS, policy)
+  with pytest.raises(ValueError, match='closed: no token-level head') as caught:
+    opened(tmp_path / 'server', safety=str(tmp_path))
+  assert '\n' not in str(caught.value)
