@@ -23,6 +23,15 @@ def texts():
     yield ast.get_docstring(ast.parse(path.read_text())) or ''
 
 
+def _config_here(word):
+  """A config that another command writes has the fields of any other."""
+  name, _, path = word.partition('=')
+  written = name == '--config' and '/' in path
+  if written and not (ROOT / path.split(':')[0]).exists():
+    return '--config=tiny'
+  return word
+
+
 def commands():
   """Each command's words; an option's brackets and an ellipsis are no part."""
   found = {}
@@ -30,6 +39,7 @@ def commands():
     text = text.replace('\\\n', ' ')
     for line in re.findall(r'python -m (experiments\.[^\n`#]*)', text):
       words = shlex.split(re.sub(r'[\[\]…]', ' ', line))
+      words = [_config_here(word) for word in words]
       if not {'--config=CONFIG:ARM', 'experiments.COMMAND'} & {*words}:
         found[' '.join(words)] = words
   return found
