@@ -109,3 +109,16 @@ def test_many_copies_cost_a_comparison_each(monkeypatch):
   assert duplicates.find(['a b c d e f'] * 200).kept().tolist() == [0]
   # To join 199 copies, and to say how alike they are.
   assert count <= 2 * 200
+
+
+def test_a_likeness_of_exactly_four_fifths_is_a_duplicate():
+  words = [f'w{n}' for n in range(13)]
+  # Nine runs of five words each, of which eight are shared: 8 of 10.
+  text, like = ' '.join(words), ' '.join([*words[:12], 'other'])
+  # Eight each, of which seven are shared: 7 of 9.
+  short, unlike = ' '.join(words[:12]), ' '.join([*words[:11], 'other'])
+  found = duplicates.find([text, like], bands=128, rows=1)
+  assert found.likeness.tolist() == [1, 0.8]
+  assert found.group.tolist() == [0, 0]
+  found = duplicates.find([short, unlike], bands=128, rows=1)
+  assert found.group.tolist() == [0, 1]

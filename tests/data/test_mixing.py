@@ -211,3 +211,20 @@ def test_filled_keeps_proportions_below_the_bounds():
     mixing.filled(np.array([1.0, 0, 0]), np.array([0.5, 0.75, 0.25])),
     [0.5, 0.375, 0.125],
   )
+
+
+def test_the_interval_holds_the_middle_95_percent_of_the_resamples(
+  quick, monkeypatch
+):
+  target, sources = quick
+  solved = iter([0.5, *np.random.default_rng(0).permutation(401) / 400])
+
+  def solve(*_):
+    weight = next(solved)
+    rest = (1 - weight) / (len(sources) - 1)
+    return mixing.Solved(np.array([weight, *[rest] * (len(sources) - 1)]), 0.0)
+
+  monkeypatch.setattr(mixing, 'solve', solve)
+  mix = mixing.mix('em', target, sources, resamples=401)
+  assert mix.low[0] == pytest.approx(0.025)
+  assert mix.high[0] == pytest.approx(0.975)

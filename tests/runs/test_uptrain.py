@@ -6,7 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from kaiju_jax import visibility
 from kaiju_jax.interchange import own
+from kaiju_jax.interchange import plain
+from kaiju_jax.interchange import surgery
+from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import begin
 from kaiju_jax.runs import load
@@ -90,6 +94,28 @@ def test_a_run_begins_with_a_start_and_adds_what_changes_no_weight(start):
       assert path not in given and not np.any(leaf)
     else:
       np.testing.assert_array_equal(leaf, given[path])
+
+
+def test_a_student_turns_its_keys_as_its_teacher_does():
+  """Local layers that see everything are the teacher's, whatever its base."""
+  teacher = dataclasses.replace(TEACHER, rope_global=50.0)
+  student = uptrain.student_of(
+    teacher, layout='L0 L1 G2', window=64, num_kv_heads=4, int8=False
+  )
+  params = toys.params_of(teacher)
+  tokens = np.random.default_rng(3).integers(0, 260, (1, 21), dtype=np.int32)
+
+  def logits(config):
+    model = transformer.Transformer(config)
+    seen = visibility.causal(21)
+    weights = plain.weights(params, teacher)
+    own = surgery.student(weights, config)
+    return jax.jit(lambda p: model.apply({'params': p}, tokens, seen))(own)
+
+  want = logits(teacher)
+  np.testing.assert_allclose(
+    logits(student), want, atol=2e-6 * np.abs(want).max()
+  )
 
 
 @pytest.mark.parametrize(

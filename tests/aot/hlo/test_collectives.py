@@ -192,3 +192,21 @@ def test_several_arrays_and_a_tpus_fused_reduce_scatter():
     ('all-reduce', 'bf16', (8, 4), 8, 112.0),
     ('reduce-scatter', 'bf16', (2, 4), 4, 48.0),
   ]
+
+
+_SOME = """\
+HloModule m
+
+ENTRY %main (a: u8[8,4]) -> u8[8,4] {
+  %a = u8[8,4]{1,0} parameter(0)
+  ROOT %out = u8[8,4]{1,0} collective-permute(%a), channel_id=1, source_target_pairs={{0,1},{1,0},{2,2},{3,3}}
+}
+"""  # noqa: E501
+
+
+def test_a_permutation_costs_what_the_devices_that_send_send():
+  """Two of eight send; two keep their own; the mean device sends a quarter."""
+  (found,) = collectives.read(text.parse(_SOME), MESH)
+  assert (found.kind, found.group) == ('collective-permute', 2)
+  assert found.axes == ('tensor (2 of 4)',)
+  assert found.wire_bytes == 32 * 2 / 8

@@ -70,6 +70,13 @@ def test_axes_that_groups_span(rows, expected):
   assert groups.axes(rows, {'fsdp': 2, 'tensor': 4}) == expected
 
 
+@pytest.mark.parametrize(
+  'rows', [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]]
+)
+def test_half_of_an_axis_says_so(rows):
+  assert groups.axes(rows, {'fsdp': 8, 'tensor': 1}) == ('fsdp (4 of 8)',)
+
+
 def test_a_permutation_links_its_rings():
   ring = np.array([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3], [6, 6]])
   assert groups.link(ring) == ((0, 1, 2), (3, 4, 5), (6,))

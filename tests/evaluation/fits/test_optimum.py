@@ -74,3 +74,12 @@ def test_the_next_width_is_predicted_and_the_first_ones_rate_misses_it():
   low, high = line.interval(192)
   assert low < line.at(192) < high
   assert abs(optima[0].log_rate - true[192]) > 2 * np.log(1.4)
+
+
+def test_intervals_hold_the_middle_95_percent_of_the_draws():
+  draws = np.random.default_rng(0).permutation(401) / 400
+  found = optimum.Optimum(0.5, 2.0, draws, ())
+  assert found.interval() == pytest.approx((0.025, 0.975))
+  line = optimum.Line(0.0, 0.5, np.stack([0 * draws, draws], axis=1))
+  assert line.slope_interval() == pytest.approx((0.025, 0.975))
+  assert line.interval(np.e) == pytest.approx((0.025, 0.975))

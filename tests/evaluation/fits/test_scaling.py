@@ -66,3 +66,11 @@ def test_a_loss_that_is_not_finite_is_refused():
   y[3] = np.nan
   with pytest.raises(ValueError, match='losses must be finite'):
     scaling.fit(n, d, y)
+
+
+def test_intervals_hold_the_middle_95_percent_of_the_draws():
+  values = np.random.default_rng(0).permutation(401) / 400
+  laws = tuple(scaling.Law(value, 0, 0, 1, 1) for value in values.tolist())
+  found = scaling.Fit(laws[0], np.zeros(1), laws, ())
+  assert found.interval('e') == pytest.approx((0.025, 0.975))
+  assert found.predicted(10, 10) == pytest.approx((0.025, 0.975))

@@ -106,3 +106,24 @@ def test_sets_that_are_empty_are_refused():
       certify.choose(score_NC[rows], label_NC[rows], 0.5, 0.95)
     with pytest.raises(ValueError, match='there is no such text'):
       certify.count(score_NC[rows], label_NC[rows], ['a'], [0.5], [None], 0.95)
+
+
+def test_each_dimension_has_its_own_threshold():
+  """As if alone, but that the other one's violating texts are not benign."""
+  score_NC = np.array(
+    [
+      logits(5, 0),
+      logits(7, 4),  # Violates the first alone, and looks like the second.
+      logits(0, 2),
+      logits(6, 3),  # The same the other way round.
+      logits(-3, -8),
+      logits(-5, -6),
+    ]
+  )
+  label_NC = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 0], [0, 0]], bool)
+  for place, wanted in (0, (-3, -6)), (1, (5, 2)), (0.5, (1, -2)):
+    found = certify.choose(score_NC, label_NC, place, 0.95)
+    np.testing.assert_allclose(found, logits(*wanted))
+  # In another order of dimensions they are the same.
+  turned = certify.choose(score_NC[:, ::-1], label_NC[:, ::-1], 0.5, 0.95)
+  np.testing.assert_array_equal(turned, found[::-1])
