@@ -137,6 +137,8 @@ class Points:
 
     row = _Row(self._tree, self._pages, self._sizes)
     match = self._tree.match(text(len(prompt)))
+    if match is not None:
+      self._tree.touch(match, owner)
     points = self._recorder.begin(text(len(prompt)), match, request.session)
     try:
       row.resume(match)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 
+from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import traffic
@@ -85,11 +86,11 @@ class _Tree(prefix_tree.PrefixTree):
     super().__init__(*sizes)
     self._coming = coming
     # The requests to come that may resume each point.
-    self._asked: dict[prefix_tree.Point, collections.deque[int]] = {}
+    self._asked: dict[nodes.Point, collections.deque[int]] = {}
 
   def record(
     self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
-  ) -> prefix_tree.Point:
+  ) -> nodes.Point:
     point, request = super().record(text, pages), self._coming.request
     self._asked[point] = (
       self._coming.firsts[request.character]
@@ -98,7 +99,7 @@ class _Tree(prefix_tree.PrefixTree):
     )
     return point
 
-  def drop(self, point: prefix_tree.Point) -> None:
+  def drop(self, point: nodes.Point) -> None:
     super().drop(point)
     del self._asked[point]
 
@@ -109,6 +110,6 @@ class _Tree(prefix_tree.PrefixTree):
     self.evicted += 1
     return True
 
-  def _when(self, point: prefix_tree.Point) -> float:
+  def _when(self, point: nodes.Point) -> float:
     asked = self._asked[point]
     return asked[0] if asked else math.inf

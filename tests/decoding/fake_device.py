@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 
 from kaiju_jax.decoding.beam import paths as beam_paths
+from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.decoding.requests import request as request_lib
@@ -87,27 +88,26 @@ class Rounds:
     assert shape in self.shapes and len(chunks) <= shape[0]
     assert all(0 < len(chunk.tokens_L) <= shape[1] for chunk in chunks)
     self.ran += sum(len(chunk.tokens_L) for chunk in chunks)
-    highest_BC = np.zeros((len(chunks), CLASSES))
+    judged_BLC = np.full((*shape, CLASSES), np.nan, np.float32)
     for place, chunk in enumerate(chunks):
       text = self._decoder.hashes[chunk.row]
-      for token in chunk.tokens_L:
+      for at, token in enumerate(chunk.tokens_L):
         text = appended(text, [token])
-        highest_BC[place] = np.maximum(highest_BC[place], scores(text))
+        judged_BLC[place, at] = scores(text)
     self._decoder.append({chunk.row: chunk.tokens_L for chunk in chunks})
     rows = [chunk.row if chunk.draws else None for chunk in chunks]
-    return self._packed(rows, highest_BC)
+    return compiled.Prefilled(
+      self._drawn(rows), judged_BLC if self.is_judged else None
+    )
 
   def step(self, rows):
     self._decoder.append({row: [self._pending[row]] for row in rows})
-    return self._packed(
-      rows, np.array([scores(self._decoder.hashes[row]) for row in rows])
-    )
-
-  def _packed(self, rows, score_BC):
+    packed = self._drawn(rows)
     if not self.is_judged:
-      return self._drawn(rows)
+      return packed
+    score_BC = np.array([scores(self._decoder.hashes[row]) for row in rows])
     score_CB = score_BC.astype(np.float32).view(np.int32).T
-    return np.concatenate([self._drawn(rows), score_CB])
+    return np.concatenate([packed, score_CB])
 
   def _drawn(self, rows):
     tokens = np.full((2, len(rows)), 7_777, np.int32)

@@ -46,7 +46,7 @@ class Engine(engine_lib.Engine):
     pools = fake_device.pools(length, PAGE, WINDOW, (pages, pages // 2))
     decoder = fake_device.Decoder(pools, rows, length)
     rounds = fake_device.Rounds(decoder, CHUNK, bad, is_judged)
-    judge = types.SimpleNamespace(names=NAMES, params={})
+    judge = types.SimpleNamespace(names=NAMES, params={}, version=b'1')
     with (
       mock.patch.object(compiled, 'Rounds', lambda *_, **__: rounds),
       mock.patch.object(judge_lib, 'Judge', lambda *_: judge),
@@ -66,8 +66,8 @@ class Scripted(Engine):
   Args:
     reply: what is drawn, as bytes, whatever was asked; then the end of a
       message.
-    score: returns the probabilities for the text of a reply so far, and for a
-      prompt.
+    score: returns the probabilities of the last token of a text, of a prompt or
+      of a reply.
     **options: of the engine.
   """
 
@@ -80,6 +80,7 @@ class Scripted(Engine):
   ):
     super().__init__(tokenizer, is_judged=True, **options)
     rounds = self.rounds
+    prompts: dict[int, bytes] = {}
     replies: dict[int, bytes] = {}
 
     def drawn(rows):
@@ -89,20 +90,29 @@ class Scripted(Engine):
       tokens = [0 if row is None else rounds._pending[row] for row in rows]
       return np.array([tokens, np.zeros(len(rows))], np.int32)
 
+    def join(row, sampling, text_L):
+      prompts[row] = bytes(text_L.astype(np.uint8))
+
     def prefill(chunks, shape):
+      rounds.ran += sum(len(chunk.tokens_L) for chunk in chunks)
       rounds._decoder.append({one.row: one.tokens_L for one in chunks})
-      score_BC = [score(bytes(one.tokens_L.astype(np.uint8))) for one in chunks]
-      for one in chunks:
+      judged_BLC = np.full((*shape, len(NAMES)), np.nan, np.float32)
+      for place, one in enumerate(chunks):
         replies[one.row] = b''
+        for at, token in enumerate(one.tokens_L):
+          prompts[one.row] += bytes([token])
+          judged_BLC[place, at] = score(prompts[one.row])
       rows = [one.row if one.draws else None for one in chunks]
-      return rounds._packed(rows, np.array(score_BC))
+      return compiled.Prefilled(drawn(rows), judged_BLC)
 
     def step(rows):
       rounds._decoder.append({row: [rounds._pending[row]] for row in rows})
       for row in rows:
         replies[row] += bytes([rounds._pending[row]])
-      return rounds._packed(rows, np.array([score(replies[x]) for x in rows]))
+      score_BC = np.array([score(replies[x]) for x in rows], np.float32)
+      return np.concatenate([drawn(rows), score_BC.view(np.int32).T])
 
+    rounds.join = join
     rounds._drawn, rounds.prefill, rounds.step = drawn, prefill, step
 
 

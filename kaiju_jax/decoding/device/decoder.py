@@ -22,6 +22,7 @@ from kaiju_jax.decoding.device import held_cache
 from kaiju_jax.decoding.device import interrupts
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.decoding.device import weights
+from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.kernels import dispatch
@@ -251,7 +252,7 @@ class Decoder:
     self.close(self.open(1))
     self._copy({})
 
-  def record(self, row: int, text: prefix_tree.Text) -> prefix_tree.Point:
+  def record(self, row: int, text: prefix_tree.Text) -> nodes.Point:
     """Makes a point of a row's text, at which others can go on.
 
     It takes no pages: it holds the row's own, which nobody writes again where

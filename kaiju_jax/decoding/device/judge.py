@@ -7,6 +7,7 @@ The head is one linear layer over the final normed hidden state
 says is computed in the same program.
 """
 
+import hashlib
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ class Judge:
   Attributes:
     names: of its C dimensions, in the order of the probabilities.
     params: its parameters, where the decoder's are.
+    version: digest of weights and dimensions: what another version gave a text
+      is not what this one would.
   """
 
   def __init__(self, head: Head, decoder: decoder_lib.Decoder):
@@ -45,10 +48,12 @@ class Judge:
         f' model.d_model={d_model} and the dimensions {list(self.names)}.'
       )
     self._head = token_head.TokenHead(config)
-    self.params = jax.device_put(
-      {name: np.asarray(x, np.float32) for name, x in params.items()},
-      decoder.cache.length_R.sharding,
-    )
+    arrays = {name: np.asarray(x, np.float32) for name, x in params.items()}
+    digest = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
+    for name in sorted(arrays):
+      digest.update(np.ascontiguousarray(arrays[name]))
+    self.version = digest.digest()
+    self.params = jax.device_put(arrays, decoder.cache.length_R.sharding)
 
   def logits(self, params: Any, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, C]; a pure function."""

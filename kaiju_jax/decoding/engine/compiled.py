@@ -39,12 +39,27 @@ class Chunk(NamedTuple):
   draws: bool = False
 
 
+class Prefilled(NamedTuple):
+  """What comes of a prefill.
+
+  Attributes:
+    packed: the tokens in the order of the chunks, to be `rounds.unpacked`;
+      where none draws, an array that is ready when the call is done.
+    judged_BLC: what a head gives each token, padding included; None without.
+    scores: of the first chunk's successors; None where they are not asked for.
+  """
+
+  packed: jax.Array
+  judged_BLC: jax.Array | None = None
+  scores: rounds.Scores | None = None
+
+
 class _Ran(NamedTuple):
   """What a call of `rounds.prefill` returned beside the state."""
 
   last_BLD: jax.Array
   scores: rounds.Scores | None
-  judged_CB: jax.Array | None
+  judged_BLC: jax.Array | None
 
 
 class Rounds:
@@ -134,24 +149,17 @@ class Rounds:
 
   def prefill(
     self, chunks: Sequence[Chunk], shape: tuple[int, int]
-  ) -> jax.Array:
+  ) -> Prefilled:
     """Appends chunks to rows' texts, and draws where a prompt ends.
 
     Args:
       chunks: at most as many as the shape has rows, of as many tokens at most.
       shape: one of `shapes`.
-
-    Returns:
-      The tokens in the order of the chunks, to be `rounds.unpacked`; where none
-      draws, an array that is ready when the call is done. With a head, it is
-      `rounds.judged` either way: the highest probabilities over each chunk.
     """
     ran = self._run(chunks, shape, np.zeros(0, np.int32), False)
     return self._drawn(chunks, ran)
 
-  def score(
-    self, chunk: Chunk, next_L: np.ndarray
-  ) -> tuple[jax.Array, rounds.Scores]:
+  def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
     """Appends a chunk to a row's text, and scores successors of its tokens.
 
     Args:
@@ -159,12 +167,10 @@ class Rounds:
       next_L: int32, the tokens that follow each of its tokens.
 
     Returns:
-      The drawn token as `prefill` returns it, and the scores; those beyond
-      `next_L` mean nothing.
+      As `prefill`, with scores; those beyond `next_L` mean nothing.
     """
     shape = self.shape_of(len(chunk.tokens_L))
-    ran = self._run([chunk], shape, next_L, True)
-    return self._drawn([chunk], ran), ran.scores
+    return self._drawn([chunk], self._run([chunk], shape, next_L, True))
 
   def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows.
@@ -261,11 +267,11 @@ class Rounds:
     self.last_BLD = ran.last_BLD
     return ran
 
-  def _drawn(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
+  def _drawn(self, chunks: Sequence[Chunk], ran: _Ran) -> Prefilled:
     """Draws where a prompt ends."""
-    if any(chunk.draws for chunk in chunks):
-      return self._draw(chunks, ran)
-    return ran.last_BLD if ran.judged_CB is None else ran.judged_CB
+    draws = any(chunk.draws for chunk in chunks)
+    packed = self._draw(chunks, ran) if draws else ran.last_BLD
+    return Prefilled(packed, ran.judged_BLC, ran.scores)
 
   def _draw(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
     """Draws the tokens that follow prompts; no row draws where none is said."""
@@ -279,7 +285,6 @@ class Rounds:
         np.array([decoder.length_of(row) for row, *_ in filled], np.int32),
         np.array([draws for *_, draws in filled]),
         ran.last_BLD,
-        ran.judged_CB,
       )
     return packed
 

@@ -39,6 +39,7 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import flights as flights_lib
 from kaiju_jax.decoding.engine import lookup
+from kaiju_jax.decoding.engine import prompts as prompts_lib
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import searches
 from kaiju_jax.decoding.engine import sequence as sequence_lib
@@ -109,6 +110,13 @@ class Engine:
     self._running: dict[int, sequence_lib.Sequence] = {}
     self._flights = flights_lib.Flights(
       0 if self._judge is None else len(self._judge.names)
+    )
+    self._prompts = prompts_lib.Prompts(
+      decoder,
+      self._searches,
+      self._flights,
+      record=self._record,
+      requeue=self._requeue,
     )
     self._shares = schedule.Shares()
     self._abandoned: list[Callable[[], None]] = []
@@ -183,7 +191,7 @@ class Engine:
     text = stop.Text(self._tokenizer, request.stop_tokens, request.stop_strings)
     self._count += 1
     one = sequence_lib.Sequence(
-      self._count, request, tokens_L, text, before, self._judge is not None
+      self._count, request, tokens_L, text, before, self._judge
     )
     if self._reuses:
       needs = self.decoder.account.needs(one.room, one.resumable(), one.extra)
@@ -253,21 +261,6 @@ class Engine:
     """Renews a sequence's lease."""
     sequence.read_at = self._clock()
 
-  def pin(self, tokens: Sequence[int], is_pinned: bool = True) -> None:
-    """Keeps what everybody may share, however long nobody asks for it.
-
-    Args:
-      tokens: the first `shared` ones of a request that has run.
-      is_pinned: False to let it be evicted again.
-
-    Raises:
-      LookupError: no such text is in the cache.
-      pages.Full: it would leave too little for what is asked.
-    """
-    account = self.decoder.account
-    text = prefix_tree.Text(np.asarray(tokens, np.int32), len(tokens))
-    (account.pin if is_pinned else account.unpin)(text)
-
   def drain(self, seconds: float) -> list[sequence_lib.Sequence]:
     """Finishes what runs, takes nothing new, and ends the rest.
 
@@ -331,27 +324,47 @@ class Engine:
         raise
 
   def _join(self, one: sequence_lib.Sequence) -> None:
-    """Gives a row to a sequence.
+    """Gives a row to a sequence; after an error it waits on, without one.
 
     Raises:
       pages.Full: there is none, or too few pages.
     """
     text = one.resumable() if self._reuses else None
     row = self.decoder.open(one.room, one.extra, text)
+    try:
+      length, account = self.decoder.length_of(row), self.decoder.account
+      match = account.match_of(row)
+      score_LC = self._flights.resumed_scores(account.tree, match, self._leave)
+      self.rounds.join(row, one.request.sampling, one.tokens(0, length))
+    except BaseException:
+      self.decoder.close(row)
+      raise
+    if score_LC is not None:
+      if np.isnan(score_LC).any():
+        self._forsake(row, match)
+        return
+      one.judge(0, score_LC)
     del self._waiting[one.number]
     self._running[one.number] = one
-    length = self.decoder.length_of(row)
     if not one.is_begun:
       self._shares.joined(one.tag, one.room)
     one.join(row, length, self._clock())
     if self._reuses and one.points is None:
-      match = self.decoder.account.match_of(row)
       one.points = self._recorder.begin(one.text(), match, one.conversation)
-    self.rounds.join(row, one.request.sampling, one.tokens(0, length))
+
+  def _forsake(self, row: int, match: prefix_tree.Match) -> None:
+    """Closes a row that resumed what nobody will judge, and drops the point."""
+    self.decoder.close(row)
+    tree = self.decoder.account.tree
+    if match.point in tree:
+      tree.drop(match.point)
 
   def _park(self, one: sequence_lib.Sequence) -> None:
     """Takes a sequence's row away; it waits, and goes on where it was."""
     self._record(one)
+    self._requeue(one)
+
+  def _requeue(self, one: sequence_lib.Sequence) -> None:
     self._close(one)
     self._waiting[one.number] = one
 
@@ -368,12 +381,12 @@ class Engine:
     going = self._in_rows(plan.draw)
     if going:
       packed = self.rounds.step([one.row for one in going])
-      self._flights.add(packed, dict(enumerate(going)), {})
+      self._flights.add(packed, dict(enumerate(going)))
     for one in self._running.values():
       one.passed += one.search is not None or not one.is_drawing
     prompts = self._in_rows(plan.prefill)
     if prompts:
-      self._prefill(prompts, plan.shape)
+      self._prompts.run(self.rounds, prompts, plan.shape)
     for one in self._in_rows(plan.search):
       one.passed = 0
       self._searches.run(one, self._leave)
@@ -382,46 +395,20 @@ class Engine:
     """Returns the sequences of a plan that have not lost their rows since."""
     return [self._running[x] for x in numbers if x in self._running]
 
-  def _prefill(self, prompts, shape: tuple[int, int]) -> None:
-    """Runs the next chunks of prompts, up to their next points."""
-    chunks, begins = [], []
-    for one in prompts:
-      one.passed = 0
-      begin = self.decoder.length_of(one.row)
-      stops = one.points.stops if self._reuses else ()
-      end = min(begin + shape[1], one.length, *(x for x in stops if x > begin))
-      begins.append(begin)
-      chunks.append(
-        compiled.Chunk(
-          one.row, one.tokens(begin, end), end == one.length and one.draws
-        )
-      )
-    if prompts[0].request.scores_prompt:
-      ((one,), (begin,), (chunk,)) = prompts, begins, chunks
-      count = len(chunk.tokens_L)
-      next_L = one.tokens(begin + 1, begin + 1 + count)
-      packed, scores = self.rounds.score(chunk, next_L)
-      one.score(begin, count, scores)
-    else:
-      packed = self.rounds.prefill(chunks, shape)
-    drawing = {}
-    for place, (one, chunk) in enumerate(zip(prompts, chunks)):
-      if self._reuses and self.decoder.length_of(one.row) in one.points.stops:
-        self._record(one)
-      one.is_drawing = self.decoder.length_of(one.row) == one.length
-      if chunk.draws:
-        drawing[place] = one
-      elif one.is_drawing:
-        self._searches.begin(one, self.rounds.last_BLD, place)
-    self._flights.add(packed, drawing, dict(enumerate(prompts)))
-
   def _record(self, one: sequence_lib.Sequence) -> None:
-    """Makes a point of what a sequence's row holds, if that is text."""
+    """Makes a point of what a sequence's row holds, if that is text.
+
+    A round ahead, a row may hold a token that was not given out, and have let
+    go of what a point before it needs: then there is none.
+    """
     length = self.decoder.length_of(one.row)
-    if self._reuses and length and one.search is None:
-      one.points.record(
-        one.text(length), self.decoder.account.pages_of(one.row)
-      )
+    if not (self._reuses and length and one.search is None):
+      return
+    text, account = one.text(length), self.decoder.account
+    pages = account.pages_of(one.row)
+    count = len(text.tokens)
+    if count == length or account.tree.can_record(count, pages):
+      one.points.record(text, pages)
 
   def _leave(self, one: sequence_lib.Sequence, reason: str) -> None:
     """Ends a sequence, wherever it is, and frees its row; once."""
@@ -431,6 +418,8 @@ class Engine:
     self._waiting.pop(one.number, None)
     if not one.is_begun:
       self._shares.left(one.owner, one.room)
+      if not self._waiting:
+        self._shares.clear()
     if one.row is not None:
       # A round ahead, what gave no numbers may have left the window's pages.
       if one.error is None:

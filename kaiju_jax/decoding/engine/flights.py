@@ -6,12 +6,28 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from kaiju_jax.decoding.engine import rounds
 from kaiju_jax.decoding.engine import sequence as sequence_lib
+from kaiju_jax.decoding.pages import prefix_tree
 
 # Is told of a sequence why it ends.
 End = Callable[[sequence_lib.Sequence, str], None]
+
+
+class Judged(NamedTuple):
+  """The tokens of a sequence that a prefill judges.
+
+  Attributes:
+    one: the sequence.
+    begin: the position of the first of them.
+    count: how many there are.
+  """
+
+  one: sequence_lib.Sequence
+  begin: int
+  count: int
 
 
 class _Flight(NamedTuple):
@@ -19,13 +35,16 @@ class _Flight(NamedTuple):
 
   Attributes:
     packed: what it returned.
-    prompts: chunks of whose prompts it judges.
     drawing: whose next token it draws.
+    judged_BLC: what a head gives the tokens of a prefill; None of a step, and
+      without a head.
+    prompts: what it judges.
   """
 
   packed: jax.Array
-  prompts: dict[int, sequence_lib.Sequence]
   drawing: dict[int, sequence_lib.Sequence]
+  judged_BLC: jax.Array | None
+  prompts: dict[int, Judged]
 
 
 class Flights:
@@ -52,24 +71,21 @@ class Flights:
     self,
     packed: jax.Array,
     drawing: Mapping[int, sequence_lib.Sequence],
-    prompts: Mapping[int, sequence_lib.Sequence],
+    judged_BLC: jax.Array | None = None,
+    prompts: Mapping[int, Judged] | None = None,
   ) -> None:
     """Adds a call to the latest round.
 
     Args:
       packed: what it returned (`rounds.py`).
       drawing: whose token it draws, by their index there.
-      prompts: whose prompt's chunk it ran, by their index there.
+      judged_BLC: what a head gives the tokens of a prefill.
+      prompts: which of them these are, by their index there.
     """
     for one in drawing.values():
       one.flying += 1
-    # What it drew before it was parked runs again, and was judged.
-    judged = {
-      place: one
-      for place, one in prompts.items()
-      if self._classes and one.length == one.prompt
-    }
-    self._rounds[-1].append(_Flight(packed, judged, dict(drawing)))
+    flight = _Flight(packed, dict(drawing), judged_BLC, dict(prompts or {}))
+    self._rounds[-1].append(flight)
 
   def settle(self, end: End) -> None:
     """Waits for the oldest round, and gives its tokens to its sequences."""
@@ -84,23 +100,58 @@ class Flights:
     while self._rounds:
       self.settle(end)
 
+  def resumed_scores(
+    self,
+    tree: prefix_tree.PrefixTree,
+    match: prefix_tree.Match | None,
+    end: End,
+  ) -> np.ndarray | None:
+    """Returns what the head gave tokens that are resumed; None without any.
+
+    Waits for all rounds if the call that judged them is not read yet. NaN where
+    nothing will say it.
+    """
+    if match is None or not self._classes:
+      return None
+    if np.isnan(tree.scores(match)).any():
+      self.settle_all(end)
+    return tree.scores(match)
+
   def _read(self, flight: _Flight, end: End) -> None:
-    packed, prompts, drawing = flight
+    packed, drawing, judged_BLC, prompts = flight
     # Chunks that no one waited for would pile up before a short prompt.
     jax.block_until_ready(packed)
-    score_BC = rounds.judged(packed, self._classes) if self._classes else None
-    for place, one in list(prompts.items()):
-      del prompts[place]
-      if one.reason is None:
-        _tell(one, one.judge(score_BC[place]), end)
+    if judged_BLC is not None:
+      _judge(np.asarray(judged_BLC), prompts, end)
+    score_BC = None
+    if drawing and self._classes and judged_BLC is None:
+      score_BC = rounds.judged(packed, self._classes)
     drawn = rounds.unpacked(packed) if drawing else ()
     for place, one in list(drawing.items()):
       del drawing[place]
       one.flying -= 1
+      score_C = None if score_BC is None else score_BC[place]
       if one.reason is None:
-        score_C = None if score_BC is None else score_BC[place]
         taken = one.take(*(x_B[place].item() for x_B in drawn), score_C)
         _tell(one, taken, end)
+      elif score_C is not None:
+        one.take_late(score_C)
+        _add_scores(one)
+
+
+def _judge(judged_BLC: np.ndarray, prompts: dict[int, Judged], end: End):
+  for place, (one, begin, count) in list(prompts.items()):
+    del prompts[place]
+    if one.reason is None:
+      reason = one.judge(begin, judged_BLC[place, :count])
+      _add_scores(one)
+      _tell(one, reason, end)
+
+
+def _add_scores(one: sequence_lib.Sequence) -> None:
+  """Gives a sequence's points the scores that were not known before."""
+  if one.points is not None:
+    one.points.add_scores(one.text())
 
 
 def _tell(one: sequence_lib.Sequence, reason: str | None, end: End) -> None:

@@ -183,6 +183,6 @@ class Generator:
     for begin in range(0, len(tokens_L), chunk):
       part_L = tokens_L[begin : begin + chunk]
       next_L = tokens_L[begin + 1 : begin + 1 + chunk]
-      _, scores = self.engine.rounds.score(compiled.Chunk(row, part_L), next_L)
-      scored.append((scores, slice(len(next_L))))
+      ran = self.engine.rounds.score(compiled.Chunk(row, part_L), next_L)
+      scored.append((ran.scores, slice(len(next_L))))
     return sequence_lib.joined(scored)

@@ -76,8 +76,7 @@ def known(
   for number, one in running.items():
     if reuses and not one.is_drawing:
       held = one.length - left[number]
-      stops = [stop for stop in one.points.stops if stop > held]
-      soon[number] = one.text(), stops
+      soon[number] = one.text(), one.stops(held)
   for place, one in enumerate(waits[:most]):
     waits[place] = _looked_up(one, waiting[one.number], soon, account, reuses)
   return Known(waits, runs, account.free_pages())

@@ -8,9 +8,9 @@ These are pure functions with static shapes: which rows go on and how they draw
 are values. The tokens that were drawn and their log-probabilities come back to
 the host in one array.
 
-With a token-level head, the same array says what the head gives the tokens that
-the call appended. So a step judges the token that the call before it drew: its
-hidden state is known only once it is appended.
+With a token-level head, a call also says what the head gives the tokens that it
+appended, a step in the same array. So a step judges the token that the call
+before it drew: its hidden state is known only once it is appended.
 """
 
 from typing import Any
@@ -136,8 +136,8 @@ def prefill(
 
   Returns:
     (state, the hidden states [rows, 1, D] of each row's last token, zeros
-    beyond B, the scores or None, and for `judged` the highest probabilities
-    over each chunk or None), and the cache.
+    beyond B, the scores or None, and the head's probabilities [B, L, C] of all
+    tokens, padding included, or None), and the cache.
   """
   row_B, tokens_BL, next_BL, count_B = chunks
   hidden_BLD, cache = extend.text(
@@ -155,13 +155,11 @@ def prefill(
   # All shapes of a prefill share one program of `first`.
   beyond = 0, rows - len(row_B)
   last_BLD = jnp.pad(last_BLD, (beyond, (0, 0), (0, 0)))
-  highest_CB = None
+  probability_BLC = None
   if judge is not None:
     probability_BLC = judge.probability(head, hidden_BLD)
-    probability_BLC = jnp.where(is_kept_BL[..., None], probability_BLC, 0)
-    highest_CB = _bits(jnp.pad(probability_BLC.max(axis=1).T, ((0, 0), beyond)))
   state = state._replace(seen_RV=seen_RV)
-  return (state, last_BLD, scores, highest_CB), cache
+  return (state, last_BLD, scores, probability_BLC), cache
 
 
 def first(
@@ -172,7 +170,6 @@ def first(
   index_B: jax.Array,
   draws_B: jax.Array,
   last_BLD: jax.Array,
-  judged_CB: jax.Array | None = None,
 ) -> tuple[State, jax.Array]:
   """Draws the tokens that follow prompts.
 
@@ -184,7 +181,6 @@ def first(
     index_B: int32, tokens of each row's text.
     draws_B: bool, whether a row's prompt has ended.
     last_BLD: the hidden states [B, 1, D] that `prefill` returned.
-    judged_CB: what `prefill` returned for `judged`.
 
   Returns:
     State, and the B `packed` tokens; those of rows that draw none mean nothing.
@@ -200,7 +196,7 @@ def first(
   )
   kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
   state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
-  return state, _packed(token_B, own_B, judged_CB)
+  return state, _packed(token_B, own_B)
 
 
 def step(
@@ -271,7 +267,7 @@ def judged(packed: jax.Array, classes: int) -> np.ndarray:
   """Returns probabilities float32 [B, C] of a head's dimensions, on the host.
 
   Args:
-    packed: what a call with a head returned, whether it drew or not.
+    packed: what a step with a head returned.
     classes: C.
   """
   return np.asarray(packed)[-classes:].view(np.float32).T

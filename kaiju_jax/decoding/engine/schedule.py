@@ -283,6 +283,10 @@ class Shares:
       self._ends[owner] -= tokens
       self._forget()
 
+  def clear(self) -> None:
+    """Forgets all owners: the last that waited is gone without being served."""
+    self._ends.clear()
+
   def _forget(self) -> None:
     least = self.now + _EVEN
     self._ends = {x: end for x, end in self._ends.items() if end > least}

@@ -15,6 +15,7 @@ import numpy as np
 
 from kaiju_jax.decoding.beam import paths as beam_paths
 from kaiju_jax.decoding.beam import search as beam
+from kaiju_jax.decoding.device import judge as judge_lib
 from kaiju_jax.decoding.engine import rounds
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.pages import prefix_tree
@@ -64,11 +65,11 @@ class Sequence:
     tokens_L: np.ndarray,
     text: stop.Text,
     before: int = 0,
-    is_judged: bool = False,
+    judge: judge_lib.Judge | None = None,
   ):
     self.number = number
     self.request = request
-    self.is_judged = is_judged
+    self.is_judged = judge is not None
     self.draws = request.guided is None
     self.prompt = len(tokens_L)
     self.before = before
@@ -95,11 +96,17 @@ class Sequence:
     self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
     self._tokens[: self.prompt] = tokens_L
     self._drawn = 0
+    # What the head gives each of them; NaN where that is not known.
+    self._judged: prefix_tree.Scores | None = None
+    if judge is not None:
+      shape = self.room, len(judge.names)
+      score_LC = np.full(shape, np.nan, np.float32)
+      self._judged = prefix_tree.Scores(judge.version, score_LC)
     self._text = text
     self._stops = frozenset(request.stop_tokens)
     # Drawn and not judged yet: a token and its log-probability.
     self._held: tuple[int, float] | None = None
-    # What the head gave the last token.
+    # What the head gave the last token that it judged, for events.
     self._scores: tuple[float, ...] | None = None
     self._pieces: list[str] = []
     self._log_probabilities: list[float] = []
@@ -150,9 +157,19 @@ class Sequence:
   def text(self, length: int | None = None) -> prefix_tree.Text:
     """Returns the beginning of the text, all of it by default."""
     length = self.length if length is None else min(length, self.length)
-    shared = self.request.shared
-    salt = self.request.cache_salt.encode()
-    return prefix_tree.Text(self._tokens[:length], shared, self.owner, salt)
+    return prefix_tree.Text(
+      self._tokens[:length],
+      self.request.shared,
+      self.owner,
+      self.request.cache_salt.encode(),
+      self._judged,
+    )
+
+  def stops(self, begin: int = 0) -> list[int]:
+    """Returns the lengths beyond `begin` at which its prompt is recorded."""
+    if self.points is None:
+      return []
+    return [stop for stop in self.points.stops if stop > begin]
 
   def resumable(self) -> prefix_tree.Text:
     """Returns what text it may resume the beginning of, but for its last token.
@@ -206,18 +223,22 @@ class Sequence:
     self.search = None
     self.came += now - self.joined_at
 
-  def judge(self, score_C: np.ndarray) -> str | None:
-    """Notes the scores of a chunk of its prompt; returns why it ends.
+  def judge(self, begin: int, score_LC: np.ndarray) -> str | None:
+    """Notes what the head gives tokens of its text; returns why it ends.
 
     Args:
-      score_C: the highest probabilities of the chunk's tokens.
+      begin: the position of the first.
+      score_LC: of tokens that ran as prompts do, or were resumed.
     """
-    if not np.isfinite(score_C).all():
+    self._judged.score_LC[begin : begin + len(score_LC)] = score_LC
+    if not np.isfinite(score_LC).all():
       self.error = self._bad_scores()
       return 'error'
-    if self.prompt_scores is not None:
-      score_C = np.maximum(score_C, self.prompt_scores)
-    self.prompt_scores = tuple(score_C.tolist())
+    prompt_LC = score_LC[: max(self.prompt - begin, 0)]
+    if len(prompt_LC):
+      if self.prompt_scores is not None:
+        prompt_LC = [*prompt_LC, self.prompt_scores]
+      self.prompt_scores = tuple(np.max(prompt_LC, axis=0).tolist())
     return None
 
   def take(
@@ -238,7 +259,7 @@ class Sequence:
         self.error = self._bad_scores()
         return 'error'
       held, self._held = self._held, None
-      self._scores = tuple(score_C.tolist())
+      self._note(score_C)
       reason = self._give(*held)
       if reason is not None:
         return reason
@@ -250,6 +271,15 @@ class Sequence:
       return None
     return self._give(token, log_probability)
 
+  def take_late(self, score_C: np.ndarray) -> None:
+    """Notes what a call judged that ran before it was known that it ends.
+
+    Args:
+      score_C: the probabilities of the stop token, if that ended it.
+    """
+    if self.reason == 'stop_token':
+      self._judged.score_LC[self.length - 1] = score_C
+
   def find(self, best: beam_paths.Beam) -> str | None:
     """Gives out what a search found; returns why the sequence ends."""
     if not np.isfinite(best.probabilities).all():
@@ -257,12 +287,18 @@ class Sequence:
       return 'error'
     reason = None
     for number, token in enumerate(best.tokens):
-      if best.probabilities and token not in self._stops:
-        self._scores = tuple(best.probabilities[number].tolist())
+      if best.probabilities:
+        self._note(best.probabilities[number], token not in self._stops)
       reason = self._give(token, best.log_probabilities[number])
       if reason is not None:
         break
     return reason
+
+  def _note(self, score_C: np.ndarray, is_shown: bool = True) -> None:
+    """Notes what the head gives the token that is given out next."""
+    self._judged.score_LC[self.length] = score_C
+    if is_shown:
+      self._scores = tuple(score_C.tolist())
 
   def _give(self, token: int, log_probability: float) -> str | None:
     """Gives out a token; returns why it is the last, if it is."""

@@ -35,8 +35,6 @@ _ASIDE = 0.15
 _HOUR = 3600.0
 # Owners that are known at one point; the latest are kept.
 _OWNERS = 64
-# Requests that wait; those that never left a point are forgotten with the rest.
-_ASKING = 4_096
 
 
 class Returns:
@@ -153,9 +151,6 @@ class Demand:
     """
     self._clock = clock
     self.returns = Returns()
-    # Owners whose request has looked a point up and left none yet: it may look
-    # again while it waits.
-    self._asking: set[bytes] = set()
 
   def made(self, is_prefix: bool) -> Use:
     """Returns the use of a new point."""
@@ -163,18 +158,14 @@ class Demand:
     return Use(is_prefix, now, now, begun=int(is_prefix))
 
   def resume(self, use: Use, owner: bytes) -> None:
-    """Notes that a request may go on from a point."""
+    """Notes that a request goes on from a point."""
     now = self._clock()
-    if owner not in self._asking:
-      if owner in use.owners:
-        self.returns.saw(now - use.owners[owner])
-      elif use.is_prefix:
-        use.begun += 1
-      else:
-        self.returns.saw(now - use.used)
-      if len(self._asking) >= _ASKING:
-        self._asking.clear()
-      self._asking.add(owner)
+    if owner in use.owners:
+      self.returns.saw(now - use.owners[owner])
+    elif use.is_prefix:
+      use.begun += 1
+    else:
+      self.returns.saw(now - use.used)
     self._add(use, owner, now)
 
   def leave(self, use: Use, owner: bytes, above: Iterable[Use]) -> None:
@@ -186,7 +177,6 @@ class Demand:
       above: of the points that it goes on from.
     """
     now = self._clock()
-    self._asking.discard(owner)
     for other in above:
       other.owners.pop(owner, None)
       other.used = now

@@ -22,20 +22,18 @@ Rebuilding a window from global pages would not be exact, because what a local
 layer reads reaches back depth × window tokens: no point, no resume. The last
 token of a prompt always runs, for the logits behind it: m < its length.
 
-Chains are salted: texts of different `cache_salt` share nothing, and behind a
-prefix that is meant to be shared, owners share nothing. So no request can find
-out, by its time to the first token, what it may not read (CVE-2025-46570).
-Keys are hashes, tokens are compared on every hit (vLLM GHSA-rm76-4mrf-v9r8).
+Texts of different `cache_salt` stand in different trees, and behind a prefix
+that is meant to be shared, owners share nothing. So no request can find out, by
+its time to the first token, what it may not read (CVE-2025-46570). A node's key
+is its page itself: no two texts can share a hash (vLLM GHSA-rm76-4mrf-v9r8).
 
 Host memory alone; the device's pages are numbers here (`pages.py`). The sources
 name prefix caching and no data structure: all of this is our guess.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-import dataclasses
 import time
 from typing import NamedTuple
 
@@ -50,35 +48,6 @@ GLOBAL, LOCAL = 'global', 'local'
 _DRAWN = 16
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Point:
-  """A text at which a row can go on.
-
-  Attributes:
-    node: of its last full page.
-    length: n, tokens of the text.
-    first: the position from which it holds local pages; of a page's beginning.
-    tail: int32 [n mod S], the tokens behind the last full page.
-    last: by kind, the page that holds the tail's; {} without a tail.
-    salt: the owner's, b'' where all of one `cache_salt` may share.
-    cache_salt: see `Text`.
-    shared: how many of its first tokens those may share.
-    is_pinned: whether eviction passes it over.
-    use: who is expected at it.
-  """
-
-  node: nodes.Node
-  length: int
-  first: int
-  tail: np.ndarray
-  last: dict[str, int]
-  salt: bytes
-  cache_salt: bytes
-  shared: int
-  is_pinned: bool
-  use: eviction.Use
-
-
 class Match(NamedTuple):
   """What a lookup found.
 
@@ -87,8 +56,21 @@ class Match(NamedTuple):
     length: m, how many of its tokens.
   """
 
-  point: Point
+  point: nodes.Point
   length: int
+
+
+class Scores(NamedTuple):
+  """What a token-level head gave the tokens of a text.
+
+  Attributes:
+    version: of the head.
+    score_LC: float32, of at least the text's tokens; NaN where the call that
+      judges a token has not been read.
+  """
+
+  version: bytes
+  score_LC: np.ndarray
 
 
 class Text(NamedTuple):
@@ -99,21 +81,25 @@ class Text(NamedTuple):
     shared: how many of the first tokens all of one `cache_salt` may share.
     owner: whose the others are.
     cache_salt: texts of different ones share nothing.
+    scores: what a head gave them; None without one. A text goes on from points
+      of the same head alone.
   """
 
   tokens: np.ndarray
   shared: int = 0
   owner: bytes = b''
   cache_salt: bytes = b''
+  scores: Scores | None = None
+
+  @property
+  def tree(self) -> tuple[bytes, bytes]:
+    """Whose points it may go on from: the head's version, and its salt."""
+    version = b'' if self.scores is None else self.scores.version
+    return version, self.cache_salt
 
   def salt(self, length: int) -> bytes:
     """Returns whose the first `length` tokens are; b'' for all owners'."""
     return self.owner if length > self.shared else b''
-
-  @property
-  def chain(self) -> bytes:
-    """What the salts of all its pages begin with, and of no other chain's."""
-    return len(self.cache_salt).to_bytes(4, 'little') + self.cache_salt
 
 
 class PrefixTree:
@@ -144,9 +130,10 @@ class PrefixTree:
     self._pages = pages
     self._page = page
     self._window = window if LOCAL in pages.kinds else None
-    self._root = nodes.Node(b'', None, 0, b'', b'')
+    # By `Text.tree`; those at or below which a point stands.
+    self._roots: dict[tuple[bytes, bytes], nodes.Node] = {}
     # From the least recently used on.
-    self._points: dict[Point, None] = {}
+    self._points: dict[nodes.Point, None] = {}
     self._drawn = eviction.Drawn()
     self._demand = eviction.Demand(clock)
     self.evicted = 0
@@ -154,22 +141,21 @@ class PrefixTree:
   def __len__(self) -> int:
     return len(self._points)
 
-  def __contains__(self, point: Point) -> bool:
+  def __contains__(self, point: nodes.Point) -> bool:
     return point in self._points
 
-  def points(self) -> Iterator[Point]:
+  def points(self) -> Iterator[nodes.Point]:
     """Yields the points, the least recently used first."""
     return iter(self._points)
 
   def match(self, text: Text) -> Match | None:
     """Returns the longest beginning of a text that can be resumed.
 
-    The point counts as used. Its pages are held by the tree alone: hold them
-    (`pages`) before anything is evicted.
+    A query: nothing counts as used (`touch`). The point's pages are held by the
+    tree alone: hold them (`pages`) before anything is evicted.
     """
-    *path, node = self._path(text)
     best = None
-    while True:
+    for node in reversed(self._path(text)):
       base = node.depth * self._page
       if best is not None and best.length >= base + self._page:
         break
@@ -178,7 +164,7 @@ class PrefixTree:
         best = self._better(
           best, text, point, base + nodes.common(point.tail, page)
         )
-      for child in nodes.branches(node, text.chain):
+      for child in nodes.branches(node):
         common = base + nodes.common(
           np.frombuffer(child.tokens, np.int32), page
         )
@@ -188,16 +174,15 @@ class PrefixTree:
         reach = None if self._window is None else self._window // self._page + 2
         for point in nodes.near(child, reach):
           best = self._better(best, text, point, common)
-      if not path:
-        break
-      node = path.pop()
-    if best is not None:
-      self._demand.resume(best.point.use, text.owner)
-      self._demand.learn(point.use for point in self._points)
-      self.use(best.point)
     return best
 
-  def use(self, point: Point) -> None:
+  def touch(self, match: Match, owner: bytes) -> None:
+    """Notes that an owner's request goes on from a match."""
+    self._demand.resume(match.point.use, owner)
+    self._demand.learn(point.use for point in self._points)
+    self.use(match.point)
+
+  def use(self, point: nodes.Point) -> None:
     """Makes a point the most recently used, but for those that it goes on from.
 
     These count as used, too.
@@ -232,14 +217,9 @@ class PrefixTree:
       node = node.parent
     return found
 
-  def find(self, text: Text) -> Point | None:
-    """Returns the point of exactly this text, if there is one."""
-    *_, node = self._path(text)
-    if node.depth < len(text.tokens) // self._page:
-      return None
-    return self._at(node, text)
-
-  def record(self, text: Text, pages: Mapping[str, Mapping[int, int]]) -> Point:
+  def record(
+    self, text: Text, pages: Mapping[str, Mapping[int, int]]
+  ) -> nodes.Point:
     """Makes a point of a row's text; returns the one that is there, if any.
 
     Args:
@@ -254,40 +234,60 @@ class PrefixTree:
     S, length = self._page, len(text.tokens)
     depth = length // S
     first = self._first(pages.get(LOCAL, {}), length)
+    if first > self._lowest(length):
+      raise ValueError(
+        f'local page {first // S - 1} is missing: a point of {length} tokens'
+        f' needs those from position {self._lowest(length)} on.'
+      )
     tail = np.array(text.tokens[depth * S :], np.int32)
-    node = self._root
-    for index, (tokens, owner) in enumerate(self._split(text)):
-      node = self._grown(node, tokens, owner, index, pages)
+    root = nodes.Node(None, 0, *text.tree)
+    node = self._roots.setdefault(text.tree, root)
+    for page in self._split(text):
+      node = self._grown(node, page, text, pages)
     point = self._at(node, text)
     if point is not None:
+      self.add_scores(point, text)
       return self._left(point, text.owner)
-    self._read(node, first, pages)
+    if self._window is not None:
+      nodes.hold_local(node, first // S, self._pages, pages[LOCAL])
     last = {}
     if length > depth * S:
       last = {kind: own[depth] for kind, own in pages.items()}
       for kind, page in last.items():
         self._pages.hold(kind, [page])
-    salts = text.salt(length), text.cache_salt
-    use = self._demand.made(length <= text.shared)
-    point = Point(
-      node, length, first, tail, last, *salts, text.shared, False, use
-    )
+    salt, shared = text.salt(length), text.shared
+    use = self._demand.made(length <= shared)
+    point = nodes.Point(node, length, first, tail, last, salt, shared, use)
+    point.score_TC = self._unknown(text, len(tail))
     node.points.append(point)
     while node.parent is not None:
       node.below += 1
       node = node.parent
     self._points[point] = None
     self._drawn.add(point)
+    self.add_scores(point, text)
     return self._left(point, text.owner)
 
-  def _left(self, point: Point, owner: bytes) -> Point:
+  def add_scores(self, point: nodes.Point, text: Text) -> None:
+    """Fills in what a head gave a point's text and is not known yet."""
+    if text.scores is not None:
+      nodes.add_scores(point, text.scores.score_LC)
+
+  def scores(self, match: Match) -> np.ndarray:
+    """Returns what a head gave the tokens of a match, float32 [m, C].
+
+    NaN where it is not known yet: see `Scores`.
+    """
+    return nodes.scores(match.point)[: match.length]
+
+  def _left(self, point: nodes.Point, owner: bytes) -> nodes.Point:
     """Returns a point, where an owner's conversation ends now."""
     above = (other.use for other in nodes.above(point))
     self._demand.leave(point.use, owner, above)
     self.use(point)
     return point
 
-  def drop(self, point: Point) -> None:
+  def drop(self, point: nodes.Point) -> None:
     """Takes a point away, and all that only it needed."""
     del self._points[point]
     self._drawn.remove(point)
@@ -296,34 +296,34 @@ class PrefixTree:
     for kind, page in point.last.items():
       self._pages.release(kind, [page])
     if self._window is not None:
-      self._unread(node, point.first)
+      nodes.release_local(node, point.first // self._page, self._pages)
     while node.parent is not None:
       node.below -= 1
       if not node.below:
         if node.page >= 0:
           self._pages.release(GLOBAL, [node.page])
-        del node.parent.children[node.key]
+        del node.parent.children[node.tokens, node.salt]
       node = node.parent
+    if not (node.children or node.points):
+      del self._roots[node.tokens, node.salt]
 
   def evict(self) -> bool:
-    """Drops the point that is worth least of some, if any is not pinned.
+    """Drops the point that is worth least of some, if there is any.
 
     Whoever was expected at it is expected where it went on from.
     """
     few = len(self) <= _DRAWN
     drawn = self._points if few else self._drawn.some(_DRAWN)
-    # A draw may be of pinned ones alone.
-    free = _unpinned(drawn) or _unpinned(self._points)
-    if not free:
+    if not drawn:
       return False
-    point = min(free, key=self._worth)
+    point = min(drawn, key=self._worth)
     above = next(nodes.above(point), None)
     self._demand.inherit(point.use, None if above is None else above.use)
     self.drop(point)
     self.evicted += 1
     return True
 
-  def _worth(self, point: Point) -> float:
+  def _worth(self, point: nodes.Point) -> float:
     """Returns the tokens that a point is expected to save, for its cost.
 
     They are those beyond the point that it goes on from. The cost is the part
@@ -338,36 +338,44 @@ class PrefixTree:
     """Evicts until so many pages of each kind are free.
 
     Raises:
-      pages.Full: they cannot be: rows and pinned points hold the others.
+      pages.Full: they cannot be: rows hold the others.
     """
     for kind, count in needs.items():
       while self._pages.free(kind) < count:
         if not self.evict():
           raise pages_lib.Full(
             f'{count} {kind} pages are needed and {self._pages.free(kind)} are'
-            ' free; rows and pinned points hold all others.'
+            ' free; rows hold all others.'
           )
 
-  def _at(self, node: nodes.Node, text: Text) -> Point | None:
+  def _at(self, node: nodes.Node, text: Text) -> nodes.Point | None:
     """Returns the point of a text at the node of its last full page."""
     tail = text.tokens[node.depth * self._page :]
-    salts = text.salt(len(text.tokens)), text.cache_salt
+    salt = text.salt(len(text.tokens))
     for point in node.points:
-      is_theirs = (point.salt, point.cache_salt) == salts
-      if is_theirs and np.array_equal(point.tail, tail):
+      if point.salt == salt and np.array_equal(point.tail, tail):
         return point
     return None
 
   def _path(self, text: Text) -> list[nodes.Node]:
-    """Returns the root and the nodes that a text goes through."""
-    node, path = self._root, [self._root]
-    for tokens, salt in self._split(text):
-      child = node.children.get(nodes.key(node, tokens, salt))
-      if child is None or child.tokens != tokens or child.salt != salt:
+    """Returns the root and the nodes that a text goes through; [] for none."""
+    node = self._roots.get(text.tree)
+    if node is None:
+      return []
+    path = [node]
+    for page in self._split(text):
+      node = node.children.get(page)
+      if node is None:
         break
-      node = child
       path.append(node)
     return path
+
+  def _unknown(self, text: Text, count: int) -> np.ndarray | None:
+    """Returns the scores of tokens of which none is known; None without any."""
+    if text.scores is None:
+      return None
+    classes = text.scores.score_LC.shape[1]
+    return np.full((count, classes), np.nan, np.float32)
 
   def _split(self, text: Text) -> Iterator[tuple[bytes, bytes]]:
     """Yields the tokens and the salt of each full page."""
@@ -375,12 +383,10 @@ class PrefixTree:
     size = 4 * self._page
     for begin in range(0, len(whole) - size + 1, size):
       end = begin + size
-      yield whole[begin:end], text.chain + text.salt(end // 4)
+      yield whole[begin:end], text.salt(end // 4)
 
-  def _better(self, best, text: Text, point: Point, common: int):
+  def _better(self, best, text: Text, point: nodes.Point, common: int):
     """Returns the better one of a match and what a point allows."""
-    if point.cache_salt != text.cache_salt:
-      return best
     length = min(common, len(text.tokens) - 1, point.length)
     if point.salt != text.owner:
       length = min(length, text.shared, point.shared)
@@ -396,6 +402,12 @@ class PrefixTree:
       return 0
     return max(0, length - (self._window - 1)) // self._page * self._page
 
+  def can_record(
+    self, length: int, pages: Mapping[str, Mapping[int, int]]
+  ) -> bool:
+    """Returns whether a row's pages hold what a point of a length needs."""
+    return self._first(pages.get(LOCAL, {}), length) <= self._lowest(length)
+
   def _first(self, pages: Mapping[int, int], length: int) -> int:
     """Returns the position from which local pages lack none."""
     if self._window is None:
@@ -403,47 +415,18 @@ class PrefixTree:
     index = -(-length // self._page)
     while index - 1 in pages:
       index -= 1
-    first = index * self._page
-    if first > self._lowest(length):
-      raise ValueError(
-        f'local page {index - 1} is missing: a point of {length} tokens needs'
-        f' those from position {self._lowest(length)} on.'
-      )
-    return first
+    return index * self._page
 
   def _grown(
-    self, node: nodes.Node, tokens: bytes, salt: bytes, index: int, pages
+    self, node: nodes.Node, page: tuple[bytes, bytes], text: Text, pages
   ) -> nodes.Node:
-    """Returns the node of a text's page, made where there is none."""
-    key = nodes.key(node, tokens, salt)
-    child = node.children.get(key)
+    """Returns the node of a text's next page, made where there is none."""
+    child = node.children.get(page)
     if child is None:
-      child = nodes.Node(key, node, node.depth + 1, tokens, salt)
+      child = nodes.Node(node, node.depth + 1, *page)
+      child.score_SC = self._unknown(text, self._page)
       if GLOBAL in pages:
-        child.page = pages[GLOBAL][index]
+        child.page = pages[GLOBAL][node.depth]
         self._pages.hold(GLOBAL, [child.page])
-      node.children[key] = child
+      node.children[page] = child
     return child
-
-  def _read(self, node: nodes.Node, first: int, pages) -> None:
-    """Holds the local pages of a new point at a node."""
-    if self._window is None:
-      return
-    while node.parent is not None and (node.depth - 1) * self._page >= first:
-      if not node.readers:
-        node.local = pages[LOCAL][node.depth - 1]
-        self._pages.hold(LOCAL, [node.local])
-      node.readers += 1
-      node = node.parent
-
-  def _unread(self, node: nodes.Node, first: int) -> None:
-    while node.parent is not None and (node.depth - 1) * self._page >= first:
-      node.readers -= 1
-      if not node.readers:
-        self._pages.release(LOCAL, [node.local])
-        node.local = -1
-      node = node.parent
-
-
-def _unpinned(points: Iterable[Point]) -> list[Point]:
-  return [point for point in points if not point.is_pinned]

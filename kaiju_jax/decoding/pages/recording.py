@@ -27,6 +27,7 @@ import hashlib
 
 import numpy as np
 
+from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import prefix_tree
 
 # Tokens of a prefill between two points.
@@ -116,11 +117,11 @@ class _Left:
   """
 
   prompt: bytes
-  points: list[prefix_tree.Point] = dataclasses.field(default_factory=list)
+  points: list[nodes.Point] = dataclasses.field(default_factory=list)
   before: '_Left | None' = None
   running: int = 0
 
-  def add(self, point: prefix_tree.Point) -> None:
+  def add(self, point: nodes.Point) -> None:
     if point not in self.points:
       self.points.append(point)
 
@@ -176,7 +177,7 @@ class Recorder:
     left.running += 1
     return RequestPoints(self, prompt, match, left)
 
-  def _there(self, points: list[prefix_tree.Point]) -> list[prefix_tree.Point]:
+  def _there(self, points: list[nodes.Point]) -> list[nodes.Point]:
     return [point for point in points if point in self.tree]
 
   def _forget(self) -> None:
@@ -208,9 +209,9 @@ class RequestPoints:
     self._resumed = None if match is None else match.point
     self._left = left
     # In the middle of the prefill; the next point replaces it.
-    self._passing: prefix_tree.Point | None = None
+    self._passing: nodes.Point | None = None
     self._is_whole = False
-    self._made: list[prefix_tree.Point] = []
+    self._made: list[nodes.Point] = []
     self.stops = stops(
       0 if match is None else match.length,
       len(prompt.tokens),
@@ -219,19 +220,20 @@ class RequestPoints:
     )
 
   def forget(self) -> None:
-    """Drops the points that the request made and resumed.
+    """Drops the points that the request made, and no others.
 
-    What gave no numbers once would give none to whoever goes on from there.
+    What gave no numbers once would give none to whoever goes on from there. A
+    point that it resumed may be another owner's, or everybody's prefix.
     """
-    for point in (self._resumed, *self._made):
-      if point is not None and point in self._tree:
+    for point in self._made:
+      if point in self._tree:
         self._tree.drop(point)
     self._passing = None
     self._left.running -= 1
 
   def record(
     self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
-  ) -> prefix_tree.Point:
+  ) -> nodes.Point:
     """Records a point: at one of the stops, or where the answer ends.
 
     Args:
@@ -253,6 +255,12 @@ class RequestPoints:
       self._left.add(point)
     return point
 
+  def add_scores(self, text: prefix_tree.Text) -> None:
+    """Adds what a head gave the text since its points were made."""
+    for point in self._made:
+      if point in self._tree:
+        self._tree.add_scores(point, text)
+
   def end(self) -> None:
     """Drops what the conversation's prompt before this one left.
 
@@ -270,7 +278,5 @@ class RequestPoints:
     for point in before.points:
       if point is self._resumed:
         left.add(point)
-      elif (
-        point in self._tree and not point.is_pinned and point not in left.points
-      ):
+      elif point in self._tree and point not in left.points:
         self._tree.drop(point)

@@ -43,7 +43,7 @@ class Growth:
     """Gives a ring the page of index count − 1, and those before it.
 
     Raises:
-      pages.Full: pinned points and other rows hold all.
+      pages.Full: other rows hold all.
     """
     table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
     N = len(table_N)

@@ -9,8 +9,7 @@ be finished:
 
 Pages that nobody but points holds count as free: points are evicted, those of
 least worth first (`eviction.py`), once a row takes pages. What rows set aside
-and what pinned points hold is never more than the pool has, so that a growing
-row finds a page.
+is never more than the pool has, so that a growing row finds a page.
 
 A ring turns by its table: entry n is the page of the positions from
 (first + n) · S on. The page that leaves the window becomes the last, unless
@@ -97,7 +96,7 @@ class Rows:
     pool = self._pools[kind]
     if pool.window is None:
       return pool.pages - int(self._held(kind).sum())
-    return pool.pages - len(self._pinned(kind)) - self._set_aside_of(kind)
+    return pool.pages - self._set_aside_of(kind)
 
   def free_pages(self) -> dict[str, int]:
     """Returns by kind how many pages a new row could have."""
@@ -115,7 +114,6 @@ class Rows:
       if pool.window is None:
         table_RN = self._tables[kind]
         holders_P = np.bincount(table_RN[table_RN >= 0], minlength=pool.pages)
-        holders_P[list(self._pinned(kind))] += 1
         own_N = table_RN[row][table_RN[row] >= 0]
         counts[kind] = int((holders_P[own_N] == 1).sum())
     return counts
@@ -182,7 +180,10 @@ class Rows:
     row = self._free_rows.pop()
     self._set_aside[row] = {kind: counts[kind] for kind in self._rings}
     self._matches[row] = match
-    copies = {} if match is None else self._resume(row, match)
+    copies = {}
+    if match is not None:
+      self.tree.touch(match, text.owner)
+      copies = self._resume(row, match)
     for kind, count in counts.items():
       if kind not in self._rings:
         self._take(kind, row, range(count))
@@ -208,38 +209,6 @@ class Rows:
       table_RN[row] = -1
       self._firsts[kind][row] = self._held_from[kind][row] = 0
     self._free_rows.append(row)
-
-  def pin(self, text: prefix_tree.Text) -> None:
-    """Keeps the point of a text, however long nobody uses it.
-
-    Raises:
-      LookupError: there is no point of that text.
-      pages.Full: pinned points would hold more than half of the pages of a
-        kind, or what growing rows or the longest text may need; then nothing
-        changes.
-    """
-    point = self._found(text)
-    for kind, pages in self._pages_of(point).items():
-      held = self._pinned(kind) | set(pages.values())
-      size, pool = self.pages.size(kind), self._pools[kind]
-      # The longest text must always find its pages.
-      most = min(size // 2, size - pool.row_pages)
-      if pool.window is not None:
-        most = min(most, size - self._set_aside_of(kind))
-      if len(held) > most:
-        raise pages_lib.Full(
-          f'pinned points would hold {len(held)} {kind} pages, and may hold'
-          f' {most} at the moment: unpin one first.'
-        )
-    point.is_pinned = True
-
-  def unpin(self, text: prefix_tree.Text) -> None:
-    """Lets the point of a text be evicted again.
-
-    Raises:
-      LookupError: there is no point of that text.
-    """
-    self._found(text).is_pinned = False
 
   def grow(self, ends: Mapping[int, int]) -> rings_lib.Growth:
     """Turns rings so that rows have room for text up to `ends`.
@@ -278,7 +247,7 @@ class Rows:
       places = {kind: self._to_own(kind, row) for kind in self._rings}
       lacking = {
         kind: f'{len(x)} {kind} pages are needed and {self.pages.free(kind)}'
-        ' are free; rows and pinned points hold all others.'
+        ' are free; rows hold all others.'
         for kind, x in places.items()
         if len(x) > self.pages.free(kind)
       }
@@ -373,7 +342,7 @@ class Rows:
 
     Returns:
       By kind the pages that it may have at once; what it resumes; and by kind
-      the pages that it adds to those of rows and pins.
+      the pages that it adds to those of rows.
     """
     counts = {kind: self._count(kind, length, extra) for kind in self._pools}
     match = None if text is None else self.tree.match(text)
@@ -401,36 +370,14 @@ class Rows:
     return count
 
   def _held(self, kind: str) -> np.ndarray:
-    """Returns which pages rows and pinned points hold, bool [P]."""
+    """Returns which pages rows hold, bool [P]."""
     is_held_P = np.zeros(self._pools[kind].pages, bool)
-    is_held_P[list(self._pinned(kind))] = True
     table_RN = self._tables[kind]
     is_held_P[table_RN[table_RN >= 0]] = True
     return is_held_P
 
   def _set_aside_of(self, kind: str) -> int:
     return sum(rings[kind] for rings in self._set_aside.values())
-
-  def _pinned(self, kind: str) -> set[int]:
-    """Returns the pages that pinned points hold."""
-    return {
-      page
-      for point in self.tree.points()
-      if point.is_pinned
-      for page in self._pages_of(point)[kind].values()
-    }
-
-  def _pages_of(self, point: prefix_tree.Point) -> dict[str, dict[int, int]]:
-    return self.tree.pages(prefix_tree.Match(point, point.length))
-
-  def _found(self, text: prefix_tree.Text) -> prefix_tree.Point:
-    point = self.tree.find(text)
-    if point is None:
-      raise LookupError(
-        f'no point of this text of {len(text.tokens)} tokens is there: let it'
-        ' run first.'
-      )
-    return point
 
   def _check_open(self, row: int) -> None:
     if row not in self._set_aside:

@@ -156,8 +156,8 @@ class Result(NamedTuple):
       `beam.Vetoed`, a `beam_slots.Exhausted` or a `pages.Full`.
     reused: tokens of the prompt that were in the cache and did not run.
     prompt_scores: the highest probability of each of the head's dimensions over
-      the prompt's tokens that ran; those that were in the cache were judged
-      when they ran. None without a head, and as long as none has run.
+      the prompt's tokens, whether they ran or were in the cache. None without a
+      head, and as long as none has run.
   """
 
   tokens: np.ndarray

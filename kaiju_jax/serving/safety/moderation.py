@@ -236,7 +236,7 @@ class Watch:
     """Returns the token head's verdict on a prompt.
 
     Args:
-      scores: per dimension the highest of the tokens that ran; None blocks.
+      scores: per dimension the highest of its tokens; None blocks.
       text: what the user wrote, for the log.
     """
     if self.mode != 'moderated':

@@ -47,7 +47,14 @@ def make(monkeypatch):
   engines = []
 
   def made(
-    rows=3, counts=(40, 14), length=LENGTH, bad=None, extra=0, **options
+    rows=3,
+    counts=(40, 14),
+    length=LENGTH,
+    bad=None,
+    extra=0,
+    version=b'1',
+    decoder=None,
+    **options,
   ):
     pools = fake_device.pools(length + extra, PAGE, WINDOW, counts)
     monkeypatch.setattr(
@@ -59,7 +66,9 @@ def make(monkeypatch):
     )
     names = [f'{number}' for number in range(fake_device.CLASSES)]
     monkeypatch.setattr(
-      judge, 'Judge', lambda *_: types.SimpleNamespace(names=names, params={})
+      judge,
+      'Judge',
+      lambda *_: types.SimpleNamespace(names=names, params={}, version=version),
     )
     monkeypatch.setattr(
       searches,
@@ -70,7 +79,7 @@ def make(monkeypatch):
     )
     engines.append(
       engine_lib.Engine(
-        fake_device.Decoder(pools, rows, length),
+        decoder or fake_device.Decoder(pools, rows, length),
         chunk=CHUNK,
         clock=options.pop('clock', Clock()),
         **options,
@@ -121,14 +130,9 @@ def is_judged(one):
   for token in one.request.tokens:
     text = fake_device.appended(text, [token])
     judged.append(fake_device.scores(text))
-  if one.events:
-    # The last token of a prompt always runs; what was drawn is not part of it.
-    highest = one.result().prompt_scores
-    judged_by_dimension = zip(highest, zip(*judged), judged[-1])
-    if not all(
-      x in scores and x >= last for x, scores, last in judged_by_dimension
-    ):
-      return False
+  # Whatever was resumed, the verdict is that of the whole prompt.
+  if one.events and one.result().prompt_scores != tuple(np.max(judged, axis=0)):
+    return False
   scores = None
   for event in one.events:
     if event.reason != 'stop_token':
@@ -460,6 +464,120 @@ def test_a_scored_prompt_that_was_parked_has_its_scores_once():
   np.testing.assert_array_equal(found, np.arange(8))
 
 
+def test_what_another_head_judged_runs_again(make):
+  """Engines one after another over one decoder, and the points of each."""
+  first = make(head='a head')
+  request = asked(12, 3, 1)
+  ended(first, first.submit(request))
+  reused = []
+  for version in (b'1', b'2', None, b'2', None):
+    head = version and 'a head'
+    engine = make(decoder=first.decoder, version=version, head=head)
+    one = engine.submit(request)
+    ended(engine, one)
+    assert is_expected(one) and (head is None or is_judged(one))
+    reused.append(one.reused)
+  assert reused == [11, 0, 0, 11, 11]
+
+
+def test_an_edit_is_not_judged_by_what_it_replaces(make):
+  """Of a point, the tokens that are resumed count, and no others."""
+  engine = make(head='a head')
+  whole = asked(12, 4, 1)
+  ended(engine, engine.submit(whole))
+  for length in (5, 8, 10):
+    tokens = [*whole.tokens[:length], 250, 249]
+    one = engine.submit(request_lib.Request(tokens, 2, whole.sampling))
+    ended(engine, one)
+    assert one.reused == length and is_judged(one)
+
+
+def test_what_nobody_will_judge_is_not_resumed(make):
+  """As where the device failed while a call was not read."""
+  engine = make(head='a head')
+  tree = engine.decoder.account.tree
+  ended(engine, engine.submit(asked(12, 1, 1)))
+  for point in tree.points():
+    point.node.score_SC[1] = np.nan
+  one = engine.submit(asked(12, 3, 1))
+  ended(engine, one)
+  assert is_expected(one) and is_judged(one) and one.reused == 0
+
+
+@pytest.mark.parametrize('at', ['join', 'prefill'])
+@pytest.mark.parametrize('ahead', [False, True])
+def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
+  """Whether it fails before or behind what it does."""
+  engine = make(rows=2, ahead=ahead)
+  ended(engine, engine.submit(asked(9, 3, 1)))
+  whole, fails = getattr(engine.rounds, at), [True, False]
+
+  def failing(*arguments):
+    is_before = fails.pop() if fails else None
+    if is_before:
+      raise MemoryError
+    result = whole(*arguments)
+    if is_before is False:
+      raise MemoryError
+    return result
+
+  monkeypatch.setattr(engine.rounds, at, failing)
+  several = [engine.submit(asked(9, 6, seed)) for seed in (1, 2, 3)]
+  for _ in range(2):
+    points = len(engine.decoder.account.tree)
+    with pytest.raises(MemoryError):
+      engine.advance()
+    assert len(engine.decoder.account.tree) == points
+    assert len(engine.decoder.account.open_rows) == len(engine._running)
+  ended(engine, *several)
+  assert all(map(is_expected, several))
+
+
+@pytest.mark.parametrize('ahead', [False, True])
+def test_a_search_that_cannot_begin_begins_again(make, monkeypatch, ahead):
+  engine = make(ahead=ahead, extra=9)
+  begin, fails = engine._searches.begin, [True]
+
+  def failing(*arguments):
+    if fails:
+      raise RuntimeError(fails.pop())
+    begin(*arguments)
+
+  monkeypatch.setattr(engine._searches, 'begin', failing)
+  one = engine.submit(asked(9, 6, 1, guided=request_lib.Guide(1)))
+  other = engine.submit(asked(9, 6, 2))
+  with pytest.raises(RuntimeError):
+    ended(engine, one, other)
+  ended(engine, one, other)
+  assert is_expected(one) and is_expected(other)
+
+
+def test_what_gives_no_numbers_takes_nobody_elses_points_with_it(make):
+  """Its prefix is there only as the beginning of another owner's answer."""
+  engine = make(bad=7)
+  tree, shared = engine.decoder.account.tree, list(range(1, 9))
+
+  def asks(owner, token):
+    return request_lib.Request(
+      [*shared, token], 9, sampling.Sampling(seed=1), owner=owner, shared=8
+    )
+
+  def reason(token):
+    return fake_device.expected(asks('', token), 7)[1]
+
+  good = next(x for x in range(1, 250) if reason(x) == 'length')
+  bad = next(x for x in range(1, 250) if reason(x) == 'error')
+  ended(engine, engine.submit(asks('a', good)))
+  for point in list(tree.points()):
+    if point.length != 9:
+      tree.drop(point)
+  (point,) = tree.points()
+  one = engine.submit(asks('b', bad))
+  ended(engine, one)
+  assert one.reason == 'error' and one.reused == 8
+  assert list(tree.points()) == [point]
+
+
 def test_what_cannot_be_a_key_is_refused_before_it_has_a_row(make):
   engine = make()
   with pytest.raises(TypeError, match=r'request\.conversation=\[1\]'):
@@ -583,36 +701,6 @@ def lived(make, count, seed, ahead, head=None, guided=0.0):
   # Six users had a conversation each, with and without a name.
   assert len(engine._recorder) <= 12
   nothing_is_left(engine)
-
-
-def test_what_is_pinned_stays_until_it_is_not(make):
-  engine = make()
-  character = asked(13, seed=7).tokens
-
-  def reused(seed):
-    one = engine.submit(
-      request_lib.Request(
-        [*character, *asked(30, seed=seed).tokens],
-        8,
-        owner=f'{seed}',
-        shared=len(character),
-      )
-    )
-    ended(engine, one)
-    return one.reused
-
-  with pytest.raises(LookupError, match='text of 13 tokens is there'):
-    engine.pin(character)
-  assert reused(1) == 0
-  engine.pin(character)
-  # Others displace all that is not pinned.
-  for seed in range(100, 110):
-    ended(engine, engine.submit(asked(40, 8, seed)))
-  assert reused(2) == len(character)
-  engine.pin(character, is_pinned=False)
-  for seed in range(200, 210):
-    ended(engine, engine.submit(asked(40, 8, seed)))
-  assert reused(3) == 0
 
 
 @pytest.mark.parametrize('ahead', [False, True])

@@ -9,6 +9,7 @@ import pytest
 from kaiju_jax import visibility
 from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.engine import sequence as sequence_lib
@@ -110,10 +111,18 @@ def test_scores_have_the_bits_of_a_whole_forward_pass(generator, whole):
       [event.scores for event in shown], want_LC[prompt:]
     )
     np.testing.assert_array_equal(
-      result.prompt_scores, want_LC[result.reused : prompt].max(axis=0)
+      result.prompt_scores, want_LC[:prompt].max(axis=0)
     )
   reused = [stream.result.reused for stream in streams]
   assert reused[0] == 0 and max(reused) > 0
+
+
+def test_a_heads_version_is_that_of_its_weights_and_dimensions(generator):
+  renamed = token_head.TokenHeadConfig(('kind', 'long', 'loud'))
+  moved = head_of(w_DC=head_of()[0]['w_DC'] + 1e-6)
+  heads = [head_of(), moved, (head_of()[0], renamed), head_of(1), head_of()]
+  found = [judge.Judge(head, generator._decoder).version for head in heads]
+  assert found[0] == found[-1] and len(set(found)) == 4
 
 
 def test_the_padding_of_a_chunk_is_not_judged(generator, whole):
@@ -214,10 +223,16 @@ def test_scores_that_are_no_numbers_end_their_sequence_alone(
   one, other = (engine.submit(REQUESTS[x]) for x in (0, 3))
 
   def bad(called, *arguments):
-    packed = np.array(whole(called, *arguments))
+    ran = whole(called, *arguments)
     rows = [x.row if name == 'prefill' else x for x in called]
-    if one.row in rows:
-      packed[-2, rows.index(one.row)] = np.float32(np.nan).view(np.int32)
+    if one.row not in rows:
+      return ran
+    if name == 'prefill':
+      judged_BLC = np.array(ran.judged_BLC)
+      judged_BLC[rows.index(one.row), 0, -2] = np.nan
+      return ran._replace(judged_BLC=judged_BLC)
+    packed = np.array(ran)
+    packed[-2, rows.index(one.row)] = np.float32(np.nan).view(np.int32)
     return packed
 
   monkeypatch.setattr(engine.rounds, name, bad)

@@ -1,5 +1,7 @@
 """Who is expected back, and which points go for want of anybody."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -94,17 +96,27 @@ def test_owners_are_expected_where_their_conversation_goes_on(clock):
   assert prefix.begun == 2
 
 
-def test_a_request_that_looks_again_has_not_come_again(clock, monkeypatch):
-  demand, ages = eviction.Demand(clock), []
-  monkeypatch.setattr(demand.returns, 'saw', ages.append)
-  use = demand.made(False)
-  demand.leave(use, b'a', [])
-  for clock.now in 70.0, 71.0, 75.0:
-    demand.resume(use, b'a')
-  demand.leave(use, b'a', [])
-  clock.now = 100.0
-  demand.resume(use, b'a')
-  assert ages == [70.0, 25.0]
+def test_a_lookup_leaves_no_trace(clock, monkeypatch):
+  """Who waits, or is refused, looks up again and again."""
+  world = World(clock)
+  world.record([1] * 40, [20, 40], 20, b'a')
+  world.record([2] * 40, [40], owner=b'b')
+  ages = []
+  monkeypatch.setattr(world.tree._demand.returns, 'saw', ages.append)
+
+  def traces():
+    points = list(world.tree.points())
+    uses = [dataclasses.asdict(point.use) for point in points]
+    return list(map(id, points)), uses, list(ages)
+
+  clock.now, before = 70.0, traces()
+  text = prefix_tree.Text(np.array([1] * 40 + [3]), 20, b'a')
+  for _ in range(3):
+    match = world.tree.match(text)
+  assert match.length == 40 and traces() == before
+  world.tree.touch(match, b'a')
+  assert ages == [70.0]
+  assert next(iter(world.tree.points())) is not match.point
 
 
 def test_a_point_knows_its_latest_owners_alone(clock):
@@ -170,7 +182,9 @@ def test_a_prefix_of_many_outlives_one_that_nobody_asks_for(clock):
   for number in range(6):
     owner = bytes([number])
     text = prefix_tree.Text(np.array([2] * 40 + [number]), 40, owner)
-    assert world.tree.match(text).point is popular
+    match = world.tree.match(text)
+    assert match.point is popular
+    world.tree.touch(match, owner)
   clock.now = 600.0
   assert world.tree.evict()
   assert popular in world.tree and rare not in world.tree
@@ -190,15 +204,17 @@ def test_points_that_share_all_pages_do_not_keep_each_other(clock):
   assert list(world.tree.points()) == [here]
 
 
-def test_what_is_evicted_leaves_its_owner_to_what_it_went_on_from(clock):
+def test_what_is_evicted_leaves_its_owner_to_what_it_went_on_from(
+  clock, monkeypatch
+):
   world = World(clock)
   prefix, answer = world.record([1] * 48, [24, 48], 24, b'a')
-  (other,) = world.record([2] * 24, [24], 24)
+  world.record([2] * 24, [24], 24)
   clock.now = 300.0
   before = world.tree._worth(prefix)
-  # Pinned, so that the answer is what can go.
-  other.is_pinned = prefix.is_pinned = True
-  assert world.tree.evict()
+  with monkeypatch.context() as patched:
+    patched.setattr(world.tree, '_worth', lambda point: point is not answer)
+    assert world.tree.evict()
   assert answer not in world.tree and list(prefix.use.owners) == [b'a']
   assert world.tree._worth(prefix) > 2 * before
 

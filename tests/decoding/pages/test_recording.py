@@ -25,6 +25,8 @@ class Engine:
   def begin(self, prompt, conversation='one'):
     text = self.text(prompt)
     match = self.tree.match(text)
+    if match is not None:
+      self.tree.touch(match, text.owner)
     points = self.recorder.begin(text, match, conversation)
     return points, 0 if match is None else match.length
 

@@ -7,7 +7,6 @@ evicted or closed, each row must find the labels of its own text, and a row that
 was opened must always be able to grow.
 """
 
-import contextlib
 import random
 
 import numpy as np
@@ -21,7 +20,7 @@ from kaiju_jax.model import paging
 S, WINDOW, LENGTH, ROWS = 4, 10, 48, 4
 POOLS = {
   'global': paging.Pool((1,), None, S, row_pages=LENGTH // S, pages=40),
-  'local': paging.Pool((0,), WINDOW, S, row_pages=3, pages=16),
+  'local': paging.Pool((0,), WINDOW, S, row_pages=3, pages=12),
 }
 
 
@@ -71,9 +70,8 @@ class Row:
     if max(0, self.length - WINDOW + 1) // S * S < self.held_from:
       with pytest.raises(ValueError, match=r'local page .* is missing'):
         rows.tree.record(text, rows.pages_of(self.number))
-      return None
+      return
     rows.tree.record(text, rows.pages_of(self.number))
-    return text
 
   def lend(self, keeps_pages):
     """Owns its rings, and scribbles over what a search has no use for."""
@@ -163,12 +161,6 @@ class World:
     elif choice < 0.8:
       if row.length:
         row.record()
-    elif choice < 0.82:
-      if row.length:
-        with contextlib.suppress(pages_lib.Full):
-          text = row.record()
-          if text is not None:
-            self.rows.pin(text)
     elif choice < 0.85:
       row.lend(rng.random() < 0.5)  # What it needs was set aside.
     elif choice < 0.93:

@@ -1,17 +1,21 @@
 """What is planted never comes out of a server, however it is cut up.
 
 The marker 'zorbifex' stands for a violation. The device's replies are written
-down (`world.Scripted`), and so are the head's scores: high from the marker's
-last letter on, in the middle while what is there may become the marker.
+down (`world.Scripted`), and so are the head's scores: high at the marker's last
+letter, in the middle while what is there may become the marker.
 """
 
+import dataclasses
 import json
 
 import pytest
 
+from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.data import chat as chat_format
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release
+from kaiju_jax.serving.stores import characters
 from tests.serving import running
 from tests.serving import world
 
@@ -21,8 +25,8 @@ SAID = {'messages': [{'role': 'user', 'content': 'Hello'}]}
 
 
 def scores(text: bytes) -> tuple[float, float]:
-  """Returns what the head gives a text: for the marker, and for nothing."""
-  if MARKER in text:
+  """Returns what the head gives a text's end: for the marker, for nothing."""
+  if text.endswith(MARKER):
     return 0.99, 0.0
   begun = (MARKER[:n] for n in range(1, len(MARKER)))
   return (0.6 if text.endswith(tuple(begun)) else 0.01), 0.0
@@ -39,6 +43,7 @@ class Moderator:
 
   def __init__(self, hold):
     self.hold = hold
+    self.high = HIGH
     self.stopped = []
 
   def watch(self, age, owner=''):
@@ -50,7 +55,7 @@ class Moderator:
     return moderation.Verdict(is_blocked, 'gate', self.tier)
 
   def prompt(self, scores, text=''):
-    is_blocked = scores is None or scores[0] >= HIGH
+    is_blocked = scores is None or scores[0] >= self.high
     return moderation.Verdict(is_blocked, 'prompt', self.tier)
 
   def release(self):
@@ -166,3 +171,68 @@ def test_what_the_head_finds_in_a_prompt_ends_the_reply(tmp_path):
     assert streamed(server, **said) == ('', 'content_filter')
     measured = server.get('/metrics').decode()
   assert 'kaiju_refusals_total{stage="prompt",tier="adult"} 1.0' in measured
+
+
+def test_a_prompt_is_refused_however_often_and_wherever_it_is_resumed(tmp_path):
+  """What the head gave a text counts, whoever ran it, and whenever."""
+  said = {
+    'messages': [
+      {'role': 'system', 'content': 'You say zorbifex, and then some more.'},
+      {'role': 'user', 'content': 'Hello'},
+    ]
+  }
+  behind = {
+    'messages': [
+      *said['messages'],
+      {'role': 'assistant', 'content': 'Well'},
+      {'role': 'user', 'content': 'And now?'},
+    ]
+  }
+  with served(tmp_path, b'Sure') as server:
+    ran = []
+    for body in (said, said, behind, said):
+      (choice,) = asked(server, **body)['choices']
+      assert choice['finish_reason'] == 'content_filter'
+      assert not choice['message']['content']
+      assert streamed(server, **body) == ('', 'content_filter')
+      ran.append(server.engine.rounds.ran)
+    choices = asked(server, n=3, **said)['choices']
+    assert {one['finish_reason'] for one in choices} == {'content_filter'}
+    # It is resumed all the same: a refusal costs a token.
+    assert ran[1] - ran[0] == 2
+
+
+def test_what_an_earlier_version_let_pass_is_judged_by_a_stricter_one(tmp_path):
+  said = {'messages': [{'role': 'user', 'content': 'A zorb, please. Bye'}]}
+  with served(tmp_path, b'Sure') as server:
+    session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+    for body in (said, said | {'session': session['id']}):
+      assert streamed(server, **body) == ('Sure', 'stop')
+    server.context.moderator.high = 0.5
+    assert streamed(server, **said) == ('', 'content_filter')
+    swiped = {'session': session['id'], 'swipe': True, 'messages': []}
+    assert streamed(server, **swiped) == ('', 'content_filter')
+
+
+def test_a_refused_character_is_refused_to_everybody(tmp_path):
+  """Everybody after the first goes on from the prefix that the first left."""
+  fields = dataclasses.replace(running.FIELDS, personality='says zorbifex')
+  with served(tmp_path, b'Sure') as server:
+    written = chat_format.format_of(server.context.tokenizer)
+    server.context.store.publish(
+      characters.BUILT_IN,
+      fields,
+      prompt.prefix(fields, written),
+      server.context.model.digest,
+      'other',
+      is_public=True,
+    )
+    for owner in ('ann', 'ben', 'ben'):
+      answer = server.post(
+        '/v1/chat/completions',
+        owner,
+        **{'model': running.MODEL, 'character': 'other', 'max_tokens': 9}
+        | SAID,
+      )
+      assert answer['choices'][0]['finish_reason'] == 'content_filter'
+      assert not answer['choices'][0]['message']['content']
