@@ -6,7 +6,7 @@ never imports the accelerator's compiler.
 
     dispatch.platform()                  where the computation will run
     with dispatch.compiling_for('gpu'):  compile for a device that is not here
-    with dispatch.interpreted():         run Pallas kernels anywhere, slowly
+    with dispatch.interpret():           run Pallas kernels anywhere, slowly
 
 Both contexts act while a function is traced, and neither is part of jit's cache
 key, so that a function that was traced before does not change. Enter them

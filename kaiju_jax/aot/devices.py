@@ -1,6 +1,6 @@
 """Devices that are not here, for which the real compilers compile.
 
-    devices.of(tpu_gpu_configs.load('h100_64'))    64 H100, for a mesh
+    devices.find(tpu_gpu_configs.load('h100_64'))    64 H100, for a mesh
     devices.one('v5p_128', 'tpu')                  one TPU v5p, for a kernel
 
 The compilers of H100 and TPU need a description of the device, not the device.
