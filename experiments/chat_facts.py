@@ -76,10 +76,10 @@ def _run() -> None:
     length=length,
   )
   generator = generator_lib.Generator(decoder, tokenizer)
-  asked = questions.asked(format, _COUNT.value, length, _SEED.value)
+  asked = questions.draw_questions(format, _COUNT.value, length, _SEED.value)
   replies = questions.replies(generator, format, asked, _TEMPERATURE.value)
   print(f'{loaded.origin}, temperature {_TEMPERATURE.value:g}')
-  _say(questions.scored(asked, replies))
+  _say(questions.score(asked, replies))
   for one, reply in list(zip(asked, replies))[: _SHOW.value]:
     said = one.text.rpartition(f'user{chat.STX}')[2].partition(chat.ETX)[0]
     print(f'{one.kind:>14}  {said} → {reply.text}  ({one.expects or "—"})')

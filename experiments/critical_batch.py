@@ -115,7 +115,7 @@ def _study(at: list[float], multiples: list[int]) -> None:
 
   workdir = pathlib.Path(_WORKDIR.value)
   root = pathlib.Path(_ROOT.value or f'{workdir}-critical_batch')
-  study = critical_batch.measured(
+  study = critical_batch.measure(
     workdir,
     critical_batch.Asked(
       tuple(at),

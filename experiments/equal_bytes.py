@@ -89,7 +89,9 @@ def _logits() -> tuple[np.ndarray, np.ndarray]:
     return model.apply(variables, hidden_BLD, method='logits')
 
   found, numbers, count = [], [], 0
-  for asked in teach.asked(source.training, data.length, data.batch, 0.25):
+  for asked in teach.read_batches(
+    source.training, data.length, data.batch, 0.25
+  ):
     is_new_BL = (asked.number_BL >= 0) & (asked.batch.weight_BL > 0)
     found.append(np.asarray(logits(asked.batch))[is_new_BL])
     numbers.append(asked.number_BL[is_new_BL])

@@ -74,7 +74,7 @@ def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
       if not _trained(root, arm, seed):
         return
       loaded = load.from_workdir(root / arm / f'seed{seed}')
-      scores[arm, seed] = facts.asked(loaded, _WORLD.value, config.ASKED)
+      scores[arm, seed] = facts.examine(loaded, _WORLD.value, config.ASKED)
   detection = facts.detection(candidates, _WORLD.value)
   files.write_json(
     root / 'facts.json',
@@ -125,7 +125,7 @@ def _pool(root: pathlib.Path):
 
   from .configs import facts as config
 
-  with command.counted('passages') as noted:
+  with command.count('passages') as noted:
     return facts.pool(
       load.from_workdir(root / 'generator' / 'seed0'),
       _WORLD.value,

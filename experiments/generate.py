@@ -105,7 +105,7 @@ def _generate() -> None:
     _say(note)
     return
   requests = [
-    manner.request(talk.opened(tokenizer, prompt), index)
+    manner.request(talk.open_document(tokenizer, prompt), index)
     for index, prompt in enumerate(_PROMPT.value)
   ]
   prompts = [len(one.tokens) for one in requests]

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
       leaks.write(result, _OUT.value)
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
-  leaked = int(result.found.leaked().sum())
+  leaked = int(result.found.find_leaked().sum())
   common = int(result.found.common.sum())
   print(
     f'{leaked:,} of {len(result.items.texts):,} items are leaked, {common:,}'

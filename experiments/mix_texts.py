@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
 
   try:
     read.refuse_existing(_OUT.value)
-    with command.abortable(), folders.written(_OUT.value) as folder:
+    with command.abortable(), folders.write_whole(_OUT.value) as folder:
       for name, documents in _sorted().items():
         path = folder / f'{name}.jsonl'
         read.write_lines(path, ((document, {}) for document in documents))

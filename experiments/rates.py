@@ -124,7 +124,7 @@ def _study(widths: list[int], rates: list[float]) -> None:
   from kaiju_jax.runs.sweeps import watch
 
   root = pathlib.Path(_ROOT.value)
-  studies, predictions = rates_lib.measured(
+  studies, predictions = rates_lib.measure(
     _CONFIG.value,
     rates_lib.Asked(
       tuple(dict.fromkeys(_TRANSFER.value)),

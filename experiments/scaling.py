@@ -113,7 +113,7 @@ def _study(
   from kaiju_jax.runs.sweeps import watch
 
   root = pathlib.Path(_ROOT.value)
-  study = scaling.measured(
+  study = scaling.measure(
     _CONFIG.value,
     [(width, count) for width in widths for count in tokens],
     largest,

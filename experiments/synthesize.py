@@ -104,7 +104,7 @@ def _run(settings: settings_lib.Settings) -> None:
     loaded = load.from_workdir(_WORKDIR.value)
   else:
     loaded = load.from_export(_CHECKPOINT.value, _TOKENIZER.value)
-  with command.counted('passages') as noted:
+  with command.count('passages') as noted:
     report = synthesize.synthesize(
       loaded,
       _DOCUMENTS.value,

@@ -83,7 +83,7 @@ def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:
   if _TEACHER_STEPS.value:
     experiment.loop.steps = _TEACHER_STEPS.value
   teacher = study.Run('teacher', experiment, root / 'teacher')
-  study.trained(teacher)
+  study.train_once(teacher)
   runs = {arm: [] for arm in arms}
   for arm in arms:
     for seed in seeds:
@@ -102,7 +102,7 @@ def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:
     return
   for arm in arms:
     if arm.endswith('distilled'):
-      study.taught(teacher, runs[arm][0])
+      study.teach_once(teacher, runs[arm][0])
   for number in range(len(seeds)):
     _train([of_arm[number] for of_arm in runs.values()])
     page = rows.table(
@@ -128,7 +128,7 @@ def _train(runs) -> None:
       f' {len(missing)}{left}',
       flush=True,
     )
-    study.trained(run)
+    study.train_once(run)
 
 
 class _Rows:

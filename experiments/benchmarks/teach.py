@@ -78,7 +78,9 @@ def _contenders(folder: pathlib.Path):
   corpus, _ = text.load(data_config.DataConfig(), tokenizer.Bytes())
   length, batch = _LENGTH.value, _BATCH.value
   asked = list(
-    itertools.islice(teach.asked(corpus, length, batch, 0.25), _BATCHES.value)
+    itertools.islice(
+      teach.read_batches(corpus, length, batch, 0.25), _BATCHES.value
+    )
   )
   sampling = distillation_config.Sampling(
     _METHOD.value, draws=_DRAWS.value, entries=_DRAWS.value

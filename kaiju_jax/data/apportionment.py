@@ -44,7 +44,7 @@ class Stages:
   begin: int
   end: int
 
-  def wanted(self, row: int) -> np.ndarray:
+  def sum_weights(self, row: int) -> np.ndarray:
     """Returns float64[S], the weights' sums over the rows before `row`."""
     inside = min(max(row - self.begin, 0), self.end - self.begin)
     changed = max(row - self.end, 0)
@@ -52,12 +52,12 @@ class Stages:
       changed += inside**2 / (2 * (self.end - self.begin))
     return (row - changed) * self.first + changed * self.last
 
-  def reached(self, counts: np.ndarray) -> np.ndarray:
+  def find_rows(self, counts: np.ndarray) -> np.ndarray:
     """Returns float64[S], at which row each source's sum reaches its count.
 
     Infinity where it never does.
     """
-    at_begin, at_end = self.wanted(self.begin), self.wanted(self.end)
+    at_begin, at_end = self.sum_weights(self.begin), self.sum_weights(self.end)
     with np.errstate(divide='ignore', invalid='ignore'):
       before = counts / self.first
       after = self.end + (counts - at_end) / self.last
@@ -131,12 +131,12 @@ class Blocks:
 
   def _given(self, end: int, counts: np.ndarray) -> np.ndarray:
     """Returns the counts after a block's rows, from those before it."""
-    wanted = self._stages.wanted(end)
+    wanted = self._stages.sum_weights(end)
     given = np.maximum(np.floor(wanted).astype(np.int64), counts)
     left = end - int(given.sum())
     if left:
       is_open = np.ceil(wanted) > given
-      deadlines = self._stages.reached(given + 1)
+      deadlines = self._stages.find_rows(given + 1)
       order = np.lexsort([deadlines, ~is_open])
       given[order[:left]] += 1
     return given

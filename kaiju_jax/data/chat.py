@@ -156,17 +156,17 @@ def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
   start, end = map(tokenizer.special, _CHATML)
   if start is not None and end is not None:
     openings = {
-      role: _joined([start], tokenizer.encode(f'{role}\n')) for role in ROLES
+      role: _join([start], tokenizer.encode(f'{role}\n')) for role in ROLES
     }
-    closing_L = _joined([end], tokenizer.encode('\n'))
+    closing_L = _join([end], tokenizer.encode('\n'))
     structure = {start, end, tokenizer.bos_id}
     name = 'chatml'
   else:
     start, middle, end = (_own(tokenizer, one) for one in (SOH, STX, ETX))
     openings = {
-      role: _joined([start], tokenizer.encode(role), [middle]) for role in ROLES
+      role: _join([start], tokenizer.encode(role), [middle]) for role in ROLES
     }
-    closing_L = _joined([end])
+    closing_L = _join([end])
     structure = {start, middle, end, tokenizer.bos_id}
     name = 'control'
   return Format(
@@ -196,7 +196,7 @@ def _own(tokenizer: tokenizer_lib.Tokenizer, character: str) -> int:
   return found[0]
 
 
-def _joined(*parts) -> np.ndarray:
+def _join(*parts) -> np.ndarray:
   return np.concatenate([np.asarray(part, np.int32) for part in parts])
 
 

@@ -145,7 +145,7 @@ def check_sources(sources: Sequence[SourceConfig]) -> None:
       )
   for field, weights in (
     ('weight', [one.weight for one in sources]),
-    ('anneal', annealed(sources)),
+    ('anneal', annealing_weights(sources)),
   ):
     if not sum(weights):
       raise ValueError(
@@ -154,7 +154,7 @@ def check_sources(sources: Sequence[SourceConfig]) -> None:
       )
 
 
-def annealed(sources: Sequence[SourceConfig]) -> list[float]:
+def annealing_weights(sources: Sequence[SourceConfig]) -> list[float]:
   """Returns the sources' weights in the annealing stage."""
   return [one.weight if one.anneal == -1 else one.anneal for one in sources]
 

@@ -46,7 +46,7 @@ class Found(NamedTuple):
   group: np.ndarray
   likeness: np.ndarray
 
-  def kept(self) -> np.ndarray:
+  def list_kept(self) -> np.ndarray:
     """Returns int64, the first document of each group, in order."""
     return np.flatnonzero(self.group == np.arange(len(self.group)))
 
@@ -62,7 +62,7 @@ def find(
   bands: int = BANDS,
   rows: int = ROWS,
   least: float = LEAST,
-  watch: similarity.Watch = similarity.unwatched,
+  watch: similarity.Watch = similarity.ignore_progress,
 ) -> Found:
   """Returns the near-duplicates among documents.
 
@@ -108,7 +108,7 @@ def _signatures(sets: Sequence[np.ndarray], count: int) -> np.ndarray:
     members = np.concatenate(sets[first:last])
     begins = np.cumsum([0, *(len(one) for one in sets[first : last - 1])])
     for order in range(count):
-      hashes = words_lib.mixed(members * factors[order] + shifts[order])
+      hashes = words_lib.scramble(members * factors[order] + shifts[order])
       signatures[first:last, order] = np.minimum.reduceat(hashes, begins)
   return signatures
 

@@ -46,7 +46,7 @@ class Leaks(NamedTuple):
   common: np.ndarray
   touched: np.ndarray
 
-  def leaked(self, share: float = SHARE) -> np.ndarray:
+  def find_leaked(self, share: float = SHARE) -> np.ndarray:
     """Returns bool [N], the items whose share is at least this."""
     return (self.share >= share) & (self.document >= 0)
 
@@ -55,7 +55,7 @@ def find(
   items: Sequence[str],
   documents: Iterable[str],
   rare_below: int = RARE_BELOW,
-  watch: similarity.Watch = similarity.unwatched,
+  watch: similarity.Watch = similarity.ignore_progress,
 ) -> Leaks:
   """Returns what of the items stands in the documents.
 

@@ -154,13 +154,13 @@ def _draw(
   microbatches, batch = shape
   firsts = range(begin(number), begin(number + 1), batch)
   rows = [source[first + place] for first in firsts for place in own]
-  rows = _filled(rows, microbatches * len(own))
+  rows = _fill(rows, microbatches * len(own))
   return packing.stack(rows).map(
     lambda x: x.reshape(microbatches, len(own), *x.shape[1:])
   )
 
 
-def _filled(rows: Sequence[packing.Row], count: int) -> list[packing.Row]:
+def _fill(rows: Sequence[packing.Row], count: int) -> list[packing.Row]:
   """Returns rows and as many of padding, weight 0, as make `count`."""
   padding = packing.row([], len(rows[0].tokens))
   if (extras := rows[0].extras) is not None:
@@ -187,7 +187,7 @@ def batches(
     start: number of the first row.
     own: the rows of each microbatch (0…B − 1, in order) that this process
       reads; by default all. The loader's state does not depend on it.
-    after: where each step begins (`BatchSchedule.after`); by default every
+    after: where each step begins (`BatchSchedule.row_after`); by default every
       step takes A·B rows.
     text: {source: `same_text.describe`}, the text that the rows are made of;
       None where they are made of none.
@@ -203,4 +203,4 @@ def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:
   """
   for first in range(0, len(source), batch):
     rows = [source[i] for i in range(first, min(first + batch, len(source)))]
-    yield packing.stack(_filled(rows, batch))
+    yield packing.stack(_fill(rows, batch))

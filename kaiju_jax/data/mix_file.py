@@ -96,7 +96,7 @@ def _with_defaults(source: Any) -> Any:
   return {'anneal': data_config.SourceConfig('', '').anneal, **source}
 
 
-def resolved(config: data_config.DataConfig) -> data_config.DataConfig:
+def resolve(config: data_config.DataConfig) -> data_config.DataConfig:
   """Returns the config with the sources of `config.mix`, which is then ''.
 
   Where the config has sources of its own, the file must name the same ones.
@@ -113,11 +113,11 @@ def resolved(config: data_config.DataConfig) -> data_config.DataConfig:
   except (OSError, ValueError) as error:
     raise type(error)(f'data.mix={config.mix!r}: {error}') from error
   if config.sources:
-    found = _reweighted(config, found)
+    found = _reweight(config, found)
   return dataclasses.replace(config, sources=found, mix='')
 
 
-def _reweighted(
+def _reweight(
   config: data_config.DataConfig, found: Sequence[data_config.SourceConfig]
 ) -> tuple[data_config.SourceConfig, ...]:
   weights = {one.name: one.weight for one in found}

@@ -170,10 +170,10 @@ def em(
   """
   seen_D = (target_D > 0) & np.any(means_SD > 0, axis=0)
   target_D, means_SD = target_D[seen_D], means_SD[:, seen_D]
-  weights_S = filled(np.ones(len(means_SD)), bounds_S)
+  weights_S = fill(np.ones(len(means_SD)), bounds_S)
   if start_S is not None:
     # A weight of 0 never grows again.
-    weights_S = filled(0.9 * start_S + 0.1 * weights_S, bounds_S)
+    weights_S = fill(0.9 * start_S + 0.1 * weights_S, bounds_S)
   gap = np.inf
   for _ in range(most):
     mix_D = weights_S @ means_SD
@@ -181,7 +181,7 @@ def em(
     gap = float(_best(gain_S, bounds_S) @ gain_S - weights_S @ gain_S)
     if gap <= tolerance:
       break
-    weights_S = filled(weights_S * gain_S, bounds_S)
+    weights_S = fill(weights_S * gain_S, bounds_S)
   return Solved(weights_S, max(gap, 0.0))
 
 
@@ -194,14 +194,14 @@ def least_squares(
   products_SS = apart_SD @ apart_SD.T
   scale = np.trace(products_SS) / len(products_SS) or 1.0
   products_SS = products_SS / scale
-  weights_S = filled(np.ones(len(means_SD)), bounds_S)
+  weights_S = fill(np.ones(len(means_SD)), bounds_S)
   free_S = np.ones(len(weights_S), bool)
   for _ in range(100 * len(weights_S)):
     move_S = _to_the_best(products_SS, weights_S, free_S)
     if np.max(np.abs(move_S)) > _SETTLED:
-      weights_S, free_S = _moved(weights_S, move_S, bounds_S, free_S)
+      weights_S, free_S = _move(weights_S, move_S, bounds_S, free_S)
       continue
-    released = _released(products_SS, weights_S, bounds_S, free_S)
+    released = _find_released(products_SS, weights_S, bounds_S, free_S)
     if released is None:
       break
     free_S[released] = True
@@ -226,7 +226,7 @@ def _to_the_best(products_SS, weights_S, free_S) -> np.ndarray:
   return move_S
 
 
-def _moved(weights_S, move_S, bounds_S, free_S):
+def _move(weights_S, move_S, bounds_S, free_S):
   """Goes as far as the first bound; a weight that reaches one stays there."""
   with np.errstate(divide='ignore', invalid='ignore'):
     room_S = np.where(
@@ -244,7 +244,7 @@ def _moved(weights_S, move_S, bounds_S, free_S):
   return weights_S, free_S
 
 
-def _released(products_SS, weights_S, bounds_S, free_S) -> int | None:
+def _find_released(products_SS, weights_S, bounds_S, free_S) -> int | None:
   """Returns the source whose bound holds it back most, None if none does."""
   gradient_S = products_SS @ weights_S
   if np.any(free_S):
@@ -261,7 +261,7 @@ def _released(products_SS, weights_S, bounds_S, free_S) -> int | None:
   return best if gain_S[best] > 1e-10 else None
 
 
-def filled(shares_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
+def fill(shares_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
   """Returns min(bound, λ · share) with the λ for which the sum is 1."""
   weights_S = shares_S / shares_S.sum()
   full_S = np.zeros(len(shares_S), bool)
@@ -319,7 +319,7 @@ def mix(
   distributions: bool = True,
   resamples: int = 200,
   seed: int = 0,
-  watch: similarity.Watch = similarity.unwatched,
+  watch: similarity.Watch = similarity.ignore_progress,
 ) -> Mix:
   """Returns the most similar mix, and how its weights vary with the documents.
 
@@ -341,7 +341,7 @@ def mix(
     best, found = Solved(shares_S, 0.0), [shares_S]
   else:
     best = solve(method, target_D, means_SD, bounds_S)
-    target_RD, *means_RD = _drawn(target, sources, resamples, seed)
+    target_RD, *means_RD = _resample(target, sources, resamples, seed)
     found = []
     for nth in watch(range(resamples)):
       drawn_SD = np.stack([mean_RD[nth] for mean_RD in means_RD])
@@ -363,7 +363,7 @@ def mix(
   )
 
 
-def _drawn(
+def _resample(
   target: Mean, sources: Sequence[Mean], resamples: int, seed: int
 ) -> list[np.ndarray]:
   """Returns the means of the target and of each source, [R, D] each."""

@@ -121,7 +121,7 @@ class Mixture(loader.RowSource):
   def shares(self) -> np.ndarray:
     """float64[S]: the parts' shares of the whole run's tokens."""
     fills = [one.fill for one in self.parts]
-    tokens = self._stages.wanted(self._total) * fills
+    tokens = self._stages.sum_weights(self._total) * fills
     return tokens / tokens.sum()
 
   def counts(self, index: int) -> np.ndarray:

@@ -39,24 +39,24 @@ def _word(bytes_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return np.isin(bytes_L, _WORD), np.ones(len(bytes_L), bool)
 
 
-def _capitalized(bytes_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _label_capitalized(bytes_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   is_word_L = np.isin(bytes_L, _WORD)
-  first_L = _since(~is_word_L) + 1
+  first_L = _latest_place(~is_word_L) + 1
   inside_L = np.minimum(first_L, len(bytes_L) - 1)
   is_known_L = (first_L > 0) | ~is_word_L
   return is_word_L & np.isin(bytes_L[inside_L], _CAPITALS), is_known_L
 
 
-def _bracketed(bytes_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _label_bracketed(bytes_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   change_L = np.isin(bytes_L, _OPENING).astype(int)
   change_L -= np.isin(bytes_L, _CLOSING)
   depth_L = np.cumsum(change_L)
-  begin_L = _since(np.isin(bytes_L, (ord('\n'), _BOS)))
+  begin_L = _latest_place(np.isin(bytes_L, (ord('\n'), _BOS)))
   before_L = np.where(begin_L < 0, 0, depth_L[begin_L])
   return depth_L > before_L, begin_L >= 0
 
 
-def _since(is_place_L: np.ndarray) -> np.ndarray:
+def _latest_place(is_place_L: np.ndarray) -> np.ndarray:
   """Returns the latest place up to each byte; -1 where there is none yet."""
   places_L = np.where(is_place_L, np.arange(len(is_place_L)), -1)
   return np.maximum.accumulate(places_L)
@@ -67,8 +67,8 @@ PROPERTIES: Mapping[
 ] = {
   'digit': _digit,
   'word': _word,
-  'capitalized': _capitalized,
-  'bracketed': _bracketed,
+  'capitalized': _label_capitalized,
+  'bracketed': _label_bracketed,
 }
 
 

@@ -69,7 +69,7 @@ def check(saved: Any, now: Mapping[str, Mapping[str, Any]]) -> None:
     elif all(then.get(part) == own.get(part) for part in _PARTS):
       continue
     else:
-      changes = [*_counted(then, own), *_files_changed(then, own)]
+      changes = [*_count_changes(then, own), *_files_changed(then, own)]
     field = f'data.sources, {name!r}' if name else 'data.path'
     raise ValueError(
       f'{field}: the text is not what it was at the checkpoint.'
@@ -106,10 +106,12 @@ def _file(name: str) -> str:
   return _PART.sub('', name)
 
 
-def _counted(then: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def _count_changes(
+  then: Mapping[str, Any], own: Mapping[str, Any]
+) -> list[str]:
   lines = []
   for part, title in _PARTS.items():
-    before, after = (_shown(one.get(part)) for one in (then, own))
+    before, after = (_format(one.get(part)) for one in (then, own))
     if then.get(part) == own.get(part):
       continue
     if before == after:
@@ -118,7 +120,7 @@ def _counted(then: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
   return lines
 
 
-def _shown(counts: Any) -> str:
+def _format(counts: Any) -> str:
   if not isinstance(counts, Mapping):
     return 'nothing'
   return f'{counts["documents"]:,} documents of {counts["tokens"]:,} tokens'
@@ -136,11 +138,13 @@ def _files_changed(
     'Gone': [n for n in before if n not in after],
   }
   return [
-    f'{title}: {_listed(names)}.' for title, names in groups.items() if names
+    f'{title}: {_format_names(names)}.'
+    for title, names in groups.items()
+    if names
   ]
 
 
-def _listed(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
   shown = ', '.join(sorted(names)[:_NAMED])
   more = len(names) - _NAMED
   return f'{shown} and {more:,} more' if more > 0 else shown

@@ -35,7 +35,7 @@ Embedded = np.ndarray | sparse.csr_array
 Watch = Callable[[Iterable], Iterable]
 
 
-def unwatched(items: Iterable) -> Iterable:
+def ignore_progress(items: Iterable) -> Iterable:
   """Returns the items as they are: a `Watch` that shows no progress."""
   return items
 
@@ -51,7 +51,9 @@ class Embedder(Protocol):
   name: str
   distributions: bool
 
-  def embed(self, texts: Sequence[str], watch: Watch = unwatched) -> Embedded:
+  def embed(
+    self, texts: Sequence[str], watch: Watch = ignore_progress
+  ) -> Embedded:
     """Returns float32 [N, D], one row per text.
 
     Args:
@@ -74,7 +76,7 @@ class Ngrams:
     self._buckets = buckets
 
   def embed(
-    self, texts: Sequence[str], watch: Watch = unwatched
+    self, texts: Sequence[str], watch: Watch = ignore_progress
   ) -> sparse.csr_array:
     counts = ngram_counts(texts, self._buckets, watch)
     totals = np.maximum(counts.sum(axis=1), 1)
@@ -99,7 +101,9 @@ class Lsa:
     self._directions = directions
     self._buckets = buckets
 
-  def embed(self, texts: Sequence[str], watch: Watch = unwatched) -> np.ndarray:
+  def embed(
+    self, texts: Sequence[str], watch: Watch = ignore_progress
+  ) -> np.ndarray:
     from scipy.sparse import linalg
 
     counts = ngram_counts(texts, self._buckets, watch)
@@ -176,7 +180,9 @@ class Npy:
       )
     self._rows = rows.astype(np.float32)
 
-  def embed(self, texts: Sequence[str], watch: Watch = unwatched) -> np.ndarray:
+  def embed(
+    self, texts: Sequence[str], watch: Watch = ignore_progress
+  ) -> np.ndarray:
     if len(self._rows) != len(texts):
       raise ValueError(
         f'--embedder={self.name}: holds {len(self._rows):,} rows for'
@@ -187,7 +193,7 @@ class Npy:
 
 
 def ngram_counts(
-  texts: Sequence[str], buckets: int = BUCKETS, watch: Watch = unwatched
+  texts: Sequence[str], buckets: int = BUCKETS, watch: Watch = ignore_progress
 ) -> sparse.csr_array:
   """Returns float32 [N, buckets], the counts of each text's hashed n-grams.
 

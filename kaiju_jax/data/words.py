@@ -73,10 +73,10 @@ def runs(words: np.ndarray, size: int) -> np.ndarray:
   for first in range(size):
     sums *= _FACTOR
     sums += words[first : first + count]
-  return mixed(sums)
+  return scramble(sums)
 
 
-def mixed(values: np.ndarray) -> np.ndarray:
+def scramble(values: np.ndarray) -> np.ndarray:
   """Returns uint64 of the same shape, scrambled one to one (splitmix64)."""
   values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -73,13 +73,13 @@ class Form:
   @property
   def number(self) -> np.dtype:
     """How many entries a token has."""
-    return _unsigned(self.entries)
+    return _smallest_unsigned(self.entries)
 
   @property
   def weight(self) -> np.dtype:
     """One coded weight."""
     if self.coding == 'counts':
-      return _unsigned(self.largest)
+      return _smallest_unsigned(self.largest)
     return np.dtype('u1' if self.coding == 'log8' else '<f2')
 
 
@@ -97,7 +97,7 @@ def form_of(sampling: config_lib.Sampling, vocab_size: int) -> Form:
   return Form(vocab_size, sampling.entries, coding, largest)
 
 
-def _unsigned(largest: int) -> np.dtype:
+def _smallest_unsigned(largest: int) -> np.dtype:
   """Returns the smallest type that holds it, little-endian."""
   return np.min_scalar_type(largest).newbyteorder('<')
 
@@ -138,7 +138,7 @@ def planes(
   """
   ids_NT, weights_NT = targets
   if form.coding == 'counts':
-    return _counted(ids_NT, weights_NT, form)
+    return _encode_counts(ids_NT, weights_NT, form)
   order_NT = np.argsort(
     np.where(weights_NT > 0, ids_NT, form.vocab_size), axis=1, kind='stable'
   )
@@ -170,7 +170,7 @@ def decode(data: bytes, form: Form) -> Targets:
     ValueError: not a record of this form.
   """
   try:
-    return _decoded(zstandard.decompress(data), form)
+    return _decode(zstandard.decompress(data), form)
   except (zstandard.ZstdError, ValueError, IndexError) as error:
     raise ValueError(f'not a record of {form}: {error}') from error
 
@@ -200,7 +200,9 @@ def blocks(targets: Targets) -> Iterator[Targets]:
     yield Targets(*(x[first : first + TOKENS] for x in targets))
 
 
-def _counted(ids_NT: np.ndarray, counts_NT: np.ndarray, form: Form) -> bytes:
+def _encode_counts(
+  ids_NT: np.ndarray, counts_NT: np.ndarray, form: Form
+) -> bytes:
   if counts_NT.size and int(counts_NT.max()) > form.largest:
     raise ValueError(
       f'a count of {int(counts_NT.max())}: must be at most {form.largest}.'
@@ -238,7 +240,7 @@ def _id_planes(ids: np.ndarray, form: Form) -> bytes:
   return bytes_of[:, : form.id_bytes].T.tobytes()
 
 
-def _decoded(raw: bytes, form: Form) -> Targets:
+def _decode(raw: bytes, form: Form) -> Targets:
   count = int.from_bytes(raw[:_HEADER], 'little')
   place = _HEADER
 

@@ -111,11 +111,11 @@ def _systematic(log_p_V, key, sampling) -> Sampled:
   if sampling.draws > sampling.entries:
     most = _most_entries(mass_V, total, sampling.draws)
     count = jnp.where(most > sampling.entries, sampling.entries, count)
-  first = _scaled(jax.random.bits(key, (), jnp.uint32), total)
+  first = _scale_down(jax.random.bits(key, (), jnp.uint32), total)
   index_N = jnp.arange(sampling.draws, dtype=jnp.uint32)
   points_N = _spread(first, index_N, total, count.astype(jnp.uint32))
   is_point_N = index_N < count
-  return _counted(mass_V, points_N, is_point_N, count, sampling.entries)
+  return _count_met(mass_V, points_N, is_point_N, count, sampling.entries)
 
 
 def _most_entries(mass_V, total, draws: int) -> jax.Array:
@@ -141,10 +141,10 @@ def _spread(first, index_N, total, count) -> jax.Array:
 def _multinomial(log_p_V, key, sampling) -> Sampled:
   mass_V = _integers(log_p_V)
   bits_N = jax.random.bits(key, (sampling.draws,), jnp.uint32)
-  points_N = jnp.sort(_scaled(bits_N, jnp.sum(mass_V)))
+  points_N = jnp.sort(_scale_down(bits_N, jnp.sum(mass_V)))
   count = jnp.int32(sampling.draws)
   everyone_N = jnp.ones(sampling.draws, bool)
-  return _counted(mass_V, points_N, everyone_N, count, sampling.entries)
+  return _count_met(mass_V, points_N, everyone_N, count, sampling.entries)
 
 
 def _integers(log_p_V) -> jax.Array:
@@ -152,7 +152,7 @@ def _integers(log_p_V) -> jax.Array:
   return jnp.rint(jnp.exp(log_p_V) * _UNIT).astype(jnp.uint32)
 
 
-def _scaled(bits, limit) -> jax.Array:
+def _scale_down(bits, limit) -> jax.Array:
   """Returns ⌊bits · limit / 2³²⌋: uniform bits become uniform below `limit`."""
   half = jnp.uint32(16)
   low = jnp.uint32(0xFFFF)
@@ -163,7 +163,7 @@ def _scaled(bits, limit) -> jax.Array:
   return high_bits * high_limit + (middle >> half) + (other >> half)
 
 
-def _met(mass_V, points_N) -> jax.Array:
+def _find_met(mass_V, points_N) -> jax.Array:
   """Returns the entry in whose interval each point lies, int32 [N].
 
   Entry i's interval begins at the sum of the masses before it. The sums are
@@ -181,9 +181,9 @@ def _met(mass_V, points_N) -> jax.Array:
   return (row_N * size + jnp.sum(past_NS, axis=1)).astype(jnp.int32)
 
 
-def _counted(mass_V, points_N, is_point_N, count, slots: int) -> Sampled:
+def _count_met(mass_V, points_N, is_point_N, count, slots: int) -> Sampled:
   """Returns the entries that ascending points meet, and how many each."""
-  ids_N = _met(mass_V, points_N)
+  ids_N = _find_met(mass_V, points_N)
   before_N = jnp.concatenate([jnp.full(1, -1, jnp.int32), ids_N[:-1]])
   is_new_N = is_point_N & (ids_N != before_N)
   slot_N = jnp.where(is_point_N, jnp.cumsum(is_new_N) - 1, slots)

@@ -121,7 +121,7 @@ def windows(
   yield row
 
 
-def asked(
+def read_batches(
   corpus: text.Corpus,
   length: int,
   batch: int,
@@ -147,10 +147,10 @@ def asked(
     rows.append(row)
     if len(rows) == batch:
       if _end(corpus, rows) > begin:
-        yield _asked(corpus, rows, length)
+        yield _read_batch(corpus, rows, length)
       rows = []
   if rows and _end(corpus, rows) > begin:
-    yield _asked(corpus, rows + [[]] * (batch - len(rows)), length)
+    yield _read_batch(corpus, rows + [[]] * (batch - len(rows)), length)
 
 
 def _end(corpus: text.Corpus, rows: list[list[Window]]) -> int:
@@ -159,7 +159,9 @@ def _end(corpus: text.Corpus, rows: list[list[Window]]) -> int:
   return int(corpus.begins[last.document]) + last.end
 
 
-def _asked(corpus: text.Corpus, rows: list[list[Window]], length: int) -> Asked:
+def _read_batch(
+  corpus: text.Corpus, rows: list[list[Window]], length: int
+) -> Asked:
   number_BL = np.full((len(rows), length), -1, np.int64)
   packed = []
   for number_L, row in zip(number_BL, rows):

@@ -143,7 +143,7 @@ def trace(traffic: Traffic) -> Iterator[Request]:
   numbers = iter(range(traffic.requests + traffic.live))
 
   def begun() -> '_Session':
-    return _Session(next(numbers), characters.drawn(rng), traffic, pieces)
+    return _Session(next(numbers), characters.draw(rng), traffic, pieces)
 
   # (when its next request comes, which, the conversation).
   waiting = [
@@ -169,7 +169,7 @@ class _Pieces:
     self._seed = seed
     self._next = 0
 
-  def drawn(self, size: int) -> Piece:
+  def draw(self, size: int) -> Piece:
     number, self._next = self._next, self._next + 1
     rng = np.random.default_rng((self._seed, 1, number))
     return Piece(number, rng.integers(_VOCABULARY, size=size, dtype=np.int32))
@@ -185,9 +185,9 @@ class _Characters:
     rng = np.random.default_rng((traffic.seed, 2))
     low, high = np.log(traffic.prefix)
     sizes = np.exp(rng.uniform(low, high, traffic.characters)).astype(int)
-    self._prefixes = [pieces.drawn(max(1, int(size))) for size in sizes]
+    self._prefixes = [pieces.draw(max(1, int(size))) for size in sizes]
 
-  def drawn(self, rng: np.random.Generator) -> tuple[int, Piece]:
+  def draw(self, rng: np.random.Generator) -> tuple[int, Piece]:
     place = int(np.searchsorted(self._ends, rng.random()))
     number = min(place, len(self._prefixes) - 1)
     return number, self._prefixes[number]
@@ -216,7 +216,7 @@ class _Session:
       self._message = [self._message[0], self._half(rng)]
     else:
       self._turn(rng)
-    self._answer = self._pieces.drawn(self._size(rng, self._traffic.answer))
+    self._answer = self._pieces.draw(self._size(rng, self._traffic.answer))
     prompt = (self._prefix, *self._history, *self._message)
     return Request(
       seconds, self._character, self._number, kind, prompt, self._answer
@@ -234,7 +234,7 @@ class _Session:
 
   def _half(self, rng) -> Piece:
     """Draws half of a message: an edit keeps the first."""
-    return self._pieces.drawn(
+    return self._pieces.draw(
       max(1, self._size(rng, self._traffic.message) // 2)
     )
 

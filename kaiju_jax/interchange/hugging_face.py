@@ -65,7 +65,7 @@ def write(
   lost = lost_lib.list_losses(config)
   lost_lib.refuse(lost, accepted)
   arcee.fields(config, bos_id=0)  # What it refuses, it refuses before writing.
-  with folder_lib.written(folder) as path:
+  with folder_lib.write_whole(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)
     named = tensors_lib.name_tensors(plain_lib.weights(params, config, replica))
     with files.writing(str(folder)):

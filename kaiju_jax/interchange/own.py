@@ -83,7 +83,7 @@ def write(
     ValueError: a tokenizer of another vocabulary, or no replica.
     OSError: the folder exists, or cannot be written.
   """
-  with folder_lib.written(folder) as path:
+  with folder_lib.write_whole(folder) as path:
     if tokenizer is not None:
       tokens.write(path, tokenizer, config)
     with files.writing(str(folder)):

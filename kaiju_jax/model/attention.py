@@ -53,7 +53,7 @@ class Attention(weighted.Weighted):
     turns = (
       context.global_turns if self.layer.window is None else context.local_turns
     )
-    x_BLD = self.coded(self.clamp_input(x_BLD, 'D'))
+    x_BLD = self.encode(self.clamp_input(x_BLD, 'D'))
     if key_value is None:
       key_value = self._key_value(x_BLD, turns)
     elif self.config.shared != 'both':

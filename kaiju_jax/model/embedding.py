@@ -49,7 +49,7 @@ class Embedding(weighted.Weighted):
       return _Table(self.get_variable('params', f'{stem}_VD'), True)
     shape = (self.config.d_model, self.config.vocab_size)
     is_int8 = self.config.quantization.embedding == 'int8'
-    return _Table(self.gathered(f'{stem}_DV', shape, is_int8), False)
+    return _Table(self.gather(f'{stem}_DV', shape, is_int8), False)
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
     """Returns the embeddings times √D, in the model's dtype.

@@ -27,7 +27,7 @@ class FeedForward(weighted.Weighted):
     shape = (config.d_model, config.d_ff)
     w_in_DF = self.weight('w_in_DF', shape)
     w_out_DF = self.weight('w_out_DF', shape)
-    x_BLD = qat.enter(self.coded(self.clamp_input(x_BLD, 'D')))
+    x_BLD = qat.enter(self.encode(self.clamp_input(x_BLD, 'D')))
     hidden_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_in_DF)
     hidden_BLF = jnp.square(nn.relu(hidden_BLF))
     limit = None

@@ -44,14 +44,14 @@ class Weighted(nn.Module):
       dtype; D whole, the other letters this device's part.
     """
     quantization = self.config.quantization
-    used = self.gathered(name, shape, quantization.matmul == 'int8')
+    used = self.gather(name, shape, quantization.matmul == 'int8')
     if quantization.bungee and not self._is_exported(name):
       stem = name.removesuffix(f'_{rules.letters_of(name)}')
       b = self.param(f'bungee_{stem}', nn.initializers.zeros_init(), ())
       used = bungee.stretch(used, b)
     return used
 
-  def gathered(
+  def gather(
     self, name: str, shape: tuple[int, ...], is_int8: bool
   ) -> jax.Array | int8.Quantized:
     """Returns a master weight as it comes off the wire.
@@ -109,7 +109,7 @@ class Weighted(nn.Module):
     """The function `einsum` with this module's config."""
     return einsum(spec, x, w, self.config, **options)
 
-  def coded(self, x_BLD: jax.Array) -> jax.Array | int8.Quantized:
+  def encode(self, x_BLD: jax.Array) -> jax.Array | int8.Quantized:
     """Returns activations as they cross to other devices.
 
     They cross as int8 if their projections are int8, which would make the same

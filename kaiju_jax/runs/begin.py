@@ -71,7 +71,7 @@ def params(
   model = state.model_of(experiment)
   shapes = jax.eval_shape(lambda: state.draw_params(model, experiment.seed))
   try:
-    missing = compared(shapes, held)
+    missing = lacks_standard(shapes, held)
   except ValueError as error:
     cause = _cause(path, export.config, experiment.model)
     raise ValueError(f'begin_with={str(path)!r}: {cause}{error}') from error
@@ -123,7 +123,7 @@ def _check_tokenizer(file: pathlib.Path, name: str) -> None:
     )
 
 
-def compared(shapes: Any, held: Any) -> bool:
+def lacks_standard(shapes: Any, held: Any) -> bool:
   """Returns whether `held` lacks parameters that start alike in every model.
 
   Args:

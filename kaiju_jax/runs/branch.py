@@ -115,7 +115,7 @@ def start(experiment: experiment_lib.Experiment, mesh: Any) -> Start:
   from kaiju_jax.training import token_count
 
   found = origin(experiment)
-  state, place = checkpoint.at(
+  state, place = checkpoint.load_step(
     found.workdir, state_lib.abstract(experiment, mesh), found.step
   )
   rows = token_count.to_int(state.tokens) // experiment.data.length

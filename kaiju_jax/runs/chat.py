@@ -70,7 +70,7 @@ def ready(
   """
   path = pathlib.Path(workdir)
   own = _own(path)
-  steps = batch_schedule.of(own or experiment).steps
+  steps = batch_schedule.schedule_of(own or experiment).steps
   if own is not None and workdir_lib.holds_checkpoint(path, steps):
     return path
   saved = workdir_lib.checkpoints(path)

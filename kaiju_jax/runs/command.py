@@ -163,7 +163,7 @@ def keep_compiled() -> None:
 
 
 @contextlib.contextmanager
-def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+def count(what: str) -> Iterator[Callable[[int, int], None]]:
   """Shows how many of a command's items are done, and the time left.
 
   Args:

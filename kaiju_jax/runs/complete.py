@@ -35,7 +35,7 @@ def texts(
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   sampling = sampling or sampling_lib.Sampling(temperature=0)
   requests = [
-    request_lib.Request(opened(tokenizer, text), max_tokens, sampling)
+    request_lib.Request(open_document(tokenizer, text), max_tokens, sampling)
     for text in prompts
   ]
   decoder = load.decoder(
@@ -52,6 +52,6 @@ def texts(
   return [result.text for result in results]
 
 
-def opened(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
+def open_document(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
   """Returns int32 [L]: the tokens of a text that opens a document."""
   return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])

@@ -69,7 +69,7 @@ class Model:
   def embed(
     self,
     texts: Sequence[str],
-    watch: similarity.Watch = similarity.unwatched,
+    watch: similarity.Watch = similarity.ignore_progress,
   ) -> np.ndarray:
     from kaiju_jax.data import packing
 
@@ -170,7 +170,7 @@ class T5:
   def embed(
     self,
     texts: Sequence[str],
-    watch: similarity.Watch = similarity.unwatched,
+    watch: similarity.Watch = similarity.ignore_progress,
   ) -> np.ndarray:
     vectors = []
     for first in watch(range(0, len(texts), _TEXTS)):

@@ -152,12 +152,12 @@ def _with_errors(world, passage, variations, settings, planted):
   rng = np.random.default_rng((world, settings.seed, number, 1))
   kinds = _kinds(world, number, settings, planted)
   return [
-    _planted(rng, world, number, one, kind)
+    _plant_error(rng, world, number, one, kind)
     for one, kind in zip(variations, kinds)
   ]
 
 
-def _planted(rng, world: int, number: int, one, kind: str):
+def _plant_error(rng, world: int, number: int, one, kind: str):
   """Returns a variation with an error of a kind in it."""
   if not kind:
     return one
@@ -257,7 +257,7 @@ def texts(
   files.write_json_lines(folder / 'targets.jsonl', lines)
 
 
-def asked(
+def examine(
   loaded: load.Loaded, world: int, numbers: Sequence[int]
 ) -> dict[str, facts.Score]:
   """Returns a student's scores on new persons, by kind of phrasing."""

@@ -89,18 +89,18 @@ def in_turn(runs: Sequence[Run], asking: Asking) -> None:
   for run in runs:
     print(f'{run.folder}: {run.name}.', flush=True)
     state = train.train(run.experiment, run.folder)
-    if int(state.step) < batch_schedule.of(run.experiment).steps:
+    if int(state.step) < batch_schedule.schedule_of(run.experiment).steps:
       raise SystemExit(130)  # The training loop has said how to go on.
     if run.arm not in predictors:
       model = step.model_of(run.experiment)
       predictors[run.arm] = answers.predictor(model)
-    found = asked(run, asking, predictors[run.arm], state.params)
+    found = answer(run, asking, predictors[run.arm], state.params)
     files.write_json(
       run.folder / asking.file, [record._asdict() for record in found]
     )
 
 
-def asked(
+def answer(
   run: Run, asking: Asking, predict: answers.Predict, params: Any
 ) -> list[needle.Record]:
   """Returns what trained parameters answer.
@@ -213,7 +213,7 @@ class _Watch:
       done = max((r['step'] for r in metrics.read(run.folder)), default=0)
     except FileNotFoundError:
       done = 0
-    steps = batch_schedule.of(run.experiment).steps
+    steps = batch_schedule.schedule_of(run.experiment).steps
     return f'{job.name}: ' + (
       f'step {done}/{steps}' if done < steps else 'asking'
     )

@@ -100,7 +100,7 @@ def synthesize(
           journal.append(passage.name, list(zip(drawn, verdicts)))
         noted(len(journal.judged), len(passages))
     judged = without_leaks(journal.judged, items)
-    return _published(out, passages, unfit, settings, judged)
+    return _publish(out, passages, unfit, settings, judged)
 
 
 def _free(out) -> str:
@@ -165,7 +165,7 @@ def without_leaks(judged, items: Sequence[str]):
     return judged
   questions = [judged[name][place][0].question for name, place in kept]
   # No run of words is too frequent in an evaluation set to count.
-  leaked = leaks.find(questions, items, rare_below=len(items) + 1).leaked()
+  leaked = leaks.find(questions, items, rare_below=len(items) + 1).find_leaked()
   judged = {name: list(own) for name, own in judged.items()}
   for (name, place), is_leaked in zip(kept, leaked):
     if is_leaked:
@@ -173,7 +173,7 @@ def without_leaks(judged, items: Sequence[str]):
   return judged
 
 
-def _published(out, passages, unfit, settings, judged) -> Report:
+def _publish(out, passages, unfit, settings, judged) -> Report:
   """Writes the trees of what was kept, in the documents' order."""
   verdicts = collections.Counter()
   records = []

@@ -92,7 +92,7 @@ class Pace:
     return ', '.join(words)
 
 
-def opened(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
+def open_document(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
   """Returns the tokens of a text at the beginning of a document."""
   return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])
 
@@ -163,12 +163,14 @@ def converse(
       except EOFError:
         return
       held = whole - conversation.left
-      tokens_L = tokenizer.encode(line) if held else opened(tokenizer, line)
+      tokens_L = (
+        tokenizer.encode(line) if held else open_document(tokenizer, line)
+      )
       if held and len(tokens_L) >= conversation.left:
         notes.write(f'[{held:,} tokens of history: full, begun anew]\n')
         conversation.close()
         conversation = generator.converse()
-        tokens_L = opened(tokenizer, line)
+        tokens_L = open_document(tokenizer, line)
         held = 0
       room = conversation.left - len(tokens_L)
       if room < 1:

@@ -184,7 +184,7 @@ def teach(
       ) as writer:
         begin = writer.next
         bar.skip(begin)
-        batches = teach_lib.asked(
+        batches = teach_lib.read_batches(
           corpus,
           plan.settings.length,
           plan.settings.batch,

@@ -67,11 +67,11 @@ def train(
     raise ValueError(f'until={until}: must be a step, counted from 1.')
   if cluster is not None:
     return _train_together(experiment, workdir, mesh, cluster, until)
-  experiment = resolved(experiment)
+  experiment = resolve(experiment)
   check(experiment)
   if mesh is not None:
     fit.check(experiment, mesh)
-  with workdir_lib.reserved(workdir, experiment):
+  with workdir_lib.reserve(workdir, experiment):
     return _train(experiment, workdir, mesh, until, programs)
 
 
@@ -84,7 +84,7 @@ def _train_together(experiment, workdir, mesh, cluster, until):
   from kaiju_jax.training import agreement
 
   with processes.join_cluster(cluster), contextlib.ExitStack() as stack:
-    experiment = resolved(experiment)
+    experiment = resolve(experiment)
     agreement.check(
       {
         **strict.dump(experiment),
@@ -103,7 +103,7 @@ def _train_together(experiment, workdir, mesh, cluster, until):
     fit.check(experiment, mesh)
     mesh_lib.make(mesh)
     if processes.is_main():
-      stack.enter_context(workdir_lib.reserved(workdir, experiment))
+      stack.enter_context(workdir_lib.reserve(workdir, experiment))
     processes.barrier('workdir reserved')
     agreement.check_shared(pathlib.Path(workdir))
     return _train(experiment, workdir, mesh, until)
@@ -128,7 +128,7 @@ def _train(
   if mesh is None:
     _note_idle(jax.device_count())
   devices = mesh_lib.single() if mesh is None else mesh_lib.make(mesh)
-  found = tasks.of(experiment).load(experiment)
+  found = tasks.task_of(experiment).load(experiment)
   programs = {} if programs is None else programs
   known = programs.setdefault(_program(experiment, mesh), {})
   if 'evaluate' not in known:
@@ -139,13 +139,13 @@ def _train(
   data = experiment.data
   sharding = jax.sharding.NamedSharding(devices, step.BATCH)
   own = placement.own(sharding, (data.microbatches, data.batch, data.length))
-  schedule = batch_schedule.of(experiment)
+  schedule = batch_schedule.schedule_of(experiment)
   batches = loader.batches(
     found.rows,
     data.batch,
     data.microbatches,
     own=own,
-    after=schedule.after,
+    after=schedule.row_after,
     text=found.text,
   )
   with contextlib.closing(batches):
@@ -155,7 +155,7 @@ def _train(
         batches.seek(begins[1])
       else:
         batches.set_state(place)
-      schedule = schedule.branched(begins)
+      schedule = schedule.branch(begins)
     else:
       state = _initial(experiment, devices)
     if 'step' not in known:
@@ -216,7 +216,7 @@ def _note_idle(count: int) -> None:
     )
 
 
-def resolved(
+def resolve(
   experiment: experiment_lib.Experiment,
 ) -> experiment_lib.Experiment:
   """Returns the experiment with the sources that its mix.json names.
@@ -224,9 +224,9 @@ def resolved(
   It is what a workdir holds, so that a run depends on no file that may change.
 
   Raises:
-    OSError, ValueError: see `mix_file.resolved`.
+    OSError, ValueError: see `mix_file.resolve`.
   """
-  data = mix_file.resolved(experiment.data)
+  data = mix_file.resolve(experiment.data)
   return dataclasses.replace(experiment, data=data)
 
 
@@ -241,7 +241,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   objective_config.check(experiment.objective)
   training_config.check_optimizer(experiment.optimizer)
   training_config.check_loop(experiment.loop)
-  batch_schedule.of(experiment)
+  batch_schedule.schedule_of(experiment)
   if experiment.data.length > experiment.model.max_length:
     raise ValueError(
       f'data.length={experiment.data.length}: rows are longer than the'

@@ -121,14 +121,14 @@ def write(
   return '\n'.join(
     (
       f'{found.origin} → {out}',
-      *_compared(found.config, config),
+      *_compare(found.config, config),
       'A run that begins with it:',
       f'  python -m experiments.train --config={file} --workdir=WORKDIR',
     )
   )
 
 
-def _compared(teacher, student) -> list[str]:
+def _compare(teacher, student) -> list[str]:
   """Returns lines on keys and values before and after."""
   length = student.max_length
   rows = []

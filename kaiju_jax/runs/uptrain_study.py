@@ -77,7 +77,7 @@ class Reading(NamedTuple):
   far: float
 
 
-def trained(run: Run) -> None:
+def train_once(run: Run) -> None:
   """Trains a run, or goes on with it.
 
   Raises:
@@ -91,7 +91,7 @@ def trained(run: Run) -> None:
     raise SystemExit(130)  # The training loop has said how to go on.
 
 
-def taught(teacher: Run, student: Run) -> None:
+def teach_once(teacher: Run, student: Run) -> None:
   """Writes the teacher's distributions of the student's text, or goes on.
 
   Raises:

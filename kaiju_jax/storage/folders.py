@@ -11,7 +11,7 @@ from kaiju_jax.storage import files
 
 
 @contextlib.contextmanager
-def written(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+def write_whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
   """Yields a folder beside `path` that is renamed to it once it is complete.
 
   Where writing fails or is interrupted, the folder is removed.

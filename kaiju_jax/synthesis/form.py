@@ -56,14 +56,14 @@ class Form:
     """Returns the text that all variations of a passage continue."""
     return self.header + passage
 
-  def asked(self, question: str) -> str:
+  def format_question(self, question: str) -> str:
     """Returns a question up to where its answer begins."""
     return f'{self.question}{_SPACE}{question}{self.answer}'
 
-  def answered(self, answer: str) -> str:
+  def format_answer(self, answer: str) -> str:
     """Returns what follows `asked`."""
     return f'{_SPACE}{answer}{self.end}'
 
   def variation(self, question: str, answer: str) -> str:
     """Returns a variation: what continues a passage."""
-    return self.asked(question) + self.answered(answer)
+    return self.format_question(question) + self.format_answer(answer)

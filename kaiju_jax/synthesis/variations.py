@@ -84,7 +84,7 @@ def length(
 ) -> int:
   """Returns the tokens that a cache row needs for a passage's variations."""
   form = settings.form
-  around = tokenizer.encode(form.asked('') + form.answered(''))
+  around = tokenizer.encode(form.format_question('') + form.format_answer(''))
   # Decoded and encoded again, a text may have more tokens than were drawn.
   drawn = 2 * (settings.question_tokens + settings.answer_tokens)
   return 1 + len(tokenizer.encode(form.root(passage))) + len(around) + drawn
@@ -199,7 +199,7 @@ class Author:
     """Scores the answers with and without their passages."""
     found = [draft for draft in drafts if draft.variation.answer]
     answers = [
-      self._tokenizer.encode(self._form.answered(draft.variation.answer))
+      self._tokenizer.encode(self._form.format_answer(draft.variation.answer))
       for draft in found
     ]
     informed = self._scores(map(self._question_L, found), answers)
@@ -254,7 +254,7 @@ class Author:
     return results
 
   def _question_L(self, draft: _Draft) -> np.ndarray:
-    asked = self._form.asked(draft.variation.question)
+    asked = self._form.format_question(draft.variation.question)
     return np.concatenate([draft.root_L, self._tokenizer.encode(asked)])
 
   def _opened(self, text: str) -> np.ndarray:

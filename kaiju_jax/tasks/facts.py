@@ -184,7 +184,7 @@ def score(
     root = FORM.root(passage(seed, number)) if with_passage else ''
     for attribute in range(ATTRIBUTES):
       for phrasing in phrasings:
-        question = FORM.asked(one.question(attribute, phrasing))
+        question = FORM.format_question(one.question(attribute, phrasing))
         tokens_L = np.concatenate(
           [
             [tokenizer.bos_id],

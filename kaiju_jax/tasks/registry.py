@@ -64,16 +64,16 @@ class Task:
   questions: Callable[[data_config.DataConfig], Any] | None = None
 
 
-def of(experiment: experiment_lib.Experiment) -> Task:
+def task_of(experiment: experiment_lib.Experiment) -> Task:
   """Returns the experiment's task.
 
   Raises:
     ValueError: `data.task` names none.
   """
-  return _named(experiment.data.task)
+  return _find(experiment.data.task)
 
 
-def _named(name: str) -> Task:
+def _find(name: str) -> Task:
   if name not in TASKS:
     raise ValueError(
       f'data.task={name!r}: must be one of {", ".join(map(repr, TASKS))}.'
@@ -87,7 +87,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   Raises:
     OSError, ValueError: names the field, its value and what would be right.
   """
-  task = of(experiment)
+  task = task_of(experiment)
   data = experiment.data
   if (data.sources or data.mix) and task is not TASKS['text']:
     field = 'sources' if data.sources else 'mix'
@@ -111,7 +111,7 @@ def rows(experiment: experiment_lib.Experiment) -> Any:
     OSError, ValueError: what `Task.check` refuses, or text that is missing.
   """
   check(experiment)
-  return of(experiment).load(experiment).rows
+  return task_of(experiment).load(experiment).rows
 
 
 def texts(experiment: experiment_lib.Experiment, count: int) -> Any:
@@ -123,7 +123,7 @@ def texts(experiment: experiment_lib.Experiment, count: int) -> Any:
   Raises:
     OSError, ValueError: the text is missing, or has too few long documents.
   """
-  return of(experiment).texts(experiment, count)
+  return task_of(experiment).texts(experiment, count)
 
 
 def questions(data: data_config.DataConfig) -> Any:
@@ -132,7 +132,7 @@ def questions(data: data_config.DataConfig) -> Any:
   Raises:
     ValueError: `data.task` has no questions.
   """
-  task = _named(data.task)
+  task = _find(data.task)
   if task.questions is None:
     asked = [name for name, one in TASKS.items() if one.questions is not None]
     raise ValueError(
@@ -150,7 +150,7 @@ def chance(data: data_config.DataConfig) -> float:
 def _load_text(experiment: experiment_lib.Experiment) -> Data:
   data = experiment.data
   found = texts_lib.read(experiment)
-  described = texts_lib.described(found)
+  described = texts_lib.describe(found)
   rows = texts_lib.rows(experiment, found, _row_count(experiment))
   if not data.held_out:
     return Data(rows, text=described)
@@ -190,7 +190,7 @@ def _load_properties(experiment: experiment_lib.Experiment) -> Data:
   data = experiment.data
   names = experiment.objective.token_head.names
   found = texts_lib.read(experiment)
-  described = texts_lib.described(found)
+  described = texts_lib.describe(found)
   rows = texts_lib.rows(experiment, found, _row_count(experiment))
   labelled = properties.Labelled(rows, names)
   unseen = found[0].unseen
@@ -261,7 +261,7 @@ def _check_needle_text(experiment: experiment_lib.Experiment) -> None:
 
 def _row_count(experiment: experiment_lib.Experiment) -> int:
   """Returns the rows of a whole run, over which a curriculum is spread."""
-  return batch_schedule.of(experiment).rows
+  return batch_schedule.schedule_of(experiment).rows
 
 
 def _load_needle(experiment: experiment_lib.Experiment) -> Data:

@@ -37,7 +37,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   )
 
 
-def beside(experiment: experiment_lib.Experiment, corpus: Any) -> Any:
+def read_beside(experiment: experiment_lib.Experiment, corpus: Any) -> Any:
   """Returns what `text.Rows` lays beside a training corpus; None for nothing.
 
   Raises:

@@ -46,7 +46,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
   from kaiju_jax.data import text
 
   for one in _sources(experiment.data):
-    with _named(one):
+    with _name_source(one):
       text.check(_alone(experiment.data, one), experiment.model.vocab_size)
   targets.check(experiment)
 
@@ -64,12 +64,12 @@ def read(experiment: experiment_lib.Experiment) -> list[Source]:
   tokens = tokenizer.load(data.tokenizer, experiment.model.vocab_size)
   found = []
   for one in _sources(data):
-    with _named(one):
+    with _name_source(one):
       found.append(Source(one, *text.load(_alone(data, one), tokens)))
   return found
 
 
-def described(found: Sequence[Source]) -> dict[str, dict[str, Any]]:
+def describe(found: Sequence[Source]) -> dict[str, dict[str, Any]]:
   """Returns {source's name: `same_text.describe`}, for the loader's state.
 
   Raises:
@@ -108,14 +108,14 @@ def rows(
   data = experiment.data
   own = []
   for one in found:
-    with _named(one.config):
-      beside = targets.beside(experiment, one.training)
+    with _name_source(one.config):
+      beside = targets.read_beside(experiment, one.training)
       own.append(
         text.Rows(one.training, data.length, experiment.seed, beside=beside)
       )
   if not found[0].is_mixed:
     return own[0]
-  annealed = data_config.annealed([one.config for one in found])
+  annealed = data_config.annealing_weights([one.config for one in found])
   parts = [
     mixture.Part(
       name=one.config.name,
@@ -170,7 +170,7 @@ def _sources(
 ) -> tuple[data_config.SourceConfig, ...]:
   """Returns `data.sources`, or the one without a name that `data.path` is."""
   only = data_config.SourceConfig('', data.path)
-  return mix_file.resolved(data).sources or (only,)
+  return mix_file.resolve(data).sources or (only,)
 
 
 def _alone(
@@ -180,7 +180,7 @@ def _alone(
 
 
 @contextlib.contextmanager
-def _named(source: data_config.SourceConfig) -> Iterator[None]:
+def _name_source(source: data_config.SourceConfig) -> Iterator[None]:
   """Adds to an error about a source's text which source it is."""
   try:
     yield

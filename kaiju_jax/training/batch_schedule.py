@@ -83,7 +83,7 @@ class BatchSchedule:
     firsts = [stage.first for stage in self.stages]
     return self.stages[bisect.bisect_right(firsts, row) - 1].count
 
-  def after(self, row: int, steps: int = 1) -> int:
+  def row_after(self, row: int, steps: int = 1) -> int:
     """Returns the row at which the step begins that is `steps` after `row`.
 
     Past the end of the run the last stage goes on.
@@ -97,9 +97,9 @@ class BatchSchedule:
   def row_of(self, step: int) -> int:
     """Returns the rows of the run's first `step` steps."""
     first, row = self.begins
-    return self.after(row, step - first)
+    return self.row_after(row, step - first)
 
-  def branched(self, begins: tuple[int, int]) -> 'BatchSchedule':
+  def branch(self, begins: tuple[int, int]) -> 'BatchSchedule':
     """Returns the schedule of a run that begins at (step, rows).
 
     Raises:
@@ -122,7 +122,7 @@ class BatchSchedule:
       yield steps, count
 
 
-def of(experiment: experiment_lib.Experiment) -> BatchSchedule:
+def schedule_of(experiment: experiment_lib.Experiment) -> BatchSchedule:
   """Returns an experiment's schedule, as if it were no branch.
 
   Raises:

@@ -158,7 +158,7 @@ class Checkpoints:
     if step in self._manager.all_steps():
       return
     data = json.loads(json.dumps(batches.get_state()))
-    sums = {'state': fingerprint.of(state), 'data': _sum(data)}
+    sums = {'state': fingerprint.fingerprint(state), 'data': _sum(data)}
     self._saving = step
     try:
       self._manager.save(
@@ -264,7 +264,7 @@ def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
   return restored, step
 
 
-def at(
+def load_step(
   folder: str | os.PathLike, state: Any, step: int
 ) -> tuple[Any, dict[str, Any]]:
   """Returns the state and the batches' position of one step; changes nothing.
@@ -343,7 +343,7 @@ def _read(
       fingerprint=ocp.args.JsonRestore(),
     ),
   )
-  sums, kept = fingerprint.of(read.state), read.fingerprint['state']
+  sums, kept = fingerprint.fingerprint(read.state), read.fingerprint['state']
   wrong = [name for name in sums if sums[name] != kept.get(name)]
   if wrong:
     raise _Damaged(

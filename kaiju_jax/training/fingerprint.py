@@ -16,7 +16,7 @@ from jax import lax
 import jax.numpy as jnp
 
 
-def of(tree: Any) -> dict[str, str]:
+def fingerprint(tree: Any) -> dict[str, str]:
   """Returns {path: 'float32[3,4] 1a2b3c4d'} of a pytree of arrays."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   sums = jax.device_get(_sums([leaf for _, leaf in leaves]))

@@ -81,10 +81,10 @@ class Journal:
     self._progress.say('  '.join((f'step {number}', *texts)))
 
   @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
+  def pause(self) -> Iterator[None]:
     """Brings the records up to date, then stops the clock of tokens/s."""
     self._settle()
-    with self._clock.paused():
+    with self._clock.pause():
       yield
 
   def sync(self) -> None:

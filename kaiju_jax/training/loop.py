@@ -54,7 +54,7 @@ def train(
     batches: an iterator with get_state() and set_state(), as JSON can hold it.
     evaluate: state -> {name: value}; recorded under 'eval_' names.
     until: step after which to save and stop, as after Ctrl-C.
-    schedule: the steps and their rows; by default `batch_schedule.of`.
+    schedule: the steps and their rows; by default `batch_schedule.schedule_of`.
 
   Returns:
     The last state; its `step` is less than the schedule's `steps` after an
@@ -68,11 +68,11 @@ def train(
   """
   config, folder = experiment.loop, pathlib.Path(workdir)
   training_config.check_loop(config)
-  schedule = schedule or batch_schedule.of(experiment)
+  schedule = schedule or batch_schedule.schedule_of(experiment)
   steps, is_main = schedule.steps, processes.is_main()
   with contextlib.ExitStack() as stack:
     if is_main:
-      stack.enter_context(workdir_lib.opened(folder, experiment))
+      stack.enter_context(workdir_lib.open_workdir(folder, experiment))
     progress = progress_lib.Progress(steps, quiet=not is_main)
     stack.enter_context(progress)
     checkpoints = stack.enter_context(
@@ -98,11 +98,11 @@ def train(
       stopping = vote(stop.requested) or number == until
 
       if evaluate and _due(number, config.evaluate_every, steps):
-        with journal.paused():
+        with journal.pause():
           journal.evaluation(number, state.tokens, evaluate(state))
       checkpoints.check()
       if stopping or _due(number, config.checkpoint_every, steps):
-        with journal.paused():
+        with journal.pause():
           journal.sync()
           checkpoints.save(number, state, batches)
       if stopping:

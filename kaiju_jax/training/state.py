@@ -78,7 +78,7 @@ def objective_of(
       cannot be read.
   """
   asked = experiment.objective, experiment.model, experiment.data.length
-  sources = mix_file.resolved(experiment.data).sources
+  sources = mix_file.resolve(experiment.data).sources
   if not sources:
     return registry.make(*asked)
   breakdown = by_source.breakdown([one.name for one in sources])
@@ -104,7 +104,7 @@ def initialize(
   objective = objective or objective_of(experiment)
   if params is None:
     params = init_params(model_of(experiment), experiment.seed, mesh)
-  return _stored(
+  return _store(
     lambda params: _of_experiment(experiment, mesh, objective, params),
     mesh,
     params,
@@ -145,7 +145,7 @@ def _of_experiment(experiment, mesh, objective, params) -> TrainState:
   )
 
 
-def _stored(start, mesh, params) -> TrainState:
+def _store(start, mesh, params) -> TrainState:
   stored = shardings(jax.eval_shape(start, params), mesh)
   return jax.jit(start, out_shardings=stored)(params)
 
@@ -193,7 +193,7 @@ def create(
   """
   mesh = mesh or mesh_lib.single()
 
-  return _stored(
+  return _store(
     lambda params: _start(params, optimizer, mesh, plan), mesh, params
   )
 

@@ -49,7 +49,7 @@ model_of = state_lib.model_of
 
 def total_tokens(experiment: experiment_lib.Experiment) -> int:
   """Returns the row tokens of the whole run."""
-  return batch_schedule.of(experiment).tokens
+  return batch_schedule.schedule_of(experiment).tokens
 
 
 class Step:
@@ -132,7 +132,7 @@ def make(
   fit.check(experiment, mesh_lib.config_of(mesh))
   replicas.check(experiment, objective)
   optimizer = optimizer_lib.make(config)
-  schedule = batch_schedule.of(experiment)
+  schedule = batch_schedule.schedule_of(experiment)
   varies = not batch_schedule.is_full(experiment)
   rate_of = optimizer_lib.shape_of_rate(config, schedule.tokens)
   summed = gradient_of(experiment, mesh, objective)
@@ -185,7 +185,7 @@ def due(
   first, *later = schedule.stages
   count = jnp.int32(first.count)
   for stage in later:
-    begun = token_count.reached(tokens, stage.first * schedule.length)
+    begun = token_count.has_reached(tokens, stage.first * schedule.length)
     count = jnp.where(begun, stage.count, count)
   return count
 

@@ -43,7 +43,7 @@ class Throughput:
     return elapsed / done * (total - self._latest[0])
 
   @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
+  def pause(self) -> Iterator[None]:
     """Leaves out what happens within: evaluation, saving."""
     start = self._now()
     try:

@@ -33,7 +33,7 @@ def add(count: TokenCount, tokens: jax.Array) -> TokenCount:
   return TokenCount(count.high + carry, low)
 
 
-def reached(count: TokenCount, tokens: int) -> jax.Array:
+def has_reached(count: TokenCount, tokens: int) -> jax.Array:
   """Returns whether the count is at least `tokens`, exactly."""
   high, low = divmod(tokens, _WORD)
   high, low = jnp.uint32(high), jnp.uint32(low)

@@ -32,22 +32,22 @@ _LOCK = 'lock'
 
 
 @contextlib.contextmanager
-def opened(
+def open_workdir(
   path: str | os.PathLike, experiment: experiment_lib.Experiment
 ) -> Iterator[pathlib.Path]:
   """Makes or reopens a workdir, and keeps other processes out of it.
 
   Raises:
-    ValueError, OSError: see `reserved`.
+    ValueError, OSError: see `reserve`.
   """
-  with reserved(path, experiment) as path:
+  with reserve(path, experiment) as path:
     if not (path / _CONFIG).exists():
       files.write_json(path / _CONFIG, strict.dump(experiment))
     yield path
 
 
 @contextlib.contextmanager
-def reserved(
+def reserve(
   path: str | os.PathLike, experiment: experiment_lib.Experiment
 ) -> Iterator[pathlib.Path]:
   """Keeps a workdir that need not exist yet for this process.

@@ -37,15 +37,15 @@ def test_the_weights_sums_are_those_of_the_rows():
     for row in (1, 200, 399, 400, 500):
       # Quadrature errs by a 64th of a row at the two places of change.
       np.testing.assert_allclose(
-        stages.wanted(row), sums[row - 1], rtol=0, atol=0.02
+        stages.sum_weights(row), sums[row - 1], rtol=0, atol=0.02
       )
-    wanted = np.array([stages.wanted(row) for row in range(501)])
+    wanted = np.array([stages.sum_weights(row) for row in range(501)])
     np.testing.assert_allclose(wanted.sum(1), np.arange(501), atol=1e-9)
     for count in (0.5, 3.0, 20.0):
-      reached = stages.reached(np.full(len(stages.first), count))
+      reached = stages.find_rows(np.full(len(stages.first), count))
       for source in np.flatnonzero(reached < 500):
         below, above = (
-          stages.wanted(int(reached[source]) + n)[source] for n in (0, 1)
+          stages.sum_weights(int(reached[source]) + n)[source] for n in (0, 1)
         )
         assert below - 1e-6 <= count <= above + 1e-6
 
@@ -61,7 +61,7 @@ def test_counts_stay_within_one_row_of_the_weights():
       counts, begin = blocks.counts(number), blocks.begin(number)
       assert counts.sum() == begin
       assert (counts >= before).all()
-      worst = max(worst, np.abs(counts - stages.wanted(begin)).max())
+      worst = max(worst, np.abs(counts - stages.sum_weights(begin)).max())
       assert blocks.number(begin) == number
       assert blocks.number(blocks.begin(number + 1) - 1) == number
       number, before = number + 1, counts
@@ -73,8 +73,8 @@ def test_a_source_rounded_up_before_its_end_does_not_stay_ahead():
   stages = apportionment.stages(
     [0.25] * 4, [0.25, 0.75, 0, 0], total=4, anneal_at=0.5
   )
-  assert stages.wanted(2).tolist() == [0.5, 0.5, 0.5, 0.5]
-  assert stages.wanted(4).tolist() == [1, 2, 0.5, 0.5]
+  assert stages.sum_weights(2).tolist() == [0.5, 0.5, 0.5, 0.5]
+  assert stages.sum_weights(4).tolist() == [1, 2, 0.5, 0.5]
   blocks = apportionment.Blocks(stages, 2)
   assert [blocks.counts(n).tolist() for n in range(3)] == [
     [0, 0, 0, 0],
@@ -91,7 +91,7 @@ def test_a_source_rounded_up_before_its_end_does_not_stay_ahead():
     return counts + given
 
   # Of equal fractions it may as well take those that end.
-  wanted = [stages.wanted(row)[::-1] for row in (2, 4)]
+  wanted = [stages.sum_weights(row)[::-1] for row in (2, 4)]
   first = largest_fraction(wanted[0], np.zeros(4, int), 2)
   then = largest_fraction(wanted[1], first, 4)
   assert (then < first).any()  # It takes rows back.
@@ -109,7 +109,7 @@ def test_blocks_end_where_a_stage_does():
 @pytest.mark.parametrize('at, first', [(1.0, 0.25), (0.0, 0.75)])
 def test_a_run_may_be_of_one_stage(at, first):
   stages = apportionment.stages([1, 3], [9, 3], 1000, at)
-  assert stages.wanted(1000).tolist() == [1000 * first, 1000 * (1 - first)]
+  assert stages.sum_weights(1000).tolist() == [1000 * first, 1000 * (1 - first)]
   blocks = apportionment.Blocks(stages, 1000)
   assert blocks.begin(1) == 1000
   assert blocks.counts(1).tolist() == [1000 * first, 1000 * (1 - first)]

@@ -39,7 +39,7 @@ def test_sources_with_weights_for_both_stages_are_good():
   data_config.check(_mixed('a', 'b'))
   clean = data_config.SourceConfig('clean', '', 0.0, anneal=1.0)
   data_config.check(_mixed(clean, 'b', anneal_at=0.8, anneal_over=0.2))
-  assert data_config.annealed(_mixed(clean, 'b').sources) == [1, 1]
+  assert data_config.annealing_weights(_mixed(clean, 'b').sources) == [1, 1]
 
 
 def _source(**fields):

@@ -56,7 +56,7 @@ def check(count, seed):
 
 def test_copies_are_found_and_near_misses_are_not():
   found = check(240, 0)
-  kept = found.kept()
+  kept = found.list_kept()
   assert len(kept) == 480 - len(found.groups())
   assert np.all(kept[:240] == np.arange(240)), 'the first of a group is kept'
   assert np.all(found.likeness[found.group != np.arange(480)] >= 0.8)
@@ -106,7 +106,7 @@ def test_many_copies_cost_a_comparison_each(monkeypatch):
     return float(np.array_equal(one, other))
 
   monkeypatch.setattr(duplicates, 'jaccard', counted)
-  assert duplicates.find(['a b c d e f'] * 200).kept().tolist() == [0]
+  assert duplicates.find(['a b c d e f'] * 200).list_kept().tolist() == [0]
   # To join 199 copies, and to say how alike they are.
   assert count <= 2 * 200
 

@@ -51,9 +51,9 @@ def check(count, seed):
   flat = [text for texts in items.values() for text in texts]
   found = leaks.find(flat, documents)
   kinds = np.repeat(list(items), [len(texts) for texts in items.values()])
-  rate = {kind: np.mean(found.leaked()[kinds == kind]) for kind in items}
+  rate = {kind: np.mean(found.find_leaked()[kinds == kind]) for kind in items}
   naive = np.mean(found.touched[kinds == 'clean'])
-  whole = np.mean(found.leaked(1.0)[kinds == 'edited'])
+  whole = np.mean(found.find_leaked(1.0)[kinds == 'edited'])
   print(
     f'{len(documents)} documents: leaked {rate}; any shared 13-gram flags'
     f' {naive:.4f} of the clean; asking for all finds {whole:.4f} of the edited'
@@ -85,17 +85,17 @@ def test_half_of_the_rare_runs_of_one_document_decide():
   rest = ' '.join(words[7:])
   found = leaks.find([item], [less, half])
   assert found.share.tolist() == [0.5] and found.document.tolist() == [1]
-  assert found.leaked().tolist() == [True]
+  assert found.find_leaked().tolist() == [True]
   # Two documents with less than half each are no leak.
-  assert not leaks.find([item], [less, ' '.join(words[8:])]).leaked()[0]
-  assert leaks.find([item], [less, rest]).leaked()[0]
+  assert not leaks.find([item], [less, ' '.join(words[8:])]).find_leaked()[0]
+  assert leaks.find([item], [less, rest]).find_leaked()[0]
 
 
 def test_what_stands_in_ten_documents_is_common():
   item = ' '.join(f'w{number}' for number in range(13))
   for copies, leaked in ((9, True), (10, False)):
     found = leaks.find([item, 'a b', ''], [item] * copies + ['x b a'] * 12)
-    assert found.leaked().tolist() == [leaked, False, False]
+    assert found.find_leaked().tolist() == [leaked, False, False]
     assert found.common.tolist() == [not leaked, False, False]
     assert found.touched.tolist() == [True, False, False]
 
@@ -103,10 +103,12 @@ def test_what_stands_in_ten_documents_is_common():
 def test_words_are_compared_without_case_and_marks():
   item = 'Which of these, if any, is a prime number: 91, 93, 95, 97?'
   text = 'x "which OF these if any is a prime\nnumber 91 93 95 97" y'
-  assert leaks.find([item], [text]).leaked()[0]
-  assert not leaks.find([item], [text.replace('97', '99')]).leaked()[0]
+  assert leaks.find([item], [text]).find_leaked()[0]
+  assert not leaks.find([item], [text.replace('97', '99')]).find_leaked()[0]
 
 
 def test_no_document_leaks_nothing():
   found = leaks.find(['a b c'], [])
-  assert not found.leaked()[0] and not found.touched[0] and not found.common[0]
+  assert (
+    not found.find_leaked()[0] and not found.touched[0] and not found.common[0]
+  )

@@ -36,15 +36,15 @@ def test_its_weights_win_and_the_rest_stays(tmp_path):
   config = data_config.DataConfig(
     sources=tuple(own), mix=str(tmp_path / 'mix.json')
   )
-  found = mix_file.resolved(config)
+  found = mix_file.resolve(config)
   assert found.mix == ''
   assert found.sources == (
     data_config.SourceConfig('prose', 'elsewhere', 0.25, anneal=3.0),
     data_config.SourceConfig('code', 'there', 0.75),
   )
-  assert mix_file.resolved(found) is found
+  assert mix_file.resolve(found) is found
   config.sources = ()
-  assert mix_file.resolved(config).sources == SOURCES
+  assert mix_file.resolve(config).sources == SOURCES
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_refused(tmp_path, text, message):
   with pytest.raises(
     (OSError, ValueError), match=rf"data.mix='.*mix.json': .*{message}"
   ) as error:
-    mix_file.resolved(config)
+    mix_file.resolve(config)
   assert '\n' not in str(error.value)
 
 

@@ -132,7 +132,7 @@ def test_the_weights_are_the_best_within_their_bounds(method, seed):
   value = objective(method, target_D, means_SD)
   found = optimize.minimize(
     value,
-    mixing.filled(np.ones(6), bounds_S),
+    mixing.fill(np.ones(6), bounds_S),
     bounds=[(0, bound) for bound in bounds_S],
     constraints={'type': 'eq', 'fun': lambda w: np.sum(w) - 1},
     method='SLSQP',
@@ -198,17 +198,17 @@ def test_bounds_are_epochs_of_a_source_in_the_run():
 
 def test_filled_keeps_proportions_below_the_bounds():
   np.testing.assert_allclose(
-    mixing.filled(np.array([6.0, 3, 1]), np.array([0.4, 1, 1])),
+    mixing.fill(np.array([6.0, 3, 1]), np.array([0.4, 1, 1])),
     [0.4, 0.45, 0.15],
   )
   # A bound can follow from another one.
   np.testing.assert_allclose(
-    mixing.filled(np.array([6.0, 3, 1]), np.array([0.4, 0.4, 1])),
+    mixing.fill(np.array([6.0, 3, 1]), np.array([0.4, 0.4, 1])),
     [0.4, 0.4, 0.2],
   )
   # What a share of 0 leaves goes where there is room.
   np.testing.assert_allclose(
-    mixing.filled(np.array([1.0, 0, 0]), np.array([0.5, 0.75, 0.25])),
+    mixing.fill(np.array([1.0, 0, 0]), np.array([0.5, 0.75, 0.25])),
     [0.5, 0.375, 0.125],
   )
 

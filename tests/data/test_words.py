@@ -36,7 +36,7 @@ def test_what_a_word_is(text, count, with_marks):
 def test_equal_runs_have_equal_hashes_and_others_do_not(size):
   rng = np.random.default_rng(size)
   drawn = rng.integers(0, 4, 400)
-  words = words_lib.mixed(drawn.astype(np.uint64))
+  words = words_lib.scramble(drawn.astype(np.uint64))
   hashes = words_lib.runs(words, size)
   tuples = [tuple(drawn[i : i + size]) for i in range(len(drawn) - size + 1)]
   assert len(hashes) == len(tuples)

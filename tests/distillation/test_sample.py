@@ -96,7 +96,7 @@ def test_spread_points_meet_each_unit_equally_often():
 def test_a_point_on_an_edge_is_the_next_entrys():
   mass = jnp.array([2, 0, 3], jnp.uint32)
   points = jnp.arange(5, dtype=jnp.uint32)
-  count = jax.jit(sample._counted, static_argnums=4)
+  count = jax.jit(sample._count_met, static_argnums=4)
   found = count(mass, points, jnp.ones(5, bool), jnp.int32(5), 4)
   np.testing.assert_array_equal(found.ids_BLT, [0, 2, 0, 0])
   np.testing.assert_array_equal(found.counts_BLT, [2, 3, 0, 0])
@@ -106,7 +106,7 @@ def test_bits_become_numbers_below_a_limit():
   bits = np.array([0, 1, 2**31, 2**32 - 1, 123_456_789], np.uint32)
   limit = np.array([2**31 + 12_345], np.uint32)
   want = bits.astype(object) * int(limit[0]) // 2**32
-  found = sample._scaled(jnp.asarray(bits), jnp.asarray(limit))
+  found = sample._scale_down(jnp.asarray(bits), jnp.asarray(limit))
   np.testing.assert_array_equal(found, want.astype(np.uint32))
 
 

@@ -83,7 +83,7 @@ def test_every_token_has_its_part_of_a_row_before_it(overlap):
 
 def test_batches_number_every_token_once_and_do_not_change_with_the_start():
   corpus = _corpus([40, (3, 4, 5), 7, 90, 3])
-  whole = list(teach.asked(corpus, 16, 3, 0.25))
+  whole = list(teach.read_batches(corpus, 16, 3, 0.25))
   numbers = np.concatenate([one.number_BL.ravel() for one in whole])
   assert numbers[numbers >= 0].tolist() == list(range(len(corpus.tokens)))
   for one in whole:
@@ -91,7 +91,7 @@ def test_batches_number_every_token_once_and_do_not_change_with_the_start():
     np.testing.assert_array_equal(
       one.batch.tokens_BL[kept_BL], corpus.tokens[one.number_BL[kept_BL]]
     )
-  later = list(teach.asked(corpus, 16, 3, 0.25, begin=50))
+  later = list(teach.read_batches(corpus, 16, 3, 0.25, begin=50))
   assert len(later) < len(whole)
   assert later[0].number_BL.max() >= 50 > whole[-len(later) - 1].number_BL.max()
   for one, other in zip(whole[-len(later) :], later):
@@ -132,7 +132,7 @@ def test_targets_are_the_teachers_distributions_of_each_path(teacher, answer):
   """Documents that fit in a row, so that each token sees all of its own."""
   corpus = _corpus([6, (3, 4, 2), 9, 2])
   found = []
-  for asked in teach.asked(corpus, 16, 2, 0.25):
+  for asked in teach.read_batches(corpus, 16, 2, 0.25):
     drawn = answer(teacher[1], asked.batch, asked.number_BL.astype(np.uint32))
     found.append(teach.targets(asked, drawn))
   ids_NT, values_NT = (np.concatenate(x) for x in zip(*found))
@@ -149,7 +149,7 @@ def test_targets_are_the_teachers_distributions_of_each_path(teacher, answer):
 
 def test_a_teacher_without_finite_logits_is_refused(teacher, answer):
   corpus = _corpus([6, 9])
-  (asked,) = teach.asked(corpus, 16, 2, 0.25)
+  (asked,) = teach.read_batches(corpus, 16, 2, 0.25)
   broken = jax.tree.map(lambda x: x * np.nan, teacher[1])
   drawn = answer(broken, asked.batch, asked.number_BL.astype(np.uint32))
   with pytest.raises(ValueError, match='corpus token 1 are not finite'):
@@ -165,4 +165,4 @@ def test_what_cannot_be_read():
     (3, 0.25, r'length=3: must be at least 4'),
   ):
     with pytest.raises(ValueError, match=message):
-      next(teach.asked(corpus, length, 2, overlap))
+      next(teach.read_batches(corpus, length, 2, overlap))

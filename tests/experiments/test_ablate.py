@@ -46,7 +46,7 @@ WORKDIR = flags.DEFINE_string('workdir', None, '')
 def main(argv):
   config, arm = CONFIG.value, flags.FLAGS['config'].config_filename
   arm = arm.rpartition(':')[2]
-  with workdir.opened(WORKDIR.value, config) as folder:
+  with workdir.open_workdir(WORKDIR.value, config) as folder:
     starts = folder / 'starts'
     starts.write_text((starts.read_text() if starts.exists() else '') + 'x')
     if arm == 'broken':

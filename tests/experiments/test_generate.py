@@ -76,7 +76,7 @@ def workdir(tmp_path_factory):
     return made.replace(params=jax.tree.map(lambda x: 1.5 * x, params))
 
   with (
-    workdir_lib.opened(path, experiment),
+    workdir_lib.open_workdir(path, experiment),
     checkpoint.Checkpoints(path, 1) as checkpoints,
   ):
     checkpoints.save(7, saved(), Nowhere())
@@ -121,7 +121,7 @@ def test_an_export_is_read_as_what_the_workdir_holds(
 def test_prompts_are_answered_in_turn_as_each_is_alone(generator):
   prompts = ['a', 'bc', 'def']
   requests = [
-    MANNER.request(talk.opened(BYTES, prompt), index)
+    MANNER.request(talk.open_document(BYTES, prompt), index)
     for index, prompt in enumerate(prompts)
   ]
   assert requests[2].tokens.tolist() == [0, *b'def']
@@ -158,7 +158,7 @@ def conversed(generator, read, out=None):
 
 def test_turns_go_on_from_all_that_was_said(generator):
   text, notes = conversed(generator, lines('hi', 'you'))
-  first = MANNER.request(talk.opened(BYTES, 'hi\n'), 0)
+  first = MANNER.request(talk.open_document(BYTES, 'hi\n'), 0)
   (hi,) = generator.generate([first])
   second = [*first.tokens, *hi.tokens, *b'you\n']
   (you,) = generator.generate([MANNER.request(np.array(second), 1)])
@@ -221,7 +221,8 @@ def test_pace_tells_first_from_later_tokens():
 
 def test_bad_logits_of_one_prompt_leave_the_others_text(generator, monkeypatch):
   requests = [
-    MANNER.request(talk.opened(BYTES, prompt), 0) for prompt in ('a', 'b')
+    MANNER.request(talk.open_document(BYTES, prompt), 0)
+    for prompt in ('a', 'b')
   ]
   rounds = generator.engine.rounds
   prefill = rounds.prefill
@@ -260,7 +261,7 @@ def test_the_command_answers_a_prompt(workdir, generator):
     '--seed=3',
   )
   assert done.returncode == 0, done.stderr[-500:]
-  request = MANNER.request(talk.opened(BYTES, 'def'), 0)
+  request = MANNER.request(talk.open_document(BYTES, 'def'), 0)
   assert done.stdout == f'{generator.generate([request])[0].text}\n'
   told = done.stderr.splitlines()[-2:]
   assert told[0].startswith(f'{workdir}, step 7; compiled in ')

@@ -83,7 +83,9 @@ def test_a_ramp_is_one_program_and_ends_at_its_token(texts, whole, made):
   rows = np.cumsum([0, 1, 1, 2, 2, 4, 4, 1]) * 2
   assert [one['tokens'] for one in found] == (rows[1:] * ROW).tolist()
   assert token_count.to_int(state.tokens) == 15 * 2 * ROW
-  assert int(state.step) == 7 == batch_schedule.of(experiment(texts)).steps
+  assert (
+    int(state.step) == 7 == batch_schedule.schedule_of(experiment(texts)).steps
+  )
   cosine = (1 + np.cos(np.pi * rows[:-1] / 30)) / 2
   size = np.sqrt(np.array([1, 1, 2, 2, 4, 4, 1]) / 4)
   np.testing.assert_allclose(

@@ -61,7 +61,7 @@ def test_it_trains_once_and_goes_on_where_it_stopped(
   experiment, tmp_path, monkeypatch
 ):
   def trained(experiment, workdir, mesh=None, until=None):
-    with workdir_lib.opened(workdir, experiment):
+    with workdir_lib.open_workdir(workdir, experiment):
       step = until or experiment.loop.steps
       (workdir / workdir_lib.CHECKPOINTS / str(step)).mkdir(parents=True)
     return types.SimpleNamespace(step=step)

@@ -38,7 +38,7 @@ def run_of(path, model):
     plan=replicas.plan_of(experiment, params),
   )
   with (
-    workdir.opened(path, experiment) as folder,
+    workdir.open_workdir(path, experiment) as folder,
     checkpoint.Checkpoints(folder, 1) as checkpoints,
   ):
     checkpoints.save(7, state, Nowhere())

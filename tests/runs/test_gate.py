@@ -142,9 +142,9 @@ def test_disguises_have_the_texts_skeleton():
 def test_texts_among_others():
   rng = np.random.default_rng(0)
   for before, where in (1.0, str.endswith), (0.0, str.startswith):
-    text = disguise.padded('the text', ['a', 'bc'], 100, before, rng)
+    text = disguise.pad('the text', ['a', 'bc'], 100, before, rng)
     assert where(text, 'the text') and 90 <= len(text) <= 110
-  assert disguise.padded('the text', ['a'], 3, 0.5, rng) == 'the text'
+  assert disguise.pad('the text', ['a'], 3, 0.5, rng) == 'the text'
   rows = rows_lib.Rows(('a',), (rows_lib.Row('x', (True,)),))
   with pytest.raises(ValueError, match='no benign text'):
     disguise.among(rows, 100, 0)

@@ -150,7 +150,7 @@ def test_bad_settings_are_refused_and_leave_nothing(tmp_path, fields, message):
 def test_a_workdir_of_another_experiment_is_refused(tmp_path):
   from kaiju_jax.training import workdir
 
-  with workdir.opened(tmp_path / 'work', tiny.get_config()):
+  with workdir.open_workdir(tmp_path / 'work', tiny.get_config()):
     pass
   with pytest.raises(ValueError, match=r'model\.window: 64 in the workdir, 32'):
     train.train(changed(model__window=32), str(tmp_path / 'work'))

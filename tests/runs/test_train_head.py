@@ -188,7 +188,7 @@ def test_the_score_is_the_one_that_speaks_against_the_head():
     'prompt': [np.array([[0.1, 0.3], [0.9, 0.2]]), np.array([[0.1, 0.4]])],
     'reply': [np.array([[0.2, 0.6]]), np.array([[0.5, 0.1], [0.3, 0.2]])],
   }
-  found = train_head.Read(rows, score).scored().score_NC
+  found = train_head.Read(rows, score).score().score_NC
   assert found.tolist() == [[0.2, 0.6], [0.5, 0.4]]
 
 
@@ -325,8 +325,8 @@ def test_what_is_shown_of_a_violating_reply():
   tier = thresholds.Tier((limit,), None)
   first = np.array([[0.0], [0.3], [0.0], [0.5], [0.9], [0.0]])
   never = np.array([[0.5], [0.5]])
-  assert train_head._shown([first], tier, 2) == 3 / 6
-  assert train_head._shown([first, never], tier, 2) == 5 / 8
+  assert train_head._released_share([first], tier, 2) == 3 / 6
+  assert train_head._released_share([first, never], tier, 2) == 5 / 8
   assert train_head._at_once([first, never], tier) == 3 / 8
   both = thresholds.Tier((limit, limit), None)
   assert train_head._at_once([np.array([[0.0, 0.0], [0.0, 0.5]])], both) == 0.5

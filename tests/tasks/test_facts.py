@@ -32,7 +32,7 @@ def test_training_text_holds_no_unseen_phrasing():
     one = facts.person(0, number)
     for attribute in range(facts.ATTRIBUTES):
       for phrasing in unseen:
-        question = facts.FORM.asked(one.question(attribute, phrasing))
+        question = facts.FORM.format_question(one.question(attribute, phrasing))
         assert not any(text.startswith(question) for text in asked)
   # All other phrasings are there.
   heads = {text.split('\n')[2].split()[1] for text in asked}

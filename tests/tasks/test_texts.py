@@ -72,7 +72,7 @@ def test_a_run_stopped_inside_a_block_resumes_to_the_same_bits(
 
 def _batches(experiment):
   tasks._haystacks.cache_clear()  # As in another process.
-  data = tasks.of(experiment).load(experiment)
+  data = tasks.task_of(experiment).load(experiment)
   return loader.batches(data.rows, batch=4, text=data.text)
 
 
@@ -151,7 +151,7 @@ def test_the_workdir_holds_the_weights_of_a_mix_json(
     mix_file.write(mix, sources, {})
     if weight == 0.5:
       made = train.train(experiment, workdir)
-      with workdir_lib.opened(workdir, made):
+      with workdir_lib.open_workdir(workdir, made):
         pass
       held = files.read_json(workdir / 'config.json')['data']
       assert held['mix'] == ''

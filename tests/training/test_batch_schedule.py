@@ -36,18 +36,18 @@ def walk(schedule):
 def test_a_schedule_over_tokens_drawn_out():
   """30 microbatches: 2 up to the third, 4 up to the ninth, then 8."""
   made = experiment('0:2 0.1:4 0.3:8', rows=2, length=5, tokens=300)
-  schedule = batch_schedule.of(made)
+  schedule = batch_schedule.schedule_of(made)
   assert walk(schedule) == ([2, 2, 4, 4, 8, 8, 2], 60)
   assert schedule.steps == 7
   assert schedule.tokens == 300 == step_lib.total_tokens(made)
   starts = [0, 4, 8, 16, 24, 40, 56, 60]
-  assert [schedule.after(0, n) for n in range(8)] == starts
+  assert [schedule.row_after(0, n) for n in range(8)] == starts
   assert [schedule.row_of(n) for n in range(8)] == starts
 
 
 def test_a_schedule_over_steps_has_so_many_of_whole_batches():
   made = experiment('0:2 0.1:4 0.3:8', steps=100)
-  schedule = batch_schedule.of(made)
+  schedule = batch_schedule.schedule_of(made)
   counts, row = walk(schedule)
   assert len(counts) == schedule.steps == 100
   assert row == schedule.rows == sum(counts)
@@ -57,7 +57,7 @@ def test_a_schedule_over_steps_has_so_many_of_whole_batches():
 
 def test_without_a_schedule_every_step_takes_all():
   made = experiment(steps=7, microbatches=3, rows=2)
-  schedule = batch_schedule.of(made)
+  schedule = batch_schedule.schedule_of(made)
   assert walk(schedule) == ([3] * 7, 42)
   assert batch_schedule.is_full(made)
   assert not batch_schedule.is_full(experiment(tokens=100))
@@ -77,13 +77,13 @@ def test_no_step_and_no_token_is_lost_whatever_the_schedule():
       experiment(text, most, rows, length, tokens=tokens),
       experiment(text, most, rows, length, steps=int(rng.integers(1, 300))),
     ):
-      schedule = batch_schedule.of(made)
+      schedule = batch_schedule.schedule_of(made)
       counts, row = walk(schedule)
       assert min(counts) >= 1 and max(counts) <= most
       assert row == schedule.rows and len(counts) == schedule.steps
-      assert schedule.after(0, len(counts)) == row
+      assert schedule.row_after(0, len(counts)) == row
       half = len(counts) // 2
-      assert schedule.after(0, half) == sum(counts[:half]) * rows
+      assert schedule.row_after(0, half) == sum(counts[:half]) * rows
       if made.loop.tokens:
         assert 0 <= schedule.tokens - tokens < rows * length
       else:
@@ -91,14 +91,16 @@ def test_no_step_and_no_token_is_lost_whatever_the_schedule():
 
 
 def test_a_branch_off_the_grid_ends_at_the_same_token():
-  schedule = batch_schedule.of(experiment('0:3 0.5:7', tokens=16 * 100))
-  branch = schedule.branched((40, 13))
+  schedule = batch_schedule.schedule_of(
+    experiment('0:3 0.5:7', tokens=16 * 100)
+  )
+  branch = schedule.branch((40, 13))
   counts, row = walk(branch)
   assert row == 100 and branch.steps == 40 + len(counts)
   assert branch.row_of(40) == 13
   assert branch.row_of(branch.steps) == 100
   with pytest.raises(ValueError, match=r'loop\.tokens: the run ends at row'):
-    schedule.branched((40, 100))
+    schedule.branch((40, 100))
 
 
 def test_the_device_counts_as_the_host_does_past_32_bits():
@@ -106,7 +108,7 @@ def test_the_device_counts_as_the_host_does_past_32_bits():
   made = experiment(
     '0:2 0.123456789:4 0.3:8', rows=3, length=4088, tokens=3 * 10**11 + 7
   )
-  schedule = batch_schedule.of(made)
+  schedule = batch_schedule.schedule_of(made)
   due = jax.jit(lambda tokens: step_lib.due(schedule, tokens))
   assert schedule.tokens > 2**38
   rows = [
@@ -127,7 +129,7 @@ def test_the_rate_ends_at_its_final_value_and_by_steps_it_would_not():
   """The contrast: a schedule over steps of the largest batch."""
   made = experiment('0:1 0.2:4 0.5:8', steps=60)
   config = made.optimizer
-  schedule = batch_schedule.of(made)
+  schedule = batch_schedule.schedule_of(made)
   end = jnp.float32(schedule.row_of(60) * 16)
   rate = optimizer.shape_of_rate(config, step_lib.total_tokens(made))
   assert float(rate(end)) == np.float32(config.final)
@@ -155,5 +157,5 @@ def test_the_rate_ends_at_its_final_value_and_by_steps_it_would_not():
 )
 def test_what_is_no_schedule_is_refused(text, message):
   with pytest.raises(ValueError, match=message) as caught:
-    batch_schedule.of(experiment(text))
+    batch_schedule.schedule_of(experiment(text))
   assert str(caught.value).startswith(f'optimizer.batch={text!r}: ')

@@ -26,23 +26,23 @@ def test_it_is_the_sum_that_the_docstring_says(dtype, shape):
   places = 2 * np.arange(bits.size, dtype=np.uint64) + 1
   expected = int(np.sum(bits * places) % 2**32)
   name = f'{dtype}{list(shape)} {expected:08x}'
-  assert fingerprint.of({'a': [array]}) == {'a/0': name}
+  assert fingerprint.fingerprint({'a': [array]}) == {'a/0': name}
 
 
 def test_every_flipped_bit_shows():
   raw = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
-  before = fingerprint.of([jnp.asarray(raw)])
+  before = fingerprint.fingerprint([jnp.asarray(raw)])
   for byte in range(raw.nbytes):
     for bit in range(8):
       flipped = raw.copy()
       flipped.view(np.uint8).reshape(-1)[byte] ^= 1 << bit
-      assert fingerprint.of([jnp.asarray(flipped)]) != before
+      assert fingerprint.fingerprint([jnp.asarray(flipped)]) != before
 
 
 def test_moved_values_show():
   array = jnp.arange(6.0)
   swapped = array.at[jnp.array([1, 4])].set(jnp.array([4.0, 1.0]))
-  assert fingerprint.of([array]) != fingerprint.of([swapped])
+  assert fingerprint.fingerprint([array]) != fingerprint.fingerprint([swapped])
 
 
 def test_it_does_not_depend_on_the_sharding():
@@ -51,15 +51,17 @@ def test_it_does_not_depend_on_the_sharding():
     pytest.skip('needs 8 devices')
   mesh = jax.sharding.Mesh(devices.reshape(4, 2), ('a', 'b'))
   array = jax.random.normal(jax.random.key(0), (8, 6))
-  expected = fingerprint.of([array])
+  expected = fingerprint.fingerprint([array])
   for spec in ((None, None), ('a', None), ('b', None), (('a', 'b'), None)):
     sharding = jax.sharding.NamedSharding(
       mesh, jax.sharding.PartitionSpec(*spec)
     )
-    assert fingerprint.of([jax.device_put(array, sharding)]) == expected
+    assert (
+      fingerprint.fingerprint([jax.device_put(array, sharding)]) == expected
+    )
 
 
 def test_random_keys_have_one_too():
   keys = [jax.random.key(0), jax.random.key(1)]
-  a, b = (fingerprint.of([key])['0'] for key in keys)
+  a, b = (fingerprint.fingerprint([key])['0'] for key in keys)
   assert a != b

@@ -22,7 +22,7 @@ def test_compilation_and_pauses_are_left_out():
   measured.tick(2)
   assert measured.tokens_per_second(2000) == 500
   assert measured.seconds_left(11) == 18
-  with measured.paused():
+  with measured.pause():
     clock.time += 30  # An evaluation.
   clock.time += 1
   measured.tick(3)

@@ -30,7 +30,7 @@ def test_the_config_comes_back_typed(tmp_path):
   experiment = experiment_lib.Experiment(seed=3)
   experiment.model.rope_global = 0.0
   experiment.optimizer.learning_rate = 1
-  with workdir.opened(tmp_path / 'a' / 'b', experiment) as folder:
+  with workdir.open_workdir(tmp_path / 'a' / 'b', experiment) as folder:
     read = workdir.load_experiment(folder)
   assert read == experiment
   assert type(read.optimizer.learning_rate) is float
@@ -41,7 +41,7 @@ def test_the_config_comes_back_typed(tmp_path):
 def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
   experiment = experiment_lib.Experiment()
   for _ in range(3):
-    with workdir.opened(tmp_path, experiment) as folder:
+    with workdir.open_workdir(tmp_path, experiment) as folder:
       workdir.note_start(folder)
   noted = json.loads((tmp_path / 'environment.json').read_text())
   assert {'python', 'jax', 'jaxlib', 'flax', 'optax', 'grain'} <= set(noted)
@@ -53,14 +53,17 @@ def test_each_start_is_noted_and_the_latest_is_on_top(tmp_path):
 
 def test_another_experiment_is_refused_field_by_field(tmp_path):
   folder = tmp_path / 'run'
-  with workdir.opened(folder, experiment_lib.Experiment()):
+  with workdir.open_workdir(folder, experiment_lib.Experiment()):
     pass
   (tmp_path / 'run-2').mkdir()
   before = _snapshot(folder)
   other = experiment_lib.Experiment()
   other.model.window = 64
   other.optimizer.z_reg.attention = 0.0
-  for refuse in (workdir.check, lambda *a: workdir.opened(*a).__enter__()):
+  for refuse in (
+    workdir.check,
+    lambda *a: workdir.open_workdir(*a).__enter__(),
+  ):
     with pytest.raises(ValueError, match='another experiment') as error:
       refuse(folder, other)
     text = str(error.value)
@@ -78,7 +81,7 @@ def test_an_address_is_no_folder(path, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   refusals = (
     workdir.check,
-    lambda *a: workdir.reserved(*a).__enter__(),
+    lambda *a: workdir.reserve(*a).__enter__(),
     lambda path, _: workdir.load_experiment(path),
     lambda path, _: checkpoint.load(path, {}),
   )
@@ -96,7 +99,7 @@ def test_a_folder_may_have_colons(path, tmp_path, monkeypatch):
 
 
 def test_a_config_of_other_code_is_refused(tmp_path):
-  with workdir.opened(tmp_path, experiment_lib.Experiment()):
+  with workdir.open_workdir(tmp_path, experiment_lib.Experiment()):
     pass
   file = tmp_path / 'config.json'
   data = json.loads(file.read_text())
@@ -111,7 +114,7 @@ def test_a_config_of_other_code_is_refused(tmp_path):
 def test_a_config_with_null_for_no_rotary_says_what_differs(tmp_path):
   experiment = experiment_lib.Experiment()
   experiment.model.rope_global = 0.0
-  with workdir.opened(tmp_path, experiment):
+  with workdir.open_workdir(tmp_path, experiment):
     pass
   file = tmp_path / 'config.json'
   data = json.loads(file.read_text())
@@ -145,14 +148,14 @@ def test_an_ill_typed_experiment_leaves_no_folder(tmp_path):
   experiment.model.window = '64'
   with (
     pytest.raises(ValueError, match=r"model\.window='64': must be int"),
-    workdir.opened(tmp_path / 'run', experiment),
+    workdir.open_workdir(tmp_path / 'run', experiment),
   ):
     pass
   assert not (tmp_path / 'run').exists()
 
 
 def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
-  with workdir.opened(tmp_path, experiment_lib.Experiment()):
+  with workdir.open_workdir(tmp_path, experiment_lib.Experiment()):
     pass
   holder = subprocess.Popen(
     [sys.executable, '-c', _HOLD, tmp_path / 'lock'], stdout=subprocess.PIPE
@@ -161,14 +164,14 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     assert holder.stdout.readline() == b'held\n'
     with (
       pytest.raises(BlockingIOError, match=f'process {holder.pid} trains here'),
-      workdir.opened(tmp_path, experiment_lib.Experiment()),
+      workdir.open_workdir(tmp_path, experiment_lib.Experiment()),
     ):
       pass
   finally:
     holder.kill()
     holder.wait()
     holder.stdout.close()
-  with workdir.opened(tmp_path, experiment_lib.Experiment()):
+  with workdir.open_workdir(tmp_path, experiment_lib.Experiment()):
     pass
 
 
@@ -178,20 +181,20 @@ def test_a_reserved_folder_is_locked_and_leaves_nothing_behind(tmp_path):
     'import fcntl, sys; fcntl.lockf(open(sys.argv[1], "a+"),'
     ' fcntl.LOCK_EX | fcntl.LOCK_NB)'
   )
-  with workdir.reserved(folder, experiment_lib.Experiment()):
+  with workdir.reserve(folder, experiment_lib.Experiment()):
     call = [sys.executable, '-c', lock, str(folder / 'lock')]
     assert b'BlockingIOError' in subprocess.run(call, stderr=-1).stderr
     assert [path.name for path in folder.iterdir()] == ['lock']
   assert not list(tmp_path.iterdir())
   # What it is reserved for stays, and so does a folder that was there before.
   with (
-    workdir.reserved(folder, experiment_lib.Experiment()),
-    workdir.opened(folder, experiment_lib.Experiment()),
+    workdir.reserve(folder, experiment_lib.Experiment()),
+    workdir.open_workdir(folder, experiment_lib.Experiment()),
   ):
     pass
   assert (folder / 'config.json').exists()
   (tmp_path / 'old').mkdir()
-  with workdir.reserved(tmp_path / 'old', experiment_lib.Experiment()):
+  with workdir.reserve(tmp_path / 'old', experiment_lib.Experiment()):
     pass
   assert (tmp_path / 'old').exists()
 
@@ -204,7 +207,7 @@ def test_a_folder_by_its_place_gets_a_name_for_another(
 ):
   (tmp_path / 'run' / 'sub').mkdir(parents=True)
   monkeypatch.chdir(tmp_path / here)
-  with workdir.opened(name, experiment_lib.Experiment()):
+  with workdir.open_workdir(name, experiment_lib.Experiment()):
     pass
   assert (tmp_path / 'run' / 'config.json').exists()
   with pytest.raises(ValueError, match=r'--workdir=\S*/run-2$'):

@@ -1,6 +1,6 @@
 """Invented dialogues: text to train a small chat model on, without a download.
 
-    personas.drawn(rng)                a character: several of a dozen facts
+    personas.draw(rng)                 a character: several of a dozen facts
     talk.dialogue(rng, persona, room)  a tree of messages, to fill the room
 
 All sentences stand in `facts.py` and `lines.py`, all values in `words.py`. The

@@ -95,7 +95,7 @@ class Persona:
     return facts.FACTS[kind].answer.format(v=self.facts[kind])
 
 
-def drawn(
+def draw(
   rng: np.random.Generator, fresh: bool = False, mixed: bool = False
 ) -> Persona:
   """Returns a drawn character.
@@ -115,7 +115,7 @@ def drawn(
   has_catchword = rng.random() < 0.5
   told = {kind: values(kind) for kind in kinds}
   if mixed:
-    told = {kind: _mixed(rng, kind, value) for kind, value in told.items()}
+    told = {kind: _mix(rng, kind, value) for kind, value in told.items()}
   return Persona(
     name=invented_name(rng),
     pronoun=one(rng, sorted(lines.PRONOUNS)),
@@ -158,7 +158,7 @@ def greeting(rng: np.random.Generator, persona: Persona) -> str:
   return ' '.join(said)
 
 
-def styled(rng: np.random.Generator, persona: Persona, text: str) -> str:
+def style(rng: np.random.Generator, persona: Persona, text: str) -> str:
   """Returns an answer as the character would give it."""
   choice = rng.random()
   if persona.catchword and choice < 0.3:
@@ -196,7 +196,7 @@ def _drawn_value(rng: np.random.Generator, fresh: bool, kind: str) -> str:
   return pick(_VALUES[kind])
 
 
-def _mixed(rng: np.random.Generator, kind: str, value: str) -> str:
+def _mix(rng: np.random.Generator, kind: str, value: str) -> str:
   """Returns a value of the same form, with other words."""
   if kind in _NOT_MIXED:
     return value

@@ -145,7 +145,7 @@ def _exchange(
   asked, answered, after = _KIND_OF[kind](rng, persona, after)
   if talk.user and '{user}' not in asked and rng.random() < 0.1:
     answered = f'{answered} {talk.user}!'
-  return typed(rng, asked), answered, after
+  return type_like_user(rng, asked), answered, after
 
 
 def _fact(rng, persona, talk):
@@ -159,7 +159,7 @@ def _fact(rng, persona, talk):
     answer = persona.answer(kind) if kind in persona.facts else missing[0]
   question = personas.one(rng, facts.FACTS[kind].questions[:-1])
   talk = talk._replace(asked=talk.asked | {kind})
-  return question, personas.styled(rng, persona, answer), talk
+  return question, personas.style(rng, persona, answer), talk
 
 
 def _about(rng, persona, talk):
@@ -171,7 +171,7 @@ def _about(rng, persona, talk):
 def _small_talk(rng, persona, talk):
   kind = personas.one(rng, sorted(lines.TALK))
   said, answers = lines.TALK[kind]
-  answer = _filled(rng, answers, persona, talk)
+  answer = _fill(rng, answers, persona, talk)
   if answer is None:
     return _fact(rng, persona, talk)
   asked = personas.one(rng, said).format(name=persona.name)
@@ -179,7 +179,7 @@ def _small_talk(rng, persona, talk):
     if persona.catchword and rng.random() < 0.3:
       answer = f'{persona.catchword} {answer}'
   else:
-    answer = personas.styled(rng, persona, answer)
+    answer = personas.style(rng, persona, answer)
   return asked, answer, talk._replace(expects=_asks_for(answer))
 
 
@@ -187,7 +187,7 @@ def _echo(rng, persona, talk):
   kind = personas.one(rng, sorted(lines.ECHOES))
   said, answers = lines.ECHOES[kind]
   x = personas.one(rng, _SUBJECTS[kind])
-  answer = _filled(rng, answers, persona, talk, x=x)
+  answer = _fill(rng, answers, persona, talk, x=x)
   if answer is None:
     return _fact(rng, persona, talk)
   return (
@@ -199,11 +199,11 @@ def _echo(rng, persona, talk):
 
 def _feeling(rng, persona, talk):
   f = personas.one(rng, sorted(lines.FEELINGS))
-  answer = _filled(rng, lines.FEELINGS[f], persona, talk)
+  answer = _fill(rng, lines.FEELINGS[f], persona, talk)
   asked = personas.one(rng, lines.FEELING).format(f=f)
   if talk.expects == 'feeling' and rng.random() < 0.5:
     asked = f.capitalize()
-  return asked, personas.styled(rng, persona, answer or lines.UNDERSTOOD), talk
+  return asked, personas.style(rng, persona, answer or lines.UNDERSTOOD), talk
 
 
 def _introduction(rng, persona, talk):
@@ -218,7 +218,7 @@ def _recall(rng, persona, talk):
   answer = known.format(user=talk.user) if talk.user else unknown
   return (
     personas.one(rng, lines.RECALL),
-    personas.styled(rng, persona, answer),
+    personas.style(rng, persona, answer),
     talk,
   )
 
@@ -269,7 +269,7 @@ _KIND_OF = {
 }
 
 
-def typed(rng: np.random.Generator, text: str) -> str:
+def type_like_user(rng: np.random.Generator, text: str) -> str:
   """Returns a message as users type it: some without capitals or marks."""
   choice = rng.random()
   if choice < 0.5:
@@ -301,7 +301,7 @@ _SUBJECTS = {
 }
 
 
-def _filled(rng, answers, persona: personas.Persona, talk: _Talk, x: str = ''):
+def _fill(rng, answers, persona: personas.Persona, talk: _Talk, x: str = ''):
   """Returns one of the answers that the persona can fill; None without any."""
   slots = {
     'name': persona.name,

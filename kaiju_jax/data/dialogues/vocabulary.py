@@ -13,7 +13,7 @@ _PARTS = ('SYLLABLES', 'ENDINGS')
 
 
 @functools.lru_cache(maxsize=1)
-def known() -> frozenset[str]:
+def list_words() -> frozenset[str]:
   """Returns all words, in lower case, that dialogues are made of.
 
   Invented names are not among them.

@@ -58,7 +58,7 @@ class Fit(NamedTuple):
     """Returns the 95 % interval of one of the law's numbers."""
     return _interval([getattr(one, name) for one in self.draws])
 
-  def predicted(self, parameters, tokens) -> tuple[float, float]:
+  def predict_interval(self, parameters, tokens) -> tuple[float, float]:
     """Returns the 95 % interval of a prediction, without a run's own noise."""
     return _interval([float(one.at(parameters, tokens)) for one in self.draws])
 

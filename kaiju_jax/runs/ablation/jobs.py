@@ -143,7 +143,7 @@ def own_cores() -> list[int]:
 
 def _start(job: Job, cores: Sequence[int]) -> subprocess.Popen:
   job.log.parent.mkdir(parents=True, exist_ok=True)
-  with open(job.log, 'ab') as log, _on(cores):
+  with open(job.log, 'ab') as log, _pin(cores):
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
     # In a session of its own, so that Ctrl-C reaches the jobs only through us:
@@ -158,7 +158,7 @@ def _start(job: Job, cores: Sequence[int]) -> subprocess.Popen:
 
 
 @contextlib.contextmanager
-def _on(cores: Sequence[int]) -> Iterator[None]:
+def _pin(cores: Sequence[int]) -> Iterator[None]:
   """Holds this thread to `cores`: what it starts inherits them."""
   if not cores:
     yield

@@ -67,7 +67,7 @@ class Run:
   @property
   def steps(self) -> int:
     """Steps of the whole run."""
-    return batch_schedule.of(self.experiment).steps
+    return batch_schedule.schedule_of(self.experiment).steps
 
 
 def load(path: str) -> types.ModuleType:
@@ -130,9 +130,9 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
   except (flags.Error, AttributeError, KeyError) as error:
     # str() of a KeyError is in quotes.
     raise ValueError(f'{shlex.join(argv[1:])}: {error.args[0]}') from error
-  experiment = train.resolved(values.config)
+  experiment = train.resolve(values.config)
   train.check(experiment)
-  steps = batch_schedule.of(experiment).steps
+  steps = batch_schedule.schedule_of(experiment).steps
   if experiment.loop.log_every > steps:
     raise ValueError(
       f'loop.log_every={experiment.loop.log_every}: must be at most'

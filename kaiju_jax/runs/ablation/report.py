@@ -139,7 +139,7 @@ def _comparison(
       [
         *row,
         f'{baseline} ({d.seeds})',
-        _interval(d.mean, d.half_width, _signed),
+        _interval(d.mean, d.half_width, _format_signed),
         _interval(d.mean / d.baseline, d.half_width / abs(d.baseline), _percent)
         if d.baseline
         else '',
@@ -163,7 +163,7 @@ def _number(value: float) -> str:
   return f'{value:.4f}' if math.isfinite(value) else 'not finite'
 
 
-def _signed(value: float) -> str:
+def _format_signed(value: float) -> str:
   return f'{value:+.4f}'
 
 
@@ -244,7 +244,7 @@ def _environment(runs: Sequence[Outcome]) -> str:
     ['cores', str(len(jobs.own_cores()) or os.cpu_count())],
   ]
   for name in names:
-    values = dict.fromkeys(_shown(each.get(name)) for each in found)
+    values = dict.fromkeys(_format(each.get(name)) for each in found)
     rows.append([name.replace('_', ' '), '; '.join(values)])
   dates = sorted(each['date'] for each in found if 'date' in each)
   if dates:
@@ -252,11 +252,11 @@ def _environment(runs: Sequence[Outcome]) -> str:
   return _table(['', ''], rows)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
   if isinstance(value, list):
-    return ', '.join(map(_shown, value))
+    return ', '.join(map(_format, value))
   if isinstance(value, dict):
-    return ' '.join(map(_shown, value.values()))
+    return ' '.join(map(_format, value.values()))
   return str(value)
 
 

@@ -59,7 +59,7 @@ def write(result: Result, out: str) -> None:
   """Writes kept.jsonl and groups.json into a new folder.
 
   Raises:
-    OSError, ValueError: see `folders.written`.
+    OSError, ValueError: see `folders.write_whole`.
   """
   places = result.places()
   groups = [
@@ -73,12 +73,12 @@ def write(result: Result, out: str) -> None:
     ]
     for group in result.found.groups()
   ]
-  with folders.written(out) as folder:
+  with folders.write_whole(out) as folder:
     files.write_json(folder / GROUPS, groups)
     read.write_lines(
       folder / KEPT,
       (
         (places[one][0].documents[places[one][1]], {})
-        for one in result.found.kept()
+        for one in result.found.list_kept()
       ),
     )

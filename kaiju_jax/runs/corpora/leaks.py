@@ -58,10 +58,10 @@ def write(result: Result, out: str) -> None:
   """Writes leaks.json and clean.jsonl into a new folder.
 
   Raises:
-    OSError, ValueError: see `folders.written`.
+    OSError, ValueError: see `folders.write_whole`.
   """
   found, documents = result.found, result.items.documents
-  leaked = found.leaked()
+  leaked = found.find_leaked()
   listed = []
   for item in np.flatnonzero(leaked):
     path, name = result.training[found.document[item]]
@@ -75,6 +75,6 @@ def write(result: Result, out: str) -> None:
     )
   common = [documents[item].name for item in np.flatnonzero(found.common)]
   clean = np.flatnonzero(~leaked & ~found.common)
-  with folders.written(out) as folder:
+  with folders.write_whole(out) as folder:
     files.write_json(folder / LEAKS, {'leaked': listed, 'common': common})
     read.write_lines(folder / CLEAN, ((documents[one], {}) for one in clean))

@@ -119,10 +119,10 @@ def check(task: Task) -> None:
   for name, path in task.measured:
     read.refuse_shared(path, others, f'--measured={name}')
   tokenizer_lib.load(task.tokenizer)
-  _annealed(task)
+  _anneal_weights(task)
 
 
-def _annealed(task: Task) -> dict[str, float]:
+def _anneal_weights(task: Task) -> dict[str, float]:
   """Returns each source's weight in the annealing stage; {} for no stage."""
   if not task.anneal:
     return {}
@@ -230,9 +230,9 @@ def write(task: Task, result: Result, out: str) -> None:
   """Writes mix.json, report.md and its figures into a new folder.
 
   Raises:
-    OSError, ValueError: see `folders.written`.
+    OSError, ValueError: see `folders.write_whole`.
   """
-  annealed = _annealed(task)
+  annealed = _anneal_weights(task)
   sources = [
     data_config.SourceConfig(name, path, float(weight), annealed.get(name, -1))
     for (name, path), weight in zip(task.sources, result.mix.weights)
@@ -240,6 +240,6 @@ def write(task: Task, result: Result, out: str) -> None:
   sources += [
     data_config.SourceConfig(name, path, 0.0) for name, path in task.measured
   ]
-  with folders.written(out) as folder:
+  with folders.write_whole(out) as folder:
     mix_file.write(folder / 'mix.json', sources, account(task, result))
     mix_report.write(folder, task, result)

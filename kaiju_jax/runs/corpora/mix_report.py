@@ -68,7 +68,7 @@ def page(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
     lines.append(
       f'| {result.names[row]} | {mix.weights[row]:.3f} |'
       f' {mix.low[row]:.3f} … {mix.high[row]:.3f} |'
-      f' {_bound(result.bounds[row])} | {share[row]:.3f} |'
+      f' {_format_bound(result.bounds[row])} | {share[row]:.3f} |'
       f' {result.documents[row]:,} | {result.sizes[row]:,} |'
       f' {mix.distances[row]:.4f} |'
     )
@@ -92,7 +92,7 @@ def page(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
   return '\n'.join(lines)
 
 
-def _bound(bound: float) -> str:
+def _format_bound(bound: float) -> str:
   return f'{bound:.3f}' if bound < 1 else 'none'
 
 

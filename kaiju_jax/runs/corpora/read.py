@@ -36,7 +36,7 @@ class Collection(NamedTuple):
   def tokens(
     self,
     tokenizer: tokenizer_lib.Tokenizer,
-    watch: similarity.Watch = similarity.unwatched,
+    watch: similarity.Watch = similarity.ignore_progress,
   ) -> np.ndarray:
     """Returns int64 [N], each document's tokens, BOS included."""
     pieces = (

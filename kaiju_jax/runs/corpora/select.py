@@ -111,10 +111,10 @@ def write(task: Task, result: Result, out: str) -> None:
   """Writes chosen.jsonl, report.md and scores.png into a new folder.
 
   Raises:
-    OSError, ValueError: see `folders.written`.
+    OSError, ValueError: see `folders.write_whole`.
   """
   documents, scores = result.source.documents, result.chosen.scores
-  with folders.written(out) as folder:
+  with folders.write_whole(out) as folder:
     read.write_lines(
       folder / CHOSEN,
       (

@@ -64,7 +64,7 @@ def check_parts(parts: dict[str, rows_lib.Rows]) -> None:
   for part, rows in parts.items():
     tiers = ('',) if part == 'train' else thresholds.TIERS
     for tier in tiers:
-      label_NC = (rows.of(tier) if tier else rows).label_NC
+      label_NC = (rows.for_tier(tier) if tier else rows).label_NC
       found = dict(zip(rows.names, label_NC.sum(axis=0)))
       found['benign'] = (~label_NC.any(axis=1)).sum()
       for name, number in found.items():

@@ -35,9 +35,7 @@ DISGUISES: Mapping[str, Callable[[str], str]] = {
 }
 
 
-def padded(
-  text: str, benign: Sequence[str], size: int, before: float, rng
-) -> str:
+def pad(text: str, benign: Sequence[str], size: int, before: float, rng) -> str:
   """Returns a text among benign ones, of about `size` characters.
 
   Args:
@@ -96,6 +94,6 @@ def among(rows: rows_lib.Rows, size: int, seed: int) -> rows_lib.Rows:
   more = []
   for row in rows.rows:
     length, before = int(rng.integers(size)), rng.random()
-    text = padded(row.text, benign, length, before, rng)
+    text = pad(row.text, benign, length, before, rng)
     more.append(dataclasses.replace(row, text=text))
   return rows_lib.Rows(rows.names, (*rows.rows, *more))

@@ -47,7 +47,7 @@ class Rows:
   names: tuple[str, ...]
   rows: tuple[Row, ...]
 
-  def of(self, tier: str) -> 'Rows':
+  def for_tier(self, tier: str) -> 'Rows':
     """Returns the rows that speak for a tier."""
     return Rows(
       self.names, tuple(row for row in self.rows if tier in row.tiers)

@@ -116,7 +116,7 @@ def train(rows: rows_lib.Rows, task: Task) -> Result:
     stage=stage,
     outcome=certified.outcome(policy, stage),
     sizes={part: len(found.rows) for part, found in parts.items()},
-    passed=tuple(_passed(gate, stage, parts['certify'], task.seed)),
+    passed=tuple(_list_passed(gate, stage, parts['certify'], task.seed)),
     milliseconds=_milliseconds(gate, parts['train']),
   )
 
@@ -127,7 +127,7 @@ def write(result: Result, path: str | os.PathLike, report: str) -> None:
   Raises:
     ValueError, OSError: the folder exists, or cannot be written.
   """
-  with folders.written(path) as folder:
+  with folders.write_whole(path) as folder:
     result.gate.save(folder / moderation.GATE)
     if policy := result.outcome.policy:
       thresholds.write(folder / moderation.THRESHOLDS, policy)
@@ -233,18 +233,18 @@ def _stage(
   chosen = disguise.among(
     parts['choose'], gate.settings.window * 9 // 10, task.seed
   )
-  high = certified.high(_scored(gate, chosen), task.confidence)
-  counted = _scored(gate, parts['certify'])
+  high = certified.high(_score(gate, chosen), task.confidence)
+  counted = _score(gate, parts['certify'])
   return certified.stage(
     gate.version, parts['choose'], counted, high, task.confidence
   )
 
 
-def _scored(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certified.Scored:
+def _score(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certified.Scored:
   return certified.Scored(rows, scores(gate, rows))
 
 
-def _passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
+def _list_passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
   """Yields a `Passed` per disguise, and per place of padding."""
   rng = np.random.default_rng(seed)
   benign = [row.text for row in rows.rows if not any(row.labels)]
@@ -252,9 +252,7 @@ def _passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
   ways = {'as it is': lambda text: text, **disguise.DISGUISES}
   for where, before in ('behind', 1.0), ('before', 0.0), ('amid', 0.5):
     ways[f'{where} other texts, {size} characters'] = (
-      lambda text, before=before: disguise.padded(
-        text, benign, size, before, rng
-      )
+      lambda text, before=before: disguise.pad(text, benign, size, before, rng)
     )
   violating = [row.text for row in rows.rows if any(row.labels)]
   for name, way in ways.items():

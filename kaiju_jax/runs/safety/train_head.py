@@ -84,7 +84,7 @@ class Read(NamedTuple):
   rows: rows_lib.Rows
   score: Mapping[str, list[np.ndarray]]
 
-  def scored(self) -> certified.Scored:
+  def score(self) -> certified.Scored:
     """Returns a score for each text: the one that speaks against the head.
 
     A violating text's is the lower one of its two places, and a benign text's
@@ -174,8 +174,8 @@ def train(
   stage = certified.stage(
     version,
     parts['choose'],
-    counted.scored(),
-    certified.high(chosen.scored(), gate.confidence),
+    counted.score(),
+    certified.high(chosen.score(), gate.confidence),
     gate.confidence,
     low(np.concatenate(chosen.replies(False)), _LOW),
   )
@@ -190,7 +190,7 @@ def train(
     outcome=certified.outcome(policy, stage, _check),
     sizes={part: len(found.rows) for part, found in parts.items()},
     at_once=_at_once(counted.replies(False), stage.minor),
-    shown=_shown(counted.replies(True), stage.minor, gate.hold),
+    shown=_released_share(counted.replies(True), stage.minor, gate.hold),
   )
 
 
@@ -209,7 +209,7 @@ def write(
     ValueError, OSError: the folder exists, or cannot be written.
   """
   gate = pathlib.Path(gate)
-  with folders.written(path) as folder:
+  with folders.write_whole(path) as folder:
     content = (gate / moderation.GATE).read_bytes()
     (folder / moderation.GATE).write_bytes(content)
     token_head.save(folder / moderation.HEAD, *result.head)
@@ -267,7 +267,7 @@ def _fit(
   begins = np.unique(text_S, return_index=True)[1]
   # Both roles of a text, one behind the other, are two texts here.
   label_MC = np.tile(rows.label_NC, (len(said_lib.ROLES), 1))
-  is_drawn_S = _drawn(text_S, begins, rng)
+  is_drawn_S = _draw(text_S, begins, rng)
   models = []
   for c in range(len(rows.names)):
     model = linear_model.LogisticRegression(C=task.c, max_iter=1000)
@@ -307,7 +307,7 @@ def _states(
   return np.concatenate(kept), np.array(text_S)
 
 
-def _drawn(
+def _draw(
   text_S: np.ndarray, begins: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
   """Returns bool [S], `_DRAWN` tokens of each text at most."""
@@ -354,7 +354,7 @@ def _at_once(replies: list[np.ndarray], tier: thresholds.Tier) -> float:
   return float(np.mean((np.concatenate(replies) < low_C).all(axis=1)))
 
 
-def _shown(
+def _released_share(
   replies: list[np.ndarray], tier: thresholds.Tier, hold: int
 ) -> float:
   """Returns the part of violating replies' tokens that are released."""

@@ -110,7 +110,7 @@ class Study(NamedTuple):
   arms: dict[str, Arm] | None
 
 
-def measured(
+def measure(
   path: pathlib.Path,
   asked: Asked,
   root: pathlib.Path,
@@ -178,7 +178,7 @@ def places(
   Raises:
     ValueError: there is none near; names what there is.
   """
-  schedule = batch_schedule.of(base)
+  schedule = batch_schedule.schedule_of(base)
   kept = [
     Place(step, rows / schedule.rows, rows * schedule.length)
     for step in workdir_lib.checkpoints(path)
@@ -220,7 +220,7 @@ def branches(
   Raises:
     OSError, ValueError: a run that cannot work.
   """
-  total = batch_schedule.of(base).tokens
+  total = batch_schedule.schedule_of(base).tokens
   made = {}
   for cell in cells:
     place = cell.place
@@ -252,7 +252,7 @@ def _rate(base: experiment_lib.Experiment, tokens: int) -> float:
   from kaiju_jax.training import optimizer
 
   shape = optimizer.shape_of_rate(
-    base.optimizer, batch_schedule.of(base).tokens
+    base.optimizer, batch_schedule.schedule_of(base).tokens
   )
   rate = base.optimizer.learning_rate * float(shape(jnp.float32(tokens)))
   if rate <= 0:
@@ -304,7 +304,7 @@ def arms(
   for name in ARMS:
     for seed in range(seeds):
       one = copy.deepcopy(base)
-      one.loop.tokens = batch_schedule.of(base).tokens
+      one.loop.tokens = batch_schedule.schedule_of(base).tokens
       one.loop.evaluate_every, one.loop.checkpoint_every = 0, _NEVER
       one.seed = base.seed + seed
       if name != 'small':
@@ -330,7 +330,7 @@ def outcome(runs: Mapping[tuple[str, int], grid.Run]) -> dict[str, Arm]:
     own = {seed: run for (arm, seed), run in runs.items() if arm == name}
     found[name] = Arm(
       name,
-      batch_schedule.of(own[0].experiment).steps,
+      batch_schedule.schedule_of(own[0].experiment).steps,
       {seed: losses[run.name] for seed, run in own.items()},
     )
   return found

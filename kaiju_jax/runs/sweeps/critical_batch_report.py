@@ -68,14 +68,14 @@ def _arms(arms: Arms) -> Iterator[rich.table.Table | str]:
   fewer = 1 - arms['schedule'].steps / small.steps
   yield (
     f'With the schedule {scheduled:+.2%} (target {EXCESS:.1%},'
-    f' {_met(scheduled <= EXCESS)}) in {fewer:.0%} fewer steps (target'
-    f' {FEWER:.0%}, {_met(fewer >= FEWER)}); the largest batch from the'
+    f' {_verdict(scheduled <= EXCESS)}) in {fewer:.0%} fewer steps (target'
+    f' {FEWER:.0%}, {_verdict(fewer >= FEWER)}); the largest batch from the'
     f' beginning {large:+.2%}'
     f' ({"further off" if large > scheduled else "NOT further off"}).'
   )
 
 
-def _met(is_met: bool) -> str:
+def _verdict(is_met: bool) -> str:
   return 'met' if is_met else 'MISSED'
 
 

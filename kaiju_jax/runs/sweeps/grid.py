@@ -45,7 +45,7 @@ class Run(NamedTuple):
   @property
   def tokens(self) -> int:
     """Row tokens at the run's end."""
-    return batch_schedule.of(self.experiment).tokens
+    return batch_schedule.schedule_of(self.experiment).tokens
 
   @property
   def parameters(self) -> int:
@@ -80,7 +80,7 @@ def check(runs: Sequence[Run]) -> None:
   """
   for run in runs:
     train.check(run.experiment)
-    workdir.check(run.folder, train.resolved(run.experiment))
+    workdir.check(run.folder, train.resolve(run.experiment))
 
 
 def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
@@ -98,7 +98,7 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
   if not missing:
     return
   for run in missing:
-    with workdir.opened(run.folder, train.resolved(run.experiment)):
+    with workdir.open_workdir(run.folder, train.resolve(run.experiment)):
       pass  # Its config.json is all that the process needs.
   places = at_once or len(jobs.own_cores()) or os.cpu_count() or 1
   # Runs of one cost are of one size: a process compiles few programs.

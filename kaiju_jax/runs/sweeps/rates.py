@@ -84,7 +84,7 @@ class Study(NamedTuple):
     kept: the narrowest width's best rate.
   """
 
-  found: dict[int, Found]
+  find_optimum: dict[int, Found]
   line: optimum.Line | None
   kept: float
 
@@ -101,13 +101,13 @@ class Prediction(NamedTuple):
   """
 
   rate: float
-  found: Found
+  find_optimum: Found
   ratio: float
   excess: float
   kept: float
 
 
-def measured(
+def measure(
   experiment: experiment_lib.Experiment,
   asked: Asked,
   root: pathlib.Path,
@@ -144,7 +144,7 @@ def measured(
   trusted = {t: one for t, one in studies.items() if one.line is not None}
   ahead = []
   for transfer, one in trusted.items():
-    rates = tried(one.line, asked.width, one.kept)
+    rates = list_trials(one.line, asked.width, one.kept)
     ahead += cells([transfer], [asked.width], rates, asked.seeds)
   found = losses(ahead)
   return studies, {
@@ -188,7 +188,7 @@ def runs(
   """
   made = {}
   for cell in cells:
-    one = widths_lib.at(copy.deepcopy(experiment), cell.width)
+    one = widths_lib.with_width(copy.deepcopy(experiment), cell.width)
     one.optimizer.learning_rate = cell.rate
     one.optimizer.transfer = cell.transfer
     one.optimizer.transfer_base = base
@@ -206,7 +206,7 @@ def runs(
   return made
 
 
-def found(
+def find_optimum(
   losses: Mapping[Cell, float], transfer: str, width: int, factor: float
 ) -> Found:
   """Returns the optimum of one width; `factor` as in `optimum.optimum`."""
@@ -227,7 +227,7 @@ def study(
   factor: float,
 ) -> Study:
   """Returns the optima of all widths, and the line if all are trusted."""
-  all_found = {w: found(losses, transfer, w, factor) for w in widths}
+  all_found = {w: find_optimum(losses, transfer, w, factor) for w in widths}
   optima = [one.optimum for one in all_found.values()]
   is_trusted = not any(one.doubts for one in optima)
   return Study(
@@ -237,7 +237,7 @@ def study(
   )
 
 
-def tried(line: optimum.Line, width: int, kept: float) -> list[float]:
+def list_trials(line: optimum.Line, width: int, kept: float) -> list[float]:
   """Returns the rates at which the next width runs, rising.
 
   Args:
@@ -245,13 +245,13 @@ def tried(line: optimum.Line, width: int, kept: float) -> list[float]:
     width: the next width.
     kept: the narrowest width's best rate.
   """
-  rate = predicted(line, width)
-  return sorted({*(_rounded(rate * x) for x in _AROUND), _rounded(kept)})
+  rate = predict(line, width)
+  return sorted({*(_round(rate * x) for x in _AROUND), _round(kept)})
 
 
-def predicted(line: optimum.Line, width: int) -> float:
+def predict(line: optimum.Line, width: int) -> float:
   """Returns the rate that the line predicts, to three digits."""
-  return _rounded(math.exp(line.at(width)))
+  return _round(math.exp(line.at(width)))
 
 
 def prediction(
@@ -261,8 +261,8 @@ def prediction(
   study: Study,
 ) -> Prediction:
   """Returns how the next width did; `losses` holds its cells."""
-  rate = predicted(study.line, width)
-  measured = found(losses, transfer, width, factor=2.0)
+  rate = predict(study.line, width)
+  measured = find_optimum(losses, transfer, width, factor=2.0)
   means = dict(zip(measured.rates, measured.losses.mean(0)))
   best = measured.optimum.loss
   return Prediction(
@@ -270,7 +270,7 @@ def prediction(
     measured,
     rate / math.exp(measured.optimum.log_rate),
     float(means[rate]) / best - 1,
-    float(means[_rounded(study.kept)]) / best - 1,
+    float(means[_round(study.kept)]) / best - 1,
   )
 
 
@@ -288,7 +288,7 @@ def plain(found: Found) -> dict[str, Any]:
   }
 
 
-def _rounded(rate: float) -> float:
+def _round(rate: float) -> float:
   return float(f'{rate:.3g}')
 
 

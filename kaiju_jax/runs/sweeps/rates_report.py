@@ -77,14 +77,14 @@ def _sentences(transfer, study, prediction, width) -> Iterator[str]:
   yield (
     f'{transfer}: width {width} predicted at {prediction.rate:.2e}, measured at'
     f' {math.exp(prediction.found.optimum.log_rate):.2e}: a factor of'
-    f' {ratio:.2f} (target {RATIO:g}, {_met(ratio <= RATIO)}); loss'
+    f' {ratio:.2f} (target {RATIO:g}, {_verdict(ratio <= RATIO)}); loss'
     f' {prediction.excess:+.2%} over the optimum (target {EXCESS:.1%},'
-    f' {_met(prediction.excess <= EXCESS)}). At the narrowest width’s rate'
+    f' {_verdict(prediction.excess <= EXCESS)}). At the narrowest width’s rate'
     f' {study.kept:.2e}: {prediction.kept:+.2%}.'
   )
 
 
-def _met(is_met: bool) -> str:
+def _verdict(is_met: bool) -> str:
   return 'met' if is_met else 'MISSED'
 
 

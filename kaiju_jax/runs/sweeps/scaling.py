@@ -70,7 +70,7 @@ class Study(NamedTuple):
   carried: float
 
 
-def measured(
+def measure(
   experiment: experiment_lib.Experiment,
   places: Sequence[tuple[int, int]],
   largest: tuple[int, int],
@@ -114,7 +114,7 @@ def runs(
   Args:
     experiment: what all runs share.
     cells: the study's cells.
-    slope: as in `measured`.
+    slope: as in `measure`.
     root: folder of all workdirs.
 
   Raises:
@@ -122,7 +122,7 @@ def runs(
   """
   made = {}
   for cell in cells:
-    one = widths_lib.at(copy.deepcopy(experiment), cell.width)
+    one = widths_lib.with_width(copy.deepcopy(experiment), cell.width)
     ratio = cell.width / experiment.model.d_model
     rate = one.optimizer.learning_rate * ratio**slope
     one.optimizer.learning_rate = float(f'{rate:.4g}')
@@ -196,7 +196,7 @@ def plain(study: Study) -> dict[str, Any]:
     'doubts': list(fit.doubts),
     'predicted': study.predicted,
     'predicted_95': list(
-      fit.predicted(study.largest.parameters, study.largest.tokens)
+      fit.predict_interval(study.largest.parameters, study.largest.tokens)
     ),
     'without_e': study.without_e,
     'carried': study.carried,

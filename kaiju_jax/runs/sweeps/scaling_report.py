@@ -36,7 +36,7 @@ def parts(study: scaling.Study) -> Iterator[rich.table.Table | str]:
   )
   for doubt in study.fit.doubts:
     yield f'Not to be trusted: {doubt}.'
-  low, high = study.fit.predicted(
+  low, high = study.fit.predict_interval(
     study.largest.parameters, study.largest.tokens
   )
   yield (

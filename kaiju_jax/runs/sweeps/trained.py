@@ -45,7 +45,7 @@ def result(
   """
   records = metrics.read(folder)
   tokens = records[-1]['tokens'] if records else 0
-  if tokens < batch_schedule.of(experiment).tokens:
+  if tokens < batch_schedule.schedule_of(experiment).tokens:
     return None
   found = paired.measures(records)
   loss = found.get('eval_loss', found.get('loss'))

@@ -81,7 +81,7 @@ class Watch:
       return
     self._looked = now
     complete = [run for run in self._missing if self._result(run) is not None]
-    done = self._done(complete)
+    done = self._share_done(complete)
     if self._before is None:
       self._before = done
     count = self._total - len(self._missing) + len(complete)
@@ -98,7 +98,7 @@ class Watch:
       self._said = now
       self._say(f'{text}, {100 * done:.0f} %, {left} left')
 
-  def _done(self, complete: Sequence[Any]) -> float:
+  def _share_done(self, complete: Sequence[Any]) -> float:
     """Returns the share of all that was missing which is trained by now."""
     done = sum(run.cost for run in complete)
     for run in self._missing:

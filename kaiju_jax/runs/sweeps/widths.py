@@ -5,7 +5,7 @@ import copy
 from kaiju_jax.training import experiment as experiment_lib
 
 
-def at(
+def with_width(
   experiment: experiment_lib.Experiment, width: int
 ) -> experiment_lib.Experiment:
   """Returns a copy whose d_model is `width`; heads and d_ff keep their ratio.

@@ -57,7 +57,7 @@ class Question(NamedTuple):
   """A prompt, and what is looked for in its reply.
 
   Attributes:
-    kind: 'facts' or one of its variants (see `asked`), or 'small talk',
+    kind: 'facts' or a variant of it (see `draw_questions`), or 'small talk',
       'open'.
     tokens: int32 [L], up to where the reply begins.
     expects: what a right reply holds; '' where none is right or wrong.
@@ -88,7 +88,7 @@ class Score:
     exclaimed: of these, those that hold it.
   """
 
-  asked: int = 0
+  draw_questions: int = 0
   ended: int = 0
   clean: int = 0
   words: int = 0
@@ -99,7 +99,7 @@ class Score:
   exclaimed: int = 0
 
 
-def asked(
+def draw_questions(
   format: chat.Format, count: int, length: int, seed: int = 0
 ) -> list[Question]:
   """Returns questions to drawn characters, each asked for three of its facts.
@@ -116,8 +116,8 @@ def asked(
   found = []
   for number in range(count):
     rng = np.random.default_rng((_SEED, seed, number))
-    persona = personas.drawn(rng)
-    fresh = personas.drawn(rng, fresh=True)
+    persona = personas.draw(rng)
+    fresh = personas.draw(rng, fresh=True)
     kinds = rng.permutation(sorted(persona.facts))[:3]
     for kind in kinds:
       found.append(_fact(rng, format, persona, kind, 'facts'))
@@ -144,7 +144,7 @@ def _fact(
   phrasings = personas.phrasings(fact, unseen)
   said = phrasings[int(rng.integers(len(phrasings)))]
   if not unseen:
-    said = talk.typed(rng, said)
+    said = talk.type_like_user(rng, said)
   expects = persona.facts[fact]
   return _question(rng, format, persona, kind, said, expects, fill)
 
@@ -204,23 +204,23 @@ def replies(
   )
 
 
-def scored(
+def score(
   questions: Sequence[Question], results: Sequence[request_lib.Result]
 ) -> Mapping[str, Score]:
   """Returns {kind: what its replies are worth}."""
   counts: dict[str, list[int]] = {}
   for question, result in zip(questions, results, strict=True):
-    own = np.array(dataclasses.astuple(judged(question, result)))
+    own = np.array(dataclasses.astuple(judge(question, result)))
     counts[question.kind] = counts.get(question.kind, 0) + own
   return {kind: Score(*map(int, own)) for kind, own in counts.items()}
 
 
-def judged(question: Question, result: request_lib.Result) -> Score:
+def judge(question: Question, result: request_lib.Result) -> Score:
   """Returns what one reply is worth."""
   text = result.text
   prompt = set(vocabulary.words_of(question.text))
   words = vocabulary.words_of(text)
-  known = vocabulary.known() | prompt
+  known = vocabulary.list_words() | prompt
   expects = vocabulary.words_of(question.expects)
   return Score(
     asked=1,

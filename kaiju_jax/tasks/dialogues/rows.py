@@ -68,7 +68,7 @@ def document(
     format: encodes messages.
     room: tokens; LEAST are enough for any character.
   """
-  persona = personas.drawn(rng, mixed=rng.random() < _MIXED)
+  persona = personas.draw(rng, mixed=rng.random() < _MIXED)
   user = personas.user_name(rng) if rng.random() < _NAMED else ''
   head_L = head(persona, format, user)
   encoded = {}
@@ -89,7 +89,7 @@ def document(
     (1 + node.parent, node.role, encoded[node.role, node.text])
     for node in nodes
   )
-  return _joined([(-1, 'system', head_L), *below])
+  return _join([(-1, 'system', head_L), *below])
 
 
 def head(
@@ -116,7 +116,7 @@ def texts(count: int, room: int = 3000) -> Iterator[str]:
   """
   for number in range(count):
     rng = np.random.default_rng((_TEXTS, number))
-    persona = personas.drawn(rng)
+    persona = personas.draw(rng)
     nodes = talk.dialogue(
       rng, persona, room, lambda role, text: len(text.encode())
     )
@@ -195,7 +195,7 @@ class Rows:
     return packing.row(pieces, self._length)
 
 
-def _joined(
+def _join(
   parts: Sequence[tuple[int, str, np.ndarray]],
 ) -> packing.Piece:
   """Returns messages below each other as one tree.

@@ -183,7 +183,7 @@ def summarize(
     ),
     within=score(r for r in grid if r.distance <= setting.windows_reach),
     beyond=score(r for r in grid if r.distance > setting.windows_reach),
-    lost=_lost(grid, on_grid(full, setting.length, most)),
+    lost=_loss(grid, on_grid(full, setting.length, most)),
   )
 
 
@@ -193,7 +193,7 @@ def _full(arm: str) -> str:
   return f'full{line}{variant}'
 
 
-def _lost(grid, full) -> Lost | None:
+def _loss(grid, full) -> Lost | None:
   """Returns how far `grid`'s accuracy is below `full`'s, over shared seeds."""
   seeds = {record.seed for record in grid} & {record.seed for record in full}
   if not seeds:
@@ -303,18 +303,18 @@ def verdict(
   """
   found = summarize(records, arm, setting)
   sees = 'the whole row' if reach is None else f'{reach} tokens'
-  line = f'{arm}, which sees {sees}: {_quoted(found.all)}'
+  line = f'{arm}, which sees {sees}: {_quote(found.all)}'
   if found.lost is not None and arm != _full(arm):
     line += f'; {_against_full(found.lost)}'
-  line += f'; {_quoted(found.within)} within {setting.windows_reach} tokens'
+  line += f'; {_quote(found.within)} within {setting.windows_reach} tokens'
   if found.beyond:
     line += (
-      f', {_quoted(found.beyond)} beyond (chance {100 * setting.chance:.1f} %)'
+      f', {_quote(found.beyond)} beyond (chance {100 * setting.chance:.1f} %)'
     )
-  return f'{line}; {_quoted(found.near)} at distances {_near(setting)}.'
+  return f'{line}; {_quote(found.near)} at distances {_near(setting)}.'
 
 
-def _quoted(score: Score) -> str:
+def _quote(score: Score) -> str:
   low, high = score.interval
   return f'{100 * score.mean:.1f} % ({100 * low:.1f}–{100 * high:.1f})'
 

@@ -64,7 +64,7 @@ def test_it_is_described_as_the_dialogues_describe(fields):
 @each
 def test_its_words_are_ones_that_the_model_reads(fields):
   said = vocabulary.words_of(f'{fields.description} {fields.greeting}')
-  unknown = {one for one in said if one not in vocabulary.known()}
+  unknown = {one for one in said if one not in vocabulary.list_words()}
   names = re.findall(
     r'called (\w+)|friend is (\w+)|from (\w+)', fields.description
   )

@@ -30,7 +30,7 @@ def size(role, text):
 
 def drawn(number, seed=0):
   rng = np.random.default_rng((seed, number))
-  persona = personas.drawn(rng)
+  persona = personas.draw(rng)
   return persona, talk.dialogue(rng, persona, 900, size)
 
 
@@ -160,7 +160,7 @@ def test_what_is_kept_for_evaluation_is_in_no_dialogue(many):
       assert persona.facts.get(kind) not in values[-personas.UNSEEN :]
     for node in nodes:
       assert node.text.lower().rstrip('?.!') not in kept
-  fresh = personas.drawn(np.random.default_rng(0), fresh=True)
+  fresh = personas.draw(np.random.default_rng(0), fresh=True)
   for kind, values in lists.items():
     value = fresh.facts.get(kind)
     assert value is None or value in values[-personas.UNSEEN :]
@@ -181,14 +181,14 @@ def test_the_vocabulary_is_all_that_dialogues_say(many):
     said = [node.text for node in nodes if node.role == talk.ASSISTANT]
     said += [persona.description, persona.personality, persona.scenario]
     for word in re.findall(r"[\w']+", ' '.join(said)):
-      known = word.lower().strip("'") in vocabulary.known()
+      known = word.lower().strip("'") in vocabulary.list_words()
       name = word[0].isupper() and word.removesuffix("'s")[1:].islower()
       assert known or name or word.isdigit(), word
 
 
 def test_users_type_as_they_like_and_say_the_same():
   rng = np.random.default_rng(0)
-  typed = {talk.typed(rng, "What's up?") for _ in range(100)}
+  typed = {talk.type_like_user(rng, "What's up?") for _ in range(100)}
   assert typed == {"What's up?", "what's up?", 'whats up', 'Whats up'}
 
 
@@ -196,7 +196,7 @@ def test_mixed_values_have_the_form_of_others_and_cannot_be_guessed():
   values = {kind: set() for kind in facts.FACTS}
   for number in range(300):
     rng = np.random.default_rng(number)
-    persona = personas.drawn(rng, mixed=True)
+    persona = personas.draw(rng, mixed=True)
     for kind, value in persona.facts.items():
       values[kind].add(value)
       assert value in persona.description and value in persona.answer(kind)

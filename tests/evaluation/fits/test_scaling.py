@@ -29,7 +29,7 @@ def test_the_largest_run_is_predicted_and_both_contrasts_miss_it():
   found = scaling.fit(n, d, y)
   place = 16 * SIZES[-1], 16 * TOKENS[-1]
   assert abs(found.law.at(*place) / truth - 1) < 0.02
-  low, high = found.predicted(*place)
+  low, high = found.predict_interval(*place)
   assert low < truth < high
   without = scaling.fit(n, d, y, with_e=False, draws=2)
   assert abs(without.law.at(*place) / truth - 1) > 0.04

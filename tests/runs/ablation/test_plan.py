@@ -74,7 +74,7 @@ def test_a_run_is_finished_once_its_last_checkpoint_is_whole(config, tmp_path):
 
 def test_a_root_of_other_experiments_is_refused(config, tmp_path):
   first = planned(config, tmp_path, 1)[0]
-  with workdir.opened(first.workdir, first.experiment):
+  with workdir.open_workdir(first.workdir, first.experiment):
     pass
   planned(config, tmp_path, 1)
   with pytest.raises(ValueError, match=r'1\.0 in the workdir, 2\.0'):

@@ -23,10 +23,10 @@ def base(tmp_path):
   experiment = sweep.get_config('batch')
   experiment.data.batch, experiment.loop.tokens = 4, 2_000 * 256
   path = tmp_path / 'base'
-  with workdir.opened(path, experiment):
+  with workdir.open_workdir(path, experiment):
     for step in (200, 400, 600):
       (path / 'checkpoints' / str(step)).mkdir(parents=True)
-  assert batch_schedule.of(experiment).steps == 2000
+  assert batch_schedule.schedule_of(experiment).steps == 2000
   return path
 
 
@@ -45,7 +45,7 @@ def loss(experiment):
 
 def test_branches_then_runs_from_the_beginning(monkeypatch, tmp_path, base):
   jobs = planted.Jobs(monkeypatch, loss)
-  study = critical_batch.measured(base, ASKED, tmp_path / 'out')
+  study = critical_batch.measure(base, ASKED, tmp_path / 'out')
   assert [(p.step, one.largest) for p, one in study.found.items()] == [
     (200, 2),
     (600, 8),
@@ -85,7 +85,7 @@ def test_what_a_branch_trains(base, tmp_path):
 
 def test_one_batch_throughout_needs_no_runs(monkeypatch, tmp_path, base):
   planted.Jobs(monkeypatch, lambda one: 2.0 * one.data.microbatches)
-  study = critical_batch.measured(base, ASKED, tmp_path / 'out')
+  study = critical_batch.measure(base, ASKED, tmp_path / 'out')
   assert study.batch == '0:1' and study.arms is None
   critical_batch_report.write(tmp_path / 'out', study)
   assert any('No runs' in str(x) for x in critical_batch_report.parts(study))
@@ -102,7 +102,7 @@ def test_a_run_whose_batch_grows_is_refused(tmp_path):
   experiment = sweep.get_config('batch')
   experiment.data.microbatches = 2
   experiment.optimizer.batch = '0:1 0.5:2'
-  with workdir.opened(tmp_path / 'w', experiment):
+  with workdir.open_workdir(tmp_path / 'w', experiment):
     pass
   with pytest.raises(ValueError, match=r"optimizer\.batch='0:1 0.5:2': branch"):
     critical_batch.load(tmp_path / 'w')

@@ -81,7 +81,7 @@ def test_what_is_done_is_weighed_by_tokens_and_parameters(tmp_path, capsys):
 
 
 def test_a_width_keeps_the_ratios():
-  made = widths.at(sweep.get_config(), 96)
+  made = widths.with_width(sweep.get_config(), 96)
   assert (made.model.d_model, made.model.num_heads, made.model.d_ff) == (
     96,
     6,
@@ -91,7 +91,7 @@ def test_a_width_keeps_the_ratios():
   with pytest.raises(
     ValueError, match=r'width 40: model\.num_heads=4 at .*2.5'
   ):
-    widths.at(sweep.get_config(), 40)
+    widths.with_width(sweep.get_config(), 40)
 
 
 def test_a_broken_result_is_named(tmp_path):

@@ -37,7 +37,7 @@ def said(studies, predictions):
 
 def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
   jobs = planted.Jobs(monkeypatch, loss)
-  studies, predictions = rates.measured(sweep.get_config(), ASKED, tmp_path)
+  studies, predictions = rates.measure(sweep.get_config(), ASKED, tmp_path)
   assert abs(studies['none'].line.b + 0.8) < 0.02
   assert abs(studies['width'].line.b) < 0.02
   for one in predictions.values():
@@ -64,7 +64,7 @@ def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
 ):
   jobs = planted.Jobs(monkeypatch, lambda one: loss(one, slope=-3.0))
   asked = ASKED._replace(transfers=('none',))
-  studies, predictions = rates.measured(sweep.get_config(), asked, tmp_path)
+  studies, predictions = rates.measure(sweep.get_config(), asked, tmp_path)
   assert studies['none'].line is None and predictions == {}
   assert len(jobs.folders) == 4 * 5 * 2
   assert 'none: nothing is predicted' in said(studies, predictions)
@@ -79,7 +79,7 @@ def test_a_slope_that_width_leaves_is_said(monkeypatch, tmp_path):
 
   planted.Jobs(monkeypatch, steep)
   asked = ASKED._replace(transfers=('width',))
-  studies, predictions = rates.measured(sweep.get_config(), asked, tmp_path)
+  studies, predictions = rates.measure(sweep.get_config(), asked, tmp_path)
   assert 'does NOT serve all (target |b| ≤ 0.2 MISSED)' in said(
     studies, predictions
   )

@@ -25,15 +25,13 @@ def loss(experiment):
   )
   layer = 2 * d * 16 * heads + 2 * d * 16 + 2 * d * f
   size = 2 * layer + 5 * d  # Two gains a layer, and the last.
-  tokens = batch_schedule.of(experiment).tokens
+  tokens = batch_schedule.schedule_of(experiment).tokens
   wobble = 5e-4 * (-1) ** (d // 16 + tokens // (3 << 17))
   return float(LAW.at(size, tokens)) * (1 + wobble)
 
 
 def measured(tmp_path):
-  return scaling.measured(
-    sweep.get_config(), PLACES, LARGEST, 1, -0.5, tmp_path
-  )
+  return scaling.measure(sweep.get_config(), PLACES, LARGEST, 1, -0.5, tmp_path)
 
 
 def test_the_largest_run_is_predicted_and_the_contrasts_are_not(

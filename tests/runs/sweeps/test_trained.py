@@ -68,7 +68,7 @@ def _write(folder, record):
 
 def test_a_result_is_read_off_the_records(texts, tmp_path):
   made = experiment(texts, 1e-2, 0)
-  with workdir.opened(tmp_path, made):
+  with workdir.open_workdir(tmp_path, made):
     pass
   _write(tmp_path, {'step': 4, 'tokens': 224, 'eval_loss': 3.0})
   assert trained.result(tmp_path, made) is None

@@ -13,7 +13,7 @@ FORMAT = chat.format_of(tokenizer_lib.Bytes())
 
 @pytest.fixture(scope='module')
 def asked():
-  return questions.asked(FORMAT, 8, 2048)
+  return questions.draw_questions(FORMAT, 8, 2048)
 
 
 def test_each_character_is_asked_in_every_way(asked):
@@ -59,9 +59,7 @@ def test_a_reply_is_judged():
   question = questions.Question(
     'facts', np.zeros(1), 'a fat cat called Momo', 'Moo!', 'You are Zorbi.'
   )
-  right = questions.judged(
-    question, reply('Moo! I have a fat cat called Momo.')
-  )
+  right = questions.judge(question, reply('Moo! I have a fat cat called Momo.'))
   assert right == questions.Score(
     asked=1,
     ended=1,
@@ -73,21 +71,21 @@ def test_a_reply_is_judged():
     exclaimers=1,
     exclaimed=1,
   )
-  wrong = questions.judged(
+  wrong = questions.judge(
     question, reply('I have a fat cat called Zorbi', 'length')
   )
   assert (wrong.right, wrong.ended, wrong.exclaimed) == (0, 0, 0)
   assert wrong.known == wrong.words == 7
   for text in 'a\x01b', 'a\ufffd', '':
-    assert questions.judged(question, reply(text)).clean == 0
+    assert questions.judge(question, reply(text)).clean == 0
   # A word that only begins alike is another one.
-  assert not questions.judged(question, reply('a fat cat called Momota')).right
+  assert not questions.judge(question, reply('a fat cat called Momota')).right
 
 
 def test_scores_are_sums_per_kind():
   facts = questions.Question('facts', np.zeros(1), 'red', '', '')
   open_ = questions.Question('open', np.zeros(1), '', 'Moo!', '')
-  found = questions.scored(
+  found = questions.score(
     [facts, facts, open_], [reply('Red.'), reply('Blue.'), reply('Moo! Yes.')]
   )
   assert (found['facts'].asked, found['facts'].right) == (2, 1)
