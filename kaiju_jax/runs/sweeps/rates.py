@@ -84,7 +84,7 @@ class Study(NamedTuple):
     kept: the narrowest width's best rate.
   """
 
-  find_optimum: dict[int, Found]
+  found: dict[int, Found]
   line: optimum.Line | None
   kept: float
 
@@ -101,7 +101,7 @@ class Prediction(NamedTuple):
   """
 
   rate: float
-  find_optimum: Found
+  found: Found
   ratio: float
   excess: float
   kept: float

@@ -88,7 +88,7 @@ class Score:
     exclaimed: of these, those that hold it.
   """
 
-  draw_questions: int = 0
+  asked: int = 0
   ended: int = 0
   clean: int = 0
   words: int = 0
