@@ -195,6 +195,13 @@ def _card(value: Any) -> Card:
     data = card.object('data', 'data')
     if data is None:
       raise CardError('missing', f'data: missing; spec={named!r} has it.')
+  if not data.value.get('name'):
+    raise CardError(
+      'nameless',
+      f"{data.path}name: missing or empty. A card has a character's name, as in"
+      ' {"name": "Ada", "description": …} or {"spec": "chara_card_v2", "data":'
+      ' {"name": "Ada", …}}.',
+    )
   fields, notes = _fields(data)
   notes = [*_newer(card.value.get('spec_version'), spec), *notes]
   try:

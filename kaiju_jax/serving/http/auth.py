@@ -252,7 +252,9 @@ class Tokens:
   @contextlib.contextmanager
   def _locked(self) -> Iterator[None]:
     """Keeps other processes from changing the file meanwhile."""
-    files.make_folder(self._path.parent)
+    if not self._path.parent.exists():
+      files.make_folder(self._path.parent)
+      self._path.parent.chmod(0o700)  # A server's folder, before it starts.
     with _private(self._path.with_name(f'.{self._path.name}.lock')) as file:
       fcntl.flock(file, fcntl.LOCK_EX)
       yield

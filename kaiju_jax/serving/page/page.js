@@ -79,10 +79,19 @@ function go(view, id) {
   location.hash = id ? `${view}/${encodeURIComponent(id)}` : view;
 }
 
+/** A part of an address; '' where it is none, which is found nowhere. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return '';
+  }
+}
+
 async function route() {
   await client.keepKey();
   const [view, id = ''] = location.hash.slice(1).split('/');
-  const name = decodeURIComponent(id);
+  const name = decoded(id);
   if (view === 'session') await showSession(name);
   else if (view === 'character') await showCharacter(name);
   else showHome();

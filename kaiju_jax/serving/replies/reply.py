@@ -56,6 +56,8 @@ class Reply:
     text: what was shown.
     tokens: the drawn tokens, shown or not.
     finish: OpenAI's finish_reason; None before the end.
+    is_prompt_refused: whether its prompt was refused: then nothing of either is
+      shown.
   """
 
   def __init__(
@@ -77,6 +79,7 @@ class Reply:
     """
     self.tokens: list[int] = []
     self.finish: str | None = None
+    self.is_prompt_refused = False
     self._stream = stream
     self._watch = watch
     self._release = watch.release()
@@ -128,6 +131,7 @@ class Reply:
     try:
       async for events in _events(self._stream):
         if not self.tokens and self._is_prompt_blocked():
+          self.is_prompt_refused = True
           self._filter('prompt')
           return
         self._note(self._stream, len(events))

@@ -19,6 +19,7 @@ from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
@@ -213,18 +214,35 @@ def _noted(metrics: metrics_lib.Metrics, came: float, prompt: int):
 
 
 async def watched(
-  context: context_lib.Context, who: auth.Caller, text: str
+  context: context_lib.Context,
+  who: auth.Caller,
+  text: str,
+  param: str = 'messages',
 ) -> tuple[moderation.Watch, bool]:
   """Returns what judges a request, and whether its text is refused.
 
   The gate takes milliseconds, so that it runs beside the event loop.
 
+  Args:
+    context: of the server.
+    who: wrote the text.
+    text: what is new.
+    param: the request's field that holds it.
+
   Raises:
-    errors.ApiError: 503 where there is a gate and no token-level head.
+    errors.ApiError: 503 where there is a gate and no token-level head; 400
+      for a text that is longer than what the gate reads.
   """
   watch = context.moderator.watch(who.age, who.owner)
   if watch.mode == 'closed':
     raise errors.unavailable(f'{context_lib.CLOSED}.')
+  if watch.mode == 'moderated' and len(text) > gate.MOST:
+    raise errors.invalid(
+      f'{param}: {len(text):,} characters are new; the gate reads at most'
+      f' {gate.MOST:,} at once.',
+      param,
+      'context_length_exceeded',
+    )
   size = _JUDGED * len(text)
   verdict = await context.worked(size, lambda: watch.read(text))
   if verdict.is_blocked:

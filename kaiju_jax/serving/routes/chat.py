@@ -26,7 +26,7 @@ from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import turns
 
 _LOG = logging.getLogger(__name__)
-_REFUSED = 'This message was refused by the safety gate.'
+_REFUSED = 'This message was refused.'
 # Replies that are stored after their readers have left; asyncio keeps none.
 _KEEPING: set[asyncio.Task] = set()
 
@@ -118,7 +118,7 @@ class _Answer:
         'message': {
           'role': 'assistant',
           'content': reply.text,
-          'refusal': None,
+          'refusal': _REFUSED if reply.is_prompt_refused else None,
         },
         'logprobs': self._scored(events[index]),
         'finish_reason': reply.finish,
@@ -139,6 +139,8 @@ class _Answer:
             yield self._chunk(index, {'content': piece.text}, piece.events)
             continue
           message = await self._keep(index)
+          if self._replies[index].is_prompt_refused:
+            yield self._chunk(index, {'refusal': _REFUSED})
           yield self._form.chunk(
             [
               {
@@ -221,18 +223,27 @@ def _forget(task: asyncio.Task) -> None:
 
 
 def _refused(form, chat: fields.Chat, turn: turns.Turn) -> responses.Response:
-  """Answers what the gate blocked, without the model."""
+  """Answers what the gate blocked, as what the token head blocks."""
   message = {'role': 'assistant', 'content': '', 'refusal': _REFUSED}
-  end = {'index': 0, 'logprobs': None, 'finish_reason': 'content_filter'}
   usage = answers.usage(len(turn.prompt.tokens), 0, 0)
+
+  def choice(index: int, finish: str | None = None, **said) -> dict:
+    return {
+      'index': index,
+      **said,
+      'logprobs': None,
+      'finish_reason': finish,
+    }
+
+  indices = range(chat.choices)
   if not chat.stream:
-    return responses.JSONResponse(
-      form.whole([{**end, 'message': message}], usage)
-    )
+    choices = [choice(n, 'content_filter', message=message) for n in indices]
+    return responses.JSONResponse(form.whole(choices, usage))
 
   async def chunks():
-    yield form.chunk([{**end, 'delta': message, 'finish_reason': None}])
-    yield form.chunk([{**end, 'delta': {}}])
+    for index in indices:
+      yield form.chunk([choice(index, delta=message)])
+      yield form.chunk([choice(index, 'content_filter', delta={})])
     if chat.includes_usage:
       yield form.chunk([], usage=usage)
     yield answers.DONE

@@ -51,13 +51,11 @@ async def completions(request: http.Request) -> responses.Response:
     caller.owner, sum(len(one.tokens) for one in prompts), caller.rate
   )
   said = '\n'.join(prompt.text for prompt in prompts)
-  watch, is_blocked = await asking.watched(context, caller, said)
+  watch, is_blocked = await asking.watched(context, caller, said, 'prompt')
   exchange = exchange_lib.of(request)
   if is_blocked:
     exchange.ended('gate')
-    raise errors.invalid(
-      'prompt: refused by the safety gate.', 'prompt', 'content_filter'
-    )
+    return _refused(asked, prompts)
   requests = [
     one
     for prompt in prompts
@@ -71,6 +69,34 @@ async def completions(request: http.Request) -> responses.Response:
     return answers.Streamed(answer.chunks())
   body = await asking.unless_gone(request, answer.whole())
   return responses.JSONResponse(body)
+
+
+def _refused(
+  asked: fields.Completion, prompts: list['_Prompt']
+) -> responses.Response:
+  """Answers what the gate blocked, as what the token head blocks."""
+  form = answers.Form('text_completion', asked.model)
+  choices = [
+    {
+      'index': index,
+      'text': '',
+      'logprobs': None,
+      'finish_reason': 'content_filter',
+    }
+    for index in range(len(prompts) * asked.choices)
+  ]
+  usage = answers.usage(sum(len(one.tokens) for one in prompts), 0, 0)
+  if not asked.stream:
+    return responses.JSONResponse(form.whole(choices, usage))
+
+  async def chunks():
+    for choice in choices:
+      yield form.chunk([choice])
+    if asked.includes_usage:
+      yield form.chunk([], usage=usage)
+    yield answers.DONE
+
+  return answers.Streamed(chunks())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +170,8 @@ class _Answer:
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
     self._form = answers.Form('text_completion', asked.model)
+    # Characters of each choice that a stream has sent.
+    self._shown = [0] * len(self._replies)
 
   async def whole(self) -> dict:
     """Returns the answer once it is whole."""
@@ -167,10 +195,12 @@ class _Answer:
     """Yields the answer's stream; an error ends it without [DONE]."""
     try:
       async with self._choices.served() as pieces:
-        if self._asked.echo:
-          for index in range(len(self._replies)):
-            yield self._chunk(index, self._echoed(index))
+        begun: set[int] = set()
         async for index, piece in pieces:
+          # With the first piece, because then its prompt is judged.
+          if self._echoed(index) and index not in begun:
+            yield self._chunk(index, self._echoed(index))
+          begun.add(index)
           if piece is None:
             finish = self._replies[index].finish
             yield self._chunk(index, '', finish=finish)
@@ -187,7 +217,10 @@ class _Answer:
     return self._asked.max_tokens == 0
 
   def _echoed(self, index: int) -> str:
-    return self._prompts[index].text if self._asked.echo else ''
+    """Returns the prompt, where it is to be shown and may be."""
+    if not self._asked.echo or self._replies[index].is_prompt_refused:
+      return ''
+    return self._prompts[index].text
 
   def _choice(self, index, text, log_probabilities, finish) -> dict:
     return {
@@ -204,12 +237,16 @@ class _Answer:
         self._context.tokenizer,
         [one.token for one in events],
         [one.log_probability for one in events],
+        self._shown[index],
       )
+      self._shown[index] += sum(map(len, scored['tokens']))
+    else:
+      self._shown[index] += len(text)
     return self._form.chunk([self._choice(index, text, scored, finish)])
 
   def _scored(self, index: int, events) -> dict | None:
     """Returns the log-probabilities of prompt and answer, as far as asked."""
-    if self._asked.logprobs is None:
+    if self._asked.logprobs is None or self._replies[index].is_prompt_refused:
       return None
     tokens, scores = [], []
     if self._asked.echo:

@@ -74,7 +74,7 @@ async def edited(request: http.Request) -> responses.Response:
   size = len(asked.text)
   text = await context.worked(size, lambda: turns.stripped('text', asked.text))
   if asked.role == 'user':
-    _, is_blocked = await asking.watched(context, caller, text)
+    _, is_blocked = await asking.watched(context, caller, text, 'text')
     if is_blocked:
       raise errors.invalid(
         'text: refused by the safety gate.', 'text', 'content_filter'

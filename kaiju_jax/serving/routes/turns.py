@@ -33,7 +33,7 @@ class Turn:
 
   Attributes:
     prompt: its tokens.
-    judged: the text that the gate reads: what the user says last.
+    judged: the text that the gate reads: all that is new.
     cache_salt: whom the prompt's prefix serves (`_salt`); '' without one.
     place: where the reply stands in a chat that the client keeps (`memo.py`).
     session: what it belongs to; None for a chat that the client keeps.
@@ -138,14 +138,13 @@ async def of(
   def recalled():
     root = context.model.digest + (version.digest if version else '')
     turns, place = context.memo.recall(caller.owner, root, messages)
-    return _encoded(context, version, turns, room), place
+    return _encoded(context, version, turns, room), _new(turns), place
 
-  made, place = await context.worked(_size(messages), recalled)
+  made, said, place = await context.worked(_size(messages), recalled)
   if made.dropped:
     raise _too_long(context, room)
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  said = [one.text for one in messages if one.role == characters.USER]
-  return Turn(made, said[-1] if said else '', salt, place)
+  return Turn(made, said, salt, place)
 
 
 async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
@@ -183,6 +182,19 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
   )
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
   return Turn(made, path[-1].text, salt, None, session, said, parent)
+
+
+def _new(messages) -> str:
+  """Returns what was said since the last reply that is known from here.
+
+  What stands before that reply was judged when it was drawn.
+  """
+  said: list[str] = []
+  for one in reversed(messages):
+    if one.role == characters.ASSISTANT and one.tokens is not None:
+      break
+    said.append(one.text)
+  return '\n'.join(reversed(said))
 
 
 def _salt(

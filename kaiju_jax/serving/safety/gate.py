@@ -1,4 +1,4 @@
-"""The gate before the model: a linear classifier of a text's last characters.
+"""The gate before the model: a linear classifier of what a user writes.
 
 From source 003: a fast classifier on a CPU, in less than 10 ms, keeps what
 plainly violates from the model. scikit-learn trains it (`runs/safety/`), numpy
@@ -13,10 +13,13 @@ LogisticRegression give for the segment, to rounding.
 
 Our guess: the views; that a feature counts once, so that repeating a word does
 nothing; and the segments, without which ordinary text around a violation would
-dilute it, and long ordinary texts would sum up to one. What stands before the
-last 2,000 characters is not read here; the token head reads all of the prompt.
+dilute it, and long ordinary texts would sum up to one.
+
+All of a text is read, in parts of `window` characters, each of which takes a
+millisecond or so; at most `MOST` characters are one text.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import hashlib
@@ -30,6 +33,8 @@ from kaiju_jax.serving.safety import reading
 from kaiju_jax.storage import strict
 from kaiju_jax.storage import tensor_file
 
+# Characters of a text that a server has read: our guess, and some .2 s.
+MOST = 2**18
 _FORMAT = 'kaiju_jax gate 1'
 _NORMS = 'none', 'l2'
 
@@ -64,8 +69,8 @@ class Settings:
     names: the C dimensions that it scores.
     views: its views.
     features: hashed features per view.
-    window: how many of a text's last characters it reads.
-    segment: letters of the overlapping parts of a window of which the one that
+    window: how many characters it reads at once.
+    segment: letters of the overlapping segments of a text of which the one that
       scores highest counts.
   """
 
@@ -161,8 +166,15 @@ class Gate:
 
   def logits(self, text: str) -> np.ndarray:
     """Returns float64 [C]; see `score`."""
-    window = reading.window(text, self.settings.window)
-    plain = reading.segments(window, self.settings.segment)
+    return np.max([self._logits(part) for part in self.parts(text)], axis=0)
+
+  def parts(self, text: str) -> Iterator[str]:
+    """Yields what it reads at once; a text's score is its highest part's."""
+    settings = self.settings
+    return reading.parts(text, settings.window, settings.segment)
+
+  def _logits(self, part: str) -> np.ndarray:
+    plain = reading.segments(part, self.settings.segment)
     readings = {'plain': plain, 'skeleton': list(map(reading.skeleton, plain))}
     logit_SC = np.tile(self._bias_C, (len(plain), 1))
     for number, view in enumerate(self.settings.views):

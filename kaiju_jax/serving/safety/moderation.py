@@ -216,21 +216,27 @@ class Watch:
     self._owner = owner
 
   def read(self, text: str) -> Verdict:
-    """Returns the gate's verdict on a text, of which it reads the end."""
+    """Returns the gate's verdict on a text, all of which it reads."""
     if self.mode != 'moderated':
       return self._without(text)
     stage = self._version.policy.gate
     verdict = Verdict(False, 'gate', self.tier, version=stage.version)
     try:
-      scores = self._version.gate.score(text)
-      verdict = self._judged(verdict, stage, scores)
+      gate = self._version.gate
+      for part in gate.parts(text):
+        verdict = self._judged(verdict, stage, gate.score(part))
+        if verdict.is_blocked:
+          break
     except Exception as error:
       # Any error at all, because one that passed would open a way around. Its
       # message may quote the text.
       logging.error('The gate failed with %s.', type(error).__name__)
       is_minor = self.tier != 'adult'
       verdict = verdict._replace(is_blocked=is_minor, has_failed=True)
-    return self._logged(verdict, text)
+      part = ''
+    # The log keeps the end of a text: of a long one, what is blocked.
+    is_long = len(text) > blocked_lib.LONGEST
+    return self._logged(verdict, part if is_long else text)
 
   def prompt(self, scores: Sequence[float] | None, text: str = '') -> Verdict:
     """Returns the token head's verdict on a prompt.

@@ -15,6 +15,7 @@ marks that join no letter), and which letters look alike. Texts in ciphers, or
 spelt by other words, pass: those are for the classifier behind the model.
 """
 
+from collections.abc import Iterator
 import functools
 import itertools
 import re
@@ -83,6 +84,33 @@ def window(text: str, size: int) -> str:
     if len(read) >= size or taken >= len(text):
       return read[-size:]
     taken *= 8
+
+
+def parts(text: str, size: int, letters: int) -> Iterator[str]:
+  """Yields `plain(text)` in parts of about `size` characters, first to last.
+
+  Each segment of the whole (`segments`) is a segment of a part.
+
+  Args:
+    text: any text.
+    size: characters of a part; the last may have fewer, and one that has few
+      letters more.
+    letters: of a segment.
+  """
+  text = plain(text)
+  pieces = [text]
+  if len(text) > size:
+    pieces = _pieces(letters // 2).findall(text) or pieces
+  first = 0
+  while True:
+    last, count = first + 1, len(pieces[first])
+    while last < len(pieces) and (count < size or last < first + 2):
+      count += len(pieces[last])
+      last += 1
+    yield ''.join(pieces[first:last])
+    if last == len(pieces):
+      return
+    first = last - 1  # Two neighbours make a segment.
 
 
 def segments(text: str, letters: int) -> list[str]:

@@ -360,6 +360,7 @@ HOSTILE = {
   'nameless': (_json({**V1, 'name': ''}), 'nameless'),
   'blank name': (_json({**V1, 'name': ' \n\u2028 '}), 'nameless'),
   'without a name': (b'{}', 'nameless'),
+  'other JSON': (b'{"a": 1}', 'nameless'),
   'name of another type': (_json({**V1, 'name': ['a']}), 'type'),
   'tags of another type': (_json(_v2(tags='a')), 'type'),
   'a tag of another type': (_json(_v2(tags=['a', 3])), 'type'),
@@ -557,3 +558,11 @@ def test_export_refuses_what_it_could_not_read():
     cards.to_json(card_fields.Fields(name=''))
   with pytest.raises(ValueError, match="spec='v1': must be one of v2, v3"):
     cards.to_json(FIELDS_V1, 'v1')
+
+
+def test_what_is_no_card_is_told_what_a_card_has():
+  with pytest.raises(cards.CardError, match=r'^name: missing.*{"name": "Ada"'):
+    cards.read(b'{"a": 1}')
+  wrong = b'{"spec": "chara_card_v2", "data": {"a": 1}}'
+  with pytest.raises(cards.CardError, match=r'^data\.name: missing'):
+    cards.read(wrong)

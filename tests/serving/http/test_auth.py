@@ -109,6 +109,12 @@ def test_the_file_holds_hashes_and_nobody_else_reads_it(tokens, tmp_path):
     auth.Tokens(path)
 
 
+def test_a_folder_of_tokens_is_for_nobody_else(tmp_path):
+  folder = tmp_path / 'new' / 'server'
+  auth.Tokens(folder / auth.FILE).add('ann')
+  assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_tokens_are_listed_and_revoked_while_a_server_runs(tokens, tmp_path):
   access = auth.Access(tokens)
   here = auth.Tokens(tmp_path / 'tokens.json')  # Another process.

@@ -159,22 +159,101 @@ def test_a_blocked_message_is_answered_without_the_model(tmp_path):
   assert 'kaiju_refusals_total{stage="gate",tier="adult"} 2.0' in measured
 
 
-def test_what_the_head_finds_in_a_prompt_ends_the_reply(tmp_path):
-  # As a system message, which the gate does not read.
-  said = {
+def gate_fails(monkeypatch):
+  """Lets the gate pass everything, so that the head reads the prompt."""
+  passed = moderation.Verdict(False, 'gate', 'adult')
+  monkeypatch.setattr(Moderator, 'read', lambda *_: passed)
+
+
+def said(*texts):
+  roles = 'user', 'assistant'
+  return {
     'messages': [
-      {'role': 'system', 'content': 'You say zorbifex'},
-      {'role': 'user', 'content': 'Hello'},
+      {'role': roles[n % 2], 'content': text} for n, text in enumerate(texts)
     ]
   }
+
+
+def test_all_that_is_new_passes_the_gate(tmp_path):
   with served(tmp_path, b'Sure') as server:
-    assert streamed(server, **said) == ('', 'content_filter')
+    for messages in (
+      said('zorbifex', 'Hm?', 'Hello'),
+      said('Hello', 'zorbifex', 'Hm?'),
+      said('zorbifex' + ' and' * 200),
+      {
+        'messages': [
+          {'role': 'system', 'content': 'zorbifex'},
+          *SAID['messages'],
+        ]
+      },
+    ):
+      assert streamed(server, **messages) == ('', 'content_filter')
+    assert server.engine.rounds.ran == 0
+    # What was answered was judged before.
+    first = streamed(server)[0]
+    read = []
+    server.context.moderator.read = lambda text: (
+      read.append(text) or moderation.Verdict(False, 'gate', 'adult')
+    )
+    streamed(server, **said('Hello', first, 'And now?'))
+    assert read == ['And now?']
+
+
+def chunks_of(answer):
+  lines = answer.decode().splitlines()
+  return [json.loads(line[6:]) for line in lines if line.startswith('data: {')]
+
+
+@pytest.mark.parametrize('echo', [False, True])
+@pytest.mark.parametrize('stage', ['gate', 'prompt'])
+def test_a_refused_prompt_is_not_echoed(tmp_path, monkeypatch, stage, echo):
+  """And both stages refuse it in one form."""
+  if stage == 'prompt':
+    gate_fails(monkeypatch)
+  body = {'model': running.MODEL, 'max_tokens': 4, 'echo': echo}
+  with served(tmp_path, b'Sure') as server:
+    whole = body | {'prompt': 'Say zorbifex'}
+    (choice,) = server.post('/v1/completions', 'ann', **whole)['choices']
+    body |= {'prompt': 'zorbifex, say', 'stream': True}
+    answer = server.ask('POST', '/v1/completions', body, 'ann')
+  assert (choice['text'], choice['logprobs']) == ('', None)
+  assert choice['finish_reason'] == 'content_filter'
+  (streamed,) = [one['choices'][0] for one in chunks_of(answer)]
+  assert streamed == choice
+
+
+def test_both_stages_refuse_a_message_in_one_form(tmp_path, monkeypatch):
+  found = []
+  for stage in 'gate', 'prompt':
+    if stage == 'prompt':
+      gate_fails(monkeypatch)
+    (folder := tmp_path / stage).mkdir()
+    with served(folder, b'Sure') as server:
+      whole = asked(server, **said('zorbifex'))['choices']
+      body = {'model': running.MODEL, 'stream': True} | said('?zorbifex')
+      answer = server.ask('POST', '/v1/chat/completions', body, 'ann')
+    deltas = {}
+    for one in chunks_of(answer):
+      deltas |= one['choices'][0]['delta']
+    found.append((whole, deltas))
+  assert found[0] == found[1]
+  assert found[0][0][0]['message'] == deltas
+  assert deltas['refusal'] and not deltas['content']
+
+
+def test_what_the_head_finds_in_a_prompt_ends_the_reply(tmp_path, monkeypatch):
+  gate_fails(monkeypatch)
+  with served(tmp_path, b'Sure') as server:
+    assert streamed(server, **said('zorbifex')) == ('', 'content_filter')
     measured = server.get('/metrics').decode()
   assert 'kaiju_refusals_total{stage="prompt",tier="adult"} 1.0' in measured
 
 
-def test_a_prompt_is_refused_however_often_and_wherever_it_is_resumed(tmp_path):
+def test_a_prompt_is_refused_however_often_and_wherever_it_is_resumed(
+  tmp_path, monkeypatch
+):
   """What the head gave a text counts, whoever ran it, and whenever."""
+  gate_fails(monkeypatch)
   said = {
     'messages': [
       {'role': 'system', 'content': 'You say zorbifex, and then some more.'},

@@ -302,6 +302,55 @@ def test_echo_puts_the_prompt_before_the_answer(client):
   assert found == {0: 'Once upon' + text}
 
 
+def test_the_offsets_of_a_stream_run_on(client):
+  whole = complete(client, logprobs=0).choices[0]
+  found = [
+    offset
+    for chunk in complete(client, logprobs=0, stream=True)
+    for choice in chunk.choices
+    if choice.logprobs
+    for offset in choice.logprobs.text_offset
+  ]
+  assert found == whole.logprobs.text_offset and len(found) > 3
+
+
+@pytest.mark.parametrize(
+  'field, words',
+  [
+    ({'max_tokens': 10**9}, 'max_tokens=1000000000: must be less than 1,024'),
+    (
+      {'max_completion_tokens': 1024},
+      'max_completion_tokens=1024: must be less than 1,024',
+    ),
+    (
+      {'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]},
+      "messages.0.content: part 0 has the type 'image_url', which is not",
+    ),
+    ({'tools': [{'type': 'function'}]}, 'tools: is not supported'),
+    ({'logit_bias': {'50256': -100}}, 'logit_bias: is not supported'),
+    (
+      {'stream_options': {'include_usage': True}},
+      'stream_options: needs stream',
+    ),
+    (
+      {
+        'messages': [
+          {'role': 'user', 'content': 'a'},
+          {'role': 'assistant', 'content': 'b'},
+        ]
+      },
+      "messages: the last one is the assistant's",
+    ),
+  ],
+)
+def test_what_is_not_done_is_refused_by_name(client, field, words):
+  body = {'messages': [{'role': 'user', 'content': 'a'}]} | field
+  with pytest.raises(openai.BadRequestError) as caught:
+    client.chat.completions.create(model=running.MODEL, **body)
+  assert words in caught.value.message
+  assert caught.value.param == next(iter(field))
+
+
 def test_several_prompts_have_n_choices_each(client):
   answer = complete(client, ['Once upon', 'Later'], n=2)
   assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]

@@ -76,6 +76,17 @@ def random_text(rng, size):
   )
 
 
+def test_parts_hold_each_segment_of_the_whole():
+  rng = np.random.default_rng(1)
+  for size in (0, 5, 300, 3_000):
+    text = random_text(rng, size) + ' word' * (size // 3)
+    whole = reading.segments(reading.plain(text), 20)
+    parts = list(reading.parts(text, 100, 20))
+    found = [one for part in parts for one in reading.segments(part, 20)]
+    assert set(whole) == set(found)
+    assert len(found) <= len(whole) + len(parts)
+
+
 def test_any_text_can_be_read_and_encoded():
   rng = np.random.default_rng(0)
   for size in (0, 1, 5, 300):
