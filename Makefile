@@ -32,7 +32,7 @@ TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
 
 # Trains a small chat model, once, and serves it with its page.
 chat: $(VENV)/.serve-installed
-	$(BIN)/python -m experiments.serve --chat --workdir=runs/chat --port=$(PORT) \
+	$(BIN)/python -m experiments.serve --chat --model=runs/chat --port=$(PORT) \
 	  --log=faults
 
 needle: $(VENV)/.installed

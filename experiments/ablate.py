@@ -1,7 +1,7 @@
 """Runs the arms of a config on several seeds, and writes one report.
 
     python -m experiments.ablate --config=ablation \\
-        --root=runs/ablation --seeds=3 --jobs=4 [--config.loop.steps=300 …]
+        --out=runs/ablation --seeds=0,1,2 --jobs=4 [--config.loop.steps=300 …]
 
 A config that can be ablated names its arms in ARMS, and `get_config(arm)`
 takes each of these names. ARMS is a tuple, whose first arm is the baseline of
@@ -10,7 +10,7 @@ the others, or a dict from each arm to its own baseline.
 Each arm and seed is a process of its own,
 
     python -m experiments.train --config=CONFIG:ARM --config.seed=SEED
-        --config.… --workdir=ROOT/ARM/seedSEED
+        --config.… --workdir=OUT/ARM/seedSEED
 
 whose output goes to that workdir's log.txt. `--jobs` run at once, each on its
 share of the cores. A run that fails is a line of the report and stops no
@@ -18,7 +18,7 @@ other. The same command again runs what is missing: a run is finished once the
 checkpoint of its last step is, and a started one resumes. Ctrl-C lets
 running jobs save, and reports what there is.
 
-ROOT/report.md: means and spreads over the seeds, paired differences to the
+OUT/report.md: means and spreads over the seeds, paired differences to the
 baseline with 95 % intervals, figures, commands, environment.
 """
 
@@ -33,6 +33,7 @@ from absl import flags
 import rich.console
 import rich.progress
 
+from kaiju_jax.runs import command as command_lib
 from kaiju_jax.runs import report as report_lib
 from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.runs.ablation import plan
@@ -47,12 +48,10 @@ _CONFIG = flags.DEFINE_string(
   'A config with ARMS: NAME of experiments/configs/, or a path. Every'
   ' --config.FIELD=VALUE is an override that all runs get.',
 )
-_ROOT = flags.DEFINE_string(
-  'root', None, 'Folder of all workdirs and of report.md.'
+_OUT = flags.DEFINE_string(
+  'out', None, 'Folder of all workdirs and of report.md.'
 )
-_SEEDS = flags.DEFINE_integer(
-  'seeds', 3, 'How many seeds each arm runs on: 0, 1, …', lower_bound=1
-)
+_SEEDS = command_lib.define_seeds('0,1,2', 'Seeds that each arm runs on.')
 _JOBS = flags.DEFINE_integer(
   'jobs', 1, 'How many runs at once; the cores are split.', lower_bound=1
 )
@@ -169,15 +168,21 @@ def main(argv: Sequence[str]) -> int:
 
 def _ablate(overrides: Sequence[str]) -> int:
   report_lib.require_figures()
-  if not _ROOT.value:
-    raise ValueError('--root=: must name a folder.')
-  addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')
-  config, root = _CONFIG.value, pathlib.Path(_ROOT.value)
+  if not _OUT.value:
+    raise ValueError('--out=: must name a folder.')
+  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
+  config, root = _CONFIG.value, pathlib.Path(_OUT.value)
   module = plan.load(config)
   compared = plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)
   arms = tuple(dict.fromkeys([*compared, *compared.values()]))
   runs = plan.runs(
-    config, arms, _SEEDS.value, root, overrides, _MODULE.value, _mesh()
+    config,
+    arms,
+    command_lib.seeds(_SEEDS),
+    root,
+    overrides,
+    _MODULE.value,
+    _mesh(),
   )
   files.make_folder(root)
   console = rich.console.Console()
@@ -216,5 +221,5 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config', 'root'])
+  flags.mark_flags_as_required(['config', 'out'])
   app.run(main, flags_parser=_parse)

@@ -2,7 +2,7 @@
 
     python -m experiments.train --config=tiny \\
         --workdir=runs/tiny
-    python -m experiments.cached_agreement --workdir=runs/tiny \\
+    python -m experiments.cached_agreement --model=runs/tiny \\
         [--rows=8] [--prompt=256] [--chunk=64]
 
 Runs held-out text of a trained run both ways (a needle run's questions, where
@@ -19,7 +19,7 @@ import rich.table
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Workdir of one run.')
+_MODEL = flags.DEFINE_string('model', None, 'Workdir of one run.')
 _ROWS = flags.DEFINE_integer('rows', 8, 'Number of texts.', lower_bound=1)
 _PROMPT = flags.DEFINE_integer(
   'prompt', None, 'Tokens that are run in chunks; half of a text by default.'
@@ -30,7 +30,7 @@ _CHUNK = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _WORKDIR)
+  command.check(argv, _MODEL)
   command.begin()
   try:
     rich.console.Console().print(_table())
@@ -43,7 +43,7 @@ def _table() -> rich.table.Table:
   from kaiju_jax.runs import load
   from kaiju_jax.tasks import registry as tasks
 
-  found = load.from_workdir(_WORKDIR.value)
+  found = load.from_workdir(_MODEL.value)
   tokens_BL = tasks.texts(found.experiment, _ROWS.value)
   rows, length = tokens_BL.shape
   prompt = length // 2 if _PROMPT.value is None else _PROMPT.value
@@ -57,7 +57,7 @@ def _table() -> rich.table.Table:
     replica=found.replica,
   )
   table = rich.table.Table(
-    title=f'{_WORKDIR.value}: {rows} texts of {length} tokens, {prompt} of them'
+    title=f'{_MODEL.value}: {rows} texts of {length} tokens, {prompt} of them'
     f' in chunks of {_CHUNK.value}',
     show_header=False,
   )

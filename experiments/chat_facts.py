@@ -1,7 +1,7 @@
 """Does the small chat model answer as the characters that it plays?
 
-    python -m experiments.chat_facts --workdir=runs/chat
-    python -m experiments.chat_facts --workdir=runs/chat --temperature=0.7
+    python -m experiments.chat_facts --model=runs/chat
+    python -m experiments.chat_facts --model=runs/chat --temperature=0.7
 
 Asks a model of `experiments/configs/chat.py` about characters that it has not
 read of, through the prompts that a server makes, and prints for each kind of
@@ -17,7 +17,9 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', 'runs/chat', 'The trained model.')
+_MODEL = flags.DEFINE_string(
+  'model', 'runs/chat', 'A workdir, an export or a Hugging Face folder.'
+)
 _COUNT = flags.DEFINE_integer(
   'count', 24, 'How many characters are asked.', lower_bound=1
 )
@@ -28,7 +30,7 @@ _LENGTH = flags.DEFINE_integer(
   lower_bound=1024,
 )
 _TEMPERATURE = flags.DEFINE_float(
-  'temperature', 0.0, '0 is greedy.', lower_bound=0.0
+  'temperature', 0.0, 'Of the sampling; 0 is greedy.', lower_bound=0.0
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the questions.', lower_bound=0)
 _SHOW = flags.DEFINE_integer('show', 0, 'Replies to print.', lower_bound=0)
@@ -66,7 +68,7 @@ def _run() -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.tasks.dialogues import questions
 
-  loaded = load.from_anywhere(_WORKDIR.value)
+  loaded = load.from_anywhere(_MODEL.value)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   format = chat.format_of(tokenizer)
   length = _LENGTH.value or loaded.config.max_length

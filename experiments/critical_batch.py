@@ -2,8 +2,8 @@
 
     python -m experiments.train --config=sweep:batch \\
         --workdir=runs/batch/base
-    python -m experiments.critical_batch --workdir=runs/batch/base --at=.1,.3
-        [--multiples=1,2,4,8] [--epsilon=0.003] [--share=0.4] [--seeds=2]
+    python -m experiments.critical_batch --model=runs/batch/base --at=.1,.3
+        [--multiples=1,2,4,8] [--epsilon=0.003] [--share=0.4] [--seeds=0,1]
 
 Branches off the checkpoints of one run with a small batch: from each place, m
 times the batch at √m times the rate, on equally many tokens over which the rate
@@ -15,7 +15,7 @@ Then trains three runs from the beginning on the same tokens (unless
 --noconfirm): the small batch, that schedule, and the largest batch throughout.
 
 The run must keep checkpoints at the places: loop.checkpoint_every and
-loop.checkpoints_kept. ROOT gets a workdir per run, critical_batch.json and
+loop.checkpoints_kept. --out gets a workdir per run, critical_batch.json and
 critical_batch.png. The same command goes on where it was stopped and repeats
 nothing.
 """
@@ -30,8 +30,8 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import report
 from kaiju_jax.storage import addresses
 
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'The run with a small batch, finished or not.'
+_MODEL = flags.DEFINE_string(
+  'model', None, 'The run with a small batch, finished or not.'
 )
 _AT = flags.DEFINE_list(
   'at', ['0.1', '0.3'], "Fractions of the run's tokens to branch off at."
@@ -45,14 +45,14 @@ _EPSILON = flags.DEFINE_float(
 _SHARE = flags.DEFINE_float(
   'share', 0.4, "The part of the run's tokens that a branch trains on."
 )
-_SEEDS = flags.DEFINE_integer(
-  'seeds', 2, "Orders of the data, from the run's own on.", lower_bound=1
+_SEEDS = command.define_seeds(
+  '0,1', "Orders of the data, counted from the run's own."
 )
 _CONFIRM = flags.DEFINE_bool(
   'confirm', True, 'Whether three runs from the beginning follow.'
 )
-_ROOT = flags.DEFINE_string(
-  'root', None, 'Where everything goes; by default WORKDIR-critical_batch.'
+_OUT = flags.DEFINE_string(
+  'out', None, 'Where everything goes; by default MODEL-critical_batch.'
 )
 _JOBS = flags.DEFINE_integer(
   'jobs',
@@ -64,16 +64,17 @@ _JOBS = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _WORKDIR)
+  command.check(argv, _MODEL)
   command.begin()
   try:
     report.require_figures()
     at, multiples = _fractions(), _multiples()
+    command.seeds(_SEEDS)
     if not 0 < _EPSILON.value < 1:
       raise ValueError(f'--epsilon={_EPSILON.value}: must lie between 0 and 1.')
     if not 0 < _SHARE.value <= 1:
       raise ValueError(f'--share={_SHARE.value}: must lie in 0…1, above 0.')
-    for flag in (_WORKDIR, _ROOT):
+    for flag in (_MODEL, _OUT):
       addresses.refuse(flag.value or '', f'--{flag.name}={flag.value}')
     with command.abortable():
       _study(at, multiples)
@@ -113,8 +114,8 @@ def _study(at: list[float], multiples: list[int]) -> None:
   from kaiju_jax.runs.sweeps import critical_batch_report
   from kaiju_jax.runs.sweeps import watch
 
-  workdir = pathlib.Path(_WORKDIR.value)
-  root = pathlib.Path(_ROOT.value or f'{workdir}-critical_batch')
+  workdir = pathlib.Path(_MODEL.value)
+  root = pathlib.Path(_OUT.value or f'{workdir}-critical_batch')
   study = critical_batch.measure(
     workdir,
     critical_batch.Asked(
@@ -122,7 +123,7 @@ def _study(at: list[float], multiples: list[int]) -> None:
       tuple(multiples),
       _EPSILON.value,
       _SHARE.value,
-      _SEEDS.value,
+      command.seeds(_SEEDS),
       _CONFIRM.value,
     ),
     root,

@@ -1,6 +1,6 @@
 """Runs `experiments/configs/distill.py`: teacher, stores, students, verdict.
 
-    python -m experiments.distill [--seeds=3] [--jobs=1]
+    python -m experiments.distill [--seeds=0,1,2] [--jobs=1]
 
     1  a tokenizer of 1,024 tokens, from the training text
     2  the teacher               python -m experiments.train
@@ -30,7 +30,7 @@ from kaiju_jax.runs import command
 
 from .configs import distill
 
-_SEEDS = flags.DEFINE_integer('seeds', 3, 'Seeds of each arm.', lower_bound=1)
+_SEEDS = command.define_seeds('0,1,2')
 _JOBS = flags.DEFINE_integer('jobs', 1, 'Students at once.', lower_bound=1)
 _CONFIG = 'distill'
 _MEASURE = 'eval_loss'
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> None:
       _run(
         'ablate',
         f'--config={_CONFIG}',
-        f'--root={distill.ROOT}/students',
-        f'--seeds={_SEEDS.value}',
+        f'--out={distill.ROOT}/students',
+        f'--seeds={",".join(_SEEDS.value)}',
         f'--jobs={_JOBS.value}',
       )
       _publish()
@@ -145,7 +145,7 @@ def _losses(arm: str) -> dict[int, float]:
   """Returns an arm's held-out loss by seed, of those runs that are finished."""
   folder = pathlib.Path(distill.ROOT) / 'students' / arm
   found = {}
-  for seed in range(_SEEDS.value):
+  for seed in command.seeds(_SEEDS):
     with contextlib.suppress(FileNotFoundError, KeyError):
       found[seed] = _last(folder / f'seed{seed}')
   return found

@@ -1,7 +1,7 @@
 """Writes a trained run as a Hugging Face folder, or in our own format.
 
-    python -m experiments.export_hf --workdir=runs/tiny --out=exports/tiny
-    python -m experiments.export_hf --workdir=runs/tiny --out=exports/tiny \\
+    python -m experiments.export_hf --model=runs/tiny --out=exports/tiny
+    python -m experiments.export_hf --model=runs/tiny --out=exports/tiny \\
         --format=arcee [--accept=windows,shared_kv]
 
 `transformers` loads the folder as ArceeForCausalLM, of all its classes the one
@@ -24,7 +24,7 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Workdir of a training run.')
+_MODEL = flags.DEFINE_string('model', None, 'The workdir of a training run.')
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 _FORMAT = flags.DEFINE_enum(
   'format',
@@ -36,13 +36,13 @@ _ACCEPT = flags.DEFINE_list('accept', [], 'What an Arcee folder may lose.')
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _WORKDIR, _OUT)
+  command.check(argv, _MODEL, _OUT)
   command.begin()
   from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
   try:
     print(
-      exchange.export(_WORKDIR.value, _OUT.value, _FORMAT.value, _ACCEPT.value)
+      exchange.export(_MODEL.value, _OUT.value, _FORMAT.value, _ACCEPT.value)
     )
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error

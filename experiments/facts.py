@@ -1,6 +1,6 @@
 """Do filtered synthetic questions teach what repeated passages do not?
 
-    python -m experiments.facts [--seeds=0,1,2] [--workdir=runs/facts]
+    python -m experiments.facts [--seeds=0,1,2] [--out=runs/facts]
 
 Trains the generator of `experiments/configs/facts.py`, has it write variations
 of the students' passages, plants errors in some, filters, trains the students
@@ -19,8 +19,8 @@ from absl import flags
 from kaiju_jax.runs import command
 from kaiju_jax.storage import addresses
 
-_WORKDIR = flags.DEFINE_string('workdir', 'runs/facts', 'Folder of all runs.')
-_SEEDS = flags.DEFINE_list('seeds', ['0'], 'Seeds of the students.')
+_OUT = flags.DEFINE_string('out', 'runs/facts', 'Folder of all runs.')
+_SEEDS = command.define_seeds('0')
 _PLANTED = flags.DEFINE_float(
   'planted',
   0.3,
@@ -35,14 +35,10 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   command.begin()
   try:
-    addresses.refuse(_WORKDIR.value, f'--workdir={_WORKDIR.value}')
-    for seed in _SEEDS.value:
-      if not (seed.isascii() and seed.isdigit()):
-        raise ValueError(
-          f'--seeds: {seed!r} is not a non-negative integer; write 0,1,2.'
-        )
+    addresses.refuse(_OUT.value, f'--out={_OUT.value}')
+    seeds = command.seeds(_SEEDS)
     with command.abortable():
-      _run(pathlib.Path(_WORKDIR.value), [int(seed) for seed in _SEEDS.value])
+      _run(pathlib.Path(_OUT.value), seeds)
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
 

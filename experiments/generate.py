@@ -1,15 +1,15 @@
 """Continues text with a trained model: prompt in, text out.
 
-    python -m experiments.generate --workdir=runs/tiny --prompt='def '
-    python -m experiments.generate --checkpoint=model.safetensors \\
+    python -m experiments.generate --model=runs/tiny --prompt='def '
+    python -m experiments.generate --model=model.safetensors \\
         --prompt='Once' --prompt='Twice' --temperature=0.8 --top_p=0.95
-    python -m experiments.generate --workdir=runs/tiny --interactive
+    python -m experiments.generate --model=runs/tiny --interactive
 
-The model is a workdir's latest checkpoint or an exported file. An export needs
-the --tokenizer that it was trained with, unless it reads bytes. Several prompts
-go on together, each with the next seed. Text goes to stdout; tokens/s, the time
-to the first token (after everything has compiled) and the cache's bytes go to
-stderr.
+The model is a workdir's latest checkpoint, an export or a Hugging Face folder.
+An exported file alone needs the --tokenizer that it was trained with, unless it
+reads bytes. Several prompts go on together, each with the next seed. Text goes
+to stdout; tokens/s, the time to the first token (after everything has compiled)
+and the cache's bytes go to stderr.
 
 --interactive answers lines until Ctrl-D. The history stays in the cache: each
 turn runs only its own tokens. Ctrl-C ends an answer.
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
   from kaiju_jax.decoding.engine import generator as generator_lib
   from kaiju_jax.runs import load
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'A folder that training wrote.')
-_CHECKPOINT = flags.DEFINE_string(
-  'checkpoint', None, 'An exported file instead.'
+_MODEL = flags.DEFINE_string(
+  'model', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _TOKENIZER = flags.DEFINE_string(
   'tokenizer', None, 'tokenizer.json of an exported file; bytes by default.'
@@ -56,7 +55,9 @@ _LENGTH = flags.DEFINE_integer(
 _CHUNK = flags.DEFINE_integer(
   'chunk', 256, 'Prompt tokens that are run at once.', lower_bound=1
 )
-_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, '0 is greedy.')
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature', 1.0, 'Of the sampling; 0 is greedy.'
+)
 _TOP_K = flags.DEFINE_integer('top_k', 0, 'Likeliest tokens kept; 0 for all.')
 _TOP_P = flags.DEFINE_float('top_p', 1.0, 'Probability kept; 1 for all.')
 _MIN_P = flags.DEFINE_float(
@@ -70,13 +71,9 @@ _STOP = flags.DEFINE_multi_string('stop', None, 'Text that ends an answer.')
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv)
-  if (_WORKDIR.value is None) == (_CHECKPOINT.value is None):
-    raise app.UsageError('exactly one of --workdir and --checkpoint is needed.')
+  command.check(argv, _MODEL)
   if (_PROMPT.value is None) != _INTERACTIVE.value:
     raise app.UsageError('exactly one of --prompt and --interactive is needed.')
-  if _TOKENIZER.value is not None and _CHECKPOINT.value is None:
-    raise app.UsageError('--tokenizer belongs to a --checkpoint.')
   command.begin()
   from kaiju_jax.decoding.requests import request as request_lib
 
@@ -93,10 +90,7 @@ def _generate() -> None:
   from kaiju_jax.runs import talk
 
   manner = talk.Manner(_MAX_TOKENS.value, _sampling(), _STOP.value or ())
-  if _WORKDIR.value is not None:
-    loaded = load.from_workdir(_WORKDIR.value)
-  else:
-    loaded = load.from_export(_CHECKPOINT.value, _TOKENIZER.value or '')
+  loaded = load.from_anywhere(_MODEL.value, _TOKENIZER.value)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   if _INTERACTIVE.value:
     length = _LENGTH.value or loaded.config.max_length

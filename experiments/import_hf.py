@@ -1,8 +1,7 @@
 """Reads a Hugging Face folder of the Arcee class into our own format.
 
-    python -m experiments.import_hf --folder=exports/tiny --out=imports/a
-    python -m experiments.generate --checkpoint=imports/a/model.safetensors \\
-        --tokenizer=imports/a/tokenizer.json --prompt='def '
+    python -m experiments.import_hf --model=exports/tiny --out=imports/a
+    python -m experiments.generate --model=imports/a --prompt='def '
 
 For models without biases or scaled rotary angles; any other is refused by the
 field that says so. Any number of heads of keys and values is kept. Weights come
@@ -16,8 +15,8 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_FOLDER = flags.DEFINE_string(
-  'folder', None, 'Folder with config.json and weights.'
+_MODEL = flags.DEFINE_string(
+  'model', None, 'A Hugging Face folder, with config.json and weights.'
 )
 _TOKENIZER = flags.DEFINE_bool(
   'tokenizer', True, "Take the folder's tokenizer.json along, if it has one."
@@ -26,12 +25,12 @@ _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _FOLDER, _OUT)
+  command.check(argv, _MODEL, _OUT)
   command.begin()
   from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
   try:
-    print(exchange.read(_FOLDER.value, _OUT.value, _TOKENIZER.value))
+    print(exchange.read(_MODEL.value, _OUT.value, _TOKENIZER.value))
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
 

@@ -1,8 +1,8 @@
 """After how many tokens have the runs of a folder learnt their task?
 
     python -m experiments.ablate --config=induction \\
-      --root=runs/induction --seeds=3
-    python -m experiments.learning --root=runs/induction --reading=eval_answered
+      --out=runs/induction --seeds=0,1,2
+    python -m experiments.learning --runs=runs/induction --reading=eval_answered
 
 Reads ROOT/ARM/seedS of any ablation or needle comparison whose runs evaluate
 along the way (`loop.evaluate_every`). Prints a row per arm with the tokens
@@ -19,7 +19,7 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_ROOT = flags.DEFINE_string('root', None, 'Folder of ARM/seedS workdirs.')
+_RUNS = flags.DEFINE_string('runs', None, 'Folder of ARM/seedS workdirs.')
 _READING = flags.DEFINE_string(
   'reading', 'eval_accuracy', 'A reading of metrics.jsonl.'
 )
@@ -28,7 +28,7 @@ _ARMS = flags.DEFINE_list('arms', None, 'Which arms to show; all by default.')
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _ROOT)
+  command.check(argv, _RUNS)
   command.begin()
   try:
     _show()
@@ -44,7 +44,7 @@ def _show() -> None:
 
   report.require_figures()
   name = _READING.value
-  runs = learning.runs(_ROOT.value)
+  runs = learning.runs(_RUNS.value)
   known = list(dict.fromkeys(run.arm for run in runs))
   for arm in _ARMS.value or ():
     if arm not in known:
@@ -63,7 +63,7 @@ def _show() -> None:
     )
   console = rich.console.Console()
   console.print(learning.table(runs, name, _LEAST.value))
-  page = pathlib.Path(_ROOT.value) / f'learning.{name}.png'
+  page = pathlib.Path(_RUNS.value) / f'learning.{name}.png'
   drawn = report.figure(9, 5)
   learning.draw(drawn, runs, name, _LEAST.value, report.style)
   report.save(drawn, page)

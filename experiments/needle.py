@@ -47,9 +47,9 @@ _TASK = flags.DEFINE_enum(
 _ARMS = flags.DEFINE_list(
   'arms', None, "Arms to compare; the config's ARMS by default."
 )
-_SEEDS = flags.DEFINE_list('seeds', ['0'], 'Seeds to train with.')
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Where everything is written; runs/<task> by default.'
+_SEEDS = command.define_seeds('0')
+_OUT = flags.DEFINE_string(
+  'out', None, 'Where everything is written; runs/<task> by default.'
 )
 _DATA = flags.DEFINE_string(
   'data',
@@ -106,25 +106,21 @@ def _runs() -> 'list[needle_runs.Run]':
   for arm in arms:
     if arm not in known:
       raise ValueError(f'--arms: {arm!r} is not one of {", ".join(known)}.')
-  for seed in _SEEDS.value:
-    if not (seed.isascii() and seed.isdigit()):
-      raise ValueError(
-        f'--seeds: {seed!r} is not a non-negative integer; write 0,1,2.'
-      )
-  if not arms or not _SEEDS.value:
-    raise ValueError('--arms and --seeds each need at least one.')
+  seeds = command.seeds(_SEEDS)
+  if not arms:
+    raise ValueError('--arms needs at least one.')
   if _DATA.value is not None and _TASK.value != 'needle_text':
     raise ValueError(
       f'--data={_DATA.value!r}: only --task=needle_text reads text.'
     )
-  if _WORKDIR.value == '':
-    raise ValueError('--workdir=: must name a folder.')
-  addresses.refuse(_WORKDIR.value or '', f'--workdir={_WORKDIR.value}')
+  if _OUT.value == '':
+    raise ValueError('--out=: must name a folder.')
+  addresses.refuse(_OUT.value or '', f'--out={_OUT.value}')
   from kaiju_jax.runs import needle as needle_runs
 
   runs = []
   for arm in dict.fromkeys(arms):
-    for seed in dict.fromkeys(map(int, _SEEDS.value)):
+    for seed in seeds:
       experiment = config.get_config(arm)
       experiment.seed = seed
       if _DATA.value is not None:
@@ -146,7 +142,7 @@ def _check(runs) -> None:
 
 
 def _workdir() -> pathlib.Path:
-  named = _WORKDIR.value
+  named = _OUT.value
   return pathlib.Path(f'runs/{_TASK.value}' if named is None else named)
 
 
@@ -173,7 +169,7 @@ def _command(run: 'needle_runs.Run') -> tuple[str, ...]:
     'task': _TASK.value,
     'arms': run.arm,
     'seeds': run.experiment.seed,
-    'workdir': _workdir(),
+    'out': _workdir(),
     'questions': _QUESTIONS.value,
     'evaluation_seed': _EVALUATION_SEED.value,
     'jobs': 1,

@@ -1,7 +1,7 @@
 """Does decoding through the cache find the needle that the forward pass finds?
 
     python -m experiments.needle --arms=kaiju
-    python -m experiments.needle_cached --workdir=runs/needle/kaiju/seed0 \\
+    python -m experiments.needle_cached --model=runs/needle/kaiju/seed0 \\
         [--questions=16] [--chunk=64] [--mode=fast,reference]
 
 Asks a trained run the same questions in two ways: with the whole row in one
@@ -19,9 +19,7 @@ import rich.table
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Folder of one seed of one arm.'
-)
+_MODEL = flags.DEFINE_string('model', None, 'Folder of one seed of one arm.')
 _QUESTIONS = flags.DEFINE_integer(
   'questions', 16, 'Questions per cell of the grid.', lower_bound=1
 )
@@ -36,7 +34,7 @@ _MODE = flags.DEFINE_list('mode', ['fast'], "The decoder's modes.")
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _WORKDIR)
+  command.check(argv, _MODEL)
   command.begin()
   try:
     rich.console.Console().print(_table())
@@ -51,13 +49,13 @@ def _table() -> rich.table.Table:
   from kaiju_jax.tasks.needle import questions as needle
   from kaiju_jax.training import step
 
-  found = load.from_workdir(_WORKDIR.value)
+  found = load.from_workdir(_MODEL.value)
   data = found.experiment.data
   task = tasks.questions(data)
   cells = needle.grid(task, data.length, _QUESTIONS.value)
   asked = sum(cell.count for cell in cells)
   table = rich.table.Table(
-    title=f'{_WORKDIR.value}: {asked:,} questions of up to'
+    title=f'{_MODEL.value}: {asked:,} questions of up to'
     f' {max(cell.length for cell in cells)} tokens'
   )
   for header in 'how', 'right, %', 'points':

@@ -1,7 +1,7 @@
 """Do the attention kernels find the needle that XLA's attention finds?
 
     python -m experiments.needle --arms=kaiju
-    python -m experiments.needle_kernels --workdir=runs/needle/kaiju/seed0 \\
+    python -m experiments.needle_kernels --model=runs/needle/kaiju/seed0 \\
         [--attention=chunked,pallas_gpu,pallas_tpu] [--questions=16]
 
 Asks a trained run the same questions with its own attention and with each named
@@ -21,9 +21,7 @@ import rich.table
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Folder of one seed of one arm.'
-)
+_MODEL = flags.DEFINE_string('model', None, 'Folder of one seed of one arm.')
 _ATTENTION = flags.DEFINE_list(
   'attention',
   ['chunked', 'pallas_gpu', 'pallas_tpu'],
@@ -36,7 +34,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the questions.', lower_bound=0)
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _WORKDIR)
+  command.check(argv, _MODEL)
   command.begin()
   try:
     rich.console.Console().print(_table())
@@ -49,13 +47,13 @@ def _table() -> rich.table.Table:
   from kaiju_jax.tasks import registry as tasks
   from kaiju_jax.tasks.needle import questions as needle
 
-  found = load.from_workdir(_WORKDIR.value)
+  found = load.from_workdir(_MODEL.value)
   experiment, params = found.experiment, found.params
   task = tasks.questions(experiment.data)
   cells = needle.grid(task, experiment.data.length, _QUESTIONS.value)
   asked = sum(cell.count for cell in cells)
   table = rich.table.Table(
-    title=f'{_WORKDIR.value}: {asked:,} questions of length'
+    title=f'{_MODEL.value}: {asked:,} questions of length'
     f' {experiment.data.length}'
   )
   for header in 'attention', 'how', 'right, %', 'points':

@@ -1,8 +1,8 @@
 """Which learning rate is best, and how does it move with the width?
 
     python -m experiments.rates [--widths=48,64,96,128] [--predict=192]
-        [--rates=2e-3,4e-3,…] [--seeds=2] [--transfer=none,width]
-        [--config=PATH] [--config.FIELD=VALUE …] [--root=runs/rates]
+        [--rates=2e-3,4e-3,…] [--seeds=0,1] [--transfer=none,width]
+        [--config=PATH] [--config.FIELD=VALUE …] [--out=runs/rates]
 
 Trains the config in each width at each rate on each seed, fits a parabola in
 ln rate per width and a line in ln width through the optima, predicts the rate
@@ -49,11 +49,11 @@ _FACTOR = flags.DEFINE_float(
   'The parabola goes through rates within this factor of the best one.',
   lower_bound=1.0,
 )
-_SEEDS = flags.DEFINE_integer('seeds', 2, 'Seeds 0, 1, …', lower_bound=1)
+_SEEDS = command.define_seeds('0,1')
 _TRANSFER = flags.DEFINE_list(
   'transfer', ['none', 'width'], 'Values of optimizer.transfer.'
 )
-_ROOT = flags.DEFINE_string('root', 'runs/rates', 'Where everything goes.')
+_OUT = flags.DEFINE_string('out', 'runs/rates', 'Where everything goes.')
 _JOBS = flags.DEFINE_integer(
   'jobs',
   None,
@@ -70,6 +70,7 @@ def main(argv: Sequence[str]) -> None:
     report.require_figures()
     widths, rates = _widths(), _rates()
     _check()
+    command.seeds(_SEEDS)
     with command.abortable():
       _study(widths, rates)
   except (OSError, ValueError) as error:
@@ -112,9 +113,9 @@ def _check() -> None:
   for transfer in _TRANSFER.value:
     if transfer not in ('none', 'width'):
       raise ValueError(f"--transfer: {transfer!r} is not 'none' or 'width'.")
-  if not _TRANSFER.value or not _ROOT.value:
-    raise ValueError('--transfer and --root each need a value.')
-  addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')
+  if not _TRANSFER.value or not _OUT.value:
+    raise ValueError('--transfer and --out each need a value.')
+  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
 
 
 def _study(widths: list[int], rates: list[float]) -> None:
@@ -123,14 +124,14 @@ def _study(widths: list[int], rates: list[float]) -> None:
   from kaiju_jax.runs.sweeps import rates_report
   from kaiju_jax.runs.sweeps import watch
 
-  root = pathlib.Path(_ROOT.value)
+  root = pathlib.Path(_OUT.value)
   studies, predictions = rates_lib.measure(
     _CONFIG.value,
     rates_lib.Asked(
       tuple(dict.fromkeys(_TRANSFER.value)),
       tuple(widths),
       tuple(rates),
-      _SEEDS.value,
+      command.seeds(_SEEDS),
       _PREDICT.value,
       _FACTOR.value,
     ),

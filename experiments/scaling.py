@@ -2,8 +2,8 @@
 
     python -m experiments.scaling [--widths=32,48,64,96]
         [--tokens=262144,524288,1048576,2097152] [--largest=128:4194304]
-        [--rate_slope=-0.5] [--seeds=1] [--config=PATH]
-        [--config.FIELD=VALUE …] [--root=runs/scaling]
+        [--rate_slope=-0.5] [--seeds=0] [--config=PATH]
+        [--config.FIELD=VALUE …] [--out=runs/scaling]
 
 Trains the config in each width on each number of tokens, fits
 
@@ -51,8 +51,8 @@ _LARGEST = flags.DEFINE_string(
 _SLOPE = flags.DEFINE_float(
   'rate_slope', -0.5, 'The learning rate goes with width to this power.'
 )
-_SEEDS = flags.DEFINE_integer('seeds', 1, 'Seeds 0, 1, …', lower_bound=1)
-_ROOT = flags.DEFINE_string('root', 'runs/scaling', 'Where everything goes.')
+_SEEDS = command.define_seeds('0')
+_OUT = flags.DEFINE_string('out', 'runs/scaling', 'Where everything goes.')
 _JOBS = flags.DEFINE_integer(
   'jobs',
   None,
@@ -74,9 +74,10 @@ def main(argv: Sequence[str]) -> None:
       )
     largest = _largest(widths[-1], tokens[-1])
     report.require_figures()
-    if not _ROOT.value:
-      raise ValueError('--root=: must name a folder.')
-    addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')
+    command.seeds(_SEEDS)
+    if not _OUT.value:
+      raise ValueError('--out=: must name a folder.')
+    addresses.refuse(_OUT.value, f'--out={_OUT.value}')
     with command.abortable():
       _study(widths, tokens, largest)
   except (OSError, ValueError) as error:
@@ -112,12 +113,12 @@ def _study(
   from kaiju_jax.runs.sweeps import scaling_report
   from kaiju_jax.runs.sweeps import watch
 
-  root = pathlib.Path(_ROOT.value)
+  root = pathlib.Path(_OUT.value)
   study = scaling.measure(
     _CONFIG.value,
     [(width, count) for width in widths for count in tokens],
     largest,
-    _SEEDS.value,
+    command.seeds(_SEEDS),
     _SLOPE.value,
     root,
     _JOBS.value,

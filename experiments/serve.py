@@ -1,7 +1,7 @@
 """Serves a model: a page to chat with characters, and OpenAI's HTTP interface.
 
     make chat                                      # trains a small model first
-    python -m experiments.serve --workdir=runs/tiny
+    python -m experiments.serve --model=runs/tiny
     python -m experiments.serve --model=exported --port=0
     python -m experiments.serve --add_token=ann --token_age=adult
 
@@ -26,14 +26,13 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'A folder that training wrote.')
 _MODEL = flags.DEFINE_string(
-  'model', None, 'An export, or a folder of Hugging Face files, instead.'
+  'model', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _CHAT = flags.DEFINE_bool(
   'chat',
   False,
-  'Train a small chat model in --workdir first, if there is none.',
+  'Train a small chat model in --model first, if there is none.',
 )
 _NAME = flags.DEFINE_string('name', '', 'What the interface calls the model.')
 _FOLDER = flags.DEFINE_string(
@@ -135,10 +134,8 @@ def main(argv: Sequence[str]) -> None:
     if _ADD_TOKEN.value or _REVOKE_TOKEN.value or _LIST_TOKENS.value:
       _change_tokens()
       return
-    if (_WORKDIR.value is None) == (_MODEL.value is None):
-      raise app.UsageError('exactly one of --workdir and --model is needed.')
-    if _CHAT.value and _WORKDIR.value is None:
-      raise app.UsageError('--chat needs --workdir.')
+    if not _MODEL.value:
+      raise app.UsageError('--model is missing.')
     command.begin()
     _serve()
   except (OSError, ValueError, LookupError, RuntimeError) as error:
@@ -155,7 +152,7 @@ def _serve() -> None:
   from kaiju_jax.serving.http import log
   from kaiju_jax.serving.http import server as http
 
-  path = _WORKDIR.value or _MODEL.value
+  path = _MODEL.value
   http.check_free(_HOST.value, _PORT.value)  # Not after minutes of training.
   if _CHAT.value:
     from .configs import chat as config

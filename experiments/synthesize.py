@@ -1,11 +1,10 @@
 """Draws question-answer variations of passages, as trees for training.
 
-    python -m experiments.synthesize --workdir=GENERATOR --documents=my/texts \\
+    python -m experiments.synthesize --model=GENERATOR --documents=my/texts \\
         --out=qa.jsonl [--variations=4] [--evaluation=my/evaluation]
 
-The generator is a run (--workdir) or an exported file (--checkpoint, with its
---tokenizer). It reads each passage, asks, answers, answers again, and scores
-its answers with and without the passage. So it must know the form of
+The generator reads each passage, asks, answers, answers again, and scores its
+answers with and without the passage. So it must know the form of
 `kaiju_jax/synthesis/form.py`: from its training text, as the generator that
 `experiments.facts` leaves in runs/facts/generator/seed0, or from worked
 examples in --header. Filters keep what is grounded in the passage, consistent,
@@ -28,12 +27,11 @@ from kaiju_jax.synthesis import settings as settings_lib
 
 _DEFAULTS = settings_lib.Settings()
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Run that generates.')
-_CHECKPOINT = flags.DEFINE_string(
-  'checkpoint', None, 'Exported file that generates, instead of --workdir.'
+_MODEL = flags.DEFINE_string(
+  'model', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _TOKENIZER = flags.DEFINE_string(
-  'tokenizer', '', "The exported file's tokenizer.json; '' for bytes."
+  'tokenizer', None, 'tokenizer.json of an exported file; bytes by default.'
 )
 _DOCUMENTS = flags.DEFINE_string(
   'documents', None, 'File, folder or glob of text; a document is a passage.'
@@ -50,7 +48,9 @@ _VARIATIONS = flags.DEFINE_integer(
 _TEMPERATURE = flags.DEFINE_float(
   'temperature', _DEFAULTS.temperature, 'Of questions and first answers.'
 )
-_TOP_P = flags.DEFINE_float('top_p', _DEFAULTS.top_p, 'The same.')
+_TOP_P = flags.DEFINE_float(
+  'top_p', _DEFAULTS.top_p, 'Of questions and first answers.'
+)
 _GAIN = flags.DEFINE_float(
   'gain',
   _DEFAULTS.gain,
@@ -69,9 +69,7 @@ _HEADER = flags.DEFINE_string(
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _DOCUMENTS, _OUT)
-  if bool(_WORKDIR.value) == bool(_CHECKPOINT.value):
-    raise app.UsageError('name either --workdir or --checkpoint.')
+  command.check(argv, _MODEL, _DOCUMENTS, _OUT)
   command.begin()
   try:
     settings = _settings()
@@ -100,10 +98,7 @@ def _run(settings: settings_lib.Settings) -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import synthesize
 
-  if _WORKDIR.value:
-    loaded = load.from_workdir(_WORKDIR.value)
-  else:
-    loaded = load.from_export(_CHECKPOINT.value, _TOKENIZER.value)
+  loaded = load.from_anywhere(_MODEL.value, _TOKENIZER.value)
   with command.count('passages') as noted:
     report = synthesize.synthesize(
       loaded,

@@ -1,8 +1,8 @@
 """Trains a token-level head beside a gate, and certifies its thresholds.
 
-    python -m experiments.train_head --workdir=runs/chat \\
+    python -m experiments.train_head --model=runs/chat \\
       --data=labelled.jsonl --safety=runs/safety --out=runs/moderated
-    python -m experiments.serve --workdir=runs/chat --safety=runs/moderated
+    python -m experiments.serve --model=runs/chat --safety=runs/moderated
 
 reads texts that are labelled as experiments.train_gate reads them, and a gate
 with its thresholds, which that command wrote into --safety. The head scores
@@ -36,9 +36,8 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'A folder that training wrote.')
 _MODEL = flags.DEFINE_string(
-  'model', None, 'An export, or a folder of Hugging Face files, instead.'
+  'model', None, 'A workdir, an export or a Hugging Face folder.'
 )
 _DATA = flags.DEFINE_string('data', None, 'Labelled texts, a JSONL file.')
 _PLANTED = flags.DEFINE_bool(
@@ -72,9 +71,7 @@ _SEED = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _SAFETY, _OUT)
-  if (_WORKDIR.value is None) == (_MODEL.value is None):
-    raise app.UsageError('exactly one of --workdir and --model is needed.')
+  command.check(argv, _MODEL, _SAFETY, _OUT)
   if bool(_DATA.value) == _PLANTED.value:
     raise app.UsageError('either --data or --planted must be given.')
   command.begin()
@@ -114,7 +111,7 @@ def _train():
   from kaiju_jax.runs.safety import said
   from kaiju_jax.runs.safety import train_head
 
-  loaded = load.from_anywhere(_WORKDIR.value or _MODEL.value)
+  loaded = load.from_anywhere(_MODEL.value)
   d_model = loaded.config.d_model
   task = train_head.Task(
     choose=_CHOOSE.value,

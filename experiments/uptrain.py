@@ -9,7 +9,7 @@ The teacher is a workdir, an export or a Hugging Face folder of the Arcee class,
 with layers that are all global and any number of heads of keys and values. Its
 heads become their means, layers of one owner share a projection, and windows
 and int8 are the student's. The folder holds float32 weights in our own format,
-so that `experiments.generate --checkpoint=…` shows at once what was lost, and
+so that `experiments.generate --model=…` shows at once what was lost, and
 config.py: a run that begins with the student and, with `data.teacher` if need
 be, brings it back.
 """

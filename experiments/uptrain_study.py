@@ -1,6 +1,6 @@
 """Compares students by how they begin: fresh, uptrained, distilled.
 
-    python -m experiments.uptrain_study --root=runs/uptrain [--seeds=0,1,2]
+    python -m experiments.uptrain_study --out=runs/uptrain [--seeds=0,1,2]
 
 Writes a corpus, trains the toy teacher of `experiments/configs/uptrain.py`,
 makes a start for each arm (`experiments.uptrain`), trains the arms on equal
@@ -19,8 +19,8 @@ from absl import flags
 from kaiju_jax.runs import command
 from kaiju_jax.storage import addresses
 
-_ROOT = flags.DEFINE_string('root', 'runs/uptrain', 'Where everything lies.')
-_SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds of the students.')
+_OUT = flags.DEFINE_string('out', 'runs/uptrain', 'Where everything lies.')
+_SEEDS = command.define_seeds('0,1,2')
 _ARMS = flags.DEFINE_list('arms', None, "Arms; the config's by default.")
 _STEPS = flags.DEFINE_integer(
   'steps', None, "Steps of a student; the config's by default.", lower_bound=1
@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> None:
 def _checked() -> tuple[list[str], list[int], pathlib.Path]:
   from .configs import uptrain as config
 
-  if not _ROOT.value:
-    raise ValueError('--root=: must name a folder.')
-  addresses.refuse(_ROOT.value, f'--root={_ROOT.value}')
+  if not _OUT.value:
+    raise ValueError('--out=: must name a folder.')
+  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
   arms = list(dict.fromkeys(_ARMS.value or config.STUDENTS))
   for arm in arms:
     if arm not in config.STUDENTS:
@@ -58,15 +58,8 @@ def _checked() -> tuple[list[str], list[int], pathlib.Path]:
       )
   # Each arm stands behind the one that it is compared with.
   arms = list(dict.fromkeys(x for a in arms for x in (config.baseline(a), a)))
-  for seed in _SEEDS.value:
-    if not (seed.isascii() and seed.isdigit()):
-      raise ValueError(
-        f'--seeds: {seed!r} is not a non-negative integer; write 0,1,2.'
-      )
-  if not _SEEDS.value:
-    raise ValueError('--seeds needs at least one.')
-  seeds = list(dict.fromkeys(map(int, _SEEDS.value)))
-  return arms, seeds, pathlib.Path(_ROOT.value)
+  seeds = command.seeds(_SEEDS)
+  return arms, seeds, pathlib.Path(_OUT.value)
 
 
 def _study(arms: list[str], seeds: list[int], root: pathlib.Path) -> None:

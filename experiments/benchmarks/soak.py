@@ -1,6 +1,6 @@
 r"""Does a server's memory stay flat while people come, talk and leave?
 
-    python -m experiments.benchmarks.soak --workdir=runs/chat --minutes=30
+    python -m experiments.benchmarks.soak --model=runs/chat --minutes=30
         [--talkers=6] [--json=PATH] [--figure=PATH]
 
 Starts `experiments.serve` as a process of its own. Talkers open conversations
@@ -32,7 +32,9 @@ from kaiju_jax.runs import command
 from kaiju_jax.runs import report
 from kaiju_jax.storage import files
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'The run that is served.')
+_MODEL = flags.DEFINE_string(
+  'model', None, 'A workdir, an export or a Hugging Face folder.'
+)
 _MINUTES = flags.DEFINE_float('minutes', 30.0, 'How long.', 0.1)
 _TALKERS = flags.DEFINE_integer('talkers', 6, 'People at once.', 1)
 _EVERY = flags.DEFINE_float('every', 5.0, 'Seconds between two looks.', 0.1)
@@ -54,13 +56,13 @@ class Look(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _WORKDIR)
+  command.check(argv, _MODEL)
   logging.getLogger('httpx').setLevel(logging.WARNING)  # A line per request.
   with tempfile.TemporaryDirectory() as folder:
     server = subprocess.Popen(
       [
         *(sys.executable, '-m', _SERVE, '--port=0'),
-        *(f'--workdir={_WORKDIR.value}', f'--folder={folder}'),
+        *(f'--model={_MODEL.value}', f'--folder={folder}'),
       ],
       stdout=subprocess.PIPE,
       text=True,
@@ -147,7 +149,7 @@ async def _turn(client, drawn: random.Random, session: str, counts) -> None:
 
 
 def _name() -> str:
-  return pathlib.PurePath(_WORKDIR.value).stem
+  return pathlib.PurePath(_MODEL.value).stem
 
 
 def _look(pid: int, seconds: float) -> Look:

@@ -99,7 +99,10 @@ def _measured(
         record = workdir / 'metrics.jsonl'
         is_there = _is_written(record)
       else:
-        words = [*_script('generate'), f'--workdir={trained[contender.root]}']
+        words = [
+          *_script('generate'),
+          f'--model={trained[contender.root]}',
+        ]
         words += ['--prompt=def ', '--max_tokens=200']
         is_there = None
       measured[name].append(

@@ -16,7 +16,7 @@ the suffix `_fast`, at one four times as high.
     kaiju_bungee  and Bungee scalars
 
     python -m experiments.ablate --config=ablation \\
-      --root=runs/ablation --seeds=2 --jobs=3 --config.loop.steps=200
+      --out=runs/ablation --seeds=0,1 --jobs=3 --config.loop.steps=200
 
 Device:   4 shared cores of a CPU, three runs at a time
 Minutes:  65–85 seconds per run of 200 steps, 36 runs

@@ -14,7 +14,7 @@ Read off `eval_bits_per_byte/clean`: held-out clean text.
 
     python -m experiments.annealing_text
     python -m experiments.ablate --config=annealing \\
-      --root=runs/annealing --seeds=3
+      --out=runs/annealing --seeds=0,1,2
 
 The sources say that training ends with an annealing on data of higher quality;
 the sizes here are our guess.

@@ -4,7 +4,7 @@
 vocabulary of 1,536 tokens, on invented dialogues (`data/dialogues/`). It is
 what `make chat` trains:
 
-    python -m experiments.serve --chat --workdir=runs/chat
+    python -m experiments.serve --chat --model=runs/chat
 
 which trains the tokenizer first; `experiments.train` with this config needs it
 to be there.

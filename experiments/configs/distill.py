@@ -13,7 +13,7 @@ text, rows and steps.
     top_k        the most likely ones, renormalized: biased
     teacher      the teacher itself, for which `experiments.distill` trains once
 
-    python -m experiments.distill [--seeds=3]
+    python -m experiments.distill [--seeds=0,1,2]
 
 trains a tokenizer and the teacher, finds how many draws of each method take as
 many bytes as 25 systematic ones, writes a store per method and runs all arms

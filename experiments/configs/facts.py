@@ -10,7 +10,7 @@ of their own, and otherwise the same passages:
     filtered    the same, with the kept variations on the passages, as trees
     unfiltered  the same, with all variations, planted errors among them
 
-    python -m experiments.facts --workdir=runs/facts [--seeds=0,1,2]
+    python -m experiments.facts --out=runs/facts [--seeds=0,1,2]
 
 All models start from an initialization that suggests induction
 (`evaluation/induction.py`), because the test is about texts and not about how

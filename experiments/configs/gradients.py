@@ -5,9 +5,9 @@ reduced in bf16, in Squinch and, as contrasts, rounded to int4 in blocks of 32
 along D or of 256 in memory's order. Weights cross as int8 in every arm.
 
 Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
-            python -m experiments.ablate --fsdp=8 --seeds=3 --jobs=2 \\
+            python -m experiments.ablate --fsdp=8 --seeds=0,1,2 --jobs=2 \\
             --config=gradients --baseline=bf16 \\
-            --arms=bf16,squinch,int4,int4_flat --root=runs/gradients \\
+            --arms=bf16,squinch,int4,int4_flat --out=runs/gradients \\
             --config.loop.log_every=1
 Device:   4 shared cores of a CPU that had much other work
 Minutes:  6 to 13 per run, two or three at a time

@@ -28,8 +28,8 @@ plain float models, others add or remove one technique:
     kaiju_shifted                         all of them, in the layout `shifted`
 
     python -m experiments.ablate --config=induction \\
-      --root=runs/induction --seeds=3
-    python -m experiments.learning --root=runs/induction \\
+      --out=runs/induction --seeds=0,1,2
+    python -m experiments.learning --runs=runs/induction \\
       --reading=eval_answered
 
 Device:   one core of a CPU that had much other work

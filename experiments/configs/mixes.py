@@ -35,7 +35,7 @@ and --sources for those; the commands stay the same.
       --sources=$S --measured=$M --tokens=409600 \\
       --anneal=runs/mixes/mmlu_max/mix.json --out=runs/mixes/annealed
     python -m experiments.ablate --config=mixes \\
-      --root=runs/mixes/arms --seeds=3 --jobs=1
+      --out=runs/mixes/arms --seeds=0,1,2 --jobs=1
 
 Both targets are measured in every run, on text that no run reads: a source of
 weight 0 has a held-out loss.

@@ -10,7 +10,7 @@ branches off.
     python -m experiments.scaling
     python -m experiments.train --config=sweep:batch \\
       --workdir=runs/batch/base
-    python -m experiments.critical_batch --workdir=runs/batch/base --at=.1,.3
+    python -m experiments.critical_batch --model=runs/batch/base --at=.1,.3
 
 Device:   2 cores of a CPU
 Minutes:  experiments/results/schedules.md

@@ -11,9 +11,9 @@ the int8 weights that the forward pass reads:
     ternary_fine   the same with grids as fine as their channels', which may lag
 
 Command:  XLA_FLAGS=--xla_force_host_platform_device_count=8 \\
-            python -m experiments.ablate --fsdp=8 --seeds=3 \\
+            python -m experiments.ablate --fsdp=8 --seeds=0,1,2 \\
             --arms=int8,ternary --config=ternary \\
-            --root=runs/ternary --config.loop.log_every=1
+            --out=runs/ternary --config.loop.log_every=1
 Device:   4 shared cores of a CPU that had much other work
 Minutes:  1.5 to 2 per run
 Result:   ternary against int8, three seeds: training loss of the last 100 steps

@@ -9,7 +9,7 @@ parameters, bytes, on the prose and code of the Python installation at hand.
 And does int8 cost loss against bf16?
 
     python -m experiments.ablate --config=tiny \\
-      --arms=int8,bf16 --baseline=bf16 --seeds=3 --jobs=3 --root=runs/tiny \\
+      --arms=int8,bf16 --baseline=bf16 --seeds=0,1,2 --jobs=3 --out=runs/tiny \\
       --config.loop.log_every=1
 
 Device:   4 shared cores of a CPU, three runs at a time

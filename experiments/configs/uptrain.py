@@ -16,7 +16,7 @@ values, three local layers of window 16 that share them, one global layer, int8.
     shifted_scratch, shifted_pooled, shifted_distilled
                 the first layer shares with none, L0 L1 L1 G3
 
-    python -m experiments.uptrain_study --root=runs/uptrain
+    python -m experiments.uptrain_study --out=runs/uptrain
 
 Device:   one core of a CPU
 Minutes:  32 of processor time for the teacher and eleven arms on three seeds

@@ -27,6 +27,8 @@ _CACHE = flags.DEFINE_bool(
   ' that the same command starts faster the next time.'
   ' JAX_COMPILATION_CACHE_DIR names another folder.',
 )
+# Flags that a function here defines are those of the command that calls it.
+flags.disclaim_key_flags()
 _CACHE_FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 # JAX keeps only what took at least this long to compile; by default a second,
 # which leaves out most of a small model.
@@ -54,6 +56,27 @@ def check(argv: Sequence[str], *needed: flags.FlagHolder) -> None:
   for flag in needed:
     if flag.value in (None, '', []):
       raise app.UsageError(f'--{flag.name} is missing.')
+
+
+def define_seeds(default: str = '0', text: str = 'Seeds of the runs.'):
+  """Defines the flag --seeds, a list; `seeds` reads it."""
+  return flags.DEFINE_list('seeds', default.split(','), text)
+
+
+def seeds(flag: flags.FlagHolder) -> list[int]:
+  """Returns the seeds that --seeds lists, each once.
+
+  Raises:
+    ValueError: none, or one that is no whole number of 0 or more.
+  """
+  for text in flag.value:
+    if not (text.isascii() and text.isdigit()):
+      raise ValueError(
+        f'--seeds: {text!r} is not a non-negative integer; write 0,1,2.'
+      )
+  if not flag.value:
+    raise ValueError('--seeds needs at least one.')
+  return list(dict.fromkeys(map(int, flag.value)))
 
 
 def check_fields(argv: Sequence[str]) -> None:

@@ -203,12 +203,15 @@ def from_export(
   return Loaded(params, config, None, tokenizer or '', str(path))
 
 
-def from_anywhere(path: str | os.PathLike) -> Loaded:
+def from_anywhere(
+  path: str | os.PathLike, tokenizer: str | None = None
+) -> Loaded:
   """Returns the model of a workdir, of an export, or of an Arcee folder.
 
   Args:
     path: the folder of a run, the folder or the file of an export in our own
       format, or a folder of Hugging Face files (`interchange/hugging_face.py`).
+    tokenizer: as for `from_export`, for an export's file alone.
 
   Raises:
     FileNotFoundError: nothing is there, or nothing that holds a model.
@@ -229,7 +232,12 @@ def from_anywhere(path: str | os.PathLike) -> Loaded:
         f'{path}: holds no model; expected a workdir with config.json and'
         ' checkpoints, an export, or a folder of Hugging Face files.'
       )
-    return from_export(path)
+    return from_export(path, tokenizer)
+  if tokenizer is not None:
+    raise ValueError(
+      f'--tokenizer={tokenizer}: {path} says which tokenizer it has; only an'
+      ' exported file needs one.'
+    )
   fields = files.read_json(config)
   if not (isinstance(fields, dict) and 'model_type' in fields):
     return from_workdir(path)
@@ -238,5 +246,5 @@ def from_anywhere(path: str | os.PathLike) -> Loaded:
 
   params, model = hugging_face.read(path)
   file = folder / tokens.FILE
-  tokenizer = str(file) if file.exists() else ''
-  return Loaded(params, model, None, tokenizer, str(path))
+  own_tokenizer = str(file) if file.exists() else ''
+  return Loaded(params, model, None, own_tokenizer, str(path))

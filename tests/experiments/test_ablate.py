@@ -95,7 +95,7 @@ def command(place: pathlib.Path, *flags: str) -> list[str]:
     '-m',
     'experiments.ablate',
     f'--config={place / "arms.py"}',
-    f'--root={place / "root"}',
+    f'--out={place / "root"}',
     '--module=fake_train',
     *flags,
   ]
@@ -117,7 +117,7 @@ def starts(place: pathlib.Path) -> dict[str, int]:
 
 
 def test_report_isolation_and_resumption(place):
-  done = call(place, '--seeds=2', '--jobs=2')
+  done = call(place, '--seeds=0,1', '--jobs=2')
   assert done.returncode == 1, done.stderr
   report = (place / 'root' / 'report.md').read_text()
 
@@ -147,8 +147,8 @@ def test_report_isolation_and_resumption(place):
   assert report.count('.png)') == 2
 
   # The same again runs only what failed; a third seed only adds itself.
-  call(place, '--seeds=2')
-  call(place, '--seeds=3', '--arms=better')
+  call(place, '--seeds=0,1')
+  call(place, '--seeds=0,1,2', '--arms=better')
   assert starts(place) == {
     'better/seed0': 1,
     'better/seed1': 1,
@@ -163,7 +163,7 @@ def test_report_isolation_and_resumption(place):
 
 @pytest.mark.slow
 def test_a_run_cut_short_goes_on(place):
-  flags = ('--seeds=1', '--arms=plain', '--config.loop.steps=6')
+  flags = ('--seeds=0', '--arms=plain', '--config.loop.steps=6')
   assert call(place, *flags).returncode == 0
   path = place / 'root' / 'plain' / 'seed0' / 'metrics.jsonl'
   lines = path.read_text().splitlines(keepends=True)
@@ -176,7 +176,7 @@ def test_a_run_cut_short_goes_on(place):
 
 @pytest.mark.slow
 def test_a_run_killed_before_its_last_save_is_not_finished(place, monkeypatch):
-  flags = ('--seeds=1', '--arms=plain')
+  flags = ('--seeds=0', '--arms=plain')
   monkeypatch.setenv('FAKE', 'killed')
   done = call(place, *flags)
   assert done.returncode == 1
@@ -195,7 +195,7 @@ def test_a_run_killed_before_its_last_save_is_not_finished(place, monkeypatch):
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(place, monkeypatch):
   monkeypatch.setenv('FAKE', 'slow')
   flags = (
-    '--seeds=1',
+    '--seeds=0',
     '--arms=better',
     '--jobs=2',
     '--config.loop.steps=20',
@@ -237,7 +237,7 @@ BAD = [
   (('--config.loop.steps=many',), 'steps'),
   (('--config.model.window=0',), 'window=0: must be at least 1'),
   (('--config.data.length=4096',), 'rows are longer than the positions'),
-  (('--config.seed=7',), '--config.seed=7: --seeds says'),
+  (('--config.seed=7',), '--config.seed=7: --seeds lists'),
   (('--config.loop.log_every=0',), 'loop.log_every=0: must be at least 1'),
   (('--config.loop.steps=0',), 'loop.steps=0: must be at least 1'),
   (('--config.optimizer.schedule=foo',), "optimizer.schedule='foo': must"),
@@ -248,9 +248,9 @@ BAD = [
     "data.path='/nope': no such file",
   ),
   (('--arms=',), '--arms=: must name some of plain, better, broken'),
-  (('--root=',), '--root=: must name a folder'),
-  (('--root=gs://a/b',), '--root=gs://a/b: gs:// is an address'),
-  (('--root=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
+  (('--out=',), '--out=: must name a folder'),
+  (('--out=gs://a/b',), '--out=gs://a/b: gs:// is an address'),
+  (('--out=/proc/x',), '/proc/x: the folder cannot be made: No such file'),
   (('--config.loop.log_every=5',), 'must be at most loop.steps=4'),
 ]
 

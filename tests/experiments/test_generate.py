@@ -254,7 +254,7 @@ def command(*arguments, said=''):
 @pytest.mark.slow
 def test_the_command_answers_a_prompt(workdir, generator):
   done = command(
-    f'--workdir={workdir}',
+    f'--model={workdir}',
     '--prompt=def',
     '--max_tokens=12',
     '--chunk=8',
@@ -275,19 +275,18 @@ def test_the_command_answers_a_prompt(workdir, generator):
 @pytest.mark.parametrize(
   ('arguments', 'said'),
   [
-    ([], 'exactly one of --workdir and --checkpoint'),
-    (['--workdir=a', '--checkpoint=b'], 'exactly one of --workdir'),
-    (['--workdir=a'], 'exactly one of --prompt and --interactive'),
+    ([], '--model is missing'),
+    (['--model=a'], 'exactly one of --prompt and --interactive'),
     (
-      ['--workdir=a', '--prompt=x', '--tokenizer=t'],
-      '--tokenizer belongs',
+      ['--model={workdir}', '--prompt=x', '--tokenizer=t'],
+      'error: --tokenizer=t: ',
     ),
-    (['--workdir=/no/such', '--prompt=x'], 'error: /no/such/config.json: not'),
-    (['--workdir=a', '--prompt=x', '--top_p=2'], 'error: top_p=2.0: must be'),
+    (['--model=/no/such', '--prompt=x'], 'error: /no/such: no such file'),
+    (['--model=a', '--prompt=x', '--top_p=2'], 'error: top_p=2.0: must be'),
   ],
 )
-def test_bad_arguments_are_a_line(arguments, said):
-  done = command(*arguments)
+def test_bad_arguments_are_a_line(workdir, arguments, said):
+  done = command(*(one.format(workdir=workdir) for one in arguments))
   assert done.returncode != 0
   assert said in done.stderr + done.stdout
   assert 'Traceback' not in done.stderr

@@ -1,6 +1,7 @@
 """The list of commands, and `--help` of each: at once, without jax."""
 
 import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -44,6 +45,26 @@ def test_help_imports_no_jax(name, helps):
   assert name.rpartition('.')[2] in helps[name].stdout
   assert index.line(name) in helps[name].stdout
   assert 'flags:' in helps[name].stdout
+
+
+FLAG = re.compile(r'(?ms)^  (?:-\w,)?--(?:\[no\])?(\w+): (.*?)(?=^  -|\Z|\n\n)')
+# A server's folder holds no model, and only training writes a workdir.
+ALLOWED = {('train', 'workdir'), ('serve', 'folder')}
+
+
+@pytest.mark.parametrize('name', index.COMMANDS)
+def test_flags_have_one_spelling_and_a_sentence(name, helps):
+  found = dict(FLAG.findall(helps[name].stdout))
+  assert found
+  for flag, text in found.items():
+    said, _, facts = text.partition('\n    (')
+    said = ' '.join(said.split())
+    assert said.endswith('.') and not said[0].islower(), (flag, said)
+    assert said != 'See above.', flag
+    if flag in ('workdir', 'checkpoint', 'folder', 'root'):
+      assert (name, flag) in ALLOWED, flag
+    if flag == 'seeds':
+      assert 'a comma separated list' in facts
 
 
 @pytest.fixture(scope='module')

@@ -45,11 +45,11 @@ def test_the_command_prints_a_row_per_arm_and_draws(tmp_path):
   write(tmp_path / 'runs')
   (tmp_path / 'empty').mkdir()
   commands = (
-    f'--root={tmp_path / "runs"}',
-    f'--root={tmp_path / "runs"} --arms=interleaved_int8',
-    f'--root={tmp_path / "runs"} --reading=eval_x',
-    f'--root={tmp_path / "runs"} --arms=full',
-    f'--root={tmp_path / "empty"}',
+    f'--runs={tmp_path / "runs"}',
+    f'--runs={tmp_path / "runs"} --arms=interleaved_int8',
+    f'--runs={tmp_path / "runs"} --reading=eval_x',
+    f'--runs={tmp_path / "runs"} --arms=full',
+    f'--runs={tmp_path / "empty"}',
   )
   shown, one, *refused = forked.run(
     [['experiments.learning', *words.split()] for words in commands],

@@ -36,10 +36,10 @@ def toy(monkeypatch):
   monkeypatch.setattr(config, 'get_config', small)
 
 
-def run(workdir, **flags):
+def run(out, **flags):
   values = {'questions': 1, 'seeds': ['0'], 'arms': None, 'jobs': 1, **flags}
   script.flags.FLAGS.mark_as_parsed()
-  with flagsaver.flagsaver(workdir=str(workdir), **values):
+  with flagsaver.flagsaver(out=str(out), **values):
     script.main(['needle'])
 
 
@@ -136,7 +136,7 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
   run(tmp_path, arms=['full', 'local'], seeds=['0', '1'], jobs=2, questions=2)
   assert [' '.join(command[1:]) for command in commands] == [
     f'-m experiments.needle --task=needle --arms={arm} --seeds={seed}'
-    f' --workdir={tmp_path} --questions=2 --evaluation_seed=0 --jobs=1'
+    f' --out={tmp_path} --questions=2 --evaluation_seed=0 --jobs=1'
     ' --report=false --compilation_cache=true'
     for arm in ('full', 'local')
     for seed in (0, 1)
@@ -158,12 +158,12 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
   'flags, message',
   [
     ({'arms': ['ful']}, "--arms: 'ful' is not one of full, interleaved, kaiju"),
-    ({'arms': []}, '--arms and --seeds each need at least one'),
+    ({'arms': []}, '--arms needs at least one'),
     ({'seeds': ['-1']}, "--seeds: '-1' is not a non-negative integer"),
     ({'seeds': ['x']}, "--seeds: 'x' is not a non-negative integer"),
     ({'seeds': ['9' * 20]}, 'seed=9{20}: must lie in'),
-    ({'workdir': ''}, '--workdir=: must name a folder'),
-    ({'workdir': 'gs://a'}, '--workdir=gs://a: gs:// is an address'),
+    ({'out': ''}, '--out=: must name a folder'),
+    ({'out': 'gs://a'}, '--out=gs://a: gs:// is an address'),
     ({'data': 'folder'}, "--data='folder': only --task=needle_text"),
     ({'task': 'needle_text', 'data': '/nowhere'}, '/nowhere'),
   ],
@@ -172,7 +172,7 @@ def test_bad_flags_are_refused_before_anything_is_written(
   tmp_path, flags, message
 ):
   with pytest.raises(SystemExit, match=message):
-    run(**{'workdir': tmp_path / 'new', **flags})
+    run(**{'out': tmp_path / 'new', **flags})
   assert not (tmp_path / 'new').exists()
 
 

@@ -69,7 +69,7 @@ def made(tmp_path_factory):
 
 def flags_of(folder, out):
   return (
-    f'--workdir={folder / "run"}',
+    f'--model={folder / "run"}',
     f'--safety={folder / "safety"}',
     f'--out={out}',
   )
@@ -151,7 +151,7 @@ def test_flags_that_are_wrong_are_one_line(made, tmp_path):
     ([data, *flags, '--confidence=0.99'], 'error: --confidence=0.99'),
     ([data, *flags, '--choose=0.9'], 'error: choose=0.9'),
     ([data, *flags, '--head=/nowhere'], '/nowhere'),
-    (['--planted', *flags, '--workdir=/nowhere'], 'error: /nowhere'),
+    (['--planted', *flags, '--model=/nowhere'], 'error: /nowhere'),
     ([data, *flags, f'--head={folder / "safety/gate.safetensors"}'], 'error: '),
   ]
   done = forked.run([['experiments.train_head', *words] for words, _ in cases])

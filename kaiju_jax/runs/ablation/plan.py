@@ -144,7 +144,7 @@ def resolve(config: str, arguments: Sequence[str]) -> experiment_lib.Experiment:
 def runs(
   config: str,
   arms: Sequence[str],
-  seeds: int,
+  seeds: Sequence[int],
   root: pathlib.Path,
   overrides: Sequence[str] = (),
   module: str = 'experiments.train',
@@ -164,9 +164,9 @@ def runs(
         f'{override}: is no flag of ablate, and no --config.FIELD=VALUE.'
       )
     if override.startswith('--config.seed='):
-      raise ValueError(f'{override}: --seeds says how many seeds there are.')
+      raise ValueError(f'{override}: --seeds lists the seeds.')
   planned = []
-  for seed in range(seeds):
+  for seed in seeds:
     for arm in arms:
       arguments = (f'--config.seed={seed}', *overrides)
       workdir = root / arm / f'seed{seed}'

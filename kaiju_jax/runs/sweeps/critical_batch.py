@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     multiples: times the batch, 1 among them.
     epsilon: relative loss that a larger batch may cost.
     share: the part of the run's tokens that each branch trains on.
-    seeds: how many orders of the data.
+    seeds: orders of the data, added to the run's own seed.
     confirm: whether the runs from the beginning follow.
   """
 
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
   multiples: tuple[int, ...]
   epsilon: float
   share: float
-  seeds: int
+  seeds: Sequence[int]
   confirm: bool = True
 
 
@@ -133,7 +133,7 @@ def measure(
     Cell(place, multiple, seed)
     for place in places(path, base, asked.at)
     for multiple in asked.multiples
-    for seed in range(asked.seeds)
+    for seed in asked.seeds
   ]
   runs = branches(path, base, cells, asked.share, root)
   grid.complete(list(runs.values()), at_once)
@@ -288,21 +288,24 @@ def schedule(
 
 
 def arms(
-  base: experiment_lib.Experiment, batch: str, seeds: int, root: pathlib.Path
+  base: experiment_lib.Experiment,
+  batch: str,
+  seeds: Sequence[int],
+  root: pathlib.Path,
 ) -> dict[tuple[str, int], grid.Run]:
   """Returns the runs from the beginning, {(arm, seed): run}, checked.
 
   Args:
     base: the run with the small batch.
     batch: the schedule.
-    seeds: how many.
+    seeds: as in `Asked`.
     root: folder of all workdirs.
   """
   largest = int(batch.rpartition(':')[2])
   small = base.data.microbatches
   made = {}
   for name in ARMS:
-    for seed in range(seeds):
+    for seed in seeds:
       one = copy.deepcopy(base)
       one.loop.tokens = batch_schedule.schedule_of(base).tokens
       one.loop.evaluate_every, one.loop.checkpoint_every = 0, _NEVER

@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     transfers: values of `optimizer.transfer`.
     widths: d_model, rising, at least two.
     rates: learning rates that every width is trained at, at least three.
-    seeds: how many: 0, 1, …
+    seeds: the runs' seeds.
     width: the next one, whose rate is predicted.
     factor: see `optimum.optimum`.
   """
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
   transfers: tuple[str, ...]
   widths: tuple[int, ...]
   rates: tuple[float, ...]
-  seeds: int
+  seeds: Sequence[int]
   width: int
   factor: float = 2.0
 
@@ -157,7 +157,7 @@ def cells(
   transfers: Iterable[str],
   widths: Iterable[int],
   rates: Iterable[float],
-  seeds: int,
+  seeds: Sequence[int],
 ) -> list[Cell]:
   """Returns the whole grid."""
   return [
@@ -165,7 +165,7 @@ def cells(
     for transfer in transfers
     for width in widths
     for rate in rates
-    for seed in range(seeds)
+    for seed in seeds
   ]
 
 

@@ -74,7 +74,7 @@ def measure(
   experiment: experiment_lib.Experiment,
   places: Sequence[tuple[int, int]],
   largest: tuple[int, int],
-  seeds: int,
+  seeds: Sequence[int],
   slope: float,
   root: pathlib.Path,
   at_once: int | None = None,
@@ -85,7 +85,7 @@ def measure(
     experiment: what all runs share; its learning rate is that of its own width.
     places: (width, tokens) of what is fitted.
     largest: (width, tokens) of what is held out.
-    seeds: how many: 0, 1, …
+    seeds: the runs' seeds.
     slope: the learning rate goes with width^slope (`experiments.rates`).
     root: folder of all workdirs; what is complete there is not run again.
     at_once: processes, as in `grid.complete`.
@@ -94,9 +94,7 @@ def measure(
     OSError, ValueError, SystemExit: a run that cannot work or that diverged,
       or see `grid.complete`.
   """
-  cells = [
-    Cell(*place, seed) for place in (*places, largest) for seed in range(seeds)
-  ]
+  cells = [Cell(*place, seed) for place in (*places, largest) for seed in seeds]
   made = runs(experiment, cells, slope, root)
   grid.complete(list(made.values()), at_once)
   found = points(made, grid.losses(list(made.values())))

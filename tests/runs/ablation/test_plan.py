@@ -25,7 +25,7 @@ def config(tmp_path):
   return str(tmp_path / 'arms.py')
 
 
-def planned(config, root, seeds=2, overrides=(), **settings):
+def planned(config, root, seeds=(0, 1), overrides=(), **settings):
   return plan.runs(
     config, ('plain', 'better'), seeds, root, overrides, **settings
   )
@@ -58,7 +58,7 @@ def test_every_arm_s_first_seed_comes_before_any_second_one(config, tmp_path):
 
 def test_a_run_is_finished_once_its_last_checkpoint_is_whole(config, tmp_path):
   """Its last records alone come too early: evaluation and save follow."""
-  run = planned(config, tmp_path / 'root', 1)[0]
+  run = planned(config, tmp_path / 'root', (0,))[0]
   assert run.last_step() == 0
   run.workdir.mkdir(parents=True)
   (run.workdir / 'metrics.jsonl').write_text(
@@ -73,10 +73,10 @@ def test_a_run_is_finished_once_its_last_checkpoint_is_whole(config, tmp_path):
 
 
 def test_a_root_of_other_experiments_is_refused(config, tmp_path):
-  first = planned(config, tmp_path, 1)[0]
+  first = planned(config, tmp_path, (0,))[0]
   with workdir.open_workdir(first.workdir, first.experiment):
     pass
-  planned(config, tmp_path, 1)
+  planned(config, tmp_path, (0,))
   with pytest.raises(ValueError, match=r'1\.0 in the workdir, 2\.0'):
     planned(config, tmp_path, 1, ['--config.optimizer.learning_rate=2'])
 

@@ -14,7 +14,7 @@ from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
 from tests.runs.sweeps import planted
 
-ASKED = critical_batch.Asked((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, 2)
+ASKED = critical_batch.Asked((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, (0, 1))
 
 
 @pytest.fixture

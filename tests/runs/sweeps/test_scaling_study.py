@@ -31,7 +31,9 @@ def loss(experiment):
 
 
 def measured(tmp_path):
-  return scaling.measure(sweep.get_config(), PLACES, LARGEST, 1, -0.5, tmp_path)
+  return scaling.measure(
+    sweep.get_config(), PLACES, LARGEST, (0,), -0.5, tmp_path
+  )
 
 
 def test_the_largest_run_is_predicted_and_the_contrasts_are_not(

@@ -52,7 +52,7 @@ def served(workdir, folder, *flags):
   """Yields a server's process, address and words."""
   with subprocess.Popen(
     [
-      *(sys.executable, '-m', 'experiments.serve', f'--workdir={workdir}'),
+      *(sys.executable, '-m', 'experiments.serve', f'--model={workdir}'),
       *('--port=0', f'--folder={folder}', '--rows=4', '--chunk=64', *flags),
     ],
     stdout=subprocess.PIPE,
@@ -146,7 +146,7 @@ def test_what_cannot_be_served_is_said_in_a_line(
 ):
   done = subprocess.run(
     [
-      *(sys.executable, '-m', 'experiments.serve', f'--workdir={workdir}'),
+      *(sys.executable, '-m', 'experiments.serve', f'--model={workdir}'),
       *('--port=0', f'--folder={tmp_path}', *flags),
     ],
     capture_output=True,
@@ -164,7 +164,7 @@ def test_a_port_that_is_taken_is_named_before_a_model_is_trained(tmp_path):
     done = subprocess.run(
       [
         *(sys.executable, '-m', 'experiments.serve', '--chat'),
-        *(f'--workdir={tmp_path}/chat', f'--port={port}'),
+        *(f'--model={tmp_path}/chat', f'--port={port}'),
       ],
       capture_output=True,
       text=True,
