@@ -46,7 +46,12 @@ _ANNEAL = flags.DEFINE_string(
   " (data.anneal_at) near a run's end; '' for none.",
 )
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
-_EMBEDDER = flags.DEFINE_string('embedder', 'ngrams', 'See above.')
+_EMBEDDER = flags.DEFINE_string(
+  'embedder',
+  'ngrams',
+  'What texts are compared by: ngrams, lsa, npy:FILE, model:WORKDIR or'
+  ' t5:FOLDER.',
+)
 _METHOD = flags.DEFINE_string(
   'method',
   '',
