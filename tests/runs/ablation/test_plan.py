@@ -25,7 +25,7 @@ def config(tmp_path):
   return str(tmp_path / 'arms.py')
 
 
-def planned(config, root, seeds=(0, 1), overrides=(), **settings):
+def planned(config, root, seeds=(0, (0,)), overrides=(), **settings):
   return plan.runs(
     config, ('plain', 'better'), seeds, root, overrides, **settings
   )
