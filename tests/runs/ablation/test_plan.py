@@ -25,7 +25,7 @@ def config(tmp_path):
   return str(tmp_path / 'arms.py')
 
 
-def planned(config, root, seeds=(0, (0,)), overrides=(), **settings):
+def planned(config, root, seeds=(0, 1), overrides=(), **settings):
   return plan.runs(
     config, ('plain', 'better'), seeds, root, overrides, **settings
   )
@@ -78,7 +78,7 @@ def test_a_root_of_other_experiments_is_refused(config, tmp_path):
     pass
   planned(config, tmp_path, (0,))
   with pytest.raises(ValueError, match=r'1\.0 in the workdir, 2\.0'):
-    planned(config, tmp_path, 1, ['--config.optimizer.learning_rate=2'])
+    planned(config, tmp_path, (0,), ['--config.optimizer.learning_rate=2'])
 
 
 def test_no_rotary_on_global_layers_can_be_typed(config):
