@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import numbers
 from typing import Any
 
 import jax
@@ -201,10 +202,14 @@ class Decoder:
         last token gives the logits of the next. None for an empty row.
 
     Raises:
+      TypeError: a length or extra slots that are no integer.
       ValueError: no row could ever hold it, or a length below 1.
       pages.Full: none is free now.
     """
     length = self.length if length is None else length
+    for name, value in (('length', length), ('extra', extra)):
+      if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f'{name}={value!r}: must be an integer.')
     if not 1 <= length <= self.length:
       raise ValueError(
         f'length={length}: a row of this cache holds 1…{self.length} tokens.'

@@ -10,6 +10,9 @@ import contextlib
 import signal
 import threading
 
+# Whether the main thread is in such a block.
+_is_held = False
+
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
@@ -18,18 +21,22 @@ def held() -> Iterator[None]:
   Blocks nest. Outside the main thread, where Python runs no signal handlers,
   and where SIGINT has no handler of Python's, this does nothing.
   """
+  global _is_held
   former = None
-  if threading.current_thread() is threading.main_thread():
+  # A block within another has nothing to delay.
+  if not _is_held and threading.current_thread() is threading.main_thread():
     former = signal.getsignal(signal.SIGINT)
   if not callable(former):
     yield
     return
   came = []
+  _is_held = True
   signal.signal(signal.SIGINT, lambda *signalled: came.append(signalled))
   try:
     yield
   finally:
     signal.signal(signal.SIGINT, former)
+    _is_held = False
     for signalled in came:
       # A handler may have put another in its place.
       handler = signal.getsignal(signal.SIGINT)

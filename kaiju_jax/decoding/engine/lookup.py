@@ -67,7 +67,7 @@ def known(
       else one
       for one in runs
     ]
-  if not (account.free or may_park):
+  if not (waits and (account.free or may_park)):
     return Known(waits, runs, {})
   waits = schedule.ordered(waits, now)
   most = schedule.OVERTAKES + account.free if account.free else 1

@@ -20,6 +20,7 @@ from kaiju_jax.decoding.engine import rounds
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
+from kaiju_jax.decoding.pages import texts
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import stop
 
@@ -97,11 +98,12 @@ class Sequence:
     self._tokens[: self.prompt] = tokens_L
     self._drawn = 0
     # What the head gives each of them; NaN where that is not known.
-    self._judged: prefix_tree.Scores | None = None
+    self._judged: texts.Scores | None = None
     if judge is not None:
       shape = self.room, len(judge.names)
       score_LC = np.full(shape, np.nan, np.float32)
-      self._judged = prefix_tree.Scores(judge.version, score_LC)
+      self._judged = texts.Scores(judge.version, score_LC)
+    self._memo = texts.Memo()
     self._text = text
     self._stops = frozenset(request.stop_tokens)
     # Drawn and not judged yet: a token and its log-probability.
@@ -163,6 +165,7 @@ class Sequence:
       self.owner,
       self.request.cache_salt.encode(),
       self._judged,
+      self._memo,
     )
 
   def stops(self, begin: int = 0) -> list[int]:

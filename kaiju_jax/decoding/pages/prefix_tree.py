@@ -34,6 +34,7 @@ name prefix caching and no data structure: all of this is our guess.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+import itertools
 import time
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ import numpy as np
 from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import nodes
 from kaiju_jax.decoding.pages import pages as pages_lib
+from kaiju_jax.decoding.pages import texts
 
 GLOBAL, LOCAL = 'global', 'local'
 # Of so many points the least worth is evicted; each costs a walk up its text.
@@ -60,19 +62,6 @@ class Match(NamedTuple):
   length: int
 
 
-class Scores(NamedTuple):
-  """What a token-level head gave the tokens of a text.
-
-  Attributes:
-    version: of the head.
-    score_LC: float32, of at least the text's tokens; NaN where the call that
-      judges a token has not been read.
-  """
-
-  version: bytes
-  score_LC: np.ndarray
-
-
 class Text(NamedTuple):
   """A text and whom it may be shared with.
 
@@ -83,13 +72,15 @@ class Text(NamedTuple):
     cache_salt: texts of different ones share nothing.
     scores: what a head gave them; None without one. A text goes on from points
       of the same head alone.
+    memo: of the text that this is the beginning of; None for none.
   """
 
   tokens: np.ndarray
   shared: int = 0
   owner: bytes = b''
   cache_salt: bytes = b''
-  scores: Scores | None = None
+  scores: texts.Scores | None = None
+  memo: texts.Memo | None = None
 
   @property
   def tree(self) -> tuple[bytes, bytes]:
@@ -137,6 +128,8 @@ class PrefixTree:
     self._drawn = eviction.Drawn()
     self._demand = eviction.Demand(clock)
     self.evicted = 0
+    # How often points were made and dropped.
+    self._changes = 0
 
   def __len__(self) -> int:
     return len(self._points)
@@ -154,6 +147,14 @@ class PrefixTree:
     A query: nothing counts as used (`touch`). The point's pages are held by the
     tree alone: hold them (`pages`) before anything is evicted.
     """
+    if text.memo is None:
+      return self._longest(text)
+    key = self, self._changes, len(text.tokens)
+    if text.memo.found is None or text.memo.found[0] != key:
+      text.memo.found = key, self._longest(text)
+    return text.memo.found[1]
+
+  def _longest(self, text: Text) -> Match | None:
     best = None
     for node in reversed(self._path(text)):
       base = node.depth * self._page
@@ -264,6 +265,7 @@ class PrefixTree:
       node.below += 1
       node = node.parent
     self._points[point] = None
+    self._changes += 1
     self._drawn.add(point)
     self.add_scores(point, text)
     return self._left(point, text.owner)
@@ -276,7 +278,7 @@ class PrefixTree:
   def scores(self, match: Match) -> np.ndarray:
     """Returns what a head gave the tokens of a match, float32 [m, C].
 
-    NaN where it is not known yet: see `Scores`.
+    NaN where it is not known yet: see `texts.Scores`.
     """
     return nodes.scores(match.point)[: match.length]
 
@@ -290,6 +292,7 @@ class PrefixTree:
   def drop(self, point: nodes.Point) -> None:
     """Takes a point away, and all that only it needed."""
     del self._points[point]
+    self._changes += 1
     self._drawn.remove(point)
     node = point.node
     node.points.remove(point)
@@ -378,12 +381,16 @@ class PrefixTree:
     return np.full((count, classes), np.nan, np.float32)
 
   def _split(self, text: Text) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the tokens and the salt of each full page."""
-    whole = np.ascontiguousarray(text.tokens, np.int32).tobytes()
-    size = 4 * self._page
-    for begin in range(0, len(whole) - size + 1, size):
-      end = begin + size
-      yield whole[begin:end], text.salt(end // 4)
+    """Returns the tokens and the salt of each full page."""
+    count = len(text.tokens) // self._page
+    pages = [] if text.memo is None else text.memo.pages
+    for index in range(len(pages), count):
+      end = (index + 1) * self._page
+      tokens = np.ascontiguousarray(
+        text.tokens[end - self._page : end], np.int32
+      )
+      pages.append((tokens.tobytes(), text.salt(end)))
+    return itertools.islice(pages, count)
 
   def _better(self, best, text: Text, point: nodes.Point, common: int):
     """Returns the better one of a match and what a point allows."""

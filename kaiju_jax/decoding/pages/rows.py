@@ -351,10 +351,8 @@ class Rows:
       whole = match.length // self.page
       for kind, pages in self.tree.pages(match).items():
         if kind not in self._rings:
-          is_held_P = self._held(kind)
-          needs[kind] -= sum(
-            bool(is_held_P[page]) for x, page in pages.items() if x < whole
-          )
+          whole_N = [page for x, page in pages.items() if x < whole]
+          needs[kind] -= int(self._held(kind)[whole_N].sum())
     return counts, match, needs
 
   def _count(self, kind: str, length: int, extra: int) -> int:

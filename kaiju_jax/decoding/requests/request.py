@@ -201,7 +201,7 @@ def check(
     raise TypeError(
       f'{name}.sampling={request.sampling!r}: must be a sampling.Sampling.'
     )
-  stop.check_tokens(request.stop_tokens)
+  stop.check_tokens(request.stop_tokens, f'{name}.stop_tokens')
   for token in request.stop_tokens:
     if token >= vocab_size:
       raise ValueError(
@@ -227,9 +227,17 @@ def check(
         f'{name}.{field}={value}: must be {least}…{len(tokens_L)}, tokens of'
         ' the prompt.'
       )
-  if request.deadline is not None and not request.deadline > 0:
+  if not isinstance(request.scores_prompt, bool):
+    raise TypeError(
+      f'{name}.scores_prompt={request.scores_prompt!r}: must be True or False.'
+    )
+  deadline = request.deadline
+  is_number = isinstance(deadline, numbers.Real)
+  if isinstance(deadline, bool) or not (is_number or deadline is None):
+    raise TypeError(f'{name}.deadline={deadline!r}: must be seconds, or None.')
+  if deadline is not None and not deadline > 0:
     raise ValueError(
-      f'{name}.deadline={request.deadline!r}: must be seconds above 0, or None.'
+      f'{name}.deadline={deadline!r}: must be seconds above 0, or None.'
     )
   if not isinstance(request.guided, Guide | None):
     raise TypeError(f'{name}.guided={request.guided!r}: must be a Guide.')

@@ -11,6 +11,7 @@ the token that completes a stop string is the last.
 """
 
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Sequence
 import numbers
 
@@ -193,17 +194,23 @@ class Text:
     return shown
 
 
-def check_tokens(tokens: Collection[int]) -> None:
+def check_tokens(tokens: Collection[int], name: str = 'tokens') -> None:
   """Refuses stop tokens that are no tokens.
+
+  Args:
+    tokens: the stop tokens.
+    name: the argument's name in messages.
 
   Raises:
     TypeError, ValueError: names the first.
   """
+  if not isinstance(tokens, Iterable) or isinstance(tokens, str):
+    raise TypeError(f'{name}={tokens!r}: expected several integers.')
   for token in tokens:
     if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-      raise TypeError(f'tokens holds {token!r}: expected integers.')
+      raise TypeError(f'{name} holds {token!r}: expected integers.')
     if token < 0:
-      raise ValueError(f'tokens holds {token}: expected 0 or more.')
+      raise ValueError(f'{name} holds {token}: expected 0 or more.')
 
 
 def check_strings(strings: Sequence[str]) -> None:

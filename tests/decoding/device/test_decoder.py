@@ -58,6 +58,15 @@ def test_a_length_that_no_row_can_have_is_refused(decoder, length):
   assert not decoder.account.open_rows
 
 
+@pytest.mark.parametrize('length', [1.5, '3', True])
+def test_a_length_that_is_no_integer_is_refused(decoder, length):
+  with pytest.raises(TypeError, match=f'length={length!r}: must be an integer'):
+    decoder.open(length)
+  with pytest.raises(TypeError, match=f'extra={length!r}: must be an integer'):
+    decoder.open(3, length)
+  assert not decoder.account.open_rows
+
+
 def test_a_closed_row_keeps_neither_pages_nor_text(decoder):
   first, second = decoder.open(), decoder.open()
   decoder.extend_text([first, second], np.ones((2, 4), np.int32))

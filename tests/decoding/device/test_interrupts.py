@@ -22,6 +22,17 @@ def test_ctrl_c_comes_after_the_block():
   assert signal.getsignal(signal.SIGINT) == before
 
 
+def test_blocks_within_a_block_leave_the_handler_alone(monkeypatch):
+  swapped, swap = [], signal.signal
+  monkeypatch.setattr(
+    signal, 'signal', lambda *x: (swapped.append(x), swap(*x))[1]
+  )
+  for _ in range(2):
+    with interrupts.held(), interrupts.held(), interrupts.held():
+      pass
+  assert len(swapped) == 4
+
+
 def test_a_second_ctrl_c_meets_the_handler_that_the_first_one_left():
   came = []
 

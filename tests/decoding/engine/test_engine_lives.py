@@ -464,6 +464,48 @@ def test_a_scored_prompt_that_was_parked_has_its_scores_once():
   np.testing.assert_array_equal(found, np.arange(8))
 
 
+def test_what_waits_is_looked_up_anew_only_where_points_changed(
+  make, monkeypatch
+):
+  engine = make(rows=3, counts=(20, 14))
+  account, asked_for = engine.decoder.account, []
+
+  def counted(holder, name):
+    whole = getattr(holder, name)
+
+    def called(*arguments):
+      asked_for.append(name)
+      return whole(*arguments)
+
+    monkeypatch.setattr(holder, name, called)
+
+  one = engine.submit(asked(5, 30, 1))
+  engine.advance()
+  counted(account.tree, '_longest')
+  counted(account, 'free_pages')
+  for _ in range(5):
+    engine.advance()
+  assert not asked_for
+  large = engine.submit(asked(40, 14, 2))
+  for _ in range(5):
+    engine.advance()
+  assert not large.is_begun and one.reason is None
+  assert asked_for == ['_longest', *['free_pages'] * 5]
+  ended(engine, one, large)
+  assert is_expected(one) and is_expected(large)
+
+
+def test_a_short_prompt_behind_a_long_one_ends_within_three_rounds(make):
+  engine = make(rows=3, counts=(140, 40), length=256)
+  long = engine.submit(asked(200, 4, 1))
+  engine.advance()
+  short = engine.submit(asked(8, 1, 2))
+  assert ended(engine, short) <= 3
+  assert not long.is_drawing
+  ended(engine, long)
+  assert is_expected(short) and is_expected(long)
+
+
 def test_what_another_head_judged_runs_again(make):
   """Engines one after another over one decoder, and the points of each."""
   first = make(head='a head')

@@ -527,6 +527,12 @@ def test_rows_that_others_hold_are_an_error_not_a_wait(generator):
     ({'max_tokens': 2.0}, TypeError, r'\.max_tokens=2.0'),
     ({'sampling': None}, TypeError, r'\.sampling=None'),
     ({'stop_tokens': [256]}, ValueError, r'\.stop_tokens holds 256'),
+    ({'stop_tokens': [-1]}, ValueError, r'\.stop_tokens holds -1'),
+    ({'stop_tokens': 5}, TypeError, r'\.stop_tokens=5: expected several'),
+    ({'deadline': '1'}, TypeError, r"\.deadline='1': must be seconds"),
+    ({'deadline': True}, TypeError, r'\.deadline=True'),
+    ({'deadline': 0}, ValueError, r'\.deadline=0: .* above 0'),
+    ({'scores_prompt': 'yes'}, TypeError, r"\.scores_prompt='yes'"),
     ({'stop_strings': ['']}, ValueError, "strings holds ''"),
   ],
 )
