@@ -522,6 +522,18 @@ def test_what_another_head_judged_runs_again(make):
   assert reused == [11, 0, 0, 11, 11]
 
 
+def test_a_stop_that_is_read_late_is_judged_and_resumed(make):
+  """A round ahead, it is appended before anybody knows that it ends a text."""
+  engine = make(ahead=True, head='a head')
+  whole, _ = fake_device.expected(asked(4, 9, 1))
+  one = engine.submit(asked(4, 9, 1, stop_tokens=[whole[3]]))
+  ended(engine, one)
+  tokens = [*one.text().tokens, 9]
+  behind = engine.submit(request_lib.Request(tokens, 2, one.request.sampling))
+  ended(engine, behind)
+  assert behind.reused == 8 and is_judged(behind)
+
+
 def test_an_edit_is_not_judged_by_what_it_replaces(make):
   """Of a point, the tokens that are resumed count, and no others."""
   engine = make(head='a head')

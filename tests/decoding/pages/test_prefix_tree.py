@@ -231,6 +231,30 @@ def test_whatever_happens_every_slot_holds_its_text(seed):
     assert world.pages.held(kind) == 0
 
 
+def test_an_owner_neither_finds_nor_gets_anothers_private_tail():
+  """Tails of equal texts, behind the prefix and within its last page."""
+  world, tokens = World(), list(range(1, 12))
+  found = {}
+  for owner in (b'a', b'b'):
+    row = world.open(text_of(tokens, shared=9, owner=owner))
+    row.extend(11 - row.length)
+    found[owner] = world.record(row)
+    world.close(row)
+    world.check()
+  assert found[b'a'] is not found[b'b']
+  assert found[b'a'].last['global'] != found[b'b'].last['global']
+  other = text_of([*tokens, 1], 9, b'c')
+  assert world.tree.match(other).length == 9
+  # Whoever comes back uses his own, and keeps no other's.
+  (first, second) = world.tree.points()
+  assert (first, second) == (found[b'a'], found[b'b'])
+  match = world.tree.match(text_of([*tokens, 1], 9, b'a'))
+  assert match == (found[b'a'], 11)
+  world.tree.touch(match, b'a')
+  assert list(world.tree.points()) == [found[b'b'], found[b'a']]
+  assert not found[b'b'].use.owners.keys() & {b'a'}
+
+
 def test_a_conversation_resumes_where_it_ended_and_a_swipe_before_its_answer():
   world = World()
   turn = list(range(1, 22))

@@ -72,6 +72,27 @@ def test_stops_rise_to_the_prompt_and_none_is_far_from_the_next():
     assert gaps.min() > 0 and gaps.max() <= EVERY
 
 
+def test_nobody_waits_for_what_is_anothers_own():
+  """Of another owner's prompt that runs, what both say is shared will serve."""
+
+  def text(shared, owner, salt=b''):
+    return prefix_tree.Text(np.arange(20, dtype=np.int32), shared, owner, salt)
+
+  stops, other = [6, 12, 20], text(12, b'b')
+  found = [
+    recording.soon(text(shared, owner, salt), stops, other)
+    for shared, owner, salt in (
+      (12, b'b', b''),
+      (12, b'a', b''),
+      (6, b'a', b''),
+      (20, b'a', b''),
+      (0, b'a', b''),
+      (12, b'a', b'salt'),
+    )
+  ]
+  assert found == [19, 12, 6, 12, 0, 0]
+
+
 def test_a_turn_replaces_the_one_before_it_but_for_where_it_resumed():
   engine, history = Engine(), list(PREFIX)
   lengths = []
