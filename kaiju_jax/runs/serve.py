@@ -289,7 +289,7 @@ def publish_built_in(
 
 def warm(engine: engine_lib.Engine) -> None:
   """Compiles what requests run: prefills, steps, and a text that is resumed."""
-  engine.warm()
+  engine.warm(scores=True)
   tokens = np.ones(2 * engine.decoder.account.page + 2, np.int32)
   greedy = sampling.Sampling(temperature=0)
   for scores in False, False, True:

@@ -77,6 +77,7 @@ class Rounds:
   def __init__(self, decoder, chunk, bad=None, is_judged=False):
     self.shapes = sorted({(1, 8), (1, chunk), (4, max(chunk // 4, 1))})
     self.last_BLD = None
+    self.scored, self.waiting = chunk, 0
     self.ran, self.bad, self.is_judged = 0, bad, is_judged
     self._decoder, self._seeds, self._pending = decoder, {}, {}
 

@@ -7,6 +7,7 @@ and leave compile nothing.
 
 from collections.abc import Sequence
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -81,6 +82,10 @@ class Rounds:
     widths: rows of a step, ascending: few sequences do not pay for all rows.
     last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
       latest prefill, zeros beyond them; None before it.
+
+  Few prompts are scored, and what scores them compiles once per size of a
+  chunk. `warm` can put the larger sizes off: until `compile_next` has compiled
+  them, `score` takes chunks of the smaller ones.
   """
 
   def __init__(
@@ -119,6 +124,9 @@ class Rounds:
     self._first = decoder.jit(
       functools.partial(rounds.first, network), donate_argnums=1
     )
+    # Sizes whose scoring is put off, ascending; what was compiled since.
+    self._later: list[int] = []
+    self._scoring: dict[int, Any] = {}
     self._rows = max(rows for rows, _ in self.shapes)
     self._prefill = {
       is_scored: decoder.jit(
@@ -163,7 +171,7 @@ class Rounds:
     """Appends a chunk to a row's text, and scores successors of its tokens.
 
     Args:
-      chunk: at most as many tokens as the largest shape of one row has.
+      chunk: at most `scored` tokens.
       next_L: int32, the tokens that follow each of its tokens.
 
     Returns:
@@ -197,10 +205,14 @@ class Rounds:
       )
     return packed
 
-  def warm(self, lengths: Sequence[int] | None = None) -> None:
+  def warm(
+    self, lengths: Sequence[int] | None = None, scores: bool = False
+  ) -> None:
     """Compiles what sequences will run; they stay as they are.
 
     Args:
+      scores: whether prompts will be scored: the smallest size of it is
+        compiled now, and the others are left to `compile_next`.
       lengths: tokens that prompts which come alone are to be prefilled with;
         any by default, beside others too.
 
@@ -217,6 +229,10 @@ class Rounds:
     nothing_L = np.zeros(0, np.int32)
     for shape in shapes:
       ran = self._run([], shape, nothing_L, False)
+    if scores:
+      first, *later = (size for rows, size in self.shapes if rows == 1)
+      self._run([], (1, first), nothing_L, True)
+      self._later = [size for size in later if size not in self._scoring]
     self._draw([], ran)
     for width in self.widths:
       self._step_of((), width)
@@ -225,6 +241,39 @@ class Rounds:
       self.join(row, sampling_lib.Sampling(), nothing_L)
     finally:
       self._decoder.close(row)
+
+  @property
+  def scored(self) -> int:
+    """Tokens of a chunk whose successors are scored, at most."""
+    return max(
+      size
+      for rows, size in self.shapes
+      if rows == 1 and size not in self._later
+    )
+
+  @property
+  def waiting(self) -> int:
+    """How many compilations are put off."""
+    return len(self._later)
+
+  def compile_next(self) -> None:
+    """Compiles what was put off, the next of it; calls may go on meanwhile.
+
+    For a thread beside that of the calls. It runs nothing on the device.
+    """
+    decoder, size = self._decoder, self._later[0]
+    one, many = np.zeros(1, np.int32), np.zeros((1, size), np.int32)
+    arguments = (
+      decoder.params,
+      decoder.cache,
+      decoder.account.rings(),
+      self._state,
+      rounds.Chunks(one, many, many, one),
+      self._head,
+    )
+    lowered = self._prefill[True].lower(*jax.tree.map(_shape_of, arguments))
+    self._scoring[size] = lowered.compile()
+    self._later = self._later[1:]
 
   def shape_of(self, count: int) -> tuple[int, int]:
     """Returns the smallest shape of one row that takes so many tokens."""
@@ -256,8 +305,11 @@ class Rounds:
     )
     appends = {row: count for row, count in counts.items() if count}
     with interrupts.held():
+      function = self._prefill[is_scored]
+      if is_scored:
+        function = self._scoring.get(L, function)
       self._state, *ran = self._decoder.run(
-        self._prefill[is_scored],
+        function,
         self._state,
         packed,
         self._head,
@@ -299,3 +351,9 @@ class Rounds:
     given = set(rows)
     others = (x for x in range(self._decoder.rows) if x not in given)
     return [*rows, *others][:count]
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+  """Returns what a compilation needs to know of an array."""
+  sharding = x.sharding if isinstance(x, jax.Array) else None
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

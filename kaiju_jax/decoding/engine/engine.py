@@ -157,19 +157,21 @@ class Engine:
     self._searches.check(request, name)
     return tokens_L
 
-  def warm(self, prompts: Sequence[int] | None = None) -> None:
+  def warm(
+    self, prompts: Sequence[int] | None = None, scores: bool = False
+  ) -> None:
     """Compiles what runs, so that no request waits for it.
 
-    What scores a prompt compiles when it first runs.
-
     Args:
+      scores: whether prompts will be scored; what that takes compiles when it
+        first runs otherwise. See `compiled.Rounds.warm`.
       prompts: the lengths of prompts that come one at a time and are not to be
         scored; any by default, several at once too.
 
     Raises:
       pages.Full: no row is free.
     """
-    self.rounds.warm(prompts)
+    self.rounds.warm(prompts, scores)
     self._searches.warm(self.rounds)
 
   def submit(

@@ -56,11 +56,13 @@ class Prompts:
       prompts: sequences whose rows lack a part of their text.
       shape: of the call, (rows, tokens of each).
     """
-    chunks, judged = [], []
+    chunks, judged, size = [], [], shape[1]
+    if prompts[0].request.scores_prompt:
+      size = min(size, rounds.scored)
     for one in prompts:
       one.passed = 0
       begin = self._decoder.length_of(one.row)
-      end = min(begin + shape[1], one.length, *one.stops(begin))
+      end = min(begin + size, one.length, *one.stops(begin))
       tokens_L, draws = one.tokens(begin, end), end == one.length and one.draws
       chunks.append(compiled.Chunk(one.row, tokens_L, draws))
       judged.append(flights_lib.Judged(one, begin, end - begin))

@@ -145,6 +145,7 @@ class Worker:
   Attributes:
     engine: whose methods run in the thread alone, but for `check`.
     error: what ended the thread; None while it is well.
+    compilations: how many were put off when it was made.
   """
 
   def __init__(self, engine: engine_lib.Engine):
@@ -158,10 +159,17 @@ class Worker:
     self._thread = threading.Thread(
       target=self._run, name='engine', daemon=True
     )
+    # Compiling what is rare lets rounds go on, of what has compiled already.
+    self.compilations = engine.rounds.waiting
+    self._compiling = threading.Thread(
+      target=self._compile, name='compiling', daemon=True
+    )
 
   def start(self) -> None:
-    """Begins to run rounds."""
+    """Begins to run rounds, and compiles beside them what was put off."""
     self._thread.start()
+    if self.compilations:
+      self._compiling.start()
 
   @property
   def is_alive(self) -> bool:
@@ -285,8 +293,9 @@ class Worker:
     """Ends the thread after its round; what runs is cancelled."""
     self._is_stopping = True
     self._commands.put(lambda: None)
-    if self._thread.is_alive():
-      self._thread.join()
+    for thread in self._thread, self._compiling:
+      if thread.is_alive():
+        thread.join()
 
   def _end_sequence(self, stream: Stream) -> None:
     if stream.sequence is not None:
@@ -306,6 +315,15 @@ class Worker:
       _LOG.exception('the engine failed')
     finally:
       self._end()
+
+  def _compile(self) -> None:
+    rounds = self.engine.rounds
+    try:
+      while rounds.waiting and not self._is_stopping:
+        rounds.compile_next()
+    except Exception:
+      # What has compiled serves all the same, in more calls.
+      _LOG.exception('a compilation failed')
 
   def _round(self) -> None:
     for stream, sequence in self._streams.items():

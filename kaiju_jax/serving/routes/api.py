@@ -83,6 +83,7 @@ async def server(request: http.Request) -> responses.Response:
   """GET /v1/server: what the page tells its reader of the server."""
   context = request.app.state.context
   context.access.caller(request)
+  worker = context.worker
   return responses.JSONResponse(
     {
       'object': 'server',
@@ -92,6 +93,11 @@ async def server(request: http.Request) -> responses.Response:
       'context': context.model.length,
       'moderated': context.moderator.mode != 'unmoderated',
       'guided': context.guide is not None,
+      # Compilations that were left for after the start: none is waited for.
+      'warm': {
+        'ready': worker.compilations - worker.engine.rounds.waiting,
+        'of': worker.compilations,
+      },
       'authentication': not context.access.is_open,
     }
   )

@@ -1,6 +1,7 @@
 """The engine's thread: what arrives, what ends, and what is left behind."""
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -172,6 +173,36 @@ def test_a_failed_engine_ends_streams_and_refuses_the_next(make):
 
   run(main())
   assert not worker.is_alive
+
+
+def test_streams_go_on_while_what_is_rare_compiles():
+  engine = world.Engine()
+  engine.rounds.waiting = 2
+  begun, may_end = threading.Event(), threading.Event()
+
+  def compile_next():
+    begun.set()
+    may_end.wait(20)
+    engine.rounds.waiting -= 1
+
+  engine.rounds.compile_next = compile_next
+  worker = worker_lib.Worker(engine)
+  worker.start()
+  assert worker.compilations == 2 and begun.wait(20)
+
+  async def main():
+    return await read(await one(worker, 3))
+
+  assert run(main()) == fake_device.expected(world.request(3))[0]
+  assert engine.rounds.waiting == 2
+  stopping = threading.Thread(target=worker.stop)
+  stopping.start()
+  while not worker._is_stopping:
+    time.sleep(0.01)
+  may_end.set()
+  stopping.join(20)
+  # What is not needed any more is not begun.
+  assert engine.rounds.waiting == 1 and not worker._compiling.is_alive()
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(make):

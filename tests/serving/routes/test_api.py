@@ -383,8 +383,80 @@ def test_a_store_that_is_away_is_said_and_comes_back(server, monkeypatch):
   assert talked(server, session)['choices']
 
 
+def test_a_session_keeps_the_version_that_it_began_with(server):
+  made = created(server, greeting='Good day.', description='A' * 40)
+  path = f'/v1/characters/{made["id"]}'
+
+  def answered():
+    session = opened(server, made['id'])['id']
+    return session, talked(server, session)['kaiju']['prompt_tokens']
+
+  old, before = answered()
+  changed = fields(greeting='Hm?', description='B' * 90)
+  assert server.ask('PUT', path, {'fields': changed}, 'ann')['version'] == 2
+  new, after = answered()
+  assert after > before
+  prompts = []
+  submit = server.engine.submit
+
+  def noted(request, *arguments):
+    prompts.append(bytes(np.asarray(request.tokens).astype(np.uint8)))
+    return submit(request, *arguments)
+
+  server.engine.submit = noted
+  try:
+    talked(server, old, text=None, swipe=True)
+    talked(server, new, text=None, swipe=True)
+    assert server.ask('DELETE', path, owner='ann')['deleted']
+    # Removed, and both sessions go on as they began.
+    talked(server, old, text=None, swipe=True)
+    talked(server, new, text=None, swipe=True)
+  finally:
+    del server.engine.submit
+  assert b'A' * 40 in prompts[0] and b'B' not in prompts[0]
+  assert b'B' * 90 in prompts[1] and b'A' * 40 not in prompts[1]
+  assert prompts[2:] == prompts[:2]
+  assert len(prompts[0]) == before and len(prompts[1]) == after
+  # A turn further, too.
+  assert talked(server, old, 'And now?')['choices']
+
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_a_reply_that_a_stop_string_cut_is_kept_as_text(server, stream):
+  session = opened(server)['id']
+  whole = talked(server, session, seed=33, max_tokens=40)
+  text = whole['choices'][0]['message']['content']
+  place = next(n for n in range(8, 30) if text.index(text[n : n + 2]) == n)
+  stop = text[place : place + 2]
+  kept = []
+  append = server.context.store.append
+
+  def noted(*arguments, **options):
+    kept.append(options.get('tokens'))
+    return append(*arguments, **options)
+
+  server.context.store.append = noted
+  try:
+    body = {'stop': [stop], 'seed': 33, 'max_tokens': 40, 'swipe': True}
+    if stream:
+      asked = body | {'model': running.MODEL, 'session': session}
+      asked |= {'messages': [], 'stream': True}
+      server.ask('POST', '/v1/chat/completions', asked, 'ann')
+    else:
+      talked(server, session, None, **body)
+    talked(server, session, None, **body | {'stop': ['never']})
+  finally:
+    del server.context.store.append
+  messages = server.context.store.messages('ann', session)
+  assert messages[-2].text == text[:place] and messages[-2].finish == 'stop'
+  # Its tokens say more than its text, so that the text alone is kept.
+  assert kept[0] is None and messages[-2].tokens is None
+  assert kept[1] is not None and messages[-1].text == text
+
+
 def test_probes_say_how_the_server_is(server):
   assert server.get('/healthz') == b'ok\n'
   assert server.get('/readyz') == b'ready\n'
   about = server.get('/v1/server')
+  assert about['warm'] == {'ready': 0, 'of': 0}
   assert about['model'] == running.MODEL and not about['moderated']

@@ -1,0 +1,110 @@
+"""No request waits for a compilation, whatever it asks."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmarks import compilations
+from kaiju_jax.decoding.device import decoder as decoder_lib
+from kaiju_jax.decoding.engine import engine as engine_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.model import token_head
+from kaiju_jax.runs import serve
+from tests.decoding import toys
+
+LENGTH, CHUNK, ROWS = 64, 32, 4
+GUIDE = request_lib.Guide(2, 4, {'marked': -1.0})
+
+
+@pytest.fixture(
+  scope='module',
+  params=[False, pytest.param(True, marks=pytest.mark.slow)],
+  ids=['drawn', 'guided'],
+)
+def engine(request):
+  config = toys.config(layout='L0 G1', window=12, max_length=LENGTH)
+  head = (
+    {'w_DC': np.zeros((config.d_model, 1), np.float32), 'bias_C': np.zeros(1)},
+    token_head.TokenHeadConfig(('marked',)),
+  )
+  decoder = decoder_lib.Decoder(
+    toys.drawn(config),
+    config,
+    rows=ROWS,
+    length=LENGTH,
+    page=8,
+    extra=GUIDE.extra(8) if request.param else 0,
+  )
+  made = engine_lib.Engine(
+    decoder,
+    chunk=CHUNK,
+    head=head,
+    candidates=GUIDE.queries if request.param else 0,
+  )
+  serve.warm(made)
+  return made
+
+
+def requests(engine, seed):
+  rng = np.random.default_rng(seed)
+
+  def one(length, *settings, count=4, **options):
+    tokens = rng.integers(4, 61, length)
+    drawn = sampling.Sampling(*settings, seed=seed)
+    return request_lib.Request(tokens, count, drawn, **options)
+
+  return [
+    *(one(length, 0, scores_prompt=True) for length in (2, 5, 9, 17, 33, 60)),
+    *(one(length) for length in (1, 3, 8, 9, 31, 32, 33, 60)),
+    *[one(20, 0.7, 3, 0.9, 0.1, 1.2, shared=10)] * 4,
+    *(one(length, stop_tokens=(5,)) for length in (12, 40)),
+    *(
+      one(length, guided=GUIDE, count=8)
+      for length in (6, 30)
+      if engine.decoder.extra
+    ),
+  ]
+
+
+def run(engine, asked):
+  running = [engine.submit(one) for one in asked]
+  while not engine.is_idle:
+    engine.advance()
+  return [one.result() for one in running]
+
+
+def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
+  with compilations.seen() as seen:
+    before = [run(engine, requests(engine, 0)) for _ in range(2)]
+    for one in requests(engine, 1):
+      run(engine, [one])
+  assert not seen
+  assert engine.rounds.scored < CHUNK and engine.rounds.waiting == 1
+  running = [engine.submit(one) for one in requests(engine, 0)]
+  compiling = threading.Thread(target=engine.rounds.compile_next)
+  compiling.start()
+  while compiling.is_alive() or not engine.is_idle:
+    engine.advance() if not engine.is_idle else compiling.join()
+  assert engine.rounds.scored == CHUNK and not engine.rounds.waiting
+  with compilations.seen() as seen:
+    after = run(engine, requests(engine, 0))
+    run(engine, requests(engine, 2))
+  assert not seen
+  for one, other in zip(
+    [*before[0], *(x.result() for x in running)], after * 2
+  ):
+    assert one.tokens.tolist() == other.tokens.tolist()
+    if one.prompt_log_probabilities is not None:
+      np.testing.assert_allclose(
+        one.prompt_log_probabilities,
+        other.prompt_log_probabilities,
+        rtol=1e-4,
+        atol=1e-5,
+      )
+  # A cold engine's first scored prompt would compile: the counter counts.
+  with compilations.seen() as seen:
+    jax.jit(lambda x: x + 41)(np.zeros(3))
+  assert seen
