@@ -25,7 +25,7 @@ GUIDE = request_lib.Guide(2, 4, {'marked': -1.0})
   ids=['drawn', 'guided'],
 )
 def engine(request):
-  config = toys.config(layout='L0 G1', window=12, max_length=LENGTH)
+  config = toys.config(layout='G0', window=12, max_length=LENGTH)
   head = (
     {'w_DC': np.zeros((config.d_model, 1), np.float32), 'bias_C': np.zeros(1)},
     token_head.TokenHeadConfig(('marked',)),
