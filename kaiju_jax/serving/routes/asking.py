@@ -21,6 +21,7 @@ from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import stored_texts
 from kaiju_jax.serving.stores import characters
 
 _Kind = TypeVar('_Kind')
@@ -233,9 +234,7 @@ async def watched(
     errors.ApiError: 503 where there is a gate and no token-level head; 400
       for a text that is longer than what the gate reads.
   """
-  watch = context.moderator.watch(who.age, who.owner)
-  if watch.mode == 'closed':
-    raise errors.unavailable(f'{context_lib.CLOSED}.')
+  watch = _watch(context, who.age, who.owner)
   if watch.mode == 'moderated' and len(text) > gate.MOST:
     raise errors.invalid(
       f'{param}: {len(text):,} characters are new; the gate reads at most'
@@ -248,6 +247,54 @@ async def watched(
   if verdict.is_blocked:
     context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
   return watch, verdict.is_blocked
+
+
+async def check_stored(
+  context: context_lib.Context,
+  who: auth.Caller,
+  value: Any,
+  name: str,
+  is_public: bool = False,
+) -> None:
+  """Refuses what is to be stored where the gate blocks any text in it.
+
+  Args:
+    context: of the server.
+    who: asks.
+    value: dataclasses, mappings, sequences and strings.
+    name: what the request calls it.
+    is_public: whether all may see it: then minors' thresholds count.
+
+  Raises:
+    errors.ApiError: 400; 503 where nothing is answered, or the gate fails.
+  """
+  watch = _watch(context, None if is_public else who.age, who.owner)
+  if watch.mode == 'unmoderated':
+    return
+  pieces = list(stored_texts.pieces(value))
+  size = _JUDGED * sum(map(len, pieces))
+
+  def read() -> moderation.Verdict | None:
+    verdicts = map(watch.read, pieces)
+    return next((x for x in verdicts if x.is_blocked or x.has_failed), None)
+
+  verdict = await context.worked(size, read)
+  if verdict is None:
+    return
+  context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
+  if verdict.has_failed:
+    # No head reads what is shown of it, so that nothing stands in for the gate.
+    raise errors.unavailable(f'{name}: the safety gate cannot read it now.')
+  raise errors.invalid(
+    f'{name}: refused by the safety gate.', name, 'content_filter'
+  )
+
+
+def _watch(context: context_lib.Context, age, owner: str) -> moderation.Watch:
+  watch = context.moderator.watch(age, owner)
+  if watch.mode == 'closed':
+    raise errors.unavailable(f'{context_lib.CLOSED}.')
+  return watch
 
 
 def page(

@@ -52,7 +52,9 @@ async def made(request: http.Request) -> responses.Response:
   """POST /v1/characters: from fields, or from a card in JSON or PNG."""
   context, caller = await asking.entered(request)
   written, notes, is_public = await _written(request, context, caller)
-  return await _published(context, caller, written, notes, None, is_public)
+  return await _published(
+    context, caller, written, notes, None, bool(is_public)
+  )
 
 
 async def shown(request: http.Request) -> responses.Response:
@@ -68,7 +70,12 @@ async def changed(request: http.Request) -> responses.Response:
   character, _ = await _found(context, caller, request)
   written, notes, is_public = await _written(request, context, caller)
   return await _published(
-    context, caller, written, notes, character.id, is_public
+    context,
+    caller,
+    written,
+    notes,
+    character.id,
+    character.is_public if is_public is None else is_public,
   )
 
 
@@ -98,6 +105,10 @@ async def rolled_back(request: http.Request) -> responses.Response:
   context, caller = await asking.entered(request)
   asked = await asking.asked(request, context, caller, fields_lib.Rollback)
   name = request.path_params['id']
+  character = await context.stored(context.store.character, caller.owner, name)
+  if character.owner == caller.owner:
+    version = await context.stored(context.store.version, name, asked.version)
+    await _check(context, caller, version.fields, character.is_public)
   version = await context.stored(
     context.store.rollback, caller.owner, name, asked.version
   )
@@ -181,12 +192,13 @@ def _parsed(
 
 
 async def _published(
-  context, caller, written, notes, name: str | None, is_public: bool | None
+  context, caller, written, notes, name: str | None, is_public: bool
 ) -> responses.Response:
   """Stores a version, and answers with it."""
   size = len(json.dumps(card_fields.dump(written)))
   tokens = await context.worked(size, lambda: _prefix(context, written))
   context.limits.prompt(caller.owner, len(tokens), caller.rate)
+  await _check(context, caller, written, is_public)
   version = await context.stored(
     context.store.publish,
     caller.owner,
@@ -201,6 +213,16 @@ async def _published(
   )
   body = _shown(character, version, caller) | {'notes': list(notes)}
   return responses.JSONResponse(body, 200 if name else 201)
+
+
+async def _check(
+  context, caller, written: card_fields.Fields, is_public: bool
+) -> None:
+  """Refuses a card that the gate blocks, as written and as it greets."""
+  size = sum(map(len, (written.greeting, *written.alternate_greetings)))
+  greetings = await context.worked(size, lambda: turns.greetings(written))
+  texts = written, greetings
+  await asking.check_stored(context, caller, texts, 'fields', is_public)
 
 
 def _prefix(context, written: card_fields.Fields) -> np.ndarray:

@@ -10,7 +10,6 @@ from starlette import requests as http
 from starlette import responses
 from starlette import routing
 
-from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
@@ -35,6 +34,8 @@ async def opened(request: http.Request) -> responses.Response:
   """POST /v1/sessions: with a character, whose live version it keeps."""
   context, caller = await asking.entered(request)
   asked = await asking.asked(request, context, caller, fields.NewSession)
+  if asked.title:
+    await asking.check_stored(context, caller, asked.title, 'title')
   session = await context.stored(
     context.store.open_session,
     caller.owner,
@@ -74,17 +75,13 @@ async def edited(request: http.Request) -> responses.Response:
   size = len(asked.text)
   text = await context.worked(size, lambda: turns.stripped('text', asked.text))
   if asked.role == 'user':
-    _, is_blocked = await asking.watched(context, caller, text, 'text')
-    if is_blocked:
-      raise errors.invalid(
-        'text: refused by the safety gate.', 'text', 'content_filter'
-      )
     version = await context.stored(
       context.store.version, session.character, session.version
     )
     text = await context.worked(
       size, lambda: turns.written('text', version.fields, text)
     )
+  await asking.check_stored(context, caller, text, 'text')
   await context.stored(
     context.store.append,
     caller.owner,

@@ -1,0 +1,233 @@
+"""The gate reads all that is stored and shown: cards, titles and edits.
+
+The marker 'zorbifex' stands for a violation; the gate here is written by hand.
+"""
+
+import copy
+import json
+import urllib.error
+
+import pytest
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.cards import cards
+from kaiju_jax.serving.safety import stored_texts
+from tests.serving import running
+from tests.serving.routes import test_moderated
+
+MARKER = test_moderated.MARKER.decode()
+PLAIN = card_fields.Fields(
+  name='Ivo',
+  nickname='I',
+  description='A sailor.',
+  personality='calm',
+  scenario='a boat',
+  greeting='Hm?',
+  alternate_greetings=('Yes?', 'What?'),
+  examples='<START>\n{{user}}: Hi\n{{char}}: Hm',
+  system_prompt='Be brief.',
+  post_history='Stay calm.',
+  lore=(
+    card_fields.Lore(
+      keys=('lamp', 'oil'),
+      content='The lamp is lit.',
+      secondary_keys=('night',),
+      name='lamp',
+    ),
+  ),
+  creator='Ann',
+  notes='For the sea.',
+  tags=('sea', 'calm'),
+  version_name='1.0',
+  extensions={'world': {'place': ['a bay', {'tide': 'high'}]}},
+)
+
+
+class Moderator(test_moderated.Moderator):
+  """Blocks the marker, and for minors 'quamlith', too.
+
+  Reads the end of a text alone, as the gate does, and fails where it is told.
+  """
+
+  def __init__(self):
+    super().__init__(8)
+    self.has_failed = False
+
+  def watch(self, age, owner=''):
+    made = copy.copy(self)
+    made.tier = 'adult' if age == 'adult' else 'minor'
+    return made
+
+  def read(self, text):
+    words = [MARKER, 'quamlith'] if self.tier == 'minor' else [MARKER]
+    is_blocked = any(word in text[-2000:] for word in words)
+    verdict = super().read('')
+    return verdict._replace(is_blocked=is_blocked, has_failed=self.has_failed)
+
+
+@pytest.fixture(scope='module')
+def moderator():
+  return Moderator()
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory, moderator):
+  folder = tmp_path_factory.mktemp('server')
+  with running.server(folder, moderator=moderator) as server:
+    yield server
+
+
+def planted(value, word=MARKER):
+  """Yields (where, copy) with the word in each string, names included."""
+  if isinstance(value, str):
+    yield '', f'{value} {word}'
+  elif isinstance(value, dict):
+    for name, each in value.items():
+      for where, changed in planted(each, word):
+        yield f'.{name}{where}', value | {name: changed}
+  elif isinstance(value, list):
+    for index, each in enumerate(value):
+      for where, changed in planted(each, word):
+        yield (
+          f'[{index}]{where}',
+          [*value[:index], changed, *value[index + 1 :]],
+        )
+
+
+FIELDS = card_fields.dump(PLAIN)
+PLANTED = dict(planted(FIELDS))
+PLANTED['.extensions: a name'] = FIELDS | {'extensions': {MARKER: 1}}
+PLANTED['.notes: its beginning'] = FIELDS | {
+  'notes': f'{MARKER} ' + 'calm sea ' * 600
+}
+PLANTED['.greeting: by macros'] = FIELDS | {
+  'greeting': 'Say zorb{{// nothing}}ifex'
+}
+
+
+def refused(server, method, path, body, owner='ann', **options):
+  with pytest.raises(urllib.error.HTTPError) as caught:
+    server.ask(method, path, body, owner, **options)
+  error = json.loads(caught.value.read())['error']
+  assert MARKER not in json.dumps(error)
+  return caught.value.code, error['code']
+
+
+def made(server, **body):
+  return server.post('/v1/characters', 'ann', **{'fields': FIELDS} | body)['id']
+
+
+def known(server):
+  return server.get('/v1/characters', owner='ann')['data']
+
+
+def test_all_texts_are_planted():
+  texts = set(stored_texts.leaves(PLAIN)) - {'world', 'place', 'tide'}
+  assert len(texts) > 20
+  for text in texts:
+    wanted = f'{text} {MARKER}'
+    assert any(wanted in stored_texts.leaves(x) for x in PLANTED.values()), text
+
+
+@pytest.mark.parametrize('where', PLANTED)
+def test_no_text_of_a_card_passes(server, where):
+  before = known(server)
+  body = {'fields': PLANTED[where], 'public': True}
+  asked = refused(server, 'POST', '/v1/characters', body)
+  assert asked == (400, 'content_filter')
+  assert known(server) == before
+
+
+def test_however_a_card_is_published(server):
+  name = made(server)
+  path = f'/v1/characters/{name}'
+  before = server.get(path, owner='ann')
+  bad = card_fields.parse(PLANTED['.tags[1]'])
+  for public in True, False:
+    body = {'fields': PLANTED['.tags[1]'], 'public': public}
+    for method, where in ('POST', '/v1/characters'), ('PUT', path):
+      assert refused(server, method, where, body) == (400, 'content_filter')
+  for body, kind in (
+    (cards.to_json(bad), 'application/json'),
+    (cards.to_json(bad, 'v2'), 'application/json'),
+    (cards.to_png(bad), 'image/png'),
+  ):
+    for method, where in ('POST', '/v1/characters'), ('PUT', path):
+      asked = refused(server, method, where, body, kind=kind)
+      assert asked == (400, 'content_filter')
+  assert server.get(path, owner='ann') == before
+
+
+def test_what_all_may_see_passes_what_minors_have(server):
+  """An adult's own card may say more; published for all, or again, not."""
+  own = FIELDS | {'notes': 'quamlith'}
+  name = made(server, fields=own)
+  path = f'/v1/characters/{name}'
+  body = {'fields': own, 'public': True}
+  assert refused(server, 'PUT', path, body) == (400, 'content_filter')
+  server.ask('PUT', path, {'fields': FIELDS, 'public': True}, 'ann')
+  # It stays public where nothing is said of it.
+  body = {'fields': own}
+  assert refused(server, 'PUT', path, body) == (400, 'content_filter')
+  back = refused(server, 'POST', f'{path}/rollback', {'version': 1})
+  assert back == (400, 'content_filter')
+  assert server.get(path, owner='ben')['version'] == 2
+  server.ask('PUT', path, {'fields': FIELDS, 'public': False}, 'ann')
+  again = server.post(f'{path}/rollback', 'ann', version=1)
+  assert again['version'] == 1
+
+
+def test_nothing_is_published_while_the_gate_fails(server, moderator):
+  body = {'fields': FIELDS}
+  moderator.has_failed = True
+  try:
+    assert refused(server, 'POST', '/v1/characters', body)[0] == 503
+  finally:
+    moderator.has_failed = False
+  assert made(server)
+
+
+def test_titles_and_edits_of_both_roles_are_read(server):
+  body = {'character': running.CHARACTER, 'title': f'My {MARKER}'}
+  count = len(server.get('/v1/sessions', owner='ann')['data'])
+  assert refused(server, 'POST', '/v1/sessions', body)[1] == 'content_filter'
+  assert len(server.get('/v1/sessions', owner='ann')['data']) == count
+  session = server.post('/v1/sessions', 'ann', **body | {'title': 'Mine'})
+  path = f'/v1/sessions/{session["id"]}'
+  texts = MARKER, f'{MARKER} ' + 'calm sea ' * 600, 'zorb{{// nothing}}ifex'
+  for role, text in (
+    *(('user', text) for text in texts),
+    *(('assistant', text) for text in texts[:2]),
+  ):
+    body = {'role': role, 'text': text, 'parent': None}
+    asked = refused(server, 'POST', f'{path}/messages', body)
+    assert asked == (400, 'content_filter'), (role, text[:20])
+  kept = server.get(path, owner='ann')
+  assert kept['messages'] == session['messages']
+
+
+def test_what_stands_across_two_pieces_stands_whole_in_one():
+  for begin in range(1_400, 3_400, 7):
+    text = f'{"x" * begin} {MARKER} {"y" * 2_000}'
+    pieces = list(stored_texts.pieces(['short', text, 'short']))
+    assert any(MARKER in piece for piece in pieces), begin
+    assert max(map(len, pieces)) <= stored_texts.PIECE
+
+
+def test_a_server_without_a_head_says_that_it_is_closed(server, moderator):
+  moderator.mode = 'closed'
+  try:
+    asked = {'model': running.MODEL, 'prompt': 'Hello', 'max_tokens': 1}
+    for path, body in (
+      ('/v1/chat/completions', {'model': running.MODEL} | test_moderated.SAID),
+      ('/v1/completions', asked),
+      ('/v1/characters', {'fields': FIELDS}),
+    ):
+      assert refused(server, 'POST', path, body)[0] == 503
+    with pytest.raises(urllib.error.HTTPError) as caught:
+      server.get('/readyz')
+    assert caught.value.code == 503
+    assert caught.value.read() == b'closed: no token-level head\n'
+  finally:
+    del moderator.mode
+  assert server.get('/readyz') == b'ready\n'
