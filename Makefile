@@ -12,7 +12,9 @@ ARMS ?=
 PORT ?= 8000
 BIN := $(VENV)/bin
 # On Python 3.11 the versions that were tested, on a newer one the newest.
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Python compiles what is imported, a fifth of the files, at its first import.
+PIP := $(BIN)/python -m pip install --quiet --no-compile \
+  --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 # Most of the quick tests' time is compiling. LLVM's cheapest settings halve it, and
 # XLA's older emitters, which hand LLVM less code, take a third of the rest; newer
@@ -108,6 +110,7 @@ $(VENV)/.interchange-installed: setup.cfg pyproject.toml constraints.txt
 	    grep -o '[0-9.]*+cpu' | head -n 1); \
 	  test "$$cpu" || { echo 'No CPU build of torch found. To use one with CUDA:' \
 	    "$(BIN)/python -m pip install torch" >&2; exit 1; }; \
-	  $(BIN)/python -m pip install --quiet --no-deps $(TORCH_CPU) torch==$$cpu; }
+	  $(BIN)/python -m pip install --quiet --no-compile \
+	    --no-deps $(TORCH_CPU) torch==$$cpu; }
 	$(PIP) --editable '.$(EXTRAS)'
 	touch $@

@@ -77,18 +77,16 @@ class Lives:
     self.decoder.close(row)
 
 
+# Quick lives resume points in test_engine.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'changes',
   [
     {'quantization': toys.int8()},
-    pytest.param({'num_kv_heads': 3}, marks=pytest.mark.slow),
-    pytest.param(
-      {'dtype': 'bfloat16', 'layout': 'L0 L1'}, marks=pytest.mark.slow
-    ),
-    pytest.param({'layout': 'G0 G1'}, marks=pytest.mark.slow),
-    pytest.param(
-      {'quantization': toys.int8(kv_scale='channel')}, marks=pytest.mark.slow
-    ),
+    {'num_kv_heads': 3},
+    {'dtype': 'bfloat16', 'layout': 'L0 L1'},
+    {'layout': 'G0 G1'},
+    {'quantization': toys.int8(kv_scale='channel')},
   ],
   ids=str,
 )
