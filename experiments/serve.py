@@ -143,10 +143,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _serve() -> None:
-  if _CHAT.value:
-    from kaiju_jax.runs import chat
-
-    chat.split_processor()
   from kaiju_jax.runs import load
   from kaiju_jax.runs import serve
   from kaiju_jax.serving.http import log
@@ -155,6 +151,8 @@ def _serve() -> None:
   path = _MODEL.value
   http.check_free(_HOST.value, _PORT.value)  # Not after minutes of training.
   if _CHAT.value:
+    from kaiju_jax.runs import chat
+
     from .configs import chat as config
 
     if chat.ready(config.get_config(root=path), path, _say) is None:

@@ -50,7 +50,7 @@ def get_config(
       vocab_size=VOCABULARY,
       d_model=160,
       layout='L0 L1 L1 L1 L4 L4 G6',
-      num_heads=6,  # An even number: two devices share them.
+      num_heads=5,
       head_dim=32,
       d_ff=640,
       max_length=2048,

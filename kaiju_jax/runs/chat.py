@@ -13,32 +13,16 @@ import sys
 
 from kaiju_jax.data import bpe
 from kaiju_jax.runs import train
-from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.tasks.dialogues import rows
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import fit
 from kaiju_jax.training import workdir as workdir_lib
 
-_DEVICES = '--xla_force_host_platform_device_count'
 _TEXTS = 600  # Dialogues that the tokenizer is trained on; a second or two.
 
 
 def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
-
-
-def split_processor() -> None:
-  """Has JAX cut the processor into two devices, on which `ready` then trains.
-
-  A single device leaves a second core mostly idle, because a small model's
-  operations are too small to be divided. Call this before jax looks for
-  devices. A number of devices that XLA_FLAGS names already stays, and a single
-  core stays whole.
-  """
-  flags = os.environ.get('XLA_FLAGS', '')
-  if _DEVICES not in flags and (os.cpu_count() or 1) > 1:
-    os.environ['XLA_FLAGS'] = f'{flags} {_DEVICES}=2'.strip()
 
 
 def ready(
@@ -83,24 +67,8 @@ def ready(
       ' done, and the same command goes on.'
     )
     _tokenizer(experiment)
-  state = train.train(own or experiment, path, _mesh(own or experiment))
+  state = train.train(own or experiment, path)
   return path if int(state.step) == steps else None
-
-
-def _mesh(
-  experiment: experiment_lib.Experiment,
-) -> sharding_config.MeshConfig | None:
-  """Returns both halves of a split processor; None for one device alone."""
-  import jax
-
-  mesh = sharding_config.MeshConfig(tensor=2)
-  if jax.default_backend() != 'cpu' or jax.device_count() != mesh.devices:
-    return None
-  try:
-    fit.check(experiment, mesh)
-  except ValueError:  # An odd number of heads, for example.
-    return None
-  return mesh
 
 
 def _tokenizer(experiment: experiment_lib.Experiment) -> None:

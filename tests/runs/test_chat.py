@@ -1,13 +1,10 @@
 """A chat model is trained once, whatever comes between."""
 
 import json
-import os
 import types
 
-import jax
 import pytest
 
-from experiments.configs import chat as chat_config
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import config as data_config
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -60,7 +57,7 @@ def experiment(tmp_path):
 def test_it_trains_once_and_goes_on_where_it_stopped(
   experiment, tmp_path, monkeypatch
 ):
-  def trained(experiment, workdir, mesh=None, until=None):
+  def trained(experiment, workdir, until=None):
     with workdir_lib.open_workdir(workdir, experiment):
       step = until or experiment.loop.steps
       (workdir / workdir_lib.CHECKPOINTS / str(step)).mkdir(parents=True)
@@ -76,7 +73,7 @@ def test_its_tokenizer_is_trained_once(experiment, tmp_path, monkeypatch):
   experiment.model.vocab_size = 300
   seen = []
 
-  def trained(experiment, workdir, mesh):
+  def trained(experiment, workdir):
     # It is there, and whole, before the run begins.
     seen.append(tokenizer_lib.load(str(path), 300))
     return types.SimpleNamespace(step=0)
@@ -100,47 +97,6 @@ def test_a_tokenizer_in_a_workdir_moves_with_it(tmp_path):
   (tmp_path / 'tokenizer.json').touch()
   assert load.tokenizer_of(tmp_path, named) == str(tmp_path / 'tokenizer.json')
   assert load.tokenizer_of(tmp_path, '') == ''  # Bytes need no file.
-
-
-@pytest.mark.parametrize(
-  'cores, before, after',
-  [
-    (2, '', '--xla_force_host_platform_device_count=2'),
-    (8, '--xla_a=1', '--xla_a=1 --xla_force_host_platform_device_count=2'),
-    (1, '', ''),
-    (2, '--xla_force_host_platform_device_count=8', None),
-  ],
-)
-def test_a_processor_of_several_cores_is_split(
-  monkeypatch, cores, before, after
-):
-  monkeypatch.setenv('XLA_FLAGS', before)
-  monkeypatch.setattr(os, 'cpu_count', lambda: cores)
-  chat.split_processor()
-  assert os.environ['XLA_FLAGS'] == (before if after is None else after)
-
-
-@pytest.mark.parametrize(
-  'devices, heads, tensor',
-  [(2, 6, 2), (2, 5, None), (1, 6, None), (8, 6, None)],
-)
-def test_it_trains_on_both_halves_of_a_split_processor(
-  tmp_path, monkeypatch, devices, heads, tensor
-):
-  experiment = chat_config.get_config(root=str(tmp_path))
-  assert experiment.model.num_heads % 2 == 0
-  experiment.model.num_heads = heads
-  experiment.data.tokenizer = ''
-  seen = []
-
-  def trained(experiment, workdir, mesh):
-    seen.append(mesh and mesh.tensor)
-    return types.SimpleNamespace(step=0)
-
-  monkeypatch.setattr(jax, 'device_count', lambda: devices)
-  monkeypatch.setattr(train, 'train', trained)
-  chat.ready(experiment, tmp_path / 'chat', lambda _: None)
-  assert seen == [tensor]
 
 
 @pytest.mark.slow
