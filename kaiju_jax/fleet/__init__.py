@@ -1,1 +1,1 @@
-"""The fleet without a model: traffic, and what caches keep of it."""
+"""Simulated traffic of conversations, and simulated caches of it."""

@@ -1,16 +1,20 @@
-"""What caches have of each request's prompt: points, blocks, and an oracle.
+"""Simulated caches of prompts: points, blocks, and an oracle.
 
-All serve requests one after another, and keep what a request leaves behind in
-equal bytes. They differ in what can be resumed:
+Each cache serves requests one after another and keeps what a request leaves
+behind. The caches are compared at equal bytes. They differ in what a later
+prompt can resume:
 
-    Points    the engine's own `prefix_tree.PrefixTree`
-    Blocks    pages of 64 tokens as their own entries, the least recently used
-              dropped first, as peers do: global pages to the resumed length and
-              local pages of the window before it must be there
-    Oracle    anything that was ever seen, to the token: no cache has more hits
+    Points    the engine's own `prefix_tree.PrefixTree`. A point is a text whose
+              keys and values are kept; a prompt that begins with it resumes
+              there
+    Blocks    pages of 64 tokens as entries of their own, as other engines keep
+              them; the least recently used is dropped first. A prompt resumes
+              where all its global pages are kept, and the local pages of the
+              window before that place
+    Oracle    every token that it ever saw; no cache has more hits
 
-No tokens are generated; a row of the real tree takes, holds and releases pages
-as the engine's rows do.
+No tokens are generated. A simulated row takes, holds and releases pages of the
+real tree as the engine's rows do.
 """
 
 from collections.abc import Mapping
@@ -33,8 +37,8 @@ class Sizes(NamedTuple):
 
   Attributes:
     page: S, tokens of a page.
-    window: of the local layers.
-    page_bytes: of a page of each kind, over all layers of the kind.
+    window: tokens of the local layers' window.
+    page_bytes: {kind: bytes of a page, over all layers of the kind}.
     context: tokens of the longest text.
   """
 
@@ -45,22 +49,22 @@ class Sizes(NamedTuple):
 
   @property
   def token_bytes(self) -> float:
-    """Returns the bytes of a token whose keys and values are all kept."""
+    """Returns the bytes per token whose keys and values are all kept."""
     return sum(self.page_bytes.values()) / self.page
 
   @property
   def local_share(self) -> float:
-    """Returns the part of a cache's bytes that local pages get by default."""
+    """Returns the fraction of a cache's bytes for local pages, by default."""
     return recording.local_share(
       self.page_bytes, self.page, self.window, self.context
     )
 
 
 class Oracle:
-  """Keeps everything.
+  """A cache that keeps everything.
 
   Attributes:
-    tokens: how many different ones it has seen, each behind what it follows.
+    tokens: tokens seen; tokens that follow different texts count separately.
   """
 
   def __init__(self):
@@ -68,7 +72,7 @@ class Oracle:
     self.tokens = 0
 
   def serve(self, request: traffic.Request) -> int:
-    """Returns how many of the prompt's tokens were there."""
+    """Returns how many of the prompt's tokens the oracle had seen."""
     hits, is_known, chain = 0, True, 0
     for piece in (*request.prompt, request.answer):
       link = chain, piece.number
@@ -96,12 +100,12 @@ class Points:
     """Makes an empty tree.
 
     Args:
-      sizes: of the pages.
-      memory: bytes of both pools.
-      local: the part of it that local pages get; None for the default.
+      sizes: sizes of the model's pages.
+      memory: bytes of both pools together.
+      local: the fraction of `memory` for local pages; None for the default.
       every: most tokens of a prefill between two points.
-      between_turns: whether prompts and answers are recorded; otherwise
-        prefixes alone.
+      between_turns: whether prompts and answers are recorded; otherwise only
+        prefixes are.
     """
     self._sizes = sizes
     self._seconds = 0.0
@@ -126,7 +130,7 @@ class Points:
     return self._seconds
 
   def serve(self, request: traffic.Request) -> int:
-    """Returns how many of the prompt's tokens were there."""
+    """Records the request; returns how many prompt tokens it resumed."""
     self._seconds = request.seconds
     prompt = request.tokens()
     whole = np.concatenate([prompt, request.answer.tokens])
@@ -147,7 +151,7 @@ class Points:
         if self._between_turns or length <= request.shared:
           points.record(text(length), row.tables)
     except pages_lib.Full:
-      pass  # The request alone is larger than the pools: it leaves no more.
+      pass  # The request alone exceeds the pools: nothing more is recorded.
     finally:
       row.close()
       points.end()
@@ -155,7 +159,7 @@ class Points:
 
 
 class _Row:
-  """A row's tables while a request runs."""
+  """The page tables of a row while a request runs."""
 
   def __init__(self, tree, pages: pages_lib.Pages, sizes: Sizes):
     self._tree = tree
@@ -164,7 +168,7 @@ class _Row:
     self.tables: dict[str, dict[int, int]] = {kind: {} for kind in _KINDS}
 
   def resume(self, match: prefix_tree.Match | None) -> None:
-    """Holds what a match resumes, and copies its last page if it is cut."""
+    """Holds the pages of a match, and copies the last one if it is partial."""
     if match is None:
       return
     tables = self._tree.pages(match)
@@ -180,7 +184,7 @@ class _Row:
         table[last] = copy
 
   def grow(self, length: int) -> None:
-    """Takes the pages of a longer text, and lets go of what left the window."""
+    """Takes the pages of a longer text; releases those behind the window."""
     S, window = self._sizes.page, self._sizes.window
     count = -(-length // S)
     lowest = max(0, length - (window - 1)) // S
@@ -200,10 +204,11 @@ class _Row:
 
 
 class Blocks:
-  """Pages as entries of their own, the least recently used dropped first.
+  """Pages as separate entries; the least recently used is dropped first.
 
-  Both kinds of pages share one account of bytes and one order of use, and a
-  request uses its last pages first: so a prefix outlives what follows it.
+  Pages of both kinds share one budget of bytes and one order of use. A request
+  touches its pages from the last to the first, so that a prefix outlives the
+  text that follows it.
   """
 
   def __init__(self, sizes: Sizes, memory: float):
@@ -213,7 +218,7 @@ class Blocks:
     self._held: dict[tuple[str, bytes], None] = {}
 
   def serve(self, request: traffic.Request) -> int:
-    """Returns how many of the prompt's tokens were there."""
+    """Stores the request's pages; returns the prompt tokens that it resumed."""
     prompt = request.tokens()
     keys = self._keys(np.concatenate([prompt, request.answer.tokens]))
     blocks = self._resumed(keys, (len(prompt) - 1) // self._sizes.page)
@@ -229,7 +234,7 @@ class Blocks:
     return keys
 
   def _resumed(self, keys: list[bytes], most: int) -> int:
-    """Returns how many pages can be resumed."""
+    """Returns how many of the first `most` pages can be resumed."""
     reach = -(-(self._sizes.window - 1) // self._sizes.page)
     best = together = 0
     for index, key in enumerate(keys[:most]):
@@ -260,11 +265,11 @@ class Blocks:
 
 @dataclasses.dataclass
 class Tally:
-  """Tokens of prompts, and how many of them were there.
+  """Counts of prompt tokens over many requests.
 
   Attributes:
-    hits: those that were there.
-    tokens: all of them.
+    hits: tokens that the cache had.
+    tokens: all tokens.
   """
 
   hits: int = 0

@@ -1,9 +1,10 @@
-"""The engine's points, evicted by who knows what will be asked.
+"""The engine's prefix tree with an eviction that knows the future requests.
 
-The point goes whose conversation goes on last; of prefixes, that whose
-character gets its next conversation last. Belady's rule is the best where all
-entries are of one size. Points are not, and share pages: so this is no bound,
-but shows how much an eviction without foresight can still hope for.
+Eviction drops the point whose conversation's next request comes last. For a
+character's prefix, the next request is the first one of the character's next
+conversation. This is Belady's rule, which is optimal where all entries have one
+size. Points have several sizes and share pages, so the result is no upper
+bound; it shows how much an eviction without foresight could still gain.
 """
 
 import collections
@@ -18,7 +19,7 @@ from kaiju_jax.fleet import traffic
 
 
 class Foresight(caches.Points):
-  """The engine's prefix tree, which knows the trace."""
+  """The engine's prefix tree, with an eviction that knows the trace."""
 
   def __init__(
     self,
@@ -30,10 +31,11 @@ class Foresight(caches.Points):
     """Makes an empty tree.
 
     Args:
-      requests: all that will be served, in their order.
-      sizes: of the pages.
-      memory: bytes of both pools.
-      local: the part of it that local pages get; None for the default.
+      requests: all requests of the trace, in the order in which they are
+        served.
+      sizes: sizes of the model's pages.
+      memory: bytes of both pools together.
+      local: the fraction of `memory` for local pages; None for the default.
     """
     self._coming = _Coming(requests)
     super().__init__(sizes, memory, local)
@@ -48,18 +50,18 @@ class Foresight(caches.Points):
     )
 
   def serve(self, request: traffic.Request) -> int:
-    """Returns how many of the prompt's tokens were there."""
+    """Records the request; returns how many prompt tokens it resumed."""
     self._coming.serve(request)
     return super().serve(request)
 
 
 class _Coming:
-  """The numbers of the requests to come.
+  """The numbers of the requests that are still to come.
 
   Attributes:
-    turns: by conversation, of all its requests.
-    firsts: by character, of the first request of each conversation.
-    request: the one that is served.
+    turns: {conversation: its requests}.
+    firsts: {character: the first request of each of its conversations}.
+    request: the request that is being served.
   """
 
   def __init__(self, requests: Sequence[traffic.Request]):
@@ -80,12 +82,12 @@ class _Coming:
 
 
 class _Tree(prefix_tree.PrefixTree):
-  """A prefix tree that evicts what is asked for last."""
+  """A prefix tree that evicts the point that is needed last."""
 
   def __init__(self, coming: _Coming, *sizes):
     super().__init__(*sizes)
     self._coming = coming
-    # The requests to come that may resume each point.
+    # {point: the requests to come that may resume there}.
     self._asked: dict[nodes.Point, collections.deque[int]] = {}
 
   def record(

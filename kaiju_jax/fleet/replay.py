@@ -17,14 +17,14 @@ from kaiju_jax.model import paging
 
 
 class Row(NamedTuple):
-  """How caches of equal bytes did.
+  """Hit rates of caches of equal bytes.
 
   Attributes:
-    fraction: of the bytes that the oracle fills.
-    memory: bytes.
+    fraction: the caches' bytes over those that the oracle fills.
+    memory: bytes of each cache.
     points: fraction of all prompt tokens that the prefix tree had.
-    blocks: the same of pages as entries of their own.
-    foresight: the same of the prefix tree, had it known the trace.
+    blocks: the same for pages as entries of their own.
+    foresight: the same for the prefix tree that knows the trace.
   """
 
   fraction: float
@@ -35,13 +35,13 @@ class Row(NamedTuple):
 
 
 class Result(NamedTuple):
-  """One trace's replay.
+  """The replay of one trace.
 
   Attributes:
-    tokens: of all prompts.
+    tokens: tokens of all prompts.
     oracle: fraction of them that the oracle had.
     memory: bytes that the oracle filled.
-    rows: one per memory.
+    rows: one per fraction.
   """
 
   tokens: int
@@ -54,7 +54,7 @@ def sizes_of(config: model_config.ModelConfig) -> caches.Sizes:
   """Returns the sizes of a model's pages.
 
   Raises:
-    ValueError: a model without both kinds of layers.
+    ValueError: the model lacks local or global layers.
   """
   pools = paging.pools(config.layers(), 1, config.max_length)
   if set(pools) != {prefix_tree.GLOBAL, prefix_tree.LOCAL}:
@@ -62,7 +62,7 @@ def sizes_of(config: model_config.ModelConfig) -> caches.Sizes:
       'the model has layers of one kind alone; the replay compares caches of'
       ' models with local and global ones.'
     )
-  # A pool of one page more costs as much as the page.
+  # The bytes of a page are those that one more page adds to a pool.
   page_bytes = {}
   for kind in pools:
     one, two = (
@@ -83,15 +83,15 @@ def replay(
   local: float | None = None,
   noted: Callable[[str], None] = lambda what: None,
 ) -> Result:
-  """Serves a trace from the oracle, and from caches of parts of its bytes.
+  """Serves a trace from the oracle and from caches of fractions of its bytes.
 
   Args:
     requests: the trace.
-    sizes: of the model's pages.
-    fractions: of the oracle's bytes; 0.05 for a twentieth.
-    local: the part of the tree's bytes that local pages get; None for the
+    sizes: sizes of the model's pages.
+    fractions: fractions of the oracle's bytes.
+    local: the fraction of the tree's bytes for local pages; None for the
       default.
-    noted: called with what is done.
+    noted: receives the name of each cache whose replay is complete.
   """
   oracle = caches.Oracle()
   most = tally(requests, oracle)
@@ -116,7 +116,7 @@ def replay(
 
 
 def tally(requests: Sequence[traffic_lib.Request], cache) -> caches.Tally:
-  """Returns how many of the prompts' tokens a cache had."""
+  """Serves all requests; returns how many prompt tokens the cache had."""
   found = caches.Tally()
   for request in requests:
     tokens = sum(len(piece.tokens) for piece in request.prompt)
@@ -127,16 +127,16 @@ def tally(requests: Sequence[traffic_lib.Request], cache) -> caches.Tally:
 def of_prefixes(
   sizes: caches.Sizes, prefix: int, histories: Sequence[int], seed: int = 0
 ) -> list[float]:
-  """Returns the hits of turns whose caches keep characters' prefixes alone.
+  """Returns the hit rates of turns where only characters' prefixes are cached.
 
   Source 003 gives 60 % for 4 thousand tokens of history behind a prefix of 6
-  thousand, 37.5 % for 10 thousand, and nearly all of a first turn.
+  thousand tokens, 37.5 % for 10 thousand, and nearly all of a first turn.
 
   Args:
-    sizes: of the model's pages.
+    sizes: sizes of the model's pages.
     prefix: tokens of the character's prefix.
-    histories: tokens behind it, a turn each.
-    seed: of the tokens.
+    histories: tokens behind the prefix, one turn per entry.
+    seed: seed of the random tokens.
   """
   rng = np.random.default_rng(seed)
   pieces = [
@@ -158,7 +158,11 @@ def of_prefixes(
 
 
 def share(row: Row, result: Result) -> tuple[float, float, float]:
-  """Returns what points, blocks and foresight have of the oracle's hits."""
+  """Returns the fractions of the oracle's hits that the caches had.
+
+  In the order of `Row`: points, blocks, foresight; NaN where the oracle had
+  none.
+  """
   rates = row.points, row.blocks, row.foresight
   if not result.oracle:
     return (math.nan,) * len(rates)

@@ -1,15 +1,16 @@
-"""Frozen traffic of people who chat with characters: requests, without a model.
+"""Generates frozen traffic of conversations with characters, without a model.
 
 A fixed number of conversations is alive at a time. Each is with a character
-drawn by Zipf's law, goes on for a geometric number of turns, and then another
-begins. A turn's prompt is the character's prefix, the history, and a new
-message. A *swipe* asks for another answer to the same prompt; the last one is
-the one that history keeps. An *edit* replaces the second half of the last
-message. A full context drops to half of its history at once.
+that is drawn by Zipf's law. It lasts for a geometric number of requests; then
+another conversation begins. A turn's prompt is the character's prefix, the
+history, and a new message. A *swipe* requests another answer to the same
+prompt, and the history keeps the last answer. An *edit* replaces the second
+half of the last message. A history that outgrows its room drops its oldest
+pieces at once, down to half of the room.
 
-Source 003 gives the tiers, 10,000 requests in each, and prefixes of 4 to 16
-thousand tokens. All else is our guess, and is a field here, because other
-traces will be run than the frozen one.
+Source 003 gives the tiers, with 10,000 requests each, and prefixes of 4 to 16
+thousand tokens. All else is our guess. It is a field of `Traffic`, so that
+other traces can be drawn.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 _VOCABULARY = 2**15
-# The tokens of each tier's prefixes, fewest and most: our guess within 003's.
+# Fewest and most tokens of a prefix per tier: our guess within source 003's.
 TIERS = {
   'public': (4_096, 8_192),
   'official': (8_192, 16_384),
@@ -29,7 +30,7 @@ TIERS = {
 
 
 class Piece(NamedTuple):
-  """Some tokens that are new as a whole.
+  """A run of tokens that appears in prompts as a whole.
 
   Attributes:
     number: no other piece has it.
@@ -44,12 +45,12 @@ class Request(NamedTuple):
   """One request.
 
   Attributes:
-    seconds: when it comes, from the beginning of the trace.
+    seconds: when the request comes, from the beginning of the trace.
     character: number of the character.
-    session: number of the conversation; nobody else may know what it holds.
+    session: number of the conversation, which owns all text behind the prefix.
     kind: 'turn', 'swipe' or 'edit'.
-    prompt: the pieces of its prompt; the first one is the prefix.
-    answer: what will be generated.
+    prompt: the pieces of its prompt; the first is the character's prefix.
+    answer: the tokens that the model would generate.
   """
 
   seconds: float
@@ -61,7 +62,7 @@ class Request(NamedTuple):
 
   @property
   def shared(self) -> int:
-    """Returns the tokens of the prefix, which all users share."""
+    """Returns the number of tokens of the prefix, which all users share."""
     return len(self.prompt[0].tokens)
 
   def tokens(self) -> np.ndarray:
@@ -71,25 +72,25 @@ class Request(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """What a trace is drawn from.
+  """The parameters of a trace.
 
   Attributes:
-    seed: of every draw.
-    requests: how many.
-    characters: how many there are.
-    zipf: exponent of the law that characters are drawn by.
-    prefix: fewest and most tokens of a prefix, evenly on a logarithm.
+    seed: seed of every draw.
+    requests: number of requests.
+    characters: number of characters.
+    zipf: exponent of the law by which characters are drawn.
+    prefix: fewest and most tokens of a prefix; log-uniform between them.
     live: conversations that are alive at a time.
-    turns: mean turns of a conversation.
+    turns: mean requests of a conversation; swipes and edits count.
     swipes: fraction of the requests that ask for another answer.
-    edits: fraction that replace the last message.
-    pauses: fraction that come after hours.
-    hours: fewest and most of them.
-    think: median seconds between an answer and the next request.
+    edits: fraction that replace the second half of the last message.
+    pauses: fraction that are followed by a pause of hours.
+    hours: shortest and longest pause, in hours.
+    think: median seconds between two requests of a conversation.
     message: median tokens of a message.
     answer: median tokens of an answer.
-    longest: most tokens of either.
-    context: tokens that prompt and answer never exceed.
+    longest: most tokens of a message or an answer.
+    context: most tokens of a prompt and its answer together.
   """
 
   seed: int = 0
@@ -110,7 +111,7 @@ class Traffic:
   context: int = 32_768
 
   def __post_init__(self):
-    """Refuses traffic that cannot be meant.
+    """Refuses parameters that make no trace.
 
     Raises:
       ValueError: names the field, its value and what would be right.
@@ -145,7 +146,7 @@ def trace(traffic: Traffic) -> Iterator[Request]:
   def begun() -> '_Session':
     return _Session(next(numbers), characters.draw(rng), traffic, pieces)
 
-  # (when its next request comes, which, the conversation).
+  # (when its next request comes, a number that breaks ties, the conversation).
   waiting = [
     (rng.uniform(0, traffic.think), place, begun())
     for place in range(traffic.live)
@@ -163,7 +164,7 @@ def trace(traffic: Traffic) -> Iterator[Request]:
 
 
 class _Pieces:
-  """Draws pieces; equal numbers have equal tokens in every run."""
+  """Draws pieces; the same seed and number give the same tokens."""
 
   def __init__(self, seed: int):
     self._seed = seed
@@ -176,7 +177,7 @@ class _Pieces:
 
 
 class _Characters:
-  """The characters' prefixes, and how popular each is."""
+  """The characters' prefixes, drawn by Zipf's law."""
 
   def __init__(self, traffic: Traffic, pieces: _Pieces):
     rank = np.arange(1, traffic.characters + 1)
@@ -194,7 +195,7 @@ class _Characters:
 
 
 class _Session:
-  """One conversation: what its history holds, and what is asked next."""
+  """One conversation: its history, and its next request."""
 
   def __init__(self, number, character, traffic: Traffic, pieces: _Pieces):
     self._number = number
@@ -233,7 +234,7 @@ class _Session:
         self._history.pop(0)
 
   def _half(self, rng) -> Piece:
-    """Draws half of a message: an edit keeps the first."""
+    """Draws half of a message; an edit keeps the first half."""
     return self._pieces.draw(
       max(1, self._size(rng, self._traffic.message) // 2)
     )

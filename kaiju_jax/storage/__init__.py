@@ -1,1 +1,1 @@
-"""Plain data on disk: read strictly, written whole or not at all."""
+"""Plain data on disk: read strictly, and written whole or not at all."""

@@ -1,7 +1,7 @@
-"""Addresses such as gs://bucket/runs and s3://…, which are not paths.
+"""Refuses addresses such as gs://bucket/runs and s3://… in place of paths.
 
-pathlib turns gs://bucket into a folder 'gs:' in the current one, where a reader
-finds nothing.
+pathlib would turn gs://bucket into a folder 'gs:' in the current one, where a
+reader finds nothing.
 """
 
 import os
@@ -11,11 +11,11 @@ _ADDRESS = re.compile(r'[a-z][a-z0-9+.-]*://', re.IGNORECASE)
 
 
 def refuse(path: str | os.PathLike, name: str) -> None:
-  """Refuses an address where a path must stand.
+  """Refuses an address in place of a path.
 
   Args:
     path: as the user gave it, before pathlib has changed it.
-    name: what the error calls it.
+    name: the name of the field or flag, for the error.
 
   Raises:
     ValueError: `path` is an address.

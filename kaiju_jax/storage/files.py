@@ -1,4 +1,7 @@
-"""Files that a kill or a full disk leaves whole: the old one or the new one."""
+"""Writes files whole or not at all.
+
+A kill or a full disk leaves the old file or the new one.
+"""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -9,13 +12,13 @@ import pathlib
 import secrets
 from typing import Any
 
-# How the names of files end that are not whole yet.
+# The suffix of files that are not whole yet.
 PARTIAL = '.partial'
 
 
 @contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
-  """Adds to an OSError what was being written, and what to do.
+  """Adds to an OSError the name of what was being written, and a remedy.
 
   The error keeps its number and its type, because callers look at them.
   """
@@ -68,10 +71,11 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a new path beside `path`; what is written there replaces it.
+  """Yields a new path beside `path`; what is written there replaces `path`.
 
-  The path is another one for each writer, so that two of one file both write a
-  whole one. Where writing fails, it is removed, and `path` stays as it was.
+  Each writer gets a path of its own, so that two writers of one file both write
+  a whole file. If writing fails, the new file is removed and `path` stays
+  unchanged.
   """
   partial = path.with_name(f'.{path.name}.{secrets.token_hex(8)}{PARTIAL}')
   try:
@@ -85,11 +89,11 @@ def append(file: int, data: bytes) -> None:
   """Appends all of `data` to an open file, or nothing of it.
 
   Raises:
-    OSError: the data could not be written; the file is as it was before.
+    OSError: the data could not be written; the file has its old length.
   """
   end = os.fstat(file).st_size
   try:
-    # A nearly full disk takes a part first, and raises at the rest.
+    # A nearly full disk takes a part, and raises an error for the rest.
     while data:
       data = data[os.write(file, data) :]
   except OSError:

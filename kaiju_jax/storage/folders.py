@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all."""
+"""Writes a folder whole or not at all."""
 
 from collections.abc import Iterator
 import contextlib
@@ -12,9 +12,9 @@ from kaiju_jax.storage import files
 
 @contextlib.contextmanager
 def write_whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-  """Yields a folder beside `path` that is renamed to it once it is complete.
+  """Yields a folder beside `path` and renames it to `path` at the end.
 
-  Where writing fails or is interrupted, the folder is removed.
+  If writing fails or is interrupted, the folder is removed.
 
   Raises:
     ValueError: `path` is empty, or an address.
@@ -32,7 +32,7 @@ def write_whole(path: str | os.PathLike) -> Iterator[pathlib.Path]:
   try:
     partial.mkdir()
     yield partial
-    # safetensors makes files that only their owner may read.
+    # safetensors makes files that only the user who wrote them may read.
     mode = partial.stat().st_mode & 0o666
     for file in partial.iterdir():
       file.chmod(mode)

@@ -1,6 +1,7 @@
-"""One writer at a time: a file that the kernel locks for one process.
+"""Lets one process at a time write to a folder.
 
-The lock ends with its process, however that ends, so that none is ever stale.
+The kernel locks a file in the folder for the process. It frees the lock when
+the process ends for any reason, so that no lock is ever stale.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from typing import TextIO
 
 from kaiju_jax.storage import files
 
-# File → (process, thread, how often it entered). The kernel lets a process lock
-# a file twice, and frees the lock as soon as one of its descriptors is closed:
-# each file is therefore opened once per process.
+# {file: (process, thread, how often it entered)}. Each file is opened once per
+# process, because the kernel lets a process lock a file twice, and frees the
+# lock as soon as one of the descriptors is closed.
 _HELD: dict[str, tuple[int, int, int]] = {}
 _GUARD = threading.Lock()
 
@@ -24,19 +25,20 @@ _GUARD = threading.Lock()
 def held(
   path: str | os.PathLike, what: str, verb: str, flag: str
 ) -> Iterator[None]:
-  """Locks a file, which is made where it does not exist.
+  """Holds the lock of a file, which is made where it does not exist.
 
-  The thread that holds it may enter again.
+  The thread that holds the lock may enter again.
 
   Args:
-    path: the file; it will hold the process's number.
-    what: the folder that it guards, such as 'workdir runs/tiny', for errors.
-    verb: what the process that holds it does there, such as 'trains'.
+    path: the file; the process's number is written to it.
+    what: the folder that the lock guards, such as 'workdir runs/tiny', for
+      errors.
+    verb: what the process that holds the lock does there, such as 'trains'.
     flag: the command's flag that names the folder.
 
   Raises:
-    BlockingIOError: another process, or another thread of this one, holds it;
-      names the process.
+    BlockingIOError: another process, or another thread of this one, holds the
+      lock; names the process.
     OSError: the file cannot be made or written to.
   """
   name = os.path.realpath(path)

@@ -1,8 +1,8 @@
-"""Dataclasses to and from plain data, with no field guessed, lost or converted.
+"""Converts dataclasses to and from plain data without guessing a field.
 
 A run is read back from its `config.json`, and a model from its export, perhaps
 years later and by other tools. So a field that is unknown, missing or of
-another type is an error that names it.
+another type is an error that names the field. (An int is accepted as a float.)
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def dump(config: Any) -> dict[str, Any]:
 
 
 def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
-  """Returns the `cls` from which `dump` made `data`.
+  """Returns the instance of `cls` from which `dump` made `data`.
 
   Args:
     cls: a dataclass whose fields are bool, int, float, str, None, unions and
@@ -98,7 +98,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
 
 
 def _is_a(hint: Any, value: Any) -> bool:
-  """Whether a field takes a value: no bool as an int, but an int as a float."""
+  """Returns whether a type takes a value; an int is a float, a bool no int."""
   if isinstance(value, bool):
     return hint is bool
   if hint is float:

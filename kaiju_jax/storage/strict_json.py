@@ -1,12 +1,12 @@
-"""JSON of strangers: one meaning or none, within bounds of depth and size.
+"""Parses untrusted JSON unambiguously and within bounds of depth and size.
 
-Python's parser takes NaN, duplicate keys (of which the last counts), numbers
-that overflow to infinity, any depth and escaped halves of characters; a proxy
-or a client before us may read each of them in another way. All are refused, by
-name. What the parser would build is counted before it builds it: a megabyte of
-'[],[],' would become thirty, and a deep one overflows the stack.
+Python's parser takes NaN, duplicate keys (the last wins), numbers that overflow
+to infinity, any depth, and escaped halves of characters. A proxy or a client
+may read each of these differently. All are refused, by name. Brackets and
+commas are counted before the parser runs, because a megabyte of '[],[],' would
+become thirty megabytes of objects, and a deep text would overflow the stack.
 
-All of it takes linear time, whatever the text.
+The time is linear in the size of every text.
 """
 
 import json
@@ -14,25 +14,27 @@ import math
 import re
 from typing import Any
 
-# A string whose end is missing matches to the end of the text: the search stays
-# linear, and the parser finds the fault.
+# A string without an end matches to the end of the text, so that the search
+# stays linear; the parser reports the fault.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b'[]{}')))
 _AS_SQUARE = bytes.maketrans(b'{}', b'[]')
 _ESCAPED_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
-# Characters of the longest 64-bit integer; no slow conversion of more.
+# Characters of the longest 64-bit integer. Longer ones are refused without
+# the slow conversion.
 _DIGITS = 20
-# Where nothing matches, no integer exceeds 64 bits, and the parser's own
-# conversion is four times as fast: prompts may be lists of tokens.
+# Where nothing matches, no integer exceeds 64 bits. The parser's own conversion
+# is then used, because it is four times as fast and prompts may be lists of
+# tokens.
 _MANY_DIGITS = re.compile(r'[0-9]{19}')
 
 
 class Refused(ValueError):
-  """A text that is not taken; its message is a clause, without a full stop.
+  """A text that is refused; its message is a clause, without a full stop.
 
   Attributes:
-    fault: what is wrong, in a word: 'encoding', 'depth', 'values', 'json',
-      'duplicate', 'number' or 'surrogate'.
+    fault: what is wrong: 'encoding', 'depth', 'values', 'json', 'duplicate',
+      'number' or 'surrogate'.
   """
 
   def __init__(self, fault: str, message: str):
@@ -49,16 +51,16 @@ def read(
   """Returns the value of a JSON text.
 
   Args:
-    data: the text; its size is the caller's to bound.
-    depth: levels of objects and lists, at most.
-    values: commas, objects and lists, at most; None for any number.
+    data: the text; the caller bounds its size.
+    depth: most levels of objects and lists.
+    values: most commas, objects and lists together; None for any number.
     is_wide: whether integers may have more than 64 bits; Python bounds their
       digits.
 
   Raises:
-    Refused: not UTF-8; too deep or too many values; no JSON of RFC 8259; a key
-      that an object has twice; a number that is not finite, or an integer of
-      too many bits; one half of a character.
+    Refused: the text is not UTF-8 or no JSON of RFC 8259, or is too deep or has
+      too many values; or it holds a duplicate key, a number that is not finite,
+      an integer of too many bits, or one half of a character.
   """
   try:
     text = data.decode('utf-8')
@@ -91,8 +93,8 @@ def read(
 
 
 def _is_deeper(brackets: bytes, depth: int) -> bool:
-  """Returns whether square brackets are nested deeper."""
-  # Each pass takes the innermost level away; of a valid text nothing is left.
+  """Returns whether square brackets are nested deeper than `depth`."""
+  # Each pass removes the innermost level; a valid text leaves nothing.
   for _ in range(depth):
     brackets = brackets.replace(b'[]', b'')
   if not brackets:
@@ -101,10 +103,10 @@ def _is_deeper(brackets: bytes, depth: int) -> bool:
   for bracket in brackets:
     level += 1 if bracket == ord('[') else -1
     if level < 0:
-      return False  # They do not match, which the parser finds here.
+      return False  # The brackets do not match; the parser reports it.
     if level > depth:
       return True
-  # Unclosed ones are the parser's to find, too.
+  # The parser reports unclosed brackets, too.
   return level == 0
 
 

@@ -1,4 +1,4 @@
-"""Named tensors and their metadata in one safetensors file.
+"""Writes and reads named tensors and their metadata in one safetensors file.
 
 A kill or a full disk leaves the old file or the new one, whole.
 """
@@ -36,8 +36,8 @@ def read(
   """Returns a file's tensors and metadata.
 
   Args:
-    path: the file's path.
-    form: what `metadata['format']` must be.
+    path: the file.
+    form: the expected `metadata['format']`.
 
   Raises:
     OSError: the file is missing or cannot be read.
