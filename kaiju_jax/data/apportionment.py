@@ -1,24 +1,24 @@
-"""How many rows of each block every source of a mixture gets.
+"""Decides how many rows of each block come from each source of a mixture.
 
-Rows are counted in blocks of Q. After i rows, source s should have had
+Rows are counted in blocks of Q. After i rows, source s should have given
 
     W_s(i) = Σ w_s(row) over the rows before i
 
-where the weights of a row sum to 1. A whole number of rows cannot be W, but it
-can stay within one row of it: at the end of each block every source has had
-⌊W_s⌋ or ⌈W_s⌉ rows. What is over after all have ⌊W_s⌋ goes to the sources that
-must have another row soonest (the earliest i at which W_s reaches it). Giving
-it to the largest fractions instead fails where weights change: a source rounded
-up just before its weight falls to 0 stays ahead forever, and in some block more
-than Q rows would be due. The earliest deadline first meets all deadlines
-whenever any order does, and some order does, because the fractions themselves
-are a schedule.
+where the weights of a row sum to 1. A count of rows is whole and W is not, but
+the count can stay within one row of W: at the end of each block every source
+has given ⌊W_s⌋ or ⌈W_s⌉ rows. Every source first gets ⌊W_s⌋. The remaining rows
+go to the sources with the earliest deadlines, that is, the earliest i at which
+W_s reaches the source's next row. The usual rule, which prefers the largest
+fractions, fails where weights change: a source that was rounded up just before
+its weight falls to 0 would stay ahead forever, and in some block more than Q
+rows would be due. The earliest deadline first meets all deadlines whenever any
+order does. Some order does, because the fractions themselves are a schedule.
 
-The weights change once, from row `begin` to row `end`, linearly. Blocks are cut
-short there, so that no block holds rows of two stages.
+The weights change once, linearly from row `begin` to row `end`. A block ends at
+each of these two rows, so that no block holds rows of two stages.
 
-That each block's counts are exact is our guess at what a data mix is; the
-sources name mixes and give no weights.
+That each block's counts are exact is our guess; the sources name data mixes and
+give no weights.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-  """The weights of S sources over a run, each set summing to 1.
+  """The weights of S sources over a run; each set sums to 1.
 
   Attributes:
     first: float64[S], the weights of the rows before `begin`.
-    last: float64[S], those of the rows from `end` on.
+    last: float64[S], the weights of the rows from `end` on.
     begin: the row at which the weights begin to change.
-    end: the row at which they have changed; `begin` for a change at once.
+    end: the row at which the change is complete; `begin` for a sudden change.
   """
 
   first: np.ndarray
@@ -45,7 +45,7 @@ class Stages:
   end: int
 
   def sum_weights(self, row: int) -> np.ndarray:
-    """Returns float64[S], the weights' sums over the rows before `row`."""
+    """Returns float64[S], the sums of the weights of the rows before `row`."""
     inside = min(max(row - self.begin, 0), self.end - self.begin)
     changed = max(row - self.end, 0)
     if inside:
@@ -53,9 +53,9 @@ class Stages:
     return (row - changed) * self.first + changed * self.last
 
   def find_rows(self, counts: np.ndarray) -> np.ndarray:
-    """Returns float64[S], at which row each source's sum reaches its count.
+    """Returns float64[S], the rows at which the sums reach `counts`.
 
-    Infinity where it never does.
+    Infinity for a source whose sum never does.
     """
     at_begin, at_end = self.sum_weights(self.begin), self.sum_weights(self.end)
     with np.errstate(divide='ignore', invalid='ignore'):
@@ -79,11 +79,11 @@ def stages(
   """Returns the stages of a run of `total` rows.
 
   Args:
-    weights: of S sources, not negative, in any unit.
-    annealed: the same in the annealing stage.
+    weights: weights of S sources, not negative, in any unit.
+    annealed: their weights in the annealing stage, likewise.
     total: rows of the run.
-    anneal_at: fraction of them after which the weights begin to change.
-    anneal_over: fraction of them over which they change.
+    anneal_at: fraction of the rows after which the weights begin to change.
+    anneal_over: fraction of the rows over which they change.
   """
   begin = round(anneal_at * total)
   end = begin + round(anneal_over * total)
@@ -92,14 +92,14 @@ def stages(
 
 
 class Blocks:
-  """The blocks of a run, and how many rows of each source precede each."""
+  """The blocks of a run, and the rows of each source before each block."""
 
   def __init__(self, stages: Stages, size: int):
-    """Counts a block when a row of it, or of a later one, is asked for.
+    """Makes the blocks; their rows are counted when they are needed.
 
     Args:
       stages: the weights.
-      size: Q, rows of a block; the last one of a stage may be shorter.
+      size: Q, rows of a block; the last block of a stage may be shorter.
     """
     self._stages = stages
     self._size = size
@@ -107,11 +107,11 @@ class Blocks:
     blocks = -(-np.diff(self._starts) // size)
     self._firsts = np.concatenate([[0], np.cumsum(blocks)])
     self._counts = [np.zeros(len(stages.first), np.int64)]
-    # The loader's thread and a checkpoint may both ask.
+    # The loader's thread and a checkpoint may both count.
     self._lock = threading.Lock()
 
   def number(self, row: int) -> int:
-    """Returns the block of a row."""
+    """Returns the number of the block that holds a row."""
     stage = int(np.searchsorted(self._starts, row, 'right')) - 1
     return int(self._firsts[stage] + (row - self._starts[stage]) // self._size)
 
@@ -130,7 +130,7 @@ class Blocks:
       return self._counts[number]
 
   def _given(self, end: int, counts: np.ndarray) -> np.ndarray:
-    """Returns the counts after a block's rows, from those before it."""
+    """Returns the counts at row `end`, from those a block before."""
     wanted = self._stages.sum_weights(end)
     given = np.maximum(np.floor(wanted).astype(np.int64), counts)
     left = end - int(given.sum())

@@ -1,9 +1,9 @@
-"""Trains a tokenizer on a run's own text: byte-level BPE.
+"""Trains a byte-level BPE tokenizer on a run's own text.
 
-The library's file is what `data.tokenizer` takes. All bytes have a token, so
-that every text can be encoded, and `<s>` opens documents. No token reaches
-across a control character that structures a conversation (`chat.py`), so that
-a conversation's text has the tokens of its messages.
+`data/tokenizer.py` reads the file that it writes. All bytes have a token, so
+that every text can be encoded, and `<s>` opens documents. No token crosses a
+control character that structures a conversation (`data/chat.py`), so that a
+conversation's text has the tokens of its messages.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ SMALLEST = 257  # Tokens: `<s>` and the bytes.
 
 
 def train(path: pathlib.Path, texts: Iterable[str], vocab_size: int) -> None:
-  """Trains a tokenizer and writes its `tokenizer.json`; whole or not at all.
+  """Trains a tokenizer and writes its `tokenizer.json`, whole or not at all.
 
   Args:
     path: the file; its folder is made where it does not exist.
-    texts: what the merges are counted in.
-    vocab_size: tokens at most; fewer where the texts have fewer merges.
+    texts: the texts whose merges are counted.
+    vocab_size: most tokens; the texts may have fewer merges.
 
   Raises:
     OSError: the file cannot be written.

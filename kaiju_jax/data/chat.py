@@ -1,8 +1,8 @@
-r"""A conversation as tokens: who says what, between structural tokens.
+r"""Encodes conversations: roles and texts between structural tokens.
 
-A message is SOH role STX text ETX: the control characters 1, 2 and 3 of ASCII
-mean start of heading, start of text and end of text. With the byte tokenizer
-these are the tokens 1, 2 and 3:
+A message is SOH role STX text ETX. These are the control characters 1, 2 and 3
+of ASCII: start of heading, start of text and end of text. With the byte
+tokenizer they are the tokens 1, 2 and 3:
 
     \x01user\x02Hello\x03\x01assistant\x02Hi!\x03
 
@@ -11,16 +11,16 @@ must have a token of its own for each of the three characters.
 
     <|im_start|>user\nHello<|im_end|>\n
 
-Structure and text are encoded apart. So a message's tokens depend on the
+Structure and text are encoded separately. So a message's tokens depend on the
 message alone, and a conversation's tokens are those of its messages, one after
 another. Text never becomes structure: control characters are removed from it,
-and a structural token that a tokenizer makes of text is dropped.
+and structural tokens in an encoded text are dropped.
 
-A conversation to train on is ordinary text, `text_of(messages)`, which the
-text pipeline reads like any other. With bytes, and with a tokenizer of
-`data.bpe`, it has the very tokens of `Format.document`. With another tokenizer,
-merges across a control character could differ, and ChatML's tokens cannot be
-spelled in text at all.
+A conversation to train on is ordinary text, `text_of(messages)`, which the text
+pipeline reads like any other. With bytes, and with a tokenizer of
+`data/bpe.py`, it has exactly the tokens of `Format.document`. With another
+tokenizer, merges across a control character could differ, and text cannot spell
+ChatML's tokens.
 
 Our guess: the sources describe no format of messages.
 """
@@ -45,11 +45,11 @@ Pair = tuple[str, str]  # (role, text)
 
 
 def strip(text: str) -> str:
-  """Returns a text without control characters, whose lines end in '\\n'.
+  r"""Returns a text without control characters, whose lines end in '\n'.
 
   Raises:
     TypeError: not a string.
-    ValueError: a surrogate, which no encoding takes.
+    ValueError: a surrogate, which UTF-8 cannot encode.
   """
   if not isinstance(text, str):
     raise TypeError(f'text={text!r}: must be a string.')
@@ -66,7 +66,7 @@ def text_of(messages: Iterable[Pair]) -> str:
   """Returns a conversation as the text of a training document.
 
   Args:
-    messages: (role, text) of each.
+    messages: (role, text) of each message.
 
   Raises:
     TypeError, ValueError: an unknown role, or see `strip`.
@@ -78,14 +78,14 @@ def text_of(messages: Iterable[Pair]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Format:
-  """How a tokenizer's model reads messages; `format_of` makes it.
+  """The tokens of messages with one tokenizer; `format_of` makes it.
 
   Attributes:
     tokenizer: encodes roles and texts.
     name: 'control' or 'chatml'.
-    stop_tokens: any of them ends a reply: the end of a message, and what no
-      message holds, so that a model that skips the end does not go on to write
-      the next message.
+    stop_tokens: any of them ends a reply: the end of a message, and the other
+      structural tokens, so that a model that skips the end does not write the
+      next message.
   """
 
   tokenizer: tokenizer_lib.Tokenizer
@@ -96,7 +96,7 @@ class Format:
   _structure: np.ndarray
 
   def message(self, role: str, text: str) -> np.ndarray:
-    """Returns a whole message, int32 [L].
+    """Returns the tokens of a whole message, int32 [L].
 
     Raises:
       TypeError, ValueError: an unknown role, or see `strip`.
@@ -104,19 +104,19 @@ class Format:
     return self._whole(role, self.tokenizer.encode(strip(text)))
 
   def length(self, role: str, text: str) -> int:
-    """Returns how many tokens `message` returns; raises as it does."""
+    """Returns the number of tokens of `message`; raises as it does."""
     return len(self.message(role, text))
 
   def drawn(self, role: str, tokens) -> np.ndarray:
-    """Returns a message whose text's tokens are known, int32 [L].
+    """Returns a message whose text is given as tokens, int32 [L].
 
-    A text that was encoded anew may have other tokens than those that a model
-    drew, and a cache would not find it.
+    If the text were encoded again, it might have other tokens than those that
+    the model drew, and a cache would not find it.
 
     Args:
-      role: who says it.
-      tokens: of the text; structural ones, such as the stop token that ended
-        it, are left out.
+      role: the role of the message.
+      tokens: tokens of the text. Structural ones are dropped, such as the stop
+        token that ended it.
 
     Raises:
       ValueError: an unknown role.
@@ -124,7 +124,7 @@ class Format:
     return self._whole(role, np.asarray(tokens, np.int32))
 
   def opening(self, role: str = 'assistant') -> np.ndarray:
-    """Returns what stands before a message's text, int32 [L].
+    """Returns the tokens before a message's text, int32 [L].
 
     Raises:
       ValueError: an unknown role.
@@ -132,7 +132,7 @@ class Format:
     return self._openings[_role(role)].copy()
 
   def document(self, messages: Iterable[Pair]) -> np.ndarray:
-    """Returns a conversation that opens with `bos_id`, int32 [L].
+    """Returns the tokens of a conversation behind `bos_id`, int32 [L].
 
     Raises:
       TypeError, ValueError: see `message`.
@@ -147,11 +147,11 @@ class Format:
 
 
 def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
-  """Returns how conversations are written with a tokenizer.
+  """Returns the format of conversations with a tokenizer.
 
   Raises:
-    ValueError: the tokenizer has neither ChatML's tokens nor a token of its
-      own for each control character.
+    ValueError: the tokenizer has neither ChatML's tokens nor a token of its own
+      for each control character.
   """
   start, end = map(tokenizer.special, _CHATML)
   if start is not None and end is not None:
@@ -182,7 +182,7 @@ def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
 def _own(tokenizer: tokenizer_lib.Tokenizer, character: str) -> int:
   """Returns the one token that reads as a control character.
 
-  Some tokenizers put the sign of a space before it, which does not count.
+  Some tokenizers put the token of a space before it, which is ignored.
   """
   tokens = tokenizer.encode(character).tolist()
   found = [one for one in tokens if tokenizer.decode([one]) == character]

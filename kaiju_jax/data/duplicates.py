@@ -1,20 +1,20 @@
-"""Near-duplicates: documents that share most of their runs of five words.
+"""Finds near-duplicates: documents that share most of their runs of five words.
 
-Two documents are near-duplicates where the sets A and B of their 5-grams of
-words have
+Two documents are near-duplicates if the sets A and B of their 5-grams of words
+have
 
     |A ∩ B| / |A ∪ B| ≥ 0.8.
 
-All pairs are too many. MinHash (Broder 1997) keeps, for each of 128 random
-orders of all 5-grams, the first one of each set: it is the same for A and B
-with the probability of their Jaccard similarity J. The 128 are cut into 16
-bands of 8 rows, and a pair that agrees in one whole band is compared exactly.
-That happens with probability 1 − (1 − J⁸)¹⁶: 0.95 at J = 0.8, 0.9999 at
-J = 0.9, 0.01 at J = 0.4.
+There are too many pairs to compare all. MinHash (Broder 1997) keeps the first
+5-gram of each set in each of 128 random orders of all 5-grams. It is the same
+for A and B with a probability that is their Jaccard similarity J. The 128 are
+cut into 16 bands of 8 rows, and a pair that agrees in a whole band is compared
+exactly. That happens with probability 1 − (1 − J⁸)¹⁶: 0.95 at J = 0.8, 0.9999
+at J = 0.9, 0.01 at J = 0.4.
 
-A document of fewer than five words is one run, so that it is a duplicate of its
-own copies only. Our guess: the bands, the 5-grams and the 0.8, which are the
-literature's usual ones.
+A document of fewer than five words counts as one run, so that it duplicates
+only its own copies. Our guess: the bands, the 5-grams and the 0.8, which are
+the literature's usual values.
 """
 
 from collections.abc import Iterator
@@ -30,17 +30,18 @@ BANDS, ROWS = 16, 8
 LEAST = 0.8
 WORDS = 5
 _SEED = 5  # The orders are the same in every run.
-_BLOCK = 65_536  # 5-grams whose hashes are made at once: they fit in a cache.
+_BLOCK = 65_536  # 5-grams that are hashed at once; they fit in a CPU cache.
 
 
 class Found(NamedTuple):
-  """Near-duplicates among documents.
+  """The near-duplicates among N documents.
 
   Attributes:
-    group: int64 [N], for each document the first one of its group, which is
-      itself where it has no near-duplicate.
+    group: int64 [N], for each document the first document of its group; itself
+      where it has no near-duplicate.
     likeness: float64 [N], its Jaccard similarity with the first of its group.
-      In a chain, where each is like the next, it may be below what joins two.
+      It may be below the threshold in a chain, where each document resembles
+      only the next.
   """
 
   group: np.ndarray
@@ -51,7 +52,7 @@ class Found(NamedTuple):
     return np.flatnonzero(self.group == np.arange(len(self.group)))
 
   def groups(self) -> list[np.ndarray]:
-    """Returns the documents of each group that has several, in order."""
+    """Returns the documents of each group with several, in order."""
     order = np.argsort(self.group, kind='stable')
     cuts = np.flatnonzero(np.diff(self.group[order])) + 1
     return [one for one in np.split(order, cuts) if len(one) > 1]
@@ -68,10 +69,10 @@ def find(
 
   Args:
     texts: N documents.
-    bands: how many bands.
+    bands: number of bands.
     rows: rows of a band.
-    least: the Jaccard similarity from which on two are near-duplicates; 0
-      takes every pair that agrees in a band.
+    least: the least Jaccard similarity of near-duplicates; 0 joins every pair
+      that agrees in a band.
     watch: shows progress over the documents.
   """
   sets = list(words_lib.sets(watch(texts), WORDS))
@@ -89,7 +90,7 @@ def find(
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:
-  """Returns the similarity of two sets, each sorted and without repeats."""
+  """Returns the Jaccard similarity of two sorted arrays without repeats."""
   shared = len(np.intersect1d(one, other, assume_unique=True))
   return shared / (len(one) + len(other) - shared)
 
@@ -97,7 +98,7 @@ def jaccard(one: np.ndarray, other: np.ndarray) -> float:
 def _signatures(sets: Sequence[np.ndarray], count: int) -> np.ndarray:
   """Returns uint64 [N, count], each set's smallest hash in each random order.
 
-  An order is that of the products with an odd random number: the members are
+  An order is that of a scrambled linear function of the members, which are
   hashes already.
   """
   rng = np.random.default_rng(_SEED)
@@ -124,7 +125,7 @@ def _blocks(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _buckets(rows_NR: np.ndarray) -> Iterator[np.ndarray]:
-  """Yields the documents that agree in a band, several at a time, in order."""
+  """Yields each set of several documents that agree in a band, in order."""
   keys = words_lib.runs(rows_NR.T, len(rows_NR.T))[0]
   order = np.argsort(keys, kind='stable')
   cuts = np.flatnonzero(np.diff(keys[order])) + 1
@@ -134,11 +135,11 @@ def _buckets(rows_NR: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _join(sets, bucket, least, parents) -> None:
-  """Joins what is alike in a bucket, each with the first that is like it.
+  """Joins each document of a bucket with the first that it resembles.
 
-  A document that is like an earlier one need not be compared with later ones:
-  they are compared with the earlier one. So a thousand copies cost a thousand
-  comparisons.
+  A document that resembles an earlier one is not compared with later ones,
+  because they are compared with the earlier one. So a thousand copies cost a
+  thousand comparisons.
   """
   leaders = []
   for one in bucket:

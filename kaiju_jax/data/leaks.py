@@ -1,18 +1,18 @@
-"""Evaluation items that stand in training text: exact runs of 13 words.
+"""Finds evaluation items that stand in training text, by runs of 13 words.
 
 An item is leaked if at least half of its rare 13-grams stand in one training
-document. A 13-gram is rare if fewer than 10 training documents have it: a
-licence header, a site's navigation or a prompt's fixed words are in many, and
-say nothing of an item. An item of fewer than 13 words counts as one run of all
-its words.
+document. A 13-gram is rare if fewer than 10 training documents have it. A
+licence header, a site's navigation or a prompt's fixed words stand in many
+documents and tell nothing about an item. An item of fewer than 13 words counts
+as one run of all its words.
 
-The naive rule, any shared 13-gram, flags every item that quotes a licence; a
-rule that asks for all 13-grams misses an item with one word changed.
+Two simpler rules fail. "Any shared 13-gram" flags every item that quotes a
+licence, and "all 13-grams" misses an item with one word changed.
 
-An item with no rare 13-gram is *common*: boilerplate, or an item that was
-copied so often that this rule cannot tell it from boilerplate. Such items are
-listed apart, for a person to judge. Our guess: the half and the 10; 13 words
-are those of GPT-3 (arXiv 2005.14165).
+An item without a rare 13-gram is *common*: it is boilerplate, or it was copied
+so often that this rule cannot tell it from boilerplate. Such items are listed
+apart, for a person to judge. Our guess: the half and the 10; 13 words are those
+of GPT-3 (arXiv 2005.14165).
 """
 
 from collections.abc import Iterable
@@ -31,14 +31,14 @@ SHARE = 0.5
 
 
 class Leaks(NamedTuple):
-  """What of an evaluation set stands in training text.
+  """For each of N evaluation items, how much of it stands in training text.
 
   Attributes:
-    share: float64 [N], the largest share of an item's rare runs in one
-      training document; 0 for a common item.
+    share: float64 [N], the largest share of an item's rare runs in one training
+      document; 0 for a common item.
     document: int64 [N], that document; −1 where the share is 0.
     common: bool [N], items without a rare run.
-    touched: bool [N], items with any run in any document: the naive rule.
+    touched: bool [N], items with any run in any document (the naive rule).
   """
 
   share: np.ndarray
@@ -47,7 +47,7 @@ class Leaks(NamedTuple):
   touched: np.ndarray
 
   def find_leaked(self, share: float = SHARE) -> np.ndarray:
-    """Returns bool [N], the items whose share is at least this."""
+    """Returns bool [N], the items with at least this share."""
     return (self.share >= share) & (self.document >= 0)
 
 
@@ -57,12 +57,12 @@ def find(
   rare_below: int = RARE_BELOW,
   watch: similarity.Watch = similarity.ignore_progress,
 ) -> Leaks:
-  """Returns what of the items stands in the documents.
+  """Returns how much of each item stands in the documents.
 
   Args:
     items: N evaluation items.
-    documents: the training documents; read once.
-    rare_below: a run is rare if fewer documents have it.
+    documents: the training documents, which are read once.
+    rare_below: a run is rare if fewer documents than this have it.
     watch: shows progress over the documents.
   """
   words = words_lib.Words()
@@ -103,13 +103,13 @@ def find(
 
 
 def _present(wanted: np.ndarray, runs: np.ndarray) -> np.ndarray:
-  """Returns which places of the sorted `wanted` are among the runs."""
+  """Returns the places in the sorted `wanted` whose runs are among `runs`."""
   places = np.minimum(np.searchsorted(wanted, runs), len(wanted) - 1)
   return np.unique(places[wanted[places] == runs])
 
 
 def _table(runs, documents, shape) -> sparse.csr_array:
-  """Returns float32 [runs, documents], 1 where a run stands in a document."""
+  """Returns float32 [runs, documents], 1 where a document has a run."""
   rows = np.concatenate([*runs, np.zeros(0, np.int64)])
   columns = np.concatenate([*documents, np.zeros(0, np.int64)])
   ones = np.ones(len(rows), np.float32)
@@ -117,11 +117,11 @@ def _table(runs, documents, shape) -> sparse.csr_array:
 
 
 def _shares(places, table, rare_below):
-  """Returns each item's share, document, and whether it is common or touched.
+  """Returns `share`, `document`, `common` and `touched` of items.
 
   Args:
-    places: for each item, the rows of its runs.
-    table: which run stands in which document.
+    places: for each item, the rows of its runs in `table`.
+    table: 1 where a document has a run.
     rare_below: see `find`.
   """
   present = np.diff(table.indptr)
@@ -130,7 +130,7 @@ def _shares(places, table, rare_below):
   rows = np.repeat(np.arange(len(places)), lengths)
   columns = np.concatenate(places)
   touched = np.bincount(rows, present[columns], len(places)) > 0
-  # Without the others, whose documents would fill the product.
+  # Common runs are left out, because their documents would fill the product.
   rows, columns = rows[rare[columns]], columns[rare[columns]]
   items = sparse.csr_array(
     (np.ones(len(rows), np.float32), (rows, columns)),

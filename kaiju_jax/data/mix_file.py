@@ -1,18 +1,18 @@
-"""mix.json: the sources of a mixture and their weights, in a file.
+"""Writes and reads mix.json, a file of a mixture's sources and their weights.
 
     {
       "sources": [{"name": "code", "path": "data/code", "weight": 0.7}, …],
       "target": "data/exam", "method": "em", …
     }
 
-Training reads `sources` alone: the fields of `data/config.SourceConfig`, of
-which `anneal` may be left out. All other keys are the account of how the
-weights were found, for people and for reports. Paths are as in `data.path`:
-relative ones start at the folder that a command is called in.
+Training reads only `sources`: the fields of `data/config.SourceConfig`, where
+`anneal` may be absent. All other keys are the account of how the weights were
+found, for people and reports. Paths are as in `data.path`: relative ones start
+at the folder in which a command runs.
 
-`data.mix` names such a file. A run looks at it once, when it starts or
-resumes, and its workdir's config.json holds the sources themselves: the file
-may go away, and a resumed run whose file has other weights by then is refused.
+`data.mix` names such a file. A run reads it once, when it starts or resumes,
+and stores the sources in its workdir's config.json. The file may then be
+deleted. A resumed run refuses a file whose weights have changed.
 """
 
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ def write(
   Args:
     path: the file.
     sources: names, paths and weights.
-    account: how the weights were found, in what JSON can hold.
+    account: how the weights were found, as data that JSON can hold.
 
   Raises:
-    ValueError: sources that a run would refuse, an account of the name
+    ValueError: sources that a run would refuse, an account with the key
       `sources`, or a number in it that is not finite.
     OSError: the file cannot be written.
   """
@@ -59,7 +59,7 @@ def read(path: str | os.PathLike) -> tuple[data_config.SourceConfig, ...]:
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: it is not JSON, holds no sources, or one of them has a field
-      that is unknown, missing or ill-typed, or a weight that means nothing.
+      that is unknown, missing, ill-typed or out of range.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -90,21 +90,21 @@ def read(path: str | os.PathLike) -> tuple[data_config.SourceConfig, ...]:
 
 
 def _with_defaults(source: Any) -> Any:
-  """Returns a source whose annealing weight, if absent, is as its weight."""
+  """Returns a source; an absent annealing weight gets its default."""
   if not isinstance(source, Mapping):
     return source
   return {'anneal': data_config.SourceConfig('', '').anneal, **source}
 
 
 def resolve(config: data_config.DataConfig) -> data_config.DataConfig:
-  """Returns the config with the sources of `config.mix`, which is then ''.
+  """Returns the config with the sources of `config.mix`, which becomes ''.
 
-  Where the config has sources of its own, the file must name the same ones.
-  It gives their weights, and the config the rest.
+  If the config has sources of its own, the file must name the same ones. Their
+  weights then come from the file, and everything else from the config.
 
   Raises:
-    OSError, ValueError: see `read`; or the file names other sources. Both name
-      `data.mix`.
+    OSError, ValueError: see `read`; or the file names other sources. Errors
+      name `data.mix`.
   """
   if not config.mix:
     return config

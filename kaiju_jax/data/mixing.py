@@ -1,36 +1,38 @@
-"""Weights of whole sources that make their mix most similar to a target.
+"""Finds the weights of sources whose mix is most similar to a target.
 
 A mix of sources with weights w (shares of its tokens: w ≥ 0, Σ w = 1) has the
-vector Σ_s w_s μ_s, where μ_s is the mean of a source's documents, each weighted
-by its tokens. Two objectives:
+vector Σ_s w_s μ_s, where μ_s is the mean of a source's document vectors,
+weighted by the documents' tokens. There are two objectives:
 
     em             max Σ_j t_j ln Σ_s w_s p_sj, over distributions of n-grams:
                    the target t is most likely under the mix. Expectation
                    maximization, w_s ← w_s Σ_j t_j p_sj / Σ_r w_r p_rj
     least_squares  min ‖μ_t − Σ_s w_s μ_s‖², over any vectors
 
-and, to compare with, `proportional`: all text as it is, whatever the target.
+and, for comparison, `proportional`, which weights each source by its tokens and
+ignores the target.
 
-A source may be read a given number of times at most, so that w_s ≤ c_s. In EM
-the step then becomes w_s = min(c_s, λ r_s), where r is what it would be without
-the bounds and λ makes the sum 1: that maximizes Σ_s r_s ln w_s within them, and
-so no step lowers the likelihood. Least squares is solved exactly, by active
-sets: each source is at 0, at its bound, or free.
+A bound w_s ≤ c_s limits how often a source is read. Under bounds, an EM step is
+w_s = min(c_s, λ r_s), where r_s is the step without bounds and λ makes the sum
+1. This maximizes Σ_s r_s ln w_s within the bounds, so that no step lowers the
+likelihood. Least squares is solved exactly, by active sets: each source is at
+0, at its bound, or free.
 
-Both problems are convex, and both come with their certificate: with g the
+Both problems are convex, and each solution has a certificate. With g the
 gradient of what is minimized,
 
     gap(w) = g·w − min_v g·v        v over all weights that are allowed
 
-is at least as large as what w is above the optimum, and is 0 there only.
+is an upper bound on how far w is above the optimum. It is 0 only at the
+optimum.
 
-Intervals are the Bayesian bootstrap's (Rubin 1981): every document of target
-and sources gets a weight drawn from Exp(1), and the problem is solved anew.
-Unlike drawing documents with replacement it leaves none out, so that no n-gram
-of a source vanishes.
+Intervals come from the Bayesian bootstrap (Rubin 1981): every document of the
+target and the sources gets a weight drawn from Exp(1), and the problem is
+solved again. Drawing documents with replacement would leave some out, and with
+them n-grams of a source; this does not.
 
-The fewer n-grams a source has, the noisier is its p_s, and EM averages the
-noise away by spreading the weights: a weight that should be 0 is then some
+The fewer n-grams a source has, the noisier is its p_s. EM averages the noise
+away by spreading the weights, so that a weight that should be 0 becomes some
 hundredths. The intervals do not show this bias; least squares has less of it.
 
 From the sources: a mix "as similar as possible to the task being optimized
@@ -46,16 +48,16 @@ from kaiju_jax.data import similarity
 
 METHODS = ('em', 'least_squares', 'proportional')
 _EPSILON = 1e-12
-# A move of the weights that is smaller is rounding.
+# Smaller moves of the weights are rounding errors.
 _SETTLED = 1e-9
 
 
 class Mean(NamedTuple):
-  """Documents that are averaged, in one collection.
+  """Documents of one collection, to be averaged.
 
   Attributes:
     vectors: float [N, D], one row per document.
-    tokens: [N], the weight of each in the mean, positive.
+    tokens: [N], the weight of each document in the mean, positive.
   """
 
   vectors: similarity.Embedded
@@ -65,7 +67,7 @@ class Mean(NamedTuple):
     """Returns float64 [R, D], the mean under each row of document weights.
 
     Args:
-      draws_RN: factors of the documents' weights; None for ones, R = 1.
+      draws_RN: factors on the documents' weights; None for ones, with R = 1.
     """
     weights = np.asarray(self.tokens, np.float64)[None]
     if draws_RN is not None:
@@ -75,11 +77,11 @@ class Mean(NamedTuple):
 
 
 class Solved(NamedTuple):
-  """Weights, and how sure they are to be the best.
+  """Weights, and a bound on their distance from the optimum.
 
   Attributes:
     weights: float64 [S].
-    gap: bound on what the objective could still improve by.
+    gap: the most by which the objective could still improve.
   """
 
   weights: np.ndarray
@@ -93,9 +95,10 @@ class Mix(NamedTuple):
     weights: float64 [S].
     low, high: float64 [S], the 95 % bootstrap interval of each weight.
     gap: see `Solved`.
-    distances: float64 [S], of each source alone from the target.
-    distance: of the mix from the target.
-    pooled: of all sources from the target, each with its share of the tokens.
+    distances: float64 [S], the distance of each source alone from the target.
+    distance: the distance of the mix from the target.
+    pooled: the distance of all sources' text together, each with its share of
+      the tokens.
   """
 
   weights: np.ndarray
@@ -114,9 +117,9 @@ def bounds(
 
   Args:
     sizes: tokens of each source.
-    tokens: tokens of the run; 0 where they are not known: no bound.
+    tokens: tokens of the run; 0 where they are not known, for no bounds.
     epochs: how often a source may be read.
-    field: what the error calls `tokens`.
+    field: the name of `tokens` in errors.
 
   Raises:
     ValueError: all sources together are too small.
@@ -147,7 +150,7 @@ def solve(
     target_D: float64, mean of the target.
     means_SD: float64, mean of each source.
     bounds_S: largest weights, with a sum of at least 1; None for ones.
-    start_S: where EM begins; by default, with equal weights.
+    start_S: where EM begins; by default at equal weights.
   """
   if bounds_S is None:
     bounds_S = np.ones(len(means_SD))
@@ -166,7 +169,8 @@ def em(
 ) -> Solved:
   """Returns the most likely weights; the gap is in nats per n-gram.
 
-  Buckets that no source has are left out: they say nothing of the weights.
+  Buckets that no source has are ignored, because they say nothing about the
+  weights.
   """
   seen_D = (target_D > 0) & np.any(means_SD > 0, axis=0)
   target_D, means_SD = target_D[seen_D], means_SD[:, seen_D]
@@ -189,7 +193,7 @@ def least_squares(
   target_D: np.ndarray, means_SD: np.ndarray, bounds_S: np.ndarray
 ) -> Solved:
   """Returns the weights of the nearest mix; the gap is in squared distance."""
-  # Σ w = 1, so that what is left is Σ w_s (μ_s − μ_t).
+  # Because Σ w = 1, the difference is Σ w_s (μ_s − μ_t).
   apart_SD = means_SD - target_D
   products_SS = apart_SD @ apart_SD.T
   scale = np.trace(products_SS) / len(products_SS) or 1.0
@@ -227,7 +231,7 @@ def _to_the_best(products_SS, weights_S, free_S) -> np.ndarray:
 
 
 def _move(weights_S, move_S, bounds_S, free_S):
-  """Goes as far as the first bound; a weight that reaches one stays there."""
+  """Moves up to the first bound; a weight that reaches one becomes fixed."""
   with np.errstate(divide='ignore', invalid='ignore'):
     room_S = np.where(
       move_S > _EPSILON,
@@ -245,16 +249,16 @@ def _move(weights_S, move_S, bounds_S, free_S):
 
 
 def _find_released(products_SS, weights_S, bounds_S, free_S) -> int | None:
-  """Returns the source whose bound holds it back most, None if none does."""
+  """Returns the fixed source that would gain most if free; None without any."""
   gradient_S = products_SS @ weights_S
   if np.any(free_S):
     level = np.mean(gradient_S[free_S])
   else:
-    # Every weight is at a bound: any level between what should grow and what
-    # should shrink will do, if there is one.
+    # Every weight is at a bound. Any level will do that separates the gradients
+    # at the upper bounds from those at 0, if there is one.
     at_top = weights_S >= bounds_S - _EPSILON
     level = np.max(gradient_S[at_top]) if np.any(at_top) else np.inf
-  # Positive where the weight would leave its bound into what is allowed.
+  # Positive where moving off the bound, into the allowed range, helps.
   gain_S = np.where(weights_S > 0.5 * bounds_S, 1, -1) * (gradient_S - level)
   gain_S[free_S] = -np.inf
   best = int(np.argmax(gain_S))
@@ -272,7 +276,7 @@ def fill(shares_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
     weights_S = np.where(
       full_S, bounds_S, shares_S * (left / rest if rest > 0 else 0.0)
     )
-  # What no share claims goes where there is room.
+  # The rest goes to sources below their bounds, in proportion to the room.
   short = 1 - weights_S.sum()
   if short > _EPSILON:
     room_S = bounds_S - weights_S
@@ -281,7 +285,7 @@ def fill(shares_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
 
 
 def _best(gain_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
-  """Returns the weights that are allowed with the largest gain·weights."""
+  """Returns the allowed weights with the largest gain·weights."""
   weights_S = np.zeros(len(gain_S))
   left = 1.0
   for source in np.argsort(-gain_S):
@@ -293,10 +297,10 @@ def _best(gain_S: np.ndarray, bounds_S: np.ndarray) -> np.ndarray:
 def distance(
   target_D: np.ndarray, mean_D: np.ndarray, distributions: bool
 ) -> float:
-  """Returns how far a mean is from the target; 0 where they are equal.
+  """Returns the distance of a mean from the target; 0 where they are equal.
 
   For distributions it is the Jensen–Shannon divergence in nats, between 0 and
-  ln 2, which stays finite where a source lacks n-grams of the target; otherwise
+  ln 2, which stays finite where a source lacks n-grams of the target. Otherwise
   it is the Euclidean distance.
   """
   if not distributions:
@@ -321,16 +325,16 @@ def mix(
   seed: int = 0,
   watch: similarity.Watch = similarity.ignore_progress,
 ) -> Mix:
-  """Returns the most similar mix, and how its weights vary with the documents.
+  """Returns the most similar mix, and the bootstrap intervals of its weights.
 
   Args:
     method: one of METHODS.
     target: documents of the target.
     sources: documents of each source.
     bounds_S: largest weights; None for ones.
-    distributions: whether the vectors are; `em` needs them to be.
+    distributions: whether the vectors are distributions, which `em` needs.
     resamples: R, how often the problem is solved for the intervals.
-    seed: of the bootstrap.
+    seed: seed of the bootstrap.
     watch: shows progress over the resamples.
   """
   target_D = target.at()[0]
@@ -366,7 +370,7 @@ def mix(
 def _resample(
   target: Mean, sources: Sequence[Mean], resamples: int, seed: int
 ) -> list[np.ndarray]:
-  """Returns the means of the target and of each source, [R, D] each."""
+  """Returns resampled means of the target and of each source, [R, D] each."""
   rng = np.random.default_rng(seed)
   return [
     one.at(rng.exponential(size=(resamples, len(one.tokens))))

@@ -1,23 +1,25 @@
-"""Several sources of rows as one, by weights that count tokens.
+"""Mixes the rows of several sources by weights that count tokens.
 
 Every row comes from one source. (Weights that chose documents would not count
-tokens: a source of long documents would get more.) A source's share of the
-rows is its weight over the mean fill of its rows, and all shares sum to 1. The
-fill is the fraction of a row's places that hold tokens: 1 for linear text, less
-for trees, which are never cut, so that their rows are padded. In each block of
-Q rows the sources get their shares (`data/apportionment.py`), in an order that
-is drawn from (seed, block). A source's rows come in its own order, the next one
-each time:
+tokens: a source of long documents would get more of them.) A source's share of
+the rows is its weight over the mean fill of its rows; the shares are scaled to
+the sum 1. The fill is the fraction of a row's places that hold tokens. It is 1
+for linear text, and less for trees, whose rows are padded because trees are
+never cut.
+
+In each block of Q rows the sources get their shares (`data/apportionment.py`),
+in an order that is drawn from (seed, block). Each source gives its own rows in
+its own order:
 
     block 0, weights .5 .25 .25     a c a b  b a a c
     the source's own row number     0 0 1 0  1 2 3 1
 
-So rows[i] is a pure function of the config, the seed and i, and any row is
-found without drawing those before it; the counts of earlier blocks are made
-once. Each source goes through its own epochs.
+So rows[i] is a pure function of the config, the seed and i. Any row is found
+without drawing the rows before it; only the counts of earlier blocks are made,
+once. Each source goes through epochs of its own.
 
 From the sources: data mixes, and another mix near the end of training
-(annealing). How they are drawn is our guess.
+(annealing). How rows are drawn is our guess.
 """
 
 from collections.abc import Mapping
@@ -31,7 +33,7 @@ from kaiju_jax.data import apportionment
 from kaiju_jax.data import loader
 from kaiju_jax.data import packing
 
-# What tells the order's random numbers from those of the sources' own orders,
+# Separates the order's random numbers from those of the sources' own orders,
 # which are drawn from (seed, epoch).
 _ORDER = 1
 
@@ -41,9 +43,9 @@ class Part(NamedTuple):
 
   Attributes:
     name: its name.
-    rows: its rows, all of one length. If they have extras, so have those of
-      all other parts, of the same names and shapes.
-    weight: its share of the tokens, in units of all parts' sum.
+    rows: its rows, all of one length. All parts have extras of the same names
+      and shapes, or none has extras.
+    weight: its share of the tokens, relative to the other parts' weights.
     anneal: the same in the annealing stage.
     fill: the mean fraction of a row's places that hold tokens.
   """
@@ -56,15 +58,15 @@ class Part(NamedTuple):
 
 
 class _Block(NamedTuple):
-  rows: range  # Its rows.
-  parts: Sequence[int]  # Which part each of them is of.
-  numbers: Sequence[int]  # Their numbers in that part.
+  rows: range  # The mixture's rows.
+  parts: Sequence[int]  # The part of each row.
+  numbers: Sequence[int]  # The number of each row in its part.
 
 
 class Mixture(loader.RowSource):
-  """A row source of parts, mixed; see the module.
+  """A row source that mixes parts.
 
-  Rows are those of their parts with one more extra: `component_B`, the index of
+  Each row has one extra more than its part's rows: `component_B`, the index of
   the part. (`source` still numbers the documents of the part.)
   """
 
@@ -77,15 +79,15 @@ class Mixture(loader.RowSource):
     block: int = 1024,
     seed: int = 0,
   ):
-    """Draws a block's order when one of its rows is asked for.
+    """Makes a mixture; a block's order is drawn when a row of it is read.
 
     Args:
       parts: the sources, at least one.
-      total: rows of the run, of which `anneal_at` and `anneal_over` are
-        fractions. There are rows beyond, by the last weights.
-      anneal_at: fraction after which the weights change.
-      anneal_over: fraction over which they do so.
-      block: Q.
+      total: rows of the run; `anneal_at` and `anneal_over` are fractions of it.
+        Later rows exist, with the last weights.
+      anneal_at: fraction of the rows after which the weights change.
+      anneal_over: fraction of the rows over which they change.
+      block: Q, rows of a block.
       seed: the seed of the order.
     """
     self.parts = tuple(parts)
@@ -107,7 +109,7 @@ class Mixture(loader.RowSource):
     return self._total
 
   def __getitem__(self, index: int) -> packing.Row:
-    """Returns row `index`, any number from 0 on."""
+    """Returns row `index`, which may be any number from 0 on."""
     if index < 0:
       raise IndexError(f'row {index}: rows are counted from 0 on.')
     block = self._block(index)
@@ -119,13 +121,13 @@ class Mixture(loader.RowSource):
 
   @property
   def shares(self) -> np.ndarray:
-    """float64[S]: the parts' shares of the whole run's tokens."""
+    """float64[S], the parts' shares of the whole run's tokens."""
     fills = [one.fill for one in self.parts]
     tokens = self._stages.sum_weights(self._total) * fills
     return tokens / tokens.sum()
 
   def counts(self, index: int) -> np.ndarray:
-    """Returns int64[S], how many rows of each part come before row `index`."""
+    """Returns int64[S], how many rows of each part come before `index`."""
     block = self._block(index)
     inside = block.parts[: index - block.rows.start]
     before = self._blocks.counts(self._blocks.number(index))
@@ -134,20 +136,17 @@ class Mixture(loader.RowSource):
     )
 
   def account(self, index: int) -> dict[str, Any]:
-    """Returns what the rows before `index` were made of, as JSON can hold it.
-
-    For each part: how many of its rows have come.
-    """
+    """Returns the rows of each part before `index`, as JSON can hold it."""
     return {
       part.name: {'rows': int(count)}
       for part, count in zip(self.parts, self.counts(index))
     }
 
   def check_account(self, index: int, account: Any) -> None:
-    """Refuses to go on from row `index` where the rows before were others.
+    """Refuses to resume at row `index` if the rows before it have changed.
 
     Raises:
-      ValueError: names the first source of which another number of rows came.
+      ValueError: names the first source that gave another number of rows.
     """
     for name, own in self.account(index).items():
       saved = account.get(name) if isinstance(account, Mapping) else None
@@ -162,7 +161,7 @@ class Mixture(loader.RowSource):
         )
 
   def _block(self, index: int) -> _Block:
-    """Returns the block of a row, which is mostly that of the row before."""
+    """Returns the block that holds a row; keeps the latest block."""
     block = self._latest
     if index not in block.rows:
       block = self._latest = self._draw(self._blocks.number(index))

@@ -1,8 +1,8 @@
-"""Documents side by side in rows of a fixed length, none seeing another.
+"""Packs documents side by side in rows of a fixed length; none sees another.
 
 A training row is (token, start, limit, coordinate, position, predecessor,
-weight, source). In a tree a token with several children has several targets.
-So each token names the place whose logits predict it, its predecessor, and no
+weight, source). In a tree a token with several children has several targets. So
+each token names its predecessor, the place whose logits predict it, and no
 place names its target:
 
     loss = Σ weight[t]·CE(logits[predecessor[t]], tokens[t]) / Σ weight
@@ -18,10 +18,10 @@ place names its target:
 
 From the sources: independent and tree-structured documents are packed in rows
 under one pair of visibility tensors. Our guess: a linear document is cut at a
-row's end and continues in the next row without the text before the cut; a tree
-is never cut, and opens a new row where it does not fit. A document's first
-token has no predecessor and no weight: the loss counts only a document's own
-text, so that it compares across tokenizers.
+row's end and continues in the next row without the text before the cut. A tree
+is never cut; it opens a new row where it does not fit. A document's first token
+has no predecessor and no weight: the loss counts only a document's own text, so
+that it compares across tokenizers.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
 
-# The extra that says which source of a mixture a row comes from: an int32.
+# The name of the extra that numbers a row's source in a mixture: an int32.
 COMPONENT = 'component_B'
 
 
@@ -48,8 +48,8 @@ class Piece(NamedTuple):
     weights: float[n], the weight of each token's loss; None for ones. The first
       token always gets weight 0, because nothing in the row predicts it.
     source: number of the document in its corpus.
-    extras: {name: array [n, …]}, what lies beside each token in `Row.extras`;
-      None for nothing.
+    extras: {name: array [n, …]}, one entry per token for `Row.extras`; None for
+      nothing.
   """
 
   tokens: Any
@@ -90,7 +90,7 @@ class Row(NamedTuple):
 class Batch(NamedTuple):
   """Rows of [B, L], or [A, B, L] for A microbatches; fields as in `Row`.
 
-  Extras are stacked as the rows are: [B, …], or [A, B, …].
+  Extras are stacked likewise: [B, …], or [A, B, …].
   """
 
   tokens_BL: Any
@@ -104,7 +104,7 @@ class Batch(NamedTuple):
   extras: Any = None
 
   def visibility(self) -> visibility_lib.Visibility:
-    """Returns which tokens see which; the keys are the rows themselves."""
+    """Returns which tokens see which; the keys are the rows' own tokens."""
     return visibility_lib.Visibility(
       start_BM=self.start_BL,
       limit_BM=self.limit_BL,
@@ -114,7 +114,7 @@ class Batch(NamedTuple):
     )
 
   def map(self, function: Callable[[Any], Any]) -> 'Batch':
-    """Returns a batch of `function` of each array, extras included."""
+    """Returns a batch of `function` applied to each array, extras included."""
     *fields, extras = self
     if extras is not None:
       extras = {name: function(array) for name, array in extras.items()}
@@ -161,7 +161,7 @@ def row(pieces: Sequence[Piece], length: int) -> Row:
 
 
 def _laid_out(pieces: Sequence[Piece], length: int):
-  """Returns what lies beside the tokens of all pieces, 0 in padding."""
+  """Returns the extras of all pieces side by side, 0 in padding."""
   if all(piece.extras is None for piece in pieces):
     return None
   extras, offset = {}, 0
@@ -181,19 +181,19 @@ def _laid_out(pieces: Sequence[Piece], length: int):
 
 
 def offsets(lengths: Sequence[int], whole: Sequence[bool], length: int):
-  """Returns where each document begins in the stream that rows are cut from.
+  """Returns where each document begins in the stream that is cut into rows.
 
-  Documents follow each other. One that must stay whole and does not fit in
-  the rest of its row begins at the next multiple of `length`.
+  Documents follow each other. One that must stay whole and does not fit in the
+  rest of its row begins at the next multiple of `length`.
 
   Args:
     lengths: int[N], tokens of each document.
-    whole: bool[N], whether it must not be cut; such a document is no longer
-      than a row.
+    whole: bool[N], whether each must not be cut; such a document is at most as
+      long as a row.
     length: tokens per row.
 
   Returns:
-    int64[N + 1]; the last is where the last document ends.
+    int64[N + 1]; the last entry is where the last document ends.
   """
   lengths = np.asarray(lengths, np.int64)
   if not np.any(whole):
@@ -213,8 +213,8 @@ def stack(rows: Sequence[Row]) -> Batch:
   """Returns rows of equal length as one batch [B, L].
 
   Raises:
-    ValueError: a range, coordinate or position outside the row. (The check
-      is cheap, and without it a step would be silently wrong.)
+    ValueError: a range, coordinate or position outside the row. (Without this
+      cheap check a training step would be silently wrong.)
   """
   *fields, extras = zip(*rows)
   batch = Batch(*map(np.stack, fields), _stack_extras(extras))

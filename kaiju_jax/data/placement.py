@@ -1,9 +1,9 @@
-"""Which rows of a batch a process draws, and how they become one array.
+"""Chooses the rows that a process draws, and joins them into global arrays.
 
-A row is a pure function of its number, and a batch is rows in order. So any
-number of processes draws the same batches as one process. Each process draws
-only the rows that its own devices read: a slice of B where `fsdp` spans
-processes, all of B where a tensor group does.
+A row is a pure function of its number, and a batch is rows in order, so that
+any number of processes draws the same batches as one process. Each process
+draws only the rows that its own devices read: a slice of B where `fsdp` spans
+processes, all of B where a tensor group spans them.
 """
 
 from collections.abc import Iterator
@@ -31,10 +31,10 @@ def own(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> list[int]:
 
 
 class Placed(Iterator[packing.Batch]):
-  """The loader's batches as arrays spread over a mesh.
+  """The loader's batches as arrays that are spread over a mesh.
 
   Args:
-    batches: yields [A, b, …], the b rows of B that `own` names.
+    batches: yields [A, b, …], the b rows of B that `own` returns.
     sharding: the sharding of a batch's arrays [A, B, L].
     batch: B.
   """
@@ -53,11 +53,11 @@ class Placed(Iterator[packing.Batch]):
     return next(self._batches).map(self._placed)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what `set_state` takes; it is the same on all processes."""
+    """Returns the state for `set_state`; it is the same on all processes."""
     return self._batches.get_state()
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from where `get_state` was called, on any mesh."""
+    """Continues from the place of `get_state`, on any mesh."""
     self._batches.set_state(state)
 
   def _placed(self, drawn: np.ndarray) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Documents of a source that resemble a target, drawn without replacement.
+"""Draws documents of a source that resemble a target, without replacement.
 
-Two scores of a document:
+A document has one of two scores:
 
     importance  Σ_j n_j ln(t_j / r_j), with its n-gram counts n and the n-gram
                 distributions t of the target and r of the source: how much more
@@ -10,17 +10,19 @@ Two scores of a document:
                 variance: (c − (m_t + m_r)/2) · (m_t − m_r)/σ²
 
 The k documents with the largest score + noise · G are chosen, where the G are
-independent Gumbel variables. That draws k documents without replacement, one
-after another in proportion to exp(score / noise): a source is not reduced to
-the documents that look most alike, as it is with noise 0.
+independent Gumbel variables. This draws k documents without replacement, one
+after another in proportion to exp(score / noise). With noise 0 it would choose
+only the documents that resemble the target most, which are much alike.
 
-An importance grows with the document, in either direction: among documents that
-are less likely in the target than in the source, short ones come first. Compare
-documents of similar length; the report says how long the chosen ones are.
+An importance grows in magnitude with the document's length. Among documents
+that are less likely in the target than in the source, short ones therefore come
+first. Compare documents of similar length; the report gives the lengths of the
+chosen ones.
 
-Our guess: the noise of 1, the 16 centroids, and what a cosine is worth. So that
-no ratio is infinite, both distributions of n-grams get a share of their pool,
-which is the larger the more varied their n-grams are (Witten and Bell 1991).
+Our guess: the noise of 1, the 16 centroids, and the weight of a cosine. So that
+no ratio is infinite, both distributions of n-grams are smoothed with the pooled
+distribution. The share of the pool grows with the variety of the n-grams
+(Witten and Bell 1991).
 """
 
 from collections.abc import Sequence
@@ -37,11 +39,11 @@ CENTROIDS = 16
 
 
 class Chosen(NamedTuple):
-  """What was chosen from a source.
+  """The documents that were chosen from a source.
 
   Attributes:
-    indices: int64 [k], the documents in the source's order.
-    scores: float64 [N], of all documents.
+    indices: int64 [k], the documents' numbers, ascending.
+    scores: float64 [N], the scores of all documents.
   """
 
   indices: np.ndarray
@@ -55,7 +57,7 @@ def importance(
 
   Args:
     target: [M, D], n-gram counts of the target's documents.
-    source: [N, D], of the source's.
+    source: [N, D], n-gram counts of the source's documents.
   """
   counts = np.stack(
     [np.asarray(one.sum(axis=0), np.float64) for one in (target, source)]
@@ -80,15 +82,15 @@ def cosine(
 
   Args:
     target_ND: vectors of the target's documents.
-    source_ND: vectors of the source's.
-    centroids: how many, at most; fewer where the target has fewer documents.
-    seed: of the clustering.
+    source_ND: vectors of the source's documents.
+    centroids: most centroids; fewer where the target has fewer documents.
+    seed: seed of the clustering.
   """
   target_ND, source_ND = _units(target_ND), _units(source_ND)
   rng = np.random.default_rng(seed)
   found_N = _nearest(source_ND, target_ND, centroids, rng)
-  # A document lies near centroids that it has made itself: how near the
-  # target's own documents lie is seen in those that made none.
+  # A document lies near the centroids that it was averaged into. So the
+  # target's own cosines are taken of the half that made no centroid.
   order = rng.permutation(len(target_ND))
   half = max(1, len(order) // 2)
   fitted_ND, other_ND = target_ND[order[:half]], target_ND[order[-half:]]
@@ -100,11 +102,11 @@ def cosine(
 
 
 def _nearest(vectors_ND, made_of_ND, centroids: int, rng) -> np.ndarray:
-  """Returns each vector's cosine to the nearest centroid of some others."""
+  """Returns each vector's cosine to the nearest centroid of `made_of_ND`."""
   distinct_ND = np.unique(made_of_ND, axis=0)
   start = rng.permutation(len(distinct_ND))[:centroids]
   with warnings.catch_warnings():
-    # A cluster that loses all its documents stays where it was.
+    # A cluster that loses all its documents keeps its centroid.
     warnings.simplefilter('ignore', UserWarning)
     centers_CD, _ = vq.kmeans2(made_of_ND, distinct_ND[start], minit='matrix')
   return np.max(vectors_ND @ _units(centers_CD).T, axis=1)
@@ -132,11 +134,12 @@ def choose(
     scores: one per document.
     count: k, how many are chosen.
     noise: the factor of the Gumbel noise; 0 for the k highest scores.
-    seed: of the noise.
-    field: what the error calls `count`.
+    seed: seed of the noise.
+    field: the name of `count` in errors.
 
   Raises:
-    ValueError: fewer documents than `count`, or a negative noise.
+    ValueError: fewer documents than `count`, a count below 1, or a negative
+      noise.
   """
   scores = np.asarray(scores, np.float64)
   if not 1 <= count <= len(scores):

@@ -1,17 +1,17 @@
-"""Texts as hashed words and runs of words: what similarity is counted in.
+"""Hashes the words of texts, and runs of words, to compare texts by.
 
 A word's hash is 64 bits of BLAKE2 over its lower-case characters, so that it is
 the same in every process. A run of n words w_0 … w_{n−1} hashes to
 
     mix( Σ_i w_i · m^(n−1−i) mod 2^64 )
 
-with an odd m; `mix` is an invertible scrambling that lets every bit of the sum
-reach every bit of the hash. Equal runs have equal hashes, and different ones
-differ but for a chance of about 2^-64 per pair.
+with an odd m; `mix` is an invertible scrambling (`scramble`) that lets every
+bit of the sum reach every bit of the hash. Equal runs have equal hashes.
+Different runs have equal hashes with a chance of about 2^-64 per pair.
 
-Our guess: what a word is. It is a run of letters, digits and underscores, as
-regular expressions have it, in lower case; a character of Chinese or Japanese
-is a word by itself, because no spaces separate words there.
+Our guess: a word is a run of letters, digits and underscores, as in regular
+expressions, in lower case. A character of Chinese or Japanese is a word by
+itself, because no spaces separate words there.
 """
 
 from collections.abc import Iterable
@@ -29,17 +29,17 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Words:
-  """Hashes texts word by word; a word that recurs is hashed once.
+  """A hasher of words; it hashes a word that recurs once.
 
-  Its memory grows with the vocabulary, some hundred bytes per word.
+  Its memory grows with the vocabulary, by some hundred bytes per word.
   """
 
   def __init__(self, marks: bool = False):
-    """Starts with no word.
+    """Makes a hasher that knows no word.
 
     Args:
-      marks: whether a punctuation mark counts as a word. It tells code from
-        prose; it is left out where an edited copy should still match.
+      marks: whether a punctuation mark counts as a word. Marks distinguish code
+        from prose. Leave them out where an edited copy should still match.
     """
     self._pattern = _WORDS_AND_MARKS if marks else _WORDS
     self._hashes = _Hashes()
@@ -66,7 +66,7 @@ def runs(words: np.ndarray, size: int) -> np.ndarray:
 
   Args:
     words: uint64 [n, …].
-    size: how many words stand in a run, at least 1.
+    size: words per run, at least 1.
   """
   count = max(0, len(words) - size + 1)
   sums = np.zeros((count, *words.shape[1:]), np.uint64)
@@ -86,10 +86,10 @@ def scramble(values: np.ndarray) -> np.ndarray:
 def sets(
   texts: Iterable[str], size: int, words: Words | None = None
 ) -> Iterator[np.ndarray]:
-  """Yields each text's different runs of `size` words: sorted uint64.
+  """Yields the different runs of `size` words of each text: sorted uint64.
 
-  A text of fewer words is one run as a whole, and one without words counts
-  by its characters, so that no set is empty.
+  A text of fewer words is one run as a whole. A text without words is hashed by
+  its characters, so that no set is empty.
   """
   words = words or Words()
   for text in texts:
