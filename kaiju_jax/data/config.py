@@ -1,4 +1,4 @@
-"""Where training rows come from."""
+"""Configures where training rows come from."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -10,9 +10,9 @@ class SourceConfig:
   """One source of a mixture (`data/mixture.py`).
 
   Attributes:
-    name: what its curves are called: loss/NAME.
+    name: the name in its curves, loss/NAME.
     path: as `DataConfig.path`.
-    weight: its share of the tokens, in units of all sources' sum.
+    weight: its share of the tokens, relative to the other sources' weights.
     anneal: the same in the annealing stage; -1 for the same as `weight`.
   """
 
@@ -24,7 +24,7 @@ class SourceConfig:
 
 @dataclasses.dataclass
 class DataConfig:
-  """Rows of packed documents.
+  """The configuration of a run's rows.
 
   Attributes:
     task: a row of `tasks/registry.py`: 'text' (files of text), 'properties'
@@ -33,28 +33,28 @@ class DataConfig:
       or 'needle_text' (a magic number hidden in text).
     path: a file, folder or glob of text; '' for the prose and code that the
       running Python installation carries.
-    sources: several sources instead of `path`, mixed by their weights. They
-      are named in a config's code or in a mix.json; a flag cannot hold them.
-    mix: path of a mix.json, whose weights win over those of `sources`
+    sources: several sources instead of `path`, mixed by their weights. They are
+      given in a config's code or in a mix.json; a flag cannot hold them.
+    mix: path of a mix.json, whose weights override those of `sources`
       (`data/mix_file.py`); '' for none.
-    anneal_at: fraction of the run's rows after which the sources' weights turn
-      into their annealing weights; 1 for never.
-    anneal_over: fraction of the run's rows that this takes, linearly; 0 for at
-      once.
+    anneal_at: fraction of the run's rows after which the sources' weights
+      change to their annealing weights; 1 for never.
+    anneal_over: fraction of the run's rows over which they change, linearly; 0
+      for a sudden change.
     mix_block: rows of a mixture's block: at each block's end, every source has
       its share of the rows so far to within one row (`data/mixture.py`).
-    teacher: folder of a teacher's targets of this text
-      (`experiments.teach`), which objective.name='distillation' reads; '' for
-      none.
+    teacher: folder of a teacher's targets for this text (`experiments.teach`),
+      which objective.name='distillation' reads; '' for none.
     tokenizer: path of a Hugging Face `tokenizer.json`; '' for bytes.
-    length: L, tokens per row, at least 2: a row's first token is not predicted.
+    length: L, tokens per row, at least 2, because a row's first token is not
+      predicted.
     batch: B, rows per microbatch.
     microbatches: A, microbatches whose gradients make one step; with
       `optimizer.batch` the most that a step takes.
     held_out: fraction of the documents that is kept for evaluation.
-    evaluated_rows: how many rows of held-out text one evaluation reads.
+    evaluated_rows: rows of held-out text that one evaluation reads.
     curriculum: the curriculum of task 'needle', a name in
-      `tasks/needle/curriculum.py`; '' for that of the experiment's
+      `tasks/needle/curriculum.py`; '' for the one that fits the experiment's
       initialization.
   """
 
@@ -76,7 +76,7 @@ class DataConfig:
 
 
 def check(config: DataConfig) -> None:
-  """Refuses settings that no rows can be made with, before any file is read.
+  """Refuses settings from which no rows can be made; reads no file.
 
   Raises:
     ValueError: names the field, its value and what would be right.

@@ -1,9 +1,10 @@
-"""Prose without a download: docstrings of the standard library, and noisy ones.
+"""Makes prose without a download: docstrings, clean and noisy.
 
-Each module whose docstrings have at least `LEAST` characters is a document. A
-module is clean or noisy by its name's hash. In a noisy one every second word,
-drawn at random, has each of its letters replaced by a random one: what it says
-beyond the lengths of words cannot be predicted.
+Each module of the standard library whose docstrings have at least `LEAST`
+characters is a document. A hash of the module's name decides whether it is
+clean or noisy. In a noisy document half of the words, drawn at random, have
+each of their letters replaced by a random one. Such words cannot be predicted
+beyond their lengths.
 
 The experiment on annealing (`experiments/configs/annealing.py`) mixes the two.
 """
@@ -15,14 +16,14 @@ import numpy as np
 
 from kaiju_jax.data import documents
 
-# Characters below which a module's docstrings are left out.
+# The fewest characters of docstrings that make a module a document.
 LEAST = 400
 _CLEAN = 0.4
 _NOISE = 0.5
 
 
 def read() -> tuple[list[str], list[str]]:
-  """Returns the clean and the noisy documents, in the order of their names.
+  """Returns the clean and the noisy documents, each in the order of names.
 
   Raises:
     ValueError: the running Python carries no sources.
@@ -37,7 +38,7 @@ def read() -> tuple[list[str], list[str]]:
 
 
 def with_noise(text: str, rng: np.random.Generator) -> str:
-  """Returns text whose words are random letters with probability a half."""
+  """Returns the text; each word becomes random letters with probability ½."""
 
   points = np.frombuffer(text.encode('utf-32-le'), np.uint32).copy()
   is_letter = ((points | 32) >= ord('a')) & ((points | 32) <= ord('z'))
@@ -54,7 +55,7 @@ def _modules() -> Iterator[tuple[str, str]]:
       continue
     try:
       tree = ast.parse(document.segments[0])
-    except (SyntaxError, ValueError):  # Sources of another version.
+    except (SyntaxError, ValueError):  # A source for another Python version.
       continue
     text = '\n\n'.join(_docstrings(tree))
     if len(text) >= LEAST:

@@ -1,16 +1,16 @@
 """Reads files as documents: plain text, and trees of alternatives.
 
-A document is a name and segments of text; each segment says which one it
+A document is a name and segments of text; each segment names the one that it
 continues. A text file is one segment. A line of a .jsonl file is
 
     {"text": "…"}                                       one segment, or
     {"segments": [{"text": "…", "parent": -1}, …]}      a tree of them,
 
-where `parent` is an index into the list and -1 starts the document. So a
-conversation whose turns have alternatives holds each turn once.
+where `parent` is an index into the list, or -1 for a segment that starts the
+document. So a conversation whose turns have alternatives holds each turn once.
 
 Whether a document is held out for evaluation depends only on its name, so that
-files added later do not move the others.
+files that are added later do not move the others.
 """
 
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ from kaiju_jax.storage import addresses
 
 _CHUNK = 65536
 
-# What is read of the standard library: without packages that users installed
-# beside it, tests (which some distributions leave out) and the codecs'
-# near-identical tables.
+# The parts of the standard library that are read. Left out are packages that
+# users installed beside it, tests (which some distributions lack) and the
+# codecs' near-identical tables.
 _LIBRARY_SUFFIXES = ('.py', '.txt', '.rst', '.md')
 _LIBRARY_WITHOUT = {
   'site-packages',
@@ -48,12 +48,13 @@ _LIBRARY_WITHOUT = {
 
 
 class Document(NamedTuple):
-  """A tree of segments of text; most have one.
+  """A tree of segments of text; most documents have one segment.
 
   Attributes:
-    name: where it comes from, relative to what was read.
+    name: the file's path, relative to what was read; '#' and a number name a
+      part of a file.
     segments: the segments' texts, in preorder.
-    parents: for each, the index of the segment that it continues; -1 for
+    parents: for each segment, the index of the one that it continues; -1 for
       those that start the document.
   """
 
@@ -67,13 +68,14 @@ def read(
 ) -> Iterator[Document]:
   """Yields the documents of a file, folder or glob, sorted by file name.
 
+  Hidden files, and files and lines without text, are skipped.
+
   Args:
-    path: '' reads the prose and code of the running Python's standard library.
-      Hidden files, and files and lines without text, are skipped.
-    chunked: whether to cut a single text file into documents of whole lines,
-      so that some can be held out: 64 Ki characters each, fewer in a small
-      file.
-    field: what errors call `path`.
+    path: the file, folder or glob; '' reads the prose and code of the running
+      Python's standard library.
+    chunked: whether to cut a single text file into documents of whole lines, so
+      that some can be held out: 64 Ki characters each, fewer in a small file.
+    field: the name of `path` in errors.
 
   Raises:
     FileNotFoundError: nothing at `path`.
@@ -100,7 +102,7 @@ def files(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
 
   Args:
     path: a file, folder or glob.
-    field: what errors call `path`.
+    field: the name of `path` in errors.
 
   Raises:
     FileNotFoundError: nothing at `path`.
@@ -137,7 +139,7 @@ def files(path: str, field: str = 'data.path') -> list[tuple[str, str]]:
 
 
 def record(document: Document) -> dict[str, Any]:
-  """Returns what a line of a .jsonl file holds of a document, but its name."""
+  """Returns the line of a .jsonl file for a document; the name is left out."""
   if document.parents == (-1,):
     return {'text': document.segments[0]}
   nodes = zip(document.segments, document.parents)
@@ -161,9 +163,10 @@ def is_held_out(name: str, fraction: float) -> bool:
 def encode(
   document: Document, tokenizer: tokenizer_lib.Tokenizer
 ) -> packing.Piece:
-  """Returns the document's tokens below BOS, with parents if it branches.
+  """Returns the document's tokens behind BOS, with parents if it branches.
 
-  A segment's first token follows the last of the segment that it continues.
+  A segment's first token follows the last token of the segment that it
+  continues.
   """
   tokens = [np.array([tokenizer.bos_id], np.int32)]
   parents = [np.array([-1], np.int32)]
@@ -204,7 +207,7 @@ def _standard_library() -> Iterator[Document]:
 
 
 def _regular(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-  """Refuses pipes, sockets and devices: reading a pipe would never end."""
+  """Returns files; refuses pipes (reading them never ends) and devices."""
   for _, file in found:
     if os.path.exists(file) and not os.path.isfile(file):
       raise ValueError(

@@ -1,16 +1,17 @@
-"""Rows to batches, in an order that an interruption cannot change.
+"""Batches rows in an order that an interruption cannot change.
 
-A row source returns any row by its number. The loader batches the rows ahead
-of the step, in one thread of Grain, and knows the number of the next row. That
-number is the loader's whole state. It counts rows, not batches, so it does not
-depend on the batch size. Beside it lies what tells whether the rows are still
-the same: a description of the text (`same_text.py`), and where the row source
-can account for its rows, as a mixture can, that account. Another text than
-before the interruption is refused.
+A row source returns any row by its number. The loader batches the rows ahead of
+the step, in one thread of Grain, and knows the number of the next row. That
+number alone says where a run is. It counts rows, not batches, so that it does
+not depend on the batch size.
 
-Where batches grow (`training/batch_schedule.py`), a batch keeps its shape
-[A, B, L]: the microbatches that do not count are padding, and their rows are
-neither drawn nor counted.
+The loader's state also says whether the rows are still the same. It holds a
+description of the text (`same_text.py`) and, if the row source has one, its
+account of the rows so far; a mixture has one. The loader refuses to resume if
+either has changed.
+
+Where batches grow (`training/batch_schedule.py`), a batch keeps its shape [A,
+B, L]. The microbatches beyond the current size are padding; they take no rows.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from kaiju_jax.data import same_text
 
 _ENDLESS = 2**62
 
-# (row, steps) → the row at which the step begins that is so many steps later.
+# (row, steps) → the row at which the step begins that is `steps` steps later.
 After = Callable[[int, int], int]
 
 
@@ -37,24 +38,24 @@ class RowSource(Protocol):
   """Rows as a pure function of a config, a seed and the row's number."""
 
   def __len__(self) -> int:
-    """Rows of one epoch."""
+    """Returns the number of rows of one epoch."""
 
   def __getitem__(self, index: int) -> packing.Row:
-    """Returns row `index`, from 0 on; after one epoch comes the next."""
+    """Returns row `index`, from 0 on; the next epoch follows each epoch."""
 
 
 class Accountable(RowSource, Protocol):
-  """A row source that can tell whether its rows are still the same."""
+  """A row source that can verify that its rows are still the same."""
 
   def account(self, index: int) -> Any:
-    """Returns what the rows before `index` were made of, for JSON."""
+    """Returns a record of the rows before `index`, for JSON."""
 
   def check_account(self, index: int, account: Any) -> None:
-    """Raises ValueError where `account(index)` is not what it was."""
+    """Raises ValueError if `account(index)` is not `account`."""
 
 
 class Batches(Iterator[packing.Batch]):
-  """An endless iterator of batches [A, B, L], which can say where it is."""
+  """An endless iterator of batches [A, B, L], with a state to resume from."""
 
   def __init__(
     self,
@@ -80,7 +81,7 @@ class Batches(Iterator[packing.Batch]):
     return batch
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what `set_state` takes; JSON can hold it."""
+    """Returns the state for `set_state`; JSON can hold it."""
     state = {'row': self._row}
     if self._text is not None:
       state['text'] = self._text
@@ -89,11 +90,11 @@ class Batches(Iterator[packing.Batch]):
     return state
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from where `get_state` was called.
+    """Continues from the place of `get_state`.
 
     Raises:
-      ValueError: not a state of this class, or the text or the rows before it
-        were others.
+      ValueError: not a state of this class, or the text or the rows before the
+        place have changed.
     """
     row = state.get('row') if isinstance(state, dict) else None
     if type(row) is not int or row < 0:
@@ -112,10 +113,10 @@ class Batches(Iterator[packing.Batch]):
     self._iterator.close()
 
   def seek(self, row: int) -> None:
-    """Goes on from a row, whatever the rows before it were."""
+    """Continues from a row, without a check of the rows before it."""
     self._row = row
-    # Functions, not methods: a method would refer back to this object, and a
-    # dropped iterator and its thread would live until a garbage collection.
+    # Functions, not methods: a method would refer back to this object, so that
+    # a dropped iterator and its thread would live until a garbage collection.
     draw = functools.partial(
       _draw,
       self._source,
@@ -131,7 +132,7 @@ class Batches(Iterator[packing.Batch]):
 
 
 def _equal(rows: int, row: int, steps: int) -> int:
-  """Returns where steps of `rows` rows each lead from `row`."""
+  """Returns the row at which the step begins that is `steps` after `row`."""
   return row + steps * rows
 
 
@@ -142,13 +143,13 @@ def _draw(
   own: Sequence[int],
   number: int,
 ) -> packing.Batch:
-  """Returns batch `number`, [A, b, …], of its own rows.
+  """Returns this process's rows of batch `number`, [A, b, …].
 
   Args:
     source: the rows.
-    begin: number of a batch → its first row.
+    begin: (number of a batch) → its first row.
     shape: (A, B).
-    own: the b of each microbatch's B rows that are read.
+    own: the b of each microbatch's B rows that this process reads.
     number: the batch's number, from 0 on.
   """
   microbatches, batch = shape
@@ -161,7 +162,7 @@ def _draw(
 
 
 def _fill(rows: Sequence[packing.Row], count: int) -> list[packing.Row]:
-  """Returns rows and as many of padding, weight 0, as make `count`."""
+  """Returns the rows, padded to `count` with rows of weight 0."""
   padding = packing.row([], len(rows[0].tokens))
   if (extras := rows[0].extras) is not None:
     zeros = {name: np.zeros_like(array) for name, array in extras.items()}
@@ -189,8 +190,8 @@ def batches(
       reads; by default all. The loader's state does not depend on it.
     after: where each step begins (`BatchSchedule.row_after`); by default every
       step takes A·B rows.
-    text: {source: `same_text.describe`}, the text that the rows are made of;
-      None where they are made of none.
+    text: {source: `same_text.describe`}, the text from which the rows are made;
+      None where they are not made from text.
   """
   own = range(batch) if own is None else own
   return Batches(source, batch, microbatches, start, own, after, text)
@@ -199,7 +200,7 @@ def batches(
 def epoch(source: RowSource, batch: int) -> Iterator[packing.Batch]:
   """Yields each row of one epoch once, as batches [B, L] of one shape.
 
-  Rows of padding fill the last batch; their weights are 0.
+  Rows of padding with weight 0 fill the last batch.
   """
   for first in range(0, len(source), batch):
     rows = [source[i] for i in range(first, min(first + batch, len(source)))]

@@ -1,16 +1,16 @@
-"""Rows of text whose tokens carry labels: harmless properties of characters.
+"""Labels each byte of text with harmless properties of characters.
 
-What a token-level head can be taught and tested on without anybody's labels.
-Each property asks something about the text up to and including a byte:
+A token-level head can be taught and tested on these labels, which need no
+annotators. Each property describes the text up to and including a byte:
 
     digit        the byte is a digit
     word         the byte stands in a word (a letter, a digit or '_')
     capitalized  the word that the byte stands in begins with a capital letter
     bracketed    a bracket is open that was opened in the same line
 
-The last two need the text before the byte: a single character cannot answer
-them. Where a row begins in the middle of a word or a line, its beginning is
-unknown and carries no weight. Tokens must be bytes.
+The last two depend on the text before the byte, so that a single character does
+not decide them. Where a row begins in the middle of a word or a line, the label
+is unknown and has weight 0. Tokens must be bytes.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def check(names: Sequence[str]) -> None:
   """Refuses properties that do not exist.
 
   Raises:
-    ValueError: names the property and those that there are.
+    ValueError: names the property and those that exist.
   """
   for name in names:
     if name not in PROPERTIES:
@@ -89,7 +89,7 @@ def check(names: Sequence[str]) -> None:
 class Labelled(loader.RowSource):
   """A row source whose rows carry labels of their own bytes.
 
-  Extras are `label_BLC` and `weight_BLC`, float32 [L, C] in a row. A document's
+  A row's extras are `label_BLC` and `weight_BLC`, float32 [L, C]. A document's
   first token (BOS) and padding have weight 0.
 
   Args:
@@ -111,7 +111,7 @@ class Labelled(loader.RowSource):
 
 
 def labels(row: packing.Row, names: Sequence[str]) -> dict[str, np.ndarray]:
-  """Returns a row's extras; each document is judged by itself."""
+  """Returns a row's extras; each document is labelled by itself."""
   label_LC = np.zeros((len(row.tokens), len(names)), np.float32)
   weight_LC = np.zeros_like(label_LC)
   for source in np.unique(row.source[row.source >= 0]):

@@ -1,9 +1,9 @@
-"""Refuses to go on with a run whose text changed since its checkpoint.
+"""Refuses to resume a run whose text changed since its checkpoint.
 
-A row's number names its place in an order that is drawn over all documents, so
-that one more line in a file moves every row: some would come twice, some never.
-A checkpoint therefore holds, for each source, counts and sums of its training
-and held-out text, and of each of its files where there are few enough.
+A row's number names its place in an order that is drawn over all documents. So
+one more line in a file moves every row, and a resumed run would repeat some and
+miss others. A checkpoint therefore holds, for each source, counts and hashes of
+its training and held-out text, and, for sources of few files, a sum per file.
 """
 
 from collections.abc import Mapping
@@ -15,23 +15,24 @@ import numpy as np
 
 from kaiju_jax.data import text
 
-# A checkpoint holds a sum per file up to this number of files.
+# A checkpoint holds a sum per file for sources of at most this many files.
 _MOST_FILES = 1000
-# Files that an error names.
+# The most files that an error names.
 _NAMED = 5
-# What a description holds of each corpus, and what errors call it.
+# {key of a corpus in a description: its name in errors}.
 _PARTS = {'training': 'Training', 'held_out': 'Held out'}
-# A part of a file: its line or its piece (`documents.read`).
+# The suffix of a document that is part of a file: its line or its chunk
+# (`documents.read`).
 _PART = re.compile(r'#\d+$')
 
 
 def describe(
   training: text.Corpus, held_out: text.Corpus | None = None
 ) -> dict[str, Any]:
-  """Returns what tells a source's text from any other, as JSON can hold it.
+  """Returns a description that distinguishes a text from others, for JSON.
 
   Args:
-    training: its training documents.
+    training: the source's training documents.
     held_out: its held-out documents, if any.
   """
   described = {'training': _counts(training)}
@@ -49,11 +50,11 @@ def describe(
 
 
 def check(saved: Any, now: Mapping[str, Mapping[str, Any]]) -> None:
-  """Refuses text that is not what it was.
+  """Refuses text that differs from the checkpoint's.
 
   Args:
-    saved: what the checkpoint holds; None where an earlier version, which did
-      not look at the text, wrote it.
+    saved: the checkpoint's descriptions; None in a checkpoint of an earlier
+      version, which recorded no text and is not checked.
     now: {source: what `describe` returned}; '' is the source `data.path`.
 
   Raises:

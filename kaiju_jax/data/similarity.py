@@ -1,18 +1,18 @@
-"""Texts as vectors, in which a mix of texts can be compared to a target.
+"""Turns texts into vectors, in which a mix of texts is compared to a target.
 
 From the sources: data mixes are made "as similar as possible to the task being
 optimized for (e.g. similarity via T5 embedding)". An embedder turns N texts
-into N vectors. The ones here need no model:
+into N vectors. The embedders here need no model:
 
     ngrams    frequencies of hashed words and pairs of words, 10,000 buckets:
-              a row adds up to 1. The default: it needs nothing but the text
+              a row adds up to 1. The default, because it needs only the text
     lsa       the 64 strongest directions of the texts' tf-idf n-grams
     npy:FILE  rows that another program computed
 
-`runs/embedders.py` has those that need a model, and reads the flag. All of them
-give a document one vector, so that a mix's vector is the mean of its documents'
-vectors, weighted by their tokens: it is linear in the mix's weights
-(`data/mixing.py`). Our guess: everything but the idea of similarity.
+`runs/embedders.py` has those that need a model, and parses the flag. All
+embedders give a document one vector. A mix's vector is the mean of its
+documents' vectors, weighted by their tokens, and so is linear in the mix's
+weights (`data/mixing.py`). Our guess: everything but the idea of similarity.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ from kaiju_jax.data import words as words_lib
 BUCKETS = 10_000
 _DIRECTIONS = 64
 
-# Float32 [N, D], dense or with the zeros left out.
+# Float32 [N, D], dense or sparse.
 Embedded = np.ndarray | sparse.csr_array
 Watch = Callable[[Iterable], Iterable]
 
 
 def ignore_progress(items: Iterable) -> Iterable:
-  """Returns the items as they are: a `Watch` that shows no progress."""
+  """Returns the items unchanged; a `Watch` that shows no progress."""
   return items
 
 
@@ -44,7 +44,7 @@ class Embedder(Protocol):
   """Turns texts into vectors.
 
   Attributes:
-    name: as the flag names it.
+    name: the flag's value.
     distributions: whether each row is a distribution: not negative, with sum 1.
   """
 
@@ -57,12 +57,12 @@ class Embedder(Protocol):
     """Returns float32 [N, D], one row per text.
 
     Args:
-      texts: all texts that will be compared, in one call: an embedder may be
-        fitted on them.
-      watch: shows progress; what it is given, it yields.
+      texts: all texts that will be compared, in one call, because an embedder
+        may be fitted on them.
+      watch: yields the items that it receives, and shows progress.
 
     Raises:
-      ValueError: texts that it cannot embed.
+      ValueError: texts that cannot be embedded.
     """
 
 
@@ -88,10 +88,11 @@ class Ngrams:
 class Lsa:
   """Latent semantic analysis: tf-idf n-grams in their strongest directions.
 
-  With n_dj the count of bucket j in document d and N_j the documents that have
-  it, x_dj = (1 + ln n_dj) · ln(N / N_j), rows scaled to length 1. The vectors
-  are X V, where V holds the right singular vectors of the largest singular
-  values. Two texts whose words stand in the same documents come to lie close.
+  With n_dj the count of bucket j in document d and N_j the number of documents
+  that have it, x_dj = (1 + ln n_dj) · ln(N / N_j), with rows scaled to length
+  1. The vectors are X V, where V holds the right singular vectors of the
+  largest singular values. Texts whose words occur in the same documents get
+  similar vectors.
   """
 
   name = 'lsa'
@@ -121,14 +122,15 @@ class Lsa:
         f'--embedder=lsa: {len(texts)} texts leave no direction to compare'
         ' along; give more texts that differ, or use ngrams.'
       )
-    # A given start makes it deterministic; the sum over the documents is never
-    # orthogonal to the first direction, because nothing in it is negative.
+    # A fixed start makes it deterministic. The sum over the documents is never
+    # orthogonal to the first direction, because none of its values is negative.
     start = np.asarray(weighted.sum(axis=0 if _is_tall(weighted) else 1))
     _, values, right = linalg.svds(
       weighted, directions, v0=start + 1e-6, solver='arpack'
     )
     right = right[np.argsort(-values)]
-    # A direction and its negative are the same: the largest part is positive.
+    # A direction and its negative are equivalent: make the largest value
+    # positive.
     largest = np.take_along_axis(
       right, np.argmax(np.abs(right), axis=1)[:, None], axis=1
     )

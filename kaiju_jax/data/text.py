@@ -1,10 +1,10 @@
-"""Rows of real text: a corpus in one flat array, cut anew in every epoch.
+"""Cuts a corpus of real text into rows, anew in every epoch.
 
-In epoch e the documents follow each other in an order drawn from (seed, e) and
-are cut into rows (`packing.offsets`). The rows come in a second drawn order, so
-that a long document does not fill batch after batch. A row is found by
-bisection when it is asked for: rows[i] depends only on the corpus, the length,
-the seed and i, and costs the same for every i.
+The corpus is one flat array. In epoch e its documents follow each other in an
+order drawn from (seed, e) and are cut into rows (`packing.offsets`). The rows
+come in a second drawn order, so that a long document does not fill batch after
+batch. A row is found by bisection when it is read: rows[i] depends only on the
+corpus, the length, the seed and i, and costs the same for every i.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ class Corpus:
     tokens: [T], BOS before each document, in the smallest type that holds the
       vocabulary.
     begins: int64[N + 1], where each document begins; then T.
-    parents: {document's index: int[n], the parent of each of its n tokens}; it
-      has only documents that are trees.
+    parents: {document's index: int[n], the parent of each of its n tokens}, for
+      documents that are trees.
     names: the N documents' names.
     byte_counts: int64[256], how often each byte of UTF-8 occurs in the texts.
-    token_bytes: int32[T], how many bytes each token stands for (BOS for 0);
+    token_bytes: int32[T], how many bytes each token stands for (0 for BOS);
       None where the corpus is not measured.
   """
 
@@ -57,7 +57,7 @@ def corpus(
 
   Args:
     documents: the texts.
-    tokenizer: what encodes them.
+    tokenizer: encodes them.
     measured: whether to count each token's bytes, which doubles the time.
   """
   dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
@@ -86,7 +86,7 @@ def corpus(
 
 
 def digest(corpus: Corpus) -> str:
-  """Returns a corpus's hash: its tokens, documents and trees, not its names."""
+  """Returns a hash of a corpus's tokens, documents and trees, not its names."""
   sums = hashlib.blake2b(str(corpus.tokens.dtype).encode(), digest_size=16)
   sums.update(corpus.tokens.data)
   sums.update(np.asarray(corpus.begins, np.int64).data)
@@ -100,7 +100,7 @@ def check(config: data_config.DataConfig, vocab_size: int) -> None:
   """Refuses text or a tokenizer that is missing, before any text is read.
 
   Args:
-    config: whose task reads text.
+    config: the config of a task that reads text.
     vocab_size: V of the model.
 
   Raises:
@@ -117,7 +117,8 @@ def load(
   """Reads `config.path` into a training and a held-out corpus.
 
   Returns:
-    The corpora, the second measured; it is None where `config.held_out` is 0.
+    (training corpus, held-out corpus, measured). The second is None where
+      `config.held_out` is 0.
 
   Raises:
     OSError: a path that is missing, or a file that cannot be read.
@@ -149,13 +150,13 @@ Beside = Callable[[int, int], Mapping[str, np.ndarray]]
 
 
 class _Epoch(NamedTuple):
-  documents: np.ndarray  # Which document comes n-th.
-  begins: np.ndarray  # Where, in the stream that is cut into rows.
-  rows: np.ndarray  # Which of its rows comes n-th.
+  documents: np.ndarray  # The n-th document.
+  begins: np.ndarray  # Its begin in the stream that is cut into rows.
+  rows: np.ndarray  # The n-th of the stream's rows.
 
 
 class Rows:
-  """A row source over a corpus: an epoch, then the next, without end."""
+  """A row source over a corpus, epoch after epoch without end."""
 
   def __init__(
     self,
@@ -165,18 +166,18 @@ class Rows:
     shuffle: bool = True,
     beside: Beside | None = None,
   ):
-    """Lays out an epoch when one of its rows is asked for.
+    """Makes the source; an epoch is laid out when a row of it is read.
 
     Args:
       corpus: the documents.
       length: L, tokens per row.
-      seed: the seed that every epoch's order is drawn from.
-      shuffle: whether the order is drawn; otherwise it is the corpus's own
-        in every epoch.
-      beside: returns what lies beside a range of the corpus's tokens, such as
-        a teacher's targets. It is asked for each document, or part of one, that
-        stands in a row, so that the row's `extras` hold the values of its own
-        tokens. None for no extras.
+      seed: the seed of every epoch's order.
+      shuffle: whether the order is drawn; otherwise it is the corpus's own in
+        every epoch.
+      beside: returns arrays that lie beside a range of the corpus's tokens,
+        such as a teacher's targets. It is called for each document, or part of
+        one, in a row, and the row's `extras` hold the result. None for no
+        extras.
 
     Raises:
       ValueError: a tree that is longer than a row.
@@ -204,11 +205,11 @@ class Rows:
     return len(self._epoch(0).rows)
 
   def __iter__(self) -> Iterator[packing.Row]:
-    """Yields the first epoch."""
+    """Yields the rows of the first epoch."""
     return (self[index] for index in range(len(self)))
 
   def __getitem__(self, index: int) -> packing.Row:
-    """Returns row `index`, any number from 0 on."""
+    """Returns row `index`, which may be any number from 0 on."""
     pieces = [self._piece(*place) for place in self._places(index)]
     return packing.row(pieces, self._length)
 
@@ -216,14 +217,14 @@ class Rows:
   def fill(self) -> float:
     """The mean fraction of a row's places that hold tokens.
 
-    It is 1 without trees: then all rows but an epoch's last are full.
+    It is 1 without trees, because then all rows but an epoch's last are full.
     """
     if not self._corpus.parents:
       return 1.0
     return len(self._corpus.tokens) / (len(self) * self._length)
 
   def byte_count(self, index: int) -> int:
-    """Returns the bytes of row `index`'s tokens that carry a loss.
+    """Returns the bytes of those tokens of row `index` that carry a loss.
 
     The corpus must be measured.
     """
@@ -265,7 +266,7 @@ class Rows:
     )
 
   def _locate(self, index: int) -> tuple[int, int]:
-    """Returns the epoch of row `index`, and its place there."""
+    """Returns the epoch of row `index`, and the row's place in it."""
     if not self._corpus.parents:
       return divmod(index, len(self))
     # Trees leave gaps that depend on the order, so epochs differ by a row or

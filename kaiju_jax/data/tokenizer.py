@@ -1,12 +1,12 @@
-"""Text to tokens: bytes by default, or a Hugging Face `tokenizer.json`.
+"""Converts text to tokens: bytes, or a Hugging Face `tokenizer.json`.
 
-Every tokenizer has `encode`, `measure`, `decode`, `vocab_size`, `bos_id`, the
-token that opens each document, and `longest`, so that a text that cannot fit is
-refused before it is encoded. Losses of different tokenizers compare per
-byte of UTF-8, so a text's size is counted in bytes, never in tokens; `measure`
-returns how many bytes each token stands for.
+Losses of different tokenizers compare per byte of UTF-8, so a text's size is
+counted in bytes, never in tokens; `measure` returns how many bytes each token
+stands for. `longest` lets a caller refuse a text that cannot fit before
+encoding it.
 
-Our guess: the sources name no tokenizer. Bytes need no file and no network.
+Our guess: bytes as the default, because they need no file and no network. The
+sources name no tokenizer.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import numpy as np
 
 from kaiju_jax.storage import addresses
 
-# Words, code, digits and other scripts: what tokenizers cut differently.
+# Words, code, digits and other scripts, which tokenizers cut differently.
 _SAMPLE = """The children's teachers, unlike their students, didn't answer.
   def f_2(x: list[int]) -> str:\t# naïve\n    return f"{x!r}\\n" * 12345
 À bientôt! Größe, 東京, привет, 👍🏽.  Two  spaces;\n\n\nthree lines.
@@ -36,14 +36,14 @@ _BOS = (
 
 
 class Tokenizer(Protocol):
-  """What the data room asks of a tokenizer.
+  """A tokenizer as the data room uses it.
 
   Attributes:
     vocab_size: one more than the largest token.
     bos_id: the token that opens each document.
-    longest: bytes of UTF-8 that one token stands for or reads as, at most. A
-      text of n bytes has at least n / longest tokens. (Where a tokenizer has no
-      token for a word, or drops characters, it may have fewer.)
+    longest: the most bytes of UTF-8 that one token stands for or decodes to. A
+      text of n bytes has at least n / longest tokens. (A tokenizer that has no
+      token for a word, or drops characters, may give fewer.)
   """
 
   vocab_size: int
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
   longest: int
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns int32 tokens, without `bos_id`; other threads run meanwhile."""
+    """Returns int32 tokens, without `bos_id`; lets other threads run."""
 
   def measure(self, text: str) -> np.ndarray:
     """Returns int32, how many bytes of `text` each of its tokens stands for.
@@ -63,7 +63,7 @@ class Tokenizer(Protocol):
     """Returns the text of `tokens`; unreadable bytes become U+FFFD."""
 
   def special(self, name: str) -> int | None:
-    """Returns the token that the file calls `name`; None where it has none."""
+    """Returns the token that the file calls `name`; None without one."""
 
 
 class Bytes:
@@ -71,7 +71,7 @@ class Bytes:
 
   vocab_size = 256
   bos_id = 0
-  # A byte that is no character reads as U+FFFD, of three bytes.
+  # A byte that is no character decodes to U+FFFD, which has three bytes.
   longest = 3
 
   def encode(self, text: str) -> np.ndarray:
@@ -99,10 +99,10 @@ class HuggingFace:
 
     Raises:
       FileNotFoundError: no file at `path`.
-      ValueError: an address; not a tokenizer, or one without a token to open
-        documents.
+      ValueError: an address; a file that is no tokenizer; or a tokenizer
+        without a token that opens documents.
     """
-    import tokenizers  # Bytes need no import that takes a second.
+    import tokenizers  # The import takes a second, which bytes do not need.
 
     addresses.refuse(path, f'data.tokenizer={path!r}')
     if not pathlib.Path(path).is_file():
@@ -130,7 +130,7 @@ class HuggingFace:
         ' with.'
       )
     self.bos_id = (opening or named)[0]
-    # A token's name has a character or more for each of its bytes.
+    # A token's name has at least a character for each of its bytes.
     longest = max(len(name.encode()) for name in vocabulary)
     self.longest = max(longest, Bytes.longest)
 
@@ -162,10 +162,10 @@ class HuggingFace:
 
 
 def load(path: str, vocab_size: int | None = None) -> Tokenizer:
-  """Returns the tokenizer at `path`, '' for bytes.
+  """Returns the tokenizer at `path`.
 
   Args:
-    path: the path of a `tokenizer.json`, '' for bytes.
+    path: the path of a `tokenizer.json`; '' for bytes.
     vocab_size: V of the model that will read the tokens; None to skip the
       check.
 
@@ -184,10 +184,11 @@ def load(path: str, vocab_size: int | None = None) -> Tokenizer:
 
 
 def digest(tokenizer: Tokenizer) -> str:
-  """Returns the hash of what a tokenizer does, wherever its file lies.
+  """Returns a hash of a tokenizer's behaviour, wherever its file is.
 
-  It covers the text of each token and how a sample of text is cut, so that a
-  file that was written anew, or bytes in a `tokenizer.json`, hash alike.
+  It covers the text of each token and the tokens of a sample text. So a file
+  that was written anew has the same hash, and so have bytes in a
+  `tokenizer.json`.
   """
   sums = hashlib.blake2b(digest_size=16)
   sums.update(f'{tokenizer.vocab_size} {tokenizer.bos_id}'.encode())

@@ -1,20 +1,21 @@
-"""The kinds of facts about a character, and how users ask for them.
+"""Defines the kinds of facts about a character and the questions for them.
 
 A fact's statement and its answer share their words, so that an answer can be
-read off the persona. The last phrasing of each question is kept for evaluation.
+copied from the description. The last phrasing of each question is kept for
+evaluation.
 """
 
 from typing import NamedTuple
 
 
 class Fact(NamedTuple):
-  """One kind of fact about a character.
+  """One kind of fact about a character; {v} stands for the value.
 
   Attributes:
-    statement: in the description; {s} is the name or a pronoun, {p} its
-      possessive.
+    statement: its sentence in the description; {s} is the name or a pronoun,
+      {p} its possessive.
     answer: the same in the character's own words.
-    questions: what a user asks to hear it.
+    questions: the questions that users ask for it.
     missing: answers of a character that has no such fact.
   """
 

@@ -1,19 +1,20 @@
-"""What users say and characters answer, facts aside: sentences as plain data.
+"""The sentences of users and characters, except for facts, as plain data.
 
 `talk.py` fills them in: {name} is the character's name, {user} the user's, {x}
-what the user spoke of, and a kind of fact, as {likes}, that fact's value.
+the thing that the user spoke of, and a kind of fact, such as {likes}, that
+fact's value.
 """
 
 PRONOUNS = {'She': 'Her', 'He': 'His', 'It': 'Its'}
 CATCHWORD = ' Often says "{v}"'
 SCENARIO = 'You meet {s} at the {v}.'
 PET = 'a {} {} called {}'
-# What a greeting is made of, beside a manner's own hello.
+# The parts of a greeting, beside a manner's own hello.
 CALLED = 'I am {name}.'
 AT = 'Welcome to the {v}.'
 WHO = ('Who are you?', 'What is your name?')
 
-# {intent: (what the user says, what the character answers)}.
+# {intent: (the user's messages, the character's answers)}.
 TALK = {
   'hello': (
     ('Hello', 'Hi', 'Hey', 'Hello there', 'Hi there', 'Good morning',
@@ -132,7 +133,7 @@ TALK = {
   ),
 }  # fmt: skip
 
-# {intent: (what the user says about {x}, answers)}; what {x} may be stands in
+# {intent: (the user's messages about {x}, answers)}; the values of {x} stand in
 # `talk.py`.
 ECHOES = {
   'i_like': (
@@ -237,7 +238,7 @@ RECALL = (
   'Who am I?',
   "What's my name?",
 )
-# Answers to that: where the name is known, and where it is not.
+# The answers, if the character knows the name and if it does not.
 RECALLED = ('You are {user}.', 'You have not told me your name.')
 
 JOKE = ('Tell me a joke', 'Do you know a joke?', 'Another joke', 'Joke please')

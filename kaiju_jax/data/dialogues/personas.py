@@ -1,7 +1,7 @@
-"""Invented characters: who they are, and how they talk.
+"""Invents characters: their names, their facts, and how they talk.
 
-A character is a name, a manner and several facts. Its description is a sentence
-per fact, and it tells of itself in the same words.
+A character has a name, a manner and several facts. Its description is a
+sentence per fact, and its answers use the same words.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from kaiju_jax.data.dialogues import facts
 from kaiju_jax.data.dialogues import lines
 from kaiju_jax.data.dialogues import words
 
-# Values at the end of each list that characters have only where they are
-# `fresh`.
+# The number of values at the end of each list that only `fresh` characters
+# have.
 UNSEEN = 3
 
 _VALUES = {
@@ -29,7 +29,7 @@ _VALUES = {
   'dream': words.DREAMS,
 }
 _ARTICLE = re.compile(r'\b([Aa]) (?=[aeiou])')
-# What a mixed value is made of, and the words of a value that stay.
+# The lists that give mixed values their words, and the words that stay.
 _LISTS = (
   *(words.JOBS, words.SITES, words.LOCATIONS, words.TASTES, words.DISHES),
   *(words.COLOURS, words.LIKES, words.HOBBIES, words.ANIMALS, words.COATS),
@@ -41,8 +41,8 @@ _STAY = frozenset(
     *('near', 'under'),
   )
 )
-_NOT_MIXED = 'age', 'origin', 'friend'  # Drawn from thousands anyway.
-_INVENTED = 0.15  # How many of a mixed value's words are invented.
+_NOT_MIXED = 'age', 'origin', 'friend'  # They have many values anyway.
+_INVENTED = 0.15  # The fraction of a mixed value's words that are invented.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Persona:
   """A character.
 
   Attributes:
-    name: what it is called.
+    name: its name.
     pronoun: 'She', 'He' or 'It'.
     manner: a key of `words.MANNERS`.
     trait: a second word for its personality.
-    catchword: what it likes to exclaim; '' for nothing.
-    place: where one meets it; '' for nowhere in particular.
+    catchword: its favourite exclamation; '' for none.
+    place: where a user meets it; '' for nowhere in particular.
     facts: {a key of `facts.FACTS`: value}, in the description's order.
   """
 
@@ -81,17 +81,17 @@ class Persona:
 
   @property
   def personality(self) -> str:
-    """Manner and trait, and what the character likes to exclaim."""
+    """The manner, the trait and the catchword, as text."""
     said = self.catchword and lines.CATCHWORD.format(v=self.catchword)
     return f'{self.manner}, {self.trait}.{said}'
 
   @property
   def scenario(self) -> str:
-    """Where one meets the character; '' for nowhere in particular."""
+    """Where a user meets the character; '' for nowhere in particular."""
     return self.place and lines.SCENARIO.format(s=self.name, v=self.place)
 
   def answer(self, kind: str) -> str:
-    """Returns what the character says when asked for a fact that it has."""
+    """Returns the character's answer about a fact that it has."""
     return facts.FACTS[kind].answer.format(v=self.facts[kind])
 
 
@@ -101,15 +101,15 @@ def draw(
   """Returns a drawn character.
 
   Args:
-    rng: what it is drawn from.
-    fresh: whether its values are those that no other persona has.
-    mixed: whether its values are words at random, which nobody can guess, so
-      that an answer must be read off the description.
+    rng: the source of all draws.
+    fresh: whether its values come from those that no other persona has.
+    mixed: whether its values are random words, which nobody can guess, so that
+      an answer must be copied from the description.
   """
   values = functools.partial(_drawn_value, rng, fresh)
   count = int(rng.integers(4, 8))
   kinds = list(rng.permutation(sorted(facts.FACTS))[:count])
-  # Most people are introduced by what they do.
+  # Most characters are introduced by their work.
   if rng.random() < 0.8:
     kinds = ['work', *(one for one in kinds if one != 'work')]
   has_catchword = rng.random() < 0.5
@@ -135,14 +135,14 @@ def invented_name(rng: np.random.Generator) -> str:
 
 
 def user_name(rng: np.random.Generator) -> str:
-  """Returns what a user is called: a name that people have, or any."""
+  """Returns a user's name: a common one, or an invented one."""
   if rng.random() < 0.4:
     return one(rng, words.NAMES)
   return invented_name(rng)
 
 
 def greeting(rng: np.random.Generator, persona: Persona) -> str:
-  """Returns what the character says first."""
+  """Returns the character's first message."""
   said = [one(rng, words.MANNERS[persona.manner]['hello'])]
   if persona.catchword and rng.random() < 0.7:
     said.insert(0, persona.catchword)
@@ -159,7 +159,7 @@ def greeting(rng: np.random.Generator, persona: Persona) -> str:
 
 
 def style(rng: np.random.Generator, persona: Persona, text: str) -> str:
-  """Returns an answer as the character would give it."""
+  """Returns an answer in the character's manner."""
   choice = rng.random()
   if persona.catchword and choice < 0.3:
     return f'{persona.catchword} {text}'
@@ -172,7 +172,7 @@ def style(rng: np.random.Generator, persona: Persona, text: str) -> str:
 
 
 def phrasings(kind: str, unseen: bool = False) -> Sequence[str]:
-  """Returns the questions for a fact: those of dialogues, or the one kept."""
+  """Returns the questions for a fact in dialogues, or the unseen one."""
   questions = facts.FACTS[kind].questions
   return questions[-1:] if unseen else questions[:-1]
 
@@ -197,7 +197,7 @@ def _drawn_value(rng: np.random.Generator, fresh: bool, kind: str) -> str:
 
 
 def _mix(rng: np.random.Generator, kind: str, value: str) -> str:
-  """Returns a value of the same form, with other words."""
+  """Returns a value of the same form, with random words."""
   if kind in _NOT_MIXED:
     return value
 
@@ -225,7 +225,7 @@ def _free_words() -> tuple[str, ...]:
 
 
 def with_article(text: str) -> str:
-  """Returns a text that says "an" before a vowel."""
+  """Returns the text with "an" in place of "a" before a vowel."""
   return _ARTICLE.sub(r'\1n ', text)
 
 

@@ -1,8 +1,8 @@
-"""Dialogues: a greeting, and exchanges that begin there or go on from others.
+"""Draws dialogues as trees: a greeting, and exchanges that follow it.
 
 A user greets, asks for the facts that the character's description states, talks
 about themselves, wants a joke, thanks, leaves. The character answers in its
-manner, and from its description.
+manner and from its description.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from kaiju_jax.data.dialogues import words
 
 USER, ASSISTANT = 'user', 'assistant'
 
-# How often a user's next message is of each kind.
+# The relative frequencies of the kinds of a user's next message.
 _KINDS = {
   'fact': 20,
   'about': 1,
@@ -32,7 +32,8 @@ _KINDS = {
   'song': 0.5,
   'story': 1,
 }
-_AGAIN = 0.45  # How often a dialogue goes on from its last exchange.
+# The chance, in most dialogues, that an exchange continues the one before.
+_AGAIN = 0.45
 
 
 class Node(NamedTuple):
@@ -41,7 +42,7 @@ class Node(NamedTuple):
   Attributes:
     parent: index of the message that it answers; -1 for the first ones.
     role: USER or ASSISTANT.
-    text: what is said.
+    text: the message.
   """
 
   parent: int
@@ -50,11 +51,11 @@ class Node(NamedTuple):
 
 
 class _Talk(NamedTuple):
-  """What a path of a dialogue has come to."""
+  """The state of a path through a dialogue."""
 
   end: int  # Its last message.
   user: str = ''  # The user's name, once told.
-  expects: str = ''  # What the character's last message asks for.
+  expects: str = ''  # The kind of message that the last one asks for.
   asked: frozenset[str] = frozenset()  # Facts that the user has heard.
 
 
@@ -66,17 +67,18 @@ def dialogue(
   user: str = '',
   greeted: bool = True,
 ) -> list[Node]:
-  """Returns a tree of messages, each below one that comes before it.
+  """Returns a tree of messages; each parent comes before its children.
 
-  A node follows its parent, or a whole branch of an ancestor's.
+  A user's message continues the exchange before it, or starts a new branch at
+  the root. The list is in preorder.
 
   Args:
-    rng: what it is drawn from.
-    persona: who answers.
+    rng: the source of all draws.
+    persona: the character.
     room: tokens that all messages together may take.
     size: (role, text) → a message's tokens.
-    user: the user's name, where the character knows it from the beginning.
-    greeted: whether the first message is a greeting, not a user's.
+    user: the user's name, if the character knows it from the beginning.
+    greeted: whether the first message is a greeting, not a user's message.
   """
   nodes = []
   root = _Talk(-1, user)
@@ -108,8 +110,8 @@ def path(
   """Returns one conversation, a greeting and exchanges: (role, text) of each.
 
   Args:
-    rng: what it is drawn from.
-    persona: who answers.
+    rng: the source of all draws.
+    persona: the character.
     room: tokens that it may take.
     size: (role, text) → a message's tokens.
   """
@@ -127,14 +129,14 @@ def path(
 
 
 def message(rng: np.random.Generator, persona: personas.Persona) -> str:
-  """Returns what a user might say first."""
+  """Returns a possible first message of a user."""
   return _exchange(rng, persona, _Talk(0))[0]
 
 
 def _exchange(
   rng: np.random.Generator, persona: personas.Persona, talk: _Talk
 ) -> tuple[str, str, _Talk]:
-  """Returns what a user says, what the character answers, and what follows."""
+  """Returns a user's message, the character's answer, and the state after."""
   if talk.expects and rng.random() < 0.5:
     kind = talk.expects
   else:
@@ -302,7 +304,7 @@ _SUBJECTS = {
 
 
 def _fill(rng, answers, persona: personas.Persona, talk: _Talk, x: str = ''):
-  """Returns one of the answers that the persona can fill; None without any."""
+  """Returns a drawn answer that the persona can fill; None without any."""
   slots = {
     'name': persona.name,
     'place': persona.place,

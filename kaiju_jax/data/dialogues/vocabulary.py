@@ -1,4 +1,4 @@
-"""Which words the dialogues are made of."""
+"""Lists the words of the dialogues."""
 
 from collections.abc import Mapping
 import functools
@@ -8,13 +8,13 @@ from kaiju_jax.data.dialogues import facts
 from kaiju_jax.data.dialogues import lines
 from kaiju_jax.data.dialogues import words
 
-# Parts of invented names, no words.
+# Parts of invented names, which are no words.
 _PARTS = ('SYLLABLES', 'ENDINGS')
 
 
 @functools.lru_cache(maxsize=1)
 def list_words() -> frozenset[str]:
-  """Returns all words, in lower case, that dialogues are made of.
+  """Returns all words, in lower case, of which dialogues are made.
 
   Invented names are not among them.
   """

@@ -1,11 +1,11 @@
-"""What invented characters are made of: words and values, as plain data.
+"""The words and values of invented characters, as plain data.
 
-Values are written as they stand behind "I …", so that an answer repeats what
-the description says.
+Values are written as they stand behind "I …", so that an answer repeats the
+words of the description.
 """
 
-# A character's manner is the first word of its personality. It decides with
-# what an answer may open or close, and how small talk is answered.
+# A character's manner is the first word of its personality. It decides how an
+# answer may open or close, and how the character answers small talk.
 MANNERS = {
   'cheerful': {
     'openers': ('Hooray!', 'Oh, lovely!', 'Yes, yes!', 'How nice!'),
@@ -154,7 +154,7 @@ PLACES = (
   'castle', 'beach', 'old inn', 'tower', 'workshop', 'school', 'park',
   'bridge', 'ship', 'museum', 'mountain', 'river', 'town square',
 )  # fmt: skip
-# What users talk about.
+# Topics of users.
 THINGS = (
   'lamp', 'boat', 'key', 'stone', 'book', 'letter', 'map', 'bell', 'hat',
   'ring', 'coin', 'box', 'kite', 'clock', 'spoon', 'mirror', 'ball', 'ladder',
