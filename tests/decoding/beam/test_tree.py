@@ -318,6 +318,24 @@ def test_a_resting_beam_keeps_its_slots_unseen():
   assert _drawn(ranges['global']) == '0- . 1- . . . . .'
 
 
+def test_a_beam_that_rested_early_adopts_its_own_tokens_and_no_more():
+  """Others grew by five tokens since it ended; its text has none of them."""
+  tree = beam_tree.BeamTree(11, {'global': _text(11, 40)})
+  for _ in range(6):
+    tree.grow([0, 0])
+  tree.keep([0], resting=[1])
+  for _ in range(5):
+    tree.grow([0, 0], resting=[1])
+    tree.keep([0], resting=[2])
+  position = int(tree.position_L[1])
+  tree.settle(1)
+  slots = tree.slots_of_text()['global']
+  assert position == 16 and len(slots) == 17
+  assert slots[:11].tolist() == list(range(11))
+  assert slots.min() >= 0 and len(set(slots.tolist())) == 17
+  assert tree.follow([1]).coordinate_L.tolist() == [17]
+
+
 def test_exhausted_slots_are_named_and_change_nothing():
   held = {'local': _text(3, 20, 4), 'global': _text(3, 7)}
   tree = beam_tree.BeamTree(3, held)

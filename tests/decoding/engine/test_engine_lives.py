@@ -6,6 +6,7 @@ others' points, are cancelled or end badly, nothing else may come out, and
 nothing may be left.
 """
 
+import dataclasses
 import random
 import time
 import types
@@ -13,6 +14,7 @@ import types
 import numpy as np
 import pytest
 
+from kaiju_jax.data import tokenizer
 from kaiju_jax.decoding.device import judge
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import compiled
@@ -532,6 +534,52 @@ def test_a_stop_that_is_read_late_is_judged_and_resumed(make):
   behind = engine.submit(request_lib.Request(tokens, 2, one.request.sampling))
   ended(engine, behind)
   assert behind.reused == 8 and is_judged(behind)
+
+
+def test_what_is_judged_on_the_device_is_waited_for_and_resumed(make):
+  """A round ahead, a prompt's point is there before its scores are read."""
+  engine = make(ahead=True, head='a head')
+  tree = engine.decoder.account.tree
+  first = engine.submit(asked(12, 3, 1))
+  engine.advance()
+  second = engine.submit(asked(12, 3, 1))
+  (point,) = tree.points()
+  assert np.isnan(tree.scores(tree.match(second.text()))).any()
+  assert len(engine._flights) == 1
+  engine.advance()
+  assert second.row is not None and second.reused == 11 and point in tree
+  ended(engine, first, second)
+  assert all(map(is_judged, (first, second)))
+
+
+@pytest.mark.parametrize('length', [11, 12, 15, 16])
+def test_a_stop_string_leaves_no_point_without_its_pages(make, length):
+  """A round ahead, a token beyond it may have turned the ring."""
+  engine = make(ahead=True, head='a head', tokenizer=tokenizer.Bytes())
+  asks = (asked(5, 12, seed) for seed in range(1000))
+  # The last token shown completes the string, and no other holds its letter.
+  at = length - 6
+  one, letter = next(
+    (one, chr(whole[at]))
+    for one in asks
+    for whole in [fake_device.expected(one)[0]]
+    if 32 <= whole[at] < 127 and whole[at] not in whole[:at]
+  )
+  one = engine.submit(dataclasses.replace(one, stop_strings=[letter]))
+  lengths, close = [], engine.decoder.close
+
+  def closed(row):
+    lengths.append(engine.decoder.length_of(row))
+    close(row)
+
+  engine.decoder.close = closed
+  ended(engine, one)
+  assert one.reason == 'stop_string' and one.length == length
+  # The token behind the stop is in the row, and in no text.
+  assert lengths == [length + 1]
+  # Where that began a page, the page of the window's first tokens is gone.
+  points = {point.length for point in engine.decoder.account.tree.points()}
+  assert points == ({5, length} if length % PAGE else {5})
 
 
 def test_an_edit_is_not_judged_by_what_it_replaces(make):

@@ -183,6 +183,26 @@ def test_a_token_comes_with_the_call_behind_it_and_a_stop_at_once(
   assert piece == '' and scores is None
 
 
+def test_a_scored_prompt_is_judged_whole_however_often_it_is_asked(
+  generator, whole
+):
+  """What it could resume was judged before, and runs again for its scores."""
+  prompt = text(19, 30)
+  plain = Request(prompt, 2, Sampling(0))
+  scored = dataclasses.replace(plain, scores_prompt=True)
+  (first,) = generator.generate([plain])
+  want_LC = whole([*prompt, *first.tokens])
+  for one in generator.generate([scored, plain, scored]):
+    np.testing.assert_array_equal(
+      one.prompt_scores, want_LC[: len(prompt)].max(axis=0)
+    )
+    assert one.tokens.tolist() == first.tokens.tolist()
+    given = one.prompt_log_probabilities
+    if given is not None:
+      assert one.reused <= 1 and len(given) == len(prompt) - 1
+      assert np.isfinite(given).all()
+
+
 def test_a_stop_string_is_judged_before_what_stands_before_it_is_shown(
   generator, whole
 ):

@@ -193,10 +193,11 @@ def test_what_is_wrong_is_not_added(tokens):
     auth.Access(tokens, age='17')
 
 
-def test_failures_are_limited_and_lock_nobody_out(tokens):
+@pytest.mark.parametrize('bad', [{}, {'Authorization': 'Bearer x'}])
+def test_failures_are_limited_and_lock_nobody_out(tokens, bad):
   token = tokens.add('ann')
   access = auth.Access(tokens, failures=limits.Failures(8, lambda: 0.0))
-  bad = bearing('x', client='192.0.2.1')
+  bad = request(bad, client='192.0.2.1')
   statuses = [refused(access, bad).status for _ in range(4)]
   assert statuses == [401, 401, 429, 429]
   assert refused(access, bearing('x', client='192.0.2.2')).status == 401

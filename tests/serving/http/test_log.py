@@ -86,9 +86,11 @@ def asked(server, path=CHAT, owner='ann', method='POST', **body):
 
 
 def test_a_request_is_a_line_that_says_what_it_took(server, written):
+  prompts = set()
   for n in 1, 3:
     status, headers, body = asked(server, n=n)
     usage = json.loads(body)['usage']
+    prompts.add(usage['prompt_tokens'])
     line = written.lines(1 if n == 1 else 2)[-1]
     assert set(line) == FIELDS
     assert line['request'] == headers['x-request-id']
@@ -103,6 +105,8 @@ def test_a_request_is_a_line_that_says_what_it_took(server, written):
     assert line['cached'] == cached
     assert line['reason'] == 'length'
     assert 0 <= line['first_byte'] <= line['seconds'] < 20
+  # Choices of one prompt count its tokens once.
+  assert len(prompts) == 1
 
 
 def test_several_prompts_count_once_each(server, written):

@@ -1,5 +1,7 @@
 """Metrics: the names, what they count, and that they stay few."""
 
+import types
+
 from prometheus_client import parser
 import pytest
 from starlette import testclient
@@ -8,6 +10,7 @@ from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
+from kaiju_jax.serving.routes import asking
 from tests.decoding import fake_device
 from tests.serving import trivial
 
@@ -46,8 +49,8 @@ def samples(measured):
 def test_names_and_types_are_those_that_dashboards_know():
   measured = metrics.Metrics(lambda: _READING)
   families = parser.text_string_to_metric_families(measured.text().decode())
-  types = {x.name: x.type for x in families if not x.name.endswith('_created')}
-  assert types == _NAMES
+  found = {x.name: x.type for x in families if not x.name.endswith('_created')}
+  assert found == _NAMES
 
 
 def test_what_is_counted_is_told():
@@ -66,6 +69,25 @@ def test_what_is_counted_is_told():
   assert told['kaiju_evictions_total', ()] == 6
   labels = (('kind', 'global'), ('state', 'free'))
   assert told['kaiju_pages', labels] == 3
+
+
+def test_tokens_that_come_together_share_the_time_since_those_before(
+  monkeypatch,
+):
+  measured, seconds = metrics.Metrics(lambda: None), iter([10.0, 10.6, 10.8])
+  clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
+  monkeypatch.setattr(asking, 'time', clock)
+  note = asking._noted(measured, 9.5, 7)
+  stream = types.SimpleNamespace(waited=0.1, reused=2)
+  for count in 2, 3, 1:
+    note(stream, count)
+  told = samples(measured)
+  assert told['kaiju_ttft_seconds_count', ()] == 1
+  assert told['kaiju_ttft_seconds_sum', ()] == pytest.approx(0.5)
+  # Three of 0.2 seconds and one of 0.2.
+  assert told['kaiju_itl_seconds_count', ()] == 4
+  assert told['kaiju_itl_seconds_sum', ()] == pytest.approx(0.8)
+  assert told['kaiju_itl_seconds_bucket', (('le', '0.32'),)] == 4
 
 
 def test_servers_share_nothing_and_need_no_engine():

@@ -91,15 +91,25 @@ def test_a_thousand_streams_dropped_at_random_tokens_leave_nothing(make):
 
 def test_a_reader_that_is_cancelled_while_it_submits_leaves_nothing(make):
   worker = make()
-  worker.engine.before_round = lambda: time.sleep(0.05)
+  begun, may_end = threading.Event(), threading.Event()
+
+  def before_round():
+    begun.set()
+    may_end.wait(20)
+
+  worker.engine.before_round = before_round
 
   async def main():
     busy = await one(worker, 0, count=40)
+    assert await asyncio.to_thread(begun.wait, 20)
     task = asyncio.create_task(one(worker, 1, count=50))
-    await asyncio.sleep(0.01)
+    # Until the round has ended, what is submitted waits.
+    while worker._commands.empty():
+      await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
       await task
+    may_end.set()
     busy.cancel()
     return await worker.call(lambda: worker.engine.is_idle)
 

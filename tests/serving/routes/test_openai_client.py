@@ -111,8 +111,9 @@ def test_n_choices_have_the_seeds_that_follow(client):
   several = chat(client, n=3)
   assert [choice.index for choice in several.choices] == [0, 1, 2]
   for index, choice in enumerate(several.choices):
-    alone = chat(client, seed=1 + index).choices[0]
-    assert choice.message.content == alone.message.content
+    alone = chat(client, seed=1 + index)
+    assert choice.message.content == alone.choices[0].message.content
+    assert several.usage.prompt_tokens == alone.usage.prompt_tokens
 
 
 def test_n_choices_stream_side_by_side(client):
@@ -354,9 +355,11 @@ def test_what_is_not_done_is_refused_by_name(client, field, words):
 def test_several_prompts_have_n_choices_each(client):
   answer = complete(client, ['Once upon', 'Later'], n=2)
   assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-  assert answer.choices[0].text == complete(client).choices[0].text
-  later = complete(client, 'Later', seed=2).choices[0].text
-  assert answer.choices[3].text == later
+  first, later = complete(client), complete(client, 'Later', seed=2)
+  assert answer.choices[0].text == first.choices[0].text
+  assert answer.choices[3].text == later.choices[0].text
+  used = [one.usage.prompt_tokens for one in (first, later)]
+  assert answer.usage.prompt_tokens == sum(used)
 
 
 def test_a_prompt_may_be_tokens(client):
