@@ -1,4 +1,6 @@
-"""Which keys each query sees: one range per key, for every kind of sequence.
+"""Attention masks stored as one range per key, for every kind of sequence.
+
+A key's visibility is the range of query coordinates that see the key.
 
 From the sources: two integer tensors, `visibility_start` and
 `visibility_limit`, give each token its valid range. They serve independent
@@ -6,19 +8,20 @@ packed documents, trees of documents, bidirectional spans, beam search and the
 empty slots of a paged cache, in training and in inference.
 
 Our reading (the sources admit two): the range belongs to the *key* and says
-which queries may see it, in a coordinate that each *query* carries.
+which queries may see it. Each *query* carries a coordinate.
 
     visible(q, k) = start[k] <= coordinate[q] < limit[k]
                     and (window is None or position[q] - position[k] < window)
 
-In depth-first order a token is seen by exactly its own subtree, which is one
-contiguous range; what a token sees, its path, is not. Windows compare
-positions (depth along the path), not coordinates, and are one-sided: a
-bidirectional span looks ahead freely. A key with start == limit is seen by
-nobody.
+The range belongs to the key because of trees. In depth-first order exactly a
+token's own subtree sees the token, and a subtree is one contiguous range. The
+path that the token sees is not contiguous. Windows compare positions (depth
+along the path), not coordinates. A window is one-sided: a query in a
+bidirectional span sees the span's later tokens at any distance. No query sees
+a key with start == limit.
 
-Everything here is numpy on the host. The drawings have a row for each query
-and a column for each key, x where the query sees the key.
+Everything here is numpy on the host. The drawings have one row per query and
+one column per key, with an x where the query sees the key.
 """
 
 from collections.abc import Sequence
@@ -33,8 +36,9 @@ class Visibility(NamedTuple):
 
   Attributes:
     start_BM: first query coordinate that sees the key.
-    limit_BM: one past the last; equal to start for an empty slot.
-    coordinate_BL: where each query stands among the ranges.
+    limit_BM: one past the last such coordinate; equal to start for an empty
+      slot.
+    coordinate_BL: each query's coordinate, which the ranges are compared with.
     position_BL: the position of each query along its own document or path.
     position_BM: the position of each key along its own document or path.
   """
@@ -47,7 +51,7 @@ class Visibility(NamedTuple):
 
 
 def causal(length: int) -> Visibility:
-  """Returns one document of `length` tokens: each is seen from itself on.
+  """Returns one document in which a token sees itself and all earlier ones.
 
   causal(4):
 
@@ -154,19 +158,19 @@ def tree(parents: Sequence[int]) -> Visibility:
 def beams(parents: Sequence[int], leaves: Sequence[int]) -> Visibility:
   """Returns one step of beam search: L live beams over M cache slots.
 
-  A query is the newest token of its beam, already in its slot. Its coordinate
-  is the beam's rank in tree order, so that the beams which descend from a
-  token are always contiguous, wherever its slot lies. Tokens without a live
-  descendant, and slots never filled, are seen by nobody and can be reused.
+  A query is the newest token of its beam and already has a slot. Its coordinate
+  is the beam's rank in tree order, so that the beams that descend from a token
+  are contiguous wherever the token's slot lies. No query sees a token without
+  live descendants or a slot that was never filled; both can be reused.
 
   beams(parents=[-1, 0, 0, 1, 2, 2], leaves=[5, 3]), slot 4 dead:
 
       x.x..x
       xx.x..
 
-  Ranks serve one-token steps only: the queries of a beam share one, so tokens
-  of a longer chunk would see each other. Before a chunk, issue coordinates
-  and ranges anew in token order (`tree`).
+  Ranks work for steps of one token only. All queries of a beam share its rank,
+  so the tokens of a longer chunk would see each other. Before such a chunk,
+  make coordinates and ranges anew in token order (`tree`).
 
   Args:
     parents: for each slot, the slot of the token before it; -1 for the first
@@ -196,10 +200,11 @@ def beams(parents: Sequence[int], leaves: Sequence[int]) -> Visibility:
 
 
 def side_by_side(parts: Sequence[Visibility], length: int) -> Visibility:
-  """Returns one row in which `parts` stand next to each other, unseen.
+  """Returns one packed row of `parts` that do not see each other.
 
-  Documents, trees and spans share a packed row; positions stay each part's
-  own. The rest of the row is padding, which nobody sees and which sees nobody.
+  A part may be a document, a tree or a row with spans. Each part keeps its own
+  positions. The rest of the row is padding: no query sees it, and it sees no
+  key.
 
   side_by_side([tree([-1, 0, 0]), causal(2)], 6):
 
@@ -317,7 +322,7 @@ def check(visibility: Visibility, length: int) -> None:
 
 
 def _check_range(name: str, values, low, high) -> None:
-  """Raises where `values` leave [low, high], both included."""
+  """Raises ValueError if a value lies outside [low, high], both included."""
   values = np.asarray(values)
   low = np.broadcast_to(low, values.shape)
   outside = np.argwhere((values < low) | (values > high))
@@ -330,14 +335,14 @@ def _check_range(name: str, values, low, high) -> None:
 
 
 def _row(start_L, limit_L, position_L) -> Visibility:
-  """A single row whose keys are its queries, in order."""
+  """Returns a single row whose keys are its queries, in order."""
   token_L = np.arange(len(start_L))
   fields = start_L, limit_L, token_L, position_L, position_L
   return Visibility(*(field.astype(np.int32)[None] for field in fields))
 
 
 def _path(parents: Sequence[int], leaf: int) -> list[int]:
-  """Slots from the root to `leaf`."""
+  """Returns the slots from the root to `leaf`."""
   path = []
   slot = leaf
   while slot != -1:

@@ -1,12 +1,12 @@
 """Multi-query attention: H query heads over one head of keys and values.
 
-(Or over a few: see `kv_heads.py`.)
+(`kv_heads.py` supports more than one head of keys and values.)
 
 From the sources: MQA everywhere, sliding windows without attention sinks, keys
 and values shared by neighbouring layers of the same kind and stored in int8.
-A layer that shares has its own queries and output projection and no key or
-value projection; keys are shared after the rotary embedding, as a cache holds
-them.
+A layer that reads another layer's keys and values has its own query and output
+projections, and no key or value projection. Keys are shared after the rotary
+embedding, as a cache holds them.
 """
 
 from flax import linen as nn
@@ -27,11 +27,11 @@ from kaiju_jax.sharding import rules
 
 
 class Attention(weighted.Weighted):
-  """One layer's attention; makes keys and values if it is given none.
+  """One layer's attention, which makes keys and values unless it gets them.
 
   Attributes:
-    layer: its window and kind.
-    z_target: what Z-Reg pulls to zero, 'lse' or 'mean_logit'.
+    layer: the layer's window and kind.
+    z_target: the quantity that Z-Reg pulls to zero, 'lse' or 'mean_logit'.
   """
 
   layer: layers.Layer
@@ -46,9 +46,9 @@ class Attention(weighted.Weighted):
   ) -> tuple[jax.Array, past.KeyValue]:
     """Returns the layer's output [B, L, D], and the keys and values it read.
 
-    If rows are split over devices, x and the output are this device's part of
-    L. Keys and values are made from that part, and their codes are gathered:
-    each device has all keys for its own heads.
+    If devices split the rows, x and the output are this device's part of L.
+    The device makes keys and values from that part, and their codes are
+    gathered: each device has all keys of its own heads.
     """
     turns = (
       context.global_turns if self.layer.window is None else context.local_turns
@@ -101,14 +101,14 @@ class Attention(weighted.Weighted):
     )
 
   def _with_own_part(self, shared, x_BMD, turns) -> past.KeyValue:
-    """Replaces the part that is not shared; the other's weight stays unused."""
+    """Replaces keys or values by own ones; the other weight stays unused."""
     own = self._key_value(x_BMD, turns)
     if self.config.shared == 'keys':
       return past.KeyValue(shared.k_BMK, own.v_BMK)
     return past.KeyValue(own.k_BMK, shared.v_BMK)
 
   def _heads_of_key_value(self, x_BMD, turns) -> past.KeyValue:
-    """Makes U heads and returns those that are read here, [B·U, M, K]."""
+    """Makes U heads and returns those that this device reads, [B·U, M, K]."""
     config = self.config
     shape = (config.d_model, config.num_kv_heads, config.head_dim)
     w_k_DUK = self.weight('w_k_DUK', shape)
@@ -157,7 +157,7 @@ class Attention(weighted.Weighted):
   def _mean_logit(self, q_BLHK, k_BMK, visibility) -> jax.Array:
     """Returns the mean of each query's visible logits.
 
-    Attention with a zero query is uniform over what it sees, so with K as the
+    Attention with a zero query is uniform over the visible keys. With K as the
     values it returns the mean visible key, the same for every head.
     """
     zero_BLHK = jnp.zeros_like(q_BLHK[:, :, :1])
@@ -171,7 +171,7 @@ class Attention(weighted.Weighted):
     return logit_BLH * self.config.head_dim**-0.5
 
   def _read(self, lse_BLH, mean_BLH) -> None:
-    """Stores the logits' sizes, which an evaluation may ask for."""
+    """Stores the logits' rms in the collection 'readings', for evaluations."""
     for name, x_BLH in ('rms_lse', lse_BLH), ('rms_mean_logit', mean_BLH):
       square = collectives.mean(jnp.mean(jnp.square(x_BLH)), 'H')
       square = collectives.mean(square, 'B', rules.ROWS)

@@ -1,7 +1,7 @@
-"""A batch through the model: hidden states, and which of them predict what.
+"""Runs a batch through the model and picks the hidden state before each token.
 
-A batch says what each token sees and which token it follows, so that packed
-rows and trees need no code of their own in what reads the model.
+A batch says which tokens each token sees and which token it follows, so that
+objectives and evaluators need no code for packed rows and trees.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,10 @@ def hidden(
 
 
 def predicting(hidden_BLD: jax.Array, batch: packing.Batch) -> jax.Array:
-  """Returns the hidden states that predict each token, whole rows."""
+  """Returns the hidden state [B, L, D] that predicts each token.
+
+  The rows are whole on every device of a tensor group.
+  """
   # A predecessor may stand in another device's part of the row.
   return jnp.take_along_axis(
     collectives.enter(hidden_BLD), batch.predecessor_BL[:, :, None], axis=1

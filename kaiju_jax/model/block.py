@@ -1,4 +1,4 @@
-"""The layer, and the block of layers that the model repeats."""
+"""The transformer layer, and the block of layers that the model repeats."""
 
 from flax import linen as nn
 import jax
@@ -42,9 +42,9 @@ class TransformerLayer(nn.Module):
 class Block(nn.Module):
   """The repeating block of the layer tuple: the body of the model's scan.
 
-  With remat, each layer is recomputed by itself and the keys and values that
-  cross from one layer to another are saved: one checkpoint around a block of
-  14 layers would hold all of their activations at once in the backward pass.
+  With remat, the backward pass recomputes each layer by itself, and the keys
+  and values that cross from one layer to another are saved. One checkpoint
+  around a block of 14 layers would hold the activations of all of them at once.
   """
 
   config: model_config.ModelConfig
@@ -55,8 +55,9 @@ class Block(nn.Module):
   def __call__(self, x_BLD: jax.Array, context: context_lib.Context):
     """Returns the output [B, L, D], and the keys and values that were made.
 
-    Keys and values come by the index of their layer, and only beside a cache,
-    which will keep them: a scan would return them for every repeat.
+    Keys and values come in a dictionary by the index of their layer if the pass
+    has a cache, and otherwise as None: a scan would return them for every
+    repeat.
     """
     layer_class = TransformerLayer
     if self.config.remat == 'layer' and context.pasts is None:

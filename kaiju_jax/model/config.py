@@ -1,4 +1,4 @@
-"""The model's shape, and which techniques it uses."""
+"""The config of a model: its shape and the techniques that it uses."""
 
 import dataclasses
 
@@ -20,19 +20,20 @@ class ModelConfig:
       sources have one everywhere; more are for ablations and imported models.
     head_dim: K, even (rotary pairs).
     d_ff: F.
-    max_length: longest position that the rotary tables cover.
+    max_length: number of positions that the rotary tables cover; rows are at
+      most so long.
     window: positions that a local layer sees, itself included.
     period: one layer in `period` is global; 1 makes all global, 0 none.
     local_share: adjacent local layers that share keys and values.
     global_share: successive global layers that share keys and values.
-    layout: the layer tuple drawn out, as 'L0 L0 L0 L3 L3 L3 G6'; if given, it
-      replaces num_layers, period and the two shares.
-    shared: what a layer reads from the one that it shares with: 'both' keys and
+    layout: the layer tuple as text, such as 'L0 L0 L0 L3 L3 L3 G6'; if given,
+      it replaces num_layers, period and the two shares.
+    shared: the tensors that a sharing layer reads from another: 'both' keys and
       values, or, to study what sharing costs, only the 'keys' or only the
-      'values'; a cache holds 'both' alone.
+      'values'; only 'both' can be decoded with a cache.
     rope_local: rotary base of local layers; 0 for no rotary there.
     rope_global: rotary base of global layers; 0 for no rotary there.
-    norm_epsilon: what every RMSNorm adds to the mean square.
+    norm_epsilon: the constant that every RMSNorm adds to the mean square.
     tied_embedding: whether the output head is the embedding's transpose.
     dtype: the dtype of activations and local gradients, 'bfloat16' or
       'float32'. Parameters are float32 always.
@@ -41,7 +42,7 @@ class ModelConfig:
     unroll: how many repeats of the layer block one scan iteration holds.
     attention: implementation of the attention kernel; with '' the platform
       chooses.
-    quantization: what is int8.
+    quantization: the tensors and matmuls that are int8.
   """
 
   vocab_size: int = 256

@@ -1,4 +1,4 @@
-"""What one forward pass tells to all of its layers."""
+"""The inputs that all layers of one forward pass share."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,16 +10,16 @@ from kaiju_jax.model import past
 
 
 class Context(NamedTuple):
-  """Broadcast over the scanned layers.
+  """The inputs that the scan gives to every layer unchanged.
 
   Attributes:
-    visibility: which positions each token is seen by; its rows are those of
-      the keys, b·U + u for head u of several (`kv_heads.py`).
+    visibility: the queries that see each key; with U heads of keys and values,
+      row b·U + u is that of head u (`kv_heads.py`).
     local_turns: rotary cosines and sines [B, L, K/2] of local layers, or None.
     global_turns: the same for global layers.
     z: Z-Reg's coefficient for this step, a float32 scalar.
-    pasts: what a cache holds from before, by the index of the layer that made
-      it; None for a pass without a cache.
+    pasts: cached keys and values, by the index of the layer that made them;
+      None for a pass without a cache.
   """
 
   visibility: visibility_lib.Visibility

@@ -1,10 +1,10 @@
-"""A deployed model, in which int8 codes replace the weights.
+"""Parameters for inference: int8 codes and scales in place of the weights.
 
-Inference computes exactly what training computed. The forward pass reads codes,
-scales and clamp limits. A deployed tree of parameters holds exactly these, made
-by the functions that the training step calls, so that its forward pass is the
-training one bit for bit (at the same shapes, on one backend). Where updates
-were ternary, training read replicas, and the tree holds these.
+Inference computes exactly what training computed. The training step's forward
+pass reads codes, scales and clamp limits, and the same functions make those of
+a deployed tree of parameters. So the two forward passes agree bit for bit (at
+the same shapes, on one backend). Where updates were ternary, training read
+replicas, and the deployed tree holds these.
 
 Every projection and the feed-forward become `Quantized`, with Bungee's exp(b)
 folded into the scales; the embedding and the output head too if
@@ -35,13 +35,14 @@ def quantize(
 ) -> Any:
   """Returns `params` with `Quantized` weights and clamp limits.
 
-  The tree serves as parameters of the same model. Its `Quantized` weights carry
+  The same model takes the tree as its parameters. Its `Quantized` weights carry
   no gradient.
 
   Args:
     params: float32 master weights.
-    config: the model's. What the config does not hold in int8 stays float.
-    replica: the training state's, where its updates were ternary.
+    config: the model's config. Weights that it does not hold in int8 stay
+      float.
+    replica: the training state's replica if its updates were ternary.
 
   Raises:
     ValueError: a ternary model without its replica, or a replica beside a model
@@ -95,7 +96,7 @@ def _layer(layer: Any, held: Any, config: model_config.ModelConfig) -> Any:
 
 
 def _group(group: Any, held: Any, config: model_config.ModelConfig) -> Any:
-  """Quantizes one module's weights, or takes its replicas; folds Bungee in."""
+  """Returns one module's quantized weights or replicas, Bungee folded in."""
   out = {}
   for name, w in group.items():
     if name.startswith('bungee_'):
@@ -104,8 +105,8 @@ def _group(group: Any, held: Any, config: model_config.ModelConfig) -> Any:
       out[name] = w
       continue
     letters = rules.letters_of(name)
-    # The codes are made where training makes them: before the wire, or behind
-    # it from weights in the model's dtype.
+    # Training makes codes before the wire, or behind it from weights in the
+    # model's dtype; the same choice gives the same bits here.
     wire = fsdp.Wire(
       letters,
       rules.CONTRACTED[name],

@@ -1,17 +1,17 @@
-"""An initialization in which what layers add to the stream starts small.
+"""An initialization in which each layer's output starts small.
 
-From a standard initialization each layer adds about as much variance to the
-stream as the embedding brought: the projections that write, w_o and w_out, keep
-the variance of what they read, and a squared ReLU raises it. So in layer n a
-token's own embedding, and what a single head has copied, is 1/(1 + c·n) of the
-variance, c about 1.8, and keys that are made late see little of it. GPT-2
-(Radford et al. 2019) divides what is written by the root of the number of
-writers, 2 per layer:
+With a standard initialization each layer adds about as much variance to the
+residual stream as the embedding did. The two projections that write to the
+stream, w_o and w_out, keep the variance of their inputs, and a squared ReLU
+raises it. So in layer n a token's own embedding makes up 1/(1 + c·n) of the
+stream's variance, c about 1.8, as does a value that one head has copied. Keys
+of late layers then carry little of either. GPT-2 (Radford et al. 2019) divides
+the writing projections by the root of their number, 2 per layer:
 
     w_o, w_out  ←  w_o, w_out / √(2 · layers)
 
-Then all layers together add as much as the embedding. The sources say nothing
-about initialization.
+Then all layers together add as much variance as the embedding. The sources say
+nothing about initialization.
 """
 
 from typing import Any

@@ -1,15 +1,15 @@
 """Token embedding and output head: one table read both ways, or two.
 
-A tied model scales its input by √D, so that the head can use rows of norm 1 as
-they are. Both tables stay float unless `quantization.embedding='int8'`; then a
-vocabulary entry has one scale, and the head's matmul is int8 too. (The sources
-do not say which.)
+The embeddings are scaled by √D, so that a tied head can use entries of norm 1
+unchanged. Both tables stay float unless `quantization.embedding='int8'`; then
+each vocabulary entry has one scale, and the head's matmul is int8 too. (The
+sources do not say which.)
 
-Decoding on a CPU holds float tables as [V, D] (`decoding/device/weights.py`),
-and they are read as they lie.
+Decoding on a CPU holds float tables as [V, D] (`decoding/device/weights.py`).
+This module reads them in that order without a transpose.
 
-The vocabulary is split over devices: each looks up the entries that it has, the
-parts are summed, and each makes the logits of its own entries.
+Devices split the vocabulary. Each looks up its own entries, the results are
+summed over the devices, and each makes the logits of its own entries.
 """
 
 from typing import NamedTuple
@@ -25,11 +25,11 @@ from kaiju_jax.sharding import collectives
 
 
 class _Table(NamedTuple):
-  """A table of the vocabulary.
+  """A table with one entry per vocabulary token.
 
   Attributes:
-    table: [D, V], or [V, D] where it is turned.
-    is_turned: whether it is.
+    table: [D, V], or [V, D] where `is_turned`.
+    is_turned: whether V is the first dimension.
   """
 
   table: jax.Array | int8.Quantized
@@ -54,7 +54,7 @@ class Embedding(weighted.Weighted):
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
     """Returns the embeddings times √D, in the model's dtype.
 
-    If rows are split over devices, this is the device's own part of L.
+    If devices split the rows, this is the device's own part of L.
     """
     table, is_turned = self._input
     first = collectives.first_of('V', table.shape[0 if is_turned else 1])
@@ -83,7 +83,7 @@ def logits(
   hidden_BLD: jax.Array,
   table_DV: jax.Array | int8.Quantized,
 ) -> jax.Array:
-  """Returns float32 logits [B, L, V] by a table that was gathered before."""
+  """Returns float32 logits [B, L, V] for a table that is already gathered."""
   return weighted.einsum(
     'BLD,DV->BLV', hidden_BLD, table_DV, config, dtype=jnp.float32
   )

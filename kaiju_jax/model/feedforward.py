@@ -1,7 +1,7 @@
 """Squared-ReLU feed-forward: relu(x·W_in)²·W_out (So et al. 2021).
 
-The hidden is non-negative and heavy-tailed: it is coded on all 256 levels, up
-to a limit that dynamic clamping takes from the weights.
+The hidden activations are non-negative and heavy-tailed. They are coded on all
+256 levels, up to a limit that dynamic clamping computes from the weights.
 """
 
 from flax import linen as nn
@@ -21,7 +21,7 @@ class FeedForward(weighted.Weighted):
   def __call__(self, x_BLD: jax.Array, gain_D: jax.Array) -> jax.Array:
     """Returns [B, L, D]; `gain_D` is the gain of the norm that made x.
 
-    If rows are split over devices, x and the result are this device's part.
+    If devices split the rows, the result is this device's part of L, as is x.
     """
     config, quantization = self.config, self.config.quantization
     shape = (config.d_model, config.d_ff)
@@ -45,7 +45,7 @@ class FeedForward(weighted.Weighted):
     return collectives.leave(out_BLD)
 
   def _hidden_limit(self, w_in_DF, gain_D: jax.Array) -> jax.Array:
-    """Returns the limit: from the weights, or the one that an export holds."""
+    """Returns the limit that an export holds, or computes it from weights."""
     if self.has_variable('params', 'hidden_limit'):
       return self.get_variable('params', 'hidden_limit')
     k = self.config.quantization.clamp_hidden_k

@@ -14,13 +14,13 @@ b·U + u of the batch, with the query heads that read it:
     ranges, positions    [B, M]          [B·U, M]
     a cache's pages      P of a pool     page p of head u is page p·U + u
 
-Each head sees the same, so ranges and positions are repeated. With U = 1
-nothing is folded, and the program is the one without this module.
+All heads share ranges and positions, which are therefore repeated. With U = 1
+nothing is folded, and the program is the same as without this module.
 
-Over `tensor` the query heads are split, while keys and values are made whole on
-each device: `own` keeps the heads that the device's query heads read. They are
-U / tensor whole groups, or one group's head where several devices share the
-group; `training/fit.py` refuses the rest.
+The mesh axis `tensor` splits the query heads, while each device makes keys and
+values of all U heads. `own` keeps the heads that the device's query heads read:
+U / tensor of them, or one where several devices share a head.
+`training/fit.py` refuses all other widths.
 """
 
 from typing import TypeVar
@@ -40,10 +40,10 @@ def here(num_kv_heads: int) -> int:
 
 
 def own(x: Tree) -> Tree:
-  """Returns keys or values [B, M, U, …] of the heads that are read here.
+  """Returns those of the U heads [B, M, U, …] that this device reads.
 
   Args:
-    x: an array, or `Quantized`, of all U heads.
+    x: keys or values of all U heads, an array or `Quantized`.
   """
   width = collectives.width('tensor')
   if width == 1:
@@ -86,7 +86,7 @@ def unfold(out_BLHK: jax.Array, heads: int) -> jax.Array:
 
 
 def repeat(rows: Tree, heads: int) -> Tree:
-  """Returns what the heads of a row share, [B, …], as [B·U, …]."""
+  """Returns arrays that the heads of a row share, [B, …], as [B·U, …]."""
   if heads == 1:
     return rows
   return jax.tree.map(lambda x: jnp.repeat(x, heads, axis=0), rows)

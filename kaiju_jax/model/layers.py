@@ -1,14 +1,14 @@
-"""Which layer sees how far, and whose keys and values it reads.
+"""The stack of layers: each layer's window and source of keys and values.
 
-Interleaved windows and cross-layer KV sharing are one plain tuple. Cache
-buffers, attention calls, parameter counts, KV bytes and the printed diagram
-all derive from it.
+One plain tuple of `Layer`s describes interleaved windows and cross-layer KV
+sharing. Cache buffers, attention calls, parameter counts, KV bytes and the
+printed diagram all derive from it.
 
 From the sources: sliding windows and global layers interleaved at roughly 6:1,
 window 1,024, and keys and values shared by 2–3 adjacent layers of the same
 attention mechanism (the Kaiju post); global layers also share across their
 non-adjacent repetitions (secondary accounts). Our guess: the global layer
-closes each period, so that at least one local layer stands before the first.
+closes each period, so that local layers come before the first global one.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """One layer's place in the stack.
+  """One layer of the stack.
 
   Attributes:
-    window: how many positions a query looks back, itself included; None sees
-      everything that visibility allows.
-    kv_from: index of the layer whose keys and values it reads; its own index
-      if it makes them itself.
+    window: positions that a query sees, itself included; None for all that
+      visibility allows.
+    kv_from: index of the layer whose keys and values this layer reads; its own
+      index if it makes them.
   """
 
   window: int | None
@@ -87,7 +87,7 @@ def draw(layers: Sequence[Layer]) -> str:
 
 
 def parse(drawing: str, window: int) -> tuple[Layer, ...]:
-  """Reads `draw`'s line back, all local layers with the same window.
+  """Returns the tuple that `draw` printed, with `window` in local layers.
 
   Raises:
     ValueError: a word that is not L or G followed by a layer's index, or a
@@ -141,9 +141,9 @@ def check(layers: Sequence[Layer]) -> None:
 def repeating_block(layers: Sequence[Layer]) -> tuple[Layer, ...]:
   """Returns the smallest block whose repetition is the whole stack.
 
-  Windows and relative `kv_from` must agree, and no layer may read from
-  outside its own repeat: this is what the model scans over, so that depth
-  costs no compile time. A stack without a period is its own block.
+  Windows and relative `kv_from` agree in all repeats, and no layer reads from
+  outside its own repeat. The model scans over this block, so that depth costs
+  no compile time. A stack without a period is its own block.
   """
   depth = len(layers)
   for period in range(1, depth + 1):
@@ -173,10 +173,10 @@ def kv_bytes(
   bytes_per_value: int = 1,
   bytes_per_scale: int = 4,
 ) -> int:
-  """Returns the bytes that one sequence's keys and values hold at `length`.
+  """Returns the bytes of one sequence's keys and values at `length` tokens.
 
-  A local layer keeps at most its window. Each token has one scale for K and one
-  for V, `bytes_per_scale` each (0 if values are not quantized).
+  A local layer keeps at most its window. Each token and head has one scale for
+  K and one for V, `bytes_per_scale` each (0 if values are not quantized).
   """
   per_token = 2 * num_kv_heads * (head_dim * bytes_per_value + bytes_per_scale)
   return sum(

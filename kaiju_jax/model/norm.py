@@ -14,7 +14,7 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the normalized input, and the gain (clamp limits need it)."""
+    """Returns the normalized input, and the gain for clamp limits."""
     shape = collectives.local_shape('D', x_BLD.shape[-1:])
     gain_D = self.param('gain_D', nn.initializers.ones_init(), shape)
     gain_D = collectives.whole(gain_D)

@@ -1,16 +1,16 @@
-"""How many pages a cache has: arithmetic that allocates nothing.
+"""The sizes of a paged KV cache: arithmetic that allocates nothing.
 
-Keys and values lie in pages of S slots. Each kind of layers, local and global,
+Keys and values lie in pages of S slots. Each kind of layer, local or global,
 has a pool, which holds the pages of every layer that makes keys and values. A
-row of the cache holds one sequence; its table names a page for every S logical
-slots:
+row of the cache holds one sequence. The row's table names one page per S
+logical slots:
 
     global    length tokens            ceil((length + extra) / S) pages
     local     the last window − 1      ceil((min(length, window + S − 2)
               from before a chunk              + extra) / S) pages
 
-A local row forgets whole pages, so that up to S − 1 tokens beyond the window
-wait in its first one. With U heads of keys and values, the pool has U pages for
+A local row drops whole pages, so its first page keeps up to S − 1 tokens that
+have left the window. With U heads of keys and values, the pool has U pages for
 each page that a table names (`kv_heads.py`).
 """
 
@@ -21,19 +21,19 @@ import dataclasses
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 
-# Slots of a page. Smaller ones waste less in a row's last page, larger ones
-# make shorter tables and longer reads; our guess, until a device is measured.
+# Slots per page. Smaller pages waste less in a row's last page; larger ones
+# make shorter tables and longer reads. Our guess, until a device is measured.
 PAGE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-  """The pages of one kind of layers.
+  """The size of the pool of one kind of layer.
 
   Attributes:
     owners: indices of the layers that make keys and values.
     window: the layers' window in positions; None if they see everything.
-    page: S, slots of a page.
+    page: S, slots per page.
     row_pages: N, pages of a row's table.
     pages: P, pages of the whole pool.
     heads: U, heads of keys and values.
@@ -67,15 +67,16 @@ def pools(
   Args:
     layers: the stack.
     rows: sequences that the cache holds at once.
-    length: tokens of the longest.
-    page: S, slots of a page.
-    extra: slots of a row beyond those of one sequence: a beam search's.
-    pages: by kind, the pool's pages; give fewer than by default if not every
-      row will be full at once.
+    length: tokens of the longest sequence.
+    page: S, slots per page.
+    extra: slots per row beyond those of one sequence, for a beam search.
+    pages: pages of the pool, by kind; the default lets every row be full at
+      once.
     heads: U, heads of keys and values.
 
   Raises:
-    ValueError: names the argument that is out of range, or two windows.
+    ValueError: an argument is out of range, or local layers have more than one
+      window; the message names the values.
   """
   for name, value, least in (
     ('rows', rows, 1),

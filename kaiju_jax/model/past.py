@@ -1,14 +1,15 @@
-"""Attention of a chunk to itself and to what a cache holds from before it.
+"""Attention of a chunk to itself and to the earlier tokens in a paged cache.
 
-A chunk's own keys and values stay outside the pool until the whole chunk has
-run, so that no layer waits for a write. Its queries attend to the pool's pages
-and to the chunk separately, and the two results are merged by their
-log-sum-exp.
+A chunk is the run of tokens that one call adds to each row of the cache. Its
+own keys and values stay outside the pool until the whole chunk has run, so
+that no layer waits for a write. The queries attend to the pool's pages and to
+the chunk separately, and the two results are merged by their log-sum-exp.
 
-In the reference mode the pool's keys and the chunk's are laid side by side in
-the order of their positions, as in the forward pass over the whole row, and
-that pass's own attention runs over them. The same sums in the same order have
-the same bits. It copies the cache at every call, so it is for comparisons.
+The reference mode gives the bits of the forward pass over the whole row. It
+copies the pool's and the chunk's keys side by side in the order of their
+positions and runs the forward pass's own attention over them: the same sums in
+the same order have the same bits. It copies the cache at every call, so it
+serves comparisons only.
 """
 
 from typing import NamedTuple
@@ -27,24 +28,23 @@ from kaiju_jax.quantization import qat
 
 
 class KeyValue(NamedTuple):
-  """One owning layer's keys and values: floats, or codes as in a cache."""
+  """The keys and values that one owning layer made: floats or int8 codes."""
 
   k_BMK: jax.Array | int8.Quantized
   v_BMK: jax.Array | int8.Quantized
 
 
 class Tables(NamedTuple):
-  """Where the rows of a call find their keys; one for each kind of layers.
+  """The page tables of a call's rows, for one kind of layer.
 
   Attributes:
     table_BN: int32, each row's pages; −1 where there is none.
     start_BM: int32, first query coordinate that sees each logical slot.
     limit_BM: int32, one past the last; equal to start for an empty slot.
     position_BM: int32, the position of each logical slot's token.
-    plan: the pages that a call visits, from `paged_decode.make_plan`; None
-      where they are read in order.
-    length: tokens of the row whose order the keys are read in; None where there
-      is a plan.
+    plan: the pages that a call visits, from `paged_decode.make_plan`; None in
+      the reference mode.
+    length: tokens of the whole row in the reference mode; None otherwise.
   """
 
   table_BN: jax.Array
@@ -56,7 +56,7 @@ class Tables(NamedTuple):
 
 
 class Past(NamedTuple):
-  """What one owning layer's queries see of earlier calls.
+  """The cached keys and values of one owning layer.
 
   Attributes:
     k_PSK: the pool's keys: floats, or codes with scales [P, S]. Scales per
@@ -81,17 +81,17 @@ def attend(
   qk: str,
   implementation: str | None,
 ) -> jax.Array:
-  """Returns the output [B, L, H, K], in q's dtype.
+  """Attends to the cache and to the chunk; returns [B, L, H, K] in q's dtype.
 
   Args:
     q_BLHK: the chunk's queries.
     key_value: the chunk's keys and values.
-    past: those from before it.
+    past: the keys and values of the tokens before the chunk.
     visibility: the ranges of the chunk's keys and the coordinates of its
       queries.
     window: positions a query sees, itself included; None for all.
     scale: multiplies the logits.
-    qk: 'int8' for an s8 QKᵀ, 'none'.
+    qk: 'int8' for an s8 QKᵀ, 'none' to dequantize K first.
     implementation: the name of the kernel for the chunk's attention to itself;
       with None the platform chooses.
   """
@@ -162,9 +162,9 @@ def _attend_in_order(
   qk,
   implementation,
 ) -> jax.Array:
-  """`attend` with the bits of the forward pass over a row of `length` tokens.
+  """Attends with the bits of the forward pass over `length` tokens.
 
-  Positions are places in that row: for text, not for trees.
+  A token's position is its place in the row, so trees are not supported.
   """
   tables = past.tables
   B = q_BLHK.shape[0]
@@ -205,7 +205,7 @@ def _attend_in_order(
     window=window,
     scale=scale,
     qk=qk,
-    # What the whole row's forward pass would choose, not this chunk's.
+    # The whole row's forward pass would choose this one; the chunk might not.
     implementation=implementation
     or blocks.implementation(dispatch.platform(), M, M, q_BLHK.shape[-1]),
   )
@@ -213,5 +213,5 @@ def _attend_in_order(
 
 
 def _places(start_BM, limit_BM, position_BM, length: int) -> jax.Array:
-  """Returns each key's position, or `length`, which is no place, if unseen."""
+  """Returns each key's position; for a key that no query sees, `length`."""
   return jnp.where(start_BM < limit_BM, position_BM, length)

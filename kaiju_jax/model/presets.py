@@ -1,4 +1,4 @@
-"""Named shapes: a ladder of small models, and the three Kaiju sizes.
+"""Named model configs: a ladder of small models, and the three Kaiju sizes.
 
 From the sources: sizes of 13B, 34B and 110B parameters, multi-query attention
 throughout, windows of 1,024 and one global layer in about seven. The shapes are
@@ -13,7 +13,7 @@ unpublished: every width, depth and head count here is our guess, chosen so that
 
 The ladder's models read bytes: with a vocabulary of 256 nearly all parameters
 are in layers, no size needs a tokenizer, and losses compare in bits per byte.
-Each rung is about four times the size of the one before.
+Each model is about four times the size of the one before.
 
 A preset is a starting point: take it and set its fields.
 """
@@ -72,7 +72,7 @@ PRESETS = {
   '110b': lambda: _kaiju(12_288, 70, 51_200),
 }
 
-# The mesh (fsdp, tensor) that each Kaiju size is meant for, on 64, 128 and 512
+# The intended mesh (fsdp, tensor) of each Kaiju size, on 64, 128 and 512
 # devices as in `tpu_gpu_configs`; this is our guess, too.
 MESHES = {'13b': (8, 8), '34b': (16, 8), '110b': (64, 8)}
 
@@ -85,8 +85,8 @@ def preset(name: str, arm: str = 'int8') -> model_config.ModelConfig:
 
   Args:
     name: a key of PRESETS.
-    arm: 'int8' with weights gathered as codes and gradients in Squinch; 'bf16'
-      without either; 'ternary' with replicas of the codes on every device.
+    arm: 'int8' gathers weights as codes and sends gradients in Squinch; 'bf16'
+      has no int8 at all; 'ternary' keeps replicas of the codes on every device.
 
   Raises:
     ValueError: no such preset or arm; the message lists the names.

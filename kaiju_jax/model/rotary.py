@@ -3,8 +3,8 @@
 Pair i of K/2 is (x[i], x[i + K/2]) and turns by position · base^(−2i/K).
 
 The angles' cosines and sines are a numpy table, made once and indexed by
-position. Inside the step they would cost a quarter of a small model's step on a
-CPU, and a table gives the same bits whatever the shape of the batch.
+position. Computed inside the step they would cost a quarter of a small model's
+step on a CPU. A table also gives the same bits for every shape of the batch.
 """
 
 import functools

@@ -1,15 +1,15 @@
-"""The token-level head: what each token says along named dimensions.
+"""The token-level head: a linear layer that scores each token's text so far.
 
 From the sources (the Kaiju post): an optional, additional classifier head, a
 linear layer that outputs token-level metrics about the safety of the input
 along various dimensions; its results augment sampling, in classifier-guided
-beam search. So, of the final normed hidden state of token t,
+beam search. The head reads the final normed hidden state of token t:
 
     logits[t] = hidden[t] · w + bias        probability[t] = σ(logits[t])
 
-is about the text up to and with token t, each dimension a question of its own
-with the answers yes and no. Our guess: independent dimensions, a bias, float32
-throughout, and that the head reads what the output head reads.
+The result judges the text up to and including token t. Each dimension is a
+separate yes-or-no question. Our guess: independent dimensions, a bias, float32
+throughout, and that the head reads the hidden states of the output head.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _FORMAT = 'kaiju_jax token_head 1'
 
 @dataclasses.dataclass
 class TokenHeadConfig:
-  """What a token-level head is asked.
+  """The dimensions that a token-level head scores.
 
   Attributes:
     names: the C dimensions, in the order of the logits.
@@ -41,7 +41,7 @@ class TokenHeadConfig:
 
 
 def check(config: TokenHeadConfig) -> None:
-  """Refuses names that cannot tell dimensions apart.
+  """Refuses names that are missing, empty, padded with spaces or repeated.
 
   Raises:
     ValueError: names the value and what would be right.
@@ -64,11 +64,11 @@ def check(config: TokenHeadConfig) -> None:
 
 
 class TokenHead(nn.Module):
-  """hidden_BLD → logits_BLC.
+  """The layer hidden_BLD → logits_BLC.
 
-  A fresh head is all zeros: it answers every question with a probability of ½,
-  and its loss has no gradient in the model below it (its trunk) until the head
-  itself has learned something.
+  A fresh head is all zeros. It gives every dimension a probability of ½, and
+  its loss has no gradient in the model below it (its trunk) until its own
+  weights have moved.
   """
 
   config: TokenHeadConfig
@@ -93,27 +93,26 @@ class TokenHead(nn.Module):
 
 
 def reweigh(logits_BLC: jax.Array, weight_C: jax.Array) -> jax.Array:
-  """Returns how much the head adds to a text's score, float32 [B, L].
+  """Returns the head's term of a text's score, float32 [B, L], at most 0 nats.
 
       Σ_C  weight · log P(yes)  where weight > 0,
            |weight| · log P(no)  where weight < 0
 
-  The unit is nats, as of log-probabilities, and the result is at most 0. It
-  judges the whole text up to a token, so a search adds the latest one to the
-  sum of the text's log-probabilities, not one per step. (FUDGE, Yang and Klein
-  2021, guides by a product of the two probabilities; the weights as its
-  exponents are our guess.)
+  The term judges the whole text up to a token. So a search adds the latest
+  token's term to the sum of the text's log-probabilities, not one term per
+  step. (FUDGE, Yang and Klein 2021, guides by a product of the two
+  probabilities; the weights as its exponents are our guess.)
 
   Args:
     logits_BLC: the logits of a `TokenHead`.
-    weight_C: positive for what is wanted, negative for what is to be avoided, 0
-      for what does not matter.
+    weight_C: positive for a dimension to favour, negative for one to avoid, 0
+      for one to ignore.
   """
   weight_BLC = jnp.broadcast_to(
     jnp.asarray(weight_C, jnp.float32), logits_BLC.shape
   )
   judged_BLC = jnp.where(weight_BLC > 0, logits_BLC, -logits_BLC)
-  # Where nothing is asked, 0 · log 0 would be NaN.
+  # In an ignored dimension 0 · log 0 would be NaN.
   added_BLC = jnp.where(
     weight_BLC == 0, 0, jnp.abs(weight_BLC) * jax.nn.log_sigmoid(judged_BLC)
   )
@@ -121,7 +120,7 @@ def reweigh(logits_BLC: jax.Array, weight_C: jax.Array) -> jax.Array:
 
 
 def save(path: str | os.PathLike, params: Any, config: TokenHeadConfig) -> None:
-  """Writes a head, with the names of its dimensions; whole or not at all.
+  """Writes a head and the names of its dimensions; the file is whole or absent.
 
   Raises:
     ValueError: bad names, or weights of other dimensions.
@@ -144,12 +143,13 @@ def load(
   Args:
     path: the path of a file that `save` wrote.
     names: the dimensions that the caller expects, in order; None for any.
-    d_model: D of the model that the head will read; None for any.
+    d_model: D of the model whose hidden states the head will read; None for
+      any.
 
   Raises:
     OSError: the file is missing or cannot be read.
-    ValueError: the file is no head, or a head of other dimensions or of another
-      model.
+    ValueError: the file is no head, or its dimensions or D are not the expected
+      ones.
   """
   tensors, metadata = tensor_file.read(path, _FORMAT)
   config = TokenHeadConfig(tuple(json.loads(metadata.get('names', '[]'))))

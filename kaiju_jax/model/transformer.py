@@ -1,7 +1,7 @@
 """The Kaiju model: embedding, scanned layer blocks, final norm, output head.
 
-The repeating block of the layer tuple (14 layers where global layers pair up)
-is what is traced and compiled; depth is the trip count of the scan, and every
+JAX traces and compiles only the repeating block of the layer tuple (14 layers
+where global layers share in pairs). A scan runs the block N times, and every
 parameter of the block has a leading N.
 """
 
@@ -26,14 +26,14 @@ from kaiju_jax.quantization import int8
 
 
 class Transformer(nn.Module):
-  """tokens_BL → logits_BLV.
+  """The model tokens_BL → logits_BLV.
 
   Attributes:
     config: shape and techniques.
-    z_target: what Attention Z-Reg pulls to zero, 'lse' or 'mean_logit'.
-    unstacked: whether each layer has parameters of its own, `layer_0`,
-      `layer_1`, …, instead of a part of stacked ones
-      (`decoding/device/weights.py`).
+    z_target: the quantity that Attention Z-Reg pulls to zero, 'lse' or
+      'mean_logit'.
+    unstacked: whether each layer has its own parameters, `layer_0`, `layer_1`,
+      …, instead of a slice of stacked ones (`decoding/device/weights.py`).
   """
 
   config: model_config.ModelConfig
@@ -78,9 +78,9 @@ class Transformer(nn.Module):
     Args:
       tokens_BL: int32, 0…V−1; the result of other tokens is undefined. L is at
         most `max_length`.
-      visibility: which positions each token is seen by; keys are the row
-        itself, and all fields [B, L].
-      z: Attention Z-Reg's coefficient over the loss's tokens (see `z_reg.py`).
+      visibility: the queries that see each key; the keys are the row itself,
+        and all fields [B, L].
+      z: Attention Z-Reg's coefficient c (`z_reg.py`).
 
     Raises:
       ValueError: rows longer than `max_length`, a visibility of another shape,
@@ -98,20 +98,22 @@ class Transformer(nn.Module):
     visibility: visibility_lib.Visibility,
     pasts: Mapping[int, past.Past],
   ) -> tuple[jax.Array, dict[int, past.KeyValue]]:
-    """Returns hidden states of a chunk behind a cache, and its keys and values.
+    """Runs a chunk that continues the sequences in a cache.
 
     Args:
       tokens_BL: the chunk.
       visibility: the ranges of the chunk's keys and the coordinates of its
-        queries, which count as in the cache.
-      pasts: for each layer that makes keys and values, those from before.
+        queries, in the cache's coordinates.
+      pasts: the cached keys and values, by the index of the layer that made
+        them.
 
     Returns:
       hidden_BLD, normed as by `hidden`, and the chunk's own keys and values, by
       the index of the layer that made them.
 
     Raises:
-      ValueError: the model's parameters are stacked.
+      ValueError: the model's parameters are stacked, or its layers do not share
+        both keys and values.
     """
     if not self.unstacked:
       raise ValueError(
@@ -133,7 +135,7 @@ class Transformer(nn.Module):
     return self.embedding.logits(hidden_BLD)
 
   def head(self) -> jax.Array | int8.Quantized:
-    """Returns the table [D, V] that `embedding.logits` takes, as it is used."""
+    """Returns the gathered table [D, V] that `embedding.logits` takes."""
     return self.embedding.head()
 
   def _context(self, visibility, z) -> context_lib.Context:

@@ -1,11 +1,11 @@
-"""How a layer asks for a weight.
+"""Gives a layer its weights in the form that the forward pass uses.
 
-A parameter is named after its shape, `w_in_DF`, and a layer says
-`self.weight('w_in_DF', (D, F))`. This one helper knows the rest: how the weight
-starts, what part of it this device owns, whether it is gathered as int8 or
-already held as a replica (the collection `replica`), whether a Bungee scalar
-stretches it, and whether an export already holds codes. The layer hands the
-result to `self.einsum`.
+A parameter is named after its shape, `w_in_DF`, and a layer calls
+`self.weight('w_in_DF', (D, F))`. This module does the rest. It draws the
+initial weight and stores the device's part of it. It gathers the weight as int8
+or reads a replica of it (the collection `replica`), stretches it by a Bungee
+scalar, or takes the codes that an export holds. The layer passes the result to
+`self.einsum`.
 """
 
 import math
@@ -26,7 +26,7 @@ from kaiju_jax.wire import fsdp
 
 
 class Weighted(nn.Module):
-  """A module whose weights are read off their names."""
+  """A module that makes and gathers its weights according to their names."""
 
   config: model_config.ModelConfig
 
@@ -41,7 +41,7 @@ class Weighted(nn.Module):
 
     Returns:
       `Quantized` if the config says int8, otherwise floats in the model's
-      dtype; D whole, the other letters this device's part.
+      dtype. D is whole; in the other letters it is this device's part.
     """
     quantization = self.config.quantization
     used = self.gather(name, shape, quantization.matmul == 'int8')
@@ -54,7 +54,7 @@ class Weighted(nn.Module):
   def gather(
     self, name: str, shape: tuple[int, ...], is_int8: bool
   ) -> jax.Array | int8.Quantized:
-    """Returns a master weight as it comes off the wire.
+    """Returns a master weight gathered from its owners.
 
     Args:
       name: see `weight`.
@@ -66,7 +66,7 @@ class Weighted(nn.Module):
         the config says 'ternary'.
     """
     if self._is_exported(name):
-      # As `fsdp.gather` does, so that the rest is compiled as in training.
+      # `fsdp.gather` has this barrier, so the rest compiles as in training.
       return lax.optimization_barrier(self.get_variable('params', name))
     letters, contract = rules.letters_of(name), rules.CONTRACTED[name]
     if len(letters) != len(shape):
@@ -106,25 +106,25 @@ class Weighted(nn.Module):
     )
 
   def einsum(self, spec: str, x: jax.Array, w, **options) -> jax.Array:
-    """The function `einsum` with this module's config."""
+    """Calls the function `einsum` with this module's config."""
     return einsum(spec, x, w, self.config, **options)
 
   def encode(self, x_BLD: jax.Array) -> jax.Array | int8.Quantized:
-    """Returns activations as they cross to other devices.
+    """Returns activations in the form in which they cross to other devices.
 
-    They cross as int8 if their projections are int8, which would make the same
-    codes of them afterwards.
+    They cross as int8 codes if the projections are int8, because those would
+    make the same codes afterwards.
     """
     if self.config.quantization.matmul != 'int8':
       return x_BLD
     return qat.quantize(x_BLD, (-1,), x_BLD.dtype)
 
   def clamp_input(self, x: jax.Array, letters: str) -> jax.Array:
-    """Cuts a projection's input at k times its row's rms over `letters`.
+    """Clamps a projection's input to k times each token's rms over `letters`.
 
     Args:
       x: activations [B, L, …]; `letters` are its last dimensions.
-      letters: as 'D', or 'HK'.
+      letters: such as 'D' or 'HK'.
     """
     quantization = self.config.quantization
     if quantization.clamp_input == 'none':
@@ -136,7 +136,7 @@ class Weighted(nn.Module):
 def einsum(
   spec: str, x: jax.Array, w, config: model_config.ModelConfig, **options
 ) -> jax.Array:
-  """`qat.einsum` with the config's input gradient and implementation."""
+  """Calls `qat.einsum` with the config's input gradient and implementation."""
   quantization = config.quantization
   return qat.einsum(
     spec,

@@ -3,13 +3,13 @@
 From the sources: it shifts logits so that the summed activation stays close to
 zero, where bf16 has its finest steps; it applies to attention and to linear
 layers, and is integrated into the optimization with no loss term added. Our
-guess: the gradient of (c/2)·lse² is added where the log-sum-exp is made,
+guess: the gradient of (c/2)·lse² is added where the log-sum-exp is made:
 
-    d logit_j  +=  c · lse · softmax_j,
+    d logit_j  +=  c · lse · softmax_j
 
-by an identity whose backward pass emits dlse = c·lse. The function that made
-the lse (a flash kernel, a cross-entropy) differentiates it anyway, so the term
-is free, and the reported loss does not change by a bit.
+`inject` is an identity whose backward pass emits dlse = c·lse. The function
+that made the lse (a flash kernel, a cross-entropy) differentiates it anyway, so
+the term costs nothing, and the reported loss keeps its bits.
 """
 
 import jax
@@ -21,8 +21,9 @@ def inject(out: jax.Array, reading: jax.Array, c: jax.Array) -> jax.Array:
 
   Args:
     out: passes through with its own gradient.
-    reading: what (c/2)·reading² is virtually added for, such as the lse.
-    c: the coefficient; broadcasts against `reading`, gets no gradient.
+    reading: the quantity whose (c/2)·reading² the loss virtually contains, such
+      as the lse.
+    c: the coefficient; broadcasts against `reading` and gets no gradient.
   """
   del reading, c
   return out
