@@ -1,4 +1,4 @@
-"""A teacher's distributions, sampled: drawn, stored and read beside the text.
+"""Samples a teacher's distributions, stores them, and reads them beside text.
 
-The loss that a student is trained with is `objectives/distillation.py`.
+`objectives/distillation.py` has the loss with which a student is trained.
 """

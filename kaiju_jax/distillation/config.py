@@ -1,12 +1,12 @@
-"""How a teacher's distributions are sampled; imports no jax."""
+"""Configures how a teacher's distributions are sampled; imports no jax."""
 
 import dataclasses
 import math
 
 METHODS = ('systematic', 'gumbel', 'multinomial', 'top_k', 'full')
-# Points are counted in 32 bits, and so are their squares.
+# The squares of counts of points must fit in 32 bits.
 MOST_DRAWS = 2**16 - 1
-# Gumbel's threshold leaves e^−N of the tokens without an entry.
+# With Gumbel's threshold, a fraction e^−N of the tokens has no entry.
 _LEAST_THRESHOLD_DRAWS = 12
 
 
@@ -14,13 +14,13 @@ _LEAST_THRESHOLD_DRAWS = 12
 class Sampling:
   """How each token's distribution becomes a few entries of the vocabulary.
 
-  `sample.py` has the formulas. A frozen value, so that it can be a static
+  `sample.py` has the formulas. The value is frozen, so that it can be a static
   argument of `jax.jit`.
 
   Attributes:
     method: 'systematic', 'gumbel', 'multinomial', 'top_k' or 'full'.
-    draws: N, the points that are drawn per token; of 'gumbel' with k = 0, what
-      its one threshold −log N for all tokens is made from. Not read otherwise.
+    draws: N, the points that are drawn per token; of 'gumbel' with k = 0, the N
+      of its one threshold −log N for all tokens. Not read otherwise.
     k: entries per token of 'top_k', and of 'gumbel' with a threshold per token;
       0 otherwise.
     temperature: divides the teacher's logits before they are sampled.
@@ -37,7 +37,7 @@ class Sampling:
 
 
 def check(sampling: Sampling) -> None:
-  """Refuses settings that cannot be meant.
+  """Refuses settings that are out of range or contradict each other.
 
   Raises:
     ValueError: names the field, its value and what would be right.

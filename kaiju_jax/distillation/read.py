@@ -1,9 +1,9 @@
-"""Lays a store's targets beside the rows that a student trains on.
+"""Reads a store's targets beside the rows that a student trains on.
 
-A `Reader` is what `data/text.Rows` asks for each piece of a row: the entries of
-a range of corpus tokens. It reads and decodes whole records, and keeps the
-latest; rows are drawn from the whole corpus, so that larger memory saves
-decoding only where the store fits in it.
+`data/text.Rows` calls a `Reader` for each piece of a row, to get the entries of
+a range of corpus tokens. The reader decodes whole records and keeps the latest
+in memory. Rows are drawn from the whole corpus, so that more memory saves
+decoding only where it holds the whole store.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from kaiju_jax.distillation import record as record_lib
 from kaiju_jax.distillation import store
 
 _CACHE_BYTES = 256 * 2**20
-# One row of small records is read at a time: nothing is worth reading ahead.
+# Records are small and read one at a time; reading ahead would be wasted.
 _OPTIONS = 'readahead_buffer_size:0'
 _BUFFER = 32_768
 
@@ -31,12 +31,12 @@ def check(
   vocab_size: int,
   tokenizer: str,
 ) -> None:
-  """Refuses a store that a student cannot learn from; reads its manifest alone.
+  """Refuses a store that does not fit a student; reads only its manifest.
 
   Args:
     folder: the store.
     entries: T of the student's rows.
-    temperature: that the student's logits are divided by.
+    temperature: the divisor of the student's logits.
     vocab_size: V of the student.
     tokenizer: hash of the student's tokenizer (`data/tokenizer.digest`).
 
@@ -74,20 +74,19 @@ def _check_entries(folder, entries: int, form: record_lib.Form) -> None:
 class Reader:
   """(first token, one past the last) → `ids_BLT` and `values_BLT`, [n, T].
 
-  The ids are int32, the values float32: the estimate q̂ of each entry's
-  probability, 0 in empty slots. A token without a teacher has none.
+  The ids are int32. The values are float32, the estimate q̂ of each entry's
+  probability, 0 in empty slots and for tokens without a teacher.
   """
 
   def __init__(
     self, folder: str | os.PathLike, digest: str, entries: int | None = None
   ):
-    """Opens what a store holds of one corpus, and checks each of its shards.
+    """Opens a store for one corpus, and checks each of the corpus's shards.
 
     Args:
       folder: the store.
       digest: hash of the corpus (`data/text.digest`).
-      entries: T, the slots of each token, at least the store's; by default as
-        many as that.
+      entries: T, the slots of each token; by default the store's.
 
     Raises:
       FileNotFoundError: there is no store, or a shard is missing.

@@ -1,30 +1,31 @@
-"""A record: what a store keeps of 1,024 corpus tokens, in planes of bytes.
+"""Encodes and decodes records: the targets of 1,024 corpus tokens as bytes.
 
 Each token has up to T *entries*, each a token id of the vocabulary and a
-weight. Equal things lie side by side, so that they compress:
+weight. A record stores equal fields side by side, so that they compress:
 
-    entries   per token, how many it has; 0 where there is no teacher
-    heads     per token, how many of them have a count of 2 or more
+    entries   per token, its number of entries; 0 where there is no teacher
+    heads     per token, its number of entries with a count of 2 or more
     ids       per entry: all lowest bytes, then all next ones
     weights   per head or entry
 
-Ids take two bytes, three where V is above 65,536. A number of entries or heads
-takes one byte, two where T is above 255; a count likewise. How weights are
-coded is `Form.coding`:
+Ids take two bytes, or three where V is above 65,536. A number of entries or
+heads takes one byte, or two where T is above 255; a count likewise, where the
+largest count is above 255. `Form.coding` says how weights are coded:
 
     counts    An entry's value is its count over the token's sum of counts.
               Heads come first, then the entries of count 1, whose counts need
               no byte; both in the order of their ids. Exact.
-    log8      One byte: the value is 2^(−byte / 12), 4e-7 at least and 1 at
-              most. A value between two levels takes one of them by chance, so
-              that its expectation is the value: the rounding adds no bias, and
-              noise of at most 3 % of the value. No heads.
+    log8      One byte: the value is 2^(−byte / 12), from 4e-7 to 1. A value
+              between two levels is rounded to one of them at random, so that
+              its expectation is the value. The rounding adds no bias, and noise
+              of at most 3 % of the value. No heads.
     float16   Two bytes: the value within 0.05 %, from 6e-5 to 65,504. No heads.
 
-Gumbel's q̂ of a rare entry is e^κ, which is above 1 for a part of the tokens:
-with K entries per token, log8 would cut off up to P(K, 1) − K · P(K + 1, 1) of
-the mass, P being the regularized incomplete gamma function: .37 for K = 1, .004
-for 4, 1e-6 for 8. Fewer than 8 are therefore stored as float16 (8e-6 for 1).
+Gumbel's q̂ of a rare entry is e^κ, which is above 1 for some of the tokens.
+With K entries per token, log8 would cut off up to P(K, 1) − K · P(K + 1, 1) of
+the mass, where P is the regularized incomplete gamma function: .37 for K = 1,
+.004 for 4, 1e-6 for 8. Fewer than 8 entries are therefore stored as float16,
+which cuts off 8e-6 for K = 1.
 
 The planes are then compressed by zstd. From the sources: targets are sampled
 offline. The layout is our own.
@@ -44,7 +45,7 @@ TOKENS = 1024
 CODINGS = ('counts', 'log8', 'float16')
 _LEVEL = 3
 _STEPS_PER_OCTAVE = 12
-# Entries of a token from which on Gumbel's values are hardly ever above 1.
+# With at least this many entries, Gumbel's values are hardly ever above 1.
 _LOG8_ENTRIES = 8
 _LARGEST_FLOAT16 = 65_504.0
 _HEADER = 4  # Bytes: the number of tokens.
@@ -52,7 +53,7 @@ _HEADER = 4  # Bytes: the number of tokens.
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """What all records of a store have in common.
+  """The properties that all records of a store share.
 
   Attributes:
     vocab_size: V, one more than the largest id.
@@ -72,19 +73,19 @@ class Form:
 
   @property
   def number(self) -> np.dtype:
-    """How many entries a token has."""
+    """The type of a token's number of entries."""
     return _smallest_unsigned(self.entries)
 
   @property
   def weight(self) -> np.dtype:
-    """One coded weight."""
+    """The type of a coded weight."""
     if self.coding == 'counts':
       return _smallest_unsigned(self.largest)
     return np.dtype('u1' if self.coding == 'log8' else '<f2')
 
 
 def form_of(sampling: config_lib.Sampling, vocab_size: int) -> Form:
-  """Returns the form of what `sampling` makes of distributions over V ids."""
+  """Returns the form for the entries that `sampling` draws from V ids."""
   coding = 'log8'
   if sampling.method in ('systematic', 'multinomial'):
     coding = 'counts'
@@ -98,16 +99,16 @@ def form_of(sampling: config_lib.Sampling, vocab_size: int) -> Form:
 
 
 def _smallest_unsigned(largest: int) -> np.dtype:
-  """Returns the smallest type that holds it, little-endian."""
+  """Returns the smallest type that holds `largest`, little-endian."""
   return np.min_scalar_type(largest).newbyteorder('<')
 
 
 class Targets(NamedTuple):
-  """What is kept of n tokens' distributions; empty slots are 0 in both.
+  """The sampled entries of n tokens; empty slots are 0 in both arrays.
 
   Attributes:
     ids_NT: int [n, T], ids of the vocabulary, each once per token.
-    weights_NT: [n, T], integer counts, or float values; 0 in empty slots.
+    weights_NT: [n, T], integer counts, or float values.
   """
 
   ids_NT: np.ndarray
@@ -120,10 +121,10 @@ def encode(
   """Returns a record.
 
   Args:
-    targets: of at most `TOKENS` tokens; integer counts where
+    targets: entries of at most `TOKENS` tokens; integer counts where
       `form.coding='counts'`, otherwise values.
     form: the store's.
-    noise: what seeds log8's rounding; the same numbers give the same bytes.
+    noise: the seed of log8's rounding; the same numbers give the same bytes.
   """
   return zstandard.compress(planes(targets, form, noise), _LEVEL)
 
@@ -131,7 +132,7 @@ def encode(
 def planes(
   targets: Targets, form: Form, noise: int | Sequence[int] = 0
 ) -> bytes:
-  """Returns a record before its compression.
+  """Returns a record before its compression; arguments as for `encode`.
 
   Raises:
     ValueError: an id or a count that the form cannot hold.
@@ -161,10 +162,10 @@ def planes(
 
 
 def decode(data: bytes, form: Form) -> Targets:
-  """Returns what a record holds: int32 ids and float32 values, both [n, T].
+  """Returns the entries of a record: int32 ids and float32 values, [n, T].
 
-  The values are those that training reads: where weights are counts, each is
-  divided by its token's sum. Entries lie in the first slots of each token.
+  Counts are divided by their token's sum, as training reads them. Entries lie
+  in the first slots of each token.
 
   Raises:
     ValueError: not a record of this form.
@@ -178,10 +179,10 @@ def decode(data: bytes, form: Form) -> Targets:
 def bytes_per_token(
   targets: Targets, form: Form, noise: int | Sequence[int] = 0
 ) -> tuple[float, float]:
-  """Returns what many tokens take on disk: (before zstd, after it), in bytes.
+  """Returns the size on disk in bytes per token: (before zstd, after it).
 
   Args:
-    targets: of any number of tokens, at least one.
+    targets: entries of any number of tokens, at least one.
     form: the store's.
     noise: see `encode`.
   """
@@ -195,7 +196,7 @@ def bytes_per_token(
 
 
 def blocks(targets: Targets) -> Iterator[Targets]:
-  """Yields the tokens of each record in turn; the last may be shorter."""
+  """Yields the targets of each record in turn; the last may be shorter."""
   for first in range(0, len(targets.ids_NT), TOKENS):
     yield Targets(*(x[first : first + TOKENS] for x in targets))
 
@@ -207,7 +208,7 @@ def _encode_counts(
     raise ValueError(
       f'a count of {int(counts_NT.max())}: must be at most {form.largest}.'
     )
-  # One sort orders everything: (is it single?, id, count) in one integer.
+  # One sort orders everything: (whether it is single, id, count) in an integer.
   is_single_NT = counts_NT == 1
   keys_NT = is_single_NT.astype(np.int64) << 48
   keys_NT |= ids_NT.astype(np.int64) << 16
@@ -281,7 +282,7 @@ _LEVELS = np.exp2(-np.arange(256) / _STEPS_PER_OCTAVE).astype(np.float32)
 
 
 def _levels(values: np.ndarray, noise) -> np.ndarray:
-  """Returns each value's level or its neighbour's, unbiased between the two."""
+  """Returns values as log8's bytes, rounded to a neighbour without bias."""
   exact = -_STEPS_PER_OCTAVE * np.log2(values.astype(np.float64))
   upper = np.clip(np.floor(exact), 0, 254).astype(np.int64)
   above, below = _LEVELS[upper], _LEVELS[upper + 1]

@@ -2,36 +2,37 @@
 
 From the sources: the teacher's vocabulary is subsampled by Gumbel top-k "while
 preserving the expected values of soft targets", offline. They give no number of
-entries and no formula. Each method but 'top_k' makes q̂ with E q̂ = p:
+entries and no formula. Each method except 'top_k' makes q̂ with E q̂ = p:
 
     systematic   the points u, u + 1, …, u + N − 1 on N · cumsum(p), with one
                  uniform u < 1 per token; q̂_i = (points in i's interval) / N
-    gumbel       kept where log p_i + G_i > κ, over the probability of being
-                 kept (Horvitz–Thompson): q̂_i = p_i / (1 − exp(−p_i · e^−κ));
-                 κ is the (k + 1)-th largest of a token, or one κ = −log N for
-                 all tokens
+    gumbel       keeps i where log p_i + G_i > κ, and divides p_i by the
+                 probability of being kept (Horvitz–Thompson):
+                 q̂_i = p_i / (1 − exp(−p_i · e^−κ)); κ is the (k + 1)-th
+                 largest of a token, or one κ = −log N for all tokens
     multinomial  N independent points; q̂_i = count_i / N (RS-KD,
                  arXiv 2503.16870)
     top_k        the k largest p_i, renormalized: biased, for comparison
     full         all of p, for small vocabularies: the reference
 
-`systematic` is our default: an entry is kept with probability min(1, N · p_i),
-for which the squared error summed over a file is least, and its mass is 1.
+`systematic` is our default. It keeps an entry with probability min(1, N · p_i),
+which minimizes the squared error summed over a file, and its q̂ sums to 1.
 
-T slots per token must do. A token may need more under the first two:
+Each token has T slots. The first two methods may need more for a token:
 
     systematic   count_i is at least ⌊N · p_i⌋, so that for every u there are at
                  most N − Σ max(0, ⌊N · p_i⌋ − 1) entries. Where this is more
-                 than T, the token is drawn with N = T points, which cannot meet
-                 more. The choice reads p alone, and the mean stays p; one that
-                 reads the drawn entries would bias it.
-    gumbel       κ is at least the (T + 1)-th largest of the token. To an entry
-                 that is kept this is the T-th largest of the others, which its
-                 own noise does not move: the formula still holds.
+                 than T, the token is drawn with N = T points, which meet at
+                 most T entries. The choice depends on p alone, so that the mean
+                 stays p; a choice that read the drawn entries would bias it.
+    gumbel       κ is at least the (T + 1)-th largest of the token. For an entry
+                 that is kept, this is the T-th largest of the others, which
+                 does not depend on its own noise: the formula still holds.
 
-Noise is threefry's with the key (seed, token number): a token's entries do not
-depend on the batch, the row or the device. Points are integers on a grid of
-2⁻³¹, whose sums have no rounding: entries below 2⁻³² are never drawn.
+The noise is threefry's with the key (seed, token number), so that a token's
+entries do not depend on the batch, the row or the device. Points are integers
+on a grid of 2⁻³¹, whose sums have no rounding errors; entries below 2⁻³² are
+never drawn.
 """
 
 import functools
@@ -48,7 +49,7 @@ _UNIT = 2.0**31
 
 
 class Sampled(NamedTuple):
-  """Entries of B × L distributions; `draw` without B and L, of one.
+  """Entries of B × L distributions.
 
   Attributes:
     ids_BLT: int32, ascending; 0 in free slots, which are the last.
@@ -73,12 +74,13 @@ def draw(
   Args:
     logits_BLV: the teacher's logits or log-probabilities at temperature 1,
       whole vocabularies.
-    number_BL: the number of the token that each distribution predicts, in its
-      corpus, 0…2³²−1.
-    sampling: how; static under `jax.jit`.
+    number_BL: for each distribution, the corpus number of the token that it
+      predicts, 0…2³²−1.
+    sampling: the method and its settings; static under `jax.jit`.
 
   Raises:
-    ValueError: settings that cannot be meant, or fewer slots than 'full' needs.
+    ValueError: settings that `config.check` refuses, or fewer slots than 'full'
+      needs.
   """
   config_lib.check(sampling)
   vocab_size = logits_BLV.shape[-1]
@@ -119,8 +121,9 @@ def _systematic(log_p_V, key, sampling) -> Sampled:
 
 
 def _most_entries(mass_V, total, draws: int) -> jax.Array:
-  """Returns how many entries `draws` spread points can meet at most."""
-  # A step between points is at most this long: no quotient is too large.
+  """Returns the most entries that `draws` spread points can meet."""
+  # A step between points is at most this long, so that no quotient is too
+  # large.
   step = total // draws + 1
   certain_V = (mass_V // step).astype(jnp.int32)
   spared = jnp.sum(jnp.maximum(certain_V - 1, 0))
@@ -130,8 +133,8 @@ def _most_entries(mass_V, total, draws: int) -> jax.Array:
 def _spread(first, index_N, total, count) -> jax.Array:
   """Returns ⌊(index · total + first) / count⌋, in 32 bits.
 
-  Over first = 0…total − 1 and the indices below count, the numerators are
-  0…count · total − 1, each once: each unit of mass is met equally often.
+  For first = 0…total − 1 and the indices below count, the numerators are
+  0…count · total − 1, each once. So each unit of mass is met equally often.
   """
   step, rest = total // count, total % count
   rest_N = index_N * rest + first % count
@@ -166,9 +169,9 @@ def _scale_down(bits, limit) -> jax.Array:
 def _find_met(mass_V, points_N) -> jax.Array:
   """Returns the entry in whose interval each point lies, int32 [N].
 
-  Entry i's interval begins at the sum of the masses before it. The sums are
-  made of blocks of S entries, and within the blocks that points meet: V / S and
-  N · S sums take the place of V.
+  Entry i's interval begins at the sum of the masses before it. Cumulative sums
+  are made over blocks of S entries, and within the blocks that points meet: V /
+  S and N · S sums in place of V.
   """
   size = max(1, math.isqrt(len(mass_V) // len(points_N)))
   mass_RS = jnp.pad(mass_V, (0, -len(mass_V) % size)).reshape(-1, size)
@@ -182,7 +185,7 @@ def _find_met(mass_V, points_N) -> jax.Array:
 
 
 def _count_met(mass_V, points_N, is_point_N, count, slots: int) -> Sampled:
-  """Returns the entries that ascending points meet, and how many each."""
+  """Returns the entries that ascending points meet, and the points of each."""
   ids_N = _find_met(mass_V, points_N)
   before_N = jnp.concatenate([jnp.full(1, -1, jnp.int32), ids_N[:-1]])
   is_new_N = is_point_N & (ids_N != before_N)
@@ -209,7 +212,7 @@ def _gumbel(log_p_V, key, sampling) -> Sampled:
 
 def _gumbel_noise(key, size: int) -> jax.Array:
   bits_V = jax.random.bits(key, (size,), jnp.uint32)
-  # Unlikely entries win by a tiny u, where all 32 bits count.
+  # Unlikely entries win by a tiny u, which needs all 32 bits.
   u_V = (bits_V.astype(jnp.float32) + 0.5) * 2.0**-32
   return -jnp.log(-jnp.log1p(-jnp.minimum(u_V, 1 - 2.0**-24)))
 
@@ -229,7 +232,7 @@ def _full(log_p_V, key, sampling) -> Sampled:
 
 
 def _ascending(ids_K, values_K, is_kept_K, slots: int) -> Sampled:
-  """Returns the entries that are kept, by their ids, in `slots` slots."""
+  """Returns the entries that are kept, by ascending id, in `slots` slots."""
   order_K = jnp.argsort(jnp.where(is_kept_K, ids_K, jnp.iinfo(jnp.int32).max))
   is_kept_K = is_kept_K[order_K]
   free = (0, slots - len(ids_K))

@@ -1,4 +1,4 @@
-"""A store: a teacher's sampled distributions of corpora, in a folder.
+"""Keeps a teacher's sampled distributions of corpora in a folder, the store.
 
     manifest.json                 `Settings`; per corpus its shards
     CORPUS-00000.array_record     records (`record.py`), 256 in a shard, then
@@ -6,12 +6,12 @@
     .lock                         held by the process that writes
 
 A shard's label is its own line of the manifest, with the settings, so that a
-lost manifest is made anew from the shards.
+lost manifest is rebuilt from the shards.
 
-What predicts corpus token t lies at t, so that a student may read it in rows of
-any length, order and mix. A corpus is known by the hash of its tokens
-(`data/text.digest`), so that one store may hold several. `write.py` adds to a
-store, `read.py` reads it.
+The distribution that predicts corpus token t lies at t, so that a student may
+read it in rows of any length, order and mix. A corpus is identified by the hash
+of its tokens (`data/text.digest`), so that one store may hold several corpora.
+`write.py` adds to a store, `read.py` reads it.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ _REMEDY = 'The command that wrote the store makes it anew from the shards.'
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What the bytes of a store depend on, beside its corpora.
+  """The settings of a store, which decide its bytes for a given corpus.
 
   Attributes:
     sampling: how distributions are sampled.
@@ -52,7 +52,8 @@ class Settings:
     teacher: hash of the teacher's parameters and config.
     length: tokens of a row that the teacher read.
     batch: rows that it read at a time.
-    overlap: the part of a row that each token of a long document has before it.
+    overlap: the least context of each token of a long document, as a fraction
+      of a row.
     shard: records in a whole shard.
   """
 
@@ -72,14 +73,14 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """One file.
+  """One file of records.
 
   Attributes:
     file: its name.
     first: number of its first corpus token.
     end: one past its last.
-    size: bytes.
-    crc32: of these bytes.
+    size: its bytes.
+    crc32: the CRC-32 of these bytes.
   """
 
   file: str
@@ -91,12 +92,12 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Taught:
-  """What a store holds of one corpus.
+  """A store's entry for one corpus.
 
   Attributes:
     name: the corpus's name, for people.
-    tokens: of the whole corpus.
-    shards: in order, without gaps.
+    tokens: tokens of the whole corpus.
+    shards: the shards so far, in order, without gaps.
   """
 
   name: str
@@ -105,13 +106,13 @@ class Taught:
 
   @property
   def end(self) -> int:
-    """One past the last token that is there."""
+    """One past the last token that the shards hold."""
     return self.shards[-1].end if self.shards else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What a store's manifest says; `corpora` is keyed by the corpus's hash."""
+  """A store's settings, and its corpora by their hashes."""
 
   settings: Settings
   corpora: Mapping[str, Taught]
@@ -149,7 +150,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
 
 
 def find(folder: pathlib.Path) -> Manifest | None:
-  """Returns a store's manifest, made anew where it is lost; None for no store.
+  """Returns a store's manifest, rebuilt if it is lost; None for no store.
 
   Raises:
     ValueError: see `read_manifest`; or shards of several settings.
@@ -160,7 +161,7 @@ def find(folder: pathlib.Path) -> Manifest | None:
 
 
 def is_lost(folder: pathlib.Path) -> bool:
-  """Returns whether the manifest is missing, or no JSON."""
+  """Returns whether the manifest is missing or no JSON."""
   try:
     files.read_json(folder / FILE)
   except (FileNotFoundError, ValueError):
@@ -194,7 +195,7 @@ def _rebuilt(folder: pathlib.Path) -> Manifest | None:
 
 
 def _labelled(file: pathlib.Path) -> Manifest:
-  """Returns what a shard's label says, as the manifest of it alone.
+  """Returns a manifest of one shard, from its label.
 
   Raises:
     ValueError: the file is damaged, or has no label.
@@ -217,13 +218,13 @@ def _labelled(file: pathlib.Path) -> Manifest:
 
 
 def label(settings: Settings, digest: str, taught: Taught) -> bytes:
-  """Returns the record behind a shard's own.
+  """Returns the label of a shard, the record behind its other records.
 
   Args:
     settings: the store's.
-    digest: the corpus's.
-    taught: the corpus's, with this shard alone. Its size and CRC-32 are 0: they
-      are those of the file that holds the label.
+    digest: the corpus's hash.
+    taught: the corpus's entry with this shard alone. The shard's size and
+      CRC-32 are 0, because they are those of the file that will hold the label.
   """
   data = _dumped(Manifest(settings, {digest: taught}))
   return zstandard.compress(json.dumps(data, sort_keys=True).encode())
@@ -243,7 +244,7 @@ def _dumped(manifest: Manifest) -> dict[str, Any]:
 
 
 def _parsed(data: Any) -> Manifest:
-  """Returns the manifest that `_dumped` made data of.
+  """Returns the manifest from which `_dumped` made `data`.
 
   Raises:
     ValueError: names the field.
@@ -263,7 +264,7 @@ def _parsed(data: Any) -> Manifest:
 
 
 def check(folder: str | os.PathLike, taught: Taught) -> None:
-  """Refuses a corpus of which a shard is missing or damaged.
+  """Refuses a corpus with a shard that is missing or damaged.
 
   Raises:
     FileNotFoundError: a shard is missing; names it.
@@ -284,7 +285,7 @@ def check(folder: str | os.PathLike, taught: Taught) -> None:
 
 
 def trouble_with(folder: pathlib.Path, shard: Shard) -> str:
-  """Returns what is wrong with a shard's file, '' for nothing."""
+  """Returns what is wrong with a shard's file; '' for nothing."""
   file = folder / shard.file
   if not file.is_file():
     return 'missing'

@@ -1,18 +1,19 @@
-"""Asks a teacher for its distribution of every token of a corpus.
+"""Reads a corpus with a teacher and samples its distribution of every token.
 
-Documents are read in rows of L tokens. One that is longer than the rest of its
-row is read in several *windows*, which overlap: each token has the tokens of
-its own document before it in its row, all of them or `overlap` · L at least. A
-window's first tokens are therefore context alone. Trees are never cut.
+Documents are read in rows of L tokens. A document that is longer than the rest
+of its row is read in several *windows*, which overlap. In its row each token
+has tokens of its own document before it: all of them, or at least `overlap` ·
+L. A window's first tokens therefore serve as context alone. Trees are never
+cut.
 
 With L = 8, overlap 0.25 and a document of 13 tokens, where `-` is context:
 
     row 0   0 1 2 3 4 5 6 7
     row 1   - - 8 9 10 11 12     6 and 7 stand there again
 
-Windows depend on the corpus alone, and so does each token's noise: a run that
-goes on where another was interrupted makes the same targets. Our guess: the
-sources say that targets are sampled offline, and no more.
+Windows and noise depend on the corpus alone, so that a run that continues an
+interrupted one makes the same targets. Our guess: all of it; the sources say
+only that targets are sampled offline.
 """
 
 from collections.abc import Callable
@@ -34,17 +35,18 @@ from kaiju_jax.distillation import sample
 from kaiju_jax.model import batches
 from kaiju_jax.model import transformer
 
-# Elements of the float32 logits that a device holds at a time.
+# The most elements of the float32 logits that a device holds at a time.
 _LOGITS = 2**26
 
 
 class Window(NamedTuple):
-  """A part of a document in a row of the teacher's.
+  """A part of a document in one of the teacher's rows.
 
   Attributes:
     document: its number in the corpus.
-    low: the document's first token that stands in the row.
-    first: the first that the teacher predicts here; those before are context.
+    low: the document's first token in the row.
+    first: the first token that the teacher predicts here; those before are
+      context.
     end: one past the last.
   """
 
@@ -55,13 +57,13 @@ class Window(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """What a teacher is asked at a time.
+  """A batch for the teacher.
 
   Attributes:
     batch: rows [B, L].
-    number_BL: int64, the number in the corpus of each token that is predicted
-      here; −1 for context and padding. Over all batches, row by row, these are
-      0, 1, 2 … without gaps.
+    number_BL: int64, the corpus number of each token that is predicted here; −1
+      for context and padding. Over all batches, row by row, the numbers are 0,
+      1, 2 … without gaps.
   """
 
   batch: packing.Batch
@@ -69,7 +71,7 @@ class Asked(NamedTuple):
 
 
 def check(corpus: text.Corpus, length: int, overlap: float) -> None:
-  """Refuses rows that a corpus cannot be read in.
+  """Refuses rows in which a corpus cannot be read.
 
   Raises:
     ValueError: names the value and what would be right.
@@ -95,13 +97,13 @@ def windows(
 ) -> Iterator[list[Window]]:
   """Yields the windows of each row, in the order of the corpus.
 
-  A window is opened in a row that has begun only where it holds as many new
-  tokens as context, or the rest of its document.
+  A row that holds tokens already gets another window only if that window holds
+  as many new tokens as context, or the rest of its document.
 
   Args:
     corpus: the documents; no tree is longer than a row.
     length: L.
-    overlap: the part of L that is context, above 0 and 0.5 at most.
+    overlap: the fraction of L that is context, above 0 and at most 0.5.
   """
   context = math.ceil(overlap * length)
   row, room = [], length
@@ -135,8 +137,8 @@ def read_batches(
     length: L.
     batch: B; padding fills the last batch.
     overlap: see `windows`.
-    begin: the first token that is needed: batches whose tokens all lie before
-      it are left out, others do not change.
+    begin: the first token that is needed. Batches that end before it are left
+      out; the others do not change.
 
   Raises:
     ValueError: see `check`.
@@ -192,8 +194,8 @@ def answering(
 ) -> Answer:
   """Returns the jitted function that samples a teacher's distributions.
 
-  What predicts a token lies at the token. Logits are made for so many tokens at
-  a time that they take 256 MiB at most.
+  The distribution that predicts a token lies at the token. Logits are made in
+  chunks of at most 256 MiB.
   """
 
   @jax.jit
@@ -223,13 +225,13 @@ def answering(
 def targets(
   asked: Asked, drawn: sample.Sampled, begin: int = 0
 ) -> record_lib.Targets:
-  """Returns what a store keeps of a batch: its new tokens from `begin` on.
+  """Returns the targets of a batch's new tokens from `begin` on.
 
   The first token of a document has no teacher, and so no entries.
 
   Args:
     asked: the batch.
-    drawn: what the teacher answered.
+    drawn: the sampled entries that `answering`'s function returned for it.
     begin: the first token that is needed.
 
   Raises:

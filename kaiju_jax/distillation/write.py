@@ -1,11 +1,10 @@
-"""Writes a store, shard by shard, so that a kill loses one shard at most.
+"""Writes a store shard by shard, so that a kill loses one shard at most.
 
 One process writes at a time. Each shard is written beside its place and renamed
 once it is whole; then the manifest names its range of tokens, its size and the
-CRC-32 of its bytes. Where
-writing stops early, `save` leaves a shard that is shorter than the others. The
-next writer takes up its records, and the store ends with the bytes of a run
-without interruption.
+CRC-32 of its bytes. A process that stops early calls `save`, which leaves a
+shorter shard. The next writer takes up that shard's records, so that the store
+ends with the bytes of a run without interruption.
 """
 
 from collections.abc import Sequence
@@ -32,9 +31,10 @@ _OPTIONS = 'group_size:1,uncompressed'
 class Writer:
   """Adds one corpus's targets to a store, in the order of its tokens.
 
-  `next` is the first token that it does not have: targets are given from there
-  on. A shard becomes visible when it is whole, or when `save` is called. The
-  store is this writer's until it is closed, which the end of a `with` does.
+  `next` is the first token that the store lacks; the caller adds targets from
+  there on. A shard becomes visible when it is whole, or when `save` is called.
+  The writer holds the store's lock until it is closed, which the end of a
+  `with` does.
   """
 
   def __init__(
@@ -47,15 +47,15 @@ class Writer:
   ):
     """Makes or reopens a store.
 
-    A shard that is damaged or missing is left out, and so are all that follow
-    it: they are written anew. A manifest that is lost is made from the shards.
+    A shard that is damaged or missing is written again, and so are all that
+    follow it. A manifest that is lost is rebuilt from the shards.
 
     Args:
       folder: the store; made where it does not exist.
-      settings: what its bytes depend on.
+      settings: the store's settings.
       digest: hash of the corpus.
       name: the corpus's name, for people.
-      tokens: of the whole corpus.
+      tokens: tokens of the whole corpus.
 
     Raises:
       ValueError: see `check`.
@@ -79,8 +79,8 @@ class Writer:
       self._held = stack.pop_all()
 
   def _take_up(self, name: str) -> None:
-    """Goes on where the last writer ended, which may have been killed."""
-    check(self._folder, self._settings)  # It may have made the store just now.
+    """Continues where the last writer ended, even if it was killed."""
+    check(self._folder, self._settings)  # Another may have made it just now.
     for partial in self._folder.glob(f'.*{files.PARTIAL}'):
       partial.unlink()
     known = store.find(self._folder) or store.Manifest(self._settings, {})
@@ -102,7 +102,7 @@ class Writer:
     self.close()
 
   def close(self) -> None:
-    """Leaves the store to other writers; what `save` did not write is lost."""
+    """Releases the store to other writers; records not yet saved are lost."""
     self._held.close()
 
   def _is_full(self, shard: store.Shard) -> bool:
@@ -122,7 +122,7 @@ class Writer:
     return min(end, self._tokens)
 
   def add(self, targets: record_lib.Targets) -> None:
-    """Takes the next tokens' targets; writes each shard that becomes whole.
+    """Adds the next tokens' targets; writes each shard that becomes whole.
 
     Raises:
       OSError: a shard cannot be written.
@@ -170,14 +170,14 @@ class Writer:
     store.write_manifest(
       self._folder, dataclasses.replace(known, corpora=corpora)
     )
-    # What follows a shard that is not full replaces its file.
+    # The next shard replaces the file of one that is not full.
     if self._is_full(shard):
       self._shards.append(shard)
       self._records = []
 
 
 def check(folder: str | os.PathLike, settings: store.Settings) -> None:
-  """Refuses to add to a store of other settings. Writes nothing.
+  """Refuses to add to a store of other settings; writes nothing.
 
   Raises:
     ValueError: names each setting with both values.
@@ -216,7 +216,7 @@ def _write(file: pathlib.Path, encoded: Sequence[bytes]) -> None:
     for one in encoded:
       writer.write(one)
     writer.close()
-  except RuntimeError as error:  # What the library makes of a full disk.
+  except RuntimeError as error:  # The library's error for a full disk.
     raise OSError(str(error)) from error
   with open(file, 'rb') as written:
     os.fsync(written.fileno())
