@@ -1,12 +1,13 @@
-"""How many products of codes an int32 sum holds; imports no jax.
+"""Bounds on the sums of products of int8 codes in an int32; imports no jax.
 
 A projection sums products of an activation's code and a weight's code in int32,
 which wraps silently. At full scale a signed code is 127. A non-negative
-activation has a level q = 0…255, coded c = q − 128 and repaid afterwards:
+activation has a level q = 0…255 and the code c = q − 128; the sum of the
+weight's codes corrects the product afterwards:
 
     Σ q·w = Σ c·w + 128·Σ w,    |Σ q·w| ≤ 255 · 127 · terms
 
-Neither part on the right is larger than the bound of the sum.
+Neither term of the right side exceeds the bound of the sum.
 """
 
 MAX_CODE = 127
@@ -27,12 +28,12 @@ def check(what: str, terms: int, nonnegative: bool = False) -> None:
   """Refuses a contraction whose int32 sum could wrap.
 
   Args:
-    what: the field or the weight, and its value: the message's first words.
+    what: the field or the weight, and its value; begins the message.
     terms: products in one sum.
     nonnegative: see `most_terms`.
 
   Raises:
-    ValueError: says how many terms are right.
+    ValueError: the contraction is too long; the message gives the limit.
   """
   most = most_terms(nonnegative)
   if terms > most:

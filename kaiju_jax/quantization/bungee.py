@@ -1,11 +1,12 @@
-"""Bungee: one learned virtual scalar for each weight matrix.
+"""Bungee: one learned virtual scalar per weight matrix.
 
 From the sources: virtual scalars let a small int8 model express a wider range
 of activations and gradients; no formula is given. Our guess: the weight used
-is w·exp(b), b a scalar, 0 at first, with a learning rate of its own and no
-decay. It multiplies the dequantization scale, so codes do not change and
-inference pays nothing. In the backward pass the carrier's cotangent is
-multiplied by exp(b) on its way to the weight, and b gets Σ gradient · weight.
+is w·exp(b). The scalar b is 0 at first and has its own learning rate and no
+decay. Its exponential multiplies the dequantization scale, so codes do not
+change and inference pays nothing. In the backward pass the carrier's cotangent
+is multiplied by exp(b) on its way to the weight, and b gets Σ gradient ·
+weight.
 Bungee matters where the grid is fixed (ternary updates); with scales taken from
 the weights themselves it brought nothing in a small study.
 """
@@ -20,7 +21,7 @@ from kaiju_jax.quantization import int8
 def stretch(
   weight: jax.Array | int8.Quantized, b: jax.Array
 ) -> jax.Array | int8.Quantized:
-  """Returns `weight · exp(b)`; for codes, through their scales."""
+  """Returns `weight · exp(b)`; codes stay, and their scales are multiplied."""
   if isinstance(weight, int8.Quantized):
     return _stretch_quantized(weight, b)
   return weight * jnp.exp(b).astype(weight.dtype)
@@ -28,8 +29,8 @@ def stretch(
 
 @jax.custom_vjp
 def _stretch_quantized(weight: int8.Quantized, b: jax.Array):
-  # An export holds the product. Behind the barrier the users of the scales
-  # compile as they do there.
+  # An export holds the product. The barrier makes the users of the scales
+  # compile here as they do there.
   scales = lax.optimization_barrier(weight.scales * jnp.exp(b))
   return weight._replace(scales=scales)
 
@@ -40,7 +41,7 @@ def _forward(weight, b):
 
 
 def _backward(residuals, cotangent):
-  # The carrier's cotangent is dL/d(w·exp(b)): the chain rule does the rest.
+  # The carrier's cotangent is dL/d(w·exp(b)).
   stretched, b = residuals
   gradient = cotangent.carrier
   db = jnp.sum(gradient.astype(jnp.float32) * int8.dequantize(stretched))

@@ -9,11 +9,11 @@ all fall into the zero bin. The formulas are our guess:
               normal with variance σ² = D·rms(W)²·rms(g)², and E[h²] = 3σ⁴/2,
               so the limit is k·√(3/2)·D·rms(W)²·rms(g)²: one number per layer,
               known before any input is seen.
-  input_std   limit = k·rms of the token's own row. Never a statistic over
-              other tokens, which would leak the future and the batch. (The rms
-              is about zero, not about the mean, because codes are symmetric.)
+  input_std   limit = k·rms of the token's own row. A statistic over other
+              tokens would leak the future and the batch. (The rms is about
+              zero, not about the mean, because codes are symmetric.)
 
-No gradient goes through a limit, and none where the clamp cuts. A value that is
+A limit gets no gradient, nor does a value that the clamp cuts. A value that is
 equal to its limit is not cut.
 """
 
@@ -32,8 +32,8 @@ def weight_rms_limit(
 ) -> jax.Array:
   """Returns the limit (a float32 scalar) of relu(norm(x)·W)².
 
-  rms(W) is taken from codes and scales, with an exact integer sum of squares
-  for each channel, so that training, every mesh and the export agree.
+  rms(W) is computed from codes and scales, with an exact integer sum of squares
+  per channel, so that training, every mesh and the export agree.
   """
   if isinstance(w_in_DF, int8.Quantized):
     codes_DF = w_in_DF.codes.astype(jnp.int32)
@@ -52,8 +52,8 @@ def input_std_limit(x: jax.Array, letters: str, k: float) -> jax.Array:
 
   Args:
     x: activations [B, L, …].
-    letters: the letters of those dimensions, such as 'HK'; the mean is over all
-      devices that they are split over.
+    letters: the letters of those dimensions, such as 'HK'; the mean covers all
+      devices that split them.
     k: the limit in units of the rms.
   """
   axes = tuple(range(-len(letters), 0))

@@ -1,4 +1,4 @@
-"""What is int8, and how activations are kept inside the int8 range.
+"""The config of quantization: the int8 parts, clamping, and the wire's formats.
 
 Imports no jax, so that config files and `--help` are quick.
 """
@@ -9,13 +9,13 @@ import math
 
 @dataclasses.dataclass
 class TernaryConfig:
-  """How replicas follow their masters (`wire/ternary.py`).
+  """Settings of ternary updates (`wire/ternary.py`).
 
   Attributes:
     check_every: steps between checksums of the replicas.
     events_every: steps between events that double or halve a channel's scale.
-    least_scale: no channel's grid becomes finer; 0 for the finest grid on which
-      codes never lag behind the masters at the peak learning rate.
+    least_scale: the finest scale of a channel's grid; 0 for the finest one on
+      which codes never lag behind the masters at the peak learning rate.
   """
 
   check_every: int = 100
@@ -25,7 +25,7 @@ class TernaryConfig:
 
 @dataclasses.dataclass
 class QuantizationConfig:
-  """One value per technique, so that an ablation is one override.
+  """The quantization of a model: one field per technique, for ablations.
 
   Attributes:
     matmul: 'int8' for s8×s8→s32 projections and feed-forward with
@@ -33,7 +33,8 @@ class QuantizationConfig:
     matmul_implementation: the name of an implementation of the kernel
       `int8_matmul`; '' for XLA's own dots (the default on every platform until
       a measurement on real hardware says that a kernel is faster).
-    kv: 'int8' for keys and values stored as codes and scales, 'none'.
+    kv: 'int8' for keys and values stored as codes and scales, 'none' for
+      floats.
     kv_scale: 'token' (one scale per token; our guess) or 'channel' (a running
       scale per channel, as document 003 describes; it can drift).
     qk: 'int8' for QKᵀ in int8 ("half-int8 attention"; needs kv='int8'),
@@ -44,18 +45,19 @@ class QuantizationConfig:
       'none'.
     clamp_hidden_k: the hidden's limit in units of its predicted rms.
     clamp_input_k: the inputs' limit in units of the token's own rms.
-    bungee: a learned virtual scalar for each weight matrix.
+    bungee: whether each weight matrix has a learned virtual scalar.
     input_gradient: 'bf16' (the model's dtype), or 'int8' for the matmul
       that makes the input's gradient, with stochastic rounding.
     embedding: 'int8' for the embedding and the output head as codes with a
-      scale per vocabulary entry, the head's matmul included; 'none'.
-    wire_weights: what a weight crosses to its users as: 'int8' for codes
-      (where it is used as codes), 'float' for the model's dtype, 'ternary'
-      for −1, 0 or 1 per step to replicas that every device holds (1.6 bits;
-      meant for models with Bungee, because grids are fixed).
+      scale per vocabulary entry, the head's matmul included; 'none' for floats.
+    wire_weights: the form in which a weight crosses from its owner to other
+      devices: 'int8' for codes (if the weight is used as codes), 'float' for
+      the model's dtype, 'ternary' for −1, 0 or 1 per step, applied to replicas
+      that every device holds (1.6 bits; intended for models with Bungee,
+      because grids are fixed).
     ternary: settings of `wire_weights='ternary'`.
-    wire_gradients: what a weight's gradient crosses to its owner as (see
-      `wire/codec.py`): 'squinch' (6 bits, elements `zero`), 'squinch_floor',
+    wire_gradients: the form in which a weight's gradient crosses to its owner
+      (`wire/codec.py`): 'squinch' (6 bits, elements `zero`), 'squinch_floor',
       'squinch_fitted', 'float' for the model's dtype, or two contrasts that are
       rounded but not packed, 'int4' (blocks of 32 along D) and 'int4_flat'
       (blocks of 256 in memory's order).
@@ -105,7 +107,7 @@ CHOICES = {
 
 
 def none() -> QuantizationConfig:
-  """Returns the plain model: no int8 anywhere, nothing clamped."""
+  """Returns the config without quantization: no int8, no clamping."""
   return QuantizationConfig(
     matmul='none',
     kv='none',
@@ -118,7 +120,7 @@ def none() -> QuantizationConfig:
 
 
 def check(config: QuantizationConfig) -> None:
-  """Refuses settings that cannot be meant.
+  """Refuses unknown choices, values out of range and contradictory settings.
 
   Raises:
     ValueError: names the field, its value and what would be right.

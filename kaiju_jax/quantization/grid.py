@@ -1,13 +1,14 @@
-"""A fixed int8 grid for each channel, which only doubles or halves.
+"""Int8 grids for ternary updates: each channel's only doubles or halves.
 
-Ternary updates (`wire/ternary.py`) send one step of −1, 0 or 1 at a time to a
-replica's codes r, so the grid must stay where it is. With the f32 master w and
-a channel's scale s,
+Ternary updates (`wire/ternary.py`) move a replica's codes r by −1, 0 or 1 per
+step, so the grid must stay fixed between events. With the f32 master w and a
+channel's scale s:
 
     target     t = clip(round(w / s), ±127)
     delta      d = clip(t − r, ±1)           and every device does r += d
 
-What a delta could not say stays in t − r, the *carry*, which needs no buffer.
+The difference t − r that remains is the *carry*. It needs no buffer, because
+the owner computes it from w and r.
 
 A channel whose weights outgrow the grid or shrink below it changes s by a power
 of two, which every device can apply to its codes exactly:
@@ -16,17 +17,17 @@ of two, which every device can apply to its codes exactly:
     halve   s′ = s/2    r′ = clip(2r, ±127)
 
 Our guesses: a channel starts with its largest weight on code 96, doubles above
-120 and halves below 48. After a doubling the largest is above 60 and after a
-halving below 96, so that no event calls for its opposite.
+120 and halves below 48. After a doubling the largest code is above 60, and
+after a halving below 96, so that no event causes its opposite.
 
-How fine a grid may be. Adam moves a weight by at most u_max · learning rate
-per step (`largest_update`), and a target that moves by at most one code is
-always reached: r = t, no carry, while
+The finest useful grid: Adam moves a weight by at most u_max · learning rate per
+step (`largest_update`), and the codes reach any target that moves by at most
+one code per step. So r = t, without carry, while
 
     s ≥ u_max · learning rate
 
-and no grid needs to be finer than that. (Two exceptions pass by themselves: a
-step of rounding after an event, and a weight exactly between two codes.)
+(Two exceptions pass by themselves: a step of rounding after an event, and a
+weight exactly between two codes.)
 Bungee's exp(b) multiplies the scale that the forward pass reads, not the grid.
 """
 
@@ -48,18 +49,18 @@ DOUBLE, HALVE = 1, -1
 def begin(
   largest: jax.Array, least_scale: float, code: int = START_CODE
 ) -> jax.Array:
-  """Returns the scale that puts `largest` on `code`, or the least one."""
+  """Returns the scale that puts `largest` on `code`, at least `least_scale`."""
   return jnp.maximum(int8.scale_of(largest, code), least_scale)
 
 
 def carry(w: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
-  """Returns t − r, int16: by how many codes a replica is behind."""
+  """Returns t − r, int16: the number of codes by which a replica is behind."""
   target = int8.encode(w, scales)
   return target.astype(jnp.int16) - codes.astype(jnp.int16)
 
 
 def delta(carried: jax.Array) -> jax.Array:
-  """Returns the trits, int8, that make the carry smaller."""
+  """Returns the deltas, int8 trits (−1, 0 or 1), that shrink the carry."""
   return jnp.clip(carried, -1, 1).astype(jnp.int8)
 
 
@@ -68,13 +69,13 @@ def event(
 ) -> jax.Array:
   """Returns one trit per channel: DOUBLE, HALVE or 0.
 
-  If a channel's weights have several owners, the largest of the owners' trits
-  is the event: an owner that needs room gets it, and all must agree to halve.
+  If a channel's weights have several owners, the largest of their trits is the
+  event: one owner suffices to double, and all must agree to halve.
 
   Args:
     largest: the largest |w| of each channel, or of an owner's part of it.
     scales: the channels' scales, in the same shape.
-    least_scale: no scale is halved below.
+    least_scale: no scale is halved below this.
   """
   size = largest / scales
   can_halve = (size < HALVE_BELOW) & (scales * 0.5 >= least_scale)
@@ -109,7 +110,7 @@ def largest_update(b1: float, b2: float) -> float:
   1.16 for b2 = 0.95, 1.70 for 0.98 and 7.27 for 0.999, b1 = 0.9.
 
   Raises:
-    ValueError: decays that Adam's update has no bound for.
+    ValueError: Adam's update has no bound with these decays.
   """
   if not (0 <= b1 < 1 and 0 < b2 < 1 and b1 * b1 < b2):
     raise ValueError(
@@ -125,14 +126,15 @@ def no_lag_scale(
   """Returns the least scale at which codes always keep up with AdamW.
 
   Args:
-    learning_rate: the peak.
+    learning_rate: the peak learning rate.
     b1: Adam's first decay.
     b2: Adam's second decay.
     weight_decay: decoupled; it moves a weight by up to 127 of its codes times
       learning_rate · weight_decay.
 
   Raises:
-    ValueError: see `largest_update`; or a decay of a whole code per step.
+    ValueError: see `largest_update`; or the decay moves a weight by a whole
+      code per step.
   """
   decay = int8.MAX_CODE * learning_rate * weight_decay
   if decay >= 1:
@@ -151,11 +153,11 @@ def warn_of_lag(
   b2: float,
   weight_decay: float = 0.0,
 ) -> float:
-  """Returns least_scale over the scale without lag; warns if it is below 1.
+  """Returns least_scale / no_lag_scale; warns if the ratio is below 1.
 
   Below 1, codes of channels on the finest grids may trail their masters by a
-  few steps while the learning rate is at its peak. Arguments as of
-  `no_lag_scale`.
+  few steps while the learning rate is at its peak. The other arguments are
+  those of `no_lag_scale`.
   """
   needed = no_lag_scale(learning_rate, b1, b2, weight_decay)
   ratio = least_scale / needed

@@ -1,11 +1,11 @@
-"""Symmetric int8: codes, scales, and the carrier that brings gradients home.
+"""Symmetric int8: codes, scales, and the carrier that receives the gradient.
 
-A value is `codes · scales`, codes −127…127. Integers carry no gradient: the
+A value is `codes · scales`, codes −127…127. JAX gives integers no gradient: the
 cotangent of an s8 array is float0, and `jax.grad` then returns zeros without an
 error. So a quantized tensor that crosses a function boundary has a third part,
 the *carrier*: zeros of the full shape in the gradient's dtype. The forward pass
-does not read it, and XLA removes it there. In the backward pass a function that
-read the codes writes the straight-through gradient into the carrier's
+does not read it, and XLA removes it there. In the backward pass the function
+that read the codes writes the straight-through gradient into the carrier's
 cotangent, and the function that made the codes takes it from there.
 """
 
@@ -28,9 +28,9 @@ class Quantized(NamedTuple):
 
   Attributes:
     codes: int8, −127…127.
-    scales: float32; the value is `codes * scales` (weights keep the reduced
+    scales: float32; the value is `codes * scales`. Weights keep the contracted
       axes with size 1; keys and values have a scale per token [B, M] or per
-      channel [K]).
+      channel [K].
     carrier: zeros of codes' shape in the gradient's dtype, or None where no
       gradient is wanted (an exported checkpoint, a cache).
     columns: int32 sums of a weight's codes over its contracted axes (kept, size
@@ -54,12 +54,12 @@ def scale_of(limit: jax.Array, largest_code: int = MAX_CODE) -> jax.Array:
 
 
 def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-  """Returns the largest |x| over `axes` (kept, size 1) in float32, or its NaN.
+  """Returns the largest |x| over `axes` (kept, size 1) in float32.
 
-  The maximum is taken over bits, which as integers keep the order of
-  magnitudes, with a NaN on top. XLA's maximum of floats drops a NaN from a
-  large array on a CPU (openxla/xla#21461): a NaN token would become a silent
-  zero.
+  A NaN in x gives a NaN. The maximum is taken over the bits as integers, which
+  have the order of the magnitudes and a NaN on top. XLA's maximum of floats
+  drops a NaN from a large array on a CPU (openxla/xla#21461), and a NaN token
+  would silently become zero.
   """
   bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
   bits = jnp.max(bits & 0x7FFFFFFF, axis=axes, keepdims=True)
@@ -69,7 +69,7 @@ def largest(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 def encode(x: jax.Array, scales: jax.Array) -> jax.Array:
   """Returns int8 codes of `x` on the grid `scales`, cut at ±127.
 
-  A NaN has no code: its scale has to be NaN.
+  A NaN has no code, so the caller makes its scale NaN.
   """
   codes = jnp.round(x.astype(jnp.float32) / scales)
   return jnp.clip(codes, -MAX_CODE, MAX_CODE).astype(jnp.int8)
@@ -78,23 +78,23 @@ def encode(x: jax.Array, scales: jax.Array) -> jax.Array:
 def encode_nonnegative(x: jax.Array, scales: jax.Array) -> jax.Array:
   """Returns the codes q − 128, q = 0…255, of non-negative `x`.
 
-  All 256 codes serve the one sign, which halves the error. The codes stay s8,
-  because u8×s8 dots are widened to s32 on H100. The 128 is repaid after the dot
-  by 128 times the weight's column sums.
+  All 256 codes serve one sign, which halves the error. The codes stay s8,
+  because u8×s8 dots are widened to s32 on H100. After the dot the caller adds
+  128 times the weight's column sums.
   """
   levels = jnp.clip(jnp.round(x.astype(jnp.float32) / scales), 0, 255)
   return (levels - 128).astype(jnp.int8)
 
 
 def quantize(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-  """Returns codes and scales, the largest |x| over `axes` on code 127.
+  """Returns codes and scales that put the largest |x| over `axes` on code 127.
 
-  A NaN in `x` makes its scale, and so all that is computed from it, NaN.
+  A NaN in `x` makes its scale NaN, and with it every value of that scale.
   """
   scales = scale_of(largest(x, axes))
   return encode(x, scales), scales
 
 
 def dequantize(x: Quantized, dtype=jnp.float32) -> jax.Array:
-  """Returns `codes · scales` of a weight, whose scales keep their axes."""
+  """Returns `codes · scales` of a tensor whose scales keep the reduced axes."""
   return (x.codes.astype(jnp.float32) * x.scales).astype(dtype)

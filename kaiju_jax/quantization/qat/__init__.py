@@ -10,15 +10,16 @@ straight through the rounding, with the quantized operands:
     dx = dy · s_w · w_codes                     in the model's dtype,
     dw = x_codes · s_x · dy                     accumulated in f32
 
-A reader of `Quantized` never sees a float weight: the gradient leaves through
-the carrier (see `quantization/int8.py`).
+A function that reads `Quantized` never gets a float weight: the gradient leaves
+through the carrier (`quantization/int8.py`).
 
     straight_through   floats → codes: weights, activations, keys and values
     project            einsums of activations and weights
     attend             attention over int8 keys and values
     table              the embedding's lookup
 
-Import the room, `from kaiju_jax.quantization import qat`, and say `qat.einsum`.
+Import the package, `from kaiju_jax.quantization import qat`, and call
+`qat.einsum`.
 """
 
 from kaiju_jax.quantization.qat.attend import attention

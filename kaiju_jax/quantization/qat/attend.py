@@ -27,7 +27,7 @@ def int8_attention(
   v_BMK: Quantized,
   visibility: visibility_lib.Visibility,
 ) -> tuple[jax.Array, jax.Array]:
-  """Attention over int8 keys and values, differentiable in q and the carriers.
+  """Attends to int8 keys and values; differentiable in q and the carriers.
 
   Args:
     window: positions a query sees, itself included; None for all.
@@ -39,7 +39,7 @@ def int8_attention(
     q_BLHK: queries, in the model's dtype.
     k_BMK: codes of the keys, scales [B, M] or [K].
     v_BMK: codes of the values; dequantized before PV.
-    visibility: which queries each key is seen by.
+    visibility: the queries that see each key.
 
   Returns:
     out_BLHK in q's dtype and lse_BLH in f32, both differentiable.
@@ -54,8 +54,8 @@ def coded_queries(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns codes of the queries, and their scales [B, L, H], for an int8 QKᵀ.
 
-  Where the keys have scales per channel, they are folded into q, so that QKᵀ
-  stays an integer dot. `remaining_scales` are then one.
+  If the keys have a scale per channel, these scales are folded into q, so that
+  QKᵀ stays an integer dot; `remaining_scales` then returns ones.
   """
   if k_scale.ndim == 1:
     q_BLHK = q_BLHK * k_scale[None, None, None].astype(q_BLHK.dtype)
@@ -64,7 +64,7 @@ def coded_queries(
 
 
 def remaining_scales(k_BMK: Quantized) -> jax.Array:
-  """Returns the keys' scales [B, M] that remain beside `coded_queries`."""
+  """Returns the keys' scales [B, M] that `coded_queries` did not fold in."""
   if k_BMK.scales.ndim == 1:
     return jnp.ones(k_BMK.shape[:2], jnp.float32)
   return k_BMK.scales
@@ -144,9 +144,9 @@ def attention(
   qk: str = 'none',
   implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Attends by `int8_attention` if keys are codes, else by the float kernel.
+  """Attends to codes by `int8_attention`, or to floats by the float kernel.
 
-  Arguments and results as of `int8_attention`.
+  Arguments and results are those of `int8_attention`.
   """
   if isinstance(k_BMK, Quantized):
     return int8_attention(

@@ -1,11 +1,12 @@
-"""The three products of `project.int8_einsum` by the kernels of `int8_matmul`.
+"""The three products of `project.int8_einsum`, by the `int8_matmul` kernels.
 
-A kernel knows rows, contracted columns and outputs. Here B and L become rows,
+A kernel takes rows, contracted columns and outputs. Here B and L become rows,
 and H and K one dimension, without moving a byte. A weight keeps its order in
-memory, and is contracted on its first dimension or its last.
+memory and is contracted on its first dimension or its last.
 
-If a contracted letter is split over devices, a row's largest value lies on one
-of them: the devices agree on the limit first, and the kernel is given it.
+If devices split a contracted letter, a row's largest value lies on one of them.
+The devices then agree on the limit first, and the kernel takes it as an
+argument.
 """
 
 import math
@@ -82,7 +83,7 @@ def input_gradient(
   dtype,
   implementation: str,
 ) -> jax.Array:
-  """Returns dx in `dtype`; `rounding` as the kernel's."""
+  """Returns dx in `dtype`; `rounding` is 'nearest' or 'stochastic'."""
   outputs = ''.join(name for name in letters.w if name in letters.out)
   dy_RO = _rows(dy, outputs)
   scale_O = w.scales.reshape(-1)

@@ -15,7 +15,7 @@ class Letters(NamedTuple):
 
   @property
   def contract(self) -> str:
-    """Which dimension of the weight is summed over, 'first' or 'last'."""
+    """The dimension of the weight that is summed over, 'first' or 'last'."""
     return 'first' if self.w.startswith(self.contracted) else 'last'
 
   @property

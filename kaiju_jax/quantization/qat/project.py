@@ -1,7 +1,7 @@
 """Projections: einsums of activations and weights, by s8×s8→s32 dots.
 
-A layer calls `einsum`. This file has XLA's own dots, and `by_kernel.py` those
-of the kernel `int8_matmul`.
+A layer calls `einsum`. This module uses XLA's own dots, and `by_kernel.py` the
+kernel `int8_matmul`.
 """
 
 import functools
@@ -39,9 +39,10 @@ def einsum(
   """Projects activations by s8 dots if w is `Quantized`, or by float ones.
 
   Args:
-    spec: as 'BLD,DHK->BLHK'; x's kept letters lead the output, w's follow.
-    x: floats, or codes (of `quantize`) where the weight is `Quantized`.
-    w: weight.
+    spec: such as 'BLD,DHK->BLHK'; in the output x's kept letters come first,
+      then w's.
+    x: floats; or codes (from `quantize`) if the weight is `Quantized`.
+    w: the weight.
     limit: see `int8_einsum`.
     nonnegative: see `Options`.
     input_gradient: see `Options`.
@@ -52,7 +53,7 @@ def einsum(
     The projection, in `dtype`. A NaN in x makes its token's row NaN.
 
   Raises:
-    ValueError: a sum of so many codes that an int32 may not hold it.
+    ValueError: an int32 may not hold the sum of so many codes.
   """
   floats = x.carrier if isinstance(x, Quantized) else x
   options = Options(
@@ -68,10 +69,10 @@ def einsum(
 
 
 class Options(NamedTuple):
-  """How `int8_einsum` computes.
+  """The options of `int8_einsum`.
 
   Attributes:
-    nonnegative: x ≥ 0 and is coded on all 256 levels.
+    nonnegative: whether x ≥ 0, which is then coded on all 256 levels.
     input_gradient: 'bf16' for dx in x's dtype, 'int8' for an s8×s8→s32 dot of
       dy rounded stochastically.
     implementation: the name of an implementation of the kernel `int8_matmul`;
@@ -95,16 +96,16 @@ def int8_einsum(
 ) -> jax.Array:
   """Returns einsum(spec, x̂, ŵ) by one s8×s8→s32 dot, in `dtype`.
 
-  Where a contracted letter is split over devices, each returns its part of the
-  sum; the scales are those of the whole rows.
+  If devices split a contracted letter, each returns its part of the sum; the
+  scales are those of the whole rows.
 
   Args:
     spec: see `einsum`.
     options: see `Options`.
     x: activations. Floats are quantized here, with a scale per token.
     w: weight; scales keep the contracted axes with size 1.
-    limit: a scalar that takes the largest code, instead of each token's
-      largest value; values beyond it must have been cut (`clamp.clip`).
+    limit: a scalar that gets the largest code; None for each token's largest
+      value. The caller has cut values beyond it (`clamp.clip`).
   """
   return _project(spec, options, x, w, limit, keep_codes=False)[0]
 
@@ -172,8 +173,8 @@ def columns_of(w: Quantized, axes: tuple[int, ...]) -> jax.Array:
 def _product(letters: letters_lib.Letters, x, w, dtype) -> jax.Array:
   """Returns the einsum in `dtype`, summed over one dimension.
 
-  H and K become one dimension: they lie last and side by side in x and w, and
-  to sum over two XLA would copy the whole weight first, on a CPU.
+  H and K, which lie last and side by side in x and w, become one dimension. To
+  sum over two dimensions XLA would copy the whole weight first, on a CPU.
   """
   x_letters, w_letters, out_letters, contracted = letters
   if len(contracted) > 1:
@@ -196,7 +197,7 @@ def _product(letters: letters_lib.Letters, x, w, dtype) -> jax.Array:
 
 
 def _is_slow_alone(x: jax.Array) -> bool:
-  """Whether x is one row of codes on a CPU.
+  """Returns whether x is one row of codes on a CPU.
 
   XLA takes two to six times as long for one row as for two.
   """
@@ -205,10 +206,10 @@ def _is_slow_alone(x: jax.Array) -> bool:
 
 
 def _is_slow_in_front(x: jax.Array) -> bool:
-  """Whether x is a few rows of floats on a CPU, as in a step of decoding.
+  """Returns whether x is a few rows of floats on a CPU, as in decoding.
 
-  XLA packs the second operand of a product anew in every call. Where that is
-  the weight, a product with 2 to 32 rows takes 1.4 to 1.9 times as long
+  XLA packs the second operand of a product anew in every call. If that operand
+  is the weight, a product with 2 to 32 rows takes 1.4 to 1.9 times as long
   (`experiments/results/decoding.md`).
   """
   is_few = 1 < x.size // x.shape[-1] <= _FEW_ROWS
@@ -276,7 +277,7 @@ def _pull(letters, options, residuals, dy, dtype):
 
 
 def _pull_by_kernel(letters, options, residuals, dy, dtype):
-  """`_pull` by the kernel."""
+  """Returns what `_pull` returns, by the kernel."""
   x_codes, x_scales, w = residuals
   int8_gradient = options.input_gradient == 'int8'
   dx = by_kernel.input_gradient(
@@ -311,10 +312,10 @@ int8_einsum.defvjp(_int8_einsum_forward, _int8_einsum_backward)
 def int8_input_gradient(spec: str, dy: jax.Array, w_codes: jax.Array):
   """Returns einsum(spec, dy, w_codes) by an s8 dot, dy rounded stochastically.
 
-  Rounding up with the probability of the remainder keeps the gradient's
-  expectation, where rounding to the nearest would lose what is small in its
-  row. The noise depends on the mesh, because it is hashed from an element's
-  place on this device.
+  Each value rounds up with the probability of its remainder, which keeps the
+  gradient's expectation. Rounding to the nearest would lose values that are
+  small in their row. The noise depends on the mesh, because it is hashed from
+  an element's place on this device.
   """
   letters = letters_lib.parse(spec)
   largest = int8.largest(dy, letters.x_axes)

@@ -1,4 +1,4 @@
-"""Floats to codes, with gradients that go straight through the rounding."""
+"""Turns floats into codes; gradients go straight through the rounding."""
 
 import functools
 
@@ -15,12 +15,12 @@ Quantized = int8.Quantized
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def quantize(x: jax.Array, axes: tuple[int, ...], dtype) -> Quantized:
-  """Returns x as codes, whose gradient goes straight through.
+  """Returns x as codes; x gets the carrier's gradient unchanged.
 
   Args:
     x: a float32 master weight (a scale per output channel), or activations (a
       scale per token).
-    axes: the dimensions that share a scale: the contracted ones.
+    axes: the contracted dimensions, which share a scale.
     dtype: the dtype of the gradient that comes back through the carrier.
   """
   codes, scales = int8.quantize(x, axes)
@@ -40,7 +40,7 @@ quantize.defvjp(_quantize_forward, _quantize_backward)
 
 
 def enter(x: jax.Array | Quantized) -> jax.Array | Quantized:
-  """Returns whole rows [B, L, …], where each device has its part of L.
+  """Returns whole rows [B, L, …] of an array that devices split along L.
 
   If x is `Quantized`, its codes and scales cross; the gradient's parts come
   back through the carrier.
@@ -63,16 +63,17 @@ def quantize_kv(x_BMK: jax.Array, limit_K: jax.Array | None) -> Quantized:
 
   Args:
     x_BMK: keys (after the rotary embedding) or values; [B, M, U, K] for
-      several heads, where each token and head then has a scale [B, M, U].
-    limit_K: running limit of each channel's magnitude, which takes code 127
-      (`scales` [K] then), or None for a scale per token (`scales` [B, M]).
+      several heads, with a scale per token and head [B, M, U].
+    limit_K: running limit of each channel's magnitude, which gets code 127
+      (`scales` are [K]), or None for a scale per token (`scales` are [B, M]).
       Values beyond a limit are cut and get no gradient. The limit's own
-      gradient is virtual, limit − largest |x| seen: an optimizer that follows
-      its sign (`optimizer.follow_sign`) keeps the limit where the values are.
+      gradient is virtual, limit − largest |x|: an optimizer that follows its
+      sign (`optimizer.follow_sign`) keeps the limit near the largest value.
 
-  A NaN makes the scale of its token NaN. With limits a token's NaN is coded as
-  a number, and is seen in the token's other activations; a channel that is NaN
-  at every token, as from a weight that is NaN, has a NaN for its scale.
+  Without limits a NaN makes the scale of its token NaN. With limits a token's
+  NaN is coded as a number, and only the token's other activations show it. A
+  channel that is NaN at every token, as from a NaN in its weight, has a NaN
+  scale.
   """
   if limit_K is None:
     codes_BMK, scales_BM1 = int8.quantize(x_BMK, (-1,))

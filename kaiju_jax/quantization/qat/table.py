@@ -10,14 +10,15 @@ Quantized = int8.Quantized
 
 @jax.custom_vjp
 def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
-  """Returns the table's entries [B, L, D] in float32, zeros for those outside.
+  """Returns the entries [B, L, D] of tokens, float32; zeros outside the table.
 
-  The gradient of an entry is summed in float32: in bfloat16 a sum over the
+  An entry's gradient is summed in float32, because in bfloat16 a sum over the
   places of a frequent token stops growing after 256 of them.
 
   Args:
     table_DV: this device's vocabulary entries.
-    index_BL: into them; negative, or V and more, for those of other devices.
+    index_BL: an entry's number in the table; an entry of another device has a
+      negative number, or one of V and more.
   """
   table = table_DV.codes if isinstance(table_DV, Quantized) else table_DV
   x_BLD = _columns(table, index_BL).astype(jnp.float32)
@@ -29,7 +30,7 @@ def lookup(table_DV: jax.Array | Quantized, index_BL: jax.Array) -> jax.Array:
 
 
 def lookup_rows(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
-  """`lookup` in a float table that lies as [V, D], which is not trained."""
+  """Returns what `lookup` returns for a float table [V, D]; has no gradient."""
   x_BLD = jnp.take(table_VD, index_BL, axis=0, mode='clip').astype(jnp.float32)
   inside_BL = (index_BL >= 0) & (index_BL < table_VD.shape[0])
   return jnp.where(inside_BL[..., None], x_BLD, 0)
@@ -38,9 +39,9 @@ def lookup_rows(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
 def _columns(table_DV: jax.Array, index_BL: jax.Array) -> jax.Array:
   """Returns columns of a matrix as rows [B, L, D].
 
-  Many columns are read as rows of the transpose, each at once. A few, as in a
-  decoding step, are read one by one, because a transpose reads and writes the
-  whole matrix.
+  For many columns the matrix is transposed first, so that each column is read
+  as a contiguous row. A few, as in a decoding step, are read in place, because
+  a transpose reads and writes the whole matrix.
   """
   if index_BL.size * 64 > table_DV.shape[1]:
     return jnp.take(table_DV.T, index_BL, axis=0, mode='clip')
