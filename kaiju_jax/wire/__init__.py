@@ -1,1 +1,1 @@
-"""What crosses between devices: codes, trits and six-bit gradients."""
+"""Formats in which weights and gradients cross between devices."""

@@ -1,4 +1,4 @@
-"""Do replicas agree? One number for gigabytes, eight bytes on the wire.
+"""A checksum that compares replicas: eight bytes on the wire for gigabytes.
 
     checksum = Σ mix(bits[i] ⊕ place(i))  mod 2³²
 
@@ -30,7 +30,7 @@ def checksum(arrays: Iterable[jax.Array]) -> jax.Array:
 
 def _of_one(x: jax.Array, salt: int) -> jax.Array:
   bits = lax.bitcast_convert_type(x, _BITS[x.dtype.itemsize])
-  # Place by its coordinates rather than by a flat iota: no reshape of x.
+  # The place comes from coordinates, not a flat iota, so x is not reshaped.
   place = jnp.full(x.shape, salt * 0x85EBCA6B % 2**32, jnp.uint32)
   stride = 1
   for axis in reversed(range(x.ndim)):
@@ -44,8 +44,8 @@ def _of_one(x: jax.Array, salt: int) -> jax.Array:
 def differs(checksum: jax.Array, axes: str | Sequence[str]) -> jax.Array:
   """Returns whether devices along mesh `axes` hold different checksums.
 
-  The result is the same on all of them, and takes one all-reduce: the largest
-  of x and of ~x.
+  The result is the same on all of them. It takes one all-reduce, which finds
+  the largest checksum and the largest complement.
   """
   largest, least = lax.pmax(jnp.stack([checksum, ~checksum]), axes)
   return largest != ~least

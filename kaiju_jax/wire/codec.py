@@ -1,7 +1,7 @@
-"""Which codec a weight's gradient crosses to its owner in; imports no jax.
+"""Names of the codecs in which gradients cross to their owners; imports no jax.
 
-On the command line `wire_gradients` and `wire_header` of the config are words.
-One table here says what each word means.
+The config's `wire_gradients` and `wire_header` are words. The table `NAMED`
+gives each word's `Codec`.
 """
 
 import dataclasses
@@ -11,12 +11,12 @@ from kaiju_jax.quantization import config as quantization_config
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-  """How a gradient is coded for the wire.
+  """The code in which a gradient crosses.
 
   Attributes:
-    kind: 'float' (its own dtype), 'squinch' (6 bits per element, packed), or
-      'int4', a contrast: rounded as int4 would, but sent as floats.
-    elements: for 'squinch', what an element's four bits stand for: 'zero',
+    kind: 'float' (the gradient's dtype), 'squinch' (6 bits per element,
+      packed), or 'int4', a contrast that is rounded to int4 but sent as floats.
+    elements: for 'squinch', the meaning of an element's four bits: 'zero',
       'floor' or 'fitted' (`kernels/squinch/reference.py`).
     header: for 'squinch', the steps of a group's scale: 'ln6' or 'quarter'.
     flat: for 'int4', whether blocks run in memory's order instead of along D.
@@ -42,7 +42,7 @@ NAMED = {
 
 
 def choose(config: quantization_config.QuantizationConfig) -> Codec:
-  """Returns the codec that a model's gradients cross in."""
+  """Returns the codec of a model's gradients."""
   return dataclasses.replace(
     NAMED[config.wire_gradients], header=config.wire_header
   )

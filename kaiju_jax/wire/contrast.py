@@ -1,4 +1,4 @@
-"""Integers in blocks: what Squinch is compared with.
+"""Rounding to integers in blocks, a contrast for comparisons with Squinch.
 
 In training (`wire_gradients='int4'`) gradients are rounded to these integers
 and cross as floats, which saves no bytes. `experiments/codec_study` measures
@@ -17,22 +17,23 @@ _FLAT_BLOCK = 256
 
 
 def integers(blocks_GI: jax.Array, largest: int) -> jax.Array:
-  """Returns what arrives as codes −largest … largest times a block's scale.
+  """Returns the blocks rounded to codes −largest … largest times their scales.
 
   Args:
     blocks_GI: float32; a block runs along the second dimension, and more
       dimensions may follow.
-    largest: code; scales, in bfloat16, put a block's largest number on it.
+    largest: the largest code; a block's bfloat16 scale puts its largest number
+      there.
   """
   limit = int8.largest(blocks_GI, (1,))
   scale = (limit / largest).astype(jnp.bfloat16).astype(jnp.float32)
-  # Where a scale was rounded down, the largest may lie above its code.
+  # If bfloat16 rounded the scale down, the largest may lie above its code.
   codes = jnp.round(blocks_GI / jnp.where(scale == 0, 1, scale))
   return jnp.clip(codes, -largest, largest) * scale
 
 
 def int4(x: jax.Array, flat: bool) -> jax.Array:
-  """Returns what a receiver would see of a gradient in int4, float32.
+  """Returns a gradient rounded to int4 codes −7 … 7, as float32.
 
   Args:
     x: a gradient, D first.

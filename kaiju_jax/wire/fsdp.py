@@ -1,7 +1,7 @@
-"""A weight's way to its users and its gradient's way home.
+"""FSDP: gathers a weight from its owners and reduces its gradient to them.
 
-Each f32 master weight has one owner: D is split over `fsdp`, and F, H or V
-over `tensor`. This one custom_vjp is all that FSDP is:
+Each part of an f32 master weight has one owner, a device: D is split over
+`fsdp`, and F, H or V over `tensor`. One custom_vjp implements both directions:
 
     forward    the owner's shard → int8, the channels' limits agreed by a
                pmax → all-gather of s8 codes along D → `Quantized`
@@ -10,24 +10,24 @@ over `tensor`. This one custom_vjp is all that FSDP is:
 
 From the sources: int8 weights on the wire one way, 6-bit gradients the other,
 master weights in f32. Our choice: a gradient crosses once per microbatch,
-inside the backward pass, so that no device holds a full weight's gradient for
-longer than its layer's turn. We encode the sum over the local tokens, and
-`training/step.py` divides by the objective's weight afterwards: a mean would
-fall below Squinch's smallest group.
+inside the backward pass, so that a device holds a full weight's gradient only
+during that layer's backward pass. We encode the sum over the local tokens, and
+`training/step.py` divides by the objective's weight afterwards, because a mean
+would fall below Squinch's smallest group.
 
 A weight of which every device holds a replica (`ternary.py`) needs no gather;
-its gradient's way home is the same (`follow`).
+its gradient crosses in the same way (`follow`).
 
-Error feedback is not offered here. Its residual would be what the codec lost of
+Error feedback is not offered here. Its residual would be the codec's loss of
 everything that a device sends: gradients of whole weights in f32, different on
 each device, and fsdp/3 times as large as the device's share of masters and
-moments. On the meshes that the presets are meant for this is 6.2 GiB per device
-beside 2.3 for 13b, and 51.5 beside 2.4 for 110b. It would be read and written
-once per microbatch, and a checkpoint of it would fit one mesh only. Without it
-Squinch trains as bf16 does (BUILD_NOTES). Where every device holds all masters
-the residual is a third of the state: `squinch.py` has it.
+moments. On the presets' meshes this is 6.2 GiB per device beside 2.3 for 13b,
+and 51.5 beside 2.4 for 110b. Each microbatch would read and write it, and a
+checkpoint of it would fit one mesh only. Without it Squinch trains as bf16 does
+(BUILD_NOTES). If every device holds all masters, the residual is only a third
+of the state, and `squinch.py` offers it.
 
-On one device (or one `fsdp` rank) nothing crosses, and nothing is encoded.
+With an `fsdp` width of 1 nothing crosses, and gradients are not encoded.
 """
 
 import dataclasses
@@ -47,16 +47,16 @@ from kaiju_jax.wire import squinch
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """How a weight is used, and what crosses the wire for it.
+  """The form in which a weight is used, and those in which it crosses.
 
   Attributes:
     letters: the letters of the weight, D first.
-    contract: the letters that a matmul sums over: one int8 scale for them.
+    contract: the letters that a matmul sums over; one int8 scale covers them.
     dtype: the dtype of a float weight in use, and of the gradient.
     int8: whether the weight is used as `Quantized`.
-    weights: the config's `wire_weights`. With 'int8' codes and scales cross
+    weights: the config's `wire_weights`. With 'int8', codes and scales cross
       if the weight is used as int8. Otherwise the master crosses in `dtype`,
-      and is quantized on arrival if need be.
+      and is quantized on arrival if it is used as int8.
     gradients: the codec that the gradient crosses in.
   """
 
@@ -75,7 +75,7 @@ class Wire:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gather(w: jax.Array, wire: Wire) -> int8.Quantized | jax.Array:
-  """Returns the weight as a device uses it: D whole.
+  """Gathers a weight; returns it with D whole, as `Quantized` or floats.
 
   Args:
     w: float32, the owner's shard of the master weight.
@@ -107,11 +107,12 @@ gather.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def follow(replica: int8.Quantized, w: jax.Array, wire: Wire) -> int8.Quantized:
-  """Returns the weight as the device already holds it; nothing crosses.
+  """Returns the replica as a weight; only its gradient crosses.
 
   Args:
     replica: codes and scales, D whole; no carrier.
-    w: float32, the owner's shard of the master; only its gradient matters.
+    w: float32, the owner's shard of the master, which gets the gradient; its
+      values are not read.
     wire: see `Wire`.
   """
   del w
@@ -130,15 +131,18 @@ follow.defvjp(_follow_forward, _follow_backward)
 
 
 def _quantize(w, wire: Wire, table):
-  """The same codes on every mesh: a channel's limit is its whole input's."""
+  """Returns codes and scales, the same on every mesh.
+
+  A channel's limit covers its whole input, also where devices split it.
+  """
   limit = int8.largest(w, wire.axes)
   scales = int8.scale_of(collectives.largest(limit, wire.contract, table))
   return int8.encode(w, scales), scales
 
 
 def _in_use(codes, scales, wire: Wire) -> int8.Quantized:
-  # Behind the barrier their users compile alike, wherever the codes come from:
-  # on a CPU no bit of the logits depends on the fsdp width.
+  # The barrier makes the users of the codes compile alike, wherever the codes
+  # come from: on a CPU no bit of the logits depends on the fsdp width.
   codes, scales = lax.optimization_barrier((codes, scales))
   return int8.Quantized(codes, scales, jnp.zeros(codes.shape, wire.dtype))
 

@@ -1,7 +1,7 @@
 """Sums over devices with 6 bits per number on the wire.
 
-For use inside a `jax.shard_map` or `jax.pmap`, in any trainer: it needs nothing
-of this project but the codec (`kaiju_jax.kernels.squinch`).
+Any trainer can call these functions inside a `jax.shard_map` or `jax.pmap`.
+This module needs only the codec of this project (`kaiju_jax.kernels.squinch`).
 
     reduce_scatter   encode, all-to-all of bytes, decode, float32 sum at the
                      owner in the order of the axis; the owner keeps its shard
@@ -10,27 +10,27 @@ of this project but the codec (`kaiju_jax.kernels.squinch`).
                      to the bit
     transform        all_reduce's mean as an optax transformation
 
-Only uint8 planes are on the wire: 0.75 bytes per element one way, 0.375 of
-bf16's. Each worker's error stays within the codec's bound, so the error of a
-mean does not grow with the number of workers.
+Only uint8 planes are on the wire: 0.75 bytes per element one way, 0.375 times
+those of bf16. Each worker's error stays within the codec's bound, so the error
+of a mean does not grow with the number of workers.
 
-The sources say no more than that gradients are reduced in Squinch. Our guesses:
-a first exchange to the owner and a second of forwarded bytes; and error
-feedback, off by default. With it a worker adds to its next gradient what was
-lost of this one,
+The sources say only that gradients are reduced in Squinch. Our guesses: a first
+exchange to the owner and a second of forwarded bytes; and error feedback, off
+by default. With it a worker adds the loss of this gradient's encoding to its
+next gradient:
 
     sent = decode(encode(x + residual)),    residual' = x + residual − sent
 
-and the owner adds to its own what the second exchange lost, so that nothing is
-lost for good. If x is NaN or inf, the residual stays as it was.
+The owner adds the loss of the second exchange to its own residual, so that
+every loss is sent later. Where x is NaN or inf, the residual stays unchanged.
 
 A group whose largest element is below 5.4e-10 (`ln6`) arrives as zeros. The
 gradients of a mean over all tokens of a large batch are that small: encode the
 local mean and rescale at the owner, or pass `scale`.
 
-Inside a `jax.shard_map` the gradient with respect to replicated parameters is
-summed by JAX itself, in full, unless `check_vma=False`. So `all_reduce` refuses
-what JAX knows to be the same on all workers.
+Inside a `jax.shard_map` JAX itself sums the gradient with respect to replicated
+parameters, uncompressed, unless `check_vma=False`. So `all_reduce` refuses
+arrays that JAX knows to be the same on all workers.
 """
 
 from collections.abc import Sequence
@@ -59,13 +59,12 @@ def reduce_scatter(
 ) -> jax.Array:
   """Returns this device's shard of the sum over `axis`, float32.
 
-  On an axis of one device nothing crosses and nothing is lost: x comes back as
-  float32.
+  On an axis of one device nothing crosses, and the result is x in float32.
 
   Args:
     x: floats of any rank, whole on every device.
-    axis: the mesh axis; the dimension is split over it in its order.
-    dimension: the one that is split; groups of eight run along it.
+    axis: the mesh axis; its devices get the shards in the axis's order.
+    dimension: the dimension that is split; groups of eight run along it.
     elements: one of `reference.ELEMENTS`.
     header: one of `reference.HEADERS`.
 
@@ -90,8 +89,8 @@ def reduce_scatter_with_feedback(
 
   Args:
     x: see `reduce_scatter`.
-    residual: float32 of x's shape, each worker's own; zeros at first.
-    axis: see `reduce_scatter`, also for the rest.
+    residual: float32 of x's shape, different on each worker; zeros at first.
+    axis: see `reduce_scatter`, also for the other arguments.
 
   Raises:
     ValueError: see `reduce_scatter`.
@@ -110,25 +109,25 @@ def all_reduce(
 ) -> Any:
   """Returns the tree's sum over `axis`, the same bits on every replica.
 
-  It replaces `lax.psum`, with the same shapes and dtypes; it sums in float32.
+  It replaces `lax.psum`, with the same shapes and dtypes, and sums in float32.
   Groups of eight run along the first dimension that eight divides. If there is
-  none, they run through the flattened leaf, whose tail is filled with zeros.
-  The groups of all leaves cross together, in two collectives for any tree: a
-  hundred small collectives would wait for the network a hundred times.
+  none, they run through the flattened leaf, padded with zeros. The groups of
+  all leaves cross together, in two collectives for any tree, because a hundred
+  small collectives would wait for the network a hundred times.
 
-  On an axis of one device nothing is lost, and the tree comes back.
+  On an axis of one device the result is the tree itself.
 
   Args:
-    tree: leaves of floats, each worker's own.
+    tree: leaves of floats, different on each worker.
     axis: the mesh axis.
-    mean: divide by the axis's size, before the second exchange.
-    scale: what x is multiplied by on the wire; best a power of two.
+    mean: whether to divide by the axis's size, before the second exchange.
+    scale: the factor of x on the wire, preferably a power of two.
     elements: one of `reference.ELEMENTS`.
     header: one of `reference.HEADERS`.
 
   Raises:
-    ValueError: a leaf that is not of floats or is already the same on all
-      workers, or an unknown code.
+    ValueError: a leaf holds no floats or is already the same on all workers, or
+      a code is unknown.
   """
   reduced, _ = _all_reduce(tree, None, axis, mean, scale, (elements, header))
   return reduced
@@ -148,9 +147,9 @@ def all_reduce_with_feedback(
 
   Args:
     tree: see `all_reduce`.
-    residual: float32 leaves of the tree's shapes, each worker's own; zeros at
-      first.
-    axis: see `all_reduce`, also for the rest.
+    residual: float32 leaves of the tree's shapes, different on each worker;
+      zeros at first.
+    axis: see `all_reduce`, also for the other arguments.
 
   Raises:
     ValueError: see `all_reduce`.
@@ -159,11 +158,11 @@ def all_reduce_with_feedback(
 
 
 class FeedbackState(NamedTuple):
-  """What error feedback remembers.
+  """The state of error feedback.
 
   Attributes:
-    residual: float32 leaves of shape [1, *parameter's]. Each worker has its
-      own: under `jax.shard_map` the state's spec is P(axis).
+    residual: float32 leaves of shape [1, *parameter.shape], different on each
+      worker: under `jax.shard_map` the state's spec is P(axis).
   """
 
   residual: Any
@@ -179,17 +178,17 @@ def transform(
 ) -> optax.GradientTransformation:
   """Returns an optax transformation: gradients → their mean over `axis`.
 
-  It comes first in a chain, before what reads the gradients: `optax.chain(
-  squinch.transform('data'), optax.adam(1e-3))`. With error feedback, `init` and
-  `update` both run inside the `jax.shard_map`.
+  Put it first in a chain, before the transformations that read the gradients:
+  `optax.chain(squinch.transform('data'), optax.adam(1e-3))`. With error
+  feedback, call `init` and `update` inside the `jax.shard_map`.
 
   Args:
     axis: the mesh axis.
-    scale: as for `all_reduce`.
+    scale: see `all_reduce`.
     elements: one of `reference.ELEMENTS`.
     header: one of `reference.HEADERS`.
-    error_feedback: whether to have it; the state is a `FeedbackState` then, and
-      otherwise empty.
+    error_feedback: whether losses are sent later; the state is then a
+      `FeedbackState`, and otherwise empty.
 
   Raises:
     ValueError: an unknown code.
@@ -289,12 +288,12 @@ def _all_reduce(tree, residual, axis, mean, scale, codes):
 
 
 def _exchange(packed_NPGC: jax.Array, axis: Axis) -> jax.Array:
-  """Sends part i to device i; returns what each device sent to this one."""
+  """Sends part i to device i; returns the parts that this device received."""
   return lax.all_to_all(packed_NPGC, axis, 0, 0, tiled=True)
 
 
 def _scale(x: jax.Array, scale: float | jax.Array) -> jax.Array:
-  """Returns x · scale; x itself for 1, because a kernel reads bf16 as it is."""
+  """Returns x · scale; for 1, x itself, which may be bf16 for the kernel."""
   if isinstance(scale, float | int) and scale == 1:
     return x
   return x.astype(jnp.float32) * scale
@@ -306,7 +305,7 @@ def _rows(x: jax.Array, dimension: int) -> jax.Array:
 
 
 def _from_rows(x_RC: jax.Array, shape, dimension: int) -> jax.Array:
-  """Undoes `_rows` of an array of this shape."""
+  """Undoes `_rows` for an array of this shape."""
   shape = list(shape)
   rows = shape.pop(dimension)
   return jnp.moveaxis(x_RC.reshape(rows, *shape), 0, dimension)
@@ -337,7 +336,7 @@ def _ungroup(x_RC: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def _by_owner(packed: Sequence[jax.Array], width: int) -> jax.Array:
-  """Returns the groups of all leaves, dealt out evenly: uint8[N, 6, 1, C]."""
+  """Splits the groups of all leaves evenly by owner: uint8[N, 6, 1, C]."""
   groups_PC = jnp.concatenate(
     [p.reshape(reference.PLANES, -1) for p in packed], axis=1
   )
@@ -380,7 +379,7 @@ def _check(x: jax.Array, name: str, codes: tuple[str, str]) -> None:
 
 
 def _check_own(x: jax.Array, name: str, axis: Axis) -> None:
-  """Refuses an array that `jax.shard_map` knows to be the same everywhere."""
+  """Refuses an array that JAX knows to be the same on all of the axis."""
   axes = jax.typeof(lax.axis_index(axis)).manual_axis_type.varying
   if axes - jax.typeof(x).manual_axis_type.varying:
     raise ValueError(

@@ -1,46 +1,47 @@
 """Ternary updates: every device keeps all int8 weights, for 1.6 bits per step.
 
 From the sources: small int8 models, whose int8 weights fit a node, are pinned
-as in ZeRO-2, and an update sends −1, 0 or 1 (a *trit*) for each weight. How
-this is done is our guess:
+as in ZeRO-2, and an update sends −1, 0 or 1 (a *trit*) per weight. The method
+is our guess:
 
-  * Codes and scales (`State`) are replicated. The forward pass reads them as
-    they are (`fsdp.follow`) and gathers nothing, however many microbatches a
-    step has.
+  * Every device holds all codes and scales (`State`). The forward pass reads
+    them (`fsdp.follow`) and gathers nothing, however many microbatches a step
+    has.
   * f32 masters, moments and gradients are sharded along D over the mesh axis
     `fsdp`.
-  * In a step gradients are reduced to their owner, the optimizer moves the
-    masters, and each owner sends one message: a trit per weight of its shard
+  * A step reduces gradients to their owners, and the optimizer moves the
+    masters. Then each owner sends one message: a trit per weight of its shard
     (`quantization/grid.py`) and, every `events_every` steps, a trit per
-    channel, packed five to a byte. All devices, the sender too, apply what they
-    received to what they hold.
+    channel, packed five to a byte. All devices, the sender included, apply the
+    messages that they receive to their replicas.
 
 By induction replicas stay equal bit for bit: they start equal, receive the same
 bytes and do the same integer arithmetic, and scales change only by powers of
 two.
 
-A channel's trit announces a scale event, which takes effect right after this
-message's deltas and before the next ones. A channel that is summed over D has a
-part in every shard: each owner sends the event that its part needs, and the
-largest of them holds (`grid.event`). If D is an output, the channel's only
-owner decides. So a step has one exchange and no vote before it, and the
-exchange takes these bits per weight,
+A channel's trit announces a scale event: its scale doubles, halves or stays.
+The event takes effect right after this message's deltas and before the next
+ones. A channel that is summed over D has a part in every shard. Each owner
+sends the event that its part needs, and all apply the largest of them
+(`grid.event`). If D is an output, the channel has one owner, which decides. So
+a step has one exchange and no vote before it. The exchange takes these bits per
+weight:
 
     1.6 · (1 + owners / (events_every · D))      w_q, w_k, w_v, w_in
     1.6 · (1 + 1 / (events_every · fan-in))      w_o, w_out
 
-and padding to five planes, below 1 % of a wide weight. A channel that grows
-passes from 120, where it asks for room, to 127 in no fewer than seven steps if
-codes do not lag, so every fourth step is early enough.
+Padding to five planes adds less than 1 % of a wide weight. If codes do not lag,
+a growing channel takes at least seven steps from code 120, where its owner asks
+to double, to 127; so every fourth step is early enough.
 
-Damage does not heal by itself, because deltas are relative. Every `check_every`
-steps devices compare a checksum of all they hold (eight bytes). If it differs
-anywhere, all start afresh from the masters, as at the first step: int8 codes
-cross the wire once. That heals any damage to messages, codes or scales, the
-owner's own copy included, because it trusts nothing in the replicas. It does
-not heal a damaged master (the only copy: restore a checkpoint), damage that is
-the same on all devices, or the gradients that were taken from damaged replicas
-in the steps before.
+Damage persists, because deltas are relative. Every `check_every` steps devices
+compare a checksum of all that they hold (eight bytes). If it differs anywhere,
+all make their replicas anew from the masters, as at the first step: int8 codes
+cross the wire once. That repairs any damage to messages, codes or scales, the
+owner's own copy included, because nothing is taken from the replicas. It does
+not repair a damaged master (the only copy: restore a checkpoint), damage that
+is the same on all devices, or the gradients that earlier steps computed with
+damaged replicas.
 
 Everything here runs under a manual `shard_map` that binds the plan's axes.
 """
@@ -70,11 +71,11 @@ _LANES = 128
 
 
 class Message(NamedTuple):
-  """What one owner sends in a step, packed five trits to a byte.
+  """The message that one owner sends in a step, five trits packed in a byte.
 
   Attributes:
-    deltas: by path, uint8: a trit for each weight of the owner's shard.
-    events: uint8[…], one trit for each channel of all weights.
+    deltas: uint8 by path, one trit per weight of the owner's shard.
+    events: uint8[…], one trit per channel of all weights.
   """
 
   deltas: dict[str, jax.Array]
@@ -82,7 +83,7 @@ class Message(NamedTuple):
 
 
 class Report(NamedTuple):
-  """What an update saw; scalars.
+  """Counts from one update; scalars.
 
   Attributes:
     lagging: float32, share of this device's own weights whose replica is still
@@ -92,9 +93,9 @@ class Report(NamedTuple):
     doubled: int32, channels whose scale doubled. All owners count the same; sum
       over the axis `within`, whose first device counts the channels that this
       axis does not split.
-    halved: int32, likewise.
-    damaged: int32, bytes received that are not five trits.
-    resent: bool, whether replicas differed and all of them started afresh.
+    halved: int32, channels whose scale halved, counted in the same way.
+    damaged: int32, received bytes that are not five trits.
+    resent: bool, whether replicas differed and all were made anew.
   """
 
   lagging: jax.Array
@@ -111,8 +112,8 @@ def start(plan: Plan, params: Any, code: int = grid.START_CODE) -> State:
   Args:
     plan: the plan of these parameters.
     params: this device's shard.
-    code: the code that each channel's largest weight starts on. (127 and a
-      negligible least_scale make what `qat.quantize` makes.)
+    code: the code of each channel's largest weight. (127 and a negligible
+      least_scale give the codes of `qat.quantize`.)
   """
   made = {
     path: _fresh(plan, plan.layouts[path], w, code)
@@ -141,11 +142,11 @@ def _fresh(
 def update(
   plan: Plan, state: State, params: Any, step: jax.Array
 ) -> tuple[State, Report]:
-  """Brings the replicas a step nearer to the masters.
+  """Moves the replicas by at most one code towards the masters.
 
   Args:
     plan: the plan of these parameters.
-    state: the state after the step before; donate it.
+    state: the replicas after the previous step; donate them.
     params: this device's shard, after the optimizer.
     step: int32, the same on all devices; a multiple of `check_every` compares
       the replicas.
@@ -159,10 +160,10 @@ def update(
 def message(
   plan: Plan, state: State, params: Any
 ) -> tuple[Message, dict[str, jax.Array]]:
-  """Returns what this owner sends, and its part of the report.
+  """Returns this owner's message, and its part of the report.
 
   Raises:
-    ValueError: shards that are not an owner's part of the replica.
+    ValueError: a shard is not an owner's part of the replica.
   """
   deltas, events, behind, no_number, count = {}, [], 0.0, 0, 0
   for path, w in ternary_plan.weights_of(plan, params).items():
@@ -187,9 +188,9 @@ def message(
 
 
 def exchange(plan: Plan, sent: Message, step: jax.Array) -> Message:
-  """Returns all owners' messages, each field with a leading [owners].
+  """Sends a message; returns those of all owners, with a leading [owners].
 
-  Events come every `events_every` steps; between them, they are zeros.
+  Events cross every `events_every` steps; in other steps they are zero trits.
   """
   gather = functools.partial(lax.all_gather, axis_name=plan.axis)
   owners, trit_zero = lax.axis_size(plan.axis), trits.VALUES // 2
@@ -209,12 +210,11 @@ def receive(
 
   Args:
     plan: the plan of these weights.
-    state: the state after the step before.
-    received: all owners' messages from `exchange`, with owners along the
-      leading axis.
+    state: the replicas after the previous step.
+    received: all owners' messages from `exchange`.
 
   Returns:
-    The state, and its part of the report.
+    The new replicas, and their part of the report.
   """
   owners = received.events.shape[0]
   sizes = [
@@ -248,7 +248,7 @@ def receive(
 
 
 def _is_counted(plan: Plan, layout: Layout) -> jax.Array | bool:
-  """Whether this device counts its channels, and no other one does."""
+  """Returns whether this device counts its channels, and no other one does."""
   if layout.parted or not plan.within:
     return True
   return lax.axis_index(plan.within) == 0
@@ -257,10 +257,10 @@ def _is_counted(plan: Plan, layout: Layout) -> jax.Array | bool:
 def heal(
   plan: Plan, state: State, params: Any, step: jax.Array
 ) -> tuple[State, jax.Array]:
-  """Every `check_every` steps, starts afresh where any replicas differ.
+  """Makes all replicas anew if any differ; checks every `check_every` steps.
 
   Returns:
-    The state, and whether it was made afresh; the same on all devices.
+    The replicas, and whether they were made anew; the same on all devices.
   """
 
   differs = lax.cond(
@@ -268,7 +268,8 @@ def heal(
     lambda: _differ(plan, state),
     lambda: jnp.zeros((), bool),
   )
-  # A weight at a time: a branch's result is memory beside what it replaces.
+  # One weight at a time, because a branch's result takes memory beside the
+  # arrays that it replaces.
   codes, scales = {}, {}
   for path, w in ternary_plan.weights_of(plan, params).items():
     fresh = functools.partial(_fresh, plan, plan.layouts[path], w)
@@ -288,7 +289,7 @@ def _differ(plan: Plan, state: State) -> jax.Array:
     checksum.checksum(jax.tree.leaves(state)), plan.axis
   )
   if plan.within and lax.axis_size(plan.within) > 1:
-    # A fresh start is collective: all devices go the same way.
+    # Making replicas is collective, so all devices take the same branch.
     differs = lax.pmax(differs.astype(jnp.int32), plan.within) > 0
   return differs
 
@@ -305,7 +306,7 @@ def _gather(x: jax.Array, plan: Plan, layout: Layout) -> jax.Array:
 def _own(
   path: str, x: jax.Array, w: jax.Array, plan: Plan, layout: Layout
 ) -> jax.Array:
-  """Returns this owner's part of what is whole along the owned dimension."""
+  """Returns this owner's part of an array that is whole along D."""
   owners, size = lax.axis_size(plan.axis), w.shape[layout.owned]
   if x.shape[layout.owned] != owners * size:
     raise ValueError(
@@ -318,7 +319,7 @@ def _own(
 
 
 def _fold(shape: tuple[int, ...]) -> tuple[int, int]:
-  """Returns the rows and columns that a shard is packed in.
+  """Returns the rows and columns of a shard as it is packed.
 
   Leading dimensions are merged, which moves nothing. If rows are so few that
   padding to five planes costs more than 1 %, columns are halved, down to 128.

@@ -1,8 +1,8 @@
-"""Which weights are ternary, and how each lies over its owners.
+"""The plan of ternary updates: the ternary weights and each one's layout.
 
-A weight's name says both, as everywhere: owners hold parts of D of `w_in_DF`,
-and its matmul sums over D, so each hidden unit's channel has a part in every
-shard. A tree with other names brings its own `Layout`s.
+Both follow from a weight's name. For example, owners hold parts of D of
+`w_in_DF`, and its matmul sums over D, so each hidden unit's channel has a part
+in every shard. For a tree with other names the caller makes `Layout`s by hand.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from kaiju_jax.sharding import rules
 
 
 class State(NamedTuple):
-  """What every device holds alike; keys are dotted paths of the weights.
+  """Replicas, which are equal on every device; keys are weights' dotted paths.
 
   Attributes:
     codes: int8, D whole.
@@ -33,14 +33,14 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How one weight lies.
+  """The layout of one weight over the mesh.
 
   Attributes:
-    owned: its dimension that the owners split.
-    contracted: its dimensions that share a scale.
-    split: whether the mesh axis within a node splits a contracted one.
-    parted: whether it splits a dimension that is not contracted: each device
-      then has channels of its own, instead of all having the same.
+    owned: the dimension that the owners split.
+    contracted: the dimensions that share a scale.
+    split: whether the mesh axis within a node splits a contracted dimension.
+    parted: whether that axis splits a dimension that is not contracted, so that
+      each of its devices has different channels.
   """
 
   owned: int
@@ -56,16 +56,16 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Which weights are ternary, and how.
+  """The ternary weights and the settings of their updates.
 
   Attributes:
     layouts: by the weight's dotted path; made by `layouts`, or by hand.
-    least_scale: no grid becomes finer; see `grid.no_lag_scale`.
+    least_scale: the finest scale of a grid; see `grid.no_lag_scale`.
     check_every: steps between checksums.
     events_every: steps between scale events.
     axis: mesh axis of the owners.
-    within: mesh axis that splits F and H, or None. Each of its devices holds
-      its part of codes; channels that it splits keep one scale.
+    within: mesh axis that splits F and H, or None. Each of its devices holds a
+      part of the codes; a channel that it splits keeps one scale.
   """
 
   layouts: Mapping[str, Layout]
@@ -92,14 +92,14 @@ class Plan:
 
 
 def layouts(params: Any, embedding: bool = False) -> dict[str, Layout]:
-  """Returns the layout of every int8 weight, read off its name.
+  """Returns the layout of every int8 weight, derived from its name.
 
   Args:
     params: the model's parameters or their shapes; weights may be stacked.
     embedding: whether the vocabulary's tables are int8 too.
 
   Raises:
-    ValueError: a weight whose rank is not its name's.
+    ValueError: a weight's rank does not match its name.
   """
   found = {}
   for path, w in traverse_util.flatten_dict(params, sep='.').items():
@@ -136,12 +136,12 @@ def shapes(plan: Plan, params: Any) -> State:
 
 
 def specs(plan: Plan, params: Any) -> State:
-  """Returns the state's `PartitionSpec`s, for shard_map and for storing it."""
+  """Returns the state's `PartitionSpec`s, for shard_map and for storage."""
   return specs_of(shapes(plan, params))
 
 
 def specs_of(tree: Any) -> Any:
-  """Returns the `PartitionSpec`s of replicas, read off their names.
+  """Returns the `PartitionSpec`s of replicas, derived from their names.
 
   Args:
     tree: a `State`, its `collections`, or shapes of these, over the whole mesh.
@@ -159,9 +159,9 @@ def specs_of(tree: Any) -> Any:
 
 
 def collections(state: State | None) -> dict[str, Any]:
-  """Returns what the model reads beside its parameters: {'replica': …}.
+  """Returns the collections that the model reads beside its parameters.
 
-  It is empty if the state is None, as in all other modes.
+  They are {'replica': …}, or {} if the state is None, as in all other modes.
   """
   if state is None:
     return {}
@@ -176,7 +176,7 @@ def weights_of(plan: Plan, params: Any) -> dict[str, jax.Array]:
   """Returns the ternary weights among `params`, by path.
 
   Raises:
-    ValueError: one of the plan's is not there.
+    ValueError: a weight of the plan is missing.
   """
   flat = traverse_util.flatten_dict(params, sep='.')
   if missing := sorted(plan.layouts.keys() - flat.keys()):
@@ -198,7 +198,7 @@ def share(
 
 
 def join(x: jax.Array, layout: Layout) -> jax.Array:
-  """Returns owners' parts [owners, …] side by side along the owned one."""
+  """Joins owners' parts [owners, …] along the owned dimension."""
   x = jnp.moveaxis(x, 0, layout.owned)
   shape = list(x.shape)
   owners = shape.pop(layout.owned)
