@@ -1,1 +1,1 @@
-"""How a step spreads over devices: mesh, letters to axes, collectives."""
+"""The mesh, its axes per dimension, collectives, and several processes."""

@@ -1,16 +1,16 @@
-"""What crosses between devices inside the step; on one device nothing does.
+"""Collectives of the training step and the model; on one device, no-ops.
 
 The step runs under a manual `shard_map`: each device differentiates its own
-copy of the loss with respect to what it holds, and a cotangent is its part of
-the gradient. The transposes below are those that make the parts add up:
+copy of the loss with respect to the arrays that it holds, and a cotangent is
+its part of the gradient. These transposes make the parts add up:
 
     forward            backward
-    enter  all-gather  reduce-scatter    L whole, at the door of attention and
-    leave  reduce-sc.  all-gather        feed-forward; L split between them
+    enter  all-gather  reduce-scatter    L whole inside attention and
+    leave  reduce-sc.  all-gather        feed-forward, and split between them
     total  all-reduce  nothing           a sum that every device continues with
 
-Which axis splits a dimension is read off its letter (`rules.py`). An axis that
-is not bound has width 1, so model code calls these functions wherever it runs.
+A dimension's letter says which axis splits it (`rules.py`). An axis that is not
+bound has width 1, so model code calls these functions wherever it runs.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from kaiju_jax.sharding import rules
 
 
 def width(axis: str) -> int:
-  """Returns how many devices a mesh axis spans; 1 where none is bound."""
+  """Returns how many devices a mesh axis spans; 1 for an unbound axis."""
   try:
     return lax.axis_size(axis)
   except NameError:
@@ -48,7 +48,7 @@ def axes_of(
 
 
 def local_shape(letters: str, shape: Sequence[int]) -> tuple[int, ...]:
-  """Returns what one device holds of a stored tensor of the given shape."""
+  """Returns the shape of one device's part of a stored tensor."""
   widths = {axis: width(axis) for axis in sharding_config.AXES}
   return rules.part(letters, shape, widths)
 
@@ -56,7 +56,7 @@ def local_shape(letters: str, shape: Sequence[int]) -> tuple[int, ...]:
 def largest(
   x: jax.Array, letters: str, table: Mapping[str, str | None] = rules.IN_USE
 ) -> jax.Array:
-  """Returns the maximum over the devices that `letters` are split over.
+  """Returns the maximum over the devices that split `letters`.
 
   Has no gradient. `x` is each device's own maximum over these letters.
   """
@@ -64,11 +64,11 @@ def largest(
 
 
 def highest(x: jax.Array, axes: Sequence[str]) -> jax.Array:
-  """Returns `lax.pmax`, or a NaN where any device has one.
+  """Returns `lax.pmax` in float32, or NaN where any device has a NaN.
 
   The maximum is taken over integers in the order of the floats, with NaN on
-  top. XLA's all-reduce on a CPU prefers a number to a NaN: a NaN token would
-  become a silent zero on the other devices.
+  top. XLA's all-reduce on a CPU drops a NaN, and a NaN token would silently
+  become zero on the other devices.
   """
   x = x.astype(jnp.float32)
   bits = lax.bitcast_convert_type(x, jnp.int32)
@@ -80,14 +80,14 @@ _SIGNLESS = jnp.iinfo(jnp.int32).max  # Above infinity's bits: a NaN's.
 
 
 def _flip(bits):
-  """Turns negative floats' bits into integers in their order, and back."""
+  """Maps floats' bits to integers of the same order; its own inverse."""
   return jnp.where(bits < 0, bits ^ _SIGNLESS, bits)
 
 
 def mean(
   x: jax.Array, letters: str, table: Mapping[str, str | None] = rules.IN_USE
 ) -> jax.Array:
-  """Returns the mean over the devices that `letters` are split over.
+  """Returns the mean over the devices that split `letters`.
 
   Has no gradient. `x` is each device's own mean over these letters.
   """
@@ -102,11 +102,11 @@ def _reduce_over(reduce, x, letters, table):
 def total(
   x: jax.Array, letters: str, table: Mapping[str, str | None] = rules.IN_USE
 ) -> jax.Array:
-  """Returns the sum over the devices that `letters` are split over.
+  """Returns the sum over the devices that split `letters`.
 
   All of them continue with the same value, and each with its own share of the
-  gradient: the cotangent passes as it is. (The transpose of `lax.psum` would
-  add up the copies, and count the loss once per device.)
+  gradient, because the cotangent passes unchanged. (The transpose of `lax.psum`
+  would add up the copies and count the loss once per device.)
   """
   axes = axes_of(letters, table)
   return _total(x, axes) if axes else x
@@ -123,21 +123,21 @@ _total.defvjp(
 
 
 def enter(x_BLD: jax.Array) -> jax.Array:
-  """Returns whole rows [B, L, …] of an array that is split along L."""
+  """Returns whole rows [B, L, …] of an array that devices split along L."""
   if width('tensor') == 1:
     return x_BLD
   return lax.all_gather(x_BLD, 'tensor', axis=1, tiled=True)
 
 
 def leave(x_BLD: jax.Array) -> jax.Array:
-  """Returns this device's part of L of the sum over the tensor axis."""
+  """Returns this device's part of L of the sum over the axis `tensor`."""
   if width('tensor') == 1:
     return x_BLD
   return lax.psum_scatter(x_BLD, 'tensor', scatter_dimension=1, tiled=True)
 
 
 def own_rows(x_BL: jax.Array) -> jax.Array:
-  """Returns this device's part of L of rows [B, L, …] that all hold whole."""
+  """Returns this device's part of L of rows [B, L, …] that are whole."""
   count = width('tensor')
   if count == 1:
     return x_BL
@@ -147,16 +147,16 @@ def own_rows(x_BL: jax.Array) -> jax.Array:
 
 
 def first_of(letter: str, local_size: int) -> jax.Array | int:
-  """Returns the index that this device's part of a dimension begins at."""
+  """Returns the index at which this device's part of a dimension begins."""
   axes = axes_of(letter)
   return lax.axis_index(axes) * local_size if axes else 0
 
 
 def whole(x_D: jax.Array) -> jax.Array:
-  """Returns the whole of an array that is stored along D, as a norm's gain is.
+  """Gathers an array that devices split along D, such as a norm's gain.
 
-  The transpose sums its gradient's parts at their owners in float, as fits a
-  vector; weights have a way of their own (`wire/fsdp.py`).
+  The backward pass sums its gradient at the owners, uncompressed. Weights are
+  gathered by `wire/fsdp.py` instead.
   """
   if width('fsdp') == 1:
     return x_D
@@ -166,11 +166,11 @@ def whole(x_D: jax.Array) -> jax.Array:
 def summed_over_copies(gradients):
   """Returns each stored gradient summed over the axes that do not split it.
 
-  Along the axes that split it, a gradient has been reduced to its owner
-  already, by the backward pass of its gather.
+  Along the axes that split it, the backward pass of the gather has already
+  reduced a gradient to its owner.
 
   Args:
-    gradients: a tree named as the parameters.
+    gradients: a tree with the parameters' names.
   """
 
   def of(path, gradient):

@@ -10,10 +10,10 @@ class MeshConfig:
   """Widths of the mesh's axes.
 
   Attributes:
-    fsdp: devices that the batch, and D of stored weights, are split over.
-      Weights cross it as int8, gradients in 6 bits.
-    tensor: devices that F, H, V, and L between blocks, are split over: within
-      a node, where the wire is fast.
+    fsdp: devices that split the batch, and D of stored weights. By default
+      weights cross this axis as int8 and gradients in 6 bits.
+    tensor: devices that split F, H and V, and L between blocks; best within a
+      node, where the wire is fast.
   """
 
   fsdp: int = 1

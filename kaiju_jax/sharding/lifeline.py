@@ -1,15 +1,16 @@
-"""A killed process ends its job at once, and every process names it.
+"""Connections that end a job at once when one of its processes dies.
 
 A process that waits for a dead peer inside a collective waits forever, or gets
-an error that does not say whose fault it is. So each process holds a connection
-to the first one, which is used for nothing else:
+an error that does not name the peer. So each process keeps a connection to
+process 0 that carries nothing else:
 
     process 0 ──┬── process 1        the kernel closes a dead process's
-                ├── process 2        connections, whatever killed it: process 0
-                └── process 3        reads the end, and tells the others
+                ├── process 2        connections, whatever killed it; process 0
+                └── process 3        reads the end and tells the others
 
-TCP's keepalive notices in half a minute that a host has vanished without a
-word. A process that fails says so, and why, before it ends. Imports no jax.
+Each process then prints which one died and ends. TCP's keepalive notices within
+half a minute that a host has vanished. A process that fails sends its reason
+before it ends. Imports no jax.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ import time
 from typing import Any
 from typing import NoReturn
 
-# A silent connection is given up after 10 + 4·5 seconds.
+# TCP closes a silent connection after 10 + 4·5 seconds.
 _KEEPALIVE = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}
 _PATIENCE = 5.0
 _GRACE = 1.0
@@ -47,8 +48,8 @@ class Lifeline:
   Args:
     index: the index of this process.
     count: the number of all processes.
-    peers: {process: connection}: all others for process 0, and process 0 for
-      the others.
+    peers: {process: connection}; process 0 has all others, and each other
+      process has process 0.
     end: called with the message, in the watching thread, when a peer is gone
       or has failed; must not return.
   """
@@ -68,10 +69,11 @@ class Lifeline:
     threading.Thread(target=self._watch, name='lifeline', daemon=True).start()
 
   def fail(self, why: str, details: str = '', status: int = 1) -> NoReturn:
-    """Ends this process with a message, which the others get too.
+    """Ends this process with a message, and sends it to the others.
 
-    If a peer's end has caused the error, the error is not sent: the watching
-    thread has a second to find that peer, and names it.
+    It waits a second first. If a peer's death caused the error, the watching
+    thread finds that peer within this second and ends the process with its
+    name instead.
     """
     time.sleep(_GRACE)
     with self._telling:
@@ -80,7 +82,7 @@ class Lifeline:
       leave_at_once(f'{details}error: {why}', status)
 
   def leave(self) -> None:
-    """Tells the others that this process is done, and ends on purpose."""
+    """Tells the others that this process is done and its end is no failure."""
     with self._telling:
       self._tell({'done': True}, self._peers)
 
@@ -131,10 +133,11 @@ class Lifeline:
 
 
 class Server:
-  """Where the others reach process 0.
+  """The socket on which process 0 accepts the others' connections.
 
   Attributes:
-    address: for `connect`; JSON can hold it. Its token keeps strangers out.
+    address: hosts, port and token, for `connect`; JSON can hold it. The token
+      keeps other programs out.
   """
 
   def __init__(self):
@@ -153,7 +156,12 @@ class Server:
     }
 
   def accept(self, count: int, timeout: float) -> dict[int, socket.socket]:
-    """Returns the connections of those processes 1 … count − 1 that came."""
+    """Returns the connections of the processes that came, by index.
+
+    Args:
+      count: the number of all processes.
+      timeout: seconds to wait for processes 1 … count − 1.
+    """
     peers = {}
     deadline = time.monotonic() + timeout
     with self._server, contextlib.suppress(TimeoutError):
@@ -183,7 +191,7 @@ def connect(address: dict[str, Any], process: int) -> socket.socket | None:
 
 
 def _greet(peer: socket.socket, token: str) -> int | None:
-  """Returns the process at the other end, or None if it is a stranger."""
+  """Returns the peer's process index, or None if its token is wrong."""
   peer.settimeout(_PATIENCE)
   try:
     hello = json.loads(peer.makefile('rb').readline(1000))
@@ -207,7 +215,7 @@ def _kept_alive(peer: socket.socket) -> socket.socket:
 
 
 def _own_hosts() -> list[str]:
-  """Returns names and addresses that this host may be reached by.
+  """Returns names and addresses of this host for its peers to try.
 
   The address of the default route comes first: a name may resolve to a
   loopback address, as on Debian.

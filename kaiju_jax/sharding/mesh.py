@@ -1,18 +1,19 @@
-"""From a mesh's widths to its devices; 1 × 1 is the same code.
+"""Makes a mesh: assigns devices to places on the axes `fsdp` and `tensor`.
 
-A tensor group should talk over the shortest wires, and a host should draw as
-few rows as it can.
+A tensor group should use the shortest wires, and a host should read as few rows
+as possible.
 
-    a TPU slice   chips in a torus of links. If whole sides of it make the width
-                  of `tensor`, a group is such a ring, and `fsdp` has the other
-                  sides to itself; XLA's collectives then use all of them at
-                  once (JAX's own assignment, `mesh_utils`). Otherwise hosts are
-                  kept together: four chips of one are a ring, 2 × 2
-    elsewhere     devices in the order given: those of a host are neighbours,
+    a TPU slice   chips in a torus of links. If whole sides of the torus make
+                  the width of `tensor`, a group is a ring along them, and
+                  `fsdp` gets the other sides; XLA's collectives then use all
+                  sides at once (JAX's own assignment, `mesh_utils`). Otherwise
+                  a host's devices stay together: its four chips are a ring,
+                  2 × 2
+    elsewhere     devices in the given order: those of a host are neighbours,
                   and a tensor group of a node's width is a node
 
-In both cases groups stand in the order of their hosts, so that the rows of a
-host are neighbours in the batch.
+In both cases groups are ordered by their hosts, so that the rows of a host are
+neighbours in the batch.
 """
 
 from collections.abc import Sequence
@@ -33,10 +34,11 @@ def make(
 
   Args:
     config: widths.
-    devices: those that the mesh is made of; all by default.
+    devices: the devices of the mesh; all by default.
 
   Raises:
-    ValueError: widths that the number of devices does not match.
+    ValueError: a width is below 1, or their product is not the number of
+      devices.
   """
   sharding_config.check(config)
   devices = jax.devices() if devices is None else devices
@@ -78,7 +80,7 @@ def _place(device) -> tuple[int, int]:
 
 
 def _are_a_torus(devices) -> bool:
-  """Whether these are all chips of a TPU slice, or of a box inside it."""
+  """Returns whether these are all chips of a TPU slice or of a box in it."""
   if devices[0].platform != 'tpu':
     return False
   coordinates = np.asarray([device.coords for device in devices])

@@ -1,11 +1,11 @@
-"""Several processes, one per host, that run one program.
+"""Coordinates several processes, one per host, that run one program.
 
-    joined       jax.distributed.initialize; a lifeline to each other
-    gather       a text of each process, to all
-    barrier      no process continues before all have arrived
-    Vote         whether any process asks to stop, known to all at the same step
+    join_cluster   joins the processes by jax.distributed and a lifeline
+    gather         gives each process the texts of all
+    barrier        waits until all processes have arrived
+    Vote           tells all processes at the same step if one asks to stop
 
-With a single process, all of them do nothing.
+With a single process, the last three return at once.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ import numpy as np
 
 from kaiju_jax.sharding import lifeline
 
-# If a process is stopped or swapped out but not dead, jax's own service ends
-# the job. (The lifeline notices a death at once.)
+# jax's own service ends the job if a process is stopped or swapped out but not
+# dead. (The lifeline notices a death at once.)
 _HEARTBEAT_SECONDS = 30
 _SHUTDOWN_SECONDS = 30
 _START_SECONDS = 300
@@ -32,12 +32,12 @@ _CONNECT_SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Where the processes find each other; all None if jax can find out.
+  """The place of this process in a job; all None if jax can detect it.
 
   Attributes:
     coordinator: HOST:PORT of process 0.
-    processes: how many there are.
-    process: which of them this is.
+    processes: the number of processes.
+    process: the index of this process.
   """
 
   coordinator: str | None = None
@@ -46,7 +46,7 @@ class Cluster:
 
 
 def is_main() -> bool:
-  """Whether this process writes what is written once."""
+  """Returns whether this is process 0, which writes the shared files."""
   return jax.process_index() == 0
 
 
@@ -54,15 +54,15 @@ def is_main() -> bool:
 def join_cluster(
   cluster: Cluster | None, timeout: int = _START_SECONDS
 ) -> Iterator[None]:
-  """While entered, the processes of a cluster are one job.
+  """Joins the processes of a cluster in one job while entered.
 
-  An error in one of them, or its death, ends all of them, with status 1 and a
-  line that names it: this function does not return then, nor if some processes
-  do not come in time. With `cluster` None nothing happens.
+  If one of them fails or dies, all end with a line that names it and status 1
+  (130 after Ctrl-C); the context is then never left. They also end if some
+  processes do not come in time. With `cluster` None nothing happens.
 
   Args:
-    cluster: how to find the others.
-    timeout: seconds that they may take to come.
+    cluster: the place of this process in the job.
+    timeout: seconds to wait for the other processes.
 
   Raises:
     ValueError: no cluster is detected.
@@ -71,7 +71,7 @@ def join_cluster(
   if cluster is None:
     yield
     return
-  # jax would abort with a C++ stack trace, and not say which one is missing.
+  # jax would abort with a C++ stack trace after its own timeout.
   late = threading.Timer(timeout, _give_up, (cluster, timeout))
   late.daemon = True
   late.start()
@@ -103,7 +103,7 @@ def _give_up(cluster: Cluster, timeout: int) -> None:
 
 
 def _initialize(cluster: Cluster, timeout: int) -> None:
-  # It would swallow SIGTERM, which the loop answers.
+  # This service would swallow SIGTERM, which the training loop handles.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
@@ -131,7 +131,7 @@ def _connect() -> lifeline.Lifeline:
   """Connects all processes to the first one.
 
   Raises:
-    OSError: one of them cannot connect.
+    OSError: a process cannot connect.
   """
   index, count = jax.process_index(), jax.process_count()
   server = lifeline.Server() if index == 0 else None
@@ -153,7 +153,7 @@ def _connect() -> lifeline.Lifeline:
 
 
 def gather(text: str) -> list[str]:
-  """Returns the texts of all processes, which must all call it."""
+  """Returns the texts of all processes, in order; all must call it."""
   if jax.process_count() == 1:
     return [text]
   data = np.frombuffer(text.encode(), np.uint8)
@@ -165,17 +165,17 @@ def gather(text: str) -> list[str]:
 
 
 def barrier(name: str) -> None:
-  """Waits until all processes are at the barrier of that name."""
+  """Waits until all processes have called it with this name."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(name)
 
 
 class Vote:
-  """Whether any process said yes, told to all of them at the same call.
+  """A callable that tells all processes whether any of them votes yes.
 
-  A single process gets its own answer. Several get the answer of the call
-  before: the votes are counted on the devices after one step and read after the
-  next, so that no host waits.
+  All processes call it once per step. A single process gets its own vote back.
+  Several get the result of the previous call: devices count the votes after one
+  step, and hosts read the count after the next, so that no host waits.
   """
 
   def __init__(self):

@@ -1,8 +1,8 @@
-"""Which mesh axis splits which dimension: read off a tensor's own name.
+"""Sharding rules: the mesh axis of each dimension, from a tensor's name.
 
-A parameter is named after its shape, `w_in_DF`, and one table says what the
-letters mean to the mesh. Adam's moments hang under the same names, so that the
-optimizer's state follows. A letter that stands in no table is an error, so a
+A parameter is named after its shape, `w_in_DF`, and a table maps each letter to
+a mesh axis or to none. Adam's moments have the same names, so the same rules
+shard the optimizer's state. A letter that is in no table is an error, so that a
 misspelt name does not silently replicate a tensor.
 
     stored    D over fsdp; F, H and V over tensor: each f32 master, moment and
@@ -59,13 +59,13 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
 
   Args:
     name: ends in the shape's letters; a scalar's name needs none.
-    rank: the tensor's number of dimensions; one more than the name's letters if
-      a scan stacks it: its leading N is whole.
+    rank: the tensor's number of dimensions; one more than the name has letters
+      if a scan stacks the tensor, whose leading N is then whole.
     table: STORED, IN_USE or ROWS.
 
   Raises:
-    ValueError: an unknown letter, an axis used twice, or a rank that is not
-      the name's.
+    ValueError: a letter is unknown, two letters have the same axis, or the rank
+      does not match the name.
   """
   letters = _letters(name, rank)
   axes = []
@@ -86,9 +86,9 @@ def spec(name: str, rank: int, table: Mapping[str, str | None]):
 
 
 def trim(axes: Sequence[str | None]) -> PartitionSpec:
-  """Returns the spec of these axes, ending at the last one that splits.
+  """Returns the spec of these axes, without trailing ones that do not split.
 
-  Compiled steps are looked up by spec, and XLA's own end there.
+  JAX looks compiled steps up by spec, and XLA's own specs end there.
   """
   axes = list(axes)
   while axes and axes[-1] is None:
@@ -102,12 +102,12 @@ def part(
   widths: Mapping[str, int],
   table: Mapping[str, str | None] = STORED,
 ) -> tuple[int, ...]:
-  """Returns one device's part of a shape.
+  """Returns the shape of one device's part of a tensor.
 
   Args:
     letters: the letters of the shape's dimensions.
     shape: the tensor's shape over the whole mesh.
-    widths: devices along each axis.
+    widths: the number of devices along each axis.
     table: STORED, IN_USE or ROWS.
   """
   return tuple(
@@ -134,7 +134,7 @@ def shardings(
   mesh: jax.sharding.Mesh,
   table: Mapping[str, str | None] = STORED,
 ) -> Any:
-  """Returns the `NamedSharding` of every leaf, read off its dictionary key.
+  """Returns the `NamedSharding` of every leaf, from its dictionary key.
 
   Args:
     tree: arrays or their shapes, such as parameters or a whole train state.
@@ -142,7 +142,7 @@ def shardings(
     table: STORED, IN_USE or ROWS.
 
   Raises:
-    ValueError: see `spec`; or a dimension that its axis does not divide.
+    ValueError: see `spec`; or an axis does not divide its dimension.
   """
 
   def of(path, leaf):
@@ -161,12 +161,12 @@ def shardings(
 
 
 def specs(tree: Any, mesh: jax.sharding.Mesh) -> Any:
-  """Returns the `PartitionSpec` of every leaf as it is stored."""
+  """Returns the `PartitionSpec` of every leaf by the table STORED."""
   return jax.tree.map(lambda sharding: sharding.spec, shardings(tree, mesh))
 
 
 def name_of(path) -> str:
-  """Returns the innermost dictionary key; '' for a leaf under none."""
+  """Returns the innermost dictionary key of a path; '' if it has none."""
   for key in reversed(path):
     if isinstance(key, jax.tree_util.DictKey):
       return str(key.key)
