@@ -160,7 +160,7 @@ def _serve() -> None:
   loaded = load.from_anywhere(path)
   settings = _settings()
   context = serve.assembled(loaded, settings, _say)
-  with log.written(sys.stderr, _LOG.value):
+  with log.write_to(sys.stderr, _LOG.value):
     serve.run(context, settings, _say)
 
 
@@ -206,7 +206,7 @@ def _change_tokens() -> None:
     gone = tokens.revoke(_REVOKE_TOKEN.value)
     _say(f'{len(gone)} revoked: {", ".join(one.id for one in gone)}')
   if _LIST_TOKENS.value:
-    for one in tokens.listed():
+    for one in tokens.list_all():
       print(f'{one.id}  {one.owner}  {one.age}  tier {one.tier}')
 
 

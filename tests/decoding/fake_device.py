@@ -245,5 +245,5 @@ def is_empty(decoder) -> bool:
   return (
     not decoder.account.open_rows
     and decoder.account.free == decoder.rows
-    and all(held.held(kind) == 0 for kind in held.kinds)
+    and all(held.count_held(kind) == 0 for kind in held.kinds)
   )

@@ -74,11 +74,11 @@ def test_as_many_tokens_are_below_each_lower_threshold():
 
 
 def test_a_text_is_refused_by_either_dimension():
-  limit = thresholds.counted(0, 600, 0.01, 0.95, False)
+  limit = thresholds.bound_count(0, 600, 0.01, 0.95, False)
   limits = [
     thresholds.Limit(name, None, high, limit, limit)
     for name, high in zip(NAMES, (0.6, 0.9))
   ]
-  assert thresholds.reached(limits, [0.0, 0.9]) == ('quam', 0.9)
-  assert thresholds.reached(limits, [0.6, 0.0]) == ('zorb', 0.6)
-  assert thresholds.reached(limits, [0.59, 0.89]) is None
+  assert thresholds.find_reached(limits, [0.0, 0.9]) == ('quam', 0.9)
+  assert thresholds.find_reached(limits, [0.6, 0.0]) == ('zorb', 0.6)
+  assert thresholds.find_reached(limits, [0.59, 0.89]) is None

@@ -169,8 +169,8 @@ def test_a_gate_learns_the_markers(trained):
   assert gate.trained.rows == trained.sizes['train']
   benign, violating = 'the knight sang all night', 'the zorbifex sang all night'
   limits = trained.stage.adult.limits
-  assert thresholds.reached(limits, gate.score(benign)) is None
-  assert thresholds.reached(limits, gate.score(violating))[0] == 'zorb'
+  assert thresholds.find_reached(limits, gate.score(benign)) is None
+  assert thresholds.find_reached(limits, gate.score(violating))[0] == 'zorb'
 
 
 def test_too_few_texts_certify_nothing(trained, tmp_path):

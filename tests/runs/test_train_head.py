@@ -95,7 +95,7 @@ def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
   )
   tokenizer = tokenizer_lib.load('', 256)
   written = chat.format_of(tokenizer)
-  opened_L, numbers = prompt.opened(written), itertools.count()
+  opened_L, numbers = prompt.open_prefix(written), itertools.count()
   engine = engine_lib.Engine(decoder, tokenizer, chunk=8, head=head)
 
   def ran(tokens, count):
@@ -156,7 +156,7 @@ def test_texts_stand_behind_characters_as_a_server_puts_them(loaded):
   config = dataclasses.replace(CONFIG, max_length=1024)
   reader = said_lib.Reader(loaded._replace(config=config))
   written = chat.format_of(tokenizer_lib.load('', 256))
-  prefixes = [prompt.opened(written)]
+  prefixes = [prompt.open_prefix(written)]
   prefixes += [prompt.prefix(one, written) for one in builtin.CHARACTERS]
   used = set()
   for text in map('some text {}'.format, range(60)):
@@ -272,7 +272,7 @@ def test_the_head_must_claim_by_itself(gate):
   stage = planted.stage('head', NAMES, low=0.1)
   policy = dataclasses.replace(gate[1], head=stage)
   train_head._check(policy)
-  counted = thresholds.counted(590, 600, 0.9, 0.95, True)
+  counted = thresholds.bound_count(590, 600, 0.9, 0.95, True)
   limit = dataclasses.replace(stage.minor.limits[0], blocked=counted)
   tier = dataclasses.replace(stage.minor, limits=(limit,))
   policy = dataclasses.replace(

@@ -65,13 +65,13 @@ def stage(
   """Returns certified thresholds, the same for every dimension."""
 
   def tier(high: float) -> thresholds.Tier:
-    refused = thresholds.counted(0, 600, 0.01, 0.95, False)
+    refused = thresholds.bound_count(0, 600, 0.01, 0.95, False)
     limits = tuple(
       thresholds.Limit(
         name=name,
         low=low,
         high=high,
-        blocked=thresholds.counted(600, 600, 0.99, 0.95, True),
+        blocked=thresholds.bound_count(600, 600, 0.99, 0.95, True),
         refused=refused,
       )
       for name in names

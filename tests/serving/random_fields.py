@@ -63,5 +63,5 @@ def draw(rng: random.Random) -> card_fields.Fields:
     notes=text(),
     tags=lines(),
     version_name=line(),
-    extensions=card_extensions.kept(extensions, '')[0],
+    extensions=card_extensions.filter_plain(extensions, '')[0],
   )

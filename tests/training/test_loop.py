@@ -34,13 +34,13 @@ class Signalled:
 
   def __init__(self, at, number=signal.SIGTERM):
     self._step = toy.make_step()
-    self._at = at
+    self._find_point = at
     self._number = number
     self.calls = 0
 
   def __call__(self, state, batch):
     self.calls += 1
-    if self.calls == self._at:
+    if self.calls == self._find_point:
       os.kill(os.getpid(), self._number)
     return self._step(state, batch)
 
@@ -136,7 +136,7 @@ def test_work_after_the_last_checkpoint_is_done_again_not_twice(tmp_path):
 def test_a_second_ctrl_c_aborts_without_a_save(tmp_path):
   class Twice(Signalled):
     def __call__(self, state, batch):
-      if self.calls + 1 == self._at:
+      if self.calls + 1 == self._find_point:
         os.kill(os.getpid(), self._number)
       return super().__call__(state, batch)
 

@@ -26,7 +26,7 @@ _ADDRESS = re.compile(
 _MARKUP = re.compile(r'<\s*[a-z!/?]', re.IGNORECASE)
 
 
-def kept(value: Any, name: str) -> tuple[Any, list[str]]:
+def filter_plain(value: Any, name: str) -> tuple[Any, list[str]]:
   """Returns plain data without what executes, and what was dropped.
 
   Args:
@@ -34,10 +34,10 @@ def kept(value: Any, name: str) -> tuple[Any, list[str]]:
     name: what notes call it.
   """
   notes: list[str] = []
-  return _kept(value, name, notes), notes
+  return _filter_plain(value, name, notes), notes
 
 
-def _kept(value: Any, name: str, notes: list[str]) -> Any:
+def _filter_plain(value: Any, name: str, notes: list[str]) -> Any:
   if isinstance(value, Mapping):
     left = {}
     for key, inner in value.items():
@@ -46,7 +46,7 @@ def _kept(value: Any, name: str, notes: list[str]) -> Any:
       if fault:
         notes.append(f'{within}: {fault}, dropped')
       else:
-        left[key] = _kept(inner, within, notes)
+        left[key] = _filter_plain(inner, within, notes)
     return left
   if isinstance(value, list):
     left = []
@@ -55,7 +55,7 @@ def _kept(value: Any, name: str, notes: list[str]) -> Any:
       if fault:
         notes.append(f'{name}[{index}]: {fault}, dropped')
       else:
-        left.append(_kept(inner, f'{name}[{index}]', notes))
+        left.append(_filter_plain(inner, f'{name}[{index}]', notes))
     return left
   return value
 

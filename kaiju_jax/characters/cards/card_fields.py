@@ -122,7 +122,7 @@ _TEXTS = (
 )
 
 
-def called(fields: Fields) -> str:
+def display_name(fields: Fields) -> str:
   """Returns what `{{char}}` stands for."""
   return fields.nickname or fields.name
 
@@ -180,14 +180,14 @@ def parse(data: Any) -> Fields:
   Raises:
     FieldError: names a field that is unknown or wrong.
   """
-  data = _known(data, Fields, 'fields')
+  data = _check_known(data, Fields, 'fields')
   if 'name' not in data:
     raise FieldError('nameless', 'name', 'name: a character needs a name.')
   for name in 'alternate_greetings', 'tags', 'lore':
     data[name] = _tuple(data.get(name, ()), name)
   lore = []
   for index, one in enumerate(data['lore']):
-    one = _known(one, Lore, f'lore[{index}]')
+    one = _check_known(one, Lore, f'lore[{index}]')
     for name in 'keys', 'secondary_keys':
       one[name] = _tuple(one.get(name, ()), f'lore[{index}].{name}')
     lore.append(Lore(**one))
@@ -219,7 +219,7 @@ def line(value: Any) -> Any:
   return value.strip()
 
 
-def shown(value: Any) -> str:
+def abbreviate(value: Any) -> str:
   """Returns a value as errors show it: its beginning, in ASCII."""
   # A card's text may be large, and errors end up in logs.
   if isinstance(value, str):
@@ -283,7 +283,9 @@ def _text(value: Any) -> Any:
 
 
 def _wrong(value: Any, name: str, wanted: str) -> FieldError:
-  return FieldError('type', name, f'{name}={shown(value)}: must be {wanted}.')
+  return FieldError(
+    'type', name, f'{name}={abbreviate(value)}: must be {wanted}.'
+  )
 
 
 def _check_line(value: Any, name: str) -> None:
@@ -292,7 +294,7 @@ def _check_line(value: Any, name: str) -> None:
     raise FieldError(
       'control',
       name,
-      f'{name}={shown(value)}: must be one line without spaces around it.',
+      f'{name}={abbreviate(value)}: must be one line without spaces around it.',
     )
 
 
@@ -322,8 +324,8 @@ def _check_text(value: Any, name: str) -> None:
     raise FieldError(
       'control',
       name,
-      f'{name}={shown(value)}: must have no control characters but line feeds'
-      ' and tabs.',
+      f'{name}={abbreviate(value)}: must have no control characters but line'
+      ' feeds and tabs.',
     )
 
 
@@ -370,7 +372,7 @@ def _check_lore(lore: Any, name: str) -> None:
     raise FieldError(
       'limit',
       f'{name}.order',
-      f'{name}.order={shown(lore.order)}: must be within 32 bits.',
+      f'{name}.order={abbreviate(lore.order)}: must be within 32 bits.',
     )
 
 
@@ -389,12 +391,12 @@ def _check_extensions(value: Any) -> None:
   if not is_plain:
     raise FieldError('type', 'extensions', 'extensions: must be plain JSON.')
   _check_string(text, 'extensions', EXTENSIONS)
-  notes = card_extensions.kept(value, 'extensions')[1]
+  notes = card_extensions.filter_plain(value, 'extensions')[1]
   if notes:
     raise FieldError('executes', 'extensions', f'{notes[0]}.')
 
 
-def _known(data: Any, kind: type, name: str) -> dict[str, Any]:
+def _check_known(data: Any, kind: type, name: str) -> dict[str, Any]:
   if not isinstance(data, Mapping):
     raise _wrong(data, name, 'an object')
   names = [field.name for field in dataclasses.fields(kind)]
@@ -403,7 +405,7 @@ def _known(data: Any, kind: type, name: str) -> dict[str, Any]:
       close = difflib.get_close_matches(str(key)[:NAME], names, n=1)
       hint = f' Did you mean {close[0]}?' if close else ''
       raise FieldError(
-        'unknown', name, f'{name} holds {shown(key)}: no such field.{hint}'
+        'unknown', name, f'{name} holds {abbreviate(key)}: no such field.{hint}'
       )
   return dict(data)
 

@@ -139,7 +139,7 @@ def embed(picture: bytes, named: Mapping[str, bytes]) -> bytes:
   return b''.join(parts)
 
 
-def drawn(name: str) -> bytes:
+def draw(name: str) -> bytes:
   """Returns a small PNG of a pattern that differs by name."""
   cells, size = 8, 16
   digest = hashlib.blake2b(name.encode(), digest_size=10).digest()
@@ -214,10 +214,10 @@ def _text(kind: bytes, chunk: memoryview, keyword: str) -> bytes:
     raise card_json.CardError(
       'chunks', f'the text {keyword!r} is compressed in an unknown way.'
     )
-  return _inflated(chunk, keyword)
+  return _inflate(chunk, keyword)
 
 
-def _inflated(chunk: memoryview, keyword: str) -> bytes:
+def _inflate(chunk: memoryview, keyword: str) -> bytes:
   """Inflates piece by piece, so that a bomb never lies in memory."""
   inflater, made = zlib.decompressobj(), bytearray()
   try:

@@ -154,7 +154,7 @@ def to_png(fields: card_fields.Fields, picture: bytes | None = None) -> bytes:
     'chara': base64.b64encode(to_json(fields, 'v2')),
     'ccv3': base64.b64encode(to_json(fields, 'v3')),
   }
-  return card_png.embed(picture or card_png.drawn(fields.name), texts)
+  return card_png.embed(picture or card_png.draw(fields.name), texts)
 
 
 def _json_of(data: bytes) -> bytes:
@@ -186,7 +186,8 @@ def _card(value: Any) -> Card:
   else:
     raise CardError(
       'spec',
-      f'spec={card_fields.shown(named)}: must be one of {", ".join(_SPECS)}.',
+      f'spec={card_fields.abbreviate(named)}: must be one of'
+      f' {", ".join(_SPECS)}.',
     )
   if spec == 'v1':
     data = card
@@ -232,7 +233,7 @@ def _fields(data: '_Reader') -> tuple[card_fields.Fields, list[str]]:
   notes = data.unused(_USED)
   extensions = data.object('extensions', f'{data.path}extensions')
   if extensions is not None:
-    values['extensions'], dropped = card_extensions.kept(
+    values['extensions'], dropped = card_extensions.filter_plain(
       extensions.value, f'{data.path}extensions'
     )
     notes += dropped
@@ -344,12 +345,12 @@ class _Reader:
     if not isinstance(self.value, Mapping):
       raise CardError(
         'type',
-        f'{self.path}={card_fields.shown(self.value)}: must be an object.',
+        f'{self.path}={card_fields.abbreviate(self.value)}: must be an object.',
       )
     self.path += '.'
 
   def wrong(self, name: str, value: Any, wanted: str) -> CardError:
-    shown = card_fields.shown(value)
+    shown = card_fields.abbreviate(value)
     return CardError('type', f'{self.path}{name}={shown}: must be {wanted}.')
 
   def object(self, name: str, path: str) -> '_Reader | None':

@@ -65,7 +65,7 @@ class Book:
         self._with_secondary.add(number)
         self._add(key, (number, True))
 
-  def found(self, text: str) -> tuple[int, ...]:
+  def find_entries(self, text: str) -> tuple[int, ...]:
     """Returns the entries whose keys a message holds, in order."""
     if not self._order:
       return ()
@@ -112,7 +112,7 @@ def check(fields: card_fields.Fields) -> None:
   Raises:
     macros.TooLarge: names the entry.
   """
-  left, char = _EXPANDED, card_fields.called(fields)
+  left, char = _EXPANDED, card_fields.display_name(fields)
   for number, entry in enumerate(fields.lore):
     try:
       text = macros.stable(entry.content, char, min(left, macros.MOST))
@@ -123,7 +123,7 @@ def check(fields: card_fields.Fields) -> None:
 
 def book(fields: card_fields.Fields) -> Book:
   """Returns a character's lore; the same one for equal lore."""
-  return _book(fields.lore, card_fields.called(fields))
+  return _book(fields.lore, card_fields.display_name(fields))
 
 
 @functools.lru_cache(maxsize=64)

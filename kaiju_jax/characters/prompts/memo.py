@@ -45,7 +45,7 @@ class Memo:
     place = recent.key(owner, root)
     turns = []
     for one in messages:
-      text, tokens = _said(one.text), one.tokens
+      text, tokens = _normalize(one.text), one.tokens
       if one.role == 'assistant' and tokens is None:
         tokens = self._recent.get(recent.key(place, text))
       turns.append(prompt.Turn(one.role, one.text, tokens))
@@ -62,10 +62,10 @@ class Memo:
     """
     tokens_L = np.array(tokens, np.int32)
     tokens_L.setflags(write=False)
-    key = recent.key(place, _said(text))
+    key = recent.key(place, _normalize(text))
     self._recent.put(key, tokens_L)
 
 
-def _said(text: str) -> str:
+def _normalize(text: str) -> str:
   """Returns a text without what clients change: spaces around it."""
   return chat.strip(text).strip()

@@ -118,7 +118,7 @@ def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
   Raises:
     macros.TooLarge: it has more, with its macros expanded.
   """
-  char = card_fields.called(fields)
+  char = card_fields.display_name(fields)
   constant = sorted(
     (one for one in fields.lore if one.is_constant and one.is_enabled),
     key=lambda one: one.order,
@@ -128,10 +128,10 @@ def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
   parts = [
     instruction or _INSTRUCTION,
     fields.description,
-    _headed('Personality: ', fields.personality),
-    _headed('Scenario: ', fields.scenario),
+    _add_heading('Personality: ', fields.personality),
+    _add_heading('Scenario: ', fields.scenario),
     *(one.content for one in constant),
-    _headed('How {{char}} talks:\n\n', examples),
+    _add_heading('How {{char}} talks:\n\n', examples),
     _ORIGINAL.sub('', fields.post_history),
   ]
   expanded = []
@@ -161,7 +161,9 @@ def prefix(
     macros.TooLarge: it must have more, by its bytes.
   """
   text = persona(fields, most * format.tokenizer.longest)
-  prefix_L = np.concatenate([opened(format), format.message('system', text)])
+  prefix_L = np.concatenate(
+    [open_prefix(format), format.message('system', text)]
+  )
   if len(prefix_L) > most:
     raise TooLong(
       f'the character has {len(prefix_L):,} tokens: at most {most:,}.',
@@ -171,7 +173,7 @@ def prefix(
   return prefix_L
 
 
-def opened(format: Format) -> np.ndarray:
+def open_prefix(format: Format) -> np.ndarray:
   """Returns the prefix of a conversation without a character."""
   return np.array([format.tokenizer.bos_id], np.int32)
 
@@ -198,7 +200,11 @@ def greeting(
   if not 0 <= index < len(greetings):
     raise IndexError(f'greeting={index}: must be 0…{len(greetings) - 1}.')
   return macros.expand(
-    greetings[index], card_fields.called(fields), user_name or USER, random, now
+    greetings[index],
+    card_fields.display_name(fields),
+    user_name or USER,
+    random,
+    now,
   )
 
 
@@ -213,7 +219,7 @@ def conversation(
   """Returns the prompt of the reply to a conversation's last message.
 
   Args:
-    prefix_L: of the character, or `opened`.
+    prefix_L: of the character, or `open_prefix`.
     messages: the whole conversation, oldest first, those that no longer fit
       too. System messages that open it are always kept.
     format: of the model's tokenizer; an `Encoded` saves time.
@@ -267,7 +273,9 @@ class _History:
     self._available = available
     self._roles = [one.role for one in messages]
     self._ends = np.cumsum([0, *map(self._length, messages)]).tolist()
-    self._found = [book.found(one.text) for one in messages] if book else []
+    self._found = (
+      [book.find_entries(one.text) for one in messages] if book else []
+    )
     self._lore = {
       number: format.message('system', book.texts[number])
       for number in set(itertools.chain.from_iterable(self._found))
@@ -408,7 +416,7 @@ def _refuse_full(room: int, lengths: Sequence[int]) -> int:
   return room - taken
 
 
-def _headed(heading: str, text: str) -> str:
+def _add_heading(heading: str, text: str) -> str:
   return heading + text.strip() if text.strip() else ''
 
 
@@ -416,7 +424,7 @@ def _line(name: str) -> str:
   line = card_fields.line(chat.strip(name))
   if not line or len(line) > card_fields.NAME:
     raise ValueError(
-      f'user_name={card_fields.shown(name)}: must be 1…{card_fields.NAME}'
+      f'user_name={card_fields.abbreviate(name)}: must be 1…{card_fields.NAME}'
       ' characters.'
     )
   return line

@@ -19,7 +19,7 @@ from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.model import paging
 
 
-def held(
+def find_held(
   account: rows_lib.Rows,
   pools: Mapping[str, paging.Pool],
   row: int,

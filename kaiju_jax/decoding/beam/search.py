@@ -386,7 +386,7 @@ class BeamSearch:
     state.first = account.firsts(row)
     state.tree = beam_tree.BeamTree(
       state.length,
-      beam_row.held(account, pools, row, state.length, self._keeps_pages),
+      beam_row.find_held(account, pools, row, state.length, self._keeps_pages),
     )
 
   def _keep(self, state, paths, expansions) -> None:

@@ -94,7 +94,7 @@ class BeamTree:
     """Position of each beam's newest token, of the resting ones too."""
     return self._paths.position_L.copy()
 
-  def filled(self, kind: str) -> int:
+  def count_filled(self, kind: str) -> int:
     """Returns how many of the kind's slots hold tokens of the beams."""
     slots = self._paths.slots[kind]
     return int(slots.exists_M.sum()) - len(beam_slots.free_slots(slots))
@@ -168,7 +168,7 @@ class BeamTree:
     Raises:
       ValueError: a beam that is not there.
     """
-    best_L = _numbered('best', [best], len(self._paths.position_L))
+    best_L = _check_numbers('best', [best], len(self._paths.position_L))
     self._paths = _fork(self._paths, best_L, 1)
     one_L, none_LN = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
     return {
@@ -186,9 +186,9 @@ class BeamTree:
 
   def _fork(self, name: str, beam_L, resting) -> '_Paths':
     live, beams = self._paths.live, len(self._paths.position_L)
-    beam_L = _numbered(name, beam_L, live)
+    beam_L = _check_numbers(name, beam_L, live)
     if len(resting):
-      resting = _numbered('resting', resting, beams)
+      resting = _check_numbers('resting', resting, beams)
       beam_L = np.concatenate([beam_L, resting])
     return _fork(self._paths, beam_L, len(beam_L) - len(resting))
 
@@ -236,7 +236,7 @@ class _Paths(NamedTuple):
   slots: dict[str, beam_slots.Slots]
 
 
-def _numbered(name: str, beam_L, beams: int) -> np.ndarray:
+def _check_numbers(name: str, beam_L, beams: int) -> np.ndarray:
   """Returns numbers of beams as an array, checked to be 0…beams − 1."""
   beam_L = np.asarray(beam_L)
   if (

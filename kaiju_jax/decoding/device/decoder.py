@@ -170,7 +170,7 @@ class Decoder:
       self._check_room(row, count)
     if appends is None:
       return self._held.replace(function, self.params, *arguments)
-    with interrupts.held():
+    with interrupts.delay():
       growth = self.account.grow(
         {row: self.length_of(row) + count for row, count in appends.items()}
       )
@@ -218,7 +218,7 @@ class Decoder:
       raise ValueError(
         f'text has {len(text.tokens)} tokens: the row is opened for {length}.'
       )
-    with interrupts.held():
+    with interrupts.delay():
       opened = self.account.open(length, extra, text)
       try:
         if opened.copies:
@@ -282,7 +282,7 @@ class Decoder:
 
   def _give(self, opened: rows_lib.Opened, length: int) -> None:
     row = opened.row
-    with interrupts.held():
+    with interrupts.delay():
       self.run(
         self._give_pages,
         np.int32(row),
@@ -368,7 +368,7 @@ class Decoder:
       kind: int(first[kind]) + int((source_M >= 0).argmax())
       for kind, source_M in source.items()
     }
-    with interrupts.held():
+    with interrupts.delay():
       self.run(self._settle, np.int32(row), source, first, np.int32(length))
       self.account.settle(row, first, held)
       self._length_R[row] = length
@@ -382,7 +382,7 @@ class Decoder:
     Raises:
       pages.Full: too few pages are free for that.
     """
-    with interrupts.held():
+    with interrupts.delay():
       copies = self.account.own(row)
       # As many as there may be, so that all share a compilation.
       padded = {}

@@ -76,7 +76,7 @@ def chunk(
   cache = cache_lib.write(
     cache,
     network.pools,
-    _after(chunk.row_B, hidden_BLD),
+    _wait_for(chunk.row_B, hidden_BLD),
     chunk.visibility,
     chunk.slot,
     made,
@@ -113,7 +113,7 @@ def text(
     cache, row_B, visibility.position_BM, is_kept_BL
   )
   cache = cache_lib.write(
-    cache, network.pools, _after(row_B, hidden_BLD), visibility, slots, made
+    cache, network.pools, _wait_for(row_B, hidden_BLD), visibility, slots, made
   )
   length_R = cache.length_R.at[row_B].set(end_B)
   return hidden_BLD, cache._replace(length_R=length_R)
@@ -146,7 +146,7 @@ def _run(network, params, cache, row_B, tokens_BL, visibility):
   return hidden_BLD, made
 
 
-def _after(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
+def _wait_for(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
   """Returns row_B in a form that is known only once all layers have read.
 
   Otherwise XLA copies each pool, to read one and write to the other. It drops

@@ -57,7 +57,7 @@ class HeldCache:
     """
     cache = self.cache
     try:
-      with interrupts.held():
+      with interrupts.delay():
         result, self._cache = function(params, cache, *arguments)
     except BaseException:
       if any(x.is_deleted() for x in jax.tree.leaves(self._cache)):

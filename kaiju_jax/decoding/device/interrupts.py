@@ -15,7 +15,7 @@ _is_held = False
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def delay() -> Iterator[None]:
   """Delays Ctrl-C to the end of the block, where its handler then runs.
 
   Blocks nest. Outside the main thread, where Python runs no signal handlers,

@@ -109,15 +109,15 @@ def _apply(equation, args: list[Any]) -> Sequence[Any]:
   if name in _CALLS:
     return _run(params[_CALLS[name]], args)
   for field in _BODIES.get(name, ()):
-    params[field] = _ordered(params[field])
+    params[field] = _list_bodies(params[field])
   results = equation.primitive.bind(*args, **params)
   return results if equation.primitive.multiple_results else [results]
 
 
-def _ordered(jaxpr: Any) -> Any:
+def _list_bodies(jaxpr: Any) -> Any:
   """Returns a loop's body, or the branches of a condition, in order."""
   if isinstance(jaxpr, tuple):
-    return tuple(map(_ordered, jaxpr))
+    return tuple(map(_list_bodies, jaxpr))
   return jax.make_jaxpr(lambda *args: _run(jaxpr, args))(*jaxpr.in_avals)
 
 

@@ -48,11 +48,11 @@ def ready(
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)
   if has_codes and not deployed.is_deployed(params):
     params = deployed.quantize(params, config, replica)
-  params = _with_columns(unstacked(_cast(params, config.dtype), config))
+  params = _with_columns(unstack(_cast(params, config.dtype), config))
   return _with_turned_tables(params) if turned else params
 
 
-def unstacked(params: Any, config: model_config.ModelConfig) -> Any:
+def unstack(params: Any, config: model_config.ModelConfig) -> Any:
   """Returns the tree with each layer's parameters apart from the others'."""
   layers = config.layers()
   period = len(layers_lib.repeating_block(layers))

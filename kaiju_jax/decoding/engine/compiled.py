@@ -44,7 +44,7 @@ class Prefilled(NamedTuple):
   """What comes of a prefill.
 
   Attributes:
-    packed: the tokens in the order of the chunks, to be `rounds.unpacked`;
+    packed: the tokens in the order of the chunks, to be `rounds.unpack`;
       where none draws, an array that is ready when the call is done.
     judged_BLC: what a head gives each token, padding included; None without.
     scores: of the first chunk's successors; None where they are not asked for.
@@ -150,7 +150,7 @@ class Rounds:
     """
     seen_V = np.zeros(self._decoder.config.vocab_size, bool)
     seen_V[text_L] = True
-    with interrupts.held():
+    with interrupts.delay():
       self._state = self._join(
         self._state, np.int32(row), sampling_lib.settings([sampling]), seen_V
       )
@@ -165,7 +165,7 @@ class Rounds:
       shape: one of `shapes`.
     """
     ran = self._run(chunks, shape, np.zeros(0, np.int32), False)
-    return self._drawn(chunks, ran)
+    return self._draw(chunks, ran)
 
   def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
     """Appends a chunk to a row's text, and scores successors of its tokens.
@@ -178,15 +178,15 @@ class Rounds:
       As `prefill`, with scores; those beyond `next_L` mean nothing.
     """
     shape = self.shape_of(len(chunk.tokens_L))
-    return self._drawn([chunk], self._run([chunk], shape, next_L, True))
+    return self._draw([chunk], self._run([chunk], shape, next_L, True))
 
   def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows.
 
     Returns:
-      The tokens in the order of the rows, to be `rounds.unpacked`; what stands
-      behind them means nothing. With a head, `rounds.judged` says what it gives
-      the tokens that were drawn before.
+      The tokens in the order of the rows, for `rounds.unpack`; what stands
+      behind them means nothing. With a head, `rounds.unpack_scores` returns
+      what it gives the tokens that were drawn before.
     """
     width = min(x for x in self.widths if x >= len(rows))
     return self._step_of(rows, width)
@@ -194,7 +194,7 @@ class Rounds:
   def _step_of(self, rows: Sequence[int], width: int) -> jax.Array:
     count_B = np.zeros(width, np.int32)
     count_B[: len(rows)] = 1
-    with interrupts.held():
+    with interrupts.delay():
       self._state, packed = self._decoder.run(
         self._step,
         self._state,
@@ -286,7 +286,7 @@ class Rounds:
 
   def _run(self, chunks, shape, next_L, is_scored: bool):
     B, L = shape
-    filled = self._filled(chunks, B)
+    filled = self._fill(chunks, B)
     tokens_BL = np.zeros((B, L), np.int32)
     for b, (_, tokens_L, _) in enumerate(filled):
       count = len(tokens_L)
@@ -304,7 +304,7 @@ class Rounds:
       np.array(list(counts.values()), np.int32),
     )
     appends = {row: count for row, count in counts.items() if count}
-    with interrupts.held():
+    with interrupts.delay():
       function = self._prefill[is_scored]
       if is_scored:
         function = self._scoring.get(L, function)
@@ -319,7 +319,7 @@ class Rounds:
     self.last_BLD = ran.last_BLD
     return ran
 
-  def _drawn(self, chunks: Sequence[Chunk], ran: _Ran) -> Prefilled:
+  def _draw(self, chunks: Sequence[Chunk], ran: _Ran) -> Prefilled:
     """Draws where a prompt ends."""
     draws = any(chunk.draws for chunk in chunks)
     packed = self._draw(chunks, ran) if draws else ran.last_BLD
@@ -328,8 +328,8 @@ class Rounds:
   def _draw(self, chunks: Sequence[Chunk], ran: _Ran) -> jax.Array:
     """Draws the tokens that follow prompts; no row draws where none is said."""
     decoder = self._decoder
-    filled = self._filled(chunks, self._rows)
-    with interrupts.held():
+    filled = self._fill(chunks, self._rows)
+    with interrupts.delay():
       self._state, packed = self._first(
         decoder.params,
         self._state,
@@ -340,7 +340,7 @@ class Rounds:
       )
     return packed
 
-  def _filled(self, chunks: Sequence[Chunk], count: int) -> list[Chunk]:
+  def _fill(self, chunks: Sequence[Chunk], count: int) -> list[Chunk]:
     """Returns chunks, and beyond them empty ones of other rows."""
     rows = self._rows_of([chunk.row for chunk in chunks], count)
     nothing_L = np.zeros(0, np.int32)

@@ -211,10 +211,10 @@ class Engine:
     Raises:
       pages.Full: sequences wait, and no row will ever become free.
     """
-    with interrupts.held():
+    with interrupts.delay():
       self.reap()
       begun = self._clock()
-      plan = self._planned(begun)
+      plan = self._plan(begun)
       for number in plan.late:
         self._too_late(self._waiting[number])
       if plan.park:
@@ -239,7 +239,7 @@ class Engine:
 
   def cancel(self, sequence: sequence_lib.Sequence) -> None:
     """Ends a sequence that has not ended, and frees its row."""
-    with interrupts.held():
+    with interrupts.delay():
       if sequence.reason is None:
         self._flights.settle_all(self._leave)
         self._leave(sequence, 'cancelled')
@@ -277,7 +277,7 @@ class Engine:
     while not self.is_idle and self._clock() < end:
       self.advance()
     rest = [*self._waiting.values(), *self._running.values()]
-    with interrupts.held():
+    with interrupts.delay():
       self._flights.settle_all(self._leave)
       for one in rest:
         self._leave(one, 'drained')
@@ -303,11 +303,11 @@ class Engine:
       return one.length - one.reusable
     return one.length - self.decoder.length_of(one.row)
 
-  def _planned(self, now: float) -> schedule.Round:
+  def _plan(self, now: float) -> schedule.Round:
     """Returns what this round does."""
     account = self.decoder.account
     left = {number: self._left(one) for number, one in self._running.items()}
-    known = lookup.known(
+    known = lookup.describe(
       self._waiting, self._running, left, account, self._reuses, now
     )
     budget = schedule.Budget(account.free, known.pages, self.rounds.shapes)
@@ -349,7 +349,7 @@ class Engine:
     del self._waiting[one.number]
     self._running[one.number] = one
     if not one.is_begun:
-      self._shares.joined(one.tag, one.room)
+      self._shares.note_joined(one.tag, one.room)
     one.join(row, length, self._clock())
     if self._reuses and one.points is None:
       one.points = self._recorder.begin(one.text(), match, one.conversation)

@@ -125,8 +125,8 @@ class Flights:
       _judge(np.asarray(judged_BLC), prompts, end)
     score_BC = None
     if drawing and self._classes and judged_BLC is None:
-      score_BC = rounds.judged(packed, self._classes)
-    drawn = rounds.unpacked(packed) if drawing else ()
+      score_BC = rounds.unpack_scores(packed, self._classes)
+    drawn = rounds.unpack(packed) if drawing else ()
     for place, one in list(drawing.items()):
       del drawing[place]
       one.flying -= 1

@@ -185,4 +185,4 @@ class Generator:
       next_L = tokens_L[begin + 1 : begin + 1 + chunk]
       ran = self.engine.rounds.score(compiled.Chunk(row, part_L), next_L)
       scored.append((ran.scores, slice(len(next_L))))
-    return sequence_lib.joined(scored)
+    return sequence_lib.concatenate_scores(scored)

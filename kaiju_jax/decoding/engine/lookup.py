@@ -33,7 +33,7 @@ class Known(NamedTuple):
   pages: Mapping[str, int]
 
 
-def known(
+def describe(
   waiting: _Sequences,
   running: _Sequences,
   left: Mapping[int, int],
@@ -69,7 +69,7 @@ def known(
     ]
   if not (waits and (account.free or may_park)):
     return Known(waits, runs, {})
-  waits = schedule.ordered(waits, now)
+  waits = schedule.sort_waiting(waits, now)
   most = schedule.OVERTAKES + account.free if account.free else 1
   # What will be recorded, by number: texts, and the lengths of their points.
   soon: dict[int, tuple[prefix_tree.Text, Sequence[int]]] = {}

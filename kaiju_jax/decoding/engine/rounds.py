@@ -196,7 +196,7 @@ def first(
   )
   kept_B = jnp.where(draws_B, token_B, state.token_R[row_B])
   state = state._replace(token_R=state.token_R.at[row_B].set(kept_B))
-  return state, _packed(token_B, own_B)
+  return state, _pack(token_B, own_B)
 
 
 def step(
@@ -254,16 +254,16 @@ def step(
   judged_CB = None
   if judge is not None:
     judged_CB = _bits(judge.probability(head, hidden_BLD)[:, 0].T)
-  return (state, _packed(drawn_B, own_B, judged_CB)), cache
+  return (state, _pack(drawn_B, own_B, judged_CB)), cache
 
 
-def unpacked(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
   """Returns tokens and log-probabilities, on the host."""
   token_R, own_R = np.asarray(packed)[:2]
   return token_R, own_R.view(np.float32)
 
 
-def judged(packed: jax.Array, classes: int) -> np.ndarray:
+def unpack_scores(packed: jax.Array, classes: int) -> np.ndarray:
   """Returns probabilities float32 [B, C] of a head's dimensions, on the host.
 
   Args:
@@ -282,7 +282,7 @@ def _at_rest(
   )
 
 
-def _packed(token_B, log_probability_B, judged_CB=None) -> jax.Array:
+def _pack(token_B, log_probability_B, judged_CB=None) -> jax.Array:
   """Returns all in one int32 array [2 + C, B], to move them at once."""
   packed = jnp.stack([token_B, _bits(log_probability_B)])
   if judged_CB is None:

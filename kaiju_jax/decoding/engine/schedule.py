@@ -162,9 +162,9 @@ def plan(
   """Returns what the next round does."""
   late = [x for x in waiting if x.deadline is not None and x.deadline < now]
   gone = {x.number for x in late}
-  queue = ordered([x for x in waiting if x.number not in gone], now)
+  queue = sort_waiting([x for x in waiting if x.number not in gone], now)
   join, overtaken = (), ()
-  park = _parked(queue, running, budget, now)
+  park = _choose_parked(queue, running, budget, now)
   if not park:
     join, overtaken = _joining(queue, budget, [x.number for x in running])
   prompts = [x for x in running if x.left and x.number not in park]
@@ -189,7 +189,7 @@ def plan(
   )
 
 
-def ordered(waiting: Sequence[Waiting], now: float) -> list[Waiting]:
+def sort_waiting(waiting: Sequence[Waiting], now: float) -> list[Waiting]:
   """Returns who waits in the order in which they should join."""
 
   highest = max((one.priority for one in waiting), default=0)
@@ -263,7 +263,7 @@ class Shares:
     self._ends[owner] = tag + tokens
     return tag
 
-  def joined(self, tag: float, tokens: int) -> None:
+  def note_joined(self, tag: float, tokens: int) -> None:
     """Notes that a sequence joined; forgets owners that had their shares."""
     ends = sorted(self._ends.values())
     now, left = self.now, float(tokens)
@@ -325,7 +325,7 @@ def _joining(queue: Sequence[Waiting], budget: Budget, running: Sequence[int]):
   return tuple(join), tuple(overtaken)
 
 
-def _parked(
+def _choose_parked(
   queue: Sequence[Waiting],
   running: Sequence[Running],
   budget: Budget,

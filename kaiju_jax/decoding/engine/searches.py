@@ -69,7 +69,7 @@ class Searches:
     self._head = None if judge is None else judge.params
     self._calls: beam_calls.Calls | None = None
     if candidates:
-      judged = None if judge is None else functools.partial(_judged, judge)
+      judged = None if judge is None else functools.partial(_judge, judge)
       self._calls = beam_calls.Calls(decoder, candidates, judged)
 
   def check(self, request: request_lib.Request, name: str) -> None:
@@ -161,7 +161,7 @@ class Searches:
     """
     self.settle(one, end)
     if one.reason is None:
-      self._guarded(one, one.search.dispatch, end)
+      self._guard(one, one.search.dispatch, end)
 
   def settle(self, one: sequence_lib.Sequence, end: flights.End) -> None:
     """Reads a search's last step; if it is done, gives out what was found.
@@ -170,7 +170,7 @@ class Searches:
       one: the sequence.
       end: is told why it ends, if it does.
     """
-    self._guarded(one, one.search.settle, end)
+    self._guard(one, one.search.settle, end)
     if one.reason is not None or not one.search.is_done:
       return
     (best,) = one.search.finish()
@@ -206,7 +206,7 @@ class Searches:
     finally:
       decoder.close(row)
 
-  def _guarded(
+  def _guard(
     self, one: sequence_lib.Sequence, call: Callable[[], None], end: flights.End
   ) -> None:
     """Runs a part of a search; what it raises is the sequence's error."""
@@ -231,7 +231,7 @@ def _search_of(request: request_lib.Request) -> beam.Search:
   )
 
 
-def _judged(
+def _judge(
   judge: judge_lib.Judge,
   candidates: beam_step.Candidates,
   params: Any,

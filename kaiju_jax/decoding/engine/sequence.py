@@ -96,7 +96,7 @@ class Sequence:
     # All tokens, of the prompt and drawn.
     self._tokens = np.empty(self.prompt + request.max_tokens, np.int32)
     self._tokens[: self.prompt] = tokens_L
-    self._drawn = 0
+    self._draw = 0
     # What the head gives each of them; NaN where that is not known.
     self._judged: texts.Scores | None = None
     if judge is not None:
@@ -137,12 +137,12 @@ class Sequence:
   @property
   def length(self) -> int:
     """Tokens of the text so far, prompt and drawn."""
-    return self.prompt + self._drawn
+    return self.prompt + self._draw
 
   @property
   def is_whole(self) -> bool:
     """Whether all its calls have run, those on the device included."""
-    drawn = self._drawn + (self._held is not None) + self.flying
+    drawn = self._draw + (self._held is not None) + self.flying
     # The last token is judged by the call that would draw one more.
     return drawn >= self.request.max_tokens + self.is_judged
 
@@ -150,7 +150,7 @@ class Sequence:
   def tokens_left(self) -> int:
     """How many tokens it may draw yet."""
     steps = 0 if self.search is None else self.search.step
-    return self.request.max_tokens - self._drawn - steps
+    return self.request.max_tokens - self._draw - steps
 
   def tokens(self, begin: int, end: int) -> np.ndarray:
     """Returns tokens of the text, int32."""
@@ -308,8 +308,8 @@ class Sequence:
     piece = self._text.push(token)
     reason = self._text.reason
     self._tokens[self.length] = token
-    self._drawn += 1
-    if reason is None and self._drawn == self.request.max_tokens:
+    self._draw += 1
+    if reason is None and self._draw == self.request.max_tokens:
       piece += self._text.finish()
       reason = self._text.reason or 'length'
     self._pieces.append(piece)
@@ -332,17 +332,17 @@ class Sequence:
 
   def _bad_scores(self) -> request_lib.BadLogits:
     return request_lib.BadLogits(
-      f'sequence {self.number}, in row {self.row}, step {self._drawn}:'
+      f'sequence {self.number}, in row {self.row}, step {self._draw}:'
       ' what the token-level head gives a token is no number, so that nothing'
-      f' may be shown. It ends here, {self._drawn} tokens after its prompt'
+      f' may be shown. It ends here, {self._draw} tokens after its prompt'
       f' of {self.prompt}.'
     )
 
   def _bad_logits(self) -> request_lib.BadLogits:
     return request_lib.BadLogits(
-      f'sequence {self.number}, in row {self.row}, step {self._drawn}:'
+      f'sequence {self.number}, in row {self.row}, step {self._draw}:'
       ' its logits hold NaN or +inf, or nothing but -inf, so that no token can'
-      f' be drawn. It ends here, {self._drawn} tokens after its prompt'
+      f' be drawn. It ends here, {self._draw} tokens after its prompt'
       f' of {self.prompt}.'
     )
 
@@ -350,7 +350,7 @@ class Sequence:
     """Returns what there is so far."""
     scores = None
     if self.request.scores_prompt:
-      scores = joined(self._scored).log_probability_L
+      scores = concatenate_scores(self._scored).log_probability_L
     return request_lib.Result(
       tokens=self._tokens[self.prompt : self.length].copy(),
       text=''.join(self._pieces),
@@ -363,7 +363,9 @@ class Sequence:
     )
 
 
-def joined(scored: list[tuple[rounds.Scores, slice]]) -> rounds.Scores:
+def concatenate_scores(
+  scored: list[tuple[rounds.Scores, slice]],
+) -> rounds.Scores:
   """Returns the scores of chunks, the entries that count, on the host."""
   return rounds.Scores(
     np.concatenate(

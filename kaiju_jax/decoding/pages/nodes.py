@@ -104,7 +104,7 @@ def common(first: np.ndarray, second: np.ndarray) -> int:
   return int(differs.argmax()) if differs.any() else size
 
 
-def above(point: Point) -> Iterator[Point]:
+def ancestors(point: Point) -> Iterator[Point]:
   """Yields the points that a point goes on from, the longest first."""
   node, child = point.node, None
   while node is not None:
@@ -123,7 +123,7 @@ def above(point: Point) -> Iterator[Point]:
     node, child = node.parent, node
 
 
-def filled(point: Point, page: int, pages: pages_lib.Pages) -> float:
+def share_of_pools(point: Point, page: int, pages: pages_lib.Pages) -> float:
   """Returns the part of the pools that a point fills, summed over kinds.
 
   A page that several points need is divided by their number: what points share

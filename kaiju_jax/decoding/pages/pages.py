@@ -42,7 +42,7 @@ class Pages:
     """Returns how many pages nobody holds."""
     return len(self._free[kind])
 
-  def held(self, kind: str) -> int:
+  def count_held(self, kind: str) -> int:
     """Returns how many pages somebody holds."""
     return len(self._holders[kind]) - len(self._free[kind])
 

@@ -125,7 +125,7 @@ class PrefixTree:
     self._roots: dict[tuple[bytes, bytes], nodes.Node] = {}
     # From the least recently used on.
     self._points: dict[nodes.Point, None] = {}
-    self._drawn = eviction.Drawn()
+    self._draw = eviction.Drawn()
     self._demand = eviction.Demand(clock)
     self.evicted = 0
     # How often points were made and dropped.
@@ -188,7 +188,7 @@ class PrefixTree:
 
     These count as used, too.
     """
-    for used in (point, *nodes.above(point)):
+    for used in (point, *nodes.ancestors(point)):
       del self._points[used]
       self._points[used] = None
 
@@ -244,8 +244,8 @@ class PrefixTree:
     root = nodes.Node(None, 0, *text.tree)
     node = self._roots.setdefault(text.tree, root)
     for page in self._split(text):
-      node = self._grown(node, page, text, pages)
-    point = self._at(node, text)
+      node = self._grow(node, page, text, pages)
+    point = self._find_point(node, text)
     if point is not None:
       self.add_scores(point, text)
       return self._left(point, text.owner)
@@ -266,7 +266,7 @@ class PrefixTree:
       node = node.parent
     self._points[point] = None
     self._changes += 1
-    self._drawn.add(point)
+    self._draw.add(point)
     self.add_scores(point, text)
     return self._left(point, text.owner)
 
@@ -284,7 +284,7 @@ class PrefixTree:
 
   def _left(self, point: nodes.Point, owner: bytes) -> nodes.Point:
     """Returns a point, where an owner's conversation ends now."""
-    above = (other.use for other in nodes.above(point))
+    above = (other.use for other in nodes.ancestors(point))
     self._demand.leave(point.use, owner, above)
     self.use(point)
     return point
@@ -293,7 +293,7 @@ class PrefixTree:
     """Takes a point away, and all that only it needed."""
     del self._points[point]
     self._changes += 1
-    self._drawn.remove(point)
+    self._draw.remove(point)
     node = point.node
     node.points.remove(point)
     for kind, page in point.last.items():
@@ -316,11 +316,11 @@ class PrefixTree:
     Whoever was expected at it is expected where it went on from.
     """
     few = len(self) <= _DRAWN
-    drawn = self._points if few else self._drawn.some(_DRAWN)
+    drawn = self._points if few else self._draw.some(_DRAWN)
     if not drawn:
       return False
     point = min(drawn, key=self._worth)
-    above = next(nodes.above(point), None)
+    above = next(nodes.ancestors(point), None)
     self._demand.inherit(point.use, None if above is None else above.use)
     self.drop(point)
     self.evicted += 1
@@ -332,9 +332,9 @@ class PrefixTree:
     They are those beyond the point that it goes on from. The cost is the part
     of both pools that its pages fill, each divided by the points that need it.
     """
-    above = next(nodes.above(point), None)
+    above = next(nodes.ancestors(point), None)
     saved = point.length - (0 if above is None else above.length)
-    cost = nodes.filled(point, self._page, self._pages)
+    cost = nodes.share_of_pools(point, self._page, self._pages)
     return self._demand.rate(point.use) * saved / max(cost, 1e-9)
 
   def make_room(self, needs: Mapping[str, int]) -> None:
@@ -351,7 +351,7 @@ class PrefixTree:
             ' free; rows hold all others.'
           )
 
-  def _at(self, node: nodes.Node, text: Text) -> nodes.Point | None:
+  def _find_point(self, node: nodes.Node, text: Text) -> nodes.Point | None:
     """Returns the point of a text at the node of its last full page."""
     tail = text.tokens[node.depth * self._page :]
     salt = text.salt(len(text.tokens))
@@ -424,7 +424,7 @@ class PrefixTree:
       index -= 1
     return index * self._page
 
-  def _grown(
+  def _grow(
     self, node: nodes.Node, page: tuple[bytes, bytes], text: Text, pages
   ) -> nodes.Node:
     """Returns the node of a text's next page, made where there is none."""

@@ -151,7 +151,7 @@ def draw(
   """
   _check_shapes(logits_BV, settings, index_B=index_B, seen_BV=seen_BV)
   logits_BV = logits_BV.astype(jnp.float32)
-  penalized_BV = _penalized(logits_BV, settings, seen_BV)
+  penalized_BV = _penalize(logits_BV, settings, seen_BV)
   greedy_B = jnp.argmax(penalized_BV, axis=-1).astype(jnp.int32)
 
   def drawn():
@@ -189,7 +189,7 @@ def distribution(
   """
   _check_shapes(logits_BV, settings, seen_BV=seen_BV)
   logits_BV = logits_BV.astype(jnp.float32)
-  penalized_BV = _penalized(logits_BV, settings, seen_BV)
+  penalized_BV = _penalize(logits_BV, settings, seen_BV)
   depth_BV = _depth(penalized_BV, settings)
   limit_B = _limit(depth_BV, settings)
   kept_BV = jnp.where(depth_BV <= limit_B[:, None], -depth_BV, -jnp.inf)
@@ -208,7 +208,7 @@ def _has_choice(logits_BV) -> jax.Array:
   )
 
 
-def _penalized(logits_BV, settings, seen_BV) -> jax.Array:
+def _penalize(logits_BV, settings, seen_BV) -> jax.Array:
   if seen_BV is None:
     return logits_BV
   penalty_B1 = settings.repetition_penalty_B[:, None]
@@ -238,7 +238,9 @@ def _limit(depth_BV, settings) -> jax.Array:
 
   def counted():
     return _least(
-      lambda limit_B: _within(depth_BV, limit_B).sum(-1) >= settings.top_k_B,
+      lambda limit_B: (
+        _mask_within(depth_BV, limit_B).sum(-1) >= settings.top_k_B
+      ),
       rows,
     )
 
@@ -250,7 +252,7 @@ def _limit(depth_BV, settings) -> jax.Array:
     enough_B = settings.top_p_B * weight_BV.sum(-1)
 
     def is_enough(limit_B):
-      inside_BV = _within(depth_BV, limit_B)
+      inside_BV = _mask_within(depth_BV, limit_B)
       return jnp.where(inside_BV, weight_BV, 0).sum(-1) >= enough_B
 
     return _least(is_enough, rows)
@@ -261,7 +263,7 @@ def _limit(depth_BV, settings) -> jax.Array:
   return jnp.minimum(jnp.minimum(count_B, mass_B), ratio_B)
 
 
-def _within(depth_BV, limit_B) -> jax.Array:
+def _mask_within(depth_BV, limit_B) -> jax.Array:
   # Bits above those of ∞ read as NaN; a limit of NaN excludes nothing.
   return ~(depth_BV > limit_B[:, None])
 

@@ -138,7 +138,7 @@ def outcome(
   try:
     check(policy)
   except ValueError as error:
-    needed = certify.needed(policy.confidence)
+    needed = certify.count_needed(policy.confidence)
     least = min(
       proportion.rows
       for tier in (stage.adult, stage.minor)

@@ -91,7 +91,7 @@ def _counts(stage: thresholds.Stage) -> Iterator[str]:
   )
   yield '|---|---|---|---|---|---|---|---|---|---|---|'
   for name in thresholds.TIERS:
-    tier = stage.of(name)
+    tier = stage.for_tier(name)
     for limit in tier.limits:
       blocked, refused = limit.blocked, limit.refused
       precision = blocked.hits / max(1, blocked.hits + refused.hits)

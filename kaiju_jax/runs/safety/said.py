@@ -67,7 +67,7 @@ class Reader:
     ]
     # Those that a server publishes (`runs/serve.py`).
     self._heads = [
-      prompt.opened(self._format),
+      prompt.open_prefix(self._format),
       *(one_L for one_L in prefixes if len(one_L) <= self._most // 2),
     ]
     self._variables = {

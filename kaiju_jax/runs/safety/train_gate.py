@@ -259,7 +259,7 @@ def _list_passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
     blocked, refused = (
       np.mean(
         [
-          thresholds.reached(stage.minor.limits, gate.score(way(text)))
+          thresholds.find_reached(stage.minor.limits, gate.score(way(text)))
           is not None
           for text in rng.permutation(texts)[:_SAMPLE]
         ]

@@ -332,7 +332,7 @@ def _check(policy: thresholds.Policy) -> None:
   """
   thresholds.check(policy)
   for tier in thresholds.TIERS:
-    for limit in policy.head.of(tier).limits:
+    for limit in policy.head.for_tier(tier).limits:
       if limit.blocked.claim < thresholds.BLOCKED:
         raise ValueError(
           f'head.{tier}: {limit.name}.blocked.claim={limit.blocked.claim:.4f}:'

@@ -137,7 +137,7 @@ class Tokens:
     self._tokens: dict[str, Token] = {}
     self._refresh()
 
-  def listed(self) -> tuple[Token, ...]:
+  def list_all(self) -> tuple[Token, ...]:
     """Returns all tokens, the oldest first.
 
     Raises:

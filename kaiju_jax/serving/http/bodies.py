@@ -51,7 +51,7 @@ async def read(request: requests.Request, most: int = MOST) -> bytes:
     errors.ApiError: 413 as soon as it is known to be larger.
     requests.ClientDisconnect: the client left.
   """
-  if _declared(request) > most:
+  if _declared_size(request) > most:
     raise _too_large(most)
   body = bytearray()
   async for piece in request.stream():
@@ -76,7 +76,7 @@ def parse(body: bytes) -> dict[str, Any]:
   return value
 
 
-def _declared(request: requests.Request) -> int:
+def _declared_size(request: requests.Request) -> int:
   """Returns the size that a request declares; 0 where it does not."""
   length = request.headers.get('content-length', '')
   return int(length) if length.isascii() and length.isdecimal() else 0

@@ -171,7 +171,7 @@ def response(error: ApiError) -> responses.Response:
   )
 
 
-def shown(error: Exception) -> ApiError:
+def describe(error: Exception) -> ApiError:
   """Returns what a client is told of any exception."""
   if isinstance(error, ApiError):
     return error
@@ -203,12 +203,12 @@ def _of_http(error: exceptions.HTTPException) -> ApiError:
 async def _answer(
   request: requests.Request, error: Exception
 ) -> responses.Response:
-  told = shown(error)
+  told = describe(error)
   exchange.blame(request, told.code or told.type)
   return response(told)
 
 
-async def _gone(
+async def _answer_nobody(
   request: requests.Request, error: Exception
 ) -> responses.Response:
   """Answers nobody: the client left while its body was read."""
@@ -224,6 +224,6 @@ HANDLERS: dict[
 ] = {
   ApiError: _answer,
   exceptions.HTTPException: _answer,
-  requests.ClientDisconnect: _gone,
+  requests.ClientDisconnect: _answer_nobody,
   Exception: _answer,
 }

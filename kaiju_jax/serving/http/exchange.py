@@ -72,7 +72,7 @@ def begin(scope: types.Scope) -> Exchange:
   return made
 
 
-def of(request: requests.Request) -> Exchange:
+def find(request: requests.Request) -> Exchange:
   """Returns the exchange of a request."""
   return request.state.exchange
 

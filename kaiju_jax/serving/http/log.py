@@ -1,6 +1,6 @@
 """The log of a server: a line of JSON per request, and its faults.
 
-    with log.written(sys.stderr):
+    with log.write_to(sys.stderr):
       server.run()
 
     {"time": "2026-11-22T10:00:00.123Z", "level": "INFO", "event": "request",
@@ -128,7 +128,7 @@ class _Queue(logging.handlers.QueueHandler):
 
 
 @contextlib.contextmanager
-def written(stream: TextIO, form: str = 'json') -> Iterator[None]:
+def write_to(stream: TextIO, form: str = 'json') -> Iterator[None]:
   """Has all that is logged in the block written to a stream.
 
   Args:

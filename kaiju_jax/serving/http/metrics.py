@@ -155,7 +155,7 @@ class Metrics:
       exception_handlers=errors.HANDLERS,
     )
 
-  def counted(self, app: types.ASGIApp) -> types.ASGIApp:
+  def count_answers(self, app: types.ASGIApp) -> types.ASGIApp:
     """Returns an application whose answers are counted.
 
     A route counts as its template, so that there are as many series as routes,

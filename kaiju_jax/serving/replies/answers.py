@@ -48,12 +48,12 @@ class Form:
     kind = self._kind
     if kind.startswith('chat'):
       kind += '.chunk'
-    return sent(
+    return encode_event(
       {**self._head, 'object': kind, 'choices': list(choices), **extra}
     )
 
 
-def sent(body: dict[str, Any]) -> bytes:
+def encode_event(body: dict[str, Any]) -> bytes:
   """Returns a server-sent event."""
   text = json.dumps(body, ensure_ascii=False, separators=(',', ':'))
   return f'data: {text}\n\n'.encode()

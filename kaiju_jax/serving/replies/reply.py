@@ -137,12 +137,12 @@ class Reply:
         self._note(self._stream, len(events))
         held += events
         self.tokens += [event.token for event in events]
-        piece = self._released(held, map(self._pushed, events))
+        piece = self._release(held, map(self._push, events))
         if piece is not None:
           yield piece
         if self.finish is not None:
           return
-      piece = self._released(held, [self._release.finish()])
+      piece = self._release(held, [self._release.finish()])
       if piece is not None:
         yield piece
     finally:
@@ -158,7 +158,7 @@ class Reply:
     scores = self._stream.prompt_scores
     return self._watch.prompt(scores, self._said).is_blocked
 
-  def _pushed(self, event: request_lib.Event) -> release_lib.Released:
+  def _push(self, event: request_lib.Event) -> release_lib.Released:
     if self.finish is not None:  # What came with the token that ended it.
       return release_lib.Released('', 0, False)
     released = self._release.push(event.text, event.scores)
@@ -170,7 +170,7 @@ class Reply:
     self.finish = _FILTERED
     self._refused(stage)
 
-  def _released(self, held, released) -> Piece | None:
+  def _release(self, held, released) -> Piece | None:
     """Returns what may be shown now; None for nothing."""
     text, count = '', 0
     for one in released:
@@ -229,16 +229,16 @@ class Choices:
       reply.cancel()
 
   @contextlib.asynccontextmanager
-  async def served(self):
-    """Gives what `merged` yields; closes at the end, or where it is left."""
+  async def serve(self):
+    """Gives what `merge` yields; closes at the end, or where it is left."""
     try:
-      async with contextlib.aclosing(merged(self.replies)) as pieces:
+      async with contextlib.aclosing(merge(self.replies)) as pieces:
         yield pieces
     finally:
       self.close()
 
 
-async def merged(
+async def merge(
   replies: Sequence[Reply],
 ) -> AsyncIterator[tuple[int, Piece | None]]:
   """Yields (index, piece) of several replies as they come; None at an end.

@@ -49,18 +49,20 @@ def app(context: context_lib.Context) -> types.ASGIApp:
   ]
   if context.access.is_local:
     # Where others come in, metrics have a port of their own.
-    routes.append(routing.Route('/metrics', measured, methods=['GET']))
+    routes.append(routing.Route('/metrics', show_metrics, methods=['GET']))
   made = applications.Starlette(
     routes=routes, exception_handlers=errors.HANDLERS
   )
   made.state.context = context
-  return context.metrics.counted(made)
+  return context.metrics.count_answers(made)
 
 
 async def models(request: http.Request) -> responses.Response:
   """GET /v1/models: the model, and it with each character."""
-  context, caller = await asking.entered(request)
-  found = await context.stored(context.store.characters, caller.owner, _LISTED)
+  context, caller = await asking.authorize(request)
+  found = await context.run_store(
+    context.store.characters, caller.owner, _LISTED
+  )
   data = [_model(context, context.model.name)]
   data += [
     _model(context, f'{context.model.name}/{one.id}', one.name) for one in found
@@ -70,12 +72,14 @@ async def models(request: http.Request) -> responses.Response:
 
 async def model(request: http.Request) -> responses.Response:
   """GET /v1/models/{id}"""
-  context, caller = await asking.entered(request)
+  context, caller = await asking.authorize(request)
   name = request.path_params['id']
-  character = asking.addressed(context, name, None)
+  character = asking.find_character(context, name, None)
   if character is None:
     return responses.JSONResponse(_model(context, name))
-  found = await context.stored(context.store.character, caller.owner, character)
+  found = await context.run_store(
+    context.store.character, caller.owner, character
+  )
   return responses.JSONResponse(_model(context, name, found.name))
 
 
@@ -128,12 +132,12 @@ async def readyz(request: http.Request) -> responses.Response:
   try:
     await context.check_store()
   except errors.ApiError as error:
-    exchange.of(request).ended('store')
+    exchange.find(request).ended('store')
     return responses.PlainTextResponse(f'not ready: {error.message}\n', 503)
   return responses.PlainTextResponse('ready\n')
 
 
-async def measured(request: http.Request) -> responses.Response:
+async def show_metrics(request: http.Request) -> responses.Response:
   """GET /metrics: for Prometheus; in a thread, because it waits for a round."""
   context = request.app.state.context
   context.access.caller(request)

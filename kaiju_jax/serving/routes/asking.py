@@ -29,7 +29,7 @@ _Kind = TypeVar('_Kind')
 _JUDGED = 64
 
 
-async def entered(
+async def authorize(
   request: http.Request,
 ) -> tuple[context_lib.Context, auth.Caller]:
   """Returns the server's parts, and who asks, once it may.
@@ -39,7 +39,7 @@ async def entered(
   """
   context: context_lib.Context = request.app.state.context
   found = context.access.caller(request)
-  exchange_lib.of(request).asked_by(found.owner, context.secret)
+  exchange_lib.find(request).asked_by(found.owner, context.secret)
   context.limits.request(found.owner, found.rate)
   if not context.is_ready:
     raise errors.unavailable('the server is being stopped.')
@@ -62,7 +62,7 @@ async def body(
   return found
 
 
-async def asked(
+async def parse_fields(
   request: http.Request,
   context: context_lib.Context,
   who: auth.Caller,
@@ -81,12 +81,12 @@ async def asked(
   """
   bodies.media_type(request, [bodies.JSON])
   found = await body(request, context, who)
-  return await context.worked(
+  return await context.run_aside(
     len(found), lambda: fields_lib.parse(kind, bodies.parse(found))
   )
 
 
-def addressed(
+def find_character(
   context: context_lib.Context, model: str, character: str | None
 ) -> str | None:
   """Returns the character that is meant, which `MODEL/CHARACTER` names too.
@@ -134,7 +134,7 @@ async def replies(
   came = time.perf_counter()
   slot = context.limits.stream(who.owner, who.rate)
   exchange.at_end(slot.close)
-  streams = await _submitted(context, requests)
+  streams = await _submit(context, requests)
   for stream in streams:
     exchange.at_end(stream.cancel)
 
@@ -147,7 +147,7 @@ async def replies(
       stream,
       watch,
       said,
-      _noted(context.metrics, came, len(one.tokens)),
+      _observe_times(context.metrics, came, len(one.tokens)),
       refused,
     )
     for stream, one in zip(streams, requests)
@@ -156,7 +156,7 @@ async def replies(
   return reply_lib.Choices(found, slot)
 
 
-async def _submitted(
+async def _submit(
   context: context_lib.Context, requests: Sequence[request_lib.Request]
 ) -> list[worker_lib.Stream]:
   """Returns the engine's streams; its refusals become the API's."""
@@ -188,7 +188,7 @@ def _account(
       exchange.ended(reply.reason)
 
 
-def _noted(metrics: metrics_lib.Metrics, came: float, prompt: int):
+def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
   """Returns what notes the times of a reply's tokens.
 
   Args:
@@ -214,7 +214,7 @@ def _noted(metrics: metrics_lib.Metrics, came: float, prompt: int):
   return note
 
 
-async def watched(
+async def judge_request(
   context: context_lib.Context,
   who: auth.Caller,
   text: str,
@@ -243,7 +243,7 @@ async def watched(
       'context_length_exceeded',
     )
   size = _JUDGED * len(text)
-  verdict = await context.worked(size, lambda: watch.read(text))
+  verdict = await context.run_aside(size, lambda: watch.read(text))
   if verdict.is_blocked:
     context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
   return watch, verdict.is_blocked
@@ -278,7 +278,7 @@ async def check_stored(
     verdicts = map(watch.read, pieces)
     return next((x for x in verdicts if x.is_blocked or x.has_failed), None)
 
-  verdict = await context.worked(size, read)
+  verdict = await context.run_aside(size, read)
   if verdict is None:
     return
   context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
@@ -358,7 +358,7 @@ def guide(context: context_lib.Context) -> request_lib.Guide:
   return context.guide
 
 
-async def unless_gone(
+async def answer_client(
   request: http.Request, answer: Coroutine[Any, Any, dict]
 ) -> dict:
   """Returns an answer; stops to make it when the client has left.
@@ -367,7 +367,7 @@ async def unless_gone(
     asyncio.CancelledError: nobody waits for the answer any more.
   """
   made = asyncio.ensure_future(answer)
-  gone = asyncio.ensure_future(_gone(request))
+  gone = asyncio.ensure_future(_wait_for_disconnect(request))
   try:
     await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
     if not made.done():
@@ -378,6 +378,6 @@ async def unless_gone(
     made.cancel()
 
 
-async def _gone(request: http.Request) -> None:
+async def _wait_for_disconnect(request: http.Request) -> None:
   while (await request.receive())['type'] != 'http.disconnect':
     pass

@@ -31,9 +31,9 @@ _PAGE = 100
 _PUBLIC = ('name', 'creator', 'notes', 'tags', 'version_name')
 
 
-async def listed(request: http.Request) -> responses.Response:
+async def list_all(request: http.Request) -> responses.Response:
   """GET /v1/characters: the caller's own ones and those open to all."""
-  context, caller = await asking.entered(request)
+  context, caller = await asking.authorize(request)
   after = request.query_params.get('after', '')
 
   def read():
@@ -43,33 +43,31 @@ async def listed(request: http.Request) -> responses.Response:
       for one in store.characters(caller.owner, _PAGE, after)
     ]
 
-  found = await context.stored(read)
-  data = [_shown(character, version, caller) for character, version in found]
+  found = await context.run_store(read)
+  data = [_show(character, version, caller) for character, version in found]
   return responses.JSONResponse(asking.page(data, [x for x, _ in found], _PAGE))
 
 
-async def made(request: http.Request) -> responses.Response:
+async def create(request: http.Request) -> responses.Response:
   """POST /v1/characters: from fields, or from a card in JSON or PNG."""
-  context, caller = await asking.entered(request)
-  written, notes, is_public = await _written(request, context, caller)
-  return await _published(
-    context, caller, written, notes, None, bool(is_public)
-  )
+  context, caller = await asking.authorize(request)
+  written, notes, is_public = await _read_body(request, context, caller)
+  return await _publish(context, caller, written, notes, None, bool(is_public))
 
 
-async def shown(request: http.Request) -> responses.Response:
+async def show(request: http.Request) -> responses.Response:
   """GET /v1/characters/{id}"""
-  context, caller = await asking.entered(request)
-  character, version = await _found(context, caller, request)
-  return responses.JSONResponse(_shown(character, version, caller))
+  context, caller = await asking.authorize(request)
+  character, version = await _find(context, caller, request)
+  return responses.JSONResponse(_show(character, version, caller))
 
 
-async def changed(request: http.Request) -> responses.Response:
+async def publish(request: http.Request) -> responses.Response:
   """PUT /v1/characters/{id}: publishes a new version."""
-  context, caller = await asking.entered(request)
-  character, _ = await _found(context, caller, request)
-  written, notes, is_public = await _written(request, context, caller)
-  return await _published(
+  context, caller = await asking.authorize(request)
+  character, _ = await _find(context, caller, request)
+  written, notes, is_public = await _read_body(request, context, caller)
+  return await _publish(
     context,
     caller,
     written,
@@ -79,11 +77,11 @@ async def changed(request: http.Request) -> responses.Response:
   )
 
 
-async def removed(request: http.Request) -> responses.Response:
+async def remove(request: http.Request) -> responses.Response:
   """DELETE /v1/characters/{id}"""
-  context, caller = await asking.entered(request)
+  context, caller = await asking.authorize(request)
   name = request.path_params['id']
-  await context.stored(context.store.remove, caller.owner, name)
+  await context.run_store(context.store.remove, caller.owner, name)
   return responses.JSONResponse(
     {'id': name, 'object': 'character', 'deleted': True}
   )
@@ -91,35 +89,43 @@ async def removed(request: http.Request) -> responses.Response:
 
 async def versions(request: http.Request) -> responses.Response:
   """GET /v1/characters/{id}/versions: its author's alone."""
-  context, caller = await asking.entered(request)
-  character, _ = await _found(context, caller, request, is_own=True)
-  found = await context.stored(
+  context, caller = await asking.authorize(request)
+  character, _ = await _find(context, caller, request, is_own=True)
+  found = await context.run_store(
     context.store.versions, caller.owner, character.id
   )
-  data = [_shown(character, one, caller) for one in found]
+  data = [_show(character, one, caller) for one in found]
   return responses.JSONResponse({'object': 'list', 'data': data})
 
 
 async def rolled_back(request: http.Request) -> responses.Response:
   """POST /v1/characters/{id}/rollback: an earlier version is live again."""
-  context, caller = await asking.entered(request)
-  asked = await asking.asked(request, context, caller, fields_lib.Rollback)
+  context, caller = await asking.authorize(request)
+  asked = await asking.parse_fields(
+    request, context, caller, fields_lib.Rollback
+  )
   name = request.path_params['id']
-  character = await context.stored(context.store.character, caller.owner, name)
+  character = await context.run_store(
+    context.store.character, caller.owner, name
+  )
   if character.owner == caller.owner:
-    version = await context.stored(context.store.version, name, asked.version)
+    version = await context.run_store(
+      context.store.version, name, asked.version
+    )
     await _check(context, caller, version.fields, character.is_public)
-  version = await context.stored(
+  version = await context.run_store(
     context.store.rollback, caller.owner, name, asked.version
   )
-  character = await context.stored(context.store.character, caller.owner, name)
-  return responses.JSONResponse(_shown(character, version, caller))
+  character = await context.run_store(
+    context.store.character, caller.owner, name
+  )
+  return responses.JSONResponse(_show(character, version, caller))
 
 
 async def card(request: http.Request) -> responses.Response:
   """GET /v1/characters/{id}/card?format=json|png: its author's alone."""
-  context, caller = await asking.entered(request)
-  _, version = await _found(context, caller, request, is_own=True)
+  context, caller = await asking.authorize(request)
+  _, version = await _find(context, caller, request, is_own=True)
   kind = request.query_params.get('format', 'json')
   if kind == 'json':
     return responses.Response(
@@ -133,18 +139,18 @@ async def card(request: http.Request) -> responses.Response:
 
 
 ROUTES = [
-  routing.Route('/v1/characters', listed, methods=['GET']),
-  routing.Route('/v1/characters', made, methods=['POST']),
-  routing.Route('/v1/characters/{id}', shown, methods=['GET']),
-  routing.Route('/v1/characters/{id}', changed, methods=['PUT']),
-  routing.Route('/v1/characters/{id}', removed, methods=['DELETE']),
+  routing.Route('/v1/characters', list_all, methods=['GET']),
+  routing.Route('/v1/characters', create, methods=['POST']),
+  routing.Route('/v1/characters/{id}', show, methods=['GET']),
+  routing.Route('/v1/characters/{id}', publish, methods=['PUT']),
+  routing.Route('/v1/characters/{id}', remove, methods=['DELETE']),
   routing.Route('/v1/characters/{id}/versions', versions, methods=['GET']),
   routing.Route('/v1/characters/{id}/rollback', rolled_back, methods=['POST']),
   routing.Route('/v1/characters/{id}/card', card, methods=['GET']),
 ]
 
 
-async def _found(
+async def _find(
   context: context_lib.Context,
   caller: auth.Caller,
   request: http.Request,
@@ -152,25 +158,27 @@ async def _found(
 ) -> tuple[characters.Character, characters.Version]:
   """Returns a character that the caller may see, and its live version."""
   name = request.path_params['id']
-  character = await context.stored(context.store.character, caller.owner, name)
+  character = await context.run_store(
+    context.store.character, caller.owner, name
+  )
   if is_own and character.owner != caller.owner:
     raise errors.forbidden(f'character {name!r} is not yours.')
-  version = await context.stored(
+  version = await context.run_store(
     context.store.version, character.id, character.live
   )
   return character, version
 
 
-async def _written(
+async def _read_body(
   request: http.Request, context: context_lib.Context, caller: auth.Caller
 ) -> tuple[card_fields.Fields, Sequence[str], bool | None]:
   """Returns what a body says of a character, and what was left out of it."""
   kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
   body = await asking.body(request, context, caller, bodies.MOST_OF_CARD)
-  return await context.worked(len(body), lambda: _parsed(kind, body))
+  return await context.run_aside(len(body), lambda: _parse(kind, body))
 
 
-def _parsed(
+def _parse(
   kind: str, body: bytes
 ) -> tuple[card_fields.Fields, Sequence[str], bool | None]:
   try:
@@ -191,15 +199,15 @@ def _parsed(
   return read.fields, read.notes, None
 
 
-async def _published(
+async def _publish(
   context, caller, written, notes, name: str | None, is_public: bool
 ) -> responses.Response:
   """Stores a version, and answers with it."""
   size = len(json.dumps(card_fields.dump(written)))
-  tokens = await context.worked(size, lambda: _prefix(context, written))
+  tokens = await context.run_aside(size, lambda: _prefix(context, written))
   context.limits.prompt(caller.owner, len(tokens), caller.rate)
   await _check(context, caller, written, is_public)
-  version = await context.stored(
+  version = await context.run_store(
     context.store.publish,
     caller.owner,
     written,
@@ -208,10 +216,10 @@ async def _published(
     character=name,
     is_public=is_public,
   )
-  character = await context.stored(
+  character = await context.run_store(
     context.store.character, caller.owner, version.character
   )
-  body = _shown(character, version, caller) | {'notes': list(notes)}
+  body = _show(character, version, caller) | {'notes': list(notes)}
   return responses.JSONResponse(body, 200 if name else 201)
 
 
@@ -220,7 +228,7 @@ async def _check(
 ) -> None:
   """Refuses a card that the gate blocks, as written and as it greets."""
   size = sum(map(len, (written.greeting, *written.alternate_greetings)))
-  greetings = await context.worked(size, lambda: turns.greetings(written))
+  greetings = await context.run_aside(size, lambda: turns.greetings(written))
   texts = written, greetings
   await asking.check_stored(context, caller, texts, 'fields', is_public)
 
@@ -242,7 +250,7 @@ def _prefix(context, written: card_fields.Fields) -> np.ndarray:
     raise errors.invalid(str(error), 'fields') from error
 
 
-def _shown(character, version, caller: auth.Caller) -> dict[str, Any]:
+def _show(character, version, caller: auth.Caller) -> dict[str, Any]:
   """Returns what a caller may know of a version."""
   is_own = character.owner == caller.owner
   written = card_fields.dump(version.fields)

@@ -37,16 +37,16 @@ async def completions(request: http.Request) -> responses.Response:
   Raises:
     errors.ApiError: whatever is wrong with the request, or the server.
   """
-  context, caller = await asking.entered(request)
-  chat = await asking.asked(request, context, caller, fields.Chat)
-  character = asking.addressed(context, chat.model, chat.character)
-  turn = await turns.of(context, caller, chat, character)
+  context, caller = await asking.authorize(request)
+  chat = await asking.parse_fields(request, context, caller, fields.Chat)
+  character = asking.find_character(context, chat.model, chat.character)
+  turn = await turns.make_turn(context, caller, chat, character)
   form = answers.Form('chat.completion', chat.model)
-  watch, is_blocked = await asking.watched(context, caller, turn.judged)
-  exchange = exchange_lib.of(request)
+  watch, is_blocked = await asking.judge_request(context, caller, turn.judged)
+  exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.ended('gate')
-    return _refused(form, chat, turn)
+    return _refuse(form, chat, turn)
   choices = await asking.replies(
     exchange,
     context,
@@ -59,7 +59,7 @@ async def completions(request: http.Request) -> responses.Response:
   answer = _Answer(context, chat, turn, form, choices)
   if chat.stream:
     return answers.Streamed(answer.chunks())
-  body = await asking.unless_gone(request, answer.whole())
+  body = await asking.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
 
 
@@ -162,7 +162,7 @@ class _Answer:
   async def _served(self):
     """Gives the pieces; keeps what there is where the reader leaves."""
     try:
-      async with self._choices.served() as pieces:
+      async with self._choices.serve() as pieces:
         yield pieces
     finally:
       for index, reply in enumerate(self._replies):
@@ -222,7 +222,7 @@ def _forget(task: asyncio.Task) -> None:
     _LOG.warning('A reply was not stored: %s.', type(error).__name__)
 
 
-def _refused(form, chat: fields.Chat, turn: turns.Turn) -> responses.Response:
+def _refuse(form, chat: fields.Chat, turn: turns.Turn) -> responses.Response:
   """Answers what the gate blocked, as what the token head blocks."""
   message = {'role': 'assistant', 'content': '', 'refusal': _REFUSED}
   usage = answers.usage(len(turn.prompt.tokens), 0, 0)

@@ -28,9 +28,9 @@ async def completions(request: http.Request) -> responses.Response:
   Raises:
     errors.ApiError: whatever is wrong with the request, or the server.
   """
-  context, caller = await asking.entered(request)
-  asked = await asking.asked(request, context, caller, fields.Completion)
-  if asking.addressed(context, asked.model, None) is not None:
+  context, caller = await asking.authorize(request)
+  asked = await asking.parse_fields(request, context, caller, fields.Completion)
+  if asking.find_character(context, asked.model, None) is not None:
     raise errors.invalid(
       'model: characters chat; use /v1/chat/completions.', param='model'
     )
@@ -44,15 +44,17 @@ async def completions(request: http.Request) -> responses.Response:
   limit = context.max_tokens if asked.max_tokens is None else asked.max_tokens
   limit = max(limit, 1)
   size = sum(map(len, asked.prompts))
-  prompts = await context.worked(
+  prompts = await context.run_aside(
     size, lambda: [_prompt(context, one, limit) for one in asked.prompts]
   )
   context.limits.prompt(
     caller.owner, sum(len(one.tokens) for one in prompts), caller.rate
   )
   said = '\n'.join(prompt.text for prompt in prompts)
-  watch, is_blocked = await asking.watched(context, caller, said, 'prompt')
-  exchange = exchange_lib.of(request)
+  watch, is_blocked = await asking.judge_request(
+    context, caller, said, 'prompt'
+  )
+  exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.ended('gate')
     return _refused(asked, prompts)
@@ -67,7 +69,7 @@ async def completions(request: http.Request) -> responses.Response:
   answer = _Answer(context, asked, prompts, choices)
   if asked.stream:
     return answers.Streamed(answer.chunks())
-  body = await asking.unless_gone(request, answer.whole())
+  body = await asking.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
 
 
@@ -176,7 +178,7 @@ class _Answer:
   async def whole(self) -> dict:
     """Returns the answer once it is whole."""
     events = [[] for _ in self._replies]
-    async with self._choices.served() as pieces:
+    async with self._choices.serve() as pieces:
       async for index, piece in pieces:
         if piece is not None:
           events[index] += piece.events
@@ -194,7 +196,7 @@ class _Answer:
   async def chunks(self) -> AsyncGenerator[bytes]:
     """Yields the answer's stream; an error ends it without [DONE]."""
     try:
-      async with self._choices.served() as pieces:
+      async with self._choices.serve() as pieces:
         begun: set[int] = set()
         async for index, piece in pieces:
           # With the first piece, because then its prompt is judged.

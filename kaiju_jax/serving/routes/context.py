@@ -101,7 +101,7 @@ class Context:
     for threads in self._texts, self._long_texts:
       threads.shutdown(cancel_futures=True)
 
-  async def worked(self, size: int, function: Callable[[], _T]) -> _T:
+  async def run_aside(self, size: int, function: Callable[[], _T]) -> _T:
     """Returns what a function makes of a text, without holding others up.
 
     The event loop stands still for short texts alone, and a long one waits
@@ -125,13 +125,13 @@ class Context:
     """
     loop = asyncio.get_running_loop()
     if self._check is None or loop.time() - self._check[0] > _CHECKED:
-      trying = asyncio.ensure_future(self.stored(self.store.check))
+      trying = asyncio.ensure_future(self.run_store(self.store.check))
       trying.add_done_callback(asyncio.Future.exception)
       self._check = loop.time(), trying
     # One that leaves does not stop what others wait for.
     await asyncio.shield(self._check[1])
 
-  async def stored(self, method: Callable[..., Any], *arguments, **options):
+  async def run_store(self, method: Callable[..., Any], *arguments, **options):
     """Returns what a method of the store returns, run beside the event loop.
 
     Raises:

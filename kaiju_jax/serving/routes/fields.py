@@ -41,7 +41,7 @@ def _refuse_any(value: Any) -> None:
     raise ValueError('is not supported')
 
 
-def _bounded(most: int):
+def _limit_entries(most: int):
   """Returns what refuses more entries before it looks at any."""
 
   def check(value: Any) -> Any:
@@ -72,7 +72,7 @@ class _Fields(pydantic.BaseModel):
     return value
 
 
-def _joined(value: Any) -> str | None:
+def _join_parts(value: Any) -> str | None:
   """Returns a message's text, whose parts are joined; text alone is taken."""
   if value is None or isinstance(value, str):
     return value
@@ -110,7 +110,7 @@ class Message(_Fields):
   """One message of a chat."""
 
   role: Literal['system', 'developer', 'user', 'assistant']
-  content: Annotated[str | None, pydantic.PlainValidator(_joined)] = None
+  content: Annotated[str | None, pydantic.PlainValidator(_join_parts)] = None
   name: _Text | None = None
   refusal: None = None
 
@@ -164,7 +164,7 @@ class _Generation(_Fields):
   logit_bias: _Unsupported = None
   # Labels, which change no text.
   user: str | None = None
-  metadata: Annotated[dict[str, Any], _bounded(_LABELS)] | None = None
+  metadata: Annotated[dict[str, Any], _limit_entries(_LABELS)] | None = None
   store: bool | None = None
   service_tier: str | None = None
   safety_identifier: str | None = None
@@ -229,7 +229,9 @@ class Chat(_Generation):
     guided: whether the token-level head guides a search for the reply.
   """
 
-  messages: Annotated[list[Message], pydantic.FailFast(), _bounded(MESSAGES)]
+  messages: Annotated[
+    list[Message], pydantic.FailFast(), _limit_entries(MESSAGES)
+  ]
   max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   logprobs: bool | None = None
@@ -243,7 +245,7 @@ class Chat(_Generation):
   tools: _Unsupported = None
   tool_choice: Literal['none', 'auto'] | None = None
   parallel_tool_calls: bool | None = None
-  modalities: Annotated[list[Literal['text']], _bounded(1)] | None = None
+  modalities: Annotated[list[Literal['text']], _limit_entries(1)] | None = None
   reasoning_effort: Literal['none'] | None = None
 
   @pydantic.model_validator(mode='after')

@@ -19,24 +19,24 @@ from kaiju_jax.serving.stores import characters
 _PAGE = 100
 
 
-async def listed(request: http.Request) -> responses.Response:
+async def list_all(request: http.Request) -> responses.Response:
   """GET /v1/sessions: the caller's, those that were used last first."""
-  context, caller = await asking.entered(request)
+  context, caller = await asking.authorize(request)
   after = request.query_params.get('after', '')
-  found = await context.stored(
+  found = await context.run_store(
     context.store.sessions, caller.owner, _PAGE, after
   )
   data = [_summary(session) for session in found]
   return responses.JSONResponse(asking.page(data, found, _PAGE))
 
 
-async def opened(request: http.Request) -> responses.Response:
+async def create(request: http.Request) -> responses.Response:
   """POST /v1/sessions: with a character, whose live version it keeps."""
-  context, caller = await asking.entered(request)
-  asked = await asking.asked(request, context, caller, fields.NewSession)
+  context, caller = await asking.authorize(request)
+  asked = await asking.parse_fields(request, context, caller, fields.NewSession)
   if asked.title:
     await asking.check_stored(context, caller, asked.title, 'title')
-  session = await context.stored(
+  session = await context.run_store(
     context.store.open_session,
     caller.owner,
     asked.character,
@@ -44,45 +44,45 @@ async def opened(request: http.Request) -> responses.Response:
     turns.greetings,
   )
   if asked.title:
-    session = await context.stored(
+    session = await context.run_store(
       context.store.rename, caller.owner, session.id, asked.title
     )
-  return await _answered(context, session, 201)
+  return await _answer(context, session, 201)
 
 
-async def shown(request: http.Request) -> responses.Response:
+async def show(request: http.Request) -> responses.Response:
   """GET /v1/sessions/{id}"""
-  context, caller = await asking.entered(request)
-  session = await _found(context, caller, request)
-  return await _answered(context, session)
+  context, caller = await asking.authorize(request)
+  session = await _find(context, caller, request)
+  return await _answer(context, session)
 
 
-async def removed(request: http.Request) -> responses.Response:
+async def remove(request: http.Request) -> responses.Response:
   """DELETE /v1/sessions/{id}"""
-  context, caller = await asking.entered(request)
+  context, caller = await asking.authorize(request)
   name = request.path_params['id']
-  await context.stored(context.store.remove_session, caller.owner, name)
+  await context.run_store(context.store.remove_session, caller.owner, name)
   return responses.JSONResponse(
     {'id': name, 'object': 'session', 'deleted': True}
   )
 
 
-async def edited(request: http.Request) -> responses.Response:
+async def edit(request: http.Request) -> responses.Response:
   """POST /v1/sessions/{id}/messages: a sibling, to which the head moves."""
-  context, caller = await asking.entered(request)
-  session = await _found(context, caller, request)
-  asked = await asking.asked(request, context, caller, fields.NewMessage)
+  context, caller = await asking.authorize(request)
+  session = await _find(context, caller, request)
+  asked = await asking.parse_fields(request, context, caller, fields.NewMessage)
   size = len(asked.text)
-  text = await context.worked(size, lambda: turns.stripped('text', asked.text))
+  text = await context.run_aside(size, lambda: turns.strip('text', asked.text))
   if asked.role == 'user':
-    version = await context.stored(
+    version = await context.run_store(
       context.store.version, session.character, session.version
     )
-    text = await context.worked(
-      size, lambda: turns.written('text', version.fields, text)
+    text = await context.run_aside(
+      size, lambda: turns.write_message('text', version.fields, text)
     )
   await asking.check_stored(context, caller, text, 'text')
-  await context.stored(
+  await context.run_store(
     context.store.append,
     caller.owner,
     session.id,
@@ -90,45 +90,45 @@ async def edited(request: http.Request) -> responses.Response:
     asked.role,
     text,
   )
-  return await _answered(context, await _found(context, caller, request), 201)
+  return await _answer(context, await _find(context, caller, request), 201)
 
 
-async def headed(request: http.Request) -> responses.Response:
+async def move_head(request: http.Request) -> responses.Response:
   """PUT /v1/sessions/{id}/head: shows another path."""
-  context, caller = await asking.entered(request)
-  asked = await asking.asked(request, context, caller, fields.Head)
-  await context.stored(
+  context, caller = await asking.authorize(request)
+  asked = await asking.parse_fields(request, context, caller, fields.Head)
+  await context.run_store(
     context.store.set_head,
     caller.owner,
     request.path_params['id'],
     asked.message,
   )
-  return await _answered(context, await _found(context, caller, request))
+  return await _answer(context, await _find(context, caller, request))
 
 
 ROUTES = [
-  routing.Route('/v1/sessions', listed, methods=['GET']),
-  routing.Route('/v1/sessions', opened, methods=['POST']),
-  routing.Route('/v1/sessions/{id}', shown, methods=['GET']),
-  routing.Route('/v1/sessions/{id}', removed, methods=['DELETE']),
-  routing.Route('/v1/sessions/{id}/messages', edited, methods=['POST']),
-  routing.Route('/v1/sessions/{id}/head', headed, methods=['PUT']),
+  routing.Route('/v1/sessions', list_all, methods=['GET']),
+  routing.Route('/v1/sessions', create, methods=['POST']),
+  routing.Route('/v1/sessions/{id}', show, methods=['GET']),
+  routing.Route('/v1/sessions/{id}', remove, methods=['DELETE']),
+  routing.Route('/v1/sessions/{id}/messages', edit, methods=['POST']),
+  routing.Route('/v1/sessions/{id}/head', move_head, methods=['PUT']),
 ]
 
 
-async def _found(
+async def _find(
   context: context_lib.Context, caller, request: http.Request
 ) -> characters.Session:
-  return await context.stored(
+  return await context.run_store(
     context.store.session, caller.owner, request.path_params['id']
   )
 
 
-async def _answered(
+async def _answer(
   context: context_lib.Context, session: characters.Session, status: int = 200
 ) -> responses.Response:
   """Answers with a session and all its messages."""
-  messages = await context.stored(
+  messages = await context.run_store(
     context.store.messages, session.owner, session.id
   )
   body = _summary(session) | {

@@ -63,7 +63,7 @@ class Turn:
     """
     if self.said is None:
       return
-    message = await context.stored(
+    message = await context.run_store(
       context.store.append,
       self.session.owner,
       self.session.id,
@@ -89,7 +89,7 @@ class Turn:
       if reply.drawn is not None:
         context.memo.keep(self.place, reply.text, reply.drawn)
       return None
-    message = await context.stored(
+    message = await context.run_store(
       context.store.append,
       self.session.owner,
       self.session.id,
@@ -102,7 +102,7 @@ class Turn:
     return message.id
 
 
-async def of(
+async def make_turn(
   context: context_lib.Context,
   caller: auth.Caller,
   chat: fields_lib.Chat,
@@ -130,7 +130,7 @@ async def of(
       version = context.store.live(caller.owner, character)
       return version, _salt(context.store, caller.owner, version)
 
-    version, salt = await context.stored(read)
+    version, salt = await context.run_store(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
   room = context.model.length - (chat.limit or 1)
   _refuse_long(context, messages, room)
@@ -138,9 +138,9 @@ async def of(
   def recalled():
     root = context.model.digest + (version.digest if version else '')
     turns, place = context.memo.recall(caller.owner, root, messages)
-    return _encoded(context, version, turns, room), _new(turns), place
+    return _encode(context, version, turns, room), _new(turns), place
 
-  made, said, place = await context.worked(_size(messages), recalled)
+  made, said, place = await context.run_aside(_size(messages), recalled)
   if made.dropped:
     raise _too_long(context, room)
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
@@ -156,13 +156,15 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     path = list(characters.path(messages, session.head))
     return session, path, version, salt
 
-  session, path, version, salt = await context.stored(read)
+  session, path, version, salt = await context.run_store(read)
   said = parent = None
   if chat.messages:
     text = chat.messages[0].text
-    said = await context.worked(
+    said = await context.run_aside(
       len(text),
-      lambda: written('messages', version.fields, stripped('messages', text)),
+      lambda: write_message(
+        'messages', version.fields, strip('messages', text)
+      ),
     )
     path.append(prompt_lib.Turn(characters.USER, said))
   else:
@@ -177,8 +179,8 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     parent = path[-1].id
   # The same in all turns, because what is dropped depends on it.
   room = context.model.length - context.max_tokens
-  made = await context.worked(
-    _size(path), lambda: _encoded(context, version, path, room)
+  made = await context.run_aside(
+    _size(path), lambda: _encode(context, version, path, room)
   )
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
   return Turn(made, path[-1].text, salt, None, session, said, parent)
@@ -221,7 +223,7 @@ def _salt(
   return version.digest if is_shared else f'{version.digest} {asking}'
 
 
-def stripped(field: str, text: str) -> str:
+def strip(field: str, text: str) -> str:
   """Returns a text of at most a message's size, without control characters.
 
   Raises:
@@ -235,7 +237,7 @@ def stripped(field: str, text: str) -> str:
   return chat_format.strip(text)
 
 
-def written(field: str, fields: card_fields.Fields, text: str) -> str:
+def write_message(field: str, fields: card_fields.Fields, text: str) -> str:
   """Returns a message as it is stored, its macros expanded for good.
 
   Args:
@@ -249,7 +251,7 @@ def written(field: str, fields: card_fields.Fields, text: str) -> str:
   try:
     return macros.expand(
       text,
-      card_fields.called(fields),
+      card_fields.display_name(fields),
       macros.USER,
       random.Random(),
       datetime.datetime.now(),
@@ -268,7 +270,9 @@ def greetings(fields: card_fields.Fields) -> list[str]:
     f'alternate_greetings[{n}]': text
     for n, text in enumerate(fields.alternate_greetings)
   }
-  return [written(name, fields, text) for name, text in several.items() if text]
+  return [
+    write_message(name, fields, text) for name, text in several.items() if text
+  ]
 
 
 def _size(messages) -> int:
@@ -292,7 +296,7 @@ def _too_long(context: context_lib.Context, room: int) -> errors.ApiError:
   )
 
 
-def _encoded(
+def _encode(
   context: context_lib.Context,
   version: characters.Version | None,
   messages,
@@ -305,7 +309,7 @@ def _encoded(
   """
   try:
     if version is None:
-      opened_L, book = prompt_lib.opened(context.format), None
+      opened_L, book = prompt_lib.open_prefix(context.format), None
     else:
       opened_L = prefix(context, version)
       book = lore.book(version.fields)

@@ -111,7 +111,7 @@ class Blocked:
     self._lock = threading.Lock()
     self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     self._lines = {
-      number: _repaired(self._path(number)) for number in self._numbers()
+      number: _repair(self._path(number)) for number in self._numbers()
     }
     self._file: int | None = None
 
@@ -175,7 +175,7 @@ class Blocked:
         for line in itertools.islice(file, lines):
           if skip:
             skip -= 1
-          elif record := _parsed(line):
+          elif record := _parse(line):
             yield record
           else:
             bad += 1
@@ -191,8 +191,8 @@ class Blocked:
         others += 1
         continue
       rows += 1
-      limits = policy.gate.of(record.tier).limits
-      found = thresholds.reached(limits, gate.score(record.text))
+      limits = policy.gate.for_tier(record.tier).limits
+      found = thresholds.find_reached(limits, gate.score(record.text))
       if found is None:
         passed.append(record)
         continue
@@ -240,7 +240,7 @@ class Blocked:
     return sorted(int(match[1]) for match in found if match)
 
 
-def _repaired(path: pathlib.Path) -> int:
+def _repair(path: pathlib.Path) -> int:
   """Cuts a line that a kill left unfinished; returns the lines."""
   path.chmod(0o600)
   data = path.read_bytes()
@@ -250,7 +250,7 @@ def _repaired(path: pathlib.Path) -> int:
   return data.count(b'\n')
 
 
-def _parsed(line: bytes) -> Record | None:
+def _parse(line: bytes) -> Record | None:
   try:
     data: Any = json.loads(line)
     return Record(**data)

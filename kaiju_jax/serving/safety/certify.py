@@ -76,7 +76,7 @@ def count(
     ValueError: there are no benign texts, or none of a dimension.
   """
   is_benign_N = ~is_violating_NC.any(axis=1)
-  # As `thresholds.reached` compares.
+  # As `thresholds.find_reached` compares.
   is_over_NC = ~(score_NC < np.asarray(high_C))
   is_refused_NC = is_over_NC[is_benign_N]
   limits = []
@@ -86,32 +86,32 @@ def count(
         name=name,
         low=low_C[c],
         high=float(high_C[c]),
-        blocked=_counted(
+        blocked=_bound_rate(
           is_over_NC[is_violating_NC[:, c], c], confidence, True, name
         ),
-        refused=_counted(is_refused_NC[:, c], confidence, False, name),
+        refused=_bound_rate(is_refused_NC[:, c], confidence, False, name),
       )
     )
-  refused = _counted(is_refused_NC.any(axis=1), confidence, False, 'benign')
+  refused = _bound_rate(is_refused_NC.any(axis=1), confidence, False, 'benign')
   return thresholds.Tier(tuple(limits), refused)
 
 
-def needed(confidence: float) -> int:
+def count_needed(confidence: float) -> int:
   """Returns how many texts of a kind certify anything, without a mistake."""
   level = thresholds.confidence_of_tier(confidence)
   least = min(thresholds.REFUSED, 1 - thresholds.BLOCKED)
-  return exact.needed(least, level)
+  return exact.count_needed(least, level)
 
 
-def _counted(is_hit_N, confidence, is_least, name) -> thresholds.Proportion:
+def _bound_rate(is_hit_N, confidence, is_least, name) -> thresholds.Proportion:
   if not len(is_hit_N):
     raise ValueError(f'{name}: there is no such text to count.')
   wanted = thresholds.BLOCKED if is_least else thresholds.REFUSED
   hits, rows = int(is_hit_N.sum()), len(is_hit_N)
-  found = thresholds.counted(hits, rows, wanted, confidence, is_least)
+  found = thresholds.bound_count(hits, rows, wanted, confidence, is_least)
   holds = found.bound >= wanted if is_least else found.bound <= wanted
   claim = wanted if holds else found.bound
-  return thresholds.counted(hits, rows, claim, confidence, is_least)
+  return thresholds.bound_count(hits, rows, claim, confidence, is_least)
 
 
 def _misses(rows: int, level: float) -> int:

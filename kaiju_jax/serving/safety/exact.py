@@ -39,7 +39,7 @@ def at_most(hits: int, trials: int, confidence: float) -> float:
   return 1 - at_least(trials - hits, trials, confidence)
 
 
-def needed(claim: float, confidence: float) -> int:
+def count_needed(claim: float, confidence: float) -> int:
   """Returns how many trials without a hit show at most `claim`.
 
   Raises:

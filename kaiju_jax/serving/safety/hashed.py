@@ -85,25 +85,25 @@ def murmur3(data: bytes, first_G: np.ndarray, last_G: np.ndarray) -> np.ndarray:
   byte_L = np.frombuffer(data + bytes(4), np.uint8).astype(np.uint32)
   four_L = byte_L[:-3] | byte_L[1:-2] << 8
   four_L |= byte_L[2:-1] << 16 | byte_L[3:] << 24
-  scrambled_L = _scrambled(four_L)
+  scrambled_L = _scramble(four_L)
   length_G = last_G - first_G
   blocks_G = length_G >> 2
   hash_G = np.zeros(len(first_G), np.uint32)
   for block in range(blocks_G.max(initial=0)):
     inside = np.flatnonzero(blocks_G > block)
     hash_I = hash_G[inside] ^ scrambled_L[first_G[inside] + 4 * block]
-    hash_G[inside] = _rotated(hash_I, 13) * _FIVE + _ADDED
+    hash_G[inside] = _rotate(hash_I, 13) * _FIVE + _ADDED
   tail_G = four_L[first_G + 4 * blocks_G] & _TAILS[length_G & 3]
-  hash_G ^= _scrambled(tail_G)
+  hash_G ^= _scramble(tail_G)
   hash_G ^= length_G.astype(np.uint32)
   for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
     hash_G = (hash_G ^ (hash_G >> shift)) * np.uint32(factor)
   return (hash_G ^ (hash_G >> 16)).view(np.int32)
 
 
-def _scrambled(four: np.ndarray) -> np.ndarray:
-  return _rotated(four * _C1, 15) * _C2
+def _scramble(four: np.ndarray) -> np.ndarray:
+  return _rotate(four * _C1, 15) * _C2
 
 
-def _rotated(x: np.ndarray, by: int) -> np.ndarray:
+def _rotate(x: np.ndarray, by: int) -> np.ndarray:
   return x << by | x >> (32 - by)

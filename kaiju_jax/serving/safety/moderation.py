@@ -267,14 +267,14 @@ class Watch:
       raise RuntimeError('no reply is served without a token head.')
     policy = self._version.policy
     return release_lib.Release(
-      bounds(policy.head.of(self.tier)), policy.hold, self._stopped
+      bounds(policy.head.for_tier(self.tier)), policy.hold, self._stopped
     )
 
   def _judged(
     self, verdict: Verdict, stage: thresholds.Stage, scores: Sequence[float]
   ) -> Verdict:
     """Returns a verdict with what a stage's thresholds say of scores."""
-    found = thresholds.reached(stage.of(self.tier).limits, scores)
+    found = thresholds.find_reached(stage.for_tier(self.tier).limits, scores)
     if not found:
       return verdict
     dimension, score = found

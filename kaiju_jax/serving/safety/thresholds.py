@@ -111,7 +111,7 @@ class Stage:
     """The classifier's dimensions, in its order."""
     return tuple(limit.name for limit in self.minor.limits)
 
-  def of(self, tier: str) -> Tier:
+  def for_tier(self, tier: str) -> Tier:
     """Returns a tier's thresholds; the minor's for what is no tier."""
     return self.adult if tier == 'adult' else self.minor
 
@@ -148,7 +148,7 @@ def tier_of(age: object) -> str:
   return 'adult' if age == 'adult' else 'minor'
 
 
-def reached(
+def find_reached(
   limits: Sequence[Limit], scores: Sequence[float]
 ) -> tuple[str, float] | None:
   """Returns the dimension that a text violates most, and its score, or None.
@@ -171,7 +171,7 @@ def confidence_of_tier(confidence: float) -> float:
   return 1 - (1 - confidence) / len(TIERS)
 
 
-def counted(
+def bound_count(
   hits: int, rows: int, claim: float, confidence: float, is_least: bool
 ) -> Proportion:
   """Returns what a count shows.
@@ -286,7 +286,7 @@ def _check_stage(name: str, stage: Stage, confidence: float) -> None:
     )
   for tier_name in TIERS:
     where = f'{name}.{tier_name}'
-    _check_tier(where, stage.of(tier_name), name == 'head', confidence)
+    _check_tier(where, stage.for_tier(tier_name), name == 'head', confidence)
   for minor, adult in zip(stage.minor.limits, stage.adult.limits):
     for field in 'low', 'high':
       ours, theirs = getattr(minor, field), getattr(adult, field)
@@ -341,7 +341,9 @@ def _check_proportion(
 ) -> None:
   """Refuses a bound that the counts do not give, or a claim beyond it."""
   try:
-    true = counted(found.hits, found.rows, found.claim, confidence, is_least)
+    true = bound_count(
+      found.hits, found.rows, found.claim, confidence, is_least
+    )
   except ValueError as error:
     raise ValueError(f'{field}: {error}') from error
   if abs(true.bound - found.bound) > _ROUNDING:
@@ -363,7 +365,7 @@ def _check_blocked(policy: Policy, tier_name: str) -> None:
   """Refuses a dimension of which no stage claims enough."""
   claims: dict[str, float] = {}
   for stage in policy.stages().values():
-    for limit in stage.of(tier_name).limits:
+    for limit in stage.for_tier(tier_name).limits:
       best = max(claims.get(limit.name, 0), limit.blocked.claim)
       claims[limit.name] = best
   for name, claim in claims.items():

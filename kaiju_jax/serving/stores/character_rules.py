@@ -100,7 +100,9 @@ def text(value: str, name: str, most: int) -> str:
     TypeError, ValueError, OverLimit: names the field, its size and the limit.
   """
   if not isinstance(value, str):
-    raise TypeError(f'{name}={card_fields.shown(value)}: must be a string.')
+    raise TypeError(
+      f'{name}={card_fields.abbreviate(value)}: must be a string.'
+    )
   try:
     length = len(value.encode())
   except UnicodeEncodeError as error:
@@ -158,13 +160,15 @@ def integer(value: int, name: str, least: int = 0) -> int:
     TypeError, ValueError: another value; names it.
   """
   if isinstance(value, bool) or not isinstance(value, int):
-    raise TypeError(f'{name}={card_fields.shown(value)}: must be an integer.')
+    raise TypeError(
+      f'{name}={card_fields.abbreviate(value)}: must be an integer.'
+    )
   if not least <= value < 2**53:
     raise ValueError(f'{name}={value}: must be within {least} and 2⁵³ − 1.')
   return value
 
 
-def after(value: str) -> tuple[float, str] | None:
+def parse_cursor(value: str) -> tuple[float, str] | None:
   """Returns the (time, id) of a cursor; None for '', the beginning.
 
   Raises:
@@ -179,7 +183,7 @@ def after(value: str) -> tuple[float, str] | None:
     seconds = math.nan
   if not math.isfinite(seconds) or not is_id(one):
     raise ValueError(
-      f'after={card_fields.shown(value)}: must be the cursor of a listing.'
+      f'after={card_fields.abbreviate(value)}: must be the cursor of a listing.'
     )
   return seconds, one
 
@@ -198,7 +202,7 @@ def refuse_no_id(value: object, kind: str, is_named: bool = False) -> None:
   """
   if is_id(value):
     return
-  shown = card_fields.shown(value)
+  shown = card_fields.abbreviate(value)
   if is_named:
     raise ValueError(
       f'{kind}={shown}: must be 1 to 64 of A–Z, a–z, 0–9, _ and -.'
@@ -222,12 +226,12 @@ def visible(
   """
   if found is None or not is_visible(found, viewer):
     raise characters.Missing(
-      f'character {card_fields.shown(asked)}: no such character.'
+      f'character {card_fields.abbreviate(asked)}: no such character.'
     )
   return found
 
 
-def owned(
+def check_owner(
   found: characters.Character | None, asking: str, asked: str
 ) -> characters.Character:
   """Returns a character that `asking` may change.
@@ -254,6 +258,6 @@ def session(
   """
   if found is None or found.owner != asking:
     raise characters.Missing(
-      f'session {card_fields.shown(asked)}: no such session.'
+      f'session {card_fields.abbreviate(asked)}: no such session.'
     )
   return found

@@ -81,7 +81,7 @@ class Conversing(publishing.Publishing):
     is_oldest_first: bool = False,
   ) -> tuple[characters.Session, ...]:
     rules.owner(owner, self._limits)
-    limit, begin = self._page(limit), rules.after(after)
+    limit, begin = self._page(limit), rules.parse_cursor(after)
     return self._read(
       lambda at: at.sessions(owner, limit, begin, is_oldest_first)
     )
@@ -205,7 +205,7 @@ class Conversing(publishing.Publishing):
     limits = self._limits
     if role not in (characters.USER, characters.ASSISTANT):
       raise ValueError(
-        f"role={card_fields.shown(role)}: must be 'user' or 'assistant'."
+        f"role={card_fields.abbreviate(role)}: must be 'user' or 'assistant'."
       )
     rules.text(text, 'text', limits.text)
     if tokens is not None:

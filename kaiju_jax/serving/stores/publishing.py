@@ -55,7 +55,7 @@ class Publishing(records.Keeper):
       if held is not None and is_built_in and held.owner == owner:
         pass  # One that was removed comes back, with its next number.
       else:
-        held = rules.owned(held, owner, character)
+        held = rules.check_owner(held, owner, character)
       return self._next(at, held, version, is_public)
 
     return self._write(publish)
@@ -112,7 +112,7 @@ class Publishing(records.Keeper):
     rules.integer(number, 'number', least=1)
 
     def rollback(at: records.Writes) -> characters_lib.Version:
-      held = rules.owned(at.character(character), owner, character)
+      held = rules.check_owner(at.character(character), owner, character)
       version = _version(at, character, number)
       changed = dataclasses.replace(held, live=number, name=version.fields.name)
       if changed != held:
@@ -173,7 +173,7 @@ class Publishing(records.Keeper):
     self, viewer: str, limit: int = 100, after: str = ''
   ) -> tuple[characters_lib.Character, ...]:
     rules.owner(viewer, self._limits, may_be_built_in=True)
-    limit, begin = self._page(limit), rules.after(after)
+    limit, begin = self._page(limit), rules.parse_cursor(after)
     return self._read(lambda at: at.visible_characters(viewer, limit, begin))
 
   def remove(self, owner: str, character: str) -> None:
@@ -181,7 +181,7 @@ class Publishing(records.Keeper):
     rules.refuse_no_id(character, 'character')
 
     def remove(at: records.Writes) -> None:
-      held = rules.owned(at.character(character), owner, character)
+      held = rules.check_owner(at.character(character), owner, character)
       for number in range(1, held.last + 1):
         if not at.pins(character, number):
           at.drop_version(character, number)

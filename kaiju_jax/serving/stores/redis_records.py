@@ -234,7 +234,7 @@ class Writes(Reads):
       'HSET',
       f'version:{version.character}:{version.number}',
       'json',
-      _dumped(data),
+      _dump(data),
       'tokens',
       version.tokens.tobytes(),
     )
@@ -262,7 +262,7 @@ class Writes(Reads):
   def add_message(
     self, session: characters.Session, message: characters.Message
   ) -> None:
-    data = _dumped(dataclasses.asdict(message))
+    data = _dump(dataclasses.asdict(message))
     self._send('RPUSH', f'messages:{session.id}', data)
     self._kept.append((self._recent.keep_messages, session.id, (message,)))
 
@@ -290,7 +290,7 @@ class Writes(Reads):
     self._commands.append((command, self._key(name), *values))
 
   def _set(self, name: str, record) -> None:
-    self._send('SET', name, _dumped(dataclasses.asdict(record)))
+    self._send('SET', name, _dump(dataclasses.asdict(record)))
 
   def _list(self, name: str, id_: str, score: float, is_in: object) -> None:
     if is_in:
@@ -340,7 +340,7 @@ def _pins(session: characters.Session) -> str:
   return f'pins:{session.character}:{session.version}'
 
 
-def _dumped(data: Any) -> str:
+def _dump(data: Any) -> str:
   return json.dumps(data, ensure_ascii=False, separators=(',', ':'))
 
 

@@ -258,7 +258,7 @@ class _Records:
         message.parent,
         message.role,
         message.text,
-        _packed(message.tokens),
+        _pack(message.tokens),
         message.finish,
         message.created,
       ),
@@ -321,5 +321,5 @@ def _message(row: tuple) -> characters.Message:
   return characters.Message(number, parent, role, text, tokens, finish, created)
 
 
-def _packed(tokens: tuple[int, ...] | None) -> bytes | None:
+def _pack(tokens: tuple[int, ...] | None) -> bytes | None:
   return None if tokens is None else np.array(tokens, '<i4').tobytes()

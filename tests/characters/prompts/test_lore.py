@@ -13,7 +13,7 @@ LORE = card_fields.Lore
 
 
 def _found(text, *entries):
-  return lore.Book(entries, 'Ada').found(text)
+  return lore.Book(entries, 'Ada').find_entries(text)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_equal_lore_is_indexed_once_and_looked_up_once():
   book = lore.book(fields())
   assert book is lore.book(fields())
   assert book is not lore.book(card_fields.Fields('Bo', lore=fields().lore))
-  assert book.found('a') == (0,)
+  assert book.find_entries('a') == (0,)
   book._look = None
-  assert book.found('a') == (0,)
+  assert book.find_entries('a') == (0,)
 
 
 def test_a_hostile_book_takes_no_long_search():

@@ -25,7 +25,7 @@ def format(tmp_path_factory):
 
 def test_a_history_sent_as_text_has_the_tokens_that_were_drawn(format):
   memo = memo_lib.Memo()
-  encode, opened = format.tokenizer.encode, prompt.opened(format)
+  encode, opened = format.tokenizer.encode, prompt.open_prefix(format)
   turns, place = memo.recall('bo', 'model', [USER])
   asked = prompt.conversation(opened, turns, format, 500)
   # A model may draw the text in other tokens than the encoder's: by letters.

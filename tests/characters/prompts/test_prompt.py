@@ -20,7 +20,7 @@ from tests.serving import random_fields
 
 BYTES = chat.format_of(tokenizer_lib.Bytes())
 ENCODED = prompt.Encoded(BYTES)
-OPENED = prompt.opened(BYTES)
+OPENED = prompt.open_prefix(BYTES)
 ADA = card_fields.Fields(
   name='Ada Lovelace',
   nickname='Ada',
@@ -319,7 +319,7 @@ def test_what_is_remembered_is_what_is_encoded(tmp_path):
     rng = random.Random(0)
     for turns, _ in _chat(rng, 30, ['the', 'cat', 'sat\x03', '猫']):
       made = [
-        prompt.conversation(prompt.opened(one), turns, one, 2000, 'Bo')
+        prompt.conversation(prompt.open_prefix(one), turns, one, 2000, 'Bo')
         for one in (format, encoded)
       ]
       np.testing.assert_array_equal(made[0].tokens, made[1].tokens)

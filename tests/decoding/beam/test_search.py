@@ -353,7 +353,9 @@ def test_a_chunk_after_every_beam_does_not_see_its_future():
     decoder.lend(row)
     tree = beam_tree.BeamTree(
       len(PROMPT),
-      beam_row.held(decoder.account, decoder.network.pools, row, len(PROMPT)),
+      beam_row.find_held(
+        decoder.account, decoder.network.pools, row, len(PROMPT)
+      ),
     )
     paths = [[*PROMPT]]
     for parents in [0] * 4, [0, 0, 3, 1], [2, 3, 1, 0]:

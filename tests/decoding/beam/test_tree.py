@@ -269,7 +269,7 @@ def test_slots_needed_are_what_beams_without_a_common_token_take(
   peak = 0
   for step in range(depth):
     tree.grow([0, 1, 2, 2, 2] if step else [0] * candidates)
-    peak = max(peak, tree.filled('k'))
+    peak = max(peak, tree.count_filled('k'))
     tree.keep([0, 1, 2])
   # Behind a window of one no token is read by another.
   assert peak == (needed if window != 1 else 0)
@@ -287,7 +287,7 @@ def test_slots_needed_have_room_for_a_beam_that_rests(ended, window):
   for step in range(depth - 1):
     rests = [2] if step > ended else []
     tree.grow([0, 1] if step else [0, 0], rests)
-    assert tree.filled('k') <= needed
+    assert tree.count_filled('k') <= needed
     if step == ended:
       # Beam 1 ends, and the other has two children.
       tree.keep([0], resting=[1])
@@ -300,7 +300,7 @@ def test_beams_that_agree_share_their_slots():
   for step in range(depth):
     # All come from one beam each time, so that its path is the only one.
     tree.grow([step % width if step else 0] * width)
-  assert tree.filled('global') == 3 + depth - 1 + width
+  assert tree.count_filled('global') == 3 + depth - 1 + width
   assert depth - 1 + width < width * depth / 3
 
 

@@ -171,7 +171,7 @@ def _made(params, config, tokens_BL):
     return seen['intermediates']['blocks']
 
   jitted = reference.jit(run)
-  blocks = jitted(weights.unstacked(params, config), tokens_BL, visibility)
+  blocks = jitted(weights.unstack(params, config), tokens_BL, visibility)
   return {
     owner: blocks[f'layer_{owner}']['attention']['__call__'][0][1]
     for owner in layers.owners(config.layers())

@@ -12,8 +12,8 @@ def test_ctrl_c_comes_after_the_block():
   before = signal.getsignal(signal.SIGINT)
   done = []
   with pytest.raises(KeyboardInterrupt):
-    with interrupts.held():
-      with interrupts.held():
+    with interrupts.delay():
+      with interrupts.delay():
         signal.raise_signal(signal.SIGINT)
         done.append('inner')
       done.append('outer')
@@ -28,7 +28,7 @@ def test_blocks_within_a_block_leave_the_handler_alone(monkeypatch):
     signal, 'signal', lambda *x: (swapped.append(x), swap(*x))[1]
   )
   for _ in range(2):
-    with interrupts.held(), interrupts.held(), interrupts.held():
+    with interrupts.delay(), interrupts.delay(), interrupts.delay():
       pass
   assert len(swapped) == 4
 
@@ -42,7 +42,7 @@ def test_a_second_ctrl_c_meets_the_handler_that_the_first_one_left():
 
   before = signal.signal(signal.SIGINT, once)
   try:
-    with pytest.raises(KeyboardInterrupt), interrupts.held():
+    with pytest.raises(KeyboardInterrupt), interrupts.delay():
       signal.raise_signal(signal.SIGINT)
       signal.raise_signal(signal.SIGINT)
   finally:
@@ -53,14 +53,14 @@ def test_a_second_ctrl_c_meets_the_handler_that_the_first_one_left():
 def test_an_ignored_ctrl_c_and_another_thread():
   before = signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
-    with interrupts.held():
+    with interrupts.delay():
       assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
   finally:
     signal.signal(signal.SIGINT, before)
   found = []
 
   def run():
-    with interrupts.held():
+    with interrupts.delay():
       found.append(signal.getsignal(signal.SIGINT))
 
   thread = threading.Thread(target=run)

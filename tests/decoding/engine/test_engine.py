@@ -81,7 +81,7 @@ class Alone:
     self.forget()
     pages = self.decoder.account.pages
     return not self.decoder.account.open_rows and all(
-      pages.held(kind) == 0 for kind in pages.kinds
+      pages.count_held(kind) == 0 for kind in pages.kinds
     )
 
 

@@ -122,7 +122,7 @@ def all_is_free_in_the_end(world):
   yield
   world.forget()
   account = world.decoder.account
-  rows, held = account.open_rows, account.pages.held
+  rows, held = account.open_rows, account.pages.count_held
   kinds = {kind: held(kind) for kind in account.pages.kinds}
   for row in rows:
     world.decoder.close(row)  # One test that fails is enough.

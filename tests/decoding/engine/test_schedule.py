@@ -123,7 +123,7 @@ def test_those_that_were_not_looked_up_wait():
 
 def test_higher_priorities_come_first():
   queue = [waiting(0), waiting(1, priority=2), waiting(2, priority=1)]
-  assert [x.number for x in schedule.ordered(queue, 0.0)] == [1, 2, 0]
+  assert [x.number for x in schedule.sort_waiting(queue, 0.0)] == [1, 2, 0]
   assert plan(queue, rows=2).join == (1, 2)
 
 
@@ -132,23 +132,27 @@ def test_waiting_lifts_a_priority_to_the_highest_that_waits():
   new = waiting(1, tag=9.0, priority=2, came=20.0)
 
   def first(now):
-    return schedule.ordered([old, new], now)[0].number
+    return schedule.sort_waiting([old, new], now)[0].number
 
   just = 2 * schedule.AGEING
   # As high as the new one, and before it in its share.
   assert first(just - 0.01) == 1
   assert first(just) == 0
   # Not higher: waiting takes nobody's share.
-  assert schedule.ordered([old._replace(tag=10.0), new], 1e6)[0].number == 1
+  assert (
+    schedule.sort_waiting([old._replace(tag=10.0), new], 1e6)[0].number == 1
+  )
   # A clock that ran back does no harm.
-  assert schedule.ordered([new._replace(came=9e9), old], 0.0)[0].number == 1
+  assert (
+    schedule.sort_waiting([new._replace(came=9e9), old], 0.0)[0].number == 1
+  )
 
 
 def test_an_old_flood_does_not_go_before_another_owner():
   """Many requests that have waited long, and one that has just come."""
   flood = [waiting(number, tag=100.0 * number) for number in range(50)]
   one = waiting(50, tag=150.0, came=1000.0)
-  order = [x.number for x in schedule.ordered([*flood, one], 1000.0)]
+  order = [x.number for x in schedule.sort_waiting([*flood, one], 1000.0)]
   assert order.index(50) == 2
 
 
@@ -175,7 +179,7 @@ class Owners:
     join = plan(list(self.queue.values()), rows, now=self.now).join
     for number in join:
       owner, tokens = self.owner[number]
-      self.shares.joined(self.queue.pop(number).tag, tokens)
+      self.shares.note_joined(self.queue.pop(number).tag, tokens)
       self.served[owner] += tokens
     return join
 
@@ -567,7 +571,7 @@ class World:
       self.held[number] = self.queue.pop(number)
       asked[number]['joined'] = self.now
       if not asked[number]['is_begun']:
-        self.shares.joined(self.held[number], asked[number]['tokens'])
+        self.shares.note_joined(self.held[number], asked[number]['tokens'])
       asked[number]['is_begun'] = True
     assert len(self.held) <= self.ROWS
     assert sum(asked[x]['pages'] for x in self.held) <= self.PAGES

@@ -225,7 +225,8 @@ def test_pages_are_charged_to_the_points_that_need_them(clock):
   inner, outer = world.record([1] * 40, [36, 40])
   sizes = {kind: world.pages.size(kind) for kind in KINDS}
   found = {
-    point: nodes.filled(point, S, world.pages) for point in (inner, outer)
+    point: nodes.share_of_pools(point, S, world.pages)
+    for point in (inner, outer)
   }
   wanted = {
     inner: (9 / 2) / sizes['global'] + (1 + 1 / 2) / sizes['local'],
@@ -233,8 +234,8 @@ def test_pages_are_charged_to_the_points_that_need_them(clock):
   }
   assert found == pytest.approx(wanted)
   # Together they are charged what is held.
-  held = sum(world.pages.held(kind) / sizes[kind] for kind in KINDS)
+  held = sum(world.pages.count_held(kind) / sizes[kind] for kind in KINDS)
   assert sum(found.values()) == pytest.approx(held)
   world.tree.drop(outer)
-  held = sum(world.pages.held(kind) / sizes[kind] for kind in KINDS)
-  assert nodes.filled(inner, S, world.pages) == pytest.approx(held)
+  held = sum(world.pages.count_held(kind) / sizes[kind] for kind in KINDS)
+  assert nodes.share_of_pools(inner, S, world.pages) == pytest.approx(held)

@@ -148,7 +148,9 @@ class World:
           assert held_label == wanted, (kind, position)
     self.check_order()
     for kind in KINDS:
-      assert self.pages.held(kind) + self.pages.free(kind) == self.sizes[kind]
+      assert (
+        self.pages.count_held(kind) + self.pages.free(kind) == self.sizes[kind]
+      )
       assert held[kind] <= {
         page
         for page in range(self.sizes[kind])
@@ -228,7 +230,7 @@ def test_whatever_happens_every_slot_holds_its_text(seed):
     pass
   assert not len(world.tree)
   for kind in KINDS:
-    assert world.pages.held(kind) == 0
+    assert world.pages.count_held(kind) == 0
 
 
 def test_an_owner_neither_finds_nor_gets_anothers_private_tail():
@@ -384,7 +386,7 @@ def test_eviction_takes_the_least_recently_used_and_never_rows_pages():
   row.extend(6)
   with pytest.raises(pages_lib.Full, match='rows hold all others'):
     world.tree.make_room({'global': SIZES['global'] - 1})
-  assert not len(world.tree) and world.pages.held('global') == 2
+  assert not len(world.tree) and world.pages.count_held('global') == 2
   world.check()
 
 

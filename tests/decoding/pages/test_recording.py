@@ -290,7 +290,7 @@ def test_whatever_happens_few_points_stay_and_no_page_leaks(seed):
   assert lengths <= set(engine.lengths())
   while engine.tree.evict():
     pass
-  assert all(engine.pages.held(kind) == 0 for kind in engine.pages.kinds)
+  assert all(engine.pages.count_held(kind) == 0 for kind in engine.pages.kinds)
 
 
 @pytest.mark.parametrize('context', [4_096, 32_768])

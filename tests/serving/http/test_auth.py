@@ -119,8 +119,8 @@ def test_tokens_are_listed_and_revoked_while_a_server_runs(tokens, tmp_path):
   access = auth.Access(tokens)
   here = auth.Tokens(tmp_path / 'tokens.json')  # Another process.
   first, second, third = here.add('ann'), here.add('ann'), here.add('bob')
-  assert [x.owner for x in tokens.listed()] == ['ann', 'ann', 'bob']
-  ids = [x.id for x in here.listed()]
+  assert [x.owner for x in tokens.list_all()] == ['ann', 'ann', 'bob']
+  ids = [x.id for x in here.list_all()]
   assert access.caller(bearing(second)).owner == 'ann'
   assert [x.id for x in here.revoke(ids[1])] == [ids[1]]
   assert refused(access, bearing(second)).status == 401
@@ -147,7 +147,7 @@ def test_processes_that_add_at_once_lose_nothing(tmp_path):
     one.start()
   for one in threads:
     one.join()
-  assert len({x.owner for x in auth.Tokens(path).listed()}) == 40
+  assert len({x.owner for x in auth.Tokens(path).list_all()}) == 40
 
 
 def test_a_damaged_file_lets_nobody_in_and_says_why(tokens, tmp_path, caplog):
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_not_added(tokens):
   ):
     with pytest.raises(ValueError, match=word):
       tokens.add(*arguments)
-  assert tokens.listed() == ()
+  assert tokens.list_all() == ()
   with pytest.raises(ValueError, match='age'):
     auth.Access(tokens, age='17')
 

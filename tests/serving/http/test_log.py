@@ -52,7 +52,7 @@ class Log:
 @pytest.fixture
 def written():
   made = Log()
-  with log.written(made.stream):
+  with log.write_to(made.stream):
     yield made
 
 
@@ -276,7 +276,7 @@ def test_nobody_waits_for_a_terminal(monkeypatch):
   scope = {'method': 'GET'}
   stream = Stuck()
   stream.released.set()
-  with log.written(stream):
+  with log.write_to(stream):
     stream.released.clear()
     begun = time.monotonic()
     for _ in range(100):
@@ -295,7 +295,7 @@ def test_nobody_waits_for_a_terminal(monkeypatch):
 @pytest.mark.parametrize('form', ['faults', 'none'])
 def test_a_person_reads_faults_alone(form):
   stream = io.StringIO()
-  with log.written(stream, form):
+  with log.write_to(stream, form):
     log.request(exchange.Exchange(), {'method': 'GET'}, 200, 0.1, 0.2)
     logging.getLogger('kaiju_jax.any').warning('The %s is full.', 'disk')
   told = stream.getvalue()
@@ -308,6 +308,6 @@ def test_a_person_reads_faults_alone(form):
 def test_another_form_is_refused():
   with (
     pytest.raises(ValueError, match=r"log='xml': .*json"),
-    log.written(io.StringIO(), 'xml'),
+    log.write_to(io.StringIO(), 'xml'),
   ):
     pass

@@ -155,7 +155,7 @@ def test_a_reading_accounts_for_every_page(engine):
 
 def test_answers_are_counted_by_route_and_status():
   measured = metrics.Metrics(lambda: None)
-  app = measured.counted(trivial.Application().app)
+  app = measured.count_answers(trivial.Application().app)
   client = testclient.TestClient(app, raise_server_exceptions=False)
   client.get('/')
   client.get('/?a=b')

@@ -84,7 +84,7 @@ def test_false_certificates_are_rare():
   rng = np.random.default_rng(2)
   refused = rng.binomial(600, 0.01, 10_000)
   bounds = {
-    hits: thresholds.counted(hits, 600, 0.01, 0.95, False).bound
+    hits: thresholds.bound_count(hits, 600, 0.01, 0.95, False).bound
     for hits in np.unique(refused).tolist()
   }
   passed = [bounds[hits] <= thresholds.REFUSED for hits in refused.tolist()]
@@ -92,10 +92,10 @@ def test_false_certificates_are_rare():
 
 
 def test_how_many_are_needed():
-  needed = certify.needed(0.95)
+  needed = certify.count_needed(0.95)
   assert needed == 368
   for rows, supports in (needed, True), (needed - 1, False):
-    blocked = thresholds.counted(rows, rows, 0.99, 0.95, True)
+    blocked = thresholds.bound_count(rows, rows, 0.99, 0.95, True)
     assert (blocked.bound >= thresholds.BLOCKED) == supports
 
 

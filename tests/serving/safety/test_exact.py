@@ -24,13 +24,13 @@ def test_the_figures_of_the_evaluation():
   assert exact.at_most(0, 300, 0.95) == pytest.approx(0.00994, abs=1e-5)
   assert exact.at_most(1, 600, 0.95) == pytest.approx(0.00788, abs=1e-5)
   assert exact.at_most(2, 600, 0.95) == pytest.approx(0.01046, abs=1e-5)
-  assert exact.needed(0.01, 0.95) == 299
-  assert exact.needed(0.001, 0.95) == 2995
+  assert exact.count_needed(0.01, 0.95) == 299
+  assert exact.count_needed(0.001, 0.95) == 2995
 
 
 @pytest.mark.parametrize('claim', [0.3, 0.01, 0.002])
 def test_needed_is_the_least(claim):
-  trials = exact.needed(claim, 0.975)
+  trials = exact.count_needed(claim, 0.975)
   assert exact.at_most(0, trials, 0.975) <= claim
   assert exact.at_most(0, trials - 1, 0.975) > claim
 
@@ -42,4 +42,4 @@ def test_refusals():
   with pytest.raises(ValueError, match=r'confidence=1\.0'):
     exact.at_most(1, 5, 1.0)
   with pytest.raises(ValueError, match=r'claim=0'):
-    exact.needed(0, 0.95)
+    exact.count_needed(0, 0.95)

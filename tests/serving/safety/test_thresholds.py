@@ -86,7 +86,7 @@ def test_a_claim_that_the_bound_does_not_support(refused):
 
 def test_one_of_600_supports_one_percent(policy):
   """As the sources' sets of 600 have it, for both tiers together."""
-  one = thresholds.counted(1, 600, 0.01, 0.95, False)
+  one = thresholds.bound_count(1, 600, 0.01, 0.95, False)
   assert one.bound == pytest.approx(0.00925, abs=1e-5)
   minor = policy.gate.minor
   first = dataclasses.replace(minor.limits[0], refused=one)
@@ -115,7 +115,7 @@ def test_claims_that_are_too_weak_to_serve(refused):
 
 def test_one_stage_may_block_less_where_the_other_does_not(policy):
   adult = policy.gate.adult
-  weak = thresholds.counted(300, 600, 0.4, 0.95, True)
+  weak = thresholds.bound_count(300, 600, 0.4, 0.95, True)
   limits = tuple(dataclasses.replace(x, blocked=weak) for x in adult.limits)
   gate = dataclasses.replace(
     policy.gate, adult=dataclasses.replace(adult, limits=limits)
@@ -219,9 +219,9 @@ def test_another_classifier_is_refused(policy):
 
 def test_what_is_reached_is_what_is_most_above(policy):
   limits = policy.gate.minor.limits
-  assert thresholds.reached(limits, [0.59, 0.5]) is None
-  assert thresholds.reached(limits, [0.6, 0.5]) == ('zorb', 0.6)
-  assert thresholds.reached(limits, [0.7, 0.9]) == ('quam', 0.9)
-  assert thresholds.reached(limits, [math.nan, 0.9])[0] == 'zorb'
+  assert thresholds.find_reached(limits, [0.59, 0.5]) is None
+  assert thresholds.find_reached(limits, [0.6, 0.5]) == ('zorb', 0.6)
+  assert thresholds.find_reached(limits, [0.7, 0.9]) == ('quam', 0.9)
+  assert thresholds.find_reached(limits, [math.nan, 0.9])[0] == 'zorb'
   with pytest.raises(ValueError):
-    thresholds.reached(limits, [0.1])
+    thresholds.find_reached(limits, [0.1])
