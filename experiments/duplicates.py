@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
       duplicates.write(result, _OUT.value)
   except (OSError, ValueError) as error:
     raise SystemExit(f'error: {error}') from error
-  total, kept = len(result.found.group), len(result.found.kept())
+  total, kept = len(result.found.group), len(result.found.list_kept())
   print(
     f'{kept:,} of {total:,} documents are kept; {total - kept:,} are'
     f' near-duplicates in {len(result.found.groups()):,} groups. Written:'

@@ -400,7 +400,7 @@ def _access(settings: Settings, folder: pathlib.Path) -> auth.Access:
     )
   tokens = auth.Tokens(folder / auth.FILE)
   needs_token = settings.require_token or not is_local
-  if needs_token and not tokens.listed():
+  if needs_token and not tokens.list_all():
     raise ValueError(
       f'host={settings.host!r}, require_token={settings.require_token}: a token'
       f' is needed, and there is none in {folder / auth.FILE}: add one first'

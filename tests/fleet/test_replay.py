@@ -114,7 +114,7 @@ def test_no_cache_has_more_than_the_oracle(requests, memory):
     tree, pages = cache._tree, cache._pages
     while tree.evict():
       pass
-    assert all(pages.held(kind) == 0 for kind in pages.kinds)
+    assert all(pages.count_held(kind) == 0 for kind in pages.kinds)
 
 
 def test_points_have_nearly_all_where_nothing_is_evicted(requests):
@@ -165,7 +165,9 @@ def test_sessions_in_turn_find_all_in_a_pool_that_they_nearly_fill():
   large, held = caches.Points(SIZES, 1e7), dict.fromkeys(kinds, 0)
   for request in requests:
     large.serve(request)
-    held = {kind: max(held[kind], large._pages.held(kind)) for kind in kinds}
+    held = {
+      kind: max(held[kind], large._pages.count_held(kind)) for kind in kinds
+    }
   room = {kind: held[kind] * kinds[kind] / 0.9 for kind in kinds}
   memory = sum(room.values())
   points = caches.Points(SIZES, memory, local=room['local'] / memory)

@@ -45,7 +45,7 @@ def test_lower_thresholds_are_cut_to_the_upper_ones_of_each_tier():
     'head 1', SCORED.rows, SCORED, high, 0.95, low_C=[0.5, 0.2]
   )
   for tier, low in ('adult', [0.5, 0.2]), ('minor', [0.3, 0.2]):
-    limits = stage.of(tier).limits
+    limits = stage.for_tier(tier).limits
     assert [one.name for one in limits] == list(NAMES)
     assert [one.low for one in limits] == pytest.approx(low)
     assert [one.high for one in limits] == pytest.approx(high[tier].tolist())

@@ -165,7 +165,7 @@ class Rounds:
       shape: one of `shapes`.
     """
     ran = self._run(chunks, shape, np.zeros(0, np.int32), False)
-    return self._draw(chunks, ran)
+    return self._draw_prompts(chunks, ran)
 
   def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
     """Appends a chunk to a row's text, and scores successors of its tokens.
@@ -178,7 +178,7 @@ class Rounds:
       As `prefill`, with scores; those beyond `next_L` mean nothing.
     """
     shape = self.shape_of(len(chunk.tokens_L))
-    return self._draw([chunk], self._run([chunk], shape, next_L, True))
+    return self._draw_prompts([chunk], self._run([chunk], shape, next_L, True))
 
   def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows.
@@ -319,7 +319,7 @@ class Rounds:
     self.last_BLD = ran.last_BLD
     return ran
 
-  def _draw(self, chunks: Sequence[Chunk], ran: _Ran) -> Prefilled:
+  def _draw_prompts(self, chunks: Sequence[Chunk], ran: _Ran) -> Prefilled:
     """Draws where a prompt ends."""
     draws = any(chunk.draws for chunk in chunks)
     packed = self._draw(chunks, ran) if draws else ran.last_BLD

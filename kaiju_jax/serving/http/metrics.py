@@ -1,7 +1,7 @@
 """What Prometheus is told: names that begin with kaiju_, per server.
 
     measured = Metrics(worker.reading)
-    app = measured.counted(app)
+    app = measured.count_answers(app)
     …
     measured.prompt_tokens.inc(900)
 
@@ -69,7 +69,7 @@ def reading(engine: engine_lib.Engine) -> Reading:
     }
     pages[kind, 'free'] = account.pages.free(kind)
     pages[kind, 'row'] = len(rows)
-    pages[kind, 'point'] = account.pages.held(kind) - len(rows)
+    pages[kind, 'point'] = account.pages.count_held(kind) - len(rows)
   return Reading(
     pages,
     load.points,

@@ -137,12 +137,12 @@ class Reply:
         self._note(self._stream, len(events))
         held += events
         self.tokens += [event.token for event in events]
-        piece = self._release(held, map(self._push, events))
+        piece = self._take_released(held, map(self._push, events))
         if piece is not None:
           yield piece
         if self.finish is not None:
           return
-      piece = self._release(held, [self._release.finish()])
+      piece = self._take_released(held, [self._release.finish()])
       if piece is not None:
         yield piece
     finally:
@@ -170,7 +170,7 @@ class Reply:
     self.finish = _FILTERED
     self._refused(stage)
 
-  def _release(self, held, released) -> Piece | None:
+  def _take_released(self, held, released) -> Piece | None:
     """Returns what may be shown now; None for nothing."""
     text, count = '', 0
     for one in released:

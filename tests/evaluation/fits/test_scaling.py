@@ -73,4 +73,4 @@ def test_intervals_hold_the_middle_95_percent_of_the_draws():
   laws = tuple(scaling.Law(value, 0, 0, 1, 1) for value in values.tolist())
   found = scaling.Fit(laws[0], np.zeros(1), laws, ())
   assert found.interval('e') == pytest.approx((0.025, 0.975))
-  assert found.predicted(10, 10) == pytest.approx((0.025, 0.975))
+  assert found.predict_interval(10, 10) == pytest.approx((0.025, 0.975))
