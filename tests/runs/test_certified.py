@@ -51,7 +51,7 @@ def test_lower_thresholds_are_cut_to_the_upper_ones_of_each_tier():
     assert [one.high for one in limits] == pytest.approx(high[tier].tolist())
   assert (
     certified.stage('gate 1', SCORED.rows, SCORED, high, 0.95)
-    .of('minor')
+    .for_tier('minor')
     .limits[0]
     .low
     is None

@@ -77,7 +77,7 @@ def test_tokens_that_come_together_share_the_time_since_those_before(
   measured, seconds = metrics.Metrics(lambda: None), iter([10.0, 10.6, 10.8])
   clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
   monkeypatch.setattr(asking, 'time', clock)
-  note = asking._noted(measured, 9.5, 7)
+  note = asking._observe_times(measured, 9.5, 7)
   stream = types.SimpleNamespace(waited=0.1, reused=2)
   for count in 2, 3, 1:
     note(stream, count)
