@@ -1,9 +1,10 @@
 """Reads a trained model's answers off the last positions of texts.
 
-Texts of all lengths share one compiled call: they stand side by side in rows as
-long as the longest, and do not see each other, like packed documents in
-training. Only the answers' positions pass through the head: at a length of 256
-and a vocabulary of 65,536 all logits of a batch would be larger than the model.
+Texts of all lengths share one compiled call. They stand side by side in rows as
+long as the longest text, and do not see each other, like packed documents in
+training. Only the answers' positions pass through the head, because at a length
+of 256 and a vocabulary of 65,536 all logits of a batch would be larger than the
+model.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ Predict = Callable[..., jax.Array]
 
 
 def predictor(model: transformer.Transformer) -> Predict:
-  """Returns the jitted call that `reader` makes; runs of one model share it.
+  """Returns the jitted call for `reader`; runs of one model share it.
 
   It takes (params, tokens_BL, visibility, place_BP) and returns int32[B, P],
   the likeliest successor of the token at each place.
@@ -45,14 +46,14 @@ def reader(
   """Returns (tokens_BL, A) → int32[B, A], the likeliest successors.
 
   They are those of the last A tokens of each text. With A > 1 the answer's own
-  tokens stand in the text (teacher forcing): all A predictions are right
-  exactly where greedy decoding would write the whole answer. Takes any B, and
-  compiles once for each A.
+  tokens stand in the text (teacher forcing). All A predictions are right
+  exactly where greedy decoding would write the whole answer. B may be any
+  number; the call compiles once for each A.
 
   Args:
     predict: the call that `predictor` returned.
     params: the model's parameters.
-    lengths: every L that will be asked for.
+    lengths: every L of later calls.
     tokens: number of tokens per call, roughly.
   """
   length = max(lengths)
@@ -74,7 +75,7 @@ def reader(
     place = (ends - count + np.arange(count)).ravel()
     place = np.pad(place, (0, most_texts * count - place.size), mode='edge')
     place_BP = np.broadcast_to(place.astype(np.int32), (rows, place.size))
-    # Nothing is fetched before every call is on its way.
+    # All calls are dispatched before the first result is fetched.
     found = [
       predict(params, packed_BL, visibility, place_BP)
       for packed_BL in _pack(tokens_BL, rows, texts, length)

@@ -1,11 +1,11 @@
-"""How far decoding through a cache is from the forward pass of training.
+"""Compares decoding through a cache with the forward pass of training.
 
 Both read the same text. The forward pass runs whole rows; the cache runs a
-prompt in chunks and then one token per call. In int8, a rounding on the way can
+prompt in chunks and then one token per call. In int8, a rounding error can
 change the code of a key or a value, and that code a logit. So the two agree
-closely but not to the bit (in the decoder's `reference` mode they do), and this
+closely but not to the bit (except in the decoder's `reference` mode), and this
 module counts how closely. Activations in bfloat16 are rounded as coarsely as
-codes are, so that sums in another order change many of them, with or without a
+codes, so that a sum in another order changes many of them, with or without a
 cache.
 """
 
@@ -28,20 +28,20 @@ from kaiju_jax.wire import ternary_plan
 
 
 class Agreement(NamedTuple):
-  """What was counted.
+  """How closely the two agree.
 
   Attributes:
-    tokens: those whose successor is known; all other fields are about these.
+    tokens: tokens whose successor is known; all other fields are about these.
     loss: the forward pass's loss, in nats per token.
     cached_loss: the same tokens' loss through the cache, in nats per token.
     largest_logit: the largest magnitude in the forward pass.
     largest_difference: the largest difference between the two logits of the
       same token and entry.
     greedy_differs: tokens with another likeliest successor.
-    greedy_margin: the distance of the two largest logits in the forward pass,
-      at the surest of those tokens; 0 where there are none.
-    codes: for each layer that makes keys and values, how many codes both hold,
-      and how many of these differ; empty for a float cache.
+    greedy_margin: of those tokens, the largest distance between the two largest
+      logits in the forward pass; 0 without such tokens.
+    codes: {layer that makes keys and values: (codes that both hold, how many of
+      these differ)}; empty for a float cache.
   """
 
   tokens: int
@@ -81,8 +81,8 @@ def compare(
     replica: the training state's replica, where updates were ternary.
 
   Raises:
-    ValueError: a prompt longer than the texts, or a chunk longer than a page: a
-      local layer's ring might not keep its keys long enough to be read here.
+    ValueError: a prompt longer than the texts, or a chunk longer than a page,
+      because a local layer's ring might drop keys before they are read here.
   """
   B, L = tokens_BL.shape
   if not 0 <= prompt <= L:
@@ -115,7 +115,7 @@ def _whole(params, config, tokens_BL, replica) -> np.ndarray:
 
 
 def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
-  """Returns the forward pass's (k, v) [B, L, K] of each layer with its own."""
+  """Returns the forward pass's codes (k, v) [B, L, K] of each owning layer."""
 
   def made(params, tokens_BL):
     _, kept = decoder.network.model.apply(
@@ -142,7 +142,7 @@ def _whole_codes(decoder: decoder_lib.Decoder, tokens_BL):
 def _run_cached(
   decoder: decoder_lib.Decoder, tokens_BL, prompt: int, chunk: int
 ):
-  """Returns the logits through the cache, and what each call left in it."""
+  """Returns the logits through the cache, and the codes after each call."""
   B = len(tokens_BL)
   rows = [decoder.open() for _ in range(B)]
   read = jax.jit(lambda cache, place_BL: _codes(cache, decoder, rows, place_BL))
@@ -162,7 +162,7 @@ def _run_cached(
 
 
 def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
-  """Returns (k, v) [B, L, K] of each layer with its own, and which are kept."""
+  """Returns (k, v) [B, L, K] of each owning layer, and which are kept."""
   row_B = jnp.asarray(rows, jnp.int32)
   slots = cache_lib.slots_of_text(cache, row_B, place_BL, True)
   result = {}
@@ -181,11 +181,11 @@ def _codes(cache: cache_lib.Cache, decoder, rows: list[int], place_BL):
 
 
 def _count_codes(whole, cached) -> dict[int, tuple[int, int]]:
-  """Returns how many codes of each layer both have, and how many differ."""
+  """Returns {layer: (codes that both have, how many differ)}."""
   result = {}
   for place_BL, layers in cached:
     row_B1 = np.arange(len(place_BL))[:, None]
-    # Padding repeats a chunk's last place.
+    # A chunk's padding repeats its last place.
     _, first = np.unique(place_BL[0], return_index=True)
     for owner, (found, is_kept_BL) in layers.items():
       codes, differ = result.get(owner, (0, 0))

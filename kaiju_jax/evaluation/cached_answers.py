@@ -1,9 +1,9 @@
-"""Reads a trained model's answers as decoding writes them: through a cache.
+"""Decodes a trained model's answers through a cache.
 
 `answers.py` runs the whole row, answer included, in one forward pass. Here the
 prompt runs in chunks that fill a cache, and the answer is decoded greedily:
-each token follows what the model itself wrote before. Up to what the cache
-changes, a whole answer is right here exactly where it is right there.
+each token follows those that the model wrote before. Except for rounding in the
+cache, both judge the same whole answers right.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ def reader(
   """Returns (tokens_BL, A) → int32[B, A], the A tokens that are decoded.
 
   The prompt is each row without its last A − 1 tokens, which are not read. The
-  prompt's last token is the input of the first step. B may be any: rows are
-  read in parts as large as the decoder's, and two shapes compile in all.
+  prompt's last token is the input of the first step. B may be any number: rows
+  are read in parts as large as the decoder's, and only two shapes compile.
 
   Args:
-    decoder: with no row open.
-    chunk: tokens of a call of the prefill.
+    decoder: a decoder with no row open.
+    chunk: tokens per call of the prefill.
   """
 
   def answer(tokens_BL: np.ndarray, count: int) -> np.ndarray:
@@ -67,7 +67,7 @@ def prefill(
 ) -> Iterator[jax.Array]:
   """Appends equally long texts in chunks; yields each chunk's hidden states.
 
-  All calls have `chunk` tokens; the padding of the last one is not yielded.
+  All calls have `chunk` tokens; the last one's padding is not yielded.
   """
   for first in range(0, tokens_BL.shape[1], chunk):
     part_BL = tokens_BL[:, first : first + chunk]

@@ -1,4 +1,4 @@
-"""What a run reads on unseen text: loss, bits per byte, sizes of logits."""
+"""Evaluates a run on unseen text: loss, bits per byte, sizes of logits."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.wire import ternary
 from kaiju_jax.wire import ternary_plan
 
-# Held-out rows are drawn once: they are the same for every run of a corpus.
+# The seed of held-out rows, which are the same for every run on a corpus.
 _ORDER = 0
 
 
@@ -40,7 +40,7 @@ class _Some:
     return self._source[index]
 
   def byte_count(self) -> int:
-    """Bytes of text behind those tokens of the rows that carry loss."""
+    """Returns the bytes of text of the rows' tokens that carry loss."""
     return sum(map(self._source.byte_count, range(self._count)))
 
 
@@ -55,21 +55,21 @@ def evaluator(
 ) -> Callable[..., dict[str, float]]:
   """Returns (params, replica=None) → readings on rows of held-out text.
 
+  The readings are `loss` (nats per token), `bits_per_byte`, and two root mean
+  squares over layers, heads and tokens of the first batch: `rms_lse`, of the
+  attention's log-sum-exp, and `rms_mean_logit`, of its mean logit. Where
+  updates are ternary, the model reads the training state's replica, as training
+  does.
+
   Args:
     model: the transformer.
     corpus: held-out documents, measured.
     length: L of the rows.
     batch: B.
     rows: how many rows are read, drawn once from the whole corpus.
-    mesh: the one that the parameters are stored over; by default the first
+    mesh: the mesh over which the parameters are stored; by default the first
       device.
     chunk: tokens whose logits are held at a time; 0 for all of a batch.
-
-  The readings are `loss` (nats per token), `bits_per_byte`, and two root mean
-  squares over layers, heads and tokens of the first batch: `rms_lse`, of the
-  attention's log-sum-exp, and `rms_mean_logit`, of its mean logit. Where
-  updates are ternary, the model reads the training state's replica, as training
-  does.
   """
   reader = _Reader(model, mesh or mesh_lib.single(), chunk)
   source = _Some(text.Rows(corpus, length, seed=_ORDER), rows)
@@ -101,9 +101,9 @@ def of_sources(
 ) -> Callable[..., dict[str, float]]:
   """Returns an `evaluator` of several sources, each of them read.
 
-  Beside each source's `loss/NAME` and `bits_per_byte/NAME`, its readings are
-  `loss` and `bits_per_byte` of the whole mix, as if its tokens were mixed by
-  `shares`, and the two root mean squares of the first source's first batch.
+  Each source has the readings `loss/NAME` and `bits_per_byte/NAME`. The whole
+  mix has `loss` and `bits_per_byte`, as if its tokens were mixed by `shares`.
+  The two root mean squares are those of the first source's first batch.
 
   Args:
     model: the transformer.
@@ -112,8 +112,8 @@ def of_sources(
     length: L of the rows.
     batch: B.
     rows: how many rows of each source are read.
-    mesh: as `evaluator` takes it.
-    chunk: as `evaluator` takes it.
+    mesh: as for `evaluator`.
+    chunk: as for `evaluator`.
   """
   reader = _Reader(model, mesh or mesh_lib.single(), chunk)
   sources = {
@@ -156,7 +156,7 @@ def _bytes_per_token(source: _Some) -> float:
 
 
 class _Reader:
-  """What the evaluators run on devices, compiled once for all sources."""
+  """The evaluators' calls on devices, compiled once for all sources."""
 
   def __init__(
     self, model: transformer.Transformer, mesh: jax.sharding.Mesh, chunk: int
@@ -202,7 +202,7 @@ class _Reader:
 
 
 def _root_mean_squares(readings) -> dict[str, float]:
-  """Pools each named reading over the layers that made one."""
+  """Returns each named reading, pooled over the layers that made one."""
   pooled = {}
   for path, value in jax.tree_util.tree_leaves_with_path(readings):
     name = next(k.key for k in reversed(path) if hasattr(k, 'key'))

@@ -1,15 +1,15 @@
-"""An initialization that suggests induction, for the needle only.
+"""Initializes a model so that it suggests induction; for the needle only.
 
-Finding a needle takes two heads: one that tells each token its predecessor,
-one that looks for the token whose predecessor is the query's. From a standard
-initialization a small model needs thousands of steps to find that circuit,
-and the windows of its layers do not decide when it finds it. Here the circuit
-is suggested, then trained; untrained, it answers no better than a guess among
+Finding a needle takes two heads. One tells each token its predecessor; the
+other looks for the token whose predecessor is the query's. From a standard
+initialization a small model needs thousands of steps to find that circuit, and
+the windows of its layers do not decide when it finds it. Here the circuit is
+suggested and then trained. Untrained, it answers no better than a guess among
 the row's values. So the test is about how far each layout reaches, not about
 how induction emerges, and every result must say so.
 
-Every layout gets the same, also one that cannot use it. With μ a unit vector, U
-an orthonormal [D, K] and R a rotation of D, common to all layers:
+Every layout gets the same weights, even if it cannot use them. With μ a unit
+vector, U an orthonormal [D, K] and R a rotation of D, common to all layers:
 
     embeddings     e + μ: what all tokens have in common
     head 0         attends to the previous token: its query, and a part of the
@@ -21,8 +21,8 @@ Keys are read through R, and head 0 writes through R. So a content head's query
 for a token matches the token that stood behind an earlier copy of it, and not
 the copy itself.
 
-`previous` suggests half of it: head 0 attends to the previous token, and all
-else is as it was. Whatever matches has to be found.
+`previous` suggests only half of the circuit: head 0 attends to the previous
+token, and all other weights stay. The model must find the matching head itself.
 
 This is ours, from a feasibility study; the sources have nothing of the kind.
 """
@@ -36,20 +36,20 @@ import numpy as np
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 
-# The fastest rotary pairs, which tell neighbours apart.
+# The number of the fastest rotary pairs, which distinguish neighbours.
 _FREQUENCIES = 4
-_GAIN = 8.0  # What each of these pairs adds to the previous token's logit.
+_GAIN = 8.0  # Each of these pairs adds it to the previous token's logit.
 _OUTPUT = 0.5
 _PROJECTIONS = 'w_q_DHK', 'w_k_DK', 'w_v_DK', 'w_o_DHK'
 
 
 def suggest(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
-  """Returns `params` with the suggestion written over attention's weights.
+  """Returns `params` with the suggestion in place of attention's weights.
 
   Args:
     params: float32 parameters of a `Transformer` of this config.
     config: that model's config.
-    seed: the seed that μ, U and R are drawn from.
+    seed: the seed of μ, U and R.
 
   Raises:
     ValueError: the suggestion does not fit the model's shape.
@@ -87,7 +87,7 @@ def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
   Args:
     params: float32 parameters of a `Transformer` of this config.
     config: that model's config.
-    seed: the seed that μ is drawn from.
+    seed: the seed of μ.
 
   Raises:
     ValueError: the suggestion does not fit the model's shape.
@@ -101,7 +101,7 @@ def previous(params: Any, config: model_config.ModelConfig, seed: int) -> Any:
       return parameter + jnp.asarray(mean_D, parameter.dtype)[:, None]
     if name not in ('w_q_DHK', 'w_k_DK'):
       return parameter
-    # Parameters have the block's repeats in front.
+    # Parameters have the block's repeats as their first dimension.
     query_K, key_K = _previous_token(config, _rotary_base(config, path))
     if name == 'w_k_DK':
       return parameter + jnp.asarray(np.outer(mean_D, key_K)[None], 'float32')
@@ -147,8 +147,8 @@ def _previous_token(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns head 0's query and key along μ, each [K].
 
-  Their rotary phases meet at offset 1. A layer without rotary embeddings cannot
-  tell offsets apart and gets zeros.
+  Their rotary phases agree at offset 1. A layer without rotary embeddings
+  cannot distinguish offsets and gets zeros.
   """
   half = config.head_dim // 2
   query_K, key_K = np.zeros((2, config.head_dim))
@@ -171,7 +171,7 @@ def _heads(first_DK, others_DK, config: model_config.ModelConfig):
 
 
 def _direction(rng: np.random.Generator, size: int) -> np.ndarray:
-  """Returns a unit vector, evenly drawn."""
+  """Returns a unit vector, drawn uniformly."""
   mean_D = rng.standard_normal(size)
   return mean_D / np.linalg.norm(mean_D)
 

@@ -1,4 +1,4 @@
-"""After how many tokens runs have learnt something: a table and a figure.
+"""Reports after how many tokens runs have learnt something.
 
 A run counts as having learnt once a reading of its evaluations reaches a
 threshold and stays there. A run that was stopped early is read as far as it
@@ -22,12 +22,12 @@ from kaiju_jax.training import workdir
 
 
 class Run(NamedTuple):
-  """One arm on one seed, as far as it has come.
+  """One arm (a variant of the experiment) on one seed, as far as it has come.
 
   Attributes:
-    arm: name of the arm, its folder's.
-    experiment: what is trained.
-    records: those of its metrics.jsonl.
+    arm: name of the arm and of its folder.
+    experiment: the run's experiment.
+    records: the records of its metrics.jsonl.
   """
 
   arm: str
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 def runs(root: str | os.PathLike) -> list[Run]:
-  """Returns the runs of a folder, ROOT/ARM/seedS, arms by name.
+  """Returns the runs of a folder, ROOT/ARM/seedS, sorted by arm.
 
   Raises:
     ValueError: there is none, or a workdir cannot be read.
@@ -64,7 +64,7 @@ def runs(root: str | os.PathLike) -> list[Run]:
 
 
 def tokens_to(run: Run, name: str, least: float) -> float | None:
-  """Returns after how many tokens a reading is at `least`, and stays there.
+  """Returns after how many tokens a reading reaches `least` for good.
 
   Args:
     run: the run.
@@ -72,8 +72,8 @@ def tokens_to(run: Run, name: str, least: float) -> float | None:
     least: the value that counts as learnt.
 
   Returns:
-    Tokens at the first evaluation from which on no reading is less; None if
-    the last one is less, or there is none.
+    Tokens at the first evaluation from which on no reading is less; None if the
+      last one is less, or there is none.
   """
   learnt = None
   for tokens, value in run.readings(name):
@@ -131,7 +131,7 @@ def draw(
   Args:
     page: an empty `matplotlib.figure.Figure`.
     runs, name, least: as for `table`.
-    style: from an arm's number to its line's colour and dashes.
+    style: (an arm's number) → its line's colour and dashes.
   """
   axes = page.add_subplot()
   for index, arm in enumerate(dict.fromkeys(run.arm for run in runs)):

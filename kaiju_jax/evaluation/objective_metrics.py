@@ -1,4 +1,4 @@
-"""An objective's loss and metrics on unseen rows, whatever it minimizes."""
+"""Evaluates any objective on unseen rows: its loss and its metrics."""
 
 from collections.abc import Callable
 import functools
@@ -31,11 +31,13 @@ def evaluator(
 
   Args:
     model: the transformer.
-    objective: what is minimized in training.
+    objective: the objective that training minimizes.
     source: rows with the objective's extras.
     batch: B.
-    rows: how many of the first are read, in whole batches; at most an epoch.
-    mesh: that the parameters are stored over; by default the first device.
+    rows: how many of the first rows are read, rounded up to whole batches; at
+      most an epoch.
+    mesh: the mesh over which the parameters are stored; by default the first
+      device.
   """
   mesh = mesh or mesh_lib.single()
   z = objective_lib.ZReg(0.0, 0.0)

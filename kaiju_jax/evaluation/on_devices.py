@@ -1,4 +1,4 @@
-"""Reading a model on every device that holds a part of it."""
+"""Runs a model's evaluation on every device that holds a part of it."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,14 @@ from kaiju_jax.wire import ternary_plan
 
 
 def each(mesh: jax.sharding.Mesh) -> Callable[[Callable], Callable]:
-  """Runs (params, held, rows_BL) on each device's rows; all devices agree.
+  """Returns a decorator that runs (params, held, rows_BL) on each device's
+  rows.
+
+  `held` is what `ternary_plan.collections` returns. The function's result must
+  be the same on all devices.
 
   Args:
-    mesh: the mesh that the parameters are stored over; B is split over fsdp.
-
-  Returns:
-    A decorator. `held` is what `ternary_plan.collections` returns.
+    mesh: the mesh over which the parameters are stored; B is split over fsdp.
   """
 
   def decorate(function):

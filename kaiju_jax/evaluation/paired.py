@@ -1,9 +1,9 @@
-"""A run's results, and how two arms of an ablation differ, seed by seed.
+"""Measures a run, and compares two arms of an ablation seed by seed.
 
 An arm is one variant of an experiment. Two arms with the same seed share their
-first parameters and the order of their data, so that the difference within a
-seed says more than the difference of the means. With d_s the difference at seed
-s, over n seeds,
+first parameters and the order of their data, so that the differences within
+seeds vary less than the arms' means. With d_s the difference at seed s, over n
+seeds,
 
     mean(d) ± t(0.975, n - 1) · sd(d) / √n
 
@@ -27,9 +27,9 @@ def measures(
   """Returns a run's results.
 
   Args:
-    records: those of metrics.jsonl, in order.
-    last: how many steps at the run's end `loss` is the mean over. Only
-      recorded steps count; loop.log_every=1 records each.
+    records: the records of metrics.jsonl, in order.
+    last: how many steps at the run's end `loss` is the mean over. Only recorded
+      steps count; loop.log_every=1 records each.
 
   Returns:
     The mean as 'loss', and the last value of each 'eval_…'.
@@ -47,12 +47,12 @@ def measures(
 
 
 def mean(values: Sequence[float]) -> float:
-  """Returns the mean, NaN where there is none."""
+  """Returns the mean; NaN for no values."""
   return statistics.fmean(values) if values else math.nan
 
 
 def spread(values: Sequence[float]) -> float:
-  """Returns the sample standard deviation, NaN for fewer than two values."""
+  """Returns the sample standard deviation; NaN for fewer than two values."""
   if len(values) < 2 or not all(map(math.isfinite, values)):
     return math.nan
   return statistics.stdev(values)
@@ -91,7 +91,7 @@ def difference(
 
 
 def half_width(values: Sequence[float]) -> float:
-  """Returns half the 95 % t-interval of the mean, NaN for one value."""
+  """Returns half the 95 % t-interval of the mean; NaN for one value."""
   if len(values) < 2:
     return math.nan
   # Here, because scipy takes longer to import than everything above.

@@ -1,10 +1,10 @@
-"""Bits per byte: how many bits a language model needs per byte of unseen text.
+"""Computes bits per byte, the bits that a model needs per byte of unseen text.
 
     bits per byte = nats per token / ln 2 / (bytes per token)
 
 Bytes are those of the documents' UTF-8, so that models with different
-tokenizers compare. The yardstick is a model that knows how often each byte
-occurs and nothing else.
+tokenizers compare. The yardstick is a model that knows only how often each byte
+occurs.
 """
 
 import math
@@ -27,11 +27,11 @@ def unigram_bits_per_byte(training_counts, held_out_counts) -> float:
   """Returns the bits per byte of a byte-unigram model on held-out text.
 
   Its probabilities are the training text's frequencies, with one added to each
-  count: a byte that training did not see then has a finite cost.
+  count, so that a byte that training lacks has a finite cost.
 
   Args:
     training_counts: int[256], how often each byte occurs in the training text.
-    held_out_counts: int[256], the same of the held-out text.
+    held_out_counts: int[256], the same for the held-out text.
   """
   smoothed = np.asarray(training_counts, np.float64) + 1
   bits = -np.log2(smoothed / smoothed.sum())

@@ -1,8 +1,8 @@
-"""How sure a fraction of right answers is, and the difference of two.
+"""Computes confidence intervals of a fraction, and of a difference of two.
 
 Wilson's score interval (1927) holds a proportion that was estimated by `right`
-of `asked` independent questions, near 0 and 1 as well, where the normal
-approximation does not:
+of `asked` independent questions. Unlike the normal approximation it also holds
+near 0 and 1:
 
     (p + z²/2n ± z·√(p(1 − p)/n + z²/4n²)) / (1 + z²/n),    p = right / n
 
@@ -12,8 +12,8 @@ of the two Wilson intervals (l₁, u₁) and (l₂, u₂):
     p₁ − p₂ − √((p₁ − l₁)² + (u₂ − p₂)²)
     p₁ − p₂ + √((u₁ − p₁)² + (p₂ − l₂)²)
 
-It takes the two for independent. Where both answer the same questions, and find
-the same ones hard, the difference is surer than the interval says.
+It assumes that the two are independent. If both answer the same questions, and
+find the same ones hard, the difference is more certain than the interval says.
 """
 
 import math
@@ -56,8 +56,8 @@ def difference(
   """Returns p₁ − p₂ and its interval.
 
   Args:
-    first: right and asked.
-    second: the same of the one that is subtracted.
+    first: (right, asked) of p₁.
+    second: (right, asked) of p₂.
 
   Raises:
     ValueError: see `wilson`.

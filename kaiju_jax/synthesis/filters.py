@@ -1,7 +1,7 @@
-"""Which variations are kept, and why the others are not.
+"""Decides which variations are kept, and why the others are not.
 
-A variation is judged by rules in this order, and the first that it breaks is
-its verdict:
+A variation is a synthetic question about a passage and its answer. It is judged
+by rules in this order, and the first rule that it breaks is its verdict:
 
     form          question and answer have words, and came to their end
     grounded      the answer's words stand in the passage, one after another
@@ -10,8 +10,8 @@ its verdict:
                   log p(a | passage, q) − log p(a | q) ≥ δ
     repeated      no variation kept before asks the same with the same words
 
-A question that stands in an evaluation set is `LEAKED`; that is judged once for
-all variations, where they are written (`runs/synthesize.py`).
+A question that stands in an evaluation set is `LEAKED`; `runs/synthesize.py`
+judges that once for all variations, where it writes them.
 
 Words are compared without case and punctuation. The rules are our guess; the
 sources name none.
@@ -42,7 +42,7 @@ def judge(
   """Returns each variation's verdict: KEPT, or the rule that it breaks.
 
   Args:
-    passage: what all of them are about.
+    passage: the passage of all variations.
     variations: in order; a later one that repeats a kept one is dropped.
     settings: which rules apply.
   """
@@ -74,7 +74,7 @@ def _holds(text: tuple[str, ...], part: tuple[str, ...]) -> bool:
 
 
 def _repeats(one, other, settings) -> bool:
-  """Whether two variations have one answer and nearly one question."""
+  """Returns whether two variations share an answer and nearly a question."""
   if words(one.answer) != words(other.answer):
     return False
   ours, theirs = words(one.question), words(other.question)

@@ -1,4 +1,4 @@
-"""How a passage, a question and its answer are written as one text.
+"""Writes a passage, a question and its answer as one text.
 
     {header}{passage}              the root of a tree
     {question} …{answer} …{end}    a variation, one of its children
@@ -10,15 +10,15 @@ With the defaults:
     Q: Where was Ada born?
     A: London
 
-The generator that writes the variations continues this text: it has to know the
-form, because it was trained on it or because the header shows it. The sources
-say "augmented data with synthetic variations to sharpen question-answering
-skills" and no more; the form is our guess.
+The generator that writes the variations continues this text. It knows the form
+because it was trained on it, or because the header shows it. The sources say
+only "augmented data with synthetic variations to sharpen question-answering
+skills"; the form is our guess.
 """
 
 import dataclasses
 
-# What separates a marker from the words behind it. It belongs to the words,
+# The space between a marker and the words behind it. It belongs to the words,
 # because tokenizers merge a space with the word that follows it.
 _SPACE = ' '
 
@@ -28,7 +28,7 @@ class Form:
   """The text around passages, questions and answers.
 
   Attributes:
-    header: stands before each passage, such as worked examples.
+    header: stands before each passage; it may hold worked examples.
     question: opens a question.
     answer: opens its answer.
     end: ends the answer.
@@ -61,9 +61,9 @@ class Form:
     return f'{self.question}{_SPACE}{question}{self.answer}'
 
   def format_answer(self, answer: str) -> str:
-    """Returns what follows `asked`."""
+    """Returns the text that follows `format_question`'s."""
     return f'{_SPACE}{answer}{self.end}'
 
   def variation(self, question: str, answer: str) -> str:
-    """Returns a variation: what continues a passage."""
+    """Returns a variation, the text that continues a passage."""
     return self.format_question(question) + self.format_answer(answer)

@@ -1,11 +1,12 @@
-"""What a synthesis has done so far: one line per passage, appended whole.
+"""Keeps the journal of a synthesis: one line per passage, appended whole.
 
     {"settings": {…}, "generator": "…"}                      the first line
     {"passage": NAME, "variations": [{…, "verdict": …}, …]}  one per passage
 
-A killed synthesis leaves at most one line that is cut off; it is dropped, and
-its passage is asked again, which gives the same variations. Rejected variations
-stay in the journal with their verdicts, so that the rules can be audited.
+A killed synthesis leaves at most one incomplete line. The next one drops it and
+asks about its passage again, which gives the same variations. Rejected
+variations stay in the journal with their verdicts, so that the rules can be
+audited.
 """
 
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ Judged = list[tuple[variations_lib.Variation, str]]
 
 
 class Journal:
-  """Reads what a journal holds, and appends to it.
+  """Reads a journal, and appends to it.
 
   Args:
     path: the file; made where it does not exist.
-    head: what the synthesis is made of. A journal of another one is refused.
+    head: the synthesis's settings. A journal with another head is refused.
 
   Raises:
     OSError: the file cannot be read or written.
@@ -60,7 +61,7 @@ class Journal:
     return self._judged
 
   def append(self, passage: str, judged: Judged) -> None:
-    """Notes a passage's variations."""
+    """Records a passage's variations."""
     self._write(
       {
         'passage': passage,

@@ -1,4 +1,4 @@
-"""How variations are drawn and which are kept; imports no jax."""
+"""Configures how variations are drawn and which are kept; imports no jax."""
 
 import dataclasses
 import math
@@ -12,17 +12,18 @@ class Settings:
 
   Attributes:
     variations: how many questions are drawn per passage.
-    temperature: of questions and of first answers.
-    top_p: the same.
+    temperature: temperature of questions and of first answers.
+    top_p: their nucleus: the probability of the tokens from which they are
+      drawn.
     question_tokens: the most tokens of a question.
     answer_tokens: the most tokens of an answer.
-    grounded: keeps answers alone whose words stand in the passage.
-    consistent: keeps answers alone that the generator gives again, greedily.
+    grounded: keeps only answers whose words stand in the passage.
+    consistent: keeps only answers that the generator gives again, greedily.
     gain: the least log p(answer | passage, question) − log p(answer | question)
       in nats; −inf keeps all.
-    overlap: the largest share of words that two questions of a passage with the
-      same answer may have in common (Jaccard); 1 keeps all but equal ones.
-    seed: the seed that each variation's seed is made of.
+    overlap: the share of words (Jaccard) from which on two questions of a
+      passage with the same answer count as one; 1 drops only equal ones.
+    seed: the seed from which each variation's seed is made.
     form: the text around passages, questions and answers.
   """
 
@@ -39,7 +40,7 @@ class Settings:
   form: form_lib.Form = dataclasses.field(default_factory=form_lib.Form)
 
   def __post_init__(self):
-    """Refuses settings that cannot be meant.
+    """Refuses settings that are out of range or contradict each other.
 
     Raises:
       ValueError: names the field, its value and what would be right.

@@ -1,11 +1,11 @@
-"""A passage and its variations as one tree of text.
+"""Writes a passage and its variations as one tree of text.
 
 The passage is the root, each variation a child of it. Variations see the
-passage and not each other, and the passage's tokens stand in a row once:
+passage and not each other, and a row holds the passage's tokens once:
 
     P + Σ Q    tokens, where separate documents would take nP + Σ Q
 
-A line of the file is what `data/documents.py` reads, and keeps each variation's
+A line of the file can be read by `data/documents.py`. It keeps each variation's
 seed and scores beside its text.
 """
 

@@ -1,14 +1,14 @@
 """Asks a generator for questions about passages, and for their answers.
 
-Four passes over the same rows, each a batch of requests:
+Each of four passes is a batch of requests over the same rows:
 
     question   drawn, from the passage to the marker of the answer
     answer     drawn, up to the form's end
     again      the same question answered greedily
     scores     log p(answer | passage, question) and log p(answer | question)
 
-A variation's noise is that of (seed, name of the passage, its number): it does
-not depend on what else is asked, nor on where a synthesis was interrupted.
+A variation's noise depends on (seed, name of the passage, its number) alone,
+not on the other requests nor on where a synthesis was interrupted.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _GREEDY = sampling_lib.Sampling(temperature=0)
 
 
 class Passage(NamedTuple):
-  """A text that questions are asked about; its name is unique."""
+  """A text to ask questions about; its name is unique."""
 
   name: str
   text: str
@@ -36,14 +36,14 @@ class Passage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Variation:
-  """A question about a passage, and what the generator says to it.
+  """A question about a passage, and the generator's answers.
 
   Attributes:
     number: 0 … variations − 1.
-    seed: of its noise.
+    seed: seed of its noise.
     question: without the form's markers; '' where none came to its end.
-    answer: the drawn one; '' where none came to its end.
-    again: the greedy one.
+    answer: the drawn answer; '' where none came to its end.
+    again: the greedy answer.
     informed: log p(answer | passage, question) in nats, the form's end
       included; None where there is no answer.
     uninformed: log p(answer | question), the same without the passage.
@@ -59,14 +59,14 @@ class Variation:
 
   @property
   def gain(self) -> float | None:
-    """Returns how many nats the passage says about the answer."""
+    """Returns the nats of information on the answer in the passage."""
     if self.informed is None or self.uninformed is None:
       return None
     return self.informed - self.uninformed
 
 
 class _Draft(NamedTuple):
-  """A variation on its way, and the tokens of its passage."""
+  """An unfinished variation, and the tokens of its passage."""
 
   root_L: np.ndarray
   variation: Variation
@@ -85,7 +85,7 @@ def length(
   """Returns the tokens that a cache row needs for a passage's variations."""
   form = settings.form
   around = tokenizer.encode(form.format_question('') + form.format_answer(''))
-  # Decoded and encoded again, a text may have more tokens than were drawn.
+  # A text that is decoded and encoded again may have more tokens than before.
   drawn = 2 * (settings.question_tokens + settings.answer_tokens)
   return 1 + len(tokenizer.encode(form.root(passage))) + len(around) + drawn
 
@@ -94,9 +94,9 @@ class Author:
   """Draws variations.
 
   Args:
-    generator: what continues texts; its rows must have `length` tokens.
+    generator: the model; its rows must have at least `length` tokens.
     tokenizer: the generator's.
-    settings: how many, and how they are drawn.
+    settings: how many variations are drawn, and how.
   """
 
   def __init__(
@@ -111,11 +111,11 @@ class Author:
     self._form = settings.form
 
   def write(self, passages: Sequence[Passage]) -> list[list[Variation]]:
-    """Returns `settings.variations` of each passage, none filtered.
+    """Returns `settings.variations` variations per passage, none filtered.
 
     Raises:
       request.BadLogits: the model gave logits that are not numbers.
-      ValueError: a passage that its row of the cache has no room for.
+      ValueError: a passage that does not fit into its row of the cache.
     """
     count = self._settings.variations
     blank = [
@@ -134,7 +134,7 @@ class Author:
     passages: Sequence[Passage],
     variations: Sequence[Sequence[Variation]],
   ) -> list[list[Variation]]:
-    """Returns variations of each passage with `again` and scores made anew.
+    """Returns each passage's variations with new `again` and scores.
 
     Their questions and answers may come from anywhere.
 
@@ -171,14 +171,14 @@ class Author:
     return _set_field(drafts, 'question', texts)
 
   def _answered(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-    """Draws the answers of those that have a question."""
+    """Draws the answers of drafts that have a question."""
     samplings = [self._noise(draft.variation) for draft in drafts]
     return _set_field(
       drafts, 'answer', self._answers(drafts, samplings, 'question')
     )
 
   def _asked_again(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-    """Answers greedily what has an answer."""
+    """Draws greedy answers for drafts that have an answer."""
     greedy = [_GREEDY] * len(drafts)
     return _set_field(drafts, 'again', self._answers(drafts, greedy, 'answer'))
 

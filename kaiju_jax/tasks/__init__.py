@@ -1,7 +1,7 @@
-"""Tasks: the data that runs are trained and tested on.
+"""Tasks: the data on which runs are trained and tested.
 
-`registry.py` lists them. A task has rows, an evaluator and the objectives that
-its rows serve.
+A task has rows, an evaluator and the objectives that its rows serve.
+`registry.py` lists the tasks.
 
     needle      find the value behind a key, in letters or in text
     dialogues   invented conversations with characters, and questions about them

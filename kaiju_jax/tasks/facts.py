@@ -1,14 +1,14 @@
-"""Planted facts: invented persons whom synthetic questions are about.
+"""Invents persons and plants facts about them, for synthetic questions.
 
 Person i of a world has a name and a value for each attribute, drawn from (seed,
-i). All are words of one invented vocabulary, which say nothing of the
-attribute, so that only the passage tells which value is which:
+i). All are words of one invented vocabulary and do not reveal the attribute, so
+that only the passage tells which value is which:
 
     Teva Moli lives in Sano. Teva Moli studies Kera. …
 
-Each attribute can be asked in several phrasings. The last `UNSEEN` of them are
-in no training text: they are for evaluation. A model is asked with the passage
-before the question (reading), or without it (recall).
+Each attribute has several phrasings of its question. The last `UNSEEN` of them
+are in no training text; they are for evaluation. A model is asked with the
+passage before the question (reading), or without it (recall).
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ FORM = form_lib.Form()
 UNSEEN = 2
 
 _SYLLABLES = [c + v for c in 'bdfgklmnprstvz' for v in 'aeiou']
-# Every nineteenth of the words of two syllables: 258, spread over all of them.
+# Every nineteenth of the words of two syllables: 258, spread evenly.
 WORDS = tuple(
   f'{first}{second}'.capitalize()
   for first in _SYLLABLES
@@ -94,7 +94,7 @@ PHRASINGS = len(_ATTRIBUTES[0].phrasings)
 
 
 class Person(NamedTuple):
-  """One person: a name, and the value of each attribute."""
+  """A name, and the value of each attribute."""
 
   name: str
   values: tuple[str, ...]
@@ -154,7 +154,7 @@ def trees(seed: int, numbers: Sequence[int], count: int) -> Iterator[dict]:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """How many questions were answered with the right words."""
+  """The number of questions, and of those answered with the right words."""
 
   right: int
   asked: int
@@ -173,8 +173,8 @@ def score(
   Args:
     generator: the model.
     tokenizer: the model's.
-    seed: of the world.
-    numbers: of the persons.
+    seed: seed of the world.
+    numbers: numbers of the persons.
     phrasings: which phrasings, 0…PHRASINGS − 1.
     with_passage: whether the passage stands before the question.
   """
@@ -210,10 +210,10 @@ def score(
 
 
 def is_right(seed: int, number: int, question: str, answer: str) -> bool:
-  """Whether a question is one about the person, with its right answer.
+  """Returns whether a generated question and answer are right for a person.
 
-  For judging what a generator wrote: the question must be spelt as one of the
-  phrasings, and the answer must be its attribute's value.
+  The question must have the words of one of the phrasings, and the answer those
+  of its attribute's value.
   """
   one = person(seed, number)
   asked = filters.words(question)

@@ -1,4 +1,4 @@
-"""What a run can be trained and tested on: one registry, a row per task.
+"""Lists the tasks on which a run can be trained and tested, a row per task.
 
     text          files of text, or a mixture of several such sources, packed
                   into rows
@@ -8,8 +8,8 @@
     needle_text   a magic number hidden in natural text
 
 `data.task` names the row. A new task is a new row of `TASKS`. Its functions
-import what they need when they are called: numpy and jax cost seconds, and a
-check of a config should not wait for them.
+import modules when they are called, because numpy and jax take seconds to
+import and a check of a config should not wait for them.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ Evaluator = Callable[[Any], dict[str, float]]
 
 
 class Data(NamedTuple):
-  """What a task's data are, once they are read.
+  """A task's data, once they are read.
 
   Attributes:
     rows: a `loader.RowSource`, the training rows.
-    evaluator: (model, mesh) → (state → {name: value}), the readings on
-      held-out rows; None where nothing is held out.
-    text: {source: `same_text.describe`}, the text that the rows are made of;
-      None where they are made of none.
+    evaluator: (model, mesh) → (state → {name: value}), the readings on held-out
+      rows; None where nothing is held out.
+    text: {source: `same_text.describe`}, the text from which the rows are made;
+      None where they are not made from text.
   """
 
   rows: Any
@@ -52,9 +52,9 @@ class Task:
     load: returns an experiment's `Data`.
     texts: (experiment, B) → int32 [B, L], rows of the task, held-out where the
       run has held-out text.
-    objectives: names of the objectives whose extras its rows contain.
-    questions: returns the `needle.Task` whose questions a trained model is
-      asked, in held-out text if any; None for a task without questions.
+    objectives: names of the objectives whose extras the rows contain.
+    questions: returns the `tasks/needle/questions.Task` that asks a trained
+      model, in held-out text if any; None for a task without questions.
   """
 
   check: Callable[[experiment_lib.Experiment], None]
@@ -108,7 +108,7 @@ def rows(experiment: experiment_lib.Experiment) -> Any:
   """Returns the training rows, a `loader.RowSource`.
 
   Raises:
-    OSError, ValueError: what `Task.check` refuses, or text that is missing.
+    OSError, ValueError: see `check`; or text that is missing.
   """
   check(experiment)
   return task_of(experiment).load(experiment).rows
@@ -117,8 +117,8 @@ def rows(experiment: experiment_lib.Experiment) -> Any:
 def texts(experiment: experiment_lib.Experiment, count: int) -> Any:
   """Returns int32 [B, L]: the first held-out texts of a run, `count` of them.
 
-  They are as long as the run's rows. A run without held-out text gives texts
-  that it trained on, a needle run gives questions.
+  They are as long as the run's rows. Without held-out text they are texts on
+  which the run trains; for a needle run they are questions.
 
   Raises:
     OSError, ValueError: the text is missing, or has too few long documents.
@@ -127,7 +127,7 @@ def texts(experiment: experiment_lib.Experiment, count: int) -> Any:
 
 
 def questions(data: data_config.DataConfig) -> Any:
-  """Returns the `needle.Task` whose questions a trained model is asked.
+  """Returns the `tasks/needle/questions.Task` that asks a trained model.
 
   Raises:
     ValueError: `data.task` has no questions.
@@ -143,7 +143,7 @@ def questions(data: data_config.DataConfig) -> Any:
 
 
 def chance(data: data_config.DataConfig) -> float:
-  """Returns the accuracy of random guessing."""
+  """Returns the accuracy of random guesses."""
   return questions(data).chance
 
 
@@ -238,7 +238,7 @@ def _check_needle(experiment: experiment_lib.Experiment) -> None:
 
 
 def _curriculum(experiment: experiment_lib.Experiment):
-  """Returns the stages that a needle run trains on."""
+  """Returns the stages on which a needle run trains."""
   from kaiju_jax.tasks.needle import curriculum
 
   suggested = 'induction' if experiment.init == 'induction' else 'standard'
@@ -275,10 +275,10 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
     _curriculum(experiment),
   )
   if not experiment.loop.evaluate_every:
-    return Data(rows)  # The grid is asked at the end, by experiments.needle.
+    return Data(rows)  # experiments.needle asks the grid at the end.
 
   def evaluator(model, mesh) -> Evaluator:
-    del mesh  # Parameters are read where they lie.
+    del mesh  # Parameters are read on their own devices.
     from kaiju_jax.tasks.needle import along
     from kaiju_jax.training import token_count
 
@@ -293,7 +293,7 @@ def _load_needle(experiment: experiment_lib.Experiment) -> Data:
 
 @functools.lru_cache(maxsize=1)
 def _haystacks(path: str, held_out: float):
-  """Returns the text to train on, the text to ask in, and `Data.text`."""
+  """Returns the training text, the text for questions, and `Data.text`."""
   from kaiju_jax.data import same_text
   from kaiju_jax.data import text
   from kaiju_jax.data import tokenizer
@@ -329,7 +329,7 @@ def _load_dialogues(experiment: experiment_lib.Experiment) -> Data:
 
 
 def _dialogue_texts(experiment: experiment_lib.Experiment, count: int):
-  """Rows of dialogues that no run trains on."""
+  """Returns rows of dialogues on which no run trains."""
   import numpy as np
 
   unseen = _dialogues(experiment, count).unseen()
@@ -360,7 +360,7 @@ def _sentences(data: data_config.DataConfig):
 
 
 def _question_texts(experiment: experiment_lib.Experiment, count: int):
-  """One question per row, in the middle of the distances that are asked."""
+  """Returns one question per row, at the middle of the distances."""
   import numpy as np
 
   length = experiment.data.length

@@ -1,4 +1,4 @@
-"""A teacher's targets beside a run's rows: what `data.teacher` names."""
+"""Checks and opens a teacher's targets, the store that `data.teacher` names."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
 
 
 def read_beside(experiment: experiment_lib.Experiment, corpus: Any) -> Any:
-  """Returns what `text.Rows` lays beside a training corpus; None for nothing.
+  """Returns the `beside` of `text.Rows` for a training corpus, if any.
 
   Raises:
     FileNotFoundError: a shard is missing.

@@ -1,7 +1,7 @@
-"""The text of a run: its sources, their corpora, and rows of them.
+"""Reads the text of a run: its sources, their corpora, and their rows.
 
-A run reads `data.path`, or each of `data.sources`, which it mixes. Held-out
-documents are kept per source.
+A run reads `data.path`, or it mixes `data.sources`. Documents are held out per
+source.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from kaiju_jax.training import experiment as experiment_lib
 
 
 class Source(NamedTuple):
-  """What `data.path`, or one of `data.sources`, holds.
+  """The text of `data.path`, or of one of `data.sources`.
 
   Attributes:
-    config: its name, path and weights; '' is the name of `data.path`.
+    config: its name, path and weights; the name of `data.path` is ''.
     training: the training `text.Corpus`.
-    unseen: the held-out one, measured; None where nothing is held out.
+    unseen: the held-out corpus, measured; None where nothing is held out.
   """
 
   config: data_config.SourceConfig
@@ -73,8 +73,8 @@ def describe(found: Sequence[Source]) -> dict[str, dict[str, Any]]:
   """Returns {source's name: `same_text.describe`}, for the loader's state.
 
   Raises:
-    ValueError: hosts have other texts, whose rows would not be one batch's;
-      names two of them.
+    ValueError: hosts have different texts, so that their rows would not be of
+      one batch; names two of them.
   """
   from kaiju_jax.data import same_text
   from kaiju_jax.training import agreement
@@ -94,9 +94,8 @@ def rows(
   """Returns the training rows, a `loader.RowSource`.
 
   Args:
-    experiment: whose text is read.
-    found: what `read` returned: one source's rows are its own, several make a
-      `mixture.Mixture`.
+    experiment: the experiment that reads the text.
+    found: the sources from `read`; several of them make a `mixture.Mixture`.
     total: rows of the whole run, over which the mixture's stages are spread.
 
   Raises:
@@ -139,8 +138,7 @@ def rows(
 def first(experiment: experiment_lib.Experiment, count: int) -> Any:
   """Returns int32 [B, L]: the first `count` long documents, cut to a row.
 
-  They are held-out ones where the run has any, and come from all sources in
-  turn.
+  They are held-out ones if the run has any, and come from all sources in turn.
 
   Raises:
     OSError, ValueError: the text is missing, or has too few long documents.
@@ -168,7 +166,7 @@ def first(experiment: experiment_lib.Experiment, count: int) -> Any:
 def _sources(
   data: data_config.DataConfig,
 ) -> tuple[data_config.SourceConfig, ...]:
-  """Returns `data.sources`, or the one without a name that `data.path` is."""
+  """Returns `data.sources`, or `data.path` as one source without a name."""
   only = data_config.SourceConfig('', data.path)
   return mix_file.resolve(data).sources or (only,)
 
@@ -181,7 +179,7 @@ def _alone(
 
 @contextlib.contextmanager
 def _name_source(source: data_config.SourceConfig) -> Iterator[None]:
-  """Adds to an error about a source's text which source it is."""
+  """Adds the source's name to an error about its text."""
   try:
     yield
   except (OSError, ValueError) as error:

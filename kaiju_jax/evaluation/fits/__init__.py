@@ -1,1 +1,1 @@
-"""Curves through measured losses, each with what speaks against it."""
+"""Fits of curves to measured losses, with reasons to doubt each fit."""

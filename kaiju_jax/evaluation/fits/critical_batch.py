@@ -1,4 +1,4 @@
-"""The largest batch that costs no loss, at several places of one run.
+"""Finds the largest batch that costs no loss, at several places of one run.
 
 From a checkpoint, branches train on equally many tokens with batches m times as
 large, at √m times the rate. The critical batch is the largest m up to which
@@ -17,13 +17,13 @@ from kaiju_jax.evaluation import paired
 
 
 class Critical(NamedTuple):
-  """What one place of the run allows.
+  """The critical batch of one place.
 
   Attributes:
     largest: the largest m within ε.
     excess: {m: mean relative excess over m = 1, paired by seed}.
     half_width: {m: half the 95 % interval of the excess; NaN for one seed}.
-    doubts: why it is not to be trusted, in words; empty if nothing is known.
+    doubts: reasons not to trust it, in words; empty if none are known.
   """
 
   largest: int
@@ -63,10 +63,10 @@ def critical(losses: Mapping[int, Sequence[float]], epsilon: float) -> Critical:
 
 
 def schedule(largest: Mapping[float, int], microbatches: int) -> str:
-  """Returns what `optimizer.batch` takes.
+  """Returns a value of `optimizer.batch`, such as '0:4 0.5:8'.
 
-  Batches do not fall: noise would let them, and the critical batch grows as
-  the loss falls.
+  Batches never shrink: only noise would shrink them, because the critical batch
+  grows as the loss falls.
 
   Args:
     largest: {fraction of the run's tokens: critical m}.

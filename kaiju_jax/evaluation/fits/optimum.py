@@ -1,19 +1,19 @@
-"""The best learning rate of a width, and how it moves with the width.
+"""Fits the best learning rate of a width, and its trend over widths.
 
 Near its lowest point the final loss is about a parabola in the logarithm of the
-rate; over widths W the best rate is about a power law:
+rate. Over widths W the best rate is about a power law:
 
     L(ln r) = L* + c·(ln r − ln r*)²          c > 0
-    ln r*(W) = a + b·ln W                     b = 0: one rate serves all
+    ln r*(W) = a + b·ln W                     b = 0: one rate fits all widths
 
 From the sources: "hyperparameter tweaks inspired by scaling laws", with no
-formula. The forms are our guess. A parabola is fitted to the rates within a
-factor of the lowest mean loss, because farther away divergence bends it.
-Intervals come from drawing the seeds again, with replacement.
+formula. The forms are our guess. The parabola is fitted only to rates within a
+factor of the one with the lowest mean loss, because farther away divergence
+bends it. Intervals come from drawing the seeds again, with replacement.
 
-A fit is not trusted where the lowest loss stands at the grid's edge, because
-the true optimum may be anywhere beyond, nor where the parabola reaches far
-below every loss that was measured.
+A fit is not trusted if the lowest loss stands at the grid's edge, because the
+true optimum may be anywhere beyond, or if the parabola reaches far below every
+measured loss.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 DRAWS = 1000
-_UNDER = 0.01  # How far below the measured losses a parabola may reach.
+_UNDER = 0.01  # The fraction by which a parabola may undercut the losses.
 
 
 class Optimum(NamedTuple):
@@ -32,7 +32,7 @@ class Optimum(NamedTuple):
     log_rate: ln r*.
     loss: L*.
     draws: float[draws], ln r* of the seeds drawn again; empty for one seed.
-    doubts: why it is not to be trusted, in words; empty if nothing is known.
+    doubts: reasons not to trust it, in words; empty if none are known.
   """
 
   log_rate: float
@@ -83,8 +83,8 @@ def optimum(
     log_rates: float[R], ln of the rates, rising; at least 3.
     losses: float[S, R], final loss of each seed at each rate. A loss that is
       not finite counts as the worst.
-    factor: rates within this factor of the lowest mean loss's are fitted, and
-      in any case its two neighbours.
+    factor: the fit uses the rates within this factor of the one with the lowest
+      mean loss, and always that rate's two neighbours.
     seed: the seed of the draws.
   """
   log_rates, losses = np.asarray(log_rates, float), np.asarray(losses, float)
@@ -104,7 +104,7 @@ def optimum(
 def _vertex(
   x: np.ndarray, y: np.ndarray, factor: float
 ) -> tuple[float, float, tuple[str, ...]]:
-  """Returns ln r*, L* and doubts; the lowest point where no parabola opens."""
+  """Returns ln r*, L* and doubts; the lowest point if no parabola fits."""
   lowest = int(np.argmin(y))
   if lowest in (0, len(x) - 1):
     end = 'lowest' if lowest == 0 else 'highest'

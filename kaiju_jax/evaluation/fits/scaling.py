@@ -1,15 +1,16 @@
-"""A scaling law through final losses, by variable projection.
+"""Fits a scaling law to final losses, by variable projection.
 
     L(N, D) = E + A / N^α + B / D^β
 
 N parameters, D training tokens (Hoffmann et al. 2022). Given α and β, the law
-is linear in E, A and B, which nonnegative least squares finds exactly; what is
-left to search is a plane (variable projection, as in arXiv 2603.22339). Squares
-are of relative errors, so that a small model's large loss does not decide.
+is linear in E, A and B, which nonnegative least squares finds exactly. The
+search then runs only over α and β (variable projection, as in arXiv
+2603.22339). The errors are relative, so that a small model's large loss does
+not dominate.
 
-A fit is not trusted where an exponent stands at its bound or a term at zero,
-where its bootstrap is wide, or where its residuals follow a curve in ln N and
-ln D that the law has no term for.
+A fit is not trusted if an exponent stands at its bound or a term at zero, if
+its bootstrap is wide, or if its residuals follow a curve in ln N and ln D that
+the law has no term for.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-BOUNDS = 0.02, 2.0  # What α and β may be.
-_GRID = 24  # Exponents per axis that the search begins with.
+BOUNDS = 0.02, 2.0  # The range of α and β.
+_GRID = 24  # Exponents per axis of the grid where the search begins.
 _DRAWS = 100
-_WIDE = 3.0  # Times that an exponent's interval may span.
+_WIDE = 3.0  # The largest trusted ratio of an exponent's interval's ends.
 _BENT = 0.01  # The residual test's level.
 
 
@@ -40,13 +41,13 @@ class Law(NamedTuple):
 
 
 class Fit(NamedTuple):
-  """A law and what is known about it.
+  """A law, and how certain it is.
 
   Attributes:
     law: the best law.
     residuals: float[R], loss / predicted − 1 of each run.
-    draws: laws of residuals drawn again.
-    doubts: why it is not to be trusted, in words; empty if nothing is known.
+    draws: laws that were fitted to resampled residuals.
+    doubts: reasons not to trust it, in words; empty if none are known.
   """
 
   law: Law
@@ -77,13 +78,13 @@ def fit(
     parameters: float[R], N of each run.
     tokens: float[R], D of each run.
     losses: float[R], its final loss.
-    with_e: whether the law has E; without it, the contrast.
-    draws: how often the residuals are drawn again.
-    seed: the draws' seed.
+    with_e: whether the law has E; without it, it serves as the contrast.
+    draws: how often the residuals are resampled.
+    seed: the seed of the resampling.
 
   Raises:
-    ValueError: fewer runs than the law has numbers, or fewer than three
-      different N or D, or a loss that is not finite and positive.
+    ValueError: fewer than six runs, fewer than three different N or D, or a
+      loss that is not finite and positive.
   """
   n, d, y = (np.asarray(x, float) for x in (parameters, tokens, losses))
   if len(y) < 6 or len(set(n)) < 3 or len(set(d)) < 3:
@@ -98,7 +99,8 @@ def fit(
   expected = law.at(n, d)
   residuals = y / expected - 1
   rng = np.random.default_rng(seed)
-  # A fit takes some of the noise: what is left is stretched by its freedom.
+  # A fit absorbs some of the noise: scale the residuals by its degrees of
+  # freedom.
   stretched = residuals * np.sqrt(len(y) / max(1, len(y) - 4 - with_e))
   drawn = tuple(
     _best(n, d, expected * (1 + rng.choice(stretched, len(y))), with_e, law)
@@ -113,7 +115,7 @@ def _best(n, d, y, with_e: bool, near: Law | None = None) -> Law:
   # Here, because scipy takes longer to import than everything above.
   from scipy import optimize
 
-  # In units of the geometric means all three columns are about 1.
+  # In units of the geometric means, all three columns are about 1.
   scale = np.exp([np.log(n).mean(), np.log(d).mean()])
 
   def projected(exponents):
@@ -168,7 +170,7 @@ def _doubts(law: Law, draws: Sequence[Law], with_e: bool) -> tuple[str, ...]:
 
 
 def _bends(n, d, residuals) -> tuple[str, ...]:
-  """Says whether residuals follow a curve, by an F test of squares of ln."""
+  """Returns a doubt if an F test finds a curve of ln N, ln D in residuals."""
   from scipy import stats
 
   x, z = np.log(n) - np.log(n).mean(), np.log(d) - np.log(d).mean()

@@ -1,14 +1,15 @@
-"""How well a small chat model answers as characters that it has not read of.
+"""Scores how well a small chat model answers as characters new to it.
 
-    asked(…)     the questions: prompts as a server makes them, and what a right
-                 answer holds
-    scored(…)    what the replies are worth
+    draw_questions(…)   prompts as a server makes them, with right answers
+    replies(…)          a model's replies to them
+    score(…)            the fractions of right and well-formed replies
 
-A question for a fact of the persona is right where the reply holds the fact's
-value, word for word. It is asked after the greeting, in a phrasing that the
-training dialogues have or in the one that they lack, of characters whose values
-they have or lack, and after a long conversation. All other replies are looked
-at for their form: whether they end by themselves, and are made of words.
+The reply to a question for a fact is right if it holds the fact's value, word
+for word. Such questions come after the greeting. Their phrasing is one that the
+training dialogues have, or the one that they lack; the characters have values
+that occur in training, or new ones. One question also comes after a long
+conversation. All other replies are judged by form: whether they end by
+themselves, and consist of words.
 """
 
 from collections.abc import Mapping
@@ -28,9 +29,9 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.tasks.dialogues import rows
 
-# Bytes within which a reply must end.
+# The most tokens of a reply.
 REPLY = 200
-# No training row is drawn from it (`rows.py` adds the run's seed to its own).
+# No training row is drawn from this seed (`rows.py` lists the others).
 _SEED = 2**33
 # Messages that no training dialogue has.
 OPEN = (
@@ -54,15 +55,16 @@ OPEN = (
 
 
 class Question(NamedTuple):
-  """A prompt, and what is looked for in its reply.
+  """A prompt, and the expected content of its reply.
 
   Attributes:
     kind: 'facts' or a variant of it (see `draw_questions`), or 'small talk',
       'open'.
     tokens: int32 [L], up to where the reply begins.
-    expects: what a right reply holds; '' where none is right or wrong.
-    catchword: what the character likes to exclaim; '' for nothing.
-    text: all that the prompt says.
+    expects: the text that a right reply holds; '' where no reply is right or
+      wrong.
+    catchword: the character's favourite exclamation; '' for none.
+    text: the whole prompt as text.
   """
 
   kind: str
@@ -74,18 +76,18 @@ class Question(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """What the replies to one kind of question are worth.
+  """Counts over the replies to one kind of question.
 
   Attributes:
     asked: replies.
-    ended: of these, those that end by themselves within REPLY bytes.
+    ended: those that end by themselves within REPLY tokens.
     clean: those without a control character or broken UTF-8.
     words: words of all replies.
-    known: of these, those of the dialogues' vocabulary or of the prompt.
+    known: words that are in the dialogues' vocabulary or in the prompt.
     facts: replies to questions that have a right answer.
-    right: of these, the right ones.
+    right: of `facts`, the right ones.
     exclaimers: replies of characters with a catchword.
-    exclaimed: of these, those that hold it.
+    exclaimed: of `exclaimers`, those that hold it.
   """
 
   asked: int = 0
@@ -111,7 +113,7 @@ def draw_questions(
     format: encodes messages.
     count: how many characters are asked.
     length: tokens of the longest prompt and its reply.
-    seed: of the draw.
+    seed: seed of the draw.
   """
   found = []
   for number in range(count):
@@ -185,11 +187,11 @@ def replies(
   """Returns the reply to each question.
 
   Args:
-    generator: with room for the longest prompt and REPLY tokens.
-    format: its tokenizer's.
-    questions: what is asked.
-    temperature: of sampling; 0 for the likeliest tokens.
-    seed: of the first reply; each further one has the next.
+    generator: the model, with room for the longest prompt and REPLY tokens.
+    format: the format of the generator's tokenizer.
+    questions: the questions.
+    temperature: temperature of sampling; 0 for the likeliest tokens.
+    seed: seed of the first reply; the seeds of the others follow.
   """
   return generator.generate(
     [
@@ -207,7 +209,7 @@ def replies(
 def score(
   questions: Sequence[Question], results: Sequence[request_lib.Result]
 ) -> Mapping[str, Score]:
-  """Returns {kind: what its replies are worth}."""
+  """Returns {kind: the counts over its replies}."""
   counts: dict[str, list[int]] = {}
   for question, result in zip(questions, results, strict=True):
     own = np.array(dataclasses.astuple(judge(question, result)))
@@ -216,7 +218,7 @@ def score(
 
 
 def judge(question: Question, result: request_lib.Result) -> Score:
-  """Returns what one reply is worth."""
+  """Returns the counts of one reply."""
   text = result.text
   prompt = set(vocabulary.words_of(question.text))
   words = vocabulary.words_of(text)
@@ -236,7 +238,7 @@ def judge(question: Question, result: request_lib.Result) -> Score:
 
 
 def _holds(words: Sequence[str], wanted: Sequence[str]) -> bool:
-  """Returns whether the wanted words stand in a row among the words."""
+  """Returns whether `wanted` occurs in `words` without gaps."""
   size = len(wanted)
   return any(
     words[begin : begin + size] == wanted

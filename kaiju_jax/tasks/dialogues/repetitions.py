@@ -1,15 +1,15 @@
-"""Rows of random tokens that repeat: what teaches a small model to copy.
+"""Makes rows of random tokens that repeat, which teach a small model to copy.
 
-A document is a run of random tokens, said several times over. From the second
-time on each token can be known, and by nothing but copying: what stood behind
-the same token before. A model whose initialization suggests the heads for it
-(`induction.py`) learns in some dozens of such rows to use them, and has not
-learned it from dialogues by the end of a run of minutes
+A document is a run of random tokens, repeated several times. From the second
+time on, a model can predict each token, and only by copying: the token that
+followed the same token before. A model whose initialization suggests the heads
+for copying (`evaluation/induction.py`) learns to use them from some dozens of
+such rows. Dialogues alone do not teach it by the end of a run of minutes
 (experiments/results/chat.md).
 
 The runs grow longer, so that the heads learn to look further back. Our guess:
-all of it; that induction heads copy, and can be drilled with repeated random
-tokens, is Olsson et al. (2022).
+all of it. That induction heads copy, and can be trained with repeated random
+tokens, is from Olsson et al. (2022).
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ import numpy as np
 
 from kaiju_jax.data import packing
 
-_SHORTEST, _SHORT = 3, 9  # Tokens of a run, from … to below.
-_TIMES = 2, 6  # How often a run is said, from … to below.
-_LEAST = 40  # Tokens that are worth another document.
+_SHORTEST, _SHORT = 3, 9  # Tokens of a short run, from … to below …
+_TIMES = 2, 6  # How often a run occurs, from … to below …
+_LEAST = 40  # The least room for another document, in tokens.
 
 
 def row(
@@ -33,11 +33,11 @@ def row(
   """Returns a row.
 
   Args:
-    rng: what it is drawn from.
-    tokens: what a run may be made of.
+    rng: the source of all draws.
+    tokens: the tokens that a run may contain.
     bos_id: the token that opens a document.
-    length: tokens of the row, L.
-    longest: how many tokens more than a short run's a run may have.
+    length: L, tokens of the row.
+    longest: how many tokens longer than a short run a run may be.
   """
   pieces, left = [], length
   while left >= _LEAST or not pieces:
@@ -45,7 +45,7 @@ def row(
     run = rng.choice(tokens, size)
     said = np.tile(run, int(rng.integers(*_TIMES)))
     whole = np.concatenate([[bos_id], said])[:left].astype(np.int32)
-    # The run's first time is a surprise, and so is where it begins again.
+    # The run's first occurrence cannot be predicted, nor where it begins again.
     weights = (np.arange(len(whole)) >= size + 2).astype(np.float32)
     pieces.append(packing.Piece(whole, None, weights, len(pieces)))
     left -= len(whole)

@@ -1,12 +1,13 @@
-"""Rows of invented dialogues, tokenized as a server prompts.
+"""Makes rows of invented dialogues, tokenized as a server prompts.
 
-A document is a character's prefix and a tree of messages (`data/dialogues.py`):
-what is said about a character is read once for all that is said with it. Each
-row is filled with such documents and drawn when it is asked for: rows[i] is a
-function of the seed and of i, there is no end of them, and none is stored.
+A document is a character's prefix and a tree of messages
+(`data/dialogues/talk.py`), so that a model reads a description once for all
+messages below it. Each row is filled with such documents and drawn when it is
+read: rows[i] is a function of the seed and of i, the rows never end, and none
+is stored.
 
 A run begins with rows of repetitions (`repetitions.py`), from which a model
-learns to copy, and has ever fewer of them.
+learns to copy. Their share falls during the run.
 """
 
 from collections.abc import Iterator
@@ -25,20 +26,20 @@ from kaiju_jax.tasks.dialogues import repetitions
 # A row has at least this many tokens: the longest character, a greeting and an
 # exchange.
 LEAST = 1024
-# The weight of a token's loss, by who says it: a model is asked for replies,
-# and learns words from all of it. (Our guess.)
+# The weight of a token's loss, by role: replies are what the model is for, but
+# it learns words from all of the text. (Our guess.)
 WEIGHTS = {'system': 0.1, 'user': 0.3, 'assistant': 1.0}
-# How many of the rows are one long document instead of two halves.
+# The fraction of the rows that are one long document instead of two halves.
 _LONG = 0.7
-# How many characters have values that nobody can guess.
+# The fraction of the characters whose values are random words.
 _MIXED = 0.6
-# Repetitions. Over a run, from its beginning (0) to its end (1): their share of
-# the rows, and how many tokens their runs may have more than short ones. The
+# Repetitions over a run, from its beginning (0) to its end (1): their share of
+# the rows, and how many tokens longer than short ones their runs may be. The
 # runs are short until a model can copy.
 _SHARE = ((0.1, 0.2, 0.5), (1.0, 0.2, 0.05))
 _LONGEST = ((0.07, 0.12), (0, 160))
-# How many documents name the user; how many begin after the greeting was
-# dropped from a long history.
+# The fraction of the documents that name the user, and of those that lack the
+# greeting, as if a long history had dropped it.
 _NAMED, _DROPPED = 0.3, 0.1
 # Seeds of training rows are smaller (`runs/train.py`).
 _UNSEEN = 2**32
@@ -48,7 +49,7 @@ _TEXTS = 2**34
 def fields_of(
   persona: personas.Persona, greeting: str = ''
 ) -> card_fields.Fields:
-  """Returns a persona as a person would write it."""
+  """Returns a persona as the fields of a character's card."""
   return card_fields.Fields(
     name=persona.name,
     description=persona.description,
@@ -64,7 +65,7 @@ def document(
   """Returns a character and a tree of messages, at most `room` tokens.
 
   Args:
-    rng: what it is drawn from.
+    rng: the source of all draws.
     format: encodes messages.
     room: tokens; LEAST are enough for any character.
   """
@@ -95,12 +96,12 @@ def document(
 def head(
   persona: personas.Persona, format: chat.Format, user: str = ''
 ) -> np.ndarray:
-  """Returns what stands before a conversation's first message, int32 [L].
+  """Returns the tokens before a conversation's first message, int32 [L].
 
   Args:
     persona: the character.
     format: encodes messages.
-    user: the user's name, '' for no word about it.
+    user: the user's name; '' leaves it out.
   """
   prefix_L = prompt.prefix(fields_of(persona), format)
   begun = prompt.conversation(prefix_L, (), format, prompt.PREFIX, user)
@@ -111,8 +112,8 @@ def texts(count: int, room: int = 3000) -> Iterator[str]:
   """Yields dialogues as text, to train a tokenizer on.
 
   Args:
-    count: of them.
-    room: bytes of the messages of each.
+    count: number of dialogues.
+    room: bytes of each dialogue's messages.
   """
   for number in range(count):
     rng = np.random.default_rng((_TEXTS, number))
@@ -135,15 +136,15 @@ class Rows:
     seed: int = 0,
     has_repetitions: bool = True,
   ):
-    """Draws no row yet.
+    """Makes the source; draws no row.
 
     Args:
       format: encodes messages.
-      count: rows of a whole run; further ones are like its last, and repeat
-        none.
+      count: rows of a whole run; later rows are new, and drawn as its last ones
+        are.
       length: tokens per row, at least LEAST.
       seed: the seed of every draw.
-      has_repetitions: whether there are rows to learn copying from.
+      has_repetitions: whether some rows are repetitions.
 
     Raises:
       ValueError: rows too short for a character and an exchange.
@@ -158,7 +159,7 @@ class Rows:
     self._length = length
     self._seed = seed
     self._has_repetitions = has_repetitions
-    # What a run of random tokens may be made of: text.
+    # The tokens of text, from which runs of random tokens are drawn.
     self._text = np.setdiff1d(
       np.arange(format.tokenizer.vocab_size), format.stop_tokens
     )
@@ -167,7 +168,7 @@ class Rows:
     return self._count
 
   def unseen(self) -> 'Rows':
-    """Returns rows drawn from a seed that no run trains with."""
+    """Returns rows of dialogues from a seed with which no run trains."""
     return Rows(
       self._format, self._count, self._length, _UNSEEN + self._seed, False
     )
@@ -201,7 +202,7 @@ def _join(
   """Returns messages below each other as one tree.
 
   Args:
-    parts: (the message that it follows, who says it, its tokens) of each.
+    parts: (index of the message above, role, tokens) of each message.
   """
   parents, weights, ends, size = [], [], {-1: -1}, 0
   for index, (parent, role, tokens_L) in enumerate(parts):

@@ -1,1 +1,1 @@
-"""The needle: rows, curriculum, questions, reports and figures."""
+"""The needle task: its rows, curriculum, questions and reports."""

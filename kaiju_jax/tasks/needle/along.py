@@ -1,10 +1,11 @@
-"""What the needle's arms know along their training, not only at its end.
+"""Reads an arm's accuracy on needles at every evaluation of its training.
 
-The grid of `questions.py` is asked once, of a trained model. Here a run is
-read at every evaluation: its accuracy on a smaller set of questions, and how
-far the heads of `circuit.py` have come on unseen documents of the stage that
-the curriculum has reached. So a table can say after how many tokens an arm
-finds its needles (`learning.py`), and which head came first.
+(An arm is one variant of the experiment.) The grid of `questions.py` is asked
+once, of a trained model. The evaluator here reads a run on a smaller set of
+questions as it trains. It also reads the attention of the heads that
+`circuit.py` describes, on unseen documents of the curriculum's current stage.
+So a table can say after how many tokens an arm finds its needles
+(`evaluation/learning.py`), and which head came first.
 """
 
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from kaiju_jax.tasks.needle import circuit
 from kaiju_jax.tasks.needle import curriculum
 from kaiju_jax.tasks.needle import questions as needle
 
-# Questions per depth, 11 depths. The seed is no training seed's neighbour, so
-# that what is asked along the way is not asked again at the end.
+# Questions per depth, 11 depths. The seed is far from training seeds, so that
+# the questions are not those asked at the end.
 _QUESTIONS = 12
 _SEEDS = (2**31, 0)
 _ROWS = 16  # Unseen rows of the stage.
@@ -32,13 +33,14 @@ def evaluator(
 ) -> Callable[[Any, int], dict[str, float]]:
   """Returns (params, row) → readings, `row` being the next training row.
 
-  They are `accuracy`, at `length` tokens with the most distractors that fit;
-  `answered`, the fraction of right answers in unseen documents of the stage;
-  and `previous_<layer>` and `match_<layer>` (`circuit.Heads.best`) on those.
+  The readings are `accuracy`, at `length` tokens with the most distractors that
+  fit; `answered`, the fraction of right answers in unseen documents of the
+  stage; and `previous_<layer>` and `match_<layer>` on these
+  (`circuit.Heads.best`).
 
   Args:
     model: the transformer.
-    rows: the run's training rows; those that are read have another seed.
+    rows: the run's training rows; the unseen ones are drawn from another seed.
     length: tokens per question.
   """
   task = needle.Pairs()

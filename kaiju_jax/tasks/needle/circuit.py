@@ -1,16 +1,16 @@
-"""How far a model has built the two heads that find a needle.
+"""Measures the attention of the two heads that find a needle.
 
 Induction takes two heads in two layers (Elhage et al. 2021; Olsson et al.
 2022). A *previous-token head* tells each value which key stands before it. A
-*match head* in a later layer looks from a repeated key to the values that stood
-behind its earlier copies. Both can be read off the attention weights:
+*match head* in a later layer looks from a repeated key to the values behind the
+key's earlier copies. Both show in the attention weights:
 
     previous = mean weight that values put on the token before them
     match    = mean weight that repeated keys put on those values
 
-A layer counts with its best head. Uniform attention over n visible tokens reads
-1/n. Layers that share keys and values still have queries of their own, so that
-each has its own readings.
+A layer's reading is that of its best head. Uniform attention over n visible
+tokens reads 1/n. Layers that share keys and values still have queries of their
+own, so that each has its own readings.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ class Heads(NamedTuple):
   """Readings of one model, [layers, H]: fractions of attention, 0…1.
 
   Attributes:
-    previous: of values, on the token before.
-    match: of repeated keys, on the values behind their earlier copies.
+    previous: weight of values on the token before them.
+    match: weight of repeated keys on the values behind their earlier copies.
   """
 
   previous: np.ndarray
@@ -97,10 +97,10 @@ def reader(
 
 
 def targets(rows: packing.Batch) -> tuple[np.ndarray, np.ndarray]:
-  """Returns where match heads and previous-token heads should look.
+  """Returns the targets of match heads and of previous-token heads.
 
-  Both are float32 [B, L, M], 1 where query L should look at key M. They know
-  nothing of windows: a local layer reads low for what is out of its reach.
+  Both are float32 [B, L, M], 1 where query L should look at key M. They ignore
+  windows: a local layer reads low for targets out of its reach.
   """
   tokens_BL = np.asarray(rows.tokens_BL)
   source_BL = np.asarray(rows.source_BL)
@@ -111,7 +111,7 @@ def targets(rows: packing.Batch) -> tuple[np.ndarray, np.ndarray]:
   before_BLM = one_document_BLM & is_previous_LM & is_value_BL[:, :, None]
   same_BLM = tokens_BL[:, :, None] == tokens_BL[:, None, :]
   same_BLM &= np.isin(tokens_BL, needle.KEYS)[:, :, None] & one_document_BLM
-  # From a key's column to that of the value behind it.
+  # Move from a key's column to that of the value behind it.
   behind_BLM = np.zeros_like(same_BLM)
   behind_BLM[:, :, 1:] = same_BLM[:, :, :-1]
   is_earlier_LM = np.tri(length, k=-1, dtype=bool)

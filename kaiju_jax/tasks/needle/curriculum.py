@@ -1,12 +1,12 @@
-"""Training rows for the needle: a curriculum from short rows to long ones.
+"""Makes training rows for the needle: a curriculum of growing documents.
 
-A model that starts on long rows sees too few matches to learn that keys match
-at all. So documents grow, and the short ones are streams of repeated pairs in
-which a third of the tokens carry loss. Each initialization has its own
-curriculum; both were found by trying. From the initialization of
-`induction.py`, 400 steps of 1,024 tokens are enough. From the standard one the
-model must find induction first, and it does so with a small pool of keys that
-grows.
+A model that starts on long documents sees too few matches to learn that keys
+match at all. So documents grow. The short ones are streams of repeated pairs,
+in which a third of the tokens carry loss. Each initialization has its own
+curriculum; both were found by trial. From the initialization of
+`evaluation/induction.py`, 400 steps of 1,024 tokens are enough. From the
+standard one the model must find induction first, which a small, growing pool of
+keys makes possible.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,9 @@ class Stage:
 
   Attributes:
     length: tokens per document; a row packs as many documents as it holds.
-    share: part of the run's rows, in units of the sum over the curriculum.
+    share: part of the run's rows, relative to the sum over the curriculum.
     needles: fewest and most different keys in a document.
-    streams: fraction of the documents that are streams; the others are
-      batches.
+    streams: fraction of the documents that are streams; the others are batches.
     filler: fraction of a stream that is filler.
     pool: how many keys, and as many values, documents draw from.
   """
@@ -40,17 +39,16 @@ class Stage:
   pool: int = len(needle.KEYS)
 
 
-# A few streams go on to the end. Batches hardly ask for the nearest needles,
-# and a model with short windows, which finds no others, would forget them.
+# A few streams remain to the end. Batches hardly ask for the nearest needles,
+# which are all that a model with short windows finds and which it would forget.
 _SUGGESTED = (
   Stage(32, 120, needles=(2, 6), streams=1.0, filler=0.0),
   Stage(64, 60, needles=(4, 12), streams=1.0, filler=0.3),
   Stage(128, 60, needles=(12, 16), streams=0.25, filler=0.3),
   Stage(256, 160, needles=(12, 16), streams=0.25, filler=0.3),
 )
-# The model finds matching among a few keys within one window, and carries it
-# over to more keys. Then documents of four windows leave loss only where global
-# layers can help.
+# The model learns to match a few keys within one window, and then more keys.
+# In documents of four windows, loss then remains only where global layers help.
 _FOUND = (
   Stage(16, 300, needles=(2, 4), streams=1.0, filler=0.0, pool=8),
   Stage(16, 75, needles=(2, 6), streams=1.0, filler=0.0, pool=12),
@@ -63,7 +61,7 @@ _FOUND = (
   Stage(128, 100, needles=(12, 16), streams=0.25, filler=0.3),
   Stage(256, 250, needles=(12, 16), streams=0.25, filler=0.3),
 )
-# The first stage of _FOUND alone: whether and when matching is found.
+# The first stage of _FOUND alone: tests when a model learns to match, if ever.
 _FIRST = _FOUND[:1]
 CURRICULA = {
   'induction': _SUGGESTED,
@@ -75,9 +73,9 @@ CURRICULA = {
 def document(rng: np.random.Generator, stage: Stage) -> packing.Piece:
   """Draws one training document, with weight 1 on each answer and 0 elsewhere.
 
-  A *stream* repeats a few pairs, drawn with replacement, scattered in filler:
-  every repeat of a key is a question. A *batch* is a body of needles, and then
-  each needle once more in another order.
+  A *stream* repeats a few pairs, drawn with replacement, scattered in filler;
+  every repeat of a key is a question. A *batch* is a body of needles, followed
+  by each needle once more in another order.
   """
   count = int(rng.integers(stage.needles[0], stage.needles[1] + 1))
   if rng.random() < stage.streams:
@@ -97,14 +95,14 @@ def document(rng: np.random.Generator, stage: Stage) -> packing.Piece:
 
 
 def _stream(rng, stage: Stage, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which pairs stand in a stream, and where each starts."""
+  """Returns the pairs of a stream, and where each starts."""
   pairs = int((stage.length - 1) * (1 - stage.filler)) // 2
   start = 1 + needle.scatter(rng, 1, pairs, 2, stage.length - 1)[0]
   return rng.integers(count, size=pairs), start
 
 
 def _batch(rng, stage: Stage, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which pairs stand in a batch, and where each starts."""
+  """Returns the pairs of a batch, and where each starts."""
   body = stage.length - 1 - 2 * count
   start = 1 + needle.scatter(rng, 1, count, 2, body)[0]
   questions = 1 + body + 2 * np.arange(count)
@@ -115,10 +113,9 @@ def _batch(rng, stage: Stage, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Rows:
-  """The curriculum as a row source: short documents first, packed.
+  """The curriculum as a row source; a row's number decides its stage.
 
   All rows are equally long, so that the whole curriculum is one compiled step.
-  A row's number says which stage it belongs to.
   """
 
   def __init__(
@@ -128,7 +125,7 @@ class Rows:
     seed: int = 0,
     curriculum: Sequence[Stage] = CURRICULA['induction'],
   ):
-    """Stretches the curriculum over a run.
+    """Spreads the curriculum over a run.
 
     Args:
       count: rows of the run.
@@ -156,7 +153,7 @@ class Rows:
     return self._count
 
   def unseen(self) -> 'Rows':
-    """Returns the same stages drawn from a seed that no run trains with."""
+    """Returns the same stages drawn from a seed with which no run trains."""
     return Rows(self._count, self._length, 2**32 + self._seed, self._curriculum)
 
   def stage(self, index: int) -> Stage:

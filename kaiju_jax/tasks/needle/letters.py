@@ -6,11 +6,11 @@ The question is a small letter that stood before; the answer is its capital:
     4;cK07.aB1,…cK;9…aB2…   c → K
 
 A corpus of such documents is files of text. So a run has held-out documents and
-a teacher's store as any run on text has, which `data.task='needle'` has not.
-Eight letters, of which short documents have two or three, are found within
-minutes from a standard initialization, where 64 keys are not (`curriculum.py`).
-Chance is one capital in eight, and one in the document's few for a model that
-does not match letters.
+a teacher's store like any run on text, which `data.task='needle'` lacks. There
+are eight letters, and short documents have two or three. A model learns to
+match these within minutes from a standard initialization; it does not learn 64
+keys (`curriculum.py`). Chance is one capital in eight; a model that does not
+match letters but picks one of the document's capitals is right more often.
 """
 
 import os
@@ -30,7 +30,7 @@ SHORTEST = 16  # Bytes of a document.
 
 
 class Letters:
-  """The task that the grid asks; implements `questions.Task`."""
+  """The task for the grid; implements `questions.Task`."""
 
   chance = CHANCE
 
@@ -63,7 +63,7 @@ class Letters:
 
 
 def document(rng: np.random.Generator, size: int) -> str:
-  """Draws a text of `size` bytes: a few needles, each of them several times."""
+  """Draws a text of `size` bytes: a few needles, each several times."""
   count = int(rng.integers(2, min(len(KEYS), 1 + size // 7) + 1))
   pairs = min(size // 2, count * int(rng.integers(2, 9)))
   tokens = rng.choice(FILLER, size)
@@ -77,15 +77,15 @@ def document(rng: np.random.Generator, size: int) -> str:
 def write(
   path: str | os.PathLike, documents: int, length: int, seed: int = 0
 ) -> None:
-  """Writes a .jsonl file of documents; whole or not at all.
+  """Writes a .jsonl file of documents, whole or not at all.
 
-  Their sizes spread evenly over the logarithm: it is in short documents that
-  matching is found, and in long ones that it has to reach.
+  Their sizes are log-uniform: a model learns to match in short documents, and
+  to reach far in long ones.
 
   Args:
     path: the file.
-    documents: how many.
-    length: tokens of the longest, BOS included; at least 17.
+    documents: number of documents.
+    length: tokens of the longest document, BOS included; at least 17.
     seed: the seed of every draw.
 
   Raises:

@@ -1,12 +1,12 @@
-"""The needle in a haystack: a synthetic task, and the grid it is asked on.
+"""The needle in a haystack: a synthetic task, and its grid of questions.
 
 A needle is two tokens, `key value`, at a random place in random filler. The
 query is the key once more, as the last token; the answer is the value. The
 vocabulary is BOS, 64 keys, 64 values, and filler; chance is one value in 64.
 The keys of a row differ, and so do its values. A model that answers with any
 value of the row is right one time in two with one distractor (another needle),
-and one time in nine with eight distractors. So eight distractors test whether
-the model matches keys.
+and one time in nine with eight. So eight distractors test whether the model
+matches keys.
 
 A question's needle is placed by its *distance*, the query's index less the
 value's (1: adjacent), or by its *depth*: 0 % is right behind BOS, 100 % right
@@ -14,8 +14,8 @@ before the question.
 
 The sources compare sliding windows with full attention on needles and give no
 task: this one and its grid are ours. From the initialization that suggests
-induction (`induction.py`) the results are about reach, not about how induction
-emerges.
+induction (`evaluation/induction.py`) the results are about reach, the distance
+over which layers carry information, and not about how induction emerges.
 """
 
 from collections.abc import Callable
@@ -54,11 +54,11 @@ def scatter(
 
   Args:
     rng: numpy's generator.
-    rows: how many independent draws.
+    rows: number of independent draws.
     count: things per row.
     size: tokens per thing.
-    room: tokens that the things may lie in.
-    wall: tokens before a boundary that no thing may lie across.
+    room: tokens in which the things may lie.
+    wall: tokens before a boundary across which no thing may lie.
 
   Returns:
     int64[rows, count], the first token of each thing, ascending.
@@ -95,7 +95,7 @@ def _ways(count: int, size: int, room: int) -> int:
 
 
 def _arrange(rng, rows: int, count: int, size: int, room: int) -> np.ndarray:
-  """Draws one of these ways per row: things shrink to one token, then grow."""
+  """Draws a way per row: things shrink to one token, and grow again."""
   order = rng.random((rows, room - count * (size - 1))).argsort(axis=1)
   order = np.sort(order[:, :count], axis=1)
   return order + (size - 1) * np.arange(count)[None, :]
@@ -113,8 +113,8 @@ class Questions(NamedTuple):
   """Rows that end in a question.
 
   Attributes:
-    tokens_BL: int32; it holds the answer without its last token.
-    answers_BA: int32, what the last A positions should predict.
+    tokens_BL: int32; the answer except its last token is the row's end.
+    answers_BA: int32, the right predictions at the last A positions.
   """
 
   tokens_BL: np.ndarray
@@ -122,7 +122,7 @@ class Questions(NamedTuple):
 
 
 class Task(Protocol):
-  """What the grid needs of a task: `Pairs`, and the sentences of `text.py`."""
+  """A task for the grid: `Pairs`, `letters.Letters` or `text.Sentences`."""
 
   chance: float  # Accuracy of a guess.
 
@@ -130,7 +130,7 @@ class Task(Protocol):
     """Returns the smallest and the largest distance in a row."""
 
   def fits(self, length: int, distractors: int) -> bool:
-    """Whether a row holds so many needles at every distance."""
+    """Returns whether a row holds so many distractors at every distance."""
 
   def questions(
     self,
@@ -152,7 +152,7 @@ class Pairs:
     return 1, length - 3
 
   def fits(self, length: int, distractors: int) -> bool:
-    # Where the needle leaves odd rooms on both sides, one token stays unused.
+    # If the needle leaves odd rooms on both sides, one token stays unused.
     return 2 * distractors + 1 <= length - 4
 
   def questions(
@@ -181,14 +181,14 @@ class Pairs:
 
 
 class Cell(NamedTuple):
-  """Questions of one kind.
+  """A cell of the grid: questions with equal settings.
 
   Attributes:
     length: tokens per row.
-    depth: where the needle lies, in per cent.
-    distance: the same in tokens from the query.
+    depth: the needle's depth in per cent.
+    distance: the needle's distance in tokens.
     distractors: other needles in the row.
-    count: how many questions.
+    count: number of questions.
   """
 
   length: int
@@ -199,14 +199,14 @@ class Cell(NamedTuple):
 
 
 class Record(NamedTuple):
-  """What one trained arm (one layout of the comparison) answered in one cell.
+  """The result of one trained arm (one variant of the model) in one cell.
 
   Attributes:
     arm: name of the arm.
     seed: the seed of the arm's training.
     length, depth, distance, distractors: the cell's values.
     accuracy: fraction of right answers.
-    count: how many questions.
+    count: number of questions.
   """
 
   arm: str
@@ -220,12 +220,12 @@ class Record(NamedTuple):
 
 
 def cells(task: Task, length: int, count: int) -> list[Cell]:
-  """Returns the grid and the curve together, each question asked once.
+  """Returns the cells of the grid and the curve, each once.
 
-  Verdicts quote the trained length with most distractors, at all depths and at
-  the nearest distances: each of those cells has `count` questions. All other
-  cells have a quarter of them, and an eighth beyond the trained length, where
-  a question costs twice as much.
+  The verdicts quote the trained length with most distractors, at all depths and
+  at the nearest distances; each of those cells has `count` questions. Other
+  cells of the trained length or shorter have at most a quarter of them. Longer
+  ones have an eighth, because a question costs twice as much there.
   """
   fewer, fewest = max(1, count // 4), max(1, count // 8)
   merged = {}
@@ -256,8 +256,8 @@ def grid(
   the needles.
 
   Args:
-    task: what is asked.
-    length: the trained one.
+    task: the task.
+    length: the trained length.
     count: questions per cell.
     beyond: questions per cell beyond the trained length; a quarter of `count`
       by default.
@@ -280,8 +280,8 @@ def grid(
 def curve(task: Task, length: int, count: int) -> list[Cell]:
   """Returns the curve along the distance at the trained length.
 
-  The eight nearest distances one by one with `count` questions each, then
-  sixteen spaced evenly in their logarithm with half as many.
+  It has the eight nearest distances with `count` questions each, then sixteen
+  that are evenly spaced in their logarithm with half as many each.
   """
   nearest, farthest = task.distances(length)
   near = range(nearest, nearest + NEAREST)
@@ -306,12 +306,11 @@ def ask(
   """Yields each cell with the fraction of its questions answered right.
 
   Args:
-    answer: (tokens_BL, A) to the tokens [B, A] predicted at the last A
+    answer: (tokens_BL, A) → the tokens [B, A] predicted at the last A
       positions; called once per length, with all questions of that length.
     task: draws the questions.
-    cells: what to ask; their order does not change what is drawn.
-    seeds: the seeds that the questions are drawn from. Arms that are compared
-      are asked with the same.
+    cells: the cells; their order does not change the draws.
+    seeds: the seeds of the questions. Arms that are compared get the same ones.
   """
   for _, group in itertools.groupby(
     sorted(cells, key=lambda cell: cell.length), lambda cell: cell.length

@@ -1,10 +1,10 @@
-"""What the needle's records say: a table, and a verdict on each arm.
+"""Reports the needle's records: a table, and a verdict on each arm.
 
-An arm is one layout of the comparison. The accuracy over several cells is that
-of all their questions together, and its 95 % interval is Wilson's
-(`proportion.py`). The interval is only about the questions: another training
-seed gives another model. Where there are several seeds, the worst one stands
-beside the mean.
+An arm is one variant of the model. The accuracy over several cells is that of
+all their questions together, and its 95 % interval is Wilson's
+(`evaluation/proportion.py`). The interval accounts only for the draw of
+questions; another training seed gives another model. Where there are several
+seeds, the worst one stands beside the mean.
 """
 
 from collections.abc import Iterable
@@ -19,18 +19,18 @@ import rich.table
 from kaiju_jax.evaluation import proportion
 from kaiju_jax.tasks.needle import questions as needle
 
-# Points below full attention that still count as finding what it finds.
+# Points below full attention that still count as equal to it.
 TOLERANCE = 2.0
 
 
 class Setting(NamedTuple):
-  """What the arms of one comparison have in common.
+  """The settings that the arms of one comparison share.
 
   Attributes:
     length: the trained length, in tokens.
     window: the window of their local layers, in tokens, the query included.
-    windows_reach: tokens that a stack of nothing but local layers looks back,
-      layers · (window − 1).
+    windows_reach: the reach of a stack of local layers alone, layers · (window
+      − 1) tokens.
     nearest: the smallest distance of the task.
     chance: accuracy of a guess among all possible answers.
     note: how the arms were initialized.
@@ -48,8 +48,8 @@ class Score(NamedTuple):
   """Right answers among questions, of all seeds together.
 
   Attributes:
-    right: how many.
-    asked: how many questions.
+    right: number of right answers.
+    asked: number of questions.
     worst: accuracy of the worst seed.
   """
 
@@ -70,7 +70,7 @@ class Lost(NamedTuple):
   """How far an arm is below full attention, over the seeds that both have.
 
   Attributes:
-    points: percentage points of accuracy lost; negative where it is above.
+    points: percentage points of accuracy lost; negative where the arm is above.
     low, high: the 95 % interval of `points` (Newcombe's).
     most: points of the seed that loses most.
   """
@@ -82,7 +82,7 @@ class Lost(NamedTuple):
 
 
 def note(inits: Mapping[str, str]) -> str:
-  """Returns what must be said beside every result, from {arm: init}."""
+  """Returns the caveat for every result, from {arm: init}."""
   others = [arm for arm, init in inits.items() if init != 'induction']
   if len(others) == len(inits):
     said = 'Trained from a standard initialization.'
@@ -120,7 +120,7 @@ def score(records: Iterable[needle.Record]) -> Score | None:
 def on_grid(
   records: Iterable[needle.Record], length: int, distractors: int
 ) -> list[needle.Record]:
-  """Returns the records of one length's depths."""
+  """Returns the records at the depths of one length."""
   return [
     record
     for record in records
@@ -133,7 +133,7 @@ def on_grid(
 def on_curve(
   records: Iterable[needle.Record], length: int, distractors: int
 ) -> list[needle.Record]:
-  """Returns the records along the distance at the trained length, sorted."""
+  """Returns the records along the distance at `length`, sorted."""
   return sorted(
     (
       record
@@ -148,12 +148,13 @@ class Summary(NamedTuple):
   """One arm at the trained length; with eight distractors except for `easy`.
 
   Attributes:
-    all: over the depths.
+    all: score over the depths.
     easy: the same with one distractor.
-    near: over the eight nearest distances.
-    within: over the depths that windows without a global layer would reach.
-    beyond: over the other depths; None where there are none.
-    lost: against full attention; None without it.
+    near: score over the eight nearest distances.
+    within: score over the depths that windows without a global layer would
+      reach.
+    beyond: score over the other depths; None where there are none.
+    lost: loss against full attention; None without it.
   """
 
   all: Score
@@ -188,7 +189,7 @@ def summarize(
 
 
 def _full(arm: str) -> str:
-  """Full attention of the same variant: 'full_toy' for 'kaiju_toy'."""
+  """Returns the arm of full attention: 'full_toy' for 'kaiju_toy'."""
   _, line, variant = arm.partition('_')
   return f'full{line}{variant}'
 
@@ -260,7 +261,7 @@ def _near(setting: Setting) -> str:
 
 
 def _percent(score: Score | None) -> str:
-  """The accuracy, its interval below it, and the worst seed if it differs."""
+  """Returns the accuracy, its interval, and the worst seed if it differs."""
   if score is None:
     return ''
   mean, worst = (
@@ -282,7 +283,7 @@ def _points(lost: Lost | None) -> str:
 
 
 def _outwards(low: float, high: float) -> str:
-  """An interval in whole numbers that holds the exact one."""
+  """Returns an interval of whole numbers that holds the exact one."""
   low, high = math.floor(low), math.ceil(high)
   return f'{low}–{high}'.replace('-', '−')
 
@@ -297,7 +298,7 @@ def verdict(
 
   Args:
     records: the records of all arms.
-    arm: whose verdict.
+    arm: the arm of the verdict.
     setting: the comparison's setting.
     reach: tokens that the arm looks back; None for everything.
   """
@@ -320,7 +321,7 @@ def _quote(score: Score) -> str:
 
 
 def _against_full(lost: Lost) -> str:
-  """Says what the interval, and not only the figure, implies about 2 points."""
+  """Returns the loss, and whether its interval lies within 2 points."""
   sign = 'below' if lost.points >= 0 else 'above'
   bounds = f'{lost.low:.1f} … {lost.high:.1f}'.replace('-', '−')
   if lost.high <= TOLERANCE:

@@ -5,13 +5,13 @@
 
 Tokens are bytes. A needle is one such sentence between any two bytes of real
 text; the distractors are sentences with other cities and other numbers. The
-question repeats the sentence up to the number. An answer is right where all its
+question repeats the sentence up to the number. An answer is right if all its
 digits are. Every city has six letters, so that all needles are equally long.
 The distance is the index of the question's last byte less that of the needle's
 first digit.
 
-Questions are asked in held-out text. The sentence is the one that is common in
-public needle tests; the rest is ours.
+Questions are asked in held-out text. The sentence is common in public needle
+tests; the rest is ours.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ _NAMES = (
 CITIES = tuple(_NAMES.split())
 DIGITS = 5
 CHANCE = 10.0**-DIGITS
-# Weight of an answer's digit in the loss, where a byte of the haystack weighs
-# one: answers are only a few bytes of a row.
+# Weight of an answer's digit in the loss; a byte of the haystack has weight 1.
+# Answers are only a few bytes of a row.
 ANSWER_WEIGHT = 10.0
 
 _ASK = ' The magic number for %s is '
@@ -62,11 +62,11 @@ def sentences(
   """Draws needles whose cities and numbers differ within each row.
 
   Returns:
-    The bytes, int32[rows, count, SIZE], and the digits among them,
-    int32[rows, count, DIGITS].
+    The bytes, int32[rows, count, SIZE], and the digits among them, int32[rows,
+      count, DIGITS].
   """
   cities = needle.distinct(rng, rows, count, range(len(CITIES)))
-  # The first two digits differ, so that the numbers do.
+  # The numbers differ because their first two digits do.
   first = needle.distinct(rng, rows, count, range(100))
   rest = rng.integers(10, size=(rows, count, DIGITS - 2))
   numbers = np.concatenate(
@@ -88,7 +88,7 @@ class Haystack:
   """Real text that may be cut anywhere."""
 
   def __init__(self, tokens: np.ndarray):
-    """Takes bytes, and makes a newline of each BOS between documents."""
+    """Takes bytes, and replaces each BOS between documents by a newline."""
     tokens = tokens.astype(np.int32)
     tokens[tokens == tokenizer.Bytes.bos_id] = ord('\n')
     self._tokens = tokens
@@ -96,7 +96,7 @@ class Haystack:
   def cut(self, rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
     """Returns int32[rows, size], each row cut at a random place.
 
-    At its end the text starts again from its beginning.
+    A cut that passes the text's end continues at its beginning.
     """
     first = rng.integers(len(self._tokens), size=(rows, 1))
     columns = (first + np.arange(size)[None]) % len(self._tokens)
@@ -106,10 +106,10 @@ class Haystack:
 def haystacks(
   corpus: text.Corpus, held_out: float
 ) -> tuple[Haystack, Haystack]:
-  """Returns text to train on, and text to ask in.
+  """Returns text to train on, and text for questions.
 
-  The text to ask in is the last `held_out` of all bytes, so that a folder with
-  a single file will do. With held_out=0 both are the same text.
+  The text for questions is the last `held_out` of all bytes, so that a folder
+  with a single file is enough. With held_out=0 both are the same text.
 
   Args:
     corpus: the bytes of all documents.
@@ -123,7 +123,7 @@ def haystacks(
 def fill(
   rng: np.random.Generator, haystack: Haystack, starts: np.ndarray, room: int
 ) -> np.ndarray:
-  """Returns int32[rows, room]: text, with gaps where needles will lie."""
+  """Returns int32[rows, room]: text, with gaps for needles at `starts`."""
   rows, count = starts.shape
   hidden = np.zeros((rows, room), bool)
   columns = starts[:, :, None] + np.arange(SIZE)[None, None]
@@ -134,7 +134,7 @@ def fill(
 
 
 class Sentences:
-  """The task that the grid asks; implements `questions.Task`."""
+  """The task for the grid; implements `questions.Task`."""
 
   chance = CHANCE
 
@@ -145,8 +145,8 @@ class Sentences:
     return SIZE - 1, length - DIGITS - 1 - ASK_SIZE
 
   def fits(self, length: int, distractors: int) -> bool:
-    # The needle that is asked for divides the room, which can leave a gap too
-    # short for another one.
+    # The question's needle divides the room, which can leave a gap too short
+    # for another needle.
     room = self._body(length) - SIZE
     return distractors * SIZE + SIZE - 1 <= room
 
@@ -185,7 +185,7 @@ class Stage:
 
   Attributes:
     divisor: how many documents a row holds.
-    share: part of the run's rows, in units of the sum over the curriculum.
+    share: part of the run's rows, relative to the sum over the curriculum.
   """
 
   divisor: int
@@ -207,7 +207,7 @@ class Rows:
   def __init__(
     self, haystack: Haystack, count: int, length: int, seed: int = 0
   ):
-    """Stretches the curriculum over a run.
+    """Spreads the curriculum over a run.
 
     Args:
       haystack: training text.
