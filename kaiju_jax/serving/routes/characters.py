@@ -5,8 +5,8 @@ the model (description, scenario, lore, …) is the author's alone.
 """
 
 from collections.abc import Sequence
-import json
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from starlette import requests as http
@@ -51,8 +51,8 @@ async def list_all(request: http.Request) -> responses.Response:
 async def create(request: http.Request) -> responses.Response:
   """POST /v1/characters: from fields, or from a card in JSON or PNG."""
   context, caller = await asking.authorize(request)
-  written, notes, is_public = await _read_body(request, context, caller)
-  return await _publish(context, caller, written, notes, None, bool(is_public))
+  written, is_public = await _read_body(request, context, caller)
+  return await _publish(context, caller, written, None, bool(is_public))
 
 
 async def show(request: http.Request) -> responses.Response:
@@ -66,12 +66,11 @@ async def publish(request: http.Request) -> responses.Response:
   """PUT /v1/characters/{id}: publishes a new version."""
   context, caller = await asking.authorize(request)
   character, _ = await _find(context, caller, request)
-  written, notes, is_public = await _read_body(request, context, caller)
+  written, is_public = await _read_body(request, context, caller)
   return await _publish(
     context,
     caller,
     written,
-    notes,
     character.id,
     character.is_public if is_public is None else is_public,
   )
@@ -169,13 +168,27 @@ async def _find(
   return character, version
 
 
+class _Written(NamedTuple):
+  """What a body says of a character, what was left out of it, its prefix."""
+
+  fields: card_fields.Fields
+  notes: Sequence[str]
+  tokens: np.ndarray
+
+
 async def _read_body(
   request: http.Request, context: context_lib.Context, caller: auth.Caller
-) -> tuple[card_fields.Fields, Sequence[str], bool | None]:
-  """Returns what a body says of a character, and what was left out of it."""
+) -> tuple[_Written, bool | None]:
+  """Returns a character, and whether all may see it, if the body says so."""
   kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
   body = await asking.body(request, context, caller, bodies.MOST_OF_CARD)
-  return await context.run_aside(len(body), lambda: _parse(kind, body))
+
+  def work():
+    fields, notes, is_public = _parse(kind, body)
+    tokens = _prefix(context, fields)
+    return _Written(fields, notes, tokens), is_public
+
+  return await context.run_aside(len(body), work)
 
 
 def _parse(
@@ -200,18 +213,16 @@ def _parse(
 
 
 async def _publish(
-  context, caller, written, notes, name: str | None, is_public: bool
+  context, caller, written: _Written, name: str | None, is_public: bool
 ) -> responses.Response:
   """Stores a version, and answers with it."""
-  size = len(json.dumps(card_fields.dump(written)))
-  tokens = await context.run_aside(size, lambda: _prefix(context, written))
-  context.limits.prompt(caller.owner, len(tokens), caller.rate)
-  await _check(context, caller, written, is_public)
+  context.limits.prompt(caller.owner, len(written.tokens), caller.rate)
+  await _check(context, caller, written.fields, is_public)
   version = await context.run_store(
     context.store.publish,
     caller.owner,
-    written,
-    tokens,
+    written.fields,
+    written.tokens,
     context.model.digest,
     character=name,
     is_public=is_public,
@@ -219,7 +230,7 @@ async def _publish(
   character = await context.run_store(
     context.store.character, caller.owner, version.character
   )
-  body = _show(character, version, caller) | {'notes': list(notes)}
+  body = _show(character, version, caller) | {'notes': list(written.notes)}
   return responses.JSONResponse(body, 200 if name else 201)
 
 

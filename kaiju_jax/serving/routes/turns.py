@@ -133,9 +133,9 @@ async def make_turn(
     version, salt = await context.run_store(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
   room = context.model.length - (chat.limit or 1)
-  _refuse_long(context, messages, room)
 
   def recalled():
+    _refuse_long(context, messages, room)
     root = context.model.digest + (version.digest if version else '')
     turns, place = context.memo.recall(caller.owner, root, messages)
     return _encode(context, version, turns, room), _new(turns), place
