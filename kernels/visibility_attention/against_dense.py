@@ -1,9 +1,9 @@
-"""Visibility attention against the same attention written plainly.
+"""Compares visibility attention with the same attention in plain jnp.
 
-The contender is what one writes without a kernel: einsum, where, softmax,
-einsum, over a causal mask of L×M, either keeping the weights for the backward
-pass or recomputing them (`jax.checkpoint`), whichever is faster. One step is
-the output and all three gradients, in float32.
+The plain one is einsum, where, softmax, einsum over a causal mask of L×M. It
+runs twice: once it keeps the weights for the backward pass, once it recomputes
+them (`jax.checkpoint`). A step computes the output and all three gradients, in
+float32.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
 
 def seconds(shape: Shape, repeats: int) -> dict[str, float]:
-  """Returns the median seconds of a step, for each way of writing it."""
+  """Returns the median seconds of a step, {contender: seconds}."""
   keys = jax.random.split(jax.random.key(0), 4)
   values = [
     jax.random.normal(key, x.shape, x.dtype)
@@ -45,7 +45,7 @@ def seconds(shape: Shape, repeats: int) -> dict[str, float]:
 
 
 def temporary_bytes(name: str, shape: Shape) -> int:
-  """Returns what the compiled step holds besides its operands and results."""
+  """Returns the bytes that a compiled step needs for intermediate results."""
   return compile_step(name, shape).memory_analysis().temp_size_in_bytes
 
 
@@ -59,7 +59,7 @@ def operands(shape: Shape) -> list[jax.ShapeDtypeStruct]:
 
 
 def compile_step(name: str, shape: Shape) -> jax.stages.Compiled:
-  """Returns a contender's step: operands -> out, (dq, dk, dv)."""
+  """Compiles a contender's step, a function operands -> out, (dq, dk, dv)."""
   attend = {
     OURS: _ours,
     DENSE: _dense,

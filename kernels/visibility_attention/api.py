@@ -6,15 +6,16 @@
     out[q] = Σ exp(scale · q · k - lse[q]) · v
 
 One KV head serves all H query heads (multi-query attention, as the sources
-have it everywhere). q, k and v are floats or int8 codes with a scale: q one
-per token and head [B, L, H]; k and v one per token [B, M] or per channel [K].
-Where q and k are both codes with token scales, QKᵀ is an int8 dot with an
-int32 sum, and PV runs in `dtype` on dequantized values: half-int8 attention,
-which the sources shipped. The softmax is in float32.
+have it everywhere). q, k and v are floats, or int8 codes with scales: q has one
+scale per token and head [B, L, H]; k and v have one per token [B, M] or per
+channel [K]. Where q and k are both codes with scales per token, QKᵀ is an int8
+dot with an int32 sum, and PV runs in `dtype` on dequantized values: half-int8
+attention, which the sources shipped. The softmax is in float32.
 
 A query that sees nothing gets out = 0, lse = 0 and no gradient. A query that
-sees a key with NaN or inf in its k or v gets out = lse = NaN. What a query does
-not see changes nothing, whatever it holds (`nonfinite`).
+sees a key with NaN or inf in its k or v gets out = lse = NaN. A key that a
+query does not see never changes that query's results, even if the key holds NaN
+(`nonfinite`).
 """
 
 import functools
@@ -34,7 +35,7 @@ RUNS_ON = {
   'chunked': dispatch.ANYWHERE,
   'pallas_gpu': ('gpu',),
   'pallas_tpu': ('tpu',),
-  # Chosen by name only, as they have not been timed on a GPU.
+  # Never the default, because they have not been timed on a GPU.
   'mosaic_gpu': ('gpu',),
   'triton_kernel': ('gpu',),
 }
@@ -58,7 +59,7 @@ def forward(
   dtype=None,
   implementation=None,
 ):
-  """Returns the output and the log of the softmax's sum.
+  """Returns the output and lse, the log-sum-exp of each query's logits.
 
   Args:
     q_BLHK: queries, float or int8.
@@ -137,10 +138,10 @@ def backward(
   v_scale=None,
   implementation=None,
 ):
-  """Returns the gradients of `forward` by its dequantized operands.
+  """Returns `forward`'s gradients with respect to its dequantized operands.
 
   Args:
-    q_BLHK … position_BM, window … implementation: as `forward` had them.
+    q_BLHK … position_BM, window … implementation: as for `forward`.
     out_BLHK: what `forward` returned.
     lse_BLH: what `forward` returned.
     dout_BLHK: cotangent of out.
@@ -203,7 +204,9 @@ def attention(
   scale,
   implementation=None,
 ):
-  """`forward` on floats with `backward` as its gradient; lse has one too.
+  """Returns `forward` of floats, differentiable through out and lse.
+
+  `backward` computes its gradient.
 
   Args:
     q_BLHK: queries, float.

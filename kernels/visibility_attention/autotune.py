@@ -3,10 +3,10 @@
     python -m kaiju_jax.kernels.visibility_attention.autotune
 
 It searches at the largest preset's shape, with and without a window, in
-bfloat16 and in half-int8; our guess is a quarter of an hour. Winners go to
-`tuned.json` beside this file, where `blocks.py` reads them. On a GPU each
-kernel is tuned alone: while blocks of dq are tried, dk and dv keep theirs. On a
-TPU all kernels share their blocks.
+bfloat16 and in half-int8. Our guess is that this takes a quarter of an hour.
+Winners go to `tuned.json` beside this file, where `blocks.py` reads them. On a
+GPU each kernel is tuned alone: while the search tries blocks for dq, dk and dv
+keep theirs. On a TPU all kernels share their blocks.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ Tried = blocks.Tiles | blocks.TpuTiles | blocks.MosaicTiles | blocks.Values
 
 
 def kinds(platform: str) -> list[str]:
-  """Returns the kernels of a platform whose blocks can be searched for here."""
+  """Returns the kernels of a platform that this machine can tune."""
   if platform == 'gpu':
     optional = [blocks.TRITON] if importlib.util.find_spec('jax_triton') else []
     return [*blocks.GPU_KINDS, *optional, blocks.MOSAIC, blocks.VALUES]
@@ -46,7 +46,7 @@ def kinds(platform: str) -> list[str]:
 
 
 def candidates(kind: str) -> list[Tried]:
-  """Returns blocks to try, without most of those that registers cannot hold."""
+  """Returns blocks to try; leaves out most that registers cannot hold."""
   if kind == TPU:
     return [
       blocks.TpuTiles(rows, keys)
@@ -59,7 +59,7 @@ def candidates(kind: str) -> list[Tried]:
       blocks.MosaicTiles(keys, stages)
       for keys, stages in ((64, 2), (64, 4), (128, 1), (128, 2))
     ]
-  marching = ((64, 4), (64, 8), (128, 8))  # With the warps that share it.
+  marching = ((64, 4), (64, 8), (128, 8))  # (size, warps)
   if kind == 'dkv':
     sizes = [
       (rows, keys, warps)
@@ -130,7 +130,7 @@ def search(
     kind: one of `kinds`. 'dq' and 'dkv' are timed within the backward pass, a
       TPU's blocks within both passes.
     tried: blocks for that kernel.
-    repeats: rounds.
+    repeats: rounds, each timing every candidate once.
   """
   arrays, scales, dout_BLHK, dlse_BLH = bench.operands(shape)
   implementation = _IMPLEMENTATIONS[kind]
@@ -147,7 +147,7 @@ def search(
       TPU: lambda: (forward(), backward()),
     }.get(kind, forward)
     with blocks.trying(type(tried[0])(**fields), kind):
-      call()  # Traced here, while the blocks are those to try.
+      call()  # Traces while `trying` sets the blocks.
     return call
 
   return tuned.search([each._asdict() for each in tried], run, repeats)

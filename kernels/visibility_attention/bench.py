@@ -1,15 +1,15 @@
-"""Every implementation and every peer at the presets' own shapes.
+"""Benchmarks every implementation and every peer at the presets' shapes.
 
     python -m kaiju_jax.kernels.visibility_attention.bench [--json=PATH]
 
 On a CPU nothing is timed. The table holds the operations and bytes that a shape
-needs, and for the GPU's and the TPU's kernels the pairs of tiles that they
-visit and that they have to visit. On an accelerator each row is timed against
-the others of its shape, and compared with the reference at 2,048 tokens.
+needs, and for the GPU's and the TPU's kernels how many pairs of tiles they
+visit and how many they have to visit. On an accelerator the implementations of
+a shape are timed side by side, and compared with the reference at 2,048 tokens.
 
 The backward pass needs five products per visible pair, the forward pass two.
-The kernels compute seven in the backward pass, as both of its halves recompute
-two.
+The kernels compute seven in the backward pass, because each of its halves
+recomputes QKᵀ and dout · vᵀ.
 """
 
 from collections.abc import Iterator
@@ -32,18 +32,18 @@ from kaiju_jax.kernels.visibility_attention import shapes
 
 _PASSES = {'forward': ('forward',), 'backward': ('dq', 'dkv')}
 _PRODUCTS = {'forward': 2, 'backward': 5}
-# Tokens of a row that is compared with the reference, whose mask is dense.
+# Tokens per row in the comparison with the reference, whose mask is dense.
 _COMPARED = 2048
 
 
 def measure(
   repeats: int, named: dict[str, shapes.Shape] = shapes.SHAPES
 ) -> list[report.Row]:
-  """Returns the rows of both passes at each shape.
+  """Returns the report's rows of both passes at each shape.
 
   Args:
     repeats: rounds, each timing every contender once.
-    named: the shapes.
+    named: shapes by name.
   """
   return [
     row for name in named for row in _of_shape(name, named[name], repeats)
@@ -80,7 +80,7 @@ def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
 def tiles(
   shape: shapes.Shape, part: str, implementation: str
 ) -> tuple[int, int]:
-  """Returns the pairs of tiles that a kernel visits and has to visit.
+  """Returns how many pairs of tiles a kernel visits, and how many it has to.
 
   Args:
     shape: the attention's shape.
@@ -102,7 +102,7 @@ def _counts(shape, rows, keys, shared):
 
 
 def _gpu_tiles(shape, kind):
-  """Rows and keys of a tile, and the tiles that share a list."""
+  """Returns rows and keys per tile, and how many tiles share a list."""
   rows, keys, *_ = blocks.gpu(
     kind,
     rows=shape.length * shape.heads,
@@ -116,7 +116,7 @@ def _gpu_tiles(shape, kind):
 
 
 def _tpu_tiles(shape, kind):
-  """The same for a TPU, where all kernels have the same tiles."""
+  """Returns the same for a TPU, where all kernels have the same tiles."""
   del kind
   rows, keys = blocks.tpu(
     length=shape.length,
@@ -133,7 +133,7 @@ _COUNTED = {'pallas_gpu': _gpu_tiles, 'pallas_tpu': _tpu_tiles}
 
 
 def _bytes(shape, part) -> int:
-  """Bytes of all operands and results, each once."""
+  """Returns the bytes of all operands and results, each counted once."""
   q = shape.batch * shape.length * shape.heads
   k = shape.batch * shape.length
   one = 1 if shape.coded else 2
@@ -147,7 +147,7 @@ def _bytes(shape, part) -> int:
 
 
 def _ours(shape) -> list[str]:
-  """The kernel of this platform, and plain XLA where it takes no minutes."""
+  """Returns the platform's kernels, and `chunked` where it is quick enough."""
   here = dispatch.platform()
   kernels = [
     name
@@ -159,7 +159,7 @@ def _ours(shape) -> list[str]:
 
 
 def _contenders(shape, ours):
-  """Calls of both passes by name; one that fails is reported on stderr."""
+  """Returns calls of both passes by name; prints failures on stderr."""
   floats, _, dout_BLHK, _ = operands(shape._replace(coded=False))
   makers = {name: functools.partial(_own, shape, name) for name in ours}
   makers |= peers.available(shape, *floats, dout_BLHK)
@@ -229,7 +229,7 @@ def calls(shape: shapes.Shape, implementation: str):
 
 
 def _errors(shape, ours) -> dict[tuple[str, str], float]:
-  """Largest error against the reference, of the largest value, in float32."""
+  """Returns errors against the reference, relative to its largest value."""
   shape = shape._replace(length=min(shape.length, _COMPARED), batch=1)
   arrays, scales, dout_BLHK, dlse_BLH = operands(shape)
   names = {'q_scale_BLH': 0, 'k_scale': 1, 'v_scale': 2}

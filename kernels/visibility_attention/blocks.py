@@ -1,7 +1,7 @@
-"""Which implementation and which block sizes suit a shape. Pure Python.
+"""Chooses the implementation and the block sizes for a shape, in pure Python.
 
 The sizes of `chunked` were measured on a CPU with
-`experiments.benchmarks.attention`. Those of the GPU kernels follow from the
+`experiments.benchmarks.attention`. The sizes of the GPU kernels follow from the
 registers that their compilers report, those of `pallas_tpu` from its compiler's
 schedules. Where `autotune` has measured on the device at hand, its winners
 replace them.
@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 from kaiju_jax.kernels import tuned
 
-# With up to this many logits per head a dense block is as fast as a march.
+# Up to this many logits per head the reference is as fast as `chunked`.
 _DENSE = 128 * 128
-# Logits that one step of a march holds: a few MiB of float32, about a cache.
+# Logits in one step of a march (`chunked.py`): 2 MiB of float32, which fit into
+# a CPU's cache.
 _LOGITS = 2**19
-# The kernel of a platform that has one.
+# The default kernel of each platform that has one.
 _KERNELS = {'gpu': 'pallas_gpu', 'tpu': 'pallas_tpu'}
-# Tokens whose query tiles share a list of key blocks.
+# Tokens, at most, of several query tiles that share a list of key blocks.
 _PLAN_TOKENS = 8
 
 
@@ -33,7 +34,7 @@ class Sizes(NamedTuple):
   Attributes:
     I: queries per block.
     J: keys per block.
-    Z: blocks that march together.
+    Z: blocks that march together (`chunked.py` says how).
   """
 
   I: int
@@ -44,10 +45,10 @@ class Sizes(NamedTuple):
 def implementation(
   platform: str, length: int, memory: int, head_dim: int
 ) -> str:
-  """Returns the platform's kernel, or the faster one in plain XLA.
+  """Returns the platform's kernel, or the faster implementation in plain XLA.
 
-  Heads of more than 256 channels are left to XLA, as neither a GPU program nor
-  a TPU's vector memory has room for a tile of them.
+  Heads of more than 256 channels go to XLA, because neither a GPU program nor a
+  TPU's vector memory has room for a tile of them.
   """
   if platform in _KERNELS and head_dim <= 256:
     return _KERNELS[platform]
@@ -55,10 +56,11 @@ def implementation(
 
 
 def sizes(length: int, memory: int, heads: int, window: int | None) -> Sizes:
-  """Returns block sizes for `length` queries of `heads` heads, `memory` keys.
+  """Returns `chunked`'s blocks for `length` queries and `memory` keys.
 
-  A block is about half as long as a query looks back, on average of a causal
-  row: smaller ones are more steps, larger ones compute more unseen pairs.
+  A block is about half as long as the average distance that a causal query
+  looks back. Smaller blocks need more steps, larger ones compute more unseen
+  pairs.
   """
   reach = memory // 2 if window is None else min(window, memory)
   target = min(max(reach // 2, 32), 256)
@@ -74,7 +76,7 @@ class Tiles(NamedTuple):
     rows: rows per query tile, all heads of a few tokens; a power of two.
     keys: keys per key block; a power of two.
     warps: warps per program.
-    stages: how many visited blocks are in flight.
+    stages: visited blocks that are loaded or multiplied at once.
   """
 
   rows: int
@@ -87,11 +89,11 @@ class Tiles(NamedTuple):
 GPU_KINDS = ('forward', 'dq', 'dkv')
 TRITON = 'triton_forward'
 MOSAIC = 'mosaic_forward'
-# When `pallas_gpu` makes floats of values.
+# The choice when `pallas_gpu` turns values into floats; see `Values`.
 VALUES = 'values'
 
-# Keyed by the bytes of a key in floats: the largest tiles that H100's registers
-# hold without a spill. Compiled, not timed.
+# The largest tiles that H100's registers hold without a spill, by the bytes of
+# a key in floats. Compiled, not timed.
 _GPU = {
   256: {
     'forward': Tiles(128, 128, 8, 2),
@@ -119,9 +121,9 @@ def trying(
   """Traces kernels of `kinds` with these blocks.
 
   Args:
-    tiles: blocks.
-    kinds: some of GPU_KINDS, TRITON, MOSAIC, VALUES and 'tpu'; the default is
-      all kinds that take such tiles.
+    tiles: the blocks to use.
+    kinds: some of GPU_KINDS, TRITON, MOSAIC, VALUES and 'tpu'; by default all
+      kinds that take this type of tiles.
   """
   every = {
     Tiles: (*GPU_KINDS, TRITON),
@@ -156,7 +158,7 @@ def gpu(
     window: None for all.
     head_dim: K, a power of two.
     itemsize: bytes of a float.
-    integer_dot: whether q and k meet as codes.
+    integer_dot: whether q and k are multiplied as codes.
   """
   if kind in _tried.get():
     return _tried.get()[kind]
@@ -179,15 +181,14 @@ class MosaicTiles(NamedTuple):
 
   Attributes:
     keys: keys per key block.
-    stages: visited blocks that are in shared memory at once.
+    stages: visited blocks that shared memory holds at once.
   """
 
   keys: int
   stages: int
 
 
-# Two warpgroups that multiply in turn, of 64 rows each, as one instruction
-# takes.
+# Two warpgroups multiply in turn. Each has 64 rows, those of one instruction.
 MOSAIC_ROWS = 2 * 64
 # The shared memory of a multiprocessor that a program may use, and the number
 # of stages beyond which more would be idle.
@@ -204,15 +205,16 @@ def mosaic(
 ) -> MosaicTiles:
   """Returns the blocks of the Mosaic GPU kernel: measured ones if there are.
 
-  128 keys: twice as many do not fit into a thread's registers.
+  Otherwise a block has 128 keys: twice as many do not fit into a thread's
+  registers.
 
   Args:
     row_bytes: bytes of a row's query and output in shared memory.
-    key_bytes: bytes of a key, its value and all else that the kernel reads per
-      key.
-    window: as `api.forward` has it.
+    key_bytes: bytes of everything that the kernel reads per key, the value
+      included.
+    window: as for `api.forward`.
     head_dim: K.
-    integer_dot: whether q and k meet as codes.
+    integer_dot: whether q and k are multiplied as codes.
   """
   if MOSAIC in _tried.get():
     return _tried.get()[MOSAIC]
@@ -226,10 +228,10 @@ def mosaic(
 
 
 class Values(NamedTuple):
-  """Where `pallas_gpu`'s forward pass turns values of codes into floats.
+  """The choice when `pallas_gpu`'s forward pass turns coded values into floats.
 
   Attributes:
-    first: 1: once, before the kernel; 0: within it, in each tile.
+    first: 1: once, before the kernel; 0: in the kernel, for each tile.
   """
 
   first: int
@@ -239,10 +241,10 @@ def dequantize_first(rows: int, window: int | None, head_dim: int) -> bool:
   """Returns whether values become floats before the forward kernel on a GPU.
 
   Codes are half the bytes to read, but each visit of a block then takes 891
-  instructions instead of 715 (counted in its PTX, without a mask). A pass over
-  the one KV head beforehand pays where many tiles read it, so that up to 16
-  tiles read codes and more read floats. The number 16 is our guess: the two
-  were not timed.
+  instructions instead of 715 (counted in its PTX, without a mask). Converting
+  the one KV head beforehand pays where many tiles read it. So up to 16 tiles
+  read codes, and more tiles read floats. The number 16 is our guess: neither
+  way was timed.
 
   Args:
     rows: queries times heads.
@@ -276,28 +278,29 @@ def gpu_key(
 
 
 def _power(size: int) -> int:
-  """The least power of two ≥ `size`, and ≥ 16, which a matrix unit takes."""
+  """Returns the least power of two ≥ `size` that a matrix unit takes, ≥ 16."""
   return max(16, 1 << (size - 1).bit_length())
 
 
 def plan_tiles(rows: int, heads: int) -> int:
   """Returns how many query tiles of `rows` rows share one list of key blocks.
 
-  Such tiles hold about 8 tokens together, a small part of a key block. Their
-  common list is hardly longer than the list of one tile, and there are at most
-  L / 8 lists.
+  Tiles that share a list hold more than 4 and at most 8 tokens together, a
+  small part of a key block. So their common list is hardly longer than the list
+  of one tile, and there are fewer than L / 4 lists. A tile of more than 8
+  tokens has a list of its own.
   """
   return max(1, _PLAN_TOKENS * heads // rows)
 
 
 def _even(length: int, target: int) -> int:
-  """Divides `length` into equal blocks of about `target`, multiples of 8."""
+  """Returns the size of equal blocks of about `target`, a multiple of 8."""
   count = -(-length // target)
   return min(length, -(-length // (8 * count)) * 8)
 
 
 class TpuTiles(NamedTuple):
-  """Blocks of a TPU kernel, whole registers of 128 lanes.
+  """Blocks of a TPU kernel, multiples of a register's 128 lanes.
 
   Attributes:
     rows: rows per query tile, all heads of whole tokens where that fits.
@@ -319,19 +322,19 @@ def tpu(
 ) -> TpuTiles:
   """Returns the blocks of the TPU kernels: measured ones where there are any.
 
-  In the schedules that are compiled for v5e, v5p and v6e, about 1,024 rows by
-  512 keys keep the units busy, and half as many rows hardly less so. With a
-  short window 256 keys are better, as they compute fewer unseen pairs. The plan
-  is most exact for tiles of whole tokens, and tiles that divide the rows evenly
-  spare a padded copy of the queries.
+  In the schedules compiled for v5e, v5p and v6e, about 1,024 rows by 512 keys
+  keep the units busy, and half as many rows hardly less so. With a short window
+  256 keys are better, because they compute fewer unseen pairs. The plan is most
+  exact for tiles of whole tokens. Tiles that divide the rows evenly avoid a
+  padded copy of the queries.
 
   Args:
     length: queries.
     memory: keys.
     heads: rows per query.
     head_dim: K.
-    itemsize: bytes of the values that meet in products.
-    window: as `api.forward` has it.
+    itemsize: bytes per number of the products' operands.
+    window: as for `api.forward`.
   """
   if 'tpu' in _tried.get():
     return _tried.get()['tpu']
@@ -340,7 +343,7 @@ def tpu(
   if found := tuned.winner(folder, tuned.device_kind(), key):
     return TpuTiles(**found)
   reach = memory if window is None else min(window, memory)
-  # Vector memory of 16 MiB holds that many rows of up to 256 bytes.
+  # 16 MiB of vector memory hold 1,152 rows of up to 256 bytes.
   most = 1152 * 256 // max(256, head_dim * itemsize)
   unit = math.lcm(128, heads)
   if unit > most or length * heads <= most:
@@ -364,11 +367,11 @@ def tpu_key(
 
 
 def _divide(length: int, unit: int, most: int) -> int:
-  """Returns a multiple of `unit` that divides `length`, between most/2 and
-  most.
+  """Returns the largest divisor of `length` among multiples of `unit`.
 
-  Where there is none, returns the smallest multiple that needs no more blocks
-  than `most` does.
+  It is at least most/2 and at most `most`, a multiple itself. Where there is no
+  such divisor, returns the smallest multiple that needs no more blocks than
+  `most`.
   """
   for size in range(most, most // 2 - 1, -unit):
     if length % size == 0:

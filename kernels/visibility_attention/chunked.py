@@ -1,26 +1,29 @@
 """Blockwise visibility attention in plain XLA: memory linear in length.
 
-Queries are cut into X blocks of I, keys into Y blocks of J. The query heads of
-the one KV head are folded into the rows of a query block, R = I·H, so that
-every product is a matrix product. A few integers summarize the ranges of a
-block, and tell for each pair of blocks whether one may see the other.
+Queries are cut into X blocks of I, keys into Y blocks of J. All query heads
+share one KV head and are folded into the rows of a query block, R = I·H, so
+that every product is a matrix product. A few integers summarize the ranges of a
+block and tell, for each pair of blocks, whether a query of one may see a key of
+the other.
 
 A *march* is a loop in which Z blocks of one side (queries or keys) visit blocks
 of the other side: in step n each visits the n-th block of its list. The Z
-blocks may come from different rows of the batch, but have lists of about equal
-length, as the march ends with the longest. The backward pass recomputes the
-weights from lse and marches twice: queries over keys for dq, then keys over
-queries for dk and dv. Nothing is scattered, so every sum has a fixed order.
+blocks may come from different rows of the batch. They have lists of about equal
+length, because the march lasts as long as the longest list. The backward pass
+recomputes the weights from lse and marches twice: queries over keys for dq,
+then keys over queries for dk and dv. Nothing is scattered, so every sum has a
+fixed order.
 
     P = exp(logits - lse),   dlogits = P · (dout · v - δ),
     δ = rowsum(dout · out) - dlse
 
-The last term makes lse differentiable; the rest is FlashAttention's (Dao et
-al. 2022, arXiv:2205.14135).
+The term dlse makes lse differentiable; the rest is FlashAttention's (Dao et al.
+2022, arXiv:2205.14135).
 
-U, W are the rows and columns of a product: R, J where queries march (layout
-'ZRJ'), J, R where keys march ('ZJR'). Marching blocks are the rows, because
-XLA's CPU backend is twice as fast where no product transposes its left side.
+U and W are the rows and columns of a product: R and J where queries march
+(layout 'ZRJ'), J and R where keys march ('ZJR'). Marching blocks are the rows,
+because XLA's CPU backend is twice as fast where no product transposes its left
+side.
 """
 
 from typing import Any
@@ -38,7 +41,7 @@ _MOST = jnp.iinfo(jnp.int32).max
 
 
 class _Queries(NamedTuple):
-  """Blocks of queries: all B·X of them, or Z."""
+  """All B·X blocks of queries, or Z of them."""
 
   q_ZRK: Any
   scale_ZR1: Any
@@ -47,7 +50,7 @@ class _Queries(NamedTuple):
 
 
 class _Keys(NamedTuple):
-  """Blocks of keys: all B·Y of them, or Z.
+  """All B·Y blocks of keys, or Z of them.
 
   A scale is [Z, J, 1] per token, [Z, 1, K] per channel, and None for floats.
   """
@@ -62,7 +65,7 @@ class _Keys(NamedTuple):
 
 
 class _Cotangents(NamedTuple):
-  """What the backward pass needs of blocks of queries besides `_Queries`."""
+  """The lse, δ and cotangents of blocks of queries, for the backward pass."""
 
   dout_ZRK: Any
   lse_ZR: Any
@@ -104,7 +107,7 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
     peak_ZR, total_ZR, sum_ZRK = visit(
       step, (zeros_ZR + softmax.LOWEST, zeros_ZR, zeros_ZRK)
     )
-    # `== 0` and not `> 0`, which is false for NaN as well.
+    # `== 0`, not `> 0`: a NaN is not a blind query.
     blind_ZR = total_ZR == 0
     total_ZR = jnp.where(blind_ZR, 1.0, total_ZR)
     lse_ZR = jnp.where(blind_ZR, 0.0, peak_ZR + jnp.log(total_ZR))
@@ -125,7 +128,7 @@ def backward(
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, scales.k)
   queries = _cut_queries(sizes, q_BLHK, scales, ranges)
   keys = _cut_keys(sizes, k_BMK, v_BMK, scales, ranges)
-  # Padding repeats the last query's lse, with no cotangent of its own.
+  # Padding repeats the last query's lse; its cotangents are zeros.
   cotangents = _Cotangents(
     _cut_heads(cotangents.dout_BLHK.astype(dtype), sizes.I),
     _cut_heads(cotangents.lse_BLH, sizes.I, mode='edge'),
@@ -134,7 +137,7 @@ def backward(
 
   def weights_and_dlogits(queries, cotangents, keys, layout):
     logits_ZUW = _logits(queries, keys, scale, dtype, integer_dot, layout)
-    # The mask comes last: an lse of NaN spoils visible weights only.
+    # The mask comes last, so that an lse of NaN spoils visible weights only.
     weights_ZUW = _where_visible(
       jnp.exp(logits_ZUW - _align(cotangents.lse_ZR, 'ZR', layout)),
       *(0.0, queries, keys, window, layout),
@@ -205,8 +208,9 @@ def _march(march, sees_BXY, marching, visited, together):
   """Runs `march` on all blocks of one side, `together` of them at a time.
 
   Args:
-    march: (Z marching blocks, visit) -> their results, where visit(step,
-      carry) folds carry = step(carry, Z visited blocks) over their lists.
+    march: a function of Z marching blocks and `visit` that returns the blocks'
+      results. visit(step, carry) folds carry = step(carry, Z visited blocks)
+      over their lists.
     sees_BXY: which of a row's Y blocks each of its X blocks visits.
     marching: arrays whose first dimension is B·X.
     visited: arrays whose first dimension is B·Y.
@@ -218,13 +222,13 @@ def _march(march, sees_BXY, marching, visited, together):
   B, X, Y = sees_BXY.shape
   together = min(together, B * X)
   order = jnp.argsort(sees_BXY.sum(axis=-1).reshape(-1), descending=True)
-  # Places left over in the last march repeat a block, and are not read.
+  # Spare places in the last march repeat a block; their results are dropped.
   places = jnp.pad(order, (0, -(B * X) % together), mode='edge')
 
   def march_together(block_Z):
     sees_ZY = sees_BXY.reshape(B * X, Y)[block_Z]
-    # The blocks to visit come first, in order. A list shorter than the longest
-    # goes on with unseen blocks, which the mask reduces to nothing.
+    # The blocks to visit come first, in order. A list that is shorter than the
+    # longest continues with unseen blocks, to which the mask gives no weight.
     list_ZY = jnp.argsort(~sees_ZY, axis=-1, stable=True)
     offset_Z = block_Z // X * Y
 
@@ -243,7 +247,7 @@ def _march(march, sees_BXY, marching, visited, together):
 
 
 def _sees(queries, keys, batch, window):
-  """bool[B, X, Y]: whether any query of a block may see any key of another."""
+  """Returns bool[B, X, Y]: whether a query block may see a key block."""
   filled_ZJ = keys.start_ZJ < keys.limit_ZJ
 
   def of_filled(reduce, x_ZJ, empty):
@@ -263,7 +267,7 @@ def _sees(queries, keys, batch, window):
 
 
 def _where_visible(x_ZUW, otherwise, queries, keys, window, layout):
-  """x where the query sees the key; the mask is one for all heads."""
+  """Returns x where the query sees the key; all heads share the mask."""
   layout = layout.replace('R', 'IH')
   coordinate = _align(queries.coordinate_ZI, 'ZI', layout)
   visible = (_align(keys.start_ZJ, 'ZJ', layout) <= coordinate) & (
@@ -280,7 +284,7 @@ def _where_visible(x_ZUW, otherwise, queries, keys, window, layout):
 
 
 def _logits(queries, keys, scale, dtype, integer_dot, layout):
-  """logits_ZUW in float32, of visible and of unseen pairs."""
+  """Returns logits_ZUW in float32, of visible and of unseen pairs."""
   q_ZRK, k_ZJK = queries.q_ZRK, keys.k_ZJK
   if integer_dot:
     logits_ZUW = _product(q_ZRK, k_ZJK, layout).astype(jnp.float32)
@@ -296,7 +300,7 @@ def _logits(queries, keys, scale, dtype, integer_dot, layout):
 
 
 def _product(a_ZRK, b_ZJK, layout):
-  """Every row with every key, in float32, or in int32 where both are codes."""
+  """Returns q · k of all pairs: float32, or int32 where both are codes."""
   integers = a_ZRK.dtype == b_ZJK.dtype == jnp.int8
   dtype = jnp.int32 if integers else jnp.float32
   if layout == 'ZRJ':
@@ -314,7 +318,10 @@ def _align(x, letters, layout):
 
 
 def _cut_queries(sizes, q_BLHK, scales, ranges):
-  """All query blocks. Padding repeats the last query: no bound grows looser."""
+  """Returns all query blocks.
+
+  Padding repeats the last query, so that no block's bounds grow wider.
+  """
   q_scale_BLH = scales.q_BLH
   if q_scale_BLH is not None:
     q_scale_BLH = _cut_heads(q_scale_BLH, sizes.I)[..., None]
@@ -327,7 +334,7 @@ def _cut_queries(sizes, q_BLHK, scales, ranges):
 
 
 def _cut_keys(sizes, k_BMK, v_BMK, scales, ranges):
-  """All key blocks. Padding keys have start = limit = 0: empty slots."""
+  """Returns all key blocks; padding keys are empty slots, start = limit = 0."""
   count = k_BMK.shape[0] * -(-k_BMK.shape[1] // sizes.J)
 
   def cut_scale(scale):
@@ -349,14 +356,14 @@ def _cut_keys(sizes, k_BMK, v_BMK, scales, ranges):
 
 
 def _cut(x, size, mode='constant'):
-  """[B, L, …] -> [B·X, size, …], padded at the end of each row."""
+  """Returns [B, L, …] as [B·X, size, …], padded at the end of each row."""
   spare = -x.shape[1] % size
   x = jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2), mode=mode)
   return x.reshape(-1, size, *x.shape[2:])
 
 
 def _cut_heads(x, size, mode='constant'):
-  """[B, L, H, …] -> [B·X, size·H, …]."""
+  """Returns [B, L, H, …] as [B·X, size·H, …]."""
   return _cut(x, size, mode).reshape(-1, size * x.shape[2], *x.shape[3:])
 
 

@@ -27,7 +27,7 @@ def dequantize(x, scale, dtype):
 
 
 def apply_scale(x, scale, dtype):
-  """`dequantize` with a scale that already broadcasts against x."""
+  """Returns `dequantize` for a scale that already broadcasts against x."""
   if scale is None:
     return x
   return (x.astype(jnp.float32) * scale).astype(dtype)
@@ -41,8 +41,8 @@ def float_dtype(x, dtype):
 def integer_dot(q, k, k_scale):
   """Returns whether QKᵀ can be an integer dot, scaled once afterwards.
 
-  It cannot where k has a scale per channel, which is inside the sum over
-  channels. To keep the integer dot, fold that scale into the queries before
-  they are quantized, and give k scales of one.
+  A scale of k per channel forbids it, because that scale is inside the sum over
+  channels. A caller that wants the integer dot folds the scale into the queries
+  before it quantizes them, and gives k scales of one.
   """
   return q.dtype == jnp.int8 and k.dtype == jnp.int8 and k_scale.ndim == 2

@@ -3,30 +3,30 @@
     s = q · k,   p = 2^(f · (s - peak)),   peak = max s so far,   f > 0
     out = Σ p · v / Σ p,   lse = f · peak / log2 e + log Σ p
 
-A program is three warpgroups and one tile of 128 rows of [B, L·H, K], all heads
-of a few tokens. One warpgroup only fetches: it follows the tile's list of key
-blocks (`plan`) and has the TMA unit fill a ring of shared memory with K, V and
-the ranges, positions and scales of the keys. The other two have 64 rows each:
-the tensor cores multiply for one while the other computes its softmax, and then
-they change places. Blocks that the whole tile sees in full come first, as they
-need no mask. The method is FlashAttention-3's (Shah et al. 2024,
-arXiv:2407.08608), the lists are FlexAttention's (Dong et al. 2024,
+A program has three warpgroups and one tile of 128 rows of [B, L·H, K], which
+are all heads of a few tokens. One warpgroup only fetches: it follows the tile's
+list of key blocks (`plan`) and makes the TMA unit fill a ring of shared memory
+with K, V and the ranges, positions and scales of the keys. The other two have
+64 rows each: the tensor cores multiply for one while the other computes its
+softmax, and then they change places. Blocks that the whole tile sees in full
+come first, because they need no mask. The method is FlashAttention-3's (Shah et
+al. 2024, arXiv:2407.08608), the lists are FlexAttention's (Dong et al. 2024,
 arXiv:2412.05496).
 
 Where q and k are both codes with scales per token, they are multiplied as s8
-with an s32 sum. The key's scale and the sign of `scale` are part of s, the rest
-is f, one number per row. All other codes, and always V's, become `dtype` before
-the kernel: the tensor cores take V only from shared memory, every tile would
-convert each block anew, and there is one head of K and V for many heads of
-queries. Our guess is that one pass over them beforehand is cheaper, except
-where there is only one tile, as in decoding.
+with an s32 sum. The key's scale and the sign of `scale` are part of s; all
+other factors are f, one number per row. All other codes, and V's in any case,
+become `dtype` before the kernel: the tensor cores take V only from shared
+memory, every tile would convert each block again, and one head of K and V
+serves many heads of queries. Our guess is that one pass over them beforehand is
+cheaper, except where there is only one tile, as in decoding.
 
-What is known of it: H100's compiler compiles it without a spill. In JAX's
-interpreter, where products are jnp's and memory that is used before it is ready
-is reported, it agrees with an oracle. It has not run on a GPU, so that its
-numerics there are unknown, and `api` chooses it only by its name. JAX's own
-kernel of this kind refuses causal masks with CUDA 12.8.0 to 12.9.0, whose
-assembler miscompiles them; the masks here are different code, but untested too.
+H100's compiler compiles the kernel without a spill. In JAX's interpreter, which
+computes products by jnp and reports memory that is used before it is ready, the
+kernel agrees with an oracle. It has not run on a GPU, so its numerics there are
+unknown, and `api` runs it only where a caller names it. JAX's own kernel of
+this kind refuses causal masks with CUDA 12.8.0 to 12.9.0, whose assembler
+miscompiles them; the masks here are different code, but untested too.
 
 The backward pass is `pallas_gpu`'s. JAX calls this interface unstable; it was
 tried with 0.10.2 and 0.12.0.1.
@@ -55,12 +55,13 @@ backward = pallas_gpu.backward
 _GROUP_ROWS = 64
 _ROWS = blocks.MOSAIC_ROWS
 _GROUPS = _ROWS // _GROUP_ROWS
-# Registers of a fetching and of a multiplying thread; 512 in all three groups.
+# Registers per fetching and per multiplying thread. The three warpgroups' sum,
+# 40 + 2 · 232, may be 512 at most.
 _FETCHING, _MULTIPLYING = 40, 232
 # The sums and logits of a wider head do not fit into the registers.
 _WIDEST = 128
 
-# The least f, as 0 · -inf would be NaN.
+# The least f, because 0 · -inf would be NaN.
 _LEAST = 1e-30
 
 _OF_ROWS = plgpu.Layout.WGMMA.reduce(1)
@@ -109,7 +110,13 @@ class _Shared(NamedTuple):
 
 
 class _Barriers(NamedTuple):
-  """full: the TMA unit is done; free: both warpgroups are; turn: both came."""
+  """The barriers of a program.
+
+  Attributes:
+    full: the TMA unit has filled a stage.
+    free: both warpgroups have read a stage.
+    turn: both warpgroups have arrived.
+  """
 
   q_full: Any
   k_full: Any
@@ -120,7 +127,7 @@ class _Barriers(NamedTuple):
 
 
 class _Statics(NamedTuple):
-  """What a kernel knows when it is compiled.
+  """The constants of a compiled kernel.
 
   Attributes:
     batch: B.
@@ -128,8 +135,9 @@ class _Statics(NamedTuple):
     shared: tiles that share a list.
     keys: keys per key block.
     stages: stages of the ring.
-    factor: f where it is one for all rows.
-    negative: whether `scale` is, and s has its sign from no key's scale.
+    factor: f where all rows have the same.
+    negative: whether s must be negated, because `scale` is negative and no
+      key's scale carries the sign.
     dtype: the dtype of v, of the weights p and of the output.
   """
 
@@ -147,9 +155,9 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   """Returns (out_BLHK in `dtype`, lse_BLH in float32).
 
   Raises:
-    ValueError: a type or a head size that it does not take; names another
+    ValueError: a type or a head size that the kernel does not take; names an
       implementation that does. A negative scale of a query's codes is not
-      noticed: the results are NaN.
+      detected: the results are NaN.
   """
   B, L, H, K = q_BLHK.shape
   _check({'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}, dtype)
@@ -239,7 +247,7 @@ def _columns(keys, *of_keys):
 
 
 def _flat(x):
-  """[B, L, H, ...] as [B, R, ...]: row r is head r % H of token r // H."""
+  """Returns [B, L, H, …] as [B, R, …]: row r is head r % H of token r // H."""
   return x.reshape(len(x), -1, *x.shape[3:])
 
 
@@ -289,7 +297,7 @@ def _call(operands, statics):
     grid_names=('tile',),
     num_threads=_GROUPS + 1,
     thread_name='group',
-    # No thread reads shared memory that it writes: our barriers suffice.
+    # No thread reads shared memory that it writes, so our barriers suffice.
     compiler_params=plgpu.CompilerParams(
       approx_math=True, unsafe_no_auto_barriers=True
     ),
@@ -298,7 +306,7 @@ def _call(operands, statics):
 
 
 def _tile(shape, dtype):
-  """Shared memory in the layout of the tensor cores and the TMA unit."""
+  """Returns shared memory laid out for the tensor cores and the TMA unit."""
   size = jnp.dtype(dtype).itemsize
   width = min(128, shape[-1] * size)
   return plgpu.SMEM(
@@ -316,7 +324,7 @@ def _interpreter():
     return None
   if hasattr(plgpu, 'InterpretGPUParams'):
     return plgpu.InterpretGPUParams(detect_races=True)
-  # JAX 0.10 has it only in a private module.
+  # JAX 0.10 has the interpreter's parameters only in a private module.
   from jax._src.pallas.mosaic_gpu.interpret import params
 
   return params.InterpretGPUParams(detect_races=True)
@@ -325,7 +333,7 @@ def _interpreter():
 def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
   number = jax.lax.axis_index('tile')
   b = jax.lax.rem(number, statics.batch)
-  # The last tile goes first, because it has most to do in a causal row.
+  # The last tile goes first, because it has most work in a causal row.
   x = statics.tiles - 1 - jax.lax.div(number, statics.batch)
   group = jax.lax.axis_index('group')
   X, lists = jax.lax.div(x, statics.shared), operands.lists
@@ -335,7 +343,7 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
   def _():
     plgpu.set_max_registers(_FETCHING, action='decrease')
 
-    # It goes on until the last fetched block has been read.
+    # The loop continues until the last fetched block has been read.
     @pl.loop(0, count + statics.stages)
     def _(n):
       _fetch(operands, shared, barriers, (b, X, n), count, statics)
@@ -362,7 +370,12 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
 
 
 def _fetch(operands, shared, barriers, index, count, statics):
-  """Fetches block n of the list, if there is one, once its places are free."""
+  """Fetches block n of a list, if there is one, once its places are free.
+
+  Args:
+    index: (row of the batch, list, n).
+    count: number of the list's blocks.
+  """
   b, _, n = index
   stage = jax.lax.rem(n, jnp.int32(statics.stages))
 
@@ -420,7 +433,8 @@ def _attend(q_IK, rows, shared, barriers, group, counts, statics):
     p_IJ = jnp.exp2(factor_IJ * s_IJ - _down(factor_I * new_peak_I, s_IJ.shape))
     total_I = total_I * decay_I + p_IJ.sum(axis=1)
     sum_IK = sum_IK * _down(decay_I, sum_IK.shape)
-    # All of this comes before the turn ends and this group may multiply.
+    # The barrier keeps all of this before the next turn, in which this group
+    # multiplies.
     p_IJ, total_I, sum_IK = jax.lax.optimization_barrier(
       (p_IJ.astype(statics.dtype), total_I, sum_IK)
     )
@@ -452,8 +466,9 @@ def _release(free, by_threads):
   """Signals that a group has read a place of the ring.
 
   Args:
-    by_threads: whether threads, and not only the tensor cores, read it. Only a
-      fence keeps the TMA unit's next writes behind such reads.
+    free: the barrier of that place.
+    by_threads: whether threads, and not only the tensor cores, read it. Such
+      reads need a fence, so that the TMA unit's next writes come after them.
   """
   if by_threads or dispatch.interpreting():
     plgpu.commit_smem()
@@ -463,7 +478,7 @@ def _release(free, by_threads):
 def _finish(sums, rows, results, statics):
   peak_I, total_I, sum_IK = sums
   out_IK, lse_I = results
-  # `== 0` and not `> 0`, which is false for NaN as well.
+  # `== 0`, not `> 0`: a NaN is not a blind query.
   blind_I = total_I == 0
   total_I = jnp.where(blind_I, 1.0, total_I)
   factor_I, _ = _factors(rows, sum_IK.shape, statics)
@@ -475,7 +490,7 @@ def _finish(sums, rows, results, statics):
 
 
 def _logits(q_IK, k_JK, meanwhile):
-  """q · k by the tensor cores, and calls `meanwhile` as they begin."""
+  """Returns q · k of the tensor cores; calls `meanwhile` when they begin."""
   dtype = jnp.int32 if q_IK.dtype == jnp.int8 else jnp.float32
   if dispatch.interpreting():
     s_IJ = jax.lax.dot_general(
@@ -497,7 +512,7 @@ def _logits(q_IK, k_JK, meanwhile):
 
 
 def _add_weighted(sum_IK, p_IJ, v_JK, meanwhile):
-  """sum + p · v by the tensor cores, and calls `meanwhile` as they begin."""
+  """Returns sum + p · v likewise; calls `meanwhile` when they begin."""
   if dispatch.interpreting():
     meanwhile()
     return sum_IK + jnp.dot(p_IJ, v_JK[...], preferred_element_type=jnp.float32)
@@ -529,7 +544,7 @@ def _visible(rows, columns, shape):
 
 
 def _factors(rows, shape, statics):
-  """f per row, and broadcast; numbers where it is the same for all rows."""
+  """Returns f per row and broadcast; two numbers where all rows share it."""
   if rows.factor is None:
     return statics.factor, statics.factor
   return rows.factor, _down(rows.factor, shape)

@@ -1,22 +1,23 @@
-"""NaN and inf reach the queries that see them, and no other query.
+"""Keeps NaN and inf from queries that do not see them.
 
-Kernels multiply whole tiles and hide what a query does not see by a weight of
-zero. Zero times NaN is NaN, so a single NaN among the values would spoil every
-query of its tile: those of another document, or of an earlier token. So `api`
-moves what is not finite, before a kernel sees it, to where the mask is a
-selection and not a product:
+Kernels multiply whole tiles and hide an unseen key by a weight of zero. Zero
+times NaN is NaN, so a single NaN among the values would spoil every query of
+its tile: those of another document, or of an earlier token. Therefore `api`
+changes the operands before a kernel reads them. A NaN then stands only where
+the kernel applies the mask as a selection and not as a product:
 
 - forward: a spoilt key (NaN or inf in its k or v) gets k = NaN and v = 0. Its
   logit is NaN where it is visible and is replaced by the mask elsewhere.
 - backward: spoilt keys are zeros. A spoilt query (NaN or inf in its q, its
-  results or their cotangents) gets lse = NaN and zeros for all else. Kernels
-  recompute its weights from lse and then select, so that they are NaN for the
-  keys that it sees and 0 for the others.
+  results or their cotangents) gets lse = NaN and zeros in its other operands.
+  Kernels recompute its weights from lse and then select, so that they are NaN
+  for the keys that it sees and 0 for the others.
 
-So a query that sees a spoilt key gets out = lse = NaN, and so do the gradients
-of the keys that it sees; everything else is as if the spoilt rows were zeros.
-It costs a pass over K and V (one head each, against H of the queries), and in
-the backward pass one over the queries; codes have only scales to check.
+So a query that sees a spoilt key gets out = lse = NaN, and the gradients of the
+keys that it sees become NaN; everything else is as if the spoilt rows were
+zeros. This costs a pass over K and V (one head each, against H of the queries),
+and in the backward pass one over the queries; of codes only the scales are
+checked.
 """
 
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from kaiju_jax.kernels.visibility_attention import operands
 
 
 def contain_keys(k_BMK, v_BMK, scales: operands.Scales, dtype):
-  """Returns k, v and scales of a forward pass, spoilt keys as k NaN and v 0.
+  """Returns k, v and scales of a forward pass; a spoilt key has k NaN, v 0.
 
   Args:
     k_BMK: keys, floats or codes.
@@ -51,6 +52,8 @@ def contain_all(
 ):
   """Returns q, k, v, scales and cotangents of a backward pass.
 
+  Spoilt keys are zeros. A spoilt query has lse NaN and zeros elsewhere.
+
   Args:
     q_BLHK: queries, floats or codes.
     k_BMK: keys, floats or codes.
@@ -64,8 +67,8 @@ def contain_all(
     v_BMK, v_scale = _fill(v_BMK, scales.v, spoilt_BM, 0)
     scales = scales._replace(k=k_scale, v=v_scale)
   lse_BLH, dout_BLHK, dlse_BLH, delta_BLH = cotangents
-  # Whatever is not finite in dout or out is so in their product's sum, and in
-  # q in lse, except where the query sees nothing.
+  # A NaN or inf in dout or out makes delta, the sum of their product, not
+  # finite. One in q makes lse so, except where the query sees nothing.
   spoilt_BLH = ~(
     jnp.isfinite(lse_BLH)
     & jnp.isfinite(delta_BLH)
@@ -82,7 +85,7 @@ def contain_all(
 
 
 def _spoilt_keys(k_BMK, v_BMK, scales):
-  """bool[B, M], or None where all are codes with scales per channel."""
+  """Returns bool[B, M], or None if k and v are codes scaled per channel."""
   spoilt_BM = None
   for x_BMK, scale in (k_BMK, scales.k), (v_BMK, scales.v):
     if scale is not None and scale.ndim == 1:
@@ -93,7 +96,7 @@ def _spoilt_keys(k_BMK, v_BMK, scales):
 
 
 def _is_finite(x, scale):
-  """Whether each row of floats, or of codes by its scale, is finite."""
+  """Returns whether each row is finite; codes are judged by their scale."""
   if scale is None:
     return jnp.isfinite(x).all(axis=-1)
   return jnp.isfinite(scale)

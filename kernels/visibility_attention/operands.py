@@ -1,11 +1,11 @@
-"""What travels together through the kernels: ranges, scales and cotangents."""
+"""Groups of operands that all implementations take."""
 
 from typing import Any
 from typing import NamedTuple
 
 
 class Ranges(NamedTuple):
-  """Which queries see which keys; all fields int32.
+  """The ranges that decide which query sees which key; all fields int32.
 
   Attributes:
     start_BM: the first query coordinate that sees each key.
@@ -37,7 +37,7 @@ class Scales(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-  """What the backward pass knows of each query's results; lse is one of them.
+  """Each query's lse and cotangents, as the backward pass needs them.
 
   Attributes:
     lse_BLH: float32, as the forward pass returned it.
@@ -53,7 +53,7 @@ class Cotangents(NamedTuple):
 
 
 def visible(ranges: Ranges, window: int | None):
-  """Returns bool[B, L, M]: which query sees which key.
+  """Returns bool[B, L, M]: whether each query sees each key.
 
   Args:
     ranges: the ranges of queries and keys, jnp or numpy arrays.

@@ -3,11 +3,11 @@
     s = scale · log2 e · q · k,   p = 2^(s - peak),   peak = max s so far
     out = Σ p · v / Σ p,          lse = (peak + log2 Σ p) / log2 e
 
-A program takes one tile of I rows of [B, L·H, K], all heads of a few tokens,
-and visits the key blocks of its list (`plan`): first those that the whole tile
-sees in full, which need no mask, then the rest. The backward pass recomputes p
-from lse, once for dq over the same kind of lists and once for dk and dv over
-their transpose:
+A program takes one tile of I rows of [B, L·H, K], which are all heads of a few
+tokens. It visits the key blocks of its list (`plan`): first those that the
+whole tile sees in full, which need no mask, then the others. The backward pass
+recomputes p from lse twice: for dq over such lists, and for dk and dv over the
+transposed lists:
 
     ds = p · (dout · v - δ),   δ = rowsum(dout · out) - dlse
     dq = scale Σ ds · k,       dk = scale Σ ds · q,      dv = Σ p · dout
@@ -21,11 +21,10 @@ Where q and k are both codes with scales per token, s is an int8 product times
 one factor per row and one per column. With few queries the forward pass reads v
 as codes: scales per token multiply p's columns, scales per channel the result.
 With many queries, and in the backward pass, every program would turn the same
-codes into the same floats, so that XLA does it once, before the kernel.
+codes into the same floats, so XLA converts them once, before the kernel.
 
-Places of a tile beyond an array's end are masked when it is loaded and stored.
-Operands are copied only where the head size is below 32 or no power of two:
-they are padded in memory.
+Loads and stores mask the places of a tile beyond an array's end. Operands are
+copied only where the head size is below 32 or no power of two, to pad them.
 """
 
 import functools
@@ -44,7 +43,7 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import codes
 from kaiju_jax.kernels.visibility_attention import plan
 
-# A factor that is negligible but not zero, as 0 · -inf would be NaN.
+# A factor that is negligible but not zero, because 0 · -inf would be NaN.
 _LEAST = 1e-30
 
 
@@ -52,7 +51,7 @@ class _Queries(NamedTuple):
   """Queries of all rows; `_Tile` is a program's part of them.
 
   Attributes:
-    scale_BR: given where q meets k as codes.
+    scale_BR: given where q is multiplied with k as codes.
     float_BRK: given for the gradient of k where q is codes.
   """
 
@@ -67,7 +66,7 @@ class _Keys(NamedTuple):
   """Keys, and values that are codes where v_scale is given.
 
   Attributes:
-    k_scale_BM: given where k meets q as codes.
+    k_scale_BM: given where k is multiplied with q as codes.
     v_scale: [B, M] for tokens, [K] for channels.
     float_BMK: given for the gradient of q where k is codes.
   """
@@ -83,7 +82,7 @@ class _Keys(NamedTuple):
 
 
 class _Cotangents(NamedTuple):
-  """What the backward pass needs of each query; lse is in base 2."""
+  """Each query's lse (in base 2), δ and cotangent for the backward pass."""
 
   dout_BRK: Any
   lse_BR: Any
@@ -91,7 +90,7 @@ class _Cotangents(NamedTuple):
 
 
 class _Statics(NamedTuple):
-  """What a kernel knows when it is compiled.
+  """The constants of a compiled kernel.
 
   Attributes:
     heads: rows per query.
@@ -99,8 +98,8 @@ class _Statics(NamedTuple):
     memory: keys.
     window: None for all.
     scale: factor of the logits.
-    integer_dot: whether q and k meet as codes.
-    dtype: the dtype of the output, and of values that codes stand for.
+    integer_dot: whether q and k are multiplied as codes.
+    dtype: the dtype of the output and of dequantized values.
     tiles: block sizes.
     shared: query tiles that share a list.
   """
@@ -119,7 +118,7 @@ class _Statics(NamedTuple):
 class _Span(NamedTuple):
   """Part of a row: `size` places from `start`.
 
-  Places from `end` on are beyond the array; with None all are within it.
+  Places from `end` on are beyond the array; None if all are within it.
   """
 
   b: Any
@@ -134,8 +133,8 @@ class _Tile(NamedTuple):
   Attributes:
     span: where they are.
     q_IK: floats or codes.
-    factor: what `_logits` are multiplied by to give s: a number, or factor_I
-      where q is codes. It is positive, so that it may follow a maximum.
+    factor: the factor that turns `_logits` into s: a number, or factor_I where
+      q is codes. It is positive, so that it can be applied after a maximum.
   """
 
   span: _Span
@@ -225,7 +224,10 @@ def backward(
 
 
 def _prepare(q_BLHK, k_BMK, v_BMK, ranges, scales, window, scale, dtype):
-  """Returns queries, keys and statics; codes that cannot meet become floats."""
+  """Returns queries, keys and statics.
+
+  q and k become floats unless their product can be an integer dot.
+  """
   q_scale_BLH, k_scale, v_scale = scales
   B, L, H, K = q_BLHK.shape
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
@@ -342,7 +344,7 @@ def _forward_kernel(lists, queries, keys, out_BRK, lse_BR, *, statics):
     step,
     (zeros_I + softmax.LOWEST, zeros_I, zeros_IK),
   )
-  # `== 0` and not `> 0`, which is false for NaN as well.
+  # `== 0`, not `> 0`: a NaN is not a blind query.
   blind_I = total_I == 0
   total_I = jnp.where(blind_I, 1.0, total_I)
   if _per_channel(keys.v_scale):
@@ -373,7 +375,7 @@ def _dq_kernel(lists, queries, keys, cotangents, dq_BRK, *, statics):
 
 
 def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
-  # In a causal row the first blocks are seen most, and they do come first.
+  # The first key blocks of a causal row have most work, and they come first.
   y, b = pl.program_id(0), pl.program_id(1)
   block = _take_keys(keys, b, y, False, statics)
   v_JK = _load(keys.v_BMK, block.span)
@@ -397,7 +399,7 @@ def _dkv_kernel(lists, queries, keys, cotangents, dk_BMK, dv_BMK, *, statics):
 
 
 def _last_first():
-  """Returns (b, x); the last tile, first, has most to do in a causal row."""
+  """Returns (b, x), the last tile first: in a causal row it has most work."""
   return pl.program_id(1), pl.num_programs(0) - 1 - pl.program_id(0)
 
 
@@ -441,8 +443,8 @@ def _take_queries(queries, b, x, statics):
 
 def _take_keys(keys, b, y, is_full, statics):
   size, memory = statics.tiles.keys, statics.memory
-  # A full block lies within the array. A single block that does not is never
-  # full, but its full step is traced all the same.
+  # A full block lies within the array. Where the only block does not, it is
+  # never full, but the step for full blocks is traced all the same.
   ragged = memory % size and (memory < size or not is_full)
   span = _Span(b, y * size, size, memory if ragged else None)
   k_scale_J = None
@@ -452,7 +454,7 @@ def _take_keys(keys, b, y, is_full, statics):
 
 
 def _weights(queries, keys, tile, block, lse_I, is_full, layout, statics):
-  """p, recomputed from lse."""
+  """Returns p, recomputed from lse."""
   p = _power(_logits(tile, block, layout, statics), tile, lse_I, layout)
   if is_full:
     return p
@@ -461,7 +463,7 @@ def _weights(queries, keys, tile, block, lse_I, is_full, layout, statics):
 
 
 def _logits(tile, block, layout, statics):
-  """s without the tile's factor, as 'IJ' or 'JI'."""
+  """Returns s without the tile's factor, as 'IJ' or 'JI'."""
   operands = tile.q_IK, block.k_JK
   product = _dot_transposed(*operands[:: 1 if layout == 'IJ' else -1])
   if statics.integer_dot:
@@ -472,7 +474,7 @@ def _logits(tile, block, layout, statics):
 
 
 def _visible(queries, keys, tile, block, layout, statics):
-  """The mask; keys beyond the array are loaded with start = limit = 0."""
+  """Returns the mask; keys beyond the array load start = limit = 0."""
   row_I = tile.span.start + jnp.arange(tile.span.size, dtype=jnp.int32)
   last = queries.coordinate_BL.shape[1] - 1
   token_I = jnp.minimum(jax.lax.div(row_I, statics.heads), last)
@@ -491,14 +493,15 @@ def _visible(queries, keys, tile, block, layout, statics):
 
 
 def _power(logits, tile, below_I, layout):
-  """2^(factor · logits - below)."""
+  """Returns 2^(factor · logits - below)."""
   below = _align(below_I, 'I', layout)
   factor = tile.factor
   if not isinstance(factor, float):
     factor = _align(factor, 'I', layout)
   if dispatch.interpreting():
     return jnp.exp2(logits * factor - below)
-  # The compiler would not fuse the product and the sum by itself.
+  # Written as one operation, because the compiler does not fuse the product and
+  # the sum.
   shape = logits.shape
   operands = [logits, *(jnp.broadcast_to(x, shape) for x in (factor, -below))]
   (s,) = plgpu.elementwise_inline_asm(
@@ -520,7 +523,7 @@ def _dot(a_IJ, b_JK):
 
 
 def _dot_transposed(a_IK, b_JK):
-  """Rows with rows, in float32, or in int32 where both are codes."""
+  """Returns a · bᵀ in float32, or in int32 where both are codes."""
   dtype = jnp.int32 if a_IK.dtype == jnp.int8 else jnp.float32
   return jax.lax.dot_general(
     a_IK, b_JK, (((1,), (1,)), ((), ())), preferred_element_type=dtype
@@ -528,7 +531,7 @@ def _dot_transposed(a_IK, b_JK):
 
 
 def _load(ref, span):
-  """Places of [B, R] or [B, R, K]; zeros beyond the array."""
+  """Returns places of [B, R] or [B, R, K]; zeros beyond the array."""
   index, mask = _place(ref, span)
   if mask is None:
     return ref[index]

@@ -13,16 +13,16 @@ Nothing is scattered, so every sum has a fixed order. The mathematics is that of
 chunked.py in base 2: the vector unit computes only 2^x, so that log2(e) is part
 of the factor of the logits.
 
-U, W are the rows and columns of a product: R, J where rows march, J, R where
-keys march. E is a few numbers per row or column. Facts (tpu_sides.py) of the
-visited side lie along lanes as they are fetched. Facts of the marching side are
-turned into columns once per step, each number in all 128 lanes of a register's
-row: in the compiler's schedule (`experiments.tpu_schedule`) a broadcast along
-lanes at every visit costs more. Pairs of blocks that are seen in full skip the
-mask.
+U and W are the rows and columns of a product: R and J where rows march, J and R
+where keys march. E is a few numbers per row or column, the facts of
+tpu_sides.py. Those of the visited side lie along lanes as they are fetched.
+Those of the marching side are turned into columns once per step, each number in
+all 128 lanes of a register's row: in the compiler's schedule
+(`experiments.tpu_schedule`) a broadcast along lanes at every visit costs more.
+Pairs of blocks that are seen in full skip the mask.
 
-Codes are multiplied as codes where they can be; otherwise they become floats in
-VMEM. float32 operands are multiplied in full precision.
+QKᵀ multiplies codes where it can be an integer dot; otherwise codes become
+floats in VMEM. float32 operands are multiplied in full precision.
 """
 
 import functools
@@ -46,7 +46,7 @@ _LANES = 128
 
 
 class _Static(NamedTuple):
-  """What the kernels know when they are compiled.
+  """The constants of the compiled kernels.
 
   Attributes:
     windowed: whether there is a window.
@@ -182,14 +182,14 @@ def _tiles(q_BLHK, k_BMK, window, dtype):
 
 
 def _queries(static, q_BLHK, q_scale_BLH):
-  """Codes and their scales, or values where QKᵀ is no product of codes."""
+  """Returns codes and scales, or floats and None if QKᵀ multiplies floats."""
   if static.integer_dot:
     return q_BLHK, q_scale_BLH
   return codes.dequantize(q_BLHK, q_scale_BLH, static.dtype), None
 
 
 def _forward(static, visit, rows, channels, outputs, scratch):
-  """The online softmax of one block of rows."""
+  """Computes out and lse of one block of rows by an online softmax."""
   columns_ref, peak_ref, total_ref, sum_ref = scratch
   out_ref, lse_ref = outputs
   _set_columns(columns_ref, rows.facts_BXER)
@@ -218,7 +218,7 @@ def _forward(static, visit, rows, channels, outputs, scratch):
 
   visit(step)
   total_R1 = total_ref[...].sum(axis=-1, keepdims=True)
-  # `== 0` and not `> 0`, which is false for NaN as well.
+  # `== 0`, not `> 0`: a NaN is not a blind query.
   inverse_R1 = 1 / jnp.where(total_R1 == 0, 1.0, total_R1)
   out_ref[...] = (sum_ref[...] * inverse_R1).astype(out_ref.dtype)
   first = jax.lax.broadcasted_iota(jnp.int32, peak_ref.shape, 1) == 0
@@ -229,7 +229,7 @@ def _forward(static, visit, rows, channels, outputs, scratch):
 
 
 def _backward_rows(static, visit, rows, channels, dq_ref, scratch):
-  """dq of one block of rows."""
+  """Computes dq of one block of rows."""
   columns_ref, sum_ref = scratch
   _set_columns(columns_ref, rows.facts_BXER)
   sum_ref[...] = jnp.zeros_like(sum_ref)
@@ -252,7 +252,7 @@ def _backward_rows(static, visit, rows, channels, dq_ref, scratch):
 
 
 def _backward_keys(static, visit, keys, channels, outputs, scratch):
-  """dk and dv of one block of keys."""
+  """Computes dk and dv of one block of keys."""
   columns_ref, k_ref, v_ref, dk_sum_ref, dv_sum_ref = scratch
   dk_ref, dv_ref = outputs
   _set_columns(columns_ref, keys.facts_BYEJ)
@@ -280,7 +280,7 @@ def _backward_keys(static, visit, keys, channels, outputs, scratch):
 
 
 def _logits(static, q_RK, k_JK, row, key, keys_march=False):
-  """logits_UW in base 2, of visible and of unseen pairs."""
+  """Returns logits_UW in base 2, of visible and of unseen pairs."""
   operands = (k_JK, q_RK) if keys_march else (q_RK, k_JK)
   logits_UW = _product_transposed(*operands)
   if static.integer_dot:
@@ -290,7 +290,7 @@ def _logits(static, q_RK, k_JK, row, key, keys_march=False):
 
 
 def _weights(static, logits_UW, row, key, masked):
-  """p, recomputed from lse. An lse of NaN spoils visible weights only."""
+  """Returns p from lse. An lse of NaN spoils visible weights only."""
   weights_UW = jnp.exp2(logits_UW - row(Row.LSE))
   if not masked:
     return weights_UW
@@ -298,7 +298,7 @@ def _weights(static, logits_UW, row, key, masked):
 
 
 def _visible(static, row, key):
-  """Whether the row sees the key."""
+  """Returns whether each row sees each key."""
   coordinate = row(Row.COORDINATE, jnp.int32)
   visible = (key(Key.START, jnp.int32) <= coordinate) & (
     coordinate < key(Key.LIMIT, jnp.int32)
@@ -309,12 +309,12 @@ def _visible(static, row, key):
 
 
 def _product(a_UW, b_WK):
-  """a · b in float32."""
+  """Returns a · b in float32."""
   return _dot(a_UW, b_WK, 0)
 
 
 def _product_transposed(a_UK, b_WK):
-  """a · bᵀ in float32, or in int32 where both are codes."""
+  """Returns a · bᵀ in float32, or in int32 where both are codes."""
   return _dot(a_UK, b_WK, 1)
 
 
@@ -331,7 +331,7 @@ def _dot(a, b, axis):
 
 
 def _k_operand(static, keys, channels):
-  """The keys as the logits need them: codes, or values."""
+  """Returns the keys as the logits need them: codes, or floats."""
   if static.integer_dot:
     return keys.k_BYJK[...]
   return _k_values(static, keys, channels)
@@ -350,7 +350,7 @@ def _v_values(static, keys, channels):
 
 
 def _values(x_UK, facts_EU, fact, channel_ref, static):
-  """Floats as given; codes times their scales per channel or per token."""
+  """Returns floats unchanged, and codes times their scales."""
   if x_UK.dtype != jnp.int8:
     return x_UK
   if channel_ref is None:
@@ -367,13 +367,13 @@ def _set_columns(columns_ref, facts_ref):
 
 
 def _turn(facts_ref, fact):
-  """[8, U] -> [U, 128], the same number in all lanes."""
+  """Returns one fact of [8, U] as [U, 128], the same number in all lanes."""
   fact_1U = facts_ref[fact : fact + 1]
   return jnp.broadcast_to(fact_1U, (_LANES, fact_1U.shape[1])).T
 
 
 def _column(columns_ref, visited):
-  """Returns a function that gives facts of the marching side as columns."""
+  """Returns a function that returns a fact of the marching side as columns."""
   W = visited[-1].shape[-1]
 
   def get(fact, dtype=jnp.float32):
@@ -383,7 +383,7 @@ def _column(columns_ref, visited):
 
 
 def _lane(facts_ref):
-  """Returns a function that gives facts of the visited side, [1, W]."""
+  """Returns a function that returns a fact of the visited side, [1, W]."""
 
   def get(fact, dtype=jnp.float32):
     return jax.lax.bitcast_convert_type(facts_ref[fact : fact + 1], dtype)
@@ -392,10 +392,10 @@ def _lane(facts_ref):
 
 
 def _wide(x_UE, size):
-  """Repeats columns that are the same in all 128 lanes over `size` lanes."""
+  """Returns columns [U, 128] of equal lanes as [U, size]."""
   return jnp.tile(x_UE, (1, -(-size // _LANES)))[:, :size]
 
 
 def _by_lane(x_UW):
-  """Sums over registers: [U, W] -> [U, 128]."""
+  """Returns the sum of x's registers: [U, W] -> [U, 128]."""
   return sum(x_UW[:, n : n + _LANES] for n in range(0, x_UW.shape[1], _LANES))

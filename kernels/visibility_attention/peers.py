@@ -1,14 +1,14 @@
-"""Attention of other libraries at the same shapes, where it is installed.
+"""Attention of other installed libraries, to compare with at the same shapes.
 
     jax xla           jax.nn.dot_product_attention with the dense mask, in XLA
-    cudnn             the same on cuDNN, told "causal" and the window's size
+    cudnn             the same on cuDNN, with its causal flag and window size
     cudnn, mask       the same on cuDNN with the dense mask
-    torch sdpa        torch's scaled_dot_product_attention, told "causal"
+    torch sdpa        torch's scaled_dot_product_attention, with is_causal
     torch flex        torch's FlexAttention, compiled, with its block mask
 
-They run in bfloat16, on a GPU only. A peer is left out where its dense logits
-or mask would take more than 8 GiB, or where it cannot express a row's
-visibility.
+They run in bfloat16; cuDNN needs a GPU. `available` leaves out a peer whose
+dense logits or mask would take more than 8 GiB, and one that cannot express a
+row's visibility.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _LARGEST = 8 * 2**30
 
 
 class Peer(NamedTuple):
-  """Calls without arguments, which return without waiting for the device."""
+  """A peer's passes: JAX's calls do not wait for the device, torch's do."""
 
   forward: Callable[[], Any]
   backward: Callable[[], Any]
@@ -37,14 +37,16 @@ class Peer(NamedTuple):
 def available(
   shape: shapes.Shape, q_BLHK, k_BMK, v_BMK, dout_BLHK
 ) -> dict[str, Callable[[], Peer]]:
-  """Returns by name a function that makes a peer's calls, and that may fail.
+  """Returns, by the peers' names, functions that make their calls.
+
+  Such a function may fail, for example where a library refuses the shape.
 
   Args:
     shape: the attention's shape.
-    q_BLHK: bfloat16, as all of them.
-    k_BMK: keys.
-    v_BMK: values.
-    dout_BLHK: cotangent of the output.
+    q_BLHK: queries, bfloat16.
+    k_BMK: keys, bfloat16.
+    v_BMK: values, bfloat16.
+    dout_BLHK: cotangent of the output, bfloat16.
   """
   plain = shape.rows == 'causal'
   square = shape.batch * shape.length**2
@@ -76,7 +78,8 @@ def _jax(shape, arrays, implementation, masked) -> Peer:
     )
 
   forward = jax.jit(attend)
-  # The residuals are the vjp's own, which jit can return.
+  # jit returns the vjp's function with its residuals, so that the forward pass
+  # runs once, here.
   _, pull = jax.jit(functools.partial(jax.vjp, attend))(q_BLHK, k_BMK, v_BMK)
   backward = jax.jit(lambda pull, dout_BLHK: pull(dout_BLHK))
   return Peer(
@@ -95,7 +98,7 @@ def _describe(shape, masked) -> dict[str, Any]:
 
 
 def _torch(shape, arrays, make) -> Peer:
-  """torch has heads before tokens; all of them read the one KV head."""
+  """Returns a torch peer; torch has heads before tokens and one KV head."""
   import torch
 
   device = 'cuda' if torch.cuda.is_available() else 'cpu'

@@ -1,8 +1,8 @@
-"""Which tiles of queries and keys must meet, so that the others are skipped.
+"""Plans which key blocks a kernel visits for each query tile.
 
-A query tile is `rows` rows of q_BLHK seen as [B, L·H, K]: row r belongs to
+A query tile is `rows` rows of q_BLHK reshaped to [B, L·H, K]: row r belongs to
 token r // heads, whatever the number of heads. A key block is `keys` keys. A
-few integers summarize each, and a pair is skipped where they prove that no
+few integers summarize each. The plan skips a pair where they prove that no
 query of the tile sees any key of the block:
 
     sees[x, y] = min start[y] <= last coordinate[x]
@@ -13,19 +13,19 @@ query of the tile sees any key of the block:
 over the filled keys (start < limit) of y. With a window this proof alone misses
 many pairs that could be skipped. A block that holds the end of one document and
 the beginning of the next has a key with the latest position and another with
-the latest limit, but no key with both. With a window each key is therefore also
-judged alone, against some 128 tokens at a time. Where positions start anew
-among those tokens, they are judged in two parts: otherwise the end of one
-document would seem to look back from the next document's position 0.
+the latest limit, but no key with both. With a window, `sees` therefore also
+tests each key alone, against some 128 tokens at a time. Where positions start
+again from 0 among those tokens, it tests them in two parts: otherwise the end
+of one document would seem to look back from the next document's position 0.
 
-Most pairs that meet are seen in full, every key by every query, and a kernel
-needs no mask there. `full` proves that in the same way.
+In most visited pairs every query sees every key, and a kernel needs no mask
+there. `full` proves that in the same way.
 
-All of it is plain jnp, once per call, without a gather: X · Y comparisons under
-a reduction (with a window M · L / 64 more) and one sort of short rows. Where a
-kernel's tiles hold few tokens, several of them share one list
-(`blocks.plan_tiles`), which keeps the lists short: with 96 heads, 128 rows are
-less than two tokens, and 32,768 tokens are 24,576 tiles.
+All of this is plain jnp, once per call, without a gather: X · Y comparisons
+under a reduction (with a window M · L / 64 more) and one sort of short rows.
+Where a kernel's tiles hold few tokens, several of them share one list
+(`blocks.plan_tiles`), which limits the number of lists: with 96 heads, 128 rows
+are less than two tokens, and 32,768 tokens are 24,576 tiles.
 """
 
 from typing import Any
@@ -39,17 +39,19 @@ from kaiju_jax.kernels.visibility_attention import operands
 
 _LEAST = jnp.iinfo(jnp.int32).min
 _MOST = jnp.iinfo(jnp.int32).max
-# Tokens that a key is judged against at once.
+# Tokens that a key is tested against at once.
 _JUDGED = 128
 
 
 class Plan(NamedTuple):
-  """What each of a row's X blocks of one side visits of the other's Y.
+  """The blocks of one side that each block of the other side visits.
+
+  A row has X visiting blocks and Y blocks that they may visit.
 
   Attributes:
-    count_BX: int32, how many blocks.
-    list_BXY: int32, which, ascending. Places beyond the count repeat the last
-      one (0 where there is none), so that a fetch ahead finds a block.
+    count_BX: int32, how many blocks each visits.
+    list_BXY: int32, their numbers, ascending. Places beyond the count repeat
+      the last one (0 where there is none), so that a prefetch finds a block.
   """
 
   count_BX: Any
@@ -60,9 +62,9 @@ class FullFirst(NamedTuple):
   """A plan in which blocks seen in full come before blocks seen in part.
 
   Attributes:
-    full_BX: int32, how many are seen in full.
-    count_BX: int32, how many in all.
-    list_BXY: int32, which; each of the two kinds ascending.
+    full_BX: int32, how many blocks are seen in full.
+    count_BX: int32, how many blocks are visited in all.
+    list_BXY: int32, their numbers, ascending within full and within part.
   """
 
   full_BX: Any
@@ -83,12 +85,12 @@ def of_queries(sees_BXY) -> Plan:
 
 
 def of_keys(sees_BXY) -> Plan:
-  """Returns the query tiles that each key block visits, by the transpose."""
+  """Returns the query tiles that each key block visits."""
   return of_queries(sees_BXY.swapaxes(1, 2))
 
 
 def full_first(sees_BXY, full_BXY) -> FullFirst:
-  """Returns the key blocks that each query tile visits.
+  """Returns the key blocks that each query tile visits, full ones first.
 
   With both arguments transposed, returns the query tiles of each key block.
 
@@ -110,7 +112,8 @@ def full_first(sees_BXY, full_BXY) -> FullFirst:
 def sees(ranges, window, rows, heads, keys):
   """Returns bool[B, X, Y]: whether a query tile may see a key block.
 
-  It is True wherever some query sees some key, and seldom elsewhere.
+  True wherever some query of the tile sees some key of the block, and seldom
+  elsewhere.
 
   Args:
     ranges: the `Ranges` of queries and keys.
@@ -178,12 +181,13 @@ def counts(ranges, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
 
   Args:
     ranges: the `Ranges` of queries and keys, concrete arrays.
-    window, rows, heads, keys: as `sees` has them.
+    window, rows, heads, keys: as for `sees`.
     tiles: query tiles of `rows` that share one list.
 
   Returns:
-    executed: the pairs in the plan.
-    needed: the pairs that hold a visible query and key, found by trying all.
+    executed: the number of pairs in the plan.
+    needed: the number of pairs in which some query sees some key, found by
+      brute force.
   """
   ranges = operands.Ranges(*(np.asarray(x) for x in ranges))
   planned = jax.jit(sees, static_argnums=(1, 2, 3, 4))
@@ -194,9 +198,9 @@ def counts(ranges, window, rows, heads, keys, tiles=1) -> tuple[int, int]:
 
 
 def compute_dense(ranges, window, rows, heads, keys):
-  """Returns `sees` as it should be, by numpy from every query and key.
+  """Returns the exact `sees`, by brute force in numpy.
 
-  It takes L·M steps, and memory for one tile's share of them.
+  It tests L·M pairs, and holds one tile's share of them in memory.
   """
   start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges
   token_XI = _tokens(coordinate_BL.shape[1], rows, heads)
@@ -221,9 +225,11 @@ def compute_dense(ranges, window, rows, heads, keys):
 
 
 def _of_block(reduce, x, size, beyond):
-  """Reduces each block of a [B, M] to [B, 1, Y], of a [B, G, M] to [B, G, Y].
+  """Reduces blocks: [B, M] to [B, 1, Y], or [B, G, M] to [B, G, Y].
 
   Args:
+    reduce: a reduction such as jnp.min.
+    size: keys per block.
     beyond: the value of the padding behind the last key.
   """
   x = x if x.ndim == 3 else x[:, None]
@@ -235,9 +241,9 @@ def _of_block(reduce, x, size, beyond):
 def _of_parts(coordinate_BL, position_BL, rows, heads, together):
   """Yields first and last coordinate and oldest position, each int32[B, G].
 
-  A group is `together` tiles. The first yield covers a group's tokens before
-  the first whose position is lower than its predecessor's, the second the
-  others.
+  A group is `together` tiles. The first yield covers the group's tokens up to
+  the first whose position is lower than its predecessor's; the second covers
+  that token and those after it.
   """
   lower_BL = position_BL[:, 1:] < position_BL[:, :-1]
   starts_BL = jnp.cumsum(jnp.pad(lower_BL, ((0, 0), (1, 0))), axis=1)
@@ -262,7 +268,10 @@ def _of_parts(coordinate_BL, position_BL, rows, heads, together):
 
 
 def _cut(x_BL, rows, heads):
-  """[B, L] -> [B, X, I]: each tile's tokens, the last of all repeated."""
+  """Returns [B, L] as [B, X, I], each tile's tokens; padding repeats the last.
+
+  A token that two tiles share is in both.
+  """
   if rows % heads:
     return x_BL[:, _tokens(x_BL.shape[1], rows, heads)]
   spare = -x_BL.shape[1] % (rows // heads)
@@ -271,7 +280,7 @@ def _cut(x_BL, rows, heads):
 
 
 def _of_tiles(coordinate_BL, position_BL, rows, heads):
-  """First and last coordinate, oldest and newest position: each int32[B, X]."""
+  """Returns first and last coordinate, oldest and newest position, of tiles."""
   coordinate_BXI = _cut(coordinate_BL, rows, heads)
   position_BXI = _cut(position_BL, rows, heads)
   return (
@@ -283,7 +292,7 @@ def _of_tiles(coordinate_BL, position_BL, rows, heads):
 
 
 def _tokens(length: int, rows: int, heads: int):
-  """int[X, I]: tokens of each tile, some of them twice so that all have I."""
+  """Returns int[X, I]: each tile's tokens; the last repeats to make I."""
   first_X = np.arange(0, length * heads, rows)
   last_X = np.minimum(first_X + rows, length * heads) - 1
   first_X, last_X = first_X // heads, last_X // heads

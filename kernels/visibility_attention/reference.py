@@ -3,9 +3,10 @@
     logits[q, h, k] = scale · q[q, h] · k[k]      where q sees k, else -inf
     lse = log Σ exp(logits),   out = Σ exp(logits - lse) · v
 
-One KV head serves all query heads. int8 queries and keys meet in an integer
-dot (half-int8 attention: document 003). int8 values are dequantized before
-their product with the float weights. A query that sees nothing gets zeros.
+One KV head serves all query heads. int8 queries and keys are multiplied in an
+integer dot where `codes.integer_dot` allows it (half-int8 attention: document
+003). int8 values are dequantized before their product with the float weights. A
+query that sees nothing gets zeros.
 """
 
 import jax
@@ -55,7 +56,7 @@ def backward(
   dq_BLHK, dk_BMK, dv_BMK = pull(
     (cotangents.dout_BLHK.astype(dtype), cotangents.dlse_BLH)
   )
-  # A query whose lse is NaN spoils the gradients of all that it sees.
+  # A query whose lse is NaN makes the gradients of all keys that it sees NaN.
   sees_BL1 = visible_BLM.any(axis=-1)[..., None]
   spoilt_BLH = jnp.isnan(cotangents.lse_BLH) & sees_BL1
   seen_BM = (visible_BLM & spoilt_BLH.any(axis=-1)[:, :, None]).any(axis=1)
@@ -67,10 +68,10 @@ def backward(
 
 
 def _softmax_product(logits_BLHM, visible_BLM, v_BMK, dtype):
-  """Softmax over the visible keys times v, and the log of its sum."""
+  """Returns the softmax over the visible keys times v, and lse."""
   visible_BLHM = visible_BLM[:, :, None, :]
   sees_BLH = visible_BLM.any(axis=-1)[:, :, None]
-  # Masked by a finite value: a query that sees nothing has no inf - inf.
+  # A finite mask value, so that a query that sees nothing has no inf - inf.
   logits_BLHM = jnp.where(visible_BLHM, logits_BLHM, -1e30)
   peak_BLH = jax.lax.stop_gradient(logits_BLHM.max(axis=-1))
   weights_BLHM = jnp.where(

@@ -1,10 +1,10 @@
-"""Real shapes to judge the kernels by, with the rows that stand in them.
+"""The presets' attention shapes, and rows of documents to fill them.
 
 The three large presets split their heads over eight devices, and a shape has
 one device's share; a smaller preset has all of its heads. A row is one document
-(`causal`), several documents one after the other (`packed`), or a chat that is
-now and then continued from an earlier turn and so becomes a tree (`chat`).
-Lengths are random with fixed seeds. Everything is numpy.
+(`causal`), several documents one after the other (`packed`), or a chat whose
+turns sometimes continue an earlier turn, so that it is a tree (`chat`). Lengths
+are random with fixed seeds. Everything is numpy.
 """
 
 from typing import NamedTuple
@@ -55,7 +55,7 @@ SHAPES = {
 
 
 def ranges(shape: Shape) -> operands.Ranges:
-  """Returns which queries of a shape see which keys."""
+  """Returns the ranges of a shape's rows."""
   L = shape.length
   token_L = np.arange(L)
   limit_L, position_L = {
@@ -70,7 +70,7 @@ def ranges(shape: Shape) -> operands.Ranges:
 
 
 def pairs(shape: Shape) -> int:
-  """Returns the number of pairs of a query and a key that it sees."""
+  """Returns the number of pairs (query, key) where the query sees the key."""
   start_BM, limit_BM, coordinate_BL, position_BL, position_BM = ranges(shape)
   count = 0
   for block in np.array_split(np.arange(shape.length), -(-shape.length // 256)):
@@ -84,7 +84,7 @@ def pairs(shape: Shape) -> int:
 
 
 def _pack(length: int):
-  """(limit, position) of documents of up to a fifth of the row."""
+  """Returns (limit, position) of documents of up to a fifth of the row."""
   random = np.random.default_rng(0)
   limit_L, position_L = np.zeros(length, int), np.zeros(length, int)
   start = 0
@@ -97,10 +97,10 @@ def _pack(length: int):
 
 
 def _chat(length: int):
-  """(limit, position) of a tree in preorder, of turns of up to 300 tokens."""
+  """Returns (limit, position) of a tree in preorder, turns ≤ 300 tokens."""
   random = np.random.default_rng(0)
   limit_L, position_L = np.full(length, length), np.zeros(length, int)
-  path = []  # (first token, depth) of each turn from the root.
+  path = []  # (first token, one past the last) of each turn from the root.
   start = depth = 0
   while start < length:
     if len(path) > 2 and random.random() < 0.3:

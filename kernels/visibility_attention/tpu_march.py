@@ -1,19 +1,19 @@
-"""A march: each block of one side visits its list of blocks of the other side.
+"""Runs a march: each block of one side visits its list of the other side.
 
 The grid has a step for each marching block, whose operands Pallas' pipeline
-fetches. The visited side stays in HBM: a loop as long as the block's list
-copies one visited block after the other into two buffers in turn, so that the
-next arrives while one is worked on. A block that is on no list costs neither a
-copy nor a step.
+fetches. The visited side stays in HBM. A loop as long as the block's list
+copies the visited blocks one after the other into two alternating buffers: the
+next block arrives while the kernel works on the present one. A block that is on
+no list costs neither a copy nor a step.
 
-Steps form chains: the last turn of a step copies the first block of the next
-step. Chains are the grid's second dimension. There are two where the blocks
-divide evenly, with every other block in each, because a chip with two cores
-(v5p) gives each core a part of the parallel dimensions, and the lists of a
-causal row grow longer towards its end.
+Steps form chains: the last turn of a step's loop copies the first block of the
+chain's next step. Chains are the grid's second dimension. There are two where
+the number of blocks is even, each with every other block, because a chip with
+two cores (v5p) gives each core a part of the parallel dimensions, and the lists
+of a causal row grow longer towards its end.
 
-The orders of a marching block are one row of int32, small enough for scalar
-memory however long the whole march is:
+The orders of a marching block, its list in coded form, are one row of int32.
+They fit into scalar memory, however long the whole march is:
 
     [count, word 0, …, word count - 1, following, …]
     word = 2 · visited block + (1 where every pair of the two is visible)
@@ -72,8 +72,8 @@ def march(
   """Runs `body` once for every marching block.
 
   Args:
-    body: called with (visit, marching, constants, outputs, scratch): a
-      function, and references to one block of each of the arguments below.
+    body: a function of (visit, marching, constants, outputs, scratch). The last
+      four are references to one block of each of the arguments below.
       visit(step) calls step(visited references, masked) for each visited block,
       where masked is a Python bool.
     orders_BX1N: int32, from `orders`.
@@ -81,7 +81,7 @@ def march(
     visited: tree of arrays [B, Y, …].
     constants: tree of arrays that every block reads whole.
     outputs: tree of jax.ShapeDtypeStruct [B, X, …].
-    scratch: tree of memory that a block's work needs between visits.
+    scratch: tree of memory that a block keeps from visit to visit.
     name: the kernel's name, for profiles.
 
   Returns:
@@ -147,7 +147,7 @@ def _step(
   turn_ref,
   scratch,
 ):
-  """One step of the grid."""
+  """Runs one step of the grid: `body` for one marching block."""
   b, i = pl.program_id(0), pl.program_id(2)
   count = orders_ref[0, 0]
 
@@ -173,7 +173,7 @@ def _step(
       for copy in copies(word, slot):
         copy.start()
 
-  # In an empty list the first word is the next step's.
+  # Where the list is empty, the first word is `following`.
   @pl.when((i == 0) | (count == 0))
   def _():
     start(orders_ref[0, 1], turn)

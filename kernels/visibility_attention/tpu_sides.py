@@ -1,10 +1,10 @@
-"""Rows and keys in blocks, as the TPU kernels read them.
+"""Cuts rows and keys into the blocks that the TPU kernels read.
 
 A row is a query head of a token: q_BLHK is L·H rows of K numbers. Besides its
-vectors each row and key has a few numbers: its ranges and positions, its
-scales, and in the backward pass lse and δ. These *facts* travel as one int32
-array [B, X, 8, R], floats by their bits. They lie along the lanes of registers,
-and a block of them is one copy.
+vectors each row and key has a few numbers: ranges and positions, scales, and in
+the backward pass lse and δ. These *facts* are one int32 array [B, X, 8, R] that
+holds floats by their bits. They lie along the lanes of registers, and one copy
+fetches those of a block.
 """
 
 import enum
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from kaiju_jax.kernels import softmax
 
-# Rows of an int32 register; those without a fact are wasted.
+# Rows of an int32 register; rows without a fact are padding.
 _FACTS = 8
 
 
@@ -77,13 +77,13 @@ def cut_rows(
 ) -> Rows:
   """Returns blocks of `size` rows.
 
-  Padding repeats the last row, so that no bound of the plan grows looser, and
-  has no cotangent.
+  Padding repeats the last row, so that no bound of the plan grows wider. Its
+  cotangents are zeros.
 
   Args:
     size: R.
     q_BLHK: queries, floats or codes.
-    q_scale_BLH: given where q meets k as codes.
+    q_scale_BLH: given where q is multiplied with k as codes.
     ranges: the `Ranges` of queries and keys.
     window: positions that a query looks back; None for all.
     factor: the factor of the logits, in base 2.
@@ -113,7 +113,7 @@ def cut_rows(
 
 
 def cut_keys(size, k_BMK, v_BMK, ranges, scales) -> tuple[Keys, Channels]:
-  """Returns blocks of `size` keys, and the scales that all of them share.
+  """Returns blocks of `size` keys, and the scales per channel.
 
   Padding has start = limit = 0: empty slots.
   """
@@ -135,7 +135,7 @@ def cut_keys(size, k_BMK, v_BMK, ranges, scales) -> tuple[Keys, Channels]:
 
 
 def join(x, shape):
-  """Undoes the cut: [B, X, R, …] -> `shape`, without the padding."""
+  """Returns blocks [B, X, R, …] as an array of `shape`, without padding."""
   B, X, size, *rest = x.shape
   x = x.reshape(B, X * size, *rest)
   count = math.prod(shape[1:]) // math.prod(rest)
@@ -143,7 +143,7 @@ def join(x, shape):
 
 
 def _stack(facts):
-  """{fact: [B, X, R]} -> int32[B, X, 8, R]."""
+  """Returns {fact: [B, X, R]} as int32[B, X, 8, R]."""
   nothing_BXR = jnp.zeros_like(next(iter(facts.values())))
 
   def bits(x_BXR):
@@ -157,7 +157,7 @@ def _stack(facts):
 
 
 def _cut(x, size, mode='constant'):
-  """[B, L, …] -> [B, X, size, …], padded at the end of each row."""
+  """Returns [B, L, …] as [B, X, size, …], padded at the end of each row."""
   spare = -x.shape[1] % size
   x = jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2), mode=mode)
   return x.reshape(x.shape[0], -1, size, *x.shape[2:])

@@ -5,12 +5,12 @@
 
 It has the tiles and lists of `pallas_gpu`: a program takes I rows of [B, L·H,
 K] and visits the key blocks of its list (`plan`), first those that the whole
-tile sees in full, then the rest under the mask. JAX 0.12 deprecates Pallas'
-Triton backend in favour of this way; the backward pass is still Pallas'.
+tile sees in full, then the others under the mask. JAX 0.12 deprecates Pallas'
+Triton backend in favour of jax-triton; the backward pass is still Pallas'.
 
-jax-triton has Triton compile the kernel while a function is traced, for the
-present GPU or, without one, for an H100. Under `dispatch.interpret()`
-Triton's own interpreter runs it (`triton_interpreter`).
+While JAX traces a function, jax-triton makes Triton compile the kernel, for the
+present GPU or, without one, for an H100. Under `dispatch.interpret()` Triton's
+own interpreter runs the kernel (`triton_interpreter`).
 
 float32 operands are multiplied in TF32, as everywhere in JAX on such a GPU.
 """
@@ -41,13 +41,13 @@ from kaiju_jax.kernels.visibility_attention import plan
 backward = pallas_gpu.backward
 
 # jax-triton gives PTX to JAX, which assembles it with CUDA's assembler. Triton
-# has two assemblers of its own and writes PTX in the newer one's version for an
-# H100, which an older CUDA refuses. So Triton is told to use the older one.
+# has two assemblers of its own. For an H100 it writes PTX in the newer one's
+# version, which an older CUDA refuses. This variable selects the older one.
 os.environ.setdefault(
   'TRITON_PTXAS_BLACKWELL_PATH', triton.knobs.nvidia.ptxas.path
 )
 
-# Constants of the kernel, which can read no other globals.
+# A Triton kernel can read no globals except constexpr ones.
 LOWEST = tl.constexpr(softmax.LOWEST)
 LOG2E = tl.constexpr(softmax.LOG2E)
 
@@ -79,7 +79,7 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   shared = blocks.plan_tiles(tiles.rows, H)
   sizes = window, tiles.rows * shared, H, tiles.keys
   lists = plan.full_first(plan.sees(ranges, *sizes), plan.full(ranges, *sizes))
-  none = lists.full_BX  # Stands for a pointer that the kernel does not read.
+  none = lists.full_BX  # A placeholder for a pointer that the kernel ignores.
   out_BRK, lse_BR = _launch(
     visibility_attention_forward,
     [
@@ -134,7 +134,7 @@ def _launch(kernel, operands, results, grid, tiles, constants):
     grid=grid,
     num_warps=tiles.warps,
     num_stages=tiles.stages,
-    # Without a GPU it is compiled for an H100.
+    # Without a GPU, Triton compiles for an H100.
     compute_capability=None if jax.default_backend() == 'gpu' else 90,
     **constants,
   )
@@ -174,7 +174,7 @@ def visibility_attention_forward(
   INTEGER_DOT: tl.constexpr,
   V_SCALES: tl.constexpr,
 ):
-  # The last tile goes first, because it has most to do in a causal row.
+  # The last tile goes first, because it has most work in a causal row.
   x = tl.num_programs(0) - 1 - tl.program_id(0)
   # A batch may hold more than 2^31 numbers; a row of it does not.
   b = tl.program_id(1).to(tl.int64)
@@ -186,7 +186,7 @@ def visibility_attention_forward(
   q_IK = tl.load(q_BRK + b * (R * K) + place_IK, mask=there_IK, other=0)
   token_I = tl.minimum(row_I // H, L - 1)
   coordinate_I = tl.load(coordinate_BL + b * L + token_I)
-  # Without a window it is not read.
+  # Without a window the kernel does not read near_I.
   near_I = coordinate_I
   if WINDOW > 0:
     near_I = tl.load(position_BL + b * L + token_I)
@@ -230,7 +230,7 @@ def visibility_attention_forward(
       is_partial,
     )
 
-  # `== 0` and not `> 0`, which is false for NaN as well.
+  # `== 0`, not `> 0`: a NaN is not a blind query.
   blind_I = total_I == 0
   total_I = tl.where(blind_I, 1.0, total_I)
   if V_SCALES == 1:
@@ -273,7 +273,7 @@ def _march(
   DTYPE: tl.constexpr,
   IS_PARTIAL: tl.constexpr,
 ):
-  """Attends to the key blocks first … end - 1 of the list."""
+  """Folds the key blocks first … end - 1 of the list into the softmax."""
   factor: tl.constexpr = _to_base_2(SCALE, INTEGER_DOT)
   column_K = tl.arange(0, WIDE)
   for n in tl.range(first, end):
@@ -326,5 +326,8 @@ def _load(pointers, there, MASKED: tl.constexpr):
 
 @triton.constexpr_function
 def _to_base_2(scale, integer_dot):
-  """The positive factor that logits are still to be multiplied with."""
+  """Returns the factor that turns `_march`'s logits into base 2; positive.
+
+  It is 1 where the logits contain all factors already.
+  """
   return 1.0 if integer_dot or scale <= 0 else scale
