@@ -1,1 +1,1 @@
-"""Decoding: a few queries a row against a cache of pages."""
+"""Paged decode: attention of a few queries per row to a cache of pages."""

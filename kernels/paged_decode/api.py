@@ -1,4 +1,4 @@
-"""Attention of a few queries per row to a paged cache: a step of decoding.
+"""Attends from a few queries per row to a paged cache: a step of decoding.
 
     page(b, m) = table[b, m // S],   key(b, m) = k_pool[page(b, m), m % S]
     visible(q, m) = start[m] <= coordinate[q] < limit[m]
@@ -7,20 +7,20 @@
     lse[q] = log Σ exp(scale · q · key(m))  over the visible slots m
     out[q] = Σ exp(scale · q · key(m) - lse[q]) · value(m)
 
-It is visibility attention (see there for queries, codes and scales) over keys
-that lie in pages. Rows may share a page and see it differently: ranges and
-positions belong to (row, logical slot), scales to the pool's slot. One KV head
-serves all H query heads, and the beams of a row are its L queries. Pages in
-which no query sees a slot are not read, and slots that no query sees may hold
-anything, NaN included. A NaN that one query of a row sees may reach the row's
-other queries.
+It is visibility attention over keys that lie in pages; `visibility_attention`
+describes queries, codes and scales. Rows may share a page and see it
+differently: ranges and positions belong to (row, logical slot), scales to the
+pool's slot. One KV head serves all H query heads, and the beams of a row are
+its L queries. A kernel does not read pages in which no query sees a slot. Slots
+that no query sees may hold anything, even NaN. A NaN that one query of a row
+sees may reach the row's other queries.
 
-A query that sees nothing gets out = 0 and lse = 0. A chunk's own keys, which
-are not in the pool yet, are attended to separately and merged:
+A query that sees nothing gets out = 0 and lse = 0. The caller attends to a
+chunk's own keys, which are not in the pool yet, separately and merges:
 
     out, lse = api.merge(*api.decode(…), *visibility_attention.forward(…))
 
-There is no gradient: a cache is for inference.
+There is no gradient, because a cache serves inference only.
 """
 
 import math
@@ -66,15 +66,15 @@ def decode(
   sizes=None,
   implementation=None,
 ):
-  """Returns the output and the log of the softmax's sum.
+  """Returns the output and lse, the log-sum-exp of each query's logits.
 
   Args:
     q_BLHK: queries, float or int8; L is 1 for one token per row.
     k_PSK: the pool's keys, P pages of S slots, float or int8.
     v_PSK: the pool's values, float or int8.
-    table_BN: int32, where each row's N logical pages are in the pool. A number
-      outside 0…P-1 marks an absent page. Whether a number is the right page,
-      and not another row's, cannot be checked here.
+    table_BN: int32, the places of each row's N logical pages in the pool. A
+      number outside 0…P-1 marks an absent page. A wrong page, such as another
+      row's, is not detected.
     start_BM: int32, first query coordinate that sees each of the M = N·S
       logical slots.
     limit_BM: int32, one past the last; equal to start for an empty slot.
@@ -88,11 +88,11 @@ def decode(
     v_scale: float32 [P, S] or [K], given exactly where v is int8.
     dtype: the dtype of the output and of PV. The default is v's dtype, or q's
       where v is codes, or bfloat16 where both are codes.
-    plan: `make_plan` of the same table, ranges, positions and window, where
-      layers share one; with None it is made here.
+    plan: `make_plan` of the same table, ranges, positions and window, which
+      layers can share; with None `decode` makes one.
     sizes: `blocks.Sizes` to try; with None `blocks` chooses.
     implementation: a key of `RUNS_ON`. With None it is the platform's kernel,
-      or xla for shapes that the kernel does not take.
+      or 'xla' for shapes that the kernel does not take.
 
   Returns:
     out_BLHK in `dtype`, and lse_BLH in float32.
@@ -120,7 +120,7 @@ def decode(
     dtype = _output_dtype(q_BLHK, v_PSK)
   if not jnp.issubdtype(dtype, jnp.floating):
     raise TypeError(f'dtype={jnp.dtype(dtype)}: expected a float.')
-  # A numpy array cannot be indexed by a traced place.
+  # A traced index cannot index a numpy array.
   table_BN, *fields = map(jnp.asarray, layout.values())
   ranges = operands.Ranges(*fields)
   scales = jax.tree.map(jnp.asarray, operands.Scales(*scales.values()))
@@ -159,7 +159,7 @@ def make_plan(
   """Returns the `plan.Plan` that all layers of a kind share in a step.
 
   Args:
-    table_BN … position_BM, window: as `decode` will have them.
+    table_BN … position_BM, window: as for the calls of `decode`.
     pages: P, the number of the pool's pages.
 
   Raises:
@@ -205,7 +205,7 @@ def _output_dtype(q_BLHK, v_PSK):
 
 
 def _check_shapes(arrays) -> dict[str, int]:
-  """Returns the size of each dimension, or refuses arrays that disagree."""
+  """Returns the size of each dimension; refuses arrays that disagree."""
   dims = {}
   for name, x in arrays.items():
     letters = name.rpartition('_')[2]
@@ -217,7 +217,7 @@ def _check_shapes(arrays) -> dict[str, int]:
     expected = tuple(dims[letter] for letter in letters)
     if x.shape != expected:
       raise ValueError(f'{name} has shape {x.shape}: expected {expected}.')
-  # The table's rows and the slots of their pages must make the same row.
+  # N pages of S slots must be the M slots of the ranges.
   slots = dims.get('S')
   if slots is None:
     if dims['M'] % dims['N']:

@@ -18,7 +18,7 @@ from kaiju_jax.kernels.paged_decode import blocks
 
 
 def candidates(implementation: str, shape: blocks.Shape) -> list[blocks.Sizes]:
-  """Returns the tiles to try, about the rule's own."""
+  """Returns the tiles to try, around those of `blocks.rule`."""
   rule = blocks.rule(implementation, shape)
   if implementation == 'pallas_tpu':
     pages = {1, 2, 4, 8, 16, rule.J // shape.S}
@@ -42,7 +42,7 @@ def tune(
   """Searches for every shape and cache, and writes the winners.
 
   Args:
-    folder: where `tuned.json` is.
+    folder: the folder of `tuned.json`.
     shapes: shapes of the benchmark, by name.
     repeats: rounds, each timing every candidate once.
 

@@ -1,17 +1,18 @@
-"""How close paged decode comes to one read of the cache.
+"""Benchmarks paged decode against one read of the cache.
 
     python -m kaiju_jax.kernels.paged_decode.bench [--repeats=9] [--json=PATH]
 
-Heads are all of a preset's, or the eighth that a tensor axis of eight leaves to
-a device. A shape needs one read of the codes and scales of every slot that some
-query sees, and its queries and outputs. `tiles / needed` are the slots of the
-pages that the plan visits, and the slots that some query sees. The plan is made
-before the call, as for a layer, and has a table of its own.
+A shape has all heads of a preset, or the eighth that a tensor axis of eight
+leaves to a device. It needs one read of the codes and scales of every slot that
+some query sees, and of its queries and outputs. `tiles / needed` are the slots
+of the pages that the plan visits, and the slots that some query sees. The plan
+is made before the timed call, as layers of a step share it, and has a table of
+its own.
 
-The platform's kernel is compared with the same kernel on a bfloat16 cache
-(which shows what the codes save), with XLA's gather, and, where each row sees
-its first tokens, with `jax.nn.dot_product_attention` in bfloat16 over unpaged
-rows.
+The report compares the platform's kernel with the same kernel on a bfloat16
+cache (which shows what the codes save), with XLA's gather, and, where each row
+sees its first tokens, with `jax.nn.dot_product_attention` in bfloat16 over
+unpaged rows.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from kaiju_jax.kernels.paged_decode import blocks
 from kaiju_jax.kernels.paged_decode import plan as plan_lib
 
 _K = 128
-# Tokens that belong to one beam alone.
+# Tokens of each beam that no other beam sees.
 _BRANCH = 128
 CACHES = 'int8', 'bfloat16'
 
@@ -47,8 +48,8 @@ class Shape(NamedTuple):
     slots: slots per page.
     window: the layer's window in positions; None for all.
     queries: beams of a row, which share all but their last tokens.
-    ragged: whether rows have an eighth of the context up to all of it.
-    ring: whether the table rotates.
+    ragged: whether rows' lengths differ, from an eighth of the context to all.
+    ring: whether the slots are a ring, in which new tokens overwrite old ones.
   """
 
   heads: int
@@ -114,7 +115,7 @@ def layout(shape: Shape) -> Layout:
   else:
     newest_B1 = lengths(shape)[:, None] - 1
     if shape.ring:
-      # The ring has rotated one and a half times.
+      # The row has written one and a half times as many tokens as the ring has.
       newest_B1 = newest_B1 + M // 2
       slot_BM = newest_B1 - (newest_B1 - slot_BM) % M
     start_BM, position_BM = slot_BM, slot_BM
@@ -139,11 +140,11 @@ def lengths(shape: Shape):
 
 
 class Counts(NamedTuple):
-  """The slots that a shape needs, by brute force, and those that it visits.
+  """The numbers of slots that a shape needs and that its plan visits.
 
   Attributes:
-    pairs: pairs of a query and a slot that it sees.
-    slots: those that some query sees.
+    pairs: pairs of a query and a slot that it sees, by brute force.
+    slots: slots that some query sees, by brute force.
     visited: slots of the pages that the plan visits.
     whole: slots of the pages that are seen whole.
   """
@@ -155,7 +156,7 @@ class Counts(NamedTuple):
 
 
 def counts(shape: Shape, where: Layout) -> Counts:
-  """Counts slots; see `Counts`."""
+  """Returns the `Counts` of a shape's layout."""
   pairs = slots = 0
   _, *visibility = where
   for row in zip(*(field[:, None] for field in visibility)):
@@ -216,7 +217,7 @@ def operands(shape: Shape, where: Layout, cache: str) -> dict[str, jax.Array]:
 
 
 def least_bytes(shape: Shape, counted: Counts, cache: str) -> int:
-  """Returns the least bytes that must be read and written."""
+  """Returns the bytes that any implementation must read and write."""
   rows = shape.batch * shape.queries * shape.heads
   itemsize, scale = (1, 4) if cache == 'int8' else (2, 0)
   read = (counted.slots * 2 + rows) * (_K * itemsize + scale)
@@ -228,12 +229,12 @@ def measure(
   shapes: Mapping[str, Shape] = SHAPES,
   timed: bool | None = None,
 ) -> list[report.Row]:
-  """Returns the rows of all shapes.
+  """Returns the report's rows of all shapes.
 
   Args:
-    repeats: rounds, each timing everything once.
-    shapes: by name.
-    timed: whether to run what is counted; None does it on an accelerator.
+    repeats: rounds, each timing every contender once.
+    shapes: shapes by name.
+    timed: whether to time calls, not only count; None times on an accelerator.
   """
   if timed is None:
     timed = dispatch.platform() != 'cpu'
@@ -294,7 +295,7 @@ def _rows(name: str, shape: Shape, repeats: int, timed: bool):
 
 
 def block_shape(shape: Shape, cache: str) -> blocks.Shape:
-  """Returns the shape by which `blocks` chooses."""
+  """Returns the shape as `blocks` takes it."""
   return blocks.Shape(
     B=shape.batch,
     rows=shape.queries * shape.heads,
@@ -332,7 +333,7 @@ def call(
 
 
 def _prepare(shape, where, implementation, cache):
-  """Returns a call, and its output's largest error against the reference."""
+  """Returns a call, and the largest error of its output to the reference."""
   arrays = operands(shape, where, cache)
   run = call(shape, where, arrays, implementation)
   out_BLHK, _ = run()
@@ -344,7 +345,7 @@ def _prepare(shape, where, implementation, cache):
 
 
 def _peers(shape: Shape) -> dict[str, Callable[[], Any]]:
-  """Calls of JAX's own attention, where it can express these rows' ranges."""
+  """Returns calls of JAX's own attention, if it can express these ranges."""
   if shape.window is not None or shape.queries > 1:
     return {}
   keys = jax.random.split(jax.random.key(0), 3)

@@ -1,8 +1,8 @@
-"""Which implementation and which tiles suit a shape. Pure Python.
+"""Chooses the implementation and the tiles for a shape, in pure Python.
 
 The winners of `autotune` for a kind of device precede the rules here. A decode
-kernel has to read the cache once, at the memory's speed at best. So the rules
-aim at bytes in flight: enough splits that every core has work, and several
+kernel must read the cache once, and the memory limits its speed. So the rules
+keep many loads under way: enough splits that every core has work, and several
 tiles loading in each. The rules were reasoned and compiled (their tiles spill
 no registers at the presets' shapes), not measured on a device.
 
@@ -16,21 +16,21 @@ from kaiju_jax.kernels import tuned
 
 _FOLDER = pathlib.Path(__file__).parent
 
-# A split pays if each still has this many tiles.
+# Tiles that each part of a split must still have.
 _TILES_PER_SPLIT = 4
 # Programs that an H100's 132 multiprocessors hold, by R: while one loads,
 # another computes, and each multiprocessor has rows of several lengths.
 _GPU_PROGRAMS = {16: 4 * 132, 32: 4 * 132, 64: 2 * 132, 128: 132}
-# Keys of a step in XLA, few enough that a CPU's caches hold the intermediate
-# results: with 512 attention took a seventh longer, and with 1,024 more than
-# twice as long, because of what XLA then moves out of the loop.
+# Keys per step in XLA, few enough that a CPU's caches hold the intermediate
+# results. With 512, attention took a seventh longer, and with 1,024 more than
+# twice as long, because XLA then moves operations out of the loop.
 _XLA_KEYS = 256
-# Keys of a step on a TPU, enough that a step's latency (two matmuls and two
-# sums over lanes, one after the other) is a small part of it. Its pages are
-# unrolled, so that there may not be too many.
+# Keys per step on a TPU, enough that a step's latency (two matmuls and two sums
+# over lanes, one after the other) is a small part of it. The pages of a step
+# are unrolled, so their number is limited too.
 _TPU_KEYS = 2048
 _TPU_PAGES = 16
-# Rows whose sums fill half of a TPU core's vector registers.
+# Rows per tile; their sums fill half of a TPU core's vector registers.
 _TPU_ROWS = 256
 
 
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 class Shape(NamedTuple):
-  """What the choice depends on.
+  """The sizes that the choice depends on.
 
   Attributes:
     B: rows of the batch.
@@ -90,7 +90,7 @@ def misfit(implementation: str, shape: Shape) -> str | None:
       return f'K={shape.K}: pallas_gpu takes powers of two from 32.'
     elements = shape.P * shape.S * shape.K
     if elements >= 2**31 and elements * shape.itemsize <= 2**32:
-      # Up to 4 GiB Pallas has 32-bit offsets, which Triton takes as signed.
+      # Up to 4 GiB Pallas makes 32-bit offsets, which Triton reads as signed.
       return (
         f'a pool of {elements} elements: pallas_gpu takes fewer than 2**31, or'
         ' more than 2**32 bytes, where addresses have 64 bits.'
@@ -114,7 +114,7 @@ def sizes(implementation: str, shape: Shape) -> Sizes:
 
 
 def key(implementation: str, shape: Shape) -> str:
-  """Returns the key of tuned sizes, which does not hold the pool's size."""
+  """Returns the key of tuned sizes; it leaves out the pool's size."""
   fields = shape._asdict()
   del fields['P']
   return tuned.key(implementation=implementation, **fields)
@@ -156,7 +156,7 @@ def check(implementation: str, shape: Shape, sizes: Sizes) -> None:
 
 
 def count_visited(shape: Shape) -> int:
-  """Returns the most slots a row's queries visit, if these are adjacent."""
+  """Returns the most slots that a row's queries visit, if they are adjacent."""
   if shape.window is None:
     return shape.N * shape.S
   # A window that starts within a page touches one page more.
@@ -175,8 +175,8 @@ def _gpu(shape: Shape) -> Sizes:
   programs = shape.B * -(-shape.rows // R)
   tiles = -(-count_visited(shape) // J)
   X = max(1, min(tiles // _TILES_PER_SPLIT, _GPU_PROGRAMS[R] // programs))
-  # Half of the stages, less one, hold tiles that are loading: a tile's
-  # addresses are loads as well, and wait as long.
+  # Two of the five stages hold loading tiles, (5 - 1) / 2, because a tile's
+  # addresses are loads as well and take as long.
   return Sizes(R, J, X, 8 if R == 128 else 4, 5)
 
 
@@ -189,5 +189,5 @@ def _tpu(shape: Shape) -> Sizes:
 
 
 def _power(n: int) -> int:
-  """The least power of two that is at least n."""
+  """Returns the least power of two that is at least n."""
   return 1 << max(n - 1, 0).bit_length()

@@ -1,15 +1,15 @@
 """Paged decode for GPUs, in Pallas Triton.
 
-A program takes R rows (queries times heads) of one row of the batch and one
-split of the pages that it visits, J slots at a time. It reads an index per slot
-from the plan and gathers the slots' keys and values by it, whatever a page's
-size. Tiles of pages seen whole come first, without a mask, then the rest. Each
-split leaves a partial output and lse, which XLA merges.
+A program takes R rows (queries times heads) of one row of the batch, and visits
+one split of that row's pages, J slots at a time. It reads an index per slot
+from the plan and gathers the slots' keys and values by it, for any page size.
+Tiles of pages seen whole come first, without a mask, then the others. Each
+split writes a partial output and lse, which XLA merges.
 
 Scales per channel are applied outside the kernel: k's to the queries, v's to
-the output. Inside it a token's scale of k multiplies its logits, and that of v
-its weights, so that the matrix unit multiplies codes: QKᵀ in int8 where q is
-codes, PV with v's codes in `dtype`, which holds them exactly.
+the output. In the kernel, k's scale per token multiplies the logits and v's the
+weights. So the matrix unit multiplies codes: QKᵀ in int8 where q is codes, PV
+with v's codes in `dtype`, which represents them exactly.
 """
 
 import functools
@@ -31,7 +31,7 @@ _LOG2_E = math.log2(math.e)
 
 
 class _Operands(NamedTuple):
-  """What the kernel reads; scales are None where there are none.
+  """The kernel's operands; a scale is None where its operand is floats.
 
   T is the slots of the whole pool; B, M, L, N are as in `api.decode`.
   """
@@ -98,8 +98,8 @@ def decode(
       window=window,
       dtype=dtype,
     ),
-    # A row's tiles of queries are neighbours, because they read the same keys,
-    # which the cache then holds.
+    # Tiles of one row's queries run next to each other: they read the same
+    # keys, which the cache then holds.
     grid=(-(-rows // sizes.R), X, B),
     out_shape=(
       jax.ShapeDtypeStruct((X, B, rows, K), jnp.float32),
@@ -118,11 +118,11 @@ def decode(
 def _kernel(
   refs, out_ref, lse_ref, *, sizes, heads, slots, factor, window, dtype
 ):
-  """One tile of rows over one split; see the module."""
+  """Attends from one tile of rows to one split; see the module."""
   tile, split, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
   rows = refs.q_BRK.shape[1]
   row_R = tile * sizes.R + jnp.arange(sizes.R, dtype=jnp.int32)
-  # A partial tile repeats the last row, and does not store the repetition.
+  # A partial tile repeats the last row, and does not store the repetitions.
   read_R = jnp.minimum(row_R, rows - 1)
   q_RK = refs.q_BRK[b, read_R, :]
   factor_R1 = factor
@@ -158,7 +158,7 @@ def _kernel(
 
   count = refs.count_B[b]
   tiles = pl.cdiv(count * slots, sizes.J)
-  # Tiles that hold only pages seen whole.
+  # The number of tiles that hold only pages seen whole.
   whole = jax.lax.div(refs.full_B[b] * slots, sizes.J)
   first = jax.lax.div(tiles * split, sizes.X)
   last = jax.lax.div(tiles * (split + 1), sizes.X)
@@ -179,7 +179,7 @@ def _kernel(
     functools.partial(step, masked=True),
     carry,
   )
-  # `== 0` and not `> 0`, which is false for NaN as well.
+  # `== 0`, not `> 0`: a NaN is not a blind query.
   blind_R = total_R == 0
   total_R = jnp.where(blind_R, 1.0, total_R)
   lse_R = jnp.where(blind_R, -jnp.inf, peak_R / _LOG2_E + jnp.log(total_R))
@@ -195,10 +195,10 @@ def _kernel(
 
 
 def _where(n, keys, slots):
-  """Returns the place in the plan and the slot there of a tile's J keys.
+  """Returns, for a tile's J keys, the page's place in the plan and the slot.
 
-  The keys of a tile within a page share one place. It is a scalar, because the
-  compiler counts loads of a tensor of addresses as stages of its pipeline.
+  A tile within one page has one place. It is a scalar, because the compiler
+  counts loads of a tensor of addresses as stages of its pipeline.
   """
   if slots % keys:
     offset_J = n * keys + jnp.arange(keys, dtype=jnp.int32)
@@ -209,7 +209,10 @@ def _where(n, keys, slots):
 
 
 def _visibility(refs, b, row_R, heads, window):
-  """Returns a function: logical slots [J] -> bool[R, J], or [1, J] if L = 1."""
+  """Returns a function of slots [J] that returns which of them rows see.
+
+  The result is bool[R, J], or [1, J] if L = 1. The slots are logical.
+  """
   queries = refs.coordinate_BL.shape[1]
   if queries == 1:
     query_R = jnp.zeros((1,), jnp.int32)
@@ -233,7 +236,7 @@ def _visibility(refs, b, row_R, heads, window):
 
 
 def _logits(refs, q_RK, token_J):
-  """q · k of a tile in float32, before the scales of q and the softmax."""
+  """Returns q · k of a tile in float32, without the scales of q."""
   k_JK = refs.k_TK[token_J, :]
   if refs.q_scale_BR is not None:
     logits_RJ = _dot(q_RK, k_JK, 1, jnp.int32).astype(jnp.float32)
@@ -248,7 +251,7 @@ def _logits(refs, q_RK, token_J):
 
 
 def _product(refs, weights_RJ, visible_RJ, token_J, dtype):
-  """weights · v of a tile; an unseen slot's scale or value may be NaN."""
+  """Returns weights · v of a tile, even if unseen slots hold NaN."""
   v_JK = refs.v_TK[token_J, :]
   if refs.v_scale_T is not None:
     weights_RJ *= refs.v_scale_T[token_J][None]
@@ -265,9 +268,10 @@ def _product(refs, weights_RJ, visible_RJ, token_J, dtype):
 
 
 def _exp2(x):
-  """2^x in one instruction; results below the normal floats become 0.
+  """Returns 2^x by one instruction; results below the normal floats become 0.
 
-  jnp.exp2 keeps them by scaling x and the result: four more instructions.
+  jnp.exp2 would keep such results, by four more instructions that scale x and
+  the result.
   """
   if dispatch.interpreting():
     return jnp.exp2(x)
@@ -281,7 +285,10 @@ def _exp2(x):
 
 
 def _dot(a, b, contracted, dtype):
-  """a · b over a's columns and b's dimension `contracted`; f32 stays f32."""
+  """Returns a · b over a's columns and b's dimension `contracted`.
+
+  float32 operands are multiplied in full precision.
+  """
   return jax.lax.dot_general(
     a,
     b,

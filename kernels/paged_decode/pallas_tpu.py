@@ -1,22 +1,22 @@
 """Paged decode for TPUs, in Pallas Mosaic.
 
-A program takes R rows (queries times heads) of one row of the batch and one
-split of the pages that it visits, a group of G pages at a time. It copies pages
-from the pool into two buffers: while one group is attended to, the next is
-copied. After a row's last group comes the next row's first, so that the memory
-never waits for a new row. Ranges and positions are copied only for groups that
-are not seen whole.
+A program takes R rows (queries times heads) of one row of the batch, and visits
+one split of that row's pages, a group of G pages at a time. It copies pages
+from the pool into two buffers: while it attends to one group, it copies the
+next. After a row's last group comes the next row's first, so that copies never
+pause between rows. It copies ranges and positions only for groups that are not
+seen whole.
 
 The groups of a split, over all rows of the batch, form a chain, whose group i
 lies in buffer i % 2. Rows that visit nothing are not part of it.
 
-Scales are treated as in `pallas_gpu`. The first dimension of the grid, the
-splits, is the one that the two cores of a chip may share.
+Scales are treated as in `pallas_gpu`. The two cores of a chip may share the
+first dimension of the grid, the splits.
 
 Pages of 128 slots, the lanes of a register, suit it best: XLA changes the
-layout of smaller pages' scales at every call. It does the same to ranges and
-positions of pages of any size; layers that are compiled together share that
-work.
+layout of smaller pages' scales at every call. XLA also changes the layout of
+ranges and positions, for pages of any size; layers that are compiled together
+share that work.
 """
 
 import functools
@@ -38,7 +38,7 @@ _LOG2_E = math.log2(math.e)
 
 
 class _Chain(NamedTuple):
-  """Where each row's groups stand in the chain of each split; int32.
+  """The places of each row's groups in the chain of each split; int32.
 
   Attributes:
     full_B: pages that are seen whole.
@@ -54,7 +54,7 @@ class _Chain(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """Blocks of rows, padded to R; numbers per row are columns."""
+  """Blocks of rows, padded to R; a number per row is a column [R, 1]."""
 
   q_RK: Any
   q_scale_R1: Any
@@ -63,14 +63,14 @@ class _Rows(NamedTuple):
 
 
 class _Lists(NamedTuple):
-  """Places of a row's visited pages in its table and in the pool, in SMEM."""
+  """The places of a row's visited pages in its table and the pool, in SMEM."""
 
   logical_1N: Any
   page_1N: Any
 
 
 class _Pages(NamedTuple):
-  """What is copied of a page: in the pool, or G pages in each of two buffers.
+  """The arrays copied per page: in the pool, or G pages in each buffer.
 
   A vector of a page's slots is [1, S]. Scales are None where there are none.
   Ranges and positions belong to the batch, [B, N, 1, S].
@@ -194,7 +194,7 @@ def _chain(plan, splits, group) -> _Chain:
   )
   length_XB = last_XB - first_XB
   row_XB = jnp.where(length_XB > 0, jnp.arange(B, dtype=jnp.int32)[None], B)
-  # The next such row behind each: a running minimum from the end.
+  # The next row that has groups: a running minimum from the end.
   after_XB = jnp.pad(row_XB[:, 1:], ((0, 0), (0, 1)), constant_values=B)
   return _Chain(
     plan.full_B,
@@ -205,7 +205,7 @@ def _chain(plan, splits, group) -> _Chain:
 
 
 def _share(count, split, splits, group):
-  """Returns the first of a split's groups of a row, and one past the last."""
+  """Returns the first of a row's groups in a split, and one past the last."""
   groups = jax.lax.div(count + group - 1, group)
   return (
     jax.lax.div(groups * split, splits),
@@ -214,7 +214,7 @@ def _share(count, split, splits, group):
 
 
 def _in_memory(pages):
-  """Pins the pool, as XLA would first copy a pool that fits into VMEM there."""
+  """Keeps the pool in HBM; XLA would copy one that fits into VMEM there."""
   if dispatch.interpreting():
     return pages
   return jax.tree.map(
@@ -224,7 +224,7 @@ def _in_memory(pages):
 
 
 def _pad(x_BRK, rows):
-  """Repeats the last row, so that padding sees no other slots than the rows."""
+  """Pads with the last row, so that padding sees the slots that rows see."""
   spare = rows - x_BRK.shape[1]
   return jnp.pad(x_BRK, ((0, 0), (0, spare), (0, 0)), mode='edge')
 
@@ -260,7 +260,7 @@ def _kernel(
   window,
   dtype,
 ):
-  """One tile of rows over one split; see the module."""
+  """Attends from one tile of rows to one split; see the module."""
   split, b = pl.program_id(0), pl.program_id(2)
   splits, batch = pl.num_programs(0), pl.num_programs(2)
   first, last = _share(count_ref[b], split, splits, group)
@@ -274,7 +274,7 @@ def _kernel(
         act(source.at[page], target.at[buffer, g], semaphores.at[buffer])
 
   def copies(lists, row, n, buffer, act):
-    """Starts or awaits the copies of group n of a row."""
+    """Starts the copies of group n of a row, or waits for them (`act`)."""
 
     def both(g, carry):
       page_copies(lists, n, g, buffer, act)
@@ -306,8 +306,8 @@ def _kernel(
 
   def step(n, carry):
     buffer = jax.lax.rem(begin + n - first, 2)
-    # The common case is separate, because a TPU's scalar unit is slow: there is
-    # no loop over pages, and one wait for all pages of a kind.
+    # The common case has its own code, because a TPU's scalar unit is slow: no
+    # loop over pages, and one wait per array for all pages.
     whole_next = (n + 2) * group <= full_ref[b]
 
     @pl.when((n + 1 < last) & whole_next)
@@ -365,7 +365,7 @@ def _kernel(
       jnp.zeros((R, K), jnp.float32),
     ),
   )
-  # `== 0` and not `> 0`, which is false for NaN as well.
+  # `== 0`, not `> 0`: a NaN is not a blind query.
   blind_R1 = total_R1 == 0
   total_R1 = jnp.where(blind_R1, 1.0, total_R1)
   out_ref[...] = sum_RK / total_R1
@@ -387,7 +387,7 @@ def _attend(
   *,
   masked,
 ):
-  """One step of the softmax over a buffer's pages, the first at `place`."""
+  """Folds a buffer's pages, the first at `place`, into the softmax."""
   peak_R1, total_R1, sum_RK = carry
   group = [
     _Pages(*(None if x is None else x[buffer, g] for x in buffers))
@@ -401,7 +401,7 @@ def _attend(
       logits_RS = jnp.where(visible_RS, logits_RS, -jnp.inf)
       visible.append(visible_RS)
     logits.append(logits_RS)
-  # Reduce over pages first and over lanes once, as crossing lanes is slow.
+  # Reduce over pages first and over lanes once: crossing lanes is slow.
   highest_RS = functools.reduce(jnp.maximum, logits)
   new_peak_R1 = jnp.maximum(peak_R1, highest_RS.max(axis=1, keepdims=True))
   decay_R1 = jnp.exp2(peak_R1 - new_peak_R1)
@@ -423,7 +423,7 @@ def _visible(rows, page, window):
 
 
 def _logits(rows, page, factor):
-  """scale · q · k of a page in float32, in base 2."""
+  """Returns scale · q · k of a page in float32, in base 2."""
   q_RK, k_SK = rows.q_RK[...], page.k
   if rows.q_scale_R1 is not None:
     logits_RS = _dot(q_RK, k_SK, 1, jnp.int32).astype(jnp.float32)
@@ -438,7 +438,7 @@ def _logits(rows, page, factor):
 
 
 def _product(weights_RS, page, visible_RS, dtype):
-  """weights · v of a page; an unseen slot's scale or value may be NaN."""
+  """Returns weights · v of a page, even if unseen slots hold NaN."""
   v_SK = page.v
   if page.v_scale is not None:
     weights_RS *= page.v_scale
@@ -454,7 +454,7 @@ def _product(weights_RS, page, visible_RS, dtype):
 
 
 def _find_seen(visible_RS):
-  """bool[S, 1]: whether any row sees the slot."""
+  """Returns bool[S, 1]: whether any row sees the slot."""
   seen_1S = visible_RS.astype(jnp.float32).max(axis=0, keepdims=True)
   return seen_1S.T > 0
 
@@ -464,7 +464,10 @@ def _float(x, dtype):
 
 
 def _dot(a, b, contracted, dtype):
-  """a · b over a's columns and b's dimension `contracted`; f32 stays f32."""
+  """Returns a · b over a's columns and b's dimension `contracted`.
+
+  float32 operands are multiplied in full precision.
+  """
   return jax.lax.dot_general(
     a,
     b,

@@ -1,23 +1,23 @@
-"""Attention over a union of keys, from attention over its parts.
+"""Merges attention over parts of the keys into attention over all of them.
 
     lse = log Σ exp(lse_x),   out = Σ exp(lse_x - lse) · out_x
 
 The sum runs over the parts in their order, in float32, so that its result is
-always the same. A part in which the query saw nothing has no weight.
+deterministic. A part in which the query saw nothing has no weight.
 """
 
 import jax.numpy as jnp
 
 
 def combine(out_XBRK, lse_XBR):
-  """Returns (out_BRK, lse_BR); 0 and 0 where no part saw anything.
+  """Returns (out_BRK, lse_BR) over all parts; zeros where no key was seen.
 
   Args:
     out_XBRK: float32, output of each part.
-    lse_XBR: float32, -inf where a part saw nothing.
+    lse_XBR: float32, -inf where a row saw nothing of a part.
   """
   peak_BR = lse_XBR.max(axis=0)
-  # Not `> -inf`, which is false for NaN as well.
+  # Not `> -inf`: a NaN is not a blind query.
   blind_BR = peak_BR == -jnp.inf
   peak_BR = jnp.where(blind_BR, 0.0, peak_BR)
   weights_XBR = jnp.exp(lse_XBR - peak_BR[None])
@@ -31,9 +31,10 @@ def combine(out_XBRK, lse_XBR):
 def merge(out_a, lse_a, out_b, lse_b):
   """Returns attention over the keys of `a` and `b`, which are disjoint.
 
-  A part with out = 0 and lse = 0 saw nothing and has no weight. (A part that
-  saw a single key of logit 0 whose value is all zeros returns the same two, and
-  is wrongly taken for one: it would add 1 to the sum under the logarithm.)
+  out = 0 and lse = 0 mark a part in which the query saw nothing; it has no
+  weight. (A part with a single key of logit 0 whose value is all zeros returns
+  the same two and is wrongly ignored: it would add 1 to the sum under the
+  logarithm.)
 
   Args:
     out_a: [..., K], output over one part of the keys.
@@ -42,14 +43,14 @@ def merge(out_a, lse_a, out_b, lse_b):
     lse_b: [...], as lse_a.
 
   Returns:
-    out in out_a's dtype, lse in float32; zeros where neither saw anything.
+    out in out_a's dtype, lse in float32; zeros where no key was seen.
   """
 
   def part(out, lse):
     blind = (lse == 0) & (out == 0).all(axis=-1)
     return out.astype(jnp.float32), jnp.where(blind, -jnp.inf, lse)
 
-  # Written out, because with two parts the generic sums take more steps.
+  # Written out, because `combine` takes more steps for two parts.
   (a, lse_a), (b, lse_b) = part(out_a, lse_a), part(out_b, lse_b)
   peak = jnp.maximum(lse_a, lse_b)
   peak = jnp.where(peak == -jnp.inf, 0.0, peak)

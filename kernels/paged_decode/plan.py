@@ -1,13 +1,13 @@
-"""Which pages each row visits, computed once for all layers of a kind.
+"""Lists the pages that each row visits, once for all layers of a kind.
 
 A row visits a page if some query of the row sees one of its slots. Pages that
-every query sees whole come first: they need no mask, and their ranges and
-positions are not read again. A layer therefore reads the codes and scales of
+every query sees whole come first: they need no mask, so kernels do not read
+their ranges and positions. A layer therefore reads the codes and scales of
 visited pages, and ranges only of those that are seen in part.
 
 Making a plan reads twelve bytes per slot. Ranges and tables belong to a kind of
-layer (local or global), so that a decoding step makes one plan per kind for all
-its layers. The plan tests each slot. Summaries of a page (least start, greatest
+layer (local or global), so a decoding step makes one plan per kind for all its
+layers. The plan tests each slot. Summaries of a page (least start, greatest
 limit) would also admit pages whose ranges lie on both sides of a query.
 """
 
@@ -23,11 +23,11 @@ class Plan(NamedTuple):
   """Visited pages of each row; all fields int32.
 
   Attributes:
-    logical_BN: their places in the row's table: first pages seen whole, then
-      the others, each ascending. Places beyond `count_B` repeat the last one.
-    page_BN: their places in the pool, in the same order.
-    full_B: how many of them every query sees whole.
-    count_B: how many there are.
+    logical_BN: the pages' places in the row's table: first pages seen whole,
+      then the others, each ascending. Places from `count_B` on repeat the last.
+    page_BN: the pages' places in the pool, in the same order.
+    full_B: the number of pages that every query sees whole.
+    count_B: the number of visited pages.
   """
 
   logical_BN: Any
@@ -40,7 +40,7 @@ def make(table_BN, ranges, *, pages, window) -> Plan:
   """Returns the plan of a step.
 
   Args:
-    table_BN: int32, the page of each row's N logical pages.
+    table_BN: int32, the places of each row's N logical pages in the pool.
     ranges: the `Ranges` of queries and logical slots.
     pages: P, the number of the pool's pages.
     window: positions that a query looks back; None for all.
@@ -60,7 +60,7 @@ def make(table_BN, ranges, *, pages, window) -> Plan:
   logical_BN = jnp.take_along_axis(order_BN, place_BN, axis=1)
   return Plan(
     logical_BN.astype(jnp.int32),
-    # A row that visits nothing lists page 0, which is not read.
+    # A row that visits nothing lists some page, which no kernel reads.
     jnp.clip(jnp.take_along_axis(table_BN, logical_BN, axis=1), 0, pages - 1),
     full_BN.sum(axis=1, dtype=jnp.int32),
     count_B,
@@ -68,5 +68,5 @@ def make(table_BN, ranges, *, pages, window) -> Plan:
 
 
 def present(table, pages):
-  """Whether a table's entry is a page of the pool; others mean absence."""
+  """Returns whether a table's entries are pages of the pool, not absent."""
   return (table >= 0) & (table < pages)

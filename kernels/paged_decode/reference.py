@@ -1,10 +1,9 @@
-"""The definition: gather each row's pages, then attend to them.
+"""Defines paged decode: gathers each row's pages, then attends to them.
 
     k[b, n·S + s] = k_pool[table[b, n], s]
 
-No query sees the slots of an absent page. Unseen slots may hold anything, NaN
-included, so that they are replaced by zeros before a weight of 0 multiplies
-them.
+No query sees the slots of an absent page. Unseen slots may hold anything, even
+NaN, so zeros replace them before a weight of 0 multiplies them.
 """
 
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ def decode(
   seen_BM = operands.visible(ranges, window).any(axis=1)
 
   def gather(pool):
-    """[P, S, …] -> [B, M, …], with zeros where no query sees the slot."""
+    """Returns [P, S, …] as [B, M, …], zeros where no query sees the slot."""
     x = pool[jnp.clip(table_BN, 0, P - 1)]
     x = x.reshape(seen_BM.shape + pool.shape[2:])
     seen = seen_BM.reshape(seen_BM.shape + (1,) * (x.ndim - 2))

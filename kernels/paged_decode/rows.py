@@ -1,7 +1,7 @@
-"""Queries as rows of a matrix: all heads of all queries, R = L·H.
+"""Packs queries into rows of a matrix: all heads of all queries, R = L·H.
 
-Row r is head r % H of query r // H. Scales per channel are applied here,
-outside the kernel: q · (k ∘ c) = (q ∘ c) · k.
+Row r is head r % H of query r // H. `pack` and `unpack` apply scales per
+channel, outside the kernel: q · (k ∘ c) = (q ∘ c) · k.
 """
 
 from kaiju_jax.kernels.visibility_attention import codes
@@ -14,8 +14,7 @@ def pack(q_BLHK, k_PSK, scales, dtype):
     q_BLHK: queries, floats or codes.
     k_PSK: the pool's keys, floats or codes.
     scales: the codes' scales.
-    dtype: the dtype that queries are dequantized to where they are codes and
-      cannot stay codes.
+    dtype: the dtype of queries that are codes but must become floats.
   """
   q_scale_BLH, k_scale, _ = scales
   B, L, H, K = q_BLHK.shape

@@ -1,8 +1,8 @@
 """Paged decode in plain XLA: gathers a few visited pages of each row per step.
 
-It ends with the row that visits most pages, so that its cost depends on what is
-seen and not on the table's length. The first steps are those in which all rows
-have pages that all of their queries see whole; they need no ranges.
+The loop ends with the row that visits most pages, so that its cost depends on
+the visited pages and not on the table's length. In the first steps all rows
+have pages that all of their queries see whole; these steps need no ranges.
 """
 
 import functools
@@ -39,10 +39,10 @@ def decode(
   k_scale_PS, v_scale_PS = map(rows.per_token, (scales.k, scales.v))
 
   def gather(pool, page_BG):
-    """[P, S, …] -> [B, J, …]."""
-    # As one long line, a page is copied without a place for each element.
+    """Returns the pages of [P, S, …] as [B, J, …]."""
+    # With a page as one line, the gather has one index per page, not per slot.
     lines = pool.reshape(len(pool), -1)
-    # A plan lists the pool's pages and no others.
+    # A plan lists only pages of the pool.
     taken = lines.at[page_BG.reshape(-1)].get(mode='promise_in_bounds')
     return taken.reshape(B, G * S, *pool.shape[2:])
 
@@ -116,7 +116,7 @@ def decode(
 
 
 def _floats(x, dtype):
-  """Returns codes as floats of `dtype`, and floats as they are."""
+  """Returns codes as floats of `dtype`, and floats unchanged."""
   return x.astype(dtype) if x.dtype == jnp.int8 else x
 
 
