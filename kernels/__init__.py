@@ -1,12 +1,12 @@
-"""Kernels: each a folder whose `api.py` is the documented entry.
+"""Kernels for accelerators, one folder each, with `api.py` as the entry.
 
-They import only jax (and triton, lazily), take arrays and know nothing of the
-rest of the package.
+They take arrays, import only jax (and triton, lazily) and import nothing from
+the rest of the package.
 
-Imported under any name but `kaiju_jax.kernels`, this is an empty package
-without a version. `transformers` imports whatever package is called `kernels`,
-and finds this folder when it runs beside it; it only asks for a version and
-accepts none.
+Under any other name than `kaiju_jax.kernels`, this is an empty package without
+a version. The reason is `transformers`: it imports any package named `kernels`,
+and finds this folder if it runs beside it. It only reads the version, and
+accepts that there is none.
 """
 
 if __name__ != 'kaiju_jax.kernels':

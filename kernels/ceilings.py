@@ -1,10 +1,10 @@
-"""The best rates of this device, measured in the run that they judge.
+"""Measures the best rates of this device, in the run that is compared to them.
 
-    fastest possible = max(operations / matmul, bytes / copy)
+    least seconds = max(operations / matmul, bytes / copy)
 
 No program reaches a data sheet's figures. A large matmul and a large copy show
 what a kernel can reach on this very device, with its clock and its cooling.
-Values are random, as a matmul of zeros draws less power and runs faster.
+Values are random, because a matmul of zeros draws less power and runs faster.
 """
 
 import functools
@@ -38,7 +38,7 @@ def measure(
 
   Args:
     size: rows and columns of the matmuls; 8192, or 512 on a CPU.
-    mebibytes: to copy; 1024, or 16 on a CPU.
+    mebibytes: size of the array that is copied; 1024, or 16 on a CPU.
     repeats: rounds, each timing everything once.
   """
   on_cpu = dispatch.platform() == 'cpu'

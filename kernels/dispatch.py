@@ -1,16 +1,16 @@
-"""Picks the module that runs a kernel, and imports no other.
+"""Imports the one module that implements a kernel on this platform.
 
-An implementation is a module of the kernel's folder with functions of the
-same names and signatures as its neighbours. A machine without an accelerator
-never imports the accelerator's compiler.
+An implementation is a module of the kernel's folder. All implementations of a
+kernel have functions of the same names and signatures. A machine without an
+accelerator never imports the accelerator's compiler.
 
-    dispatch.platform()                  where the computation will run
+    dispatch.platform()                  the platform that will run the kernel
     with dispatch.compiling_for('gpu'):  compile for a device that is not here
     with dispatch.interpret():           run Pallas kernels anywhere, slowly
 
-Both contexts act while a function is traced, and neither is part of jit's cache
-key, so that a function that was traced before does not change. Enter them
-around the trace of a fresh `jax.jit`.
+Both contexts act while JAX traces a function, and neither is part of jit's
+cache key: a function that was traced earlier does not change. Enter them around
+the trace of a fresh `jax.jit`.
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ _interpreting = contextvars.ContextVar('interpreting', default=False)
 
 
 def platform() -> str:
-  """Returns the platform that is compiled for: 'cpu', 'gpu' or 'tpu'."""
+  """Returns the platform to compile for: 'cpu', 'gpu' or 'tpu'."""
   return _platform.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
 def compiling_for(name: str) -> Iterator[None]:
-  """Traces functions for platform `name`, whatever device is here.
+  """Makes functions traced inside it choose kernels for platform `name`.
 
   Args:
     name: one of ANYWHERE.
@@ -55,13 +55,13 @@ def compiling_for(name: str) -> Iterator[None]:
 
 
 def interpreting() -> bool:
-  """Returns what a kernel passes to `pallas_call` as `interpret`."""
+  """Returns whether `interpret` is active; kernels pass it to `pallas_call`."""
   return _interpreting.get()
 
 
 @contextlib.contextmanager
 def interpret() -> Iterator[None]:
-  """Runs the Pallas kernels of every platform here, in an interpreter."""
+  """Makes Pallas kernels traced inside it run here, in an interpreter."""
   token = _interpreting.set(True)
   try:
     yield
@@ -80,8 +80,8 @@ def choose(
     runs_on: for each implementation the platforms that it compiles for.
 
   Raises:
-    ValueError: an unknown name, or one that `platform()` cannot run and that
-      is not `interpret`; lists what this platform can run.
+    ValueError: an unknown name, or, outside `interpret`, one that `platform()`
+      cannot run; lists what this platform can run.
   """
   here = platform()
   able = [name for name, places in runs_on.items() if here in places]

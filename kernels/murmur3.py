@@ -1,7 +1,7 @@
-"""murmur3's finalizer: scatters 32 bits over 32 bits, one to one.
+"""Hashes 32 bits to 32 bits, one to one, by murmur3's finalizer.
 
-It gives noise that needs no key (`uniform`), and checksums that any damaged
-value changes (`kaiju_jax/wire/checksum.py`).
+`uniform` makes noise of it that needs no random key, and
+`kaiju_jax/wire/checksum.py` checksums that any damaged value changes.
 """
 
 import jax
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 
 def mix(bits: jax.Array) -> jax.Array:
-  """Returns the mixed bits; both uint32."""
+  """Returns the hash of each element, uint32 to uint32."""
   for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
     bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
   return bits ^ (bits >> 16)
 
 
 def uniform(x: jax.Array) -> jax.Array:
-  """Returns noise in [0, 1) hashed from x's bits and places: no key to carry.
+  """Returns noise in [0, 1), hashed from the bits and places of x's elements.
 
   The noise is the upper 24 bits of mix(bits ^ place · 2654435761), so that
   equal values at different places draw differently.

@@ -1,18 +1,18 @@
-"""The report of a kernel's benchmark: rows in, a table and a JSON file out.
+"""Reports a kernel's benchmark: turns rows into a table and a JSON file.
 
     found = report.make(rows, ceilings.measure())
     report.show(found)
     report.write(found, path)
 
-or all three by `report.command(measure)`, at the end of a `bench.py`. A row is
-one implementation at one shape. It has seconds, which are measured, and the
-operations and bytes that the shape needs, which are counted, so that
+`report.command(measure)`, at the end of a `bench.py`, does all three. A row is
+one implementation at one shape. Its seconds are measured; the operations and
+bytes that the shape needs are counted. Then
 
     of ceiling = max(operations / matmul's rate, bytes / copy's rate) / seconds
 
-is the fraction of the device's peak rate that was reached. A peer is another
-library's implementation of the same computation; a row says how many times as
-fast as each peer it is.
+is the fraction that it reached of the device's best rates, which `ceilings`
+measures. A peer is another library's implementation of the same computation; a
+row says how many times as fast as each peer it is.
 """
 
 from collections.abc import Callable
@@ -38,17 +38,17 @@ class Row(NamedTuple):
   """One implementation at one shape.
 
   Attributes:
-    kernel: its folder's name, and the pass where it has several.
-    shape: its name.
+    kernel: the kernel's folder, and the pass where it has several.
+    shape: the shape's name.
     implementation: a module's name, or a peer's.
     seconds: the time of a call; None where it was not timed.
     operations: operations that the shape needs, two per multiply-add.
-    bytes: bytes that it has to read and write.
+    bytes: bytes that the shape must read and write.
     ceiling: the field of `Ceilings` that bounds the operations.
-    tiles: (visited, needed), where some are skipped.
+    tiles: numbers of tiles (visited, needed); None where none are skipped.
     max_error: the result's largest error against the reference; None where they
       were not compared.
-    is_peer: whether it is another library's.
+    is_peer: whether the implementation is another library's.
   """
 
   kernel: str
@@ -66,11 +66,11 @@ class Row(NamedTuple):
 def make(
   rows: Sequence[Row], ceilings: ceilings_lib.Ceilings
 ) -> dict[str, Any]:
-  """Returns everything that is known of the rows, ready for JSON.
+  """Returns the report of the rows and the device, ready for JSON.
 
   Args:
     rows: at least one; at most one per shape and implementation.
-    ceilings: measured in this run.
+    ceilings: the rates that were measured in this run.
   """
   device = jax.devices()[0]
   return {
@@ -88,7 +88,7 @@ def make(
 
 
 def _derive(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
-  """Rates, from a row's counts and seconds; None where it was not timed."""
+  """Returns a row's rates; None where it was not timed."""
   least = max(
     row.operations / getattr(ceilings, row.ceiling), row.bytes / ceilings.copy
   )
@@ -104,7 +104,7 @@ def _derive(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
 
 
 def _times(row: Row, rows: Sequence[Row]) -> dict[str, float]:
-  """How many times as fast as each peer at the same shape."""
+  """Returns {peer: how many times as fast the row is}, at the same shape."""
   if row.seconds is None:
     return {}
   return {
@@ -118,19 +118,19 @@ def _times(row: Row, rows: Sequence[Row]) -> dict[str, float]:
 
 
 def write(found: dict[str, Any], path: str | pathlib.Path) -> None:
-  """Writes a `make` as JSON."""
+  """Writes a report of `make` as JSON."""
   pathlib.Path(path).write_text(f'{json.dumps(found, indent=2)}\n')
 
 
 def show(found: dict[str, Any]) -> None:
-  """Prints a `make`, one table per kernel, and the device.
+  """Prints a report of `make`: the device, and a table per kernel.
 
   On a CPU it shows counts only.
   """
   import rich.console
 
   rates = found['ceilings']
-  # A file has no width: wide enough for two peers.
+  # A file has no width; this is wide enough for two peers.
   console = rich.console.Console()
   console.width = console.width if console.is_terminal else 140
   console.print(
@@ -176,7 +176,7 @@ def _table(kernel: str, rows: Sequence[dict[str, Any]], counts_only: bool):
   return table
 
 
-# A column's field, its format, and the unit's factor.
+# {column: (field, format, factor of the unit)}.
 _COUNTED = {
   'operations': ('operations', '.3g'),
   'bytes': ('bytes', '.3g'),
@@ -199,12 +199,12 @@ def _cell(value: Any, form: str, factor: float = 1) -> str:
 
 
 def command(measure: Callable[[int], Sequence[Row]]) -> None:
-  """Runs a kernel's benchmark as a command: shows it, and writes JSON.
+  """Runs a kernel's benchmark as a command: prints it, and writes JSON.
 
   Args:
     measure: takes a number of rounds and returns the rows.
   """
-  # Here, so that importing the module defines no flags.
+  # Imported here, so that importing the module defines no flags.
   from absl import app
   from absl import flags
 

@@ -1,4 +1,4 @@
-"""Wall-clock comparison of computations, side by side in one process."""
+"""Times computations by the wall clock, side by side in one process."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ def medians(
   Args:
     runs: calls by name, each of which returns arrays.
     repeats: rounds.
-    calls: per timing. They are dispatched one after the other and waited for
-      once, so that an accelerator computes one while the next is dispatched.
+    calls: calls per timing. They are dispatched one after the other with one
+      wait at the end, so that an accelerator computes while Python dispatches.
   """
   seconds = {name: [] for name in runs}
   for _ in range(repeats):

@@ -2,12 +2,11 @@
 
     TRITON_INTERPRET=1 python ...
 
-The variable must be set before the kernel's module is imported, because it
-decides what `triton.jit` makes of a function: a process either interprets
-Triton kernels or compiles them. The interpreter expects tensors of PyTorch, but
-uses so little of them that wrapped numpy arrays do. It works in numpy, block by
-block and slowly. Its bfloat16 is silently wrong (Triton 3.9), so that floats
-are float32 or float16.
+The variable must be set before the kernel's module is imported, because
+`triton.jit` reads it: a process either interprets Triton kernels or compiles
+them. The interpreter expects tensors of PyTorch, but uses so little of them
+that wrapped numpy arrays suffice. It computes in numpy, block by block and
+slowly. Its bfloat16 is silently wrong (Triton 3.9), so `run` refuses bfloat16.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# The interpreter keeps the place in the grid in a global.
+# The interpreter keeps the current program's place in the grid in a global.
 _LOCK = threading.Lock()
 
 
@@ -40,7 +39,7 @@ class _Tensor:
     return self
 
   def copy_(self, other: '_Tensor') -> None:
-    """The kernel wrote into this very array."""
+    """Does nothing, because the kernel wrote into this very array."""
 
   def new_empty(self, size: int, device: str) -> '_Tensor':
     return _Tensor(np.empty(size, self.array.dtype))
@@ -65,13 +64,14 @@ def run(
   grid: tuple[int, ...],
   constants: Mapping[str, Any],
 ) -> list[jax.Array]:
-  """Returns what the kernel writes; within jit it runs as a callback.
+  """Returns the kernel's results; under jit it runs as a callback.
 
   Args:
     kernel: a function from `triton.jit`; takes the operands, the results, the
       constants.
     operands: arrays.
-    results: shapes of the results; places that the kernel leaves are arbitrary.
+    results: shapes of the results; places that the kernel does not write hold
+      arbitrary values.
     grid: the number of programs along each axis.
     constants: the kernel's constants by name.
 

@@ -1,11 +1,11 @@
-"""The block sizes that were measured to be fastest, in a file per kernel.
+"""Finds the fastest block sizes, and keeps them in a file per kernel.
 
     winner(folder, device_kind(), key(length=32768, heads=12))
 
 `tuned.json` holds, by kind of device and by key, the winning blocks, their
-seconds, the version of JAX and the date. A kernel's `blocks.py` looks here
-first, and has a rule of its own for shapes that were not measured. The file is
-written on real hardware only.
+seconds, the version of JAX and the date. A kernel's `blocks.py` looks there
+first, and has a rule for shapes that were not measured. The file is written on
+real hardware only.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ Blocks = Mapping[str, int]
 
 
 class Found(NamedTuple):
-  """A search's outcome.
+  """The outcome of a search.
 
   Attributes:
     best: the fastest candidate.
-    seconds: the time of a call of it.
-    refused: the compiler's reasons, by the places of the refused candidates.
+    seconds: the time of one call with it.
+    refused: {index of a refused candidate: the compiler's reason}.
   """
 
   best: Blocks
@@ -41,13 +41,13 @@ class Found(NamedTuple):
 
 
 def key(**shape: Any) -> str:
-  """Returns the key of a shape's winner."""
+  """Returns the key in `tuned.json` for a shape."""
   return ' '.join(f'{name}={shape[name]}' for name in sorted(shape))
 
 
 def device_kind() -> str:
-  """Returns the kind of the device that is compiled for, as JAX calls it."""
-  # Only the mesh knows a device that is not here.
+  """Returns JAX's name for the kind of device to compile for."""
+  # Only the abstract mesh describes a device that is not here.
   described = jax.sharding.get_abstract_mesh().abstract_device
   return described.device_kind if described else jax.devices()[0].device_kind
 
@@ -55,7 +55,7 @@ def device_kind() -> str:
 def winner(
   folder: str | pathlib.Path, device_kind: str, key: str
 ) -> dict[str, int] | None:
-  """Returns the blocks that won, or None where none were measured.
+  """Returns the winning blocks, or None where none were measured.
 
   Args:
     folder: the kernel's folder.
@@ -72,7 +72,7 @@ def winner(
 def write(
   folder: str | pathlib.Path, device_kind: str, key: str, found: Found
 ) -> None:
-  """Adds what a search found to the folder's file."""
+  """Adds a search's winner to the folder's `tuned.json`."""
   folder = pathlib.Path(folder)
   entries = {kind: dict(each) for kind, each in _read(folder).items()}
   entries.setdefault(device_kind, {})[key] = {
@@ -95,14 +95,15 @@ def search(
   """Times every candidate on the device at hand.
 
   Args:
-    candidates: block sizes by name.
-    run: takes a candidate and returns a call that computes with it. Both may
-      fail as a compiler does that lacks shared memory or registers.
+    candidates: the candidates, each {name of a size: size}.
+    run: takes a candidate and returns a call that computes with it. Where
+      either raises a compiler's error, such as for want of shared memory or
+      registers, the candidate counts as refused.
     repeats: rounds, each timing every candidate once.
-    calls: per timing.
+    calls: calls per timing.
 
   Raises:
-    ValueError: no candidate compiles; says why each does not.
+    ValueError: no candidate compiles; gives the reason for each.
   """
   runs, refused = {}, {}
   for i, candidate in enumerate(candidates):
@@ -132,7 +133,7 @@ def command(
     tune: takes the folder, searches, writes, and returns the winners by key.
     folder: the kernel's folder.
   """
-  # Here, so that importing the module loads no absl.
+  # Imported here, so that importing the module loads no absl.
   from absl import app
 
   def main(argv: Sequence[str]) -> None:

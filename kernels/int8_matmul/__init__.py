@@ -1,1 +1,1 @@
-"""int8 matmul: quantization in front, scales behind."""
+"""int8 matmul: quantizes rows, multiplies codes and applies the scales."""

@@ -1,19 +1,20 @@
-"""Matmuls of int8 codes, from quantizing their rows to applying the scales.
+"""Multiplies int8 codes: quantizes rows, multiplies, applies the scales.
 
     y[r, o] = act((Σ_c code(x)[r, c] · w[c, o]) · (scale[r] · scale[o]))
 
 R is rows (tokens), C contracted, O outputs. There is one scale per row of x and
 one per output of w. `quantize` defines a row's codes. Weights are stored D
-first and so are contracted on their first dimension (w_in [D, F]) or on their
-last (w_out [D, F] and w_o [D, HK]). `contract` says which, and no
-implementation copies the weight in another order (XLA's own may: `xla.py`).
+first, so that their contracted dimension is the first (w_in [D, F]) or the last
+(w_out [D, F] and w_o [D, HK]). `contract` says which, and no implementation
+copies the weight in another order (XLA itself may: `xla.py`).
 
 These functions have no derivatives of their own. Training differentiates
-straight through the rounding, by the rule of `quantization/qat/project.py`;
-`input_gradient` and `weight_gradient` are its two products. `reference.py` is
+straight through the rounding, by the rule of `quantization/qat/project.py`,
+whose two products are `input_gradient` and `weight_gradient`. `reference.py` is
 the definition. Every implementation gives the same codes, and the same y to the
-last bit (its sum is an integer), as long as the device divides float32 as IEEE
-says; the gradients' products sum floats in an order of their own.
+last bit (its sum is an integer), on a device that divides float32 as IEEE
+defines it. The gradients' products sum floats, each implementation in its own
+order.
 """
 
 from typing import NamedTuple
@@ -39,8 +40,7 @@ class Product(NamedTuple):
 
   Attributes:
     y_RO: the product.
-    codes_RC: int8, the codes of x; None unless `keep_codes` asked for them or x
-      is codes.
+    codes_RC: int8, the codes of x; None if x was float and `keep_codes` False.
     scale_R: float32, the scales of x's rows.
   """
 
@@ -52,14 +52,14 @@ class Product(NamedTuple):
 def quantize(
   x_RC, *, cut=None, limit=None, nonnegative=False, implementation=None
 ):
-  """Returns (codes_RC int8, scale_R float32).
+  """Quantizes rows; returns (codes_RC int8, scale_R float32).
 
   Args:
     x_RC: a float array.
-    cut: float32, a scalar or [R]; x is cut at ± it (in x's dtype) first.
+    cut: float32, a scalar or [R]; x is first clipped to ±cut, in x's dtype.
     limit: float32, a scalar or [R]: the value of the largest code. With None it
       is each row's largest magnitude after the cut.
-    nonnegative: x ≥ 0 is coded on 256 levels q, as q − 128.
+    nonnegative: whether to code x, which is ≥ 0, on 256 levels q, as q − 128.
     implementation: a key of `RUNS_ON`; with None the platform chooses.
 
   Raises:
@@ -95,16 +95,16 @@ def matmul(
   """Returns the product of x and a weight, both as int8 codes.
 
   Args:
-    x_RC: floats, quantized on the way, or int8 codes.
+    x_RC: floats, which it quantizes, or int8 codes.
     w: int8 codes −127…127, [C, O] or [O, C].
     scale_O: float32, the scales of the weight's outputs.
     contract: 'first' or 'last', the dimension of w that is summed over.
     scale_R: float32, given exactly where x is codes.
     cut: see `quantize`; not with codes.
     limit: see `quantize`; not with codes.
-    nonnegative: whether x is, or is coded as if it were: see `quantize`.
-    relu2: y becomes relu(y)², in `dtype`.
-    out_cut: float32, a scalar or [R]; y is cut at ± it last.
+    nonnegative: see `quantize`; with codes, whether they were made so.
+    relu2: whether y becomes relu(y)², in `dtype`.
+    out_cut: float32, a scalar or [R]; y is clipped to ±out_cut last.
     dtype: the dtype of y. The default is x's, or float32 where x is codes.
     keep_codes: whether to return the codes of x, for the backward pass.
     implementation: a key of `RUNS_ON`; with None the platform chooses.
@@ -180,17 +180,17 @@ def input_gradient(
   dtype=None,
   implementation=None,
 ):
-  """Returns dx_RC = (dy · scale) · wᵀ, the gradient to matmul's x.
+  """Returns dx_RC = (dy · scale) · wᵀ, the gradient with respect to x.
 
   Args:
     dy_RO: float, the cotangent of y.
-    w: as `matmul` had it.
-    scale_O: as `matmul` had it.
-    contract: as `matmul` had it.
+    w: as for `matmul`.
+    scale_O: as for `matmul`.
+    contract: as for `matmul`.
     rounding: 'nearest' multiplies in `dtype`. 'stochastic' codes each row of
-      dy · scale as int8, up or down with the probability of the remainder, and
+      dy · scale as int8, rounds up with the remainder as its probability, and
       multiplies codes; the noise is hashed from the value's bits and place.
-    limit: float32, a scalar or [R]: the value of dy · scale on code 127. With
+    limit: float32, a scalar or [R]: the value of dy · scale at code 127. With
       None it is each row's largest magnitude. Only with 'stochastic'.
     dtype: the dtype of dx, and of the operands; by default dy's.
     implementation: a key of `RUNS_ON`; with None the platform chooses.
@@ -245,14 +245,14 @@ def weight_gradient(
   out_dtype=None,
   implementation=None,
 ):
-  """Returns dw = codesᵀ · (scale · dy), [C, O] or [O, C] as the weight is.
+  """Returns dw = codesᵀ · (scale · dy), [C, O] or [O, C] like the weight.
 
   Args:
     codes_RC: int8, the codes of x, as `matmul` returned or took them.
     scale_R: float32, the scales of x's rows.
     dy_RO: float, the cotangent of y.
-    contract: as `matmul` had it.
-    nonnegative: as `matmul` had it.
+    contract: as for `matmul`.
+    nonnegative: as for `matmul`.
     dtype: the operands' dtype, by default dy's; the sum is in float32.
     out_dtype: the dtype of dw, by default `dtype`.
     implementation: a key of `RUNS_ON`; with None the platform chooses.
@@ -291,7 +291,7 @@ def _choose(implementation):
 
 
 def _float(**named):
-  """Returns the one argument if it is a float's dtype, or refuses it."""
+  """Returns the one argument's dtype, and refuses any but a float's."""
   ((name, dtype),) = named.items()
   dtype = jnp.dtype(dtype)
   if not jnp.issubdtype(dtype, jnp.floating):
@@ -300,7 +300,7 @@ def _float(**named):
 
 
 def _of_rows(name, value, rows):
-  """Returns a scalar or [R] as float32[R]; None as it is."""
+  """Returns a scalar or [R] as float32[R], and None unchanged."""
   if value is None:
     return None
   value = jnp.asarray(value)
@@ -314,10 +314,9 @@ def _of_rows(name, value, rows):
 
 
 def _limit_of_rows(limit, x):
-  """Returns a given limit as float32[R], NaN for a row that holds one.
+  """Returns a given limit as float32[R], and NaN for rows of x that hold NaN.
 
-  A NaN has no code: its row's scale says so, as it does where the limit is the
-  row's largest magnitude.
+  A NaN has no code, so the row's scale becomes NaN, as it does without a limit.
   """
   limit_R = _of_rows('limit', limit, x.shape[0])
   if limit_R is None:
@@ -334,7 +333,7 @@ def _check_contract(contract) -> None:
 
 
 def _check_weight(w, scale_O, contract) -> tuple[int, int]:
-  """Returns (C, O), or refuses the weight."""
+  """Returns (C, O); refuses a weight or scales that do not fit."""
   _check_contract(contract)
   if w.ndim != 2:
     raise ValueError(f'w has shape {w.shape}: expected two dims.')
@@ -370,7 +369,7 @@ def _check_floats(name, x) -> None:
 
 
 def _check_sizes(rows, contracted, outputs=1) -> None:
-  """Refuses empty dimensions, and arrays whose places pass an int32."""
+  """Refuses empty dimensions, and arrays whose indices overflow an int32."""
   sizes = {'R': rows, 'C': contracted, 'O': outputs}
   for name, size in sizes.items():
     if size < 1:

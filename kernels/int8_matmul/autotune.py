@@ -3,8 +3,8 @@
     python -m kaiju_jax.kernels.int8_matmul.autotune
 
 Each candidate multiplies the benchmark's codes. Winners go to `tuned.json`
-beside this file, where `blocks.py` reads them. A TPU's blocks are as large
-as its vector memory holds: there is nothing to search.
+beside this file, where `blocks.py` reads them. A TPU needs no search: its
+blocks are as large as its vector memory allows.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from kaiju_jax.kernels.int8_matmul import blocks
 
 
 def candidates(shape: bench.Shape) -> list[blocks.Gpu]:
-  """Returns the tiles to try, the rule's own first."""
+  """Returns the tiles to try, first those that `blocks.gpu` would choose."""
   rule = blocks.gpu(shape.rows, shape.contracted, shape.outputs, shape.contract)
   tried = [
     blocks.Gpu(R, O, C, warps, stages)
@@ -42,18 +42,18 @@ def tune(
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
   repeats: int = 9,
 ) -> dict[str, tuned.Found]:
-  """Searches for every shape, and writes what it found.
+  """Searches for every shape, and writes the winners.
 
   Args:
-    folder: where `tuned.json` is.
-    shapes: by name.
+    folder: the folder of `tuned.json`.
+    shapes: shapes by name.
     repeats: rounds, each timing every candidate once.
 
   Returns:
-    What was found, by its key.
+    The winners by their keys.
 
   Raises:
-    ValueError: a platform that has nothing to search.
+    ValueError: the platform is not a GPU.
   """
   if dispatch.platform() != 'gpu':
     raise ValueError(
@@ -80,7 +80,7 @@ def _run(
   step = jax.jit(functools.partial(bench.ours, 'codes', shape, 'pallas_gpu'))
 
   def call():
-    # Traced within it, at the first call.
+    # The first call traces within the context.
     with blocks.trying(blocks.Gpu(**candidate)):
       return step(operands)
 

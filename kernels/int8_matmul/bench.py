@@ -1,11 +1,12 @@
-"""int8 matmuls at the presets' shapes, against other ways to multiply.
+"""Benchmarks int8 matmuls at the presets' shapes, against other matmuls.
 
     python -m kaiju_jax.kernels.int8_matmul.bench [--repeats=9] [--json=PATH]
 
-With a device's part of a layer's weights, and 8,192 rows of bf16 activations:
+It multiplies 8,192 rows of bf16 activations with one device's part of a layer's
+weights:
 
     matmul    quantization of the rows, product and scales, bf16 to bf16
-    codes     the product and scales only, for rows that arrived as codes
+    codes     the product and scales only, for rows that are codes already
 
 The peers are XLA's dot of the same numbers in bf16, which int8 has to beat,
 XLA's bare s8 dot to int32, and `torch._int_mm` where torch and a GPU are
@@ -40,7 +41,7 @@ class Shape(NamedTuple):
     contracted: the size of the dimension that x and the weight share.
     outputs: outputs of the weight.
     contract: as for `api.matmul`.
-    nonnegative: whether x is a squared ReLU's hidden.
+    nonnegative: whether x is the output of a squared ReLU.
   """
 
   rows: int
@@ -51,7 +52,7 @@ class Shape(NamedTuple):
 
 
 def _layer(d_model: int, hidden: int, rows: int = 8192) -> dict[str, Shape]:
-  """Weights of a preset whose tensor axis is 8 wide."""
+  """Returns the products of a preset's layer, with a tensor axis of 8."""
   heads, hidden = d_model // 8, hidden // 8
   return {
     'w_in': Shape(rows, d_model, hidden, 'first'),
@@ -75,11 +76,11 @@ SHAPES = {
 def measure(
   repeats: int, shapes: Mapping[str, Shape] = SHAPES
 ) -> list[report.Row]:
-  """Returns a row for each kernel, shape, implementation and peer.
+  """Returns a report's row per kernel, shape, implementation and peer.
 
   Args:
-    repeats: rounds, each timing everything of a shape once.
-    shapes: by name.
+    repeats: rounds, each timing every contender of a shape once.
+    shapes: shapes by name.
   """
   platform = dispatch.platform()
   is_timed = platform != 'cpu' or dispatch.interpreting()
@@ -114,7 +115,7 @@ def measure(
 
 
 def bytes_moved(kernel: str, shape: Shape) -> int:
-  """Returns the bytes that are read and written, scales included."""
+  """Returns the bytes that the kernel reads and writes, scales included."""
   x = shape.rows * shape.contracted * (2 if kernel == 'matmul' else 1)
   scales = 4 * (shape.outputs + (shape.rows if kernel == 'codes' else 0))
   y = 2 * shape.rows * shape.outputs
@@ -174,13 +175,13 @@ def ours(
   implementation: str,
   values: Mapping[str, jax.Array],
 ) -> jax.Array:
-  """Returns y of one of KERNELS, by one implementation.
+  """Returns y as one implementation of one of KERNELS computes it.
 
   Args:
     kernel: one of KERNELS.
     shape: the product's shape.
     implementation: a key of `api.RUNS_ON`.
-    values: arrays by name, from `operands`.
+    values: what `operands` returned.
   """
   is_coded = kernel == 'codes'
   return api.matmul(
@@ -217,7 +218,7 @@ def _error(found, name, kernel, shape) -> float | None:
 
 
 def _torch(shape, values) -> Callable[[], Any] | None:
-  """Returns torch's product of the same codes, where torch is installed."""
+  """Returns a call of torch's product of these codes; None without a GPU."""
   try:
     import torch
   except ImportError:

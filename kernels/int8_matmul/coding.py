@@ -1,8 +1,8 @@
-"""The arithmetic of `reference.py` in operations that kernels have.
+"""Computes what `reference.py` defines, with operations that kernels have.
 
 Pallas Triton has no rounding to even, its maximum and minimum drop a NaN, and
 its division is an approximation. These functions give the reference's bits
-wherever the division does.
+wherever the division is exactly rounded.
 """
 
 import jax
@@ -13,9 +13,9 @@ import numpy as np
 from kaiju_jax.kernels.int8_matmul import reference
 
 _SIGN = 0x7FFFFFFF
-# A float32 of this size has no fraction left. Adding it rounds, ties to even,
-# and the difference of the bits is the integer. (XLA would cancel a float
-# difference.)
+# A float32 of this size has no bits for a fraction. Adding it rounds, ties to
+# even, and the difference of the bits is the integer. (XLA would cancel a
+# difference of floats.)
 _ROUNDER = np.float32(1.5 * 2**23)
 _ROUNDER_BITS = int(_ROUNDER.view(np.int32))
 _GOLDEN = 0x9E3779B1 - 2**32
@@ -23,7 +23,7 @@ _FACTORS = ((16, 0x85EBCA6B - 2**32), (13, 0xC2B2AE35 - 2**32))
 
 
 def magnitude_bits(x):
-  """Returns |x|'s bits: integers in the same order, with NaN the largest."""
+  """Returns |x|'s bits: integers ordered like |x|, with NaN the largest."""
   return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _SIGN
 
 
@@ -33,7 +33,7 @@ def of_bits(bits):
 
 
 def cut(x, at):
-  """Returns x cut at ±`at`; NaN where either is NaN."""
+  """Returns x clipped to ±`at`; NaN where either is NaN."""
   x = jnp.where((x > at) | (at != at), at, x)
   return jnp.where(x < -at, -at, x)
 
@@ -47,7 +47,7 @@ def scale_of(limit, largest_code, divide):
 def encode(quotient, nonnegative):
   """Returns int8 codes of x / scale; NaN has the code 0."""
   low, high, zero = (0.0, 255.0, 128) if nonnegative else (-127.0, 127.0, 0)
-  # Cut before rounding, which is the same because the bounds are integers.
+  # Clipping may precede rounding, because the bounds are integers.
   quotient = _clip(quotient, low, high)
   quotient = jnp.where(quotient == quotient, quotient, float(zero))
   bits = lax.bitcast_convert_type(quotient + _ROUNDER, jnp.int32)
@@ -86,7 +86,7 @@ def finish(sums, scales, at, *, relu2, dtype):
   Args:
     sums: int32.
     scales: float32, the row's times the output's.
-    at: limit of the result, rounded to `dtype` but held in float32; or None.
+    at: cut of the result, rounded to `dtype` but held in float32; or None.
     relu2: whether the result is relu(y)².
     dtype: the result's dtype.
   """
@@ -102,5 +102,5 @@ def finish(sums, scales, at, *, relu2, dtype):
 
 
 def rounded_to(x: jax.Array | None, dtype):
-  """Returns float32 values that `dtype` can say; None of None."""
+  """Returns x rounded to `dtype`, as float32; None for None."""
   return None if x is None else x.astype(dtype).astype(jnp.float32)

@@ -1,8 +1,8 @@
-"""Rows as int8 codes, in Pallas Triton: one read from memory, one write.
+"""Quantizes rows to int8 codes in Pallas Triton: one read from memory.
 
 A program quantizes a few rows. Without a limit it reads them twice, first for
-the largest magnitude. The second time they are in the cache: with rows of
-51,200 bf16 the programs of an H100 read 26 MB at once, and its cache has 50 MB.
+the largest magnitude. The second read comes from the cache: with rows of 51,200
+bf16 the programs of an H100 read 26 MB at once, and its cache has 50 MB.
 """
 
 import functools
@@ -143,7 +143,7 @@ def _store(codes_ref, scale_ref, row, sizes, values, encode, scale_I1):
 
 
 def _divide(x, y):
-  """Returns x / y as IEEE defines it; Triton's own division is approximate.
+  """Returns x / y as IEEE defines it, unlike Triton's own division.
 
   Args:
     x: float32.

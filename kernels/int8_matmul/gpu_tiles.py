@@ -1,12 +1,12 @@
-"""A matrix product in Pallas Triton, one tile per program.
+"""Multiplies matrices in Pallas Triton, one tile of the result per program.
 
 Tensor cores take s8 operands only with the contracted dimension last. A tile of
-a weight [C, O] is therefore transposed on its way through shared memory: it is
-read as four tiles of every fourth row, so that a thread holds four codes of one
-column, packs them into a word and writes the word. (If it is read as one tile,
-each code is written separately, and loads are no longer pipelined.)
+a weight [C, O] is therefore transposed on its way through shared memory. The
+program reads it as four tiles of every fourth row, so that a thread holds four
+codes of one column, packs them into a word and writes the word. (If it read one
+tile, it would write each code separately, and loads would not be pipelined.)
 
-Dimensions that no block divides are masked, at the cost of a comparison.
+Dimensions that the block size does not divide are masked.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ class Operand(NamedTuple):
   """One side of a product.
 
   Attributes:
-    array: two-dimensional.
-    axis: the contracted one.
-    prepare: (block, its start along `axis`, refs of the vectors) → the operand
-      of the dot; with None the block itself.
+    array: a matrix.
+    axis: its contracted axis.
+    prepare: a function of (block, its start along `axis`, refs of the vectors)
+      that returns the operand of the dot; with None that is the block.
   """
 
   array: jax.Array
@@ -59,11 +59,12 @@ def product(
   """Returns finish(left · right), [R, O].
 
   Args:
-    left: its free dimension is R.
-    right: its free dimension is O.
-    vectors: further arrays, of one dimension.
+    left: the operand whose free dimension is R.
+    right: the operand whose free dimension is O.
+    vectors: arrays of one dimension, for `prepare` and `finish`.
     sizes: blocks.Gpu.
-    finish: (sum, Tile, refs of the vectors) → the block to store.
+    finish: a function of (sum, Tile, refs of the vectors) that returns the
+      block to store.
     sums: dtype of the sum.
     dtype: the result's dtype.
     name: the kernel's name.
@@ -73,7 +74,7 @@ def product(
   down, across = pl.cdiv(rows, sizes.R), pl.cdiv(outputs, sizes.O)
   block = _block
   if _turns(right):
-    # Four rows in one: the same bytes.
+    # The same bytes, with four rows in one: [C/4, 4·O].
     block = _turn
     right = Operand(right.array.reshape(-1, _TURNED * outputs), 1)
 
@@ -116,22 +117,23 @@ def product(
 
 
 def _sizes(operand):
-  """Returns (free, contracted) of an operand."""
+  """Returns the sizes (free, contracted) of an operand."""
   shape = operand.array.shape
   return shape[1 - operand.axis], shape[operand.axis]
 
 
 def _turns(right):
-  """Returns whether the right side's tiles have to be transposed."""
+  """Returns whether the right operand's tiles must be transposed."""
   is_codes = right.array.dtype == jnp.int8 and right.prepare is None
   return is_codes and right.axis == 0 and right.array.shape[0] % _TURNED == 0
 
 
 def _place(program, down, across, group):
-  """Returns (i, j) of a program: `group` tile rows share each weight block.
+  """Returns the tile (i, j) of a program.
 
-  Programs that run at the same time then read few different rows and columns,
-  which the second-level cache holds.
+  Successive programs take `group` rows of tiles column by column. Programs that
+  run at the same time then read few different rows and columns, which the
+  second-level cache holds.
   """
   first = program // (group * across) * group
   height = jnp.minimum(down - first, group)
@@ -148,7 +150,7 @@ def _block(ref, axis, free, free_size, contracted, contracted_size):
 
 
 def _turn(ref, axis, column, columns, row, rows):
-  """Returns a block [O, C] of [C/4, 4·O]."""
+  """Returns a block [O, C] of an array [C/4, 4·O], transposed."""
   del axis
   height, outputs = ref.shape[0], ref.shape[1] // _TURNED
   starts, sizes = (row // _TURNED, column), (rows // _TURNED, columns)
@@ -157,7 +159,7 @@ def _turn(ref, axis, column, columns, row, rows):
     _mask(_view(ref, (starts[0], n * outputs + column), sizes), mask)
     for n in range(_TURNED)
   ]
-  # [C/4, O] → [C/4, O, 2, 2]: every fourth row in the order of the rows.
+  # Four times [C/4, O] become [C/4, O, 2, 2], in the order of the rows.
   pairs = [_join(quarters[0], quarters[2]), _join(*quarters[1::2])]
   words = _join(*pairs).transpose(1, 0, 2, 3)
   return words.reshape(columns, rows)
@@ -197,7 +199,7 @@ def _view(ref, starts, sizes):
 
 
 def _find_inside(shape, starts, sizes):
-  """Returns which places of a block are inside the array; None if all are."""
+  """Returns a mask of a block's places inside the array; None if all are."""
   mask = None
   for axis, (start, size) in enumerate(zip(starts, sizes)):
     if shape[axis] % size:

@@ -1,12 +1,12 @@
 """The int8 matmul in Pallas Triton, for the H100.
 
-Two kernels make one product. The first (`gpu_rows.py`) reads the rows of x once
+A product takes two kernels. The first (`gpu_rows.py`) reads the rows of x once
 from memory and writes codes, which the backward pass needs anyway. The second
 (`gpu_tiles.py`) multiplies codes and applies the scales in registers. If the
-second quantized as well, it would do so again for each block of outputs: about
+second quantized as well, it would repeat that for each block of outputs: about
 twenty vector operations per element, at 128 per clock, for 128 columns of
 tensor-core work at 4,096 per clock. That would take five times as long as the
-product. Bytes besides the product's own: 2·R·C read, R·C written.
+product. The first kernel reads 2·R·C bytes and writes R·C.
 """
 
 import jax.numpy as jnp

@@ -1,11 +1,11 @@
 """The int8 matmul in Pallas for the TPU: one kernel, each row read once.
 
 The grid is blocks of rows, then blocks of outputs, then blocks of the
-contracted dimension. A block of rows is loaded into VMEM whole and quantized
-there before its first product, and all blocks of outputs use its codes. So x is
-read from memory once, and codes are written only where the backward pass needs
-them. Bytes: 2·R·C for x, R·C for codes if kept, C·O for the weight per block of
-rows, R·O results.
+contracted dimension. The kernel loads a block of whole rows into VMEM and
+quantizes it there before its first product; all blocks of outputs use these
+codes. So it reads x from memory once, and writes codes only where the backward
+pass needs them. Bytes: 2·R·C for x, R·C for codes if kept, C·O for the weight
+per block of rows, and R·O results.
 
 The backward pass's product with the weight is the same kernel: its rows are dy
 times the weight's scales, in bf16 or as stochastically rounded codes. The MXU
@@ -27,11 +27,11 @@ from kaiju_jax.kernels.int8_matmul import coding
 
 
 class _Coding(NamedTuple):
-  """How rows become the left operand of the dot.
+  """The way that rows become the left operand of the dot.
 
   Attributes:
     kind: 'nearest', 'nonnegative' or 'stochastic' codes of x; 'scaled' for x
-      times the columns' scales in `dtype`; 'codes' for x as it is.
+      times the columns' scales in `dtype`; 'codes' for x unchanged.
     has_cut: whether each row has a cut.
     has_limit: whether each row has a limit.
     dtype: the operand's dtype.
@@ -52,13 +52,13 @@ class _Coding(NamedTuple):
 
 
 class _Finish(NamedTuple):
-  """How a sum becomes the result.
+  """The way that a sum becomes the result.
 
   Attributes:
     dtype: the result's dtype.
-    has_row_scale: whether rows come with scales, because x was given as codes.
+    has_row_scale: whether rows have scales, because x was given as codes.
     has_scale: whether outputs have scales.
-    has_offset: whether outputs have an int32 that is added to the sum.
+    has_offset: whether an int32 per output is added to the sum.
     has_cut: whether each row has a cut.
     relu2: whether the result is relu(y)².
   """
@@ -219,7 +219,7 @@ def _weight_kernel(
     levels_IJ = levels_IJ + 128.0
   dy_IJ = dy_ref[...].astype(jnp.float32) * scale_ref[...]
   if rows % dy_ref.shape[0]:
-    # Places beyond the last row hold anything, NaN included.
+    # Places beyond the last row hold arbitrary values, even NaN.
     place_IJ = step * dy_ref.shape[0] + lax.broadcasted_iota(
       jnp.int32, dy_IJ.shape, 0
     )
@@ -235,7 +235,7 @@ def _weight_kernel(
 
 
 def _columns(*vectors):
-  """Returns vectors of rows as columns [R, 1], without those that are None."""
+  """Returns vectors [R] as columns [R, 1]; leaves out None."""
   return [vector[:, None] for vector in vectors if vector is not None]
 
 
@@ -259,12 +259,12 @@ def _product(x_RC, w, kind, finish, vectors, axis, keep_codes=False):
   Args:
     x_RC: rows.
     w: int8 codes.
-    kind: what becomes of rows before the dot.
-    finish: what becomes of sums after it.
+    kind: the `_Coding` of the rows.
+    finish: the `_Finish` of the sums.
     vectors: [R, 1] of rows, then [1, C] or [1, O] of columns, in the order
       that `kind` and `finish` name them.
-    axis: the axis of w that is contracted, 0 or 1.
-    keep_codes: whether codes are a result.
+    axis: the contracted axis of w, 0 or 1.
+    keep_codes: whether to return the codes.
   """
   rows, contracted = x_RC.shape
   outputs = w.shape[1 - axis]
@@ -393,7 +393,7 @@ def _product_kernel(x_ref, w_ref, *refs, kind, finish, sizes, axis, keep_codes):
 def _prepare(
   x_ref, cut_ref, limit_ref, column_ref, operand_ref, scale_ref, kind, first
 ):
-  """Makes the dot's left operand of a block of rows, a few at a time."""
+  """Writes the dot's left operand of a block of rows, a few rows at a time."""
   columns = x_ref.shape[1]
   height = min(blocks.TPU_ROWS, x_ref.shape[0])
   width = blocks.tpu_columns(columns)
@@ -428,7 +428,7 @@ def _prepare(
 
 
 def _part(n, size, whole):
-  """Returns the slice of part n, with its alignment stated."""
+  """Returns the slice of part n, and tells the compiler its alignment."""
   return pl.ds(0 if size == whole else pl.multiple_of(n * size, size), size)
 
 
@@ -462,7 +462,7 @@ def _code(x_IJ, scale_I1, kind, start, columns):
 
 
 def _quantize(kind, x_RC, vectors):
-  """Returns (codes, scale_R): the first half of `_product`."""
+  """Returns (codes, scale_R) without the product."""
   rows, columns = x_RC.shape
   block = blocks.tpu_quantize(rows, columns, x_RC.dtype.itemsize)
 

@@ -1,14 +1,14 @@
-"""The definition of the int8 matmul, in plain jnp, slow and obviously right.
+"""Defines the int8 matmul in plain jnp, simple and slow.
 
     scale[r]    = max(limit[r], 1e-30) / 127    limit given, or max |x[r]|
     code[r, c]  = clip(round(x[r, c] / scale[r]), -127, 127)
     y[r, o]     = (Σ_c code[r, c] · w[c, o]) · (scale[r] · scale[o])
 
-Rounding is to the nearest, ties to even. A non-negative x is coded on all 256
-levels, q = 0…255 with scale = limit / 255, as the s8 codes q − 128; 128 times
-the weight's column sums is added back. The sum is an exact int32, so that y has
-two roundings besides those of the scales: of the sum to float32, and of the
-product with the scales.
+Rounding is to the nearest, ties to even. A non-negative x uses all 256 levels,
+q = 0…255 with scale = limit / 255, stored as the s8 codes q − 128; the product
+adds 128 times the weight's column sums back. The sum is an exact int32, so that
+y has two roundings besides those of the scales: that of the sum to float32, and
+that of its product with the scales.
 
 R is rows (tokens), C contracted, O outputs. A weight is [C, O] where `contract`
 is 'first', [O, C] where it is 'last'. The code −128 appears only in a
@@ -22,12 +22,12 @@ import jax.numpy as jnp
 from kaiju_jax.kernels import murmur3
 
 MAX_CODE = 127
-# Below this a row counts as all zero.
+# A smaller limit is raised to this, so that no scale is zero.
 SMALLEST = 1e-30
 
 
 def quantize(x_RC, *, cut_R, limit_R, nonnegative):
-  """Returns (codes_RC, scale_R)."""
+  """Quantizes rows; returns (codes_RC, scale_R)."""
   if cut_R is not None:
     cut_R1 = cut_R.astype(x_RC.dtype)[:, None]
     x_RC = jnp.clip(x_RC, -cut_R1, cut_R1)
@@ -103,7 +103,7 @@ def matmul(
 
 
 def input_gradient(dy_RO, w, scale_O, *, contract, dtype):
-  """Returns dx_RC in `dtype`, of operands in `dtype`."""
+  """Returns dx_RC in `dtype`, multiplied in `dtype`."""
   w_CO = (w if contract == 'first' else w.T).astype(dtype)
   dy_RO = (dy_RO.astype(jnp.float32) * scale_O[None]).astype(dtype)
   return jnp.einsum(
@@ -114,7 +114,7 @@ def input_gradient(dy_RO, w, scale_O, *, contract, dtype):
 def weight_gradient(
   codes_RC, scale_R, dy_RO, *, contract, nonnegative, dtype, out_dtype
 ):
-  """Returns dw, laid out as the weight, in `out_dtype`."""
+  """Returns dw in `out_dtype`, with the weight's axes."""
   # Levels up to 255 are exact in bf16's eight bits.
   levels_RC = (codes_RC.astype(jnp.int32) + (128 if nonnegative else 0)).astype(
     dtype
@@ -129,8 +129,9 @@ def weight_gradient(
 def largest(x_RC):
   """Returns each row's largest magnitude; NaN where the row holds one.
 
-  As integers, bits keep the order of magnitudes, a NaN on top; a maximum of
-  floats may drop it (XLA's does on a CPU: openxla/xla#21461).
+  It compares the bits of magnitudes as integers: they have the same order, with
+  NaN on top. A maximum of floats may drop a NaN (XLA's does on a CPU:
+  openxla/xla#21461).
   """
   bits_RC = lax.bitcast_convert_type(x_RC.astype(jnp.float32), jnp.int32)
   return lax.bitcast_convert_type(
@@ -139,5 +140,5 @@ def largest(x_RC):
 
 
 def scale_of(limit_R, largest_code):
-  """Returns the step that puts the limit on the largest code; NaN for NaN."""
+  """Returns the scale that gives `limit` the largest code; NaN for NaN."""
   return jnp.maximum(limit_R.astype(jnp.float32), SMALLEST) / largest_code

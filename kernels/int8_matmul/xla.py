@@ -1,12 +1,12 @@
-"""XLA's own s8×s8→s32 dot, with the operations that XLA fuses around it.
+"""Multiplies with XLA's own s8×s8→s32 dot; XLA fuses the operations around it.
 
-It is the default on every platform, as no measurement on real hardware has
-shown a kernel of ours to be faster. An s8 dot must ask for int32: an s8 result
-takes a path that is 100 times slower on a GPU (openxla/xla#7117). u8×s8 is
-widened to s32, so that a non-negative x has the codes q − 128.
+It is the default on every platform, because no measurement on real hardware has
+shown a kernel of ours to be faster. An s8 dot must request int32: an s8 result
+takes a path that is 100 times slower on a GPU (openxla/xla#7117). XLA widens
+u8×s8 to s32, therefore a non-negative x has the s8 codes q − 128.
 
-On a GPU cuBLAS's s8 matmul takes the contracted dimension last in memory, so
-that XLA first makes a transposed copy of a weight [C, O].
+On a GPU, cuBLAS's s8 matmul takes the contracted dimension last in memory, so
+XLA first makes a transposed copy of a weight [C, O].
 """
 
 from jax import lax
@@ -70,7 +70,7 @@ def matmul(
 
 
 def input_gradient(dy_RO, w, scale_O, *, contract, dtype):
-  """Returns dx_RC in `dtype`, of operands in `dtype`."""
+  """Returns dx_RC in `dtype`, multiplied in `dtype`."""
   dy_RO = (dy_RO.astype(jnp.float32) * scale_O[None]).astype(dtype)
   axis = 1 if contract == 'first' else 0
   return _dot(dy_RO, w.astype(dtype), 1, axis, jnp.float32).astype(dtype)
@@ -79,7 +79,7 @@ def input_gradient(dy_RO, w, scale_O, *, contract, dtype):
 def weight_gradient(
   codes_RC, scale_R, dy_RO, *, contract, nonnegative, dtype, out_dtype
 ):
-  """Returns dw, laid out as the weight, in `out_dtype`."""
+  """Returns dw in `out_dtype`, with the weight's axes."""
   levels_RC = codes_RC.astype(dtype)
   if nonnegative:
     levels_RC = levels_RC + jnp.asarray(128, dtype)

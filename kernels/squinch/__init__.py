@@ -1,1 +1,1 @@
-"""Squinch: gradients in 6 bits, for the wire."""
+"""Squinch: encodes gradients in 6 bits per number, for the wire."""

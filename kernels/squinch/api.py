@@ -1,23 +1,23 @@
-"""Squinch's entry: gradients to 6 bits per number, and sums of them back.
+"""Encodes gradients in 6 bits per number, and decodes them or sums of them.
 
     packed = api.encode(x_RC)                 uint8[6, R/8, C]
     parts = api.encode_parts(x_RC, 8)         uint8[8, 6, R/64, C]
     x̂_RC = api.decode(packed)                float32[R, C]
-    sum_RC = api.decode_sum(received)         float32[R/8, C] of such parts
+    sum_RC = api.decode_sum(received)         float32[R/8, C] of eight parts
 
 `reference.py` defines the layout, the element codes and the headers. An
-implementation gives the same bits where its root and its logarithm are the
-reference's. Decoding uses neither, and gives the same bits on every device.
-Encoding with the header
+implementation gives the reference's bits where its root and its logarithm do.
+Decoding uses neither, and gives the same bits on every device. Encoding with
+the header
 
     quarter   gives the bits that the reference gives on a CPU, wherever the
               root is rounded correctly (on a GPU, by construction)
     ln6       may give the next header, one up or down, where a backend's
               logarithm differs in its last bits at the edge between two
-              headers; both then represent the same numbers equally well
+              headers; both headers then represent the numbers equally well
 
-A kernel reads its operand once, bf16 as bf16, and writes once: 0.75 bytes per
-number, or 4 per number of a sum.
+A kernel reads its operand once, bf16 as bf16, and writes its result once: 0.75
+bytes per encoded number, or 4 per number of a sum.
 """
 
 import operator
@@ -44,7 +44,7 @@ def encode(
   *,
   implementation: str | None = None,
 ) -> jax.Array:
-  """Returns uint8[6, R/8, C].
+  """Returns the planes of x, uint8[6, R/8, C].
 
   Args:
     x_RC: floats; R a multiple of 8.
@@ -68,7 +68,9 @@ def encode_parts(
   *,
   implementation: str | None = None,
 ) -> jax.Array:
-  """Returns uint8[N, 6, R/8N, C], in which each part's bytes are contiguous.
+  """Returns the planes of N parts of x, uint8[N, 6, R/8N, C].
+
+  Each part's bytes are contiguous.
 
   Args:
     x_RC: floats; R a multiple of 8N.

@@ -2,9 +2,9 @@
 
     python -m kaiju_jax.kernels.squinch.autotune
 
-Each candidate encodes and decodes a 13b, 34b and 110b gradient of hidden units.
-Winners go to
-`tuned.json` beside this file, where `blocks.py` reads them.
+Candidates encode the 13b gradient of hidden units, and decode those of 13b, 34b
+and 110b. Winners go to `tuned.json` beside this file, where `blocks.py` reads
+them.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import bench
 from kaiju_jax.kernels.squinch import blocks
 
-# The winners to find; those of `encode` do not depend on the parts.
+# The cases to search; the winner of `encode` does not depend on the parts.
 CASES = (
   ('encode', '13b hidden', 2),
   ('decode', '13b hidden', 4),
@@ -56,8 +56,8 @@ def tune(
   """Searches for every case, and writes the winners.
 
   Args:
-    folder: where `tuned.json` is.
-    shapes: by the names of CASES.
+    folder: the folder of `tuned.json`.
+    shapes: shapes, by the names in CASES.
     repeats: rounds, each timing every candidate once.
 
   Returns:

@@ -1,12 +1,12 @@
-"""Squinch's kernels at the presets' gradients, in bytes per second.
+"""Benchmarks Squinch's kernels on the presets' gradients, in bytes/s.
 
     python -m kaiju_jax.kernels.squinch.bench [--repeats=9] [--json=PATH]
 
 It times every implementation that the device runs, on one device's gradient of
 a layer's weights (13b on 64 devices, 34b on 128, 110b on 512): encoding bf16 in
-parts for their owners, and the sum of the parts that one owner receives. The
-table counts the bytes that have to be read and written, so that their rate can
-be compared with a copy's. `copies.py` measures a CPU.
+parts for their owners, and summing the parts that one owner receives. The table
+counts the bytes that must be read and written, and compares their rate with a
+copy's. `copies.py` measures a CPU.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
   """A weight's gradient on one device.
 
   Attributes:
-    parts: owners, which is also the number of sources of an owner's sum.
+    parts: number of owners, and of the sources that an owner sums.
     rows: all of D.
     columns: the device's share of the other dimensions.
   """
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 
 def _layer(parts: int, d_model: int, hidden: int) -> dict[str, Shape]:
-  """Weights of a preset whose tensor axis is 8 wide."""
+  """Returns the gradients of a preset's layer, with a tensor axis of 8."""
   return {
     'hidden': Shape(parts, d_model, hidden // 8),
     'queries': Shape(parts, d_model, d_model // 8),
@@ -63,13 +63,13 @@ SHAPES = {
 def measure(
   repeats: int, shapes: Mapping[str, Shape] = SHAPES
 ) -> list[report.Row]:
-  """Returns a row for each direction, shape and implementation.
+  """Returns a report's row per direction, shape and implementation.
 
-  On a CPU nothing is computed: bytes are counted for every implementation.
+  On a CPU it runs nothing and only counts the bytes of every implementation.
 
   Args:
     repeats: rounds, each timing every implementation once.
-    shapes: by name.
+    shapes: shapes by name.
   """
   platform = dispatch.platform()
   is_timed = platform != 'cpu' or dispatch.interpreting()
@@ -93,7 +93,7 @@ def measure(
             shape=f'{label} {tuple(shape)}',
             implementation=name,
             seconds=seconds,
-            # So few that bytes bound it.
+            # Not counted, because bytes bound the time.
             operations=0,
             bytes=bytes_moved(kernel, shape),
             max_error=error,
@@ -103,7 +103,7 @@ def measure(
 
 
 def bytes_moved(kernel: str, shape: Shape) -> int:
-  """Returns the bytes that are read and written."""
+  """Returns the bytes that the kernel reads and writes."""
   elements = shape.rows * shape.columns
   packed = elements * 6 // 8
   if kernel == 'encode':
@@ -112,10 +112,10 @@ def bytes_moved(kernel: str, shape: Shape) -> int:
 
 
 def operands(shape: Shape) -> dict[str, jax.Array]:
-  """Returns the kernels' operands: a gradient, and all of its parts."""
+  """Returns the kernels' operands by name: a gradient, and encoded parts."""
   keys = jax.random.split(jax.random.key(0))
   x_RC = jax.random.normal(keys[0], (shape.rows, shape.columns), jnp.bfloat16)
-  # Columns are octaves apart, so that headers are not all alike.
+  # Columns differ by octaves, so that headers differ.
   octaves = jax.random.randint(keys[1], (1, shape.columns), -16, 0)
   x_RC = x_RC * jnp.exp2(octaves.astype(jnp.bfloat16))
   packed = api.encode_parts(x_RC, shape.parts, implementation='reference')
@@ -142,7 +142,7 @@ def _time(
   names: Sequence[str],
   repeats: int,
 ) -> dict[str, tuple[float, float]]:
-  """Returns seconds and the largest difference to the reference, by name."""
+  """Returns {name: (seconds, largest difference to the reference)}."""
   steps: dict[str, Callable[[], Any]] = {}
   for name in names:
     step = jax.jit(functools.partial(run, implementation=name))

@@ -1,12 +1,12 @@
-"""Which implementation and which tiles suit a shape. Pure Python.
+"""Chooses the implementation and the tiles for a shape, in pure Python.
 
 A GPU's program holds eight rows of a tile in registers. A thread has eight
 columns of bf16 or four of f32, so that it loads 16 bytes. A TPU's block is one
-vector of 128 columns wide, because a strided load of every eighth row can be no
+vector of 128 columns wide, because a strided load of every eighth row cannot be
 wider.
 
-Where `autotune` has measured on the device at hand, its tiles come first. The
-rules here were compiled, not timed.
+Where `autotune` has measured on the device at hand, its winners replace the
+rules here. The rules were compiled, not timed.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from kaiju_jax.kernels import tuned
 
 KINDS = 'encode', 'decode'
-# 32 groups are a tile of uint8 on a TPU, and 128 columns a vector.
+# On a TPU, a tile of uint8 has 32 groups and a vector has 128 columns.
 TPU_GROUPS = 32
 TPU_COLUMNS = 128
 # Offsets in a GPU's kernel are int32.
@@ -28,7 +28,7 @@ _tried = contextvars.ContextVar('tried', default=None)
 
 
 class Threads(NamedTuple):
-  """How a GPU's program is made, whatever the shape.
+  """The sizes of a GPU's program that hold for all shapes.
 
   Attributes:
     columns: columns per thread.
@@ -71,7 +71,7 @@ class Tpu(NamedTuple):
 
 @contextlib.contextmanager
 def trying(sizes: Threads | Tpu) -> Iterator[None]:
-  """Traces kernels with these sizes."""
+  """Makes kernels traced inside it use these sizes."""
   token = _tried.set(sizes)
   try:
     yield
@@ -82,8 +82,8 @@ def trying(sizes: Threads | Tpu) -> Iterator[None]:
 def implementation(platform: str, parts: int, groups: int, columns: int) -> str:
   """Returns the implementation for uint8[parts, 6, groups, columns].
 
-  On a TPU XLA computes arrays of few groups or few columns, which would fill
-  only a corner of a block.
+  On a TPU, XLA computes arrays of few groups or few columns, because they would
+  fill only a corner of a kernel's block.
   """
   if platform == 'gpu' and parts * groups * 8 * columns < _GPU_LIMIT:
     return 'pallas_gpu'
@@ -103,10 +103,10 @@ def gpu(
 
   Args:
     kind: one of KINDS.
-    parts: sources of a sum; of `encode`, parts that are encoded.
+    parts: sources of a sum, or parts that `encode` makes.
     groups: groups per part.
     columns: columns of the array.
-    itemsize: bytes of a float that is read or written.
+    itemsize: bytes per float that the kernel reads or writes.
   """
   threads = (
     _tried.get()
@@ -136,7 +136,7 @@ def tpu(kind: str, *, parts: int, groups: int, itemsize: int) -> Tpu:
 
 
 def key(kind: str, parts: int, itemsize: int) -> str:
-  """Returns the key of measured sizes."""
+  """Returns the key of a kernel's measured sizes."""
   if kind == 'encode':
     return tuned.key(kind=kind, itemsize=itemsize)
   return tuned.key(kind=kind, parts=parts)
@@ -149,10 +149,10 @@ def _look_up(name: str, sizes: type):
 
 
 def _tile(groups: int, columns: int, size: int) -> tuple[int, int]:
-  """Returns groups and columns: powers of two, at most `size` elements.
+  """Returns a tile's groups and columns: powers of two, ≤ `size` elements.
 
-  As wide as an eighth of it, at most, hangs over the edge of the columns, and
-  as high as fills it up.
+  It is as wide as possible, as long as the last tile adds at most an eighth to
+  the columns. Its height then makes up `size`, or covers all groups.
   """
   width = size
   while width > 1 and (

@@ -1,12 +1,13 @@
-"""The time of encoding and decoding, in memory copies.
+"""Measures the time of encoding and decoding, in memory copies.
 
     python -m kaiju_jax.kernels.squinch.copies [--threads=4] [--json=PATH]
 
-The unit is a copy of the float32 input (as many bytes read as written), in the
-same process, the same round and on the same cores. All calls write into donated
-buffers: the system zeroes the pages of a fresh buffer, which takes longer than
-several copies and would hide the codec's own time. Planes are compared with the
-layout of structs, uint8[G, C, 6], in which a block's six bytes are contiguous.
+The unit is a copy of the float32 input (it reads as many bytes as it writes),
+in the same process, the same round and on the same cores. All calls write into
+donated buffers: the system zeroes the pages of a fresh buffer, which takes
+longer than several copies and would hide the codec's own time. The table
+compares planes with the layout of structs, uint8[G, C, 6], in which a block's
+six bytes are contiguous.
 """
 
 from collections.abc import Callable
@@ -99,16 +100,16 @@ def _into_the_same(f: Callable, operand: jax.Array) -> Callable[[], Any]:
 
 
 def report(rows: int, columns: int, repeats: int, threads: int) -> dict:
-  """Returns the measurements and their circumstances, ready for JSON.
+  """Returns the measurements with the device and versions, ready for JSON.
 
   Args:
     rows: see `measure`.
     columns: see `measure`.
     repeats: see `measure`.
-    threads: cores that the process keeps, where the system can tell it.
+    threads: number of cores to restrict the process to, where possible.
   """
   if hasattr(os, 'sched_setaffinity'):
-    # Before the first computation, because that starts XLA's threads.
+    # The first computation starts XLA's threads, so this must precede it.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     threads = len(os.sched_getaffinity(0))
   else:
@@ -143,7 +144,7 @@ def table(found: dict) -> str:
 
 
 def _run() -> None:
-  # Here, so that importing the module defines no flags.
+  # Imported here, so that importing the module defines no flags.
   from absl import app
   from absl import flags
 

@@ -1,12 +1,11 @@
-"""The arithmetic of one group of eight, row by row, for use in a kernel.
+"""Encodes and decodes groups of eight, row by row, inside a kernel.
 
 `reference.py` computes on arrays [G, 8, C]; these functions compute the same on
-eight arrays of any one shape. A kernel loads each row of its groups separately,
-and no value moves to another row. The bits are the reference's. Where a step is
+eight arrays of one shape. A kernel loads each row of its groups separately, and
+no value moves to another row. The bits are the reference's. Where a step is
 left out or reordered, a comment says why that changes no bit.
 
-The look-up of a table and the root depend on the device, and the kernel passes
-its own.
+The table look-up and the root depend on the device; the kernel passes both.
 """
 
 from collections.abc import Callable
@@ -30,13 +29,13 @@ def encode(
   element: Callable[[jax.Array, jax.Array], jax.Array],
   header: str,
 ) -> list[jax.Array]:
-  """Returns the six planes of groups: int32, of which the low byte is used.
+  """Returns the six planes of groups, each in the low byte of an int32.
 
   Args:
     rows: eight arrays, bits of float32 as int32.
-    look_up: headers → entries of `reference.SCALES`.
-    element: float32 magnitudes, scales → int32, of which the low four bits
-      are the element; anything where the magnitude is inf or NaN.
+    look_up: a function of headers that returns entries of `reference.SCALES`.
+    element: a function of (float32 magnitudes, scales) that returns int32 with
+      the element in the low four bits; anything for inf or NaN.
     header: one of `reference.HEADERS`.
   """
   sizes = [row & np.int32(0x7FFFFFFF) for row in rows]
@@ -45,7 +44,7 @@ def encode(
   codes = [element(_float(size), scale) for size in sizes]
   pairs = [low + (high << 4) for low, high in zip(codes[:4], codes[4:])]
   signs = functools.reduce(
-    # One instruction on devices that can shift two words.
+    # One instruction on devices that shift across two words.
     lambda signs, row: (signs << 1) | _sign(row),
     reversed(rows),
     jnp.zeros_like(q),
@@ -55,7 +54,7 @@ def encode(
   return [
     q,
     jnp.where(is_empty, 0, signs),
-    # Once here, instead of for inf and NaN in each of the eight.
+    # One selection here instead of one for inf and NaN in each of eight rows.
     *(jnp.where(is_spoilt, 0, pair) for pair in pairs),
   ]
 
@@ -70,15 +69,16 @@ def decode(
 
   Args:
     planes: six arrays, int32 in 0…255.
-    look_up: headers → entries of `reference.UNITS`.
-    level: elements → entries of `reference.FITTED`, float32.
+    look_up: a function of headers that returns entries of `reference.UNITS`.
+    level: a function of elements that returns entries of `reference.FITTED`,
+      float32.
     elements: one of `reference.ELEMENTS`.
   """
   q, signs, *pairs = planes
   unit = look_up(q)
   codes = [pair & 15 for pair in pairs] + [pair >> 4 for pair in pairs]
-  # The sign is not a factor of the product: a compiler might then fuse it with
-  # the sum that follows, and round once where the reference rounds twice.
+  # The sign is no factor of the product: a compiler might fuse such a product
+  # with the sum that follows, and round once where the reference rounds twice.
   sizes = [_level(code, level, elements) * unit for code in codes]
   return [
     _float(_bits(size) ^ ((signs << (31 - i)) & _SIGN))
@@ -87,7 +87,7 @@ def decode(
 
 
 def element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
-  """Returns int32, of which the low four bits are the element.
+  """Returns the elements, in the low four bits of int32.
 
   Args:
     size: float32 magnitudes.
@@ -100,15 +100,15 @@ def element(size: jax.Array, scale: jax.Array, elements: str) -> jax.Array:
   found = jnp.sqrt(squared)
   if elements == 'zero':
     found = found + 0.5
-  # The integer is in the last bits of a float of this size. A cast, which has
-  # to round negative numbers towards zero as well, takes many instructions.
+  # The last bits of a float of this size are the integer. A cast takes many
+  # instructions, because it must also round negative numbers towards zero.
   return _bits(jnp.floor(jnp.minimum(found, 15)) + 2.0**23)
 
 
 def _level(code: jax.Array, level: LookUp, elements: str) -> jax.Array:
   if elements == 'fitted':
     return level(code)
-  # Small integers: float32 has them exactly, in any order of operations.
+  # float32 computes such small integers exactly, in any order of operations.
   k = code.astype(jnp.float32)
   return k * k if elements == 'zero' else 2 * k * (k + 1) + 1
 
@@ -116,8 +116,8 @@ def _level(code: jax.Array, level: LookUp, elements: str) -> jax.Array:
 def _squares(edges: np.ndarray) -> list[np.float32]:
   """Returns the smallest floats whose roots reach the edges.
 
-  A rounded root never falls as its argument grows, so that comparing the
-  argument is comparing the root.
+  A rounded root never falls as its argument grows, so a comparison of the
+  argument with the returned floats is one of the root with the edges.
   """
   found = np.square(edges)
   for _ in range(4):

@@ -1,10 +1,10 @@
-"""Squinch in Pallas Triton: a program has eight rows of a tile of columns.
+"""Squinch in Pallas Triton, for GPUs: eight rows of a tile per program.
 
 Encoding reads the gradient once, as bf16 or f32, and writes each plane once.
 Decoding reads all sources of a sum once and writes the sum once. A program
 loads each of its eight rows separately, so that the lanes of a warp read
-neighbouring places and no value leaves its thread. The tables are arrays that
-are read by pointer and fill a few lines of cache.
+neighbouring places and no value leaves its thread. It reads the tables through
+pointers; they fill a few lines of cache.
 """
 
 import functools
@@ -21,11 +21,11 @@ from kaiju_jax.kernels.squinch import blocks
 from kaiju_jax.kernels.squinch import groups
 from kaiju_jax.kernels.squinch import reference
 
-# The root as sqrt.rn computes it for normal numbers, without its branch, and
-# the floor by a sum that rounds down: the element ends up in the low bits. The
-# clamp from below avoids the root of zero, which would be NaN here; the clamp
-# from above limits the element to 15. Triton's own root is approximate, and its
-# casts saturate.
+# This computes the root as sqrt.rn does for normal numbers, without its branch,
+# and the floor by a sum that rounds down and leaves the element in the low
+# bits. The clamp from below avoids the root of zero, which would be NaN here;
+# the clamp from above limits the element to 15. Triton's own root is
+# approximate, and its casts saturate.
 _ELEMENT = """{{
   .reg .f32 p, r, s, e;
   mul.rn.f32 p, $1, $2;
@@ -42,7 +42,7 @@ _ELEMENT = """{{
   mov.b32 $0, s;
 }}"""
 _LEAST = 1e-30
-# Large enough for the element 15, and too small for a 16th.
+# The clamp from above: large enough for element 15, too small for 16.
 _MOST = {'zero': 240.0, 'floor': 255.0}
 _HALF = {'zero': 0.5, 'floor': 0.0}
 
@@ -65,7 +65,7 @@ def encode_parts(
 
 
 # Jitted separately, so that a kernel is traced and lowered once for all weights
-# of a shape. All that it depends on must be an argument: the first trace stays.
+# of a shape. Every choice must be an argument, because the first trace stays.
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _encode(
   x_NGIC: jax.Array,
@@ -151,8 +151,7 @@ def _decode(
     load, store = _mask(g, c, sizes, count, columns)
 
     def add(step, rows):
-      # All loads of a step come before its arithmetic, and are awaited
-      # together.
+      # All loads of a step come before its arithmetic, to wait for them once.
       loaded = [
         [
           load(packed_ref.at[step * sizes.N + n, _index(i)])
@@ -170,7 +169,7 @@ def _decode(
         rows = [row + more for row, more in zip(rows, decoded)]
       return rows
 
-    # Adding to -0 changes no number, and keeps the sign of -0.
+    # -0 + x is x, even where x is -0.
     nothing = jnp.full((sizes.G, sizes.C), -0.0, jnp.float32)
     rows = lax.fori_loop(0, parts // sizes.N, add, [nothing] * reference.GROUP)
     for i, row in enumerate(rows):
@@ -206,7 +205,7 @@ def _decode(
 
 
 def _mask(g, c, sizes: blocks.Gpu, count: int, columns: int):
-  """Returns load and store of a tile that stay inside the array."""
+  """Returns functions that load and store a tile's places inside the array."""
   if count % sizes.G == 0 and columns % sizes.C == 0:
     return plgpu.load, plgpu.store
   tile = sizes.G, sizes.C
@@ -220,7 +219,7 @@ def _mask(g, c, sizes: blocks.Gpu, count: int, columns: int):
 
 
 def _index(i: int) -> np.int32:
-  """Makes an index an array, as the interpreter of masked loads requires."""
+  """Returns an index as an array; interpreted masked loads require it."""
   return np.int32(i)
 
 
@@ -240,7 +239,7 @@ def _element(
 
 
 def assembly(elements: str) -> str:
-  """Returns the PTX of an element: $1 the magnitude, $2 the scale."""
+  """Returns PTX that computes an element of magnitude $1 and scale $2."""
   return _ELEMENT.format(
     least=_word(_LEAST),
     most=_word(_MOST[elements]),

@@ -1,9 +1,9 @@
-"""Squinch in Mosaic TPU: 32 groups of 128 columns at a time.
+"""Squinch in Pallas Mosaic, for TPUs: 32 groups of 128 columns at a time.
 
 Encoding reads the gradient once, as bf16 or f32, and writes each plane once.
-Decoding reads all sources of a sum once and writes the sum once. Rows i of
-32 groups are a strided load of every eighth row, so that no value leaves its
-lane (of every fourth word in bf16, which has two rows per word). The tables lie
+Decoding reads all sources of a sum once and writes the sum once. A strided load
+of every eighth row gives row i of 32 groups (in bf16, which has two rows per
+word, of every fourth word), so that no value leaves its lane. The tables lie
 along the lanes of vectors, 128 entries each, and a lane looks up its header's
 entry.
 """
@@ -47,7 +47,7 @@ def encode_parts(
 
 
 # Jitted separately, so that a kernel is traced and lowered once for all weights
-# of a shape. All that it depends on must be an argument: the first trace stays.
+# of a shape. Every choice must be an argument, because the first trace stays.
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _encode(
   x_NRC: jax.Array,
@@ -174,7 +174,7 @@ def _decode(
       (reference.GROUP * sizes.G, _C), lambda g, c, n: (g, c)
     ),
     compiler_params=pltpu.CompilerParams(
-      # Sources are the last dimension, in their order: the sum stays in place.
+      # Sources are the last dimension, so that the sum stays in VMEM.
       dimension_semantics=('parallel', 'parallel', 'arbitrary')
     ),
     interpret=interpret,
@@ -189,7 +189,7 @@ def _rows(x_ref, words_ref, j) -> list[jax.Array]:
       for i in range(reference.GROUP)
     ]
     return [lax.bitcast_convert_type(row, jnp.int32) for row in rows]
-  # A bf16 is the upper half of a float32. The first of two rows in a word is
+  # A bf16 is the upper half of a float32. The first of a word's two rows is in
   # the lower half.
   place = pl.ds(pl.multiple_of(j * _ROWS, _ROWS), _ROWS)
   words_ref[...] = pltpu.bitcast(x_ref[place], jnp.int32)
@@ -216,7 +216,7 @@ def _entries(table_ref, index: jax.Array) -> jax.Array:
   lane = index & (_C - 1) if rows > 1 else index
   found = [
     jnp.take_along_axis(
-      # The same in all sublanes.
+      # The same entries in all sublanes.
       jnp.broadcast_to(table_ref[i : i + 1], index.shape),
       lane,
       axis=1,

@@ -1,4 +1,4 @@
-"""Squinch by definition: eight numbers in 48 bits.
+"""Defines Squinch: eight numbers in 48 bits.
 
 From the sources: blocks of eight values; an 8-bit logarithm of the block's
 largest magnitude, eight signs, eight 4-bit elements; elements on a square-root
@@ -8,30 +8,31 @@ log-uniform; and for the header
     q      = clip(int(6 · ln max + 129), 0, 255)
     maxabs = exp((q − 128) / 6)
 
-The sources give no more. The element codes are our guesses, with
+The sources say no more. The element codes are our guesses, with
 r = |x| / maxabs:
 
     zero    k = min(15, floor(15·√r + 1/2))    x̂ = ±(k/15)² · maxabs
     floor   k = min(15, floor(16·√r))          x̂ = ±(2k(k+1) + 1)/512 · maxabs
 
 `floor` is more accurate on a logarithmic scale but cannot represent zero: under
-Adam an element whose gradient is exactly zero would drift by nearly the
+Adam, an element whose gradient is exactly zero would drift by nearly the
 learning rate each step. So `zero` is the default. A third code is a table:
 
-    fitted  0, and fifteen levels fitted to gradients: the nearest in the
-            logarithm, but zero below r = 1/900, as in `zero`
+    fitted  0, and fifteen levels fitted to gradients; takes the level nearest
+            in the logarithm, but zero below r = 1/900, as in `zero`
 
-On gradients to which it was not fitted it is nearer than `zero` in the
-logarithm and no worse in squares, and makes the same numbers zero. It costs
-fifteen comparisons. `experiments.codecs` made the table and prints the
-comparison.
+On gradients to which it was not fitted, `fitted` has a smaller error than
+`zero` in the logarithm and no larger one in squares, and makes the same numbers
+zero. It costs fifteen comparisons. `experiments.codecs` made the table and
+prints the errors.
 
-q = 0 is reserved for a block of zeros and q = 255 for a block with inf or NaN,
-which decodes to NaN: a gradient that is not finite must not silently become
-zero.
+q = 0 is reserved for a block of zeros and q = 255 for a block with inf or NaN.
+Such a block decodes to NaN, because a gradient that is not finite must not
+silently become zero.
 
-A second header is ours, for speed and for the same bits on every device: steps
-of 2^(1/4), read off the float's exponent and three comparisons of its mantissa.
+A second header is ours. It is quicker and gives the same bits on every device:
+its steps of 2^(1/4) follow from the float's exponent and three comparisons of
+its mantissa.
 
     ln6       the sources': 5.4e-10 … 1.3e9
     quarter   maxabs = 2^((q − 128)/4), at least max: 2.8e-10 … 3.0e9
@@ -54,14 +55,15 @@ import numpy as np
 
 GROUP = 8
 PLANES = 6
-# Sources that a scan decodes at once.
+# Sources that a step of the scan decodes at once.
 _UNROLL = 4
 ELEMENTS = ('zero', 'floor', 'fitted')
 HEADERS = ('ln6', 'quarter')
 
 # Headers of a group of zeros, and of a group with inf or NaN.
 ZERO, NAN = 0, 255
-# As integers magnitudes keep their order; inf comes last, and NaN after it.
+# The bits of inf. Compared as integers, magnitudes keep their order, inf is
+# above all numbers, and NaN above inf.
 INFINITY = 0x7F800000
 _Q = np.arange(256)
 _MAXABS = {
@@ -78,9 +80,8 @@ SCALES = {
   for elements, count in (('zero', 15), ('floor', 16), ('fitted', 1))
   for header, maxabs in _MAXABS.items()
 }
-# Decoding multiplies an integer (k², 2k(k+1) + 1 or a table's) by this. A
-# product of three factors would be regrouped by some compilers and not by
-# others.
+# Decoding multiplies an integer (k², 2k(k+1) + 1 or a table's) by this. There
+# is one factor, because only some compilers would regroup a product of three.
 UNITS = {
   (elements, header): np.select(
     [_Q == ZERO, _Q == NAN], [0, np.nan], maxabs / steps
@@ -88,9 +89,9 @@ UNITS = {
   for elements, steps in (('zero', 15**2), ('floor', 512), ('fitted', 10_000))
   for header, maxabs in _MAXABS.items()
 }
-# Mantissas of 2^(1/4), 2^(1/2), 2^(3/4), each of which begins another quarter.
+# Mantissas of 2^(1/4), 2^(1/2), 2^(3/4), at which the next step begins.
 _MANTISSAS = np.exp2(np.arange(1, 4) / 4).astype(np.float32)
-# Levels in ten-thousandths of maxabs, and the values of √r where they begin.
+# Levels in ten-thousandths of maxabs; a level begins at an edge, a value of √r.
 FITTED = np.array(
   [0, 59, 195, 407, 693, 1054, 1490, 2004]
   + [2595, 3271, 4036, 4903, 5905, 7088, 8514, 9455]
@@ -122,9 +123,9 @@ def encode(
   x_GIC = x_RC.astype(jnp.float32).reshape(rows // GROUP, GROUP, columns)
   bits_GIC = lax.bitcast_convert_type(x_GIC, jnp.int32)
   size_GIC = bits_GIC & 0x7FFFFFFF
-  # As integers, for speed; a NaN is the largest of its group.
+  # Compares the bits as integers, for speed; a NaN is the largest of its group.
   q_GC = header_code(jnp.max(size_GIC, axis=1), header)
-  # Inf and NaN become finite here, and their group's scale makes them zero.
+  # Inf and NaN become finite here; the scale of their group, 0, makes them 0.
   size_GIC = lax.bitcast_convert_type(
     jnp.minimum(size_GIC, INFINITY - 1), jnp.float32
   )
@@ -134,7 +135,7 @@ def encode(
     k_GIC = k_GIC + 0.5
   elif elements == 'fitted':
     k_GIC = sum((k_GIC >= edge).astype(jnp.float32) for edge in FITTED_EDGES)
-  # The cast rounds towards zero, which is floor, as nothing is negative.
+  # The cast rounds towards zero, which is floor because nothing is negative.
   k_GIC = jnp.minimum(k_GIC, 15).astype(jnp.uint8)
   place_I = jnp.arange(GROUP, dtype=jnp.uint8)
   signs_GC = jnp.sum(
@@ -190,7 +191,7 @@ def encode_parts(
   """Returns uint8[N, 6, R/8N, C]: `encode` of each of N equal parts of R.
 
   Args:
-    x_RC: as for `encode`; R a multiple of 8N.
+    x_RC: a float array; R a multiple of 8N.
     parts: N.
     elements: one of ELEMENTS.
     header: one of HEADERS.
@@ -218,8 +219,8 @@ def decode_sum(
   Raises:
     ValueError: see `decode`.
   """
-  # A GPU's compiler makes one loop of the reduction, and a step with scans
-  # takes three times as long there. A CPU's compiler does not vectorize the
+  # A GPU's compiler makes one loop of the reduction, and a step with scans takes
+  # three times as long there. But a CPU's compiler does not vectorize the
   # reduction, and a TPU's writes the decoded parts to memory.
   return lax.platform_dependent(
     packed_NPGC,
@@ -229,13 +230,13 @@ def decode_sum(
 
 
 def sum_at_once(packed_NPGC: jax.Array, elements: str, header: str):
-  """`decode_sum` as a reduction over N."""
+  """Returns `decode_sum`, computed as a reduction over N."""
   one = functools.partial(decode, elements=elements, header=header)
   return jnp.sum(jax.vmap(one)(packed_NPGC), axis=0)
 
 
 def sum_in_turn(packed_NPGC: jax.Array, elements: str, header: str):
-  """`decode_sum` as a scan over N."""
+  """Returns `decode_sum`, computed as a scan over N."""
 
   def add(sum_RC, packed_PGC):
     return sum_RC + decode(packed_PGC, elements, header), None
@@ -262,10 +263,10 @@ def check(elements: str, header: str) -> None:
 
 
 def header_code(largest_GC: jax.Array, header: str) -> jax.Array:
-  """Returns the header, int32: 0 if too small, 255 for inf and NaN.
+  """Returns groups' headers, int32: 0 if too small, 255 for inf and NaN.
 
   Args:
-    largest_GC: a float32's bits, without sign.
+    largest_GC: the bits of each group's largest magnitude, a float32.
     header: one of HEADERS.
   """
   if header == 'ln6':
@@ -278,8 +279,8 @@ def header_code(largest_GC: jax.Array, header: str) -> jax.Array:
 
 
 def _quarter(bits: jax.Array) -> jax.Array:
-  """Returns the smallest q with 2^((q − 128)/4) ≥ a float of these bits."""
-  # A multiple of 2^e has the mantissa 1 and needs no step above 2^e.
+  """Returns the smallest q with 2^((q − 128)/4) ≥ the float of these bits."""
+  # 2^e itself has the mantissa 1 and needs no step above 2^e.
   exponent = (bits >> 23) - 127
   mantissa = lax.bitcast_convert_type(
     (bits & 0x7FFFFF) | 0x3F800000, jnp.float32

@@ -1,1 +1,1 @@
-"""Ternary: changes of −1, 0 or 1, five to a byte, for the wire."""
+"""Ternary: packs five changes of −1, 0 or 1 into a byte, for the wire."""

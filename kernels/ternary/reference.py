@@ -1,17 +1,17 @@
-"""Five trits (−1, 0 or 1) per byte: 1.6 bits per trit.
+"""Packs five trits (−1, 0 or 1) into a byte: 1.6 bits per trit.
 
 From the sources: 1.6 bits per weight, which is five base-3 digits in a byte
-(3⁵ = 243). Our guess is which five share a byte. Rows are cut into five planes
-of R/5 rows each, and the rows j of all planes share one,
+(3⁵ = 243). Our guess is which five trits share a byte. Rows are cut into five
+planes of R/5 rows each, and the rows j of all planes share a byte:
 
     packed[j] = Σ 3^i · (x[i·R/5 + j] + 1)      i = 0…4
 
-so that nothing is interleaved: packing is four multiply-adds of contiguous
-slices. Digits come back by dividing by 3, as a product and a shift in 16 bits:
+Nothing is interleaved: packing is four multiply-adds of contiguous slices.
+Unpacking divides by 3, by a product and a shift in 16 bits:
 ⌊b/3⌋ = (171·b) » 9 for every b ≤ 255.
 
-Where R is no multiple of five, the rest is padded with zeros. Bytes 243…255
-encode no five digits: they mean damage, and decode to zeros.
+Where R is no multiple of five, zeros pad the last plane. Bytes 243…255 encode
+no five digits: they mean damage, and decode to zeros.
 """
 
 import jax
@@ -22,7 +22,7 @@ VALUES = 3**DIGITS
 
 
 def packed_rows(rows: int) -> int:
-  """Returns the bytes that a column of `rows` trits takes."""
+  """Returns the number of bytes of a column of `rows` trits."""
   return -(-rows // DIGITS)
 
 
@@ -30,7 +30,7 @@ def encode(x: jax.Array) -> jax.Array:
   """Returns uint8[⌈R/5⌉, …] of trits.
 
   Args:
-    x: int8[R, …], each −1, 0 or 1 (anything else spoils its byte).
+    x: int8[R, …], each −1, 0 or 1 (any other value spoils its byte).
 
   Raises:
     ValueError: not int8, or a scalar.
@@ -49,7 +49,7 @@ def encode(x: jax.Array) -> jax.Array:
 
 
 def decode(packed: jax.Array, rows: int) -> jax.Array:
-  """Returns int8[R, …], with zeros for bytes that mean damage.
+  """Returns int8[R, …], with zeros for damaged bytes.
 
   Args:
     packed: uint8[⌈R/5⌉, …] from `encode`.
@@ -74,5 +74,5 @@ def decode(packed: jax.Array, rows: int) -> jax.Array:
 
 
 def is_damaged(packed: jax.Array) -> jax.Array:
-  """Returns where a byte holds no five digits: 13 of 256 values."""
+  """Returns, per byte, whether it encodes no digits: 13 of 256 values."""
   return packed >= VALUES
