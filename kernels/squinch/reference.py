@@ -219,7 +219,7 @@ def decode_sum(
   Raises:
     ValueError: see `decode`.
   """
-  # A GPU's compiler makes one loop of the reduction, and a step with scans takes
+  # A GPU's compiler makes one loop of the reduction; with scans a step takes
   # three times as long there. But a CPU's compiler does not vectorize the
   # reduction, and a TPU's writes the decoded parts to memory.
   return lax.platform_dependent(
