@@ -1,1 +1,1 @@
-"""What a model costs before it runs: parameters, bytes, seconds."""
+"""Estimates a model's costs before it runs: parameters, bytes, seconds."""

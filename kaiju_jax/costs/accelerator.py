@@ -1,7 +1,7 @@
-"""What hardware a run has: a chip's public figures, and a slice of chips.
+"""Describes hardware: a chip's figures, and a slice of such chips.
 
-Hardware is data, apart from science: the files of `tpu_gpu_configs` fill these
-in, one per slice, and an experiment never names a device. Imports no jax.
+Hardware is data, apart from experiments: each file of `tpu_gpu_configs`
+describes one slice, and an experiment never names a device. Imports no jax.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,23 @@ PLATFORMS = ('cpu', 'cuda', 'tpu')
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One device's public figures; a chip's file says where each is from.
+  """One device's figures; a chip's file gives the source of each.
 
   Attributes:
     name: the common name.
     platform: one of PLATFORMS.
     hbm_bytes: device memory.
     hbm_bandwidth: bytes/s of device memory.
-    peak_bf16: dense bf16 operations/s on paper.
-    peak_int8: dense int8 operations/s on paper.
-    matmul_bf16: operations/s that a large bf16 matmul was measured to reach.
+    peak_bf16: dense bf16 operations/s on the data sheet.
+    peak_int8: dense int8 operations/s on the data sheet.
+    matmul_bf16: operations/s that a large bf16 matmul reaches, as measured by
+      others or by our guess.
     matmul_int8: the same for int8.
     node_bandwidth: bytes/s, one way, from one GPU to the others of its node.
     network_bandwidth: bytes/s, one way, from one GPU to other nodes.
     link_bandwidth: bytes/s, one way, of one link from a TPU to a neighbour.
-    description: what XLA's compiler needs to know about a GPU, as a text
-      proto; '' for other platforms.
+    description: a text proto that describes a GPU to XLA's compiler; '' for
+      other platforms.
   """
 
   name: str
@@ -48,17 +49,17 @@ class Chip:
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-  """A slice of chips, and how a step is laid out on it.
+  """A slice of chips, and the mesh and flags that a step uses on it.
 
   Attributes:
-    name: the name of its file.
-    chip: the chip that it is made of.
+    name: the name of the slice's file.
+    chip: the kind of chip.
     hosts: number of hosts, each of which runs one process.
     devices_per_host: devices of each host.
     mesh: widths of the axes; their product is the number of devices.
     topology: the compiler's name for a TPU slice, 'v5p:4x4x8'; '' for other
       platforms.
-    flags: XLA flags worth setting, without the dashes.
+    flags: XLA flags for this slice, without the dashes.
     environment: variables that a launcher sets before the process starts.
   """
 

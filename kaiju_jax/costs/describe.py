@@ -1,8 +1,8 @@
-"""Prints what a model is, before anything compiles.
+"""Prints a description of a model before anything compiles.
 
 It prints the layer diagram, the parameters, the KV cache beside those of
-ordinary models, and an estimate of the training memory. The arithmetic is in
-`footprint.py` and `training_memory.py`; this module draws.
+ordinary models, and an estimate of the training memory. `footprint.py` and
+`training_memory.py` compute the numbers; this module prints them.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def describe(
   tensor: int = 1,
   lengths: Sequence[int] = LENGTHS,
 ) -> None:
-  """Prints all four parts.
+  """Prints the diagram and the tables of parameters, caches and memory.
 
   Args:
     config: the model.
@@ -64,7 +64,7 @@ def describe(
 
 
 def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
-  """Returns the repeating block, rails from each KV owner to its readers."""
+  """Returns the repeating block, with rails from KV owners to their readers."""
   block = layers_lib.repeating_block(layers)
   repeats = len(layers) // len(block)
   title = f'{len(layers)} layers'
@@ -88,8 +88,9 @@ def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
 def _rails(block: Sequence[layers_lib.Layer]) -> Iterator[rich.text.Text]:
   """Yields each layer's line of rails.
 
-  ● makes keys and values, ├ and ╰ read them. An owner takes the first free rail
-  of its kind; the rails of local layers are on the left.
+  ● is a layer that makes keys and values; ├ and ╰ are layers that read them. An
+  owner takes the first free rail of its kind; the rails of local layers are on
+  the left.
   """
   last = {layer.kv_from: index for index, layer in enumerate(block)}
   place = {}
@@ -134,7 +135,7 @@ def _mark(index: int, owner: int, last: int, kv_from: int) -> str:
 
 
 def parameter_table(config: model_config.ModelConfig) -> rich.table.Table:
-  """Returns the parameters by family. The suffix of a name is its shape."""
+  """Returns the parameters by family; a name's suffix gives its dimensions."""
   parameters = footprint.parameters(config)
   total = footprint.count(parameters)
   table = empty_table('Parameters')
@@ -196,7 +197,7 @@ def kv_table(
 
 
 def _cache_bytes(config: model_config.ModelConfig, length: int) -> int:
-  """Returns the bytes of a cache of one row (`decoding/device/cache.py`)."""
+  """Returns the bytes that decoding allocates for a cache of one row."""
   pools = paging.pools(config.layers(), 1, length, heads=config.num_kv_heads)
   return paging.bytes_of(config, pools, 1)
 
@@ -229,7 +230,7 @@ def memory_table(
 
 
 def empty_table(title: str) -> rich.table.Table:
-  """Returns an empty table, left-aligned with little around it."""
+  """Returns an empty table in the common style: left-aligned, few lines."""
   return rich.table.Table(
     title=title,
     title_justify='left',

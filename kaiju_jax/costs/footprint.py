@@ -1,7 +1,7 @@
-"""What a model weighs, by arithmetic: its parameters and its KV cache.
+"""Computes the sizes of a model's parameters and of its KV cache.
 
-Everything derives from `ModelConfig` and its layer tuple, so the answer is
-there before jax is imported and anything compiles.
+Everything derives from `ModelConfig` and its layer tuple, without jax and
+without compiling.
 
     parameters   gains, queries and output in every layer; a key and a value
                  projection (and the limits of their channels) where a layer
@@ -21,14 +21,15 @@ from kaiju_jax.model import layers as layers_lib
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """One named parameter, in every layer that has it.
+  """A named parameter, with all its copies.
 
   Attributes:
     family: 'embedding', 'attention', 'keys and values', 'feed-forward',
       'norm' or 'bungee'.
-    name: as in the model, shape suffix included.
-    shape: the parameter's shape in one layer.
-    copies: how many layers have one.
+    name: the parameter's name in the model, with its shape suffix.
+    shape: the shape of one copy.
+    copies: the number of copies, one per layer that has it; all norms' gains
+      together are one parameter.
   """
 
   family: str
@@ -38,7 +39,7 @@ class Parameter:
 
   @property
   def size(self) -> int:
-    """Numbers in all copies together."""
+    """Returns how many numbers all copies have together."""
     return self.copies * math.prod(self.shape)
 
   @property
@@ -47,7 +48,7 @@ class Parameter:
 
 
 def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
-  """Returns every parameter of the model, in the order of the forward pass."""
+  """Returns every parameter of the model."""
   d, h, k = config.d_model, config.num_heads, config.head_dim
   f, v = config.d_ff, config.vocab_size
   layers = config.layers()
@@ -97,9 +98,9 @@ class Cache:
   """Bytes of one sequence's keys and values at some length.
 
   Attributes:
-    name: whose cache.
+    name: the model that the cache belongs to.
     bytes: size of the whole sequence's keys and values.
-    per_token: bytes over length; with windows it falls as length grows.
+    per_token: bytes divided by length; with windows it falls as length grows.
   """
 
   name: str
@@ -110,14 +111,14 @@ class Cache:
 def kv_caches(
   config: model_config.ModelConfig, length: int
 ) -> tuple[Cache, ...]:
-  """Returns the model's cache at `length`, then the caches it saves.
+  """Returns the model's cache at `length`, then those of ordinary models.
 
-  The comparisons have the same depth and head size, keep every position in
-  every layer and share nothing: all H heads of keys and values (MHA), 8
-  of them (GQA-8; H where there are fewer), or one (MQA), in bf16 without
-  scales. The model's own scales are counted where they are per token: one f32
-  for K and one for V. With `kv_scale='channel'` there are a few per layer for
-  all sequences together, which are left out.
+  The ordinary models have the same depth and head size, keep every position in
+  every layer and share nothing. They have H heads of keys and values (MHA), 8
+  (GQA-8; H where H is less), or one (MQA), in bf16 without scales. The model's
+  own scales count where they are per token: one f32 for K and one for V. With
+  `kv_scale='channel'` all sequences share a few scales per layer, which are
+  left out.
   """
   own = dict(bytes_per_value=1, bytes_per_scale=4)
   if config.quantization.kv == 'none':

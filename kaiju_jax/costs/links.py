@@ -1,30 +1,32 @@
-"""How long a collective takes on a slice's wires, at their full width.
+"""Estimates the seconds of a collective on a slice's links, at full bandwidth.
 
 The result has n bytes per device (for a reduce-scatter, the operand), and a
 group has g devices.
 
 On GPUs, m devices of the group are in one node. A node fetches each byte
 through the network once and shares it over NVLink; an all-to-all sends each
-byte to its one reader:
+byte to its one reader. The bytes per device are
 
                                      NVLink             network
     all-gather, reduce-scatter       n (m − 1)/m        n (g − m)/(g m)
-    all-reduce                       twice as long
+    all-reduce                       twice as many
     all-to-all                       n (m − 1)/g        n (g − m)/g
+    collective-permute               n if m = g         n if m < g
 
 On TPUs, the group is a box in a torus of links that carry W bytes/s each way.
-Side i is k links long, and a chip has c of them to itself: 2 on a ring (both
-ways), 1 on a line. Where only every s-th chip is in the group, s groups share
-the side and a chip has c/s. All sides run at once. What an all-to-all sends
-travels k/4 hops on a ring of k:
+A side is k chips long, and a chip has c of its links to itself: 2 on a ring
+(both ways), 1 on a line. Where only every s-th chip is in the group, s groups
+share the side and a chip has c/s. All sides run at once. The bytes of an
+all-to-all travel k/4 hops on a ring of k. The seconds are
 
     all-gather, reduce-scatter       n (g − 1)/(g · W Σ c)
     all-reduce                       twice as long
     all-to-all                       n max(k/c)/(4 W)
+    collective-permute               n/W
 
-Both are lower bounds: there is no latency and no contention, NVLink and the
-network run at once, and the axes lie on the torus as `sharding/mesh.py` places
-them.
+Both are lower bounds: they assume no latency and no contention, that NVLink and
+the network run at once, and that the axes lie on the torus as
+`sharding/mesh.py` places them.
 """
 
 from collections.abc import Mapping
@@ -35,9 +37,8 @@ import math
 from kaiju_jax.costs import accelerator as accelerator_lib
 from kaiju_jax.sharding import config as sharding_config
 
-# A side of a torus is a ring from this length on, by the torus's dimensions. A
-# v5p is made of cubes of 4 that optical switches join; a v5e or v6e pod has
-# rings only at 16.
+# The least length at which a side is a ring, by the torus's dimensions. In a
+# v5p, optical switches join cubes of 4; a v5e or v6e pod has rings only at 16.
 _RING = {3: 4, 2: 16}
 
 
@@ -54,11 +55,11 @@ def seconds(
     kind: one of `aot.hlo.collectives.KINDS`.
     result_bytes: bytes of one device's result.
     axes: the axes that the group spans, each whole.
-    accelerator: the slice with the wires.
+    accelerator: the slice.
     mesh: widths of the axes.
 
   Raises:
-    ValueError: the slice has no bandwidth.
+    ValueError: the chip's bandwidth is not known.
   """
   group = math.prod(getattr(mesh, axis) for axis in axes)
   if group == 1:
@@ -78,7 +79,7 @@ def neighbours(
 ) -> int:
   """Returns how many devices of a group are in one node.
 
-  The mesh keeps the order of the nodes, `tensor` running fastest.
+  A node's devices are successive in the mesh, in which `tensor` runs fastest.
   """
   strides = {'fsdp': mesh.tensor, 'tensor': 1}
   ranges = [
@@ -95,10 +96,10 @@ def neighbours(
 def sides(
   accelerator: accelerator_lib.Accelerator, mesh: sharding_config.MeshConfig
 ) -> Mapping[str, tuple[tuple[int, float], ...]]:
-  """Returns each axis's sides: their length, and a chip's own links.
+  """Returns each axis's sides of the torus, as (length, a chip's own links).
 
-  `tensor` gets as many whole sides as make up its width. Where no whole sides
-  do, it gets the chips of one host, then of the next. `fsdp` gets the rest.
+  `tensor` gets whole sides if their product is its width. Otherwise it gets the
+  chips of one host, then those of the next. `fsdp` gets the rest.
 
   Raises:
     ValueError: the width of `tensor` fills no box.
@@ -126,7 +127,7 @@ def _box(
     for chosen in itertools.combinations(range(len(torus)), count):
       if math.prod(torus[i] for i in chosen) == width:
         return tuple(side if i in chosen else 1 for i, side in enumerate(torus))
-  # A host's 2 × 2 first, then the hosts along x, y and z.
+  # First a host's 2 × 2 chips, then the hosts along x, y and z.
   box, left = [1] * len(torus), width
   for i, limit in (0, 2), (1, 2), *enumerate(torus):
     step = math.gcd(left, limit // box[i])

@@ -1,7 +1,7 @@
-"""A step's seconds by arithmetic: where int8 and Squinch save time.
+"""Estimates a training step's seconds by arithmetic, for int8 and Squinch.
 
 With P numbers in the layers' matrices, t devices in a tensor group, and T
-tokens of a step divided by all devices, each device does
+tokens of a step divided by all devices, each device computes and sends
 
     matmuls     2 P T forward, the same again where a layer is recomputed,
                 2 P T for the inputs' gradient and 2 P T for the weights'
@@ -15,24 +15,25 @@ tokens of a step divided by all devices, each device does
     reduction   P/t gradients per microbatch: 6 bits, all-to-all; or bf16,
                 reduce-scatter
     update      where updates are ternary, instead of the gathers: P/t trits,
-                five to a byte, once per step; it comes after the optimizer and
-                before the next step, so that nothing hides it
+                five to a byte, once per step; between the optimizer and the
+                next step, where no matmul overlaps it
     sequence    [B, L, D] over `tensor`, in each layer: gathered twice on
                 entering and scattered twice on leaving; recomputed, except the
                 last leaving; and the transpose of all four backward. In bf16,
                 except that an int8 forward pass enters with codes: D + 4 bytes
                 per token, of which 4 are a scale
 
-    seconds = bf16 operations / what bf16 matmuls reach
-            + int8 operations / what int8 matmuls reach  (+) the wire
+    seconds = bf16 operations / rate of bf16 matmuls
+            + int8 operations / rate of int8 matmuls  (+) the wire
 
-An arm is one choice of what is int8 and what crosses in few bits. Weights'
-gradients are bf16 matmuls in every arm, as in the sources ("bf16 local
-gradients"). Left out is everything that is neither a matmul nor on the wire
-(norms, quantizing, softmax, encoding, the optimizer, updating a replica),
-bubbles and latency; and on the wire the embedding and the head, keys and values
-(K wide), and tensors as small as the weights' scales. What is left out dilutes
-every ratio here.
+(+) is a sum or an overlap; `Seconds` has three variants. An arm says which
+matmuls are int8 and which tensors cross in few bits. Weights' gradients are
+bf16 matmuls in every arm, as in the sources ("bf16 local gradients"). The model
+leaves out everything that is neither a matmul nor on the wire (norms,
+quantizing, softmax, encoding, the optimizer, updating a replica), bubbles and
+latency. On the wire it leaves out the embedding and the head, keys and values
+(K wide), and tensors as small as the weights' scales. Real steps contain all of
+this, so the real ratios between arms are nearer to 1.
 """
 
 from collections.abc import Mapping
@@ -53,16 +54,16 @@ _TERNARY = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """What is int8 and what crosses in few bits.
+  """A choice of int8 matmuls and of tensors that cross in few bits.
 
   Attributes:
-    name: as printed; with 'both ways' the inputs' gradient is int8 too.
+    name: the printed name; 'both ways' means an int8 inputs' gradient too.
     forward: dtype of the forward matmuls, of the weights on the wire, and of
       the sequence where it enters attention and feed-forward.
     input_gradient: dtype of the matmuls that make the inputs' gradient.
     squinch: whether weights' gradients cross in 6 bits.
     ternary: whether every device holds the weights of its tensor rank as int8
-      and updates cross in trits. Nothing is gathered then.
+      and updates cross in trits; then no weight is gathered.
   """
 
   name: str
@@ -91,7 +92,7 @@ class Seconds:
     matmul: all matmuls.
     fsdp: gathers, reductions and updates of weights.
     tensor: gathers and scatters of the sequence.
-    update: the part of `fsdp` that is between two steps.
+    update: the part of `fsdp` that comes between two steps.
   """
 
   matmul: float
@@ -101,22 +102,22 @@ class Seconds:
 
   @property
   def apart(self) -> float:
-    """Seconds where nothing overlaps."""
+    """Returns the seconds if nothing overlaps."""
     return self.matmul + self.fsdp + self.tensor
 
   @property
   def overlapped(self) -> float:
-    """Seconds where weights travel beside the matmuls.
+    """Returns the seconds if weights travel beside the matmuls.
 
-    A layer's weights are known ahead; the sequence that it computes on is not
-    and is waited for. An update is waited for, too.
+    A layer's weights are known ahead. The matmuls wait for the sequence, which
+    is not, and the next step waits for the update.
     """
     beside = max(self.matmul + self.tensor, self.fsdp - self.update)
     return beside + self.update
 
   @property
   def hidden(self) -> float:
-    """Seconds of the longest part alone: no step is faster."""
+    """Returns the seconds of the longest part alone: no step is faster."""
     return max(self.matmul, self.fsdp, self.tensor)
 
 
@@ -129,7 +130,7 @@ def operations(
     config: the model.
     tokens: tokens of the step, divided by all devices.
     length: tokens of a row, which is one document.
-    arm: the dtypes.
+    arm: the arm, of which the dtypes count here.
   """
   sums = {'bf16': 0.0, 'int8': 0.0}
   matrices, recomputed = _matrices(config)
@@ -152,11 +153,11 @@ def operations(
 def attention_operations(
   config: model_config.ModelConfig, length: int
 ) -> float:
-  """Returns the operations of all layers' attention per token, forward."""
+  """Returns the forward operations of all layers' attention, per token."""
   seen = 0.0
   for layer in config.layers():
     window = min(layer.window or length, length)
-    # The first `window` positions see 1, 2, … of them.
+    # The first `window` positions see only 1, 2, … positions.
     seen += window - window * (window - 1) / (2 * length)
   return 4 * config.num_heads * config.head_dim * seen
 
@@ -178,8 +179,11 @@ def seconds(
     mesh: widths of the axes.
     rows: rows per microbatch, on all devices together.
     length: tokens per row.
-    arm: what is int8 and what crosses in few bits.
+    arm: the arm.
     microbatches: microbatches per step.
+
+  Raises:
+    ValueError: see `links.seconds`.
   """
   chip = accelerator.chip
   tokens = rows * length * microbatches / mesh.devices
@@ -199,7 +203,7 @@ def seconds(
     reduction = over('all-to-all', weights * _SQUINCH, 'fsdp')
   else:
     reduction = over('reduce-scatter', weights * 2 / mesh.fsdp, 'fsdp')
-  # A scatter's bytes are those of its operand, so it takes as long as a gather.
+  # A scatter's operand is as large as a gather's result, so both take as long.
   sequence = over(
     'all-gather',
     rows / mesh.fsdp * length * sequence_bytes(config, arm),
@@ -255,10 +259,10 @@ def _layer_matrices(config):
 
 
 def _matrices(config) -> tuple[int, int]:
-  """Returns the numbers that multiply forward, and those that are recomputed.
+  """Returns how many weights multiply forward, and how many when recomputed.
 
-  A layer that is recomputed needs all but the output of its last matmul. A
-  layer that shares keys and values has no projections for them.
+  Recomputing a layer skips its last matmul, whose output is not needed. A layer
+  that shares keys and values has no projections for them.
   """
   parameters = _layer_matrices(config)
   total = footprint.count(parameters)

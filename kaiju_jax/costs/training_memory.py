@@ -1,9 +1,10 @@
-"""An estimate of one device's bytes in a training step.
+"""Estimates one device's bytes in a training step.
 
-With P the parameters of a device's shard (D over fsdp; F, H and V over tensor),
-W those of one layer gathered over fsdp, T = batch · length / fsdp tokens of
-which S = T / tensor lie on a device between blocks, b bytes of the model's
-dtype, and c bytes of a weight in use (1 for int8, b otherwise):
+P is the number of parameters in a device's shard (D over fsdp; F, H and V over
+tensor), W the number of one layer's, gathered over fsdp. T = batch · length /
+fsdp is a number of tokens, of which S = T / tensor lie on a device between
+blocks. b is the bytes of the model's dtype, c the bytes of a weight in use (1
+for int8, b otherwise):
 
     parameters         4 P    f32 masters
     Adam moments       8 P
@@ -16,26 +17,26 @@ dtype, and c bytes of a weight in use (1 for int8, b otherwise):
     working set        3 A S    the layer whose backward pass runs
     logits             (4 + b) T V / tensor
 
-Where updates are ternary, with C the numbers of all int8 weights over tensor
-and X those of the largest one in all layers that a scan repeats:
+Where updates are ternary, C is the number of all int8 weights over tensor, and
+X that of the largest one, in all repeats of the scan:
 
-    weights in use     less by the codes: 2 b W + b D V / tensor
+    weights in use     without codes: 2 b W + b D V / tensor
     replicas           C           int8 codes; scales, below 1 %, left out
-    replicas' update   C / 5 + 2 X      every owner's message; the codes that
-                       it is added to and its sum
+    replicas' update   C / 5 + 2 X      the messages of all owners; the old and
+                       the new codes of one weight
 
 A, the bytes that a layer saves per token without remat, is
 
     24 D + b (2 D + 3 F + 2 H K)  +  5 D + 3 F + 3 H K   int8: codes, masks
                                   +  F                   plain: a mask
 
-The formula is ours. tests/costs/test_training_memory.py holds it to what XLA
-plans for one device, and for eight with replicas, within 0.65 to 1.6. Without
-remat, XLA may need half of it, because it frees what a block that does not
-repeat has used. For an update alone a GPU's compiler plans 0.8 to 1.4 times
-this, a TPU's 2.4 times and a CPU's 7 times, because it updates all weights
-beside each other. Left out: the buffers of collectives, fragmentation, and the
-batch itself.
+The formula is ours. tests/costs/test_training_memory.py checks that it is 0.65
+to 1.6 times what XLA plans for one device, and for eight with replicas. Without
+remat, XLA may need half of the estimate, because it frees the memory of a block
+that does not repeat. For an update alone, a GPU's compiler plans 0.8 to 1.4
+times the estimate, a TPU's 2.4 times and a CPU's 7 times, because it updates
+all weights at once. The estimate leaves out the buffers of collectives,
+fragmentation, and the batch itself.
 """
 
 import dataclasses
@@ -44,8 +45,8 @@ from kaiju_jax.costs import footprint
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 
-# What is alive while one layer's backward pass runs, in units of what the layer
-# saves without remat.
+# The bytes in use while one layer's backward pass runs, in units of the bytes
+# that the layer saves without remat.
 _WORKING = 3
 
 
@@ -66,7 +67,7 @@ def estimate(
     tensor: devices that F, H, V, and L between blocks, are split over.
 
   Raises:
-    ValueError: a size that the mesh does not divide.
+    ValueError: a size is below 1, or the mesh does not divide it.
   """
   _check_mesh(config, batch, length, fsdp, tensor)
   parameters = footprint.parameters(config)
@@ -107,7 +108,7 @@ def _bytes_in_use(config: model_config.ModelConfig) -> int:
 
 
 def _layer_bytes(config: model_config.ModelConfig) -> int:
-  """Returns A, what a layer saves per token without remat."""
+  """Returns A, the bytes that a layer saves per token without remat."""
   d, f = config.d_model, config.d_ff
   hk = config.num_heads * config.head_dim
   plain = 24 * d + _bytes_of(config.dtype) * (2 * d + 3 * f + 2 * hk)
@@ -119,7 +120,7 @@ def _layer_bytes(config: model_config.ModelConfig) -> int:
 def _saved_bytes(
   config: model_config.ModelConfig, tokens: int, tensor: int
 ) -> int:
-  """Returns the bytes that the forward pass leaves for the backward pass."""
+  """Returns the bytes that the forward pass saves for the backward pass."""
   layers = config.layers()
   if config.remat != 'layer':
     return _layer_bytes(config) * tokens // tensor * len(layers)
@@ -133,7 +134,7 @@ def _saved_bytes(
 
 
 def _replicas(config: model_config.ModelConfig, tensor: int) -> dict[str, int]:
-  """Returns what ternary updates hold: the codes, and one weight's update."""
+  """Returns the bytes of replicas and of their update, by part."""
   layers = config.layers()
   codes = replica_codes(config, tensor)
   largest = max(
@@ -177,7 +178,7 @@ def with_and_without_remat(
   fsdp: int,
   tensor: int,
 ) -> dict[str, dict[str, int]]:
-  """Returns {remat: its `estimate`} for the two choices."""
+  """Returns {remat: its `estimate`} for 'layer' and 'none'."""
   return {
     remat: estimate(
       dataclasses.replace(config, remat=remat), batch, length, fsdp, tensor
@@ -187,7 +188,7 @@ def with_and_without_remat(
 
 
 def _per_device(parameter: footprint.Parameter, fsdp: int, tensor: int) -> int:
-  """Numbers of all copies that one device holds."""
+  """Returns how many numbers of all copies one device holds."""
   width = fsdp if 'D' in parameter.letters else 1
   if set(parameter.letters) & set('FHV'):
     width *= tensor
