@@ -4,15 +4,15 @@ Rows are counted in blocks of Q. After i rows, source s should have given
 
     W_s(i) = Σ w_s(row) over the rows before i
 
-where the weights of a row sum to 1. A count of rows is whole and W is not, but
-the count can stay within one row of W: at the end of each block every source
-has given ⌊W_s⌋ or ⌈W_s⌉ rows. Every source first gets ⌊W_s⌋. The remaining rows
-go to the sources with the earliest deadlines, that is, the earliest i at which
-W_s reaches the source's next row. The usual rule, which prefers the largest
-fractions, fails where weights change: a source that was rounded up just before
-its weight falls to 0 would stay ahead forever, and in some block more than Q
-rows would be due. The earliest deadline first meets all deadlines whenever any
-order does. Some order does, because the fractions themselves are a schedule.
+where the weights of a row sum to 1. W is no whole number, but the count of rows
+can stay within one of it: at the end of each block every source has given ⌊W_s⌋
+or ⌈W_s⌉ rows. Every source first gets ⌊W_s⌋. The remaining rows go to the
+sources with the earliest deadlines, the i at which W_s reaches the source's
+next row. Giving them to the largest fractions would fail where weights change:
+a source that was rounded up just before its weight falls to 0 would stay ahead
+forever, and in some block more than Q rows would be due. The earliest deadline
+first meets all deadlines whenever any order does. Some order does, because the
+fractions themselves are a schedule.
 
 The weights change once, linearly from row `begin` to row `end`. A block ends at
 each of these two rows, so that no block holds rows of two stages.

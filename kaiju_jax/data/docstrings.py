@@ -1,10 +1,9 @@
 """Makes prose without a download: docstrings, clean and noisy.
 
-Each module of the standard library whose docstrings have at least `LEAST`
-characters is a document. A hash of the module's name decides whether it is
-clean or noisy. In a noisy document half of the words, drawn at random, have
-each of their letters replaced by a random one. Such words cannot be predicted
-beyond their lengths.
+Each module of the standard library with at least `LEAST` characters of
+docstrings is a document. Its name's hash decides whether it is clean or noisy.
+In a noisy document half of the words, drawn at random, have random letters, so
+that they cannot be predicted beyond their lengths.
 
 The experiment on annealing (`experiments/configs/annealing.py`) mixes the two.
 """

@@ -51,11 +51,11 @@ class Document(NamedTuple):
   """A tree of segments of text; most documents have one segment.
 
   Attributes:
-    name: the file's path, relative to what was read; '#' and a number name a
-      part of a file.
+    name: the file's path, relative to what was read, and '#' with a part's
+      number.
     segments: the segments' texts, in preorder.
-    parents: for each segment, the index of the one that it continues; -1 for
-      those that start the document.
+    parents: for each, the index of the segment that it continues; -1 for those
+      that start the document.
   """
 
   name: str
@@ -71,8 +71,7 @@ def read(
   Hidden files, and files and lines without text, are skipped.
 
   Args:
-    path: the file, folder or glob; '' reads the prose and code of the running
-      Python's standard library.
+    path: '' reads the prose and code of the running Python's standard library.
     chunked: whether to cut a single text file into documents of whole lines, so
       that some can be held out: 64 Ki characters each, fewer in a small file.
     field: the name of `path` in errors.
@@ -165,8 +164,7 @@ def encode(
 ) -> packing.Piece:
   """Returns the document's tokens behind BOS, with parents if it branches.
 
-  A segment's first token follows the last token of the segment that it
-  continues.
+  A segment's first token follows the last of the segment that it continues.
   """
   tokens = [np.array([tokenizer.bos_id], np.int32)]
   parents = [np.array([-1], np.int32)]

@@ -39,9 +39,8 @@ class Found(NamedTuple):
   Attributes:
     group: int64 [N], for each document the first document of its group; itself
       where it has no near-duplicate.
-    likeness: float64 [N], its Jaccard similarity with the first of its group.
-      It may be below the threshold in a chain, where each document resembles
-      only the next.
+    likeness: float64 [N], its Jaccard similarity with the first of its group;
+      in a chain of similar pairs it may be below the threshold.
   """
 
   group: np.ndarray

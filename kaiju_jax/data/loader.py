@@ -5,10 +5,9 @@ the step, in one thread of Grain, and knows the number of the next row. That
 number alone says where a run is. It counts rows, not batches, so that it does
 not depend on the batch size.
 
-The loader's state also says whether the rows are still the same. It holds a
-description of the text (`same_text.py`) and, if the row source has one, its
-account of the rows so far; a mixture has one. The loader refuses to resume if
-either has changed.
+The loader's state also holds a description of the text (`same_text.py`) and, if
+the row source has one, as a mixture has, its account of the rows so far. The
+loader refuses to resume if either has changed.
 
 Where batches grow (`training/batch_schedule.py`), a batch keeps its shape [A,
 B, L]. The microbatches beyond the current size are padding; they take no rows.

@@ -9,12 +9,11 @@ weighted by the documents' tokens. There are two objectives:
                    maximization, w_s ← w_s Σ_j t_j p_sj / Σ_r w_r p_rj
     least_squares  min ‖μ_t − Σ_s w_s μ_s‖², over any vectors
 
-and, for comparison, `proportional`, which weights each source by its tokens and
-ignores the target.
+and, for comparison, `proportional`: each source's share of all tokens.
 
-A bound w_s ≤ c_s limits how often a source is read. Under bounds, an EM step is
-w_s = min(c_s, λ r_s), where r_s is the step without bounds and λ makes the sum
-1. This maximizes Σ_s r_s ln w_s within the bounds, so that no step lowers the
+A bound w_s ≤ c_s limits how often a source is read. An EM step is then w_s =
+min(c_s, λ r_s), where r_s is the step without bounds and λ makes the sum 1.
+This maximizes Σ_s r_s ln w_s within the bounds, so that no step lowers the
 likelihood. Least squares is solved exactly, by active sets: each source is at
 0, at its bound, or free.
 
@@ -23,13 +22,12 @@ gradient of what is minimized,
 
     gap(w) = g·w − min_v g·v        v over all weights that are allowed
 
-is an upper bound on how far w is above the optimum. It is 0 only at the
-optimum.
+is an upper bound on how far w is above the optimum, and is 0 only there.
 
 Intervals come from the Bayesian bootstrap (Rubin 1981): every document of the
 target and the sources gets a weight drawn from Exp(1), and the problem is
-solved again. Drawing documents with replacement would leave some out, and with
-them n-grams of a source; this does not.
+solved again. Unlike a draw with replacement, this leaves no document out, and
+so no n-gram of a source.
 
 The fewer n-grams a source has, the noisier is its p_s. EM averages the noise
 away by spreading the weights, so that a weight that should be 0 becomes some
@@ -97,8 +95,7 @@ class Mix(NamedTuple):
     gap: see `Solved`.
     distances: float64 [S], the distance of each source alone from the target.
     distance: the distance of the mix from the target.
-    pooled: the distance of all sources' text together, each with its share of
-      the tokens.
+    pooled: the distance of all sources' text together.
   """
 
   weights: np.ndarray
@@ -169,8 +166,7 @@ def em(
 ) -> Solved:
   """Returns the most likely weights; the gap is in nats per n-gram.
 
-  Buckets that no source has are ignored, because they say nothing about the
-  weights.
+  Buckets that no source has are ignored: they say nothing about the weights.
   """
   seen_D = (target_D > 0) & np.any(means_SD > 0, axis=0)
   target_D, means_SD = target_D[seen_D], means_SD[:, seen_D]

@@ -3,13 +3,12 @@
 Every row comes from one source. (Weights that chose documents would not count
 tokens: a source of long documents would get more of them.) A source's share of
 the rows is its weight over the mean fill of its rows; the shares are scaled to
-the sum 1. The fill is the fraction of a row's places that hold tokens. It is 1
-for linear text, and less for trees, whose rows are padded because trees are
-never cut.
+the sum 1. The fill is the fraction of a row's places that hold tokens: 1 for
+linear text, less for trees, whose rows are padded because trees are never cut.
 
 In each block of Q rows the sources get their shares (`data/apportionment.py`),
-in an order that is drawn from (seed, block). Each source gives its own rows in
-its own order:
+in an order drawn from (seed, block). Each source gives its rows in its own
+order:
 
     block 0, weights .5 .25 .25     a c a b  b a a c
     the source's own row number     0 0 1 0  1 2 3 1

@@ -138,8 +138,7 @@ def choose(
     field: the name of `count` in errors.
 
   Raises:
-    ValueError: fewer documents than `count`, a count below 1, or a negative
-      noise.
+    ValueError: a count below 1 or above the documents, or a negative noise.
   """
   scores = np.asarray(scores, np.float64)
   if not 1 <= count <= len(scores):

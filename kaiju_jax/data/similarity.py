@@ -88,11 +88,10 @@ class Ngrams:
 class Lsa:
   """Latent semantic analysis: tf-idf n-grams in their strongest directions.
 
-  With n_dj the count of bucket j in document d and N_j the number of documents
-  that have it, x_dj = (1 + ln n_dj) · ln(N / N_j), with rows scaled to length
-  1. The vectors are X V, where V holds the right singular vectors of the
-  largest singular values. Texts whose words occur in the same documents get
-  similar vectors.
+  With n_dj the count of bucket j in document d and N_j the documents that have
+  it, x_dj = (1 + ln n_dj) · ln(N / N_j), with rows scaled to length 1. The
+  vectors are X V, where V holds the right singular vectors of the largest
+  singular values. Texts whose words share documents get similar vectors.
   """
 
   name = 'lsa'

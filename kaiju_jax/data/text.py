@@ -117,8 +117,7 @@ def load(
   """Reads `config.path` into a training and a held-out corpus.
 
   Returns:
-    (training corpus, held-out corpus, measured). The second is None where
-      `config.held_out` is 0.
+    Both; the second is measured, and None where `config.held_out` is 0.
 
   Raises:
     OSError: a path that is missing, or a file that cannot be read.

@@ -186,9 +186,8 @@ def load(path: str, vocab_size: int | None = None) -> Tokenizer:
 def digest(tokenizer: Tokenizer) -> str:
   """Returns a hash of a tokenizer's behaviour, wherever its file is.
 
-  It covers the text of each token and the tokens of a sample text. So a file
-  that was written anew has the same hash, and so have bytes in a
-  `tokenizer.json`.
+  It covers the text of each token and the tokens of a sample text, so that a
+  file that was written anew, or bytes in a `tokenizer.json`, hash alike.
   """
   sums = hashlib.blake2b(digest_size=16)
   sums.update(f'{tokenizer.vocab_size} {tokenizer.bos_id}'.encode())

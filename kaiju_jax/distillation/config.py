@@ -12,7 +12,7 @@ _LEAST_THRESHOLD_DRAWS = 12
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How each token's distribution becomes a few entries of the vocabulary.
+  """The settings by which a distribution becomes a few of its entries.
 
   `sample.py` has the formulas. The value is frozen, so that it can be a static
   argument of `jax.jit`.

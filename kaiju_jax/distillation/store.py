@@ -9,9 +9,9 @@ A shard's label is its own line of the manifest, with the settings, so that a
 lost manifest is rebuilt from the shards.
 
 The distribution that predicts corpus token t lies at t, so that a student may
-read it in rows of any length, order and mix. A corpus is identified by the hash
-of its tokens (`data/text.digest`), so that one store may hold several corpora.
-`write.py` adds to a store, `read.py` reads it.
+read it in rows of any length, order and mix. A corpus is known by the hash of
+its tokens (`data/text.digest`); one store may hold several. `write.py` adds to
+a store, `read.py` reads it.
 """
 
 from collections.abc import Mapping
@@ -52,8 +52,7 @@ class Settings:
     teacher: hash of the teacher's parameters and config.
     length: tokens of a row that the teacher read.
     batch: rows that it read at a time.
-    overlap: the least context of each token of a long document, as a fraction
-      of a row.
+    overlap: the least context of a long document's tokens, over `length`.
     shard: records in a whole shard.
   """
 

@@ -1,10 +1,9 @@
 """Reads a corpus with a teacher and samples its distribution of every token.
 
-Documents are read in rows of L tokens. A document that is longer than the rest
-of its row is read in several *windows*, which overlap. In its row each token
-has tokens of its own document before it: all of them, or at least `overlap` ·
-L. A window's first tokens therefore serve as context alone. Trees are never
-cut.
+Documents are read in rows of L tokens. One that is longer than the rest of its
+row is read in several *windows*, which overlap: each token has the tokens of
+its own document before it in its row, all of them or at least `overlap` · L. A
+window's first tokens are therefore context alone. Trees are never cut.
 
 With L = 8, overlap 0.25 and a document of 13 tokens, where `-` is context:
 
@@ -45,8 +44,7 @@ class Window(NamedTuple):
   Attributes:
     document: its number in the corpus.
     low: the document's first token in the row.
-    first: the first token that the teacher predicts here; those before are
-      context.
+    first: the first token that the teacher predicts; context stands before it.
     end: one past the last.
   """
 

@@ -31,10 +31,9 @@ _OPTIONS = 'group_size:1,uncompressed'
 class Writer:
   """Adds one corpus's targets to a store, in the order of its tokens.
 
-  `next` is the first token that the store lacks; the caller adds targets from
-  there on. A shard becomes visible when it is whole, or when `save` is called.
-  The writer holds the store's lock until it is closed, which the end of a
-  `with` does.
+  `next` is the first token that the store lacks; targets are added from there
+  on. A shard becomes visible when it is whole, or when `save` is called. The
+  writer holds the store's lock until it is closed, as the end of a `with` does.
   """
 
   def __init__(

@@ -1,10 +1,9 @@
 """Reads a trained model's answers off the last positions of texts.
 
 Texts of all lengths share one compiled call. They stand side by side in rows as
-long as the longest text, and do not see each other, like packed documents in
-training. Only the answers' positions pass through the head, because at a length
-of 256 and a vocabulary of 65,536 all logits of a batch would be larger than the
-model.
+long as the longest, and do not see each other, like packed documents in
+training. Only the answers' positions pass through the head: at a length of 256
+and a vocabulary of 65,536 all logits of a batch would be larger than the model.
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ from kaiju_jax.wire import ternary_plan
 
 
 class Agreement(NamedTuple):
-  """How closely the two agree.
+  """The measured differences between the two ways.
 
   Attributes:
     tokens: tokens whose successor is known; all other fields are about these.

@@ -67,8 +67,7 @@ def evaluator(
     length: L of the rows.
     batch: B.
     rows: how many rows are read, drawn once from the whole corpus.
-    mesh: the mesh over which the parameters are stored; by default the first
-      device.
+    mesh: where the parameters are stored; by default the first device.
     chunk: tokens whose logits are held at a time; 0 for all of a batch.
   """
   reader = _Reader(model, mesh or mesh_lib.single(), chunk)

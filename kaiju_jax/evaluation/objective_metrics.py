@@ -34,10 +34,8 @@ def evaluator(
     objective: the objective that training minimizes.
     source: rows with the objective's extras.
     batch: B.
-    rows: how many of the first rows are read, rounded up to whole batches; at
-      most an epoch.
-    mesh: the mesh over which the parameters are stored; by default the first
-      device.
+    rows: how many of the first are read, in whole batches; at most an epoch.
+    mesh: where the parameters are stored; by default the first device.
   """
   mesh = mesh or mesh_lib.single()
   z = objective_lib.ZReg(0.0, 0.0)

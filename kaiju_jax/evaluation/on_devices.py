@@ -10,14 +10,14 @@ from kaiju_jax.wire import ternary_plan
 
 
 def each(mesh: jax.sharding.Mesh) -> Callable[[Callable], Callable]:
-  """Returns a decorator that runs (params, held, rows_BL) on each device's
-  rows.
+  """Returns a decorator that runs a function on each device's rows.
 
-  `held` is what `ternary_plan.collections` returns. The function's result must
-  be the same on all devices.
+  The function takes (params, held, rows_BL), where `held` is what
+  `ternary_plan.collections` returns. Its result must be the same on all
+  devices.
 
   Args:
-    mesh: the mesh over which the parameters are stored; B is split over fsdp.
+    mesh: where the parameters are stored; B is split over fsdp.
   """
 
   def decorate(function):

@@ -1,16 +1,13 @@
 """Simulated caches of prompts: points, blocks, and an oracle.
 
-Each cache serves requests one after another and keeps what a request leaves
-behind. The caches are compared at equal bytes. They differ in what a later
-prompt can resume:
+Each serves requests one after another and keeps what a request leaves behind.
+They are compared at equal bytes. They differ in what a prompt can resume:
 
-    Points    the engine's own `prefix_tree.PrefixTree`. A point is a text whose
-              keys and values are kept; a prompt that begins with it resumes
-              there
+    Points    the engine's own `prefix_tree.PrefixTree` of points: texts whose
+              keys and values are kept
     Blocks    pages of 64 tokens as entries of their own, as other engines keep
               them; the least recently used is dropped first. A prompt resumes
-              where all its global pages are kept, and the local pages of the
-              window before that place
+              where its global pages are kept, and the local pages of the window
     Oracle    every token that it ever saw; no cache has more hits
 
 No tokens are generated. A simulated row takes, holds and releases pages of the
@@ -207,8 +204,7 @@ class Blocks:
   """Pages as separate entries; the least recently used is dropped first.
 
   Pages of both kinds share one budget of bytes and one order of use. A request
-  touches its pages from the last to the first, so that a prefix outlives the
-  text that follows it.
+  touches its last pages first, so that a prefix outlives what follows it.
   """
 
   def __init__(self, sizes: Sizes, memory: float):

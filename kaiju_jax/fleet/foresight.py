@@ -1,10 +1,10 @@
 """The engine's prefix tree with an eviction that knows the future requests.
 
-Eviction drops the point whose conversation's next request comes last. For a
-character's prefix, the next request is the first one of the character's next
-conversation. This is Belady's rule, which is optimal where all entries have one
-size. Points have several sizes and share pages, so the result is no upper
-bound; it shows how much an eviction without foresight could still gain.
+It evicts the point whose conversation's next request comes last; for a
+character's prefix that is the first request of its next conversation. This is
+Belady's rule, which is best where all entries have one size. Points differ in
+size and share pages: the result is no upper bound, but shows how much an
+eviction without foresight could still gain.
 """
 
 import collections
@@ -31,8 +31,7 @@ class Foresight(caches.Points):
     """Makes an empty tree.
 
     Args:
-      requests: all requests of the trace, in the order in which they are
-        served.
+      requests: the whole trace, in the order of serving.
       sizes: sizes of the model's pages.
       memory: bytes of both pools together.
       local: the fraction of `memory` for local pages; None for the default.

@@ -158,11 +158,7 @@ def of_prefixes(
 
 
 def share(row: Row, result: Result) -> tuple[float, float, float]:
-  """Returns the fractions of the oracle's hits that the caches had.
-
-  In the order of `Row`: points, blocks, foresight; NaN where the oracle had
-  none.
-  """
+  """Returns the hits of points, blocks and foresight over the oracle's."""
   rates = row.points, row.blocks, row.foresight
   if not result.oracle:
     return (math.nan,) * len(rates)

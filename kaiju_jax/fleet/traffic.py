@@ -2,15 +2,13 @@
 
 A fixed number of conversations is alive at a time. Each is with a character
 that is drawn by Zipf's law. It lasts for a geometric number of requests; then
-another conversation begins. A turn's prompt is the character's prefix, the
-history, and a new message. A *swipe* requests another answer to the same
-prompt, and the history keeps the last answer. An *edit* replaces the second
-half of the last message. A history that outgrows its room drops its oldest
-pieces at once, down to half of the room.
+another begins. A turn's prompt is the character's prefix, the history, and a
+new message. A *swipe* requests another answer to the same prompt; the history
+keeps the last one. An *edit* replaces the second half of the last message. A
+history that outgrows its room drops its oldest half at once.
 
 Source 003 gives the tiers, with 10,000 requests each, and prefixes of 4 to 16
-thousand tokens. All else is our guess. It is a field of `Traffic`, so that
-other traces can be drawn.
+thousand tokens. All else is our guess, and is a field here for other traces.
 """
 
 from collections.abc import Iterator
@@ -47,7 +45,7 @@ class Request(NamedTuple):
   Attributes:
     seconds: when the request comes, from the beginning of the trace.
     character: number of the character.
-    session: number of the conversation, which owns all text behind the prefix.
+    session: number of the conversation, which owns the text behind the prefix.
     kind: 'turn', 'swipe' or 'edit'.
     prompt: the pieces of its prompt; the first is the character's prefix.
     answer: the tokens that the model would generate.

@@ -1,7 +1,4 @@
-"""Writes files whole or not at all.
-
-A kill or a full disk leaves the old file or the new one.
-"""
+"""Writes files that a kill or a full disk leaves whole, old or new."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -73,9 +70,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a new path beside `path`; what is written there replaces `path`.
 
-  Each writer gets a path of its own, so that two writers of one file both write
-  a whole file. If writing fails, the new file is removed and `path` stays
-  unchanged.
+  The new path differs per writer, so that two writers of one file both write a
+  whole one. If writing fails, the new file is removed and `path` stays.
   """
   partial = path.with_name(f'.{path.name}.{secrets.token_hex(8)}{PARTIAL}')
   try:

@@ -1,7 +1,7 @@
-"""Lets one process at a time write to a folder.
+"""Lets one process at a time write to a folder, by a lock on a file in it.
 
-The kernel locks a file in the folder for the process. It frees the lock when
-the process ends for any reason, so that no lock is ever stale.
+The kernel frees the lock when the process ends for any reason, so that no lock
+is ever stale.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,11 @@ def held(
     path: the file; the process's number is written to it.
     what: the folder that the lock guards, such as 'workdir runs/tiny', for
       errors.
-    verb: what the process that holds the lock does there, such as 'trains'.
+    verb: what the process that holds it does there, such as 'trains'.
     flag: the command's flag that names the folder.
 
   Raises:
-    BlockingIOError: another process, or another thread of this one, holds the
-      lock; names the process.
+    BlockingIOError: another process or thread holds it; names the process.
     OSError: the file cannot be made or written to.
   """
   name = os.path.realpath(path)

@@ -3,10 +3,9 @@
     {"settings": {…}, "generator": "…"}                      the first line
     {"passage": NAME, "variations": [{…, "verdict": …}, …]}  one per passage
 
-A killed synthesis leaves at most one incomplete line. The next one drops it and
-asks about its passage again, which gives the same variations. Rejected
-variations stay in the journal with their verdicts, so that the rules can be
-audited.
+A kill leaves at most one incomplete line. The next start drops it and asks
+about its passage again, which gives the same variations. Rejected variations
+stay in the journal with their verdicts, so that the rules can be audited.
 """
 
 from collections.abc import Mapping

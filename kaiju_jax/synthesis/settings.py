@@ -13,16 +13,15 @@ class Settings:
   Attributes:
     variations: how many questions are drawn per passage.
     temperature: temperature of questions and of first answers.
-    top_p: their nucleus: the probability of the tokens from which they are
-      drawn.
+    top_p: the probability mass from which these are drawn.
     question_tokens: the most tokens of a question.
     answer_tokens: the most tokens of an answer.
     grounded: keeps only answers whose words stand in the passage.
     consistent: keeps only answers that the generator gives again, greedily.
     gain: the least log p(answer | passage, question) − log p(answer | question)
       in nats; −inf keeps all.
-    overlap: the share of words (Jaccard) from which on two questions of a
-      passage with the same answer count as one; 1 drops only equal ones.
+    overlap: questions of a passage with the same answer count as one from this
+      share of words on (Jaccard); 1 drops only equal ones.
     seed: the seed from which each variation's seed is made.
     form: the text around passages, questions and answers.
   """

@@ -1,8 +1,7 @@
 """Defines the kinds of facts about a character and the questions for them.
 
-A fact's statement and its answer share their words, so that an answer can be
-copied from the description. The last phrasing of each question is kept for
-evaluation.
+A fact's answer repeats its statement's words, so that it can be copied from the
+description. The last phrasing of each question is kept for evaluation.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,7 @@
 """The sentences of users and characters, except for facts, as plain data.
 
 `talk.py` fills them in: {name} is the character's name, {user} the user's, {x}
-the thing that the user spoke of, and a kind of fact, such as {likes}, that
-fact's value.
+the user's subject, and a kind of fact, such as {likes}, that fact's value.
 """
 
 PRONOUNS = {'She': 'Her', 'He': 'His', 'It': 'Its'}

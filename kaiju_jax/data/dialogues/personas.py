@@ -87,7 +87,7 @@ class Persona:
 
   @property
   def scenario(self) -> str:
-    """Where a user meets the character; '' for nowhere in particular."""
+    """The place of the meeting, as a sentence; '' for none."""
     return self.place and lines.SCENARIO.format(s=self.name, v=self.place)
 
   def answer(self, kind: str) -> str:

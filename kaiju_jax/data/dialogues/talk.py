@@ -54,7 +54,7 @@ class _Talk(NamedTuple):
   """The state of a path through a dialogue."""
 
   end: int  # Its last message.
-  user: str = ''  # The user's name, once told.
+  user: str = ''  # The user's name, once the character knows it.
   expects: str = ''  # The kind of message that the last one asks for.
   asked: frozenset[str] = frozenset()  # Facts that the user has heard.
 
@@ -67,10 +67,10 @@ def dialogue(
   user: str = '',
   greeted: bool = True,
 ) -> list[Node]:
-  """Returns a tree of messages; each parent comes before its children.
+  """Returns a tree of messages, in preorder.
 
-  A user's message continues the exchange before it, or starts a new branch at
-  the root. The list is in preorder.
+  A user's message continues the exchange before it, or branches off at the
+  root.
 
   Args:
     rng: the source of all draws.

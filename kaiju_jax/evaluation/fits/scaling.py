@@ -3,10 +3,9 @@
     L(N, D) = E + A / N^α + B / D^β
 
 N parameters, D training tokens (Hoffmann et al. 2022). Given α and β, the law
-is linear in E, A and B, which nonnegative least squares finds exactly. The
-search then runs only over α and β (variable projection, as in arXiv
-2603.22339). The errors are relative, so that a small model's large loss does
-not dominate.
+is linear in E, A and B, which nonnegative least squares finds exactly; the
+search runs over α and β (variable projection, as in arXiv 2603.22339). Errors
+are relative, so that a small model's large loss does not dominate.
 
 A fit is not trusted if an exponent stands at its bound or a term at zero, if
 its bootstrap is wide, or if its residuals follow a curve in ln N and ln D that

@@ -2,14 +2,13 @@
 
     draw_questions(…)   prompts as a server makes them, with right answers
     replies(…)          a model's replies to them
-    score(…)            the fractions of right and well-formed replies
+    score(…)            counts of right and well-formed replies
 
 The reply to a question for a fact is right if it holds the fact's value, word
-for word. Such questions come after the greeting. Their phrasing is one that the
-training dialogues have, or the one that they lack; the characters have values
-that occur in training, or new ones. One question also comes after a long
-conversation. All other replies are judged by form: whether they end by
-themselves, and consist of words.
+for word. Such questions follow the greeting, in a phrasing that the training
+dialogues have or in the one that they lack, to characters with values from
+training or with new ones; one follows a long conversation. All other replies
+are judged by form: whether they end by themselves, and consist of words.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,10 @@
 """Reads an arm's accuracy on needles at every evaluation of its training.
 
 (An arm is one variant of the experiment.) The grid of `questions.py` is asked
-once, of a trained model. The evaluator here reads a run on a smaller set of
-questions as it trains. It also reads the attention of the heads that
-`circuit.py` describes, on unseen documents of the curriculum's current stage.
-So a table can say after how many tokens an arm finds its needles
-(`evaluation/learning.py`), and which head came first.
+once, of a trained model. The evaluator here reads a run as it trains, on fewer
+questions, with the attention of `circuit.py`'s heads on unseen documents of the
+curriculum's current stage. So a table can say after how many tokens an arm
+finds its needles (`evaluation/learning.py`), and which head came first.
 """
 
 from collections.abc import Callable

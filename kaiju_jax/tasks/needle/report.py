@@ -67,7 +67,7 @@ class Score(NamedTuple):
 
 
 class Lost(NamedTuple):
-  """How far an arm is below full attention, over the seeds that both have.
+  """The accuracy that an arm lacks to full attention, over shared seeds.
 
   Attributes:
     points: percentage points of accuracy lost; negative where the arm is above.
@@ -151,9 +151,8 @@ class Summary(NamedTuple):
     all: score over the depths.
     easy: the same with one distractor.
     near: score over the eight nearest distances.
-    within: score over the depths that windows without a global layer would
-      reach.
-    beyond: score over the other depths; None where there are none.
+    within: over the depths that windows without a global layer would reach.
+    beyond: over the other depths; None where there are none.
     lost: loss against full attention; None without it.
   """
 
