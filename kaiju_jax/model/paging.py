@@ -51,6 +51,16 @@ class Pool:
     """M, logical slots of a row."""
     return self.row_pages * self.page
 
+  def turns(self, first, end):
+    """Returns how many pages leave a row so that it has room up to `end`.
+
+    Args:
+      first: the position of the row's slot 0; a number or an array.
+      end: one past the last position that the row is to hold; likewise.
+    """
+    lacking = end - first - self.row_slots
+    return (lacking > 0) * -(-lacking // self.page)
+
 
 def pools(
   layers: Sequence[layers_lib.Layer],

@@ -179,8 +179,7 @@ class Searches:
     account, length = decoder.account, decoder.lengths[row] + len(tokens)
     firsts, held = account.firsts(row), {}
     for kind, pool in decoder.pools.items():
-      beyond = length - pool.row_slots - firsts[kind]
-      firsts[kind] += -(-max(beyond, 0) // pool.page) * pool.page
+      firsts[kind] += pool.turns(firsts[kind], length) * pool.page
       lowest = 0 if pool.window is None else max(0, length - pool.window + 1)
       held[kind] = lowest // pool.page * pool.page
     account.settle(row, firsts, held)

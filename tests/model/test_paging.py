@@ -23,9 +23,12 @@ def test_a_ring_always_holds_what_its_window_sees(window, page):
   stack = (layers.Layer(window, 0),)
   (pool,) = paging.pools(stack, rows=1, length=1000, page=page).values()
   for end in range(1000):
-    # As `cache.rotate` turns: the least whole pages that make room.
-    first = -(-max(end - pool.row_slots, 0) // page) * page
+    first = pool.turns(0, end) * page
     assert first <= max(end - (window - 1), 0)
+    # The least whole pages that make room, in one turn or in two.
+    assert end <= first + pool.row_slots < end + page or not first
+    half = pool.turns(0, end // 2) * page
+    assert half + pool.turns(half, end) * page == first
   # And a page less would not do, but that a row has at least one.
   fewer = (pool.row_pages - 1) * page
   assert not fewer or any(

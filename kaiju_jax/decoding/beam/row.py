@@ -116,9 +116,7 @@ def order(
   """
   sources, firsts = {}, {}
   for kind, pool in pools.items():
-    # A ring begins with a whole page, late enough that the text's end fits.
-    turns = -(-max(length - pool.row_slots - first[kind], 0) // pool.page)
-    firsts[kind] = first[kind] + turns * pool.page
+    firsts[kind] = first[kind] + pool.turns(first[kind], length) * pool.page
     text = slots[kind][firsts[kind] :]
     sources[kind] = np.full(pool.row_slots, -1, np.int32)
     sources[kind][: len(text)] = text

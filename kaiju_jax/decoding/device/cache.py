@@ -335,10 +335,8 @@ def rotate(
   kinds = dict(cache.kinds)
   for name, table_RN in rings.items():
     kind, M = kinds[name], pools[name].row_slots
-    S = kind.page
-    first_B = kind.first_R[row_B]
-    turn_B = jnp.maximum(end_B - M - first_B + S - 1, 0) // S
-    from_BM = jnp.arange(M)[None] + S * turn_B[:, None]
+    added_B = pools[name].turns(kind.first_R[row_B], end_B) * kind.page
+    from_BM = jnp.arange(M)[None] + added_B[:, None]
 
     def turned(x_RM, from_BM=from_BM, M=M):
       x_BM = x_RM[row_B]
@@ -350,7 +348,7 @@ def rotate(
       start_RM=turned(kind.start_RM),
       limit_RM=turned(kind.limit_RM),
       position_RM=turned(kind.position_RM),
-      first_R=kind.first_R.at[row_B].add(S * turn_B),
+      first_R=kind.first_R.at[row_B].add(added_B),
     )
   return cache._replace(kinds=kinds)
 

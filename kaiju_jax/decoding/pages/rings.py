@@ -11,6 +11,7 @@ import numpy as np
 
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
+from kaiju_jax.model import paging
 
 
 class Growth:
@@ -18,6 +19,7 @@ class Growth:
 
   def __init__(
     self,
+    pools: Mapping[str, paging.Pool],
     tables: Mapping[str, np.ndarray],
     firsts: Mapping[str, np.ndarray],
     pages: pages_lib.Pages,
@@ -26,11 +28,13 @@ class Growth:
     """Begins with rings as they are.
 
     Args:
+      pools: those of the cache.
       tables: by kind the pages of all rows, int32 [R, N]; turned in place.
       firsts: by kind the index of each row's first page [R]; turned as well.
       pages: who holds each.
       tree: whose points are evicted where pages are short.
     """
+    self._pools = pools
     self._tables = tables
     self._firsts = firsts
     self._pages = pages
@@ -39,15 +43,16 @@ class Growth:
     self._taken: list[tuple[str, int]] = []
     self._leaving: list[tuple[str, int]] = []
 
-  def turn(self, kind: str, row: int, count: int) -> None:
-    """Gives a ring the page of index count − 1, and those before it.
+  def turn(self, kind: str, row: int, end: int) -> None:
+    """Gives a ring the page of position end − 1, and those before it.
 
     Raises:
       pages.Full: other rows hold all.
     """
     table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
-    N = len(table_N)
-    to = max(first, count - N)
+    pool, N = self._pools[kind], len(table_N)
+    count = -(-end // pool.page)
+    to = first + pool.turns(first * pool.page, end)
     if to == first and table_N[count - 1 - first] >= 0:
       return
     self._before.append((kind, row, table_N.copy(), first))

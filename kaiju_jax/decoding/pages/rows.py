@@ -219,11 +219,13 @@ class Rows:
     Returns:
       What changed: `keep` it once the device has followed, or `undo` it.
     """
-    growth = rings_lib.Growth(self._tables, self._firsts, self.pages, self.tree)
+    growth = rings_lib.Growth(
+      self._pools, self._tables, self._firsts, self.pages, self.tree
+    )
     try:
       for kind in self._rings:
         for row, end in ends.items():
-          growth.turn(kind, row, -(-end // self.page))
+          growth.turn(kind, row, end)
     except BaseException:
       growth.undo()
       raise
