@@ -39,6 +39,7 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import flights as flights_lib
 from kaiju_jax.decoding.engine import lookup
+from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import prompts as prompts_lib
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import searches
@@ -367,6 +368,7 @@ class Engine:
     self._requeue(one)
 
   def _requeue(self, one: sequence_lib.Sequence) -> None:
+    one.park()
     self._close(one)
     self._waiting[one.number] = one
 
@@ -385,7 +387,7 @@ class Engine:
       packed = self.rounds.step([one.row for one in going])
       self._flights.add(packed, dict(enumerate(going)))
     for one in self._running.values():
-      one.passed += one.search is not None or not one.is_drawing
+      one.passed += one.phase is not phases.Phase.DRAWING
     prompts = self._in_rows(plan.prefill)
     if prompts:
       self._prompts.run(self.rounds, prompts, plan.shape)
@@ -416,7 +418,7 @@ class Engine:
     """Ends a sequence, wherever it is, and frees its row; once."""
     if one.reason is not None:
       return
-    one.reason = reason
+    one.end(reason)
     self._waiting.pop(one.number, None)
     if not one.is_begun:
       self._shares.left(one.owner, one.room)

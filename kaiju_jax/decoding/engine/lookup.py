@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import prefix_tree
@@ -63,7 +64,7 @@ def describe(
     runs = [
       one._replace(frees=account.frees(running[one.number].row))
       # The slots of a search hold more than a text that could go on.
-      if running[one.number].search is None
+      if running[one.number].phase is not phases.Phase.SEARCHING
       else one
       for one in runs
     ]
@@ -74,7 +75,7 @@ def describe(
   # What will be recorded, by number: texts, and the lengths of their points.
   soon: dict[int, tuple[prefix_tree.Text, Sequence[int]]] = {}
   for number, one in running.items():
-    if reuses and not one.is_drawing:
+    if reuses and one.phase is phases.Phase.PREFILLING:
       held = one.length - left[number]
       soon[number] = one.text(), one.stops(held)
   for place, one in enumerate(waits[:most]):

@@ -12,6 +12,7 @@ import jax
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import flights as flights_lib
+from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import searches as searches_lib
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 
@@ -74,7 +75,8 @@ class Prompts:
       raise
     drawing = {}
     for place, (one, chunk) in enumerate(zip(prompts, chunks)):
-      one.is_drawing = self._decoder.length_of(one.row) == one.length
+      if self._decoder.length_of(one.row) == one.length:
+        one.begin()
       if chunk.draws:
         drawing[place] = one
     self._flights.add(
@@ -83,7 +85,7 @@ class Prompts:
     for place, one in enumerate(prompts):
       if self._decoder.length_of(one.row) in one.stops():
         self._record(one)
-      if one.is_drawing and not one.draws:
+      if one.phase is phases.Phase.SEARCHING:
         self._begin_search(one, rounds.last_BLD, place)
 
   def _begin_search(

@@ -16,6 +16,7 @@ import numpy as np
 from kaiju_jax.decoding.beam import paths as beam_paths
 from kaiju_jax.decoding.beam import search as beam
 from kaiju_jax.decoding.device import judge as judge_lib
+from kaiju_jax.decoding.engine import phases
 from kaiju_jax.decoding.engine import rounds
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.pages import prefix_tree
@@ -31,18 +32,14 @@ class Sequence:
   Attributes:
     number: the number that messages call the sequence by.
     request: what was asked.
-    is_judged: whether a head judges its tokens.
-    draws: whether its tokens are drawn; otherwise a search finds them.
     prompt: tokens of the prompt.
     owner: whose text it is, as the prefix tree wants it.
     before: how many of them are an earlier turn's, whose scores nobody asks.
     came: when it was submitted, in seconds of the engine's clock; later by as
       much as it has run since, where it was parked.
-    joined_at: when it got its row.
+    joined_at: when it got its latest row; None before the first.
     tag: where it stands in its owner's share (`schedule.Shares`).
-    row: the cache row's index; None while the sequence waits for one.
-    is_drawing: whether its row holds the whole prompt, so that it draws.
-    is_begun: whether it had a row before.
+    row: the cache row's index; None while it has none.
     points: records its text; None before it first had a row, and where texts
       are not recorded.
     reusable: tokens that were in the cache when it came.
@@ -70,16 +67,13 @@ class Sequence:
   ):
     self.number = number
     self.request = request
-    self.is_judged = judge is not None
-    self.draws = request.guided is None
+    self._phase = phases.Phase.WAITING
     self.prompt = len(tokens_L)
     self.before = before
     self.came = 0.0
-    self.joined_at = 0.0
+    self.joined_at: float | None = None
     self.tag = 0.0
     self.row: int | None = None
-    self.is_drawing = False
-    self.is_begun = False
     self.points: recording.RequestPoints | None = None
     self.reusable = 0
     self.reused = 0
@@ -115,6 +109,36 @@ class Sequence:
     # Scores of chunks, which entries of each count, and where they end.
     self._scored: list[tuple[rounds.Scores, slice]] = []
     self._scored_to = before
+
+  @property
+  def phase(self) -> phases.Phase:
+    """Where it stands; `join`, `begin`, `park` and `end` change it."""
+    return self._phase
+
+  @property
+  def is_begun(self) -> bool:
+    """Whether it ever had a row."""
+    return self.joined_at is not None
+
+  @property
+  def is_drawing(self) -> bool:
+    """Whether its row holds the whole prompt, so that tokens follow."""
+    return self._phase in (phases.Phase.DRAWING, phases.Phase.SEARCHING)
+
+  @property
+  def is_judged(self) -> bool:
+    """Whether a head judges its tokens."""
+    return self._judged is not None
+
+  @property
+  def draws(self) -> bool:
+    """Whether its tokens are drawn; otherwise a search finds them."""
+    return self.request.guided is None
+
+  @property
+  def waited(self) -> float:
+    """For how many seconds it has waited for rows, once it had one."""
+    return max(self.joined_at - self.came, 0.0) if self.is_begun else 0.0
 
   @property
   def conversation(self) -> Hashable | None:
@@ -206,22 +230,38 @@ class Sequence:
       self.passed,
       self.request.scores_prompt,
       self.tag,
-      self.joined_at - self.came,
+      self.waited,
       is_guided=not self.draws,
     )
 
   def join(self, row: int, length: int, now: float) -> None:
     """Notes that it has a row, with some of its text."""
-    self.row = row
-    self.joined_at = now
+    self._enter(phases.Phase.PREFILLING)
     if not self.is_begun:
       self.reused = length
-    self.is_begun = True
+    self.row = row
+    self.joined_at = now
+
+  def begin(self) -> None:
+    """Notes that its row holds all of its text."""
+    self._enter(phases.Phase.DRAWING if self.draws else phases.Phase.SEARCHING)
+
+  def park(self) -> None:
+    """Notes that it loses its row, and waits for another."""
+    self._enter(phases.Phase.PARKED)
+
+  def end(self, reason: str) -> None:
+    """Notes why it ends."""
+    self._enter(phases.Phase.ENDED)
+    self.reason = reason
+
+  def _enter(self, phase: phases.Phase) -> None:
+    phases.check(self.number, self._phase, phase)
+    self._phase = phase
 
   def leave(self, now: float) -> None:
     """Notes that it has no row any more."""
     self.row = None
-    self.is_drawing = False
     self._held = None
     self.search = None
     self.came += now - self.joined_at

@@ -362,8 +362,7 @@ class Worker:
 
 
 def _prompt(sequence: sequence_lib.Sequence) -> _Prompt:
-  waited = max(sequence.joined_at - sequence.came, 0.0)
-  return _Prompt(waited, sequence.reused, sequence.prompt_scores)
+  return _Prompt(sequence.waited, sequence.reused, sequence.prompt_scores)
 
 
 def _deliver(items) -> None:

@@ -16,6 +16,7 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from tests.decoding import phase_table
 from tests.decoding import toys
 
 Request, Sampling = request_lib.Request, sampling.Sampling
@@ -207,6 +208,7 @@ class Life:
     self.compare()
 
   def compare(self):
+    assert phase_table.is_consistent(self.engine, [x[1] for x in self.open])
     for number, one in self.open:
       if one.reason == 'cancelled':
         found, wanted = one.result(), self.wanted[number]

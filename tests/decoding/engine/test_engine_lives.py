@@ -29,6 +29,7 @@ from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from tests.decoding import fake_device
+from tests.decoding import phase_table
 
 PAGE, WINDOW, LENGTH, CHUNK = 4, 10, 64, 16
 
@@ -92,6 +93,12 @@ def make(monkeypatch):
   yield made
   for engine in engines:
     nothing_is_left(engine)
+
+
+@pytest.fixture(autouse=True)
+def moves(monkeypatch):
+  """Has each sequence's phases checked; returns how often they followed."""
+  return phase_table.watched(monkeypatch)
 
 
 def nothing_is_left(engine):
@@ -636,7 +643,9 @@ def test_a_call_that_fails_costs_nothing_but_time(make, monkeypatch, at, ahead):
 
 
 @pytest.mark.parametrize('ahead', [False, True])
-def test_a_search_that_cannot_begin_begins_again(make, monkeypatch, ahead):
+def test_a_search_that_cannot_begin_begins_again(
+  make, monkeypatch, moves, ahead
+):
   engine = make(ahead=ahead, extra=9)
   begin, fails = engine._searches.begin, [True]
 
@@ -650,6 +659,7 @@ def test_a_search_that_cannot_begin_begins_again(make, monkeypatch, ahead):
   other = engine.submit(asked(9, 6, 2))
   with pytest.raises(RuntimeError):
     ended(engine, one, other)
+  assert moves['SEARCHING', 'PARKED'] == 1
   ended(engine, one, other)
   assert is_expected(one) and is_expected(other)
 
@@ -751,6 +761,7 @@ class Life:
     rows = engine.decoder.account.open_rows
     assert sorted(x.row for x in engine._running.values()) == list(rows)
     assert not set(engine._running) & set(engine._waiting)
+    assert phase_table.is_consistent(engine, [one for _, one in self.open])
     going = []
     for user, one in self.open:
       if one.reason is None:
@@ -817,8 +828,10 @@ def test_lives_under_a_head_show_nothing_unjudged(make, ahead):
 
 @pytest.mark.parametrize('head', [None, 'a head'])
 @pytest.mark.parametrize('ahead', [False, True])
-def test_lives_with_searches_among_them_leave_nothing(make, ahead, head):
+def test_lives_with_searches_among_them_leave_nothing(make, moves, ahead, head):
   lived(make, 200, 12, ahead, head, guided=0.3)
+  # A search is parked only where it could not begin.
+  assert set(moves) == phase_table.LEGAL - {('SEARCHING', 'PARKED')}
 
 
 @pytest.mark.slow
