@@ -1,1 +1,1 @@
-"""What a training step minimizes: one file per objective."""
+"""Objectives, which training steps minimize; one file per objective."""

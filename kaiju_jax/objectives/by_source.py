@@ -1,12 +1,12 @@
-"""Curves of each source of a mixture, from the losses of its rows' tokens.
+"""Metrics per source of a data mix, from the losses of its rows' tokens.
 
     loss/NAME    Σ weight · loss / Σ weight, over the tokens of the source
     share/NAME   Σ weight, over the tokens of the source / Σ weight
 
-The rows say which source they are of (`packing.COMPONENT`), so that the curves
-need no look at the data and serve every objective whose loss is a sum over
-tokens. Where a step has no row of a source, its loss is 0 / 0 and is not
-recorded; its share is 0.
+Each row names its source (`packing.COMPONENT`), so that the metrics do not read
+the data and serve every objective whose loss is a sum over tokens. In a step
+without a row of a source, the source's loss is 0 / 0 and is not recorded; its
+share is 0.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from kaiju_jax.objectives import objective as objective_lib
 
 
 def breakdown(names: Sequence[str]) -> objective_lib.Breakdown:
-  """Returns what makes the metrics of a microbatch's token losses.
+  """Returns a function from a microbatch's token losses to metrics per source.
 
   Args:
     names: the sources' names, in the order of the rows' components.
@@ -43,7 +43,7 @@ def breakdown(names: Sequence[str]) -> objective_lib.Breakdown:
 
 
 def reading(objective: objective_lib.Objective) -> objective_lib.Objective:
-  """Returns the objective as one whose batches say where each row is from."""
+  """Returns the objective with each row's source among its extras."""
   component = {packing.COMPONENT: jax.ShapeDtypeStruct((), jnp.int32)}
   return dataclasses.replace(
     objective, extras={**objective.extras, **component}

@@ -1,19 +1,19 @@
-"""Which objective a run has, and its settings; imports no jax."""
+"""The config of a run's objective; imports no jax."""
 
 import dataclasses
 
 
 @dataclasses.dataclass
 class TokenHeadTraining:
-  """The token-level head's training (`objectives/token_head.py`).
+  """Settings of the token-level head's training (`objectives/token_head.py`).
 
   Attributes:
     names: the head's C dimensions, in the order of its logits.
-    frozen: whether the model below the head (its trunk) stays as it is. The
-      head's loss then trains the head alone; otherwise the language model's
-      loss trains with it.
-    coefficient: the factor of the head's loss, which is added to the language
-      model's where the trunk is not frozen.
+    frozen: whether the model below the head (its trunk) keeps its parameters.
+      If so, the head's loss trains the head alone; otherwise the head and the
+      language model train together.
+    coefficient: the factor of the head's loss in its sum with the language
+      model's loss, if the trunk is not frozen.
   """
 
   names: tuple[str, ...] = ()
@@ -23,14 +23,14 @@ class TokenHeadTraining:
 
 @dataclasses.dataclass
 class Distillation:
-  """Training after a teacher (`objectives/distillation.py`).
+  """Settings of training with a teacher (`objectives/distillation.py`).
 
   Attributes:
-    entries: T, the slots for a teacher's entries that each token of a row has.
-    mix: the data's part in the loss, 0…1: 0 for the teacher's alone, 1 for the
-      data's alone.
-    temperature: divides the student's logits where they meet the teacher's
-      distribution; that of the teacher's store.
+    entries: T, slots per token for a teacher's vocabulary entries.
+    mix: the data's share of the loss, 0…1: 0 for the teacher's term alone, 1
+      for the data's alone.
+    temperature: divides the student's logits in the teacher's term; must be
+      that of the teacher's store.
   """
 
   entries: int = 50
@@ -40,15 +40,16 @@ class Distillation:
 
 @dataclasses.dataclass
 class ObjectiveConfig:
-  """What a training step minimizes.
+  """The objective that a training step minimizes.
 
   Attributes:
-    name: 'language' (each token given its predecessor), 'distillation' (a
-      teacher's distribution of each token) or 'token_head'.
+    name: 'language' (predicts each token), 'distillation' (predicts a teacher's
+      distribution of each token) or 'token_head'.
     token_head: settings of 'token_head'.
     distillation: settings of 'distillation'.
-    chunk: tokens whose logits a device holds at a time, which are then made
-      twice; 0 for all tokens of a microbatch (`vocabulary_loss.py`).
+    chunk: tokens whose logits a device holds at a time; the backward pass then
+      makes them again. 0 for all tokens of a microbatch at once
+      (`vocabulary_loss.py`).
   """
 
   name: str = 'language'
@@ -63,7 +64,7 @@ _NAMES = ('language', 'distillation', 'token_head')
 
 
 def check(config: ObjectiveConfig) -> None:
-  """Refuses settings that cannot be meant.
+  """Refuses unknown objectives and settings out of range.
 
   Raises:
     ValueError: names the field, its value and what would be right.

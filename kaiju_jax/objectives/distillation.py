@@ -1,20 +1,21 @@
-"""Training after a teacher: its sampled distribution of each token.
+"""Distillation: training on a teacher's sampled distribution of each token.
 
-With the entries q̂ that `distillation/sample.py` drew of the teacher's
-distribution p, E q̂ = p, and m = Σ q̂, a token's loss is
+`distillation/sample.py` draws entries q̂ of the teacher's distribution p with
+E q̂ = p. With m = Σ q̂ and lse the log-sum-exp of the student's logits z, a
+token's loss is
 
     (1 − mix) · (m · lse − Σ q̂_i · z_i)  +  mix · (lse − z_token)
 
-lse being the log-sum-exp of the student's logits z. The first term's gradient,
-m · softmax(z) − q̂, is linear in q̂: its mean over draws is softmax(z) − p, that
-of the cross-entropy against the whole distribution. Dividing q̂ by m first would
-give up this linearity, and with it the mean.
+The first term's gradient, m · softmax(z) − q̂, is linear in q̂. So its mean over
+draws is softmax(z) − p, the gradient of the cross-entropy against the whole
+distribution. Division of q̂ by m would lose this linearity, and with it the
+mean.
 
 From the sources: soft targets of a randomly sampled subset of the vocabulary,
 their expected values preserved. Our guess: the loss, its mix with the data's,
-and the temperature τ. The student's logits are divided by it where they meet
-the teacher's, and the first term is multiplied by τ², so that its gradient
-keeps its size (Hinton et al. 2015).
+and the temperature τ. In the first term τ divides the student's logits, and the
+term is multiplied by τ², so that its gradient keeps its size (Hinton et al.
+2015).
 
 A token whose values are all 0 has no teacher: its loss is lse − z_token alone,
 whatever the mix.
@@ -34,7 +35,7 @@ from kaiju_jax.objectives import config as objective_config
 from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.objectives import vocabulary_loss
 
-# What a batch carries beside its rows.
+# The names of a batch's extras.
 IDS, VALUES = 'ids_BLT', 'values_BLT'
 
 
@@ -46,16 +47,17 @@ def make(
 ) -> objective_lib.Objective:
   """Returns the objective.
 
-  Its batches carry two extras, [B, L, T]: `ids_BLT`, int32, the vocabulary's
+  Its batches carry two extras, [B, L, T]: `ids_BLT`, int32, the vocabulary
   entries that the teacher gave for each token, and `values_BLT`, float32, their
-  q̂, 0 in free slots. Entries lie at the token that they predict.
+  q̂, 0 in free slots. Entries stand at the token that they predict.
 
   Its metrics are language_loss, the cross-entropy of the data; teacher_loss,
   the cross-entropy against the teacher over tokens that have one (at the
-  temperature, without τ²); and entries, how many such a token has.
+  temperature, without τ²); and entries, the mean number of entries of such a
+  token.
 
   Args:
-    config: the slots, and what is mixed.
+    config: slots, mix and temperature.
     length: L of the rows.
     chunk: tokens whose logits are held at a time; 0 for all.
     breakdown: makes metrics of each token's cross-entropy.

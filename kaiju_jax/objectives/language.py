@@ -1,12 +1,13 @@
-"""Language modelling: cross-entropy of each token given its predecessor.
+"""Language modelling: the cross-entropy of each token.
 
-In a tree a token with several children has several targets, so the loss reads
+The logits of a token's predecessor predict it. In a tree a token with several
+children predicts each of them, so the loss is
 
     Σ weight[t] · CE(logits[predecessor[t]], token[t])  /  Σ weight
 
-and the predecessor is t − 1 in a plain document. Pre-training is this
-objective, and so is supervised fine-tuning: its rows carry weight 0 wherever
-nothing is to be learned.
+The predecessor is t − 1 in a plain document. Both pre-training and supervised
+fine-tuning use this objective; fine-tuning rows have weight 0 at tokens that
+the model should not learn.
 """
 
 from collections.abc import Mapping
@@ -70,13 +71,13 @@ def weighted_cross_entropy(
     params: its parameters.
     batch: one microbatch.
     z_attention: Attention Z-Reg's configured coefficient. The caller divides
-      the gradient by the token count, and Z-Reg's part of it as well.
+      the whole gradient, Z-Reg's part included, by the token count.
     z_logits: the same for the output logits.
-    collections: what the model reads beside its parameters
+    collections: the model's variables beside its parameters
       (`ternary_plan.collections`).
     chunk: tokens whose logits are held at a time; 0 for all.
 
-  Z-Reg changes gradients alone, never this value.
+  Z-Reg changes only gradients, never this value.
   """
   variables = {'params': params, **(collections or {})}
   hidden_BLD = batches.hidden(model, variables, batch, z_attention)
@@ -92,9 +93,9 @@ def of_hidden(
   z_logits: jax.Array | float,
   chunk: int = 0,
 ) -> jax.Array:
-  """Returns each token's cross-entropy [B, L] from hidden states made before.
+  """Returns each token's cross-entropy [B, L], given the hidden states.
 
-  The rows' weights are not in it, but in Z-Reg's part of its gradient.
+  It is not multiplied by the tokens' weights; Z-Reg's part of its gradient is.
   """
   found = vocabulary_loss.read(
     model,

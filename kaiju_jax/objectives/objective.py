@@ -1,4 +1,4 @@
-"""An objective is a value: what one training step minimizes.
+"""The interface of an objective, the value that a training step minimizes.
 
     step.make(experiment, mesh, objective)
 
@@ -8,28 +8,27 @@ replicas, metrics. It minimizes
     Σ loss / Σ weight
 
 where both sums run over the rows of all devices and microbatches. An objective
-says
+defines
 
-    extras       which arrays it reads beside the rows of a batch
+    extras       the arrays that it reads beside the rows of a batch
     loss         the sums of one microbatch (`Sums`): its loss, the weight that
-                 the loss is divided by, and metrics, each with its own divisor
-    parameters   which parameters it trains beside the model's own
-    trained      which parameters get a gradient; the others are frozen
+                 divides the loss, and metrics, each with its own divisor
+    parameters   the parameters that it trains beside the model's
+    trained      the parameters that get a gradient; the others are frozen
 
-so that the mathematics of a new objective is one file. How two more would
-be written:
+so that a new objective is one file. Two more could be written like this:
 
-    preference    extras reply_BL, group_BY, kept_BY and reference_BY (whose
-                  reply a token belongs to; per reply its group, whether it was
-                  kept, and the reference model's log-probability); loss
+    preference    extras reply_BL, group_BY, kept_BY and reference_BY (each
+                  token's reply; per reply its group, whether it was kept, and
+                  the reference model's log-probability); loss
                   Σ_groups −log(e^r_kept / Σ_group e^r); weight the number of
-                  groups, so that groups of one weigh nothing
-    fine-tuning   `language` as it is: the rows' own weights are 0 outside the
-                  turns that are to be learned
+                  groups of two or more
+    fine-tuning   `language` unchanged: the rows' weights are 0 outside the
+                  turns that the model should learn
 
-A batch is rows and extras (`packing.Batch.extras`, a dictionary of arrays): a
+A batch is rows and extras (`packing.Batch.extras`, a dictionary of arrays). A
 row source returns a row's extras with the row, so that batching, placement on
-a mesh and resuming need no code of an objective's own.
+a mesh and resuming need no code for a new objective.
 """
 
 from collections.abc import Callable
@@ -45,7 +44,7 @@ from kaiju_jax.model import transformer
 
 
 class ZReg(NamedTuple):
-  """Z-Reg's coefficients of this step, float32 scalars.
+  """Z-Reg's coefficients in a step, float32 scalars.
 
   Attributes:
     attention: the coefficient for the attention logits.
@@ -63,9 +62,9 @@ class Sums(NamedTuple):
   (`collectives.total` over L or V).
 
   Attributes:
-    loss: what is differentiated, in nats.
-    weight: what the step divides the loss and its gradient by. It must not
-      depend on the parameters.
+    loss: the sum that the step differentiates, in nats.
+    weight: the divisor of the loss and its gradient. It must not depend on the
+      parameters.
     metrics: {name: (sum, divisor)}; the step reports their quotients.
   """
 
@@ -74,21 +73,21 @@ class Sums(NamedTuple):
   metrics: Mapping[str, tuple[jax.Array, jax.Array]]
 
 
-# (loss_BL, batch) → metrics, as `Sums.metrics`: what a run reports of each
-# token's cross-entropy (nats, without the rows' weights) beside its mean.
+# (loss_BL, batch) → metrics, as `Sums.metrics`: the metrics that a run computes
+# from each token's cross-entropy (nats, not multiplied by weights).
 Breakdown = Callable[
   [jax.Array, packing.Batch], Mapping[str, tuple[jax.Array, jax.Array]]
 ]
 
 
 def report_nothing(loss_BL: jax.Array, batch: packing.Batch) -> dict:
-  """The `Breakdown` that reports nothing."""
+  """Returns no metrics; the default `Breakdown`."""
   del loss_BL, batch
   return {}
 
 
-# (model, variables, batch [B, L], z) → sums. `variables` are as `model.apply`
-# takes them; the objective's own parameters lie beside the model's.
+# (model, variables, batch [B, L], z) → sums. `variables` are those of
+# `model.apply`; their parameters include the objective's own.
 Loss = Callable[
   [transformer.Transformer, Mapping[str, Any], packing.Batch, ZReg], Sums
 ]
@@ -96,16 +95,15 @@ Loss = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What one training step minimizes; see the module.
+  """An objective: its loss, extras and parameters.
 
   Attributes:
     loss: returns the `Sums` of one microbatch.
-    extras: {name: shape and dtype of one row's array}, as `packing.Row.extras`
-      holds them. A name ends in the letters of the batched array:
+    extras: {name: shape and dtype of one row's array}, as in
+      `packing.Row.extras`. A name ends in the letters of the batched array:
       'label_BLC' is [L, C] in a row.
-    parameters: makes the float32 parameters that stand beside the model's, by
-      top-level name. They are stored on a mesh by the letters of their names,
-      as the model's are.
+    parameters: returns new float32 parameters that stand beside the model's, by
+      top-level name. The letters of their names shard them, as the model's.
     trained: the top-level names of the parameters that get a gradient; None
       for all. The others are frozen: they keep their bits and have no moments.
   """
@@ -128,7 +126,7 @@ class Objective:
     """Refuses a batch whose extras are not those that the loss reads.
 
     Raises:
-      ValueError: names both.
+      ValueError: the names differ; the message lists both.
     """
     held = sorted(batch.extras or {})
     if held != sorted(self.extras):

@@ -1,4 +1,4 @@
-"""The objective that a config names."""
+"""Makes the objective that a config names."""
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.objectives import config as objective_config
@@ -17,13 +17,13 @@ def make(
   """Returns the objective of a run.
 
   Args:
-    config: which objective, and its settings.
-    model: what it trains.
+    config: the objective's name and settings.
+    model: the config of the model that it trains.
     length: L, tokens per row.
     breakdown: makes metrics of each token's cross-entropy.
 
   Raises:
-    ValueError: settings that cannot be meant.
+    ValueError: see `config.check`.
   """
   objective_config.check(config)
   if config.name == 'token_head':

@@ -10,12 +10,12 @@ the step minimizes
     frozen trunk   H / Σ label weight
     joint          (Σ weight · CE + coefficient · H) / Σ weight
 
-so that texts may be labelled in part. In joint training both sums are divided
-by the language loss's weight: every label counts the same in every step,
-however many there are in it.
+Label weights allow texts that are labelled only in part. In joint training the
+language loss's weight divides both sums, so that every label counts the same,
+however many a step has.
 
-The sources say that there is classifier training after fine-tuning, and no
-more: the loss and the two ways are our guess.
+The sources say only that there is classifier training after fine-tuning: the
+loss and the two modes are our guess.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ from kaiju_jax.objectives import objective as objective_lib
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
 
-# Where the head's parameters lie beside the model's.
+# The top-level name of the head's parameters beside the model's.
 PARAMETERS = 'token_head'
 
 
@@ -49,13 +49,13 @@ def make(
   """Returns the objective.
 
   Its batches carry two extras, float32 [B, L, C]: `label_BLC`, 0…1, whether
-  the text up to a token has a property, and `weight_BLC`, 0 where that is not
-  known; the label is not read then. Its metrics are head_loss, language_loss
-  in joint training, and accuracy/NAME for each dimension: the weighted
+  the text up to and including a token has a property, and `weight_BLC`, 0 where
+  that is unknown and the label is ignored. Its metrics are head_loss,
+  language_loss in joint training, and accuracy/NAME per dimension: the weighted
   fraction of labels whose side of ½ the head predicts.
 
   Args:
-    config: the dimensions, and what trains beside the head.
+    config: the dimensions, the frozen trunk and the coefficient.
     d_model: D of the model.
     length: L of the rows.
     chunk: tokens whose logits over the vocabulary are held at a time in joint
@@ -63,7 +63,7 @@ def make(
     breakdown: makes metrics of each token's cross-entropy in joint training.
 
   Raises:
-    ValueError: names that do not tell dimensions apart.
+    ValueError: the dimensions' names are wrong (`model/token_head.check`).
   """
   of_head = token_head.TokenHeadConfig(config.names)
   token_head.check(of_head)
@@ -112,7 +112,7 @@ def cross_entropy(
 ) -> jax.Array:
   """Returns weight · binary cross-entropy, float32 [B, L, C], in nats.
 
-  It is 0 where the weight is, whatever the label.
+  It is 0 where the weight is 0, whatever the label.
   """
   logits_BLC = logits_BLC.astype(jnp.float32)
   label_BLC = jnp.where(weight_BLC > 0, label_BLC, 0)
@@ -124,7 +124,7 @@ def cross_entropy(
 def _judge(logits_BLC: jax.Array, batch: packing.Batch, names):
   """Returns the head's loss, the labels' weight, and its metrics.
 
-  The logits are of this device's part of the rows, the labels of whole rows.
+  The logits cover this device's part of the rows, the labels whole rows.
   """
   label_BLC = collectives.own_rows(batch.extras['label_BLC'])
   weight_BLC = collectives.own_rows(batch.extras['weight_BLC'])

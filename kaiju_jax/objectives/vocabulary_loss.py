@@ -1,22 +1,22 @@
-"""What losses read of the logits, made for a chunk of tokens at a time.
+"""Per-token numbers that losses need of the logits, computed chunk by chunk.
 
 A row of 8,192 tokens has 2.1 GB of float32 logits over 65,536 entries, and
-their gradient has as many again. A loss reads only a few numbers of each token:
-the log-sum-exp, the logit of the token that came, and of a teacher's entries
-Σ q̂_i · z_i. With a chunk only these stay; the backward pass makes the logits
+their gradient is as large. A loss needs only a few numbers per token: the
+log-sum-exp, the target token's logit, and Σ q̂_i · z_i over a teacher's entries.
+With chunks only these numbers stay, and the backward pass makes the logits
 again:
 
     hidden_BLD            → chunks → logits       → these numbers, [B, L]
     hidden_BLD's gradient ← chunks ← logits again ← their gradients
 
 The head's table is gathered once, outside the loop over chunks, and its
-gradient crosses the wire once: each chunk adds to it in float32. Where the
-vocabulary is split over devices, each reads its own entries; with chunks the
-devices meet once, over [B, L], behind the loop.
+gradient crosses the wire once: each chunk adds to it in float32. If devices
+split the vocabulary, each reads its own entries. With chunks the devices
+combine their results once, over [B, L], after the loop.
 
-The int8 head's scales are per token, so that a chunk has the codes of the
-whole. Only `input_gradient='int8'` draws other noise, which is hashed from an
-element's place.
+The int8 head's scales are per token, so chunks give the same codes as the whole
+row. Only the noise of `input_gradient='int8'` differs, because it is hashed
+from an element's place.
 """
 
 from collections.abc import Mapping
@@ -36,10 +36,10 @@ from kaiju_jax.sharding import collectives
 
 
 class Entries(NamedTuple):
-  """A teacher's entries of each token, T slots.
+  """A teacher's vocabulary entries for each token, T slots.
 
   Attributes:
-    ids_BLT: int32, of the whole vocabulary; free slots hold any, such as 0.
+    ids_BLT: int32, 0…V−1 over the whole vocabulary; any in free slots.
     values_BLT: float32, q̂ of each; 0 in free slots.
   """
 
@@ -48,11 +48,11 @@ class Entries(NamedTuple):
 
 
 class Readings(NamedTuple):
-  """What is read of each token's logits z, float32 [B, L].
+  """The numbers that losses need of each token's logits z, float32 [B, L].
 
   Attributes:
     lse_BL: log Σ exp z.
-    target_BL: z of the token that came.
+    target_BL: z of the target token.
     soft_lse_BL: log Σ exp(z / temperature); None without entries.
     taught_BL: Σ q̂_i · z_i / temperature; None without entries.
   """
@@ -73,15 +73,15 @@ def read(
   temperature: float = 1.0,
   chunk: int = 0,
 ) -> Readings:
-  """Returns what losses read of the logits of hidden states.
+  """Computes the logits of hidden states and returns their readings.
 
   Args:
     model: the transformer.
-    variables: as `model.apply` takes them.
+    variables: the variables of `model.apply`.
     hidden_BLD: the hidden states that predict the tokens, whole rows.
-    tokens_BL: int32, the tokens that came.
-    entries: a teacher's entries of each token; None for none.
-    temperature: divides the logits that meet the teacher's entries.
+    tokens_BL: int32, the target tokens.
+    entries: a teacher's entries for each token; None for none.
+    temperature: divides the logits in the readings of a teacher's entries.
     chunk: tokens whose logits are held at a time; 0 for all.
   """
   table_DV = model.apply(variables, method='head')
@@ -102,7 +102,7 @@ def _by_chunk(one, table_DV, rows, chunk: int) -> Readings:
   count = math.prod(shape)
   wide_DV = jax.tree.map(_widen, table_DV)
 
-  # Inside a loop nothing merges the first and the second time.
+  # XLA cannot merge the forward and backward computations of a loop's body.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def local(part):
     return one(_in_use(wide_DV, table_DV), *part, letters='')
@@ -143,7 +143,7 @@ def _logsumexp(logits_BLV: jax.Array, letters: str) -> jax.Array:
 
 
 def _gather_own(logits_BLV: jax.Array, ids_BLT: jax.Array) -> jax.Array:
-  """Returns the logits of entries that this device has, 0 of the others."""
+  """Returns the logits of entries that this device has, 0 for the others."""
   size = logits_BLV.shape[-1]
   index_BLT = ids_BLT - collectives.first_of('V', size)
   inside_BLT = (index_BLT >= 0) & (index_BLT < size)
@@ -154,7 +154,7 @@ def _gather_own(logits_BLV: jax.Array, ids_BLT: jax.Array) -> jax.Array:
 
 
 def _merge(name: str, own_BL: jax.Array | None) -> jax.Array | None:
-  """Returns the reading of the whole vocabulary from each device's own."""
+  """Returns a reading over the whole vocabulary from the devices' own ones."""
   if own_BL is None:
     return None
   if name in ('lse_BL', 'soft_lse_BL'):
@@ -171,7 +171,7 @@ def _cut(x: jax.Array, size: int) -> jax.Array:
 
 
 def _widen(x: jax.Array) -> jax.Array:
-  """Returns floats in float32, so that chunks' gradients add up in it."""
+  """Returns floats in float32, so that chunks' gradients sum in float32."""
   if jnp.issubdtype(x.dtype, jnp.floating):
     return x.astype(jnp.float32)
   return x
@@ -180,5 +180,5 @@ def _widen(x: jax.Array) -> jax.Array:
 def _in_use(wide_DV, table_DV):
   """Returns the table that a chunk's matmul takes."""
   if isinstance(table_DV, int8.Quantized):
-    return wide_DV  # Its carrier is read by nobody: only its dtype counts.
+    return wide_DV  # No code reads its carrier: only the dtype counts.
   return wide_DV.astype(table_DV.dtype)
