@@ -1,7 +1,7 @@
-"""Refuses processes that do not run the same thing, before the first step.
+"""Checks before the first step that all processes run the same experiment.
 
-Otherwise the programs that they compile would differ, and they would wait for
-each other forever, or train on something that no config describes.
+Otherwise the processes would compile different programs and wait for each other
+forever, or train on a mixture that no config describes.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ _SECONDS = 10.0
 
 
 def check(what: dict[str, Any]) -> None:
-  """Compares what each process has, by hash; all must call it.
+  """Refuses values that differ between processes; all must call it.
 
   Args:
-    what: nested names and plain values.
+    what: this process's values, by nested names.
 
   Raises:
-    ValueError: they differ; names both processes, and each field with both
-      values. All processes raise it.
+    ValueError: they differ; the message names two processes, and each field
+      with both values. All processes raise it.
   """
   text = json.dumps(what, sort_keys=True)
   digests = processes.gather(hashlib.sha256(text.encode()).hexdigest())
@@ -47,7 +47,7 @@ def check(what: dict[str, Any]) -> None:
 
 
 def check_shared(folder: pathlib.Path) -> None:
-  """Refuses a folder that is not one and the same for all processes.
+  """Refuses a folder that the processes do not share.
 
   Otherwise each would write its part of a checkpoint to its own disk.
 
@@ -72,7 +72,10 @@ def check_shared(folder: pathlib.Path) -> None:
 
 
 def _appears(path: pathlib.Path) -> bool:
-  """Network filesystems may take a moment."""
+  """Returns whether a file exists, after up to ten seconds of waiting.
+
+  Network file systems may take a moment.
+  """
   deadline = time.monotonic() + _SECONDS
   while not path.exists():
     if time.monotonic() > deadline:

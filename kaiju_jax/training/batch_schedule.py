@@ -1,26 +1,26 @@
-"""How many microbatches each step takes, and how many steps a run has.
+"""The batch schedule: microbatches per step, and the number of steps of a run.
 
 From the sources: batch sizes were "warmed up gradually", with no number. Our
 guess is a table over fractions of the run's tokens,
 
     optimizer.batch = '0:2 0.1:4 0.3:8'
 
-that is 2 microbatches per step from the beginning, 4 from the first step that
+that is, 2 microbatches per step from the beginning, 4 from the first step that
 begins at a tenth of the run's tokens or later, and 8 from three tenths on. The
-step is compiled once, for data.microbatches of them.
+step is compiled once, for data.microbatches microbatches.
 
-The count follows from the rows before a step, and a row has L tokens. The
-loader looks it up by the number of its next row, the step on the device by its
-exact count of tokens, both in one table of integers. So they never disagree,
-nor do several processes. Fractions are read as the decimals that they are, not
-as floats.
+The number of rows before a step determines its microbatches, and a row has L
+tokens. The loader looks them up by the number of its next row, the step on the
+device by its exact count of tokens, both in one table of integers. So the two
+never disagree, nor do several processes. Fractions are parsed as exact
+decimals, not as floats.
 
-What ends a run:
+The end of a run:
 
     loop.tokens = 0   loop.steps. Stages are rounded to whole steps.
     loop.tokens = T   the first whole microbatch at T row tokens or after. The
-                      last step takes what is left, so that runs with different
-                      batches end at the same token.
+                      last step takes the microbatches that remain, so that runs
+                      with different batches end at the same token.
 """
 
 import bisect
@@ -37,7 +37,7 @@ _FORM = "as in '0:2 0.1:4 0.3:8' (fraction of the run's tokens : microbatches)"
 
 
 class Stage(NamedTuple):
-  """Steps of one size.
+  """A stretch of steps with equally many microbatches.
 
   Attributes:
     first: rows before the stage; steps that begin there or later belong to it.
@@ -50,15 +50,15 @@ class Stage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchSchedule:
-  """The table, and the run that follows it.
+  """The table of stages, and the length of the run.
 
   Attributes:
     stages: by rising `first`, from row 0 on.
     rows: rows of the whole run.
     batch: B, rows per microbatch.
     length: L, tokens per row.
-    begins: (step, rows) before the run's own first step: not (0, 0) where it
-      branched off another run.
+    begins: (step, rows) before the run's own first step; not (0, 0) if the run
+      branched off another.
   """
 
   stages: tuple[Stage, ...]
@@ -84,9 +84,9 @@ class BatchSchedule:
     return self.stages[bisect.bisect_right(firsts, row) - 1].count
 
   def row_after(self, row: int, steps: int = 1) -> int:
-    """Returns the row at which the step begins that is `steps` after `row`.
+    """Returns the row that follows `steps` steps from `row` on.
 
-    Past the end of the run the last stage goes on.
+    After the end of the run the last stage continues.
     """
     for taken, count in self._legs(row):
       taken = min(steps, taken)
@@ -95,7 +95,7 @@ class BatchSchedule:
     return row + steps * self.stages[-1].count * self.batch
 
   def row_of(self, step: int) -> int:
-    """Returns the rows of the run's first `step` steps."""
+    """Returns the number of rows in the run's first `step` steps."""
     first, row = self.begins
     return self.row_after(row, step - first)
 
@@ -103,7 +103,7 @@ class BatchSchedule:
     """Returns the schedule of a run that begins at (step, rows).
 
     Raises:
-      ValueError: the run would be over there.
+      ValueError: the run ends there or before.
     """
     if begins[1] >= self.rows:
       raise ValueError(
@@ -123,7 +123,7 @@ class BatchSchedule:
 
 
 def schedule_of(experiment: experiment_lib.Experiment) -> BatchSchedule:
-  """Returns an experiment's schedule, as if it were no branch.
+  """Returns an experiment's schedule; `loop.branch` is ignored.
 
   Raises:
     ValueError: names the field, its value and what would be right.
@@ -141,13 +141,13 @@ def schedule_of(experiment: experiment_lib.Experiment) -> BatchSchedule:
 
 
 def is_full(experiment: experiment_lib.Experiment) -> bool:
-  """Whether each step takes all data.microbatches, known without a table."""
+  """Returns whether the config alone makes each step take all microbatches."""
   loop = experiment.loop
   return not (experiment.optimizer.batch or loop.tokens or loop.branch)
 
 
 def _parse(text: str, most: int) -> list[tuple[fractions.Fraction, int]]:
-  """Returns [(fraction of the run, microbatches)], checked."""
+  """Returns [(fraction of the run, microbatches)]; refuses wrong ones."""
   if not text:
     return [(fractions.Fraction(0), most)]
   field = f'optimizer.batch={text!r}'
@@ -185,9 +185,9 @@ def _of_steps(
   batch: int,
   length: int,
 ) -> BatchSchedule:
-  """Returns the schedule of so many steps, each stage of whole steps.
+  """Returns the schedule of `steps` steps, with whole steps in each stage.
 
-  A stage that gets no step is left out.
+  It drops stages without a step.
   """
   ends = [*(at for at, _ in wanted[1:]), fractions.Fraction(1)]
   shares = [(end - at) / count for (at, count), end in zip(wanted, ends)]
@@ -204,7 +204,7 @@ def _of_steps(
 def _with_the_rest(
   stages: Sequence[Stage], rows: int, batch: int
 ) -> tuple[Stage, ...]:
-  """Returns the stages, with a smaller batch where less than one is left."""
+  """Returns the stages, with smaller steps where fewer rows remain."""
   most = max(stage.count for stage in stages)
   rest = (rows - left * batch for left in range(1, most + 1))
   firsts = sorted({one.first for one in stages} | set(rest))

@@ -1,19 +1,17 @@
-"""Checkpoints: the state, the data's position, and proof that both are whole.
+"""Checkpoints: the state, the data's position, and fingerprints of both.
 
     checkpoints/20/state        the pytree (Orbax)
     checkpoints/20/data         the batches' get_state()
     checkpoints/20/fingerprint  sums over both (fingerprint.py)
 
-While training goes on, Orbax writes into a temporary folder and renames it when
-everything is on the disk: a kill leaves a whole checkpoint or none. Orbax does
-not notice damage that is done later. So each checkpoint is compared with its
-fingerprint when it is read, and where the latest fails, the one before it is
-taken.
+While training continues, Orbax writes into a temporary folder and renames it
+when everything is on the disk: a kill leaves a whole checkpoint or none. Orbax
+does not notice later damage. So reading compares each checkpoint with its
+fingerprint, and takes the one before if the latest fails.
 
-Several processes write one checkpoint together: each writes what its devices
-own, and all call `save` and `restore`. A fingerprint covers whole arrays, so
-that all processes agree on it. Where one process cannot read its part, all
-stop.
+Several processes write one checkpoint together: each writes its devices' part,
+and all call `save` and `restore`. A fingerprint covers whole arrays, so that
+all processes agree on it. If one process cannot read its part, all stop.
 """
 
 from collections.abc import Callable
@@ -63,7 +61,7 @@ class RestoreError(OSError):
 
 
 class _Damaged(ValueError):
-  """What was read is not what was saved; all processes see the same."""
+  """The read values differ from the saved ones, in all processes alike."""
 
 
 class _Unread(Exception):
@@ -79,7 +77,7 @@ class Checkpoints:
 
   Args:
     folder: the workdir.
-    kept: how many of the latest checkpoints are kept.
+    kept: the number of latest checkpoints to keep.
     say: prints a message for the user.
   """
 
@@ -107,7 +105,7 @@ class Checkpoints:
     return self
 
   def __exit__(self, kind, *_) -> None:
-    """Waits for a save under way, unless a second Ctrl-C asked not to."""
+    """Waits for a save in progress, except after a KeyboardInterrupt."""
     if kind is None or issubclass(kind, Exception):
       self.wait()
       self._manager.close()
@@ -115,13 +113,16 @@ class Checkpoints:
   def restore(self, state: Any, batches: Positioned) -> tuple[Any, int]:
     """Returns the latest whole checkpoint's state and step.
 
-    Puts `batches` where they were. Without checkpoints it returns the given
-    state and 0. Otherwise it deletes the given arrays before it reads the
-    stored ones, because a device may not have room for both. Checkpoints that
-    cannot be read are moved to bad_checkpoints/ once a good one is found.
+    It also restores the position of `batches`. Without checkpoints it returns
+    the given state and 0. Otherwise it deletes the given arrays before it reads
+    the stored ones, because a device may not have room for both. Once it has
+    found a good checkpoint, it moves later ones to bad_checkpoints/.
 
     Raises:
-      RestoreError: none can be read. None is moved.
+      RestoreError: no checkpoint can be read. With a single process none is
+        moved; with several, the unreadable one is moved if an earlier one
+        exists.
+      ValueError: the processes see different checkpoints.
     """
     if self._halves:
       steps = ', '.join(self._halves)
@@ -149,7 +150,7 @@ class Checkpoints:
   def save(self, step: int, state: Any, batches: Positioned) -> None:
     """Starts a save; returns as soon as the state may be donated.
 
-    A step that is already saved is left as it is.
+    It does nothing if the step is already saved.
 
     Raises:
       SaveError: this save or the one before it failed.
@@ -174,12 +175,12 @@ class Checkpoints:
       raise self._failure(error) from error
 
   def check(self) -> None:
-    """Raises SaveError if a save under way has failed. Does not wait."""
+    """Raises SaveError if a save in progress has failed. Does not wait."""
     if self._saving is not None and not self._manager.is_saving_in_progress():
       self.wait()
 
   def wait(self) -> None:
-    """Waits for a save under way; raises SaveError if it fails."""
+    """Waits for a save in progress; raises SaveError if it fails."""
     if self._saving is None:
       return
     try:
@@ -238,20 +239,19 @@ class Checkpoints:
 def load(folder: str | os.PathLike, state: Any) -> tuple[Any, int]:
   """Returns the latest whole checkpoint's state and step; changes nothing.
 
-  For tools that look at a run, one that still trains included. What `state`
-  leaves out is not read: `{'params': shapes}` costs no bytes of Adam's
-  moments.
+  It serves tools that inspect a run, which may still be training. It reads only
+  the fields in `state`: `{'params': shapes}` reads no moments of Adam.
 
   Args:
     folder: the workdir.
-    state: the pytree of what is wanted, the saved state or a dictionary of
-      some of its fields, with shapes and dtypes (`jax.eval_shape`'s will do).
-      Arrays come back with their shardings, on the first device without.
+    state: a pytree of arrays or shapes (`jax.eval_shape`): the saved state, or
+      a dictionary of some of its fields. Arrays come back with the shardings
+      given there, or on the first device.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
     RestoreError: none can be read, or none has such arrays.
-    ValueError: an address.
+    ValueError: `folder` is an address such as gs://….
   """
   addresses.refuse(folder, f'workdir {folder}')
   folder = pathlib.Path(folder) / workdir.CHECKPOINTS
@@ -297,12 +297,12 @@ def _manager(folder: pathlib.Path, **options) -> ocp.CheckpointManager:
 
 
 def _whole(abstract: Any) -> ocp.args.CheckpointArgs:
-  """Asks for a state that is all that was saved."""
+  """Returns Orbax's arguments for the whole saved state."""
   return ocp.args.StandardRestore(abstract)
 
 
 def _part(abstract: Any) -> ocp.args.CheckpointArgs:
-  """Asks for a state that may leave out some of what was saved."""
+  """Returns Orbax's arguments for some fields of the saved state."""
   return ocp.args.PyTreeRestore(
     abstract,
     restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
@@ -373,7 +373,7 @@ def _free(state: Any) -> None:
 
 
 def _halves(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the temporary folders of saves that did not end."""
+  """Returns the temporary folders of unfinished saves."""
   paths = sorted(folder.glob('*'))
   return [path for path in paths if ocp.utils.is_tmp_checkpoint(path)]
 
@@ -393,7 +393,7 @@ def _sum(data: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-  """Returns one short line: TensorStore's messages have hundreds of words."""
+  """Returns the cause in one line; TensorStore's own messages are very long."""
   while error.__cause__ is not None:
     error = error.__cause__
   code = re.search(r"os_error_code='(\d+)'", str(error))

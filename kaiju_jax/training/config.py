@@ -1,19 +1,20 @@
-"""The optimizer's and the training loop's settings."""
+"""The configs of the optimizer and the training loop; imports no jax."""
 
 import dataclasses
 
 
 @dataclasses.dataclass
 class ZRegConfig:
-  """Attention Z-Reg, and the same on the output logits.
+  """Settings of Z-Reg on the attention logits and on the output logits.
 
   Attributes:
     attention: coefficient c of the virtual term (c/2)·lse² of each query's
       attention logits; 0 turns it off.
     logits: the same for the output logits.
-    target: 'lse', or 'mean_logit' (the other reading of the sources) for the
-      attention logits.
-    schedule: 'constant', or 'learning_rate' to follow the rate's shape.
+    target: the quantity that Z-Reg pulls to zero in attention: 'lse', or
+      'mean_logit' (the other reading of the sources).
+    schedule: 'constant', or 'learning_rate' to multiply the coefficients by the
+      learning rate's fraction of its peak.
   """
 
   attention: float = 1e-3
@@ -24,14 +25,16 @@ class ZRegConfig:
 
 @dataclasses.dataclass
 class OptimizerConfig:
-  """AdamW. Schedules count tokens, so that a changing batch does not move them.
+  """Settings of AdamW and its schedules.
+
+  Schedules count tokens, so that a changing batch does not move them.
 
   Attributes:
     learning_rate: peak.
     schedule: 'cosine', 'wsd' (warm-up, stable, decay) or 'constant', each
       after a linear warm-up.
-    warmup: fraction of the run's tokens spent on the warm-up. The rate is
-      that of the tokens before a step, so the first step's is 0.
+    warmup: fraction of the run's tokens in the warm-up. The tokens before a
+      step determine its rate, so the first step's is 0.
     decay: fraction of the tokens that 'wsd' decays over, at the end.
     final: final learning rate as a fraction of the peak.
     b1: Adam's first decay.
@@ -39,20 +42,20 @@ class OptimizerConfig:
     weight_decay: decoupled, on matrices only.
     clip: global-norm clip of the gradient, without Bungee scalars; 0 for
       none.
-    bungee_rate: Bungee scalars' learning rate, in units of the others'. (With
-      scales taken from the weights, 10 cost up to 8 % of the loss; fixed grids
-      may need it.)
+    bungee_rate: Bungee scalars' learning rate as a multiple of the other
+      parameters'. (With scales taken from the weights, 10 cost up to 8 % of the
+      loss; fixed grids may need it.)
     skip_nonfinite: skip (and count) a step whose gradient is not finite.
-    batch: microbatches per step over the run, as '0:2 0.1:4 0.3:8': from the
-      first step at 0.1 of the run's tokens or later, 4 of them
-      (`training/batch_schedule.py`). '' for data.microbatches throughout,
-      which no stage may exceed.
+    batch: microbatches per step over the run, such as '0:2 0.1:4 0.3:8': 4 per
+      step from the first step at 0.1 of the run's tokens or later
+      (`training/batch_schedule.py`). No stage may exceed data.microbatches; ''
+      for data.microbatches throughout.
     batch_rate: 'none', or 'sqrt': the rate is multiplied by
       √(microbatches of the step / data.microbatches).
     transfer: 'none', or 'width': a matrix's rate is multiplied by
       transfer_base / its fan-in, so that one learning rate may serve several
       widths. Weight decay keeps the whole rate.
-    transfer_base: the fan-in that leaves the rate as it is.
+    transfer_base: the fan-in at which the rate is not changed.
     z_reg: Attention Z-Reg.
   """
 
@@ -76,20 +79,21 @@ class OptimizerConfig:
 
 @dataclasses.dataclass
 class LoopConfig:
-  """How long a run is, and when it records, evaluates and saves.
+  """The length of a run, and its times of recording, evaluation and saving.
 
   Attributes:
-    steps: optimizer steps of the run, where `tokens` is 0.
-    tokens: row tokens of the run; its steps follow from the batches. 0 for
-      as many as `steps` take.
+    steps: optimizer steps of the run, if `tokens` is 0.
+    tokens: row tokens of the run, which determine its steps; 0 for as many as
+      `steps` take.
     branch: 'WORKDIR@STEP', to begin with that checkpoint of another run, its
-      tokens and its place in the data included (`runs/branch.py`); '' to begin
-      anew. It must be readable whenever the run starts or resumes.
+      count of tokens and its position in the data included (`runs/branch.py`);
+      '' to begin anew. The checkpoint must be readable whenever the run starts
+      or resumes.
     log_every: steps between records in metrics.jsonl.
     evaluate_every: steps between evaluations; 0 for one at the end only.
     checkpoint_every: steps between checkpoints; one is always saved at the
       end and when the run is interrupted.
-    checkpoints_kept: how many of the latest checkpoints stay.
+    checkpoints_kept: the number of latest checkpoints to keep.
   """
 
   steps: int = 1000
@@ -102,7 +106,7 @@ class LoopConfig:
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
-  """Refuses settings that cannot be meant.
+  """Refuses unknown choices and settings out of range.
 
   Raises:
     ValueError: names the field, its value and what would be right.

@@ -1,4 +1,4 @@
-"""What a run's results depend on beside its config: versions and devices."""
+"""Describes the versions and devices on which a run's results depend."""
 
 import collections
 import datetime
@@ -52,8 +52,8 @@ def _version(package: str) -> str | None:
 def _revision() -> dict[str, Any]:
   """Returns this code's commit, and whether it was modified since.
 
-  Both are None where this file is not tracked: an installed package may lie in
-  another project's repository.
+  Both are None if git does not track this file, because an installed package
+  may lie in another project's repository.
   """
   here = pathlib.Path(__file__).resolve()
   tracked = _git(here.parent, 'ls-files', '--error-unmatch', here.name)

@@ -1,6 +1,6 @@
-"""One experiment: the model, its data, its optimizer and its loop.
+"""The config of an experiment: model, data, objective, optimizer and loop.
 
-No module here or below imports jax, so that an experiment's `--help` is
+Neither this module nor those that it imports import jax, so that `--help` is
 instant; dtypes are strings.
 """
 
@@ -16,22 +16,21 @@ INITS = 'standard', 'scaled', 'previous', 'induction'
 
 @dataclasses.dataclass
 class Experiment:
-  """Everything that a run's result depends on beside the hardware.
+  """The settings that determine a run's result, apart from the hardware.
 
   Attributes:
     model: shape and techniques.
-    data: where rows come from.
-    objective: what a step minimizes.
+    data: the rows and their order.
+    objective: the objective that a step minimizes.
     optimizer: AdamW, schedules, Z-Reg.
     loop: steps, logging, checkpoints.
-    init: 'standard'; 'scaled' to have layers add little to the stream at first
+    init: 'standard'; 'scaled' for layers that add little to the stream at first
       (`model/depth_scaled.py`); 'induction' for the needle's
       induction-suggesting initialization, 'previous' for the half of it that
-      looks at the previous token (`evaluation/induction.py`).
+      attends to the previous token (`evaluation/induction.py`).
     begin_with: workdir of a run, or an export with float weights
-      (`runs/begin.py`), whose parameters this run begins with, instead of
-      fresh ones; '' for none. It must be readable whenever the run starts or
-      resumes.
+      (`runs/begin.py`), whose parameters this run begins with; '' for fresh
+      ones. It must be readable whenever the run starts or resumes.
     seed: the seed of the parameters and of the data's order.
   """
 

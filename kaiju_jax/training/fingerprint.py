@@ -1,12 +1,12 @@
-"""A 32-bit sum over the bits of each array, made where the array is.
+"""Fingerprints: a 32-bit sum over each array's bits, computed on its devices.
 
     Σ_i bits_i · (2i + 1)  mod 2^32
 
 A flipped bit always changes the sum, because an odd factor is invertible mod
 2^32. Integer addition commutes, so the sum does not depend on the sharding,
-and XLA computes it in one pass without a copy. Checkpoints need it because
-they are compressed without a checksum: a flipped bit on disk is restored
-without an error (tried with orbax-checkpoint 0.12.8).
+and XLA computes it in one pass without a copy. Checkpoints need fingerprints
+because their compression has no checksum: Orbax restores a bit that flipped on
+disk without an error (tried with orbax-checkpoint 0.12.8).
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether an experiment divides over a mesh; imports no jax."""
+"""Checks that a mesh can split an experiment; imports no jax."""
 
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import experiment as experiment_lib

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that the loop answers between two steps."""
+"""Turns Ctrl-C and SIGTERM into a request to stop after the current step."""
 
 from concurrent import futures
 import os
@@ -16,11 +16,11 @@ _WAITER = futures.ThreadPoolExecutor(1, 'step_waiter')
 
 
 class Interrupt:
-  """While entered, the first SIGINT or SIGTERM sets `requested`.
+  """A context in which the first SIGINT or SIGTERM sets `requested`.
 
-  The first signal also restores the former handlers, so that a second one
-  does what it always did: KeyboardInterrupt for Ctrl-C, the end of the process
-  for SIGTERM. Signals that are ignored (`nohup`) stay ignored. Outside the main
+  The first signal also restores the former handlers, so that a second one has
+  its usual effect: KeyboardInterrupt for Ctrl-C, the end of the process for
+  SIGTERM. Signals that are ignored (`nohup`) stay ignored. Outside the main
   thread, where Python cannot handle signals, this class does nothing.
   """
 
@@ -51,9 +51,9 @@ class Interrupt:
 
 
 def wait(arrays: Any) -> None:
-  """Waits for arrays as `jax.block_until_ready` does, but lets signals in.
+  """Waits for arrays like `jax.block_until_ready`, and handles signals.
 
-  Python runs no handler while its main thread waits inside XLA, and two
+  Python runs no signal handler while its main thread waits inside XLA, and two
   signals in one long step would count as one. So another thread waits there.
   """
   _WAITER.submit(jax.block_until_ready, arrays).result()

@@ -1,8 +1,8 @@
-"""Follows the steps of a run: records, events, and the progress line.
+"""Writes a run's records and events, and updates the progress line.
 
-A step is dispatched, not awaited. Its values are fetched once the next step has
-been dispatched, so that the device never waits for the host and the host is
-never more than one step ahead.
+The loop dispatches a step without waiting for it. The journal fetches the
+step's values after the loop has dispatched the next one. So the device never
+waits for the host, and the host is never more than one step ahead.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from kaiju_jax.training import token_count
 
 
 class Journal:
-  """Records the values of the steps after `last_step`.
+  """The recorder of the steps after `last_step`.
 
   Opening cuts metrics.jsonl back to `last_step`. With `folder=None`, as in all
-  processes but one, it follows the steps and writes nothing.
+  processes but the first, it writes no files.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class Journal:
   def step(
     self, number: int, tokens: Any, values: Mapping[str, jax.Array]
   ) -> None:
-    """Notes a step just dispatched; waits for the one before it."""
+    """Notes a dispatched step, and records the one before once it is done."""
     self._settle()
     wanted = number % self._config.log_every == 0 or number == self._first
     # A copy, because the state that `tokens` belongs to is donated.
@@ -82,13 +82,13 @@ class Journal:
 
   @contextlib.contextmanager
   def pause(self) -> Iterator[None]:
-    """Brings the records up to date, then stops the clock of tokens/s."""
+    """Records the noted step; stops the clock of tokens/s while entered."""
     self._settle()
     with self._clock.pause():
       yield
 
   def sync(self) -> None:
-    """Brings all that was written to the disk."""
+    """Flushes records and events to the disk."""
     if self._books:
       self._records.sync()
       for events in self._events:
@@ -99,7 +99,7 @@ class Journal:
       return
     (number, tokens, values), self._pending = self._pending, None
     interrupt.wait(values)
-    # Rows, not steps: a step of the largest batch may take eight times as long.
+    # Rows, not steps: a step of a large batch takes longer than a small one.
     self._clock.tick(self._schedule.row_of(number))
     if tokens is None:
       return
@@ -116,8 +116,9 @@ class Journal:
     rate: float | None,
   ) -> None:
     values = {name: float(v) for name, v in jax.device_get(values).items()}
-    # A part's value is NaN where the step held nothing of the part, such as no
-    # row of that source. When a loss diverges, `loss` itself is NaN as well.
+    # A name with a slash belongs to a part of the step, such as the rows of a
+    # source; the value is NaN if the step had no such part. When a loss
+    # diverges, `loss` itself is NaN as well.
     values = {
       name: value
       for name, value in values.items()
@@ -150,7 +151,7 @@ def _events(
 
 
 def _number(value: Any) -> float:
-  """Returns a count's value; one kept in floats as the int that it is."""
+  """Returns a count's value, as an int if it is whole."""
   if isinstance(value, token_count.TokenCount):
     return token_count.to_int(value)
   value = jax.device_get(value).item()

@@ -1,12 +1,12 @@
 """The training loop: restore, step, evaluate, save, in that order.
 
-The same command again resumes, however the run ended: it continues from the
-last checkpoint as if nothing had happened, bit for bit, with the same order of
+The same command resumes a run, however it ended. It continues from the last
+checkpoint and gives the bits of an uninterrupted run, with the same order of
 the data and the same records in metrics.jsonl. At most the work since that
 checkpoint is lost.
 
-Where several processes train, each runs this loop on its own rows. The first
-one locks the workdir and writes the records. All of them save and restore. A
+If several processes train, each runs this loop on its own rows. The first one
+locks the workdir and writes the records. All of them save and restore. A
 Ctrl-C or SIGTERM at any of them stops all after the same step.
 """
 
@@ -45,26 +45,28 @@ def train(
   """Trains to the last step of the run, or until Ctrl-C or SIGTERM.
 
   Args:
-    experiment: what is trained; must be the one that `workdir` holds, if any.
-    workdir: made where it does not exist.
-    state: a pytree with `step` (int32) and `tokens` (a `TokenCount` or a
-      scalar), as before the first step. Its arrays are given away.
+    experiment: the experiment; must be the one that `workdir` holds, if any.
+    workdir: created if it does not exist.
+    state: the state before the first step, a pytree with `step` (int32) and
+      `tokens` (a `TokenCount` or a scalar). Its arrays are deleted or donated.
     step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
       donated state.
-    batches: an iterator with get_state() and set_state(), as JSON can hold it.
+    batches: an iterator with get_state() and set_state(), whose state JSON can
+      hold.
     evaluate: state -> {name: value}; recorded under 'eval_' names.
     until: step after which to save and stop, as after Ctrl-C.
     schedule: the steps and their rows; by default `batch_schedule.schedule_of`.
 
   Returns:
-    The last state; its `step` is less than the schedule's `steps` after an
-    interruption (saved; the message says how to go on).
+    The last state. After an interruption its `step` is less than the schedule's
+    `steps`; the state is then saved, and a message says how to continue.
 
   Raises:
-    ValueError: bad loop settings, or a workdir of another experiment.
+    ValueError: loop settings are wrong, the workdir holds another experiment,
+      or the data ends too early.
     OSError: a record or checkpoint could not be written (SaveError) or read
       (RestoreError), or another process trains in the workdir.
-    KeyboardInterrupt: at a second Ctrl-C. A save under way is not waited for.
+    KeyboardInterrupt: at a second Ctrl-C, which waits for no save in progress.
   """
   config, folder = experiment.loop, pathlib.Path(workdir)
   training_config.check_loop(config)

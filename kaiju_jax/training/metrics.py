@@ -1,13 +1,13 @@
-"""metrics.jsonl: what a run measured, one record per line.
+"""Reads and writes metrics.jsonl, a run's measurements, one record per line.
 
     {"step": 20, "tokens": 81920, "loss": 2.25, …, "tokens_per_second": 51e3}
 
 `loss` and the other metrics are values of that one step, not means over an
-interval, so that a resumed run writes the same records as an uninterrupted one;
-only `tokens_per_second` is a measurement of time. Evaluations are records of
-their own at the same step, and their names begin with 'eval_'. JSON has no NaN:
+interval, so that a resumed run writes the same records as an uninterrupted one.
+Only `tokens_per_second` is a measurement of time. An evaluation is a separate
+record at the same step, and its names begin with 'eval_'. JSON has no NaN:
 values that are not finite are the strings "NaN", "Infinity" and "-Infinity",
-which Python's and JavaScript's number parsers read (and so does `read`).
+which Python's and JavaScript's number parsers and `read` understand.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ TIMING = ('tokens_per_second',)
 
 
 class Records:
-  """Appends records to a workdir's metrics.jsonl, each in one write.
+  """A writer that appends records to a workdir's metrics.jsonl.
 
-  Opening cuts the file back to `last_step`: the records after it belong to
-  work that was lost, as does a line that a kill cut in half. The cut is a
-  truncation, which neither a kill nor a full disk can leave half done.
+  Opening cuts the file back to `last_step`, because later records, and a line
+  that a kill cut in half, belong to lost work. The cut is a truncation, which
+  neither a kill nor a full disk can leave half done.
   """
 
   def __init__(self, folder: pathlib.Path, last_step: int):
@@ -69,12 +69,13 @@ class Records:
 
 
 def read(folder: str | os.PathLike) -> list[dict[str, Any]]:
-  """Returns a workdir's records, numbers throughout.
+  """Returns a workdir's records, with all values as numbers.
 
-  A last line that is still being written is left out.
+  It skips an unfinished last line.
 
   Raises:
-    ValueError: another line is not a record.
+    OSError: the file is missing or cannot be read.
+    ValueError: a finished line is not a record.
   """
   path = pathlib.Path(folder) / FILE
   records = []
@@ -99,7 +100,7 @@ def _end_of(path: pathlib.Path, last_step: int) -> int:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-  """Returns a line's record; None where the line is not a whole record."""
+  """Returns a line's record; None if the line is not a whole record."""
   if not line.endswith(b'\n'):
     return None
   try:

@@ -1,11 +1,11 @@
 """AdamW in one optax chain, schedules over tokens, and Z-Reg's coefficient.
 
-Bungee scalars have a rate of their own, no decay, and are left out of the
-global-norm clip (our guess: one scalar's gradient is the sum over a whole
-matrix, and would dominate the norm).
+Bungee scalars have their own rate, no decay and no part in the global-norm clip
+(our guess: one scalar's gradient is the sum over a whole matrix, and would
+dominate the norm).
 
 The learning rate is an argument of the update, not state of the chain, because
-the step knows how many tokens the run has seen.
+it depends on the tokens that the run has seen, which the step counts.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ from kaiju_jax.training import config as training_config
 
 Schedule = Callable[[jax.Array], jax.Array]
 
-# A running KV limit moves by this fraction of itself per step. (Our guess.)
+# A running KV limit moves by this fraction of its value per step. (Our guess.)
 _LIMIT_RATE = 0.01
 
 
 def shape_of_rate(
   config: training_config.OptimizerConfig, total_tokens: int
 ) -> Schedule:
-  """Returns tokens → the learning rate as a fraction of its peak.
+  """Returns the function from tokens to the rate as a fraction of its peak.
 
-  The tokens are those before a step, in float32: with a warm-up the first
-  step's rate is 0.
+  It takes the tokens before a step, in float32: with a warm-up the first step's
+  rate is 0.
   """
   tokens = float(total_tokens)
   warmup = config.warmup * tokens
@@ -59,9 +59,10 @@ def shape_of_rate(
 def rate_of_batch(
   config: training_config.OptimizerConfig, count: jax.Array | int, most: int
 ) -> jax.Array | float:
-  """Returns the factor of the rate where `count` of `most` microbatches count.
+  """Returns the rate's factor for a step of `count` of `most` microbatches.
 
-  Adam's best rate grows about with the square root of a small batch.
+  Adam's best rate grows about with the square root of the batch while it is
+  small.
   """
   if config.batch_rate == 'none':
     return 1.0
@@ -71,12 +72,15 @@ def rate_of_batch(
 def z_reg_coefficient(
   peak: float, schedule: str, rate: jax.Array
 ) -> jax.Array | float:
-  """Returns Z-Reg's coefficient where the rate is `rate` of its peak."""
+  """Returns Z-Reg's coefficient; `rate` is the rate over its peak."""
   return peak * rate if schedule == 'learning_rate' else peak
 
 
 def scale_by_argument(factor: float) -> optax.GradientTransformationExtraArgs:
-  """Scales updates by −factor · `learning_rate`, given to `update`."""
+  """Returns a transformation that scales updates by −factor · learning_rate.
+
+  `learning_rate` is an argument of its `update`.
+  """
 
   def update(updates, state, params=None, *, learning_rate, **_):
     del params
@@ -87,11 +91,13 @@ def scale_by_argument(factor: float) -> optax.GradientTransformationExtraArgs:
 
 
 def fan_in(name: str, shape: Sequence[int]) -> int | None:
-  """Returns how many products a matrix's outputs sum; None for no matrix.
+  """Returns how many products each output of a matrix sums.
+
+  It returns None for a parameter that is no projection's weight.
 
   Args:
     name: the parameter's name, whose letters say which dimensions are summed.
-    shape: the whole tensor's, with or without a scan's N.
+    shape: the whole tensor's shape, with or without a scan's N.
   """
   if name not in rules.CONTRACTED:
     return None
@@ -101,11 +107,12 @@ def fan_in(name: str, shape: Sequence[int]) -> int | None:
 
 
 def scale_by_width(base: int) -> optax.GradientTransformation:
-  """Scales a matrix's update by base / fan-in, and no other's.
+  """Returns a transformation that scales a matrix's update by base / fan-in.
 
-  A step of Adam moves each weight by about the rate, all in directions that
-  agree with the input. So an output moves by rate × fan-in, and by the same in
-  every width where the rate falls as 1 / fan-in (Yang et al. 2022, μP).
+  Other parameters' updates stay. A step of Adam moves each weight by about the
+  rate, all in directions that agree with the input, so an output moves by rate
+  × fan-in. If the rate falls as 1 / fan-in, the output moves equally far in
+  every width (Yang et al. 2022, μP).
   """
 
   def update(updates, state, params=None):
@@ -120,10 +127,11 @@ def scale_by_width(base: int) -> optax.GradientTransformation:
 
 
 def follow_sign(rate: float) -> optax.GradientTransformation:
-  """Moves a positive parameter by `rate` of itself against the sign.
+  """Returns a transformation that moves a parameter against the sign.
 
-  For running limits (`qat.quantize_kv`): the sign of their virtual gradient
-  says on which side of the limit the largest value was; its size means nothing.
+  It moves a positive parameter by `rate` times its value, for running limits
+  (`qat.quantize_kv`): the sign of their virtual gradient says on which side of
+  the limit the largest value was; its size means nothing.
   """
 
   def update(updates, state, params):
@@ -140,7 +148,7 @@ def names(params: Any) -> Any:
 
 
 def is_matrix(name: str) -> bool:
-  """Whether weight decay applies: two letters or more, without a scan's N."""
+  """Returns whether weight decay applies: two letters or more, without N."""
   return not _is_bungee(name) and len(rules.letters_of(name)) > 1
 
 
@@ -155,7 +163,7 @@ def _kind(name: str) -> str:
 
 
 def without_limits(gradient: Any) -> Any:
-  """Returns a gradient with zeros for running limits: theirs is virtual."""
+  """Returns a gradient with zeros for running limits, whose own is virtual."""
   return jax.tree.map(
     lambda g, name: jnp.zeros_like(g) if _kind(name) == 'limit' else g,
     gradient,

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress line, or plain lines in a log."""
+"""Shows a run's progress to the user: one live line, or plain log lines."""
 
 import datetime
 from typing import Self
@@ -10,9 +10,9 @@ import rich.progress
 class Progress:
   """A line with loss, tokens/s and time left, on stderr.
 
-  On a terminal it stays in place and messages go above it; elsewhere each
-  update prints a line of its own. `quiet` shows nothing; it is for all but one
-  of several processes.
+  On a terminal it stays in place and messages appear above it; elsewhere each
+  update prints a new line. `quiet` shows nothing, for all but one of several
+  processes.
   """
 
   def __init__(
@@ -32,11 +32,11 @@ class Progress:
     self._leave()
 
   def say(self, text: str) -> None:
-    """Prints a message, as it is."""
+    """Prints a message without markup or wrapping."""
     self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
   def end(self, text: str) -> None:
-    """Prints the last message, below the line, which stays as it is."""
+    """Stops the progress line, and prints the last message below it."""
     self._leave()
     self.say(text)
 

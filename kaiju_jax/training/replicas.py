@@ -1,8 +1,8 @@
 """Ternary updates as a mode of the trainer: `wire_weights='ternary'`.
 
 The state then holds int8 replicas beside the f32 masters (the weights that the
-optimizer updates). A step reads the replicas, moves the masters, and brings
-the replicas at most one code nearer to them:
+optimizer updates). A step reads the replicas, moves the masters, and moves the
+replicas by at most one code towards them:
 
     variables {'params': masters, 'replica': codes and scales}
       → loss and gradient (`fsdp.follow`: nothing is gathered)
@@ -31,10 +31,14 @@ from kaiju_jax.wire import ternary_plan
 def plan_of(
   experiment: experiment_lib.Experiment, params: Any
 ) -> ternary.Plan | None:
-  """Returns which of `params` (or their shapes) are ternary, and how.
+  """Returns the plan of ternary updates; None in all other modes.
+
+  Args:
+    experiment: the experiment.
+    params: the parameters or their shapes.
 
   Raises:
-    ValueError: no weight is int8, or as `least_scale`.
+    ValueError: no weight is int8; or see `least_scale`.
   """
   quantization = experiment.model.quantization
   if quantization.wire_weights != 'ternary':
@@ -48,11 +52,11 @@ def plan_of(
 
 
 def least_scale(experiment: experiment_lib.Experiment) -> float:
-  """Returns the finest grid: the config's, or the one that never lags.
+  """Returns the finest grid's scale: the config's, or the one that never lags.
 
   Raises:
-    ValueError: an optimizer whose updates have no bound that a grid could
-      follow (`grid.no_lag_scale`).
+    ValueError: the optimizer's updates have no bound that a grid could follow
+      (`grid.no_lag_scale`).
   """
   given = experiment.model.quantization.ternary.least_scale
   return given or grid.no_lag_scale(**_moves(experiment))
@@ -61,7 +65,7 @@ def least_scale(experiment: experiment_lib.Experiment) -> float:
 def check(
   experiment: experiment_lib.Experiment, objective: objective_lib.Objective
 ) -> None:
-  """Warns where the config's grids are finer than codes can follow.
+  """Warns if codes cannot follow the masters on the config's finest grids.
 
   Raises:
     ValueError: the objective freezes the weights whose updates are ternary.
@@ -87,7 +91,7 @@ def _moves(experiment: experiment_lib.Experiment) -> dict[str, float]:
 def start(
   plan: ternary.Plan, params: Any, mesh: jax.sharding.Mesh
 ) -> ternary.State:
-  """Returns replicas made from the masters, both as `mesh` stores them."""
+  """Returns replicas made from the masters, both stored on `mesh`."""
   return jax.shard_map(
     functools.partial(ternary.start, plan),
     mesh=mesh,
@@ -104,14 +108,14 @@ def update(
   step: jax.Array,
   mesh: jax.sharding.Mesh,
 ) -> tuple[ternary.State, dict[str, jax.Array]]:
-  """Returns the replicas after a step, and `ternary.Report` as metrics.
+  """Updates the replicas; returns them, and `ternary.Report` as metrics.
 
   Args:
     plan: the plan of these parameters.
     state: replicas before the step; donated.
     params: masters after the optimizer.
     step: int32, this step's number, 1 for the first.
-    mesh: the mesh that masters and replicas are stored over.
+    mesh: the mesh that stores masters and replicas.
   """
   replicas = ternary_plan.specs(plan, params)
 

@@ -1,4 +1,4 @@
-"""What a training step carries on: the state, its start and its storage."""
+"""The state of training: its fields, its first value and its sharding."""
 
 from typing import Any
 from typing import ClassVar
@@ -26,15 +26,14 @@ from kaiju_jax.wire import ternary_plan
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that a checkpoint must hold beside the data's place.
+  """The state that a checkpoint holds beside the data's position.
 
   Attributes:
     step: int32, optimizer steps taken.
-    tokens: row tokens consumed, an exact count; what schedules follow.
-    params: float32 master weights: the model's, and beside them those of the
-      objective.
-    opt_state: the state of `optimizer.make`'s transformation, for the
-      parameters that are trained.
+    tokens: exact count of row tokens consumed, which schedules follow.
+    params: float32 master weights of the model and of the objective.
+    opt_state: the state of `optimizer.make`'s transformation, for the trained
+      parameters.
   """
 
   step: jax.Array
@@ -42,18 +41,18 @@ class TrainState:
   params: Any
   opt_state: optax.OptState
 
-  # Not a field: checkpoints of all other modes hold no trace of it.
+  # Not a field, so that checkpoints of all other modes do not contain it.
   replica: ClassVar[ternary.State | None] = None
 
 
 @flax.struct.dataclass
 class TernaryState(TrainState):
-  """The state where updates are ternary.
+  """The state of training with ternary updates.
 
   Attributes:
     replica: int8 weights that every device holds. They follow the masters step
-      by step and cannot be computed from them: to resume bit for bit, a run
-      needs both.
+      by step and cannot be recomputed from them, so a run needs both to resume
+      bit for bit.
   """
 
   replica: ternary.State
@@ -71,10 +70,10 @@ def model_of(
 def objective_of(
   experiment: experiment_lib.Experiment,
 ) -> objective_lib.Objective:
-  """Returns the experiment's objective, with curves of its data's sources.
+  """Returns the experiment's objective, with metrics of its data's sources.
 
   Raises:
-    OSError, ValueError: an objective that cannot be meant, or a mix.json that
+    OSError, ValueError: wrong settings of the objective, or a mix.json that
       cannot be read.
   """
   asked = experiment.objective, experiment.model, experiment.data.length
@@ -94,11 +93,11 @@ def initialize(
   """Returns an experiment's state before the first step, stored on `mesh`.
 
   Args:
-    experiment: what is trained.
+    experiment: the experiment.
     mesh: by default the first device alone.
-    objective: what is minimized; by default the experiment's.
-    params: the model's parameters, on the same mesh, where they are not those
-      drawn from the experiment's seed.
+    objective: the objective; by default the experiment's.
+    params: the model's parameters, on the same mesh; by default drawn from the
+      experiment's seed.
   """
   mesh = mesh or mesh_lib.single()
   objective = objective or objective_of(experiment)
@@ -116,7 +115,7 @@ def abstract(
   mesh: jax.sharding.Mesh | None = None,
   objective: objective_lib.Objective | None = None,
 ) -> TrainState:
-  """Returns the shapes of `initialize`, with their shardings on the mesh."""
+  """Returns shapes and shardings of the state that `initialize` returns."""
   mesh = mesh or mesh_lib.single()
   objective = objective or objective_of(experiment)
 
@@ -162,9 +161,9 @@ def init_params(
   seed: int,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Any:
-  """Returns what `draw_params` does, each made where the mesh stores it.
+  """Draws the parameters of `draw_params`, each on the device that stores it.
 
-  The same numbers on every mesh; by default on the first device alone.
+  The numbers are the same on every mesh; the default is the first device alone.
   """
   mesh = mesh or mesh_lib.single()
 
@@ -183,13 +182,14 @@ def create(
   mesh: jax.sharding.Mesh | None = None,
   plan: ternary.Plan | None = None,
 ) -> TrainState:
-  """Returns the state before the first step, stored as `mesh` has it.
+  """Returns the state before the first step of all `params`, on `mesh`.
 
   Args:
     params: parameters as `init_params` returns them, on the same mesh.
     optimizer: the transformation that `optimizer.make` returns.
     mesh: by default the first device alone.
-    plan: the plan that `replicas.plan_of` returns, where updates are ternary.
+    plan: the plan that `replicas.plan_of` returns; None without ternary
+      updates.
   """
   mesh = mesh or mesh_lib.single()
 
@@ -216,9 +216,9 @@ def _start(params, optimizer, mesh, plan, trained=None) -> TrainState:
 
 
 def shardings(state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
-  """Returns where a state (or its shapes) is stored.
+  """Returns the shardings of a state or of its shapes.
 
-  Masters and moments lie with their owners, replicas whole along D.
+  Owners store masters and moments; replicas are whole along D.
   """
   if state.replica is None:
     return rules.shardings(state, mesh)

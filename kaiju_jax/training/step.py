@@ -1,4 +1,4 @@
-"""One optimizer step: microbatch gradients summed in f32, then AdamW.
+"""The training step: sums microbatch gradients in f32, then applies AdamW.
 
     rows [A, B, L], B over fsdp                      one manual shard_map
       → for each microbatch: the objective's sums    over (fsdp, tensor)
@@ -6,13 +6,13 @@
         reduced on its way
       → summed over the devices that hold copies of
         the same parameter (norm gains, Bungee)
-    gradients, stored as the parameters are          plain jit: elementwise,
+    gradients, sharded like the parameters           plain jit: elementwise,
       → clip, AdamW on the f32 masters               but for scalar norms
     replicas, where updates are ternary              one manual shard_map
-      → −1, 0 or 1 for each weight (`replicas.py`)
+      → −1, 0 or 1 per weight (`replicas.py`)
 
-What is minimized is a value (`objectives/objective.py`). One device is a mesh
-of 1 × 1, and the same code.
+An objective defines the loss (`objectives/objective.py`). One device is a mesh
+of 1 × 1 and runs the same code.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def total_tokens(experiment: experiment_lib.Experiment) -> int:
 
 
 class Step:
-  """A jitted step; `make` says what it takes and returns."""
+  """A jitted step; see `make` for its arguments and results."""
 
   def __init__(self, jitted, learning_rate: float):
     self._jitted = jitted
@@ -83,7 +83,7 @@ class Step:
     return self._jitted(state, batch, microbatches, self._learning_rate)
 
   def at(self, learning_rate: float) -> 'Step':
-    """Returns the same program with another peak rate."""
+    """Returns this step with another peak rate; compiles nothing."""
     return Step(self._jitted, learning_rate)
 
   def lower(self, *arguments) -> jax.stages.Lowered:
@@ -92,7 +92,7 @@ class Step:
 
   @property
   def compilations(self) -> int:
-    """How many programs calls have compiled so far."""
+    """The number of programs that calls have compiled so far."""
     return self._jitted._cache_size()
 
 
@@ -104,26 +104,28 @@ def make(
 ) -> Step:
   """Returns the jitted step.
 
-  The step takes (state, batch, microbatches=None): arrays of the batch are
-  [A, B, …]; `microbatches` says how many of the A count, by default what the
-  experiment's batch schedule says. It may be traced, so that a growing batch
-  compiles nothing; outside 1…A loss and gradient are NaN. The state is donated.
+  The step takes (state, batch, microbatches=None) and returns the new state and
+  metrics. Arrays of the batch are [A, B, …]. The step uses the first
+  `microbatches` of the A, by default as many as the batch schedule says. The
+  number may be traced, so that a growing batch compiles nothing; outside 1…A
+  loss and gradient are NaN. The state is donated.
 
   Metrics are float32 scalars: loss (nats, the objective's loss over its
   weight), grad_norm, learning_rate (of this step: with a warm-up it is 0 at
-  first), microbatches (where their number may change), loss_weight (the
-  objective's weight), skipped_steps, those of the objective (NaN where it found
-  nothing to measure), and where updates are ternary those of `replicas.update`.
+  first), microbatches (if their number may change), loss_weight (the
+  objective's weight), skipped_steps, those of the objective (NaN if its divisor
+  is 0), and with ternary updates those of `replicas.update`.
 
   Args:
-    experiment: what is trained.
+    experiment: the experiment.
     mesh: the mesh of `mesh.make`; by default the first device alone.
-    objective: what is minimized; by default the experiment's.
-    start: a state on the mesh, or its shapes; by default found by tracing how
-      the model is initialized, which takes seconds.
+    objective: the objective; by default the experiment's.
+    start: a state on the mesh, or its shapes; by default the step traces the
+      model's initialization for them, which takes seconds.
 
   Raises:
-    ValueError: bad settings, or a model or batch that the mesh cannot split.
+    ValueError: settings are wrong, or the mesh cannot split the model or the
+      batch.
   """
   mesh = mesh or mesh_lib.single()
   objective = objective or state_lib.objective_of(experiment)
@@ -170,7 +172,7 @@ def make(
       state, metrics = state.replace(replica=replica), metrics | followed
     return state, metrics
 
-  # Out as in, to the letter: a second call then finds the compiled step.
+  # Shardings go out as they come in, so that a second call compiles nothing.
   stored = jax.tree.map(lambda leaf: leaf.sharding, start)
   return Step(
     jax.jit(step, donate_argnums=0, out_shardings=(stored, None)),
@@ -181,7 +183,7 @@ def make(
 def due(
   schedule: batch_schedule.BatchSchedule, tokens: token_count.TokenCount
 ) -> jax.Array:
-  """Returns the microbatches of the step after so many tokens, int32."""
+  """Returns the number of microbatches of the step after `tokens`, int32."""
   first, *later = schedule.stages
   count = jnp.int32(first.count)
   for stage in later:
@@ -191,7 +193,7 @@ def due(
 
 
 def _divisor(weight, count, held: int) -> jax.Array:
-  """Returns what to divide by; NaN where the batch has no `count`."""
+  """Returns the loss's divisor; NaN if the batch has fewer than `count`."""
   weight = _or_one(weight)
   if isinstance(count, int):
     return weight
@@ -230,10 +232,10 @@ def _metrics(
 
 
 def _or_one(weight: jax.Array) -> jax.Array:
-  """Returns what to divide by: the weight, or 1 where it is 0.
+  """Returns the weight as a divisor: 1 in place of 0.
 
-  A step may hold no token that carries loss, such as rows of one-token
-  remainders: then its gradient is zero, not NaN.
+  A step may have no token with a loss, as with rows of one-token remainders;
+  its gradient is then zero, not NaN.
   """
   return jnp.where(weight > 0, weight, 1.0)
 
@@ -243,10 +245,10 @@ def gradient_of(
   mesh: jax.sharding.Mesh,
   objective: objective_lib.Objective | None = None,
 ):
-  """Returns (params, batch, count, z, z) → the step's `Sums` and gradient.
+  """Returns the function that computes a step's `Sums` and gradient.
 
-  The gradient is that of `Sums.loss` in the trained parameters, stored as they
-  are. Where updates are ternary, the replicas are one more argument.
+  It takes (params, batch, count, z_attention, z_logits, replica=None). The
+  gradient is that of `Sums.loss` in the trained parameters, sharded like them.
   """
   model = model_of(experiment)
   objective = objective or state_lib.objective_of(experiment)
@@ -305,7 +307,7 @@ def abstract(
 ) -> tuple[state_lib.TrainState, packing.Batch]:
   """Returns the shapes of the step's state and batch, with their shardings.
 
-  They suffice to compile the step for devices that are absent.
+  They suffice to compile the step for devices that this machine does not have.
   """
   objective = objective or state_lib.objective_of(experiment)
   state = state_lib.abstract(experiment, mesh, objective)

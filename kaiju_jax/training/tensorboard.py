@@ -1,4 +1,4 @@
-"""The records of metrics.jsonl once more, as TensorBoard events.
+"""Writes the records of metrics.jsonl as TensorBoard events, too.
 
 tensorboardX's SummaryWriter is not used: on a full disk its thread ends
 without an error, and its queue then blocks forever.
@@ -19,9 +19,9 @@ _SECONDS_BETWEEN_FLUSHES = 10.0
 
 
 class Events:
-  """Writes scalars to a new event file in the workdir's tensorboard/.
+  """A writer of scalars to a new event file in the workdir's tensorboard/.
 
-  The file tells TensorBoard to drop what earlier files hold after `last_step`.
+  The file tells TensorBoard to drop earlier files' events after `last_step`.
   """
 
   def __init__(self, folder: pathlib.Path, last_step: int):
@@ -50,7 +50,7 @@ class Events:
       self.flush()
 
   def flush(self) -> None:
-    """Brings the events to the disk."""
+    """Writes the events in memory to the file."""
     with files.writing(str(self._folder)):
       self._writer.flush()
     self._flushed = time.monotonic()

@@ -1,4 +1,4 @@
-"""Tokens per second in the steady state."""
+"""Measures tokens per second, without compilation and pauses."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ import time
 
 
 class Throughput:
-  """Measures between steps; compilation and pauses are left out.
+  """A clock between steps that leaves out compilation and pauses.
 
-  The first step seen only starts the clock: it holds the compilation.
+  The first step only starts the clock, because it includes the compilation.
   """
 
   def __init__(self, now: Callable[[], float] = time.perf_counter):
@@ -20,21 +20,29 @@ class Throughput:
     self._latest: tuple[int, float] | None = None
 
   def tick(self, done: int) -> None:
-    """Notes that a step is complete, and how much of the run is done then."""
+    """Notes that a step is complete, and how much of the run is then done."""
     self._latest = (done, self._now() - self._idle)
     self._first = self._first or self._latest
 
   def tokens_per_second(self, tokens: float) -> float | None:
-    """Returns the rate since the last call, at the latest step's tokens."""
+    """Returns the rate from the previous call's step to the latest one.
+
+    Args:
+      tokens: the run's tokens up to the latest step.
+
+    Returns:
+      Tokens per second; None at the first call.
+    """
     before, self._lap = self._lap, (tokens, self._latest[1])
     if before is None or self._lap[1] <= before[1]:
       return None
     return (tokens - before[0]) / (self._lap[1] - before[1])
 
   def seconds_left(self, total: int) -> float | None:
-    """Returns the time until `total` is done, evaluations and saves left out.
+    """Returns the seconds until `total` is done, pauses left out.
 
-    In the units of `tick`, such as steps or rows.
+    `total` has the units of `tick`, such as steps or rows. The result is None
+    until a second step is complete.
     """
     done = self._latest[0] - self._first[0]
     if not done:
@@ -44,7 +52,7 @@ class Throughput:
 
   @contextlib.contextmanager
   def pause(self) -> Iterator[None]:
-    """Leaves out what happens within: evaluation, saving."""
+    """Stops the clock while entered, for evaluation and saving."""
     start = self._now()
     try:
       yield

@@ -14,14 +14,14 @@ _WORD = 2**32
 
 
 class TokenCount(NamedTuple):
-  """high · 2^32 + low; both uint32 scalars."""
+  """A count as high · 2^32 + low, both uint32 scalars."""
 
   high: jax.Array
   low: jax.Array
 
 
 def start(count: int = 0) -> TokenCount:
-  """Returns a count of so many tokens, less than 2^64."""
+  """Returns a count of `count` tokens, less than 2^64."""
   high, low = divmod(count, _WORD)
   return TokenCount(jnp.uint32(high), jnp.uint32(low))
 
@@ -41,12 +41,12 @@ def has_reached(count: TokenCount, tokens: int) -> jax.Array:
 
 
 def to_float(count: TokenCount) -> jax.Array:
-  """Returns the count in float32, exact where float32 holds it."""
+  """Returns the count in float32, exact if float32 can hold it."""
   high, low = (word.astype(jnp.float32) for word in count)
   return high * float(_WORD) + low
 
 
 def to_int(count: TokenCount) -> int:
-  """Returns the count of concrete words."""
+  """Returns the value of a count that is not traced."""
   high, low = jax.device_get(count)
   return int(high) * _WORD + int(low)

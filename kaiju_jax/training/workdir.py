@@ -1,17 +1,17 @@
-"""The folder of one run: what was asked, where it ran, what came out.
+"""The workdir, the folder of one run.
 
 config.json        the Experiment; another one is refused
 environment.json   versions, devices and date of the latest start, and of
                    the `earlier` ones
 metrics.jsonl      one record per line (metrics.py)
-tensorboard/       the same as events
+tensorboard/       the same records as events
 checkpoints/       state and data position (checkpoint.py)
-bad_checkpoints/   what could not be read, moved aside
+bad_checkpoints/   checkpoints that could not be read, moved here
 lock               held by the process that trains here
 
-A workdir is a folder of a file system (mounted, if need be): records are
-appended, folders renamed and a file locked, and an object store's gs:// or
-s3:// can do none of these.
+A workdir must lie in a (possibly mounted) file system, because training appends
+records, renames folders and locks a file. An object store's gs:// or s3:// can
+do none of these.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _LOCK = 'lock'
 def open_workdir(
   path: str | os.PathLike, experiment: experiment_lib.Experiment
 ) -> Iterator[pathlib.Path]:
-  """Makes or reopens a workdir, and keeps other processes out of it.
+  """Creates or reopens a workdir, and locks it while entered.
 
   Raises:
     ValueError, OSError: see `reserve`.
@@ -50,17 +50,16 @@ def open_workdir(
 def reserve(
   path: str | os.PathLike, experiment: experiment_lib.Experiment
 ) -> Iterator[pathlib.Path]:
-  """Keeps a workdir that need not exist yet for this process.
+  """Locks a workdir while entered, and creates it if it does not exist.
 
-  It covers the minutes in which data is read and parameters are made, so that
-  an unusable folder is refused before them. The folder does not name its
-  experiment yet; one that was made here and never got a `config.json` is
-  removed again.
+  The caller reads data and makes parameters within, so that an unusable folder
+  is refused minutes earlier. This function writes no `config.json`. At the end
+  it removes a folder that it created and that still has none.
 
   Raises:
     ValueError: see `check`.
     BlockingIOError: another process trains there.
-    OSError: the folder cannot be made, or not be written to.
+    OSError: the folder cannot be created or written to.
   """
   check(path, experiment)
   path = pathlib.Path(path)
@@ -84,9 +83,10 @@ def check(
   """Refuses a workdir that holds another experiment. Writes nothing.
 
   Raises:
-    ValueError: no name, an address, or a file's name; the experiment is
-      ill-typed, or the workdir's `config.json` disagrees (names each field
-      with both values, and a new workdir).
+    ValueError: the path is empty, an address or a file; a field of the
+      experiment has the wrong type; the workdir holds records or checkpoints
+      without a `config.json`; or its `config.json` disagrees (the message names
+      each field with both values, and a free workdir).
   """
   if not os.fspath(path):
     raise ValueError("workdir '': must name a folder, as runs/tiny.")
@@ -117,8 +117,8 @@ def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
 
   Raises:
     FileNotFoundError: there is no `config.json`.
-    ValueError: an address; or it is not JSON, or a field is unknown, missing or
-      ill-typed.
+    ValueError: the path is an address; or the file is not JSON, or a field is
+      unknown, missing or has the wrong type.
   """
   addresses.refuse(path, f'workdir {path}')
   file = pathlib.Path(path) / _CONFIG
@@ -133,10 +133,11 @@ def load_experiment(path: str | os.PathLike) -> experiment_lib.Experiment:
 
 
 def holds_checkpoint(path: str | os.PathLike, step: int) -> bool:
-  """Whether a workdir has a finished checkpoint of that step; needs no jax.
+  """Returns whether a workdir has a finished checkpoint of a step.
 
-  A save writes into a folder of another name and renames it once all is on
-  the disk (checkpoint.py), after the step's records and its evaluation.
+  It needs no jax. A save writes into a folder of another name and renames it
+  once all is on the disk (checkpoint.py), after the step's records and its
+  evaluation.
   """
   return (pathlib.Path(path) / CHECKPOINTS / str(step)).is_dir()
 
@@ -149,7 +150,7 @@ def checkpoints(path: str | os.PathLike) -> list[int]:
 
 
 def note_start(path: pathlib.Path) -> None:
-  """Writes on what devices and with what versions the run starts or resumes."""
+  """Writes the devices and versions with which the run starts or resumes."""
   # Imported here, so that `check` and `load_experiment` need no jax.
   from kaiju_jax.training import environment
 
