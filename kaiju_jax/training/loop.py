@@ -51,8 +51,7 @@ def train(
       `tokens` (a `TokenCount` or a scalar). Its arrays are deleted or donated.
     step: (state, batch) -> (state, {name: float32 scalar}), jitted, with a
       donated state.
-    batches: an iterator with get_state() and set_state(), whose state JSON can
-      hold.
+    batches: an iterator with get_state() (for JSON) and set_state().
     evaluate: state -> {name: value}; recorded under 'eval_' names.
     until: step after which to save and stop, as after Ctrl-C.
     schedule: the steps and their rows; by default `batch_schedule.schedule_of`.
@@ -62,8 +61,7 @@ def train(
     `steps`; the state is then saved, and a message says how to continue.
 
   Raises:
-    ValueError: loop settings are wrong, the workdir holds another experiment,
-      or the data ends too early.
+    ValueError: wrong loop settings, another run's workdir, or too little data.
     OSError: a record or checkpoint could not be written (SaveError) or read
       (RestoreError), or another process trains in the workdir.
     KeyboardInterrupt: at a second Ctrl-C, which waits for no save in progress.

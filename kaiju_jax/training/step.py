@@ -104,11 +104,11 @@ def make(
 ) -> Step:
   """Returns the jitted step.
 
-  The step takes (state, batch, microbatches=None) and returns the new state and
-  metrics. Arrays of the batch are [A, B, …]. The step uses the first
-  `microbatches` of the A, by default as many as the batch schedule says. The
-  number may be traced, so that a growing batch compiles nothing; outside 1…A
-  loss and gradient are NaN. The state is donated.
+  It takes (state, batch, microbatches=None) and returns (state, metrics). The
+  state is donated. Arrays of the batch are [A, B, …]; the first `microbatches`
+  of the A count, by default as many as the batch schedule says. The number may
+  be traced, so that a growing batch compiles nothing; outside 1…A it makes loss
+  and gradient NaN.
 
   Metrics are float32 scalars: loss (nats, the objective's loss over its
   weight), grad_norm, learning_rate (of this step: with a warm-up it is 0 at
@@ -120,12 +120,10 @@ def make(
     experiment: the experiment.
     mesh: the mesh of `mesh.make`; by default the first device alone.
     objective: the objective; by default the experiment's.
-    start: a state on the mesh, or its shapes; by default the step traces the
-      model's initialization for them, which takes seconds.
+    start: a state on the mesh, or its shapes; tracing them takes seconds.
 
   Raises:
-    ValueError: settings are wrong, or the mesh cannot split the model or the
-      batch.
+    ValueError: wrong settings, or the mesh cannot split the model or batch.
   """
   mesh = mesh or mesh_lib.single()
   objective = objective or state_lib.objective_of(experiment)
