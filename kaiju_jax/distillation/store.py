@@ -52,7 +52,7 @@ class Settings:
     teacher: hash of the teacher's parameters and config.
     length: tokens of a row that the teacher read.
     batch: rows that it read at a time.
-    overlap: the least context of a long document's tokens, over `length`.
+    overlap: the fraction of a row that is context for a long document's tokens.
     shard: records in a whole shard.
   """
 

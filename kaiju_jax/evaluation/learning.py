@@ -73,7 +73,7 @@ def tokens_to(run: Run, name: str, least: float) -> float | None:
 
   Returns:
     Tokens at the first evaluation from which on no reading is less; None if the
-      last one is less, or there is none.
+    last one is less, or there is none.
   """
   learnt = None
   for tokens, value in run.readings(name):

@@ -77,7 +77,7 @@ def fit(
     parameters: float[R], N of each run.
     tokens: float[R], D of each run.
     losses: float[R], its final loss.
-    with_e: whether the law has E; without it, it serves as the contrast.
+    with_e: whether the law has E; the law without E is for comparison.
     draws: how often the residuals are resampled.
     seed: the seed of the resampling.
 

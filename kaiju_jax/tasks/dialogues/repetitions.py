@@ -18,8 +18,8 @@ import numpy as np
 
 from kaiju_jax.data import packing
 
-_SHORTEST, _SHORT = 3, 9  # Tokens of a short run, from … to below …
-_TIMES = 2, 6  # How often a run occurs, from … to below …
+_SHORTEST, _SHORT = 3, 9  # A short run has 3 to 8 tokens.
+_TIMES = 2, 6  # A run occurs 2 to 5 times.
 _LEAST = 40  # The least room for another document, in tokens.
 
 

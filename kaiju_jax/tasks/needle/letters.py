@@ -8,9 +8,9 @@ The question is a small letter that stood before; the answer is its capital:
 A corpus of such documents is files of text. So a run has held-out documents and
 a teacher's store like any run on text, which `data.task='needle'` lacks. There
 are eight letters, and short documents have two or three. A model learns to
-match these within minutes from a standard initialization; it does not learn 64
-keys (`curriculum.py`). Chance is one capital in eight; a model that does not
-match letters but picks one of the document's capitals is right more often.
+match these within minutes from a standard initialization, but not 64 keys
+(`curriculum.py`). Chance is one capital in eight; a model that does not match
+letters but picks one of the document's capitals is right more often.
 """
 
 import os

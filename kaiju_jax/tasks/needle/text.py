@@ -63,7 +63,7 @@ def sentences(
 
   Returns:
     The bytes, int32[rows, count, SIZE], and the digits among them, int32[rows,
-      count, DIGITS].
+    count, DIGITS].
   """
   cities = needle.distinct(rng, rows, count, range(len(CITIES)))
   # The numbers differ because their first two digits do.
