@@ -159,7 +159,7 @@ def _serve() -> None:
       return
   loaded = load.from_anywhere(path)
   settings = _settings()
-  context = serve.assembled(loaded, settings, _say)
+  context = serve.assemble(loaded, settings, _say)
   with log.write_to(sys.stderr, _LOG.value):
     serve.run(context, settings, _say)
 

@@ -75,7 +75,7 @@ def served(engine: engine_lib.Engine, folder: pathlib.Path) -> Iterator[Served]:
   tokens = tuple(held.add(name, rate=limits.LOCAL) for name in ('ann', 'ben'))
   settings = serve_lib.Settings(str(folder), name=MODEL)
   tokenizer = Numbers(engine.decoder.config.vocab_size)
-  context = serve_lib.around(engine, tokenizer, settings)
+  context = serve_lib.assemble_around(engine, tokenizer, settings)
   try:
     with http.running(api.app(context)) as server:
       yield Served(context, server.url, tokens)

@@ -107,7 +107,7 @@ class Format:
     """Returns the number of tokens of `message`; raises as it does."""
     return len(self.message(role, text))
 
-  def drawn(self, role: str, tokens) -> np.ndarray:
+  def encode_drawn(self, role: str, tokens) -> np.ndarray:
     """Returns a message whose text is given as tokens, int32 [L].
 
     If the text were encoded again, it might have other tokens than those that

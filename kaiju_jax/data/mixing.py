@@ -61,7 +61,7 @@ class Mean(NamedTuple):
   vectors: similarity.Embedded
   tokens: np.ndarray
 
-  def at(self, draws_RN: np.ndarray | None = None) -> np.ndarray:
+  def compute(self, draws_RN: np.ndarray | None = None) -> np.ndarray:
     """Returns float64 [R, D], the mean under each row of document weights.
 
     Args:
@@ -333,8 +333,8 @@ def mix(
     seed: seed of the bootstrap.
     watch: shows progress over the resamples.
   """
-  target_D = target.at()[0]
-  means_SD = np.concatenate([source.at() for source in sources])
+  target_D = target.compute()[0]
+  means_SD = np.concatenate([source.compute() for source in sources])
   sizes_S = np.array([np.sum(source.tokens) for source in sources], np.float64)
   shares_S = sizes_S / sizes_S.sum()
   if method == 'proportional':
@@ -369,6 +369,6 @@ def _resample(
   """Returns resampled means of the target and of each source, [R, D] each."""
   rng = np.random.default_rng(seed)
   return [
-    one.at(rng.exponential(size=(resamples, len(one.tokens))))
+    one.compute(rng.exponential(size=(resamples, len(one.tokens))))
     for one in (target, *sources)
   ]

@@ -72,7 +72,7 @@ class Writer:
     with contextlib.ExitStack() as stack:
       lock = self._folder / store.LOCK
       stack.enter_context(
-        locks.held(lock, f'store {self._folder}', 'writes', '--out')
+        locks.hold(lock, f'store {self._folder}', 'writes', '--out')
       )
       self._take_up(name)
       self._held = stack.pop_all()

@@ -1,7 +1,7 @@
 """A server from a trained model: its parts, put together.
 
     loaded = load.from_anywhere('runs/chat')
-    context = serve.assembled(loaded, serve.Settings(folder='server'))
+    context = serve.assemble(loaded, serve.Settings(folder='server'))
     serve.run(context, settings)  # until Ctrl-C
 
 One process, and no other service: characters, conversations and tokens lie in
@@ -113,7 +113,7 @@ class _Opened(NamedTuple):
   store: characters.Store
 
 
-def assembled(
+def assemble(
   loaded: load.Loaded, settings: Settings, say: Callable[[str], None] = print
 ) -> context_lib.Context:
   """Returns the parts of a server; the engine runs, and has compiled.
@@ -137,13 +137,13 @@ def assembled(
     engine = _engine(loaded, tokenizer, settings, head)
     say(f'Compiling {loaded.origin} …')
     warm(engine)
-    return _around(engine, tokenizer, settings, loaded.origin, head, opened)
+    return _assemble(engine, tokenizer, settings, loaded.origin, head, opened)
   except BaseException:
     opened.store.close()
     raise
 
 
-def around(
+def assemble_around(
   engine: engine_lib.Engine,
   tokenizer: tokenizer_lib.Tokenizer,
   settings: Settings,
@@ -163,10 +163,10 @@ def around(
     OSError, ValueError: see `assembled`.
   """
   opened = _opened(settings, head)
-  return _around(engine, tokenizer, settings, origin, head, opened)
+  return _assemble(engine, tokenizer, settings, origin, head, opened)
 
 
-def _around(
+def _assemble(
   engine: engine_lib.Engine,
   tokenizer: tokenizer_lib.Tokenizer,
   settings: Settings,

@@ -164,7 +164,7 @@ def _train(
       experiment,
       workdir,
       state=state,
-      step=known['step'].at(experiment.optimizer.learning_rate),
+      step=known['step'].with_rate(experiment.optimizer.learning_rate),
       batches=placement.Placed(batches, sharding, data.batch),
       evaluate=known['evaluate'],
       until=until,

@@ -22,7 +22,7 @@ _GUARD = threading.Lock()
 
 
 @contextlib.contextmanager
-def held(
+def hold(
   path: str | os.PathLike, what: str, verb: str, flag: str
 ) -> Iterator[None]:
   """Holds the lock of a file, which is made where it does not exist.

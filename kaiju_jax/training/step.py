@@ -82,7 +82,7 @@ class Step:
     # An argument, not a constant: peaks share one compiled program.
     return self._jitted(state, batch, microbatches, self._learning_rate)
 
-  def at(self, learning_rate: float) -> 'Step':
+  def with_rate(self, learning_rate: float) -> 'Step':
     """Returns this step with another peak rate; compiles nothing."""
     return Step(self._jitted, learning_rate)
 

@@ -65,7 +65,7 @@ def reserve(
   path = pathlib.Path(path)
   made = [one for one in (path, *path.parents) if not one.exists()]
   files.make_folder(path)
-  with locks.held(path / _LOCK, f'workdir {path}', 'trains', '--workdir'):
+  with locks.hold(path / _LOCK, f'workdir {path}', 'trains', '--workdir'):
     check(path, experiment)
     try:
       yield path

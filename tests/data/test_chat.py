@@ -162,12 +162,12 @@ def test_drawn_tokens_stay_and_structure_among_them_goes(formats, kind):
   format = formats[kind]
   # Not how 'hello' is encoded, except in bytes.
   drawn = np.concatenate([format.tokenizer.encode(one) for one in 'hello'])
-  tokens = format.drawn('assistant', [*drawn, *format.stop_tokens])
+  tokens = format.encode_drawn('assistant', [*drawn, *format.stop_tokens])
   np.testing.assert_array_equal(
     tokens[len(format.opening()) :][: len(drawn)], drawn
   )
   assert _parsed(format, tokens) == [('assistant', 'hello')]
-  assert len(format.drawn('user', [])) == len(format.message('user', ''))
+  assert len(format.encode_drawn('user', [])) == len(format.message('user', ''))
 
 
 def test_an_unknown_role(formats):

@@ -313,7 +313,7 @@ def test_a_second_writer_is_refused_and_told_who_writes(whole, tmp_path):
   script = (
     'import sys\n'
     'from kaiju_jax.storage import locks\n'
-    f"with locks.held({str(folder / store.LOCK)!r}, 's', 'writes', '--out'):\n"
+    f"with locks.hold({str(folder / store.LOCK)!r}, 's', 'writes', '--out'):\n"
     '  print(flush=True)\n'
     '  sys.stdin.read()\n'
   )

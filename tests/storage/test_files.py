@@ -69,18 +69,18 @@ def test_a_lock_is_its_threads_until_it_has_left_as_often_as_it_entered(
   file = tmp_path / 'lock'
 
   def enter():
-    with locks.held(file, 'folder f', 'writes', '--out'):
+    with locks.hold(file, 'folder f', 'writes', '--out'):
       pass
 
   with futures.ThreadPoolExecutor(1) as other:
-    with locks.held(file, 'folder f', 'writes', '--out'):
+    with locks.hold(file, 'folder f', 'writes', '--out'):
       enter()
       message = f'folder f: process {os.getpid()} writes here already'
       with pytest.raises(BlockingIOError, match=message):
         other.submit(enter).result()
       command = (
         'from kaiju_jax.storage import locks\n'
-        f"with locks.held({str(file)!r}, 'folder f', 'writes', '--out'): pass"
+        f"with locks.hold({str(file)!r}, 'folder f', 'writes', '--out'): pass"
       )
       child = subprocess.run(
         [sys.executable, '-c', command], capture_output=True, text=True

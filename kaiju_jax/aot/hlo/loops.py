@@ -85,10 +85,10 @@ def _callees(values, instruction):
       'called_computations',
     ):
       for callee in instruction.computations(name):
-        yield values.into(callee, instruction), 1
+        yield values.enter(callee, instruction), 1
     if opcode == 'call':
       for callee in instruction.computations('to_apply'):
-        yield values.into(callee, instruction), 1
+        yield values.enter(callee, instruction), 1
 
 
 def _loop(values, loop) -> tuple['_Values', '_Values']:
@@ -102,8 +102,8 @@ def _loop(values, loop) -> tuple['_Values', '_Values']:
   plain = _Values(values.module, body, element)
   constants = {}
   for index in range(len(loop.type)):
-    if plain.of(plain.computation.root, index) == ('element', index):
-      value = values.of(loop.operands[0], index)
+    if plain.value_of(plain.computation.root, index) == ('element', index):
+      value = values.value_of(loop.operands[0], index)
       if isinstance(value, int):
         constants[index] = value
 
@@ -119,14 +119,14 @@ def _trips(values, loop, body, condition) -> int | None:
   noted = _KNOWN.search(loop.attributes)
   if noted:
     return int(noted.group(1))
-  test = condition.of(condition.computation.root)
+  test = condition.value_of(condition.computation.root)
   if not (isinstance(test, tuple) and test[0] == 'compare'):
     return None
   _, direction, left, stop = test
   if not (isinstance(left, tuple) and left[0] == 'element'):
     return None
-  start = values.of(loop.operands[0], left[1])
-  step = body.of(body.computation.root, left[1])
+  start = values.value_of(loop.operands[0], left[1])
+  step = body.value_of(body.computation.root, left[1])
   if not isinstance(start, int) or not isinstance(stop, int):
     return None
   if not (isinstance(step, tuple) and step[:2] == ('plus', left)):
@@ -161,27 +161,27 @@ class _Values:
     self.computation = module.computations[name]
     self._arguments = arguments  # (parameter, its element or None) -> value
 
-  def into(self, name: str, caller) -> '_Values':
+  def enter(self, name: str, caller) -> '_Values':
     """Returns the values of a computation that an instruction calls."""
 
     def argument(number, index):
       if number >= len(caller.operands):
         return None
-      return self.of(caller.operands[number], index)
+      return self.value_of(caller.operands[number], index)
 
     return _Values(self.module, name, argument)
 
-  def of(self, name: str, index: int | None = None):
+  def value_of(self, name: str, index: int | None = None):
     """Returns the value of an instruction, or of one element of its tuple."""
     x = self.computation.instructions[name]
     if x.opcode == 'tuple' and index is not None:
-      return self.of(x.operands[index])
+      return self.value_of(x.operands[index])
     if x.opcode == 'parameter':
       return self._arguments(int(x.literal), index)
     if x.opcode == 'get-tuple-element' and index is None:
-      return self.of(x.operands[0], int(x.attribute('index')))
+      return self.value_of(x.operands[0], int(x.attribute('index')))
     if x.opcode in _SAME:
-      return self.of(x.operands[0], index)
+      return self.value_of(x.operands[0], index)
     if x.opcode in ('fusion', 'call'):
       return self._called(x, index)
     if index is not None:
@@ -189,17 +189,21 @@ class _Values:
     if x.opcode == 'constant':
       return int(x.literal) if re.fullmatch(r'-?\d+', x.literal) else None
     if x.opcode in ('add', 'subtract'):
-      return _plus(*map(self.of, x.operands), x.opcode)
+      return _plus(*map(self.value_of, x.operands), x.opcode)
     if x.opcode == 'compare':
-      return 'compare', x.attribute('direction'), *map(self.of, x.operands)
+      return (
+        'compare',
+        x.attribute('direction'),
+        *map(self.value_of, x.operands),
+      )
     return None
 
   def _called(self, x, index):
     names = x.computations('calls') or x.computations('to_apply')
     if len(names) != 1:
       return None
-    callee = self.into(names[0], x)
-    return callee.of(callee.computation.root, index)
+    callee = self.enter(names[0], x)
+    return callee.value_of(callee.computation.root, index)
 
 
 def _plus(left, right, opcode):

@@ -230,7 +230,7 @@ def _fields(data: '_Reader') -> tuple[card_fields.Fields, list[str]]:
     ours: data.string(theirs) for theirs, ours in _TEXTS.items()
   }
   values |= {ours: data.strings(theirs) for theirs, ours in _LISTS.items()}
-  notes = data.unused(_USED)
+  notes = data.list_unused(_USED)
   extensions = data.object('extensions', f'{data.path}extensions')
   if extensions is not None:
     values['extensions'], dropped = card_extensions.filter_plain(
@@ -253,11 +253,11 @@ def _lore(book: '_Reader') -> tuple[tuple[card_fields.Lore, ...], list[str]]:
       'entries',
       f'{book.path}entries has {len(entries):,}: at most {card_fields.LORE}.',
     )
-  notes = book.unused({'entries', 'name', 'description', 'extensions'})
+  notes = book.list_unused({'entries', 'name', 'description', 'extensions'})
   lore, seen = [], set()
   for index, value in enumerate(entries):
     entry = _Reader(value, f'{book.path}entries[{index}]')
-    for note in entry.unused(_USED_OF_ENTRIES):
+    for note in entry.list_unused(_USED_OF_ENTRIES):
       # One note per field, not per entry.
       name = note.removeprefix(entry.path)
       if name not in seen:
@@ -392,7 +392,7 @@ class _Reader:
       raise self.wrong(name, value, 'a number')
     return math.floor(value)
 
-  def unused(self, used: set[str]) -> list[str]:
+  def list_unused(self, used: set[str]) -> list[str]:
     """Returns notes on what says something and is not used; the first ones."""
     names = (
       name

@@ -47,11 +47,11 @@ class Encoded:
       lambda: self._format.message(role, text), recent.key(role, text)
     )
 
-  def drawn(self, role: str, tokens: Sequence[int]) -> np.ndarray:
-    """Returns what `chat.Format.drawn` does; not to be written to."""
+  def encode_drawn(self, role: str, tokens: Sequence[int]) -> np.ndarray:
+    """Returns what `chat.Format.encode_drawn` does; not to be written to."""
     tokens_L = np.asarray(tokens, np.int32)
     return self._remember(
-      lambda: self._format.drawn(role, tokens_L),
+      lambda: self._format.encode_drawn(role, tokens_L),
       recent.key(role, 'drawn', tokens_L.tobytes()),
     )
 

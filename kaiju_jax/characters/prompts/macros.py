@@ -60,14 +60,14 @@ def expand(
     TooLarge: it has more bytes, or rolls more than `DICE` dice.
   """
   count = _Count(len(text.encode(errors='surrogatepass')), most)
-  text = _CHARACTER.sub(lambda found: count.replaced(found[0], char), text)
-  text = _USER.sub(lambda found: count.replaced(found[0], user), text)
+  text = _CHARACTER.sub(lambda found: count.replace(found[0], char), text)
+  text = _USER.sub(lambda found: count.replace(found[0], user), text)
 
   def one(found: re.Match[str]) -> str:
     macro = found[1].strip()
     count.roll(macro)
     made = _one(macro, random, now)
-    return found[0] if made is None else count.replaced(found[0], made)
+    return found[0] if made is None else count.replace(found[0], made)
 
   return _OTHER.sub(one, text)
 
@@ -92,7 +92,7 @@ class _Count:
     self._dice = 0
     self._grow(size, f'has {size:,} bytes')
 
-  def replaced(self, macro: str, made: str) -> str:
+  def replace(self, macro: str, made: str) -> str:
     """Returns `made`, which replaces a macro."""
     self._grow(_size(made) - _size(macro), 'has more bytes with its macros')
     return made

@@ -330,7 +330,7 @@ class _History:
   def _piece(self, message: Message) -> np.ndarray:
     if message.tokens is None:
       return self._format.message(message.role, message.text)
-    return self._format.drawn(message.role, message.tokens)
+    return self._format.encode_drawn(message.role, message.tokens)
 
   def _length(self, message: Message) -> int:
     """Returns a message's tokens; at least so many of one that cannot fit.

@@ -421,7 +421,7 @@ class Engine:
     one.end(reason)
     self._waiting.pop(one.number, None)
     if not one.is_begun:
-      self._shares.left(one.owner, one.room)
+      self._shares.note_left(one.owner, one.room)
       if not self._waiting:
         self._shares.clear()
     if one.row is not None:

@@ -152,7 +152,7 @@ class Demand:
     self._clock = clock
     self.returns = Returns()
 
-  def made(self, is_prefix: bool) -> Use:
+  def begin_use(self, is_prefix: bool) -> Use:
     """Returns the use of a new point."""
     now = self._clock()
     return Use(is_prefix, now, now, begun=int(is_prefix))

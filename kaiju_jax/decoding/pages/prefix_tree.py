@@ -257,7 +257,7 @@ class PrefixTree:
       for kind, page in last.items():
         self._pages.hold(kind, [page])
     salt, shared = text.salt(length), text.shared
-    use = self._demand.made(length <= shared)
+    use = self._demand.begin_use(length <= shared)
     point = nodes.Point(node, length, first, tail, last, salt, shared, use)
     point.score_TC = self._unknown(text, len(tail))
     node.points.append(point)

@@ -58,7 +58,7 @@ class Line(NamedTuple):
   b: float
   draws: np.ndarray
 
-  def at(self, width: float) -> float:
+  def predict(self, width: float) -> float:
     """Returns ln r* at a width."""
     return self.a + self.b * np.log(width)
 

@@ -33,7 +33,7 @@ class Law(NamedTuple):
   alpha: float
   beta: float
 
-  def at(self, parameters, tokens):
+  def predict(self, parameters, tokens):
     """Returns the loss that the law predicts; arrays broadcast."""
     n, d = np.asarray(parameters, float), np.asarray(tokens, float)
     return self.e + self.a * n**-self.alpha + self.b * d**-self.beta
@@ -60,7 +60,9 @@ class Fit(NamedTuple):
 
   def predict_interval(self, parameters, tokens) -> tuple[float, float]:
     """Returns the 95 % interval of a prediction, without a run's own noise."""
-    return _interval([float(one.at(parameters, tokens)) for one in self.draws])
+    return _interval(
+      [float(one.predict(parameters, tokens)) for one in self.draws]
+    )
 
 
 def fit(
@@ -95,7 +97,7 @@ def fit(
   if not (np.isfinite(y) & (y > 0)).all():
     raise ValueError('losses must be finite and positive.')
   law = _best(n, d, y, with_e)
-  expected = law.at(n, d)
+  expected = law.predict(n, d)
   residuals = y / expected - 1
   rng = np.random.default_rng(seed)
   # A fit absorbs some of the noise: scale the residuals by its degrees of

@@ -251,7 +251,7 @@ def list_trials(line: optimum.Line, width: int, kept: float) -> list[float]:
 
 def predict(line: optimum.Line, width: int) -> float:
   """Returns the rate that the line predicts, to three digits."""
-  return _round(math.exp(line.at(width)))
+  return _round(math.exp(line.predict(width)))
 
 
 def prediction(

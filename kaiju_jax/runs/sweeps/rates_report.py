@@ -168,7 +168,7 @@ def _optima(axes, colour, transfer, study, prediction, width) -> None:
   if study.line is None:
     return
   ends = np.geomspace(widths[0], width, 20)
-  axes.plot(ends, np.exp(study.line.at(ends)), color=colour, linewidth=1)
+  axes.plot(ends, np.exp(study.line.predict(ends)), color=colour, linewidth=1)
   axes.plot(
     width,
     np.exp(prediction.found.optimum.log_rate),

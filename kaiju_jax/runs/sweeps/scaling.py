@@ -177,8 +177,8 @@ def study(points: Sequence[Point], largest: Point) -> Study:
     tuple(points),
     largest,
     fitted,
-    float(fitted.law.at(*place)),
-    float(without.law.at(*place)),
+    float(fitted.law.predict(*place)),
+    float(without.law.predict(*place)),
     last.loss,
   )
 

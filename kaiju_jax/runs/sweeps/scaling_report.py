@@ -20,7 +20,7 @@ def parts(study: scaling.Study) -> Iterator[rich.table.Table | str]:
   for name in ('width', 'N', 'D', 'loss', 'law', 'difference'):
     table.add_column(name, justify='right')
   for point in study.points:
-    law = float(study.fit.law.at(point.parameters, point.tokens))
+    law = float(study.fit.law.predict(point.parameters, point.tokens))
     table.add_row(*_row(point, law))
   table.add_section()
   table.add_row(*_row(study.largest, study.predicted))
@@ -91,7 +91,7 @@ def draw(study: scaling.Study) -> Any:
       color=colour,
       label=f'N = {size:,}',
     )
-    curves.plot(tokens, study.fit.law.at(size, tokens), color=colour)
+    curves.plot(tokens, study.fit.law.predict(size, tokens), color=colour)
   largest = study.largest
   curves.plot(
     largest.tokens, largest.loss, 's', color='black', label='held out'

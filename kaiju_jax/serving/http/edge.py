@@ -74,11 +74,11 @@ class Edge:
     try:
       await self._answer(scope, receive, sent)
     except Exception:
-      exchange.ended('internal')
+      exchange.note_end('internal')
       raise
     finally:
       if not sent.has_ended:
-        exchange.ended('disconnected')
+        exchange.note_end('disconnected')
       exchange.close()
       sent.log(exchange, scope)
 
@@ -89,7 +89,7 @@ class Edge:
     stopped = errors.unavailable('The server is being stopped.', 10)
     stopped.headers['Connection'] = 'close'
     if self._is_draining() and scope['path'] not in _STILL_ANSWERED:
-      exchange.ended('stopping')
+      exchange.note_end('stopping')
       await errors.response(stopped)(scope, receive, sent)
       return
     try:
@@ -98,7 +98,7 @@ class Edge:
       if not self._is_draining():
         raise
       # Its time is over: a stream breaks off, another answer says why.
-      exchange.ended('stopping')
+      exchange.note_end('stopping')
       if not sent.has_begun:
         await errors.response(stopped)(scope, receive, sent)
     except Exception:

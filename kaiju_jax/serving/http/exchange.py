@@ -51,7 +51,7 @@ class Exchange:
     data = b'request\0' + owner.encode('utf-8', 'replace')
     self.owner = hmac.new(key, data, hashlib.sha256).hexdigest()[:16]
 
-  def ended(self, reason: str) -> None:
+  def note_end(self, reason: str) -> None:
     """Notes a reason; each once."""
     if reason not in self.reasons:
       self.reasons.append(reason)
@@ -84,7 +84,7 @@ def blame(request: requests.Request, reason: str) -> None:
   """
   found = getattr(request.state, 'exchange', None)
   if found is not None and not found.reasons:
-    found.ended(reason)
+    found.note_end(reason)
 
 
 def route(scope: types.Scope) -> str:

@@ -132,7 +132,7 @@ async def readyz(request: http.Request) -> responses.Response:
   try:
     await context.check_store()
   except errors.ApiError as error:
-    exchange.find(request).ended('store')
+    exchange.find(request).note_end('store')
     return responses.PlainTextResponse(f'not ready: {error.message}\n', 503)
   return responses.PlainTextResponse('ready\n')
 

@@ -140,7 +140,7 @@ async def replies(
 
   def refused(stage: str) -> None:
     context.metrics.refusals.labels(stage, watch.tier).inc()
-    exchange.ended(stage)
+    exchange.note_end(stage)
 
   found = [
     reply_lib.Reply(
@@ -185,7 +185,7 @@ def _account(
   exchange.completion = sum(len(reply.tokens) for reply in found)
   for reply in found:
     if reply.reason is not None:
-      exchange.ended(reply.reason)
+      exchange.note_end(reply.reason)
 
 
 def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):

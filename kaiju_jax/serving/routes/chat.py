@@ -45,7 +45,7 @@ async def completions(request: http.Request) -> responses.Response:
   watch, is_blocked = await asking.judge_request(context, caller, turn.judged)
   exchange = exchange_lib.find(request)
   if is_blocked:
-    exchange.ended('gate')
+    exchange.note_end('gate')
     return _refuse(form, chat, turn)
   choices = await asking.replies(
     exchange,

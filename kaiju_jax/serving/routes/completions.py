@@ -56,7 +56,7 @@ async def completions(request: http.Request) -> responses.Response:
   )
   exchange = exchange_lib.find(request)
   if is_blocked:
-    exchange.ended('gate')
+    exchange.note_end('gate')
     return _refused(asked, prompts)
   requests = [
     one

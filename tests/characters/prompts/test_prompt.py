@@ -326,7 +326,7 @@ def test_what_is_remembered_is_what_is_encoded(tmp_path):
       assert made[0][1:] == made[1][1:]
     # Text whose bytes are those of a drawn token.
     drawn, said = (
-      encoded.drawn('user', [98]),
+      encoded.encode_drawn('user', [98]),
       encoded.message('user', 'b\0\0\0'),
     )
     assert list(drawn[-2:]) == [98, *format.message('user', '')[-1:]]

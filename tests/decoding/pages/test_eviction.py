@@ -73,7 +73,9 @@ def clock():
 
 def test_owners_are_expected_where_their_conversation_goes_on(clock):
   demand = eviction.Demand(clock)
-  prefix, prompt, answer = (demand.made(one) for one in (True, False, False))
+  prefix, prompt, answer = (
+    demand.begin_use(one) for one in (True, False, False)
+  )
   assert demand.rate(prefix) == pytest.approx(1 / 3600)
   demand.leave(prompt, b'a', [prefix])
   demand.leave(answer, b'a', [prompt, prefix])
@@ -87,7 +89,7 @@ def test_owners_are_expected_where_their_conversation_goes_on(clock):
   demand.inherit(prompt, prefix)
   assert demand.rate(prefix) == pytest.approx(whole + 1 / 3700)
   # Once it has gone on, it is expected at its own point again.
-  other = demand.made(False)
+  other = demand.begin_use(False)
   demand.resume(prefix, b'a')
   demand.leave(other, b'a', [prefix])
   assert demand.rate(prefix) == pytest.approx(1 / 3700)
@@ -121,7 +123,7 @@ def test_a_lookup_leaves_no_trace(clock, monkeypatch):
 
 def test_a_point_knows_its_latest_owners_alone(clock):
   demand = eviction.Demand(clock)
-  use = demand.made(True)
+  use = demand.begin_use(True)
   for number in range(200):
     clock.now = float(number)
     demand.leave(use, number.to_bytes(2, 'little'), [])

@@ -70,9 +70,9 @@ def test_the_next_width_is_predicted_and_the_first_ones_rate_misses_it():
   assert abs(line.b + 0.8) < 0.1
   low, high = line.slope_interval()
   assert low < -0.8 < high or abs(line.b + 0.8) < 0.05
-  assert abs(line.at(192) - true[192]) < np.log(1.4) / 2
+  assert abs(line.predict(192) - true[192]) < np.log(1.4) / 2
   low, high = line.interval(192)
-  assert low < line.at(192) < high
+  assert low < line.predict(192) < high
   assert abs(optima[0].log_rate - true[192]) > 2 * np.log(1.4)
 
 

@@ -13,7 +13,7 @@ TOKENS = 2.5e5 * 2.0 ** np.arange(4)
 def runs(law=TRUE, noise=1e-3, seed=0):
   n, d = (x.ravel() for x in np.meshgrid(SIZES, TOKENS))
   rng = np.random.default_rng(seed)
-  return n, d, law.at(n, d) * (1 + rng.normal(0, noise, len(n)))
+  return n, d, law.predict(n, d) * (1 + rng.normal(0, noise, len(n)))
 
 
 def test_exact_losses_give_back_the_law():
@@ -25,14 +25,14 @@ def test_exact_losses_give_back_the_law():
 def test_the_largest_run_is_predicted_and_both_contrasts_miss_it():
   """Eight times the parameters and tokens of the largest that is fitted."""
   n, d, y = runs()
-  truth = TRUE.at(16 * SIZES[-1], 16 * TOKENS[-1])
+  truth = TRUE.predict(16 * SIZES[-1], 16 * TOKENS[-1])
   found = scaling.fit(n, d, y)
   place = 16 * SIZES[-1], 16 * TOKENS[-1]
-  assert abs(found.law.at(*place) / truth - 1) < 0.02
+  assert abs(found.law.predict(*place) / truth - 1) < 0.02
   low, high = found.predict_interval(*place)
   assert low < truth < high
   without = scaling.fit(n, d, y, with_e=False, draws=2)
-  assert abs(without.law.at(*place) / truth - 1) > 0.04
+  assert abs(without.law.predict(*place) / truth - 1) > 0.04
   assert y[-1] / truth - 1 > 0.1, 'the last point carried over'
 
 

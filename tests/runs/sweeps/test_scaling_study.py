@@ -27,7 +27,7 @@ def loss(experiment):
   size = 2 * layer + 5 * d  # Two gains a layer, and the last.
   tokens = batch_schedule.schedule_of(experiment).tokens
   wobble = 5e-4 * (-1) ** (d // 16 + tokens // (3 << 17))
-  return float(LAW.at(size, tokens)) * (1 + wobble)
+  return float(LAW.predict(size, tokens)) * (1 + wobble)
 
 
 def measured(tmp_path):
