@@ -174,7 +174,7 @@ def test_an_unknown_role(formats):
   for give in (
     lambda: formats['bpe'].message('tool', ''),
     lambda: formats['bpe'].opening('tool'),
-    lambda: formats['bpe'].drawn('tool', []),
+    lambda: formats['bpe'].encode_drawn('tool', []),
     lambda: chat.text_of([('tool', '')]),
   ):
     with pytest.raises(ValueError, match="role='tool': must be one of system"):
