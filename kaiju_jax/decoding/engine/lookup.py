@@ -1,9 +1,9 @@
-"""What the schedule is told of sequences in a round, rows and points included.
+"""Describes the sequences of a round to the schedule, with rows and points.
 
-Looked up in each round anew, because points come and go. A sequence follows
-another whose prompt runs, or is to run before its own, where that will record
-at least a page more of its text than there is yet: so what several prompts
-begin with is prefilled once, though they came at the same moment.
+Each round looks points up anew, because they come and go. A sequence follows
+another whose prompt runs now or will run before its own, if that will record at
+least a page more of its text than the tree has. So the common beginning of
+several prompts is prefilled once, even if they came at the same moment.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
     WAITING → PREFILLING → DRAWING or SEARCHING → ENDED
 
-A sequence that loses its row is PARKED; it is prefilled again once it has
-another. In each phase it may end.
+A sequence that loses its row is PARKED, and is prefilled again in its next row.
+It may end in any phase.
 """
 
 import enum

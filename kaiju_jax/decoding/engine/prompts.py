@@ -1,7 +1,7 @@
-"""Runs prompts, chunk by chunk: each call stops at the next point of a text.
+"""Runs prompts chunk by chunk; a chunk ends where the recorder makes a point.
 
-A call that fails leaves no trace of its sequences: their rows are closed,
-nothing of them is recorded, and they wait to run again.
+After a call that failed, the sequences lose their rows and wait to run again,
+and nothing of the call is recorded.
 """
 
 from collections.abc import Callable

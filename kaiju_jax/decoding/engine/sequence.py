@@ -1,11 +1,11 @@
-"""A sequence on its way from request to result.
+"""A sequence: one request on its way to its result.
 
-Where the engine has a token-level head, no token is given out unjudged. What
-the head says of a token is known once the token is in the cache, one call after
-it was drawn. Until then it is held, and the last token gets a call of its own.
-A token that is held when its sequence ends or is parked does not count as
-drawn: a parked sequence draws it again. A stop token shows nothing of its own,
-so that it ends the sequence at once.
+With a token-level head, the engine gives out no token before the head has
+judged it. The call that appends a token to the cache judges it, one call after
+the token was drawn. Until then the sequence holds the token, and its last token
+takes a call of its own. A token that is held when the sequence ends or is
+parked does not count: a parked sequence draws it again. A stop token shows no
+text, so it ends the sequence at once, unjudged.
 """
 
 import collections
@@ -27,32 +27,32 @@ from kaiju_jax.decoding.requests import stop
 
 
 class Sequence:
-  """One request, and what has come of it.
+  """One request: its phase, its tokens so far, and its place in the queue.
 
   Attributes:
-    number: the number that messages call the sequence by.
-    request: what was asked.
+    number: names the sequence in messages.
+    request: the request.
     prompt: tokens of the prompt.
-    owner: whose text it is, as the prefix tree wants it.
-    before: how many of them are an earlier turn's, whose scores nobody asks.
-    came: when it was submitted, in seconds of the engine's clock; later by as
-      much as it has run since, where it was parked.
+    owner: the request's owner, as the prefix tree's bytes.
+    before: how many of them belong to earlier turns and are not scored.
+    came: when it was submitted, in seconds of the engine's clock, plus the
+      seconds for which it has had a row since.
     joined_at: when it got its latest row; None before the first.
-    tag: where it stands in its owner's share (`schedule.Shares`).
+    tag: its place in its owner's share (`schedule.Shares`).
     row: the cache row's index; None while it has none.
-    points: records its text; None before it first had a row, and where texts
-      are not recorded.
+    points: records its text; None before its first row, and where the engine
+      records nothing.
     reusable: tokens that were in the cache when it came.
     reused: tokens of the prompt that did not run.
-    search: what looks for its continuation, from the end of its prompt on until
-      its row is text again; None where it draws.
-    flying: tokens that the device draws and the host has not read.
+    search: finds its continuation, until its row is text again; None for a
+      sequence that draws.
+    flying: tokens that the device has drawn and the host has not read.
     overtaken: how many later sequences joined while it waited (`schedule.py`).
-    passed: rounds in which other prompts ran instead.
-    read_at: when somebody last read its events.
+    passed: rounds since its prompt or its search last ran.
+    read_at: when its caller last read its events.
     reason: why it ended (`request.Result`); None before.
     error: see `request.Result`.
-    events: drawn tokens that nobody has read yet.
+    events: tokens that its caller has not read yet.
     prompt_scores: see `request.Result`.
   """
 
@@ -142,7 +142,7 @@ class Sequence:
 
   @property
   def conversation(self) -> Hashable | None:
-    """What its points are a turn of; each owner's are others."""
+    """The conversation that its points belong to, one per owner and name."""
     if self.request.conversation is None:
       return None
     return self.owner, self.request.conversation
@@ -154,7 +154,7 @@ class Sequence:
 
   @property
   def extra(self) -> int:
-    """Slots beyond them, of a search."""
+    """Slots that its search needs beyond its text."""
     guide = self.request.guided
     return 0 if guide is None else guide.extra(self.request.max_tokens)
 
@@ -165,14 +165,14 @@ class Sequence:
 
   @property
   def is_whole(self) -> bool:
-    """Whether all its calls have run, those on the device included."""
+    """Whether it needs no further call, once the device has run its last."""
     drawn = self._draw + (self._held is not None) + self.flying
     # The last token is judged by the call that would draw one more.
     return drawn >= self.request.max_tokens + self.is_judged
 
   @property
   def tokens_left(self) -> int:
-    """How many tokens it may draw yet."""
+    """How many more tokens it may draw."""
     steps = 0 if self.search is None else self.search.step
     return self.request.max_tokens - self._draw - steps
 
@@ -199,16 +199,16 @@ class Sequence:
     return [stop for stop in self.points.stops if stop > begin]
 
   def resumable(self) -> prefix_tree.Text:
-    """Returns what text it may resume the beginning of, but for its last token.
+    """Returns the text whose beginning it may resume, its last token excluded.
 
-    What is followed by tokens whose scores are wanted runs.
+    A token whose successor is to be scored must run, so it is not resumed.
     """
     if self.is_begun or not self.request.scores_prompt:
       return self.text()
     return self.text(self.before + 1)
 
   def waiting(self) -> schedule.Waiting:
-    """Returns what the schedule knows of it while it waits."""
+    """Returns its entry in the schedule's queue."""
     deadline = self.request.deadline
     return schedule.Waiting(
       self.number,
@@ -221,7 +221,7 @@ class Sequence:
     )
 
   def running(self, left: int) -> schedule.Running:
-    """Returns what the schedule knows of it while it has a row."""
+    """Returns its entry among the schedule's rows."""
     return schedule.Running(
       self.number,
       self.came,
@@ -235,7 +235,7 @@ class Sequence:
     )
 
   def join(self, row: int, length: int, now: float) -> None:
-    """Notes that it has a row, with some of its text."""
+    """Notes its row, which holds the first `length` tokens of its text."""
     self._enter(phases.Phase.PREFILLING)
     if not self.is_begun:
       self.reused = length
@@ -260,18 +260,22 @@ class Sequence:
     self._phase = phase
 
   def leave(self, now: float) -> None:
-    """Notes that it has no row any more."""
+    """Forgets its row."""
     self.row = None
     self._held = None
     self.search = None
     self.came += now - self.joined_at
 
   def judge(self, begin: int, score_LC: np.ndarray) -> str | None:
-    """Notes what the head gives tokens of its text; returns why it ends.
+    """Notes the head's scores of prefilled or resumed tokens.
 
     Args:
       begin: the position of the first.
-      score_LC: of tokens that ran as prompts do, or were resumed.
+      score_LC: probabilities, float32 [L, C].
+
+    Returns:
+      Why the sequence ends; None where it goes on. `take` and `find` return
+      the same.
     """
     self._judged.score_LC[begin : begin + len(score_LC)] = score_LC
     if not np.isfinite(score_LC).all():
@@ -290,12 +294,12 @@ class Sequence:
     log_probability: float,
     score_C: np.ndarray | None = None,
   ) -> str | None:
-    """Notes what a call drew, and what it judged; returns why it ends.
+    """Notes the token that a call drew, and the scores of the one before it.
 
     Args:
-      token: the token; −1 where the logits are no numbers.
+      token: the token; −1 where the logits were no numbers.
       log_probability: of the token.
-      score_C: the probabilities of the token before it; None without a head.
+      score_C: the head's, of the token before it; None without a head.
     """
     if self._held is not None:
       if not np.isfinite(score_C).all():
@@ -315,16 +319,16 @@ class Sequence:
     return self._give(token, log_probability)
 
   def take_late(self, score_C: np.ndarray) -> None:
-    """Notes what a call judged that ran before it was known that it ends.
+    """Notes the scores of a call that ran after the sequence's last token.
 
     Args:
-      score_C: the probabilities of the stop token, if that ended it.
+      score_C: the head's, of the stop token if one ended the sequence.
     """
     if self.reason == 'stop_token':
       self._judged.score_LC[self.length - 1] = score_C
 
   def find(self, best: beam_paths.Beam) -> str | None:
-    """Gives out what a search found; returns why the sequence ends."""
+    """Gives out the tokens that a search found."""
     if not np.isfinite(best.probabilities).all():
       self.error = self._bad_scores()
       return 'error'
@@ -338,13 +342,13 @@ class Sequence:
     return reason
 
   def _note(self, score_C: np.ndarray, is_shown: bool = True) -> None:
-    """Notes what the head gives the token that is given out next."""
+    """Notes the head's scores of the token that is given out next."""
     self._judged.score_LC[self.length] = score_C
     if is_shown:
       self._scores = tuple(score_C.tolist())
 
   def _give(self, token: int, log_probability: float) -> str | None:
-    """Gives out a token; returns why it is the last, if it is."""
+    """Gives out a token; returns why the sequence ends with it, or None."""
     piece = self._text.push(token)
     reason = self._text.reason
     self._tokens[self.length] = token
@@ -360,9 +364,9 @@ class Sequence:
     return reason
 
   def score(self, begin: int, count: int, scores: rounds.Scores) -> None:
-    """Notes the scores of what follows `count` tokens from `begin` on.
+    """Notes the scores of the successors of `count` tokens from `begin` on.
 
-    Tokens that run again, after it was parked, have theirs.
+    Tokens that run again after parking are not scored twice.
     """
     end = min(begin + count, self.prompt - 1)
     if end > self._scored_to:
@@ -387,7 +391,7 @@ class Sequence:
     )
 
   def result(self) -> request_lib.Result:
-    """Returns what there is so far."""
+    """Returns the result so far."""
     scores = None
     if self.request.scores_prompt:
       scores = concatenate_scores(self._scored).log_probability_L
