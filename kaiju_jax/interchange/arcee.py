@@ -1,4 +1,4 @@
-"""A Kaiju config as `transformers`' `ArceeConfig`, and back.
+"""Translates a Kaiju config to `transformers`' `ArceeConfig`, and back.
 
     ours                     theirs
     vocab_size               vocab_size
@@ -17,8 +17,8 @@
     the embedding's √D       folded into the table, which unties the head
 
 Both rotate the pairs (x[i], x[i + K/2]). A field that is missing in a file has
-the class's default. A field that is unknown here is refused, because it may
-change the mathematics. (Fields of versions 4.57 and 5.23.)
+the class's default. `config_of` refuses a field that it does not know, because
+it may change the mathematics. (Fields of versions 4.57 and 5.23.)
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _SHAPE = {
   'max_length': 'max_position_embeddings',
 }
 
-# The only value that each of these may have; also its default.
+# {field: (the only value that it may have, which is its default; the reason)}.
 _FIXED = {
   'hidden_act': ('relu2', 'the feed-forward is squared ReLU'),
   'attention_bias': (False, 'projections have no bias'),
@@ -76,16 +76,16 @@ _READ = frozenset(
 
 
 def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
-  """Returns what config.json holds of a model.
+  """Returns a model's config.json.
 
   Args:
-    config: the model's config; what Arcee cannot express is left out
+    config: the model's config. The fields leave out what Arcee cannot express
       (`lost.list_losses`).
-    bos_id: the token that opens each document. No token ends one, because
-      documents are trained without.
+    bos_id: the token that opens each document. There is no end token, because
+      training documents have none.
 
   Raises:
-    ValueError: the heads do not divide the width, as they must there.
+    ValueError: the heads do not divide the width, as Arcee requires.
   """
   if config.d_model % config.num_heads:
     raise ValueError(
@@ -118,13 +118,13 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
 def config_of(
   fields: Mapping[str, Any], dtype: str, tied: bool
 ) -> model_config.ModelConfig:
-  """Returns the model of a config.json's fields.
+  """Returns the model config for a config.json's fields.
 
   Args:
-    fields: as JSON gives them.
+    fields: the parsed JSON.
     dtype: dtype of activations.
-    tied: whether our embedding serves as the head; only the tensors can tell
-      (`tensors.py`).
+    tied: whether our embedding serves as the head, which only the tensors show
+      (`tensors.is_ours_tied`).
 
   Raises:
     ValueError: names the field, its value and what would be right.
@@ -189,7 +189,7 @@ def _kv_heads(fields, num_heads: int) -> int:
 
 
 def _rotary_base(fields) -> float:
-  """Returns the rotary base; where both spellings are given, they agree."""
+  """Returns the rotary base; refuses two spellings that differ."""
   rotary = fields.get('rope_parameters')
   if rotary is None:
     return _number(fields, 'rope_theta', float, 10_000.0)

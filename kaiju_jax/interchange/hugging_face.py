@@ -1,13 +1,14 @@
-"""Folders that `transformers` reads and writes as `ArceeForCausalLM`.
+"""Writes and reads folders of `transformers`' `ArceeForCausalLM`.
 
 config.json            `arcee.py`
 model.safetensors      `tensors.py`, float32
 tokenizer.json, tokenizer_config.json    `tokens.py`
-lost.json              what the model does and this folder cannot express, if
-                       the caller accepted that (`lost.py`)
+lost.json              the losses that the caller accepted: what the model does
+                       and this folder cannot express (`lost.py`)
 
 Another tool's folder may hold its weights in several files, with an index, and
-in bfloat16 or float16. Ours has one file of any size, which every reader takes.
+in bfloat16 or float16. `write` makes one file of any size, which every reader
+accepts.
 """
 
 from collections.abc import Collection
@@ -47,7 +48,7 @@ def write(
   """Writes a model as an Arcee folder; whole or not at all.
 
   Args:
-    folder: a new one.
+    folder: path of a new folder.
     params: trained float32 masters, or an export's tree (`own.load`).
     config: the model's config.
     tokenizer: path of a `tokenizer.json`, '' for bytes.
@@ -55,16 +56,16 @@ def write(
     replica: the training state's replica, where its updates were ternary.
 
   Returns:
-    What is lost, a sentence under each name; empty where logits are the same.
+    The losses, {name: a sentence}; empty where logits are the same.
 
   Raises:
-    ValueError: something is lost that was not accepted, heads do not divide the
-      width, or the tokenizer or the replica is not the model's.
+    ValueError: a loss was not accepted, heads do not divide the width, or the
+      tokenizer or the replica is not the model's.
     OSError: the folder exists, or cannot be written.
   """
   lost = lost_lib.list_losses(config)
   lost_lib.refuse(lost, accepted)
-  arcee.fields(config, bos_id=0)  # What it refuses, it refuses before writing.
+  arcee.fields(config, bos_id=0)  # Raises before anything is written.
   with folder_lib.write_whole(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)
     named = tensors_lib.name_tensors(plain_lib.weights(params, config, replica))
@@ -81,8 +82,9 @@ def read(
 ) -> tuple[Any, model_config.ModelConfig]:
   """Returns the parameters and the config of an Arcee folder.
 
-  All its layers are global, none share keys and values, and nothing is int8.
-  Activations are bfloat16 where the folder's weights are, otherwise float32.
+  The model's layers are all global, none share keys and values, and nothing is
+  int8. Activations are bfloat16 where all of the folder's weights are,
+  otherwise float32.
 
   Raises:
     FileNotFoundError: there is no such folder, or a file of it is missing.
@@ -99,7 +101,7 @@ def read(
   if not isinstance(fields, dict):
     raise ValueError(f'{folder / _CONFIG}: must hold an object.')
   try:
-    arcee.config_of(fields, 'float32', tied=False)  # Before weights are read.
+    arcee.config_of(fields, 'float32', tied=False)  # Raises before a long read.
     found, dtype = _tensors(folder)
     _tie(found, arcee.is_tied(fields))
     is_tied = tensors_lib.is_ours_tied(found)
@@ -110,7 +112,7 @@ def read(
 
 
 def _tie(found: dict[str, np.ndarray], is_tied: bool) -> None:
-  """Adds the head of a tied folder, which need not hold one."""
+  """Adds the head if the folder ties it to its embedding."""
   table = found.get(tensors_lib.EMBEDDING)
   if not is_tied or table is None:
     return
@@ -145,7 +147,7 @@ def _tensors(folder: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
 
 
 def _refuse_not_finite(name: str, tensor: np.ndarray) -> None:
-  """Refuses NaN and infinities, which would reach every logit in silence."""
+  """Refuses NaN and infinities, which would silently reach every logit."""
   bad = ~np.isfinite(tensor)
   if not np.any(bad):
     return
@@ -157,7 +159,7 @@ def _refuse_not_finite(name: str, tensor: np.ndarray) -> None:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files with weights: one, or those that an index names."""
+  """Returns the files with weights: one, or those that the index names."""
   names = [_WEIGHTS]
   if not (folder / _WEIGHTS).exists() and (folder / _INDEX).exists():
     names = _list_shards(folder / _INDEX)
@@ -172,7 +174,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _list_shards(index: pathlib.Path) -> list[str]:
-  """Returns the names of the files that an index's tensors lie in."""
+  """Returns the names of the files that an index lists, sorted."""
   data = files.read_json(index)
   if not isinstance(data, dict):
     raise ValueError(f'{index.name}: must hold an object with weight_map.')
@@ -192,5 +194,5 @@ def _list_shards(index: pathlib.Path) -> list[str]:
 
 
 def _is_beside(name: str) -> bool:
-  """Whether a name stays in the folder: no path, and not empty."""
+  """Returns whether a name is a plain file name: no path, and not empty."""
   return bool(name) and pathlib.PurePath(name).name == name

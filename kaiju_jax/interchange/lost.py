@@ -1,14 +1,15 @@
-"""What a Kaiju model does that `transformers`' Arcee class cannot express.
+"""Lists what a Kaiju model does and `transformers`' Arcee class cannot express.
 
 That class is a plain causal transformer: pre-RMSNorm, one rotary base, every
 layer sees the whole past and makes its own keys and values, float arithmetic.
 Squared ReLU, heads of keys and values, Bungee's scalars, the embedding's √D and
-the norm's epsilon have a counterpart there or fold into the weights. The rest
-is listed here, each loss under a name that an export's caller may accept.
+the norm's epsilon have a counterpart there or fold into the weights. Everything
+else is a loss. Each loss has a name, by which the caller of an export may
+accept it.
 
 Z-Reg, Squinch, ternary updates (the replica's codes are the weights) and remat
-are not lost, because a forward pass does not need them. Rounding to bfloat16 is
-the reader's choice, there as here.
+are no losses, because a forward pass does not need them. Rounding to bfloat16
+is the reader's choice in either format.
 """
 
 from collections.abc import Collection
@@ -29,11 +30,11 @@ NAMES = (
 
 
 def list_losses(config: model_config.ModelConfig) -> dict[str, str]:
-  """Returns what an Arcee folder of such a model would lose.
+  """Lists what an Arcee folder of such a model would lose.
 
   Returns:
-    A sentence under each of `NAMES` that is lost, in their order; empty where
-    the folder expresses all of the model's mathematics.
+    {name: a sentence} for each loss, in the order of `NAMES`; empty where the
+    folder expresses all of the model's mathematics.
   """
   found = {
     'windows': _windows(config),
@@ -49,7 +50,7 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
 
   Args:
     lost: what `list_losses` returned.
-    accepted: some of `NAMES`; names of things that are not lost do no harm.
+    accepted: some of `NAMES`; it may name what is not lost.
 
   Raises:
     ValueError: names each loss that was not accepted, or an unknown name.
@@ -108,14 +109,17 @@ def _rotary(config) -> str:
 
 
 def rotary_bases(config: model_config.ModelConfig) -> list[float]:
-  """Returns the bases that layers use, the global ones' first; 0 for none."""
+  """Returns the rotary bases of the layers, the global one first; 0 is none."""
   kinds = {layer.kind for layer in config.layers()}
   bases = {'global': config.rope_global, 'local': config.rope_local}
   return list(dict.fromkeys(bases[kind] for kind in bases if kind in kinds))
 
 
 def base_of(config: model_config.ModelConfig) -> float:
-  """Returns the one base that is written: the global layers', if any."""
+  """Returns the one base that an Arcee folder gets: the global layers', if any.
+
+  Otherwise the local layers', or 10,000 where no layer rotates.
+  """
   return next((base for base in rotary_bases(config) if base), 10_000.0)
 
 

@@ -1,8 +1,8 @@
-"""Our own format of a trained model, which loses nothing.
+"""Writes and reads our own format of a trained model, which loses nothing.
 
 An *export* is one safetensors file: a deployed model (`model/deployed.py`) with
-its config. Tensors are named after the parameters' paths, joined by dots, and
-stacked over the N repeats of the layer block as in training:
+its config. Tensors have the names of the parameters' paths, joined by dots, and
+are stacked over the N repeats of the layer block as in training:
 
     blocks.layer_0.feedforward.w_in_DF.codes        int8     [N, D, F]
     blocks.layer_0.feedforward.w_in_DF.scales       float32  [N, 1, F]
@@ -10,24 +10,24 @@ stacked over the N repeats of the layer block as in training:
     blocks.layer_0.attention_norm.gain_D            float32  [N, D]
     embedding.embedding_DV                          float32  [D, V]
 
-Keys and values need nothing if they have a scale per token; if they have a
-scale per channel, its running limits (`k_limit_K`, `v_limit_K`) are there. The
-file's metadata holds the model's config as JSON, under `config`, and the word
-below under `format`.
+Keys and values with a scale per token need no tensor. With a scale per channel,
+the file holds its running limits (`k_limit_K`, `v_limit_K`). The file's
+metadata holds the model's config as JSON, under `config`, and the format's name
+under `format`.
 
-`write` makes a folder of the same, with a tokenizer beside it:
+`write` makes a folder with an export and a tokenizer:
 
     model.safetensors                        the export
     tokenizer.json, tokenizer_config.json    see `tokens.py`
 
-A model that training shall go on with keeps its float32 masters instead of
-codes, under the same names (`masters=True`); the metadata then says `masters`
+With `masters=True` the file keeps the float32 masters instead of codes, under
+the same names, so that training can continue; the metadata then says `masters`
 under `weights`.
 
-This is the format for everything that the model can be: windows, shared keys
-and values, clamps. Other libraries' folders hold less. A model that was
-imported from such a folder is written in this format, and read as an export of
-a training run is.
+This format expresses everything that the model has: windows, shared keys and
+values, clamps. Other libraries' folders express less. A model that was imported
+from such a folder is written in this format, and read like an export of a
+training run.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ from kaiju_jax.wire import ternary_plan
 WEIGHTS = 'model.safetensors'
 _FORMAT = 'kaiju_jax 2'
 _MASTERS = 'masters'
-# Fields that are younger than the format, and what a file without them means.
+# Fields that are younger than the format, with their values in older files.
 _YOUNGER = {'num_kv_heads': 1, 'shared': 'both'}
 
 
@@ -71,16 +71,17 @@ def write(
   """Writes a model in our own format; whole or not at all.
 
   Args:
-    folder: a new one.
+    folder: path of a new folder.
     params: float32 masters.
     config: the model's config.
     tokenizer: path of a `tokenizer.json`, '' for bytes, None for none.
     replica: the training state's replica, where its updates were ternary.
-    masters: whether the masters are kept, and not made into codes.
-    beside: texts of further files in the folder, by their names.
+    masters: whether to write the masters instead of codes.
+    beside: {name: text} of further files in the folder.
 
   Raises:
-    ValueError: a tokenizer of another vocabulary, or no replica.
+    ValueError: the tokenizer's vocabulary is not the model's, or see
+      `deployed.quantize`.
     OSError: the folder exists, or cannot be written.
   """
   with folder_lib.write_whole(folder) as path:
@@ -106,7 +107,7 @@ def save(
     params: float32 master weights.
     config: the model's config.
     replica: the training state's replica, where its updates were ternary.
-    masters: whether the masters are kept, and not made into codes.
+    masters: whether to write the masters instead of codes.
 
   Raises:
     ValueError: see `deployed.quantize`.
@@ -131,8 +132,7 @@ def load(path: str | os.PathLike) -> tuple[Any, model_config.ModelConfig]:
   Raises:
     OSError: the file is missing or cannot be read.
     ValueError: the file is no export of this format, its config has fields or
-      values that this code does not know, or its tensors are not those of that
-      model.
+      values that this code does not know, or its tensors do not fit the config.
   """
   tensors, metadata = tensor_file.read(path, _FORMAT)
   try:
@@ -170,7 +170,7 @@ def _check(
 
 
 def shapes(config: model_config.ModelConfig, masters: bool = False) -> Any:
-  """Returns the tree of an export's shapes and dtypes; computes nothing."""
+  """Returns the tree of an export's shapes and dtypes, without computing it."""
   config = dataclasses.replace(
     config,
     quantization=dataclasses.replace(config.quantization, wire_weights='int8'),

@@ -1,11 +1,11 @@
-"""A model's weights as plain float32 matrices, layer by layer.
+"""Converts a model's weights to plain float32 matrices per layer, and back.
 
 These are the matrices that the forward pass multiplies by: codes times scales
 where it reads int8 (also from a ternary model's replica), with Bungee's exp(b)
-folded in, and without the leading N of a scan. Keys and values have their heads
-U also where there is one. A layer that reads another layer's keys and values
-gets that layer's projections, which is the nearest that a model without sharing
-has (`lost.py` names this loss).
+folded in, and without the leading N of a scan. Keys and values have a dimension
+U even if there is one head. A layer that reads another layer's keys and values
+gets that layer's projections, which come nearest in a model without sharing
+(`lost.py` names this loss).
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ def weights(
   config: model_config.ModelConfig,
   replica: ternary_plan.State | None = None,
 ) -> Plain:
-  """Returns what the forward pass of `params` multiplies by.
+  """Returns the weights that the forward pass of `params` multiplies by.
 
   Args:
     params: trained float32 masters, or an export's tree (`own.load`).
@@ -101,13 +101,13 @@ def _layer(blocks, layers, index: int) -> Layer:
 
 
 def _repeat(blocks, layers, index: int):
-  """Returns one layer of the block, without the scan's leading N."""
+  """Returns the parameters of one layer, without the scan's leading N."""
   repeat, place = divmod(index, len(layers_lib.repeating_block(layers)))
   return jax.tree.map(lambda x: x[repeat], blocks[f'layer_{place}'])
 
 
 def _group(group) -> dict[str, np.ndarray]:
-  """Returns one module's weights in float32, Bungee folded in."""
+  """Returns one module's weights in float32, with Bungee folded in."""
   out = {}
   for name, w in group.items():
     if name not in rules.CONTRACTED:
@@ -124,8 +124,8 @@ def _group(group) -> dict[str, np.ndarray]:
 def params(plain: Plain) -> Any:
   """Returns the parameter tree of a model whose layers are all alike.
 
-  All layers are global, none share keys and values, and nothing is int8. So the
-  scan's block is one layer, and each of its leaves has a leading N.
+  All layers must be global, none share keys and values, and nothing be int8. So
+  the scan's block is one layer, and each of its leaves has a leading N.
   """
   stacked = Layer(*map(np.stack, zip(*plain.layers)))._asdict()
   layer = {
@@ -146,7 +146,7 @@ def params(plain: Plain) -> Any:
 
 
 def name_weights(attention: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns weights […, D, U, K] under the model's names; one U is none."""
+  """Returns weights under the model's names: DUK becomes DK where U is 1."""
   out = {}
   for name, w in attention.items():
     if name.endswith('_DUK') and w.shape[-2] == 1:

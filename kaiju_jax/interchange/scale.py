@@ -1,14 +1,14 @@
-"""The embedding's √D, which other tools' tables already contain.
+"""Multiplies or divides the embedding by √D, which other tools' tables contain.
 
-Our model looks up E and multiplies it by √D; a tied head reads E as it is.
-Other models multiply by nothing, so that a folder holds √D·E as the embedding
-and E as the head.
+Our model looks up E and multiplies it by √D; a tied head reads E unchanged.
+Other models do not multiply, so a folder holds √D·E as the embedding and E as
+the head.
 
-Division does not always undo a multiplication. So `unscale` takes, among the
-float32 numbers near W/√D, one whose product is W again. There is one for every
-W that `scale` made, so that the model computes the same bits. Where √D is a
-power of two, it is the number that W was made from. Other tables may come back
-with an error of one part in 2^24.
+In float32, division does not always undo a multiplication. So `unscale` takes,
+among the numbers near W/√D, one whose product with √D is W again. There is one
+for every W that `scale` made, so the model computes the same bits. Where √D is
+a power of two, it is the very number that W was made from. Other tables may
+come back with an error of one part in 2^24.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def scale(embedding_DV: np.ndarray) -> np.ndarray:
 
 
 def unscale(table_DV: np.ndarray) -> np.ndarray:
-  """Returns the float32 table whose `scale` is, or is next to, `table_DV`."""
+  """Returns a float32 table whose `scale` is, or is next to, `table_DV`."""
   nearest = table_DV / _root(table_DV)
   found = nearest
   for direction in -np.inf, np.inf:

@@ -1,24 +1,24 @@
-"""A teacher's weights as the start of a student with fewer keys and values.
+"""Makes a student's first weights from a teacher with more keys and values.
 
 The teacher is a model whose layers are all global and make their own keys and
 values. The student has the same depth and sizes, and any of
 
     fewer heads      each of the student's heads of keys and values is the mean
                      of the neighbouring heads of the teacher whose query heads
-                     it now serves (Ainslie et al. 2023, who found the mean
-                     better than one of the heads, and that better than new
-                     weights)
+                     it now serves (Ainslie et al. 2023 found the mean better
+                     than one of the heads, and one of the heads better than
+                     new weights)
     shared keys      an owner's projections are the mean over the layers that
                      share them, or the owner's own
     windows, int8    change no weight
 
-Our guess is the mean over layers. A projection reads its layer's normed input
-x/rms(x) · gain, so two layers' weights are not in the same units. The mean is
-taken of gain · W, and divided by the owner's gain.
+The mean over layers is our guess. A projection reads its layer's normed input
+x/rms(x) · gain, so two layers' weights are not in the same units. Therefore
+`mean_of_layers` averages gain · W, and divides by the owner's gain.
 
-What the teacher has no counterpart of starts as in a new model: Bungee's
-scalars at 0. A student with the teacher's own keys and values has its
-parameters, bit for bit.
+Parameters that the teacher lacks, Bungee's scalars, start at 0 as in a new
+model. A student with as many heads and layers of keys and values as the teacher
+has the teacher's parameters, bit for bit.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ _SAME = (
 def check(
   teacher: model_config.ModelConfig, student: model_config.ModelConfig
 ) -> None:
-  """Refuses a student that is no such version of the teacher.
+  """Refuses a teacher or a student that `student` cannot take.
 
   Raises:
     ValueError: names the field, its value and what would be right.
@@ -83,15 +83,16 @@ def student(
   config: model_config.ModelConfig,
   owners: str = 'mean',
 ) -> Any:
-  """Returns float32 parameters that the student's training begins with.
+  """Returns the float32 parameters with which the student's training begins.
 
   Args:
     teacher: the teacher's weights (`plain.weights`).
-    config: the student's; `check` has passed it.
-    owners: 'mean' or 'own', how layers come to share a projection.
+    config: the student's config, which the caller has passed to `check`.
+    owners: the projections that layers share: 'mean', the mean over the layers,
+      or 'own', those of their owner.
 
   Raises:
-    ValueError: another word for `owners`.
+    ValueError: another value of `owners`.
   """
   if owners not in OWNERS:
     raise ValueError(f'owners={owners!r}: must be one of {", ".join(OWNERS)}.')
@@ -161,7 +162,7 @@ def _layer(
 
 
 def pool(w_DUK: np.ndarray, heads: int) -> np.ndarray:
-  """Returns [D, heads, K]: means of U / heads neighbouring heads."""
+  """Returns [D, heads, K], the means of each U / heads neighbouring heads."""
   D, U, K = w_DUK.shape
   return w_DUK.reshape(D, heads, U // heads, K).mean(axis=2)
 
@@ -169,13 +170,13 @@ def pool(w_DUK: np.ndarray, heads: int) -> np.ndarray:
 def mean_of_layers(
   weights: Sequence[np.ndarray], gains: Sequence[np.ndarray], gain_D: np.ndarray
 ) -> np.ndarray:
-  """Returns the mean of gain · W, as a projection behind `gain_D`.
+  """Returns the mean of gain · W over layers, divided by `gain_D`.
 
   Args:
-    weights: [D, U, K] of each layer.
-    gains: [D] of each layer's norm.
-    gain_D: the owner's. Where it is 0 nothing gets through, and the mean is
-      that of W.
+    weights: each layer's projection, [D, U, K].
+    gains: the gain of each layer's norm, [D].
+    gain_D: the owner's gain. Where it is 0 the result has no effect, and is the
+      mean of W.
   """
   parts = []
   for w_DUK, other_D in zip(weights, gains):

@@ -1,7 +1,7 @@
-"""Our weights under Arcee's names and axes, and back.
+"""Translates our weights to Arcee's names and axes, and back.
 
-torch's Linear holds [outputs, inputs] and multiplies by the transpose; ours
-puts D first:
+torch's Linear holds [outputs, inputs] and multiplies by the transpose; our
+weights have D first:
 
     model.embed_tokens.weight         [V, D]   √D · embedding_DVᵀ
     model.layers.I.…
@@ -17,8 +17,8 @@ puts D first:
     lm_head.weight                    [V, D]   head_DVᵀ, embedding_DVᵀ if tied
 
 A folder's head counts as tied in our sense where the embedding is √D times the
-head, to the bit. So a model that we exported comes back tied. A folder that
-ties its tables itself has no √D between them, and becomes two tables here.
+head, to the bit. So a tied model that we exported comes back tied. A folder
+that ties its own tables has no √D between them, and becomes two tables here.
 """
 
 from collections.abc import Mapping
@@ -45,12 +45,12 @@ _LAYER = {
   'w_out_DF': 'mlp.down_proj.weight',
 }
 
-# These are stored as they are here; the others are stored transposed.
+# A folder stores these with our axes, and the others transposed.
 _UPRIGHT = ('attention_gain_D', 'w_o_DHK', 'feedforward_gain_D', 'w_out_DF')
 
 
 def name_tensors(plain: plain_lib.Plain) -> dict[str, np.ndarray]:
-  """Returns the float32 tensors of a folder, each in one piece of memory."""
+  """Returns a folder's float32 tensors by name, each contiguous in memory."""
   head_DV = plain.embedding_DV if plain.head_DV is None else plain.head_DV
   out = {
     EMBEDDING: scale.scale(plain.embedding_DV).T,
@@ -71,9 +71,9 @@ def plain(
   """Returns the weights of a folder's tensors, in float32.
 
   Args:
-    tensors: all that the folder holds, of any float dtype, and the head also
-      where it is the embedding.
-    config: what `arcee.config_of` returned; it says whether the head is tied.
+    tensors: all tensors of the folder, of any float dtype, with the head even
+      if it is the embedding.
+    config: the result of `arcee.config_of`; it says whether the head is tied.
 
   Raises:
     ValueError: names a tensor that is missing, unknown or of another shape.
@@ -121,10 +121,10 @@ def is_ours_tied(tensors: Mapping[str, np.ndarray]) -> bool:
 def check(
   tensors: Mapping[str, np.ndarray], config: model_config.ModelConfig
 ) -> None:
-  """Refuses tensors that are not those of such a model.
+  """Refuses tensors that do not fit the config.
 
   Raises:
-    ValueError: names the tensor, what it is and what it should be.
+    ValueError: names a tensor that is missing, unknown or of another shape.
   """
   wanted = shapes(config)
   for name in sorted(wanted.keys() | tensors.keys()):
@@ -140,7 +140,7 @@ def check(
 
 
 def shapes(config: model_config.ModelConfig) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every tensor of such a folder."""
+  """Returns {name: shape} for every tensor of a folder."""
   d, v, k = config.d_model, config.vocab_size, config.head_dim
   layer = {
     'attention_gain_D': (d,),

@@ -1,16 +1,16 @@
-"""A model's tokenizer as `transformers` reads it, beside the weights.
+"""Writes a model's tokenizer as `transformers` reads it, beside the weights.
 
-tokenizer.json        as the `tokenizers` library writes it
-tokenizer_config.json what `AutoTokenizer` needs beside it
+tokenizer.json        in the format of the `tokenizers` library
+tokenizer_config.json settings that `AutoTokenizer` needs
 
-The exported tokenizer gives what training saw: BOS, then the text's own tokens;
-special tokens that a text spells out are read as characters. So this file puts
-BOS before each text, even where the given tokenizer does that in another way.
-No token ends a text, because training documents have no end token.
+The exported tokenizer returns the tokens that training saw: BOS, then the
+text's own tokens; special tokens that a text spells out count as characters.
+Therefore `write` makes the tokenizer put BOS before each text, unless it does
+so already. No token ends a text, because training documents have no end token.
 
 The byte tokenizer has a vocabulary of 256 characters, one per byte, in the
-alphabet that byte-level tokenizers use, and no merges. Byte 0, which no text
-holds, is '<s>'.
+alphabet of byte-level tokenizers, and no merges. Byte 0, which no text
+contains, is '<s>'.
 """
 
 import pathlib
@@ -28,7 +28,7 @@ def write(folder: pathlib.Path, path: str, config) -> int:
   """Writes both files.
 
   Args:
-    folder: where the files go.
+    folder: the folder of the files.
     path: the path of a `tokenizer.json`, '' for bytes.
     config: the model's config.
 
