@@ -1,11 +1,11 @@
-"""Accelerator slices, one small file each: data, which imports no jax.
+"""Holds accelerator slices, one small file each: data, without jax.
 
     h100_64.py → `tpu_gpu_configs.load('h100_64')`, `--accelerator=h100_64`
 
-The number in a file's name counts as its cloud counts: GPUs for H100,
+The number in a file's name follows the cloud's way of counting: GPUs for H100,
 TensorCores for v5p (v5p_256 is 128 chips), and chips for v5e and v6e, which
-have one TensorCore each. The public figures are in `chips/`, the files that
-start a run in `launch/`.
+have one TensorCore each. `chips/` holds the chips' figures, and `launch/` files
+that start a run.
 """
 
 import importlib
@@ -17,7 +17,7 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def names() -> tuple[str, ...]:
-  """Returns the slices that there are."""
+  """Returns the names of all slices."""
   return tuple(
     sorted(p.stem for p in _FOLDER.glob('*.py') if p.stem != '__init__')
   )
@@ -27,7 +27,7 @@ def load(name: str) -> accelerator_lib.Accelerator:
   """Returns the slice of that name.
 
   Raises:
-    ValueError: no such file, or one whose parts disagree.
+    ValueError: there is no such slice, or its parts disagree.
   """
   if name not in names():
     raise ValueError(

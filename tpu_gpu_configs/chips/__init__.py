@@ -1,1 +1,1 @@
-"""Figures that a chip's maker publishes and that others measured on it."""
+"""Holds each chip's figures: the maker's, those of others, and our guesses."""

@@ -1,4 +1,4 @@
-"""The processor at hand, cut into devices: for tests, no claim about speed."""
+"""This machine's processor, cut into devices for tests; it has no speeds."""
 
 from kaiju_jax.costs import accelerator
 

@@ -2,8 +2,8 @@
 
 from kaiju_jax.costs import accelerator
 
-# `GpuTargetConfigProto` of an H100 80GB HBM3, internal to XLA: fields may be
-# renamed by a later version.
+# `GpuTargetConfigProto` of an H100 80GB HBM3. The type is internal to XLA, and a
+# later version may rename its fields.
 _DESCRIPTION = """
 gpu_device_info {
   threads_per_block_limit: 1024
@@ -42,20 +42,20 @@ CHIP = accelerator.Chip(
   peak_int8=1978.9e12,
   node_bandwidth=450e9,
   # S. Bekman, ML Engineering, "Maximum Achievable Matmul FLOPS": the best bf16
-  # shape reaches 794.5 TFLOPS, the best fp8 one 1,402.6. int8 runs on the same
-  # tensor cores at fp8's rate on paper; that it reaches fp8's share of it is
-  # our guess.
+  # shape reaches 794.5 TFLOPS, the best fp8 one 1,402.6. On the data sheet int8
+  # has fp8's rate, on the same tensor cores. Our guess is that it also reaches
+  # what fp8 reaches.
   matmul_bf16=794.5e12,
   matmul_int8=1402.6e12,
-  # DGX H100: eight ConnectX-7 of 400 Gb/s per node, one per GPU. Clouds may
-  # have half of it.
+  # DGX H100: eight ConnectX-7 of 400 Gb/s per node, one per GPU. Some clouds
+  # have half as much.
   network_bandwidth=50e9,
   description=_DESCRIPTION,
 )
 
 FLAGS = {
-  # Starts a layer's gather while the layer before it computes. The whole design
-  # counts on this; new versions do it by default.
+  # Starts a layer's gather while the previous layer computes. The whole design
+  # relies on this; new versions do it by default.
   'xla_gpu_enable_latency_hiding_scheduler': True,
   # Codes, scales and small vectors of one layer become one NCCL call. A larger
   # threshold would join layers, which could then not overlap.
@@ -66,6 +66,6 @@ FLAGS = {
 
 ENVIRONMENT = {
   # The default of 0.75 wastes a fifth of the device. NCCL and the CUDA context
-  # need what is left here.
+  # need the remaining 0.08.
   'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.92',
 }
