@@ -2,8 +2,8 @@
 
 from kaiju_jax.costs import accelerator
 
-# `GpuTargetConfigProto` of an H100 80GB HBM3. The type is internal to XLA, and a
-# later version may rename its fields.
+# `GpuTargetConfigProto` of an H100 80GB HBM3. The type is internal to XLA, and
+# a later version may rename its fields.
 _DESCRIPTION = """
 gpu_device_info {
   threads_per_block_limit: 1024
