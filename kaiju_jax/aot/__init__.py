@@ -1,1 +1,1 @@
-"""Compiling for hardware that is not here, and reading the result."""
+"""Compiles for hardware that is not here, and reads the result."""

@@ -1,4 +1,4 @@
-"""The attention kernels of one layer for a TPU, to be compiled and read."""
+"""Makes one layer's attention kernels for a TPU, ready to be compiled."""
 
 import contextlib
 
@@ -18,12 +18,12 @@ def layer(
   head_dim: int = 128,
   length: int = 32_768,
 ):
-  """Returns a function of both passes, and the shapes of its arguments.
+  """Returns a function that runs both passes, and its arguments' shapes.
 
   Args:
-    heads: on one device.
+    heads: query heads on one device.
     window: tokens that a query sees, or None for all.
-    kind: 'int8' for half-int8 attention, or a float's name.
+    kind: 'int8' for half-int8 attention, or a float's dtype.
     head_dim: K.
     length: number of queries, and of keys.
   """
@@ -63,14 +63,14 @@ def layer(
 
 
 def alone(*arguments, tiles: tuple[int, int] | None = None):
-  """Returns a jit of a layer's kernels alone, and the shapes they take.
+  """Returns a jit of a layer's kernels alone, and its arguments' shapes.
 
-  The operations that XLA adds around them are left out, because writing those
-  out would take most of the compiler's time.
+  It leaves out XLA's operations around the kernels, because the compiler would
+  need most of its time to dump those.
 
   Args:
     *arguments: see `layer`.
-    tiles: rows and keys per block, in place of what `blocks.tpu` chooses.
+    tiles: rows and keys per block; with None `blocks.tpu` chooses.
   """
   run, structs = layer(*arguments)
   calls = []

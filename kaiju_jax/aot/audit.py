@@ -1,21 +1,21 @@
-"""Whether a compiled step sends what it should, and nothing else.
+"""Checks that a compiled step sends what its config says, and nothing else.
 
     over fsdp           weights as s8 codes or u8 trits, their gradients as u8;
                         the only floats are vectors: scales, gains and their
                         gradients
-    over tensor         the rows' activations, but no array shaped as a weight;
+    over tensor         the rows' activations, but no array of a weight's shape;
                         and an owner's gradient of a weight that tensor does
                         not split
     over the whole mesh scalars, and sums of vectors such as norms
 
-Gathers are held to what the config promises for weights (`matmul`, `embedding`,
-`wire_weights`), reductions and exchanges to what it promises for gradients
-(`wire_gradients`), separately. A permutation may be a part of either, so it is
-audited only where both cross as codes. What is promised in float is not
-audited.
+The audit compares gathers with the config's choices for weights (`matmul`,
+`embedding`, `wire_weights`), and reductions and exchanges with its choice for
+gradients (`wire_gradients`). A permutation may carry either, so the audit
+checks it only where both cross as codes. It does not check what the config
+sends in float.
 
-A reduce-scatter leaves each device one part of the group's, so its operand
-counts and not its result.
+A reduce-scatter's result is one part of its operand, so the operand's size
+counts.
 """
 
 from collections.abc import Iterable
@@ -39,11 +39,11 @@ def problems(
   experiment: experiment_lib.Experiment,
   mesh: sharding_config.MeshConfig,
 ) -> tuple[str, ...]:
-  """Returns a line for each collective that should not be there.
+  """Returns a line for each collective that the config does not allow.
 
   Args:
     collectives: the compiled step's collectives.
-    experiment: its model and rows.
+    experiment: the experiment of the step.
     mesh: widths of the axes that the step was compiled for.
   """
   subjects = _subjects(experiment.model, mesh)
@@ -67,8 +67,9 @@ def problems(
 def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
   """Returns the bytes of weights' gradients that one device sends over fsdp.
 
-  They are the exchanges and sums of matrices in one step. A TPU's compiler
-  turns a small reduce-scatter into an all-reduce. Sums of vectors are left out.
+  It adds up the exchanges and sums of matrices in one step, and leaves out sums
+  of vectors. All-reduces count, because a TPU's compiler turns a small
+  reduce-scatter into one.
   """
   return sum(
     x.total
@@ -81,12 +82,12 @@ def gradient_bytes(collectives: Iterable[collectives_lib.Collective]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Subject:
-  """What a kind of collective must not carry in float.
+  """The matrices that a kind of collective must not carry in float.
 
   Attributes:
-    whole: shapes of the matrices that cross as codes, D whole; empty where
-      nothing is promised.
-    shards: shapes of the parts that an owner holds.
+    whole: shapes of the matrices that cross as codes, with the whole D; empty
+      where the config sends floats.
+    shards: shapes of the parts that owners store.
     copied: those of `shards` that tensor does not split.
     exempt: shapes of the matrices that cross in float.
     least: numbers in the smallest matrix, as a device uses it.
@@ -106,7 +107,7 @@ def _word(kind: str) -> str:
 
 
 def _subjects(config, mesh) -> dict[str, _Subject]:
-  """Returns what crosses as codes, by the word for what crosses."""
+  """Returns {`_word` of a collective: the matrices that must be codes}."""
   quantization = config.quantization
   matrices = [x for x in footprint.parameters(config) if len(x.shape) > 1]
   weights = [
@@ -114,7 +115,7 @@ def _subjects(config, mesh) -> dict[str, _Subject]:
     for x in matrices
     if quantization.wire_weights != 'float' and _is_int8(x, quantization)
   ]
-  # The gradient of a float weight is encoded, too.
+  # Squinch encodes the gradient of a float weight, too.
   is_squinch = codec.choose(quantization).kind == 'squinch'
   return {
     'a weight': _subject(weights, matrices, mesh),
@@ -159,7 +160,7 @@ def _local(parameter, fsdp: int, tensor: int) -> tuple[int, ...]:
 
 
 def _is_matrix(x, subject, rows) -> bool:
-  """Whether its shape is a matrix's, or an owner's part of one."""
+  """Returns whether x has the shape of a matrix or of an owner's part."""
   shape = _bare(x.shape)
   if 'fsdp' in _names(x):
     is_part = x.kind in _PARTS and shape in subject.shards
@@ -169,12 +170,12 @@ def _is_matrix(x, subject, rows) -> bool:
 
 
 def _size(x: collectives_lib.Collective) -> int:
-  """Returns the numbers that one device brings or gets, whichever is more."""
+  """Returns the size of one device's operand or result, the larger one."""
   return x.size * x.group if x.kind == 'reduce-scatter' else x.size
 
 
 def _rows(experiment, mesh) -> set[tuple[int, ...]]:
-  """Returns the shapes of activations, L whole and split."""
+  """Returns the shapes of activations, with L whole and split."""
   data = experiment.data
   batch, d_model = data.batch // mesh.fsdp, experiment.model.d_model
   return {

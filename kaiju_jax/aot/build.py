@@ -1,15 +1,16 @@
-"""Compiling for hardware that is not here, and what the compiler says of it.
+"""Compiles for hardware that is not here, and returns the compiler's figures.
 
     step = step_lib.make(experiment, mesh)
     program = build.build(step, step_lib.abstract(experiment, mesh), flags)
     program.memory.needed, build.collectives(program, mesh)
 
-The bytes of memory and the bytes on the wire are the real compiler's and so are
-facts. Seconds on the device are not known here.
+The real compiler plans the bytes of memory and the bytes on the wire, so both
+are facts. It does not know seconds on the device.
 
-What the compilers do not tell: a GPU's compiler never refuses a program that
-does not fit, so assert on `Memory`. It leaves out cuBLAS's and NCCL's buffers
-and picks its matmul tiles without measuring. A TPU's compiler does refuse.
+A GPU's compiler never refuses a program that does not fit into memory, so the
+caller must check `Memory`. The figures leave out cuBLAS's and NCCL's buffers,
+and the compiler chooses its matmul tiles without measuring. A TPU's compiler
+does refuse.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from kaiju_jax.aot.hlo import matmuls as matmuls_lib
 from kaiju_jax.aot.hlo import text as text_lib
 from kaiju_jax.kernels import dispatch
 
-# Lines that the compilers write to standard error alone.
+# Warnings that the compilers write to standard error and nowhere else.
 COMPLAINTS = (
   'Involuntary full rematerialization',
   "Can't reduce memory use below",
@@ -44,10 +45,10 @@ class Memory:
   """Bytes on one device.
 
   Attributes:
-    arguments: what goes in, such as the state and the batch.
-    outputs: what comes out.
-    aliased: outputs that take the place of a donated argument.
-    temporary: everything in between, at its peak.
+    arguments: the arguments, such as the state and the batch.
+    outputs: the results.
+    aliased: the results that reuse the memory of a donated argument.
+    temporary: all intermediate values, at their peak.
   """
 
   arguments: int
@@ -57,7 +58,7 @@ class Memory:
 
   @property
   def needed(self) -> int:
-    """Arguments, temporaries, and outputs that need a place of their own."""
+    """Returns the bytes of arguments, temporaries and outputs not aliased."""
     return self.arguments + self.temporary + self.outputs - self.aliased
 
 
@@ -69,7 +70,7 @@ class Program:
     text: its scheduled, partitioned HLO.
     memory: bytes on one device.
     lower_seconds: time of tracing and lowering.
-    compile_seconds: time of everything after that.
+    compile_seconds: time of compiling.
     complaints: the compiler's lines that hold one of COMPLAINTS.
   """
 
@@ -86,13 +87,13 @@ class Program:
 
 @contextlib.contextmanager
 def tracing_for(device: jax.Device) -> Iterator[None]:
-  """Within it, kernels are chosen and traced for `device`."""
+  """Makes functions traced inside it choose kernels for `device`."""
   cores = 'core_count' if device.platform == 'gpu' else 'num_cores'
   kind = jax.sharding.AbstractDevice(
     device.device_kind, getattr(device, cores, None), device.platform
   )
-  # Pallas asks this mesh, which has no axes, for the device. Without it Pallas
-  # looks for a real one.
+  # Pallas reads the device from this mesh, which has no axes. Without it Pallas
+  # looks for a real device.
   mesh = jax.sharding.AbstractMesh((), (), abstract_device=kind)
   with (
     dispatch.compiling_for(device.platform),
@@ -104,10 +105,10 @@ def tracing_for(device: jax.Device) -> Iterator[None]:
 def build(
   jitted: Any, arguments: Sequence[Any], flags: Mapping[str, Any] | None = None
 ) -> Program:
-  """Compiles a jitted function for the devices that its arguments are on.
+  """Compiles a jitted function for the devices of its arguments.
 
   Args:
-    jitted: what `jax.jit` returns.
+    jitted: a result of `jax.jit`.
     arguments: ShapeDtypeStructs with shardings, or trees of them.
     flags: XLA flags, such as those of an accelerator.
   """
@@ -156,14 +157,14 @@ def matmuls(program: Program) -> tuple[matmuls_lib.Matmul, ...]:
 
 @contextlib.contextmanager
 def bypass_cache() -> Iterator[None]:
-  """Within it, JAX compiles and does not read programs back from its cache.
+  """Makes JAX compile programs inside it, instead of reading its cache.
 
-  A program that is read back takes no time, brings no complaint and writes no
-  dump. JAX cannot read one back whose device is not here.
+  A program from the cache shows no compile time, no complaint and no dump. And
+  JAX cannot load one whose device is not here.
   """
   was = jax.config.jax_enable_compilation_cache
   jax.config.update('jax_enable_compilation_cache', False)
-  compilation_cache.reset_cache()  # JAX asks only once whether there is one.
+  compilation_cache.reset_cache()  # JAX checks only once whether there is one.
   try:
     yield
   finally:
@@ -173,9 +174,9 @@ def bypass_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collect_messages() -> Iterator[list[str]]:
-  """Collects the lines written to standard error, C++ included.
+  """Collects the lines that Python and C++ write to standard error.
 
-  They are passed on only where an error is raised.
+  It prints them only if the body raises an error.
   """
   lines = []
   sys.stderr.flush()

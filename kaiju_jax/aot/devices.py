@@ -1,11 +1,11 @@
-"""Devices that are not here, for which the real compilers compile.
+"""Makes devices that are not here, for which the real compilers compile.
 
     devices.find(tpu_gpu_configs.load('h100_64'))    64 H100, for a mesh
     devices.one('v5p_128', 'tpu')                  one TPU v5p, for a kernel
 
-The compilers of H100 and TPU need a description of the device, not the device.
-Importing this module sets the environment variables that they need, so import
-it before JAX makes its first array.
+The compilers of H100 and TPU need only a description of the device. Importing
+this module sets the environment variables that they need, so import it before
+JAX makes its first array.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from jax.experimental import topologies
 from kaiju_jax.costs import accelerator as accelerator_lib
 
 _ENVIRONMENT = {
-  # Without it the plug-in looks for a driver and does not register itself
-  # where there is none.
+  # Without it the plug-in looks for a driver, and where there is none it does
+  # not register itself.
   'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1',
-  # libtpu would ask its cloud for what these say, and would refuse a second
+  # Without these, libtpu queries its cloud for them, and refuses a second
   # process.
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_ACCELERATOR_TYPE': 'v5litepod-1',
@@ -47,8 +47,8 @@ def find(
 ) -> Sequence[jax.Device]:
   """Returns a slice's devices for `sharding.mesh.make`.
 
-  GPUs and TPUs need not be here, and then serve only to compile. CPU devices
-  are those of this process.
+  GPUs and TPUs are descriptions, which serve only to compile. CPU devices are
+  those of this process.
 
   Raises:
     MissingPlugin: names the packages that are missing.
@@ -128,11 +128,11 @@ def one(name: str, platform: str) -> jax.Device:
 
   Args:
     name: the slice's name in `tpu_gpu_configs`.
-    platform: 'gpu' or 'tpu', which the slice must be.
+    platform: the slice's platform, 'gpu' or 'tpu'.
 
   Raises:
     MissingPlugin: names the packages that are missing.
-    ValueError: the slice is of another platform.
+    ValueError: there is no such slice, or it is of another platform.
   """
   # Imported here because the package's wheel holds no slices.
   import tpu_gpu_configs
@@ -146,7 +146,7 @@ def one(name: str, platform: str) -> jax.Device:
 
 
 def place(arguments: Any, device: jax.Device) -> Any:
-  """Returns ShapeDtypeStructs on `device`, except those that have a place."""
+  """Returns ShapeDtypeStructs on `device`; those with a sharding keep it."""
   here = jax.sharding.SingleDeviceSharding(device)
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(

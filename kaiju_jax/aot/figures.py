@@ -1,4 +1,4 @@
-"""The figures of a compiled step, as plain numbers that JSON can hold."""
+"""Collects a compiled step's figures as plain numbers that JSON can hold."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ from kaiju_jax.sharding import mesh as mesh_lib
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step as step_lib
 
-# Collectives with a result below this many bytes have a table of their own:
-# scales, norms, losses.
+# Collectives whose result has fewer bytes (scales, norms, losses) have a table
+# of their own.
 SMALL = 2**20
 # The share of a device's memory that a step may take. NCCL, cuBLAS and the
-# context need the rest; the compiler's figures leave them out.
+# context need the remaining part; the compiler's figures leave them out.
 _SHARE = 0.9
-# f32 masters and Adam's two moments.
+# Bytes per parameter: the f32 master and Adam's two moments.
 _STATE_BYTES = 12
 
 
@@ -33,7 +33,7 @@ def compile_step(
   accelerator: accelerator_lib.Accelerator,
   mesh_config: sharding_config.MeshConfig,
 ) -> dict[str, Any]:
-  """Compiles the step and returns the compiler's figures.
+  """Compiles an experiment's step and returns the compiler's figures.
 
   Raises:
     devices.MissingPlugin, ValueError: see `devices.find` and `flags.check`.
@@ -128,7 +128,7 @@ def _small(found) -> list[dict[str, Any]]:
 
 
 def _is_rare(x: collectives_lib.Collective) -> bool:
-  """Whether it is in a branch: ternary events, checksums and healing."""
+  """Returns whether x is in a branch: ternary events, checksums, healing."""
   return '/cond/branch_' in x.op_name
 
 

@@ -1,4 +1,4 @@
-"""Whether this JAX knows an accelerator's XLA flags."""
+"""Checks that this JAX knows an accelerator's XLA flags."""
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,16 @@ from kaiju_jax.costs import accelerator as accelerator_lib
 def check(accelerator: accelerator_lib.Accelerator) -> None:
   """Refuses XLA flags that this JAX does not know.
 
-  An unknown flag in XLA_FLAGS ends the process; here it is an error. Only
-  libtpu knows the flags of a TPU, so a TPU's slice needs it.
+  An unknown flag in XLA_FLAGS ends the process; this function raises an error
+  before that. Only libtpu knows the flags of a TPU, so a TPU's slice needs it.
 
   Raises:
-    ValueError: names the slice, the flag and the version.
+    ValueError: names the slice, the flag and JAX's version.
     devices.MissingPlugin: names the packages that are missing.
   """
   if not accelerator.flags:
     return
-  device = jax.devices('cpu')[0]  # Its compiler knows the GPU's flags.
+  device = jax.devices('cpu')[0]  # The CPU's compiler knows the GPU's flags.
   if accelerator.chip.platform == 'tpu':
     device = devices.find(accelerator)[0]
   x = jax.ShapeDtypeStruct(

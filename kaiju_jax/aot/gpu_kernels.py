@@ -1,11 +1,11 @@
-"""A GPU's kernels, compiled without the device and read as PTX.
+"""Compiles a GPU's kernels without the device, and reads their PTX.
 
     for kernel in gpu_kernels.read(jitted, arguments):
       kernel.name, kernel.spill_stores, kernel.instructions['wgmma s8']
 
-XLA, Mosaic GPU and jax-triton write a kernel's PTX out on demand, and `ptx`
-assembles it. These dumps are not promised to anyone: a later version may rename
-them.
+XLA, Mosaic GPU and jax-triton can dump a kernel's PTX to files, and `ptx`
+assembles it. The dumps are no public interface: a later version may rename the
+files.
 """
 
 from collections.abc import Iterator
@@ -25,37 +25,37 @@ from kaiju_jax.aot import devices
 from kaiju_jax.aot import ptx
 
 _SHARED = re.compile(r'(\S+) grid: .*shared_memory: (\d+) bytes')
-# What HLO calls for a compiler that is not XLA's, and the files it writes.
+# {custom call of a kernel that XLA does not compile: files that are dumped}.
 _WRITTEN = {'mosaic_gpu': '*.ptxas', 'triton_kernel_call': '*/*.ptx'}
 
 
 def read(
   jitted: Any, arguments: Sequence[Any], accelerator: str = 'h100_8'
 ) -> tuple[ptx.Kernel, ...]:
-  """Compiles for a GPU, and returns its kernels, XLA's own among them.
+  """Compiles for a GPU and returns the program's kernels, XLA's too.
 
   Args:
     jitted: a fresh `jax.jit`. One that was traced for another platform keeps
       that trace.
-    arguments: ShapeDtypeStructs or trees of them; those without a sharding are
-      placed on one device.
+    arguments: ShapeDtypeStructs or trees of them; those without a sharding go
+      to one device.
     accelerator: a GPU slice of `tpu_gpu_configs`.
 
   Raises:
     devices.MissingPlugin: names the packages that are missing.
     jax.errors.JaxRuntimeError: a kernel needs more shared memory than there is.
-    RuntimeError: Mosaic GPU or jax-triton compiled the kernel before in this
-      process, and so wrote nothing out this time.
+    RuntimeError: Mosaic GPU or jax-triton compiled the kernel earlier in this
+      process, and so dumped nothing this time.
   """
   device = devices.one(accelerator, 'gpu')
-  ptx.ptxas()  # Before minutes of compiling.
+  ptx.ptxas()  # Raises before minutes of compiling.
   with tempfile.TemporaryDirectory() as folder:
     with _environment(MOSAIC_GPU_DUMP_TO=folder), _jax_triton_to(folder):
       program = build.build(
         jitted,
         devices.place(arguments, device),
-        # PTX is an emitter's file; since JAX 0.12 Pallas Triton's is not among
-        # those written by default. (All of them are tens of megabytes.)
+        # An emitter dumps PTX; since JAX 0.12 Pallas Triton's is not dumped by
+        # default. (All emitters' files would be tens of megabytes.)
         {'xla_dump_to': folder, 'xla_dump_emitter_re': 'ptx'},
       )
     _refuse_kept(program, pathlib.Path(folder))
@@ -63,7 +63,7 @@ def read(
 
 
 def _refuse_kept(program: build.Program, folder: pathlib.Path) -> None:
-  """Raises where a compiler kept what it had compiled and wrote nothing."""
+  """Raises if a compiler reused an earlier kernel and so dumped nothing."""
   for target, written in _WRITTEN.items():
     called = f'custom_call_target="{target}' in program.text
     if called and not any(folder.glob(written)):
@@ -80,7 +80,8 @@ def _read_dump(folder: pathlib.Path) -> tuple[ptx.Kernel, ...]:
   found = []
   for file in sorted(folder.rglob('*.ptx')):
     text = file.read_text()
-    report = file.with_suffix('.ptxas')  # Mosaic's own; its PTX may be newer.
+    # Mosaic dumps its own report; its PTX may be too new for our ptxas.
+    report = file.with_suffix('.ptxas')
     said = report.read_text() if report.exists() else ptx.report(text)
     for kernel in ptx.kernels(text, said):
       size = kernel.shared_memory + int(dynamic.get(kernel.name, 0))
@@ -106,10 +107,10 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _jax_triton_to(folder: str) -> Iterator[None]:
-  """Makes jax-triton write to the folder.
+  """Makes jax-triton dump to the folder.
 
-  It reads its variable when it is imported, so one that is already imported is
-  told again.
+  jax-triton reads its variable at import, so this sets the value in an already
+  imported module too.
   """
 
   def apply():

@@ -1,11 +1,11 @@
-"""What NVIDIA's assembler makes of PTX: registers, spills, instructions.
+"""Assembles PTX and reports its registers, spills and matrix instructions.
 
     for kernel in ptx.kernels(text, ptx.report(text)):
       kernel.name, kernel.spill_stores, kernel.instructions['wgmma s8']
 
-`ptxas` turns PTX into the device's code and reports registers and spills. Its
-version may differ from that of the machine which runs the kernel. Instructions
-are counted in the text, once each however often a loop runs them.
+NVIDIA's `ptxas` turns PTX into the device's code and reports registers and
+spills. Its version may differ from that of the machine that runs the kernel.
+Instructions are counted in the text: an instruction in a loop counts once.
 """
 
 import collections
@@ -23,7 +23,7 @@ from kaiju_jax.aot import devices
 
 Counts = collections.Counter
 
-# The type of an operand, as PTX and a TPU's assembly write it.
+# An operand's type in PTX and in a TPU's assembly.
 OPERAND = re.compile(r'bf16|tf32|f16|f32|f64|s32|[su][48]|e[45]m[23]|b1')
 _ENTRY = re.compile(r'\.entry\s+([\w$]+)')
 _MMA = re.compile(r'\b(wgmma|mma)(?:\.mma_async)?\.sync\.aligned\.m\d+([\w.]+)')
@@ -34,12 +34,12 @@ class Kernel:
   """A GPU kernel, assembled.
 
   Attributes:
-    name: as its author and the compiler called it.
-    registers: per thread.
-    spill_stores: bytes that a thread stores because registers are short.
+    name: the name in PTX.
+    registers: registers per thread.
+    spill_stores: bytes that a thread stores because it has too few registers.
     spill_loads: bytes that it loads back.
     shared_memory: bytes per block. For Mosaic GPU and jax-triton it leaves out
-      what a kernel asks for at its launch, which is not written out.
+      memory that is requested at the launch, which no dump shows.
     instructions: matrix instructions by their operands' type, such as
       'wgmma s8', 'wgmma bf16' and, for a single warp, 'mma s8'.
   """
@@ -56,8 +56,8 @@ def kernels(text: str, said: str) -> tuple[Kernel, ...]:
   """Returns the kernels of PTX.
 
   Args:
-    text: the PTX. Shared memory that is asked for at the launch is not in it.
-    said: what ptxas reports of it.
+    text: the PTX. It does not show shared memory requested at the launch.
+    said: the output of `report` for it.
   """
   starts = list(_ENTRY.finditer(text))
   ends = [start.start() for start in starts[1:]] + [len(text)]
@@ -72,7 +72,7 @@ def kernels(text: str, said: str) -> tuple[Kernel, ...]:
 
 
 def report(text: str) -> str:
-  """Returns what `ptxas -v` reports of PTX; '' where it holds no kernel.
+  """Returns the output of `ptxas -v` for PTX; '' where it holds no kernel.
 
   Raises:
     devices.MissingPlugin: there is no ptxas.
@@ -93,7 +93,7 @@ def report(text: str) -> str:
 
 
 def _resources(said: str, name: str) -> dict[str, int]:
-  """Reads what ptxas -v says of one kernel."""
+  """Returns one kernel's registers, spills and shared memory."""
   start = said.index(f"Compiling entry function '{name}'")
   end = said.find('Compiling entry function', start + 1)
   body = said[start : end if end >= 0 else None]
@@ -113,7 +113,7 @@ def _resources(said: str, name: str) -> dict[str, int]:
 def _instructions(body: str) -> Counts:
   counts = Counts()
   for kind, modifiers in _MMA.findall(body):
-    # The types of D, A, B (and C); an instruction is named by A's.
+    # The types of D, A, B (and C); A's names the instruction.
     types = [part for part in modifiers.split('.') if OPERAND.fullmatch(part)]
     counts[f'{kind} {types[1]}'] += 1
   return counts

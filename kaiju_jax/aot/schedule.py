@@ -1,16 +1,15 @@
-"""How full a TPU kernel's compiled schedule is, stretch by stretch.
+"""Reads how busy a TPU's units are in a kernel's compiled schedule.
 
     for stretch in schedule.read(make, 'v5e_256')['attention']:
       stretch.depth, stretch.bundles, stretch.busy['MXU']
 
 A TPU's core issues one bundle of instructions per cycle. libtpu places each
 instruction at compile time and knows the latencies of the units. A stretch of
-code without branches therefore takes as many cycles as it has bundles, where it
-waits for no copy, and a unit is as busy as the share of its slots that is
-filled. These are cycles in the compiler's own model: nothing here was timed.
+code without branches that waits for no copy therefore takes as many cycles as
+it has bundles, and the filled share of a unit's slots says how busy the unit
+is. These are cycles in the compiler's own model: nothing here was timed.
 
-The dump that this reads is not promised to anyone: a later version may write
-another.
+libtpu's dump is no public interface: a later version may have another form.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import Any
 
 from kaiju_jax.aot import tpu_kernels
 
-# A new stretch starts at a branch, and at a label that a branch may reach.
+# A stretch ends at a branch, and at a label that a branch may reach.
 _EDGE = re.compile(r'sbr\.rel|^\s*\w+ (?:LH|LB|LE|PB|PF|CT):')
 _BUNDLE = re.compile(r'^\s*(?:0x)?[0-9a-f]+(?: \w\w)?\s*: ?(>*)')
 _USE = '-final_hlo-static-per-bundle-utilization.txt'
@@ -29,10 +28,10 @@ _USE = '-final_hlo-static-per-bundle-utilization.txt'
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-  """Bundles without a branch.
+  """A run of bundles without a branch.
 
   Attributes:
-    depth: number of loops around it; a kernel's grid is one.
+    depth: number of loops around it; a kernel's grid counts as one.
     bundles: number of bundles.
     busy: the share of each unit's slots that is filled, by the unit's name.
       MXU is the matrix unit, VALU the vector unit, XLU moves between lanes,
@@ -48,12 +47,12 @@ class Stretch:
 def read(
   make: Callable[[], Any], accelerator: str, shortest: int = 64
 ) -> dict[str, tuple[Stretch, ...]]:
-  """Compiles, and returns the stretches of each kernel by its name.
+  """Compiles for a TPU and returns {kernel: its stretches}.
 
   Args:
     make: see `tpu_kernels.read`.
     accelerator: see `tpu_kernels.read`.
-    shortest: stretches with fewer bundles are left out.
+    shortest: the least number of bundles of a stretch that counts.
 
   Raises:
     devices.MissingPlugin, RuntimeError: see `tpu_kernels.read`.
@@ -70,7 +69,7 @@ def read(
 
 
 def _use(bundles: pathlib.Path) -> pathlib.Path:
-  """Returns the kernel's other file: how full its bundles are."""
+  """Returns the kernel's file with the use of units per bundle."""
   stem = re.sub(r'-\d+-final_bundles\.txt$', '', bundles.name)
   (found,) = bundles.parent.glob(f'{stem}-*{_USE}')
   return found
@@ -80,11 +79,11 @@ def stretches(bundles: str, use: str) -> list[Stretch]:
   """Cuts a kernel's text into stretches.
 
   Args:
-    bundles: a file of final bundles.
-    use: number of instructions per bundle and unit.
+    bundles: the text of the file of final bundles.
+    use: the text of the file with each bundle's number of instructions by unit.
 
   Raises:
-    ValueError: the two do not fit each other, or have another form.
+    ValueError: the two disagree on the number of bundles, or have another form.
   """
   lines = [line for line in bundles.splitlines() if _BUNDLE.match(line)]
   units, slots, counts = _table(use)

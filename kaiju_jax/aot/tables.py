@@ -1,4 +1,4 @@
-"""The tables of `experiments.aot_report`; imports no jax."""
+"""Makes the tables of `experiments.aot_report`; imports no jax."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def heading(
   accelerator: accelerator_lib.Accelerator,
   mesh: sharding_config.MeshConfig,
 ) -> str:
-  """Returns the line above the tables."""
+  """Returns the line above the tables: slice, mesh, rows and tokens."""
   data = experiment.data
   tokens = data.batch * data.length * data.microbatches
   return (
@@ -33,7 +33,7 @@ def heading(
 def tabulate_step(
   figures: Mapping[str, Any], accelerator: accelerator_lib.Accelerator
 ) -> Iterator[Any]:
-  """Yields the tables of a compiled step."""
+  """Yields the tables of a compiled step, and a line per problem."""
   yield _compilation(figures)
   yield _wire(figures['wire'])
   yield _small(figures['small'])
@@ -47,7 +47,7 @@ def step_times(
   accelerator: accelerator_lib.Accelerator,
   mesh: sharding_config.MeshConfig,
 ) -> dict[str, dict[str, float]]:
-  """Returns {arm: its seconds, by part and with three overlaps}."""
+  """Returns {arm: its seconds by part and with each overlap of `Seconds`}."""
   data = experiment.data
   table = step_time.table(
     experiment.model,
@@ -69,7 +69,7 @@ def step_times(
 
 
 def tabulate_model(times: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
-  """Yields the time model's table and what it comes to."""
+  """Yields the time model's table and the sentences of `verdict`."""
   table = describe.empty_table('A step by arithmetic, seconds')
   table.add_column('', no_wrap=True)
   for name in ('matmuls', 'fsdp', 'tensor', 'sum', 'overlap'):

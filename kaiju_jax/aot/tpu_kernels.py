@@ -1,11 +1,11 @@
-"""A TPU's kernels, compiled without the device and read as final bundles.
+"""Compiles a TPU's kernels without the device, and reads their bundles.
 
     counts = tpu_kernels.read(make, 'v6e_256')
     counts['attention']['vmatmul s8']
 
-libtpu writes its own assembly out on demand, bundle by bundle. This dump is not
-promised to anyone: a later version may write another. Instructions are counted
-in the text, once each however often a loop runs them.
+libtpu can dump its assembly, bundle by bundle. The dump is no public interface:
+a later version may have another form. Instructions are counted in the text: an
+instruction in a loop counts once.
 """
 
 import collections
@@ -33,27 +33,28 @@ _BUNDLES = re.compile(r'\d+-(.+?)(?:\.\d+)?-\d+-final_bundles\.txt')
 def read(
   make: Callable[[], tuple[Any, Sequence[Any]]], accelerator: str = 'v5p_128'
 ) -> dict[str, ptx.Counts]:
-  """Compiles for a TPU, and returns each kernel's matrix instructions by name.
+  """Compiles for a TPU and returns {kernel: counts of matrix instructions}.
 
-  Instructions are named by their operands' type: 'vmatmul s8', 'vmatmul bf16'.
-  libtpu reads where to dump once, when it is loaded, so this compiles in a
-  process of its own.
+  The operands' type names an instruction: 'vmatmul s8', 'vmatmul bf16'. libtpu
+  reads the dump's folder once, when it is loaded, so `read` compiles in a new
+  process.
 
   Args:
-    make: returns a `jax.jit` and its arguments as in `gpu_kernels.read`. It is
-      pickled: a function of a module, or `functools.partial` of one.
+    make: returns a `jax.jit` and its arguments as in `gpu_kernels.read`. It
+      must be a module's function, or a `functools.partial` of one, because it
+      is pickled.
     accelerator: a TPU slice of `tpu_gpu_configs`.
 
   Raises:
     devices.MissingPlugin: names the package that is missing.
-    RuntimeError: what the compiler said before it gave up.
+    RuntimeError: the compiler failed; holds its messages.
   """
   found = collections.defaultdict(ptx.Counts)
   with dump(make, accelerator) as folder:
     for name, file in final_bundles(folder):
       for modifiers in _VMATMUL.findall(file.read_text()):
         types = [t for t in modifiers.split('.') if ptx.OPERAND.fullmatch(t)]
-        # Without a type it is float32.
+        # An instruction without a type multiplies float32.
         found[name][f'vmatmul {types[0] if types else "f32"}'] += 1
   return dict(found)
 
@@ -62,7 +63,7 @@ def read(
 def dump(
   make: Callable[[], tuple[Any, Sequence[Any]]], accelerator: str
 ) -> Iterator[pathlib.Path]:
-  """Compiles as `read` does; yields the folder of what libtpu wrote."""
+  """Compiles like `read`, and yields the folder with libtpu's dump."""
   devices.one(accelerator, 'tpu')
   with tempfile.TemporaryDirectory() as folder:
     arguments = os.environ.get('LIBTPU_INIT_ARGS', '')
@@ -93,7 +94,7 @@ def final_bundles(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def _compile() -> None:
-  """Compiles what `dump` sent."""
+  """Compiles the function that `dump` sends through standard input."""
   make, accelerator = pickle.load(sys.stdin.buffer)
   jitted, arguments = make()
   build.build(jitted, devices.place(arguments, devices.one(accelerator, 'tpu')))

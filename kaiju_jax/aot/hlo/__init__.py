@@ -1,1 +1,1 @@
-"""Reading a compiled program: loops, collectives and matmuls of its HLO."""
+"""Reads a compiled program's HLO: its loops, collectives and matmuls."""

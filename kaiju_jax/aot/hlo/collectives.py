@@ -1,4 +1,4 @@
-"""Every collective of a compiled program, and what it sends.
+"""Lists every collective of a compiled program, with the bytes that it sends.
 
 One device of a group of g sends, for a result of n bytes on each device,
 
@@ -10,10 +10,10 @@ One device of a group of g sends, for a result of n bytes on each device,
                                             to another
     collective-broadcast n
 
-whichever algorithm runs it: a ring sends this much, and no algorithm can send
-less. `costs/links.py` says how long it takes.
+A ring sends this much, and no algorithm can send less. `costs/links.py`
+estimates the seconds.
 
-Asynchronous pairs are read at their start. A collective of several arrays gives
+An asynchronous pair counts at its start. A collective of several arrays gives
 one `Collective` per array. TPU compilers write a reduce-scatter as a fusion of
 an all-reduce and the slice that a device keeps (`all-reduce-scatter`); it
 counts as a reduce-scatter. The CPU compiler has no bf16 collectives and shows
@@ -43,7 +43,7 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """One array's exchange.
+  """The exchange of one array.
 
   Attributes:
     kind: one of KINDS.
@@ -54,9 +54,9 @@ class Collective:
     times: how often one call of the program runs it, loops multiplied in.
     result_bytes: bytes of one device's result, each time.
     wire_bytes: bytes that one device sends, each time.
-    is_sure: whether `times` is exact. It is a lower bound where a loop could
-      not be read.
-    op_name: path of the JAX operation that it comes from.
+    is_sure: whether `times` is exact. It is a lower bound where a loop's trip
+      count could not be read.
+    op_name: path of the JAX operation that made it.
   """
 
   kind: str
@@ -72,12 +72,12 @@ class Collective:
 
   @property
   def size(self) -> int:
-    """Numbers in one device's result."""
+    """Returns the size of one device's result, in numbers."""
     return math.prod(self.shape)
 
   @property
   def total(self) -> float:
-    """Bytes that one device sends in one call of the program."""
+    """Returns the bytes that one device sends in one call of the program."""
     return self.times * self.wire_bytes
 
 
@@ -157,7 +157,7 @@ def _collectives(computation, instruction, kind, times, is_sure, mesh):
 
 
 def _bytes_sent(kind: str, group: int) -> float:
-  """Returns the bytes sent for each byte of the result."""
+  """Returns the bytes that one device sends per byte of its result."""
   if kind in ('all-gather', 'all-to-all', 'ragged-all-to-all'):
     return (group - 1) / group
   if kind == 'reduce-scatter':
@@ -168,7 +168,7 @@ def _bytes_sent(kind: str, group: int) -> float:
 
 
 def _results(computation, instruction) -> tuple[text_lib.Array, ...]:
-  """Returns the arrays that come out. A start's type has its operands too."""
+  """Returns the result's arrays; drops the operands in the type of a start."""
   type_ = instruction.type
   is_start = instruction.opcode.endswith('-start')
   if is_start and isinstance(type_, tuple) and len(type_) > 1:
@@ -181,7 +181,7 @@ def _results(computation, instruction) -> tuple[text_lib.Array, ...]:
       type_ = type_[1]
   results = text_lib.flat(type_)
   if instruction.opcode.startswith('all-to-all') and len(results) > 1:
-    # One array per peer is one exchange.
+    # The arrays, one per peer, are one exchange.
     return _join(results)
   return results
 
@@ -197,7 +197,7 @@ def _join(parts: tuple[text_lib.Array, ...]) -> tuple[text_lib.Array, ...]:
 
 
 def _find_kept_slice(computation) -> text_lib.Array | None:
-  """Returns the slice that a device keeps of a fused reduce-scatter."""
+  """Returns the slice that a device keeps in a fused reduce-scatter."""
   if not re.match(r'all-reduce-scatter', computation.name):
     return None
   root = computation.instructions[computation.root]

@@ -1,6 +1,6 @@
-"""Which devices take part in a collective together, and which axes they span.
+"""Finds a collective's groups of devices, and the mesh axes that they span.
 
-There are three notations; without groups all devices take part together:
+HLO has three notations; without groups all devices take part together:
 
     {{0,1},{2,3}}                        written out
     [2,4]<=[4,2]T(1,0)                   iota: reshape, transpose, then two
@@ -9,8 +9,8 @@ There are three notations; without groups all devices take part together:
                                          'fsdp':(m)s is the part of width s
                                          below the m outer ones
 
-The numbers are partitions. Partition p is the p-th device of the mesh, the last
-axis running fastest. (With one replica, `use_global_device_ids` changes
+The numbers are partitions. Partition p is the p-th device of the mesh, in which
+the last axis runs fastest. (With one replica, `use_global_device_ids` changes
 nothing.)
 """
 
@@ -79,7 +79,7 @@ def axes(
 ) -> tuple[str, ...]:
   """Returns the axes that the groups span, in the mesh's order.
 
-  A group that spans part of an axis says so: 'fsdp (4 of 8)'.
+  A part of an axis is noted: 'fsdp (4 of 8)'.
   """
   widths = tuple(mesh.values())
   places = [np.unravel_index(np.asarray(row), widths) for row in groups]
@@ -107,7 +107,7 @@ def _of_mesh(attributes: str) -> np.ndarray:
   order = np.arange(np.prod([*widths.values()], dtype=int))
   if found.group(2):
     order = _order(found.group(2))
-  # Each axis in three: what is outside the part, the part, what is inside.
+  # Each axis becomes three: outside the part, the part, inside the part.
   shape, place = [], {}
   named = _AXIS.findall(found.group(3))
   parts = {

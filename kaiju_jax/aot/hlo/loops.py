@@ -1,15 +1,15 @@
-"""How often each computation of a program runs in one call of it.
+"""Counts how often each computation of a program runs in one call of it.
 
 A loop's body is in the text once and runs as often as its trip count says. The
-compilers for GPU and CPU note the count (`known_trip_count`); for a TPU it is
-read from the loop itself:
+compilers for GPU and CPU note the count (`known_trip_count`). For a TPU this
+module computes it from the loop:
 
     start   the induction variable's element of the tuple that enters
     step    what the body adds to it
     stop    what the condition compares it with
 
-Constants that a loop carries along unchanged, as TPU programs do, count as
-constants. A conditional's branches count as if each ran: an upper bound.
+A constant that a loop carries along unchanged, as in TPU programs, counts as a
+constant. All branches of a conditional count as if they ran: an upper bound.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ import re
 from kaiju_jax.aot.hlo import text as text_lib
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-# These name a computation that another instruction runs.
+# Instructions that name a computation, which another instruction runs.
 _SILENT = ('-done', '-update')
 _SAME = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done')
 
 
 @dataclasses.dataclass(frozen=True)
 class Executions:
-  """How often each computation runs.
+  """The numbers of executions of a program's computations.
 
   Attributes:
-    times: {computation: how often it runs}; those that never run are missing.
-    callers: the (computation, instruction) that runs a computation.
+    times: {computation: how often it runs}, without those that never run.
+    callers: {computation: the (computation, instruction) that runs it}.
     unread: loops whose trip count could not be read, such as those whose end
       depends on the data. Their bodies count once.
-    unsure: the computations within them, for which `times` is a lower bound.
+    unsure: the computations in such loops, whose `times` is a lower bound.
   """
 
   times: Mapping[str, int]
@@ -69,7 +69,7 @@ def executions(module: text_lib.Module) -> Executions:
 
 
 def _callees(values, instruction):
-  """Yields what an instruction runs, and how often (None: unread)."""
+  """Yields (computation, times) that an instruction runs; None if unread."""
   opcode = instruction.opcode
   if opcode == 'while':
     body, condition = _loop(values, instruction)
@@ -92,7 +92,7 @@ def _callees(values, instruction):
 
 
 def _loop(values, loop) -> tuple['_Values', '_Values']:
-  """Returns a loop's body and condition, with the constants that it carries."""
+  """Returns a loop's body and condition, with the constants it carries."""
   (body,) = loop.computations('body')
   (condition,) = loop.computations('condition')
 
@@ -146,10 +146,10 @@ def _count(start: int, stop: int, step: int, direction: str) -> int | None:
 
 
 class _Values:
-  """What the scalars of a computation are, as far as its text tells.
+  """The values of a computation's scalars, as far as its text shows them.
 
   A value is an int; ('element', i) of the tuple that a loop carries; ('plus',
-  x, constant); ('compare', direction, x, y); or None where it is unknown.
+  x, constant); ('compare', direction, x, y); or None if it is unknown.
 
   Attributes:
     module: the program.

@@ -1,13 +1,14 @@
-"""Every matmul of a compiled program: dtypes, operations, and widened int8.
+"""Lists every matmul of a compiled program: dtypes, operations, widened int8.
 
 A matmul is a `dot` (often inside a fusion), a TPU's `convolution`, or a call of
-cuBLAS. It does
+cuBLAS. Each time it takes
 
     2 · size of the result · contracted numbers of the left operand
 
-operations each time. Where both operands are s8 codes that were only converted
-and moved before (never scaled), it should have been an s8 matmul: the compiler
-widened it. Kernels (Pallas, cuDNN) are opaque and are listed by name.
+operations. The compiler *widened* a matmul of other dtypes whose two operands
+are s8 codes that were only converted and moved (never scaled): it should have
+been an s8 matmul. Kernels (Pallas, cuDNN) are opaque; `kernels` lists them by
+name.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ _KERNELS = re.compile(
   r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu'
   r'[^"]*|triton_kernel_call|__cudnn\$fmha[^"]*)"'
 )
-# Operations that move or convert numbers and keep their values.
+# Operations that move or convert numbers without changing their values.
 _MOVES = (
   'convert',
   'copy',
@@ -39,17 +40,17 @@ _MOVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Matmul:
-  """One matmul.
+  """One matmul of a compiled program.
 
   Attributes:
-    left, right: dtypes that it reads, as compiled.
-    result: the dtype that it makes.
+    left, right: dtypes of its operands, as compiled.
+    result: dtype of its result.
     operations: multiplications and additions, each time.
     times: how often one call of the program runs it, loops multiplied in.
-    is_sure: whether `times` is exact. It is a lower bound where a loop could
-      not be read.
-    is_widened: whether both operands were s8 codes further up.
-    op_name: path of the JAX operation that it comes from.
+    is_sure: whether `times` is exact. It is a lower bound where a loop's trip
+      count could not be read.
+    is_widened: whether both operands were s8 codes and were converted.
+    op_name: path of the JAX operation that made it.
   """
 
   left: str
@@ -71,7 +72,7 @@ class Matmul:
 
   @property
   def total(self) -> int:
-    """Operations of one device in one call of the program."""
+    """Returns the operations of one device in one call of the program."""
     return self.times * self.operations
 
 
@@ -117,7 +118,7 @@ def totals(matmuls: Iterable[Matmul]) -> dict[str, int]:
 
 
 def kernels(module: text_lib.Module) -> dict[str, int]:
-  """Returns {kernel: calls} for the calls that are opaque here."""
+  """Returns {kernel: calls} for opaque kernels."""
   calls = {}
   for name, times in loops.executions(module).times.items():
     for x in module.computations[name].instructions.values():
@@ -145,10 +146,10 @@ def _operations(computation, x) -> int | None:
 
 
 def _convolution(computation, x) -> int:
-  """Counts the products of a convolution without those of its padding.
+  """Counts a convolution's products, without those with padding.
 
-  A TPU's compiler writes matmuls as convolutions, and a batch as a dimension
-  in space.
+  A TPU's compiler writes matmuls as convolutions, and a batch dimension as a
+  spatial one.
   """
   left, kernel = (
     computation.instructions[name].arrays[0] for name in x.operands[:2]
@@ -172,7 +173,7 @@ def _convolution(computation, x) -> int:
 
 
 def _window_products(size, kernel, result, window, place) -> int:
-  """Counts one dimension's pairs (result, kernel) that are not in padding."""
+  """Counts one dimension's pairs (result, kernel) that read no padding."""
 
   def of(name, default):
     found = re.search(rf'\b{name}=([\dx_\-]+)', window)
@@ -193,7 +194,7 @@ def _window_products(size, kernel, result, window, place) -> int:
 
 
 def _came_as_s8(module, executions, name: str, operand: str) -> bool:
-  """Whether an operand is s8 codes that were at most converted and moved."""
+  """Returns whether an operand is s8 codes, only converted and moved since."""
   x = module.computations[name].instructions[operand]
   if x.arrays and x.arrays[0].dtype == 's8':
     return True

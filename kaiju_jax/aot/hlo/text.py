@@ -1,10 +1,10 @@
-"""HLO text to computations and instructions; imports no jax.
+"""Parses HLO text into computations and instructions; imports no jax.
 
     %all-gather-start = (s8[2,8]{1,0}, s8[4,8]{1,0}) all-gather-start(%x), …
      name                type                        opcode           operands
 
 `compiled.as_text()` is the only description of a compiled program that every
-backend gives. This keeps only what the readers beside this file need.
+backend gives. The parser keeps only what this room's other modules need.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _BITS = re.compile(r'\d+')
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """An array's type, such as bf16[4,8]; layouts are dropped."""
+  """An array's type, such as bf16[4,8], without the layout."""
 
   dtype: str
   shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Instruction:
 
   @property
   def arrays(self) -> tuple[Array, ...]:
-    """The result's arrays; those of a tuple in their order."""
+    """Returns the result's arrays; those of a tuple in their order."""
     return flat(self.type)
 
   def attribute(self, name: str) -> str | None:
@@ -84,14 +84,14 @@ class Instruction:
 
   @property
   def op_name(self) -> str:
-    """The path of the JAX operation it comes from; '' where none is noted."""
+    """Returns the path of the JAX operation that made it; '' if unknown."""
     found = re.search(r'op_name="([^"]*)"', self.attributes)
     return found.group(1) if found else ''
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """A function of the program: instructions by name, and the one returned."""
+  """A function of the program: its instructions by name, and its root."""
 
   name: str
   instructions: dict[str, Instruction]
@@ -108,14 +108,14 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A program: its computations by name, and where it starts."""
+  """A program: its computations by name, and its entry."""
 
   computations: dict[str, Computation]
   entry: str
 
 
 def parse(text: str) -> Module:
-  """Returns the program of `compiled.as_text()`.
+  """Returns the program that `compiled.as_text()` describes.
 
   Raises:
     ValueError: the text has no entry computation.
@@ -213,7 +213,7 @@ def _take_until(text: str, start: int, stop: str) -> str:
 
 
 def _close(text: str, open_: int) -> int:
-  """Returns where the parenthesis that opens at `open_` closes."""
+  """Returns the place where the parenthesis that opens at `open_` closes."""
   depth, is_quoted = 0, False
   for place in range(open_, len(text)):
     letter = text[place]
