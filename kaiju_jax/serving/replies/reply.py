@@ -88,6 +88,8 @@ class Reply:
     self._refused = refused
     self._parts: list[str] = []
     self._reason: str | None = None
+    # Tokens at the front of those that are held, which moderation lets pass.
+    self._passed = 0
 
   @property
   def text(self) -> str:
@@ -142,7 +144,8 @@ class Reply:
           yield piece
         if self.finish is not None:
           return
-      piece = self._take_released(held, [self._release.finish()])
+      is_end = self._stream.result().reason != 'stop_string'
+      piece = self._take_released(held, [self._release.finish()], is_end)
       if piece is not None:
         yield piece
     finally:
@@ -170,14 +173,21 @@ class Reply:
     self.finish = _FILTERED
     self._refused(stage)
 
-  def _take_released(self, held, released) -> Piece | None:
+  def _take_released(self, held, released, is_end=False) -> Piece | None:
     """Returns what may be shown now; None for nothing."""
-    text, count = '', 0
+    text = ''
     for one in released:
       text += one.text
-      count += one.tokens
-    if not count:
+      self._passed += one.tokens
+    count = self._passed
+    if not is_end:
+      # A token without text may belong to a stop string, whose tokens are not
+      # told; one that does not is told with the next text.
+      shown = (n for n in reversed(range(count)) if held[n].text)
+      count = next(shown, -1) + 1
+    if not (text or count):
       return None
+    self._passed -= count
     self._parts.append(text)
     return Piece(text, [held.popleft() for _ in range(count)])
 

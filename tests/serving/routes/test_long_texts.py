@@ -223,8 +223,30 @@ def test_what_fits_is_still_answered(server, named):
       model=running.MODEL,
       session=session,
       max_tokens=4,
+      seed=1,
       messages=said('Hello, {{char}}.'),
     )
     assert made['choices'][0]['finish_reason'] == 'length'
     found = server.get(f'/v1/sessions/{session}', owner='ann')
     assert found['messages'][1]['text'] == f'Hello, {NAME}.'
+
+
+def test_prompts_are_counted_wherever_they_are_made(server, named, monkeypatch):
+  character, session = named
+  counted = []
+  monkeypatch.setattr(
+    server.context.limits,
+    'prompt',
+    lambda owner, tokens, rate: counted.append((owner, tokens)),
+  )
+  asked = {'model': running.MODEL, 'max_tokens': 1}
+  for path, body in (
+    (TEXT, {'prompt': ['a', 'bb']} | asked),
+    (CHAT, {'messages': said('Hm?'), 'character': character} | asked),
+    (CHAT, {'messages': said('Hm?'), 'session': session} | asked),
+    ('/v1/characters', {'fields': {'name': 'A'}}),
+  ):
+    counted.clear()
+    made = server.post(path, 'ann', **body)
+    tokens = made['usage']['prompt_tokens'] if 'usage' in made else None
+    assert counted == [('ann', tokens or made['tokens'])]

@@ -7,12 +7,14 @@ letter, in the middle while what is there may become the marker.
 
 import dataclasses
 import json
+import urllib.error
 
 import pytest
 
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.decoding.engine import admission
+from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release
 from kaiju_jax.serving.stores import characters
@@ -197,6 +199,31 @@ def test_all_that_is_new_passes_the_gate(tmp_path):
     )
     streamed(server, **said('Hello', first, 'And now?'))
     assert read == ['And now?']
+
+
+def test_all_of_a_long_text_passes_the_gate(tmp_path, monkeypatch):
+  with served(tmp_path, b'Sure') as server:
+    long = 'good day ' * 100  # Three make two of the gate's parts.
+    for texts in (
+      ['zorbifex ' + long, long, long],
+      [long, long, long + 'zorbifex'],
+    ):
+      body = {'model': running.MODEL, 'prompt': texts, 'max_tokens': 4}
+      choices = server.post('/v1/completions', 'ann', **body)['choices']
+      assert {x['finish_reason'] for x in choices} == {'content_filter'}
+    read = []
+    server.context.moderator.read = lambda text: (
+      read.append(text) or moderation.Verdict(False, 'gate', 'adult')
+    )
+    monkeypatch.setattr(gate, 'MOST', 99)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+      server.post('/v1/completions', 'ann', **body)
+    error = json.loads(caught.value.read())['error']
+    assert caught.value.code == 400 and not read
+    assert (error['param'], error['code']) == (
+      'prompt',
+      'context_length_exceeded',
+    )
 
 
 def chunks_of(answer):

@@ -144,6 +144,30 @@ def test_a_stop_string_ends_an_answer_and_is_not_shown(client):
     assert answer.finish_reason == 'stop'
 
 
+@pytest.mark.parametrize('is_streamed', [False, True])
+def test_log_probabilities_list_no_token_of_a_stop_string(client, is_streamed):
+  whole = chat(client).choices[0].message.content
+  stop = whole[3:6]
+  answer = chat(client, stop=stop, logprobs=True, stream=is_streamed)
+  text, tokens = '', []
+  for one in answer if is_streamed else [answer]:
+    choice = one.choices[0]
+    text += (choice.delta if is_streamed else choice.message).content or ''
+    if choice.logprobs:
+      tokens += [token.token for token in choice.logprobs.content]
+  assert text == whole[: whole.index(stop)] == ''.join(tokens)
+
+  whole = complete(client).choices[0].text
+  stop = whole[3:6]
+  answer = complete(client, logprobs=0, stop=stop, stream=is_streamed)
+  text, tokens = '', []
+  for one in answer if is_streamed else [answer]:
+    text += one.choices[0].text
+    if one.choices[0].logprobs:
+      tokens += one.choices[0].logprobs.tokens
+  assert text == whole[: whole.index(stop)] == ''.join(tokens)
+
+
 def test_log_probabilities_are_those_of_the_drawn_tokens(client):
   whole = chat(client, logprobs=True).choices[0]
   tokens = whole.logprobs.content
