@@ -209,10 +209,7 @@ def _where(n, keys, slots):
 
 
 def _visibility(refs, b, row_R, heads, window):
-  """Returns a function of slots [J] that returns which of them rows see.
-
-  The result is bool[R, J], or [1, J] if L = 1. The slots are logical.
-  """
+  """Returns a function: logical slots [J] -> bool[R, J], or [1, J] if L = 1."""
   queries = refs.coordinate_BL.shape[1]
   if queries == 1:
     query_R = jnp.zeros((1,), jnp.int32)
@@ -285,10 +282,7 @@ def _exp2(x):
 
 
 def _dot(a, b, contracted, dtype):
-  """Returns a · b over a's columns and b's dimension `contracted`.
-
-  float32 operands are multiplied in full precision.
-  """
+  """Returns a · b over b's axis `contracted`, float32 in full precision."""
   return jax.lax.dot_general(
     a,
     b,

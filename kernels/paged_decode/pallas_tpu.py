@@ -464,10 +464,7 @@ def _float(x, dtype):
 
 
 def _dot(a, b, contracted, dtype):
-  """Returns a · b over a's columns and b's dimension `contracted`.
-
-  float32 operands are multiplied in full precision.
-  """
+  """Returns a · b over b's axis `contracted`, float32 in full precision."""
   return jax.lax.dot_general(
     a,
     b,

@@ -318,10 +318,7 @@ def _align(x, letters, layout):
 
 
 def _cut_queries(sizes, q_BLHK, scales, ranges):
-  """Returns all query blocks.
-
-  Padding repeats the last query, so that no block's bounds grow wider.
-  """
+  """Returns all query blocks; padding repeats the last to keep bounds tight."""
   q_scale_BLH = scales.q_BLH
   if q_scale_BLH is not None:
     q_scale_BLH = _cut_heads(q_scale_BLH, sizes.I)[..., None]

@@ -370,12 +370,7 @@ def _program(operands, out_BRK, lse_BR, statics, shared, barriers):
 
 
 def _fetch(operands, shared, barriers, index, count, statics):
-  """Fetches block n of a list, if there is one, once its places are free.
-
-  Args:
-    index: (row of the batch, list, n).
-    count: number of the list's blocks.
-  """
+  """Fetches block n of a list, `index` = (row, list, n), if n < `count`."""
   b, _, n = index
   stage = jax.lax.rem(n, jnp.int32(statics.stages))
 

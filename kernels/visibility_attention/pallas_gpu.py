@@ -224,10 +224,7 @@ def backward(
 
 
 def _prepare(q_BLHK, k_BMK, v_BMK, ranges, scales, window, scale, dtype):
-  """Returns queries, keys and statics.
-
-  q and k become floats unless their product can be an integer dot.
-  """
+  """Returns queries, keys, statics; dequantizes q, k without an integer dot."""
   q_scale_BLH, k_scale, v_scale = scales
   B, L, H, K = q_BLHK.shape
   integer_dot = codes.integer_dot(q_BLHK, k_BMK, k_scale)
