@@ -1,11 +1,12 @@
-"""The parameters that a run begins with, instead of freshly drawn ones.
+"""Loads the parameters with which a run begins instead of fresh ones.
 
-a workdir    those of its latest checkpoint; its model has the same shapes
+a workdir    the parameters of its latest checkpoint, whose model must have the
+             same shapes
 an export    float weights by their names: an imported model's, or those
              that `experiments.uptrain` made of a teacher. The model of the
              run may add windows and int8, which change no weight. Bungee's
-             scalars and the limits of channels, which the export's model
-             may be without, start as in a new model.
+             scalars and channels' running limits start as in a new model if
+             the export lacks them.
 """
 
 import os
@@ -26,7 +27,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state
 
-# What weights' shapes depend on, beside the layers.
+# The fields that determine weights' shapes, beside the layers.
 _SHAPES = (
   'vocab_size',
   'd_model',
@@ -47,13 +48,13 @@ def params(
   """Returns the parameters at `path`, stored over `mesh`.
 
   Args:
-    experiment: the experiment of the run that begins.
+    experiment: the experiment of the new run.
     path: a workdir, or an export's folder or file.
     mesh: the mesh of the run.
 
   Raises:
-    OSError, ValueError: nothing readable is there, or a model or a tokenizer
-      that is not the run's; see `load.params_for`.
+    OSError, ValueError: the path cannot be read, or its model or tokenizer does
+      not fit the run; see `load.params_for`.
   """
   path = pathlib.Path(path)
   if not is_export(path):
@@ -89,7 +90,7 @@ def _cause(
   theirs: model_config.ModelConfig,
   ours: model_config.ModelConfig,
 ) -> str:
-  """Returns which fields give the run's model other weights, and the remedy."""
+  """Names the fields by which the two models' weights differ, and a remedy."""
   pairs = {
     f'model.{name}': (getattr(theirs, name), getattr(ours, name))
     for name in _SHAPES
@@ -128,10 +129,10 @@ def lacks_standard(shapes: Any, held: Any) -> bool:
 
   Args:
     shapes: the tree of the run's parameters.
-    held: the tree of the export's.
+    held: the tree of the export's parameters.
 
   Raises:
-    ValueError: a weight that only one of them has, or of another shape.
+    ValueError: only one tree has some other weight, or its shapes differ.
   """
   given, due = (
     {
@@ -159,6 +160,6 @@ def lacks_standard(shapes: Any, held: Any) -> bool:
 
 
 def _starts_alike(place) -> bool:
-  """Whether a parameter starts the same in every model that has it."""
+  """Returns whether a parameter starts the same in every model that has it."""
   name = rules.name_of(place)
   return name.startswith('bungee_') or name.endswith('_limit_K')

@@ -1,13 +1,13 @@
-"""A run that begins in the middle of another: its state, its tokens, its data.
+"""Branches: runs that begin with a checkpoint of another run.
 
     loop.branch = 'runs/base@400'
 
-starts from checkpoint 400 of runs/base: parameters, moments, count of tokens
-and number of the next row. With the settings of that run it goes on as that run
-did, bit for bit; with another batch, rate, seed of the data or end, it answers
-what that changes from there on. Steps are numbered on, and fractions of the
-run's tokens (`optimizer.warmup`, `optimizer.batch`) count from the other run's
-beginning.
+The run starts from checkpoint 400 of runs/base: parameters, moments, count of
+tokens and number of the next row. With the settings of that run it has the same
+bits as that run; with another batch, rate, seed of the data or end, it shows
+the effect of that change from there on. Step numbers continue, and fractions of
+the run's tokens (`optimizer.warmup`, `optimizer.batch`) count from the other
+run's beginning.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from kaiju_jax.storage import strict
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import workdir as workdir_lib
 
-# What must be as it was, or the state or the data's place would not fit.
+# These fields must agree, or the state or the data's position would not fit.
 _SAME = (
   'model',
   'objective',
@@ -32,11 +32,11 @@ _SAME = (
 
 
 class Origin(NamedTuple):
-  """Where a run branches off.
+  """The checkpoint from which a run branches off.
 
   Attributes:
-    workdir: the other run's.
-    step: the number of its checkpoint.
+    workdir: the workdir of the other run.
+    step: the step of its checkpoint.
   """
 
   workdir: pathlib.Path
@@ -44,12 +44,12 @@ class Origin(NamedTuple):
 
 
 class Start(NamedTuple):
-  """What a branch begins with.
+  """The state and the position with which a branch begins.
 
   Attributes:
-    state: `state.TrainState`, stored as the mesh has it.
-    place: the loader's state; None where the seed is another and with it the
-      rows that came before.
+    state: a `state.TrainState`, stored on the mesh.
+    place: the loader's state; None if the seed differs, and with it the earlier
+      rows.
     begins: (step, rows), as in `batch_schedule.BatchSchedule`.
   """
 
@@ -59,7 +59,7 @@ class Start(NamedTuple):
 
 
 def origin(experiment: experiment_lib.Experiment) -> Origin:
-  """Returns where `loop.branch` says that a run branches off.
+  """Returns the checkpoint that `loop.branch` names.
 
   Raises:
     ValueError: it does not name a workdir and a step.
@@ -77,8 +77,8 @@ def check(experiment: experiment_lib.Experiment) -> None:
   """Refuses a branch that cannot begin; needs no jax.
 
   Raises:
-    OSError, ValueError: no such run or checkpoint, or one of another model or
-      other data; names the field and both values.
+    OSError, ValueError: the run or checkpoint does not exist, or its model or
+      data differ; the message names the field and both values.
   """
   found = origin(experiment)
   field = f'loop.branch={experiment.loop.branch!r}'
@@ -104,7 +104,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
 
 
 def start(experiment: experiment_lib.Experiment, mesh: Any) -> Start:
-  """Returns the other run's state and place.
+  """Returns the other run's state and its position in the data.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError: the checkpoint is gone, or

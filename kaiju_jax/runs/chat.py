@@ -1,9 +1,9 @@
-"""A trained chat model to serve: what is there already, or trained once.
+"""Provides a trained chat model to serve, and trains it if there is none.
 
     chat.ready(experiment, 'runs/chat')
 
-The first call trains, a tokenizer first. A run that was interrupted is gone on
-with, and a finished model is never trained again.
+The first call trains a tokenizer and then the model. A later call resumes an
+interrupted run, and never trains a finished model again.
 """
 
 from collections.abc import Callable
@@ -30,26 +30,25 @@ def ready(
   workdir: str | os.PathLike,
   say: Callable[[str], None] = _say,
 ) -> pathlib.Path | None:
-  """Returns a workdir that holds a trained model, after training it if need be.
+  """Returns a workdir with a trained model; trains the model if necessary.
 
-  A workdir that holds a run already keeps its own experiment, whatever is given
-  here, so that a model from an older version is served as it is. A line on
-  stderr shows the progress and the time left. Whatever ends the process, the
-  next call goes on from the last whole checkpoint.
+  A workdir that already holds a run keeps its own experiment, so that a model
+  of an older version is served unchanged. A line on stderr shows the progress
+  and the time left. After any end of the process, the next call continues from
+  the last whole checkpoint.
 
   Args:
-    experiment: what is trained in a workdir that is new. Where its tokenizer
-      is a file that does not exist, one is trained for it on dialogues.
-    workdir: the folder of the run; made where it does not exist.
-    say: takes a line for the person who waits.
+    experiment: the experiment of a new workdir. If its tokenizer is a file that
+      does not exist, this function trains one on dialogues.
+    workdir: the folder of the run; created if it does not exist.
+    say: prints a line for the user who waits.
 
   Returns:
-    The workdir, or None where Ctrl-C or SIGTERM came first; what was done by
-    then is saved.
+    The workdir; or None after Ctrl-C or SIGTERM, with the work so far saved.
 
   Raises:
-    ValueError, OSError: as `train.train`; among them BlockingIOError, where
-      another process trains there.
+    ValueError, OSError: as `train.train`; BlockingIOError if another process
+      trains there.
     KeyboardInterrupt: at a second Ctrl-C.
   """
   path = pathlib.Path(workdir)
@@ -72,7 +71,7 @@ def ready(
 
 
 def _tokenizer(experiment: experiment_lib.Experiment) -> None:
-  """Trains the experiment's tokenizer, unless it is there."""
+  """Trains the experiment's tokenizer if its file does not exist."""
   path = pathlib.Path(experiment.data.tokenizer)
   if experiment.data.tokenizer and not path.exists():
     bpe.train(path, rows.texts(_TEXTS), experiment.model.vocab_size)

@@ -1,7 +1,7 @@
-"""What every command shares: flags, quiet libraries, Ctrl-C, compiled code.
+"""Shared parts of all commands: flags, quiet libraries, Ctrl-C, compiled code.
 
-Importing this module defines the flag --compilation_cache, so that only
-commands import it.
+Importing this module defines the flag --compilation_cache, so only commands
+import it.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ _CACHE = flags.DEFINE_bool(
   ' that the same command starts faster the next time.'
   ' JAX_COMPILATION_CACHE_DIR names another folder.',
 )
-# Flags that a function here defines are those of the command that calls it.
+# absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
 _CACHE_FOLDER = 'JAX_COMPILATION_CACHE_DIR'
-# JAX keeps only what took at least this long to compile; by default a second,
-# which leaves out most of a small model.
+# JAX keeps only programs that took at least this long to compile; its default
+# of a second would leave out most of a small model.
 _CACHE_SECONDS = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'
 
 
@@ -48,8 +48,8 @@ def check(argv: Sequence[str], *needed: flags.FlagHolder) -> None:
   """Refuses words that are no flags, and needed flags without a value.
 
   Raises:
-    app.UsageError: names the words or the flag; `app.run` prints it with the
-      command's help.
+    app.UsageError: names the words or the flag; `app.run` prints the message
+      with the command's help.
   """
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
@@ -64,10 +64,10 @@ def define_seeds(default: str = '0', text: str = 'Seeds of the runs.'):
 
 
 def seeds(flag: flags.FlagHolder) -> list[int]:
-  """Returns the seeds that --seeds lists, each once.
+  """Returns the seeds that --seeds lists, without repetitions.
 
   Raises:
-    ValueError: none, or one that is no whole number of 0 or more.
+    ValueError: there is none, or one is no integer of 0 or more.
   """
   for text in flag.value:
     if not (text.isascii() and text.isdigit()):
@@ -83,7 +83,7 @@ def check_fields(argv: Sequence[str]) -> None:
   """Refuses a --config.FIELD that an experiment does not have.
 
   Raises:
-    ValueError: names the field, and the fields that there are.
+    ValueError: names the unknown field and the existing ones.
   """
   for argument in argv:
     name = argument.lstrip('-').partition('=')[0]
@@ -111,7 +111,7 @@ def _unknown(part: str, holder: object, known: Sequence[str]) -> str:
 
 
 def named_configs(argv: Sequence[str]) -> list[str]:
-  """Returns the words of a command with the path of the config that is named.
+  """Returns a command's words, the name after --config replaced by its path.
 
   Raises:
     ValueError: as `config_path`.
@@ -129,7 +129,7 @@ def named_configs(argv: Sequence[str]) -> list[str]:
 
 
 def config_path(name: str) -> str:
-  """Returns where a config lies, its arm still behind the colon.
+  """Returns a config's path, followed by the colon and the arm, if any.
 
   Args:
     name: 'tiny' or 'tiny:bf16', a file of `experiments/configs/`; or a path,
@@ -154,26 +154,25 @@ def config_path(name: str) -> str:
 
 
 def begin() -> None:
-  """Sets a command up, before it imports jax."""
+  """Sets up logging and the compilation cache; call it before importing jax."""
   quiet()
   if _CACHE.value:
     keep_compiled()
 
 
 def quiet() -> None:
-  """Keeps the libraries' own progress off the screen, unless asked for."""
+  """Hides the libraries' log messages unless the user sets --verbosity."""
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
 
 
 def keep_compiled() -> None:
-  """Has JAX keep compiled code in the user's cache folder.
+  """Makes JAX keep compiled code in the user's cache folder.
 
-  By environment variables, which jax reads when it is imported and which the
-  processes that this one starts inherit. Variables that are set already stay
-  as they are. What is kept depends on the program, on JAX's version, on XLA's
-  flags and on the device: another one compiles anew. The folder may be deleted
-  at any time.
+  It sets environment variables, which jax reads at its import and child
+  processes inherit. Variables that are already set stay. An entry belongs to
+  one program, JAX version, set of XLA flags and device. The folder may be
+  deleted at any time.
   """
   if _CACHE_FOLDER in os.environ:
     return
@@ -193,7 +192,7 @@ def count(what: str) -> Iterator[Callable[[int, int], None]]:
     what: the items, in the plural.
 
   Yields:
-    What is called with those that are done, and how many there are.
+    A function (done, total) that updates the display.
   """
   import rich.console
   import rich.progress
@@ -211,9 +210,9 @@ def count(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def abortable() -> Iterator[None]:
-  """Leaves at once, with status 130, at a Ctrl-C that nothing else answers.
+  """Ends the process at once, with status 130, at an unhandled Ctrl-C.
 
-  An ordinary exit waits for all threads, and these for a step or a save.
+  An ordinary exit would wait for all threads, and these for a step or a save.
   """
   try:
     yield

@@ -1,4 +1,4 @@
-"""Text in, text out: continues prompts with a loaded model."""
+"""Continues prompts with a loaded model: text in, text out."""
 
 from collections.abc import Sequence
 
@@ -17,18 +17,18 @@ def texts(
   max_tokens: int = 200,
   sampling: sampling_lib.Sampling | None = None,
 ) -> list[str]:
-  """Returns what follows each prompt, all of them generated together.
+  """Returns each prompt's continuation; generates all of them together.
 
   Args:
     loaded: a model from `load.from_workdir` or `load.from_export`.
     prompts: texts, each of which opens a document.
-    max_tokens: tokens of a continuation.
-    sampling: how tokens are drawn; greedy by default.
+    max_tokens: the most tokens of a continuation.
+    sampling: the sampling of tokens; greedy by default.
 
   Raises:
     ValueError: a prompt and its continuation are longer than the model's
       `max_length`, or a setting is wrong.
-    request.BadLogits: the model gave logits that are not numbers.
+    request.BadLogits: the model gave logits that are not finite.
   """
   if not prompts:
     return []
@@ -53,5 +53,5 @@ def texts(
 
 
 def open_document(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
-  """Returns int32 [L]: the tokens of a text that opens a document."""
+  """Returns int32 [L], BOS and the tokens of a text that opens a document."""
   return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])

@@ -1,4 +1,4 @@
-"""The flags that say what hardware a run has; an experiment never does.
+"""The flags that describe a run's hardware, which no experiment contains.
 
 (none)                   the first device trains alone
 --fsdp=4 --tensor=2      a mesh over all devices
@@ -48,11 +48,12 @@ _PROCESS = flags.DEFINE_integer(
   'process', None, 'Number of this process, from 0; goes with --coordinator.', 0
 )
 
-# Where XLA reads flags of that prefix; it exits at any that it does not know.
+# The variable in which libtpu reads flags of that prefix. XLA and libtpu exit
+# at flags that they do not know.
 _TPU = 'xla_tpu_', 'LIBTPU_INIT_ARGS'
 _FLAG_VARIABLES = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
-# What XLA says of flags it does not take, in lines of an error's or a fatal's
-# severity: "F1121 09:54:30.349984 5486 parse_flags_from_env.cc:234] Unknown …".
+# XLA's messages on flags that it refuses, in lines of severity E or F:
+# "F1121 09:54:30.349984 5486 parse_flags_from_env.cc:234] Unknown …".
 _COMPLAINT = re.compile(
   r"^[EF]\d{4} .*\] ((?:Unknown flags?|Couldn't interpret) .*)$", re.MULTILINE
 )
@@ -60,16 +61,16 @@ _TRIAL_S = 120
 
 
 def prepare() -> sharding_config.MeshConfig | None:
-  """Returns the mesh that the flags ask for, None for one device alone.
+  """Returns the mesh of the flags, None for one device; sets the environment.
 
-  Sets the accelerator's environment, so it must be called before jax looks for
-  devices. Variables that are set already keep their values. XLA ends a process
-  at a flag that its version does not know, so another process tries the flags
-  first. The `xla_tpu_*` flags belong to libtpu, which exists only on a TPU:
-  they are set untried.
+  Call it before jax looks for devices. Variables that are already set keep
+  their values; XLA's flags in them come last and override the accelerator's.
+  XLA ends a process at a flag that its version does not know, so another
+  process tries the flags first. The `xla_tpu_*` flags belong to libtpu, which
+  exists only on a TPU, so they are set untested.
 
   Raises:
-    ValueError: the accelerator is unknown, or XLA does not take its flags.
+    ValueError: the accelerator is unknown, or XLA refuses its flags.
   """
   mesh = None
   if _ACCELERATOR.value is not None:
@@ -87,7 +88,7 @@ def cluster():
   """Returns the `processes.Cluster` that the flags describe, if any.
 
   Raises:
-    ValueError: flags that do not belong together.
+    ValueError: the flags contradict each other.
   """
   given = {
     flag.name: flag.value for flag in (_COORDINATOR, _PROCESSES, _PROCESS)
@@ -121,7 +122,7 @@ def _check(coordinator: str, processes: int, process: int) -> None:
 
 
 def _flag_variables(xla_flags, environment) -> dict[str, str]:
-  """Returns what the accelerator puts into each variable that XLA reads."""
+  """Returns the accelerator's text for each variable that XLA reads."""
   given = {}
   for variable in _FLAG_VARIABLES:
     texts = [environment.get(variable, '')]
@@ -135,9 +136,9 @@ def _flag_variables(xla_flags, environment) -> dict[str, str]:
 
 
 def _try(xla_flags: str) -> None:
-  """Refuses flags that the installed XLA does not take.
+  """Refuses flags that the installed XLA does not know.
 
-  The CPU's backend reads the same flags as a GPU's, and is always there.
+  The CPU's backend reads the same flags as a GPU's and is always available.
   """
   if not xla_flags:
     return
@@ -152,7 +153,7 @@ def _try(xla_flags: str) -> None:
       timeout=_TRIAL_S,
     )
   except subprocess.TimeoutExpired:
-    return  # No verdict: the run itself will tell.
+    return  # No verdict; the run itself will show it.
   complaints = _COMPLAINT.findall(done.stderr)
   if done.returncode and complaints:
     raise ValueError(
@@ -171,7 +172,7 @@ def _set_environment(
     if name not in _FLAG_VARIABLES:
       os.environ.setdefault(name, value)
   for variable, text in given.items():
-    # The last value of a flag that is given twice counts.
+    # If a flag is given twice, XLA uses the last value.
     both = ' '.join(filter(None, (text, os.environ.get(variable, ''))))
     if both:
       os.environ[variable] = both

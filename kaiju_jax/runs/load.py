@@ -1,6 +1,6 @@
-"""A trained model from where it lies: a workdir, an export, another library.
+"""Loads a trained model from a workdir, an export or a Hugging Face folder.
 
-No Adam moments are read: they are two thirds of a checkpoint.
+It does not read Adam's moments, which are two thirds of a checkpoint.
 """
 
 import os
@@ -13,17 +13,17 @@ from kaiju_jax.training import experiment as experiment_lib
 
 
 class Loaded(NamedTuple):
-  """A model, and where it comes from.
+  """A model and its source.
 
   Attributes:
     params: float32 master weights, or an export's codes.
-    config: the model's.
-    replica: what the forward pass reads instead of the masters, where updates
-      are ternary; None otherwise.
+    config: the model's config.
+    replica: with ternary updates, the int8 weights that the forward pass reads
+      instead of the masters; None otherwise.
     tokenizer: path of its `tokenizer.json`, '' for bytes.
-    origin: what was read, in words.
-    experiment: what was trained; None for an exported file.
-    step: optimizer steps taken; None for an exported file.
+    origin: a description of the source, such as 'runs/tiny, step 400'.
+    experiment: the run's experiment; None without a workdir.
+    step: optimizer steps taken; None without a workdir.
   """
 
   params: Any
@@ -38,12 +38,12 @@ class Loaded(NamedTuple):
 def from_workdir(path: str | os.PathLike) -> Loaded:
   """Returns the model of a run's latest whole checkpoint.
 
-  Changes nothing there; the run may still be training.
+  It writes nothing there; the run may still be training.
 
   Raises:
     FileNotFoundError: there is no workdir, or no checkpoint in it.
     checkpoint.RestoreError: no checkpoint can be read.
-    ValueError: an address, or a `config.json` that this code cannot read.
+    ValueError: the path is an address, or this code cannot read `config.json`.
   """
   import jax
 
@@ -78,11 +78,12 @@ def from_workdir(path: str | os.PathLike) -> Loaded:
 
 
 def tokenizer_of(path: str | os.PathLike, named: str) -> str:
-  """Returns where a run's tokenizer lies; '' for bytes.
+  """Returns the path of a run's tokenizer; '' for bytes.
 
   Args:
-    path: the run's workdir. A tokenizer in it has moved with it, and wins.
-    named: what the run's experiment names.
+    path: the run's workdir. A tokenizer in it has precedence, because it moves
+      with the workdir.
+    named: the tokenizer that the run's experiment names.
   """
   from kaiju_jax.interchange import tokens
 
@@ -93,17 +94,17 @@ def tokenizer_of(path: str | os.PathLike, named: str) -> str:
 def params_for(
   experiment: experiment_lib.Experiment, path: str | os.PathLike, mesh: Any
 ) -> Any:
-  """Returns the parameters of another run's model, for a run that begins.
+  """Returns the parameters of another run's model, for a new run.
 
   Args:
-    experiment: the experiment of the run that begins; its model must have the
-      same shapes.
+    experiment: the experiment of the new run; its model must have the same
+      shapes.
     path: workdir of the other run.
-    mesh: the mesh that the parameters are stored over.
+    mesh: the mesh that stores the parameters.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError, ValueError: as `from_workdir`;
-      a RestoreError as well where the shapes differ.
+      also a RestoreError if the shapes differ.
   """
   from kaiju_jax.objectives import language
   from kaiju_jax.training import checkpoint
@@ -114,13 +115,11 @@ def params_for(
 
 
 def token_head(path: str | os.PathLike) -> tuple[Any, Any]:
-  """Returns the parameters and the `TokenHeadConfig` of a run's token head.
-
-  `model/token_head.save` takes both.
+  """Returns the parameters and `TokenHeadConfig` of a run's token-level head.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError: as `from_workdir`.
-    ValueError: as `from_workdir`, or the run trains no token head.
+    ValueError: as `from_workdir`, or the run trains no token-level head.
   """
   import jax
 
@@ -147,7 +146,7 @@ def head(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
   Args:
     path: a file of `model/token_head.save`, or the workdir of a run that
       trained one.
-    d_model: D of the model that it will read.
+    d_model: D of the model whose hidden states the head will read.
 
   Raises:
     FileNotFoundError, checkpoint.RestoreError, ValueError: as `token_head`
@@ -161,11 +160,11 @@ def head(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
 
 
 def decoder(loaded: Loaded, **settings: Any) -> Any:
-  """Returns a `decoding.decoder.Decoder` of a loaded model.
+  """Returns a `decoding.device.decoder.Decoder` of a loaded model.
 
   Args:
     loaded: the model.
-    **settings: what `Decoder` takes beside the model.
+    **settings: the arguments of `Decoder` beside the model.
 
   Raises:
     ValueError: as `Decoder`.
@@ -186,10 +185,10 @@ def from_export(
     path: the path of the folder that `exchange.export` wrote in our own format,
       or of the weights' file alone.
     tokenizer: path of the `tokenizer.json` that the model was trained with; ''
-      for bytes. By default the folder's own, and bytes for a file.
+      for bytes. By default the folder's own, or bytes if there is none.
 
   Raises:
-    OSError, ValueError: the file is missing, or no export.
+    OSError, ValueError: the file is missing, or is no export.
   """
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import tokens
@@ -211,10 +210,10 @@ def from_anywhere(
   Args:
     path: the folder of a run, the folder or the file of an export in our own
       format, or a folder of Hugging Face files (`interchange/hugging_face.py`).
-    tokenizer: as for `from_export`, for an export's file alone.
+    tokenizer: see `from_export`; must be None for other sources.
 
   Raises:
-    FileNotFoundError: nothing is there, or nothing that holds a model.
+    FileNotFoundError: the path does not exist, or holds no model.
     ValueError, OSError, checkpoint.RestoreError: as `from_workdir`,
       `from_export` and `hugging_face.read`.
   """

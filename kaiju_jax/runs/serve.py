@@ -1,12 +1,14 @@
-"""A server from a trained model: its parts, put together.
+"""Assembles a server from a trained model, and runs it.
 
     loaded = load.from_anywhere('runs/chat')
-    context = serve.assemble(loaded, serve.Settings(folder='server'))
+    settings = serve.Settings(folder='server')
+    context = serve.assemble(loaded, settings)
     serve.run(context, settings)  # until Ctrl-C
 
-One process, and no other service: characters, conversations and tokens lie in
-`Settings.folder`. Without tokens it answers on loopback alone, and there
-whoever has the key that it prints; and so does a server that is unmoderated.
+The server is one process and needs no other service: it keeps characters,
+conversations and tokens in `Settings.folder`. Without tokens it listens on
+loopback only and accepts requests with the key that it prints. An unmoderated
+server listens on loopback only, too.
 """
 
 import asyncio
@@ -46,40 +48,40 @@ from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files
 
-# Of guided requests; our guess.
+# The beams of a guided request and the candidates of each; our guess.
 _WIDTH, _CANDIDATES = 4, 8
 SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How a model is served; all of it our guesses for one machine.
+  """The settings of a server; all defaults are our guesses for one machine.
 
   Attributes:
-    folder: where characters, conversations and tokens lie.
-    name: of the model in the API; '' for the last part of where it lies.
+    folder: the folder of characters, conversations and tokens.
+    name: the model's name in the API; '' for the last part of its path.
     store: 'sqlite', or the address of a Redis, `redis://…`.
-    host: address to listen on.
-    port: 0 for a free one.
-    metrics_port: of /metrics, on loopback; None for the server's own port,
-      which is on loopback itself.
-    rows: replies that are drawn at once.
-    length: tokens of a prompt and its reply; None for what the model takes.
-    chunk: prompt tokens of a round.
-    kept: texts that stay in the cache beside the rows'.
-    max_tokens: of a reply for which the client names none.
-    queue: requests that wait at most.
-    wait: seconds to the first token, at most.
-    lease: seconds that a stream stays unread.
+    host: the address to listen on.
+    port: the port to listen on; 0 for a free one.
+    metrics_port: the port of /metrics, on loopback; None for the server's own
+      port.
+    rows: replies that are generated at once.
+    length: tokens of a prompt and its reply; None for the model's max_length.
+    chunk: prompt tokens per round.
+    kept: the texts for which the cache has room beside those of the rows.
+    max_tokens: tokens of a reply if the client names no number.
+    queue: the largest number of waiting requests.
+    wait: the longest expected time to the first token, in seconds.
+    lease: seconds that a stream may stay unread.
     grace: seconds that replies have to finish when the server stops.
-    open: whether all on this machine may ask without the key, other accounts'
-      programs and what a proxy here passes on included.
-    require_token: whether tokens alone count on loopback, too.
-    age: of the person before this machine: 'adult', 'minor' or 'unknown'.
+    open: whether every program on this machine may ask without the key,
+      including other accounts' programs and requests through a local proxy.
+    require_token: whether requests on loopback need a token, too.
+    age: the age of this machine's user: 'adult', 'minor' or 'unknown'.
     safety: folder of a gate and its thresholds; '' for none.
-    head: file of a token-level head, or folder of the run that trained it; ''
-      for the one in the folder of `safety`, if there is one.
-    guided: tokens of a guided reply, at most: each row has room for its beams.
+    head: file of a token-level head, or workdir of the run that trained it; ''
+      for the one in the folder of `safety`, if any.
+    guided: the most tokens of a guided reply; each row has room for its beams.
   """
 
   folder: str = 'server'
@@ -106,7 +108,7 @@ class Settings:
 
 
 class _Opened(NamedTuple):
-  """What a server needs beside its engine, and may be refused."""
+  """The parts beside the engine, which are checked before it compiles."""
 
   access: auth.Access
   moderator: moderation.Moderator
@@ -116,17 +118,17 @@ class _Opened(NamedTuple):
 def assemble(
   loaded: load.Loaded, settings: Settings, say: Callable[[str], None] = print
 ) -> context_lib.Context:
-  """Returns the parts of a server; the engine runs, and has compiled.
+  """Returns the parts of a server, with a compiled and running engine.
 
   Args:
     loaded: the model.
-    settings: how it is served.
-    say: takes what a person who waits is told.
+    settings: the server's settings.
+    say: prints a message for the user who waits.
 
   Raises:
     OSError: a folder or a file cannot be read or written.
-    ValueError: a setting is wrong; or the server would answer others than this
-      machine without tokens, or without moderation.
+    ValueError: a setting is wrong; or the server would answer other machines
+      without tokens or without moderation.
     characters.Unavailable: the store cannot be reached.
   """
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
@@ -150,17 +152,17 @@ def assemble_around(
   origin: str = '',
   head: judge.Head | None = None,
 ) -> context_lib.Context:
-  """Returns the parts of a server around an engine, which runs from now on.
+  """Returns the parts of a server around a given engine, and starts it.
 
   Args:
-    engine: idle, and warm; the server's alone.
-    tokenizer: of its model.
-    settings: what of them is not the engine's.
-    origin: where the model comes from, in words.
+    engine: an idle, warm engine that nothing else uses.
+    tokenizer: the tokenizer of its model.
+    settings: the server's settings; those of the engine are ignored.
+    origin: a description of the model's source.
     head: the token-level head that the engine runs.
 
   Raises:
-    OSError, ValueError: see `assembled`.
+    OSError, ValueError: see `assemble`.
   """
   opened = _opened(settings, head)
   return _assemble(engine, tokenizer, settings, origin, head, opened)
@@ -174,7 +176,7 @@ def _assemble(
   head: judge.Head | None,
   opened: _Opened,
 ) -> context_lib.Context:
-  """Returns what `around` does, with what is open already."""
+  """Does what `around` does, with parts that are already open."""
   written = chat_format.format_of(tokenizer)
   digest = tokenizer_lib.digest(tokenizer)
   length = engine.decoder.length
@@ -216,9 +218,9 @@ def run(
   """Answers requests until a signal; then replies have time to finish.
 
   Args:
-    context: from `assembled`; closed at the end.
-    settings: the same.
-    say: takes what a person is told.
+    context: the parts from `assemble`; closed at the end.
+    settings: the settings given to `assemble`.
+    say: prints a message for the user.
 
   Raises:
     OSError: the port is taken.
@@ -250,7 +252,7 @@ def run(
 
 
 def greeting(context: context_lib.Context, url: str) -> list[str]:
-  """Returns what whoever starts a server is told, a line each."""
+  """Returns the lines that the server prints when it starts."""
   model, key = context.model, context.access.key
   # A browser sends no fragment, so that no log of a proxy has the key.
   fragment = '' if key is None else f'#key={key}'
@@ -288,7 +290,7 @@ def publish_built_in(
 
 
 def warm(engine: engine_lib.Engine) -> None:
-  """Compiles what requests run: prefills, steps, and a text that is resumed."""
+  """Compiles the functions of requests, by running some; keeps no points."""
   engine.warm(scores=True)
   tokens = np.ones(2 * engine.decoder.account.page + 2, np.int32)
   greedy = sampling.Sampling(temperature=0)
@@ -329,7 +331,7 @@ def _engine(loaded, tokenizer, settings: Settings, head) -> engine_lib.Engine:
 
 
 def _guide(head: judge.Head | None) -> request_lib.Guide | None:
-  """Returns how guided requests search: away from all that the head names."""
+  """Returns the guide, which steers beams away from all of the head's names."""
   if head is None:
     return None
   weights = {name: -1.0 for name in head[1].names}
@@ -337,9 +339,10 @@ def _guide(head: judge.Head | None) -> request_lib.Guide | None:
 
 
 def _head(settings: Settings, d_model: int) -> judge.Head | None:
-  """Returns a token-level head's parameters and config; None for none.
+  """Returns the token-level head that the settings name; None for none.
 
-  That of another model is refused: the thresholds name theirs.
+  Raises:
+    OSError, ValueError: see `load.head`.
   """
   beside = pathlib.Path(settings.safety) / moderation.HEAD
   if settings.head:
@@ -350,18 +353,18 @@ def _head(settings: Settings, d_model: int) -> judge.Head | None:
 
 
 def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
-  """Returns who may ask, what may be said, and where it is kept.
+  """Opens the access list, the moderator and the store.
 
   Raises:
     OSError: a file cannot be read or written.
-    ValueError: others than this machine would be answered without tokens, or
-      without moderation.
+    ValueError: the server would answer other machines without tokens or without
+      moderation; or there is a gate but no token-level head.
     characters.Unavailable: the store cannot be reached.
   """
   folder = pathlib.Path(settings.folder)
   if not folder.exists():
     files.make_folder(folder)
-    folder.chmod(0o700)  # It holds what people said.
+    folder.chmod(0o700)  # It holds conversations.
   named = log = None
   if head is not None:
     params, config = head
@@ -391,7 +394,7 @@ def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
 
 
 def _access(settings: Settings, folder: pathlib.Path) -> auth.Access:
-  """Returns who may ask; see `_opened`."""
+  """Returns the rules of access; see `_opened`."""
   is_local = loopback.is_loopback(settings.host)
   if settings.open and (settings.require_token or not is_local):
     raise ValueError(
@@ -413,7 +416,7 @@ def _access(settings: Settings, folder: pathlib.Path) -> auth.Access:
 
 
 def _key(path: pathlib.Path) -> bytes:
-  """Returns the server's secret, which its first start draws."""
+  """Returns the server's secret; the first start draws it and writes it."""
   try:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
   except FileExistsError:
@@ -434,5 +437,5 @@ def _store(folder: pathlib.Path, which: str) -> characters.Store:
 
 
 def _name(origin: str) -> str:
-  """Returns a model's name: where it lies, without the way there."""
+  """Returns a model's name, the last part of its path."""
   return pathlib.PurePath(origin.partition(',')[0]).stem or 'model'
