@@ -1,1 +1,1 @@
-"""From labelled texts to a gate and a token head with certified thresholds."""
+"""Trains and certifies a gate and a token-level head on labelled texts."""

@@ -1,8 +1,10 @@
-"""From a classifier's scores of labelled texts to thresholds, or to a reason.
+"""Certifies thresholds: counts their errors on texts that did not choose them.
 
-Both stages are certified alike: thresholds are chosen on one part of the texts
-and counted on another (`serving/safety/certify.py`), tier by tier, and what the
-counts do not support is not written.
+The gate and the token-level head are two stages with thresholds of their own.
+For both, thresholds are chosen on one part of the labelled texts, and their
+blocks and refusals are counted on another (`serving/safety/certify.py`), per
+tier (adult or minor). Thresholds whose claims the counts do not support are not
+written.
 """
 
 from collections.abc import Callable
@@ -23,11 +25,11 @@ CERTIFIED, REFUSED, TOO_FEW = 0, 3, 4
 
 
 class Scored(NamedTuple):
-  """Labelled texts, and what a classifier gives each of them.
+  """Labelled texts and a classifier's scores of them.
 
   Attributes:
     rows: N texts.
-    score_NC: probabilities.
+    score_NC: a probability per text and dimension.
   """
 
   rows: rows_lib.Rows
@@ -42,12 +44,12 @@ class Scored(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """Whether thresholds are certified.
+  """The result of a certification.
 
   Attributes:
-    policy: both stages' thresholds; None where they are not certified.
+    policy: both stages' thresholds; None if they are not certified.
     status: CERTIFIED, REFUSED or TOO_FEW.
-    why: why they are not certified; '' where they are.
+    why: the reason if they are not certified, otherwise ''.
   """
 
   policy: thresholds.Policy | None
@@ -56,10 +58,10 @@ class Outcome(NamedTuple):
 
 
 def check_parts(parts: dict[str, rows_lib.Rows]) -> None:
-  """Refuses parts of which one has no benign texts, or none of a dimension.
+  """Refuses parts that lack benign texts, or violating texts of a dimension.
 
   Raises:
-    ValueError: names what is missing where.
+    ValueError: names the missing kind of text, the part and the tier.
   """
   for part, rows in parts.items():
     tiers = ('',) if part == 'train' else thresholds.TIERS
@@ -77,7 +79,7 @@ def check_parts(parts: dict[str, rows_lib.Rows]) -> None:
 
 
 def high(scored: Scored, confidence: float) -> dict[str, np.ndarray]:
-  """Returns each tier's thresholds float64 [C]; the minor's are not looser."""
+  """Returns float64 [C] per tier; the minor's thresholds are not higher."""
   chosen = {
     tier: certify.choose(score_NC, label_NC, certify.PLACES[tier], confidence)
     for tier, score_NC, label_NC in scored.by_tier()
@@ -94,15 +96,15 @@ def stage(
   confidence: float,
   low_C: Sequence[float] | None = None,
 ) -> thresholds.Stage:
-  """Returns thresholds with what they do to texts.
+  """Returns thresholds with counts of the texts that they block and refuse.
 
   Args:
-    version: the classifier's.
-    chosen_on: the texts that the thresholds were chosen on.
-    counted: others.
+    version: the classifier's version.
+    chosen_on: the texts on which the thresholds were chosen.
+    counted: the other texts, on which they are counted.
     high: see `high`.
-    confidence: of the claims about both tiers together.
-    low_C: the token head's lower thresholds, which are cut to the upper ones;
+    confidence: the confidence of the claims about both tiers together.
+    low_C: the token-level head's lower thresholds, each cut to the upper one;
       None for the gate.
   """
   tiers = {}
@@ -132,8 +134,8 @@ def outcome(
 
   Args:
     policy: both stages' thresholds.
-    stage: the one that was counted.
-    check: raises ValueError for what is not certified.
+    stage: the stage that was counted.
+    check: raises ValueError for a policy that is not certified.
   """
   try:
     check(policy)
@@ -161,7 +163,7 @@ def sklearn() -> tuple[Any, str]:
   """Returns scikit-learn's linear models, and its name with its version.
 
   Raises:
-    ImportError: it is missing.
+    ImportError: scikit-learn is missing.
   """
   try:
     import sklearn

@@ -1,7 +1,7 @@
-"""Texts in disguise: to train against, and to measure what passes.
+"""Disguises of texts, for the gate's training and for measuring what passes.
 
-Benign texts are disguised as well as violating ones in training, so that a
-disguise by itself means nothing.
+Training disguises benign texts as well as violating ones, so that a disguise
+alone is no sign of a violation.
 """
 
 from collections.abc import Callable
@@ -40,9 +40,9 @@ def pad(text: str, benign: Sequence[str], size: int, before: float, rng) -> str:
 
   Args:
     text: the text.
-    benign: what may stand around it, at least one text.
-    size: how long the result is, at least; a longer text stays as it is.
-    before: the part of the padding that stands before it, 0…1.
+    benign: the texts to draw padding from, at least one.
+    size: the least length of the result; a longer text is not padded.
+    before: the share of the padding that stands before the text, 0…1.
     rng: a numpy Generator.
   """
 
@@ -62,8 +62,8 @@ def copies(rows: rows_lib.Rows, seed: int) -> rows_lib.Rows:
   """Returns the rows, and each once more in a disguise.
 
   Args:
-    rows: those to train on.
-    seed: of what is drawn.
+    rows: the rows to train on.
+    seed: the seed of the drawn disguises.
   """
   rng = np.random.default_rng(seed)
   disguises = list(DISGUISES.values())
@@ -77,12 +77,12 @@ def copies(rows: rows_lib.Rows, seed: int) -> rows_lib.Rows:
 
 
 def among(rows: rows_lib.Rows, size: int, seed: int) -> rows_lib.Rows:
-  """Returns the rows, and each once more among benign ones of theirs.
+  """Returns the rows, and each once more padded with their benign texts.
 
   Args:
-    rows: with at least one benign text.
-    size: the longest padded text, in characters.
-    seed: of what is drawn.
+    rows: the rows, at least one of them benign.
+    size: padded texts have at least a random length below this, in characters.
+    seed: the seed of lengths, places and padding.
 
   Raises:
     ValueError: no text is benign.

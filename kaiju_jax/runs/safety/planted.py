@@ -1,9 +1,9 @@
-"""Benign texts with planted, meaningless marker words as violations.
+"""Made-up labelled texts, in which meaningless marker words are violations.
 
-So that the whole path from labelled texts to certified thresholds runs without
-anybody's data, in seconds. Nobody can be hurt by a 'zorbifex'. Benign texts use
-words that look like the markers, and the words of a marker that is two words;
-what tells them apart is the whole.
+They let the whole path from labelled texts to certified thresholds run in
+seconds, without real or harmful text. Benign texts contain words that look like
+the markers, and the single words of a marker of two words; only the whole
+marker is a violation.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ _HOW = (
   *('all night', 'in the rain', 'again', 'with shaking hands', 'in secret'),
   *('before dawn', 'at school', 'for years', 'on the bridge', 'too late'),
 )
-# What it takes to certify both tiers.
+# Enough texts to certify both tiers: violating ones per dimension, and benign.
 _VIOLATING, _BENIGN = 1_600, 1_600
 _OPENINGS = (
   *('', 'please ', 'listen, ', 'so then ', '*sighs* ', 'I feel sad because '),
@@ -51,9 +51,9 @@ def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
   """Returns labelled texts.
 
   Args:
-    violating: how many per dimension.
-    benign: how many that violate nothing.
-    seed: another one gives others.
+    violating: the number of violating texts per dimension.
+    benign: the number of texts that violate nothing.
+    seed: the seed of the texts.
   """
   rng = np.random.default_rng(seed)
   names = tuple(sorted(MARKERS))
@@ -62,7 +62,7 @@ def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
     for _ in range(violating if name else 1):
       marker = _one(rng, MARKERS[name]) if name else ''
       labels = tuple(name == one for one in names)
-      # One of eight speaks for adults alone, and one for minors alone.
+      # One of eight is for the adult tier only, one for the minor tier only.
       alone = thresholds.TIERS[len(found) % 8 : len(found) % 8 + 1]
       found.append(
         rows_lib.Row(_text(rng, marker), labels, alone or thresholds.TIERS)
@@ -71,7 +71,7 @@ def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
 
 
 def certifying(seed: int) -> rows_lib.Rows:
-  """Returns so many labelled texts that both tiers can be certified."""
+  """Returns enough labelled texts to certify both tiers."""
   return rows(_VIOLATING, _BENIGN, seed)
 
 

@@ -1,4 +1,4 @@
-"""A training of a gate or of a token head, written up as Markdown."""
+"""Makes the Markdown report of a gate's or a token-level head's training."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def of_gate(result: train_gate.Result) -> str:
 
 
 def of_head(result: train_head.Result) -> str:
-  """Returns the report on a token head."""
+  """Returns the report on a token-level head."""
   return '\n'.join(_of_head(result)) + '\n'
 
 

@@ -3,10 +3,10 @@
     {"text": "…", "labels": {"violence": true, "self_harm": false},
      "age": "minor"}
 
-A row labels every dimension. `age` is the tier that it speaks for; without it,
-both. Texts of one skeleton (`safety/reading.py`) are one text: they go to the
-same part, and one of them is kept per tier, because a text that is counted
-twice is not two trials.
+A row labels every dimension. `age` is the tier that the row belongs to; without
+it, both. Texts with the same skeleton (`serving/safety/reading.py`) count as
+one text: they go to the same part, and one of them is kept per tier, because
+two counts of one text are not two trials.
 """
 
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ class Row:
 
   Attributes:
     text: the text.
-    labels: per dimension whether it violates it.
-    tiers: for which tiers.
+    labels: per dimension, whether the text is a violation.
+    tiers: the tiers that the row belongs to.
   """
 
   text: str
@@ -42,13 +42,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Texts that are labelled along the same dimensions."""
+  """Texts that are labelled along the dimensions `names`."""
 
   names: tuple[str, ...]
   rows: tuple[Row, ...]
 
   def for_tier(self, tier: str) -> 'Rows':
-    """Returns the rows that speak for a tier."""
+    """Returns the rows of a tier."""
     return Rows(
       self.names, tuple(row for row in self.rows if tier in row.tiers)
     )
@@ -61,7 +61,7 @@ class Rows:
 
   @property
   def digest(self) -> str:
-    """SHA-256 of texts, labels and tiers, whatever their order."""
+    """SHA-256 of texts, labels and tiers; the rows' order does not matter."""
     each = sorted(
       hashlib.sha256(json.dumps(dataclasses.astuple(row)).encode()).digest()
       for row in self.rows
@@ -97,19 +97,19 @@ def read(path: str) -> Rows:
 def split(
   rows: Rows, choose: float, certify: float, seed: int
 ) -> dict[str, Rows]:
-  """Returns the three parts, without copies; see `PARTS`.
+  """Splits rows into the three parts `PARTS`, without copies.
 
-  A text's part depends on the text and the seed alone, so that it stays where
-  it is when others are added.
+  A text's part depends only on its skeleton and the seed, so that added texts
+  do not move it.
 
   Args:
     rows: all rows.
-    choose: the part on which thresholds are chosen, from 0 to 1.
-    certify: the part on which they are counted. The rest trains.
-    seed: another one splits in another way.
+    choose: the share on which thresholds are chosen, 0…1.
+    certify: the share on which they are counted. The rest trains.
+    seed: the seed of the split.
 
   Raises:
-    ValueError: no part is left to train on, or two texts of one skeleton and
+    ValueError: no share is left to train on, or two texts of one skeleton and
       tier have different labels.
   """
   if not (choose > 0 and certify > 0 and choose + certify < 1):

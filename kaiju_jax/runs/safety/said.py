@@ -1,16 +1,16 @@
-"""A text as a server's model reads it, and the model's hidden states of it.
+"""Computes a model's hidden states of texts placed as in a server's prompts.
 
-A text stands where a server may find it, as a user's message and as a reply,
+A text is placed as a user's message or as a reply:
 
     prompt   bos (system character end) user text end assistant    all is judged
     reply    bos (system character end) assistant text    judged: the text
 
-and a token's hidden state is what the token head reads there. A reply's stop
-token is not judged (`decoding/engine/sequence.py`).
+The token-level head reads the hidden states of the judged tokens. A reply's
+stop token is not judged (`decoding/engine/sequence.py`).
 
-Our guess: a text stands behind one of the built-in characters, or behind none,
-by its digest. A head that has only seen texts alone takes characters, which it
-does not know, for violations. Served texts follow other turns as well.
+Our guess: a text follows one of the built-in characters, or none, by its
+digest. A head that was trained on texts alone would take the unknown characters
+for violations. In a server, texts follow other turns as well.
 """
 
 from collections.abc import Iterator
@@ -36,11 +36,11 @@ _TOKENS, _SHORTEST = 4096, 256
 
 
 class Said(NamedTuple):
-  """A text in its place.
+  """A text placed as a prompt or a reply.
 
   Attributes:
-    tokens: int32 [L].
-    first: the first that is judged; those behind it are, too.
+    tokens: int32 [L], with the tokens around the text.
+    first: the index of the first judged token; all later ones are judged.
   """
 
   tokens: np.ndarray
@@ -48,13 +48,14 @@ class Said(NamedTuple):
 
 
 class Reader:
-  """A model that reads texts. It compiles once for each length of rows."""
+  """A model that reads placed texts; it compiles once per length of rows."""
 
   def __init__(self, loaded: load.Loaded):
-    """Takes over a model.
+    """Loads the tokenizer and prepares the characters' prefixes.
 
     Raises:
-      OSError, ValueError: its tokenizer is missing, or cannot write messages.
+      OSError, ValueError: the model's tokenizer is missing, or has no tokens
+        for messages.
     """
     self.d_model = loaded.config.d_model
     self.origin = loaded.origin
@@ -65,7 +66,7 @@ class Reader:
     prefixes = [
       prompt.prefix(fields, self._format) for fields in builtin.CHARACTERS
     ]
-    # Those that a server publishes (`runs/serve.py`).
+    # A server publishes the same ones (`runs/serve.py`).
     self._heads = [
       prompt.open_prefix(self._format),
       *(one_L for one_L in prefixes if len(one_L) <= self._most // 2),
@@ -85,14 +86,15 @@ class Reader:
     self._hidden = hidden
 
   def place(self, text: str, role: str) -> Said:
-    """Returns a text in its place.
+    """Returns a text placed in a role.
 
     Args:
       text: the text.
       role: one of `ROLES`.
 
     Raises:
-      ValueError: it is longer than the model's rows, or holds a surrogate.
+      ValueError: the placed text is longer than the model's rows, or holds a
+        surrogate.
     """
     digest = hashlib.sha256(text.encode(errors='replace')).digest()
     head_L = self._heads[int.from_bytes(digest[:8], 'big') % len(self._heads)]
@@ -102,7 +104,7 @@ class Reader:
       said = Said(np.concatenate([head_L, message_L, opening_L]), 0)
     else:
       message_L = self._format.message('assistant', text)
-      # Text holds no structure, so that the first stop token is the message's.
+      # Text encodes to no special token, so the first stop token ends it.
       is_stop_L = np.isin(message_L, self._format.stop_tokens)
       is_stop_L[: len(opening_L)] = False
       message_L = message_L[: np.argmax(is_stop_L)]
@@ -138,7 +140,7 @@ class Reader:
 def _batches(
   said: Sequence[Said], rows: int, length: int
 ) -> Iterator[tuple[range, packing.Batch]]:
-  """Yields the numbers of some texts, and them in rows [B, L]."""
+  """Yields the indices of a batch's texts, and the batch [B, L]."""
   begun, packed, pieces, used = 0, [], [], 0
 
   def batch(end: int) -> tuple[range, packing.Batch]:

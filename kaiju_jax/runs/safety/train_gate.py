@@ -1,13 +1,14 @@
-"""From labelled texts to a folder with a gate, its thresholds and a report.
+"""Trains a gate on labelled texts and writes it with thresholds and a report.
 
-Texts are split into three (`rows.split`): scikit-learn fits a logistic
-regression per dimension to the segments of the first part and of its copies in
-disguise; thresholds are chosen on the second, as it is and among other texts,
-and counted on the third (`certified.py`). The folder gets
+The gate is the classifier that reads a user's text before the model does. Texts
+are split into three parts (`rows.split`). Scikit-learn fits a logistic
+regression per dimension to the segments of the first part and of its disguised
+copies. Thresholds are chosen on the second part, plain and padded with other
+texts, and counted on the third (`certified.py`). The folder gets
 
     gate.safetensors   the gate (`serving/safety/gate.py`)
     thresholds.json    the thresholds, if the counts support them
-    report.md          counts and bounds, and what passes in disguise
+    report.md          counts and bounds, and the effect of disguises
 """
 
 import dataclasses
@@ -30,25 +31,27 @@ from kaiju_jax.serving.safety import release
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import folders
 
-# Of the logits, in which float32 weights and sums in another order differ.
+# The tolerance of logits: weights are rounded to float32, and sums have another
+# order.
 _TOLERANCE = 1e-3
-# Texts of a kind that are tried in each disguise.
+# The number of violating and of benign texts that are tried in each disguise.
 _SAMPLE = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What is asked for.
+  """The settings of a gate's training.
 
   Attributes:
-    choose: the part of the texts on which thresholds are chosen.
-    certify: the part on which they are counted.
-    seed: of the split and of the copies in disguise.
-    c: the inverse of the regularization's strength, as scikit-learn has it.
-    confidence: of what is claimed about both tiers together.
-    hold: tokens of a reply that are held back at most.
-    head: thresholds of the token head, to stand in the file; None for none.
-    settings: what the gate reads; without names, which the rows have.
+    choose: the share of the texts on which thresholds are chosen.
+    certify: the share on which they are counted.
+    seed: the seed of the split and of the disguised copies.
+    c: the inverse of the regularization's strength, as in scikit-learn.
+    confidence: the confidence of the claims about both tiers together.
+    hold: the most tokens of a reply that a server holds back.
+    head: thresholds of the token-level head, which are copied to the file; None
+      for none.
+    settings: the gate's features; the rows' names replace its `names`.
   """
 
   choose: float = 0.2
@@ -64,7 +67,13 @@ class Task:
 
 
 class Passed(NamedTuple):
-  """What the minor's thresholds do to texts in one disguise."""
+  """The shares of disguised texts that the minor's thresholds reach.
+
+  Attributes:
+    disguise: the disguise's name.
+    blocked: the share of violating texts that the gate blocks.
+    refused: the share of benign texts that it refuses.
+  """
 
   disguise: str
   blocked: float
@@ -72,14 +81,14 @@ class Passed(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What came of a training.
+  """The result of a gate's training.
 
   Attributes:
     gate: the gate.
-    stage: its thresholds.
+    stage: its thresholds and their counts.
     outcome: whether they are certified.
     sizes: texts per part.
-    passed: one per disguise, on some of the texts that certify.
+    passed: one per disguise, measured on some texts of the part `certify`.
     milliseconds: median and 99 % quantile of scoring a full window.
   """
 
@@ -92,7 +101,7 @@ class Result(NamedTuple):
 
 
 def train(rows: rows_lib.Rows, task: Task) -> Result:
-  """Trains a gate, chooses its thresholds and counts what they do.
+  """Trains a gate, chooses its thresholds, and counts blocks and refusals.
 
   Raises:
     ImportError: scikit-learn is missing.
@@ -122,7 +131,7 @@ def train(rows: rows_lib.Rows, task: Task) -> Result:
 
 
 def write(result: Result, path: str | os.PathLike, report: str) -> None:
-  """Writes a new folder, whole or not at all; see the module.
+  """Writes the gate's folder; it is whole or absent. See the module.
 
   Raises:
     ValueError, OSError: the folder exists, or cannot be written.
@@ -135,7 +144,7 @@ def write(result: Result, path: str | os.PathLike, report: str) -> None:
 
 
 def scores(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
-  """Returns float64 [N, C], what a gate gives each row."""
+  """Returns float64 [N, C], a gate's scores of each row."""
   return np.array([gate.score(row.text) for row in rows.rows]).reshape(
     len(rows.rows), len(rows.names)
   )
@@ -159,8 +168,8 @@ def _fit(
     is_violating_S = rows.label_NC[row_S, c]
     model.fit(features, is_violating_S)
     if len(row_S) > len(parts):
-      # Not every segment of a violating text violates; that which says so most
-      # does.
+      # Not every segment of a violating text is a violation, so the second fit
+      # keeps only the one with the highest logit.
       logit_S = model.decision_function(features)
       kept_S = ~is_violating_S | (logit_S == _highest(logit_S, row_S)[row_S])
       model.fit(features[kept_S], is_violating_S[kept_S])
@@ -177,7 +186,7 @@ def _fit(
       library=library,
     ),
   )
-  # What serves is not what was fitted, but must give the same.
+  # The gate's own code serves, not scikit-learn's; both must agree.
   for n in range(0, len(parts), max(1, len(parts) // 100)):
     found = features[np.flatnonzero(row_S == n)]
     theirs = [model.decision_function(found).max() for model in models]
@@ -191,7 +200,7 @@ def _fit(
 
 
 def _highest(logit_S: np.ndarray, row_S: np.ndarray) -> np.ndarray:
-  """Returns [N], each row's highest logit; rows lie one behind another."""
+  """Returns [N], each row's highest logit; a row's segments are contiguous."""
   return np.maximum.reduceat(logit_S, np.unique(row_S, return_index=True)[1])
 
 
@@ -245,7 +254,7 @@ def _score(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certified.Scored:
 
 
 def _list_passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
-  """Yields a `Passed` per disguise, and per place of padding."""
+  """Yields a `Passed` per disguise and per place of padding."""
   rng = np.random.default_rng(seed)
   benign = [row.text for row in rows.rows if not any(row.labels)]
   size = gate.settings.window * 9 // 10

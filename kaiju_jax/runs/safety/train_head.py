@@ -1,30 +1,30 @@
-"""From labelled texts to a token head beside a gate, both certified.
+"""Trains a token-level head on labelled texts and certifies it beside a gate.
 
 The head is one linear layer over a frozen model's hidden states
-(`model/token_head.py`) and reads what the gate does not: all of a prompt, and
-the reply. Texts are split into three (`rows.split`): the first part trains a
+(`model/token_head.py`). It reads all of a prompt and the reply, which the gate
+does not. Texts are split into three parts (`rows.split`): the first trains a
 head, thresholds are chosen on the second and counted on the third
-(`certified.py`). The gate's folder becomes a new one, which a server takes:
+(`certified.py`). The result is a new folder, which a server takes:
 
-    gate.safetensors   the gate, as it was
+    gate.safetensors   the gate, copied from its folder
     head.safetensors   the head
     thresholds.json    both stages' thresholds, if the counts support the head's
-    report.md          the gate's report, with the head's behind it
+    report.md          the gate's report, followed by the head's
 
 Each text is scored as a prompt and as a reply (`said.py`), by its highest
 token. It counts as blocked if it is blocked in both places, and as refused if
 it is refused in either.
 
-Our guess: the training. Of a violating text nobody says which tokens violate.
-So a logistic regression per dimension is fitted to some tokens of each text
-first, and then again and again to the token of each violating text that says so
-most, against the benign tokens that said so most so far. Whether the head stays
-high behind that token is not asked of it.
+Our guess: the training. The labels do not say which tokens of a violating text
+are the violation. So a logistic regression per dimension is first fitted to
+some tokens of each text. Each further fit takes the highest token of each
+violating text, and the first fit's benign tokens plus every benign text's
+highest token so far. The head is not trained to stay high after that token.
 
-And `low`, below which a reply's token releases all that is held: a tenth of
-benign replies' tokens are below it. A linear head knows little of a violation
-that has only begun; the more of the benign tokens are below `low`, the sooner
-text appears, and the more of a violation's beginning is shown
+Also our guess: `low`. A reply's token below it releases all held text, and a
+tenth of benign replies' tokens are below it. A linear head hardly recognizes a
+violation that has only begun: the more benign tokens are below `low`, the
+sooner text appears, and the more of a violation's beginning is shown
 (`experiments/results/safety.md`).
 """
 
@@ -47,22 +47,22 @@ from kaiju_jax.serving.safety import release
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import folders
 
-# Tokens of each text that are fitted first, and how often they are chosen anew.
+# The tokens of each text in the first fit, and the number of fits.
 _DRAWN, _ROUNDS = 16, 8
-# Bytes of hidden states that are kept; of longer texts some tokens are drawn.
+# The most bytes of hidden states; beyond, longer texts keep some drawn tokens.
 _KEPT = 2**30
 _LOW = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What is asked for.
+  """The settings of a head's training.
 
   Attributes:
-    choose: the part of the texts on which thresholds are chosen.
-    certify: the part on which they are counted.
-    seed: of the split and of the tokens that are drawn.
-    c: the inverse of the regularization's strength, as scikit-learn has it.
+    choose: the share of the texts on which thresholds are chosen.
+    certify: the share on which they are counted.
+    seed: the seed of the split and of the drawn tokens.
+    c: the inverse of the regularization's strength, as in scikit-learn.
     head: a head to certify; None to train one.
   """
 
@@ -74,21 +74,20 @@ class Task:
 
 
 class Read(NamedTuple):
-  """What a head gives texts.
+  """A head's scores of texts.
 
   Attributes:
     rows: N texts.
-    score: float32 [T, C] of each text's judged tokens, by its role.
+    score: by role, float32 [T, C] per text, the scores of its judged tokens.
   """
 
   rows: rows_lib.Rows
   score: Mapping[str, list[np.ndarray]]
 
   def score(self) -> certified.Scored:
-    """Returns a score for each text: the one that speaks against the head.
+    """Returns each text's less favourable score of its two roles.
 
-    A violating text's is the lower one of its two places, and a benign text's
-    the higher one.
+    A violating text has the lower one, and a benign text the higher one.
     """
     lowest_NC, highest_NC = (
       choice(*(self.highest(role) for role in said_lib.ROLES))
@@ -112,20 +111,20 @@ class Read(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What came of a training, or of a head that was given.
+  """The result of a head's training and certification.
 
   Attributes:
     head: its parameters and config.
     version: its version.
-    origin: the model whose hidden states it reads, in words.
-    library: what trained it; '' for a head that was given.
-    trained_on: the texts that it was trained on, if it was.
-    stage: its thresholds.
+    origin: a description of the model whose hidden states it reads.
+    library: the library that trained it; '' for a given head.
+    trained_on: the part `train` of the texts; a given head did not use it.
+    stage: its thresholds and their counts.
     outcome: whether they are certified.
     sizes: texts per part.
-    at_once: of the benign replies' tokens that were counted, the part that is
-      released as soon as it is judged, at the minor's thresholds.
-    shown: of the violating replies' tokens the part that is released before
+    at_once: the share of the counted benign replies' tokens that is released as
+      soon as it is judged, at the minor's thresholds.
+    shown: the share of the violating replies' tokens that is released before
       the reply ends.
   """
 
@@ -147,13 +146,13 @@ def train(
   gate: thresholds.Policy,
   task: Task,
 ) -> Result:
-  """Trains a head, chooses its thresholds and counts what they do.
+  """Trains a head, chooses its thresholds, and counts blocks and refusals.
 
   Args:
-    reader: of the model that the head reads.
+    reader: the reader of the model whose hidden states the head reads.
     rows: labelled texts.
-    gate: the gate's thresholds; confidence and hold are theirs.
-    task: what is asked for.
+    gate: the gate's policy, which gives confidence and hold.
+    task: the settings.
 
   Raises:
     ImportError: scikit-learn is missing.
@@ -197,13 +196,13 @@ def train(
 def write(
   result: Result, gate: str | os.PathLike, path: str | os.PathLike, report: str
 ) -> None:
-  """Writes a new folder, whole or not at all; see the module.
+  """Writes the head's folder; it is whole or absent. See the module.
 
   Args:
     result: the head.
     gate: the gate's folder.
     path: the new folder.
-    report: on the head.
+    report: the report on the head.
 
   Raises:
     ValueError, OSError: the folder exists, or cannot be written.
@@ -224,11 +223,10 @@ def write(
 def read(
   reader: said_lib.Reader, head: judge.Head, rows: rows_lib.Rows
 ) -> Read:
-  """Returns what a head gives each row, as a server's engine scores it.
+  """Returns a head's scores of each row, which a server's engine would give.
 
   Raises:
-    ValueError: a text is too long for the model, or the model gives a token no
-      finite numbers.
+    ValueError: a text is too long for the model, or a score is not finite.
   """
   params, _ = head
   w_DC, bias_C = (np.asarray(params[name]) for name in ('w_DC', 'bias_C'))
@@ -249,9 +247,9 @@ def read(
 
 
 def low(score_TC: np.ndarray, part: float) -> np.ndarray:
-  """Returns [C], below all of which a part of the tokens is.
+  """Returns thresholds [C]; a share `part` of the tokens is below all of them.
 
-  In each dimension as many tokens are below it as in the others.
+  In each dimension equally many tokens are below the threshold.
   """
   rank_TC = np.argsort(np.argsort(score_TC, axis=0), axis=0)
   level = np.quantile(rank_TC.max(axis=1), part) / max(1, len(score_TC) - 1)
@@ -265,7 +263,7 @@ def _fit(
   rng = np.random.default_rng(task.seed)
   states_SD, text_S = _states(reader, rows, rng)
   begins = np.unique(text_S, return_index=True)[1]
-  # Both roles of a text, one behind the other, are two texts here.
+  # A text in both roles counts as two texts here, all prompts first.
   label_MC = np.tile(rows.label_NC, (len(said_lib.ROLES), 1))
   is_drawn_S = _draw(text_S, begins, rng)
   models = []
@@ -289,9 +287,9 @@ def _fit(
 def _states(
   reader: said_lib.Reader, rows: rows_lib.Rows, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns hidden states [S, D] of all texts in each role, and whose they are.
+  """Returns states [S, D] of all texts in each role, and text indices [S].
 
-  Where they would be more than `_KEPT`, each text keeps as many as the others.
+  If they take more bytes than `_KEPT`, longer texts keep equally many tokens.
   """
   placed = [
     reader.place(row.text, role) for role in said_lib.ROLES for row in rows.rows
@@ -310,7 +308,7 @@ def _states(
 def _draw(
   text_S: np.ndarray, begins: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-  """Returns bool [S], `_DRAWN` tokens of each text at most."""
+  """Returns bool [S], which marks at most `_DRAWN` tokens per text."""
   is_drawn_S = np.zeros(len(text_S), bool)
   for begin, end in zip(begins, [*begins[1:], len(text_S)]):
     is_drawn_S[begin + rng.permutation(end - begin)[:_DRAWN]] = True
@@ -320,15 +318,15 @@ def _draw(
 def _highest(
   logit_S: np.ndarray, text_S: np.ndarray, begins: np.ndarray
 ) -> np.ndarray:
-  """Returns where each text's highest token is."""
+  """Returns the index of each text's highest token."""
   order = np.lexsort((-logit_S, text_S))
   return order[begins]
 
 
 def _check(policy: thresholds.Policy) -> None:
-  """Refuses a policy whose head does not claim enough by itself.
+  """Refuses a policy whose head alone does not claim enough blocked texts.
 
-  The gate may claim the rest for prompts, but it reads no replies.
+  For prompts the gate may claim the rest, but it reads no replies.
   """
   thresholds.check(policy)
   for tier in thresholds.TIERS:
@@ -357,7 +355,7 @@ def _at_once(replies: list[np.ndarray], tier: thresholds.Tier) -> float:
 def _released_share(
   replies: list[np.ndarray], tier: thresholds.Tier, hold: int
 ) -> float:
-  """Returns the part of violating replies' tokens that are released."""
+  """Returns the share of violating replies' tokens that is released."""
   bounds = moderation.bounds(tier)
   shown = 0
   for score_TC in replies:
