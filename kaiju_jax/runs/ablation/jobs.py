@@ -1,10 +1,10 @@
-"""Commands run side by side, each on cores of its own.
+"""Runs commands side by side, each on its own cores.
 
 XLA and the BLAS libraries size their thread pools, when a process starts, by
-the cores it may use: N jobs that each take all C cores fight over them with
-N·C threads. So every place has a slice of the cores, which a job is given
-before it starts. (Where the system has no core affinity, as on macOS, jobs
-share all cores.)
+the cores it may use: N jobs that each use all C cores would compete with N·C
+threads. So the module divides the cores into slices, one per simultaneous job,
+and pins a job to its slice before it starts. (On systems without core affinity,
+such as macOS, jobs share all cores.)
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _POLL = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A command, and the file that gets all it prints (appended)."""
+  """A command, and the file to which its output is appended."""
 
   name: str
   command: tuple[str, ...]
@@ -42,7 +42,7 @@ class _Running:
 
 
 def core_slices(cores: Sequence[int], places: int) -> list[tuple[int, ...]]:
-  """Returns the cores of each place: disjoint, or one each if there are few."""
+  """Returns the cores of each place: disjoint, or one each if cores are few."""
   if places >= len(cores):
     return [(cores[place % len(cores)],) for place in range(places)]
   bounds = [place * len(cores) // places for place in range(places + 1)]
@@ -57,14 +57,14 @@ def run(
   ended: Callable[[Job, int, float], None],
   tick: Callable[[], None],
 ) -> bool:
-  """Runs all jobs, `at_once` of them at a time; one's failure stops no other.
+  """Runs all jobs, `at_once` of them at a time; a failure stops no other job.
 
-  Ctrl-C or SIGTERM starts no more of them, tells those that run to stop
-  (SIGTERM) and waits for them; a second one kills them.
+  After Ctrl-C or SIGTERM no more jobs start; it sends SIGTERM to the running
+  ones and waits for them. A second signal kills them.
 
   Args:
-    jobs: in the order in which they start.
-    at_once: how many places there are.
+    jobs: the jobs, in the order in which they start.
+    at_once: the number of places for running jobs.
     started: called with each job as it starts.
     ended: called with each job, its exit status (negative: the signal that
       ended it) and its seconds.
@@ -159,7 +159,7 @@ def _start(job: Job, cores: Sequence[int]) -> subprocess.Popen:
 
 @contextlib.contextmanager
 def _pin(cores: Sequence[int]) -> Iterator[None]:
-  """Holds this thread to `cores`: what it starts inherits them."""
+  """Pins this thread to `cores`, which child processes inherit."""
   if not cores:
     yield
     return

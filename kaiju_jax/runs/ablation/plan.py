@@ -1,6 +1,6 @@
-"""What an ablation runs: the arms of a config on several seeds.
+"""Plans an ablation: the runs of a config's arms on several seeds.
 
-Every run is checked here, overrides applied, before the first one starts.
+It checks every run, with overrides applied, before the first one starts.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class Run:
   Attributes:
     arm: name of the arm.
     seed: seed of the run.
-    workdir: where it trains.
-    experiment: what it trains, overrides applied.
+    workdir: its workdir.
+    experiment: its experiment, with overrides applied.
     command: the command that trains it.
   """
 
@@ -58,9 +58,10 @@ class Run:
       return 0
 
   def is_finished(self) -> bool:
-    """Whether the last step is saved: its records alone come too early.
+    """Returns whether the last step's checkpoint is saved.
 
-    The final evaluation and save follow them.
+    The last step's records do not suffice, because the final evaluation and
+    save follow them.
     """
     return workdir_lib.holds_checkpoint(self.workdir, self.steps)
 

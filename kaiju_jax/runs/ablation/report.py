@@ -1,4 +1,4 @@
-"""One Markdown page and two figures from an ablation's metrics.jsonl files."""
+"""Writes an ablation's report, a page and two figures, from metrics.jsonl."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ _FINAL = 'final_loss.png'
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What became of one run.
+  """The outcome of one run.
 
   Attributes:
     arm: name of the arm.
     seed: seed of the run.
     status: 'finished', 'failed (…)', 'stopped' or 'not run'.
-    workdir: where its metrics are.
-    command: what trains it, as a reader would type it.
+    workdir: the folder of its metrics.
+    command: the command that trains it, as a reader would type it.
   """
 
   arm: str
@@ -63,7 +63,7 @@ def write(
     root: folder of the workdirs.
     title: heading of the page.
     command: the command that made the page.
-    runs: all that were planned.
+    runs: all planned runs.
     baselines: {arm: the arm that it is compared with}.
   """
   root.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _heading(measure: str) -> str:
 def _comparison(
   values: Mapping[str, Mapping[int, float]], baselines: Mapping[str, str]
 ) -> str:
-  """The table of one measure: {arm: {seed: value}}."""
+  """Returns the table of one measure; `values` is {arm: {seed: value}}."""
   rows = []
   for arm, of_seed in values.items():
     numbers = list(of_seed.values())
@@ -226,9 +226,9 @@ def _method() -> str:
 
 
 def _environment(runs: Sequence[Outcome]) -> str:
-  """What environment.json of the runs says, values that differ side by side.
+  """Returns a table of the runs' environments; differing values side by side.
 
-  Cores are those of the whole ablation: its runs had a share each.
+  Cores are those of the whole ablation, which its runs shared.
   """
   found = [
     files.read_json(path)
@@ -264,7 +264,7 @@ def _draw_curves(
   path: pathlib.Path,
   records: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
 ) -> None:
-  """Loss over tokens: a thin line per seed, a thick one for the mean."""
+  """Draws loss over tokens: a thin line per seed, a thick one for the mean."""
   import numpy as np
 
   figure = report.figure(9, 5)
@@ -318,7 +318,7 @@ def _running_mean(values, span: int):
 def _draw_final(
   path: pathlib.Path, values: Mapping[str, Mapping[int, float]]
 ) -> None:
-  """Each arm's final loss: one dot per seed, a bar at the mean."""
+  """Draws each arm's final loss: a dot per seed, a bar at the mean."""
   figure = report.figure(8, 1.5 + 0.4 * len(values))
   axes = figure.add_subplot()
   seeds = sorted({seed for of_seed in values.values() for seed in of_seed})

@@ -1,8 +1,8 @@
-"""What is done with text before it is trained on; one module per command.
+"""Prepares text for training; one module per command.
 
-read        collections of documents, as the flags of the commands name them
-mix         weights of whole sources; mix_report writes them up
-select      documents within a source
-duplicates  near-duplicates, and what is left without them
-leaks       evaluation items that stand in training text
+read        reads the collections of documents that flags name
+mix         finds the weights of whole sources; mix_report writes the report
+select      chooses documents within a source
+duplicates  finds near-duplicates, and writes the documents without them
+leaks       finds evaluation items that training text contains
 """

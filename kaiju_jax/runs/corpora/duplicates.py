@@ -1,4 +1,4 @@
-"""From documents to their near-duplicates, and to what is left without them."""
+"""Finds near-duplicates, and writes the documents without them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ GROUPS = 'groups.json'
 
 
 class Result(NamedTuple):
-  """What was found.
+  """The near-duplicates of some collections.
 
   Attributes:
     collections: the documents, in the order of the paths.
@@ -36,8 +36,8 @@ def find(paths: Sequence[str], least: float = duplicates.LEAST) -> Result:
   """Reads the paths and finds near-duplicates within and between them.
 
   Args:
-    paths: files, folders or globs. Of a group, what comes first is kept.
-    least: the Jaccard similarity from which on two are near-duplicates.
+    paths: files, folders or globs. The first document of a group is kept.
+    least: the least Jaccard similarity of near-duplicates.
 
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.

@@ -1,4 +1,4 @@
-"""From an evaluation set and training text to the items that leaked."""
+"""Finds the evaluation items that training text contains."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,12 +15,12 @@ CLEAN = 'clean.jsonl'
 
 
 class Result(NamedTuple):
-  """What was found.
+  """The leaks of an evaluation set.
 
   Attributes:
     items: the evaluation set.
     training: (path, name) of each training document.
-    found: what of the items stands in which document.
+    found: the share of each item that a document contains, and the document.
   """
 
   items: read.Collection

@@ -1,4 +1,4 @@
-"""From a target and sources to a mix.json and its report."""
+"""Finds the weights of sources that resemble a target; writes a mix.json."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,24 +18,23 @@ from kaiju_jax.storage import folders
 
 
 class Task(NamedTuple):
-  """What is asked for.
+  """The settings of a mix.
 
   Attributes:
     target: path of the text that the mix should resemble.
     sources: (name, path) of each source.
-    embedder: as the flag names it (`runs/embedders.py`).
-    method: one of `mixing.METHODS`; '' for em where the vectors are
+    embedder: the name of the embedder (`runs/embedders.py`).
+    method: one of `mixing.METHODS`; '' for em if the vectors are
       distributions, and least_squares otherwise.
-    tokenizer: path of the `tokenizer.json` that tokens are counted with; ''
-      for bytes.
-    tokens: of the run that the mix is for; 0 where they are not known, and
-      no weight is bounded.
-    epochs: how often a source may be read, at most.
-    resamples: of the bootstrap.
-    seed: of the bootstrap.
-    measured: (name, path) of texts that training does not read and whose
+    tokenizer: path of the `tokenizer.json` that counts tokens; '' for bytes.
+    tokens: tokens of the run that uses the mix; 0 if unknown, in which case no
+      weight is bounded.
+    epochs: the most times that a source may be read.
+    resamples: the bootstrap's resamples.
+    seed: the bootstrap's seed.
+    measured: (name, path) of texts that training does not read, but whose
       held-out loss it reports: sources of weight 0. The target may be one.
-    anneal: path of another mix.json over the same sources, whose weights hold
+    anneal: path of another mix.json over the same sources, whose weights apply
       in the annealing stage near a run's end; '' for none.
   """
 
@@ -53,16 +52,17 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-  """A mix and what it was made of; arrays have one entry per source.
+  """A mix and its sources; arrays have one entry per source.
 
   Attributes:
     mix: the weights, intervals and distances.
-    method: the one that was used.
-    distributions: whether the vectors are; it decides what a distance is.
-    names: of the sources.
-    documents: how many each has.
-    sizes: the tokens of each.
-    bounds: the largest weight that each may have.
+    method: the method that was used.
+    distributions: whether the vectors are distributions; it determines the
+      distance.
+    names: the sources' names.
+    documents: the number of documents.
+    sizes: the number of tokens.
+    bounds: the largest allowed weight.
     target: documents and tokens of the target.
   """
 
@@ -141,10 +141,10 @@ def _anneal_weights(task: Task) -> dict[str, float]:
 
 
 def find(task: Task) -> Result:
-  """Reads, embeds and solves.
+  """Reads and embeds the texts, and finds the weights.
 
   Raises:
-    OSError, ValueError: as `check`, or what is wrong with the text.
+    OSError, ValueError: see `check`; or the text is unusable.
   """
   check(task)
   embedder = embedders.parse(task.embedder)
@@ -195,7 +195,7 @@ def find(task: Task) -> Result:
 
 
 def account(task: Task, result: Result) -> dict[str, Any]:
-  """Returns how the weights were found, for mix.json."""
+  """Returns the settings and results behind the weights, for mix.json."""
   mix = result.mix
   columns = zip(
     result.names, mix.low, mix.high, result.sizes, mix.distances, result.bounds

@@ -1,4 +1,4 @@
-"""A mix as one Markdown page and two figures."""
+"""Writes the report of a mix, one Markdown page and two figures."""
 
 import pathlib
 import shlex
@@ -97,7 +97,7 @@ def _format_bound(bound: float) -> str:
 
 
 def _epochs(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
-  """Returns how often the sources are read."""
+  """Returns a sentence on how often the sources are read."""
   lasts = result.lasts(task.epochs)
   if not task.tokens:
     return (
@@ -159,7 +159,7 @@ def _weights(result: 'mix_lib.Result'):
 
 
 def _distances(result: 'mix_lib.Result'):
-  """Draws how far the sources, all of them together and the mix are."""
+  """Draws the target's distance of each source, of all text and of the mix."""
   mix = result.mix
   order = np.argsort(-mix.distances, kind='stable')
   names = [result.names[row] for row in order]

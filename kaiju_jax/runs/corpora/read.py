@@ -1,4 +1,4 @@
-"""Collections of documents: what a flag names, with a progress bar."""
+"""Reads and writes collections of documents that flags name."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class Collection(NamedTuple):
   """Documents of one source or target.
 
   Attributes:
-    name: what reports call it.
+    name: the name in reports.
     path: a file, folder or glob.
-    documents: N of them, at least one.
-    texts: of each document, all of its text.
+    documents: N documents, at least one.
+    texts: the whole text of each document.
   """
 
   name: str
@@ -49,7 +49,7 @@ def collection(name: str, path: str, field: str) -> Collection:
   """Reads documents; a single text file is cut into several.
 
   Args:
-    name: what reports call it.
+    name: the name in reports.
     path: a file, folder or glob.
     field: the flag that errors name.
 
@@ -106,7 +106,7 @@ def write_lines(
 
   Args:
     path: a file in a folder that is being written (`storage/folders.py`).
-    documents: each with more keys for its line.
+    documents: each with additional keys for its line.
   """
   with (
     files.writing(str(path)),

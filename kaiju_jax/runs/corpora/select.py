@@ -1,4 +1,4 @@
-"""From a source and a target to the source's documents that are most alike."""
+"""Chooses the documents of a source that resemble a target most."""
 
 from typing import NamedTuple
 
@@ -17,17 +17,17 @@ CHOSEN = 'chosen.jsonl'
 
 
 class Task(NamedTuple):
-  """What is asked for.
+  """The settings of a selection.
 
   Attributes:
     target: path of the text that the documents should resemble.
     source: path of the documents to choose from.
-    count: how many are chosen.
-    embedder: as the flag names it (`runs/embedders.py`).
+    count: the number of documents to choose.
+    embedder: the name of the embedder (`runs/embedders.py`).
     method: one of METHODS; '' for importance with n-grams, and cosine with
       other embedders.
     noise: factor of the Gumbel noise.
-    seed: of the noise and of the clustering.
+    seed: the seed of the noise and of the clustering.
   """
 
   target: str
@@ -40,12 +40,12 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What was chosen.
+  """The chosen documents.
 
   Attributes:
     source: the documents to choose from.
-    chosen: which of them, and all scores.
-    method: the one that was used.
+    chosen: the indices of the chosen ones, and all scores.
+    method: the method that was used.
   """
 
   source: read.Collection
@@ -77,10 +77,10 @@ def check(task: Task) -> None:
 
 
 def find(task: Task) -> Result:
-  """Reads, scores and chooses.
+  """Reads and scores the documents, and chooses among them.
 
   Raises:
-    OSError, ValueError: as `check`, or what is wrong with the text.
+    OSError, ValueError: see `check`; or the text is unusable.
   """
   check(task)
   embedder = embedders.parse(task.embedder)
