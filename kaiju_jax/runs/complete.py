@@ -28,7 +28,7 @@ def texts(
   Raises:
     ValueError: a prompt and its continuation are longer than the model's
       `max_length`, or a setting is wrong.
-    request.BadLogits: the model gave logits that are not finite.
+    request.BadLogits: the model gave logits from which no token can be drawn.
   """
   if not prompts:
     return []

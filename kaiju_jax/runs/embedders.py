@@ -1,13 +1,13 @@
-"""Embedders by the name that a flag gives them; those with a model live here.
+"""Embedders, which turn texts into vectors, by the name that a flag gives.
 
     ngrams, lsa, npy:FILE    see `data/similarity.py`
-    model:WORKDIR            the mean hidden state of a run's own model
-    t5:FOLDER                the mean output of a T5 encoder, a folder in the
-                             format of transformers
+    model:WORKDIR            the mean hidden state of a run's model
+    t5:FOLDER                the mean output of a T5 encoder, from a folder in
+                             the format of transformers
 
-From the sources: "similarity via T5 embedding". Which T5, and how its outputs
-become one vector, they do not say: the mean over a text's tokens is our guess,
-and so is what a text is cut to, one row of the run's or 512 tokens of T5.
+From the sources: "similarity via T5 embedding". They do not name the T5, nor
+how its outputs become one vector. Our guess: the mean over a text's tokens, and
+texts cut to one row of the run or to 512 tokens of T5.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from kaiju_jax.data import similarity
 
 NAMES = 'ngrams, lsa, npy:FILE, model:WORKDIR, t5:FOLDER'
 _T5_LENGTH = 512
-_TEXTS = 16  # At once in a T5.
-_ROWS = 8  # At once in a model of ours.
+_TEXTS = 16  # Texts per call of a T5.
+_ROWS = 8  # Rows per call of a run's model.
 
 
 def parse(name: str) -> similarity.Embedder:
-  """Returns the embedder of a flag's value, its model loaded.
+  """Returns the embedder that a flag's value names, with its model loaded.
 
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
@@ -42,10 +42,10 @@ def parse(name: str) -> similarity.Embedder:
 
 
 class Model:
-  """The mean hidden state, behind the last norm, of a model that we trained.
+  """An embedder by the mean of a run's hidden states after the last norm.
 
-  Several texts share a row, and none sees another. A text that is longer than
-  a row is read to the row's end.
+  Several texts share a row and do not see each other. A text that is longer
+  than a row is cut to the row.
   """
 
   distributions = False
@@ -78,7 +78,7 @@ class Model:
     counts = np.zeros(len(texts))
     rows = self._rows(watch(texts))
     while batch := list(itertools.islice(rows, _ROWS)):
-      # Nothing compiles for the last batch: rows of no text fill it up.
+      # Rows without text fill up the last batch, so that it compiles nothing.
       blank = batch[0]._replace(source=np.full(self._length, -1, np.int32))
       batch += [blank] * (_ROWS - len(batch))
       stacked = packing.stack(batch)
@@ -90,7 +90,7 @@ class Model:
     return (sums / counts[:, None]).astype(np.float32)
 
   def _rows(self, texts):
-    """Yields packed rows; a text's number is its tokens' source."""
+    """Yields packed rows; the `source` of a token is its text's index."""
     from kaiju_jax.data import packing
 
     pieces, used = [], 0
@@ -98,8 +98,8 @@ class Model:
       tokens = np.concatenate(
         [
           [self._tokenizer.bos_id],
-          # What lies behind the row would be encoded in vain: few tokens have
-          # sixteen characters.
+          # Text after the row's end need not be encoded: few tokens have more
+          # than sixteen characters.
           self._tokenizer.encode(text[: 16 * self._length]),
         ]
       )[: self._length]
@@ -112,7 +112,7 @@ class Model:
       yield packing.row(pieces, self._length)
 
   def _compiled(self) -> Any:
-    """Returns batch → hidden states [B, L, D]."""
+    """Returns a compiled function from a batch to hidden states [B, L, D]."""
     import jax
 
     from kaiju_jax.model import transformer
@@ -134,7 +134,7 @@ class Model:
 
 
 class T5:
-  """The mean of a T5 encoder's outputs over a text's tokens."""
+  """An embedder by the mean of a T5 encoder's outputs over a text's tokens."""
 
   distributions = False
 
@@ -142,7 +142,7 @@ class T5:
     """Loads the encoder and its tokenizer.
 
     Raises:
-      FileNotFoundError: no such folder.
+      FileNotFoundError: the folder does not exist or has no config.json.
       ValueError: transformers is missing, or the folder holds no T5.
     """
     self.name = f't5:{folder}'

@@ -1,4 +1,4 @@
-"""What `export_hf` and `import_hf` do, without their flags."""
+"""Exports runs and imports models, for `export_hf` and `import_hf`."""
 
 from collections.abc import Collection
 import os
@@ -27,12 +27,13 @@ def export(
   Args:
     workdir: folder of the run.
     out: the new folder.
-    format: one of `FORMATS`. 'arcee'; 'kaiju' is our own; 'auto' is 'arcee'
-      where nothing is lost or something was accepted, and 'kaiju' otherwise.
-    accepted: names of `lost.NAMES`, what an Arcee folder may lose.
+    format: one of `FORMATS`: 'arcee' for Hugging Face's Arcee model, 'kaiju'
+      for our own; 'auto' for 'arcee' if it loses nothing or `accepted` names a
+      loss, and 'kaiju' otherwise.
+    accepted: names of `lost.NAMES`, which an Arcee folder may lose.
 
   Returns:
-    What was written and what was lost, for the user.
+    A message for the user that names the output and the losses.
 
   Raises:
     ValueError, OSError: see `hugging_face.write`, `own.write` and
@@ -63,16 +64,16 @@ def export(
 def read(
   folder: str | os.PathLike, out: str | os.PathLike, with_tokenizer: bool = True
 ) -> str:
-  """Writes an Arcee folder's model as a new one in our own format.
+  """Writes an Arcee folder's model as a new folder in our own format.
 
   Args:
     folder: the Arcee folder.
     out: the new folder.
-    with_tokenizer: whether its tokenizer, if it has one, goes along; not every
-      one can open a document (`data/tokenizer.py`).
+    with_tokenizer: whether to copy its tokenizer, if it has one; not every
+      tokenizer can open a document (`data/tokenizer.py`).
 
   Returns:
-    What was read, for the user.
+    A message for the user that describes the model.
 
   Raises:
     ValueError, OSError: see `hugging_face.read` and `own.write`.

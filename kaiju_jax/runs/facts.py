@@ -1,16 +1,16 @@
-"""The planted-facts study: texts, generator, variations, students, questions.
+"""The planted-facts study: a test of synthetic questions and their filters.
 
-    texts(root, …)      writes what generator and students read
-    pool(…)             the generator's variations, and errors planted in them
-    detection(…)        how many of the errors the filters reject
-    asked(…)            what a student answers
+    texts(…)       writes the text on which generator and students train
+    pool(…)        draws the generator's variations and plants errors in them
+    detection(…)   counts the errors that the filters reject
+    examine(…)     asks a student questions and scores the answers
 
-Errors are planted in a share of the variations, each of one kind:
+A share of the variations gets an error of one kind:
 
     attribute   the answer is the value of another attribute of the passage
-    person      question and answer are about somebody else
+    person      question and answer are about another person
     invented    the answer is a word that no passage has
-    cut         the answer misses its last letters
+    cut         the answer lacks its last letters
 """
 
 from collections.abc import Callable
@@ -40,10 +40,10 @@ class Candidate(NamedTuple):
   """One variation of a person's passage.
 
   Attributes:
-    number: the person's.
-    variation: what the generator wrote, or an error put in its place.
+    number: the person's number.
+    variation: the generator's variation, or an error in its place.
     planted: the kind of the error, '' for none.
-    verdict: of the filters.
+    verdict: the filters' verdict.
   """
 
   number: int
@@ -67,7 +67,7 @@ def generator_of(
     rows=_ROWS,
     length=length,
   )
-  # What a journal holds must not depend on what ran beside.
+  # A variation must not depend on the others that run with it.
   return generator_lib.Generator(decoder, tokenizer, isolates=True), tokenizer
 
 
@@ -85,15 +85,15 @@ def pool(
   Args:
     loaded: the generator.
     world: seed of the world.
-    numbers: of the persons.
-    settings: how variations are drawn and filtered.
-    planted: the share that becomes errors, 0…1.
-    path: the journal, which the same call goes on with.
-    noted: called with the passages that are done, and how many there are.
+    numbers: the persons' numbers.
+    settings: the settings of drawing and filtering.
+    planted: the share of variations that errors replace, 0…1.
+    path: the journal, from which the same call continues.
+    noted: called with the number of passages done, and of all.
 
   Raises:
     OSError: the journal cannot be read or written.
-    ValueError: a journal of another pool.
+    ValueError: the journal belongs to another pool.
   """
   passages = [
     variations_lib.Passage(str(number), facts.passage(world, number))
@@ -139,7 +139,7 @@ def pool(
 def _kinds(
   world: int, number: int, settings: settings_lib.Settings, planted: float
 ) -> list[str]:
-  """Returns the kind of error of each of a person's variations, '' for none."""
+  """Returns the kind of error per variation of a person, '' for none."""
   rng = np.random.default_rng((world, settings.seed, number))
   return [
     str(rng.choice(ERRORS)) if rng.random() < planted else ''
@@ -158,7 +158,7 @@ def _with_errors(world, passage, variations, settings, planted):
 
 
 def _plant_error(rng, world: int, number: int, one, kind: str):
-  """Returns a variation with an error of a kind in it."""
+  """Returns the variation, or an error of the given kind in its place."""
   if not kind:
     return one
   person = facts.person(world, number)
@@ -183,13 +183,13 @@ def _plant_error(rng, world: int, number: int, one, kind: str):
 
 
 class Detection(NamedTuple):
-  """How the filters judge variations whose truth is known.
+  """Counts of the filters' verdicts on variations whose truth is known.
 
   Attributes:
-    candidates: how many there are, repetitions aside.
-    wrong: how many of them are wrong.
-    rejected: how many are rejected.
-    rejected_wrong: how many are both.
+    candidates: all variations without repetitions.
+    wrong: the wrong ones.
+    rejected: the rejected ones.
+    rejected_wrong: those that are both.
   """
 
   candidates: int
@@ -199,17 +199,17 @@ class Detection(NamedTuple):
 
   @property
   def precision(self) -> float:
-    """Returns the share of what is rejected that is wrong."""
+    """The share of rejected variations that are wrong."""
     return self.rejected_wrong / self.rejected if self.rejected else 1.0
 
   @property
   def recall(self) -> float:
-    """Returns the share of what is wrong that is rejected."""
+    """The share of wrong variations that are rejected."""
     return self.rejected_wrong / self.wrong if self.wrong else 1.0
 
 
 def detection(candidates: Sequence[Candidate], world: int) -> Detection:
-  """Returns how well verdicts agree with the truth, repetitions aside."""
+  """Counts how verdicts agree with the truth, without repetitions."""
   judged = [one for one in candidates if one.verdict != 'repeated']
   wrong = [not one.is_right(world) for one in judged]
   rejected = [one.verdict != filters.KEPT for one in judged]
@@ -225,10 +225,10 @@ def texts(
   count: int,
   candidates: Sequence[Candidate] | None,
 ) -> None:
-  """Writes a student's text.
+  """Writes the text on which a model trains.
 
   Args:
-    folder: made where it does not exist.
+    folder: the folder; created if it does not exist.
     world: seed of the world.
     seeded: persons with `count` true questions each.
     targets: persons with passages.

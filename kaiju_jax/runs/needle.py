@@ -1,10 +1,10 @@
 """Trains the runs of a needle comparison and asks them questions.
 
-A run is one arm (one layout) on one seed, in a folder of its own. Its answers
-stand in that folder, in a file named after what was asked, so that a second
+A run is one arm (one layout) on one seed, with its own workdir. Its answers are
+in a file there whose name says which questions were asked, so that a second
 call repeats nothing. Runs go one after the other in this process, or side by
-side, each as a process on its share of the cores: a small model keeps one core
-busy and hardly two.
+side in processes that share the cores, because a small model hardly uses two
+cores.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import metrics
 from kaiju_jax.training import step
 
-_WATCHED = 20.0  # Seconds between two lines on what runs.
+_WATCHED = 20.0  # Seconds between two lines about the running jobs.
 
 
 class Asking(NamedTuple):
-  """What is asked.
+  """The questions that every run is asked.
 
   Attributes:
     questions: questions per cell that a verdict quotes (`questions.cells`).
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
   Attributes:
     arm: name of the arm.
-    experiment: what is trained.
+    experiment: its experiment.
     folder: its workdir.
   """
 
@@ -70,7 +70,7 @@ def missing(runs: Sequence[Run], asking: Asking) -> list[Run]:
 
 
 def records(runs: Sequence[Run], asking: Asking) -> list[needle.Record]:
-  """Returns the records of all runs, once none is missing."""
+  """Returns the records of all runs, which must all have answers."""
   return [
     needle.Record(**row)
     for run in runs
@@ -82,7 +82,7 @@ def in_turn(runs: Sequence[Run], asking: Asking) -> None:
   """Trains and asks in this process; the seeds of an arm share one call.
 
   Raises:
-    SystemExit: status 130 after an interruption; the same call goes on.
+    SystemExit: status 130 after an interruption; the same call resumes.
     OSError, ValueError: see `train.train`.
   """
   predictors = {}
@@ -103,11 +103,11 @@ def in_turn(runs: Sequence[Run], asking: Asking) -> None:
 def answer(
   run: Run, asking: Asking, predict: answers.Predict, params: Any
 ) -> list[needle.Record]:
-  """Returns what trained parameters answer.
+  """Returns the records of trained parameters' answers.
 
   Args:
-    run: the run whose parameters they are.
-    asking: what is asked.
+    run: the run of the parameters.
+    asking: the questions.
     predict: the function that `answers.predictor` returns for the run's model.
     params: the model's parameters.
   """
@@ -115,8 +115,8 @@ def answer(
   task = tasks.questions(data)
   cells = needle.cells(task, data.length, asking.questions)
   read = answers.reader(predict, params, {cell.length for cell in cells})
-  # Arms of one seed are asked the same questions. Each seed is asked others, so
-  # that answers of several seeds add up as independent ones.
+  # Arms of one seed get the same questions. Each seed gets others, so that the
+  # answers of several seeds are independent.
   seeds = asking.seed, run.experiment.seed
   started = time.monotonic()
   found = [
@@ -130,7 +130,7 @@ def answer(
 
 
 def places(count: int) -> int:
-  """Returns how many of `count` runs go side by side.
+  """Returns how many of `count` runs should go side by side.
 
   One per core on a CPU; an accelerator holds one process at a time.
   """
@@ -149,17 +149,17 @@ def side_by_side(
   at_once: int,
   command: Callable[[Run], tuple[str, ...]],
 ) -> None:
-  """Runs each in a process of its own, which prints into <folder>/log.txt.
+  """Trains and asks each run in its own process, with a log in its workdir.
 
   Args:
-    runs: what is to be trained and asked.
-    asking: what is asked.
-    at_once: how many processes there are at a time.
+    runs: the runs.
+    asking: the questions.
+    at_once: the number of processes at a time.
     command: returns the command that does `in_turn` for one run.
 
   Raises:
-    SystemExit: status 130 after an interruption; the same call goes on.
-    ValueError: runs ended without answers; names their logs.
+    SystemExit: status 130 after an interruption; the same call resumes.
+    ValueError: runs ended without answers; the message names their logs.
   """
   print(f'{len(runs)} runs, {at_once} at a time.', flush=True)
   by_job = {
@@ -182,7 +182,7 @@ def side_by_side(
 
 
 class _Watch:
-  """Prints a line as a run starts or ends, and now and then how far all are."""
+  """A printer of the runs' starts and ends, and of their progress."""
 
   def __init__(self, runs: dict[jobs.Job, Run], asking: Asking):
     self._runs = runs

@@ -1,8 +1,9 @@
-"""The needle's records as one figure: heatmaps, and curves along the distance.
+"""Draws the needle's records as one figure: heatmaps, and curves by distance.
 
-The upper part has a heatmap of depth × length for each arm, with eight
-distractors and with one; a line marks how far the arm reaches. The lower part
-shows accuracy along the distance from the query at the trained length.
+The upper part has heatmaps of depth × length for each arm, one per number of
+distractors; a line marks the arm's reach (how far it can carry information).
+The lower part shows accuracy by the distance from the query at the trained
+length.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from kaiju_jax.tasks.needle import report
 _MAP = colors.LinearSegmentedColormap.from_list(
   'needle', ['#a63603', '#f1a340', '#f7f3ea', '#92c5de', '#2166ac']
 )
-# The widest comes first: where arms agree, later lines lie inside it.
+# The widest line comes first, so that equal later lines stay visible on it.
 _LINES = (
   ('#c4c4c4', 7.0),
   ('#56b4e9', 4.2),
@@ -56,7 +57,7 @@ def page(
   Args:
     records: the records of the arms to show.
     setting: the comparison's setting.
-    reach: how many tokens each arm looks back; None for everything.
+    reach: the tokens that each arm can look back; None for all.
     title: the first words above the panels.
   """
   arms = report.arms(records)
@@ -124,7 +125,7 @@ def _distractors(count: int) -> str:
 
 
 def _heatmap(axes, own, count, setting, reach) -> None:
-  """Draws depth downwards and length to the right, per cent in each cell."""
+  """Draws percentages, with depth downwards and length to the right."""
   lengths = sorted({record.length for record in own})
   percent = np.full((len(needle.DEPTHS), len(lengths)), np.nan)
   for column, length in enumerate(lengths):
@@ -161,7 +162,7 @@ def _length(length: int, setting: report.Setting) -> str:
 
 
 def _mark_reach(axes, own, lengths, reach) -> None:
-  """Draws a line between the depths beyond reach and, below it, the others."""
+  """Draws a line between the depths beyond the reach, above, and the others."""
   edges = []
   for length in lengths:
     beyond = {r.depth for r in own if r.length == length and r.distance > reach}
@@ -183,7 +184,7 @@ def _colour_bar(above, heatmaps) -> None:
 
 
 def _curves(axes, records, arms, count, setting) -> None:
-  """Draws all arms' accuracy along the distance, with `count` distractors."""
+  """Draws all arms' accuracy by distance, with `count` distractors."""
   for number, arm in enumerate(arms):
     own = [record for record in records if record.arm == arm]
     along = report.on_curve(own, setting.length, count)

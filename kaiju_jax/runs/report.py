@@ -1,6 +1,7 @@
-"""The tables and figures of the commands: one palette, one way to draw them.
+"""Tables and figures of the commands, with one palette.
 
-Figures need matplotlib, of the extra `report`. Importing this module does not.
+Figures need matplotlib, from the extra `report`. Importing this module does
+not.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from typing import Any
 
 import rich.table
 
-# The first tell apart for readers who do not tell red from green.
+# Readers who cannot tell red from green can tell the first ones apart.
 PALETTE = '#0b4f8a', '#009e73', '#d55e00', '#cc79a7', '#56b4e9', '#7f6000'
 INK, FAINT, GREY = '#222222', '#767676', '#c4c4c4'
 BLUE, ORANGE = PALETTE[0], PALETTE[2]
@@ -19,11 +20,11 @@ _DASHES = '-', '--', ':', '-.'
 
 
 class MissingExtra(ValueError):
-  """A package of an extra is not installed; names the extra."""
+  """A package of an extra is not installed; the message names the extra."""
 
 
 def require_figures() -> None:
-  """Refuses to go on where no figure could be drawn at the end.
+  """Refuses a command that could not draw its figures at the end.
 
   Raises:
     MissingExtra: matplotlib is not installed.
@@ -65,11 +66,11 @@ def style(index: int) -> dict[str, str]:
 
 
 def label_ticks(axis: Any, places: Sequence[float], labels: Iterable) -> None:
-  """Labels an axis's places, and nothing between them.
+  """Labels the given places of an axis, and removes minor labels.
 
   Args:
     axis: `axes.xaxis` or `axes.yaxis`.
-    places, labels: of the same length.
+    places, labels: places and their labels, equally many.
   """
   from matplotlib import ticker
 

@@ -48,7 +48,7 @@ from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import files
 
-# The beams of a guided request and the candidates of each; our guess.
+# A guided request's beams, and its judged expansions per step; our guess.
 _WIDTH, _CANDIDATES = 4, 8
 SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
 
@@ -63,8 +63,8 @@ class Settings:
     store: 'sqlite', or the address of a Redis, `redis://…`.
     host: the address to listen on.
     port: the port to listen on; 0 for a free one.
-    metrics_port: the port of /metrics, on loopback; None for the server's own
-      port.
+    metrics_port: the port of /metrics, on loopback; with None /metrics is on
+      the server's own port, and only if that listens on loopback.
     rows: replies that are generated at once.
     length: tokens of a prompt and its reply; None for the model's max_length.
     chunk: prompt tokens per round.

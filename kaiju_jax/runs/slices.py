@@ -1,6 +1,6 @@
-"""The slices of accelerators that `tpu_gpu_configs/` describes.
+"""Loads the accelerator slices that `tpu_gpu_configs/` describes.
 
-The package's wheel does not hold that folder. Imports no jax.
+The package's wheel does not contain that folder. Imports no jax.
 """
 
 from kaiju_jax.costs import accelerator as accelerator_lib

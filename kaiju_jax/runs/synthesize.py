@@ -1,10 +1,10 @@
-"""From passages and a trained model to a file of question-answer trees.
+"""Makes synthetic questions and answers about passages with a trained model.
 
     synthesize.synthesize(loaded, 'my/texts', 'qa.jsonl')
 
-writes qa.jsonl, one tree per passage of which a variation was kept, and beside
-it qa.jsonl.journal, every variation with its verdict. The same call goes on
-where it was stopped.
+This call writes qa.jsonl, with one tree per passage that kept a variation (a
+question and its answer), and qa.jsonl.journal, with every variation and its
+verdict. After an interruption the same call resumes.
 """
 
 import collections
@@ -31,13 +31,13 @@ from kaiju_jax.synthesis import variations as variations_lib
 
 
 class Report(NamedTuple):
-  """What a synthesis came to.
+  """The counts of a synthesis.
 
   Attributes:
-    passages: how many were asked about.
-    unfit: names of those that are trees, or longer than the model can read.
-    verdicts: {verdict: variations}.
-    trees: passages that kept at least one variation.
+    passages: the number of passages.
+    unfit: names of documents that are trees or too long for the model.
+    verdicts: {verdict: number of variations}.
+    trees: the number of passages that kept at least one variation.
   """
 
   passages: int
@@ -59,20 +59,20 @@ def synthesize(
 
   Args:
     loaded: the generator, from `load.from_workdir` or `load.from_export`.
-    documents: a file, folder or glob of text, as `data.path`; each document
+    documents: a file, folder or glob of text, as in `data.path`; each document
       is a passage.
     out: the .jsonl to write. It must not exist.
-    settings: how variations are drawn and filtered; by default `Settings()`.
-    rows: sequences that are generated at once; it changes no text.
+    settings: the settings of drawing and filtering; by default `Settings()`.
+    rows: sequences that are generated at once; their number changes no text.
     evaluation: a file, folder or glob of evaluation text, each document an
-      item; a question that stands in one is not kept. '' for none.
-    noted: called with the passages that are done, and how many there are.
+      item; a question that an item contains is not kept. '' for none.
+    noted: called with the number of passages done, and of all.
 
   Raises:
-    OSError: text, journal or output that cannot be read or written.
-    ValueError: bad settings, no passage that the model can read, a journal of
+    OSError: text, journal or output cannot be read or written.
+    ValueError: wrong settings, no passage that fits the model, a journal of
       another synthesis, or no variation that was kept.
-    KeyboardInterrupt: at Ctrl-C. What is done is in the journal.
+    KeyboardInterrupt: at Ctrl-C. The journal keeps the finished passages.
   """
   settings = settings or settings_lib.Settings()
   out = pathlib.Path(_free(out))
@@ -137,7 +137,7 @@ def _author(loaded, tokenizer, settings, rows, length):
     rows=rows,
     length=length,
   )
-  # So that a journal goes on to the same bytes, whatever runs beside.
+  # A resumed journal then has the same bytes, whichever passages run together.
   generator = generator_lib.Generator(decoder, tokenizer, isolates=True)
   return variations_lib.Author(generator, tokenizer, settings)
 
@@ -154,7 +154,7 @@ def _texts(path: str) -> list[str]:
 
 
 def without_leaks(judged, items: Sequence[str]):
-  """Returns the same, but `LEAKED` for questions that stand in an item."""
+  """Returns the verdicts, with `LEAKED` for questions that an item contains."""
   kept = [
     (name, place)
     for name, own in judged.items()
@@ -164,7 +164,7 @@ def without_leaks(judged, items: Sequence[str]):
   if not items or not kept:
     return judged
   questions = [judged[name][place][0].question for name, place in kept]
-  # No run of words is too frequent in an evaluation set to count.
+  # Every run of words counts, however frequent in the evaluation set.
   leaked = leaks.find(questions, items, rare_below=len(items) + 1).find_leaked()
   judged = {name: list(own) for name, own in judged.items()}
   for (name, place), is_leaked in zip(kept, leaked):
@@ -174,7 +174,7 @@ def without_leaks(judged, items: Sequence[str]):
 
 
 def _publish(out, passages, unfit, settings, judged) -> Report:
-  """Writes the trees of what was kept, in the documents' order."""
+  """Writes the trees of kept variations, in the documents' order."""
   verdicts = collections.Counter()
   records = []
   for passage in passages:

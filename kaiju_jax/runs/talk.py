@@ -1,4 +1,4 @@
-"""Generation at a terminal: answers on one stream, figures on another."""
+"""Generates at a terminal: answers go to one stream, figures to another."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -21,11 +21,11 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 @dataclasses.dataclass(frozen=True)
 class Manner:
-  """How every prompt and turn is answered.
+  """The settings of all answers.
 
   Attributes:
     max_tokens: the most tokens that an answer may have.
-    sampling: how the first answer is sampled; each further one has the next
+    sampling: the sampling of the first answer; each further one has the next
       seed.
     stop_strings: strings that end an answer.
   """
@@ -41,8 +41,8 @@ class Manner:
 
     Args:
       tokens_L: its tokens.
-      index: 0 for the first.
-      room: tokens that the row has left for the answer; None for enough.
+      index: 0 for the first prompt or turn.
+      room: tokens that fit in the row after it; None for no limit.
     """
     seed = (self.sampling.seed + index) % 2**32
     count = self.max_tokens if room is None else min(self.max_tokens, room)
@@ -55,7 +55,7 @@ class Manner:
 
 
 class Pace:
-  """When tokens came, over all streams that it `times`."""
+  """A stopwatch of tokens, over all streams that it `times`."""
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
@@ -103,13 +103,12 @@ def answer(
   out: TextIO,
   pace: Pace,
 ) -> None:
-  """Writes what follows the prompts.
+  """Writes the prompts' continuations.
 
-  The answer to a single prompt is written as it comes, those to several one
-  after another.
+  It writes a single answer as it is generated, and several in their order.
 
   Raises:
-    BadLogits: the first one, once the other answers are written.
+    BadLogits: the first such error, after all answers are written.
   """
   if len(requests) == 1:
     with generator.stream(requests[0]) as stream:
@@ -139,16 +138,15 @@ def converse(
   out: TextIO,
   notes: TextIO,
 ) -> None:
-  """Answers line after line; what was said stays in the cache.
+  """Answers line after line; earlier turns stay in the cache.
 
-  A line's tokens follow those of all turns before it, and its answer follows
-  the line's end. Ctrl-C ends an answer and keeps what was said. Where the
-  history has no room for a line, it begins anew.
+  A line's tokens follow those of all earlier turns. Ctrl-C ends an answer, and
+  its tokens so far stay. If the history has no room for a line, it begins anew.
 
   Args:
-    generator: with a free row.
+    generator: a generator with a free row.
     tokenizer: the tokenizer of the generator's model.
-    manner: how the answers are made.
+    manner: the settings of the answers.
     read: returns a line without its end; EOFError ends the conversation.
     out: takes the answers.
     notes: takes the figures of each turn.
@@ -201,7 +199,7 @@ def _turn(conversation, request, held: int, out: TextIO, notes: TextIO) -> None:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[list[int]]:
-  """Yields a list that the first Ctrl-C fills; a second one interrupts."""
+  """Yields a list that the first Ctrl-C fills; a second one raises as usual."""
   asked = []
   if threading.current_thread() is not threading.main_thread():
     yield asked  # Python handles no signals here.
@@ -222,7 +220,7 @@ def _stoppable() -> Iterator[list[int]]:
 def _write(
   events: Iterable[request_lib.Event], out: TextIO, asked: Sequence[int] = ()
 ) -> None:
-  """Writes events' text to their end, or until something is in `asked`."""
+  """Writes events' text until they end or `asked` is not empty."""
   for event in events:
     out.write(event.text)
     out.flush()

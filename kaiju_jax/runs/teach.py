@@ -1,10 +1,10 @@
-"""A teacher's targets of a corpus, from where the teacher and the text lie.
+"""Writes a teacher's sampled distributions (targets) of a corpus to a store.
 
     plan = teach.plan(load.from_anywhere('runs/big'), experiment, sampling)
-    teach.teach(plan, 'runs/targets')        writes, or goes on
+    teach.teach(plan, 'runs/targets')        writes, or resumes
 
-Only training text is taught: a student is judged on held-out documents that
-nobody has seen.
+It reads only training text, because a student is evaluated on held-out
+documents.
 """
 
 from collections.abc import Iterable
@@ -40,12 +40,12 @@ _SHOWN = 20.0  # Seconds between two lines in a log.
 
 
 class Plan(NamedTuple):
-  """What is taught, and how.
+  """The teacher, its text and the store's settings.
 
   Attributes:
     teacher: the model.
     corpora: the training text, by name.
-    settings: those of the store.
+    settings: the settings of the store.
   """
 
   teacher: load.Loaded
@@ -62,12 +62,12 @@ def plan(
   overlap: float = 0.25,
   shard: int = 256,
 ) -> Plan:
-  """Reads the text, and refuses what cannot be taught.
+  """Reads the text, and refuses settings that do not fit the teacher.
 
   Args:
     teacher: the model.
-    experiment: whose training text is taught: the student's.
-    sampling: how the teacher's distributions are sampled.
+    experiment: the student's experiment, which names the training text.
+    sampling: the sampling of the teacher's distributions.
     length: tokens of a row that the teacher reads; 0 for the experiment's.
     batch: rows that it reads at a time; 0 for the experiment's.
     overlap: see `distillation/teach.windows`.
@@ -125,7 +125,7 @@ def plan(
 
 
 def _with_vocabulary(experiment, teacher):
-  """Returns the experiment with the teacher's V, which reads the same text."""
+  """Returns the experiment with the teacher's vocabulary size."""
   model = dataclasses.replace(
     experiment.model, vocab_size=teacher.config.vocab_size
   )
@@ -149,18 +149,18 @@ def _digest(teacher: load.Loaded) -> str:
 def teach(
   plan: Plan, out: str | os.PathLike, console: Any = None
 ) -> store.Manifest | None:
-  """Writes the targets of every corpus, or goes on where it was stopped.
+  """Writes the targets of every corpus, or resumes after an interruption.
 
-  Ctrl-C and SIGTERM save what there is; the same call goes on, and ends with
-  the bytes of a call without interruption.
+  Ctrl-C and SIGTERM save the targets so far. The same call then resumes, and
+  gives the bytes of an uninterrupted call.
 
   Args:
-    plan: what is taught.
+    plan: the teacher, text and settings.
     out: folder of the store.
-    console: where progress is shown; stderr by default.
+    console: shows the progress; stderr by default.
 
   Returns:
-    The store's manifest; None where it was interrupted.
+    The store's manifest; None after an interruption.
 
   Raises:
     ValueError: the folder holds a store of other settings, or the teacher's
@@ -206,7 +206,7 @@ def answers(
   variables: Mapping[str, Any],
   batches: Iterable[teach_lib.Asked],
 ) -> Iterator[tuple[teach_lib.Asked, Any]]:
-  """Yields each batch with its answer, while the device works at the next."""
+  """Yields each batch with its answer, while the device computes the next."""
   waiting = None
   for asked in batches:
     number_BL = (asked.number_BL % 2**32).astype(np.uint32)
@@ -219,7 +219,7 @@ def answers(
 
 
 class _Progress:
-  """A bar with the time left on a terminal, lines in a log."""
+  """A progress bar with the time left on a terminal, or lines in a log."""
 
   def __init__(self, total: int, console: rich.console.Console | None):
     self._total = total
@@ -245,12 +245,12 @@ class _Progress:
     self._bar.stop()
 
   def skip(self, count: int) -> None:
-    """Notes tokens that were there before."""
+    """Notes tokens that an earlier call has written."""
     self._done += count
     self._bar.update(self._task, completed=self._done)
 
   def advance(self, count: int) -> None:
-    """Notes tokens that were taught."""
+    """Notes tokens that this call has written."""
     self._done += count
     self._new += count
     now = time.monotonic()

@@ -1,7 +1,7 @@
-"""From an experiment to a trained run: what everything that trains calls.
+"""Trains an experiment in a workdir; all commands that train call this module.
 
 train.train(experiment, 'runs/tiny')              trains, or resumes
-train.train(experiment, 'runs/tiny', until=100)   the same, 100 steps of it
+train.train(experiment, 'runs/tiny', until=100)   stops after step 100
 """
 
 from collections.abc import MutableMapping
@@ -41,25 +41,24 @@ def train(
   """Trains `experiment` in `workdir`, or resumes it.
 
   Args:
-    experiment: what is trained.
-    workdir: the folder of the run; made where it does not exist.
-    mesh: how the run spreads over all devices; by default the first device
-      trains alone. A resumed run may use another mesh; its results then agree
-      up to rounding.
-    cluster: `processes.Cluster`, where this is one of several processes.
+    experiment: the experiment.
+    workdir: the folder of the run; created if it does not exist.
+    mesh: the mesh over all devices; by default the first device trains alone. A
+      resumed run may use another mesh; its results then agree up to rounding.
+    cluster: a `processes.Cluster` if this is one of several processes.
     until: step after which to save and stop, as after Ctrl-C; the same call
-      without it goes on to the run's end.
-    programs: compiled functions that calls in one process share. Give each the
-      same dictionary, empty at first: runs that differ in rate, seed and
-      workdir alone then trace and compile once.
+      without it continues to the run's end.
+    programs: compiled functions that calls in one process share. Pass the same
+      dictionary, empty at first, to each: runs that differ only in rate, seed
+      and workdir then trace and compile once.
 
   Returns:
-    The last `state.TrainState`. Its `step` is less than that of the run's
-    `batch_schedule` where `until`, Ctrl-C or SIGTERM came first.
+    The last `state.TrainState`. Its `step` is less than the last step of the
+    run's `batch_schedule` after `until`, Ctrl-C or SIGTERM.
 
   Raises:
-    ValueError, OSError: settings, data or a workdir that cannot serve, looked
-      at before anything compiles; a record or checkpoint that could not be
+    ValueError, OSError: settings, data or the workdir are unusable, which is
+      checked before anything compiles; or a record or checkpoint could not be
       written or read (`loop.train`).
     KeyboardInterrupt: at a second Ctrl-C.
   """
@@ -76,7 +75,7 @@ def train(
 
 
 def _train_together(experiment, workdir, mesh, cluster, until):
-  """The same for one of several processes, once they agree on what to do."""
+  """Does what `train` does for one of several processes, if all agree."""
   import jax
 
   from kaiju_jax.sharding import mesh as mesh_lib
@@ -173,17 +172,17 @@ def _train(
 
 
 def _program(experiment: experiment_lib.Experiment, mesh: Any) -> str:
-  """Returns all that a run's compiled functions depend on, as one string."""
+  """Returns the settings that determine the compiled functions, as a string."""
   data = strict.dump(experiment)
   del data['seed'], data['optimizer']['learning_rate']
-  # Of where a branch begins, the step knows no more than that.
+  # The step depends on a branch only through this.
   data['loop']['branch'] = batch_schedule.is_full(experiment)
   data['mesh'] = mesh and dataclasses.asdict(mesh)
   return json.dumps(data, sort_keys=True)
 
 
 def _initial(experiment: experiment_lib.Experiment, devices):
-  """Returns the state before the first step, stored as the mesh has it."""
+  """Returns the state before the first step, stored on the mesh."""
   from kaiju_jax.training import state
 
   params = None
@@ -221,7 +220,8 @@ def resolve(
 ) -> experiment_lib.Experiment:
   """Returns the experiment with the sources that its mix.json names.
 
-  It is what a workdir holds, so that a run depends on no file that may change.
+  The workdir holds this experiment, so that a run does not depend on a file
+  that may change.
 
   Raises:
     OSError, ValueError: see `mix_file.resolve`.

@@ -1,9 +1,9 @@
-"""From a teacher to a Kaiju student that training begins with.
+"""Makes a Kaiju student from a teacher's weights, for a run to begin with.
 
-Uptraining (Ainslie et al. 2023) goes on with another model's weights in a
-cheaper architecture, instead of starting anew: `interchange/surgery.py` says
-how the weights change. What is lost comes back by training, best after the
-teacher's own distributions (`experiments.teach`).
+Uptraining (Ainslie et al. 2023) continues training with another model's weights
+in a cheaper architecture; `interchange/surgery.py` changes the weights.
+Training restores the lost quality, best on the teacher's own distributions
+(`experiments.teach`).
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ def student_of(
   """Returns the student's config: the teacher's sizes in Kaiju's layers.
 
   Args:
-    teacher: the teacher's.
-    layout: the layer tuple as `ModelConfig.layout`; '' for six local layers to
-      a global one, keys and values shared by three local and two global ones.
+    teacher: the teacher's config.
+    layout: the layer tuple as in `ModelConfig.layout`; '' for six local layers
+      per global one, keys and values shared by three local and two global ones.
     window: positions that a local layer sees, itself included.
     num_kv_heads: heads of keys and values; a divisor of the teacher's.
-    int8: whether all that can be int8 is; otherwise nothing is.
+    int8: whether the student has the default quantization; otherwise none.
   """
   depth = len(teacher.layers())
   default = model_config.ModelConfig()
@@ -51,7 +51,7 @@ def student_of(
     period=default.period,
     local_share=default.local_share,
     global_share=default.global_share,
-    # All layers of the teacher turn as its global ones.
+    # All layers of the teacher are global and have this rotary base.
     rope_local=teacher.rope_global,
     num_kv_heads=num_kv_heads,
     unroll=1,
@@ -81,12 +81,12 @@ def write(
     owners: one of `surgery.OWNERS`.
 
   Returns:
-    What was made of what, for the user, and the command of a run that begins
-    with it: the folder holds that run's config (`CONFIG`).
+    A message for the user about teacher and student, and the command of a run
+    that begins with the student: the folder holds that run's config (`CONFIG`).
 
   Raises:
     OSError, ValueError: the teacher cannot be read, has local layers or shares
-      keys and values, or the student is no version of it; the folder exists.
+      keys and values, its weights do not fit the student, or the folder exists.
   """
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import plain
@@ -105,7 +105,7 @@ def write(
   surgery.check(found.config, config)
   weights = plain.weights(found.params, found.config, found.replica)
   params = surgery.student(weights, config, owners)
-  # Only of a run it is known that its text was bytes.
+  # Only a run without a tokenizer is known to have read bytes.
   tokenizer = found.tokenizer or (None if found.experiment is None else '')
   if tokenizer == '' and config.vocab_size < tokens.BYTES:
     tokenizer = None
@@ -129,7 +129,7 @@ def write(
 
 
 def _compare(teacher, student) -> list[str]:
-  """Returns lines on keys and values before and after."""
+  """Returns lines on the keys and values of teacher and student."""
   length = student.max_length
   rows = []
   for name, config in ('teacher', teacher), ('student', student):
@@ -151,11 +151,11 @@ def kv_bytes(config: model_config.ModelConfig, length: int) -> float:
 
 
 def _run(config: model_config.ModelConfig, file: str) -> str:
-  """Returns the text of a config: a run that begins with the student.
+  """Returns the text of the config of a run that begins with the student.
 
   Args:
-    config: the student's.
-    file: its tokenizer's, in the same folder; '' for bytes.
+    config: the student's config.
+    file: its tokenizer's file in the same folder; '' for bytes.
   """
   tokenizer = f'str(FOLDER / {file!r})' if file else "''"
   length = min(data_config.DataConfig().length, config.max_length)
@@ -165,7 +165,7 @@ def _run(config: model_config.ModelConfig, file: str) -> str:
 
 
 def _written(value: Any, indent: str) -> str:
-  """Returns Python that makes a config, all of its fields named."""
+  """Returns the Python expression of a config, with all fields by name."""
   if not dataclasses.is_dataclass(value):
     return repr(value)
   kind = type(value)

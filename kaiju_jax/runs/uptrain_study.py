@@ -1,6 +1,6 @@
-"""Runs a comparison of students by how they begin, and makes one table of it.
+"""Compares students that begin with different parameters, in one table.
 
-Everything lies in one folder, and a step that is there is not repeated:
+Everything lies in one folder, and no finished step is repeated:
 
     corpus/documents.jsonl   text (`tasks/needle/letters.py`)
     teacher/                 the teacher's workdir
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 class Reading(NamedTuple):
-  """What a model reads on text that it has not seen.
+  """A model's results on held-out text and questions.
 
   Attributes:
     loss: held-out nats per token.
@@ -78,7 +78,7 @@ class Reading(NamedTuple):
 
 
 def train_once(run: Run) -> None:
-  """Trains a run, or goes on with it.
+  """Trains a run, or resumes it, unless it is complete.
 
   Raises:
     SystemExit: status 130 after an interruption; the same call goes on.
@@ -92,7 +92,7 @@ def train_once(run: Run) -> None:
 
 
 def teach_once(teacher: Run, student: Run) -> None:
-  """Writes the teacher's distributions of the student's text, or goes on.
+  """Writes the teacher's distributions of the student's text, or resumes.
 
   Raises:
     SystemExit: status 130 after an interruption; the same call goes on.
@@ -111,11 +111,12 @@ def teach_once(teacher: Run, student: Run) -> None:
 def reader(
   experiment: experiment_lib.Experiment, reach: int, count: int = 64
 ) -> Callable[[Any], Reading]:
-  """Returns params → `Reading`, for models of the experiment's config.
+  """Returns the function from parameters to a `Reading`.
 
   Args:
-    experiment: whose held-out text is read; questions are as long as its rows.
-    reach: tokens that local layers reach back.
+    experiment: gives model and held-out text; questions are as long as its
+      rows.
+    reach: tokens over which the local layers can carry information.
     count: questions at each distance.
   """
   data, model = experiment.data, transformer.Transformer(experiment.model)
@@ -150,7 +151,7 @@ def reader(
 def reading(
   file: pathlib.Path, read: Callable[[Any], Reading], params: Callable[[], Any]
 ) -> Reading:
-  """Returns the reading in `file`, which is made where it is missing."""
+  """Returns the reading in `file`; makes the file if it is missing."""
   if not file.exists():
     files.write_json(file, read(params())._asdict())
   return Reading(**files.read_json(file))
@@ -187,7 +188,7 @@ class Row:
     arm: name of the arm.
     kv_bytes: bytes of keys and values per token.
     start: the reading before training; None for fresh parameters.
-    readings: those after training, by seed.
+    readings: the readings after training, by seed.
     tokens: {seed: tokens to the baseline's final loss over the baseline's
       tokens; None where it is not reached}.
   """
@@ -208,10 +209,10 @@ def row(
   """Returns the row of one arm's trained runs.
 
   Args:
-    runs: the arm's.
-    baseline: the runs that are to be reached, by seed; {} for none.
+    runs: the arm's runs.
+    baseline: the baseline's runs, by seed; {} for none.
     start: the reading before training.
-    read: what `reader` returned for the arm's model.
+    read: the function from `reader` for the arm's model.
   """
   config, length = runs[0].experiment.model, runs[0].experiment.data.length
   tokens = {}
