@@ -176,7 +176,7 @@ def _assemble(
   head: judge.Head | None,
   opened: _Opened,
 ) -> context_lib.Context:
-  """Does what `around` does, with parts that are already open."""
+  """Does what `assemble_around` does, with parts that are already open."""
   written = chat_format.format_of(tokenizer)
   digest = tokenizer_lib.digest(tokenizer)
   length = engine.decoder.length
