@@ -4,7 +4,7 @@
     pages      which row holds which page: counts, the prefix tree, rings
     device     the cache's arrays and the calls that read and write them
     beam       beam search: many beams in one row
-    engine     continuous batching: who runs in which round, and what comes out
+    engine     continuous batching: which request runs in which round
 
 Imports point up this list only (`tests/test_floors.py`).
 """

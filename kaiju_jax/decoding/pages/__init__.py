@@ -1,1 +1,1 @@
-"""Pages on the host: counts, the prefix tree, rings, eviction. No arrays."""
+"""The host's account of pages: counts, prefix tree, rings and eviction."""

@@ -1,17 +1,16 @@
-"""How often a point is asked for: what a tree evicts by, learned as it serves.
+"""Eviction: ranks points by how soon they are likely to be resumed.
 
-Each point is worth its rate, how often somebody is expected to resume it, times
-the tokens that it alone saves, beyond the point that it goes on from. It costs
-the part of both pools that its pages fill; a page that several points need is
-charged to them in equal parts. What is worth least for its cost goes first
-(`prefix_tree.py`).
+When a pool is full, the prefix tree (`prefix_tree.py`) removes the point of
+least value for its cost:
 
-Rates come from the time since each owner last asked. `Returns` counts, per age,
-how many came back and how long all were away, and begins with the rate that
-knows nothing, 1 / age. An owner counts where its conversation ended, and once
-that point is evicted, at the point that it went on from. A shared prefix has,
-besides, the rate at which owners have begun behind it.
+    value = rate of resumption × tokens that only this point saves
+    cost  = fraction of both pools that its pages fill, shared pages in parts
 
+The rates are learned while serving, from the time since each owner last asked:
+`Returns` counts how many owners returned at each age of absence, and how long
+all were away. Before any data it assumes 1 / age. An owner is expected where
+the conversation ended or, once that point is evicted, at the point that it went
+on from. A shared prefix also has the rate at which conversations begin there.
 The sources are silent: all of this is our guess.
 """
 
@@ -23,25 +22,25 @@ import dataclasses
 import math
 import random
 
-# Ages from 8 seconds to 3 days, in steps of √2: a pause for thought and a
-# night's sleep lie in different ones.
+# Where ages begin: 8 seconds to 3 days in steps of √2, so that a pause for
+# thought and a night's sleep fall into different ones.
 _EDGES = (0.0, *(8 * 2 ** (step / 2) for step in range(31)))
-# Returns between two tables of rates.
+# Returns between two computations of the rates.
 _EVERY = 64
-# A conversation's points before its last one are for swipes and edits: the part
-# of the requests that these are, our guess.
+# The fraction of requests that are swipes or edits, which resume a point before
+# the conversation's last; our guess.
 _ASIDE = 0.15
-# Seconds after which one beginning behind a prefix counts as one an hour.
+# Seconds added to a prefix's age, so that a new one counts one use an hour.
 _HOUR = 3600.0
-# Owners that are known at one point; the latest are kept.
+# How many owners one point remembers; the latest are kept.
 _OWNERS = 64
 
 
 class Returns:
-  """After which times owners come back: what waiting for one is worth."""
+  """Statistics of how long owners stay away before they return."""
 
   def __init__(self):
-    """Has seen nobody yet: as if one had returned in the middle of each age."""
+    """Starts as if one owner had returned in the middle of each age."""
     self._returns = [1.0] * len(_EDGES)
     self._seconds = [(_EDGES[i] + _end(i)) / 2 for i in range(len(_EDGES))]
     self._unread = 0
@@ -54,20 +53,16 @@ class Returns:
     self._unread += 1
 
   def gave_up(self, age: float) -> None:
-    """Counts an owner who was away for `age` seconds and is forgotten."""
+    """Counts an owner that was away for `age` seconds and is forgotten."""
     self.away(self._seconds, age)
 
   @property
   def is_stale(self) -> bool:
-    """Returns whether `read` should be called."""
+    """Whether enough owners have returned that `read` should run."""
     return self._unread >= _EVERY
 
   def read(self, ages: Iterable[float]) -> None:
-    """Makes the rates anew.
-
-    Args:
-      ages: of all who are away now.
-    """
+    """Computes the rates anew; `ages` are those of all present absences."""
     seconds = list(self._seconds)
     for age in ages:
       self.away(seconds, age)
@@ -75,11 +70,11 @@ class Returns:
     self._unread = 0
 
   def rate(self, age: float) -> float:
-    """Returns how many returns per second waiting for an owner is worth.
+    """Returns the returns per second to expect of an owner away for `age`.
 
-    Of all times to wait, the one with the most returns per second waited
-    (Gittins' index): who never comes back between ten minutes and an hour, but
-    often after two hours, is worth the wait for these at ten minutes.
+    It is the highest rate over all times to wait from now (Gittins' index): if
+    owners away for ten minutes seldom return within the hour but often after
+    two hours, it is that of waiting two hours.
     """
     return self._rates[_index(age)]
 
@@ -95,14 +90,14 @@ def _index(age: float) -> int:
 
 
 def _end(index: int, last: float | None = None) -> float:
-  """Returns where an age ends; of the last, twice its beginning or `last`."""
+  """Returns where an age ends; for the last, `last` or twice its beginning."""
   if index + 1 < len(_EDGES):
     return _EDGES[index + 1]
   return 2 * _EDGES[index] if last is None else last
 
 
 def _best_rates(returns: list[float], seconds: list[float]) -> list[float]:
-  """Returns, from each age on, the most returns per second waited."""
+  """Returns for each age the most returns per second waited from it on."""
   hazards = [count / time for count, time in zip(returns, seconds)]
   rates = []
   for first in range(len(_EDGES)):
@@ -118,14 +113,13 @@ def _best_rates(returns: list[float], seconds: list[float]) -> list[float]:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Use:
-  """Who is expected at a point.
+  """The demand for one point: which owners are expected to resume it.
 
   Attributes:
     is_prefix: whether conversations of several owners begin here.
-    made: when it was recorded, in seconds of the clock.
-    used: when it was last resumed, or went on from.
-    owners: when each last asked whose conversation ends here, as far as there
-      are points of it.
+    made: the clock's seconds when it was recorded.
+    used: when it was last resumed, or a longer point was made behind it.
+    owners: when each owner last asked whose conversation ends here.
     begun: how many conversations began here.
   """
 
@@ -137,18 +131,10 @@ class Use:
 
 
 class Demand:
-  """The rates of a tree's points.
-
-  Attributes:
-    returns: what was learned of absences.
-  """
+  """The expected rates of resumption of a tree's points."""
 
   def __init__(self, clock: Callable[[], float]):
-    """Knows nobody.
-
-    Args:
-      clock: seconds, from any moment on.
-    """
+    """Starts without owners; `clock` returns seconds since any moment."""
     self._clock = clock
     self.returns = Returns()
 
@@ -158,7 +144,7 @@ class Demand:
     return Use(is_prefix, now, now, begun=int(is_prefix))
 
   def resume(self, use: Use, owner: bytes) -> None:
-    """Notes that a request goes on from a point."""
+    """Counts that a request of an owner resumes a point."""
     now = self._clock()
     if owner in use.owners:
       self.returns.saw(now - use.owners[owner])
@@ -169,13 +155,7 @@ class Demand:
     self._add(use, owner, now)
 
   def leave(self, use: Use, owner: bytes, above: Iterable[Use]) -> None:
-    """Notes that an owner's conversation now ends at a point.
-
-    Args:
-      use: of the point.
-      owner: whose request it is.
-      above: of the points that it goes on from.
-    """
+    """Moves an owner from the points `above` to where its conversation ends."""
     now = self._clock()
     for other in above:
       other.owners.pop(owner, None)
@@ -184,7 +164,7 @@ class Demand:
     self._add(use, owner, now)
 
   def inherit(self, use: Use, heir: Use | None) -> None:
-    """Leaves an evicted point's owners to the point that it went on from."""
+    """Moves an evicted point's owners to the point that it went on from."""
     now = self._clock()
     for owner, asked in use.owners.items():
       if heir is None:
@@ -193,7 +173,7 @@ class Demand:
         self._add(heir, owner, asked)
 
   def rate(self, use: Use) -> float:
-    """Returns how many requests per second are expected at a point."""
+    """Returns how many requests per second are expected to resume a point."""
     now = self._clock()
     rate = sum(self.returns.rate(now - asked) for asked in use.owners.values())
     if use.is_prefix:
@@ -201,11 +181,7 @@ class Demand:
     return rate or _ASIDE * self.returns.rate(now - use.used)
 
   def learn(self, uses: Iterable[Use]) -> None:
-    """Brings the rates up to date, now and then.
-
-    Args:
-      uses: of all points.
-    """
+    """Updates the rates from all points' `uses`, after enough returns."""
     if self.returns.is_stale:
       now = self._clock()
       self.returns.read(
@@ -220,7 +196,7 @@ class Demand:
 
 
 class Drawn:
-  """Some of many things, drawn at random: the same ones in every run."""
+  """A set that draws random elements, the same in every run."""
 
   def __init__(self):
     self._all: list[Hashable] = []
@@ -238,5 +214,5 @@ class Drawn:
       self._places[last] = place
 
   def some(self, count: int) -> list:
-    """Returns `count` different ones."""
+    """Returns `count` different elements."""
     return self._random.sample(self._all, count)

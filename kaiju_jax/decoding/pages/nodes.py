@@ -1,7 +1,7 @@
-"""The entries of the prefix tree (`prefix_tree.py`): nodes, and points on them.
+"""Nodes and points, the entries of the prefix tree (`prefix_tree.py`).
 
-What a token-level head gave each token lies with the tokens, as keys and values
-do: it is NaN while the call that judges the token has not been read.
+The scores of a token-level head are stored beside the tokens, NaN until the
+host has read them from the device.
 """
 
 from collections.abc import Iterator
@@ -14,27 +14,27 @@ import numpy as np
 from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 
-# Other branches of a node that a lookup looks into: an edited message shares a
-# part of a page with the one before it.
+# How many other branches of a node a lookup tries, because an edited message
+# shares a part of a page with the original.
 _BRANCHES = 8
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-  """A full page of tokens behind those of its ancestors.
+  """One full page of tokens, which follows the pages of its ancestors.
 
   Attributes:
     parent: None for the root.
-    depth: pages to its end; 0 for the root.
-    tokens: the page's, int32 as bytes.
-    salt: the owner's, b'' where all of its tree may share.
-    children: by their tokens and salts, in the order in which they came.
-    points: those whose last full page this is.
-    page: the global page; −1 for the root and where there are no global layers.
-    below: points that stand here or below, and need that page.
+    depth: pages from the root to the end of this one; 0 for the root.
+    tokens: the page's int32 tokens as bytes; the head's version at the root.
+    salt: the owner, b'' where all owners may share; `cache_salt` at the root.
+    children: by tokens and salt, in order of insertion.
+    points: the points whose last full page this is.
+    page: the global page; −1 for the root or without global layers.
+    below: how many points, here or below, need the global page.
     local: the local page; −1 where no point needs it.
-    readers: points that need the local page.
-    score_SC: what a head gave each token; None without one.
+    readers: how many points need the local page.
+    score_SC: the head's scores of each token; None without a head.
   """
 
   parent: 'Node | None'
@@ -54,18 +54,18 @@ class Node:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Point:
-  """A text at which a row can go on.
+  """A text whose keys and values are kept, so that a row can go on from it.
 
   Attributes:
-    node: of its last full page.
+    node: the node of its last full page.
     length: n, tokens of the text.
-    first: the position from which it holds local pages; of a page's beginning.
+    first: the position from which it holds local pages; a page begins there.
     tail: int32 [n mod S], the tokens behind the last full page.
-    last: by kind, the page that holds the tail's; {} without a tail.
-    salt: the owner's, b'' where all may share.
-    shared: how many of its first tokens everybody may share.
-    use: who is expected at it.
-    score_TC: what a head gave each token of the tail; None without one.
+    last: by kind, the page with the tail's keys and values; {} without a tail.
+    salt: the owner, b'' where all owners may share.
+    shared: how many of its first tokens all owners may share.
+    use: which owners are expected to resume it, and when they last asked.
+    score_TC: the head's scores of the tail's tokens; None without a head.
   """
 
   node: Node
@@ -80,16 +80,14 @@ class Point:
 
 
 def branches(node: Node) -> Iterator[Node]:
-  """Returns the latest children."""
+  """Returns the latest children, at most 8, the newest first."""
   return itertools.islice(reversed(node.children.values()), _BRANCHES)
 
 
 def near(node: Node, reach: int | None) -> Iterator[Point]:
-  """Yields the points at a node, or at the first below it that has any.
+  """Yields the points at a node, or at the first node below it that has any.
 
-  Args:
-    node: at which, or below which, a point stands.
-    reach: how many nodes below, on the latest branch; None for all.
+  Only the latest branch is followed, by at most `reach` nodes; None for all.
   """
   lowest = None if reach is None else node.depth + reach
   while not node.points and (lowest is None or node.depth < lowest):
@@ -105,7 +103,10 @@ def common(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def ancestors(point: Point) -> Iterator[Point]:
-  """Yields the points that a point goes on from, the longest first."""
+  """Yields the points whose texts begin this point's text, the longest first.
+
+  Points of other owners are among them only if all owners may share them.
+  """
   node, child = point.node, None
   while node is not None:
     if node.points:
@@ -124,15 +125,10 @@ def ancestors(point: Point) -> Iterator[Point]:
 
 
 def share_of_pools(point: Point, page: int, pages: pages_lib.Pages) -> float:
-  """Returns the part of the pools that a point fills, summed over kinds.
+  """Returns the fraction of the pools that a point fills, summed over kinds.
 
-  A page that several points need is divided by their number: what points share
-  would cost none of them anything, if it were counted to who frees it alone.
-
-  Args:
-    point: whose pages are counted.
-    page: S, tokens of a page.
-    pages: of the pools.
+  A page that k points need counts 1/k for each. If it counted only for the
+  point whose eviction frees it, shared pages would cost nothing.
   """
   found = {'global': 0.0, 'local': 0.0}
   for kind, last in point.last.items():
@@ -150,13 +146,9 @@ def share_of_pools(point: Point, page: int, pages: pages_lib.Pages) -> float:
 def hold_local(
   node: Node, lowest: int, pages: pages_lib.Pages, own: Mapping[int, int]
 ) -> None:
-  """Holds the local pages of a new point at a node.
+  """Holds the local pages of a new point from index `lowest` up to its node.
 
-  Args:
-    node: of its last full page.
-    lowest: the index of the first page that it needs.
-    pages: of the pools.
-    own: the row's local pages, by index.
+  `own` has the row's local pages by index.
   """
   while node.parent is not None and node.depth > lowest:
     if not node.readers:
@@ -167,7 +159,7 @@ def hold_local(
 
 
 def release_local(node: Node, lowest: int, pages: pages_lib.Pages) -> None:
-  """Releases what a point at a node held; see `hold_local`."""
+  """Releases the local pages that `hold_local` held for a point."""
   while node.parent is not None and node.depth > lowest:
     node.readers -= 1
     if not node.readers:
@@ -177,7 +169,7 @@ def release_local(node: Node, lowest: int, pages: pages_lib.Pages) -> None:
 
 
 def scores(point: Point) -> np.ndarray:
-  """Returns what a head gave each token of a point's text, float32 [n, C]."""
+  """Returns the head's scores of a point's text, float32 [n, C]."""
   parts, node = [point.score_TC], point.node
   while node.parent is not None:
     parts.append(node.score_SC)
@@ -186,11 +178,9 @@ def scores(point: Point) -> np.ndarray:
 
 
 def add_scores(point: Point, score_LC: np.ndarray) -> None:
-  """Fills in what is not known yet of a point's tokens.
+  """Fills in the scores that are still NaN for a point's text.
 
-  Args:
-    point: whose tokens, and those of the nodes up to the root.
-    score_LC: of its text, or of its beginning; NaN where it is not known.
+  `score_LC` covers the text or its beginning; it is NaN where unknown.
   """
   node, end = point.node, point.length - len(point.tail)
   _fill(point.score_TC, score_LC[end : point.length])

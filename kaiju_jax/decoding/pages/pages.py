@@ -1,12 +1,9 @@
-"""How many hold each page of a cache: taken by one, read by many, free at last.
+"""Reference counts for the pages of a cache.
 
-A page is taken by a row, which alone appends to it. Others may hold it besides:
-rows whose texts begin alike, and the points of a prefix tree. It is free again
-when its last holder has released it.
-
-What another holder can read is never written again, because a row appends only
-behind its own text, to pages that it took; whoever goes on from the middle of a
-page that another row took copies that page first.
+A row takes free pages, and it alone appends to them. Rows whose texts begin
+alike, and points of the prefix tree, may hold the same pages to read them. A
+page is free again when its last holder releases it. No text is overwritten: a
+row that goes on from the middle of another row's page copies that page first.
 """
 
 from collections.abc import Iterable
@@ -14,19 +11,15 @@ from collections.abc import Mapping
 
 
 class Full(RuntimeError):
-  """No row is free, or too few pages; close a row first."""
+  """An error: no row is free, or too few pages; close a row first."""
 
 
 class Pages:
-  """Free pages of each kind, and the number of holders of all others."""
+  """The free pages of each kind, and the number of holders of the others."""
 
   def __init__(self, sizes: Mapping[str, int]):
-    """Starts with all pages free.
-
-    Args:
-      sizes: pages of each kind.
-    """
-    # What is handed out next stands at the end of a list.
+    """Starts with all pages free; `sizes` is their number by kind."""
+    # The next page to hand out is at the end of its list.
     self._free = {kind: list(range(size))[::-1] for kind, size in sizes.items()}
     self._holders = {kind: [0] * size for kind, size in sizes.items()}
 
@@ -35,23 +28,23 @@ class Pages:
     return tuple(self._free)
 
   def size(self, kind: str) -> int:
-    """Returns how many pages there are."""
+    """Returns how many pages the kind has."""
     return len(self._holders[kind])
 
   def free(self, kind: str) -> int:
-    """Returns how many pages nobody holds."""
+    """Returns how many pages have no holder."""
     return len(self._free[kind])
 
   def count_held(self, kind: str) -> int:
-    """Returns how many pages somebody holds."""
+    """Returns how many pages have a holder."""
     return len(self._holders[kind]) - len(self._free[kind])
 
   def holders(self, kind: str, page: int) -> int:
-    """Returns how many hold a page."""
+    """Returns how many holders a page has."""
     return self._holders[kind][page]
 
   def take(self, kind: str, count: int) -> list[int]:
-    """Returns pages that were free, each with one holder now.
+    """Returns `count` free pages, each now held by the caller alone.
 
     Raises:
       Full: fewer are free; then none is taken.
@@ -65,10 +58,10 @@ class Pages:
     return pages
 
   def hold(self, kind: str, pages: Iterable[int]) -> None:
-    """Adds a holder to pages that have one already.
+    """Adds a holder to pages, so that they are not reused before its release.
 
     Raises:
-      ValueError: a page that nobody holds: it may be anything by now.
+      ValueError: a page has no holder, so that its content is unknown.
     """
     pages = list(pages)
     holders = self._holders[kind]
@@ -79,10 +72,10 @@ class Pages:
       holders[page] += 1
 
   def release(self, kind: str, pages: Iterable[int]) -> None:
-    """Takes one holder away; a page without any is free.
+    """Removes a holder from pages; those that then have none are free.
 
     Raises:
-      ValueError: a page that nobody holds.
+      ValueError: a page has no holder.
     """
     holders = self._holders[kind]
     for page in pages:

@@ -1,34 +1,31 @@
-"""What of earlier texts can be resumed: a tree of pages, and points on it.
+"""The prefix tree: finds the longest earlier text that a prompt can resume.
 
     root ── 64 tokens ── 64 tokens ── 64 tokens ●        a node per full page
                  └────── 64 tokens ●  ●                  ● a point
 
-A *node* is a full page of tokens behind the pages of its ancestors, and holds
-the global page of its keys and values. A *point* is a text of n tokens at which
-a row can go on: it stands at the node of its last full page, and holds what
-layers with a window need there, the local pages from position `first`, and the
-pages of its last tokens where they fill none. A node lives as long as a point
-stands at it or below. So points are all that is recorded and evicted, and there
-is no second account to disagree with. Which are recorded, and which of them a
-new one replaces: `recording.py`. Which of some, drawn at random, is
-evicted: `eviction.py`.
+A *node* is a full page of tokens behind the pages of its ancestors. It holds
+the global page of their keys and values, and lives as long as a point stands at
+it or below. A *point* is a text of n tokens at which a row can go on. It stands
+at the node of its last full page and holds the local pages from position
+`first` on, which layers with a window need there, and the pages of the tokens
+behind the last full page. Only points are recorded (`recording.py`) and
+evicted, the least valuable of some drawn at random (`eviction.py`).
 
 Resuming is exact. A row that resumes m ≤ n tokens of a point reads the local
 slots of the window − 1 tokens before m, so that it needs
 
     first == 0   or   m − (window − 1) ≥ first
 
-Rebuilding a window from global pages would not be exact, because what a local
-layer reads reaches back depth × window tokens: no point, no resume. The last
-token of a prompt always runs, for the logits behind it: m < its length.
+A window rebuilt from global pages would not be exact, because a local layer
+depends on depth × window tokens. The last token of a prompt always runs, for
+the logits behind it: m < the prompt's length.
 
-Texts of different `cache_salt` stand in different trees, and behind a prefix
-that is meant to be shared, owners share nothing. So no request can find out, by
-its time to the first token, what it may not read (CVE-2025-46570). A node's key
-is its page itself: no two texts can share a hash (vLLM GHSA-rm76-4mrf-v9r8).
-
-Host memory alone; the device's pages are numbers here (`pages.py`). The sources
-name prefix caching and no data structure: all of this is our guess.
+Texts with another `cache_salt`, or scored by another head, stand in another
+tree, and owners share nothing behind a shared prefix. So the time to the first
+token tells a request nothing about texts that it may not read (CVE-2025-46570).
+A node's key is its page itself, not a hash that two texts could share (vLLM
+GHSA-rm76-4mrf-v9r8). The sources name prefix caching and no data structure: all
+of this is our guess.
 """
 
 from collections.abc import Callable
@@ -46,12 +43,12 @@ from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import texts
 
 GLOBAL, LOCAL = 'global', 'local'
-# Of so many points the least worth is evicted; each costs a walk up its text.
+# How many points are drawn for an eviction; ranking one walks up its text.
 _DRAWN = 16
 
 
 class Match(NamedTuple):
-  """What a lookup found.
+  """The result of a lookup: the point to resume.
 
   Attributes:
     point: whose pages are resumed.
@@ -63,16 +60,16 @@ class Match(NamedTuple):
 
 
 class Text(NamedTuple):
-  """A text and whom it may be shared with.
+  """A text, and the owners that may share it.
 
   Attributes:
     tokens: int32 [n].
-    shared: how many of the first tokens all of one `cache_salt` may share.
-    owner: whose the others are.
-    cache_salt: texts of different ones share nothing.
-    scores: what a head gave them; None without one. A text goes on from points
-      of the same head alone.
-    memo: of the text that this is the beginning of; None for none.
+    shared: how many of the first tokens all owners with this salt may share.
+    owner: the owner of the other tokens.
+    cache_salt: texts of different salts share nothing.
+    scores: a token-level head's, None without one; a text resumes only points
+      of the same head's version.
+    memo: for repeated lookups of a growing text; None for none.
   """
 
   tokens: np.ndarray
@@ -84,20 +81,17 @@ class Text(NamedTuple):
 
   @property
   def tree(self) -> tuple[bytes, bytes]:
-    """Whose points it may go on from: the head's version, and its salt."""
+    """The key of the tree it belongs to: the head's version, and the salt."""
     version = b'' if self.scores is None else self.scores.version
     return version, self.cache_salt
 
   def salt(self, length: int) -> bytes:
-    """Returns whose the first `length` tokens are; b'' for all owners'."""
+    """Returns the owner of the first `length` tokens; b'' for all owners."""
     return self.owner if length > self.shared else b''
 
 
 class PrefixTree:
-  """The points of one engine.
-
-  One tree is for one checkpoint, calibration, tokenizer and setting of keys and
-  values: what differs in any of them is another engine's.
+  """The points of one engine: one checkpoint, tokenizer and kind of cache.
 
   Attributes:
     evicted: how many points were evicted.
@@ -113,17 +107,17 @@ class PrefixTree:
     """Makes an empty tree.
 
     Args:
-      pages: who holds each; kinds 'global' and 'local', as far as there are.
+      pages: the reference counts, of kinds 'global', 'local' or both.
       page: S, tokens of a page.
       window: of the local layers; None without any.
-      clock: seconds, from any moment on.
+      clock: returns seconds since any moment.
     """
     self._pages = pages
     self._page = page
     self._window = window if LOCAL in pages.kinds else None
-    # By `Text.tree`; those at or below which a point stands.
+    # By `Text.tree`; a root goes with its last point.
     self._roots: dict[tuple[bytes, bytes], nodes.Node] = {}
-    # From the least recently used on.
+    # The least recently used first.
     self._points: dict[nodes.Point, None] = {}
     self._draw = eviction.Drawn()
     self._demand = eviction.Demand(clock)
@@ -142,10 +136,10 @@ class PrefixTree:
     return iter(self._points)
 
   def match(self, text: Text) -> Match | None:
-    """Returns the longest beginning of a text that can be resumed.
+    """Returns the longest beginning of a text that can be resumed, if any.
 
-    A query: nothing counts as used (`touch`). The point's pages are held by the
-    tree alone: hold them (`pages`) before anything is evicted.
+    It changes nothing (`touch` does), and does not hold the pages: the caller
+    holds those that `pages` names before anything is evicted.
     """
     if text.memo is None:
       return self._longest(text)
@@ -171,23 +165,20 @@ class PrefixTree:
         )
         if best is not None and common <= best.length:
           continue
-        # Points further below than a window lack its pages here.
+        # A point further below than a window has no local pages here.
         reach = None if self._window is None else self._window // self._page + 2
         for point in nodes.near(child, reach):
           best = self._better(best, text, point, common)
     return best
 
   def touch(self, match: Match, owner: bytes) -> None:
-    """Notes that an owner's request goes on from a match."""
+    """Notes that an owner's request resumes a match."""
     self._demand.resume(match.point.use, owner)
     self._demand.learn(point.use for point in self._points)
     self.use(match.point)
 
   def use(self, point: nodes.Point) -> None:
-    """Makes a point the most recently used, but for those that it goes on from.
-
-    These count as used, too.
-    """
+    """Marks a point, and those that it goes on from, as used most recently."""
     for used in (point, *nodes.ancestors(point)):
       del self._points[used]
       self._points[used] = None
@@ -196,10 +187,10 @@ class PrefixTree:
     """Returns the pages that hold what a match resumes.
 
     Returns:
-      By kind {index: page}, where index · S is the position of the page's
-      first token: all global pages, and the local ones of the window before
-      `length`. Where `length` is no multiple of S, the last page holds more
-      than it, or is another row's to append to: copy it.
+      By kind {index: page}; the page's first token has position index · S. All
+      global pages, and the local ones of the window before `length`. If
+      `length` is no multiple of S, copy the last page: it holds more, or
+      another row appends to it.
     """
     S, (point, length) = self._page, match
     found = {kind: {} for kind in self._pages.kinds}
@@ -221,13 +212,15 @@ class PrefixTree:
   def record(
     self, text: Text, pages: Mapping[str, Mapping[int, int]]
   ) -> nodes.Point:
-    """Makes a point of a row's text; returns the one that is there, if any.
+    """Makes a point of a row's text, and holds its pages.
 
     Args:
       text: all tokens whose keys and values the row holds.
-      pages: by kind {index: page}, the row's: all global ones, and the local
-        ones of the window before the text's end at least. The tree holds those
-        that it keeps.
+      pages: by kind {index: page}, the row's: all global ones, and at least the
+        local ones of the window before the text's end.
+
+    Returns:
+      The point; the existing one where the same text has one.
 
     Raises:
       ValueError: a page of the window is missing.
@@ -271,26 +264,23 @@ class PrefixTree:
     return self._left(point, text.owner)
 
   def add_scores(self, point: nodes.Point, text: Text) -> None:
-    """Fills in what a head gave a point's text and is not known yet."""
+    """Fills in the head's scores of a point's text that are still unknown."""
     if text.scores is not None:
       nodes.add_scores(point, text.scores.score_LC)
 
   def scores(self, match: Match) -> np.ndarray:
-    """Returns what a head gave the tokens of a match, float32 [m, C].
-
-    NaN where it is not known yet: see `texts.Scores`.
-    """
+    """Returns the head's scores of a match, float32 [m, C]; NaN if unread."""
     return nodes.scores(match.point)[: match.length]
 
   def _left(self, point: nodes.Point, owner: bytes) -> nodes.Point:
-    """Returns a point, where an owner's conversation ends now."""
+    """Notes that an owner's conversation ends at a point, and returns it."""
     above = (other.use for other in nodes.ancestors(point))
     self._demand.leave(point.use, owner, above)
     self.use(point)
     return point
 
   def drop(self, point: nodes.Point) -> None:
-    """Takes a point away, and all that only it needed."""
+    """Removes a point, and the nodes and pages that only it needed."""
     del self._points[point]
     self._changes += 1
     self._draw.remove(point)
@@ -311,9 +301,12 @@ class PrefixTree:
       del self._roots[node.tokens, node.salt]
 
   def evict(self) -> bool:
-    """Drops the point that is worth least of some, if there is any.
+    """Drops the point of least value for its cost among some drawn at random.
 
-    Whoever was expected at it is expected where it went on from.
+    Its owners are then expected at the point that it went on from.
+
+    Returns:
+      Whether there was a point.
     """
     few = len(self) <= _DRAWN
     drawn = self._points if few else self._draw.some(_DRAWN)
@@ -327,10 +320,10 @@ class PrefixTree:
     return True
 
   def _worth(self, point: nodes.Point) -> float:
-    """Returns the tokens that a point is expected to save, for its cost.
+    """Returns the tokens per second that a point saves, over its cost.
 
-    They are those beyond the point that it goes on from. The cost is the part
-    of both pools that its pages fill, each divided by the points that need it.
+    It saves the tokens beyond the point that it goes on from. Its cost is
+    `nodes.share_of_pools`.
     """
     above = next(nodes.ancestors(point), None)
     saved = point.length - (0 if above is None else above.length)
@@ -338,10 +331,10 @@ class PrefixTree:
     return self._demand.rate(point.use) * saved / max(cost, 1e-9)
 
   def make_room(self, needs: Mapping[str, int]) -> None:
-    """Evicts until so many pages of each kind are free.
+    """Evicts points until so many pages of each kind are free.
 
     Raises:
-      pages.Full: they cannot be: rows hold the others.
+      pages.Full: rows hold too many of the pages.
     """
     for kind, count in needs.items():
       while self._pages.free(kind) < count:
@@ -374,7 +367,7 @@ class PrefixTree:
     return path
 
   def _unknown(self, text: Text, count: int) -> np.ndarray | None:
-    """Returns the scores of tokens of which none is known; None without any."""
+    """Returns NaN scores for `count` tokens; None without a head."""
     if text.scores is None:
       return None
     classes = text.scores.score_LC.shape[1]
@@ -393,7 +386,7 @@ class PrefixTree:
     return itertools.islice(pages, count)
 
   def _better(self, best, text: Text, point: nodes.Point, common: int):
-    """Returns the better one of a match and what a point allows."""
+    """Returns the longer of a match and what a point allows to resume."""
     length = min(common, len(text.tokens) - 1, point.length)
     if point.salt != text.owner:
       length = min(length, text.shared, point.shared)
@@ -412,11 +405,11 @@ class PrefixTree:
   def can_record(
     self, length: int, pages: Mapping[str, Mapping[int, int]]
   ) -> bool:
-    """Returns whether a row's pages hold what a point of a length needs."""
+    """Returns whether a row's pages hold what a point of `length` needs."""
     return self._first(pages.get(LOCAL, {}), length) <= self._lowest(length)
 
   def _first(self, pages: Mapping[int, int], length: int) -> int:
-    """Returns the position from which local pages lack none."""
+    """Returns the position from which on no local page is missing."""
     if self._window is None:
       return 0
     index = -(-length // self._page)
@@ -427,7 +420,7 @@ class PrefixTree:
   def _grow(
     self, node: nodes.Node, page: tuple[bytes, bytes], text: Text, pages
   ) -> nodes.Node:
-    """Returns the node of a text's next page, made where there is none."""
+    """Returns the node of a text's next page; makes it if there is none."""
     child = node.children.get(page)
     if child is None:
       child = nodes.Node(node, node.depth + 1, *page)

@@ -1,22 +1,21 @@
-"""At which lengths a request leaves a point, and which points it replaces.
+"""Recording: makes points of a request's text, and drops outgrown ones.
 
-A point costs the local pages of a whole window, which is as much as the global
-pages of thousands of tokens. So few are kept, those from which a conversation
-may go on:
+A point is a text that a later prompt can resume from the cache. It holds the
+local pages of a whole window, which cost as much as the global pages of
+thousands of tokens. So few are made, where conversations are likely to go on:
 
     end of the shared prefix   another conversation with the same character
     end of the prompt          a swipe: the same prompt again
     end of the answer          the next message
     where it resumed           an edit of the last message
 
-While a prompt is prefilled, a point follows every 8,192 tokens, so that a
-cancelled prefill is not lost; the next point replaces it. When a turn ends,
-what the turn before it left goes, but for the point that was resumed: it shares
-most of its local pages with those behind it. A swipe is no turn: the answers to
-one prompt stay until the next prompt chooses one of them.
-
-What else goes is the tree's to say (`prefix_tree.py`): this file drops what
-nobody will ask for. The sources are silent: all of this is our guess.
+A long prefill also records a point every 8,192 tokens, in place of the one
+before it, so that a cancelled prefill is not lost. When a turn ends, the points
+of the turn before it are dropped, except the one that was resumed: it shares
+most of its local pages with later points. A swipe starts no new turn: the
+answers to one prompt keep their points until the next prompt chooses one. All
+other removal is eviction (`prefix_tree.py`). The sources are silent: all of
+this is our guess.
 """
 
 from collections.abc import Hashable
@@ -32,20 +31,20 @@ from kaiju_jax.decoding.pages import prefix_tree
 
 # Tokens of a prefill between two points.
 EVERY = 8_192
-# A message and its answer: the last turn's points hold a window before it, and
-# the turn.
+# Tokens of a message and its answer: the last turn's points hold the window
+# before the turn, and the turn.
 _TURN = 256
 
 
 def stops(
   resumed: int, prompt: int, shared: int, every: int = EVERY
 ) -> list[int]:
-  """Returns the lengths at which a prefill records, rising.
+  """Returns the lengths at which a prefill records points, ascending.
 
   Args:
-    resumed: tokens that need no prefill.
+    resumed: tokens of the prompt that need no prefill.
     prompt: tokens of the prompt.
-    shared: how many of the first ones everybody may share.
+    shared: how many of its first tokens all owners may share.
     every: most tokens between two points.
   """
   found = set(range(resumed + every, prompt, every)) | {prompt}
@@ -60,18 +59,18 @@ def soon(
   other: prefix_tree.Text,
   least: int = 1,
 ) -> int:
-  """Returns how much of another text can be resumed once a prompt has run.
+  """Returns how many tokens of `other` can be resumed once a prompt has run.
 
   Args:
-    text: of the prompt.
-    stops: the lengths at which it records.
-    other: the text that could wait for it.
-    least: less than so much counts as nothing.
+    text: the prompt.
+    stops: the lengths at which the prompt records points.
+    other: the text that may wait for it.
+    least: a shorter common beginning counts as 0.
   """
   size = min(len(text.tokens), len(other.tokens))
   if text.cache_salt != other.cache_salt:
     return 0
-  # Most texts differ there, and need no comparison from the beginning.
+  # Most texts differ at this token, so that no longer comparison is needed.
   if size < least or text.tokens[least - 1] != other.tokens[least - 1]:
     return 0
   differs = text.tokens[:size] != other.tokens[:size]
@@ -79,25 +78,20 @@ def soon(
   if text.owner != other.owner:
     common = min(common, text.shared, other.shared)
   most = min(common, len(other.tokens) - 1)
-  # A point serves the token before its last, for a prompt that is the same.
+  # An equal prompt resumes a point up to its last token but one.
   return max((min(x, most) for x in stops if x <= most + 1), default=0)
 
 
 def local_share(
   page_bytes: Mapping[str, int], page: int, window: int, context: int
 ) -> float:
-  """Returns the part of a cache's bytes that local pages should get.
+  """Returns the fraction of a cache's bytes that local pages should get.
 
-  Both kinds of pages are then used up at once by conversations that hold the
-  local pages of a window and of the last turn, and the global pages of a
-  quarter of the longest context: half of it is the shared prefix, and a history
-  is half as long as it may become, on average. Our guess.
-
-  Args:
-    page_bytes: of a page of each kind, over all layers of the kind.
-    page: S, tokens of a page.
-    window: of the local layers.
-    context: tokens of the longest text.
+  With it both kinds of pages run out at once if each conversation holds the
+  local pages of a window and its last turn, and the global pages of a quarter
+  of `context`, the longest text: half of that is the shared prefix, and an
+  average history is half as long as it may become. Our guess. `page_bytes` are
+  those of a page of each kind, over all of its layers.
   """
   local = -(-(window - 1 + _TURN) // page) + 1
   local_bytes = local * page_bytes[prefix_tree.LOCAL]
@@ -107,13 +101,13 @@ def local_share(
 
 @dataclasses.dataclass(eq=False)
 class _Left:
-  """What the requests with one prompt left behind.
+  """The points that requests with one and the same prompt have left.
 
   Attributes:
-    prompt: hash of it.
-    points: they made these, or resumed them.
-    before: what goes when a request with this prompt has its answer.
-    running: requests that have not ended.
+    prompt: its hash.
+    points: made by these requests, or resumed from the turn before.
+    before: the previous prompt's, dropped once this prompt has an answer.
+    running: how many of these requests have not ended.
   """
 
   prompt: bytes
@@ -127,21 +121,16 @@ class _Left:
 
 
 class Recorder:
-  """Records points in a tree, and drops those that a conversation outgrew."""
+  """A maker of points, which knows what each conversation's last turn left."""
 
   def __init__(self, tree: prefix_tree.PrefixTree, every: int = EVERY):
-    """Knows no conversation yet.
-
-    Args:
-      tree: of the points.
-      every: most tokens of a prefill between two of them.
-    """
+    """Starts without conversations; `every` is `stops`'."""
     self.tree = tree
     self.every = every
     self._left: dict[Hashable, _Left] = {}
 
   def __len__(self) -> int:
-    """Returns how many conversations are known."""
+    """Returns how many conversations it knows."""
     return len(self._left)
 
   def begin(
@@ -150,13 +139,13 @@ class Recorder:
     match: prefix_tree.Match | None,
     conversation: Hashable | None = None,
   ) -> 'RequestPoints':
-    """Returns what records a request's points.
+    """Returns the object that records one request's points.
 
     Args:
-      prompt: its text.
-      match: what it resumes.
-      conversation: whatever names it; None if the request belongs to none, and
-        its points stay until they are evicted.
+      prompt: the request's prompt.
+      match: the point that it resumes, if any.
+      conversation: any key; None if the request belongs to no conversation, so
+        that its points stay until they are evicted.
     """
     tokens = np.ascontiguousarray(prompt.tokens, np.int32)
     left = _Left(hashlib.blake2b(tokens, digest_size=16).digest())
@@ -170,7 +159,7 @@ class Recorder:
       else:
         left.before = before
         if before is not None and before.before is not None:
-          # Nobody answered that prompt, so that both go now.
+          # That prompt got no answer, so that the points of both are dropped.
           before.points += self._there(before.before.points)
           before.before = None
         self._left[conversation] = left
@@ -181,7 +170,7 @@ class Recorder:
     return [point for point in points if point in self.tree]
 
   def _forget(self) -> None:
-    """Forgets conversations without points, once they are the most."""
+    """Forgets conversations without points, once they are many."""
     if len(self._left) > 64 + 2 * len(self.tree):
       self._left = {
         conversation: left
@@ -194,7 +183,7 @@ class RequestPoints:
   """The points of one request.
 
   Attributes:
-    stops: the lengths at which its prefill records, rising.
+    stops: the lengths at which its prefill records, ascending.
   """
 
   def __init__(
@@ -208,7 +197,7 @@ class RequestPoints:
     self._prompt = prompt
     self._resumed = None if match is None else match.point
     self._left = left
-    # In the middle of the prefill; the next point replaces it.
+    # A point in the middle of the prefill; the next point replaces it.
     self._passing: nodes.Point | None = None
     self._is_whole = False
     self._made: list[nodes.Point] = []
@@ -220,10 +209,10 @@ class RequestPoints:
     )
 
   def forget(self) -> None:
-    """Drops the points that the request made, and no others.
+    """Drops the points that the request made: its logits were no numbers.
 
-    What gave no numbers once would give none to whoever goes on from there. A
-    point that it resumed may be another owner's, or everybody's prefix.
+    A request that resumes one would fail as well. The point that this request
+    resumed stays: it may belong to another owner or to all.
     """
     for point in self._made:
       if point in self._tree:
@@ -234,7 +223,9 @@ class RequestPoints:
   def record(
     self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
   ) -> nodes.Point:
-    """Records a point: at one of the stops, or where the answer ends.
+    """Records a point at one of the stops or at the end of the answer.
+
+    A point in the middle of the prefill is dropped when the next one is made.
 
     Args:
       text: all tokens whose keys and values the row holds.
@@ -256,16 +247,16 @@ class RequestPoints:
     return point
 
   def add_scores(self, text: prefix_tree.Text) -> None:
-    """Adds what a head gave the text since its points were made."""
+    """Adds the scores that the text got after its points were made."""
     for point in self._made:
       if point in self._tree:
         self._tree.add_scores(point, text)
 
   def end(self) -> None:
-    """Drops what the conversation's prompt before this one left.
+    """Drops the points of the turn before, except the one that was resumed.
 
-    A request that is cancelled in its prompt drops nothing, because the prompt
-    may come again, or the one before it.
+    A request that is cancelled within its prompt drops nothing, because that
+    prompt or the one before it may come again.
     """
     left, before = self._left, self._left.before
     left.running -= 1

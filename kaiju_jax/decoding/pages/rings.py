@@ -1,8 +1,8 @@
-"""How rings turn when their rows grow: which page comes where.
+"""Turns the rings of rows whose text grows.
 
-A ring is the table of a row in a kind with a window. When its text grows beyond
-the table, the pages that leave the window come back as its last ones, unless
-somebody else holds them too; then pages that are free take their places.
+A ring is a row's page table in a kind with a window. When the text grows past
+the table's end, the pages that leave the window become its last pages. A page
+that something else also holds is replaced by a free one.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from kaiju_jax.model import paging
 
 
 class Growth:
-  """How rings turn for one call, which the device has yet to follow."""
+  """The turns of rings for one call: `keep` or `undo` them after it."""
 
   def __init__(
     self,
@@ -25,7 +25,7 @@ class Growth:
     pages: pages_lib.Pages,
     tree: prefix_tree.PrefixTree,
   ):
-    """Begins with rings as they are.
+    """Starts with the rings as they are.
 
     Args:
       pools: those of the cache.
@@ -47,7 +47,7 @@ class Growth:
     """Gives a ring the page of position end − 1, and those before it.
 
     Raises:
-      pages.Full: other rows hold all.
+      pages.Full: other rows hold all pages.
     """
     table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
     pool, N = self._pools[kind], len(table_N)
@@ -62,7 +62,7 @@ class Growth:
     self._leaving += [
       (kind, int(page)) for page in table_N[: to - first] if page >= 0
     ]
-    # Evicting a point may free a page, or leave one to rows that let go of it.
+    # Evicting a point may free a page, or leave it with no holder but a ring.
     while len(self._left(kind)) + self._pages.free(kind) < len(missing):
       if not self._tree.evict():
         break
@@ -71,12 +71,12 @@ class Growth:
     self._firsts[kind][row] = to
 
   def keep(self) -> None:
-    """Lets go of the pages that left."""
+    """Releases the pages that left the rings."""
     for kind, page in self._leaving:
       self._pages.release(kind, [page])
 
   def undo(self) -> None:
-    """Turns the rings back."""
+    """Restores the rings, and releases the pages taken for them."""
     for kind, row, table_N, first in reversed(self._before):
       self._tables[kind][row] = table_N
       self._firsts[kind][row] = first
@@ -84,7 +84,7 @@ class Growth:
       self._pages.release(kind, [page])
 
   def _left(self, kind: str) -> list[int]:
-    """Returns pages that rows let go of and that nobody else holds."""
+    """Returns pages that left rings and that nothing else holds."""
     return [
       page
       for page in dict.fromkeys(y for x, y in self._leaving if x == kind)
@@ -92,7 +92,7 @@ class Growth:
     ]
 
   def _take(self, kind: str, count: int) -> list[int]:
-    """Returns pages that were left to nobody, and others that were free."""
+    """Returns pages from `_left` first, and then free ones."""
     again = self._left(kind)[:count]
     for page in again:
       self._leaving.remove((kind, page))

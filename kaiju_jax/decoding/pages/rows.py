@@ -1,20 +1,20 @@
 """The host's account of a cache's rows: which are open, and with which pages.
 
-A row that opens holds pages that begin as its text does, where the prefix tree
-has a point for it, and takes others, so that a text that has begun can always
-be finished:
+A row that opens resumes the point that the prefix tree has for its text: it
+holds that point's pages. It then takes others, so that a text that has begun
+can always be finished:
 
     global    all pages of the longest text, at once
     local     a ring's pages are set aside, and taken as the text grows
 
-Pages that nobody but points holds count as free: points are evicted, those of
-least worth first (`eviction.py`), once a row takes pages. What rows set aside
-is never more than the pool has, so that a growing row finds a page.
+Pages that only points hold count as free, because taking pages evicts points
+(`eviction.py`). Rows never set aside more than the pool has, so that a growing
+row always finds a page.
 
 A ring turns by its table: entry n is the page of the positions from
 (first + n) · S on. The page that leaves the window becomes the last, unless
-somebody else holds it too: then a fresh one takes its place (`grow`). The host
-alone knows this, and tells the device with every call (`rings`).
+something else holds it too; then a fresh page takes its place (`grow`). The
+host alone knows this, and passes the tables with every call (`rings`).
 """
 
 from collections.abc import Mapping
@@ -33,12 +33,11 @@ class Opened(NamedTuple):
 
   Attributes:
     row: its index.
-    length: tokens of its text that are there.
-    tables: by kind its pages, int32 [N], −1 where there is none yet.
+    length: tokens of its text that are in the cache.
+    tables: its pages by kind, int32 [N], −1 where there is none yet.
     first: by kind, the position of slot 0.
-    copies: by kind (from, to): the page that holds the text's last tokens is
-      another's, or holds more than the text; copy it before anything is
-      written. {} where nothing is to be copied.
+    copies: by kind (from, to), pages to copy before anything is written: the
+      page with the text's last tokens is another row's, or holds more.
   """
 
   row: int
@@ -49,11 +48,11 @@ class Opened(NamedTuple):
 
 
 class Rows:
-  """Free rows of a cache, and the pages of the others.
+  """The free rows of a cache, and the pages of the open ones.
 
   Attributes:
     rows: R, how many rows there are.
-    pages: who holds each page.
+    pages: the reference counts.
     tree: the points at which texts can go on.
     page: S, slots of a page.
   """
@@ -69,9 +68,9 @@ class Rows:
     self.page = next(iter(pools.values())).page
     window = pools[self._rings[0]].window if self._rings else None
     self.tree = prefix_tree.PrefixTree(self.pages, self.page, window)
-    # What is handed out next stands at the end.
+    # The next row to hand out is at the end.
     self._free_rows = list(range(rows))[::-1]
-    # Of each open row, how many pages of each ring it may have at once.
+    # By open row, how many pages of each ring it may have at once.
     self._set_aside: dict[int, dict[str, int]] = {}
     self._matches: dict[int, prefix_tree.Match | None] = {}
     self._tables = {
@@ -79,7 +78,7 @@ class Rows:
       for kind, pool in pools.items()
     }
     self._firsts = {kind: np.zeros(rows, np.int64) for kind in pools}
-    # Positions before these are not there: a search used their slots.
+    # Positions before these are lost: a search used their slots.
     self._held_from = {kind: np.zeros(rows, np.int64) for kind in pools}
 
   @property
@@ -92,7 +91,7 @@ class Rows:
     return len(self._free_rows)
 
   def room(self, kind: str) -> int:
-    """Returns how many pages a new row could have, were points evicted."""
+    """Returns how many pages a new row could have after evictions."""
     pool = self._pools[kind]
     if pool.window is None:
       return pool.pages - int(self._held(kind).sum())
@@ -103,7 +102,7 @@ class Rows:
     return {kind: self.room(kind) for kind in self._pools}
 
   def frees(self, row: int) -> dict[str, int]:
-    """Returns by kind how many pages more a new row could have without this.
+    """Returns by kind how many more pages a new row could have without `row`.
 
     Raises:
       ValueError: the row is not open.
@@ -121,22 +120,22 @@ class Rows:
   def needs(
     self, length: int, text: prefix_tree.Text | None = None, extra: int = 0
   ) -> tuple[dict[str, int], int]:
-    """Returns what `open` would take: pages by kind, and tokens it resumes."""
+    """Returns what `open` would take: pages by kind, and tokens resumed."""
     _, match, needs = self._fit(length, extra, text)
     return needs, 0 if match is None else match.length
 
   def match_of(self, row: int) -> prefix_tree.Match | None:
-    """Returns what a row resumed."""
+    """Returns what a row resumed, if anything."""
     return self._matches[row]
 
   def rings(self) -> dict[str, np.ndarray]:
-    """Returns the tables [R, N] of all rows, of the kinds with a window."""
+    """Returns the page tables [R, N] of all rows, in kinds with a window."""
     return {kind: self._tables[kind].copy() for kind in self._rings}
 
   def pages_of(self, row: int) -> dict[str, dict[int, int]]:
-    """Returns a row's pages by kind: {index: page}, of positions index · S on.
+    """Returns a row's pages by kind: {index: page} for positions index · S on.
 
-    Those that a search left without all of their text are not among them.
+    Pages in which a search left only a part of the text are left out.
 
     Raises:
       ValueError: the row is not open.
@@ -155,13 +154,13 @@ class Rows:
   def open(
     self, length: int, extra: int = 0, text: prefix_tree.Text | None = None
   ) -> Opened:
-    """Takes a row and the pages of a text of `length` tokens.
+    """Takes a row, and the pages for a text of `length` tokens.
 
     Args:
       length: tokens of the whole text, prompt and continuation.
       extra: slots beyond it, in every kind.
-      text: its beginning, which goes on from where the tree has it; None for a
-        row without text.
+      text: its beginning, resumed as far as the tree has it; None for an empty
+        row.
 
     Raises:
       ValueError: no row could ever hold it.
@@ -196,7 +195,7 @@ class Rows:
     )
 
   def close(self, row: int) -> None:
-    """Gives a row and its pages back.
+    """Frees a row and releases its pages.
 
     Raises:
       ValueError: the row is not open.
@@ -217,7 +216,7 @@ class Rows:
       ends: by row, one past the last position that it will hold.
 
     Returns:
-      What changed: `keep` it once the device has followed, or `undo` it.
+      The changes: `keep` them once the device has followed, or `undo` them.
     """
     growth = rings_lib.Growth(
       self._pools, self._tables, self._firsts, self.pages, self.tree
@@ -232,17 +231,16 @@ class Rows:
     return growth
 
   def own(self, row: int) -> dict[str, list[tuple[int, int]]]:
-    """Makes a row's rings its own, for a search, with all pages of theirs.
+    """Copies the ring pages of a row that others hold too, for a search.
 
-    A search uses the slots of tokens that have left the window. Where there is
-    none, tokens keep their slots, and what follows them stands behind them, in
-    pages that the row took itself.
+    It also takes the pages that the ring still lacks. The search uses the slots
+    of tokens that have left the window.
 
     Returns:
       By kind the pages to copy, (from, to).
 
     Raises:
-      pages.Full: too few pages are free for the copies; then none is made.
+      pages.Full: too few pages are free; then no page is taken.
     """
     self._check_open(row)
     while True:
@@ -255,7 +253,7 @@ class Rows:
       }
       if not lacking:
         break
-      # A point that goes may leave its pages to the row alone.
+      # Evicting a point may also leave its pages to the row alone.
       if not self.tree.evict():
         raise pages_lib.Full(*lacking.values())
     copies = {kind: [] for kind in self._rings}
@@ -270,7 +268,7 @@ class Rows:
     return copies
 
   def _to_own(self, kind: str, row: int) -> list[int]:
-    """Returns where a ring lacks a page, or has one that others hold too."""
+    """Returns the entries of a ring that lack a page or share theirs."""
     return [
       place
       for place, page in enumerate(self._tables[kind][row])
@@ -281,10 +279,10 @@ class Rows:
   def settle(
     self, row: int, first: Mapping[str, int], held: Mapping[str, int]
   ) -> None:
-    """Notes what a search left of a row.
+    """Takes over a row's text from a search.
 
     Args:
-      row: that was lent to it.
+      row: the row that was lent.
       first: by kind, the position of slot 0.
       held: by kind, the position from which on the text's tokens are there.
     """
@@ -307,7 +305,7 @@ class Rows:
   def _resume(
     self, row: int, match: prefix_tree.Match
   ) -> dict[str, tuple[int, int]]:
-    """Gives a row the pages of a match; returns which to copy."""
+    """Gives a row the pages of a match; returns the pages to copy."""
     found = self.tree.pages(match)
     index, cut = divmod(match.length, self.page)
     for kind, pages in found.items():
@@ -320,8 +318,8 @@ class Rows:
       return {}
     copies = {}
     for kind, pages in found.items():
-      # What was matched is held: of a page that goes to nobody else, the copy
-      # may be the page itself.
+      # Released first: if nothing else holds the page, the row may take it as
+      # its own copy.
       self.pages.release(kind, [pages[index]])
       self._tables[kind][row, index - self._firsts[kind][row]] = -1
       self._take(kind, row, [index])
@@ -332,7 +330,7 @@ class Rows:
     return copies
 
   def _take(self, kind: str, row: int, indices) -> None:
-    """Takes the pages at these indices that a row lacks."""
+    """Takes pages for those of these indices that have none in a row."""
     table_N = self._tables[kind][row]
     first = int(self._firsts[kind][row])
     missing = [x - first for x in indices if table_N[x - first] < 0]
@@ -340,11 +338,10 @@ class Rows:
     table_N[missing] = self.pages.take(kind, len(missing))
 
   def _fit(self, length: int, extra: int, text: prefix_tree.Text | None):
-    """Returns what a new row takes.
+    """Returns a new row's pages by kind, its match, and the pages it adds.
 
-    Returns:
-      By kind the pages that it may have at once; what it resumes; and by kind
-      the pages that it adds to those of rows.
+    The first are what it may have at once; the last are without the whole pages
+    of its match that rows hold already.
     """
     counts = {kind: self._count(kind, length, extra) for kind in self._pools}
     match = None if text is None else self.tree.match(text)

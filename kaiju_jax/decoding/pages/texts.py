@@ -1,4 +1,4 @@
-"""What is known of a text beside its tokens: scores, and where it was found."""
+"""Data kept with a text's tokens: scores, and the last lookup."""
 
 from typing import Any
 from typing import NamedTuple
@@ -7,12 +7,11 @@ import numpy as np
 
 
 class Scores(NamedTuple):
-  """What a token-level head gave the tokens of a text.
+  """A token-level head's scores of a text's tokens.
 
   Attributes:
-    version: of the head.
-    score_LC: float32, of at least the text's tokens; NaN where the call that
-      judges a token has not been read.
+    version: the head's digest.
+    score_LC: float32, for at least all tokens; NaN where not read back yet.
   """
 
   version: bytes
@@ -20,12 +19,12 @@ class Scores(NamedTuple):
 
 
 class Memo:
-  """What is remembered of a text that grows, and is looked up in each round.
+  """A memo of a growing text, which is looked up in each round.
 
   Attributes:
-    pages: the tokens and the salt of each full page, from the beginning.
-    found: the state of a tree and the tokens of the text that were looked up
-      in it, and the match; None before.
+    pages: tokens and salt of each full page, from the beginning.
+    found: (tree, its changes, length of the text) of the last lookup, and its
+      match; None before.
   """
 
   def __init__(self):
