@@ -1,4 +1,4 @@
-"""What searches run on a decoder: steps of candidates, compiled for all."""
+"""The compiled functions that beam searches run on a decoder."""
 
 from collections.abc import Sequence
 import functools
@@ -15,19 +15,15 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 
 
 class Calls:
-  """The calls of any number of searches, of any widths, depths and rows.
+  """Compiled calls for any number of searches, widths, depths and rows.
 
   Args:
     decoder: the model and its cache.
-    size: candidates of a step, at most.
-    judge: judges them; None for none.
+    size: most candidates of a step; an attribute as well.
+    judge: scores the candidates; None for none, and `is_judged` is False.
 
   Raises:
     ValueError: a decoder in the reference mode.
-
-  Attributes:
-    size: the same.
-    is_judged: whether candidates are judged.
   """
 
   def __init__(
@@ -53,11 +49,10 @@ class Calls:
   def first(
     self, hidden_BLD: jax.Array, place: int = 0
   ) -> beam_step.Expansions:
-    """Returns what may follow a text, on the device.
+    """Returns the expansions of a text, on the device.
 
-    Args:
-      hidden_BLD: hidden states [B, 1, D].
-      place: which of them is that of the text's last token.
+    `hidden_BLD` has shape [B, 1, D]; batch entry `place` belongs to the text's
+    last token.
     """
     return self._first(self._decoder.params, hidden_BLD, np.int32(place))
 
@@ -69,14 +64,14 @@ class Calls:
     paths: Sequence[beam_paths.Path],
     arguments: Sequence[Any] = (),
   ) -> tuple[beam_step.Judged, beam_step.Expansions]:
-    """Runs candidates; what it returns is on the device.
+    """Runs candidates; the result stays on the device.
 
     Args:
-      row: the index of the row, which is lent.
-      placed: where its tree put the candidates.
+      row: index of the row, which is lent.
+      placed: where its tree put the candidates, at most `size`.
       parents: the live beam that each of them follows.
-      paths: the candidates, at most `size`.
-      arguments: what the judge takes beside them.
+      paths: the candidates.
+      arguments: the judge's other arguments.
 
     Returns:
       Scores and expansions of `size` candidates; those of padding mean nothing.

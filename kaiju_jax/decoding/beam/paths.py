@@ -1,7 +1,6 @@
-"""The beams of one search: chains of tokens, those that ended, and the best.
+"""The beams of one search, as chains of tokens on the host.
 
-Everything here is on the host. Which slots of the cache the beams hold is the
-matter of `beam_tree.py`.
+`tree.py` keeps the slots of the cache that the beams hold.
 """
 
 from collections.abc import Collection
@@ -18,16 +17,15 @@ from kaiju_jax.decoding.beam import tree as beam_tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Beam:
-  """One result.
+  """One result of a search.
 
   Attributes:
-    tokens: the tokens after the prompt; the last is eos where the beam has
-      ended.
-    log_probabilities: the log-probability of each token.
-    score: what results are ranked by, length penalty included.
+    tokens: the tokens after the prompt; the last is eos if the beam has ended.
+    log_probabilities: one per token.
+    score: the rank, length penalty included.
     ended: whether eos came; otherwise `depth` cut it off.
-    probabilities: what a token-level head gives the text up to and with each
-      token, by dimension; () without a head.
+    probabilities: per token, the token-level head's probability of each
+      dimension for the text up to and with it; () without a head.
   """
 
   tokens: tuple[int, ...]
@@ -38,17 +36,15 @@ class Beam:
 
 
 class Path(NamedTuple):
-  """A beam as a chain of tokens, newest first; the prompt is the last link.
+  """A beam as a linked list of tokens, newest first; the prompt is its end.
 
   Attributes:
     before: the path without its newest token; None for the prompt.
-    token: the newest token; −1 for the prompt.
-    log_probability: the log-probability of the token.
-    total: sum of the log-probabilities of all tokens.
-    score: the same, as the hook left it.
+    token: the newest one, −1 for the prompt; log_probability is its own.
+    total: sum of all tokens' log-probabilities.
+    score: the same, as changed by the hook.
     length: tokens after the prompt.
-    probability_C: what a token-level head gives the text with the newest token,
-      by dimension; None without a head.
+    probability_C: as in `Beam.probabilities`, of the newest token; or None.
   """
 
   before: 'Path | None' = None
@@ -60,6 +56,7 @@ class Path(NamedTuple):
   probability_C: np.ndarray | None = None
 
   def then(self, token: int, log_probability: float) -> 'Path':
+    """Returns the path with one more token."""
     return Path(
       self,
       token,
@@ -72,12 +69,11 @@ class Path(NamedTuple):
 
 @dataclasses.dataclass
 class End:
-  """A path that may be a result.
+  """A path that may become a result.
 
   Attributes:
-    path: the tokens.
-    final: what results are ranked by.
-    number: the beam's number in the tree; None where it kept no slots.
+    final: its rank, length penalty included.
+    number: the beam's number in the tree; None if it kept no slots.
   """
 
   path: Path
@@ -90,17 +86,15 @@ class State:
   """A search between two steps.
 
   Attributes:
-    row: the cache row's index.
-    length: tokens of the text that was searched from.
-    flying: what the device makes and the host has not read: the expansions of
-      the text, or what candidates are worth and their expansions; None for
-      nothing.
+    length: tokens of the text before the beams.
+    flying: arrays that the device computes and the host has not read: the
+      text's expansions, later a step's scores and expansions; None for none.
     candidates: the paths of that step; () before the first.
-    first: the position of slot 0, by layer kind; None before the row is lent.
-    tree: which slots the beams hold; None before the row is lent.
-    expansions: what may follow each live beam; None before they were read.
+    first: by kind the position of slot 0; None, as `tree`, before the row is
+      lent.
+    expansions: the next tokens of each live beam; None before they are read.
     live: the live beams, in the order of the tree's numbers.
-    ended: the best ended beams, best first.
+    ended: the best ended beams, the best first.
     step: tokens that live beams have.
   """
 
@@ -117,7 +111,7 @@ class State:
 
 
 def choose(state: State, count: int) -> tuple[list[int], list[Path]]:
-  """Returns the beams of the best expansions, and what they become."""
+  """Returns the `count` best expansions: their live beams and new paths."""
   token_CT, log_probability_CT, _ = state.expansions
   score_C = np.array([path.score for path in state.live])
   score_CT = score_C[:, None] + log_probability_CT
@@ -135,15 +129,10 @@ def choose(state: State, count: int) -> tuple[list[int], list[Path]]:
 
 
 def is_decided(state: State, results: int, penalty: float) -> bool:
-  """Returns whether no live beam can become a result.
+  """Returns whether no live beam can become a result any more.
 
-  That holds where no score is ever above the sum of log-probabilities, because
-  sums only fall.
-
-  Args:
-    state: the search's state.
-    results: how many are asked for.
-    penalty: what the score of the longest beam is divided by.
+  No score may exceed the sum of log-probabilities, which only falls. `penalty`
+  divides the score of the longest beam.
   """
   if len(state.ended) < results:
     return False
@@ -152,7 +141,7 @@ def is_decided(state: State, results: int, penalty: float) -> bool:
 
 
 def result(end: End, ends: Collection[int]) -> Beam:
-  """Returns a path as a result, which has ended if its last token is one."""
+  """Returns a path as a result; it has ended if its last token is in `ends`."""
   path, links = end.path, []
   while path.before is not None:
     links.append(path)

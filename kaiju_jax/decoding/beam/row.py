@@ -1,10 +1,9 @@
-"""One row of a cache between text and a tree of beams.
+"""Turns a cache row of text into a tree of beams, and a beam back into text.
 
-A tree keeps its tokens in any slots and says at every step who sees them
-(`beam_tree.py`). Text lies in the order of its positions, from the row's
-`first` on (`cache.py`). The path that a search chooses becomes text once the
-search is done: each token moves at most once, within its row's pages. During
-the search nothing moves.
+A tree keeps its tokens in any slots of the row and says at every step which
+queries see them (`tree.py`). Text lies in order of position, from the row's
+`first` on (`cache.py`). Nothing moves during the search. After it, each token
+of the chosen path moves at most once, within its row's pages.
 """
 
 from collections.abc import Mapping
@@ -26,15 +25,10 @@ def find_held(
   length: int,
   keeps_pages: bool = False,
 ) -> dict[str, beam_slots.Held]:
-  """Returns which slots of a lent row hold its text, by layer kind.
+  """Returns by layer kind which slots of a lent row hold its text.
 
-  Args:
-    account: of the cache's rows.
-    pools: those of the cache.
-    row: the cache row's index.
-    length: tokens of its text.
-    keeps_pages: whether beams keep all tokens of the pages that a point of
-      their text holds, and not of its window alone.
+  If `keeps_pages`, beams keep all tokens of the pages that a point of their
+  text holds; otherwise those of the window.
   """
   tables, firsts = account.table(row), account.firsts(row)
   held_from = account.held_from(row)
@@ -58,12 +52,6 @@ def chunk(
 
   Padding stands where the last token does, so that a page that all tokens see
   is a page that all queries see.
-
-  Args:
-    row: the cache row's index.
-    placed: where the tree put the tokens.
-    tokens_L: the tokens, one for each place.
-    size: tokens of the call.
 
   Raises:
     ValueError: more tokens than `size`, or not one for each place.
@@ -106,13 +94,13 @@ def order(
 
   Args:
     pools: those of the cache.
-    slots: the slot of each position by layer kind, −1 where it is gone.
-    first: the position that the row's slot 0 held, by kind.
+    slots: by kind the slot of each position, −1 where it is gone.
+    first: by kind the position that the row's slot 0 held.
     length: tokens of the text.
 
   Returns:
-    For each kind the slot whose token slot m gets, int32 [M], −1 for none; and
-    for each kind the position of slot 0.
+    By kind the slot whose token slot m gets, int32 [M], −1 for none; and by
+    kind the position of slot 0.
   """
   sources, firsts = {}, {}
   for kind, pool in pools.items():

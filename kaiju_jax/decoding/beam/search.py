@@ -4,23 +4,23 @@ Each step takes the best `candidates` expansions of the live beams by
 
     score(path) = Σ log p(token | path before it)
 
-and runs all of them through the model in one call, as queries of one row. Each
-then has its own hidden state, which a hook may read to change its score or to
-veto it (−inf). The best `width` stay: those that end with `eos` have ended, the
-others live on. A beam that ends counts towards the `width` in its last step
-only, so that later steps again have `candidates` expansions. Without a hook and
-with candidates = width this is textbook beam search.
+and runs them through the model in one call, as queries of one row. Each then
+has its own hidden state, from which a hook may change its score or veto it
+(−inf). The best `width` stay: those that end with `eos` have ended, the others
+live on. A beam that ends counts towards the `width` in that step only, so that
+later steps again have `candidates` expansions. Without a hook and with
+candidates = width this is textbook beam search.
 
-Ended beams, and at the end those that `depth` tokens cut off, are ranked by
+Ended beams, and at the end those that `depth` cuts off, are ranked by
 
     score / ((5 + tokens) / 6)^length_penalty
 
 (Wu et al. 2016, equation 14, without coverage; eos counts as a token); an
-exponent of 0 is no penalty. Where no score is above the sum of
-log-probabilities, as without a hook, the search stops once no live beam can
-become a result; otherwise it goes on to `depth`.
+exponent of 0 is no penalty. If no score exceeds the sum of log-probabilities,
+as without a hook, the search stops once no live beam can become a result;
+otherwise it goes on to `depth`.
 
-A search can be run as a whole, or a step at a time beside other calls:
+A search runs as a whole (`run`), or a step at a time beside other calls:
 
     searcher.begin(row, hidden_BLD)
     while not searcher.is_done:
@@ -28,8 +28,8 @@ A search can be run as a whole, or a step at a time beside other calls:
     best, *others = searcher.finish()
 
 A fork copies no keys and no values: beams share one row's slots and differ in
-what they see (`beam_tree.py`). The sources name classifier-guided beam search
-and say no more; the order of running, judging and keeping is our guess.
+what they see (`tree.py`). The sources name classifier-guided beam search and
+say no more; the order of running, judging and keeping is our guess.
 """
 
 from collections.abc import Collection
@@ -51,27 +51,27 @@ from kaiju_jax.decoding.requests import request
 
 
 class Vetoed(RuntimeError):
-  """The hook vetoed every candidate before any beam had ended."""
+  """An error: the hook vetoed every candidate before any beam had ended."""
 
 
 class BadScores(ValueError):
-  """The hook gave a candidate NaN or +inf."""
+  """An error: the hook gave a candidate NaN or +inf."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """What to search for.
+  """The settings of a search.
 
   Attributes:
     width: beams that stay after each step.
-    depth: tokens that a beam has at most.
+    depth: most tokens of a beam.
     candidates: expansions that are run and judged at each step, at least
       `width`; None for `width` of them.
     eos: the token that ends a beam, or several; None for none.
     length_penalty: exponent of the penalty, at least 0.
     results: how many beams are returned, at most `width`.
-    resting: how many of the best ended beams keep their slots, so that they
-      can become the row's text (`BeamSearch.adopt`).
+    resting: how many of the best ended beams keep their slots, so that they can
+      become the row's text (`BeamSearch.adopt`).
   """
 
   width: int
@@ -121,17 +121,17 @@ class Search:
 
   @property
   def extra(self) -> int:
-    """Slots that any search takes beyond its text, prompt and `depth`.
+    """Slots that a search takes at most beyond its prompt and `depth`.
 
-    It is the `extra` of `Decoder` and of `Decoder.open`, for pages of at least
-    two slots.
+    It is the `extra` of `Decoder` and `Decoder.open`, for pages of at least two
+    slots.
     """
     resting = self.resting if self.ends else 0
     beams = self.width - 1 + resting
     return beams * self.depth + self.queries - self.width
 
   def penalty(self, tokens: int) -> float:
-    """Returns what the score of a beam of `tokens` is divided by."""
+    """Returns the divisor of the score of a beam of `tokens`."""
     return ((5 + tokens) / 6) ** self.length_penalty
 
   def final(self, path: beam_paths.Path) -> float:
@@ -139,7 +139,7 @@ class Search:
 
 
 class BeamSearch:
-  """Searches rows of one decoder, one after another."""
+  """Searches of one decoder's rows, one after another."""
 
   def __init__(
     self,
@@ -152,19 +152,19 @@ class BeamSearch:
     is_bounded: bool = False,
     keeps_pages: bool = False,
   ):
-    """Prepares a search.
+    """Prepares searches.
 
     Args:
       decoder: the model and its cache.
-      search: what to search for.
-      hook: judges the candidates (`beam_step.Hook`); None for none.
-      calls: what other searches of the decoder have compiled, their judge
-        included; then there is no hook.
-      arguments: what the judge of `calls` takes beside the candidates.
-      is_bounded: whether no score is ever above `Candidates.total_C`.
-      keeps_pages: whether the pages of a result that is adopted hold all of its
-        tokens that a point needs (`Decoder.record`). Then `Search.extra` is
-        enough where at least one beam may rest.
+      search: the settings.
+      hook: scores the candidates (`step.Hook`); None for none.
+      calls: compiled calls shared with other searches of the decoder, with
+        their judge; then pass no hook.
+      arguments: the judge's arguments beside the candidates.
+      is_bounded: whether no score ever exceeds `Candidates.total_C`.
+      keeps_pages: whether the pages of an adopted result hold all tokens that a
+        point needs (`Decoder.record`). `Search.extra` is then enough if at
+        least one beam may rest.
 
     Raises:
       ValueError: a decoder in the reference mode, an eos outside the
@@ -197,16 +197,16 @@ class BeamSearch:
     or close the row.
 
     Args:
-      row: the index of the decoder's row, which is open and holds a text.
+      row: index of the decoder's row, which is open and holds a text.
       hidden_D: the hidden state of the text's last token.
 
     Raises:
-      ValueError: a row without text, or one that has no room for `depth` more
-        tokens.
-      BadScores: scores of the hook that are NaN or +inf.
-      beam_slots.Exhausted: the row has too few slots for the beams.
+      ValueError: a row without text, or without room for `depth` more tokens.
+      BadScores: the hook's scores are NaN or +inf.
       Vetoed: the hook vetoed all candidates, and no beam had ended.
-      request.BadLogits: the model gave no numbers; names the step.
+      request.BadLogits: the logits were no numbers; names the step.
+      slots.Exhausted: the row has too few slots for the beams.
+      pages.Full: too few pages are free to lend the row.
     """
     if hidden_D.shape != (self._decoder.config.d_model,):
       raise ValueError(
@@ -227,7 +227,7 @@ class BeamSearch:
   def is_done(self) -> bool:
     """Whether the results are known, or no beam may grow any more.
 
-    A step that was dispatched does not count before it is settled.
+    A dispatched step does not count before it is settled.
     """
     state, search = self._state, self.search
     if not state.live or state.step >= search.depth:
@@ -237,17 +237,11 @@ class BeamSearch:
     )
 
   def begin(self, row: int, hidden_BLD: jax.Array, place: int = 0) -> None:
-    """Begins to search after a row's text; nothing is waited for.
+    """Starts a search after a row's text, without waiting for the device.
 
-    Args:
-      row: the index of the decoder's row, which is open and holds a text. It
-        is lent to the search with the first step.
-      hidden_BLD: hidden states [B, 1, D].
-      place: which of them is that of the text's last token.
-
-    Raises:
-      ValueError: a row without text, or one that has no room for `depth` more
-        tokens.
+    The row is lent to the search with the first step. `hidden_BLD` has shape
+    [B, 1, D]; batch entry `place` belongs to the text's last token. Raises
+    ValueError as `run` does.
     """
     decoder, depth = self._decoder, self.search.depth
     decoder.check_text(row)
@@ -261,22 +255,14 @@ class BeamSearch:
     self._state, self._found = beam_paths.State(row, length, flying), []
 
   def advance(self) -> None:
-    """Grows all live beams by a token, and keeps the best.
-
-    Raises:
-      As `run` does.
-    """
+    """Grows all live beams by a token, and keeps the best; raises as `run`."""
     self.dispatch()
     self.settle()
 
   def dispatch(self) -> None:
-    """Runs the candidates of the next step; `settle` reads what they are worth.
+    """Starts the candidates of the next step, for `settle` to read.
 
-    Raises:
-      beam_slots.Exhausted: the row has too few slots for the beams.
-      pages.Full: the decoder has too few pages for a row of a search.
-      request.BadLogits, BadScores, Vetoed: as `settle` does, of the step
-        before.
+    It settles the step before it first; it raises as `run` does.
     """
     self.settle()
     state = self._state
@@ -293,12 +279,10 @@ class BeamSearch:
     state.candidates = paths
 
   def settle(self) -> None:
-    """Waits for what was dispatched, and keeps the best; if there is anything.
+    """Waits for the dispatched step, if there is one, and keeps the best.
 
     Raises:
-      request.BadLogits: the model gave no numbers; names the step.
-      BadScores: scores that are NaN or +inf.
-      Vetoed: the hook vetoed all candidates, and no beam had ended.
+      BadScores, Vetoed, request.BadLogits: as `run`.
     """
     state = self._state
     if state.flying is None:
@@ -325,12 +309,10 @@ class BeamSearch:
     self._keep(state, paths, expansions)
 
   def finish(self) -> list[beam_paths.Beam]:
-    """Returns the best beams so far, the best first; those that live count.
+    """Returns the best beams so far, live ones too; raises as `settle`.
 
-    The row then holds a tree: `adopt` one of the results, or close the row.
-
-    Raises:
-      As `settle` does.
+    The best comes first. The row then holds a tree: `adopt` one of the results,
+    or close the row.
     """
     self.settle()
     state = self._state
@@ -352,8 +334,8 @@ class BeamSearch:
     them.
 
     Raises:
-      ValueError: not a result of the last search, one whose slots were not
-        kept (`Search.resting`), or a row that is no longer the searched one.
+      ValueError: not a result of the last search, one whose slots were not kept
+        (`Search.resting`), or a row that was closed or extended since.
     """
     state = self._state
     numbers = [end.number for result, end in self._found if result is beam]
@@ -379,7 +361,7 @@ class BeamSearch:
     self._found = []
 
   def _plant(self, state: beam_paths.State) -> None:
-    """Takes over the row: its text is the trunk of a tree."""
+    """Lends the row to the search, and makes its text the trunk of a tree."""
     decoder, row = self._decoder, state.row
     decoder.lend(row)
     account, pools = decoder.account, decoder.network.pools

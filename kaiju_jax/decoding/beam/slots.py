@@ -1,12 +1,11 @@
 """The slots of one layer kind that the beams of a row hold.
 
-A slot of the trunk holds a token that all beams share. Beyond the trunk each
-beam has a path of slots, and paths share slots as far as they share tokens. A
-slot that no path holds is free. A slot of a local layer is also free once no
-live beam's next token looks back that far, or to that page of positions.
+All beams share the slots of the trunk. Beyond it each beam has a path of slots,
+and paths share slots as far as they share tokens. A slot that no path holds is
+free; in a local layer also one that lies before the window (or before the page
+in which the window begins) of every live beam's next token.
 
-Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
-the row, N tokens of a path.
+Everything is numpy on the host, with the letters of `tree.py`.
 """
 
 from typing import NamedTuple
@@ -17,20 +16,18 @@ FOREVER = np.iinfo(np.int32).max
 
 
 class Exhausted(RuntimeError):
-  """A row has fewer free slots than the beams' new tokens need."""
+  """An error: a row has fewer free slots than the beams' new tokens need."""
 
 
 class Held(NamedTuple):
-  """What a row of text holds of one layer kind.
+  """The slots of one layer kind that hold a row's text.
 
   Attributes:
     window: tokens that these layers see, the query included; None for all.
-    position_M: the position of the token in each slot; −1 for a slot without
-      one.
+    position_M: the position of the token in each slot; −1 for an empty slot.
     exists_M: whether the slot has a page.
-    page: positions that are kept together, multiples of it on: those of a page
-      if a point is to be made of what a search finds, because a point holds
-      whole pages.
+    page: positions kept or dropped together, from multiples of it on; a page's
+      size if a point is to be made of the result, because it holds whole pages.
   """
 
   window: int | None
@@ -40,11 +37,11 @@ class Held(NamedTuple):
 
 
 class Ranges(NamedTuple):
-  """Who sees a row's slots of one layer kind, int32.
+  """The coordinates that see each slot of a row, for one layer kind; int32.
 
   Attributes:
     start_M: first coordinate that sees the slot.
-    limit_M: one past the last; equal to start for a slot that nobody sees.
+    limit_M: one past the last; equal to start for a slot that nothing sees.
     position_M: the position, along its path, of the token in the slot.
   """
 
@@ -64,9 +61,9 @@ def slots_needed(
 ) -> int:
   """Returns how many slots of one layer kind a search takes at most.
 
-  Where the layers see everything, that is `length + width · depth`. Behind a
-  window it is at most `window + width · depth`, and no beam holds more than the
-  window reaches. Candidates beyond the width have a slot for one step.
+  Without a window that is `length + width · depth`; with one it is at most
+  `window + width · depth`, and no beam holds more than the window covers.
+  Candidates beyond the width have a slot for one step.
 
   Args:
     length: tokens of the prompt.
@@ -75,7 +72,7 @@ def slots_needed(
     candidates: tokens of a step; None for `width`.
     resting: beams that keep their slots after they have ended.
     window: tokens that the layers see, the query included; None for all. With
-      whole pages of S, it is window + S − 1 (`Held.page`).
+      whole pages of S (`Held.page`), pass window + S − 1.
   """
   before = depth - 1
   if window is not None:
@@ -97,7 +94,7 @@ class Slots(NamedTuple):
 
 
 def take_over(kind, length, window, position_M, exists_M, page) -> Slots:
-  """Returns the slots of a row of text, all of them of the trunk."""
+  """Returns the slots of a row of text, all in the trunk."""
   position_M, exists_M = np.array(position_M), np.asarray(exists_M, bool)
   trunk = np.flatnonzero(position_M >= 0)
   first = 0 if window is None else _first(max(0, length - window + 1), page)
@@ -114,7 +111,7 @@ def take_over(kind, length, window, position_M, exists_M, page) -> Slots:
 
 
 def forget(slots: Slots, next_L: np.ndarray) -> Slots:
-  """Drops what lies outside the window of the tokens at `next_L`."""
+  """Drops the slots outside the window of the tokens at `next_L`."""
   if slots.window is None:
     return slots
   first_L = _first(next_L - slots.window + 1, slots.page)
@@ -143,8 +140,8 @@ def free_slots(slots: Slots) -> np.ndarray:
 def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
   """Returns the slots with longer paths, and the slots of the new tokens.
 
-  The lowest free slots are taken first: pages in which no query sees a slot are
-  not read, so that live tokens are better off close together.
+  It takes the lowest free slots first to keep live tokens close together: a
+  page in which no query sees a slot is not read.
   """
   is_kept_LN = is_new_LN
   if slots.window is not None:
@@ -170,10 +167,10 @@ def place(kind, slots: Slots, is_new_LN, position_LN, end_L):
 
 
 def ranges(slots: Slots, order_L, start_LN, limit_L) -> Ranges:
-  """Returns who sees the slots; start and limit are given in tree order.
+  """Returns the range of each slot; start and limit are given in tree order.
 
-  Where several beams share a slot, the first says where its range starts and
-  the last where it ends: two assignments to one index keep the later value.
+  If several beams share a slot, the first says where its range starts and the
+  last where it ends: two assignments to one index keep the later value.
   """
   start_M = np.zeros(len(slots.position_M), np.int32)
   limit_M = np.zeros_like(start_M)

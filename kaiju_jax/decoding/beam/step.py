@@ -1,7 +1,7 @@
-"""What a step of beam search runs on the device, and what its hook sees.
+"""One step of beam search on the device, with the hook that scores it.
 
 Candidates are queries of one row: each sees the tokens of its own path
-(`beam_tree.py`), and the model gives each a hidden state of its own.
+(`tree.py`), and the model gives each a hidden state of its own.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,17 @@ from kaiju_jax.decoding.device import extend
 
 
 class Candidates(NamedTuple):
-  """What a hook sees of a step; C candidates, padding included.
+  """The candidates of a step as a hook gets them: C of them, with padding.
 
   Padding has a score of −inf, and the score that a hook gives it is ignored.
 
   Attributes:
     token_C: int32, the candidate's newest token.
-    beam_C: int32, the live beam that it continues; 0 is the best of the last
-      step.
+    beam_C: int32, the live beam that it continues; 0 is the last step's best.
     log_probability_C: float32, the token's log-probability.
     total_C: float32, the sum of the path's log-probabilities.
-    score_C: float32, the score of the beam before, as the hook left it, plus
-      the token's log-probability.
+    score_C: float32, the previous beam's score after its hook, plus the token's
+      log-probability.
     hidden_CD: the final, normed hidden state of the candidate itself.
   """
 
@@ -42,36 +41,37 @@ class Candidates(NamedTuple):
   hidden_CD: jax.Array | None
 
 
-# A hook returns the candidates' new scores, float32 [C]; −inf is a veto. The
-# scores of later tokens add to what it returns; a hook that judges each step
-# anew starts from total_C. It is traced once: a pure function of arrays.
+# A hook returns the candidates' new scores, float32 [C]; −inf is a veto. Later
+# tokens add their log-probabilities to these scores; a hook that judges each
+# step anew starts from total_C. It is traced once, so that it must be a pure
+# function of arrays.
 Hook = Callable[[Candidates], jax.Array]
 
 
 class Judged(NamedTuple):
-  """What candidates are worth.
+  """The scores of candidates.
 
   Attributes:
-    score_C: what a hook returns.
-    probability_LC: what a token-level head gives each candidate's text, by
-      candidate and dimension; None without one.
+    score_C: as a hook returns them.
+    probability_LC: by candidate and dimension, a token-level head's
+      probabilities for the candidate's text; None without one.
   """
 
   score_C: Any
   probability_LC: Any = None
 
 
-# Judges candidates; its other arguments are arrays that each call may change.
+# A function of candidates and of arrays that may differ in each call.
 Judge = Callable[..., Judged]
 
 
 class Expansions(NamedTuple):
-  """What may follow each beam.
+  """The likeliest next tokens of each beam.
 
   Attributes:
     token_CT: int32, the T likeliest next tokens.
-    log_probability_CT: float32, the log-probability of each.
-    is_nan_C: bool, whether the logits are no numbers.
+    log_probability_CT: float32.
+    is_nan_C: bool, whether the logits hold NaN or +inf, or only −inf.
   """
 
   token_CT: Any
@@ -112,7 +112,7 @@ def step(
 
 
 def judge_of(hook: Hook) -> Judge:
-  """Returns a judge that asks a hook, and refuses scores of another shape."""
+  """Returns a judge that calls a hook, and refuses scores of another shape."""
 
   def judge(candidates: Candidates) -> Judged:
     score_C = jnp.asarray(hook(candidates))

@@ -1,25 +1,25 @@
-"""Which cache slots one row's live beams hold, and who sees them.
+"""A tree of beams: assigns cache slots to the live beams of one row.
 
-A beam search is a tree. Its trunk is the text that all live beams share: the
-prompt, and later every token on which they agree. Beyond the trunk each beam
-has its own path of slots, and paths share slots as far as they share tokens: a
-fork copies a path of slot numbers, never keys or values. What no live path
-holds is free (`beam_slots.py`), so that tokens of dead beams need no cleaning
-up.
+The *trunk* is the text that all live beams share: the prompt, and later every
+token on which they agree. Beyond the trunk each beam has a path of slots, and
+paths share slots as far as they share tokens. A fork copies a path of slot
+numbers, never keys or values. A slot that no live path holds is free
+(`slots.py`), so that dead beams need no cleaning up.
 
-Ranges say who sees a slot (`visibility.py`). A token of the trunk stands at its
-position and is seen from there on, as in any text. Beyond a trunk of t tokens,
+Ranges say which queries see a slot (`visibility.py`). A token of the trunk has
+its position as coordinate and is seen from there on, as in any text. Beyond a
+trunk of t tokens,
 
     coordinate = t + rank of the beam in tree order    (one token per beam)
     coordinate = t + place in preorder of all tokens   (several per beam)
 
-With both, the tokens that descend from a token form one contiguous range. Ranks
-do not tell the tokens of one beam apart: with them, a chunk of several tokens
-per beam would see its own future. Siblings keep the order of their parents;
-a tree order needs no more.
+With both, the descendants of a token form one contiguous range. Ranks do not
+distinguish the tokens of one beam: with them, a chunk of several tokens per
+beam would see its own future. A tree order only needs siblings to keep the
+order of their parents.
 
 Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
-the row, N tokens of a path. A step takes O(M + L·N) operations of numpy and no
+the row, N tokens of a path. A step takes O(M + L·N) numpy operations, without a
 loop over tokens.
 """
 
@@ -33,16 +33,15 @@ from kaiju_jax.decoding.beam import slots as beam_slots
 
 
 class Placed(NamedTuple):
-  """A chunk's tokens: where they are kept, and what they see; int32.
+  """The places of a chunk's tokens: their slots, and what they see; int32.
 
   Attributes:
-    slot: {layer kind: [L], each token's slot}; −1 where no later token sees it.
-    start_L: first coordinate that sees the token.
-    limit_L: one past the last.
-    coordinate_L: where the token stands.
+    slot: by layer kind [L], each token's slot; −1 if no later token sees it.
+    start_L: first coordinate that sees the token; limit_L is one past the last.
+    coordinate_L: the token's own coordinate.
     position_L: the token's position along its path.
-    ranges: {layer kind: the ranges of the row's slots as the chunk sees them};
-      the chunk's own slots are empty.
+    ranges: by layer kind, the ranges of the row's slots for this chunk; those
+      of the chunk's own slots are empty.
   """
 
   slot: dict[str, np.ndarray]
@@ -56,14 +55,14 @@ class Placed(NamedTuple):
 class BeamTree:
   """The beams of one row; at first there is one, the prompt.
 
-  Beams are numbered as the last call listed them: first those that are alive,
-  the candidates of `grow` or the survivors of `keep`, and then those that rest.
-  A resting beam keeps its slots and does not grow; no other beam sees the slots
-  that it alone holds. A call that raises changes nothing.
+  Beams are numbered as the last call listed them: first the live ones, which
+  are the candidates of `grow` or the survivors of `keep`, then the resting
+  ones. A resting beam keeps its slots and does not grow; no other beam sees the
+  slots that it alone holds. A call that raises changes nothing.
   """
 
   def __init__(self, length: int, held: Mapping[str, beam_slots.Held]):
-    """Takes over a row that holds text.
+    """Takes over a row of text.
 
     Args:
       length: tokens of the text.
@@ -91,7 +90,7 @@ class BeamTree:
 
   @property
   def position_L(self) -> np.ndarray:
-    """Position of each beam's newest token, of the resting ones too."""
+    """The position of each beam's newest token, resting beams included."""
     return self._paths.position_L.copy()
 
   def count_filled(self, kind: str) -> int:
@@ -104,16 +103,15 @@ class BeamTree:
   ) -> Placed:
     """Gives each of L candidates a slot, and a place after its parent.
 
-    From here on the candidates are the live beams. Beams that are no parent and
-    do not rest are dropped before slots are handed out.
+    The candidates are then the live beams. Beams that are no parent and do not
+    rest are dropped first.
 
     Args:
       parent_L: the live beam that each candidate follows.
       resting: beams that keep their slots.
 
     Raises:
-      ValueError: no candidates, a parent that is not alive, or a beam that is
-        not there.
+      ValueError: no candidates, a parent that is not alive, or no such beam.
       Exhausted: too few free slots.
     """
     paths = self._fork('parent_L', parent_L, resting)
@@ -123,11 +121,11 @@ class BeamTree:
   def keep(
     self, survivor_L: Sequence[int], resting: Sequence[int] = ()
   ) -> None:
-    """Leaves only `survivor_L` alive, numbered in that order, and `resting`.
+    """Keeps only `survivor_L` alive, numbered in that order, and `resting`.
 
     Raises:
-      ValueError: no survivors, one that is not alive or is named twice, or a
-        beam that is not there.
+      ValueError: no survivors, one that is not alive or is named twice, or no
+        such beam.
     """
     if len(np.unique(survivor_L)) < len(survivor_L):
       raise ValueError(
@@ -162,11 +160,11 @@ class BeamTree:
     """Makes one beam, alive or resting, the text of its row.
 
     Returns:
-      The row's ranges by layer kind: each token stands at its position and is
-      seen from there on, as in any text.
+      The row's ranges by layer kind, as in any text: each token is seen from
+      its position on.
 
     Raises:
-      ValueError: a beam that is not there.
+      ValueError: no such beam.
     """
     best_L = _check_numbers('best', [best], len(self._paths.position_L))
     self._paths = _fork(self._paths, best_L, 1)
@@ -177,7 +175,7 @@ class BeamTree:
     }
 
   def slots_of_text(self) -> dict[str, np.ndarray]:
-    """Returns the slot of each position of the trunk, −1 where it is gone."""
+    """Returns by kind the slot of each position of the trunk, −1 if dropped."""
     result = {}
     for kind, slots in self._paths.slots.items():
       result[kind] = np.full(self._paths.trunk, -1, np.int32)
@@ -193,7 +191,7 @@ class BeamTree:
     return _fork(self._paths, beam_L, len(beam_L) - len(resting))
 
   def _append(self, paths: '_Paths', count_L, coordinates) -> Placed:
-    """Lets each path grow by `count` tokens, if there is a slot for each."""
+    """Lets each path grow by its count, if there is a slot for each token."""
     is_new_LN = np.arange(count_L.max()) < count_L[:, None]
     new_LN = np.where(is_new_LN, _numbers(is_new_LN), -1)
     node_LN = np.concatenate([paths.node_LN, new_LN], axis=1)
@@ -237,7 +235,7 @@ class _Paths(NamedTuple):
 
 
 def _check_numbers(name: str, beam_L, beams: int) -> np.ndarray:
-  """Returns numbers of beams as an array, checked to be 0…beams − 1."""
+  """Returns beam numbers as an array, checked to be 0…beams − 1."""
   beam_L = np.asarray(beam_L)
   if (
     beam_L.ndim != 1
@@ -287,17 +285,17 @@ def _merge(paths: _Paths) -> _Paths:
 
 
 def _by_rank(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns coordinates of paths' tokens, and where each path's ranges end.
+  """Returns the tokens' coordinates by rank, and each path's range end.
 
-  Paths are in tree order. Where several share a token, only the first path's
-  value counts.
+  Paths are in tree order. If several share a token, the first path's value
+  counts.
   """
   rank_L = np.arange(len(node_LN))
   return np.broadcast_to(rank_L[:, None], node_LN.shape), rank_L + 1
 
 
 def _by_token(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns what `_by_rank` does, in preorder of the tokens."""
+  """Returns the same as `_by_rank`, in preorder of the tokens."""
   is_first_LN = node_LN >= 0
   is_first_LN[1:] &= node_LN[1:] != node_LN[:-1]
   return _numbers(is_first_LN), np.cumsum(is_first_LN.sum(axis=1))
