@@ -139,7 +139,7 @@ class Demand:
     self.returns = Returns()
 
   def begin_use(self, is_prefix: bool) -> Use:
-    """Returns the use of a new point."""
+    """Returns the demand for a new point."""
     now = self._clock()
     return Use(is_prefix, now, now, begun=int(is_prefix))
 

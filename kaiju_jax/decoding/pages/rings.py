@@ -29,10 +29,10 @@ class Growth:
 
     Args:
       pools: those of the cache.
-      tables: by kind the pages of all rows, int32 [R, N]; turned in place.
-      firsts: by kind the index of each row's first page [R]; turned as well.
-      pages: who holds each.
-      tree: whose points are evicted where pages are short.
+      tables: by kind the pages of all rows, int32 [R, N]; changed in place.
+      firsts: by kind the index of each row's first page [R]; changed too.
+      pages: the reference counts.
+      tree: evicts points where pages are short.
     """
     self._pools = pools
     self._tables = tables
@@ -44,7 +44,7 @@ class Growth:
     self._leaving: list[tuple[str, int]] = []
 
   def turn(self, kind: str, row: int, end: int) -> None:
-    """Gives a ring the page of position end − 1, and those before it.
+    """Turns a ring until it has the page of position end − 1 and all before it.
 
     Raises:
       pages.Full: other rows hold all pages.
