@@ -1,1 +1,1 @@
-"""Requests: the prompt, how to sample, when to stop."""
+"""Requests to an engine: sampling, stop conditions and limits."""

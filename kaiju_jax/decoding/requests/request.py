@@ -1,4 +1,4 @@
-"""What an engine is asked, and what it answers."""
+"""The engine's interface: requests, the events and results that answer them."""
 
 from collections.abc import Hashable
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from kaiju_jax.decoding.requests import stop
 
 
 class BadLogits(ArithmeticError):
-  """The model gave logits from which no token can be drawn."""
+  """An error: no token can be drawn from the model's logits."""
 
 
 class Late(TimeoutError):
-  """No row became free before the request's deadline."""
+  """An error: no row became free before the request's deadline."""
 
 
 class Busy(RuntimeError):
-  """The engine takes no more requests at the moment.
+  """An error: the engine takes no more requests at the moment.
 
   Attributes:
-    seconds: the wait to expect, after which to ask again; None where it takes
-      none at all any more.
+    seconds: the expected wait, after which to ask again; None if it will take
+      no more at all.
   """
 
   def __init__(self, message: str, seconds: float | None):
@@ -37,19 +37,19 @@ class Busy(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Guide:
-  """A search for the best continuation, instead of draws (`beam.py`).
+  """Settings for a beam search for the continuation, in place of draws.
 
-  It is ranked by the sum of its tokens' log-probabilities and by what the
-  engine's token-level head says of the whole text (`token_head.reweigh`), over
-  the penalty of its length.
+  Results rank by the sum of their tokens' log-probabilities and the score that
+  the engine's token-level head gives the whole text (`token_head.reweigh`),
+  divided by the penalty of length (`beam/search.py`).
 
   Attributes:
     width: beams that stay after each step.
     candidates: expansions that run and are judged at each step, at least
       `width`; None for `width` of them.
     weights: by name of the head's dimensions: positive for what is wanted,
-      negative for what is to be avoided; 0 for those without a name here.
-    length_penalty: exponent of the penalty, at least 0; see `beam.Search`.
+      negative for what is to be avoided; 0 for those not named.
+    length_penalty: exponent of the penalty, at least 0.
   """
 
   width: int
@@ -63,11 +63,7 @@ class Guide:
     return self.width if self.candidates is None else self.candidates
 
   def extra(self, max_tokens: int) -> int:
-    """Returns the slots that it takes beyond its text: a `Decoder`'s `extra`.
-
-    Args:
-      max_tokens: of its request.
-    """
+    """Returns the slots that it takes beyond its text (`Decoder`'s `extra`)."""
     return self.width * max_tokens + self.queries - self.width
 
 
@@ -78,26 +74,25 @@ class Request:
   Attributes:
     tokens: the prompt, at least one token; a document opens with the
       tokenizer's `bos_id`.
-    max_tokens: how many are drawn at most.
-    sampling: how they are drawn; says nothing where they are searched for.
+    max_tokens: most tokens of the continuation.
+    sampling: how tokens are drawn; ignored with `guided`.
     stop_tokens: tokens that end the sequence.
     stop_strings: strings that end the sequence; they need a tokenizer.
-    scores_prompt: whether to return the prompt's log-probabilities, for which
-      all of its tokens run, and the output head on each.
-    owner: who asks. Owners share an engine by the tokens that they reserve,
-      prompt and `max_tokens`, and what one's texts left in the cache serves no
-      other's.
-    shared: how many of the first tokens serve all owners: those of a
-      character, say.
-    cache_salt: whom they serve: requests of different salts share nothing in
-      the cache, not even an owner's own, so that nobody can find out by guesses
-      what the prompt holds.
-    conversation: what the text is a turn of; None for none. The points of a
-      conversation's earlier turns make room for those of the later.
+    scores_prompt: whether to return the prompt's log-probabilities; all of its
+      tokens then run, and the output head on each.
+    owner: the API token's user. Owners share the engine by the tokens that they
+      reserve, prompt and `max_tokens`; an owner's texts in the cache serve no
+      other owner.
+    shared: how many of the first tokens, such as a character's, serve all
+      owners.
+    cache_salt: requests of different salts share nothing in the cache, not even
+      one owner's, so that no guess can find out what a prompt holds.
+    conversation: a key; its turns belong together, and points of earlier turns
+      make room for those of later ones. None for none.
     priority: higher goes first.
-    deadline: seconds after which it is too late to begin; None for never.
-    guided: how its continuation is searched for; None where it is drawn. What
-      is found comes at once, when the search is done, cut at a stop string.
+    deadline: seconds within which it must begin; None for no limit.
+    guided: the search for its continuation; None to draw. The result comes at
+      once, when the search is done, cut at a stop string.
   """
 
   tokens: Sequence[int] | np.ndarray
@@ -122,15 +117,14 @@ class Event(NamedTuple):
 
   Attributes:
     token: its number.
-    text: what can be shown with it: '' where all of it is held back
-      (`stop.py`), or where there is no tokenizer.
+    text: what can be shown with it; '' if all is held back (`stop.py`), or
+      without a tokenizer.
     log_probability: the model's own, before filters (`sampling.py`).
     reason: None, or why this token is the last: 'length', 'stop_token' or
       'stop_string'.
-    scores: what the engine's token-level head gives the text up to and with
-      this token, the probability of each dimension; those of the token before
-      it for a stop token, which shows nothing of its own, and None where that
-      is the first. None without a head.
+    scores: by dimension the token-level head's probability for the text up to
+      and with this token. A stop token, which shows nothing, has the scores of
+      the token before it, None if there is none. None without a head.
   """
 
   token: int
@@ -141,23 +135,23 @@ class Event(NamedTuple):
 
 
 class Result(NamedTuple):
-  """A sequence's continuation, as far as it came.
+  """A sequence's continuation so far.
 
   Attributes:
     tokens: int32, the drawn ones, including the one that stopped it.
     text: the drawn tokens' text, up to the stop.
     log_probabilities: float32, one per drawn token.
-    prompt_log_probabilities: float32, one per token of the prompt but the
-      first, in every turn of a conversation too; None where the request did
-      not ask. Fewer where the prompt was cut off.
-    reason: see `Event`; 'cancelled' where the stream was closed or not read in
-      time, 'drained' where the engine stopped, 'error' where `error` says why.
-    error: a `BadLogits`, a `Late`, or None; of a search also a
-      `beam.Vetoed`, a `beam_slots.Exhausted` or a `pages.Full`.
+    prompt_log_probabilities: float32, one per token of the prompt (or of this
+      turn's part of it) but the first; fewer if the prompt was cut off. None
+      unless requested.
+    reason: see `Event`; 'cancelled' if the stream was closed or not read in
+      time, 'drained' if the engine stopped, 'error' if `error` says why.
+    error: a `BadLogits`, a `Late`, or None; of a search also a `search.Vetoed`,
+      a `slots.Exhausted` or a `pages.Full`.
     reused: tokens of the prompt that were in the cache and did not run.
     prompt_scores: the highest probability of each of the head's dimensions over
-      the prompt's tokens, whether they ran or were in the cache. None without a
-      head, and as long as none has run.
+      the prompt's tokens, run or resumed. None without a head, and before any
+      has run.
   """
 
   tokens: np.ndarray
@@ -173,13 +167,10 @@ class Result(NamedTuple):
 def check(
   request: Request, vocab_size: int, length: int, name: str = 'request'
 ) -> np.ndarray:
-  """Returns the prompt as int32 [L].
+  """Returns the prompt as int32 [L], if the request is valid.
 
-  Args:
-    request: what is asked.
-    vocab_size: V, the model's vocabulary size.
-    length: tokens that its row has room for, prompt and continuation.
-    name: the request's name in messages.
+  `length` is the room of its row, prompt and continuation; `name` stands for
+  the request in messages.
 
   Raises:
     TypeError, ValueError: names the field, its value and what is right.
@@ -245,7 +236,7 @@ def check(
 
 
 def check_tokens(tokens: Any, vocab_size: int, name: str) -> np.ndarray:
-  """Returns tokens as int32 [L], once they are of the vocabulary.
+  """Returns tokens as int32 [L], if all are in the vocabulary.
 
   Raises:
     TypeError, ValueError: names the argument, its value and what is right.

@@ -12,19 +12,19 @@ The filters apply in Hugging Face's order (`transformers`' generate):
       none   ∞
     token = argmax of (Gumbel noise - depth) over what is kept
 
-Temperature 0 takes the largest logit after the penalty, and the first of equal
+Temperature 0 takes the largest logit after the penalty, the first of equal
 ones. Equal logits are kept or cut together: at a tie top_k keeps more than k,
 as in Hugging Face's code, and top_p does the same here.
 
-No limit needs the vocabulary sorted. A depth is not negative, so that its bits
-are ordered as the depths are, and the limit is found bit by bit: 31 sums over
-the vocabulary. They are skipped where no row asks for them, and the noise is
-skipped where all rows are greedy.
+No limit needs the vocabulary sorted. The bits of non-negative floats are
+ordered as the floats are, so a limit is found bit by bit, in 31 sums over the
+vocabulary. They are skipped if no row needs them, as is the noise if all rows
+are greedy.
 
 The noise is threefry's, with the key (seed, index of the token in its sequence)
-and the vocabulary entry as the counter. So the same seed gives the same text,
-whatever else is in the batch and whichever row the sequence has, as long as the
-logits are the same.
+and the vocabulary entry as the counter. So a seed gives the same text whatever
+else is in the batch and whichever row the sequence has, if the logits are the
+same.
 """
 
 from collections.abc import Callable
@@ -52,13 +52,16 @@ class Sampling:
   Attributes:
     temperature: divides the logits; 0 takes the likeliest token.
     top_k: keeps the k likeliest tokens; 0 for all.
-    top_p: keeps the likeliest tokens that together have this probability; 1
-      for all.
-    min_p: keeps tokens whose probability is at least this part of the
-      likeliest one's; 0 for all.
+    top_p: keeps the likeliest tokens that together have this probability; 1 for
+      all.
+    min_p: keeps tokens with at least this fraction of the likeliest token's
+      probability; 0 for all.
     repetition_penalty: divides the logits of tokens that the sequence holds,
       prompt included, and multiplies negative ones; 1 for none.
     seed: the noise's seed, 0…2³²-1.
+
+  Raises:
+    TypeError, ValueError: names the field, its value and what is right.
   """
 
   temperature: float = 1.0
@@ -69,11 +72,6 @@ class Sampling:
   seed: int = 0
 
   def __post_init__(self):
-    """Refuses settings out of range.
-
-    Raises:
-      TypeError, ValueError: names the field, its value and what is right.
-    """
     for name in ('temperature', 'top_p', 'min_p', 'repetition_penalty'):
       _check_type(name, getattr(self, name), numbers.Real, 'a number')
     for name in ('top_k', 'seed'):
@@ -180,12 +178,10 @@ def distribution(
   settings: Settings,
   seen_BV: jax.Array | None = None,
 ) -> jax.Array:
-  """Returns what `draw` draws from: float32 log-probabilities [B, V].
+  """Returns the distribution of `draw`: float32 log-probabilities [B, V].
 
   Tokens that are cut have -inf; in a greedy row that is all but one. A row from
-  which `draw` cannot choose is NaN.
-
-  Arguments and errors are those of `draw`.
+  which `draw` cannot choose is NaN. Arguments and errors are those of `draw`.
   """
   _check_shapes(logits_BV, settings, seen_BV=seen_BV)
   logits_BV = logits_BV.astype(jnp.float32)

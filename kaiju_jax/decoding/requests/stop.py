@@ -1,11 +1,11 @@
-"""Turns tokens into text as they come, and finds where a sequence stops.
+"""Turns drawn tokens into text to show, and finds where a sequence stops.
 
-What is shown is never taken back. So text is held back while it may still
-change or be cut: bytes that are not a whole character yet, and an end that may
-still become a stop string. The shown pieces together are the text.
+Shown text is never taken back. So text is held back while it may still change
+or be cut: bytes that are not a whole character yet, and an end that may become
+a stop string.
 
 A sequence stops at one of its stop tokens, or where its text first completes a
-stop string; where the same character completes several, the longest counts.
+stop string; if the same character completes several, the longest counts.
 Neither is shown. How text is divided into tokens does not matter, except that
 the token that completes a stop string is the last.
 """
@@ -24,7 +24,7 @@ _KEPT = 8
 
 
 class Characters:
-  """Gives out the text of tokens, each character as soon as it is whole.
+  """Text of tokens, given out as soon as each character is whole.
 
   The joined pieces equal the tokenizer's `decode` of all tokens, unless more
   than 32 tokens in a row decode to no readable character.
@@ -32,14 +32,14 @@ class Characters:
 
   def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
     self._tokenizer = tokenizer
-    # At the start of a text, tokens decode differently than within it ('▁a' is
-    # 'a' there). So those of the last piece stay, and new ones follow them.
+    # Tokens decode differently at the start of a text than within it ('▁a' is
+    # 'a' there). So the tokens of the last piece are kept in front of new ones.
     self._tokens: list[int] = []
     self._last = 0  # How many there were when the last piece was whole.
     self._given = 0  # How many characters of their text were given out.
 
   def push(self, token: int) -> str:
-    """Returns the characters that `token` makes known, perhaps none.
+    """Returns the characters that `token` completes, perhaps none.
 
     A token outside the tokenizer's vocabulary reads as U+FFFD.
     """
@@ -59,7 +59,7 @@ class Characters:
     return piece
 
   def finish(self) -> str:
-    """Returns what was held back, once no token will follow."""
+    """Returns what was held back, after the last token."""
     text = self._decode(self._tokens)
     return self._give(text, len(text))
 
@@ -87,10 +87,7 @@ class Characters:
 
 
 class Strings:
-  """Passes text on until a stop string is complete.
-
-  Args:
-    strings: where to stop; none to pass everything on.
+  """A filter that passes text on until a stop string is complete.
 
   Raises:
     TypeError, ValueError: a stop string that is no string, or empty.
@@ -121,7 +118,7 @@ class Strings:
     return text[:shown]
 
   def finish(self) -> str:
-    """Returns what was held back, once no text will follow."""
+    """Returns what was held back, after the last text."""
     text, self._held = self._held, ''
     return text
 
@@ -130,13 +127,12 @@ class Text:
   """The shown text of one sequence, and why it ended.
 
   Args:
-    tokenizer: the tokenizer that turns tokens into text; None for no text.
+    tokenizer: None for no text.
     tokens: stop tokens.
     strings: stop strings; they need a tokenizer.
 
   Attributes:
-    reason: None while the sequence goes on, then 'stop_token' or
-      'stop_string'.
+    reason: None while the sequence goes on, then 'stop_token' or 'stop_string'.
 
   Raises:
     TypeError, ValueError: names the argument, its value and what is right.
@@ -179,7 +175,7 @@ class Text:
     return self._show(self._characters.push(token))
 
   def finish(self) -> str:
-    """Returns what was held back, where the sequence ends without a stop."""
+    """Returns what was held back, if the sequence ends without a stop."""
     if self._characters is None or self.reason is not None:
       return ''
     # Bytes that became no character end the text as U+FFFD, which can also be
@@ -195,14 +191,10 @@ class Text:
 
 
 def check_tokens(tokens: Collection[int], name: str = 'tokens') -> None:
-  """Refuses stop tokens that are no tokens.
-
-  Args:
-    tokens: the stop tokens.
-    name: the argument's name in messages.
+  """Refuses stop tokens that are no integers of 0 or more.
 
   Raises:
-    TypeError, ValueError: names the first.
+    TypeError, ValueError: names the first, and the argument by `name`.
   """
   if not isinstance(tokens, Iterable) or isinstance(tokens, str):
     raise TypeError(f'{name}={tokens!r}: expected several integers.')
@@ -231,10 +223,7 @@ def check_strings(strings: Sequence[str]) -> None:
 
 
 def _overlap(text: str, string: str) -> int:
-  """Returns how many characters at the end of `text` begin `string`.
-
-  The whole of `string` does not count.
-  """
+  """Returns the length of the longest proper beginning of `string` at the end."""
   for size in range(min(len(text), len(string) - 1), 0, -1):
     if text.endswith(string[:size]):
       return size
