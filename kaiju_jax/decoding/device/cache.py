@@ -1,7 +1,7 @@
-"""The cache: pages of keys and values, and what each row sees of them.
+"""The cache: pages of keys and values, and which queries see each slot.
 
-One design serves text, beams and trees of beams. For each kind of layers, local
-and global, there are
+One design serves text, beams and trees of beams. Each kind of layers, local and
+global, has
 
     pools      one for each layer that makes keys and values, P pages of S
                slots: the codes of training and their scales, or floats. With
@@ -14,13 +14,12 @@ and global, there are
 Ranges and positions belong to (row, logical slot) and not to the page, because
 rows that share a page see it differently. An empty slot has start == limit.
 
-Text lies in the order of its positions: logical slot m of a row holds position
-first + m. In a global row `first` stays 0. A local row is a ring: when the next
-tokens need room, the pages that have left the window go to the end of the
-table, and `first` moves on by as many slots. So the ring is a table that
-rotates, and no key or value moves. The host says which page stands where
-(`rows.py`), because a page that another row or a later resume may read is not
-written again: another takes its place.
+Text lies in order of position: logical slot m of a row holds position first +
+m. In a global row `first` stays 0. A local row is a ring, a table that rotates:
+when the next tokens need room, the pages that have left the window go to its
+end, and `first` grows by as many slots. No key or value moves. The host assigns
+the pages (`rows.py`), because a page that another row or a later resume may
+read must be replaced, not overwritten.
 """
 
 from typing import NamedTuple
@@ -45,8 +44,7 @@ class Kind(NamedTuple):
 
   Attributes:
     k: keys [P·U, S, K] of each layer that makes them: floats, or `Quantized`
-      codes with a scale per token [P·U, S], or no scales where they are per
-      channel.
+      codes with a scale per token [P·U, S], or without scales if per channel.
     v: values, in the same form.
     table_RN: int32, each row's pages; −1 where there is none.
     start_RM: int32, first query coordinate that sees each logical slot.
@@ -70,10 +68,10 @@ class Kind(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """R sequences' keys and values.
+  """The keys and values of R sequences.
 
   Attributes:
-    kinds: 'local' and 'global', as far as the model has them.
+    kinds: 'local', 'global' or both.
     length_R: int32, tokens of each row's text.
   """
 
@@ -84,13 +82,7 @@ class Cache(NamedTuple):
 def make(
   config: model_config.ModelConfig, pools: dict[str, paging.Pool], rows: int
 ) -> Cache:
-  """Returns an empty cache, in which no row has a page yet (`give_pages`).
-
-  Args:
-    config: the model's config.
-    pools: those of `paging.pools`.
-    rows: R, how many sequences it holds.
-  """
+  """Returns an empty cache for `rows` rows without pages (`give_pages`)."""
   kinds = {}
   for kind, pool in pools.items():
     owners = range(len(pool.owners))
@@ -172,10 +164,7 @@ def copy_pages(
 ) -> Cache:
   """Returns the cache with n pages of each kind copied to others.
 
-  Args:
-    cache: the cache.
-    copies: int32 [2, n] for each kind, from and to; −1 for none.
-    heads: U, heads of keys and values.
+  `copies` are int32 [2, n] by kind, from and to, −1 for none; `heads` is U.
   """
   kinds = dict(cache.kinds)
   for name, pages in copies.items():
@@ -207,8 +196,7 @@ def pasts(
     pools: those of `paging.pools`.
     row_B: int32, the cache's row for each row of the call.
     visibility: the visibility of the call's queries.
-    reference_length: in the reference mode, the length of the forward pass
-      whose bits each token has (see `past.py`); None in the fast mode.
+    reference_length: as in `extend.Network`.
   """
   result = {}
   for kind, pool in pools.items():
@@ -322,7 +310,7 @@ def rotate(
   end_B: jax.Array,
   rings: dict[str, jax.Array],
 ) -> Cache:
-  """Returns the cache with room in its rings for text up to `end`.
+  """Returns the cache with room in its rings for text up to `end_B`.
 
   Args:
     cache: the cache.
@@ -369,10 +357,7 @@ def reissue(
 ) -> Cache:
   """Returns the cache with new ranges for a row's slots.
 
-  Args:
-    cache: the cache.
-    row: int32 scalar.
-    ranges: for each kind start, limit and position, int32 [M].
+  `ranges` has start, limit and position by kind, int32 [M].
   """
   kinds = {}
   for name, kind in cache.kinds.items():
@@ -393,16 +378,15 @@ def settle(
   length: jax.Array,
   heads: int = 1,
 ) -> Cache:
-  """Returns the cache with a row whose slots are text again, in its order.
+  """Returns the cache with a searched row's tokens as text again, in order.
 
-  Tokens that a search left wherever there was room move, once, to the slots
-  that text has, so that `extend.text` can go on. What stands there already is
-  not written again: others may read it.
+  Each token that is not in its place moves there once, so that `extend.text`
+  can go on. The others are not written, because other rows may read them.
 
   Args:
     cache: the cache.
     row: int32 scalar.
-    source: int32 [M] for each kind: the slot whose token slot m gets; −1 for
+    source: int32 [M] for each kind, the slot whose token slot m gets; −1 for
       none.
     first: int32 scalar for each kind, the position of slot 0; whole pages.
     length: int32 scalar, tokens of the text.

@@ -29,7 +29,7 @@ def copy_pages(heads: int) -> Callable[..., Any]:
 
 @functools.cache
 def lend(heads: int) -> Callable[..., Any]:
-  """Copies pages, and gives a row the copies."""
+  """Returns a function that copies pages and gives a row the copies."""
 
   def change(cache, row, pages, copies):
     cache = cache_lib.copy_pages(cache, copies, heads)

@@ -1,8 +1,7 @@
-"""A model and its cache: open a row, extend it, record it, close it.
+"""A model and its cache: opens rows, extends, records and closes them.
 
-The decoder is the only writer of its cache. Every call that changes the cache
-goes through `Decoder.run`. Each shape [B, L] of a call compiles once; opening
-and closing rows compiles nothing.
+The decoder is the only writer of its cache, always through `Decoder.run`. Each
+shape [B, L] of a call compiles once; opening and closing rows compiles nothing.
 """
 
 from collections.abc import Callable
@@ -37,7 +36,6 @@ class Decoder:
   """One model and one cache of `rows` sequences.
 
   Attributes:
-    config: the model's config.
     network: the model and its pools, for functions that `run` calls.
     params: those of `weights.ready`.
     jit: `jax.jit` with the compiler options of the mode.
@@ -68,7 +66,7 @@ class Decoder:
       rows: sequences that the cache holds at once.
       length: tokens of the longest sequence, prompt and continuation.
       page: slots of a page.
-      extra: slots of a row beyond those of one sequence, for a beam search.
+      extra: slots of a row beyond one sequence's, for a beam search.
       page_counts: pages of a kind's pool; by default every row can be full.
       mode: one of `extend.MODES`.
       replica: the training state's replica, where updates were ternary.
@@ -96,8 +94,8 @@ class Decoder:
       pools,
       length if mode == 'reference' else None,
     )
-    # All committed to one device: otherwise each call would compile twice, for
-    # the cache as it is made and as it comes back.
+    # All arrays are committed to one device. Otherwise each call would compile
+    # twice: for the cache as made, and as returned by a call.
     (device,) = jnp.zeros(()).devices()
     self.jit = reference.jit if mode == 'reference' else jax.jit
     turned = mode != 'reference' and dispatch.platform() == 'cpu'
@@ -145,18 +143,16 @@ class Decoder:
   ) -> Any:
     """Runs `function(params, cache, *arguments)` and keeps its cache.
 
-    One that appends to texts is run as `function(params, cache, rings,
-    *arguments)`; see `extend.text`.
-
-    Ctrl-C during the call raises after it, when the cache and the account of
-    its rows are those of after the call.
+    One that appends to texts gets the rings as well: `function(params, cache,
+    rings, *arguments)` (`extend.text`). Ctrl-C during the call raises after it,
+    when cache and account agree again.
 
     Args:
       function: from `jit`, with `donate_argnums=1`; returns a result and a
         cache.
       *arguments: what it takes beside the parameters and the cache.
-      appends: how many tokens the call appends to the text of each row; None
-        for a function that appends none and takes no rings.
+      appends: by row, how many tokens the call appends to its text; None for a
+        function that appends none and takes no rings.
 
     Returns:
       The function's result.
@@ -165,6 +161,7 @@ class Decoder:
       ValueError: a row that is not open, is lent to a search, or gets more
         tokens than it was opened for; then nothing has run.
       held_cache.Closed: an earlier call failed after it had taken the cache.
+      pages.Full: no page is free for a ring.
     """
     for row, count in (appends or {}).items():
       self._check_room(row, count)
@@ -192,19 +189,20 @@ class Decoder:
     extra: int = 0,
     text: prefix_tree.Text | None = None,
   ) -> int:
-    """Takes a free row for a text of up to `length` tokens.
+    """Takes a free row for a text of up to `length` tokens, and returns it.
 
     Args:
-      length: tokens of prompt and continuation; by default what a row can hold.
+      length: tokens of prompt and continuation; by default all that a row
+        holds.
       extra: slots beyond them, for a beam search.
-      text: the prompt, whose beginning is there at once as far as a point has
-        it (`record`): `length_of` says how much; never all of it, because its
-        last token gives the logits of the next. None for an empty row.
+      text: the prompt; None for an empty row. The row starts with the beginning
+        that a point has (`record`), `length_of` it: never all, because the last
+        token gives the logits of the next.
 
     Raises:
       TypeError: a length or extra slots that are no integer.
       ValueError: no row could ever hold it, or a length below 1.
-      pages.Full: none is free now.
+      pages.Full: no row is free now, or too few pages.
     """
     length = self.length if length is None else length
     for name, value in (('length', length), ('extra', extra)):
@@ -230,7 +228,7 @@ class Decoder:
     return opened.row
 
   def close(self, row: int) -> None:
-    """Gives a row and its pages back.
+    """Frees a row and releases its pages.
 
     Raises:
       ValueError: the row is not open.
@@ -249,19 +247,15 @@ class Decoder:
       )
 
   def warm(self) -> None:
-    """Compiles what opens and closes rows.
-
-    Raises:
-      pages.Full: no row is free.
-    """
+    """Compiles what opens and closes rows; needs a free row (pages.Full)."""
     self.close(self.open(1))
     self._copy({})
 
   def record(self, row: int, text: prefix_tree.Text) -> nodes.Point:
-    """Makes a point of a row's text, at which others can go on.
+    """Makes a point of a row's text, which other rows can resume.
 
-    It takes no pages: it holds the row's own, which nobody writes again where
-    it reads them.
+    It copies nothing: the point holds the row's own pages, which are not
+    written again where the point reads them.
 
     Args:
       row: of the cache.
@@ -270,7 +264,7 @@ class Decoder:
 
     Raises:
       ValueError: the row is not open, is lent to a search, holds fewer tokens,
-        or no longer those of the window.
+        or has lost some of the window's.
     """
     self.check_text(row)
     if len(text.tokens) > self.length_of(row):
@@ -321,10 +315,10 @@ class Decoder:
     """Appends to the rows' texts; returns hidden states [B, L, D].
 
     Args:
-      rows: indices of B open rows of the cache, each at most once.
+      rows: indices of B open rows, each at most once.
       tokens_BL: int32, each row's next tokens.
-      count_B: how many of them each row takes, the rest is padding; all by
-        default.
+      count_B: how many of them each row takes, the rest is padding; None for
+        all.
 
     Raises:
       ValueError: a row that is not open, is lent to a search or is named twice,
@@ -361,9 +355,9 @@ class Decoder:
     first: dict[str, int],
     length: int,
   ) -> None:
-    """Makes the row of a search's tokens text again; see `cache.settle`."""
+    """Turns the row of a search into text again; see `cache.settle`."""
     first = {kind: np.int32(position) for kind, position in first.items()}
-    # Of slots without a token the row's pages hold whatever the search left.
+    # Slots without a token hold whatever the search left.
     held = {
       kind: int(first[kind]) + int((source_M >= 0).argmax())
       for kind, source_M in source.items()
@@ -377,14 +371,14 @@ class Decoder:
   def lend(self, row: int) -> None:
     """Gives a row's slots to a search: no text until `settle` or `close`.
 
-    Pages of a ring that others hold too are copied (`Rows.own`).
+    It copies pages of a ring that others hold too (`Rows.own`).
 
     Raises:
       pages.Full: too few pages are free for that.
     """
     with interrupts.delay():
       copies = self.account.own(row)
-      # As many as there may be, so that all share a compilation.
+      # Padded to the most there may be, so that all share a compilation.
       padded = {}
       for kind in copies:
         size = self.network.pools[kind].row_pages

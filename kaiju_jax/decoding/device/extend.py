@@ -1,19 +1,18 @@
-"""One call of the model with a cache: a chunk in, hidden states out.
+"""One call of the model with a cache: a chunk of tokens in, hidden states out.
 
-    text    each row's next tokens, whose positions and slots follow from the
-            row's length
-    chunk   any tokens with ranges, coordinates, positions and slots that the
-            caller chooses: beams, trees, bidirectional spans
+    text    each row's next tokens; positions and slots follow from its length
+    chunk   any tokens, with ranges, coordinates, positions and slots from the
+            caller: beams, trees, bidirectional spans
 
-Both are pure functions of (params, cache), one compilation for each shape
-[B, L]. A row of a call may be any row of the cache. Tokens beyond a row's
-`count` are padding, which sees nothing new, is seen by nobody and is not kept.
+Both are pure functions of (params, cache), compiled once for each shape [B, L].
+A row of a call may be any row of the cache. Tokens beyond a row's `count` are
+padding: it sees nothing new, no query sees it, and the cache does not keep it.
 
 In the reference mode a token's hidden state has the bits of the forward pass
-over a row as long as the cache. It does not matter how the row's text was split
-into calls, in which row and pages it lies, or what else the cache holds.
-`reference.jit` compiles both sides so that the shape of a call moves no bit,
-and `model/past.py` gives attention the keys in the forward pass's order.
+over a row as long as the cache, however the row's text was split into calls and
+wherever it lies. `reference.jit` compiles both sides so that the shape of a
+call moves no bit; `model/past.py` gives attention the keys in the forward
+pass's order.
 """
 
 from typing import Any
@@ -31,7 +30,7 @@ MODES = ('fast', 'reference')
 
 
 class Network(NamedTuple):
-  """What all calls of one model and one cache share; no arrays.
+  """The model and the layout of its cache, which all calls share; no arrays.
 
   Attributes:
     model: a `Transformer` with `unstacked=True`.
@@ -46,15 +45,15 @@ class Network(NamedTuple):
 
 
 class Chunk(NamedTuple):
-  """Tokens of a call, with all that the cache needs to know about them.
+  """The tokens of a call, and where the cache keeps them.
 
   Attributes:
-    row_B: int32, the cache's row.
+    row_B: int32, rows of the cache.
     tokens_BL: int32.
-    visibility: the chunk's queries and, where the cache keeps them, its keys;
+    visibility: the chunk's queries and, if the cache keeps them, its keys;
       start == limit for padding.
-    slot: int32 [B, L] of each kind: the logical slot that keeps the token's
-      keys and values; −1 for none.
+    slot: by kind int32 [B, L], the logical slot of each token's keys and
+      values; −1 for none.
   """
 
   row_B: jax.Array
@@ -68,9 +67,9 @@ def chunk(
 ) -> tuple[jax.Array, cache_lib.Cache]:
   """Returns hidden states [B, L, D], and the cache with the chunk in it.
 
-  The chunk must not be written to slots that its own queries see. A row's
-  length does not change (`Cache.length_R`): a row holds either text or what the
-  caller keeps there.
+  No slot that the chunk's queries see may be one that it is written to. The
+  row's length stays (`Cache.length_R`), because the slots hold what the caller
+  chooses.
   """
   hidden_BLD, made = _run(network, params, cache, *chunk[:3])
   cache = cache_lib.write(
@@ -96,14 +95,14 @@ def text(
   """Returns hidden states [B, L, D], and the cache with the rows' next tokens.
 
   Args:
-    network: the model and the pools of the cache.
+    network: the model and the pools.
     params: those of `weights.ready`.
     cache: the cache.
-    rings: the tables of all rows with room for the tokens (`cache.rotate`).
+    rings: all rows' tables with room for the tokens (`cache.rotate`).
     row_B: int32, rows of the cache, each at most once.
     tokens_BL: int32.
-    count_B: int32, tokens of each row; 0 leaves a row as it is. The rows must
-      have room for them.
+    count_B: int32, tokens of each row, which needs room for them; 0 leaves a
+      row as it is.
   """
   visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
   hidden_BLD, made = _run(network, params, cache, row_B, tokens_BL, visibility)
@@ -147,7 +146,7 @@ def _run(network, params, cache, row_B, tokens_BL, visibility):
 
 
 def _wait_for(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
-  """Returns row_B in a form that is known only once all layers have read.
+  """Returns row_B as a value that XLA cannot know before all layers have read.
 
   Otherwise XLA copies each pool, to read one and write to the other. It drops
   optimization barriers before it decides, so the dependency is on data: on a

@@ -1,7 +1,7 @@
 """Holds the cache between the calls that take it.
 
-Calls donate the cache: their buffers replace it, so that there is only ever one
-cache's bytes. A call that fails after it took the cache leaves none.
+Calls donate the cache: their output replaces it, so that only one cache's bytes
+exist. A call that fails after it took the cache leaves none.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from kaiju_jax.decoding.device import interrupts
 
 
 class Closed(RuntimeError):
-  """A call failed after it had taken the cache, so that there is none left."""
+  """An error: a call failed after it had taken the cache, which is lost."""
 
 
 class HeldCache:
-  """A cache between calls that take it."""
+  """The cache between calls that take it."""
 
   def __init__(self, cache: cache_lib.Cache):
     self._cache: cache_lib.Cache | None = cache
@@ -47,10 +47,7 @@ class HeldCache:
     params: Any,
     *arguments: Any,
   ) -> Any:
-    """Runs `function(params, cache, *arguments)` and keeps its cache.
-
-    Returns:
-      The function's result.
+    """Returns the result of `function(params, cache, …)`, and keeps its cache.
 
     Raises:
       Closed: an earlier call failed after it had taken the cache.

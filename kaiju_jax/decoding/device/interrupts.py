@@ -1,8 +1,8 @@
-"""Ctrl-C waits until a call has given back the cache that it took.
+"""Delays Ctrl-C until a call has given back the cache that it took.
 
-A call donates its buffers: they are gone once it has begun, and the ones that
-replace them are known only once its results are assigned. A KeyboardInterrupt
-between the two would leave a cache that is neither.
+A call that has begun has donated its buffers, and their replacements are known
+only once its results are assigned. A KeyboardInterrupt between the two would
+lose the cache.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ _is_held = False
 def delay() -> Iterator[None]:
   """Delays Ctrl-C to the end of the block, where its handler then runs.
 
-  Blocks nest. Outside the main thread, where Python runs no signal handlers,
-  and where SIGINT has no handler of Python's, this does nothing.
+  Blocks nest. It does nothing outside the main thread, where Python runs no
+  signal handlers, or if SIGINT has no Python handler.
   """
   global _is_held
   former = None

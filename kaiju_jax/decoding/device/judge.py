@@ -1,10 +1,10 @@
-"""A token-level head over the hidden states of a decoder.
+"""A token-level head over a decoder's hidden states, which scores each token.
 
-    probability = σ(head(hidden))        about the text up to and with a token
+    probability = σ(head(hidden))        of the text up to and with a token
 
 The head is one linear layer over the final normed hidden state
-(`model/token_head.py`), which every call of the model makes anyway. So what it
-says is computed in the same program.
+(`model/token_head.py`). Every call of the model computes that state, so that
+the scores come from the same program.
 """
 
 import hashlib
@@ -16,18 +16,18 @@ import numpy as np
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.model import token_head
 
-# Parameters and names, as `token_head.load` returns them.
+# A head's parameters and config, as `token_head.load` returns them.
 Head = tuple[Any, token_head.TokenHeadConfig]
 
 
 class Judge:
-  """A head that reads one decoder's hidden states.
+  """A head that scores the tokens of one decoder.
 
   Attributes:
-    names: of its C dimensions, in the order of the probabilities.
-    params: its parameters, where the decoder's are.
-    version: digest of weights and dimensions: what another version gave a text
-      is not what this one would.
+    names: its C dimensions, in the order of the probabilities.
+    params: its parameters, on the decoder's device.
+    version: digest of weights and dimensions; scores of another version do not
+      count as this head's.
   """
 
   def __init__(self, head: Head, decoder: decoder_lib.Decoder):

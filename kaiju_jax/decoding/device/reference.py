@@ -1,11 +1,11 @@
-"""Compilation in which every row's bits are its own.
+"""A compiler mode in which the bits of a row do not depend on other rows.
 
 The reference mode promises that text decoded in calls has the bits of one
 forward pass over the row. A sum of floats has the same bits only in the same
 order, and XLA's order depends on the shape of the whole array: a CPU's matrix
-library takes the last rows of a product by another kernel than the rows before
-them, and which rows these are differs from one processor to the next. No option
-of the compiler changes this, so `jit` takes the matrix library away:
+library computes a product's last rows by another kernel than the others, and
+which rows these are differs between processors. No compiler option changes
+this, so `jit` avoids the matrix library:
 
     every product of floats is made element by element and then summed over
     the contracted dimension, which is the last one, in float32
@@ -16,16 +16,15 @@ are. Products of integers are exact in any order and stay as they are.
 Compiler options switch off everything else that changes a bit:
 
   * YNNPACK splits a reduction by the number of rows;
-  * LLVM's optimizations turn a loop over a sum into several partial sums,
-    where the shape of the loop allows it;
+  * LLVM's optimizations may turn a loop over a sum into several partial sums;
   * the algebraic simplifier reorders products by the sizes of their factors;
-  * excess precision leaves roundings to bfloat16 out where it can;
-  * a fused multiply-add rounds once where a product and a sum round twice. x86
-    without AVX2 has none. On other processors nothing is fused that it could
-    be made of, which takes three times as long to compile.
+  * excess precision leaves out roundings to bfloat16;
+  * a fused multiply-add rounds once instead of twice. x86 without AVX2 has
+    none. Other processors get no fusion that could make one, so that
+    compilation takes three times as long.
 
-Both sides of a comparison are compiled by this `jit`, the forward pass too. It
-is for comparisons: a product of floats takes many times as long.
+Compile both sides of a comparison by this `jit`, the forward pass too. It is
+for comparisons: a product of floats takes many times as long.
 """
 
 from collections.abc import Callable
@@ -55,7 +54,7 @@ _PRODUCTS = 2**24
 
 
 def jit(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-  """`jax.jit` of `fn` with products in order; options are jit's own."""
+  """Returns `jax.jit` of `fn` with products in order; options are jit's own."""
   return jax.jit(in_order(fn), compiler_options=OPTIONS, **options)
 
 
@@ -72,7 +71,7 @@ def in_order(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-  """Evaluates a traced function, its products in order."""
+  """Evaluates a traced function with its products in order."""
   consts, jaxpr = getattr(jaxpr, 'consts', ()), getattr(jaxpr, 'jaxpr', jaxpr)
   values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
 
@@ -85,8 +84,8 @@ def _run(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
   return [read(atom) for atom in jaxpr.outvars]
 
 
-# Where an equation keeps the functions that it runs. Those of a call are taken
-# in, and those of a loop or a branch replaced.
+# The fields of an equation with the functions that it runs. Those of a call are
+# inlined, those of a loop or a branch replaced.
 _CALLS = {
   'jit': 'jaxpr',
   'closed_call': 'call_jaxpr',
@@ -115,7 +114,7 @@ def _apply(equation, args: list[Any]) -> Sequence[Any]:
 
 
 def _list_bodies(jaxpr: Any) -> Any:
-  """Returns a loop's body, or the branches of a condition, in order."""
+  """Returns a loop's body, or a condition's branches, in order."""
   if isinstance(jaxpr, tuple):
     return tuple(map(_list_bodies, jaxpr))
   return jax.make_jaxpr(lambda *args: _run(jaxpr, args))(*jaxpr.in_avals)

@@ -1,16 +1,16 @@
-"""A trained or exported tree of parameters in the form that decoding reads.
+"""Prepares trained or exported parameters for decoding.
 
-Each weight is made once, and not at every step, in the form that the forward
-pass uses: codes and scales where the model is int8, otherwise the model's
+Each weight is converted once, instead of at every step, to the form that the
+forward pass reads: codes and scales if the model is int8, otherwise the model's
 dtype. Each layer has its own weights, `layer_0` and on. Training stacks them
 over the N repeats of the layer block and scans. A scan copies each weight out
-of its stack before it is read; that costs little beside the matrix product of a
-whole batch, but a decoding step does little else than read weights.
+of its stack before it is read, which costs a decoding step much, because it
+does little else than read weights.
 
-On a CPU the tables of the vocabulary lie as [V, D] instead of [D, V], where
-they are floats: XLA would pack a head [D, V] anew at every step, and a lookup
-reads a row instead of a column. The fast mode alone has it: the order of the
-head's sums is another one, so that logits differ in their last bits.
+On a CPU, float tables of the vocabulary lie as [V, D] instead of [D, V]: XLA
+would pack a head [D, V] anew at every step, and a lookup reads a row instead of
+a column. Only the fast mode does so, because it changes the order of the head's
+sums and thereby the last bits of logits.
 """
 
 from typing import Any
@@ -37,12 +37,12 @@ def ready(
   Args:
     params: float32 master weights, or an export (`own.load`).
     config: the model's config.
-    replica: the training state's replica, where its updates were ternary.
+    replica: the training state's replica, if its updates were ternary.
     turned: whether float tables of the vocabulary become [V, D].
 
   Raises:
-    ValueError: a replica where there should be none, or none where there
-      should be one.
+    ValueError: a replica where there should be none, or none where there should
+      be one.
   """
   quantization = config.quantization
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)
@@ -68,8 +68,8 @@ def unstack(params: Any, config: model_config.ModelConfig) -> Any:
 def _with_columns(params: Any) -> Any:
   """Adds the column sums that products with unsigned codes need.
 
-  Codes of activations that are not negative are shifted by 128; the product
-  with a weight's column sums makes up for that.
+  Codes of non-negative activations are shifted by 128; the product with a
+  weight's column sums makes up for that.
   """
   blocks = {}
   for name, layer in params['blocks'].items():
