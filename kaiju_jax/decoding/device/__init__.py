@@ -1,1 +1,1 @@
-"""The cache's arrays, and the calls of the model that read and write them."""
+"""The cache on the device, and the compiled calls that read and write it."""

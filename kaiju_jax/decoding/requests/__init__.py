@@ -1,1 +1,1 @@
-"""Requests to an engine: sampling, stop conditions and limits."""
+"""Requests: the prompt, how to sample, when to stop."""

@@ -223,7 +223,10 @@ def check_strings(strings: Sequence[str]) -> None:
 
 
 def _overlap(text: str, string: str) -> int:
-  """Returns the length of the longest proper beginning of `string` at the end."""
+  """Returns how many last characters of `text` are a part of `string`.
+
+  They begin it, and it has more.
+  """
   for size in range(min(len(text), len(string) - 1), 0, -1):
     if text.endswith(string[:size]):
       return size
