@@ -28,7 +28,6 @@ import signal
 import sys
 import time
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.progress
@@ -160,10 +159,7 @@ def run_all(
 
 
 def main(argv: Sequence[str]) -> int:
-  try:
-    return _ablate(argv[1:])
-  except (OSError, ValueError) as error:
-    sys.exit(f'error: {error}')
+  return _ablate(argv[1:])
 
 
 def _ablate(overrides: Sequence[str]) -> int:
@@ -222,4 +218,4 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['config', 'out'])
-  app.run(main, flags_parser=_parse)
+  command_lib.run(main, parser=_parse)

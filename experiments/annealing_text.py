@@ -11,7 +11,6 @@ versions of Python. `experiments/configs/annealing.py` reads them.
 from collections.abc import Sequence
 import pathlib
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -23,12 +22,7 @@ _OUT = flags.DEFINE_string(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    with command.abortable():
-      _write(_OUT.value)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  _write(_OUT.value)
 
 
 def _write(out: str) -> None:
@@ -49,4 +43,4 @@ def _write(out: str) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

@@ -73,12 +73,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _ACCELERATOR)
   if (_PRESET.value is None) == (_CONFIG.value is None):
     raise app.UsageError('exactly one of --preset and --config is needed.')
-  command.begin()
-  try:
-    is_sound = _report()
-  except (ImportError, OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
-  if not is_sound:
+  if not _report():
     raise SystemExit(1)
 
 
@@ -144,4 +139,4 @@ def _write(figures) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main, ImportError)

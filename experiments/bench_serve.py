@@ -27,7 +27,6 @@ import os
 import pathlib
 import tempfile
 
-from absl import app
 from absl import flags
 import numpy as np
 import rich.console
@@ -84,8 +83,7 @@ def main(argv: Sequence[str]) -> None:
     raise SystemExit('error: --rows=1: the part between needs two.')
   lengths = [_pair(_PROMPT), _pair(_ANSWER)]
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
-  command.begin()
-  with tempfile.TemporaryDirectory() as folder, command.abortable():
+  with tempfile.TemporaryDirectory() as folder:
     if _HTTP.value:
       _over_http(pathlib.Path(folder), *lengths)
     else:
@@ -382,4 +380,4 @@ def _of_load(rate: float) -> int:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

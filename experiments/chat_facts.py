@@ -12,7 +12,6 @@ the first N replies, `--characters` lets the built-in ones talk.
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -53,12 +52,7 @@ _SAID = (
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    with command.abortable():
-      _run()
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  _run()
 
 
 def _run() -> None:
@@ -138,4 +132,4 @@ def _talk(generator, format) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

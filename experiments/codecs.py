@@ -24,7 +24,6 @@ import dataclasses
 import pathlib
 import time
 
-from absl import app
 from absl import flags
 from ml_collections import config_flags
 
@@ -72,16 +71,11 @@ _SAMPLE = 1_600_000
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    steps = _steps()
-    experiment = _CONFIG.value
-    experiment.seed = _SEED.value
-    train.check(experiment)
-    with command.abortable():
-      _report(experiment, steps)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'codecs: {error}') from error
+  steps = _steps()
+  experiment = _CONFIG.value
+  experiment.seed = _SEED.value
+  train.check(experiment)
+  _report(experiment, steps)
 
 
 def _steps() -> list[int]:
@@ -290,4 +284,4 @@ def _draw(curves, step: int) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

@@ -23,7 +23,6 @@ nothing.
 from collections.abc import Sequence
 import pathlib
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -65,21 +64,16 @@ _JOBS = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL)
-  command.begin()
-  try:
-    report.require_figures()
-    at, multiples = _fractions(), _multiples()
-    command.seeds(_SEEDS)
-    if not 0 < _EPSILON.value < 1:
-      raise ValueError(f'--epsilon={_EPSILON.value}: must lie between 0 and 1.')
-    if not 0 < _SHARE.value <= 1:
-      raise ValueError(f'--share={_SHARE.value}: must lie in 0…1, above 0.')
-    for flag in (_MODEL, _OUT):
-      addresses.refuse(flag.value or '', f'--{flag.name}={flag.value}')
-    with command.abortable():
-      _study(at, multiples)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  report.require_figures()
+  at, multiples = _fractions(), _multiples()
+  command.seeds(_SEEDS)
+  if not 0 < _EPSILON.value < 1:
+    raise ValueError(f'--epsilon={_EPSILON.value}: must lie between 0 and 1.')
+  if not 0 < _SHARE.value <= 1:
+    raise ValueError(f'--share={_SHARE.value}: must lie in 0…1, above 0.')
+  for flag in (_MODEL, _OUT):
+    addresses.refuse(flag.value or '', f'--{flag.name}={flag.value}')
+  _study(at, multiples)
 
 
 def _fractions() -> list[float]:
@@ -134,4 +128,4 @@ def _study(at: list[float], multiples: list[int]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

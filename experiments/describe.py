@@ -55,10 +55,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv)
   if (_PRESET.value is None) == (_CONFIG.value is None):
     raise app.UsageError('exactly one of --preset and --config is needed.')
-  try:
-    _describe()
-  except ValueError as error:
-    raise SystemExit(f'error: {error}') from error
+  _describe()
 
 
 def _describe() -> None:
@@ -97,4 +94,4 @@ def _length(text: str) -> int:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

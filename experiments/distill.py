@@ -21,7 +21,6 @@ import pathlib
 import subprocess
 import sys
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.table
@@ -38,32 +37,25 @@ _MEASURE = 'eval_loss'
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    with command.abortable():
-      _make_tokenizer(pathlib.Path(distill.TOKENIZER))
-      _run(
-        'train', f'--config={_CONFIG}:teacher', f'--workdir={distill.TEACHER}'
-      )
-      for method, sampling in _samplings().items():
-        _run(
-          'teach',
-          f'--teacher={distill.TEACHER}',
-          f'--config={_CONFIG}:{method}',
-          f'--out={distill.ROOT}/{method}',
-          f'--method={method}',
-          *(f'--{name}={value}' for name, value in sampling.items()),
-        )
-      _run(
-        'ablate',
-        f'--config={_CONFIG}',
-        f'--out={distill.ROOT}/students',
-        f'--seeds={",".join(_SEEDS.value)}',
-        f'--jobs={_JOBS.value}',
-      )
-      _publish()
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  _make_tokenizer(pathlib.Path(distill.TOKENIZER))
+  _run('train', f'--config={_CONFIG}:teacher', f'--workdir={distill.TEACHER}')
+  for method, sampling in _samplings().items():
+    _run(
+      'teach',
+      f'--teacher={distill.TEACHER}',
+      f'--config={_CONFIG}:{method}',
+      f'--out={distill.ROOT}/{method}',
+      f'--method={method}',
+      *(f'--{name}={value}' for name, value in sampling.items()),
+    )
+  _run(
+    'ablate',
+    f'--config={_CONFIG}',
+    f'--out={distill.ROOT}/students',
+    f'--seeds={",".join(_SEEDS.value)}',
+    f'--jobs={_JOBS.value}',
+  )
+  _publish()
 
 
 def _make_tokenizer(path: pathlib.Path) -> None:
@@ -196,4 +188,4 @@ def _met(is_met: bool) -> str:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

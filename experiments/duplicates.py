@@ -14,7 +14,6 @@ first. The new folder gets
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -30,17 +29,12 @@ _LEAST = flags.DEFINE_float(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _DOCUMENTS, _OUT)
-  command.begin()
   from kaiju_jax.runs.corpora import duplicates
   from kaiju_jax.runs.corpora import read
 
-  try:
-    read.refuse_existing(_OUT.value)
-    with command.abortable():
-      result = duplicates.find(_DOCUMENTS.value, _LEAST.value)
-      duplicates.write(result, _OUT.value)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  read.refuse_existing(_OUT.value)
+  result = duplicates.find(_DOCUMENTS.value, _LEAST.value)
+  duplicates.write(result, _OUT.value)
   total, kept = len(result.found.group), len(result.found.list_kept())
   print(
     f'{kept:,} of {total:,} documents are kept; {total - kept:,} are'
@@ -50,4 +44,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

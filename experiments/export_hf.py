@@ -19,7 +19,6 @@ The folder is new, and whole or not there at all.
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -37,16 +36,10 @@ _ACCEPT = flags.DEFINE_list('accept', [], 'What an Arcee folder may lose.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL, _OUT)
-  command.begin()
   from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
-  try:
-    print(
-      exchange.export(_MODEL.value, _OUT.value, _FORMAT.value, _ACCEPT.value)
-    )
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  print(exchange.export(_MODEL.value, _OUT.value, _FORMAT.value, _ACCEPT.value))
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

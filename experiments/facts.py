@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import dataclasses
 import pathlib
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -33,14 +32,9 @@ _WORLD = flags.DEFINE_integer('world', 0, 'Seed of the facts.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    addresses.refuse(_OUT.value, f'--out={_OUT.value}')
-    seeds = command.seeds(_SEEDS)
-    with command.abortable():
-      _run(pathlib.Path(_OUT.value), seeds)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
+  seeds = command.seeds(_SEEDS)
+  _run(pathlib.Path(_OUT.value), seeds)
 
 
 def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
@@ -183,4 +177,4 @@ def _say(candidates, detection, scores) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -74,14 +74,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL)
   if (_PROMPT.value is None) != _INTERACTIVE.value:
     raise app.UsageError('exactly one of --prompt and --interactive is needed.')
-  command.begin()
-  from kaiju_jax.decoding.requests import request as request_lib
-
-  try:
-    with command.abortable():
-      _generate()
-  except (OSError, ValueError, request_lib.BadLogits) as error:
-    raise SystemExit(f'error: {error}') from error
+  _generate()
 
 
 def _generate() -> None:
@@ -166,4 +159,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  # Logits from which no token can be drawn are an ArithmeticError.
+  command.run(main, ArithmeticError)

@@ -10,7 +10,6 @@ from model.safetensors or several files with an index, and are kept in float32.
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -26,14 +25,10 @@ _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL, _OUT)
-  command.begin()
   from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
-  try:
-    print(exchange.read(_MODEL.value, _OUT.value, _TOKENIZER.value))
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  print(exchange.read(_MODEL.value, _OUT.value, _TOKENIZER.value))
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

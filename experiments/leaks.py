@@ -14,7 +14,6 @@ training document; a run is rare if fewer than 10 documents have it
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -30,17 +29,12 @@ _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _EVALUATION, _TRAINING, _OUT)
-  command.begin()
   from kaiju_jax.runs.corpora import leaks
   from kaiju_jax.runs.corpora import read
 
-  try:
-    read.refuse_existing(_OUT.value)
-    with command.abortable():
-      result = leaks.find(_EVALUATION.value, _TRAINING.value)
-      leaks.write(result, _OUT.value)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  read.refuse_existing(_OUT.value)
+  result = leaks.find(_EVALUATION.value, _TRAINING.value)
+  leaks.write(result, _OUT.value)
   leaked = int(result.found.find_leaked().sum())
   common = int(result.found.common.sum())
   print(
@@ -51,4 +45,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

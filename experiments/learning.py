@@ -14,7 +14,6 @@ as far as they are.
 from collections.abc import Sequence
 import pathlib
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -29,11 +28,7 @@ _ARMS = flags.DEFINE_list('arms', None, 'Which arms to show; all by default.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _RUNS)
-  command.begin()
-  try:
-    _show()
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  _show()
 
 
 def _show() -> None:
@@ -71,4 +66,4 @@ def _show() -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

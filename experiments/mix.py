@@ -24,7 +24,6 @@ embedders are
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -75,30 +74,25 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the resamples.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _TARGET, _SOURCES, _OUT)
-  command.begin()
   from kaiju_jax.runs.corpora import mix
   from kaiju_jax.runs.corpora import read
 
-  try:
-    task = mix.Task(
-      target=_TARGET.value,
-      sources=[_source('sources', text) for text in _SOURCES.value],
-      measured=[_source('measured', text) for text in _MEASURED.value],
-      embedder=_EMBEDDER.value,
-      method=_METHOD.value,
-      tokenizer=_TOKENIZER.value,
-      tokens=_TOKENS.value,
-      epochs=_EPOCHS.value,
-      resamples=_RESAMPLES.value,
-      seed=_SEED.value,
-      anneal=_ANNEAL.value,
-    )
-    read.refuse_existing(_OUT.value)
-    with command.abortable():
-      result = mix.find(task)
-      mix.write(task, result, _OUT.value)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  task = mix.Task(
+    target=_TARGET.value,
+    sources=[_source('sources', text) for text in _SOURCES.value],
+    measured=[_source('measured', text) for text in _MEASURED.value],
+    embedder=_EMBEDDER.value,
+    method=_METHOD.value,
+    tokenizer=_TOKENIZER.value,
+    tokens=_TOKENS.value,
+    epochs=_EPOCHS.value,
+    resamples=_RESAMPLES.value,
+    seed=_SEED.value,
+    anneal=_ANNEAL.value,
+  )
+  read.refuse_existing(_OUT.value)
+  result = mix.find(task)
+  mix.write(task, result, _OUT.value)
   _show(result)
 
 
@@ -134,4 +128,4 @@ def _show(result) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

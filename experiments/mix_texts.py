@@ -29,7 +29,6 @@ import io
 import pathlib
 import tokenize
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -47,22 +46,16 @@ _HOLDERS = (
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _OUT)
-  command.begin()
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.storage import folders
 
-  try:
-    read.refuse_existing(_OUT.value)
-    with command.abortable(), folders.write_whole(_OUT.value) as folder:
-      for name, documents in _sorted().items():
-        path = folder / f'{name}.jsonl'
-        read.write_lines(path, ((document, {}) for document in documents))
-        characters = sum(len(one.segments[0]) for one in documents)
-        print(
-          f'{name}: {len(documents):,} documents, {characters:,} characters'
-        )
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  read.refuse_existing(_OUT.value)
+  with folders.write_whole(_OUT.value) as folder:
+    for name, documents in _sorted().items():
+      path = folder / f'{name}.jsonl'
+      read.write_lines(path, ((document, {}) for document in documents))
+      characters = sum(len(one.segments[0]) for one in documents)
+      print(f'{name}: {len(documents):,} documents, {characters:,} characters')
   print(f'Written: {pathlib.Path(_OUT.value)}')
 
 
@@ -165,4 +158,4 @@ def _sentences(call: ast.Call) -> list[str]:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

@@ -24,7 +24,6 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -80,18 +79,13 @@ _REPORT = flags.DEFINE_bool(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    if _REPORT.value:
-      report.require_figures()
-    runs = _runs()
-    _check(runs)
-    with command.abortable():
-      records = _records(runs)
-    if _REPORT.value:
-      _publish(records, runs)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  if _REPORT.value:
+    report.require_figures()
+  runs = _runs()
+  _check(runs)
+  records = _records(runs)
+  if _REPORT.value:
+    _publish(records, runs)
 
 
 def _runs() -> 'list[needle_runs.Run]':
@@ -240,4 +234,4 @@ def _reach(experiment: 'experiment_lib.Experiment') -> int | None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

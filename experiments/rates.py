@@ -19,7 +19,6 @@ where it was stopped and repeats nothing.
 from collections.abc import Sequence
 import pathlib
 
-from absl import app
 from absl import flags
 from ml_collections import config_flags
 
@@ -65,16 +64,11 @@ _JOBS = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    report.require_figures()
-    widths, rates = _widths(), _rates()
-    _check()
-    command.seeds(_SEEDS)
-    with command.abortable():
-      _study(widths, rates)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  report.require_figures()
+  widths, rates = _widths(), _rates()
+  _check()
+  command.seeds(_SEEDS)
+  _study(widths, rates)
 
 
 def _widths() -> list[int]:
@@ -143,4 +137,4 @@ def _study(widths: list[int], rates: list[float]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

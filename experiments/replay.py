@@ -19,7 +19,6 @@ from collections.abc import Sequence
 import fractions
 import pathlib
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -52,12 +51,7 @@ _JSON = flags.DEFINE_string('json', None, 'Where the figures go as JSON.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    with command.abortable():
-      _run(*_checked())
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  _run(*_checked())
 
 
 def _checked() -> tuple[list[str], list[float]]:
@@ -183,4 +177,4 @@ def _plain(replay, result) -> dict:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

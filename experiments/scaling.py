@@ -24,7 +24,6 @@ on where it was stopped and repeats nothing.
 from collections.abc import Sequence
 import pathlib
 
-from absl import app
 from absl import flags
 from ml_collections import config_flags
 
@@ -64,24 +63,19 @@ _JOBS = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    widths, tokens = _numbers(_WIDTHS), _numbers(_TOKENS)
-    if len(widths) < 3 or len(tokens) < 3:
-      raise ValueError(
-        f'--widths={_WIDTHS.value} and --tokens={_TOKENS.value}: the law needs'
-        ' three or more of each.'
-      )
-    largest = _largest(widths[-1], tokens[-1])
-    report.require_figures()
-    command.seeds(_SEEDS)
-    if not _OUT.value:
-      raise ValueError('--out=: must name a folder.')
-    addresses.refuse(_OUT.value, f'--out={_OUT.value}')
-    with command.abortable():
-      _study(widths, tokens, largest)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  widths, tokens = _numbers(_WIDTHS), _numbers(_TOKENS)
+  if len(widths) < 3 or len(tokens) < 3:
+    raise ValueError(
+      f'--widths={_WIDTHS.value} and --tokens={_TOKENS.value}: the law needs'
+      ' three or more of each.'
+    )
+  largest = _largest(widths[-1], tokens[-1])
+  report.require_figures()
+  command.seeds(_SEEDS)
+  if not _OUT.value:
+    raise ValueError('--out=: must name a folder.')
+  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
+  _study(widths, tokens, largest)
 
 
 def _numbers(flag) -> list[int]:
@@ -128,4 +122,4 @@ def _study(
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

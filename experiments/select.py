@@ -15,7 +15,6 @@ target (`kaiju_jax/data/selection.py`). The new folder gets
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -45,26 +44,21 @@ _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the noise.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _TARGET, _SOURCE, _COUNT, _OUT)
-  command.begin()
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.runs.corpora import select
 
-  try:
-    task = select.Task(
-      target=_TARGET.value,
-      source=_SOURCE.value,
-      count=_COUNT.value,
-      embedder=_EMBEDDER.value,
-      method=_METHOD.value,
-      noise=_NOISE.value,
-      seed=_SEED.value,
-    )
-    read.refuse_existing(_OUT.value)
-    with command.abortable():
-      result = select.find(task)
-      select.write(task, result, _OUT.value)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  task = select.Task(
+    target=_TARGET.value,
+    source=_SOURCE.value,
+    count=_COUNT.value,
+    embedder=_EMBEDDER.value,
+    method=_METHOD.value,
+    noise=_NOISE.value,
+    seed=_SEED.value,
+  )
+  read.refuse_existing(_OUT.value)
+  result = select.find(task)
+  select.write(task, result, _OUT.value)
   print(
     f'{len(result.chosen.indices):,} of {len(result.chosen.scores):,} documents'
     f' by {result.method}. Written: {_OUT.value}/{select.CHOSEN},'
@@ -73,4 +67,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

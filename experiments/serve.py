@@ -21,7 +21,6 @@ Ctrl-C ends it: running replies have --grace seconds to finish.
 from collections.abc import Sequence
 import sys
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -129,17 +128,12 @@ _LIST_TOKENS = flags.DEFINE_bool('list_tokens', False, 'Print all tokens.')
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv)
-  try:
-    if _ADD_TOKEN.value or _REVOKE_TOKEN.value or _LIST_TOKENS.value:
-      _change_tokens()
-      return
-    if not _MODEL.value:
-      raise app.UsageError('--model is missing.')
-    command.begin()
+  changes_tokens = _ADD_TOKEN.value or _REVOKE_TOKEN.value or _LIST_TOKENS.value
+  command.check(argv, *(() if changes_tokens else (_MODEL,)))
+  if changes_tokens:
+    _change_tokens()
+  else:
     _serve()
-  except (OSError, ValueError, LookupError, RuntimeError) as error:
-    raise SystemExit(f'error: {error}') from error
 
 
 def _serve() -> None:
@@ -215,4 +209,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main, LookupError, RuntimeError)

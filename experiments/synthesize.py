@@ -18,7 +18,6 @@ command goes on.
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -70,13 +69,8 @@ _HEADER = flags.DEFINE_string(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL, _DOCUMENTS, _OUT)
-  command.begin()
-  try:
-    settings = _settings()
-    with command.abortable():
-      _run(settings)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  settings = _settings()
+  _run(settings)
 
 
 def _settings() -> settings_lib.Settings:
@@ -125,4 +119,4 @@ def _say(report) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

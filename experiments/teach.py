@@ -21,7 +21,6 @@ saves, and the same command goes on.
 from collections.abc import Sequence
 import dataclasses
 
-from absl import app
 from absl import flags
 from ml_collections import config_flags
 
@@ -78,12 +77,7 @@ _SHARD = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _TEACHER, _OUT)
-  command.begin()
-  try:
-    with command.abortable():
-      _teach()
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  _teach()
 
 
 def _teach() -> None:
@@ -140,4 +134,4 @@ def _sampling() -> distillation_config.Sampling:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from absl import app
 from absl import flags
 
+from kaiju_jax.runs import command
+
 _ACCELERATOR = flags.DEFINE_string('accelerator', 'v5e_256', 'A TPU slice.')
 _HEADS = flags.DEFINE_integer('heads', 12, 'Heads per device.', lower_bound=1)
 _WINDOW = flags.DEFINE_integer('window', None, 'Tokens; none by default.')
@@ -33,8 +35,7 @@ UNITS = 'MXU', 'VALU', 'XLU', 'EUP', 'VLOAD', 'VSTORE'
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'{argv[1:]}: there are no positional arguments.')
+  command.check(argv)
   if (_ROWS.value is None) != (_KEYS.value is None):
     raise app.UsageError('--rows and --keys: give both or neither.')
   import functools
@@ -59,4 +60,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main, compiles=False)

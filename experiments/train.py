@@ -17,7 +17,6 @@ and where no cluster manager is found, --coordinator=HOST:PORT --processes=N
 --process=I as well. If one dies, all end, and the same command resumes.
 """
 
-from absl import app
 from absl import flags
 from ml_collections import config_flags
 
@@ -38,14 +37,9 @@ _WORKDIR = flags.DEFINE_string(
 
 def main(argv) -> None:
   command.check(argv, _CONFIG, _WORKDIR)
-  command.begin()
-  try:
-    with command.abortable():
-      mesh = devices.prepare()
-      train.train(_CONFIG.value, _WORKDIR.value, mesh, devices.cluster())
-  except (ValueError, OSError) as error:
-    raise SystemExit(f'error: {error}') from error
+  mesh = devices.prepare()
+  train.train(_CONFIG.value, _WORKDIR.value, mesh, devices.cluster())
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

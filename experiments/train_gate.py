@@ -64,12 +64,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _OUT)
   if bool(_DATA.value) == _PLANTED.value:
     raise app.UsageError('either --data or --planted must be given.')
-  command.begin()
-  try:
-    with command.abortable():
-      result = _train()
-  except (ImportError, OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  result = _train()
   print(f'{_OUT.value}: gate {result.gate.version[:12]}; see report.md.')
   if result.outcome.status:
     print(f'Not certified: {result.outcome.why}', file=sys.stderr)
@@ -116,4 +111,4 @@ def _check() -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main, ImportError)

@@ -74,12 +74,7 @@ def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL, _SAFETY, _OUT)
   if bool(_DATA.value) == _PLANTED.value:
     raise app.UsageError('either --data or --planted must be given.')
-  command.begin()
-  try:
-    with command.abortable():
-      result = _train()
-  except (ImportError, OSError, RuntimeError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  result = _train()
   print(f'{_OUT.value}: token head {result.version[:12]}; see report.md.')
   if result.outcome.status:
     print(f'Not certified: {result.outcome.why}', file=sys.stderr)
@@ -126,4 +121,4 @@ def _train():
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main, ImportError, RuntimeError)

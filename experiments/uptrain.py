@@ -16,7 +16,6 @@ be, brings it back.
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -51,23 +50,18 @@ _OWNERS = flags.DEFINE_enum(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _TEACHER, _OUT)
-  command.begin()
-  try:
-    with command.abortable():
-      print(
-        uptrain.write(
-          _TEACHER.value,
-          _OUT.value,
-          layout=_LAYOUT.value,
-          window=_WINDOW.value,
-          num_kv_heads=_KV_HEADS.value,
-          int8=_INT8.value,
-          owners=_OWNERS.value,
-        )
-      )
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  print(
+    uptrain.write(
+      _TEACHER.value,
+      _OUT.value,
+      layout=_LAYOUT.value,
+      window=_WINDOW.value,
+      num_kv_heads=_KV_HEADS.value,
+      int8=_INT8.value,
+      owners=_OWNERS.value,
+    )
+  )
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

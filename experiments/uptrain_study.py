@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import pathlib
 import time
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -35,13 +34,8 @@ _TEACHER_STEPS = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    arms, seeds, root = _checked()
-    with command.abortable():
-      _study(arms, seeds, root)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  arms, seeds, root = _checked()
+  _study(arms, seeds, root)
 
 
 def _checked() -> tuple[list[str], list[int], pathlib.Path]:
@@ -189,4 +183,4 @@ class _Rows:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

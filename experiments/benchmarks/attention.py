@@ -26,7 +26,6 @@ from collections.abc import Sequence
 import math
 import statistics
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.table
@@ -59,7 +58,6 @@ _REPEATS = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
   console = rich.console.Console()
   if 'time' in _TABLE.value:
     console.print(_times())
@@ -137,4 +135,4 @@ def _shape(length: int, window: int | None):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.table
@@ -48,14 +47,10 @@ _JSON = flags.DEFINE_string('json', None, 'File that gets the figures as JSON.')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
-  try:
-    experiments = {
-      arm: _experiment(quantization())
-      for arm, quantization in layer_block.ARMS.items()
-    }
-  except ValueError as error:
-    raise SystemExit(f'error: {error}') from error
+  experiments = {
+    arm: _experiment(quantization())
+    for arm, quantization in layer_block.ARMS.items()
+  }
   import jax
 
   if jax.default_backend() == 'cpu':
@@ -117,4 +112,4 @@ def _counts(operations: dict[str, dict[str, int]]) -> rich.table.Table:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import itertools
 import time
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -25,7 +24,6 @@ _SOURCES = 4
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
   import rich.console
   import rich.table
 
@@ -97,4 +95,4 @@ def _steps(texts: list[str]):
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=command.parse)
+  command.run(main)

@@ -17,13 +17,13 @@ import os
 import pathlib
 import tempfile
 
-from absl import app
 from absl import flags
 import rich.console
 
 from kaiju_jax.costs import describe
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.runs import command
 
 from . import peer_model
 
@@ -51,8 +51,7 @@ def model(**changes) -> model_config.ModelConfig:
 
 
 def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   # Threads of torch that wait by spinning would slow down ours, and theirs too
   # where others are at work; it is read when torch is imported.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -167,4 +166,4 @@ def _cells(seconds: float, theirs: float | None, unit: float) -> list[str]:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -19,8 +19,9 @@ import subprocess
 import sys
 import time
 
-from absl import app
 from absl import flags
+
+from kaiju_jax.runs import command
 
 _OUT = flags.DEFINE_string('out', 'runs/bench_kernels', 'Where results go.')
 _ONLY = flags.DEFINE_list('only', None, 'Parts to run; all by default.')
@@ -92,14 +93,10 @@ def run_part(
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   out = pathlib.Path(_OUT.value)
-  try:
-    to_run = chosen(parts(out, _AUTOTUNE.value), _ONLY.value)
-    out.mkdir(parents=True, exist_ok=True)
-  except (OSError, ValueError) as error:
-    raise SystemExit(f'error: {error}') from error
+  to_run = chosen(parts(out, _AUTOTUNE.value), _ONLY.value)
+  out.mkdir(parents=True, exist_ok=True)
   failed = {
     name: problem
     for name, words in to_run.items()
@@ -111,4 +108,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main, compiles=False)

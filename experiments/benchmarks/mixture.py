@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import statistics
 import time
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.progress
@@ -40,7 +39,6 @@ _ENDLESS = 2**40
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
   console = rich.console.Console()
   parts = _parts()
   contenders = {'ours': _ours, 'grain': _grain}
@@ -161,4 +159,4 @@ def _table(seconds, errors) -> rich.table.Table:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -21,7 +21,6 @@ import functools
 import itertools
 from typing import NamedTuple
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.progress
@@ -51,11 +50,7 @@ Sampling = sampling_config.Sampling
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  try:
-    powers = _checked()
-  except ValueError as error:
-    raise SystemExit(f'error: {error}') from error
-  command.begin()
+  powers = _checked()
   console = rich.console.Console()
   with rich.progress.Progress(console=console, transient=True) as progress:
     if 'bias' in _PART.value:
@@ -284,4 +279,4 @@ def _table(power, entropy, columns, ours: str, equal: str):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

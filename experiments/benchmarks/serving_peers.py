@@ -23,7 +23,6 @@ import pathlib
 import re
 import tempfile
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -65,8 +64,7 @@ def main(argv: Sequence[str]) -> None:
   # Threads of torch that wait by spinning slow each other down where others
   # are at work; it is read when torch is imported.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
-  command.begin()
-  with tempfile.TemporaryDirectory() as folder, command.abortable():
+  with tempfile.TemporaryDirectory() as folder:
     _run(_contenders(_written(pathlib.Path(folder) / 'model')))
 
 
@@ -178,4 +176,4 @@ def _run(contenders: dict[str, Callable]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

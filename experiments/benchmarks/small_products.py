@@ -10,7 +10,6 @@ slots.
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -20,11 +19,10 @@ _REPEATS = flags.DEFINE_integer('repeats', 10, 'Runs; the least counts.', 1)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
   from . import product_times
 
   product_times.report(_REPEATS.value)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -23,7 +23,6 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from absl import app
 from absl import flags
 import httpx
 import numpy as np
@@ -193,4 +192,4 @@ def _report(looks: list[Look], counts: dict[str, int], status: int) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

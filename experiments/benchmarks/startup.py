@@ -29,10 +29,11 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.table
+
+from kaiju_jax.runs import command
 
 _REPEATS = flags.DEFINE_integer(
   'repeats', 3, 'Rounds, each starting every contender once.', lower_bound=1
@@ -62,8 +63,7 @@ class Contender(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {" ".join(argv[1:])}')
+  command.check(argv)
   contenders = {
     'first start': Contender(_ROOT, cached=True, emptied=True),
     'later start': Contender(_ROOT, cached=True),
@@ -73,17 +73,17 @@ def main(argv: Sequence[str]) -> None:
     contenders = {'before': Contender(before, cached=False), **contenders}
   with tempfile.TemporaryDirectory() as folder:
     console = rich.console.Console()
-    for command in dict.fromkeys(_COMMANDS.value):
-      measured = _measured(command, contenders, pathlib.Path(folder))
-      console.print(_table(command, measured))
+    for script in dict.fromkeys(_COMMANDS.value):
+      measured = _measured(script, contenders, pathlib.Path(folder))
+      console.print(_table(script, measured))
 
 
 def _measured(
-  command: str, contenders: dict[str, Contender], folder: pathlib.Path
+  script: str, contenders: dict[str, Contender], folder: pathlib.Path
 ) -> dict[str, list[tuple[float, float]]]:
   """Returns each contender's (processor, wall) seconds, one per round."""
   trained = {}
-  if command == 'generate':
+  if script == 'generate':
     for root in {contender.root for contender in contenders.values()}:
       trained[root] = folder / f'trained-{len(trained)}'
       _wait(_train(root, trained[root], steps=1), _environment(None), root)
@@ -93,8 +93,8 @@ def _measured(
       cache = folder / 'cache' if contender.cached else None
       if contender.emptied:
         shutil.rmtree(cache, ignore_errors=True)
-      workdir = folder / f'{command}-{number}-{name}'.replace(' ', '-')
-      if command == 'train':
+      workdir = folder / f'{script}-{number}-{name}'.replace(' ', '-')
+      if script == 'train':
         words = _train(contender.root, workdir, steps=800)
         record = workdir / 'metrics.jsonl'
         is_there = _is_written(record)
@@ -201,11 +201,11 @@ def _processor_seconds(pid: int) -> float:
 
 
 def _table(
-  command: str, measured: dict[str, list[tuple[float, float]]]
+  script: str, measured: dict[str, list[tuple[float, float]]]
 ) -> rich.table.Table:
-  what = {'train': 'first step', 'generate': 'first token'}[command]
+  what = {'train': 'first step', 'generate': 'first token'}[script]
   table = rich.table.Table(
-    title=f'experiments.{command}: seconds to its {what}, medians of'
+    title=f'experiments.{script}: seconds to its {what}, medians of'
     f' {_REPEATS.value}'
   )
   table.add_column('')
@@ -222,4 +222,4 @@ def _table(
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main, compiles=False)

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 import dataclasses
 import os
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.table
@@ -45,7 +44,6 @@ _SCHEDULER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_SCHEDULER}'
   console = rich.console.Console()
   if 'short' in _TABLE.value:
@@ -163,4 +161,4 @@ def _memory(lengths: Sequence[int]) -> rich.table.Table:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -12,7 +12,6 @@ conversation with its version 200 times; prints milliseconds at the 50th and
 from collections.abc import Callable
 import time
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.characters.cards import card_fields
@@ -82,4 +81,4 @@ def main(argv) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import pathlib
 import tempfile
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.distillation import config as distillation_config
@@ -39,7 +38,6 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds.', lower_bound=1)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
   from . import processor_time
 
   with tempfile.TemporaryDirectory() as folder:
@@ -112,4 +110,4 @@ def _contenders(folder: pathlib.Path):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

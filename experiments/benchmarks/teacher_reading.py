@@ -21,7 +21,6 @@ import itertools
 import pathlib
 import tempfile
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
@@ -33,7 +32,6 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Rounds.', lower_bound=1)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  command.begin()
   from . import processor_time
 
   with tempfile.TemporaryDirectory() as folder:
@@ -135,4 +133,4 @@ def _written(folder: pathlib.Path, corpus) -> pathlib.Path:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

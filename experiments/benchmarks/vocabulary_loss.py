@@ -19,7 +19,6 @@ minute on two cores.
 
 from collections.abc import Sequence
 
-from absl import app
 from absl import flags
 import rich.console
 import rich.table
@@ -40,11 +39,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed rounds.', lower_bound=1)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  try:
-    chunks = _chunks()
-  except ValueError as error:
-    raise SystemExit(f'error: {error}') from error
-  command.begin()
+  chunks = _chunks()
   rich.console.Console().print(_table(_measured(chunks)))
 
 
@@ -165,4 +160,4 @@ def _table(figures: dict[int, dict[str, float]]) -> rich.table.Table:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command.run(main)

@@ -153,11 +153,55 @@ def config_path(name: str) -> str:
   return f'{configs / file}.py{colon}{arm}'
 
 
-def begin() -> None:
-  """Sets up logging and the compilation cache; call it before importing jax."""
+def run(
+  main: Callable[[Sequence[str]], object],
+  *errors: type[Exception],
+  compiles: bool = True,
+  parser: Callable[[Sequence[str]], list[str]] | None = None,
+) -> None:
+  """Reads the flags of a command, calls it, and exits.
+
+  Args:
+    main: as in `call`.
+    errors: as in `call`.
+    compiles: whether compiled code is kept; False for what times or reads a
+      compilation.
+    parser: reads the flags; `parse` by default.
+  """
+  app.run(
+    lambda argv: call(main, argv, *errors, compiles=compiles),
+    flags_parser=parser or parse,
+  )
+
+
+def call(
+  main: Callable[[Sequence[str]], object],
+  argv: Sequence[str],
+  *errors: type[Exception],
+  compiles: bool = True,
+) -> object:
+  """Sets a command up, before it imports jax, and calls it.
+
+  At a Ctrl-C that `main` does not answer, the process leaves with status 130.
+
+  Args:
+    main: takes the words of the command line that are no flags, the command's
+      name first; returns the exit status, or None.
+    argv: those words.
+    errors: exceptions that one line tells, beside OSError and ValueError.
+    compiles: as in `run`.
+
+  Raises:
+    SystemExit: one of the errors, as the line "error: …".
+  """
   quiet()
-  if _CACHE.value:
+  if compiles and _CACHE.value:
     keep_compiled()
+  try:
+    with abortable():
+      return main(argv)
+  except (OSError, ValueError, *errors) as error:
+    raise SystemExit(f'error: {error}') from error
 
 
 def quiet() -> None:

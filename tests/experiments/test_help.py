@@ -19,7 +19,7 @@ SCRIPTS = {
   '.'.join((path.parent / path.stem).relative_to(ROOT / 'experiments').parts)
   for folder in FOLDERS
   for path in (ROOT / folder).glob('*.py')
-  if 'app.run(' in path.read_text()
+  if '.run(main' in path.read_text()
 }
 SLIPS = {
   'trian': "'trian' is no command. Did you mean train or uptrain?",

@@ -11,6 +11,7 @@ from experiments.configs import needle as config
 from experiments.configs import needle_text as text_config
 from kaiju_jax.evaluation import answers
 from kaiju_jax.model import layers
+from kaiju_jax.runs import command
 from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.runs import needle_figure
 from kaiju_jax.tasks.needle import questions as needle
@@ -40,7 +41,7 @@ def run(out, **flags):
   values = {'questions': 1, 'seeds': ['0'], 'arms': None, 'jobs': 1, **flags}
   script.flags.FLAGS.mark_as_parsed()
   with flagsaver.flagsaver(out=str(out), **values):
-    script.main(['needle'])
+    command.call(script.main, ['needle'])
 
 
 def test_end_to_end_and_not_twice_and_not_for_another(

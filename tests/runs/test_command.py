@@ -56,8 +56,25 @@ def test_compiled_code_is_kept_unless_a_flag_says_otherwise(monkeypatch, is_on):
   flags.FLAGS.mark_as_parsed()
   monkeypatch.setattr(os, 'environ', {'XDG_CACHE_HOME': '/c'})
   with flagsaver.flagsaver(compilation_cache=is_on):
-    command.begin()
+    command.call(lambda _: None, ['x'], compiles=False)
+    assert CACHE not in os.environ
+    command.call(lambda _: None, ['x'])
   assert (CACHE in os.environ) == is_on
+
+
+@pytest.mark.parametrize('error', [OSError, ValueError, LookupError])
+def test_an_expected_error_is_one_line(monkeypatch, error):
+  flags.FLAGS.mark_as_parsed()
+  monkeypatch.setattr(os, 'environ', {CACHE: ''})
+
+  def main(argv):
+    raise error(f'{argv[0]}: bad')
+
+  with pytest.raises(SystemExit, match=r'^error: .?x: bad'):
+    command.call(main, ['x'], LookupError)
+  with pytest.raises(error if error is LookupError else SystemExit):
+    command.call(main, ['x'])
+  assert command.call(lambda _: 3, ['x']) == 3
 
 
 def test_an_abort_waits_for_no_thread():
@@ -81,7 +98,8 @@ def test_the_library_defines_no_flags_and_needs_no_repository():
     'import sys\n'
     "sys.modules['experiments'] = sys.modules['tpu_gpu_configs'] = None\n"
     'from absl import flags\n'
-    'from kaiju_jax.runs import complete, exchange, load, tasks, train\n'
+    'from kaiju_jax.runs import complete, exchange, load, train\n'
+    'from kaiju_jax.tasks import registry\n'
     'modules = flags.FLAGS.flags_by_module_dict()\n'
     "assert not [name for name in modules if name.startswith('kaiju_jax')]\n"
   )
