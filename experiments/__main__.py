@@ -39,9 +39,7 @@ PURPOSES = {
   'serve': ('serve', 'generate', 'export_hf', 'import_hf', 'bench_serve'),
   'evaluate': (
     'needle',
-    'needle_cached',
-    'needle_kernels',
-    'cached_agreement',
+    'agreement',
     'learning',
     'chat_facts',
   ),

@@ -59,6 +59,20 @@ BAD = [
     'train_head --safety=absent --out=nowhere --model=x --planted',
     'absent/gate.safetensors',
   ),
+  ('agreement', '--model is missing'),
+  ('agreement --model=nowhere', 'error: nowhere/config.json: not found'),
+  (
+    'agreement --model=nowhere --of=answers --prompt=3',
+    '--of=answers does not read --prompt; it reads --rows, --chunk,',
+  ),
+  (
+    'agreement --model=nowhere --mode=fast',
+    '--of=cache does not read --mode; it reads --rows, --chunk, --prompt.',
+  ),
+  (
+    'agreement --model=nowhere --of=kernels --attention=x',
+    "error: --attention: 'x' is not one of",
+  ),
   ('critical_batch', '--model is missing'),
   ('critical_batch --model=nowhere', 'error: nowhere/config.json: not found'),
   ('critical_batch --model=nowhere --at=2', "--at: '2' is not a fraction"),
