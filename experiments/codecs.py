@@ -1,21 +1,14 @@
-"""What do 6 bits cost a gradient? Codecs and level maps, on real ones.
+"""What do 6 bits cost a gradient? Codecs on real ones.
 
-    python -m experiments.codecs [--config=tiny] [--steps=20,60]
+    python -m experiments.codecs [--config=tiny] [--steps=60]
         [--workers=8] [--seed=0] [--json=PATH] [--figure=PATH]
 
-Trains the config (tiny by default) for the last of --steps, and after each of
-them takes the gradients that so many workers would send, each of a microbatch
-of its own. Prints
-
-    codecs       on all workers' gradients of the last step
-    level maps   Squinch's two, the best power law and the best sixteen levels,
-                 on distributions and on these gradients
-    held out     maps fitted to half of the workers at the first step, tried on
-                 the other half at the last
-
-and writes all of it as JSON, and error against magnitude as a PNG. The
-gradients are taken in float32 (--dtype), the int8 matmuls as in training: in
-the model's bfloat16 they would come out rounded, and the bf16 row exact.
+Trains the config (tiny by default) for --steps, and then takes the gradients
+that so many workers would send, each of a microbatch of its own. Prints how far
+each codec's gradients are from them, and writes it as JSON, and error against
+magnitude as a PNG. The gradients are taken in float32 (--dtype), the int8
+matmuls as in training: in the model's bfloat16 they would come out rounded, and
+the bf16 row exact.
 """
 
 from collections.abc import Sequence
@@ -37,8 +30,8 @@ _CONFIG = config_flags.DEFINE_config_file(
   'What is trained: NAME:ARM, or PATH:ARM.',
   lock_config=True,
 )
-_STEPS = flags.DEFINE_list(
-  'steps', ['20', '60'], 'Optimizer steps after which gradients are taken.'
+_STEPS = flags.DEFINE_integer(
+  'steps', 60, 'Optimizer steps before gradients are taken.', lower_bound=1
 )
 _WORKERS = flags.DEFINE_integer(
   'workers', 8, 'Gradients taken, each of its own microbatch.', lower_bound=2
@@ -50,14 +43,8 @@ _DTYPE = flags.DEFINE_enum(
   ['float32', 'bfloat16'],
   'Dtype of the gradients.',
 )
-_HEADER = flags.DEFINE_enum(
-  'header', 'ln6', ['ln6', 'quarter'], 'Header of Squinch, for the level maps.'
-)
 _ACROSS = flags.DEFINE_boolean(
   'across', False, 'Blocks across the other dimensions, not along d_model.'
-)
-_BLOCKS = flags.DEFINE_integer(
-  'blocks', 100_000, 'Blocks of eight of a drawn distribution.', lower_bound=1
 )
 _JSON = flags.DEFINE_string(
   'json', 'runs/codecs/codecs.json', 'Where the figures go.'
@@ -65,94 +52,47 @@ _JSON = flags.DEFINE_string(
 _FIGURE = flags.DEFINE_string(
   'figure', 'runs/codecs/codecs.png', 'Where the plot goes.'
 )
-# Numbers that level maps and the plot are made from: more move no third digit.
+# Numbers that the plot is made from: more move no third digit.
 _SAMPLE = 1_600_000
 
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  steps = _steps()
   experiment = _CONFIG.value
   experiment.seed = _SEED.value
   train.check(experiment)
-  _report(experiment, steps)
+  _report(experiment)
 
 
-def _steps() -> list[int]:
-  """Returns --steps, ascending.
-
-  Raises:
-    ValueError: names what is no step.
-  """
-  for step in _STEPS.value:
-    if not (step.isascii() and step.isdigit() and int(step)):
-      raise ValueError(
-        f'--steps: {step!r} is not a positive whole number; write 20,60.'
-      )
-  if not _STEPS.value:
-    raise ValueError('--steps is empty: at least one is needed, as 60.')
-  return sorted({int(step) for step in _STEPS.value})
-
-
-def _report(experiment, steps: list[int]) -> None:
+def _report(experiment) -> None:
   """Trains, captures, and prints and writes what the codecs do."""
   report.require_figures()
   import rich.console
 
   from .codec_study import gradient_capture
   from .codec_study import gradient_codecs
-  from .codec_study import level_study
   from .codec_study import report as codec_report
 
   console = rich.console.Console()
-  captures = _captures(experiment, steps)
   found, curves = _measured(
-    gradient_capture.joined(captures[-1], _ACROSS.value)
+    gradient_capture.joined(_captured(experiment), _ACROSS.value)
   )
   console.print(
     codec_report.qualities(
-      f'Codecs on the gradients of {_WORKERS.value} workers, step {steps[-1]}',
+      f'Codecs on the gradients of {_WORKERS.value} workers,'
+      f' step {_STEPS.value}',
       {name: kinds['all'] for name, kinds in found.items()},
       {codec.name: codec.bits for codec in gradient_codecs.CODECS},
     )
   )
 
-  drawn = level_study.distributions(_BLOCKS.value, _SEED.value)
-  drawn['these gradients'] = _sample(captures[-1])
-  studies = {
-    name: level_study.study(x_RC, _HEADER.value) for name, x_RC in drawn.items()
-  }
-  console.print(codec_report.studies(studies))
-
-  maps = level_study.fitted(_sample(captures[0][::2]), _HEADER.value)
-  held_out = level_study.held_out(
-    maps, _sample(captures[-1][1::2]), _HEADER.value
-  )
-  console.print(
-    codec_report.qualities(
-      f'Maps fitted at step {steps[0]}, tried on other workers at step'
-      f' {steps[-1]}',
-      held_out,
-    )
-  )
-  _write(experiment, steps, found, studies, maps, held_out)
-  _draw(curves, steps[-1])
+  _write(experiment, found)
+  _draw(curves)
   console.print(f'Written: {_JSON.value}, {_FIGURE.value}')
 
 
-def _sample(captures):
-  """Returns blocks of these workers' gradients, float32[32, C]."""
-  from .codec_study import gradient_capture
-  from .codec_study import level_study
-
-  pooled = gradient_capture.pooled(
-    gradient_capture.joined(captures, _ACROSS.value)
-  )
-  return level_study.sampled(pooled, _SAMPLE, _SEED.value)
-
-
-def _captures(experiment, steps: list[int]):
-  """Returns each step's list of the workers' gradients."""
+def _captured(experiment):
+  """Returns the list of the workers' gradients."""
   from kaiju_jax.data import loader
   from kaiju_jax.tasks import registry as tasks
   from kaiju_jax.training import optimizer
@@ -171,20 +111,16 @@ def _captures(experiment, steps: list[int]):
   read = copy.deepcopy(experiment)
   read.model.dtype = _DTYPE.value
   gradient = gradient_capture.capture(read)
-  captures = []
-  for number in range(1, steps[-1] + 1):
+  for _ in range(_STEPS.value):
     state, values = step(state, next(batches))
-    if number in steps:
-      captures.append(
-        [gradient(state, next(batches)) for _ in range(_WORKERS.value)]
-      )
-      print(
-        f'Step {number}: loss {float(values["loss"]):.3f},'
-        f' {time.monotonic() - started:.0f} s.',
-        flush=True,
-      )
+  found = [gradient(state, next(batches)) for _ in range(_WORKERS.value)]
   batches.close()
-  return captures
+  print(
+    f'Step {_STEPS.value}: loss {float(values["loss"]):.3f},'
+    f' {time.monotonic() - started:.0f} s.',
+    flush=True,
+  )
+  return found
 
 
 def _measured(gradients):
@@ -194,16 +130,14 @@ def _measured(gradients):
 
   from .codec_study import gradient_capture
   from .codec_study import gradient_codecs
-  from .codec_study import level_study
   from .codec_study import quality as codec_quality
 
   # All kinds in one array, so that a codec compiles once.
   x_RC = gradient_capture.pooled(gradients)
   rows, columns = x_RC.shape
   ends = np.cumsum([one.size // rows for one in gradients.values()])[:-1]
-  plotted = level_study.sampled(
-    np.arange(columns)[None], _SAMPLE // rows, _SEED.value
-  )[0]
+  plotted = np.random.default_rng(_SEED.value).permutation(columns)
+  plotted = plotted[: max(1, _SAMPLE // rows)]
   found, curves = {}, {}
   for codec in gradient_codecs.CODECS:
     y_RC = np.asarray(jax.jit(codec.round_trip)(x_RC))
@@ -219,7 +153,7 @@ def _measured(gradients):
   return found, curves
 
 
-def _write(experiment, steps, found, studies, maps, held_out) -> None:
+def _write(experiment, found) -> None:
   """Writes --json."""
   from kaiju_jax.storage import files
 
@@ -234,19 +168,15 @@ def _write(experiment, steps, found, studies, maps, held_out) -> None:
       {
         'setting': {
           'config': dataclasses.asdict(experiment),
-          'steps': steps,
+          'steps': _STEPS.value,
           'workers': _WORKERS.value,
           'gradient_dtype': _DTYPE.value,
-          'header': _HEADER.value,
           'across': _ACROSS.value,
         },
         'codecs': {
           name: {'bits': bits[name], 'quality': kinds}
           for name, kinds in found.items()
         },
-        'level_maps': studies,
-        'fitted': maps,
-        'held_out': held_out,
       }
     ),
   )
@@ -269,7 +199,7 @@ def _plain(value):
   return value
 
 
-def _draw(curves, step: int) -> None:
+def _draw(curves) -> None:
   """Writes --figure."""
   from .codec_study import figure as codec_figure
 
@@ -278,8 +208,8 @@ def _draw(curves, step: int) -> None:
   codec_figure.draw(
     curves,
     path,
-    f'Gradients of {_WORKERS.value} workers after {step} steps: what arrives'
-    ' (y) of what was sent (x)',
+    f'Gradients of {_WORKERS.value} workers after {_STEPS.value} steps:'
+    ' what arrives (y) of what was sent (x)',
   )
 
 

@@ -38,15 +38,14 @@ def test_a_small_run(tmp_path):
     'data.held_out': 0.2,
   }
   done = run(
-    '--steps=1,2',
+    '--steps=2',
     '--workers=2',
-    '--blocks=1000',
     f'--json={tmp_path / "out" / "codecs.json"}',
     f'--figure={tmp_path / "out" / "codecs.png"}',
     *(f'--config.{name}={value}' for name, value in overrides.items()),
   )
   assert done.returncode == 0, done.stderr
-  for word in ('mxfp6 e3m2', 'log-uniform 6', 'refined zero', 'Written'):
+  for word in ('mxfp6 e3m2', 'step 2', 'Written'):
     assert word in done.stdout
   assert (tmp_path / 'out' / 'codecs.png').stat().st_size > 10_000
   found = json.loads((tmp_path / 'out' / 'codecs.json').read_text())
@@ -61,5 +60,4 @@ def test_a_small_run(tmp_path):
     > codecs['int6']['quality']['all']['snr']
     > codecs['int4']['quality']['all']['snr']
   )
-  assert len(found['fitted']['refined zero']['levels']) == 15
   assert found['setting']['config']['model']['d_model'] == 32
