@@ -128,7 +128,7 @@ async def make_turn(
 
     def read():
       version = context.store.live(caller.owner, character)
-      return version, _salt(context.store, caller.owner, version)
+      return version, salt_of(context.store, caller.owner, version)
 
     version, salt = await context.run_store(read)
   messages = [prompt_lib.Turn(_role(one), one.text) for one in chat.messages]
@@ -152,7 +152,7 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     session = context.store.session(caller.owner, chat.session)
     messages = context.store.messages(caller.owner, session.id)
     version = context.store.version(session.character, session.version)
-    salt = _salt(context.store, caller.owner, version)
+    salt = salt_of(context.store, caller.owner, version)
     path = list(characters.path(messages, session.head))
     return session, path, version, salt
 
@@ -199,7 +199,7 @@ def _new(messages) -> str:
   return '\n'.join(reversed(said))
 
 
-def _salt(
+def salt_of(
   store: characters.Store, asking: str, version: characters.Version
 ) -> str:
   """Returns what only those requests have that may share a version's prefix.
