@@ -1,1 +1,1 @@
-"""What may be said: the gate, the hold-back, certified thresholds."""
+"""Safety: the gate, the hold-back, and the certified thresholds of both."""

@@ -1,16 +1,16 @@
-"""What was blocked: the last 10,000 texts on disk, to replay through a gate.
+"""The log of blocked texts: keeps the last 10,000, to replay through a gate.
 
-From source 003's runbook: when benign texts are refused, the last 10,000
-blocked messages go through the classifier's version before, and the difference
-says what the new one did. A record has the score, the dimension, the tier, the
-classifier's version, and the owner as an HMAC under the server's key: the same
-owner can be told from another, and nobody be named without the key.
+Source 003's runbook says: when benign texts are refused, run the last 10,000
+blocked messages through the classifier's previous version; the difference shows
+the effect of the new one. A record has the score, the dimension, the tier, the
+classifier's version, and an HMAC of the owner under the server's key. Without
+the key, the HMAC tells owners apart but names none.
 
 Records are lines of JSON in numbered files of a folder that only the server's
-user can read. A file takes a tenth of what is kept; the oldest goes once the
-others hold enough, so at most 1.1 × `keep` texts are on disk. A kill may lose
-the line being written, never one before it. Lines are not flushed to the disk
-one by one: a power cut may lose the last.
+user can read. A file takes a tenth of the texts to keep. The oldest file is
+removed once the others hold enough, so at most 1.1 × `keep` texts are on disk.
+If the process is killed, only the line being written may be lost. Lines are not
+flushed to the disk one by one, so a power cut may lose the last ones.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import files
 
 KEEP = 10_000
-# Characters of a text that are stored: its last ones, as the gate reads it.
+# The log stores so many characters of a text, its last ones.
 LONGEST = 16_000
 _NAME = re.compile(r'blocked-(\d{8})\.jsonl')
 
@@ -45,14 +45,14 @@ class Record:
   """One blocked text.
 
   Attributes:
-    time: when, in seconds of Unix time.
-    stage: 'gate', 'prompt' or 'head'.
+    time: the time of the refusal, in seconds of Unix time.
+    stage: the stage that blocked it, `moderation.Verdict.stage`.
     tier: 'adult' or 'minor'.
-    dimension: what it violates; '' where that is not known.
-    score: how much; None where there is no score.
-    version: the classifier's.
-    owner: HMAC-SHA256 of who wrote it, in hex.
-    text: its last `LONGEST` characters.
+    dimension: the violated dimension; '' where it is not known.
+    score: its score; None where there is none.
+    version: the classifier's version.
+    owner: HMAC-SHA256 of the owner (the API token's user), in hex.
+    text: the last `LONGEST` characters of the text.
   """
 
   time: float
@@ -66,15 +66,16 @@ class Record:
 
 
 class Replay(NamedTuple):
-  """What another version of the gate says of the texts that one blocked.
+  """The judgement of another gate on the logged texts.
 
   Attributes:
-    version: the other gate's.
-    rows: texts that a gate had blocked.
-    blocked: how many of them the other blocks, too.
-    moved: how many of those for another dimension.
+    version: the other gate's version.
+    rows: the number of texts that a gate had blocked.
+    blocked: how many of these the other gate blocks, too.
+    moved: how many of those it blocks for another dimension.
     passed: the records that it would let pass.
-    others: texts blocked by other stages, which no gate can judge.
+    others: the number of texts that other stages had blocked; they are not
+      judged.
   """
 
   version: str
@@ -86,18 +87,18 @@ class Replay(NamedTuple):
 
 
 class Blocked:
-  """The log of a folder. Threads may share it, processes may not."""
+  """The log in a folder. Threads may share it; processes may not."""
 
   def __init__(self, folder: str | os.PathLike, key: bytes, keep: int = KEEP):
-    """Opens a log, or begins one.
+    """Opens a log, or creates one.
 
     Args:
-      folder: where it is; made if need be, readable by its owner alone.
+      folder: the log's folder. A new one is readable by its user alone.
       key: the server's secret, at least 16 bytes.
-      keep: how many texts are kept.
+      keep: the number of texts to keep.
 
     Raises:
-      ValueError: the key is too short, or `keep` is no number above 0.
+      ValueError: the key is too short, or `keep` is below 1.
       OSError: the folder cannot be read or written.
     """
     if len(key) < 16:
@@ -129,13 +130,13 @@ class Blocked:
     owner: str,
     text: str,
   ) -> None:
-    """Appends a record; for the arguments see `Record`.
+    """Appends a `Record` of the arguments.
 
     Args:
-      owner: who wrote the text; only its HMAC is stored.
+      owner: the owner's name; only its HMAC is stored.
 
     Raises:
-      OSError: it cannot be written; the log is as it was before.
+      OSError: it cannot be written; the log is unchanged.
     """
     record = Record(
       time=time.time(),
@@ -153,20 +154,21 @@ class Blocked:
       self._lines[max(self._lines)] += 1
 
   def owner(self, name: str) -> str:
-    """Returns the HMAC by which an owner's records are known."""
+    """Returns the HMAC, in hex, that stands for an owner in records."""
     data = name.encode(errors='surrogatepass')
     return hmac.new(self._key, data, hashlib.sha256).hexdigest()
 
   def records(self) -> Iterator[Record]:
-    """Yields the last `keep` records, the oldest first.
+    """Yields the last `keep` records, oldest first.
 
-    A line that is damaged is left out, and counted in a warning.
+    Damaged lines are skipped; a warning gives their number.
     """
     bad = 0
     with contextlib.ExitStack() as stack:
       with self._lock:
         skip = max(0, sum(self._lines.values()) - self._keep)
-        # Open files outlast their removal, so others may go on writing.
+        # An open file stays readable after its removal, so that other threads
+        # may go on writing.
         opened = [
           (stack.enter_context(open(self._path(number), 'rb')), lines)
           for number, lines in sorted(self._lines.items())
@@ -183,7 +185,7 @@ class Blocked:
       logging.warning('%s: %d lines are damaged.', self._folder, bad)
 
   def replay(self, gate: gate_lib.Gate, policy: thresholds.Policy) -> Replay:
-    """Returns what another gate, with its thresholds, says of the texts."""
+    """Judges the logged texts by another gate and its thresholds."""
     rows = blocked = moved = others = 0
     passed = []
     for record in self.records():
@@ -208,7 +210,7 @@ class Blocked:
         self._file = None
 
   def _opened(self) -> int:
-    """Returns the file to append to; a new one where the last is full."""
+    """Returns the descriptor of the file to append to, a new one if needed."""
     last = max(self._lines, default=0)
     if not last or self._lines[last] >= self._per_file:
       if self._file is not None:
@@ -223,7 +225,7 @@ class Blocked:
     return self._file
 
   def _drop(self) -> None:
-    """Removes the oldest files, as long as the others hold enough."""
+    """Removes the oldest files while the others hold `keep` texts."""
     total = sum(self._lines.values())
     for number in sorted(self._lines)[:-1]:
       total -= self._lines[number]
@@ -241,7 +243,7 @@ class Blocked:
 
 
 def _repair(path: pathlib.Path) -> int:
-  """Cuts a line that a kill left unfinished; returns the lines."""
+  """Cuts off an unfinished last line; returns the number of whole lines."""
   path.chmod(0o600)
   data = path.read_bytes()
   whole = data.rfind(b'\n') + 1

@@ -1,14 +1,25 @@
-"""Thresholds chosen on one set of texts, and counted on another.
+"""Certification: chooses a classifier's thresholds, and tests what they do.
 
-For any classifier that gives each text a probability per dimension: the gate,
-or the token head by the highest score of a text's tokens.
+A threshold is the score from which a text is refused. To certify thresholds is
+to count what they do on labelled texts that chose nothing: how many violating
+texts they block, and how many benign texts they refuse. Exact bounds (`exact`)
+turn these counts into claims about all texts, such as "blocks at least 99 %,
+refuses at most 1 %". `thresholds.check` accepts only thresholds whose claims
+the counts support and which are strong enough to serve with.
 
-Chosen are thresholds that leave room on both sides: between the highest benign
-and the lowest violating score where these do not overlap, and otherwise between
-what the wanted block rate allows at most and the wanted refusals at least. If
-even these overlap, the block rate wins, and the count will refuse the result.
-Room is measured in logits. Our guess: the minor's threshold lies 40 % of the
-way up from the benign side, the adult's 60 %.
+`choose` picks the thresholds on one set of texts; `count` does the counting, on
+a set that shares no text with it. Both serve any classifier that gives a text
+one probability per dimension (a kind of violation): the gate, or the
+token-level head by the highest score of a text's tokens.
+
+`choose` places a threshold between the benign and the violating scores. Where
+they do not overlap, the ends of this room are the highest benign and the lowest
+violating score. Where they overlap, the ends are the highest threshold that
+still meets the wanted block rate and the lowest that still meets the wanted
+refusal rate; if even these cross, the block rate wins, and the claims about
+refusals will be too weak to serve with. Distances are logits. Our guess: the
+minors' threshold lies at 40 % of the way from the benign to the violating end,
+the adults' at 60 %.
 """
 
 from collections.abc import Sequence
@@ -25,17 +36,17 @@ _SMALLEST = 1e-12
 def choose(
   score_NC: np.ndarray, is_violating_NC: np.ndarray, place: float, confidence
 ) -> np.ndarray:
-  """Returns float64 [C], the thresholds of a tier.
+  """Returns float64 [C], an age tier's threshold per dimension.
 
   Args:
-    score_NC: probabilities of N texts.
-    is_violating_NC: their labels. Texts without any are the benign ones.
-    place: where in the room a threshold lies: 0 at the benign, 1 at the
-      violating side.
-    confidence: that of the policy.
+    score_NC: the classifier's probabilities for N texts.
+    is_violating_NC: the texts' labels. A text without any is benign.
+    place: the threshold's place between the benign scores (0) and the
+      violating ones (1); see `PLACES`.
+    confidence: the policy's confidence.
 
   Raises:
-    ValueError: there are no benign texts, or none of a dimension.
+    ValueError: no text is benign, or none violates some dimension.
   """
   level = thresholds.confidence_of_tier(confidence)
   is_benign_N = ~is_violating_NC.any(axis=1)
@@ -54,7 +65,7 @@ def choose(
       low = min(benign[_refusals(len(benign), level)], high)
     middle = low + place * (high - low)
     chosen.append(np.clip(middle, *_logit(np.array([0.0, 1.0]))))
-  # A trifle lower, so that rounding passes no text at the threshold.
+  # Slightly lower, so that rounding lets no text at the threshold pass.
   return (1 - 1e-9) / (1 + np.exp(-np.array(chosen)))
 
 
@@ -66,17 +77,25 @@ def count(
   low_C: Sequence[float | None],
   confidence: float,
 ) -> thresholds.Tier:
-  """Returns a tier's thresholds with what they do to N texts.
+  """Counts what an age tier's thresholds do on N texts; returns both together.
 
-  A violating text counts as blocked if its own dimension blocks it. What is
-  claimed is what serving asks for, where the bound supports it, and otherwise
-  the bound itself.
+  A violating text counts as blocked if the dimension that it violates blocks
+  it. The claim of each count is the rate that serving requires, if the exact
+  bound supports that, and otherwise the bound itself.
+
+  Args:
+    score_NC: as for `choose`, for texts that chose nothing.
+    is_violating_NC: as for `choose`.
+    names: the dimensions.
+    high_C: per dimension, the score from which a text is blocked.
+    low_C: per dimension, the hold-back's `low`; None for the gate.
+    confidence: the policy's confidence.
 
   Raises:
-    ValueError: there are no benign texts, or none of a dimension.
+    ValueError: no text is benign, or none violates some dimension.
   """
   is_benign_N = ~is_violating_NC.any(axis=1)
-  # As `thresholds.find_reached` compares.
+  # The same comparison as in `thresholds.find_reached`: NaN is over.
   is_over_NC = ~(score_NC < np.asarray(high_C))
   is_refused_NC = is_over_NC[is_benign_N]
   limits = []
@@ -97,7 +116,11 @@ def count(
 
 
 def count_needed(confidence: float) -> int:
-  """Returns how many texts of a kind certify anything, without a mistake."""
+  """Returns the least number of texts that can support the required claims.
+
+  So many violating texts per dimension, and so many benign ones, suffice if the
+  classifier makes no mistake on them.
+  """
   level = thresholds.confidence_of_tier(confidence)
   least = min(thresholds.REFUSED, 1 - thresholds.BLOCKED)
   return exact.count_needed(least, level)
@@ -115,7 +138,10 @@ def _bound_rate(is_hit_N, confidence, is_least, name) -> thresholds.Proportion:
 
 
 def _misses(rows: int, level: float) -> int:
-  """Returns how many of `rows` may pass; 0 where there are too few to tell."""
+  """Returns how many of `rows` violating texts may pass at `BLOCKED`.
+
+  It is 0 where even no mistake would not prove the rate.
+  """
   misses = 0
   while exact.at_least(rows - misses - 1, rows, level) >= thresholds.BLOCKED:
     misses += 1
@@ -123,7 +149,10 @@ def _misses(rows: int, level: float) -> int:
 
 
 def _refusals(rows: int, level: float) -> int:
-  """Returns how many of `rows` may be refused; at most all but one."""
+  """Returns how many of `rows` benign texts `REFUSED` allows to refuse.
+
+  It is 0 where even no refusal would not prove the rate; at most `rows` - 1.
+  """
   hits = 0
   while (
     hits < rows - 1

@@ -1,13 +1,13 @@
-"""Exact bounds of a proportion of which only a sample is known.
+"""Exact confidence bounds of a proportion, computed from a sample.
 
-Clopper and Pearson (1934): k of n independent trials have hit. One-sided, with
-confidence γ, the true proportion is
+Clopper and Pearson (1934): if k of n independent trials hit, the true
+proportion is, one-sided and with confidence γ,
 
     at least  the p with P(X ≥ k | p) = 1 − γ, quantile 1 − γ of Beta(k, n−k+1)
     at most   the p with P(X ≤ k | p) = 1 − γ, quantile γ of Beta(k+1, n−k)
 
-It is never too narrow, unlike Wilson's interval (`evaluation/proportion.py`),
-which is why claims about safety are made by it.
+Claims about safety use these bounds because they are never too narrow, unlike
+Wilson's interval (`evaluation/proportion.py`).
 """
 
 import math
@@ -16,7 +16,7 @@ import scipy.special
 
 
 def at_least(hits: int, trials: int, confidence: float) -> float:
-  """Returns what the proportion is at least; 0 where nothing has hit.
+  """Returns the lower bound of the proportion; 0 where nothing hit.
 
   Raises:
     ValueError: names the argument, its value and what would be right.
@@ -30,7 +30,7 @@ def at_least(hits: int, trials: int, confidence: float) -> float:
 
 
 def at_most(hits: int, trials: int, confidence: float) -> float:
-  """Returns what the proportion is at most; 1 where everything has hit.
+  """Returns the upper bound of the proportion; 1 where everything hit.
 
   Raises:
     ValueError: see `at_least`.
@@ -40,7 +40,7 @@ def at_most(hits: int, trials: int, confidence: float) -> float:
 
 
 def count_needed(claim: float, confidence: float) -> int:
-  """Returns how many trials without a hit show at most `claim`.
+  """Returns how many trials without a hit prove a proportion ≤ `claim`.
 
   Raises:
     ValueError: names the argument, its value and what would be right.

@@ -1,22 +1,22 @@
-"""The gate before the model: a linear classifier of what a user writes.
+"""The gate: a linear classifier that reads a user's text before the model does.
 
-From source 003: a fast classifier on a CPU, in less than 10 ms, keeps what
-plainly violates from the model. scikit-learn trains it (`runs/safety/`), numpy
-runs it:
+Source 003 says: a fast classifier on a CPU, in less than 10 ms, keeps plainly
+violating texts from the model. scikit-learn trains ours (`runs/safety/`), and
+numpy runs it:
 
     P(dimension) = max_segments σ(bias + Σ_views Σ_features value · weight)
 
 A view is a HashingVectorizer over one reading of a segment (`reading.py`); its
-features are runs of characters or words (`hashed.py`), and the views' weights
-lie one behind another. The result is what scikit-learn's HashingVectorizers and
-LogisticRegression give for the segment, to rounding.
+features are runs of characters or words (`hashed.py`). The result equals that
+of scikit-learn's HashingVectorizers and LogisticRegression for the segment, to
+rounding.
 
-Our guess: the views; that a feature counts once, so that repeating a word does
-nothing; and the segments, without which ordinary text around a violation would
-dilute it, and long ordinary texts would sum up to one.
+Our guess: the views; that a feature counts once, so that repeating a word has
+no effect; and the segments. Without segments, ordinary text around a violation
+would dilute it, and a long ordinary text would sum up to a violation.
 
-All of a text is read, in parts of `window` characters, each of which takes a
-millisecond or so; at most `MOST` characters are one text.
+The gate reads all of a text, in parts of about `window` characters, each of
+which takes about a millisecond. A server accepts at most `MOST` characters.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,8 @@ from kaiju_jax.serving.safety import reading
 from kaiju_jax.storage import strict
 from kaiju_jax.storage import tensor_file
 
-# Characters of a text that a server has read: our guess, and some .2 s.
+# The longest text, in characters, that a server lets the gate read: our guess;
+# it takes some 0.2 s.
 MOST = 2**18
 _FORMAT = 'kaiju_jax gate 1'
 _NORMS = 'none', 'l2'
@@ -44,10 +45,10 @@ class View:
   """One HashingVectorizer, with the names of its arguments.
 
   Attributes:
-    reading: which reading of the text it sees, one of `reading.READINGS`.
+    reading: the reading of the text that it sees, one of `reading.READINGS`.
     analyzer: 'char' or 'word'.
-    low: the shortest runs, in characters or words.
-    high: the longest runs, up to 8.
+    low: the length of the shortest runs, in characters or words.
+    high: the length of the longest runs, up to 8.
     binary: whether a feature counts once however often it occurs; then its
       value has no sign.
     norm: 'l2' divides a text's values by their Euclidean norm; 'none' does not.
@@ -63,15 +64,15 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What a gate reads, and how.
+  """The settings that decide how a gate turns text into features.
 
   Attributes:
     names: the C dimensions that it scores.
     views: its views.
     features: hashed features per view.
-    window: how many characters it reads at once.
-    segment: letters of the overlapping segments of a text of which the one that
-      scores highest counts.
+    window: how many characters it reads at once, in one part.
+    segment: the length in letters of the overlapping segments of a text. The
+      segment with the highest score counts.
   """
 
   names: tuple[str, ...] = ()
@@ -86,14 +87,14 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-  """What a gate was trained on.
+  """A record of a gate's training.
 
   Attributes:
-    rows: how many texts, copies aside.
-    violations: of them per dimension, in the order of its names.
+    rows: the number of texts, not counting copies.
+    violations: how many of these violate each dimension, in the gate's order.
     data: SHA-256 of the texts and labels.
     date: the day, as 2026-11-22.
-    library: what trained it, with its version.
+    library: the library that trained it, with its version.
   """
 
   rows: int
@@ -104,12 +105,12 @@ class Trained:
 
 
 class Gate:
-  """Scores texts.
+  """A classifier that gives a text a probability per dimension.
 
   Attributes:
-    settings: see `Settings`.
+    settings: its `Settings`.
     names: the C dimensions.
-    trained: see `Trained`.
+    trained: the record of its training.
     version: SHA-256 of everything that decides its scores, and of `trained`.
   """
 
@@ -124,9 +125,10 @@ class Gate:
 
     Args:
       settings: how texts become features.
-      weight_VC: the weights of all views' features, one view behind another.
-      bias_C: the biases.
-      trained: what it was trained on.
+      weight_VC: float [views · features, C], the weights of all views'
+        features, one view after another.
+      bias_C: float [C], the biases.
+      trained: the record of its training.
 
     Raises:
       ValueError: names the field, its value and what would be right.
@@ -160,16 +162,16 @@ class Gate:
   def score(self, text: str) -> np.ndarray:
     """Returns float64 [C], the probability that each dimension is violated.
 
-    It takes any text: surrogates, control characters, nothing at all.
+    Any string is valid: surrogates, control characters, the empty string.
     """
     return probability(self.logits(text))
 
   def logits(self, text: str) -> np.ndarray:
-    """Returns float64 [C]; see `score`."""
+    """Returns float64 [C], the logits of `score`."""
     return np.max([self._logits(part) for part in self.parts(text)], axis=0)
 
   def parts(self, text: str) -> Iterator[str]:
-    """Yields what it reads at once; a text's score is its highest part's."""
+    """Yields the parts of a text; its scores are the highest of its parts'."""
     settings = self.settings
     return reading.parts(text, settings.window, settings.segment)
 
@@ -185,7 +187,7 @@ class Gate:
     return logit_SC.max(axis=0)
 
   def save(self, path: str | os.PathLike) -> None:
-    """Writes the gate as a safetensors file; whole or not at all.
+    """Writes the gate as a safetensors file, completely or not at all.
 
     Raises:
       OSError: the file cannot be written.
@@ -201,14 +203,14 @@ class Gate:
     text_G: np.ndarray,
     count: int,
   ) -> np.ndarray:
-    """Returns float64 [S, C], what a view adds to the logits of S segments."""
+    """Returns float64 [S, C], a view's share of the logits of S segments."""
     size = self.settings.features
     feature_G, value_G = hashed.features(hash_G, size)
     key_G = text_G * size + feature_G
-    # The same feature of the same segment becomes one, G ≥ U of them; they come
-    # sorted by segment.
+    # Merges the G features into U ≤ G that are unique per segment, sorted by
+    # segment.
     if view.binary:
-      # Faster than np.unique, which looks for copies with a table.
+      # Faster than np.unique, which finds duplicates with a hash table.
       key_G.sort()
       key_U = key_G[np.append(True, key_G[1:] != key_G[:-1])]
       value_U = np.ones(len(key_U))
@@ -218,7 +220,7 @@ class Gate:
     text_U = key_U // size
     if view.norm == 'l2':
       norm_S = np.sqrt(np.bincount(text_U, value_U**2, count))
-      # Features whose signs cancel may leave nothing at all.
+      # The norm is 0 where the signs of all features cancel.
       value_U = value_U / np.where(norm_S == 0, 1, norm_S)[text_U]
     weight_UC = self._weight_VC[number * size + key_U % size]
     logit_SC = np.zeros((count, len(self.names)))
@@ -238,8 +240,8 @@ class Gate:
 
 
 def probability(logit: np.ndarray) -> np.ndarray:
-  """Returns 1 / (1 + exp(-logit)), of any finite logits."""
-  # By the sign, so that no exponential overflows.
+  """Returns 1 / (1 + exp(-logit)) for any finite logits."""
+  # The exponent is never positive, so that it cannot overflow.
   small = np.exp(-np.abs(logit))
   return np.where(logit < 0, small, 1) / (1 + small)
 
@@ -249,7 +251,7 @@ def load(path: str | os.PathLike) -> Gate:
 
   Raises:
     OSError: the file is missing or cannot be read.
-    ValueError: the file is no gate, is damaged, or holds what no gate can.
+    ValueError: the file is not a gate, is damaged, or holds invalid values.
   """
   tensors, metadata = tensor_file.read(path, _FORMAT)
   try:
@@ -273,7 +275,7 @@ def load(path: str | os.PathLike) -> Gate:
 
 
 def check(settings: Settings) -> None:
-  """Refuses settings that no gate can have.
+  """Raises an error if settings are invalid.
 
   Raises:
     ValueError: names the field, its value and what would be right.
@@ -311,7 +313,7 @@ def check(settings: Settings) -> None:
 
 
 def check_names(field: str, names: tuple[str, ...]) -> None:
-  """Refuses names that cannot tell dimensions apart.
+  """Raises an error if names are missing, padded with space, or repeated.
 
   Raises:
     ValueError: names the field, the value and what would be right.
@@ -328,8 +330,7 @@ def check_names(field: str, names: tuple[str, ...]) -> None:
 def content(tensors: Mapping[str, np.ndarray], text: str) -> str:
   """Returns the SHA-256, in hex, of named tensors and a text about them.
 
-  It does not depend on the order of the tensors, nor on the machine's order of
-  bytes.
+  It depends neither on the tensors' order nor on the machine's byte order.
   """
   digest = hashlib.sha256(text.encode())
   for name in sorted(tensors):

@@ -1,11 +1,11 @@
-"""Runs of characters or words as hashed features, many at a time.
+"""Hashes runs of characters or words into features, many at a time.
 
-What scikit-learn's HashingVectorizer computes, to the bit, in numpy alone: the
-32 bits h of MurmurHash3 (x86, seed 0) of a run's UTF-8 bytes, as a signed
-number, give the feature |h| mod n, with the sign of h.
+The results equal those of scikit-learn's HashingVectorizer to the bit, in numpy
+alone: a run's hash h is the MurmurHash3 (x86, 32 bits, seed 0) of its UTF-8
+bytes, as a signed number; its feature is |h| mod n, with the sign of h.
 
-A run's bytes lie in those of its text, so a text is encoded once, and what the
-hash does to any four bytes is computed once for each place of the text.
+The bytes of a run are a slice of its text's bytes. So each text is encoded
+once, and the hash's first step, on four bytes, runs once per byte of the text.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy as np
 ANALYZERS = 'char', 'word'
 
 # HashingVectorizer's token_pattern; its default leaves words of one letter out.
-# What is longer than 32 letters is no word, and would take long to hash.
+# A run of more than 32 letters is not a word, and would take long to hash.
 WORD = r'\b\w{1,32}\b'
 _WORDS = re.compile(WORD)
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
@@ -44,7 +44,7 @@ def runs(
     high: the length of the longest.
 
   Returns:
-    The runs' hashes, int32 [G], and which text each is of, [G].
+    The runs' hashes, int32 [G], and the index of each run's text, [G].
   """
   if analyzer == 'word':
     each = [_WORDS.findall(text) for text in texts]
@@ -55,7 +55,7 @@ def runs(
   else:
     each = texts
     data = ''.join(texts).encode()
-    # Where characters begin: at all bytes but those that go on with one.
+    # A character begins at each byte that is not a UTF-8 continuation byte.
     byte_L = np.frombuffer(data, np.uint8)
     first_W = np.flatnonzero((byte_L & 0xC0) != 0x80)
     last_W = np.append(first_W[1:], len(data))
@@ -80,7 +80,7 @@ def murmur3(data: bytes, first_G: np.ndarray, last_G: np.ndarray) -> np.ndarray:
   Args:
     data: the bytes.
     first_G: where each part begins.
-    last_G: where each part ends, itself excluded.
+    last_G: where each part ends, exclusive.
   """
   byte_L = np.frombuffer(data + bytes(4), np.uint8).astype(np.uint32)
   four_L = byte_L[:-3] | byte_L[1:-2] << 8

@@ -1,13 +1,14 @@
-"""Both stages of safety together, for a server: verdicts, failures, versions.
+"""Moderation: judges a request by both safety stages, with one version of each.
 
 A folder holds a version of the gate and of the thresholds of both stages:
 
     gate.safetensors   the classifier before the model (`gate.py`)
     thresholds.json    both stages' thresholds, certified (`thresholds.py`)
-    head.safetensors   the token head (`model/token_head.py`), if it lies here
+    head.safetensors   the token-level head (`model/token_head.py`), optional
 
-The engine runs the token head; the thresholds name the version that they are
-for (`head_version`). A request goes this way:
+The engine runs the token-level head; the thresholds name the version of the
+head that they were certified with (`head_version`). A request passes these
+calls:
 
     watch = moderator.watch(age, owner)       one version from here to the end
     verdict = watch.read(text)                the user's text, before the model
@@ -16,13 +17,13 @@ for (`head_version`). A request goes this way:
 
 A blocked request is answered with a refusal and finish_reason 'content_filter'.
 
-When something fails (our guess): without a token head nothing is served, nor
-without its thresholds. Where the gate raises an error, minors are refused, and
-adults served, because the token head still reads the prompt and the reply.
+When something fails (our guess): without a token-level head, or without its
+thresholds, nothing is served. If the gate raises an error, minors are refused
+and adults are served, because the head still reads the prompt and the reply.
 Without any version the server is *unmoderated*: it may only serve loopback.
 
-No asyncio here. `read` takes a millisecond or two of a core; all the rest
-microseconds, but for a blocked text's line in the log.
+Nothing here is asynchronous. `read` takes a millisecond or two of a core per
+part of a text; the other calls take microseconds, unless they log a text.
 """
 
 from collections.abc import Mapping
@@ -48,10 +49,10 @@ HEAD = 'head.safetensors'
 
 
 class Head(NamedTuple):
-  """The token head that the engine runs.
+  """The token-level head that the engine runs.
 
   Attributes:
-    version: see `head_version`.
+    version: its version, from `head_version`.
     names: its dimensions, in the order of its scores.
   """
 
@@ -61,10 +62,10 @@ class Head(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """A gate and the thresholds of both stages; never changed.
+  """A gate with the thresholds of both stages.
 
   Attributes:
-    folder: where it was read.
+    folder: the folder that holds both.
     gate: the classifier before the model.
     policy: the thresholds.
   """
@@ -75,16 +76,18 @@ class Version:
 
 
 class Verdict(NamedTuple):
-  """What a stage says of a text.
+  """A stage's judgement of a text.
 
   Attributes:
     is_blocked: whether the request is refused.
-    stage: 'gate'; 'prompt', the token head on the prompt; 'closed', where
-      nothing is served; 'open' where there is no moderation.
+    stage: 'gate'; 'prompt', the token-level head on the prompt; 'head', the
+      same on the reply; 'closed', where nothing is served; 'open', where there
+      is no moderation.
     tier: 'adult' or 'minor'.
-    dimension: what is violated; '' where it passes, or a stage failed.
-    score: how much; None where there is none.
-    version: the classifier's.
+    dimension: the violated dimension; '' where the text passes, or the stage
+      failed.
+    score: its score; None where there is none.
+    version: the classifier's version.
     has_failed: whether the stage could not judge.
   """
 
@@ -98,10 +101,10 @@ class Verdict(NamedTuple):
 
 
 class Moderator:
-  """Holds the version that is served, and the one before.
+  """The holder of the version that is served and of the one before it.
 
-  Threads may share it: a request sees one version from `watch` to its end, and
-  requests that run while the version changes end with the one they began with.
+  Threads may share it. A request keeps the version that `watch` gave it, even
+  if another version is served before the request ends.
   """
 
   def __init__(
@@ -109,35 +112,39 @@ class Moderator:
     head: Head | None = None,
     blocked: blocked_lib.Blocked | None = None,
   ):
-    """Starts unmoderated.
+    """Starts without a version: unmoderated.
 
     Args:
-      head: the token head that the engine runs; None for none.
-      blocked: where blocked texts go; None for nowhere.
+      head: the token-level head that the engine runs; None for none.
+      blocked: the log of blocked texts; None for no log.
     """
     self._head = head
     self._blocked = blocked
     self._lock = threading.Lock()
-    # (current, before) in one attribute, so that readers need no lock.
+    # (current, previous) in one attribute, so that readers need no lock.
     self._versions: tuple[Version | None, Version | None] = None, None
 
   @property
   def version(self) -> Version | None:
-    """What is served; None for nothing."""
+    """The version that is served; None where the server is unmoderated."""
     return self._versions[0]
 
   @property
   def mode(self) -> str:
-    """'unmoderated', 'moderated', or 'closed' where nothing is served."""
+    """The server's state: 'unmoderated', 'moderated', or 'closed'.
+
+    It is 'closed', and nothing is served, while the head or its thresholds are
+    missing.
+    """
     return _mode(self.version, self._head)
 
   def use(self, folder: str | os.PathLike) -> Version:
-    """Serves another version from now on, and keeps the one before.
+    """Serves a folder's version from now on, and keeps the previous one.
 
     Raises:
       OSError: a file is missing or cannot be read.
       ValueError: a file is bad, or the thresholds are for another gate or
-        another token head. The version that is served stays.
+        another token-level head. After either error, nothing has changed.
     """
     version = self.load(folder)
     with self._lock:
@@ -145,10 +152,11 @@ class Moderator:
     return version
 
   def rollback(self) -> Version:
-    """Serves the version before again; once more, and the later one is back.
+    """Swaps the served version and the previous one.
 
     Raises:
-      RuntimeError: there is none. Moderation is not taken off this way.
+      RuntimeError: there is no previous version. So a rollback never ends
+        moderation.
     """
     with self._lock:
       current, before = self._versions
@@ -158,7 +166,7 @@ class Moderator:
     return before
 
   def load(self, folder: str | os.PathLike) -> Version:
-    """Returns a folder's version, without serving it; raises as `use`."""
+    """Returns a folder's version without serving it; raises as `use` does."""
     folder = pathlib.Path(folder)
     gate = gate_lib.load(folder / GATE)
     policy = thresholds.load(folder / THRESHOLDS)
@@ -171,7 +179,7 @@ class Moderator:
     return Version(str(folder), gate, policy)
 
   def replay(self, folder: str | os.PathLike) -> blocked_lib.Replay:
-    """Returns what a folder's version says of the texts that were blocked.
+    """Judges the log of blocked texts by a folder's version.
 
     Raises:
       OSError, ValueError: see `use`.
@@ -183,22 +191,22 @@ class Moderator:
     return self._blocked.replay(version.gate, version.policy)
 
   def watch(self, age: object, owner: str = '') -> 'Watch':
-    """Returns what judges one request, by the version that is served now.
+    """Returns the judge of one request, with the version that is served now.
 
     Args:
-      age: 'adult', if the request's token says so; all others are minors'.
-      owner: who asks; the log holds its HMAC.
+      age: the age that the request's API token claims; only 'adult' is one.
+      owner: the API token's user; the log holds only an HMAC of the name.
     """
     tier = thresholds.tier_of(age)
     return Watch(self.version, self._head, self._blocked, tier, owner)
 
 
 class Watch:
-  """Judges one request; see the module.
+  """The judge of one request, which logs the texts that it blocks.
 
   Attributes:
-    tier: 'adult' or 'minor'.
-    mode: see `Moderator.mode`.
+    tier: the age tier, 'adult' or 'minor'.
+    mode: `Moderator.mode` at the request's beginning.
   """
 
   def __init__(
@@ -216,7 +224,10 @@ class Watch:
     self._owner = owner
 
   def read(self, text: str) -> Verdict:
-    """Returns the gate's verdict on a text, all of which it reads."""
+    """Returns the gate's verdict on a text, which it reads in parts.
+
+    It stops at the first part that is blocked.
+    """
     if self.mode != 'moderated':
       return self._without(text)
     stage = self._version.policy.gate
@@ -228,22 +239,23 @@ class Watch:
         if verdict.is_blocked:
           break
     except Exception as error:
-      # Any error at all, because one that passed would open a way around. Its
-      # message may quote the text.
+      # Every error, because any that passes through would be a way around the
+      # gate. The message is not logged: it may quote the text.
       logging.error('The gate failed with %s.', type(error).__name__)
       is_minor = self.tier != 'adult'
       verdict = verdict._replace(is_blocked=is_minor, has_failed=True)
       part = ''
-    # The log keeps the end of a text: of a long one, what is blocked.
+    # The log keeps only a text's end, so it gets a long text's blocked part.
     is_long = len(text) > blocked_lib.LONGEST
     return self._logged(verdict, part if is_long else text)
 
   def prompt(self, scores: Sequence[float] | None, text: str = '') -> Verdict:
-    """Returns the token head's verdict on a prompt.
+    """Returns the token-level head's verdict on a prompt.
 
     Args:
-      scores: per dimension the highest of its tokens; None blocks.
-      text: what the user wrote, for the log.
+      scores: per dimension, the highest score of the prompt's tokens. None, for
+        scores that are missing, blocks.
+      text: the user's text, for the log.
     """
     if self.mode != 'moderated':
       return self._without(text)
@@ -256,10 +268,10 @@ class Watch:
     return self._logged(verdict, text)
 
   def release(self) -> release_lib.Release:
-    """Returns the way out of one reply; it logs what it stops.
+    """Returns the hold-back of one reply; it logs the reply if it stops it.
 
     Raises:
-      RuntimeError: nothing is served.
+      RuntimeError: the mode is 'closed'.
     """
     if self.mode == 'unmoderated':
       return release_lib.Release(None)
@@ -273,7 +285,7 @@ class Watch:
   def _judged(
     self, verdict: Verdict, stage: thresholds.Stage, scores: Sequence[float]
   ) -> Verdict:
-    """Returns a verdict with what a stage's thresholds say of scores."""
+    """Returns a verdict, blocked if a score reaches a stage's threshold."""
     found = thresholds.find_reached(stage.for_tier(self.tier).limits, scores)
     if not found:
       return verdict
@@ -293,7 +305,7 @@ class Watch:
     self._logged(verdict, release.text)
 
   def _without(self, text: str) -> Verdict:
-    """Returns the verdict of a server that has no moderation, or no head."""
+    """Returns the verdict of a server that is unmoderated or closed."""
     if self.mode == 'unmoderated':
       return Verdict(False, 'open', self.tier)
     return Verdict(True, 'closed', self.tier, has_failed=True)
@@ -317,7 +329,7 @@ class Watch:
 
 
 def bounds(tier: thresholds.Tier) -> list[release_lib.Bound]:
-  """Returns the hold-back's bounds by a token head's thresholds."""
+  """Returns the hold-back's bounds from a token-level head's thresholds."""
   return [
     release_lib.Bound(limit.name, limit.low, limit.high)
     for limit in tier.limits
@@ -325,7 +337,7 @@ def bounds(tier: thresholds.Tier) -> list[release_lib.Bound]:
 
 
 def head_version(params: Mapping[str, Any], names: Sequence[str]) -> str:
-  """Returns the version of a token head: SHA-256 of weights and dimensions.
+  """Returns a token-level head's version: SHA-256 of weights and dimensions.
 
   Args:
     params: its arrays by name, as `token_head.load` returns them.

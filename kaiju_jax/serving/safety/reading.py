@@ -1,18 +1,20 @@
-"""How the gate reads a text: two readings that trivial disguise leaves alike.
+"""Normalizes texts for the gate, so that trivial disguises have no effect.
+
+There are two readings of a text:
 
     plain     compatibility forms (NFKC: full-width, circled and mathematical
-              letters are letters), case folded, nothing that is invisible, one
-              space for any run of spaces
-    skeleton  letters and digits of `plain` alone: no spaces or punctuation
+              letters become letters), case folded, without invisible
+              characters, with one space for any run of spaces
+    skeleton  only the letters and digits of `plain`: no spaces or punctuation
               ('z o r b' is 'zorb'), no accents, one letter for letters that
-              look alike (Cyrillic 'о', '0', 'ᴏ'), one for a letter repeated
+              look alike (Cyrillic 'о', '0', 'ᴏ'), one for a repeated letter
 
-The gate's format names these readings, so a change in what they give needs a
-new format: a gate was trained and certified on texts as they were read then.
+A change to a reading needs a new format of the gate's file, because existing
+gates were trained and certified with the readings as they are.
 
-Our guess: what is invisible (Unicode's default ignorables, control characters,
-marks that join no letter), and which letters look alike. Texts in ciphers, or
-spelt by other words, pass: those are for the classifier behind the model.
+Our guess: which characters are invisible (Unicode's default ignorables, control
+characters, marks that do not combine with a letter), and which letters look
+alike. Ciphers and paraphrases pass; the token-level head must find those.
 """
 
 from collections.abc import Iterator
@@ -24,20 +26,20 @@ import unicodedata
 READINGS = 'plain', 'skeleton'
 
 _SURROGATES = re.compile('[\ud800-\udfff]')
-# Default ignorables and format characters, and controls that are no space.
+# Default ignorables, format characters, and controls other than white space.
 _IGNORED = (
   '\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160'
   '\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164'
   '\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb'
   '\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff'
 )
-# Marks that stand on any letter, Latin ones mostly. Vowel signs of other
-# scripts are not among them.
+# Marks that combine with any letter, mostly Latin; no vowel signs of other
+# scripts.
 _MARKS = '\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f'
 _INVISIBLE = re.compile(f'[{_IGNORED}]+')
 _LOOSE = re.compile(f'[{_IGNORED}{_MARKS}]+')
 _ACCENTS = re.compile(f'[{_MARKS}]+')
-# The blank of Braille is seen as a space, and is none for Unicode.
+# The Braille blank looks like a space, but Unicode does not class it as one.
 _SPACES = re.compile(r'[\s\u2800]+')
 _GAPS = re.compile(rf'[\s\u2800{_IGNORED}]{{2,}}')
 _LETTER = re.compile(r'[^\W_]')
@@ -49,20 +51,20 @@ _LONGEST_RUN = 30
 
 
 def plain(text: str) -> str:
-  """Returns the text in its first reading; takes any text whatever."""
+  """Returns the plain reading of any text."""
   if text.isascii():
     return _SPACES.sub(' ', _INVISIBLE.sub('', text.lower())).strip()
   text = _SURROGATES.sub('\ufffd', text)
   text = _shorter_runs(_INVISIBLE.sub('', _GAPS.sub(_gap, text)))
   text = unicodedata.normalize('NFKC', text).casefold()
   text = unicodedata.normalize('NFKC', text)
-  # What is left of the marks after composing joins no letter: it is drawn
-  # through or around one.
+  # A mark that is left after composing does not combine with a letter: it is
+  # drawn through or around one.
   return _SPACES.sub(' ', _LOOSE.sub('', text)).strip()
 
 
 def skeleton(text: str) -> str:
-  """Returns the second reading of a text that `plain` gave."""
+  """Returns the skeleton of a text that `plain` returned."""
   if not text.isascii():
     # Decomposed to take accents off, and composed again for other scripts.
     text = _ACCENTS.sub('', unicodedata.normalize('NFD', text))
@@ -74,10 +76,10 @@ def skeleton(text: str) -> str:
 def window(text: str, size: int) -> str:
   """Returns the last `size` characters of `plain(text)`.
 
-  Invisible characters and runs of spaces do not count, so that none of them
-  push a text out of the window. Of a long text only the end is read.
+  Invisible characters and runs of spaces do not count, so that they cannot push
+  a text out of the window. Only the end of a long text is read.
   """
-  # Few at first: one character may stand for 18.
+  # Few at first: NFKC may expand one character to 18.
   taken = max(1, size // 4)
   while True:
     read = plain(text[-taken:])
@@ -89,13 +91,13 @@ def window(text: str, size: int) -> str:
 def parts(text: str, size: int, letters: int) -> Iterator[str]:
   """Yields `plain(text)` in parts of about `size` characters, first to last.
 
-  Each segment of the whole (`segments`) is a segment of a part.
+  Each segment of the whole text (`segments`) is a segment of some part.
 
   Args:
     text: any text.
-    size: characters of a part; the last may have fewer, and one that has few
-      letters more.
-    letters: of a segment.
+    size: characters per part. The last part may have fewer, and a part with few
+      letters may have more.
+    letters: letters and digits per segment, even.
   """
   text = plain(text)
   pieces = [text]
@@ -114,15 +116,16 @@ def parts(text: str, size: int, letters: int) -> Iterator[str]:
 
 
 def segments(text: str, letters: int) -> list[str]:
-  """Returns overlapping parts of a text, each of so many letters and digits.
+  """Returns overlapping segments of a text, of `letters` letters and digits.
 
-  The next part begins half a part further on, so that whatever has half as many
-  letters stands in one part as a whole. What is no letter does not count: it
-  cannot stretch a word over several parts.
+  Each segment begins half a segment after the one before, so that any passage
+  of at most half as many letters lies whole in one segment. Other characters do
+  not count, so that they cannot stretch a word over several segments.
 
   Args:
-    text: a text that `plain` gave.
-    letters: of a part, even and at least 2; the last may have fewer.
+    text: a text that `plain` returned.
+    letters: letters and digits per segment, even and at least 2; the last may
+      have fewer.
   """
   if not _LETTER.search(text):
     return [text]
@@ -134,8 +137,8 @@ def segments(text: str, letters: int) -> list[str]:
 
 @functools.cache
 def _pieces(letters: int) -> re.Pattern:
-  """Returns what finds pieces of so many letters and digits in a text."""
-  # Possessive: a text of many marks and few letters takes no longer.
+  """Returns the pattern of a piece of at most `letters` letters and digits."""
+  # Possessive, so that texts of many marks and few letters take no longer.
   return re.compile(rf'(?:[\W_]*+[^\W_]){{1,{letters}}}+[\W_]*+')
 
 
@@ -154,7 +157,7 @@ def _shorter_runs(text: str) -> str:
 
 
 def _alike() -> dict[int, str]:
-  """Returns the letters that stand for others in a skeleton."""
+  """Returns the table of look-alike letters and their plain forms."""
   pairs = (
     ('013457@$', 'oieastas'),
     # Cyrillic, Greek, and Latin letters with a stroke or without a dot.
@@ -167,7 +170,7 @@ def _alike() -> dict[int, str]:
   alike = {}
   for letters, plainer in pairs:
     alike |= dict(zip(map(ord, letters), plainer, strict=True))
-  # Letters in dark circles and squares, and those that flags are made of.
+  # Letters in dark circles and squares, and the regional indicators of flags.
   for first in 0x1F150, 0x1F170, 0x1F1E6:
     alike |= {first + n: chr(ord('a') + n) for n in range(26)}
   return alike

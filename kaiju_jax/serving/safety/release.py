@@ -1,24 +1,27 @@
-"""What of a reply is shown while it streams: the hold-back.
+"""The hold-back: delays a streamed reply's text until safety scores clear it.
 
-The token head says after each token how likely the text up to and with it is to
-violate each dimension. Per token:
+To release text is to show it to the user. The token-level head scores the reply
+after each token: per dimension (a kind of violation), the probability that the
+text up to and including this token violates it. The hold-back classifies each
+token by these scores:
 
-    high    a dimension's score reaches its `high`: the reply ends here. What is
-            held is never released; what was released stays.
-    low     every score is below its dimension's `low`: this token and all held
-            ones are released.
-    middle  otherwise: the token is held, until a later one is low, or `hold`
-            later ones have been judged and none was high.
+    high    A score reaches its dimension's `high`. The reply ends here. Tokens
+            that are held are never shown; text shown earlier stays.
+    low     Every score is below its dimension's `low`. This token and all held
+            tokens are released.
+    middle  Neither. The token is held until a later token is low, or until
+            `hold` later tokens have scores and none of them is high.
 
-So no token is released before its own score is known, and none comes later than
-`hold` tokens. What is guaranteed: let a violation's first character be in token
-a, and the first high score at token b ≥ a. If no score of a…b−1 is low and b −
-a ≤ hold, no character of token a or behind it is released. (A low score says
-that the text up to it violates nothing, and releases it; that is what makes
-most text appear at once.) With any `hold`, and whatever the scores, nothing of
-token b or behind it is released.
+So each token waits for its own score, and for at most `hold` later tokens.
 
-From source 000, the head; our guess, all of the above, and 8 tokens.
+The guarantee: let a violation begin in token a, and let token b ≥ a be the
+first high one. If none of the tokens a…b−1 is low, and b − a ≤ hold, then no
+character of token a or of a later token is shown. For any `hold` and any
+scores, no character of token b or of a later token is shown. A low token
+releases text at once because its scores say that the text up to it violates
+nothing; this is why most text appears without delay.
+
+Source 000 describes the head. The rules above and 8 tokens are our guess.
 """
 
 import collections
@@ -31,7 +34,7 @@ HOLD = 8
 
 
 class Bound(NamedTuple):
-  """A dimension's thresholds, see `thresholds.Limit`."""
+  """A dimension's two thresholds; `thresholds.Limit` says how they arise."""
 
   name: str
   low: float
@@ -39,12 +42,12 @@ class Bound(NamedTuple):
 
 
 class Released(NamedTuple):
-  """What one token brought.
+  """The text that one step releases.
 
   Attributes:
-    text: what is shown now, '' for nothing.
-    tokens: how many tokens that is, the oldest of those that were held first.
-      Their log-probabilities may be shown; others say what is held.
+    text: the text to show now; '' for none.
+    tokens: the number of tokens released, oldest first. Only their
+      log-probabilities may be shown; those of others would reveal held text.
     ended: whether the reply ends here, with finish_reason 'content_filter'.
   """
 
@@ -54,12 +57,12 @@ class Released(NamedTuple):
 
 
 class Violation(NamedTuple):
-  """Why a reply ended.
+  """The score that ended a reply.
 
   Attributes:
-    dimension: which one is violated; '' where the score is missing.
-    score: by how much; NaN where it is missing.
-    token: at which token, from 0.
+    dimension: the violated dimension; '' where the scores are missing.
+    score: its score; NaN where the scores are missing.
+    token: the index in the reply of the token that has this score, from 0.
   """
 
   dimension: str
@@ -68,12 +71,12 @@ class Violation(NamedTuple):
 
 
 class Release:
-  """One reply on its way out. Not for several threads at a time.
+  """The hold-back of one reply; only one thread at a time may use it.
 
   Attributes:
-    violation: see `Violation`; None while there is none.
-    text: all text so far, what is held and what will never be shown included.
-    shown: how many characters of it were released.
+    violation: the `Violation` that ended the reply; None while there is none.
+    text: all text so far, including text that is held or will never be shown.
+    shown: the number of its characters that were released.
   """
 
   def __init__(
@@ -82,13 +85,13 @@ class Release:
     hold: int = HOLD,
     stopped: Callable[['Release'], None] | None = None,
   ):
-    """Starts with nothing.
+    """Prepares the hold-back of an empty reply.
 
     Args:
-      bounds: thresholds per dimension, in the order of the scores. None for a
-        server without moderation: all text is released at once.
-      hold: how many tokens are held back at most.
-      stopped: called once, with this reply, when it is found to violate.
+      bounds: thresholds per dimension, in the order of the scores. None
+        releases all text at once, for a server without moderation.
+      hold: the largest number of tokens to hold.
+      stopped: `push` calls it once, with this object, when a score is high.
 
     Raises:
       ValueError: `hold` is negative, there is no dimension, or low is above
@@ -116,20 +119,20 @@ class Release:
 
   @property
   def held(self) -> int:
-    """How many tokens are held."""
+    """The number of tokens that are held."""
     return len(self._held)
 
   def push(self, text: str, scores: Sequence[float] | None) -> Released:
-    """Takes the next token.
+    """Adds the reply's next token, and returns the text that this releases.
 
     Args:
-      text: its text; '' where it completes no character.
-      scores: per dimension, of the text up to and with it. A score that is
-        missing or NaN counts as high.
+      text: the token's text; '' where it completes no character.
+      scores: per dimension, the score of the text up to and including this
+        token. None, or a NaN in it, counts as high.
 
     Raises:
       RuntimeError: the reply has ended.
-      ValueError: there are more or fewer scores than dimensions.
+      ValueError: the numbers of scores and of dimensions differ.
     """
     if self._is_finished:
       raise RuntimeError('the reply has ended; it takes no more tokens.')
@@ -150,9 +153,9 @@ class Release:
     return self._out(0 if is_low else self._hold)
 
   def finish(self) -> Released:
-    """Ends a reply that the model ended, and releases what is held.
+    """Ends a reply that the model ended, and releases the held tokens.
 
-    Its scores never became high. After a violation it releases nothing.
+    After a violation nothing is held, so nothing is released.
     """
     self._is_finished = True
     return self._out(0)
@@ -167,7 +170,7 @@ class Release:
         f' {[bound.name for bound in self._bounds]}.'
       )
     for score, bound in zip(scores, self._bounds):
-      # By its negation, because every comparison with NaN is false.
+      # Negated, so that NaN counts as high: comparisons with NaN are false.
       if not score < bound.high:
         return Violation(bound.name, float(score), token)
     return None

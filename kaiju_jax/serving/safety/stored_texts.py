@@ -1,7 +1,7 @@
-"""All texts of a value that is stored, in pieces that the gate reads whole.
+"""Collects all texts of a stored value, in pieces for the gate.
 
-Nobody lists here which fields a character has: whatever is stored may be shown
-one day, so that every string in it is read, and the names of objects too.
+There is no list of fields: any stored string may be shown one day, so the gate
+reads every string in the value, including the keys of mappings.
 """
 
 from collections.abc import Iterator
@@ -9,9 +9,10 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-# The gate reads the last 2,000 characters of a text.
+# Below the default `gate.Settings.window`, so that a piece is one of its parts.
 PIECE = 1_800
-# What stands across two pieces stands whole in one of them, up to this length.
+# Neighbouring pieces share so many characters, so that a shorter passage lies
+# whole in one of them.
 _OVERLAP = 300
 
 
@@ -32,11 +33,11 @@ def leaves(value: Any) -> Iterator[str]:
 
 
 def pieces(value: Any) -> Iterator[str]:
-  """Yields texts of at most `PIECE` characters: all strings in a value.
+  """Yields all strings in a value, as texts of at most `PIECE` characters.
 
-  Short strings stand together, one per line, so that many of them cost no more
-  than one text of their size. A long one is cut, and what is within 300
-  characters of it stands whole in a piece.
+  Short strings share a piece, one per line, so that many of them cost no more
+  than one text of their total size. A long string is cut into pieces that
+  overlap by 300 characters. Strings of white space are left out.
   """
   held, size = [], 0
   for leaf in leaves(value):

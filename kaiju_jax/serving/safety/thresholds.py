@@ -1,19 +1,20 @@
-"""Thresholds of both stages, by age tier, and how they were certified.
+"""Certified thresholds of both safety stages, per age tier, in one file.
 
-A stage is a classifier with a threshold per tier and dimension; a text whose
-score reaches one is refused. What a threshold does was counted on texts that
-neither trained the classifier nor chose the threshold: of the violating ones
-those that it blocks, of the benign ones those that it refuses. The file holds
-the counts, the exact bounds (`exact.py`) that follow from them, and the claims
-that the bounds support. `load` recomputes the bounds and takes no file whose
-claims do not follow from its counts, or are too weak to serve with.
+A stage is a classifier (the gate or the token-level head) with a threshold per
+age tier and dimension (a kind of violation). A text whose score reaches a
+threshold is refused. `certify.py` counts what each threshold does on texts that
+neither trained the classifier nor chose the threshold: how many violating texts
+it blocks, and how many benign ones it refuses. The file holds these counts,
+their exact bounds (`exact.py`) and the claims that the bounds support. `load`
+recomputes the bounds; it rejects a file with a claim that its counts do not
+support, or with a claim that is too weak to serve with.
 
-From source 003: about 600 texts a set, block rates near 100 %, benign refusals
-below 1 %, stricter thresholds under 18, each tier with its own rates. Our
-guess: 'near 100 %' is at least 99 % in one of the two stages; the confidence of
-95 % is for both tiers together, so each tier's bounds have 97.5 % (1 of 600
-benign texts then shows 0.93 %, 2 show 1.2 %); dimensions and stages stand for
-themselves. An unknown age is a minor's.
+Source 003 says: about 600 texts per set, block rates near 100 %, benign
+refusals below 1 %, stricter thresholds under 18, separate rates per tier. Our
+guess: 'near 100 %' means at least 99 % in one of the two stages; the confidence
+of 95 % covers both tiers together, so each tier's bounds have 97.5 % (1 refusal
+in 600 benign texts then shows 0.93 %, 2 show 1.2 %); it covers each dimension
+and each stage by itself. A request of unknown age gets the minors' thresholds.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from kaiju_jax.storage import strict
 
 FORMAT = 'kaiju_jax thresholds 1'
 TIERS = 'adult', 'minor'
-# What must be claimed, and how surely.
+# The claims that serving requires, and their confidence.
 BLOCKED, REFUSED, CONFIDENCE = 0.99, 0.01, 0.95
 _ROUNDING = 1e-6
 _LONGEST_HOLD = 64
@@ -37,14 +38,15 @@ _LONGEST_HOLD = 64
 
 @dataclasses.dataclass(frozen=True)
 class Proportion:
-  """What was counted on a set, and what is claimed by it.
+  """A count on a set of texts, with its bound and the claim made from it.
 
   Attributes:
-    rows: texts in the set.
-    hits: texts of them that were blocked, or refused.
-    bound: what the proportion is at least (blocked) or at most (refused).
-    claim: what is claimed: not above a bound of what is blocked, not below a
-      bound of what is refused.
+    rows: the number of texts in the set.
+    hits: the number of these that were blocked (violating) or refused (benign).
+    bound: the exact bound of the rate: from below for blocked texts, from above
+      for refused ones.
+    claim: the claimed rate: at most the bound for blocked texts, at least the
+      bound for refused ones.
   """
 
   rows: int
@@ -59,11 +61,11 @@ class Limit:
 
   Attributes:
     name: the dimension.
-    low: the token head's: below it a token is released at once. None for the
-      gate, which has no middle.
-    high: what reaches it is blocked.
-    blocked: of the violating texts.
-    refused: of the benign texts, by this dimension.
+    low: the hold-back's: a token whose scores are all below is released at
+      once (`release.py`). None for the gate.
+    high: a text or token whose score reaches it is blocked.
+    blocked: the count on the texts that violate this dimension.
+    refused: the count on the benign texts, of refusals by this dimension.
   """
 
   name: str
@@ -75,11 +77,11 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-  """A tier's thresholds.
+  """The thresholds of an age tier.
 
   Attributes:
     limits: one per dimension of the classifier, in its order.
-    refused: of the benign texts, by any dimension.
+    refused: the count on the benign texts, of refusals by any dimension.
   """
 
   limits: tuple[Limit, ...]
@@ -91,12 +93,13 @@ class Stage:
   """One classifier's thresholds.
 
   Attributes:
-    version: the classifier's, as `Gate.version` or `head_version`.
-    chosen_on: SHA-256 of the texts that the thresholds were chosen on.
-    certified_on: SHA-256 of those that they were counted on.
+    version: the classifier's version (`gate.Gate.version` or
+      `moderation.head_version`).
+    chosen_on: SHA-256 of the texts that chose the thresholds.
+    certified_on: SHA-256 of the texts that they were counted on.
     date: the day of the count, as 2026-11-22.
     adult: thresholds for adults.
-    minor: for minors, and for everybody whose age is not known.
+    minor: thresholds for minors, and for users of unknown age.
   """
 
   version: str
@@ -112,20 +115,21 @@ class Stage:
     return tuple(limit.name for limit in self.minor.limits)
 
   def for_tier(self, tier: str) -> Tier:
-    """Returns a tier's thresholds; the minor's for what is no tier."""
+    """Returns a tier's thresholds; the minors' for any other word."""
     return self.adult if tier == 'adult' else self.minor
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """What both stages let pass.
+  """The content of a file of thresholds.
 
   Attributes:
     format: `FORMAT`.
-    confidence: of the claims about both tiers together.
-    hold: how many tokens of a reply are held back at most.
-    gate: the classifier before the model.
-    head: the token head; None where there is none, and then nothing is served.
+    confidence: the confidence of the claims about both tiers together.
+    hold: the largest number of a reply's tokens that the hold-back holds.
+    gate: the thresholds of the gate.
+    head: the thresholds of the token-level head. With None, a server serves
+      nothing.
   """
 
   format: str
@@ -135,15 +139,15 @@ class Policy:
   head: Stage | None
 
   def stages(self) -> dict[str, Stage]:
-    """Returns the stages that there are, by name."""
+    """Returns the stages by name, 'gate' and, if present, 'head'."""
     stages = {'gate': self.gate, 'head': self.head}
     return {name: stage for name, stage in stages.items() if stage}
 
 
 def tier_of(age: object) -> str:
-  """Returns the tier of an age as a token claims it: 'adult' or 'minor'.
+  """Returns the tier, 'adult' or 'minor', for the age that a token claims.
 
-  Everything but the word 'adult' is a minor's, None among it.
+  Every value other than 'adult', such as None, gives 'minor'.
   """
   return 'adult' if age == 'adult' else 'minor'
 
@@ -151,9 +155,10 @@ def tier_of(age: object) -> str:
 def find_reached(
   limits: Sequence[Limit], scores: Sequence[float]
 ) -> tuple[str, float] | None:
-  """Returns the dimension that a text violates most, and its score, or None.
+  """Returns the dimension that a text violates most, with its score, or None.
 
-  A score that is NaN violates. 'Most' is by score above threshold.
+  It is the dimension whose score is furthest above its threshold. A NaN
+  violates its dimension, and more than any number does.
   """
   over = [
     (float(score) - limit.high, limit.name, float(score))
@@ -174,17 +179,17 @@ def confidence_of_tier(confidence: float) -> float:
 def bound_count(
   hits: int, rows: int, claim: float, confidence: float, is_least: bool
 ) -> Proportion:
-  """Returns what a count shows.
+  """Returns a count with its exact bound; does not check `claim`.
 
   Args:
-    hits: blocked or refused texts.
-    rows: texts.
-    claim: what shall be claimed.
-    confidence: that of the policy.
-    is_least: whether the bound is what the proportion is at least.
+    hits: the number of blocked or refused texts.
+    rows: the number of texts.
+    claim: the rate to claim.
+    confidence: the policy's confidence.
+    is_least: whether to bound the rate from below rather than from above.
 
   Raises:
-    ValueError: there is no row, or more hits than rows.
+    ValueError: `rows` is 0, or `hits` is not in 0…`rows`.
   """
   bound = exact.at_least if is_least else exact.at_most
   found = bound(hits, rows, confidence_of_tier(confidence))
@@ -192,7 +197,7 @@ def bound_count(
 
 
 def write(path: str | os.PathLike, policy: Policy) -> None:
-  """Writes a policy, if `load` would take it.
+  """Writes a policy that `check` accepts.
 
   Raises:
     ValueError: see `load`.
@@ -225,7 +230,7 @@ def load(path: str | os.PathLike) -> Policy:
 
 
 def check(policy: Policy) -> None:
-  """Refuses a policy that is not certified; see `load`.
+  """Rejects a policy that is not certified, for the reasons in `load`.
 
   Raises:
     ValueError: names the field, its value and what would be right.
@@ -246,12 +251,12 @@ def check(policy: Policy) -> None:
 def check_classifier(
   stage: Stage, name: str, version: str, names: tuple[str, ...]
 ) -> None:
-  """Refuses thresholds that were certified with another classifier.
+  """Rejects thresholds that were certified with another classifier.
 
   Args:
     stage: the thresholds.
     name: 'gate' or 'head', for messages.
-    version: the loaded classifier's.
+    version: the version of the loaded classifier.
     names: its dimensions.
 
   Raises:
@@ -339,7 +344,7 @@ def _check_refused(field: str, refused: Proportion, confidence: float) -> None:
 def _check_proportion(
   field: str, found: Proportion, confidence: float, is_least: bool
 ) -> None:
-  """Refuses a bound that the counts do not give, or a claim beyond it."""
+  """Rejects a bound that differs from the counts' own, or a claim beyond it."""
   try:
     true = bound_count(
       found.hits, found.rows, found.claim, confidence, is_least
@@ -362,7 +367,7 @@ def _check_proportion(
 
 
 def _check_blocked(policy: Policy, tier_name: str) -> None:
-  """Refuses a dimension of which no stage claims enough."""
+  """Rejects a dimension for which no stage claims the block rate `BLOCKED`."""
   claims: dict[str, float] = {}
   for stage in policy.stages().values():
     for limit in stage.for_tier(tier_name).limits:
