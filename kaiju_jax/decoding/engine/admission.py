@@ -1,9 +1,10 @@
-"""When an engine is too busy for another request, and for how long.
+"""Admission: decides whether a new request may wait, and estimates how long.
 
-The first token of a new request comes once a row is free and the prompts before
-it, and its own, have run. All of that is counted in steps and chunks, from what
-sequences may yet draw at most, and each is taken as long as it seldom is. What
-is refused is refused at once, with the wait that is to be expected.
+A request that would wait too long is refused at once (`request.Busy`), with the
+wait to expect. The first token of a request comes when a row is free and all
+prompts ahead, and its own, have run. The estimate counts these as rounds and
+chunks, as if running sequences drew all their tokens, and takes for each a
+duration that is seldom exceeded.
 """
 
 from collections.abc import Iterable
@@ -13,18 +14,18 @@ from typing import NamedTuple
 from kaiju_jax.decoding.engine import schedule
 from kaiju_jax.decoding.requests import request as request_lib
 
-# Weight of the newest time in a mean, and of its error in the deviation.
+# Weight of the newest duration in the mean, of its error in the deviation.
 _NEWEST, _NEWEST_DEVIATION = 0.125, 0.25
 
 
 class Limits(NamedTuple):
-  """When an engine refuses or ends what is asked of it; None for never.
+  """Limits at which an engine refuses or ends sequences; None for none.
 
   Attributes:
-    queue: sequences that wait at most.
-    wait: seconds until a first token, at most, as far as can be expected.
-    lease: seconds after which a sequence is cancelled that nobody reads through
-      a `Stream`, and for which nobody calls `Engine.read`.
+    queue: most sequences that wait.
+    wait: most seconds to expect until a first token.
+    lease: seconds after which a sequence is cancelled that no `Stream` or
+      `Engine.read` reads.
   """
 
   queue: int | None = None
@@ -33,27 +34,21 @@ class Limits(NamedTuple):
 
 
 class Work(NamedTuple):
-  """What a sequence has yet to do.
-
-  Attributes:
-    prompt: tokens to prefill.
-    tokens: that it may draw.
-  """
+  """The tokens that a sequence has left to prefill, and may still draw."""
 
   prompt: int
   tokens: int
 
 
 class Load(NamedTuple):
-  """What an engine does at the moment.
+  """An engine's work at the moment.
 
   Attributes:
-    waiting: sequences without a row.
-    running: sequences with one.
+    waiting, running: sequences without and with a row.
     prompt: tokens to prefill.
-    wait: seconds until the first token of another sequence, without those of
-      its own prompt.
-    points: texts that prompts can go on from.
+    wait: seconds until a new sequence's first token, its own prompt not
+      counted.
+    points: texts that prompts can resume.
   """
 
   waiting: int
@@ -65,18 +60,13 @@ class Load(NamedTuple):
 
 @dataclasses.dataclass
 class Estimate:
-  """How long something takes, by the latest times that it took.
-
-  Attributes:
-    mean: seconds; 0 before the first.
-    deviation: how far times lie from it.
-  """
+  """A running estimate of a duration: mean and mean deviation, in seconds."""
 
   mean: float = 0.0
   deviation: float = 0.0
 
   def note(self, seconds: float) -> None:
-    """Notes a time."""
+    """Takes in a duration."""
     if not self.mean:
       self.mean = seconds
       return
@@ -86,33 +76,27 @@ class Estimate:
 
   @property
   def high(self) -> float:
-    """What is seldom exceeded: the mean and two deviations (Jacobson 1988)."""
+    """A duration that is seldom exceeded (Jacobson 1988)."""
     return self.mean + 2 * self.deviation
 
 
 @dataclasses.dataclass
 class Pace:
-  """How long rounds take.
-
-  Attributes:
-    size: prompt tokens of a chunk.
-    step: of a round in which no prompt runs.
-    chunk: what a chunk of prompts adds.
-  """
+  """The durations of rounds, and of what a chunk of `size` tokens adds."""
 
   size: int
   step: Estimate = dataclasses.field(default_factory=Estimate)
   chunk: Estimate = dataclasses.field(default_factory=Estimate)
 
   def note(self, seconds: float, draws: bool, prefills: bool) -> None:
-    """Notes how long a round took, and what ran in it."""
+    """Takes in the duration of a round that drew, prefilled, or both."""
     if prefills:
       self.chunk.note(max(seconds - self.step.mean * draws, 0.0))
     elif draws:
       self.step.note(seconds)
 
   def calls(self, prompt: int) -> int:
-    """Returns how many chunks a prompt takes, where it shares none."""
+    """Returns how many chunks a prompt takes if it shares none."""
     return -(-prompt // self.size)
 
   def load(
@@ -122,14 +106,7 @@ class Pace:
     free: int,
     points: int,
   ) -> Load:
-    """Returns what an engine does.
-
-    Args:
-      waiting: what sequences without a row have to do.
-      running: what those with one have to do.
-      free: rows that nobody has.
-      points: texts that prompts can go on from.
-    """
+    """Returns the load of an engine with so many free rows, and points."""
     waiting, running = list(waiting), list(running)
     rounds = schedule.expected_wait(
       [work.tokens + self.calls(work.prompt) for work in waiting],
@@ -144,19 +121,15 @@ class Pace:
 
 
 def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
-  """Refuses a request that would wait for too long.
+  """Refuses a request that would wait too long.
 
-  Args:
-    limits: of the engine.
-    load: what it does.
-    pace: of its rounds.
-    prompt: tokens of the request's prompt.
+  `prompt` is how many of its tokens must run.
 
   Raises:
-    request.Busy: says when to ask again. One that waits for nobody is not
-      refused for its own prompt, which would take as long later.
+    request.Busy: says when to ask again. A request that waits for no other is
+      not refused for its own prompt, which would take as long later.
   """
-  # Behind what waits comes its own prompt, and before all the round that runs.
+  # Its own prompt runs after all that wait, and one round runs already.
   wait = load.wait + (pace.calls(prompt) + 1) * (
     pace.chunk.high + pace.step.high
   )

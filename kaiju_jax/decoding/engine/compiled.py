@@ -1,8 +1,8 @@
-"""The rounds of one decoder, compiled, and how each of its rows draws.
+"""The rounds of one decoder, compiled, with the state of how each row draws.
 
-The pure functions are those of `rounds.py`. Here they meet a decoder's cache,
-and prompts of any length meet calls of a few shapes, so that requests that join
-and leave compile nothing.
+This applies the pure functions of `rounds.py` to a decoder's cache. Prompts of
+any length run in calls of a few shapes, so that requests that join and leave
+compile nothing.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
   Attributes:
     row: the cache row's index.
     tokens_L: int32; none for a row that only fills the call's shape.
-    draws: whether the prompt ends here: a token is drawn.
+    draws: whether the prompt ends here, so that a token is drawn.
   """
 
   row: int
@@ -41,13 +41,13 @@ class Chunk(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-  """What comes of a prefill.
+  """The results of a prefill.
 
   Attributes:
-    packed: the tokens in the order of the chunks, to be `rounds.unpack`;
-      where none draws, an array that is ready when the call is done.
-    judged_BLC: what a head gives each token, padding included; None without.
-    scores: of the first chunk's successors; None where they are not asked for.
+    packed: the tokens in the order of the chunks, for `rounds.unpack`; if none
+      draws, an array that is ready when the call is done.
+    judged_BLC: the head's scores of each token, padding included; None without.
+    scores: of the first chunk's successors; None if not requested.
   """
 
   packed: jax.Array
@@ -56,7 +56,7 @@ class Prefilled(NamedTuple):
 
 
 class _Ran(NamedTuple):
-  """What a call of `rounds.prefill` returned beside the state."""
+  """The results of `rounds.prefill` beside the state."""
 
   last_BLD: jax.Array
   scores: rounds.Scores | None
@@ -64,16 +64,18 @@ class _Ran(NamedTuple):
 
 
 class Rounds:
-  """What the engine runs on the device.
+  """The compiled calls of an engine, and the state of how its rows draw.
 
-  Ctrl-C during a method raises after it.
+  Ctrl-C during a method raises after it. Scoring a prompt compiles once per
+  size of a chunk. `warm` can put the larger sizes off, because few prompts are
+  scored: until `compile_next` has compiled them, `score` takes smaller chunks.
 
   Args:
     decoder: the model and its cache.
-    chunk: prompt tokens of a call, at most.
-    shares: whether several prompts may share a call, and a few sequences a
-      step narrower than the cache: last bits depend on the shape of a call.
-    judge: a token-level head, of all tokens that run; None for none.
+    chunk: most prompt tokens of a call.
+    shares: whether several prompts may share a call, and a few sequences a step
+      narrower than the cache: last bits depend on the shape of a call.
+    judge: a token-level head that scores all tokens; None for none.
 
   Attributes:
     shapes: (rows, tokens of each) of a prefill's calls. One row takes a
@@ -82,10 +84,6 @@ class Rounds:
     widths: rows of a step, ascending: few sequences do not pay for all rows.
     last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
       latest prefill, zeros beyond them; None before it.
-
-  Few prompts are scored, and what scores them compiles once per size of a
-  chunk. `warm` can put the larger sizes off: until `compile_next` has compiled
-  them, `score` takes chunks of the smaller ones.
   """
 
   def __init__(
@@ -124,7 +122,7 @@ class Rounds:
     self._first = decoder.jit(
       functools.partial(rounds.first, network), donate_argnums=1
     )
-    # Sizes whose scoring is put off, ascending; what was compiled since.
+    # Sizes whose scoring is put off, ascending; and those compiled since.
     self._later: list[int] = []
     self._scoring: dict[int, Any] = {}
     self._rows = max(rows for rows, _ in self.shapes)
@@ -141,13 +139,7 @@ class Rounds:
   def join(
     self, row: int, sampling: sampling_lib.Sampling, text_L: np.ndarray
   ) -> None:
-    """Sets how a row draws.
-
-    Args:
-      row: the cache row's index.
-      sampling: how it draws.
-      text_L: int32, the tokens that it holds already.
-    """
+    """Sets how a row draws; `text_L` are the tokens that it holds already."""
     seen_V = np.zeros(self._decoder.config.vocab_size, bool)
     seen_V[text_L] = True
     with interrupts.delay():
@@ -160,18 +152,16 @@ class Rounds:
   ) -> Prefilled:
     """Appends chunks to rows' texts, and draws where a prompt ends.
 
-    Args:
-      chunks: at most as many as the shape has rows, of as many tokens at most.
-      shape: one of `shapes`.
+    `shape` is one of `shapes`, and no smaller than the chunks.
     """
     ran = self._run(chunks, shape, np.zeros(0, np.int32), False)
     return self._draw_prompts(chunks, ran)
 
   def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
-    """Appends a chunk to a row's text, and scores successors of its tokens.
+    """Appends a chunk of at most `scored` tokens, and scores their successors.
 
     Args:
-      chunk: at most `scored` tokens.
+      chunk: tokens of one row.
       next_L: int32, the tokens that follow each of its tokens.
 
     Returns:
@@ -184,9 +174,9 @@ class Rounds:
     """Draws the next token of each of these rows.
 
     Returns:
-      The tokens in the order of the rows, for `rounds.unpack`; what stands
-      behind them means nothing. With a head, `rounds.unpack_scores` returns
-      what it gives the tokens that were drawn before.
+      The tokens in the order of the rows, for `rounds.unpack`; entries behind
+      them mean nothing. With a head, `rounds.unpack_scores` returns its scores
+      of the tokens drawn before.
     """
     width = min(x for x in self.widths if x >= len(rows))
     return self._step_of(rows, width)
@@ -208,13 +198,12 @@ class Rounds:
   def warm(
     self, lengths: Sequence[int] | None = None, scores: bool = False
   ) -> None:
-    """Compiles what sequences will run; they stay as they are.
+    """Compiles what sequences will run, without changing them.
 
     Args:
-      scores: whether prompts will be scored: the smallest size of it is
-        compiled now, and the others are left to `compile_next`.
-      lengths: tokens that prompts which come alone are to be prefilled with;
-        any by default, beside others too.
+      lengths: as `Engine.warm`'s `prompts`: tokens to prefill.
+      scores: whether prompts will be scored: compiles the smallest size of it,
+        and leaves the others to `compile_next`.
 
     Raises:
       pages.Full: no row is free.
@@ -222,7 +211,7 @@ class Rounds:
     self._decoder.warm()
     shapes = set(self.shapes)
     if lengths is not None:
-      # Of whole chunks, and of what is left behind them.
+      # Counts of whole chunks, and of the rest behind them.
       counts = {min(x, self.chunk) for x in lengths}
       counts |= {x % self.chunk or self.chunk for x in lengths}
       shapes = {self.shape_of(count) for count in counts}
@@ -244,7 +233,7 @@ class Rounds:
 
   @property
   def scored(self) -> int:
-    """Tokens of a chunk whose successors are scored, at most."""
+    """Most tokens of a chunk whose successors are scored."""
     return max(
       size
       for rows, size in self.shapes
@@ -257,9 +246,9 @@ class Rounds:
     return len(self._later)
 
   def compile_next(self) -> None:
-    """Compiles what was put off, the next of it; calls may go on meanwhile.
+    """Compiles the next size that was put off, beside calls of another thread.
 
-    For a thread beside that of the calls. It runs nothing on the device.
+    It runs nothing on the device.
     """
     decoder, size = self._decoder, self._later[0]
     one, many = np.zeros(1, np.int32), np.zeros((1, size), np.int32)
@@ -281,7 +270,7 @@ class Rounds:
 
   @property
   def chunk(self) -> int:
-    """Tokens of a call, at most."""
+    """Most tokens of a call."""
     return max(size for rows, size in self.shapes if rows == 1)
 
   def _run(self, chunks, shape, next_L, is_scored: bool):
@@ -347,13 +336,13 @@ class Rounds:
     return [*chunks, *(Chunk(row, nothing_L) for row in rows[len(chunks) :])]
 
   def _rows_of(self, rows: Sequence[int], count: int) -> list[int]:
-    """Returns `count` rows of a call: these, and others that it leaves."""
+    """Returns `count` rows of a call: these, and others to leave alone."""
     given = set(rows)
     others = (x for x in range(self._decoder.rows) if x not in given)
     return [*rows, *others][:count]
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-  """Returns what a compilation needs to know of an array."""
+  """Returns an array's shape, dtype and sharding, for a compilation."""
   sharding = x.sharding if isinstance(x, jax.Array) else None
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

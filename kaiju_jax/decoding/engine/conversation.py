@@ -1,4 +1,4 @@
-"""Turns of one text, which stays in the cache while there is room."""
+"""A conversation: turns of one text, kept in the cache while there is room."""
 
 import dataclasses
 from typing import Self
@@ -13,20 +13,16 @@ from kaiju_jax.decoding.requests import request as request_lib
 
 
 class Conversation:
-  """Turns, each of which goes on from the text of those before it.
+  """A text to which each turn adds a prompt and an answer.
 
-  What a turn draws belongs to the text of the next, the stop token included. A
-  cancelled turn leaves what it had drawn; a prompt that was cut off goes on
-  with the next turn. Between turns no row is held: the text is resumed from the
-  cache, and what others have displaced there runs again.
+  All drawn tokens of a turn, the stop token included, belong to the next turn's
+  text. A cancelled turn leaves what it had drawn; a prompt that was cut off
+  goes on with the next turn. Between turns it holds no row: the text is resumed
+  from the cache, and runs again as far as others have displaced it.
   """
 
   def __init__(self, engine: engine_lib.Engine, length: int):
-    """Begins without text.
-
-    Args:
-      engine: runs the turns.
-      length: tokens of all turns, prompts and answers.
+    """Starts without text; `length` is the most tokens of all turns together.
 
     Raises:
       ValueError: no row could ever hold it, or a length below 1.
@@ -63,9 +59,8 @@ class Conversation:
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
     """Returns the answer to a turn; see `Stream`.
 
-    Args:
-      request: the turn; its tokens follow the text so far, of which `shared`
-        and `cache_salt` are what the first turn said.
+    The request's tokens follow the text so far; `shared` and `cache_salt` are
+    those of the first turn.
 
     Raises:
       TypeError, ValueError: names the field that is wrong; the turn before has

@@ -1,4 +1,4 @@
-"""Runs sequences in rounds: who joins, who draws, whose prompts go on.
+"""The engine: runs many sequences over one decoder's rows, in rounds.
 
     engine = Engine(decoder, tokenizer)
     sequence = engine.submit(request)
@@ -6,23 +6,23 @@
       engine.advance()
 
 A round is one step of all rows that draw, one chunk of prompts, and one step of
-a search (`searches.py`), as `schedule.plan` says; so a long prompt delays the
-others by a chunk per token, not by its whole length. There is no thread:
-whoever waits for a token runs the rounds. A round is whole or has not begun:
-Ctrl-C raises after it.
+a search (`searches.py`), as `schedule.plan` chooses; so a long prompt delays
+the others by a chunk per token, not by its whole length. There is no thread: a
+caller that waits for a token runs the rounds. A round is whole or has not
+begun: Ctrl-C raises after it.
 
-Texts stay in the decoder's prefix tree when their sequences end. A prompt goes
-on from the longest beginning that a point has, whether that is a turn before, a
-candidate beside it, or another user's text with the same character;
-`recording.py` says where points are made.
+Texts stay in the decoder's prefix tree when their sequences end. A prompt
+resumes the longest beginning that a point has: an earlier turn, another
+candidate, or another user's text with the same character. `recording.py` makes
+the points.
 
 With `ahead`, a round is dispatched before the tokens of the one before it are
-read. The host's work then runs beside the device's, and what ends at a stop is
-known a round later: the token that it drew meanwhile is not shown.
+read. The host's work then overlaps the device's, and a stop is noticed a round
+later: the token drawn meanwhile is not shown.
 
-With a token-level head, each token is judged by the call that appends it to its
-text, and no token is given out before it is judged: so tokens come a round
-later, and the last one takes a round more (`sequence.py`).
+With a token-level head, no token is given out before the call that appends it
+has scored it: tokens come a round later, and the last one takes a round more
+(`sequence.py`).
 """
 
 from collections.abc import Callable
@@ -55,23 +55,22 @@ class Engine:
   """The sequences over one decoder's rows.
 
   Args:
-    decoder: the model and its cache, whose rows are the engine's alone.
-    tokenizer: the tokenizer that turns tokens into text; None for no text.
-    chunk: prompt tokens of a round, at most.
+    decoder: the model and its cache; the engine needs all of its rows.
+    tokenizer: None for no text.
+    chunk: most prompt tokens of a round.
     isolates: whether a sequence's logits depend on its text alone, to the last
-      bit: then nothing is resumed, and no prompts share a call.
+      bit: then nothing is resumed, and no prompts share a call, which moves
+      last bits in the fast mode.
     ahead: whether a round is dispatched before the one before it is read.
     limits: when it refuses; by default never.
-    clock: seconds, from any moment on.
-    head: a token-level head, as `token_head.load` returns it: events and
-      results then carry its scores. None for none.
-    candidates: of a step of a guided request, at most; 0 for no such requests.
-      The decoder then needs `extra` slots (`request.Guide.extra`).
+    clock: returns seconds since any moment.
+    head: a token-level head (`token_head.load`), whose scores events and
+      results then carry; None for none.
+    candidates: most of a step of a guided request; 0 for no such requests. The
+      decoder then needs `extra` slots (`request.Guide.extra`).
 
   Attributes:
-    decoder: the same.
-    rounds: what runs on the device.
-    limits: when it refuses.
+    rounds: the compiled calls.
 
   Raises:
     ValueError: a chunk without tokens, a head of another model, or a decoder
@@ -127,7 +126,7 @@ class Engine:
 
   @property
   def is_idle(self) -> bool:
-    """Whether there is nothing to do."""
+    """Whether no sequence waits or runs."""
     return not (self._waiting or self._running)
 
   def check(
@@ -136,12 +135,10 @@ class Engine:
     name: str = 'request',
     length: int | None = None,
   ) -> np.ndarray:
-    """Returns the prompt as int32 [L].
+    """Returns a valid request's prompt as int32 [L].
 
-    Args:
-      request: what is asked.
-      name: the request's name in messages.
-      length: tokens of prompt and continuation; by default what a row holds.
+    `name` stands for the request in messages. `length` is the most tokens of
+    prompt and continuation; by default what a row holds.
 
     Raises:
       TypeError, ValueError: names the field that is wrong.
@@ -161,13 +158,13 @@ class Engine:
   def warm(
     self, prompts: Sequence[int] | None = None, scores: bool = False
   ) -> None:
-    """Compiles what runs, so that no request waits for it.
+    """Compiles what requests run, so that none waits for it.
 
     Args:
-      scores: whether prompts will be scored; what that takes compiles when it
-        first runs otherwise. See `compiled.Rounds.warm`.
-      prompts: the lengths of prompts that come one at a time and are not to be
+      prompts: the lengths of prompts that come one at a time and are not
         scored; any by default, several at once too.
+      scores: whether prompts will be scored (`compiled.Rounds.warm`); otherwise
+        the first scored prompt compiles that.
 
     Raises:
       pages.Full: no row is free.
@@ -178,10 +175,10 @@ class Engine:
   def submit(
     self, request: request_lib.Request, before: int = 0
   ) -> sequence_lib.Sequence:
-    """Returns the request's sequence, which joins as soon as it can.
+    """Admits a request; returns its sequence, which joins as soon as it can.
 
     Args:
-      request: what is asked.
+      request: the request.
       before: tokens of the prompt that are an earlier turn's.
 
     Raises:
@@ -219,7 +216,7 @@ class Engine:
       for number in plan.late:
         self._too_late(self._waiting[number])
       if plan.park:
-        # What it reads may end some of them, and others.
+        # The tokens read here may end these sequences, and others.
         self._flights.settle_all(self._leave)
       for one in self._in_rows(plan.park):
         self._park(one)
@@ -250,7 +247,7 @@ class Engine:
     self._abandoned.append(end)
 
   def reap(self) -> None:
-    """Ends what nobody holds or reads any more."""
+    """Ends sequences that were dropped or whose lease is over."""
     while self._abandoned:
       self._abandoned.pop()()
     lease = self.limits.lease
@@ -265,13 +262,10 @@ class Engine:
     sequence.read_at = self._clock()
 
   def drain(self, seconds: float) -> list[sequence_lib.Sequence]:
-    """Finishes what runs, takes nothing new, and ends the rest.
+    """Takes no new requests, finishes what runs, and ends the rest in time.
 
-    Args:
-      seconds: after which what has not ended is ended; its text is recorded.
-
-    Returns:
-      Those that were ended, with the reason 'drained'.
+    After `seconds` all that have not ended are ended and recorded; it returns
+    them, with the reason 'drained'.
     """
     self._is_draining = True
     end = self._clock() + seconds
@@ -285,7 +279,7 @@ class Engine:
     return [one for one in rest if one.reason == 'drained']
 
   def load(self) -> admission.Load:
-    """Returns what the engine does at the moment."""
+    """Returns the engine's load at the moment."""
     return self._pace.load(
       map(self._work, self._waiting.values()),
       map(self._work, self._running.values()),
@@ -317,8 +311,8 @@ class Engine:
   def _join_if_it_fits(self, one: sequence_lib.Sequence) -> None:
     """Gives a row to a sequence that was found to fit.
 
-    One that joined before it may have displaced the point that it was to go on
-    from, so that it needs more pages now. Then it waits on.
+    A sequence that joined before it may have displaced its point, so that it
+    needs more pages now. Then it waits on.
     """
     try:
       self._join(one)
@@ -356,7 +350,7 @@ class Engine:
       one.points = self._recorder.begin(one.text(), match, one.conversation)
 
   def _forsake(self, row: int, match: prefix_tree.Match) -> None:
-    """Closes a row that resumed what nobody will judge, and drops the point."""
+    """Closes a row whose resumed tokens will get no scores; drops the point."""
     self.decoder.close(row)
     tree = self.decoder.account.tree
     if match.point in tree:
@@ -379,7 +373,7 @@ class Engine:
     self._leave(one, 'error')
 
   def _dispatch(self, plan: schedule.Round) -> None:
-    """Runs what a round runs; its tokens are still to be read."""
+    """Dispatches the calls of a round, without reading their tokens."""
     self._flights.begin()
     # In this order, so that a first token waits for no further step.
     going = self._in_rows(plan.draw)
@@ -400,10 +394,10 @@ class Engine:
     return [self._running[x] for x in numbers if x in self._running]
 
   def _record(self, one: sequence_lib.Sequence) -> None:
-    """Makes a point of what a sequence's row holds, if that is text.
+    """Makes a point of a sequence's row, if that holds text.
 
-    A round ahead, a row may hold a token that was not given out, and have let
-    go of what a point before it needs: then there is none.
+    A row that is a round ahead may hold a token that was not given out, and
+    lack pages that a point before it needs: then there is none.
     """
     length = self.decoder.length_of(one.row)
     if not (self._reuses and length and one.search is None):
@@ -425,7 +419,7 @@ class Engine:
       if not self._waiting:
         self._shares.clear()
     if one.row is not None:
-      # A round ahead, what gave no numbers may have left the window's pages.
+      # A round ahead, bad logits may have left the window's pages.
       if one.error is None:
         self._record(one)
       self._close(one)

@@ -1,4 +1,4 @@
-"""Calls of rounds that were dispatched and are not read yet."""
+"""Calls that the device was given and whose results the host has not read."""
 
 import collections
 from collections.abc import Callable
@@ -12,18 +12,12 @@ from kaiju_jax.decoding.engine import rounds
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.pages import prefix_tree
 
-# Is told of a sequence why it ends.
+# Called with a sequence and the reason why it ends.
 End = Callable[[sequence_lib.Sequence, str], None]
 
 
 class Judged(NamedTuple):
-  """The tokens of a sequence that a prefill judges.
-
-  Attributes:
-    one: the sequence.
-    begin: the position of the first of them.
-    count: how many there are.
-  """
+  """The `count` tokens from position `begin` that a prefill scores."""
 
   one: sequence_lib.Sequence
   begin: int
@@ -31,14 +25,14 @@ class Judged(NamedTuple):
 
 
 class _Flight(NamedTuple):
-  """A call; its sequences by their index in `packed`.
+  """A call in flight; its sequences by their index in `packed`.
 
   Attributes:
-    packed: what it returned.
-    drawing: whose next token it draws.
-    judged_BLC: what a head gives the tokens of a prefill; None of a step, and
+    packed: its drawn tokens (`rounds.py`).
+    drawing: the sequences whose tokens it draws.
+    judged_BLC: the head's scores of a prefill's tokens; None for a step, and
       without a head.
-    prompts: what it judges.
+    prompts: which tokens these are.
   """
 
   packed: jax.Array
@@ -48,14 +42,9 @@ class _Flight(NamedTuple):
 
 
 class Flights:
-  """What is to be read, round by round."""
+  """The calls to read by round; `classes` is the head's C, 0 without one."""
 
   def __init__(self, classes: int = 0):
-    """Begins without any.
-
-    Args:
-      classes: C, dimensions of the token-level head; 0 without one.
-    """
     self._classes = classes
     self._rounds: collections.deque[list[_Flight]] = collections.deque()
 
@@ -64,7 +53,7 @@ class Flights:
     return len(self._rounds)
 
   def begin(self) -> None:
-    """Begins a round."""
+    """Opens a round."""
     self._rounds.append([])
 
   def add(
@@ -74,14 +63,7 @@ class Flights:
     judged_BLC: jax.Array | None = None,
     prompts: Mapping[int, Judged] | None = None,
   ) -> None:
-    """Adds a call to the latest round.
-
-    Args:
-      packed: what it returned (`rounds.py`).
-      drawing: whose token it draws, by their index there.
-      judged_BLC: what a head gives the tokens of a prefill.
-      prompts: which of them these are, by their index there.
-    """
+    """Adds a call to the latest round; the arguments are `_Flight`'s."""
     for one in drawing.values():
       one.flying += 1
     flight = _Flight(packed, dict(drawing), judged_BLC, dict(prompts or {}))
@@ -106,10 +88,10 @@ class Flights:
     match: prefix_tree.Match | None,
     end: End,
   ) -> np.ndarray | None:
-    """Returns what the head gave tokens that are resumed; None without any.
+    """Returns the head's scores of resumed tokens; None without any or a head.
 
-    Waits for all rounds if the call that judged them is not read yet. NaN where
-    nothing will say it.
+    It waits for all rounds if a call that scores them is not read yet. A score
+    is NaN if no call will give it.
     """
     if match is None or not self._classes:
       return None
@@ -119,7 +101,7 @@ class Flights:
 
   def _read(self, flight: _Flight, end: End) -> None:
     packed, drawing, judged_BLC, prompts = flight
-    # Chunks that no one waited for would pile up before a short prompt.
+    # Without this wait, chunks would pile up before a short prompt.
     jax.block_until_ready(packed)
     if judged_BLC is not None:
       _judge(np.asarray(judged_BLC), prompts, end)
@@ -149,7 +131,7 @@ def _judge(judged_BLC: np.ndarray, prompts: dict[int, Judged], end: End):
 
 
 def _add_scores(one: sequence_lib.Sequence) -> None:
-  """Gives a sequence's points the scores that were not known before."""
+  """Adds scores that were not known before to a sequence's points."""
   if one.points is not None:
     one.points.add_scores(one.text())
 

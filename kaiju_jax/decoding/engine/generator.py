@@ -1,14 +1,10 @@
-"""Generation: sequences join a cache's rows, go on together, and leave.
+"""Generation for a caller that waits: reading a token runs the rounds.
 
     several = generator.Generator(decoder, tokenizer)
     for event in several.stream(request): print(event.text, end='')
     results = several.generate(requests)          # a whole batch
     scores = several.score(tokens)                # for evaluation
     conversation = several.converse()             # turns of one text
-
-This is the engine (`engine.py`) for a caller that waits: the one who reads a
-token runs the rounds. Shapes never depend on which sequences are there, so that
-joining and leaving compile nothing.
 
 A sequence whose logits are no numbers ends with `BadLogits`, and the others go
 on. A generator is for one thread.
@@ -31,23 +27,9 @@ from kaiju_jax.decoding.requests import request as request_lib
 
 
 class Generator:
-  """Continues sequences over a decoder's rows.
+  """An engine over a decoder's rows, with blocking calls.
 
-  Args:
-    decoder: the model and its cache, whose rows are the generator's alone.
-    tokenizer: the tokenizer that turns tokens into text; None for no text.
-    chunk: prompt tokens of a round, at most.
-    isolates: whether a sequence's logits depend on its text alone, to the last
-      bit. Otherwise prompts go on from what earlier texts left in the cache,
-      and short ones share calls, which moves last bits in the fast mode.
-    head: a token-level head, whose scores events and results carry; None for
-      none.
-
-  Attributes:
-    engine: what runs the sequences.
-
-  Raises:
-    ValueError: a chunk without tokens, or a head of another model.
+  The arguments are those of `engine.Engine`, which is the attribute `engine`.
   """
 
   def __init__(
@@ -66,8 +48,6 @@ class Generator:
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
     """Returns the request's tokens as they come; see `Stream`.
 
-    The sequence joins as soon as a row is free for it (`schedule.py`).
-
     Raises:
       TypeError, ValueError: names the field that is wrong.
     """
@@ -76,13 +56,11 @@ class Generator:
   def generate(
     self, requests: Sequence[request_lib.Request]
   ) -> list[request_lib.Result]:
-    """Returns all requests' results, in their order.
-
-    One that ended with `BadLogits` has it as its `error`.
+    """Returns all requests' results, in order; a failed one has its `error`.
 
     Raises:
-      TypeError, ValueError: names the request and the field that is wrong;
-        then none has run.
+      TypeError, ValueError: names the request and the wrong field; none has
+        run.
       pages.Full: others hold the decoder's rows.
     """
     for index, one in enumerate(requests):
@@ -101,21 +79,17 @@ class Generator:
     return [one.result() for one in sequences]
 
   def score(self, tokens: Sequence[int] | np.ndarray) -> rounds.Scores:
-    """Returns the log-probability of every token but the first.
+    """Returns the log-probability of every token but the first of L tokens.
 
-    To score a continuation, score prompt and continuation together and take
-    the last entries.
-
-    Args:
-      tokens: L of them, at least one.
+    Score prompt and continuation together to score a continuation.
 
     Returns:
-      numpy arrays of L − 1: the model's own log-probabilities, and whether
-      each token was its likeliest.
+      numpy arrays of L − 1: the model's own log-probabilities, and whether each
+      token was its likeliest.
 
     Raises:
-      TypeError, ValueError: tokens outside the vocabulary, or too many.
-      BadLogits: the model gave no numbers.
+      TypeError, ValueError: tokens outside the vocabulary, none, or too many.
+      BadLogits: the logits were no numbers.
       pages.Full: no row is free.
     """
     decoder = self._decoder
@@ -144,37 +118,19 @@ class Generator:
   def converse(
     self, length: int | None = None
   ) -> conversation_lib.Conversation:
-    """Begins a text whose turns follow each other; see `Conversation`.
+    """Starts a text of at most `length` tokens in turns; see `Conversation`.
 
-    Args:
-      length: tokens of all turns; by default what a row of the cache holds.
-
-    Raises:
-      ValueError: no row could ever hold it, or a length below 1.
+    By default `length` is what a row holds.
     """
     length = self._decoder.length if length is None else length
     return conversation_lib.Conversation(self.engine, length)
 
   def warm(self, prompts: Sequence[int] | None = None) -> None:
-    """Compiles what runs, so that no request waits for it.
-
-    What scores a prompt compiles when it first runs.
-
-    Args:
-      prompts: the lengths of prompts that come one at a time and are not to be
-        scored; any by default, several at once too.
-
-    Raises:
-      pages.Full: no row is free.
-    """
+    """Compiles what requests run, except scoring; see `Engine.warm`."""
     self.engine.warm(prompts)
 
   def advance(self) -> None:
-    """Runs a round.
-
-    Raises:
-      pages.Full: sequences wait, and no row will ever become free.
-    """
+    """Runs a round; see `Engine.advance`."""
     self.engine.advance()
 
   def _scores(self, row: int, tokens_L: np.ndarray) -> rounds.Scores:

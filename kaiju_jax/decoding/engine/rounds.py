@@ -1,16 +1,14 @@
-"""What runs on the device in a round of the engine.
+"""The calls of an engine's round, as pure functions for the device.
 
-    prefill   the next chunks of a few rows' prompts
-    first     the tokens that follow prompts
-    step      the next token of all rows that go on
+    prefill   appends the next chunks of a few rows' prompts
+    first     draws the tokens that follow prompts
+    step      appends the drawn tokens of all rows that go on, draws the next
 
-These are pure functions with static shapes: which rows go on and how they draw
-are values. The tokens that were drawn and their log-probabilities come back to
-the host in one array.
-
-With a token-level head, a call also says what the head gives the tokens that it
-appended, a step in the same array. So a step judges the token that the call
-before it drew: its hidden state is known only once it is appended.
+Shapes are static: which rows go on and how they draw are values. Tokens and
+their log-probabilities come back to the host in one array. A token-level head
+scores the tokens that a call appends, a step's in the same array. So a step
+scores the token that the call before it drew: its hidden state is known only
+once it is appended.
 """
 
 from typing import Any
@@ -28,7 +26,7 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 
 class State(NamedTuple):
-  """What drawing needs to know of each row; stays on the device.
+  """The state of drawing of each row; it stays on the device.
 
   Attributes:
     token_R: int32, drawn and not in the cache yet.
@@ -42,13 +40,10 @@ class State(NamedTuple):
 
 
 class Chunks(NamedTuple):
-  """The next tokens of B rows.
+  """The next tokens of B rows, int32; each row at most once.
 
-  Attributes:
-    row_B: int32, rows of the cache, each at most once.
-    tokens_BL: int32.
-    next_BL: int32, the successors to score.
-    count_B: int32, tokens of each row; 0 leaves a row as it is.
+  `next_BL` are the successors to score. `count_B` is the tokens of each row; 0
+  leaves a row as it is.
   """
 
   row_B: Any
@@ -60,9 +55,7 @@ class Chunks(NamedTuple):
 class Scores(NamedTuple):
   """Scores of the tokens after a chunk's, each given all tokens before it.
 
-  Attributes:
-    log_probability_L: float32.
-    is_likeliest_L: bool, whether greedy decoding would have written it.
+  float32 log-probabilities, and whether greedy decoding would have drawn it.
   """
 
   log_probability_L: jax.Array
@@ -87,13 +80,9 @@ def join(
   settings: sampling_lib.Settings,
   seen_V: jax.Array,
 ) -> State:
-  """Returns the state in which a row draws by these settings.
+  """Returns the state in which row `row` draws by these settings, arrays [1].
 
-  Args:
-    state: the state of all R rows.
-    row: int32 scalar.
-    settings: this one row's settings, arrays [1].
-    seen_V: bool, tokens that the row's text holds already.
+  `seen_V` marks the tokens that its text holds already.
   """
   return state._replace(
     settings=sampling_lib.Settings(
@@ -123,16 +112,12 @@ def prefill(
   """Appends chunks to rows' texts.
 
   Args:
-    network: the model and the pools of the cache.
-    judge: a token-level head; None for none.
+    network, params, cache, state: the engine's.
+    judge, head: a token-level head and its parameters; None for none.
     rows: of `first`, at least B.
     is_scored: whether to return `Scores`, of the first row.
-    params: those of `weights.ready`.
-    cache: the cache.
     rings: the tables of all rows (`extend.text`).
-    state: the state of the cache's R rows.
     chunks: B rows' tokens.
-    head: the judge's parameters.
 
   Returns:
     (state, the hidden states [rows, 1, D] of each row's last token, zeros
@@ -171,19 +156,17 @@ def first(
   draws_B: jax.Array,
   last_BLD: jax.Array,
 ) -> tuple[State, jax.Array]:
-  """Draws the tokens that follow prompts.
+  """Draws the tokens that follow prompts; other arguments as in `prefill`.
 
   Args:
-    network: the model and its pools.
-    params: those of `weights.ready`.
-    state: the state of the cache's R rows.
     row_B: int32, rows of the cache, each at most once.
     index_B: int32, tokens of each row's text.
     draws_B: bool, whether a row's prompt has ended.
     last_BLD: the hidden states [B, 1, D] that `prefill` returned.
 
   Returns:
-    State, and the B `packed` tokens; those of rows that draw none mean nothing.
+    State, and the B tokens as `_pack` packs them; those of rows that draw none
+    mean nothing.
   """
   token_B, own_B = sampling_lib.draw(
     _logits(network, params, last_BLD)[:, 0],
@@ -210,22 +193,15 @@ def step(
   count_B: jax.Array,
   head: Any = None,
 ) -> tuple[tuple[State, jax.Array], cache_lib.Cache]:
-  """Appends rows' drawn tokens to their texts, and draws the next.
+  """Appends drawn tokens to texts, and draws the next; arguments as `prefill`.
 
   Args:
-    network: the model and the pools of the cache.
-    judge: a token-level head, of the tokens that are appended; None for none.
-    params: those of `weights.ready`.
-    cache: the cache.
-    rings: the tables of all rows (`extend.text`).
-    state: the state of the cache's R rows.
     row_B: int32, rows of the cache, each at most once.
-    count_B: int32, 1 for rows that go on, 0 for the others.
-    head: the judge's parameters.
+    count_B: int32, 1 for rows that go on, 0 for the others, whose drawn tokens
+      mean nothing.
 
   Returns:
-    (state, the B `packed` tokens), and the cache. What rows that do not go on
-    have among the tokens means nothing.
+    (state, the B tokens as `_pack` packs them), and the cache.
   """
   token_B = state.token_R[row_B]
   is_on_B = count_B > 0
@@ -264,19 +240,14 @@ def unpack(packed: jax.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unpack_scores(packed: jax.Array, classes: int) -> np.ndarray:
-  """Returns probabilities float32 [B, C] of a head's dimensions, on the host.
-
-  Args:
-    packed: what a step with a head returned.
-    classes: C.
-  """
+  """Returns a head's probabilities float32 [B, C] from a step, on the host."""
   return np.asarray(packed)[-classes:].view(np.float32).T
 
 
 def _at_rest(
   settings: sampling_lib.Settings, is_on_B: jax.Array
 ) -> sampling_lib.Settings:
-  """Returns settings in which rows at rest wait for no filter."""
+  """Returns settings that are greedy, without filters, for resting rows."""
   return settings._replace(
     temperature_B=jnp.where(is_on_B, settings.temperature_B, 0)
   )

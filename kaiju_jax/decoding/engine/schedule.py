@@ -1,40 +1,39 @@
-"""Who joins next, who is parked, and whose prompt is prefilled next.
+"""The schedule: chooses which sequences join, park, draw or prefill in a round.
 
-All of this is arithmetic on what is known of sequences: `plan` returns what the
-next round does, and nothing here touches a device or a sequence.
+`plan` is arithmetic on descriptions; it touches no device and no sequence.
 
-Order. Higher priorities go first; each `AGEING` seconds of waiting count as one
-more, up to the highest priority that waits, so that nobody waits forever, and
-an owner whose many requests have waited long does not go before all others.
-Within a priority, owners share by tokens: a sequence's tag is where its owner's
-sequences before it end in a virtual time, and the lowest tag goes first. That
-time counts the tokens that each owner who has not had its share would have got
-in equal parts (fair queueing: Demers, Keshav and Shenker 1989; ordered by
-starts: Goyal, Vin and Cheng 1996). An owner with many requests delays its own.
+Order. Higher priorities go first. Each `AGEING` seconds of waiting count as one
+more, up to the highest priority that waits, so that no sequence waits forever,
+and an owner whose many requests have waited long does not go before all others.
+Within a priority, owners share by tokens: a sequence's tag is the virtual time
+at which its owner's earlier sequences end, and the lowest tag goes first.
+Virtual time counts the tokens that each owner below its share would have got in
+equal parts (fair queueing: Demers, Keshav and Shenker 1989; ordered by starts:
+Goyal, Vin and Cheng 1996). An owner with many requests delays its own.
 
-Joining. One that does not fit yet may be overtaken by `OVERTAKES` later ones
-that do; then everything behind it waits with it, until rows that close have
-left enough pages. So a small request does not wait for pages that it does not
-need, and a large one does not wait forever. If nothing runs, no row will close,
-so others may overtake. One whose prompt another prefills right now, or will in
+Joining. A sequence that does not fit yet may be overtaken by `OVERTAKES` later
+ones that do; then all behind it wait with it, until rows that close have left
+enough pages. So a small request does not wait for pages that it does not need,
+and a large one does not wait forever. If nothing runs, no row will close, so
+others may overtake. A sequence whose prompt another prefills now, or will in
 this round, waits until it can resume there.
 
-Parking. Where the first in the order finds no row, or too few pages, running
-sequences of lower priority give up theirs, if it then fits: they are recorded,
-wait, and go on later with the same text. One that would go before it, because
-it had waited before it joined, keeps its row; otherwise it would take the row
-back at once.
+Parking. If the first in the order finds no row or too few pages, running
+sequences of lower priority give up theirs, if it then fits. They are recorded,
+wait, and go on later with the same text. A running sequence that would come
+before it, because it had waited before it joined, keeps its row: otherwise it
+would take the row back at once.
 
-Prefill. Each round runs one chunk: of one prompt, or of several short ones
-beside each other, in the shape that wastes least on padding. The prompt with
-the fewest tokens left comes first; ties go to the first. A prompt that was
-passed over three times in succession goes before that, and of several the one
-that was passed over most often. So the first token of a short prompt does not
-wait for a long prompt, and of k prompts each runs at least every k + 3 rounds.
+Prefill. Each round runs one chunk: of one prompt, or of several short ones side
+by side, in the shape with the least padding. The prompt with the fewest tokens
+left comes first. A prompt that was passed over three times in succession goes
+before that; of several, the one passed over most often. So a short prompt's
+first token does not wait for a long prompt, and each of k prompts runs at least
+every k + 3 rounds.
 
-Search. Each round runs a step of one search, beside those that draw: the one
-that was passed over for longest. So what others wait for a token grows by one
-call, however many searches there are.
+Search. Each round runs a step of one search, the one passed over for longest,
+beside the rows that draw. So their tokens wait for one call more, however many
+searches there are.
 
 The sources do not say how requests are scheduled: all of this is our guess.
 """
@@ -61,16 +60,15 @@ class Waiting(NamedTuple):
   """A sequence that needs a row.
 
   Attributes:
-    number: of the sequence.
     came: when it was submitted, in seconds of the engine's clock.
-    tag: where it stands in its owner's share (`Shares`).
+    tag: its place in its owner's share (`Shares`).
     priority: higher goes first.
-    deadline: when it must have joined; None for no matter when.
-    needs: pages that it would take, by kind; None where it is not considered
-      in this round.
+    deadline: when it must have joined; None for never.
+    needs: pages that it would take, by kind; None if not considered this round.
     left: tokens that it would have to prefill.
     overtaken: how many later ones joined before it.
-    follows: sequences that will soon have more of its prompt than there is.
+    follows: numbers of sequences that will soon leave more of its prompt in the
+      cache than there is.
     is_alone: whether its prompt shares a call with no other.
   """
 
@@ -87,19 +85,13 @@ class Waiting(NamedTuple):
 
 
 class Running(NamedTuple):
-  """A sequence that has a row.
+  """A sequence that has a row; fields as in `Waiting`, except:
 
   Attributes:
-    number: of the sequence.
-    came: when it was submitted.
-    left: tokens to prefill before it draws; 0 where it draws.
-    priority: see `Waiting`.
-    passed: rounds in succession in which other prompts ran, or other searches.
-    is_alone: whether its prompt shares a call with no other.
-    tag: see `Waiting`.
+    left: tokens to prefill before it draws; 0 if it draws.
+    passed: rounds in succession in which other prompts, or other searches, ran.
     waited: for how many seconds it has waited, all in all.
-    frees: pages by kind that nobody would hold without it; None where it is not
-      to be parked.
+    frees: by kind the pages that only it holds; None if it cannot be parked.
     is_guided: whether a search finds its tokens, so that it draws none.
   """
 
@@ -116,12 +108,9 @@ class Running(NamedTuple):
 
 
 class Budget(NamedTuple):
-  """What a round may use.
+  """The free rows, the pages by kind for new rows, and compiled shapes.
 
-  Attributes:
-    rows: that are free.
-    pages: by kind, that new rows may take.
-    shapes: of a prefill's calls, (rows, tokens of each), compiled ones.
+  A shape of a prefill's calls is (rows, tokens of each).
   """
 
   rows: int
@@ -130,16 +119,15 @@ class Budget(NamedTuple):
 
 
 class Round(NamedTuple):
-  """What a round does, in this order; sequences by their numbers.
+  """The plan of a round, in order of execution; sequences by their numbers.
 
   Attributes:
-    late: whose deadline has passed.
-    park: that give up their rows.
-    join: that get one.
-    overtaken: those that later ones overtake, once for each time.
-    draw: that draw a token.
-    search: whose search runs a step; one, or none.
-    prefill: whose prompts run, each at most `shape[1]` tokens.
+    late: sequences whose deadline has passed.
+    park: sequences that give up their rows; those that `join` get one.
+    overtaken: sequences that later ones overtake, once for each time.
+    draw: sequences that draw a token.
+    search: the sequence whose search runs a step, if any.
+    prefill: sequences whose prompts run, each at most `shape[1]` tokens.
     shape: of that call; (0, 0) for none.
   """
 
@@ -190,7 +178,7 @@ def plan(
 
 
 def sort_waiting(waiting: Sequence[Waiting], now: float) -> list[Waiting]:
-  """Returns who waits in the order in which they should join."""
+  """Returns waiting sequences in the order in which they should join."""
 
   highest = max((one.priority for one in waiting), default=0)
   return sorted(waiting, key=lambda one: _place(one, now - one.came, highest))
@@ -199,12 +187,12 @@ def sort_waiting(waiting: Sequence[Waiting], now: float) -> list[Waiting]:
 def batch(
   prompts: Sequence[Running], shapes: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, ...], tuple[int, int]]:
-  """Returns whose prompts run in one call, and the call's shape."""
+  """Returns the prompts of one call, by their numbers, and the call's shape."""
   if not prompts:
     return (), (0, 0)
 
   def rank(one: Running):
-    # Those that were passed over too often first, then the shortest.
+    # Prompts that were passed over too often first, then the shortest.
     is_due = one.passed >= PASSES
     return (0, -one.passed) if is_due else (1, one.left)
 
@@ -223,14 +211,12 @@ def batch(
 
 
 def expected_wait(ahead: Sequence[int], left: Sequence[int], rows: int) -> int:
-  """Returns for about how many rounds a new sequence will wait for a row.
+  """Returns for about how many rounds a new sequence waits for a row.
 
-  Args:
-    ahead: rounds that each sequence before it in the queue will take.
-    left: rounds that each running sequence will take yet.
-    rows: how many are free.
+  It comes behind `ahead`, the rounds of each waiting sequence; running ones
+  have `left`, and `rows` are free.
   """
-  # Rows that others hold are not counted on, nor waited for.
+  # Rows that are neither free nor running are not counted on.
   ends = [0] * rows + list(left) or [0]
   heapq.heapify(ends)
   for rounds in ahead:
@@ -240,14 +226,10 @@ def expected_wait(ahead: Sequence[int], left: Sequence[int], rows: int) -> int:
 
 @dataclasses.dataclass
 class Shares:
-  """Where each owner's sequences end in a virtual time.
+  """The virtual times at which owners' sequences end.
 
-  Each token of a sequence that joins is one that some owner was to be served:
-  time passes by as much as each of the owners whose sequences end after it gets
-  of them in equal parts. So nobody is remembered once nothing waits.
-
-  Attributes:
-    now: the virtual time.
+  Virtual time passes as sequences join: by their tokens, divided among the
+  owners whose sequences end later. An owner that had its share is forgotten.
   """
 
   now: float = 0.0
@@ -284,7 +266,7 @@ class Shares:
       self._forget()
 
   def clear(self) -> None:
-    """Forgets all owners: the last that waited is gone without being served."""
+    """Forgets all owners, after the last waiting sequence left unserved."""
     self._ends.clear()
 
   def _forget(self) -> None:
@@ -293,16 +275,16 @@ class Shares:
 
 
 def _place(one: Waiting | Running, waited: float, highest: int):
-  """Returns where in the order one stands; the lowest comes first."""
+  """Returns the sort key of a sequence in the order; the lowest comes first."""
   aged = one.priority + int(max(waited, 0.0) // AGEING)
   return -min(aged, highest), one.tag, one.number
 
 
 def _joining(queue: Sequence[Waiting], budget: Budget, running: Sequence[int]):
-  """Returns who joins, and who is overtaken."""
+  """Returns the sequences that join, and those that are overtaken."""
   rows, pages = budget.rows, dict(budget.pages)
   join: list[int] = []
-  # How often each that does not fit has been overtaken.
+  # By sequence that does not fit, how often it has been overtaken.
   held_up: dict[int, int] = {}
   overtaken: list[int] = []
   for one in queue:
@@ -331,7 +313,7 @@ def _choose_parked(
   budget: Budget,
   now: float,
 ) -> tuple[int, ...]:
-  """Returns who makes room for the first in the order, if that is enough."""
+  """Returns running sequences to park so that the first in the order fits."""
   if not queue or queue[0].needs is None:
     return ()
   first, highest = queue[0], max(one.priority for one in queue)
@@ -351,7 +333,7 @@ def _choose_parked(
     and not (x.is_alone and x.left)
     and place < _place(x, x.waited, highest)
   ]
-  # The lowest priority first, and of these the latest.
+  # The lowest priority first; within one, the latest.
   lower.sort(key=lambda one: (one.priority, -one.came, -one.number))
   parked: list[int] = []
   for one in lower:

@@ -1,19 +1,19 @@
-"""Guided sequences: searches of an engine's rows, a step per round.
+"""Runs the beam searches of guided requests, one step of one search per round.
 
-    score = Σ log p(token | text before it)  +  what the head says of the text
+    score = Σ log p(token | text before it)  +  the head's score of the text
 
-A guided sequence joins as all others do, with the slots of its beams beyond
-those of its text, and its prompt runs in the same calls. Behind its prompt it
-draws nothing: in a round, one of the searches runs the candidates of its next
-step, beside the step of those that draw. So these wait for one call more,
-however many searches there are.
+A guided sequence joins as others do, with slots for its beams beyond those of
+its text, and its prompt runs in the same calls. Then it draws nothing: in a
+round, one search runs the candidates of its next step beside the step of the
+sequences that draw. These wait for one call more, however many searches there
+are.
 
-What is found is given out at once, each token with its log-probability and with
-what the head gave it: all were judged when they ran as candidates. If a stop
-string cuts it, the rest is dropped. The row is text again then, unless a stop
-string has cut it, and becomes a point as other answers do.
+The result is given out at once, each token with its log-probability and its
+scores, known since it ran as a candidate. If a stop string cuts the result, the
+rest is dropped; otherwise the row becomes text again, and a point as other
+answers do.
 
-The slots of a search hold more than a text, so that it is not parked. One that
+A search's slots hold more than a text, so that it is not parked. A search that
 is cancelled or drained gives out nothing. The sources name classifier-guided
 beam search and say no more: all of this is our guess.
 """
@@ -42,13 +42,13 @@ from kaiju_jax.model import token_head
 
 
 class Searches:
-  """The searches of one engine; all share what is compiled.
+  """The searches of one engine, which share what is compiled.
 
   Args:
     decoder: the model and its cache.
-    candidates: of a step, at most; 0 for no searches at all.
+    candidates: most of a step; 0 for no searches at all.
     judge: a token-level head; None for none.
-    is_recorded: whether rows are to be text again, so that points can be made.
+    is_recorded: whether rows become text again, so that points can be made.
 
   Raises:
     ValueError: candidates below 0, or a decoder that cannot search.
@@ -130,12 +130,9 @@ class Searches:
   def begin(
     self, one: sequence_lib.Sequence, hidden_BLD: jax.Array, place: int
   ) -> None:
-    """Begins the search of a sequence whose row holds its prompt.
+    """Starts the search of a sequence whose row holds its prompt.
 
-    Args:
-      one: the sequence.
-      hidden_BLD: hidden states [B, 1, D].
-      place: which of them is that of the prompt's last token.
+    Batch entry `place` of `hidden_BLD` [B, 1, D] is the prompt's last token.
     """
     weight_C = np.array(
       [one.request.guided.weights.get(name, 0.0) for name in self._names],
@@ -146,29 +143,25 @@ class Searches:
       _search_of(one.request),
       calls=self._calls,
       arguments=(self._head, weight_C) if self._calls.is_judged else (),
-      # What the head adds is at most 0.
+      # The head adds at most 0.
       is_bounded=True,
       keeps_pages=True,
     )
     one.search.begin(one.row, hidden_BLD, place)
 
   def run(self, one: sequence_lib.Sequence, end: flights.End) -> None:
-    """Runs the next step of a search; if the last is not read, reads it first.
+    """Runs the next step of a search, after it has read the last one.
 
-    Args:
-      one: the sequence.
-      end: is told why it ends, if it does.
+    `end` is called with the reason if the sequence ends.
     """
     self.settle(one, end)
     if one.reason is None:
       self._guard(one, one.search.dispatch, end)
 
   def settle(self, one: sequence_lib.Sequence, end: flights.End) -> None:
-    """Reads a search's last step; if it is done, gives out what was found.
+    """Reads a search's last step; gives out the result if it is done.
 
-    Args:
-      one: the sequence.
-      end: is told why it ends, if it does.
+    `end` is called with the reason if the sequence ends.
     """
     self._guard(one, one.search.settle, end)
     if one.reason is not None or not one.search.is_done:
@@ -182,7 +175,7 @@ class Searches:
     end(one, reason)
 
   def warm(self, rounds: compiled.Rounds) -> None:
-    """Compiles what searches run, by a search in a row of its own.
+    """Compiles what searches run, in a row of its own.
 
     Raises:
       pages.Full: no row is free.
@@ -209,7 +202,7 @@ class Searches:
   def _guard(
     self, one: sequence_lib.Sequence, call: Callable[[], None], end: flights.End
   ) -> None:
-    """Runs a part of a search; what it raises is the sequence's error."""
+    """Runs a part of a search; its error becomes the sequence's."""
     try:
       call()
     except (beam.BadScores, request_lib.BadLogits) as error:
@@ -237,7 +230,7 @@ def _judge(
   params: Any,
   weight_C: jax.Array,
 ) -> beam_step.Judged:
-  """Judges candidates anew at each step: the head judges whole texts."""
+  """Scores candidates anew at each step: the head scores whole texts."""
   logits_BLC = judge.logits(params, candidates.hidden_CD[None])
   added_BL = token_head.reweigh(logits_BLC, weight_C)
   return beam_step.Judged(

@@ -1,4 +1,4 @@
-"""The drawn tokens of one sequence, one after another."""
+"""A stream: the tokens of one sequence, as an iterator that runs rounds."""
 
 import functools
 from typing import Self
@@ -12,13 +12,13 @@ from kaiju_jax.decoding.requests import request as request_lib
 class Stream:
   """The drawn tokens of one sequence, as an iterator of `Event`.
 
-  Closing it, leaving its `with` or dropping it cancels the sequence; its row
-  is free for the next one, at once or in the next round.
+  Closing it, leaving its `with` or dropping it cancels the sequence and frees
+  its row, at once or in the next round.
 
   Raises:
-    BadLogits, Late: from the iterator: the model gave no numbers, or there was
-      no row in time.
-    pages.Full: from the iterator, where no row will ever become free.
+    BadLogits, Late: from the iterator: the logits were no numbers, or no row
+      was free in time; also the errors of a search.
+    pages.Full: from the iterator: no row will ever become free.
   """
 
   def __init__(
@@ -26,12 +26,6 @@ class Stream:
     engine: engine_lib.Engine,
     sequence: sequence_lib.Sequence,
   ):
-    """Takes over a sequence.
-
-    Args:
-      engine: runs it.
-      sequence: that was submitted.
-    """
     self._engine = engine
     self._sequence = sequence
     self._is_told = False
@@ -47,7 +41,7 @@ class Stream:
     sequence = self._sequence
     self._engine.read(sequence)
     while not sequence.events:
-      # Who waits here for a row reads it all the time.
+      # A caller that waits here for a row keeps the lease.
       self._engine.read(sequence)
       if sequence.error is not None and not self._is_told:
         self._is_told = True
@@ -58,7 +52,7 @@ class Stream:
     return sequence.events.popleft()
 
   def close(self) -> None:
-    """Cancels what has not ended; the iterator stops."""
+    """Cancels the sequence if it has not ended; the iterator stops."""
     self._dropped.detach()
     self._sequence.events.clear()
     self._engine.cancel(self._sequence)
@@ -71,5 +65,5 @@ class Stream:
 
   @property
   def result(self) -> request_lib.Result:
-    """What there is so far; whole where its `reason` is not None."""
+    """The result so far; whole if its `reason` is not None."""
     return self._sequence.result()
