@@ -66,12 +66,8 @@ class Calls:
   ) -> tuple[beam_step.Judged, beam_step.Expansions]:
     """Runs candidates; the result stays on the device.
 
-    Args:
-      row: index of the row, which is lent.
-      placed: where its tree put the candidates, at most `size`.
-      parents: the live beam that each of them follows.
-      paths: the candidates.
-      arguments: the judge's other arguments.
+    The `paths`, at most `size`, follow the live beams `parents` and stand where
+    the tree `placed` them, in a lent row. The judge gets `arguments` too.
 
     Returns:
       Scores and expansions of `size` candidates; those of padding mean nothing.

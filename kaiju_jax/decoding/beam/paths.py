@@ -41,8 +41,7 @@ class Path(NamedTuple):
   Attributes:
     before: the path without its newest token; None for the prompt.
     token: the newest one, −1 for the prompt; log_probability is its own.
-    total: sum of all tokens' log-probabilities.
-    score: the same, as changed by the hook.
+    total: sum of all tokens' log-probabilities; score as changed by the hook.
     length: tokens after the prompt.
     probability_C: as in `Beam.probabilities`, of the newest token; or None.
   """
@@ -87,15 +86,14 @@ class State:
 
   Attributes:
     length: tokens of the text before the beams.
-    flying: arrays that the device computes and the host has not read: the
-      text's expansions, later a step's scores and expansions; None for none.
+    flying: arrays that the host has not read: the text's expansions, later a
+      step's scores and expansions; None for none.
     candidates: the paths of that step; () before the first.
     first: by kind the position of slot 0; None, as `tree`, before the row is
       lent.
     expansions: the next tokens of each live beam; None before they are read.
     live: the live beams, in the order of the tree's numbers.
     ended: the best ended beams, the best first.
-    step: tokens that live beams have.
   """
 
   row: int

@@ -92,15 +92,12 @@ def order(
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
   """Returns which slot each token of a text comes from, for `cache.settle`.
 
-  Args:
-    pools: those of the cache.
-    slots: by kind the slot of each position, −1 where it is gone.
-    first: by kind the position that the row's slot 0 held.
-    length: tokens of the text.
+  By kind, `slots` has the slot of each position, −1 where it is gone, and
+  `first` the position that the row's slot 0 held.
 
   Returns:
     By kind the slot whose token slot m gets, int32 [M], −1 for none; and by
-    kind the position of slot 0.
+    kind the new position of slot 0.
   """
   sources, firsts = {}, {}
   for kind, pool in pools.items():

@@ -121,10 +121,9 @@ class Search:
 
   @property
   def extra(self) -> int:
-    """Slots that a search takes at most beyond its prompt and `depth`.
+    """Slots beyond prompt and `depth` that a search takes at most.
 
-    It is the `extra` of `Decoder` and `Decoder.open`, for pages of at least two
-    slots.
+    It is the `extra` of `Decoder.open`, for pages of at least two slots.
     """
     resting = self.resting if self.ends else 0
     beams = self.width - 1 + resting
@@ -155,8 +154,7 @@ class BeamSearch:
     """Prepares searches.
 
     Args:
-      decoder: the model and its cache.
-      search: the settings.
+      decoder, search: the model with its cache, and the settings.
       hook: scores the candidates (`step.Hook`); None for none.
       calls: compiled calls shared with other searches of the decoder, with
         their judge; then pass no hook.
@@ -193,12 +191,9 @@ class BeamSearch:
   def run(self, row: int, hidden_D: jax.Array) -> list[beam_paths.Beam]:
     """Returns the best beams after a row's text, the best first.
 
-    The row then holds a tree, after an error too: `adopt` one of the results,
-    or close the row.
-
-    Args:
-      row: index of the decoder's row, which is open and holds a text.
-      hidden_D: the hidden state of the text's last token.
+    The row must be open and hold a text, with `hidden_D` of its last token. It
+    then holds a tree, after an error too: `adopt` one of the results, or close
+    the row.
 
     Raises:
       ValueError: a row without text, or without room for `depth` more tokens.
@@ -239,9 +234,8 @@ class BeamSearch:
   def begin(self, row: int, hidden_BLD: jax.Array, place: int = 0) -> None:
     """Starts a search after a row's text, without waiting for the device.
 
-    The row is lent to the search with the first step. `hidden_BLD` has shape
-    [B, 1, D]; batch entry `place` belongs to the text's last token. Raises
-    ValueError as `run` does.
+    The first step lends it the row. Batch entry `place` of `hidden_BLD` [B, 1,
+    D] is the text's last token. Raises ValueError as `run` does.
     """
     decoder, depth = self._decoder, self.search.depth
     decoder.check_text(row)
@@ -260,9 +254,9 @@ class BeamSearch:
     self.settle()
 
   def dispatch(self) -> None:
-    """Starts the candidates of the next step, for `settle` to read.
+    """Starts the next step, for `settle` to read; settles the one before.
 
-    It settles the step before it first; it raises as `run` does.
+    Raises as `run` does.
     """
     self.settle()
     state = self._state
@@ -279,10 +273,9 @@ class BeamSearch:
     state.candidates = paths
 
   def settle(self) -> None:
-    """Waits for the dispatched step, if there is one, and keeps the best.
+    """Waits for the dispatched step, if any, and keeps the best.
 
-    Raises:
-      BadScores, Vetoed, request.BadLogits: as `run`.
+    Raises as `run` does.
     """
     state = self._state
     if state.flying is None:
@@ -309,10 +302,9 @@ class BeamSearch:
     self._keep(state, paths, expansions)
 
   def finish(self) -> list[beam_paths.Beam]:
-    """Returns the best beams so far, live ones too; raises as `settle`.
+    """Returns the best beams so far, live ones too, the best first.
 
-    The best comes first. The row then holds a tree: `adopt` one of the results,
-    or close the row.
+    It settles first. The row then holds a tree, as after `run`.
     """
     self.settle()
     state = self._state
@@ -330,8 +322,7 @@ class BeamSearch:
   def adopt(self, beam: beam_paths.Beam) -> None:
     """Makes a result of the last search its row's text, and ends the tree.
 
-    All its tokens are then in the cache, and `Decoder.extend_text` appends to
-    them.
+    `Decoder.extend_text` can then append to it.
 
     Raises:
       ValueError: not a result of the last search, one whose slots were not kept

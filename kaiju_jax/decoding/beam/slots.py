@@ -37,12 +37,10 @@ class Held(NamedTuple):
 
 
 class Ranges(NamedTuple):
-  """The coordinates that see each slot of a row, for one layer kind; int32.
+  """For each slot the coordinates [start, limit) that see it, int32.
 
-  Attributes:
-    start_M: first coordinate that sees the slot.
-    limit_M: one past the last; equal to start for a slot that nothing sees.
-    position_M: the position, along its path, of the token in the slot.
+  An empty range is a slot that nothing sees. `position_M` is the position,
+  along its path, of the token in the slot.
   """
 
   start_M: np.ndarray
@@ -67,8 +65,7 @@ def slots_needed(
 
   Args:
     length: tokens of the prompt.
-    width: beams that live on after each step.
-    depth: tokens that each beam grows by.
+    width, depth: beams that live on after each step, and their tokens.
     candidates: tokens of a step; None for `width`.
     resting: beams that keep their slots after they have ended.
     window: tokens that the layers see, the query included; None for all. With

@@ -49,12 +49,10 @@ Hook = Callable[[Candidates], jax.Array]
 
 
 class Judged(NamedTuple):
-  """The scores of candidates.
+  """The scores of candidates, as a hook returns them.
 
-  Attributes:
-    score_C: as a hook returns them.
-    probability_LC: by candidate and dimension, a token-level head's
-      probabilities for the candidate's text; None without one.
+  `probability_LC` are by candidate and dimension a token-level head's
+  probabilities for the candidate's text; None without one.
   """
 
   score_C: Any
@@ -66,12 +64,9 @@ Judge = Callable[..., Judged]
 
 
 class Expansions(NamedTuple):
-  """The likeliest next tokens of each beam.
+  """The T likeliest next tokens of each beam, with their log-probabilities.
 
-  Attributes:
-    token_CT: int32, the T likeliest next tokens.
-    log_probability_CT: float32.
-    is_nan_C: bool, whether the logits hold NaN or +inf, or only −inf.
+  `is_nan_C` says whether the logits hold NaN or +inf, or only −inf.
   """
 
   token_CT: Any

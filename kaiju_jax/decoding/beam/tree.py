@@ -2,9 +2,9 @@
 
 The *trunk* is the text that all live beams share: the prompt, and later every
 token on which they agree. Beyond the trunk each beam has a path of slots, and
-paths share slots as far as they share tokens. A fork copies a path of slot
-numbers, never keys or values. A slot that no live path holds is free
-(`slots.py`), so that dead beams need no cleaning up.
+paths share slots as far as they share tokens. A fork copies slot numbers, never
+keys or values. A slot that no live path holds is free (`slots.py`), so that
+dead beams need no cleaning up.
 
 Ranges say which queries see a slot (`visibility.py`). A token of the trunk has
 its position as coordinate and is seen from there on, as in any text. Beyond a
@@ -13,10 +13,9 @@ trunk of t tokens,
     coordinate = t + rank of the beam in tree order    (one token per beam)
     coordinate = t + place in preorder of all tokens   (several per beam)
 
-With both, the descendants of a token form one contiguous range. Ranks do not
-distinguish the tokens of one beam: with them, a chunk of several tokens per
-beam would see its own future. A tree order only needs siblings to keep the
-order of their parents.
+With both, the descendants of a token form one contiguous range. With ranks, a
+chunk of several tokens per beam would see its own future. A tree order only
+needs siblings to keep the order of their parents.
 
 Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
 the row, N tokens of a path. A step takes O(M + L·N) numpy operations, without a
@@ -38,8 +37,7 @@ class Placed(NamedTuple):
   Attributes:
     slot: by layer kind [L], each token's slot; −1 if no later token sees it.
     start_L: first coordinate that sees the token; limit_L is one past the last.
-    coordinate_L: the token's own coordinate.
-    position_L: the token's position along its path.
+    coordinate_L, position_L: the token's own, and its position along its path.
     ranges: by layer kind, the ranges of the row's slots for this chunk; those
       of the chunk's own slots are empty.
   """
@@ -64,9 +62,7 @@ class BeamTree:
   def __init__(self, length: int, held: Mapping[str, beam_slots.Held]):
     """Takes over a row of text.
 
-    Args:
-      length: tokens of the text.
-      held: by layer kind, which slots hold its tokens, in any order.
+    `held` says by layer kind which slots hold its tokens, in any order.
 
     Raises:
       ValueError: no text, no kinds, or a kind that does not hold exactly once
@@ -103,12 +99,8 @@ class BeamTree:
   ) -> Placed:
     """Gives each of L candidates a slot, and a place after its parent.
 
-    The candidates are then the live beams. Beams that are no parent and do not
-    rest are dropped first.
-
-    Args:
-      parent_L: the live beam that each candidate follows.
-      resting: beams that keep their slots.
+    `parent_L` has the live beam that each follows. The candidates are then the
+    live beams. Beams that are no parent and not `resting` are dropped first.
 
     Raises:
       ValueError: no candidates, a parent that is not alive, or no such beam.
@@ -159,12 +151,8 @@ class BeamTree:
   def settle(self, best: int) -> dict[str, beam_slots.Ranges]:
     """Makes one beam, alive or resting, the text of its row.
 
-    Returns:
-      The row's ranges by layer kind, as in any text: each token is seen from
-      its position on.
-
-    Raises:
-      ValueError: no such beam.
+    Returns the row's ranges by kind, as in any text. Raises ValueError if there
+    is no such beam.
     """
     best_L = _check_numbers('best', [best], len(self._paths.position_L))
     self._paths = _fork(self._paths, best_L, 1)
@@ -287,8 +275,7 @@ def _merge(paths: _Paths) -> _Paths:
 def _by_rank(node_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns the tokens' coordinates by rank, and each path's range end.
 
-  Paths are in tree order. If several share a token, the first path's value
-  counts.
+  Paths are in tree order; for a token that several share, the first counts.
   """
   rank_L = np.arange(len(node_LN))
   return np.broadcast_to(rank_L[:, None], node_LN.shape), rank_L + 1

@@ -189,14 +189,10 @@ def pasts(
   visibility: visibility_lib.Visibility,
   reference_length: int | None = None,
 ) -> dict[int, past.Past]:
-  """Returns what the layers of a call see of the cache.
+  """Returns what the layers of a call see of the cache, before the call.
 
-  Args:
-    cache: before the call.
-    pools: those of `paging.pools`.
-    row_B: int32, the cache's row for each row of the call.
-    visibility: the visibility of the call's queries.
-    reference_length: as in `extend.Network`.
+  `row_B` is the cache's row for each row of the call, `visibility` its
+  queries'; `reference_length` as in `extend.Network`.
   """
   result = {}
   for kind, pool in pools.items():
@@ -255,8 +251,7 @@ def write(
   """Returns the cache with a call's keys and values in their slots.
 
   Args:
-    cache: the cache.
-    pools: those of `paging.pools`.
+    cache, pools: the cache, and those of `paging.pools`.
     row_B: int32, the cache's row for each row of the call.
     visibility: the ranges and positions that the slots get.
     slot: int32 [B, L] for each kind, the logical slot of each token; −1 for a
@@ -310,15 +305,10 @@ def rotate(
   end_B: jax.Array,
   rings: dict[str, jax.Array],
 ) -> Cache:
-  """Returns the cache with room in its rings for text up to `end_B`.
+  """Returns the cache with room in the rings of `row_B` for text up to `end_B`.
 
-  Args:
-    cache: the cache.
-    pools: those of `paging.pools`.
-    row_B: int32, rows.
-    end_B: int32, one past the last position that each row will hold.
-    rings: int32 [R, N] for each kind with a window, the tables of all rows with
-      that room (`rows.Rows.rings`).
+  `end_B` is one past the last position that each row will hold. `rings` are the
+  tables [R, N] of all rows with that room (`rows.Rows.rings`).
   """
   kinds = dict(cache.kinds)
   for name, table_RN in rings.items():

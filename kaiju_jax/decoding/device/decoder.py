@@ -39,9 +39,6 @@ class Decoder:
     network: the model and its pools, for functions that `run` calls.
     params: those of `weights.ready`.
     jit: `jax.jit` with the compiler options of the mode.
-    length: tokens that a row can hold.
-    extra: slots of a row beyond them, for a beam search.
-    rows: sequences that the cache can hold.
     account: which rows are open and which pages they and points hold; to read.
   """
 
@@ -148,14 +145,11 @@ class Decoder:
     when cache and account agree again.
 
     Args:
-      function: from `jit`, with `donate_argnums=1`; returns a result and a
-        cache.
+      function: from `jit`, with `donate_argnums=1`; returns a result, which
+        `run` returns, and a cache.
       *arguments: what it takes beside the parameters and the cache.
       appends: by row, how many tokens the call appends to its text; None for a
         function that appends none and takes no rings.
-
-    Returns:
-      The function's result.
 
     Raises:
       ValueError: a row that is not open, is lent to a search, or gets more
@@ -228,11 +222,7 @@ class Decoder:
     return opened.row
 
   def close(self, row: int) -> None:
-    """Frees a row and releases its pages.
-
-    Raises:
-      ValueError: the row is not open.
-    """
+    """Frees a row and releases its pages; ValueError if it is not open."""
     self.account.close(row)
     if not self._held.is_lost:
       self._give(
@@ -255,12 +245,8 @@ class Decoder:
     """Makes a point of a row's text, which other rows can resume.
 
     It copies nothing: the point holds the row's own pages, which are not
-    written again where the point reads them.
-
-    Args:
-      row: of the cache.
-      text: the row's tokens; all, or fewer by as many as its ring holds beyond
-        the window.
+    written again where the point reads them. `text` is all of the row's tokens,
+    or fewer by as many as its ring holds beyond the window.
 
     Raises:
       ValueError: the row is not open, is lent to a search, holds fewer tokens,
@@ -371,10 +357,8 @@ class Decoder:
   def lend(self, row: int) -> None:
     """Gives a row's slots to a search: no text until `settle` or `close`.
 
-    It copies pages of a ring that others hold too (`Rows.own`).
-
-    Raises:
-      pages.Full: too few pages are free for that.
+    It copies pages of a ring that others hold too, and raises pages.Full if too
+    few are free for that (`Rows.own`).
     """
     with interrupts.delay():
       copies = self.account.own(row)
@@ -389,11 +373,7 @@ class Decoder:
       self._lent.add(row)
 
   def check_text(self, row: int) -> None:
-    """Refuses a row that holds no text of its own.
-
-    Raises:
-      ValueError: it is not open, or is lent to a search.
-    """
+    """Raises ValueError if a row is not open, or is lent to a search."""
     if row not in self.account.open_rows:
       raise ValueError(
         f'row={row}: is not open; open are {self.account.open_rows}.'

@@ -4,15 +4,14 @@
     chunk   any tokens, with ranges, coordinates, positions and slots from the
             caller: beams, trees, bidirectional spans
 
-Both are pure functions of (params, cache), compiled once for each shape [B, L].
-A row of a call may be any row of the cache. Tokens beyond a row's `count` are
-padding: it sees nothing new, no query sees it, and the cache does not keep it.
+Both are pure functions, compiled once for each shape [B, L]. A row of a call
+may be any row of the cache. Tokens beyond a row's `count` are padding: no query
+sees it, and the cache does not keep it.
 
 In the reference mode a token's hidden state has the bits of the forward pass
 over a row as long as the cache, however the row's text was split into calls and
-wherever it lies. `reference.jit` compiles both sides so that the shape of a
-call moves no bit; `model/past.py` gives attention the keys in the forward
-pass's order.
+wherever it lies: `reference.jit` compiles both sides so that the shape of a
+call moves no bit, and `model/past.py` keeps the keys' order.
 """
 
 from typing import Any
@@ -30,13 +29,10 @@ MODES = ('fast', 'reference')
 
 
 class Network(NamedTuple):
-  """The model and the layout of its cache, which all calls share; no arrays.
+  """The model (`unstacked=True`) and its cache's pools; no arrays.
 
-  Attributes:
-    model: a `Transformer` with `unstacked=True`.
-    pools: those of the cache.
-    reference_length: in the reference mode, the length of the forward pass
-      whose bits each token has; None in the fast mode.
+  `reference_length` is, in the reference mode, the length of the forward pass
+  whose bits each token has; None in the fast mode.
   """
 
   model: transformer.Transformer
@@ -45,11 +41,9 @@ class Network(NamedTuple):
 
 
 class Chunk(NamedTuple):
-  """The tokens of a call, and where the cache keeps them.
+  """The tokens of a call in rows `row_B`, and where the cache keeps them.
 
   Attributes:
-    row_B: int32, rows of the cache.
-    tokens_BL: int32.
     visibility: the chunk's queries and, if the cache keeps them, its keys;
       start == limit for padding.
     slot: by kind int32 [B, L], the logical slot of each token's keys and
@@ -94,15 +88,9 @@ def text(
 ) -> tuple[jax.Array, cache_lib.Cache]:
   """Returns hidden states [B, L, D], and the cache with the rows' next tokens.
 
-  Args:
-    network: the model and the pools.
-    params: those of `weights.ready`.
-    cache: the cache.
-    rings: all rows' tables with room for the tokens (`cache.rotate`).
-    row_B: int32, rows of the cache, each at most once.
-    tokens_BL: int32.
-    count_B: int32, tokens of each row, which needs room for them; 0 leaves a
-      row as it is.
+  Each row of `row_B` comes once, has `count_B` tokens (0 leaves it as it is)
+  and room for them: `rings` are all rows' tables with that room
+  (`cache.rotate`).
   """
   visibility, is_kept_BL = _text(cache.length_R[row_B], count_B, tokens_BL)
   hidden_BLD, made = _run(network, params, cache, row_B, tokens_BL, visibility)

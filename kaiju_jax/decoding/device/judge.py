@@ -26,16 +26,14 @@ class Judge:
   Attributes:
     names: its C dimensions, in the order of the probabilities.
     params: its parameters, on the decoder's device.
-    version: digest of weights and dimensions; scores of another version do not
-      count as this head's.
+    version: digest of weights and dimensions; scores of another version are not
+      this head's.
+
+  Raises:
+    ValueError: bad names, or weights of another model or of other dimensions.
   """
 
   def __init__(self, head: Head, decoder: decoder_lib.Decoder):
-    """Takes over a head.
-
-    Raises:
-      ValueError: bad names, or weights of another model or of other dimensions.
-    """
     params, config = head
     token_head.check(config)
     self.names = tuple(config.names)

@@ -2,10 +2,9 @@
 
 Each weight is converted once, instead of at every step, to the form that the
 forward pass reads: codes and scales if the model is int8, otherwise the model's
-dtype. Each layer has its own weights, `layer_0` and on. Training stacks them
-over the N repeats of the layer block and scans. A scan copies each weight out
-of its stack before it is read, which costs a decoding step much, because it
-does little else than read weights.
+dtype. Each layer has its own weights, `layer_0` and on, because a scan over
+stacked ones would copy each weight before it is read, and a decoding step does
+little else than read weights.
 
 On a CPU, float tables of the vocabulary lie as [V, D] instead of [D, V]: XLA
 would pack a head [D, V] anew at every step, and a lookup reads a row instead of
@@ -36,13 +35,11 @@ def ready(
 
   Args:
     params: float32 master weights, or an export (`own.load`).
-    config: the model's config.
     replica: the training state's replica, if its updates were ternary.
     turned: whether float tables of the vocabulary become [V, D].
 
   Raises:
-    ValueError: a replica where there should be none, or none where there should
-      be one.
+    ValueError: a replica where none should be, or none where one should be.
   """
   quantization = config.quantization
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)

@@ -24,7 +24,6 @@ class Node:
   """One full page of tokens, which follows the pages of its ancestors.
 
   Attributes:
-    parent: None for the root.
     depth: pages from the root to the end of this one; 0 for the root.
     tokens: the page's int32 tokens as bytes; the head's version at the root.
     salt: the owner, b'' where all owners may share; `cache_salt` at the root.
@@ -32,8 +31,7 @@ class Node:
     points: the points whose last full page this is.
     page: the global page; −1 for the root or without global layers.
     below: how many points, here or below, need the global page.
-    local: the local page; −1 where no point needs it.
-    readers: how many points need the local page.
+    local: the local page, −1 if no point needs it; `readers` points do.
     score_SC: the head's scores of each token; None without a head.
   """
 
@@ -64,7 +62,7 @@ class Point:
     last: by kind, the page with the tail's keys and values; {} without a tail.
     salt: the owner, b'' where all owners may share.
     shared: how many of its first tokens all owners may share.
-    use: which owners are expected to resume it, and when they last asked.
+    use: its demand, for eviction.
     score_TC: the head's scores of the tail's tokens; None without a head.
   """
 
@@ -146,7 +144,7 @@ def share_of_pools(point: Point, page: int, pages: pages_lib.Pages) -> float:
 def hold_local(
   node: Node, lowest: int, pages: pages_lib.Pages, own: Mapping[int, int]
 ) -> None:
-  """Holds the local pages of a new point from index `lowest` up to its node.
+  """Holds a new point's local pages, from index `lowest` up to its node.
 
   `own` has the row's local pages by index.
   """

@@ -104,13 +104,10 @@ class PrefixTree:
     window: int | None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Makes an empty tree.
+    """Makes an empty tree over pages of kinds 'global', 'local' or both.
 
-    Args:
-      pages: the reference counts, of kinds 'global', 'local' or both.
-      page: S, tokens of a page.
-      window: of the local layers; None without any.
-      clock: returns seconds since any moment.
+    `page` is S; `window` is None without local layers; `clock` returns seconds
+    since any moment.
     """
     self._pages = pages
     self._page = page
@@ -214,13 +211,9 @@ class PrefixTree:
   ) -> nodes.Point:
     """Makes a point of a row's text, and holds its pages.
 
-    Args:
-      text: all tokens whose keys and values the row holds.
-      pages: by kind {index: page}, the row's: all global ones, and at least the
-        local ones of the window before the text's end.
-
-    Returns:
-      The point; the existing one where the same text has one.
+    `text` is all tokens whose keys and values the row holds. `pages` are by
+    kind {index: page} the row's: all global ones, and at least the local ones
+    of the window before the text's end. A text that has a point keeps it.
 
     Raises:
       ValueError: a page of the window is missing.
@@ -303,10 +296,8 @@ class PrefixTree:
   def evict(self) -> bool:
     """Drops the point of least value for its cost among some drawn at random.
 
-    Its owners are then expected at the point that it went on from.
-
-    Returns:
-      Whether there was a point.
+    Its owners are then expected at the point that it went on from. Returns
+    whether there was a point.
     """
     few = len(self) <= _DRAWN
     drawn = self._points if few else self._draw.some(_DRAWN)
@@ -320,11 +311,7 @@ class PrefixTree:
     return True
 
   def _worth(self, point: nodes.Point) -> float:
-    """Returns the tokens per second that a point saves, over its cost.
-
-    It saves the tokens beyond the point that it goes on from. Its cost is
-    `nodes.share_of_pools`.
-    """
+    """Returns the tokens per second that a point alone saves, over its cost."""
     above = next(nodes.ancestors(point), None)
     saved = point.length - (0 if above is None else above.length)
     cost = nodes.share_of_pools(point, self._page, self._pages)
@@ -333,8 +320,7 @@ class PrefixTree:
   def make_room(self, needs: Mapping[str, int]) -> None:
     """Evicts points until so many pages of each kind are free.
 
-    Raises:
-      pages.Full: rows hold too many of the pages.
+    Raises pages.Full if rows hold too many of them.
     """
     for kind, count in needs.items():
       while self._pages.free(kind) < count:

@@ -41,11 +41,8 @@ def stops(
 ) -> list[int]:
   """Returns the lengths at which a prefill records points, ascending.
 
-  Args:
-    resumed: tokens of the prompt that need no prefill.
-    prompt: tokens of the prompt.
-    shared: how many of its first tokens all owners may share.
-    every: most tokens between two points.
+  `resumed` tokens of the prompt need no prefill; all owners may share the first
+  `shared`; at most `every` tokens lie between two points.
   """
   found = set(range(resumed + every, prompt, every)) | {prompt}
   if resumed < shared < prompt:
@@ -61,11 +58,7 @@ def soon(
 ) -> int:
   """Returns how many tokens of `other` can be resumed once a prompt has run.
 
-  Args:
-    text: the prompt.
-    stops: the lengths at which the prompt records points.
-    other: the text that may wait for it.
-    least: a shorter common beginning counts as 0.
+  The prompt records points at `stops`; a result below `least` counts as 0.
   """
   size = min(len(text.tokens), len(other.tokens))
   if text.cache_salt != other.cache_salt:
@@ -141,11 +134,8 @@ class Recorder:
   ) -> 'RequestPoints':
     """Returns the object that records one request's points.
 
-    Args:
-      prompt: the request's prompt.
-      match: the point that it resumes, if any.
-      conversation: any key; None if the request belongs to no conversation, so
-        that its points stay until they are evicted.
+    `match` is what it resumes. The points of a request without a conversation
+    (any key) stay until they are evicted.
     """
     tokens = np.ascontiguousarray(prompt.tokens, np.int32)
     left = _Left(hashlib.blake2b(tokens, digest_size=16).digest())
@@ -226,10 +216,7 @@ class RequestPoints:
     """Records a point at one of the stops or at the end of the answer.
 
     A point in the middle of the prefill is dropped when the next one is made.
-
-    Args:
-      text: all tokens whose keys and values the row holds.
-      pages: by kind {index: page}, the row's.
+    The arguments are those of `PrefixTree.record`.
     """
     count, length = len(self._tree), len(text.tokens)
     point = self._tree.record(text, pages)

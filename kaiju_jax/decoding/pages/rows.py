@@ -51,7 +51,6 @@ class Rows:
   """The free rows of a cache, and the pages of the open ones.
 
   Attributes:
-    rows: R, how many rows there are.
     pages: the reference counts.
     tree: the points at which texts can go on.
     page: S, slots of a page.
@@ -102,10 +101,9 @@ class Rows:
     return {kind: self.room(kind) for kind in self._pools}
 
   def frees(self, row: int) -> dict[str, int]:
-    """Returns by kind how many more pages a new row could have without `row`.
+    """Returns by kind how many pages more a new row could have without `row`.
 
-    Raises:
-      ValueError: the row is not open.
+    Raises ValueError if it is not open.
     """
     self._check_open(row)
     counts = dict(self._set_aside[row])
@@ -136,9 +134,6 @@ class Rows:
     """Returns a row's pages by kind: {index: page} for positions index · S on.
 
     Pages in which a search left only a part of the text are left out.
-
-    Raises:
-      ValueError: the row is not open.
     """
     self._check_open(row)
     found = {}
@@ -195,11 +190,7 @@ class Rows:
     )
 
   def close(self, row: int) -> None:
-    """Frees a row and releases its pages.
-
-    Raises:
-      ValueError: the row is not open.
-    """
+    """Frees a row and releases its pages; ValueError if it is not open."""
     self._check_open(row)
     del self._set_aside[row], self._matches[row]
     for kind, table_RN in self._tables.items():
@@ -212,11 +203,8 @@ class Rows:
   def grow(self, ends: Mapping[int, int]) -> rings_lib.Growth:
     """Turns rings so that rows have room for text up to `ends`.
 
-    Args:
-      ends: by row, one past the last position that it will hold.
-
-    Returns:
-      The changes: `keep` them once the device has followed, or `undo` them.
+    `ends` has by row one past the last position that it will hold. The caller
+    keeps the result once the device has followed, or undoes it.
     """
     growth = rings_lib.Growth(
       self._pools, self._tables, self._firsts, self.pages, self.tree
@@ -233,8 +221,7 @@ class Rows:
   def own(self, row: int) -> dict[str, list[tuple[int, int]]]:
     """Copies the ring pages of a row that others hold too, for a search.
 
-    It also takes the pages that the ring still lacks. The search uses the slots
-    of tokens that have left the window.
+    It also takes the pages that the ring still lacks.
 
     Returns:
       By kind the pages to copy, (from, to).
@@ -281,10 +268,8 @@ class Rows:
   ) -> None:
     """Takes over a row's text from a search.
 
-    Args:
-      row: the row that was lent.
-      first: by kind, the position of slot 0.
-      held: by kind, the position from which on the text's tokens are there.
+    By kind, `first` is the position of slot 0, and `held` the position from
+    which on the text's tokens are there.
     """
     for kind, position in first.items():
       self._firsts[kind][row] = position // self.page
@@ -340,8 +325,7 @@ class Rows:
   def _fit(self, length: int, extra: int, text: prefix_tree.Text | None):
     """Returns a new row's pages by kind, its match, and the pages it adds.
 
-    The first are what it may have at once; the last are without the whole pages
-    of its match that rows hold already.
+    The last leaves out whole pages of its match that rows hold already.
     """
     counts = {kind: self._count(kind, length, extra) for kind in self._pools}
     match = None if text is None else self.tree.match(text)

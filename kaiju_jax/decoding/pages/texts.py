@@ -23,8 +23,7 @@ class Memo:
 
   Attributes:
     pages: tokens and salt of each full page, from the beginning.
-    found: (tree, its changes, length of the text) of the last lookup, and its
-      match; None before.
+    found: the last lookup's (tree, its changes, text's length), and match.
   """
 
   def __init__(self):

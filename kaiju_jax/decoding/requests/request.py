@@ -41,15 +41,11 @@ class Guide:
 
   Results rank by the sum of their tokens' log-probabilities and the score that
   the engine's token-level head gives the whole text (`token_head.reweigh`),
-  divided by the penalty of length (`beam/search.py`).
+  divided by the penalty of length. Other attributes are `beam.search.Search`'s.
 
   Attributes:
-    width: beams that stay after each step.
-    candidates: expansions that run and are judged at each step, at least
-      `width`; None for `width` of them.
     weights: by name of the head's dimensions: positive for what is wanted,
       negative for what is to be avoided; 0 for those not named.
-    length_penalty: exponent of the penalty, at least 0.
   """
 
   width: int
@@ -76,8 +72,7 @@ class Request:
       tokenizer's `bos_id`.
     max_tokens: most tokens of the continuation.
     sampling: how tokens are drawn; ignored with `guided`.
-    stop_tokens: tokens that end the sequence.
-    stop_strings: strings that end the sequence; they need a tokenizer.
+    stop_tokens, stop_strings: these end the sequence; strings need a tokenizer.
     scores_prompt: whether to return the prompt's log-probabilities; all of its
       tokens then run, and the output head on each.
     owner: the API token's user. Owners share the engine by the tokens that they
@@ -87,8 +82,8 @@ class Request:
       owners.
     cache_salt: requests of different salts share nothing in the cache, not even
       one owner's, so that no guess can find out what a prompt holds.
-    conversation: a key; its turns belong together, and points of earlier turns
-      make room for those of later ones. None for none.
+    conversation: a key, None for none; points of its earlier turns make room
+      for those of later ones.
     priority: higher goes first.
     deadline: seconds within which it must begin; None for no limit.
     guided: the search for its continuation; None to draw. The result comes at
@@ -141,17 +136,17 @@ class Result(NamedTuple):
     tokens: int32, the drawn ones, including the one that stopped it.
     text: the drawn tokens' text, up to the stop.
     log_probabilities: float32, one per drawn token.
-    prompt_log_probabilities: float32, one per token of the prompt (or of this
-      turn's part of it) but the first; fewer if the prompt was cut off. None
-      unless requested.
+    prompt_log_probabilities: float32, one per token of the prompt, or of a
+      turn's part of it, but the first; fewer if it was cut off; None unless
+      requested.
     reason: see `Event`; 'cancelled' if the stream was closed or not read in
       time, 'drained' if the engine stopped, 'error' if `error` says why.
     error: a `BadLogits`, a `Late`, or None; of a search also a `search.Vetoed`,
       a `slots.Exhausted` or a `pages.Full`.
     reused: tokens of the prompt that were in the cache and did not run.
     prompt_scores: the highest probability of each of the head's dimensions over
-      the prompt's tokens, run or resumed. None without a head, and before any
-      has run.
+      the prompt's tokens, run or resumed; None without a head, or before any
+      ran.
   """
 
   tokens: np.ndarray

@@ -126,13 +126,8 @@ class Strings:
 class Text:
   """The shown text of one sequence, and why it ended.
 
-  Args:
-    tokenizer: None for no text.
-    tokens: stop tokens.
-    strings: stop strings; they need a tokenizer.
-
-  Attributes:
-    reason: None while the sequence goes on, then 'stop_token' or 'stop_string'.
+  `reason` is None while it goes on, then 'stop_token' or 'stop_string'. Stop
+  strings need a tokenizer; without one there is no text.
 
   Raises:
     TypeError, ValueError: names the argument, its value and what is right.
@@ -223,10 +218,7 @@ def check_strings(strings: Sequence[str]) -> None:
 
 
 def _overlap(text: str, string: str) -> int:
-  """Returns how many last characters of `text` are a part of `string`.
-
-  They begin it, and it has more.
-  """
+  """Returns how many last characters of `text` begin `string`, not whole."""
   for size in range(min(len(text), len(string) - 1), 0, -1):
     if text.endswith(string[:size]):
       return size
