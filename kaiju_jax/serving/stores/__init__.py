@@ -1,1 +1,1 @@
-"""Characters, their versions and conversations, kept: sqlite or Redis."""
+"""Stores: keep characters, their versions and conversations (sqlite, Redis)."""

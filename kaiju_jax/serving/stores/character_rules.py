@@ -1,6 +1,6 @@
-"""The rules of a store: what is within limits, whose what is, and its names.
+"""The rules that all stores share: limits, access of owners, and ids.
 
-The limits are our guess: far above what people do, and low enough that no
+The limits are our guess: far above what people need, and low enough that no
 single owner fills a disk.
 """
 
@@ -23,7 +23,7 @@ _SLUG = 32  # Characters of a name in a character's id.
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a store takes, at most.
+  """The limits of a store.
 
   Attributes:
     owner: bytes of an owner's name.
@@ -53,7 +53,7 @@ class Limits:
 
 
 def digest(tokens: np.ndarray, tokenizer: str) -> str:
-  """Returns the name of a prefix: equal for equal tokens of one tokenizer."""
+  """Returns the digest of a prefix's tokens and their tokenizer, in hex."""
   name = tokenizer.encode()
   state = hashlib.sha256(len(name).to_bytes(8, 'little'))
   state.update(name)
@@ -62,10 +62,10 @@ def digest(tokens: np.ndarray, tokenizer: str) -> str:
 
 
 def character_id(name: str) -> str:
-  """Returns a new id: readable where models are listed, and never taken.
+  """Returns a new character's id, made of its name and random characters.
 
-  Whoever reads a list of models, or a log, should see who it is; the random
-  part keeps ids apart that have one name. A later name does not change the id.
+  The name makes lists of models readable; the random part makes the id unique.
+  If the name changes later, the id stays.
   """
   plain = unicodedata.normalize('NFKD', name).encode('ascii', 'ignore').decode()
   slug = re.sub('[^a-z0-9]+', '-', plain.lower()).strip('-')[:_SLUG].strip('-')
@@ -78,12 +78,12 @@ def session_id() -> str:
 
 
 def is_id(value: object) -> bool:
-  """Returns whether a value can be an id at all; what cannot is Missing."""
+  """Returns whether a value has the form of an id."""
   return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def greetings(fields: card_fields.Fields) -> tuple[str, ...]:
-  """Returns the greetings as they were written, without empty ones."""
+  """Returns a character's greetings as written, without empty ones."""
   both = (fields.greeting, *fields.alternate_greetings)
   return tuple(text for text in both if text)
 
@@ -121,7 +121,7 @@ def owner(value: str, limits: Limits, may_be_built_in: bool = False) -> str:
   """Returns an owner's name.
 
   Raises:
-    TypeError, ValueError, OverLimit: no owner; names what is wrong.
+    TypeError, ValueError, OverLimit: it is not valid; says what is wrong.
   """
   text(value, 'owner', limits.owner)
   if not value and not may_be_built_in:
@@ -135,7 +135,7 @@ def tokens(values, name: str, most: int) -> np.ndarray:
   """Returns tokens as int32 [n], read-only.
 
   Raises:
-    TypeError, ValueError, OverLimit: no tokens; names what is wrong.
+    TypeError, ValueError, OverLimit: they are not valid; says what is wrong.
   """
   found = np.asarray(values)
   if found.ndim != 1:
@@ -154,10 +154,10 @@ def tokens(values, name: str, most: int) -> np.ndarray:
 
 
 def integer(value: int, name: str, least: int = 0) -> int:
-  """Returns a whole number of at least `least`, which every store can hold.
+  """Returns a whole number of at least `least` that every store can hold.
 
   Raises:
-    TypeError, ValueError: another value; names it.
+    TypeError, ValueError: the value is not one; names it.
   """
   if isinstance(value, bool) or not isinstance(value, int):
     raise TypeError(
@@ -172,7 +172,7 @@ def parse_cursor(value: str) -> tuple[float, str] | None:
   """Returns the (time, id) of a cursor; None for '', the beginning.
 
   Raises:
-    ValueError: no cursor.
+    ValueError: it is not a cursor.
   """
   if value == '':
     return None
@@ -189,16 +189,16 @@ def parse_cursor(value: str) -> tuple[float, str] | None:
 
 
 def refuse_no_id(value: object, kind: str, is_named: bool = False) -> None:
-  """Refuses what cannot be an id.
+  """Raises an error if a value does not have the form of an id.
 
   Args:
-    value: what was given.
-    kind: 'character' or 'session'.
-    is_named: whether it is a new name rather than one that is looked up.
+    value: the value.
+    kind: 'character' or 'session', for the message.
+    is_named: whether the caller chose the id for something new.
 
   Raises:
-    Missing: there can be no such thing.
-    ValueError: a new name that no id can have.
+    Missing: the id is looked up, so nothing can have it.
+    ValueError: the id is new.
   """
   if is_id(value):
     return
@@ -222,7 +222,7 @@ def visible(
   """Returns a character that `viewer` may talk to.
 
   Raises:
-    Missing: there is none, it was removed, or it is somebody else's.
+    Missing: none exists, it was removed, or it is private and another owner's.
   """
   if found is None or not is_visible(found, viewer):
     raise characters.Missing(
@@ -234,11 +234,11 @@ def visible(
 def check_owner(
   found: characters.Character | None, asking: str, asked: str
 ) -> characters.Character:
-  """Returns a character that `asking` may change.
+  """Returns a character that the owner `asking` may change.
 
   Raises:
     Missing: there is none that `asking` may see.
-    NotOwner: it is somebody else's, and public.
+    NotOwner: it is visible to `asking`, but another owner's.
   """
   found = visible(found, asking, asked)
   if found.owner != asking:
@@ -251,10 +251,10 @@ def check_owner(
 def session(
   found: characters.Session | None, asking: str, asked: str
 ) -> characters.Session:
-  """Returns one's own session.
+  """Returns a session of an owner.
 
   Raises:
-    Missing: there is none, or it is somebody else's.
+    Missing: there is none, or it is another owner's.
   """
   if found is None or found.owner != asking:
     raise characters.Missing(

@@ -1,22 +1,23 @@
-"""Characters and conversations: their types, and what a store of them does.
+"""Characters and conversations: their types, and the interface of their store.
 
-A *character* is published as a row of immutable *versions*, of which one is
-live. A version holds what a person wrote (`card_fields.Fields`) and the tokens
-of the prefix made of it; its digest names these tokens, so that caches share
-what is equal, a rollback is warm, and an edit of a tag costs nothing. A
-*session* is one conversation of one owner; it stays with the version that was
-live when it started. Its *messages* are a tree:
+A *character* is published as a sequence of immutable *versions*; one of them is
+live. A version holds the author's texts (`card_fields.Fields`) and the tokens
+of the prompt's prefix that is made of them. Its digest identifies these tokens:
+versions with equal prefixes share a cache entry, so that a rollback or an edit
+of a tag needs no new one. A *session* is one conversation of one owner (the API
+token's user). It stays with the version that was live when it started. Its
+*messages* are a tree:
 
     0 greeting ── 1 user ── 2 reply          the head is 5: the path 0 1 3 4 5
               │         └─ 3 reply ── 4 user ── 5 reply    3 is a swipe of 2
               └─ 6 user                                    6 is an edit of 1
 
-Nothing in a tree is ever changed: another candidate for a reply, and an edited
-message, is a sibling, and the *head* says which path is shown.
+No message ever changes: another candidate for a reply (a swipe) or an edited
+message becomes a sibling. The *head* is the last message of the path shown.
 
-What belongs to somebody else is `Missing`, like what does not exist: a store
-never tells the two apart. A character of the owner '' is built in, and
-everybody's.
+A store raises `Missing` both for what belongs to another owner and for what
+does not exist, so that a caller cannot tell the two apart. A character of the
+owner '' is built in, and all owners may talk to it.
 
 The sources name immutable versions, pinned sessions and rollback; the tree, the
 errors and the limits are our guess.
@@ -35,8 +36,8 @@ from kaiju_jax.characters.cards import card_fields
 USER, ASSISTANT = 'user', 'assistant'
 BUILT_IN = ''  # The owner of characters that are everybody's.
 
-# The texts with which a session may start, made of what the character's author
-# wrote; the first is the greeting, the others are its alternates.
+# Makes the texts with which a session may start from the author's texts: first
+# the greeting, then its alternates.
 Greetings = Callable[[card_fields.Fields], Sequence[str]]
 
 
@@ -45,21 +46,22 @@ class Missing(LookupError):
 
 
 class NotOwner(PermissionError):
-  """A public character, which only its owner may change."""
+  """A change of a visible character by another than its owner."""
 
 
 class Conflict(RuntimeError):
-  """What the caller expected is no longer so; nothing was written."""
+  """A write that lost to other writes; nothing was written."""
 
 
 class Unavailable(RuntimeError):
-  """The store is away.
+  """A store that cannot be reached, or refuses.
 
-  A write that raises this may have been stored all the same, where the answer
-  was lost: read before repeating it, or repeat it with `if_head`.
+  A write that raises this may still have been stored, if only the answer was
+  lost. Read before you repeat it, or repeat it with `if_head`.
 
   Attributes:
-    fault: what is wrong, as anybody may be told; the message says where, too.
+    fault: the problem, in words that a client may see. The message also says
+      where the store is.
   """
 
   def __init__(self, place: str, fault: str, detail: str = ''):
@@ -68,12 +70,12 @@ class Unavailable(RuntimeError):
 
 
 class OverLimit(ValueError):
-  """Larger or more than the store takes; names the field, size and limit."""
+  """A value above a limit of the store; names the field, size and limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """What was published once; never changed.
+  """A published state of a character; never changed.
 
   Attributes:
     character: the character's id.
@@ -81,14 +83,14 @@ class Version:
     digest: hex, of the prefix's tokens and the tokenizer.
     tokens: int32 [n], the prefix; read-only.
     tokenizer: digest of the tokenizer that made the tokens.
-    fields: what a person wrote; not to be changed.
+    fields: the author's texts; do not change them.
     created: unix seconds.
   """
 
   character: str
   number: int
   digest: str
-  # The digest stands for the tokens when versions are compared.
+  # Comparisons use the digest in place of the tokens.
   tokens: np.ndarray = dataclasses.field(compare=False, repr=False)
   tokenizer: str
   fields: card_fields.Fields
@@ -97,17 +99,17 @@ class Version:
 
 @dataclasses.dataclass(frozen=True)
 class Character:
-  """Who can be talked to.
+  """A character, without its versions.
 
   Attributes:
-    id: readable in a list of models: a word or two of its first name, and
-      random characters. No id is a secret: what may be read depends on owners.
-    owner: who publishes it; '' for one that is built in.
-    name: the live version's.
+    id: a word or two of its first name, and random characters. No id is a
+      secret: access depends on owners.
+    owner: the owner, who publishes it; '' for one that is built in.
+    name: the live version's name.
     live: number of the version with which sessions start; 0 for a character
       that was removed, which no operation returns.
     last: number of the newest version.
-    is_public: whether others may talk to it, too.
+    is_public: whether other owners may talk to it.
     created: unix seconds.
   """
 
@@ -125,12 +127,13 @@ class Message:
   """A node of a session's tree; never changed.
 
   Attributes:
-    id: its place in the session, from 0, in the order in which they came.
-    parent: what it answers; None for one that starts the conversation.
+    id: its index in the session, from 0, in order of arrival.
+    parent: id of the message that it answers; None where it starts the
+      conversation.
     role: 'user' or 'assistant'.
-    text: what was said.
-    tokens: those that the model drew; None where the text was written.
-    finish: why the model ended, as OpenAI's finish_reason; None for others.
+    text: its text.
+    tokens: the tokens that the model drew; None for a text that a person wrote.
+    finish: OpenAI's finish_reason; None for a text that a person wrote.
     created: unix seconds.
   """
 
@@ -149,10 +152,10 @@ class Session:
 
   Attributes:
     id: random, unguessable.
-    owner: whose it is.
+    owner: the owner.
     character: the character's id.
     version: number of the version to which it is pinned.
-    greeting: which of the greetings it started with.
+    greeting: index of the greeting that it started with.
     head: id of the message that ends the path shown; None before any message.
     title: the character's name at first.
     created: unix seconds.
@@ -184,23 +187,23 @@ def path(messages: Sequence[Message], head: int | None) -> tuple[Message, ...]:
 
 
 def cursor(one: Character | Session) -> str:
-  """Returns the `after` of a listing that goes on behind `one`."""
+  """Returns the `after` of a listing that continues after `one`."""
   when = one.updated if isinstance(one, Session) else one.created
   return f'{when!r}:{one.id}'
 
 
 class Store(Protocol):
-  """Characters and conversations, kept.
+  """The interface of a store of characters and conversations.
 
-  Every method may be called from any thread, blocks, and writes all or nothing,
-  in one transaction.
+  Every method may be called from any thread and blocks. Each writes in one
+  transaction, completely or not at all.
 
   Raises:
-    Missing: no such thing for this owner.
-    NotOwner: a change of somebody else's public character.
-    OverLimit: a text that is too long, or one thing too many.
-    TypeError, ValueError: an argument that is no such thing; names it.
-    Unavailable: the store is away.
+    Missing: the owner can see no such character, version, session or message.
+    NotOwner: a change of another owner's visible character.
+    OverLimit: a text is too long, or there are too many things of a kind.
+    TypeError, ValueError: an argument is not valid; names it.
+    Unavailable: the store cannot be reached, or refuses.
   """
 
   def publish(
@@ -214,35 +217,34 @@ class Store(Protocol):
   ) -> Version:
     """Publishes a new version and makes it live.
 
-    What equals the live version is not published again: that one is returned,
-    so that a repeated request does no harm.
+    If nothing differs from the live version, that version is returned, so that
+    a repeated request does no harm.
 
     Args:
-      owner: whose character it is.
-      fields: what a person wrote.
+      owner: the character's owner.
+      fields: the author's texts.
       prefix_tokens: int32 [n], made of the fields.
       tokenizer: digest of the tokenizer that made the tokens.
-      character: the id of one's own character; None for a new one. For
-        built-in characters an id of the caller's choice, made where there is
-        none.
-      is_public: whether others may talk to it; None leaves it as it is, and a
-        new character private.
+      character: the id of the owner's character; None for a new one. For a
+        built-in character, an id that the caller chooses, new or existing.
+      is_public: whether other owners may talk to it. None leaves it unchanged;
+        a new character is then private.
     """
 
   def rollback(self, owner: str, character: str, number: int) -> Version:
-    """Makes an earlier, or later, version live, and returns it."""
+    """Makes another version live, and returns it."""
 
   def character(self, viewer: str, character: str) -> Character:
-    """Returns a character that is one's own, public or built in."""
+    """Returns a character that is the viewer's, public or built in."""
 
   def live(self, viewer: str, character: str) -> Version:
     """Returns the live version of a character that `viewer` may see."""
 
   def version(self, character: str, number: int) -> Version:
-    """Returns a version, whoever asks: for the server's own use.
+    """Returns a version without checking access, for the server's own use.
 
-    A session's version stays readable for it, though its character is private
-    or removed by now. Never pass on an id and a number that a client named.
+    A session can read its version even if the character has become private or
+    was removed. Never pass an id and a number from a client.
     """
 
   def versions(
@@ -252,34 +254,34 @@ class Store(Protocol):
     limit: int = 100,
     before: int | None = None,
   ) -> tuple[Version, ...]:
-    """Returns versions, the newest first.
+    """Returns versions, newest first.
 
-    Others than the owner see the live one alone, because what was published
-    before a character became public was private.
+    Viewers other than the owner see only the live one, because a public
+    character's earlier versions may be private.
 
     Args:
-      viewer: who asks.
+      viewer: the owner that asks.
       character: its id.
       limit: how many at most.
-      before: only numbers below; None for all.
+      before: only lower numbers; None for all.
     """
 
   def characters(
     self, viewer: str, limit: int = 100, after: str = ''
   ) -> tuple[Character, ...]:
-    """Returns one's own, public and built-in characters, the oldest first.
+    """Returns the viewer's, public and built-in characters, oldest first.
 
     Args:
-      viewer: who asks.
+      viewer: the owner that asks.
       limit: how many at most; fewer mean that there are no more.
       after: `cursor` of the last one seen; '' to begin.
     """
 
   def remove(self, owner: str, character: str) -> None:
-    """Removes a character; sessions go on with the version they have.
+    """Removes a character; its sessions continue with their versions.
 
-    Versions to which no session is pinned are deleted at once, others with the
-    last session.
+    A version to which no session is pinned is deleted at once, any other with
+    its last session.
     """
 
   def open_session(
@@ -292,15 +294,16 @@ class Store(Protocol):
     """Starts a conversation with the live version.
 
     Args:
-      owner: whose it is.
-      character: id of one's own, a public or a built-in character.
-      greeting: which of the greetings is the head; 0 where there are none.
-      greetings: makes their texts of the version's fields; None takes them as
-        they were written, and leaves out empty ones.
+      owner: the new session's owner.
+      character: id of the owner's, a public or a built-in character.
+      greeting: index of the greeting that becomes the head; 0 where there are
+        none.
+      greetings: makes the greetings' texts from the version's fields; None
+        takes them as written, without empty ones.
     """
 
   def session(self, owner: str, session: str) -> Session:
-    """Returns one's own session."""
+    """Returns a session of the owner."""
 
   def sessions(
     self,
@@ -309,13 +312,13 @@ class Store(Protocol):
     after: str = '',
     is_oldest_first: bool = False,
   ) -> tuple[Session, ...]:
-    """Returns one's own sessions, by their last change, the latest first.
+    """Returns the owner's sessions by their last change, latest first.
 
     Args:
-      owner: who asks.
+      owner: the owner.
       limit: how many at most; fewer mean that there are no more.
       after: `cursor` of the last one seen; '' to begin.
-      is_oldest_first: the other way round.
+      is_oldest_first: reverses the order.
     """
 
   def count_sessions(self, owner: str) -> int:
@@ -324,7 +327,7 @@ class Store(Protocol):
   def idle(self, before: float, limit: int = 100) -> tuple[Session, ...]:
     """Returns sessions of all owners unchanged since `before`, oldest first.
 
-    For the server's own use: what a policy of retention removes.
+    For the server's own use, such as a retention policy that removes them.
     """
 
   def remove_session(self, owner: str, session: str) -> None:
@@ -341,24 +344,26 @@ class Store(Protocol):
     finish: str | None = None,
     if_head: int | EllipsisType | None = ...,
   ) -> Message:
-    """Adds a message to a session's tree and moves the head there.
+    """Adds a message to a session's tree and makes it the head.
 
     Args:
-      owner: who asks.
-      session: its id.
-      parent: what the message answers; None to start the conversation anew.
+      owner: the owner.
+      session: the session's id.
+      parent: id of the message that it answers; None to start the conversation
+        again.
       role: 'user' or 'assistant'.
-      text: what was said.
-      tokens: those that the model drew; None where the text was written.
+      text: the message's text.
+      tokens: the tokens that the model drew; None for a text that a person
+        wrote.
       finish: OpenAI's finish_reason; None for none.
-      if_head: the head that the caller saw; `...` checks nothing.
+      if_head: the head that the caller saw; `...` skips the check.
 
     Raises:
-      Conflict: the head is another by now.
+      Conflict: the head differs from `if_head`.
     """
 
   def messages(self, owner: str, session: str) -> tuple[Message, ...]:
-    """Returns all messages of a session; each id is the place in the tuple."""
+    """Returns all messages of a session; each id is its index in the tuple."""
 
   def set_head(
     self,
@@ -367,21 +372,21 @@ class Store(Protocol):
     message: int,
     if_head: int | EllipsisType | None = ...,
   ) -> Session:
-    """Shows the path that ends with `message`.
+    """Makes `message` the head, so that the path to it is shown.
 
     Raises:
-      Conflict: `if_head` is given, and the head is another by now.
+      Conflict: the head differs from the given `if_head`.
     """
 
   def rename(self, owner: str, session: str, title: str) -> Session:
-    """Gives a session another title."""
+    """Changes a session's title."""
 
   def check(self) -> None:
-    """Returns where the store takes writes: it writes what nobody reads.
+    """Tests by a write without effect that the store accepts writes.
 
     Raises:
       Unavailable: it does not.
     """
 
   def close(self) -> None:
-    """Closes the store; whatever is called afterwards is Unavailable."""
+    """Closes the store; later calls raise `Unavailable`."""

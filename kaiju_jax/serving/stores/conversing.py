@@ -1,4 +1,4 @@
-"""Sessions and their trees of messages: started, continued, listed, removed."""
+"""Starts, continues, lists and removes sessions and their trees of messages."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,7 +12,7 @@ from kaiju_jax.serving.stores import records
 
 
 class Conversing(publishing.Publishing):
-  """`characters.Store`: what a character has, and what a session has."""
+  """All operations of `characters.Store`, without the storage itself."""
 
   def open_session(
     self,
@@ -103,8 +103,8 @@ class Conversing(publishing.Publishing):
     def remove_session(at: records.Writes) -> None:
       held = rules.session(at.session(session), owner, session)
       character, number = held.character, held.version
-      # Everybody who talks to a character changes its pins: they are read only
-      # where it matters.
+      # Every new session of a character changes its pins, so reading them
+      # invites conflicts; they are read only where it matters.
       is_removed = not at.character(character).live
       is_unused = is_removed and at.pins(character, number) == 1
       at.drop_session(held)

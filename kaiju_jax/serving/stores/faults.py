@@ -1,7 +1,7 @@
-"""Tells operators that a store fails, without a line for each call of many.
+"""Logs a store's faults for operators, without a line for each failed call.
 
-The first fault of a kind is logged at once, further ones at most every ten
-seconds, with how many there were meanwhile; so is the end of the faults.
+The first fault of a kind is logged at once, later ones at most every ten
+seconds with their number. The end of the faults is logged, too.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Faults:
     """Notes a fault.
 
     Args:
-      kind: few different ones; each is limited by itself.
+      kind: one of few words; the rate of lines is limited per kind.
       message: what failed, and where.
     """
     now = self._clock()
@@ -45,7 +45,7 @@ class Faults:
     _LOG.warning('%s%s', message, f' ({more} more before.)' if more else '')
 
   def end(self) -> None:
-    """Notes that the store has done what it was asked."""
+    """Notes that a call succeeded, which ends the faults."""
     if not self._count:
       return
     with self._guard:

@@ -1,4 +1,4 @@
-"""Characters and their versions: published, rolled back, listed, removed."""
+"""Publishes, rolls back, lists and removes characters and their versions."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -13,7 +13,7 @@ from kaiju_jax.serving.stores import records
 
 
 class Publishing(records.Keeper):
-  """The part of `characters.Store` that characters have."""
+  """The operations of `characters.Store` on characters and versions."""
 
   def publish(
     self,
@@ -27,7 +27,7 @@ class Publishing(records.Keeper):
     limits = self._limits
     rules.owner(owner, limits, may_be_built_in=True)
     card_fields.check(fields)
-    # What is returned is what will be read: plain data, and the store's own.
+    # A copy of plain data, so that this call returns what later reads return.
     fields = records.fields_of(records.json_of(fields))
     tokens = rules.tokens(prefix_tokens, 'prefix_tokens', limits.prefix)
     rules.text(tokenizer, 'tokenizer', limits.owner)

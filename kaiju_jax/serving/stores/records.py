@@ -1,10 +1,10 @@
-"""What a store reads and writes within one transaction.
+"""Records: the reads and writes that each store implements in a transaction.
 
-What publishing, pinning and appending are is written once (`publishing.py`,
-`conversing.py`), on these few reads and writes; each store brings its own
-(`sqlite_store.py`, `redis_store.py`). An operation is a function of the records
-of one moment. A store runs it in a transaction, and may run it again where
-another one came between: so it touches nothing but the records it is given.
+`publishing.py` and `conversing.py` implement all operations on these few reads
+and writes, once for both stores (`sqlite_store.py`, `redis_store.py`). An
+operation is a function of a consistent state of the records. A store runs it in
+a transaction, and again after a conflict with another transaction, so the
+function must change nothing but these records.
 """
 
 import abc
@@ -25,10 +25,10 @@ After = tuple[float, str] | None  # Of a listing: the last (time, id) seen.
 
 
 class Reads(Protocol):
-  """The records of one moment."""
+  """The reads of a transaction, which see one consistent state."""
 
   def character(self, character: str) -> characters.Character | None:
-    """Returns a character, removed ones too; None for none."""
+    """Returns a character, even if it was removed; None for none."""
 
   def version(self, character: str, number: int) -> characters.Version | None:
     """Returns a version; None for none."""
@@ -47,25 +47,25 @@ class Reads(Protocol):
   def visible_characters(
     self, viewer: str, limit: int, after: After
   ) -> tuple[characters.Character, ...]:
-    """Returns those that `viewer` may see, by (created, id)."""
+    """Returns the characters that `viewer` may see, by (created, id)."""
 
   def sessions(
     self, owner: str, limit: int, after: After, is_oldest_first: bool
   ) -> tuple[characters.Session, ...]:
-    """Returns an owner's, by (updated, id)."""
+    """Returns an owner's sessions, by (updated, id)."""
 
   def idle(self, before: float, limit: int) -> tuple[characters.Session, ...]:
-    """Returns sessions of all owners updated before, by (updated, id)."""
+    """Returns sessions of all owners last updated before, by (updated, id)."""
 
   def count_characters(self, owner: str) -> int:
-    """Returns how many an owner has, without removed ones."""
+    """Returns how many characters an owner has, without removed ones."""
 
   def count_sessions(self, owner: str) -> int:
-    """Returns how many an owner has."""
+    """Returns how many sessions an owner has."""
 
 
 class Writes(Reads, Protocol):
-  """The records of one moment, and what is to become of them."""
+  """The reads and writes of a transaction."""
 
   def put_character(self, character: characters.Character) -> None:
     """Writes a character, new or changed."""
@@ -89,10 +89,10 @@ class Writes(Reads, Protocol):
 
 
 class Keeper(abc.ABC):
-  """Keeps records; what is done with them stands in subclasses.
+  """A holder of records, which stores implement; subclasses add operations.
 
   Args:
-    limits: what the store takes, at most.
+    limits: the store's limits.
     clock: returns unix seconds.
   """
 
@@ -106,13 +106,13 @@ class Keeper(abc.ABC):
 
   @abc.abstractmethod
   def _read(self, work: Callable[[Reads], T]) -> T:
-    """Returns what `work` makes of the records of one moment."""
+    """Runs `work` on a consistent state of the records; returns its result."""
 
   @abc.abstractmethod
   def _write(self, work: Callable[[Writes], T]) -> T:
-    """Returns what `work` returns, once all that it wrote is kept.
+    """Runs `work` in a transaction; returns its result once it is committed.
 
-    Nothing is kept where it raises.
+    If `work` raises, nothing is written.
     """
 
   @abc.abstractmethod
@@ -133,10 +133,10 @@ def json_of(fields: card_fields.Fields) -> str:
 
 
 def fields_of(text: str | bytes) -> card_fields.Fields:
-  """Returns the fields of which `json_of` made `text`.
+  """Returns the fields that `json_of` encoded as `text`.
 
-  They were checked when they were published: limits that are lowered later make
-  no version unreadable.
+  It does not check them again, so that limits that are lowered after
+  publication make no version unreadable.
   """
   data: dict[str, Any] = json.loads(text)
   lore = tuple(

@@ -1,13 +1,13 @@
-"""The connection to a Redis that may be away for a while.
+"""Connects to a Redis server that may be unreachable for a while.
 
-No call blocks for long: a socket that is silent for `timeout` seconds is given
-up, and for `pause` seconds after that every call fails at once, except the one
-that tries again. So threads do not queue up behind a dead server, and it is
-found within `pause` seconds of its return.
+No call blocks for long. A call gives up a socket that is silent for `timeout`
+seconds. For `pause` seconds after that, all calls fail at once; then one call
+tries again. So threads do not queue up behind a dead server, and its return is
+noticed within `pause` seconds.
 
-Nothing is retried here. redis-py would otherwise repeat a command whose answer
-was lost, and report a connection that broke in EXEC as a transaction that lost
-a race: a message might be stored twice.
+Nothing is retried here. By default redis-py repeats a command whose answer was
+lost, and reports a connection that broke in EXEC as a lost race; a message
+might then be stored twice.
 """
 
 from collections.abc import Callable
@@ -39,11 +39,11 @@ class Link:
     pause: seconds between two tries of a server that is away.
 
   Attributes:
-    name: the address, as it may be logged.
-    faults: what is told of them; whoever has written ends them.
+    name: the address without its password, for logs.
+    faults: the log of its faults; a successful write ends them.
 
   Raises:
-    ValueError: no such address.
+    ValueError: the address is not valid.
   """
 
   def __init__(
@@ -67,10 +67,10 @@ class Link:
       raise ValueError(f'store {self.name}: {error}.') from error
 
   def run(self, work: Callable[[redis.Redis], T]) -> T:
-    """Returns what `work` makes of the server.
+    """Runs `work` with the server; returns its result.
 
     Raises:
-      characters.Unavailable: the server is away, or refuses.
+      characters.Unavailable: the server cannot be reached, or refuses.
     """
     self._refuse_away()
     is_away = False
@@ -102,7 +102,7 @@ class Link:
     )
 
   def close(self) -> None:
-    """Closes all connections; later calls are Unavailable."""
+    """Closes all connections; later calls raise `Unavailable`."""
     self._is_open = False
     self._redis.close()
     self._redis.connection_pool.disconnect()
@@ -137,8 +137,8 @@ class Link:
 class _Pipeline(redis.client.Pipeline):
   """A transaction that leaves a broken connection alone.
 
-  redis-py would connect again to tell a server that is away to UNWATCH, once in
-  `execute`, once at the end of the `with`, and once more when it is collected.
+  redis-py would connect again to send UNWATCH to an unreachable server: in
+  `execute`, at the end of the `with`, and at garbage collection.
   """
 
   def reset(self) -> None:
@@ -151,7 +151,7 @@ class _Pipeline(redis.client.Pipeline):
 
 
 def _without_password(address: str) -> str:
-  """Returns an address as it may be shown."""
+  """Returns an address without its password."""
   try:
     parts = urllib.parse.urlsplit(address)
   except ValueError:

@@ -1,9 +1,9 @@
-"""What a store that may go away remembers: immutable, or lately used.
+"""A memory of recent versions and sessions, for when Redis is unreachable.
 
-Versions and messages never change, so what is remembered of them is right for
-ever; of a session, what was last read or written. The least recently used go
-first. Everything is bounded in bytes (our guess: some hundred conversations per
-megabyte).
+Remembered versions and messages stay correct, because they never change. A
+session is remembered as it was last read or written. The least recently used
+entries are dropped first. Sizes are bounded in bytes (our guess: some hundred
+conversations per megabyte).
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def _talk_size(talk: _Talk) -> int:
 
 
 class Recent:
-  """Versions, and sessions with their messages; for any thread.
+  """A memory of versions, and of sessions with their messages; thread-safe.
 
   Args:
     versions: bytes of prefixes to remember.
@@ -72,7 +72,7 @@ class Recent:
       self._versions.drop((character, number))
 
   def keep_session(self, session: characters.Session) -> None:
-    """Remembers a session, unless a later state of it is."""
+    """Remembers a session, unless a later state of it is remembered."""
     with self._guard:
       talk = self._talks.get(session.id)
       if talk is None:
@@ -87,7 +87,7 @@ class Recent:
   def keep_messages(
     self, session: str, messages: tuple[characters.Message, ...]
   ) -> None:
-    """Remembers messages of a session that is, where they join what is."""
+    """Remembers messages of a remembered session, if they leave no gap."""
     with self._guard:
       talk = self._talks.get(session)
       if talk is None:

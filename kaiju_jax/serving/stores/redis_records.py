@@ -1,22 +1,22 @@
-"""Records of a store in Redis: its keys, and reading and writing them.
+"""Reads and writes the records of a store in Redis, under these keys:
 
     schema                     the number of this layout
     character:ID               JSON
     version:ID:NUMBER          hash: json, tokens
     pins:ID:NUMBER             set: ids of the sessions pinned to a version
     owned:OWNER                sorted set: ids of characters by created
-    public                     the same, of those that are everybody's
+    public                     the same, of public and built-in characters
     session:ID                 JSON
     messages:ID                list of JSON; a message's id is its place
     sessions:OWNER             sorted set: ids of sessions by updated
     idle                       the same, of all owners
 
-Every key is behind the store's prefix. Reads within a transaction WATCH what
-they read; writes are collected, and sent between MULTI and EXEC. Messages and
-versions never change, so that what is remembered of them needs no reading.
+The store's prefix comes before each key. Reads within a transaction WATCH their
+keys; writes are collected, and sent between MULTI and EXEC. Remembered messages
+and versions are not read again, because they never change.
 
-All keys must lie in one server (or one with replicas, behind Sentinel): a
-cluster cannot run a transaction over them.
+All keys must lie on one server (or one with replicas, behind Sentinel), because
+a cluster cannot run a transaction over them.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ class Reads:
   """`records.Reads` of a Redis.
 
   Args:
-    server: what answers: a client, or a transaction before its MULTI.
-    prefix: of every key.
-    recent: what is remembered; versions and messages are taken from it, and all
-      that is read is put there.
+    server: a client, or a transaction before its MULTI.
+    prefix: the prefix of every key.
+    recent: the memory, which serves versions and messages and remembers all
+      that is read.
   """
 
   def __init__(
@@ -99,7 +99,7 @@ class Reads:
 
     def made(text: bytes, _) -> characters.Character | None:
       one = characters.Character(**json.loads(text))
-      # It may have become private since it was listed.
+      # A listed character may have become private in the meantime.
       return one if rules.is_visible(one, viewer) else None
 
     for key in f'owned:{viewer}', 'public':
@@ -146,7 +146,7 @@ class Reads:
     return characters.Version(**data)
 
   def _range(self, key, limit, after, kind, made, is_reversed=False):
-    """Returns `limit` records of a sorted set, in order behind `after`."""
+    """Returns up to `limit` records of a sorted set, in order after `after`."""
     found, offset, size = [], 0, limit + _CHUNK
     begin, end = '-inf', '+inf'
     if is_reversed:
@@ -204,7 +204,7 @@ class Writes(Reads):
     self._kept: list[tuple] = []
 
   def version(self, character: str, number: int) -> characters.Version | None:
-    # What is remembered may have been deleted with its character.
+    # A remembered version may have been deleted with its character.
     return self._version(character, number)
 
   def put_character(self, character: characters.Character) -> None:
@@ -267,10 +267,10 @@ class Writes(Reads):
     self._kept.append((self._recent.keep_messages, session.id, (message,)))
 
   def commit(self) -> None:
-    """Sends what was written, and remembers it.
+    """Sends the collected writes, and remembers them.
 
     Raises:
-      redis.WatchError: what was read has changed since; nothing was written.
+      redis.WatchError: a record that was read has changed; nothing was written.
     """
     if not self._commands:
       return
@@ -300,11 +300,11 @@ class Writes(Reads):
 
 
 class Remembered:
-  """`records.Reads` of what is remembered, while the server is away.
+  """`records.Reads` of the memory, while the server is unreachable.
 
   Args:
-    recent: what is remembered.
-    error: what is raised for everything else.
+    recent: the memory.
+    error: the error to raise for everything that is not remembered.
   """
 
   def __init__(

@@ -1,15 +1,17 @@
-"""Characters and conversations in Redis, for servers that share them.
+"""Keeps characters and conversations in Redis, for servers that share them.
 
     store = redis_store.RedisStore('redis://host:6379/0')
 
-Each write is one transaction (WATCH, MULTI, EXEC; no scripts), tried again
-where another came between. While Redis is away, sessions that this process
-lately used, and their versions, are read from memory; everything else, and
-every write, is Unavailable within seconds. It comes back by itself.
+Each write is one transaction (WATCH, MULTI, EXEC; no scripts), repeated after a
+conflict with another. While Redis is unreachable, this process serves the
+sessions that it lately used, and their versions, from memory; all other reads
+and every write raise `Unavailable` within seconds. The store recovers by
+itself.
 
-What was acknowledged is as durable as Redis is set to be: `appendonly yes` and
-`appendfsync always` lose nothing, `everysec` up to a second, and a server
-without `appendonly` all since its last snapshot. Redis 6.2 or newer.
+An acknowledged write is as durable as Redis is configured: `appendonly yes`
+with `appendfsync always` loses nothing, with `everysec` up to a second; a
+server without `appendonly` loses all since its last snapshot. The store needs
+Redis 6.2 or newer.
 """
 
 from collections.abc import Callable
@@ -41,17 +43,17 @@ class RedisStore(conversing.Conversing):
 
   Args:
     address: redis://, rediss:// or unix://, as redis-py reads it.
-    limits: what the store takes, at most.
+    limits: the store's limits.
     clock: returns unix seconds.
-    prefix: of every key; stores with different ones share a server.
-    recent: what is remembered of versions and sessions.
+    prefix: the prefix of every key; stores with different ones share a server.
+    recent: the memory of versions and sessions.
     timeout: seconds for the connection, and for each answer.
     pause: seconds between two tries of a server that is away.
 
   Raises:
-    ValueError: no such address; a server that deletes what is not used; a store
-      of a newer schema.
-    characters.Unavailable: the server is away, or refuses.
+    ValueError: the address is not valid, the server evicts keys, or the store
+      has a newer schema.
+    characters.Unavailable: the server cannot be reached, or refuses.
   """
 
   def __init__(
@@ -95,7 +97,7 @@ class RedisStore(conversing.Conversing):
       try:
         return work(redis_records.Remembered(self._recent, error))
       except LookupError:
-        # A session of somebody else, like one that nobody remembers.
+        # Another owner's session must look like one that is not remembered.
         raise error from None
 
   def _write(self, work: Callable[[records.Writes], T]) -> T:
@@ -121,7 +123,7 @@ class RedisStore(conversing.Conversing):
       return result
 
   def _recognize(self, server: redis.Redis) -> None:
-    """Refuses a server, or a store in it, that would lose or misread data."""
+    """Rejects a server, or a store in it, that would lose or misread data."""
     name = self._link.name
     memory = server.info('memory')
     policy = memory.get('maxmemory_policy', '')

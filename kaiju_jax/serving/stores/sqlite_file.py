@@ -1,7 +1,7 @@
-"""The file of a sqlite store: made, recognized, opened.
+"""Creates, recognizes and opens the file of a sqlite store.
 
-One file holds everything; while it is open, two lie beside it (-wal, -shm).
-`application_id` says that a file is ours, `user_version` which schema it has.
+One file holds all data; while it is open, sqlite keeps two beside it (-wal,
+-shm). `application_id` marks a file as ours, `user_version` gives its schema.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from kaiju_jax.storage import addresses
 APPLICATION = 0x6B61696A  # 'kaij'
 SCHEMA = 1
 _MAGIC = b'SQLite format 3\0'
-# What was acknowledged outlives a power cut: each commit waits for the disk.
+# Each commit waits for the disk, so that it survives a power cut.
 SYNCHRONOUS = 'FULL'
 BUSY = 5.0  # Seconds to wait for another process's write (our guess).
 
@@ -82,7 +82,7 @@ CREATE TRIGGER messages_are_immutable BEFORE UPDATE ON messages
 BEGIN SELECT RAISE(ABORT, 'a message never changes'); END;
 """
 
-# What is wrong with the file or the machine rather than with the request.
+# Faults of the file or the machine, in contrast to those of a request.
 _AWAY = {
   sqlite3.SQLITE_BUSY: 'another process is writing; try again',
   sqlite3.SQLITE_LOCKED: 'another connection is writing; try again',
@@ -99,11 +99,11 @@ _AWAY = {
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-  """Turns what is wrong with a file into Unavailable, which names it."""
+  """Turns sqlite's errors about a file into `Unavailable`, which names it."""
   try:
     yield
   except sqlite3.Error as error:
-    # The upper bytes tell apart, say, the ways in which a disk fails.
+    # The upper bytes only give details, such as how a disk failed.
     code = (getattr(error, 'sqlite_errorcode', None) or 0) & 0xFF
     if code not in _AWAY:
       raise
@@ -116,7 +116,8 @@ def make(path: str | os.PathLike) -> str:
   Raises:
     FileNotFoundError: the folder does not exist.
     OSError: the file cannot be made or opened.
-    ValueError: an address; a file that is no store, or of a newer schema.
+    ValueError: the path is a URL, or the file is not a store or has a newer
+      schema.
     characters.Unavailable: the file is in use, or the disk is full.
   """
   if not os.fspath(path):
@@ -130,8 +131,8 @@ def make(path: str | os.PathLike) -> str:
     )
   if found.is_dir():
     raise IsADirectoryError(f'{found}: a folder; must be the name of a file.')
-  # Conversations are for nobody else on the machine; what sqlite puts beside
-  # the file has its permissions.
+  # No other user of the machine may read conversations. The files that sqlite
+  # puts beside this one get its permissions.
   flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
   try:
     with open(os.open(found, flags, 0o600), 'rb') as file:
@@ -141,7 +142,7 @@ def make(path: str | os.PathLike) -> str:
       error.errno, f'{error.strerror}; give it to the user of the server', found
     ) from error
   path = str(found)
-  # sqlite itself takes a file of a few bytes for an empty one.
+  # sqlite itself would treat a file of a few bytes as an empty one.
   if begin not in (b'', _MAGIC):
     raise _not_sqlite(path)
   with naming(path):
@@ -155,7 +156,7 @@ def make(path: str | os.PathLike) -> str:
 
 
 def connect(path: str) -> sqlite3.Connection:
-  """Returns a connection, of one thread at a time, without a transaction."""
+  """Returns a connection in no transaction, for one thread at a time."""
   connection = sqlite3.connect(
     path, timeout=BUSY, isolation_level=None, check_same_thread=False
   )
@@ -189,7 +190,7 @@ def _prepare(path: str) -> None:
 
 
 def _recognize(connection: sqlite3.Connection, path: str) -> bool:
-  """Returns whether a file has our tables; refuses one with others."""
+  """Returns whether a file has our tables; rejects one with others."""
 
   def one(query: str) -> int:
     return connection.execute(query).fetchone()[0]

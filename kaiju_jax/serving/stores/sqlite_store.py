@@ -1,10 +1,10 @@
-"""Characters and conversations in one sqlite file: the default store.
+"""Keeps characters and conversations in one sqlite file: the default store.
 
     store = sqlite_store.SqliteStore('runs/chats.sqlite')
 
-Readers see the last commit and wait for nobody (WAL); writers of a process take
-turns at a lock, and those of other processes at sqlite's own. A commit returns
-once it is on the disk.
+Readers see the last commit and never wait (WAL). The writers of a process take
+turns at a lock, and processes take turns at sqlite's own. A commit returns once
+it is on the disk.
 """
 
 from collections.abc import Callable
@@ -42,13 +42,14 @@ class SqliteStore(conversing.Conversing):
 
   Args:
     path: the file; made where it does not exist.
-    limits: what the store takes, at most.
+    limits: the store's limits.
     clock: returns unix seconds.
 
   Raises:
     FileNotFoundError: the folder does not exist.
     OSError: the file cannot be made or opened.
-    ValueError: an address; a file that is no store, or of a newer schema.
+    ValueError: the path is a URL, or the file is not a store or has a newer
+      schema.
     characters.Unavailable: the file is in use, or the disk is full.
   """
 
@@ -67,7 +68,7 @@ class SqliteStore(conversing.Conversing):
     self._faults = faults.Faults()
 
   def check(self) -> None:
-    # Any other write may make the file, and so the disk, fuller.
+    # Any other write might grow the file, and so fill the disk.
     self._write(lambda at: at.touch())
 
   def close(self) -> None:
@@ -81,7 +82,7 @@ class SqliteStore(conversing.Conversing):
       return work(_Records(connection))
 
   def _write(self, work: Callable[[records.Writes], T]) -> T:
-    # sqlite's own wait is a sleep, whose end threads would win by chance.
+    # sqlite waits by sleeping, after which chance decides which thread is next.
     if not self._writing.acquire(timeout=sqlite_file.BUSY):
       raise self._noted(
         characters.Unavailable(self._path, 'others are writing; try again')
@@ -117,7 +118,7 @@ class SqliteStore(conversing.Conversing):
 
   @contextlib.contextmanager
   def _connection(self) -> Iterator[sqlite3.Connection]:
-    """Yields a connection that no other thread has."""
+    """Yields a connection that no other thread uses."""
     with self._guard:
       if not self._is_open:
         raise characters.Unavailable(self._path, 'the store is closed')
@@ -141,7 +142,7 @@ class _Records:
     self._connection = connection
 
   def touch(self) -> None:
-    """Writes what is there already."""
+    """Writes a value that is already there."""
     self._connection.execute(f'PRAGMA user_version={sqlite_file.SCHEMA}')
 
   def character(self, character: str) -> characters.Character | None:
