@@ -1,1 +1,1 @@
-"""Replies: tokens from the engine's thread become answers of the API."""
+"""Replies: turn tokens from the engine's thread into answers of the API."""

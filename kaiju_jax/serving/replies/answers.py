@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form: whole ones, and the chunks of streams."""
+"""Builds answers in OpenAI's format: whole ones, and the chunks of streams."""
 
 from collections.abc import AsyncGenerator
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ DONE = b'data: [DONE]\n\n'
 
 
 class Form:
-  """What all chunks of one answer begin with.
+  """The fields that all chunks of one answer share, such as its id.
 
   Args:
     kind: 'chat.completion' or 'text_completion'.
-    model: its name in the API.
+    model: the model's name in the API.
   """
 
   def __init__(self, kind: str, model: str):
@@ -60,7 +60,7 @@ def encode_event(body: dict[str, Any]) -> bytes:
 
 
 class Streamed(responses.StreamingResponse):
-  """A response of server-sent events, which no proxy is to hold."""
+  """A response of server-sent events, with headers against proxies' buffers."""
 
   def __init__(self, chunks: AsyncGenerator[bytes]):
     """Takes over a stream of events."""
@@ -79,12 +79,13 @@ class Streamed(responses.StreamingResponse):
 
 
 def usage(prompt: int, completion: int, reused: int) -> dict[str, Any]:
-  """Returns how many tokens a request took.
+  """Returns the `usage` object of an answer.
 
   Args:
-    prompt: tokens of the prompt.
-    completion: tokens that were drawn, over all choices.
-    reused: tokens of the prompt that were in the cache, in the first choice.
+    prompt: number of the prompt's tokens.
+    completion: number of drawn tokens, over all choices.
+    reused: number of the prompt's tokens that the first choice found in the
+      cache.
   """
   return {
     'prompt_tokens': prompt,
@@ -97,9 +98,9 @@ def usage(prompt: int, completion: int, reused: int) -> dict[str, Any]:
 def chat_log_probabilities(
   tokenizer: tokenizer_lib.Tokenizer, events: Iterable[request_lib.Event]
 ) -> dict[str, Any]:
-  """Returns the tokens' log-probabilities, as chats have them.
+  """Returns the tokens' log-probabilities in the format of chats.
 
-  The token that ends a message is none of its text.
+  The token that ends a message is left out.
   """
   content = []
   for event in events:
@@ -110,7 +111,7 @@ def chat_log_probabilities(
       {
         'token': text,
         'logprob': event.log_probability,
-        # A part of a character has no text of its own.
+        # A token that is part of a character has no text of its own.
         'bytes': None if '\ufffd' in text else list(text.encode()),
         'top_logprobs': [],
       }
@@ -124,13 +125,13 @@ def text_log_probabilities(
   log_probabilities: Sequence[float | None],
   offset: int = 0,
 ) -> dict[str, Any]:
-  """Returns the tokens' log-probabilities, as completions have them.
+  """Returns the tokens' log-probabilities in the format of completions.
 
   Args:
-    tokenizer: of the model.
-    tokens: of prompt or answer.
-    log_probabilities: one per token; None for a text's first.
-    offset: characters before the first of them.
+    tokenizer: the model's tokenizer.
+    tokens: tokens of a prompt or of an answer.
+    log_probabilities: one per token; None for a text's first token.
+    offset: the number of characters before the first token.
   """
   texts = [tokenizer.decode([token]) for token in tokens]
   offsets = []

@@ -1,12 +1,12 @@
-"""One reply on its way out: tokens in, text that may be shown, and its end.
+"""Turns the tokens of a reply into text that may be shown to the user.
 
     reply = Reply(stream, moderator.watch(age, owner))
     async for piece in reply: ...
     reply.finish, reply.text, reply.tokens
 
-Tokens that wait in the stream's buffer come out as one piece, so that a reader
-that fell behind catches up. What moderation holds back comes with a later
-piece, or never.
+Tokens that wait in the stream's buffer become one piece, so that a slow reader
+catches up. Text that the hold-back holds comes with a later piece, or never
+(`safety/release.py`).
 """
 
 import asyncio
@@ -33,16 +33,16 @@ _FINISH = {
   'stop_string': 'stop',
 }
 _FILTERED = 'content_filter'
-# Pieces that a choice may be ahead of its reader.
+# The number of pieces that a choice may be ahead of its reader.
 _AHEAD = 4
 
 
 class Piece(NamedTuple):
-  """Text to show, and the tokens that it came with.
+  """Text to show, with its tokens.
 
   Attributes:
-    text: what may be shown; '' where all of it is held back.
-    events: the tokens, of this piece and of those before it that showed none.
+    text: the text to show; '' where all new text is held.
+    events: the tokens whose log-probabilities may be shown.
   """
 
   text: str
@@ -50,14 +50,14 @@ class Piece(NamedTuple):
 
 
 class Reply:
-  """The text of one choice, as it may be shown.
+  """The reply of one choice, as an asynchronous iterator of pieces.
 
   Attributes:
-    text: what was shown.
+    text: the text that was shown.
     tokens: the drawn tokens, shown or not.
     finish: OpenAI's finish_reason; None before the end.
-    is_prompt_refused: whether its prompt was refused: then nothing of either is
-      shown.
+    is_prompt_refused: whether the prompt was refused. If so, neither prompt nor
+      reply is shown.
   """
 
   def __init__(
@@ -71,11 +71,11 @@ class Reply:
     """Takes over a stream.
 
     Args:
-      stream: of the engine.
-      watch: decides what may be shown.
-      said: what the user wrote, for the log of what is blocked.
-      note: is told of the stream, and how many tokens came, when some do.
-      refused: is told the stage that ended the reply, if one did.
+      stream: the engine's stream.
+      watch: the request's judge, which decides what may be shown.
+      said: the user's text, for the log of blocked texts.
+      note: called with the stream and the number of new tokens when some come.
+      refused: called with the safety stage that ended the reply, if one did.
     """
     self.tokens: list[int] = []
     self.finish: str | None = None
@@ -97,37 +97,37 @@ class Reply:
 
   @property
   def reused(self) -> int:
-    """Tokens of the prompt that were in the cache."""
+    """The number of the prompt's tokens that were in the cache."""
     return self._stream.reused
 
   @property
   def drawn(self) -> tuple[int, ...] | None:
-    """The tokens of the text; None where it ends before they do."""
+    """The tokens of the text; None where the text ends before they do."""
     whole = self._reason in ('length', 'stop_token')
     return tuple(self.tokens) if whole else None
 
   @property
   def reason(self) -> str | None:
-    """Why it ended, for the log; None where safety did, or nothing has."""
+    """Why the engine ended the reply; None if safety did, or before its end."""
     if self.finish == _FILTERED:
       return None
     return self.finish or self._stream.reason
 
   @property
   def prompt_log_probabilities(self) -> np.ndarray | None:
-    """Of the prompt, once the reply has ended; None where none were asked."""
+    """The prompt's, once the reply has ended; None if not requested."""
     return self._stream.result().prompt_log_probabilities
 
   def cancel(self) -> None:
-    """Ends a reply that nobody reads; never waits."""
+    """Ends a reply that has no reader; never waits."""
     self._stream.cancel()
 
   async def __aiter__(self) -> AsyncIterator[Piece]:
-    """Yields pieces to the reply's end.
+    """Yields pieces until the reply's end.
 
     Raises:
-      errors.ApiError: the model gave no numbers, there was no row in time, or
-        the server stops.
+      errors.ApiError: the model's logits were not finite, no row was free in
+        time, or the server stops.
     """
     held: collections.deque[request_lib.Event] = collections.deque()
     try:
@@ -174,7 +174,7 @@ class Reply:
     self._refused(stage)
 
   def _take_released(self, held, released, is_end=False) -> Piece | None:
-    """Returns what may be shown now; None for nothing."""
+    """Returns the piece that may be shown now; None for nothing."""
     text = ''
     for one in released:
       text += one.text
@@ -193,7 +193,7 @@ class Reply:
 
 
 async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:
-  """Yields the events that are there, at least one each time.
+  """Yields all events that have come, at least one each time.
 
   Raises:
     errors.ApiError: the sequence or the engine failed.
@@ -213,7 +213,7 @@ async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:
 
 
 class Choices:
-  """The replies to one request, and the slot that they have together.
+  """The replies to one request, with the stream slot that they share.
 
   Attributes:
     replies: one for each choice.
@@ -225,14 +225,14 @@ class Choices:
 
   @property
   def drawn(self) -> int:
-    """How many tokens were drawn, over all choices."""
+    """The number of tokens drawn, over all choices."""
     return sum(len(reply.tokens) for reply in self.replies)
 
   def close(self) -> None:
-    """Gives the slot back, and ends replies that nobody reads any more.
+    """Gives the slot back, and ends replies that have not ended.
 
-    This comes before the client is told that the answer has ended; where
-    nothing gets so far, the end of the exchange does the same.
+    It runs before the client sees the answer's end, so that the slot is free
+    for its next request. If that is never reached, the exchange's end calls it.
     """
     self._slot.close()
     for reply in self.replies:
@@ -240,7 +240,7 @@ class Choices:
 
   @contextlib.asynccontextmanager
   async def serve(self):
-    """Gives what `merge` yields; closes at the end, or where it is left."""
+    """Yields what `merge` yields; closes when the caller stops iterating."""
     try:
       async with contextlib.aclosing(merge(self.replies)) as pieces:
         yield pieces
@@ -251,10 +251,10 @@ class Choices:
 async def merge(
   replies: Sequence[Reply],
 ) -> AsyncIterator[tuple[int, Piece | None]]:
-  """Yields (index, piece) of several replies as they come; None at an end.
+  """Yields (index, piece) of several replies as they come; None ends a reply.
 
   Raises:
-    errors.ApiError: the first fault; the other replies are cancelled.
+    errors.ApiError: a reply failed; the other replies are cancelled.
   """
   if len(replies) == 1:
     async with contextlib.aclosing(aiter(replies[0])) as pieces:

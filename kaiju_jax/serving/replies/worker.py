@@ -1,4 +1,4 @@
-"""The engine in a thread of its own, and its streams for asyncio.
+"""Runs the engine in its own thread, and gives asyncio its streams of tokens.
 
     worker = Worker(engine)
     worker.start()
@@ -6,11 +6,11 @@
     async for event in stream: ...
     stream.result().reused
 
-The thread owns the engine: whatever touches it runs there, between rounds. It
-never waits for a socket. Tokens of a round reach the event loop together, in
-one call, and lie in each stream's buffer until its reader takes them. A stream
-is a lease: a reader that waits renews it in every round, one that stopped
-reading loses its sequence after `admission.Limits.lease` seconds.
+Only this thread touches the engine, between rounds (one step of all running
+sequences). It never waits for a socket. One call per round hands the tokens of
+all streams to the event loop; each stream buffers its own until its reader
+takes them. Each stream has a lease: a waiting reader renews it in every round;
+without a reader the sequence ends after `admission.Limits.lease` seconds.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ _LOOK = 0.05
 
 
 class Stopped(RuntimeError):
-  """The engine's thread has ended, or is about to."""
+  """A call to an engine whose thread has ended or is about to end."""
 
 
 class _Prompt(NamedTuple):
-  """What is known of a prompt once it has run; see `request.Result`."""
+  """The facts of a prompt that has run, as in `request.Result`."""
 
   waited: float
   reused: int
@@ -51,15 +51,15 @@ class Stream:
 
   Attributes:
     loop: that event loop.
-    sequence: the engine's, which only its thread touches.
-    waited: seconds until it had a row, once a token has come.
-    reused: tokens of the prompt that did not run, likewise.
-    prompt_scores: see `Result`, likewise.
+    sequence: the engine's sequence, which only the engine's thread touches.
+    waited: seconds until it had a row; set once a token has come.
+    reused: tokens of the prompt that the cache held; set likewise.
+    prompt_scores: as in `request.Result`; set likewise.
     is_waiting: whether a reader waits for an event.
   """
 
   def __init__(self, worker: 'Worker', loop: asyncio.AbstractEventLoop):
-    """Waits for a sequence, which the thread sets."""
+    """Makes a stream without a sequence, which the engine's thread sets."""
     self.loop = loop
     self.sequence: sequence_lib.Sequence | None = None
     self.waited = 0.0
@@ -79,7 +79,7 @@ class Stream:
     """Returns the next event.
 
     Raises:
-      BadLogits, Late: the model gave no numbers; there was no row in time.
+      BadLogits, Late: the logits were not finite; no row was free in time.
       Stopped: the engine's thread failed.
     """
     while not self._events:
@@ -104,10 +104,10 @@ class Stream:
     return bool(self._events)
 
   def result(self) -> request_lib.Result:
-    """Returns what came of the sequence, once the stream has ended.
+    """Returns the sequence's result, once the stream has ended.
 
     Raises:
-      ValueError: it has not.
+      ValueError: the stream has not ended.
     """
     if self._result is None:
       raise ValueError('the stream has not ended: read it to its end first.')
@@ -119,7 +119,7 @@ class Stream:
     return None if self._result is None else self._result.reason
 
   def cancel(self) -> None:
-    """Ends a sequence that has not ended, after this round; never waits."""
+    """Ends a running sequence after the current round; never waits."""
     if self._result is None:
       self._worker.cancel(self)
 
@@ -130,7 +130,7 @@ class Stream:
     result: request_lib.Result | None = None,
     error: BaseException | None = None,
   ) -> None:
-    """Takes what the thread has read; runs in the event loop."""
+    """Stores new events from the engine's thread; runs in the event loop."""
     self._events += events
     if prompt is not None:
       self.waited, self.reused, self.prompt_scores = prompt
@@ -143,9 +143,9 @@ class Worker:
   """A thread that runs an engine.
 
   Attributes:
-    engine: whose methods run in the thread alone, but for `check`.
-    error: what ended the thread; None while it is well.
-    compilations: how many were put off when it was made.
+    engine: the engine; its methods, except `check`, run only in the thread.
+    error: the error that ended the thread; None if there was none.
+    compilations: how many compilations were left for later at the start.
   """
 
   def __init__(self, engine: engine_lib.Engine):
@@ -159,14 +159,14 @@ class Worker:
     self._thread = threading.Thread(
       target=self._run, name='engine', daemon=True
     )
-    # Compiling what is rare lets rounds go on, of what has compiled already.
+    # Rare shapes compile while rounds run with the shapes that are ready.
     self.compilations = engine.rounds.waiting
     self._compiling = threading.Thread(
       target=self._compile, name='compiling', daemon=True
     )
 
   def start(self) -> None:
-    """Begins to run rounds, and compiles beside them what was put off."""
+    """Starts the thread, and one that does the remaining compilations."""
     self._thread.start()
     if self.compilations:
       self._compiling.start()
@@ -179,11 +179,11 @@ class Worker:
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
   ) -> list[Stream]:
-    """Returns the streams of requests; all of them are taken, or none.
+    """Submits requests and returns their streams; takes all of them, or none.
 
     Args:
-      *requests: what is asked; several come in the same round.
-      before: tokens of the prompts that are an earlier turn's.
+      *requests: the requests; all of them enter the engine in the same round.
+      before: tokens of the prompts that belong to earlier turns.
 
     Raises:
       TypeError, ValueError: names the field that is wrong.
@@ -214,7 +214,7 @@ class Worker:
     return streams
 
   async def call(self, function: Callable[[], Any]) -> Any:
-    """Returns what a function of the engine returns, run between rounds.
+    """Runs a function between the engine's rounds, and returns its result.
 
     Raises:
       Stopped: the thread has ended.
@@ -243,20 +243,20 @@ class Worker:
       raise self._stopped()
     self._commands.put(run)
     while not future.done():
-      # A thread that ends after `put` answers nobody any more.
+      # A thread that ends after `put` would leave the call waiting for ever.
       await asyncio.wait([future], timeout=20 * _LOOK)
       if not future.done() and not self.is_alive:
         raise self._stopped()
     return future.result()
 
   def ask(self, function: Callable[[], Any], seconds: float = 5.0) -> Any:
-    """Returns what a function returns, run between rounds; None in no time.
+    """Runs a function between rounds; returns its result, None if late.
 
-    For another thread than the event loop's, which would stand still.
+    Do not call it in the event loop's thread: it blocks.
 
     Args:
-      function: raises nothing.
-      seconds: to wait for it, at most.
+      function: must raise no exception.
+      seconds: the longest time to wait for it.
     """
     done: queue.SimpleQueue = queue.SimpleQueue()
     self._commands.put(lambda: done.put(function()))
@@ -274,13 +274,14 @@ class Worker:
     self._commands.put(lambda: self._end_sequence(stream))
 
   async def drain(self, seconds: float) -> int:
-    """Finishes what runs, takes nothing new, and ends the rest.
+    """Refuses new requests, and lets sequences finish for a while.
 
     Args:
-      seconds: after which what has not ended is ended; its text is recorded.
+      seconds: the time after which the remaining sequences are ended, and
+        their text is recorded (kept in the cache).
 
     Returns:
-      How many sequences were ended before their time.
+      How many sequences were ended so.
     """
     self._is_draining = True
     loop = asyncio.get_running_loop()
@@ -290,7 +291,7 @@ class Worker:
     return len(await self.call(lambda: self.engine.drain(0.0)))
 
   def stop(self) -> None:
-    """Ends the thread after its round; what runs is cancelled."""
+    """Ends the thread after its round; cancels running sequences."""
     self._is_stopping = True
     self._commands.put(lambda: None)
     for thread in self._thread, self._compiling:
@@ -322,7 +323,7 @@ class Worker:
       while rounds.waiting and not self._is_stopping:
         rounds.compile_next()
     except Exception:
-      # What has compiled serves all the same, in more calls.
+      # The shapes that have compiled serve all the same, in more calls.
       _LOG.exception('a compilation failed')
 
   def _round(self) -> None:
@@ -333,7 +334,7 @@ class Worker:
     self._publish()
 
   def _publish(self) -> None:
-    """Gives each event loop the tokens of its streams, in one call."""
+    """Hands each event loop the new tokens of its streams, in one call."""
     told = collections.defaultdict(list)
     for stream, sequence in list(self._streams.items()):
       events = []
@@ -349,7 +350,7 @@ class Worker:
       _tell(loop, _deliver, items)
 
   def _end(self) -> None:
-    """Ends all streams with the thread."""
+    """Ends all streams, when the thread ends."""
     error = self._stopped()
     for stream in self._streams:
       _tell(stream.loop, stream.deliver, [], None, None, error)
@@ -371,7 +372,7 @@ def _deliver(items) -> None:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function, *arguments) -> None:
-  """Has an event loop call a function, unless it is closed."""
+  """Schedules a function in an event loop, unless the loop is closed."""
   try:
     loop.call_soon_threadsafe(function, *arguments)
   except RuntimeError:
