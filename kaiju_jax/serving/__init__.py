@@ -1,4 +1,4 @@
-"""The server: who talks to whom, over HTTP, and what may be said.
+"""The HTTP server: an API and a page for chats with characters, and safety.
 
     safety     the gate, the hold-back, certified thresholds
     stores     characters, versions and conversations, kept

@@ -1,18 +1,18 @@
-"""Who asks: bearer tokens, and the person before this machine.
+"""Authentication: bearer tokens, and the local user's key.
 
-A token is 256 random bits, and the file holds its SHA-256. Slow hashes such as
-bcrypt protect what people choose, because that can be guessed; nobody goes
-through 2^256 tokens, however fast each try is, and a slow hash would cost every
-request 100 ms. Whoever reads the file learns who has tokens, and none of them.
+A token is 256 random bits; the file holds its SHA-256. A slow hash such as
+bcrypt protects passwords, which can be guessed. It would not help here, because
+2^256 tokens cannot be tried, and would cost every request 100 ms. The file
+reveals the owners of tokens, but no token.
 
-A token says whose it is, and three things that its owner cannot change: the age
-tier, of which an unknown one is treated as under 18, the priority and the rate.
-Beside them a server on loopback knows the key of the person who started it
-(`local_key.py`), as a bearer token or as the page's cookie: their owner is
-'local'. An open server takes everybody on loopback for that person. In both
-cases web pages of others are refused (`loopback.py`). A missing header proves
-nothing: a proxy on this machine need not add one, so that an open server behind
-a proxy is open to all.
+A token names its owner (the token's user) and sets three things that the owner
+cannot change: the age tier (an unknown age is treated as under 18), the
+priority and the rate. A server on loopback also accepts the key of the user who
+started it (`local_key.py`), as a bearer token or as the page's cookie; that
+user is the owner 'local'. An open server treats every request on loopback as
+that user's. In both cases it refuses other sites' web pages (`loopback.py`). A
+missing header proves nothing, because a proxy on this machine need not add one;
+so an open server behind a proxy is open to all.
 """
 
 from collections.abc import Iterator
@@ -52,13 +52,13 @@ _KEPT = 30 * 24 * 3600
 
 
 class Caller(NamedTuple):
-  """Who asks, as far as the rest of the server needs to know.
+  """The sender of a request, as the rest of the server knows it.
 
   Attributes:
-    owner: whose characters and conversations are theirs.
+    owner: the owner, to whom characters and conversations belong.
     age: 'adult' or 'minor'.
     tier: the engine's priority; higher goes first.
-    rate: what they may ask for; None for the server's default.
+    rate: the owner's rate limits; None for the server's default.
   """
 
   owner: str
@@ -73,7 +73,7 @@ class Token:
 
   Attributes:
     digest: SHA-256 of the token, in hex.
-    owner: whose it is.
+    owner: the token's user.
     age: 'adult', 'minor' or 'unknown'.
     tier: the engine's priority; higher goes first.
     requests: per minute; None for the server's default, and then for streams.
@@ -108,7 +108,7 @@ class Token:
 
   @property
   def id(self) -> str:
-    """What it is called where tokens are listed and revoked."""
+    """The short name by which tokens are listed and revoked."""
     return self.digest[:_ID]
 
   @property
@@ -120,10 +120,10 @@ class Token:
 
 
 class Tokens:
-  """The tokens in a file that its owner alone can read.
+  """The tokens in a file that only its user can read.
 
-  Several processes may change the file; a server sees what was added or revoked
-  with its next request.
+  Several processes may change the file; a server sees the changes with its next
+  request.
   """
 
   def __init__(self, path: str | os.PathLike):
@@ -147,14 +147,14 @@ class Tokens:
     return tuple(self._tokens.values())
 
   def find(self, token: str) -> Token | None:
-    """Returns what the file holds of a token; None where it does not.
+    """Returns a token's entry in the file; None where there is none.
 
     Raises:
       ValueError: the file is damaged, or others can read it.
     """
     self._refresh()
-    # How long a lookup takes depends on a hash of the token that nobody can
-    # steer, never on how much of a token was guessed.
+    # The lookup's time depends on the token's hash, which no sender can
+    # control, never on how much of a token was guessed.
     digest = _digest(token)
     found = self._tokens.get(digest)
     if found is None or not hmac.compare_digest(found.digest, digest):
@@ -171,7 +171,7 @@ class Tokens:
     """Adds a token.
 
     Returns:
-      The token. It cannot be had again: the file holds its hash.
+      The token. It cannot be recovered later: the file holds only its hash.
 
     Raises:
       ValueError: names the argument that is wrong; or the file is damaged.
@@ -210,7 +210,7 @@ class Tokens:
     return tuple(gone)
 
   def _refresh(self) -> None:
-    """Reads the file if it is another one than the last time."""
+    """Reads the file again if it has changed."""
     try:
       status = self._path.stat()
     except FileNotFoundError:
@@ -238,7 +238,7 @@ class Tokens:
     self._seen = seen
 
   def _write(self, tokens: list[Token]) -> None:
-    """Replaces the file, which nobody else could read at any moment."""
+    """Replaces the file, without a moment in which other users can read it."""
     text = json.dumps({'tokens': [strict.dump(x) for x in tokens]}, indent=2)
     temporary = self._path.with_name(f'.{self._path.name}.tmp')
     with files.writing(str(self._path)):
@@ -261,11 +261,11 @@ class Tokens:
 
 
 class Access:
-  """Answers who asks, or refuses.
+  """The server's access control: identifies callers, and refuses others.
 
   Attributes:
-    is_open: whether this machine may ask without a token.
-    key: of the person before it; None for none.
+    is_open: whether requests of this machine need no token.
+    key: the local user's key; None for none.
   """
 
   def __init__(
@@ -277,18 +277,18 @@ class Access:
     age: str = UNKNOWN,
     failures: limits.Failures | None = None,
   ):
-    """Opens a server to those with tokens.
+    """Sets the ways to gain access.
 
     Args:
-      tokens: who may ask; None for nobody.
-      is_open: whether this machine may ask without. Only for a server that
-        listens on loopback alone.
-      key: of the person before it; None for none. Only for such a server, too.
-      age: of that person.
-      failures: counts what is refused.
+      tokens: the valid tokens; None for none.
+      is_open: whether requests of this machine need no token. Only for a server
+        that listens on loopback alone.
+      key: the local user's key; None for none. Also only for such a server.
+      age: the local user's age.
+      failures: counts refused requests.
 
     Raises:
-      ValueError: an age or a key that is none; or an open server with a key.
+      ValueError: the age or the key is not valid, or an open server has a key.
     """
     if key is not None:
       local_key.check(key)
@@ -303,10 +303,10 @@ class Access:
     self._failures = failures or limits.Failures()
 
   def caller(self, request: requests.HTTPConnection) -> Caller:
-    """Returns who asks.
+    """Returns the caller of a request.
 
-    On an open server a token that is not known counts as none: clients that
-    insist on one send anything.
+    An open server ignores an unknown token, because some clients always send
+    one.
 
     Raises:
       errors.ApiError: 401, 403 or 429; 503 where the tokens cannot be read.
@@ -328,14 +328,14 @@ class Access:
 
   @property
   def is_local(self) -> bool:
-    """Whether it answers the person before this machine without a token."""
+    """Whether the local user needs no token: open, or with a key."""
     return self.is_open or self.key is not None
 
   def cookie(self, request: requests.HTTPConnection) -> str | None:
-    """Returns what has a browser keep the key that a request bears.
+    """Returns the Set-Cookie header that stores a request's key in a browser.
 
     Returns:
-      The value of Set-Cookie; None where no key is needed.
+      The header's value; None where no key is needed.
 
     Raises:
       errors.ApiError: see `caller`.
@@ -350,9 +350,9 @@ class Access:
     )
 
   def check_site(self, request: requests.HTTPConnection) -> None:
-    """Refuses other people's web pages where no token would keep them out.
+    """Refuses other sites' web pages where no token would keep them out.
 
-    For what is answered without asking who asks, such as the page.
+    For routes that need no authentication, such as the page.
 
     Raises:
       errors.ApiError: 403.
@@ -367,7 +367,7 @@ class Access:
     return f'kaiju_{_digest(self.key or "")[:_ID]}'
 
   def _has_key(self, *given: str | None) -> bool:
-    """Returns whether the key is given, in a time that tells nothing of it."""
+    """Returns whether the key is given, in a time independent of it."""
     if self.key is None:
       return False
     wanted = _digest(self.key)
@@ -402,7 +402,7 @@ def _bearer(request: requests.HTTPConnection) -> str | None:
 
 @contextlib.contextmanager
 def _private(path: pathlib.Path) -> Iterator[int]:
-  """Yields a file that nobody else may read, not even while it is made."""
+  """Yields a file that other users cannot read, even while it is created."""
   file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
   try:
     os.fchmod(file, 0o600)

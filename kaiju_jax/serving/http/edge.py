@@ -1,12 +1,11 @@
-"""What every answer has, whichever part of the server gives it.
+"""The outermost layer of the application: headers, accounts and the stop.
 
-A browser is told to take an answer for nothing but what it is, to load nothing
-for it, to show it in no frame, to keep nothing of it and to tell nobody where
-it came from. The page's route gives its own policy (`PAGE_POLICY`), which
-replaces the one here.
+Every answer gets headers that forbid browsers to guess its type, to load
+anything for it, to show it in a frame, to cache it, and to send a referrer. The
+page's route sets its own policy (`PAGE_POLICY`), which replaces the one here.
 
-While the server is being stopped, new requests get a 503, at /readyz too; only
-whether it lives, and its metrics, are still told.
+While the server stops, new requests get a 503, including /readyz; only the
+check that the server is alive and its metrics are still answered.
 """
 
 import asyncio

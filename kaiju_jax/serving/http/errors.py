@@ -1,10 +1,10 @@
-"""What a client is told when its request fails, in OpenAI's form.
+"""Errors that clients see, in OpenAI's format:
 
     {"error": {"message": …, "type": …, "param": …, "code": …}}
 
-A handler raises an `ApiError`; `HANDLERS` answers it, and everything else that
-a handler may raise. What a client did not cause is told without details: these
-are in the log. In a stream that has begun, an error is an event, and no
+A handler raises an `ApiError`; `HANDLERS` answers it, and every other exception
+of a handler. If the client did not cause the error, the answer has no details;
+the log has them. In a stream that has begun, an error is an event, and no
 `[DONE]` follows it.
 """
 
@@ -28,7 +28,7 @@ SERVER = 'server_error'
 
 
 class ApiError(Exception):
-  """A failure that a client is told.
+  """A failure that is reported to the client.
 
   Attributes:
     status: of the HTTP answer.
@@ -78,7 +78,7 @@ def forbidden(message: str, code: str = 'forbidden') -> ApiError:
 def missing(
   message: str, param: str | None = None, code: str = 'not_found'
 ) -> ApiError:
-  """404: there is no such thing, or it is somebody else's."""
+  """404: it does not exist, or belongs to another owner."""
   return ApiError(404, message, INVALID, param, code)
 
 
@@ -172,7 +172,7 @@ def response(error: ApiError) -> responses.Response:
 
 
 def describe(error: Exception) -> ApiError:
-  """Returns what a client is told of any exception."""
+  """Returns the `ApiError` that reports an exception to the client."""
   if isinstance(error, ApiError):
     return error
   if isinstance(error, exceptions.HTTPException):
@@ -188,7 +188,7 @@ _MESSAGES = {
 
 
 def _of_http(error: exceptions.HTTPException) -> ApiError:
-  """Returns what starlette itself raises, such as an unknown address."""
+  """Converts starlette's own exceptions, such as for an unknown address."""
   status = error.status_code
   return ApiError(
     status,
@@ -211,7 +211,7 @@ async def _answer(
 async def _answer_nobody(
   request: requests.Request, error: Exception
 ) -> responses.Response:
-  """Answers nobody: the client left while its body was read."""
+  """Gives no answer, because the client left while its body was read."""
   exchange.blame(request, 'disconnected')
   return response(invalid('The client left before its request was whole.'))
 

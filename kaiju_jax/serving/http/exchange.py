@@ -1,9 +1,9 @@
-"""One request and its answer: its name, its account, what is freed at its end.
+"""The account of one request: its id, its figures for the log, its resources.
 
-`edge.Edge` makes one for each request, closes it once the application has
-returned, whichever way, and logs it. So whatever a handler takes for longer
-than its own run, such as the slot of an answer that streams, is handed to
-`at_end`, and no refusal, fault or client that leaves can miss its release.
+`edge.Edge` makes an exchange for each request, and closes and logs it once the
+application has returned or failed. A handler that takes a resource for longer
+than its own run, such as the slot of a streaming answer, passes the function
+that frees it to `at_end`. So a refusal, a fault or a lost client frees it, too.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from starlette import types
 
 @dataclasses.dataclass
 class Exchange:
-  """What belongs to one request. None of it is text that somebody wrote.
+  """The account of one request, without any text of users.
 
   Attributes:
     id: random; the answer's header x-request-id.
-    owner: a pseudonym of who asks; None before that is known.
-    prompt: tokens of the prompts; None where nothing was asked of a model.
+    owner: a pseudonym of the owner; None until the owner is known.
+    prompt: tokens of the prompts; None where the model was not used.
     cached: those of them that were in the cache.
     completion: tokens that were drawn.
     reasons: why it ended: OpenAI's finish_reason of each choice, the stage that
@@ -42,11 +42,11 @@ class Exchange:
     self._ends = contextlib.ExitStack()
 
   def asked_by(self, owner: str, key: bytes) -> None:
-    """Notes who asks.
+    """Notes the owner's pseudonym.
 
     Args:
-      owner: whose token it was.
-      key: the server's secret: without it nobody can try names.
+      owner: the owner's name.
+      key: the server's secret, without which names cannot be tried.
     """
     data = b'request\0' + owner.encode('utf-8', 'replace')
     self.owner = hmac.new(key, data, hashlib.sha256).hexdigest()[:16]
@@ -57,11 +57,11 @@ class Exchange:
       self.reasons.append(reason)
 
   def at_end(self, release: Callable[[], None]) -> None:
-    """Has `release` called when the answer has ended; the last one first."""
+    """Registers a function for `close` to call; the last one runs first."""
     self._ends.callback(release)
 
   def close(self) -> None:
-    """Calls what `at_end` was given."""
+    """Calls the functions that `at_end` registered."""
     self._ends.close()
 
 
@@ -80,7 +80,7 @@ def find(request: requests.Request) -> Exchange:
 def blame(request: requests.Request, reason: str) -> None:
   """Notes the error that ended a request, unless a reason is known.
 
-  An application without an edge around it has nobody to tell.
+  Does nothing in an application without an `edge.Edge`.
   """
   found = getattr(request.state, 'exchange', None)
   if found is not None and not found.reasons:
@@ -88,7 +88,7 @@ def blame(request: requests.Request, reason: str) -> None:
 
 
 def route(scope: types.Scope) -> str:
-  """Returns the template of a request's address, in which no id stands."""
+  """Returns the template of a request's address, which contains no ids."""
   return getattr(scope.get('route'), 'path', 'none')
 
 

@@ -1,4 +1,4 @@
-"""What of HTTP/1.1 the server takes: where requests begin and end, strictly.
+"""Checks strictly where HTTP/1.1 requests begin and end, before h11 sees them.
 
 h11 parses, and is lenient where old clients want it: bare line feeds, folded
 headers, a Content-Length that is there twice, Transfer-Encoding beside it, any

@@ -1,14 +1,14 @@
-"""How much one client may ask for: requests and text per minute, and at once.
+"""Rate limits per owner: requests and text per minute, and streams at once.
 
-A bucket holds as many requests as may come at once, and fills at its rate. It
-is one number, the moment at which it will be full: a bucket that is full is the
-same as none, so that what was long idle can be forgotten. Tables are bounded,
-and forget what was used least recently.
+A token bucket holds the requests that may come at once, and fills at its rate.
+It is stored as one number, the time at which it will be full. A full bucket
+equals a missing one, so idle owners need no entry. Tables are bounded, and
+drop the least recently used entry.
 
-Text is counted before it is parsed, in bytes, and once it is encoded, in tokens
-of prompts. A request may bring more than its owner's buckets hold, because a
-picture may be as large as a minute's chats; the next one waits until they are
-not empty any more.
+Text is counted in bytes before it is parsed, and in prompt tokens once it is
+encoded. One request may take more than its owner's buckets hold, because a
+picture may be as large as a minute's chats; the next request is then refused
+until they are positive again.
 
 Nothing here is thread-safe: all of it runs in the server's event loop.
 """

@@ -1,9 +1,8 @@
-"""The key of the person before this machine: drawn once, and kept in a file.
+"""The local user's key: a random secret in a file that only this user can read.
 
-A request that reaches loopback may come from a program of another account, or
-through a proxy that passes on what strangers ask, and adds no header that would
-say so. Whoever can read the file is the person who started the server, and
-nobody else has the key.
+A request on loopback may come from a program of another account, or through a
+proxy that forwards strangers' requests without a header that says so. Only the
+user who started the server can read the file, so the key identifies that user.
 """
 
 import os

@@ -12,8 +12,9 @@
 No line holds a text, an id of a session, a query or an owner's name. What other
 parts log at WARNING and above are lines of the same form with a "message".
 
-Whoever logs never waits for a terminal or a disk: lines go through a queue to a
-thread that writes them. Where it falls behind, lines are dropped and counted.
+Logging never waits for a terminal or a disk: lines go through a queue to a
+thread that writes them. If the thread falls behind, lines are dropped and
+counted.
 """
 
 from collections.abc import Iterator

@@ -1,11 +1,11 @@
-"""Who is on this machine, and which web page may speak to it.
+"""Protects a server on loopback from other machines and other sites' pages.
 
-A server on loopback that asks for no token trusts whoever runs programs here.
-A browser here runs other people's programs: their pages. Two ways lead from
-such a page to the server. Either it sends its request here as it is; then the
-browser says where it comes from, by Origin or Sec-Fetch-Site. Or its own name
-turns to 127.0.0.1 after it was loaded (DNS rebinding), so that the browser
-takes the server for the page's own; then Host is that name.
+A server on loopback without tokens trusts the programs of this machine. But a
+browser also runs programs of other sites: their pages. Such a page can reach
+the server in two ways. If it sends a request directly, the browser names its
+site in Origin or Sec-Fetch-Site. If the name of its site resolves to 127.0.0.1
+after it was loaded (DNS rebinding), the browser treats the server as the page's
+own; then Host holds that name.
 """
 
 import ipaddress

@@ -1,13 +1,13 @@
-"""What Prometheus is told: names that begin with kaiju_, per server.
+"""Prometheus metrics of one server; their names begin with kaiju_.
 
     measured = Metrics(worker.reading)
     app = measured.count_answers(app)
     …
     measured.prompt_tokens.inc(900)
 
-What happens is counted where it happens. What is there at the moment, and what
-the engine itself has counted, is asked of it when somebody scrapes. Such a
-`Reading` must be taken between two rounds of the engine, in its own thread.
+Events are counted where they happen. The engine's state and its own counters
+are read at each scrape, as a `Reading`, which must be taken between two rounds
+of the engine, in its thread.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _FORMAT = 'text/plain; version=0.0.4; charset=utf-8'
 
 
 class Reading(NamedTuple):
-  """What an engine is at a moment.
+  """The state of an engine at one moment.
 
   Attributes:
     pages: by (kind, state) how many; the states are 'free', 'row', which are
@@ -58,7 +58,7 @@ class Reading(NamedTuple):
 
 
 def reading(engine: engine_lib.Engine) -> Reading:
-  """Returns what an engine is; call it where its rounds are run."""
+  """Returns an engine's state; call it in the engine's thread."""
   account, load = engine.decoder.account, engine.load()
   pages = {}
   for kind in account.pages.kinds:
@@ -188,13 +188,13 @@ class Metrics:
 
 
 class _Engine(registry_lib.Collector):
-  """What is asked of the engine whenever somebody scrapes."""
+  """The metrics that are read from the engine at each scrape."""
 
   def __init__(self, read: Callable[[], Reading | None]):
     self._read = read
 
   def describe(self) -> Iterator[core.Metric]:
-    """Yields nothing: to be registered is not to be asked."""
+    """Yields nothing, so that registration does not read the engine."""
     return iter(())
 
   def collect(self) -> Iterator[core.Metric]:

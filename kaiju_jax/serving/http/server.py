@@ -1,4 +1,4 @@
-"""The server: sockets, the loop, and how it stops.
+"""The HTTP server: listens, runs the event loop, and stops in order.
 
     server = Server(app, '127.0.0.1', 8000)
     print(server.url)
