@@ -17,13 +17,8 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 class Calls:
   """Compiled calls for any number of searches, widths, depths and rows.
 
-  Args:
-    decoder: the model and its cache.
-    size: most candidates of a step; an attribute as well.
-    judge: scores the candidates; None for none, and `is_judged` is False.
-
-  Raises:
-    ValueError: a decoder in the reference mode.
+  A step has at most `size` candidates. `judge` scores them; None for none.
+  Raises ValueError for a decoder in the reference mode.
   """
 
   def __init__(

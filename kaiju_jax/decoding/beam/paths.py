@@ -42,7 +42,6 @@ class Path(NamedTuple):
     before: the path without its newest token; None for the prompt.
     token: the newest one, −1 for the prompt; log_probability is its own.
     total: sum of all tokens' log-probabilities; score as changed by the hook.
-    length: tokens after the prompt.
     probability_C: as in `Beam.probabilities`, of the newest token; or None.
   """
 
@@ -55,7 +54,6 @@ class Path(NamedTuple):
   probability_C: np.ndarray | None = None
 
   def then(self, token: int, log_probability: float) -> 'Path':
-    """Returns the path with one more token."""
     return Path(
       self,
       token,
@@ -68,11 +66,9 @@ class Path(NamedTuple):
 
 @dataclasses.dataclass
 class End:
-  """A path that may become a result.
+  """A path that may become a result, and `final`, its rank.
 
-  Attributes:
-    final: its rank, length penalty included.
-    number: the beam's number in the tree; None if it kept no slots.
+  `number` is the beam's in the tree; None if it kept no slots.
   """
 
   path: Path
@@ -85,10 +81,8 @@ class State:
   """A search between two steps.
 
   Attributes:
-    length: tokens of the text before the beams.
-    flying: arrays that the host has not read: the text's expansions, later a
-      step's scores and expansions; None for none.
-    candidates: the paths of that step; () before the first.
+    flying: arrays that the host has not read: the expansions of the text of
+      `length` tokens, later scores and expansions of the `candidates`; or None.
     first: by kind the position of slot 0; None, as `tree`, before the row is
       lent.
     expansions: the next tokens of each live beam; None before they are read.

@@ -51,10 +51,8 @@ def chunk(
   """Returns a call of `size` tokens: those that a tree placed, and padding.
 
   Padding stands where the last token does, so that a page that all tokens see
-  is a page that all queries see.
-
-  Raises:
-    ValueError: more tokens than `size`, or not one for each place.
+  is a page that all queries see. Raises ValueError for more tokens than `size`,
+  or not one for each place.
   """
   count = len(placed.position_L)
   if len(tokens_L) != count or count > size:

@@ -6,19 +6,17 @@ Each step takes the best `candidates` expansions of the live beams by
 
 and runs them through the model in one call, as queries of one row. Each then
 has its own hidden state, from which a hook may change its score or veto it
-(−inf). The best `width` stay: those that end with `eos` have ended, the others
-live on. A beam that ends counts towards the `width` in that step only, so that
-later steps again have `candidates` expansions. Without a hook and with
-candidates = width this is textbook beam search.
+(−inf). The best `width` stay: those that end with `eos` have ended and count
+towards the `width` in that step only, the others live on. Without a hook and
+with candidates = width this is textbook beam search.
 
 Ended beams, and at the end those that `depth` cuts off, are ranked by
 
     score / ((5 + tokens) / 6)^length_penalty
 
-(Wu et al. 2016, equation 14, without coverage; eos counts as a token); an
-exponent of 0 is no penalty. If no score exceeds the sum of log-probabilities,
-as without a hook, the search stops once no live beam can become a result;
-otherwise it goes on to `depth`.
+(Wu et al. 2016, equation 14, without coverage; eos counts as a token). If no
+score exceeds the sum of log-probabilities, as without a hook, the search stops
+once no live beam can become a result; otherwise it goes on to `depth`.
 
 A search runs as a whole (`run`), or a step at a time beside other calls:
 
@@ -27,9 +25,9 @@ A search runs as a whole (`run`), or a step at a time beside other calls:
       searcher.advance()      # or dispatch(), something else, and settle()
     best, *others = searcher.finish()
 
-A fork copies no keys and no values: beams share one row's slots and differ in
-what they see (`tree.py`). The sources name classifier-guided beam search and
-say no more; the order of running, judging and keeping is our guess.
+Beams share one row's slots and differ in what they see (`tree.py`). The sources
+name classifier-guided beam search and say no more; the order of running,
+judging and keeping is our guess.
 """
 
 from collections.abc import Collection
@@ -108,7 +106,6 @@ class Search:
 
   @property
   def ends(self) -> frozenset[int]:
-    """The tokens that end a beam."""
     if self.eos is None:
       return frozenset()
     is_one = isinstance(self.eos, numbers.Integral)
@@ -116,7 +113,6 @@ class Search:
 
   @property
   def queries(self) -> int:
-    """Candidates of a step."""
     return self.width if self.candidates is None else self.candidates
 
   @property
@@ -215,7 +211,6 @@ class BeamSearch:
 
   @property
   def step(self) -> int:
-    """How many tokens its beams have."""
     return 0 if self._state is None else self._state.step
 
   @property

@@ -60,8 +60,8 @@ def slots_needed(
   """Returns how many slots of one layer kind a search takes at most.
 
   Without a window that is `length + width · depth`; with one it is at most
-  `window + width · depth`, and no beam holds more than the window covers.
-  Candidates beyond the width have a slot for one step.
+  `window + width · depth`. Candidates beyond the width have a slot for one
+  step.
 
   Args:
     length: tokens of the prompt.
@@ -122,7 +122,6 @@ def forget(slots: Slots, next_L: np.ndarray) -> Slots:
 
 
 def _first(position, page: int):
-  """Returns where the page of a position begins."""
   return position // page * page
 
 

@@ -24,9 +24,8 @@ class Candidates(NamedTuple):
   Padding has a score of −inf, and the score that a hook gives it is ignored.
 
   Attributes:
-    token_C: int32, the candidate's newest token.
+    token_C: int32, the newest token; log_probability_C is its own, float32.
     beam_C: int32, the live beam that it continues; 0 is the last step's best.
-    log_probability_C: float32, the token's log-probability.
     total_C: float32, the sum of the path's log-probabilities.
     score_C: float32, the previous beam's score after its hook, plus the token's
       log-probability.

@@ -3,8 +3,7 @@
 The *trunk* is the text that all live beams share: the prompt, and later every
 token on which they agree. Beyond the trunk each beam has a path of slots, and
 paths share slots as far as they share tokens. A fork copies slot numbers, never
-keys or values. A slot that no live path holds is free (`slots.py`), so that
-dead beams need no cleaning up.
+keys or values. A slot that no live path holds is free (`slots.py`).
 
 Ranges say which queries see a slot (`visibility.py`). A token of the trunk has
 its position as coordinate and is seen from there on, as in any text. Beyond a
@@ -18,8 +17,7 @@ chunk of several tokens per beam would see its own future. A tree order only
 needs siblings to keep the order of their parents.
 
 Everything is numpy on the host: L live beams or tokens of a chunk, M slots of
-the row, N tokens of a path. A step takes O(M + L·N) numpy operations, without a
-loop over tokens.
+the row, N tokens of a path. A step takes O(M + L·N) numpy operations.
 """
 
 from collections.abc import Mapping
@@ -115,9 +113,8 @@ class BeamTree:
   ) -> None:
     """Keeps only `survivor_L` alive, numbered in that order, and `resting`.
 
-    Raises:
-      ValueError: no survivors, one that is not alive or is named twice, or no
-        such beam.
+    Raises ValueError: no survivors, one named twice, or not alive, or no such
+    beam.
     """
     if len(np.unique(survivor_L)) < len(survivor_L):
       raise ValueError(

@@ -43,12 +43,12 @@ class Kind(NamedTuple):
   """The pools of one kind of layers, and its tables.
 
   Attributes:
-    k: keys [P·U, S, K] of each layer that makes them: floats, or `Quantized`
-      codes with a scale per token [P·U, S], or without scales if per channel.
-    v: values, in the same form.
+    k, v: keys and values [P·U, S, K] of each layer that makes them: floats, or
+      `Quantized` codes with a scale per token [P·U, S], or without scales if
+      per channel.
     table_RN: int32, each row's pages; −1 where there is none.
-    start_RM: int32, first query coordinate that sees each logical slot.
-    limit_RM: int32, one past the last; equal to start for an empty slot.
+    start_RM: int32, first query coordinate that sees each logical slot;
+      limit_RM is one past the last, equal to start for an empty slot.
     position_RM: int32, the position of each slot's token.
     first_R: int32, the position that logical slot 0 of a row of text holds.
   """
@@ -63,16 +63,13 @@ class Kind(NamedTuple):
 
   @property
   def page(self) -> int:
-    """S, slots of a page."""
     return self.start_RM.shape[1] // self.table_RN.shape[1]
 
 
 class Cache(NamedTuple):
-  """The keys and values of R sequences.
+  """The keys and values of R sequences, by kind ('local', 'global').
 
-  Attributes:
-    kinds: 'local', 'global' or both.
-    length_R: int32, tokens of each row's text.
+  `length_R` is int32, tokens of each row's text.
   """
 
   kinds: dict[str, Kind]
@@ -123,8 +120,6 @@ def give_pages(
   """Returns the cache with a row that has these pages, and the text in them.
 
   Args:
-    cache: the cache.
-    row: int32 scalar.
     pages: int32 [N] for each kind, −1 where there is none; all −1 takes the
       row's pages away.
     first: int32 scalar for each kind, the position of slot 0; whole pages.
@@ -251,7 +246,6 @@ def write(
   """Returns the cache with a call's keys and values in their slots.
 
   Args:
-    cache, pools: the cache, and those of `paging.pools`.
     row_B: int32, the cache's row for each row of the call.
     visibility: the ranges and positions that the slots get.
     slot: int32 [B, L] for each kind, the logical slot of each token; −1 for a
@@ -374,8 +368,6 @@ def settle(
   can go on. The others are not written, because other rows may read them.
 
   Args:
-    cache: the cache.
-    row: int32 scalar.
     source: int32 [M] for each kind, the slot whose token slot m gets; −1 for
       none.
     first: int32 scalar for each kind, the position of slot 0; whole pages.

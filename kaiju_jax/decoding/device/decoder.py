@@ -58,8 +58,8 @@ class Decoder:
     """Allocates the cache.
 
     Args:
-      params: float32 master weights, or an export (`own.load`).
-      config: the model's config.
+      params, config: float32 master weights or an export (`own.load`); the
+        model's.
       rows: sequences that the cache holds at once.
       length: tokens of the longest sequence, prompt and continuation.
       page: slots of a page.
@@ -121,11 +121,7 @@ class Decoder:
 
   @property
   def cache(self) -> cache_lib.Cache:
-    """The cache after the last call.
-
-    Raises:
-      held_cache.Closed: a call failed after it had taken the cache.
-    """
+    """The cache after the last call; held_cache.Closed if a call lost it."""
     return self._held.cache
 
   @property
@@ -298,13 +294,10 @@ class Decoder:
     tokens_BL: np.ndarray,
     count_B: Sequence[int] | None = None,
   ) -> jax.Array:
-    """Appends to the rows' texts; returns hidden states [B, L, D].
+    """Appends to the texts of B open rows; returns hidden states [B, L, D].
 
-    Args:
-      rows: indices of B open rows, each at most once.
-      tokens_BL: int32, each row's next tokens.
-      count_B: how many of them each row takes, the rest is padding; None for
-        all.
+    `tokens_BL` are int32, `count_B` how many of them each row takes, None for
+    all; the rest is padding.
 
     Raises:
       ValueError: a row that is not open, is lent to a search or is named twice,
@@ -389,7 +382,6 @@ class Decoder:
     return self._logits({'params': self.params}, hidden_BLD)
 
   def _writer(self, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function for `run`."""
     return self.jit(function, donate_argnums=1)
 
   def _check_room(self, row: int, count: int) -> None:

@@ -31,8 +31,8 @@ MODES = ('fast', 'reference')
 class Network(NamedTuple):
   """The model (`unstacked=True`) and its cache's pools; no arrays.
 
-  `reference_length` is, in the reference mode, the length of the forward pass
-  whose bits each token has; None in the fast mode.
+  `reference_length` is that of the forward pass whose bits each token has in
+  the reference mode; None in the fast mode.
   """
 
   model: transformer.Transformer
@@ -61,9 +61,8 @@ def chunk(
 ) -> tuple[jax.Array, cache_lib.Cache]:
   """Returns hidden states [B, L, D], and the cache with the chunk in it.
 
-  No slot that the chunk's queries see may be one that it is written to. The
-  row's length stays (`Cache.length_R`), because the slots hold what the caller
-  chooses.
+  Its queries must not see the slots that it is written to. The row's length
+  stays (`Cache.length_R`), because the slots hold what the caller chooses.
   """
   hidden_BLD, made = _run(network, params, cache, *chunk[:3])
   cache = cache_lib.write(
@@ -138,7 +137,7 @@ def _wait_for(row_B: jax.Array, hidden_BLD: jax.Array) -> jax.Array:
 
   Otherwise XLA copies each pool, to read one and write to the other. It drops
   optimization barriers before it decides, so the dependency is on data: on a
-  number that is NaN and infinite at once, which none is.
+  number that is NaN and infinite at once.
   """
   x = hidden_BLD[0, 0, 0]
   return row_B + (jnp.isnan(x) & jnp.isinf(x)).astype(row_B.dtype)

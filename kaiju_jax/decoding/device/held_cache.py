@@ -18,8 +18,6 @@ class Closed(RuntimeError):
 
 
 class HeldCache:
-  """The cache between calls that take it."""
-
   def __init__(self, cache: cache_lib.Cache):
     self._cache: cache_lib.Cache | None = cache
 
@@ -31,8 +29,7 @@ class HeldCache:
   def cache(self) -> cache_lib.Cache:
     """The cache after the last call.
 
-    Raises:
-      Closed: a call failed after it had taken the cache.
+    Raises Closed: a call failed after it had taken the cache.
     """
     if self._cache is None:
       raise Closed(
@@ -49,8 +46,7 @@ class HeldCache:
   ) -> Any:
     """Returns the result of `function(params, cache, …)`, and keeps its cache.
 
-    Raises:
-      Closed: an earlier call failed after it had taken the cache.
+    Raises as `cache` does.
     """
     cache = self.cache
     try:

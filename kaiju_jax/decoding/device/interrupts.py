@@ -1,8 +1,7 @@
 """Delays Ctrl-C until a call has given back the cache that it took.
 
-A call that has begun has donated its buffers, and their replacements are known
-only once its results are assigned. A KeyboardInterrupt between the two would
-lose the cache.
+A call that has begun has donated its buffers; a KeyboardInterrupt before its
+results are assigned would lose the cache.
 """
 
 from collections.abc import Iterator

@@ -3,13 +3,11 @@
 Each weight is converted once, instead of at every step, to the form that the
 forward pass reads: codes and scales if the model is int8, otherwise the model's
 dtype. Each layer has its own weights, `layer_0` and on, because a scan over
-stacked ones would copy each weight before it is read, and a decoding step does
-little else than read weights.
+stacked ones would copy each weight before it is read.
 
 On a CPU, float tables of the vocabulary lie as [V, D] instead of [D, V]: XLA
 would pack a head [D, V] anew at every step, and a lookup reads a row instead of
-a column. Only the fast mode does so, because it changes the order of the head's
-sums and thereby the last bits of logits.
+a column. The fast mode alone does so, because it moves the last bits of logits.
 """
 
 from typing import Any
@@ -35,11 +33,9 @@ def ready(
 
   Args:
     params: float32 master weights, or an export (`own.load`).
-    replica: the training state's replica, if its updates were ternary.
+    replica: the training state's, exactly if its updates were ternary;
+      otherwise ValueError.
     turned: whether float tables of the vocabulary become [V, D].
-
-  Raises:
-    ValueError: a replica where none should be, or none where one should be.
   """
   quantization = config.quantization
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)

@@ -24,8 +24,7 @@ class Limits(NamedTuple):
   Attributes:
     queue: most sequences that wait.
     wait: most seconds to expect until a first token.
-    lease: seconds after which a sequence is cancelled that no `Stream` or
-      `Engine.read` reads.
+    lease: seconds after which a sequence is cancelled that no caller reads.
   """
 
   queue: int | None = None
@@ -43,12 +42,9 @@ class Work(NamedTuple):
 class Load(NamedTuple):
   """An engine's work at the moment.
 
-  Attributes:
-    waiting, running: sequences without and with a row.
-    prompt: tokens to prefill.
-    wait: seconds until a new sequence's first token, its own prompt not
-      counted.
-    points: texts that prompts can resume.
+  `prompt` counts tokens to prefill, `points` texts that prompts can resume.
+  `wait` is the seconds until a new sequence's first token, without its own
+  prompt.
   """
 
   waiting: int

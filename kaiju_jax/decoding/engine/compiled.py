@@ -27,12 +27,9 @@ _WIDTHS = (1, 4)
 
 
 class Chunk(NamedTuple):
-  """The next tokens of one row.
+  """The next int32 tokens of one row; none if it only fills the call's shape.
 
-  Attributes:
-    row: the cache row's index.
-    tokens_L: int32; none for a row that only fills the call's shape.
-    draws: whether the prompt ends here, so that a token is drawn.
+  `draws` says whether the prompt ends here, so that a token is drawn.
   """
 
   row: int
@@ -160,12 +157,8 @@ class Rounds:
   def score(self, chunk: Chunk, next_L: np.ndarray) -> Prefilled:
     """Appends a chunk of at most `scored` tokens, and scores their successors.
 
-    Args:
-      chunk: tokens of one row.
-      next_L: int32, the tokens that follow each of its tokens.
-
-    Returns:
-      As `prefill`, with scores; those beyond `next_L` mean nothing.
+    It returns what `prefill` does, with the scores of `next_L`, int32, the
+    tokens that follow the chunk's; scores beyond them mean nothing.
     """
     shape = self.shape_of(len(chunk.tokens_L))
     return self._draw_prompts([chunk], self._run([chunk], shape, next_L, True))
@@ -309,7 +302,6 @@ class Rounds:
     return ran
 
   def _draw_prompts(self, chunks: Sequence[Chunk], ran: _Ran) -> Prefilled:
-    """Draws where a prompt ends."""
     draws = any(chunk.draws for chunk in chunks)
     packed = self._draw(chunks, ran) if draws else ran.last_BLD
     return Prefilled(packed, ran.judged_BLC, ran.scores)

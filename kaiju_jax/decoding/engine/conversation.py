@@ -18,14 +18,13 @@ class Conversation:
   All drawn tokens of a turn, the stop token included, belong to the next turn's
   text. A cancelled turn leaves what it had drawn; a prompt that was cut off
   goes on with the next turn. Between turns it holds no row: the text is resumed
-  from the cache, and runs again as far as others have displaced it.
+  from the cache, and runs again as far as it was evicted.
   """
 
   def __init__(self, engine: engine_lib.Engine, length: int):
     """Starts without text; `length` is the most tokens of all turns together.
 
-    Raises:
-      ValueError: no row could ever hold it, or a length below 1.
+    Raises ValueError: no row could ever hold it, or a length below 1.
     """
     if not 1 <= length <= engine.decoder.length:
       raise ValueError(
@@ -47,11 +46,7 @@ class Conversation:
 
   @property
   def left(self) -> int:
-    """How many tokens further turns may have, prompts and answers.
-
-    Raises:
-      ValueError: the conversation is closed.
-    """
+    """How many tokens further turns may have; ValueError once it is closed."""
     if self._is_closed:
       raise ValueError('the conversation is closed: open another.')
     return self._length - len(self.tokens)

@@ -12,17 +12,15 @@ caller that waits for a token runs the rounds. A round is whole or has not
 begun: Ctrl-C raises after it.
 
 Texts stay in the decoder's prefix tree when their sequences end. A prompt
-resumes the longest beginning that a point has: an earlier turn, another
-candidate, or another user's text with the same character. `recording.py` makes
-the points.
+resumes the longest beginning that a point has (`recording.py`): an earlier
+turn, another candidate, or another user's text with the same character.
 
 With `ahead`, a round is dispatched before the tokens of the one before it are
 read. The host's work then overlaps the device's, and a stop is noticed a round
 later: the token drawn meanwhile is not shown.
 
 With a token-level head, no token is given out before the call that appends it
-has scored it: tokens come a round later, and the last one takes a round more
-(`sequence.py`).
+has scored it: tokens come a round later (`sequence.py`).
 """
 
 from collections.abc import Callable
@@ -138,10 +136,8 @@ class Engine:
     """Returns a valid request's prompt as int32 [L].
 
     `name` stands for the request in messages. `length` is the most tokens of
-    prompt and continuation; by default what a row holds.
-
-    Raises:
-      TypeError, ValueError: names the field that is wrong.
+    prompt and continuation; by default what a row holds. Raises TypeError,
+    ValueError: names the field that is wrong.
     """
     length = self.decoder.length if length is None else length
     tokens_L = request_lib.check(
@@ -177,9 +173,7 @@ class Engine:
   ) -> sequence_lib.Sequence:
     """Admits a request; returns its sequence, which joins as soon as it can.
 
-    Args:
-      request: the request.
-      before: tokens of the prompt that are an earlier turn's.
+    `before` tokens of the prompt are an earlier turn's.
 
     Raises:
       TypeError, ValueError: names the field that is wrong.
@@ -206,8 +200,7 @@ class Engine:
   def advance(self) -> None:
     """Runs a round.
 
-    Raises:
-      pages.Full: sequences wait, and no row will ever become free.
+    Raises pages.Full: sequences wait, and no row will ever become free.
     """
     with interrupts.delay():
       self.reap()
@@ -299,7 +292,6 @@ class Engine:
     return one.length - self.decoder.length_of(one.row)
 
   def _plan(self, now: float) -> schedule.Round:
-    """Returns what this round does."""
     account = self.decoder.account
     left = {number: self._left(one) for number, one in self._running.items()}
     known = lookup.describe(
@@ -323,8 +315,7 @@ class Engine:
   def _join(self, one: sequence_lib.Sequence) -> None:
     """Gives a row to a sequence; after an error it waits on, without one.
 
-    Raises:
-      pages.Full: there is none, or too few pages.
+    Raises pages.Full: there is none, or too few pages.
     """
     text = one.resumable() if self._reuses else None
     row = self.decoder.open(one.room, one.extra, text)

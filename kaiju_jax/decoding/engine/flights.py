@@ -25,14 +25,10 @@ class Judged(NamedTuple):
 
 
 class _Flight(NamedTuple):
-  """A call in flight; its sequences by their index in `packed`.
+  """A call in flight; its sequences by their index in `packed`, its tokens.
 
-  Attributes:
-    packed: its drawn tokens (`rounds.py`).
-    drawing: the sequences whose tokens it draws.
-    judged_BLC: the head's scores of a prefill's tokens; None for a step, and
-      without a head.
-    prompts: which tokens these are.
+  `judged_BLC` are the head's scores of a prefill's tokens, those that `prompts`
+  says; None for a step, and without a head.
   """
 
   packed: jax.Array
@@ -53,7 +49,6 @@ class Flights:
     return len(self._rounds)
 
   def begin(self) -> None:
-    """Opens a round."""
     self._rounds.append([])
 
   def add(
@@ -63,7 +58,11 @@ class Flights:
     judged_BLC: jax.Array | None = None,
     prompts: Mapping[int, Judged] | None = None,
   ) -> None:
-    """Adds a call to the latest round; the arguments are `_Flight`'s."""
+    """Adds a call to the latest round.
+
+    It draws the next tokens of `drawing`. `judged_BLC` are the head's scores of
+    a prefill's tokens `prompts`. Both go by the index in `packed`.
+    """
     for one in drawing.values():
       one.flying += 1
     flight = _Flight(packed, dict(drawing), judged_BLC, dict(prompts or {}))

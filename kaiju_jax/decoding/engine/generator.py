@@ -48,8 +48,7 @@ class Generator:
   def stream(self, request: request_lib.Request) -> stream_lib.Stream:
     """Returns the request's tokens as they come; see `Stream`.
 
-    Raises:
-      TypeError, ValueError: names the field that is wrong.
+    Raises TypeError, ValueError: names the field that is wrong.
     """
     return stream_lib.Stream(self.engine, self.engine.submit(request))
 
@@ -81,7 +80,8 @@ class Generator:
   def score(self, tokens: Sequence[int] | np.ndarray) -> rounds.Scores:
     """Returns the log-probability of every token but the first of L tokens.
 
-    Score prompt and continuation together to score a continuation.
+    Score prompt and continuation together and take the last entries to score a
+    continuation.
 
     Returns:
       numpy arrays of L − 1: the model's own log-probabilities, and whether each

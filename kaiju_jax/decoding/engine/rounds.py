@@ -26,12 +26,10 @@ from kaiju_jax.decoding.requests import sampling as sampling_lib
 
 
 class State(NamedTuple):
-  """The state of drawing of each row; it stays on the device.
+  """Each row's state of drawing; it stays on the device.
 
-  Attributes:
-    token_R: int32, drawn and not in the cache yet.
-    settings: how each row draws.
-    seen_RV: bool, tokens that the row's text holds.
+  `token_R` is int32, drawn and not in the cache yet; `seen_RV` marks the tokens
+  that a row's text holds.
   """
 
   token_R: jax.Array
@@ -53,10 +51,7 @@ class Chunks(NamedTuple):
 
 
 class Scores(NamedTuple):
-  """Scores of the tokens after a chunk's, each given all tokens before it.
-
-  float32 log-probabilities, and whether greedy decoding would have drawn it.
-  """
+  """Log-probabilities of a chunk's successors, and which are the likeliest."""
 
   log_probability_L: jax.Array
   is_likeliest_L: jax.Array

@@ -13,26 +13,23 @@ Goyal, Vin and Cheng 1996). An owner with many requests delays its own.
 
 Joining. A sequence that does not fit yet may be overtaken by `OVERTAKES` later
 ones that do; then all behind it wait with it, until rows that close have left
-enough pages. So a small request does not wait for pages that it does not need,
-and a large one does not wait forever. If nothing runs, no row will close, so
-others may overtake. A sequence whose prompt another prefills now, or will in
-this round, waits until it can resume there.
+enough pages. If nothing runs, no row will close, so others may overtake. A
+sequence whose prompt another prefills now, or will in this round, waits until
+it can resume there.
 
 Parking. If the first in the order finds no row or too few pages, running
 sequences of lower priority give up theirs, if it then fits. They are recorded,
 wait, and go on later with the same text. A running sequence that would come
-before it, because it had waited before it joined, keeps its row: otherwise it
-would take the row back at once.
+before it, because it waited longer, keeps its row, or it would take it back.
 
 Prefill. Each round runs one chunk: of one prompt, or of several short ones side
 by side, in the shape with the least padding. The prompt with the fewest tokens
-left comes first. A prompt that was passed over three times in succession goes
-before that; of several, the one passed over most often. So a short prompt's
-first token does not wait for a long prompt, and each of k prompts runs at least
-every k + 3 rounds.
+left comes first, after prompts that were passed over three times in succession.
+So a short prompt's first token does not wait for a long prompt, and each of k
+prompts runs at least every k + 3 rounds.
 
 Search. Each round runs a step of one search, the one passed over for longest,
-beside the rows that draw. So their tokens wait for one call more, however many
+beside the rows that draw: their tokens wait for one call more, however many
 searches there are.
 
 The sources do not say how requests are scheduled: all of this is our guess.
@@ -67,8 +64,7 @@ class Waiting(NamedTuple):
     needs: pages that it would take, by kind; None if not considered this round.
     left: tokens that it would have to prefill.
     overtaken: how many later ones joined before it.
-    follows: numbers of sequences that will soon leave more of its prompt in the
-      cache than there is.
+    follows: numbers of sequences that will soon cache more of its prompt.
     is_alone: whether its prompt shares a call with no other.
   """
 
@@ -125,8 +121,8 @@ class Round(NamedTuple):
     late: sequences whose deadline has passed.
     park: sequences that give up their rows; those that `join` get one.
     overtaken: sequences that later ones overtake, once for each time.
-    draw: sequences that draw a token.
-    search: the sequence whose search runs a step, if any.
+    search: the sequence whose search runs a step, if any; others `draw` a
+      token.
     prefill: sequences whose prompts run, each at most `shape[1]` tokens.
     shape: of that call; (0, 0) for none.
   """

@@ -75,8 +75,7 @@ class Searches:
   def check(self, request: request_lib.Request, name: str) -> None:
     """Refuses a request whose search cannot run.
 
-    Raises:
-      TypeError, ValueError: names the field, its value and what is right.
+    Raises TypeError, ValueError: names the field, its value and what is right.
     """
     guide, name = request.guided, f'{name}.guided'
     if guide is None:
@@ -150,10 +149,7 @@ class Searches:
     one.search.begin(one.row, hidden_BLD, place)
 
   def run(self, one: sequence_lib.Sequence, end: flights.End) -> None:
-    """Runs the next step of a search, after it has read the last one.
-
-    `end` is called with the reason if the sequence ends.
-    """
+    """Runs the next step of a search, after `settle`, with the same `end`."""
     self.settle(one, end)
     if one.reason is None:
       self._guard(one, one.search.dispatch, end)
@@ -175,11 +171,7 @@ class Searches:
     end(one, reason)
 
   def warm(self, rounds: compiled.Rounds) -> None:
-    """Compiles what searches run, in a row of its own.
-
-    Raises:
-      pages.Full: no row is free.
-    """
+    """Compiles what searches run, in a free row; pages.Full without one."""
     if self._calls is None:
       return
     decoder, arguments = self._decoder, ()

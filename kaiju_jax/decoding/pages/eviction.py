@@ -6,12 +6,12 @@ least value for its cost:
     value = rate of resumption × tokens that only this point saves
     cost  = fraction of both pools that its pages fill, shared pages in parts
 
-The rates are learned while serving, from the time since each owner last asked:
-`Returns` counts how many owners returned at each age of absence, and how long
-all were away. Before any data it assumes 1 / age. An owner is expected where
-the conversation ended or, once that point is evicted, at the point that it went
-on from. A shared prefix also has the rate at which conversations begin there.
-The sources are silent: all of this is our guess.
+The rates are learned from the time since each owner last asked: `Returns`
+counts how many owners returned at each age of absence, and how long all were
+away. Before any data it assumes 1 / age. An owner is expected where the
+conversation ended or, once that point is evicted, at the point that it went on
+from. A shared prefix also has the rate at which conversations begin there. The
+sources are silent: all of this is our guess.
 """
 
 import bisect

@@ -52,11 +52,10 @@ class Node:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Point:
-  """A text whose keys and values are kept, so that a row can go on from it.
+  """A text of n tokens, kept in the cache so that a row can go on from it.
 
   Attributes:
     node: the node of its last full page.
-    length: n, tokens of the text.
     first: the position from which it holds local pages; a page begins there.
     tail: int32 [n mod S], the tokens behind the last full page.
     last: by kind, the page with the tail's keys and values; {} without a tail.
@@ -125,8 +124,8 @@ def ancestors(point: Point) -> Iterator[Point]:
 def share_of_pools(point: Point, page: int, pages: pages_lib.Pages) -> float:
   """Returns the fraction of the pools that a point fills, summed over kinds.
 
-  A page that k points need counts 1/k for each. If it counted only for the
-  point whose eviction frees it, shared pages would cost nothing.
+  A page that k points need counts 1/k for each; if it counted only for the
+  point that frees it, shared pages would cost nothing.
   """
   found = {'global': 0.0, 'local': 0.0}
   for kind, last in point.last.items():

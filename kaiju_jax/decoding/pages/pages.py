@@ -46,8 +46,7 @@ class Pages:
   def take(self, kind: str, count: int) -> list[int]:
     """Returns `count` free pages, each now held by the caller alone.
 
-    Raises:
-      Full: fewer are free; then none is taken.
+    Raises Full: fewer are free; then none is taken.
     """
     free = self._free[kind]
     if count > len(free):
@@ -60,8 +59,7 @@ class Pages:
   def hold(self, kind: str, pages: Iterable[int]) -> None:
     """Adds a holder to pages, so that they are not reused before its release.
 
-    Raises:
-      ValueError: a page has no holder, so that its content is unknown.
+    Raises ValueError: a page has no holder, so that its content is unknown.
     """
     pages = list(pages)
     holders = self._holders[kind]
@@ -74,8 +72,7 @@ class Pages:
   def release(self, kind: str, pages: Iterable[int]) -> None:
     """Removes a holder from pages; those that then have none are free.
 
-    Raises:
-      ValueError: a page has no holder.
+    Raises ValueError: a page has no holder.
     """
     holders = self._holders[kind]
     for page in pages:

@@ -48,12 +48,7 @@ _DRAWN = 16
 
 
 class Match(NamedTuple):
-  """The result of a lookup: the point to resume.
-
-  Attributes:
-    point: whose pages are resumed.
-    length: m, how many of its tokens.
-  """
+  """A point to resume, and m, how many of its tokens."""
 
   point: nodes.Point
   length: int
@@ -214,9 +209,7 @@ class PrefixTree:
     `text` is all tokens whose keys and values the row holds. `pages` are by
     kind {index: page} the row's: all global ones, and at least the local ones
     of the window before the text's end. A text that has a point keeps it.
-
-    Raises:
-      ValueError: a page of the window is missing.
+    Raises ValueError: a page of the window is missing.
     """
     S, length = self._page, len(text.tokens)
     depth = length // S

@@ -82,9 +82,9 @@ def local_share(
 
   With it both kinds of pages run out at once if each conversation holds the
   local pages of a window and its last turn, and the global pages of a quarter
-  of `context`, the longest text: half of that is the shared prefix, and an
-  average history is half as long as it may become. Our guess. `page_bytes` are
-  those of a page of each kind, over all of its layers.
+  of `context`, the longest text: half of it is the shared prefix, and histories
+  are half full on average. Our guess. `page_bytes` is over all layers of a
+  kind.
   """
   local = -(-(window - 1 + _TURN) // page) + 1
   local_bytes = local * page_bytes[prefix_tree.LOCAL]
@@ -96,11 +96,9 @@ def local_share(
 class _Left:
   """The points that requests with one and the same prompt have left.
 
-  Attributes:
-    prompt: its hash.
-    points: made by these requests, or resumed from the turn before.
-    before: the previous prompt's, dropped once this prompt has an answer.
-    running: how many of these requests have not ended.
+  `points` they made, or resumed from the turn before. Those of `before`, the
+  previous prompt, are dropped once this one has an answer. `running` counts the
+  requests that have not ended.
   """
 
   prompt: bytes
@@ -117,7 +115,6 @@ class Recorder:
   """A maker of points, which knows what each conversation's last turn left."""
 
   def __init__(self, tree: prefix_tree.PrefixTree, every: int = EVERY):
-    """Starts without conversations; `every` is `stops`'."""
     self.tree = tree
     self.every = every
     self._left: dict[Hashable, _Left] = {}
@@ -201,8 +198,8 @@ class RequestPoints:
   def forget(self) -> None:
     """Drops the points that the request made: its logits were no numbers.
 
-    A request that resumes one would fail as well. The point that this request
-    resumed stays: it may belong to another owner or to all.
+    A request that resumes one would fail too. The point that this request
+    resumed stays: it may belong to another owner, or to all.
     """
     for point in self._made:
       if point in self._tree:

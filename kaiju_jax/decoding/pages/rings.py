@@ -25,14 +25,11 @@ class Growth:
     pages: pages_lib.Pages,
     tree: prefix_tree.PrefixTree,
   ):
-    """Starts with the rings as they are.
+    """Starts with rings as they are; `turn` changes them in place.
 
-    Args:
-      pools: those of the cache.
-      tables: by kind the pages of all rows, int32 [R, N]; changed in place.
-      firsts: by kind the index of each row's first page [R]; changed too.
-      pages: the reference counts.
-      tree: evicts points where pages are short.
+    By kind, `tables` are the pages of all rows, int32 [R, N], and `firsts` the
+    index of each row's first page [R]. `tree` evicts points where pages are
+    short.
     """
     self._pools = pools
     self._tables = tables
@@ -46,8 +43,7 @@ class Growth:
   def turn(self, kind: str, row: int, end: int) -> None:
     """Turns a ring until it has the page of position end − 1 and all before it.
 
-    Raises:
-      pages.Full: other rows hold all pages.
+    Raises pages.Full: other rows hold all pages.
     """
     table_N, first = self._tables[kind][row], int(self._firsts[kind][row])
     pool, N = self._pools[kind], len(table_N)

@@ -1,20 +1,18 @@
 """The host's account of a cache's rows: which are open, and with which pages.
 
-A row that opens resumes the point that the prefix tree has for its text: it
-holds that point's pages. It then takes others, so that a text that has begun
-can always be finished:
+A row that opens holds the pages of the point that the prefix tree has for its
+text. It then takes others, so that a text that has begun can be finished:
 
     global    all pages of the longest text, at once
     local     a ring's pages are set aside, and taken as the text grows
 
 Pages that only points hold count as free, because taking pages evicts points
-(`eviction.py`). Rows never set aside more than the pool has, so that a growing
-row always finds a page.
+(`eviction.py`). Rows never set aside more than the pool has.
 
-A ring turns by its table: entry n is the page of the positions from
-(first + n) · S on. The page that leaves the window becomes the last, unless
-something else holds it too; then a fresh page takes its place (`grow`). The
-host alone knows this, and passes the tables with every call (`rings`).
+A ring turns by its table: entry n is the page of the positions from (first + n)
+· S on. The page that leaves the window becomes the last, unless something else
+holds it too; then a fresh page takes its place (`grow`). The host alone knows
+this, and passes the tables with every call (`rings`).
 """
 
 from collections.abc import Mapping
@@ -32,7 +30,6 @@ class Opened(NamedTuple):
   """A row that was opened.
 
   Attributes:
-    row: its index.
     length: tokens of its text that are in the cache.
     tables: its pages by kind, int32 [N], −1 where there is none yet.
     first: by kind, the position of slot 0.
@@ -86,7 +83,6 @@ class Rows:
 
   @property
   def free(self) -> int:
-    """How many rows are not open."""
     return len(self._free_rows)
 
   def room(self, kind: str) -> int:

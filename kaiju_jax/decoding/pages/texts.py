@@ -7,11 +7,10 @@ import numpy as np
 
 
 class Scores(NamedTuple):
-  """A token-level head's scores of a text's tokens.
+  """A token-level head's scores, by the head's digest `version`.
 
-  Attributes:
-    version: the head's digest.
-    score_LC: float32, for at least all tokens; NaN where not read back yet.
+  `score_LC` is float32, for at least all of a text's tokens; NaN where not read
+  back yet.
   """
 
   version: bytes
@@ -19,11 +18,10 @@ class Scores(NamedTuple):
 
 
 class Memo:
-  """A memo of a growing text, which is looked up in each round.
+  """A memo for repeated lookups of a growing text.
 
-  Attributes:
-    pages: tokens and salt of each full page, from the beginning.
-    found: the last lookup's (tree, its changes, text's length), and match.
+  It keeps its full pages, as tokens and salt, and the last lookup with its
+  match.
   """
 
   def __init__(self):

@@ -25,9 +25,8 @@ class Late(TimeoutError):
 class Busy(RuntimeError):
   """An error: the engine takes no more requests at the moment.
 
-  Attributes:
-    seconds: the expected wait, after which to ask again; None if it will take
-      no more at all.
+  `seconds` is the expected wait, after which to ask again; None for never
+  again.
   """
 
   def __init__(self, message: str, seconds: float | None):
@@ -165,10 +164,8 @@ def check(
   """Returns the prompt as int32 [L], if the request is valid.
 
   `length` is the room of its row, prompt and continuation; `name` stands for
-  the request in messages.
-
-  Raises:
-    TypeError, ValueError: names the field, its value and what is right.
+  the request in messages. Raises TypeError, ValueError: names the field, its
+  value and what is right.
   """
   if not isinstance(request, Request):
     raise TypeError(f'{name}={request!r}: must be a Request.')
@@ -233,8 +230,7 @@ def check(
 def check_tokens(tokens: Any, vocab_size: int, name: str) -> np.ndarray:
   """Returns tokens as int32 [L], if all are in the vocabulary.
 
-  Raises:
-    TypeError, ValueError: names the argument, its value and what is right.
+  Raises TypeError, ValueError: names the argument, its value and what is right.
   """
   tokens_L = np.asarray(tokens)
   if tokens_L.size == 0:

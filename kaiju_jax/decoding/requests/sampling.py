@@ -141,7 +141,7 @@ def draw(
     token_B: int32; -1 where no token can be chosen: a logit is NaN or +inf, or
       all are -inf.
     log_probability_B: float32, from the softmax of `logits_BV` before penalty,
-      temperature and filters, as evaluation compares it; NaN where the token is
+      temperature and filters, as evaluation compares it; NaN where token_B is
       -1.
 
   Raises:
@@ -265,10 +265,7 @@ def _mask_within(depth_BV, limit_B) -> jax.Array:
 
 
 def _least(is_enough: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
-  """Returns each row's smallest limit ≥ 0 that is enough.
-
-  Every larger limit must be enough too.
-  """
+  """Returns each row's smallest limit ≥ 0 that is enough, as all above it."""
 
   def halve(step, floor_B):
     bit = jnp.int32(1) << (_BITS - 1 - step)

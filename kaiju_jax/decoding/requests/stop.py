@@ -89,8 +89,7 @@ class Characters:
 class Strings:
   """A filter that passes text on until a stop string is complete.
 
-  Raises:
-    TypeError, ValueError: a stop string that is no string, or empty.
+  Raises TypeError, ValueError: a stop string that is no string, or empty.
   """
 
   def __init__(self, strings: Sequence[str]):
@@ -127,10 +126,8 @@ class Text:
   """The shown text of one sequence, and why it ended.
 
   `reason` is None while it goes on, then 'stop_token' or 'stop_string'. Stop
-  strings need a tokenizer; without one there is no text.
-
-  Raises:
-    TypeError, ValueError: names the argument, its value and what is right.
+  strings need a tokenizer; without one there is no text. Bad arguments raise
+  TypeError or ValueError.
   """
 
   def __init__(
@@ -153,8 +150,7 @@ class Text:
   def push(self, token: int) -> str:
     """Returns the text to show, perhaps none; sets `reason` at the end.
 
-    Raises:
-      ValueError: the sequence ended before.
+    Raises ValueError: the sequence ended before.
     """
     if self.reason is not None:
       raise ValueError(
@@ -188,8 +184,7 @@ class Text:
 def check_tokens(tokens: Collection[int], name: str = 'tokens') -> None:
   """Refuses stop tokens that are no integers of 0 or more.
 
-  Raises:
-    TypeError, ValueError: names the first, and the argument by `name`.
+  Raises TypeError, ValueError: names the first, and the argument by `name`.
   """
   if not isinstance(tokens, Iterable) or isinstance(tokens, str):
     raise TypeError(f'{name}={tokens!r}: expected several integers.')
@@ -203,8 +198,7 @@ def check_tokens(tokens: Collection[int], name: str = 'tokens') -> None:
 def check_strings(strings: Sequence[str]) -> None:
   """Refuses stop strings that are empty or no strings.
 
-  Raises:
-    TypeError, ValueError: names the first.
+  Raises TypeError, ValueError: names the first.
   """
   if isinstance(strings, str):
     raise TypeError(
