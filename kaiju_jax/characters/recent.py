@@ -1,4 +1,4 @@
-"""What was used of late, within a size: the oldest makes room."""
+"""A thread-safe least-recently-used mapping, bounded by its values' sizes."""
 
 from collections.abc import Callable
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""What a person writes of a character: plain text, within limits.
+"""The fields that an author writes about a character: plain text with limits.
 
 Cards and forms fill the same `Fields`. A character's prefix (`prompt.py`) is
 made of them, and a store keeps them with each version. They are canonical: a

@@ -1,4 +1,4 @@
-"""The tokens of recent messages, remembered: of a turn only the end is new."""
+"""Remembers the tokens of recent messages; a turn encodes only its new ones."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,8 @@
-"""Lore: what a character's world is told about once it is talked about.
+"""Lore: texts about a character's world that enter a prompt by their keys.
 
-An entry is told behind the first message that holds one of its keys, and stays
-there. It is looked for in each message once, when the message is new, and what
-was told is part of the history: earlier text never changes, so that a cache
-finds it (`prompt.py`).
+An entry is inserted after the first message that contains one of its keys, and
+stays there. Each message is searched once. The inserted text is part of the
+history: earlier text never changes, so that a cache finds it (`prompt.py`).
 
 Keys are whole words, in any case. A character of a script that writes without
 spaces counts as a word. Keys are never patterns.

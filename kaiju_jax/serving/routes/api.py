@@ -1,4 +1,4 @@
-"""The application: its addresses, and what stands around all of them.
+"""The application: all routes, with the layers around them.
 
     app = api.app(context)
 

@@ -1,4 +1,4 @@
-"""What both completions endpoints do alike: who asks, for which model, how."""
+"""The steps that both completions endpoints share, from access to engine."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -32,7 +32,7 @@ _JUDGED = 64
 async def authorize(
   request: http.Request,
 ) -> tuple[context_lib.Context, auth.Caller]:
-  """Returns the server's parts, and who asks, once it may.
+  """Returns the server's parts and the caller, if the caller has access.
 
   Raises:
     errors.ApiError: 401, 403, 429, or 503 while the server stops.
@@ -220,7 +220,7 @@ async def judge_request(
   text: str,
   param: str = 'messages',
 ) -> tuple[moderation.Watch, bool]:
-  """Returns what judges a request, and whether its text is refused.
+  """Returns the request's judge, and whether the gate refuses its text.
 
   The gate takes milliseconds, so that it runs beside the event loop.
 
@@ -256,7 +256,7 @@ async def check_stored(
   name: str,
   is_public: bool = False,
 ) -> None:
-  """Refuses what is to be stored where the gate blocks any text in it.
+  """Raises an error if the gate blocks any text of a value to be stored.
 
   Args:
     context: of the server.

@@ -1,4 +1,4 @@
-"""What every endpoint of a server reads; made once, by `api.app`'s caller."""
+"""The parts of a server that its endpoints use, made by `api.app`'s caller."""
 
 import asyncio
 from collections.abc import Callable
@@ -118,7 +118,7 @@ class Context:
     return await loop.run_in_executor(threads, function)
 
   async def check_store(self) -> None:
-    """Returns where the store takes writes; it is tried once per second.
+    """Tests, at most once per second, that the store accepts writes.
 
     Raises:
       errors.ApiError: 503, it does not.

@@ -1,4 +1,4 @@
-"""What a chat request is a turn of: its prompt, and where its reply belongs.
+"""Turns: make the prompt of a chat request, and store its message and reply.
 
 Without a session the client sends the whole chat, and nothing is kept but the
 tokens of replies, for the next turn's cache (`memo.py`). With one, the messages
@@ -187,9 +187,9 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
 
 
 def _new(messages) -> str:
-  """Returns what was said since the last reply that is known from here.
+  """Returns the text after the last reply whose tokens the server remembers.
 
-  What stands before that reply was judged when it was drawn.
+  The text before that reply was judged when the reply was drawn.
   """
   said: list[str] = []
   for one in reversed(messages):
@@ -202,12 +202,14 @@ def _new(messages) -> str:
 def salt_of(
   store: characters.Store, asking: str, version: characters.Version
 ) -> str:
-  """Returns what only those requests have that may share a version's prefix.
+  """Returns the salt under which the cache keeps a version's prefix.
 
-  All have that talk to a version which everybody may talk to now; and the
-  readers whose sessions keep an earlier one, because it was public when they
-  began. Any other version is its owner's, or the one reader's. The digest keeps
-  other texts away, so that nobody reads a prefix by guessing its beginning.
+  Only requests with equal salts share keys and values. All owners share the
+  salt of a built-in character's version and of a public character's live one;
+  readers whose sessions keep an earlier version of a public character share it,
+  but its owner does not. In any other case the salt contains the asking owner.
+  The digest in it keeps other texts apart, so that a guessed beginning reveals
+  nothing of a prefix.
   """
   try:
     character = store.character(asking, version.character)
