@@ -80,3 +80,24 @@ def test_what_is_named_of_a_module_is_defined_there():
     for line in missing(path, tree, names)
   ]
   assert not found, found
+
+
+def test_no_class_has_a_name_twice():
+  """The later one would hide the earlier one, without a word."""
+  twice = []
+  for _, path, tree in test_floors.sources():
+    for one in ast.walk(tree):
+      if not isinstance(one, ast.ClassDef):
+        continue
+      names = [
+        node.target.id for node in one.body if isinstance(node, ast.AnnAssign)
+      ]
+      names += [
+        node.name
+        for node in one.body
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list
+      ]
+      twice += [
+        f'{path}: {one.name}.{n}' for n in {*names} if names.count(n) > 1
+      ]
+  assert not twice, twice

@@ -188,7 +188,7 @@ def test_the_score_is_the_one_that_speaks_against_the_head():
     'prompt': [np.array([[0.1, 0.3], [0.9, 0.2]]), np.array([[0.1, 0.4]])],
     'reply': [np.array([[0.2, 0.6]]), np.array([[0.5, 0.1], [0.3, 0.2]])],
   }
-  found = train_head.Read(rows, score).score().score_NC
+  found = train_head.Read(rows, score).take_worst().score_NC
   assert found.tolist() == [[0.2, 0.6], [0.5, 0.4]]
 
 

@@ -84,7 +84,7 @@ class Read(NamedTuple):
   rows: rows_lib.Rows
   score: Mapping[str, list[np.ndarray]]
 
-  def score(self) -> certified.Scored:
+  def take_worst(self) -> certified.Scored:
     """Returns each text's less favourable score of its two roles.
 
     A violating text has the lower one, and a benign text the higher one.
@@ -173,8 +173,8 @@ def train(
   stage = certified.stage(
     version,
     parts['choose'],
-    counted.score(),
-    certified.high(chosen.score(), gate.confidence),
+    counted.take_worst(),
+    certified.high(chosen.take_worst(), gate.confidence),
     gate.confidence,
     low(np.concatenate(chosen.replies(False)), _LOW),
   )
