@@ -90,11 +90,11 @@ class _Watch:
   def __exit__(self, *_):
     self._progress.stop()
 
-  def started(self, job: jobs.Job) -> None:
+  def on_start(self, job: jobs.Job) -> None:
     run = self._runs[job.name]
     self._bars[job.name] = self._progress.add_task(job.name, total=run.steps)
 
-  def ended(self, job: jobs.Job, status: int, seconds: float) -> None:
+  def on_end(self, job: jobs.Job, status: int, seconds: float) -> None:
     run = self._runs[job.name]
     if run.is_finished():
       text = 'finished'
@@ -146,8 +146,8 @@ def run_all(
       completed = jobs.run(
         [jobs.Job(run.name, run.command, run.log) for run in missing],
         at_once,
-        started=watch.started,
-        ended=watch.ended,
+        on_start=watch.on_start,
+        on_end=watch.on_end,
         tick=watch.tick,
       )
     except KeyboardInterrupt:

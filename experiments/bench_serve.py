@@ -121,7 +121,7 @@ def _run(folder: pathlib.Path, prompt, answer) -> None:
   contenders |= _peers(folder, config, params)
   drawn = functools.partial(load.Load, prompt=prompt, answer=answer)
   ours, found = engines['int8'], {}
-  with compilations.seen() as compiled:
+  with compilations.record() as compiled:
     at_once = load.arrivals(drawn(rate=math.inf, count=_COUNT.value))
     rates, found['throughput'] = _throughput(contenders, at_once)
     tokens = sum(x.max_tokens for x in at_once) / len(at_once)
@@ -154,7 +154,7 @@ def _over_http(folder: pathlib.Path, prompt, answer) -> None:
   drawn = functools.partial(load.Load, prompt=prompt, answer=answer)
   at_once = load.arrivals(drawn(rate=math.inf, count=_COUNT.value))
   alone = load.arrivals(drawn(rate=math.inf, count=1))[0]._replace(max_tokens=4)
-  with http_serving.served(engine, folder) as server:
+  with http_serving.serve(engine, folder) as server:
     ways = {
       'engine': functools.partial(http_serving.without_http, server),
       'over HTTP': functools.partial(http_serving.over_http, server),
@@ -164,7 +164,7 @@ def _over_http(folder: pathlib.Path, prompt, answer) -> None:
       name: [serve([alone])[0].seconds[0] for _ in range(8 * _TURNS.value)]
       for name, serve in ways.items()
     }
-    reused = http_serving.reused(server, _LONG.value // 2)
+    reused = http_serving.measure_reuse(server, _LONG.value // 2)
   title = f'{len(at_once)} requests, {_ROWS.value} in flight'
   rich.console.Console().print(serving_parts.table(title, best))
   ratio = best['over HTTP'].tokens_per_second / best['engine'].tokens_per_second
@@ -298,7 +298,7 @@ def _reuse(engine) -> dict:
 def _between(engine) -> dict:
   from .benchmarks import serving_parts
 
-  found = serving_parts.between(engine, _ROWS.value // 2, _LONG.value, 60)
+  found = serving_parts.measure_gaps(engine, _ROWS.value // 2, _LONG.value, 60)
   quiet, entering, chunk = (1e3 * seconds for seconds in found)
   print(
     f'Between tokens, p99: {quiet:.0f} ms quiet, {entering:.0f} ms while'

@@ -75,7 +75,7 @@ def _report(experiment) -> None:
 
   console = rich.console.Console()
   found, curves = _measured(
-    gradient_capture.joined(_captured(experiment), _ACROSS.value)
+    gradient_capture.join(_captured(experiment), _ACROSS.value)
   )
   console.print(
     codec_report.qualities(
@@ -133,7 +133,7 @@ def _measured(gradients):
   from .codec_study import quality as codec_quality
 
   # All kinds in one array, so that a codec compiles once.
-  x_RC = gradient_capture.pooled(gradients)
+  x_RC = gradient_capture.pool(gradients)
   rows, columns = x_RC.shape
   ends = np.cumsum([one.size // rows for one in gradients.values()])[:-1]
   plotted = np.random.default_rng(_SEED.value).permutation(columns)

@@ -55,7 +55,8 @@ def main(argv: Sequence[str]) -> None:
 
   if jax.default_backend() == 'cpu':
     figures = {
-      arm: layer_block.counted(each) for arm, each in experiments.items()
+      arm: layer_block.count_operations(each)
+      for arm, each in experiments.items()
     }
     table = _counts(figures)
   else:

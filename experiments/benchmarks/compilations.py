@@ -9,7 +9,7 @@ _EVENT = '/jax/core/compile/backend_compile_duration'
 
 
 @contextlib.contextmanager
-def seen() -> Iterator[list[float]]:
+def record() -> Iterator[list[float]]:
   """Yields a list that gets the seconds of each compilation in the block."""
   found: list[float] = []
 

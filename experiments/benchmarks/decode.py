@@ -87,7 +87,7 @@ def main(argv):
   if 'uncached' in _PARTS.value:
     parts['float32 without a cache'] = lambda: (
       (),
-      decode_speed.uncached(params, config, *shape, 1),
+      decode_speed.time_uncached(params, config, *shape, 1),
     )
   if 'local' in _PARTS.value:
     local = model(period=0, quantization=int8.quantization)

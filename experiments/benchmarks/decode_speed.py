@@ -107,7 +107,7 @@ def _run(decoder, call, tokens_BL, steps: int, chunk: int):
   return prefill, statistics.median(taken)
 
 
-def uncached(
+def time_uncached(
   params, config: model_config.ModelConfig, batch: int, length: int, runs: int
 ) -> tuple[float, ...]:
   """Returns the seconds of whole forward passes, one per token without a cache.

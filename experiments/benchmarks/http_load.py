@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 
-async def served(
+async def run_load(
   address: str, model: str, arrivals: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
   """Asks what arrives, each at its second, and returns when tokens came."""
@@ -29,11 +29,11 @@ async def served(
     await asyncio.gather(*(client.get('/healthz') for _ in arrivals))
     begun = time.perf_counter()
     return await asyncio.gather(
-      *(_served(client, model, one, begun) for one in arrivals)
+      *(_run_request(client, model, one, begun) for one in arrivals)
     )
 
 
-async def _served(client, model, arrival, begun: float) -> dict[str, Any]:
+async def _run_request(client, model, arrival, begun: float) -> dict[str, Any]:
   now = time.perf_counter() - begun
   await asyncio.sleep(max(arrival['seconds'] - now, 0))
   body = {
@@ -64,4 +64,4 @@ async def _served(client, model, arrival, begun: float) -> dict[str, Any]:
 
 if __name__ == '__main__':
   _, at, name = sys.argv
-  print(json.dumps(asyncio.run(served(at, name, json.load(sys.stdin)))))
+  print(json.dumps(asyncio.run(run_load(at, name, json.load(sys.stdin)))))

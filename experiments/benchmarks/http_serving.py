@@ -64,7 +64,7 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(engine: engine_lib.Engine, folder: pathlib.Path) -> Iterator[Served]:
+def serve(engine: engine_lib.Engine, folder: pathlib.Path) -> Iterator[Served]:
   """Yields a server over an engine, which nobody else uses meanwhile.
 
   Args:
@@ -148,19 +148,19 @@ class Reused(NamedTuple):
   second_user: float
 
 
-def reused(server: Served, length: int) -> Reused:
+def measure_reuse(server: Served, length: int) -> Reused:
   """Talks to a character of about `length` tokens, as `usage` tells it."""
   words = random.Random(0)
   letters = 'abcdefghijklmnopqrstuvwxyz     '
   description = ''.join(words.choice(letters) for _ in range(length))
   fields = {'name': 'Mira', 'description': description, 'greeting': 'Hello.'}
   ann, ben = server.tokens
-  made = _asked(server, ann, 'characters', {'fields': fields, 'public': True})[
+  made = _ask(server, ann, 'characters', {'fields': fields, 'public': True})[
     'id'
   ]
 
   def turn(token: str, session: str, text: str) -> float:
-    answer = _asked(
+    answer = _ask(
       server,
       token,
       'chat/completions',
@@ -176,14 +176,14 @@ def reused(server: Served, length: int) -> Reused:
     return cached / usage['prompt_tokens']
 
   opened = {'character': made}
-  first = _asked(server, ann, 'sessions', opened)['id']
+  first = _ask(server, ann, 'sessions', opened)['id']
   turn(ann, first, 'Good morning')
   second = turn(ann, first, 'And then?')
-  other = _asked(server, ben, 'sessions', opened)['id']
+  other = _ask(server, ben, 'sessions', opened)['id']
   return Reused(second, turn(ben, other, 'Good evening'))
 
 
-def _asked(server: Served, token: str, path: str, body: dict) -> dict:
+def _ask(server: Served, token: str, path: str, body: dict) -> dict:
   answer = httpx.post(
     f'{server.address}/v1/{path}',
     json=body,

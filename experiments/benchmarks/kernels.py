@@ -49,7 +49,7 @@ def parts(out: pathlib.Path, autotune: bool) -> dict[str, list[str]]:
   return found
 
 
-def chosen(
+def choose(
   every: dict[str, list[str]], only: Sequence[str] | None
 ) -> dict[str, list[str]]:
   """Returns the parts whose names begin as one of `only` does.
@@ -95,7 +95,7 @@ def run_part(
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   out = pathlib.Path(_OUT.value)
-  to_run = chosen(parts(out, _AUTOTUNE.value), _ONLY.value)
+  to_run = choose(parts(out, _AUTOTUNE.value), _ONLY.value)
   out.mkdir(parents=True, exist_ok=True)
   failed = {
     name: problem

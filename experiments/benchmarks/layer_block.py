@@ -44,7 +44,7 @@ def part_of(preset: str, tensor: int) -> model_config.ModelConfig:
   )
 
 
-def counted(experiment: experiment_lib.Experiment) -> dict[str, int]:
+def count_operations(experiment: experiment_lib.Experiment) -> dict[str, int]:
   """Returns a step's operations by the dtypes of its matmuls."""
   from kaiju_jax.aot import build
   from kaiju_jax.aot.hlo import matmuls

@@ -38,10 +38,10 @@ def throughput(
   said: Callable[[str], None] = print,
 ) -> dict[str, load.Figures]:
   """Returns each contender's figures, of its best turn."""
-  return best_of(served(contenders, arrivals, turns, said))
+  return best_of(run_contenders(contenders, arrivals, turns, said))
 
 
-def served(
+def run_contenders(
   contenders: dict[str, Serve],
   arrivals: Sequence[load.Arrival],
   turns: int,
@@ -140,7 +140,7 @@ class Between(NamedTuple):
   chunk: float
 
 
-def between(
+def measure_gaps(
   engine: engine_lib.Engine, talking: int, prompt: int, tokens: int
 ) -> Between:
   """Measures what answers feel of long prompts.
@@ -164,17 +164,17 @@ def between(
   answers = [engine.submit(asked(16, room)) for _ in range(talking)]
   while not all(one.events for one in answers):
     engine.advance()
-  quiet = [_timed(engine.advance) for _ in range(tokens)]
+  quiet = [_time(engine.advance) for _ in range(tokens)]
   entering, prompts = [], []
   while len(entering) < tokens:
     if all(one.reason is not None for one in prompts):
       prompts = [engine.submit(asked(prompt, 1))]
-    entering.append(_timed(engine.advance))
+    entering.append(_time(engine.advance))
   for one in (*answers, *prompts):
     engine.cancel(one)
   alone, chunks = engine.submit(asked(prompt, 1)), []
   while alone.reason is None:
-    chunks.append(_timed(engine.advance))
+    chunks.append(_time(engine.advance))
   return Between(
     load.percentile(np.array(quiet), 99),
     load.percentile(np.array(entering), 99),
@@ -228,7 +228,7 @@ def overload(
   )
 
 
-def _timed(function: Callable[[], None]) -> float:
+def _time(function: Callable[[], None]) -> float:
   begun = time.perf_counter()
   function()
   return time.perf_counter() - begun

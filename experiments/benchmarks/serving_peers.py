@@ -160,7 +160,7 @@ def _run(contenders: dict[str, Callable]) -> None:
     )
   )
   console = rich.console.Console()
-  found = serving_parts.served(
+  found = serving_parts.run_contenders(
     contenders, arrivals, _TURNS.value, console.print
   )
   title = (

@@ -23,7 +23,7 @@ _STORE = flags.DEFINE_string(
 )
 
 
-def opened(place: str):
+def open_store(place: str):
   """Returns the store at a path or an address."""
   if '://' not in place:
     return sqlite_store.SqliteStore(place)
@@ -32,7 +32,7 @@ def opened(place: str):
   return redis_store.RedisStore(place, prefix='kaiju-benchmark:')
 
 
-def timed(name: str, times: int, work: Callable[[int], object]) -> None:
+def time_work(name: str, times: int, work: Callable[[int], object]) -> None:
   """Prints the milliseconds that `work` takes."""
   taken = []
   for number in range(times):
@@ -48,7 +48,7 @@ def timed(name: str, times: int, work: Callable[[int], object]) -> None:
 
 def main(argv) -> None:
   command.check(argv, _STORE)
-  store = opened(_STORE.value)
+  store = open_store(_STORE.value)
 
   def fields(number: int) -> card_fields.Fields:
     return card_fields.Fields('Ann', description='d' * 4000, notes=str(number))
@@ -56,14 +56,14 @@ def main(argv) -> None:
   prefix = list(range(8000))
   character = store.publish('ann', fields(-1), prefix, 'bytes').character
   session = store.open_session('ann', character).id
-  timed(
+  time_work(
     'append',
     1000,
     lambda number: store.append(
       'ann', session, None, 'user', 'hello ' * 40, tokens=range(60)
     ),
   )
-  timed(
+  time_work(
     'publish',
     1000,
     lambda number: store.publish(
@@ -76,7 +76,7 @@ def main(argv) -> None:
     store.messages('ann', session)
     store.version(character, held.version)
 
-  timed('read', 200, read)
+  time_work('read', 200, read)
   store.close()
 
 

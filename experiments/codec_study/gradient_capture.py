@@ -70,7 +70,7 @@ def matrices(tree: Any) -> dict[str, np.ndarray]:
   return {name: np.concatenate(parts, 1) for name, parts in kinds.items()}
 
 
-def joined(
+def join(
   captures: Sequence[Mapping[str, np.ndarray]], across: bool = False
 ) -> dict[str, np.ndarray]:
   """Returns several workers' matrices side by side, {kind: x_RC}.
@@ -89,7 +89,7 @@ def joined(
   return kinds
 
 
-def pooled(gradients: Mapping[str, np.ndarray]) -> np.ndarray:
+def pool(gradients: Mapping[str, np.ndarray]) -> np.ndarray:
   """Returns all kinds in one array of blocks of 32 rows, float32[32, C].
 
   Raises:

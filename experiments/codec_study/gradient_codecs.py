@@ -77,7 +77,7 @@ def bf16(x_RC: jax.Array) -> jax.Array:
 def squinch(x_RC: jax.Array, elements: str, header: str = 'ln6') -> jax.Array:
   """Returns what arrives by Squinch."""
   rows = x_RC.shape[0]
-  padded_RC = _padded(x_RC, reference.GROUP)
+  padded_RC = _pad(x_RC, reference.GROUP)
   packed_PGC = reference.encode(padded_RC, elements, header)
   return reference.decode(packed_PGC, elements, header)[:rows]
 
@@ -88,7 +88,7 @@ def integers(x_RC: jax.Array, largest: int) -> jax.Array:
   return _rows(contrast.integers(x_GIC, largest), x_RC)
 
 
-def microscaled(x_RC: jax.Array, element: Minifloat) -> jax.Array:
+def microscale(x_RC: jax.Array, element: Minifloat) -> jax.Array:
   """Returns what arrives as an MX block of `element`s."""
   x_GIC = _blocks(x_RC, MX_BLOCK)
   largest_G1C = jnp.max(jnp.abs(x_GIC), axis=1, keepdims=True)
@@ -118,13 +118,13 @@ def _exponent(x: jax.Array) -> jax.Array:
   return jnp.frexp(x)[1] - 1
 
 
-def _padded(x_RC: jax.Array, block: int) -> jax.Array:
+def _pad(x_RC: jax.Array, block: int) -> jax.Array:
   x_RC = x_RC.astype(jnp.float32)
   return jnp.pad(x_RC, ((0, -x_RC.shape[0] % block), (0, 0)))
 
 
 def _blocks(x_RC: jax.Array, block: int) -> jax.Array:
-  return _padded(x_RC, block).reshape(-1, block, x_RC.shape[1])
+  return _pad(x_RC, block).reshape(-1, block, x_RC.shape[1])
 
 
 def _rows(x_GIC: jax.Array, like_RC: jax.Array) -> jax.Array:
@@ -149,11 +149,11 @@ def _integers(bits: int) -> Codec:
   )
 
 
-def _microscaled(name: str, element: Minifloat) -> Codec:
+def _make_microscaled(name: str, element: Minifloat) -> Codec:
   return Codec(
     f'mxfp6 {name}',
     6 + 8 / MX_BLOCK,
-    functools.partial(microscaled, element=element),
+    functools.partial(microscale, element=element),
   )
 
 
@@ -166,6 +166,6 @@ CODECS = (
     for elements in reference.ELEMENTS
   ),
   *(_integers(bits) for bits in (8, 6, 4)),
-  _microscaled('e2m3', E2M3),
-  _microscaled('e3m2', E3M2),
+  _make_microscaled('e2m3', E2M3),
+  _make_microscaled('e3m2', E3M2),
 )

@@ -170,8 +170,8 @@ def side_by_side(
   completed = jobs.run(
     list(by_job),
     at_once,
-    started=watch.started,
-    ended=watch.ended,
+    on_start=watch.on_start,
+    on_end=watch.on_end,
     tick=watch.tick,
   )
   if not completed:
@@ -191,11 +191,11 @@ class _Watch:
     self._looked = time.monotonic()
     self.failed: list[str] = []
 
-  def started(self, job: jobs.Job) -> None:
+  def on_start(self, job: jobs.Job) -> None:
     self._running.append(job)
     print(f'{job.name}: started; {job.log}', flush=True)
 
-  def ended(self, job: jobs.Job, status: int, seconds: float) -> None:
+  def on_end(self, job: jobs.Job, status: int, seconds: float) -> None:
     self._running.remove(job)
     print(f'{job.name}: ended after {seconds:.0f} s.', flush=True)
     if status or missing([self._runs[job]], self._asking):

@@ -77,7 +77,7 @@ def run(engine, asked):
 
 
 def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
-  with compilations.seen() as seen:
+  with compilations.record() as seen:
     before = [run(engine, requests(engine, 0)) for _ in range(2)]
     for one in requests(engine, 1):
       run(engine, [one])
@@ -89,7 +89,7 @@ def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
   while compiling.is_alive() or not engine.is_idle:
     engine.advance() if not engine.is_idle else compiling.join()
   assert engine.rounds.scored == CHUNK and not engine.rounds.waiting
-  with compilations.seen() as seen:
+  with compilations.record() as seen:
     after = run(engine, requests(engine, 0))
     run(engine, requests(engine, 2))
   assert not seen
@@ -105,6 +105,6 @@ def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
         atol=1e-5,
       )
   # A cold engine's first scored prompt would compile: the counter counts.
-  with compilations.seen() as seen:
+  with compilations.record() as seen:
     jax.jit(lambda x: x + 41)(np.zeros(3))
   assert seen

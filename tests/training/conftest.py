@@ -8,4 +8,4 @@ from experiments.benchmarks import compilations as compilations_lib
 @pytest.fixture
 def compilations():
   """`with compilations() as seen:` has an entry for each XLA compilation."""
-  return compilations_lib.seen
+  return compilations_lib.record

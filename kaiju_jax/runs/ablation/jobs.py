@@ -53,8 +53,8 @@ def run(
   jobs: Sequence[Job],
   at_once: int,
   *,
-  started: Callable[[Job], None],
-  ended: Callable[[Job, int, float], None],
+  on_start: Callable[[Job], None],
+  on_end: Callable[[Job, int, float], None],
   tick: Callable[[], None],
 ) -> bool:
   """Runs all jobs, `at_once` of them at a time; a failure stops no other job.
@@ -65,8 +65,8 @@ def run(
   Args:
     jobs: the jobs, in the order in which they start.
     at_once: the number of places for running jobs.
-    started: called with each job as it starts.
-    ended: called with each job, its exit status (negative: the signal that
+    on_start: called with each job as it starts.
+    on_end: called with each job, its exit status (negative: the signal that
       ended it) and its seconds.
     tick: called about ten times a second.
 
@@ -86,7 +86,7 @@ def run(
       status = current.process.poll()
       if status is not None:
         del running[place]
-        ended(current.job, status, time.monotonic() - current.started)
+        on_end(current.job, status, time.monotonic() - current.started)
 
   with _interruptions() as interruptions:
     try:
@@ -94,7 +94,7 @@ def run(
         for place in range(at_once):
           if waiting and place not in running:
             job = waiting.pop()
-            started(job)
+            on_start(job)
             process = _start(job, slices[place])
             running[place] = _Running(job, process, time.monotonic())
         time.sleep(_POLL)

@@ -110,8 +110,8 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
     whole = jobs.run(
       [_job(chunk) for chunk in chunks],
       min(places, shares),
-      started=watch.started,
-      ended=watch.ended,
+      on_start=watch.on_start,
+      on_end=watch.on_end,
       tick=watch.tick,
     )
   if not whole:

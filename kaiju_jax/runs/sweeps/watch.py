@@ -65,10 +65,10 @@ class Watch:
   def __exit__(self, *_) -> None:
     self._progress.stop()
 
-  def started(self, job: jobs.Job) -> None:
+  def on_start(self, job: jobs.Job) -> None:
     """Notes a process that starts; nothing is shown."""
 
-  def ended(self, job: jobs.Job, status: int, seconds: float) -> None:
+  def on_end(self, job: jobs.Job, status: int, seconds: float) -> None:
     """Says which process failed."""
     if status > 0 and status != 130:
       self._say(f'failed with status {status}: {job.name}; see {job.log}')

@@ -46,7 +46,7 @@ def _arms():
 def test_arms_move_matmuls_to_int8():
   int8, total = {}, {}
   for arm, experiment in _arms().items():
-    operations = layer_block.counted(experiment)
+    operations = layer_block.count_operations(experiment)
     int8[arm] = operations.get('s8×s8→s32', 0)
     total[arm] = sum(operations.values())
   assert int8['bf16'] == 0

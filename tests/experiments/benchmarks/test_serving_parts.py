@@ -35,7 +35,7 @@ def test_a_load_is_served_in_its_order_and_time(engine):
   arrivals = load.arrivals(SMALL)
   arrivals[3] = arrivals[3]._replace(seconds=0.5)
   arrivals[4] = arrivals[4]._replace(seconds=0.5)
-  with compilations.seen() as compiled:
+  with compilations.record() as compiled:
     timelines = engine_serving.serve(engine, arrivals)
   assert not compiled
   for arrival, timeline in zip(arrivals, timelines):
@@ -72,7 +72,7 @@ def test_long_prompts_delay_running_answers_by_a_chunk_at_most(engine):
   prefill = engine.rounds.prefill
   engine.rounds.prefill = lambda *x: calls.append(x) or prefill(*x)
   try:
-    found = serving_parts.between(engine, 2, 300, 20)
+    found = serving_parts.measure_gaps(engine, 2, 300, 20)
   finally:
     del engine.rounds.prefill
   # Each round while prompts enter runs one call, of at most a chunk.

@@ -37,21 +37,21 @@ def test_matrices_stand_with_d_first_and_layers_side_by_side():
 
 def test_workers_are_joined_and_turned():
   one, two = ({'w_DF': np.full((3, 2), value)} for value in (1, 2))
-  joined = gradient_capture.joined([one, two])
+  joined = gradient_capture.join([one, two])
   assert joined['w_DF'].tolist() == [[1, 1, 2, 2]] * 3
-  across = gradient_capture.joined([one, two], across=True)
+  across = gradient_capture.join([one, two], across=True)
   assert across['w_DF'].tolist() == [[1] * 3, [1] * 3, [2] * 3, [2] * 3]
 
 
 def test_pooled_blocks_keep_their_rows():
   x_RC = np.arange(64 * 3).reshape(64, 3)
-  pooled = gradient_capture.pooled({'a': x_RC, 'b': -x_RC[:32]})
+  pooled = gradient_capture.pool({'a': x_RC, 'b': -x_RC[:32]})
   assert pooled.shape == (32, 9)
   np.testing.assert_array_equal(pooled[:, :3], x_RC[:32])
   np.testing.assert_array_equal(pooled[:, 3:6], x_RC[32:])
   np.testing.assert_array_equal(pooled[:, 6:], -x_RC[:32])
   with pytest.raises(ValueError, match='a: 33 rows are no multiple of 32'):
-    gradient_capture.pooled({'a': np.ones((33, 1))})
+    gradient_capture.pool({'a': np.ones((33, 1))})
 
 
 @pytest.mark.slow

@@ -25,11 +25,11 @@ class Record:
     self.statuses = {}
     self.ticks = 0
 
-  def started(self, job):
+  def on_start(self, job):
     self.running += 1
     self.most = max(self.most, self.running)
 
-  def ended(self, job, status, seconds):
+  def on_end(self, job, status, seconds):
     self.running -= 1
     self.statuses[job.name] = status
 
@@ -40,8 +40,8 @@ class Record:
     return jobs.run(
       all_jobs,
       at_once,
-      started=self.started,
-      ended=self.ended,
+      on_start=self.on_start,
+      on_end=self.on_end,
       tick=self.tick,
     )
 
@@ -184,7 +184,7 @@ def test_a_job_that_does_not_stop_is_killed_with_its_children(
 
 def test_an_interruption_at_a_start_leaves_no_job_behind(tmp_path):
   record = Record()
-  record.started = lambda job: os.kill(os.getpid(), signal.SIGINT)
+  record.on_start = lambda job: os.kill(os.getpid(), signal.SIGINT)
   assert not record.run([job(tmp_path, 'a', 'import time; time.sleep(60)')], 1)
   assert record.statuses == {'a': -signal.SIGTERM}
 

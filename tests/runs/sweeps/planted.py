@@ -19,16 +19,16 @@ class Jobs:
     self._loss = loss
     monkeypatch.setattr(jobs, 'run', self._run)
 
-  def _run(self, wanted, at_once, *, started, ended, tick):
+  def _run(self, wanted, at_once, *, on_start, on_end, tick):
     import pathlib
 
     for job in wanted:
-      started(job)
+      on_start(job)
       for folder in map(pathlib.Path, job.command[3:]):
         self.folders.append(folder)
         loss = self._loss(workdir.load_experiment(folder))
         if loss is not None:
           files.write_json(folder / grid.RESULT, {'loss': loss})
-      ended(job, 0, 1.0)
+      on_end(job, 0, 1.0)
       tick()
     return True
