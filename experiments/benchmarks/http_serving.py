@@ -102,8 +102,8 @@ def over_http(
   """Serves a load over HTTP in real time, greedily.
 
   Returns:
-    The timelines, in the order of the arrivals. Of their tokens it is known
-    when they came, not which they are.
+    The timelines, in the order of the arrivals. They hold when tokens came, not
+    which they are.
   """
   worker = server.context.worker
   asyncio.run(worker.call(lambda: engine_serving.forget(worker.engine)))

@@ -1,4 +1,4 @@
-"""What a card carries for other programs: kept as data, without what executes.
+"""Extensions of cards: other programs' data, kept without anything executable.
 
 Programs put scripts, patterns, markup and addresses of pictures into a card's
 `extensions`. Nothing here ever reads them. They are dropped all the same, so

@@ -1,4 +1,4 @@
-"""How large may the batch be, and when? Branches of one run, and three runs.
+"""Measures the critical batch: branches of one run, then three whole runs.
 
 At several places of a run with a small batch, branches train on equally many
 tokens with m times as many microbatches, at √m times the rate that the run had

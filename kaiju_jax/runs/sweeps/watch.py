@@ -1,4 +1,4 @@
-"""What a person sees of a grid of runs: how much is done, and the time left."""
+"""Shows a grid of runs at a terminal: the share done, and the time left."""
 
 from collections.abc import Callable
 from collections.abc import Iterable

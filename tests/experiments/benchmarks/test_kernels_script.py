@@ -20,14 +20,14 @@ def test_every_part_is_a_module(tmp_path, autotune):
 
 def test_parts_are_chosen_by_their_beginning(tmp_path):
   every = bench_kernels.parts(tmp_path, False)
-  assert list(bench_kernels.chosen(every, ['squ', 'block'])) == [
+  assert list(bench_kernels.choose(every, ['squ', 'block'])) == [
     'squinch',
     'block_13b',
     'block_110b',
   ]
-  assert bench_kernels.chosen(every, None) == every
+  assert bench_kernels.choose(every, None) == every
   with pytest.raises(ValueError, match="--only: 'matmul' begins none of visib"):
-    bench_kernels.chosen(every, ['squinch', 'matmul'])
+    bench_kernels.choose(every, ['squinch', 'matmul'])
 
 
 @pytest.mark.parametrize(
