@@ -13,8 +13,9 @@ is. A student then reads the targets beside its rows:
         --config.data.teacher=runs/targets
 
 Rows, batches and order of the student's text may be any; the tokenizer must be
-the teacher's. Some entries of each distribution are drawn, without bias (`--method`, `--draws`; kaiju_jax/distillation/sample.py). Ctrl-C
-saves, and the same command goes on.
+the teacher's. Some entries of each distribution are drawn, without bias
+(`--method`, `--draws`; kaiju_jax/distillation/sample.py). Ctrl-C saves, and the
+same command goes on.
 """
 
 from collections.abc import Sequence
