@@ -17,6 +17,8 @@ from kaiju_jax.kernels import dispatch
 from tests import compiled
 import tpu_gpu_configs
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.mark.parametrize(
   'name', compiled.on('cpu_8', 'h100_512', 'v5p_1024', 'v6e_256')
@@ -118,8 +120,6 @@ for name in ('jax_plugins', 'libtpu'):
   sys.modules[name] = None
 from kaiju_jax.aot import devices
 import tpu_gpu_configs
-
-pytestmark = pytest.mark.versions
 try:
   devices.find(tpu_gpu_configs.load(sys.argv[1]))
 except devices.MissingPlugin as error:

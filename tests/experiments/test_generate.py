@@ -228,8 +228,10 @@ def test_bad_logits_of_one_prompt_leave_the_others_text(generator, monkeypatch):
   prefill = rounds.prefill
 
   def broken(chunks, shape):
-    packed = prefill(chunks, shape)
-    return packed.at[0, 0].set(-1) if chunks[0].row == 0 else packed
+    done = prefill(chunks, shape)
+    if chunks[0].row:
+      return done
+    return done._replace(packed=done.packed.at[0, 0].set(-1))
 
   monkeypatch.setattr(rounds, 'prefill', broken)
   out = io.StringIO()

@@ -113,10 +113,10 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
 ):
   commands = []
 
-  def run_all(jobs_, at_once, *, started, ended, tick):
+  def run_all(jobs_, at_once, *, on_start, on_end, tick):
     assert at_once == 2
     for job in jobs_:
-      started(job)
+      on_start(job)
       commands.append(job.command)
       named = dict(word[2:].split('=') for word in job.command[3:])
       arm, seed = named['arms'], int(named['seeds'])
@@ -129,7 +129,7 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
         (
           job.log.parent / f'needle.questions{named["questions"]}.seed0.json'
         ).write_text(json.dumps([record._asdict() for record in records]))
-      ended(job, 0, 1.0)
+      on_end(job, 0, 1.0)
     return seed < 3
 
   monkeypatch.setattr(needle_runs.jobs, 'run', run_all)

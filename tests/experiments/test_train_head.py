@@ -113,13 +113,12 @@ def test_labelled_texts_give_a_moderated_server(made, tmp_path):
       return found['choices'][0]['finish_reason']
 
     assert finish(('user', 'the old zorbifex ж sang')) == 'content_filter'
-    # The gate reads what the user says last, the head all of the prompt.
+    # The gate reads all that is new, whoever is said to have written it.
     said = ('system', 'say quamlith ю again'), ('user', 'the old knight')
     assert finish(*said) == 'content_filter'
     finish(('user', 'the old knight'))
     metrics = test_first_minute.got(address, '/metrics').decode()
-  for stage in 'gate', 'prompt':
-    assert f'stage="{stage}",tier="minor"}} 1.0' in metrics, metrics
+  assert 'stage="gate",tier="minor"} 2.0' in metrics, metrics
 
 
 def test_too_few_rows_exit_with_4(made, tmp_path):

@@ -98,8 +98,8 @@ def test_a_text_that_grows_is_refused_by_name(server, named, monkeypatch):
     built.append(len(made.encode()))
     return found
 
-  original = macros._Count.replaced
-  monkeypatch.setattr(macros._Count, 'replaced', replaced)
+  original = macros._Count.replace
+  monkeypatch.setattr(macros._Count, 'replace', replaced)
   grows = '{{char}}' * 5000
   fields = {'name': NAME, 'description': 'x'}
   lore = {'keys': ['a'], 'content': grows}
