@@ -168,7 +168,11 @@ def connect(path: str) -> sqlite3.Connection:
 def _prepare(path: str) -> None:
   connection = connect(path)
   try:
+    # In a transaction, because another process may make the tables between two
+    # reads.
+    connection.execute('BEGIN')
     is_ours = _recognize(connection, path)
+    connection.execute('COMMIT')
     (mode,) = connection.execute('PRAGMA journal_mode=WAL').fetchone()
     if mode != 'wal':
       raise ValueError(

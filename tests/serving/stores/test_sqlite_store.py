@@ -220,6 +220,32 @@ def test_processes_share_a_file(tmp_path):
     assert said == [f'{name} {turn}' for turn in range(100)]
 
 
+def test_a_file_is_recognized_while_another_process_makes_it(
+  tmp_path, monkeypatch
+):
+  path = str(tmp_path / 'a.sqlite')
+  change(path, 'PRAGMA journal_mode=WAL')
+  connect = sqlite_file.connect
+  made = []
+
+  def make_beside(statement):
+    if 'user_version' in statement and not made:
+      made.append(path)
+      sqlite_file.make(path)
+
+  def watched(path):
+    connection = connect(path)
+    if not made:
+      connection.set_trace_callback(make_beside)
+    return connection
+
+  monkeypatch.setattr(sqlite_file, 'connect', watched)
+  store = opened(path)
+  assert made
+  assert store.characters('ann') == ()
+  store.close()
+
+
 @pytest.mark.slow
 def test_processes_make_a_file_together(tmp_path):
   program = (
