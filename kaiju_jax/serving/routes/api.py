@@ -1,9 +1,10 @@
-"""The application: all routes, with the layers around them.
+"""The application: all routes, and the handlers of the smaller ones.
 
     app = api.app(context)
 
-OpenAI's form (/v1/chat/completions, /v1/completions, /v1/models), characters
-and sessions, the page, and what operators read.
+It serves OpenAI's form (/v1/chat/completions, /v1/completions, /v1/models),
+characters and sessions, the page, and the operators' addresses (/healthz,
+/readyz, /metrics).
 """
 
 import asyncio
@@ -33,7 +34,7 @@ _LISTED = 1000
 
 
 def app(context: context_lib.Context) -> types.ASGIApp:
-  """Returns the application of a server whose parts are `context`."""
+  """Returns the ASGI application of a server whose parts are `context`."""
   routes = [
     *_page_routes(),
     routing.Route('/v1/chat/completions', chat.completions, methods=['POST']),
@@ -48,7 +49,7 @@ def app(context: context_lib.Context) -> types.ASGIApp:
     routing.Route('/readyz', readyz, methods=['GET']),
   ]
   if context.access.is_local:
-    # Where others come in, metrics have a port of their own.
+    # A server that other machines reach has a separate port for metrics.
     routes.append(routing.Route('/metrics', show_metrics, methods=['GET']))
   made = applications.Starlette(
     routes=routes, exception_handlers=errors.HANDLERS
@@ -58,7 +59,7 @@ def app(context: context_lib.Context) -> types.ASGIApp:
 
 
 async def models(request: http.Request) -> responses.Response:
-  """GET /v1/models: the model, and it with each character."""
+  """GET /v1/models: lists the model, and `MODEL/CHARACTER` per character."""
   context, caller = await asking.authorize(request)
   found = await context.run_store(
     context.store.characters, caller.owner, _LISTED
@@ -71,7 +72,7 @@ async def models(request: http.Request) -> responses.Response:
 
 
 async def model(request: http.Request) -> responses.Response:
-  """GET /v1/models/{id}"""
+  """GET /v1/models/{id}: describes the model, or it with a character."""
   context, caller = await asking.authorize(request)
   name = request.path_params['id']
   character = asking.find_character(context, name, None)
@@ -84,7 +85,7 @@ async def model(request: http.Request) -> responses.Response:
 
 
 async def server(request: http.Request) -> responses.Response:
-  """GET /v1/server: what the page tells its reader of the server."""
+  """GET /v1/server: describes the model, moderation, and compilations."""
   context = request.app.state.context
   context.access.caller(request)
   worker = context.worker
@@ -97,7 +98,7 @@ async def server(request: http.Request) -> responses.Response:
       'context': context.model.length,
       'moderated': context.moderator.mode != 'unmoderated',
       'guided': context.guide is not None,
-      # Compilations that were left for after the start: none is waited for.
+      # Programs still compile after the start; no request waits for one.
       'warm': {
         'ready': worker.compilations - worker.engine.rounds.waiting,
         'of': worker.compilations,
@@ -108,14 +109,14 @@ async def server(request: http.Request) -> responses.Response:
 
 
 async def key(request: http.Request) -> responses.Response:
-  """POST /v1/key: has the page's browser keep the key that it bears."""
+  """POST /v1/key: stores the request's key as a cookie of the browser."""
   cookie = request.app.state.context.access.cookie(request)
   headers = {} if cookie is None else {'Set-Cookie': cookie}
   return responses.Response(status_code=204, headers=headers)
 
 
 async def healthz(request: http.Request) -> responses.Response:
-  """GET /healthz: 200 while the engine's thread lives."""
+  """GET /healthz: answers 200 while the engine's thread lives."""
   context = request.app.state.context
   if context.worker.is_alive:
     return responses.PlainTextResponse('ok\n')
@@ -123,7 +124,7 @@ async def healthz(request: http.Request) -> responses.Response:
 
 
 async def readyz(request: http.Request) -> responses.Response:
-  """GET /readyz: 200 while requests are taken, and what is said is kept."""
+  """GET /readyz: answers 200 while requests are taken and can be stored."""
   context = request.app.state.context
   if context.moderator.mode == 'closed':
     return responses.PlainTextResponse(f'{context_lib.CLOSED}\n', 503)
@@ -138,14 +139,14 @@ async def readyz(request: http.Request) -> responses.Response:
 
 
 async def show_metrics(request: http.Request) -> responses.Response:
-  """GET /metrics: for Prometheus; in a thread, because it waits for a round."""
+  """GET /metrics: answers Prometheus, from a thread that waits for a round."""
   context = request.app.state.context
   context.access.caller(request)
   return await asyncio.to_thread(context.metrics.answer, request)
 
 
 def _page_routes() -> list[routing.Route]:
-  """Returns the addresses of the page's files; '/' is index.html."""
+  """Returns the routes of the page's files; '/' is index.html."""
   folder = importlib.resources.files('kaiju_jax.serving').joinpath('page')
   return [
     _page_route(file.name, file.read_bytes())

@@ -1,4 +1,4 @@
-"""The steps that both completions endpoints share, from access to engine."""
+"""The steps that endpoints share: access, body, gate, engine, answer."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -25,17 +25,18 @@ from kaiju_jax.serving.safety import stored_texts
 from kaiju_jax.serving.stores import characters
 
 _Kind = TypeVar('_Kind')
-# The gate takes as long for a character as other work for so many bytes.
+# Bytes of other work that take as long as the gate takes per character.
 _JUDGED = 64
 
 
 async def authorize(
   request: http.Request,
 ) -> tuple[context_lib.Context, auth.Caller]:
-  """Returns the server's parts and the caller, if the caller has access.
+  """Returns the server's parts and the caller, and counts the request.
 
   Raises:
-    errors.ApiError: 401, 403, 429, or 503 while the server stops.
+    errors.ApiError: 401 or 403 without access; 429 for too many requests; 503
+      while the server stops.
   """
   context: context_lib.Context = request.app.state.context
   found = context.access.caller(request)
@@ -52,10 +53,17 @@ async def body(
   who: auth.Caller,
   most: int = bodies.MOST,
 ) -> bytes:
-  """Returns a request's body, counted as its owner's.
+  """Reads a request's body, and counts its bytes against the owner's limits.
+
+  Args:
+    request: a request whose body has not been read.
+    context: the server's parts.
+    who: the caller.
+    most: the largest size, in bytes.
 
   Raises:
-    errors.ApiError: 413, or 429.
+    errors.ApiError: 413 for a larger body; 429 when the owner's limits are
+      used up.
   """
   found = await bodies.read(request, most)
   context.limits.text(who.owner, len(found), who.rate)
@@ -68,13 +76,13 @@ async def parse_fields(
   who: auth.Caller,
   kind: type[_Kind],
 ) -> _Kind:
-  """Returns the fields of a request's body.
+  """Reads a request's body as JSON, and returns its checked fields.
 
   Args:
-    request: whose body nobody has read.
-    context: of the server.
-    who: asks.
-    kind: one of `fields`.
+    request: a request whose body has not been read.
+    context: the server's parts.
+    who: the caller.
+    kind: a class of `fields.py`.
 
   Raises:
     errors.ApiError: 400, 413, 415 or 429.
@@ -89,10 +97,16 @@ async def parse_fields(
 def find_character(
   context: context_lib.Context, model: str, character: str | None
 ) -> str | None:
-  """Returns the character that is meant, which `MODEL/CHARACTER` names too.
+  """Returns the id of the character that a request names; None for none.
+
+  Args:
+    context: the server's parts.
+    model: the field `model`: the served model's name, or `MODEL/CHARACTER`.
+    character: the field `character`; None where the request has none.
 
   Raises:
-    errors.ApiError: another model, or two characters.
+    errors.ApiError: 404 for another model; 400 where the two fields name two
+      characters.
   """
   name, _, named = model.removeprefix(context.model.name).partition('/')
   if not model.startswith(context.model.name) or name:
@@ -115,21 +129,22 @@ async def replies(
   requests: Sequence[request_lib.Request],
   said: str = '',
 ) -> reply_lib.Choices:
-  """Returns the replies to requests, which the engine has taken.
+  """Submits requests to the engine, and returns their replies.
 
-  The answer's slot and the engine's sequences are the exchange's: they end with
-  it, unless `Choices.close` came first.
+  Takes one of the owner's slots for the answer. The exchange frees the slot and
+  cancels the sequences when it ends, unless `Choices.close` has done so.
 
   Args:
-    exchange: of the request.
-    context: of the server.
-    who: asks, and has a slot for the answer.
-    watch: what judges them.
-    requests: what the engine is asked.
-    said: what the user wrote.
+    exchange: the HTTP request's account.
+    context: the server's parts.
+    who: the caller.
+    watch: judges the prompts and the replies.
+    requests: the engine's requests, one per choice.
+    said: the user's text, which is judged with each reply.
 
   Raises:
-    errors.ApiError: it is too busy, or refuses one of them.
+    errors.ApiError: 429 if the owner has too many answers open, or the engine
+      is too busy; 503 if it has stopped; 400 if it refuses a request.
   """
   came = time.perf_counter()
   slot = context.limits.stream(who.owner, who.rate)
@@ -159,7 +174,7 @@ async def replies(
 async def _submit(
   context: context_lib.Context, requests: Sequence[request_lib.Request]
 ) -> list[worker_lib.Stream]:
-  """Returns the engine's streams; its refusals become the API's."""
+  """Returns the engine's streams; raises its refusals as `errors.ApiError`."""
   try:
     return await context.worker.submit(*requests)
   except request_lib.Busy as error:
@@ -178,7 +193,7 @@ def _account(
   requests: Sequence[request_lib.Request],
   found: Sequence[reply_lib.Reply],
 ) -> None:
-  """Notes what replies took; choices of one prompt count its tokens once."""
+  """Notes the replies' tokens for the log; counts a shared prompt once."""
   firsts = {id(one.tokens): n for n, one in reversed([*enumerate(requests)])}
   exchange.prompt = sum(len(requests[n].tokens) for n in firsts.values())
   exchange.cached = sum(found[n].reused for n in firsts.values())
@@ -189,12 +204,15 @@ def _account(
 
 
 def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
-  """Returns what notes the times of a reply's tokens.
+  """Returns a function that a reply calls with each group of new tokens.
+
+  It observes the time to the first token, the queue and the gaps between
+  tokens.
 
   Args:
-    metrics: of the server.
-    came: when its request came, by `time.perf_counter`.
-    prompt: tokens of its prompt.
+    metrics: the server's.
+    came: the time at which the request came, by `time.perf_counter`.
+    prompt: the number of the prompt's tokens.
   """
   last = None
 
@@ -220,19 +238,20 @@ async def judge_request(
   text: str,
   param: str = 'messages',
 ) -> tuple[moderation.Watch, bool]:
-  """Returns the request's judge, and whether the gate refuses its text.
-
-  The gate takes milliseconds, so that it runs beside the event loop.
+  """Reads a request's new text with the gate.
 
   Args:
-    context: of the server.
-    who: wrote the text.
-    text: what is new.
+    context: the server's parts.
+    who: the caller, whose age sets the thresholds.
+    text: the text that no earlier request had judged.
     param: the request's field that holds it.
+
+  Returns:
+    The watch that judges this request's reply; whether the gate blocks it.
 
   Raises:
     errors.ApiError: 503 where there is a gate and no token-level head; 400
-      for a text that is longer than what the gate reads.
+      for a text that is longer than the gate reads at once.
   """
   watch = _watch(context, who.age, who.owner)
   if watch.mode == 'moderated' and len(text) > gate.MOST:
@@ -256,17 +275,18 @@ async def check_stored(
   name: str,
   is_public: bool = False,
 ) -> None:
-  """Raises an error if the gate blocks any text of a value to be stored.
+  """Refuses a value to be stored if the gate blocks any of its strings.
 
   Args:
-    context: of the server.
-    who: asks.
+    context: the server's parts.
+    who: the caller.
     value: dataclasses, mappings, sequences and strings.
-    name: what the request calls it.
-    is_public: whether all may see it: then minors' thresholds count.
+    name: the request's field that holds the value.
+    is_public: whether all owners may see it: then minors' thresholds apply.
 
   Raises:
-    errors.ApiError: 400; 503 where nothing is answered, or the gate fails.
+    errors.ApiError: 400 for a blocked string; 503 where the gate fails, or
+      there is a gate and no token-level head.
   """
   watch = _watch(context, None if is_public else who.age, who.owner)
   if watch.mode == 'unmoderated':
@@ -283,7 +303,7 @@ async def check_stored(
     return
   context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
   if verdict.has_failed:
-    # No head reads what is shown of it, so that nothing stands in for the gate.
+    # A stored text is shown without the head's scores: only the gate reads it.
     raise errors.unavailable(f'{name}: the safety gate cannot read it now.')
   raise errors.invalid(
     f'{name}: refused by the safety gate.', name, 'content_filter'
@@ -302,12 +322,15 @@ def page(
   found: Sequence[characters.Character | characters.Session],
   most: int,
 ) -> dict[str, Any]:
-  """Returns a page of a listing; `after` is the query that goes on behind it.
+  """Returns a page of a listing, in OpenAI's form.
 
   Args:
-    data: what is listed.
-    found: the same, as the store has it.
-    most: entries of a page.
+    data: the entries as plain data.
+    found: the same entries as the store returned them.
+    most: the largest number of entries per page.
+
+  Returns:
+    The page; the query parameter `after` set to its `after` gives the next one.
   """
   return {
     'object': 'list',
@@ -318,22 +341,22 @@ def page(
 
 
 def too_long(message: str, param: str) -> errors.ApiError:
-  """400: prompt and reply are more than the model takes."""
+  """Returns a 400: a text is too long for the model or for its field."""
   return errors.invalid(message, param, 'context_length_exceeded')
 
 
 def check_limit(
   context: context_lib.Context, field: str, limit: int | None
 ) -> None:
-  """Refuses a reply that the model cannot hold, however short its prompt.
+  """Refuses a limit of a reply that leaves no room for a prompt.
 
   Args:
-    context: of the server.
-    field: the request's, that names the limit.
-    limit: tokens; None where the client named none.
+    context: the server's parts.
+    field: the request's field that holds the limit.
+    limit: tokens of the reply; None where the client named none.
 
   Raises:
-    errors.ApiError: names the field, its value and the room.
+    errors.ApiError: 400; names the field, its value and the model's length.
   """
   if limit is not None and limit >= context.model.length:
     raise too_long(
@@ -344,10 +367,10 @@ def check_limit(
 
 
 def guide(context: context_lib.Context) -> request_lib.Guide:
-  """Returns how guided requests search.
+  """Returns the settings of a guided request's search.
 
   Raises:
-    errors.ApiError: there is no token-level head to guide them.
+    errors.ApiError: 400; there is no token-level head to guide it.
   """
   if context.guide is None:
     raise errors.invalid(
@@ -361,10 +384,10 @@ def guide(context: context_lib.Context) -> request_lib.Guide:
 async def answer_client(
   request: http.Request, answer: Coroutine[Any, Any, dict]
 ) -> dict:
-  """Returns an answer; stops to make it when the client has left.
+  """Awaits an answer, and cancels it if the client leaves first.
 
   Raises:
-    asyncio.CancelledError: nobody waits for the answer any more.
+    asyncio.CancelledError: the client has left.
   """
   made = asyncio.ensure_future(answer)
   gone = asyncio.ensure_future(_wait_for_disconnect(request))

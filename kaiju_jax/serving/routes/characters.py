@@ -1,7 +1,8 @@
-"""/v1/characters: make, change, show, export and remove characters.
+"""/v1/characters: makes, changes, shows, exports and removes characters.
 
-Others see of a public character what its list shows; what its author wrote for
-the model (description, scenario, lore, …) is the author's alone.
+Other owners see the name, creator, notes, tags and version name of a public
+character. Only its author sees the texts for the model (description, scenario,
+lore, …).
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ _PUBLIC = ('name', 'creator', 'notes', 'tags', 'version_name')
 
 
 async def list_all(request: http.Request) -> responses.Response:
-  """GET /v1/characters: the caller's own ones and those open to all."""
+  """GET /v1/characters: lists the caller's own and all public characters."""
   context, caller = await asking.authorize(request)
   after = request.query_params.get('after', '')
 
@@ -49,14 +50,14 @@ async def list_all(request: http.Request) -> responses.Response:
 
 
 async def create(request: http.Request) -> responses.Response:
-  """POST /v1/characters: from fields, or from a card in JSON or PNG."""
+  """POST /v1/characters: makes a character of fields, or of a card."""
   context, caller = await asking.authorize(request)
   written, is_public = await _read_body(request, context, caller)
   return await _publish(context, caller, written, None, bool(is_public))
 
 
 async def show(request: http.Request) -> responses.Response:
-  """GET /v1/characters/{id}"""
+  """GET /v1/characters/{id}: shows a character and its live version."""
   context, caller = await asking.authorize(request)
   character, version = await _find(context, caller, request)
   return responses.JSONResponse(_show(character, version, caller))
@@ -77,7 +78,7 @@ async def publish(request: http.Request) -> responses.Response:
 
 
 async def remove(request: http.Request) -> responses.Response:
-  """DELETE /v1/characters/{id}"""
+  """DELETE /v1/characters/{id}: removes a character of the caller's."""
   context, caller = await asking.authorize(request)
   name = request.path_params['id']
   await context.run_store(context.store.remove, caller.owner, name)
@@ -87,7 +88,7 @@ async def remove(request: http.Request) -> responses.Response:
 
 
 async def versions(request: http.Request) -> responses.Response:
-  """GET /v1/characters/{id}/versions: its author's alone."""
+  """GET /v1/characters/{id}/versions: lists all versions to their author."""
   context, caller = await asking.authorize(request)
   character, _ = await _find(context, caller, request, is_own=True)
   found = await context.run_store(
@@ -98,7 +99,7 @@ async def versions(request: http.Request) -> responses.Response:
 
 
 async def rolled_back(request: http.Request) -> responses.Response:
-  """POST /v1/characters/{id}/rollback: an earlier version is live again."""
+  """POST /v1/characters/{id}/rollback: makes an earlier version live."""
   context, caller = await asking.authorize(request)
   asked = await asking.parse_fields(
     request, context, caller, fields_lib.Rollback
@@ -122,7 +123,7 @@ async def rolled_back(request: http.Request) -> responses.Response:
 
 
 async def card(request: http.Request) -> responses.Response:
-  """GET /v1/characters/{id}/card?format=json|png: its author's alone."""
+  """GET /v1/characters/{id}/card?format=json|png: exports it to its author."""
   context, caller = await asking.authorize(request)
   _, version = await _find(context, caller, request, is_own=True)
   kind = request.query_params.get('format', 'json')
@@ -155,7 +156,12 @@ async def _find(
   request: http.Request,
   is_own: bool = False,
 ) -> tuple[characters.Character, characters.Version]:
-  """Returns a character that the caller may see, and its live version."""
+  """Returns a character that the caller may see, and its live version.
+
+  Raises:
+    errors.ApiError: 404 for no such character; 403 where it must be the
+      caller's own and is not.
+  """
   name = request.path_params['id']
   character = await context.run_store(
     context.store.character, caller.owner, name
@@ -169,7 +175,13 @@ async def _find(
 
 
 class _Written(NamedTuple):
-  """What a body says of a character, what was left out of it, its prefix."""
+  """A character as a body describes it.
+
+  Attributes:
+    fields: its texts.
+    notes: what was dropped of the card, a line each.
+    tokens: its prefix, int32 [L].
+  """
 
   fields: card_fields.Fields
   notes: Sequence[str]
@@ -179,7 +191,7 @@ class _Written(NamedTuple):
 async def _read_body(
   request: http.Request, context: context_lib.Context, caller: auth.Caller
 ) -> tuple[_Written, bool | None]:
-  """Returns a character, and whether all may see it, if the body says so."""
+  """Reads a character from a body; also its field `public`, None for none."""
   kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
   body = await asking.body(request, context, caller, bodies.MOST_OF_CARD)
 
@@ -215,7 +227,7 @@ def _parse(
 async def _publish(
   context, caller, written: _Written, name: str | None, is_public: bool
 ) -> responses.Response:
-  """Stores a version, and answers with it."""
+  """Judges and stores a version, and answers with it."""
   context.limits.prompt(caller.owner, len(written.tokens), caller.rate)
   await _check(context, caller, written.fields, is_public)
   version = await context.run_store(
@@ -237,7 +249,7 @@ async def _publish(
 async def _check(
   context, caller, written: card_fields.Fields, is_public: bool
 ) -> None:
-  """Refuses a card that the gate blocks, as written and as it greets."""
+  """Refuses a card if the gate blocks its texts or its expanded greetings."""
   size = sum(map(len, (written.greeting, *written.alternate_greetings)))
   greetings = await context.run_aside(size, lambda: turns.greetings(written))
   texts = written, greetings
@@ -245,10 +257,10 @@ async def _check(
 
 
 def _prefix(context, written: card_fields.Fields) -> np.ndarray:
-  """Returns a character's prefix; refuses texts that could never be told.
+  """Returns a character's prefix, int32 [L]; checks greetings and lore too.
 
   Raises:
-    errors.ApiError: names the field that is too long.
+    errors.ApiError: 400; names the field that is too long.
   """
   turns.greetings(written)
   try:
@@ -262,7 +274,7 @@ def _prefix(context, written: card_fields.Fields) -> np.ndarray:
 
 
 def _show(character, version, caller: auth.Caller) -> dict[str, Any]:
-  """Returns what a caller may know of a version."""
+  """Returns the part of a version that the caller may see, as plain data."""
   is_own = character.owner == caller.owner
   written = card_fields.dump(version.fields)
   if not (is_own or character.owner == characters.BUILT_IN):

@@ -1,9 +1,10 @@
-"""/v1/chat/completions: a chat, or a turn of a conversation that is kept here.
+"""/v1/chat/completions: answers a chat, or the next turn of a session.
 
-The way of a request: who asks, how often, what; what it is a turn of
-(`turns.py`); the gate; the engine; and token by token through moderation to the
-reader (`reply.py`). A reply that belongs to a session is stored when it ends,
-and as far as it came where its reader left.
+A request passes access and limits, its fields are parsed, `turns.py` makes its
+prompt, the gate reads its new text, the engine draws the reply, and moderation
+releases it piece by piece to the client (`reply.py`). A session's reply is
+stored when it ends. If the client leaves earlier, the part that was released is
+stored.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ from kaiju_jax.serving.routes import turns
 
 _LOG = logging.getLogger(__name__)
 _REFUSED = 'This message was refused.'
-# Replies that are stored after their readers have left; asyncio keeps none.
+# The tasks that store replies whose clients have left. asyncio itself keeps
+# only weak references to tasks.
 _KEEPING: set[asyncio.Task] = set()
 
 
@@ -35,7 +37,7 @@ async def completions(request: http.Request) -> responses.Response:
   """Answers POST /v1/chat/completions.
 
   Raises:
-    errors.ApiError: whatever is wrong with the request, or the server.
+    errors.ApiError: any fault of the request or the server.
   """
   context, caller = await asking.authorize(request)
   chat = await asking.parse_fields(request, context, caller, fields.Chat)
@@ -64,7 +66,7 @@ async def completions(request: http.Request) -> responses.Response:
 
 
 def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
-  """Returns what the engine is asked, one for each choice."""
+  """Returns the engine's requests, one per choice."""
   tokens = turn.prompt.tokens
   most = chat.limit or context.max_tokens
   guide = None
@@ -103,7 +105,7 @@ class _Answer:
     self._kept: set[int] = set()
 
   async def whole(self) -> dict[str, Any]:
-    """Returns the answer once it is whole."""
+    """Returns the whole answer, once all its choices have ended."""
     events = [[] for _ in self._replies]
     messages: dict[int, int | None] = {}
     async with self._served() as pieces:
@@ -129,7 +131,7 @@ class _Answer:
     return self._form.whole(choices, self._usage(), **kept)
 
   async def chunks(self) -> AsyncGenerator[bytes]:
-    """Yields the answer's stream; an error ends it without [DONE]."""
+    """Yields the events of the stream; after an error there is no [DONE]."""
     try:
       for index in range(len(self._replies)):
         yield self._chunk(index, {'role': 'assistant', 'content': ''})
@@ -160,7 +162,7 @@ class _Answer:
 
   @contextlib.asynccontextmanager
   async def _served(self):
-    """Gives the pieces; keeps what there is where the reader leaves."""
+    """Yields the pieces of the replies; stores cut replies at the end."""
     try:
       async with self._choices.serve() as pieces:
         yield pieces
@@ -172,7 +174,7 @@ class _Answer:
           task.add_done_callback(_forget)
 
   async def _keep(self, index: int, finish: str | None = None) -> int | None:
-    """Stores a reply; returns its id, if it has one."""
+    """Stores a reply; returns its message's id, or None without a session."""
     self._kept.add(index)
     reply = self._replies[index]
     return await self._turn.keep_reply(
@@ -204,7 +206,7 @@ class _Answer:
     )
 
   def _about(self, message: int | None) -> dict[str, Any]:
-    """Returns what OpenAI's form has no field for."""
+    """Returns the answer's field `kaiju`, for what OpenAI has no field for."""
     return {
       'session': self._turn.conversation,
       'message': message,
@@ -215,7 +217,7 @@ class _Answer:
 
 
 def _forget(task: asyncio.Task) -> None:
-  """Lets go of a reply that is stored, or could not be."""
+  """Drops a finished task of `_KEEPING`, and logs its error."""
   _KEEPING.discard(task)
   error = task.exception()
   if error is not None:
@@ -223,7 +225,7 @@ def _forget(task: asyncio.Task) -> None:
 
 
 def _refuse(form, chat: fields.Chat, turn: turns.Turn) -> responses.Response:
-  """Answers what the gate blocked, as what the token head blocks."""
+  """Answers a message that the gate blocked, as one that the head blocked."""
   message = {'role': 'assistant', 'content': '', 'refusal': _REFUSED}
   usage = answers.usage(len(turn.prompt.tokens), 0, 0)
 

@@ -1,7 +1,8 @@
-"""/v1/completions: plain text goes on; `echo` with `logprobs` scores a prompt.
+"""/v1/completions: continues plain text, or scores a prompt.
 
 A prompt given as text opens a document: the tokenizer's `bos_id` stands before
-it. A prompt given as tokens is taken as it is.
+it. A prompt given as tokens is used unchanged. `echo` with `logprobs` returns
+the prompt's log-probabilities.
 """
 
 from collections.abc import AsyncGenerator
@@ -26,7 +27,7 @@ async def completions(request: http.Request) -> responses.Response:
   """Answers POST /v1/completions.
 
   Raises:
-    errors.ApiError: whatever is wrong with the request, or the server.
+    errors.ApiError: any fault of the request or the server.
   """
   context, caller = await asking.authorize(request)
   asked = await asking.parse_fields(request, context, caller, fields.Completion)
@@ -76,7 +77,7 @@ async def completions(request: http.Request) -> responses.Response:
 def _refused(
   asked: fields.Completion, prompts: list['_Prompt']
 ) -> responses.Response:
-  """Answers what the gate blocked, as what the token head blocks."""
+  """Answers prompts that the gate blocked, as ones that the head blocked."""
   form = answers.Form('text_completion', asked.model)
   choices = [
     {
@@ -103,7 +104,7 @@ def _refused(
 
 @dataclasses.dataclass(frozen=True)
 class _Prompt:
-  """One prompt, as text and as tokens, and as which of them it was given."""
+  """A prompt as text and as tokens; `is_tokens` if it was given as tokens."""
 
   text: str
   tokens: np.ndarray
@@ -111,10 +112,10 @@ class _Prompt:
 
 
 def _prompt(context, given: str | list[int], limit: int) -> _Prompt:
-  """Returns a prompt; what cannot fit is neither encoded nor read.
+  """Returns a prompt; refuses one that cannot fit before it is encoded.
 
   Raises:
-    errors.ApiError: it is too long, or no tokens.
+    errors.ApiError: 400; the prompt is too long, or not valid tokens.
   """
   tokenizer = context.tokenizer
   if isinstance(given, str):
@@ -132,7 +133,7 @@ def _prompt(context, given: str | list[int], limit: int) -> _Prompt:
 
 
 def _refuse_long(context, tokens: int, limit: int) -> None:
-  """Refuses a prompt beside which there is no room for its answer."""
+  """Refuses a prompt that leaves no room for an answer of `limit` tokens."""
   asking.check_limit(context, 'max_tokens', limit)
   if tokens + limit > context.model.length:
     raise asking.too_long(
@@ -176,7 +177,7 @@ class _Answer:
     self._shown = [0] * len(self._replies)
 
   async def whole(self) -> dict:
-    """Returns the answer once it is whole."""
+    """Returns the whole answer, once all its choices have ended."""
     events = [[] for _ in self._replies]
     async with self._choices.serve() as pieces:
       async for index, piece in pieces:
@@ -194,12 +195,12 @@ class _Answer:
     return self._form.whole(choices, self._usage())
 
   async def chunks(self) -> AsyncGenerator[bytes]:
-    """Yields the answer's stream; an error ends it without [DONE]."""
+    """Yields the events of the stream; after an error there is no [DONE]."""
     try:
       async with self._choices.serve() as pieces:
         begun: set[int] = set()
         async for index, piece in pieces:
-          # With the first piece, because then its prompt is judged.
+          # The echo waits for the first piece: by then the prompt is judged.
           if self._echoed(index) and index not in begun:
             yield self._chunk(index, self._echoed(index))
           begun.add(index)
@@ -219,7 +220,7 @@ class _Answer:
     return self._asked.max_tokens == 0
 
   def _echoed(self, index: int) -> str:
-    """Returns the prompt, where it is to be shown and may be."""
+    """Returns the prompt to be echoed; '' without echo or if refused."""
     if not self._asked.echo or self._replies[index].is_prompt_refused:
       return ''
     return self._prompts[index].text
@@ -247,7 +248,7 @@ class _Answer:
     return self._form.chunk([self._choice(index, text, scored, finish)])
 
   def _scored(self, index: int, events) -> dict | None:
-    """Returns the log-probabilities of prompt and answer, as far as asked."""
+    """Returns the log-probabilities that were requested; None for none."""
     if self._asked.logprobs is None or self._replies[index].is_prompt_refused:
       return None
     tokens, scores = [], []
@@ -256,7 +257,7 @@ class _Answer:
       given = self._replies[index].prompt_log_probabilities
       tokens, scores = prompt.tokens.tolist(), [None, *given.tolist()]
       if not prompt.is_tokens:
-        # The client knows nothing of the token that opens the document.
+        # The client did not send the token that opens the document.
         tokens, scores = tokens[1:], scores[1:]
     if not self._draws_none:
       tokens = tokens + [one.token for one in events]

@@ -1,4 +1,7 @@
-"""The parts of a server that its endpoints use, made by `api.app`'s caller."""
+"""Holds the parts of a server that its endpoints use.
+
+The caller of `api.app` makes them.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -21,24 +24,24 @@ from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.stores import characters
 
 _T = TypeVar('_T')
-# Bytes of texts that are worked on in the event loop, and beside it among
-# others' texts; longer ones have a thread of their own.
+# Texts of up to _SHORT bytes are processed in the event loop, those of up to
+# _LONG bytes in two threads, and longer ones in a third thread.
 _SHORT, _LONG = 2**12, 2**16
-_CHECKED = 1.0  # Seconds for which a check of the store holds (our guess).
+_CHECKED = 1.0  # Seconds for which a check of the store is reused (our guess).
 CLOSED = 'closed: no token-level head'
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """What is served.
+  """The served model.
 
   Attributes:
     name: its id in the API.
-    parameters: how many it has.
-    length: tokens of a prompt and its reply, at most.
-    digest: of its tokenizer, to which encoded prefixes belong.
-    origin: where it comes from, in words.
-    created: unix seconds.
+    parameters: the number of its parameters.
+    length: the most tokens of a prompt and its reply together.
+    digest: of its tokenizer; a stored prefix is valid for this digest only.
+    origin: where the model comes from, in words.
+    created: Unix seconds.
   """
 
   name: str
@@ -55,20 +58,22 @@ class Context:
 
   Attributes:
     worker: runs the engine.
-    model: what is served.
-    tokenizer: of the model.
-    format: how messages become tokens.
-    store: characters and conversations.
-    access: who may ask.
-    limits: how much.
-    metrics: what Prometheus reads.
-    moderator: the gate, and what may be shown.
-    memo: the tokens that the model drew, for clients that send text back.
-    secret: under which the log has owners' pseudonyms.
-    guide: of `guided` requests; None where there is no token-level head.
-    guided_tokens: of a guided reply, at most: the rows have room for its beams.
-    max_tokens: of a reply for which the client named none (our guess: 512).
-    is_ready: whether it takes requests; False while it stops.
+    model: the served model.
+    tokenizer: the model's.
+    format: turns messages into tokens.
+    store: keeps characters and conversations.
+    access: identifies callers.
+    limits: the rate limits per owner.
+    metrics: counters and histograms for Prometheus.
+    moderator: the gate, the thresholds of the token-level head.
+    memo: the tokens of recent replies, for clients that send the whole chat.
+    secret: the HMAC key of the owners' pseudonyms in the log.
+    guide: the search of `guided` requests; None without a token-level head.
+    guided_tokens: the most tokens of a guided reply; rows have room for its
+      beams.
+    max_tokens: the most tokens of a reply where the client names no limit (our
+      guess: 512).
+    is_ready: whether the server takes requests; False while it stops.
   """
 
   worker: worker_lib.Worker
@@ -95,21 +100,24 @@ class Context:
     self._long_texts = futures.ThreadPoolExecutor(1, 'long text')
 
   def close(self) -> None:
-    """Ends the engine's thread, and closes the store."""
+    """Stops the engine's thread, closes the store, and ends the threads."""
     self.worker.stop()
     self.store.close()
     for threads in self._texts, self._long_texts:
       threads.shutdown(cancel_futures=True)
 
   async def run_aside(self, size: int, function: Callable[[], _T]) -> _T:
-    """Returns what a function makes of a text, without holding others up.
+    """Calls a function of a text where it does not block other requests.
 
-    The event loop stands still for short texts alone, and a long one waits
-    for other long ones.
+    The event loop runs it for a short text, and a thread for a longer one.
+    Very long texts wait for each other.
 
     Args:
-      size: bytes of the text.
-      function: takes time in proportion to them; raises as it likes.
+      size: bytes of the text, in proportion to which the function takes time.
+      function: called without arguments; its errors are raised here.
+
+    Returns:
+      The function's value.
     """
     if size <= _SHORT:
       return function()
@@ -121,22 +129,22 @@ class Context:
     """Tests, at most once per second, that the store accepts writes.
 
     Raises:
-      errors.ApiError: 503, it does not.
+      errors.ApiError: 503 if it does not.
     """
     loop = asyncio.get_running_loop()
     if self._check is None or loop.time() - self._check[0] > _CHECKED:
       trying = asyncio.ensure_future(self.run_store(self.store.check))
       trying.add_done_callback(asyncio.Future.exception)
       self._check = loop.time(), trying
-    # One that leaves does not stop what others wait for.
+    # A request that is cancelled must not cancel the check of the others.
     await asyncio.shield(self._check[1])
 
   async def run_store(self, method: Callable[..., Any], *arguments, **options):
-    """Returns what a method of the store returns, run beside the event loop.
+    """Calls a method of the store in a thread, and returns its value.
 
     Raises:
-      errors.ApiError: 403, 404, 409 or 503, by the store's own error; 400 for
-        what it refuses by name.
+      errors.ApiError: 403, 404, 409 or 503 for the store's own errors; 400 for
+        a TypeError or ValueError.
     """
     try:
       return await asyncio.to_thread(method, *arguments, **options)
@@ -147,7 +155,7 @@ class Context:
     except characters.Conflict as error:
       raise errors.conflict(str(error)) from error
     except characters.Unavailable as error:
-      # Where the store is, the log says.
+      # The log names the store's place; the answer must not.
       raise errors.unavailable(f'the store: {error.fault}.') from error
     except (TypeError, ValueError) as error:
       raise errors.invalid(str(error)) from error

@@ -1,17 +1,17 @@
-"""The fields of requests in OpenAI's form, and what each may hold.
+"""The fields of requests in OpenAI's form, and the values that each may have.
 
-A field that would change the text and is not supported is an error; so is an
-unknown one, which is most often a misspelt one. Fields that only label a
-request are taken and ignored. What a client sends by default, and what asks for
-nothing (`"frequency_penalty": 0`), is accepted.
+An unsupported field that would change the text is an error. So is an unknown
+field, which is most often a misspelt one. Fields that only label a request are
+accepted and ignored. Clients' default values, and values that change nothing
+(`"frequency_penalty": 0`), are accepted.
 
-`top_k`, `min_p` and `repetition_penalty` stand beside OpenAI's own fields, by
-the names that other servers gave them; `character`, `session`, `swipe` and
-`guided` are ours.
+`top_k`, `min_p` and `repetition_penalty` are not OpenAI's; they have the names
+that other servers gave them. `character`, `session`, `swipe` and `guided` are
+ours.
 
-A body of a megabyte may hold half a million faults. The first one is enough:
-nothing here goes on behind it, and a union's kind is known before its values
-are looked at.
+A body of a megabyte may hold half a million faults. Validation stops at the
+first one, and finds a union's type before it checks the union's values, so that
+no body takes long.
 """
 
 import secrets
@@ -26,9 +26,9 @@ import pydantic_core
 from kaiju_jax.decoding.requests import sampling as sampling_lib
 from kaiju_jax.serving.http import errors
 
-# Our guesses, but for OpenAI's 4 stop strings, which front-ends exceed.
+# Our guesses. OpenAI allows 4 stop strings, and some clients send more.
 STOPS, STOP_LENGTH, CHOICES, MESSAGES = 16, 256, 8, 4096
-# Entries of what labels a request, and parts of a message.
+# The most entries of `metadata`, and the most parts of a message.
 _LABELS, _PARTS = 64, 1024
 
 _T = TypeVar('_T', bound='_Fields')
@@ -36,13 +36,13 @@ _Text = Annotated[str, pydantic.StringConstraints(max_length=2**20)]
 
 
 def _refuse_any(value: Any) -> None:
-  """Refuses what asks for anything: None, 'none' and nothing do not."""
+  """Refuses every value but None, 'none' and empty lists and objects."""
   if value not in (None, [], {}, 'none'):
     raise ValueError('is not supported')
 
 
 def _limit_entries(most: int):
-  """Returns what refuses more entries before it looks at any."""
+  """Returns a validator that counts entries before any is validated."""
 
   def check(value: Any) -> Any:
     if isinstance(value, (list, dict)) and len(value) > most:
@@ -73,7 +73,11 @@ class _Fields(pydantic.BaseModel):
 
 
 def _join_parts(value: Any) -> str | None:
-  """Returns a message's text, whose parts are joined; text alone is taken."""
+  """Returns a message's text; joins a list of text parts.
+
+  Raises:
+    ValueError: a part of another type than text.
+  """
   if value is None or isinstance(value, str):
     return value
   if not isinstance(value, list):
@@ -116,11 +120,12 @@ class Message(_Fields):
 
   @property
   def text(self) -> str:
-    """The message's text; '' for none."""
+    """The message's text; '' without content."""
     return self.content or ''
 
 
-# The values with which a field changes nothing in a reply that is not drawn.
+# The values of sampling's fields that a guided reply, which is searched rather
+# than drawn, may have.
 _UNDRAWN = {
   'temperature': (0,),
   'top_p': (1,),
@@ -131,20 +136,20 @@ _UNDRAWN = {
 
 
 class StreamOptions(_Fields):
-  """What a stream reports besides text."""
+  """The field `stream_options`."""
 
   include_usage: bool = False
   include_obfuscation: bool | None = None
 
 
 class ResponseFormat(_Fields):
-  """How an answer is to be formed; as text alone."""
+  """The field `response_format`; only text is supported."""
 
   type: Literal['text']
 
 
 class _Generation(_Fields):
-  """What both endpoints take."""
+  """The fields that both completions endpoints have."""
 
   model: Annotated[str, pydantic.StringConstraints(max_length=512)]
   n: Annotated[int, pydantic.Field(ge=1, le=CHOICES)] | None = None
@@ -162,7 +167,7 @@ class _Generation(_Fields):
   frequency_penalty: Literal[0, 0.0] | None = None
   presence_penalty: Literal[0, 0.0] | None = None
   logit_bias: _Unsupported = None
-  # Labels, which change no text.
+  # Labels: they do not change the text.
   user: str | None = None
   metadata: Annotated[dict[str, Any], _limit_entries(_LABELS)] | None = None
   store: bool | None = None
@@ -186,19 +191,19 @@ class _Generation(_Fields):
 
   @property
   def choices(self) -> int:
-    """How many answers are asked for."""
+    """The number of choices requested."""
     return self.n or 1
 
   @property
   def includes_usage(self) -> bool:
-    """Whether a stream ends with what it used."""
+    """Whether the stream's last event has the usage."""
     return bool(self.stream_options and self.stream_options.include_usage)
 
   def samplings(self) -> list[sampling_lib.Sampling]:
-    """Returns how each of the choices is drawn; their seeds follow each other.
+    """Returns the sampling settings of each choice, with consecutive seeds.
 
     Raises:
-      errors.ApiError: a setting that only `Sampling` refuses.
+      errors.ApiError: 400; a setting that only `Sampling` refuses.
     """
     seed = secrets.randbits(32) if self.seed is None else self.seed
     given = {
@@ -218,15 +223,16 @@ class _Generation(_Fields):
 
 
 class Chat(_Generation):
-  """/v1/chat/completions.
+  """The fields of /v1/chat/completions that are ours or need a word.
 
   Attributes:
-    messages: the chat; with `session` only what is new, at most one of the
-      user.
-    character: id of a character whose text stands before the messages.
-    session: id of a conversation that the server keeps.
+    messages: the whole chat; with `session` only the user's new message, or
+      none.
+    character: the id of a character, whose prefix stands before the messages.
+    session: the id of a conversation that the server keeps.
     swipe: whether to draw another candidate for the session's last reply.
-    guided: whether the token-level head guides a search for the reply.
+    guided: whether a beam search guided by the token-level head finds the
+      reply.
   """
 
   messages: Annotated[
@@ -240,7 +246,7 @@ class Chat(_Generation):
   session: str | None = None
   swipe: bool = False
   guided: bool = False
-  # What asks for nothing.
+  # Accepted only with values that change nothing.
   response_format: ResponseFormat | None = None
   tools: _Unsupported = None
   tool_choice: Literal['none', 'auto'] | None = None
@@ -274,7 +280,7 @@ class Chat(_Generation):
     return self
 
   def _check_guided(self) -> None:
-    """Refuses what changes a drawn reply, because this one is searched."""
+    """Refuses sampling settings, which a guided search would ignore."""
     if self.choices > 1:
       raise ValueError(f'guided: finds one reply, and n={self.choices}')
     for name, idle in _UNDRAWN.items():
@@ -287,7 +293,7 @@ class Chat(_Generation):
 
   @property
   def limit(self) -> int | None:
-    """Tokens of a reply at most; None where the client named none."""
+    """The most tokens of a reply; None where the client named no limit."""
     return self.named_limit[1]
 
   @property
@@ -299,7 +305,11 @@ class Chat(_Generation):
 
 
 def _checked_prompt(value: Any) -> str | list:
-  """Returns one text, several, tokens, or several lists of tokens."""
+  """Returns a text, a list of texts, a list of tokens or a list of those.
+
+  Raises:
+    ValueError: another value, an empty list or too many prompts.
+  """
   if isinstance(value, str):
     return value
   if value == []:
@@ -319,15 +329,15 @@ def _checked_prompt(value: Any) -> str | list:
 
 
 class Completion(_Generation):
-  """/v1/completions.
+  """The fields of /v1/completions that need a word.
 
   Attributes:
-    prompt: one text, several, or tokens.
-    echo: whether the prompt stands before the answer; with `logprobs`, its
-      scores too.
+    prompt: a text, a list of texts, a list of tokens, or a list of those.
+    echo: whether the answer begins with the prompt; with `logprobs`, also with
+      the prompt's log-probabilities.
     logprobs: 0 for the log-probabilities of the tokens themselves; those of
-      others are not supported.
-    max_tokens: 0 for none, with `echo` alone.
+      alternatives are not supported.
+    max_tokens: 0 to draw nothing, which needs `echo`.
   """
 
   prompt: Annotated[str | list, pydantic.PlainValidator(_checked_prompt)]
@@ -347,7 +357,7 @@ class Completion(_Generation):
 
   @property
   def prompts(self) -> list[str] | list[list[int]]:
-    """The prompts, each of them text or tokens."""
+    """The prompts, each of them a text or a list of tokens."""
     if isinstance(self.prompt, str):
       return [self.prompt]
     if isinstance(self.prompt[0], int):
@@ -356,7 +366,7 @@ class Completion(_Generation):
 
 
 class NewSession(_Fields):
-  """POST /v1/sessions."""
+  """The fields of POST /v1/sessions; `greeting` is an index, 0 the first."""
 
   character: str
   greeting: Annotated[int, pydantic.Field(ge=0)] = 0
@@ -364,7 +374,7 @@ class NewSession(_Fields):
 
 
 class NewMessage(_Fields):
-  """POST /v1/sessions/{id}/messages: an edit, a sibling of what it replaces."""
+  """The fields of POST /v1/sessions/{id}/messages; no parent at the top."""
 
   parent: int | None
   role: Literal['user', 'assistant']
@@ -372,22 +382,22 @@ class NewMessage(_Fields):
 
 
 class Head(_Fields):
-  """PUT /v1/sessions/{id}/head."""
+  """The fields of PUT /v1/sessions/{id}/head: the id of the new head."""
 
   message: int
 
 
 class Rollback(_Fields):
-  """POST /v1/characters/{id}/rollback."""
+  """The fields of POST /v1/characters/{id}/rollback: a version's number."""
 
   version: Annotated[int, pydantic.Field(ge=1)]
 
 
 def parse(kind: type[_T], body: dict[str, Any]) -> _T:
-  """Returns a request's fields.
+  """Returns a body's checked fields.
 
   Raises:
-    errors.ApiError: 400; names the field and what is wrong with it.
+    errors.ApiError: 400; names the first wrong field and its fault.
   """
   try:
     return kind.model_validate(body)
@@ -396,7 +406,7 @@ def parse(kind: type[_T], body: dict[str, Any]) -> _T:
 
 
 def _refusal(error: pydantic.ValidationError) -> errors.ApiError:
-  """Returns the first fault in OpenAI's form."""
+  """Returns the first fault as an error in OpenAI's form."""
   first = error.errors(include_url=False)[0]
   names = [str(part) for part in first['loc']]
   if first['type'] == 'unknown':

@@ -1,7 +1,8 @@
 """/v1/sessions: conversations that the server keeps, as trees of messages.
 
-A swipe is another child of the same message, an edit a sibling of what it
-replaces; the head says which path is shown. Nothing that was said is changed.
+A swipe adds another child to the same message. An edit adds a sibling of the
+message that it replaces. The session's head is the message that ends the path
+shown. No stored message is ever changed.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ _PAGE = 100
 
 
 async def list_all(request: http.Request) -> responses.Response:
-  """GET /v1/sessions: the caller's, those that were used last first."""
+  """GET /v1/sessions: lists the caller's sessions, the last used first."""
   context, caller = await asking.authorize(request)
   after = request.query_params.get('after', '')
   found = await context.run_store(
@@ -31,7 +32,10 @@ async def list_all(request: http.Request) -> responses.Response:
 
 
 async def create(request: http.Request) -> responses.Response:
-  """POST /v1/sessions: with a character, whose live version it keeps."""
+  """POST /v1/sessions: opens a session with a character's live version.
+
+  The session keeps this version when another one is published.
+  """
   context, caller = await asking.authorize(request)
   asked = await asking.parse_fields(request, context, caller, fields.NewSession)
   if asked.title:
@@ -51,14 +55,14 @@ async def create(request: http.Request) -> responses.Response:
 
 
 async def show(request: http.Request) -> responses.Response:
-  """GET /v1/sessions/{id}"""
+  """GET /v1/sessions/{id}: shows a session with all its messages."""
   context, caller = await asking.authorize(request)
   session = await _find(context, caller, request)
   return await _answer(context, session)
 
 
 async def remove(request: http.Request) -> responses.Response:
-  """DELETE /v1/sessions/{id}"""
+  """DELETE /v1/sessions/{id}: removes a session with all its messages."""
   context, caller = await asking.authorize(request)
   name = request.path_params['id']
   await context.run_store(context.store.remove_session, caller.owner, name)
@@ -68,7 +72,10 @@ async def remove(request: http.Request) -> responses.Response:
 
 
 async def edit(request: http.Request) -> responses.Response:
-  """POST /v1/sessions/{id}/messages: a sibling, to which the head moves."""
+  """POST /v1/sessions/{id}/messages: adds a message, and moves the head to it.
+
+  An edit is a message with the parent of the message that it replaces.
+  """
   context, caller = await asking.authorize(request)
   session = await _find(context, caller, request)
   asked = await asking.parse_fields(request, context, caller, fields.NewMessage)
@@ -94,7 +101,7 @@ async def edit(request: http.Request) -> responses.Response:
 
 
 async def move_head(request: http.Request) -> responses.Response:
-  """PUT /v1/sessions/{id}/head: shows another path."""
+  """PUT /v1/sessions/{id}/head: moves the head, so that another path shows."""
   context, caller = await asking.authorize(request)
   asked = await asking.parse_fields(request, context, caller, fields.Head)
   await context.run_store(

@@ -1,12 +1,12 @@
-"""Turns: make the prompt of a chat request, and store its message and reply.
+"""Turns: makes the prompt of a chat request, and stores its message and reply.
 
-Without a session the client sends the whole chat, and nothing is kept but the
-tokens of replies, for the next turn's cache (`memo.py`). With one, the messages
-come from the store and the client sends what is new; the reply becomes a child
-of the message that it answers, beside other candidates.
+Without a session the client sends the whole chat, and the server keeps only the
+tokens of the replies, for the next turn's cache (`memo.py`). With a session the
+messages come from the store, and the client sends only the new one. The reply
+becomes a child of the message that it answers, beside other candidates.
 
-The user's message is stored once the engine has taken the request, so that one
-that is refused can be sent again as it was.
+The user's message is stored after the engine has accepted the request, so that
+a refused request can be sent again unchanged.
 """
 
 import dataclasses
@@ -29,17 +29,18 @@ from kaiju_jax.serving.stores import characters
 
 @dataclasses.dataclass
 class Turn:
-  """One turn.
+  """One turn of a chat: the prompt of a reply, and where the reply is stored.
 
   Attributes:
-    prompt: its tokens.
-    judged: the text that the gate reads: all that is new.
-    cache_salt: whom the prompt's prefix serves (`_salt`); '' without one.
-    place: where the reply stands in a chat that the client keeps (`memo.py`).
-    session: what it belongs to; None for a chat that the client keeps.
+    prompt: the reply's prompt.
+    judged: the text that the gate reads: all that no earlier turn had judged.
+    cache_salt: the salt of the prompt's cached prefix (`salt_of`); '' without
+      a character.
+    place: the reply's key in `memo.py`; None with a session.
+    session: the stored conversation; None for a chat that the client keeps.
     said: the user's new message; None for none.
-    parent: id of the message that the reply answers; None without a session,
-      and while `said` is not stored.
+    parent: the id of the message that the reply answers; None without a
+      session, and until `said` is stored.
   """
 
   prompt: prompt_lib.Prompt
@@ -52,14 +53,15 @@ class Turn:
 
   @property
   def conversation(self) -> str | None:
-    """What the engine calls the turns that belong together."""
+    """The name by which the engine knows turns of one conversation."""
     return None if self.session is None else self.session.id
 
   async def keep_said(self, context: context_lib.Context) -> None:
-    """Stores what the user said.
+    """Stores the user's new message, if there is one.
 
     Raises:
-      errors.ApiError: the conversation went on meanwhile, or the store is away.
+      errors.ApiError: 409 if the session's head has moved meanwhile; 503 if the
+        store fails.
     """
     if self.said is None:
       return
@@ -80,10 +82,12 @@ class Turn:
     reply: reply_lib.Reply,
     finish: str | None,
   ) -> int | None:
-    """Stores a reply; returns its id, or None without a session.
+    """Stores a reply; returns its message's id, or None without a session.
+
+    Without a session only the reply's tokens are remembered.
 
     Raises:
-      errors.ApiError: the store is away, or the session is gone.
+      errors.ApiError: 503 if the store fails; 404 if the session was removed.
     """
     if self.session is None:
       if reply.drawn is not None:
@@ -108,17 +112,18 @@ async def make_turn(
   chat: fields_lib.Chat,
   character: str | None,
 ) -> Turn:
-  """Returns what a request is a turn of.
+  """Makes the turn that a chat request asks for, and counts its tokens.
 
   Args:
-    context: of the server.
-    caller: who asks.
-    chat: what is asked.
-    character: id of the character of a chat without a session.
+    context: the server's parts.
+    caller: the caller.
+    chat: the request's fields.
+    character: the id of the character of a chat without a session; None for
+      none.
 
   Raises:
-    errors.ApiError: no such session or character; nothing to answer; a prompt
-      that is too long.
+    errors.ApiError: 404 for no such session or character; 400 for a prompt that
+      is too long, or nothing to answer.
   """
   asking.check_limit(context, *chat.named_limit)
   if chat.session is not None:
@@ -177,7 +182,8 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
         'messages',
       )
     parent = path[-1].id
-  # The same in all turns, because what is dropped depends on it.
+  # The room must be equal in all turns: which messages are dropped depends on
+  # it.
   room = context.model.length - context.max_tokens
   made = await context.run_aside(
     _size(path), lambda: _encode(context, version, path, room)
@@ -226,10 +232,11 @@ def salt_of(
 
 
 def strip(field: str, text: str) -> str:
-  """Returns a text of at most a message's size, without control characters.
+  """Returns a text without control characters.
 
   Raises:
-    errors.ApiError: names the field.
+    errors.ApiError: 400; the text is larger than `macros.MOST`; names the
+      field.
   """
   size = len(text.encode())
   if size > macros.MOST:
@@ -240,15 +247,15 @@ def strip(field: str, text: str) -> str:
 
 
 def write_message(field: str, fields: card_fields.Fields, text: str) -> str:
-  """Returns a message as it is stored, its macros expanded for good.
+  """Returns a message as it is stored, with its macros expanded.
 
   Args:
-    field: the request's, for the error.
-    fields: of the character.
-    text: a stripped one.
+    field: the request's field that holds the text, for the error.
+    fields: the character's.
+    text: the text, without control characters.
 
   Raises:
-    errors.ApiError: it is too large with its macros; names the field.
+    errors.ApiError: 400; the expanded text is too large; names the field.
   """
   try:
     return macros.expand(
@@ -263,10 +270,10 @@ def write_message(field: str, fields: card_fields.Fields, text: str) -> str:
 
 
 def greetings(fields: card_fields.Fields) -> list[str]:
-  """Returns with what a session may start, as it is stored.
+  """Returns a character's greetings, as a session stores them.
 
   Raises:
-    errors.ApiError: one is too large with its macros.
+    errors.ApiError: 400; an expanded greeting is too large; names the field.
   """
   several = {'greeting': fields.greeting} | {
     f'alternate_greetings[{n}]': text
@@ -278,12 +285,12 @@ def greetings(fields: card_fields.Fields) -> list[str]:
 
 
 def _size(messages) -> int:
-  """Returns about how many bytes of text messages have."""
+  """Returns the number of characters of messages, about their bytes."""
   return sum(len(one.text) for one in messages)
 
 
 def _refuse_long(context: context_lib.Context, messages, room: int) -> None:
-  """Refuses messages that cannot fit, by their bytes."""
+  """Refuses messages that have too many bytes for `room` tokens."""
   least = sum(prompt_lib.least(one, context.tokenizer) for one in messages)
   if least > room:
     raise _too_long(context, room)
@@ -307,7 +314,7 @@ def _encode(
   """Returns a prompt; a long history takes 20 ms.
 
   Raises:
-    errors.ApiError: it does not fit, or is no text.
+    errors.ApiError: 400; it does not fit, or a text cannot be encoded.
   """
   try:
     if version is None:
@@ -322,12 +329,12 @@ def _encode(
     raise asking.too_long(f'messages: {error}', 'messages') from error
   except (TypeError, ValueError) as error:
     raise errors.invalid(f'messages: {error}', 'messages') from error
-  # A token that opens all documents is not worth a point of its own.
+  # Without a character the prefix is one token, too little for a point.
   return made if version else made._replace(shared=0)
 
 
 def prefix(context: context_lib.Context, version: characters.Version):
-  """Returns a version's tokens; encoded anew where the model is another."""
+  """Returns a version's prefix; encodes it anew for another tokenizer."""
   if version.tokenizer == context.model.digest:
     return version.tokens
   return prompt_lib.prefix(version.fields, context.format)
