@@ -113,8 +113,13 @@ async def rolled_back(request: http.Request) -> responses.Response:
       context.store.version, name, asked.version
     )
     await _check(context, caller, version.fields, character.is_public)
+  # Judged as private, it must not be live where all may see it.
   version = await context.run_store(
-    context.store.rollback, caller.owner, name, asked.version
+    context.store.rollback,
+    caller.owner,
+    name,
+    asked.version,
+    if_public=character.is_public,
   )
   character = await context.run_store(
     context.store.character, caller.owner, name

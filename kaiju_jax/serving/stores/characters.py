@@ -231,8 +231,25 @@ class Store(Protocol):
         a new character is then private.
     """
 
-  def rollback(self, owner: str, character: str, number: int) -> Version:
-    """Makes another version live, and returns it."""
+  def rollback(
+    self,
+    owner: str,
+    character: str,
+    number: int,
+    if_public: bool | None = None,
+  ) -> Version:
+    """Makes another version live, and returns it.
+
+    Args:
+      owner: the character's owner.
+      character: its id.
+      number: the version's.
+      if_public: the `is_public` by which the caller judged the version; None
+        skips the check.
+
+    Raises:
+      Conflict: `is_public` differs from `if_public`.
+    """
 
   def character(self, viewer: str, character: str) -> Character:
     """Returns a character that is the viewer's, public or built in."""

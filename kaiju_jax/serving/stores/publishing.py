@@ -105,7 +105,11 @@ class Publishing(records.Keeper):
     return version
 
   def rollback(
-    self, owner: str, character: str, number: int
+    self,
+    owner: str,
+    character: str,
+    number: int,
+    if_public: bool | None = None,
   ) -> characters_lib.Version:
     rules.owner(owner, self._limits, may_be_built_in=True)
     rules.refuse_no_id(character, 'character')
@@ -114,6 +118,11 @@ class Publishing(records.Keeper):
     def rollback(at: records.Writes) -> characters_lib.Version:
       held = rules.check_owner(at.character(character), owner, character)
       version = _version(at, character, number)
+      if if_public is not None and held.is_public != if_public:
+        change = 'public' if held.is_public else 'private'
+        raise characters_lib.Conflict(
+          f'character {character}: made {change} meanwhile; ask again.'
+        )
       changed = dataclasses.replace(held, live=number, name=version.fields.name)
       if changed != held:
         at.put_character(changed)

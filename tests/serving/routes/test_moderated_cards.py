@@ -47,11 +47,16 @@ class Moderator(test_moderated.Moderator):
   """Blocks the marker, and for minors 'quamlith', too.
 
   Reads the end of a text alone, as the gate does, and fails where it is told.
+
+  Attributes:
+    has_failed: whether the gate fails.
+    meanwhile: called once, while the next text is read.
   """
 
   def __init__(self):
     super().__init__(8)
     self.has_failed = False
+    self.meanwhile = []
 
   def watch(self, age, owner=''):
     made = copy.copy(self)
@@ -59,6 +64,8 @@ class Moderator(test_moderated.Moderator):
     return made
 
   def read(self, text):
+    while self.meanwhile:
+      self.meanwhile.pop()()
     words = [MARKER, 'quamlith'] if self.tier == 'minor' else [MARKER]
     is_blocked = any(word in text[-2000:] for word in words)
     verdict = super().read('')
@@ -175,6 +182,24 @@ def test_what_all_may_see_passes_what_minors_have(server):
   server.ask('PUT', path, {'fields': FIELDS, 'public': False}, 'ann')
   again = server.post(f'{path}/rollback', 'ann', version=1)
   assert again['version'] == 1
+
+
+def test_a_version_judged_as_private_is_not_live_for_all(server, moderator):
+  name = made(server, fields=FIELDS | {'notes': 'quamlith'})
+  path = f'/v1/characters/{name}'
+  server.ask('PUT', path, {'fields': FIELDS}, 'ann')
+
+  def publish():
+    server.ask('PUT', path, {'fields': FIELDS, 'public': True}, 'ann')
+
+  moderator.meanwhile.append(publish)
+  back = refused(server, 'POST', f'{path}/rollback', {'version': 1})
+  assert back[0] == 409
+  shown = server.get(path, owner='ben')
+  assert (shown['version'], shown['fields']['notes']) == (2, PLAIN.notes)
+  # Nothing has changed since the next one was judged.
+  server.ask('PUT', path, {'fields': FIELDS, 'public': False}, 'ann')
+  assert server.post(f'{path}/rollback', 'ann', version=1)['live']
 
 
 def test_nothing_is_published_while_the_gate_fails(server, moderator):

@@ -90,6 +90,20 @@ def test_a_session_stays_with_the_version_it_started_with(make_store):
   assert store.session('bob', before.id) == before
 
 
+def test_a_rollback_is_refused_where_another_audience_would_see_it(make_store):
+  store = make_store()
+  character = publish(store).character
+  publish(store, fields=edited(1), character=character, is_public=True)
+  with pytest.raises(characters.Conflict, match='made public meanwhile'):
+    store.rollback('ann', character, 1, if_public=False)
+  assert store.live('bob', character).number == 2
+  assert store.rollback('ann', character, 1, if_public=True).number == 1
+  publish(store, fields=FIELDS, character=character, is_public=False)
+  with pytest.raises(characters.Conflict, match='made private meanwhile'):
+    store.rollback('ann', character, 2, if_public=True)
+  assert store.rollback('ann', character, 2).number == 2
+
+
 def test_publishing_what_is_live_is_done_once(make_store):
   store = make_store()
   version = publish(store)
