@@ -1,4 +1,4 @@
-"""A request's body: read as it arrives, up to a size, and strictly parsed."""
+"""Reads requests' bodies up to a size, and parses their JSON strictly."""
 
 from collections.abc import Collection
 from typing import Any
@@ -16,7 +16,7 @@ PNG = 'image/png'
 
 
 def media_type(request: requests.Request, types: Collection[str]) -> str:
-  """Returns a body's type, which is one of `types`.
+  """Returns a body's media type, if it is one of `types`.
 
   Raises:
     errors.ApiError: 415 for another type, charset or encoding.
@@ -44,11 +44,11 @@ async def read(request: requests.Request, most: int = MOST) -> bytes:
   """Returns a request's body.
 
   Args:
-    request: whose body nobody has read.
-    most: bytes that it may have.
+    request: a request whose body has not been read.
+    most: the largest size, in bytes.
 
   Raises:
-    errors.ApiError: 413 as soon as it is known to be larger.
+    errors.ApiError: 413 as soon as the body is known to be larger.
     requests.ClientDisconnect: the client left.
   """
   if _declared_size(request) > most:
@@ -65,7 +65,7 @@ def parse(body: bytes) -> dict[str, Any]:
   """Returns the object that `body` holds as JSON.
 
   Raises:
-    errors.ApiError: 400, whose message names what is wrong.
+    errors.ApiError: 400; names the fault.
   """
   try:
     value = strict_json.read(body, DEPTH)
@@ -77,7 +77,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def _declared_size(request: requests.Request) -> int:
-  """Returns the size that a request declares; 0 where it does not."""
+  """Returns the size that a request declares; 0 without Content-Length."""
   length = request.headers.get('content-length', '')
   return int(length) if length.isascii() and length.isdecimal() else 0
 

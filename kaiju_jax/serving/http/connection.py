@@ -1,16 +1,17 @@
-"""One client's connection: uvicorn's protocol for h11, with nothing endless.
+"""A client's connection: uvicorn's protocol for h11, with deadlines.
 
-uvicorn waits for a request as long as a client sends a byte now and then, and
-for a client to read what it was sent as long as it likes. Here both have an
-end. A request is whole within `request_seconds` of its first byte, which comes
-within as much of the connection's beginning or of the answer before it. What
-lies unread in the server for `unread_seconds` ends the connection, and the
-application learns that its client has left. Bytes are checked by `framing.py`
-before h11 sees them, and what is refused is answered with a 4xx.
+uvicorn waits without limit for a client that sends a byte now and then, and for
+one that does not read its answer. Here both waits have a deadline. The first
+byte of a request must come within `request_seconds` of the connection's
+beginning or of the last answer's end, and its last byte within as much of its
+first. If an answer lies unread in the server for `unread_seconds`, the
+connection ends, and the application learns that its client has left.
+`framing.py` checks all bytes before h11 sees them. A request that it refuses is
+answered with a 4xx.
 
-An answer that comes before the request is whole, or a refusal, is followed by
-the end of our half of the connection; what the client still sends is thrown
-away for a while, because closing at once would reset the connection, and the
+After a refusal, or an answer that is whole before its request is, the server
+ends its half of the connection, and for a while discards what the client still
+sends. If it closed at once, the kernel would reset the connection, and the
 client might never see the answer.
 """
 
@@ -30,26 +31,27 @@ from kaiju_jax.serving.http import framing
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import log
 
-# Bytes of later requests that are kept while one is being answered, and that
-# are thrown away after the last answer.
+# The most bytes of later requests that are kept while one is being answered,
+# and the most bytes that are discarded after the last answer.
 _MOST_AHEAD = 64 * 1024
 _MOST_THROWN = 16 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What a server waits for, and how much of it there may be.
+  """The deadlines of connections, and the number of them.
 
   Attributes:
-    request_seconds: from a request's first byte to its last; from the
-      connection's beginning, or the last answer's end, to a first byte.
+    request_seconds: the time from a request's first byte to its last; also
+      from the connection's beginning, or the last answer's end, to a first
+      byte.
     unread_seconds: how long a client may leave an answer unread.
-    drain_seconds: in which answers may end when the server is stopped.
+    drain_seconds: the time that open answers have when the server is stopped.
     linger_seconds: how long a client may go on sending after its last answer.
-    connections: at once.
-    connections_each: at once per address; None for 64, or for as many as there
-      may be where the server listens on loopback alone: there all clients are
-      one person's, or a proxy's.
+    connections: the most connections at once.
+    connections_each: the most connections at once per address; None for 64, or
+      for `connections` where the server listens on loopback alone, because
+      there all clients are one person's, or a proxy's.
   """
 
   request_seconds: float = 10.0
@@ -61,11 +63,11 @@ class Settings:
 
 
 class Connection(h11_impl.H11Protocol):
-  """One client's connection.
+  """A client's connection, as asyncio's protocol.
 
   Args:
     settings: deadlines.
-    slots: of the server's connections, by address.
+    slots: counts the server's connections by address.
     args, kwargs: uvicorn's.
   """
 
@@ -74,21 +76,22 @@ class Connection(h11_impl.H11Protocol):
     self._settings = settings
     self._slots = slots
     self._slot: limits.Slot | None = None
-    # What has come and was not given to h11.
+    # The bytes that have come and were not given to h11.
     self._inbox = bytearray()
     self._opening = framing.Opening()
-    # Of the request that is being received or answered; None between two.
+    # The body of the request that is being received or answered; None between
+    # two requests.
     self._body: framing.Sized | framing.Chunked | None = None
     self._deadline: asyncio.TimerHandle | None = None
     self._unread: asyncio.TimerHandle | None = None
-    # After the last answer, how many bytes may still be thrown away.
+    # After the last answer, how many bytes may still be discarded.
     self._to_throw: int | None = None
 
   def connection_made(self, transport: asyncio.Transport) -> None:
     super().connection_made(transport)
     self.transport = _Transport(transport, self._linger)
-    # Writing is paused as long as anything is unsent, so that the pause's
-    # length says for how long a client has not read.
+    # With this limit writing pauses as long as anything is unsent, so that the
+    # pause's length is the time for which a client has not read.
     transport.set_write_buffer_limits(high=0)
     key = limits.network(self.client[0] if self.client else '')
     if self._slots.take(key):
@@ -97,7 +100,7 @@ class Connection(h11_impl.H11Protocol):
     elif len(self.connections) <= 2 * self._settings.connections:
       self._refuse(errors.unavailable('There are too many connections.', 5))
     else:
-      transport.abort()  # Even those that are told so are too many.
+      transport.abort()  # There are too many even for refusals.
 
   def connection_lost(self, exc: Exception | None) -> None:
     for timer in (self._deadline, self._unread):
@@ -120,7 +123,7 @@ class Connection(h11_impl.H11Protocol):
     self._go_on()
 
   def shutdown(self) -> None:
-    """Ends the connection as soon as its answer has ended; now without one."""
+    """Ends the connection after its answer; at once where there is none."""
     if self._is_answering:
       self.cycle.keep_alive = False
     else:
@@ -154,11 +157,11 @@ class Connection(h11_impl.H11Protocol):
     self._go_on()
 
   def send_400_response(self, msg: str) -> None:
-    """Refuses what h11 refuses; hardly anything is left for it."""
+    """Refuses a request that h11 refuses, which `framing` leaves very rare."""
     self._refuse(errors.invalid(msg))
 
   def _should_upgrade(self) -> bool:
-    """Ignores the wish for another protocol, as HTTP allows."""
+    """Ignores a request for another protocol, as HTTP allows."""
     return False
 
   @property
@@ -172,7 +175,7 @@ class Connection(h11_impl.H11Protocol):
     )
 
   def _wait(self) -> None:
-    """Waits for the next byte, or for all of a request, but not for ever."""
+    """Sets the deadline for the next first byte or the rest of a request."""
     self._stop_waiting()
     self._deadline = self.loop.call_later(
       self._settings.request_seconds, self._give_up
@@ -193,7 +196,7 @@ class Connection(h11_impl.H11Protocol):
     )
 
   def _go_on(self) -> None:
-    """Gives h11 as much of one request as has come."""
+    """Gives h11 the bytes of the current request that have come."""
     try:
       while self._inbox and self._to_throw is None:
         if self._body is None:
@@ -203,7 +206,7 @@ class Connection(h11_impl.H11Protocol):
           self._body = found.body
           self._give(found.size)
         elif self._body.is_done:
-          # The next request waits until this one is answered.
+          # The next request stays here until this one is answered.
           if len(self._inbox) > _MOST_AHEAD:
             self.flow.pause_reading()
           return
@@ -221,13 +224,13 @@ class Connection(h11_impl.H11Protocol):
     self.handle_events()
 
   def _refuse(self, error: errors.ApiError) -> None:
-    """Answers what is no request, or not in time."""
+    """Answers a malformed or late request with an error, and ends."""
     if self.transport.is_closing() or self._to_throw is not None:
       return
     if self._is_answering:
       has_begun = self.cycle.response_started
-      # The application learns that its client left, and what it may still
-      # answer is not sent.
+      # The application learns that its client left, and nothing of its answer
+      # is sent any more.
       self.cycle.disconnected = True
       self.cycle.message_event.set()
       self.flow.resume_writing()
@@ -240,7 +243,7 @@ class Connection(h11_impl.H11Protocol):
     self._linger()
 
   def _linger(self) -> None:
-    """Ends our half, and waits for the client to end its own."""
+    """Ends the server's half, and waits for the client to end its own."""
     if self.transport.is_closing() or self._to_throw is not None:
       return
     self._to_throw = _MOST_THROWN
@@ -256,7 +259,7 @@ class Connection(h11_impl.H11Protocol):
     )
 
   def _reset(self) -> None:
-    """Breaks off; the kernel, too, forgets what it has yet to send."""
+    """Resets the connection; the kernel drops its unsent bytes too."""
     connected = self.transport.get_extra_info('socket')
     if connected is not None:
       now = struct.pack('ii', 1, 0)
@@ -265,7 +268,7 @@ class Connection(h11_impl.H11Protocol):
 
   def _end(self) -> None:
     if self.transport.get_write_buffer_size():
-      self._end_soon()  # It is being read, or is left unread for too long.
+      self._end_soon()  # Either the client reads on, or `_unread` ends it.
     else:
       self.transport.abort()
 
@@ -285,18 +288,18 @@ class _Transport:
     return getattr(self._transport, name)
 
   def end(self) -> None:
-    """Ends our half; what is written afterwards has no reader."""
+    """Ends the server's half; later writes are dropped."""
     self._is_ended = True
     self._transport.write_eof()
 
   def write(self, data: bytes) -> None:
-    """Sends bytes, unless our half has ended."""
+    """Sends bytes, unless the server's half has ended."""
     if not self._is_ended:
       self._transport.write(data)
 
 
 def _raw(error: errors.ApiError, name: str) -> bytes:
-  """Returns an answer's bytes, where there is no request to answer.
+  """Returns the bytes of an answer that no application makes.
 
   Args:
     error: the answer.

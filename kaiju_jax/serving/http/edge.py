@@ -21,7 +21,7 @@ from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import log
 
 _LOG = logging.getLogger(__name__)
-# Of the page alone: its own script and style, and pictures of characters.
+# The page's policy: its own scripts and styles, and characters' pictures.
 PAGE_POLICY = '; '.join(
   [
     "default-src 'none'",
@@ -45,16 +45,17 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
   (b'cache-control', b'no-store'),
 )
 _STILL_ANSWERED = ('/healthz', '/metrics')
-# Of an answer, as much as a slow client must read within the deadline.
+# Bytes of an answer that are sent at once: a slow client must read as much
+# within the deadline.
 _PIECE = 64 * 1024
 
 
 class Edge:
-  """An application behind the headers that every answer has.
+  """An application with every answer's headers, an account and a log line.
 
   Args:
     app: the application.
-    is_draining: whether the server is being stopped.
+    is_draining: returns whether the server is being stopped.
   """
 
   def __init__(self, app: types.ASGIApp, is_draining: Callable[[], bool]):
@@ -64,7 +65,7 @@ class Edge:
   async def __call__(
     self, scope: types.Scope, receive: types.Receive, send: types.Send
   ) -> None:
-    """Answers a request, as ASGI says."""
+    """Answers a request, by ASGI's interface."""
     if scope['type'] != 'http':
       await self._app(scope, receive, send)
       return
@@ -96,13 +97,14 @@ class Edge:
     except asyncio.CancelledError:
       if not self._is_draining():
         raise
-      # Its time is over: a stream breaks off, another answer says why.
+      # The stop's deadline cancelled it. A stream breaks off; an answer that
+      # has not begun says why.
       exchange.note_end('stopping')
       if not sent.has_begun:
         await errors.response(stopped)(scope, receive, sent)
     except Exception:
       if sent.has_begun and not sent.has_ended:
-        raise  # The connection breaks off: nothing says that it was whole.
+        raise  # Closes the connection: the client sees that it was cut.
       # starlette raises again what it has answered; the connection, on which
       # the client may have sent its next request, goes on.
       _LOG.exception(
@@ -116,15 +118,15 @@ class Edge:
 
 
 class _Sent:
-  """What goes to the client: with every answer's headers, and timed.
+  """Sends an answer with every answer's headers, and measures its times.
 
   Args:
-    send: of ASGI.
+    send: ASGI's function.
     name: the answer's x-request-id.
 
   Attributes:
-    has_begun: whether an answer has.
-    has_ended: whether it was given whole.
+    has_begun: whether the answer's head was sent.
+    has_ended: whether the answer was sent whole.
   """
 
   def __init__(self, send: types.Send, name: str):
@@ -161,7 +163,7 @@ def _with_headers(message: types.Message) -> list[tuple[bytes, bytes]]:
 
 
 def _pieces(message: types.Message) -> Iterator[types.Message]:
-  """Yields a message, a long body in pieces."""
+  """Yields a message; splits a long body."""
   body = message.get('body', b'')
   if message['type'] != 'http.response.body' or len(body) <= _PIECE:
     yield message

@@ -21,7 +21,7 @@ from starlette import responses
 
 from kaiju_jax.serving.http import exchange
 
-# Messages quote what a client sent; no answer grows with it.
+# Messages quote what a client sent; this bounds an answer's size.
 _LONGEST = 1000
 INVALID = 'invalid_request_error'
 SERVER = 'server_error'
@@ -31,12 +31,12 @@ class ApiError(Exception):
   """A failure that is reported to the client.
 
   Attributes:
-    status: of the HTTP answer.
+    status: the answer's HTTP status.
     message: what is wrong and what would be right.
     type: OpenAI's kind of error.
     param: the request's field that is wrong; None for none.
-    code: what programs compare; None for none.
-    headers: of the HTTP answer.
+    code: a constant that programs compare; None for none.
+    headers: additional headers of the answer.
   """
 
   def __init__(
@@ -60,45 +60,45 @@ class ApiError(Exception):
 def invalid(
   message: str, param: str | None = None, code: str | None = None
 ) -> ApiError:
-  """400: the request is wrong; `param` names the field."""
+  """Returns a 400: the request is wrong; `param` names the field."""
   return ApiError(400, message, INVALID, param, code)
 
 
 def unauthorized(message: str) -> ApiError:
-  """401: no token, or one that is not valid."""
+  """Returns a 401: there is no token, or an invalid one."""
   challenge = {'WWW-Authenticate': 'Bearer'}
   return ApiError(401, message, INVALID, None, 'invalid_api_key', challenge)
 
 
 def forbidden(message: str, code: str = 'forbidden') -> ApiError:
-  """403: known, and not allowed."""
+  """Returns a 403: the caller may not do this."""
   return ApiError(403, message, 'permission_error', None, code)
 
 
 def missing(
   message: str, param: str | None = None, code: str = 'not_found'
 ) -> ApiError:
-  """404: it does not exist, or belongs to another owner."""
+  """Returns a 404: it does not exist, or belongs to another owner."""
   return ApiError(404, message, INVALID, param, code)
 
 
 def conflict(message: str, param: str | None = None) -> ApiError:
-  """409: something changed meanwhile."""
+  """Returns a 409: something changed meanwhile."""
   return ApiError(409, message, INVALID, param, 'conflict')
 
 
 def too_large(message: str) -> ApiError:
-  """413: the body is larger than allowed."""
+  """Returns a 413: the body is larger than allowed."""
   return ApiError(413, message, INVALID, None, 'request_too_large')
 
 
 def unsupported_type(message: str) -> ApiError:
-  """415: the body is of another type than the endpoint takes."""
+  """Returns a 415: the body has a type that the endpoint does not take."""
   return ApiError(415, message, INVALID, None, 'unsupported_media_type')
 
 
 def rate_limited(message: str, seconds: float) -> ApiError:
-  """429: this client asks too often; it may again after `seconds`."""
+  """Returns a 429: the owner's limit is reached for `seconds`."""
   return ApiError(
     429,
     message,
@@ -110,14 +110,14 @@ def rate_limited(message: str, seconds: float) -> ApiError:
 
 
 def busy(message: str, seconds: float) -> ApiError:
-  """429: too many ask; it is worth asking again after `seconds`."""
+  """Returns a 429: the server is too busy; retry after `seconds`."""
   return ApiError(
     429, message, SERVER, None, 'server_busy', retry_after(seconds)
   )
 
 
 def internal() -> ApiError:
-  """500: the server failed. The log says how, the answer does not."""
+  """Returns a 500: the server failed; only the log says why."""
   return ApiError(
     500, 'The server failed to answer this request.', SERVER, None, 'internal'
   )
@@ -126,7 +126,7 @@ def internal() -> ApiError:
 def unavailable(
   message: str, seconds: float | None = None, code: str = 'unavailable'
 ) -> ApiError:
-  """503: it cannot be answered at the moment."""
+  """Returns a 503: the server cannot answer now."""
   headers = {} if seconds is None else retry_after(seconds)
   return ApiError(503, message, SERVER, None, code, headers)
 
@@ -160,7 +160,7 @@ def body(error: ApiError) -> bytes:
 
 
 def event(error: ApiError) -> bytes:
-  """Returns an error as an event of a stream, which ends there."""
+  """Returns an error as the last event of a stream."""
   return b'data: %s\n\n' % body(error)
 
 
@@ -188,7 +188,7 @@ _MESSAGES = {
 
 
 def _of_http(error: exceptions.HTTPException) -> ApiError:
-  """Converts starlette's own exceptions, such as for an unknown address."""
+  """Converts an exception of starlette's, such as for an unknown address."""
   status = error.status_code
   return ApiError(
     status,

@@ -1,11 +1,11 @@
 """Checks strictly where HTTP/1.1 requests begin and end, before h11 sees them.
 
-h11 parses, and is lenient where old clients want it: bare line feeds, folded
-headers, a Content-Length that is there twice, Transfer-Encoding beside it, any
-version. A proxy before the server may read such a request in another way, and
-then the two disagree about where the next one begins (request smuggling). So
-the bytes are checked before h11 sees them, by the grammar of RFC 9112 without
-its concessions, and h11 never has more than one request in its hands.
+h11 accepts what old clients send: bare line feeds, folded headers, a repeated
+Content-Length, Transfer-Encoding beside it, any version. A proxy before the
+server may read such a request in another way, and then the two disagree about
+where the next one begins (request smuggling). So this module checks the bytes
+first, by the grammar of RFC 9112 without its concessions, and h11 never gets
+more than one request at a time.
 """
 
 import re
@@ -15,28 +15,29 @@ from urllib import parse
 MOST_HEAD = 32 * 1024
 MOST_HEADERS = 100
 _MOST_TARGET = 8 * 1024
-# Chunks of a body, and bytes of a chunk's line; each costs a call of h11.
+# The most chunks of a body, each of which costs a call of h11, and the most
+# bytes of a chunk's line.
 _MOST_CHUNKS = 4096
 _MOST_LINE = 256
 
 _METHOD = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]{1,32}")
 _VERSION = re.compile(rb'HTTP/1\.[01]')
-# Browsers leave `{|}^ as they are, which RFC 3986 does not.
+# Browsers do not encode `{|}^, which RFC 3986 would have encoded.
 _TARGET = re.compile(rb'/(?:[!$&-;=?-\[\]-~]|%[0-9A-Fa-f]{2})*+')
 _NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(rb'[\t\x20-\x7e\x80-\xff]*')
 _HOST = re.compile(rb"[-.\w~!$&'()*+,;=%:\[\]]*")
 _LENGTH = re.compile(rb'[0-9]{1,18}')
 _CHUNK = re.compile(rb'([0-9A-Fa-f]{1,8})(;[\t\x20-\x7e\x80-\xff]*)?')
-# A carriage return or a line feed that is not half of a line's end.
+# A carriage return or a line feed without the other.
 _HALF_END = re.compile(rb'\r(?=[^\n])|(?<!\r)\n')
 
 
 class Fault(ValueError):
-  """Bytes that are no request here.
+  """Bytes that this server does not accept as a request.
 
   Attributes:
-    status: of the answer, always 4xx.
+    status: the answer's status, always 4xx.
   """
 
   def __init__(self, message: str, status: int = 400):
@@ -45,7 +46,7 @@ class Fault(ValueError):
 
 
 class Sized:
-  """A body of so many bytes; of none, where there is no body."""
+  """A body of a known size; of 0 bytes where there is no body."""
 
   def __init__(self, size: int):
     self._left = size
@@ -62,11 +63,12 @@ class Sized:
 
 
 class Chunked:
-  """A body in chunks, of which each says its size."""
+  """A body in chunks, each of which begins with its size."""
 
   def __init__(self):
     self.is_done = False
-    self._left = 0  # Bytes of the chunk, and of the line's end behind it.
+    # The missing bytes of the chunk and of the line's end behind it.
+    self._left = 0
     self._line = b''  # The part of a line that has come.
     self._is_last = False
     self._count = 0
@@ -125,11 +127,11 @@ class Chunked:
 
 
 class Head(NamedTuple):
-  """A request's first lines, as far as the server cares.
+  """The extent of a request's first line and headers, and of its body.
 
   Attributes:
-    size: bytes, with the empty line.
-    body: what follows.
+    size: the bytes of the first line and the headers, with the empty line.
+    body: counts the bytes of the body that follows.
   """
 
   size: int
@@ -137,12 +139,12 @@ class Head(NamedTuple):
 
 
 class Opening:
-  """A request's first lines, as they come.
+  """Checks a request's first line and headers while they arrive.
 
-  What cannot become a request is refused before it is whole. Otherwise a
-  request of HTTP/0.9, a TLS handshake, or lines that end by a line feed alone
-  would wait for the rest until the deadline. Each byte is looked at once,
-  because they may come one by one.
+  Bytes that cannot become a request are refused at once. Otherwise a request of
+  HTTP/0.9, a TLS handshake, or lines that end with a line feed alone would wait
+  for more bytes until the deadline. No byte is checked twice, because bytes may
+  come one by one.
   """
 
   def __init__(self):
@@ -150,13 +152,13 @@ class Opening:
     self._has_line = False
 
   def look(self, data: bytes | bytearray) -> Head | None:
-    """Returns what a request begins with; None where more bytes must come.
+    """Returns the request's head; None while more bytes must come.
 
     Args:
-      data: all that has come of it, and perhaps more.
+      data: all bytes of the request that have come, and perhaps later ones.
 
     Raises:
-      Fault: it can be no request, whatever comes.
+      Fault: no further bytes could make it a request.
     """
     end = data.find(b'\r\n\r\n', max(0, self._seen - 3), MOST_HEAD)
     stop = min(len(data), MOST_HEAD) if end < 0 else end + 4
@@ -175,7 +177,7 @@ class Opening:
     """Checks the bytes up to `stop` that were not seen before."""
     if stop and not self._seen and not _METHOD.match(data[:1]):
       raise Fault('A request must begin with its method.')
-    # One before: it may be the half of a line's end.
+    # The byte before may be the carriage return of a line's end.
     if _HALF_END.search(data, max(0, self._seen - 1), stop):
       raise Fault('A line must end with carriage return and line feed.')
     if not self._has_line:
@@ -186,7 +188,7 @@ class Opening:
 
 
 def _check_first(line: bytes) -> None:
-  """Refuses a line that is not METHOD /target HTTP/1.1."""
+  """Refuses a first line that is not METHOD /target HTTP/1.1 (or 1.0)."""
   parts = line.split(b' ')
   if len(parts) != 3:
     raise Fault('The first line must be METHOD /target HTTP/1.1.')
@@ -218,7 +220,8 @@ def _fields(lines: list[bytes]) -> dict[bytes, list[bytes]]:
   """
   fields: dict[bytes, list[bytes]] = {}
   for line in lines:
-    # A line that begins with a space would go on with the header before it.
+    # The pattern refuses a line that begins with a space: some parsers read it
+    # as a continuation of the header before.
     name, colon, value = line.partition(b':')
     if not colon or not _NAME.fullmatch(name):
       raise Fault('A header must be NAME: VALUE.')
@@ -229,10 +232,10 @@ def _fields(lines: list[bytes]) -> dict[bytes, list[bytes]]:
 
 
 def _body(fields: dict[bytes, list[bytes]], version: bytes) -> Sized | Chunked:
-  """Returns what follows a head, of which there is only one reading.
+  """Returns the body that a head announces.
 
   Raises:
-    Fault: the headers leave a doubt, or the host is missing.
+    Fault: the headers are ambiguous, or Host is missing.
   """
   hosts = fields.get(b'host', [])
   if len(hosts) > 1 or (not hosts and version == b'HTTP/1.1'):

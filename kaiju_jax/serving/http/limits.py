@@ -24,23 +24,25 @@ from typing import Self
 
 from kaiju_jax.serving.http import errors
 
-# Less than this is the rounding of a clock.
+# Seconds; a shorter wait is a rounding error of the clock.
 _NOTHING = 1e-6
-# Seconds after which a stream may have ended, for Retry-After; our guess.
+# Retry-After, in seconds, where all slots are taken (our guess).
 _STREAM = 5.0
-# What comes at once is what may come in a minute, divided by this (our guess).
+# The requests that may come at once are those of a minute divided by this (our
+# guess).
 _BURST = 4
-# Of one request, if an owner asks as often as allowed (our guess).
+# The bytes and prompt tokens of a minute are these times its requests (our
+# guess).
 _BYTES, _TOKENS = 2**18, 2**14
 
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-  """What one owner may ask for.
+  """The rate limits of one owner.
 
   Attributes:
-    requests: per minute.
-    streams: answers that are being written at once.
+    requests: the requests per minute.
+    streams: the answers that may be written at once.
   """
 
   requests: int = 60
@@ -68,13 +70,12 @@ class Rate:
     return self.requests * _TOKENS
 
 
-# Of the person before the machine: nobody is kept from anything by it but what
-# runs away.
+# The local user's. It stops only a program that runs out of control.
 LOCAL = Rate(6000, 64)
 
 
 class Buckets:
-  """Token buckets by key, as many as are in use."""
+  """Token buckets by key, of which only those in use are stored."""
 
   def __init__(
     self, most: int = 10_000, clock: Callable[[], float] = time.monotonic
@@ -82,27 +83,27 @@ class Buckets:
     """Starts with all buckets full.
 
     Args:
-      most: buckets that are kept.
-      clock: seconds, from any moment on.
+      most: the most buckets that are stored.
+      clock: returns seconds since a fixed moment.
     """
     self._most = most
     self._clock = clock
-    # By key, when it is full; the least recently used first.
+    # The time at which a bucket is full, by key; the least recently used first.
     self._full: dict[Hashable, float] = {}
 
   def __len__(self) -> int:
     return len(self._full)
 
   def take(self, key: Hashable, per_minute: float, burst: int) -> float:
-    """Takes one from a bucket, if there is one.
+    """Takes one unit from a bucket, if it holds one.
 
     Args:
-      key: whose bucket it is.
-      per_minute: how many come in per minute.
-      burst: how many it holds.
+      key: the bucket's key, such as an owner.
+      per_minute: how many units flow in per minute.
+      burst: how many units the bucket holds when full.
 
     Returns:
-      0.0 where it was taken; otherwise after how many seconds there is one.
+      0.0 if a unit was taken; otherwise the seconds until there is one.
     """
     now, gap = self._clock(), 60 / per_minute
     full = max(self._full.get(key, now), now) + gap
@@ -113,13 +114,13 @@ class Buckets:
     return 0.0
 
   def spend(self, key: Hashable, per_minute: float, count: int) -> None:
-    """Takes `count` from a bucket, whether it holds so many or not."""
+    """Takes `count` units from a bucket, even more than it holds."""
     now = self._clock()
     full = max(self._full.get(key, now), now) + count * 60 / per_minute
     self._hold(key, full)
 
   def wait(self, key: Hashable, per_minute: float, burst: int) -> float:
-    """Returns after how many seconds a bucket holds anything; 0.0 for now."""
+    """Returns the seconds until a bucket is not empty; 0.0 if it is not."""
     now = self._clock()
     wait = self._full.get(key, now) - now - burst * 60 / per_minute
     return wait if wait > _NOTHING else 0.0
@@ -132,7 +133,13 @@ class Buckets:
 
 
 class Slots:
-  """How many things go on at once: in all, and per key."""
+  """Counts things that happen at once, in total and per key.
+
+  Attributes:
+    most: the limit in total.
+    each: the limit per key.
+    taken: the slots taken now.
+  """
 
   def __init__(self, most: int, each: int):
     self.most = most
@@ -151,7 +158,7 @@ class Slots:
     return True
 
   def free(self, key: Hashable) -> None:
-    """Gives a slot back that was taken."""
+    """Returns a slot that `take` took."""
     self.taken -= 1
     self._counts[key] -= 1
     self._forget(key)
@@ -162,14 +169,14 @@ class Slots:
 
 
 class Slot:
-  """A stream's slot: given back once, however often it is closed."""
+  """A taken slot, which the first `close` frees and later ones do not."""
 
   def __init__(self, slots: Slots, key: Hashable):
     self._slots: Slots | None = slots
     self._key = key
 
   def close(self) -> None:
-    """Gives the slot back."""
+    """Frees the slot."""
     slots, self._slots = self._slots, None
     if slots is not None:
       slots.free(self._key)
@@ -182,7 +189,7 @@ class Slot:
 
 
 class Limits:
-  """What owners may ask of one server."""
+  """The rate limits of one server's owners."""
 
   def __init__(
     self,
@@ -190,12 +197,12 @@ class Limits:
     streams: int = 64,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Starts with nothing asked.
+    """Starts with all buckets full and all slots free.
 
     Args:
-      rate: of owners without one of their own.
-      streams: of all owners together, at once.
-      clock: seconds, from any moment on.
+      rate: the limits of owners whose token sets none.
+      streams: the most answers of all owners together at once.
+      clock: returns seconds since a fixed moment.
     """
     self._rate = rate
     self._requests = Buckets(clock=clock)
@@ -204,10 +211,10 @@ class Limits:
     self._streams = Slots(streams, rate.streams)
 
   def request(self, owner: str, rate: Rate | None = None) -> None:
-    """Counts a request.
+    """Counts a request against its owner's limit.
 
     Raises:
-      errors.ApiError: 429 with Retry-After.
+      errors.ApiError: 429 with Retry-After, where the owner's bucket is empty.
     """
     rate = rate or self._rate
     wait = self._requests.take(owner, rate.requests, rate.burst)
@@ -219,11 +226,11 @@ class Limits:
       )
 
   def text(self, owner: str, size: int, rate: Rate | None = None) -> None:
-    """Counts the bytes of a request, before anything is made of them.
+    """Counts the bytes of a request's body, before it is parsed.
 
     Raises:
-      errors.ApiError: 429 with Retry-After, where the requests before had too
-        many bytes, or their prompts too many tokens.
+      errors.ApiError: 429 with Retry-After, where the owner's earlier requests
+        had too many bytes, or their prompts too many tokens.
     """
     rate = rate or self._rate
     for buckets, most, what in (
@@ -239,14 +246,15 @@ class Limits:
     self._texts.spend(owner, rate.bytes, size)
 
   def prompt(self, owner: str, tokens: int, rate: Rate | None = None) -> None:
-    """Counts the tokens of a prompt; `text` refuses those that come after."""
+    """Counts the tokens of a prompt, for `text` to refuse later requests."""
     self._prompts.spend(owner, (rate or self._rate).tokens, tokens)
 
   def stream(self, owner: str, rate: Rate | None = None) -> Slot:
-    """Takes a slot for an answer; close it when the answer has ended.
+    """Takes a slot for an answer; the caller closes it when the answer ends.
 
     Raises:
-      errors.ApiError: 429 with Retry-After.
+      errors.ApiError: 429 with Retry-After, where all slots of the server or of
+        the owner are taken.
     """
     rate = rate or self._rate
     if self._streams.taken >= self._streams.most:
@@ -262,11 +270,11 @@ class Limits:
 
 
 class Failures:
-  """Failed authentications per address.
+  """Limits failed authentications per address.
 
-  Nobody guesses a token of 256 bits. The limit keeps a broken client from
-  filling the log, and says that it is broken. A valid token passes all the
-  same: whoever shares an address with others is not locked out by them.
+  A token of 256 bits cannot be guessed. The limit keeps a broken client from
+  filling the log, and tells it that it is broken. A valid token still passes,
+  so that clients that share an address do not lock each other out.
   """
 
   def __init__(
@@ -278,10 +286,10 @@ class Failures:
     self._buckets = Buckets(clock=clock)
 
   def note(self, address: str) -> None:
-    """Notes a failure.
+    """Counts a failure.
 
     Raises:
-      errors.ApiError: 429 with Retry-After, where there were too many.
+      errors.ApiError: 429 with Retry-After, where the address had too many.
     """
     rate = self._rate
     wait = self._buckets.take(network(address), rate.requests, rate.burst)
@@ -294,9 +302,10 @@ class Failures:
 
 
 def network(address: str) -> str:
-  """Returns what is limited as one: an IPv4 address, or 64 bits of an IPv6.
+  """Returns the network that counts as one client.
 
-  One client may have all addresses behind 64 bits.
+  It is an IPv4 address, or the first 64 bits of an IPv6 address: one client may
+  have all addresses that begin with them.
   """
   try:
     parsed = ipaddress.ip_address(address)

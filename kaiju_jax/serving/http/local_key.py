@@ -18,7 +18,7 @@ _KEY = re.compile(r'kaiju-local-[A-Za-z0-9_-]{43}')
 
 
 def load(path: str | os.PathLike) -> str:
-  """Returns the key that a file holds; draws it where there is no file.
+  """Returns the key in a file; draws a key and writes it if there is none.
 
   Raises:
     ValueError: the file holds no key, or others can read it.
@@ -33,10 +33,10 @@ def load(path: str | os.PathLike) -> str:
 
 
 def check(key: str) -> str:
-  """Returns a key.
+  """Returns a key that has the right form.
 
   Raises:
-    ValueError: it is none; the message does not hold it.
+    ValueError: the form is wrong; the message does not contain the key.
   """
   if not isinstance(key, str) or not _KEY.fullmatch(key):
     raise ValueError(
@@ -62,7 +62,7 @@ def _read(path: pathlib.Path) -> str:
 
 
 def _write(path: pathlib.Path, key: str) -> None:
-  """Writes a file that is whole from its first moment on, if there is none."""
+  """Creates a file at once with its whole content, if there is none."""
   with files.writing(str(path)):
     # Mode 600, whatever the umask is.
     file, temporary = tempfile.mkstemp(prefix='.key.', dir=path.parent)

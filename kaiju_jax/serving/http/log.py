@@ -1,4 +1,4 @@
-"""The log of a server: a line of JSON per request, and its faults.
+"""Writes a server's log: a line of JSON per request, and its faults.
 
     with log.write_to(sys.stderr):
       server.run()
@@ -9,8 +9,8 @@
      "seconds": 1.84, "prompt": 900, "cached": 896, "completion": 120,
      "reason": "stop"}
 
-No line holds a text, an id of a session, a query or an owner's name. What other
-parts log at WARNING and above are lines of the same form with a "message".
+No line holds a text, an id of a session, a query or an owner's name. Warnings
+and errors of other modules are lines of the same form with a "message".
 
 Logging never waits for a terminal or a disk: lines go through a queue to a
 thread that writes them. If the thread falls behind, lines are dropped and
@@ -31,10 +31,10 @@ from starlette import types
 
 from kaiju_jax.serving.http import exchange as exchange_lib
 
-# 'json': all of it. 'faults': warnings and errors, for a person who reads.
+# 'json': all lines. 'faults': warnings and errors, as plain text for a person.
 FORMS = ('json', 'faults', 'none')
 _REQUESTS = logging.getLogger('kaiju_jax.requests')
-_LINES = 10_000  # That wait to be written, at most.
+_LINES = 10_000  # The most lines that wait to be written.
 
 
 def request(
@@ -49,9 +49,9 @@ def request(
   Args:
     exchange: the request's account.
     scope: its ASGI scope.
-    status: of the answer; None where there was none.
-    first_byte: seconds until the answer's body began.
-    seconds: until its end.
+    status: the answer's status; None without an answer.
+    first_byte: seconds until the answer's body began; None without one.
+    seconds: seconds until the answer's end.
   """
   _log(
     {
@@ -71,11 +71,11 @@ def request(
 
 
 def refusal(name: str, status: int) -> None:
-  """Logs what was refused before it was a request: framing, size, time.
+  """Logs bytes that were refused before they were a whole request.
 
   Args:
     name: the answer's x-request-id.
-    status: of the answer.
+    status: the answer's status.
   """
   _log({'request': name, 'status': status, 'reason': 'no_request'})
 
@@ -111,7 +111,7 @@ class Plain(logging.Formatter):
 
 
 class _Queue(logging.handlers.QueueHandler):
-  """Hands lines to the thread that writes them; waits for nothing."""
+  """Passes records to the thread that writes them; drops them if it is full."""
 
   def __init__(self, waiting: queue.Queue):
     super().__init__(waiting)
@@ -130,7 +130,7 @@ class _Queue(logging.handlers.QueueHandler):
 
 @contextlib.contextmanager
 def write_to(stream: TextIO, form: str = 'json') -> Iterator[None]:
-  """Has all that is logged in the block written to a stream.
+  """Writes all that is logged within the block to a stream.
 
   Args:
     stream: such as `sys.stderr`.

@@ -36,10 +36,10 @@ def is_loopback(host: str | None) -> bool:
 
 
 def check(request: requests.HTTPConnection) -> None:
-  """Refuses requests of other machines and of other people's web pages.
+  """Refuses requests of other machines and of other sites' web pages.
 
   Raises:
-    errors.ApiError: 403; names the header that says so.
+    errors.ApiError: 403; names the header that gave the reason.
   """
   if request.client is None or not is_loopback(request.client.host):
     raise errors.forbidden('Without a token, only this machine is answered.')

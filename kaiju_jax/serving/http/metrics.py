@@ -1,4 +1,4 @@
-"""Prometheus metrics of one server; their names begin with kaiju_.
+"""Counts one server's events for Prometheus; all names begin with kaiju_.
 
     measured = Metrics(worker.reading)
     app = measured.count_answers(app)
@@ -29,7 +29,7 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange
 from kaiju_jax.serving.http import loopback
 
-# Seconds. Targets to the first token are 0.8 in the median, and 2.5.
+# Seconds. Targets for the first token: 0.8 in the median, 2.5 at p99.
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.8, 2.5, 5, 10, 30)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1, 5)
 _QUEUED = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -40,13 +40,13 @@ class Reading(NamedTuple):
   """The state of an engine at one moment.
 
   Attributes:
-    pages: by (kind, state) how many; the states are 'free', 'row', which are
-      held by an open row at least, and 'point', which only points hold.
-    points: texts that prompts can go on from.
-    evictions: points that were evicted so far.
-    waiting: sequences without a row.
-    running: sequences with one.
-    wait: seconds that a new sequence would wait.
+    pages: the number of pages by (kind, state); 'row' pages are held by at
+      least one open row, 'point' pages by points alone, 'free' ones by none.
+    points: the points in the cache, at which prompts resume.
+    evictions: the points evicted since the start.
+    waiting: the sequences without a row.
+    running: the sequences with a row.
+    wait: the seconds that a new sequence would wait.
   """
 
   pages: Mapping[tuple[str, str], int]
@@ -84,22 +84,22 @@ class Metrics:
   """The metrics of one server.
 
   Attributes:
-    ttft: seconds from a request to its first token.
-    itl: seconds between two tokens.
-    queue: seconds that a sequence waited for a row.
-    prompt_tokens: of the prompts.
-    cached_tokens: those of them that did not run.
-    rejected: requests that were not begun, by reason.
-    refusals: that safety stopped, by stage ('gate' or 'post') and age tier.
-    requests: by method, route and status.
+    ttft: the seconds from a request to its first token.
+    itl: the seconds between two tokens.
+    queue: the seconds that a sequence waited for a row.
+    prompt_tokens: the tokens of all prompts.
+    cached_tokens: the prompt tokens that were in the cache and did not run.
+    rejected: the requests that the engine refused, by reason.
+    refusals: the texts that safety blocked, by stage and age tier.
+    requests: the answers, by method, route and status.
   """
 
   def __init__(self, read: Callable[[], Reading | None]):
     """Makes metrics in a registry of their own.
 
     Args:
-      read: returns what the engine is, from any thread and soon; None while
-        there is none to ask.
+      read: returns the engine's state, from any thread and quickly; None while
+        no engine runs.
     """
     self._registry = prometheus_client.CollectorRegistry()
     own = {'namespace': 'kaiju', 'registry': self._registry}
@@ -140,11 +140,11 @@ class Metrics:
     return prometheus_client.generate_latest(self._registry)
 
   def answer(self, request: requests.Request) -> responses.Response:
-    """Answers /metrics; a plain function runs in a thread, so it may wait."""
+    """Answers /metrics; may block, so call it in a thread."""
     return responses.Response(self.text(), headers={'Content-Type': _FORMAT})
 
   def app(self) -> types.ASGIApp:
-    """Returns an application that answers /metrics to this machine alone."""
+    """Returns an application that answers /metrics only to this machine."""
 
     def answer(request: requests.Request) -> responses.Response:
       loopback.check(request)
@@ -156,10 +156,10 @@ class Metrics:
     )
 
   def count_answers(self, app: types.ASGIApp) -> types.ASGIApp:
-    """Returns an application whose answers are counted.
+    """Wraps an application so that its answers are counted.
 
-    A route counts as its template, so that there are as many series as routes,
-    whatever addresses are asked for.
+    The label is a route's template, never the address itself. So no client can
+    add series.
     """
 
     async def counting(
@@ -188,7 +188,7 @@ class Metrics:
 
 
 class _Engine(registry_lib.Collector):
-  """The metrics that are read from the engine at each scrape."""
+  """Collects the engine's own metrics at each scrape."""
 
   def __init__(self, read: Callable[[], Reading | None]):
     self._read = read

@@ -4,12 +4,13 @@
     print(server.url)
     server.run()
 
-The socket listens before the loop runs: the port is known, and a port that is
-taken raises an OSError. SIGTERM and Ctrl-C stop the server: new requests get a
-503, those that are being answered have `drain_seconds`, and the rest are ended.
-Afterwards `run` returns, so that its caller can close what it opened.
+The socket listens before the loop runs, so that the port is known, and a port
+in use raises an OSError at once. SIGTERM and Ctrl-C stop the server: new
+requests get a 503, open answers have `drain_seconds` to end, and then they are
+cancelled. Afterwards `run` returns, so that its caller can close what it
+opened.
 
-It believes no X-Forwarded-For: anybody can send one.
+The server ignores X-Forwarded-For, which any client can send.
 """
 
 import asyncio
@@ -34,27 +35,28 @@ from kaiju_jax.serving.http import loopback
 
 Settings = connection.Settings
 _EACH = 64
-# Of the kernel, per connection. More would hide for longer that nobody reads.
+# The kernel's buffer per connection, in bytes. A larger one would hide for
+# longer that a client does not read.
 _SEND_BUFFER = 64 * 1024
 _BACKLOG = 512
-# Connections at once to the metrics' own port.
+# The most connections at once to the metrics' own port.
 _SCRAPES = 16
-# Seconds after which a thread gives the interpreter to another one. The loop
-# asks for it several times per answer, so that Python's 5 ms, while long texts
-# are worked on, would make 20 of each (our guess).
+# Seconds after which a thread gives the interpreter to another one (our guess).
+# The loop needs it several times per answer: while another thread works on long
+# texts, Python's default of 5 ms would add some 20 ms to each answer.
 _SWITCH = 0.0005
-# After the deadline of a stop, for what was ended to say so.
+# Seconds after a stop's deadline in which cancelled answers may still say so.
 _LAST_WORDS = 1.0
 
 
 class Server(uvicorn.Server):
-  """A server of one application.
+  """An HTTP server of one application.
 
   Attributes:
-    host: as given.
-    port: on which it listens.
-    metrics_port: on 127.0.0.1, of the metrics; None where they have none.
-    is_draining: whether it is being stopped.
+    host: the name or address on which it listens.
+    port: the port on which it listens.
+    metrics_port: the metrics' port on 127.0.0.1; None without one.
+    is_draining: whether the server is being stopped.
     signal: the number of the signal that stopped it; None for none.
   """
 
@@ -69,18 +71,18 @@ class Server(uvicorn.Server):
     metrics_port: int = 0,
     on_drain: Callable[[float], None] | None = None,
   ):
-    """Listens; nobody is answered before `run`.
+    """Listens; `run` answers.
 
     Args:
       app: the application.
-      host: name or address to listen on.
-      port: 0 for a free one.
-      settings: deadlines and limits; None for the usual ones.
-      metrics: an application that is answered on a port of its own, on
+      host: the name or address to listen on.
+      port: the port; 0 for a free one.
+      settings: deadlines and limits; None for the defaults.
+      metrics: an application that is served on a port of its own, on
         127.0.0.1; None for none.
-      metrics_port: 0 for a free one.
+      metrics_port: that port; 0 for a free one.
       on_drain: called in the loop, once, when the server begins to stop, with
-        the seconds that are left; it must not block.
+        the seconds that open answers have; it must not block.
 
     Raises:
       OSError: the port is taken, or the host is not this machine's.
@@ -110,12 +112,12 @@ class Server(uvicorn.Server):
 
   @property
   def url(self) -> str:
-    """Where a browser on this machine finds it."""
+    """The server's address for a browser on this machine."""
     host = {'0.0.0.0': '127.0.0.1', '::': '::1'}.get(self.host, self.host)
     return f'http://{f"[{host}]" if ":" in host else host}:{self.port}'
 
   def run(self, sockets=None) -> None:
-    """Answers requests until `stop` or a signal; then all has ended."""
+    """Answers requests until `stop` or a signal, and ends all answers."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, _SWITCH))
     try:
@@ -131,7 +133,7 @@ class Server(uvicorn.Server):
       self._metrics_socket.close()
 
   def stop(self) -> None:
-    """Begins to stop; may be called from any thread."""
+    """Tells the server to stop; may be called from any thread."""
     self.should_exit = True
 
   async def startup(self, sockets=None) -> None:
@@ -140,7 +142,7 @@ class Server(uvicorn.Server):
     Raises:
       RuntimeError: the application failed to start.
     """
-    # Its lifespan says so, and then uvicorn exits or returns, by its version.
+    # After a failed start, some versions of uvicorn exit, and others return.
     with contextlib.suppress(SystemExit):
       await super().startup(sockets)
     if self.lifespan.should_exit or not self.started:
@@ -160,12 +162,12 @@ class Server(uvicorn.Server):
     )
 
   async def shutdown(self, sockets=None) -> None:
-    """Lets answers end, for a while, and then ends the rest."""
+    """Waits for open answers until the deadline, and cancels the rest."""
     self.is_draining = True
     state, seconds = self.server_state, self._settings.drain_seconds
     if self._on_drain is not None:
       self._on_drain(seconds)
-    # The listener stays open meanwhile: whoever asks for readiness gets a 503.
+    # The listener stays open meanwhile, so that /readyz answers with 503.
     await self._until(lambda: not state.tasks, seconds + _LAST_WORDS)
     for task in state.tasks:
       task.cancel()
@@ -202,7 +204,7 @@ class Server(uvicorn.Server):
         signal.signal(number, handler)
 
   async def _until(self, is_done: Callable[[], bool], seconds: float) -> None:
-    """Waits, at most for so long, and not after a second Ctrl-C."""
+    """Waits for a condition, at most `seconds`, or until a second Ctrl-C."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not (is_done() or self.force_exit) and loop.time() < end:
@@ -234,7 +236,7 @@ class Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def running(app: types.ASGIApp, *args, **kwargs) -> Iterator[Server]:
-  """Yields a `Server` of these arguments, which a thread runs meanwhile.
+  """Runs a `Server` of these arguments in a thread, and yields it.
 
   Raises:
     OSError: the port is taken.
@@ -254,7 +256,7 @@ def running(app: types.ASGIApp, *args, **kwargs) -> Iterator[Server]:
 
 
 def check_free(host: str, port: int) -> None:
-  """Refuses an address before work is done for a server that wants it.
+  """Tests that a server could listen on an address.
 
   Raises:
     OSError: the port is taken, or the host is not this machine's.
@@ -269,14 +271,15 @@ def _listening(host: str, port: int, settings: Settings) -> socket.socket:
     OSError: names the address.
   """
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
-  # With its protocol named: otherwise asyncio does not know it for TCP, leaves
-  # Nagle's algorithm on, and each answer waits 40 ms for an acknowledgement.
+  # The protocol must be named. Otherwise asyncio does not recognize TCP and
+  # leaves Nagle's algorithm on, and each answer waits 40 ms for an
+  # acknowledgement.
   made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
   try:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-    # Connections inherit it: also what the kernel has taken and the client's
-    # does not take is waited for no longer.
+    # Connections inherit this deadline. It ends the wait for bytes that our
+    # kernel has taken and the client's does not acknowledge.
     if hasattr(socket, 'TCP_USER_TIMEOUT'):
       milliseconds = int(settings.unread_seconds * 1000)
       made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
