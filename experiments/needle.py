@@ -168,7 +168,6 @@ def _command(run: 'needle_runs.Run') -> tuple[str, ...]:
     'evaluation_seed': _EVALUATION_SEED.value,
     'jobs': 1,
     'report': 'false',
-    'compilation_cache': str(flags.FLAGS.compilation_cache).lower(),
   }
   if _DATA.value is not None:
     named['data'] = _DATA.value

@@ -25,10 +25,12 @@ _CACHE = flags.DEFINE_bool(
   True,
   'Keep compiled code in $XDG_CACHE_HOME/kaiju_jax (~/.cache/kaiju_jax), so'
   ' that the same command starts faster the next time.'
-  ' JAX_COMPILATION_CACHE_DIR names another folder.',
+  ' JAX_COMPILATION_CACHE_DIR names another folder. The commands that this one'
+  ' starts follow it.',
 )
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
+_CACHE_USED = 'JAX_ENABLE_COMPILATION_CACHE'
 _CACHE_FOLDER = 'JAX_COMPILATION_CACHE_DIR'
 # JAX keeps only programs that took at least this long to compile; its default
 # of a second would leave out most of a small model.
@@ -195,7 +197,9 @@ def call(
     SystemExit: one of the errors, as the line "error: …".
   """
   quiet()
-  if compiles and _CACHE.value:
+  if not _CACHE.value:
+    os.environ[_CACHE_USED] = 'false'  # For the commands that this one starts.
+  elif compiles:
     keep_compiled()
   try:
     with abortable():

@@ -6,6 +6,8 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -40,6 +42,29 @@ def describe() -> dict[str, Any]:
     'command': sys.orig_argv,
     'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
   }
+
+
+def typed_command() -> str | None:
+  """Returns the command of this process as a person types it in a shell.
+
+  A program that lies on PATH goes by its name alone: kaiju for
+  /…/bin/python /…/bin/kaiju. None for a program without a file to start again,
+  such as `python -c`, a notebook or an interpreter's prompt.
+  """
+  if not hasattr(sys.modules['__main__'], '__file__'):
+    return None
+  python, *words = sys.orig_argv
+  if words and (name := _name_on_path(words[0])):
+    return shlex.join([name, *words[1:]])
+  return shlex.join([_name_on_path(python) or python, *words])
+
+
+def _name_on_path(program: str) -> str | None:
+  """Returns the name by which PATH finds this file, None if it does not."""
+  name = os.path.basename(program)
+  found, file = shutil.which(name), shutil.which(program)
+  is_same = found and file and os.path.samefile(found, file)
+  return name if is_same else None
 
 
 def _version(package: str) -> str | None:

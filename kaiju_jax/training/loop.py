@@ -16,14 +16,13 @@ from collections.abc import Mapping
 import contextlib
 import os
 import pathlib
-import shlex
-import sys
 from typing import Any
 
 from kaiju_jax.sharding import processes
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import checkpoint
 from kaiju_jax.training import config as training_config
+from kaiju_jax.training import environment
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt
 from kaiju_jax.training import journal as journal_lib
@@ -137,7 +136,10 @@ def _next(batches: Iterator[Any], number: int) -> Any:
 def _farewell(number: int, steps: int, folder: Any) -> str:
   if number == steps:
     return f'{folder}: done, {steps} steps.'
+  command = environment.typed_command()
+  again = 'program goes on from there.'
+  if command is not None:
+    again = f'command goes on from there:\n  {command}'
   return (
-    f'{folder}: stopped and saved at step {number} of {steps}. The same'
-    f' command goes on from there:\n  {shlex.join(sys.orig_argv)}'
+    f'{folder}: stopped and saved at step {number} of {steps}. The same {again}'
   )

@@ -49,6 +49,8 @@ def main(argv):
   with workdir.open_workdir(WORKDIR.value, config) as folder:
     starts = folder / 'starts'
     starts.write_text((starts.read_text() if starts.exists() else '') + 'x')
+    used = os.environ.get('JAX_ENABLE_COMPILATION_CACHE')
+    (folder / 'cache').write_text(f'{used}')
     if arm == 'broken':
       raise RuntimeError('a layer fell off')
     loss = 10 + config.seed
@@ -148,7 +150,8 @@ def test_report_isolation_and_resumption(place):
 
   # The same again runs only what failed; a third seed only adds itself.
   call(place, '--seeds=0,1')
-  call(place, '--seeds=0,1,2', '--arms=better')
+  flags = '--arms=better', '--compilation_cache=false'
+  call(place, '--seeds=0,1,2', *flags)
   assert starts(place) == {
     'better/seed0': 1,
     'better/seed1': 1,

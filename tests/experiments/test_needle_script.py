@@ -138,7 +138,7 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
   assert [' '.join(command[1:]) for command in commands] == [
     f'-m experiments.needle --task=needle --arms={arm} --seeds={seed}'
     f' --out={tmp_path} --questions=2 --evaluation_seed=0 --jobs=1'
-    ' --report=false --compilation_cache=true'
+    ' --report=false'
     for arm in ('full', 'local')
     for seed in (0, 1)
   ]

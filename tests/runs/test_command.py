@@ -60,6 +60,8 @@ def test_compiled_code_is_kept_unless_a_flag_says_otherwise(monkeypatch, is_on):
     assert CACHE not in os.environ
     command.call(lambda _: None, ['x'])
   assert (CACHE in os.environ) == is_on
+  used = os.environ.get('JAX_ENABLE_COMPILATION_CACHE')
+  assert used == (None if is_on else 'false')
 
 
 @pytest.mark.parametrize('error', [OSError, ValueError, LookupError])

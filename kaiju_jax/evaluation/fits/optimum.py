@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.evaluation.fits import draws as draws_lib
+
 DRAWS = 1000
 _UNDER = 0.01  # The fraction by which a parabola may undercut the losses.
 
@@ -42,7 +44,7 @@ class Optimum(NamedTuple):
 
   def interval(self) -> tuple[float, float]:
     """Returns the 95 % interval of ln r*, NaN for one seed."""
-    return _interval(self.draws)
+    return draws_lib.interval(self.draws)
 
 
 class Line(NamedTuple):
@@ -64,11 +66,11 @@ class Line(NamedTuple):
 
   def interval(self, width: float) -> tuple[float, float]:
     """Returns the 95 % interval of `at`, NaN where there are no draws."""
-    return _interval(self.draws @ [1.0, np.log(width)])
+    return draws_lib.interval(self.draws @ [1.0, np.log(width)])
 
   def slope_interval(self) -> tuple[float, float]:
     """Returns the 95 % interval of the slope."""
-    return _interval(self.draws[:, 1])
+    return draws_lib.interval(self.draws[:, 1])
 
 
 def optimum(
@@ -140,10 +142,3 @@ def line(widths: Sequence[float], optima: Sequence[Optimum]) -> Line:
     return Line(float(a), float(b), np.zeros((0, 2)))
   drawn = np.polyfit(x, np.stack([one.draws for one in optima]), 1)
   return Line(float(a), float(b), drawn[::-1].T)
-
-
-def _interval(draws: np.ndarray) -> tuple[float, float]:
-  if not len(draws):
-    return float('nan'), float('nan')
-  low, high = np.quantile(draws, [0.025, 0.975])
-  return float(low), float(high)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.evaluation.fits import draws as draws_lib
+
 BOUNDS = 0.02, 2.0  # The range of α and β.
 _GRID = 24  # Exponents per axis of the grid where the search begins.
 _DRAWS = 100
@@ -56,11 +58,11 @@ class Fit(NamedTuple):
 
   def interval(self, name: str) -> tuple[float, float]:
     """Returns the 95 % interval of one of the law's numbers."""
-    return _interval([getattr(one, name) for one in self.draws])
+    return draws_lib.interval([getattr(one, name) for one in self.draws])
 
   def predict_interval(self, parameters, tokens) -> tuple[float, float]:
     """Returns the 95 % interval of a prediction, without a run's own noise."""
-    return _interval(
+    return draws_lib.interval(
       [float(one.predict(parameters, tokens)) for one in self.draws]
     )
 
@@ -158,7 +160,7 @@ def _doubts(law: Law, draws: Sequence[Law], with_e: bool) -> tuple[str, ...]:
     value = getattr(law, name)
     if not BOUNDS[0] * 1.01 < value < BOUNDS[1] * 0.99:
       doubts.append(f'{name} {value:.2f} stands at its bound')
-    low, high = _interval([getattr(one, name) for one in draws])
+    low, high = draws_lib.interval([getattr(one, name) for one in draws])
     if high > _WIDE * low:
       doubts.append(
         f'{name} is hardly determined: 95 % of draws lie in'
@@ -193,10 +195,3 @@ def _bends(n, d, residuals) -> tuple[str, ...]:
   if chance >= _BENT:
     return ()
   return (f'the residuals follow a curve (p = {chance:.1g})',)
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-  if not len(values):
-    return float('nan'), float('nan')
-  low, high = np.quantile(values, [0.025, 0.975])
-  return float(low), float(high)
