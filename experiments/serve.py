@@ -140,10 +140,11 @@ def _serve() -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import serve
   from kaiju_jax.serving.http import log
-  from kaiju_jax.serving.http import server as http
+  from kaiju_jax.serving.http import server as server_lib
 
   path = _MODEL.value
-  http.check_free(_HOST.value, _PORT.value)  # Not after minutes of training.
+  # Not after minutes of training.
+  server_lib.check_free(_HOST.value, _PORT.value)
   if _CHAT.value:
     from kaiju_jax.runs import chat
 

@@ -25,7 +25,7 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.runs import serve as serve_lib
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
 
@@ -77,7 +77,7 @@ def serve(engine: engine_lib.Engine, folder: pathlib.Path) -> Iterator[Served]:
   tokenizer = Numbers(engine.decoder.config.vocab_size)
   context = serve_lib.assemble_around(engine, tokenizer, settings)
   try:
-    with http.running(api.app(context)) as server:
+    with server_lib.running(api.app(context)) as server:
       yield Served(context, server.url, tokens)
   finally:
     context.close()

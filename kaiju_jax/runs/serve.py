@@ -39,7 +39,7 @@ from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import local_key
 from kaiju_jax.serving.http import loopback
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
@@ -233,11 +233,11 @@ def run(
     stopping.append(asyncio.create_task(context.worker.drain(seconds)))
 
   try:
-    server = http.Server(
+    server = server_lib.Server(
       api.app(context),
       settings.host,
       settings.port,
-      settings=http.Settings(
+      settings=server_lib.Settings(
         drain_seconds=settings.grace, unread_seconds=settings.lease
       ),
       metrics=None if settings.metrics_port is None else context.metrics.app(),

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.stores import sqlite_file
 from kaiju_jax.serving.stores import sqlite_store
 from tests.serving import leftovers
@@ -14,7 +14,7 @@ from tests.serving import redis_server
 @pytest.fixture(scope='session', autouse=True)
 def nothing_is_left_of_a_server():
   """Has every server of the tests end without a task or a connection."""
-  running = http.running
+  running = server_lib.running
 
   @contextlib.contextmanager
   def checked(*arguments, **options):
@@ -24,7 +24,7 @@ def nothing_is_left_of_a_server():
     assert not found, found
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(http, 'running', checked)
+    patch.setattr(server_lib, 'running', checked)
     yield
 
 

@@ -4,7 +4,7 @@ import os
 import pathlib
 import time
 
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.routes import chat
 
 
@@ -25,7 +25,7 @@ def of_context(context) -> dict:
   return {name: what for name, what in found.items() if what}
 
 
-def of_server(server: http.Server) -> dict:
+def of_server(server: server_lib.Server) -> dict:
   """Returns the tasks and connections of a server that has ended."""
   state = server.server_state
   slots = server.config.http_protocol_class.keywords['slots']

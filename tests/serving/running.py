@@ -24,7 +24,7 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from kaiju_jax.serving.replies import worker
 from kaiju_jax.serving.routes import api
 from kaiju_jax.serving.routes import context as context_lib
@@ -189,7 +189,7 @@ def server(
   )
   context.worker.start()
   try:
-    with http.running(api.app(context)) as running:
+    with server_lib.running(api.app(context)) as running:
       yield Server(context, running, tokens)
     found = leftovers.within(5, lambda: leftovers.of_context(context))
     assert not found, found

@@ -133,7 +133,7 @@ def exchange(server, data, ends=False):
   """Sends bytes; returns what comes until the server closes.
 
   Args:
-    server: an `http.Server`.
+    server: a `server.Server`.
     data: bytes, or several pieces of them.
     ends: whether to end our half then.
   """

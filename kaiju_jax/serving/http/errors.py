@@ -64,6 +64,11 @@ def invalid(
   return ApiError(400, message, INVALID, param, code)
 
 
+def too_long(message: str, param: str) -> ApiError:
+  """Returns a 400: a text is too long for the model or for its field."""
+  return invalid(message, param, 'context_length_exceeded')
+
+
 def unauthorized(message: str) -> ApiError:
   """Returns a 401: there is no token, or an invalid one."""
   challenge = {'WWW-Authenticate': 'Bearer'}

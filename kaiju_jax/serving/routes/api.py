@@ -13,7 +13,7 @@ import pathlib
 from typing import Any
 
 from starlette import applications
-from starlette import requests as http
+from starlette import requests
 from starlette import responses
 from starlette import routing
 from starlette import types
@@ -21,11 +21,12 @@ from starlette import types
 from kaiju_jax.serving.http import edge
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange
-from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import characters as character_routes
 from kaiju_jax.serving.routes import chat
 from kaiju_jax.serving.routes import completions
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import intake
+from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import sessions as session_routes
 
 _KINDS = {'.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css'}
@@ -58,9 +59,9 @@ def app(context: context_lib.Context) -> types.ASGIApp:
   return context.metrics.count_answers(made)
 
 
-async def models(request: http.Request) -> responses.Response:
+async def models(request: requests.Request) -> responses.Response:
   """GET /v1/models: lists the model, and `MODEL/CHARACTER` per character."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   found = await context.run_store(
     context.store.characters, caller.owner, _LISTED
   )
@@ -71,11 +72,11 @@ async def models(request: http.Request) -> responses.Response:
   return responses.JSONResponse({'object': 'list', 'data': data})
 
 
-async def model(request: http.Request) -> responses.Response:
+async def model(request: requests.Request) -> responses.Response:
   """GET /v1/models/{id}: describes the model, or it with a character."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   name = request.path_params['id']
-  character = asking.find_character(context, name, None)
+  character = lookup.find_character(context, name, None)
   if character is None:
     return responses.JSONResponse(_model(context, name))
   found = await context.run_store(
@@ -84,7 +85,7 @@ async def model(request: http.Request) -> responses.Response:
   return responses.JSONResponse(_model(context, name, found.name))
 
 
-async def server(request: http.Request) -> responses.Response:
+async def server(request: requests.Request) -> responses.Response:
   """GET /v1/server: describes the model, moderation, and compilations."""
   context = request.app.state.context
   context.access.caller(request)
@@ -108,14 +109,14 @@ async def server(request: http.Request) -> responses.Response:
   )
 
 
-async def key(request: http.Request) -> responses.Response:
+async def key(request: requests.Request) -> responses.Response:
   """POST /v1/key: stores the request's key as a cookie of the browser."""
   cookie = request.app.state.context.access.cookie(request)
   headers = {} if cookie is None else {'Set-Cookie': cookie}
   return responses.Response(status_code=204, headers=headers)
 
 
-async def healthz(request: http.Request) -> responses.Response:
+async def healthz(request: requests.Request) -> responses.Response:
   """GET /healthz: answers 200 while the engine's thread lives."""
   context = request.app.state.context
   if context.worker.is_alive:
@@ -123,7 +124,7 @@ async def healthz(request: http.Request) -> responses.Response:
   return responses.PlainTextResponse('the engine has failed\n', 500)
 
 
-async def readyz(request: http.Request) -> responses.Response:
+async def readyz(request: requests.Request) -> responses.Response:
   """GET /readyz: answers 200 while requests are taken and can be stored."""
   context = request.app.state.context
   if context.moderator.mode == 'closed':
@@ -138,7 +139,7 @@ async def readyz(request: http.Request) -> responses.Response:
   return responses.PlainTextResponse('ready\n')
 
 
-async def show_metrics(request: http.Request) -> responses.Response:
+async def show_metrics(request: requests.Request) -> responses.Response:
   """GET /metrics: answers Prometheus, from a thread that waits for a round."""
   context = request.app.state.context
   context.access.caller(request)
@@ -161,7 +162,7 @@ def _page_route(name: str, body: bytes) -> routing.Route:
   }
   kind = _KINDS[pathlib.PurePath(name).suffix]
 
-  async def answer(request: http.Request) -> responses.Response:
+  async def answer(request: requests.Request) -> responses.Response:
     request.app.state.context.access.check_site(request)
     return responses.Response(body, 200, headers, kind)
 

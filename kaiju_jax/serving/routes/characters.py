@@ -10,7 +10,7 @@ from typing import Any
 from typing import NamedTuple
 
 import numpy as np
-from starlette import requests as http
+from starlette import requests
 from starlette import responses
 from starlette import routing
 
@@ -22,9 +22,11 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import bodies
 from kaiju_jax.serving.http import errors
-from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.routes import intake
+from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import resources
 from kaiju_jax.serving.routes import turns
 from kaiju_jax.serving.stores import characters
 
@@ -32,9 +34,9 @@ _PAGE = 100
 _PUBLIC = ('name', 'creator', 'notes', 'tags', 'version_name')
 
 
-async def list_all(request: http.Request) -> responses.Response:
+async def list_all(request: requests.Request) -> responses.Response:
   """GET /v1/characters: lists the caller's own and all public characters."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   after = request.query_params.get('after', '')
 
   def read():
@@ -46,26 +48,28 @@ async def list_all(request: http.Request) -> responses.Response:
 
   found = await context.run_store(read)
   data = [_show(character, version, caller) for character, version in found]
-  return responses.JSONResponse(asking.page(data, [x for x, _ in found], _PAGE))
+  return responses.JSONResponse(
+    resources.page(data, [x for x, _ in found], _PAGE)
+  )
 
 
-async def create(request: http.Request) -> responses.Response:
+async def create(request: requests.Request) -> responses.Response:
   """POST /v1/characters: makes a character of fields, or of a card."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   written, is_public = await _read_body(request, context, caller)
   return await _publish(context, caller, written, None, bool(is_public))
 
 
-async def show(request: http.Request) -> responses.Response:
+async def show(request: requests.Request) -> responses.Response:
   """GET /v1/characters/{id}: shows a character and its live version."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   character, version = await _find(context, caller, request)
   return responses.JSONResponse(_show(character, version, caller))
 
 
-async def publish(request: http.Request) -> responses.Response:
+async def publish(request: requests.Request) -> responses.Response:
   """PUT /v1/characters/{id}: publishes a new version."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   character, _ = await _find(context, caller, request)
   written, is_public = await _read_body(request, context, caller)
   return await _publish(
@@ -77,19 +81,16 @@ async def publish(request: http.Request) -> responses.Response:
   )
 
 
-async def remove(request: http.Request) -> responses.Response:
+async def remove(request: requests.Request) -> responses.Response:
   """DELETE /v1/characters/{id}: removes a character of the caller's."""
-  context, caller = await asking.authorize(request)
-  name = request.path_params['id']
-  await context.run_store(context.store.remove, caller.owner, name)
-  return responses.JSONResponse(
-    {'id': name, 'object': 'character', 'deleted': True}
+  return await resources.remove(
+    request, 'character', lambda store: store.remove
   )
 
 
-async def versions(request: http.Request) -> responses.Response:
+async def versions(request: requests.Request) -> responses.Response:
   """GET /v1/characters/{id}/versions: lists all versions to their author."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   character, _ = await _find(context, caller, request, is_own=True)
   found = await context.run_store(
     context.store.versions, caller.owner, character.id
@@ -98,10 +99,10 @@ async def versions(request: http.Request) -> responses.Response:
   return responses.JSONResponse({'object': 'list', 'data': data})
 
 
-async def rolled_back(request: http.Request) -> responses.Response:
+async def rolled_back(request: requests.Request) -> responses.Response:
   """POST /v1/characters/{id}/rollback: makes an earlier version live."""
-  context, caller = await asking.authorize(request)
-  asked = await asking.parse_fields(
+  context, caller = await intake.authorize(request)
+  asked = await intake.parse_fields(
     request, context, caller, fields_lib.Rollback
   )
   name = request.path_params['id']
@@ -127,9 +128,9 @@ async def rolled_back(request: http.Request) -> responses.Response:
   return responses.JSONResponse(_show(character, version, caller))
 
 
-async def card(request: http.Request) -> responses.Response:
+async def card(request: requests.Request) -> responses.Response:
   """GET /v1/characters/{id}/card?format=json|png: exports it to its author."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   _, version = await _find(context, caller, request, is_own=True)
   kind = request.query_params.get('format', 'json')
   if kind == 'json':
@@ -158,7 +159,7 @@ ROUTES = [
 async def _find(
   context: context_lib.Context,
   caller: auth.Caller,
-  request: http.Request,
+  request: requests.Request,
   is_own: bool = False,
 ) -> tuple[characters.Character, characters.Version]:
   """Returns a character that the caller may see, and its live version.
@@ -194,11 +195,11 @@ class _Written(NamedTuple):
 
 
 async def _read_body(
-  request: http.Request, context: context_lib.Context, caller: auth.Caller
+  request: requests.Request, context: context_lib.Context, caller: auth.Caller
 ) -> tuple[_Written, bool | None]:
   """Reads a character from a body; also its field `public`, None for none."""
   kind = bodies.media_type(request, [bodies.JSON, bodies.PNG])
-  body = await asking.body(request, context, caller, bodies.MOST_OF_CARD)
+  body = await intake.body(request, context, caller, bodies.MOST_OF_CARD)
 
   def work():
     fields, notes, is_public = _parse(kind, body)
@@ -258,7 +259,7 @@ async def _check(
   size = sum(map(len, (written.greeting, *written.alternate_greetings)))
   greetings = await context.run_aside(size, lambda: turns.greetings(written))
   texts = written, greetings
-  await asking.check_stored(context, caller, texts, 'fields', is_public)
+  await judging.check_stored(context, caller, texts, 'fields', is_public)
 
 
 def _prefix(context, written: card_fields.Fields) -> np.ndarray:
@@ -273,7 +274,7 @@ def _prefix(context, written: card_fields.Fields) -> np.ndarray:
     most = min(prompt.PREFIX, context.model.length // 2)
     return prompt.prefix(written, context.format, most)
   except (prompt.TooLong, macros.TooLarge) as error:
-    raise asking.too_long(f'fields: {error}', 'fields') from error
+    raise errors.too_long(f'fields: {error}', 'fields') from error
   except (TypeError, ValueError) as error:
     raise errors.invalid(str(error), 'fields') from error
 

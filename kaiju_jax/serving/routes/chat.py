@@ -13,7 +13,7 @@ import contextlib
 import logging
 from typing import Any
 
-from starlette import requests as http
+from starlette import requests
 from starlette import responses
 
 from kaiju_jax.decoding.requests import request as request_lib
@@ -21,9 +21,12 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
-from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import intake
+from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import lookup
+from kaiju_jax.serving.routes import submission
 from kaiju_jax.serving.routes import turns
 
 _LOG = logging.getLogger(__name__)
@@ -33,23 +36,23 @@ _REFUSED = 'This message was refused.'
 _KEEPING: set[asyncio.Task] = set()
 
 
-async def completions(request: http.Request) -> responses.Response:
+async def completions(request: requests.Request) -> responses.Response:
   """Answers POST /v1/chat/completions.
 
   Raises:
     errors.ApiError: any fault of the request or the server.
   """
-  context, caller = await asking.authorize(request)
-  chat = await asking.parse_fields(request, context, caller, fields.Chat)
-  character = asking.find_character(context, chat.model, chat.character)
+  context, caller = await intake.authorize(request)
+  chat = await intake.parse_fields(request, context, caller, fields.Chat)
+  character = lookup.find_character(context, chat.model, chat.character)
   turn = await turns.make_turn(context, caller, chat, character)
   form = answers.Form('chat.completion', chat.model)
-  watch, is_blocked = await asking.judge_request(context, caller, turn.judged)
+  watch, is_blocked = await judging.judge_request(context, caller, turn.judged)
   exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.note_end('gate')
     return _refuse(form, chat, turn)
-  choices = await asking.replies(
+  choices = await submission.replies(
     exchange,
     context,
     caller,
@@ -61,7 +64,7 @@ async def completions(request: http.Request) -> responses.Response:
   answer = _Answer(context, chat, turn, form, choices)
   if chat.stream:
     return answers.Streamed(answer.chunks())
-  body = await asking.answer_client(request, answer.whole())
+  body = await submission.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
 
 
@@ -71,7 +74,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
   most = chat.limit or context.max_tokens
   guide = None
   if chat.guided:
-    guide = asking.guide(context)
+    guide = submission.guide(context)
     most = min(most, context.guided_tokens)
   return [
     request_lib.Request(

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import dataclasses
 
 import numpy as np
-from starlette import requests as http
+from starlette import requests
 from starlette import responses
 
 from kaiju_jax.characters.prompts import prompt as prompt_lib
@@ -18,20 +18,23 @@ from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.replies import answers
 from kaiju_jax.serving.replies import reply as reply_lib
-from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import intake
+from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import lookup
+from kaiju_jax.serving.routes import submission
 
 
-async def completions(request: http.Request) -> responses.Response:
+async def completions(request: requests.Request) -> responses.Response:
   """Answers POST /v1/completions.
 
   Raises:
     errors.ApiError: any fault of the request or the server.
   """
-  context, caller = await asking.authorize(request)
-  asked = await asking.parse_fields(request, context, caller, fields.Completion)
-  if asking.find_character(context, asked.model, None) is not None:
+  context, caller = await intake.authorize(request)
+  asked = await intake.parse_fields(request, context, caller, fields.Completion)
+  if lookup.find_character(context, asked.model, None) is not None:
     raise errors.invalid(
       'model: characters chat; use /v1/chat/completions.', param='model'
     )
@@ -52,25 +55,25 @@ async def completions(request: http.Request) -> responses.Response:
     caller.owner, sum(len(one.tokens) for one in prompts), caller.rate
   )
   said = '\n'.join(prompt.text for prompt in prompts)
-  watch, is_blocked = await asking.judge_request(
+  watch, is_blocked = await judging.judge_request(
     context, caller, said, 'prompt'
   )
   exchange = exchange_lib.find(request)
   if is_blocked:
     exchange.note_end('gate')
     return _refused(asked, prompts)
-  requests = [
+  wanted = [
     one
     for prompt in prompts
     for one in _requests(context, caller, asked, prompt, limit)
   ]
-  choices = await asking.replies(
-    exchange, context, caller, watch, requests, said
+  choices = await submission.replies(
+    exchange, context, caller, watch, wanted, said
   )
   answer = _Answer(context, asked, prompts, choices)
   if asked.stream:
     return answers.Streamed(answer.chunks())
-  body = await asking.answer_client(request, answer.whole())
+  body = await submission.answer_client(request, answer.whole())
   return responses.JSONResponse(body)
 
 
@@ -134,9 +137,9 @@ def _prompt(context, given: str | list[int], limit: int) -> _Prompt:
 
 def _refuse_long(context, tokens: int, limit: int) -> None:
   """Refuses a prompt that leaves no room for an answer of `limit` tokens."""
-  asking.check_limit(context, 'max_tokens', limit)
+  submission.check_limit(context, 'max_tokens', limit)
   if tokens + limit > context.model.length:
-    raise asking.too_long(
+    raise errors.too_long(
       f'a prompt of {tokens:,} tokens and max_tokens={limit:,} are'
       f' {tokens + limit:,}, and this model takes {context.model.length:,}.',
       'prompt',

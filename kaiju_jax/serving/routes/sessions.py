@@ -7,39 +7,41 @@ shown. No stored message is ever changed.
 
 from typing import Any
 
-from starlette import requests as http
+from starlette import requests
 from starlette import responses
 from starlette import routing
 
-from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.routes import intake
+from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import resources
 from kaiju_jax.serving.routes import turns
 from kaiju_jax.serving.stores import characters
 
 _PAGE = 100
 
 
-async def list_all(request: http.Request) -> responses.Response:
+async def list_all(request: requests.Request) -> responses.Response:
   """GET /v1/sessions: lists the caller's sessions, the last used first."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   after = request.query_params.get('after', '')
   found = await context.run_store(
     context.store.sessions, caller.owner, _PAGE, after
   )
   data = [_summary(session) for session in found]
-  return responses.JSONResponse(asking.page(data, found, _PAGE))
+  return responses.JSONResponse(resources.page(data, found, _PAGE))
 
 
-async def create(request: http.Request) -> responses.Response:
+async def create(request: requests.Request) -> responses.Response:
   """POST /v1/sessions: opens a session with a character's live version.
 
   The session keeps this version when another one is published.
   """
-  context, caller = await asking.authorize(request)
-  asked = await asking.parse_fields(request, context, caller, fields.NewSession)
+  context, caller = await intake.authorize(request)
+  asked = await intake.parse_fields(request, context, caller, fields.NewSession)
   if asked.title:
-    await asking.check_stored(context, caller, asked.title, 'title')
+    await judging.check_stored(context, caller, asked.title, 'title')
   session = await context.run_store(
     context.store.open_session,
     caller.owner,
@@ -54,31 +56,28 @@ async def create(request: http.Request) -> responses.Response:
   return await _answer(context, session, 201)
 
 
-async def show(request: http.Request) -> responses.Response:
+async def show(request: requests.Request) -> responses.Response:
   """GET /v1/sessions/{id}: shows a session with all its messages."""
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   session = await _find(context, caller, request)
   return await _answer(context, session)
 
 
-async def remove(request: http.Request) -> responses.Response:
+async def remove(request: requests.Request) -> responses.Response:
   """DELETE /v1/sessions/{id}: removes a session with all its messages."""
-  context, caller = await asking.authorize(request)
-  name = request.path_params['id']
-  await context.run_store(context.store.remove_session, caller.owner, name)
-  return responses.JSONResponse(
-    {'id': name, 'object': 'session', 'deleted': True}
+  return await resources.remove(
+    request, 'session', lambda store: store.remove_session
   )
 
 
-async def edit(request: http.Request) -> responses.Response:
+async def edit(request: requests.Request) -> responses.Response:
   """POST /v1/sessions/{id}/messages: adds a message, and moves the head to it.
 
   An edit is a message with the parent of the message that it replaces.
   """
-  context, caller = await asking.authorize(request)
+  context, caller = await intake.authorize(request)
   session = await _find(context, caller, request)
-  asked = await asking.parse_fields(request, context, caller, fields.NewMessage)
+  asked = await intake.parse_fields(request, context, caller, fields.NewMessage)
   size = len(asked.text)
   text = await context.run_aside(size, lambda: turns.strip('text', asked.text))
   if asked.role == 'user':
@@ -88,7 +87,7 @@ async def edit(request: http.Request) -> responses.Response:
     text = await context.run_aside(
       size, lambda: turns.write_message('text', version.fields, text)
     )
-  await asking.check_stored(context, caller, text, 'text')
+  await judging.check_stored(context, caller, text, 'text')
   await context.run_store(
     context.store.append,
     caller.owner,
@@ -100,10 +99,10 @@ async def edit(request: http.Request) -> responses.Response:
   return await _answer(context, await _find(context, caller, request), 201)
 
 
-async def move_head(request: http.Request) -> responses.Response:
+async def move_head(request: requests.Request) -> responses.Response:
   """PUT /v1/sessions/{id}/head: moves the head, so that another path shows."""
-  context, caller = await asking.authorize(request)
-  asked = await asking.parse_fields(request, context, caller, fields.Head)
+  context, caller = await intake.authorize(request)
+  asked = await intake.parse_fields(request, context, caller, fields.Head)
   await context.run_store(
     context.store.set_head,
     caller.owner,
@@ -124,7 +123,7 @@ ROUTES = [
 
 
 async def _find(
-  context: context_lib.Context, caller, request: http.Request
+  context: context_lib.Context, caller, request: requests.Request
 ) -> characters.Session:
   return await context.run_store(
     context.store.session, caller.owner, request.path_params['id']

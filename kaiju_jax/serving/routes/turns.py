@@ -21,9 +21,9 @@ from kaiju_jax.data import chat as chat_format
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.replies import reply as reply_lib
-from kaiju_jax.serving.routes import asking
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.routes import submission
 from kaiju_jax.serving.stores import characters
 
 
@@ -125,7 +125,7 @@ async def make_turn(
     errors.ApiError: 404 for no such session or character; 400 for a prompt that
       is too long, or nothing to answer.
   """
-  asking.check_limit(context, *chat.named_limit)
+  submission.check_limit(context, *chat.named_limit)
   if chat.session is not None:
     return await _of_session(context, caller, chat)
   version, salt = None, ''
@@ -240,7 +240,7 @@ def strip(field: str, text: str) -> str:
   """
   size = len(text.encode())
   if size > macros.MOST:
-    raise asking.too_long(
+    raise errors.too_long(
       f'{field}: the text has {size:,} bytes: at most {macros.MOST:,}.', field
     )
   return chat_format.strip(text)
@@ -266,7 +266,7 @@ def write_message(field: str, fields: card_fields.Fields, text: str) -> str:
       datetime.datetime.now(),
     )
   except macros.TooLarge as error:
-    raise asking.too_long(f'{field}: {error}', field) from error
+    raise errors.too_long(f'{field}: {error}', field) from error
 
 
 def greetings(fields: card_fields.Fields) -> list[str]:
@@ -298,7 +298,7 @@ def _refuse_long(context: context_lib.Context, messages, room: int) -> None:
 
 def _too_long(context: context_lib.Context, room: int) -> errors.ApiError:
   length = context.model.length
-  return asking.too_long(
+  return errors.too_long(
     f'messages: they and max_tokens={length - room} are more than the'
     f' {length:,} tokens that this model takes.',
     'messages',
@@ -326,7 +326,7 @@ def _encode(
       opened_L, messages, context.format, room, book=book
     )
   except prompt_lib.TooLong as error:
-    raise asking.too_long(f'messages: {error}', 'messages') from error
+    raise errors.too_long(f'messages: {error}', 'messages') from error
   except (TypeError, ValueError) as error:
     raise errors.invalid(f'messages: {error}', 'messages') from error
   # Without a character the prefix is one token, too little for a point.

@@ -13,12 +13,12 @@ import pytest
 
 from kaiju_jax.serving.http import connection
 from kaiju_jax.serving.http import edge
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from tests.serving import trivial
 
 _HEAD = b'POST /echo HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n'
 _LAST = trivial.GET.replace(b'\r\n\r\n', b'\r\nConnection: close\r\n\r\n')
-_HASTY = http.Settings(
+_HASTY = server_lib.Settings(
   request_seconds=0.5, unread_seconds=0.6, linger_seconds=0.3
 )
 
@@ -30,13 +30,13 @@ def application():
 
 @pytest.fixture(scope='module')
 def server(application):
-  with http.running(application.app) as running:
+  with server_lib.running(application.app) as running:
     yield running
 
 
 @pytest.fixture(scope='module')
 def hasty(application):
-  with http.running(application.app, settings=_HASTY) as running:
+  with server_lib.running(application.app, settings=_HASTY) as running:
     yield running
 
 
@@ -150,7 +150,7 @@ def alone(application):
   with contextlib.ExitStack() as stack:
     with pytest.MonkeyPatch.context() as patch:
       patch.delattr(socket, 'TCP_USER_TIMEOUT', raising=False)
-      made = http.running(application.app, settings=_HASTY)
+      made = server_lib.running(application.app, settings=_HASTY)
       running = stack.enter_context(made)
     yield running
 
@@ -216,11 +216,11 @@ def test_a_last_answer_is_waited_for_and_then_no_longer(
 ):
   # All of it is written at once, and read for longer than a client may linger.
   monkeypatch.setattr(edge, '_PIECE', 2**30)
-  settings = http.Settings(linger_seconds=0.2)
+  settings = server_lib.Settings(linger_seconds=0.2)
   ask = b'GET /large?size=900000 HTTP/1.1\r\nHost: a\r\nConnection: close'
   with contextlib.ExitStack() as stack:
     server = stack.enter_context(
-      http.running(application.app, settings=settings)
+      server_lib.running(application.app, settings=settings)
     )
     client = stack.enter_context(trivial.connected(server))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**15)
@@ -322,7 +322,7 @@ def test_nothing_is_said_behind_a_refusal(server, caplog):
 
 def test_connections_are_limited_in_all_and_per_address(application):
   def states(settings, count):
-    with http.running(application.app, settings=settings) as server:
+    with server_lib.running(application.app, settings=settings) as server:
       clients = [trivial.connected(server) for _ in range(count)]
       for client in clients:
         client.sendall(trivial.GET)
@@ -339,8 +339,8 @@ def test_connections_are_limited_in_all_and_per_address(application):
       again.close()
     return got
 
-  assert states(http.Settings(connections=3), 5) == [200] * 3 + [503] * 2
-  each = http.Settings(connections=9, connections_each=2)
+  assert states(server_lib.Settings(connections=3), 5) == [200] * 3 + [503] * 2
+  each = server_lib.Settings(connections=9, connections_each=2)
   assert states(each, 4) == [200] * 2 + [503] * 2
 
 

@@ -10,7 +10,7 @@ from kaiju_jax.decoding.engine import compiled
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import metrics
-from kaiju_jax.serving.routes import asking
+from kaiju_jax.serving.routes import submission
 from tests.decoding import fake_device
 from tests.serving import trivial
 
@@ -76,8 +76,8 @@ def test_tokens_that_come_together_share_the_time_since_those_before(
 ):
   measured, seconds = metrics.Metrics(lambda: None), iter([10.0, 10.6, 10.8])
   clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
-  monkeypatch.setattr(asking, 'time', clock)
-  note = asking._observe_times(measured, 9.5, 7)
+  monkeypatch.setattr(submission, 'time', clock)
+  note = submission._observe_times(measured, 9.5, 7)
   stream = types.SimpleNamespace(waited=0.1, reused=2)
   for count in 2, 3, 1:
     note(stream, count)

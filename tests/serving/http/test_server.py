@@ -16,7 +16,7 @@ from starlette import responses
 from starlette import routing
 
 from kaiju_jax.serving.http import edge
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from tests.serving import trivial
 
 
@@ -27,7 +27,7 @@ def application():
 
 @pytest.fixture(scope='module')
 def server(application):
-  with http.running(application.app) as running:
+  with server_lib.running(application.app) as running:
     yield running
 
 
@@ -80,7 +80,7 @@ def test_what_fails_outside_of_every_handler_is_told_too(caplog):
       await send({'type': 'http.response.start', 'status': 200, 'headers': []})
     raise RuntimeError('planted')
 
-  with http.running(edge.Edge(app, lambda: False)) as server:
+  with server_lib.running(edge.Edge(app, lambda: False)) as server:
     answer = httpx.get(server.url)
     assert answer.json()['error']['code'] == 'internal'
     late = trivial.GET.replace(b'/', b'/late', 1)
@@ -110,10 +110,10 @@ def test_long_answers_are_whole(server):
 
 def test_the_port_is_known_and_its_own(server):
   with pytest.raises(OSError, match=rf'127\.0\.0\.1:{server.port}'):
-    http.Server(server.config.app, port=server.port)
+    server_lib.Server(server.config.app, port=server.port)
   assert server.url == f'http://127.0.0.1:{server.port}'
   for host, url in (('0.0.0.0', '127.0.0.1'), ('localhost', 'localhost')):
-    other = http.Server(server.config.app, host)
+    other = server_lib.Server(server.config.app, host)
     assert other.url == f'http://{url}:{other.port}'
     other.close()
 
@@ -121,7 +121,7 @@ def test_the_port_is_known_and_its_own(server):
 @pytest.mark.skipif(not socket.has_ipv6, reason='IPv6 is not there')
 def test_an_address_of_version_6(application):
   try:
-    with http.running(application.app, '::1') as server:
+    with server_lib.running(application.app, '::1') as server:
       assert httpx.get(server.url).text == 'hello'
       assert server.url == f'http://[::1]:{server.port}'
   except OSError as error:
@@ -133,7 +133,7 @@ def test_metrics_have_a_port_of_their_own_on_this_machine(application):
     return responses.PlainTextResponse('kaiju_points 1')
 
   app = applications.Starlette(routes=[routing.Route('/metrics', metrics)])
-  with http.running(application.app, metrics=app) as server:
+  with server_lib.running(application.app, metrics=app) as server:
     url = f'http://127.0.0.1:{server.metrics_port}/metrics'
     assert httpx.get(url).text == 'kaiju_points 1'
     assert httpx.get(f'{server.url}/metrics').status_code == 404
@@ -142,7 +142,7 @@ def test_metrics_have_a_port_of_their_own_on_this_machine(application):
     assert listener.getsockname()[0] == '127.0.0.1'
     taken = server.metrics_port
     with pytest.raises(OSError, match=str(taken)):
-      http.Server(application.app, metrics=app, metrics_port=taken)
+      server_lib.Server(application.app, metrics=app, metrics_port=taken)
   with pytest.raises(httpx.ConnectError):
     httpx.get(url)
 
@@ -152,15 +152,18 @@ def test_an_application_that_does_not_start_is_an_error():
     raise ValueError('planted')
 
   app = applications.Starlette(lifespan=lifespan)
-  with pytest.raises(RuntimeError, match='failed to start'), http.running(app):
+  with (
+    pytest.raises(RuntimeError, match='failed to start'),
+    server_lib.running(app),
+  ):
     raise AssertionError('it runs')
 
 
 def test_stopping_lets_answers_end_and_takes_no_new_ones(application):
   drained = []
-  settings = http.Settings(drain_seconds=5)
+  settings = server_lib.Settings(drain_seconds=5)
   with (
-    http.running(
+    server_lib.running(
       application.app, settings=settings, on_drain=drained.append
     ) as server,
     httpx.Client(base_url=server.url) as client,
@@ -192,9 +195,9 @@ def test_stopping_lets_answers_end_and_takes_no_new_ones(application):
 
 
 def test_what_does_not_end_in_time_is_ended(application):
-  settings = http.Settings(drain_seconds=0.1)
+  settings = server_lib.Settings(drain_seconds=0.1)
   begun = time.monotonic()
-  with http.running(application.app, settings=settings) as server:
+  with server_lib.running(application.app, settings=settings) as server:
     slow = trivial.connected(server)
     slow.sendall(b'GET /wait?seconds=60 HTTP/1.1\r\nHost: a\r\n\r\n')
     stream = trivial.connected(server)
@@ -213,9 +216,9 @@ def test_what_does_not_end_in_time_is_ended(application):
 
 _PROGRAM = """
 import sys
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from tests.serving import trivial
-server = http.Server(trivial.Application().app)
+server = server_lib.Server(trivial.Application().app)
 print(server.url, flush=True)
 server.run()
 print('closed', server.signal, flush=True)

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from tests.serving import malformed
 from tests.serving import trivial
 
@@ -37,7 +37,7 @@ def check(count, seed):
   rng = random.Random(seed)
   application = trivial.Application()
   found = collections.Counter()
-  with http.running(application.app) as server:
+  with server_lib.running(application.app) as server:
     for n in range(count):
       one = malformed.drawn(rng)
       statuses = refused(server, one)
@@ -73,7 +73,7 @@ def test_what_the_rules_begin_with_is_valid():
   # Otherwise their faults would not be what is refused.
   rng = random.Random(9)
   application = trivial.Application()
-  with http.running(application.app) as server:
+  with server_lib.running(application.app) as server:
     for make in (malformed.valid, malformed.chunked) * 10:
       one = make(rng)
       one.lines.append(b'Connection: close')

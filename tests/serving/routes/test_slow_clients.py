@@ -18,9 +18,9 @@ import pytest
 from tests.serving import trivial
 
 _SERVER = """
-from kaiju_jax.serving.http import server as http
+from kaiju_jax.serving.http import server as server_lib
 from tests.serving import trivial
-server = http.Server(trivial.Application().app)
+server = server_lib.Server(trivial.Application().app)
 print(server.port, flush=True)
 server.run()
 """

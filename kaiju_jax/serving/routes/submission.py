@@ -1,0 +1,191 @@
+"""Submission: limits, the engine's requests, and the replies to them."""
+
+import asyncio
+from collections.abc import Coroutine
+from collections.abc import Sequence
+import time
+from typing import Any
+
+from starlette import requests
+
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.serving.http import auth
+from kaiju_jax.serving.http import errors
+from kaiju_jax.serving.http import exchange as exchange_lib
+from kaiju_jax.serving.http import metrics as metrics_lib
+from kaiju_jax.serving.replies import reply as reply_lib
+from kaiju_jax.serving.replies import worker as worker_lib
+from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.safety import moderation
+
+
+def check_limit(
+  context: context_lib.Context, field: str, limit: int | None
+) -> None:
+  """Refuses a limit of a reply that leaves no room for a prompt.
+
+  Args:
+    context: the server's parts.
+    field: the request's field that holds the limit.
+    limit: tokens of the reply; None where the client named none.
+
+  Raises:
+    errors.ApiError: 400; names the field, its value and the model's length.
+  """
+  if limit is not None and limit >= context.model.length:
+    raise errors.too_long(
+      f'{field}={limit}: must be less than {context.model.length:,}, the tokens'
+      ' of prompt and reply that this model takes.',
+      field,
+    )
+
+
+def guide(context: context_lib.Context) -> request_lib.Guide:
+  """Returns the settings of a guided request's search.
+
+  Raises:
+    errors.ApiError: 400; there is no token-level head to guide it.
+  """
+  if context.guide is None:
+    raise errors.invalid(
+      'guided: this server has no token-level head that could guide a search;'
+      ' it is started with --head.',
+      param='guided',
+    )
+  return context.guide
+
+
+async def replies(
+  exchange: exchange_lib.Exchange,
+  context: context_lib.Context,
+  who: auth.Caller,
+  watch: moderation.Watch,
+  asked: Sequence[request_lib.Request],
+  said: str = '',
+) -> reply_lib.Choices:
+  """Submits requests to the engine, and returns their replies.
+
+  Takes one of the owner's slots for the answer. The exchange frees the slot and
+  cancels the sequences when it ends, unless `Choices.close` has done so.
+
+  Args:
+    exchange: the HTTP request's account.
+    context: the server's parts.
+    who: the caller.
+    watch: judges the prompts and the replies.
+    asked: the engine's requests, one per choice.
+    said: the user's text, which is judged with each reply.
+
+  Raises:
+    errors.ApiError: 429 if the owner has too many answers open, or the engine
+      is too busy; 503 if it has stopped; 400 if it refuses a request.
+  """
+  came = time.perf_counter()
+  slot = context.limits.stream(who.owner, who.rate)
+  exchange.at_end(slot.close)
+  streams = await _submit(context, asked)
+  for stream in streams:
+    exchange.at_end(stream.cancel)
+
+  def refused(stage: str) -> None:
+    context.metrics.refusals.labels(stage, watch.tier).inc()
+    exchange.note_end(stage)
+
+  found = [
+    reply_lib.Reply(
+      stream,
+      watch,
+      said,
+      _observe_times(context.metrics, came, len(one.tokens)),
+      refused,
+    )
+    for stream, one in zip(streams, asked)
+  ]
+  exchange.at_end(lambda: _account(exchange, asked, found))
+  return reply_lib.Choices(found, slot)
+
+
+async def _submit(
+  context: context_lib.Context, asked: Sequence[request_lib.Request]
+) -> list[worker_lib.Stream]:
+  """Returns the engine's streams; raises its refusals as `errors.ApiError`."""
+  try:
+    return await context.worker.submit(*asked)
+  except request_lib.Busy as error:
+    context.metrics.rejected.labels('busy').inc()
+    if error.seconds is None:
+      raise errors.unavailable(str(error)) from error
+    raise errors.busy(str(error), error.seconds) from error
+  except worker_lib.Stopped as error:
+    raise errors.unavailable('the engine has stopped.') from error
+  except (TypeError, ValueError) as error:
+    raise errors.invalid(str(error)) from error
+
+
+def _account(
+  exchange: exchange_lib.Exchange,
+  asked: Sequence[request_lib.Request],
+  found: Sequence[reply_lib.Reply],
+) -> None:
+  """Notes the replies' tokens for the log; counts a shared prompt once."""
+  firsts = {id(one.tokens): n for n, one in reversed([*enumerate(asked)])}
+  exchange.prompt = sum(len(asked[n].tokens) for n in firsts.values())
+  exchange.cached = sum(found[n].reused for n in firsts.values())
+  exchange.completion = sum(len(reply.tokens) for reply in found)
+  for reply in found:
+    if reply.reason is not None:
+      exchange.note_end(reply.reason)
+
+
+def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
+  """Returns a function that a reply calls with each group of new tokens.
+
+  It observes the time to the first token, the queue and the gaps between
+  tokens.
+
+  Args:
+    metrics: the server's.
+    came: the time at which the request came, by `time.perf_counter`.
+    prompt: the number of the prompt's tokens.
+  """
+  last = None
+
+  def note(stream: worker_lib.Stream, count: int) -> None:
+    nonlocal last
+    now = time.perf_counter()
+    if last is None:
+      metrics.ttft.observe(now - came)
+      metrics.queue.observe(stream.waited)
+      metrics.prompt_tokens.inc(prompt)
+      metrics.cached_tokens.inc(stream.reused)
+    else:
+      for _ in range(count):
+        metrics.itl.observe((now - last) / count)
+    last = now
+
+  return note
+
+
+async def answer_client(
+  request: requests.Request, answer: Coroutine[Any, Any, dict]
+) -> dict:
+  """Awaits an answer, and cancels it if the client leaves first.
+
+  Raises:
+    asyncio.CancelledError: the client has left.
+  """
+  made = asyncio.ensure_future(answer)
+  gone = asyncio.ensure_future(_wait_for_disconnect(request))
+  try:
+    await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
+    if not made.done():
+      made.cancel()
+    return await made
+  finally:
+    gone.cancel()
+    made.cancel()
+
+
+async def _wait_for_disconnect(request: requests.Request) -> None:
+  while (await request.receive())['type'] != 'http.disconnect':
+    pass
