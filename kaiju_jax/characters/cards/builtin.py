@@ -1,8 +1,8 @@
-"""Characters that every server has: plain data.
+"""Lists the characters that every server has.
 
-They are written as the dialogues of `data/dialogues/` write theirs, sentence
-for sentence, so that the small model that is trained on those can answer from
-them, and are as short as the characters that it knows.
+Their descriptions have the sentences and the length of those in the training
+dialogues (`data/dialogues/`), so that the small model that learns from these
+can answer from them.
 """
 
 from kaiju_jax.characters.cards import card_fields

@@ -1,17 +1,17 @@
-"""Extensions of cards: other programs' data, kept without anything executable.
+"""Drops the executable parts of cards' extensions, other programs' data.
 
 Programs put scripts, patterns, markup and addresses of pictures into a card's
-`extensions`. Nothing here ever reads them. They are dropped all the same, so
-that an exported card does not carry them into a program that would.
+`extensions`. This project never reads them. It still drops them, so that an
+exported card does not carry them into a program that would.
 """
 
 from collections.abc import Mapping
 import re
 from typing import Any
 
-# Words of a name, in camel case or between signs.
+# The words of a name in camel case or with signs between them.
 _WORD = re.compile('[A-Z]+(?![a-z])|[A-Z]?[a-z]+')
-# What names in the wild call things that a program runs or renders.
+# Words by which other programs name values that they run or render.
 _EXECUTES = {
   *('automation', 'code', 'css', 'eval', 'function', 'functions', 'hook'),
   *('hooks', 'html', 'javascript', 'js', 'lua', 'macro', 'macros', 'plugin'),
@@ -27,11 +27,14 @@ _MARKUP = re.compile(r'<\s*[a-z!/?]', re.IGNORECASE)
 
 
 def filter_plain(value: Any, name: str) -> tuple[Any, list[str]]:
-  """Returns plain data without what executes, and what was dropped.
+  """Returns plain data without executable parts.
 
   Args:
-    value: of JSON, not deeper than the interpreter's stack.
-    name: what notes call it.
+    value: a JSON value, not deeper than the interpreter's stack.
+    name: the value's name in the notes.
+
+  Returns:
+    The filtered value; a note per dropped part.
   """
   notes: list[str] = []
   return _filter_plain(value, name, notes), notes
@@ -62,7 +65,7 @@ def _filter_plain(value: Any, name: str, notes: list[str]) -> Any:
 
 def _fault(value: Any, key: str = '') -> str:
   words = {word.lower() for word in _WORD.findall(key)}
-  # An empty list of scripts is worth no note, and stays.
+  # An empty list of scripts stays: it executes nothing.
   if words & _EXECUTES and value:
     return 'may execute'
   if isinstance(value, str):

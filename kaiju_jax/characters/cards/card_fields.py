@@ -1,9 +1,10 @@
-"""The fields that an author writes about a character: plain text with limits.
+"""Defines a character's fields: plain texts of an author, with limits.
 
 Cards and forms fill the same `Fields`. A character's prefix (`prompt.py`) is
 made of them, and a store keeps them with each version. They are canonical: a
 text has no control characters but line feeds and tabs, and a short field is one
-line without spaces around it. So what is exported and imported again is equal.
+line without outer spaces. So a character that is exported and imported again is
+equal.
 """
 
 from collections.abc import Mapping
@@ -16,14 +17,15 @@ from typing import Any
 from kaiju_jax.characters.cards import card_extensions
 from kaiju_jax.data import chat
 
-NAME = 200  # Characters of a name, a tag or a lore's key, at most.
-TEXT = 65_536  # Characters of any one text.
-GREETINGS = 64  # Alternate greetings.
-LORE = 500  # Entries of lore.
-KEYS = 64  # Keys of one entry, and tags of a character.
-EXTENSIONS = 65_536  # Characters of the extensions' JSON.
-ALL = 524_288  # Bytes of all fields as JSON: half of what a card may have.
-DEPTH = 32  # Objects and lists within each other.
+# The most …
+NAME = 200  # … characters of a name, a tag or a lore's key.
+TEXT = 65_536  # … characters of any other text.
+GREETINGS = 64  # … alternate greetings.
+LORE = 500  # … lore entries.
+KEYS = 64  # … keys of one entry, and tags of a character.
+EXTENSIONS = 65_536  # … characters of the extensions' JSON.
+ALL = 524_288  # … bytes of all fields as JSON: half of a card's.
+DEPTH = 32  # … objects and lists within each other.
 
 _SURROGATE = re.compile('[\ud800-\udfff]')
 _BREAK = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029]+')
@@ -31,10 +33,10 @@ _SHOWN = 60  # Characters of a value in an error.
 
 
 class FieldError(ValueError):
-  """A field that no character can have.
+  """A field that is not valid.
 
   Attributes:
-    field: its name.
+    field: the field's name.
     fault: 'type', 'limit', 'surrogate', 'control', 'nameless', 'unknown' or
       'executes'.
   """
@@ -47,16 +49,16 @@ class FieldError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Lore:
-  """What is told once it is talked about.
+  """A lore entry: a text that enters the prompt when a message has its key.
 
   Attributes:
-    keys: words; one of them in a message tells the content.
-    content: what is told.
-    is_constant: whether it is always told, in the character's prefix.
-    secondary_keys: where there are any, a message must have one of these too.
-    is_enabled: whether it is told at all.
+    keys: words or phrases; a message that has one of them calls for the entry.
+    content: the text that enters the prompt.
+    is_constant: whether the prefix always has the text.
+    secondary_keys: if there are any, a message must have one of these too.
+    is_enabled: whether the entry is used at all.
     order: entries of a lower order come first.
-    name: for who edits it; never told.
+    name: a title for the author; it never reaches a prompt.
   """
 
   keys: tuple[str, ...] = ()
@@ -70,24 +72,24 @@ class Lore:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-  """A character as it is written; everything but the name may be empty.
+  """A character as its author writes it; all fields but the name may be empty.
 
   Attributes:
-    name: what the character is called.
-    nickname: what `{{char}}` stands for; '' for the name.
-    description: who the character is.
-    personality: how they are, in a few words.
-    scenario: where the conversation takes place.
-    greeting: what the character says first.
-    alternate_greetings: what they may say first instead.
-    examples: conversations that show how they talk, each after `<START>`.
-    system_prompt: how to play the character; '' for the server's words.
-    post_history: instructions that stand behind the conversation in other
-      programs; here, in the prefix.
-    lore: what is told once it is talked about.
+    name: the character's name.
+    nickname: replaces `{{char}}`; '' for the name.
+    description: the character's description.
+    personality: the character's personality, in a few words.
+    scenario: the place of the conversation.
+    greeting: the character's first message.
+    alternate_greetings: other first messages.
+    examples: example conversations, each after `<START>`.
+    system_prompt: instructions to the model; '' for the server's own.
+    post_history: instructions that other programs put behind the conversation;
+      here they stand at the end of the prefix.
+    lore: texts that enter a prompt by their keys.
     creator, notes, tags, version_name: for people; they never reach a prompt.
-    extensions: plain JSON of other programs, kept and never read, without what
-      executes (`card_extensions.py`).
+    extensions: plain JSON of other programs, kept and never read, without
+      executable parts (`card_extensions.py`).
   """
 
   name: str
@@ -108,7 +110,7 @@ class Fields:
   extensions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# Fields that are short and stand on one line.
+# The fields of one short line each.
 _LINES = ('name', 'nickname', 'creator', 'version_name')
 _TEXTS = (
   'description',
@@ -123,12 +125,12 @@ _TEXTS = (
 
 
 def display_name(fields: Fields) -> str:
-  """Returns what `{{char}}` stands for."""
+  """Returns the name that replaces `{{char}}`: the nickname or the name."""
   return fields.nickname or fields.name
 
 
 def check(fields: Fields) -> None:
-  """Refuses fields that no character can have.
+  """Refuses invalid fields.
 
   Raises:
     FieldError: names the field, its value or size, and what would be right.
@@ -157,9 +159,9 @@ def check(fields: Fields) -> None:
 
 
 def dump(fields: Fields) -> dict[str, Any]:
-  """Returns fields as plain data, which JSON can hold and `parse` reads.
+  """Returns fields as plain data for JSON and `parse`.
 
-  The extensions are the fields' own, not a copy.
+  The extensions are not copied.
   """
   data = dict(vars(fields))
   for name in 'alternate_greetings', 'tags':
@@ -173,9 +175,9 @@ def dump(fields: Fields) -> dict[str, Any]:
 
 
 def parse(data: Any) -> Fields:
-  """Returns the fields that plain data holds; what is absent is empty.
+  """Returns the fields that plain data holds; absent fields are empty.
 
-  Control characters, and spaces around a short field, are removed.
+  It removes control characters, and outer spaces of short fields.
 
   Raises:
     FieldError: names a field that is unknown or wrong.
@@ -197,10 +199,9 @@ def parse(data: Any) -> Fields:
 
 
 def canonical(fields: Fields) -> Fields:
-  """Returns fields without control characters and spaces around lines.
+  """Returns fields without control characters and outer spaces of lines.
 
-  Values of a wrong type, and texts with surrogates, stay as they are, for
-  `check` to name.
+  Values of a wrong type, and texts with surrogates, stay for `check` to refuse.
   """
   changed = {name: line(getattr(fields, name)) for name in _LINES}
   changed |= {name: _text(getattr(fields, name)) for name in _TEXTS}
@@ -211,16 +212,16 @@ def canonical(fields: Fields) -> Fields:
 
 
 def line(value: Any) -> Any:
-  """Returns a string as one line without spaces around it."""
+  """Returns a string as one line without outer spaces; keeps other values."""
   if not isinstance(value, str):
     return value
-  if not value.isprintable():  # The sign that there may be a break.
+  if not value.isprintable():  # Line breaks are not printable.
     value = _BREAK.sub(' ', value)
   return value.strip()
 
 
 def abbreviate(value: Any) -> str:
-  """Returns a value as errors show it: its beginning, in ASCII."""
+  """Returns the beginning of a value in ASCII, for an error's message."""
   # A card's text may be large, and errors end up in logs.
   if isinstance(value, str):
     text = ascii(value[:_SHOWN])
@@ -234,7 +235,7 @@ def abbreviate(value: Any) -> str:
 
 
 def depth(value: Any, limit: int = DEPTH) -> int:
-  """Returns how deep lists and objects lie within each other, to a limit."""
+  """Returns the depth of nested lists and objects, at most `limit` + 1."""
   deep, level = 0, [value]
   while level and deep <= limit:
     inner = []
@@ -267,7 +268,7 @@ def _each(change, values: Any) -> Any:
 
 
 def _lines(values: Any) -> Any:
-  """Returns lines, without those that are empty."""
+  """Returns values as lines, without empty ones."""
   if not isinstance(values, tuple) or all(map(_is_plain_line, values)):
     return values
   values = _each(line, values)
@@ -299,10 +300,10 @@ def _check_line(value: Any, name: str) -> None:
 
 
 def _check_lines(values: Any, name: str) -> None:
-  """Refuses what is no tuple of short lines, none of them empty."""
+  """Refuses everything but a tuple of short lines that are not empty."""
   _check_several(values, name, KEYS)
   if all(map(_is_plain_line, values)):
-    return  # As nearly always: no name is made for each.
+    return  # The usual case, without a name per value.
   for index, value in enumerate(values):
     _check_line(value, f'{name}[{index}]')
     if not value:
@@ -314,7 +315,7 @@ def _check_lines(values: Any, name: str) -> None:
 def _is_plain_line(value: Any) -> bool:
   if not isinstance(value, str) or not 1 <= len(value) <= NAME:
     return False
-  # What prints is neither a control character nor a surrogate.
+  # A printable string has no control characters and no surrogates.
   return value.isprintable() and value == value.strip()
 
 

@@ -1,4 +1,4 @@
-"""JSON of a card, read within bounds of size, depth and values."""
+"""Reads a card's JSON within bounds of size, depth and number of values."""
 
 import codecs
 from typing import Any
@@ -8,14 +8,14 @@ from kaiju_jax.storage import strict_json
 
 BYTES = 2**20
 DEPTH = card_fields.DEPTH
-VALUES = 24_000  # Commas; lists and objects count too.
+VALUES = 24_000  # The most commas, lists and objects together.
 
 
 class CardError(ValueError):
-  """A card that is not taken.
+  """A card that is refused.
 
   Attributes:
-    fault: what is wrong, in a word: 'size', 'signature', 'truncated',
+    fault: the fault's name: 'size', 'signature', 'truncated',
       'checksum', 'chunks', 'picture', 'missing', 'ambiguous', 'base64',
       'inflated', 'encoding', 'json', 'depth', 'values', 'number', 'duplicate',
       'spec', 'entries', or one of `card_fields.FieldError`.
@@ -30,13 +30,13 @@ def read(data: bytes) -> Any:
   """Returns the value of a JSON text.
 
   Raises:
-    CardError: it is too large, or `strict_json.read` refuses it.
+    CardError: the text is too large, or `strict_json.read` refuses it.
   """
   if len(data) > BYTES:
     raise CardError(
       'size', f'the JSON has {len(data):,} bytes: at most {BYTES:,}.'
     )
-  # Some editors write a mark of the byte order before the text.
+  # Some editors write a byte-order mark before the text.
   data = data.removeprefix(codecs.BOM_UTF8)
   try:
     return strict_json.read(data, DEPTH, VALUES, is_wide=True)

@@ -1,8 +1,8 @@
-"""The chunks of a PNG that carries a card, and a picture where there is none.
+"""Reads and writes the chunks of a PNG that carries a card; draws a picture.
 
 A PNG is a signature and chunks: length, type, data, CRC-32 of type and data.
-A card is the base64 of its JSON in a text chunk: tEXt as it is, zTXt and iTXt
-compressed. Pixels are never decoded here.
+A card is the base64 of its JSON in a text chunk: tEXt is plain, zTXt is
+compressed, iTXt may be. Pixels are never decoded here.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from kaiju_jax.characters.cards import card_json
 SIGNATURE = b'\x89PNG\r\n\x1a\n'
 BYTES = 8 * 2**20
 CHUNKS = 10_000
-TEXT = 2**20  # Bytes of a text, inflated.
-SIDE = 8192  # Pixels of a picture's width and height.
+TEXT = 2**20  # The most bytes of a text chunk, inflated.
+SIDE = 8192  # The most pixels of a picture's width and of its height.
 
 _PICTURE = (b'IHDR', b'PLTE', b'tRNS', b'IDAT', b'IEND')
-_KEYWORD = 79  # Bytes, by the format.
+_KEYWORD = 79  # The most bytes of a keyword, by the format.
 _SLICE = 65_536
-# Bits of a sample by colour type, by the format.
+# The bits per sample that the format allows, by colour type.
 _BITS = {
   0: (1, 2, 4, 8, 16),
   2: (8, 16),
@@ -38,10 +38,10 @@ def texts(data: bytes, keywords: Sequence[str]) -> dict[str, bytes]:
 
   Args:
     data: a PNG.
-    keywords: in lower case; those of the PNG count in any case.
+    keywords: the wanted keywords in lower case; the PNG's may have any case.
 
   Raises:
-    CardError: not a whole PNG, or one with two texts of a keyword.
+    CardError: not a whole PNG, or it has two different texts of a keyword.
   """
   found: dict[str, bytes] = {}
   for kind, chunk in chunks(data):
@@ -116,13 +116,14 @@ def chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def embed(picture: bytes, named: Mapping[str, bytes]) -> bytes:
-  """Returns a PNG of a picture's pixels and tEXt chunks.
+  """Returns a PNG of a picture's pixels with tEXt chunks.
 
-  Whatever else the picture carries (where it was taken, say) is left out.
+  All other chunks of the picture, such as the place where it was taken, are
+  left out.
 
   Args:
     picture: a PNG.
-    named: {keyword: text}; ASCII.
+    named: the texts by keyword, in ASCII.
 
   Raises:
     CardError: see `chunks`.
@@ -140,7 +141,7 @@ def embed(picture: bytes, named: Mapping[str, bytes]) -> bytes:
 
 
 def draw(name: str) -> bytes:
-  """Returns a small PNG of a pattern that differs by name."""
+  """Returns a PNG of 128 × 128 pixels with a pattern that depends on `name`."""
   cells, size = 8, 16
   digest = hashlib.blake2b(name.encode(), digest_size=10).digest()
   bits = int.from_bytes(digest[:4])
@@ -188,7 +189,7 @@ def _check_header(data: bytes) -> None:
 
 
 def _text(kind: bytes, chunk: memoryview, keyword: str) -> bytes:
-  """Returns what stands behind a text chunk's keyword."""
+  """Returns the text behind a text chunk's keyword, inflated."""
   if kind == b'tEXt':
     if len(chunk) > TEXT:
       raise card_json.CardError(
@@ -218,7 +219,7 @@ def _text(kind: bytes, chunk: memoryview, keyword: str) -> bytes:
 
 
 def _inflate(chunk: memoryview, keyword: str) -> bytes:
-  """Inflates piece by piece, so that a bomb never lies in memory."""
+  """Inflates piece by piece, so that no text over the limit fills memory."""
   inflater, made = zlib.decompressobj(), bytearray()
   try:
     for at in range(0, len(chunk), _SLICE):

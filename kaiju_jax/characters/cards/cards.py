@@ -1,4 +1,4 @@
-"""Character cards, in and out: v1, v2 and v3, as JSON and as PNG.
+"""Reads and writes character cards: v1, v2 and v3, as JSON and as PNG.
 
 v1  {"name", "description", "personality", "scenario", "first_mes",
     "mes_example"}
@@ -7,12 +7,12 @@ v2  {"spec": "chara_card_v2", "data": {…}}: v1's fields and more, among them
 v3  {"spec": "chara_card_v3", "data": {…}}: v2's, a nickname, assets
 
 A PNG holds the JSON's base64 in the text chunk `ccv3` (v3) or `chara` (v2, v1);
-`ccv3` counts where it has both.
+if it has both, `ccv3` is read.
 
 A card comes from a stranger. So it is read within bounds of size, depth, time
-and memory, and what is wrong is named. All that it says becomes plain text:
-nothing of it is markup or code. What this project does not use is dropped, and
-the notes say so.
+and memory, and errors name the fault. All its values become plain text, never
+markup or code. Fields that this project does not use are dropped, and the notes
+say so.
 """
 
 import base64
@@ -36,7 +36,7 @@ CardError = card_json.CardError
 _SPECS = {'chara_card_v2': 'v2', 'chara_card_v3': 'v3'}
 _NEWEST = {'v2': 2.0, 'v3': 3.0}
 _NOTES = 50
-# Our text fields by the cards' names.
+# The names of our text fields by the cards' names.
 _TEXTS = {
   'name': 'name',
   'description': 'description',
@@ -56,11 +56,11 @@ _USED = {*_TEXTS, *_LISTS, 'extensions', 'character_book'}
 _USED_OF_ENTRIES = {
   *('keys', 'secondary_keys', 'selective', 'content', 'constant', 'enabled'),
   *('insertion_order', 'name', 'comment', 'use_regex'),
-  # They say nothing here, and every card has them.
+  # Most cards have these; they have no effect here.
   *('id', 'position', 'priority', 'extensions'),
 }
-# A pattern as other programs write it, and what makes a key one where a card
-# says that its keys are patterns.
+# A pattern as other programs write it, and the signs that make a key a pattern
+# where the card says that its keys are patterns.
 _PATTERN = re.compile(r'/.+/[a-zA-Z]*', re.DOTALL)
 _SIGNS = re.compile(r'[\\^$.|?*+()\[\]{}/]')
 _KINDS = (
@@ -72,12 +72,12 @@ _KINDS = (
 
 
 class Card(NamedTuple):
-  """What a card says.
+  """A card that was read.
 
   Attributes:
-    fields: its text.
+    fields: its texts.
     spec: 'v1', 'v2' or 'v3'.
-    notes: what was dropped, a line each.
+    notes: a line per dropped part of the card.
   """
 
   fields: card_fields.Fields
@@ -92,7 +92,7 @@ def read(data: bytes) -> Card:
     data: JSON of at most 1 MiB, or a PNG of at most 8 MiB.
 
   Raises:
-    CardError: names what is wrong.
+    CardError: names the fault.
   """
   if data.startswith(card_png.SIGNATURE[:4]):
     return _card(card_json.read(_json_of(data)))
@@ -103,14 +103,14 @@ def read(data: bytes) -> Card:
 
 
 def to_json(fields: card_fields.Fields, spec: str = 'v3') -> bytes:
-  """Returns a card as JSON, which `read` reads back to equal fields.
+  """Returns a card as JSON, from which `read` returns equal fields.
 
   Args:
-    fields: what it says.
+    fields: the card's texts.
     spec: 'v2' or 'v3'.
 
   Raises:
-    FieldError: fields that no character can have.
+    card_fields.FieldError: invalid fields.
     ValueError: another spec.
   """
   card_fields.check(fields)
@@ -140,15 +140,15 @@ def to_json(fields: card_fields.Fields, spec: str = 'v3') -> bytes:
 
 
 def to_png(fields: card_fields.Fields, picture: bytes | None = None) -> bytes:
-  """Returns a card as PNG, for programs that read v3 and for those of v2.
+  """Returns a card as a PNG with both a v2 and a v3 text.
 
   Args:
-    fields: what it says.
+    fields: the card's texts.
     picture: the PNG whose pixels it shows; None for a drawn pattern.
 
   Raises:
-    CardError: a picture that is no PNG; see `card_png.chunks`.
-    FieldError: fields that no character can have.
+    CardError: the picture is not a PNG; see `card_png.chunks`.
+    card_fields.FieldError: invalid fields.
   """
   texts = {
     'chara': base64.b64encode(to_json(fields, 'v2')),
@@ -158,7 +158,7 @@ def to_png(fields: card_fields.Fields, picture: bytes | None = None) -> bytes:
 
 
 def _json_of(data: bytes) -> bytes:
-  """Returns the JSON text of a PNG's card."""
+  """Returns the JSON text of the card in a PNG."""
   texts = card_png.texts(data, ('ccv3', 'chara'))
   text = texts.get('ccv3', texts.get('chara'))
   if text is None:
@@ -273,7 +273,10 @@ def _lore(book: '_Reader') -> tuple[tuple[card_fields.Lore, ...], list[str]]:
 def _entry(
   entry: '_Reader',
 ) -> tuple[card_fields.Lore | None, list[str]]:
-  """Returns an entry without patterns; None where nothing is left of it."""
+  """Returns an entry without keys that are patterns, and notes.
+
+  The entry is None if all its keys were patterns and it is not constant.
+  """
   notes = []
   order = entry.number('insertion_order')
   is_constant = entry.boolean('constant', False)
@@ -291,7 +294,7 @@ def _entry(
   if not entry.boolean('selective', False):
     found['secondary_keys'] = ()
   content = entry.string('content')
-  # A memo's beginning names the entry.
+  # An entry without a name is named by the beginning of its comment.
   name = card_fields.line(entry.string('name') or entry.string('comment'))
   if content.lstrip().startswith('@@'):
     notes.append(f'{entry.path}content: decorators (@@) are read as text')
@@ -307,10 +310,11 @@ def _entry(
 
 
 def _is_pattern(key: str, all_are: bool) -> bool:
-  """Whether a key is a regular expression rather than words.
+  """Returns whether a key is a regular expression rather than words.
 
-  `use_regex` (`all_are`) alone does not say so: the most used program sets it
-  on every entry that it exports, and reads only `/…/` as a pattern.
+  `all_are`, the card's `use_regex`, does not decide it alone: the most used
+  program sets it on every entry that it exports, and reads only `/…/` as a
+  pattern.
   """
   if all_are and _SIGNS.search(key):
     return True
@@ -336,7 +340,10 @@ def _entry_of(index: int, lore: card_fields.Lore) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class _Reader:
-  """An object of a card; null counts as absent, as many programs write it."""
+  """Reads a JSON object of a card; null counts as absent.
+
+  Its methods raise a `CardError` of fault 'type' for a value of another type.
+  """
 
   value: Mapping[str, Any]
   path: str
@@ -393,7 +400,7 @@ class _Reader:
     return math.floor(value)
 
   def list_unused(self, used: set[str]) -> list[str]:
-    """Returns notes on what says something and is not used; the first ones."""
+    """Returns notes on fields that have a value and are not used."""
     names = (
       name
       for name, value in self.value.items()

@@ -11,19 +11,19 @@ _LENGTHS = 2**18  # Messages whose lengths are remembered.
 
 
 class Encoded:
-  """A format that remembers the tokens of recent messages; thread-safe.
+  """A chat format that remembers the tokens of recent messages; thread-safe.
 
-  A conversation is encoded anew in every turn, and only its end is new. One
-  object serves all conversations. How many tokens a message has is remembered
-  for longer than the tokens: of a long history only the end reaches a prompt.
+  Every turn encodes the whole conversation, of which only the end is new. One
+  object serves all conversations. It remembers messages' lengths for longer
+  than their tokens, because of a long history only the end reaches a prompt.
   """
 
   def __init__(self, format: chat.Format, most: int = 2**22):
     """Begins empty.
 
     Args:
-      format: encodes what is not remembered.
-      most: how many tokens are remembered, 4 bytes each.
+      format: encodes messages that are not remembered.
+      most: the most tokens that are remembered, 4 bytes each.
     """
     self.tokenizer = format.tokenizer
     self.stop_tokens = format.stop_tokens
@@ -33,7 +33,7 @@ class Encoded:
     self._lengths = recent.Recent(_LENGTHS)
 
   def length(self, role: str, text: str) -> int:
-    """Returns how many tokens `message` returns."""
+    """Returns the number of tokens that `message` returns."""
     key = recent.key(role, text)
     length = self._lengths.get(key)
     if length is None:
@@ -42,13 +42,13 @@ class Encoded:
     return length
 
   def message(self, role: str, text: str) -> np.ndarray:
-    """Returns what `chat.Format.message` does; not to be written to."""
+    """Returns the tokens of `chat.Format.message`, int32 [L], read-only."""
     return self._remember(
       lambda: self._format.message(role, text), recent.key(role, text)
     )
 
   def encode_drawn(self, role: str, tokens: Sequence[int]) -> np.ndarray:
-    """Returns what `chat.Format.encode_drawn` does; not to be written to."""
+    """Returns `chat.Format.encode_drawn`'s tokens, int32 [L], read-only."""
     tokens_L = np.asarray(tokens, np.int32)
     return self._remember(
       lambda: self._format.encode_drawn(role, tokens_L),

@@ -1,11 +1,11 @@
-"""Lore: texts about a character's world that enter a prompt by their keys.
+"""Lore: finds the texts about a character's world that messages call for.
 
 An entry is inserted after the first message that contains one of its keys, and
-stays there. Each message is searched once. The inserted text is part of the
-history: earlier text never changes, so that a cache finds it (`prompt.py`).
+stays there. The inserted text becomes part of the history, so that earlier text
+never changes and the cache finds it (`prompt.py`).
 
-Keys are whole words, in any case. A character of a script that writes without
-spaces counts as a word. Keys are never patterns.
+A key is one or more whole words, in upper or lower case, never a pattern. In
+scripts that write without spaces each character counts as a word.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ from kaiju_jax.characters import recent
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import macros
 
-TOLD = 8  # Entries behind one message, at most.
-_SCANNED = 16_384  # Characters of a message.
-_WORDS = 16  # Of a key; a longer one is never found.
-_REMEMBERED = 16_384  # Messages whose entries are remembered.
-_EXPANDED = 2**20  # Bytes of all entries of a book, with their macros.
-# What is normalized at once: a run of marks is sorted, in quadratic time.
+TOLD = 8  # The most entries that are inserted after one message.
+_SCANNED = 16_384  # The first characters of a message, which are searched.
+_WORDS = 16  # The most words of a key; a longer key is never found.
+_REMEMBERED = 16_384  # The number of messages whose entries are remembered.
+_EXPANDED = 2**20  # The most bytes of a book's entries, macros expanded.
+# A piece of text to normalize at once. Normalization sorts a run of combining
+# marks in quadratic time, so that pieces must be short.
 _PIECE = re.compile(r'\s*+\S{0,256}+')
 # Thai and Lao, Burmese, Khmer, kana, Chinese characters, Hangul.
 _UNSPACED = (
@@ -33,15 +34,19 @@ _WORD = re.compile(f'[{_UNSPACED}]|[^\\W{_UNSPACED}]+')
 
 
 class Book:
-  """A character's lore, ready to be looked up."""
+  """A character's lore, indexed by the words of its keys.
+
+  Attributes:
+    texts: the entries' texts, macros expanded, by the entry's number.
+  """
 
   def __init__(self, entries: Sequence[card_fields.Lore], char: str):
     """Indexes entries by their keys.
 
     Args:
-      entries: of a character; those that are constant or not enabled are not
-        told here.
-      char: what `{{char}}` stands for.
+      entries: a character's; constant ones, which the prefix has, and disabled
+        ones are left out.
+      char: replaces `{{char}}`.
     """
     self.texts: dict[int, str] = {}
     self._order: list[int] = []
@@ -55,7 +60,7 @@ class Book:
       try:
         text = macros.stable(entry.content, char)
       except macros.TooLarge:
-        continue  # Of a version from before `check`: it would never fit.
+        continue  # `check` refuses it today; an older version may have it.
       self._order.append(number)
       self.texts[number] = text.strip()
       for key in entry.keys:
@@ -65,7 +70,10 @@ class Book:
         self._add(key, (number, True))
 
   def find_entries(self, text: str) -> tuple[int, ...]:
-    """Returns the entries whose keys a message holds, in order."""
+    """Returns the numbers of the entries whose keys a text has, by `order`.
+
+    An entry with secondary keys needs one of each.
+    """
     if not self._order:
       return ()
     key = recent.key(text)
@@ -106,7 +114,7 @@ class Book:
 
 
 def check(fields: card_fields.Fields) -> None:
-  """Refuses lore that is too large with its macros expanded.
+  """Refuses lore that is too large after its macros are expanded.
 
   Raises:
     macros.TooLarge: names the entry.
@@ -121,7 +129,7 @@ def check(fields: card_fields.Fields) -> None:
 
 
 def book(fields: card_fields.Fields) -> Book:
-  """Returns a character's lore; the same one for equal lore."""
+  """Returns the book of a character's lore; one object for equal lore."""
   return _book(fields.lore, card_fields.display_name(fields))
 
 

@@ -1,22 +1,22 @@
-"""Macros of character cards: `{{char}}`, `{{random:a,b}}` and the like.
+"""Expands the macros of character cards, such as `{{char}}` and `{{roll:d6}}`.
 
 A macro is expanded once, when its text is stored or becomes part of a prefix,
-and never again: a text that changed from turn to turn would be found in no
-cache (`prompt.py`). What all users of a character share reads the same for all:
-`stable`.
+because the cache would not find a text that changed from turn to turn
+(`prompt.py`). `stable` expands the texts that all users of a character share,
+with the same result for all.
 
-A text comes from a stranger: `{{char}}` of 8 letters may stand for 200. What it
-grows to is counted while macros are replaced, and a text that grows over its
-bound is refused before it is built.
+Texts come from strangers, and `{{char}}`, 8 letters, may stand for a name of
+200. So the size is counted while macros are replaced, and a text that grows
+beyond its bound is refused before it is built.
 """
 
 import datetime
 import random as random_lib
 import re
 
-USER = 'User'  # What `{{user}}` is where all users read the same.
-MOST = 65_536  # Bytes of an expanded text: a store's message has no more.
-DICE = 1000  # That one text rolls.
+USER = 'User'  # Replaces `{{user}}` in texts that all users share.
+MOST = 65_536  # The most bytes of an expanded text, and of a stored message.
+DICE = 1000  # The most dice that one text may roll.
 
 _CHARACTER = re.compile(r'\{\{\s*char\s*\}\}|<(?:bot|char)>', re.IGNORECASE)
 _USER = re.compile(r'\{\{\s*user\s*\}\}|<user>', re.IGNORECASE)
@@ -28,7 +28,7 @@ _COMMA = re.compile(r'(?<!\\),')
 
 
 class TooLarge(ValueError):
-  """A text that is larger than its bound, or would be with its macros."""
+  """A text that exceeds its bound before or after macros are expanded."""
 
 
 def expand(
@@ -39,25 +39,25 @@ def expand(
   now: datetime.datetime | None = None,
   most: int = MOST,
 ) -> str:
-  """Returns a text with its macros expanded; unknown ones stay.
+  """Returns a text with its macros expanded; unknown macros stay.
 
     {{char}} <char> <BOT>      the character's name
     {{user}} <USER>            the user's name
     {{random:a,b}} {{pick:…}}  one of the choices; `::` separates them as well
     {{roll:d6}} {{roll:2d6}}   the sum of dice
-    {{time}} {{date}}          now, as 18:05 and 2031-02-28
-    {{// …}} {{comment: …}} {{hidden_key: …}}  nothing
+    {{time}} {{date}}          `now`, as 18:05 and 2031-02-28
+    {{// …}} {{comment: …}} {{hidden_key: …}}  an empty text
 
   Args:
-    text: what was written.
+    text: the text with macros.
     char: the character's name.
     user: the user's name.
-    random: draws choices and dice; None to leave these macros.
-    now: the user's time; None to leave these macros.
-    most: bytes of the text as UTF-8, before, between and after expansion.
+    random: draws choices and dice; None to leave these macros unexpanded.
+    now: the time; None to leave these macros unexpanded.
+    most: the most bytes of the text as UTF-8, at every step of the expansion.
 
   Raises:
-    TooLarge: it has more bytes, or rolls more than `DICE` dice.
+    TooLarge: the text has more bytes, or rolls more than `DICE` dice.
   """
   count = _Count(len(text.encode(errors='surrogatepass')), most)
   text = _CHARACTER.sub(lambda found: count.replace(found[0], char), text)
@@ -73,9 +73,10 @@ def expand(
 
 
 def stable(text: str, char: str, most: int = MOST) -> str:
-  """Returns a text whose macros are expanded alike for everybody, always.
+  """Returns a text with its macros expanded, the same at every call.
 
-  Choices and dice are drawn by the text itself; the time stays unexpanded.
+  The text itself seeds choices and dice, `{{user}}` becomes `USER`, and
+  `{{time}}` and `{{date}}` stay unexpanded.
 
   Raises:
     TooLarge: see `expand`.
@@ -84,7 +85,7 @@ def stable(text: str, char: str, most: int = MOST) -> str:
 
 
 class _Count:
-  """Counts a text's bytes while its macros are replaced, and its dice."""
+  """Counts a text's bytes and dice while its macros are replaced."""
 
   def __init__(self, size: int, most: int):
     self._most = most
@@ -93,7 +94,7 @@ class _Count:
     self._grow(size, f'has {size:,} bytes')
 
   def replace(self, macro: str, made: str) -> str:
-    """Returns `made`, which replaces a macro."""
+    """Counts the bytes of a replacement, and returns it."""
     self._grow(_size(made) - _size(macro), 'has more bytes with its macros')
     return made
 
@@ -121,7 +122,7 @@ def _one(
   random: random_lib.Random | None,
   now: datetime.datetime | None,
 ) -> str | None:
-  """Returns what a macro stands for; None where it stays."""
+  """Returns a macro's expansion; None where it stays unexpanded."""
   if _REMARK.match(macro):
     return ''
   if now is not None and macro.lower() == 'time':

@@ -1,9 +1,9 @@
-"""The tokens of replies, for clients that send the whole history as text.
+"""Remembers replies' tokens, for clients that send the whole history as text.
 
-A model's tokens are seldom those that its text would be encoded to, except with
-bytes. So a history that comes back as text would miss the cache from the first
-reply on. What was drawn is remembered by its place: who asked, all that was
-said before, and the text.
+Unless tokens are bytes, the tokens that a model drew are seldom those that its
+text is encoded to. So a history that comes back as text would miss the cache
+from the first reply on. A reply's tokens are remembered under its place: the
+owner, all earlier messages, and the reply's text.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,23 @@ class Memo:
     """Begins empty.
 
     Args:
-      most: how many tokens are remembered, 4 bytes each.
+      most: the most tokens that are remembered, 4 bytes each.
     """
     self._recent = recent.Recent(most, lambda tokens_L: len(tokens_L) + 32)
 
   def recall(
     self, owner: str, root: str, messages: Sequence[prompt.Message]
   ) -> tuple[list[prompt.Turn], bytes]:
-    """Returns messages with the tokens of known replies, and their place.
+    """Adds the remembered tokens to the replies among messages.
 
     Args:
-      owner: who asks; others' replies are not recalled.
-      root: what the tokens depend on besides: model, tokenizer and character.
+      owner: the asking owner; replies to other owners are not recalled.
+      root: names the model, the tokenizer and the character, on which tokens
+        depend too.
       messages: the whole conversation, oldest first.
 
     Returns:
-      The messages; and the place of what comes next, for `keep`.
+      The messages; the place of the next reply, for `keep`.
 
     Raises:
       TypeError, ValueError: a text that cannot be encoded; see `chat.strip`.
@@ -53,12 +54,12 @@ class Memo:
     return turns, place
 
   def keep(self, place: bytes, text: str, tokens: Sequence[int]) -> None:
-    """Remembers a reply.
+    """Remembers a reply's tokens.
 
     Args:
-      place: where it stands, by `recall`.
-      text: what the client was given.
-      tokens: those that make this text, and no others that were drawn behind.
+      place: the reply's place, from `recall`.
+      text: the text that the client got.
+      tokens: the tokens of exactly this text, without later ones.
     """
     tokens_L = np.array(tokens, np.int32)
     tokens_L.setflags(write=False)
@@ -67,5 +68,5 @@ class Memo:
 
 
 def _normalize(text: str) -> str:
-  """Returns a text without what clients change: spaces around it."""
+  """Returns a text without outer spaces, which clients may change."""
   return chat.strip(text).strip()

@@ -1,18 +1,19 @@
-"""A character and a conversation as tokens, so that a cache finds them again.
+"""Turns a character and a conversation into tokens that the cache finds again.
 
     bos  system: the character  |  system: the user's name  messages …  opening
     └──────── shared ──────────┘   of one user
 
-The first part, the *prefix*, is the same for everybody, byte for byte. In it
-`{{user}}` is a constant; the user's own name stands behind it. What follows
-only grows: the next turn's prompt begins with this turn's prompt and its reply,
-so that only what is new runs.
+The first part, the *prefix*, has the same tokens for all users. In it
+`{{user}}` is a constant; the user's own name stands behind it. The rest only
+grows: the next turn's prompt begins with this turn's prompt and its reply, so
+that only the new tokens run.
 
-A history that does not fit any more drops its older half at once, in whole
-exchanges. To drop one exchange per turn would shift all text behind the prefix
-in every turn, and the cache would serve nothing. Which messages are dropped
-depends on the messages alone: it is found by going through the turns as they
-came, so that nothing needs to be remembered between requests.
+A history that no longer fits drops its older half at once, in whole exchanges
+(a user's message and its replies). If it dropped one exchange per turn, all
+text behind the prefix would shift in every turn, and the cache would find none
+of it. Which messages are dropped depends on the messages alone: `_History`
+repeats the decisions of all turns, so that no request depends on state from an
+earlier one.
 
 Our guess: the sources say that prompts are built to be cached, not how.
 """
@@ -35,20 +36,20 @@ from kaiju_jax.characters.prompts import macros
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 
-PREFIX = 16_384  # Tokens.
+PREFIX = 16_384  # The most tokens of a prefix.
 USER = macros.USER
 _INSTRUCTION = 'You are {{char}}. You talk with {{user}}.'
 _START = re.compile(r'\s*<START>\s*', re.IGNORECASE)
 _ORIGINAL = re.compile(r'\{\{\s*original\s*\}\}', re.IGNORECASE)
-_LORE_SHARE = 8  # Lore behind a message has 1/8 of the history's room.
+_LORE_SHARE = 8  # Lore after one message may take 1/8 of the history's room.
 
 
 class TooLong(ValueError):
-  """What cannot fit, however much of the history is dropped.
+  """A text that cannot fit, however much of the history is dropped.
 
   Attributes:
-    tokens: what must fit.
-    room: what it must fit into.
+    tokens: the tokens that must fit.
+    room: the tokens that may.
   """
 
   def __init__(self, message: str, tokens: int, room: int):
@@ -58,12 +59,12 @@ class TooLong(ValueError):
 
 
 class Message(Protocol):
-  """What is read of a message.
+  """A message of a conversation, as this module reads it.
 
   Attributes:
     role: 'system', 'user' or 'assistant'.
-    text: what was said.
-    tokens: the text's, where a model drew them; None otherwise.
+    text: the message's text.
+    tokens: the tokens of the text, if a model drew them; None otherwise.
   """
 
   role: str
@@ -72,7 +73,7 @@ class Message(Protocol):
 
 
 class Turn(NamedTuple):
-  """A message that no store holds; see `Message`."""
+  """A plain `Message`."""
 
   role: str
   text: str
@@ -80,12 +81,12 @@ class Turn(NamedTuple):
 
 
 class Prompt(NamedTuple):
-  """What a model is given.
+  """The prompt of a reply.
 
   Attributes:
-    tokens: int32 [L], up to where the reply begins.
-    shared: how many of the first tokens are the prefix.
-    dropped: how many of the oldest messages were left out.
+    tokens: int32 [L]; the next token is the reply's first.
+    shared: the number of first tokens that are the prefix.
+    dropped: the number of oldest messages that were left out.
   """
 
   tokens: np.ndarray
@@ -98,7 +99,7 @@ Format = chat.Format | Encoded
 
 
 def least(message: Message, tokenizer: tokenizer_lib.Tokenizer) -> int:
-  """Returns how many tokens a message has at least, without encoding it."""
+  """Returns a lower bound of a message's tokens, without encoding it."""
   if message.tokens is not None:
     return len(message.tokens)
   return -(-len(message.text.encode()) // tokenizer.longest)
@@ -107,16 +108,16 @@ def least(message: Message, tokenizer: tokenizer_lib.Tokenizer) -> int:
 def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
   """Returns the text of a character's system message.
 
-  It has, as far as there are any: instructions, description, personality,
-  scenario, constant lore, example conversations, final instructions. Nothing
-  else of the fields changes it.
+  It consists of the instructions, description, personality, scenario, constant
+  lore, example conversations and final instructions that are not empty. No
+  other field changes it.
 
   Args:
-    fields: checked ones.
-    most: bytes of the text, at most.
+    fields: checked fields.
+    most: the most bytes of the text, macros expanded.
 
   Raises:
-    macros.TooLarge: it has more, with its macros expanded.
+    macros.TooLarge: the text has more.
   """
   char = card_fields.display_name(fields)
   constant = sorted(
@@ -148,17 +149,17 @@ def prefix(
 ) -> np.ndarray:
   """Returns the tokens that open all conversations with a character, int32 [L].
 
-  Equal fields have equal tokens, and so have fields that differ in what never
-  reaches a prompt.
+  Fields that differ only in what no prompt contains, such as tags, have equal
+  tokens.
 
   Args:
-    fields: checked ones.
-    format: of the model's tokenizer.
-    most: tokens at most.
+    fields: checked fields.
+    format: the chat format of the model's tokenizer.
+    most: the most tokens.
 
   Raises:
     TooLong: the character has more tokens.
-    macros.TooLarge: it must have more, by its bytes.
+    macros.TooLarge: its text has too many bytes for `most` tokens.
   """
   text = persona(fields, most * format.tokenizer.longest)
   prefix_L = np.concatenate(
@@ -185,16 +186,17 @@ def greeting(
   random: random_lib.Random | None = None,
   now: datetime.datetime | None = None,
 ) -> str:
-  """Returns what a character says first, to be stored as it is.
+  """Returns a character's greeting with its macros expanded.
 
   Args:
-    fields: of the character.
+    fields: the character's.
     index: 0 for the greeting, then the alternate ones.
-    user_name: what `{{user}}` stands for; '' for a constant.
+    user_name: replaces `{{user}}`; '' for the constant `USER`.
     random, now: see `macros.expand`.
 
   Raises:
-    IndexError: no such greeting.
+    IndexError: there is no such greeting.
+    macros.TooLarge: see `macros.expand`.
   """
   greetings = (fields.greeting, *fields.alternate_greetings)
   if not 0 <= index < len(greetings):
@@ -219,19 +221,20 @@ def conversation(
   """Returns the prompt of the reply to a conversation's last message.
 
   Args:
-    prefix_L: of the character, or `open_prefix`.
-    messages: the whole conversation, oldest first, those that no longer fit
-      too. System messages that open it are always kept.
-    format: of the model's tokenizer; an `Encoded` saves time.
-    room: tokens that the prompt may have. It should be the same in all turns
-      of a conversation: what is dropped depends on it.
-    user_name: what the user is called; '' for no word about it.
-    book: the character's lore.
+    prefix_L: the character's prefix, int32 [L], or `open_prefix`'s.
+    messages: the whole conversation, oldest first, also the messages that no
+      longer fit. System messages at its beginning are always kept.
+    format: the chat format of the model's tokenizer; an `Encoded` saves time.
+    room: the most tokens of the prompt. It should be equal in all turns of a
+      conversation, because it decides which messages are dropped.
+    user_name: the user's name; '' for a prompt without it.
+    book: the character's lore; None for none.
 
   Raises:
-    TooLong: the last exchange alone does not fit, or not even the prefix.
+    TooLong: the prefix does not fit, or the last exchange does not fit beside
+      it.
     TypeError, ValueError: an unknown role, a text with surrogates, or a user's
-      name that is no short line.
+      name that is not one short line.
   """
   first = next(
     (n for n, one in enumerate(messages) if one.role != 'system'),
@@ -243,7 +246,7 @@ def conversation(
       format.message('system', f"{USER}'s name is {_line(user_name)}.")
     )
   opening_L = format.opening('assistant')
-  # Counted before they are encoded, and after.
+  # Counted before they are encoded, by a lower bound, and after.
   _refuse_full(
     room,
     [*map(len, head), *(least(x, format.tokenizer) for x in messages[:first])],
@@ -259,7 +262,7 @@ def conversation(
 
 
 class _History:
-  """The messages behind the head, and how many of the oldest are dropped."""
+  """The messages behind the opening system messages; decides which are kept."""
 
   def __init__(
     self,
@@ -281,7 +284,8 @@ class _History:
       for number in set(itertools.chain.from_iterable(self._found))
       if self._may_be_told(book.texts[number])
     }
-    # Where exchanges begin: the user speaks, or a system message before that.
+    # The messages at which exchanges begin: a user's, or a system message
+    # before it.
     self._exchanges = [
       n
       for n, role in enumerate(self._roles)
@@ -291,7 +295,7 @@ class _History:
     ]
 
   def begin(self) -> int:
-    """Returns the first message that is kept.
+    """Returns the index of the first message that is kept.
 
     Raises:
       TooLong: the last exchange does not fit.
@@ -299,7 +303,7 @@ class _History:
     begin, told, lore = 0, set(), 0
     for n, role in enumerate(self._roles):
       size = self._ends[n] - self._ends[begin] + lore
-      # There was a prompt before each reply.
+      # Each reply had a prompt, for which messages were dropped in its turn.
       if role == 'assistant' and n and size > self._available:
         begin, told = self._halved(begin, n), set()
         lore = self._lore_size(begin, n, told)
@@ -319,7 +323,7 @@ class _History:
     return begin
 
   def parts(self, begin: int) -> list[np.ndarray]:
-    """Returns the kept messages, each followed by the lore that it told."""
+    """Returns the kept messages' tokens, each followed by its lore's."""
     told: set[int] = set()
     parts = []
     for n in range(begin, len(self._messages)):
@@ -333,9 +337,10 @@ class _History:
     return self._format.encode_drawn(message.role, message.tokens)
 
   def _length(self, message: Message) -> int:
-    """Returns a message's tokens; at least so many of one that cannot fit.
+    """Returns a message's number of tokens.
 
-    How many more than fit it has changes nothing, so that it is never encoded.
+    For a message that cannot fit it returns a lower bound, because the exact
+    number changes nothing; so such a message is never encoded.
     """
     length = least(message, self._format.tokenizer)
     if length > self._available:
@@ -351,10 +356,10 @@ class _History:
     )
 
   def _halved(self, begin: int, end: int) -> int:
-    """Returns where what is kept begins, once the history is full.
+    """Returns the index of the first kept message when the history is full.
 
-    It fills half of the room at most. The last exchange may fill all of it;
-    where it does not fit, nothing is kept, which is `end`.
+    The kept exchanges fill half of the room at most. The last one alone may
+    fill all of it; if it does not fit, nothing is kept, and `end` is returned.
     """
     first = bisect.bisect_left(self._exchanges, begin)
     kept = self._exchanges[first : bisect.bisect_left(self._exchanges, end)]
@@ -370,12 +375,12 @@ class _History:
     return end
 
   def _size(self, begin: int, end: int) -> int:
-    """Returns the tokens of messages that are kept, with their lore."""
+    """Returns the number of tokens of messages and their lore."""
     lore = self._lore_size(begin, end, set())
     return self._ends[end] - self._ends[begin] + lore
 
   def _lore_size(self, begin: int, end: int, told: set[int]) -> int:
-    """Returns the tokens of messages' lore, which adds to `told`."""
+    """Returns the number of tokens of messages' lore; adds it to `told`."""
     if not self._lore:
       return 0
     return sum(
@@ -386,7 +391,7 @@ class _History:
     )
 
   def _tell(self, n: int, told: set[int]) -> list[int]:
-    """Returns the entries behind a message, and adds them to `told`."""
+    """Returns the lore entries to insert after a message; adds to `told`."""
     if not self._lore:
       return []
     numbers: list[int] = []
@@ -404,7 +409,11 @@ class _History:
 
 
 def _refuse_full(room: int, lengths: Sequence[int]) -> int:
-  """Returns what is left of the room; refuses what does not fit."""
+  """Returns the rest of the room behind parts of these lengths.
+
+  Raises:
+    TooLong: the parts do not fit.
+  """
   taken = sum(lengths)
   if taken > room:
     raise TooLong(

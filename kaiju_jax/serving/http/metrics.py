@@ -90,7 +90,8 @@ class Metrics:
     prompt_tokens: the tokens of all prompts.
     cached_tokens: the prompt tokens that were in the cache and did not run.
     rejected: the requests that the engine refused, by reason.
-    refusals: the texts that safety blocked, by stage and age tier.
+    refusals: the texts that safety blocked, by stage ('gate', 'prompt' or
+      'head', see `moderation.Verdict`) and age tier.
     requests: the answers, by method, route and status.
   """
 
