@@ -1,10 +1,11 @@
 """Admission: decides whether a new request may wait, and estimates how long.
 
-A request that would wait too long is refused at once (`request.Busy`), with the
-wait to expect. The first token of a request comes when a row is free and all
-prompts ahead, and its own, have run. The estimate counts these as rounds and
-chunks, as if running sequences drew all their tokens, and takes for each a
-duration that is seldom exceeded.
+A request is refused at once (`request.Busy`), with the expected wait, where too
+many sequences wait or its first token would come too late. The first token
+comes when a row is free and all prompts ahead, and its own, have run. The
+estimate counts these as rounds and chunks: all waiting sequences, whatever
+their priority, come first, and running ones draw all their tokens. Each round
+and chunk takes a duration that is seldom exceeded.
 """
 
 from collections.abc import Iterable
@@ -92,7 +93,10 @@ class Pace:
       self.step.note(seconds)
 
   def calls(self, prompt: int) -> int:
-    """Returns how many chunks a prompt takes if it shares none."""
+    """Returns the number of chunks in which `prompt` tokens are prefilled.
+
+    It assumes that the chunks hold no tokens of other prompts.
+    """
     return -(-prompt // self.size)
 
   def load(
@@ -102,7 +106,14 @@ class Pace:
     free: int,
     points: int,
   ) -> Load:
-    """Returns the load of an engine with so many free rows, and points."""
+    """Returns the load of an engine.
+
+    Args:
+      waiting: the sequences without a row.
+      running: the sequences with a row.
+      free: the number of free rows.
+      points: the number of points.
+    """
     waiting, running = list(waiting), list(running)
     rounds = schedule.expected_wait(
       [work.tokens + self.calls(work.prompt) for work in waiting],
@@ -117,13 +128,18 @@ class Pace:
 
 
 def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
-  """Refuses a request that would wait too long.
+  """Refuses a request if too many wait, or its first token would be too late.
 
-  `prompt` is how many of its tokens must run.
+  Args:
+    limits: the engine's limits.
+    load: the engine's load without the request.
+    pace: the durations of the engine's rounds and chunks.
+    prompt: the number of the request's tokens that are not in the cache.
 
   Raises:
-    request.Busy: says when to ask again. A request that waits for no other is
-      not refused for its own prompt, which would take as long later.
+    request.Busy: the request is refused; `seconds` is the expected wait. If
+      nothing else delays a request, it is not refused however long its own
+      prompt takes, because that would take as long later.
   """
   # Its own prompt runs after all that wait, and one round runs already.
   wait = load.wait + (pace.calls(prompt) + 1) * (

@@ -56,9 +56,10 @@ def soon(
   other: prefix_tree.Text,
   least: int = 1,
 ) -> int:
-  """Returns how many tokens of `other` can be resumed once a prompt has run.
+  """Returns how many tokens of `other` can be resumed once `text` has run.
 
-  The prompt records points at `stops`; a result below `least` counts as 0.
+  Running `text` records points at the lengths `stops`. To save time the result
+  may be 0 where the two texts share fewer than `least` tokens.
   """
   size = min(len(text.tokens), len(other.tokens))
   if text.cache_salt != other.cache_salt:
@@ -94,11 +95,15 @@ def local_share(
 
 @dataclasses.dataclass(eq=False)
 class _Left:
-  """The points that requests with one and the same prompt have left.
+  """The points of a conversation's requests with one and the same prompt.
 
-  `points` they made, or resumed from the turn before. Those of `before`, the
-  previous prompt, are dropped once this one has an answer. `running` counts the
-  requests that have not ended.
+  Attributes:
+    prompt: the hash of the prompt's tokens.
+    points: the points that these requests recorded, or resumed from the turn
+      before.
+    before: those of the previous prompt, which are dropped once a request of
+      this prompt has an answer; None for none.
+    running: the number of these requests that have not ended.
   """
 
   prompt: bytes
@@ -112,7 +117,7 @@ class _Left:
 
 
 class Recorder:
-  """A maker of points, which knows what each conversation's last turn left."""
+  """Starts the recording of requests, and keeps each conversation's points."""
 
   def __init__(self, tree: prefix_tree.PrefixTree, every: int = EVERY):
     self.tree = tree
@@ -120,7 +125,7 @@ class Recorder:
     self._left: dict[Hashable, _Left] = {}
 
   def __len__(self) -> int:
-    """Returns how many conversations it knows."""
+    """Returns the number of conversations whose points it keeps."""
     return len(self._left)
 
   def begin(
@@ -129,10 +134,13 @@ class Recorder:
     match: prefix_tree.Match | None,
     conversation: Hashable | None = None,
   ) -> 'RequestPoints':
-    """Returns the object that records one request's points.
+    """Returns an object that records one request's points.
 
-    `match` is what it resumes. The points of a request without a conversation
-    (any key) stay until they are evicted.
+    Args:
+      prompt: the request's prompt.
+      match: the point that the request resumes; None for none.
+      conversation: a key that is equal for all turns of a conversation. With
+        None, no later request drops these points; only eviction does.
     """
     tokens = np.ascontiguousarray(prompt.tokens, np.int32)
     left = _Left(hashlib.blake2b(tokens, digest_size=16).digest())
@@ -196,10 +204,10 @@ class RequestPoints:
     )
 
   def forget(self) -> None:
-    """Drops the points that the request made: its logits were no numbers.
+    """Drops the points that a request made whose logits were not finite.
 
-    A request that resumes one would fail too. The point that this request
-    resumed stays: it may belong to another owner, or to all.
+    A request that resumed one would fail too. The point that the failed request
+    resumed stays, because it may belong to another owner, or to all.
     """
     for point in self._made:
       if point in self._tree:
@@ -231,16 +239,16 @@ class RequestPoints:
     return point
 
   def add_scores(self, text: prefix_tree.Text) -> None:
-    """Adds the scores that the text got after its points were made."""
+    """Adds scores that were read after the request's points were made."""
     for point in self._made:
       if point in self._tree:
         self._tree.add_scores(point, text)
 
   def end(self) -> None:
-    """Drops the points of the turn before, except the one that was resumed.
+    """Ends the request; drops the last turn's points but the resumed one.
 
-    A request that is cancelled within its prompt drops nothing, because that
-    prompt or the one before it may come again.
+    If the request was cancelled before its whole prompt had run, it drops
+    nothing, because that prompt or the one before it may come again.
     """
     left, before = self._left, self._left.before
     left.running -= 1

@@ -77,11 +77,12 @@ def count(
   low_C: Sequence[float | None],
   confidence: float,
 ) -> thresholds.Tier:
-  """Counts what an age tier's thresholds do on N texts; returns both together.
+  """Counts what an age tier's thresholds do on N texts.
 
   A violating text counts as blocked if the dimension that it violates blocks
   it. The claim of each count is the rate that serving requires, if the exact
-  bound supports that, and otherwise the bound itself.
+  bound supports that, and otherwise the bound itself. The result holds the
+  thresholds, the counts and the claims.
 
   Args:
     score_NC: as for `choose`, for texts that chose nothing.
