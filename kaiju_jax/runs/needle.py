@@ -31,7 +31,7 @@ _WATCHED = 20.0  # Seconds between two lines about the running jobs.
 
 
 class Asking(NamedTuple):
-  """The questions that every run is asked.
+  """The questions that every run answers.
 
   Attributes:
     questions: questions per cell that a verdict quotes (`questions.cells`).

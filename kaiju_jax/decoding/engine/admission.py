@@ -93,10 +93,7 @@ class Pace:
       self.step.note(seconds)
 
   def calls(self, prompt: int) -> int:
-    """Returns the number of chunks in which `prompt` tokens are prefilled.
-
-    It assumes that the chunks hold no tokens of other prompts.
-    """
+    """Returns the number of chunks of a prompt that shares none of them."""
     return -(-prompt // self.size)
 
   def load(
@@ -106,14 +103,7 @@ class Pace:
     free: int,
     points: int,
   ) -> Load:
-    """Returns the load of an engine.
-
-    Args:
-      waiting: the sequences without a row.
-      running: the sequences with a row.
-      free: the number of free rows.
-      points: the number of points.
-    """
+    """Returns the load of an engine with `free` free rows and some points."""
     waiting, running = list(waiting), list(running)
     rounds = schedule.expected_wait(
       [work.tokens + self.calls(work.prompt) for work in waiting],
@@ -130,16 +120,9 @@ class Pace:
 def refuse(limits: Limits, load: Load, pace: Pace, prompt: int) -> None:
   """Refuses a request if too many wait, or its first token would be too late.
 
-  Args:
-    limits: the engine's limits.
-    load: the engine's load without the request.
-    pace: the durations of the engine's rounds and chunks.
-    prompt: the number of the request's tokens that are not in the cache.
-
-  Raises:
-    request.Busy: the request is refused; `seconds` is the expected wait. If
-      nothing else delays a request, it is not refused however long its own
-      prompt takes, because that would take as long later.
+  `prompt` counts its tokens that are not in the cache. Raises request.Busy with
+  the expected wait. A request that nothing else delays is not refused for its
+  own prompt, which would take as long later.
   """
   # Its own prompt runs after all that wait, and one round runs already.
   wait = load.wait + (pace.calls(prompt) + 1) * (

@@ -235,7 +235,7 @@ class Rounds:
 
   @property
   def waiting(self) -> int:
-    """How many compilations are put off."""
+    """The number of compilations that are put off."""
     return len(self._later)
 
   def compile_next(self) -> None:

@@ -46,7 +46,7 @@ class Conversation:
 
   @property
   def left(self) -> int:
-    """How many tokens further turns may have; ValueError once it is closed."""
+    """The most tokens of further turns; ValueError once it is closed."""
     if self._is_closed:
       raise ValueError('the conversation is closed: open another.')
     return self._length - len(self.tokens)

@@ -21,7 +21,7 @@ _Sequences = Mapping[int, sequence_lib.Sequence]
 
 
 class Known(NamedTuple):
-  """What `schedule.plan` takes.
+  """The sequences and pages of a round, as `schedule.plan` takes them.
 
   Attributes:
     waiting: sequences without a row.
@@ -42,15 +42,11 @@ def describe(
   reuses: bool,
   now: float,
 ) -> Known:
-  """Returns what the schedule is told.
+  """Returns the arguments of `schedule.plan` for the next round.
 
-  Args:
-    waiting: sequences without a row, by number.
-    running: those that have one.
-    left: by number, the tokens that each of these has to prefill yet.
-    account: of the rows and points.
-    reuses: whether texts are recorded and resumed.
-    now: seconds of the engine's clock.
+  `left` has, by number, the tokens that each running sequence must still
+  prefill. `reuses` says whether texts are recorded and resumed. `now` is the
+  engine's clock, in seconds.
   """
   waits = [one.waiting() for one in waiting.values()]
   runs = [

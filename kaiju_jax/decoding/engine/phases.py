@@ -10,7 +10,7 @@ import enum
 
 
 class Phase(enum.Enum):
-  """Where a sequence stands between its request and its result."""
+  """The phase of a sequence between its request and its result."""
 
   WAITING = 'has had no row yet'
   PREFILLING = 'its row lacks a part of its text'

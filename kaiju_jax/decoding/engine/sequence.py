@@ -112,7 +112,7 @@ class Sequence:
 
   @property
   def phase(self) -> phases.Phase:
-    """Where it stands; `join`, `begin`, `park` and `end` change it."""
+    """The sequence's phase; `join`, `begin`, `park` and `end` change it."""
     return self._phase
 
   @property

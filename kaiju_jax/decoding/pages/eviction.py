@@ -168,10 +168,7 @@ class Demand:
     self._add(use, owner, now)
 
   def inherit(self, use: Use, heir: Use | None) -> None:
-    """Moves an evicted point's owners to `heir`, the one that it extended.
-
-    Without an heir the owners are forgotten.
-    """
+    """Moves an evicted point's owners to `heir`; forgets them without one."""
     now = self._clock()
     for owner, asked in use.owners.items():
       if heir is None:

@@ -97,13 +97,9 @@ def local_share(
 class _Left:
   """The points of a conversation's requests with one and the same prompt.
 
-  Attributes:
-    prompt: the hash of the prompt's tokens.
-    points: the points that these requests recorded, or resumed from the turn
-      before.
-    before: those of the previous prompt, which are dropped once a request of
-      this prompt has an answer; None for none.
-    running: the number of these requests that have not ended.
+  They recorded `points`, or resumed them from the turn before. The points of
+  `before`, the previous prompt, are dropped once a request of this one has an
+  answer. `running` counts the requests that have not ended.
   """
 
   prompt: bytes
@@ -136,11 +132,8 @@ class Recorder:
   ) -> 'RequestPoints':
     """Returns an object that records one request's points.
 
-    Args:
-      prompt: the request's prompt.
-      match: the point that the request resumes; None for none.
-      conversation: a key that is equal for all turns of a conversation. With
-        None, no later request drops these points; only eviction does.
+    The request resumes `match`. `conversation` is any key that all turns of a
+    conversation have; without one, only eviction drops the points.
     """
     tokens = np.ascontiguousarray(prompt.tokens, np.int32)
     left = _Left(hashlib.blake2b(tokens, digest_size=16).digest())
@@ -247,8 +240,8 @@ class RequestPoints:
   def end(self) -> None:
     """Ends the request; drops the last turn's points but the resumed one.
 
-    If the request was cancelled before its whole prompt had run, it drops
-    nothing, because that prompt or the one before it may come again.
+    A request cancelled within its prompt drops nothing, because that prompt or
+    the one before it may come again.
     """
     left, before = self._left, self._left.before
     left.running -= 1

@@ -18,11 +18,7 @@ class Scores(NamedTuple):
 
 
 class Memo:
-  """A memo for repeated lookups of a growing text.
-
-  It keeps its full pages, as tokens and salt, and the last lookup with its
-  match.
-  """
+  """A growing text's full pages and last match, for repeated lookups."""
 
   def __init__(self):
     self.pages: list[tuple[bytes, bytes]] = []

@@ -47,7 +47,7 @@ _BITS = 31  # Those that a float32 above 0 uses.
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How one sequence draws its tokens; by default without any filter.
+  """The sampling settings of one sequence; by default without any filter.
 
   Attributes:
     temperature: divides the logits; 0 takes the likeliest token.

@@ -34,7 +34,7 @@ _NEAR = 0.02  # How far from a wanted fraction a checkpoint may stand.
 
 
 class Asked(NamedTuple):
-  """What is to be measured.
+  """The settings of a study.
 
   Attributes:
     at: fractions of the run's tokens to branch off at.
@@ -54,12 +54,12 @@ class Asked(NamedTuple):
 
 
 class Place(NamedTuple):
-  """Where branches begin.
+  """A checkpoint at which branches begin.
 
   Attributes:
-    step: the checkpoint's.
-    fraction: of the run's tokens that are trained there.
-    tokens: their number.
+    step: the checkpoint's step.
+    fraction: the fraction of the run's tokens that are trained there.
+    tokens: the number of these tokens.
   """
 
   step: int
@@ -95,13 +95,13 @@ class Arm(NamedTuple):
 
 
 class Study(NamedTuple):
-  """What was found.
+  """The results of a study.
 
   Attributes:
     epsilon: relative loss that a larger batch may cost.
-    found: {place: what it allows}.
-    batch: the `optimizer.batch` that follows.
-    arms: how the runs from the beginning did; None where none was run.
+    found: the critical batch by place.
+    batch: the value of `optimizer.batch` that follows.
+    arms: the runs from the beginning, by arm; None where none was run.
   """
 
   epsilon: float

@@ -54,7 +54,7 @@ class Run(NamedTuple):
 
   @property
   def cost(self) -> float:
-    """What it costs beside others: tokens × parameters."""
+    """The run's cost relative to others: tokens × parameters."""
     return float(self.tokens - self.skipped) * self.parameters
 
 

@@ -26,7 +26,7 @@ _AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.
 
 
 class Asked(NamedTuple):
-  """What is to be measured.
+  """The settings of a study.
 
   Attributes:
     transfers: values of `optimizer.transfer`.
@@ -62,7 +62,7 @@ class Cell(NamedTuple):
 
 
 class Found(NamedTuple):
-  """What a width's losses say.
+  """The losses of one width, and their optimum.
 
   Attributes:
     rates: float[R], rising.
