@@ -37,6 +37,7 @@ class Application:
         routing.Route('/stream', self._stream),
         routing.Route('/large', self._large),
         routing.Route('/wait', self._wait),
+        routing.Route('/patient', self._patient),
         routing.Route('/fails', self._fails),
         routing.Route('/smuggled', self._hello),
         routing.Route('/ignores', self._hello, methods=['POST']),
@@ -88,6 +89,14 @@ class Application:
     finally:
       self.streams -= 1
     return responses.PlainTextResponse('waited')
+
+  async def _patient(self, request):
+    self._note(request)
+    self.streams += 1
+    while (await request.receive())['type'] != 'http.disconnect':
+      pass
+    self.streams -= 1
+    return responses.Response()
 
   async def _fails(self, request):
     self._note(request)

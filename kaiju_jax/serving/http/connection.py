@@ -13,6 +13,12 @@ After a refusal, or an answer that is whole before its request is, the server
 ends its half of the connection, and for a while discards what the client still
 sends. If it closed at once, the kernel would reset the connection, and the
 client might never see the answer.
+
+A client that ended its half after its request may still read. One that closed
+looks the same until something is sent to it, which its machine answers with a
+reset. So `100 Continue`, which any client of HTTP/1.1 ignores, is sent until
+the answer begins. A client that ends its half later, or speaks HTTP/1.0, has
+left.
 """
 
 import asyncio
@@ -35,6 +41,9 @@ from kaiju_jax.serving.http import log
 # and the most bytes that are discarded after the last answer.
 _MOST_AHEAD = 64 * 1024
 _MOST_THROWN = 16 * 2**20
+# Seconds from one look at a client that ended its half to the next one.
+_FIRST_LOOK, _LONGEST_LOOK = 0.05, 2.0
+_CONTINUE = b'HTTP/1.1 100 Continue\r\n\r\n'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +95,8 @@ class Connection(h11_impl.H11Protocol):
     self._unread: asyncio.TimerHandle | None = None
     # After the last answer, how many bytes may still be discarded.
     self._to_throw: int | None = None
+    # Whether the client ended its half, and perhaps waits for answers.
+    self._is_half_closed = False
 
   def connection_made(self, transport: asyncio.Transport) -> None:
     super().connection_made(transport)
@@ -122,6 +133,18 @@ class Connection(h11_impl.H11Protocol):
     self._inbox += data
     self._go_on()
 
+  def eof_received(self) -> bool:
+    """Returns whether the connection stays open for the answer."""
+    self._is_half_closed = (
+      self._is_whole
+      and self._is_answering
+      and not self.cycle.response_started
+      and self.scope['http_version'] == '1.1'
+    )
+    if self._is_half_closed:
+      self._look(_FIRST_LOOK)
+    return self._is_half_closed
+
   def shutdown(self) -> None:
     """Ends the connection after its answer; at once where there is none."""
     if self._is_answering:
@@ -155,6 +178,8 @@ class Connection(h11_impl.H11Protocol):
     self._wait()
     self.flow.resume_reading()
     self._go_on()
+    if self._is_half_closed:
+      self._look(_FIRST_LOOK)
 
   def send_400_response(self, msg: str) -> None:
     """Refuses a request that h11 refuses, which `framing` leaves very rare."""
@@ -223,6 +248,25 @@ class Connection(h11_impl.H11Protocol):
     self.conn.receive_data(data)
     self.handle_events()
 
+  def _look(self, seconds: float) -> None:
+    """Ends a half-closed connection without an answer, or without a client.
+
+    Args:
+      seconds: until it looks again.
+    """
+    self._stop_waiting()
+    if not self._is_answering:
+      self._linger()
+      return
+    connected = self.transport.get_extra_info('socket')
+    if connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+      self.transport.abort()
+      return
+    if not self.cycle.response_started:
+      self.transport.write(_CONTINUE)
+    longer = min(2 * seconds, _LONGEST_LOOK)
+    self._deadline = self.loop.call_later(seconds, self._look, longer)
+
   def _refuse(self, error: errors.ApiError) -> None:
     """Answers a malformed or late request with an error, and ends."""
     if self.transport.is_closing() or self._to_throw is not None:
@@ -249,6 +293,9 @@ class Connection(h11_impl.H11Protocol):
     self._to_throw = _MOST_THROWN
     self._inbox.clear()
     self._stop_waiting()
+    if self._is_half_closed:
+      self.transport.finish()
+      return
     self.flow.resume_reading()
     self.transport.end()
     self._end_soon()
@@ -291,6 +338,11 @@ class _Transport:
     """Ends the server's half; later writes are dropped."""
     self._is_ended = True
     self._transport.write_eof()
+
+  def finish(self) -> None:
+    """Ends the connection once all is sent; its client sends no more."""
+    self._is_ended = True
+    self._transport.close()
 
   def write(self, data: bytes) -> None:
     """Sends bytes, unless the server's half has ended."""

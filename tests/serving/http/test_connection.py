@@ -290,6 +290,40 @@ def test_a_client_waits_to_be_asked_for_its_body(server):
   assert trivial.statuses(received) == [413]
 
 
+@pytest.mark.parametrize('count', [1, 2])
+def test_a_client_that_ends_its_half_gets_its_answers(server, count):
+  wait = b'GET /wait?seconds=0.2 HTTP/1.1\r\nHost: a\r\n\r\n'
+  for ask in wait, trivial.GET, _HEAD + b'Content-Length: 2\r\n\r\n{}':
+    received = trivial.exchange(server, ask * count, ends=True)
+    answers = [x for x in trivial.statuses(received) if x != 100]
+    assert answers == [200] * count
+  # Half a request is none, behind a whole one too.
+  for ask, wanted in (trivial.GET[:9], []), (wait + trivial.GET[:9], [200]):
+    received = trivial.exchange(server, ask, ends=True)
+    answers = [x for x in trivial.statuses(received) if x != 100]
+    assert answers == wanted
+  assert trivial.until(lambda: not server.server_state.connections)
+
+
+@pytest.mark.parametrize('how', ['at once', 'later', 'after its half', 'as 1.0'])
+def test_a_client_that_closes_has_left(server, application, how):
+  ask = b'GET /patient HTTP/1.1\r\nHost: a\r\n\r\n'
+  if how == 'as 1.0':
+    ask = ask.replace(b'1.1', b'1.0')
+  with trivial.connected(server) as client:
+    client.sendall(ask)
+    if how != 'at once':
+      assert trivial.until(lambda: application.streams == 1)
+    if how in ('after its half', 'as 1.0'):
+      client.shutdown(socket.SHUT_WR)
+    if how == 'after its half':
+      assert client.recv(2**16).startswith(b'HTTP/1.1 100 ')
+    elif how == 'as 1.0':
+      assert client.recv(2**16) == b''
+  assert trivial.until(lambda: not server.server_state.connections)
+  assert trivial.until(lambda: not application.streams)
+
+
 def test_a_wish_for_another_protocol_is_ignored(server, caplog):
   ask = trivial.GET.replace(
     b'\r\n\r\n', b'\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n'
