@@ -54,6 +54,7 @@ class Link:
     self._guard = threading.Lock()
     self._away_until = 0.0
     self._is_open = True
+    self._is_recognized = False
     self.faults = faults.Faults()
     try:
       self._redis = redis.Redis.from_url(
@@ -65,6 +66,17 @@ class Link:
       )
     except (ValueError, TypeError) as error:
       raise ValueError(f'store {self.name}: {error}.') from error
+
+  def recognize(self, work: Callable[[redis.Redis], None]) -> None:
+    """Runs `work`, which checks the server, before anything else runs.
+
+    Its fault is not logged: whoever opens the store reports it.
+
+    Raises:
+      characters.Unavailable: the server cannot be reached, or refuses.
+    """
+    self.run(work)
+    self._is_recognized = True
 
   def run(self, work: Callable[[redis.Redis], T]) -> T:
     """Runs `work` with the server; returns its result.
@@ -130,7 +142,8 @@ class Link:
     self, kind: str, fault: str, detail: str = ''
   ) -> characters.Unavailable:
     error = characters.Unavailable(self.name, fault, detail)
-    self.faults.note(kind, str(error))
+    if self._is_recognized:
+      self.faults.note(kind, str(error))
     return error
 
 

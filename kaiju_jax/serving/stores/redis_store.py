@@ -71,7 +71,7 @@ class RedisStore(conversing.Conversing):
     self._recent = recent or redis_recent.Recent()
     self._link = redis_link.Link(address, timeout, pause)
     try:
-      self._link.run(self._recognize)
+      self._link.recognize(self._recognize)
     except BaseException:
       self._link.close()
       raise

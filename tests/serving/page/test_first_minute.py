@@ -153,8 +153,7 @@ def test_what_cannot_be_served_is_said_in_a_line(
     text=True,
     timeout=300,
   )
-  # (A store's fault is logged before it.)
-  line = done.stderr.splitlines()[-1]
+  (line,) = done.stderr.splitlines()
   assert done.returncode == 1 and line.startswith('error: ')
   assert said in line.lower() and 'Traceback' not in done.stderr
   assert 'ompiling' not in done.stdout  # What takes long comes last.

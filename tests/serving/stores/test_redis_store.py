@@ -344,7 +344,7 @@ def test_servers_see_what_each_other_wrote(shared_redis):
     seconds(lambda read=read: read('ann', session.id), characters.Missing)
 
 
-def test_an_address_that_answers_nobody_is_named(tmp_path):
+def test_an_address_that_answers_nobody_is_named(tmp_path, caplog):
   address = f'unix://user:secret@{tmp_path}/none?password=secret'
   with pytest.raises(
     characters.Unavailable, match='the store is away'
@@ -352,6 +352,8 @@ def test_an_address_that_answers_nobody_is_named(tmp_path):
     opened(address)
   assert f'unix://{tmp_path}/none' in str(error.value)
   assert 'secret' not in str(error.value)
+  # Whoever opens it says so; a line of the log would say it twice.
+  assert not caplog.records
 
 
 @pytest.mark.parametrize('address', ['http://host', 'redis:/x', 'nonsense', ''])
