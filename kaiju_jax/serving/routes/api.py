@@ -62,9 +62,7 @@ def app(context: context_lib.Context) -> types.ASGIApp:
 async def models(request: requests.Request) -> responses.Response:
   """GET /v1/models: lists the model, and `MODEL/CHARACTER` per character."""
   context, caller = await intake.authorize(request)
-  found = await context.run_store(
-    context.store.characters, caller.owner, _LISTED
-  )
+  found, _ = await lookup.find_all(context, caller, _LISTED)
   data = [_model(context, context.model.name)]
   data += [
     _model(context, f'{context.model.name}/{one.id}', one.name) for one in found
@@ -79,9 +77,7 @@ async def model(request: requests.Request) -> responses.Response:
   character = lookup.find_character(context, name, None)
   if character is None:
     return responses.JSONResponse(_model(context, name))
-  found = await context.run_store(
-    context.store.character, caller.owner, character
-  )
+  found = await lookup.find(context, caller, character)
   return responses.JSONResponse(_model(context, name, found.name))
 
 

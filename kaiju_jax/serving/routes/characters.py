@@ -26,8 +26,9 @@ from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
 from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import resources
-from kaiju_jax.serving.routes import turns
+from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.stores import characters
 
 _PAGE = 100
@@ -38,19 +39,14 @@ async def list_all(request: requests.Request) -> responses.Response:
   """GET /v1/characters: lists the caller's own and all public characters."""
   context, caller = await intake.authorize(request)
   after = request.query_params.get('after', '')
+  found, has_more = await lookup.find_all(context, caller, _PAGE, after)
 
   def read():
-    store = context.store
-    return [
-      (one, store.version(one.id, one.live))
-      for one in store.characters(caller.owner, _PAGE, after)
-    ]
+    return [context.store.version(one.id, one.live) for one in found]
 
-  found = await context.run_store(read)
-  data = [_show(character, version, caller) for character, version in found]
-  return responses.JSONResponse(
-    resources.page(data, [x for x, _ in found], _PAGE)
-  )
+  versions = await context.run_store(read)
+  data = [_show(*pair, caller) for pair in zip(found, versions)]
+  return responses.JSONResponse(resources.page(data, found, has_more))
 
 
 async def create(request: requests.Request) -> responses.Response:
@@ -113,7 +109,9 @@ async def rolled_back(request: requests.Request) -> responses.Response:
     version = await context.run_store(
       context.store.version, name, asked.version
     )
-    await _check(context, caller, version.fields, character.is_public)
+    await judging.check_card(
+      context, caller, version.fields, character.is_public
+    )
   # Judged as private, it must not be live where all may see it.
   version = await context.run_store(
     context.store.rollback,
@@ -169,9 +167,7 @@ async def _find(
       caller's own and is not.
   """
   name = request.path_params['id']
-  character = await context.run_store(
-    context.store.character, caller.owner, name
-  )
+  character = await lookup.find(context, caller, name)
   if is_own and character.owner != caller.owner:
     raise errors.forbidden(f'character {name!r} is not yours.')
   version = await context.run_store(
@@ -235,7 +231,7 @@ async def _publish(
 ) -> responses.Response:
   """Judges and stores a version, and answers with it."""
   context.limits.prompt(caller.owner, len(written.tokens), caller.rate)
-  await _check(context, caller, written.fields, is_public)
+  await judging.check_card(context, caller, written.fields, is_public)
   version = await context.run_store(
     context.store.publish,
     caller.owner,
@@ -252,23 +248,13 @@ async def _publish(
   return responses.JSONResponse(body, 200 if name else 201)
 
 
-async def _check(
-  context, caller, written: card_fields.Fields, is_public: bool
-) -> None:
-  """Refuses a card if the gate blocks its texts or its expanded greetings."""
-  size = sum(map(len, (written.greeting, *written.alternate_greetings)))
-  greetings = await context.run_aside(size, lambda: turns.greetings(written))
-  texts = written, greetings
-  await judging.check_stored(context, caller, texts, 'fields', is_public)
-
-
 def _prefix(context, written: card_fields.Fields) -> np.ndarray:
   """Returns a character's prefix, int32 [L]; checks greetings and lore too.
 
   Raises:
     errors.ApiError: 400; names the field that is too long.
   """
-  turns.greetings(written)
+  texts.greetings(written)
   try:
     lore.check(written)
     most = min(prompt.PREFIX, context.model.length // 2)

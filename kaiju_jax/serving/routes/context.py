@@ -53,6 +53,21 @@ class Model:
 
 
 @dataclasses.dataclass
+class Judged:
+  """The verdicts on public characters by one version of the gate.
+
+  Attributes:
+    version: the gate and its thresholds (`moderation.Watch.version`).
+    verdicts: by character and version, the oldest first.
+  """
+
+  version: Any
+  verdicts: dict[tuple[str, int], asyncio.Task[moderation.Verdict]] = (
+    dataclasses.field(default_factory=dict)
+  )
+
+
+@dataclasses.dataclass
 class Context:
   """The parts of one server.
 
@@ -74,6 +89,7 @@ class Context:
     max_tokens: the most tokens of a reply where the client names no limit (our
       guess: 512).
     is_ready: whether the server takes requests; False while it stops.
+    judged: the verdicts of `judging.judge_live`.
   """
 
   worker: worker_lib.Worker
@@ -93,6 +109,7 @@ class Context:
   guided_tokens: int = 128
   max_tokens: int = 512
   is_ready: bool = True
+  judged: Judged | None = None
   _check: tuple[float, asyncio.Future] | None = None
 
   def __post_init__(self):

@@ -1,16 +1,22 @@
 """Judging: what the gate says of requests, and of what is to be stored."""
 
+import asyncio
 from typing import Any
 
+from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.routes import context as context_lib
+from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.safety import gate
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import stored_texts
+from kaiju_jax.serving.stores import characters
 
 # The gate takes as long for a character as other work for so many bytes.
 _JUDGED = 64
+# Public cards whose verdicts are remembered (our guess).
+_REMEMBERED = 2**16
 
 
 async def judge_request(
@@ -72,23 +78,95 @@ async def check_stored(
   watch = _watch(context, None if is_public else who.age, who.owner)
   if watch.mode == 'unmoderated':
     return
-  pieces = list(stored_texts.pieces(value))
-  size = _JUDGED * sum(map(len, pieces))
-
-  def read() -> moderation.Verdict | None:
-    verdicts = map(watch.read, pieces)
-    return next((x for x in verdicts if x.is_blocked or x.has_failed), None)
-
-  verdict = await context.run_aside(size, read)
-  if verdict is None:
-    return
-  context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
+  verdict = await _read_stored(context, watch, value)
   if verdict.has_failed:
     # A stored text is shown without the head's scores: only the gate reads it.
-    raise errors.unavailable(f'{name}: the safety gate cannot read it now.')
-  raise errors.invalid(
-    f'{name}: refused by the safety gate.', name, 'content_filter'
-  )
+    raise gate_failed(name)
+  if verdict.is_blocked:
+    raise errors.invalid(
+      f'{name}: refused by the safety gate.', name, 'content_filter'
+    )
+
+
+async def check_card(
+  context: context_lib.Context,
+  who: auth.Caller,
+  fields: card_fields.Fields,
+  is_public: bool,
+) -> None:
+  """Refuses a card if the gate blocks its texts or its expanded greetings.
+
+  Raises:
+    errors.ApiError: see `check_stored`.
+  """
+  value = await _card_texts(context, fields)
+  await check_stored(context, who, value, 'fields', is_public)
+
+
+def judge_live(
+  context: context_lib.Context, character: characters.Character
+) -> asyncio.Task[moderation.Verdict]:
+  """Returns the served gate's verdict on a public character's live version.
+
+  It is remembered until another gate or other thresholds are served, so that
+  each version is read once; by a gate that fails, again.
+
+  Args:
+    context: the server's parts.
+    character: a public one.
+
+  Returns:
+    A task that all requests for the character share: shield it. It raises
+    errors.ApiError, 503, where the store is away.
+  """
+  watch = context.moderator.watch(None, character.owner)
+  if context.judged is None or context.judged.version is not watch.version:
+    context.judged = context_lib.Judged(watch.version)
+  verdicts = context.judged.verdicts
+  key = character.id, character.live
+  if key not in verdicts:
+    verdicts[key] = asyncio.ensure_future(_judge(context, watch, *key))
+    verdicts[key].add_done_callback(lambda task: _forget(verdicts, key, task))
+    if len(verdicts) > _REMEMBERED:
+      del verdicts[next(iter(verdicts))]
+  return verdicts[key]
+
+
+def gate_failed(name: str) -> errors.ApiError:
+  """Returns a 503: the gate could not read what the request calls `name`."""
+  return errors.unavailable(f'{name}: the safety gate cannot read it now.')
+
+
+async def _judge(
+  context: context_lib.Context, watch: moderation.Watch, name: str, number: int
+) -> moderation.Verdict:
+  version = await context.run_store(context.store.version, name, number)
+  value = await _card_texts(context, version.fields)
+  return await _read_stored(context, watch, value)
+
+
+def _forget(verdicts: dict, key: Any, task: asyncio.Task) -> None:
+  """Drops a verdict that is none, so that the next request asks again."""
+  if task.cancelled() or task.exception() or task.result().has_failed:
+    verdicts.pop(key, None)
+
+
+async def _card_texts(context: context_lib.Context, fields) -> tuple:
+  """Returns what is read of a card: all its texts, and expanded greetings."""
+  size = sum(map(len, (fields.greeting, *fields.alternate_greetings)))
+  return fields, await context.run_aside(size, lambda: texts.greetings(fields))
+
+
+async def _read_stored(
+  context: context_lib.Context, watch: moderation.Watch, value: Any
+) -> moderation.Verdict:
+  """Returns the gate's verdict on all strings of a value."""
+  text = stored_texts.join(value)
+  size = _JUDGED * len(text)
+  verdict = await context.run_aside(size, lambda: watch.read(text))
+  if verdict.is_blocked or verdict.has_failed:
+    context.metrics.refusals.labels(verdict.stage, verdict.tier).inc()
+  return verdict
 
 
 def _watch(context: context_lib.Context, age, owner: str) -> moderation.Watch:

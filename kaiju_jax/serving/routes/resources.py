@@ -14,14 +14,14 @@ from kaiju_jax.serving.stores import characters
 def page(
   data: list[dict],
   found: Sequence[characters.Character | characters.Session],
-  most: int,
+  has_more: bool,
 ) -> dict[str, Any]:
   """Returns a page of a listing, in OpenAI's form.
 
   Args:
     data: the entries as plain data.
     found: the same entries as the store returned them.
-    most: the largest number of entries per page.
+    has_more: whether there may be more entries.
 
   Returns:
     The page; the query parameter `after` set to its `after` gives the next one.
@@ -29,7 +29,7 @@ def page(
   return {
     'object': 'list',
     'data': data,
-    'has_more': len(found) == most,
+    'has_more': has_more,
     'after': characters.cursor(found[-1]) if found else None,
   }
 

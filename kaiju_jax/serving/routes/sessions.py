@@ -15,8 +15,9 @@ from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields
 from kaiju_jax.serving.routes import intake
 from kaiju_jax.serving.routes import judging
+from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import resources
-from kaiju_jax.serving.routes import turns
+from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.stores import characters
 
 _PAGE = 100
@@ -30,7 +31,9 @@ async def list_all(request: requests.Request) -> responses.Response:
     context.store.sessions, caller.owner, _PAGE, after
   )
   data = [_summary(session) for session in found]
-  return responses.JSONResponse(resources.page(data, found, _PAGE))
+  return responses.JSONResponse(
+    resources.page(data, found, len(found) == _PAGE)
+  )
 
 
 async def create(request: requests.Request) -> responses.Response:
@@ -42,12 +45,13 @@ async def create(request: requests.Request) -> responses.Response:
   asked = await intake.parse_fields(request, context, caller, fields.NewSession)
   if asked.title:
     await judging.check_stored(context, caller, asked.title, 'title')
+  await lookup.find(context, caller, asked.character)
   session = await context.run_store(
     context.store.open_session,
     caller.owner,
     asked.character,
     asked.greeting,
-    turns.greetings,
+    texts.greetings,
   )
   if asked.title:
     session = await context.run_store(
@@ -79,13 +83,13 @@ async def edit(request: requests.Request) -> responses.Response:
   session = await _find(context, caller, request)
   asked = await intake.parse_fields(request, context, caller, fields.NewMessage)
   size = len(asked.text)
-  text = await context.run_aside(size, lambda: turns.strip('text', asked.text))
+  text = await context.run_aside(size, lambda: texts.strip('text', asked.text))
   if asked.role == 'user':
     version = await context.run_store(
       context.store.version, session.character, session.version
     )
     text = await context.run_aside(
-      size, lambda: turns.write_message('text', version.fields, text)
+      size, lambda: texts.write_message('text', version.fields, text)
     )
   await judging.check_stored(context, caller, text, 'text')
   await context.run_store(

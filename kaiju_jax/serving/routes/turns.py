@@ -10,20 +10,17 @@ a refused request can be sent again unchanged.
 """
 
 import dataclasses
-import datetime
-import random
 
-from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import lore
-from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt as prompt_lib
-from kaiju_jax.data import chat as chat_format
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.routes import context as context_lib
 from kaiju_jax.serving.routes import fields as fields_lib
+from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.routes import submission
+from kaiju_jax.serving.routes import texts
 from kaiju_jax.serving.stores import characters
 
 
@@ -130,6 +127,7 @@ async def make_turn(
     return await _of_session(context, caller, chat)
   version, salt = None, ''
   if character is not None:
+    await lookup.find(context, caller, character)
 
     def read():
       version = context.store.live(caller.owner, character)
@@ -167,8 +165,8 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     text = chat.messages[0].text
     said = await context.run_aside(
       len(text),
-      lambda: write_message(
-        'messages', version.fields, strip('messages', text)
+      lambda: texts.write_message(
+        'messages', version.fields, texts.strip('messages', text)
       ),
     )
     path.append(prompt_lib.Turn(characters.USER, said))
@@ -229,59 +227,6 @@ def salt_of(
     )
   # A digest has 64 hex digits, and a space separates.
   return version.digest if is_shared else f'{version.digest} {asking}'
-
-
-def strip(field: str, text: str) -> str:
-  """Returns a text without control characters.
-
-  Raises:
-    errors.ApiError: 400; the text is larger than `macros.MOST`; names the
-      field.
-  """
-  size = len(text.encode())
-  if size > macros.MOST:
-    raise errors.too_long(
-      f'{field}: the text has {size:,} bytes: at most {macros.MOST:,}.', field
-    )
-  return chat_format.strip(text)
-
-
-def write_message(field: str, fields: card_fields.Fields, text: str) -> str:
-  """Returns a message as it is stored, with its macros expanded.
-
-  Args:
-    field: the request's field that holds the text, for the error.
-    fields: the character's.
-    text: the text, without control characters.
-
-  Raises:
-    errors.ApiError: 400; the expanded text is too large; names the field.
-  """
-  try:
-    return macros.expand(
-      text,
-      card_fields.display_name(fields),
-      macros.USER,
-      random.Random(),
-      datetime.datetime.now(),
-    )
-  except macros.TooLarge as error:
-    raise errors.too_long(f'{field}: {error}', field) from error
-
-
-def greetings(fields: card_fields.Fields) -> list[str]:
-  """Returns a character's greetings, as a session stores them.
-
-  Raises:
-    errors.ApiError: 400; an expanded greeting is too large; names the field.
-  """
-  several = {'greeting': fields.greeting} | {
-    f'alternate_greetings[{n}]': text
-    for n, text in enumerate(fields.alternate_greetings)
-  }
-  return [
-    write_message(name, fields, text) for name, text in several.items() if text
-  ]
 
 
 def _size(messages) -> int:

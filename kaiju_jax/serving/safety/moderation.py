@@ -207,6 +207,7 @@ class Watch:
   Attributes:
     tier: the age tier, 'adult' or 'minor'.
     mode: `Moderator.mode` at the request's beginning.
+    version: `Moderator.version` at the request's beginning.
   """
 
   def __init__(
@@ -219,7 +220,7 @@ class Watch:
   ):
     self.tier = tier
     self.mode = _mode(version, head)
-    self._version = version
+    self.version = version
     self._blocked = blocked
     self._owner = owner
 
@@ -230,10 +231,10 @@ class Watch:
     """
     if self.mode != 'moderated':
       return self._without(text)
-    stage = self._version.policy.gate
+    stage = self.version.policy.gate
     verdict = Verdict(False, 'gate', self.tier, version=stage.version)
     try:
-      gate = self._version.gate
+      gate = self.version.gate
       for part in gate.parts(text):
         verdict = self._judged(verdict, stage, gate.score(part))
         if verdict.is_blocked:
@@ -259,7 +260,7 @@ class Watch:
     """
     if self.mode != 'moderated':
       return self._without(text)
-    stage = self._version.policy.head
+    stage = self.version.policy.head
     verdict = Verdict(False, 'prompt', self.tier, version=stage.version)
     if scores is None:
       verdict = verdict._replace(is_blocked=True, has_failed=True)
@@ -277,7 +278,7 @@ class Watch:
       return release_lib.Release(None)
     if self.mode == 'closed':
       raise RuntimeError('no reply is served without a token head.')
-    policy = self._version.policy
+    policy = self.version.policy
     return release_lib.Release(
       bounds(policy.head.for_tier(self.tier)), policy.hold, self._stopped
     )
@@ -300,7 +301,7 @@ class Watch:
       tier=self.tier,
       dimension=violation.dimension,
       score=violation.score,
-      version=self._version.policy.head.version,
+      version=self.version.policy.head.version,
     )
     self._logged(verdict, release.text)
 

@@ -225,10 +225,15 @@ def visible(
     Missing: none exists, it was removed, or it is private and another owner's.
   """
   if found is None or not is_visible(found, viewer):
-    raise characters.Missing(
-      f'character {card_fields.abbreviate(asked)}: no such character.'
-    )
+    raise no_character(asked)
   return found
+
+
+def no_character(asked: str) -> characters.Missing:
+  """Returns the error for a character that the viewer cannot see."""
+  return characters.Missing(
+    f'character {card_fields.abbreviate(asked)}: no such character.'
+  )
 
 
 def check_owner(

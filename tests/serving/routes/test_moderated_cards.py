@@ -5,17 +5,21 @@ The marker 'zorbifex' stands for a violation; the gate here is written by hand.
 
 import copy
 import json
+import threading
 import urllib.error
 
 import pytest
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.cards import cards
+from kaiju_jax.serving.routes import characters as character_routes
+from kaiju_jax.serving.routes import lookup
 from kaiju_jax.serving.safety import stored_texts
 from tests.serving import running
 from tests.serving.routes import test_moderated
 
 MARKER = test_moderated.MARKER.decode()
+SAY = {'role': 'user', 'content': 'Hello'}
 PLAIN = card_fields.Fields(
   name='Ivo',
   nickname='I',
@@ -46,15 +50,18 @@ PLAIN = card_fields.Fields(
 class Moderator(test_moderated.Moderator):
   """Blocks the marker, and for minors 'quamlith', too.
 
-  Reads the end of a text alone, as the gate does, and fails where it is told.
-
   Attributes:
+    version: of the gate.
+    also: a word that it blocks for minors, too.
+    texts: what it has read.
     has_failed: whether the gate fails.
     meanwhile: called once, while the next text is read.
   """
 
   def __init__(self):
     super().__init__(8)
+    self.version, self.also = 'first', MARKER
+    self.texts = []
     self.has_failed = False
     self.meanwhile = []
 
@@ -66,8 +73,11 @@ class Moderator(test_moderated.Moderator):
   def read(self, text):
     while self.meanwhile:
       self.meanwhile.pop()()
-    words = [MARKER, 'quamlith'] if self.tier == 'minor' else [MARKER]
-    is_blocked = any(word in text[-2000:] for word in words)
+    self.texts.append(text)
+    words = [MARKER]
+    if self.tier == 'minor':
+      words += ['quamlith', self.also]
+    is_blocked = any(word in text for word in words)
     verdict = super().read('')
     return verdict._replace(is_blocked=is_blocked, has_failed=self.has_failed)
 
@@ -124,8 +134,12 @@ def made(server, **body):
   return server.post('/v1/characters', 'ann', **{'fields': FIELDS} | body)['id']
 
 
+def listed(server, owner):
+  return server.get('/v1/characters', owner=owner)['data']
+
+
 def known(server):
-  return server.get('/v1/characters', owner='ann')['data']
+  return listed(server, 'ann')
 
 
 def test_all_texts_are_planted():
@@ -231,12 +245,123 @@ def test_titles_and_edits_of_both_roles_are_read(server):
   assert kept['messages'] == session['messages']
 
 
-def test_what_stands_across_two_pieces_stands_whole_in_one():
-  for begin in range(1_400, 3_400, 7):
-    text = f'{"x" * begin} {MARKER} {"y" * 2_000}'
-    pieces = list(stored_texts.pieces(['short', text, 'short']))
-    assert any(MARKER in piece for piece in pieces), begin
-    assert max(map(len, pieces)) <= stored_texts.PIECE
+@pytest.fixture
+def served(moderator):
+  """Returns what serves another version of the gate; the first one is back."""
+
+  def serve(version, also=MARKER):
+    moderator.version, moderator.also = version, also
+
+  yield serve
+  serve('first')
+
+
+def shows(server, name, owner):
+  """Returns where an owner is shown a character."""
+  asked = {'model': running.MODEL, 'messages': [SAY]}
+  tries = {
+    'list': lambda: name in [x['id'] for x in listed(server, owner)],
+    'models': lambda: (
+      f'{running.MODEL}/{name}'
+      in [x['id'] for x in server.get('/v1/models', owner=owner)['data']]
+    ),
+    'character': lambda: server.get(f'/v1/characters/{name}', owner=owner),
+    'model': lambda: server.get(
+      f'/v1/models/{running.MODEL}/{name}', owner=owner
+    ),
+    'session': lambda: server.post('/v1/sessions', owner, character=name),
+    'chat': lambda: server.post(
+      '/v1/chat/completions', owner, **asked, max_tokens=1, character=name
+    ),
+  }
+  found = set()
+  for where, attempt in tries.items():
+    try:
+      if attempt():
+        found.add(where)
+    except urllib.error.HTTPError as error:
+      assert error.code == 404
+      assert json.loads(error.read())['error']['message'] == (
+        f"character '{name}': no such character."
+      )
+  return found
+
+
+def test_a_newer_gate_judges_what_is_public_before_others_see_it(
+  server, moderator, served
+):
+  everywhere = {'list', 'models', 'character', 'model', 'session', 'chat'}
+  name = made(server, fields=FIELDS | {'notes': 'brintol'}, public=True)
+  assert shows(server, name, 'ben') == everywhere
+  session = server.post('/v1/sessions', 'ben', character=name)['id']
+  served('second', 'brintol')
+  assert shows(server, name, 'ben') == set()
+  assert shows(server, name, 'ann') == everywhere
+  # As where it was made private: who talks to it goes on.
+  assert server.get(f'/v1/sessions/{session}', owner='ben')['messages']
+  # Each version of it is read by each gate once.
+  moderator.texts.clear()
+  assert shows(server, name, 'ben') == set()
+  assert not any('brintol' in text for text in moderator.texts)
+  server.ask('PUT', f'/v1/characters/{name}', {'fields': FIELDS}, 'ann')
+  assert shows(server, name, 'ben') == everywhere
+  with pytest.raises(urllib.error.HTTPError):
+    server.post(f'/v1/characters/{name}/rollback', 'ann', version=1)
+  served('third')
+  server.post(f'/v1/characters/{name}/rollback', 'ann', version=1)
+  assert shows(server, name, 'ben') == everywhere
+
+
+def test_no_gate_that_fails_shows_what_it_has_not_read(
+  server, moderator, served
+):
+  name = made(server, public=True)
+  served('second')
+  moderator.has_failed = True
+  try:
+    path = f'/v1/characters/{name}'
+    assert refused(server, 'GET', path, None, 'ben')[0] == 503
+    assert name not in [one['id'] for one in listed(server, 'ben')]
+    assert name in [one['id'] for one in listed(server, 'ann')]
+  finally:
+    moderator.has_failed = False
+  assert server.get(path, owner='ben')['id'] == name
+  assert name in [one['id'] for one in listed(server, 'ben')]
+
+
+def test_a_listing_waits_for_no_long_verdict(
+  server, moderator, served, monkeypatch
+):
+  name = made(server, public=True)
+  monkeypatch.setattr(lookup, '_PATIENCE', 0.05)
+  served('second')
+  event = threading.Event()
+  moderator.meanwhile.append(event.wait)
+  shown = [one['id'] for one in listed(server, 'ben')]
+  event.set()
+  assert name not in shown
+  assert server.get(f'/v1/characters/{name}', owner='ben')['id'] == name
+  assert name in [one['id'] for one in listed(server, 'ben')]
+
+
+def test_a_page_of_hidden_characters_is_passed_over(
+  server, moderator, served, monkeypatch
+):
+  monkeypatch.setattr(character_routes, '_PAGE', 2)
+  for _ in range(3):
+    made(server, fields=FIELDS | {'notes': 'brintol'}, public=True)
+  last = made(server, public=True)
+  served('second', 'brintol')
+  found, after = [], ''
+  while True:
+    page = server.get(f'/v1/characters?after={after}', owner='ben')
+    found += [one['id'] for one in page['data']]
+    if not page['has_more']:
+      break
+    assert page['data']
+    after = page['after']
+  assert found[-1] == last
+  assert not any('brintol' in x['fields']['notes'] for x in page['data'])
 
 
 def test_a_server_without_a_head_says_that_it_is_closed(server, moderator):

@@ -199,8 +199,9 @@ def test_rollback_is_back_and_forth(moderator, tmp_path):
 
 
 def test_a_request_keeps_the_version_it_began_with(moderator, tmp_path):
-  watch = moderator.watch(None)
+  watch, first = moderator.watch(None), moderator.version
   moderator.use(folder(tmp_path / 'later', planted.gate([planted.QUAM])))
+  assert watch.version is first is not moderator.version
   assert watch.read(VIOLATING).is_blocked
   assert not moderator.watch(None).read(VIOLATING).is_blocked
 
