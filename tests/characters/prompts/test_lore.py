@@ -8,6 +8,7 @@ import pytest
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import lore
+from kaiju_jax.characters.prompts import macros
 
 LORE = card_fields.Lore
 
@@ -28,6 +29,9 @@ def _found(text, *entries):
     ('ﬁne', 'fine', True),
     ('tea', 'ＴＥＡ', True),
     ('naïve', 'Naïve!', True),
+    ('naïve', 'nai\u0308ve', True),
+    ('nai\u0308ve', 'naïve', True),
+    ('한국', '\u1112\u1161\u11ab\u1100\u116e\u11a8', True),
     ('猫', 'この猫が好き', True),
     ('猫が', 'この猫と', False),
     ('a+', 'aaa', False),
@@ -38,6 +42,23 @@ def _found(text, *entries):
 def test_keys_are_whole_words_in_any_case(key, text, is_found):
   entry = LORE((key.strip(),), 'x')
   assert _found(text, entry) == ((0,) if is_found else ())
+
+
+def test_a_word_is_normalized_whole():
+  for length in range(250):
+    word = 'x' * length
+    entry = LORE((word + 'é',), 'x')
+    assert _found(f'a {word}e\u0301 b', entry) == (0,), length
+
+
+def test_lore_is_bounded_as_a_whole():
+  def check(count):
+    entries = tuple(LORE(('a',), 'x' * 2**15) for _ in range(count))
+    lore.check(card_fields.Fields(name='A', lore=entries))
+
+  check(2**20 // 2**15)
+  with pytest.raises(macros.TooLarge, match=r'lore\[32\]\.content: '):
+    check(2**20 // 2**15 + 1)
 
 
 def test_which_entries_are_told():

@@ -70,6 +70,8 @@ def test_a_text_may_have_as_many_bytes_as_its_bound():
     ('é' * 10, 'é' * 10),
     ('{{date}}{{char}}', '2031-02-28éé'),
     ('{{comment: long}}{{char}}', 'éé'),
+    ('{{date}}' * 3, '2031-02-28' * 3),
+    ('{{random:éé}}' * 3, 'éé' * 3),
   ):
     most = max(len(text.encode()), len(made.encode()))
     options = {'random': random.Random(0), 'now': NOW}

@@ -12,6 +12,7 @@ import pytest
 
 from kaiju_jax.characters.cards import card_fields
 from kaiju_jax.characters.prompts import lore as lore_lib
+from kaiju_jax.characters.prompts import macros
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import bpe
 from kaiju_jax.data import chat
@@ -126,6 +127,48 @@ def test_a_character_that_is_too_long_is_named():
   with pytest.raises(prompt.TooLong) as error:
     prompt.prefix(fields, BYTES, most=size - 1)
   assert (error.value.tokens, error.value.room) == (size, size - 1)
+
+
+class Counted(tokenizer_lib.Bytes):
+  """Bytes that remember the sizes of what they encoded."""
+
+  def __init__(self):
+    self.sizes = []
+
+  def encode(self, text):
+    self.sizes.append(len(text))
+    return super().encode(text)
+
+
+def test_what_cannot_fit_is_not_encoded():
+  tokenizer = Counted()
+  format = chat.format_of(tokenizer)
+  long, hi = 'x' * 10_000, prompt.Turn('user', 'Hi')
+  told = card_fields.Lore(('hi',), long)
+
+  def made(*turns, book=None):
+    tokenizer.sizes.clear()
+    return prompt.conversation(OPENED, turns, format, 500, book=book)
+
+  for role in 'user', 'assistant':
+    found = made(prompt.Turn(role, long), hi)
+    assert found.dropped == 1 and max(tokenizer.sizes) <= len('Hi')
+  found = made(hi, book=lore_lib.Book((told,), 'Ada'))
+  assert _text(found.tokens) == _expected('u Hi')
+  assert max(tokenizer.sizes) <= len('Hi')
+  for turn in prompt.Turn('system', long), prompt.Turn('user', long):
+    with pytest.raises(prompt.TooLong):
+      made(turn)
+    assert not tokenizer.sizes
+
+
+def test_a_character_is_bounded_as_a_whole():
+  fields = card_fields.Fields(name='A', description='é' * 300, scenario='x')
+  whole = prompt.persona(fields)
+  size = len(whole.replace('\n\n', '').encode())
+  assert prompt.persona(fields, size) == whole
+  with pytest.raises(macros.TooLarge):
+    prompt.persona(fields, size - 1)
 
 
 def test_greetings():
@@ -333,6 +376,9 @@ def test_what_is_remembered_is_what_is_encoded(tmp_path):
     np.testing.assert_array_equal(said, format.message('user', 'b'))
     kept = encoded.message('user', 'x')
     assert encoded.message('user', 'x') is kept
+    for number in range(20):
+      encoded.message('user', f'{number}' * 5)
+    assert encoded.message('user', 'x') is not kept
     with pytest.raises(ValueError, match='read-only'):
       kept[0] = 0
     with pytest.raises(ValueError, match='surrogate'):

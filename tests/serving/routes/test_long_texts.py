@@ -1,5 +1,6 @@
 """Texts of strangers: bounded before they are encoded, and after they grow."""
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -9,12 +10,14 @@ import pytest
 
 from kaiju_jax.characters.prompts import macros
 from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.routes import context as context_lib
 from tests.serving import running
 
 # Bytes that the toy's 1,024 tokens stand for, at most.
 ROOM = running.LENGTH * running.Letters.longest
 MEGABYTE = 2**20 - 2**10
 NAME = 'é' * 200
+SHORT = 16  # Texts that are encoded in the event loop here.
 CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
 
 
@@ -26,7 +29,7 @@ class Counting(running.Letters):
 
   def encode(self, text):
     self.sizes.append(len(text.encode()))
-    if len(text) > 2**12:
+    if len(text) > SHORT:
       self.threads.add(threading.current_thread().name)
     return super().encode(text)
 
@@ -52,11 +55,13 @@ def named(server):
 
 @contextlib.contextmanager
 def bounded(server, most=ROOM):
-  """Checks that no text over a bound is encoded meanwhile, nor in the loop."""
+  """Checks that no more than a bound is encoded meanwhile, nor in the loop."""
   server.tokenizer.sizes[:] = [0]
   server.tokenizer.threads.clear()
-  yield
-  assert max(server.tokenizer.sizes) <= most
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(context_lib, '_SHORT', SHORT)
+    yield
+  assert sum(server.tokenizer.sizes) <= most
   assert all('text' in name for name in server.tokenizer.threads)
 
 
@@ -79,6 +84,7 @@ def test_a_chat_that_cannot_fit_is_not_encoded(server, named, text):
   for body in (
     {'messages': said(text)},
     {'messages': said(*[text[: MEGABYTE // 40]] * 30)},
+    {'messages': said(*(f'{n} {text[:400]}' for n in range(1000)))},
     {'messages': said(text, role='system') + said('Hm?')},
     {'messages': said(text), 'character': character},
     {'messages': said(text), 'session': session},
@@ -87,6 +93,20 @@ def test_a_chat_that_cannot_fit_is_not_encoded(server, named, text):
       status, error = refused(server, CHAT, model=running.MODEL, **body)
     assert status == 400 and error['param'] == 'messages'
     assert error['code'] == 'context_length_exceeded'
+
+
+def test_only_short_texts_are_worked_on_in_the_event_loop(server):
+  async def threads():
+    sizes = context_lib._SHORT, context_lib._LONG
+    for size in (0, *(size + more for size in sizes for more in (0, 1))):
+      yield await server.context.run_aside(size, threading.current_thread)
+
+  async def names():
+    here = threading.current_thread()
+    return ['' if x is here else x.name async for x in threads()]
+
+  found = [name.partition('_')[0] for name in asyncio.run(names())]
+  assert found == ['', '', 'text', 'text', 'long text']
 
 
 def test_a_text_that_grows_is_refused_by_name(server, named, monkeypatch):
@@ -147,6 +167,7 @@ def test_a_text_that_grows_is_refused_by_name(server, named, monkeypatch):
   [
     'a ' * (MEGABYTE // 2),
     ['a', 'b' * ROOM],
+    ['b' * 2000],
     [97] * (MEGABYTE // 5),
     [[97], [97] * 2000],
   ],
@@ -229,6 +250,8 @@ def test_what_fits_is_still_answered(server, named):
     assert made['choices'][0]['finish_reason'] == 'length'
     found = server.get(f'/v1/sessions/{session}', owner='ann')
     assert found['messages'][1]['text'] == f'Hello, {NAME}.'
+    asked = {'model': running.MODEL, 'max_tokens': 1}
+    server.post(CHAT, 'ann', messages=said('Good evening, all.'), **asked)
 
 
 def test_prompts_are_counted_wherever_they_are_made(server, named, monkeypatch):

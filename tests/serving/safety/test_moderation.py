@@ -82,6 +82,15 @@ def test_both_stages_stop_what_violates(moderator, log):
   assert [record.text for record in log.records()] == [VIOLATING] * 6
 
 
+def test_all_of_a_long_text_is_judged(moderator, log):
+  watch = moderator.watch('adult')
+  long = f'{BENIGN}. ' * 400  # Several of the gate's parts.
+  assert not watch.read(long * 2).is_blocked
+  for text in VIOLATING + long, long + VIOLATING + long, long + VIOLATING:
+    assert watch.read(text.replace('zorbifex', ' zorbifex ')).is_blocked
+  assert all('zorbifex' in record.text for record in log.records())
+
+
 def test_minors_have_thresholds_of_their_own(moderator):
   adult, minor = (moderator.watch(age) for age in ('adult', 'child'))
   assert not adult.prompt([0.7]).is_blocked
