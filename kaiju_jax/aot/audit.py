@@ -109,7 +109,11 @@ def _word(kind: str) -> str:
 def _subjects(config, mesh) -> dict[str, _Subject]:
   """Returns {`_word` of a collective: the matrices that must be codes}."""
   quantization = config.quantization
-  matrices = [x for x in footprint.parameters(config) if len(x.shape) > 1]
+  matrices = [
+    x
+    for x in footprint.parameters(config)
+    if len(x.shape) > 1 and 'D' in x.letters
+  ]
   weights = [
     x
     for x in matrices

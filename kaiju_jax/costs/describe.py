@@ -55,6 +55,7 @@ def describe(
   console.rule(f'[bold]{name}[/bold]: {_magnitude(total)} parameters')
   for part in (
     diagram(config.layers()),
+    mathematics(config),
     parameter_table(config),
     kv_table(config, lengths),
     memory,
@@ -78,11 +79,50 @@ def diagram(layers: Sequence[layers_lib.Layer]) -> rich.table.Table:
     window = layer.window
     table.add_row(
       str(index),
-      f'[{colour}]{layer.kind}[/{colour}]',
+      f'[{colour}]{layer.kind}[/{colour}]'
+      + ('' if layer.turned else ', not rotated'),
       'all' if window is None else f'last {window:,}',
       rails,
     )
   return table
+
+
+def mathematics(config: model_config.ModelConfig) -> str:
+  """Returns a line on feed-forward, norms, rotary angles and embedding."""
+  feedforward = {
+    'relu2': 'relu² feed-forward',
+    'swiglu': 'gated feed-forward (silu)',
+    'geglu': 'gated feed-forward (gelu)',
+  }[config.feedforward]
+  norms = {
+    'before': 'before',
+    'after': 'after',
+    'both': 'before and after',
+  }[config.norms]
+  parts = [feedforward, f'norms {norms} each part']
+  if config.qk_norm != 'none':
+    which = 'each head' if config.qk_norm == 'head' else 'all heads together'
+    parts.append(f'queries and keys normed over {which}')
+  if config.qkv_bias:
+    parts.append('biases of queries, keys and values')
+  kinds = {layer.kind for layer in config.layers() if layer.turned}
+  bases = {'local': config.rope_local, 'global': config.rope_global}
+  for kind in sorted(kinds):
+    base = f'base {bases[kind]:,.0f}' if bases[kind] else 'none'
+    scaling = rotary_scaling(config, kind) if bases[kind] else ''
+    parts.append(f'{kind} rotary angles: {base}{scaling}')
+  if not config.scaled_embedding:
+    parts.append('embeddings without √D')
+  return '; '.join(parts) + '.'
+
+
+def rotary_scaling(config: model_config.ModelConfig, kind: str) -> str:
+  """Returns how a kind's angles are scaled, such as ', yarn × 4'; or ''."""
+  scaling = config.rope_scaling
+  is_scaled = kind == 'global' or scaling.layers == 'all'
+  if scaling.kind == 'none' or not is_scaled:
+    return ''
+  return f', {scaling.kind} × {scaling.factor:g}'
 
 
 def _rails(block: Sequence[layers_lib.Layer]) -> Iterator[rich.text.Text]:

@@ -5,8 +5,9 @@ without compiling.
 
     parameters   gains, queries and output in every layer; a key and a value
                  projection (and the limits of their channels) where a layer
-                 owns keys and values; feed-forward; embedding and final gain;
-                 a Bungee scalar per matrix
+                 owns keys and values; their biases and the gains of their
+                 norms; feed-forward; embedding and final gain; a Bungee scalar
+                 per matrix
     KV bytes     `layers.kv_bytes`: a local layer keeps its window, scales
                  counted, times the heads of keys and values
 """
@@ -62,6 +63,11 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
     Parameter('keys and values', f'w_v_{letters}', shape, owners),
     Parameter('attention', 'w_o_DHK', (d, h, k), depth),
     Parameter('feed-forward', 'w_in_DF', (d, f), depth),
+    *(
+      ()
+      if config.feedforward == 'relu2'
+      else (Parameter('feed-forward', 'w_gate_DF', (d, f), depth),)
+    ),
     Parameter('feed-forward', 'w_out_DF', (d, f), depth),
   )
   scalars = tuple(
@@ -76,8 +82,9 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
   has_limits = quantization.kv == 'int8' and quantization.kv_scale == 'channel'
   return (
     Parameter('embedding', 'embedding_DV', (d, v)),
-    Parameter('norm', 'gain_D', (d,), 2 * depth + 1),
+    Parameter('norm', 'gain_D', (d,), _norms(config) * depth + 1),
     *matrices,
+    *_of_heads(config, depth, owners),
     *(scalars if quantization.bungee else ()),
     *(limits if has_limits else ()),
     *(
@@ -86,6 +93,37 @@ def parameters(config: model_config.ModelConfig) -> tuple[Parameter, ...]:
       else (Parameter('embedding', 'head_DV', (d, v)),)
     ),
   )
+
+
+def _norms(config: model_config.ModelConfig) -> int:
+  """Returns how many norms of activations a layer has."""
+  return 4 if config.norms == 'both' else 2
+
+
+def _of_heads(
+  config: model_config.ModelConfig, depth: int, owners: int
+) -> tuple[Parameter, ...]:
+  """Returns biases of queries, keys and values, and gains of their norms."""
+  h, u, k = config.num_heads, config.num_kv_heads, config.head_dim
+  letters, shape = ('UK', (u, k)) if u > 1 else ('K', (k,))
+  found = []
+  if config.qkv_bias:
+    found += [
+      Parameter('attention', 'bias_q_HK', (h, k), depth),
+      Parameter('keys and values', f'bias_k_{letters}', shape, owners),
+      Parameter('keys and values', f'bias_v_{letters}', shape, owners),
+    ]
+  if config.qk_norm == 'head':
+    found += [
+      Parameter('norm', 'q_gain_K', (k,), depth),
+      Parameter('norm', 'k_gain_K', (k,), owners),
+    ]
+  elif config.qk_norm == 'all':
+    found += [
+      Parameter('norm', 'q_gain_HK', (h, k), depth),
+      Parameter('norm', f'k_gain_{letters}', shape, owners),
+    ]
+  return tuple(found)
 
 
 def count(parameters: Sequence[Parameter]) -> int:

@@ -30,6 +30,8 @@ A, the bytes that a layer saves per token without remat, is
     24 D + b (2 D + 3 F + 2 H K)  +  5 D + 3 F + 3 H K   int8: codes, masks
                                   +  F                   plain: a mask
 
+A gate has a product of its own, 2 b F more, and in int8 F more.
+
 The formula is ours. tests/costs/test_training_memory.py checks that it is 0.65
 to 1.6 times what XLA plans for one device, and for eight with replicas. Without
 remat, XLA may need half of the estimate, because it frees the memory of a block
@@ -111,9 +113,13 @@ def _layer_bytes(config: model_config.ModelConfig) -> int:
   """Returns A, the bytes that a layer saves per token without remat."""
   d, f = config.d_model, config.d_ff
   hk = config.num_heads * config.head_dim
-  plain = 24 * d + _bytes_of(config.dtype) * (2 * d + 3 * f + 2 * hk)
+  b = _bytes_of(config.dtype)
+  plain = 24 * d + b * (2 * d + 3 * f + 2 * hk)
+  is_gated = config.feedforward != 'relu2'
+  if is_gated:
+    plain += 2 * b * f
   if config.quantization.matmul == 'int8':
-    return plain + 5 * d + 3 * f + 3 * hk
+    return plain + 5 * d + (3 + is_gated) * f + 3 * hk
   return plain + f
 
 

@@ -5,7 +5,8 @@ layer sees the whole past and makes its own keys and values, float arithmetic.
 Squared ReLU, heads of keys and values, Bungee's scalars, the embedding's √D and
 the norm's epsilon have a counterpart there or fold into the weights. Everything
 else is a loss. Each loss has a name, by which the caller of an export may
-accept it.
+accept it, but for parts of the model without which nothing of it is left
+(`REFUSED`).
 
 Z-Reg, Squinch, ternary updates (the replica's codes are the weights) and remat
 are no losses, because a forward pass does not need them. Rounding to bfloat16
@@ -29,20 +30,33 @@ NAMES = (
 )
 
 
+# Fields without which a folder would be another model.
+REFUSED = (
+  'feedforward',
+  'norms',
+  'qk_norm',
+  'qkv_bias',
+  'not_turned',
+  'rope_scaling',
+  'scaled_embedding',
+)
+
+
 def list_losses(config: model_config.ModelConfig) -> dict[str, str]:
   """Lists what an Arcee folder of such a model would lose.
 
   Returns:
-    {name: a sentence} for each loss, in the order of `NAMES`; empty where the
-    folder expresses all of the model's mathematics.
+    {name: a sentence} for each loss, in the order of `REFUSED` and `NAMES`;
+    empty where the folder expresses all of the model's mathematics.
   """
   found = {
+    **_refused(config),
     'windows': _windows(config),
     'shared_kv': _shared_kv(config),
     'rotary': _rotary(config),
     **_quantization(config),
   }
-  return {name: found[name] for name in NAMES if found[name]}
+  return {name: found[name] for name in REFUSED + NAMES if found[name]}
 
 
 def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
@@ -53,24 +67,61 @@ def refuse(lost: dict[str, str], accepted: Collection[str]) -> None:
     accepted: some of `NAMES`; it may name what is not lost.
 
   Raises:
-    ValueError: names each loss that was not accepted, or an unknown name.
+    ValueError: names each loss that was not accepted or cannot be, or an
+      unknown name.
   """
   for name in accepted:
     if name not in NAMES:
       raise ValueError(f'accepted={name!r}: must be one of {", ".join(NAMES)}.')
   left = {name: why for name, why in lost.items() if name not in accepted}
   if left:
+    remedy = f'Accept all by name ({",".join(lost)}), or write'
+    if not left.keys().isdisjoint(REFUSED):
+      remedy = 'Write'
     raise ValueError(
-      'an Arcee model cannot express this model:\n'
-      + lines(left)
-      + f'\nAccept all by name ({",".join(lost)}), or write our own format'
-      ' instead.'
+      f'an Arcee model cannot express this model:\n{lines(left)}\n{remedy} our'
+      ' own format instead.'
     )
 
 
 def lines(lost: dict[str, str]) -> str:
   """Returns a line for each loss, to print."""
   return '\n'.join(f'  {name}: {why}' for name, why in lost.items())
+
+
+def _refused(config) -> dict[str, str]:
+  said = {
+    'feedforward': (
+      config.feedforward != 'relu2',
+      f'the feed-forward is {config.feedforward}; in Arcee it is squared ReLU.',
+    ),
+    'norms': (
+      config.norms != 'before',
+      f'norms stand {config.norms} attention and feed-forward; in Arcee'
+      ' before.',
+    ),
+    'qk_norm': (
+      config.qk_norm != 'none',
+      'queries and keys are normalized; in Arcee they are not.',
+    ),
+    'qkv_bias': (
+      config.qkv_bias,
+      'queries, keys and values have biases; in Arcee they have none.',
+    ),
+    'not_turned': (
+      not all(layer.turned for layer in config.layers()),
+      'some layers are not rotated; in Arcee all are.',
+    ),
+    'rope_scaling': (
+      config.rope_scaling.kind != 'none',
+      'rotary angles are scaled; a folder with scaled ones is not written.',
+    ),
+    'scaled_embedding': (
+      not config.scaled_embedding,
+      'embeddings are not multiplied by √D; such a folder is not written.',
+    ),
+  }
+  return {name: why if is_so else '' for name, (is_so, why) in said.items()}
 
 
 def _windows(config) -> str:

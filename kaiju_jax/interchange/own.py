@@ -44,6 +44,7 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.interchange import tokens
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
+from kaiju_jax.model import rope_scaling
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import int8
 from kaiju_jax.storage import files
@@ -56,7 +57,16 @@ WEIGHTS = 'model.safetensors'
 _FORMAT = 'kaiju_jax 2'
 _MASTERS = 'masters'
 # Fields that are younger than the format, with their values in older files.
-_YOUNGER = {'num_kv_heads': 1, 'shared': 'both'}
+_YOUNGER = {
+  'num_kv_heads': 1,
+  'shared': 'both',
+  'feedforward': 'relu2',
+  'norms': 'before',
+  'qk_norm': 'none',
+  'qkv_bias': False,
+  'scaled_embedding': True,
+  'rope_scaling': dataclasses.asdict(rope_scaling.RopeScalingConfig()),
+}
 
 
 def write(

@@ -34,6 +34,7 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 
 OWNERS = ('mean', 'own')
+# Fields of the student that are the teacher's.
 _SAME = (
   'vocab_size',
   'd_model',
@@ -41,7 +42,15 @@ _SAME = (
   'head_dim',
   'd_ff',
   'tied_embedding',
+  'scaled_embedding',
 )
+# Fields that neither of them may have.
+_PLAIN = {
+  'feedforward': 'relu2',
+  'norms': 'before',
+  'qk_norm': 'none',
+  'qkv_bias': False,
+}
 
 
 def check(
@@ -59,6 +68,18 @@ def check(
       raise ValueError(
         f'the teacher has the layers {layers_lib.draw(layers)}: all must be'
         ' global and make their own keys and values.'
+      )
+    if not layer.turned:
+      raise ValueError(
+        f'the teacher has the layers {layers_lib.draw(layers)}: all must be'
+        ' rotated.'
+      )
+  for name, wanted in _PLAIN.items():
+    given = getattr(teacher, name)
+    if given != wanted:
+      raise ValueError(
+        f'the teacher has model.{name}={given!r}: must be {wanted!r}; surgery'
+        ' knows no other.'
       )
   for name in _SAME:
     asked, given = getattr(student, name), getattr(teacher, name)

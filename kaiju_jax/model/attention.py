@@ -1,6 +1,7 @@
 """Multi-query attention: H query heads over one head of keys and values.
 
-(`kv_heads.py` supports more than one head of keys and values.)
+(`kv_heads.py` supports more than one head of keys and values; `heads.py` makes
+queries, keys and values.)
 
 From the sources: MQA everywhere, sliding windows without attention sinks, keys
 and values shared by neighbouring layers of the same kind and stored in int8.
@@ -14,19 +15,17 @@ import jax
 import jax.numpy as jnp
 
 from kaiju_jax.model import context as context_lib
+from kaiju_jax.model import heads as heads_lib
 from kaiju_jax.model import kv_heads
 from kaiju_jax.model import layers
 from kaiju_jax.model import past
-from kaiju_jax.model import rotary
-from kaiju_jax.model import weighted
 from kaiju_jax.model import z_reg
-from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 from kaiju_jax.sharding import rules
 
 
-class Attention(weighted.Weighted):
+class Attention(heads_lib.Heads):
   """One layer's attention, which makes keys and values unless it gets them.
 
   Attributes:
@@ -50,15 +49,13 @@ class Attention(weighted.Weighted):
     The device makes keys and values from that part, and their codes are
     gathered: each device has all keys of its own heads.
     """
-    turns = (
-      context.global_turns if self.layer.window is None else context.local_turns
-    )
+    turns = context.turns_of(self.layer)
     x_BLD = self.encode(self.clamp_input(x_BLD, 'D'))
     if key_value is None:
-      key_value = self._key_value(x_BLD, turns)
+      key_value = self.keys_and_values(x_BLD, turns)
     elif self.config.shared != 'both':
       key_value = self._with_own_part(key_value, x_BLD, turns)
-    q_BLHK = rotary.rotate(self._queries(qat.enter(x_BLD)), turns)
+    q_BLHK = self.queries(qat.enter(x_BLD), turns)
     heads = kv_heads.here(self.config.num_kv_heads)
     q_BLHK = kv_heads.fold_queries(q_BLHK, heads)
     if context.pasts is not None:
@@ -78,57 +75,12 @@ class Attention(weighted.Weighted):
     out_BLHK = kv_heads.unfold(out_BLHK, heads)
     return collectives.leave(self._output(out_BLHK)), key_value
 
-  def _queries(self, x_BLD):
-    config = self.config
-    shape = (config.d_model, config.num_heads, config.head_dim)
-    w_q_DHK = self.weight('w_q_DHK', shape)
-    return self.einsum('BLD,DHK->BLHK', x_BLD, w_q_DHK)
-
-  def _key_value(self, x_BMD, turns) -> past.KeyValue:
-    turns = None if turns is None else tuple(map(collectives.own_rows, turns))
-    if self.config.num_kv_heads > 1:
-      return self._heads_of_key_value(x_BMD, turns)
-    shape = (self.config.d_model, self.config.head_dim)
-    w_k_DK = self.weight('w_k_DK', shape)
-    w_v_DK = self.weight('w_v_DK', shape)
-    k_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_k_DK)
-    k_BMK = rotary.rotate(k_BMK[:, :, None], turns)[:, :, 0]
-    v_BMK = self.einsum('BMD,DK->BMK', x_BMD, w_v_DK)
-    if self.config.quantization.kv == 'none':
-      return past.KeyValue(qat.enter(k_BMK), qat.enter(v_BMK))
-    return past.KeyValue(
-      qat.enter(self._stored('k', k_BMK)), qat.enter(self._stored('v', v_BMK))
-    )
-
   def _with_own_part(self, shared, x_BMD, turns) -> past.KeyValue:
     """Replaces keys or values by own ones; the other weight stays unused."""
-    own = self._key_value(x_BMD, turns)
+    own = self.keys_and_values(x_BMD, turns)
     if self.config.shared == 'keys':
       return past.KeyValue(shared.k_BMK, own.v_BMK)
     return past.KeyValue(own.k_BMK, shared.v_BMK)
-
-  def _heads_of_key_value(self, x_BMD, turns) -> past.KeyValue:
-    """Makes U heads and returns those that this device reads, [B·U, M, K]."""
-    config = self.config
-    shape = (config.d_model, config.num_kv_heads, config.head_dim)
-    w_k_DUK = self.weight('w_k_DUK', shape)
-    w_v_DUK = self.weight('w_v_DUK', shape)
-    k_BMUK = self.einsum('BMD,DUK->BMUK', x_BMD, w_k_DUK)
-    k_BMUK = rotary.rotate(k_BMUK, turns)
-    v_BMUK = self.einsum('BMD,DUK->BMUK', x_BMD, w_v_DUK)
-    if config.quantization.kv == 'int8':
-      k_BMUK, v_BMUK = (qat.quantize_kv(x, None) for x in (k_BMUK, v_BMUK))
-    read_here = (kv_heads.own(qat.enter(x)) for x in (k_BMUK, v_BMUK))
-    return past.KeyValue(*map(kv_heads.fold_keys, read_here))
-
-  def _stored(self, name: str, x_BMK: jax.Array) -> int8.Quantized:
-    if self.config.quantization.kv_scale == 'token':
-      return qat.quantize_kv(x_BMK, None)
-    # Keys and values of normed inputs start with unit variance, and the largest
-    # of a few thousand normal values is about 4.
-    start = nn.initializers.constant(4.0)
-    limit_K = self.param(f'{name}_limit_K', start, (self.config.head_dim,))
-    return qat.quantize_kv(x_BMK, limit_K)
 
   def _attend(self, q_BLHK, k_BMK, v_BMK, visibility):
     return qat.attention(

@@ -13,7 +13,14 @@ from kaiju_jax.model import past
 
 
 class TransformerLayer(nn.Module):
-  """x + attention(norm(x)), then x + feedforward(norm(x))."""
+  """Attention, then feed-forward, each added to the residual stream.
+
+  `config.norms` says where the norms stand:
+
+      before   x + f(norm(x))
+      both     x + norm(f(norm(x)))
+      after    x + norm(f(x))
+  """
 
   config: model_config.ModelConfig
   layer: layers_lib.Layer
@@ -26,17 +33,27 @@ class TransformerLayer(nn.Module):
     key_value: past.KeyValue | None,
     context: context_lib.Context,
   ) -> tuple[jax.Array, past.KeyValue]:
-    epsilon = self.config.norm_epsilon
-    normed_BLD, _ = norm.RMSNorm(epsilon, name='attention_norm')(x_BLD)
+    normed_BLD, _ = self._before('attention_norm', x_BLD)
     out_BLD, key_value = attention.Attention(
       self.config, self.layer, self.z_target, name='attention'
     )(normed_BLD, key_value, context)
-    x_BLD = x_BLD + out_BLD
-    normed_BLD, gain_D = norm.RMSNorm(epsilon, name='feedforward_norm')(x_BLD)
+    x_BLD = x_BLD + self._after('attention_out_norm', out_BLD)
+    normed_BLD, gain_D = self._before('feedforward_norm', x_BLD)
     out_BLD = feedforward.FeedForward(self.config, name='feedforward')(
       normed_BLD, gain_D
     )
-    return x_BLD + out_BLD, key_value
+    return x_BLD + self._after('feedforward_out_norm', out_BLD), key_value
+
+  def _before(self, name: str, x_BLD: jax.Array):
+    """Returns the input of attention or feed-forward, and its norm's gain."""
+    if self.config.norms == 'after':
+      return x_BLD, None
+    return norm.RMSNorm(self.config.norm_epsilon, name=name)(x_BLD)
+
+  def _after(self, name: str, out_BLD: jax.Array) -> jax.Array:
+    if self.config.norms == 'before':
+      return out_BLD
+    return norm.RMSNorm(self.config.norm_epsilon, name=name)(out_BLD)[0]
 
 
 class Block(nn.Module):

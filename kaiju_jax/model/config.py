@@ -3,6 +3,7 @@
 import dataclasses
 
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.model import rope_scaling as rope_scaling_lib
 from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import config as quantization_config
 
@@ -27,12 +28,23 @@ class ModelConfig:
     local_share: adjacent local layers that share keys and values.
     global_share: successive global layers that share keys and values.
     layout: the layer tuple as text, such as 'L0 L0 L0 L3 L3 L3 G6'; if given,
-      it replaces num_layers, period and the two shares.
+      it replaces num_layers, period and the two shares. N is a global layer
+      whose queries and keys are not rotated.
     shared: the tensors that a sharing layer reads from another: 'both' keys and
       values, or, to study what sharing costs, only the 'keys' or only the
       'values'; only 'both' can be decoded with a cache.
     rope_local: rotary base of local layers; 0 for no rotary there.
     rope_global: rotary base of global layers; 0 for no rotary there.
+    rope_scaling: the scaling of rotary angles.
+    feedforward: 'relu2' for relu(x·W_in)²·W_out; 'swiglu' or 'geglu' for
+      (act(x·W_gate) · (x·W_in))·W_out with act silu or gelu (tanh's form).
+    norms: where RMSNorm stands: 'before' attention and feed-forward, 'after'
+      them (their output is normalized before it is added), or 'both'.
+    qk_norm: RMSNorm of queries and keys before they are rotated: 'none',
+      'head' (over each head's K, one gain for all heads), or 'all' (over all
+      heads together).
+    qkv_bias: whether queries, keys and values have biases.
+    scaled_embedding: whether the embeddings are multiplied by √D.
     norm_epsilon: the constant that every RMSNorm adds to the mean square.
     tied_embedding: whether the output head is the embedding's transpose.
     dtype: the dtype of activations and local gradients, 'bfloat16' or
@@ -61,6 +73,14 @@ class ModelConfig:
   shared: str = 'both'
   rope_local: float = 10_000.0
   rope_global: float = 10_000.0
+  rope_scaling: rope_scaling_lib.RopeScalingConfig = dataclasses.field(
+    default_factory=rope_scaling_lib.RopeScalingConfig
+  )
+  feedforward: str = 'relu2'
+  norms: str = 'before'
+  qk_norm: str = 'none'
+  qkv_bias: bool = False
+  scaled_embedding: bool = True
   norm_epsilon: float = 1e-6
   tied_embedding: bool = True
   dtype: str = 'bfloat16'
@@ -88,6 +108,9 @@ CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'remat': ('none', 'layer'),
   'shared': ('both', 'keys', 'values'),
+  'feedforward': ('relu2', 'swiglu', 'geglu'),
+  'norms': ('before', 'both', 'after'),
+  'qk_norm': ('none', 'head', 'all'),
 }
 _AT_LEAST_ONE = (
   'vocab_size',
@@ -135,10 +158,29 @@ def check(config: ModelConfig) -> None:
       f'model.norm_epsilon={config.norm_epsilon}: must lie between 0 and 1'
       ' (1e-06 is usual).'
     )
+  rope_scaling_lib.check(config.rope_scaling)
   quantization_config.check(config.quantization)
+  _check_hidden_limit(config)
   _check_kv_heads(config)
   _check_sums(config)
   _check_layers(config)
+
+
+def _check_hidden_limit(config: ModelConfig) -> None:
+  """Refuses a limit whose formula is that of relu(norm(x)·W)² (`clamp.py`)."""
+  if config.quantization.clamp_hidden != 'weight_rms':
+    return
+  for name, wanted in (
+    ('feedforward', ('relu2',)),
+    ('norms', ('before', 'both')),
+  ):
+    value = getattr(config, name)
+    if value not in wanted:
+      raise ValueError(
+        f"model.quantization.clamp_hidden='weight_rms': must be 'input_std' or"
+        f" 'none' with model.{name}={value!r}, because its formula is that of"
+        ' relu² behind a norm.'
+      )
 
 
 def _check_kv_heads(config: ModelConfig) -> None:
@@ -170,7 +212,11 @@ def _check_sums(config: ModelConfig) -> None:
       f'model.num_heads={config.num_heads} × head_dim={config.head_dim}',
       config.num_heads * config.head_dim,
     )
-    bounds.check(f'model.d_ff={config.d_ff}', config.d_ff, nonnegative=True)
+    bounds.check(
+      f'model.d_ff={config.d_ff}',
+      config.d_ff,
+      nonnegative=config.feedforward == 'relu2',
+    )
   if quantization.embedding == 'int8':
     bounds.check(d_model, config.d_model)
     if quantization.input_gradient == 'int8':

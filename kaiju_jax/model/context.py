@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import past
 
 
@@ -27,3 +28,11 @@ class Context(NamedTuple):
   global_turns: tuple[jax.Array, jax.Array] | None
   z: jax.Array
   pasts: Mapping[int, past.Past] | None = None
+
+  def turns_of(
+    self, layer: layers_lib.Layer
+  ) -> tuple[jax.Array, jax.Array] | None:
+    """Returns the cosines and sines of a layer; None if it is not turned."""
+    if not layer.turned:
+      return None
+    return self.global_turns if layer.window is None else self.local_turns

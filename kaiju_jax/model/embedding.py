@@ -1,9 +1,10 @@
 """Token embedding and output head: one table read both ways, or two.
 
 The embeddings are scaled by √D, so that a tied head can use entries of norm 1
-unchanged. Both tables stay float unless `quantization.embedding='int8'`; then
-each vocabulary entry has one scale, and the head's matmul is int8 too. (The
-sources do not say which.)
+unchanged; models of other libraries may have `scaled_embedding=False`. Both
+tables stay float unless `quantization.embedding='int8'`; then each vocabulary
+entry has one scale, and the head's matmul is int8 too. (The sources do not say
+which.)
 
 Decoding on a CPU holds float tables as [V, D] (`decoding/device/weights.py`).
 This module reads them in that order without a transpose.
@@ -52,7 +53,7 @@ class Embedding(weighted.Weighted):
     return _Table(self.gather(f'{stem}_DV', shape, is_int8), False)
 
   def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-    """Returns the embeddings times √D, in the model's dtype.
+    """Returns the embeddings, times √D if so configured, in the model's dtype.
 
     If devices split the rows, this is the device's own part of L.
     """
@@ -60,7 +61,8 @@ class Embedding(weighted.Weighted):
     first = collectives.first_of('V', table.shape[0 if is_turned else 1])
     lookup = qat.lookup_rows if is_turned else qat.lookup
     x_BLD = lookup(table, tokens_BL - first)
-    x_BLD = x_BLD * self.config.d_model**0.5
+    if self.config.scaled_embedding:
+      x_BLD = x_BLD * self.config.d_model**0.5
     return collectives.leave(x_BLD.astype(self.config.dtype))
 
   def head(self) -> jax.Array | int8.Quantized:

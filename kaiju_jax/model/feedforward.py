@@ -1,8 +1,14 @@
-"""Squared-ReLU feed-forward: relu(x·W_in)²·W_out (So et al. 2021).
+"""Feed-forward: relu(x·W_in)²·W_out (So et al. 2021), or a gated one.
 
-The hidden activations are non-negative and heavy-tailed. They are coded on all
-256 levels, up to a limit that dynamic clamping computes from the weights.
+The gated ones, act(x·W_gate) · (x·W_in) times W_out (Shazeer 2020), come from
+other libraries' models.
+
+The hidden activations of relu² are non-negative and heavy-tailed. They are
+coded on all 256 levels, up to a limit that dynamic clamping computes from the
+weights. Those of a gate are signed.
 """
+
+import functools
 
 from flax import linen as nn
 import jax
@@ -13,13 +19,19 @@ from kaiju_jax.quantization import clamp
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
 
+# The gates' activations; both libraries' gelu is the approximation by tanh.
+_GATES = {
+  'swiglu': jax.nn.silu,
+  'geglu': functools.partial(jax.nn.gelu, approximate=True),
+}
+
 
 class FeedForward(weighted.Weighted):
-  """x_BLD → relu(x·W_in)²·W_out."""
+  """x_BLD → relu(x·W_in)²·W_out, or (act(x·W_gate) · (x·W_in))·W_out."""
 
   @nn.compact
-  def __call__(self, x_BLD: jax.Array, gain_D: jax.Array) -> jax.Array:
-    """Returns [B, L, D]; `gain_D` is the gain of the norm that made x.
+  def __call__(self, x_BLD: jax.Array, gain_D: jax.Array | None) -> jax.Array:
+    """Returns [B, L, D]; `gain_D` is that of the norm that made x, if any.
 
     If devices split the rows, the result is this device's part of L, as is x.
     """
@@ -29,7 +41,14 @@ class FeedForward(weighted.Weighted):
     w_out_DF = self.weight('w_out_DF', shape)
     x_BLD = qat.enter(self.encode(self.clamp_input(x_BLD, 'D')))
     hidden_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_in_DF)
-    hidden_BLF = jnp.square(nn.relu(hidden_BLF))
+    gate = _GATES.get(config.feedforward)
+    if gate is None:
+      hidden_BLF = jnp.square(nn.relu(hidden_BLF))
+    else:
+      w_gate_DF = self.weight('w_gate_DF', shape)
+      gate_BLF = self.einsum('BLD,DF->BLF', x_BLD, w_gate_DF)
+      gate_BLF = gate(gate_BLF.astype(jnp.float32))
+      hidden_BLF = (gate_BLF * hidden_BLF).astype(config.dtype)
     limit = None
     if quantization.clamp_hidden == 'weight_rms':
       limit = self._hidden_limit(w_in_DF, gain_D)
@@ -40,7 +59,11 @@ class FeedForward(weighted.Weighted):
       )
       hidden_BLF = clamp.clip(hidden_BLF, row_limit)
     out_BLD = self.einsum(
-      'BLF,DF->BLD', hidden_BLF, w_out_DF, limit=limit, nonnegative=True
+      'BLF,DF->BLD',
+      hidden_BLF,
+      w_out_DF,
+      limit=limit,
+      nonnegative=gate is None,
     )
     return collectives.leave(out_BLD)
 

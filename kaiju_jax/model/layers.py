@@ -24,14 +24,24 @@ class Layer:
       visibility allows.
     kv_from: index of the layer whose keys and values this layer reads; its own
       index if it makes them.
+    turned: whether rotary embeddings turn its queries and keys. Local layers
+      always are (`rope_local=0` turns none of them).
   """
 
   window: int | None
   kv_from: int
+  turned: bool = True
 
   @property
   def kind(self) -> str:
     return 'global' if self.window is None else 'local'
+
+  @property
+  def letter(self) -> str:
+    """L, G, or N for a global layer that is not turned."""
+    if not self.turned:
+      return 'N'
+    return 'G' if self.window is None else 'L'
 
 
 def kaiju_layers(
@@ -83,24 +93,27 @@ def kaiju_layers(
 
 def draw(layers: Sequence[Layer]) -> str:
   """Returns the tuple as one line, 'L0 L0 L0 L3 L3 L3 G6'."""
-  return ' '.join(f'{layer.kind[0].upper()}{layer.kv_from}' for layer in layers)
+  return ' '.join(f'{layer.letter}{layer.kv_from}' for layer in layers)
 
 
 def parse(drawing: str, window: int) -> tuple[Layer, ...]:
   """Returns the tuple that `draw` printed, with `window` in local layers.
 
   Raises:
-    ValueError: a word that is not L or G followed by a layer's index, or a
+    ValueError: a word that is not L, G or N followed by a layer's index, or a
       stack that `check` refuses.
   """
   layers = []
   for word in drawing.split():
-    if word[0] not in 'LG' or not word[1:].isdigit():
+    letter, owner = word[0], word[1:]
+    if letter not in 'LGN' or not owner.isdigit():
       raise ValueError(
-        f'{word!r} is not L (local) or G (global) followed by the index of the'
-        " layer whose keys and values it reads, as in 'L0'."
+        f'{word!r} is not L (local), G (global) or N (global, not turned)'
+        ' followed by the index of the layer whose keys and values it reads, as'
+        " in 'L0'."
       )
-    layers.append(Layer(window if word[0] == 'L' else None, int(word[1:])))
+    seen = window if letter == 'L' else None
+    layers.append(Layer(seen, int(owner), turned=letter != 'N'))
   check(layers)
   return tuple(layers)
 
@@ -119,6 +132,11 @@ def check(layers: Sequence[Layer]) -> None:
         f'layer {index}: window={layer.window}; a window counts the query'
         ' itself, so it is at least 1 (None for a global layer).'
       )
+    if not layer.turned and layer.window is not None:
+      raise ValueError(
+        f'layer {index}: turned=False with window={layer.window}; only a global'
+        ' layer can be left unturned by itself.'
+      )
     if not 0 <= layer.kv_from <= index:
       raise ValueError(
         f'layer {index}: kv_from={layer.kv_from} points forward; a layer reads'
@@ -136,14 +154,19 @@ def check(layers: Sequence[Layer]) -> None:
         f' {owner.window} against {layer.window}; layers share keys and values'
         ' only within one kind.'
       )
+    if owner.turned != layer.turned:
+      raise ValueError(
+        f'layer {index}: kv_from={layer.kv_from} has keys that are'
+        f' {"" if owner.turned else "not "}turned; layers N and G share none.'
+      )
 
 
 def repeating_block(layers: Sequence[Layer]) -> tuple[Layer, ...]:
   """Returns the smallest block whose repetition is the whole stack.
 
-  Windows and relative `kv_from` agree in all repeats, and no layer reads from
-  outside its own repeat. The model scans over this block, so that depth costs
-  no compile time. A stack without a period is its own block.
+  Letters, windows and relative `kv_from` agree in all repeats, and no layer
+  reads from outside its own repeat. The model scans over this block, so that
+  depth costs no compile time. A stack without a period is its own block.
   """
   depth = len(layers)
   for period in range(1, depth + 1):
@@ -151,7 +174,8 @@ def repeating_block(layers: Sequence[Layer]) -> tuple[Layer, ...]:
       continue
     block = layers[:period]
     if all(
-      layer.window == block[index % period].window
+      (layer.window, layer.turned)
+      == (block[index % period].window, block[index % period].turned)
       and layer.kv_from - (index - index % period)
       == block[index % period].kv_from
       for index, layer in enumerate(layers)

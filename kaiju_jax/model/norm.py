@@ -1,4 +1,8 @@
-"""Pre-layer RMSNorm (the Kaiju post: the input of each layer is normalized)."""
+"""RMSNorm of activations, and of queries and keys.
+
+From the sources: the input of each layer is normalized (the Kaiju post). Models
+of other libraries normalize outputs, queries and keys as well.
+"""
 
 from flax import linen as nn
 import jax
@@ -18,7 +22,12 @@ class RMSNorm(nn.Module):
     shape = collectives.local_shape('D', x_BLD.shape[-1:])
     gain_D = self.param('gain_D', nn.initializers.ones_init(), shape)
     gain_D = collectives.whole(gain_D)
-    x = x_BLD.astype(jnp.float32)
-    mean_square_BL1 = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    x = x * jax.lax.rsqrt(mean_square_BL1 + self.epsilon)
-    return (x * gain_D[None, None]).astype(x_BLD.dtype), gain_D
+    return normalize(x_BLD, gain_D[None, None], self.epsilon), gain_D
+
+
+def normalize(x: jax.Array, gain: jax.Array, epsilon: float) -> jax.Array:
+  """Returns x / rms(x) · gain over the last axis; `gain` has x's rank."""
+  normed = x.astype(jnp.float32)
+  mean_square = jnp.mean(jnp.square(normed), axis=-1, keepdims=True)
+  normed = normed * jax.lax.rsqrt(mean_square + epsilon)
+  return (normed * gain).astype(x.dtype)

@@ -142,9 +142,16 @@ class Transformer(nn.Module):
     config = self.config
     local_turns, global_turns = (
       rotary.turns(
-        visibility.position_BL, config.max_length, config.head_dim, base
+        visibility.position_BL,
+        config.max_length,
+        config.head_dim,
+        base,
+        rotary.scaling_of(config.rope_scaling, kind),
       )
-      for base in (config.rope_local, config.rope_global)
+      for kind, base in (
+        ('local', config.rope_local),
+        ('global', config.rope_global),
+      )
     )
     seen = kv_heads.repeat(visibility, kv_heads.here(config.num_kv_heads))
     return context_lib.Context(

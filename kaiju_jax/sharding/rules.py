@@ -33,6 +33,7 @@ CONTRACTED = {
   'w_v_DUK': 'D',
   'w_o_DHK': 'HK',
   'w_in_DF': 'D',
+  'w_gate_DF': 'D',
   'w_out_DF': 'F',
   'embedding_DV': 'D',
   'head_DV': 'D',

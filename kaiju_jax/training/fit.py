@@ -37,6 +37,11 @@ def check(
       ' multiple of it, so that the query heads of one device read whole groups'
       ' or one.'
     )
+  if model.qk_norm == 'all' and width > 1:
+    raise ValueError(
+      f"model.qk_norm='all': must be 'none' or 'head' with mesh.tensor={width},"
+      ' because devices split the heads that it normalizes together.'
+    )
   squinched = codec.choose(model.quantization).kind == 'squinch'
   share = model.d_model // mesh.fsdp
   if squinched and mesh.fsdp > 1 and share % _GROUP:

@@ -148,8 +148,13 @@ def names(params: Any) -> Any:
 
 
 def is_matrix(name: str) -> bool:
-  """Returns whether weight decay applies: two letters or more, without N."""
-  return not _is_bungee(name) and len(rules.letters_of(name)) > 1
+  """Returns whether weight decay applies: two letters or more, without N.
+
+  Biases and gains of several heads have two letters and are no matrices.
+  """
+  if _is_bungee(name) or name.startswith('bias_') or '_gain_' in name:
+    return False
+  return len(rules.letters_of(name)) > 1
 
 
 def _is_bungee(name: str) -> bool:

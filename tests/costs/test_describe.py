@@ -12,6 +12,7 @@ from kaiju_jax.costs import describe
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import presets
+from kaiju_jax.model import rope_scaling
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -61,6 +62,32 @@ def test_rails_of_one_kind_that_overlap_stand_side_by_side():
     '4   local    last 64     ╰    of layer 1',
     '5   global   all           ●  own',
   ]
+
+
+def test_a_line_says_what_a_layer_computes():
+  config = model_config.ModelConfig()
+  assert describe.mathematics(config) == (
+    'relu² feed-forward; norms before each part; global rotary angles: base'
+    ' 10,000; local rotary angles: base 10,000.'
+  )
+  other = model_config.ModelConfig(
+    layout='L0 N1 G2',
+    feedforward='geglu',
+    norms='both',
+    qk_norm='head',
+    qkv_bias=True,
+    scaled_embedding=False,
+    rope_local=0.0,
+    rope_scaling=rope_scaling.RopeScalingConfig('linear', 8.0, layers='global'),
+  )
+  assert describe.mathematics(other) == (
+    'gated feed-forward (gelu); norms before and after each part; queries and'
+    ' keys normed over each head; biases of queries, keys and values; global'
+    ' rotary angles: base 10,000, linear × 8; local rotary angles: none;'
+    ' embeddings without √D.'
+  )
+  text = printed(describe.diagram(other.layers()))
+  assert '1   global, not rotated   all          ●  own' in text
 
 
 def test_everything_is_printed_at_eighty_columns_with_nothing_cut():

@@ -208,6 +208,27 @@ def test_an_int8_embedding_is_dequantized():
   )
 
 
+@pytest.mark.parametrize(
+  'name, changes',
+  [
+    ('feedforward', {'feedforward': 'swiglu'}),
+    ('norms', {'norms': 'both'}),
+    ('qk_norm', {'qk_norm': 'head'}),
+    ('qkv_bias', {'qkv_bias': True}),
+    ('not_turned', {'layout': 'G0 N1'}),
+  ],
+)
+def test_what_arcee_has_not_at_all_cannot_be_accepted(tmp_path, name, changes):
+  config = toys.changed(toys.PLAIN, **changes)
+  assert list(lost.list_losses(config)) == [name]
+  params = toys.params_of(config)
+  with pytest.raises(ValueError, match=f'{name}: .*\nWrite our own format'):
+    hugging_face.write(tmp_path / 'out', params, config, accepted=lost.NAMES)
+  with pytest.raises(ValueError, match='must be one of windows'):
+    hugging_face.write(tmp_path / 'out', params, config, accepted=[name])
+  assert not list(tmp_path.iterdir())
+
+
 def test_heads_that_do_not_divide_the_width_are_refused(tmp_path):
   config = toys.changed(toys.PLAIN, num_heads=5)
   with pytest.raises(ValueError, match=r'num_heads=5: must divide .*=48'):

@@ -136,6 +136,21 @@ def test_a_student_of_another_kind_is_refused(teacher, student, message):
     )
 
 
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'feedforward': 'geglu'}, "model.feedforward='geglu': must be 'relu2'"),
+    ({'norms': 'both'}, "model.norms='both': must be 'before'"),
+    ({'qk_norm': 'head'}, "model.qk_norm='head': must be 'none'"),
+    ({'qkv_bias': True}, 'model.qkv_bias=True: must be False'),
+    ({'layout': 'G0 N1 G2 G3'}, 'G0 N1 G2 G3: all must be rotated'),
+  ],
+)
+def test_a_teacher_that_surgery_does_not_know_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    surgery.check(dataclasses.replace(TEACHER, **changes), TEACHER)
+
+
 def test_another_word_for_owners_is_refused(weights):
   with pytest.raises(ValueError, match="owners='first': must be one of mean"):
     surgery.student(weights, TEACHER, 'first')

@@ -5,6 +5,8 @@ rounding by `x + stop_gradient(round(x) - x)`, one loop over the layers, one
 dense mask. Slow and obviously right.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,15 +35,48 @@ def rms_norm(x, gain):
   return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * gain
 
 
-def rotate(x_BLHK, position_BL, base):
+def rate_of(pair, size, base, scaling):
+  """Returns one pair's angle per position."""
+  rate = base ** (-2 * pair / size)
+  slow = rate / scaling.factor
+  length = scaling.original_length
+  if scaling.kind == 'linear':
+    return slow
+  if scaling.kind == 'llama3':
+    turns = length * rate / (2 * math.pi)
+    kept = (turns - scaling.low) / (scaling.high - scaling.low)
+    kept = min(max(kept, 0.0), 1.0)
+    return kept * rate + (1 - kept) * slow
+  if scaling.kind == 'yarn':
+    # Pair i turns length · base^(−2i/K) / 2π times: solved for i.
+    first, last = (
+      size / 2 * math.log(length / (2 * math.pi * turns)) / math.log(base)
+      for turns in (scaling.fast, scaling.slow)
+    )
+    first = max(math.floor(first), 0)
+    last = min(math.ceil(last), size - 1)
+    share = min(max((pair - first) / (last - first), 0.0), 1.0)
+    return share * slow + (1 - share) * rate
+  return rate
+
+
+def rotate(x_BLHK, position_BL, base, scaling):
   if not base:
     return x_BLHK
   size = x_BLHK.shape[-1]
-  rate = base ** (-np.arange(0, size, 2) / size)
+  rate = np.array([rate_of(i, size, base, scaling) for i in range(size // 2)])
   angle = position_BL[:, :, None, None] * rate[None, None, None]
   first, second = x_BLHK[..., : size // 2], x_BLHK[..., size // 2 :]
   turned = (first + 1j * second) * jnp.exp(1j * angle)
+  turned = turned * scaling.attention_factor
   return jnp.concatenate([turned.real, turned.imag], -1).astype(jnp.float32)
+
+
+def activation(name, x):
+  if name == 'swiglu':
+    return x / (1 + jnp.exp(-x))
+  root = math.sqrt(2 / math.pi)
+  return x / 2 * (1 + jnp.tanh(root * (x + 0.044715 * x**3)))
 
 
 def mask_of(visibility, window):
@@ -81,7 +116,8 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
     return row_clip(x, axes, q.clamp_input_k)
 
   embedding = params['embedding']['embedding_DV']
-  x = embedding.T[tokens_BL] * np.sqrt(config.d_model)
+  x = embedding.T[tokens_BL]
+  x = x * np.sqrt(config.d_model) if config.scaled_embedding else x
   layers = config.layers()
   in_block = len(params['blocks'])
   made = {}
@@ -92,15 +128,44 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
       lambda a, i=index: a[i // in_block],
       params['blocks'][f'layer_{index % in_block}'],
     )
-    base = config.rope_global if layer.window is None else config.rope_local
+    is_global = layer.window is None
+    base = config.rope_global if is_global else config.rope_local
+    base = base if layer.turned else 0
+    scaling = config.rope_scaling
+    if scaling.layers == 'global' and not is_global:
+      scaling = type(scaling)()
     a = p['attention']
-    n = cut(rms_norm(x, p['attention_norm']['gain_D'][None, None]), (-1,))
+
+    def normed(name, x, p=p):
+      if name not in p:
+        return x
+      return rms_norm(x, p[name]['gain_D'][None, None])
+
+    def biased(name, x, a=a):
+      if not config.qkv_bias:
+        return x
+      (bias,) = (v for k, v in a.items() if k.startswith(f'bias_{name}_'))
+      return x + bias.reshape(x.shape[2:])[None, None]
+
+    def turned(name, x, a=a, base=base, scaling=scaling):
+      x = biased(name, x)
+      gains = [v for k, v in a.items() if k.startswith(f'{name}_gain_')]
+      if config.qk_norm == 'head':
+        x = rms_norm(x, gains[0][None, None, None])
+      elif config.qk_norm == 'all':
+        gain = gains[0].reshape(x.shape[2:])[None, None]
+        square = jnp.mean(x * x, axis=(2, 3), keepdims=True)
+        x = x / jnp.sqrt(square + 1e-6) * gain
+      return rotate(x, visibility.position_BL, base, scaling)
+
+    n = cut(normed('attention_norm', x), (-1,))
     query = project('BLD,DHK->BLHK', n, weight(a, 'w_q_DHK', (0,)), (-1,))
-    query = rotate(query, visibility.position_BL, base)
+    query = turned('q', query)
     if layer.kv_from == index and config.num_kv_heads > 1:
       key = project('BLD,DUK->BLUK', n, weight(a, 'w_k_DUK', (0,)), (-1,))
-      key = rotate(key, visibility.position_BL, base)
+      key = turned('k', key)
       value = project('BLD,DUK->BLUK', n, weight(a, 'w_v_DUK', (0,)), (-1,))
+      value = biased('v', value)
       if q.kv == 'int8':
         key, value = fake_quant(key, (-1,)), fake_quant(value, (-1,))
       # Dense: each query head has its own copy.
@@ -108,8 +173,9 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
       made[index] = *(jnp.repeat(x, copies, axis=2) for x in (key, value)), None
     elif layer.kv_from == index:
       key = project('BLD,DK->BLK', n, weight(a, 'w_k_DK', (0,)), (-1,))
-      key = rotate(key[:, :, None], visibility.position_BL, base)[:, :, 0]
+      key = turned('k', key[:, :, None])[:, :, 0]
       value = project('BLD,DK->BLK', n, weight(a, 'w_v_DK', (0,)), (-1,))
+      value = biased('v', value)
       limits = None, None
       if q.kv_scale == 'channel':
         limits = a['k_limit_K'], a['v_limit_K']
@@ -143,23 +209,30 @@ def hidden(params, config, tokens_BL, visibility, extra_lse=0.0):
     out = jnp.einsum(f'BLHM,{of_keys}->BLHK', weights, value)
     out = cut(out, (-2, -1))
     w_o = weight(a, 'w_o_DHK', (1, 2))
-    x = x + project('BLHK,DHK->BLD', out, w_o, (-2, -1))
+    out = project('BLHK,DHK->BLD', out, w_o, (-2, -1))
+    x = x + normed('attention_out_norm', out)
     f = p['feedforward']
-    gain = p['feedforward_norm']['gain_D']
-    n = cut(rms_norm(x, gain[None, None]), (-1,))
+    n = cut(normed('feedforward_norm', x), (-1,))
     w_in = weight(f, 'w_in_DF', (0,))
-    h = jax.nn.relu(project('BLD,DF->BLF', n, w_in, (-1,))) ** 2
+    h = project('BLD,DF->BLF', n, w_in, (-1,))
+    coded = {'largest': 255.0, 'low': 0.0}
+    if config.feedforward == 'relu2':
+      h = jax.nn.relu(h) ** 2
+    else:
+      gate = project('BLD,DF->BLF', n, weight(f, 'w_gate_DF', (0,)), (-1,))
+      h = activation(config.feedforward, gate) * h
+      coded = {}
     limit = None
     if q.clamp_hidden == 'weight_rms':
+      gain = p['feedforward_norm']['gain_D']
       variance = config.d_model * jnp.mean(w_in**2) * jnp.mean(gain**2)
       limit = stop(q.clamp_hidden_k * np.sqrt(1.5) * variance)
       h = clip(h, limit)
     elif q.clamp_hidden == 'input_std':
       h = row_clip(h, (-1,), q.clamp_hidden_k)
     w_out = weight(f, 'w_out_DF', (1,))
-    x = x + project(
-      'BLF,DF->BLD', h, w_out, (-1,), largest=255.0, limit=limit, low=0.0
-    )
+    out = project('BLF,DF->BLD', h, w_out, (-1,), limit=limit, **coded)
+    x = x + normed('feedforward_out_norm', out)
   out = rms_norm(x, params['final_norm']['gain_D'][None, None])
   return out, z_term, virtual - stop(virtual)
 

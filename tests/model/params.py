@@ -21,7 +21,7 @@ def drawn(model, mesh: jax.sharding.Mesh | None = None, seed: int = 0) -> Any:
 
   def start(path, leaf):
     name = rules.name_of(path)
-    if name.startswith('gain'):
+    if 'gain' in name:
       return np.ones(leaf.shape, np.float32)
     if name.startswith('bungee'):
       return np.zeros(leaf.shape, np.float32)

@@ -18,6 +18,8 @@ def test_every_allowed_choice_passes():
   for field, choices in {
     'dtype': ('bfloat16', 'float32'),
     'remat': ('none', 'layer'),
+    'qk_norm': ('none', 'head', 'all'),
+    'norms': ('before', 'both'),
   }.items():
     for choice in choices:
       config_lib.check(config_lib.ModelConfig(**{field: choice}))
@@ -59,6 +61,9 @@ def test_every_allowed_choice_passes():
     ('rope_local', 1.0, '0 for no rotary'),
     ('rope_global', -2.0, '0 for no rotary'),
     ('norm_epsilon', 0.0, 'between 0 and 1'),
+    ('feedforward', 'silu', "one of 'relu2', 'swiglu', 'geglu'"),
+    ('norms', 'none', "one of 'before', 'both', 'after'"),
+    ('qk_norm', True, "one of 'none', 'head', 'all'"),
     ('unroll', 3, 'must divide the 2 repeats of the layer block'),
   ],
 )
@@ -91,6 +96,43 @@ def test_check_names_a_quantization_field(field, value, remedy):
   with pytest.raises(ValueError) as error:
     config_lib.check(config)
   assert str(error.value).startswith(f'model.quantization.{field}={value!r}: ')
+  assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'field, value', [('feedforward', 'geglu'), ('norms', 'after')]
+)
+def test_a_limit_by_weights_is_that_of_relu2_behind_a_norm(field, value):
+  config = config_lib.ModelConfig(**{field: value})
+  message = f"clamp_hidden='weight_rms': .* with model.{field}='{value}'"
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(config)
+  config.quantization.clamp_hidden = 'input_std'
+  config_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  'field, value, remedy',
+  [
+    ('kind', 'dynamic', "one of 'none', 'linear', 'llama3', 'yarn'"),
+    ('layers', 'local', "one of 'all', 'global'"),
+    ('angles', 'bfloat16', "one of 'float64', 'float32'"),
+    ('factor', 0.5, 'at least 1'),
+    ('factor', float('nan'), 'at least 1'),
+    ('original_length', 0, 'at least 1'),
+    ('low', 4.0, 'less than model.rope_scaling.high=4.0'),
+    ('slow', 0.0, 'less than model.rope_scaling.fast=32.0'),
+    ('attention_factor', 0.0, 'must be positive'),
+    ('attention_factor', 1.1, "only 'yarn' has one"),
+  ],
+)
+def test_check_names_a_field_of_the_rotary_scaling(field, value, remedy):
+  config = config_lib.ModelConfig()
+  setattr(config.rope_scaling, field, value)
+  with pytest.raises(ValueError) as error:
+    config_lib.check(config)
+  start = f'model.rope_scaling.{field}={value!r}: '
+  assert str(error.value).startswith(start)
   assert remedy in str(error.value)
 
 
@@ -149,6 +191,11 @@ def test_layers_follow_the_fields():
   'changes, quantization, message',
   [
     (dict(d_ff=66_312), {}, 'model.d_ff=66312: must be at most 66311'),
+    (
+      dict(d_ff=133_145, feedforward='swiglu'),
+      dict(clamp_hidden='none'),
+      'model.d_ff=133145: must be at most 133144',
+    ),
     (dict(d_model=133_145), {}, 'model.d_model=133145: must be at most 133144'),
     (
       dict(num_heads=1041, head_dim=128),

@@ -1,5 +1,6 @@
 """The layer tuple: drawn, checked, folded into its block, and counted."""
 
+import dataclasses
 import random
 
 import pytest
@@ -31,13 +32,13 @@ FOURTEEN = (
 
 
 def random_layers(seed: int) -> tuple[Layer, ...]:
-  """Any stack that `check` accepts, of one or two kinds."""
+  """Any stack that `check` accepts, of up to three letters."""
   rng = random.Random(seed)
   layers = []
   for index in range(rng.randint(1, 24)):
-    window = rng.choice([None, 64])
-    same = [i for i, x in enumerate(layers) if x == Layer(window, i)]
-    layers.append(Layer(window, rng.choice([*same, index])))
+    kind = rng.choice([(None, True), (None, False), (64, True)])
+    same = [i for i, x in enumerate(layers) if x == Layer(kind[0], i, kind[1])]
+    layers.append(Layer(kind[0], rng.choice([*same, index]), kind[1]))
   return tuple(layers)
 
 
@@ -85,9 +86,10 @@ def test_draw_and_parse_are_inverse():
   for seed in range(200):
     layers = random_layers(seed)
     assert layers_lib.parse(layers_lib.draw(layers), window=64) == layers
-  assert layers_lib.parse(' L0\n  G1 ', window=3) == (
+  assert layers_lib.parse(' L0\n  G1 N2 ', window=3) == (
     Layer(3, 0),
     Layer(None, 1),
+    Layer(None, 2, turned=False),
   )
 
 
@@ -118,6 +120,11 @@ def test_parse_names_the_word_it_cannot_read(word):
       (Layer(8, 0), Layer(4, 0)),
       'layer 1: kv_from=0 is of another kind: window 8 against 4',
     ),
+    (
+      (Layer(None, 0, False), Layer(None, 0)),
+      'layer 1: kv_from=0 has keys that are not turned; layers N and G share',
+    ),
+    ((Layer(8, 0, False),), 'layer 0: turned=False with window=8; only a glob'),
   ],
 )
 def test_check_says_what_is_wrong(layers, message):
@@ -145,6 +152,7 @@ def test_parse_checks_the_stack():
     (layers_lib.kaiju_layers(5, 8, period=1, global_share=1), 1),
     # One pair of keys and values through the whole stack: nothing repeats.
     (layers_lib.parse('L0 L0 L0 L0', 8), 4),
+    (layers_lib.parse('G0 N1 G2 G3', 8), 4),
     # Equal reading, unequal windows.
     ((Layer(8, 0), Layer(4, 1), Layer(8, 2), Layer(8, 3)), 4),
   ],
@@ -160,14 +168,14 @@ def test_repeating_block_unfolds_to_the_stack_and_is_smallest():
     unit = random_layers(seed)
     depth = len(unit)
     stack = tuple(
-      Layer(layer.window, layer.kv_from + depth * repeat)
+      dataclasses.replace(layer, kv_from=layer.kv_from + depth * repeat)
       for repeat in range(3)
       for layer in unit
     )
     block = layers_lib.repeating_block(stack)
     assert depth % len(block) == 0
     assert stack == tuple(
-      Layer(layer.window, layer.kv_from + start)
+      dataclasses.replace(layer, kv_from=layer.kv_from + start)
       for start in range(0, len(stack), len(block))
       for layer in block
     )

@@ -9,6 +9,7 @@ import pytest
 
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import rope_scaling
 from kaiju_jax.model import transformer
 from kaiju_jax.objectives import language
 from kaiju_jax.quantization import config as quantization_config
@@ -61,6 +62,41 @@ CONFIGS = {
     quantization=int8_config(kv_scale='channel', clamp_hidden='input_std'),
     layout='L0 L0 G2',
   ),
+  'float, gated, norms on both sides, biases, heads normed, llama3, N': (
+    small_config(
+      layout='L0 N1 L0 G3',
+      num_heads=4,
+      num_kv_heads=2,
+      feedforward='swiglu',
+      norms='both',
+      qk_norm='head',
+      qkv_bias=True,
+      scaled_embedding=False,
+      rope_scaling=rope_scaling.RopeScalingConfig(
+        'llama3', factor=4.0, original_length=16
+      ),
+    )
+  ),
+  'int8, gated, norms after, all heads normed, biases, yarn on global': (
+    small_config(
+      layout='L0 G1',
+      feedforward='geglu',
+      norms='after',
+      qk_norm='all',
+      qkv_bias=True,
+      # A scalar before a norm would have no gradient.
+      quantization=int8_config(clamp_hidden='input_std', bungee=False),
+      rope_scaling=rope_scaling.RopeScalingConfig(
+        'yarn',
+        factor=4.0,
+        original_length=16,
+        fast=4.0,
+        attention_factor=1.2,
+        layers='global',
+        angles='float32',
+      ),
+    )
+  ),
   'plain': small_config(),
   'Bungee, two repeats': small_config(
     layout='L0 L0 G2 L3 L3 G5',
@@ -80,8 +116,8 @@ CONFIGS = {
     remat='layer',
   ),
 }
-# The first two meet nearly every line; the others, in other company.
-SLOW = list(CONFIGS)[2:]
+# The quick ones meet nearly every line; the others, in other company.
+SLOW = [name for i, name in enumerate(CONFIGS) if i not in (0, 1, 3)]
 
 
 def trained_like(params, seed=1):

@@ -1,5 +1,6 @@
 """The mesh does not change the step: the same mathematics on each of them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -124,6 +125,42 @@ def test_loss_and_gradients_are_those_of_one_device(arm, widths):
     assert np.any(expected), name
     error = np.abs(g - expected).max() / np.abs(expected).max()
     assert error < GRADIENT[arm], (name, error)
+
+
+def families():
+  """All that other libraries' models have and a mesh can split."""
+  one = experiment(**PLAIN)
+  one.model = dataclasses.replace(
+    one.model,
+    layout='L0 N1',
+    num_kv_heads=2,
+    feedforward='swiglu',
+    norms='both',
+    qk_norm='head',
+    qkv_bias=True,
+    scaled_embedding=False,
+  )
+  return one
+
+
+def test_gates_biases_and_norms_are_those_of_one_device():
+  want_loss, want, _ = gradient_on(families(), (1, 1))
+  loss, gradient, _ = gradient_on(families(), (2, 2))
+  np.testing.assert_allclose(loss, want_loss, rtol=1e-6)
+  for (path, g), expected in zip(
+    jax.tree_util.tree_leaves_with_path(gradient), jax.tree.leaves(want)
+  ):
+    name = jax.tree_util.keystr(path)
+    assert np.any(expected), name
+    error = np.abs(g - expected).max() / np.abs(expected).max()
+    assert error < 1e-5, (name, error)
+
+
+def test_a_norm_over_all_heads_is_refused_where_devices_split_them():
+  one = families()
+  one.model.qk_norm = 'all'
+  with pytest.raises(ValueError, match=r"qk_norm='all': .* mesh\.tensor=2"):
+    step_lib.make(one, meshes.mesh_of(1, 2))
 
 
 def test_squinch_errs_by_about_a_twentieth():

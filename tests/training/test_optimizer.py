@@ -61,6 +61,9 @@ def test_only_matrices_decay():
   np.testing.assert_allclose(updates['feedforward']['w_in_DF'], -0.05)
   np.testing.assert_array_equal(updates['feedforward']['bungee_w_in'], 0)
   np.testing.assert_array_equal(updates['norm']['gain_D'], 0)
+  for name in 'bias_q_HK', 'bias_k_UK', 'q_gain_HK', 'k_gain_UK', 'bias_v_K':
+    assert not optimizer.is_matrix(name)
+  assert optimizer.is_matrix('w_gate_DF') and optimizer.is_matrix('head_DV')
 
 
 def test_bungee_has_its_own_rate_and_no_part_in_the_clip():

@@ -41,7 +41,9 @@ def ready(
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)
   if has_codes and not deployed.is_deployed(params):
     params = deployed.quantize(params, config, replica)
-  params = _with_columns(unstack(_cast(params, config.dtype), config))
+  params = unstack(_cast(params, config.dtype), config)
+  if config.feedforward == 'relu2':
+    params = _with_columns(params)
   return _with_turned_tables(params) if turned else params
 
 
