@@ -24,19 +24,17 @@ baseline with 95 % intervals, figures, commands, environment.
 
 from collections.abc import Sequence
 import pathlib
-import signal
 import sys
-import time
 
 from absl import flags
 import rich.console
-import rich.progress
 
 from kaiju_jax.runs import command as command_lib
 from kaiju_jax.runs import report as report_lib
 from kaiju_jax.runs.ablation import jobs
 from kaiju_jax.runs.ablation import plan
 from kaiju_jax.runs.ablation import report
+from kaiju_jax.runs.ablation import watch
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
@@ -65,99 +63,6 @@ _FSDP = flags.DEFINE_integer('fsdp', None, 'FSDP width of each run.')
 _TENSOR = flags.DEFINE_integer('tensor', None, 'Tensor width of each run.')
 
 
-class _Watch:
-  """Shows what runs: a bar each on a terminal, otherwise a line at each end."""
-
-  def __init__(self, runs: Sequence[plan.Run], console: rich.console.Console):
-    self._runs = {run.name: run for run in runs}
-    self._bars = {}
-    self._progress = rich.progress.Progress(
-      '{task.description}',
-      rich.progress.BarColumn(),
-      rich.progress.MofNCompleteColumn(),
-      rich.progress.TimeRemainingColumn(),
-      console=console,
-      disable=not console.is_terminal,
-    )
-    self._all = self._progress.add_task('all runs', total=len(runs))
-    self._looked = 0.0
-    self.statuses: dict[str, str] = {}
-
-  def __enter__(self):
-    self._progress.start()
-    return self
-
-  def __exit__(self, *_):
-    self._progress.stop()
-
-  def on_start(self, job: jobs.Job) -> None:
-    run = self._runs[job.name]
-    self._bars[job.name] = self._progress.add_task(job.name, total=run.steps)
-
-  def on_end(self, job: jobs.Job, status: int, seconds: float) -> None:
-    run = self._runs[job.name]
-    if run.is_finished():
-      text = 'finished'
-    elif status:
-      text = f'failed ({_exit(status)})'
-    else:
-      text = 'stopped'
-    self.statuses[job.name] = text
-    self._progress.remove_task(self._bars.pop(job.name))
-    self._progress.advance(self._all)
-    done = len(self.statuses)
-    line = f'[{done}/{len(self._runs)}] {job.name}: {text}, {seconds:.0f} s'
-    if text != 'finished':
-      line += f', see {run.log}'
-    self._progress.console.print(
-      line, markup=False, highlight=False, soft_wrap=True
-    )
-
-  def tick(self) -> None:
-    if self._progress.disable or time.monotonic() < self._looked + 1:
-      return
-    self._looked = time.monotonic()
-    for name, bar in self._bars.items():
-      self._progress.update(bar, completed=self._runs[name].last_step())
-
-
-def _exit(status: int) -> str:
-  if status < 0:
-    return signal.Signals(-status).name
-  return f'exit {status}'
-
-
-def run_all(
-  runs: Sequence[plan.Run], at_once: int, console: rich.console.Console
-) -> tuple[dict[str, str], bool]:
-  """Runs what is not finished.
-
-  Returns:
-    Each run's status by name, and whether no Ctrl-C cut the ablation short.
-  """
-  statuses = {run.name: 'finished' for run in runs if run.is_finished()}
-  missing = [run for run in runs if run.name not in statuses]
-  console.print(
-    f'{len(missing)} of {len(runs)} runs to do, {at_once} at a time.',
-    highlight=False,
-  )
-  with _Watch(missing, console) as watch:
-    try:
-      completed = jobs.run(
-        [jobs.Job(run.name, run.command, run.log) for run in missing],
-        at_once,
-        on_start=watch.on_start,
-        on_end=watch.on_end,
-        tick=watch.tick,
-      )
-    except KeyboardInterrupt:
-      completed = False
-  statuses |= watch.statuses
-  return {
-    run.name: statuses.get(run.name, 'not run') for run in runs
-  }, completed
-
-
 def main(argv: Sequence[str]) -> int:
   return _ablate(argv[1:])
 
@@ -182,7 +87,7 @@ def _ablate(overrides: Sequence[str]) -> int:
   )
   files.make_folder(root)
   console = rich.console.Console()
-  statuses, completed = run_all(runs, _JOBS.value, console)
+  statuses, completed = _run(runs, console)
   page = report.write(
     root,
     title=(module.__doc__ or config).strip().splitlines()[0],
@@ -203,6 +108,28 @@ def _ablate(overrides: Sequence[str]) -> int:
   if not completed:
     console.print('Interrupted. The same command goes on.', highlight=False)
   return 0 if all(s == 'finished' for s in statuses.values()) else 1
+
+
+def _run(
+  runs: Sequence[plan.Run], console: rich.console.Console
+) -> tuple[dict[str, str], bool]:
+  """Runs what is not finished; returns each run's status, as `watch.run`."""
+  missing = [run for run in runs if not run.is_finished()]
+  console.print(
+    f'{len(missing)} of {len(runs)} runs to do, {_JOBS.value} at a time.',
+    highlight=False,
+  )
+  statuses = {run.name: 'finished' for run in runs if run not in missing}
+  ended, completed = watch.run(
+    {jobs.Job(run.name, run.command, run.log): [run] for run in missing},
+    _JOBS.value,
+    plan.Run.is_finished,
+    console,
+  )
+  statuses |= ended
+  return {
+    run.name: statuses.get(run.name, 'not run') for run in runs
+  }, completed
 
 
 def _mesh() -> sharding_config.MeshConfig | None:

@@ -112,10 +112,11 @@ def _pool(root: pathlib.Path):
   from kaiju_jax.runs import facts
   from kaiju_jax.runs import load
   from kaiju_jax.synthesis import settings
+  from kaiju_jax.training import progress
 
   from .configs import facts as config
 
-  with command.count('passages') as noted:
+  with progress.Progress('passages') as bar:
     return facts.pool(
       load.from_workdir(root / 'generator' / 'seed0'),
       _WORLD.value,
@@ -123,7 +124,7 @@ def _pool(root: pathlib.Path):
       settings.Settings(variations=config.VARIATIONS),
       _PLANTED.value,
       root / 'pool.journal',
-      noted,
+      lambda done, total: bar.update(done, total=total),
     )
 
 

@@ -22,20 +22,13 @@ on where it was stopped and repeats nothing.
 """
 
 from collections.abc import Sequence
-import pathlib
 
 from absl import flags
-from ml_collections import config_flags
 
 from kaiju_jax.runs import command
-from kaiju_jax.runs import report
-from kaiju_jax.storage import addresses
+from kaiju_jax.runs.sweeps import study
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config',
-  str(pathlib.Path(__file__).parent / 'configs' / 'sweep.py'),
-  'What is trained, at any width: NAME:ARM, or PATH:ARM.',
-)
+_CONFIG = study.define_config('sweep')
 _WIDTHS = flags.DEFINE_list(
   'widths', ['32', '48', '64', '96'], 'Widths d_model that are fitted.'
 )
@@ -50,75 +43,34 @@ _LARGEST = flags.DEFINE_string(
 _SLOPE = flags.DEFINE_float(
   'rate_slope', -0.5, 'The learning rate goes with width to this power.'
 )
-_SEEDS = command.define_seeds('0')
-_OUT = flags.DEFINE_string('out', 'runs/scaling', 'Where everything goes.')
-_JOBS = flags.DEFINE_integer(
-  'jobs',
-  None,
-  'Processes at once, the cores split among them; by default one per core.'
-  ' Give 1 on an accelerator.',
-  lower_bound=1,
-)
+_STUDY = study.define('runs/scaling', '0')
 
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  widths, tokens = _numbers(_WIDTHS), _numbers(_TOKENS)
-  if len(widths) < 3 or len(tokens) < 3:
-    raise ValueError(
-      f'--widths={_WIDTHS.value} and --tokens={_TOKENS.value}: the law needs'
-      ' three or more of each.'
-    )
+  why = 'the law needs three or more'
+  widths = command.numbers(_WIDTHS, int, 3, why)
+  tokens = command.numbers(_TOKENS, int, 3, why)
   largest = _largest(widths[-1], tokens[-1])
-  report.require_figures()
-  command.seeds(_SEEDS)
-  if not _OUT.value:
-    raise ValueError('--out=: must name a folder.')
-  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
-  _study(widths, tokens, largest)
+  _STUDY.check()
+  from kaiju_jax.runs.sweeps import scaling
+  from kaiju_jax.runs.sweeps import scaling_report
 
-
-def _numbers(flag) -> list[int]:
-  """Returns a list flag's positive whole numbers, rising."""
-  return sorted({_number(flag.name, text) for text in flag.value})
-
-
-def _number(name: str, text: str) -> int:
-  if not (text.isascii() and text.isdigit() and int(text)):
-    raise ValueError(f'--{name}: {text!r} is not a positive whole number.')
-  return int(text)
+  places = [(width, count) for width in widths for count in tokens]
+  asked = scaling.Asked(places, largest, _STUDY.seeds, _SLOPE.value)
+  _STUDY.run(scaling, scaling_report, _CONFIG.value, asked)
 
 
 def _largest(width: int, tokens: int) -> tuple[int, int]:
+  """Returns the width and tokens of what is held out."""
   first, _, second = _LARGEST.value.partition(':')
-  wanted = _number('largest', first), _number('largest', second)
-  if wanted[0] <= width or wanted[1] <= tokens:
+  is_named = first.isdecimal() and second.isdecimal()
+  if not is_named or int(first) <= width or int(second) <= tokens:
     raise ValueError(
       f'--largest={_LARGEST.value}: must be wider than {width} and longer than'
-      f' {tokens} tokens, the largest that are fitted.'
+      f' {tokens} tokens, the largest that are fitted; write 128:4194304.'
     )
-  return wanted
-
-
-def _study(
-  widths: list[int], tokens: list[int], largest: tuple[int, int]
-) -> None:
-  from kaiju_jax.runs.sweeps import scaling
-  from kaiju_jax.runs.sweeps import scaling_report
-  from kaiju_jax.runs.sweeps import watch
-
-  root = pathlib.Path(_OUT.value)
-  study = scaling.measure(
-    _CONFIG.value,
-    [(width, count) for width in widths for count in tokens],
-    largest,
-    command.seeds(_SEEDS),
-    _SLOPE.value,
-    root,
-    _JOBS.value,
-  )
-  files = scaling_report.write(root, study)
-  watch.show(scaling_report.parts(study), files)
+  return int(first), int(second)
 
 
 if __name__ == '__main__':

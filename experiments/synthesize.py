@@ -91,9 +91,10 @@ def _settings() -> settings_lib.Settings:
 def _run(settings: settings_lib.Settings) -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import synthesize
+  from kaiju_jax.training import progress
 
   loaded = load.from_anywhere(_MODEL.value, _TOKENIZER.value)
-  with command.count('passages') as noted:
+  with progress.Progress('passages') as bar:
     report = synthesize.synthesize(
       loaded,
       _DOCUMENTS.value,
@@ -101,7 +102,7 @@ def _run(settings: settings_lib.Settings) -> None:
       settings,
       _ROWS.value,
       _EVALUATION.value,
-      noted,
+      lambda done, total: bar.update(done, total=total),
     )
   _say(report)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import difflib
+import math
 import os
 import pathlib
 import sys
@@ -18,6 +19,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from kaiju_jax.storage import addresses
 from kaiju_jax.training import experiment as experiment_lib
 
 _CACHE = flags.DEFINE_bool(
@@ -79,6 +81,55 @@ def seeds(flag: flags.FlagHolder) -> list[int]:
   if not flag.value:
     raise ValueError('--seeds needs at least one.')
   return list(dict.fromkeys(map(int, flag.value)))
+
+
+def numbers(
+  flag: flags.FlagHolder,
+  kind: type,
+  least: int = 1,
+  why: str = 'at least one is needed',
+  below: float = math.inf,
+) -> list:
+  """Returns the numbers that a list flag holds, rising, each once.
+
+  Args:
+    flag: the list.
+    kind: int or float.
+    least: how many different ones there must be.
+    why: the reason for `least`.
+    below: what each must be less than; all must be above 0.
+
+  Raises:
+    ValueError: one of them is not such a number, or they are too few.
+  """
+  found = set()
+  for text in flag.value:
+    try:
+      value = kind(text)
+    except ValueError:
+      value = 0
+    if not 0 < value < below:
+      known = 'whole number' if kind is int else 'number'
+      end = '' if below == math.inf else f' below {below:g}'
+      raise ValueError(
+        f'--{flag.name}: {text!r} is not a positive {known}{end}.'
+      )
+    found.add(value)
+  if len(found) < least:
+    raise ValueError(f'--{flag.name}={",".join(flag.value)}: {why}.')
+  return sorted(found)
+
+
+def folder(flag: flags.FlagHolder) -> pathlib.Path:
+  """Returns the folder that a flag names; it need not exist.
+
+  Raises:
+    ValueError: it names none, or an address.
+  """
+  if not flag.value:
+    raise ValueError(f'--{flag.name}=: must name a folder.')
+  addresses.refuse(flag.value, f'--{flag.name}={flag.value}')
+  return pathlib.Path(flag.value)
 
 
 def check_fields(argv: Sequence[str]) -> None:
@@ -230,30 +281,6 @@ def keep_compiled() -> None:
     return
   os.environ[_CACHE_FOLDER] = str(pathlib.Path(home) / 'kaiju_jax')
   os.environ.setdefault(_CACHE_SECONDS, '0')
-
-
-@contextlib.contextmanager
-def count(what: str) -> Iterator[Callable[[int, int], None]]:
-  """Shows how many of a command's items are done, and the time left.
-
-  Args:
-    what: the items, in the plural.
-
-  Yields:
-    A function (done, total) that updates the display.
-  """
-  import rich.console
-  import rich.progress
-
-  with rich.progress.Progress(
-    what,
-    rich.progress.BarColumn(),
-    rich.progress.MofNCompleteColumn(),
-    rich.progress.TimeRemainingColumn(),
-    console=rich.console.Console(stderr=True),
-  ) as progress:
-    task = progress.add_task('')
-    yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager

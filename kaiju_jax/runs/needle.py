@@ -19,15 +19,13 @@ from typing import NamedTuple
 from kaiju_jax.evaluation import answers
 from kaiju_jax.runs import train
 from kaiju_jax.runs.ablation import jobs
+from kaiju_jax.runs.ablation import watch
 from kaiju_jax.storage import files
 from kaiju_jax.tasks import registry as tasks
 from kaiju_jax.tasks.needle import questions as needle
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
-from kaiju_jax.training import metrics
 from kaiju_jax.training import step
-
-_WATCHED = 20.0  # Seconds between two lines about the running jobs.
 
 
 class Asking(NamedTuple):
@@ -58,6 +56,7 @@ class Run(NamedTuple):
   arm: str
   experiment: experiment_lib.Experiment
   folder: pathlib.Path
+  skipped = 0
 
   @property
   def name(self) -> str:
@@ -162,58 +161,22 @@ def side_by_side(
     ValueError: runs ended without answers; the message names their logs.
   """
   print(f'{len(runs)} runs, {at_once} at a time.', flush=True)
-  by_job = {
+  planned = {
     jobs.Job(run.name, command(run), run.folder / 'log.txt'): run
     for run in runs
   }
-  watch = _Watch(by_job, asking)
-  completed = jobs.run(
-    list(by_job),
+  statuses, completed = watch.run(
+    {job: [run] for job, run in planned.items()},
     at_once,
-    on_start=watch.on_start,
-    on_end=watch.on_end,
-    tick=watch.tick,
+    lambda run: not missing([run], asking),
   )
   if not completed:
     print('Interrupted. The same command goes on.', file=sys.stderr)
     raise SystemExit(130)
-  if watch.failed:
-    raise ValueError(f'failed: {"; ".join(watch.failed)}.')
-
-
-class _Watch:
-  """A printer of the runs' starts and ends, and of their progress."""
-
-  def __init__(self, runs: dict[jobs.Job, Run], asking: Asking):
-    self._runs = runs
-    self._asking = asking
-    self._running: list[jobs.Job] = []
-    self._looked = time.monotonic()
-    self.failed: list[str] = []
-
-  def on_start(self, job: jobs.Job) -> None:
-    self._running.append(job)
-    print(f'{job.name}: started; {job.log}', flush=True)
-
-  def on_end(self, job: jobs.Job, status: int, seconds: float) -> None:
-    self._running.remove(job)
-    print(f'{job.name}: ended after {seconds:.0f} s.', flush=True)
-    if status or missing([self._runs[job]], self._asking):
-      self.failed.append(f'{job.name} (status {status}), see {job.log}')
-
-  def tick(self) -> None:
-    if time.monotonic() < self._looked + _WATCHED:
-      return
-    self._looked = time.monotonic()
-    print(', '.join(map(self._progress, self._running)), flush=True)
-
-  def _progress(self, job: jobs.Job) -> str:
-    run = self._runs[job]
-    try:
-      done = max((r['step'] for r in metrics.read(run.folder)), default=0)
-    except FileNotFoundError:
-      done = 0
-    steps = batch_schedule.schedule_of(run.experiment).steps
-    return f'{job.name}: ' + (
-      f'step {done}/{steps}' if done < steps else 'asking'
-    )
+  failed = [
+    f'{job.name} ({statuses.get(job.name, "not run")}), see {job.log}'
+    for job, run in planned.items()
+    if missing([run], asking)
+  ]
+  if failed:
+    raise ValueError(f'failed: {"; ".join(failed)}.')

@@ -7,9 +7,11 @@ not.
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import math
 import os
 from typing import Any
 
+import rich.console
 import rich.table
 
 # Readers who cannot tell red from green can tell the first ones apart.
@@ -100,3 +102,38 @@ def markdown(
   yield '|' + '---|' * len(columns)
   for row in rows:
     yield f'| {" | ".join(map(str, row))} |'
+
+
+def show(parts: Iterable[Any], written: Sequence[Any] = ()) -> None:
+  """Prints tables and sentences, and the files that hold them.
+
+  Args:
+    parts: tables, and sentences as strings.
+    written: paths.
+  """
+  console = rich.console.Console()
+  for part in parts:
+    console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+  if written:
+    names = ', '.join(map(str, written))
+    console.print(f'Written: {names}', highlight=False, soft_wrap=True)
+
+
+def verdict(target: str, is_met: bool) -> str:
+  """Returns a target in words, and whether it is met."""
+  return f'target {target}, {"met" if is_met else "MISSED"}'
+
+
+def plain(value: Any) -> Any:
+  """Returns what JSON can hold: lists, names, None for what is not finite."""
+  if hasattr(value, '_asdict'):
+    value = value._asdict()
+  if hasattr(value, 'tolist'):
+    value = value.tolist()
+  if isinstance(value, dict):
+    return {str(key): plain(one) for key, one in value.items()}
+  if isinstance(value, list | tuple):
+    return [plain(one) for one in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value

@@ -14,14 +14,11 @@ import dataclasses
 import hashlib
 import json
 import os
-import time
 from typing import Any
 from typing import NamedTuple
 
 import jax
 import numpy as np
-import rich.console
-import rich.progress
 
 from kaiju_jax.data import text
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -34,9 +31,8 @@ from kaiju_jax.runs import load
 from kaiju_jax.tasks import texts
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import interrupt as interrupt_lib
+from kaiju_jax.training import progress
 from kaiju_jax.wire import ternary_plan
-
-_SHOWN = 20.0  # Seconds between two lines in a log.
 
 
 class Plan(NamedTuple):
@@ -177,13 +173,18 @@ def teach(
     **ternary_plan.collections(plan.teacher.replica),
   }
   total = sum(len(corpus.tokens) for corpus in plan.corpora.values())
-  with interrupt_lib.Interrupt() as interrupt, _Progress(total, console) as bar:
+  done = 0
+  with (
+    interrupt_lib.Interrupt() as interrupt,
+    progress.Progress('taught tokens', total, console) as bar,
+  ):
     for name, corpus in plan.corpora.items():
       with write.Writer(
         out, plan.settings, text.digest(corpus), name, len(corpus.tokens)
       ) as writer:
         begin = writer.next
-        bar.skip(begin)
+        done += begin
+        bar.update(done)
         batches = teach_lib.read_batches(
           corpus,
           plan.settings.length,
@@ -194,7 +195,8 @@ def teach(
         for asked, drawn in answers(answer, variables, batches):
           targets = teach_lib.targets(asked, drawn, begin)
           writer.add(targets)
-          bar.advance(len(targets.ids_NT))
+          done += len(targets.ids_NT)
+          bar.update(done)
           if interrupt.requested:
             writer.save()
             return None
@@ -216,54 +218,3 @@ def answers(
     waiting = asked, drawn
   if waiting is not None:
     yield waiting
-
-
-class _Progress:
-  """A progress bar with the time left on a terminal, or lines in a log."""
-
-  def __init__(self, total: int, console: rich.console.Console | None):
-    self._total = total
-    self._console = console or rich.console.Console(stderr=True)
-    self._bar = rich.progress.Progress(
-      rich.progress.TextColumn('taught'),
-      rich.progress.BarColumn(),
-      rich.progress.TextColumn('{task.completed:,} of {task.total:,} tokens'),
-      rich.progress.TextColumn('{task.fields[rate]}'),
-      rich.progress.TimeRemainingColumn(),
-      console=self._console,
-      disable=not self._console.is_terminal,
-    )
-    self._task = self._bar.add_task('', total=total, rate='')
-    self._done = self._new = 0
-    self._started = self._said = time.monotonic()
-
-  def __enter__(self) -> '_Progress':
-    self._bar.start()
-    return self
-
-  def __exit__(self, *_) -> None:
-    self._bar.stop()
-
-  def skip(self, count: int) -> None:
-    """Notes tokens that an earlier call has written."""
-    self._done += count
-    self._bar.update(self._task, completed=self._done)
-
-  def advance(self, count: int) -> None:
-    """Notes tokens that this call has written."""
-    self._done += count
-    self._new += count
-    now = time.monotonic()
-    rate = self._new / max(now - self._started, 1e-9)
-    self._bar.update(
-      self._task, completed=self._done, rate=f'{rate:,.0f} tokens/s'
-    )
-    is_last = self._done == self._total
-    if self._bar.disable and (now > self._said + _SHOWN or is_last):
-      self._said = now
-      left = (self._total - self._done) / rate
-      self._console.print(
-        f'{self._done:,} of {self._total:,} tokens  {rate:,.0f} tokens/s '
-        f' {left:.0f} s left',
-        highlight=False,
-      )

@@ -126,8 +126,13 @@ class Journal:
     }
     timing = {} if rate is None else {'tokens_per_second': rate}
     self._write(number, tokens, {**values, **timing})
-    left = self._clock.seconds_left(self._schedule.rows)
-    self._progress.update(number, values.get('loss'), rate, left)
+    loss = values.get('loss')
+    self._progress.update(
+      number,
+      '' if loss is None else f'loss {loss:.4f}',
+      '' if rate is None else f'{progress_lib.short(rate)} tokens/s',
+      left=self._clock.seconds_left(self._schedule.rows),
+    )
 
   def _write(
     self, number: int, tokens: float, values: Mapping[str, float]

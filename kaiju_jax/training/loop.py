@@ -72,7 +72,7 @@ def train(
   with contextlib.ExitStack() as stack:
     if is_main:
       stack.enter_context(workdir_lib.open_workdir(folder, experiment))
-    progress = progress_lib.Progress(steps, quiet=not is_main)
+    progress = progress_lib.Progress('step', steps, quiet=not is_main, every=0)
     stack.enter_context(progress)
     checkpoints = stack.enter_context(
       checkpoint.Checkpoints(folder, config.checkpoints_kept, progress.say)

@@ -1,6 +1,13 @@
-"""Shows a run's progress to the user: one live line, or plain log lines."""
+"""Shows how far something is: a live line on a terminal, plain lines elsewhere.
 
+The one progress bar of the project; training uses it, and so do all commands.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
 import datetime
+import time
+from typing import Any
 from typing import Self
 
 import rich.console
@@ -8,22 +15,39 @@ import rich.progress
 
 
 class Progress:
-  """A line with loss, tokens/s and time left, on stderr.
+  """A line on stderr with what is done, and the time left.
 
-  On a terminal it stays in place and messages appear above it; elsewhere each
-  update prints a new line. `quiet` shows nothing, for all but one of several
-  processes.
+  On a terminal it stays in place and messages appear above it; elsewhere a new
+  line is printed now and then.
   """
 
   def __init__(
     self,
-    steps: int,
+    what: str,
+    total: float = 0,
     console: rich.console.Console | None = None,
+    *,
     quiet: bool = False,
+    every: float = 20.0,
   ):
-    self._steps = steps
+    """Shows nothing yet.
+
+    Args:
+      what: is counted, such as 'step'.
+      total: how many there are; `update` may change it.
+      console: by default stderr.
+      quiet: shows nothing, for all but one of several processes.
+      every: seconds between two plain lines at least; the last one is always
+        printed.
+    """
+    self._what, self._total, self._every = what, total, every
     self._console = console or rich.console.Console(stderr=True, quiet=quiet)
-    self._live = None
+    self._live = self._first = self._said = None
+
+  @property
+  def is_live(self) -> bool:
+    """Whether the line stays in place."""
+    return self._console.is_terminal and not self._console.is_dumb_terminal
 
   def __enter__(self) -> Self:
     return self
@@ -42,47 +66,78 @@ class Progress:
 
   def update(
     self,
-    step: int,
-    loss: float | None,
-    rate: float | None,
-    left: float | None,
+    done: float,
+    *texts: str,
+    total: float | None = None,
+    left: float | None = None,
   ) -> None:
-    """Shows a step's loss, tokens per second, and seconds left."""
-    texts = {
-      'loss': '' if loss is None else f'loss {loss:.4f}',
-      'rate': '' if rate is None else f'{_short(rate)} tokens/s',
-      'left': '' if left is None else f'{_clock(left)} left',
-    }
-    if self._console.is_terminal and not self._console.is_dumb_terminal:
-      self._show(step, texts)
-    else:
-      line = [f'step {step}/{self._steps}', *filter(None, texts.values())]
-      self.say('  '.join(line))
+    """Shows how many are done.
+
+    Args:
+      done: of `total`.
+      *texts: shown behind it; '' is left out.
+      total: a new total.
+      left: seconds left; by default as the pace since the first call says.
+    """
+    now = time.monotonic()
+    self._total = self._total if total is None else total
+    self._first = self._first or (now, done)
+    left = self._left(now, done) if left is None else left
+    timed = () if left is None else (f'{_clock(left)} left',)
+    text = '  '.join(filter(None, (*texts, *timed)))
+    if self.is_live:
+      self._show(done, text)
+    elif (
+      self._said is None
+      or now >= self._said + self._every
+      or done >= self._total
+    ):
+      self._said = now
+      count = f'{self._what} {done:.0f}/{self._total:.0f}'
+      self.say('  '.join(filter(None, (count, text))))
+
+  def _left(self, now: float, done: float) -> float | None:
+    begun, before = self._first
+    if done <= before or not self._total:
+      return None
+    return (now - begun) / (done - before) * (self._total - done)
 
   def _leave(self) -> None:
     if self._live:
       self._live.stop()
 
-  def _show(self, step: int, texts: dict[str, str]) -> None:
+  def _show(self, done: float, text: str) -> None:
     if not self._live:
       self._live = rich.progress.Progress(
-        rich.progress.TextColumn('step'),
+        rich.progress.TextColumn(self._what, markup=False),
         rich.progress.MofNCompleteColumn(),
         rich.progress.BarColumn(),
-        *(
-          rich.progress.TextColumn(f'{{task.fields[{name}]}}', markup=False)
-          for name in texts
-        ),
+        rich.progress.TextColumn('{task.fields[text]}', markup=False),
         console=self._console,
         refresh_per_second=4,
       )
-      self._live.add_task('', total=self._steps, **texts)
+      self._live.add_task('', total=self._total, text=text)
       self._live.start()
     task = self._live.task_ids[0]
-    self._live.update(task, completed=step, **texts)
+    self._live.update(task, completed=done, total=self._total, text=text)
 
 
-def _short(quantity: float) -> str:
+def track(items: Iterable[Any], what: str, total: int = 0) -> Iterator[Any]:
+  """Yields the items, and shows on a terminal how many were taken.
+
+  Args:
+    items: what is counted.
+    what: its name.
+    total: how many; by default as many as `items` has.
+  """
+  with Progress(what, total or len(items), every=float('inf')) as progress:
+    for done, item in enumerate(items):
+      if progress.is_live:
+        progress.update(done)
+      yield item
+
+
+def short(quantity: float) -> str:
   """Returns 950, 45.1k, 3.2M, 1.2G."""
   for unit in ('', 'k', 'M'):
     if quantity < 999.5:

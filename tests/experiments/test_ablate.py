@@ -162,6 +162,11 @@ def test_report_isolation_and_resumption(place):
     'plain/seed1': 1,
     'plain/seed2': 1,
   }
+  used = [
+    (place / 'root' / 'better' / f'seed{seed}' / 'cache').read_text()
+    for seed in (1, 2)
+  ]
+  assert used == ['None', 'false']
 
 
 @pytest.mark.slow

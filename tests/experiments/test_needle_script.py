@@ -146,7 +146,7 @@ def test_runs_side_by_side_are_commands_whose_answers_are_gathered(
   assert {(r['arm'], r['seed']) for r in records} == {
     (arm, seed) for arm in ('full', 'local') for seed in (0, 1)
   }
-  assert 'full seed 0: started' in capsys.readouterr().out
+  assert '] full seed 0: finished' in capsys.readouterr().err
   # What ends without answers has failed, and its log is named.
   with pytest.raises(SystemExit, match=r'full seed 2 .*see .*full/seed2/log'):
     run(tmp_path, arms=['full', 'local'], seeds=['2'], jobs=2)

@@ -39,7 +39,7 @@ BAD = [
   ('scaling --seeds=x', "--seeds: 'x' is not a non-negative integer"),
   ('facts --seeds= --out=nowhere', '--seeds needs at least one'),
   ('rates --predict=96', '--predict=96: must be wider than all of --widths'),
-  ('rates --widths=48,x', "--widths: 'x' is not a positive int"),
+  ('rates --widths=48,x', "--widths: 'x' is not a positive whole number"),
   ('scaling --widths=32,48 --out=nowhere', 'the law needs three or more'),
   ('scaling --largest=64:10', '--largest=64:10: must be wider than 96'),
   ('benchmarks.sampled_targets --part=x', 'error: --part=x: must be one of'),
@@ -73,7 +73,10 @@ BAD = [
   ),
   ('critical_batch', '--model is missing'),
   ('critical_batch --model=nowhere', 'error: nowhere/config.json: not found'),
-  ('critical_batch --model=nowhere --at=2', "--at: '2' is not a fraction"),
+  (
+    'critical_batch --model=nowhere --at=2',
+    "--at: '2' is not a positive number below 1",
+  ),
   (
     'critical_batch --model=nowhere --multiples=2,4',
     '--multiples=2,4: must have 1',

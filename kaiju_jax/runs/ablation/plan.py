@@ -20,7 +20,6 @@ from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
-from kaiju_jax.training import metrics
 from kaiju_jax.training import workdir as workdir_lib
 
 
@@ -41,6 +40,11 @@ class Run:
   workdir: pathlib.Path
   experiment: experiment_lib.Experiment
   command: tuple[str, ...]
+  skipped = 0
+
+  @property
+  def folder(self) -> pathlib.Path:
+    return self.workdir
 
   @property
   def name(self) -> str:
@@ -49,13 +53,6 @@ class Run:
   @property
   def log(self) -> pathlib.Path:
     return self.workdir / 'log.txt'
-
-  def last_step(self) -> int:
-    """Returns the last step that metrics.jsonl holds, 0 for none."""
-    try:
-      return max((r['step'] for r in metrics.read(self.workdir)), default=0)
-    except FileNotFoundError:
-      return 0
 
   def is_finished(self) -> bool:
     """Returns whether the last step's checkpoint is saved.

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import functools
 import json
 import os
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
-import rich.console
-import rich.progress
 
 from kaiju_jax.data import documents as documents_lib
 from kaiju_jax.data import similarity
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
+from kaiju_jax.training import progress
 
 
 class Collection(NamedTuple):
@@ -120,13 +120,7 @@ def write_lines(
 def watch(what: str) -> similarity.Watch:
   """Returns a `Watch` that shows a progress bar with the time left."""
 
-  def watched(items):
-    console = rich.console.Console(stderr=True)
-    return rich.progress.track(
-      items, what, console=console, disable=not console.is_terminal
-    )
-
-  return watched
+  return functools.partial(progress.track, what=what)
 
 
 def refuse_existing(out: str) -> None:

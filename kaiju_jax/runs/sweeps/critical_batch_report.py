@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from collections.abc import Mapping
 import math
-import pathlib
 from typing import Any
 
+import numpy as np
 import rich.table
 
 from kaiju_jax.evaluation import paired
 from kaiju_jax.runs import report
 from kaiju_jax.runs.sweeps import critical_batch
-from kaiju_jax.storage import files
 
 # The targets of the run that follows the schedule.
 EXCESS, FEWER = 0.003, 0.3
@@ -22,22 +21,26 @@ Arms = Mapping[str, critical_batch.Arm]
 def parts(study: critical_batch.Study) -> Iterator[rich.table.Table | str]:
   """Yields what is printed: tables, and sentences."""
   found = study.found
-  table = rich.table.Table(title='Relative loss over the small batch')
-  table.add_column('tokens so far')
   first = next(iter(found.values()))
-  for multiple in first.excess:
-    table.add_column(f'{multiple} ×', justify='right')
-  table.add_column(f'largest within {study.epsilon:.2%}')
-  for place, one in found.items():
-    table.add_row(
-      f'{place.fraction:.3f}',
-      *(
-        _percent(excess, one.half_width[multiple])
-        for multiple, excess in one.excess.items()
-      ),
-      f'{one.largest} ×',
-    )
-  yield table
+  yield report.table(
+    (
+      'tokens so far',
+      *(f'{multiple} ×' for multiple in first.excess),
+      f'largest within {study.epsilon:.2%}',
+    ),
+    [
+      (
+        f'{place.fraction:.3f}',
+        *(
+          _percent(excess, one.half_width[multiple])
+          for multiple, excess in one.excess.items()
+        ),
+        f'{one.largest} ×',
+      )
+      for place, one in found.items()
+    ],
+    'Relative loss over the small batch',
+  )
   for place, one in found.items():
     for doubt in one.doubts:
       yield f'At {place.fraction:.3f}, not sure: {doubt}.'
@@ -50,33 +53,30 @@ def parts(study: critical_batch.Study) -> Iterator[rich.table.Table | str]:
 
 def _arms(arms: Arms) -> Iterator[rich.table.Table | str]:
   small = arms['small']
-  table = rich.table.Table(title='From the beginning, on equal tokens')
-  for name in ('arm', 'steps', 'loss', 'over small'):
-    table.add_column(name)
+  rows = []
   for name, arm in arms.items():
     excess = arm.excess(small)
-    table.add_row(
-      name,
-      f'{arm.steps:,}',
-      f'{paired.mean(list(arm.losses.values())):.4f}',
-      '' if name == 'small' else _percent(excess.mean, excess.half_width),
-    )
-  yield table
+    loss = paired.mean(list(arm.losses.values()))
+    over = _percent(excess.mean, excess.half_width)
+    over = '' if name == 'small' else over
+    rows.append((name, f'{arm.steps:,}', f'{loss:.4f}', over))
+  yield report.table(
+    ('arm', 'steps', 'loss', 'over small'),
+    rows,
+    'From the beginning, on equal tokens',
+  )
   scheduled, large = (
     arms[name].excess(small).mean for name in ('schedule', 'large')
   )
   fewer = 1 - arms['schedule'].steps / small.steps
+  loss = report.verdict(f'{EXCESS:.1%}', scheduled <= EXCESS)
+  steps = report.verdict(f'{FEWER:.0%}', fewer >= FEWER)
   yield (
-    f'With the schedule {scheduled:+.2%} (target {EXCESS:.1%},'
-    f' {_verdict(scheduled <= EXCESS)}) in {fewer:.0%} fewer steps (target'
-    f' {FEWER:.0%}, {_verdict(fewer >= FEWER)}); the largest batch from the'
+    f'With the schedule {scheduled:+.2%} ({loss}) in {fewer:.0%} fewer steps'
+    f' ({steps}); the largest batch from the'
     f' beginning {large:+.2%}'
     f' ({"further off" if large > scheduled else "NOT further off"}).'
   )
-
-
-def _verdict(is_met: bool) -> str:
-  return 'met' if is_met else 'MISSED'
 
 
 def _percent(value: float, half_width: float) -> str:
@@ -86,36 +86,27 @@ def _percent(value: float, half_width: float) -> str:
   return text
 
 
-def write(
-  root: pathlib.Path, study: critical_batch.Study
-) -> tuple[pathlib.Path, pathlib.Path]:
-  """Writes critical_batch.json and critical_batch.png; returns their paths."""
-  page = root / 'critical_batch.json', root / 'critical_batch.png'
-  data: dict[str, Any] = {
+def plain(study: critical_batch.Study) -> dict[str, Any]:
+  """Returns the result by name, for `report.plain`."""
+  return {
     'epsilon': study.epsilon,
     'schedule': study.batch,
     'places': [
       {
         **place._asdict(),
         'largest': one.largest,
-        'excess': {str(m): _finite(x) for m, x in one.excess.items()},
-        'half_width': {str(m): _finite(x) for m, x in one.half_width.items()},
-        'doubts': list(one.doubts),
+        'excess': one.excess,
+        'half_width': one.half_width,
+        'doubts': one.doubts,
       }
       for place, one in study.found.items()
     ],
     'arms': study.arms
     and {
-      name: {
-        'steps': arm.steps,
-        'losses': {str(s): _finite(x) for s, x in arm.losses.items()},
-      }
+      name: {'steps': arm.steps, 'losses': arm.losses}
       for name, arm in study.arms.items()
     },
   }
-  files.write_json(page[0], data)
-  report.save(draw(study), page[1])
-  return page
 
 
 def draw(study: critical_batch.Study) -> Any:
@@ -127,7 +118,7 @@ def draw(study: critical_batch.Study) -> Any:
     branches.errorbar(
       multiples,
       [100 * one.excess[m] for m in multiples],
-      [100 * (_finite(one.half_width[m]) or 0) for m in multiples],
+      [100 * np.nan_to_num(one.half_width[m]) for m in multiples],
       fmt='o-',
       color=colour,
       capsize=3,
@@ -155,7 +146,3 @@ def draw(study: critical_batch.Study) -> Any:
   if study.arms:
     runs.legend(frameon=False, fontsize=8)
   return drawn
-
-
-def _finite(value: float) -> float | None:
-  return float(value) if math.isfinite(value) else None

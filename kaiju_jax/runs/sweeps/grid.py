@@ -13,10 +13,9 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
-from kaiju_jax.costs import footprint
 from kaiju_jax.runs import train
 from kaiju_jax.runs.ablation import jobs
-from kaiju_jax.runs.sweeps import watch as watch_lib
+from kaiju_jax.runs.ablation import watch
 from kaiju_jax.storage import files
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import experiment as experiment_lib
@@ -46,16 +45,6 @@ class Run(NamedTuple):
   def tokens(self) -> int:
     """Row tokens at the run's end."""
     return batch_schedule.schedule_of(self.experiment).tokens
-
-  @property
-  def parameters(self) -> int:
-    """Parameters of the model, the embedding included."""
-    return footprint.count(footprint.parameters(self.experiment.model))
-
-  @property
-  def cost(self) -> float:
-    """The run's cost relative to others: tokens × parameters."""
-    return float(self.tokens - self.skipped) * self.parameters
 
 
 def result(run: Run) -> dict[str, Any] | None:
@@ -102,18 +91,19 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
       pass  # Its config.json is all that the process needs.
   places = at_once or len(jobs.own_cores()) or os.cpu_count() or 1
   # Runs of one cost are of one size: a process compiles few programs.
-  by_cost = sorted(missing, key=lambda run: run.cost, reverse=True)
+  by_cost = sorted(missing, key=watch.cost, reverse=True)
   shares = min(len(missing), places * _PER_PLACE)
   chunks = [by_cost[share::shares] for share in range(shares)]
-  watch = watch_lib.Watch(runs, missing, result)
-  with watch:
-    whole = jobs.run(
-      [_job(chunk) for chunk in chunks],
-      min(places, shares),
-      on_start=watch.on_start,
-      on_end=watch.on_end,
-      tick=watch.tick,
+  if len(missing) < len(runs):
+    before = len(runs) - len(missing)
+    print(
+      f'{before} of {len(runs)} runs were complete before.', file=sys.stderr
     )
+  _, whole = watch.run(
+    {_job(chunk): chunk for chunk in chunks},
+    min(places, shares),
+    lambda run: result(run) is not None,
+  )
   if not whole:
     print('Interrupted. The same command goes on.', file=sys.stderr)
     raise SystemExit(130)
@@ -134,7 +124,8 @@ def complete(runs: Sequence[Run], at_once: int | None = None) -> None:
 def _job(chunk: Sequence[Run]) -> jobs.Job:
   folders = [str(run.folder) for run in chunk]
   command = sys.executable, '-m', 'kaiju_jax.runs.sweeps.trained', *folders
-  return jobs.Job(', '.join(r.name for r in chunk), command, _log(chunk))
+  more = f' and {len(chunk) - 1} more' if len(chunk) > 1 else ''
+  return jobs.Job(f'{chunk[0].name}{more}', command, _log(chunk))
 
 
 def _log(chunk: Sequence[Run]) -> pathlib.Path:

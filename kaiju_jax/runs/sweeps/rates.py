@@ -107,13 +107,33 @@ class Prediction(NamedTuple):
   kept: float
 
 
+class Rates(NamedTuple):
+  """The whole of it, by transfer.
+
+  Attributes:
+    studies: what the widths say.
+    predictions: how the next width did, where all optima are trusted.
+    width: the next one.
+  """
+
+  studies: dict[str, Study]
+  predictions: dict[str, Prediction]
+  width: int
+
+  def found(self, transfer: str) -> dict[int, Found]:
+    """Returns {width: what its losses say}, the next one's last."""
+    ahead = self.predictions.get(transfer)
+    own = self.studies[transfer].found
+    return own if ahead is None else {**own, self.width: ahead.found}
+
+
 def measure(
   experiment: experiment_lib.Experiment,
   asked: Asked,
   root: pathlib.Path,
   at_once: int | None = None,
-) -> tuple[dict[str, Study], dict[str, Prediction]]:
-  """Runs the grid, then the next width, and returns both by transfer.
+) -> Rates:
+  """Runs the grid, then the next width, and returns both.
 
   A transfer with an optimum that is not to be trusted gets no prediction.
 
@@ -147,10 +167,11 @@ def measure(
     rates = list_trials(one.line, asked.width, one.kept)
     ahead += cells([transfer], [asked.width], rates, asked.seeds)
   found = losses(ahead)
-  return studies, {
+  predictions = {
     transfer: prediction(found, transfer, asked.width, one)
     for transfer, one in trusted.items()
   }
+  return Rates(studies, predictions, asked.width)
 
 
 def cells(
@@ -275,22 +296,18 @@ def prediction(
 
 
 def plain(found: Found) -> dict[str, Any]:
-  """Returns what JSON can hold of a width's result."""
+  """Returns a width's result by name, for `report.plain`."""
   best = found.optimum
   low, high = best.interval()
   return {
-    'rates': list(found.rates),
-    'losses': [[_finite(x) for x in row] for row in found.losses],
+    'rates': found.rates,
+    'losses': found.losses,
     'best_rate': math.exp(best.log_rate),
-    'best_rate_95': [_finite(math.exp(low)), _finite(math.exp(high))],
+    'best_rate_95': [math.exp(low), math.exp(high)],
     'best_loss': best.loss,
-    'doubts': list(best.doubts),
+    'doubts': best.doubts,
   }
 
 
 def _round(rate: float) -> float:
   return float(f'{rate:.3g}')
-
-
-def _finite(value: float) -> float | None:
-  return float(value) if math.isfinite(value) else None

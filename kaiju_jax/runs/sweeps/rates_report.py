@@ -1,9 +1,7 @@
 """The rates' study as a table, sentences, a JSON file and a figure."""
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 import math
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -11,39 +9,38 @@ import rich.table
 
 from kaiju_jax.runs import report
 from kaiju_jax.runs.sweeps import rates
-from kaiju_jax.storage import files
 
 # The targets: the predicted rate, its loss, and the slope under 'width'.
 RATIO, EXCESS, SLOPE = 1.4, 0.005, 0.2
 
-Studies = Mapping[str, rates.Study]
-Predictions = Mapping[str, rates.Prediction]
 
-
-def parts(
-  studies: Studies, predictions: Predictions, width: int
-) -> Iterator[rich.table.Table | str]:
+def parts(found: rates.Rates) -> Iterator[rich.table.Table | str]:
   """Yields what is printed: a table, and sentences."""
-  table = rich.table.Table(title='Best learning rate by width')
-  for name in ('transfer', 'width', 'best rate', '95 %', 'loss', 'doubts'):
-    table.add_column(name)
-  for transfer, study in studies.items():
-    found = dict(study.found)
-    if transfer in predictions:
-      found[width] = predictions[transfer].found
-    for one_width, one in found.items():
-      low, high = one.optimum.interval()
-      table.add_row(
-        transfer,
-        f'{one_width}' + (' (predicted)' if one_width == width else ''),
-        f'{math.exp(one.optimum.log_rate):.2e}',
-        'one seed' if math.isnan(low) else _range(low, high),
-        f'{one.optimum.loss:.4f}',
-        '; '.join(one.optimum.doubts),
-      )
-  yield table
-  for transfer, study in studies.items():
-    yield from _sentences(transfer, study, predictions.get(transfer), width)
+  yield report.table(
+    ('transfer', 'width', 'best rate', '95 %', 'loss', 'doubts'),
+    [
+      _row(transfer, width, one.optimum, found.width)
+      for transfer in found.studies
+      for width, one in found.found(transfer).items()
+    ],
+    'Best learning rate by width',
+  )
+  for transfer, study in found.studies.items():
+    yield from _sentences(
+      transfer, study, found.predictions.get(transfer), found.width
+    )
+
+
+def _row(transfer: str, width: int, best, predicted: int) -> list[str]:
+  low, high = best.interval()
+  return [
+    transfer,
+    f'{width}' + (' (predicted)' if width == predicted else ''),
+    f'{math.exp(best.log_rate):.2e}',
+    'one seed' if math.isnan(low) else _range(low, high),
+    f'{best.loss:.4f}',
+    '; '.join(best.doubts),
+  ]
 
 
 def _range(low: float, high: float) -> str:
@@ -74,54 +71,45 @@ def _sentences(transfer, study, prediction, width) -> Iterator[str]:
       f' {"; ".join(prediction.found.optimum.doubts)}.'
     )
   ratio = max(prediction.ratio, 1 / prediction.ratio)
+  near = report.verdict(f'{RATIO:g}', ratio <= RATIO)
+  cheap = report.verdict(f'{EXCESS:.1%}', prediction.excess <= EXCESS)
   yield (
     f'{transfer}: width {width} predicted at {prediction.rate:.2e}, measured at'
     f' {math.exp(prediction.found.optimum.log_rate):.2e}: a factor of'
-    f' {ratio:.2f} (target {RATIO:g}, {_verdict(ratio <= RATIO)}); loss'
-    f' {prediction.excess:+.2%} over the optimum (target {EXCESS:.1%},'
-    f' {_verdict(prediction.excess <= EXCESS)}). At the narrowest width’s rate'
+    f' {ratio:.2f} ({near}); loss {prediction.excess:+.2%} over the optimum'
+    f' ({cheap}). At the narrowest width’s rate'
     f' {study.kept:.2e}: {prediction.kept:+.2%}.'
   )
 
 
-def _verdict(is_met: bool) -> str:
-  return 'met' if is_met else 'MISSED'
-
-
-def write(
-  root: pathlib.Path, studies: Studies, predictions: Predictions, width: int
-) -> tuple[pathlib.Path, pathlib.Path]:
-  """Writes rates.json and rates.png; returns their paths."""
+def plain(found: rates.Rates) -> dict[str, Any]:
+  """Returns the result by name, for `report.plain`."""
   data: dict[str, Any] = {}
-  for transfer, study in studies.items():
+  for transfer, study in found.studies.items():
     data[transfer] = {
-      'widths': {str(w): rates.plain(one) for w, one in study.found.items()},
+      'widths': {w: rates.plain(one) for w, one in study.found.items()},
       'slope': None if study.line is None else study.line.b,
       'narrowest_rate': study.kept,
     }
-    if (one := predictions.get(transfer)) is not None:
+    if (one := found.predictions.get(transfer)) is not None:
       data[transfer]['predicted'] = {
-        'width': width,
+        'width': found.width,
         'rate': one.rate,
         'ratio': one.ratio,
         'excess': one.excess,
         'narrowest_excess': one.kept,
         **rates.plain(one.found),
       }
-  page = root / 'rates.json', root / 'rates.png'
-  files.write_json(page[0], data)
-  report.save(draw(studies, predictions, width), page[1])
-  return page
+  return data
 
 
-def draw(studies: Studies, predictions: Predictions, width: int) -> Any:
+def draw(result: rates.Rates) -> Any:
   """Returns loss over rate per width, and the optima over the width."""
+  studies, width = result.studies, result.width
   drawn = report.figure(4.4 * (len(studies) + 1), 4.2)
   *curves, line = drawn.subplots(1, len(studies) + 1)
-  for axes, (transfer, study) in zip(curves, studies.items()):
-    found = dict(study.found)
-    if transfer in predictions:
-      found[width] = predictions[transfer].found
+  for axes, transfer in zip(curves, studies):
+    found = result.found(transfer)
     for colour, (one_width, one) in zip(report.PALETTE, found.items()):
       axes.plot(
         one.rates,
@@ -149,7 +137,9 @@ def draw(studies: Studies, predictions: Predictions, width: int) -> Any:
     axes.set_ylabel('held-out loss (nats per token)')
     axes.legend(frameon=False, fontsize=8)
   for colour, (transfer, study) in zip(report.PALETTE, studies.items()):
-    _optima(line, colour, transfer, study, predictions.get(transfer), width)
+    _optima(
+      line, colour, transfer, study, result.predictions.get(transfer), width
+    )
   line.set_xscale('log')
   line.set_yscale('log')
   widths = [*next(iter(studies.values())).found, width]

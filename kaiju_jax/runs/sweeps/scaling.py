@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import copy
 import pathlib
-from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.costs import footprint
@@ -70,12 +69,25 @@ class Study(NamedTuple):
   carried: float
 
 
+class Asked(NamedTuple):
+  """What is to be measured.
+
+  Attributes:
+    places: (width, tokens) of what is fitted.
+    largest: (width, tokens) of what is held out.
+    seeds: the runs' seeds.
+    slope: the learning rate goes with width^slope (`experiments.rates`).
+  """
+
+  places: Sequence[tuple[int, int]]
+  largest: tuple[int, int]
+  seeds: Sequence[int]
+  slope: float
+
+
 def measure(
   experiment: experiment_lib.Experiment,
-  places: Sequence[tuple[int, int]],
-  largest: tuple[int, int],
-  seeds: Sequence[int],
-  slope: float,
+  asked: Asked,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Study:
@@ -83,10 +95,7 @@ def measure(
 
   Args:
     experiment: what all runs share; its learning rate is that of its own width.
-    places: (width, tokens) of what is fitted.
-    largest: (width, tokens) of what is held out.
-    seeds: the runs' seeds.
-    slope: the learning rate goes with width^slope (`experiments.rates`).
+    asked: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
     at_once: processes, as in `grid.complete`.
 
@@ -94,11 +103,12 @@ def measure(
     OSError, ValueError, SystemExit: a run that cannot work or that diverged,
       or see `grid.complete`.
   """
-  cells = [Cell(*place, seed) for place in (*places, largest) for seed in seeds]
-  made = runs(experiment, cells, slope, root)
+  places = *asked.places, asked.largest
+  cells = [Cell(*place, seed) for place in places for seed in asked.seeds]
+  made = runs(experiment, cells, asked.slope, root)
   grid.complete(list(made.values()), at_once)
   found = points(made, grid.losses(list(made.values())))
-  return study([found[place] for place in places], found[largest])
+  return study([found[place] for place in asked.places], found[asked.largest])
 
 
 def runs(
@@ -112,7 +122,7 @@ def runs(
   Args:
     experiment: what all runs share.
     cells: the study's cells.
-    slope: as in `measure`.
+    slope: as in `Asked`.
     root: folder of all workdirs.
 
   Raises:
@@ -181,21 +191,3 @@ def study(points: Sequence[Point], largest: Point) -> Study:
     float(without.law.predict(*place)),
     last.loss,
   )
-
-
-def plain(study: Study) -> dict[str, Any]:
-  """Returns what JSON can hold of a study."""
-  fit = study.fit
-  return {
-    'points': [point._asdict() for point in study.points],
-    'largest': study.largest._asdict(),
-    'law': fit.law._asdict(),
-    'law_95': {name: list(fit.interval(name)) for name in fit.law._fields},
-    'doubts': list(fit.doubts),
-    'predicted': study.predicted,
-    'predicted_95': list(
-      fit.predict_interval(study.largest.parameters, study.largest.tokens)
-    ),
-    'without_e': study.without_e,
-    'carried': study.carried,
-  }

@@ -1,7 +1,6 @@
 """The scaling study as tables, sentences, a JSON file and a figure."""
 
 from collections.abc import Iterator
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -9,22 +8,20 @@ import rich.table
 
 from kaiju_jax.runs import report
 from kaiju_jax.runs.sweeps import scaling
-from kaiju_jax.storage import files
 
 TARGET = 0.02  # Relative error of the prediction.
 
 
 def parts(study: scaling.Study) -> Iterator[rich.table.Table | str]:
   """Yields what is printed: tables, and sentences."""
-  table = rich.table.Table(title='Held-out loss: measured and fitted')
-  for name in ('width', 'N', 'D', 'loss', 'law', 'difference'):
-    table.add_column(name, justify='right')
-  for point in study.points:
-    law = float(study.fit.law.predict(point.parameters, point.tokens))
-    table.add_row(*_row(point, law))
-  table.add_section()
-  table.add_row(*_row(study.largest, study.predicted))
-  yield table
+  yield report.table(
+    ('width', 'N', 'D', 'loss', 'law', 'difference'),
+    [
+      *(_row(p, _predicted(study, p)) for p in study.points),
+      _row(study.largest, study.predicted),
+    ],
+    'Held-out loss: measured and fitted; the last is held out',
+  )
   law = study.fit.law
   yield (
     f'L = {law.e:.3f} + {law.a:.3g} / N^{law.alpha:.3f}'
@@ -39,14 +36,18 @@ def parts(study: scaling.Study) -> Iterator[rich.table.Table | str]:
   low, high = study.fit.predict_interval(
     study.largest.parameters, study.largest.tokens
   )
+  error = _error(study, study.predicted)
   yield (
     f'Held out: {study.predicted:.4f} predicted ({low:.4f}…{high:.4f}),'
-    f' {study.largest.loss:.4f} measured:'
-    f' {_error(study, study.predicted):+.2%} (target {TARGET:.0%},'
-    f' {"met" if abs(_error(study, study.predicted)) <= TARGET else "MISSED"}).'
+    f' {study.largest.loss:.4f} measured: {error:+.2%}'
+    f' ({report.verdict(f"{TARGET:.0%}", abs(error) <= TARGET)}).'
     f' Without E {_error(study, study.without_e):+.2%}, the largest fitted run'
     f' carried over {_error(study, study.carried):+.2%}.'
   )
+
+
+def _predicted(study: scaling.Study, point: scaling.Point) -> float:
+  return float(study.fit.law.predict(point.parameters, point.tokens))
 
 
 def _row(point: scaling.Point, law: float) -> list[str]:
@@ -64,14 +65,20 @@ def _error(study: scaling.Study, predicted: float) -> float:
   return predicted / study.largest.loss - 1
 
 
-def write(
-  root: pathlib.Path, study: scaling.Study
-) -> tuple[pathlib.Path, pathlib.Path]:
-  """Writes scaling.json and scaling.png; returns their paths."""
-  page = root / 'scaling.json', root / 'scaling.png'
-  files.write_json(page[0], scaling.plain(study))
-  report.save(draw(study), page[1])
-  return page
+def plain(study: scaling.Study) -> dict[str, Any]:
+  """Returns the result by name, for `report.plain`."""
+  fit, largest = study.fit, study.largest
+  return {
+    'points': study.points,
+    'largest': largest,
+    'law': fit.law,
+    'law_95': {name: fit.interval(name) for name in fit.law._fields},
+    'doubts': fit.doubts,
+    'predicted': study.predicted,
+    'predicted_95': fit.predict_interval(largest.parameters, largest.tokens),
+    'without_e': study.without_e,
+    'carried': study.carried,
+  }
 
 
 def draw(study: scaling.Study) -> Any:

@@ -9,6 +9,7 @@ from experiments.configs import sweep
 from kaiju_jax.runs import branch
 from kaiju_jax.runs.sweeps import critical_batch
 from kaiju_jax.runs.sweeps import critical_batch_report
+from kaiju_jax.runs.sweeps import study
 from kaiju_jax.training import batch_schedule
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
@@ -45,26 +46,28 @@ def loss(experiment):
 
 def test_branches_then_runs_from_the_beginning(monkeypatch, tmp_path, base):
   jobs = planted.Jobs(monkeypatch, loss)
-  study = critical_batch.measure(base, ASKED, tmp_path / 'out')
-  assert [(p.step, one.largest) for p, one in study.found.items()] == [
+  found = critical_batch.measure(base, ASKED, tmp_path / 'out')
+  assert [(p.step, one.largest) for p, one in found.found.items()] == [
     (200, 2),
     (600, 8),
   ]
-  assert study.batch == '0:1 0.1:2 0.3:8'
+  assert found.batch == '0:1 0.1:2 0.3:8'
   assert len(jobs.folders) == 2 * 4 * 2 + 3 * 2
-  small, schedule, large = (study.arms[name] for name in critical_batch.ARMS)
+  small, schedule, large = (found.arms[name] for name in critical_batch.ARMS)
   assert small.steps == 2000 and large.steps == 250
   assert schedule.steps == 200 + 200 + 175
   text = '\n'.join(
-    part for part in critical_batch_report.parts(study) if isinstance(part, str)
+    part for part in critical_batch_report.parts(found) if isinstance(part, str)
   )
   assert 'With the schedule +0.10% (target 0.3%, met)' in text
   assert '71% fewer steps (target 30%, met)' in text
   assert 'from the beginning +1.20% (further off)' in text
   assert 'At 0.300, not sure: 8 is the largest batch tried' in text
-  files = critical_batch_report.write(tmp_path / 'out', study)
+  files = study.publish(
+    tmp_path / 'out', 'critical_batch', critical_batch_report, found
+  )
   assert files[1].read_bytes().startswith(b'\x89PNG')
-  assert json.loads(files[0].read_text())['schedule'] == study.batch
+  assert json.loads(files[0].read_text())['schedule'] == found.batch
 
 
 def test_what_a_branch_trains(base, tmp_path):
@@ -85,10 +88,12 @@ def test_what_a_branch_trains(base, tmp_path):
 
 def test_one_batch_throughout_needs_no_runs(monkeypatch, tmp_path, base):
   planted.Jobs(monkeypatch, lambda one: 2.0 * one.data.microbatches)
-  study = critical_batch.measure(base, ASKED, tmp_path / 'out')
-  assert study.batch == '0:1' and study.arms is None
-  critical_batch_report.write(tmp_path / 'out', study)
-  assert any('No runs' in str(x) for x in critical_batch_report.parts(study))
+  found = critical_batch.measure(base, ASKED, tmp_path / 'out')
+  assert found.batch == '0:1' and found.arms is None
+  study.publish(
+    tmp_path / 'out', 'critical_batch', critical_batch_report, found
+  )
+  assert any('No runs' in str(x) for x in critical_batch_report.parts(found))
 
 
 def test_a_place_without_a_checkpoint_is_refused(base):

@@ -1,11 +1,14 @@
 """A grid trains what is missing, and says what failed."""
 
+import dataclasses
+
 import pytest
 
 from experiments.configs import sweep
+from kaiju_jax.costs import footprint
 from kaiju_jax.runs.ablation import jobs
+from kaiju_jax.runs.ablation import watch
 from kaiju_jax.runs.sweeps import grid
-from kaiju_jax.runs.sweeps import watch
 from kaiju_jax.runs.sweeps import widths
 from kaiju_jax.storage import files
 from kaiju_jax.training import workdir
@@ -61,11 +64,11 @@ def test_what_is_done_is_weighed_by_tokens_and_parameters(tmp_path, capsys):
   small, large = runs(tmp_path, 2)
   large.experiment.model.d_ff *= 4
   large = large._replace(skipped=large.tokens // 2)
-  assert small.cost == small.tokens * small.parameters
-  assert large.cost == (large.tokens - large.skipped) * large.parameters
+  parameters = footprint.count(footprint.parameters(large.experiment.model))
+  assert watch.cost(large) == parameters * large.tokens / 2
   complete = set()
   seen = watch.Watch(
-    [small, large], [small, large], lambda run: run.name in complete or None
+    {'one': [small], 'other': [large]}, lambda run: run.name in complete
   )
   with seen:
     seen.tick()
@@ -74,10 +77,18 @@ def test_what_is_done_is_weighed_by_tokens_and_parameters(tmp_path, capsys):
     record = f'{{"step": 1, "tokens": {large.tokens * 3 // 4}}}\n'
     (large.folder / 'metrics.jsonl').write_text(record)
     complete.add('seed 0')
-    seen._looked = seen._said = 0.0
+    job = jobs.Job('one', (), tmp_path / 'log')
+    seen.on_end(job, 0, 3.0)
+    seen._progress._said = 0.0
     seen.tick()
-  share = (small.cost + large.cost / 2) / (small.cost + large.cost)
-  assert f'1 of 2 runs, {100 * share:.0f} %' in capsys.readouterr().err
+    seen.on_end(dataclasses.replace(job, name='other'), -9, 4.0)
+  costs = watch.cost(small), watch.cost(large)
+  share = (costs[0] + costs[1] / 2) / sum(costs)
+  said = capsys.readouterr().err
+  assert f'trained, % {100 * share:.0f}/100  1 of 2 runs' in said
+  assert '[1/2] one: finished, 3 s\n' in said
+  assert f'[2/2] other: failed (SIGKILL), 4 s, see {tmp_path}/log\n' in said
+  assert seen.statuses == {'one': 'finished', 'other': 'failed (SIGKILL)'}
 
 
 def test_a_width_keeps_the_ratios():

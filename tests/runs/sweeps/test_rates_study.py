@@ -8,6 +8,7 @@ import pytest
 from experiments.configs import sweep
 from kaiju_jax.runs.sweeps import rates
 from kaiju_jax.runs.sweeps import rates_report
+from kaiju_jax.runs.sweeps import study
 from tests.runs.sweeps import planted
 
 ASKED = rates.Asked(
@@ -27,17 +28,16 @@ def loss(experiment, slope=-0.8):
   return 2.0 + 0.05 * x**2 + 1e-3 * experiment.seed
 
 
-def said(studies, predictions):
+def said(found):
   return '\n'.join(
-    part
-    for part in rates_report.parts(studies, predictions, ASKED.width)
-    if isinstance(part, str)
+    part for part in rates_report.parts(found) if isinstance(part, str)
   )
 
 
 def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
   jobs = planted.Jobs(monkeypatch, loss)
-  studies, predictions = rates.measure(sweep.get_config(), ASKED, tmp_path)
+  all_found = rates.measure(sweep.get_config(), ASKED, tmp_path)
+  studies, predictions, _ = all_found
   assert abs(studies['none'].line.b + 0.8) < 0.02
   assert abs(studies['width'].line.b) < 0.02
   for one in predictions.values():
@@ -46,13 +46,13 @@ def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
   # The contrast: the narrowest width's rate, which 'width' may keep.
   assert predictions['none'].kept > 0.02
   assert predictions['width'].kept < 0.001
-  text = said(studies, predictions)
+  text = said(all_found)
   assert text.count('target 1.4, met') == 2
   assert 'one rate serves all (target |b| ≤ 0.2 met)' in text
   # 4 widths, 5 rates and 2 transfers; then 4 and 3 rates, on two seeds.
   assert len(jobs.folders) == 2 * (4 * 5 * 2 + 4 + 3)
 
-  files = rates_report.write(tmp_path, studies, predictions, ASKED.width)
+  files = study.publish(tmp_path, 'rates', rates_report, all_found)
   assert files[1].read_bytes().startswith(b'\x89PNG')
   found = json.loads(files[0].read_text())
   assert found['none']['predicted']['width'] == 192
@@ -64,11 +64,12 @@ def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
 ):
   jobs = planted.Jobs(monkeypatch, lambda one: loss(one, slope=-3.0))
   asked = ASKED._replace(transfers=('none',))
-  studies, predictions = rates.measure(sweep.get_config(), asked, tmp_path)
+  all_found = rates.measure(sweep.get_config(), asked, tmp_path)
+  studies, predictions, _ = all_found
   assert studies['none'].line is None and predictions == {}
   assert len(jobs.folders) == 4 * 5 * 2
-  assert 'none: nothing is predicted' in said(studies, predictions)
-  rates_report.write(tmp_path, studies, predictions, asked.width)
+  assert 'none: nothing is predicted' in said(all_found)
+  study.publish(tmp_path, 'rates', rates_report, all_found)
 
 
 @pytest.mark.slow
@@ -79,7 +80,5 @@ def test_a_slope_that_width_leaves_is_said(monkeypatch, tmp_path):
 
   planted.Jobs(monkeypatch, steep)
   asked = ASKED._replace(transfers=('width',))
-  studies, predictions = rates.measure(sweep.get_config(), asked, tmp_path)
-  assert 'does NOT serve all (target |b| ≤ 0.2 MISSED)' in said(
-    studies, predictions
-  )
+  all_found = rates.measure(sweep.get_config(), asked, tmp_path)
+  assert 'does NOT serve all (target |b| ≤ 0.2 MISSED)' in said(all_found)

@@ -8,6 +8,7 @@ from experiments.configs import sweep
 from kaiju_jax.evaluation.fits import scaling as fits
 from kaiju_jax.runs.sweeps import scaling
 from kaiju_jax.runs.sweeps import scaling_report
+from kaiju_jax.runs.sweeps import study
 from kaiju_jax.training import batch_schedule
 from tests.runs.sweeps import planted
 
@@ -31,25 +32,24 @@ def loss(experiment):
 
 
 def measured(tmp_path):
-  return scaling.measure(
-    sweep.get_config(), PLACES, LARGEST, (0,), -0.5, tmp_path
-  )
+  asked = scaling.Asked(PLACES, LARGEST, (0,), -0.5)
+  return scaling.measure(sweep.get_config(), asked, tmp_path)
 
 
 def test_the_largest_run_is_predicted_and_the_contrasts_are_not(
   monkeypatch, tmp_path
 ):
   jobs = planted.Jobs(monkeypatch, loss)
-  study = measured(tmp_path)
+  found = measured(tmp_path)
   assert len(jobs.folders) == 17
-  truth = study.largest.loss
-  assert abs(study.predicted / truth - 1) < 0.02
-  assert abs(study.without_e / truth - 1) > abs(study.predicted / truth - 1)
-  assert abs(study.carried / truth - 1) > 0.05
-  parts = list(scaling_report.parts(study))
+  truth = found.largest.loss
+  assert abs(found.predicted / truth - 1) < 0.02
+  assert abs(found.without_e / truth - 1) > abs(found.predicted / truth - 1)
+  assert abs(found.carried / truth - 1) > 0.05
+  parts = list(scaling_report.parts(found))
   text = '\n'.join(part for part in parts if isinstance(part, str))
   assert 'target 2%, met' in text
-  files = scaling_report.write(tmp_path, study)
+  files = study.publish(tmp_path, 'scaling', scaling_report, found)
   assert files[1].read_bytes().startswith(b'\x89PNG')
   assert len(json.loads(files[0].read_text())['points']) == 16
 
