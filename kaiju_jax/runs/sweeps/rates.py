@@ -120,7 +120,7 @@ class Rates(NamedTuple):
   predictions: dict[str, Prediction]
   width: int
 
-  def found(self, transfer: str) -> dict[int, Found]:
+  def list_found(self, transfer: str) -> dict[int, Found]:
     """Returns {width: what its losses say}, the next one's last."""
     ahead = self.predictions.get(transfer)
     own = self.studies[transfer].found

@@ -21,7 +21,7 @@ def parts(found: rates.Rates) -> Iterator[rich.table.Table | str]:
     [
       _row(transfer, width, one.optimum, found.width)
       for transfer in found.studies
-      for width, one in found.found(transfer).items()
+      for width, one in found.list_found(transfer).items()
     ],
     'Best learning rate by width',
   )
@@ -109,7 +109,7 @@ def draw(result: rates.Rates) -> Any:
   drawn = report.figure(4.4 * (len(studies) + 1), 4.2)
   *curves, line = drawn.subplots(1, len(studies) + 1)
   for axes, transfer in zip(curves, studies):
-    found = result.found(transfer)
+    found = result.list_found(transfer)
     for colour, (one_width, one) in zip(report.PALETTE, found.items()):
       axes.plot(
         one.rates,
