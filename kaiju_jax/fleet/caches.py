@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
@@ -114,14 +115,14 @@ class Points:
         for kind in _KINDS
       }
     )
-    self._tree = self._made_tree()
+    self._tree = prefix_tree.PrefixTree(
+      self._pages, sizes.page, sizes.window, self._make_policy()
+    )
     self._recorder = recording.Recorder(self._tree, every)
     self._between_turns = between_turns
 
-  def _made_tree(self) -> prefix_tree.PrefixTree:
-    return prefix_tree.PrefixTree(
-      self._pages, self._sizes.page, self._sizes.window, self._clock
-    )
+  def _make_policy(self) -> eviction.Policy:
+    return eviction.Learned(self._pages, self._sizes.page, self._clock)
 
   def _clock(self) -> float:
     return self._seconds

@@ -8,12 +8,12 @@ eviction without foresight could still gain.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence
 import math
 
+from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import nodes
-from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.fleet import caches
 from kaiju_jax.fleet import traffic
 
@@ -39,14 +39,8 @@ class Foresight(caches.Points):
     self._coming = _Coming(requests)
     super().__init__(sizes, memory, local)
 
-  def _made_tree(self) -> prefix_tree.PrefixTree:
-    return _Tree(
-      self._coming,
-      self._pages,
-      self._sizes.page,
-      self._sizes.window,
-      self._clock,
-    )
+  def _make_policy(self) -> eviction.Policy:
+    return self._coming
 
   def serve(self, request: traffic.Request) -> int:
     """Records the request; returns how many prompt tokens it resumed."""
@@ -55,61 +49,43 @@ class Foresight(caches.Points):
 
 
 class _Coming:
-  """The numbers of the requests that are still to come.
-
-  Attributes:
-    turns: {conversation: its requests}.
-    firsts: {character: the first request of each of its conversations}.
-    request: the request that is being served.
-  """
+  """The policy that knows the requests to come, by number."""
 
   def __init__(self, requests: Sequence[traffic.Request]):
-    self.turns = collections.defaultdict(collections.deque)
-    self.firsts = collections.defaultdict(collections.deque)
-    self.request: traffic.Request | None = None
+    # {conversation: its requests}.
+    self._turns = collections.defaultdict(collections.deque)
+    # {character: the first request of each of its conversations}.
+    self._firsts = collections.defaultdict(collections.deque)
+    # {point: the requests to come that may resume there}.
+    self._asked: dict[nodes.Point, collections.deque[int]] = {}
+    self._request: traffic.Request | None = None
     for number, request in enumerate(requests):
-      if request.session not in self.turns:
-        self.firsts[request.character].append(number)
-      self.turns[request.session].append(number)
+      if request.session not in self._turns:
+        self._firsts[request.character].append(number)
+      self._turns[request.session].append(number)
 
   def serve(self, request: traffic.Request) -> None:
-    self.request = request
-    number = self.turns[request.session].popleft()
-    firsts = self.firsts[request.character]
+    self._request = request
+    number = self._turns[request.session].popleft()
+    firsts = self._firsts[request.character]
     if firsts and firsts[0] == number:
       firsts.popleft()
 
+  def note(
+    self, event: eviction.Event, point: nodes.Point, owner: bytes = b''
+  ) -> None:
+    if event is eviction.Event.DROPPED:
+      del self._asked[point]
+    elif event is eviction.Event.RECORDED:
+      self._asked[point] = (
+        self._firsts[self._request.character]
+        if point.length <= point.shared
+        else self._turns[self._request.session]
+      )
 
-class _Tree(prefix_tree.PrefixTree):
-  """A prefix tree that evicts the point that is needed last."""
-
-  def __init__(self, coming: _Coming, *sizes):
-    super().__init__(*sizes)
-    self._coming = coming
-    # {point: the requests to come that may resume there}.
-    self._asked: dict[nodes.Point, collections.deque[int]] = {}
-
-  def record(
-    self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
-  ) -> nodes.Point:
-    point, request = super().record(text, pages), self._coming.request
-    self._asked[point] = (
-      self._coming.firsts[request.character]
-      if len(text.tokens) <= text.shared
-      else self._coming.turns[request.session]
-    )
-    return point
-
-  def drop(self, point: nodes.Point) -> None:
-    super().drop(point)
-    del self._asked[point]
-
-  def evict(self) -> bool:
-    if not len(self):
-      return False
-    self.drop(max(self.points(), key=self._when))
-    self.evicted += 1
-    return True
+  def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
+    """Returns the point that is asked for last."""
+    return max(points, key=self._when)
 
   def _when(self, point: nodes.Point) -> float:
     asked = self._asked[point]

@@ -1,8 +1,8 @@
-"""Eviction: ranks points by how soon they are likely to be resumed.
+"""Eviction: picks the points that the prefix tree drops when a pool is full.
 
-When a pool is full, the prefix tree (`prefix_tree.py`) draws 16 points at
-random, removes the one of least value for its cost, and repeats this until
-there is room:
+A `Policy` is told what happens to points, and picks one of them until there is
+room. `Learned`, the engine's, draws 16 points at random and picks the one of
+least value for its cost:
 
     value = rate of resumption × tokens behind the longest point that it extends
     cost  = fraction of both pools that its pages fill, shared pages in parts
@@ -21,8 +21,14 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterable
 import dataclasses
+import enum
 import math
 import random
+import time
+from typing import Protocol
+
+from kaiju_jax.decoding.pages import nodes
+from kaiju_jax.decoding.pages import pages as pages_lib
 
 # Where ages begin: 8 seconds to 3 days in steps of √2, so that a pause for
 # thought and a night's sleep fall into different ones.
@@ -36,6 +42,104 @@ _ASIDE = 0.15
 _HOUR = 3600.0
 # How many owners one point remembers; the latest are kept.
 _OWNERS = 64
+# How many points are drawn for an eviction; ranking one walks up its text.
+_DRAWN = 16
+
+
+class Event(enum.Enum):
+  """What happens to a point.
+
+  Attributes:
+    RECORDED: an owner's conversation ends there; its first event.
+    RESUMED: a request of an owner resumes it.
+    DROPPED: it left the tree; its last event.
+  """
+
+  RECORDED = enum.auto()
+  RESUMED = enum.auto()
+  DROPPED = enum.auto()
+
+
+class Policy(Protocol):
+  """Decides which points of one prefix tree are evicted."""
+
+  def note(self, event: Event, point: nodes.Point, owner: bytes = b'') -> None:
+    """Takes note of an event; `owner` is whose request caused it."""
+
+  def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
+    """Returns the point to evict, which the tree drops at once.
+
+    `points` are all that the tree has, at least one, the least recently used
+    first. To resume a point uses those that it goes on from, too.
+    """
+
+
+class LeastRecentlyUsed:
+  """The plain policy, which is the measure of others."""
+
+  def note(self, event: Event, point: nodes.Point, owner: bytes = b'') -> None:
+    """Ignores the event: the tree itself keeps the order of use."""
+
+  def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
+    return next(iter(points))
+
+
+class Learned:
+  """Picks the point of least value for its cost among some drawn at random."""
+
+  def __init__(
+    self,
+    pages: pages_lib.Pages,
+    page: int,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """Starts without points.
+
+    Args:
+      pages: the tree's pages.
+      page: S, tokens of a page.
+      clock: returns seconds since any moment.
+    """
+    self._pages = pages
+    self._page = page
+    self._demand = Demand(clock)
+    self._uses: dict[nodes.Point, Use] = {}
+    self._draw = Drawn()
+
+  def note(self, event: Event, point: nodes.Point, owner: bytes = b'') -> None:
+    if event is Event.DROPPED:
+      del self._uses[point]
+      self._draw.remove(point)
+      return
+    if point not in self._uses:
+      is_prefix = point.length <= point.shared
+      self._uses[point] = self._demand.begin_use(is_prefix)
+      self._draw.add(point)
+    if event is Event.RESUMED:
+      self._demand.resume(self._uses[point], owner)
+      self._demand.learn(self._uses.values())
+    else:
+      above = (self._uses[other] for other in nodes.ancestors(point))
+      self._demand.leave(self._uses[point], owner, above)
+
+  def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
+    """Returns the point to evict.
+
+    Its owners are then expected at the point that it went on from.
+    """
+    few = len(self._uses) <= _DRAWN
+    point = min(points if few else self._draw.some(_DRAWN), key=self._worth)
+    above = next(nodes.ancestors(point), None)
+    heir = None if above is None else self._uses[above]
+    self._demand.inherit(self._uses[point], heir)
+    return point
+
+  def _worth(self, point: nodes.Point) -> float:
+    """Returns the tokens per second that a point alone saves, over its cost."""
+    above = next(nodes.ancestors(point), None)
+    saved = point.length - (0 if above is None else above.length)
+    cost = nodes.share_of_pools(point, self._page, self._pages)
+    return self._demand.rate(self._uses[point]) * saved / max(cost, 1e-9)
 
 
 class Returns:

@@ -11,7 +11,6 @@ import itertools
 
 import numpy as np
 
-from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 
 # How many other branches of a node a lookup tries, because an edited message
@@ -61,7 +60,6 @@ class Point:
     last: by kind, the page with the tail's keys and values; {} without a tail.
     salt: the owner, b'' where all owners may share.
     shared: how many of its first tokens all owners may share.
-    use: its demand, for eviction.
     score_TC: the head's scores of the tail's tokens; None without a head.
   """
 
@@ -72,7 +70,6 @@ class Point:
   last: dict[str, int]
   salt: bytes
   shared: int
-  use: eviction.Use
   score_TC: np.ndarray | None = None
 
 

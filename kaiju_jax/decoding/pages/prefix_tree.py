@@ -9,7 +9,7 @@ it or below. A *point* is a text of n tokens at which a row can go on. It stands
 at the node of its last full page and holds the local pages from position
 `first` on, which layers with a window need there, and the pages of the tokens
 behind the last full page. Only points are recorded (`recording.py`) and
-evicted, the least valuable of some drawn at random (`eviction.py`).
+evicted (`eviction.py`).
 
 Resuming is exact. A row that resumes m ≤ n tokens of a point reads the local
 slots of the window − 1 tokens before m, so that it needs
@@ -28,11 +28,9 @@ GHSA-rm76-4mrf-v9r8). The sources name prefix caching and no data structure: all
 of this is our guess.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import itertools
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +41,6 @@ from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import texts
 
 GLOBAL, LOCAL = 'global', 'local'
-# How many points are drawn for an eviction; ranking one walks up its text.
-_DRAWN = 16
 
 
 class Match(NamedTuple):
@@ -97,12 +93,12 @@ class PrefixTree:
     pages: pages_lib.Pages,
     page: int,
     window: int | None,
-    clock: Callable[[], float] = time.monotonic,
+    policy: eviction.Policy,
   ):
     """Makes an empty tree over pages of kinds 'global', 'local' or both.
 
-    `page` is S; `window` is None without local layers; `clock` returns seconds
-    since any moment.
+    `page` is S; `window` is None without local layers; `policy` decides which
+    points are evicted, and is this tree's alone.
     """
     self._pages = pages
     self._page = page
@@ -111,8 +107,7 @@ class PrefixTree:
     self._roots: dict[tuple[bytes, bytes], nodes.Node] = {}
     # The least recently used first.
     self._points: dict[nodes.Point, None] = {}
-    self._draw = eviction.Drawn()
-    self._demand = eviction.Demand(clock)
+    self._policy = policy
     self.evicted = 0
     # How often points were made and dropped.
     self._changes = 0
@@ -165,8 +160,7 @@ class PrefixTree:
 
   def touch(self, match: Match, owner: bytes) -> None:
     """Notes that an owner's request resumes a match."""
-    self._demand.resume(match.point.use, owner)
-    self._demand.learn(point.use for point in self._points)
+    self._policy.note(eviction.Event.RESUMED, match.point, owner)
     self.use(match.point)
 
   def use(self, point: nodes.Point) -> None:
@@ -236,8 +230,7 @@ class PrefixTree:
       for kind, page in last.items():
         self._pages.hold(kind, [page])
     salt, shared = text.salt(length), text.shared
-    use = self._demand.begin_use(length <= shared)
-    point = nodes.Point(node, length, first, tail, last, salt, shared, use)
+    point = nodes.Point(node, length, first, tail, last, salt, shared)
     point.score_TC = self._unknown(text, len(tail))
     node.points.append(point)
     while node.parent is not None:
@@ -245,7 +238,6 @@ class PrefixTree:
       node = node.parent
     self._points[point] = None
     self._changes += 1
-    self._draw.add(point)
     self.add_scores(point, text)
     return self._left(point, text.owner)
 
@@ -260,8 +252,7 @@ class PrefixTree:
 
   def _left(self, point: nodes.Point, owner: bytes) -> nodes.Point:
     """Notes that an owner's conversation ends at a point, and returns it."""
-    above = (other.use for other in nodes.ancestors(point))
-    self._demand.leave(point.use, owner, above)
+    self._policy.note(eviction.Event.RECORDED, point, owner)
     self.use(point)
     return point
 
@@ -269,7 +260,7 @@ class PrefixTree:
     """Removes a point, and the nodes and pages that only it needed."""
     del self._points[point]
     self._changes += 1
-    self._draw.remove(point)
+    self._policy.note(eviction.Event.DROPPED, point)
     node = point.node
     node.points.remove(point)
     for kind, page in point.last.items():
@@ -287,28 +278,12 @@ class PrefixTree:
       del self._roots[node.tokens, node.salt]
 
   def evict(self) -> bool:
-    """Drops the point of least value for its cost among some drawn at random.
-
-    Its owners are then expected at the point that it went on from. Returns
-    whether there was a point.
-    """
-    few = len(self) <= _DRAWN
-    drawn = self._points if few else self._draw.some(_DRAWN)
-    if not drawn:
+    """Drops the point that the policy picks; returns whether there was one."""
+    if not self._points:
       return False
-    point = min(drawn, key=self._worth)
-    above = next(nodes.ancestors(point), None)
-    self._demand.inherit(point.use, None if above is None else above.use)
-    self.drop(point)
+    self.drop(self._policy.pick(self._points))
     self.evicted += 1
     return True
-
-  def _worth(self, point: nodes.Point) -> float:
-    """Returns the tokens per second that a point alone saves, over its cost."""
-    above = next(nodes.ancestors(point), None)
-    saved = point.length - (0 if above is None else above.length)
-    cost = nodes.share_of_pools(point, self._page, self._pages)
-    return self._demand.rate(point.use) * saved / max(cost, 1e-9)
 
   def make_room(self, needs: Mapping[str, int]) -> None:
     """Evicts points until so many pages of each kind are free.

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import rings as rings_lib
@@ -63,7 +64,8 @@ class Rows:
     self._rings = [x for x, pool in pools.items() if pool.window is not None]
     self.page = next(iter(pools.values())).page
     window = pools[self._rings[0]].window if self._rings else None
-    self.tree = prefix_tree.PrefixTree(self.pages, self.page, window)
+    policy = eviction.Learned(self.pages, self.page)
+    self.tree = prefix_tree.PrefixTree(self.pages, self.page, window, policy)
     # The next row to hand out is at the end.
     self._free_rows = list(range(rows))[::-1]
     # By open row, how many pages of each ring it may have at once.

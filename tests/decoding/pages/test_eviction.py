@@ -104,11 +104,11 @@ def test_a_lookup_leaves_no_trace(clock, monkeypatch):
   world.record([1] * 40, [20, 40], 20, b'a')
   world.record([2] * 40, [40], owner=b'b')
   ages = []
-  monkeypatch.setattr(world.tree._demand.returns, 'saw', ages.append)
+  monkeypatch.setattr(world.policy._demand.returns, 'saw', ages.append)
 
   def traces():
     points = list(world.tree.points())
-    uses = [dataclasses.asdict(point.use) for point in points]
+    uses = [dataclasses.asdict(world.policy._uses[point]) for point in points]
     return list(map(id, points)), uses, list(ages)
 
   clock.now, before = 70.0, traces()
@@ -146,7 +146,8 @@ class World:
 
   def __init__(self, clock):
     self.pages = pages_lib.Pages(dict.fromkeys(KINDS, 400))
-    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, clock)
+    self.policy = eviction.Learned(self.pages, S, clock)
+    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, self.policy)
 
   def record(self, tokens, lengths, shared=0, owner=b''):
     tokens = np.array(tokens, np.int32)
@@ -165,6 +166,31 @@ class World:
     for kind, pages in taken.items():
       self.pages.release(kind, pages)
     return points
+
+
+def test_a_policy_is_told_of_each_point_from_its_beginning_to_its_end(clock):
+  world, told = World(clock), []
+  note = world.policy.note
+  world.policy.note = lambda *event: told.append(event) or note(*event)
+  first, second = world.record([1] * 40, [20, 40], 20, b'a')
+  recorded = eviction.Event.RECORDED
+  assert told == [(recorded, first, b'a'), (recorded, second, b'a')]
+  # The same text again is the same point.
+  assert world.record([1] * 40, [40], 20, b'a') == [second]
+  assert told.pop() == (recorded, second, b'a') and len(told) == 2
+  text = prefix_tree.Text(np.array([1] * 40 + [3]), 20, b'b')
+  world.tree.touch(world.tree.match(text), b'b')
+  assert told.pop() == (eviction.Event.RESUMED, first, b'b')
+  while world.tree.evict():
+    pass
+  world.record([2] * 40, [40])
+  world.tree.drop(*world.tree.points())
+  gone = [one for event, one, *_ in told if event is eviction.Event.DROPPED]
+  assert {first, second} < set(gone) and len(gone) == 3
+  # It keeps nothing of what is gone.
+  assert not world.policy._uses and not world.policy._draw.some(0)
+  with pytest.raises(ValueError):
+    world.policy._draw.some(1)
 
 
 def test_who_has_been_away_for_long_goes_before_who_was_just_here(clock):
@@ -213,12 +239,13 @@ def test_what_is_evicted_leaves_its_owner_to_what_it_went_on_from(
   prefix, answer = world.record([1] * 48, [24, 48], 24, b'a')
   world.record([2] * 24, [24], 24)
   clock.now = 300.0
-  before = world.tree._worth(prefix)
+  before = world.policy._worth(prefix)
   with monkeypatch.context() as patched:
-    patched.setattr(world.tree, '_worth', lambda point: point is not answer)
+    patched.setattr(world.policy, '_worth', lambda point: point is not answer)
     assert world.tree.evict()
-  assert answer not in world.tree and list(prefix.use.owners) == [b'a']
-  assert world.tree._worth(prefix) > 2 * before
+  assert answer not in world.tree
+  assert list(world.policy._uses[prefix].owners) == [b'a']
+  assert world.policy._worth(prefix) > 2 * before
 
 
 def test_pages_are_charged_to_the_points_that_need_them(clock):

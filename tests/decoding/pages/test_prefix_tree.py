@@ -12,6 +12,7 @@ import random
 import numpy as np
 import pytest
 
+from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 
@@ -88,9 +89,10 @@ class Row:
 
 
 class World:
-  def __init__(self, sizes=SIZES):
+  def __init__(self, sizes=SIZES, policy=None):
     self.pages = pages_lib.Pages(sizes)
-    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW)
+    self.policy = policy or eviction.Learned(self.pages, S)
+    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, self.policy)
     self.labels = {k: [[None] * S for _ in range(n)] for k, n in sizes.items()}
     self.sizes = sizes
     self.rows, self.texts = [], {}
@@ -254,7 +256,7 @@ def test_an_owner_neither_finds_nor_gets_anothers_private_tail():
   assert match == (found[b'a'], 11)
   world.tree.touch(match, b'a')
   assert list(world.tree.points()) == [found[b'b'], found[b'a']]
-  assert not found[b'b'].use.owners.keys() & {b'a'}
+  assert not world.policy._uses[found[b'b']].owners.keys() & {b'a'}
 
 
 def test_a_conversation_resumes_where_it_ended_and_a_swipe_before_its_answer():
@@ -372,7 +374,7 @@ def test_owners_of_equal_texts_share_the_prefixs_pages_alone():
 
 
 def test_eviction_takes_the_least_recently_used_and_never_rows_pages():
-  world = World()
+  world = World(policy=eviction.LeastRecentlyUsed())
   points = []
   for number in range(3):
     row = world.open(text_of([10 + number] * 6))

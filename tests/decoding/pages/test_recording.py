@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from kaiju_jax.decoding.pages import eviction
 from kaiju_jax.decoding.pages import pages as pages_lib
 from kaiju_jax.decoding.pages import prefix_tree
 from kaiju_jax.decoding.pages import recording
@@ -19,7 +20,8 @@ class Engine:
 
   def __init__(self):
     self.pages = pages_lib.Pages({'global': 900, 'local': 900})
-    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW)
+    policy = eviction.Learned(self.pages, S)
+    self.tree = prefix_tree.PrefixTree(self.pages, S, WINDOW, policy)
     self.recorder = recording.Recorder(self.tree, EVERY)
 
   def begin(self, prompt, conversation='one'):
