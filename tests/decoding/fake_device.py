@@ -13,6 +13,7 @@ import numpy as np
 
 from kaiju_jax.decoding.beam import paths as beam_paths
 from kaiju_jax.decoding.engine import compiled
+from kaiju_jax.decoding.engine import rounds as rounds_lib
 from kaiju_jax.decoding.pages import pages
 from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.decoding.requests import request as request_lib
@@ -100,6 +101,12 @@ class Rounds:
     return compiled.Prefilled(
       self._drawn(rows), judged_BLC if self.is_judged else None
     )
+
+  def score(self, chunk, next_L):
+    size = len(chunk.tokens_L)
+    shape = min(x for x in self.shapes if x[0] == 1 and x[1] >= size)
+    scores = rounds_lib.Scores(-next_L.astype(np.float32), next_L == 0)
+    return self.prefill([chunk], shape)._replace(scores=scores)
 
   def step(self, rows):
     self._decoder.append({row: [self._pending[row]] for row in rows})

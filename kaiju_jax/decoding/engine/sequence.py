@@ -359,7 +359,9 @@ class Sequence:
     self._pieces.append(piece)
     self._log_probabilities.append(log_probability)
     self.events.append(
-      request_lib.Event(token, piece, log_probability, reason, self._scores)
+      request_lib.Event(
+        token, piece, log_probability, reason, self._scores, self._text.held
+      )
     )
     return reason
 

@@ -119,6 +119,7 @@ class Event(NamedTuple):
     scores: by dimension the token-level head's probability for the text up to
       and with this token. A stop token, which shows nothing, has the scores of
       the token before it, None if there is none. None without a head.
+    held: characters of the text so far that can be shown only later.
   """
 
   token: int
@@ -126,6 +127,7 @@ class Event(NamedTuple):
   log_probability: float
   reason: str | None
   scores: tuple[float, ...] | None = None
+  held: int = 0
 
 
 class Result(NamedTuple):

@@ -98,6 +98,11 @@ class Strings:
     self._held = ''
     self.found: str | None = None
 
+  @property
+  def held(self) -> int:
+    """The number of characters that may begin a stop string."""
+    return len(self._held)
+
   def push(self, text: str) -> str:
     """Returns what can be shown; sets `found` once a stop string is whole."""
     text = self._held + text
@@ -146,6 +151,11 @@ class Text:
     self._strings = Strings(strings)
     self._characters = None if tokenizer is None else Characters(tokenizer)
     self.reason: str | None = None
+
+  @property
+  def held(self) -> int:
+    """The number of whole characters that are held back."""
+    return self._strings.held
 
   def push(self, token: int) -> str:
     """Returns the text to show, perhaps none; sets `reason` at the end.

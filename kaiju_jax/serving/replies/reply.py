@@ -13,8 +13,10 @@ import asyncio
 import collections
 from collections.abc import AsyncIterator
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import contextlib
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +49,19 @@ class Piece(NamedTuple):
 
   text: str
   events: list[request_lib.Event]
+
+
+class _Untold(NamedTuple):
+  """A token that is not told yet.
+
+  Attributes:
+    event: the token.
+    begin: where its first character stands in the text; None for a token that
+      completes no character, or completes a stop string.
+  """
+
+  event: request_lib.Event
+  begin: int | None
 
 
 class Reply:
@@ -88,8 +103,11 @@ class Reply:
     self._refused = refused
     self._parts: list[str] = []
     self._reason: str | None = None
-    # Tokens at the front of those that are held, which moderation lets pass.
-    self._passed = 0
+    self._untold: collections.deque[_Untold] = collections.deque()
+    self._passed = 0  # How many of them moderation lets pass.
+    # Characters of the text: those that events brought, those that are held
+    # back behind them as well, and those that were shown.
+    self._given = self._made = self._shown = 0
 
   @property
   def text(self) -> str:
@@ -129,7 +147,6 @@ class Reply:
       errors.ApiError: the model's logits were not finite, no row was free in
         time, or the server stops.
     """
-    held: collections.deque[request_lib.Event] = collections.deque()
     try:
       async for events in _events(self._stream):
         if not self.tokens and self._is_prompt_blocked():
@@ -137,15 +154,15 @@ class Reply:
           self._filter('prompt')
           return
         self._note(self._stream, len(events))
-        held += events
+        self._untold += map(self._place, events)
         self.tokens += [event.token for event in events]
-        piece = self._take_released(held, map(self._push, events))
+        piece = self._take_released(map(self._push, events))
         if piece is not None:
           yield piece
         if self.finish is not None:
           return
       is_end = self._stream.result().reason != 'stop_string'
-      piece = self._take_released(held, [self._release.finish()], is_end)
+      piece = self._take_released([self._release.finish()], is_end)
       if piece is not None:
         yield piece
     finally:
@@ -173,23 +190,36 @@ class Reply:
     self.finish = _FILTERED
     self._refused(stage)
 
-  def _take_released(self, held, released, is_end=False) -> Piece | None:
+  def _place(self, event: request_lib.Event) -> _Untold:
+    """Returns a token with the place of its first character."""
+    begin = self._made
+    self._given += len(event.text)
+    self._made = self._given + event.held
+    return _Untold(event, begin if self._made > begin else None)
+
+  def _take_released(
+    self, released: Iterable[release_lib.Released], is_end: bool = False
+  ) -> Piece | None:
     """Returns the piece that may be shown now; None for nothing."""
     text = ''
     for one in released:
       text += one.text
       self._passed += one.tokens
+    self._shown += len(text)
     count = self._passed
     if not is_end:
-      # A token without text may belong to a stop string, whose tokens are not
-      # told; one that does not is told with the next text.
-      shown = (n for n in reversed(range(count)) if held[n].text)
-      count = next(shown, -1) + 1
+      # Tokens of a stop string are not told: a token is told as soon as its
+      # first character is shown, and one without a character with the next.
+      begins = (self._untold[n].begin for n in reversed(range(count)))
+      behind = itertools.takewhile(
+        lambda begin: begin is None or begin >= self._shown, begins
+      )
+      count -= sum(1 for _ in behind)
     if not (text or count):
       return None
     self._passed -= count
     self._parts.append(text)
-    return Piece(text, [held.popleft() for _ in range(count)])
+    return Piece(text, [self._untold.popleft().event for _ in range(count)])
 
 
 async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:

@@ -1,5 +1,7 @@
 """Text as it streams: never taken back, and all of it shown in the end."""
 
+import random
+
 import numpy as np
 import pytest
 import tokenizers
@@ -160,6 +162,39 @@ def test_stop_strings_against_every_split():
         break
     assert found + watched.finish() == wanted
     assert (watched.found is not None) == (wanted != letters)
+
+
+def test_what_is_shown_and_held_against_an_oracle():
+  """As soon as it cannot be cut any more, and not before."""
+  rng = random.Random(1)
+  for _ in range(3000):
+    strings = [
+      ''.join(rng.choices('abc', (5, 3, 1), k=rng.randint(1, 5)))
+      for _ in range(rng.randint(1, 3))
+    ]
+    watched, text, found = stop.Strings(strings), '', ''
+    while watched.found is None and len(text) < 15:
+      piece = ''.join(rng.choices('abc', (5, 3, 1), k=rng.randint(0, 3)))
+      found += watched.push(piece)
+      whole = [
+        (end, -len(one), one)
+        for one in strings
+        for end in range(1, len(text + piece) + 1)
+        if (text + piece)[:end].endswith(one)
+      ]
+      text += piece
+      if whole:
+        end, size, one = min(whole)
+        assert (watched.found, found) == (one, text[: end + size])
+      else:
+        held = max(
+          size
+          for one in strings
+          for size in range(len(one))
+          if text.endswith(one[:size])
+        )
+        assert (watched.found, found) == (None, text[: len(text) - held])
+    assert found + watched.finish() == (found if watched.found else text)
 
 
 def test_only_what_may_become_a_stop_string_is_held_back():

@@ -231,13 +231,15 @@ def chunks_of(answer):
   return [json.loads(line[6:]) for line in lines if line.startswith('data: {')]
 
 
-@pytest.mark.parametrize('echo', [False, True])
+@pytest.mark.parametrize(
+  'asked', [{}, {'echo': True}, {'echo': True, 'logprobs': 0}, {'logprobs': 0}]
+)
 @pytest.mark.parametrize('stage', ['gate', 'prompt'])
-def test_a_refused_prompt_is_not_echoed(tmp_path, monkeypatch, stage, echo):
+def test_a_refused_prompt_is_not_echoed(tmp_path, monkeypatch, stage, asked):
   """And both stages refuse it in one form."""
   if stage == 'prompt':
     gate_fails(monkeypatch)
-  body = {'model': running.MODEL, 'max_tokens': 4, 'echo': echo}
+  body = {'model': running.MODEL, 'max_tokens': 4} | asked
   with served(tmp_path, b'Sure') as server:
     whole = body | {'prompt': 'Say zorbifex'}
     (choice,) = server.post('/v1/completions', 'ann', **whole)['choices']

@@ -320,6 +320,13 @@ def test_a_completion_and_its_stream_agree(client):
   assert found == {0: whole.text} and reasons == {0: whole.finish_reason}
 
 
+def test_echo_scores_the_prompt(client):
+  choice = complete(client, echo=True, logprobs=0).choices[0]
+  assert ''.join(choice.logprobs.tokens) == choice.text
+  scores = choice.logprobs.token_logprobs[: len('Once upon')]
+  assert scores == [-float(x) for x in b'Once upon']
+
+
 def test_echo_puts_the_prompt_before_the_answer(client):
   text = complete(client).choices[0].text
   assert complete(client, echo=True).choices[0].text == 'Once upon' + text
