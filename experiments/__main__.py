@@ -53,7 +53,6 @@ PURPOSES = {
     'benchmarks.kernels',
     'benchmarks.mixture',
     'benchmarks.sampled_targets',
-    'benchmarks.serving_peers',
     'benchmarks.small_products',
     'benchmarks.soak',
     'benchmarks.startup',

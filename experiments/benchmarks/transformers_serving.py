@@ -12,7 +12,6 @@ answers takes nothing from it.
 One thing is chosen in its favour. By default it repeats the heads of keys and
 values before attention wherever there is a mask, and here there always is one:
 of the passes' queries by all rows' keys. Here they are not repeated.
-`serving_peers.py` compares this and other settings.
 """
 
 from collections.abc import Iterator
@@ -33,32 +32,21 @@ _GROUPED = 'TRANSFORMERS_SDPA_FORCE_GQA'
 
 
 def model(
-  folder: str | os.PathLike,
-  *,
-  dtype: str = 'float32',
-  threads: int | None = None,
-  attention: str = 'sdpa',
+  folder: str | os.PathLike, dtype: str = 'float32'
 ) -> transformers.PreTrainedModel:
   """Returns a folder's model, to serve with.
 
   Args:
     folder: written by `hugging_face.write`.
     dtype: 'float32' or 'bfloat16', of weights and arithmetic.
-    threads: torch's threads; by default one per core that is ours.
-    attention: implementation: 'sdpa' or 'paged|eager'.
 
   Raises:
     OSError: the folder is not there.
   """
-  use_threads(threads)
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
   return transformers.ArceeForCausalLM.from_pretrained(
-    folder, dtype=getattr(torch, dtype), attn_implementation=attention
+    folder, dtype=getattr(torch, dtype), attn_implementation='sdpa'
   ).eval()
-
-
-def use_threads(count: int | None = None) -> None:
-  """Gives torch so many threads, by default one per core that is ours."""
-  torch.set_num_threads(count or len(os.sched_getaffinity(0)))
 
 
 def greedy(
@@ -81,8 +69,6 @@ def serve(
   in_flight: int = 8,
   chunk: int = 256,
   page: int = 64,
-  reuse: bool = True,
-  grouped: bool = True,
 ) -> list[load.Timeline]:
   """Serves a load in real time, greedily, and returns its timelines.
 
@@ -97,8 +83,6 @@ def serve(
     in_flight: most requests in a pass; others wait.
     chunk: most tokens in a pass, of prompts and answers together.
     page: tokens of a page. Whole pages alone are shared.
-    reuse: whether prompts share the pages of equal beginnings.
-    grouped: whether K and V stay one per group of heads (see above).
 
   Returns:
     The timelines, in the order of the arrivals, their seconds since the call
@@ -117,10 +101,10 @@ def serve(
     num_blocks=2 * in_flight * -(-(longest + page) // page),
     max_batch_tokens=max(chunk, in_flight),
     max_requests_per_batch=in_flight,
-    allow_block_sharing=reuse,
+    allow_block_sharing=True,
     auto_switch_to_flash=False,
   )
-  with _heads(grouped), _manager(model, config) as manager:
+  with _heads(), _manager(model, config) as manager:
     _answers(manager, _warm_up(model, longest, in_flight, chunk))
     return _answers(manager, arrivals)
 
@@ -149,9 +133,9 @@ def _exactly(
 
 
 @contextlib.contextmanager
-def _heads(grouped: bool) -> Iterator[None]:
+def _heads() -> Iterator[None]:
   before = os.environ.get(_GROUPED)
-  os.environ[_GROUPED] = str(int(grouped))
+  os.environ[_GROUPED] = '1'
   try:
     yield
   finally:

@@ -1,8 +1,8 @@
 """Rounding to integers in blocks, a contrast for comparisons with Squinch.
 
 In training (`wire_gradients='int4'`) gradients are rounded to these integers
-and cross as floats, which saves no bytes. `experiments/codec_study` measures
-the same rounding on captured gradients.
+and cross as floats, which saves no bytes. `wire/codecs.py` rounds
+captured gradients in the same way.
 """
 
 import math

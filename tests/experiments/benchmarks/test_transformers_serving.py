@@ -52,8 +52,8 @@ def arrivals(count, rate=np.inf, **changes):
 
 @pytest.mark.parametrize(
   'changes',
-  [{}, {'reuse': False, 'grouped': False}, {'page': 16, 'in_flight': 2}],
-  ids=['as it is', 'nothing shared', 'small pages, two at a time'],
+  [{}, {'page': 16, 'in_flight': 2}],
+  ids=['as it is', 'small pages, two at a time'],
 )
 def test_answers_are_those_of_generate(model, changes):
   """Prompts in chunks, shared beginnings, and more requests than rows."""

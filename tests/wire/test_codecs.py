@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from experiments.codec_study import gradient_codecs
+from kaiju_jax.wire import codecs
 
 # Every non-negative value, from the tables of the MX specification.
 E2M3 = [
@@ -21,10 +21,10 @@ E3M2 = [
   *(8, 10, 12, 14, 16, 20, 24, 28),
 ]
 MINIFLOATS = {
-  'e2m3': (gradient_codecs.E2M3, E2M3, ml_dtypes.float6_e2m3fn),
-  'e3m2': (gradient_codecs.E3M2, E3M2, ml_dtypes.float6_e3m2fn),
+  'e2m3': (codecs.E2M3, E2M3, ml_dtypes.float6_e2m3fn),
+  'e3m2': (codecs.E3M2, E3M2, ml_dtypes.float6_e3m2fn),
 }
-BY_NAME = {codec.name: codec for codec in gradient_codecs.CODECS}
+BY_NAME = {codec.name: codec for codec in codecs.CODECS}
 
 
 def round_trip(name, x_RC):
@@ -39,7 +39,7 @@ def gradients(rows=64, columns=50, seed=0):
 
 
 def test_names_and_bits():
-  assert {codec.name: codec.bits for codec in gradient_codecs.CODECS} == {
+  assert {codec.name: codec.bits for codec in codecs.CODECS} == {
     'f32': 32,
     'bf16': 16,
     'zero': 6,
@@ -123,7 +123,7 @@ def test_every_value_of_a_minifloat_is_kept(name):
   assert sorted(set(np.abs(codes).tolist())) == values.tolist()
   both = np.concatenate([values, -values]).astype(np.float32)
   np.testing.assert_array_equal(
-    np.asarray(gradient_codecs.minifloat(jnp.asarray(both), element)), both
+    np.asarray(codecs.minifloat(jnp.asarray(both), element)), both
   )
 
 
@@ -134,10 +134,10 @@ def test_a_minifloat_rounds_to_nearest_even_and_cuts(name):
   ties = (values[1:] + values[:-1]) / 2
   x = np.concatenate([ties, -ties, np.linspace(-1, 1, 4001) * values[-1]])
   x = x.astype(np.float32)
-  got = np.asarray(gradient_codecs.minifloat(jnp.asarray(x), element))
+  got = np.asarray(codecs.minifloat(jnp.asarray(x), element))
   np.testing.assert_array_equal(got, x.astype(dtype).astype(np.float32))
   beyond = np.array([1.01, 3, 1e9, -1e9], np.float32) * np.float32(values[-1])
-  got = np.asarray(gradient_codecs.minifloat(jnp.asarray(beyond), element))
+  got = np.asarray(codecs.minifloat(jnp.asarray(beyond), element))
   assert np.abs(got).tolist() == [values[-1]] * 4
 
 

@@ -1,4 +1,4 @@
-"""What a gradient may be sent as: Squinch, and what stands against it.
+"""Forms in which a gradient may be sent: Squinch, and what it is compared with.
 
 A codec pairs a function that returns the decoded x_RC with its bits per number,
 headers included. Blocks run along the rows (d_model), as Squinch's eight do;

@@ -1,4 +1,4 @@
-"""What a codec does to numbers: how far off, how many lost, which way.
+"""Measures of a codec: how far off numbers are, how many are lost, which way.
 
 Over all x, with y what arrives:
 

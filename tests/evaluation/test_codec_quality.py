@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.codec_study import quality as codec_quality
+from kaiju_jax.evaluation import codec_quality
 
 
 def test_quality_by_hand():

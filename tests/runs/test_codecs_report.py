@@ -5,9 +5,9 @@ import io
 import numpy as np
 import rich.console
 
-from experiments.codec_study import figure as codec_figure
-from experiments.codec_study import quality as codec_quality
-from experiments.codec_study import report as codec_report
+from kaiju_jax.evaluation import codec_quality
+from kaiju_jax.runs import codecs_report
+from kaiju_jax.runs import report
 
 
 def printed(table):
@@ -22,7 +22,7 @@ def test_the_table_of_codecs():
   )
   exact = codec_quality.quality(codec_quality.tally([4, -2], [4, -2]))
   text = printed(
-    codec_report.qualities(
+    codecs_report.qualities(
       'Title',
       {'floor-q': found, 'f32': exact},
       {'floor-q': 6, 'f32': 32},
@@ -49,7 +49,7 @@ def test_the_figure_has_labels_and_every_codec_with_a_style(tmp_path):
     name: codec_quality.curve(x_RC, x_RC * factor)
     for name, factor in (('zero', 1.1), ('int4', 1.2), ('f32', 1.0))
   }
-  page = codec_figure.page(curves, 'Title')
+  page = codecs_report.draw(curves, 'Title')
   error = page.axes[0]
   assert [line.get_label() for line in error.lines] == ['zero', 'int4']
   drawn = error.lines[0].get_ydata()
@@ -60,5 +60,5 @@ def test_the_figure_has_labels_and_every_codec_with_a_style(tmp_path):
   assert error.lines[0].get_xdata()[0] == 2 ** (-1 / 8)
   for axes in page.axes:
     assert axes.get_xlabel() and axes.get_ylabel()
-  codec_figure.draw(curves, tmp_path / 'one.png', 'Title')
+  report.save(page, tmp_path / 'one.png')
   assert (tmp_path / 'one.png').stat().st_size > 10_000

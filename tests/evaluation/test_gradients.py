@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.codec_study import gradient_capture
 from experiments.configs import tiny
 from kaiju_jax.data import packing
+from kaiju_jax.evaluation import gradients
 from kaiju_jax.objectives import language
 from kaiju_jax.training import optimizer
 from kaiju_jax.training import state as state_lib
@@ -24,7 +24,7 @@ def test_matrices_stand_with_d_first_and_layers_side_by_side():
     'bungee_w_in': np.ones(2),
     'k_limit_K': np.ones(4),
   }
-  found = gradient_capture.matrices(tree)
+  found = gradients.matrices(tree)
   assert set(found) == {'w_in_DF', 'w_o_DHK'}
   # Row d holds what belongs to d: both repeats, then the other layer.
   assert found['w_in_DF'][1].tolist() == [
@@ -37,21 +37,21 @@ def test_matrices_stand_with_d_first_and_layers_side_by_side():
 
 def test_workers_are_joined_and_turned():
   one, two = ({'w_DF': np.full((3, 2), value)} for value in (1, 2))
-  joined = gradient_capture.join([one, two])
+  joined = gradients.join([one, two])
   assert joined['w_DF'].tolist() == [[1, 1, 2, 2]] * 3
-  across = gradient_capture.join([one, two], across=True)
+  across = gradients.join([one, two], across=True)
   assert across['w_DF'].tolist() == [[1] * 3, [1] * 3, [2] * 3, [2] * 3]
 
 
 def test_pooled_blocks_keep_their_rows():
   x_RC = np.arange(64 * 3).reshape(64, 3)
-  pooled = gradient_capture.pool({'a': x_RC, 'b': -x_RC[:32]})
+  pooled = gradients.pool({'a': x_RC, 'b': -x_RC[:32]})
   assert pooled.shape == (32, 9)
   np.testing.assert_array_equal(pooled[:, :3], x_RC[:32])
   np.testing.assert_array_equal(pooled[:, 3:6], x_RC[32:])
   np.testing.assert_array_equal(pooled[:, 6:], -x_RC[:32])
   with pytest.raises(ValueError, match='a: 33 rows are no multiple of 32'):
-    gradient_capture.pool({'a': np.ones((33, 1))})
+    gradients.pool({'a': np.ones((33, 1))})
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_worker_sends_the_gradient_of_its_mean_loss():
   tokens = np.random.default_rng(0).integers(1, 256, (2, 16))
   rows = [packing.row([packing.Piece(tokens=one)], 16) for one in tokens]
   batch = packing.stack(rows)
-  found = gradient_capture.capture(experiment)(
+  found = gradients.capture(experiment)(
     state, jax.tree.map(lambda field: field[None], batch)
   )
 
@@ -77,7 +77,7 @@ def test_a_worker_sends_the_gradient_of_its_mean_loss():
     total = language.weighted_cross_entropy(model, params, batch_, 0.0, 0.0)
     return total / 30  # Of 2 · 16 tokens, two are first in their row.
 
-  wanted = gradient_capture.matrices(jax.grad(mean)(params))
+  wanted = gradients.matrices(jax.grad(mean)(params))
   assert set(found) == set(wanted) >= {'w_in_DF', 'w_q_DHK', 'embedding_DV'}
   for name, x_DC in found.items():
     assert x_DC.shape[0] == 32 and np.any(x_DC)

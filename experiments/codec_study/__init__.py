@@ -1,1 +1,0 @@
-"""The study of gradient codecs behind `experiments.codecs`."""
