@@ -178,9 +178,9 @@ def test_a_token_comes_with_the_call_behind_it_and_a_stop_at_once(
     dataclasses.replace(REQUESTS[0], stop_tokens=[int(drawn.tokens[0])])
   )
   engine.advance()
-  ((token, piece, _, reason, scores),) = first.events
-  assert (token, reason) == (drawn.tokens[0], 'stop_token')
-  assert piece == '' and scores is None
+  (event,) = first.events
+  assert (event.token, event.reason) == (drawn.tokens[0], 'stop_token')
+  assert event.text == '' and event.scores is None
 
 
 def test_a_scored_prompt_is_judged_whole_however_often_it_is_asked(
