@@ -25,9 +25,12 @@ ChatML's tokens.
 Our guess: the sources describe no format of messages.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 import dataclasses
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,38 +79,94 @@ def text_of(messages: Iterable[Pair]) -> str:
   )
 
 
+class Step(NamedTuple):
+  """The tokens between two messages, and where they lead.
+
+  Attributes:
+    before_L: tokens between the text before and this message's text.
+    lead: characters that are encoded together with the text, before it.
+    after: the place behind the message; see `Format`.
+  """
+
+  before_L: np.ndarray
+  lead: str
+  after: str
+
+
+class Behind(NamedTuple):
+  """What ends a message, whichever message follows.
+
+  Attributes:
+    tail: characters that are encoded together with the text, behind it.
+    closing_L: tokens behind that.
+  """
+
+  tail: str
+  closing_L: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Format:
-  """The tokens of messages with one tokenizer; `format_of` makes it.
+  """The tokens of messages with one tokenizer.
+
+  `format_of` makes our own two formats, and `interchange/templates` that of a
+  folder's chat template. There the tokens before a message can depend on the
+  message before it. Therefore most methods take the *place* `after` which the
+  message stands: '' at the beginning of a conversation, then what `advance`
+  returns for the message before. Our own formats have the place '' alone.
 
   Attributes:
     tokenizer: encodes roles and texts.
-    name: 'control' or 'chatml'.
+    name: 'control', 'chatml' or 'template'.
     stop_tokens: any of them ends a reply: the end of a message, and the other
       structural tokens, so that a model that skips the end does not write the
       next message.
+    head_L: the tokens that open a conversation, int32 [L]; may be none.
+    steps: the step by place and role.
+    behind: the end of a message by role.
+    replies: the tokens before a reply, by place.
+    structure: all structural tokens, which no text has.
+    encode: encodes the characters between two structural tokens.
+    clean: returns a text (of a role) as it is encoded.
+    digest: identifies a template; '' for our own formats.
   """
 
   tokenizer: tokenizer_lib.Tokenizer
   name: str
   stop_tokens: tuple[int, ...]
-  _openings: dict[str, np.ndarray]
-  _closing_L: np.ndarray
-  _structure: np.ndarray
+  head_L: np.ndarray
+  steps: Mapping[tuple[str, str], Step]
+  behind: Mapping[str, Behind]
+  replies: Mapping[str, np.ndarray]
+  structure: np.ndarray
+  encode: Callable[[str], np.ndarray]
+  clean: Callable[[str, str], str]
+  digest: str = ''
 
-  def message(self, role: str, text: str) -> np.ndarray:
-    """Returns the tokens of a whole message, int32 [L].
+  def message(self, role: str, text: str, after: str = '') -> np.ndarray:
+    """Returns the tokens of a message behind the place `after`, int32 [L].
 
     Raises:
       TypeError, ValueError: an unknown role, or see `strip`.
     """
-    return self._whole(role, self.tokenizer.encode(strip(text)))
+    step = self.steps[after, _role(role)]
+    tail, closing_L = self.behind[role]
+    text_L = self.encode(step.lead + self.clean(role, strip(text)) + tail)
+    return _join(step.before_L, self._without_structure(text_L), closing_L)
+
+  def advance(self, role: str, after: str = '') -> str:
+    """Returns the place behind a message that stands behind `after`."""
+    return self.steps[after, _role(role)].after
 
   def length(self, role: str, text: str) -> int:
-    """Returns the number of tokens of `message`; raises as it does."""
-    return len(self.message(role, text))
+    """Returns the most tokens of `message`, whatever it stands behind.
 
-  def encode_drawn(self, role: str, tokens) -> np.ndarray:
+    Raises:
+      TypeError, ValueError: see `message`.
+    """
+    return max(len(self.message(role, text, one)) for one in self.places(role))
+
+  def encode_drawn(self, role: str, tokens, after: str = '') -> np.ndarray:
     """Returns a message whose text is given as tokens, int32 [L].
 
     If the text were encoded again, it might have other tokens than those that
@@ -117,37 +176,54 @@ class Format:
       role: the role of the message.
       tokens: tokens of the text. Structural ones are dropped, such as the stop
         token that ended it.
+      after: see `message`.
 
     Raises:
       ValueError: an unknown role.
     """
-    return self._whole(role, np.asarray(tokens, np.int32))
+    text_L = self._without_structure(np.asarray(tokens, np.int32))
+    closing_L = self.behind[_role(role)].closing_L
+    return _join(self.opening(role, after), text_L, closing_L)
 
-  def opening(self, role: str = 'assistant') -> np.ndarray:
-    """Returns the tokens before a message's text, int32 [L].
+  def length_drawn(self, role: str, tokens) -> int:
+    """Returns the most tokens of `encode_drawn`, whatever it stands behind."""
+    return max(
+      len(self.encode_drawn(role, tokens, one)) for one in self.places(role)
+    )
+
+  def opening(self, role: str = 'assistant', after: str = '') -> np.ndarray:
+    """Returns the tokens before a message that is drawn, int32 [L].
 
     Raises:
       ValueError: an unknown role.
     """
-    return self._openings[_role(role)].copy()
+    if _role(role) == 'assistant':
+      return self.replies[after].copy()
+    step = self.steps[after, role]
+    return _join(step.before_L, self.encode(step.lead) if step.lead else ())
 
   def document(self, messages: Iterable[Pair]) -> np.ndarray:
-    """Returns the tokens of a conversation behind `bos_id`, int32 [L].
+    """Returns the tokens of a conversation, int32 [L].
 
     Raises:
       TypeError, ValueError: see `message`.
     """
-    bos_L = np.array([self.tokenizer.bos_id], np.int32)
-    return np.concatenate([bos_L, *(self.message(*one) for one in messages)])
+    parts, after = [self.head_L], ''
+    for role, text in messages:
+      parts.append(self.message(role, text, after))
+      after = self.advance(role, after)
+    return _join(*parts)
 
-  def _whole(self, role: str, text_L: np.ndarray) -> np.ndarray:
-    text_L = text_L[~np.isin(text_L, self._structure)]
-    whole = (self._openings[_role(role)], text_L, self._closing_L)
-    return np.concatenate(whole).astype(np.int32, copy=False)
+  def places(self, role: str) -> list[str]:
+    """Returns the places that a message of a role can stand behind."""
+    return [after for after, one in self.steps if one == _role(role)]
+
+  def _without_structure(self, text_L: np.ndarray) -> np.ndarray:
+    return text_L[~np.isin(text_L, self.structure)]
 
 
 def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
-  """Returns the format of conversations with a tokenizer.
+  """Returns our own format of conversations with a tokenizer.
 
   Raises:
     ValueError: the tokenizer has neither ChatML's tokens nor a token of its own
@@ -173,9 +249,13 @@ def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
     tokenizer=tokenizer,
     name=name,
     stop_tokens=(end, *sorted(structure - {end})),
-    _openings=openings,
-    _closing_L=closing_L,
-    _structure=np.array(sorted(structure), np.int32),
+    head_L=_join([tokenizer.bos_id]),
+    steps={('', role): Step(openings[role], '', '') for role in ROLES},
+    behind={role: Behind('', closing_L) for role in ROLES},
+    replies={'': openings['assistant']},
+    structure=np.array(sorted(structure), np.int32),
+    encode=tokenizer.encode,
+    clean=lambda role, text: text,
   )
 
 

@@ -27,33 +27,52 @@ class Encoded:
     """
     self.tokenizer = format.tokenizer
     self.stop_tokens = format.stop_tokens
+    self.head_L = format.head_L
     self.opening = format.opening
+    self.advance = format.advance
+    self.places = format.places
     self._format = format
     self._recent = recent.Recent(most, len)
     self._lengths = recent.Recent(_LENGTHS)
 
   def length(self, role: str, text: str) -> int:
-    """Returns the number of tokens that `message` returns."""
-    key = recent.key(role, text)
-    length = self._lengths.get(key)
-    if length is None:
-      length = len(self.message(role, text))
-      self._lengths.put(key, length)
-    return length
-
-  def message(self, role: str, text: str) -> np.ndarray:
-    """Returns the tokens of `chat.Format.message`, int32 [L], read-only."""
-    return self._remember(
-      lambda: self._format.message(role, text), recent.key(role, text)
+    """Returns the number of tokens of `chat.Format.length`."""
+    return self._count(
+      lambda: max(
+        len(self.message(role, text, one)) for one in self.places(role)
+      ),
+      recent.key(role, text),
     )
 
-  def encode_drawn(self, role: str, tokens: Sequence[int]) -> np.ndarray:
+  def length_drawn(self, role: str, tokens: Sequence[int]) -> int:
+    """Returns the number of tokens of `chat.Format.length_drawn`."""
+    return max(
+      len(self.encode_drawn(role, tokens, one)) for one in self.places(role)
+    )
+
+  def message(self, role: str, text: str, after: str = '') -> np.ndarray:
+    """Returns the tokens of `chat.Format.message`, int32 [L], read-only."""
+    return self._remember(
+      lambda: self._format.message(role, text, after),
+      recent.key(role, text, after),
+    )
+
+  def encode_drawn(
+    self, role: str, tokens: Sequence[int], after: str = ''
+  ) -> np.ndarray:
     """Returns `chat.Format.encode_drawn`'s tokens, int32 [L], read-only."""
     tokens_L = np.asarray(tokens, np.int32)
     return self._remember(
-      lambda: self._format.encode_drawn(role, tokens_L),
-      recent.key(role, 'drawn', tokens_L.tobytes()),
+      lambda: self._format.encode_drawn(role, tokens_L, after),
+      recent.key(role, 'drawn', tokens_L.tobytes(), after),
     )
+
+  def _count(self, count, key: bytes) -> int:
+    length = self._lengths.get(key)
+    if length is None:
+      length = count()
+      self._lengths.put(key, length)
+    return length
 
   def _remember(self, encode, key: bytes) -> np.ndarray:
     tokens_L = self._recent.get(key)

@@ -176,7 +176,7 @@ def prefix(
 
 def open_prefix(format: Format) -> np.ndarray:
   """Returns the prefix of a conversation without a character."""
-  return np.array([format.tokenizer.bos_id], np.int32)
+  return format.head_L.copy()
 
 
 def greeting(
@@ -241,21 +241,29 @@ def conversation(
     len(messages),
   )
   head = [prefix_L]
+  # A character's prefix ends behind its system message.
+  has_character = len(prefix_L) > len(format.head_L)
+  after = format.advance('system') if has_character else ''
   if user_name:
     head.append(
-      format.message('system', f"{USER}'s name is {_line(user_name)}.")
+      format.message('system', f"{USER}'s name is {_line(user_name)}.", after)
     )
-  opening_L = format.opening('assistant')
+    after = format.advance('system', after)
   # Counted before they are encoded, by a lower bound, and after.
   _refuse_full(
     room,
     [*map(len, head), *(least(x, format.tokenizer) for x in messages[:first])],
   )
-  head += (format.message('system', one.text) for one in messages[:first])
-  available = _refuse_full(room, [*map(len, head), len(opening_L)])
+  for one in messages[:first]:
+    head.append(format.message('system', one.text, after))
+    after = format.advance('system', after)
+  opening = max(
+    len(format.opening('assistant', one)) for one in format.places('assistant')
+  )
+  available = _refuse_full(room, [*map(len, head), opening])
   history = _History(messages[first:], format, book, available)
   begin = history.begin()
-  parts = (*head, *history.parts(begin), opening_L)
+  parts = [*head, *history.parts(begin, after)]
   return Prompt(
     np.concatenate(parts).astype(np.int32, copy=False), len(prefix_L), begin
   )
@@ -273,6 +281,7 @@ class _History:
   ):
     self._messages = messages
     self._format = format
+    self._book = book
     self._available = available
     self._roles = [one.role for one in messages]
     self._ends = np.cumsum([0, *map(self._length, messages)]).tolist()
@@ -280,7 +289,7 @@ class _History:
       [book.find_entries(one.text) for one in messages] if book else []
     )
     self._lore = {
-      number: format.message('system', book.texts[number])
+      number: format.length('system', book.texts[number])
       for number in set(itertools.chain.from_iterable(self._found))
       if self._may_be_told(book.texts[number])
     }
@@ -322,19 +331,27 @@ class _History:
         )
     return begin
 
-  def parts(self, begin: int) -> list[np.ndarray]:
-    """Returns the kept messages' tokens, each followed by its lore's."""
+  def parts(self, begin: int, after: str) -> list[np.ndarray]:
+    """Returns the kept messages, each followed by its lore; and the opening.
+
+    Args:
+      begin: the first message that is kept.
+      after: the place of the format behind the head.
+    """
     told: set[int] = set()
     parts = []
     for n in range(begin, len(self._messages)):
-      parts.append(self._piece(self._messages[n]))
-      parts += (self._lore[number] for number in self._tell(n, told))
-    return parts
+      entries = self._tell(n, told)
+      lore = (Turn('system', self._book.texts[number]) for number in entries)
+      for one in self._messages[n], *lore:
+        parts.append(self._piece(one, after))
+        after = self._format.advance(one.role, after)
+    return [*parts, self._format.opening('assistant', after)]
 
-  def _piece(self, message: Message) -> np.ndarray:
+  def _piece(self, message: Message, after: str) -> np.ndarray:
     if message.tokens is None:
-      return self._format.message(message.role, message.text)
-    return self._format.encode_drawn(message.role, message.tokens)
+      return self._format.message(message.role, message.text, after)
+    return self._format.encode_drawn(message.role, message.tokens, after)
 
   def _length(self, message: Message) -> int:
     """Returns a message's number of tokens.
@@ -347,7 +364,7 @@ class _History:
       return length
     if message.tokens is None:
       return self._format.length(message.role, message.text)
-    return len(self._piece(message))
+    return self._format.length_drawn(message.role, message.tokens)
 
   def _may_be_told(self, text: str) -> bool:
     entry = Turn('system', text)
@@ -384,7 +401,7 @@ class _History:
     if not self._lore:
       return 0
     return sum(
-      len(self._lore[number])
+      self._lore[number]
       for n in range(begin, end)
       if self._found[n]
       for number in self._tell(n, told)
@@ -401,8 +418,8 @@ class _History:
         break
       if number in told or number not in self._lore:
         continue
-      if len(self._lore[number]) <= left:
-        left -= len(self._lore[number])
+      if self._lore[number] <= left:
+        left -= self._lore[number]
         told.add(number)
         numbers.append(number)
     return numbers

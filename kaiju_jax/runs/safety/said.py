@@ -97,17 +97,24 @@ class Reader:
         surrogate.
     """
     digest = hashlib.sha256(text.encode(errors='replace')).digest()
-    head_L = self._heads[int.from_bytes(digest[:8], 'big') % len(self._heads)]
-    opening_L = self._format.opening('assistant')
+    which = int.from_bytes(digest[:8], 'big') % len(self._heads)
+    head_L = self._heads[which]
+    after = self._format.advance('system') if which else ''
     if role == 'prompt':
-      message_L = self._format.message('user', text)
+      message_L = self._format.message('user', text, after)
+      opening_L = self._format.opening(
+        'assistant', self._format.advance('user', after)
+      )
       said = Said(np.concatenate([head_L, message_L, opening_L]), 0)
     else:
-      message_L = self._format.message('assistant', text)
+      opening_L = self._format.opening('assistant', after)
+      message_L = self._format.message('assistant', text, after)
       # Text encodes to no special token, so the first stop token ends it.
       is_stop_L = np.isin(message_L, self._format.stop_tokens)
       is_stop_L[: len(opening_L)] = False
-      message_L = message_L[: np.argmax(is_stop_L)]
+      message_L = message_L[
+        : np.append(np.flatnonzero(is_stop_L), len(is_stop_L))[0]
+      ]
       first = len(head_L) + len(opening_L)
       said = Said(np.concatenate([head_L, message_L]), first)
     if len(said.tokens) > self._most:
