@@ -1,0 +1,1 @@
+"""Compiles a folder's chat template into a `chat.Format`."""

@@ -1,0 +1,121 @@
+"""Renders chats with a folder's Jinja template, in a guarded process."""
+
+from collections.abc import Sequence
+import datetime
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+from typing import NamedTuple
+
+_SANDBOX = pathlib.Path(__file__).with_name('sandbox.py')
+_LONGEST = 2**18  # Characters of a template; those of today have up to 20,000.
+_SECONDS = 60.0  # By the wall clock; the process limits its processor time.
+
+
+class Chat(NamedTuple):
+  """A chat to be rendered.
+
+  Attributes:
+    messages: (role, text) of each message.
+    is_open: whether the opening of a reply follows.
+  """
+
+  messages: tuple[tuple[str, str], ...]
+  is_open: bool = True
+
+
+class Refusal(NamedTuple):
+  """A chat that a template does not render.
+
+  Attributes:
+    reason: the template's or the sandbox's message.
+  """
+
+  reason: str
+
+
+class Renderer:
+  """Renders chats with one template."""
+
+  def __init__(
+    self,
+    template: str,
+    variables: dict[str, Any],
+    now: datetime.datetime,
+  ):
+    """Starts nothing yet.
+
+    Args:
+      template: the Jinja template.
+      variables: the template's variables besides the messages, such as
+        `bos_token`; strings, numbers and booleans.
+      now: the time that the template's clock shows.
+
+    Raises:
+      ImportError: jinja2 is not installed.
+      ValueError: the template has more than 2¹⁸ characters.
+    """
+    try:
+      import jinja2  # noqa: F401
+    except ImportError as error:
+      raise ImportError(
+        'chat_template: jinja2 is not installed: pip install'
+        " 'kaiju_jax[serve]'."
+      ) from error
+    if len(template) > _LONGEST:
+      raise ValueError(
+        f'chat_template: has {len(template):,} characters: at most'
+        f' {_LONGEST:,}.'
+      )
+    self._template = template
+    self._variables = variables
+    self._now = now
+
+  def render(self, chats: Sequence[Chat]) -> list[str | Refusal]:
+    """Returns the text of each chat, or why the template does not render it.
+
+    Raises:
+      ValueError: the template needs too much time or memory.
+    """
+    task = {
+      'template': self._template,
+      'variables': self._variables,
+      'now': self._now.isoformat(),
+      'chats': [
+        {
+          'messages': [
+            {'role': role, 'content': text} for role, text in one.messages
+          ],
+          'is_open': one.is_open,
+        }
+        for one in chats
+      ],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+      try:
+        ended = subprocess.run(
+          [sys.executable, '-I', '-B', str(_SANDBOX)],
+          input=json.dumps(task).encode(),
+          capture_output=True,
+          env={},
+          cwd=folder,
+          timeout=_SECONDS,
+        )
+      except subprocess.TimeoutExpired:
+        raise _too_much('did not end') from None
+    if ended.returncode:
+      raise _too_much(f'ended with {ended.returncode}')
+    return [
+      one['text'] if 'text' in one else Refusal(one['error'])
+      for one in json.loads(ended.stdout)
+    ]
+
+
+def _too_much(how: str) -> ValueError:
+  return ValueError(
+    f'chat_template: rendering {how}: it may take 2 s of processor time and'
+    ' 512 MiB; give another template (--template=FILE).'
+  )

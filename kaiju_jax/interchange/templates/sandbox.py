@@ -1,0 +1,106 @@
+"""Renders chats with a Jinja template, in a process of its own.
+
+`rendering` starts this file as a program: it reads a task from stdin and writes
+texts to stdout, both JSON. The process has no environment, an empty folder, and
+limits of time, memory and output, because a template comes with a stranger's
+model: loops can take all processor time, and a product of strings all memory.
+
+Only the standard library and jinja2 are imported.
+"""
+
+import contextlib
+import datetime
+import json
+import resource
+import sys
+
+import jinja2
+from jinja2 import ext
+from jinja2 import nodes
+from jinja2 import sandbox
+
+SECONDS = 2  # Of processor time.
+MEMORY = 512 * 2**20
+CHARACTERS = 2**20  # Of a rendered chat.
+
+
+class _Generation(ext.Extension):
+  """`{% generation %}`, which marks what a model wrote, and changes no text."""
+
+  tags = {'generation'}
+
+  def parse(self, parser):
+    line = next(parser.stream).lineno
+    body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
+    return nodes.Scope(body).set_lineno(line)
+
+
+def _limit() -> None:
+  limits = {
+    resource.RLIMIT_CPU: SECONDS,
+    resource.RLIMIT_AS: MEMORY,
+    resource.RLIMIT_FSIZE: 0,
+    resource.RLIMIT_NPROC: 0,
+    resource.RLIMIT_CORE: 0,
+  }
+  for limit, most in limits.items():
+    # macOS has no limit of memory.
+    with contextlib.suppress(ValueError, OSError):
+      resource.setrlimit(limit, (most, most))
+
+
+def _environment(now: datetime.datetime) -> jinja2.Environment:
+  def fail(message):
+    raise jinja2.TemplateError(str(message))
+
+  def write_json(value, ensure_ascii=False, indent=None, **options):
+    del options
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+  made = sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    extensions=[_Generation, ext.loopcontrols],
+  )
+  made.filters['tojson'] = write_json
+  made.globals['raise_exception'] = fail
+  made.globals['strftime_now'] = now.strftime
+  return made
+
+
+def _render(template: jinja2.Template, variables: dict, chat: dict) -> dict:
+  try:
+    parts, size = [], 0
+    for part in template.generate(
+      **variables,
+      messages=chat['messages'],
+      add_generation_prompt=chat['is_open'],
+    ):
+      size += len(part)
+      if size > CHARACTERS:
+        return {'error': f'more than {CHARACTERS:,} characters'}
+      parts.append(part)
+    return {'text': ''.join(parts)}
+  except MemoryError:
+    return {'error': f'more than {MEMORY:,} bytes of memory'}
+  except Exception as error:  # A template can raise anything.
+    return {'error': str(error)[:200] or type(error).__name__}
+
+
+def main() -> None:
+  task = json.load(sys.stdin)
+  _limit()
+  try:
+    environment = _environment(datetime.datetime.fromisoformat(task['now']))
+    template = environment.from_string(task['template'])
+  except Exception as error:  # Syntax, or a template that is no text.
+    rendered = [{'error': str(error)[:200]}] * len(task['chats'])
+  else:
+    rendered = [
+      _render(template, task['variables'], one) for one in task['chats']
+    ]
+  json.dump(rendered, sys.stdout)
+
+
+if __name__ == '__main__':
+  main()
