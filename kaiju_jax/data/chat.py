@@ -86,15 +86,17 @@ class Step(NamedTuple):
     before_L: tokens between the text before and this message's text.
     lead: characters that are encoded together with the text, before it.
     after: the place behind the message; see `Format`.
+    encode: encodes the characters between two structural tokens.
   """
 
   before_L: np.ndarray
   lead: str
   after: str
+  encode: Callable[[str], np.ndarray]
 
 
 class Behind(NamedTuple):
-  """What ends a message, whichever message follows.
+  """The end of a message, whichever message follows.
 
   Attributes:
     tail: characters that are encoded together with the text, behind it.
@@ -123,10 +125,9 @@ class Format:
       next message.
     head_L: the tokens that open a conversation, int32 [L]; may be none.
     steps: the step by place and role.
-    behind: the end of a message by role.
+    behind: the end of a message by the place behind it.
     replies: the tokens before a reply, by place.
     structure: all structural tokens, which no text has.
-    encode: encodes the characters between two structural tokens.
     clean: returns a text (of a role) as it is encoded.
     digest: identifies a template; '' for our own formats.
   """
@@ -139,7 +140,6 @@ class Format:
   behind: Mapping[str, Behind]
   replies: Mapping[str, np.ndarray]
   structure: np.ndarray
-  encode: Callable[[str], np.ndarray]
   clean: Callable[[str, str], str]
   digest: str = ''
 
@@ -150,8 +150,8 @@ class Format:
       TypeError, ValueError: an unknown role, or see `strip`.
     """
     step = self.steps[after, _role(role)]
-    tail, closing_L = self.behind[role]
-    text_L = self.encode(step.lead + self.clean(role, strip(text)) + tail)
+    tail, closing_L = self.behind[step.after]
+    text_L = step.encode(step.lead + self.clean(role, strip(text)) + tail)
     return _join(step.before_L, self._without_structure(text_L), closing_L)
 
   def advance(self, role: str, after: str = '') -> str:
@@ -181,9 +181,10 @@ class Format:
     Raises:
       ValueError: an unknown role.
     """
+    opening_L = self.opening(role, after)
     text_L = self._without_structure(np.asarray(tokens, np.int32))
-    closing_L = self.behind[_role(role)].closing_L
-    return _join(self.opening(role, after), text_L, closing_L)
+    closing_L = self.behind[self.advance(role, after)].closing_L
+    return _join(opening_L, text_L, closing_L)
 
   def length_drawn(self, role: str, tokens) -> int:
     """Returns the most tokens of `encode_drawn`, whatever it stands behind."""
@@ -200,7 +201,7 @@ class Format:
     if _role(role) == 'assistant':
       return self.replies[after].copy()
     step = self.steps[after, role]
-    return _join(step.before_L, self.encode(step.lead) if step.lead else ())
+    return _join(step.before_L, step.encode(step.lead) if step.lead else ())
 
   def document(self, messages: Iterable[Pair]) -> np.ndarray:
     """Returns the tokens of a conversation, int32 [L].
@@ -250,11 +251,13 @@ def format_of(tokenizer: tokenizer_lib.Tokenizer) -> Format:
     name=name,
     stop_tokens=(end, *sorted(structure - {end})),
     head_L=_join([tokenizer.bos_id]),
-    steps={('', role): Step(openings[role], '', '') for role in ROLES},
-    behind={role: Behind('', closing_L) for role in ROLES},
+    steps={
+      ('', role): Step(openings[role], '', '', tokenizer.encode)
+      for role in ROLES
+    },
+    behind={'': Behind('', closing_L)},
     replies={'': openings['assistant']},
     structure=np.array(sorted(structure), np.int32),
-    encode=tokenizer.encode,
     clean=lambda role, text: text,
   )
 

@@ -255,7 +255,10 @@ def _compare(
   glues: Sequence[Glue], render: Callable, moves_system: bool
 ) -> list[ValueError | None]:
   """Returns how the template differs from each glue on random chats, if so."""
-  chats = [_random_chats(one, moves_system) for one in glues]
+  chats = [
+    draw_chats(random_lib.Random(0), one, _RANDOM, moves_system)
+    for one in glues
+  ]
   texts = iter(render([rendering.Chat(one) for some in chats for one in some]))
   found = []
   for glue, some in zip(glues, chats):
@@ -268,13 +271,20 @@ def _compare(
   return found
 
 
-def _random_chats(
-  glue: Glue, moves_system: bool
+def draw_chats(
+  random: random_lib.Random, glue: Glue, count: int, moves_system: bool = False
 ) -> list[tuple[chat_lib.Pair, ...]]:
-  random = random_lib.Random(0)
+  """Returns random chats that a reply can follow.
+
+  Args:
+    random: draws them.
+    glue: its steps are taken.
+    count: number of chats.
+    moves_system: whether a system text must come with one user text alone.
+  """
   is_ragged = set(glue.strips.values()) != {(_SPACES, _SPACES)}
   chats = []
-  while len(chats) < _RANDOM:
+  while len(chats) < count:
     roles = _random_roles(random, glue.steps)
     if moves_system and 'system' in roles:
       roles = ['system', 'user']
