@@ -88,6 +88,11 @@ _GUIDED = flags.DEFINE_integer(
   'Tokens of a guided reply, at most, where there is a --head.',
   1,
 )
+_TEMPLATE = flags.DEFINE_string(
+  'template',
+  '',
+  "File of a Jinja chat template, instead of the Hugging Face folder's own.",
+)
 _OPEN = flags.DEFINE_bool(
   'open',
   False,
@@ -184,6 +189,7 @@ def _settings():
     safety=_SAFETY.value,
     head=_HEAD.value,
     guided=_GUIDED.value,
+    template=_TEMPLATE.value,
   )
 
 

@@ -82,6 +82,8 @@ class Settings:
     head: file of a token-level head, or workdir of the run that trained it; ''
       for the one in the folder of `safety`, if any.
     guided: the most tokens of a guided reply; each row has room for its beams.
+    template: file of a Jinja chat template instead of the model folder's; ''
+      for none.
   """
 
   folder: str = 'server'
@@ -105,6 +107,7 @@ class Settings:
   safety: str = ''
   head: str = ''
   guided: int = 128
+  template: str = ''
 
 
 class _Opened(NamedTuple):
@@ -132,14 +135,18 @@ def assemble(
     characters.Unavailable: the store cannot be reached.
   """
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  chat_format.format_of(tokenizer)
+  chats = load.chat_format(loaded, tokenizer, settings.template)
+  for note in chats.adaptations:
+    say(f'Chat template: {note}.')
   head = _head(settings, loaded.config.d_model)
   opened = _opened(settings, head)  # Refused before anything compiles.
   try:
     engine = _engine(loaded, tokenizer, settings, head)
     say(f'Compiling {loaded.origin} …')
     warm(engine)
-    return _assemble(engine, tokenizer, settings, loaded.origin, head, opened)
+    return _assemble(
+      engine, tokenizer, settings, loaded.origin, head, opened, chats.format
+    )
   except BaseException:
     opened.store.close()
     raise
@@ -165,7 +172,8 @@ def assemble_around(
     OSError, ValueError: see `assemble`.
   """
   opened = _opened(settings, head)
-  return _assemble(engine, tokenizer, settings, origin, head, opened)
+  written = chat_format.format_of(tokenizer)
+  return _assemble(engine, tokenizer, settings, origin, head, opened, written)
 
 
 def _assemble(
@@ -175,10 +183,11 @@ def _assemble(
   origin: str,
   head: judge.Head | None,
   opened: _Opened,
+  written: chat_format.Format,
 ) -> context_lib.Context:
   """Does what `assemble_around` does, with parts that are already open."""
-  written = chat_format.format_of(tokenizer)
-  digest = tokenizer_lib.digest(tokenizer)
+  # Stored prefixes depend on a chat template, too.
+  digest = tokenizer_lib.digest(tokenizer) + written.digest
   length = engine.decoder.length
   publish_built_in(opened.store, written, digest, length)
   working = worker_lib.Worker(engine)

@@ -346,8 +346,7 @@ def _adapt(native: Glue, moves_system: bool) -> Glue:
   if not history.startswith(reply):
     rest = reply[_same(history, reply) :]
     notes.append(f'replies keep their opening in the history, {rest!r}')
-    steps['user', 'assistant'] = (reply, 'assistant')
-  answer = steps['user', 'assistant'][0]
+  answer = history if history.startswith(reply) else reply
   if ('', 'system') not in steps:
     notes.append('a system text opens the first user turn')
     steps['', 'system'] = (first, 'user')
@@ -371,14 +370,21 @@ def _adapt(native: Glue, moves_system: bool) -> Glue:
     shared = [f'{role} after {after}' for after, role in joined]
     notes.append(f'texts share a turn: {", ".join(shared)}')
     steps |= joined
-  spoken = [one for one in openings if (one, 'assistant') not in steps]
+  if ('', 'assistant') in steps:
+    replies.setdefault('', steps['', 'assistant'][0])
+  # A reply that follows no user is the template's own only where the template
+  # also writes such replies in the history.
+  spoken = [
+    after
+    for after in openings
+    if (after, 'assistant') not in steps or after not in replies
+  ]
   if spoken:
     notes.append(f'before a reply that follows no user, the user says {LINE!r}')
-  for after, opening in openings.items():
-    if after in spoken:
-      steps[after, 'assistant'] = (opening + LINE + answer, 'assistant')
-    if after not in replies:
-      replies[after] = opening + LINE + reply
-    if not steps[after, 'assistant'][0].startswith(replies[after]):
-      steps[after, 'assistant'] = (replies[after], 'assistant')
+  for after in spoken:
+    steps[after, 'assistant'] = (openings[after] + LINE + answer, 'assistant')
+    replies[after] = openings[after] + LINE + reply
+  for after, opening in replies.items():
+    if not steps[after, 'assistant'][0].startswith(opening):
+      steps[after, 'assistant'] = (opening, 'assistant')
   return Glue(steps, replies, native.strips, tuple(notes))

@@ -74,13 +74,9 @@ class Renderer:
     self._variables = variables
     self._now = now
 
-  def render(self, chats: Sequence[Chat]) -> list[str | Refusal]:
-    """Returns the text of each chat, or why the template does not render it.
-
-    Raises:
-      ValueError: the template needs too much time or memory.
-    """
-    task = {
+  def task(self, chats: Sequence[Chat]) -> dict[str, Any]:
+    """Returns what `sandbox.render` takes."""
+    return {
       'template': self._template,
       'variables': self._variables,
       'now': self._now.isoformat(),
@@ -94,11 +90,19 @@ class Renderer:
         for one in chats
       ],
     }
+
+  def render(self, chats: Sequence[Chat]) -> list[str | Refusal]:
+    """Returns the text of each chat, or why the template does not render it.
+
+    Raises:
+      ValueError: the template needs too much time or memory.
+    """
+    task = json.dumps(self.task(chats)).encode()
     with tempfile.TemporaryDirectory() as folder:
       try:
         ended = subprocess.run(
           [sys.executable, '-I', '-B', str(_SANDBOX)],
-          input=json.dumps(task).encode(),
+          input=task,
           capture_output=True,
           env={},
           cwd=folder,
@@ -108,10 +112,14 @@ class Renderer:
         raise _too_much('did not end') from None
     if ended.returncode:
       raise _too_much(f'ended with {ended.returncode}')
-    return [
-      one['text'] if 'text' in one else Refusal(one['error'])
-      for one in json.loads(ended.stdout)
-    ]
+    return texts_of(json.loads(ended.stdout))
+
+
+def texts_of(rendered: list[dict[str, str]]) -> list[str | Refusal]:
+  """Returns what `sandbox.render` returned as texts and refusals."""
+  return [
+    one['text'] if 'text' in one else Refusal(one['error']) for one in rendered
+  ]
 
 
 def _too_much(how: str) -> ValueError:

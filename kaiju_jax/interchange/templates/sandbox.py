@@ -21,7 +21,7 @@ from jinja2 import sandbox
 
 SECONDS = 2  # Of processor time.
 MEMORY = 512 * 2**20
-CHARACTERS = 2**20  # Of a rendered chat.
+CHARACTERS = 2**16  # Of a rendered chat.
 
 
 class _Generation(ext.Extension):
@@ -68,6 +68,21 @@ def _environment(now: datetime.datetime) -> jinja2.Environment:
   return made
 
 
+def render(task: dict) -> list[dict]:
+  """Returns {'text': …} or {'error': …} for each chat of a task.
+
+  Args:
+    task: `template`, its `variables`, `now` as ISO 8601, and `chats` with
+      `messages` (role and content) and `is_open`.
+  """
+  try:
+    environment = _environment(datetime.datetime.fromisoformat(task['now']))
+    template = environment.from_string(task['template'])
+  except Exception as error:  # Syntax; a template can raise anything.
+    return [{'error': str(error)[:200]}] * len(task['chats'])
+  return [_render(template, task['variables'], one) for one in task['chats']]
+
+
 def _render(template: jinja2.Template, variables: dict, chat: dict) -> dict:
   try:
     parts, size = [], 0
@@ -90,16 +105,7 @@ def _render(template: jinja2.Template, variables: dict, chat: dict) -> dict:
 def main() -> None:
   task = json.load(sys.stdin)
   _limit()
-  try:
-    environment = _environment(datetime.datetime.fromisoformat(task['now']))
-    template = environment.from_string(task['template'])
-  except Exception as error:  # Syntax, or a template that is no text.
-    rendered = [{'error': str(error)[:200]}] * len(task['chats'])
-  else:
-    rendered = [
-      _render(template, task['variables'], one) for one in task['chats']
-    ]
-  json.dump(rendered, sys.stdout)
+  json.dump(render(task), sys.stdout)
 
 
 if __name__ == '__main__':

@@ -23,7 +23,6 @@ import numpy as np
 
 from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
-from kaiju_jax.data import chat
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import transformer
@@ -60,9 +59,8 @@ class Reader:
     self.d_model = loaded.config.d_model
     self.origin = loaded.origin
     self._most = loaded.config.max_length
-    self._format = chat.format_of(
-      tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-    )
+    tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+    self._format = load.chat_format(loaded, tokenizer).format
     prefixes = [
       prompt.prefix(fields, self._format) for fields in builtin.CHARACTERS
     ]
