@@ -160,7 +160,10 @@ def _run(config: model_config.ModelConfig, file: str) -> str:
   tokenizer = f'str(FOLDER / {file!r})' if file else "''"
   length = min(data_config.DataConfig().length, config.max_length)
   return _RUN.format(
-    model=_written(config, '    '), tokenizer=tokenizer, length=length
+    imports='\n'.join(sorted(_imports(config))),
+    model=_written(config, '    '),
+    tokenizer=tokenizer,
+    length=length,
   )
 
 
@@ -169,13 +172,36 @@ def _written(value: Any, indent: str) -> str:
   if not dataclasses.is_dataclass(value):
     return repr(value)
   kind = type(value)
-  room = kind.__module__.split('.')[-2]
   lines = [
     f'{indent}  {field.name}='
     f'{_written(getattr(value, field.name), indent + "  ")},\n'
     for field in dataclasses.fields(value)
   ]
-  return f'{room}_config.{kind.__name__}(\n{"".join(lines)}{indent})'
+  name = f'{_alias(kind)}.{kind.__name__}'
+  return f'{name}(\n{"".join(lines)}{indent})'
+
+
+def _alias(kind: type) -> str:
+  """Returns the name under which a config's module is imported."""
+  *_, room, module = kind.__module__.split('.')
+  return f'{room}_config' if module == 'config' else module
+
+
+def _imports(value: Any) -> set[str]:
+  """Returns the imports of `_written`, one line each."""
+  if not dataclasses.is_dataclass(value):
+    return set()
+  kind = type(value)
+  package, _, module = kind.__module__.rpartition('.')
+  line = f'from {package} import {module}'
+  if module != _alias(kind):
+    line += f' as {_alias(kind)}'
+  return {line}.union(
+    *(
+      _imports(getattr(value, field.name))
+      for field in dataclasses.fields(value)
+    )
+  )
 
 
 _RUN = '''"""A run that begins with the student in this folder.
@@ -193,8 +219,7 @@ teacher, name its store (`experiments.teach`) as well:
 import pathlib
 
 from kaiju_jax.data import config as data_config
-from kaiju_jax.model import config as model_config
-from kaiju_jax.quantization import config as quantization_config
+{imports}
 from kaiju_jax.training import experiment as experiment_lib
 
 FOLDER = pathlib.Path(__file__).parent
