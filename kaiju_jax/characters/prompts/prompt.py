@@ -332,12 +332,7 @@ class _History:
     return begin
 
   def parts(self, begin: int, after: str) -> list[np.ndarray]:
-    """Returns the kept messages, each followed by its lore; and the opening.
-
-    Args:
-      begin: the first message that is kept.
-      after: the place of the format behind the head.
-    """
+    """Returns the tokens from message `begin` to the opening, with lore."""
     told: set[int] = set()
     parts = []
     for n in range(begin, len(self._messages)):
