@@ -336,8 +336,7 @@ class _History:
     told: set[int] = set()
     parts = []
     for n in range(begin, len(self._messages)):
-      entries = self._tell(n, told)
-      lore = (Turn('system', self._book.texts[number]) for number in entries)
+      lore = (Turn('system', self._book.texts[k]) for k in self._tell(n, told))
       for one in self._messages[n], *lore:
         parts.append(self._piece(one, after))
         after = self._format.advance(one.role, after)
