@@ -53,13 +53,11 @@ PURPOSES = {
     'benchmarks.kernels',
     'benchmarks.mixture',
     'benchmarks.sampled_targets',
-    'benchmarks.small_products',
     'benchmarks.soak',
     'benchmarks.startup',
     'benchmarks.step',
     'benchmarks.stores',
     'benchmarks.teach',
-    'benchmarks.teacher_reading',
     'benchmarks.vocabulary_loss',
   ),
 }

@@ -23,7 +23,6 @@ baseline with 95 % intervals, figures, commands, environment.
 """
 
 from collections.abc import Sequence
-import pathlib
 import sys
 
 from absl import flags
@@ -36,7 +35,6 @@ from kaiju_jax.runs.ablation import plan
 from kaiju_jax.runs.ablation import report
 from kaiju_jax.runs.ablation import watch
 from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 
 _CONFIG = flags.DEFINE_string(
@@ -69,10 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _ablate(overrides: Sequence[str]) -> int:
   report_lib.require_figures()
-  if not _OUT.value:
-    raise ValueError('--out=: must name a folder.')
-  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
-  config, root = _CONFIG.value, pathlib.Path(_OUT.value)
+  config, root = _CONFIG.value, command_lib.folder(_OUT)
   module = plan.load(config)
   compared = plan.baselines(module.ARMS, _ARMS.value, _BASELINE.value)
   arms = tuple(dict.fromkeys([*compared, *compared.values()]))

@@ -140,13 +140,9 @@ def _kernels() -> rich.table.Table:
   from kaiju_jax.kernels.visibility_attention import api
   from kaiju_jax.runs import load
 
-  for name in _ATTENTION.value:
-    if name not in api.RUNS_ON:
-      raise ValueError(
-        f'--attention: {name!r} is not one of {", ".join(api.RUNS_ON)}.'
-      )
+  names = command.choose(_ATTENTION, api.RUNS_ON)
   asked = _Asked(load.from_workdir(_MODEL.value))
-  for name in _ATTENTION.value:
+  for name in names:
     runs_here = dispatch.platform() in api.RUNS_ON[name]
     with contextlib.nullcontext() if runs_here else dispatch.interpret():
       asked.add(

@@ -9,7 +9,6 @@ versions of Python. `experiments/configs/annealing.py` reads them.
 """
 
 from collections.abc import Sequence
-import pathlib
 
 from absl import flags
 
@@ -22,18 +21,10 @@ _OUT = flags.DEFINE_string(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  _write(_OUT.value)
-
-
-def _write(out: str) -> None:
   from kaiju_jax.data import docstrings
-  from kaiju_jax.storage import addresses
   from kaiju_jax.storage import files
 
-  if not out:
-    raise ValueError('--out=: must name a folder.')
-  addresses.refuse(out, f'--out={out}')
-  folder = pathlib.Path(out)
+  folder = command.folder(_OUT)
   files.make_folder(folder)
   for name, texts in zip(('clean', 'noisy'), docstrings.read()):
     path = folder / f'{name}.jsonl'

@@ -68,19 +68,11 @@ _FIGURE = flags.DEFINE_string('figure', None, 'Where the figure goes (png).')
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  for part in _PARTS.value:
-    if part not in PARTS:
-      raise SystemExit(
-        f'error: --parts: {part!r} is not one of {", ".join(PARTS)}.'
-      )
-  for named in _PEERS.value:
-    peer, _, dtype = named.partition(':')
-    if dtype not in PEERS.get(peer, ()):
-      raise SystemExit(
-        f'error: --peers: {named!r} is not one of {", ".join(_PEERS.default)}.'
-      )
+  command.choose(_PARTS, PARTS)
+  if _PEERS.value:  # None at all is a choice, too.
+    command.choose(_PEERS, _PEERS.default)
   if 'between' in _PARTS.value and _ROWS.value < 2:
-    raise SystemExit('error: --rows=1: the part between needs two.')
+    raise ValueError('--rows=1: the part between needs two.')
   lengths = [_pair(_PROMPT), _pair(_ANSWER)]
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
   with tempfile.TemporaryDirectory() as folder:
@@ -91,16 +83,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _pair(flag) -> tuple[int, int]:
-  try:
-    low, high = map(int, flag.value)
-  except ValueError:
-    low, high = 0, 0
-  if not 1 <= low <= high:
-    raise SystemExit(
-      f'error: --{flag.name}={",".join(flag.value)}: write two rising numbers'
-      ' of tokens, as 32,256.'
-    )
-  return low, high
+  found = command.numbers(flag, int)
+  return found[0], found[-1]
 
 
 def _run(folder: pathlib.Path, prompt, answer) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _MODEL = flags.DEFINE_string(
   'model', 'runs/chat', 'A workdir, an export or a Hugging Face folder.'
@@ -84,23 +85,23 @@ def _run() -> None:
 
 
 def _say(scores) -> None:
-  import rich.console
-  import rich.table
-
-  table = rich.table.Table(
-    'question', 'replies', 'ended', 'clean', 'words known', 'right', 'exclaimed'
+  columns = (
+    *('question', 'replies', 'ended', 'clean', 'words known', 'right'),
+    'exclaimed',
   )
-  for kind, one in scores.items():
-    table.add_row(
+  rows = [
+    (
       kind,
-      str(one.asked),
+      one.asked,
       _share(one.ended, one.asked),
       _share(one.clean, one.asked),
       _share(one.known, one.words),
       _share(one.right, one.facts),
       _share(one.exclaimed, one.exclaimers),
     )
-  rich.console.Console(width=120).print(table)
+    for kind, one in scores.items()
+  ]
+  report.show([report.table(columns, rows)], width=120)
 
 
 def _share(count: int, of: int) -> str:

@@ -22,10 +22,9 @@ import subprocess
 import sys
 
 from absl import flags
-import rich.console
-import rich.table
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 from .configs import distill
 
@@ -107,30 +106,30 @@ def _publish() -> None:
   from kaiju_jax.evaluation import paired
 
   losses = {arm: _losses(arm) for arm in distill.ARMS}
-  table = rich.table.Table(
-    title='Held-out loss, nats per token; differences paired by seed'
-  )
-  for header in ('arm', 'bytes/token', 'seeds', 'loss', '− full', '− top_k'):
-    table.add_column(header, justify='right')
+  rows = []
   for arm, of_seed in losses.items():
     size = ''
     if arm in distill.METHODS:
       manifest = store.read_manifest(f'{distill.ROOT}/{arm}')
       size = f'{manifest.bytes_per_token():.1f}'
-    table.add_row(
-      arm,
-      size,
-      str(len(of_seed)),
-      f'{paired.mean(list(of_seed.values())):.4f}',
-      _difference(of_seed, losses['full']),
-      _difference(of_seed, losses['top_k']),
+    rows.append(
+      (
+        arm,
+        size,
+        len(of_seed),
+        f'{paired.mean(list(of_seed.values())):.4f}',
+        _difference(of_seed, losses['full']),
+        _difference(of_seed, losses['top_k']),
+      )
     )
   teacher = _last(pathlib.Path(distill.TEACHER))
-  table.add_row('teacher', '', '1', f'{teacher:.4f} (all text)', '', '')
-  console = rich.console.Console(width=100)
-  console.print(table)
-  for line in _verdicts(losses):
-    console.print(line, highlight=False)
+  rows.append(('teacher', '', 1, f'{teacher:.4f} (all text)', '', ''))
+  table = report.table(
+    ('arm', 'bytes/token', 'seeds', 'loss', '− full', '− top_k'),
+    rows,
+    'Held-out loss, nats per token; differences paired by seed',
+  )
+  report.show([table, *_verdicts(losses)], width=100)
 
 
 def _losses(arm: str) -> dict[int, float]:
@@ -170,21 +169,17 @@ def _verdicts(losses: Mapping[str, Mapping[int, float]]) -> list[str]:
   found = paired.difference(ours, losses['full'])
   share = found.mean / found.baseline
   lines.append(
-    f'systematic against full: {share:+.2%} (target within 1 %:'
-    f' {_met(abs(share) <= 0.01)})'
+    f'systematic against full: {share:+.2%}'
+    f' ({report.verdict("within 1 %", abs(share) <= 0.01)})'
   )
   for arm in ('top_k', 'none'):
     found = paired.difference(ours, losses[arm])
     highest = found.mean + found.half_width
     lines.append(
       f'systematic against {arm}: {found.mean:+.4f}, at most {highest:+.4f}'
-      f' (target below 0: {_met(highest < 0)})'
+      f' ({report.verdict("below 0", highest < 0)})'
     )
   return lines
-
-
-def _met(is_met: bool) -> str:
-  return 'met' if is_met else 'MISSED'
 
 
 if __name__ == '__main__':

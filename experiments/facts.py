@@ -16,7 +16,7 @@ import pathlib
 from absl import flags
 
 from kaiju_jax.runs import command
-from kaiju_jax.storage import addresses
+from kaiju_jax.runs import report
 
 _OUT = flags.DEFINE_string('out', 'runs/facts', 'Folder of all runs.')
 _SEEDS = command.define_seeds('0')
@@ -32,9 +32,8 @@ _WORLD = flags.DEFINE_integer('world', 0, 'Seed of the facts.', lower_bound=0)
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  addresses.refuse(_OUT.value, f'--out={_OUT.value}')
   seeds = command.seeds(_SEEDS)
-  _run(pathlib.Path(_OUT.value), seeds)
+  _run(command.folder(_OUT), seeds)
 
 
 def _run(root: pathlib.Path, seeds: Sequence[int]) -> None:
@@ -138,9 +137,6 @@ def _held(candidates, arm: str):
 
 
 def _say(candidates, detection, scores) -> None:
-  import rich.console
-  import rich.table
-
   from kaiju_jax.evaluation import proportion
 
   from .configs import facts as config
@@ -153,7 +149,7 @@ def _say(candidates, detection, scores) -> None:
     f' {detection.recall:.3f} ({detection.rejected_wrong} wrong ones rejected'
     f' of {detection.wrong}, {detection.rejected} rejected).'
   )
-  table = rich.table.Table('student', 'seen phrasings', 'unseen phrasings')
+  rows = []
   pooled = {}
   for arm in config.STUDENTS:
     cells = []
@@ -165,8 +161,9 @@ def _say(candidates, detection, scores) -> None:
       cells.append(
         f'{100 * right / asked:.1f} % ({100 * low:.1f} … {100 * high:.1f})'
       )
-    table.add_row(arm, *cells)
-  rich.console.Console().print(table)
+    rows.append((arm, *cells))
+  names = 'student', 'seen phrasings', 'unseen phrasings'
+  report.show([report.table(names, rows)])
   for other in 'originals', 'unfiltered':
     d, (low, high) = proportion.difference(
       pooled['filtered', 'unseen'], pooled[other, 'unseen']

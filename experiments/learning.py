@@ -32,22 +32,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _show() -> None:
-  import rich.console
-
   from kaiju_jax.evaluation import learning
   from kaiju_jax.runs import report
 
   report.require_figures()
   name = _READING.value
   runs = learning.runs(_RUNS.value)
-  known = list(dict.fromkeys(run.arm for run in runs))
-  for arm in _ARMS.value or ():
-    if arm not in known:
-      raise ValueError(f'--arms: {arm!r} is not one of {", ".join(known)}.')
-  if _ARMS.value is not None:
-    order = {arm: place for place, arm in enumerate(_ARMS.value)}
-    runs = [run for run in runs if run.arm in order]
-    runs.sort(key=lambda run: order[run.arm])
+  arms = command.choose(_ARMS, (run.arm for run in runs))
+  runs = [run for run in runs if run.arm in arms]
+  runs.sort(key=lambda run: arms.index(run.arm))
   if not any(run.readings(name) for run in runs):
     readings = sorted(
       {key for run in runs for r in run.records for key in r if 'eval_' in key}
@@ -56,13 +49,11 @@ def _show() -> None:
       f'--reading={name!r}: no run has it; there are'
       f' {", ".join(readings) or "none: the runs did not evaluate"}.'
     )
-  console = rich.console.Console()
-  console.print(learning.table(runs, name, _LEAST.value))
   page = pathlib.Path(_RUNS.value) / f'learning.{name}.png'
   drawn = report.figure(9, 5)
   learning.draw(drawn, runs, name, _LEAST.value, report.style)
   report.save(drawn, page)
-  console.print(f'Written: {page}', highlight=False, soft_wrap=True)
+  report.show([learning.table(runs, name, _LEAST.value)], [page])
 
 
 if __name__ == '__main__':

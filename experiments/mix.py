@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _TARGET = flags.DEFINE_string(
   'target', None, 'File, folder or glob of text that the mix should resemble.'
@@ -104,27 +105,22 @@ def _source(flag: str, text: str) -> tuple[str, str]:
 
 
 def _show(result) -> None:
-  import rich.console
-  import rich.table
-
-  table = rich.table.Table()
-  for heading in 'source', 'weight', '95 % interval', 'tokens', 'distance':
-    table.add_column(
-      heading, justify='left' if heading == 'source' else 'right'
-    )
   mix = result.mix
-  for row, name in enumerate(result.names):
-    table.add_row(
+  rows = [
+    (
       name,
       f'{mix.weights[row]:.3f}',
       f'{mix.low[row]:.3f} … {mix.high[row]:.3f}',
       f'{result.sizes[row]:,}',
       f'{mix.distances[row]:.4f}',
     )
-  table.add_row('the mix', '1', '', '', f'{mix.distance:.4f}')
-  table.add_row('all text as it is', '', '', '', f'{mix.pooled:.4f}')
-  rich.console.Console().print(table)
-  print(f'Written: {_OUT.value}/mix.json, {_OUT.value}/report.md')
+    for row, name in enumerate(result.names)
+  ]
+  rows.append(('the mix', 1, '', '', f'{mix.distance:.4f}'))
+  rows.append(('all text as it is', '', '', '', f'{mix.pooled:.4f}'))
+  columns = 'source', 'weight', '95 % interval', 'tokens', 'distance'
+  written = f'{_OUT.value}/mix.json', f'{_OUT.value}/report.md'
+  report.show([report.table(columns, rows)], written)
 
 
 if __name__ == '__main__':

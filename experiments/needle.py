@@ -29,7 +29,6 @@ from absl import flags
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
 from kaiju_jax.runs import train
-from kaiju_jax.storage import addresses
 
 if TYPE_CHECKING:
   from kaiju_jax.runs import needle as needle_runs
@@ -95,25 +94,20 @@ def _runs() -> 'list[needle_runs.Run]':
     ValueError: names the flag, its value and what would be right.
   """
   config = importlib.import_module(f'.configs.{_TASK.value}', __package__)
-  arms = list(config.ARMS) if _ARMS.value is None else _ARMS.value
-  known = config.ARMS + config.VARIANTS
-  for arm in arms:
-    if arm not in known:
-      raise ValueError(f'--arms: {arm!r} is not one of {", ".join(known)}.')
+  arms = list(config.ARMS)
+  if _ARMS.value is not None:
+    arms = command.choose(_ARMS, config.ARMS + config.VARIANTS)
   seeds = command.seeds(_SEEDS)
-  if not arms:
-    raise ValueError('--arms needs at least one.')
   if _DATA.value is not None and _TASK.value != 'needle_text':
     raise ValueError(
       f'--data={_DATA.value!r}: only --task=needle_text reads text.'
     )
-  if _OUT.value == '':
-    raise ValueError('--out=: must name a folder.')
-  addresses.refuse(_OUT.value or '', f'--out={_OUT.value}')
+  if _OUT.value is not None:
+    command.folder(_OUT)
   from kaiju_jax.runs import needle as needle_runs
 
   runs = []
-  for arm in dict.fromkeys(arms):
+  for arm in arms:
     for seed in seeds:
       experiment = config.get_config(arm)
       experiment.seed = seed

@@ -48,7 +48,7 @@ _STUDY = study.define('runs/rates', '0,1')
 
 
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _TRANSFER)
+  command.check(argv)
   widths = command.numbers(_WIDTHS, int, 2, 'a line needs two or more')
   rates = command.numbers(_RATES, float, 3, 'a parabola needs three or more')
   if _PREDICT.value <= widths[-1]:
@@ -56,15 +56,13 @@ def main(argv: Sequence[str]) -> None:
       f'--predict={_PREDICT.value}: must be wider than all of --widths, the'
       f' widest of which is {widths[-1]}.'
     )
-  for transfer in _TRANSFER.value:
-    if transfer not in ('none', 'width'):
-      raise ValueError(f"--transfer: {transfer!r} is not 'none' or 'width'.")
+  transfers = command.choose(_TRANSFER, ('none', 'width'))
   _STUDY.check()
   from kaiju_jax.runs.sweeps import rates as rates_lib
   from kaiju_jax.runs.sweeps import rates_report
 
   asked = rates_lib.Asked(
-    tuple(dict.fromkeys(_TRANSFER.value)),
+    tuple(transfers),
     tuple(widths),
     tuple(rates),
     _STUDY.seeds,

@@ -22,6 +22,7 @@ import pathlib
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.storage import addresses
 
 _TIERS = flags.DEFINE_list(
@@ -57,13 +58,7 @@ def main(argv: Sequence[str]) -> None:
 def _checked() -> tuple[list[str], list[float]]:
   from kaiju_jax.fleet import traffic
 
-  for tier in _TIERS.value:
-    if tier not in traffic.TIERS:
-      raise ValueError(
-        f'--tiers: {tier!r} is not one of {", ".join(traffic.TIERS)}.'
-      )
-  if not _TIERS.value:
-    raise ValueError('--tiers needs at least one.')
+  tiers = command.choose(_TIERS, traffic.TIERS)
   parts = []
   for text in _FRACTIONS.value:
     try:
@@ -74,7 +69,7 @@ def _checked() -> tuple[list[str], list[float]]:
       raise ValueError(f'--fractions: {text!r} is no fraction; write 1/20.')
   if _JSON.value:
     addresses.refuse(_JSON.value, f'--json={_JSON.value}')
-  return _TIERS.value, parts
+  return tiers, parts
 
 
 def _run(tiers: list[str], parts: list[float]) -> None:
@@ -129,31 +124,28 @@ def _source(replay, sizes) -> None:
 
 
 def _table(replay, tier: str, result, seconds: float):
-  import rich.table
-
-  table = rich.table.Table(
-    title=f'{tier}: {result.tokens / 1e6:.1f} M tokens of prompts in'
-    f' {seconds / 3600:.0f} h; oracle {100 * result.oracle:.2f} % in'
-    f' {result.memory / 2**30:.1f} GiB'
-  )
-  of_oracle = "of oracle's"
-  for name in (
-    *('memory', 'points', of_oracle, 'blocks', of_oracle),
-    *('with foresight', of_oracle),
-  ):
-    table.add_column(name, justify='right')
+  rows = []
   for row in result.rows:
     points, blocks, foresight = replay.share(row, result)
-    table.add_row(
-      f'{row.memory / 2**30:.2f} GiB (1/{1 / row.fraction:.0f})',
-      f'{100 * row.points:.2f} %',
-      f'{points:.4f}',
-      f'{100 * row.blocks:.2f} %',
-      f'{blocks:.4f}',
-      f'{100 * row.foresight:.2f} %',
-      f'{foresight:.4f}',
+    rows.append(
+      (
+        f'{row.memory / 2**30:.2f} GiB (1/{1 / row.fraction:.0f})',
+        *(f'{100 * row.points:.2f} %', f'{points:.4f}'),
+        *(f'{100 * row.blocks:.2f} %', f'{blocks:.4f}'),
+        *(f'{100 * row.foresight:.2f} %', f'{foresight:.4f}'),
+      )
     )
-  return table
+  of_oracle = "of oracle's"
+  return report.table(
+    (
+      *('memory', 'points', of_oracle, 'blocks', of_oracle),
+      *('with foresight', of_oracle),
+    ),
+    rows,
+    f'{tier}: {result.tokens / 1e6:.1f} M tokens of prompts in'
+    f' {seconds / 3600:.0f} h; oracle {100 * result.oracle:.2f} % in'
+    f' {result.memory / 2**30:.1f} GiB',
+  )
 
 
 def _plain(replay, result) -> dict:

@@ -25,27 +25,14 @@ of a file, in seconds. It needs scikit-learn: pip install 'kaiju_jax[gate]'.
 """
 
 from collections.abc import Sequence
-import sys
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs.safety import certifying
 
-_DATA = flags.DEFINE_string('data', None, 'Labelled texts, a JSONL file.')
-_PLANTED = flags.DEFINE_bool(
-  'planted', False, 'Make texts with planted marker words.'
-)
+_TEXTS = certifying.define('Seed of the split and of the disguises.')
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
-_CHOOSE = flags.DEFINE_float(
-  'choose', 0.2, 'The part of the texts that chooses the thresholds.'
-)
-_CERTIFY = flags.DEFINE_float(
-  'certify', 0.4, 'The part of the texts that counts what they do.'
-)
-_C = flags.DEFINE_float(
-  'c', 1.0, "Inverse of the regularization's strength, above 0."
-)
 _CONFIDENCE = flags.DEFINE_float(
   'confidence', 0.95, 'Of the claims about both tiers; at least 0.95.'
 )
@@ -55,59 +42,30 @@ _HOLD = flags.DEFINE_integer(
 _HEAD = flags.DEFINE_string(
   'head', None, "A thresholds.json whose token head's part is taken over."
 )
-_SEED = flags.DEFINE_integer(
-  'seed', 0, 'Seed of the split and of the disguises.', lower_bound=0
-)
 
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _OUT)
-  if bool(_DATA.value) == _PLANTED.value:
-    raise app.UsageError('either --data or --planted must be given.')
-  result = _train()
-  print(f'{_OUT.value}: gate {result.gate.version[:12]}; see report.md.')
-  if result.outcome.status:
-    print(f'Not certified: {result.outcome.why}', file=sys.stderr)
-    raise SystemExit(result.outcome.status)
-
-
-def _train():
-  _check()
-  from kaiju_jax.runs.corpora import read
-  from kaiju_jax.runs.safety import planted
-  from kaiju_jax.runs.safety import report
-  from kaiju_jax.runs.safety import rows as rows_lib
-  from kaiju_jax.runs.safety import train_gate
-  from kaiju_jax.serving.safety import thresholds
-
-  read.refuse_existing(_OUT.value)
-  head = thresholds.load(_HEAD.value).head if _HEAD.value else None
-  task = train_gate.Task(
-    choose=_CHOOSE.value,
-    certify=_CERTIFY.value,
-    seed=_SEED.value,
-    c=_C.value,
-    confidence=_CONFIDENCE.value,
-    hold=_HOLD.value,
-    head=head,
-  )
-  rows = (
-    planted.certifying(_SEED.value)
-    if _PLANTED.value
-    else rows_lib.read(_DATA.value)
-  )
-  result = train_gate.train(rows, task)
-  train_gate.write(result, _OUT.value, report.of_gate(result))
-  return result
-
-
-def _check() -> None:
-  if _C.value <= 0:
-    raise ValueError(f'--c={_C.value}: must be above 0.')
+  _TEXTS.check()
   if not 0.95 <= _CONFIDENCE.value < 1:
     raise ValueError(
       f'--confidence={_CONFIDENCE.value}: must be at least 0.95, and below 1.'
     )
+  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.runs.safety import report
+  from kaiju_jax.runs.safety import train_gate
+  from kaiju_jax.serving.safety import thresholds
+
+  read.refuse_existing(_OUT.value)
+  task = train_gate.Task(
+    confidence=_CONFIDENCE.value,
+    hold=_HOLD.value,
+    head=thresholds.load(_HEAD.value).head if _HEAD.value else None,
+    **_TEXTS.division,
+  )
+  result = train_gate.train(_TEXTS.read(), task)
+  train_gate.write(result, _OUT.value, report.of_gate(result))
+  certifying.finish(_OUT.value, 'gate', result.gate.version, result.outcome)
 
 
 if __name__ == '__main__':

@@ -29,20 +29,16 @@ file. It needs scikit-learn: pip install 'kaiju_jax[gate]'.
 """
 
 from collections.abc import Sequence
-import sys
 
-from absl import app
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs.safety import certifying
 
 _MODEL = flags.DEFINE_string(
   'model', None, 'A workdir, an export or a Hugging Face folder.'
 )
-_DATA = flags.DEFINE_string('data', None, 'Labelled texts, a JSONL file.')
-_PLANTED = flags.DEFINE_bool(
-  'planted', False, 'Make texts with planted marker words.'
-)
+_TEXTS = certifying.define('Seed of the split and of drawn tokens.')
 _SAFETY = flags.DEFINE_string(
   'safety', None, 'Folder of a gate and its certified thresholds.'
 )
@@ -50,43 +46,18 @@ _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 _HEAD = flags.DEFINE_string(
   'head', None, 'A head to certify: its file, or the workdir of its run.'
 )
-_CHOOSE = flags.DEFINE_float(
-  'choose', 0.2, 'The part of the texts that chooses the thresholds.'
-)
-_CERTIFY = flags.DEFINE_float(
-  'certify', 0.4, 'The part of the texts that counts what they do.'
-)
-_C = flags.DEFINE_float(
-  'c', 1.0, "Inverse of the regularization's strength, above 0."
-)
 _CONFIDENCE = flags.DEFINE_float(
   'confidence',
   None,
   "Of the claims about both tiers; must be that of --safety's thresholds, which"
   ' is the default.',
 )
-_SEED = flags.DEFINE_integer(
-  'seed', 0, 'Seed of the split and of drawn tokens.', lower_bound=0
-)
 
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv, _MODEL, _SAFETY, _OUT)
-  if bool(_DATA.value) == _PLANTED.value:
-    raise app.UsageError('either --data or --planted must be given.')
-  result = _train()
-  print(f'{_OUT.value}: token head {result.version[:12]}; see report.md.')
-  if result.outcome.status:
-    print(f'Not certified: {result.outcome.why}', file=sys.stderr)
-    raise SystemExit(result.outcome.status)
-
-
-def _train():
-  if _C.value <= 0:
-    raise ValueError(f'--c={_C.value}: must be above 0.')
+  _TEXTS.check()
   from kaiju_jax.runs.corpora import read
-  from kaiju_jax.runs.safety import planted
-  from kaiju_jax.runs.safety import rows as rows_lib
   from kaiju_jax.serving.safety import moderation
 
   read.refuse_existing(_OUT.value)
@@ -96,11 +67,7 @@ def _train():
       f'--confidence={_CONFIDENCE.value}: the thresholds in'
       f' --safety={_SAFETY.value} were counted with {gate.confidence}.'
     )
-  rows = (
-    planted.certifying(_SEED.value)
-    if _PLANTED.value
-    else rows_lib.read(_DATA.value)
-  )
+  rows = _TEXTS.read()
   from kaiju_jax.runs import load
   from kaiju_jax.runs.safety import report
   from kaiju_jax.runs.safety import said
@@ -108,16 +75,11 @@ def _train():
 
   loaded = load.from_anywhere(_MODEL.value)
   d_model = loaded.config.d_model
-  task = train_head.Task(
-    choose=_CHOOSE.value,
-    certify=_CERTIFY.value,
-    seed=_SEED.value,
-    c=_C.value,
-    head=load.head(_HEAD.value, d_model) if _HEAD.value else None,
-  )
+  head = load.head(_HEAD.value, d_model) if _HEAD.value else None
+  task = train_head.Task(head=head, **_TEXTS.division)
   result = train_head.train(said.Reader(loaded), rows, gate, task)
   train_head.write(result, _SAFETY.value, _OUT.value, report.of_head(result))
-  return result
+  certifying.finish(_OUT.value, 'token head', result.version, result.outcome)
 
 
 if __name__ == '__main__':

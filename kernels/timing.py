@@ -1,4 +1,4 @@
-"""Times computations by the wall clock, side by side in one process."""
+"""Times computations side by side in one process."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -10,7 +10,10 @@ import jax
 
 
 def medians(
-  runs: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 1
+  runs: Mapping[str, Callable[[], Any]],
+  repeats: int,
+  calls: int = 1,
+  clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
   """Returns the median seconds of a call of each run.
 
@@ -23,14 +26,17 @@ def medians(
     repeats: rounds.
     calls: calls per timing. They are dispatched one after the other with one
       wait at the end, so that an accelerator computes while Python dispatches.
+    clock: `time.process_time` for processor time, of all threads together.
+      Other work on the machine changes it little, where wall time says how long
+      a long computation waited for its core.
   """
   seconds = {name: [] for name in runs}
   for _ in range(repeats):
     for name, run in runs.items():
       jax.block_until_ready(run())
-      start = time.perf_counter()
+      start = clock()
       for _ in range(calls):
         last = run()
       jax.block_until_ready(last)
-      seconds[name].append((time.perf_counter() - start) / calls)
+      seconds[name].append((clock() - start) / calls)
   return {name: statistics.median(each) for name, each in seconds.items()}

@@ -27,10 +27,9 @@ import math
 import statistics
 
 from absl import flags
-import rich.console
-import rich.table
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _TABLE = flags.DEFINE_multi_enum(
   'table', ['time', 'memory'], ['time', 'memory'], 'What to measure.'
@@ -58,22 +57,17 @@ _REPEATS = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  console = rich.console.Console()
   if 'time' in _TABLE.value:
-    console.print(_times())
+    report.show([_times()])
   if 'memory' in _TABLE.value:
-    console.print(_memory())
+    report.show([_memory()])
 
 
-def _times() -> rich.table.Table:
+def _times():
   """Median seconds, and their ratio to the faster dense step's."""
   from kaiju_jax.kernels.visibility_attention import against_dense
 
-  table = rich.table.Table(
-    title=f'Output and gradients, median ms of {_REPEATS.value} rounds'
-  )
-  for column in ('length', 'window', *against_dense.CONTENDERS, 'ratio'):
-    table.add_column(column, justify='right')
+  rows = []
   cases = [(_LENGTH.value, _WINDOW.value)]
   cases += [(length, None) for length in _CAUSAL_LENGTH.value]
   for length, window in cases:
@@ -83,11 +77,15 @@ def _times() -> rich.table.Table:
       / (seconds[against_dense.OURS])
     )
     times = [f'{1e3 * seconds[name]:,.1f}' for name in against_dense.CONTENDERS]
-    table.add_row(str(length), str(window), *times, f'{ratio:.1f}×')
-  return table
+    rows.append((length, window, *times, f'{ratio:.1f}×'))
+  return report.table(
+    ('length', 'window', *against_dense.CONTENDERS, 'ratio'),
+    rows,
+    f'Output and gradients, median ms of {_REPEATS.value} rounds',
+  )
 
 
-def _memory() -> rich.table.Table:
+def _memory():
   """MiB that the compiled step asks for, and the exponents of its growth."""
   from kaiju_jax.kernels.visibility_attention import against_dense
 
@@ -97,10 +95,6 @@ def _memory() -> rich.table.Table:
     for window in (_WINDOW.value, None)
     for name in (against_dense.OURS, against_dense.DENSE_REMAT)
   ]
-  table = rich.table.Table(title='Temporary memory of the compiled step, MiB')
-  table.add_column('length', justify='right')
-  for name, window in columns:
-    table.add_column(f'{name}\nwindow {window}', justify='right')
   mib = {
     column: [
       against_dense.temporary_bytes(column[0], _shape(length, column[1]))
@@ -109,15 +103,18 @@ def _memory() -> rich.table.Table:
     ]
     for column in columns
   }
-  for row, length in enumerate(lengths):
-    table.add_row(
-      str(length), *(f'{mib[column][row]:,.1f}' for column in columns)
-    )
+  rows = [
+    (length, *(f'{mib[column][row]:,.1f}' for column in columns))
+    for row, length in enumerate(lengths)
+  ]
   if len(lengths) > 1:
     powers = [f'L^{_power(lengths, mib[column]):.2f}' for column in columns]
-    table.add_section()
-    table.add_row('growth', *powers)
-  return table
+    rows.append(('growth', *powers))
+  return report.table(
+    ('length', *(f'{name}\nwindow {window}' for name, window in columns)),
+    rows,
+    'Temporary memory of the compiled step, MiB',
+  )
 
 
 def _power(lengths: Sequence[int], values: Sequence[float]) -> float:

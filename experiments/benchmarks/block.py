@@ -19,18 +19,16 @@ counts their matmuls by dtype instead.
 
 from collections.abc import Sequence
 import dataclasses
-import json
-import os
 import pathlib
 
 from absl import flags
-import rich.console
-import rich.table
 
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 from kaiju_jax.runs import train
+from kaiju_jax.storage import files
 from kaiju_jax.training import experiment as experiment_lib
 
 from . import layer_block
@@ -63,14 +61,12 @@ def main(argv: Sequence[str]) -> None:
     figures = layer_block.seconds(experiments, _REPEATS.value)
     table = _times(figures)
   device = jax.devices()[0].device_kind
-  console = rich.console.Console()
-  console.print(f'{_PRESET.value} / {_TENSOR.value} on one {device}')
-  console.print(table)
+  report.show([f'{_PRESET.value} / {_TENSOR.value} on one {device}', table])
   if _JSON.value:
     path = pathlib.Path(_JSON.value)
     path.parent.mkdir(parents=True, exist_ok=True)
     what = {'device': device, 'jax': jax.__version__, 'arms': figures}
-    path.write_text(json.dumps(what, indent=1) + os.linesep)
+    files.write_json(path, what)
 
 
 def _experiment(quantization) -> experiment_lib.Experiment:
@@ -87,29 +83,28 @@ def _experiment(quantization) -> experiment_lib.Experiment:
   return experiment
 
 
-def _times(medians: dict[str, float]) -> rich.table.Table:
-  table = rich.table.Table(title=f'A step: medians of {_REPEATS.value} rounds')
-  for header in 'arm', 'ms', 'bf16 / arm':
-    table.add_column(header, justify='left' if header == 'arm' else 'right')
-  for arm, each in medians.items():
-    ratio = medians['bf16'] / each
-    table.add_row(arm, f'{1e3 * each:,.2f}', f'{ratio:.2f}×')
-  return table
-
-
-def _counts(operations: dict[str, dict[str, int]]) -> rich.table.Table:
-  table = rich.table.Table(
-    title='Matmul operations of a step by dtype, in units of 10¹² (times on a'
-    ' CPU would mean nothing)'
+def _times(medians: dict[str, float]):
+  return report.table(
+    ('arm', 'ms', 'bf16 / arm'),
+    [
+      (arm, f'{1e3 * each:,.2f}', f'{medians["bf16"] / each:.2f}×')
+      for arm, each in medians.items()
+    ],
+    f'A step: medians of {_REPEATS.value} rounds',
   )
+
+
+def _counts(operations: dict[str, dict[str, int]]):
   names = sorted({name for each in operations.values() for name in each})
-  table.add_column('arm')
-  for name in names:
-    table.add_column(name, justify='right')
-  for arm, each in operations.items():
-    row = [f'{each[n] / 1e12:,.2f}' if n in each else '' for n in names]
-    table.add_row(arm, *row)
-  return table
+  return report.table(
+    ('arm', *names),
+    [
+      (arm, *(f'{each[n] / 1e12:,.2f}' if n in each else '' for n in names))
+      for arm, each in operations.items()
+    ],
+    'Matmul operations of a step by dtype, in units of 10¹² (times on a CPU'
+    ' would mean nothing)',
+  )
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ import time
 from absl import flags
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _DOCUMENTS = flags.DEFINE_integer(
   'documents', 10_000, 'How many documents.', lower_bound=20
@@ -24,23 +25,17 @@ _SOURCES = 4
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  import rich.console
-  import rich.table
-
   from kaiju_jax.runs.corpora import read
 
   count, words = _DOCUMENTS.value, _WORDS.value
-  table = rich.table.Table(
-    title=f'{count:,} documents of {words:,} words: seconds of the processor'
-  )
-  table.add_column('step')
-  table.add_column('seconds', justify='right')
+  rows = []
   steps = list(_steps(_texts(count, words)))
   for name, step in read.watch('measuring')(steps):
     begun = time.process_time()
     step()
-    table.add_row(name, f'{time.process_time() - begun:.1f}')
-  rich.console.Console().print(table)
+    rows.append((name, f'{time.process_time() - begun:.1f}'))
+  title = f'{count:,} documents of {words:,} words: seconds of the processor'
+  report.show([report.table(('step', 'seconds'), rows, title)])
 
 
 def _texts(count: int, words: int) -> list[str]:

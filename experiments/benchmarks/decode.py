@@ -1,6 +1,7 @@
 r"""Decoding beside `transformers`, on this machine, in one run.
 
     python -m experiments.benchmarks.decode
+    taskset -c 1 python -m experiments.benchmarks.decode --parts=products
 
 One model of about 100 M parameters in the shape of Arcee (squared ReLU without
 a gate, one head of keys and values, every layer global), with equal weights on
@@ -11,6 +12,10 @@ all-local model behind 2k and behind 32k tokens. Needs the extra `interchange`.
 
 The parts take turns, and each is given by its least time over all turns:
 machines are shared, and what disturbs only adds.
+
+The part `products` stands alone and says what bounds a step on a CPU: products
+of a few rows with a weight, with the head's table, and of attention, beside
+`paged_decode` (`product_times.py`).
 """
 
 import os
@@ -20,10 +25,10 @@ import tempfile
 from absl import flags
 import rich.console
 
-from kaiju_jax.costs import describe
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 from . import peer_model
 
@@ -36,9 +41,8 @@ _LAYERS = flags.DEFINE_integer('layers', 12, 'Layers of the model.', 1)
 _FAR = flags.DEFINE_integer(
   'far', 32_768, 'Context of the all-local model beside --length.', 1
 )
-_PARTS = flags.DEFINE_list(
-  'parts', ['peers', 'ours', 'uncached', 'local'], 'What to run.'
-)
+_ALL = 'peers', 'ours', 'uncached', 'local', 'products'
+_PARTS = flags.DEFINE_list('parts', list(_ALL[:-1]), 'What to run.')
 
 
 def model(**changes) -> model_config.ModelConfig:
@@ -52,6 +56,17 @@ def model(**changes) -> model_config.ModelConfig:
 
 def main(argv):
   command.check(argv)
+  parts = command.choose(_PARTS, _ALL)
+  if 'products' in parts:
+    from . import product_times
+
+    product_times.report(_TURNS.value)
+  if set(parts) - {'products'}:
+    _compare(parts)
+
+
+def _compare(wanted) -> None:
+  """Prints the table of prefill and steps."""
   # Threads of torch that wait by spinning would slow down ours, and theirs too
   # where others are at work; it is read when torch is imported.
   os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
@@ -79,17 +94,17 @@ def main(argv):
     return measured.prefill, measured.step
 
   parts = {}
-  if 'peers' in _PARTS.value:
+  if 'peers' in wanted:
     parts |= _peers(params, config, *shape)
-  if 'ours' in _PARTS.value:
+  if 'ours' in wanted:
     parts['ours, float32'] = lambda: ours(config)
     parts['ours, int8'] = lambda: ours(int8)
-  if 'uncached' in _PARTS.value:
+  if 'uncached' in wanted:
     parts['float32 without a cache'] = lambda: (
       (),
       decode_speed.time_uncached(params, config, *shape, 1),
     )
-  if 'local' in _PARTS.value:
+  if 'local' in wanted:
     local = model(period=0, quantization=int8.quantization)
     for length in _LENGTH.value, _FAR.value:
       parts[f'all local, int8, 1 × {length:,}'] = lambda length=length: ours(
@@ -134,12 +149,6 @@ def _peers(params, config, batch: int, length: int):
 
 
 def _table(least):
-  table = describe.empty_table(
-    f'Batch {_BATCH.value} × {_LENGTH.value:,} tokens; least of'
-    f' {_TURNS.value} turns; × is against the fastest of transformers'
-  )
-  for heading in 'part', 'prefill, s', '×', 'step, ms', '×':
-    table.add_column(heading, justify='left' if heading == 'part' else 'right')
   theirs = [
     min(
       (x[place] for name, x in least.items() if name.startswith('transf')),
@@ -147,15 +156,20 @@ def _table(least):
     )
     for place in (0, 1)
   ]
+  rows = []
   for name, measured in least.items():
     # Other rows are other work.
     is_peer = name.startswith(('transformers', 'ours'))
-    table.add_row(
-      name,
-      *_cells(measured[0], theirs[0] if is_peer else None, 1),
-      *_cells(measured[1], theirs[1] if is_peer else None, 1e3),
+    prefill, step = theirs if is_peer else (None, None)
+    rows.append(
+      (name, *_cells(measured[0], prefill, 1), *_cells(measured[1], step, 1e3))
     )
-  return table
+  return report.table(
+    ('part', 'prefill, s', '×', 'step, ms', '×'),
+    rows,
+    f'Batch {_BATCH.value} × {_LENGTH.value:,} tokens; least of'
+    f' {_TURNS.value} turns; × is against the fastest of transformers',
+  )
 
 
 def _cells(seconds: float, theirs: float | None, unit: float) -> list[str]:

@@ -18,11 +18,9 @@ import statistics
 import time
 
 from absl import flags
-import rich.console
-import rich.progress
-import rich.table
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _LENGTH = flags.DEFINE_integer(
   'length', 512, 'L, tokens per row.', lower_bound=2
@@ -39,18 +37,17 @@ _ENDLESS = 2**40
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  console = rich.console.Console()
+  from kaiju_jax.training import progress
+
   parts = _parts()
   contenders = {'ours': _ours, 'grain': _grain}
   seconds = {name: [] for name in contenders}
-  for number in rich.progress.track(
-    range(_ROUNDS.value), 'rounds', console=console, transient=True
-  ):
+  for number in progress.track(range(_ROUNDS.value), 'rounds'):
     order = list(contenders) if number % 2 else list(contenders)[::-1]
     for name in order:
       seconds[name].append(_timed(contenders[name](parts)))
   errors = {name: _error(make(parts)) for name, make in contenders.items()}
-  console.print(_table(seconds, errors))
+  report.show([_table(seconds, errors)])
 
 
 def _parts():
@@ -130,32 +127,31 @@ def _error(batches) -> float:
   return float(np.max(np.abs(counts / counts.sum() / _WEIGHTS - 1)))
 
 
-def _table(seconds, errors) -> rich.table.Table:
+def _table(seconds, errors):
   tokens = _BATCHES.value * _BATCH.value * _LENGTH.value
-  table = rich.table.Table(
-    title=f'{len(_WEIGHTS)} sources, rows of {_LENGTH.value},'
-    f' {_ROUNDS.value} rounds of {_BATCHES.value} batches of {_BATCH.value}'
-  )
-  table.add_column('mixture')
-  for column in (
-    'tokens/s',
-    'of grain',
-    'of grain, processor',
-    'largest error of a share',
-  ):
-    table.add_column(column, justify='right')
+  rows = []
   for name, own in seconds.items():
     ratios = [
       [grain / mine for grain, mine in zip(*both)]
       for both in zip(seconds['grain'], own)
     ]
-    table.add_row(
-      name,
-      f'{tokens / statistics.median(clock for clock, _ in own):,.0f}',
-      *(f'{statistics.median(each):.3f}' for each in zip(*ratios)),
-      f'{errors[name]:.2%}',
+    rows.append(
+      (
+        name,
+        f'{tokens / statistics.median(clock for clock, _ in own):,.0f}',
+        *(f'{statistics.median(each):.3f}' for each in zip(*ratios)),
+        f'{errors[name]:.2%}',
+      )
     )
-  return table
+  return report.table(
+    (
+      *('mixture', 'tokens/s', 'of grain', 'of grain, processor'),
+      'largest error of a share',
+    ),
+    rows,
+    f'{len(_WEIGHTS)} sources, rows of {_LENGTH.value},'
+    f' {_ROUNDS.value} rounds of {_BATCHES.value} batches of {_BATCH.value}',
+  )
 
 
 if __name__ == '__main__':

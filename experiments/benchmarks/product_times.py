@@ -1,4 +1,4 @@
-"""Times products of a few rows, for `small_products`.
+"""Times products of a few rows on a CPU, for `decode`.
 
 For the shapes of `decode.py` (8 rows; 12 heads of 64 and 2,112 slots in each of
 12 layers): products of activations and weights with either of them in front,

@@ -19,15 +19,14 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
+from typing import Any
 from typing import NamedTuple
 
 from absl import flags
-import rich.console
-import rich.progress
-import rich.table
 
 from kaiju_jax.distillation import config as sampling_config
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _PARTS = 'bias', 'error'
 _PART = flags.DEFINE_list('part', list(_PARTS), 'What to measure.')
@@ -50,40 +49,18 @@ Sampling = sampling_config.Sampling
 
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
-  powers = _checked()
-  console = rich.console.Console()
-  with rich.progress.Progress(console=console, transient=True) as progress:
-    if 'bias' in _PART.value:
-      console.print(_bias(progress))
-    if 'error' in _PART.value:
-      for table in _errors(powers, progress):
-        console.print(table)
+  wanted = command.choose(_PART, _PARTS)
+  powers = command.numbers(_POWERS, float, below=100)
+  if 'bias' in wanted:
+    report.show([_bias()])
+  if 'error' in wanted:
+    report.show(_errors(powers))
 
 
-def _checked() -> list[float]:
-  """Returns the powers.
-
-  Raises:
-    ValueError: a flag that means nothing.
-  """
-  for part in _PART.value:
-    if part not in _PARTS:
-      raise ValueError(
-        f'--part={part}: must be one of {", ".join(_PARTS)}, or both.'
-      )
-  powers = []
-  for text in _POWERS.value:
-    try:
-      powers.append(float(text))
-    except ValueError:
-      powers.append(0.0)
-    if not 0 < powers[-1] < 100:
-      raise ValueError(f'--powers={text}: must be a number above 0.')
-  return powers
-
-
-def _bias(progress: rich.progress.Progress) -> rich.table.Table:
+def _bias():
   import numpy as np
+
+  from kaiju_jax.training import progress
 
   from . import estimators
 
@@ -94,13 +71,6 @@ def _bias(progress: rich.progress.Progress) -> rich.table.Table:
   student_NV = np.log(p_NV) + rng.normal(size=p_NV.shape)
   factors = estimators.functions(student_NV)
   firsts = range(0, _DRAWS_OF_BIAS.value, block)
-  table = rich.table.Table(
-    title=f'rms z over {tokens} tokens, {len(firsts) * block:,} draws,'
-    f' V {vocab_size:,}'
-  )
-  for name in ('', *factors):
-    table.add_column(name, justify='left' if not name else 'right')
-
   methods = {
     f'systematic, N {draws}': Sampling(draws=draws),
     f'systematic, N {draws}, T {slots}': Sampling(draws=draws, entries=slots),
@@ -116,17 +86,17 @@ def _bias(progress: rich.progress.Progress) -> rich.table.Table:
     name: functools.partial(_estimated, p_NV, sampling)
     for name, sampling in methods.items()
   } | estimators.mutants(p_NV, draws, slots, k)
-  task = progress.add_task('bias', total=len(made) * len(firsts))
+  rows = []
   for name, estimate in made.items():
-
-    def blocks(estimate=estimate):
-      for first in firsts:
-        yield estimate(block, first)
-        progress.advance(task)
-
-    found = estimators.rms_z(blocks(), p_NV, factors)
-    table.add_row(name, *(f'{value:.2f}' for value in found.values()))
-  return table
+    blocks = (estimate(block, n) for n in progress.track(firsts, name))
+    found = estimators.rms_z(blocks, p_NV, factors)
+    rows.append((name, *(f'{value:.2f}' for value in found.values())))
+  return report.table(
+    ('', *factors),
+    rows,
+    f'rms z over {tokens} tokens, {len(firsts) * block:,} draws,'
+    f' V {vocab_size:,}',
+  )
 
 
 def _estimated(p_NV, sampling: Sampling, block: int, first: int):
@@ -144,28 +114,22 @@ class _Measured(NamedTuple):
   packed: float
 
 
-def _errors(
-  powers: Sequence[float], progress: rich.progress.Progress
-) -> Iterator[rich.table.Table]:
+def _errors(powers: Sequence[float]) -> Iterator[Any]:
   import numpy as np
+
+  from kaiju_jax.training import progress
 
   from . import trigram
 
-  task = progress.add_task('counting', total=None)
   teacher, histories_N2 = trigram.of_library(_VOCAB.value, _TOKENS.value)
   draws = _DRAWS.value
   methods = _methods(draws)
-  passes = len(powers) * (len(methods) + 2)
-  blocks = -(-_TOKENS.value // _BLOCK)
-  progress.update(task, description='errors', total=passes * blocks)
+  count = -(-_TOKENS.value // _BLOCK)
   for power in powers:
 
     def over(of, power=power):
-      found = []
-      for p_NV in trigram.blocks(teacher, histories_N2, _BLOCK, power):
-        found.append(of(p_NV))
-        progress.advance(task)
-      return found
+      blocks = trigram.blocks(teacher, histories_N2, _BLOCK, power)
+      return [of(p_NV) for p_NV in progress.track(blocks, 'blocks', count)]
 
     entropy, spread = np.mean(np.concatenate(over(_shape), axis=1), axis=1)
     columns = _measured(over, methods)
@@ -255,21 +219,21 @@ def _drawn(sampling: Sampling, firsts: Iterator[int], p_NV):
 
 
 def _table(power, entropy, columns, ours: str, equal: str):
-  table = rich.table.Table(
-    title=f'Trigram, p^{power:g}: entropy {entropy:.2f} nats,'
-    f' {_TOKENS.value:,} tokens, V {_VOCAB.value:,}'
+  table = report.table(
+    ('', 'squared error', 'entries', 'bytes', 'bytes, zstd'),
+    [
+      (
+        name,
+        f'{found.error:.2e}',
+        f'{found.entries:.1f}',
+        f'{found.raw:.1f}',
+        f'{found.packed:.1f}',
+      )
+      for name, found in columns.items()
+    ],
+    f'Trigram, p^{power:g}: entropy {entropy:.2f} nats,'
+    f' {_TOKENS.value:,} tokens, V {_VOCAB.value:,}',
   )
-  table.add_column('')
-  for name in ('squared error', 'entries', 'bytes', 'bytes, zstd'):
-    table.add_column(name, justify='right')
-  for name, found in columns.items():
-    table.add_row(
-      name,
-      f'{found.error:.2e}',
-      f'{found.entries:.1f}',
-      f'{found.raw:.1f}',
-      f'{found.packed:.1f}',
-    )
   raw, packed = (
     getattr(columns[ours], name) / getattr(columns[equal], name)
     for name in ('raw', 'packed')

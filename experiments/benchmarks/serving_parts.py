@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import rich.table
 
-from kaiju_jax.costs import describe
 from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request
+from kaiju_jax.runs import report
 
 from . import engine_serving
 from . import load
@@ -37,49 +37,34 @@ def throughput(
   turns: int,
   said: Callable[[str], None] = print,
 ) -> dict[str, load.Figures]:
-  """Returns each contender's figures, of its best turn."""
-  return best_of(run_contenders(contenders, arrivals, turns, said))
-
-
-def run_contenders(
-  contenders: dict[str, Serve],
-  arrivals: Sequence[load.Arrival],
-  turns: int,
-  said: Callable[[str], None] = print,
-) -> dict[str, list[load.Figures]]:
-  """Returns each contender's figures, of all turns."""
-  found: dict[str, list[load.Figures]] = {name: [] for name in contenders}
+  """Returns the figures of each contender's fastest turn."""
+  best: dict[str, load.Figures] = {}
   for turn in range(turns):
     for name, serve in contenders.items():
       figures = load.figures(serve(arrivals))
       said(f'turn {turn}: {name}: {figures.tokens_per_second:.1f} tokens/s')
-      found[name].append(figures)
-  return found
-
-
-def best_of(found: dict[str, list[load.Figures]]) -> dict[str, load.Figures]:
-  """Returns the turn with the most tokens per second of each contender."""
-  return {
-    name: max(turns, key=lambda x: x.tokens_per_second)
-    for name, turns in found.items()
-  }
+      before = best.setdefault(name, figures)
+      if figures.tokens_per_second > before.tokens_per_second:
+        best[name] = figures
+  return best
 
 
 def table(title: str, best: dict[str, load.Figures]) -> rich.table.Table:
   """Returns the figures of each contender as a row."""
-  drawn = describe.empty_table(title)
-  drawn.add_column('server')
-  for heading in 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms':
-    drawn.add_column(heading, justify='right')
-  for name, x in best.items():
-    drawn.add_row(
-      name,
-      f'{x.tokens_per_second:.1f}',
-      f'{x.first_p50:.2f}',
-      f'{1e3 * x.between_p50:.1f}',
-      f'{1e3 * x.between_p99:.1f}',
-    )
-  return drawn
+  return report.table(
+    ('server', 'tokens/s', 'first p50, s', 'between p50, ms', 'p99, ms'),
+    [
+      (
+        name,
+        f'{x.tokens_per_second:.1f}',
+        f'{x.first_p50:.2f}',
+        f'{1e3 * x.between_p50:.1f}',
+        f'{1e3 * x.between_p99:.1f}',
+      )
+      for name, x in best.items()
+    ],
+    title,
+  )
 
 
 class Reuse(NamedTuple):

@@ -27,13 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 from typing import NamedTuple
 
 from absl import flags
 import rich.console
-import rich.table
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _REPEATS = flags.DEFINE_integer(
   'repeats', 3, 'Rounds, each starting every contender once.', lower_bound=1
@@ -200,25 +201,20 @@ def _processor_seconds(pid: int) -> float:
   return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
 
 
-def _table(
-  script: str, measured: dict[str, list[tuple[float, float]]]
-) -> rich.table.Table:
+def _table(script: str, measured: dict[str, list[tuple[float, float]]]) -> Any:
   what = {'train': 'first step', 'generate': 'first token'}[script]
-  table = rich.table.Table(
-    title=f'experiments.{script}: seconds to its {what}, medians of'
-    f' {_REPEATS.value}'
-  )
-  table.add_column('')
-  for header in 'processor', 'wall', 'of the first line':
-    table.add_column(header, justify='right')
-  base = None
+  rows, base = [], None
   for name, pairs in measured.items():
     processor, wall = map(statistics.median, zip(*pairs))
     base = base or processor
-    table.add_row(
-      name, f'{processor:.1f}', f'{wall:.1f}', f'{processor / base:.0%}'
+    rows.append(
+      (name, f'{processor:.1f}', f'{wall:.1f}', f'{processor / base:.0%}')
     )
-  return table
+  return report.table(
+    ('', 'processor', 'wall', 'of the first line'),
+    rows,
+    f'experiments.{script}: seconds to its {what}, medians of {_REPEATS.value}',
+  )
 
 
 if __name__ == '__main__':

@@ -20,10 +20,9 @@ import dataclasses
 import os
 
 from absl import flags
-import rich.console
-import rich.table
 
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 from . import timed_step
 
@@ -45,13 +44,12 @@ _SCHEDULER = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_SCHEDULER}'
-  console = rich.console.Console()
   if 'short' in _TABLE.value:
-    console.print(_times('the tiny configuration', _short(), _STEPS.value))
+    report.show([_times('the tiny configuration', _short(), _STEPS.value)])
   if 'long' in _TABLE.value:
-    console.print(_times('6:1 at length 8,192, window 256', _long(8192), 1))
+    report.show([_times('6:1 at length 8,192, window 256', _long(8192), 1)])
   if 'memory' in _TABLE.value:
-    console.print(_memory(_LENGTHS.value))
+    report.show([_memory(_LENGTHS.value)])
 
 
 def _short():
@@ -115,7 +113,7 @@ def _plain(experiment):
 _CONTENDERS = {'ours': timed_step.ours, 'plain': _plain}
 
 
-def _times(title: str, experiment, steps: int) -> rich.table.Table:
+def _times(title: str, experiment, steps: int):
   from kaiju_jax.kernels import timing
 
   batch = timed_step.batch(experiment)
@@ -128,26 +126,17 @@ def _times(title: str, experiment, steps: int) -> rich.table.Table:
     },
     _REPEATS.value,
   )
-  table = rich.table.Table(
-    title=f'Training step, {title}: medians of {_REPEATS.value} rounds'
-  )
-  table.add_column('')
-  for name in _CONTENDERS:
-    table.add_column(name, justify='right')
-  table.add_column('ours / plain', justify='right')
   ratio = seconds['plain'] / seconds['ours']
   rates = [f'{tokens / seconds[name]:,.0f}' for name in _CONTENDERS]
-  table.add_row('tokens/s', *rates, f'{ratio:.2f}×')
-  return table
-
-
-def _memory(lengths: Sequence[int]) -> rich.table.Table:
-  table = rich.table.Table(
-    title='Temporary memory of the compiled step, MiB: 6:1, window 256'
+  return report.table(
+    ('', *_CONTENDERS, 'ours / plain'),
+    [('tokens/s', *rates, f'{ratio:.2f}×')],
+    f'Training step, {title}: medians of {_REPEATS.value} rounds',
   )
-  table.add_column('length', justify='right')
-  for name in _CONTENDERS:
-    table.add_column(name, justify='right')
+
+
+def _memory(lengths: Sequence[int]):
+  rows = []
   for length in sorted(lengths):
     experiment = _long(length)
     batch = timed_step.batch(experiment)
@@ -156,8 +145,12 @@ def _memory(lengths: Sequence[int]) -> rich.table.Table:
       step, state = make(experiment)
       analysis = step.lower(state, batch).compile().memory_analysis()
       row.append(f'{analysis.temp_size_in_bytes / 2**20:,.0f}')
-    table.add_row(f'{length:,}', *row)
-  return table
+    rows.append((f'{length:,}', *row))
+  return report.table(
+    ('length', *_CONTENDERS),
+    rows,
+    'Temporary memory of the compiled step, MiB: 6:1, window 256',
+  )
 
 
 if __name__ == '__main__':

@@ -20,12 +20,11 @@ minute on two cores.
 from collections.abc import Sequence
 
 from absl import flags
-import rich.console
-import rich.table
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.runs import command
+from kaiju_jax.runs import report
 
 _CHUNKS = flags.DEFINE_list('chunks', ['64', '256'], 'Tokens at a time.')
 _LENGTH = flags.DEFINE_integer('length', 1024, 'Tokens.', lower_bound=2)
@@ -40,7 +39,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed rounds.', lower_bound=1)
 def main(argv: Sequence[str]) -> None:
   command.check(argv)
   chunks = _chunks()
-  rich.console.Console().print(_table(_measured(chunks)))
+  report.show([_table(_measured(chunks))])
 
 
 def _chunks() -> list[int]:
@@ -49,19 +48,12 @@ def _chunks() -> list[int]:
   Raises:
     ValueError: a flag that means nothing.
   """
-  chunks = []
-  for text in _CHUNKS.value:
-    if not text.isdigit() or not 1 <= int(text) < _LENGTH.value:
-      raise ValueError(
-        f'--chunks={",".join(_CHUNKS.value)}: {text!r} must be an integer in'
-        f' 1…{_LENGTH.value - 1}, below --length.'
-      )
-    chunks.append(int(text))
+  chunks = command.numbers(_CHUNKS, int, below=_LENGTH.value)
   if _WIDTH.value % 32:
     raise ValueError(
       f'--d_model={_WIDTH.value}: must be a multiple of 32, the head size.'
     )
-  return [0, *sorted(set(chunks)), _LENGTH.value]
+  return [0, *chunks, _LENGTH.value]
 
 
 def _model():
@@ -141,22 +133,21 @@ def _measured(chunks: Sequence[int]) -> dict[int, dict[str, float]]:
   }
 
 
-def _table(figures: dict[int, dict[str, float]]) -> rich.table.Table:
-  table = rich.table.Table(
-    title=f'Loss and gradient of {_LENGTH.value:,} tokens over'
-    f' {_VOCAB.value:,} entries, D = {_WIDTH.value},'
-    f' embedding={_EMBEDDING.value!r}'
-  )
-  table.add_column('chunk', justify='right')
+def _table(figures: dict[int, dict[str, float]]):
   forms = {'MiB': ',.1f', 'ratio': '.2f', 'time': '.2f'}
-  for name in figures[0]:
-    table.add_column(name, justify='right')
-  for chunk, columns in figures.items():
-    cells = [
-      format(value, forms.get(name, '.1e')) for name, value in columns.items()
-    ]
-    table.add_row(f'{chunk:,}' if chunk else 'whole', *cells)
-  return table
+  return report.table(
+    ('chunk', *figures[0]),
+    [
+      (
+        f'{chunk:,}' if chunk else 'whole',
+        *(format(value, forms.get(name, '.1e')) for name, value in own.items()),
+      )
+      for chunk, own in figures.items()
+    ],
+    f'Loss and gradient of {_LENGTH.value:,} tokens over'
+    f' {_VOCAB.value:,} entries, D = {_WIDTH.value},'
+    f' embedding={_EMBEDDING.value!r}',
+  )
 
 
 if __name__ == '__main__':

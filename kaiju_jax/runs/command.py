@@ -5,6 +5,7 @@ import it.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -118,6 +119,24 @@ def numbers(
   if len(found) < least:
     raise ValueError(f'--{flag.name}={",".join(flag.value)}: {why}.')
   return sorted(found)
+
+
+def choose(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
+  """Returns the words that a list flag holds, each once; all for None.
+
+  Raises:
+    ValueError: one is not `known`, or there is none.
+  """
+  known = list(dict.fromkeys(known))
+  words = known if flag.value is None else flag.value
+  for word in words:
+    if word not in known:
+      raise ValueError(
+        f'--{flag.name}: {word!r} is not one of {", ".join(known)}.'
+      )
+  if not words:
+    raise ValueError(f'--{flag.name} needs at least one.')
+  return list(dict.fromkeys(words))
 
 
 def folder(flag: flags.FlagHolder) -> pathlib.Path:

@@ -104,14 +104,17 @@ def markdown(
     yield f'| {" | ".join(map(str, row))} |'
 
 
-def show(parts: Iterable[Any], written: Sequence[Any] = ()) -> None:
+def show(
+  parts: Iterable[Any], written: Sequence[Any] = (), width: int | None = None
+) -> None:
   """Prints tables and sentences, and the files that hold them.
 
   Args:
     parts: tables, and sentences as strings.
     written: paths.
+    width: columns of the terminal; by default as many as it has.
   """
-  console = rich.console.Console()
+  console = rich.console.Console(width=width)
   for part in parts:
     console.print(part, highlight=False, soft_wrap=isinstance(part, str))
   if written:

@@ -28,6 +28,7 @@ from kaiju_jax.evaluation import held_out
 from kaiju_jax.evaluation import paired
 from kaiju_jax.model import transformer
 from kaiju_jax.runs import load
+from kaiju_jax.runs import report
 from kaiju_jax.runs import teach
 from kaiju_jax.runs import train
 from kaiju_jax.runs import uptrain
@@ -89,6 +90,19 @@ def train_once(run: Run) -> None:
   state = train.train(run.experiment, run.folder)
   if int(state.step) < run.experiment.loop.steps:
     raise SystemExit(130)  # The training loop has said how to go on.
+
+
+def train_all(runs: Sequence[Run]) -> None:
+  """Trains what is not trained yet, and says before each how many are left.
+
+  Raises:
+    SystemExit, OSError, ValueError: see `train_once`.
+  """
+  missing = [run for run in runs if not run.is_trained]
+  for number, run in enumerate(missing, 1):
+    name = f'{run.arm} seed {run.experiment.seed}'
+    print(f'{name}: {number} of {len(missing)}', flush=True)
+    train_once(run)
 
 
 def teach_once(teacher: Run, student: Run) -> None:
@@ -243,44 +257,114 @@ def table(rows: Sequence[Row], baseline: str) -> str:
     one.arm: {seed: reading.loss for seed, reading in one.readings.items()}
     for one in rows
   }
-  lines = [
-    '| arm | KV bytes per token | held-out loss at 0 tokens | after training |'
-    f' against {baseline} | tokens to its loss | needle at 0 tokens | after |'
-    ' after, far |',
-    '|---' * 9 + '|',
-  ]
+  rows_of_cells = []
   for one in rows:
     start = one.start
-    cells = [
-      one.arm,
-      f'{one.kv_bytes:,.0f}',
-      '–' if start is None else f'{start.loss:.4f}',
-      f'{paired.mean(list(losses[one.arm].values())):.4f}',
-      _against(losses[one.arm], losses[baseline])
-      if one.arm != baseline
-      else '',
-      _share(list(one.tokens.values())),
-      '–' if start is None else _percent([start.needle]),
-      _percent([reading.needle for reading in one.readings.values()]),
-      _percent([reading.far for reading in one.readings.values()]),
-    ]
-    lines.append(f'| {" | ".join(cells)} |')
-  return '\n'.join(lines)
+    rows_of_cells.append(
+      (
+        one.arm,
+        f'{one.kv_bytes:,.0f}',
+        '–' if start is None else f'{start.loss:.4f}',
+        f'{paired.mean(list(losses[one.arm].values())):.4f}',
+        _against(losses[one.arm], losses[baseline])
+        if one.arm != baseline
+        else '',
+        _share(list(one.tokens.values())),
+        '–' if start is None else _percent([start.needle]),
+        _percent([reading.needle for reading in one.readings.values()]),
+        _percent([reading.far for reading in one.readings.values()]),
+      )
+    )
+  columns = (
+    *('arm', 'KV bytes per token', 'held-out loss at 0 tokens'),
+    *('after training', f'against {baseline}', 'tokens to its loss'),
+    *('needle at 0 tokens', 'after', 'after, far'),
+  )
+  return '\n'.join(report.markdown(columns, rows_of_cells))
 
 
 def starts_table(readings: Mapping[str, Reading]) -> str:
   """Returns the readings before training as Markdown, the teacher's first."""
   teacher = readings['teacher'].loss
-  lines = [
-    '| arm | held-out loss | above the teacher | needle | far |',
-    '|---|---|---|---|---|',
-  ]
-  for arm, one in readings.items():
-    lines.append(
-      f'| {arm} | {one.loss:.4f} | {one.loss - teacher:+.4f} |'
-      f' {_percent([one.needle])} | {_percent([one.far])} |'
+  return '\n'.join(
+    report.markdown(
+      ('arm', 'held-out loss', 'above the teacher', 'needle', 'far'),
+      [
+        (
+          arm,
+          f'{one.loss:.4f}',
+          f'{one.loss - teacher:+.4f}',
+          _percent([one.needle]),
+          _percent([one.far]),
+        )
+        for arm, one in readings.items()
+      ],
     )
-  return '\n'.join(lines)
+  )
+
+
+class Tables:
+  """Makes the tables; the programs of equal models are compiled once."""
+
+  def __init__(self, teacher: Run, window: int, baseline: Callable[[str], str]):
+    """Reads nothing yet.
+
+    Args:
+      teacher: the trained teacher.
+      window: of the students' local layers.
+      baseline: arm → the arm that it is compared with.
+    """
+    self._teacher, self._baseline = teacher, baseline
+    # Three local layers, each of which looks back window − 1 tokens.
+    self._reach = 3 * (window - 1) + 1
+    self._readers: dict[str, Callable[[Any], Reading]] = {}
+
+  def tabulate(self, runs: Mapping[str, Sequence[Run]]) -> str:
+    """Returns a table per baseline, in each of which the teacher is first.
+
+    Args:
+      runs: {arm: its trained runs}.
+    """
+    groups: dict[str, list[Sequence[Run]]] = {}
+    for arm, of_arm in runs.items():
+      groups.setdefault(self._baseline(arm), []).append(of_arm)
+    return '\n\n'.join(
+      self._compare(baseline, group) for baseline, group in groups.items()
+    )
+
+  def _compare(self, baseline: str, group: Sequence[Sequence[Run]]) -> str:
+    reached = {
+      run.experiment.seed: run
+      for of_arm in group
+      for run in of_arm
+      if run.arm == baseline
+    }
+    rows = []
+    for of_arm in [self._teacher], *group:
+      read, start = self._reader(of_arm[0]), None
+      if begin_with := of_arm[0].experiment.begin_with:
+        start = of_start(pathlib.Path(begin_with), read)
+      compared = {} if of_arm[0] is self._teacher else reached
+      rows.append(row(of_arm, compared, start, read))
+    return table(rows, baseline)
+
+  def tabulate_starts(self, runs: Mapping[str, Sequence[Run]]) -> str:
+    """Returns the table of what was lost before any training."""
+    teacher = self._teacher
+    found = {'teacher': of_run(teacher, self._reader(teacher))}
+    for arm, of_arm in runs.items():
+      begin_with = of_arm[0].experiment.begin_with
+      # A distilled student begins as the pooled one does.
+      if begin_with and not arm.endswith('distilled'):
+        read = self._reader(of_arm[0])
+        found[arm] = of_start(pathlib.Path(begin_with), read)
+    return starts_table(found)
+
+  def _reader(self, run: Run) -> Callable[[Any], Reading]:
+    model = repr(run.experiment.model)
+    if model not in self._readers:
+      self._readers[model] = reader(run.experiment, self._reach)
+    return self._readers[model]
 
 
 def _against(of_seed, baseline) -> str:

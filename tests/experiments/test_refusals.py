@@ -12,6 +12,9 @@ BAD = [
   ('uptrain --teacher=nowhere --out=x', 'error: nowhere: no such file or'),
   ('uptrain --out=x', '--teacher is missing'),
   ('uptrain_study --arms=none', "error: --arms: 'none' is not one of scratch"),
+  ('rates --transfer=x', "error: --transfer: 'x' is not one of none, width"),
+  ('bench_serve --peers=x', "error: --peers: 'x' is not one of transformers:"),
+  ('critical_batch --model=gs://a', 'error: --model=gs://a: gs:// is an'),
   ('codecs --config.model.window=0', 'window=0'),
   (
     'train --config=experiments/configs/tiny.py --workdir=nowhere'
@@ -42,9 +45,18 @@ BAD = [
   ('rates --widths=48,x', "--widths: 'x' is not a positive whole number"),
   ('scaling --widths=32,48 --out=nowhere', 'the law needs three or more'),
   ('scaling --largest=64:10', '--largest=64:10: must be wider than 96'),
-  ('benchmarks.sampled_targets --part=x', 'error: --part=x: must be one of'),
-  ('benchmarks.sampled_targets --powers=0', 'error: --powers=0: must be a'),
-  ('benchmarks.vocabulary_loss --chunks=1024', "error: --chunks=1024: '1024'"),
+  (
+    'benchmarks.sampled_targets --part=x',
+    "error: --part: 'x' is not one of bias, error",
+  ),
+  (
+    'benchmarks.sampled_targets --powers=0',
+    "error: --powers: '0' is not a positive number",
+  ),
+  (
+    'benchmarks.vocabulary_loss --chunks=1024',
+    "error: --chunks: '1024' is not a",
+  ),
   ('train_head --out=nowhere --planted --model=x', '--safety is missing'),
   ('train_head --safety=x --planted --model=x', '--out is missing'),
   ('train_head --safety=x --out=nowhere --planted', '--model is missing'),
