@@ -13,7 +13,7 @@ def medians(
   runs: Mapping[str, Callable[[], Any]],
   repeats: int,
   calls: int = 1,
-  clock: Callable[[], float] = time.perf_counter,
+  clock: Callable[[], float] | None = None,
 ) -> dict[str, float]:
   """Returns the median seconds of a call of each run.
 
@@ -26,10 +26,11 @@ def medians(
     repeats: rounds.
     calls: calls per timing. They are dispatched one after the other with one
       wait at the end, so that an accelerator computes while Python dispatches.
-    clock: `time.process_time` for processor time, of all threads together.
-      Other work on the machine changes it little, where wall time says how long
-      a long computation waited for its core.
+    clock: by default the wall's. `time.process_time` gives processor time, of
+      all threads together: other work on the machine changes it little, where
+      wall time says how long a long computation waited for its core.
   """
+  clock = clock or time.perf_counter
   seconds = {name: [] for name in runs}
   for _ in range(repeats):
     for name, run in runs.items():

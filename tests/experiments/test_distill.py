@@ -46,9 +46,9 @@ def test_verdicts():
     'none': {0: 3.0, 1: 3.3, 2: 3.1},
   }
   full, top_k, none = script._verdicts(losses)
-  assert '+0.32% (target within 1 %: met)' in full
+  assert '+0.32% (target within 1 %, met)' in full
   assert top_k.startswith('systematic against top_k: -0.29') and 'met' in top_k
-  assert none.endswith('(target below 0: MISSED)')
+  assert none.endswith('(target below 0, MISSED)')
 
 
 def test_the_tokenizer_is_made_of_training_text_once(tmp_path, monkeypatch):

@@ -46,3 +46,9 @@ def test_calls_sent_off_together_share_the_time(clock):
   )
   assert medians == pytest.approx({'a': (3 + 2) / 2})
   assert ''.join(clock.calls) == 'aaaa' * 2
+
+
+def test_another_clock_counts():
+  ticks = iter([10.0, 13.0])
+  found = timing.medians({'a': lambda: ()}, 1, clock=lambda: next(ticks))
+  assert found == {'a': 3.0}
