@@ -18,14 +18,16 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile \
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 # Most of the quick tests' time is compiling. LLVM's cheapest settings halve it, and
 # XLA's older emitters, which hand LLVM less code, take a third of the rest; newer
-# versions do not have them. All other targets, and pytest alone, compile as users
-# do.
+# versions do not have them. Other targets, and pytest alone, compile as users do.
 CHEAPEST := --xla_backend_optimization_level=0 \
   --xla_llvm_disable_expensive_passes=true
 OLDER := --xla_cpu_use_fusion_emitters=false
 QUICK = XLA_FLAGS="$(CHEAPEST) $$( \
   XLA_FLAGS=$(OLDER) JAX_PLATFORMS=cpu $(BIN)/python -c \
   'import jax; jax.devices()' >/dev/null 2>&1 && echo $(OLDER)) $$XLA_FLAGS"
+# The files that name a marker: to collect all tests takes 18 s of processor in
+# each process.
+MARKED = $$(grep -rl --include='test_*.py' '[.]$(1)' $(or $(TESTS),tests))
 TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
@@ -47,17 +49,15 @@ test: $(VENV)/.tests-installed
 # What another Python or another JAX may break: every module is imported, and a
 # few tests of kernels, models, steps, meshes and decoding run.
 test-versions: $(VENV)/.tests-installed
-	$(QUICK) $(PYTEST) -m 'versions and not slow and not aot' $(TESTS)
+	$(QUICK) $(PYTEST) -m 'versions and not slow and not aot' \
+	  $(call MARKED,versions)
 
 # Several processes, full sizes, long searches: once before a release is enough.
-# Interpreted kernels, meshes, runs and commands are compared with what is
-# compiled in the same way, and may be compiled cheaply; all others are compiled
-# as users do.
-CHEAP := tests/kernels tests/sharding tests/runs tests/experiments \
-	tests/model tests/training tests/objectives
+# Nearly all compare things that are compiled in the same way, and are compiled
+# cheaply. A few compare bits and bytes of what users compile.
 test-slow: $(VENV)/.slow-tests-installed
-	$(QUICK) $(PYTEST) -m slow $(CHEAP)
-	$(PYTEST) -m slow $(foreach folder,$(CHEAP),--ignore=$(folder)) $(TESTS)
+	$(QUICK) $(PYTEST) -m 'slow and not optimized' $(TESTS)
+	$(PYTEST) -m optimized $(call MARKED,optimized)
 
 # The wheel in an environment of its own: its contents, and the README's ten
 # lines. (`make test-slow` runs it, too.)

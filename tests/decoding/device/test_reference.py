@@ -194,14 +194,16 @@ def test_a_large_product_is_summed_in_blocks_of_rows(monkeypatch):
 # Together these have nearly every choice of `model`, several rows, windows that
 # are shorter than the row, pages of one slot, clamps that cut, and two settings
 # that once differed: an int8 embedding among float weights (54), and codes made
-# from bfloat16 behind the wire (45). Sums in another order differ in 10.
-@pytest.mark.parametrize('seed', (10, 45, 51, 54))
+# from bfloat16 behind the wire (45). Sums in another order differ in 10. The
+# slow ones are compiled as users compile: their bits must agree as well.
+@pytest.mark.parametrize('seed', (10, 54))
 def test_any_model_s_text_in_calls_has_the_forward_pass_s_bits(seed):
   assert not differences(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('seed', (1, *range(100, 110)))
+@pytest.mark.optimized
+@pytest.mark.parametrize('seed', (1, 45, 51, 105))
 def test_more_models_have_the_forward_pass_s_bits(seed):
   assert not differences(seed)
 
