@@ -1,47 +1,48 @@
 """experiments.train_head from its flags to a server that is moderated."""
 
 import json
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from kaiju_jax.model import config as model_config
 from kaiju_jax.runs import train
 from kaiju_jax.runs.safety import planted
+from kaiju_jax.serving.safety import moderation
+from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.training import experiment as experiment_lib
 from tests.experiments import forked
+from tests.serving import planted as by_hand
 from tests.serving.page import test_first_minute
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = pathlib.Path(__file__).parents[2]
-PARTS = '--choose=0.2', '--certify=0.5'
+PARTS = '--choose=0.15', '--certify=0.65'
 # Behind each planted word, a letter whose bytes are in no other text: the model
 # has learned nothing, and a linear layer finds no words in it.
 SIGNS = {'zorb': 'ж', 'quam': 'ю'}
 
 
-def run(command, *flags):
-  return subprocess.run(
-    [sys.executable, '-m', f'experiments.{command}', *flags],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+def run(*commands):
+  return forked.run([['experiments.train_head', *words] for words in commands])
 
 
-def write_rows(path, count, signs=SIGNS):
-  """Writes so many violating texts of each kind, and as many benign ones."""
+def write_rows(path, count):
+  """Writes so many violating texts of each kind, and as many benign ones.
+
+  Each is a few words: the model's reading is most of the command's time.
+  """
   rows = planted.rows(count, count, 0)
   lines = []
   for row in rows.rows:
     text, labels = row.text, dict(zip(rows.names, row.labels))
-    for name, sign in signs.items():
+    for name, sign in SIGNS.items():
       for marker in planted.MARKERS[name] if labels[name] else ():
         text = re.sub(rf'\b{marker}\b', f'{marker} {sign}', text)
+    words = text.split()
+    at = max(
+      words.index(sign) if sign in words else 3 for sign in SIGNS.values()
+    )
+    text = ' '.join(words[max(0, at - 3) : at + 3])
     age = {} if len(row.tiers) > 1 else {'age': row.tiers[0]}
     lines.append(json.dumps({'text': text, 'labels': labels} | age) + '\n')
   path.write_text(''.join(lines))
@@ -50,7 +51,7 @@ def write_rows(path, count, signs=SIGNS):
 
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
-  """A run, labelled texts, and the gate that they give."""
+  """A run, labelled texts, and a gate as experiments.train_gate writes it."""
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
   folder = tmp_path_factory.mktemp('made')
   tiny = experiment_lib.Experiment()
@@ -62,8 +63,12 @@ def made(tmp_path_factory):
   tiny.data.length, tiny.data.batch, tiny.loop.steps = 128, 2, 2
   train.train(tiny, folder / 'run')
   data = write_rows(folder / 'rows.jsonl', 1000)
-  done = run('train_gate', '--planted', f'--out={folder / "safety"}')
-  assert done.returncode == 0, done.stderr
+  names = tuple(sorted(planted.MARKERS))
+  gate = by_hand.gate([planted.MARKERS[name][0] for name in names], names)
+  policy = by_hand.policy(by_hand.stage(gate.version, names), None)
+  (folder / 'safety').mkdir()
+  gate.save(folder / 'safety' / moderation.GATE)
+  thresholds.write(folder / 'safety' / moderation.THRESHOLDS, policy)
   return folder, data
 
 
@@ -78,21 +83,11 @@ def flags_of(folder, out):
 def test_labelled_texts_give_a_moderated_server(made, tmp_path):
   folder, data = made
   out = tmp_path / 'moderated'
-  done = run('train_head', data, *flags_of(folder, out), *PARTS)
+  words = data, *flags_of(folder, out), *PARTS
+  done, again = run(words, words)
   assert done.returncode == 0, done.stderr + (out / 'report.md').read_text()
   assert 'see report.md' in done.stdout
-  again = run('train_head', data, *flags_of(folder, out), *PARTS)
   assert again.returncode == 1 and 'exists' in again.stderr
-
-  # The same head, certified once more.
-  head = f'--head={out / "head.safetensors"}'
-  flags = flags_of(folder, tmp_path / 'again')
-  done = run('train_head', data, *flags, *PARTS, head)
-  assert done.returncode == 0, done.stderr
-  texts = [
-    (x / 'thresholds.json').read_text() for x in (out, tmp_path / 'again')
-  ]
-  assert texts[0] == texts[1]
 
   server = tmp_path / 'server'
   with test_first_minute.served(folder / 'run', server, f'--safety={out}') as (
@@ -123,23 +118,20 @@ def test_labelled_texts_give_a_moderated_server(made, tmp_path):
 
 def test_too_few_rows_exit_with_4(made, tmp_path):
   folder, _ = made
-  data = write_rows(tmp_path / 'few.jsonl', 40)
-  out = tmp_path / 'out'
-  done = run('train_head', data, *flags_of(folder, out))
-  assert done.returncode == 4, done
-  assert 'Not certified' in done.stderr
-  assert not (out / 'thresholds.json').exists()
-  assert (out / 'head.safetensors').exists()
-
-
-def test_a_model_that_tells_no_words_apart_exits_with_3(made, tmp_path):
-  folder, _ = made
-  data = write_rows(tmp_path / 'rows.jsonl', 1000, {})
-  out = tmp_path / 'out'
-  done = run('train_head', data, *flags_of(folder, out), *PARTS)
-  assert done.returncode == 3, done
-  assert 'of benign texts at most 1%' in done.stderr
-  assert '**Not certified**' in (out / 'report.md').read_text()
+  data = write_rows(tmp_path / 'few.jsonl', 60)
+  out, again = tmp_path / 'out', tmp_path / 'again'
+  head = out / 'head.safetensors'
+  all_done = run(
+    [data, *flags_of(folder, out)],
+    # The same head is certified once more.
+    [data, *flags_of(folder, again), f'--head={head}'],
+  )
+  for done, made_in in zip(all_done, (out, again)):
+    assert done.returncode == 4, done
+    assert 'Not certified' in done.stderr
+    assert not (made_in / 'thresholds.json').exists()
+  versions = [one.stdout.rpartition('token head')[2] for one in all_done]
+  assert versions[0] == versions[1] and 'see report.md' in versions[0]
 
 
 def test_flags_that_are_wrong_are_one_line(made, tmp_path):
@@ -153,7 +145,7 @@ def test_flags_that_are_wrong_are_one_line(made, tmp_path):
     (['--planted', *flags, '--model=/nowhere'], 'error: /nowhere'),
     ([data, *flags, f'--head={folder / "safety/gate.safetensors"}'], 'error: '),
   ]
-  done = forked.run([['experiments.train_head', *words] for words, _ in cases])
+  done = run(*(words for words, _ in cases))
   for (_, message), one in zip(cases, done):
     assert one.returncode == 1 and message in one.stderr, one
     assert len(one.stderr.splitlines()) == 1

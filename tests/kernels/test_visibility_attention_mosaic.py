@@ -17,8 +17,6 @@ from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import mosaic_gpu
 from kaiju_jax.kernels.visibility_attention import pallas_gpu
 
-pytestmark = pytest.mark.versions
-
 _SCALE = 0.3
 many_programs = pytest.mark.skipif(
   jax.__version_info__ < (0, 12),
@@ -111,6 +109,7 @@ MASKS = {
 }
 
 
+@pytest.mark.versions
 @many_programs
 @pytest.mark.parametrize('window', [None, 34])
 @pytest.mark.parametrize('mask', MASKS)
@@ -171,6 +170,7 @@ def _coded(L, M, H, K, per, q_codes, seed=2):
   return arrays, scales, values
 
 
+@pytest.mark.versions
 def test_codes_meet_as_integers():
   arrays, scales, values = _coded(30, 260, 4, 128, 'token', True)
   visibility = visibility_lib.Visibility(*(x for x in _slots(260)))

@@ -58,9 +58,13 @@ CONFIGS = {
   'int8, remat, two repeats': small_config(
     quantization=int8_config(), layout=TWICE, remat='layer'
   ),
-  'int8, channel scales, hidden clamped by its own rows': small_config(
-    quantization=int8_config(kv_scale='channel', clamp_hidden='input_std'),
-    layout='L0 L0 G2',
+  'int8, channel scales, float queries, hidden clamped by its own rows': (
+    small_config(
+      quantization=int8_config(
+        kv_scale='channel', qk='none', clamp_hidden='input_std'
+      ),
+      layout='L0 L0 G2',
+    )
   ),
   'float, gated, norms on both sides, biases, heads normed, llama3, N': (
     small_config(
@@ -97,27 +101,26 @@ CONFIGS = {
       ),
     )
   ),
-  'plain': small_config(),
   'Bungee, two repeats': small_config(
     layout='L0 L0 G2 L3 L3 G5',
     quantization=dataclasses.replace(quantization_config.none(), bungee=True),
   ),
-  'int8': small_config(quantization=int8_config()),
-  'int8, float queries, nothing clamped': small_config(
-    quantization=int8_config(qk='none', clamp_hidden='none', clamp_input='none')
-  ),
-  'int8, channel scales, float queries': small_config(
-    quantization=int8_config(kv_scale='channel', qk='none')
-  ),
-  'int8, a head of keys for each of queries, remat': small_config(
-    quantization=int8_config(),
+  'int8, a head of keys for each of queries, nothing clamped': small_config(
+    quantization=int8_config(clamp_hidden='none', clamp_input='none'),
     layout='L0 L0 G2',
     num_kv_heads=3,
-    remat='layer',
   ),
 }
 # The quick ones meet nearly every line; the others, in other company.
-SLOW = [name for i, name in enumerate(CONFIGS) if i not in (0, 1, 3)]
+MARKS = [pytest.mark.slow] * len(CONFIGS)
+MARKS[0], MARKS[1], MARKS[3] = (), pytest.mark.versions, ()
+COMPARED = [
+  pytest.param(name, marks=marks) for name, marks in zip(CONFIGS, MARKS)
+]
+CONFIGS |= {
+  'plain': small_config(),
+  'int8': small_config(quantization=int8_config()),
+}
 
 
 def trained_like(params, seed=1):
@@ -140,14 +143,7 @@ def batch():
   return rows.packed_batch([[13, 9], [24]], 24, 48)
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in CONFIGS
-  ],
-)
+@pytest.mark.parametrize('name', COMPARED)
 def test_loss_and_every_gradient_equal_the_plain_model(name, batch):
   config = CONFIGS[name]
   model = transformer.Transformer(config)

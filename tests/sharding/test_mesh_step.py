@@ -24,8 +24,6 @@ from tests import meshes
 from tests.model import params as params_lib
 from tests.model import rows
 
-pytestmark = pytest.mark.versions
-
 
 def experiment(**quantization) -> experiment_lib.Experiment:
   """Windows, sharing, two repeats of a block, rows packed across shards."""
@@ -96,6 +94,7 @@ GRADIENT = {'plain': 1e-5, 'int8': 3e-2, 'all int8': 3e-2}
 
 
 # Quick: floats where both axes are split. Codes and single axes are slow.
+@pytest.mark.versions
 @pytest.mark.parametrize(
   ('arm', 'widths'),
   [
@@ -231,6 +230,7 @@ def test_logits_do_not_change_by_a_bit_with_the_fsdp_width():
   np.testing.assert_array_equal(on(8, first)[[0, 5]], alone)
 
 
+@pytest.mark.versions
 def test_a_step_is_the_step_of_one_device_and_stays_where_it_was():
   one = experiment(**PLAIN)
   one.model.layout = 'L0'
@@ -266,6 +266,7 @@ class _Nowhere:
     assert state == {}
 
 
+@pytest.mark.versions
 def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
   one = experiment()
   optimizer_of = optimizer.make(one.optimizer)
@@ -289,6 +290,7 @@ def test_a_checkpoint_restores_onto_another_mesh(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), want)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
   'change, widths, message',
   [

@@ -22,8 +22,6 @@ from kaiju_jax.training import token_count
 from tests.model import params as params_lib
 from tests.model import rows
 
-pytestmark = pytest.mark.versions
-
 STEPS = 40
 
 
@@ -77,6 +75,7 @@ def halves():
   )
 
 
+@pytest.mark.versions
 def test_microbatches_make_the_step_of_their_union(halves):
   """Uneven weights and all: the loss is a mean over the step's tokens."""
   whole = jax.tree.map(lambda a, b: np.concatenate([a, b]), *halves)
@@ -97,6 +96,7 @@ def test_a_microbatch_twice_makes_the_step_of_one(halves):
     np.testing.assert_allclose(once[name], twice[name], rtol=1e-5)
 
 
+@pytest.mark.versions
 def test_another_number_of_microbatches_compiles_nothing(halves):
   step, both = step_of(), stacked(*halves)
   state, _ = step(start(), both, jnp.int32(2))
@@ -115,6 +115,7 @@ def test_microbatches_that_the_batch_does_not_hold_are_refused(
     step_of()(start(), stacked(*halves), microbatches)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize('microbatches', [0, 3, -1])
 def test_a_traced_number_that_the_batch_does_not_hold_gives_nan(
   halves, microbatches
@@ -123,6 +124,7 @@ def test_a_traced_number_that_the_batch_does_not_hold_gives_nan(
   assert np.isnan(metrics['loss']) and np.isnan(metrics['grad_norm'])
 
 
+@pytest.mark.versions
 def test_it_learns_at_the_rate_of_the_tokens_before_each_step(halves):
   """An oracle of its own for the rates: two steps of warm-up, then a cosine."""
   step, state = step_of(), start()
@@ -229,6 +231,7 @@ def test_mean_logit_z_reg_is_the_gradient_of_the_explicit_term(halves):
     )
 
 
+@pytest.mark.versions
 def test_a_step_without_loss_tokens_is_no_nan(halves):
   empty = halves[0]._replace(weight_BL=np.zeros_like(halves[0].weight_BL))
   state, metrics = step_of()(start(), stacked(empty, empty), 2)

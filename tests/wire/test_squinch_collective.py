@@ -16,8 +16,6 @@ import pytest
 from kaiju_jax.kernels.squinch import reference
 from kaiju_jax.wire import squinch
 
-pytestmark = pytest.mark.versions
-
 WORKERS = 8
 CODES = [
   {'elements': elements, 'header': header}
@@ -114,6 +112,7 @@ def test_the_error_is_within_the_sum_of_the_bounds(codes, scattered):
   assert np.any(error > bound / 10)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize('shape, dimension', [((3, 64, 2), 1), ((5, 128), -1)])
 def test_any_dimension_is_split(shape, dimension):
   x = gradients(*shape)
@@ -127,6 +126,7 @@ def test_any_dimension_is_split(shape, dimension):
   np.testing.assert_array_equal(np.moveaxis(got, dimension, 0), expected)
 
 
+@pytest.mark.versions
 def test_two_axes_and_pmap_are_the_same_sum():
   x = gradients(64, 2)
   expected = each(lambda x: squinch.reduce_scatter(x, 'data'))(x)
@@ -288,6 +288,7 @@ def crossing(f, *args):
   return found
 
 
+@pytest.mark.versions
 def test_six_bits_cross_and_nothing_else():
   x = gradients(256, 24)
   elements = 256 * 24
@@ -406,6 +407,7 @@ def test_what_does_not_fit_is_refused():
     squinch.transform('data', elements='linear')
 
 
+@pytest.mark.versions
 def test_a_gradient_that_jax_has_summed_is_refused():
   def gradient(w, x):
     return squinch.all_reduce(jax.grad(lambda w: (w * x).sum())(w), 'data')

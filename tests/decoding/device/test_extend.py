@@ -39,6 +39,8 @@ def params_of(name: str):
   return toys.drawn(CONFIGS[name], scale=0.18)
 
 
+# Quick tests compare an int8 model's loss, and the bits of the reference mode.
+@pytest.mark.slow
 def test_fast_logits_are_the_forward_pass_s():
   """Through short calls, long ones, and rows that take turns and stand idle."""
   config = CONFIGS['plain']

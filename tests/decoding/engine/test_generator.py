@@ -19,8 +19,6 @@ from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 
-pytestmark = pytest.mark.versions
-
 Request = request_lib.Request
 Sampling = sampling_lib.Sampling
 ROWS, LENGTH, CHUNK = 3, 64, 16
@@ -167,6 +165,7 @@ def test_an_isolated_text_has_the_same_bits_whatever_is_beside_it(params):
   assert not len(decoder.account.tree)
 
 
+@pytest.mark.versions
 def test_log_probabilities_equal_those_of_the_forward_pass(generator, params):
   (result,) = generator.generate([REQUESTS[1]])
   tokens = [*REQUESTS[1].tokens, *result.tokens.tolist()]
@@ -194,6 +193,7 @@ def test_scores_equal_those_of_the_forward_pass(generator, params, length):
   assert length <= 5 or scores.is_likeliest_L[4]
 
 
+@pytest.mark.versions
 def test_joining_and_leaving_compile_nothing(generator):
   generator.warm()
   generator.generate(REQUESTS)
@@ -363,6 +363,7 @@ def test_bad_logits_end_their_sequence_alone(generator, monkeypatch, at):
     generator.score([1, 2, poison, 4, 5])
 
 
+@pytest.mark.versions
 def test_turns_of_a_conversation_keep_their_cache(generator, params):
   first, second = REQUESTS[2], Request(prompt(9, 8), 8, Sampling(seed=9))
   with generator.converse() as conversation:
@@ -439,6 +440,7 @@ def test_a_turn_outlives_its_conversation_and_a_closed_one_ends(generator):
   assert generator.engine.is_idle
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize('at', ['prefill', 'step'])
 def test_ctrl_c_in_a_round_comes_after_it(generator, monkeypatch, at):
   """As while a prompt is computed: the call has taken the cache."""

@@ -81,6 +81,12 @@ def got(address, path, **body):
     return answer.read()
 
 
+def write_head(path):
+  rng = np.random.default_rng(0)
+  params = {'w_DC': rng.normal(0, 1, (32, 1)), 'bias_C': np.zeros(1)}
+  token_head.save(path, params, token_head.TokenHeadConfig(('marked',)))
+
+
 def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
   folder = tmp_path / 'server'
   with served(workdir, folder) as (server, address, said):
@@ -102,30 +108,27 @@ def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
     assert server.wait(60) == 0
   mode = stat.S_IMODE(os.stat(folder).st_mode)
   assert not mode & 0o077, f'others may read {folder}: mode {mode:o}'
-  with served(workdir, folder) as (server, address, _):
+  write_head(head := tmp_path / 'head.safetensors')
+  flags = f'--head={head}', '--guided=16'
+  with served(workdir, folder, *flags) as (server, address, _):
     kept = json.loads(got(address, f'/v1/sessions/{session["id"]}'))
     texts = [one['text'] for one in kept['messages'] if one['role'] == 'user']
     assert texts == ['Good morning!', 'What do you like?']
+    check_guided(address)
     server.send_signal(signal.SIGINT)
     assert server.wait(60) == 0
 
 
-def test_a_guided_reply_is_searched_beside_a_drawn_one(workdir, tmp_path):
-  rng = np.random.default_rng(0)
-  config = token_head.TokenHeadConfig(('marked',))
-  params = {'w_DC': rng.normal(0, 1, (32, 1)), 'bias_C': np.zeros(1)}
-  head = tmp_path / 'head.safetensors'
-  token_head.save(head, params, config)
+def check_guided(address):
+  """Asks for a guided reply beside a drawn one."""
   said = {'messages': [{'role': 'user', 'content': 'Hello'}], 'model': 'tiny'}
   asked = said | {'max_tokens': 12, 'temperature': 0}
-  flags = (f'--head={head}', '--guided=16')
-  with served(workdir, tmp_path / 'server', *flags) as (_, address, _):
 
-    def answer(**body):
-      path = '/v1/chat/completions'
-      return json.loads(got(address, path, **asked, **body))['choices'][0]
+  def answer(**body):
+    path = '/v1/chat/completions'
+    return json.loads(got(address, path, **asked, **body))['choices'][0]
 
-    drawn, searched, again = answer(), answer(guided=True), answer(guided=True)
+  drawn, searched, again = answer(), answer(guided=True), answer(guided=True)
   assert searched['message'] == again['message']
   assert searched['finish_reason'] in ('stop', 'length')
   assert drawn['message']['role'] == searched['message']['role']
