@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs.sweeps import critical_batch
   from kaiju_jax.runs.sweeps import critical_batch_report
 
-  asked = critical_batch.Asked(
+  settings = critical_batch.Settings(
     tuple(at),
     tuple(multiples),
     _EPSILON.value,
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
     _CONFIRM.value,
   )
   out = pathlib.Path(f'{model}-critical_batch')
-  _STUDY.run(critical_batch, critical_batch_report, model, asked, out)
+  _STUDY.run(critical_batch, critical_batch_report, model, settings, out)
 
 
 if __name__ == '__main__':

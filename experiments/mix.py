@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs.corpora import mix
   from kaiju_jax.runs.corpora import read
 
-  task = mix.Task(
+  settings = mix.Settings(
     target=_TARGET.value,
     sources=[_source('sources', text) for text in _SOURCES.value],
     measured=[_source('measured', text) for text in _MEASURED.value],
@@ -92,8 +92,8 @@ def main(argv: Sequence[str]) -> None:
     anneal=_ANNEAL.value,
   )
   read.refuse_existing(_OUT.value)
-  result = mix.find(task)
-  mix.write(task, result, _OUT.value)
+  result = mix.find(settings)
+  mix.write(settings, result, _OUT.value)
   _show(result)
 
 

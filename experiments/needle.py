@@ -138,7 +138,7 @@ def _records(runs: 'list[needle_runs.Run]') -> 'list[needle.Record]':
   """Returns the records of all runs; those that are missing run first."""
   from kaiju_jax.runs import needle as needle_runs
 
-  asking = needle_runs.Asking(_QUESTIONS.value, _EVALUATION_SEED.value)
+  asking = needle_runs.Questions(_QUESTIONS.value, _EVALUATION_SEED.value)
   missing = needle_runs.missing(runs, asking)
   for run in runs:
     if run not in missing:

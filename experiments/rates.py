@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs.sweeps import rates as rates_lib
   from kaiju_jax.runs.sweeps import rates_report
 
-  asked = rates_lib.Asked(
+  settings = rates_lib.Settings(
     tuple(transfers),
     tuple(widths),
     tuple(rates),
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     _PREDICT.value,
     _FACTOR.value,
   )
-  _STUDY.run(rates_lib, rates_report, _CONFIG.value, asked)
+  _STUDY.run(rates_lib, rates_report, _CONFIG.value, settings)
 
 
 if __name__ == '__main__':

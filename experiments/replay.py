@@ -111,7 +111,7 @@ def _run(tiers: list[str], parts: list[float]) -> None:
 
 
 def _source(replay, sizes) -> None:
-  rates = replay.of_prefixes(sizes, 6_144, (4_096, 10_240, 64))
+  rates = replay.prefix_hit_rates(sizes, 6_144, (4_096, 10_240, 64))
   print(
     'Prefixes alone, as in source 003 (6k tokens): '
     + ', '.join(

@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs.sweeps import scaling_report
 
   places = [(width, count) for width in widths for count in tokens]
-  asked = scaling.Asked(places, largest, _STUDY.seeds, _SLOPE.value)
-  _STUDY.run(scaling, scaling_report, _CONFIG.value, asked)
+  settings = scaling.Settings(places, largest, _STUDY.seeds, _SLOPE.value)
+  _STUDY.run(scaling, scaling_report, _CONFIG.value, settings)
 
 
 def _largest(width: int, tokens: int) -> tuple[int, int]:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.runs.corpora import read
   from kaiju_jax.runs.corpora import select
 
-  task = select.Task(
+  settings = select.Settings(
     target=_TARGET.value,
     source=_SOURCE.value,
     count=_COUNT.value,
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> None:
     seed=_SEED.value,
   )
   read.refuse_existing(_OUT.value)
-  result = select.find(task)
-  select.write(task, result, _OUT.value)
+  result = select.find(settings)
+  select.write(settings, result, _OUT.value)
   print(
     f'{len(result.chosen.indices):,} of {len(result.chosen.scores):,} documents'
     f' by {result.method}. Written: {_OUT.value}/{select.CHOSEN},'

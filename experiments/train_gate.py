@@ -57,14 +57,14 @@ def main(argv: Sequence[str]) -> None:
   from kaiju_jax.serving.safety import thresholds
 
   read.refuse_existing(_OUT.value)
-  task = train_gate.Task(
+  training = train_gate.Settings(
     confidence=_CONFIDENCE.value,
     hold=_HOLD.value,
     head=thresholds.load(_HEAD.value).head if _HEAD.value else None,
     **_TEXTS.division,
   )
-  result = train_gate.train(_TEXTS.read(), task)
-  train_gate.write(result, _OUT.value, report.of_gate(result))
+  result = train_gate.train(_TEXTS.read(), training)
+  train_gate.write(result, _OUT.value, report.report_gate(result))
   certifying.finish(_OUT.value, 'gate', result.gate.version, result.outcome)
 
 

@@ -76,9 +76,11 @@ def main(argv: Sequence[str]) -> None:
   loaded = load.from_anywhere(_MODEL.value)
   d_model = loaded.config.d_model
   head = load.head(_HEAD.value, d_model) if _HEAD.value else None
-  task = train_head.Task(head=head, **_TEXTS.division)
-  result = train_head.train(said.Reader(loaded), rows, gate, task)
-  train_head.write(result, _SAFETY.value, _OUT.value, report.of_head(result))
+  settings = train_head.Settings(head=head, **_TEXTS.division)
+  result = train_head.train(said.Reader(loaded), rows, gate, settings)
+  train_head.write(
+    result, _SAFETY.value, _OUT.value, report.report_head(result)
+  )
   certifying.finish(_OUT.value, 'token head', result.version, result.outcome)
 
 

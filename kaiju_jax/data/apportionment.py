@@ -115,7 +115,7 @@ class Blocks:
     stage = int(np.searchsorted(self._starts, row, 'right')) - 1
     return int(self._firsts[stage] + (row - self._starts[stage]) // self._size)
 
-  def begin(self, number: int) -> int:
+  def first_row(self, number: int) -> int:
     """Returns the first row of a block."""
     stage = int(np.searchsorted(self._firsts, number, 'right')) - 1
     nth = number - self._firsts[stage]
@@ -125,7 +125,7 @@ class Blocks:
     """Returns int64[S], the rows of each source before a block."""
     with self._lock:
       while len(self._counts) <= number:
-        end = self.begin(len(self._counts))
+        end = self.first_row(len(self._counts))
         self._counts.append(self._given(end, self._counts[-1]))
       return self._counts[number]
 

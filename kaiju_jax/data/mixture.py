@@ -174,5 +174,7 @@ class Mixture(loader.RowSource):
     numbers = np.empty(len(parts), np.int64)
     for part, (first, last) in enumerate(zip(before, after)):
       numbers[parts == part] = np.arange(first, last)
-    rows = range(self._blocks.begin(number), self._blocks.begin(number + 1))
+    rows = range(
+      self._blocks.first_row(number), self._blocks.first_row(number + 1)
+    )
     return _Block(rows, parts.tolist(), numbers.tolist())

@@ -17,7 +17,9 @@ from kaiju_jax.data import loader
 from kaiju_jax.data import packing
 
 
-def own(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> list[int]:
+def find_own_rows(
+  sharding: jax.sharding.Sharding, shape: Sequence[int]
+) -> list[int]:
   """Returns the rows of B that this process's devices read, in order.
 
   Args:
@@ -34,7 +36,7 @@ class Placed(Iterator[packing.Batch]):
   """The loader's batches as arrays that are spread over a mesh.
 
   Args:
-    batches: yields [A, b, …], the b rows of B that `own` returns.
+    batches: yields [A, b, …], the b rows of B that `find_own_rows` returns.
     sharding: the sharding of a batch's arrays [A, B, L].
     batch: B.
   """
@@ -63,7 +65,7 @@ class Placed(Iterator[packing.Batch]):
   def _placed(self, drawn: np.ndarray) -> jax.Array:
     count, _, *rest = drawn.shape
     shape = count, self._batch, *rest
-    rows = own(self._sharding, shape)
+    rows = find_own_rows(self._sharding, shape)
 
     def part(index):
       wanted = range(*index[1].indices(self._batch))

@@ -90,7 +90,7 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Taught:
+class CorpusEntry:
   """A store's entry for one corpus.
 
   Attributes:
@@ -114,7 +114,7 @@ class Manifest:
   """A store's settings, and its corpora by their hashes."""
 
   settings: Settings
-  corpora: Mapping[str, Taught]
+  corpora: Mapping[str, CorpusEntry]
 
   def bytes_per_token(self) -> float:
     """Returns the size of all shards over the number of their tokens."""
@@ -183,7 +183,7 @@ def _rebuilt(folder: pathlib.Path) -> Manifest | None:
   settings = found[0].settings
   if any(one.settings != settings for one in found):
     raise ValueError(f'{folder}: holds shards of several settings.')
-  corpora: dict[str, Taught] = {}
+  corpora: dict[str, CorpusEntry] = {}
   for one in found:
     ((digest, taught),) = one.corpora.items()
     known = corpora.get(digest, dataclasses.replace(taught, shards=()))
@@ -216,7 +216,7 @@ def _labelled(file: pathlib.Path) -> Manifest:
   return Manifest(manifest.settings, {digest: taught})
 
 
-def label(settings: Settings, digest: str, taught: Taught) -> bytes:
+def label(settings: Settings, digest: str, taught: CorpusEntry) -> bytes:
   """Returns the label of a shard, the record behind its other records.
 
   Args:
@@ -256,13 +256,13 @@ def _parsed(data: Any) -> Manifest:
   if not isinstance(corpora, dict):
     raise ValueError(f'corpora: must be an object, not {corpora!r}.')
   corpora = {
-    digest: strict.parse(Taught, one, f'corpora.{digest}')
+    digest: strict.parse(CorpusEntry, one, f'corpora.{digest}')
     for digest, one in corpora.items()
   }
   return Manifest(settings, corpora)
 
 
-def check(folder: str | os.PathLike, taught: Taught) -> None:
+def check(folder: str | os.PathLike, taught: CorpusEntry) -> None:
   """Refuses a corpus with a shard that is missing or damaged.
 
   Raises:
@@ -270,7 +270,7 @@ def check(folder: str | os.PathLike, taught: Taught) -> None:
     ValueError: a shard is damaged, or some are not written yet.
   """
   for shard in taught.shards:
-    if trouble := trouble_with(pathlib.Path(folder), shard):
+    if trouble := find_fault(pathlib.Path(folder), shard):
       kind = FileNotFoundError if trouble == 'missing' else ValueError
       raise kind(
         f'{pathlib.Path(folder) / shard.file}: {trouble}. The command that'
@@ -283,7 +283,7 @@ def check(folder: str | os.PathLike, taught: Taught) -> None:
     )
 
 
-def trouble_with(folder: pathlib.Path, shard: Shard) -> str:
+def find_fault(folder: pathlib.Path, shard: Shard) -> str:
   """Returns what is wrong with a shard's file; '' for nothing."""
   file = folder / shard.file
   if not file.is_file():

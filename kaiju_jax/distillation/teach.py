@@ -54,7 +54,7 @@ class Window(NamedTuple):
   end: int
 
 
-class Asked(NamedTuple):
+class TeacherBatch(NamedTuple):
   """A batch for the teacher.
 
   Attributes:
@@ -127,7 +127,7 @@ def read_batches(
   batch: int,
   overlap: float,
   begin: int = 0,
-) -> Iterator[Asked]:
+) -> Iterator[TeacherBatch]:
   """Yields the batches in which a teacher reads a corpus.
 
   Args:
@@ -161,7 +161,7 @@ def _end(corpus: text.Corpus, rows: list[list[Window]]) -> int:
 
 def _read_batch(
   corpus: text.Corpus, rows: list[list[Window]], length: int
-) -> Asked:
+) -> TeacherBatch:
   number_BL = np.full((len(rows), length), -1, np.int64)
   packed = []
   for number_L, row in zip(number_BL, rows):
@@ -180,7 +180,7 @@ def _read_batch(
       )
       place += end - low
     packed.append(packing.row(pieces, length))
-  return Asked(packing.stack(packed), number_BL)
+  return TeacherBatch(packing.stack(packed), number_BL)
 
 
 # (variables, batch [B, L], number_BL uint32) → the sampled entries.
@@ -221,7 +221,7 @@ def answering(
 
 
 def targets(
-  asked: Asked, drawn: sample.Sampled, begin: int = 0
+  asked: TeacherBatch, drawn: sample.Sampled, begin: int = 0
 ) -> record_lib.Targets:
   """Returns the targets of a batch's new tokens from `begin` on.
 

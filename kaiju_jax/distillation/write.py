@@ -85,7 +85,7 @@ class Writer:
     known = store.find(self._folder) or store.Manifest(self._settings, {})
     if store.is_lost(self._folder):
       store.write_manifest(self._folder, known)
-    taught = store.Taught(name, self._tokens)
+    taught = store.CorpusEntry(name, self._tokens)
     found = known.corpora.get(self._digest, taught)
     self._shards = _whole(self._folder, found)
     self._name = found.name
@@ -155,7 +155,7 @@ class Writer:
     file = f'{self._digest[:12]}-{len(self._shards):05d}.array_record'
     first = self._shards[-1].end if self._shards else 0
     shard = store.Shard(file, first, self._recorded, 0, 0)
-    alone = store.Taught(self._name, self._tokens, (shard,))
+    alone = store.CorpusEntry(self._name, self._tokens, (shard,))
     label = store.label(self._settings, self._digest, alone)
     path = self._folder / file
     with files.writing(str(path)), files.replacing(path) as partial:
@@ -199,11 +199,13 @@ def check(folder: str | os.PathLike, settings: store.Settings) -> None:
     )
 
 
-def _whole(folder: pathlib.Path, taught: store.Taught) -> list[store.Shard]:
+def _whole(
+  folder: pathlib.Path, taught: store.CorpusEntry
+) -> list[store.Shard]:
   """Returns the shards before the first that is missing or damaged."""
   whole = []
   for shard in taught.shards:
-    if store.trouble_with(folder, shard):
+    if store.find_fault(folder, shard):
       break
     whole.append(shard)
   return whole

@@ -88,7 +88,7 @@ def evaluator(
   return evaluate
 
 
-def of_sources(
+def sources_evaluator(
   model: transformer.Transformer,
   corpora: Mapping[str, text.Corpus],
   shares: Sequence[float],

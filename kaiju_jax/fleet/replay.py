@@ -124,7 +124,7 @@ def tally(requests: Sequence[traffic_lib.Request], cache) -> caches.Tally:
   return found
 
 
-def of_prefixes(
+def prefix_hit_rates(
   sizes: caches.Sizes, prefix: int, histories: Sequence[int], seed: int = 0
 ) -> list[float]:
   """Returns the hit rates of turns where only characters' prefixes are cached.

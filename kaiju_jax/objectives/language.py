@@ -42,7 +42,9 @@ def make(
     z: objective_lib.ZReg,
   ) -> objective_lib.Sums:
     hidden_BLD = batches.hidden(model, variables, batch, z.attention)
-    loss_BL = of_hidden(model, variables, hidden_BLD, batch, z.logits, chunk)
+    loss_BL = hidden_cross_entropy(
+      model, variables, hidden_BLD, batch, z.logits, chunk
+    )
     return objective_lib.Sums(
       jnp.sum(batch.weight_BL * loss_BL),
       jnp.sum(batch.weight_BL),
@@ -81,11 +83,13 @@ def weighted_cross_entropy(
   """
   variables = {'params': params, **(collections or {})}
   hidden_BLD = batches.hidden(model, variables, batch, z_attention)
-  loss_BL = of_hidden(model, variables, hidden_BLD, batch, z_logits, chunk)
+  loss_BL = hidden_cross_entropy(
+    model, variables, hidden_BLD, batch, z_logits, chunk
+  )
   return jnp.sum(batch.weight_BL * loss_BL)
 
 
-def of_hidden(
+def hidden_cross_entropy(
   model: transformer.Transformer,
   variables: Mapping[str, Any],
   hidden_BLD: jax.Array,

@@ -89,7 +89,7 @@ def make(
     if config.frozen:
       return objective_lib.Sums(value, weight, metrics)
     tokens = jnp.sum(batch.weight_BL)
-    said_BL = language.of_hidden(
+    said_BL = language.hidden_cross_entropy(
       model, variables, hidden_BLD, batch, z.logits, chunk
     )
     said = jnp.sum(batch.weight_BL * said_BL)

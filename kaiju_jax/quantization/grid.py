@@ -46,7 +46,7 @@ HALVE_BELOW = 48
 DOUBLE, HALVE = 1, -1
 
 
-def begin(
+def first_scale(
   largest: jax.Array, least_scale: float, code: int = START_CODE
 ) -> jax.Array:
   """Returns the scale that puts `largest` on `code`, at least `least_scale`."""

@@ -28,7 +28,7 @@ from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import step
 
 
-class Asking(NamedTuple):
+class Questions(NamedTuple):
   """The questions that every run answers.
 
   Attributes:
@@ -63,21 +63,21 @@ class Run(NamedTuple):
     return f'{self.arm} seed {self.experiment.seed}'
 
 
-def missing(runs: Sequence[Run], asking: Asking) -> list[Run]:
+def missing(runs: Sequence[Run], questions: Questions) -> list[Run]:
   """Returns the runs that have no answers yet."""
-  return [run for run in runs if not (run.folder / asking.file).exists()]
+  return [run for run in runs if not (run.folder / questions.file).exists()]
 
 
-def records(runs: Sequence[Run], asking: Asking) -> list[needle.Record]:
+def records(runs: Sequence[Run], questions: Questions) -> list[needle.Record]:
   """Returns the records of all runs, which must all have answers."""
   return [
     needle.Record(**row)
     for run in runs
-    for row in files.read_json(run.folder / asking.file)
+    for row in files.read_json(run.folder / questions.file)
   ]
 
 
-def in_turn(runs: Sequence[Run], asking: Asking) -> None:
+def in_turn(runs: Sequence[Run], questions: Questions) -> None:
   """Trains and asks in this process; the seeds of an arm share one call.
 
   Raises:
@@ -93,30 +93,30 @@ def in_turn(runs: Sequence[Run], asking: Asking) -> None:
     if run.arm not in predictors:
       model = step.model_of(run.experiment)
       predictors[run.arm] = answers.predictor(model)
-    found = answer(run, asking, predictors[run.arm], state.params)
+    found = answer(run, questions, predictors[run.arm], state.params)
     files.write_json(
-      run.folder / asking.file, [record._asdict() for record in found]
+      run.folder / questions.file, [record._asdict() for record in found]
     )
 
 
 def answer(
-  run: Run, asking: Asking, predict: answers.Predict, params: Any
+  run: Run, questions: Questions, predict: answers.Predict, params: Any
 ) -> list[needle.Record]:
   """Returns the records of trained parameters' answers.
 
   Args:
     run: the run of the parameters.
-    asking: the questions.
+    questions: the questions.
     predict: the function that `answers.predictor` returns for the run's model.
     params: the model's parameters.
   """
   data = run.experiment.data
   task = tasks.questions(data)
-  cells = needle.cells(task, data.length, asking.questions)
+  cells = needle.cells(task, data.length, questions.questions)
   read = answers.reader(predict, params, {cell.length for cell in cells})
   # Arms of one seed get the same questions. Each seed gets others, so that the
   # answers of several seeds are independent.
-  seeds = asking.seed, run.experiment.seed
+  seeds = questions.seed, run.experiment.seed
   started = time.monotonic()
   found = [
     needle.Record(run.arm, seeds[1], *cell[:-1], accuracy, cell.count)
@@ -144,7 +144,7 @@ def places(count: int) -> int:
 
 def side_by_side(
   runs: Sequence[Run],
-  asking: Asking,
+  questions: Questions,
   at_once: int,
   command: Callable[[Run], tuple[str, ...]],
 ) -> None:
@@ -152,7 +152,7 @@ def side_by_side(
 
   Args:
     runs: the runs.
-    asking: the questions.
+    questions: the questions.
     at_once: the number of processes at a time.
     command: returns the command that does `in_turn` for one run.
 
@@ -168,7 +168,7 @@ def side_by_side(
   statuses, completed = watch.run(
     {job: [run] for job, run in planned.items()},
     at_once,
-    lambda run: not missing([run], asking),
+    lambda run: not missing([run], questions),
   )
   if not completed:
     print('Interrupted. The same command goes on.', file=sys.stderr)
@@ -176,7 +176,7 @@ def side_by_side(
   failed = [
     f'{job.name} ({statuses.get(job.name, "not run")}), see {job.log}'
     for job, run in planned.items()
-    if missing([run], asking)
+    if missing([run], questions)
   ]
   if failed:
     raise ValueError(f'failed: {"; ".join(failed)}.')

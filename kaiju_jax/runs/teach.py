@@ -206,8 +206,8 @@ def teach(
 def answers(
   answer: teach_lib.Answer,
   variables: Mapping[str, Any],
-  batches: Iterable[teach_lib.Asked],
-) -> Iterator[tuple[teach_lib.Asked, Any]]:
+  batches: Iterable[teach_lib.TeacherBatch],
+) -> Iterator[tuple[teach_lib.TeacherBatch, Any]]:
   """Yields each batch with its answer, while the device computes the next."""
   waiting = None
   for asked in batches:

@@ -137,7 +137,9 @@ def _train(
       known['evaluate'] = found.evaluator(model, devices)
   data = experiment.data
   sharding = jax.sharding.NamedSharding(devices, step.BATCH)
-  own = placement.own(sharding, (data.microbatches, data.batch, data.length))
+  own = placement.find_own_rows(
+    sharding, (data.microbatches, data.batch, data.length)
+  )
   schedule = batch_schedule.schedule_of(experiment)
   batches = loader.batches(
     found.rows,

@@ -171,14 +171,14 @@ def reading(
   return Reading(**files.read_json(file))
 
 
-def of_run(run: Run, read: Callable[[Any], Reading]) -> Reading:
+def read_run(run: Run, read: Callable[[Any], Reading]) -> Reading:
   """Returns the reading of a trained run."""
   return reading(
     run.folder / _READINGS, read, lambda: load.from_workdir(run.folder).params
   )
 
 
-def of_start(folder: pathlib.Path, read: Callable[[Any], Reading]) -> Reading:
+def read_start(folder: pathlib.Path, read: Callable[[Any], Reading]) -> Reading:
   """Returns the reading of a student before its training."""
   file = folder.with_name(f'{folder.name}.{_READINGS}')
   return reading(file, read, lambda: load.from_export(folder).params)
@@ -243,7 +243,7 @@ def row(
     runs[0].arm,
     uptrain.kv_bytes(config, length),
     start,
-    {run.experiment.seed: of_run(run, read) for run in runs},
+    {run.experiment.seed: read_run(run, read) for run in runs},
     tokens,
   )
 
@@ -343,7 +343,7 @@ class Tables:
     for of_arm in [self._teacher], *group:
       read, start = self._reader(of_arm[0]), None
       if begin_with := of_arm[0].experiment.begin_with:
-        start = of_start(pathlib.Path(begin_with), read)
+        start = read_start(pathlib.Path(begin_with), read)
       compared = {} if of_arm[0] is self._teacher else reached
       rows.append(row(of_arm, compared, start, read))
     return table(rows, baseline)
@@ -351,13 +351,13 @@ class Tables:
   def tabulate_starts(self, runs: Mapping[str, Sequence[Run]]) -> str:
     """Returns the table of what was lost before any training."""
     teacher = self._teacher
-    found = {'teacher': of_run(teacher, self._reader(teacher))}
+    found = {'teacher': read_run(teacher, self._reader(teacher))}
     for arm, of_arm in runs.items():
       begin_with = of_arm[0].experiment.begin_with
       # A distilled student begins as the pooled one does.
       if begin_with and not arm.endswith('distilled'):
         read = self._reader(of_arm[0])
-        found[arm] = of_start(pathlib.Path(begin_with), read)
+        found[arm] = read_start(pathlib.Path(begin_with), read)
     return starts_table(found)
 
   def _reader(self, run: Run) -> Callable[[Any], Reading]:

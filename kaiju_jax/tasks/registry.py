@@ -162,7 +162,7 @@ def _load_text(experiment: experiment_lib.Experiment) -> Data:
     asked += (experiment.objective.chunk,)
     if found[0].is_mixed:
       corpora = {one.config.name: one.unseen for one in found}
-      scores = held_out.of_sources(model, corpora, rows.shares, *asked)
+      scores = held_out.sources_evaluator(model, corpora, rows.shares, *asked)
     else:
       scores = held_out.evaluator(model, found[0].unseen, *asked)
     return lambda state: scores(state.params, state.replica)

@@ -65,7 +65,7 @@ class Journal:
     self, number: int, tokens: Any, values: Mapping[str, jax.Array]
   ) -> None:
     """Notes a dispatched step, and records the one before once it is done."""
-    self._settle()
+    self._finish_pending()
     wanted = number % self._config.log_every == 0 or number == self._first
     # A copy, because the state that `tokens` belongs to is donated.
     tokens = jax.tree.map(jnp.copy, tokens) if wanted else None
@@ -83,7 +83,7 @@ class Journal:
   @contextlib.contextmanager
   def pause(self) -> Iterator[None]:
     """Records the noted step; stops the clock of tokens/s while entered."""
-    self._settle()
+    self._finish_pending()
     with self._clock.pause():
       yield
 
@@ -94,7 +94,7 @@ class Journal:
       for events in self._events:
         events.flush()
 
-  def _settle(self) -> None:
+  def _finish_pending(self) -> None:
     if self._pending is None:
       return
     (number, tokens, values), self._pending = self._pending, None

@@ -132,7 +132,7 @@ def _fresh(
   largest = int8.largest(w, layout.contracted)
   if axes := _axes_of_a_channel(plan, layout):
     largest = collectives.highest(largest, axes)
-  scales = grid.begin(largest, plan.least_scale, code)
+  scales = grid.first_scale(largest, plan.least_scale, code)
   codes = _gather(int8.encode(w, scales), plan, layout)
   if not layout.is_shared:
     scales = _gather(scales, plan, layout)

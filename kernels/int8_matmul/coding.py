@@ -27,7 +27,7 @@ def magnitude_bits(x):
   return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _SIGN
 
 
-def of_bits(bits):
+def from_bits(bits):
   """Returns the float32 that has these bits."""
   return lax.bitcast_convert_type(bits, jnp.float32)
 

@@ -129,7 +129,7 @@ def _largest(values, sizes, columns):
     larger,
     jnp.zeros((sizes.R, sizes.C), jnp.int32),
   )
-  return coding.of_bits(jnp.max(bits_IJ, axis=1))[:, None]
+  return coding.from_bits(jnp.max(bits_IJ, axis=1))[:, None]
 
 
 def _store(codes_ref, scale_ref, row, sizes, values, encode, scale_I1):

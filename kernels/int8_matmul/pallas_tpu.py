@@ -443,7 +443,7 @@ def _scale(values, limit_ref, rows, kind, shape, columns):
     bits_IJ = lax.fori_loop(
       0, columns // shape[1], larger, jnp.zeros(shape, jnp.int32)
     )
-    limit_I1 = coding.of_bits(jnp.max(bits_IJ, axis=1, keepdims=True))
+    limit_I1 = coding.from_bits(jnp.max(bits_IJ, axis=1, keepdims=True))
   largest_code = 255.0 if kind.kind == 'nonnegative' else 127.0
   return coding.scale_of(limit_I1, largest_code, jnp.divide)
 

@@ -80,7 +80,7 @@ def forward(q_BLHK, k_BMK, v_BMK, ranges, scales, *, window, scale, dtype):
   X, R = sees_BXY.shape[1], tiles.rows
   out_BXRK, lse_BX1R = tpu_march.march(
     functools.partial(_forward, static),
-    tpu_march.orders(plan.of_queries(sees_BXY), full_BXY),
+    tpu_march.orders(plan.plan_queries(sees_BXY), full_BXY),
     rows,
     keys,
     channels,
@@ -132,7 +132,7 @@ def backward(
   )
   dq_BXRK = tpu_march.march(
     functools.partial(_backward_rows, static),
-    tpu_march.orders(plan.of_queries(sees_BXY), full_BXY),
+    tpu_march.orders(plan.plan_queries(sees_BXY), full_BXY),
     rows,
     keys,
     channels,
@@ -145,7 +145,7 @@ def backward(
   )
   dk_BYJK, dv_BYJK = tpu_march.march(
     functools.partial(_backward_keys, static),
-    tpu_march.orders(plan.of_keys(sees_BXY), full_BXY.swapaxes(1, 2)),
+    tpu_march.orders(plan.plan_keys(sees_BXY), full_BXY.swapaxes(1, 2)),
     keys,
     rows,
     channels,

@@ -72,7 +72,7 @@ class FullFirst(NamedTuple):
   list_BXY: Any
 
 
-def of_queries(sees_BXY) -> Plan:
+def plan_queries(sees_BXY) -> Plan:
   """Returns the key blocks that each query tile visits."""
   Y = sees_BXY.shape[-1]
   number_Y = jnp.arange(Y, dtype=jnp.int32)
@@ -84,9 +84,9 @@ def of_queries(sees_BXY) -> Plan:
   )
 
 
-def of_keys(sees_BXY) -> Plan:
+def plan_keys(sees_BXY) -> Plan:
   """Returns the query tiles that each key block visits."""
-  return of_queries(sees_BXY.swapaxes(1, 2))
+  return plan_queries(sees_BXY.swapaxes(1, 2))
 
 
 def full_first(sees_BXY, full_BXY) -> FullFirst:

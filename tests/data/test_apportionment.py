@@ -57,13 +57,13 @@ def test_counts_stay_within_one_row_of_the_weights():
     stages = _random_stages(rng)
     blocks = apportionment.Blocks(stages, int(rng.integers(1, 50)))
     number, before = 0, 0
-    while blocks.begin(number) < 600:
-      counts, begin = blocks.counts(number), blocks.begin(number)
+    while blocks.first_row(number) < 600:
+      counts, begin = blocks.counts(number), blocks.first_row(number)
       assert counts.sum() == begin
       assert (counts >= before).all()
       worst = max(worst, np.abs(counts - stages.sum_weights(begin)).max())
       assert blocks.number(begin) == number
-      assert blocks.number(blocks.begin(number + 1) - 1) == number
+      assert blocks.number(blocks.first_row(number + 1) - 1) == number
       number, before = number + 1, counts
   assert 0.5 < worst < 1
 
@@ -100,7 +100,15 @@ def test_a_source_rounded_up_before_its_end_does_not_stay_ahead():
 def test_blocks_end_where_a_stage_does():
   stages = apportionment.stages([1], [1], 100, anneal_at=0.5, anneal_over=0.25)
   blocks = apportionment.Blocks(stages, 30)
-  assert [blocks.begin(n) for n in range(7)] == [0, 30, 50, 75, 105, 135, 165]
+  assert [blocks.first_row(n) for n in range(7)] == [
+    0,
+    30,
+    50,
+    75,
+    105,
+    135,
+    165,
+  ]
   assert [blocks.number(n) for n in (0, 29, 30, 49, 50, 74, 75, 104)] == [
     *[0, 0, 1, 1, 2, 2, 3, 3]
   ]
@@ -111,5 +119,5 @@ def test_a_run_may_be_of_one_stage(at, first):
   stages = apportionment.stages([1, 3], [9, 3], 1000, at)
   assert stages.sum_weights(1000).tolist() == [1000 * first, 1000 * (1 - first)]
   blocks = apportionment.Blocks(stages, 1000)
-  assert blocks.begin(1) == 1000
+  assert blocks.first_row(1) == 1000
   assert blocks.counts(1).tolist() == [1000 * first, 1000 * (1 - first)]

@@ -54,10 +54,10 @@ def test_a_process_draws_what_its_devices_read(widths, first, second):
   whole = sharding(*widths)
   devices = jax.devices()[:8]
   shape = (3, 8, 4)
-  assert placement.own(Held(whole, devices[:4]), shape) == first
-  assert placement.own(Held(whole, devices[4:]), shape) == second
+  assert placement.find_own_rows(Held(whole, devices[:4]), shape) == first
+  assert placement.find_own_rows(Held(whole, devices[4:]), shape) == second
   apart = Held(sharding(8, 1), [devices[1], devices[6]])
-  assert placement.own(apart, shape) == [1, 6]
+  assert placement.find_own_rows(apart, shape) == [1, 6]
 
 
 def test_own_rows_are_those_of_the_whole_batch_wherever_it_begins():

@@ -146,13 +146,13 @@ class Searches:
     one.search = types.SimpleNamespace(step=0, read=0)
 
   def run(self, one, end):
-    self.settle(one, end)
+    self.finish_step(one, end)
     if one.reason is None:
       if not one.search.step:
         self._decoder.account.own(one.row)  # Never fails: it is set aside.
       one.search.step += 1
 
-  def settle(self, one, end):
+  def finish_step(self, one, end):
     if one.search.read == one.search.step:
       return
     one.search.read = one.search.step

@@ -79,7 +79,7 @@ def test_the_mix_is_its_sources_by_their_shares(words, uniform):
     for name, text in (('a', ' a' * 30), ('s', ' sesquipedalian' * 30))
   }
   alone = held_out.evaluator(model, corpora['a'], 16, 1, 2)(params)
-  evaluate = held_out.of_sources(model, corpora, [0.25, 0.75], 16, 1, 2)
+  evaluate = held_out.sources_evaluator(model, corpora, [0.25, 0.75], 16, 1, 2)
   found = evaluate(params)
   for reading in 'loss', 'bits_per_byte':
     assert found[f'{reading}/a'] == alone[reading]

@@ -228,7 +228,7 @@ def test_foresight_knows_which_characters_are_asked_for():
 def test_source_003_is_reproduced_where_prefixes_alone_are_kept():
   sizes = replay.sizes_of(presets.preset('13b'))
   assert sizes.page_bytes == {'global': 50_688, 'local': 202_752}
-  rates = replay.of_prefixes(sizes, 6_144, (4_096, 10_240, 64))
+  rates = replay.prefix_hit_rates(sizes, 6_144, (4_096, 10_240, 64))
   assert rates == pytest.approx([0.6, 0.375, 0.99], abs=0.002)
 
 

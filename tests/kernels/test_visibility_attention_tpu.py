@@ -274,7 +274,7 @@ def test_orders():
   full_BXY = np.array(
     [[[1, 1, 1], [0, 0, 0], [0, 0, 1], [0, 0, 0]]], dtype=bool
   )
-  orders = tpu_march.orders(plan.of_queries(sees_BXY), full_BXY)
+  orders = tpu_march.orders(plan.plan_queries(sees_BXY), full_BXY)
   count_X = [1, 0, 2, 1]
   words = [[1, 2], [4], [2, 5, -1], [4, -1]]
   assert orders.shape == (1, 4, 1, 5)

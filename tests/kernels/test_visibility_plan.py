@@ -188,7 +188,7 @@ def test_lists_are_ascending_and_repeat_their_last():
     [[list('x.x.'), list('....')], [list('.xxx'), list('x...')]]
   )
   sees_BXY = sees_BXY == 'x'
-  of_queries, of_keys = plan.of_queries(sees_BXY), plan.of_keys(sees_BXY)
+  of_queries, of_keys = plan.plan_queries(sees_BXY), plan.plan_keys(sees_BXY)
   np.testing.assert_array_equal(of_queries.count_BX, [[2, 0], [3, 1]])
   np.testing.assert_array_equal(
     of_queries.list_BXY,

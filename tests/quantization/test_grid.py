@@ -84,9 +84,9 @@ def test_no_event_calls_for_its_opposite():
 
 
 def test_how_a_grid_begins():
-  scales = grid.begin(array(96, 0, 1e-9), 0.5)
+  scales = grid.first_scale(array(96, 0, 1e-9), 0.5)
   assert scales.tolist() == [1, 0.5, 0.5]
-  assert grid.begin(array(127), 1e-9, 127).tolist() == [1]
+  assert grid.first_scale(array(127), 1e-9, 127).tolist() == [1]
 
 
 @pytest.mark.parametrize('b2, drawn', [(0.95, 1.16), (0.98, 1.7), (0.999, 7.3)])

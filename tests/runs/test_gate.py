@@ -156,10 +156,10 @@ def trained():
   settings = gate_lib.Settings(
     views=(gate_lib.View('skeleton', 'char', 4, 5),), features=2**13
   )
-  task = train_gate.Task(choose=0.2, certify=0.3, settings=settings)
+  training = train_gate.Settings(choose=0.2, certify=0.3, settings=settings)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train_gate, '_SAMPLE', 5)
-    return train_gate.train(planted.rows(150, 150, 0), task)
+    return train_gate.train(planted.rows(150, 150, 0), training)
 
 
 def test_a_gate_learns_the_markers(trained):
@@ -176,7 +176,7 @@ def test_a_gate_learns_the_markers(trained):
 def test_too_few_texts_certify_nothing(trained, tmp_path):
   assert trained.outcome[:2] == (None, certified.TOO_FEW)
   assert 'it takes 368 of each tier and dimension' in trained.outcome.why
-  text = report.of_gate(trained)
+  text = report.report_gate(trained)
   assert '**Not certified**' in text and '| minor | zorb |' in text
   train_gate.write(trained, tmp_path / 'out', text)
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
@@ -202,7 +202,7 @@ def test_long_texts_teach_by_their_segments():
   settings = gate_lib.Settings(
     rows.names, (gate_lib.View('skeleton', 'char', 4, 5),), 2**13
   )
-  gate = train_gate._fit(rows, rows, settings, train_gate.Task())
+  gate = train_gate._fit(rows, rows, settings, train_gate.Settings())
   benign = [row.text for row in planted.rows(1, 60, 7).rows[2:]]
   scores = [gate.score(text)[1] for text in benign]
   marked = [gate.score(f'{text} zorbifex')[1] for text in benign]
@@ -212,4 +212,4 @@ def test_long_texts_teach_by_their_segments():
 def test_a_part_without_texts_is_named():
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
   with pytest.raises(ValueError, match='no such text is left to'):
-    train_gate.train(planted.rows(2, 2, 0), train_gate.Task())
+    train_gate.train(planted.rows(2, 2, 0), train_gate.Settings())

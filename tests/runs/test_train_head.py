@@ -84,8 +84,8 @@ def gate(tmp_path_factory):
 @pytest.fixture(scope='module')
 def trained(reader, gate):
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
-  task = train_head.Task(choose=0.15, certify=0.7)
-  return train_head.train(reader, marked(580, 580), gate[1], task)
+  settings = train_head.Settings(choose=0.15, certify=0.7)
+  return train_head.train(reader, marked(580, 580), gate[1], settings)
 
 
 def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
@@ -125,7 +125,7 @@ def test_what_is_counted_is_what_an_engine_scores(loaded, reader):
   opening_L = np.concatenate([opened_L, written.opening()])
   events = ran(opening_L, 30).events
   drawn = [event.token for event in events if event.scores is not None]
-  said = said_lib.Said(np.concatenate([opening_L, drawn]), len(opening_L))
+  said = said_lib.PlacedText(np.concatenate([opening_L, drawn]), len(opening_L))
   placed = reader.place('some §', 'reply')
   assert placed.first == said.first
   assert placed.tokens[said.first :].tolist() == list('some §'.encode())
@@ -201,7 +201,7 @@ def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   # A tenth of the benign tokens that were chosen on.
   assert 0.05 < trained.at_once < 0.2
   out = tmp_path / 'out'
-  train_head.write(trained, gate[0], out, report.of_head(trained))
+  train_head.write(trained, gate[0], out, report.report_head(trained))
   head = load.head(out / moderation.HEAD, D)
   version = moderation.head_version(head[0], head[1].names)
   moderator = moderation.Moderator(moderation.Head(version, head[1].names))
@@ -234,11 +234,11 @@ def test_a_head_is_high_at_the_marker_and_low_before_it(trained, reader):
 
 
 def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
-  task = train_head.Task(0.15, 0.7, head=random_head(0.01))
-  result = train_head.train(reader, marked(580, 580), gate[1], task)
+  settings = train_head.Settings(0.15, 0.7, head=random_head(0.01))
+  result = train_head.train(reader, marked(580, 580), gate[1], settings)
   assert result.outcome[:2] == (None, certified.REFUSED)
   assert 'of benign texts at most 1%' in result.outcome.why
-  text = report.of_head(result)
+  text = report.report_head(result)
   assert '**Not certified**' in text and 'Not trained here' in text
   train_head.write(result, gate[0], tmp_path / 'out', text)
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
@@ -251,11 +251,11 @@ def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
 def test_few_texts_certify_nothing(reader, gate):
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
   few = marked(60, 60)
-  result = train_head.train(reader, few, gate[1], train_head.Task())
+  result = train_head.train(reader, few, gate[1], train_head.Settings())
   assert result.outcome[:2] == (None, certified.TOO_FEW)
   assert 'it takes 368 of each tier' in result.outcome.why
   with pytest.raises(ValueError, match='no such text is left to'):
-    train_head.train(reader, marked(1, 1), gate[1], train_head.Task())
+    train_head.train(reader, marked(1, 1), gate[1], train_head.Settings())
 
 
 def test_a_head_of_other_dimensions_is_refused(reader, gate):
@@ -263,7 +263,7 @@ def test_a_head_of_other_dimensions_is_refused(reader, gate):
   head = params, token_head.TokenHeadConfig(('other',))
   with pytest.raises(ValueError, match=r"dimensions \['other'\], and.*'mark'"):
     train_head.train(
-      reader, marked(60, 60), gate[1], train_head.Task(head=head)
+      reader, marked(60, 60), gate[1], train_head.Settings(head=head)
     )
 
 

@@ -11,7 +11,7 @@ from kaiju_jax.serving.safety import thresholds
 
 ZORB, QUAM = 'zorbifex', 'quamlith'
 LOW, MIDDLE, HIGH = 0.01, 0.4, 0.97
-TRAINED = gate_lib.Trained(
+TRAINED = gate_lib.TrainingRecord(
   rows=10, violations=(5,), data='d', date='2026-11-22', library='by hand'
 )
 

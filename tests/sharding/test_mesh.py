@@ -137,7 +137,7 @@ def test_a_host_of_a_real_slice_draws_neighbouring_rows(name):
   batch = 2 * slice_.mesh.fsdp
   drawn = set()
   for process in range(slice_.hosts):
-    rows = placement.own(Held(sharding, process), (1, batch, 64))
+    rows = placement.find_own_rows(Held(sharding, process), (1, batch, 64))
     assert rows == list(range(rows[0], rows[0] + len(rows)))
     # One group of its own, or two that it shares with its neighbours.
     assert len(rows) == (4 if name.startswith('v5p') else 2)

@@ -58,7 +58,7 @@ class Book:
       if entry.is_constant or not entry.is_enabled or not entry.content.strip():
         continue
       try:
-        text = macros.stable(entry.content, char)
+        text = macros.expand_stable(entry.content, char)
       except macros.TooLarge:
         continue  # `check` refuses it today; an older version may have it.
       self._order.append(number)
@@ -122,7 +122,7 @@ def check(fields: card_fields.Fields) -> None:
   left, char = _EXPANDED, card_fields.display_name(fields)
   for number, entry in enumerate(fields.lore):
     try:
-      text = macros.stable(entry.content, char, min(left, macros.MOST))
+      text = macros.expand_stable(entry.content, char, min(left, macros.MOST))
     except macros.TooLarge as error:
       raise macros.TooLarge(f'lore[{number}].content: {error}') from None
     left -= len(text.encode())

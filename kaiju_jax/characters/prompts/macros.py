@@ -2,8 +2,8 @@
 
 A macro is expanded once, when its text is stored or becomes part of a prefix,
 because the cache would not find a text that changed from turn to turn
-(`prompt.py`). `stable` expands the texts that all users of a character share,
-with the same result for all.
+(`prompt.py`). `expand_stable` expands the texts that all users of a character
+share, with the same result for all.
 
 Texts come from strangers, and `{{char}}`, 8 letters, may stand for a name of
 200. So the size is counted while macros are replaced, and a text that grows
@@ -72,7 +72,7 @@ def expand(
   return _OTHER.sub(one, text)
 
 
-def stable(text: str, char: str, most: int = MOST) -> str:
+def expand_stable(text: str, char: str, most: int = MOST) -> str:
   """Returns a text with its macros expanded, the same at every call.
 
   The text itself seeds choices and dice, `{{user}}` becomes `USER`, and

@@ -98,7 +98,7 @@ Encoded = encoded.Encoded
 Format = chat.Format | Encoded
 
 
-def least(message: Message, tokenizer: tokenizer_lib.Tokenizer) -> int:
+def count_least(message: Message, tokenizer: tokenizer_lib.Tokenizer) -> int:
   """Returns a lower bound of a message's tokens, without encoding it."""
   if message.tokens is not None:
     return len(message.tokens)
@@ -137,7 +137,7 @@ def persona(fields: card_fields.Fields, most: int = 2**20) -> str:
   ]
   expanded = []
   for part in parts:
-    part = macros.stable(part, char, most).strip()
+    part = macros.expand_stable(part, char, most).strip()
     if part:
       expanded.append(part)
       most -= len(part.encode())
@@ -252,7 +252,10 @@ def conversation(
   # Counted before they are encoded, by a lower bound, and after.
   _refuse_full(
     room,
-    [*map(len, head), *(least(x, format.tokenizer) for x in messages[:first])],
+    [
+      *map(len, head),
+      *(count_least(x, format.tokenizer) for x in messages[:first]),
+    ],
   )
   for one in messages[:first]:
     head.append(format.message('system', one.text, after))
@@ -353,7 +356,7 @@ class _History:
     For a message that cannot fit it returns a lower bound, because the exact
     number changes nothing; so such a message is never encoded.
     """
-    length = least(message, self._format.tokenizer)
+    length = count_least(message, self._format.tokenizer)
     if length > self._available:
       return length
     if message.tokens is None:
@@ -363,7 +366,8 @@ class _History:
   def _may_be_told(self, text: str) -> bool:
     entry = Turn('system', text)
     return (
-      least(entry, self._format.tokenizer) <= self._available // _LORE_SHARE
+      count_least(entry, self._format.tokenizer)
+      <= self._available // _LORE_SHARE
     )
 
   def _halved(self, begin: int, end: int) -> int:

@@ -58,7 +58,7 @@ class Calls:
     parents: Sequence[int],
     paths: Sequence[beam_paths.Path],
     arguments: Sequence[Any] = (),
-  ) -> tuple[beam_step.Judged, beam_step.Expansions]:
+  ) -> tuple[beam_step.CandidateScores, beam_step.Expansions]:
     """Runs candidates; the result stays on the device.
 
     The `paths`, at most `size`, follow the live beams `parents` and stand where

@@ -22,7 +22,7 @@ A search runs as a whole (`run`), or a step at a time beside other calls:
 
     searcher.begin(row, hidden_BLD)
     while not searcher.is_done:
-      searcher.advance()      # or dispatch(), something else, and settle()
+      searcher.advance()      # or dispatch(), something else, and finish_step()
     best, *others = searcher.finish()
 
 Beams share one row's slots and differ in what they see (`tree.py`). The sources
@@ -217,7 +217,7 @@ class BeamSearch:
   def is_done(self) -> bool:
     """Whether the results are known, or no beam may grow any more.
 
-    A dispatched step does not count before it is settled.
+    A dispatched step does not count before `finish_step` reads it.
     """
     state, search = self._state, self.search
     if not state.live or state.step >= search.depth:
@@ -246,14 +246,14 @@ class BeamSearch:
   def advance(self) -> None:
     """Grows all live beams by a token, and keeps the best; raises as `run`."""
     self.dispatch()
-    self.settle()
+    self.finish_step()
 
   def dispatch(self) -> None:
-    """Starts the next step, for `settle` to read; settles the one before.
+    """Starts the next step, for `finish_step` to read, after the one before.
 
     Raises as `run` does.
     """
-    self.settle()
+    self.finish_step()
     state = self._state
     if state.tree is None:
       self._plant(state)
@@ -267,7 +267,7 @@ class BeamSearch:
     )
     state.candidates = paths
 
-  def settle(self) -> None:
+  def finish_step(self) -> None:
     """Waits for the dispatched step, if any, and keeps the best.
 
     Raises as `run` does.
@@ -299,9 +299,9 @@ class BeamSearch:
   def finish(self) -> list[beam_paths.Beam]:
     """Returns the best beams so far, live ones too, the best first.
 
-    It settles first. The row then holds a tree, as after `run`.
+    It calls `finish_step` first. The row then holds a tree, as after `run`.
     """
-    self.settle()
+    self.finish_step()
     state = self._state
     cut_off = [
       beam_paths.End(path, self.search.final(path), number)

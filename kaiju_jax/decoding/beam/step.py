@@ -47,7 +47,7 @@ class Candidates(NamedTuple):
 Hook = Callable[[Candidates], jax.Array]
 
 
-class Judged(NamedTuple):
+class CandidateScores(NamedTuple):
   """The scores of candidates, as a hook returns them.
 
   `probability_LC` are by candidate and dimension a token-level head's
@@ -59,7 +59,7 @@ class Judged(NamedTuple):
 
 
 # A function of candidates and of arrays that may differ in each call.
-Judge = Callable[..., Judged]
+Judge = Callable[..., CandidateScores]
 
 
 class Expansions(NamedTuple):
@@ -95,11 +95,11 @@ def step(
   chunk: extend.Chunk,
   candidates: Candidates,
   arguments: Sequence[Any],
-) -> tuple[tuple[Judged, Expansions], cache_lib.Cache]:
+) -> tuple[tuple[CandidateScores, Expansions], cache_lib.Cache]:
   """Runs candidates; returns their scores and expansions, and the cache."""
   cache = cache_lib.reissue(cache, chunk.row_B[0], ranges)
   hidden_BLD, cache = extend.chunk(network, params, cache, chunk)
-  judged = Judged(candidates.score_C)
+  judged = CandidateScores(candidates.score_C)
   if judge is not None:
     judged = judge(candidates._replace(hidden_CD=hidden_BLD[0]), *arguments)
   return (judged, expand(network, top, params, hidden_BLD[0])), cache
@@ -108,14 +108,14 @@ def step(
 def judge_of(hook: Hook) -> Judge:
   """Returns a judge that calls a hook, and refuses scores of another shape."""
 
-  def judge(candidates: Candidates) -> Judged:
+  def judge(candidates: Candidates) -> CandidateScores:
     score_C = jnp.asarray(hook(candidates))
     if score_C.shape != candidates.score_C.shape:
       raise ValueError(
         f'hook returned shape {score_C.shape}: expected'
         f' {candidates.score_C.shape}, a score for each candidate.'
       )
-    return Judged(score_C)
+    return CandidateScores(score_C)
 
   return judge
 

@@ -210,7 +210,7 @@ class Engine:
         self._too_late(self._waiting[number])
       if plan.park:
         # The tokens read here may end these sequences, and others.
-        self._flights.settle_all(self._leave)
+        self._flights.finish_rounds(self._leave)
       for one in self._in_rows(plan.park):
         self._park(one)
       for number in plan.overtaken:
@@ -221,9 +221,9 @@ class Engine:
         self._join(next(iter(self._waiting.values())))
       self._dispatch(plan)
       while len(self._flights) > (self._ahead if self._running else 0):
-        self._flights.settle(self._leave)
+        self._flights.finish_round(self._leave)
       for one in () if self._ahead else self._in_rows(plan.search):
-        self._searches.settle(one, self._leave)
+        self._searches.finish_step(one, self._leave)
       if plan.draw or plan.prefill:
         seconds = self._clock() - begun
         self._pace.note(seconds, bool(plan.draw), bool(plan.prefill))
@@ -232,7 +232,7 @@ class Engine:
     """Ends a sequence that has not ended, and frees its row."""
     with interrupts.delay():
       if sequence.reason is None:
-        self._flights.settle_all(self._leave)
+        self._flights.finish_rounds(self._leave)
         self._leave(sequence, 'cancelled')
 
   def abandon(self, end: Callable[[], None]) -> None:
@@ -266,7 +266,7 @@ class Engine:
       self.advance()
     rest = [*self._waiting.values(), *self._running.values()]
     with interrupts.delay():
-      self._flights.settle_all(self._leave)
+      self._flights.finish_rounds(self._leave)
       for one in rest:
         self._leave(one, 'drained')
     return [one for one in rest if one.reason == 'drained']
@@ -365,7 +365,7 @@ class Engine:
 
   def _dispatch(self, plan: schedule.Round) -> None:
     """Dispatches the calls of a round, without reading their tokens."""
-    self._flights.begin()
+    self._flights.open_round()
     # In this order, so that a first token waits for no further step.
     going = self._in_rows(plan.draw)
     if going:
@@ -406,7 +406,7 @@ class Engine:
     one.end(reason)
     self._waiting.pop(one.number, None)
     if not one.is_begun:
-      self._shares.note_left(one.owner, one.room)
+      self._shares.note_unserved(one.owner, one.room)
       if not self._waiting:
         self._shares.clear()
     if one.row is not None:

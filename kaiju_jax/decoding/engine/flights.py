@@ -16,7 +16,7 @@ from kaiju_jax.decoding.pages import prefix_tree
 End = Callable[[sequence_lib.Sequence, str], None]
 
 
-class Judged(NamedTuple):
+class ScoredTokens(NamedTuple):
   """The `count` tokens from position `begin` that a prefill scores."""
 
   one: sequence_lib.Sequence
@@ -34,7 +34,7 @@ class _Flight(NamedTuple):
   packed: jax.Array
   drawing: dict[int, sequence_lib.Sequence]
   judged_BLC: jax.Array | None
-  prompts: dict[int, Judged]
+  prompts: dict[int, ScoredTokens]
 
 
 class Flights:
@@ -48,7 +48,7 @@ class Flights:
     """Returns how many rounds are not read."""
     return len(self._rounds)
 
-  def begin(self) -> None:
+  def open_round(self) -> None:
     self._rounds.append([])
 
   def add(
@@ -56,7 +56,7 @@ class Flights:
     packed: jax.Array,
     drawing: Mapping[int, sequence_lib.Sequence],
     judged_BLC: jax.Array | None = None,
-    prompts: Mapping[int, Judged] | None = None,
+    prompts: Mapping[int, ScoredTokens] | None = None,
   ) -> None:
     """Adds a call to the latest round.
 
@@ -68,7 +68,7 @@ class Flights:
     flight = _Flight(packed, dict(drawing), judged_BLC, dict(prompts or {}))
     self._rounds[-1].append(flight)
 
-  def settle(self, end: End) -> None:
+  def finish_round(self, end: End) -> None:
     """Waits for the oldest round, and gives its tokens to its sequences."""
     flights = self._rounds[0]
     while flights:
@@ -76,10 +76,10 @@ class Flights:
       del flights[0]
     self._rounds.popleft()
 
-  def settle_all(self, end: End) -> None:
+  def finish_rounds(self, end: End) -> None:
     """Waits for all rounds."""
     while self._rounds:
-      self.settle(end)
+      self.finish_round(end)
 
   def resumed_scores(
     self,
@@ -95,7 +95,7 @@ class Flights:
     if match is None or not self._classes:
       return None
     if np.isnan(tree.scores(match)).any():
-      self.settle_all(end)
+      self.finish_rounds(end)
     return tree.scores(match)
 
   def _read(self, flight: _Flight, end: End) -> None:
@@ -120,7 +120,7 @@ class Flights:
         _add_scores(one)
 
 
-def _judge(judged_BLC: np.ndarray, prompts: dict[int, Judged], end: End):
+def _judge(judged_BLC: np.ndarray, prompts: dict[int, ScoredTokens], end: End):
   for place, (one, begin, count) in list(prompts.items()):
     del prompts[place]
     if one.reason is None:

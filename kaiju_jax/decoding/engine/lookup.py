@@ -20,7 +20,7 @@ from kaiju_jax.decoding.pages import rows as rows_lib
 _Sequences = Mapping[int, sequence_lib.Sequence]
 
 
-class Known(NamedTuple):
+class RoundInputs(NamedTuple):
   """The sequences and pages of a round, as `schedule.plan` takes them.
 
   Attributes:
@@ -41,7 +41,7 @@ def describe(
   account: rows_lib.Rows,
   reuses: bool,
   now: float,
-) -> Known:
+) -> RoundInputs:
   """Returns the arguments of `schedule.plan` for the next round.
 
   `left` has, by number, the tokens that each running sequence must still
@@ -65,7 +65,7 @@ def describe(
       for one in runs
     ]
   if not (waits and (account.free or may_park)):
-    return Known(waits, runs, {})
+    return RoundInputs(waits, runs, {})
   waits = schedule.sort_waiting(waits, now)
   most = schedule.OVERTAKES + account.free if account.free else 1
   # What will be recorded, by number: texts, and the lengths of their points.
@@ -76,7 +76,7 @@ def describe(
       soon[number] = one.text(), one.stops(held)
   for place, one in enumerate(waits[:most]):
     waits[place] = _looked_up(one, waiting[one.number], soon, account, reuses)
-  return Known(waits, runs, account.free_pages())
+  return RoundInputs(waits, runs, account.free_pages())
 
 
 def _looked_up(

@@ -66,7 +66,7 @@ class Prompts:
       end = min(begin + size, one.length, *one.stops(begin))
       tokens_L, draws = one.tokens(begin, end), end == one.length and one.draws
       chunks.append(compiled.Chunk(one.row, tokens_L, draws))
-      judged.append(flights_lib.Judged(one, begin, end - begin))
+      judged.append(flights_lib.ScoredTokens(one, begin, end - begin))
     try:
       ran = _ran(rounds, chunks, judged, shape)
     except BaseException:
@@ -101,7 +101,7 @@ class Prompts:
 def _ran(
   rounds: compiled.Rounds,
   chunks: Sequence[compiled.Chunk],
-  judged: Sequence[flights_lib.Judged],
+  judged: Sequence[flights_lib.ScoredTokens],
   shape: tuple[int, int],
 ) -> compiled.Prefilled:
   """Runs chunks, and scores the successors of one whose prompt is scored."""

@@ -255,7 +255,7 @@ class Shares:
     self.now = max(now, tag)
     self._forget()
 
-  def note_left(self, owner: bytes, tokens: int) -> None:
+  def note_unserved(self, owner: bytes, tokens: int) -> None:
     """Notes that a sequence ended before it joined."""
     if owner in self._ends:
       self._ends[owner] -= tokens

@@ -149,17 +149,17 @@ class Searches:
     one.search.begin(one.row, hidden_BLD, place)
 
   def run(self, one: sequence_lib.Sequence, end: flights.End) -> None:
-    """Runs the next step of a search, after `settle`, with the same `end`."""
-    self.settle(one, end)
+    """Finishes a search's step, with the same `end`, and runs the next one."""
+    self.finish_step(one, end)
     if one.reason is None:
       self._guard(one, one.search.dispatch, end)
 
-  def settle(self, one: sequence_lib.Sequence, end: flights.End) -> None:
+  def finish_step(self, one: sequence_lib.Sequence, end: flights.End) -> None:
     """Reads a search's last step; gives out the result if it is done.
 
     `end` is called with the reason if the sequence ends.
     """
-    self._guard(one, one.search.settle, end)
+    self._guard(one, one.search.finish_step, end)
     if one.reason is not None or not one.search.is_done:
       return
     (best,) = one.search.finish()
@@ -221,10 +221,10 @@ def _judge(
   candidates: beam_step.Candidates,
   params: Any,
   weight_C: jax.Array,
-) -> beam_step.Judged:
+) -> beam_step.CandidateScores:
   """Scores candidates anew at each step: the head scores whole texts."""
   logits_BLC = judge.logits(params, candidates.hidden_CD[None])
   added_BL = token_head.reweigh(logits_BLC, weight_C)
-  return beam_step.Judged(
+  return beam_step.CandidateScores(
     candidates.total_C + added_BL[0], jax.nn.sigmoid(logits_BLC[0])
   )

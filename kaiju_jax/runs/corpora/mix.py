@@ -17,7 +17,7 @@ from kaiju_jax.runs.corpora import read
 from kaiju_jax.storage import folders
 
 
-class Task(NamedTuple):
+class Settings(NamedTuple):
   """The settings of a mix.
 
   Attributes:
@@ -81,15 +81,18 @@ class Result(NamedTuple):
     return float(np.min(epochs * self.sizes[used] / self.mix.weights[used]))
 
 
-def check(task: Task) -> None:
-  """Refuses a task whose flags or files are wrong, before any text is read.
+def check(settings: Settings) -> None:
+  """Refuses wrong flags or files, before any text is read.
 
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
   """
   report.require_figures()
   names = set()
-  for flag, listed in ('sources', task.sources), ('measured', task.measured):
+  for flag, listed in (
+    ('sources', settings.sources),
+    ('measured', settings.measured),
+  ):
     for name, path in listed:
       if name in names:
         raise ValueError(f'--{flag}: {name!r} is the name of two sources.')
@@ -98,74 +101,78 @@ def check(task: Task) -> None:
         raise ValueError(
           f'--{flag}: {name}={path} must be NAME=PATH, without / in the name.'
         )
-  if not task.target:
+  if not settings.target:
     raise ValueError(
       '--target is missing; must be a file, folder or glob of text.'
     )
-  if task.method and task.method not in mixing.METHODS:
+  if settings.method and settings.method not in mixing.METHODS:
     raise ValueError(
-      f'--method={task.method}: must be one of {", ".join(mixing.METHODS)}.'
+      f'--method={settings.method}: must be one of {", ".join(mixing.METHODS)}.'
     )
   for name, value, least in (
-    ('tokens', task.tokens, 0),
-    ('resamples', task.resamples, 2),
+    ('tokens', settings.tokens, 0),
+    ('resamples', settings.resamples, 2),
   ):
     if value < least:
       raise ValueError(f'--{name}={value}: must be at least {least}.')
-  if not 0 < task.epochs < np.inf:
-    raise ValueError(f'--epochs={task.epochs}: must be positive and finite.')
-  others = [(f'--sources={name}', path) for name, path in task.sources]
-  read.refuse_shared(task.target, others, '--target')
-  for name, path in task.measured:
+  if not 0 < settings.epochs < np.inf:
+    raise ValueError(
+      f'--epochs={settings.epochs}: must be positive and finite.'
+    )
+  others = [(f'--sources={name}', path) for name, path in settings.sources]
+  read.refuse_shared(settings.target, others, '--target')
+  for name, path in settings.measured:
     read.refuse_shared(path, others, f'--measured={name}')
-  tokenizer_lib.load(task.tokenizer)
-  _anneal_weights(task)
+  tokenizer_lib.load(settings.tokenizer)
+  _anneal_weights(settings)
 
 
-def _anneal_weights(task: Task) -> dict[str, float]:
+def _anneal_weights(settings: Settings) -> dict[str, float]:
   """Returns each source's weight in the annealing stage; {} for no stage."""
-  if not task.anneal:
+  if not settings.anneal:
     return {}
   try:
-    found = mix_file.read(task.anneal)
+    found = mix_file.read(settings.anneal)
   except (OSError, ValueError) as error:
     raise type(error)(f'--anneal: {error}') from error
   weights = {one.name: one.weight for one in found if one.weight}
-  names = {name for name, _ in task.sources}
+  names = {name for name, _ in settings.sources}
   if strange := sorted(weights.keys() - names):
     raise ValueError(
-      f'--anneal={task.anneal}: gives weight to {", ".join(strange)}, which'
+      f'--anneal={settings.anneal}: gives weight to {", ".join(strange)}, which'
       f' --sources does not name; it names {", ".join(sorted(names))}.'
     )
   return {name: weights.get(name, 0.0) for name in names}
 
 
-def find(task: Task) -> Result:
+def find(settings: Settings) -> Result:
   """Reads and embeds the texts, and finds the weights.
 
   Raises:
     OSError, ValueError: see `check`; or the text is unusable.
   """
-  check(task)
-  embedder = embedders.parse(task.embedder)
-  method = task.method or ('em' if embedder.distributions else 'least_squares')
+  check(settings)
+  embedder = embedders.parse(settings.embedder)
+  method = settings.method or (
+    'em' if embedder.distributions else 'least_squares'
+  )
   if method == 'em' and not embedder.distributions:
     raise ValueError(
       '--method=em: needs distributions, as ngrams gives them, and'
-      f' --embedder={task.embedder} gives other vectors; use least_squares.'
+      f' --embedder={settings.embedder} gives other vectors; use least_squares.'
     )
   collections = [
-    read.collection('target', task.target, '--target'),
+    read.collection('target', settings.target, '--target'),
     *(
       read.collection(name, path, f'--sources={name}')
-      for name, path in task.sources
+      for name, path in settings.sources
     ),
   ]
-  tokenizer = tokenizer_lib.load(task.tokenizer)
+  tokenizer = tokenizer_lib.load(settings.tokenizer)
   watch = read.watch('counting tokens')
   tokens = [one.tokens(tokenizer, watch) for one in collections]
   sizes = np.array([one.sum() for one in tokens])
-  bounds = mixing.bounds(sizes[1:], task.tokens, task.epochs)
+  bounds = mixing.bounds(sizes[1:], settings.tokens, settings.epochs)
   texts = [text for one in collections for text in one.texts]
   vectors = embedder.embed(texts, read.watch('embedding documents'))
   ends = np.cumsum([0, *(len(one.texts) for one in collections)])
@@ -180,13 +187,13 @@ def find(task: Task) -> Result:
       means[1:],
       bounds,
       embedder.distributions,
-      task.resamples,
-      task.seed,
+      settings.resamples,
+      settings.seed,
       read.watch('resampling documents'),
     ),
     method=method,
     distributions=embedder.distributions,
-    names=tuple(name for name, _ in task.sources),
+    names=tuple(name for name, _ in settings.sources),
     documents=np.diff(ends)[1:],
     sizes=sizes[1:],
     bounds=bounds,
@@ -194,22 +201,22 @@ def find(task: Task) -> Result:
   )
 
 
-def account(task: Task, result: Result) -> dict[str, Any]:
+def account(settings: Settings, result: Result) -> dict[str, Any]:
   """Returns the settings and results behind the weights, for mix.json."""
   mix = result.mix
   columns = zip(
     result.names, mix.low, mix.high, result.sizes, mix.distances, result.bounds
   )
   return {
-    'target': task.target,
-    'embedder': task.embedder,
+    'target': settings.target,
+    'embedder': settings.embedder,
     'method': result.method,
-    'tokenizer': task.tokenizer,
-    'tokens': task.tokens,
-    'epochs': task.epochs,
-    'resamples': task.resamples,
-    'seed': task.seed,
-    'anneal': task.anneal,
+    'tokenizer': settings.tokenizer,
+    'tokens': settings.tokens,
+    'epochs': settings.epochs,
+    'resamples': settings.resamples,
+    'seed': settings.seed,
+    'anneal': settings.anneal,
     'gap': mix.gap,
     'distance': mix.distance,
     'distance_of_all': mix.pooled,
@@ -226,20 +233,21 @@ def account(task: Task, result: Result) -> dict[str, Any]:
   }
 
 
-def write(task: Task, result: Result, out: str) -> None:
+def write(settings: Settings, result: Result, out: str) -> None:
   """Writes mix.json, report.md and its figures into a new folder.
 
   Raises:
     OSError, ValueError: see `folders.write_whole`.
   """
-  annealed = _anneal_weights(task)
+  annealed = _anneal_weights(settings)
   sources = [
     data_config.SourceConfig(name, path, float(weight), annealed.get(name, -1))
-    for (name, path), weight in zip(task.sources, result.mix.weights)
+    for (name, path), weight in zip(settings.sources, result.mix.weights)
   ]
   sources += [
-    data_config.SourceConfig(name, path, 0.0) for name, path in task.measured
+    data_config.SourceConfig(name, path, 0.0)
+    for name, path in settings.measured
   ]
   with folders.write_whole(out) as folder:
-    mix_file.write(folder / 'mix.json', sources, account(task, result))
-    mix_report.write(folder, task, result)
+    mix_file.write(folder / 'mix.json', sources, account(settings, result))
+    mix_report.write(folder, settings, result)

@@ -22,21 +22,21 @@ _UNITS = {
 
 
 def write(
-  folder: pathlib.Path, task: 'mix_lib.Task', result: 'mix_lib.Result'
+  folder: pathlib.Path, settings: 'mix_lib.Settings', result: 'mix_lib.Result'
 ) -> None:
   """Writes the page and its figures into a folder."""
   report.save(_weights(result), folder / _WEIGHTS)
   report.save(_distances(result), folder / _DISTANCES)
   with files.writing(str(folder / FILE)):
-    (folder / FILE).write_text(page(task, result), encoding='utf-8')
+    (folder / FILE).write_text(page(settings, result), encoding='utf-8')
 
 
-def command(task: 'mix_lib.Task') -> str:
+def command(settings: 'mix_lib.Settings') -> str:
   """Returns the command that makes the mix, without its --out."""
   named = {
     name: value
-    for name, value in task._asdict().items()
-    if value != task._field_defaults.get(name)
+    for name, value in settings._asdict().items()
+    if value != settings._field_defaults.get(name)
   }
   for name in 'sources', 'measured':
     if name in named:
@@ -45,18 +45,18 @@ def command(task: 'mix_lib.Task') -> str:
   return shlex.join(['python', '-m', 'experiments.mix', *words])
 
 
-def page(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
+def page(settings: 'mix_lib.Settings', result: 'mix_lib.Result') -> str:
   """Returns the report as Markdown."""
   mix = result.mix
   documents, tokens = result.target
   share = result.sizes / result.sizes.sum()
   lines = [
-    f'# A mix as similar as possible to {task.target}',
+    f'# A mix as similar as possible to {settings.target}',
     '',
-    f'    {command(task)}',
+    f'    {command(settings)}',
     '',
     f'The target holds {documents:,} documents, {tokens:,} tokens. Embedder:'
-    f' {task.embedder}. Method: {result.method}. The weights are at most'
+    f' {settings.embedder}. Method: {result.method}. The weights are at most'
     f' {mix.gap:.2g} away from the best value of the objective'
     f' ({"nats per n-gram" if result.method == "em" else "squared distance"}).',
     '',
@@ -78,11 +78,11 @@ def page(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
     f' {result.sizes.sum():,} | {mix.pooled:.4f} |',
     '',
     f'Distance: {_UNITS[result.distributions]}. The intervals show how the'
-    f' weights vary with the documents at hand ({task.resamples} resamples of'
-    ' target and sources); a source with an interval that begins at 0 may be'
+    f' weights vary with the documents at hand ({settings.resamples} resamples'
+    ' of target and sources); a source with an interval that begins at 0 may be'
     ' left out.',
     '',
-    _epochs(task, result),
+    _epochs(settings, result),
     '',
     f'![Weights with intervals]({_WEIGHTS})',
     '',
@@ -96,19 +96,19 @@ def _format_bound(bound: float) -> str:
   return f'{bound:.3f}' if bound < 1 else 'none'
 
 
-def _epochs(task: 'mix_lib.Task', result: 'mix_lib.Result') -> str:
+def _epochs(settings: 'mix_lib.Settings', result: 'mix_lib.Result') -> str:
   """Returns a sentence on how often the sources are read."""
-  lasts = result.lasts(task.epochs)
-  if not task.tokens:
+  lasts = result.lasts(settings.epochs)
+  if not settings.tokens:
     return (
-      f'No source is read more than {task.epochs:g} times in a run of up to'
+      f'No source is read more than {settings.epochs:g} times in a run of up to'
       f' {lasts:,.0f} tokens; --tokens bounds the weights for a longer one.'
     )
-  epochs = result.mix.weights * task.tokens / result.sizes
+  epochs = result.mix.weights * settings.tokens / result.sizes
   worst = int(np.argmax(epochs))
   return (
-    f'In a run of {task.tokens:,} tokens, {result.names[worst]} is read most'
-    f' often, {epochs[worst]:.2f} times; {task.epochs:g} are allowed.'
+    f'In a run of {settings.tokens:,} tokens, {result.names[worst]} is read'
+    f' most often, {epochs[worst]:.2f} times; {settings.epochs:g} are allowed.'
   )
 
 

@@ -16,7 +16,7 @@ METHODS = ('importance', 'cosine')
 CHOSEN = 'chosen.jsonl'
 
 
-class Task(NamedTuple):
+class Settings(NamedTuple):
   """The settings of a selection.
 
   Attributes:
@@ -53,46 +53,48 @@ class Result(NamedTuple):
   method: str
 
 
-def check(task: Task) -> None:
-  """Refuses a task whose flags or files are wrong, before any text is read.
+def check(settings: Settings) -> None:
+  """Refuses wrong flags or files, before any text is read.
 
   Raises:
     OSError, ValueError: names the flag, its value and what would be right.
   """
   report.require_figures()
-  if task.method and task.method not in METHODS:
+  if settings.method and settings.method not in METHODS:
     raise ValueError(
-      f'--method={task.method}: must be one of {", ".join(METHODS)}.'
+      f'--method={settings.method}: must be one of {", ".join(METHODS)}.'
     )
-  if task.method == 'importance' and task.embedder != 'ngrams':
+  if settings.method == 'importance' and settings.embedder != 'ngrams':
     raise ValueError(
       '--method=importance: counts n-grams and has no use for'
-      f' --embedder={task.embedder}; use cosine.'
+      f' --embedder={settings.embedder}; use cosine.'
     )
-  if task.count < 1:
-    raise ValueError(f'--count={task.count}: must be at least 1.')
-  if not 0 <= task.noise < np.inf:
-    raise ValueError(f'--noise={task.noise}: must be finite, at least 0.')
-  read.refuse_shared(task.target, [('--source', task.source)], '--target')
+  if settings.count < 1:
+    raise ValueError(f'--count={settings.count}: must be at least 1.')
+  if not 0 <= settings.noise < np.inf:
+    raise ValueError(f'--noise={settings.noise}: must be finite, at least 0.')
+  read.refuse_shared(
+    settings.target, [('--source', settings.source)], '--target'
+  )
 
 
-def find(task: Task) -> Result:
+def find(settings: Settings) -> Result:
   """Reads and scores the documents, and chooses among them.
 
   Raises:
     OSError, ValueError: see `check`; or the text is unusable.
   """
-  check(task)
-  embedder = embedders.parse(task.embedder)
-  method = task.method or (
-    'importance' if task.embedder == 'ngrams' else 'cosine'
+  check(settings)
+  embedder = embedders.parse(settings.embedder)
+  method = settings.method or (
+    'importance' if settings.embedder == 'ngrams' else 'cosine'
   )
-  target = read.collection('target', task.target, '--target')
-  source = read.collection('source', task.source, '--source')
-  if task.count > len(source.texts):
+  target = read.collection('target', settings.target, '--target')
+  source = read.collection('source', settings.source, '--source')
+  if settings.count > len(source.texts):
     raise ValueError(
-      f'--count={task.count}: must be at most {len(source.texts)}, the'
-      f' documents in --source={task.source!r}.'
+      f'--count={settings.count}: must be at most {len(source.texts)}, the'
+      f' documents in --source={settings.source!r}.'
     )
   texts = [*target.texts, *source.texts]
   split = len(target.texts)
@@ -102,12 +104,16 @@ def find(task: Task) -> Result:
     scores = selection.importance(counts[:split], counts[split:])
   else:
     vectors = embedder.embed(texts, watch)
-    scores = selection.cosine(vectors[:split], vectors[split:], seed=task.seed)
-  chosen = selection.choose(scores, task.count, task.noise, task.seed)
+    scores = selection.cosine(
+      vectors[:split], vectors[split:], seed=settings.seed
+    )
+  chosen = selection.choose(
+    scores, settings.count, settings.noise, settings.seed
+  )
   return Result(source, chosen, method)
 
 
-def write(task: Task, result: Result, out: str) -> None:
+def write(settings: Settings, result: Result, out: str) -> None:
   """Writes chosen.jsonl, report.md and scores.png into a new folder.
 
   Raises:
@@ -124,10 +130,12 @@ def write(task: Task, result: Result, out: str) -> None:
     )
     report.save(_figure(result), folder / 'scores.png')
     with files.writing(str(folder / 'report.md')):
-      (folder / 'report.md').write_text(page(task, result), encoding='utf-8')
+      (folder / 'report.md').write_text(
+        page(settings, result), encoding='utf-8'
+      )
 
 
-def page(task: Task, result: Result) -> str:
+def page(settings: Settings, result: Result) -> str:
   """Returns the report as Markdown."""
   scores, indices = result.chosen.scores, result.chosen.indices
   order = indices[np.argsort(-scores[indices], kind='stable')]
@@ -135,15 +143,15 @@ def page(task: Task, result: Result) -> str:
   shared = len(best & set(indices.tolist()))
   sizes = np.array([len(text) for text in result.source.texts])
   lines = [
-    f'# {len(indices):,} documents of {task.source} like {task.target}',
+    f'# {len(indices):,} documents of {settings.source} like {settings.target}',
     '',
     f'{len(indices):,} of {len(scores):,} documents,'
     f' {sizes[indices].sum():,} of {sizes.sum():,} characters; the median is'
     f' {np.median(sizes[indices]):,.0f} characters among the chosen and'
     f' {np.median(sizes):,.0f} among all.'
-    f' Method: {result.method}. Embedder: {task.embedder}. Noise:'
-    f' {task.noise:g}, seed {task.seed}: {shared:,} of them are also among the'
-    f' {len(indices):,} highest scores.',
+    f' Method: {result.method}. Embedder: {settings.embedder}. Noise:'
+    f' {settings.noise:g}, seed {settings.seed}: {shared:,} of them are also'
+    f' among the {len(indices):,} highest scores.',
     '',
     f'Median score of all documents {np.median(scores):.3f}, of the chosen'
     f' {np.median(scores[indices]):.3f}.',

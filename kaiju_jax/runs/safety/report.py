@@ -9,12 +9,12 @@ from kaiju_jax.runs.safety import train_head
 from kaiju_jax.serving.safety import thresholds
 
 
-def of_gate(result: train_gate.Result) -> str:
+def report_gate(result: train_gate.Result) -> str:
   """Returns the report on a gate."""
   return '\n'.join(_of_gate(result)) + '\n'
 
 
-def of_head(result: train_head.Result) -> str:
+def report_head(result: train_head.Result) -> str:
   """Returns the report on a token-level head."""
   return '\n'.join(_of_head(result)) + '\n'
 

@@ -34,7 +34,7 @@ ROLES = 'prompt', 'reply'
 _TOKENS, _SHORTEST = 4096, 256
 
 
-class Said(NamedTuple):
+class PlacedText(NamedTuple):
   """A text placed as a prompt or a reply.
 
   Attributes:
@@ -83,7 +83,7 @@ class Reader:
 
     self._hidden = hidden
 
-  def place(self, text: str, role: str) -> Said:
+  def place(self, text: str, role: str) -> PlacedText:
     """Returns a text placed in a role.
 
     Args:
@@ -103,7 +103,7 @@ class Reader:
       opening_L = self._format.opening(
         'assistant', self._format.advance('user', after)
       )
-      said = Said(np.concatenate([head_L, message_L, opening_L]), 0)
+      said = PlacedText(np.concatenate([head_L, message_L, opening_L]), 0)
     else:
       opening_L = self._format.opening('assistant', after)
       message_L = self._format.message('assistant', text, after)
@@ -114,7 +114,7 @@ class Reader:
         : np.append(np.flatnonzero(is_stop_L), len(is_stop_L))[0]
       ]
       first = len(head_L) + len(opening_L)
-      said = Said(np.concatenate([head_L, message_L]), first)
+      said = PlacedText(np.concatenate([head_L, message_L]), first)
     if len(said.tokens) > self._most:
       raise ValueError(
         f'the text {text[:40]!r}… has {len(said.tokens):,} tokens as a {role}:'
@@ -122,7 +122,7 @@ class Reader:
       )
     return said
 
-  def states(self, said: Sequence[Said]) -> Iterator[np.ndarray]:
+  def states(self, said: Sequence[PlacedText]) -> Iterator[np.ndarray]:
     """Yields float32 [T, D], the hidden states of each text's judged tokens."""
     longest = max((len(one.tokens) for one in said), default=0)
     length = _SHORTEST
@@ -143,7 +143,7 @@ class Reader:
 
 
 def _batches(
-  said: Sequence[Said], rows: int, length: int
+  said: Sequence[PlacedText], rows: int, length: int
 ) -> Iterator[tuple[range, packing.Batch]]:
   """Yields the indices of a batch's texts, and the batch [B, L]."""
   begun, packed, pieces, used = 0, [], [], 0

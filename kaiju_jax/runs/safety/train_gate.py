@@ -39,7 +39,7 @@ _SAMPLE = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Settings:
   """The settings of a gate's training.
 
   Attributes:
@@ -66,7 +66,7 @@ class Task:
   )
 
 
-class Passed(NamedTuple):
+class DisguiseResult(NamedTuple):
   """The shares of disguised texts that the minor's thresholds reach.
 
   Attributes:
@@ -96,36 +96,36 @@ class Result(NamedTuple):
   stage: thresholds.Stage
   outcome: certified.Outcome
   sizes: dict[str, int]
-  passed: tuple[Passed, ...]
+  passed: tuple[DisguiseResult, ...]
   milliseconds: tuple[float, float]
 
 
-def train(rows: rows_lib.Rows, task: Task) -> Result:
+def train(rows: rows_lib.Rows, training: Settings) -> Result:
   """Trains a gate, chooses its thresholds, and counts blocks and refusals.
 
   Raises:
     ImportError: scikit-learn is missing.
     ValueError: names the argument, its value and what would be right.
   """
-  parts = rows_lib.split(rows, task.choose, task.certify, task.seed)
+  parts = rows_lib.split(rows, training.choose, training.certify, training.seed)
   certified.check_parts(parts)
-  settings = dataclasses.replace(task.settings, names=rows.names)
-  copies = disguise.copies(parts['train'], task.seed)
-  gate = _fit(copies, parts['train'], settings, task)
-  stage = _stage(gate, parts, task)
+  settings = dataclasses.replace(training.settings, names=rows.names)
+  copies = disguise.copies(parts['train'], training.seed)
+  gate = _fit(copies, parts['train'], settings, training)
+  stage = _stage(gate, parts, training)
   policy = thresholds.Policy(
     format=thresholds.FORMAT,
-    confidence=task.confidence,
-    hold=task.hold,
+    confidence=training.confidence,
+    hold=training.hold,
     gate=stage,
-    head=task.head,
+    head=training.head,
   )
   return Result(
     gate=gate,
     stage=stage,
     outcome=certified.outcome(policy, stage),
     sizes={part: len(found.rows) for part, found in parts.items()},
-    passed=tuple(_list_passed(gate, stage, parts['certify'], task.seed)),
+    passed=tuple(_list_passed(gate, stage, parts['certify'], training.seed)),
     milliseconds=_milliseconds(gate, parts['train']),
   )
 
@@ -154,7 +154,7 @@ def _fit(
   rows: rows_lib.Rows,
   originals: rows_lib.Rows,
   settings: gate_lib.Settings,
-  task: Task,
+  training: Settings,
 ) -> gate_lib.Gate:
   linear_model, library = certified.sklearn()
   parts = [segments(settings, row.text) for row in rows.rows]
@@ -163,7 +163,7 @@ def _fit(
   models = []
   for c in range(len(settings.names)):
     model = linear_model.LogisticRegression(
-      C=task.c, solver='liblinear', max_iter=1000
+      C=training.c, solver='liblinear', max_iter=1000
     )
     is_violating_S = rows.label_NC[row_S, c]
     model.fit(features, is_violating_S)
@@ -178,7 +178,7 @@ def _fit(
     settings,
     np.concatenate([model.coef_ for model in models]).T.astype(np.float32),
     np.concatenate([model.intercept_ for model in models]).astype(np.float32),
-    gate_lib.Trained(
+    gate_lib.TrainingRecord(
       rows=len(originals.rows),
       violations=tuple(map(int, originals.label_NC.sum(axis=0))),
       data=originals.digest,
@@ -237,15 +237,15 @@ def vectors(settings: gate_lib.Settings, plain: list[str]) -> Any:
 
 
 def _stage(
-  gate: gate_lib.Gate, parts: dict[str, rows_lib.Rows], task: Task
+  gate: gate_lib.Gate, parts: dict[str, rows_lib.Rows], training: Settings
 ) -> thresholds.Stage:
   chosen = disguise.among(
-    parts['choose'], gate.settings.window * 9 // 10, task.seed
+    parts['choose'], gate.settings.window * 9 // 10, training.seed
   )
-  high = certified.high(_score(gate, chosen), task.confidence)
+  high = certified.high(_score(gate, chosen), training.confidence)
   counted = _score(gate, parts['certify'])
   return certified.stage(
-    gate.version, parts['choose'], counted, high, task.confidence
+    gate.version, parts['choose'], counted, high, training.confidence
   )
 
 
@@ -254,7 +254,7 @@ def _score(gate: gate_lib.Gate, rows: rows_lib.Rows) -> certified.Scored:
 
 
 def _list_passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
-  """Yields a `Passed` per disguise and per place of padding."""
+  """Yields a `DisguiseResult` per disguise and per place of padding."""
   rng = np.random.default_rng(seed)
   benign = [row.text for row in rows.rows if not any(row.labels)]
   size = gate.settings.window * 9 // 10
@@ -275,7 +275,7 @@ def _list_passed(gate, stage: thresholds.Stage, rows: rows_lib.Rows, seed: int):
       )
       for texts in (violating, benign)
     )
-    yield Passed(name, float(blocked), float(refused))
+    yield DisguiseResult(name, float(blocked), float(refused))
 
 
 def _milliseconds(gate, rows: rows_lib.Rows) -> tuple[float, float]:

@@ -55,7 +55,7 @@ _LOW = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Settings:
   """The settings of a head's training.
 
   Attributes:
@@ -144,7 +144,7 @@ def train(
   reader: said_lib.Reader,
   rows: rows_lib.Rows,
   gate: thresholds.Policy,
-  task: Task,
+  settings: Settings,
 ) -> Result:
   """Trains a head, chooses its thresholds, and counts blocks and refusals.
 
@@ -152,19 +152,19 @@ def train(
     reader: the reader of the model whose hidden states the head reads.
     rows: labelled texts.
     gate: the gate's policy, which gives confidence and hold.
-    task: the settings.
+    settings: the settings.
 
   Raises:
     ImportError: scikit-learn is missing.
     ValueError: names the argument, its value and what would be right.
   """
-  parts = rows_lib.split(rows, task.choose, task.certify, task.seed)
+  parts = rows_lib.split(rows, settings.choose, settings.certify, settings.seed)
   certified.check_parts(parts)
   library = ''
-  if task.head is None:
-    head, library = _fit(reader, parts['train'], task)
+  if settings.head is None:
+    head, library = _fit(reader, parts['train'], settings)
   else:
-    head = task.head
+    head = settings.head
     _check_names(head[1].names, rows.names)
   params, config = head
   version = moderation.head_version(params, config.names)
@@ -257,10 +257,10 @@ def low(score_TC: np.ndarray, part: float) -> np.ndarray:
 
 
 def _fit(
-  reader: said_lib.Reader, rows: rows_lib.Rows, task: Task
+  reader: said_lib.Reader, rows: rows_lib.Rows, settings: Settings
 ) -> tuple[judge.Head, str]:
   linear_model, library = certified.sklearn()
-  rng = np.random.default_rng(task.seed)
+  rng = np.random.default_rng(settings.seed)
   states_SD, text_S = _states(reader, rows, rng)
   begins = np.unique(text_S, return_index=True)[1]
   # A text in both roles counts as two texts here, all prompts first.
@@ -268,7 +268,7 @@ def _fit(
   is_drawn_S = _draw(text_S, begins, rng)
   models = []
   for c in range(len(rows.names)):
-    model = linear_model.LogisticRegression(C=task.c, max_iter=1000)
+    model = linear_model.LogisticRegression(C=settings.c, max_iter=1000)
     is_violating_S = label_MC[text_S, c]
     is_kept_S = is_drawn_S.copy()
     for _ in range(_ROUNDS):

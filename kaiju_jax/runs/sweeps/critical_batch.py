@@ -33,7 +33,7 @@ _NEVER = 10**9  # Steps between checkpoints: one at a run's end suffices.
 _NEAR = 0.02  # How far from a wanted fraction a checkpoint may stand.
 
 
-class Asked(NamedTuple):
+class Settings(NamedTuple):
   """The settings of a study.
 
   Attributes:
@@ -112,7 +112,7 @@ class Study(NamedTuple):
 
 def measure(
   path: pathlib.Path,
-  asked: Asked,
+  settings: Settings,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Study:
@@ -120,7 +120,7 @@ def measure(
 
   Args:
     path: workdir of the run with a small batch.
-    asked: what is to be measured.
+    settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
     at_once: processes, as in `grid.complete`.
 
@@ -131,22 +131,22 @@ def measure(
   base = load(path)
   cells = [
     Cell(place, multiple, seed)
-    for place in places(path, base, asked.at)
-    for multiple in asked.multiples
-    for seed in asked.seeds
+    for place in places(path, base, settings.at)
+    for multiple in settings.multiples
+    for seed in settings.seeds
   ]
-  runs = branches(path, base, cells, asked.share, root)
+  runs = branches(path, base, cells, settings.share, root)
   grid.complete(list(runs.values()), at_once)
   losses = grid.losses(list(runs.values()))
   found = critical(
-    {cell: losses[run.name] for cell, run in runs.items()}, asked.epsilon
+    {cell: losses[run.name] for cell, run in runs.items()}, settings.epsilon
   )
   batch = schedule(found, base)
-  if not asked.confirm or ' ' not in batch:
-    return Study(asked.epsilon, found, batch, None)
-  whole = arms(base, batch, asked.seeds, root)
+  if not settings.confirm or ' ' not in batch:
+    return Study(settings.epsilon, found, batch, None)
+  whole = arms(base, batch, settings.seeds, root)
   grid.complete(list(whole.values()), at_once)
-  return Study(asked.epsilon, found, batch, outcome(whole))
+  return Study(settings.epsilon, found, batch, outcome(whole))
 
 
 def load(path: str | os.PathLike) -> experiment_lib.Experiment:
@@ -298,7 +298,7 @@ def arms(
   Args:
     base: the run with the small batch.
     batch: the schedule.
-    seeds: as in `Asked`.
+    seeds: as in `Settings`.
     root: folder of all workdirs.
   """
   largest = int(batch.rpartition(':')[2])

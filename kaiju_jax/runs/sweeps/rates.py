@@ -25,7 +25,7 @@ from kaiju_jax.training import experiment as experiment_lib
 _AROUND = 0.5, 1.0, 2.0  # Times the predicted rate: what is tried beside it.
 
 
-class Asked(NamedTuple):
+class Settings(NamedTuple):
   """The settings of a study.
 
   Attributes:
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
   seed: int
 
 
-class Found(NamedTuple):
+class WidthLosses(NamedTuple):
   """The losses of one width, and their optimum.
 
   Attributes:
@@ -84,7 +84,7 @@ class Study(NamedTuple):
     kept: the narrowest width's best rate.
   """
 
-  found: dict[int, Found]
+  found: dict[int, WidthLosses]
   line: optimum.Line | None
   kept: float
 
@@ -101,7 +101,7 @@ class Prediction(NamedTuple):
   """
 
   rate: float
-  found: Found
+  found: WidthLosses
   ratio: float
   excess: float
   kept: float
@@ -120,7 +120,7 @@ class Rates(NamedTuple):
   predictions: dict[str, Prediction]
   width: int
 
-  def list_found(self, transfer: str) -> dict[int, Found]:
+  def list_found(self, transfer: str) -> dict[int, WidthLosses]:
     """Returns {width: what its losses say}, the next one's last."""
     ahead = self.predictions.get(transfer)
     own = self.studies[transfer].found
@@ -129,7 +129,7 @@ class Rates(NamedTuple):
 
 def measure(
   experiment: experiment_lib.Experiment,
-  asked: Asked,
+  settings: Settings,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Rates:
@@ -139,7 +139,7 @@ def measure(
 
   Args:
     experiment: what all runs share.
-    asked: what is to be measured.
+    settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
     at_once: processes, as in `grid.complete`.
 
@@ -149,29 +149,29 @@ def measure(
   """
 
   def losses(cells):
-    made = runs(experiment, cells, asked.widths[0], root)
+    made = runs(experiment, cells, settings.widths[0], root)
     grid.complete(list(made.values()), at_once)
     by_name = grid.losses(list(made.values()))
     return {cell: by_name[run.name] for cell, run in made.items()}
 
   grid_losses = losses(
-    cells(asked.transfers, asked.widths, asked.rates, asked.seeds)
+    cells(settings.transfers, settings.widths, settings.rates, settings.seeds)
   )
   studies = {
-    transfer: study(grid_losses, transfer, asked.widths, asked.factor)
-    for transfer in asked.transfers
+    transfer: study(grid_losses, transfer, settings.widths, settings.factor)
+    for transfer in settings.transfers
   }
   trusted = {t: one for t, one in studies.items() if one.line is not None}
   ahead = []
   for transfer, one in trusted.items():
-    rates = list_trials(one.line, asked.width, one.kept)
-    ahead += cells([transfer], [asked.width], rates, asked.seeds)
+    rates = list_trials(one.line, settings.width, one.kept)
+    ahead += cells([transfer], [settings.width], rates, settings.seeds)
   found = losses(ahead)
   predictions = {
-    transfer: prediction(found, transfer, asked.width, one)
+    transfer: prediction(found, transfer, settings.width, one)
     for transfer, one in trusted.items()
   }
-  return Rates(studies, predictions, asked.width)
+  return Rates(studies, predictions, settings.width)
 
 
 def cells(
@@ -229,7 +229,7 @@ def runs(
 
 def find_optimum(
   losses: Mapping[Cell, float], transfer: str, width: int, factor: float
-) -> Found:
+) -> WidthLosses:
   """Returns the optimum of one width; `factor` as in `optimum.optimum`."""
   own = {c: x for c, x in losses.items() if c[:2] == (transfer, width)}
   rates = sorted({cell.rate for cell in own})
@@ -238,7 +238,7 @@ def find_optimum(
     [[own[Cell(transfer, width, r, s)] for r in rates] for s in seeds]
   )
   fitted = optimum.optimum(np.log(rates), table, factor)
-  return Found(rates, table, fitted)
+  return WidthLosses(rates, table, fitted)
 
 
 def study(
@@ -295,7 +295,7 @@ def prediction(
   )
 
 
-def plain(found: Found) -> dict[str, Any]:
+def plain(found: WidthLosses) -> dict[str, Any]:
   """Returns a width's result by name, for `report.plain`."""
   best = found.optimum
   low, high = best.interval()

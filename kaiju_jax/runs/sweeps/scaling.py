@@ -69,7 +69,7 @@ class Study(NamedTuple):
   carried: float
 
 
-class Asked(NamedTuple):
+class Settings(NamedTuple):
   """What is to be measured.
 
   Attributes:
@@ -87,7 +87,7 @@ class Asked(NamedTuple):
 
 def measure(
   experiment: experiment_lib.Experiment,
-  asked: Asked,
+  settings: Settings,
   root: pathlib.Path,
   at_once: int | None = None,
 ) -> Study:
@@ -95,7 +95,7 @@ def measure(
 
   Args:
     experiment: what all runs share; its learning rate is that of its own width.
-    asked: what is to be measured.
+    settings: what is to be measured.
     root: folder of all workdirs; what is complete there is not run again.
     at_once: processes, as in `grid.complete`.
 
@@ -103,12 +103,14 @@ def measure(
     OSError, ValueError, SystemExit: a run that cannot work or that diverged,
       or see `grid.complete`.
   """
-  places = *asked.places, asked.largest
-  cells = [Cell(*place, seed) for place in places for seed in asked.seeds]
-  made = runs(experiment, cells, asked.slope, root)
+  places = *settings.places, settings.largest
+  cells = [Cell(*place, seed) for place in places for seed in settings.seeds]
+  made = runs(experiment, cells, settings.slope, root)
   grid.complete(list(made.values()), at_once)
   found = points(made, grid.losses(list(made.values())))
-  return study([found[place] for place in asked.places], found[asked.largest])
+  return study(
+    [found[place] for place in settings.places], found[settings.largest]
+  )
 
 
 def runs(
@@ -122,7 +124,7 @@ def runs(
   Args:
     experiment: what all runs share.
     cells: the study's cells.
-    slope: as in `Asked`.
+    slope: as in `Settings`.
     root: folder of all workdirs.
 
   Raises:

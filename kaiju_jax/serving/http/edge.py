@@ -69,7 +69,7 @@ class Edge:
     if scope['type'] != 'http':
       await self._app(scope, receive, send)
       return
-    exchange = exchange_lib.begin(scope)
+    exchange = exchange_lib.open_exchange(scope)
     sent = _Sent(send, exchange.id)
     try:
       await self._answer(scope, receive, sent)

@@ -41,7 +41,7 @@ class Exchange:
   def __post_init__(self):
     self._ends = contextlib.ExitStack()
 
-  def asked_by(self, owner: str, key: bytes) -> None:
+  def note_owner(self, owner: str, key: bytes) -> None:
     """Notes the owner's pseudonym.
 
     Args:
@@ -65,7 +65,7 @@ class Exchange:
     self._ends.close()
 
 
-def begin(scope: types.Scope) -> Exchange:
+def open_exchange(scope: types.Scope) -> Exchange:
   """Returns the exchange of a request that has come."""
   made = Exchange()
   scope['state'] = {**scope.get('state', {}), 'exchange': made}

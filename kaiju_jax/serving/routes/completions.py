@@ -122,7 +122,7 @@ def _prompt(context, given: str | list[int], limit: int) -> _Prompt:
   """
   tokenizer = context.tokenizer
   if isinstance(given, str):
-    least = prompt_lib.least(prompt_lib.Turn('user', given), tokenizer)
+    least = prompt_lib.count_least(prompt_lib.Turn('user', given), tokenizer)
     _refuse_long(context, 1 + least, limit)
     tokens = np.concatenate([[tokenizer.bos_id], tokenizer.encode(given)])
     _refuse_long(context, len(tokens), limit)

@@ -25,7 +25,7 @@ async def authorize(
   """
   context: context_lib.Context = request.app.state.context
   found = context.access.caller(request)
-  exchange_lib.find(request).asked_by(found.owner, context.secret)
+  exchange_lib.find(request).note_owner(found.owner, context.secret)
   context.limits.request(found.owner, found.rate)
   if not context.is_ready:
     raise errors.unavailable('the server is being stopped.')

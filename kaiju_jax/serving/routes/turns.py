@@ -236,7 +236,9 @@ def _size(messages) -> int:
 
 def _refuse_long(context: context_lib.Context, messages, room: int) -> None:
   """Refuses messages that have too many bytes for `room` tokens."""
-  least = sum(prompt_lib.least(one, context.tokenizer) for one in messages)
+  least = sum(
+    prompt_lib.count_least(one, context.tokenizer) for one in messages
+  )
   if least > room:
     raise _too_long(context, room)
 

@@ -86,7 +86,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainingRecord:
   """A record of a gate's training.
 
   Attributes:
@@ -119,7 +119,7 @@ class Gate:
     settings: Settings,
     weight_VC: np.ndarray,
     bias_C: np.ndarray,
-    trained: Trained,
+    trained: TrainingRecord,
   ):
     """Holds a classifier's weights.
 
@@ -262,7 +262,7 @@ def load(path: str | os.PathLike) -> Gate:
       strict.parse(Settings, _json(metadata, 'settings'), 'settings'),
       tensors['weight_VC'],
       tensors['bias_C'],
-      strict.parse(Trained, _json(metadata, 'trained'), 'trained'),
+      strict.parse(TrainingRecord, _json(metadata, 'trained'), 'trained'),
     )
     if metadata.get('version') != gate.version:
       raise ValueError(

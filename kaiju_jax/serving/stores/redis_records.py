@@ -299,7 +299,7 @@ class Writes(Reads):
       self._send('ZREM', name, id_)
 
 
-class Remembered:
+class MemoryReads:
   """`records.Reads` of the memory, while the server is unreachable.
 
   Args:

@@ -95,7 +95,7 @@ class RedisStore(conversing.Conversing):
       )
     except characters.Unavailable as error:
       try:
-        return work(redis_records.Remembered(self._recent, error))
+        return work(redis_records.MemoryReads(self._recent, error))
       except LookupError:
         # Another owner's session must look like one that is not remembered.
         raise error from None

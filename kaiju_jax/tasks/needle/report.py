@@ -66,7 +66,7 @@ class Score(NamedTuple):
     return proportion.wilson(self.right, self.asked)
 
 
-class Lost(NamedTuple):
+class AccuracyLoss(NamedTuple):
   """The accuracy that an arm lacks to full attention, over shared seeds.
 
   Attributes:
@@ -161,7 +161,7 @@ class Summary(NamedTuple):
   near: Score
   within: Score
   beyond: Score | None
-  lost: Lost | None
+  lost: AccuracyLoss | None
 
 
 def summarize(
@@ -193,7 +193,7 @@ def _full(arm: str) -> str:
   return f'full{line}{variant}'
 
 
-def _loss(grid, full) -> Lost | None:
+def _loss(grid, full) -> AccuracyLoss | None:
   """Returns how far `grid`'s accuracy is below `full`'s, over shared seeds."""
   seeds = {record.seed for record in grid} & {record.seed for record in full}
   if not seeds:
@@ -207,7 +207,7 @@ def _loss(grid, full) -> Lost | None:
   most = max(
     100 * (theirs.mean - ours.mean) for theirs, ours in map(scores, zip(seeds))
   )
-  return Lost(100 * fraction, 100 * low, 100 * high, most)
+  return AccuracyLoss(100 * fraction, 100 * low, 100 * high, most)
 
 
 def table(
@@ -271,7 +271,7 @@ def _percent(score: Score | None) -> str:
   return '\n'.join(lines + [worst] * (worst != mean))
 
 
-def _points(lost: Lost | None) -> str:
+def _points(lost: AccuracyLoss | None) -> str:
   if lost is None:
     return ''
   points, most = (
@@ -319,7 +319,7 @@ def _quote(score: Score) -> str:
   return f'{100 * score.mean:.1f} % ({100 * low:.1f}–{100 * high:.1f})'
 
 
-def _against_full(lost: Lost) -> str:
+def _against_full(lost: AccuracyLoss) -> str:
   """Returns the loss, and whether its interval lies within 2 points."""
   sign = 'below' if lost.points >= 0 else 'above'
   bounds = f'{lost.low:.1f} … {lost.high:.1f}'.replace('-', '−')

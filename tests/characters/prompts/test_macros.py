@@ -79,7 +79,7 @@ def test_a_text_may_have_as_many_bytes_as_its_bound():
     with pytest.raises(macros.TooLarge, match=f'at most {most - 1}'):
       macros.expand(text, 'éé', 'Bo', most=most - 1, **options)
   with pytest.raises(macros.TooLarge, match='65,537 bytes: at most 65,536'):
-    macros.stable('x' * 65_537, 'Ada')
+    macros.expand_stable('x' * 65_537, 'Ada')
 
 
 def test_dice_are_counted_before_they_are_rolled():
@@ -95,7 +95,7 @@ def test_without_chance_and_time_they_stay():
 
 def test_what_all_users_share_reads_the_same_for_all():
   text = '{{user}} has {{roll:d1000000}} {{random:a,b,c}} at {{time}}'
-  made = macros.stable(text, 'Ada')
-  assert made == macros.stable(text, 'Ada')
+  made = macros.expand_stable(text, 'Ada')
+  assert made == macros.expand_stable(text, 'Ada')
   assert made.startswith('User has ') and made.endswith(' at {{time}}')
-  assert made != macros.stable(text + ' ', 'Ada').rstrip()
+  assert made != macros.expand_stable(text + ' ', 'Ada').rstrip()

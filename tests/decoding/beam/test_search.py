@@ -267,7 +267,7 @@ def test_a_search_advances_a_step_per_call_beside_other_rows():
         if not one.is_done:
           one.dispatch()
       for one in searcher, other:
-        one.settle()
+        one.finish_step()
       steps += 1
       assert max(searcher.step, other.step) == steps
     found, others = searcher.finish(), other.finish()

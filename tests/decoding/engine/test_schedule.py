@@ -240,10 +240,10 @@ def test_what_was_cancelled_does_not_count():
   for _ in range(100):
     shares.tag(b'a', 1000)
   for _ in range(100):
-    shares.note_left(b'a', 1000)
+    shares.note_unserved(b'a', 1000)
   assert len(shares) == 0
   assert shares.tag(b'a', 10) == shares.tag(b'b', 10) == 0.0
-  shares.note_left(b'nobody', 5)
+  shares.note_unserved(b'nobody', 5)
 
 
 def test_a_sequence_of_lower_priority_gives_up_its_row():
@@ -553,7 +553,7 @@ class World:
     for number in round_.late:
       assert asked[number]['deadline'] < self.now
       self.late.add(number)
-      self.shares.note_left(asked[number]['owner'], asked[number]['tokens'])
+      self.shares.note_unserved(asked[number]['owner'], asked[number]['tokens'])
       del self.queue[number]
     if round_.park:
       highest = max(asked[number]['priority'] for number in self.queue)

@@ -34,14 +34,14 @@ def texts(tmp_path_factory):
   return folder
 
 
-def task(texts, **changes):
+def settings(texts, **changes):
   sources = [(name.split('/')[0], str(texts / name)) for name in TRUTH]
   given = {'target': str(texts / 'target.jsonl'), 'sources': sources}
-  return mix.Task(**given | {'resamples': 10} | changes)
+  return mix.Settings(**given | {'resamples': 10} | changes)
 
 
 def test_the_weights_are_found_and_written_for_training(texts):
-  asked = task(texts)
+  asked = settings(texts)
   result = mix.find(asked)
   np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
   assert result.method == 'em'
@@ -66,20 +66,20 @@ def test_the_weights_are_found_and_written_for_training(texts):
 
 
 def test_other_vectors_are_mixed_by_least_squares(texts, tmp_path):
-  result = mix.find(task(texts, embedder='lsa'))
+  result = mix.find(settings(texts, embedder='lsa'))
   assert result.method == 'least_squares'
   np.testing.assert_allclose(result.mix.weights, [0.6, 0, 0.4], atol=0.05)
   count = 100 + 100 + 10 + len((texts / 'target.jsonl').read_text().split('\n'))
   np.save(tmp_path / 'v.npy', np.zeros((count - 1, 3)))
   with pytest.raises(ValueError, match=f'rows for {count} texts'):
-    mix.find(task(texts, embedder=f'npy:{tmp_path / "v.npy"}'))
+    mix.find(settings(texts, embedder=f'npy:{tmp_path / "v.npy"}'))
 
 
 def test_a_source_is_read_as_often_as_allowed(texts):
   """Its share then goes to the others, and the report says so."""
-  sizes = mix.find(task(texts)).sizes
+  sizes = mix.find(settings(texts)).sizes
   tokens = round(2 * sizes[0] / 0.45)
-  asked = task(texts, tokens=tokens, epochs=2.0)
+  asked = settings(texts, tokens=tokens, epochs=2.0)
   result = mix.find(asked)
   np.testing.assert_allclose(result.bounds[0], 0.45, atol=1e-4)
   np.testing.assert_allclose(result.mix.weights[0], 0.45, atol=1e-4)
@@ -88,7 +88,7 @@ def test_a_source_is_read_as_often_as_allowed(texts):
     asked, result
   )
   with pytest.raises(ValueError, match=re.escape('--tokens=9,999,999: all')):
-    mix.find(task(texts, tokens=9_999_999))
+    mix.find(settings(texts, tokens=9_999_999))
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,22 @@ def test_a_source_is_read_as_often_as_allowed(texts):
 )
 def test_what_cannot_be_mixed_is_refused(texts, changes, message):
   with pytest.raises((OSError, ValueError), match=re.escape(message)):
-    mix.find(task(texts, **changes))
+    mix.find(settings(texts, **changes))
 
 
 def test_a_source_without_text_or_with_the_target_is_refused(texts):
   empty = [('none', str(texts / 'empty.txt'))]
   with pytest.raises(ValueError, match=r'--sources=none=.*hold no text'):
-    mix.find(task(texts, sources=empty))
+    mix.find(settings(texts, sources=empty))
   whole = [('all', f'{texts}/*.jsonl')]
   with pytest.raises(ValueError, match=r'target\.jsonl is also in --sources='):
-    mix.find(task(texts, sources=whole))
+    mix.find(settings(texts, sources=whole))
 
 
 def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
   """It is no part of the mix, and training reports its held-out loss."""
   own = str(texts / 'target.jsonl')
-  asked = task(texts, method='proportional', measured=[('goal', own)])
+  asked = settings(texts, method='proportional', measured=[('goal', own)])
   result = mix.find(asked)
   sizes = result.sizes
   np.testing.assert_allclose(result.mix.weights, sizes / sizes.sum())
@@ -138,15 +138,15 @@ def test_text_that_is_only_measured_has_weight_0(texts, tmp_path):
   assert (goal.name, goal.path, goal.weight) == ('goal', own, 0)
   inside = [('goal', str(texts / 'plain/0.txt'))]
   with pytest.raises(ValueError, match=r'--measured=goal=.* is also in --sou'):
-    mix.find(task(texts, measured=inside))
+    mix.find(settings(texts, measured=inside))
 
 
 def test_another_mix_is_annealed_into(texts, tmp_path):
   """A run may be like one target, and near its end like another."""
-  first = task(texts, method='proportional', measured=[])
+  first = settings(texts, method='proportional', measured=[])
   mix.write(first, mix.find(first), str(tmp_path / 'first'))
   late = str(tmp_path / 'first/mix.json')
-  asked = task(texts, anneal=late)
+  asked = settings(texts, anneal=late)
   result = mix.find(asked)
   mix.write(asked, result, str(tmp_path / 'second'))
   sources = mix_file.read(tmp_path / 'second/mix.json')
@@ -157,6 +157,6 @@ def test_another_mix_is_annealed_into(texts, tmp_path):
   )
   some = asked.sources[:2]
   with pytest.raises(ValueError, match=r'--anneal=.* gives weight to long, wh'):
-    mix.find(task(texts, anneal=late, sources=some))
+    mix.find(settings(texts, anneal=late, sources=some))
   with pytest.raises(FileNotFoundError, match='--anneal: nowhere: no such'):
-    mix.find(task(texts, anneal='nowhere'))
+    mix.find(settings(texts, anneal='nowhere'))

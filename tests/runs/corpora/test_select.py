@@ -31,15 +31,15 @@ def texts(tmp_path_factory):
   return folder
 
 
-def task(texts, **changes):
+def settings(texts, **changes):
   given = {'target': texts / 'target.jsonl', 'source': texts / 'source.jsonl'}
   given = {name: str(path) for name, path in given.items()} | {'count': 20}
-  return select.Task(**given | changes)
+  return select.Settings(**given | changes)
 
 
 @pytest.mark.parametrize('embedder', ['ngrams', 'lsa'])
 def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
-  asked = task(texts, embedder=embedder)
+  asked = settings(texts, embedder=embedder)
   result = select.find(asked)
   assert np.mean(result.chosen.indices % 10 == 0) >= 0.9
   out = texts / f'out-{embedder}'
@@ -76,10 +76,10 @@ def test_documents_like_the_target_are_written_as_they_were(texts, embedder):
 )
 def test_what_cannot_be_selected_is_refused(texts, changes, message):
   with pytest.raises((OSError, ValueError), match=re.escape(message)):
-    select.find(task(texts, **changes))
+    select.find(settings(texts, **changes))
 
 
 def test_a_target_that_is_also_the_source_is_refused(texts):
-  asked = task(texts, target=f'{texts}/*.jsonl')
+  asked = settings(texts, target=f'{texts}/*.jsonl')
   with pytest.raises(ValueError, match=r"source\.jsonl is also in --source='"):
     select.find(asked)

@@ -15,7 +15,7 @@ from kaiju_jax.training import optimizer
 from kaiju_jax.training import workdir
 from tests.runs.sweeps import planted
 
-ASKED = critical_batch.Asked((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, (0, 1))
+SETTINGS = critical_batch.Settings((0.1, 0.3), (1, 2, 4, 8), 0.003, 0.1, (0, 1))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def loss(experiment):
 
 def test_branches_then_runs_from_the_beginning(monkeypatch, tmp_path, base):
   jobs = planted.Jobs(monkeypatch, loss)
-  found = critical_batch.measure(base, ASKED, tmp_path / 'out')
+  found = critical_batch.measure(base, SETTINGS, tmp_path / 'out')
   assert [(p.step, one.largest) for p, one in found.found.items()] == [
     (200, 2),
     (600, 8),
@@ -88,7 +88,7 @@ def test_what_a_branch_trains(base, tmp_path):
 
 def test_one_batch_throughout_needs_no_runs(monkeypatch, tmp_path, base):
   planted.Jobs(monkeypatch, lambda one: 2.0 * one.data.microbatches)
-  found = critical_batch.measure(base, ASKED, tmp_path / 'out')
+  found = critical_batch.measure(base, SETTINGS, tmp_path / 'out')
   assert found.batch == '0:1' and found.arms is None
   study.publish(
     tmp_path / 'out', 'critical_batch', critical_batch_report, found

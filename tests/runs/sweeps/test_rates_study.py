@@ -11,7 +11,7 @@ from kaiju_jax.runs.sweeps import rates_report
 from kaiju_jax.runs.sweeps import study
 from tests.runs.sweeps import planted
 
-ASKED = rates.Asked(
+SETTINGS = rates.Settings(
   ('none', 'width'),
   (48, 64, 96, 128),
   (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
@@ -36,7 +36,7 @@ def said(found):
 
 def test_the_next_width_is_run_where_the_line_says(monkeypatch, tmp_path):
   jobs = planted.Jobs(monkeypatch, loss)
-  all_found = rates.measure(sweep.get_config(), ASKED, tmp_path)
+  all_found = rates.measure(sweep.get_config(), SETTINGS, tmp_path)
   studies, predictions, _ = all_found
   assert abs(studies['none'].line.b + 0.8) < 0.02
   assert abs(studies['width'].line.b) < 0.02
@@ -63,8 +63,8 @@ def test_an_optimum_at_the_edge_is_said_and_not_predicted_from(
   monkeypatch, tmp_path
 ):
   jobs = planted.Jobs(monkeypatch, lambda one: loss(one, slope=-3.0))
-  asked = ASKED._replace(transfers=('none',))
-  all_found = rates.measure(sweep.get_config(), asked, tmp_path)
+  settings = SETTINGS._replace(transfers=('none',))
+  all_found = rates.measure(sweep.get_config(), settings, tmp_path)
   studies, predictions, _ = all_found
   assert studies['none'].line is None and predictions == {}
   assert len(jobs.folders) == 4 * 5 * 2
@@ -79,6 +79,6 @@ def test_a_slope_that_width_leaves_is_said(monkeypatch, tmp_path):
     return loss(experiment, slope=-0.5)
 
   planted.Jobs(monkeypatch, steep)
-  asked = ASKED._replace(transfers=('width',))
-  all_found = rates.measure(sweep.get_config(), asked, tmp_path)
+  settings = SETTINGS._replace(transfers=('width',))
+  all_found = rates.measure(sweep.get_config(), settings, tmp_path)
   assert 'does NOT serve all (target |b| ≤ 0.2 MISSED)' in said(all_found)

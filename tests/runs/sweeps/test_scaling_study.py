@@ -32,8 +32,8 @@ def loss(experiment):
 
 
 def measured(tmp_path):
-  asked = scaling.Asked(PLACES, LARGEST, (0,), -0.5)
-  return scaling.measure(sweep.get_config(), asked, tmp_path)
+  settings = scaling.Settings(PLACES, LARGEST, (0,), -0.5)
+  return scaling.measure(sweep.get_config(), settings, tmp_path)
 
 
 def test_the_largest_run_is_predicted_and_the_contrasts_are_not(
