@@ -127,6 +127,17 @@ class Visit:
       '() => document.documentElement.scrollWidth > innerWidth'
     )
 
+  def small(self) -> list[str]:
+    """Returns controls in view that a finger may miss: under 44 pixels."""
+    return self.page.evaluate(
+      """() => [...document.querySelectorAll('a, button, input, textarea')]
+        .filter((one) => one.checkVisibility() && !one.matches('.unseen'))
+        .map((one) => [one, one.getBoundingClientRect()])
+        .filter(([, {width, height}]) => Math.min(width, height) < 43.9)
+        .map(([one, {width, height}]) =>
+          `${one.outerHTML.slice(0, 80)}: ${width} × ${height}`)"""
+    )
+
   def unnamed(self) -> list[str]:
     """Returns controls in view that a screen reader has no name for."""
     lines = self.find('body').aria_snapshot().splitlines()

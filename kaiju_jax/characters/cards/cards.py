@@ -36,6 +36,7 @@ CardError = card_json.CardError
 _SPECS = {'chara_card_v2': 'v2', 'chara_card_v3': 'v3'}
 _NEWEST = {'v2': 2.0, 'v3': 3.0}
 _NOTES = 50
+_NO_PICTURE = 'picture: not kept; an exported card shows a drawn pattern'
 # The names of our text fields by the cards' names.
 _TEXTS = {
   'name': 'name',
@@ -86,7 +87,7 @@ class Card(NamedTuple):
 
 
 def read(data: bytes) -> Card:
-  """Reads a card.
+  """Reads a card; a PNG's picture is not kept.
 
   Args:
     data: JSON of at most 1 MiB, or a PNG of at most 8 MiB.
@@ -95,7 +96,10 @@ def read(data: bytes) -> Card:
     CardError: names the fault.
   """
   if data.startswith(card_png.SIGNATURE[:4]):
-    return _card(card_json.read(_json_of(data)))
+    card = _card(card_json.read(_json_of(data)))
+    if card_png.embed(data, {}) == card_png.draw(card.fields.name):
+      return card  # Our own pattern, which the next export draws again.
+    return card._replace(notes=(_NO_PICTURE, *card.notes))
   for opening, kind in _KINDS:
     if data.startswith(opening):
       raise CardError('signature', f'{kind}: a card is a PNG or JSON.')

@@ -54,9 +54,19 @@ export const characterOf = ({characters}, id) =>
 export const nameOf = (state, session) =>
   characterOf(state, session.character)?.name ?? session.title;
 
+const CHARACTER = /\{\{\s*char\s*\}\}|<(?:bot|char)>/gi;
+const USER = /\{\{\s*user\s*\}\}|<user>/gi;
+
+/** A character's text with names for its macros, as the server puts them. */
+function named(text, {name, fields}) {
+  return text.replace(CHARACTER, () => fields.nickname || name)
+    .replace(USER, 'User');
+}
+
 /** A character in few words; others see less of it than its author. */
-function blurb({fields: {description, notes, tags = []}}) {
-  return description || notes || tags.join(', ');
+function blurb(character) {
+  const {description, notes, tags = []} = character.fields;
+  return named(description || notes || tags.join(', '), character);
 }
 
 function drawBanner(server) {
@@ -136,7 +146,8 @@ function drawSheet(state) {
     fields.creator && `by ${fields.creator}`,
   ].filter(Boolean).join(', '), sheet);
   prose(find('.description', sheet), blurb(character));
-  prose(find('.notes', sheet), fields.description ? fields.notes : '');
+  const notes = fields.description ? fields.notes : '';
+  prose(find('.notes', sheet), named(notes, character));
   find('.remove', sheet).hidden = !isOwn;
   const dropped = state.dropped.get(character.id) ?? [];
   find('.dropped', sheet).hidden = !dropped.length;

@@ -79,7 +79,7 @@ function go(view, id) {
   location.hash = id ? `${view}/${encodeURIComponent(id)}` : view;
 }
 
-/** A part of an address; '' where it is none, which is found nowhere. */
+/** A part of an address; '' where it cannot be decoded. */
 function decoded(part) {
   try {
     return decodeURIComponent(part);
@@ -92,6 +92,11 @@ async function route() {
   await client.keepKey();
   const [view, id = ''] = location.hash.slice(1).split('/');
   const name = decoded(id);
+  const isOfOne = view === 'session' || view === 'character';
+  if (isOfOne && !name) {
+    leave();  // An empty name would ask the server for the whole listing.
+    throw new client.Refusal(404, '');
+  }
   if (view === 'session') await showSession(name);
   else if (view === 'character') await showCharacter(name);
   else showHome();

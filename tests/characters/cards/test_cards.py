@@ -152,6 +152,14 @@ def test_version_1():
   assert cards.read(b'\xef\xbb\xbf' + _json(V1)).fields == FIELDS_V1
 
 
+def test_a_picture_that_is_not_kept_is_noted():
+  assert cards.read(_by_pillow(chara=('tEXt', V2))).notes == (
+    'picture: not kept; an exported card shows a drawn pattern',
+  )
+  # An export's own pattern is drawn again.
+  assert cards.read(cards.to_png(FIELDS_V2)).notes == ()
+
+
 def test_version_2():
   assert cards.read(_json(V2)) == cards.Card(FIELDS_V2, 'v2', ())
   without = {'data': V2['data']}
@@ -192,7 +200,8 @@ def test_version_3_counts_where_a_png_has_both(order):
   other = {'spec': 'chara_card_v3', 'data': {'name': 'Newer'}}
   texts = {'ccv3': ('tEXt', other), 'chara': ('tEXt', V2)}
   read = cards.read(_by_pillow(**{name: texts[name] for name in order}))
-  assert read == cards.Card(card_fields.Fields(name='Newer'), 'v3', ())
+  assert read.fields == card_fields.Fields(name='Newer')
+  assert read.spec == 'v3'
 
 
 def test_other_programs_leave_out_the_base64_and_append_bytes():

@@ -126,6 +126,8 @@ def test_a_first_conversation(
     expect(banner).to_contain_text('of 1,234 parameters says is what it is.')
     expect(banner).to_contain_text('unmoderated')
     assert not visit.overflows() and not visit.unnamed()
+    is_phone = bool(options.get('has_touch'))
+    assert not (is_phone and visit.small())
     visit.begin('Mira')
 
     # Two turns, of which the second finds what the first left behind.
@@ -154,6 +156,7 @@ def test_a_first_conversation(
     # An edit is a sibling, and the conversation goes on from there.
     edit = visit.find('.message').nth(3).locator('.edit')
     edit.click()
+    assert not (is_phone and visit.small())
     visit.find('.editor textarea').fill('What do you hear?')
     visit.press('Save')
     expect(count_of(visit, 3)).to_have_text('2/2')
@@ -168,6 +171,7 @@ def test_a_first_conversation(
     expect(visit.find('.message .text').last).to_have_text(one)
     assert visit.texts()[2] == first
     assert not visit.overflows() and not visit.unnamed()
+    assert not (is_phone and visit.small())
     visit.page.screenshot(path=tmp_path / 'chat.png')
     assert (tmp_path / 'chat.png').stat().st_size > 10_000
 
@@ -295,6 +299,25 @@ def test_hostile_texts_are_shown_and_do_nothing(visit, server, expect):
 
 
 @pytest.mark.slow
+def test_macros_stand_as_names_in_gallery_and_sheet(visit, expect):
+  text = '{{char}} and <BOT> wait for {{ User }}; {{random:a,b}} stays.'
+  shown = 'M$& and M$& wait for User; {{random:a,b}} stays.'
+  card = {'name': 'Macro', 'nickname': 'M$&', 'description': text}
+  visit.drop(
+    {
+      'spec': 'chara_card_v3',
+      'spec_version': '3.0',
+      'data': {**card, 'creator_notes': text},
+    }
+  )
+  expect(visit.find('#sheet .description')).to_have_text(shown)
+  expect(visit.find('#sheet .notes')).to_have_text(shown)
+  visit.page.get_by_role('link', name='Characters').click()
+  item = visit.find('.character', has_text='Macro')
+  expect(item.locator('.description')).to_have_text(shown)
+
+
+@pytest.mark.slow
 def test_a_name_turns_no_text_around_it(visit, server, expect):
   """An override in a name would show what stands behind it backwards."""
   visit.drop({'name': f'{ISOLATE_END}{OVERRIDE}Mallory', 'first_mes': 'Hm.'})
@@ -336,6 +359,21 @@ def test_a_card_in_a_png_is_chosen_with_the_file_button(
   # The conversation stays, with the version that it began with.
   visit.find('#conversations').get_by_text('Tolo').click()
   expect(visit.find('.message .text')).to_have_text('This one is Gerald.')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'address', ['#session/%E0%A4%A', '#character/%E0%A4%A', '#session/']
+)
+def test_an_address_that_names_nothing_leads_home(
+  chromium, server, expect, address
+):
+  with browser_lib.visit(chromium, f'{server.address}', (404,)) as visit:
+    visit.page.goto(f'{server.address}/{address}')
+    expect(visit.find('#notice')).to_contain_text('This is not there')
+    expect(visit.find('#welcome')).to_be_visible()
+    assert visit.page.url.endswith('#home')
+    visit.begin('Mira')
 
 
 @pytest.mark.slow

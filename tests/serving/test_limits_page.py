@@ -1,0 +1,77 @@
+"""docs/limits.md has the code's figures."""
+
+import pytest
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.cards import card_json
+from kaiju_jax.characters.cards import card_png
+from kaiju_jax.characters.prompts import lore
+from kaiju_jax.characters.prompts import macros
+from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.serving.http import bodies
+from kaiju_jax.serving.http import connection
+from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.routes import fields
+from kaiju_jax.serving.safety import gate
+from kaiju_jax.serving.stores import character_rules
+from tests import pages
+
+OWNER, LOCAL, STORE = limits.Rate(), limits.LOCAL, character_rules.Limits()
+HTTP = connection.Settings()
+
+
+def mib(size):
+  return f'{size / 2**20:,g} MiB'
+
+
+ROWS = {
+  "a request's body": [mib(bodies.MOST), mib(bodies.MOST_OF_CARD)],
+  'a message that a session keeps': [macros.MOST],
+  'messages of a chat': [fields.MESSAGES, fields._PARTS],
+  'replies to one request': [fields.CHOICES],
+  'stop strings': [fields.STOPS, fields.STOP_LENGTH],
+  'new text that a gate': [gate.MOST],
+  "a session's title": [STORE.title],
+  'a card in JSON': [mib(card_json.BYTES), mib(card_png.BYTES), card_png.SIDE],
+  'a name, a tag': [card_fields.NAME],
+  'any other text': [card_fields.TEXT],
+  'all fields together': [card_fields.ALL],
+  'alternate greetings': [card_fields.GREETINGS, card_fields.KEYS],
+  'lore entries': [card_fields.LORE, card_fields.KEYS],
+  'lore, all macros': [mib(lore._EXPANDED)],
+  'the prefix': [prompt.PREFIX],
+  'words of a lore key': [lore._WORDS, lore._SCANNED],
+  'lore that one message': [lore.TOLD, f'1/{prompt._LORE_SHARE}'],
+  'requests per minute': [
+    *(OWNER.requests, OWNER.burst, LOCAL.requests, LOCAL.burst),
+  ],
+  'bytes of bodies': [mib(OWNER.bytes), mib(LOCAL.bytes)],
+  'tokens of prompts': [OWNER.tokens, LOCAL.tokens],
+  'replies that are written': [OWNER.streams, LOCAL.streams],
+  'characters; versions': [STORE.characters, STORE.versions],
+  'sessions |': [STORE.sessions],
+  'messages of a session; its': [STORE.messages, mib(STORE.size)],
+  '`{{roll:d6}}`': [macros.DICE],
+}
+TEXT = [
+  *(
+    f'keeps {HTTP.connections} connections',
+    f'within {HTTP.request_seconds:g}',
+  ),
+  f'does not read ends after {HTTP.unread_seconds:g}',
+]
+
+
+@pytest.mark.parametrize('row', ROWS)
+def test_a_row_has_its_figures(row):
+  page = pages.pages()['docs/limits.md']
+  (line,) = [x for x in page.splitlines() if x.startswith(f'| {row}')]
+  for value in ROWS[row]:
+    shown = f'{value:,}' if isinstance(value, int) else value
+    assert shown in line, (shown, line)
+
+
+def test_the_text_has_its_figures():
+  page = ' '.join(pages.pages()['docs/limits.md'].split())
+  for text in TEXT:
+    assert text in page, text
