@@ -141,7 +141,9 @@ class Points:
     match = self._tree.match(text(len(prompt)))
     if match is not None:
       self._tree.touch(match, owner)
-    points = self._recorder.begin(text(len(prompt)), match, request.session)
+    points = self._recorder.open_request(
+      text(len(prompt)), match, request.session
+    )
     try:
       row.resume(match)
       for length in (*points.stops, len(whole)):

@@ -338,7 +338,9 @@ class Engine:
       self._shares.note_joined(one.tag, one.room)
     one.join(row, length, self._clock())
     if self._reuses and one.points is None:
-      one.points = self._recorder.begin(one.text(), match, one.conversation)
+      one.points = self._recorder.open_request(
+        one.text(), match, one.conversation
+      )
 
   def _forsake(self, row: int, match: prefix_tree.Match) -> None:
     """Closes a row whose resumed tokens will get no scores; drops the point."""

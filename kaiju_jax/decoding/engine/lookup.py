@@ -94,10 +94,10 @@ def _looked_up(
     follows = [
       number
       for number, (other, stops) in soon.items()
-      if recording.soon(other, stops, text, least) >= least
+      if recording.count_resumable(other, stops, text, least) >= least
     ]
     whole = sequence.text()
-    stops = recording.stops(resumed, sequence.prompt, whole.shared)
+    stops = recording.find_stops(resumed, sequence.prompt, whole.shared)
     soon[one.number] = whole, stops
   left = sequence.length - resumed
   return one._replace(needs=needs, left=left, follows=follows)

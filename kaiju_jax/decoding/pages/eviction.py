@@ -1,8 +1,8 @@
 """Eviction: picks the points that the prefix tree drops when a pool is full.
 
-A `Policy` is told what happens to points, and picks one of them until there is
-room. `Learned`, the engine's, draws 16 points at random and picks the one of
-least value for its cost:
+The tree reports events of its points to a `Policy`, and has it pick one point
+after another until there is room. `Learned`, the engine's, draws 16 points at
+random and picks the one of least value for its cost:
 
     value = rate of resumption × tokens behind the longest point that it extends
     cost  = fraction of both pools that its pages fill, shared pages in parts
@@ -47,7 +47,7 @@ _DRAWN = 16
 
 
 class Event(enum.Enum):
-  """What happens to a point.
+  """An event of a point.
 
   Attributes:
     RECORDED: an owner's conversation ends there; its first event.
@@ -64,13 +64,13 @@ class Policy(Protocol):
   """Decides which points of one prefix tree are evicted."""
 
   def note(self, event: Event, point: nodes.Point, owner: bytes = b'') -> None:
-    """Takes note of an event; `owner` is whose request caused it."""
+    """Notes an event, caused by a request of `owner`."""
 
   def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
     """Returns the point to evict, which the tree drops at once.
 
-    `points` are all that the tree has, at least one, the least recently used
-    first. To resume a point uses those that it goes on from, too.
+    `points` are all of the tree's, at least one, the least recently used first.
+    A request that resumes a point uses those that it extends, too.
     """
 
 
@@ -98,29 +98,29 @@ class Learned:
     Args:
       pages: the tree's pages.
       page: S, tokens of a page.
-      clock: returns seconds since any moment.
+      clock: returns seconds since a fixed moment.
     """
     self._pages = pages
     self._page = page
     self._demand = Demand(clock)
     self._uses: dict[nodes.Point, Use] = {}
-    self._draw = Drawn()
+    self._set = RandomSet()
 
   def note(self, event: Event, point: nodes.Point, owner: bytes = b'') -> None:
     if event is Event.DROPPED:
       del self._uses[point]
-      self._draw.remove(point)
+      self._set.remove(point)
       return
     if point not in self._uses:
       is_prefix = point.length <= point.shared
       self._uses[point] = self._demand.begin_use(is_prefix)
-      self._draw.add(point)
+      self._set.add(point)
     if event is Event.RESUMED:
       self._demand.resume(self._uses[point], owner)
       self._demand.learn(self._uses.values())
     else:
       above = (self._uses[other] for other in nodes.ancestors(point))
-      self._demand.leave(self._uses[point], owner, above)
+      self._demand.move_owner(self._uses[point], owner, above)
 
   def pick(self, points: Iterable[nodes.Point]) -> nodes.Point:
     """Returns the point to evict.
@@ -128,7 +128,7 @@ class Learned:
     Its owners are then expected at the point that it went on from.
     """
     few = len(self._uses) <= _DRAWN
-    point = min(points if few else self._draw.some(_DRAWN), key=self._worth)
+    point = min(points if few else self._set.draw(_DRAWN), key=self._worth)
     above = next(nodes.ancestors(point), None)
     heir = None if above is None else self._uses[above]
     self._demand.inherit(self._uses[point], heir)
@@ -152,15 +152,15 @@ class Returns:
     self._unread = 0
     self._rates = _best_rates(self._returns, self._seconds)
 
-  def saw(self, age: float) -> None:
+  def note_return(self, age: float) -> None:
     """Counts a return after `age` seconds."""
-    self.away(self._seconds, age)
+    self.add_absence(self._seconds, age)
     self._returns[_index(age)] += 1
     self._unread += 1
 
-  def gave_up(self, age: float) -> None:
+  def note_loss(self, age: float) -> None:
     """Counts an owner that was away for `age` seconds and is forgotten."""
-    self.away(self._seconds, age)
+    self.add_absence(self._seconds, age)
 
   @property
   def is_stale(self) -> bool:
@@ -171,7 +171,7 @@ class Returns:
     """Computes the rates anew; `ages` are those of all present absences."""
     seconds = list(self._seconds)
     for age in ages:
-      self.away(seconds, age)
+      self.add_absence(seconds, age)
     self._rates = _best_rates(self._returns, seconds)
     self._unread = 0
 
@@ -185,7 +185,7 @@ class Returns:
     return self._rates[_index(age)]
 
   @staticmethod
-  def away(seconds: list[float], age: float) -> None:
+  def add_absence(seconds: list[float], age: float) -> None:
     """Adds the seconds that an absence of `age` spent at each age."""
     for i in range(_index(age) + 1):
       seconds[i] += min(age, _end(i, math.inf)) - _EDGES[i]
@@ -255,14 +255,14 @@ class Demand:
     """Counts that a request of an owner resumes a point."""
     now = self._clock()
     if owner in use.owners:
-      self.returns.saw(now - use.owners[owner])
+      self.returns.note_return(now - use.owners[owner])
     elif use.is_prefix:
       use.begun += 1
     else:
-      self.returns.saw(now - use.used)
+      self.returns.note_return(now - use.used)
     self._add(use, owner, now)
 
-  def leave(self, use: Use, owner: bytes, above: Iterable[Use]) -> None:
+  def move_owner(self, use: Use, owner: bytes, above: Iterable[Use]) -> None:
     """Moves an owner from the points `above` to where its conversation ends."""
     now = self._clock()
     for other in above:
@@ -276,7 +276,7 @@ class Demand:
     now = self._clock()
     for owner, asked in use.owners.items():
       if heir is None:
-        self.returns.gave_up(now - asked)
+        self.returns.note_loss(now - asked)
       elif asked > heir.owners.get(owner, -math.inf):
         self._add(heir, owner, asked)
 
@@ -300,10 +300,10 @@ class Demand:
     use.owners[owner] = asked
     if len(use.owners) > _OWNERS:
       oldest = min(use.owners, key=use.owners.get)
-      self.returns.gave_up(self._clock() - use.owners.pop(oldest))
+      self.returns.note_loss(self._clock() - use.owners.pop(oldest))
 
 
-class Drawn:
+class RandomSet:
   """A set that draws random elements, the same in every run."""
 
   def __init__(self):
@@ -321,6 +321,6 @@ class Drawn:
       self._all[place] = last
       self._places[last] = place
 
-  def some(self, count: int) -> list:
+  def draw(self, count: int) -> list:
     """Returns `count` different elements."""
     return self._random.sample(self._all, count)

@@ -78,7 +78,7 @@ def branches(node: Node) -> Iterator[Node]:
   return itertools.islice(reversed(node.children.values()), _BRANCHES)
 
 
-def near(node: Node, reach: int | None) -> Iterator[Point]:
+def find_near(node: Node, reach: int | None) -> Iterator[Point]:
   """Yields the points at a node, or at the first node below it that has any.
 
   Only the latest branch is followed, by at most `reach` nodes; None for all.
@@ -89,7 +89,7 @@ def near(node: Node, reach: int | None) -> Iterator[Point]:
   yield from reversed(node.points)
 
 
-def common(first: np.ndarray, second: np.ndarray) -> int:
+def count_common(first: np.ndarray, second: np.ndarray) -> int:
   """Returns how many tokens two pieces begin with alike."""
   size = min(len(first), len(second))
   differs = first[:size] != second[:size]

@@ -144,17 +144,17 @@ class PrefixTree:
       page = text.tokens[base : base + self._page]
       for point in reversed(node.points):
         best = self._better(
-          best, text, point, base + nodes.common(point.tail, page)
+          best, text, point, base + nodes.count_common(point.tail, page)
         )
       for child in nodes.branches(node):
-        common = base + nodes.common(
+        common = base + nodes.count_common(
           np.frombuffer(child.tokens, np.int32), page
         )
         if best is not None and common <= best.length:
           continue
         # A point further below than a window has no local pages here.
         reach = None if self._window is None else self._window // self._page + 2
-        for point in nodes.near(child, reach):
+        for point in nodes.find_near(child, reach):
           best = self._better(best, text, point, common)
     return best
 
@@ -221,7 +221,7 @@ class PrefixTree:
     point = self._find_point(node, text)
     if point is not None:
       self.add_scores(point, text)
-      return self._left(point, text.owner)
+      return self._note_end(point, text.owner)
     if self._window is not None:
       nodes.hold_local(node, first // S, self._pages, pages[LOCAL])
     last = {}
@@ -239,7 +239,7 @@ class PrefixTree:
     self._points[point] = None
     self._changes += 1
     self.add_scores(point, text)
-    return self._left(point, text.owner)
+    return self._note_end(point, text.owner)
 
   def add_scores(self, point: nodes.Point, text: Text) -> None:
     """Fills in the head's scores of a point's text that are still unknown."""
@@ -250,7 +250,7 @@ class PrefixTree:
     """Returns the head's scores of a match, float32 [m, C]; NaN if unread."""
     return nodes.scores(match.point)[: match.length]
 
-  def _left(self, point: nodes.Point, owner: bytes) -> nodes.Point:
+  def _note_end(self, point: nodes.Point, owner: bytes) -> nodes.Point:
     """Notes that an owner's conversation ends at a point, and returns it."""
     self._policy.note(eviction.Event.RECORDED, point, owner)
     self.use(point)

@@ -36,7 +36,7 @@ EVERY = 8_192
 _TURN = 256
 
 
-def stops(
+def find_stops(
   resumed: int, prompt: int, shared: int, every: int = EVERY
 ) -> list[int]:
   """Returns the lengths at which a prefill records points, ascending.
@@ -50,7 +50,7 @@ def stops(
   return sorted(found)
 
 
-def soon(
+def count_resumable(
   text: prefix_tree.Text,
   stops: Iterable[int],
   other: prefix_tree.Text,
@@ -94,7 +94,7 @@ def local_share(
 
 
 @dataclasses.dataclass(eq=False)
-class _Left:
+class _PromptPoints:
   """The points of a conversation's requests with one and the same prompt.
 
   They recorded `points`, or resumed them from the turn before. The points of
@@ -104,7 +104,7 @@ class _Left:
 
   prompt: bytes
   points: list[nodes.Point] = dataclasses.field(default_factory=list)
-  before: '_Left | None' = None
+  before: '_PromptPoints | None' = None
   running: int = 0
 
   def add(self, point: nodes.Point) -> None:
@@ -118,13 +118,13 @@ class Recorder:
   def __init__(self, tree: prefix_tree.PrefixTree, every: int = EVERY):
     self.tree = tree
     self.every = every
-    self._left: dict[Hashable, _Left] = {}
+    self._latest: dict[Hashable, _PromptPoints] = {}
 
   def __len__(self) -> int:
     """Returns the number of conversations whose points it keeps."""
-    return len(self._left)
+    return len(self._latest)
 
-  def begin(
+  def open_request(
     self,
     prompt: prefix_tree.Text,
     match: prefix_tree.Match | None,
@@ -136,34 +136,34 @@ class Recorder:
     conversation have; without one, only eviction drops the points.
     """
     tokens = np.ascontiguousarray(prompt.tokens, np.int32)
-    left = _Left(hashlib.blake2b(tokens, digest_size=16).digest())
+    ours = _PromptPoints(hashlib.blake2b(tokens, digest_size=16).digest())
     if conversation is not None:
       self._forget()
-      before = self._left.get(conversation)
+      before = self._latest.get(conversation)
       if before is not None:
         before.points = self._there(before.points)
-      if before is not None and before.prompt == left.prompt:
-        left = before
+      if before is not None and before.prompt == ours.prompt:
+        ours = before
       else:
-        left.before = before
+        ours.before = before
         if before is not None and before.before is not None:
           # That prompt got no answer, so that the points of both are dropped.
           before.points += self._there(before.before.points)
           before.before = None
-        self._left[conversation] = left
-    left.running += 1
-    return RequestPoints(self, prompt, match, left)
+        self._latest[conversation] = ours
+    ours.running += 1
+    return RequestPoints(self, prompt, match, ours)
 
   def _there(self, points: list[nodes.Point]) -> list[nodes.Point]:
     return [point for point in points if point in self.tree]
 
   def _forget(self) -> None:
     """Forgets conversations without points, once they are many."""
-    if len(self._left) > 64 + 2 * len(self.tree):
-      self._left = {
-        conversation: left
-        for conversation, left in self._left.items()
-        if left.running or self._there(left.points)
+    if len(self._latest) > 64 + 2 * len(self.tree):
+      self._latest = {
+        conversation: ours
+        for conversation, ours in self._latest.items()
+        if ours.running or self._there(ours.points)
       }
 
 
@@ -179,17 +179,17 @@ class RequestPoints:
     recorder: Recorder,
     prompt: prefix_tree.Text,
     match: prefix_tree.Match | None,
-    left: _Left,
+    ours: _PromptPoints,
   ):
     self._tree = recorder.tree
     self._prompt = prompt
     self._resumed = None if match is None else match.point
-    self._left = left
+    self._ours = ours
     # A point in the middle of the prefill; the next point replaces it.
     self._passing: nodes.Point | None = None
     self._is_whole = False
     self._made: list[nodes.Point] = []
-    self.stops = stops(
+    self.stops = find_stops(
       0 if match is None else match.length,
       len(prompt.tokens),
       prompt.shared,
@@ -206,7 +206,7 @@ class RequestPoints:
       if point in self._tree:
         self._tree.drop(point)
     self._passing = None
-    self._left.running -= 1
+    self._ours.running -= 1
 
   def record(
     self, text: prefix_tree.Text, pages: Mapping[str, Mapping[int, int]]
@@ -228,7 +228,7 @@ class RequestPoints:
     if not self._is_whole and length != self._prompt.shared:
       self._passing = point if is_new else None
     elif length > self._prompt.shared:
-      self._left.add(point)
+      self._ours.add(point)
     return point
 
   def add_scores(self, text: prefix_tree.Text) -> None:
@@ -243,16 +243,16 @@ class RequestPoints:
     A request cancelled within its prompt drops nothing, because that prompt or
     the one before it may come again.
     """
-    left, before = self._left, self._left.before
-    left.running -= 1
+    ours, before = self._ours, self._ours.before
+    ours.running -= 1
     if self._passing is not None:
-      left.add(self._passing)
+      ours.add(self._passing)
       self._passing = None
     if before is None or not self._is_whole:
       return
-    left.before = None
+    ours.before = None
     for point in before.points:
       if point is self._resumed:
-        left.add(point)
-      elif point in self._tree and point not in left.points:
+        ours.add(point)
+      elif point in self._tree and point not in ours.points:
         self._tree.drop(point)

@@ -59,7 +59,7 @@ class Growth:
       (kind, int(page)) for page in table_N[: to - first] if page >= 0
     ]
     # Evicting a point may free a page, or leave it with no holder but a ring.
-    while len(self._left(kind)) + self._pages.free(kind) < len(missing):
+    while len(self._reusable(kind)) + self._pages.free(kind) < len(missing):
       if not self._tree.evict():
         break
     turned_N[missing] = self._take(kind, len(missing))
@@ -79,7 +79,7 @@ class Growth:
     for kind, page in self._taken:
       self._pages.release(kind, [page])
 
-  def _left(self, kind: str) -> list[int]:
+  def _reusable(self, kind: str) -> list[int]:
     """Returns pages that left rings and that nothing else holds."""
     return [
       page
@@ -88,8 +88,8 @@ class Growth:
     ]
 
   def _take(self, kind: str, count: int) -> list[int]:
-    """Returns pages from `_left` first, and then free ones."""
-    again = self._left(kind)[:count]
+    """Returns pages from `_reusable` first, and then free ones."""
+    again = self._reusable(kind)[:count]
     for page in again:
       self._leaving.remove((kind, page))
     fresh = self._pages.take(kind, count - len(again))

@@ -34,7 +34,7 @@ def test_rates_are_those_of_the_best_wait(law):
     gaps += 3600 * rng.uniform(1, 3, 3_000) * (rng.random(3_000) < 0.3)
   returns = eviction.Returns()
   for gap in gaps:
-    returns.saw(gap)
+    returns.note_return(gap)
   returns.read([])
   ages = [0, 30, 60] + ([1_000, 3_000, 6_000] if law == 'pauses' else [])
   for age in ages:
@@ -46,7 +46,7 @@ def test_who_is_still_away_counts_as_well():
   returns, others = eviction.Returns(), eviction.Returns()
   for one in returns, others:
     for _ in range(100):
-      one.saw(50.0)
+      one.note_return(50.0)
   returns.read([])
   others.read([5_000.0] * 300)
   assert others.rate(1_000) < 0.1 * returns.rate(1_000)
@@ -77,8 +77,8 @@ def test_owners_are_expected_where_their_conversation_goes_on(clock):
     demand.begin_use(one) for one in (True, False, False)
   )
   assert demand.rate(prefix) == pytest.approx(1 / 3600)
-  demand.leave(prompt, b'a', [prefix])
-  demand.leave(answer, b'a', [prompt, prefix])
+  demand.move_owner(prompt, b'a', [prefix])
+  demand.move_owner(answer, b'a', [prompt, prefix])
   assert not prompt.owners and not prefix.owners
   clock.now = 100.0
   whole = demand.rate(answer)
@@ -91,7 +91,7 @@ def test_owners_are_expected_where_their_conversation_goes_on(clock):
   # Once it has gone on, it is expected at its own point again.
   other = demand.begin_use(False)
   demand.resume(prefix, b'a')
-  demand.leave(other, b'a', [prefix])
+  demand.move_owner(other, b'a', [prefix])
   assert demand.rate(prefix) == pytest.approx(1 / 3700)
   assert prefix.begun == 1
   demand.resume(prefix, b'b')
@@ -104,7 +104,7 @@ def test_a_lookup_leaves_no_trace(clock, monkeypatch):
   world.record([1] * 40, [20, 40], 20, b'a')
   world.record([2] * 40, [40], owner=b'b')
   ages = []
-  monkeypatch.setattr(world.policy._demand.returns, 'saw', ages.append)
+  monkeypatch.setattr(world.policy._demand.returns, 'note_return', ages.append)
 
   def traces():
     points = list(world.tree.points())
@@ -126,19 +126,19 @@ def test_a_point_knows_its_latest_owners_alone(clock):
   use = demand.begin_use(True)
   for number in range(200):
     clock.now = float(number)
-    demand.leave(use, number.to_bytes(2, 'little'), [])
+    demand.move_owner(use, number.to_bytes(2, 'little'), [])
   assert sorted(use.owners.values()) == list(range(136, 200))
 
 
 def test_draws_are_of_what_is_there():
-  drawn = eviction.Drawn()
+  drawn = eviction.RandomSet()
   for number in range(40):
     drawn.add(number)
   for number in range(0, 40, 3):
     drawn.remove(number)
   there = {number for number in range(40) if number % 3}
-  assert set(drawn.some(len(there))) == there
-  assert len(set(drawn.some(9))) == 9
+  assert set(drawn.draw(len(there))) == there
+  assert len(set(drawn.draw(9))) == 9
 
 
 class World:
@@ -188,9 +188,9 @@ def test_a_policy_is_told_of_each_point_from_its_beginning_to_its_end(clock):
   gone = [one for event, one, *_ in told if event is eviction.Event.DROPPED]
   assert {first, second} < set(gone) and len(gone) == 3
   # It keeps nothing of what is gone.
-  assert not world.policy._uses and not world.policy._draw.some(0)
+  assert not world.policy._uses and not world.policy._set.draw(0)
   with pytest.raises(ValueError):
-    world.policy._draw.some(1)
+    world.policy._set.draw(1)
 
 
 def test_who_has_been_away_for_long_goes_before_who_was_just_here(clock):

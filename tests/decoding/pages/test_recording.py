@@ -29,7 +29,7 @@ class Engine:
     match = self.tree.match(text)
     if match is not None:
       self.tree.touch(match, text.owner)
-    points = self.recorder.begin(text, match, conversation)
+    points = self.recorder.open_request(text, match, conversation)
     return points, 0 if match is None else match.length
 
   def text(self, tokens):
@@ -67,7 +67,7 @@ def test_stops_rise_to_the_prompt_and_none_is_far_from_the_next():
   ):
     if resumed >= prompt:
       continue
-    found = recording.stops(resumed, prompt, shared, EVERY)
+    found = recording.find_stops(resumed, prompt, shared, EVERY)
     assert found == sorted(set(found)) and found[-1] == prompt
     assert (shared in found) >= (resumed < shared < prompt)
     gaps = np.diff([resumed, *found])
@@ -82,7 +82,7 @@ def test_nobody_waits_for_what_is_anothers_own():
 
   stops, other = [6, 12, 20], text(12, b'b')
   found = [
-    recording.soon(text(shared, owner, salt), stops, other)
+    recording.count_resumable(text(shared, owner, salt), stops, other)
     for shared, owner, salt in (
       (12, b'b', b''),
       (12, b'a', b''),
@@ -127,7 +127,7 @@ def test_swipes_without_end_pile_nothing_up():
     engine.serve(prompt, [answer])
     while len(engine.tree) > 4:
       engine.tree.evict()
-  assert len(engine.recorder._left['one'].points) <= 6
+  assert len(engine.recorder._latest['one'].points) <= 6
 
 
 def test_a_prompt_that_is_what_was_there_keeps_its_point():
@@ -178,7 +178,7 @@ def test_prompts_that_are_cancelled_again_and_again_pile_nothing_up():
   for number in range(9):
     longer = [*prompt, number, *range(40)]
     engine.serve(longer, [3], stopped=len(longer))
-    assert engine.recorder._left['one'].before.before is None
+    assert engine.recorder._latest['one'].before.before is None
   assert engine.serve([*prompt, 2, 2], [3]) == 12
   # The resumed one stays for a turn.
   assert engine.lengths() == [10, 12, 14, 15]
@@ -313,4 +313,4 @@ def test_what_is_waited_for_is_what_can_be_resumed_then(owner, salt, common):
   tokens = np.arange(1, 13, dtype=np.int32)
   runs = prefix_tree.Text(tokens, 6, b'a', b's')
   waits = prefix_tree.Text(np.append(tokens, 1), 6, owner, salt)
-  assert recording.soon(runs, (6, 12), waits) == common
+  assert recording.count_resumable(runs, (6, 12), waits) == common
