@@ -11,9 +11,7 @@ that only the new tokens run.
 A history that no longer fits drops its older half at once, in whole exchanges
 (a user's message and its replies). If it dropped one exchange per turn, all
 text behind the prefix would shift in every turn, and the cache would find none
-of it. Which messages are dropped depends on the messages alone: `_History`
-repeats the decisions of all turns, so that no request depends on state from an
-earlier one.
+of it. `_History` repeats the decisions of all turns from the messages alone.
 
 Our guess: the sources say that prompts are built to be cached, not how.
 """
@@ -351,10 +349,9 @@ class _History:
     return self._format.encode_drawn(message.role, message.tokens, after)
 
   def _length(self, message: Message) -> int:
-    """Returns a message's number of tokens.
+    """Returns a message's tokens; a lower bound for one that cannot fit.
 
-    For a message that cannot fit it returns a lower bound, because the exact
-    number changes nothing; so such a message is never encoded.
+    So such a message is never encoded: its exact number changes nothing.
     """
     length = count_least(message, self._format.tokenizer)
     if length > self._available:
@@ -424,11 +421,7 @@ class _History:
 
 
 def _refuse_full(room: int, lengths: Sequence[int]) -> int:
-  """Returns the rest of the room behind parts of these lengths.
-
-  Raises:
-    TooLong: the parts do not fit.
-  """
+  """Returns the rest of the room; raises TooLong if the parts do not fit."""
   taken = sum(lengths)
   if taken > room:
     raise TooLong(
