@@ -1,6 +1,6 @@
-"""Writes and reads folders of `transformers`' `ArceeForCausalLM`.
+"""Reads folders of `transformers`' models; writes its `ArceeForCausalLM`.
 
-config.json            `arcee.py`
+config.json            read by `families/`, written by `arcee.py`
 model.safetensors      `tensors.py`, float32
 tokenizer.json, tokenizer_config.json    `tokens.py`
 lost.json              the losses that the caller accepted: what the model does
@@ -12,10 +12,12 @@ accepts.
 """
 
 from collections.abc import Collection
+import dataclasses
 import os
 import pathlib
 from typing import Any
 
+from absl import logging
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -25,6 +27,9 @@ from kaiju_jax.interchange import lost as lost_lib
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange import tensors as tensors_lib
 from kaiju_jax.interchange import tokens
+from kaiju_jax.interchange.families import arcee as arcee_family
+from kaiju_jax.interchange.families import family as family_lib
+from kaiju_jax.interchange.families import registry
 from kaiju_jax.model import config as model_config
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
@@ -68,7 +73,8 @@ def write(
   arcee.fields(config, bos_id=0)  # Raises before anything is written.
   with folder_lib.write_whole(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)
-    named = tensors_lib.name_tensors(plain_lib.weights(params, config, replica))
+    weights = plain_lib.weights(params, config, replica)
+    named = tensors_lib.name_tensors(weights, arcee_family.FAMILY.tensors)
     with files.writing(str(folder)):
       safetensors.numpy.save_file(named, path / _WEIGHTS, {'format': 'pt'})
     files.write_json(path / _CONFIG, arcee.fields(config, bos_id))
@@ -78,13 +84,16 @@ def write(
 
 
 def read(
-  folder: str | os.PathLike,
+  folder: str | os.PathLike, accepted: Collection[str] = ()
 ) -> tuple[Any, model_config.ModelConfig]:
-  """Returns the parameters and the config of an Arcee folder.
+  """Returns the parameters and the config of a folder of a known family.
 
-  The model's layers are all global, none share keys and values, and nothing is
-  int8. Activations are bfloat16 where all of the folder's weights are,
-  otherwise float32.
+  No layers share keys and values, and nothing is int8. Activations are bfloat16
+  where all of the folder's weights are, otherwise float32.
+
+  Args:
+    folder: path of the folder.
+    accepted: unknown fields of config.json that the caller lets pass.
 
   Raises:
     FileNotFoundError: there is no such folder, or a file of it is missing.
@@ -101,48 +110,79 @@ def read(
   if not isinstance(fields, dict):
     raise ValueError(f'{folder / _CONFIG}: must hold an object.')
   try:
-    arcee.config_of(fields, 'float32', tied=False)  # Raises before a long read.
-    found, dtype = _tensors(folder)
-    _tie(found, arcee.is_tied(fields))
-    is_tied = tensors_lib.is_ours_tied(found)
-    config = arcee.config_of(fields, dtype, is_tied)
-    return plain_lib.params(tensors_lib.plain(found, config)), config
+    reading = registry.read(fields, accepted)  # Before a long read.
+  except ValueError as error:
+    raise ValueError(f'{folder}: {_CONFIG}: {error}') from error
+  try:
+    found, dtype = _tensors(folder, reading.family)
+    reading = _tie(found, reading)
+    config = dataclasses.replace(reading.config, dtype=dtype)
+    plain = tensors_lib.plain(found, reading)
+    return plain_lib.params(plain, config), config
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
 
 
-def _tie(found: dict[str, np.ndarray], is_tied: bool) -> None:
-  """Adds the head if the folder ties it to its embedding."""
+def _tie(
+  found: dict[str, np.ndarray], reading: family_lib.Reading
+) -> family_lib.Reading:
+  """Returns the reading with what the tensors say about the head.
+
+  A folder that ties its tables needs no head, and we drop one. A folder that we
+  wrote holds √D in its embedding, so that its tied tables become two.
+  """
+  is_tied = reading.config.tied_embedding
   table = found.get(tensors_lib.EMBEDDING)
-  if not is_tied or table is None:
-    return
-  head = found.setdefault(tensors_lib.HEAD, table)
-  if not np.array_equal(head, table):
-    raise ValueError(
-      f'{tensors_lib.HEAD}: differs from {tensors_lib.EMBEDDING}, though'
-      ' tie_word_embeddings=True.'
-    )
+  if is_tied and table is not None:
+    head = found.setdefault(tensors_lib.HEAD, table)
+    if not np.array_equal(head, table):
+      raise ValueError(
+        f'{tensors_lib.HEAD}: differs from {tensors_lib.EMBEDDING}, though'
+        ' tie_word_embeddings=True.'
+      )
+    if not reading.is_ours:
+      del found[tensors_lib.HEAD]
+  if reading.is_ours:
+    is_tied = tensors_lib.is_ours_tied(found)
+  config = dataclasses.replace(reading.config, tied_embedding=is_tied)
+  return reading._replace(config=config)
 
 
-def _tensors(folder: pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-  """Returns all tensors in float32, and the dtype for activations."""
-  found, dtypes = {}, set()
+def _tensors(
+  folder: pathlib.Path, family: family_lib.Family
+) -> tuple[dict[str, np.ndarray], str]:
+  """Returns the model's tensors in float32, and the dtype for activations."""
+  found, dtypes, skipped = {}, set(), []
   for file in _files(folder):
     try:
       with safetensors.safe_open(file, framework='flax') as opened:
         for name in opened.keys():  # noqa: SIM118
+          ours = tensors_lib.rename(name, family)
+          if ours is None:
+            skipped.append(name)
+            continue
           dtype = opened.get_slice(name).get_dtype()
           if dtype not in _DTYPES:
             raise ValueError(
               f'{name}: holds {dtype}, must be one of {", ".join(_DTYPES)}.'
             )
           dtypes.add(dtype)
-          found[name] = np.asarray(opened.get_tensor(name), np.float32)
-          _refuse_not_finite(name, found[name])
+          if ours in found:
+            raise ValueError(f'{name}: is there twice, as {ours} too.')
+          found[ours] = np.asarray(opened.get_tensor(name), np.float32)
+          _refuse_not_finite(name, found[ours])
     except safetensors.SafetensorError as error:
       raise ValueError(
         f'{file.name}: not a whole safetensors file: {error}'
       ) from None
+  if skipped:
+    logging.warning(
+      '%s: %d tensors are no part of the language model and are skipped, such'
+      ' as %s.',
+      folder,
+      len(skipped),
+      skipped[0],
+    )
   return found, 'bfloat16' if dtypes == {'BF16'} else 'float32'
 
 

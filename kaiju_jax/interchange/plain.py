@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from kaiju_jax.interchange import own
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
@@ -24,19 +25,51 @@ from kaiju_jax.wire import ternary_plan
 
 
 class Layer(NamedTuple):
-  """One layer's float32 weights and gains."""
+  """One layer's float32 weights, biases and gains; None for what it has not.
 
-  attention_gain_D: np.ndarray
+  The gain of a norm over queries or keys is [K], or [H, K] and [U, K] where it
+  is over all heads together.
+  """
+
+  attention_gain_D: np.ndarray | None
   w_q_DHK: np.ndarray
-  w_k_DUK: np.ndarray
-  w_v_DUK: np.ndarray
+  w_k_DUK: np.ndarray | None
+  w_v_DUK: np.ndarray | None
   w_o_DHK: np.ndarray
-  feedforward_gain_D: np.ndarray
+  feedforward_gain_D: np.ndarray | None
   w_in_DF: np.ndarray
   w_out_DF: np.ndarray
+  w_gate_DF: np.ndarray | None = None
+  attention_out_gain_D: np.ndarray | None = None
+  feedforward_out_gain_D: np.ndarray | None = None
+  bias_q_HK: np.ndarray | None = None
+  bias_k_UK: np.ndarray | None = None
+  bias_v_UK: np.ndarray | None = None
+  q_gain: np.ndarray | None = None
+  k_gain: np.ndarray | None = None
 
 
-_ATTENTION = ('w_q_DHK', 'w_k_DUK', 'w_v_DUK', 'w_o_DHK')
+# {a module of a layer: the fields of `Layer` that it holds}.
+_MODULES = {
+  'attention_norm': ('attention_gain_D',),
+  'attention': (
+    'w_q_DHK',
+    'w_k_DUK',
+    'w_v_DUK',
+    'w_o_DHK',
+    'bias_q_HK',
+    'bias_k_UK',
+    'bias_v_UK',
+    'q_gain',
+    'k_gain',
+  ),
+  'attention_out_norm': ('attention_out_gain_D',),
+  'feedforward_norm': ('feedforward_gain_D',),
+  'feedforward': ('w_in_DF', 'w_gate_DF', 'w_out_DF'),
+  'feedforward_out_norm': ('feedforward_out_gain_D',),
+}
+# The letters of the gains of queries' and keys' norms, by their dimensions.
+_GAINS = {('q_gain', 2): 'HK', ('k_gain', 2): 'UK'}
 
 
 class Plain(NamedTuple):
@@ -87,17 +120,28 @@ def weights(
 def _layer(blocks, layers, index: int) -> Layer:
   own = _repeat(blocks, layers, index)
   owner = _repeat(blocks, layers, layers[index].kv_from)
-  attention = {**_group(owner['attention']), **_group(own['attention'])}
-  for name in 'w_k', 'w_v':
-    if f'{name}_DK' in attention:
-      attention[f'{name}_DUK'] = attention[f'{name}_DK'][:, None]
-  feedforward = _group(own['feedforward'])
-  return Layer(
-    np.asarray(own['attention_norm']['gain_D']),
-    *(attention[name] for name in _ATTENTION),
-    np.asarray(own['feedforward_norm']['gain_D']),
-    *(feedforward[name] for name in ('w_in_DF', 'w_out_DF')),
-  )
+  found = dict.fromkeys(Layer._fields)
+  for module, names in _MODULES.items():
+    group = _group({**owner.get(module, {}), **own.get(module, {})})
+    for name in names:
+      held = _name(module, name, group)
+      if held is not None:
+        found[name] = group[held]
+        if name.endswith('UK') and not held.endswith('UK'):
+          found[name] = group[held][..., None, :]
+  return Layer(**found)
+
+
+def _name(module: str, field: str, group) -> str | None:
+  """Returns the model's name of a field of `Layer`, if the group has it."""
+  names = {field}
+  if module.endswith('_norm'):
+    names = {'gain_D'}
+  elif field.endswith('_gain'):
+    names = {name for name in group if name.startswith(f'{field}_')}
+  elif field.endswith('UK'):
+    names = {field, f'{field.removesuffix("UK")}K'}
+  return next(iter(names & group.keys()), None)
 
 
 def _repeat(blocks, layers, index: int):
@@ -107,10 +151,13 @@ def _repeat(blocks, layers, index: int):
 
 
 def _group(group) -> dict[str, np.ndarray]:
-  """Returns one module's weights in float32, with Bungee folded in."""
+  """Returns one module's parameters in float32, with Bungee folded in."""
   out = {}
   for name, w in group.items():
+    if name.startswith('bungee_') or 'limit' in name:
+      continue
     if name not in rules.CONTRACTED:
+      out[name] = np.asarray(w, np.float32)
       continue
     scalar = f'bungee_{name.removesuffix(f"_{rules.letters_of(name)}")}'
     if scalar in group:
@@ -121,35 +168,57 @@ def _group(group) -> dict[str, np.ndarray]:
   return out
 
 
-def params(plain: Plain) -> Any:
-  """Returns the parameter tree of a model whose layers are all alike.
+def params(plain: Plain, config: model_config.ModelConfig) -> Any:
+  """Returns the float32 parameters of a model with these weights.
 
-  All layers must be global, none share keys and values, and nothing be int8. So
-  the scan's block is one layer, and each of its leaves has a leading N.
+  Bungee's scalars, which a plain model has not, start at 0.
+
+  Raises:
+    ValueError: a weight that the config asks for is missing.
   """
-  stacked = Layer(*map(np.stack, zip(*plain.layers)))._asdict()
-  layer = {
-    'attention_norm': {'gain_D': stacked['attention_gain_D']},
-    'attention': name_weights({name: stacked[name] for name in _ATTENTION}),
-    'feedforward_norm': {'gain_D': stacked['feedforward_gain_D']},
-    'feedforward': {name: stacked[name] for name in ('w_in_DF', 'w_out_DF')},
+  named = [name_parameters(layer) for layer in plain.layers]
+  period = len(layers_lib.repeating_block(config.layers()))
+  tops = {
+    'embedding_DV': plain.embedding_DV,
+    'head_DV': plain.head_DV,
+    'gain_D': plain.final_gain_D,
   }
-  embedding = {'embedding_DV': plain.embedding_DV}
-  if plain.head_DV is not None:
-    embedding['head_DV'] = plain.head_DV
-  tree = {
-    'embedding': embedding,
-    'blocks': {'layer_0': layer},
-    'final_norm': {'gain_D': plain.final_gain_D},
-  }
-  return jax.tree.map(jax.numpy.asarray, tree)
+
+  def start(path, shape):
+    names = [key.key for key in path]
+    if names[0] != 'blocks':
+      return jax.numpy.asarray(tops[names[-1]])
+    if names[-1].startswith('bungee_'):
+      return jax.numpy.zeros(shape.shape, jax.numpy.float32)
+    first = int(names[1].removeprefix('layer_'))
+    name = '.'.join(names[2:])
+    if any(name not in one for one in named[first::period]):
+      raise ValueError(f'layer {first}: {name} is missing.')
+    return jax.numpy.asarray(
+      np.stack([one[name] for one in named[first::period]])
+    )
+
+  return jax.tree_util.tree_map_with_path(
+    start, own.shapes(config, masters=True)
+  )
 
 
-def name_weights(attention: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns weights under the model's names: DUK becomes DK where U is 1."""
+def name_parameters(layer: Layer) -> dict[str, np.ndarray]:
+  """Returns {module.name: array} under the model's names.
+
+  DUK becomes DK where U is 1, and UK becomes K.
+  """
   out = {}
-  for name, w in attention.items():
-    if name.endswith('_DUK') and w.shape[-2] == 1:
-      name, w = f'{name.removesuffix("_DUK")}_DK', w[..., 0, :]
-    out[name] = w
+  for module, names in _MODULES.items():
+    for name in names:
+      w = getattr(layer, name)
+      if w is None:
+        continue
+      if module.endswith('_norm'):
+        name = 'gain_D'
+      elif name.endswith('_gain'):
+        name = f'{name}_{_GAINS.get((name, w.ndim), "K")}'
+      if name.endswith('UK') and w.shape[-2] == 1:
+        name, w = f'{name.removesuffix("UK")}K', w[..., 0, :]
+      out[f'{module}.{name}'] = w
   return out

@@ -24,11 +24,8 @@ has the teacher's parameters, bit for bit.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from kaiju_jax.interchange import own
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import layers as layers_lib
@@ -122,27 +119,7 @@ def student(
     _layer(teacher.layers, layers, index, config.num_kv_heads, owners)
     for index in range(len(layers))
   ]
-  period = len(layers_lib.repeating_block(layers))
-  tops = {
-    'embedding_DV': teacher.embedding_DV,
-    'head_DV': teacher.head_DV,
-    'gain_D': teacher.final_gain_D,
-  }
-
-  def start(path, shape):
-    names = [key.key for key in path]
-    if names[0] != 'blocks':
-      return jnp.asarray(tops[names[-1]])
-    if names[-1].startswith('bungee_'):
-      return jnp.zeros(shape.shape, jnp.float32)
-    first = int(names[1].removeprefix('layer_'))
-    return jnp.asarray(
-      np.stack([one['.'.join(names[2:])] for one in made[first::period]])
-    )
-
-  return jax.tree_util.tree_map_with_path(
-    start, own.shapes(config, masters=True)
-  )
+  return plain_lib.params(teacher._replace(layers=tuple(made)), config)
 
 
 def _layer(
@@ -151,35 +128,27 @@ def _layer(
   index: int,
   heads: int,
   owners: str,
-) -> dict[str, np.ndarray]:
-  """Returns one layer's parameters, {module.name: array}."""
+) -> plain_lib.Layer:
+  """Returns one layer's weights."""
   layer = layers[index]
-  attention = {'w_q_DHK': layer.w_q_DHK, 'w_o_DHK': layer.w_o_DHK}
-  if shared[index].kv_from == index:
-    readers = [index]
-    if owners == 'mean':
-      readers = [i for i, one in enumerate(shared) if one.kv_from == index]
-    gain_D = layer.attention_gain_D
-    for name in 'w_k_DUK', 'w_v_DUK':
-      attention[name] = pool(
-        mean_of_layers(
-          [getattr(layers[i], name) for i in readers],
-          [layers[i].attention_gain_D for i in readers],
-          gain_D,
-        ),
-        heads,
-      )
-  modules = {
-    'attention_norm': {'gain_D': layer.attention_gain_D},
-    'attention': plain_lib.name_weights(attention),
-    'feedforward_norm': {'gain_D': layer.feedforward_gain_D},
-    'feedforward': {'w_in_DF': layer.w_in_DF, 'w_out_DF': layer.w_out_DF},
+  if shared[index].kv_from != index:
+    return layer._replace(w_k_DUK=None, w_v_DUK=None)
+  readers = [index]
+  if owners == 'mean':
+    readers = [i for i, one in enumerate(shared) if one.kv_from == index]
+  gain_D = layer.attention_gain_D
+  made = {
+    name: pool(
+      mean_of_layers(
+        [getattr(layers[i], name) for i in readers],
+        [layers[i].attention_gain_D for i in readers],
+        gain_D,
+      ),
+      heads,
+    )
+    for name in ('w_k_DUK', 'w_v_DUK')
   }
-  return {
-    f'{module}.{name}': w
-    for module, group in modules.items()
-    for name, w in group.items()
-  }
+  return layer._replace(**made)
 
 
 def pool(w_DUK: np.ndarray, heads: int) -> np.ndarray:

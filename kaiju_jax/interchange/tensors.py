@@ -1,4 +1,4 @@
-"""Translates our weights to Arcee's names and axes, and back.
+"""Names a model's weights as a family of `transformers` does, and back.
 
 torch's Linear holds [outputs, inputs] and multiplies by the transpose; our
 weights have D first:
@@ -16,17 +16,21 @@ weights have D first:
     model.norm.weight                 [D]      final_norm.gain_D
     lm_head.weight                    [V, D]   head_DVᵀ, embedding_DVᵀ if tied
 
-A folder's head counts as tied in our sense where the embedding is √D times the
-head, to the bit. So a tied model that we exported comes back tied. A folder
-that ties its own tables has no √D between them, and becomes two tables here.
+These are Arcee's names, in which we write; other families' files have theirs
+(`families/`). Where embeddings are not multiplied by √D, the table holds none.
+
+A head that we wrote counts as tied where the embedding is √D times the head, to
+the bit. So a tied model that we exported comes back tied.
 """
 
 from collections.abc import Mapping
+import math
 
 import numpy as np
 
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange import scale
+from kaiju_jax.interchange.families import family as family_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.sharding import rules
 
@@ -34,23 +38,19 @@ EMBEDDING = 'model.embed_tokens.weight'
 HEAD = 'lm_head.weight'
 _NORM = 'model.norm.weight'
 
-_LAYER = {
-  'attention_gain_D': 'input_layernorm.weight',
-  'w_q_DHK': 'self_attn.q_proj.weight',
-  'w_k_DUK': 'self_attn.k_proj.weight',
-  'w_v_DUK': 'self_attn.v_proj.weight',
-  'w_o_DHK': 'self_attn.o_proj.weight',
-  'feedforward_gain_D': 'post_attention_layernorm.weight',
-  'w_in_DF': 'mlp.up_proj.weight',
-  'w_out_DF': 'mlp.down_proj.weight',
-}
-
-# A folder stores these with our axes, and the others transposed.
-_UPRIGHT = ('attention_gain_D', 'w_o_DHK', 'feedforward_gain_D', 'w_out_DF')
+# A folder stores these with our axes; other matrices are transposed.
+_UPRIGHT = ('w_o_DHK', 'w_out_DF')
 
 
-def name_tensors(plain: plain_lib.Plain) -> dict[str, np.ndarray]:
-  """Returns a folder's float32 tensors by name, each contiguous in memory."""
+def name_tensors(
+  plain: plain_lib.Plain, names: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+  """Returns a folder's float32 tensors by name, each contiguous in memory.
+
+  Args:
+    plain: the weights.
+    names: {field of `plain.Layer`: the tensor's name below its layer}.
+  """
   head_DV = plain.embedding_DV if plain.head_DV is None else plain.head_DV
   out = {
     EMBEDDING: scale.scale(plain.embedding_DV).T,
@@ -58,54 +58,96 @@ def name_tensors(plain: plain_lib.Plain) -> dict[str, np.ndarray]:
     HEAD: head_DV.T,
   }
   for index, layer in enumerate(plain.layers):
-    for ours, theirs in _LAYER.items():
+    for ours, theirs in names.items():
       w = getattr(layer, ours)
-      w = w.reshape(w.shape[0], -1) if w.ndim > 1 else w
-      out[f'model.layers.{index}.{theirs}'] = w if ours in _UPRIGHT else w.T
+      if ours.startswith('w_'):
+        w = w.reshape(w.shape[0], -1)
+        w = w if ours in _UPRIGHT else w.T
+      out[f'model.layers.{index}.{theirs}'] = w
   return {name: np.ascontiguousarray(tensor) for name, tensor in out.items()}
 
 
 def plain(
-  tensors: Mapping[str, np.ndarray], config: model_config.ModelConfig
+  tensors: Mapping[str, np.ndarray], reading: family_lib.Reading
 ) -> plain_lib.Plain:
   """Returns the weights of a folder's tensors, in float32.
 
   Args:
-    tensors: all tensors of the folder, of any float dtype, with the head even
-      if it is the embedding.
-    config: the result of `arcee.config_of`; it says whether the head is tied.
+    tensors: all tensors of the folder, of any float dtype, by Llama's names
+      where families differ in the beginning (`rename`); with the head, unless
+      it is tied.
+    reading: the result of `registry.read`; its config says whether the head is
+      tied.
 
   Raises:
     ValueError: names a tensor that is missing, unknown or of another shape.
   """
-  check(tensors, config)
+  check(tensors, reading)
   tensors = {
     name: np.asarray(tensor, np.float32) for name, tensor in tensors.items()
   }
-  table_DV = tensors[EMBEDDING].T
-  head_DV = tensors[HEAD].T
-  if config.tied_embedding:
-    embedding_DV, head_DV = head_DV, None
-  else:
-    embedding_DV = scale.unscale(table_DV)
+  config, family = reading.config, reading.family
+  embedding_DV = tensors[EMBEDDING].T
+  head_DV = None if config.tied_embedding else tensors[HEAD].T
+  if reading.is_ours and config.tied_embedding:
+    embedding_DV = tensors[HEAD].T
+  elif reading.is_ours:
+    embedding_DV = scale.unscale(embedding_DV)
   return plain_lib.Plain(
     embedding_DV,
     head_DV,
-    tensors[_NORM],
-    tuple(_layer(tensors, config, i) for i in range(config.num_layers)),
+    tensors[_NORM] + np.float32(family.gain_offset),
+    tuple(_layer(tensors, reading, i) for i in range(config.num_layers)),
   )
 
 
-def _layer(tensors, config, index: int) -> plain_lib.Layer:
-  heads = {'DHK': config.num_heads, 'DUK': config.num_kv_heads}
-  out = {}
-  for ours, theirs in _LAYER.items():
+def _layer(tensors, reading: family_lib.Reading, index: int) -> plain_lib.Layer:
+  config, family = reading.config, reading.family
+  sizes = _sizes(config)
+  out: dict[str, np.ndarray | None] = dict.fromkeys(plain_lib.Layer._fields)
+  for ours, theirs in family.tensors.items():
     w = tensors[f'model.layers.{index}.{theirs}']
-    w = w if ours in _UPRIGHT else w.T
-    count = heads.get(rules.letters_of(ours))
-    shape = (config.d_model, count, config.head_dim)
-    out[ours] = w.reshape(shape) if count else w
+    if ours.startswith('w_') and ours not in _UPRIGHT:
+      w = w.T
+    if '_gain' in ours:
+      w = w + np.float32(family.gain_offset)
+    if ours == 'q_gain':
+      w = w * np.float32(reading.query_scale)
+    letters = letters_of(ours, config)
+    out[ours] = w.reshape([sizes[letter] for letter in letters])
   return plain_lib.Layer(**out)
+
+
+def letters_of(ours: str, config: model_config.ModelConfig) -> str:
+  """Returns the letters of a field of `plain.Layer`."""
+  if ours in ('q_gain', 'k_gain'):
+    both = 'HK' if ours == 'q_gain' else 'UK'
+    return 'K' if config.qk_norm == 'head' else both
+  return rules.letters_of(ours)
+
+
+def _sizes(config: model_config.ModelConfig) -> dict[str, int]:
+  return {
+    'D': config.d_model,
+    'F': config.d_ff,
+    'H': config.num_heads,
+    'U': config.num_kv_heads,
+    'K': config.head_dim,
+  }
+
+
+def rename(name: str, family: family_lib.Family) -> str | None:
+  """Returns a tensor's name with 'model.' in front; None to skip it.
+
+  A larger model's file has other tensors beside the language model's, and old
+  files have the rotary rates of each layer.
+  """
+  if name.startswith(family.skipped) or name.endswith('.rotary_emb.inv_freq'):
+    return None
+  for prefix in family.prefixes:
+    if name.startswith(prefix):
+      return f'model.{name.removeprefix(prefix)}'
+  return HEAD if name == f'language_model.{HEAD}' else name
 
 
 def is_ours_tied(tensors: Mapping[str, np.ndarray]) -> bool:
@@ -119,14 +161,14 @@ def is_ours_tied(tensors: Mapping[str, np.ndarray]) -> bool:
 
 
 def check(
-  tensors: Mapping[str, np.ndarray], config: model_config.ModelConfig
+  tensors: Mapping[str, np.ndarray], reading: family_lib.Reading
 ) -> None:
   """Refuses tensors that do not fit the config.
 
   Raises:
     ValueError: names a tensor that is missing, unknown or of another shape.
   """
-  wanted = shapes(config)
+  wanted = shapes(reading)
   for name in sorted(wanted.keys() | tensors.keys()):
     if name not in tensors:
       raise ValueError(f'{name}: missing.')
@@ -139,26 +181,32 @@ def check(
       )
 
 
-def shapes(config: model_config.ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes(reading: family_lib.Reading) -> dict[str, tuple[int, ...]]:
   """Returns {name: shape} for every tensor of a folder."""
-  d, v, k = config.d_model, config.vocab_size, config.head_dim
+  config = reading.config
+  d, v = config.d_model, config.vocab_size
   layer = {
-    'attention_gain_D': (d,),
-    'w_q_DHK': (config.num_heads * k, d),
-    'w_k_DUK': (config.num_kv_heads * k, d),
-    'w_v_DUK': (config.num_kv_heads * k, d),
-    'w_o_DHK': (d, config.num_heads * k),
-    'feedforward_gain_D': (d,),
-    'w_in_DF': (config.d_ff, d),
-    'w_out_DF': (d, config.d_ff),
+    theirs: _stored_shape(ours, config)
+    for ours, theirs in reading.family.tensors.items()
   }
+  # A tied head that we wrote is there, because it holds no √D.
+  has_head = reading.is_ours or not config.tied_embedding
   return {
     EMBEDDING: (v, d),
     _NORM: (d,),
-    HEAD: (v, d),
+    **({HEAD: (v, d)} if has_head else {}),
     **{
-      f'model.layers.{index}.{theirs}': layer[ours]
+      f'model.layers.{index}.{theirs}': shape
       for index in range(config.num_layers)
-      for ours, theirs in _LAYER.items()
+      for theirs, shape in layer.items()
     },
   }
+
+
+def _stored_shape(ours: str, config) -> tuple[int, ...]:
+  sizes = _sizes(config)
+  first, *rest = (sizes[letter] for letter in letters_of(ours, config))
+  if not ours.startswith('w_'):
+    return (math.prod((first, *rest)),)
+  shape = first, math.prod(rest)
+  return shape if ours in _UPRIGHT else shape[::-1]

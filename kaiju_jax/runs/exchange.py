@@ -62,15 +62,19 @@ def export(
 
 
 def read(
-  folder: str | os.PathLike, out: str | os.PathLike, with_tokenizer: bool = True
+  folder: str | os.PathLike,
+  out: str | os.PathLike,
+  with_tokenizer: bool = True,
+  accepted: Collection[str] = (),
 ) -> str:
-  """Writes an Arcee folder's model as a new folder in our own format.
+  """Writes a Hugging Face folder's model as a new folder in our own format.
 
   Args:
-    folder: the Arcee folder.
+    folder: the Hugging Face folder.
     out: the new folder.
     with_tokenizer: whether to copy its tokenizer, if it has one; not every
       tokenizer can open a document (`data/tokenizer.py`).
+    accepted: unknown fields of its config.json that may pass.
 
   Returns:
     A message for the user that describes the model.
@@ -78,7 +82,7 @@ def read(
   Raises:
     ValueError, OSError: see `hugging_face.read` and `own.write`.
   """
-  params, config = hugging_face.read(folder)
+  params, config = hugging_face.read(folder, accepted)
   file = pathlib.Path(folder) / tokens.FILE
   tokenizer = str(file) if with_tokenizer and file.exists() else None
   own.write(out, params, config, tokenizer)

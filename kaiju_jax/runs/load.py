@@ -208,7 +208,7 @@ def from_export(
 def from_anywhere(
   path: str | os.PathLike, tokenizer: str | None = None
 ) -> Loaded:
-  """Returns the model of a workdir, of an export, or of an Arcee folder.
+  """Returns the model of a workdir, an export, or a Hugging Face folder.
 
   Args:
     path: the folder of a run, the folder or the file of an export in our own

@@ -292,7 +292,7 @@ def rewritten(folder, path, fields=None, tensors=None):
   'fields, message',
   [
     ({'num_key_value_heads': 3}, 'heads=3: must divide num_attention_heads=4'),
-    ({'num_key_value_heads': 0}, 'heads=0: must divide num_attention_heads=4'),
+    ({'num_key_value_heads': 0}, 'heads=0: must be int, at least 1'),
     ({'num_key_value_heads': True}, 'num_key_value_heads=True: must be int'),
     (
       {'num_key_value_heads': 'absent'},
@@ -305,25 +305,29 @@ def rewritten(folder, path, fields=None, tensors=None):
     ({'mlp_bias': True}, 'mlp_bias=True: must be False'),
     (
       {'rope_scaling': {'rope_type': 'yarn', 'factor': 2.0}},
-      'rope_scaling=.*yarn.*: must be None',
+      'rope_scaling=.*yarn.*: must be rope_parameters=.*none',
     ),
     (
       {'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 1e4}},
-      "rope_type='yarn': must be 'default'",
+      'rope_parameters.factor: missing; must be float',
     ),
     (
       {'rope_parameters': {'rope_theta': 1e4, 'factor': 8.0}},
-      'rope_parameters=.*factor.* must hold only rope_type and rope_theta',
+      'rope_parameters.factor=8.0: not a field',
     ),
     ({'rope_theta': 5e5}, 'rope_theta=500000.0: must be .*10000.0'),
-    ({'model_type': 'llama'}, "model_type='llama': must be 'arcee'"),
+    ({'model_type': 'gpt2'}, "model_type='gpt2': cannot be read; can: arcee,"),
+    (
+      {'model_type': 'llama', 'hidden_act': 'silu'},
+      r'gate_proj\.weight: missing',
+    ),
     ({'sliding_window': 64}, 'sliding_window=64: not a field'),
-    ({'quantization_config': {}}, 'quantization_config={}: not a field'),
-    ({'vocab_size': 'absent'}, 'vocab_size: missing'),
+    ({'quantization_config': {}}, 'quantization_config.quant_method=None: mus'),
+    ({'vocab_size': 'absent'}, r'asks for \[32000, 48\]'),
     ({'vocab_size': '260'}, "vocab_size='260': must be int"),
     ({'hidden_size': True}, 'hidden_size=True: must be int'),
     ({'head_dim': 7}, 'head_dim=7: must be even'),
-    ({'rms_norm_eps': 0}, 'norm_epsilon=0.0: must lie'),
+    ({'rms_norm_eps': 0}, 'rms_norm_eps=0: must lie'),
     ({'tie_word_embeddings': 1}, 'tie_word_embeddings=1: must be true or'),
     (
       {'tie_word_embeddings': True},

@@ -67,7 +67,7 @@ def test_means_of_equal_heads_change_no_logit(params, weights):
     for layer in weights.layers
   )
   paired = weights._replace(layers=layers)
-  want = logits_of(plain.params(paired), TEACHER)
+  want = logits_of(plain.params(paired, TEACHER), TEACHER)
   two = dataclasses.replace(TEACHER, num_kv_heads=2)
   np.testing.assert_allclose(
     logits_of(surgery.student(paired, two), two),

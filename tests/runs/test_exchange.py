@@ -15,6 +15,7 @@ from kaiju_jax.training import optimizer
 from kaiju_jax.training import replicas
 from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import workdir
+from tests.interchange import family_folders
 from tests.interchange import toys
 
 
@@ -110,3 +111,16 @@ def test_a_workdir_without_a_run_is_named(tmp_path):
     exchange.export(tmp_path, tmp_path / 'out')
   with pytest.raises(FileNotFoundError, match='A workdir is a folder that'):
     load.from_workdir(tmp_path)
+
+
+def test_a_family_is_imported_and_an_unknown_field_accepted(tmp_path):
+  fields = family_folders.fields_of('qwen2')
+  tensors = family_folders.tensors_of(fields)
+  fields['made_by'] = 'us'
+  folder = family_folders.write(tmp_path / 'in', fields, tensors)
+  with pytest.raises(ValueError, match=r"config\.json: made_by='us': not a fi"):
+    exchange.read(folder, tmp_path / 'out')
+  said = exchange.read(folder, tmp_path / 'out', accepted=['made_by'])
+  assert '2 layers of width 30' in said and 'no tokenizer' in said
+  _, config = own.load(tmp_path / 'out/model.safetensors')
+  assert (config.feedforward, config.qkv_bias) == ('swiglu', True)
