@@ -27,7 +27,7 @@ from kaiju_jax.sharding import rules
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import state
 
-# The fields that determine weights' shapes, beside the layers.
+# The fields that determine which weights there are, beside the layers.
 _SHAPES = (
   'vocab_size',
   'd_model',
@@ -37,6 +37,11 @@ _SHAPES = (
   'd_ff',
   'shared',
   'tied_embedding',
+  'scaled_embedding',
+  'feedforward',
+  'norms',
+  'qk_norm',
+  'qkv_bias',
 )
 
 
