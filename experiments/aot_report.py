@@ -31,9 +31,9 @@ from kaiju_jax.aot import tables as aot_tables
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
 from kaiju_jax.runs import command
-from kaiju_jax.runs import slices
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
+import kaiju_jax.tpu_gpu_configs as tpu_gpu_configs
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _report() -> bool:
-  accelerator = slices.load(_ACCELERATOR.value)
+  accelerator = tpu_gpu_configs.load(_ACCELERATOR.value)
   mesh = sharding_config.MeshConfig(
     fsdp=_FSDP.value or accelerator.devices // (_TENSOR.value or 1),
     tensor=_TENSOR.value or accelerator.devices // (_FSDP.value or 1),

@@ -23,8 +23,9 @@ def defined(body):
 
 def dotted(path):
   """Returns a file's module: kernels/x.py is `kaiju_jax.kernels.x`."""
+  linked = 'kernels', test_floors.DATA
   parts = path.removesuffix('.py').removesuffix('/__init__').split('/')
-  return '.'.join(['kaiju_jax'] * (parts[0] == 'kernels') + parts)
+  return '.'.join(['kaiju_jax'] * (parts[0] in linked) + parts)
 
 
 def names_of_modules():

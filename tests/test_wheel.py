@@ -24,7 +24,7 @@ from tests.experiments import forked
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = pathlib.Path(__file__).parents[1]
-LINKED = 'experiments', 'kernels'
+LINKED = 'experiments', 'kernels', 'tpu_gpu_configs'
 # The ten lines need no extra.
 _WITHOUT_EXTRAS = """
 import sys
@@ -117,7 +117,9 @@ def test_every_command_explains_itself_in_an_empty_folder(python, tmp_path):
   ours = 'kaiju_jax.experiments'
   commands = [[ours], *([ours, name, '--help'] for name in index.COMMANDS)]
   commands.append([ours, 'describe', '--config=token_head'])
-  listed, *helps, described = forked.run(
+  slice_ = '--preset=13b', '--accelerator=h100_64', '--nocompile'
+  commands.append([ours, 'aot_report', *slice_])
+  listed, *helps, described, reckoned = forked.run(
     commands, python=(python, '-I'), folder=tmp_path
   )
   assert listed.stdout == index.index() + '\n'
@@ -125,6 +127,8 @@ def test_every_command_explains_itself_in_an_empty_folder(python, tmp_path):
     assert index.line(name) in done.stdout, (name, done.stderr)
     assert not done.jax, name
   assert described.returncode == 0, described.stderr
+  assert reckoned.returncode == 0, reckoned.stderr
+  assert 'h100_64' in reckoned.stdout
   assert not list(tmp_path.iterdir())
 
 

@@ -2,7 +2,8 @@
 
 from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
-from tpu_gpu_configs.chips import cpu
+
+from .chips import cpu
 
 ACCELERATOR = accelerator.Accelerator(
   name='cpu_8',

@@ -2,7 +2,8 @@
 
 from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
-from tpu_gpu_configs.chips import h100
+
+from .chips import h100
 
 ACCELERATOR = accelerator.Accelerator(
   name='h100_64',

@@ -2,7 +2,8 @@
 
 from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
-from tpu_gpu_configs.chips import v5e
+
+from .chips import v5e
 
 ACCELERATOR = accelerator.Accelerator(
   name='v5e_256',

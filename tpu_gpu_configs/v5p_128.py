@@ -2,7 +2,8 @@
 
 from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
-from tpu_gpu_configs.chips import v5p
+
+from .chips import v5p
 
 ACCELERATOR = accelerator.Accelerator(
   name='v5p_128',

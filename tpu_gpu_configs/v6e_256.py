@@ -2,7 +2,8 @@
 
 from kaiju_jax.costs import accelerator
 from kaiju_jax.sharding import config
-from tpu_gpu_configs.chips import v6e
+
+from .chips import v6e
 
 ACCELERATOR = accelerator.Accelerator(
   name='v6e_256',

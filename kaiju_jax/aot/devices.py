@@ -17,6 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from kaiju_jax.costs import accelerator as accelerator_lib
+import kaiju_jax.tpu_gpu_configs as tpu_gpu_configs
 
 _ENVIRONMENT = {
   # Without it the plug-in looks for a driver, and where there is none it does
@@ -134,9 +135,6 @@ def one(name: str, platform: str) -> jax.Device:
     MissingPlugin: names the packages that are missing.
     ValueError: there is no such slice, or it is of another platform.
   """
-  # Imported here because the package's wheel holds no slices.
-  import tpu_gpu_configs
-
   device = find(tpu_gpu_configs.load(name))[0]
   if device.platform != platform:
     raise ValueError(

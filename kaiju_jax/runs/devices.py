@@ -15,8 +15,8 @@ import sys
 
 from absl import flags
 
-from kaiju_jax.runs import slices
 from kaiju_jax.sharding import config as sharding_config
+import kaiju_jax.tpu_gpu_configs as tpu_gpu_configs
 
 _FSDP = flags.DEFINE_integer(
   'fsdp', None, 'Devices that rows and stored weights are split over.', 1
@@ -74,7 +74,7 @@ def prepare() -> sharding_config.MeshConfig | None:
   """
   mesh = None
   if _ACCELERATOR.value is not None:
-    accelerator = slices.load(_ACCELERATOR.value)
+    accelerator = tpu_gpu_configs.load(_ACCELERATOR.value)
     given = _flag_variables(accelerator.flags, accelerator.environment)
     _try(given['XLA_FLAGS'])
     _set_environment(given, accelerator.environment)

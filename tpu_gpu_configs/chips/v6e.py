@@ -1,7 +1,8 @@
 """TPU v6e, Trillium: one TensorCore per chip."""
 
 from kaiju_jax.costs import accelerator
-from tpu_gpu_configs.chips import v5p
+
+from . import v5p
 
 CHIP = accelerator.Chip(
   name='TPU v6e',
