@@ -90,7 +90,7 @@ def find_near(node: Node, reach: int | None) -> Iterator[Point]:
 
 
 def count_common(first: np.ndarray, second: np.ndarray) -> int:
-  """Returns how many tokens two pieces begin with alike."""
+  """Returns the number of first tokens that two pieces share."""
   size = min(len(first), len(second))
   differs = first[:size] != second[:size]
   return int(differs.argmax()) if differs.any() else size
