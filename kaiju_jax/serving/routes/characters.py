@@ -95,7 +95,7 @@ async def versions(request: requests.Request) -> responses.Response:
   return responses.JSONResponse({'object': 'list', 'data': data})
 
 
-async def rolled_back(request: requests.Request) -> responses.Response:
+async def roll_back(request: requests.Request) -> responses.Response:
   """POST /v1/characters/{id}/rollback: makes an earlier version live."""
   context, caller = await intake.authorize(request)
   asked = await intake.parse_fields(
@@ -149,7 +149,7 @@ ROUTES = [
   routing.Route('/v1/characters/{id}', publish, methods=['PUT']),
   routing.Route('/v1/characters/{id}', remove, methods=['DELETE']),
   routing.Route('/v1/characters/{id}/versions', versions, methods=['GET']),
-  routing.Route('/v1/characters/{id}/rollback', rolled_back, methods=['POST']),
+  routing.Route('/v1/characters/{id}/rollback', roll_back, methods=['POST']),
   routing.Route('/v1/characters/{id}/card', card, methods=['GET']),
 ]
 
