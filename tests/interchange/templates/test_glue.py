@@ -82,6 +82,12 @@ def test_a_system_text_that_has_no_role_opens_the_first_user_turn(glues):
   )
 
 
+def test_what_a_template_takes_in_most_chats_is_not_adapted(glues):
+  steps = glues['thinking'].steps
+  for before in 'system', 'user', 'assistant':
+    assert steps[before, 'system'][0] == '<|im_end|>\n<|im_start|>system\n'
+
+
 def test_a_default_system_text_goes_where_the_chat_has_one(glues):
   glue = glues['default']
   assert 'Be useful.' in glue.write([('user', 'a')])
