@@ -1,10 +1,10 @@
 """A load's clients, in a process of their own: server-sent events, timed.
 
 `http_serving.py` starts it with a server's address and a model's name, so that
-clients take no time from the server's interpreter. It reads a JSON list of
-{"seconds", "tokens", "max_tokens"} and writes one of {"tokens", "seconds",
-"reused"} per arrival: how many tokens came, when, and how many of the prompt
-were in the server's cache.
+clients take no time from the server's interpreter. It reads JSON, {"token",
+"arrivals": [{"seconds", "tokens", "max_tokens"}, …]}, and writes a list of
+{"tokens", "seconds", "reused"}, one per arrival: how many tokens came, when,
+and how many of the prompt were in the server's cache.
 """
 
 import asyncio
@@ -18,12 +18,15 @@ import httpx
 
 
 async def run_load(
-  address: str, model: str, arrivals: Sequence[dict[str, Any]]
+  address: str, model: str, token: str, arrivals: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
   """Asks what arrives, each at its second, and returns when tokens came."""
   limits = httpx.Limits(max_connections=None)
   async with httpx.AsyncClient(
-    base_url=address, timeout=600, limits=limits
+    base_url=address,
+    headers={'Authorization': f'Bearer {token}'},
+    timeout=600,
+    limits=limits,
   ) as client:
     # A connection for each, so that none is timed that must be opened first.
     await asyncio.gather(*(client.get('/healthz') for _ in arrivals))
@@ -63,5 +66,6 @@ async def _run_request(client, model, arrival, begun: float) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-  _, at, name = sys.argv
-  print(json.dumps(asyncio.run(run_load(at, name, json.load(sys.stdin)))))
+  # The token comes with the load: a process's arguments are open to all.
+  asked = json.load(sys.stdin)
+  print(json.dumps(asyncio.run(run_load(*sys.argv[1:], **asked))))

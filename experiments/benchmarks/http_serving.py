@@ -123,7 +123,7 @@ def over_http(
       server.address,
       MODEL,
     ],
-    input=json.dumps(asked),
+    input=json.dumps({'token': server.tokens[0], 'arrivals': asked}),
     stdout=subprocess.PIPE,
     text=True,
     check=True,
