@@ -18,6 +18,9 @@ def path(tmp_path, monkeypatch):
     (tmp_path / name).write_text('')
     (tmp_path / name).chmod(0o755)
   monkeypatch.setenv('PATH', str(tmp_path))
+  # A worker of pytest-xdist has no file of its own.
+  main = sys.modules['__main__']
+  monkeypatch.setattr(main, '__file__', 'kaiju', raising=False)
   return tmp_path
 
 
@@ -40,6 +43,6 @@ def test_the_command_is_that_which_was_typed(path, monkeypatch, words, typed):
 
 
 def test_a_program_without_a_file_has_no_command(monkeypatch):
-  monkeypatch.delattr(sys.modules['__main__'], '__file__')
+  monkeypatch.delattr(sys.modules['__main__'], '__file__', raising=False)
   monkeypatch.setattr(sys, 'orig_argv', ['python', '-c', 'x = 1' + os.linesep])
   assert environment.typed_command() is None
