@@ -318,6 +318,40 @@ def stream(server, owner, **body):
   return connection
 
 
+def test_what_is_dropped_does_not_depend_on_the_replys_limit(server):
+  session = opened(server)
+  path, head = f'/v1/sessions/{session["id"]}/messages', session['head']
+  for role in ('user', 'assistant') * 3:
+    body = {'parent': head, 'role': role, 'text': 'calm sea ' * 12}
+    head = server.post(path, 'ann', **body)['head']
+  found = [
+    talked(server, session['id'], 'Hm', max_tokens=most)['kaiju']
+    for most in (1, 500)
+  ]
+  assert len({one['dropped_messages'] for one in found}) == 1, found
+  assert found[0]['prompt_tokens'] + 500 > running.LENGTH
+
+
+def test_a_session_that_went_on_meanwhile_is_a_conflict(server, monkeypatch):
+  session = opened(server)
+  submit = server.context.worker.submit
+
+  async def submit_behind_another(*asked):
+    server.context.store.append(
+      'ann', session['id'], session['head'], 'user', 'Me first'
+    )
+    return await submit(*asked)
+
+  monkeypatch.setattr(server.context.worker, 'submit', submit_behind_another)
+  said = {'model': running.MODEL, 'session': session['id']}
+  said['messages'] = [{'role': 'user', 'content': 'Hello'}]
+  status, error = refused(server, 'POST', '/v1/chat/completions', said, 'ann')
+  assert (status, error['code']) == (409, 'conflict')
+  kept = server.get(f'/v1/sessions/{session["id"]}', owner='ann')['messages']
+  assert [one['text'] for one in kept][-1] == 'Me first'
+  assert 'Hello' not in [one['text'] for one in kept]
+
+
 def test_what_was_said_is_kept_where_the_reader_left(tmp_path):
   with running.server(tmp_path, pause=0.02) as server:
     session = opened(server)

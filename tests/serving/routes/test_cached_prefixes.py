@@ -109,6 +109,7 @@ def test_each_private_text_has_a_salt_of_its_own(server):
   versions = [store.version(one, 1) for one in (mine, *others)]
   salts = {turns.salt_of(store, 'ben', one) for one in versions}
   assert len(salts) == len(versions)
+  assert all(salt.endswith(' ben') for salt in salts)
   assert not salts & {turns.salt_of(store, 'ann', one) for one in versions}
 
 
