@@ -203,7 +203,7 @@ def test_what_does_not_end_in_time_is_ended(application):
     stream = trivial.connected(server)
     stream.sendall(b'GET /stream HTTP/1.1\r\nHost: a\r\n\r\n')
     assert trivial.until(lambda: application.streams == 2)
-  assert time.monotonic() - begun < 5
+  assert time.monotonic() - begun < 30
   assert application.streams == 0
   assert trivial.statuses(trivial.rest(slow)) == [503]
   received = trivial.rest(stream)
@@ -215,11 +215,18 @@ def test_what_does_not_end_in_time_is_ended(application):
 
 
 _PROGRAM = """
-import sys
+import threading
 from kaiju_jax.serving.http import server as server_lib
 from tests.serving import trivial
-server = server_lib.Server(trivial.Application().app)
+application = trivial.Application()
+server = server_lib.Server(application.app)
 print(server.url, flush=True)
+
+def tell():
+  trivial.until(lambda: application.streams, 60)
+  print('asked', flush=True)
+
+threading.Thread(target=tell).start()
 server.run()
 print('closed', server.signal, flush=True)
 """
@@ -235,13 +242,13 @@ def test_signals_stop_it_and_its_caller_goes_on(number):
     got = []
 
     def ask():
-      got.append(httpx.get(f'{url}/wait?seconds=1', timeout=20))
+      got.append(httpx.get(f'{url}/wait?seconds=1', timeout=60))
 
     thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(0.5)
+    assert process.stdout.readline() == 'asked\n'
     os.kill(process.pid, number)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     thread.join()
   assert got[0].text == 'waited'
   assert out == f'closed {int(number)}\n'

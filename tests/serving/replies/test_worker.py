@@ -117,14 +117,16 @@ def test_a_reader_that_is_cancelled_while_it_submits_leaves_nothing(make):
 
 
 def test_who_waits_keeps_the_lease_and_who_stops_reading_loses_it(make):
-  worker = make(limits=admission.Limits(lease=0.2), rows=2)
-  worker.engine.before_round = lambda: time.sleep(0.02)
+  worker = make(limits=admission.Limits(lease=1.0), rows=2)
+  worker.engine.before_round = lambda: time.sleep(0.05)
 
   async def main():
     unread = await one(worker, 0, count=50)
     waited = await one(worker, 1, count=40)
     tokens = await read(waited)
-    await asyncio.sleep(0.3)
+    # Nobody waits for it, so that nothing renews its lease.
+    while unread.reason is None:
+      await asyncio.sleep(0.01)
     with pytest.raises(StopAsyncIteration):
       while True:
         await anext(unread)
@@ -132,6 +134,20 @@ def test_who_waits_keeps_the_lease_and_who_stops_reading_loses_it(make):
 
   tokens, reason = run(main())
   assert len(tokens) == 40 and reason == 'cancelled'
+
+
+def test_who_waits_for_a_row_keeps_the_lease(make):
+  worker = make(limits=admission.Limits(lease=0.3), rows=1)
+  worker.engine.before_round = lambda: time.sleep(0.02)
+
+  async def main():
+    busy = asyncio.create_task(read(await one(worker, 0, count=50)))
+    waits = await one(worker, 1, count=3)
+    await asyncio.gather(read(waits), busy)
+    return waits.result().reason
+
+  # Longer than the lease, without a token of its own.
+  assert run(main()) == 'length'
 
 
 def test_several_requests_are_taken_together_or_not_at_all(make):
@@ -223,7 +239,8 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(make):
     stream = await one(worker, 0)
     reading = asyncio.create_task(read(stream))
     draining = asyncio.create_task(worker.drain(20))
-    await asyncio.sleep(0.03)
+    while not worker._is_draining:
+      await asyncio.sleep(0)
     with pytest.raises(request_lib.Busy):
       await one(worker, 1)
     return await reading, await draining

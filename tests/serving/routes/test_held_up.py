@@ -179,7 +179,7 @@ def measure(server, onlooker, data):
 
 @pytest.mark.slow
 def test_one_hostile_request_slows_nobody(server, onlooker):
-  assert trivial.until(lambda: len(onlooker.noted) > 1000)
+  assert trivial.until(lambda: len(onlooker.noted) > 1000, 120)
   slow = {}
   for name, request in hostile(server).items():
     data = sent(server, *request)

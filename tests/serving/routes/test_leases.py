@@ -20,6 +20,8 @@ from tests.serving import leftovers
 from tests.serving import running
 
 SEED = 33  # Whose replies have 44 tokens at least.
+# Seconds of a slow engine's rounds, and in which it must be idle.
+ROUND, SOON = 0.3, 6
 HELLO = [{'role': 'user', 'content': 'Hello'}]
 CHAT = '/v1/chat/completions', {'messages': HELLO, 'seed': SEED}
 SEVERAL = '/v1/chat/completions', {'messages': HELLO, 'n': 3, 'seed': SEED}
@@ -174,9 +176,9 @@ def test_choices_are_taken_together_or_not_at_all(server, monkeypatch):
     return taken[-1]
 
   monkeypatch.setattr(server.engine, 'submit', full)
-  monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(0.1))
+  monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(ROUND))
   client = Client(server, *SEVERAL)
-  asked(server, client, 3)
+  asked(server, client, SOON)
   assert client.status == 429 and len(taken) == 2
 
 
@@ -185,9 +187,9 @@ def test_a_fault_behind_the_engine_gives_its_slot_back(server, monkeypatch):
     raise RuntimeError('a place')
 
   monkeypatch.setattr(reply, 'Choices', broken)
-  monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(0.1))
+  monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(ROUND))
   client = Client(server, TEXT[0], TEXT[1] | {'max_tokens': 800})
-  asked(server, client, 3)
+  asked(server, client, SOON)
   assert client.status == 500
 
 
@@ -198,11 +200,11 @@ def test_a_fault_behind_the_engine_gives_its_slot_back(server, monkeypatch):
 def test_a_client_that_leaves_frees_all(
   server, monkeypatch, path, body, stream, leaves
 ):
-  # Each reply would take four seconds at least.
-  monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(0.1))
+  # Each reply would take more than twice as long.
+  monkeypatch.setattr(server.engine, 'before_round', lambda: time.sleep(ROUND))
   endless = {'stream': stream, 'max_tokens': 800}
   client = Client(server, path, body | endless, leaves=leaves)
-  asked(server, client, 3)
+  asked(server, client, SOON)
 
 
 @pytest.mark.parametrize('path, body', [CHAT, SEVERAL, TEXT])
@@ -224,6 +226,6 @@ def test_a_request_may_be_cancelled_at_any_step(
   async def main():
     for steps in (*range(0, 120, 3), 400):
       await cancelled(steps)
-    return await idle(server, 3)
+    return await idle(server, SOON)
 
   asyncio.run(asyncio.wait_for(main(), 60))

@@ -75,7 +75,8 @@ def test_slow_clients_hardly_delay_others():
     slow = started(
       stack, '-m', 'tests.serving.slow_clients', str(server.port), str(_COUNT)
     )
-    for _ in range(2):
+    found = []
+    for _ in range(3):
       times = {'on': [], 'off': []}
       for turn in range(_TURNS):
         for line in sorted(times, reverse=turn % 2):
@@ -88,6 +89,10 @@ def test_slow_clients_hardly_delay_others():
       )
       print(figures)
       if without < 1.2 * statistics.median(times['off']):
-        assert with_them <= 1.1 * without, figures
-        return
+        found.append(figures)
+        if with_them <= 1.1 * without:
+          return
+  # Other work adds to one of the two; it does not in every attempt.
+  if len(found) == 3:
+    pytest.fail('; '.join(found))
   pytest.skip(f'the machine is too busy to say: {figures}')

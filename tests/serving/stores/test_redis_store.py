@@ -1,6 +1,7 @@
 """A real Redis that goes away and comes back, refuses, or loses an answer."""
 
 import gc
+import itertools
 import re
 import threading
 import time
@@ -20,7 +21,7 @@ from tests.serving import redis_server
 needs_server = [pytest.mark.slow, redis_server.needs_server]
 FIELDS = card_fields.Fields('Ann', greeting='Hello.')
 TIMEOUT, PAUSE = 0.5, 0.5
-SLACK = 1.5  # Seconds that a busy machine may take beside.
+SLACK = 5  # Seconds that a busy machine may take beside.
 
 
 def opened(address, **named):
@@ -119,12 +120,21 @@ def test_sessions_go_on_while_redis_is_away(redis_alone, way):
 
 @pytest.mark.slow
 @redis_server.needs_server
-def test_who_waits_for_a_silent_server_is_one_at_a_time(redis_alone):
+def test_who_waits_for_a_silent_server_is_one_at_a_time(
+  redis_alone, monkeypatch
+):
   store = opened(redis_alone.address)
   session = begin(store)
   redis_alone.pause()
   seconds(lambda: store.append('ann', session.id, 0, 'user', 'x'))
-  waited = []
+  begun, tries, waited = time.monotonic(), [], []
+  refuse_away = redis_link.Link._refuse_away
+
+  def note_try(link):
+    refuse_away(link)
+    tries.append(time.monotonic())
+
+  monkeypatch.setattr(redis_link.Link, '_refuse_away', note_try)
 
   def ask():
     for _ in range(20):
@@ -139,7 +149,10 @@ def test_who_waits_for_a_silent_server_is_one_at_a_time(redis_alone):
   redis_alone.go_on()
   assert len(waited) == 160
   # The others were told at once. Each try takes a timeout and a pause.
-  assert sum(one > TIMEOUT / 2 for one in waited) <= 8
+  assert tries
+  for first, second in itertools.pairwise(tries):
+    assert second - first >= PAUSE
+  assert len(tries) <= 1 + (time.monotonic() - begun) / (TIMEOUT + PAUSE)
 
 
 @pytest.mark.slow
@@ -286,7 +299,7 @@ def test_endless_contention_is_a_conflict(shared_redis, monkeypatch):
     'nothing was stored',
   )
   assert len(tries) == redis_store.TRIES
-  assert spent < 3
+  assert spent < 20
   monkeypatch.undo()
   assert len(store.messages('ann', session.id)) == session.count
 
