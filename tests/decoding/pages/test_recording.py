@@ -244,6 +244,15 @@ def test_conversations_whose_points_are_gone_are_forgotten():
   assert engine.serve([*PREFIX, 499, 1, 2], [3], 499) >= 11
 
 
+def test_conversations_whose_logits_were_bad_are_forgotten():
+  engine = Engine()
+  for number in range(500):
+    points, _ = engine.begin([*PREFIX, number], number)
+    engine.record(points, [*PREFIX, number])
+    points.forget()
+  assert not engine.lengths() and len(engine.recorder) <= 64 + 1
+
+
 def test_conversations_are_known_while_they_have_no_points_yet():
   engine = Engine()
   running = [engine.begin([*PREFIX, n], n)[0] for n in range(200)]

@@ -128,6 +128,18 @@ def test_a_text_of_ones_own_finds_nothing_of_anothers_character(server):
     assert answer['usage']['prompt_tokens_details']['cached_tokens'] == 0
 
 
+def test_a_prompt_of_ones_own_is_found_by_oneself_alone(server):
+  prompt = f'{name()} lights the lamp, and nobody else knows where the oil is.'
+
+  def found(owner):
+    asked = {'model': running.MODEL, 'prompt': prompt, 'max_tokens': 1}
+    answer = server.post('/v1/completions', owner, **asked)
+    return answer['usage']['prompt_tokens_details']['cached_tokens']
+
+  assert found('ann') == 0 < found('ann')
+  assert found('ben') == 0
+
+
 def test_ones_own_private_character_is_reused(server):
   called = name()
   mine = put(server, 'ann', called, WORDS)

@@ -47,6 +47,7 @@ class Moderator:
     self.hold = hold
     self.high = HIGH
     self.stopped = []
+    self.texts = []  # What the head judges with a prompt.
 
   def watch(self, age, owner=''):
     self.tier = age
@@ -57,6 +58,7 @@ class Moderator:
     return moderation.Verdict(is_blocked, 'gate', self.tier)
 
   def prompt(self, scores, text=''):
+    self.texts.append(text)
     is_blocked = scores is None or scores[0] >= self.high
     return moderation.Verdict(is_blocked, 'prompt', self.tier)
 
@@ -274,6 +276,8 @@ def test_what_the_head_finds_in_a_prompt_ends_the_reply(tmp_path, monkeypatch):
   gate_fails(monkeypatch)
   with served(tmp_path, b'Sure') as server:
     assert streamed(server, **said('zorbifex')) == ('', 'content_filter')
+    # The log of blocked texts gets what the user wrote.
+    assert server.context.moderator.texts == ['zorbifex']
     measured = server.get('/metrics').decode()
   assert 'kaiju_refusals_total{stage="prompt",tier="adult"} 1.0' in measured
 
