@@ -80,6 +80,7 @@ aot-full: aot
 # skips this.)
 interchange: $(VENV)/.interchange-installed
 	$(BIN)/python -m pytest tests/interchange/test_transformers_parity.py \
+	  tests/interchange/test_transformers_families.py \
 	  tests/interchange/test_chat_template_parity.py \
 	  tests/interchange/test_t5_embedder.py \
 	  tests/experiments/benchmarks/test_transformers_serving.py

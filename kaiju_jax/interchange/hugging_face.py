@@ -74,7 +74,9 @@ def write(
   with folder_lib.write_whole(folder) as path:
     bos_id = tokens.write(path, tokenizer, config)
     weights = plain_lib.weights(params, config, replica)
-    named = tensors_lib.name_tensors(weights, arcee_family.FAMILY.tensors)
+    named = tensors_lib.name_tensors(
+      weights, arcee_family.FAMILY.tensors, config.scaled_embedding
+    )
     with files.writing(str(folder)):
       safetensors.numpy.save_file(named, path / _WEIGHTS, {'format': 'pt'})
     files.write_json(path / _CONFIG, arcee.fields(config, bos_id))

@@ -37,8 +37,6 @@ REFUSED = (
   'qk_norm',
   'qkv_bias',
   'not_turned',
-  'rope_scaling',
-  'scaled_embedding',
 )
 
 
@@ -112,14 +110,6 @@ def _refused(config) -> dict[str, str]:
       not all(layer.turned for layer in config.layers()),
       'some layers are not rotated; in Arcee all are.',
     ),
-    'rope_scaling': (
-      config.rope_scaling.kind != 'none',
-      'rotary angles are scaled; a folder with scaled ones is not written.',
-    ),
-    'scaled_embedding': (
-      not config.scaled_embedding,
-      'embeddings are not multiplied by √D; such a folder is not written.',
-    ),
   }
   return {name: why if is_so else '' for name, (is_so, why) in said.items()}
 
@@ -151,6 +141,9 @@ def _shared_kv(config) -> str:
 
 def _rotary(config) -> str:
   bases = rotary_bases(config)
+  scaling, kinds = config.rope_scaling, {one.kind for one in config.layers()}
+  if scaling.kind != 'none' and scaling.layers == 'global' and len(kinds) > 1:
+    return "only global layers' rotary angles are scaled; in Arcee all are."
   if len(bases) == 1 and bases[0]:
     return ''
   drawn = ' and '.join(f'{base:g}' if base else 'none' for base in bases)

@@ -43,20 +43,24 @@ _UPRIGHT = ('w_o_DHK', 'w_out_DF')
 
 
 def name_tensors(
-  plain: plain_lib.Plain, names: Mapping[str, str]
+  plain: plain_lib.Plain, names: Mapping[str, str], scaled: bool = True
 ) -> dict[str, np.ndarray]:
   """Returns a folder's float32 tensors by name, each contiguous in memory.
 
   Args:
     plain: the weights.
     names: {field of `plain.Layer`: the tensor's name below its layer}.
+    scaled: whether the model multiplies embeddings by √D. Otherwise tied tables
+      stay one.
   """
-  head_DV = plain.embedding_DV if plain.head_DV is None else plain.head_DV
-  out = {
-    EMBEDDING: scale.scale(plain.embedding_DV).T,
-    _NORM: plain.final_gain_D,
-    HEAD: head_DV.T,
-  }
+  table_DV, head_DV = plain.embedding_DV, plain.head_DV
+  out = {_NORM: plain.final_gain_D}
+  if scaled:
+    head_DV = table_DV if head_DV is None else head_DV
+    table_DV = scale.scale(table_DV)
+  out[EMBEDDING] = table_DV.T
+  if head_DV is not None:
+    out[HEAD] = head_DV.T
   for index, layer in enumerate(plain.layers):
     for ours, theirs in names.items():
       w = getattr(layer, ours)

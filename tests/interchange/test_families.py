@@ -458,6 +458,17 @@ def test_a_tied_folder_needs_no_head_and_old_rates_are_skipped(tmp_path):
     hugging_face.read(folders.write(tmp_path / 'other', fields, tensors))
 
 
+def test_an_arcee_folder_is_written_again_to_the_bit(tmp_path):
+  fields = folders.fields_of('arcee')
+  fields |= {'tie_word_embeddings': True, 'vocab_size': 260}  # All bytes.
+  params, config = hugging_face.read(folders.write(tmp_path / 'in', fields))
+  assert not config.scaled_embedding
+  assert hugging_face.write(tmp_path / 'out', params, config) == {}
+  again, config_again = hugging_face.read(tmp_path / 'out')
+  assert config_again == config
+  jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
 def test_files_are_json_of_version_five():
   """The oracle and the mutations read these; none is already refused."""
   for name in NAMES:

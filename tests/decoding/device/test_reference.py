@@ -8,6 +8,7 @@ Any number runs by hand:
       tests/decoding/device/test_reference.py
 """
 
+import dataclasses
 import os
 
 import jax
@@ -19,6 +20,7 @@ from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.model import config as model_config
+from kaiju_jax.model import rope_scaling
 from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from tests.decoding import toys
@@ -74,6 +76,45 @@ def model(rng) -> model_config.ModelConfig:
   )
 
 
+def of_a_family(config, rng) -> model_config.ModelConfig:
+  """Returns the model with parts that other libraries' models have."""
+
+  def one_of(*choices):
+    return choices[rng.integers(len(choices))]
+
+  layout = config.layout
+  if not layout.startswith('L') and rng.random() < 0.7:
+    # Layers without rotation that share no keys with rotated ones.
+    layout = layout.replace('G', 'N')
+  heads = one_of(1, 1, 2)
+  quantization = config.quantization
+  if quantization.clamp_hidden == 'weight_rms':
+    quantization = dataclasses.replace(quantization, clamp_hidden='none')
+  if heads > 1 and quantization.kv == 'int8':
+    quantization = dataclasses.replace(quantization, kv_scale='token')
+  kind = one_of('none', 'linear', 'llama3', 'yarn')
+  return dataclasses.replace(
+    config,
+    layout=layout,
+    num_heads=heads * config.num_heads,
+    num_kv_heads=heads,
+    feedforward=one_of('swiglu', 'geglu', 'relu2'),
+    norms=one_of('before', 'both', 'after'),
+    qk_norm=one_of('none', 'head', 'all'),
+    qkv_bias=one_of(False, True),
+    scaled_embedding=one_of(False, True),
+    rope_scaling=rope_scaling.RopeScalingConfig(
+      kind,
+      factor=4.0,
+      original_length=16,
+      attention_factor=1.1 if kind == 'yarn' else 1.0,
+      layers=one_of('all', 'global'),
+      angles=one_of('float32', 'float64'),
+    ),
+    quantization=quantization,
+  )
+
+
 def parameters(config: model_config.ModelConfig, rng):
   """Draws every parameter, without a compiled `init`; limits are positive."""
   shapes = jax.eval_shape(
@@ -86,17 +127,19 @@ def parameters(config: model_config.ModelConfig, rng):
   def drawn(path, shape):
     name = path[-1].key
     x = rng.normal(size=shape.shape).astype(np.float32)
-    if name.startswith(('gain', 'k_limit', 'v_limit')):
+    if 'gain' in name or name.startswith(('k_limit', 'v_limit')):
       return np.exp(0.3 * x)
     return x * np.float32(config.d_model**-0.5)
 
   return jax.tree_util.tree_map_with_path(drawn, shapes)
 
 
-def differences(seed: int) -> str:
+def differences(seed: int, is_family: bool = False) -> str:
   """Returns what differs between text in calls and its forward pass, or ''."""
   rng = np.random.default_rng(seed)
   config = model(rng)
+  if is_family:
+    config = of_a_family(config, np.random.default_rng(seed))
   length = int(rng.integers(2, 25))
   page, rows = int(rng.integers(1, 9)), int(rng.integers(1, 4))
   if rng.random() < 0.2:  # Several blocks of the blockwise attention.
@@ -199,6 +242,23 @@ def test_a_large_product_is_summed_in_blocks_of_rows(monkeypatch):
 @pytest.mark.parametrize('seed', (10, 54))
 def test_any_model_s_text_in_calls_has_the_forward_pass_s_bits(seed):
   assert not differences(seed)
+
+
+# The first has gelu, norms on both sides and over all heads, biases, int8 keys
+# beside float matmuls; the second silu, norms behind each part, scaled angles.
+@pytest.mark.parametrize(
+  'seed',
+  [
+    210,
+    238,
+    *(
+      pytest.param(seed, marks=pytest.mark.slow)
+      for seed in (205, 209, 211, 216, 232, 234)
+    ),
+  ],
+)
+def test_models_of_other_libraries_have_the_forward_pass_s_bits(seed):
+  assert not differences(seed, is_family=True)
 
 
 @pytest.mark.slow
