@@ -123,7 +123,8 @@ class _Queue(logging.handlers.QueueHandler):
     except queue.Full:
       self.dropped += 1
       return
-    if self.dropped:
+    # Threads log one after another, so that the count fits, too, or waits.
+    if self.dropped and not self.queue.full():
       dropped, self.dropped = self.dropped, 0
       logging.getLogger(__name__).warning('%d lines were dropped.', dropped)
 

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import queue
 import re
 import socket
 import threading
@@ -290,6 +291,23 @@ def test_nobody_waits_for_a_terminal(monkeypatch):
   lines = [json.loads(line) for line in stream.getvalue().splitlines()]
   (dropped,) = [line for line in lines if 'message' in line]
   assert re.fullmatch(r'(8|9)\d lines were dropped\.', dropped['message'])
+
+
+def test_a_count_of_dropped_lines_waits_until_it_fits(monkeypatch):
+  waiting = queue.Queue(1)
+  handler = log._Queue(waiting)
+  logger = logging.getLogger()
+  monkeypatch.setattr(logger, 'handlers', [handler])
+  for line in 'first', 'dropped', 'dropped too':
+    logger.warning(line)
+  for _ in range(2):  # There is room for the line, and for no count behind it.
+    waiting.get_nowait()
+    logger.warning('later')
+  assert handler.dropped == 2
+  waiting.maxsize = 3
+  logger.warning('last')
+  written = [waiting.get_nowait().getMessage() for _ in range(3)]
+  assert written == ['later', 'last', '2 lines were dropped.']
 
 
 @pytest.mark.parametrize('form', ['faults', 'none'])
