@@ -27,13 +27,13 @@ from absl import flags
 from ml_collections import config_flags
 import rich.console
 
+from kaiju_jax import tpu_gpu_configs
 from kaiju_jax.aot import tables as aot_tables
 from kaiju_jax.data import config as data_config
 from kaiju_jax.model import presets
 from kaiju_jax.runs import command
 from kaiju_jax.runs import train
 from kaiju_jax.sharding import config as sharding_config
-import kaiju_jax.tpu_gpu_configs as tpu_gpu_configs
 from kaiju_jax.training import experiment as experiment_lib
 from kaiju_jax.training import fit
 

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from kaiju_jax import tpu_gpu_configs
 from kaiju_jax.costs import accelerator as accelerator_lib
-import kaiju_jax.tpu_gpu_configs as tpu_gpu_configs
 
 _ENVIRONMENT = {
   # Without it the plug-in looks for a driver, and where there is none it does

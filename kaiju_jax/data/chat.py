@@ -209,11 +209,24 @@ class Format:
     Raises:
       TypeError, ValueError: see `message`.
     """
+    return self._walk(messages)[0]
+
+  def prompt(self, messages: Iterable[Pair]) -> np.ndarray:
+    """Returns the tokens of a conversation and of a reply's opening, int32 [L].
+
+    Raises:
+      TypeError, ValueError: see `message`.
+    """
+    document_L, after = self._walk(messages)
+    return _join(document_L, self.opening('assistant', after))
+
+  def _walk(self, messages: Iterable[Pair]) -> tuple[np.ndarray, str]:
+    """Returns the tokens of a conversation, and the place behind it."""
     parts, after = [self.head_L], ''
     for role, text in messages:
       parts.append(self.message(role, text, after))
       after = self.advance(role, after)
-    return _join(*parts)
+    return _join(*parts), after
 
   def places(self, role: str) -> list[str]:
     """Returns the places that a message of a role can stand behind."""

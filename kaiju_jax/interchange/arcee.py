@@ -26,17 +26,9 @@ Both rotate the pairs (x[i], x[i + K/2]). `families/arcee.py` reads such a file.
 from typing import Any
 
 from kaiju_jax.interchange import lost
+from kaiju_jax.interchange.families import family
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rope_scaling
-
-_SHAPE = {
-  'vocab_size': 'vocab_size',
-  'd_model': 'hidden_size',
-  'num_layers': 'num_hidden_layers',
-  'num_heads': 'num_attention_heads',
-  'd_ff': 'intermediate_size',
-  'max_length': 'max_position_embeddings',
-}
 
 
 def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
@@ -64,7 +56,7 @@ def fields(config: model_config.ModelConfig, bos_id: int) -> dict[str, Any]:
   return {
     'architectures': ['ArceeForCausalLM'],
     'model_type': 'arcee',
-    **{theirs: getattr(config, ours) for ours, theirs in _SHAPE.items()},
+    **{theirs: getattr(config, ours) for ours, theirs in family.SHAPE.items()},
     'num_hidden_layers': len(config.layers()),  # A layout has its own depth.
     'hidden_act': 'relu2',
     'attention_bias': False,

@@ -6,6 +6,7 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.model import rope_scaling as rope_scaling_lib
 from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import config as quantization_config
+from kaiju_jax.storage import strict
 
 
 @dataclasses.dataclass
@@ -139,13 +140,7 @@ def check(config: ModelConfig) -> None:
       f'model.head_dim={config.head_dim}: must be even, because rotary'
       ' embeddings turn pairs.'
     )
-  for name, choices in CHOICES.items():
-    value = getattr(config, name)
-    if value not in choices:
-      raise ValueError(
-        f'model.{name}={value!r}: must be one of'
-        f' {", ".join(map(repr, choices))}.'
-      )
+  strict.check_choices(config, CHOICES, 'model')
   for name in ('rope_local', 'rope_global'):
     base = getattr(config, name)
     if base and base <= 1:

@@ -16,6 +16,8 @@ more slowly (`rotary.rates` has the formulas):
 import dataclasses
 import math
 
+from kaiju_jax.storage import strict
+
 
 @dataclasses.dataclass
 class RopeScalingConfig:
@@ -61,13 +63,7 @@ def check(config: RopeScalingConfig) -> None:
   Raises:
     ValueError: names the field, its value and what would be right.
   """
-  for name, choices in CHOICES.items():
-    value = getattr(config, name)
-    if value not in choices:
-      raise ValueError(
-        f'model.rope_scaling.{name}={value!r}: must be one of'
-        f' {", ".join(map(repr, choices))}.'
-      )
+  strict.check_choices(config, CHOICES, 'model.rope_scaling')
   if not 1 <= config.factor < math.inf:
     raise ValueError(
       f'model.rope_scaling.factor={config.factor}: must be at least 1.'

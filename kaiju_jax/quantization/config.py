@@ -6,6 +6,8 @@ Imports no jax, so that config files and `--help` are quick.
 import dataclasses
 import math
 
+from kaiju_jax.storage import strict
+
 
 @dataclasses.dataclass
 class TernaryConfig:
@@ -125,13 +127,7 @@ def check(config: QuantizationConfig) -> None:
   Raises:
     ValueError: names the field, its value and what would be right.
   """
-  for name, choices in CHOICES.items():
-    value = getattr(config, name)
-    if value not in choices:
-      raise ValueError(
-        f'model.quantization.{name}={value!r}: must be one of'
-        f' {", ".join(map(repr, choices))}.'
-      )
+  strict.check_choices(config, CHOICES, 'model.quantization')
   if config.qk == 'int8' and config.kv != 'int8':
     raise ValueError(
       "model.quantization.qk='int8' needs model.quantization.kv='int8', not"

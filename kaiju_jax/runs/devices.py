@@ -15,8 +15,8 @@ import sys
 
 from absl import flags
 
+from kaiju_jax import tpu_gpu_configs
 from kaiju_jax.sharding import config as sharding_config
-import kaiju_jax.tpu_gpu_configs as tpu_gpu_configs
 
 _FSDP = flags.DEFINE_integer(
   'fsdp', None, 'Devices that rows and stored weights are split over.', 1

@@ -6,9 +6,11 @@ another type is an error that names the field. (An int is accepted as a float.)
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import math
+import operator
 import types
 import typing
 from typing import Any
@@ -51,6 +53,28 @@ def parse(cls: type, data: Mapping[str, Any], within: str = '') -> Any:
   return cls(
     **{name: _value(hints[name], data[name], prefix + name) for name in names}
   )
+
+
+def check_choices(
+  config: Any, choices: Mapping[str, Sequence[str]], within: str
+) -> None:
+  """Refuses a config in which a field has none of its choices.
+
+  Args:
+    config: a dataclass.
+    choices: the choices by the field's dotted name.
+    within: dotted name of the config, for errors.
+
+  Raises:
+    ValueError: names the field, its value and the choices.
+  """
+  for name, several in choices.items():
+    value = operator.attrgetter(name)(config)
+    if value not in several:
+      raise ValueError(
+        f'{within}.{name}={value!r}: must be one of'
+        f' {", ".join(map(repr, several))}.'
+      )
 
 
 def differences(

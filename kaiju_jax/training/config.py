@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from kaiju_jax.storage import strict
+
 
 @dataclasses.dataclass
 class ZRegConfig:
@@ -111,21 +113,14 @@ def check_optimizer(config: OptimizerConfig) -> None:
   Raises:
     ValueError: names the field, its value and what would be right.
   """
-  for name, choices in (
-    ('schedule', ('cosine', 'wsd', 'constant')),
-    ('batch_rate', ('none', 'sqrt')),
-    ('transfer', ('none', 'width')),
-    ('z_reg.target', ('lse', 'mean_logit')),
-    ('z_reg.schedule', ('constant', 'learning_rate')),
-  ):
-    value = config
-    for part in name.split('.'):
-      value = getattr(value, part)
-    if value not in choices:
-      raise ValueError(
-        f'optimizer.{name}={value!r}: must be one of'
-        f' {", ".join(map(repr, choices))}.'
-      )
+  choices = {
+    'schedule': ('cosine', 'wsd', 'constant'),
+    'batch_rate': ('none', 'sqrt'),
+    'transfer': ('none', 'width'),
+    'z_reg.target': ('lse', 'mean_logit'),
+    'z_reg.schedule': ('constant', 'learning_rate'),
+  }
+  strict.check_choices(config, choices, 'optimizer')
   if config.learning_rate <= 0:
     raise ValueError(
       f'optimizer.learning_rate={config.learning_rate}: must be positive.'

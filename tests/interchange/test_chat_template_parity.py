@@ -3,7 +3,6 @@
 import json
 import random
 
-import numpy as np
 import pytest
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -40,12 +39,7 @@ def test_prompts_are_theirs(name, make, tmp_path):
     for _ in range(turns):
       chat += [('user', _text(rng)), ('assistant', _text(rng))]
     chat.append(('user', HOSTILE if turns == 2 else _text(rng)))
-    after = ''
-    for role, _ in chat:
-      after = format.advance(role, after)
-    ours_L = np.concatenate(
-      [format.document(chat), format.opening('assistant', after)]
-    )
+    ours_L = format.prompt(chat)
     messages = [{'role': role, 'content': text} for role, text in chat]
     encoded = theirs.apply_chat_template(
       messages,

@@ -2,7 +2,7 @@
 
 A family is one value of `Family` in a file of its own. `registry.py` picks it
 by model_type, and no other code knows a model's name. All families share
-`_SHAPE`, RMSNorm, and projections [outputs, inputs] whose rotary pairs are
+`SHAPE`, RMSNorm, and projections [outputs, inputs] whose rotary pairs are
 (x[i], x[i + K/2]).
 
 Fields and defaults are those of `transformers` 4.57 and 5.23.
@@ -22,7 +22,7 @@ from kaiju_jax.model import layers as layers_lib
 from kaiju_jax.quantization import config as quantization_config
 
 # {our field: theirs}, positive integers.
-_SHAPE = {
+SHAPE = {
   'vocab_size': 'vocab_size',
   'd_model': 'hidden_size',
   'num_layers': 'num_hidden_layers',
@@ -199,7 +199,7 @@ def read(family: Family, fields: fields_lib.Fields) -> Reading:
   if family.activation != 'hidden_act':
     fields.ignore(['hidden_act'])
   fields.ignore(_IGNORED | family.ignored)
-  shape = {ours: fields.count(theirs) for ours, theirs in _SHAPE.items()}
+  shape = {ours: fields.count(theirs) for ours, theirs in SHAPE.items()}
   head_dim = _head_dim(fields, shape['d_model'], shape['num_heads'])
   special = family.read(
     fields, Sizes(shape['num_layers'], shape['max_length'], head_dim)

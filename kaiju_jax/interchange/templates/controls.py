@@ -40,8 +40,9 @@ class Controls:
     """
     import tokenizers
 
-    content = json.loads(path.read_text())
-    self._whole = tokenizers.Tokenizer.from_str(json.dumps(content))
+    text = path.read_text()
+    content = json.loads(text)
+    self._whole = tokenizers.Tokenizer.from_str(text)
     self._whole.no_truncation()
     self._whole.no_padding()
     self.opening = self._whole.encode('').ids
@@ -88,9 +89,14 @@ class Controls:
       'padding': None,
     }
     self._texts = tokenizers.Tokenizer.from_str(json.dumps(content))
-    content['normalizer'] = _without_first_space(content['normalizer'])
-    content['pre_tokenizer'] = _without_first_space(content['pre_tokenizer'])
-    self._rests = tokenizers.Tokenizer.from_str(json.dumps(content))
+    rests = content | {
+      name: _without_first_space(content[name])
+      for name in ('normalizer', 'pre_tokenizer')
+    }
+    # Reading a large vocabulary takes a second.
+    self._rests = self._texts
+    if rests != content:
+      self._rests = tokenizers.Tokenizer.from_str(json.dumps(rests))
     for one in [*kept, guard]:
       if self._texts.token_to_id(one['content']) != one['id']:
         raise ValueError(

@@ -70,11 +70,11 @@ def read(
   renderer = rendering.Renderer(found, variables, now)
   glue = glue_lib.find(renderer.render)
   notes = list(glue.adaptations)
-  later = rendering.Renderer(
-    found, variables, now + datetime.timedelta(days=40)
-  )
-  if 'now' in found and _rendered(renderer) != _rendered(later):
-    notes.append(f'the clock stays at {now:%Y-%m-%d}')
+  if 'strftime_now' in found:  # The only clock that the sandbox has.
+    later = now + datetime.timedelta(days=40)
+    other = rendering.Renderer(found, variables, later)
+    if _rendered(renderer) != _rendered(other):
+      notes.append(f'the clock stays at {now:%Y-%m-%d}')
   made = pieces.format_of(
     glue,
     controls,

@@ -9,7 +9,7 @@ never again. The *glue* is what stands between two marks:
                       └────────── glue ─────────────────┘
 
 A chat's text is then glue and texts in turn, where the glue depends on the
-place alone, which is the role of the message before. `verify` holds this to the
+place alone, which is the role of the message before. `find` holds this to the
 template itself on random chats. Where a template refuses a chat that we need,
 or moves what stands already, an *adaptation* says what is done instead.
 
@@ -268,12 +268,9 @@ def _compare(
   texts = iter(render([rendering.Chat(one) for some in chats for one in some]))
   found = []
   for glue, some in zip(glues, chats):
-    differences = [
-      _differ(chat, text, glue.write(chat))
-      for chat, text in zip(some, texts)
-      if text != glue.write(chat)
-    ]
-    found.append(differences[0] if differences else None)
+    compared = [(chat, next(texts), glue.write(chat)) for chat in some]
+    differences = (_differ(*one) for one in compared if one[1] != one[2])
+    found.append(next(differences, None))
   return found
 
 

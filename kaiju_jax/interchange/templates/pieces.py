@@ -2,7 +2,7 @@
 
 A run between two control tokens is encoded as a whole, as in training: the end
 of the glue before a text, the text, and the beginning of the glue behind it.
-The latter, the *tail*, is known before the next message is only if all glue
+The latter, the *tail*, is known before the next message only if all glue
 behind the place begins with it. Otherwise it is encoded by itself.
 """
 
@@ -118,14 +118,9 @@ def count_differences(
   """Returns how many of TRIED random chats `transformers` encodes otherwise."""
   random = random_lib.Random(1)
   count = 0
-  for chat_ in glue_lib.draw_chats(random, glue, TRIED):
-    after = ''
-    for role, _ in chat_:
-      after = format.advance(role, after)
-    ours_L = np.concatenate(
-      [format.document(chat_), format.opening('assistant', after)]
-    )
-    theirs_L = controls.encode_whole(glue.write(chat_))
+  for messages in glue_lib.draw_chats(random, glue, TRIED):
+    ours_L = format.prompt(messages)
+    theirs_L = controls.encode_whole(glue.write(messages))
     count += ours_L[-len(theirs_L) :].tolist() != theirs_L.tolist()
   return count
 
