@@ -252,7 +252,7 @@ def test_any_model_s_text_in_calls_has_the_forward_pass_s_bits(seed):
     210,
     238,
     *(
-      pytest.param(seed, marks=pytest.mark.slow)
+      pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.optimized])
       for seed in (205, 209, 211, 216, 232, 234)
     ),
   ],
