@@ -81,7 +81,10 @@ class Fake:
     self._held = threading.Event()
 
   def refuse(self, path, status, message, headers=None, times=1) -> None:
-    """Refuses the next requests to a path; '' for any that writes."""
+    """Refuses the next requests that write to a path; '' for any path.
+
+    What reads is never refused: the page lists sessions whenever it likes.
+    """
     self._refusals += [(path, status, message, headers)] * times
 
   def release(self) -> None:
@@ -152,8 +155,7 @@ class Fake:
       return _error(401, 'a bearer token is needed.')
     for refusal in self._refusals:
       path, status, message, headers = refusal
-      wanted = path in ('', request.url.path)
-      if wanted and (path or request.method != 'GET'):
+      if path in ('', request.url.path) and request.method != 'GET':
         self._refusals.remove(refusal)
         return _error(status, message, headers)
     return None

@@ -225,11 +225,12 @@ def test_an_edit_is_answered_where_it_was_made(fake, visit, expect):
   visit.find('.message').nth(1).locator('.edit').click()
   visit.find('.editor textarea').fill('First')
   visit.page.route('**/messages', lambda route: _leave(visit, route))
-  visit.press('Save')
-  expect(visit.find('#welcome')).to_be_visible()
+  with visit.page.expect_response(f'**{CHAT}'):
+    visit.press('Save')
+    expect(visit.find('#welcome')).to_be_visible()
   visit.find('#conversations').get_by_text('Mira').click()
+  expect(visit.find('.message .text').nth(1)).to_have_text('First')
   expect(visit.find('.message')).to_have_count(3)
-  assert visit.texts()[1] == 'First'
   (session,) = fake.sessions
   assert [body['session'] for body in fake.asked] == [session] * 2
 
