@@ -25,12 +25,12 @@ _MAP = colors.LinearSegmentedColormap.from_list(
 )
 # The widest line comes first, so that equal later lines stay visible on it.
 _LINES = (
-  ('#c4c4c4', 7.0),
-  ('#56b4e9', 4.2),
-  ('#0b4f8a', 1.6),
-  ('#d55e00', 1.8),
-  ('#009e73', 1.8),
-  ('#cc79a7', 1.8),
+  (page_lib.GREY, 7.0),
+  (page_lib.PALETTE[4], 4.2),
+  (page_lib.BLUE, 1.6),
+  (page_lib.ORANGE, 1.8),
+  (page_lib.PALETTE[1], 1.8),
+  (page_lib.PALETTE[3], 1.8),
 )
 _INCH = 2.75  # Width of a heatmap.
 
