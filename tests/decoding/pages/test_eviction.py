@@ -175,6 +175,8 @@ def test_a_policy_is_told_of_each_point_from_its_beginning_to_its_end(clock):
   first, second = world.record([1] * 40, [20, 40], 20, b'a')
   recorded = eviction.Event.RECORDED
   assert told == [(recorded, first, b'a'), (recorded, second, b'a')]
+  uses = [world.policy._uses[one] for one in (first, second)]
+  assert [use.is_prefix for use in uses] == [True, False]
   # The same text again is the same point.
   assert world.record([1] * 40, [40], 20, b'a') == [second]
   assert told.pop() == (recorded, second, b'a') and len(told) == 2
@@ -191,6 +193,18 @@ def test_a_policy_is_told_of_each_point_from_its_beginning_to_its_end(clock):
   assert not world.policy._uses and not world.policy._set.draw(0)
   with pytest.raises(ValueError):
     world.policy._set.draw(1)
+
+
+def test_rates_are_learned_from_the_returns_to_points(clock):
+  world = World(clock)
+  world.record([1] * 40, [40], owner=b'a')
+  text = prefix_tree.Text(np.array([1] * 40 + [3]), 0, b'a')
+  returns = world.policy._demand.returns
+  before = returns.rate(30.0)
+  for _ in range(64):
+    clock.now += 60.0
+    world.tree.touch(world.tree.match(text), b'a')
+  assert not returns.is_stale and returns.rate(30.0) != before
 
 
 def test_who_has_been_away_for_long_goes_before_who_was_just_here(clock):
