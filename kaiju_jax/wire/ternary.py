@@ -70,7 +70,7 @@ State = ternary_plan.State
 _LANES = 128
 
 
-class Message(NamedTuple):
+class OwnerUpdate(NamedTuple):
   """The message that one owner sends in a step, five trits packed in a byte.
 
   Attributes:
@@ -159,7 +159,7 @@ def update(
 
 def message(
   plan: Plan, state: State, params: Any
-) -> tuple[Message, dict[str, jax.Array]]:
+) -> tuple[OwnerUpdate, dict[str, jax.Array]]:
   """Returns this owner's message, and its part of the report.
 
   Raises:
@@ -183,11 +183,11 @@ def message(
     behind += jnp.sum(jnp.abs(carried) > 1, dtype=jnp.float32)
     no_number += jnp.sum(~jnp.isfinite(largest), dtype=jnp.int32)
     count += w.size
-  sent = Message(deltas, trits.encode(jnp.concatenate(events)))
+  sent = OwnerUpdate(deltas, trits.encode(jnp.concatenate(events)))
   return sent, {'lagging': behind / count, 'no_number': no_number}
 
 
-def exchange(plan: Plan, sent: Message, step: jax.Array) -> Message:
+def exchange(plan: Plan, sent: OwnerUpdate, step: jax.Array) -> OwnerUpdate:
   """Sends a message; returns those of all owners, with a leading [owners].
 
   Events cross every `events_every` steps; in other steps they are zero trits.
@@ -200,11 +200,11 @@ def exchange(plan: Plan, sent: Message, step: jax.Array) -> Message:
     lambda x: jnp.full((owners, *x.shape), trit_zero, x.dtype),
     sent.events,
   )
-  return Message(jax.tree.map(gather, sent.deltas), events)
+  return OwnerUpdate(jax.tree.map(gather, sent.deltas), events)
 
 
 def receive(
-  plan: Plan, state: State, received: Message
+  plan: Plan, state: State, received: OwnerUpdate
 ) -> tuple[State, dict[str, jax.Array]]:
   """Applies the messages of all owners.
 

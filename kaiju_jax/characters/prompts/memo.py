@@ -27,7 +27,7 @@ class Memo:
     self._recent = recent.Recent(most, lambda tokens_L: len(tokens_L) + 32)
 
   def recall(
-    self, owner: str, root: str, messages: Sequence[prompt.Message]
+    self, owner: str, root: str, messages: Sequence[prompt.TurnLike]
   ) -> tuple[list[prompt.Turn], bytes]:
     """Adds the remembered tokens to the replies among messages.
 

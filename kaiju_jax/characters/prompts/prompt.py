@@ -56,8 +56,8 @@ class TooLong(ValueError):
     self.room = room
 
 
-class Message(Protocol):
-  """A message of a conversation, as this module reads it.
+class TurnLike(Protocol):
+  """A turn of a conversation, as this module reads it: `Turn`, or a message.
 
   Attributes:
     role: 'system', 'user' or 'assistant'.
@@ -71,7 +71,7 @@ class Message(Protocol):
 
 
 class Turn(NamedTuple):
-  """A plain `Message`."""
+  """A plain `TurnLike`."""
 
   role: str
   text: str
@@ -96,7 +96,7 @@ Encoded = encoded.Encoded
 Format = chat.Format | Encoded
 
 
-def count_least(message: Message, tokenizer: tokenizer_lib.Tokenizer) -> int:
+def count_least(message: TurnLike, tokenizer: tokenizer_lib.Tokenizer) -> int:
   """Returns a lower bound of a message's tokens, without encoding it."""
   if message.tokens is not None:
     return len(message.tokens)
@@ -210,7 +210,7 @@ def greeting(
 
 def conversation(
   prefix_L: np.ndarray,
-  messages: Sequence[Message],
+  messages: Sequence[TurnLike],
   format: Format,
   room: int,
   user_name: str = '',
@@ -275,7 +275,7 @@ class _History:
 
   def __init__(
     self,
-    messages: Sequence[Message],
+    messages: Sequence[TurnLike],
     format: Format,
     book: lore_lib.Book | None,
     available: int,
@@ -343,12 +343,12 @@ class _History:
         after = self._format.advance(one.role, after)
     return [*parts, self._format.opening('assistant', after)]
 
-  def _piece(self, message: Message, after: str) -> np.ndarray:
+  def _piece(self, message: TurnLike, after: str) -> np.ndarray:
     if message.tokens is None:
       return self._format.message(message.role, message.text, after)
     return self._format.encode_drawn(message.role, message.tokens, after)
 
-  def _length(self, message: Message) -> int:
+  def _length(self, message: TurnLike) -> int:
     """Returns a message's tokens; a lower bound for one that cannot fit.
 
     So such a message is never encoded: its exact number changes nothing.

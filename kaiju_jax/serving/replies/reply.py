@@ -77,10 +77,10 @@ class Reply:
 
   def __init__(
     self,
-    stream: worker_lib.Stream,
+    stream: worker_lib.AsyncStream,
     watch: moderation.Watch,
     said: str = '',
-    note: Callable[[worker_lib.Stream, int], None] = lambda *_: None,
+    note: Callable[[worker_lib.AsyncStream, int], None] = lambda *_: None,
     refused: Callable[[str], None] = lambda _: None,
   ):
     """Takes over a stream.

@@ -44,7 +44,7 @@ class _Prompt(NamedTuple):
   prompt_scores: tuple[float, ...] | None
 
 
-class Stream:
+class AsyncStream:
   """The drawn tokens of one sequence, as an asynchronous iterator of `Event`.
 
   Only the event loop that submitted the request reads it.
@@ -153,7 +153,7 @@ class Worker:
     self.engine = engine
     self.error: BaseException | None = None
     self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    self._streams: dict[Stream, sequence_lib.Sequence] = {}
+    self._streams: dict[AsyncStream, sequence_lib.Sequence] = {}
     self._is_stopping = False
     self._is_draining = False
     self._thread = threading.Thread(
@@ -178,7 +178,7 @@ class Worker:
 
   async def submit(
     self, *requests: request_lib.Request, before: int = 0
-  ) -> list[Stream]:
+  ) -> list[AsyncStream]:
     """Submits requests and returns their streams; takes all of them, or none.
 
     Args:
@@ -193,7 +193,7 @@ class Worker:
     if self._is_draining:
       raise request_lib.Busy('the server is being stopped.', None)
     loop = asyncio.get_running_loop()
-    streams = [Stream(self, loop) for _ in requests]
+    streams = [AsyncStream(self, loop) for _ in requests]
 
     def submit():
       try:
@@ -265,11 +265,11 @@ class Worker:
     except queue.Empty:
       return None
 
-  def read(self, stream: Stream) -> None:
+  def read(self, stream: AsyncStream) -> None:
     """Renews a stream's lease."""
     self.engine.read(stream.sequence)
 
-  def cancel(self, stream: Stream) -> None:
+  def cancel(self, stream: AsyncStream) -> None:
     """Ends a stream's sequence between two rounds; never waits."""
     self._commands.put(lambda: self._end_sequence(stream))
 
@@ -298,7 +298,7 @@ class Worker:
       if thread.is_alive():
         thread.join()
 
-  def _end_sequence(self, stream: Stream) -> None:
+  def _end_sequence(self, stream: AsyncStream) -> None:
     if stream.sequence is not None:
       self.engine.cancel(stream.sequence)
 

@@ -101,7 +101,7 @@ class _Answer:
   def __init__(self, context, chat, turn, form, choices):
     self._context: context_lib.Context = context
     self._chat: fields.Chat = chat
-    self._turn: turns.Turn = turn
+    self._turn: turns.PendingTurn = turn
     self._form: answers.Form = form
     self._choices: reply_lib.Choices = choices
     self._replies = choices.replies
@@ -227,7 +227,9 @@ def _forget(task: asyncio.Task) -> None:
     _LOG.warning('A reply was not stored: %s.', type(error).__name__)
 
 
-def _refuse(form, chat: fields.Chat, turn: turns.Turn) -> responses.Response:
+def _refuse(
+  form, chat: fields.Chat, turn: turns.PendingTurn
+) -> responses.Response:
   """Answers a message that the gate blocked, as one that the head blocked."""
   message = {'role': 'assistant', 'content': '', 'refusal': _REFUSED}
   usage = answers.usage(len(turn.prompt.tokens), 0, 0)

@@ -110,7 +110,7 @@ def _checked_stop(value: Any) -> Any:
   return value
 
 
-class Message(_Fields):
+class ChatMessage(_Fields):
   """One message of a chat."""
 
   role: Literal['system', 'developer', 'user', 'assistant']
@@ -236,7 +236,7 @@ class Chat(_Generation):
   """
 
   messages: Annotated[
-    list[Message], pydantic.FailFast(), _limit_entries(MESSAGES)
+    list[ChatMessage], pydantic.FailFast(), _limit_entries(MESSAGES)
   ]
   max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
   max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None

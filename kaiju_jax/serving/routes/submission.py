@@ -107,7 +107,7 @@ async def replies(
 
 async def _submit(
   context: context_lib.Context, asked: Sequence[request_lib.Request]
-) -> list[worker_lib.Stream]:
+) -> list[worker_lib.AsyncStream]:
   """Returns the engine's streams; raises its refusals as `errors.ApiError`."""
   try:
     return await context.worker.submit(*asked)
@@ -150,7 +150,7 @@ def _observe_times(metrics: metrics_lib.Metrics, came: float, prompt: int):
   """
   last = None
 
-  def note(stream: worker_lib.Stream, count: int) -> None:
+  def note(stream: worker_lib.AsyncStream, count: int) -> None:
     nonlocal last
     now = time.perf_counter()
     if last is None:

@@ -25,7 +25,7 @@ from kaiju_jax.serving.stores import characters
 
 
 @dataclasses.dataclass
-class Turn:
+class PendingTurn:
   """One turn of a chat: the prompt of a reply, and where the reply is stored.
 
   Attributes:
@@ -108,7 +108,7 @@ async def make_turn(
   caller: auth.Caller,
   chat: fields_lib.Chat,
   character: str | None,
-) -> Turn:
+) -> PendingTurn:
   """Makes the turn that a chat request asks for, and counts its tokens.
 
   Args:
@@ -147,10 +147,10 @@ async def make_turn(
   if made.dropped:
     raise _too_long(context, room)
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  return Turn(made, said, salt, place)
+  return PendingTurn(made, said, salt, place)
 
 
-async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
+async def _of_session(context, caller, chat: fields_lib.Chat) -> PendingTurn:
   def read():
     session = context.store.session(caller.owner, chat.session)
     messages = context.store.messages(caller.owner, session.id)
@@ -187,7 +187,7 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> Turn:
     _size(path), lambda: _encode(context, version, path, room)
   )
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  return Turn(made, path[-1].text, salt, None, session, said, parent)
+  return PendingTurn(made, path[-1].text, salt, None, session, said, parent)
 
 
 def _new(messages) -> str:
@@ -287,5 +287,5 @@ def prefix(context: context_lib.Context, version: characters.Version):
   return prompt_lib.prefix(version.fields, context.format)
 
 
-def _role(message: fields_lib.Message) -> str:
+def _role(message: fields_lib.ChatMessage) -> str:
   return 'system' if message.role == 'developer' else message.role

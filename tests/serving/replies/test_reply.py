@@ -24,7 +24,7 @@ LOW, MIDDLE = (0.1,), (0.5,)
 
 
 class Stream:
-  """Stands for `worker.Stream`: gives events, some at once.
+  """Stands for `worker.AsyncStream`: gives events, some at once.
 
   Args:
     groups: events that come at once.
