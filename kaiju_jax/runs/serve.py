@@ -14,9 +14,7 @@ server listens on loopback only, too.
 import asyncio
 from collections.abc import Callable
 import dataclasses
-import os
 import pathlib
-import secrets
 import time
 from typing import NamedTuple
 
@@ -50,6 +48,7 @@ from kaiju_jax.storage import files
 
 # A guided request's beams, and its judged expansions per step; our guess.
 _WIDTH, _CANDIDATES = 4, 8
+_SECRET = 32  # Bytes.
 SQLITE, BLOCKED, KEY = 'characters.sqlite', 'blocked', 'key'
 
 
@@ -211,7 +210,7 @@ def _assemble(
     ),
     moderator=opened.moderator,
     max_tokens=min(settings.max_tokens, length // 2),
-    secret=_key(pathlib.Path(settings.folder) / KEY),
+    secret=files.load_secret(pathlib.Path(settings.folder) / KEY, _SECRET),
     guide=_guide(head),
     guided_tokens=settings.guided,
   )
@@ -380,7 +379,9 @@ def _opened(settings: Settings, head: judge.Head | None) -> _Opened:
     version = moderation.head_version(params, config.names)
     named = moderation.Head(version, config.names)
   if settings.safety:
-    log = blocked.Blocked(folder / BLOCKED, _key(folder / KEY))
+    log = blocked.Blocked(
+      folder / BLOCKED, files.load_secret(folder / KEY, _SECRET)
+    )
   moderator = moderation.Moderator(named, log)
   if settings.safety:
     moderator.use(settings.safety)
@@ -422,17 +423,6 @@ def _access(settings: Settings, folder: pathlib.Path) -> auth.Access:
   if not (needs_token or settings.open):
     key = local_key.load(folder / local_key.FILE)
   return auth.Access(tokens, is_open=settings.open, key=key, age=settings.age)
-
-
-def _key(path: pathlib.Path) -> bytes:
-  """Returns the server's secret; the first start draws it and writes it."""
-  try:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-  except FileExistsError:
-    return path.read_bytes()
-  with os.fdopen(file, 'wb') as opened:
-    opened.write(secrets.token_bytes(32))
-  return path.read_bytes()
 
 
 def _store(folder: pathlib.Path, which: str) -> characters.Store:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import secrets
+import tempfile
 from typing import Any
 
 # The suffix of files that are not whole yet.
@@ -64,6 +65,44 @@ def write_text(path: pathlib.Path, text: str) -> None:
     file.write(text)
     file.flush()
     os.fsync(file.fileno())
+
+
+def create_secret(path: pathlib.Path, data: bytes) -> None:
+  """Creates a file that only this user can read; leaves one that is there.
+
+  It is there with all of `data`, or not at all.
+  """
+  with writing(str(path)):
+    # Mode 600, whatever the umask is.
+    file, temporary = tempfile.mkstemp(prefix='.secret.', dir=path.parent)
+    try:
+      with os.fdopen(file, 'wb') as opened:
+        opened.write(data)
+        opened.flush()
+        os.fsync(opened.fileno())
+      os.link(temporary, path)
+    except FileExistsError:
+      pass  # Another process drew one at the same time.
+    finally:
+      os.unlink(temporary)
+
+
+def load_secret(path: pathlib.Path, size: int) -> bytes:
+  """Returns a file's random bytes; the first call draws and writes them.
+
+  Raises:
+    ValueError: the file has another size.
+    OSError: it cannot be read or written.
+  """
+  if not path.exists():
+    create_secret(path, secrets.token_bytes(size))
+  secret = path.read_bytes()
+  if len(secret) != size:
+    raise ValueError(
+      f'{path}: {len(secret)} bytes: must be {size}. Remove the file, and the'
+      ' next start draws another.'
+    )
+  return secret
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from concurrent import futures
 import json
 import os
+import secrets
 import subprocess
 import sys
 
@@ -87,3 +88,23 @@ def test_a_lock_is_its_threads_until_it_has_left_as_often_as_it_entered(
       )
       assert message in child.stderr
     other.submit(enter).result()
+
+
+def test_a_start_that_dies_leaves_no_half_of_a_secret(tmp_path, monkeypatch):
+  path = tmp_path / 'key'
+
+  def die(*_):
+    raise KeyboardInterrupt
+
+  for module, name in (secrets, 'token_bytes'), (os, 'fsync'), (os, 'link'):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+      patched.setattr(module, name, die)
+      files.load_secret(path, 32)
+    assert not os.listdir(tmp_path)
+  key = files.load_secret(path, 32)
+  assert len(key) == 32 and files.load_secret(path, 32) == key
+  assert path.stat().st_mode & 0o777 == 0o600
+  assert os.listdir(tmp_path) == [path.name]
+  path.write_bytes(b'')
+  with pytest.raises(ValueError, match='0 bytes: must be 32'):
+    files.load_secret(path, 32)

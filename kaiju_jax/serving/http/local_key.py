@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import secrets
-import tempfile
 
 from kaiju_jax.storage import files
 
@@ -28,7 +27,8 @@ def load(path: str | os.PathLike) -> str:
   try:
     return _read(path)
   except FileNotFoundError:
-    _write(path, 'kaiju-local-' + secrets.token_urlsafe(32))
+    key = f'kaiju-local-{secrets.token_urlsafe(32)}\n'
+    files.create_secret(path, key.encode())
   return _read(path)
 
 
@@ -59,20 +59,3 @@ def _read(path: pathlib.Path) -> str:
     raise ValueError(
       f'{path}: {error} Remove the file, and the next start draws another.'
     ) from None
-
-
-def _write(path: pathlib.Path, key: str) -> None:
-  """Creates a file at once with its whole content, if there is none."""
-  with files.writing(str(path)):
-    # Mode 600, whatever the umask is.
-    file, temporary = tempfile.mkstemp(prefix='.key.', dir=path.parent)
-    try:
-      with os.fdopen(file, 'w', encoding='utf-8') as opened:
-        opened.write(f'{key}\n')
-        opened.flush()
-        os.fsync(opened.fileno())
-      os.link(temporary, path)
-    except FileExistsError:
-      pass  # Another process drew one at the same time.
-    finally:
-      os.unlink(temporary)
