@@ -143,6 +143,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _serve() -> None:
   from kaiju_jax.runs import load
+  from kaiju_jax.runs import memory
   from kaiju_jax.runs import serve
   from kaiju_jax.serving.http import log
   from kaiju_jax.serving.http import server as server_lib
@@ -160,6 +161,7 @@ def _serve() -> None:
   loaded = load.from_anywhere(path)
   settings = _settings()
   context = serve.assemble(loaded, settings, _say)
+  memory.trim()
   with log.write_to(sys.stderr, _LOG.value):
     serve.run(context, settings, _say)
 
