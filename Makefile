@@ -56,7 +56,7 @@ test-versions: $(VENV)/.tests-installed
 # Nearly all compare things that are compiled in the same way, and are compiled
 # cheaply. A few compare bits and bytes of what users compile.
 test-slow: $(VENV)/.slow-tests-installed
-	$(QUICK) $(PYTEST) -m 'slow and not optimized' $(TESTS)
+	$(QUICK) $(PYTEST) -rfER -m 'slow and not optimized' $(TESTS)
 	$(PYTEST) -m optimized $(call MARKED,optimized)
 
 # The wheel in an environment of its own: its contents, and the README's ten

@@ -260,8 +260,10 @@ async function settle(stream, failure) {
 
 /** The conversation with its reply; a part of one may come a moment later. */
 async function stored({session: id, after, text, abort}, failure) {
-  const isPart = abort.signal.aborted || (failure && text);
-  const tries = isPart ? 5 : 1;
+  const {aborted} = abort.signal;
+  const isPart = aborted || (failure && text);
+  // A busy server stores what was stopped within seconds.
+  const tries = aborted && text ? 25 : isPart ? 5 : 1;
   for (let tried = 1; ; tried++) {
     const session = await client.session(id);
     const isThere = since(session, after, 'assistant').length > 0;

@@ -851,7 +851,7 @@ def test_conversations_that_nobody_goes_on_with_are_forgotten(make):
 
 @pytest.mark.slow
 def test_a_long_text_is_looked_up_within_milliseconds():
-  """Wanted are 2 ms; a loaded machine gets five times as long."""
+  """Wanted are 2 ms of a core; on a loaded machine it takes more of them."""
   size, page = 2**15, 64
   pools = fake_device.pools(size + page, page, 1024, (600, 40))
   decoder = fake_device.Decoder(pools, 2, size + page)
@@ -863,9 +863,9 @@ def test_a_long_text_is_looked_up_within_milliseconds():
   decoder.account.tree.record(text, decoder.account.pages_of(row))
   taken = []
   for _ in range(7):
-    begun = time.perf_counter()
+    begun = time.thread_time()
     match = decoder.account.tree.match(text)
-    taken.append(time.perf_counter() - begun)
+    taken.append(time.thread_time() - begun)
   assert match.length == size - 1
   assert min(taken) < 0.010
 

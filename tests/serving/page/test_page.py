@@ -7,6 +7,8 @@ import pytest
 
 from tests.serving import browser as browser_lib
 
+pytestmark = pytest.mark.flaky(reruns=2)
+
 PAGE = pathlib.Path(__file__).parents[3] / 'kaiju_jax/serving/page'
 HOSTILE = (
   '<script>window.ran = 1</script>',
@@ -228,7 +230,7 @@ def test_stop_and_reload_in_the_middle_show_what_is_stored(
 ):
   running = pytest.importorskip('tests.serving.running')
   with (
-    running.server(tmp_path, pause=0.1) as server,
+    running.server(tmp_path, pause=0.3) as server,
     browser_lib.visit(chromium, server.address) as visit,
   ):
     visit.begin('Mira')
@@ -247,6 +249,7 @@ def test_stop_and_reload_in_the_middle_show_what_is_stored(
     assert visit.texts()[:2] == ['Good evening, User. The lamp is lit.'] + [
       'Tell me of the sea'
     ]
+    assert server.is_idle_within(browser_lib.SECONDS)
     visit.page.reload()
     expect(count_of(visit, 2)).to_have_text('2/2')
     turn(visit, 2, 'Previous version')

@@ -7,10 +7,12 @@ import pytest
 
 from tests.serving import browser as browser_lib
 from tests.serving import fake_api
+from tests.serving import trivial
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=2)]
 
 CHAT = '/v1/chat/completions'
+NOW = 1_800_000_000  # Seconds.
 Reply = fake_api.Reply
 
 
@@ -43,14 +45,19 @@ def test_a_busy_server_is_asked_again_after_the_time_that_it_names(
   fake, visit, expect
 ):
   visit.begin('Mira')
+  visit.page.clock.set_fixed_time(NOW)
   fake.refuse(CHAT, 429, 'eight wait already.', {'Retry-After': '2'})
   visit.write('Are you there?')
   notice = visit.find('#notice')
   expect(notice).to_contain_text('The server is busy. eight wait already.')
   expect(visit.find('#draft')).to_have_value('Are you there?')
   again = visit.page.get_by_role('button', name='Try again')
+  expect(again).to_have_text('Try again in 2 s')
   expect(again).to_be_disabled()
+  visit.page.clock.set_fixed_time(NOW + 1)
   expect(again).to_have_text('Try again in 1 s')
+  expect(again).to_be_disabled()
+  visit.page.clock.set_fixed_time(NOW + 2)
   expect(again).to_be_enabled()
   fake.replies.append(Reply(['I ', 'am.']))
   again.click()
@@ -204,12 +211,13 @@ def test_an_edit_that_changes_nothing_makes_no_sibling(fake, visit, expect):
 
 
 def test_an_action_that_failed_is_tried_again(fake, visit, expect):
-  fake.refuse('/v1/sessions', 429, 'full.', {'Retry-After': '1'}, times=2)
+  for words in 'full.', 'still full.':
+    fake.refuse('/v1/sessions', 429, words, {'Retry-After': '1'})
   visit.find('.character').click()
   visit.press('Start a conversation')
   again = visit.page.get_by_role('button', name='Try again', exact=True)
   again.click()  # In time.
-  expect(visit.find('#notice')).to_contain_text('full.')
+  expect(visit.find('#notice')).to_contain_text('still full.')
   again.click()
   expect(visit.find('.message .text')).to_have_text('The lamp is lit.')
   expect(visit.find('#notice')).to_be_hidden()
@@ -293,6 +301,8 @@ def test_a_reload_in_the_middle_shows_what_is_stored(fake, visit, expect):
   visit.page.reload()
   expect(visit.find('.message .text').nth(1)).to_have_text('Hello')
   expect(visit.find('#draft')).to_have_value('A thought for later')
+  (session,) = fake.sessions.values()
+  assert trivial.until(lambda: len(session['messages']) == 3)
   visit.page.reload()
   expect(visit.find('.message').last).to_contain_text('was stopped')
   assert visit.texts() == ['The lamp is lit.', 'Hello', 'Well, ']
@@ -368,6 +378,7 @@ def test_a_conversation_that_is_gone_leads_home_with_words(fake, visit, expect):
   visit.begin('Mira')
   fake.sessions.clear()
   visit.page.evaluate('() => history.back()')
+  expect(visit.find('#sheet')).to_be_visible()
   visit.page.evaluate('() => history.forward()')
   expect(visit.find('#notice')).to_contain_text('This is not there any more.')
   expect(visit.find('#welcome')).to_be_visible()

@@ -15,6 +15,8 @@ from kaiju_jax.data import tokenizer as tokenizer_lib
 from tests.serving import running
 from tests.serving import trivial
 
+pytestmark = pytest.mark.flaky(reruns=2)
+
 CHAT, TEXT = '/v1/chat/completions', '/v1/completions'
 NAME = 'é' * 200
 SIZE = 1_000_000

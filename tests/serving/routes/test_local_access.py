@@ -131,6 +131,7 @@ def test_a_default_nginx_lets_nobody_in(server, key, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.flaky(reruns=2)
 def test_the_printed_address_opens_the_page_and_the_browser_keeps_its_key(
   key, tmp_path
 ):
