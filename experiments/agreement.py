@@ -128,7 +128,7 @@ def _answers() -> rich.table.Table:
   asked = _Asked(found)
   for mode in _MODE.value:
     decoder = load.decoder(
-      found, rows=_ROWS.value, length=asked.length, mode=mode
+      found, None, rows=_ROWS.value, length=asked.length, mode=mode
     )
     read = cached_answers.reader(decoder, _CHUNK.value)
     asked.add(f'through the cache, {mode}', read)

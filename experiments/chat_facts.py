@@ -69,6 +69,7 @@ def _run() -> None:
   length = _LENGTH.value or loaded.config.max_length
   decoder = load.decoder(
     loaded,
+    tokenizer,
     rows=_ROWS,
     length=length,
   )

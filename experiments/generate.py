@@ -119,6 +119,7 @@ def _generator(
   started = time.monotonic()
   decoder = load.decoder(
     loaded,
+    tokenizer,
     rows=rows,
     length=length,
   )

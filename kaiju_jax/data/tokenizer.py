@@ -22,6 +22,8 @@ _SAMPLE = """The children's teachers, unlike their students, didn't answer.
   def f_2(x: list[int]) -> str:\t# naïve\n    return f"{x!r}\\n" * 12345
 À bientôt! Größe, 東京, привет, 👍🏽.  Two  spaces;\n\n\nthree lines.
 """
+# Opens the hash of a file, and no hash of behaviour, which is hex alone.
+_OF_FILE = 'file-'
 _BOS = (
   '<s>',
   '<bos>',
@@ -44,11 +46,13 @@ class Tokenizer(Protocol):
     longest: the most bytes of UTF-8 that one token stands for or decodes to. A
       text of n bytes has at least n / longest tokens. (A tokenizer that has no
       token for a word, or drops characters, may give fewer.)
+    file: a hash of its file's bytes; '' for a tokenizer without a file.
   """
 
   vocab_size: int
   bos_id: int
   longest: int
+  file: str
 
   def encode(self, text: str) -> np.ndarray:
     """Returns int32 tokens, without `bos_id`; lets other threads run."""
@@ -73,6 +77,7 @@ class Bytes:
   bos_id = 0
   # A byte that is no character decodes to U+FFFD, which has three bytes.
   longest = 3
+  file = ''
 
   def encode(self, text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -110,8 +115,10 @@ class HuggingFace:
         f'data.tokenizer={path!r}: no such file; expected a Hugging Face'
         " tokenizer.json, or '' for bytes."
       )
+    data = pathlib.Path(path).read_bytes()
+    self.file = hashlib.blake2b(data, digest_size=16).hexdigest()
     try:
-      self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+      self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # The library raises nothing narrower.
       raise ValueError(
         f'data.tokenizer={path!r}: not a Hugging Face tokenizer.json: {error}'
@@ -184,7 +191,12 @@ def load(path: str, vocab_size: int | None = None) -> Tokenizer:
 
 
 def digest(tokenizer: Tokenizer) -> str:
-  """Returns a hash of a tokenizer's behaviour, wherever its file is.
+  """Returns a hash of the tokenizer's file, or of what it does without one."""
+  return _OF_FILE + tokenizer.file if tokenizer.file else hash_use(tokenizer)
+
+
+def hash_use(tokenizer: Tokenizer) -> str:
+  """Returns a hash of a tokenizer's behaviour; decodes each of its tokens.
 
   It covers the text of each token and the tokens of a sample text, so that a
   file that was written anew, or bytes in a `tokenizer.json`, hash alike.

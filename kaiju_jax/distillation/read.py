@@ -38,7 +38,7 @@ def check(
     entries: T of the student's rows.
     temperature: the divisor of the student's logits.
     vocab_size: V of the student.
-    tokenizer: hash of the student's tokenizer (`data/tokenizer.digest`).
+    tokenizer: hash of the student's tokenizer (`data/tokenizer.hash_use`).
 
   Raises:
     FileNotFoundError: the folder is no store.

@@ -48,7 +48,7 @@ class Settings:
   Attributes:
     sampling: how distributions are sampled.
     vocab_size: V of the teacher.
-    tokenizer: hash of the tokenizer (`data/tokenizer.digest`).
+    tokenizer: hash of the tokenizer (`data/tokenizer.hash_use`).
     teacher: hash of the teacher's parameters and config.
     length: tokens of a row that the teacher read.
     batch: rows that it read at a time.

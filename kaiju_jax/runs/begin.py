@@ -122,7 +122,7 @@ def is_export(path: pathlib.Path) -> bool:
 
 def _check_tokenizer(file: pathlib.Path, name: str) -> None:
   theirs, ours = (tokenizer_lib.load(one) for one in (str(file), name))
-  if tokenizer_lib.digest(theirs) != tokenizer_lib.digest(ours):
+  if tokenizer_lib.hash_use(theirs) != tokenizer_lib.hash_use(ours):
     raise ValueError(
       f'data.tokenizer={name!r}: is another tokenizer than {file}, which the'
       ' model was trained with.'

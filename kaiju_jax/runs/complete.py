@@ -40,6 +40,7 @@ def texts(
   ]
   decoder = load.decoder(
     loaded,
+    tokenizer,
     rows=len(requests),
     length=max(len(one.tokens) for one in requests) + max_tokens,
   )

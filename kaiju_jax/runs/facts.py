@@ -64,6 +64,7 @@ def generator_of(
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
   decoder = load.decoder(
     loaded,
+    tokenizer,
     rows=_ROWS,
     length=length,
   )

@@ -162,11 +162,13 @@ def head(path: str | os.PathLike, d_model: int) -> tuple[Any, Any]:
   return token_head_lib.load(path, d_model=d_model)
 
 
-def decoder(loaded: Loaded, **settings: Any) -> Any:
+def decoder(loaded: Loaded, tokenizer: Any, **settings: Any) -> Any:
   """Returns a `decoding.device.decoder.Decoder` of a loaded model.
 
   Args:
     loaded: the model.
+    tokenizer: its tokenizer, beyond whose tokens none is drawn; None to draw
+      all of the model's vocabulary.
     **settings: the arguments of `Decoder` beside the model.
 
   Raises:
@@ -175,7 +177,11 @@ def decoder(loaded: Loaded, **settings: Any) -> Any:
   from kaiju_jax.decoding.device import decoder as decoder_lib
 
   return decoder_lib.Decoder(
-    loaded.params, loaded.config, replica=loaded.replica, **settings
+    loaded.params,
+    loaded.config,
+    replica=loaded.replica,
+    tokens=None if tokenizer is None else tokenizer.vocab_size,
+    **settings,
   )
 
 

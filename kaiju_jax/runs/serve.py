@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kaiju_jax.characters.cards import builtin
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.costs import footprint
 from kaiju_jax.data import chat as chat_format
@@ -31,6 +30,7 @@ from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import paging
+from kaiju_jax.runs import built_in
 from kaiju_jax.runs import load
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
@@ -185,10 +185,9 @@ def _assemble(
   written: chat_format.Format,
 ) -> context_lib.Context:
   """Does what `assemble_around` does, with parts that are already open."""
-  # Stored prefixes depend on a chat template, too.
-  digest = tokenizer_lib.digest(tokenizer) + written.digest
   length = engine.decoder.length
-  publish_built_in(opened.store, written, digest, length)
+  digest = built_in.digest(opened.store, tokenizer, written)
+  built_in.publish(opened.store, written, digest, length)
   working = worker_lib.Worker(engine)
   made = context_lib.Context(
     worker=working,
@@ -277,26 +276,6 @@ def greeting(context: context_lib.Context, url: str) -> list[str]:
   return [*lines, 'Ctrl-C ends it.']
 
 
-def publish_built_in(
-  store: characters.Store,
-  written: chat_format.Format,
-  digest: str,
-  length: int,
-) -> None:
-  """Publishes the built-in characters that the model has room for."""
-  for fields in builtin.CHARACTERS:
-    tokens = prompt.prefix(fields, written)
-    if len(tokens) <= length // 2:
-      store.publish(
-        characters.BUILT_IN,
-        fields,
-        tokens,
-        digest,
-        fields.name.lower(),
-        is_public=True,
-      )
-
-
 def warm(engine: engine_lib.Engine) -> None:
   """Compiles the functions of requests, by running some; keeps no points."""
   engine.warm(scores=True)
@@ -323,6 +302,7 @@ def _engine(loaded, tokenizer, settings: Settings, head) -> engine_lib.Engine:
   guide = _guide(head)
   decoder = load.decoder(
     loaded,
+    tokenizer,
     rows=settings.rows,
     length=length,
     extra=0 if guide is None else guide.extra(settings.guided),

@@ -134,6 +134,7 @@ def _passages(loaded, documents, tokenizer, settings):
 def _author(loaded, tokenizer, settings, rows, length):
   decoder = load.decoder(
     loaded,
+    tokenizer,
     rows=rows,
     length=length,
   )

@@ -95,8 +95,8 @@ def plan(
     )
   ours = tokenizer_lib.load(data.tokenizer, teacher.config.vocab_size)
   theirs = tokenizer_lib.load(teacher.tokenizer, teacher.config.vocab_size)
-  digest = tokenizer_lib.digest(ours)
-  if digest != tokenizer_lib.digest(theirs):
+  digest = tokenizer_lib.hash_use(ours)
+  if digest != tokenizer_lib.hash_use(theirs):
     raise ValueError(
       f'data.tokenizer={data.tokenizer!r}: must be that of the teacher,'
       f' {teacher.tokenizer!r}: targets are probabilities of its tokens.'

@@ -33,7 +33,7 @@ def check(experiment: experiment_lib.Experiment) -> None:
     entries=objective.distillation.entries,
     temperature=objective.distillation.temperature,
     vocab_size=experiment.model.vocab_size,
-    tokenizer=tokenizer.digest(tokenizer.load(data.tokenizer)),
+    tokenizer=tokenizer.hash_use(tokenizer.load(data.tokenizer)),
   )
 
 

@@ -173,3 +173,21 @@ def test_the_library_is_imported_only_for_a_file():
     [sys.executable, '-c', code], capture_output=True, text=True
   )
   assert result.stderr.strip() == 'set()'
+
+
+def test_a_file_is_hashed_without_decoding_its_tokens(tmp_path, monkeypatch):
+  path = _bpe(tmp_path / 'a.json', ['<s>'])
+  tokenizer = tokenizer_lib.load(path)
+  moved = tmp_path / 'b.json'
+  moved.write_bytes((tmp_path / 'a.json').read_bytes())
+  with monkeypatch.context() as patch:
+    patch.setattr(tokenizer_lib.HuggingFace, 'decode', None)
+    digest = tokenizer_lib.digest(tokenizer)
+    assert tokenizer_lib.digest(tokenizer_lib.load(str(moved))) == digest
+  moved.write_bytes(moved.read_bytes() + b' ')
+  other = tokenizer_lib.load(str(moved))
+  assert tokenizer_lib.digest(other) != digest
+  assert tokenizer_lib.hash_use(other) == tokenizer_lib.hash_use(tokenizer)
+  assert tokenizer_lib.digest(tokenizer_lib.load('')) == tokenizer_lib.hash_use(
+    tokenizer_lib.Bytes()
+  )

@@ -83,3 +83,30 @@ def test_a_gate_without_a_head_is_refused_at_the_start(tmp_path):
   with pytest.raises(ValueError, match='closed: no token-level head') as caught:
     opened(tmp_path / 'server', safety=str(tmp_path))
   assert '\n' not in str(caught.value)
+
+
+def test_a_store_keeps_the_digest_that_its_characters_have(tmp_path):
+  """Files are hashed; what a tokenizer does names the texts of old stores."""
+  from kaiju_jax.data import chat
+  from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.interchange import tokens
+  from kaiju_jax.runs import built_in
+  from kaiju_jax.serving.stores import sqlite_store
+  from tests.interchange import toys
+
+  tokens.write(tmp_path, '', toys.PLAIN)
+  tokenizer = tokenizer_lib.load(str(tmp_path / tokens.FILE))
+  written = chat.format_of(tokenizer)
+  of_file = tokenizer_lib.digest(tokenizer)
+  assert of_file != tokenizer_lib.hash_use(tokenizer)
+  for digest in of_file, tokenizer_lib.hash_use(tokenizer):
+    store = sqlite_store.SqliteStore(tmp_path / f'{digest}.sqlite')
+    # A new store takes the file's; one with characters of the other keeps it.
+    assert built_in.digest(store, tokenizer, written) == of_file
+    built_in.publish(store, written, digest, 4096)
+    assert built_in.digest(store, tokenizer, written) == digest
+    store.close()
+  other = sqlite_store.SqliteStore(tmp_path / 'other.sqlite')
+  built_in.publish(other, written, 'of another tokenizer', 4096)
+  assert built_in.digest(other, tokenizer, written) == of_file
+  other.close()

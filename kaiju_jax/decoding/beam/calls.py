@@ -35,7 +35,7 @@ class Calls:
     self.size = size
     self.is_judged = judge is not None
     self._decoder = decoder
-    network, top = decoder.network, min(size, decoder.config.vocab_size)
+    network, top = decoder.network, min(size, decoder.tokens)
     self._first = decoder.jit(functools.partial(beam_step.first, network, top))
     self._step = decoder.jit(
       functools.partial(beam_step.step, network, judge, top), donate_argnums=1

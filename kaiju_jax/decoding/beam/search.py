@@ -164,7 +164,7 @@ class BeamSearch:
       ValueError: a decoder in the reference mode, an eos outside the
         vocabulary, or calls of fewer candidates.
     """
-    vocab_size = decoder.config.vocab_size
+    vocab_size = decoder.tokens
     for eos in search.ends:
       if not 0 <= eos < vocab_size:
         raise ValueError(f'eos={eos}: a token is 0…{vocab_size - 1}.')

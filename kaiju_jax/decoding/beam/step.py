@@ -124,9 +124,7 @@ def expand(
   network: extend.Network, top: int, params: Any, hidden_CD: jax.Array
 ) -> Expansions:
   """Returns the `top` likeliest next tokens after each hidden state."""
-  logits_CV = network.model.apply(
-    {'params': params}, hidden_CD[None], method='logits'
-  )[0]
+  logits_CV = extend.logits(network, params, hidden_CD[None])[0]
   log_probability_CV = jax.nn.log_softmax(logits_CV)
   log_probability_CT, token_CT = lax.top_k(log_probability_CV, top)
   is_nan_C = jnp.isnan(log_probability_CV).any(axis=1)

@@ -37,6 +37,7 @@ class Decoder:
 
   Attributes:
     network: the model and its pools, for functions that `run` calls.
+    tokens: the number of tokens that a text may hold.
     params: those of `weights.ready`.
     jit: `jax.jit` with the compiler options of the mode.
     account: which rows are open and which pages they and points hold; to read.
@@ -54,6 +55,7 @@ class Decoder:
     page_counts: dict[str, int] | None = None,
     mode: str = 'fast',
     replica: ternary_plan.State | None = None,
+    tokens: int | None = None,
   ):
     """Allocates the cache.
 
@@ -67,6 +69,8 @@ class Decoder:
       page_counts: pages of a kind's pool; by default every row can be full.
       mode: one of `extend.MODES`.
       replica: the training state's replica, where updates were ternary.
+      tokens: the tokenizer's size, where the model's vocabulary is padded
+        beyond it: no token from there on is ever drawn. None for all of V.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
@@ -79,6 +83,12 @@ class Decoder:
         f'length={length}: the model has positions up to'
         f' model.max_length={config.max_length}.'
       )
+    self.tokens = config.vocab_size if tokens is None else tokens
+    if not 0 < self.tokens <= config.vocab_size:
+      raise ValueError(
+        f'tokens={tokens}: must be in 1…{config.vocab_size}, the vocabulary'
+        ' model.vocab_size.'
+      )
     heads = config.num_kv_heads
     sizes = dict(page=page, extra=extra, pages=page_counts, heads=heads)
     pools = paging.pools(config.layers(), rows, length, **sizes)
@@ -90,6 +100,7 @@ class Decoder:
       transformer.Transformer(config, unstacked=True),
       pools,
       length if mode == 'reference' else None,
+      self.tokens,
     )
     # All arrays are committed to one device. Otherwise each call would compile
     # twice: for the cache as made, and as returned by a call.
@@ -115,9 +126,7 @@ class Decoder:
     self._lend = self._writer(changes.lend(heads))
     self._reissue = self._writer(changes.REISSUE)
     self._settle = self._writer(changes.settle(heads))
-    self._logits = self.jit(
-      functools.partial(self.network.model.apply, method='logits')
-    )
+    self._logits = self.jit(functools.partial(extend.logits, self.network))
 
   @property
   def cache(self) -> cache_lib.Cache:
@@ -379,7 +388,7 @@ class Decoder:
 
   def logits(self, hidden_BLD: jax.Array) -> jax.Array:
     """Returns float32 logits [B, L, V] of hidden states."""
-    return self._logits({'params': self.params}, hidden_BLD)
+    return self._logits(self.params, hidden_BLD)
 
   def _writer(self, function: Callable[..., Any]) -> Callable[..., Any]:
     return self.jit(function, donate_argnums=1)

@@ -32,12 +32,15 @@ class Network(NamedTuple):
   """The model (`unstacked=True`) and its cache's pools; no arrays.
 
   `reference_length` is that of the forward pass whose bits each token has in
-  the reference mode; None in the fast mode.
+  the reference mode; None in the fast mode. `tokens` is the number of tokens
+  that a text may hold, where the vocabulary's last rows are padding; None for
+  all V.
   """
 
   model: transformer.Transformer
   pools: dict[str, paging.Pool]
   reference_length: int | None = None
+  tokens: int | None = None
 
 
 class Chunk(NamedTuple):
@@ -103,6 +106,17 @@ def text(
   )
   length_R = cache.length_R.at[row_B].set(end_B)
   return hidden_BLD, cache._replace(length_R=length_R)
+
+
+def logits(network: Network, params: Any, hidden_BLD: jax.Array) -> jax.Array:
+  """Returns float32 logits [B, L, V]; those of padding are −inf."""
+  logits_BLV = network.model.apply(
+    {'params': params}, hidden_BLD, method='logits'
+  )
+  size = logits_BLV.shape[-1]
+  if network.tokens in (None, size):
+    return logits_BLV
+  return jnp.where(jnp.arange(size) < network.tokens, logits_BLV, -jnp.inf)
 
 
 def _text(length_B, count_B, tokens_BL):

@@ -140,9 +140,7 @@ class Engine:
     ValueError: names the field that is wrong.
     """
     length = self.decoder.length if length is None else length
-    tokens_L = request_lib.check(
-      request, self.decoder.config.vocab_size, length, name
-    )
+    tokens_L = request_lib.check(request, self.decoder.tokens, length, name)
     if request.stop_strings and self._tokenizer is None:
       raise ValueError(
         f'{name}.stop_strings={request.stop_strings!r}: the engine has no'

@@ -93,9 +93,7 @@ class Generator:
       pages.Full: no row is free.
     """
     decoder = self._decoder
-    tokens_L = request_lib.check_tokens(
-      tokens, decoder.config.vocab_size, 'tokens'
-    )
+    tokens_L = request_lib.check_tokens(tokens, decoder.tokens, 'tokens')
     if len(tokens_L) > decoder.length:
       raise ValueError(
         f'tokens has {len(tokens_L)}: a row of the cache holds'

@@ -131,7 +131,9 @@ def prefill(
   last_BLD = jnp.take_along_axis(hidden_BLD, last_B11, axis=1)
   scores = None
   if is_scored:
-    scores = _scores(_logits(network, params, hidden_BLD[:1])[0], next_BL[0])
+    scores = _scores(
+      extend.logits(network, params, hidden_BLD[:1])[0], next_BL[0]
+    )
   # All shapes of a prefill share one program of `first`.
   beyond = 0, rows - len(row_B)
   last_BLD = jnp.pad(last_BLD, (beyond, (0, 0), (0, 0)))
@@ -164,7 +166,7 @@ def first(
     mean nothing.
   """
   token_B, own_B = sampling_lib.draw(
-    _logits(network, params, last_BLD)[:, 0],
+    extend.logits(network, params, last_BLD)[:, 0],
     _at_rest(
       sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
       draws_B,
@@ -212,7 +214,7 @@ def step(
   at_B = jnp.where(is_on_B, token_B, state.seen_RV.shape[1])
   seen_RV = state.seen_RV.at[row_B, at_B].set(True, mode='drop')
   drawn_B, own_B = sampling_lib.draw(
-    _logits(network, params, hidden_BLD)[:, 0],
+    extend.logits(network, params, hidden_BLD)[:, 0],
     _at_rest(
       sampling_lib.Settings(*(all_R[row_B] for all_R in state.settings)),
       is_on_B,
@@ -259,10 +261,6 @@ def _pack(token_B, log_probability_B, judged_CB=None) -> jax.Array:
 def _bits(x: jax.Array) -> jax.Array:
   """Returns float32 as int32 of the same bits."""
   return lax.bitcast_convert_type(x, jnp.int32)
-
-
-def _logits(network, params, hidden_BLD) -> jax.Array:
-  return network.model.apply({'params': params}, hidden_BLD, method='logits')
 
 
 def _scores(logits_LV, next_L) -> Scores:

@@ -1,0 +1,64 @@
+"""Publishes the built-in characters in a server's store when it starts.
+
+It also decides by which digest the store knows the model's tokenizer.
+"""
+
+from kaiju_jax.characters.cards import builtin
+from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.serving.stores import characters
+
+
+def digest(
+  store: characters.Store,
+  tokenizer: tokenizer_lib.Tokenizer,
+  written: chat.Format,
+) -> str:
+  """Returns the digest of a tokenizer and a format, as prefixes are stored.
+
+  A store whose built-in characters have the digest of what the tokenizer does,
+  as all had before files were hashed, keeps it, because it is part of the
+  stored characters and of the texts in the cache.
+  """
+  found = tokenizer_lib.digest(tokenizer) + written.digest
+  held = {
+    version.tokenizer
+    for fields in builtin.CHARACTERS
+    if (version := _live(store, fields.name.lower())) is not None
+  }
+  if not held or found in held:
+    return found
+  former = tokenizer_lib.hash_use(tokenizer) + written.digest
+  return former if former in held else found
+
+
+def publish(
+  store: characters.Store, written: chat.Format, digest: str, length: int
+) -> None:
+  """Publishes the built-in characters that a model has room for.
+
+  Args:
+    store: the server's store.
+    written: the model's chat format.
+    digest: that of the format.
+    length: tokens of a prompt and its reply.
+  """
+  for fields in builtin.CHARACTERS:
+    tokens = prompt.prefix(fields, written)
+    if len(tokens) <= length // 2:
+      store.publish(
+        characters.BUILT_IN,
+        fields,
+        tokens,
+        digest,
+        fields.name.lower(),
+        is_public=True,
+      )
+
+
+def _live(store: characters.Store, name: str) -> characters.Version | None:
+  try:
+    return store.live(characters.BUILT_IN, name)
+  except characters.Missing:
+    return None
