@@ -37,6 +37,7 @@ class Decoder:
 
   def __init__(self, pools, rows, length):
     self.config = types.SimpleNamespace(vocab_size=VOCABULARY)
+    self.tokens = VOCABULARY
     self.rows, self.length, self.pools = rows, length, pools
     self.account = rows_lib.Rows(pools, rows)
     self.lengths, self.hashes, self.opened = {}, {}, {}
