@@ -4,12 +4,16 @@
 #   SEEDS=3              seeds of the needle comparison, counted from 0
 #   ARMS=kaiju           arms of it, comma-separated; all by default
 #   PORT=8000            where `make chat` answers; 0 for a free one
+#   MINUTES=9            what `make gpu` may take
+#   OUT=runs/device      where it writes, and goes on
 
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 1
 ARMS ?=
 PORT ?= 8000
+MINUTES ?= 9
+OUT ?= runs/device
 BIN := $(VENV)/bin
 # On Python 3.11 the versions that were tested, on a newer one the newest.
 # Python compiles what is imported, a fifth of the files, at its first import.
@@ -32,7 +36,7 @@ TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
   --retries 1 --timeout 15
 
 .PHONY: chat needle test test-versions test-slow wheel check aot aot-full \
-  interchange
+  gpu tpu interchange
 
 # Trains a small chat model, once, and serves it with its page.
 chat: $(VENV)/.serve-installed
@@ -76,6 +80,15 @@ aot-full: aot
 	$(BIN)/python -m experiments.aot_report --preset=13b --accelerator=h100_64
 	$(BIN)/python -m experiments.aot_report --preset=34b --accelerator=h100_128
 
+# On a machine with an accelerator: all that it can tell, as docs/device.md says.
+gpu: $(VENV)/.gpu-installed
+	$(BIN)/python -m experiments.benchmarks.device --minutes=$(MINUTES) \
+	  --out=$(OUT)
+
+tpu: $(VENV)/.tpu-installed
+	$(BIN)/python -m experiments.benchmarks.device --minutes=$(MINUTES) \
+	  --out=$(OUT)
+
 # Exports and imports held to transformers itself, and T5's encoder. (`make test`
 # skips this.)
 interchange: $(VENV)/.interchange-installed
@@ -94,10 +107,13 @@ $(VENV)/.serve-installed: EXTRAS := [serve]
 $(VENV)/.tests-installed: EXTRAS := [test]
 $(VENV)/.slow-tests-installed: EXTRAS := [test-slow]
 $(VENV)/.aot-installed: EXTRAS := [test,aot-gpu,aot-tpu,triton]
+$(VENV)/.gpu-installed: EXTRAS := [cuda,triton]
+$(VENV)/.tpu-installed: EXTRAS := [tpu]
 $(VENV)/.interchange-installed: EXTRAS := [test,interchange]
 
 $(VENV)/.installed $(VENV)/.serve-installed $(VENV)/.tests-installed \
-  $(VENV)/.slow-tests-installed $(VENV)/.aot-installed: \
+  $(VENV)/.slow-tests-installed $(VENV)/.aot-installed \
+  $(VENV)/.gpu-installed $(VENV)/.tpu-installed: \
     setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.$(EXTRAS)'

@@ -50,6 +50,7 @@ PURPOSES = {
     'benchmarks.block',
     'benchmarks.corpora',
     'benchmarks.decode',
+    'benchmarks.device',
     'benchmarks.kernels',
     'benchmarks.mixture',
     'benchmarks.sampled_targets',
@@ -67,7 +68,8 @@ _FOLDER = pathlib.Path(__file__).parent
 
 def line(name: str) -> str:
   """Returns the first line of a command's docstring, which is not imported."""
-  file = _FOLDER.joinpath(*name.split('.')).with_suffix('.py')
+  path = _FOLDER.joinpath(*name.split('.'))
+  file = path / '__main__.py' if path.is_dir() else path.with_suffix('.py')
   with file.open(encoding='utf-8') as text:
     return text.readline().lstrip('r').strip().strip('"')
 

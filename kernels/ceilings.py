@@ -7,7 +7,9 @@ what a kernel can reach on this very device, with its clock and its cooling.
 Values are random, because a matmul of zeros draws less power and runs faster.
 """
 
+from collections.abc import Callable
 import functools
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -41,36 +43,79 @@ def measure(
     mebibytes: size of the array that is copied; 1024, or 16 on a CPU.
     repeats: rounds, each timing everything once.
   """
+  found = spreads(size, mebibytes, repeats)
+  return Ceilings(**{name: each.median for name, each in found.items()})
+
+
+def spreads(
+  size: int | None = None, mebibytes: int | None = None, repeats: int = 9
+) -> dict[str, timing.Spread]:
+  """Returns the rates of all rounds, by the fields of `Ceilings`.
+
+  Args:
+    size: as for `measure`.
+    mebibytes: as for `measure`.
+    repeats: as for `measure`.
+  """
   on_cpu = dispatch.platform() == 'cpu'
   size = size or (512 if on_cpu else 8192)
   mebibytes = mebibytes or (16 if on_cpu else 1024)
-  a_LK, b_VK = _operands(size)
-  codes_LK, codes_VK = (jnp.clip(32 * x, -127, 127) for x in (a_LK, b_VK))
-  copied = jnp.ones(mebibytes * 2**20 // 4, jnp.float32)
-  runs = {
-    'bf16_matmul': _matmul(jnp.bfloat16, jnp.float32, a_LK, b_VK),
-    'int8_matmul': _matmul(jnp.int8, jnp.int32, codes_LK, codes_VK),
-    'copy': functools.partial(jax.jit(jnp.copy), copied),
+  made = {
+    name: (jitted, make())
+    for name, (jitted, make) in programs(size, mebibytes).items()
   }
-  seconds = timing.medians(runs, repeats, calls=1 if on_cpu else 4)
+  runs = {
+    name: functools.partial(jitted, *operands)
+    for name, (jitted, operands) in made.items()
+  }
+  times = timing.spreads(runs, repeats, calls=1 if on_cpu else 4)
   amounts = {
     'bf16_matmul': 2 * size**3,
     'int8_matmul': 2 * size**3,
-    'copy': 2 * copied.nbytes,
+    'copy': 2 * mebibytes * 2**20,
   }
-  return Ceilings(**{name: amounts[name] / seconds[name] for name in runs})
+  return {
+    name: timing.Spread(
+      amounts[name] / times[name].median,
+      amounts[name] / times[name].most,
+      amounts[name] / times[name].least,
+      times[name].rounds,
+    )
+    for name in runs
+  }
 
 
-def _operands(size: int):
-  keys = jax.random.split(jax.random.key(0))
-  return [jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys]
+def programs(
+  size: int, mebibytes: int
+) -> dict[str, tuple[Any, Callable[[], tuple[jax.Array, ...]]]]:
+  """Returns the jitted functions, each with a function that makes its operands.
+
+  Args:
+    size: as for `measure`.
+    mebibytes: as for `measure`.
+  """
+
+  def values():
+    keys = jax.random.split(jax.random.key(0))
+    return [jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys]
+
+  def codes():
+    return [jnp.clip(32 * x, -127, 127).astype(jnp.int8) for x in values()]
+
+  def copied():
+    return (jnp.ones(mebibytes * 2**20 // 4, jnp.float32),)
+
+  return {
+    'bf16_matmul': (_matmul(jnp.float32), values),
+    'int8_matmul': (_matmul(jnp.int32), codes),
+    'copy': (jax.jit(jnp.copy), copied),
+  }
 
 
-def _matmul(dtype, total, *operands):
+def _matmul(total):
   # int8 tensor cores take both operands with the contracted dimension last.
-  run = jax.jit(
+  return jax.jit(
     lambda a_LK, b_VK: jnp.einsum(
       'LK,VK->LV', a_LK, b_VK, preferred_element_type=total
     )
   )
-  return functools.partial(run, *(x.astype(dtype) for x in operands))

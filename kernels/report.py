@@ -26,6 +26,7 @@ from typing import NamedTuple
 import jax
 
 from kaiju_jax.kernels import ceilings as ceilings_lib
+from kaiju_jax.kernels import timing
 
 NO_TIMES = (
   'On a CPU times mean nothing: interpreted kernels are slow, and what is fast'
@@ -41,7 +42,7 @@ class Row(NamedTuple):
     kernel: the kernel's folder, and the pass where it has several.
     shape: the shape's name.
     implementation: a module's name, or a peer's.
-    seconds: the time of a call; None where it was not timed.
+    seconds: the median time of a call; None where it was not timed.
     operations: operations that the shape needs, two per multiply-add.
     bytes: bytes that the shape must read and write.
     ceiling: the field of `Ceilings` that bounds the operations.
@@ -49,6 +50,8 @@ class Row(NamedTuple):
     max_error: the result's largest error against the reference; None where they
       were not compared.
     is_peer: whether the implementation is another library's.
+    spread: the times of all rounds; None where it was not timed.
+    problem: why it could not be timed on this platform; None where it was.
   """
 
   kernel: str
@@ -61,6 +64,13 @@ class Row(NamedTuple):
   tiles: tuple[int, int] | None = None
   max_error: float | None = None
   is_peer: bool = False
+  spread: timing.Spread | None = None
+  problem: str | None = None
+
+
+def time_fields(spread: timing.Spread | None) -> dict[str, Any]:
+  """Returns the fields of a `Row` that hold its times."""
+  return {'seconds': spread and spread.median, 'spread': spread}
 
 
 def make(
@@ -81,13 +91,13 @@ def make(
     'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
     'ceilings': ceilings._asdict(),
     'rows': [
-      row._asdict() | _derive(row, ceilings) | {'times': _times(row, rows)}
+      row._asdict() | derive(row, ceilings) | {'times': _times(row, rows)}
       for row in rows
     ],
   }
 
 
-def _derive(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
+def derive(row: Row, ceilings: ceilings_lib.Ceilings) -> dict[str, Any]:
   """Returns a row's rates; None where it was not timed."""
   least = max(
     row.operations / getattr(ceilings, row.ceiling), row.bytes / ceilings.copy

@@ -15,6 +15,7 @@ import datetime
 import functools
 import json
 import pathlib
+import random
 from typing import Any
 from typing import NamedTuple
 
@@ -33,11 +34,27 @@ class Found(NamedTuple):
     best: the fastest candidate.
     seconds: the time of one call with it.
     refused: {index of a refused candidate: the compiler's reason}.
+    first: the time of the first candidate; None if it was refused.
+    untried: candidates for which `timing.bound_time` left no time.
   """
 
   best: Blocks
   seconds: float
   refused: dict[int, str]
+  first: float | None = None
+  untried: int = 0
+
+
+class Job(NamedTuple):
+  """A search that has not begun.
+
+  Attributes:
+    candidates: as for `search`, today's choice first where that is known.
+    prepare: makes the operands, and returns `run` of `search`.
+  """
+
+  candidates: Sequence[Blocks]
+  prepare: Callable[[], Callable[[Blocks], Callable[[], Any]]]
 
 
 def key(**shape: Any) -> str:
@@ -94,6 +111,10 @@ def search(
 ) -> Found:
   """Times every candidate on the device at hand.
 
+  The first comes first, the others in a fixed random order. Candidates are
+  compiled in the first half of the time that `timing.bound_time` sets, and
+  those for which it was too short are left out.
+
   Args:
     candidates: the candidates, each {name of a size: size}.
     run: takes a candidate and returns a call that computes with it. Where
@@ -105,8 +126,16 @@ def search(
   Raises:
     ValueError: no candidate compiles; gives the reason for each.
   """
-  runs, refused = {}, {}
-  for i, candidate in enumerate(candidates):
+  runs, refused, untried = {}, {}, 0
+  order = list(range(len(candidates)))
+  rest = order[1:]
+  random.Random(0).shuffle(rest)
+  half = timing.time_left() / 2
+  for i in [*order[:1], *rest]:
+    if runs and timing.time_left() < half:
+      untried += 1
+      continue
+    candidate = candidates[i]
     try:
       call = run(candidate)
       jax.block_until_ready(call())
@@ -115,11 +144,33 @@ def search(
     else:
       runs[i] = call
   if not runs:
-    reasons = [f'{candidates[i]}: {refused[i]}' for i in refused]
+    reasons = [f'{candidates[i]}: {refused[i]}' for i in sorted(refused)]
     raise ValueError('no candidate compiles. ' + '; '.join(reasons))
   seconds = timing.medians(runs, repeats, calls)
   best = min(seconds, key=seconds.__getitem__)
-  return Found(candidates[best], seconds[best], refused)
+  return Found(
+    candidates[best], seconds[best], refused, seconds.get(0), untried
+  )
+
+
+def tune(
+  folder: str | pathlib.Path, jobs: Mapping[str, Job], repeats: int
+) -> dict[str, Found]:
+  """Does all searches, and writes each winner as soon as it is found.
+
+  Args:
+    folder: the folder of `tuned.json`.
+    jobs: the searches by their keys.
+    repeats: as for `search`.
+
+  Raises:
+    ValueError: as `search`.
+  """
+  found = {}
+  for name, job in jobs.items():
+    found[name] = search(job.candidates, job.prepare(), repeats)
+    write(folder, device_kind(), name, found[name])
+  return found
 
 
 def command(

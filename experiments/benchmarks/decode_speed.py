@@ -60,7 +60,7 @@ def times(
     params, config, rows=batch, length=length + steps
   )
   call = decoder.jit(
-    functools.partial(_greedy, decoder.network), donate_argnums=1
+    functools.partial(greedy, decoder.network), donate_argnums=1
   )
   rng = np.random.default_rng(0)
   tokens_BL = rng.integers(0, config.vocab_size, (batch, length), np.int32)
@@ -70,7 +70,7 @@ def times(
   return Times(*zip(*measured[1:]), decoder.cache_bytes)
 
 
-def _greedy(network, params, cache, rings, row_B, tokens_BL):
+def greedy(network, params, cache, rings, row_B, tokens_BL):
   """Returns each row's likeliest next token [B, 1], and the cache."""
   count_B = jnp.full(row_B.shape, tokens_BL.shape[1], jnp.int32)
   hidden_BLD, cache = extend.text(

@@ -35,6 +35,7 @@ import rich.console
 
 from kaiju_jax.runs import command
 from kaiju_jax.runs import report
+from kaiju_jax.storage import files
 
 _REPEATS = flags.DEFINE_integer(
   'repeats', 3, 'Rounds, each starting every contender once.', lower_bound=1
@@ -45,8 +46,19 @@ _BEFORE = flags.DEFINE_string(
 _COMMANDS = flags.DEFINE_multi_enum(
   'command', ['train', 'generate'], ['train', 'generate'], 'Commands to start.'
 )
+_JSON = flags.DEFINE_string('json', None, 'File that gets the seconds, too.')
+_REHEARSE = flags.DEFINE_bool(
+  'rehearse', False, 'Start once, with a small model: no figure to keep.'
+)
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 600
+_SMALL = (
+  '--config.model.layout=L0 G1',
+  '--config.model.num_layers=2',
+  '--config.model.d_model=32',
+  '--config.model.d_ff=32',
+  '--config.data.length=64',
+)
 
 
 class Contender(NamedTuple):
@@ -73,10 +85,15 @@ def main(argv: Sequence[str]) -> None:
     before = pathlib.Path(_BEFORE.value).resolve()
     contenders = {'before': Contender(before, cached=False), **contenders}
   with tempfile.TemporaryDirectory() as folder:
+    if _REHEARSE.value:
+      contenders = {'first start': contenders['first start']}
     console = rich.console.Console()
+    found = {}
     for script in dict.fromkeys(_COMMANDS.value):
-      measured = _measured(script, contenders, pathlib.Path(folder))
-      console.print(_table(script, measured))
+      found[script] = _measured(script, contenders, pathlib.Path(folder))
+      console.print(_table(script, found[script]))
+  if _JSON.value:
+    files.write_json(pathlib.Path(_JSON.value), found)
 
 
 def _measured(
@@ -124,6 +141,7 @@ def _train(root: pathlib.Path, workdir: pathlib.Path, steps: int) -> list[str]:
     f'--workdir={workdir}',
     f'--config.loop.steps={steps}',
     '--config.loop.log_every=1',
+    *(_SMALL if _REHEARSE.value else ()),
   ]
 
 

@@ -42,15 +42,17 @@ def tune(
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
   repeats: int = 9,
 ) -> dict[str, tuned.Found]:
-  """Searches for every shape, and writes the winners.
+  """Searches for every shape, and writes the winners; see `tuned.tune`."""
+  return tuned.tune(folder, jobs(shapes), repeats)
+
+
+def jobs(
+  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
+) -> dict[str, tuned.Job]:
+  """Returns the search of every shape, by the winner's key.
 
   Args:
-    folder: the folder of `tuned.json`.
     shapes: shapes by name.
-    repeats: rounds, each timing every candidate once.
-
-  Returns:
-    The winners by their keys.
 
   Raises:
     ValueError: the platform is not a GPU.
@@ -60,16 +62,17 @@ def tune(
       f'{dispatch.platform()} has no tiles of int8_matmul to search: expected'
       ' gpu.'
     )
-  found = {}
-  for shape in shapes.values():
-    name = blocks.key(*shape[:4])
-    found[name] = tuned.search(
+  return {
+    blocks.key(*shape[:4]): tuned.Job(
       [each._asdict() for each in candidates(shape)],
-      functools.partial(_run, shape, bench.operands(shape)),
-      repeats,
+      functools.partial(_prepare, shape),
     )
-    tuned.write(folder, tuned.device_kind(), name, found[name])
-  return found
+    for shape in shapes.values()
+  }
+
+
+def _prepare(shape: bench.Shape):
+  return functools.partial(_run, shape, bench.operands(shape))
 
 
 def _run(

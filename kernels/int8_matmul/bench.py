@@ -87,28 +87,28 @@ def measure(
   names = [
     name
     for name, places in api.RUNS_ON.items()
-    if name != 'reference'
-    and (platform in places or not is_timed or dispatch.interpreting())
+    if name != 'reference' and (platform in places or platform == 'cpu')
   ]
   rows = []
   for label, shape in shapes.items():
     runs = _runs(shape, names) if is_timed else {}
     for kernel in KERNELS:
-      found = runs.get(kernel, {})
-      seconds = timing.medians(found, repeats, calls=4) if found else {}
-      for name in [*names, *(x for x in found if x not in names)]:
+      found, problems = timing.runnable(runs.get(kernel, {}))
+      times = timing.spreads(found, repeats, calls=4) if found else {}
+      for name in dict.fromkeys([*names, *found, *problems]):
         is_ours = name in names
         rows.append(
           report.Row(
             kernel=f'int8_matmul {kernel}',
             shape=f'{label} {shape[:3]}',
             implementation=name,
-            seconds=seconds.get(name),
             operations=2 * shape.rows * shape.contracted * shape.outputs,
             bytes=bytes_moved(kernel, shape),
             ceiling='int8_matmul',
             max_error=_error(found, name, kernel, shape) if is_ours else None,
             is_peer=not is_ours,
+            problem=problems.get(name),
+            **report.time_fields(times.get(name)),
           )
         )
   return rows

@@ -41,13 +41,18 @@ def tune(
 ) -> dict[str, tuned.Found]:
   """Searches for every shape and cache, and writes the winners.
 
-  Args:
-    folder: the folder of `tuned.json`.
-    shapes: shapes of the benchmark, by name.
-    repeats: rounds, each timing every candidate once.
+  See `tuned.tune`.
+  """
+  return tuned.tune(folder, jobs(shapes), repeats)
 
-  Returns:
-    The winners by their keys.
+
+def jobs(
+  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
+) -> dict[str, tuned.Job]:
+  """Returns the search of every shape and cache, by the winner's key.
+
+  Args:
+    shapes: shapes of the benchmark, by name.
 
   Raises:
     ValueError: a platform without a kernel of its own.
@@ -65,16 +70,19 @@ def tune(
     tiled = bench.block_shape(shape, cache)
     if blocks.misfit(implementation, tiled):
       continue
-    where = bench.layout(shape)
-    arrays = bench.operands(shape, where, cache)
-    name = blocks.key(implementation, tiled)
-    found[name] = tuned.search(
-      [each._asdict() for each in candidates(implementation, tiled)],
-      functools.partial(_run, shape, where, arrays, implementation),
-      repeats,
+    rule = blocks.rule(implementation, tiled)
+    tried = dict.fromkeys([rule, *candidates(implementation, tiled)])
+    found[blocks.key(implementation, tiled)] = tuned.Job(
+      [each._asdict() for each in tried],
+      functools.partial(_prepare, shape, cache, implementation),
     )
-    tuned.write(folder, tuned.device_kind(), name, found[name])
   return found
+
+
+def _prepare(shape, cache, implementation):
+  where = bench.layout(shape)
+  arrays = bench.operands(shape, where, cache)
+  return functools.partial(_run, shape, where, arrays, implementation)
 
 
 def _run(shape, where, arrays, implementation, candidate: tuned.Blocks):

@@ -255,42 +255,49 @@ def _rows(name: str, shape: Shape, repeats: int, timed: bool):
   }
   if timed and own != 'xla':
     cases['xla, int8'] = 'xla', 'int8'
-  runs, errors, peers = {}, {}, {}
+  runs, errors, problems, peers, untimed = {}, {}, {}, {}, {}
   if timed:
     for label, (implementation, cache) in cases.items():
-      runs[label], errors[label] = _prepare(shape, where, implementation, cache)
-    peers = _peers(shape)
+      try:
+        prepared = _prepare(shape, where, implementation, cache)
+      except Exception as error:  # Compilers fail in many ways.
+        problems[label] = timing.tell(error)
+      else:
+        runs[label], errors[label] = prepared
+    peers, untimed = timing.runnable(_peers(shape))
+    problems |= untimed
     runs |= peers
     runs['plan'] = functools.partial(
       make_plan, shape, Layout(*map(jnp.asarray, where))
     )
-  seconds = timing.medians(runs, repeats, calls=4)
+  times = timing.spreads(runs, repeats, calls=4)
 
   def row(label, cache, is_peer):
     return report.Row(
       kernel='paged_decode',
       shape=name,
       implementation=label,
-      seconds=seconds.get(label),
       operations=4 * _K * counted.pairs * shape.heads,
       bytes=least_bytes(shape, counted, cache),
       tiles=None if label not in cases else (counted.visited, counted.slots),
       max_error=errors.get(label),
       is_peer=is_peer,
+      problem=problems.get(label),
+      **report.time_fields(times.get(label)),
     )
 
   # The bfloat16 cache is the comparison for the codes.
   for label, (_, cache) in cases.items():
     yield row(label, cache, is_peer=cache != 'int8')
-  for label in peers:
+  for label in {**peers, **untimed}:
     yield row(label, 'bfloat16', is_peer=True)
   yield report.Row(
     kernel='paged_decode: plan',
     shape=name,
     implementation='plan',
-    seconds=seconds.get('plan'),
     operations=0,
     bytes=3 * 4 * shape.batch * shape.context,
+    **report.time_fields(times.get('plan')),
   )
 
 
@@ -308,6 +315,19 @@ def block_shape(shape: Shape, cache: str) -> blocks.Shape:
   )
 
 
+def step(
+  shape: Shape, implementation: str, sizes: blocks.Sizes | None = None
+) -> Callable[..., Any]:
+  """Returns `api.decode` of a shape, a function of its arrays by name."""
+  return functools.partial(
+    api.decode,
+    window=shape.window,
+    scale=_K**-0.5,
+    implementation=implementation,
+    sizes=sizes,
+  )
+
+
 def call(
   shape: Shape,
   where: Layout,
@@ -316,20 +336,12 @@ def call(
   sizes: blocks.Sizes | None = None,
 ) -> Callable[[], Any]:
   """Returns a call of the compiled decode over arrays on the device."""
-  step = jax.jit(
-    functools.partial(
-      api.decode,
-      window=shape.window,
-      scale=_K**-0.5,
-      implementation=implementation,
-      sizes=sizes,
-    )
-  )
+  run = jax.jit(step(shape, implementation, sizes))
   visibility = {
     name: jnp.asarray(field) for name, field in where._asdict().items()
   }
   plan = make_plan(shape, where)
-  return lambda: step(**arrays, **visibility, plan=plan)
+  return lambda: run(**arrays, **visibility, plan=plan)
 
 
 def _prepare(shape, where, implementation, cache):
@@ -358,7 +370,7 @@ def _peers(shape: Shape) -> dict[str, Callable[[], Any]]:
   ]
   found = {}
   for implementation in 'xla', 'cudnn':
-    run = functools.partial(
+    found[f'jax.nn {implementation}'] = functools.partial(
       jax.jit(
         functools.partial(
           jax.nn.dot_product_attention, implementation=implementation
@@ -367,11 +379,6 @@ def _peers(shape: Shape) -> dict[str, Callable[[], Any]]:
       *arrays,
       key_value_seq_lengths=jnp.asarray(lengths(shape), jnp.int32),
     )
-    try:
-      jax.block_until_ready(run())
-    except (RuntimeError, ValueError, NotImplementedError):
-      continue  # cuDNN may be missing, and does not take every shape.
-    found[f'jax.nn {implementation}'] = run
   return found
 
 

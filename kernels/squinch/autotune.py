@@ -53,15 +53,17 @@ def tune(
   shapes: Mapping[str, bench.Shape] = bench.SHAPES,
   repeats: int = 9,
 ) -> dict[str, tuned.Found]:
-  """Searches for every case, and writes the winners.
+  """Searches for every case, and writes the winners; see `tuned.tune`."""
+  return tuned.tune(folder, jobs(shapes), repeats)
+
+
+def jobs(
+  shapes: Mapping[str, bench.Shape] = bench.SHAPES,
+) -> dict[str, tuned.Job]:
+  """Returns the search of every case, by the winner's key.
 
   Args:
-    folder: the folder of `tuned.json`.
     shapes: shapes, by the names in CASES.
-    repeats: rounds, each timing every candidate once.
-
-  Returns:
-    The winners by their keys.
 
   Raises:
     ValueError: a platform without kernels.
@@ -77,15 +79,15 @@ def tune(
     shape = shapes[label]
     sizes = candidates(platform, kind, shape.parts)
     name = blocks.key(kind, shape.parts, itemsize)
-    found[name] = tuned.search(
+    found[name] = tuned.Job(
       [each._asdict() for each in sizes],
-      functools.partial(
-        _run, kind, shape, bench.operands(shape), type(sizes[0])
-      ),
-      repeats,
+      functools.partial(_prepare, kind, shape, type(sizes[0])),
     )
-    tuned.write(folder, tuned.device_kind(), name, found[name])
   return found
+
+
+def _prepare(kind, shape, sizes):
+  return functools.partial(_run, kind, shape, bench.operands(shape), sizes)
 
 
 def _run(

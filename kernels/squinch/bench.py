@@ -76,7 +76,7 @@ def measure(
   names = [
     name
     for name, places in api.RUNS_ON.items()
-    if platform in places or not is_timed or dispatch.interpreting()
+    if platform in places or platform == 'cpu'
   ]
   rows = []
   for label, shape in shapes.items():
@@ -86,17 +86,18 @@ def measure(
       if is_timed:
         found = _time(functools.partial(run, shape), values, names, repeats)
       for name in names:
-        seconds, error = found.get(name, (None, None))
+        spread, error, problem = found.get(name, (None, None, None))
         rows.append(
           report.Row(
             kernel=f'squinch {kernel}',
             shape=f'{label} {tuple(shape)}',
             implementation=name,
-            seconds=seconds,
             # Not counted, because bytes bound the time.
             operations=0,
             bytes=bytes_moved(kernel, shape),
             max_error=error,
+            problem=problem,
+            **report.time_fields(spread),
           )
         )
   return rows
@@ -141,18 +142,19 @@ def _time(
   operands: Mapping[str, jax.Array],
   names: Sequence[str],
   repeats: int,
-) -> dict[str, tuple[float, float]]:
-  """Returns {name: (seconds, largest difference to the reference)}."""
+) -> dict[str, tuple[timing.Spread | None, float | None, str | None]]:
+  """Returns {name: (its times, difference to the reference, problem)}."""
   steps: dict[str, Callable[[], Any]] = {}
   for name in names:
     step = jax.jit(functools.partial(run, implementation=name))
     steps[name] = functools.partial(step, operands)
-  seconds = timing.medians(steps, repeats, calls=4)
+  steps, problems = timing.runnable(steps)
+  times = timing.spreads(steps, repeats, calls=4)
   expected = steps['reference']()
   return {
-    name: (seconds[name], float(_difference(step(), expected)))
+    name: (times[name], float(_difference(step(), expected)), None)
     for name, step in steps.items()
-  }
+  } | {name: (None, None, problem) for name, problem in problems.items()}
 
 
 @jax.jit

@@ -83,13 +83,16 @@ def tune(
 ) -> dict[str, tuned.Found]:
   """Searches for every shape and kernel, and writes the winners.
 
-  Args:
-    folder: where `tuned.json` is.
-    named: shapes by name.
-    repeats: rounds, each timing every candidate once.
+  See `tuned.tune`.
+  """
+  return tuned.tune(folder, jobs(named), repeats)
 
-  Returns:
-    The winners by their keys.
+
+def jobs(named: Mapping[str, shapes.Shape] = SHAPES) -> dict[str, tuned.Job]:
+  """Returns the search of every shape and kernel, by the winner's key.
+
+  Args:
+    named: shapes by name.
 
   Raises:
     ValueError: a platform without kernels.
@@ -104,10 +107,27 @@ def tune(
   for shape, kind in itertools.product(named.values(), kinds(here)):
     if kind == blocks.VALUES and not shape.coded:
       continue
-    key = key_of(shape, kind)
-    found[key] = search(shape, kind, candidates(kind), repeats)
-    tuned.write(folder, tuned.device_kind(), key, found[key])
+    tried = candidates(kind)
+    if kind in (*blocks.GPU_KINDS, blocks.TRITON):
+      tried = dict.fromkeys([_today(shape, kind), *tried])
+    found[key_of(shape, kind)] = tuned.Job(
+      [each._asdict() for each in tried],
+      functools.partial(_prepare, shape, kind),
+    )
   return found
+
+
+def _today(shape: shapes.Shape, kind: str) -> blocks.Tiles:
+  """Returns the blocks that a GPU's kernel has without this search."""
+  return blocks.gpu(
+    kind,
+    rows=shape.length * shape.heads,
+    memory=shape.length,
+    window=shape.window,
+    head_dim=shape.head_dim,
+    itemsize=2,
+    integer_dot=shape.coded,
+  )
 
 
 def key_of(shape: shapes.Shape, kind: str) -> str:
@@ -132,7 +152,17 @@ def search(
     tried: blocks for that kernel.
     repeats: rounds, each timing every candidate once.
   """
+  run = _prepare(shape, kind)
+  return tuned.search([each._asdict() for each in tried], run, repeats)
+
+
+def _prepare(shape, kind) -> Callable[[tuned.Blocks], Callable[[], Any]]:
   arrays, scales, dout_BLHK, dlse_BLH = bench.operands(shape)
+  sizes = {
+    TPU: blocks.TpuTiles,
+    blocks.VALUES: blocks.Values,
+    blocks.MOSAIC: blocks.MosaicTiles,
+  }.get(kind, blocks.Tiles)
   implementation = _IMPLEMENTATIONS[kind]
   results = bench.calls(shape, implementation)[0](arrays, scales)
   cotangents = *results, dout_BLHK, dlse_BLH
@@ -146,11 +176,11 @@ def search(
       'dkv': backward,
       TPU: lambda: (forward(), backward()),
     }.get(kind, forward)
-    with blocks.trying(type(tried[0])(**fields), kind):
+    with blocks.trying(sizes(**fields), kind):
       call()  # Traces while `trying` sets the blocks.
     return call
 
-  return tuned.search([each._asdict() for each in tried], run, repeats)
+  return run
 
 
 if __name__ == '__main__':

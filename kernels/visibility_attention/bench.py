@@ -14,7 +14,6 @@ recomputes QKᵀ and dout · vᵀ.
 
 from collections.abc import Iterator
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -54,19 +53,18 @@ def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
   pairs = shapes.pairs(shape)
   on_cpu = dispatch.platform() == 'cpu'
   ours = list(_COUNTED) if on_cpu else _ours(shape)
-  contenders = {} if on_cpu else _contenders(shape, ours)
+  contenders, problems = ({}, {}) if on_cpu else _contenders(shape, ours)
   errors = (
     {} if on_cpu else _errors(shape, [x for x in ours if x in contenders])
   )
   for part in _PASSES:
     runs = {each: calls[part] for each, calls in contenders.items()}
-    seconds = timing.medians(runs, repeats) if runs else {}
-    for contender in dict.fromkeys([*ours, *runs]):
+    times = timing.spreads(runs, repeats) if runs else {}
+    for contender in dict.fromkeys([*ours, *runs, *problems]):
       yield report.Row(
         kernel=f'visibility_attention {part}',
         shape=name,
         implementation=contender,
-        seconds=seconds.get(contender),
         operations=2 * _PRODUCTS[part] * pairs * shape.heads * shape.head_dim,
         bytes=_bytes(shape, part),
         tiles=(
@@ -74,6 +72,8 @@ def _of_shape(name, shape, repeats) -> Iterator[report.Row]:
         ),
         max_error=errors.get((contender, part)),
         is_peer=contender not in ours,
+        problem=problems.get(contender),
+        **report.time_fields(times.get(contender)),
       )
 
 
@@ -152,27 +152,30 @@ def _ours(shape) -> list[str]:
   kernels = [
     name
     for name, places in api.RUNS_ON.items()
-    if here in places and places != dispatch.ANYWHERE
+    if here in places
+    and places != dispatch.ANYWHERE
+    # Mosaic GPU's interpreter takes minutes.
+    and not (dispatch.interpreting() and name == 'mosaic_gpu')
   ]
   short = shape.window is not None or shape.length <= 8192
   return kernels + ['chunked'] * short
 
 
 def _contenders(shape, ours):
-  """Returns calls of both passes by name; prints failures on stderr."""
+  """Returns calls of both passes by name, and why the others have none."""
   floats, _, dout_BLHK, _ = operands(shape._replace(coded=False))
   makers = {name: functools.partial(_own, shape, name) for name in ours}
   makers |= peers.available(shape, *floats, dout_BLHK)
-  found = {}
+  found, problems = {}, {}
   for name, make in makers.items():
     try:
       contender = make()
       jax.block_until_ready((contender.forward(), contender.backward()))
     except Exception as error:  # Each fails in its own way.
-      print(f'{name} at {shape}: {error}', file=sys.stderr)
+      problems[name] = timing.tell(error)
     else:
       found[name] = contender._asdict()
-  return found
+  return found, problems
 
 
 def _own(shape, name) -> peers.Peer:

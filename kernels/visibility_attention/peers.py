@@ -65,8 +65,16 @@ def available(
   return found
 
 
-def _jax(shape, arrays, implementation, masked) -> Peer:
-  q_BLHK, k_BMK, v_BMK, dout_BLHK = arrays
+def attention(
+  shape: shapes.Shape, implementation: str, masked: bool
+) -> Callable[..., jax.Array]:
+  """Returns JAX's attention as a function of q_BLHK, k_BMK and v_BMK.
+
+  Args:
+    shape: the attention's shape.
+    implementation: 'xla' or 'cudnn'.
+    masked: whether it gets the dense mask, not the causal flag.
+  """
 
   def attend(q_BLHK, k_BMK, v_BMK):
     return jax.nn.dot_product_attention(
@@ -77,6 +85,12 @@ def _jax(shape, arrays, implementation, masked) -> Peer:
       **_describe(shape, masked),
     )
 
+  return attend
+
+
+def _jax(shape, arrays, implementation, masked) -> Peer:
+  q_BLHK, k_BMK, v_BMK, dout_BLHK = arrays
+  attend = attention(shape, implementation, masked)
   forward = jax.jit(attend)
   # jit returns the vjp's function with its residuals, so that the forward pass
   # runs once, here.

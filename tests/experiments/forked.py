@@ -25,7 +25,9 @@ def run(words):
 def parse(words):
   from absl import flags
   sys.argv = list(words)
-  importlib.import_module(words[0])
+  module = importlib.import_module(words[0])
+  if hasattr(module, '__path__'):
+    importlib.import_module(f'{words[0]}.__main__')
   if command := sys.modules.get('kaiju_jax.runs.command'):
     words = command.named_configs(words)
   left = flags.FLAGS(list(words), known_only=True)[1:]

@@ -20,6 +20,9 @@ SCRIPTS = {
   for folder in FOLDERS
   for path in (ROOT / folder).glob('*.py')
   if '.run(main' in path.read_text()
+} | {
+  '.'.join(path.parent.relative_to(ROOT / 'experiments').parts)
+  for path in (ROOT / 'experiments').rglob('[a-z]*/__main__.py')
 }
 SLIPS = {
   'trian': "'trian' is no command. Did you mean train or uptrain?",

@@ -11,18 +11,24 @@ from kaiju_jax.kernels import timing
 def test_operations_and_bytes_over_seconds(monkeypatch):
   asked = {}
 
-  def medians(runs, repeats, calls):
+  def spreads(runs, repeats, calls):
     asked['results'] = {name: run() for name, run in runs.items()}
     asked['repeats'] = repeats
-    return {'bf16_matmul': 0.5, 'int8_matmul': 0.25, 'copy': 2.0}
+    seconds = {'bf16_matmul': 0.5, 'int8_matmul': 0.25, 'copy': 2.0}
+    return {
+      name: timing.Spread(each, each / 2, 2 * each, 3)
+      for name, each in seconds.items()
+    }
 
-  monkeypatch.setattr(timing, 'medians', medians)
+  monkeypatch.setattr(timing, 'spreads', spreads)
   found = ceilings.measure(size=16, mebibytes=1, repeats=3)
   # 16 · 16 sums of 16 products; a MiB read and a MiB written.
   assert found.bf16_matmul == pytest.approx(2 * 16 * 16 * 16 / 0.5)
   assert found.int8_matmul == pytest.approx(2 * 16 * 16 * 16 / 0.25)
   assert found.copy == pytest.approx(2 * 2**20 / 2.0)
   assert asked['repeats'] == 3
+  copied = ceilings.spreads(size=16, mebibytes=1, repeats=3)['copy']
+  assert copied == (2**20, 2**19, 2**21, 3)
   results = asked['results']
   assert results['bf16_matmul'].dtype == jnp.float32
   assert results['int8_matmul'].dtype == jnp.int32

@@ -52,3 +52,24 @@ def test_another_clock_counts():
   ticks = iter([10.0, 13.0])
   found = timing.medians({'a': lambda: ()}, 1, clock=lambda: next(ticks))
   assert found == {'a': 3.0}
+
+
+def test_time_that_is_up_ends_after_a_whole_round(clock):
+  runs = {'a': clock('a', [1, 4] * 9), 'b': clock('b', [1, 2] * 9)}
+  with timing.bound_time(12):
+    assert timing.time_left() == 12
+    found = timing.spreads(runs, repeats=9)
+  # A round takes 8 seconds: a second begins, a third does not.
+  assert found == {'a': (4, 4, 4, 2), 'b': (2, 2, 2, 2)}
+  with timing.bound_time(0), timing.bound_time(100):
+    assert timing.spreads({'a': clock('a', [1, 4])}, repeats=9)['a'].rounds == 1
+  assert timing.time_left() == float('inf')
+
+
+def test_a_run_that_fails_is_told_and_left_out():
+  def fail():
+    raise NotImplementedError('no such tile\nand more')
+
+  found, problems = timing.runnable({'bad': fail, 'good': lambda: 1})
+  assert list(found) == ['good']
+  assert problems == {'bad': 'NotImplementedError: no such tile'}

@@ -77,7 +77,7 @@ def test_search_takes_the_fastest_that_compiles(monkeypatch):
     },
   )
   found = tuned.search(candidates, run)
-  assert found == ({'rows': 128}, 1.0, {0: 'too many registers'})
+  assert found == ({'rows': 128}, 1.0, {0: 'too many registers'}, None, 0)
 
 
 def test_a_search_without_an_outcome_says_why():

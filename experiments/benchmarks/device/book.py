@@ -1,0 +1,138 @@
+"""A slice's file: its device, its cases and what came of each.
+
+    {"slice": …, "device": {…}, "running": null, "problem": null,
+     "names": [NAME, …],
+     "cases": {NAME: {"status": "done", "seconds": …, "estimate": …,
+                      "record": {…}, "versions": {…}}}}
+
+The status of a case is `done`, `failed` (with "problem") or `skipped` (with
+"why"). A case that stands under "running" while no run is under way was cut
+off, and runs again. Every change replaces the whole file in one step.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import json
+import math
+import pathlib
+from typing import Any
+
+from kaiju_jax.storage import files
+
+DONE, FAILED, SKIPPED = 'done', 'failed', 'skipped'
+
+
+class Book:
+  """The file of one slice; one process writes it at a time."""
+
+  def __init__(self, folder: str | pathlib.Path, name: str):
+    """Reads the file, if there is one.
+
+    Raises:
+      ValueError: names a file that is not JSON.
+    """
+    self.path = pathlib.Path(folder) / f'{name}.json'
+    self.data: dict[str, Any] = {
+      'slice': name,
+      'device': None,
+      'running': None,
+      'problem': None,
+      'names': None,
+      'cases': {},
+    }
+    if self.path.exists():
+      try:
+        self.data |= json.loads(self.path.read_text())
+      except json.JSONDecodeError as error:
+        raise ValueError(f'{self.path} is not JSON: {error}') from error
+
+  @property
+  def cases(self) -> dict[str, dict[str, Any]]:
+    return self.data['cases']
+
+  def bind(self, device: Mapping[str, Any]) -> None:
+    """Notes the device; refuses a file whose figures are another's.
+
+    Raises:
+      ValueError: names both.
+    """
+    before = self.data['device']
+    if before is not None and before != dict(device):
+      raise ValueError(
+        f'{self.path} holds figures of {_tell(before)}; this is'
+        f' {_tell(device)}. Name another --out.'
+      )
+    self.data['device'] = dict(device)
+
+  def has(self, case: str, retry: bool = False) -> bool:
+    """Returns whether a case is finished: done, or failed without `retry`."""
+    status = self.cases.get(case, {}).get('status')
+    return status == DONE or (status == FAILED and not retry)
+
+  def begin(self, case: str) -> None:
+    """Notes that a case runs."""
+    self.data['running'] = case
+    self._write()
+
+  def end(self, case: str, status: str, **fields: Any) -> None:
+    """Notes what came of a case."""
+    self.cases[case] = _plain({'status': status, **fields})
+    self.data['running'] = None
+    self._write()
+
+  def fail_running(self, problem: str) -> str | None:
+    """Marks the running case as failed; returns its name, None without one."""
+    case = self.data['running']
+    if case is not None:
+      self.end(case, FAILED, problem=problem)
+    return case
+
+  def note_cases(self, names: Sequence[str]) -> None:
+    """Notes the cases that there are."""
+    self.data['names'] = list(names)
+    self._write()
+
+  def count_left(self, retry: bool = False) -> int | None:
+    """Returns how many cases are not finished; None before any was listed."""
+    if self.data['names'] is None:
+      return None
+    return sum(not self.has(name, retry) for name in self.data['names'])
+
+  def note_problem(self, problem: str) -> None:
+    """Notes why a slice has no cases."""
+    self.data['problem'] = problem
+    self._write()
+
+  def pace(self) -> float:
+    """Returns how many times their estimates the finished cases took."""
+    pairs = [
+      (each['seconds'], each['estimate'])
+      for each in self.cases.values()
+      if each['status'] == DONE and each.get('estimate')
+    ]
+    if not pairs:
+      return 1.0
+    taken, guessed = map(sum, zip(*pairs))
+    return taken / guessed
+
+  def _write(self) -> None:
+    files.write_json(self.path, self.data)
+
+
+def _tell(device: Mapping[str, Any]) -> str:
+  dry = ', a rehearsal' * bool(device.get('dry'))
+  plays = f' playing a {device["plays"]}' if device.get('plays') else ''
+  return f'{device.get("device")}{plays}{dry}'
+
+
+def _plain(value: Any) -> Any:
+  """Returns a value that JSON holds; NaN and infinities become their names."""
+  if isinstance(value, Mapping):
+    return {str(name): _plain(each) for name, each in value.items()}
+  if isinstance(value, tuple) and hasattr(value, '_asdict'):
+    return _plain(value._asdict())
+  if isinstance(value, list | tuple):
+    return [_plain(each) for each in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)
+  return value

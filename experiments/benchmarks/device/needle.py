@@ -1,0 +1,80 @@
+"""Is the needle found in float and in int8?
+
+Trains arms of `experiments/configs/needle.py` on one seed and asks them their
+questions, in OUT/needle: all that a training and a forward pass do, on the
+device's kernels. A run that was stopped goes on from its checkpoint.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+from kaiju_jax.runs import needle as needle_runs
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.sharding import mesh as mesh_lib
+from kaiju_jax.training import step as step_lib
+
+from ...configs import needle as config
+from . import setting as setting_lib
+
+# int8 with shared keys and values; the same windows in float; full attention.
+_ARMS = 'kaiju', 'interleaved', 'full'
+
+
+def _experiment(arm: str, dry: bool):
+  experiment = config.get_config(arm)
+  if dry:
+    experiment.model = dataclasses.replace(
+      experiment.model,
+      layout='L0 G1',
+      num_layers=2,
+      d_model=32,
+      num_heads=2,
+      head_dim=16,
+      d_ff=32,
+    )
+    experiment.loop.steps = experiment.loop.checkpoint_every = 2
+  return experiment
+
+
+def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, str]]:
+  """Returns the arms."""
+  return {arm: (110, arm) for arm in _ARMS[: 1 if setting.dry else None]}
+
+
+def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
+  """Returns the accuracy at the trained length, and of every cell."""
+  experiment = _experiment(case, setting.dry)
+  folder = pathlib.Path(setting.out) / 'needle' / case
+  run = needle_runs.Run(case, experiment, folder)
+  asking = needle_runs.Asking(1 if setting.dry else 64, 0)
+  needle_runs.in_turn(needle_runs.missing([run], asking), asking)
+  records = needle_runs.records([run], asking)
+  trained = [x for x in records if x.length == experiment.data.length]
+  asked = sum(x.count for x in trained)
+  return {
+    'arm': case,
+    'dtype': experiment.model.dtype,
+    'length': experiment.data.length,
+    'accuracy': sum(x.accuracy * x.count for x in trained) / asked,
+    'questions': asked,
+    'cells': [x._asdict() for x in records],
+  }
+
+
+def programs(
+  setting: setting_lib.Setting, device: Any
+) -> dict[str, Callable[[], tuple[Any, Any]]]:
+  """Returns each arm's training step."""
+
+  def program(arm):
+    experiment = _experiment(arm, setting.dry)
+    mesh = mesh_lib.make(sharding_config.MeshConfig(), [device])
+    return (
+      step_lib.make(experiment, mesh),
+      step_lib.abstract(experiment, mesh),
+    )
+
+  return {arm: functools.partial(program, arm) for arm in cases(setting)}

@@ -1,0 +1,104 @@
+"""A kernel's implementation held to its definition.
+
+A check calls one function with several sets of arrays of equal shapes, so that
+it compiles once. The definition (`reference.py`) computes on the CPU.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import contextlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+
+class Check(NamedTuple):
+  """One implementation on arrays of one shape.
+
+  Attributes:
+    estimate: seconds that it may take.
+    implementation: a key of the kernel's `RUNS_ON`.
+    call: takes an implementation's name and returns the function to compile.
+    variants: returns the function's arguments by name, trees of numpy arrays.
+    tolerance: of the largest error, over the largest value of each result; 0
+      for equal bits.
+    blocks: makes a context in which the implementation's blocks are smaller.
+  """
+
+  estimate: float
+  implementation: str
+  call: Callable[[str], Callable[..., Any]]
+  variants: Callable[[], Mapping[str, tuple]]
+  tolerance: float
+  blocks: Callable[[], Any] = contextlib.nullcontext
+
+
+def program(check: Check) -> tuple[Any, tuple]:
+  """Returns what the device compiles: a `jax.jit` and its arguments' shapes."""
+  some = next(iter(check.variants().values()))
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), some
+  )
+  return _compiled(check), shapes
+
+
+def _compiled(check: Check) -> Any:
+  call = check.call(check.implementation)
+
+  def run(*arguments):
+    with check.blocks(), jax.default_matmul_precision('highest'):
+      return call(*arguments)
+
+  return jax.jit(run)
+
+
+def measure(check: Check) -> dict[str, Any]:
+  """Returns each variant's errors, and whether all are within the tolerance."""
+  run = _compiled(check)
+  defined = jax.jit(check.call('reference'))
+  here = jax.local_devices(backend='cpu')[0]
+  found = {}
+  for name, arguments in check.variants().items():
+    got = jax.block_until_ready(run(*arguments))
+    with jax.default_device(here), jax.default_matmul_precision('highest'):
+      want = defined(*arguments)
+    found[name] = compare(got, want)
+  return {
+    'implementation': check.implementation,
+    'tolerance': check.tolerance,
+    'variants': found,
+    'holds': all(
+      each['error'] <= check.tolerance and not each['misplaced']
+      for each in found.values()
+    ),
+  }
+
+
+def compare(got: Any, want: Any) -> dict[str, float]:
+  """Returns how far trees of arrays differ.
+
+  Returns:
+    `error`: the largest difference, of each array over its largest value;
+    `misplaced`: numbers that are NaN or infinite in one of the two alone;
+    `different`: the share of numbers that are not equal.
+  """
+  error, misplaced, different, total = 0.0, 0, 0, 0
+  pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+  for x, y in pairs:
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    total += x.size
+    different += int(np.sum(~((x == y) | (np.isnan(x) & np.isnan(y)))))
+    finite = np.isfinite(x) & np.isfinite(y)
+    misplaced += int(
+      np.sum(~finite & ~((x == y) | (np.isnan(x) & np.isnan(y))))
+    )
+    if finite.any():
+      largest = max(1.0, np.abs(y[finite]).max())
+      error = max(error, float(np.abs((x - y)[finite]).max()) / largest)
+  return {
+    'error': error,
+    'misplaced': misplaced,
+    'different': different / max(total, 1),
+  }

@@ -1,0 +1,98 @@
+"""The slices in the order of their worth, and what each may cost.
+
+Seconds are our guesses for one H100, compilation included. No device has run
+them: a run corrects them by what its first cases took.
+"""
+
+from typing import NamedTuple
+
+
+class Slice(NamedTuple):
+  """A module of this package.
+
+  Attributes:
+    answers: its question.
+    seconds: an estimate of all its cases.
+    most: seconds that one run gives it before the slices behind it have had
+      their turn; a later run goes on.
+    apart: whether each case has a process of its own, whose memory starts
+      empty.
+    device: whether its process itself uses the device; otherwise it starts
+      commands that do.
+    plays: whether a rehearsal chooses the kernels of the platform that it
+      plays, and interprets them; otherwise it runs what a CPU runs.
+  """
+
+  answers: str
+  seconds: int
+  most: int
+  apart: bool = False
+  device: bool = True
+  plays: bool = True
+
+
+SLICES = {
+  'ceilings': Slice(
+    'what rates do a large matmul and a large copy reach on this device?',
+    15,
+    60,
+  ),
+  'numerics': Slice(
+    'does every kernel compute what its definition says?', 420, 180
+  ),
+  'attention': Slice(
+    'how fast are forward and backward against cuDNN and XLA, and half-int8'
+    ' against bf16?',
+    300,
+    120,
+  ),
+  'int8_matmul': Slice(
+    "how fast is int8 against bf16 and XLA's s8 product?", 120, 60
+  ),
+  'paged_decode': Slice(
+    'how near does a decoding step come to one read of the cache?', 150, 75
+  ),
+  'squinch': Slice('how near does the codec come to a copy?', 60, 40),
+  'autotune': Slice('which block sizes are fastest?', 900, 240),
+  'step': Slice(
+    'how fast is a training step of 250m in int8 against bf16, in how much'
+    ' memory?',
+    240,
+    150,
+    apart=True,
+    plays=False,
+  ),
+  'decode': Slice(
+    'how many tokens per second does 250m decode, at batches of 1 to 256?',
+    200,
+    120,
+    apart=True,
+    plays=False,
+  ),
+  'needle': Slice(
+    'is the needle found in float and in int8?',
+    360,
+    240,
+    apart=True,
+    plays=False,
+  ),
+  'startup': Slice(
+    'how long does a command take to its first step and its first token?',
+    120,
+    120,
+    device=False,
+    plays=False,
+  ),
+}
+
+
+def choose(names: list[str] | None) -> list[str]:
+  """Returns the slices that a list names, in their order; all with None.
+
+  Raises:
+    ValueError: names what is no slice.
+  """
+  for name in names or ():
+    if name not in SLICES:
+      raise ValueError(f'--slices: {name!r} is not one of {", ".join(SLICES)}.')
+  return [name for name in SLICES if not names or name in names]

@@ -1,0 +1,92 @@
+"""What a run is told, and what it knows of its device. Imports no jax."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import platform as platform_lib
+from typing import Any
+
+from . import order
+
+# Faults that a rehearsal can plant in the first case of a slice.
+FAULTS = 'raise', 'kill', 'hang', 'interrupt'
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """The same for all slices of a run; travels to a child as JSON.
+
+  Attributes:
+    out: folder of all files.
+    dry: whether this is a rehearsal: tiny sizes, kernels interpreted.
+    platform: the platform that a rehearsal plays; None for the one at hand.
+    repeats: rounds of each timing.
+    case_s: seconds after which a case counts as hung.
+    most_cases: cases per slice; None for all.
+    retry: whether cases that failed run again.
+    faults: {slice: one of FAULTS}, for rehearsals.
+  """
+
+  out: str
+  dry: bool = False
+  platform: str | None = None
+  repeats: int = 9
+  case_s: float = 180
+  most_cases: int | None = None
+  retry: bool = False
+  faults: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def faults(words: list[str], dry: bool) -> dict[str, str]:
+  """Returns {slice: fault} of the words of --faults.
+
+  Raises:
+    ValueError: names the word and what would be right.
+  """
+  found = {}
+  for word in words:
+    name, _, fault = word.partition(':')
+    if name not in order.SLICES or fault not in FAULTS:
+      raise ValueError(
+        f'--faults: {word!r}: expected SLICE:FAULT, a fault one of'
+        f' {", ".join(FAULTS)}.'
+      )
+    found[name] = fault
+  if found and not dry:
+    raise ValueError('--faults: only a rehearsal (--dry) plants them.')
+  return found
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of what decides on figures, and the date."""
+  found = {'python': platform_lib.python_version()}
+  for name in ('jax', 'jaxlib', 'triton', 'jax-triton', 'libtpu'):
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  found['date'] = datetime.datetime.now(datetime.UTC).date().isoformat()
+  return found
+
+
+def device(setting: Setting) -> dict[str, Any]:
+  """Returns what is at hand; starts JAX's backend.
+
+  Raises:
+    ValueError: there is only a CPU, and this is no rehearsal.
+  """
+  import jax
+
+  first = jax.devices()[0]
+  if first.platform == 'cpu' and not setting.dry:
+    raise ValueError(
+      'only a CPU is at hand, where times mean nothing: --dry rehearses every'
+      ' slice.'
+    )
+  return {
+    'device': first.device_kind,
+    'platform': jax.default_backend(),
+    'plays': setting.platform if setting.dry else None,
+    'driver': first.client.platform_version.splitlines()[0],
+    'dry': setting.dry,
+  }

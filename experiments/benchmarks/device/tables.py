@@ -1,0 +1,364 @@
+"""Draws what a run's files hold, as pages of Markdown.
+
+    OUT/tables/kernels.md    numerics, kernels, block sizes
+    OUT/tables/step.md       training steps
+    OUT/tables/decoding.md   decoding, the needle
+    OUT/tables/startup.md    start-up
+    OUT/tables/proposal.md   which implementation should be the default
+
+The first four are parts for the pages of the same names in
+`experiments/results/`. Times are medians, with least and most in brackets. A
+page names the cases that failed and those that were skipped.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import itertools
+import pathlib
+from typing import Any
+
+from kaiju_jax.runs import report
+from kaiju_jax.storage import files
+
+from . import book as book_lib
+from . import order
+
+_KERNELS = 'attention', 'int8_matmul', 'paged_decode', 'squinch'
+_PAGES = {
+  'kernels': ('ceilings', 'numerics', *_KERNELS, 'autotune'),
+  'step': ('step',),
+  'decoding': ('decode', 'needle'),
+  'startup': ('startup',),
+}
+
+
+def write(out: str) -> str:
+  """Writes the pages; returns what to do with them, in a few lines."""
+  from . import proposal
+
+  books = {name: book_lib.Book(out, name) for name in order.SLICES}
+  folder = pathlib.Path(out) / 'tables'
+  files.make_folder(folder)
+  for page, slices in _PAGES.items():
+    text = '\n'.join(_page(page, {name: books[name] for name in slices}, books))
+    files.write_text(folder / f'{page}.md', text + '\n')
+  files.write_text(
+    folder / 'proposal.md', '\n'.join(proposal.lines(books)) + '\n'
+  )
+  left = {name: book.count_left() for name, book in books.items()}
+  lines = [f'Written: {folder}/{{{",".join([*_PAGES, "proposal"])}}}.md']
+  open_ = [name for name, count in left.items() if count != 0]
+  if open_:
+    lines.append(f'Not finished: {", ".join(open_)}; the same command goes on.')
+  lines.append(
+    'To keep figures: copy a table into the page of its name in'
+    ' experiments/results/, and tuned.json, where one was written, stays beside'
+    ' its kernel.'
+  )
+  return '\n'.join(lines)
+
+
+def records(book: book_lib.Book) -> dict[str, dict[str, Any]]:
+  """Returns the records of the cases that are done, by the case's name."""
+  return {
+    name: case['record']
+    for name, case in book.cases.items()
+    if case['status'] == book_lib.DONE
+  }
+
+
+def tell_times(spread: Mapping[str, float] | None, unit: float = 1e3) -> str:
+  """Returns a median with its range, in thousandths unless `unit` differs."""
+  if spread is None:
+    return ''
+  median, least, most = (
+    f'{unit * spread[name]:,.3g}' for name in ('median', 'least', 'most')
+  )
+  return f'{median} ({least}–{most})'
+
+
+def _page(page, mine, books) -> Iterator[str]:
+  yield f'## On a device: {page}'
+  yield ''
+  yield from _device(mine)
+  draw = {
+    'ceilings': _ceilings,
+    'numerics': _numerics,
+    'autotune': _autotune,
+    'step': _step,
+    'decode': _decode,
+    'needle': _needle,
+    'startup': _startup,
+  }
+  for name, book in mine.items():
+    found = records(book)
+    yield f'### {name}: {order.SLICES[name].answers}'
+    yield ''
+    if not found:
+      yield 'Not measured.'
+    elif name in draw:
+      yield from draw[name](found, books)
+    else:
+      yield from _rows(found, books)
+    yield ''
+    yield from _missing(book)
+
+
+def _device(books) -> Iterator[str]:
+  """Yields the devices, versions and dates that the figures are of."""
+  told = set()
+  for book in books.values():
+    device = book.data['device'] or {'dry': False}
+    for case in book.cases.values():
+      versions = case.get('versions')
+      if versions is None:
+        continue
+      words = [f'{name} {value}' for name, value in sorted(versions.items())]
+      words = [
+        device[name] for name in ('device', 'driver') if device.get(name)
+      ] + words
+      if device['dry']:
+        words.insert(0, 'A REHEARSAL, no figure to keep')
+      told.add(', '.join(words))
+  yield from sorted(told) or ['No device has run this.']
+  yield ''
+  yield 'Command: `python -m experiments.benchmarks.device`.'
+  yield ''
+
+
+def _missing(book) -> Iterator[str]:
+  """Yields why cases have no figures."""
+  lines = []
+  if book.data['problem']:
+    lines.append(f'- the slice failed: {book.data["problem"]}')
+  for name, case in book.cases.items():
+    if case['status'] == book_lib.FAILED:
+      lines.append(f'- {name}: failed: {case["problem"]}')
+    elif case['status'] == book_lib.SKIPPED:
+      lines.append(f'- {name}: skipped: {case["why"]}')
+  if lines:
+    yield from [*lines, '']
+
+
+def _ceilings(found, books) -> Iterator[str]:
+  del books
+  rates = found['rates']
+  yield from report.markdown(
+    ('', 'rate (least–most)'),
+    [
+      ('bf16 matmul, TFLOP/s', tell_times(rates['bf16_matmul'], 1e-12)),
+      ('int8 matmul, TOP/s', tell_times(rates['int8_matmul'], 1e-12)),
+      ('copy, GB/s', tell_times(rates['copy'], 1e-9)),
+    ],
+  )
+
+
+def _numerics(found, books) -> Iterator[str]:
+  del books
+  groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+  for record in found.values():
+    key = record['kernel'], record['implementation']
+    groups.setdefault(key, []).append(record)
+  rows = []
+  for (kernel, implementation), each in groups.items():
+    variants = [x for record in each for x in record['variants'].values()]
+    rows.append(
+      (
+        kernel,
+        implementation,
+        f'{sum(record["holds"] for record in each)} of {len(each)}',
+        f'{max(x["error"] for x in variants):.1e}',
+        sum(x['misplaced'] for x in variants),
+      )
+    )
+  columns = 'kernel', 'implementation', 'checks that hold', 'largest error'
+  yield from report.markdown((*columns, 'NaN or inf misplaced'), rows)
+  for name, record in found.items():
+    if not record['holds']:
+      yield f'- **does not hold**: {name}: {record["variants"]}'
+
+
+def ceilings(books) -> Any:
+  """Returns the measured `Ceilings`, or None."""
+  from kaiju_jax.kernels import ceilings as ceilings_lib
+
+  rates = records(books['ceilings']).get('rates')
+  if rates is None:
+    return None
+  return ceilings_lib.Ceilings(
+    **{name: each['median'] for name, each in rates.items()}
+  )
+
+
+def _rows(found, books) -> Iterator[str]:
+  """Yields a kernel's table: every contender at every shape."""
+  rates = ceilings(books)
+  rows = [row for record in found.values() for row in record['rows']]
+  columns = 'kernel', 'shape', 'implementation', 'ms (least–most)'
+  lines = []
+  for row in rows:
+    lines.append(
+      (
+        row['kernel'],
+        row['shape'],
+        row['implementation'],
+        tell_times(row['spread']) or f'not timed: {row["problem"]}',
+        _of_ceiling(row, rates),
+        '' if row['max_error'] is None else f'{float(row["max_error"]):.1e}',
+        _times(row, rows),
+      )
+    )
+  yield from report.markdown(
+    (*columns, 'of ceiling', 'max error', 'times as fast as'), lines
+  )
+  yield from _against_bf16(rows)
+
+
+def _of_ceiling(row: Mapping[str, Any], rates: Any) -> str:
+  from kaiju_jax.kernels import report as kernel_report
+
+  if rates is None or row['seconds'] is None:
+    return ''
+  derived = kernel_report.derive(kernel_report.Row(**row), rates)
+  return f'{derived["of_ceiling"]:.0%}'
+
+
+def _times(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns how many times as fast as its peers a row is."""
+  if row['seconds'] is None or row['is_peer']:
+    return ''
+  found = [
+    f'{peer["implementation"]} {peer["seconds"] / row["seconds"]:.2f}'
+    for peer in rows
+    if peer['is_peer']
+    and peer['seconds'] is not None
+    and (peer['kernel'], peer['shape']) == (row['kernel'], row['shape'])
+  ]
+  return ', '.join(found)
+
+
+def _against_bf16(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+  """Yields half-int8 against bf16, where both shapes were timed."""
+  by_key = {
+    (row['kernel'], row['shape'], row['implementation']): row['seconds']
+    for row in rows
+    if row['seconds'] is not None and not row['is_peer']
+  }
+  lines = [
+    (kernel, shape, name, f'{by_key[kernel, shape, name] / seconds:.2f}')
+    for (kernel, coded, name), seconds in by_key.items()
+    if coded.endswith(', int8')
+    and (kernel, shape := coded.removesuffix(', int8'), name) in by_key
+  ]
+  if lines:
+    columns = 'kernel', 'shape', 'implementation', 'half-int8 against bf16, ×'
+    yield ''
+    yield from report.markdown(columns, lines)
+
+
+def _autotune(found, books) -> Iterator[str]:
+  del books
+  rows = []
+  for record in found.values():
+    first, seconds = record['first'], record['seconds']
+    rows.append(
+      (
+        record['kernel'],
+        record['key'],
+        '' if first is None else f'{1e6 * first:,.1f}',
+        f'{1e6 * seconds:,.1f}',
+        '' if first is None else f'{first / seconds:.2f}',
+        ' '.join(f'{name}={x}' for name, x in record['best'].items()),
+        f'{len(record["refused"])} / {record["untried"]}'
+        f' of {record["candidates"]}',
+      )
+    )
+  columns = 'kernel', 'key', 'today, µs', 'best, µs', '×', 'blocks'
+  yield from report.markdown((*columns, 'refused / not tried'), rows)
+
+
+def _step(found, books) -> Iterator[str]:
+  rates = ceilings(books)
+  by_rows: dict[int, dict[str, dict[str, Any]]] = {}
+  for record in found.values():
+    by_rows.setdefault(record['tokens'], {})[record['arm']] = record
+  rows = []
+  for tokens, arms in by_rows.items():
+    for arm, record in arms.items():
+      seconds = record['seconds']['median']
+      ratio = ''
+      if 'bf16' in arms and arm != 'bf16':
+        ratio = f'{arms["bf16"]["seconds"]["median"] / seconds:.2f}'
+      mfu = ''
+      if rates is not None:
+        mfu = f'{record["operations"] / seconds / rates.bf16_matmul:.1%}'
+      rows.append(
+        (
+          arm,
+          f'{tokens:,}',
+          tell_times(record['seconds']),
+          f'{tokens / seconds:,.0f}',
+          ratio,
+          mfu,
+          _gib(record['planned_bytes']),
+          _gib(record['peak_bytes']),
+        )
+      )
+  columns = 'arm', 'tokens', 'ms (least–most)', 'tokens/s', '× bf16', 'MFU'
+  yield from report.markdown((*columns, 'planned, GiB', 'peak, GiB'), rows)
+
+
+def _gib(count: int | None) -> str:
+  return '' if count is None else f'{count / 2**30:.2f}'
+
+
+def _decode(found, books) -> Iterator[str]:
+  del books
+  ordered = sorted(found.values(), key=lambda x: (x['arm'], x['batch']))
+  rows = [
+    (
+      record['arm'],
+      record['batch'],
+      f'{record["length"]:,}',
+      tell_times(record['prefill'], 1),
+      tell_times(record['step']),
+      f'{record["batch"] / record["step"]["median"]:,.0f}',
+      _gib(record['cache_bytes']),
+      _gib(record['peak_bytes']),
+    )
+    for record in ordered
+  ]
+  columns = 'arm', 'batch', 'behind', 'prefill, s', 'step, ms', 'tokens/s'
+  yield from report.markdown((*columns, 'cache, GiB', 'peak, GiB'), rows)
+
+
+def _needle(found, books) -> Iterator[str]:
+  del books
+  rows = [
+    (
+      record['arm'],
+      record['length'],
+      f'{record["questions"]:,}',
+      f'{record["accuracy"]:.2%}',
+    )
+    for record in found.values()
+  ]
+  yield from report.markdown(('arm', 'length', 'questions', 'right'), rows)
+
+
+def _startup(found, books) -> Iterator[str]:
+  del books
+  rows = [
+    (record['command'], start, *(f'{x:.1f}' for x in seconds))
+    for record in found.values()
+    for start, (*_, seconds) in record['starts'].items()
+  ]
+  columns = 'command', 'start', 'processor, s', 'wall, s'
+  yield from report.markdown(columns, rows)
+
+
+def group(rows: Sequence[Any], key: Any) -> Iterator[tuple[Any, list[Any]]]:
+  """Yields (key, rows) of all rows, sorted by the key."""
+  for value, each in itertools.groupby(sorted(rows, key=key), key):
+    yield value, list(each)
