@@ -117,7 +117,7 @@ def _tell(status: int, setting: setting_lib.Setting) -> str:
 
 def _run_child(task: child.Task, limit: float) -> int:
   """Returns the status of a child; ends its group on every other way out."""
-  words = [sys.executable, '-m', child.__name__]
+  words = [sys.executable, '-m', f'{__package__}.child']
   process = subprocess.Popen(
     [*words, json.dumps(dataclasses.asdict(task))],
     stdin=subprocess.PIPE,
