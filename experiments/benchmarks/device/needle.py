@@ -49,7 +49,7 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   experiment = _experiment(case, setting.dry)
   folder = pathlib.Path(setting.out) / 'needle' / case
   run = needle_runs.Run(case, experiment, folder)
-  asking = needle_runs.Asking(1 if setting.dry else 64, 0)
+  asking = needle_runs.Questions(1 if setting.dry else 64, 0)
   needle_runs.in_turn(needle_runs.missing([run], asking), asking)
   records = needle_runs.records([run], asking)
   trained = [x for x in records if x.length == experiment.data.length]
