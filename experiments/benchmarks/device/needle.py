@@ -28,8 +28,8 @@ def _experiment(arm: str, dry: bool):
   if dry:
     experiment.model = dataclasses.replace(
       experiment.model,
-      layout='L0 G1',
-      num_layers=2,
+      layout='G0',
+      num_layers=1,
       d_model=32,
       num_heads=2,
       head_dim=16,

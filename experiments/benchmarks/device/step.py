@@ -38,8 +38,7 @@ def _experiment(arm: str, rows: int, dry: bool) -> experiment_lib.Experiment:
       num_heads=2,
       head_dim=16,
       d_ff=64,
-      layout='L0 G1',
-      window=16,
+      layout='G0',
       max_length=64,
     )
     experiment.data.length = 64
@@ -70,8 +69,9 @@ def measure(
   experiment = _experiment(arm, rows, setting.dry)
   batch = timed_step.batch(experiment)
   step, state = timed_step.ours(experiment)
-  planned = step.lower(state, batch).compile().memory_analysis()
-  run = timed_step.runner(step, state, batch, 1)
+  compiled = step.lower(state, batch).compile()
+  planned = compiled.memory_analysis()
+  run = timed_step.runner(compiled, state, batch, 1)
   times = timing.spreads({'step': run}, setting.repeats)['step']
   statistics = jax.devices()[0].memory_stats() or {}
   return {

@@ -61,10 +61,12 @@ def write(out: str) -> str:
 
 def records(book: book_lib.Book) -> dict[str, dict[str, Any]]:
   """Returns the records of the cases that are done, by the case's name."""
+  # A file holds its cases by the alphabet.
+  order_ = dict.fromkeys([*(book.data['names'] or ()), *book.cases])
   return {
-    name: case['record']
-    for name, case in book.cases.items()
-    if case['status'] == book_lib.DONE
+    name: book.cases[name]['record']
+    for name in order_
+    if book.cases.get(name, {}).get('status') == book_lib.DONE
   }
 
 
