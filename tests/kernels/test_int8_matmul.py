@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.benchmarks.device.numerics import products as shared
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api
 from kaiju_jax.kernels.int8_matmul import blocks
@@ -15,8 +16,8 @@ from kaiju_jax.quantization import int8
 from kaiju_jax.quantization.qat import project
 from tests.kernels import interpreted
 
-# No multiple of any block; several blocks each way, the last in part.
-ROWS, CONTRACTED, OUTPUTS = 70, 300, 200
+# Several blocks each way, the last in part.
+ROWS, CONTRACTED, OUTPUTS = shared.ROWS, shared.CONTRACTED, shared.OUTPUTS
 IMPLEMENTATIONS = tuple(api.RUNS_ON)
 
 
@@ -43,18 +44,6 @@ def _part(columns):
   return 128 if columns % 128 == 0 else columns
 
 
-def drawn(contracted=CONTRACTED, dtype=jnp.float32, nonnegative=False, seed=0):
-  """Returns x [R, C] of rows of many sizes, w [C, O] and w's scales."""
-  rng = np.random.default_rng(seed)
-  x = rng.standard_normal((ROWS, contracted)) * np.exp(
-    rng.uniform(-9, 9, (ROWS, 1))
-  )
-  x = np.abs(x) if nonnegative else x
-  w = rng.integers(-127, 128, (contracted, OUTPUTS)).astype(np.int8)
-  scale = rng.uniform(0.5, 2, OUTPUTS).astype(np.float32)
-  return jnp.asarray(x, dtype), w, jnp.asarray(scale)
-
-
 def laid(w, contract):
   return jnp.asarray(w if contract == 'first' else w.T)
 
@@ -73,13 +62,7 @@ def coded_as_training_does(x, limit, nonnegative):
   return encode(x, scales), scales[:, 0]
 
 
-LIMITS = {
-  'none': {},
-  'scalar': {'limit': np.float32(0.7)},
-  'row': {'limit': np.linspace(0.1, 30, ROWS, dtype=np.float32)},
-  'cut': {'cut': np.linspace(0.1, 30, ROWS, dtype=np.float32)},
-  'both': {'cut': np.float32(0.7), 'limit': np.float32(0.7)},
-}
+LIMITS = shared.LIMITS
 CODINGS = {
   f'{limits} in {dtype}': (limits, dtype, nonnegative)
   for dtype, nonnegative in (('float32', False), ('bfloat16', True))
@@ -97,7 +80,7 @@ CODINGS = {
 def test_codes_are_trainings_to_the_bit(
   implementation, limits, dtype, nonnegative
 ):
-  x, _, _ = drawn(dtype=dtype, nonnegative=nonnegative)
+  x, _, _ = shared.draw(dtype=dtype, nonnegative=nonnegative)
   x = x.at[3].set(0).at[5, 7].set(jnp.nan)
   options = LIMITS[limits]
   codes, scales = api.quantize(
@@ -132,17 +115,12 @@ def test_ties_go_to_the_even_code(implementation):
   assert codes[2, : len(some)].tolist() == wanted
 
 
-PRODUCTS = {
-  'by the first, nonnegative': (300, True, 'first'),
-  'by the first, less than a block': (45, True, 'first'),
-  'by the last': (300, False, 'last'),
-  'by the last, no block in part': (384, True, 'last'),
-}
+PRODUCTS = shared.PRODUCTS
 
 
 def exact(contracted, nonnegative):
   """Returns x, w, scale; x's codes and their scales; and the product."""
-  x, w, scale = drawn(contracted, nonnegative=nonnegative)
+  x, w, scale = shared.draw(contracted, nonnegative=nonnegative)
   codes, scales = coded_as_training_does(x, None, nonnegative)
   sums = levels_of(codes, nonnegative) @ w.astype(np.int64)
   y = sums.astype(np.float32) * np.multiply.outer(
@@ -225,7 +203,7 @@ def test_sums_of_the_largest_codes_are_exact(implementation):
   ),
 )
 def test_what_follows_a_product_is_as_if_done_after_it(implementation, dtype):
-  x, w, scale = drawn(dtype=dtype)
+  x, w, scale = shared.draw(dtype=dtype)
   x = x.at[5, 7].set(jnp.nan).at[69, 299].set(-jnp.nan)
   plain, behind = (
     api.matmul(
@@ -253,7 +231,7 @@ def test_what_follows_a_product_is_as_if_done_after_it(implementation, dtype):
   'implementation', interpreted.parameters(IMPLEMENTATIONS)
 )
 def test_a_nan_makes_its_row_nan_and_no_other(implementation):
-  x, w, scale = drawn()
+  x, w, scale = shared.draw()
   x = x.at[5, 7].set(jnp.nan).at[69, 299].set(-jnp.nan)
   found = api.matmul(
     x,
@@ -283,7 +261,7 @@ def test_a_nan_makes_its_row_nan_and_no_other(implementation):
   ),
 )
 def test_the_gradients_products(implementation, dtype, contract):
-  x, w, scale = drawn(dtype=dtype, nonnegative=True)
+  x, w, scale = shared.draw(dtype=dtype, nonnegative=True)
   codes, scales = coded_as_training_does(x, None, True)
   scales = scales / scales.max()
   dy = jnp.asarray(
@@ -336,7 +314,7 @@ def test_the_gradients_products(implementation, dtype, contract):
 def test_the_int8_input_gradient_is_trainings_to_the_bit(
   implementation, contract, has_limit
 ):
-  _, w, scale = drawn()
+  _, w, scale = shared.draw()
   dy = np.random.default_rng(1).standard_normal((ROWS, OUTPUTS)).astype('f4')
   dy[4] = 0
   spec = 'BF,DF->BD' if contract == 'first' else 'BF,FD->BD'
@@ -375,7 +353,7 @@ def test_gpu_kernels_do_nothing_that_triton_does_otherwise():
 
   An interpreted kernel shows neither.
   """
-  x, w, scale = drawn()
+  x, w, scale = shared.draw()
   one = jnp.float32(1)
 
   def everything(x, w, scale):
@@ -402,7 +380,7 @@ def test_gpu_kernels_do_nothing_that_triton_does_otherwise():
 
 
 def _arguments(**changes):
-  x, w, scale = drawn()
+  x, w, scale = shared.draw()
   return {'x_RC': x, 'w': jnp.asarray(w), 'scale_O': scale} | changes
 
 
@@ -465,7 +443,7 @@ def test_a_row_of_nothing_has_no_scale():
 
 
 def test_bad_gradients_are_named():
-  x, w, scale = drawn()
+  x, w, scale = shared.draw()
   dy = jnp.ones((ROWS, OUTPUTS))
   with pytest.raises(ValueError, match="rounding='up': must be one of"):
     api.input_gradient(dy, w, scale, contract='first', rounding='up')

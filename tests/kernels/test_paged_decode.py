@@ -5,8 +5,6 @@ folder's own reference stands beside the kernels as one more implementation.
 """
 
 import functools
-from typing import Any
-from typing import NamedTuple
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
@@ -15,6 +13,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
+from experiments.benchmarks.device.numerics import decode as shared
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
@@ -24,10 +23,10 @@ from kaiju_jax.kernels.visibility_attention import operands
 from kaiju_jax.kernels.visibility_attention import reference
 from tests.kernels import interpreted
 
-_SCALE = 0.1
-_ROWS, _LOGICAL, _SLOTS, _POOL = 3, 8, 8, 40
-_LENGTH = _LOGICAL * _SLOTS
-_K = 128
+_SCALE = shared.SCALE
+_ROWS, _LOGICAL, _SLOTS = shared.ROWS, shared.LOGICAL, shared.SLOTS
+_POOL, _LENGTH, _K = shared.POOL, shared.LENGTH, shared.K
+CASES, CODED = shared.CASES, shared.CODED
 
 # Most of the time here goes into compiling: the less of it the better.
 _quick_jit = functools.partial(
@@ -44,120 +43,7 @@ kernels = pytest.mark.parametrize(
 )
 
 
-class Case(NamedTuple):
-  """A table and what its slots are seen by, for queries of some heads."""
-
-  table_BN: Any
-  visibility: visibility_lib.Visibility
-  window: int | None = None
-  heads: int = 2
-
-
-def _case(table_BN, visibility, window=None, heads=2):
-  fields = (np.array(field, np.int32) for field in visibility)
-  table_BN = np.array(table_BN, np.int32)
-  return Case(table_BN, visibility_lib.Visibility(*fields), window, heads)
-
-
-def _pages(seed=0, logical=_LOGICAL):
-  """Distinct pages for every row, in no order."""
-  random = np.random.default_rng(seed)
-  pages = random.permutation(_POOL)[: _ROWS * logical]
-  return pages.reshape(_ROWS, logical)
-
-
-def _causal(lengths):
-  """One query a row, the last of its `length` tokens; the rest are empty."""
-  token_BM = np.tile(np.arange(_LENGTH), (_ROWS, 1))
-  length_B1 = np.array(lengths)[:, None]
-  limit_BM = np.where(token_BM < length_B1, _LENGTH, token_BM)
-  return token_BM, limit_BM, length_B1 - 1, length_B1 - 1, token_BM
-
-
-def _ring(lengths):
-  """Rings that have gone round: a row's newest tokens over its oldest."""
-  slot_BM = np.tile(np.arange(_LENGTH), (_ROWS, 1))
-  newest_B1 = np.array(lengths)[:, None] - 1
-  position_BM = newest_B1 - (newest_B1 - slot_BM) % _LENGTH
-  limit_BM = np.where(position_BM >= 0, 10_000, position_BM)
-  return position_BM, limit_BM, newest_B1, newest_B1, position_BM
-
-
-def _scattered(queries, seed=1):
-  """Slots filled in no order; a third of them empty or dead."""
-  random = np.random.default_rng(seed)
-  slots = np.tile(np.arange(_LENGTH), (_ROWS, 1))
-  position_BM = random.permuted(slots, axis=1)
-  dead_BM = random.random(slots.shape) < 0.3
-  limit_BM = np.where(dead_BM, position_BM, _LENGTH)
-  token_BL = random.integers(0, _LENGTH, (_ROWS, queries))
-  return position_BM, limit_BM, token_BL, token_BL, position_BM
-
-
-def _beams(width, seed=2):
-  """Tree ranges of `width` live beams, at different slots in each row."""
-  random = np.random.default_rng(seed)
-  parts = []
-  for _ in range(_ROWS):
-    parents = np.full(_LENGTH, -1)
-    order = random.permutation(_LENGTH)[:-9]
-    for place in range(1, len(order)):
-      # A prompt of 20, then branches off the last few tokens.
-      back = 1 if place < 20 else random.integers(1, 2 * width)
-      parents[order[place]] = order[place - back]
-    leaves = order[-width:]
-    parts.append(visibility_lib.beams(parents.tolist(), leaves.tolist()))
-  return visibility_lib.concatenate(parts)
-
-
-def _either_side():
-  """Pages whose ranges lie on both sides of the query, and one around it."""
-  start_BM = np.tile([0] * 4 + [9] * 4, (_ROWS, _LOGICAL))
-  limit_BM = np.tile([3] * 4 + [12] * 4, (_ROWS, _LOGICAL))
-  start_BM[:, 16:24], limit_BM[:, 16:24] = 2, 7
-  query_B1 = np.full((_ROWS, 1), 5)
-  return start_BM, limit_BM, query_B1, query_B1, np.zeros_like(start_BM)
-
-
-_SHARED = _pages()
-_SHARED[1, :4] = _SHARED[0, :4]
-_SHARED[2, [5, 0, 3]] = _SHARED[0, [0, 1, 2]]
-
-_ABSENT = _pages()
-_ABSENT[0, 2] = -1
-_ABSENT[1] = -1
-_ABSENT[2, :5] = [_POOL, _POOL + 1, 2**31 - 1, -(2**31), -7]
-
-CASES = {
-  'several lengths': _case(_pages(), _causal([1, 8, 57])),
-  'shared pages': _case(_SHARED, _scattered(1)),
-  'absent pages': _case(_ABSENT, _causal([48, 64, 48])),
-  'ranges on either side': _case(_pages(), _either_side()),
-  'window, one head': _case(_pages(), _causal([5, 30, 64]), 12, heads=1),
-  'ring, one head': _case(_pages(), _ring([100, 65, 7]), 12, heads=1),
-  'window of one, ninety-six heads': _case(
-    _pages(), _causal([1, 41, 64]), 1, heads=96
-  ),
-  'beams': _case(_SHARED, _beams(5), heads=3),
-  'several queries, window': _case(_SHARED, _scattered(5), 12, heads=3),
-  'beams, window': _case(_SHARED, _beams(5), 12, heads=3),
-}
-# Pages of 32 slots, which is a tile of codes.
-CODED = CASES['beams, window']._replace(
-  table_BN=np.array([[7, 30], [7, 2], [39, 7]], np.int32)
-)
-
 cases = pytest.mark.parametrize('case', CASES.values(), ids=CASES)
-
-
-def _operands(case, seed=0):
-  """Normal q, k, v; queries and keys large enough for a sharp softmax."""
-  random = np.random.default_rng(seed)
-  B, L = case.visibility.coordinate_BL.shape
-  slots = case.visibility.start_BM.shape[1] // case.table_BN.shape[1]
-  pool = _POOL, slots, _K
-  shapes = (B, L, case.heads, _K), pool, pool
-  return [random.normal(size=s, scale=2).astype(np.float32) for s in shapes]
 
 
 def _sizes(implementation, keys=16, splits=2):
@@ -206,19 +92,6 @@ def _decode(case, implementation, arrays, *, sizes=None, dtype=None, **options):
     return run(arrays, case.table_BN, case.visibility, options)
 
 
-def _present(case):
-  """bool[B, M]."""
-  present_BN = (case.table_BN >= 0) & (case.table_BN < _POOL)
-  slots = case.visibility.start_BM.shape[1] // case.table_BN.shape[1]
-  return np.repeat(present_BN, slots, axis=1)
-
-
-def _mask(case):
-  """bool[B, L, M], by numpy alone."""
-  dense_BLM = visibility_lib.as_dense(case.visibility, case.window)
-  return dense_BLM & _present(case)[:, None]
-
-
 def _gather(case, pool):
   x = pool[np.clip(case.table_BN, 0, _POOL - 1)]
   return x.reshape(len(x), -1, *pool.shape[2:])
@@ -226,7 +99,7 @@ def _gather(case, pool):
 
 def _oracle(case, q_BLHK, k_PSK, v_PSK):
   """out and lse; zero where a query sees nothing."""
-  dense_BLM = _mask(case)
+  dense_BLM = shared.mask(case)
   sees_BL = dense_BLM.any(axis=-1)
   k_BMK, v_BMK = _gather(case, k_PSK), _gather(case, v_PSK)
   logits_BLHM = _SCALE * np.einsum(
@@ -259,7 +132,7 @@ def _close(actual, expected, tolerance=2e-5):
   ),
 )
 def test_output_and_lse(implementation, case):
-  arrays = _operands(case)
+  arrays = shared.operands(case)
   results = _decode(case, implementation, arrays)
   _close(results, _oracle(case, *arrays))
 
@@ -267,9 +140,9 @@ def test_output_and_lse(implementation, case):
 @pytest.mark.parametrize('name', ['absent pages', 'beams, window'])
 def test_the_definition_is_visibility_attention_over_gathered_pages(name):
   case = CASES[name]
-  q_BLHK, k_PSK, v_PSK = _operands(case)
+  q_BLHK, k_PSK, v_PSK = shared.operands(case)
   start_BM, limit_BM, *rest = case.visibility
-  limit_BM = np.where(_present(case), limit_BM, start_BM)
+  limit_BM = np.where(shared.present(case), limit_BM, start_BM)
   attend = _quick_jit(
     functools.partial(
       reference.forward, window=case.window, scale=_SCALE, dtype=jnp.float32
@@ -288,9 +161,9 @@ def test_the_definition_is_visibility_attention_over_gathered_pages(name):
 @implementations
 def test_a_row_that_sees_nothing_is_zero(implementation):
   case = CASES['absent pages']
-  sees_B = _mask(case).any(axis=(1, 2))
+  sees_B = shared.mask(case).any(axis=(1, 2))
   assert sees_B.tolist() == [True, False, True]
-  out_BLHK, lse_BLH = _decode(case, implementation, _operands(case))
+  out_BLHK, lse_BLH = _decode(case, implementation, shared.operands(case))
   np.testing.assert_array_equal(out_BLHK[1], 0)
   np.testing.assert_array_equal(lse_BLH[1], 0)
 
@@ -299,7 +172,7 @@ def test_a_row_that_sees_nothing_is_zero(implementation):
 @kernels
 def test_splits_do_not_change_the_result(implementation):
   case = CASES['beams']
-  arrays = _operands(case)
+  arrays = shared.operands(case)
   two, five = (
     _decode(
       case,
@@ -323,35 +196,13 @@ def test_splits_do_not_change_the_result(implementation):
 )
 def test_tiles_of_other_sizes_than_pages(implementation, slots, keys):
   case = CASES['several queries, window']
-  case = case._replace(table_BN=_pages(4, _LENGTH // slots).astype(np.int32))
-  arrays = _operands(case)
+  case = case._replace(
+    table_BN=shared.pages(4, _LENGTH // slots).astype(np.int32)
+  )
+  arrays = shared.operands(case)
   sizes = _sizes(implementation, keys)
   results = _decode(case, implementation, arrays, sizes=sizes)
   _close(results, _oracle(case, *arrays))
-
-
-def _codes(random, shape):
-  return random.integers(-127, 128, shape).astype(np.int8)
-
-
-def _coded(case, q_codes, per, seed=3):
-  """Random codes and scales, and the float32 values that they stand for."""
-  random = np.random.default_rng(seed)
-  q, k, v = _operands(case)
-  k, v = _codes(random, k.shape), _codes(random, v.shape)
-  shape = k.shape[:2] if per == 'token' else k.shape[2:]
-  scales = {
-    name: random.uniform(0.01, 0.03, shape).astype(np.float32)
-    for name in ('k_scale', 'v_scale')
-  }
-  spread = {'token': np.s_[..., None], 'channel': np.s_[None, None]}[per]
-  values = [q, k * scales['k_scale'][spread], v * scales['v_scale'][spread]]
-  if q_codes:
-    q = _codes(random, q.shape)
-    q_scale_BLH = random.uniform(0.01, 0.03, q.shape[:-1]).astype(np.float32)
-    scales['q_scale_BLH'] = q_scale_BLH
-    values[0] = q * q_scale_BLH[..., None]
-  return (q, k, v), scales, values
 
 
 @pytest.mark.parametrize(
@@ -368,7 +219,7 @@ def _coded(case, q_codes, per, seed=3):
 )
 def test_codes(implementation, q_codes, per):
   case = CODED
-  arrays, scales, values = _coded(case, q_codes, per)
+  arrays, scales, values = shared.draw_codes(case, q_codes, per)
   results = _decode(
     case,
     implementation,
@@ -383,7 +234,7 @@ def test_codes(implementation, q_codes, per):
 @slow_if_interpreted
 def test_codes_with_an_output_of_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
-  arrays, scales, values = _coded(case, True, 'token')
+  arrays, scales, values = shared.draw_codes(case, True, 'token')
   out_BLHK, lse_BLH = _decode(
     case, implementation, arrays, sizes=sizes, **scales
   )
@@ -397,7 +248,7 @@ def test_codes_with_an_output_of_half_precision(implementation):
 @slow_if_interpreted
 def test_half_precision(implementation):
   case, sizes = CODED, _sizes(implementation, 32)
-  arrays = [jnp.asarray(x, jnp.bfloat16) for x in _operands(case)]
+  arrays = [jnp.asarray(x, jnp.bfloat16) for x in shared.operands(case)]
   results = _decode(case, implementation, arrays, sizes=sizes)
   assert results[0].dtype == jnp.bfloat16
   expected = _oracle(case, *(np.float32(x) for x in arrays))
@@ -410,14 +261,12 @@ def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
   implementation, coded
 ):
   case = CODED if coded else CASES['shared pages']
-  (q, k, v), options = _operands(case), {}
+  (q, k, v), options = shared.operands(case), {}
   if coded:
-    (q, k, v), options, _ = _coded(case, True, 'token')
+    (q, k, v), options, _ = shared.draw_codes(case, True, 'token')
     options |= {'sizes': _sizes(implementation, 32), 'dtype': jnp.float32}
   clean = _decode(case, implementation, (q, k, v), **options)
-  seen_PS = np.zeros(k.shape[:2], bool)
-  for row, pages in enumerate(case.table_BN):
-    seen_PS[pages] |= _mask(case)[row].any(axis=0).reshape(len(pages), -1)
+  seen_PS = shared.find_seen(case)
   # Some slots of visited pages are unseen.
   assert 0 < seen_PS[seen_PS.any(axis=1)].mean() < 0.9
   garbage = np.int8(77) if coded else np.float32(np.nan)
@@ -433,7 +282,7 @@ def test_what_unseen_slots_and_foreign_pages_hold_does_not_matter(
 @implementations
 def test_a_nan_among_visible_keys_is_not_taken_for_blindness(implementation):
   case = CASES['several lengths']
-  q, k, v = _operands(case)
+  q, k, v = shared.operands(case)
   clean = _decode(case, implementation, (q, k, v))
   k = k.copy()
   k[case.table_BN[2, 3], 1, 7] = np.nan
@@ -445,7 +294,9 @@ def test_a_nan_among_visible_keys_is_not_taken_for_blindness(implementation):
 @cases
 def test_a_plan_holds_the_pages_with_a_visible_slot_and_no_other(case):
   plan = _plan(case)
-  dense_BLNS = _mask(case).reshape(*_mask(case).shape[:2], _LOGICAL, _SLOTS)
+  dense_BLNS = shared.mask(case).reshape(
+    *shared.mask(case).shape[:2], _LOGICAL, _SLOTS
+  )
   for row in range(_ROWS):
     seen_NS = dense_BLNS[row].any(axis=0)
     whole_N = dense_BLNS[row].all(axis=(0, 2))
@@ -485,7 +336,7 @@ def test_a_window_visits_its_own_pages_only():
 @pytest.mark.parametrize('implementation', ['xla', 'pallas_gpu', 'pallas_tpu'])
 def test_only_what_the_plan_lists_is_read(implementation):
   case = CASES['several lengths']
-  arrays = _operands(case)
+  arrays = shared.operands(case)
   plan = _plan(case)
   assert plan.count_B.tolist() == [1, 1, 8]
   assert plan.full_B.tolist() == [0, 1, 7]
@@ -512,7 +363,7 @@ def test_only_what_the_plan_lists_is_read(implementation):
 @pytest.mark.parametrize('name', ['absent pages', 'beams', 'window, one head'])
 def test_merge_of_two_parts_of_the_pages(name):
   case = CASES[name]
-  arrays = _operands(case)
+  arrays = shared.operands(case)
   parts = []
   for side in np.s_[:4], np.s_[4:]:
     table_BN = np.full_like(case.table_BN, -1)
@@ -529,7 +380,7 @@ def test_merge_of_two_parts_of_the_pages(name):
 
 def test_merge_with_a_chunk_that_is_not_in_the_pool():
   """A chunk of five tokens behind rows of several lengths, one empty."""
-  case = _case(_pages(), _causal([9, 40, 0]), heads=3)
+  case = shared.case(shared.pages(), shared.causal([9, 40, 0]), heads=3)
   length_B1 = np.array([[9], [40], [0]], np.int32)
   token_BL = length_B1 + np.arange(5, dtype=np.int32)
   visibility = case.visibility._replace(
@@ -537,7 +388,7 @@ def test_merge_with_a_chunk_that_is_not_in_the_pool():
   )
   case = case._replace(visibility=visibility, window=12)
   random = np.random.default_rng(5)
-  q_BLHK, k_PSK, v_PSK = _operands(case)
+  q_BLHK, k_PSK, v_PSK = shared.operands(case)
   k_BLK, v_BLK = random.normal(size=(2, _ROWS, 5, _K)).astype(np.float32)
   limit_BL = np.full_like(token_BL, _LENGTH)
   chunk = token_BL, limit_BL, token_BL, token_BL, token_BL
@@ -598,7 +449,7 @@ def test_rows_and_heads_on_several_devices(implementation):
     visibility=visibility_lib.Visibility(*(x[:2] for x in case.visibility)),
     heads=4,
   )
-  arrays = _operands(case)
+  arrays = shared.operands(case)
   mesh = jax.make_mesh(
     (2, 2), ('rows', 'heads'), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
@@ -638,8 +489,8 @@ def test_copies_of_pages_do_not_race(monkeypatch, capfd):
   )
   monkeypatch.setattr(dispatch, 'interpreting', lambda: parameters)
   case = CASES['absent pages']
-  case = case._replace(table_BN=_ABSENT[[1, 0, 2]].astype(np.int32))
-  arrays = _operands(case)
+  case = case._replace(table_BN=shared.ABSENT[[1, 0, 2]].astype(np.int32))
+  arrays = shared.operands(case)
   results = _quick_jit(
     functools.partial(
       api.decode,

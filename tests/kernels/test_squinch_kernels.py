@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
+from experiments.benchmarks.device.numerics import codec as shared
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import tuned
 from kaiju_jax.kernels.squinch import api
@@ -67,37 +68,7 @@ def assert_same(name, implementation, *args):
   return got
 
 
-def gradients(rows, columns, seed=0):
-  rng = np.random.default_rng(seed)
-  octaves = rng.uniform(-25, 25, columns)
-  return (rng.standard_normal((rows, columns)) * 2**octaves).astype('f4')
-
-
-def patterns(rows, columns):
-  """Groups of every kind that a float32 knows, then any bits at all."""
-  rng = np.random.default_rng(1)
-  x_RC = rng.integers(0, 2**32, (rows, columns), np.uint32).view('f4').copy()
-  tame = gradients(rows, columns)
-  kinds = [
-    np.zeros(rows),
-    np.full(rows, -0.0),
-    1e-42 * np.arange(-4, rows - 4),
-    np.full(rows, -np.inf),
-    np.where(np.arange(rows) % 8 == 3, np.nan, 1),
-    np.full(rows, 0.9),
-    np.where(np.arange(rows) % 8 == 5, np.inf, tame[:, 0]),
-    np.where(np.arange(rows) % 8 == 2, 3e38, -1),
-    1e-9 * tame[:, 1] / np.abs(tame[:, 1]).max(),
-    np.repeat(2.0 ** np.arange(-rows // 16, rows // 16), 8)[:rows],
-    *tame.T[: columns // 4],
-  ]
-  for column, kind in enumerate(kinds):
-    x_RC[:, column] = kind
-  return x_RC
-
-
-# Two parts of 35 groups, 130 columns: more than a block, and ragged.
-SHAPE = 560, 130
+SHAPE = shared.SHAPE
 
 
 def assert_encoded_the_same(implementation, x_RC, elements, header):
@@ -115,7 +86,7 @@ def test_every_pattern_has_the_references_bits(
   implementation, elements, header
 ):
   packed = assert_encoded_the_same(
-    implementation, patterns(*SHAPE), elements, header
+    implementation, shared.patterns(*SHAPE), elements, header
   )
   assert packed.shape == (2, 6, 35, 130) and packed.dtype == np.uint8
   assert {0, 1, 128, 254, 255} <= set(packed[:, 0].flat)
@@ -126,7 +97,7 @@ def test_every_pattern_has_the_references_bits(
 )
 @on_each
 def test_shapes_that_fill_no_block(implementation, rows, columns):
-  x_RC = gradients(rows, columns, seed=2)
+  x_RC = shared.gradients(rows, columns, seed=2)
   codes = 'zero', 'quarter'
   packed = assert_same('encode_parts', implementation, x_RC, 1, *codes)
   assert_same('decode_sum', implementation, packed, *codes)
@@ -167,7 +138,7 @@ def test_edges_of_elements_are_the_references(implementation, elements, header):
   ],
 )
 def test_half_is_read_as_it_is(implementation, dtype):
-  x_RC = jnp.asarray(gradients(72, 35) / 2**16, dtype)
+  x_RC = jnp.asarray(shared.gradients(72, 35) / 2**16, dtype)
   x_RC = x_RC.at[3, 5].set(jnp.nan).at[12, 6].set(-jnp.inf)
   packed = assert_same('encode', implementation, x_RC)
   assert packed[0, 0, 5] == packed[0, 1, 6] == 255
@@ -178,9 +149,7 @@ def test_half_is_read_as_it_is(implementation, dtype):
 def test_every_code_decodes_to_the_references_bits(
   implementation, elements, header
 ):
-  q, byte = np.meshgrid(np.arange(256), np.arange(256), indexing='ij')
-  signs = (7 * byte + q) % 256
-  packed = np.stack([q, signs, *[byte] * 4]).astype(np.uint8)
+  packed = shared.every_code()
   assert_same('decode', implementation, packed, elements, header)
 
 
@@ -230,7 +199,7 @@ def over_eight(f):
   ('platform', 'rows'), [('gpu', 128), pytest.param('tpu', 1024, marks=slow)]
 )
 def test_the_collective_is_the_same_with_kernels(platform, rows):
-  x_NRC = np.stack([gradients(rows, 65, seed=i) for i in range(8)])
+  x_NRC = np.stack([shared.gradients(rows, 65, seed=i) for i in range(8)])
   x_NRC = jnp.asarray(x_NRC, jnp.bfloat16)
 
   def reduce(x):
@@ -256,8 +225,8 @@ def test_an_all_reduce_reads_bf16_as_it_is():
 @slow
 def test_all_replicas_are_the_same_with_kernels():
   tree_N = {
-    'w': np.stack([gradients(64, 9, seed=i) for i in range(8)]),
-    'gain': np.stack([gradients(21, 1, seed=i)[:, 0] for i in range(8)]),
+    'w': np.stack([shared.gradients(64, 9, seed=i) for i in range(8)]),
+    'gain': np.stack([shared.gradients(21, 1, seed=i)[:, 0] for i in range(8)]),
   }
 
   def reduce(tree):

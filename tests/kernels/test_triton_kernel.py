@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.benchmarks.device.numerics import attention as cases
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
 from kaiju_jax.kernels.visibility_attention import blocks
@@ -61,16 +62,16 @@ def _forward(case, operands, implementation='triton_kernel', **keywords):
       *case.visibility,
       window=case.window,
       implementation=implementation,
-      **{'scale': shared._SCALE} | keywords,
+      **{'scale': cases.SCALE} | keywords,
     )
 
 
 _CASES = (
-  shared.CASES
-  | shared.SHAPES
+  cases.CASES
+  | cases.SHAPES
   | {
-    name: shared.Case(visibility, shared._EDGE_WINDOW, 1)
-    for name, visibility in shared.EDGES.items()
+    name: cases.Case(visibility, cases.EDGE_WINDOW, 1)
+    for name, visibility in cases.EDGES.items()
   }
 )
 
@@ -78,7 +79,7 @@ _CASES = (
 @interpreted
 @pytest.mark.parametrize('case', _CASES.values(), ids=_CASES)
 def test_output_and_lse(case):
-  operands = shared._operands(case)
+  operands = cases.operands(case)
   shared._close(_forward(case, operands), shared._oracle(case, *operands))
 
 
@@ -90,7 +91,7 @@ def test_output_and_lse(case):
 )
 def test_codes_mean_what_they_stand_for(q_codes, per, name):
   case = _CASES[name]
-  codes, scales, values = shared._coded(case, q_codes, per)
+  codes, scales, values = cases.draw_codes(case, q_codes, per)
   results = _forward(case, codes, dtype=jnp.float32, **scales)
   shared._close(results, shared._oracle(case, *values), 1e-4)
 
@@ -98,16 +99,16 @@ def test_codes_mean_what_they_stand_for(q_codes, per, name):
 @interpreted
 @pytest.mark.parametrize('scale', [-0.3, 0.0])
 def test_a_scale_may_turn_the_logits(scale):
-  case = shared.WINDOW
-  operands = shared._operands(case)
+  case = cases.WINDOW
+  operands = cases.operands(case)
   expected = _forward(case, operands, 'reference', scale=scale)
   shared._close(_forward(case, operands, scale=scale), expected)
 
 
 @interpreted
 def test_half_precision_and_an_odd_head_size():
-  case = shared.WINDOW._replace(head_dim=40)
-  operands = [x.astype(np.float16) for x in shared._operands(case)]
+  case = cases.WINDOW._replace(head_dim=40)
+  operands = [x.astype(np.float16) for x in cases.operands(case)]
   out_BLHK, lse_BLH = _forward(case, operands)
   assert out_BLHK.dtype == jnp.float16 and lse_BLH.dtype == jnp.float32
   wide = [x.astype(np.float32) for x in operands]
@@ -116,15 +117,15 @@ def test_half_precision_and_an_odd_head_size():
 
 @interpreted
 def test_within_jit_and_with_gradients():
-  case = shared.WINDOW
-  operands = shared._operands(case)
+  case = cases.WINDOW
+  operands = cases.operands(case)
 
   def loss(operands, implementation):
     results = api.attention(
       *operands,
       *case.visibility,
       window=case.window,
-      scale=shared._SCALE,
+      scale=cases.SCALE,
       implementation=implementation,
     )
     return sum(jnp.sin(x).sum() for x in results)
@@ -140,8 +141,8 @@ def test_within_jit_and_with_gradients():
 @interpreted
 @pytest.mark.parametrize('where', ['k', 'v'])
 def test_what_is_not_finite_reaches_the_queries_that_see_it(where):
-  case = shared.WINDOW
-  arrays = dict(zip('qkv', shared._operands(case)))
+  case = cases.WINDOW
+  arrays = dict(zip('qkv', cases.operands(case)))
   arrays['k'][:, 10] = arrays['v'][:, 10] = 0
   clean = _forward(case, arrays.values())
   arrays[where] = arrays[where].copy()
@@ -153,14 +154,14 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(where):
 
 @interpreted
 def test_bfloat16_is_refused():
-  case = shared.WINDOW
-  operands = [x.astype(jnp.bfloat16) for x in shared._operands(case)]
+  case = cases.WINDOW
+  operands = [x.astype(jnp.bfloat16) for x in cases.operands(case)]
   with pytest.raises(ValueError, match='wrongly in bfloat16'):
     _forward(case, operands)
 
 
 @compiled
 def test_a_process_that_compiles_does_not_interpret():
-  case = shared.WINDOW
+  case = cases.WINDOW
   with pytest.raises(ValueError, match='only where TRITON_INTERPRET=1 was set'):
-    _forward(case, shared._operands(case))
+    _forward(case, cases.operands(case))

@@ -7,7 +7,6 @@ The oracle's output and lse are numpy's in float64, and it is itself held to
 import functools
 import itertools
 import re
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
+from experiments.benchmarks.device.numerics import attention as shared
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.visibility_attention import api
@@ -22,8 +22,10 @@ from kaiju_jax.kernels.visibility_attention import blocks
 from kaiju_jax.kernels.visibility_attention import operands
 from tests.kernels import interpreted
 
-_SCALE = 0.3
-_TILES = blocks.Tiles(rows=32, keys=32, warps=4, stages=2)
+_SCALE = shared.SCALE
+_TILES = shared.TILES
+Case, CASES, SHAPES = shared.Case, shared.CASES, shared.SHAPES
+WINDOW = shared.WINDOW
 
 # Most of the time here goes into compiling: the less of it the better.
 _quick_jit = functools.partial(
@@ -53,116 +55,6 @@ def implementation(request, small_tiles):
 def quick_in_xla(request, small_tiles):
   """Every implementation; those that are interpreted are slow tests."""
   return request.param
-
-
-class Case(NamedTuple):
-  """A mask and the shape of the heads that look through it."""
-
-  visibility: visibility_lib.Visibility
-  window: int | None
-  heads: int
-  head_dim: int = 8
-
-
-def _slots(queries, slots, seed):
-  """Queries that are not the keys: a shuffled cache with empty slots."""
-  random = np.random.default_rng(seed)
-  position_M = random.permutation(slots)
-  coordinate_L = np.sort(random.integers(0, slots, queries))
-  empty_M = random.random(slots) < 0.3
-  fields = (
-    position_M,
-    np.where(empty_M, position_M, slots),
-    coordinate_L,
-    coordinate_L,
-    position_M,
-  )
-  return visibility_lib.Visibility(
-    *(field.astype(np.int32)[None] for field in fields)
-  )
-
-
-# Three blocks of 32 tokens, the last one not whole. The rows are seen through
-# every kind of mask, so that one compiled function holds them all.
-_LENGTH = 75
-_TREE = [-1, *range(20), 7, *range(21, 40), 30, *range(41, 46), -1, 47]
-_ROWS = visibility_lib.concatenate(
-  [
-    visibility_lib.causal(_LENGTH),
-    visibility_lib.documents([30, 3, 37], _LENGTH),
-    visibility_lib.documents([], _LENGTH),
-    visibility_lib.side_by_side(
-      [visibility_lib.tree(_TREE), visibility_lib.bidirectional(24, [(5, 20)])],
-      _LENGTH,
-    ),
-    _slots(_LENGTH, _LENGTH, seed=1),
-  ]
-)
-CASES = {
-  'rows of every kind': Case(_ROWS, None, 2),
-  'rows of every kind, window': Case(_ROWS, 24, 2),
-}
-WINDOW = CASES['rows of every kind, window']
-
-SHAPES = {
-  'less than a block, window longer than the row': Case(
-    visibility_lib.causal(11), 999, 2
-  ),
-  'window of one, one head, odd length': Case(visibility_lib.causal(67), 1, 1),
-  'many heads': Case(visibility_lib.causal(9), None, 96),
-  'few queries, many slots': Case(_slots(5, 130, seed=1), None, 3),
-  'many queries, few slots, window': Case(_slots(130, 40, seed=2), 9, 1),
-}
-
-
-def _one_ahead(length):
-  """Queries that stand one coordinate after the key of the same index."""
-  visibility = visibility_lib.causal(length + 1)
-  return visibility._replace(
-    **{
-      name: getattr(visibility, name)[:, :-1]
-      for name in ('start_BM', 'limit_BM', 'position_BM')
-    },
-    **{
-      name: getattr(visibility, name)[:, 1:]
-      for name in ('coordinate_BL', 'position_BL')
-    },
-  )
-
-
-# With blocks of 32 and this window, one visible pair lies just inside each kind
-# of bound, and no list is so long that the others reach the block anyhow.
-_EDGE_WINDOW = 34
-EDGES = {
-  'a key starts at the last query of a block': _one_ahead(128),
-  'a key ends after the first query of a block': visibility_lib.documents(
-    [33, 32, 32, 31], 128
-  ),
-  'a window ends at the last key of a block': visibility_lib.causal(128),
-}
-
-
-def _operands(case, seed=0):
-  """Normal q, k, v; queries and keys large enough for a sharp softmax."""
-  random = np.random.default_rng(seed)
-  B, M = case.visibility.start_BM.shape
-  L = case.visibility.coordinate_BL.shape[1]
-  shapes = (
-    (L, case.heads, case.head_dim),
-    (M, case.head_dim),
-    (M, case.head_dim),
-  )
-  return [
-    random.normal(size=(B, *s), scale=2).astype(np.float32) for s in shapes
-  ]
-
-
-def _cotangents(case, seed=1):
-  random = np.random.default_rng(seed)
-  B, L = case.visibility.coordinate_BL.shape
-  dout_BLHK = random.normal(size=(B, L, case.heads, case.head_dim))
-  dlse_BLH = random.normal(size=(B, L, case.heads))
-  return dout_BLHK.astype(np.float32), dlse_BLH.astype(np.float32)
 
 
 def _masks(case):
@@ -246,7 +138,7 @@ def _close(actual, expected, tolerance=2e-5):
 
 
 def _check(case, implementation):
-  arrays, cotangents = _operands(case), _cotangents(case)
+  arrays, cotangents = shared.operands(case), shared.cotangents(case)
   results, gradients = _attend_and_pull(
     case, implementation, arrays, cotangents
   )
@@ -256,7 +148,7 @@ def _check(case, implementation):
 
 def test_the_oracle_is_jaxs_attention():
   case = WINDOW
-  arrays, (dense_BLM, sees_BL) = _operands(case), _masks(case)
+  arrays, (dense_BLM, sees_BL) = shared.operands(case), _masks(case)
   q_BLHK, k_BMK, v_BMK = arrays
   attend = functools.partial(jax.nn.dot_product_attention, scale=_SCALE)
   out_BLHK = _quick_jit(attend)(
@@ -295,14 +187,14 @@ def test_other_shapes(quick_in_xla, case):
 
 
 def test_edges_of_blocks(quick_in_xla):
-  assert blocks.sizes(128, 128, 1, _EDGE_WINDOW)[:2] == (32, 32)
-  for visibility in EDGES.values():
-    _check(Case(visibility, _EDGE_WINDOW, 1), quick_in_xla)
+  assert blocks.sizes(128, 128, 1, shared.EDGE_WINDOW)[:2] == (32, 32)
+  for visibility in shared.EDGES.values():
+    _check(Case(visibility, shared.EDGE_WINDOW, 1), quick_in_xla)
 
 
 def test_lse_alone_has_a_gradient(implementation):
   case = WINDOW
-  arrays, (dout_BLHK, dlse_BLH) = _operands(case), _cotangents(case)
+  arrays, (dout_BLHK, dlse_BLH) = shared.operands(case), shared.cotangents(case)
   cotangents = np.zeros_like(dout_BLHK), dlse_BLH
   _, (dq, dk, dv) = _attend_and_pull(case, implementation, arrays, cotangents)
   expected = _oracle_gradients(case, arrays, *cotangents)
@@ -315,8 +207,8 @@ def test_a_query_that_sees_nothing_is_zero_and_has_no_gradient(implementation):
   case = WINDOW
   _, sees_BL = _masks(case)
   assert 0 < (~sees_BL).sum() < sees_BL.size and not sees_BL[2].any()
-  arrays = _operands(case)
-  dout_BLHK, dlse_BLH = _cotangents(case)
+  arrays = shared.operands(case)
+  dout_BLHK, dlse_BLH = shared.cotangents(case)
   (out_BLHK, lse_BLH), gradients = _attend_and_pull(
     case,
     implementation,
@@ -332,7 +224,7 @@ def test_a_query_that_sees_nothing_is_zero_and_has_no_gradient(implementation):
     np.testing.assert_array_equal(gradient, 0)
 
 
-_SPOILT = [10, 33, 60]
+_SPOILT = shared.SPOILT
 
 
 def _assert_nan_where(actual, clean, is_nan):
@@ -350,7 +242,7 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(
 ):
   case = WINDOW
   dense_BLM, _ = _masks(case)
-  (q, k, v), cotangents = _operands(case), _cotangents(case)
+  (q, k, v), cotangents = shared.operands(case), shared.cotangents(case)
   k[:, _SPOILT] = v[:, _SPOILT] = 0
   (out, lse), (dq, dk, dv) = _attend_and_pull(
     case, implementation, (q, k, v), cotangents
@@ -373,7 +265,7 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(
 def test_a_spoilt_query_spoils_what_it_sees_alone(implementation, where):
   case = WINDOW
   dense_BLM, sees_BL = _masks(case)
-  (q, k, v), (dout, dlse) = _operands(case), _cotangents(case)
+  (q, k, v), (dout, dlse) = shared.operands(case), shared.cotangents(case)
   rows = {'q': q, 'dout': dout, 'dlse': dlse}
   for x in rows.values():
     x[:, _SPOILT] = 0
@@ -397,38 +289,9 @@ def test_a_spoilt_query_spoils_what_it_sees_alone(implementation, where):
   _assert_nan_where(found_dkv, (dk, dv), seen_BM)
 
 
-def _codes(random, shape):
-  return random.integers(-127, 128, shape).astype(np.int8)
-
-
-def _coded(case, q_codes, per, seed=3):
-  """Random codes and scales, and the float32 values that they stand for."""
-  random = np.random.default_rng(seed)
-  q, k, v = _operands(case)
-  B, M, K = k.shape
-  k, v = _codes(random, k.shape), _codes(random, v.shape)
-  shape = (B, M) if per == 'token' else (K,)
-  scales = {
-    'k_scale': random.uniform(0.01, 0.03, shape).astype(np.float32),
-    'v_scale': random.uniform(0.01, 0.03, shape).astype(np.float32),
-    'q_scale_BLH': None,
-  }
-
-  def spread(scale):
-    return scale[..., None] if per == 'token' else scale[None, None]
-
-  values = [q, k * spread(scales['k_scale']), v * spread(scales['v_scale'])]
-  if q_codes:
-    q = _codes(random, q.shape)
-    q_scale_BLH = random.uniform(0.01, 0.03, q.shape[:-1]).astype(np.float32)
-    scales['q_scale_BLH'] = q_scale_BLH
-    values[0] = q * q_scale_BLH[..., None]
-  return (q, k, v), scales, values
-
-
 def _check_codes(case, implementation, q_codes, per):
-  arrays, scales, values = _coded(case, q_codes, per)
-  cotangents = _cotangents(case)
+  arrays, scales, values = shared.draw_codes(case, q_codes, per)
+  cotangents = shared.cotangents(case)
   keywords = {
     'window': case.window,
     'scale': _SCALE,
@@ -479,11 +342,11 @@ def test_codes_that_meet_as_floats(quick_in_xla, q_codes, per, case):
 @pytest.mark.parametrize('coded', [True, False])
 def test_any_scale_of_logits_and_queries_of_zeros(quick_in_xla, coded):
   implementation = quick_in_xla
-  case = Case(_slots(5, 70, seed=1), None, 3)
-  arrays, scales, _ = _coded(case, q_codes=True, per='token')
+  case = Case(shared.slots(5, 70, seed=1), None, 3)
+  arrays, scales, _ = shared.draw_codes(case, q_codes=True, per='token')
   scales['q_scale_BLH'][:, 2:] = 0
   if not coded:
-    arrays, scales = _operands(case), {}
+    arrays, scales = shared.operands(case), {}
 
   def forward(name, scale):
     return api.forward(
@@ -504,7 +367,7 @@ def test_any_scale_of_logits_and_queries_of_zeros(quick_in_xla, coded):
 @pytest.mark.slow
 def test_values_may_become_floats_before_the_kernel():
   case = WINDOW
-  arrays, scales, _ = _coded(case, q_codes=True, per='token')
+  arrays, scales, _ = shared.draw_codes(case, q_codes=True, per='token')
   keywords = {'window': case.window, 'scale': _SCALE, 'dtype': jnp.float32}
 
   def forward(first):
@@ -532,7 +395,7 @@ def test_values_may_become_floats_before_the_kernel():
 
 def test_codes_meet_in_an_integer_dot(implementation):
   case = WINDOW
-  arrays, scales, _ = _coded(case, q_codes=True, per='token')
+  arrays, scales, _ = shared.draw_codes(case, q_codes=True, per='token')
 
   def forward(arrays, scales):
     return api.forward(
@@ -555,9 +418,9 @@ def test_codes_meet_in_an_integer_dot(implementation):
 
 def test_bfloat16(quick_in_xla):
   case = WINDOW
-  arrays = [jnp.bfloat16(x) for x in _operands(case)]
+  arrays = [jnp.bfloat16(x) for x in shared.operands(case)]
   rounded = [np.float32(x) for x in arrays]
-  dout_BLHK, dlse_BLH = _cotangents(case)
+  dout_BLHK, dlse_BLH = shared.cotangents(case)
   dout_BLHK = jnp.bfloat16(dout_BLHK)
   results, gradients = _attend_and_pull(
     case, quick_in_xla, arrays, (dout_BLHK, dlse_BLH)
@@ -608,14 +471,14 @@ def test_inside_scan_checkpoint_and_shard_map(quick_in_xla):
     # What varies over a mesh is not tracked through a Pallas kernel.
     check_vma=not interpreted.is_interpreted(quick_in_xla),
   )
-  arguments = case.visibility, *_operands(case)
+  arguments = case.visibility, *shared.operands(case)
   _close(_quick_jit(sharded)(*arguments), _quick_jit(gradients)(*arguments))
 
 
 def _largest_array(implementation, length):
   """Elements of the largest array that the compiled op and gradient hold."""
   case = Case(visibility_lib.causal(length), None, 2, head_dim=16)
-  arrays, cotangents = _operands(case), _cotangents(case)
+  arrays, cotangents = shared.operands(case), shared.cotangents(case)
 
   def run(arrays, cotangents):
     results, pull = jax.vjp(
@@ -639,7 +502,7 @@ def test_chunked_never_holds_queries_by_keys():
 @pytest.mark.parametrize('name', ['chunked', 'pallas_gpu'])
 def test_what_no_query_of_a_block_sees_is_skipped(name):
   case = Case(visibility_lib.causal(512), 32, 1)
-  q_BLHK, k_BMK, v_BMK = _operands(case)
+  q_BLHK, k_BMK, v_BMK = shared.operands(case)
   # Zero weight times NaN is NaN, as the module is not guarded against it: what
   # is finite never met these values.
   v_BMK[:, 192:256] = np.nan
@@ -700,7 +563,7 @@ def test_block_sizes_cover_a_length_with_little_to_spare(length, window):
 
 def _arguments(**changes):
   case = Case(visibility_lib.causal(6), None, 2)
-  q_BLHK, k_BMK, v_BMK = _operands(case)
+  q_BLHK, k_BMK, v_BMK = shared.operands(case)
   arguments = {'q_BLHK': q_BLHK, 'k_BMK': k_BMK, 'v_BMK': v_BMK}
   arguments |= case.visibility._asdict()
   return arguments | {'window': None, 'scale': 1.0} | changes
