@@ -51,7 +51,6 @@ PURPOSES = {
     'benchmarks.corpora',
     'benchmarks.decode',
     'benchmarks.device',
-    'benchmarks.kernels',
     'benchmarks.mixture',
     'benchmarks.sampled_targets',
     'benchmarks.soak',

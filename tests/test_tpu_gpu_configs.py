@@ -51,8 +51,8 @@ def test_a_preset_divides_over_its_slice(preset, name):
 
 
 def test_an_unknown_slice_lists_the_known():
-  with pytest.raises(ValueError, match=r"'h200_8'.*cpu_8, h100_128, .*v6e_256"):
-    tpu_gpu_configs.load('h200_8')
+  with pytest.raises(ValueError, match=r"'b200_8'.*cpu_8, h100_128, .*v6e_256"):
+    tpu_gpu_configs.load('b200_8')
 
 
 def test_no_jax_is_imported():

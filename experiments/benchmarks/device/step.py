@@ -1,18 +1,22 @@
 """How fast is a training step of 250m in int8 against bf16, in how much memory?
 
-Each case is one arm at one number of rows, in a process of its own. MFU counts
-the operations of the model, without those that recomputing repeats, over the
-bf16 rate that this device's ceiling has.
+Each case is one arm of one model at one number of rows, in a process of its
+own. Beside 250m there is an eighth of 13b's repeating block, what one device of
+eight computes (`experiments.benchmarks.block`). MFU counts the operations of
+the model, without those that recomputing repeats, over the bf16 rate that this
+device's ceiling has.
 """
 
 from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
+from typing import NamedTuple
 
 import jax
 
 from kaiju_jax.costs import step_time
+from kaiju_jax.data import config as data_config
 from kaiju_jax.kernels import timing
 from kaiju_jax.model import config as model_config
 from kaiju_jax.sharding import config as sharding_config
@@ -26,10 +30,20 @@ from .. import layer_block
 from .. import timed_step
 from . import setting as setting_lib
 
-_ROWS = 8, 32
+# (model, rows), the first compiled ahead of a device too.
+_BLOCK = '13b block / 8'
+_SIZES = ('250m', 8), (_BLOCK, 1), ('250m', 32)
 
 
-def _experiment(arm: str, rows: int, dry: bool) -> experiment_lib.Experiment:
+class Case(NamedTuple):
+  """One arm of one model."""
+
+  arm: str
+  model: str
+  rows: int
+
+
+def _experiment(case: Case, dry: bool) -> experiment_lib.Experiment:
   if dry:
     experiment = tiny.get_config('f32')
     experiment.model = model_config.ModelConfig(
@@ -42,31 +56,34 @@ def _experiment(arm: str, rows: int, dry: bool) -> experiment_lib.Experiment:
       max_length=64,
     )
     experiment.data.length = 64
+  elif case.model == _BLOCK:
+    part = layer_block.part_of('13b', 8)
+    experiment = experiment_lib.Experiment(
+      model=dataclasses.replace(part, max_length=8192),
+      data=data_config.DataConfig(length=8192),
+    )
   else:
     experiment = sizes.get_config('250m')
-  experiment.data.batch = rows
+  experiment.data.batch = case.rows
   experiment.data.microbatches = 1
-  experiment.model.quantization = layer_block.ARMS[arm]()
+  experiment.model.quantization = layer_block.ARMS[case.arm]()
   return experiment
 
 
-def cases(
-  setting: setting_lib.Setting,
-) -> dict[str, tuple[float, tuple[str, int]]]:
-  """Returns the arms at each number of rows; bf16 and int8 first."""
-  rows = (1,) if setting.dry else _ROWS
+def cases(setting: setting_lib.Setting) -> dict[str, tuple[float, Case]]:
+  """Returns the arms of each model; bf16 and int8 first."""
+  tried = [('250m', 1)] if setting.dry else _SIZES
   arms = ['int8'] if setting.dry else list(layer_block.ARMS)
   return {
-    f'{arm}, {count} rows': (45, (arm, count)) for count in rows for arm in arms
+    f'{model}, {arm}, {rows} rows': (45, Case(arm, model, rows))
+    for model, rows in tried
+    for arm in arms
   }
 
 
-def measure(
-  setting: setting_lib.Setting, case: tuple[str, int]
-) -> dict[str, Any]:
+def measure(setting: setting_lib.Setting, case: Case) -> dict[str, Any]:
   """Returns a step's seconds, tokens, operations and bytes of memory."""
-  arm, rows = case
-  experiment = _experiment(arm, rows, setting.dry)
+  experiment = _experiment(case, setting.dry)
   batch = timed_step.batch(experiment)
   step, state = timed_step.ours(experiment)
   compiled = step.lower(state, batch).compile()
@@ -75,8 +92,9 @@ def measure(
   times = timing.spreads({'step': run}, setting.repeats)['step']
   statistics = jax.devices()[0].memory_stats() or {}
   return {
-    'arm': arm,
-    'tokens': rows * experiment.data.length,
+    'arm': case.arm,
+    'model': case.model,
+    'tokens': case.rows * experiment.data.length,
     'seconds': times,
     'operations': useful_operations(experiment),
     'planned_bytes': planned.argument_size_in_bytes
@@ -103,18 +121,18 @@ def useful_operations(experiment: experiment_lib.Experiment) -> float:
 def programs(
   setting: setting_lib.Setting, device: Any
 ) -> dict[str, Callable[[], tuple[Any, Any]]]:
-  """Returns the step of each arm, at the fewest rows."""
+  """Returns the step of each arm of each model, at the fewest rows."""
 
-  def program(arm, rows):
-    experiment = _experiment(arm, rows, setting.dry)
+  def program(case):
+    experiment = _experiment(case, setting.dry)
     mesh = mesh_lib.make(sharding_config.MeshConfig(), [device])
     return (
       step_lib.make(experiment, mesh),
       step_lib.abstract(experiment, mesh),
     )
 
-  found = {}
-  for name, (_, (arm, rows)) in cases(setting).items():
-    if setting.dry or rows == min(_ROWS):
-      found[name] = functools.partial(program, arm, rows)
-  return found
+  return {
+    name: functools.partial(program, case)
+    for name, (_, case) in cases(setting).items()
+    if case.rows < 32
+  }

@@ -282,11 +282,12 @@ def _autotune(found, books) -> Iterator[str]:
 
 def _step(found, books) -> Iterator[str]:
   rates = ceilings(books)
-  by_rows: dict[int, dict[str, dict[str, Any]]] = {}
+  by_size: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
   for record in found.values():
-    by_rows.setdefault(record['tokens'], {})[record['arm']] = record
+    size = record['model'], record['tokens']
+    by_size.setdefault(size, {})[record['arm']] = record
   rows = []
-  for tokens, arms in by_rows.items():
+  for (model, tokens), arms in by_size.items():
     for arm, record in arms.items():
       seconds = record['seconds']['median']
       ratio = ''
@@ -297,6 +298,7 @@ def _step(found, books) -> Iterator[str]:
         mfu = f'{record["operations"] / seconds / rates.bf16_matmul:.1%}'
       rows.append(
         (
+          model,
           arm,
           f'{tokens:,}',
           tell_times(record['seconds']),
@@ -307,8 +309,10 @@ def _step(found, books) -> Iterator[str]:
           _gib(record['peak_bytes']),
         )
       )
-  columns = 'arm', 'tokens', 'ms (least–most)', 'tokens/s', '× bf16', 'MFU'
-  yield from report.markdown((*columns, 'planned, GiB', 'peak, GiB'), rows)
+  columns = 'model', 'arm', 'tokens', 'ms (least–most)', 'tokens/s', '× bf16'
+  yield from report.markdown(
+    (*columns, 'MFU', 'planned, GiB', 'peak, GiB'), rows
+  )
 
 
 def _gib(count: int | None) -> str:

@@ -179,6 +179,7 @@ def _books(tmp_path):
   for arm, seconds in ('bf16', 2.0), ('int8', 1.0):
     record = {
       'arm': arm,
+      'model': '250m',
       'tokens': 1000,
       'seconds': rate | {'median': seconds},
       'operations': 25.0,
@@ -204,7 +205,7 @@ def test_pages_have_rates_ratios_and_what_is_missing(tmp_path):
   assert 'not timed: no cuDNN' in kernels
   assert '- the slice failed: ImportError: no such thing' in kernels
   assert '| paged_decode | xla | 1 of 1 | 1.0e-03 | 0 |' in kernels
-  assert '| int8 | 1,000 |' in pages['step']
+  assert '| 250m | int8 | 1,000 |' in pages['step']
   assert '| 1,000 | 2.00 | 50.0% | 2.00 |  |' in pages['step']
   assert '- more: skipped: no time' in pages['step']
   assert 'Not measured.' in pages['decoding']
