@@ -223,7 +223,7 @@ def _variants(cases, kind):
     else:
       arrays, scales = operands(one), {}
       arrays = [x.astype(jnp.dtype(kind)) for x in arrays]
-    found[name] = arrays, one.table_BN, one.visibility, scales
+    found[name] = list(arrays), one.table_BN, one.visibility, scales
     seen_PS = find_seen(one)
     q, *pools = arrays
     if kind == 'int8':
