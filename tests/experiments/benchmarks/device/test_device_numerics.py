@@ -1,4 +1,4 @@
-"""A wrong kernel does not hold its definition; the checks reach every kernel."""
+"""A wrong kernel does not hold its definition; checks reach every kernel."""
 
 import jax
 import jax.numpy as jnp
