@@ -86,3 +86,16 @@ def test_a_search_without_an_outcome_says_why():
 
   with pytest.raises(ValueError, match=r"compiles\. {'rows': 3}: odd rows"):
     tuned.search([{'rows': 3}], run)
+
+
+def test_a_search_out_of_time_keeps_todays_choice():
+  candidates = [{'rows': rows} for rows in (8, 16, 32)]
+
+  def run(blocks):
+    return lambda: jnp.asarray(blocks['rows'])
+
+  with timing.bound_time(0):
+    found = tuned.search(candidates, run, repeats=1)
+  assert found.best == {'rows': 8} and found.untried == 2
+  assert found.first == found.seconds > 0
+  assert tuned.search(candidates, run, repeats=1).untried == 0

@@ -81,6 +81,29 @@ def test_what_does_not_fit_is_skipped_with_a_line(tmp_path, capsys):
   assert book.cases['long']['status'] == book_lib.DONE
 
 
+def test_a_slice_that_cannot_be_loaded_costs_itself_alone(
+  tmp_path, monkeypatch
+):
+  def load(name, package):
+    if name == '.needle':
+      raise ImportError('no such extra')
+    return types.SimpleNamespace(
+      cases=lambda setting: {'one': (1, None)}, measure=lambda *_: {'a': 1}
+    )
+
+  monkeypatch.setattr(child.importlib, 'import_module', load)
+  monkeypatch.setattr(setting_lib, 'device', lambda setting: _DEVICE)
+  names = ['needle', 'startup']
+  setting = setting_lib.Setting(str(tmp_path))
+  task = child.Task(
+    names, dict.fromkeys(names, 100), time.time() + 100, setting
+  )
+  assert child.work(task) == child.DONE
+  found = {name: book_lib.Book(tmp_path, name) for name in names}
+  assert found['needle'].data['problem'] == 'ImportError: no such extra'
+  assert found['startup'].cases['one']['record'] == {'a': 1}
+
+
 def test_flags_are_refused_by_name():
   assert order.choose(None) == list(order.SLICES)
   assert order.choose(['squinch', 'ceilings']) == ['ceilings', 'squinch']
