@@ -67,6 +67,9 @@ def _failures(name, accelerator, beginnings):
     try:
       program = _build(make, device)
     except Exception as error:  # All that fail are told together.
+      # Its wheel, 1.1 GB, is not among what `make aot` installs.
+      if 'cuDNN not found' in str(error):
+        continue
       found[label] = f'{type(error).__name__}: {error}'[:300]
     else:
       needed = program.memory.needed / 2**30
