@@ -51,10 +51,15 @@ def programs(
   found = {}
   for name, (_, case) in cases(setting).items():
     (shape,) = case.values()
-    kernels = [n for n, places in api.RUNS_ON.items() if places == ('gpu',)]
+    here = dispatch.platform()
+    kernels = [
+      kernel
+      for kernel, places in api.RUNS_ON.items()
+      if here in places and places != dispatch.ANYWHERE
+    ]
     for kernel in kernels:
       found[f'{name}: {kernel}'] = functools.partial(_ours, shape, kernel)
-    if shape.rows == 'causal':
+    if here == 'gpu' and shape.rows == 'causal':
       found[f'{name}: cudnn'] = functools.partial(_cudnn, shape)
   return found
 
