@@ -19,7 +19,10 @@ as in Hugging Face's code, and top_p does the same here.
 No limit needs the vocabulary sorted. The bits of non-negative floats are
 ordered as the floats are, so a limit is found bit by bit, in 31 sums over the
 vocabulary. They are skipped if no row needs them, as is the noise if all rows
-are greedy.
+are greedy. In a large vocabulary limits are sought, and tokens raced, among the
+likeliest entries alone (`_nearest`): a few hundred rows of the model's head
+decide nearly always. Where they do not suffice, the whole vocabulary is read,
+with the same results.
 
 The noise is threefry's, with the key (seed, index of the token in its sequence)
 and the vocabulary entry as the counter. So a seed gives the same text whatever
@@ -37,12 +40,17 @@ from typing import NamedTuple
 
 import jax
 from jax import lax
+from jax.extend import random as threefry
 import jax.numpy as jnp
 import numpy as np
 
 _SEEDS = 2**32
 _COLDEST = 1e-6
 _BITS = 31  # Those that a float32 above 0 uses.
+# From so many entries on, the likeliest are read alone: those of the 512 groups
+# of 32 neighbours that hold the likeliest ones.
+_LARGE = 32_768
+_GROUPS, _GROUP = 512, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,16 +158,13 @@ def draw(
   _check_shapes(logits_BV, settings, index_B=index_B, seen_BV=seen_BV)
   logits_BV = logits_BV.astype(jnp.float32)
   penalized_BV = _penalize(logits_BV, settings, seen_BV)
-  greedy_B = jnp.argmax(penalized_BV, axis=-1).astype(jnp.int32)
+  greedy_B = _likeliest(penalized_BV)
 
   def drawn():
     depth_BV = _depth(penalized_BV, settings)
-    limit_B = _limit(depth_BV, settings)
-    noise_BV = _gumbel(settings.seed_B, index_B, depth_BV.shape[1])
-    raced_BV = jnp.where(
-      depth_BV <= limit_B[:, None], noise_BV - depth_BV, -jnp.inf
-    )
-    token_B = jnp.argmax(raced_BV, axis=-1).astype(jnp.int32)
+    near = _nearest(depth_BV)
+    limit_B = _limit(depth_BV, settings, near)
+    token_B = _race(depth_BV, limit_B, settings, index_B, near)
     return jnp.where(settings.temperature_B > 0, token_B, greedy_B)
 
   is_drawn = jnp.any(settings.temperature_B > 0)
@@ -187,11 +192,11 @@ def distribution(
   logits_BV = logits_BV.astype(jnp.float32)
   penalized_BV = _penalize(logits_BV, settings, seen_BV)
   depth_BV = _depth(penalized_BV, settings)
-  limit_B = _limit(depth_BV, settings)
+  limit_B = _limit(depth_BV, settings, _nearest(depth_BV))
   kept_BV = jnp.where(depth_BV <= limit_B[:, None], -depth_BV, -jnp.inf)
   drawn_BV = jax.nn.log_softmax(kept_BV, axis=-1)
   vocab_size = logits_BV.shape[1]
-  likeliest_BV = jax.nn.one_hot(jnp.argmax(penalized_BV, axis=-1), vocab_size)
+  likeliest_BV = jax.nn.one_hot(_likeliest(penalized_BV), vocab_size)
   log_BV = jnp.where(
     settings.temperature_B[:, None] > 0, drawn_BV, jnp.log(likeliest_BV)
   )
@@ -223,7 +228,42 @@ def _depth(logits_BV, settings) -> jax.Array:
   return (highest_B1 - logits_BV) / temperature_B[:, None]
 
 
-def _limit(depth_BV, settings) -> jax.Array:
+class _Near(NamedTuple):
+  """The likeliest entries of B rows.
+
+  Attributes:
+    depth_BC: their depths.
+    entry_BC: int32, which entries they are; V and more for none.
+    bound_B: every entry of a smaller depth is among them.
+  """
+
+  depth_BC: jax.Array
+  entry_BC: jax.Array
+  bound_B: jax.Array
+
+
+def _nearest(depth_BV) -> _Near | None:
+  """Returns the entries of the groups of least depth; None of a few entries.
+
+  The groups are sorted by their least depth, and the last chosen one bounds all
+  that are left out.
+  """
+  rows, vocab_size = depth_BV.shape
+  if vocab_size < _LARGE:
+    return None
+  rest = -vocab_size % _GROUP
+  groups = jnp.pad(depth_BV, ((0, 0), (0, rest)), constant_values=jnp.inf)
+  groups = groups.reshape(rows, -1, _GROUP)
+  negative, place = lax.top_k(-groups.min(axis=-1), _GROUPS)
+  near = jnp.take_along_axis(groups, place[..., None], axis=1)
+  within = jnp.arange(_GROUP, dtype=jnp.int32)[None, None]
+  entry = place[..., None] * _GROUP + within
+  return _Near(
+    near.reshape(rows, -1), entry.reshape(rows, -1), -negative[:, -1]
+  )
+
+
+def _limit(depth_BV, settings, near: _Near | None) -> jax.Array:
   """Returns the largest depth that each row keeps; ∞ keeps all."""
   rows, vocab_size = depth_BV.shape
   everything_B = jnp.full(rows, jnp.inf)
@@ -233,30 +273,92 @@ def _limit(depth_BV, settings) -> jax.Array:
   is_weighed_B = (settings.top_p_B < 1) & is_drawn_B
 
   def counted():
-    return _least(
-      lambda limit_B: (
-        _mask_within(depth_BV, limit_B).sum(-1) >= settings.top_k_B
-      ),
-      rows,
+    def least(depth):
+      return _least(
+        lambda limit_B: (
+          _mask_within(depth, limit_B).sum(-1) >= settings.top_k_B
+        ),
+        rows,
+      )
+
+    if near is None:
+      return least(depth_BV)
+    found_B = least(near.depth_BC)
+    is_right_B = (found_B < near.bound_B) | ~is_counted_B
+    return lax.cond(
+      jnp.all(is_right_B), lambda: found_B, lambda: least(depth_BV)
     )
 
   count_B = lax.cond(jnp.any(is_counted_B), counted, lambda: everything_B)
   count_B = jnp.where(is_counted_B, count_B, jnp.inf)
 
   def weighed():
-    weight_BV = jnp.where(depth_BV <= count_B[:, None], jnp.exp(-depth_BV), 0)
+    def weigh(depth):
+      return jnp.where(depth <= count_B[:, None], jnp.exp(-depth), 0)
+
+    weight_BV = weigh(depth_BV)
     enough_B = settings.top_p_B * weight_BV.sum(-1)
 
-    def is_enough(limit_B):
-      inside_BV = _mask_within(depth_BV, limit_B)
-      return jnp.where(inside_BV, weight_BV, 0).sum(-1) >= enough_B
+    def is_enough(depth, weight):
+      return lambda limit_B: (
+        jnp.where(_mask_within(depth, limit_B), weight, 0).sum(-1) >= enough_B
+      )
 
-    return _least(is_enough, rows)
+    of_all = is_enough(depth_BV, weight_BV)
+    if near is None:
+      return _least(of_all, rows)
+    of_near = is_enough(near.depth_BC, weigh(near.depth_BC))
+    found_B = _least(of_near, rows)
+    is_right_B = _is_least(of_all, found_B) | ~is_weighed_B
+    return lax.cond(
+      jnp.all(is_right_B), lambda: found_B, lambda: _least(of_all, rows)
+    )
 
   mass_B = lax.cond(jnp.any(is_weighed_B), weighed, lambda: everything_B)
   mass_B = jnp.where(is_weighed_B, mass_B, jnp.inf)
   ratio_B = -jnp.log(settings.min_p_B)
   return jnp.minimum(jnp.minimum(count_B, mass_B), ratio_B)
+
+
+def _race(depth_BV, limit_B, settings, index_B, near: _Near | None):
+  """Returns the kept entry of each row whose noise less its depth is largest.
+
+  Noise is a function of the entry, so that the rest need not be raced.
+  """
+
+  def raced(depth, entry):
+    noise = _gumbel(settings.seed_B, index_B, entry)
+    return jnp.where(depth <= limit_B[:, None], noise - depth, -jnp.inf)
+
+  def of_all():
+    entry_BV = lax.broadcasted_iota(jnp.int32, depth_BV.shape, 1)
+    return _likeliest(raced(depth_BV, entry_BV))
+
+  if near is None:
+    return of_all()
+
+  def of_near():
+    raced_BC = raced(near.depth_BC, near.entry_BC)
+    return _first_of_largest(raced_BC, near.entry_BC, depth_BV.shape[1])
+
+  is_inside_B = (limit_B < near.bound_B) | (settings.temperature_B <= 0)
+  return lax.cond(jnp.all(is_inside_B), of_near, of_all)
+
+
+def _likeliest(x_BV) -> jax.Array:
+  """Returns the first entry of each row's largest value, int32.
+
+  `jnp.argmax` takes seven times as long on a CPU. A row with NaN has no choice
+  (`_has_choice`).
+  """
+  entry_BV = lax.broadcasted_iota(jnp.int32, x_BV.shape, 1)
+  return _first_of_largest(x_BV, entry_BV, x_BV.shape[1])
+
+
+def _first_of_largest(x_BC, entry_BC, vocab_size: int) -> jax.Array:
+  is_largest_BC = x_BC == jnp.max(x_BC, axis=-1, keepdims=True)
+  last = vocab_size - 1  # Of a row of NaN.
+  return jnp.min(jnp.where(is_largest_BC, entry_BC, last), axis=-1)
 
 
 def _mask_within(depth_BV, limit_B) -> jax.Array:
@@ -276,19 +378,41 @@ def _least(is_enough: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
   return lax.bitcast_convert_type(bits_B, jnp.float32)
 
 
-def _gumbel(seed_B, index_B, vocab_size: int) -> jax.Array:
-  """Returns Gumbel noise [B, V], a function of seed, index and entry."""
+def _is_least(is_enough, limit_B) -> jax.Array:
+  """Returns whether a limit is enough and the one below it, if any, is not.
 
-  def bits_of(seed, index):
+  The loop compiles as that of `_least`, so that sums round alike.
+  """
+  bits_B = lax.bitcast_convert_type(limit_B, jnp.int32)
+
+  def ask(step, asked):
+    floor_B = jnp.maximum(bits_B - step, 0)
+    limit_B = lax.bitcast_convert_type(floor_B, jnp.float32)
+    return asked.at[step].set(is_enough(limit_B))
+
+  asked = lax.fori_loop(0, 2, ask, jnp.zeros((2, *bits_B.shape), bool))
+  return asked[0] & (~asked[1] | (bits_B == 0))
+
+
+def _gumbel(seed_B, index_B, entry_BC) -> jax.Array:
+  """Returns Gumbel noise [B, C], a function of seed, index and entry.
+
+  The bits are those that `jax.random.bits` gives a key of both words.
+  """
+
+  def bits_of(seed, index, entry_C):
     words = jnp.stack([seed.astype(jnp.uint32), index.astype(jnp.uint32)])
-    key = jax.random.wrap_key_data(words, impl='threefry2x32')
-    return jax.random.bits(key, (vocab_size,), jnp.uint32)
+    counter = jnp.stack([jnp.zeros_like(entry_C), entry_C]).astype(jnp.uint32)
+    high, low = threefry.threefry_2x32(words, counter)
+    return high ^ low
 
-  bits_BV = jax.vmap(bits_of)(jnp.asarray(seed_B), jnp.asarray(index_B))
+  bits_BC = jax.vmap(bits_of)(
+    jnp.asarray(seed_B), jnp.asarray(index_B), entry_BC
+  )
   # An unlikely token wins by a tiny u, where all 32 bits count. u = 1 would
   # rule its token out.
-  u_BV = (bits_BV.astype(jnp.float32) + 0.5) * 2.0**-32
-  return -jnp.log(-jnp.log1p(-jnp.minimum(u_BV, 1 - 2.0**-24)))
+  u_BC = (bits_BC.astype(jnp.float32) + 0.5) * 2.0**-32
+  return -jnp.log(-jnp.log1p(-jnp.minimum(u_BC, 1 - 2.0**-24)))
 
 
 def _check_type(name, value, kind, expected) -> None:

@@ -305,3 +305,82 @@ def test_other_shapes_are_refused():
     sampling_lib.draw(
       np.zeros((2, 4), np.float32), settings, index_B, np.zeros((2, 3), bool)
     )
+
+
+MANY = 33_003  # No multiple of a group.
+
+
+def _shapes_of_logits(random):
+  """Yields logits [8, MANY]: plain ones, ties, flat rows, and no numbers."""
+  for scale in 0.01, 1.0, 3.0, 9.0:
+    yield random.normal(0, scale, (8, MANY))
+  yield np.round(random.normal(0, 2, (8, MANY)))
+  yield np.zeros((8, MANY))
+  yield np.sort(random.normal(0, 3, (8, MANY)))
+  many = random.normal(0, 3, (8, MANY))
+  many[:, ::32] += 6  # One large entry in each group.
+  yield many
+  bad = np.round(random.normal(0, 3, (8, MANY)), 1)
+  bad[:, random.random(MANY) < 0.5] = -np.inf
+  bad[0, 5], bad[1, 7], bad[2] = np.nan, np.inf, -np.inf
+  yield bad
+  far = random.normal(0, 1, (8, MANY))
+  yield far * np.array([[1e30, 1e-20, 1e-38, 1, 5, 30, 100, 1e37]]).T
+
+
+def test_the_nearest_entries_decide_as_the_whole_vocabulary_does(monkeypatch):
+  """Bit for bit, whether or not they suffice."""
+  whole_draw = jax.jit(lambda *arguments: sampling_lib.draw(*arguments))
+  whole_of = jax.jit(lambda *arguments: sampling_lib.distribution(*arguments))
+  random = np.random.default_rng(0)
+  for logits_BV in _shapes_of_logits(random):
+    logits_BV = logits_BV.astype(np.float32)
+    seen_BV = random.random((8, MANY)) < 0.01
+    for kept in (0, 20, 700, 20_000):
+      samplings = [
+        Sampling(
+          temperature=random.choice([0.0, 0.3, 0.7, 1.0, 2.5]),
+          top_k=kept if row % 2 else 0,
+          top_p=random.choice([1.0, 0.95, 0.5, 1e-4]) if kept else 1.0,
+          min_p=random.choice([0.0, 0.0, 0.05, 1.0]),
+          repetition_penalty=random.choice([1.0, 1.3]),
+          seed=int(random.integers(2**32)),
+        )
+        for row in range(8)
+      ]
+      settings = sampling_lib.settings(samplings)
+      index_B = random.integers(0, 9999, 8).astype(np.int32)
+      arguments = logits_BV, settings, index_B, seen_BV
+      found = drawn(*arguments)
+      with monkeypatch.context() as patch:
+        patch.setattr(sampling_lib, '_LARGE', MANY + 1)
+        wanted = whole_draw(*arguments)
+        whole = whole_of(logits_BV, settings, seen_BV) if kept == 700 else None
+      jax.tree.map(np.testing.assert_array_equal, found, wanted)
+      if kept == 700:
+        near = distribution(logits_BV, settings, seen_BV)
+        np.testing.assert_array_equal(near, whole)
+
+
+def test_the_nearest_entries_are_all_below_their_bound():
+  random = np.random.default_rng(1)
+  depth_BV = random.exponential(5, (3, MANY)).astype(np.float32)
+  near = jax.jit(sampling_lib._nearest)(depth_BV)
+  depth_BC, entry_BC, bound_B = map(np.asarray, near)
+  for row in range(3):
+    inside = set(np.flatnonzero(depth_BV[row] < bound_B[row]).tolist())
+    assert len(inside) >= 500 and inside <= set(entry_BC[row].tolist())
+    is_entry = entry_BC[row] < MANY
+    own = depth_BV[row][entry_BC[row][is_entry]]
+    np.testing.assert_array_equal(depth_BC[row][is_entry], own)
+  assert sampling_lib._nearest(depth_BV[:, :1000]) is None
+
+
+def test_noise_is_that_of_the_library_s_key():
+  words = np.array([7, 12], np.uint32)
+  key = jax.random.wrap_key_data(words, impl='threefry2x32')
+  u_V = (np.asarray(jax.random.bits(key, (100,)), np.float32) + 0.5) / 2**32
+  entry_BC = np.array([[3, 99, 0, 50]], np.int32)
+  noise_BC = sampling_lib._gumbel(words[:1], words[1:], entry_BC)
+  wanted_C = -np.log(-np.log1p(-u_V[entry_BC[0]]))
+  np.testing.assert_allclose(noise_BC[0], wanted_C, rtol=1e-5)
