@@ -92,7 +92,7 @@ tpu: $(VENV)/.tpu-installed
 # Exports and imports held to transformers itself, and T5's encoder. (`make test`
 # skips this.)
 interchange: $(VENV)/.interchange-installed
-	$(BIN)/python -m pytest tests/interchange/test_transformers_parity.py \
+	$(QUICK) $(PYTEST) tests/interchange/test_transformers_parity.py \
 	  tests/interchange/test_transformers_families.py \
 	  tests/interchange/test_chat_template_parity.py \
 	  tests/interchange/test_t5_embedder.py \

@@ -12,11 +12,11 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 # Seconds to wait for anything, so that a job that hangs fails.
 TIMEOUT = 200
-# Every process compiles the same programs: LLVM's cheapest settings, as in
-# `make test`.
+# LLVM's cheapest settings, as in `make test`, where none are given.
 _CHEAP = (
   '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 )
+_COUNT = '--xla_force_host_platform_device_count'
 
 
 def write_texts(folder: pathlib.Path) -> None:
@@ -58,9 +58,11 @@ def arguments(folder, workdir, arm, **overrides) -> list[str]:
 
 def environment(devices) -> dict[str, str]:
   """Returns the environment of a process with that many devices."""
+  given = os.environ.get('XLA_FLAGS', '').split()
+  kept = [flag for flag in given if not flag.startswith(_COUNT)]
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices} {_CHEAP}',
+    'XLA_FLAGS': ' '.join([f'{_COUNT}={devices}', *(kept or [_CHEAP])]),
     'PYTHONFAULTHANDLER': '1',
   }
 

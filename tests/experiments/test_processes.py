@@ -29,30 +29,11 @@ def job(folder, workdir, *flags, only_last=()):
   return cluster.Job(workdir, command(folder, workdir, *flags), 2, only_last)
 
 
-@pytest.fixture(scope='module')
-def whole(folder):
-  """The workdir of two processes that nothing interrupts."""
-  workdir = folder / 'whole'
-  with job(folder, workdir, '--fsdp=2') as running:
-    statuses, said = running.ended()
-  assert statuses == [0, 0], said
-  assert f'done, {STEPS} steps' in said[0]
-  assert 'step' not in said[1]  # One of them speaks for both.
-  return workdir
-
-
 @pytest.mark.slow
-def test_two_processes_train_as_one_with_two_devices(folder, whole):
+def test_two_processes_that_a_signal_stops_train_as_one_with_two_devices(
+  folder,
+):
   """To the last bit: sums of two do not depend on their order."""
-  alone = folder / 'alone'
-  cluster.alone(command(folder, alone, '--fsdp=2'), devices=2)
-  assert records.of(whole) == records.of(alone)
-  assert len(records.of(whole)) == STEPS + 1
-  assert cluster.fingerprint(whole, STEPS) == cluster.fingerprint(alone, STEPS)
-
-
-@pytest.mark.slow
-def test_what_a_signal_interrupts_ends_as_if_nothing_had(folder, whole):
   workdir = folder / 'interrupted'
   with job(folder, workdir, '--fsdp=2') as running:
     running.until_saved()
@@ -66,9 +47,14 @@ def test_what_a_signal_interrupts_ends_as_if_nothing_had(folder, whole):
     statuses, said = running.ended()
   assert statuses == [0, 0], said
   assert 'going on from step' in said[0]
-  assert records.of(workdir) == records.of(whole)
+  assert f'done, {STEPS} steps' in said[0]
+  assert 'step' not in said[1]  # One of them speaks for both.
+  alone = folder / 'alone'
+  cluster.alone(command(folder, alone, '--fsdp=2'), devices=2)
+  assert records.of(workdir) == records.of(alone)
+  assert len(records.of(alone)) == STEPS + 1
   assert cluster.fingerprint(workdir, STEPS) == cluster.fingerprint(
-    whole, STEPS
+    alone, STEPS
   )
 
 

@@ -53,7 +53,7 @@ def served(workdir, folder, *flags):
   with subprocess.Popen(
     [
       *(sys.executable, '-m', 'experiments.serve', f'--model={workdir}'),
-      *('--port=0', f'--folder={folder}', '--rows=4', '--chunk=64', *flags),
+      *('--port=0', f'--folder={folder}', '--rows=2', '--chunk=64', *flags),
     ],
     stdout=subprocess.PIPE,
     text=True,
@@ -109,7 +109,7 @@ def test_a_person_starts_it_talks_stops_it_and_comes_back(workdir, tmp_path):
   mode = stat.S_IMODE(os.stat(folder).st_mode)
   assert not mode & 0o077, f'others may read {folder}: mode {mode:o}'
   write_head(head := tmp_path / 'head.safetensors')
-  flags = f'--head={head}', '--guided=16'
+  flags = f'--head={head}', '--guided=8'
   with served(workdir, folder, *flags) as (server, address, _):
     kept = json.loads(got(address, f'/v1/sessions/{session["id"]}'))
     texts = [one['text'] for one in kept['messages'] if one['role'] == 'user']
