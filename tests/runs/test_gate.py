@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from kaiju_jax.evaluation import decision
 from kaiju_jax.runs.safety import certified
 from kaiju_jax.runs.safety import disguise
 from kaiju_jax.runs.safety import planted
@@ -174,14 +175,19 @@ def test_a_gate_learns_the_markers(trained):
 
 
 def test_too_few_texts_certify_nothing(trained, tmp_path):
-  assert trained.outcome[:2] == (None, certified.TOO_FEW)
-  assert 'it takes 368 of each tier and dimension' in trained.outcome.why
+  assert trained.outcome.policy is None
+  assert trained.outcome.decision.status == decision.NOT_EVALUATED
+  assert (
+    'it takes 368 of each tier and dimension'
+    in trained.outcome.decision.reasons[0]
+  )
   text = report.report_gate(trained)
   assert '**Not certified**' in text and '| minor | zorb |' in text
   train_gate.write(trained, tmp_path / 'out', text)
   assert {path.name for path in (tmp_path / 'out').iterdir()} == {
     moderation.GATE,
     certified.REPORT,
+    decision.FILE,
   }
   with pytest.raises(FileExistsError):
     train_gate.write(trained, tmp_path / 'out', text)

@@ -18,6 +18,7 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
+from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
 from kaiju_jax.runs import load
 from kaiju_jax.runs import serve
@@ -194,7 +195,7 @@ def test_the_score_is_the_one_that_speaks_against_the_head():
 
 def test_a_head_is_certified_and_served(trained, gate, tmp_path):
   outcome, stage = trained.outcome, trained.stage
-  assert outcome.status == certified.CERTIFIED, outcome.why
+  assert outcome.decision.status == decision.PASSED, outcome.decision
   assert outcome.policy.hold == 5 and outcome.policy.gate == gate[1].gate
   limit = stage.minor.limits[0]
   assert limit.low < 1e-3 < limit.high <= stage.adult.limits[0].high
@@ -236,8 +237,9 @@ def test_a_head_is_high_at_the_marker_and_low_before_it(trained, reader):
 def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
   settings = train_head.Settings(0.15, 0.7, head=random_head(0.01))
   result = train_head.train(reader, marked(580, 580), gate[1], settings)
-  assert result.outcome[:2] == (None, certified.REFUSED)
-  assert 'of benign texts at most 1%' in result.outcome.why
+  assert result.outcome.policy is None
+  assert result.outcome.decision.status == decision.REFUSED
+  assert 'of benign texts at most 1%' in result.outcome.decision.reasons[0]
   text = report.report_head(result)
   assert '**Not certified**' in text and 'Not trained here' in text
   train_head.write(result, gate[0], tmp_path / 'out', text)
@@ -245,6 +247,7 @@ def test_a_head_that_says_nothing_is_refused(reader, gate, tmp_path):
     moderation.GATE,
     moderation.HEAD,
     certified.REPORT,
+    decision.FILE,
   }
 
 
@@ -252,8 +255,9 @@ def test_few_texts_certify_nothing(reader, gate):
   pytest.importorskip('sklearn', reason='scikit-learn is not installed')
   few = marked(60, 60)
   result = train_head.train(reader, few, gate[1], train_head.Settings())
-  assert result.outcome[:2] == (None, certified.TOO_FEW)
-  assert 'it takes 368 of each tier' in result.outcome.why
+  assert result.outcome.policy is None
+  assert result.outcome.decision.status == decision.NOT_EVALUATED
+  assert 'it takes 368 of each tier' in result.outcome.decision.reasons[0]
   with pytest.raises(ValueError, match='no such text is left to'):
     train_head.train(reader, marked(1, 1), gate[1], train_head.Settings())
 

@@ -10,18 +10,19 @@ written.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 import datetime
 from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.evaluation import decision as decision_lib
 from kaiju_jax.runs.safety import rows as rows_lib
 from kaiju_jax.serving.safety import certify
 from kaiju_jax.serving.safety import thresholds
 
 REPORT = 'report.md'
-CERTIFIED, REFUSED, TOO_FEW = 0, 3, 4
 
 
 class Scored(NamedTuple):
@@ -48,13 +49,12 @@ class Outcome(NamedTuple):
 
   Attributes:
     policy: both stages' thresholds; None if they are not certified.
-    status: CERTIFIED, REFUSED or TOO_FEW.
-    why: the reason if they are not certified, otherwise ''.
+    decision: whether they are certified: refused if the counts say no, not
+      evaluated if they are too few to say anything.
   """
 
   policy: thresholds.Policy | None
-  status: int
-  why: str
+  decision: decision_lib.Decision
 
 
 def check_parts(parts: dict[str, rows_lib.Rows]) -> None:
@@ -126,6 +126,7 @@ def stage(
 
 
 def outcome(
+  name: str,
   policy: thresholds.Policy,
   stage: thresholds.Stage,
   check: Callable[[thresholds.Policy], None] = thresholds.check,
@@ -133,10 +134,27 @@ def outcome(
   """Returns whether a policy is certified.
 
   Args:
+    name: the gate's name in the decision.
     policy: both stages' thresholds.
     stage: the stage that was counted.
     check: raises ValueError for a policy that is not certified.
   """
+  found = _check(policy, stage, check)
+  decision = decision_lib.decide(
+    name,
+    [found],
+    dataclasses.asdict(stage),
+    {
+      'classifier': stage.version,
+      'chosen_on': stage.chosen_on,
+      'certified_on': stage.certified_on,
+    },
+  )
+  is_certified = found.status == decision_lib.PASSED
+  return Outcome(policy if is_certified else None, decision)
+
+
+def _check(policy, stage, check) -> decision_lib.Check:
   try:
     check(policy)
   except ValueError as error:
@@ -148,15 +166,14 @@ def outcome(
       for proportion in (limit.blocked, limit.refused)
     )
     if least >= needed:
-      return Outcome(None, REFUSED, str(error))
-    return Outcome(
-      None,
-      TOO_FEW,
+      return decision_lib.Check(decision_lib.REFUSED, str(error))
+    return decision_lib.Check(
+      decision_lib.NOT_EVALUATED,
       f'{error} {least} texts of a kind certify nothing: even without a'
       f' mistake it takes {needed} of each tier and dimension, and as many'
       ' benign ones.',
     )
-  return Outcome(policy, CERTIFIED, '')
+  return decision_lib.Check(decision_lib.PASSED)
 
 
 def sklearn() -> tuple[Any, str]:

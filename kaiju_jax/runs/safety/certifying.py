@@ -3,12 +3,13 @@
 Only commands import it: `define` defines flags.
 """
 
-import sys
 from typing import Any
 from typing import NamedTuple
 
 from absl import app
 from absl import flags
+
+from kaiju_jax.evaluation import decision
 
 # absl then counts flags that a function here defines as its caller's flags.
 flags.disclaim_key_flags()
@@ -83,12 +84,10 @@ def finish(out: str, name: str, version: str, outcome: Any) -> None:
     out: the folder.
     name: of what was trained.
     version: its version.
-    outcome: with `status` and `why`.
+    outcome: with the `decision`.
 
   Raises:
     SystemExit: it is not certified; status 3 or 4.
   """
   print(f'{out}: {name} {version[:12]}; see report.md.')
-  if outcome.status:
-    print(f'Not certified: {outcome.why}', file=sys.stderr)
-    raise SystemExit(outcome.status)
+  decision.finish(outcome.decision)

@@ -79,8 +79,8 @@ def _each(names: Sequence[str], counts: Sequence[int]) -> str:
 
 
 def _verdict(outcome: certified.Outcome) -> str:
-  if outcome.why:
-    return f'**Not certified**: {outcome.why} There is no thresholds.json.'
+  if reasons := ' '.join(outcome.decision.reasons):
+    return f'**Not certified**: {reasons} There is no thresholds.json.'
   return 'Certified: the counts support every claim in thresholds.json.'
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kaiju_jax.evaluation import decision
 from kaiju_jax.runs.safety import certified
 from kaiju_jax.runs.safety import disguise
 from kaiju_jax.runs.safety import rows as rows_lib
@@ -123,7 +124,7 @@ def train(rows: rows_lib.Rows, training: Settings) -> Result:
   return Result(
     gate=gate,
     stage=stage,
-    outcome=certified.outcome(policy, stage),
+    outcome=certified.outcome('gate', policy, stage),
     sizes={part: len(found.rows) for part, found in parts.items()},
     passed=tuple(_list_passed(gate, stage, parts['certify'], training.seed)),
     milliseconds=_milliseconds(gate, parts['train']),
@@ -140,6 +141,7 @@ def write(result: Result, path: str | os.PathLike, report: str) -> None:
     result.gate.save(folder / moderation.GATE)
     if policy := result.outcome.policy:
       thresholds.write(folder / moderation.THRESHOLDS, policy)
+    decision.write(folder / decision.FILE, result.outcome.decision)
     (folder / certified.REPORT).write_text(report, encoding='utf-8')
 
 

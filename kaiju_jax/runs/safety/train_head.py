@@ -37,6 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.decoding.device import judge
+from kaiju_jax.evaluation import decision
 from kaiju_jax.model import token_head
 from kaiju_jax.runs.safety import certified
 from kaiju_jax.runs.safety import rows as rows_lib
@@ -186,7 +187,7 @@ def train(
     library=library,
     trained_on=parts['train'],
     stage=stage,
-    outcome=certified.outcome(policy, stage, _check),
+    outcome=certified.outcome('token head', policy, stage, _check),
     sizes={part: len(found.rows) for part, found in parts.items()},
     at_once=_at_once(counted.replies(False), stage.minor),
     shown=_released_share(counted.replies(True), stage.minor, gate.hold),
@@ -217,6 +218,7 @@ def write(
     before = gate / certified.REPORT
     if before.is_file():
       report = f'{before.read_text(encoding="utf-8")}\n{report}'
+    decision.write(folder / decision.FILE, result.outcome.decision)
     (folder / certified.REPORT).write_text(report, encoding='utf-8')
 
 
