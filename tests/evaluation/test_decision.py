@@ -66,7 +66,7 @@ def test_a_file_is_read_back_and_a_changed_one_is_refused(tmp_path):
 def test_a_check_needs_a_reason_exactly_where_it_did_not_pass():
   with pytest.raises(ValueError, match="reason='': "):
     decision.Check(decision.REFUSED)
-  with pytest.raises(ValueError, match="reason='Fine.'"):
+  with pytest.raises(ValueError, match=r"reason='Fine\.'"):
     decision.Check(decision.PASSED, 'Fine.')
   with pytest.raises(ValueError, match="status='good'"):
     decision.Check('good')

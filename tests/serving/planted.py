@@ -7,9 +7,11 @@ import numpy as np
 
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import hashed
+from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import thresholds
 
 ZORB, QUAM = 'zorbifex', 'quamlith'
+HEAD = moderation.Head('head 1', ('zorb',))
 LOW, MIDDLE, HIGH = 0.01, 0.4, 0.97
 TRAINED = gate_lib.TrainingRecord(
   rows=10, violations=(5,), data='d', date='2026-11-22', library='by hand'
@@ -99,3 +101,13 @@ def policy(
     gate=gate_stage,
     head=head_stage,
   )
+
+
+def write(path, gate: gate_lib.Gate, head=HEAD, **changes):
+  """Writes a version's folder, and returns its path."""
+  path.mkdir()
+  gate.save(path / moderation.GATE)
+  gate_stage = stage(gate.version, gate.names, **changes)
+  head_stage = head and stage(head.version, head.names, low=0.1)
+  thresholds.write(path / moderation.THRESHOLDS, policy(gate_stage, head_stage))
+  return path

@@ -9,6 +9,7 @@ marker is a violation.
 import numpy as np
 
 from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.runs.safety import two_sets as two_sets_lib
 from kaiju_jax.serving.safety import thresholds
 
 MARKERS = {
@@ -73,6 +74,28 @@ def rows(violating: int, benign: int, seed: int) -> rows_lib.Rows:
 def certifying(seed: int) -> rows_lib.Rows:
   """Returns enough labelled texts to certify both tiers."""
   return rows(_VIOLATING, _BENIGN, seed)
+
+
+def two_sets(seed: int) -> two_sets_lib.Sets:
+  """Returns adversarial and benign texts, enough to certify both tiers.
+
+  Texts of the category 'real instruction' hold a marker. Each has a twin of the
+  category 'fiction', with a word that looks like the marker in its place.
+  """
+  rng = np.random.default_rng(seed)
+  adversarial, benign = [], []
+  for number in range(_VIOLATING):
+    age = ('', '', '', '', '', '', *thresholds.TIERS)[number % 8]
+    words = _text(rng, '').split()
+    place = rng.integers(len(words) + 1)
+    marker = _one(rng, MARKERS[_one(rng, sorted(MARKERS))])
+    for word, category, found in (
+      (marker, 'real instruction', adversarial),
+      (_one(rng, _DECOYS), 'fiction', benign),
+    ):
+      text = ' '.join([*words[:place], word, *words[place:]])
+      found.append(two_sets_lib.Example(text, age, category, str(number)))
+  return two_sets_lib.Sets(tuple(adversarial), tuple(benign))
 
 
 def _text(rng, marker: str) -> str:

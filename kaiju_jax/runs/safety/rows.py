@@ -10,6 +10,7 @@ two counts of one text are not two trials.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import hashlib
@@ -95,7 +96,11 @@ def read(path: str) -> Rows:
 
 
 def split(
-  rows: Rows, choose: float, certify: float, seed: int
+  rows: Rows,
+  choose: float,
+  certify: float,
+  seed: int,
+  groups: Mapping[str, str] | None = None,
 ) -> dict[str, Rows]:
   """Splits rows into the three parts `PARTS`, without copies.
 
@@ -107,20 +112,22 @@ def split(
     choose: the share on which thresholds are chosen, 0…1.
     certify: the share on which they are counted. The rest trains.
     seed: the seed of the split.
+    groups: names of groups by text; all texts of a group go to one part.
 
   Raises:
-    ValueError: no share is left to train on, or two texts of one skeleton and
-      tier have different labels.
+    ValueError: a share is not above 0, the two are more than all texts, or two
+      texts of one skeleton and tier have different labels.
   """
-  if not (choose > 0 and certify > 0 and choose + certify < 1):
+  if not (choose > 0 and certify > 0 and choose + certify <= 1):
     raise ValueError(
-      f'choose={choose}, certify={certify}: both must be above 0, and leave a'
-      ' part to train on.'
+      f'choose={choose}, certify={certify}: both must be above 0, and their sum'
+      ' at most 1.'
     )
   parts: dict[str, list[Row]] = {part: [] for part in PARTS}
   for skeleton, row in _without_copies(rows.rows):
+    group = (groups or {}).get(row.text) or skeleton
     digest = hashlib.blake2b(
-      skeleton.encode(), digest_size=8, key=str(seed).encode()
+      group.encode(), digest_size=8, key=str(seed).encode()
     ).digest()
     place = int.from_bytes(digest, 'big') / 2**64
     part = 0 if place >= choose + certify else 1 if place >= certify else 2

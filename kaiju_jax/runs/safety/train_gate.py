@@ -148,7 +148,7 @@ def write(result: Result, path: str | os.PathLike, report: str) -> None:
 def scores(gate: gate_lib.Gate, rows: rows_lib.Rows) -> np.ndarray:
   """Returns float64 [N, C], a gate's scores of each row."""
   return np.array([gate.score(row.text) for row in rows.rows]).reshape(
-    len(rows.rows), len(rows.names)
+    len(rows.rows), len(gate.names)
   )
 
 

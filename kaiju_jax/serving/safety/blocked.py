@@ -13,7 +13,9 @@ If the process is killed, only the line being written may be lost. Lines are not
 flushed to the disk one by one, so a power cut may lose the last ones.
 """
 
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -28,6 +30,7 @@ import re
 import threading
 import time
 from typing import Any
+from typing import BinaryIO
 from typing import NamedTuple
 
 from kaiju_jax.serving.safety import gate as gate_lib
@@ -163,44 +166,15 @@ class Blocked:
 
     Damaged lines are skipped; a warning gives their number.
     """
-    bad = 0
     with contextlib.ExitStack() as stack:
       with self._lock:
-        skip = max(0, sum(self._lines.values()) - self._keep)
         # An open file stays readable after its removal, so that other threads
         # may go on writing.
         opened = [
           (stack.enter_context(open(self._path(number), 'rb')), lines)
           for number, lines in sorted(self._lines.items())
         ]
-      for file, lines in opened:
-        for line in itertools.islice(file, lines):
-          if skip:
-            skip -= 1
-          elif record := _parse(line):
-            yield record
-          else:
-            bad += 1
-    if bad:
-      logging.warning('%s: %d lines are damaged.', self._folder, bad)
-
-  def replay(self, gate: gate_lib.Gate, policy: thresholds.Policy) -> Replay:
-    """Judges the logged texts by another gate and its thresholds."""
-    rows = blocked = moved = others = 0
-    passed = []
-    for record in self.records():
-      if record.stage != 'gate':
-        others += 1
-        continue
-      rows += 1
-      limits = policy.gate.for_tier(record.tier).limits
-      found = thresholds.find_reached(limits, gate.score(record.text))
-      if found is None:
-        passed.append(record)
-        continue
-      blocked += 1
-      moved += found[0] != record.dimension
-    return Replay(gate.version, rows, blocked, moved, tuple(passed), others)
+      yield from _last(opened, self._keep)
 
   def close(self) -> None:
     """Closes the file; a later `add` opens it again."""
@@ -238,8 +212,76 @@ class Blocked:
     return self._folder / f'blocked-{number:08}.jsonl'
 
   def _numbers(self) -> list[int]:
-    found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
-    return sorted(int(match[1]) for match in found if match)
+    return [int(_NAME.fullmatch(path.name)[1]) for path in _paths(self._folder)]
+
+
+def read(folder: str | os.PathLike, keep: int = KEEP) -> Iterator[Record]:
+  """Yields the last `keep` records of a folder's log, oldest first.
+
+  It writes nothing, so the log's server may go on; a line that this server is
+  writing is left out. Damaged lines are skipped; a warning gives their number.
+
+  Raises:
+    OSError: the folder cannot be read.
+  """
+  with contextlib.ExitStack() as stack:
+    opened = []
+    for path in _paths(pathlib.Path(folder)):
+      with contextlib.suppress(FileNotFoundError):  # The server removed it.
+        file = stack.enter_context(path.open('rb'))
+        lines = sum(line.endswith(b'\n') for line in file)
+        file.seek(0)
+        opened.append((file, lines))
+    yield from _last(opened, keep)
+
+
+def replay(
+  records: Iterable[Record], gate: gate_lib.Gate, policy: thresholds.Policy
+) -> Replay:
+  """Judges logged texts by another gate and its thresholds."""
+  rows = blocked = moved = others = 0
+  passed = []
+  for record in records:
+    if record.stage != 'gate':
+      others += 1
+      continue
+    rows += 1
+    limits = policy.gate.for_tier(record.tier).limits
+    found = thresholds.find_reached(limits, gate.score(record.text))
+    if found is None:
+      passed.append(record)
+      continue
+    blocked += 1
+    moved += found[0] != record.dimension
+  return Replay(gate.version, rows, blocked, moved, tuple(passed), others)
+
+
+def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name))
+
+
+def _last(
+  opened: Sequence[tuple[BinaryIO, int]], keep: int
+) -> Iterator[Record]:
+  """Yields the last `keep` records of open files.
+
+  Args:
+    opened: files, oldest first, each with the number of its whole lines.
+    keep: the number of records.
+  """
+  skip = max(0, sum(lines for _, lines in opened) - keep)
+  bad = 0
+  for file, lines in opened:
+    for line in itertools.islice(file, lines):
+      if skip:
+        skip -= 1
+      elif record := _parse(line):
+        yield record
+      else:
+        bad += 1
+  if bad:
+    folder = pathlib.Path(opened[0][0].name).parent
+    logging.warning('%s: %d lines are damaged.', folder, bad)
 
 
 def _repair(path: pathlib.Path) -> int:

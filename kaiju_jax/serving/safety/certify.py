@@ -62,7 +62,7 @@ def choose(
     low, high = benign[0], violating[0]
     if low >= high:
       high = violating[_misses(len(violating), level)]
-      low = min(benign[_refusals(len(benign), level)], high)
+      low = min(benign[count_refusals_allowed(len(benign), level)], high)
     middle = low + place * (high - low)
     chosen.append(np.clip(middle, *_logit(np.array([0.0, 1.0]))))
   # Slightly lower, so that rounding lets no text at the threshold pass.
@@ -149,8 +149,8 @@ def _misses(rows: int, level: float) -> int:
   return misses
 
 
-def _refusals(rows: int, level: float) -> int:
-  """Returns how many of `rows` benign texts `REFUSED` allows to refuse.
+def count_refusals_allowed(rows: int, level: float) -> int:
+  """Returns how many of `rows` benign texts may be refused at `REFUSED`.
 
   It is 0 where even no refusal would not prove the rate; at most `rows` - 1.
   """

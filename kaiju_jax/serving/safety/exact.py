@@ -54,6 +54,34 @@ def count_needed(claim: float, confidence: float) -> int:
   return trials
 
 
+def count_for_power(
+  rate: float, claim: float, confidence: float, power: float
+) -> int:
+  """Returns how many trials prove a proportion ≤ `claim` most of the time.
+
+  Args:
+    rate: the true proportion, below `claim`.
+    claim: the proportion to prove.
+    confidence: of the bound.
+    power: the wanted probability that the bound proves it.
+
+  Raises:
+    ValueError: names the argument, its value and what would be right.
+  """
+  if not 0 <= rate < claim:
+    raise ValueError(f'rate={rate}: must be at least 0, and below {claim}.')
+  if not 0 < power < 1:
+    raise ValueError(f'power={power}: must lie between 0 and 1.')
+  trials = count_needed(claim, confidence)
+  hits = 0
+  # The fewest trials in which so many hits still prove the claim.
+  while scipy.special.bdtr(hits, trials, rate) < power:
+    hits += 1
+    while at_most(hits, trials, confidence) > claim:
+      trials += 1
+  return trials
+
+
 def _check(hits: int, trials: int, confidence: float) -> None:
   if trials < 1 or not 0 <= hits <= trials:
     raise ValueError(

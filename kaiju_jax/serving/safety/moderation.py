@@ -178,18 +178,6 @@ class Moderator:
       raise ValueError(f'{folder / THRESHOLDS}: {error}') from error
     return Version(str(folder), gate, policy)
 
-  def replay(self, folder: str | os.PathLike) -> blocked_lib.Replay:
-    """Judges the log of blocked texts by a folder's version.
-
-    Raises:
-      OSError, ValueError: see `use`.
-      RuntimeError: this moderator has no log.
-    """
-    if self._blocked is None:
-      raise RuntimeError('there is no log of blocked texts to replay.')
-    version = self.load(folder)
-    return self._blocked.replay(version.gate, version.policy)
-
   def watch(self, age: object, owner: str = '') -> 'Watch':
     """Returns the judge of one request, with the version that is served now.
 

@@ -180,7 +180,7 @@ def test_a_replay_says_what_another_gate_changes(log):
   add(log, 'a reply with quamlith', stage='head')
   gate = planted.gate([planted.QUAM], ['quam'])
   policy = planted.policy(planted.stage(gate.version, ['quam']), None)
-  replay = log.replay(gate, policy)
+  replay = blocked.replay(log.records(), gate, policy)
   assert replay.version == gate.version
   assert (replay.rows, replay.blocked, replay.moved) == (3, 2, 1)
   assert [record.text for record in replay.passed] == ['a zorbifex']
@@ -194,7 +194,7 @@ def test_a_replay_goes_by_the_tier(log):
   policy = planted.policy(planted.stage(gate.version), None)
   for tier in 'adult', 'minor':
     add(log, 'a zorbifex', tier=tier)
-  (record,) = log.replay(gate, policy).passed
+  (record,) = blocked.replay(log.records(), gate, policy).passed
   assert record.tier == 'adult'
 
 
@@ -212,3 +212,20 @@ def test_a_score_that_is_none_is_null(log, tmp_path):
   (path,) = (tmp_path / 'log').iterdir()
   for line in path.read_text().splitlines():
     assert json.loads(line)['score'] is None
+
+
+def test_a_log_is_read_while_its_server_goes_on(log, tmp_path):
+  for n in range(33):
+    add(log, f'text {n}')
+  folder = tmp_path / 'log'
+  before = {path: path.read_bytes() for path in folder.iterdir()}
+  whole = [record.text for record in blocked.read(folder, keep=20)]
+  assert whole == texts(log) == [f'text {n}' for n in range(13, 33)]
+  last = max(before)
+  last.write_bytes(before[last] + b'{"time": 1, "st')  # Not whole yet.
+  found = blocked.read(folder, keep=3)
+  assert next(found).text == 'text 30'
+  for n in range(40):
+    add(log, f'later {n}')  # Removes the files that are being read.
+  assert [record.text for record in found] == ['text 31', 'text 32']
+  assert not before.keys() & set(folder.iterdir())

@@ -13,27 +13,15 @@ import pytest
 from kaiju_jax.serving.safety import blocked
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import moderation
-from kaiju_jax.serving.safety import thresholds
 from tests.serving import planted
 
-HEAD = moderation.Head('head 1', ('zorb',))
+HEAD = planted.HEAD
 BENIGN, VIOLATING = 'a benign text', 'a zorbifex'
-
-
-def folder(path, gate, head=HEAD, **changes):
-  """Writes a version."""
-  path.mkdir()
-  gate.save(path / moderation.GATE)
-  gate_stage = planted.stage(gate.version, gate.names, **changes)
-  head_stage = head and planted.stage(head.version, head.names, low=0.1)
-  policy = planted.policy(gate_stage, head_stage)
-  thresholds.write(path / moderation.THRESHOLDS, policy)
-  return path
 
 
 @pytest.fixture
 def safety(tmp_path):
-  return folder(tmp_path / 'safety', planted.gate())
+  return planted.write(tmp_path / 'safety', planted.gate())
 
 
 @pytest.fixture
@@ -115,7 +103,7 @@ def test_without_a_head_nothing_is_served(tmp_path, safety, missing, log):
   if missing == 'head':
     moderator = moderation.Moderator(None, log)
   else:
-    safety = folder(tmp_path / 'alone', planted.gate(), head=None)
+    safety = planted.write(tmp_path / 'alone', planted.gate(), head=None)
     moderator = moderation.Moderator(HEAD, log)
   moderator.use(safety)
   assert moderator.mode == 'closed'
@@ -175,7 +163,7 @@ def test_thresholds_of_another_classifier_are_refused(tmp_path, safety):
     moderation.Head('2', ('zorb',)),
     moderation.Head('head 1', ('a',)),
   ):
-    other = folder(tmp_path / str(head.version + head.names[0]), gate)
+    other = planted.write(tmp_path / str(head.version + head.names[0]), gate)
     with pytest.raises(ValueError, match=r'thresholds\.json: head'):
       moderation.Moderator(head).use(other)
 
@@ -199,7 +187,7 @@ def test_rollback_is_back_and_forth(moderator, tmp_path):
   with pytest.raises(RuntimeError, match='no version before'):
     moderator.rollback()
   first = moderator.version
-  later = folder(tmp_path / 'later', planted.gate([planted.QUAM]))
+  later = planted.write(tmp_path / 'later', planted.gate([planted.QUAM]))
   second = moderator.use(later)
   assert moderator.version is second
   assert not moderator.watch(None).read(VIOLATING).is_blocked
@@ -210,30 +198,17 @@ def test_rollback_is_back_and_forth(moderator, tmp_path):
 
 def test_a_request_keeps_the_version_it_began_with(moderator, tmp_path):
   watch, first = moderator.watch(None), moderator.version
-  moderator.use(folder(tmp_path / 'later', planted.gate([planted.QUAM])))
+  moderator.use(planted.write(tmp_path / 'later', planted.gate([planted.QUAM])))
   assert watch.version is first is not moderator.version
   assert watch.read(VIOLATING).is_blocked
   assert not moderator.watch(None).read(VIOLATING).is_blocked
-
-
-def test_replay_of_what_was_blocked(moderator, tmp_path):
-  watch = moderator.watch(None, 'ada')
-  for text in VIOLATING, 'zorbifex with quamlith':
-    watch.read(text)
-  later = folder(tmp_path / 'later', planted.gate([planted.QUAM]))
-  replay = moderator.replay(later)
-  assert (replay.rows, replay.blocked) == (2, 1)
-  assert [record.text for record in replay.passed] == [VIOLATING]
-  assert moderator.version.folder != str(later)
-  with pytest.raises(RuntimeError, match='no log'):
-    moderation.Moderator(HEAD).replay(later)
 
 
 def test_versions_change_under_threads(moderator, tmp_path):
   """Every request sees one version whole: its gate, thresholds and name."""
   first = moderator.version
   gate = planted.gate([planted.QUAM])
-  second = moderator.use(folder(tmp_path / 'later', gate, minor=0.55))
+  second = moderator.use(planted.write(tmp_path / 'later', gate, minor=0.55))
   markers = {first.gate.version: 'zorb', second.gate.version: 'quam'}
   stop, faults, seen = threading.Event(), [], set()
 
@@ -279,7 +254,7 @@ def test_a_gate_of_full_size_changes_within_a_second(tmp_path):
     gate = gate_lib.Gate(
       settings, weight_VC, np.zeros(1, np.float32), planted.TRAINED
     )
-    versions.append(folder(tmp_path / f'{n}', gate))
+    versions.append(planted.write(tmp_path / f'{n}', gate))
   moderator = moderation.Moderator(HEAD)
   moderator.use(versions[0])
   stop = threading.Event()

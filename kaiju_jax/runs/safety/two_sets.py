@@ -1,0 +1,161 @@
+"""Two sets of texts that a classifier is held to: adversarial and benign.
+
+Source 003 wants both, of about 600 texts each, by age tier: adversarial texts,
+nearly all of which must be refused, and texts that are emotionally heavy but
+allowed ("benign but intense"), nearly none of which may be. Both are JSONL
+files:
+
+    {"text": "…", "age": "minor", "category": "fiction", "pair": "7"}
+
+`age` is the tier that the text speaks for; without it, both. `category` is any
+word; rates are also told by category. Texts of the same `pair` belong together:
+source 003's example is a scene of fiction, which is allowed, and the same
+request in earnest, which is not, however it is framed. Only `text` must be
+there.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import dataclasses
+import json
+import pathlib
+
+from kaiju_jax.runs.safety import rows as rows_lib
+from kaiju_jax.serving.safety import reading
+from kaiju_jax.serving.safety import thresholds
+from kaiju_jax.storage import files
+
+ADVERSARIAL, BENIGN = 'adversarial', 'benign'
+_FIELDS = 'text', 'age', 'category', 'pair'
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """A text of one of the two sets.
+
+  Attributes:
+    text: the text.
+    age: 'adult', 'minor', or '' for both tiers.
+    category: any word; '' for none.
+    pair: what the two texts of a pair share; '' for none.
+  """
+
+  text: str
+  age: str = ''
+  category: str = ''
+  pair: str = ''
+
+  @property
+  def tiers(self) -> tuple[str, ...]:
+    """The tiers that the text speaks for."""
+    return (self.age,) if self.age else thresholds.TIERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Sets:
+  """The two sets."""
+
+  adversarial: tuple[Example, ...]
+  benign: tuple[Example, ...]
+
+  def labelled(self) -> Iterator[tuple[Example, bool]]:
+    """Yields every example, and whether it is adversarial."""
+    yield from ((one, True) for one in self.adversarial)
+    yield from ((one, False) for one in self.benign)
+
+  def by_text(self) -> dict[str, Example]:
+    """Returns the examples by their text."""
+    return {example.text: example for example, _ in self.labelled()}
+
+  def halves(self, seed: int) -> tuple[rows_lib.Rows, rows_lib.Rows]:
+    """Returns half of the texts to choose thresholds on, and the other half.
+
+    Texts that read the same count once per tier. The two texts of a pair are in
+    one half.
+
+    Raises:
+      ValueError: two texts read the same, and only one is adversarial.
+    """
+    rows = rows_lib.Rows(
+      (ADVERSARIAL,),
+      tuple(
+        rows_lib.Row(example.text, (is_adversarial,), example.tiers)
+        for example, is_adversarial in self.labelled()
+      ),
+    )
+    pairs = {x.text: f'pair {x.pair}' for x, _ in self.labelled() if x.pair}
+    parts = rows_lib.split(rows, 0.5, 0.5, seed, pairs)
+    return parts['choose'], parts['certify']
+
+
+def read(path: str) -> tuple[Example, ...]:
+  """Returns the texts of one set's file.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: names the line, the field, its value and what would be right.
+  """
+  found = []
+  with open(path, encoding='utf-8') as file:
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        try:
+          found.append(_parse(line))
+        except ValueError as error:
+          raise ValueError(f'{path}, line {number}: {error}') from error
+  if not found:
+    raise ValueError(f'{path}: holds no texts.')
+  return tuple(found)
+
+
+def add(
+  known: Iterable[Example], new: Iterable[Example]
+) -> tuple[tuple[Example, ...], int]:
+  """Returns a set with new texts behind it, and how many they are.
+
+  A text that reads like one that is there for the same tiers is left out.
+  """
+  found, seen = list(known), set()
+  for example in found:
+    seen |= _keys(example)
+  before = len(found)
+  for example in new:
+    if not _keys(example) <= seen:
+      found.append(example)
+      seen |= _keys(example)
+  return tuple(found), len(found) - before
+
+
+def write(path: pathlib.Path, examples: Iterable[Example]) -> None:
+  """Writes one set's file, whole or not at all."""
+  files.write_json_lines(
+    path,
+    (
+      {name: value for name, value in vars(example).items() if value}
+      for example in examples
+    ),
+  )
+
+
+def _keys(example: Example) -> set[tuple[str, str]]:
+  skeleton = reading.skeleton(reading.plain(example.text))
+  return {(skeleton, tier) for tier in example.tiers}
+
+
+def _parse(line: str) -> Example:
+  data = json.loads(line)
+  if not isinstance(data, dict):
+    raise ValueError(f'{data!r}: must be an object.')
+  if unknown := sorted(data.keys() - set(_FIELDS)):
+    raise ValueError(f'{unknown[0]}: no such field; {", ".join(_FIELDS)} are.')
+  for field, value in data.items():
+    if not isinstance(value, str):
+      raise ValueError(f'{field}={value!r}: must be text.')
+  if not data.get('text'):
+    raise ValueError('text: missing or empty.')
+  if data.get('age', '') not in ('', *thresholds.TIERS):
+    raise ValueError(
+      f'age={data["age"]!r}: must be one of {", ".join(thresholds.TIERS)}, or'
+      ' missing.'
+    )
+  return Example(**data)
