@@ -115,7 +115,7 @@ def _hold() -> None:
   stage = refusal.hold(*scored, _CONFIDENCE.value, _SERVED.value)
   counted = scored[0].join(scored[1]) if _SERVED.value else scored[1]
   if _SERVED.value:
-    refused = {tier: counted.refused(tier) for tier in ('adult', 'minor')}
+    refused = {tier: counted.find_refused(tier) for tier in ('adult', 'minor')}
   else:
     refused = refusal.refused_by(counted, stage)
   replay = None

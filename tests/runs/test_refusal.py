@@ -135,8 +135,8 @@ def test_a_margin_is_that_of_the_worst_dimension_and_stage():
     scores.margins('adult')[:2],
     [logit(0.6) - logit(0.8), logit(0.95) - logit(0.9)],
   )
-  assert scores.refused('minor').tolist() == [True, True, True]
-  assert scores.refused('adult').tolist() == [False, True, True]
+  assert scores.find_refused('minor').tolist() == [True, True, True]
+  assert scores.find_refused('adult').tolist() == [False, True, True]
 
 
 def test_what_separates_passes_and_each_fault_is_refused_by_its_name():

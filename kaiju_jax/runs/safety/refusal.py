@@ -236,7 +236,7 @@ def compare(newer: Scores, older: Scores) -> Iterator[Change]:
   """Yields the changes between two versions' served thresholds."""
   for tier in _TIERS:
     is_of_tier_N = newer.of_tier(tier)
-    new_N, old_N = newer.refused(tier), older.refused(tier)
+    new_N, old_N = newer.find_refused(tier), older.find_refused(tier)
     for kind, is_kind_N in (
       (two_sets.ADVERSARIAL, newer.is_adversarial_N),
       (two_sets.BENIGN, ~newer.is_adversarial_N),
@@ -308,7 +308,7 @@ def _scored(scores: Scores) -> certified.Scored:
 
 def _count_served(scores, tier, confidence) -> thresholds.Tier:
   """Counts what is served, as a threshold of 0.5 of a score that is 0 or 1."""
-  return _count(scores, tier, scores.refused(tier), confidence)
+  return _count(scores, tier, scores.find_refused(tier), confidence)
 
 
 def _count_margin(scores, tier, by, confidence) -> thresholds.Tier:

@@ -38,7 +38,7 @@ class Findings(NamedTuple):
     yield from refusal.compare_checks(self.changes)
 
   def figures(self) -> dict[str, Any]:
-    """Returns plain data. Of a replay it holds counts and no text."""
+    """Returns plain data: counts of a replay, and none of its texts."""
     replay = None
     if self.replay:
       replay = {**self.replay._asdict(), 'passed': len(self.replay.passed)}
@@ -196,8 +196,8 @@ def _changes(changes: Iterable[refusal.Change]) -> Iterator[str]:
 
 def _replay(found: blocked.Replay) -> str:
   return (
-    f'Of {found.rows:,} logged texts that a gate had blocked, version'
-    f' {found.version[:12]} blocks {found.blocked:,} ({found.moved:,} for'
+    f'A gate had blocked {found.rows:,} logged texts. Version'
+    f' {found.version[:12]} blocks {found.blocked:,} of them ({found.moved:,} for'
     f' another dimension) and lets {len(found.passed):,} pass. Other stages had'
     f' blocked {found.others:,} more, which are not judged.'
   )

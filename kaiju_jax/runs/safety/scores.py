@@ -46,7 +46,7 @@ class Scores(NamedTuple):
       found.append(np.where(np.isnan(score_NC), np.inf, margin_NC).max(axis=1))
     return np.max(found, axis=0)
 
-  def refused(self, tier: str) -> np.ndarray:
+  def find_refused(self, tier: str) -> np.ndarray:
     """Returns bool [N], the texts that the served thresholds refuse."""
     found = []
     for stage, score_NC in self.stages.values():

@@ -58,14 +58,14 @@ class Sets:
   adversarial: tuple[Example, ...]
   benign: tuple[Example, ...]
 
-  def labelled(self) -> Iterator[tuple[Example, bool]]:
+  def with_labels(self) -> Iterator[tuple[Example, bool]]:
     """Yields every example, and whether it is adversarial."""
     yield from ((one, True) for one in self.adversarial)
     yield from ((one, False) for one in self.benign)
 
   def by_text(self) -> dict[str, Example]:
     """Returns the examples by their text."""
-    return {example.text: example for example, _ in self.labelled()}
+    return {example.text: example for example, _ in self.with_labels()}
 
   def halves(self, seed: int) -> tuple[rows_lib.Rows, rows_lib.Rows]:
     """Returns half of the texts to choose thresholds on, and the other half.
@@ -80,10 +80,10 @@ class Sets:
       (ADVERSARIAL,),
       tuple(
         rows_lib.Row(example.text, (is_adversarial,), example.tiers)
-        for example, is_adversarial in self.labelled()
+        for example, is_adversarial in self.with_labels()
       ),
     )
-    pairs = {x.text: f'pair {x.pair}' for x, _ in self.labelled() if x.pair}
+    pairs = {x.text: f'pair {x.pair}' for x, _ in self.with_labels() if x.pair}
     parts = rows_lib.split(rows, 0.5, 0.5, seed, pairs)
     return parts['choose'], parts['certify']
 
