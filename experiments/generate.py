@@ -11,6 +11,10 @@ reads bytes. Several prompts go on together, each with the next seed. Text goes
 to stdout; tokens/s, the time to the first token (after everything has compiled)
 and the cache's bytes go to stderr.
 
+A Hugging Face folder's own settings of sampling hold where no flag is given.
+With --chat prompts are a user's messages, in the folder's chat template;
+--interactive does so where there is one.
+
 --interactive answers lines until Ctrl-D. The history stays in the cache: each
 turn runs only its own tokens. Ctrl-C ends an answer.
 """
@@ -42,6 +46,12 @@ _PROMPT = flags.DEFINE_multi_string(
 _INTERACTIVE = flags.DEFINE_bool(
   'interactive', False, 'Answer lines, and remember what was said.'
 )
+_CHAT = flags.DEFINE_bool(
+  'chat',
+  None,
+  'Take prompts and lines as messages of a chat; by default with --interactive'
+  " where the model's folder has a chat template.",
+)
 _MAX_TOKENS = flags.DEFINE_integer(
   'max_tokens', 200, 'Tokens of a continuation, at most.', lower_bound=1
 )
@@ -56,15 +66,17 @@ _CHUNK = flags.DEFINE_integer(
   'chunk', 256, 'Prompt tokens that are run at once.', lower_bound=1
 )
 _TEMPERATURE = flags.DEFINE_float(
-  'temperature', 1.0, 'Of the sampling; 0 is greedy.'
+  'temperature', None, 'Of the sampling; 0 is greedy, and 1 the default.'
 )
-_TOP_K = flags.DEFINE_integer('top_k', 0, 'Likeliest tokens kept; 0 for all.')
-_TOP_P = flags.DEFINE_float('top_p', 1.0, 'Probability kept; 1 for all.')
+_TOP_K = flags.DEFINE_integer(
+  'top_k', None, 'Likeliest tokens kept; 0 for all.'
+)
+_TOP_P = flags.DEFINE_float('top_p', None, 'Probability kept; 1 for all.')
 _MIN_P = flags.DEFINE_float(
-  'min_p', 0.0, "Least probability, as a part of the likeliest token's."
+  'min_p', None, "Least probability, as a part of the likeliest token's."
 )
 _REPETITION_PENALTY = flags.DEFINE_float(
-  'repetition_penalty', 1.0, 'For tokens that the text holds; 1 for none.'
+  'repetition_penalty', None, 'For tokens that the text holds; 1 for none.'
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the noise.')
 _STOP = flags.DEFINE_multi_string('stop', None, 'Text that ends an answer.')
@@ -82,17 +94,33 @@ def _generate() -> None:
   from kaiju_jax.runs import load
   from kaiju_jax.runs import talk
 
-  manner = talk.Manner(_MAX_TOKENS.value, _sampling(), _STOP.value or ())
+  _sampling({})  # Refused before a long read.
   loaded = load.from_anywhere(_MODEL.value, _TOKENIZER.value)
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  defaults = _defaults(loaded, tokenizer)
+  for note in defaults.notes():
+    _say(note)
+  format, generation = defaults.format, defaults.generation
+  manner = talk.Manner(
+    _MAX_TOKENS.value,
+    _sampling(generation.sampling),
+    _STOP.value or (),
+    format.stop_tokens if format else generation.ends,
+  )
   if _INTERACTIVE.value:
     length = _LENGTH.value or loaded.config.max_length
     generator, note = _generator(loaded, tokenizer, 1, length, None)
-    talk.converse(generator, tokenizer, manner, _line, sys.stdout, sys.stderr)
+    writer = talk.Messages(format) if format else talk.Lines(tokenizer)
+    talk.converse(generator, writer, manner, _line, sys.stdout, sys.stderr)
     _say(note)
     return
   requests = [
-    manner.request(talk.open_document(tokenizer, prompt), index)
+    manner.request(
+      format.prompt([('user', prompt)])
+      if format
+      else talk.open_document(tokenizer, prompt),
+      index,
+    )
     for index, prompt in enumerate(_PROMPT.value)
   ]
   prompts = [len(one.tokens) for one in requests]
@@ -103,6 +131,22 @@ def _generate() -> None:
   pace = talk.Pace()
   talk.answer(generator, requests, sys.stdout, pace)
   _say(f'{pace}; {note}')
+
+
+def _defaults(loaded, tokenizer):
+  """Returns what comes with the model; without a format for plain text."""
+  from kaiju_jax.runs import defaults as defaults_lib
+
+  chats = _CHAT.value
+  if chats is None:
+    chats = _INTERACTIVE.value and bool(loaded.chats)
+  if not chats:
+    found = defaults_lib.read_generation(loaded, tokenizer)
+    return defaults_lib.Defaults(None, generation=found)
+  found = defaults_lib.read(loaded, tokenizer)
+  if found.format is None and _CHAT.value:
+    raise ValueError(f'--chat: {loaded.origin} has no chat template.')
+  return found
 
 
 def _generator(
@@ -132,17 +176,12 @@ def _generator(
   )
 
 
-def _sampling():
+def _sampling(defaults: dict):
   from kaiju_jax.decoding.requests import sampling as sampling_lib
 
-  return sampling_lib.Sampling(
-    temperature=_TEMPERATURE.value,
-    top_k=_TOP_K.value,
-    top_p=_TOP_P.value,
-    min_p=_MIN_P.value,
-    repetition_penalty=_REPETITION_PENALTY.value,
-    seed=_SEED.value,
-  )
+  given = (_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _REPETITION_PENALTY)
+  named = {one.name: one.value for one in given if one.value is not None}
+  return sampling_lib.Sampling(**{**defaults, **named}, seed=_SEED.value)
 
 
 def _line() -> str:

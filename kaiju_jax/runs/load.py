@@ -24,8 +24,10 @@ class Loaded(NamedTuple):
     origin: a description of the source, such as 'runs/tiny, step 400'.
     experiment: the run's experiment; None without a workdir.
     step: optimizer steps taken; None without a workdir.
-    chats: the folder of Hugging Face files whose chat template the model may
-      have been trained with; '' without one.
+    chats: the folder of Hugging Face files whose chat template and settings
+      of sampling the model may have been trained with; '' without one.
+    is_ours: whether this project trained it, so that it may know our own chat
+      format.
   """
 
   params: Any
@@ -36,6 +38,7 @@ class Loaded(NamedTuple):
   experiment: experiment_lib.Experiment | None = None
   step: int | None = None
   chats: str = ''
+  is_ours: bool = True
 
 
 def from_workdir(path: str | os.PathLike) -> Loaded:
@@ -251,42 +254,17 @@ def from_anywhere(
     return from_workdir(path)
   from kaiju_jax.interchange import hugging_face
   from kaiju_jax.interchange import tokens
+  from kaiju_jax.interchange.families import registry
 
   params, model = hugging_face.read(path)
   file = folder / tokens.FILE
   own_tokenizer = str(file) if file.exists() else ''
-  chats = str(path) if own_tokenizer else ''
-  return Loaded(params, model, None, own_tokenizer, str(path), chats=chats)
-
-
-def chat_format(
-  loaded: Loaded, tokenizer: Any, template: str | os.PathLike = ''
-) -> Any:
-  """Returns a model's chat format, `interchange.templates.folder.Chat`.
-
-  Args:
-    loaded: the model.
-    tokenizer: its tokenizer.
-    template: the path of a Jinja template instead of the folder's; '' for the
-      folder's, or our own format if there is none.
-
-  Raises:
-    ImportError: the folder has a template, and jinja2 is not installed.
-    OSError: a file cannot be read.
-    ValueError: a template needs a Hugging Face folder, or as
-      `templates.folder.read` and `data.chat.format_of`.
-  """
-  from kaiju_jax.data import chat
-  from kaiju_jax.interchange.templates import folder
-
-  if template and not loaded.chats:
-    raise ValueError(
-      f'template={template}: only a Hugging Face folder with a tokenizer.json'
-      f' takes a chat template; {loaded.origin} has our own format.'
-    )
-  if loaded.chats:
-    text = pathlib.Path(template).read_text() if template else None
-    found = folder.read(pathlib.Path(loaded.chats), tokenizer, text)
-    if found is not None:
-      return found
-  return folder.Chat(chat.format_of(tokenizer), ())
+  return Loaded(
+    params,
+    model,
+    None,
+    own_tokenizer,
+    str(path),
+    chats=str(path) if own_tokenizer else '',
+    is_ours=registry.read(fields).is_ours,
+  )

@@ -31,6 +31,7 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import paging
 from kaiju_jax.runs import built_in
+from kaiju_jax.runs import defaults as defaults_lib
 from kaiju_jax.runs import load
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
@@ -134,9 +135,14 @@ def assemble(
     characters.Unavailable: the store cannot be reached.
   """
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  chats = load.chat_format(loaded, tokenizer, settings.template)
-  for note in chats.adaptations:
-    say(f'Chat template: {note}.')
+  defaults = defaults_lib.read(loaded, tokenizer, settings.template)
+  for note in defaults.notes():
+    say(note)
+  if defaults.format is None:
+    say(
+      'No chat template: it continues text (/v1/completions), without chats;'
+      ' --template=FILE names one.'
+    )
   head = _head(settings, loaded.config.d_model)
   opened = _opened(settings, head)  # Refused before anything compiles.
   try:
@@ -144,7 +150,7 @@ def assemble(
     say(f'Compiling {loaded.origin} …')
     warm(engine)
     return _assemble(
-      engine, tokenizer, settings, loaded.origin, head, opened, chats.format
+      engine, tokenizer, settings, loaded.origin, head, opened, defaults
     )
   except BaseException:
     opened.store.close()
@@ -171,8 +177,8 @@ def assemble_around(
     OSError, ValueError: see `assemble`.
   """
   opened = _opened(settings, head)
-  written = chat_format.format_of(tokenizer)
-  return _assemble(engine, tokenizer, settings, origin, head, opened, written)
+  defaults = defaults_lib.Defaults(chat_format.format_of(tokenizer))
+  return _assemble(engine, tokenizer, settings, origin, head, opened, defaults)
 
 
 def _assemble(
@@ -182,12 +188,15 @@ def _assemble(
   origin: str,
   head: judge.Head | None,
   opened: _Opened,
-  written: chat_format.Format,
+  defaults: defaults_lib.Defaults,
 ) -> context_lib.Context:
   """Does what `assemble_around` does, with parts that are already open."""
-  length = engine.decoder.length
-  digest = built_in.digest(opened.store, tokenizer, written)
-  built_in.publish(opened.store, written, digest, length)
+  written, length = defaults.format, engine.decoder.length
+  if written is None:
+    digest = tokenizer_lib.digest(tokenizer)
+  else:
+    digest = built_in.digest(opened.store, tokenizer, written)
+    built_in.publish(opened.store, written, digest, length)
   working = worker_lib.Worker(engine)
   made = context_lib.Context(
     worker=working,
@@ -200,7 +209,9 @@ def _assemble(
       created=int(time.time()),
     ),
     tokenizer=tokenizer,
-    format=prompt.Encoded(written),
+    format=prompt.Encoded(written) if written else None,
+    sampling=defaults.generation.sampling,
+    ends=defaults.generation.ends,
     store=opened.store,
     access=opened.access,
     limits=limits_lib.Limits(),

@@ -13,6 +13,7 @@ from typing import TextIO
 
 import numpy as np
 
+from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import generator as generator_lib
 from kaiju_jax.decoding.requests import request as request_lib
@@ -28,11 +29,13 @@ class Manner:
     sampling: the sampling of the first answer; each further one has the next
       seed.
     stop_strings: strings that end an answer.
+    stop_tokens: tokens that end an answer.
   """
 
   max_tokens: int
   sampling: sampling_lib.Sampling
   stop_strings: Sequence[str] = ()
+  stop_tokens: Sequence[int] = ()
 
   def request(
     self, tokens_L: np.ndarray, index: int, room: int | None = None
@@ -50,6 +53,7 @@ class Manner:
       tokens_L,
       count,
       dataclasses.replace(self.sampling, seed=seed),
+      stop_tokens=self.stop_tokens,
       stop_strings=self.stop_strings,
     )
 
@@ -97,6 +101,39 @@ def open_document(tokenizer: tokenizer_lib.Tokenizer, text: str) -> np.ndarray:
   return np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])
 
 
+class Lines:
+  """Writes lines as text: each line's tokens follow the text before."""
+
+  def __init__(self, tokenizer: tokenizer_lib.Tokenizer):
+    self._tokenizer = tokenizer
+
+  def write(self, line: str, before_L: np.ndarray) -> np.ndarray:
+    """Returns the tokens of a line behind others, int32 [L]."""
+    line += '\n'
+    if len(before_L):
+      return self._tokenizer.encode(line)
+    return open_document(self._tokenizer, line)
+
+
+class Messages:
+  """Writes lines as a user's messages, each with the opening of a reply."""
+
+  def __init__(self, format: chat.Format):
+    self._format = format
+
+  def write(self, line: str, before_L: np.ndarray) -> np.ndarray:
+    """Returns the tokens of a message behind a chat, int32 [L]."""
+    format = self._format
+    if not len(before_L):
+      return format.prompt([('user', line)])
+    after = format.advance('assistant', format.advance('user'))
+    message_L = format.message('user', line, after)
+    if message_L[0] == before_L[-1]:  # The token that ended the reply.
+      message_L = message_L[1:]
+    opening_L = format.opening('assistant', format.advance('user', after))
+    return np.concatenate([message_L, opening_L])
+
+
 def answer(
   generator: generator_lib.Generator,
   requests: Sequence[request_lib.Request],
@@ -132,7 +169,7 @@ def answer(
 
 def converse(
   generator: generator_lib.Generator,
-  tokenizer: tokenizer_lib.Tokenizer,
+  writer: Lines | Messages,
   manner: Manner,
   read: Callable[[], str],
   out: TextIO,
@@ -145,7 +182,7 @@ def converse(
 
   Args:
     generator: a generator with a free row.
-    tokenizer: the tokenizer of the generator's model.
+    writer: makes the tokens of lines.
     manner: the settings of the answers.
     read: returns a line without its end; EOFError ends the conversation.
     out: takes the answers.
@@ -157,18 +194,16 @@ def converse(
   try:
     while True:
       try:
-        line = read() + '\n'
+        line = read()
       except EOFError:
         return
       held = whole - conversation.left
-      tokens_L = (
-        tokenizer.encode(line) if held else open_document(tokenizer, line)
-      )
+      tokens_L = writer.write(line, conversation.tokens)
       if held and len(tokens_L) >= conversation.left:
         notes.write(f'[{held:,} tokens of history: full, begun anew]\n')
         conversation.close()
         conversation = generator.converse()
-        tokens_L = open_document(tokenizer, line)
+        tokens_L = writer.write(line, conversation.tokens)
         held = 0
       room = conversation.left - len(tokens_L)
       if room < 1:

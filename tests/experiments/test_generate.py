@@ -151,7 +151,7 @@ def lines(*said):
 
 def conversed(generator, read, out=None):
   out, notes = out or io.StringIO(), io.StringIO()
-  talk.converse(generator, BYTES, MANNER, read, out, notes)
+  talk.converse(generator, talk.Lines(BYTES), MANNER, read, out, notes)
   assert not generator._decoder.account.open_rows
   return out.getvalue(), notes.getvalue().splitlines()
 

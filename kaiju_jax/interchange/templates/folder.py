@@ -2,27 +2,26 @@
 
     chat_template.jinja      the template; otherwise in tokenizer_config.json
     tokenizer_config.json    names of the tokens that the template writes
-    generation_config.json   the tokens that end a reply
+    generation_config.json   the tokens that end a reply (`generation`)
 
 The template becomes a `chat.Format` (see `glue`), whose prompts are the
 template's own but for the adaptations, which `Chat.adaptations` lists.
 """
 
 import datetime
-import json
 import pathlib
 from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.interchange import generation
 from kaiju_jax.interchange.templates import controls as controls_lib
 from kaiju_jax.interchange.templates import glue as glue_lib
 from kaiju_jax.interchange.templates import pieces
 from kaiju_jax.interchange.templates import rendering
 
-TEMPLATE, SETTINGS = 'chat_template.jinja', 'tokenizer_config.json'
-GENERATION, TOKENIZER = 'generation_config.json', 'tokenizer.json'
+TEMPLATE, TOKENIZER = 'chat_template.jinja', 'tokenizer.json'
 _NAMES = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
 
 
@@ -57,13 +56,15 @@ def read(
     OSError: a file cannot be read.
     ValueError: a file is not as expected; or see `glue.find`.
   """
-  settings = _read_json(folder / SETTINGS)
+  settings = generation.read_object(folder / generation.SETTINGS)
   found = template or _template(folder, settings)
   if found is None:
     return None
   controls = controls_lib.Controls(folder / TOKENIZER, found)
   variables: dict[str, Any] = {
-    name: _name(settings[name]) for name in _NAMES if settings.get(name)
+    name: generation.name_of(settings[name])
+    for name in _NAMES
+    if settings.get(name)
   }
   variables['enable_thinking'] = False
   now = now or datetime.datetime.now()
@@ -80,7 +81,7 @@ def read(
     controls,
     tokenizer,
     variables.get('bos_token', ''),
-    _ends(folder, settings, controls),
+    generation.read(folder, tokenizer).ends,
   )
   different = pieces.count_differences(made, glue, controls)
   if different:
@@ -93,18 +94,6 @@ def _rendered(renderer: rendering.Renderer) -> list[str | rendering.Refusal]:
   return renderer.render(
     [rendering.Chat(user), rendering.Chat((('system', 'b'), *user))]
   )
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-  if not path.is_file():
-    return {}
-  try:
-    found = json.loads(path.read_text())
-  except ValueError as error:
-    raise ValueError(f'{path}: not JSON: {error}.') from error
-  if not isinstance(found, dict):
-    raise ValueError(f'{path}: must be a JSON object.')
-  return found
 
 
 def _template(folder: pathlib.Path, settings: dict[str, Any]) -> str | None:
@@ -120,27 +109,7 @@ def _template(folder: pathlib.Path, settings: dict[str, Any]) -> str | None:
     found = named.get('default')
   if found is not None and not isinstance(found, str):
     raise ValueError(
-      f'{folder / SETTINGS}: chat_template: must be a string, or a list of'
-      " {name, template} with the name 'default'."
+      f'{folder / generation.SETTINGS}: chat_template: must be a string, or a'
+      " list of {name, template} with the name 'default'."
     )
   return found
-
-
-def _name(token: Any) -> str:
-  return token['content'] if isinstance(token, dict) else str(token)
-
-
-def _ends(
-  folder: pathlib.Path,
-  settings: dict[str, Any],
-  controls: controls_lib.Controls,
-) -> list[int]:
-  """Returns the tokens that the folder says end a reply."""
-  path = folder / GENERATION
-  ids = _read_json(path).get('eos_token_id', [])
-  ids = ids if isinstance(ids, list) else [ids]
-  if not all(isinstance(one, int) for one in ids):
-    raise ValueError(f'{path}: eos_token_id={ids}: must be tokens.')
-  named = settings.get('eos_token')
-  name = _name(named) if named else ''
-  return [*ids, *([controls.tokens[name]] if name in controls.tokens else [])]

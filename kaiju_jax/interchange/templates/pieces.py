@@ -6,6 +6,7 @@ The latter, the *tail*, is known before the next message only if all glue
 behind the place begins with it. Otherwise it is encoded by itself.
 """
 
+from collections.abc import Sequence
 import hashlib
 import random as random_lib
 import re
@@ -42,7 +43,7 @@ def format_of(
   controls: controls_lib.Controls,
   tokenizer: tokenizer_lib.Tokenizer,
   bos: str,
-  ends: list[int],
+  ends: Sequence[int],
 ) -> chat.Format:
   """Returns the format of glue.
 

@@ -26,6 +26,7 @@ from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import packing
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.model import transformer
+from kaiju_jax.runs import defaults
 from kaiju_jax.runs import load
 from kaiju_jax.wire import ternary_plan
 
@@ -60,7 +61,10 @@ class Reader:
     self.origin = loaded.origin
     self._most = loaded.config.max_length
     tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-    self._format = load.chat_format(loaded, tokenizer).format
+    written = defaults.read(loaded, tokenizer).format
+    if written is None:
+      raise ValueError(f'{loaded.origin}: has no chat template to place texts.')
+    self._format = written
     prefixes = [
       prompt.prefix(fields, self._format) for fields in builtin.CHARACTERS
     ]

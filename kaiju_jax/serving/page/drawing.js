@@ -37,7 +37,9 @@ function drawAll(state) {
   drawConversations(state);
   find('#welcome').hidden = state.view !== 'welcome';
   find('#sheet').hidden = state.view !== 'sheet';
-  find('#chat').hidden = find('#composer').hidden = state.view !== 'chat';
+  find('#chat').hidden = state.view !== 'chat';
+  find('#composer').hidden =
+    state.view !== 'chat' || state.server?.chats === false;
   if (state.view === 'welcome') drawWelcome(state);
   if (state.view === 'sheet') drawSheet(state);
   if (state.view === 'chat') drawChat(state);
@@ -73,13 +75,17 @@ function drawBanner(server) {
   const banner = find('#banner');
   banner.hidden = !server;
   if (!server) return;
-  const {model, parameters, moderated} = server;
+  const {model, parameters, moderated, sampling = {}, chats = true} = server;
   write('.model', model, banner);
   write('.size', `${number.format(parameters)} parameters`, banner);
   write('.honesty', parameters < SMALL ?
     `What a model of ${rounded(parameters)} parameters says is what it is.` :
     '', banner);
+  write('.sampling', Object.entries(sampling).map(([name, value]) =>
+    `${name.replace('_', ' ')} ${number.format(value)}`).join(', '), banner);
   find('.unmoderated', banner).hidden = moderated;
+  find('#no-chats').hidden = chats;
+  find('#welcome .gallery').hidden = !chats;
 }
 
 function rounded(count) {

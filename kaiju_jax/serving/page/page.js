@@ -212,9 +212,12 @@ async function reply(session, {text = '', isSwipe = false} = {}) {
 
 function question({session, asked, isSwipe}) {
   const messages = asked ? [{role: 'user', content: asked}] : [];
-  const {model} = state.server;
+  const {model, sampling} = state.server;
   const swipe = isSwipe ? {swipe: true} : {};
-  return {model, session, messages, temperature: TEMPERATURE, ...swipe};
+  // A model that brings its own settings is drawn by them.
+  const drawn = 'temperature' in (sampling ?? {}) ?
+    {} : {temperature: TEMPERATURE};
+  return {model, session, messages, ...drawn, ...swipe};
 }
 
 function take(stream, {choices: [choice] = [], usage, kaiju}) {

@@ -95,6 +95,8 @@ async def server(request: requests.Request) -> responses.Response:
       'context': context.model.length,
       'moderated': context.moderator.mode != 'unmoderated',
       'guided': context.guide is not None,
+      'chats': context.format is not None,
+      'sampling': dict(context.sampling),
       # Programs still compile after the start; no request waits for one.
       'warm': {
         'ready': worker.compilations - worker.engine.rounds.waiting,

@@ -258,7 +258,7 @@ def _prefix(context, written: card_fields.Fields) -> np.ndarray:
   try:
     lore.check(written)
     most = min(prompt.PREFIX, context.model.length // 2)
-    return prompt.prefix(written, context.format, most)
+    return prompt.prefix(written, context.chats, most)
   except (prompt.TooLong, macros.TooLarge) as error:
     raise errors.too_long(f'fields: {error}', 'fields') from error
   except (TypeError, ValueError) as error:

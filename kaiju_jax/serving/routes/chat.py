@@ -81,7 +81,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       tokens,
       min(most, context.model.length - len(tokens)),
       sampling,
-      stop_tokens=context.format.stop_tokens,
+      stop_tokens=context.chats.stop_tokens,
       stop_strings=chat.stops,
       owner=caller.owner,
       shared=turn.prompt.shared,
@@ -91,7 +91,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       deadline=context.worker.engine.limits.wait,
       guided=guide,
     )
-    for sampling in chat.samplings()
+    for sampling in chat.samplings({} if chat.guided else context.sampling)
   ]
 
 

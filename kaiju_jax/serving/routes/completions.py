@@ -154,13 +154,14 @@ def _requests(
       prompt.tokens,
       limit,
       sampling,
+      stop_tokens=context.ends,
       stop_strings=asked.stops,
       scores_prompt=bool(asked.echo and asked.logprobs is not None),
       owner=caller.owner,
       priority=caller.tier,
       deadline=context.worker.engine.limits.wait,
     )
-    for sampling in asked.samplings()
+    for sampling in asked.samplings(context.sampling)
   ]
 
 
@@ -185,7 +186,7 @@ class _Answer:
     async with self._choices.serve() as pieces:
       async for index, piece in pieces:
         if piece is not None:
-          events[index] += piece.events
+          events[index] += _list_told(piece.events)
     choices = [
       self._choice(
         index,
@@ -211,7 +212,8 @@ class _Answer:
             finish = self._replies[index].finish
             yield self._chunk(index, '', finish=finish)
           elif not self._draws_none:
-            yield self._chunk(index, piece.text, piece.events)
+            told = _list_told(piece.events)
+            yield self._chunk(index, piece.text, told)
       if self._asked.includes_usage:
         yield self._form.chunk([], usage=self._usage())
       yield answers.DONE
@@ -277,3 +279,8 @@ class _Answer:
       0 if self._draws_none else self._choices.drawn,
       sum(self._replies[first].reused for first in firsts),
     )
+
+
+def _list_told(events) -> list[request_lib.Event]:
+  """Returns the tokens of the text, without the one that ends it."""
+  return [one for one in events if one.reason != 'stop_token']

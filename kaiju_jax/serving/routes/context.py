@@ -5,6 +5,7 @@ The caller of `api.app` makes them.
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent import futures
 import dataclasses
 import secrets
@@ -75,7 +76,8 @@ class Context:
     worker: runs the engine.
     model: the served model.
     tokenizer: the model's.
-    format: turns messages into tokens.
+    format: turns messages into tokens; None for a model that only continues
+      text.
     store: keeps characters and conversations.
     access: identifies callers.
     limits: the rate limits per owner.
@@ -86,6 +88,8 @@ class Context:
     guide: the search of `guided` requests; None without a token-level head.
     guided_tokens: the most tokens of a guided reply; rows have room for its
       beams.
+    sampling: the fields of `Sampling` that a request has where it names none.
+    ends: the tokens that end a completion.
     max_tokens: the most tokens of a reply where the client names no limit (our
       guess: 512).
     is_ready: whether the server takes requests; False while it stops.
@@ -95,7 +99,7 @@ class Context:
   worker: worker_lib.Worker
   model: Model
   tokenizer: tokenizer_lib.Tokenizer
-  format: prompt_lib.Encoded
+  format: prompt_lib.Encoded | None
   store: characters.Store
   access: auth.Access
   limits: limits_lib.Limits
@@ -107,6 +111,8 @@ class Context:
   )
   guide: request_lib.Guide | None = None
   guided_tokens: int = 128
+  sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  ends: tuple[int, ...] = ()
   max_tokens: int = 512
   is_ready: bool = True
   judged: Judged | None = None
@@ -122,6 +128,21 @@ class Context:
     self.store.close()
     for threads in self._texts, self._long_texts:
       threads.shutdown(cancel_futures=True)
+
+  @property
+  def chats(self) -> prompt_lib.Encoded:
+    """The chat format.
+
+    Raises:
+      errors.ApiError: 400; the model has none.
+    """
+    if self.format is None:
+      raise errors.invalid(
+        'model: it has no chat template and only continues text: use'
+        ' /v1/completions, or start the server with --template.',
+        param='model',
+      )
+    return self.format
 
   async def run_aside(self, size: int, function: Callable[[], _T]) -> _T:
     """Calls a function of a text where it does not block other requests.

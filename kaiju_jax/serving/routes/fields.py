@@ -14,6 +14,7 @@ first one, and finds a union's type before it checks the union's values, so that
 no body takes long.
 """
 
+from collections.abc import Mapping
 import secrets
 from typing import Annotated
 from typing import Any
@@ -199,23 +200,27 @@ class _Generation(_Fields):
     """Whether the stream's last event has the usage."""
     return bool(self.stream_options and self.stream_options.include_usage)
 
-  def samplings(self) -> list[sampling_lib.Sampling]:
+  def samplings(
+    self, defaults: Mapping[str, float]
+  ) -> list[sampling_lib.Sampling]:
     """Returns the sampling settings of each choice, with consecutive seeds.
+
+    Args:
+      defaults: the settings that the request does not name.
 
     Raises:
       errors.ApiError: 400; a setting that only `Sampling` refuses.
     """
     seed = secrets.randbits(32) if self.seed is None else self.seed
-    given = {
+    given = {**defaults} | {
       name: value
-      for name in ('temperature', 'top_p', 'min_p', 'repetition_penalty')
+      for name in _UNDRAWN
       if (value := getattr(self, name)) is not None
     }
+    given['top_k'] = max(given.get('top_k', 0), 0)
     try:
       return [
-        sampling_lib.Sampling(
-          **given, top_k=max(self.top_k or 0, 0), seed=(seed + index) % 2**32
-        )
+        sampling_lib.Sampling(**given, seed=(seed + index) % 2**32)
         for index in range(self.choices)
       ]
     except (TypeError, ValueError) as error:

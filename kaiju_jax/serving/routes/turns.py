@@ -265,12 +265,12 @@ def _encode(
   """
   try:
     if version is None:
-      opened_L, book = prompt_lib.open_prefix(context.format), None
+      opened_L, book = prompt_lib.open_prefix(context.chats), None
     else:
       opened_L = prefix(context, version)
       book = lore.book(version.fields)
     made = prompt_lib.conversation(
-      opened_L, messages, context.format, room, book=book
+      opened_L, messages, context.chats, room, book=book
     )
   except prompt_lib.TooLong as error:
     raise errors.too_long(f'messages: {error}', 'messages') from error
@@ -284,7 +284,7 @@ def prefix(context: context_lib.Context, version: characters.Version):
   """Returns a version's prefix; encodes it anew for another tokenizer."""
   if version.tokenizer == context.model.digest:
     return version.tokens
-  return prompt_lib.prefix(version.fields, context.format)
+  return prompt_lib.prefix(version.fields, context.chats)
 
 
 def _role(message: fields_lib.ChatMessage) -> str:

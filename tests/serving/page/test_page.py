@@ -110,6 +110,35 @@ def turn(visit, place, name):
 
 
 @pytest.mark.slow
+def test_a_model_s_settings_are_shown_and_used(
+  chromium, server, expect, monkeypatch
+):
+  context = server.context
+  monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
+  asked = []
+  submit = context.worker.submit
+
+  async def submitted(*requests):
+    asked.extend(requests)
+    return await submit(*requests)
+
+  monkeypatch.setattr(context.worker, 'submit', submitted)
+  with browser_lib.visit(chromium, server.address) as visit:
+    expect(visit.find('#banner')).to_contain_text('temperature 0.5, top k 7')
+    expect(visit.find('#no-chats')).to_be_hidden()
+    visit.begin('Mira')
+    ask(visit, expect, 'Who are you?')
+    expect(visit.find('#composer')).to_be_visible()
+    assert [one.sampling.temperature for one in asked] == [0.5]
+    monkeypatch.setattr(context, 'format', None)
+    visit.page.reload()
+    expect(visit.find('#composer')).to_be_hidden()
+    visit.page.goto(f'{server.address}/#home')
+    expect(visit.find('#no-chats')).to_contain_text('has no chat template')
+    expect(visit.find('.gallery')).to_be_hidden()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'viewport, options',
   [

@@ -494,3 +494,57 @@ def test_probes_say_how_the_server_is(server):
   about = server.get('/v1/server')
   assert about['warm'] == {'ready': 0, 'of': 0}
   assert about['model'] == running.MODEL and not about['moderated']
+
+
+def test_a_model_s_own_settings_are_those_of_requests_that_name_none(
+  server, monkeypatch
+):
+  context = server.context
+  monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
+  monkeypatch.setattr(context, 'ends', (9,))
+  asked = []
+  submit = context.worker.submit
+
+  async def submitted(*requests):
+    asked.extend(requests)
+    return await submit(*requests)
+
+  monkeypatch.setattr(context.worker, 'submit', submitted)
+  said = [{'role': 'user', 'content': 'a'}]
+  body = {'model': running.MODEL, 'max_tokens': 2, 'seed': 1}
+  server.post('/v1/chat/completions', messages=said, **body)
+  server.post('/v1/chat/completions', messages=said, temperature=0.9, **body)
+  server.post('/v1/completions', prompt='a', top_k=0, min_p=0.1, **body)
+  drawn = [one.sampling for one in asked]
+  assert [one.temperature for one in drawn] == [0.5, 0.9, 0.5]
+  assert [one.top_k for one in drawn] == [7, 7, 0]
+  assert drawn[2].min_p == 0.1 and drawn[0].top_p == 1
+  assert asked[2].stop_tokens == (9,)
+  about = server.get('/v1/server')
+  assert about['sampling'] == {'temperature': 0.5, 'top_k': 7}
+  assert about['chats'] is True
+
+
+def test_a_model_without_a_chat_format_only_continues_text(server, monkeypatch):
+  session = server.post('/v1/sessions', character=running.CHARACTER)
+  monkeypatch.setattr(server.context, 'format', None)
+  assert server.get('/v1/server')['chats'] is False
+  said = [{'role': 'user', 'content': 'a'}]
+  body = {'model': running.MODEL, 'max_tokens': 2}
+  for path, asked in (
+    ('/v1/chat/completions', body | {'messages': said}),
+    ('/v1/chat/completions', body | {'messages': said, 'stream': True}),
+    (
+      '/v1/chat/completions',
+      body | {'messages': said} | {'session': session['id']},
+    ),
+    ('/v1/characters', {'fields': {'name': 'Bo', 'description': 'x'}}),
+  ):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+      server.post(path, **asked)
+    assert caught.value.code == 400
+    error = json.load(caught.value)['error']
+    assert error['message'].startswith('model: it has no chat template')
+    assert error['param'] == 'model'
+  answer = server.post('/v1/completions', prompt='a', **body)
+  assert answer['choices'][0]['finish_reason'] == 'length'

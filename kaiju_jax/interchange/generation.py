@@ -1,0 +1,142 @@
+"""Reads how the authors of a folder draw text from their model.
+
+generation_config.json    the settings of sampling; tokens that end a reply
+tokenizer_config.json     `eos_token`, another one
+config.json               `eos_token_id`, without a generation_config.json
+
+`do_sample: false` takes the likeliest token. Fields that would change the text
+and have no counterpart here are ignored, and `Generation.ignored` lists them.
+"""
+
+import json
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.interchange import fields as fields_lib
+
+FILE, SETTINGS, CONFIG = (
+  'generation_config.json',
+  'tokenizer_config.json',
+  'config.json',
+)
+_NUMBERS = ('temperature', 'top_p', 'min_p', 'repetition_penalty')
+# Fields that change no text that is drawn here.
+_SILENT = frozenset(
+  [
+    '_from_model_config',
+    'bos_token_id',
+    'cache_implementation',
+    'compile_config',
+    'decoder_start_token_id',
+    'output_attentions',
+    'output_hidden_states',
+    'output_logits',
+    'output_scores',
+    'pad_token_id',
+    'return_dict_in_generate',
+    'transformers_version',
+    'use_cache',
+  ]
+)
+
+
+class Generation(NamedTuple):
+  """What a folder says about drawing text.
+
+  Attributes:
+    sampling: fields of `decoding.requests.sampling.Sampling`, those that the
+      folder sets.
+    ends: the tokens that end a reply.
+    ignored: fields that would change the text and are ignored, with their
+      values, in words.
+  """
+
+  sampling: dict[str, Any]
+  ends: tuple[int, ...]
+  ignored: tuple[str, ...]
+
+
+NONE = Generation({}, (), ())
+
+
+def read(
+  folder: pathlib.Path, tokenizer: tokenizer_lib.Tokenizer
+) -> Generation:
+  """Reads a folder's settings.
+
+  Args:
+    folder: the folder.
+    tokenizer: the folder's tokenizer.
+
+  Raises:
+    OSError: a file cannot be read.
+    ValueError: names the file, the field, its value and what would be right.
+  """
+  found = read_object(folder / FILE)
+  try:
+    fields = fields_lib.Fields(found)
+    sampling = _read_sampling(fields)
+    ends = _read_ends(fields)
+  except ValueError as error:
+    raise ValueError(f'{folder / FILE}: {error}') from error
+  if not found:
+    # `transformers` makes the missing file of the model's config.
+    fields = fields_lib.Fields(read_object(folder / CONFIG))
+    ends = _read_ends(fields)
+  named = read_object(folder / SETTINGS).get('eos_token')
+  if named:
+    end = tokenizer.special(name_of(named))
+    ends = ends if end is None else (*ends, end)
+  known = {*_NUMBERS, *_SILENT, 'top_k', 'do_sample', 'eos_token_id'}
+  ignored = [
+    f'{name}={value!r:.40}'
+    for name, value in sorted(found.items())
+    if name not in known and value not in (None, False, 0, 1, [], {}, '')
+  ]
+  return Generation(sampling, tuple(dict.fromkeys(ends)), tuple(ignored))
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the JSON object of a file; an empty one if there is no file.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: the file holds no JSON object.
+  """
+  if not path.is_file():
+    return {}
+  try:
+    found = json.loads(path.read_text())
+  except ValueError as error:
+    raise ValueError(f'{path}: not JSON: {error}.') from error
+  if not isinstance(found, dict):
+    raise ValueError(f'{path}: must be a JSON object.')
+  return found
+
+
+def name_of(token: Any) -> str:
+  """Returns the name of a token of tokenizer_config.json."""
+  return token['content'] if isinstance(token, dict) else str(token)
+
+
+def _read_sampling(fields: fields_lib.Fields) -> dict[str, Any]:
+  sampling: dict[str, Any] = {
+    name: fields.number(name, 0.0) for name in _NUMBERS if fields.has(name)
+  }
+  if fields.has('top_k'):
+    sampling['top_k'] = max(fields.count('top_k', least=-1), 0)
+  if fields.has('do_sample') and not fields.flag('do_sample'):
+    sampling['temperature'] = 0.0
+  return sampling
+
+
+def _read_ends(fields: fields_lib.Fields) -> tuple[int, ...]:
+  ids = fields.take('eos_token_id')
+  ids = [] if ids is None else ids
+  ids = ids if isinstance(ids, list) else [ids]
+  for one in ids:
+    if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+      raise fields.error('eos_token_id', 'must be a token, or a list of tokens')
+  return tuple(ids)
