@@ -5,8 +5,8 @@
 Each line 'on' on the standard input connects them, each 'off' takes them away,
 and 'wait N' waits for N more turns. Each is answered when it is done, by its
 word and the number of turns so far. In a turn a client sends a byte, of the
-headers or of a body, or reads one of a long answer. They come one by one, within
-two seconds, and whoever is thrown out comes again.
+headers or of a body, or reads one of a long answer. They come one by one,
+within two seconds, and whoever is thrown out comes again.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """Slow clients hardly delay others: what they cost the server's processor.
 
 Who asks meanwhile waits for what the server does with their bytes. Two hundred
-of them take 800 turns a second, 16 while an answer of 20 ms is under way. A turn
-costs less than 0.4 of a short answer, some 0.12 ms, and all of them a tenth of
-the 20 ms. Counted are the server's processor seconds, because on a busy machine
-other clocks say little.
+of them take 800 turns a second, 16 while an answer of 20 ms is under way. A
+turn costs less than 0.4 of a short answer, some 0.12 ms, and all of them a
+tenth of the 20 ms. The test counts the server's processor seconds, because on a
+busy machine other clocks say little.
 """
 
 import contextlib
