@@ -29,6 +29,8 @@ OLDER := --xla_cpu_use_fusion_emitters=false
 QUICK = XLA_FLAGS="$(CHEAPEST) $$( \
   XLA_FLAGS=$(OLDER) JAX_PLATFORMS=cpu $(BIN)/python -c \
   'import jax; jax.devices()' >/dev/null 2>&1 && echo $(OLDER)) $$XLA_FLAGS"
+# Workers, where tests wait for a server, a browser or a timeout half of the time.
+THREE_FOR_TWO = $$($(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
 # The files that name a marker: to collect all tests takes 18 s of processor in
 # each process.
 MARKED = $$(grep -rl --include='test_*.py' '[.]$(1)' $(or $(TESTS),tests))
@@ -60,7 +62,8 @@ test-versions: $(VENV)/.tests-installed
 # Nearly all compare things that are compiled in the same way, and are compiled
 # cheaply. A few compare bits and bytes of what users compile.
 test-slow: $(VENV)/.slow-tests-installed
-	$(QUICK) $(PYTEST) -rfER -m 'slow and not optimized' $(TESTS)
+	$(QUICK) $(PYTEST) -n $(THREE_FOR_TWO) -rfER -m 'slow and not optimized' \
+	  $(TESTS)
 	$(PYTEST) -m optimized $(call MARKED,optimized)
 
 # The wheel in an environment of its own: its contents, and the README's ten
@@ -69,10 +72,13 @@ wheel: $(VENV)/.tests-installed
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py
 
 # The real compilers of H100 and TPU, which need neither: kernels, small steps,
-# and one step at full size. (2.6 GB of packages.)
+# and one step at full size, beside them because it takes one core. (2.6 GB of
+# packages.)
 aot: $(VENV)/.aot-installed
-	$(PYTEST) -m 'aot and not full' $(TESTS)
-	$(BIN)/python -m experiments.aot_report --preset=110b --accelerator=h100_512
+	@said=$$(mktemp); $(BIN)/python -m experiments.aot_report --preset=110b \
+	  --accelerator=h100_512 >$$said 2>&1 & report=$$!; \
+	  $(PYTEST) -m 'aot and not full' $(TESTS); status=$$?; \
+	  wait $$report || status=1; cat $$said; rm $$said; exit $$status
 
 # All shapes of the kernels, and the other steps at full size.
 aot-full: aot

@@ -42,6 +42,11 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
 gc.disable()
 
 
+def pytest_collection_modifyitems(items):
+  """Begins with what may take long, so that no worker waits for another's."""
+  items.sort(key=lambda item: item.get_closest_marker('timeout') is None)
+
+
 def pytest_collection_finish():
   gc.enable()
   gc.freeze()
