@@ -14,7 +14,8 @@ what a proxy here passes on. With --require_token tokens alone count. With
 prints it, once); that takes a gate and a token-level head (--safety, --head),
 because a server without moderation stays on this machine.
 
---model takes a run's workdir, an export, or a folder of Hugging Face files.
+--model takes a run's workdir, an export, or a folder of Hugging Face files,
+whose weights, keys and values become int8.
 Ctrl-C ends it: running replies have --grace seconds to finish.
 """
 
@@ -142,6 +143,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _serve() -> None:
+  from kaiju_jax.quantization import config as quantization_config
   from kaiju_jax.runs import load
   from kaiju_jax.runs import memory
   from kaiju_jax.runs import serve
@@ -158,7 +160,7 @@ def _serve() -> None:
 
     if chat.ready(config.get_config(root=path), path, _say) is None:
       return
-  loaded = load.from_anywhere(path)
+  loaded = load.from_anywhere(path, quantization=quantization_config.served())
   settings = _settings()
   context = serve.assemble(loaded, settings, _say)
   memory.trim()

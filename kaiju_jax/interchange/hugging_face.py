@@ -18,28 +18,27 @@ import pathlib
 from typing import Any
 
 from absl import logging
-import numpy as np
-import safetensors
 import safetensors.numpy
 
 from kaiju_jax.interchange import arcee
 from kaiju_jax.interchange import lost as lost_lib
 from kaiju_jax.interchange import plain as plain_lib
+from kaiju_jax.interchange import scale
+from kaiju_jax.interchange import shards
+from kaiju_jax.interchange import stream
 from kaiju_jax.interchange import tensors as tensors_lib
 from kaiju_jax.interchange import tokens
 from kaiju_jax.interchange.families import arcee as arcee_family
 from kaiju_jax.interchange.families import family as family_lib
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.storage import addresses
 from kaiju_jax.storage import files
 from kaiju_jax.storage import folders as folder_lib
 from kaiju_jax.wire import ternary_plan
 
 _CONFIG = 'config.json'
-_WEIGHTS = 'model.safetensors'
-_INDEX = 'model.safetensors.index.json'
-_DTYPES = ('F32', 'BF16', 'F16')
 
 
 def write(
@@ -78,7 +77,9 @@ def write(
       weights, arcee_family.FAMILY.tensors, config.scaled_embedding
     )
     with files.writing(str(folder)):
-      safetensors.numpy.save_file(named, path / _WEIGHTS, {'format': 'pt'})
+      safetensors.numpy.save_file(
+        named, path / shards.WEIGHTS, {'format': 'pt'}
+      )
     files.write_json(path / _CONFIG, arcee.fields(config, bos_id))
     if lost:
       files.write_json(path / 'lost.json', lost)
@@ -86,16 +87,22 @@ def write(
 
 
 def read(
-  folder: str | os.PathLike, accepted: Collection[str] = ()
+  folder: str | os.PathLike,
+  accepted: Collection[str] = (),
+  form: str = stream.MASTERS,
+  quantization: quantization_config.QuantizationConfig | None = None,
 ) -> tuple[Any, model_config.ModelConfig]:
   """Returns the parameters and the config of a folder of a known family.
 
-  No layers share keys and values, and nothing is int8. Activations are bfloat16
-  where all of the folder's weights are, otherwise float32.
+  No layers share keys and values. Activations are bfloat16 where all of the
+  folder's weights are, otherwise float32. All names, dtypes and shapes are
+  checked before any data is read.
 
   Args:
     folder: path of the folder.
     accepted: unknown fields of config.json that the caller lets pass.
+    form: the form of the parameters, one of `stream.FORMS`.
+    quantization: how the model is quantized; None for not at all.
 
   Raises:
     FileNotFoundError: there is no such folder, or a file of it is missing.
@@ -108,75 +115,77 @@ def read(
     raise FileNotFoundError(
       f'{folder / _CONFIG}: not found; expected a folder of Hugging Face files.'
     )
+  try:
+    shards.refuse_links(folder)
+  except ValueError as error:
+    raise ValueError(f'{folder}: {error}') from None
   fields = files.read_json(folder / _CONFIG)
   if not isinstance(fields, dict):
     raise ValueError(f'{folder / _CONFIG}: must hold an object.')
   try:
-    reading = registry.read(fields, accepted)  # Before a long read.
+    reading = registry.read(fields, accepted)
   except ValueError as error:
     raise ValueError(f'{folder}: {_CONFIG}: {error}') from error
   try:
-    found, dtype = _tensors(folder, reading.family)
+    found = _tensors(folder, reading.family)
     reading = _tie(found, reading)
-    config = dataclasses.replace(reading.config, dtype=dtype)
-    plain = tensors_lib.plain(found, reading)
-    return plain_lib.params(plain, config), config
+    config = dataclasses.replace(
+      reading.config,
+      dtype=shards.dtype_of(found),
+      quantization=quantization or reading.config.quantization,
+    )
+    model_config.check(config)
+    reading = reading._replace(config=config)
+    return stream.fill(found, reading, form), config
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
 
 
 def _tie(
-  found: dict[str, np.ndarray], reading: family_lib.Reading
+  found: dict[str, shards.Stored], reading: family_lib.Reading
 ) -> family_lib.Reading:
-  """Returns the reading with what the tensors say about the head.
+  """Checks the tensors; returns the reading with what they say about the head.
 
   A folder that ties its tables needs no head, and we drop one. A folder that we
   wrote holds √D in its embedding, so that its tied tables become two.
   """
   is_tied = reading.config.tied_embedding
   table = found.get(tensors_lib.EMBEDDING)
+  head = found.get(tensors_lib.HEAD)
   if is_tied and table is not None:
-    head = found.setdefault(tensors_lib.HEAD, table)
-    if not np.array_equal(head, table):
-      raise ValueError(
-        f'{tensors_lib.HEAD}: differs from {tensors_lib.EMBEDDING}, though'
-        ' tie_word_embeddings=True.'
-      )
-    if not reading.is_ours:
-      del found[tensors_lib.HEAD]
+    if reading.is_ours:
+      found.setdefault(tensors_lib.HEAD, table)
+    else:
+      found.pop(tensors_lib.HEAD, None)
+  tensors_lib.check(found, reading)
+  if is_tied and head is not None and not shards.equals(head, table):
+    raise ValueError(
+      f'{tensors_lib.HEAD}: differs from {tensors_lib.EMBEDDING}, though'
+      ' tie_word_embeddings=True.'
+    )
   if reading.is_ours:
-    is_tied = tensors_lib.is_ours_tied(found)
+    is_tied = shards.equals(
+      table,
+      found[tensors_lib.HEAD],
+      lambda x: scale.scale(x, reading.config.d_model),
+    )
   config = dataclasses.replace(reading.config, tied_embedding=is_tied)
   return reading._replace(config=config)
 
 
 def _tensors(
   folder: pathlib.Path, family: family_lib.Family
-) -> tuple[dict[str, np.ndarray], str]:
-  """Returns the model's tensors in float32, and the dtype for activations."""
-  found, dtypes, skipped = {}, set(), []
-  for file in _files(folder):
-    try:
-      with safetensors.safe_open(file, framework='flax') as opened:
-        for name in opened.keys():  # noqa: SIM118
-          ours = tensors_lib.rename(name, family)
-          if ours is None:
-            skipped.append(name)
-            continue
-          dtype = opened.get_slice(name).get_dtype()
-          if dtype not in _DTYPES:
-            raise ValueError(
-              f'{name}: holds {dtype}, must be one of {", ".join(_DTYPES)}.'
-            )
-          dtypes.add(dtype)
-          if ours in found:
-            raise ValueError(f'{name}: is there twice, as {ours} too.')
-          found[ours] = np.asarray(opened.get_tensor(name), np.float32)
-          _refuse_not_finite(name, found[ours])
-    except safetensors.SafetensorError as error:
-      raise ValueError(
-        f'{file.name}: not a whole safetensors file: {error}'
-      ) from None
+) -> dict[str, shards.Stored]:
+  """Returns the model's tensors by our names for them."""
+  found, skipped = {}, []
+  for one in shards.list_tensors(folder):
+    ours = tensors_lib.rename(one.name, family)
+    if ours is None:
+      skipped.append(one.name)
+    elif ours in found:
+      raise ValueError(f'{one.name}: is there twice, as {ours} too.')
+    else:
+      found[ours] = one
   if skipped:
     logging.warning(
       '%s: %d tensors are no part of the language model and are skipped, such'
@@ -185,56 +194,4 @@ def _tensors(
       len(skipped),
       skipped[0],
     )
-  return found, 'bfloat16' if dtypes == {'BF16'} else 'float32'
-
-
-def _refuse_not_finite(name: str, tensor: np.ndarray) -> None:
-  """Refuses NaN and infinities, which would silently reach every logit."""
-  bad = ~np.isfinite(tensor)
-  if not np.any(bad):
-    return
-  place = [int(index) for index in np.argwhere(bad)[0]]
-  raise ValueError(
-    f'{name}: holds {tensor[tuple(place)]} at {place} ({np.sum(bad):,} of'
-    f' {bad.size:,} elements are not finite); must be finite everywhere.'
-  )
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files with weights: one, or those that the index names."""
-  names = [_WEIGHTS]
-  if not (folder / _WEIGHTS).exists() and (folder / _INDEX).exists():
-    names = _list_shards(folder / _INDEX)
-  paths = [folder / name for name in names]
-  for path in paths:
-    if not path.is_file():
-      raise FileNotFoundError(
-        f'{path}: not found; weights must be safetensors, {_WEIGHTS} or the'
-        f' files of {_INDEX}.'
-      )
-  return paths
-
-
-def _list_shards(index: pathlib.Path) -> list[str]:
-  """Returns the names of the files that an index lists, sorted."""
-  data = files.read_json(index)
-  if not isinstance(data, dict):
-    raise ValueError(f'{index.name}: must hold an object with weight_map.')
-  names = data.get('weight_map')
-  if not isinstance(names, dict) or not names:
-    raise ValueError(
-      f'{index.name}: weight_map={names!r}: must be an object that names the'
-      ' file of each tensor.'
-    )
-  for tensor, name in names.items():
-    if not isinstance(name, str) or not _is_beside(name):
-      raise ValueError(
-        f'{index.name}: weight_map[{tensor!r}]={name!r}: must be the name of a'
-        ' file in the same folder.'
-      )
-  return sorted(set(names.values()))
-
-
-def _is_beside(name: str) -> bool:
-  """Returns whether a name is a plain file name: no path, and not empty."""
-  return bool(name) and pathlib.PurePath(name).name == name
+  return found

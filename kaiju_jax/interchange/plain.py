@@ -209,16 +209,27 @@ def name_parameters(layer: Layer) -> dict[str, np.ndarray]:
   DUK becomes DK where U is 1, and UK becomes K.
   """
   out = {}
-  for module, names in _MODULES.items():
-    for name in names:
-      w = getattr(layer, name)
-      if w is None:
-        continue
-      if module.endswith('_norm'):
-        name = 'gain_D'
-      elif name.endswith('_gain'):
-        name = f'{name}_{_GAINS.get((name, w.ndim), "K")}'
-      if name.endswith('UK') and w.shape[-2] == 1:
-        name, w = f'{name.removesuffix("UK")}K', w[..., 0, :]
-      out[f'{module}.{name}'] = w
+  for field, w in zip(Layer._fields, layer):
+    if w is None:
+      continue
+    letters = _GAINS.get((field, w.ndim), 'K')
+    if not field.endswith('_gain'):
+      letters = rules.letters_of(field)
+    if letters.endswith('UK') and w.shape[-2] == 1:
+      letters, w = f'{letters.removesuffix("UK")}K', w[..., 0, :]
+    out['.'.join(name_parameter(field, letters))] = w
   return out
+
+
+def name_parameter(field: str, letters: str) -> tuple[str, str]:
+  """Returns the module and the name of the parameter that a field becomes.
+
+  Args:
+    field: a field of `Layer`.
+    letters: the letters of the parameter's dimensions.
+  """
+  (module,) = (one for one, fields in _MODULES.items() if field in fields)
+  if module.endswith('_norm'):
+    return module, 'gain_D'
+  stem = field if field.endswith('_gain') else field.rpartition('_')[0]
+  return module, f'{stem}_{letters}'

@@ -14,21 +14,19 @@ come back with an error of one part in 2^24.
 import numpy as np
 
 
-def scale(embedding_DV: np.ndarray) -> np.ndarray:
-  """Returns the float32 table times √D, as the forward pass rounds it."""
-  return embedding_DV * _root(embedding_DV)
+def scale(table: np.ndarray, d_model: int) -> np.ndarray:
+  """Returns entries of a float32 table times √D, as the forward pass rounds."""
+  return table * np.float32(d_model**0.5)
 
 
-def unscale(table_DV: np.ndarray) -> np.ndarray:
-  """Returns a float32 table whose `scale` is, or is next to, `table_DV`."""
-  nearest = table_DV / _root(table_DV)
+def unscale(table: np.ndarray, d_model: int) -> np.ndarray:
+  """Returns float32 entries whose `scale` is, or is next to, `table`."""
+  nearest = table / np.float32(d_model**0.5)
   found = nearest
   for direction in -np.inf, np.inf:
     beside = np.nextafter(nearest, np.float32(direction))
-    is_better = (scale(found) != table_DV) & (scale(beside) == table_DV)
+    is_better = (scale(found, d_model) != table) & (
+      scale(beside, d_model) == table
+    )
     found = np.where(is_better, beside, found)
   return found
-
-
-def _root(table_DV: np.ndarray) -> np.float32:
-  return np.float32(table_DV.shape[0] ** 0.5)

@@ -30,16 +30,17 @@ import numpy as np
 
 from kaiju_jax.interchange import plain as plain_lib
 from kaiju_jax.interchange import scale
+from kaiju_jax.interchange import shards
 from kaiju_jax.interchange.families import family as family_lib
 from kaiju_jax.model import config as model_config
 from kaiju_jax.sharding import rules
 
 EMBEDDING = 'model.embed_tokens.weight'
 HEAD = 'lm_head.weight'
-_NORM = 'model.norm.weight'
+NORM = 'model.norm.weight'
 
 # A folder stores these with our axes; other matrices are transposed.
-_UPRIGHT = ('w_o_DHK', 'w_out_DF')
+UPRIGHT = ('w_o_DHK', 'w_out_DF')
 
 
 def name_tensors(
@@ -54,10 +55,10 @@ def name_tensors(
       stay one.
   """
   table_DV, head_DV = plain.embedding_DV, plain.head_DV
-  out = {_NORM: plain.final_gain_D}
+  out = {NORM: plain.final_gain_D}
   if scaled:
     head_DV = table_DV if head_DV is None else head_DV
-    table_DV = scale.scale(table_DV)
+    table_DV = scale.scale(table_DV, len(table_DV))
   out[EMBEDDING] = table_DV.T
   if head_DV is not None:
     out[HEAD] = head_DV.T
@@ -66,60 +67,9 @@ def name_tensors(
       w = getattr(layer, ours)
       if ours.startswith('w_'):
         w = w.reshape(w.shape[0], -1)
-        w = w if ours in _UPRIGHT else w.T
+        w = w if ours in UPRIGHT else w.T
       out[f'model.layers.{index}.{theirs}'] = w
   return {name: np.ascontiguousarray(tensor) for name, tensor in out.items()}
-
-
-def plain(
-  tensors: Mapping[str, np.ndarray], reading: family_lib.Reading
-) -> plain_lib.Plain:
-  """Returns the weights of a folder's tensors, in float32.
-
-  Args:
-    tensors: all tensors of the folder, of any float dtype, by Llama's names
-      where families differ in the beginning (`rename`); with the head, unless
-      it is tied.
-    reading: the result of `registry.read`; its config says whether the head is
-      tied.
-
-  Raises:
-    ValueError: names a tensor that is missing, unknown or of another shape.
-  """
-  check(tensors, reading)
-  tensors = {
-    name: np.asarray(tensor, np.float32) for name, tensor in tensors.items()
-  }
-  config, family = reading.config, reading.family
-  embedding_DV = tensors[EMBEDDING].T
-  head_DV = None if config.tied_embedding else tensors[HEAD].T
-  if reading.is_ours and config.tied_embedding:
-    embedding_DV = tensors[HEAD].T
-  elif reading.is_ours:
-    embedding_DV = scale.unscale(embedding_DV)
-  return plain_lib.Plain(
-    embedding_DV,
-    head_DV,
-    tensors[_NORM] + np.float32(family.gain_offset),
-    tuple(_layer(tensors, reading, i) for i in range(config.num_layers)),
-  )
-
-
-def _layer(tensors, reading: family_lib.Reading, index: int) -> plain_lib.Layer:
-  config, family = reading.config, reading.family
-  sizes = _sizes(config)
-  out: dict[str, np.ndarray | None] = dict.fromkeys(plain_lib.Layer._fields)
-  for ours, theirs in family.tensors.items():
-    w = tensors[f'model.layers.{index}.{theirs}']
-    if ours.startswith('w_') and ours not in _UPRIGHT:
-      w = w.T
-    if '_gain' in ours:
-      w = w + np.float32(family.gain_offset)
-    if ours == 'q_gain':
-      w = w * np.float32(reading.query_scale)
-    letters = letters_of(ours, config)
-    out[ours] = w.reshape([sizes[letter] for letter in letters])
-  return plain_lib.Layer(**out)
 
 
 def letters_of(ours: str, config: model_config.ModelConfig) -> str:
@@ -154,20 +104,16 @@ def rename(name: str, family: family_lib.Family) -> str | None:
   return HEAD if name == f'language_model.{HEAD}' else name
 
 
-def is_ours_tied(tensors: Mapping[str, np.ndarray]) -> bool:
-  """Returns whether the embedding is √D times the head, to the bit."""
-  table_VD, head_VD = (
-    np.asarray(tensors.get(name, 0), np.float32) for name in (EMBEDDING, HEAD)
-  )
-  if head_VD.ndim != 2 or table_VD.shape != head_VD.shape:
-    return False
-  return np.array_equal(table_VD.T, scale.scale(head_VD.T))
-
-
 def check(
-  tensors: Mapping[str, np.ndarray], reading: family_lib.Reading
+  tensors: Mapping[str, shards.Stored], reading: family_lib.Reading
 ) -> None:
-  """Refuses tensors that do not fit the config.
+  """Refuses tensors that do not fit the config; reads no data.
+
+  Args:
+    tensors: all tensors of the folder, by Llama's names where families differ
+      in the beginning (`rename`); with the head, unless it is tied.
+    reading: the result of `registry.read`; its config says whether the head is
+      tied.
 
   Raises:
     ValueError: names a tensor that is missing, unknown or of another shape.
@@ -178,6 +124,11 @@ def check(
       raise ValueError(f'{name}: missing.')
     if name not in wanted:
       raise ValueError(f'{name}: no such tensor in this model.')
+    if tensors[name].dtype not in shards.DTYPES:
+      raise ValueError(
+        f'{name}: holds {tensors[name].dtype}, must be one of'
+        f' {", ".join(shards.DTYPES)}.'
+      )
     if tensors[name].shape != wanted[name]:
       raise ValueError(
         f'{name}: has shape {list(tensors[name].shape)}, config.json asks for'
@@ -197,7 +148,7 @@ def shapes(reading: family_lib.Reading) -> dict[str, tuple[int, ...]]:
   has_head = reading.is_ours or not config.tied_embedding
   return {
     EMBEDDING: (v, d),
-    _NORM: (d,),
+    NORM: (d,),
     **({HEAD: (v, d)} if has_head else {}),
     **{
       f'model.layers.{index}.{theirs}': shape
@@ -213,4 +164,4 @@ def _stored_shape(ours: str, config) -> tuple[int, ...]:
   if not ours.startswith('w_'):
     return (math.prod((first, *rest)),)
   shape = first, math.prod(rest)
-  return shape if ours in _UPRIGHT else shape[::-1]
+  return shape if ours in UPRIGHT else shape[::-1]

@@ -121,6 +121,17 @@ def none() -> QuantizationConfig:
   )
 
 
+def served() -> QuantizationConfig:
+  """Returns the config in which another library's model is served.
+
+  Weights, tables, keys and values are int8. Nothing is clamped: the model was
+  trained without limits, and its outliers matter.
+  """
+  return dataclasses.replace(
+    none(), matmul='int8', embedding='int8', kv='int8', wire_weights='int8'
+  )
+
+
 def check(config: QuantizationConfig) -> None:
   """Refuses unknown choices, values out of range and contradictory settings.
 

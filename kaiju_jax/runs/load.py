@@ -9,6 +9,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.model import config as model_config
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.training import experiment as experiment_lib
 
 
@@ -16,7 +17,7 @@ class Loaded(NamedTuple):
   """A model and its source.
 
   Attributes:
-    params: float32 master weights, or an export's codes.
+    params: float32 master weights, an export's codes, or what decoding reads.
     config: the model's config.
     replica: with ternary updates, the int8 weights that the forward pass reads
       instead of the masters; None otherwise.
@@ -215,7 +216,9 @@ def from_export(
 
 
 def from_anywhere(
-  path: str | os.PathLike, tokenizer: str | None = None
+  path: str | os.PathLike,
+  tokenizer: str | None = None,
+  quantization: quantization_config.QuantizationConfig | None = None,
 ) -> Loaded:
   """Returns the model of a workdir, an export, or a Hugging Face folder.
 
@@ -223,6 +226,8 @@ def from_anywhere(
     path: the folder of a run, the folder or the file of an export in our own
       format, or a folder of Hugging Face files (`interchange/hugging_face.py`).
     tokenizer: see `from_export`; must be None for other sources.
+    quantization: how the model of a Hugging Face folder is quantized, to decode
+      alone; None for float32 masters. Other sources have their own.
 
   Raises:
     FileNotFoundError: the path does not exist, or holds no model.
@@ -253,10 +258,12 @@ def from_anywhere(
   if not (isinstance(fields, dict) and 'model_type' in fields):
     return from_workdir(path)
   from kaiju_jax.interchange import hugging_face
+  from kaiju_jax.interchange import stream
   from kaiju_jax.interchange import tokens
   from kaiju_jax.interchange.families import registry
 
-  params, model = hugging_face.read(path)
+  form = stream.MASTERS if quantization is None else stream.DECODING
+  params, model = hugging_face.read(path, (), form, quantization)
   file = folder / tokens.FILE
   own_tokenizer = str(file) if file.exists() else ''
   return Loaded(

@@ -32,7 +32,9 @@ def ready(
   """Returns the parameters of `Transformer(config, unstacked=True)`.
 
   Args:
-    params: float32 master weights, or an export (`own.load`).
+    params: float32 master weights, an export (`own.load`), or parameters that
+      are unstacked already (`interchange/stream.py`).
+    config: the model's config.
     replica: the training state's, exactly if its updates were ternary;
       otherwise ValueError.
     turned: whether float tables of the vocabulary become [V, D].
@@ -41,10 +43,18 @@ def ready(
   has_codes = 'int8' in (quantization.matmul, quantization.embedding)
   if has_codes and not deployed.is_deployed(params):
     params = deployed.quantize(params, config, replica)
-  params = unstack(_cast(params, config.dtype), config)
+  params = _cast(params, config.dtype)
+  if not is_unstacked(params):
+    params = unstack(params, config)
   if config.feedforward == 'relu2':
     params = _with_columns(params)
   return _with_turned_tables(params) if turned else params
+
+
+def is_unstacked(params: Any) -> bool:
+  """Returns whether weights have no leading N, as their names say."""
+  group = params['blocks']['layer_0']['feedforward']
+  return len(group['w_in_DF'].shape) == len('DF')
 
 
 def unstack(params: Any, config: model_config.ModelConfig) -> Any:

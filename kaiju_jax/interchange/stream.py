@@ -1,0 +1,226 @@
+"""Fills a model's parameters from a folder's tensors, block by block.
+
+Each block of rows becomes float32 numbers or int8 codes at once, in its place
+in the result, so that memory holds the result and little more:
+
+    masters    float32, stacked over the repeats of the layer block: to train
+    deployed   the same tree with codes where the config has them: to write
+    decoding   codes or floats in the model's dtype, each layer by itself, as
+               decoding reads them (`decoding/device/weights.py`)
+
+A row of a stored matrix holds one output channel, or one entry of a table. So a
+row has one scale, and codes need no second pass. They have the same bits as
+those that are made of masters (`model/deployed.py`).
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import functools
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kaiju_jax.interchange import own
+from kaiju_jax.interchange import plain
+from kaiju_jax.interchange import scale
+from kaiju_jax.interchange import shards
+from kaiju_jax.interchange import tensors
+from kaiju_jax.interchange.families import family as family_lib
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.quantization import int8
+from kaiju_jax.sharding import rules
+from kaiju_jax.wire import fsdp
+
+MASTERS, DEPLOYED, DECODING = FORMS = ('masters', 'deployed', 'decoding')
+_ALIGNMENT = 64  # Bytes; JAX takes such an array on a CPU without a copy.
+
+
+class _Part(NamedTuple):
+  """One tensor's place in the parameters.
+
+  Attributes:
+    stored: the tensor in the folder.
+    path: keys of the parameter.
+    repeat: its number in a stacked parameter; None if it is not stacked.
+    is_upright: whether the folder has our order of axes; otherwise a
+      parameter's columns are the tensor's rows.
+    change: what becomes of its float32 numbers; None for nothing.
+  """
+
+  stored: shards.Stored
+  path: tuple[str, ...]
+  repeat: int | None = None
+  is_upright: bool = True
+  change: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+def fill(
+  found: Mapping[str, shards.Stored], reading: family_lib.Reading, form: str
+) -> Any:
+  """Returns the parameters of a model.
+
+  Args:
+    found: the folder's tensors by name, which `tensors.check` has passed.
+    reading: its config.json; the config's quantization says what is int8.
+    form: one of `FORMS`.
+
+  Raises:
+    ValueError: a tensor has a number that is not finite, its file is cut off,
+      or a weight that the config asks for is missing.
+  """
+  config = reading.config
+  wanted = _shapes(config, form)
+  parts: dict[tuple[str, ...], list[_Part]] = {}
+  for part in _parts(found, reading, form):
+    parts.setdefault(part.path, []).append(part)
+
+  def start(path, shape):
+    keys = tuple(key.key for key in path)
+    if keys not in parts:
+      raise ValueError(f'{".".join(keys)}: missing.')
+    leaf = jax.tree.map(_allocate, shape)
+    for part in parts[keys]:
+      _write(part, leaf, config)
+    # One at a time: a device that is no CPU takes a copy.
+    return jax.tree.map(jax.device_put, leaf)
+
+  return jax.tree_util.tree_map_with_path(
+    start, wanted, is_leaf=lambda x: isinstance(x, int8.Quantized)
+  )
+
+
+def _shapes(config: model_config.ModelConfig, form: str) -> Any:
+  """Returns the shapes and dtypes of a form's parameters."""
+  wanted = own.shapes(config, masters=form == MASTERS)
+  if form != DECODING:
+    return wanted
+  layers = config.layers()
+  period = len(layers_lib.repeating_block(layers))
+
+  def without_repeats(x):
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+  blocks = {
+    f'layer_{index}': jax.tree.map(
+      without_repeats, wanted['blocks'][f'layer_{index % period}']
+    )
+    for index in range(len(layers))
+  }
+
+  def cast(path, x):
+    is_weight = rules.name_of(path) in rules.CONTRACTED
+    if not is_weight or isinstance(x, int8.Quantized):
+      return x
+    return jax.ShapeDtypeStruct(x.shape, config.dtype)
+
+  return jax.tree_util.tree_map_with_path(
+    cast,
+    {**wanted, 'blocks': blocks},
+    is_leaf=lambda x: isinstance(x, int8.Quantized),
+  )
+
+
+def _parts(
+  found: Mapping[str, shards.Stored], reading: family_lib.Reading, form: str
+) -> Iterator[_Part]:
+  config = reading.config
+  table = _Part(
+    found[tensors.EMBEDDING], ('embedding', 'embedding_DV'), None, False
+  )
+  if reading.is_ours and config.tied_embedding:
+    table = table._replace(stored=found[tensors.HEAD])
+  elif reading.is_ours:
+    unscale = functools.partial(scale.unscale, d_model=config.d_model)
+    table = table._replace(change=unscale)
+  yield table
+  if not config.tied_embedding:
+    path = 'embedding', 'head_DV'
+    yield _Part(found[tensors.HEAD], path, None, False)
+  shift = functools.partial(
+    np.add, np.float32(reading.family.gain_offset), dtype=np.float32
+  )
+  yield _Part(found[tensors.NORM], ('final_norm', 'gain_D'), change=shift)
+  period = len(layers_lib.repeating_block(config.layers()))
+  for index in range(config.num_layers):
+    is_stacked = form != DECODING
+    layer = f'layer_{index % period if is_stacked else index}'
+    for ours, theirs in reading.family.tensors.items():
+      letters = tensors.letters_of(ours, config)
+      if config.num_kv_heads == 1:
+        letters = letters.replace('U', '')
+      change = shift if '_gain' in ours else None
+      if ours == 'q_gain':
+        factor = np.float32(reading.query_scale)
+        change = functools.partial(_shift_and_scale, shift, factor)
+      yield _Part(
+        found[f'model.layers.{index}.{theirs}'],
+        ('blocks', layer, *plain.name_parameter(ours, letters)),
+        index // period if is_stacked else None,
+        not ours.startswith('w_') or ours in tensors.UPRIGHT,
+        change,
+      )
+
+
+def _shift_and_scale(shift, factor: np.float32, x: np.ndarray) -> np.ndarray:
+  return shift(x) * factor
+
+
+def _allocate(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+  dtype = np.dtype(shape.dtype)
+  size = math.prod(shape.shape) * dtype.itemsize
+  raw = np.empty(size + _ALIGNMENT, np.uint8)
+  first = -raw.ctypes.data % _ALIGNMENT
+  return raw[first : first + size].view(dtype).reshape(shape.shape)
+
+
+def _write(
+  part: _Part,
+  leaf: np.ndarray | int8.Quantized,
+  config: model_config.ModelConfig,
+) -> None:
+  """Writes one tensor into its place in a parameter."""
+  if part.repeat is not None:
+    leaf = jax.tree.map(lambda x: x[part.repeat], leaf)
+  is_coded = isinstance(leaf, int8.Quantized)
+  target = leaf.codes if is_coded else leaf
+  rows, columns = part.stored.matrix
+  shape = (rows, columns) if part.is_upright else (columns, rows)
+  target = target.reshape(shape)
+  target = target if part.is_upright else target.T
+  for first, block in shards.blocks(part.stored):
+    if part.change is not None:
+      block = part.change(block.astype(np.float32))
+    last = first + len(block)
+    if is_coded:
+      block, scales = _encode(block, config)
+      leaf.scales.reshape(-1)[first:last] = scales
+    target[first:last] = block
+
+
+def _encode(
+  block: np.ndarray, config: model_config.ModelConfig
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns a block's codes and its rows' scales."""
+  rows, columns = block.shape
+  padded = np.zeros((shards.block_rows(columns), columns), block.dtype)
+  padded[:rows] = block
+  codes, scales = _coder(config.dtype, config.quantization.wire_weights)(padded)
+  return np.asarray(codes)[:rows], np.asarray(scales)[:rows, 0]
+
+
+@functools.cache
+def _coder(dtype: str, weights: str) -> Callable[..., Any]:
+  """Returns the compiled coder of rows: that of training, on one device."""
+  wire = fsdp.Wire('DF', 'F', dtype, int8=True, weights=weights)
+
+  @jax.jit
+  def encode(block):
+    coded = fsdp.gather(block.astype(np.float32), wire)
+    return coded.codes, coded.scales
+
+  return encode
