@@ -160,7 +160,7 @@ def _serve() -> None:
 
     if chat.ready(config.get_config(root=path), path, _say) is None:
       return
-  loaded = load.from_anywhere(path, quantization=quantization_config.served())
+  loaded = load.from_anywhere(path, quantization=quantization_config.for_serving())
   settings = _settings()
   context = serve.assemble(loaded, settings, _say)
   memory.trim()

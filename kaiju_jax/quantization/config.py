@@ -121,7 +121,7 @@ def none() -> QuantizationConfig:
   )
 
 
-def served() -> QuantizationConfig:
+def for_serving() -> QuantizationConfig:
   """Returns the config in which another library's model is served.
 
   Weights, tables, keys and values are int8. Nothing is clamped: the model was

@@ -61,7 +61,7 @@ def assert_same(got, want):
 @pytest.mark.parametrize('place, name', list(enumerate(CHANGES)))
 def test_codes_have_the_bits_of_those_of_masters(tmp_path, place, name):
   folder = make(tmp_path / 'in', name, DTYPES[place % 3])
-  quantization = quantization_config.served()
+  quantization = quantization_config.for_serving()
   masters, config = hugging_face.read(folder)
   config = dataclasses.replace(config, quantization=quantization)
   got, config_again = hugging_face.read(
@@ -75,7 +75,7 @@ def test_codes_have_the_bits_of_those_of_masters(tmp_path, place, name):
 
 def test_codes_are_stacked_for_an_export(tmp_path):
   folder = make(tmp_path / 'in', 'qwen3')
-  quantization = quantization_config.served()
+  quantization = quantization_config.for_serving()
   masters, config = hugging_face.read(folder)
   config = dataclasses.replace(config, quantization=quantization)
   got, _ = hugging_face.read(folder, (), stream.DEPLOYED, quantization)
@@ -245,7 +245,7 @@ def status(name):
 
 def load(path):
   params, config = hugging_face.read(
-    path, (), stream.DECODING, quantization_config.served()
+    path, (), stream.DECODING, quantization_config.for_serving()
   )
   return jax.device_put(weights.ready(params, config), jax.devices()[0])
 
