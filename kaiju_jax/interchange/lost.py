@@ -172,7 +172,7 @@ def _quantization(config) -> dict[str, str]:
   hidden, inputs = quantization.clamp_hidden, quantization.clamp_input
   said = {
     'int8_matmul': (
-      quantization.matmul == 'int8',
+      quantization.matmul != 'none',
       'inputs of projections and feed-forward are rounded to int8; in Arcee'
       ' only the weights are.',
     ),

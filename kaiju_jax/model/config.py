@@ -201,7 +201,7 @@ def _check_sums(config: ModelConfig) -> None:
   """Refuses contractions whose int32 sums could wrap."""
   quantization = config.quantization
   d_model = f'model.d_model={config.d_model}'
-  if quantization.matmul == 'int8':
+  if quantization_config.has_codes(quantization):
     bounds.check(d_model, config.d_model)
     bounds.check(
       f'model.num_heads={config.num_heads} × head_dim={config.head_dim}',

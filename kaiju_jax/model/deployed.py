@@ -22,6 +22,7 @@ import jax
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.sharding import rules
 from kaiju_jax.wire import fsdp
@@ -65,7 +66,7 @@ def quantize(
 
   held = replica.get('blocks', {})
   blocks = params['blocks']
-  if config.quantization.matmul == 'int8':
+  if quantization_config.has_codes(config.quantization):
     blocks = {
       name: over_repeats(layer, held.get(name, {}))
       for name, layer in blocks.items()

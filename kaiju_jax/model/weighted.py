@@ -17,6 +17,7 @@ from jax import lax
 from kaiju_jax.model import config as model_config
 from kaiju_jax.quantization import bungee
 from kaiju_jax.quantization import clamp
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import collectives
@@ -44,7 +45,8 @@ class Weighted(nn.Module):
       dtype. D is whole; in the other letters it is this device's part.
     """
     quantization = self.config.quantization
-    used = self.gather(name, shape, quantization.matmul == 'int8')
+    is_int8 = quantization_config.has_codes(quantization)
+    used = self.gather(name, shape, is_int8)
     if quantization.bungee and not self._is_exported(name):
       stem = name.removesuffix(f'_{rules.letters_of(name)}')
       b = self.param(f'bungee_{stem}', nn.initializers.zeros_init(), ())
@@ -142,6 +144,7 @@ def einsum(
     spec,
     x,
     w,
+    is_float=quantization.matmul == 'weights',
     input_gradient=quantization.input_gradient,
     implementation=quantization.matmul_implementation,
     **options,

@@ -31,7 +31,9 @@ class QuantizationConfig:
 
   Attributes:
     matmul: 'int8' for s8×s8→s32 projections and feed-forward with
-      straight-through gradients, 'none' for plain ones in the model's dtype.
+      straight-through gradients, 'none' for plain ones in the model's dtype;
+      'weights' for int8 weights and float activations, which serves a trained
+      model and trains none.
     matmul_implementation: the name of an implementation of the kernel
       `int8_matmul`; '' for XLA's own dots (the default on every platform until
       a measurement on real hardware says that a kernel is faster).
@@ -86,7 +88,7 @@ class QuantizationConfig:
 
 
 CHOICES = {
-  'matmul': ('int8', 'none'),
+  'matmul': ('int8', 'weights', 'none'),
   'matmul_implementation': ('', 'reference', 'xla', 'pallas_gpu', 'pallas_tpu'),
   'kv': ('int8', 'none'),
   'kv_scale': ('token', 'channel'),
@@ -121,15 +123,39 @@ def none() -> QuantizationConfig:
   )
 
 
-def for_serving() -> QuantizationConfig:
+ARMS = ('none', 'weights', 'all')
+
+
+def for_serving(arm: str = 'all', kv: str = 'int8') -> QuantizationConfig:
   """Returns the config in which another library's model is served.
 
-  Weights, tables, keys and values are int8. Nothing is clamped: the model was
-  trained without limits, and its outliers matter.
+  Nothing is clamped, because the model was trained without limits and its
+  outliers matter.
+
+  Args:
+    arm: 'none' for floats, 'weights' for int8 weights and tables, 'all' for
+      int8 activations of their products too.
+    kv: 'int8' for keys and values as codes, 'none' for floats.
+
+  Raises:
+    ValueError: an unknown arm.
   """
+  if arm not in ARMS:
+    raise ValueError(f'int8={arm!r}: must be one of {", ".join(ARMS)}.')
+  if arm == 'none':
+    return dataclasses.replace(none(), kv=kv)
   return dataclasses.replace(
-    none(), matmul='int8', embedding='int8', kv='int8', wire_weights='int8'
+    none(),
+    matmul='int8' if arm == 'all' else 'weights',
+    embedding='int8',
+    kv=kv,
+    wire_weights='int8',
   )
+
+
+def has_codes(config: QuantizationConfig) -> bool:
+  """Returns whether the weights of the projections are int8."""
+  return config.matmul != 'none'
 
 
 def check(config: QuantizationConfig) -> None:

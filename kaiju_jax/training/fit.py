@@ -17,6 +17,11 @@ def check(
   """
   sharding_config.check(mesh)
   model, data = experiment.model, experiment.data
+  if model.quantization.matmul == 'weights':
+    raise ValueError(
+      "model.quantization.matmul='weights': must be 'int8' or 'none' to train,"
+      ' because such products have no gradient for their weights.'
+    )
   for field, value, axis in (
     ('data.batch', data.batch, 'fsdp'),
     ('model.d_model', model.d_model, 'fsdp'),

@@ -14,9 +14,11 @@ from typing import Any
 
 import jax
 
+from kaiju_jax.decoding.device import balance
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers as layers_lib
+from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
 from kaiju_jax.sharding import rules
@@ -40,12 +42,16 @@ def ready(
     turned: whether float tables of the vocabulary become [V, D].
   """
   quantization = config.quantization
-  has_codes = 'int8' in (quantization.matmul, quantization.embedding)
+  has_codes = (
+    quantization_config.has_codes(quantization)
+    or quantization.embedding == 'int8'
+  )
   if has_codes and not deployed.is_deployed(params):
     params = deployed.quantize(params, config, replica)
   params = _cast(params, config.dtype)
   if not is_unstacked(params):
     params = unstack(params, config)
+  params = balance.balance(params, config)
   if config.feedforward == 'relu2':
     params = _with_columns(params)
   return _with_turned_tables(params) if turned else params

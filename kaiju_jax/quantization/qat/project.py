@@ -16,6 +16,7 @@ from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import murmur3
 from kaiju_jax.quantization import bounds
 from kaiju_jax.quantization import int8
+from kaiju_jax.quantization.qat import by_float
 from kaiju_jax.quantization.qat import by_kernel
 from kaiju_jax.quantization.qat import letters as letters_lib
 from kaiju_jax.sharding import collectives
@@ -32,6 +33,7 @@ def einsum(
   *,
   limit: jax.Array | None = None,
   nonnegative: bool = False,
+  is_float: bool = False,
   input_gradient: str = 'bf16',
   implementation: str = '',
   dtype=None,
@@ -45,6 +47,8 @@ def einsum(
     w: the weight.
     limit: see `int8_einsum`.
     nonnegative: see `Options`.
+    is_float: whether float activations stay floats where the weight is
+      `Quantized`; such a product has no gradient for the weight.
     input_gradient: see `Options`.
     implementation: see `Options`.
     dtype: the result's dtype, by default x's. Sums are in f32 or s32.
@@ -63,6 +67,8 @@ def einsum(
     jnp.dtype(dtype or floats.dtype),
   )
   if isinstance(w, Quantized):
+    if is_float:
+      return by_float.multiply(spec, x, w, _product).astype(options.dtype)
     return int8_einsum(spec, options, x, w, limit)
   y = _product(letters_lib.parse(spec), x, w, jnp.float32)
   return y.astype(options.dtype)
