@@ -15,7 +15,7 @@ prints it, once); that takes a gate and a token-level head (--safety, --head),
 because a server without moderation stays on this machine.
 
 --model takes a run's workdir, an export, or a folder of Hugging Face files,
-whose weights, keys and values become int8.
+whose weights, keys and values become int8 (--int8=none, weights or all; --kv).
 Ctrl-C ends it: running replies have --grace seconds to finish.
 """
 
@@ -94,6 +94,19 @@ _TEMPLATE = flags.DEFINE_string(
   '',
   "File of a Jinja chat template, instead of the Hugging Face folder's own.",
 )
+_INT8 = flags.DEFINE_enum(
+  'int8',
+  'all',
+  ['none', 'weights', 'all'],
+  "What is int8 in a Hugging Face folder's products: nothing, weights, or"
+  ' weights and activations.',
+)
+_KV = flags.DEFINE_enum(
+  'kv',
+  'int8',
+  ['none', 'int8'],
+  "Keys and values of a Hugging Face folder's model.",
+)
 _OPEN = flags.DEFINE_bool(
   'open',
   False,
@@ -160,7 +173,8 @@ def _serve() -> None:
 
     if chat.ready(config.get_config(root=path), path, _say) is None:
       return
-  loaded = load.from_anywhere(path, quantization=quantization_config.for_serving())
+  quantization = quantization_config.for_serving(_INT8.value, _KV.value)
+  loaded = load.from_anywhere(path, quantization=quantization)
   settings = _settings()
   context = serve.assemble(loaded, settings, _say)
   memory.trim()

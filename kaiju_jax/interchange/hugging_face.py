@@ -91,18 +91,21 @@ def read(
   accepted: Collection[str] = (),
   form: str = stream.MASTERS,
   quantization: quantization_config.QuantizationConfig | None = None,
+  dtype: str = '',
 ) -> tuple[Any, model_config.ModelConfig]:
   """Returns the parameters and the config of a folder of a known family.
 
-  No layers share keys and values. Activations are bfloat16 where all of the
-  folder's weights are, otherwise float32. All names, dtypes and shapes are
-  checked before any data is read.
+  No layers share keys and values. All names, dtypes and shapes are checked
+  before any data is read.
 
   Args:
     folder: path of the folder.
     accepted: unknown fields of config.json that the caller lets pass.
     form: the form of the parameters, one of `stream.FORMS`.
     quantization: how the model is quantized; None for not at all.
+    dtype: of activations, and of the weights of `stream.DECODING` that are not
+      codes; '' for bfloat16 where all of the folder's weights are, otherwise
+      float32.
 
   Raises:
     FileNotFoundError: there is no such folder, or a file of it is missing.
@@ -131,7 +134,7 @@ def read(
     reading = _tie(found, reading)
     config = dataclasses.replace(
       reading.config,
-      dtype=shards.dtype_of(found),
+      dtype=dtype or shards.dtype_of(found),
       quantization=quantization or reading.config.quantization,
     )
     model_config.check(config)

@@ -227,7 +227,9 @@ def from_anywhere(
       format, or a folder of Hugging Face files (`interchange/hugging_face.py`).
     tokenizer: see `from_export`; must be None for other sources.
     quantization: how the model of a Hugging Face folder is quantized, to decode
-      alone; None for float32 masters. Other sources have their own.
+      alone; None for float32 masters. Other sources have their own. On a CPU
+      its activations are float32 then, because single rows of bfloat16 take
+      fifteen times as long.
 
   Raises:
     FileNotFoundError: the path does not exist, or holds no model.
@@ -261,9 +263,13 @@ def from_anywhere(
   from kaiju_jax.interchange import stream
   from kaiju_jax.interchange import tokens
   from kaiju_jax.interchange.families import registry
+  from kaiju_jax.kernels import dispatch
 
-  form = stream.MASTERS if quantization is None else stream.DECODING
-  params, model = hugging_face.read(path, (), form, quantization)
+  form, dtype = stream.MASTERS, ''
+  if quantization is not None:
+    form = stream.DECODING
+    dtype = 'float32' if dispatch.platform() == 'cpu' else ''
+  params, model = hugging_face.read(path, (), form, quantization, dtype)
   file = folder / tokens.FILE
   own_tokenizer = str(file) if file.exists() else ''
   return Loaded(
