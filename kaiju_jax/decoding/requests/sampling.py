@@ -158,7 +158,7 @@ def draw(
   _check_shapes(logits_BV, settings, index_B=index_B, seen_BV=seen_BV)
   logits_BV = logits_BV.astype(jnp.float32)
   penalized_BV = _penalize(logits_BV, settings, seen_BV)
-  greedy_B = _likeliest(penalized_BV)
+  greedy_B = likeliest(penalized_BV)
 
   def drawn():
     depth_BV = _depth(penalized_BV, settings)
@@ -196,7 +196,7 @@ def distribution(
   kept_BV = jnp.where(depth_BV <= limit_B[:, None], -depth_BV, -jnp.inf)
   drawn_BV = jax.nn.log_softmax(kept_BV, axis=-1)
   vocab_size = logits_BV.shape[1]
-  likeliest_BV = jax.nn.one_hot(_likeliest(penalized_BV), vocab_size)
+  likeliest_BV = jax.nn.one_hot(likeliest(penalized_BV), vocab_size)
   log_BV = jnp.where(
     settings.temperature_B[:, None] > 0, drawn_BV, jnp.log(likeliest_BV)
   )
@@ -332,7 +332,7 @@ def _race(depth_BV, limit_B, settings, index_B, near: _Near | None):
 
   def of_all():
     entry_BV = lax.broadcasted_iota(jnp.int32, depth_BV.shape, 1)
-    return _likeliest(raced(depth_BV, entry_BV))
+    return likeliest(raced(depth_BV, entry_BV))
 
   if near is None:
     return of_all()
@@ -345,7 +345,7 @@ def _race(depth_BV, limit_B, settings, index_B, near: _Near | None):
   return lax.cond(jnp.all(is_inside_B), of_near, of_all)
 
 
-def _likeliest(x_BV) -> jax.Array:
+def likeliest(x_BV) -> jax.Array:
   """Returns the first entry of each row's largest value, int32.
 
   `jnp.argmax` takes seven times as long on a CPU. A row with NaN has no choice

@@ -15,6 +15,9 @@ from kaiju_jax.model import transformer
 from kaiju_jax.quantization import config as quantization_config
 from kaiju_jax.quantization import int8
 from kaiju_jax.quantization import qat
+from kaiju_jax.sharding import config as sharding_config
+from kaiju_jax.training import experiment as experiment_lib
+from kaiju_jax.training import fit
 from tests.decoding import toys
 
 LENGTH, ROWS = 48, 4
@@ -157,3 +160,10 @@ def test_arms_have_names():
   )
   with pytest.raises(ValueError, match=r"int8='some': must be one of none, we"):
     quantization_config.for_serving('some')
+
+
+def test_float_products_of_codes_train_nothing():
+  experiment = experiment_lib.Experiment()
+  experiment.model.quantization.matmul = 'weights'
+  with pytest.raises(ValueError, match=r"matmul='weights': must be 'int8' or"):
+    fit.check(experiment, sharding_config.MeshConfig())
