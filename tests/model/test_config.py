@@ -80,9 +80,9 @@ def test_check_names_the_field_the_value_and_the_remedy(field, value, remedy):
   'field, value, remedy',
   [
     ('matmul', 'int4', "one of 'int8', 'weights', 'none'"),
-    ('kv', 'fp8', "one of 'int8', 'weights', 'none'"),
+    ('kv', 'fp8', "one of 'int8', 'none'"),
     ('kv_scale', 'head', "one of 'token', 'channel'"),
-    ('qk', 'bf16', "one of 'int8', 'weights', 'none'"),
+    ('qk', 'bf16', "one of 'int8', 'none'"),
     ('clamp_hidden', 'constant', "one of 'weight_rms', 'input_std', 'none'"),
     ('clamp_input', 'weight_rms', "one of 'input_std', 'none'"),
     ('input_gradient', 'int4', "one of 'bf16', 'int8'"),
