@@ -197,7 +197,7 @@ def _changes(changes: Iterable[refusal.Change]) -> Iterator[str]:
 def _replay(found: blocked.Replay) -> str:
   return (
     f'A gate had blocked {found.rows:,} logged texts. Version'
-    f' {found.version[:12]} blocks {found.blocked:,} of them ({found.moved:,} for'
-    f' another dimension) and lets {len(found.passed):,} pass. Other stages had'
+    f' {found.version[:12]} blocks {found.blocked:,} of them'
+    f' ({found.moved:,} for another dimension) and lets {len(found.passed):,} pass. Other stages had'
     f' blocked {found.others:,} more, which are not judged.'
   )
