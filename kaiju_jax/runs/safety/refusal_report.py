@@ -198,6 +198,7 @@ def _replay(found: blocked.Replay) -> str:
   return (
     f'A gate had blocked {found.rows:,} logged texts. Version'
     f' {found.version[:12]} blocks {found.blocked:,} of them'
-    f' ({found.moved:,} for another dimension) and lets {len(found.passed):,} pass. Other stages had'
+    f' ({found.moved:,} for another dimension) and lets'
+    f' {len(found.passed):,} pass. Other stages had'
     f' blocked {found.others:,} more, which are not judged.'
   )
