@@ -16,7 +16,10 @@ MINUTES ?= 9
 OUT ?= runs/device
 BIN := $(VENV)/bin
 # On Python 3.11 the versions that were tested, on a newer one the newest.
-# Python compiles what is imported, a fifth of the files, at its first import.
+# Python compiles what is imported, a fifth of the files, at its first import, and
+# keeps it, also where a container's image says otherwise: compiling costs each of
+# the tests' processes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile \
   --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
