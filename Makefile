@@ -3,6 +3,7 @@
 #   VENV=.venv-3.13      where it lives; a second run reuses it
 #   SEEDS=3              seeds of the needle comparison, counted from 0
 #   ARMS=kaiju           arms of it, comma-separated; all by default
+#   MODEL=FOLDER         which model `make chat` serves, without training one
 #   PORT=8000            where `make chat` answers; 0 for a free one
 #   MINUTES=9            what `make gpu` may take
 #   OUT=runs/device      where it writes, and goes on
@@ -43,9 +44,11 @@ TORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu \
 .PHONY: chat needle test test-versions test-slow wheel check aot aot-full \
   gpu tpu interchange
 
-# Trains a small chat model, once, and serves it with its page.
+# Trains a small chat model, once, and serves it with its page; MODEL=FOLDER serves
+# that one instead, such as a Hugging Face folder.
 chat: $(VENV)/.serve-installed
-	$(BIN)/python -m experiments.serve --chat --model=runs/chat --port=$(PORT) \
+	$(BIN)/python -m experiments.serve \
+	  $(if $(MODEL),--model=$(MODEL),--chat --model=runs/chat) --port=$(PORT) \
 	  --log=faults
 
 needle: $(VENV)/.installed

@@ -107,6 +107,13 @@ _KV = flags.DEFINE_enum(
   ['none', 'int8'],
   "Keys and values of a Hugging Face folder's model.",
 )
+_THINKING = flags.DEFINE_enum(
+  'thinking',
+  'drop',
+  ['drop', 'keep'],
+  'Whether later prompts hold what a model thought before it answered; dropped,'
+  ' as models are trained, the last answer is run again.',
+)
 _OPEN = flags.DEFINE_bool(
   'open',
   False,
@@ -208,6 +215,7 @@ def _settings():
     head=_HEAD.value,
     guided=_GUIDED.value,
     template=_TEMPLATE.value,
+    thinking=_THINKING.value,
   )
 
 

@@ -107,6 +107,13 @@ class Behind(NamedTuple):
   closing_L: np.ndarray
 
 
+class Thought(NamedTuple):
+  """The tokens around the reasoning that a reply begins with."""
+
+  begin: int
+  end: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Format:
   """The tokens of messages with one tokenizer.
@@ -130,6 +137,9 @@ class Format:
     structure: all structural tokens, which no text has.
     clean: returns a text (of a role) as it is encoded.
     digest: identifies a template; '' for our own formats.
+    thought: the tokens around the reasoning of a reply; None for a model
+      without.
+    keeps_thoughts: whether later prompts hold the reasoning of drawn replies.
   """
 
   tokenizer: tokenizer_lib.Tokenizer
@@ -142,6 +152,8 @@ class Format:
   structure: np.ndarray
   clean: Callable[[str, str], str]
   digest: str = ''
+  thought: Thought | None = None
+  keeps_thoughts: bool = False
 
   def message(self, role: str, text: str, after: str = '') -> np.ndarray:
     """Returns the tokens of a message behind the place `after`, int32 [L].
@@ -182,9 +194,54 @@ class Format:
       ValueError: an unknown role.
     """
     opening_L = self.opening(role, after)
-    text_L = self._without_structure(np.asarray(tokens, np.int32))
+    if role == 'assistant' and self.opens_thought and not self.keeps_thoughts:
+      # It begins a thought, which is left out.
+      opening_L = self._begin_text(self.steps[after, role])
+    text_L = self.cut_history(np.asarray(tokens, np.int32))
+    if self.keeps_thoughts:
+      is_text_L = ~np.isin(text_L, self.structure)
+      text_L = text_L[is_text_L | np.isin(text_L, self.thought)]
+      if self.opens_thought and text_L[:1].tolist() == [self.thought.begin]:
+        text_L = text_L[1:]
+    else:
+      text_L = self._without_structure(text_L)
     closing_L = self.behind[self.advance(role, after)].closing_L
     return _join(opening_L, text_L, closing_L)
+
+  @property
+  def opens_thought(self) -> bool:
+    """Whether the opening of a reply begins its reasoning."""
+    if self.thought is None:
+      return False
+    found = [
+      opening_L[np.isin(opening_L, self.thought)]
+      for opening_L in self.replies.values()
+    ]
+    return any(one_L[-1:].tolist() == [self.thought.begin] for one_L in found)
+
+  def cut_history(self, tokens) -> np.ndarray:
+    """Returns a reply's tokens as later prompts hold them, int32 [L].
+
+    Args:
+      tokens: the tokens of a reply. A thought that its opening had begun begins
+        with `thought.begin` here, too.
+    """
+    tokens_L = np.asarray(tokens, np.int32)
+    if self.thought is None or self.keeps_thoughts:
+      return tokens_L
+    marks_L = np.isin(tokens_L, self.thought)
+    if not marks_L.any():
+      return tokens_L
+    inside = bool(tokens_L[marks_L][0] == self.thought.end)
+    skips, kept = False, []
+    for token, is_mark in zip(tokens_L.tolist(), marks_L):
+      if is_mark:
+        inside = token == self.thought.begin
+        skips = not inside
+      elif not inside:
+        skips = skips and not self.tokenizer.decode([token]).strip()
+        kept += [] if skips else [token]
+    return np.array(kept, np.int32)
 
   def length_drawn(self, role: str, tokens) -> int:
     """Returns the most tokens of `encode_drawn`, whatever it stands behind."""
@@ -200,8 +257,7 @@ class Format:
     """
     if _role(role) == 'assistant':
       return self.replies[after].copy()
-    step = self.steps[after, role]
-    return _join(step.before_L, step.encode(step.lead) if step.lead else ())
+    return self._begin_text(self.steps[after, role])
 
   def document(self, messages: Iterable[Pair]) -> np.ndarray:
     """Returns the tokens of a conversation, int32 [L].
@@ -231,6 +287,9 @@ class Format:
   def places(self, role: str) -> list[str]:
     """Returns the places that a message of a role can stand behind."""
     return [after for after, one in self.steps if one == _role(role)]
+
+  def _begin_text(self, step: Step) -> np.ndarray:
+    return _join(step.before_L, step.encode(step.lead) if step.lead else ())
 
   def _without_structure(self, text_L: np.ndarray) -> np.ndarray:
     return text_L[~np.isin(text_L, self.structure)]

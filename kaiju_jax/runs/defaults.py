@@ -19,11 +19,13 @@ class Defaults(NamedTuple):
     format: its chat format; None for a model that only continues text.
     adaptations: what differs from the folder's chat template, in words.
     generation: the settings of sampling and the tokens that end a reply.
+    thinking: the chat format with reasoning; None where nothing turns it on.
   """
 
   format: chat.Format | None
   adaptations: tuple[str, ...] = ()
   generation: generation_lib.Generation = generation_lib.NONE
+  thinking: chat.Format | None = None
 
   def notes(self) -> list[str]:
     """Returns what the user should know before the first request, in lines."""
@@ -40,6 +42,7 @@ def read(
   loaded: load.Loaded,
   tokenizer: tokenizer_lib.Tokenizer,
   template: str | os.PathLike = '',
+  keeps_thoughts: bool = False,
 ) -> Defaults:
   """Reads what comes with a model.
 
@@ -48,6 +51,7 @@ def read(
     tokenizer: its tokenizer.
     template: the path of a Jinja template instead of the folder's; '' for the
       folder's.
+    keeps_thoughts: whether later prompts hold the reasoning of replies.
 
   Raises:
     ImportError: the folder has a template, and jinja2 is not installed.
@@ -65,9 +69,11 @@ def read(
   generation = read_generation(loaded, tokenizer)
   folder = pathlib.Path(loaded.chats)
   text = pathlib.Path(template).read_text() if template else None
-  found = folder_lib.read(folder, tokenizer, text)
+  found = folder_lib.read(
+    folder, tokenizer, text, keeps_thoughts=keeps_thoughts
+  )
   if found is not None:
-    return Defaults(found.format, found.adaptations, generation)
+    return Defaults(found.format, found.adaptations, generation, found.thinking)
   # A model that was trained elsewhere has never seen our own format.
   written = chat.format_of(tokenizer) if loaded.is_ours else None
   return Defaults(written, (), generation)

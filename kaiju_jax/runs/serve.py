@@ -84,6 +84,8 @@ class Settings:
     guided: the most tokens of a guided reply; each row has room for its beams.
     template: file of a Jinja chat template instead of the model folder's; ''
       for none.
+    thinking: 'drop' or 'keep': whether later prompts hold the reasoning of
+      replies.
   """
 
   folder: str = 'server'
@@ -108,6 +110,7 @@ class Settings:
   head: str = ''
   guided: int = 128
   template: str = ''
+  thinking: str = 'drop'
 
 
 class _Opened(NamedTuple):
@@ -135,7 +138,9 @@ def assemble(
     characters.Unavailable: the store cannot be reached.
   """
   tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
-  defaults = defaults_lib.read(loaded, tokenizer, settings.template)
+  defaults = defaults_lib.read(
+    loaded, tokenizer, settings.template, settings.thinking == 'keep'
+  )
   for note in defaults.notes():
     say(note)
   if defaults.format is None:
@@ -191,7 +196,8 @@ def _assemble(
   defaults: defaults_lib.Defaults,
 ) -> context_lib.Context:
   """Does what `assemble_around` does, with parts that are already open."""
-  written, length = defaults.format, engine.decoder.length
+  written, thinking = defaults.format, defaults.thinking
+  length = engine.decoder.length
   if written is None:
     digest = tokenizer_lib.digest(tokenizer)
   else:
@@ -210,6 +216,7 @@ def _assemble(
     ),
     tokenizer=tokenizer,
     format=prompt.Encoded(written) if written else None,
+    thinking=prompt.Encoded(thinking) if thinking else None,
     sampling=defaults.generation.sampling,
     ends=defaults.generation.ends,
     store=opened.store,

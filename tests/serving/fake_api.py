@@ -43,6 +43,7 @@ class Reply:
     is_held: whether the stream waits behind its first piece until
       `Fake.release` is called.
     refusal: of the gate; nothing is stored.
+    reasoning: what comes before the pieces.
   """
 
   pieces: Sequence[str]
@@ -51,6 +52,7 @@ class Reply:
   is_broken: bool = False
   is_held: bool = False
   refusal: str | None = None
+  reasoning: str | None = None
 
 
 class Fake:
@@ -61,6 +63,7 @@ class Fake:
     replies: scripted ones, used up in turn; then short ones of its own.
     token: what every request must bear; None for an open server.
     moderated: whether it says so.
+    thinks: whether the model can begin with its reasoning.
     page: entries that a listing gives at once.
     asked: bodies of the chat requests.
     characters: by id.
@@ -72,6 +75,7 @@ class Fake:
     self.replies: list[Reply] = []
     self.token: str | None = None
     self.moderated = False
+    self.thinks = False
     self.page = 100
     self.asked: list[dict] = []
     self.characters: dict[str, dict] = {}
@@ -180,6 +184,10 @@ class Fake:
     said, finish = [], 'cancelled'
     try:
       yield _chunk({'role': 'assistant', 'content': ''})
+      if reply.reasoning:
+        thought = reply.reasoning
+        names = ('reasoning', 'reasoning_content')
+        yield _chunk(dict.fromkeys(names, thought))
       for piece in reply.pieces:
         said.append(piece)
         yield _chunk({'content': piece})
@@ -192,6 +200,7 @@ class Fake:
       if said and not (reply.error or reply.is_broken):
         text = ''.join(said)
         message = self.add_message(session, parent, 'assistant', text, finish)
+        session['messages'][message]['reasoning'] = reply.reasoning
     if reply.is_broken:
       raise ConnectionResetError('on order')
     if reply.error:
@@ -241,6 +250,7 @@ def _app(fake: Fake) -> applications.Starlette:
       {
         'model': MODEL,
         'parameters': 2_134_528,
+        'thinking': fake.thinks,
         'moderated': fake.moderated,
         'context': 4096,
         'authentication': fake.token is not None,

@@ -171,7 +171,16 @@ class Model:
       self._sweep(character)
 
   def append(
-    self, owner, session, parent, role, text, tokens=None, finish=None, **extra
+    self,
+    owner,
+    session,
+    parent,
+    role,
+    text,
+    tokens=None,
+    finish=None,
+    reasoning=None,
+    **extra,
   ):
     talk = self._talk(owner, session)
     self._expect(talk, extra)
@@ -180,7 +189,7 @@ class Model:
       raise Missing
     tokens = None if tokens is None else tuple(tokens)
     message = characters.Message(
-      len(nodes), parent, role, text, tokens, finish, self.now
+      len(nodes), parent, role, text, tokens, finish, self.now, reasoning
     )
     self._full([*nodes, message])
     nodes.append(message)
@@ -268,5 +277,6 @@ def plain(result):
 
 def _size(nodes):
   return sum(
-    len(one.text.encode()) + 4 * len(one.tokens or ()) for one in nodes
+    len((one.text + (one.reasoning or '')).encode()) + 4 * len(one.tokens or ())
+    for one in nodes
   )

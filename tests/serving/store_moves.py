@@ -215,6 +215,7 @@ class Moves:
         self.rng.choice(TEXTS),
         tokens=self.rng.choice((None, (), [5], (7, 2**31 - 1))),
         finish=self.rng.choice((None, 'stop')),
+        reasoning=self.rng.choice((None, None, 'Hm.')),
         **self.expectation(session),
       )
 

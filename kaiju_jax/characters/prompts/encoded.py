@@ -31,6 +31,9 @@ class Encoded:
     self.opening = format.opening
     self.advance = format.advance
     self.places = format.places
+    self.thought = format.thought
+    self.opens_thought = format.opens_thought
+    self.cut_history = format.cut_history
     self._format = format
     self._recent = recent.Recent(most, len)
     self._lengths = recent.Recent(_LENGTHS)

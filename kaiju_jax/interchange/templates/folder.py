@@ -8,6 +8,7 @@ The template becomes a `chat.Format` (see `glue`), whose prompts are the
 template's own but for the adaptations, which `Chat.adaptations` lists.
 """
 
+import dataclasses
 import datetime
 import pathlib
 from typing import Any
@@ -29,12 +30,14 @@ class Chat(NamedTuple):
   """The chat format of a folder.
 
   Attributes:
-    format: the format.
+    format: the format; without reasoning, if that can be turned off.
     adaptations: what differs from the folder's template, in words.
+    thinking: the format with reasoning; None where nothing turns it on.
   """
 
   format: chat.Format
   adaptations: tuple[str, ...]
+  thinking: chat.Format | None = None
 
 
 def read(
@@ -42,6 +45,7 @@ def read(
   tokenizer: tokenizer_lib.Tokenizer,
   template: str | None = None,
   now: datetime.datetime | None = None,
+  keeps_thoughts: bool = False,
 ) -> Chat | None:
   """Returns the chat format of a folder; None if it has no template.
 
@@ -50,6 +54,7 @@ def read(
     tokenizer: its tokenizer.
     template: a Jinja template instead of the folder's.
     now: the time that the template's clock shows; by default the present.
+    keeps_thoughts: whether later prompts hold the reasoning of replies.
 
   Raises:
     ImportError: jinja2 is not installed.
@@ -60,33 +65,52 @@ def read(
   found = template or _template(folder, settings)
   if found is None:
     return None
-  controls = controls_lib.Controls(folder / TOKENIZER, found)
+  marks = ''.join(glue_lib.THOUGHT)  # A template may write the first alone.
+  has_thought = any(one in found for one in glue_lib.THOUGHT)
+  controls = controls_lib.Controls(
+    folder / TOKENIZER, found + marks if has_thought else found
+  )
   variables: dict[str, Any] = {
     name: generation.name_of(settings[name])
     for name in _NAMES
     if settings.get(name)
   }
-  variables['enable_thinking'] = False
   now = now or datetime.datetime.now()
-  renderer = rendering.Renderer(found, variables, now)
-  glue = glue_lib.find(renderer.render)
-  notes = list(glue.adaptations)
+  ends = generation.read(folder, tokenizer).ends
+  thought = None
+  if controls.tokens.keys() >= set(glue_lib.THOUGHT):
+    thought = chat.Thought(*(controls.tokens[one] for one in glue_lib.THOUGHT))
+
+  def renderer_of(thinks: bool, now=now) -> rendering.Renderer:
+    return rendering.Renderer(
+      found, variables | {'enable_thinking': thinks}, now
+    )
+
+  def made(thinks: bool) -> tuple[chat.Format, list[str]]:
+    glue = glue_lib.find(renderer_of(thinks).render, keeps_thoughts)
+    bos = variables.get('bos_token', '')
+    format = pieces.format_of(
+      glue, controls, tokenizer, bos, ends, thought, keeps_thoughts
+    )
+    if not (thinks or format.opens_thought):
+      format = dataclasses.replace(format, keeps_thoughts=False)
+    notes = [*glue.adaptations]
+    different = pieces.count_differences(format, glue, controls)
+    if different:
+      notes.append(f'{different} of {pieces.TRIED} chats have other tokens')
+    return format, notes
+
+  format, notes = made(False)
+  plain = _rendered(renderer_of(False))
   if 'strftime_now' in found:  # The only clock that the sandbox has.
-    later = now + datetime.timedelta(days=40)
-    other = rendering.Renderer(found, variables, later)
-    if _rendered(renderer) != _rendered(other):
+    later = renderer_of(False, now + datetime.timedelta(days=40))
+    if plain != _rendered(later):
       notes.append(f'the clock stays at {now:%Y-%m-%d}')
-  made = pieces.format_of(
-    glue,
-    controls,
-    tokenizer,
-    variables.get('bos_token', ''),
-    generation.read(folder, tokenizer).ends,
-  )
-  different = pieces.count_differences(made, glue, controls)
-  if different:
-    notes.append(f'{different} of {pieces.TRIED} chats have other tokens')
-  return Chat(made, tuple(notes))
+  thinking = None
+  if thought and plain != _rendered(renderer_of(True)):
+    thinking, more = made(True)
+    notes += [f'with reasoning, {one}' for one in more if one not in notes]
+  return Chat(format, tuple(notes), thinking)
 
 
 def _rendered(renderer: rendering.Renderer) -> list[str | rendering.Refusal]:

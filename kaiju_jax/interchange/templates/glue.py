@@ -27,6 +27,8 @@ from kaiju_jax.interchange.templates import rendering
 
 # A user's line where a template wants one and nobody has spoken.
 LINE = 'Hello.'
+# The marks around the reasoning of a reply.
+THOUGHT = ('<think>', '</think>')
 # Between texts that share a turn.
 JOINT = '\n\n'
 _SPACES = ' \t\n'
@@ -98,11 +100,12 @@ class Glue(NamedTuple):
     return text.lstrip(left).rstrip(right)
 
 
-def find(render: Callable) -> Glue:
+def find(render: Callable, keeps_thoughts: bool = False) -> Glue:
   """Returns a template's glue, adapted so that it takes all chats.
 
   Args:
     render: `rendering.Renderer.render`.
+    keeps_thoughts: whether the history holds the reasoning of replies.
 
   Raises:
     ValueError: the template does not render chats of a user and an assistant,
@@ -127,7 +130,8 @@ def find(render: Callable) -> Glue:
   moves_system = ('', 'system') in native.steps and isinstance(
     marked['suau>'], rendering.Refusal
   )
-  return _adapt(_verify(native, render, moves_system), moves_system)
+  verified = _verify(native, render, moves_system)
+  return _adapt(verified, moves_system, keeps_thoughts)
 
 
 def _cut_all(
@@ -337,7 +341,7 @@ def _same(a: str, b: str) -> int:
   return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def _adapt(native: Glue, moves_system: bool) -> Glue:
+def _adapt(native: Glue, moves_system: bool, keeps_thoughts: bool) -> Glue:
   """Returns glue for all chats; the template's own where it has some."""
   steps, replies = dict(native.steps), dict(native.replies)
   notes = [*native.adaptations]
@@ -346,10 +350,15 @@ def _adapt(native: Glue, moves_system: bool) -> Glue:
   first, reply = steps['', 'user'][0], replies['user']
   # The next turn's prompt must begin with this turn's, and its reply.
   history = steps['user', 'assistant'][0]
-  if not history.startswith(reply):
+  begin, end = THOUGHT
+  cuts_thought = not keeps_thoughts and reply.rfind(begin) > reply.rfind(end)
+  keeps_opening = not (history.startswith(reply) or cuts_thought)
+  if cuts_thought:
+    notes.append('replies lose their reasoning in the history')
+  if keeps_opening:
     rest = reply[_same(history, reply) :]
     notes.append(f'replies keep their opening in the history, {rest!r}')
-  answer = history if history.startswith(reply) else reply
+  answer = reply if keeps_opening else history
   if ('', 'system') not in steps:
     notes.append('a system text opens the first user turn')
     steps['', 'system'] = (first, 'user')
@@ -388,6 +397,7 @@ def _adapt(native: Glue, moves_system: bool) -> Glue:
     steps[after, 'assistant'] = (openings[after] + LINE + answer, 'assistant')
     replies[after] = openings[after] + LINE + reply
   for after, opening in replies.items():
-    if not steps[after, 'assistant'][0].startswith(opening):
+    is_same = steps[after, 'assistant'][0].startswith(opening)
+    if not (is_same or cuts_thought):
       steps[after, 'assistant'] = (opening, 'assistant')
   return Glue(steps, replies, native.strips, tuple(notes))

@@ -44,6 +44,8 @@ def format_of(
   tokenizer: tokenizer_lib.Tokenizer,
   bos: str,
   ends: Sequence[int],
+  thought: chat.Thought | None = None,
+  keeps_thoughts: bool = False,
 ) -> chat.Format:
   """Returns the format of glue.
 
@@ -53,6 +55,8 @@ def format_of(
     tokenizer: the tokenizer that decodes replies.
     bos: the name of the token that opens a text; '' for none.
     ends: tokens that end a reply, besides the one that the template writes.
+    thought: the tokens around the reasoning of a reply; None for none.
+    keeps_thoughts: whether later prompts hold it.
 
   Raises:
     ValueError: no token ends a reply.
@@ -110,6 +114,8 @@ def format_of(
     structure=np.array(sorted(controls.tokens.values()), np.int32),
     clean=_cleaner(glue, controls),
     digest=_digest(glue, head_L),
+    thought=thought,
+    keeps_thoughts=keeps_thoughts,
   )
 
 

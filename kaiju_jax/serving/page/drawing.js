@@ -84,6 +84,7 @@ function drawBanner(server) {
   write('.sampling', Object.entries(sampling).map(([name, value]) =>
     `${name.replace('_', ' ')} ${number.format(value)}`).join(', '), banner);
   find('.unmoderated', banner).hidden = moderated;
+  find('#composer .thinks').hidden = !server.thinking;
   find('#no-chats').hidden = chats;
   find('#welcome .gallery').hidden = !chats;
 }
@@ -231,7 +232,7 @@ function transcriptItems(state, name) {
     const isLast = depth === messages.length - 1 && !asked;
     return storedItem(state, {message, depth, isLast, name});
   });
-  if (asked) items.push(messageItem('user', 'You', asked));
+  if (asked) items.push(messageItem('user', 'You', {text: asked}));
   if (stream?.isLive || isLost(stream)) items.push(replyItem(stream, name));
   return items;
 }
@@ -245,15 +246,18 @@ function isOnItsWay(session, stream) {
 /** Whether something came of a reply that is not stored. */
 export function isLost(stream) {
   if (!stream || stream.isStored) return false;
-  return Boolean(stream.text || stream.refusal || stream.finish);
+  const {text, reasoning, refusal, finish} = stream;
+  return Boolean(text || reasoning || refusal || finish);
 }
 
-function messageItem(role, name, text) {
+function messageItem(role, name, {text, reasoning}) {
   const item = clone('#message-item');
   item.dataset.role = role;
   drawAvatar(find('.avatar', item), name);
   write('.who', name, item);
   prose(find('.text', item), text);
+  find('.reasoning', item).hidden = !reasoning;
+  write('.reasoning p', reasoning ?? '', item);
   find('.swipes', item).hidden = true;
   find('.again', item).hidden = true;
   find('.edit', item).hidden = true;
@@ -262,7 +266,7 @@ function messageItem(role, name, text) {
 
 /** A reply that is being written, or broke off without being stored. */
 function replyItem(stream, name) {
-  const item = messageItem('assistant', name, stream.text);
+  const item = messageItem('assistant', name, stream);
   item.classList.add(stream.isLive ? 'live' : 'lost');
   item.ariaBusy = String(stream.isLive);
   find('.text', item).hidden = !stream.isLive && !stream.text;
@@ -281,7 +285,9 @@ const REMARKS = {
 
 function storedItem(state, {message, depth, isLast, name}) {
   const isReply = message.role === 'assistant';
-  const item = messageItem(message.role, isReply ? name : 'You', message.text);
+  const item = messageItem(message.role, isReply ? name : 'You', message);
+  const unfolded = `#transcript [data-id="${message.id}"] details[open]`;
+  find('.reasoning', item).open = Boolean(find(unfolded));
   item.dataset.id = message.id;
   remark(item, isReply ? REMARKS[message.finish] : null);
   drawFigures(item, state.figures.get(`${state.session.id}/${message.id}`));
@@ -361,7 +367,13 @@ export function drawText(stream) {
   frame ??= requestAnimationFrame(() => {
     frame = null;
     const text = find('#transcript .live .text');
-    if (text) keepingPlace(() => prose(text, stream.text));
+    if (!text) return;
+    const thought = find('#transcript .live .reasoning');
+    keepingPlace(() => {
+      prose(text, stream.text);
+      thought.hidden = !stream.reasoning;
+      write('p', stream.reasoning, thought);
+    });
   });
 }
 

@@ -12,6 +12,7 @@ import {announce, characterOf, draw, drawNotice, drawText, find, focusDraft,
   isLost, nameOf, shown, streamOf} from '/drawing.js';
 
 const LAST = 'kaiju.session';
+const THINKS = 'kaiju.thinks';
 const LARGEST_CARD = 8 * 2 ** 20;
 const TEMPERATURE = 0.7;  // Our guess: at 1, small models ramble.
 
@@ -187,7 +188,7 @@ async function begin() {
 async function reply(session, {text = '', isSwipe = false} = {}) {
   const stream = {
     session: session.id, asked: text, isSwipe, after: newest(session),
-    text: '', refusal: '', announced: 0,
+    text: '', reasoning: '', refusal: '', announced: 0,
     finish: null, message: null, usage: null,
     isLive: true,      // It may still change.
     isSettled: false,  // What is stored of it is known.
@@ -217,7 +218,9 @@ function question({session, asked, isSwipe}) {
   // A model that brings its own settings is drawn by them.
   const drawn = 'temperature' in (sampling ?? {}) ?
     {} : {temperature: TEMPERATURE};
-  return {model, session, messages, ...drawn, ...swipe};
+  const thinks = state.server.thinking && recall(THINKS) ?
+    {chat_template_kwargs: {enable_thinking: true}} : {};
+  return {model, session, messages, ...drawn, ...swipe, ...thinks};
 }
 
 function take(stream, {choices: [choice] = [], usage, kaiju}) {
@@ -225,6 +228,7 @@ function take(stream, {choices: [choice] = [], usage, kaiju}) {
   stream.refusal += choice?.delta?.refusal ?? '';
   if (text) stream.wait ??= performance.now() - stream.started;
   stream.text += text;
+  stream.reasoning += choice?.delta?.reasoning ?? '';
   stream.finish = choice?.finish_reason ?? stream.finish;
   stream.usage = usage ?? stream.usage;
   stream.message = kaiju?.message ?? stream.message;
@@ -262,8 +266,9 @@ async function settle(stream, failure) {
 }
 
 /** The conversation with its reply; a part of one may come a moment later. */
-async function stored({session: id, after, text, abort}, failure) {
+async function stored({session: id, after, abort, ...part}, failure) {
   const {aborted} = abort.signal;
+  const text = part.text || part.reasoning;
   const isPart = aborted || (failure && text);
   // A busy server stores what was stopped within seconds.
   const tries = aborted && text ? 25 : isPart ? 5 : 1;
@@ -471,6 +476,11 @@ function listenToDialogs() {
 // Keys and presses.
 
 function listenToWriting() {
+  const box = find('#thinks');
+  box.checked = Boolean(recall(THINKS));
+  box.addEventListener('change', () => {
+    remember(THINKS, box.checked ? 'yes' : null);
+  });
   const area = find('#draft');
   find('#composer').addEventListener('submit', (event) => {
     event.preventDefault();

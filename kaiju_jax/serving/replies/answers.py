@@ -78,7 +78,9 @@ class Streamed(responses.StreamingResponse):
       await self._chunks.aclose()
 
 
-def usage(prompt: int, completion: int, reused: int) -> dict[str, Any]:
+def usage(
+  prompt: int, completion: int, reused: int, thought: int | None = None
+) -> dict[str, Any]:
   """Returns the `usage` object of an answer.
 
   Args:
@@ -86,12 +88,15 @@ def usage(prompt: int, completion: int, reused: int) -> dict[str, Any]:
     completion: number of drawn tokens, over all choices.
     reused: number of the prompt's tokens that the first choice found in the
       cache.
+    thought: number of the shown reasoning's tokens; None for a model without.
   """
+  details = {'completion_tokens_details': {'reasoning_tokens': thought}}
   return {
     'prompt_tokens': prompt,
     'completion_tokens': completion,
     'total_tokens': prompt + completion,
     'prompt_tokens_details': {'cached_tokens': reused},
+    **({} if thought is None else details),
   }
 
 

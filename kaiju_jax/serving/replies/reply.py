@@ -24,6 +24,7 @@ import numpy as np
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import limits
+from kaiju_jax.serving.replies import reasoning as reasoning_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.safety import moderation
 from kaiju_jax.serving.safety import release as release_lib
@@ -45,10 +46,12 @@ class Piece(NamedTuple):
   Attributes:
     text: the text to show; '' where all new text is held.
     events: the tokens whose log-probabilities may be shown.
+    reasoning: the reasoning to show.
   """
 
   text: str
   events: list[request_lib.Event]
+  reasoning: str = ''
 
 
 class _Untold(NamedTuple):
@@ -58,17 +61,22 @@ class _Untold(NamedTuple):
     event: the token.
     begin: where its first character stands in the text; None for a token that
       completes no character, or completes a stop string.
+    is_answer: whether it is the answer's; False for the reasoning's, None for
+      spaces between the two.
   """
 
   event: request_lib.Event
   begin: int | None
+  is_answer: bool | None
 
 
 class Reply:
   """The reply of one choice, as an asynchronous iterator of pieces.
 
   Attributes:
-    text: the text that was shown.
+    text: the text that was shown, without the reasoning.
+    reasoning: the reasoning that was shown.
+    thought: the number of tokens of the shown reasoning.
     tokens: the drawn tokens, shown or not.
     finish: OpenAI's finish_reason; None before the end.
     is_prompt_refused: whether the prompt was refused. If so, neither prompt nor
@@ -82,6 +90,7 @@ class Reply:
     said: str = '',
     note: Callable[[worker_lib.AsyncStream, int], None] = lambda *_: None,
     refused: Callable[[str], None] = lambda _: None,
+    cut: reasoning_lib.Cut | None = None,
   ):
     """Takes over a stream.
 
@@ -91,6 +100,7 @@ class Reply:
       said: the user's text, for the log of blocked texts.
       note: called with the stream and the number of new tokens when some come.
       refused: called with the safety stage that ended the reply, if one did.
+      cut: cuts the text into reasoning and answer; None for no reasoning.
     """
     self.tokens: list[int] = []
     self.finish: str | None = None
@@ -101,7 +111,10 @@ class Reply:
     self._said = said
     self._note = note
     self._refused = refused
+    self._cut = cut
     self._parts: list[str] = []
+    self._thoughts: list[str] = []
+    self.thought = 0
     self._reason: str | None = None
     self._untold: collections.deque[_Untold] = collections.deque()
     self._passed = 0  # How many of them moderation lets pass.
@@ -114,6 +127,10 @@ class Reply:
     return ''.join(self._parts)
 
   @property
+  def reasoning(self) -> str:
+    return ''.join(self._thoughts)
+
+  @property
   def reused(self) -> int:
     """The number of the prompt's tokens that were in the cache."""
     return self._stream.reused
@@ -122,7 +139,10 @@ class Reply:
   def drawn(self) -> tuple[int, ...] | None:
     """The tokens of the text; None where the text ends before they do."""
     whole = self._reason in ('length', 'stop_token')
-    return tuple(self.tokens) if whole else None
+    if not whole:
+      return None
+    tokens = tuple(self.tokens)
+    return self._cut.whole(tokens) if self._cut else tokens
 
   @property
   def reason(self) -> str | None:
@@ -195,7 +215,10 @@ class Reply:
     begin = self._made
     self._given += len(event.text)
     self._made = self._given + event.held
-    return _Untold(event, begin if self._made > begin else None)
+    is_answer = True
+    if self._cut is not None and event.reason != 'stop_token':
+      is_answer = self._cut.place(event.token, self._made)
+    return _Untold(event, begin if self._made > begin else None, is_answer)
 
   def _take_released(
     self, released: Iterable[release_lib.Released], is_end: bool = False
@@ -218,8 +241,14 @@ class Reply:
     if not (text or count):
       return None
     self._passed -= count
+    thought = ''
+    if self._cut is not None:
+      thought, text = self._cut.split(text)
+      self._thoughts.append(thought)
     self._parts.append(text)
-    return Piece(text, [self._untold.popleft().event for _ in range(count)])
+    told = [self._untold.popleft() for _ in range(count)]
+    self.thought += sum(one.is_answer is False for one in told)
+    return Piece(text, [one.event for one in told if one.is_answer], thought)
 
 
 async def _events(stream) -> AsyncIterator[list[request_lib.Event]]:

@@ -96,6 +96,7 @@ async def server(request: requests.Request) -> responses.Response:
       'moderated': context.moderator.mode != 'unmoderated',
       'guided': context.guide is not None,
       'chats': context.format is not None,
+      'thinking': context.thinking is not None,
       'sampling': dict(context.sampling),
       # Programs still compile after the start; no request waits for one.
       'warm': {

@@ -59,6 +59,7 @@ async def completions(request: requests.Request) -> responses.Response:
     watch,
     _requests(context, caller, chat, turn),
     turn.judged,
+    turn.format,
   )
   await turn.keep_said(context)
   answer = _Answer(context, chat, turn, form, choices)
@@ -81,7 +82,7 @@ def _requests(context, caller, chat, turn) -> list[request_lib.Request]:
       tokens,
       min(most, context.model.length - len(tokens)),
       sampling,
-      stop_tokens=context.chats.stop_tokens,
+      stop_tokens=turn.format.stop_tokens,
       stop_strings=chat.stops,
       owner=caller.owner,
       shared=turn.prompt.shared,
@@ -124,6 +125,7 @@ class _Answer:
           'role': 'assistant',
           'content': reply.text,
           'refusal': _REFUSED if reply.is_prompt_refused else None,
+          **self._thought(reply.reasoning or None),
         },
         'logprobs': self._scored(events[index]),
         'finish_reason': reply.finish,
@@ -141,7 +143,10 @@ class _Answer:
       async with self._served() as pieces:
         async for index, piece in pieces:
           if piece is not None:
-            yield self._chunk(index, {'content': piece.text}, piece.events)
+            if piece.reasoning:
+              yield self._chunk(index, self._thought(piece.reasoning))
+            if piece.text or piece.events or not piece.reasoning:
+              yield self._chunk(index, {'content': piece.text}, piece.events)
             continue
           message = await self._keep(index)
           if self._replies[index].is_prompt_refused:
@@ -171,7 +176,7 @@ class _Answer:
         yield pieces
     finally:
       for index, reply in enumerate(self._replies):
-        if index not in self._kept and reply.text:
+        if index not in self._kept and (reply.text or reply.reasoning):
           task = asyncio.create_task(self._keep(index, 'cancelled'))
           _KEEPING.add(task)
           task.add_done_callback(_forget)
@@ -201,11 +206,21 @@ class _Answer:
       return None
     return answers.chat_log_probabilities(self._context.tokenizer, events)
 
+  def _thought(self, text: str | None) -> dict[str, str | None]:
+    """Returns the fields of reasoning; none for a model without."""
+    if self._turn.format.thought is None:
+      return {}
+    return {'reasoning': text, 'reasoning_content': text}
+
   def _usage(self) -> dict[str, Any]:
+    thought = None
+    if self._turn.format.thought is not None:
+      thought = sum(reply.thought for reply in self._replies)
     return answers.usage(
       len(self._turn.prompt.tokens),
       self._choices.drawn,
       self._replies[0].reused,
+      thought,
     )
 
   def _about(self, message: int | None) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class Context:
     guide: the search of `guided` requests; None without a token-level head.
     guided_tokens: the most tokens of a guided reply; rows have room for its
       beams.
+    thinking: the format of replies that begin with their reasoning; None where
+      nothing turns it on.
     sampling: the fields of `Sampling` that a request has where it names none.
     ends: the tokens that end a completion.
     max_tokens: the most tokens of a reply where the client names no limit (our
@@ -111,6 +113,7 @@ class Context:
   )
   guide: request_lib.Guide | None = None
   guided_tokens: int = 128
+  thinking: prompt_lib.Encoded | None = None
   sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
   ends: tuple[int, ...] = ()
   max_tokens: int = 512
@@ -143,6 +146,25 @@ class Context:
         param='model',
       )
     return self.format
+
+  def pick_format(self, thinks: bool | None) -> prompt_lib.Encoded:
+    """Returns the chat format of a request.
+
+    Args:
+      thinks: whether the reply begins with its reasoning; None for the model's
+        default, which is without where that is possible.
+
+    Raises:
+      errors.ApiError: 400; the model cannot do that, or has no chat format.
+    """
+    can = (self.thinking is not None, not self.chats.opens_thought)
+    if thinks is not None and not (can[0] if thinks else can[1]):
+      raise errors.invalid(
+        f'chat_template_kwargs.enable_thinking={str(thinks).lower()}: the chat'
+        ' template of this model has no such switch: leave it out.',
+        param='chat_template_kwargs',
+      )
+    return self.thinking if thinks else self.chats
 
   async def run_aside(self, size: int, function: Callable[[], _T]) -> _T:
     """Calls a function of a text where it does not block other requests.

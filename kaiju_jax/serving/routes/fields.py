@@ -118,6 +118,9 @@ class ChatMessage(_Fields):
   content: Annotated[str | None, pydantic.PlainValidator(_join_parts)] = None
   name: _Text | None = None
   refusal: None = None
+  # Clients send back what they were sent. The prompt has what the server kept.
+  reasoning: _Text | None = None
+  reasoning_content: _Text | None = None
 
   @property
   def text(self) -> str:
@@ -134,6 +137,12 @@ _UNDRAWN = {
   'min_p': (0,),
   'repetition_penalty': (1,),
 }
+
+
+class TemplateOptions(_Fields):
+  """The field `chat_template_kwargs`."""
+
+  enable_thinking: bool | None = None
 
 
 class StreamOptions(_Fields):
@@ -236,6 +245,8 @@ class Chat(_Generation):
     character: the id of a character, whose prefix stands before the messages.
     session: the id of a conversation that the server keeps.
     swipe: whether to draw another candidate for the session's last reply.
+    chat_template_kwargs: whether the reply begins with its reasoning, for
+      models that can do both; by default it does not.
     guided: whether a beam search guided by the token-level head finds the
       reply.
   """
@@ -251,6 +262,7 @@ class Chat(_Generation):
   session: str | None = None
   swipe: bool = False
   guided: bool = False
+  chat_template_kwargs: TemplateOptions | None = None
   # Accepted only with values that change nothing.
   response_format: ResponseFormat | None = None
   tools: _Unsupported = None

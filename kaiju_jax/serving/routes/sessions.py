@@ -149,6 +149,7 @@ async def _answer(
         'role': one.role,
         'text': one.text,
         'finish': one.finish,
+        'reasoning': one.reasoning,
         'created': one.created,
       }
       for one in messages

@@ -8,11 +8,13 @@ from typing import Any
 
 from starlette import requests
 
+from kaiju_jax.characters.prompts import prompt as prompt_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import errors
 from kaiju_jax.serving.http import exchange as exchange_lib
 from kaiju_jax.serving.http import metrics as metrics_lib
+from kaiju_jax.serving.replies import reasoning
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.replies import worker as worker_lib
 from kaiju_jax.serving.routes import context as context_lib
@@ -62,6 +64,7 @@ async def replies(
   watch: moderation.Watch,
   asked: Sequence[request_lib.Request],
   said: str = '',
+  format: prompt_lib.Encoded | None = None,
 ) -> reply_lib.Choices:
   """Submits requests to the engine, and returns their replies.
 
@@ -75,6 +78,7 @@ async def replies(
     watch: judges the prompts and the replies.
     asked: the engine's requests, one per choice.
     said: the user's text, which is judged with each reply.
+    format: the chat format of the prompts; None for plain text.
 
   Raises:
     errors.ApiError: 429 if the owner has too many answers open, or the engine
@@ -98,11 +102,18 @@ async def replies(
       said,
       _observe_times(context.metrics, came, len(one.tokens)),
       refused,
+      _cut(format),
     )
     for stream, one in zip(streams, asked)
   ]
   exchange.at_end(lambda: _account(exchange, asked, found))
   return reply_lib.Choices(found, slot)
+
+
+def _cut(format: prompt_lib.Encoded | None) -> reasoning.Cut | None:
+  if format is None or format.thought is None:
+    return None
+  return reasoning.Cut(format.thought, format.tokenizer, format.opens_thought)
 
 
 async def _submit(

@@ -30,6 +30,7 @@ class PendingTurn:
 
   Attributes:
     prompt: the reply's prompt.
+    format: the chat format of the prompt.
     judged: the text that the gate reads: all that no earlier turn had judged.
     cache_salt: the salt of the prompt's cached prefix (`salt_of`); '' without
       a character.
@@ -41,6 +42,7 @@ class PendingTurn:
   """
 
   prompt: prompt_lib.Prompt
+  format: prompt_lib.Encoded
   judged: str
   cache_salt: str = ''
   place: bytes | None = None
@@ -99,6 +101,7 @@ class PendingTurn:
       reply.text,
       tokens=reply.drawn,
       finish=finish,
+      reasoning=reply.reasoning or None,
     )
     return message.id
 
@@ -123,8 +126,10 @@ async def make_turn(
       is too long, or nothing to answer.
   """
   submission.check_limit(context, *chat.named_limit)
+  options = chat.chat_template_kwargs
+  format = context.pick_format(options and options.enable_thinking)
   if chat.session is not None:
-    return await _of_session(context, caller, chat)
+    return await _of_session(context, caller, chat, format)
   version, salt = None, ''
   if character is not None:
     await lookup.find(context, caller, character)
@@ -141,16 +146,19 @@ async def make_turn(
     _refuse_long(context, messages, room)
     root = context.model.digest + (version.digest if version else '')
     turns, place = context.memo.recall(caller.owner, root, messages)
-    return _encode(context, version, turns, room), _new(turns), place
+    made = _encode(context, version, turns, room, format)
+    return made, _new(turns), place
 
   made, said, place = await context.run_aside(_size(messages), recalled)
   if made.dropped:
     raise _too_long(context, room)
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  return PendingTurn(made, said, salt, place)
+  return PendingTurn(made, format, said, salt, place)
 
 
-async def _of_session(context, caller, chat: fields_lib.Chat) -> PendingTurn:
+async def _of_session(
+  context, caller, chat: fields_lib.Chat, format: prompt_lib.Encoded
+) -> PendingTurn:
   def read():
     session = context.store.session(caller.owner, chat.session)
     messages = context.store.messages(caller.owner, session.id)
@@ -184,10 +192,12 @@ async def _of_session(context, caller, chat: fields_lib.Chat) -> PendingTurn:
   # it.
   room = context.model.length - context.max_tokens
   made = await context.run_aside(
-    _size(path), lambda: _encode(context, version, path, room)
+    _size(path), lambda: _encode(context, version, path, room, format)
   )
   context.limits.prompt(caller.owner, len(made.tokens), caller.rate)
-  return PendingTurn(made, path[-1].text, salt, None, session, said, parent)
+  return PendingTurn(
+    made, format, path[-1].text, salt, None, session, said, parent
+  )
 
 
 def _new(messages) -> str:
@@ -257,6 +267,7 @@ def _encode(
   version: characters.Version | None,
   messages,
   room: int,
+  format: prompt_lib.Encoded,
 ) -> prompt_lib.Prompt:
   """Returns a prompt; a long history takes 20 ms.
 
@@ -265,12 +276,12 @@ def _encode(
   """
   try:
     if version is None:
-      opened_L, book = prompt_lib.open_prefix(context.chats), None
+      opened_L, book = prompt_lib.open_prefix(format), None
     else:
-      opened_L = prefix(context, version)
+      opened_L = prefix(context, version, format)
       book = lore.book(version.fields)
     made = prompt_lib.conversation(
-      opened_L, messages, context.chats, room, book=book
+      opened_L, _cut_all(messages, format), format, room, book=book
     )
   except prompt_lib.TooLong as error:
     raise errors.too_long(f'messages: {error}', 'messages') from error
@@ -280,11 +291,27 @@ def _encode(
   return made if version else made._replace(shared=0)
 
 
-def prefix(context: context_lib.Context, version: characters.Version):
-  """Returns a version's prefix; encodes it anew for another tokenizer."""
-  if version.tokenizer == context.model.digest:
+def _cut_all(messages, format: prompt_lib.Encoded):
+  """Returns messages whose tokens are those that a prompt holds."""
+  if format.thought is None:
+    return messages
+  return [
+    prompt_lib.Turn(one.role, one.text, format.cut_history(one.tokens))
+    if one.tokens is not None
+    else one
+    for one in messages
+  ]
+
+
+def prefix(
+  context: context_lib.Context,
+  version: characters.Version,
+  format: prompt_lib.Encoded,
+):
+  """Returns a version's prefix; encodes it anew for another format."""
+  if version.tokenizer == context.model.digest and format is context.format:
     return version.tokens
-  return prompt_lib.prefix(version.fields, context.chats)
+  return prompt_lib.prefix(version.fields, format)
 
 
 def _role(message: fields_lib.ChatMessage) -> str:

@@ -132,9 +132,11 @@ class Message:
       conversation.
     role: 'user' or 'assistant'.
     text: its text.
-    tokens: the tokens that the model drew; None for a text that a person wrote.
+    tokens: the tokens that the model drew, those of the reasoning included;
+      None for a text that a person wrote.
     finish: OpenAI's finish_reason; None for a text that a person wrote.
     created: unix seconds.
+    reasoning: what the model wrote before the text; None for nothing.
   """
 
   id: int
@@ -144,6 +146,7 @@ class Message:
   tokens: tuple[int, ...] | None = None
   finish: str | None = None
   created: float = 0.0
+  reasoning: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,6 +363,7 @@ class Store(Protocol):
     tokens: Sequence[int] | None = None,
     finish: str | None = None,
     if_head: int | EllipsisType | None = ...,
+    reasoning: str | None = None,
   ) -> Message:
     """Adds a message to a session's tree and makes it the head.
 
@@ -374,6 +378,7 @@ class Store(Protocol):
         wrote.
       finish: OpenAI's finish_reason; None for none.
       if_head: the head that the caller saw; `...` skips the check.
+      reasoning: what the model wrote before the text; None for nothing.
 
     Raises:
       Conflict: the head differs from `if_head`.

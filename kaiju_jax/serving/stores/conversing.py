@@ -123,13 +123,16 @@ class Conversing(publishing.Publishing):
     tokens: Sequence[int] | None = None,
     finish: str | None = None,
     if_head: int | EllipsisType | None = ...,
+    reasoning: str | None = None,
   ) -> characters.Message:
     rules.owner(owner, self._limits)
     rules.refuse_no_id(session, 'session')
     if parent is not None:
       rules.integer(parent, 'parent')
     # Without its number, which the session's count will give it.
-    draft = self._message(0, parent, role, text, tokens, finish, self._clock())
+    draft = self._message(
+      0, parent, role, text, tokens, finish, self._clock(), reasoning
+    )
 
     def append(at: records.Writes) -> characters.Message:
       held = rules.session(at.session(session), owner, session)
@@ -141,7 +144,9 @@ class Conversing(publishing.Publishing):
         head=message.id,
         updated=max(held.updated, message.created),
         count=held.count + 1,
-        size=held.size + rules.size(text, message.tokens),
+        size=held.size
+        + rules.size(text, message.tokens)
+        + rules.size(reasoning or '', None),
       )
       self._refuse_full(changed)
       at.add_message(changed, message)
@@ -200,7 +205,9 @@ class Conversing(publishing.Publishing):
 
     return self._write(write)
 
-  def _message(self, number, parent, role, text, tokens, finish, now):
+  def _message(
+    self, number, parent, role, text, tokens, finish, now, reasoning=None
+  ):
     """Returns a message within the limits."""
     limits = self._limits
     if role not in (characters.USER, characters.ASSISTANT):
@@ -212,7 +219,11 @@ class Conversing(publishing.Publishing):
       tokens = tuple(rules.tokens(tokens, 'tokens', limits.tokens).tolist())
     if finish is not None:
       rules.text(finish, 'finish', limits.owner)
-    return characters.Message(number, parent, role, text, tokens, finish, now)
+    if reasoning is not None:
+      rules.text(reasoning, 'reasoning', limits.text)
+    return characters.Message(
+      number, parent, role, text, tokens, finish, now, reasoning
+    )
 
   def _refuse_full(self, session: characters.Session) -> None:
     for what, has, most in (

@@ -262,8 +262,10 @@ class Writes(Reads):
   def add_message(
     self, session: characters.Session, message: characters.Message
   ) -> None:
-    data = _dump(dataclasses.asdict(message))
-    self._send('RPUSH', f'messages:{session.id}', data)
+    data = dataclasses.asdict(message)
+    if message.reasoning is None:  # So that older servers read it, too.
+      del data['reasoning']
+    self._send('RPUSH', f'messages:{session.id}', _dump(data))
     self._kept.append((self._recent.keep_messages, session.id, (message,)))
 
   def commit(self) -> None:

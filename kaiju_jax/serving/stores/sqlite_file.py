@@ -14,7 +14,7 @@ from kaiju_jax.serving.stores import characters
 from kaiju_jax.storage import addresses
 
 APPLICATION = 0x6B61696A  # 'kaij'
-SCHEMA = 1
+SCHEMA = 2
 _MAGIC = b'SQLite format 3\0'
 # Each commit waits for the disk, so that it survives a power cut.
 SYNCHRONOUS = 'FULL'
@@ -76,11 +76,15 @@ CREATE TABLE messages(
   tokens BLOB,
   finish TEXT,
   created REAL NOT NULL,
+  reasoning TEXT,
   PRIMARY KEY(session, id)
 );
 CREATE TRIGGER messages_are_immutable BEFORE UPDATE ON messages
 BEGIN SELECT RAISE(ABORT, 'a message never changes'); END;
 """
+
+# What makes an older file the next one, by the older one's schema.
+_CHANGES = {1: 'ALTER TABLE messages ADD COLUMN reasoning TEXT'}
 
 # Faults of the file or the machine, in contrast to those of a request.
 _AWAY = {
@@ -179,11 +183,15 @@ def _prepare(path: str) -> None:
         f'{path}: its folder takes no write-ahead log ({mode=}): network shares'
         ' do not. Name a file on a local disk.'
       )
-    if is_ours:
+    if is_ours and _schema(connection) == SCHEMA:
       return
     connection.execute('BEGIN IMMEDIATE')
-    # Another process may have made the tables since.
-    if not _recognize(connection, path):
+    # Another process may have made or changed the tables since.
+    if _recognize(connection, path):
+      for schema in range(_schema(connection), SCHEMA):
+        connection.execute(_CHANGES[schema])
+      connection.execute(f'PRAGMA user_version={SCHEMA}')
+    else:
       for statement in _statements(_TABLES):
         connection.execute(statement)
       connection.execute(f'PRAGMA application_id={APPLICATION}')
@@ -191,6 +199,10 @@ def _prepare(path: str) -> None:
     connection.execute('COMMIT')
   finally:
     connection.close()
+
+
+def _schema(connection: sqlite3.Connection) -> int:
+  return connection.execute('PRAGMA user_version').fetchone()[0]
 
 
 def _recognize(connection: sqlite3.Connection, path: str) -> bool:

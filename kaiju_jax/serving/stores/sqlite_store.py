@@ -34,7 +34,7 @@ _SESSION = (
   'id, owner, character, version, greeting, head, title, created, updated,'
   ' count, size'
 )
-_MESSAGE = 'id, parent, role, text, tokens, finish, created'
+_MESSAGE = 'id, parent, role, text, tokens, finish, created, reasoning'
 
 
 class SqliteStore(conversing.Conversing):
@@ -262,6 +262,7 @@ class _Records:
         _pack(message.tokens),
         message.finish,
         message.created,
+        message.reasoning,
       ),
     )
 
@@ -316,10 +317,10 @@ def _version(row: tuple) -> characters.Version:
 
 
 def _message(row: tuple) -> characters.Message:
-  number, parent, role, text, tokens, finish, created = row
+  number, parent, role, text, tokens, *others = row
   if tokens is not None:
     tokens = tuple(np.frombuffer(tokens, '<i4').tolist())
-  return characters.Message(number, parent, role, text, tokens, finish, created)
+  return characters.Message(number, parent, role, text, tokens, *others)
 
 
 def _pack(tokens: tuple[int, ...] | None) -> bytes | None:

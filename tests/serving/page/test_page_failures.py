@@ -67,6 +67,37 @@ def test_a_busy_server_is_asked_again_after_the_time_that_it_names(
   expect(visit.find('#draft')).to_have_value('')
 
 
+def test_reasoning_is_off_until_it_is_asked_for_and_folded(fake, visit, expect):
+  visit.begin('Mira')
+  expect(visit.find('#thinks')).to_be_hidden()
+  visit.write('Hello')
+  expect(visit.find('.message .text')).to_have_count(3)
+  expect(visit.find('.message .reasoning').last).to_be_hidden()
+  fake.thinks = True
+  visit.page.reload()
+  expect(visit.find('#thinks')).not_to_be_checked()
+  visit.find('#thinks').check()
+  fake.replies.append(Reply(['Yes.'], reasoning='<b>Hm</b>', is_held=True))
+  visit.write('Why?')
+  live = visit.find('.message.live')
+  expect(live.locator('summary')).to_have_text('Reasoning')
+  expect(live.locator('details p')).to_be_hidden()
+  expect(live.locator('details p')).to_have_text('<b>Hm</b>')
+  fake.release()
+  expect(live).to_have_count(0)
+  last = visit.find('.message').last
+  expect(last.locator('.text')).to_have_text('Yes.')
+  last.locator('summary').click()
+  expect(last.locator('details p')).to_be_visible()
+  visit.page.reload()
+  last = visit.find('.message').last
+  expect(last.locator('details p')).to_have_text('<b>Hm</b>')
+  expect(last.locator('details p')).to_be_hidden()
+  expect(visit.find('#thinks')).to_be_checked()
+  assert 'chat_template_kwargs' not in fake.asked[0]
+  assert fake.asked[1]['chat_template_kwargs'] == {'enable_thinking': True}
+
+
 def test_what_was_typed_meanwhile_stands_behind_what_comes_back(
   fake, visit, expect
 ):

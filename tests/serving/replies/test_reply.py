@@ -7,14 +7,17 @@ the oracle.
 import asyncio
 import collections
 import random
+import re
 import types
 
 import pytest
 
+from kaiju_jax.data import chat
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.decoding.engine import sequence as sequence_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import stop
+from kaiju_jax.serving.replies import reasoning
 from kaiju_jax.serving.replies import reply as reply_lib
 from kaiju_jax.serving.safety import release
 
@@ -69,7 +72,7 @@ def watch(bounds):
 def drawn(text, stops, rng):
   """Returns the events of a text, in groups, and the sequence's result."""
   asked = request_lib.Request(
-    [1], len(text), stop_tokens=(END,), stop_strings=stops
+    [1], len(text.encode()), stop_tokens=(END,), stop_strings=stops
   )
   shown = stop.Text(BYTES, asked.stop_tokens, asked.stop_strings)
   one = sequence_lib.Sequence(0, asked, [1], shown)
@@ -154,3 +157,73 @@ def test_a_reply_ends_before_its_stop_string(bounds):
       for _ in range(rng.randint(0, 3))
     )
     check(text, stops, rng, bounds)
+
+
+THOUGHT = chat.Thought(ord('<'), ord('>'))
+
+
+def cut(text, is_inside):
+  """Returns the reasoning and the answer of a text whose marks are < and >."""
+  parts, begun = {True: [], False: []}, is_inside
+  for piece in re.split('([<>])', text):
+    if piece in ('<', '>'):
+      is_inside, begun = piece == '<', True
+    elif is_inside:
+      parts[True].append(piece.strip())
+    else:
+      parts[False].append(piece.lstrip() if begun else piece)
+  return tuple(''.join(parts[kind]) for kind in (True, False))
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_reasoning_is_cut_by_its_tokens_and_told_apart(seed):
+  rng = random.Random(seed)
+  for _ in range(300):
+    text = ''.join(rng.choices('ab\n <<>>é東!', k=rng.randrange(1, 14)))
+    stops = rng.choice([(), (), ('b ',), ('a>b',)])
+    is_inside = rng.random() < 0.3
+    bounds = rng.choice([None, [release.Bound('x', 0.3, 0.9)]])
+    groups, result = drawn(text, stops, rng)
+    made = reasoning.Cut(THOUGHT, BYTES, is_inside)
+    one = reply_lib.Reply(Stream(groups, result), watch(bounds), cut=made)
+    pieces = asyncio.run(collected(one))
+    shown, finish = expected(text, stops)
+    wanted = cut(shown, is_inside)
+    assert (one.reasoning, one.text, one.finish) == (*wanted, finish)
+    assert ''.join(piece.text for piece in pieces) == wanted[1]
+    assert ''.join(piece.reasoning for piece in pieces) == wanted[0]
+    if stops:
+      continue
+    # What is told of tokens tells nothing of the reasoning.
+    inside, count, told = is_inside, 0, []
+    for byte in shown.encode():
+      is_mark = byte in THOUGHT
+      inside = byte == THOUGHT.begin if is_mark else inside
+      count += is_mark or inside
+      told += [] if is_mark or inside else [byte]
+    said = [event.token for piece in pieces for event in piece.events]
+    said = [token for token in said if token != END]
+    letters = (b''.join(bytes(one).split()) for one in (told, said))
+    assert next(letters) == next(letters)
+    assert one.thought == count
+    if one.drawn is not None and is_inside:
+      assert one.drawn[0] == THOUGHT.begin
+
+
+async def collected(one):
+  return [piece async for piece in one]
+
+
+def test_reasoning_is_held_back_and_ends_a_reply_as_text_does():
+  groups, result = drawn('<abc>de', (), random.Random(0))
+  (events,) = [[event for group in groups for event in group]]
+  scores = [LOW, LOW, MIDDLE, (0.95,), LOW, LOW, LOW]
+  groups = [[one._replace(scores=x)] for one, x in zip(events, scores)]
+  made = reasoning.Cut(THOUGHT, BYTES, False)
+  bounds = [release.Bound('x', 0.3, 0.9)]
+  one = reply_lib.Reply(Stream(groups, result), watch(bounds), cut=made)
+  pieces = asyncio.run(collected(one))
+  assert one.finish == 'content_filter'
+  # The b was held when the c ended the reply.
+  assert (one.reasoning, one.text, one.thought) == ('a', '', 2)
+  assert [piece.events for piece in pieces] == [[]] * len(pieces)

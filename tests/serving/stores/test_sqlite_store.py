@@ -82,12 +82,36 @@ def test_another_programs_database_is_left_as_it_is(tmp_path):
   assert before != path.read_bytes()
 
 
+def test_an_older_file_gets_the_column_of_reasoning(tmp_path):
+  path = tmp_path / 'a.sqlite'
+  store = opened(path)
+  version = store.publish('ann', FIELDS, [1], 'bytes')
+  session = store.open_session('ann', version.character).id
+  store.append('ann', session, 0, 'user', 'before')
+  before = store.messages('ann', session)
+  store.close()
+  change(
+    path,
+    'ALTER TABLE messages DROP COLUMN reasoning',
+    'PRAGMA user_version=1',
+  )
+  # Two servers may be started at once.
+  stores = opened(path), opened(path)
+  assert stores[0].messages('ann', session) == before
+  said = ('ann', session, 1, 'assistant', 'after')
+  message = stores[1].append(*said, reasoning='Hm.')
+  assert message.reasoning == 'Hm.'
+  assert stores[0].messages('ann', session) == (*before, message)
+  for store in stores:
+    store.close()
+
+
 def test_a_newer_schema_is_refused(tmp_path):
   path = tmp_path / 'a.sqlite'
   opened(path).close()
   change(path, f'PRAGMA user_version={sqlite_file.SCHEMA + 1}')
   with pytest.raises(
-    ValueError, match=r'newer kaiju_jax \(schema 2.*Update'
+    ValueError, match=r'newer kaiju_jax \(schema 3.*Update'
   ) as error:
     opened(path)
   assert str(path) in str(error.value)
