@@ -17,11 +17,21 @@ import pathlib
 from typing import Any
 
 from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.interchange import generation
+from kaiju_jax.interchange import regexes
 from kaiju_jax.storage import files
 
 FILE = 'tokenizer.json'
 BYTES = 256  # Tokens of the byte tokenizer.
 _BYTES_BOS = '<s>'
+# Tokenizers in forms that are not read.
+_OTHERS = (
+  'tokenizer.model',
+  'tekken.json',
+  'spiece.model',
+  'vocab.json',
+  'vocab.txt',
+)
 
 
 def write(folder: pathlib.Path, path: str, config) -> int:
@@ -54,6 +64,51 @@ def write(folder: pathlib.Path, path: str, config) -> int:
   found.save(str(folder / FILE))
   files.write_json(folder / 'tokenizer_config.json', _settings(bos, config))
   return bos_id
+
+
+def find(folder: pathlib.Path, vocab_size: int) -> str:
+  """Returns the path of a folder's tokenizer.json, checked; '' for none.
+
+  Args:
+    folder: a folder of Hugging Face files, from anybody.
+    vocab_size: tokens of its model.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: there is another tokenizer alone; the file is no JSON object,
+      has more tokens than the model, or an expression that takes too long.
+  """
+  path = folder / FILE
+  if not path.is_file():
+    others = [name for name in _OTHERS if (folder / name).is_file()]
+    if others:
+      raise ValueError(
+        f'{folder}: {others[0]}: not read; make a {FILE} of it:'
+        ' transformers.AutoTokenizer.from_pretrained(FOLDER)'
+        '.save_pretrained(FOLDER).'
+      )
+    return ''
+  content = generation.read_object(path)
+  count = _count(content)
+  if count > vocab_size:
+    raise ValueError(
+      f'{folder}: {FILE}: {count:,} tokens, config.json says'
+      f' vocab_size={vocab_size:,}: must be at least as many.'
+    )
+  try:
+    regexes.refuse_slow(content)
+  except ValueError as error:
+    raise ValueError(f'{folder}: {error}') from error
+  return str(path)
+
+
+def _count(content: dict[str, Any]) -> int:
+  """Returns one more than the largest token of a tokenizer.json."""
+  model, added = content.get('model'), content.get('added_tokens')
+  found = model.get('vocab') if isinstance(model, dict) else None
+  ids = [one.get('id') for one in added or () if isinstance(one, dict)]
+  ids += found.values() if isinstance(found, dict) else [len(found or ()) - 1]
+  return 1 + max((one for one in ids if isinstance(one, int)), default=-1)
 
 
 def _settings(bos: str, config) -> dict[str, Any]:

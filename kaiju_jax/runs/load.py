@@ -270,8 +270,7 @@ def from_anywhere(
     form = stream.DECODING
     dtype = 'float32' if dispatch.platform() == 'cpu' else ''
   params, model = hugging_face.read(path, (), form, quantization, dtype)
-  file = folder / tokens.FILE
-  own_tokenizer = str(file) if file.exists() else ''
+  own_tokenizer = tokens.find(folder, model.vocab_size)
   return Loaded(
     params,
     model,

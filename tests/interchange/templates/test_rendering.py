@@ -33,6 +33,14 @@ def test_a_chat_is_rendered_in_another_process(monkeypatch, tmp_path):
       'memory',
     ),
     ("{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", 'characters'),
+    ("{{ '%10000000000d' % 1 }}", 'memory'),
+    ('{{ range(10**9) | list }}', 'Range too big'),
+    ('{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}', 'recursion'),
+    ('{{ ' + '(' * 9999 + '1' + ')' * 9999 + ' }}', 'recursion'),
+    ("{% include '/etc/passwd' %}", 'no loader'),
+    ("{{ ''.__class__.__mro__ }}", 'unsafe'),
+    ('{{ messages.append(1) }}', 'unsafe'),
+    ('{{ cycler.__init__.__globals__ }}', 'unsafe'),
   ],
 )
 def test_a_bomb_is_refused(template, words):

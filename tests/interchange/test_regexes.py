@@ -1,0 +1,59 @@
+"""Expressions of tokenizers that would stop a server."""
+
+import json
+import signal
+
+import pytest
+
+from kaiju_jax.interchange import regexes
+from tests.interchange.templates import shapes
+
+# Those of two families of today; the time of each is in proportion.
+QWEN = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+
+
+def tokenizer(pattern):
+  """Returns a tokenizer.json's content with an expression."""
+  split = {'type': 'Split', 'pattern': {'Regex': pattern}}
+  byte_level = {'type': 'ByteLevel', 'use_regex': False}
+  parts = {'type': 'Sequence', 'pretokenizers': [split, byte_level]}
+  return json.loads(shapes.byte_tokenizer()) | {'pre_tokenizer': parts}
+
+
+def test_an_expression_that_tries_all_ways_is_refused():
+  with pytest.raises(ValueError, match=r"'\(a\+a\+\)\+b': .* repeats 'a'"):
+    regexes.refuse_slow(tokenizer('(a+a+)+b'))
+
+
+@pytest.mark.slow
+def test_a_time_that_grows_with_the_square_is_refused():
+  with pytest.raises(ValueError, match=r'more than 1 s .* repeats'):
+    regexes.refuse_slow(tokenizer(r'[ \n]+$'))
+  regexes.refuse_slow(tokenizer(QWEN))
+
+
+def test_a_replacement_counts_as_well():
+  content = json.loads(shapes.byte_tokenizer())
+  content['normalizer'] = {
+    'type': 'Replace',
+    'pattern': {'Regex': '(a+a+)+c'},
+    'content': '',
+  }
+  with pytest.raises(ValueError, match=r"'\(a\|a\)\*b'"):
+    regexes.refuse_slow(content)
+
+
+def test_a_limit_ends_the_trial(monkeypatch):
+  seconds = []
+  monkeypatch.setattr(signal, 'setitimer', lambda _, x: seconds.append(x))
+  sizes = []
+  times = iter([0, 0.002, 0, 0.016, 0, 0.002, 0, 0.13, 0, 0.9])
+  monkeypatch.setattr(regexes.time, 'process_time', lambda: next(times))
+  regexes._try(lambda text: sizes.append(len(text)), 'a')
+  assert sizes == [2**14 + 1, 2**17 + 1]  # In proportion.
+  regexes._try(lambda text: sizes.append(len(text)), 'a')
+  assert sizes[2:] == [2**14 + 1, 2**17 + 1, 2**20 + 1]
+  assert seconds == [regexes.SECONDS, 0] * 5
