@@ -245,15 +245,14 @@ def test_any_model_s_text_in_calls_has_the_forward_pass_s_bits(seed):
 
 
 # The first has gelu, norms on both sides and over all heads, biases, int8 keys
-# beside float matmuls; the second silu, norms behind each part, scaled angles.
+# beside float matmuls; 238 silu, norms behind each part, scaled angles.
 @pytest.mark.parametrize(
   'seed',
   [
     210,
-    238,
     *(
       pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.optimized])
-      for seed in (205, 209, 211, 216, 232, 234)
+      for seed in (205, 209, 211, 216, 232, 234, 238)
     ),
   ],
 )
