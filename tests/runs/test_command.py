@@ -89,7 +89,7 @@ def test_an_abort_waits_for_no_thread():
     '  raise KeyboardInterrupt\n'
   )
   done = subprocess.run(
-    [sys.executable, '-c', program], capture_output=True, text=True, timeout=50
+    [sys.executable, '-c', program], capture_output=True, text=True, timeout=250
   )
   assert (done.returncode, done.stderr) == (130, 'Aborted.\n')
 
@@ -106,7 +106,7 @@ def test_the_library_defines_no_flags_and_needs_no_repository():
     "assert not [name for name in modules if name.startswith('kaiju_jax')]\n"
   )
   done = subprocess.run(
-    [sys.executable, '-c', program], capture_output=True, text=True, timeout=90
+    [sys.executable, '-c', program], capture_output=True, text=True, timeout=250
   )
   assert done.returncode == 0, done.stderr
 

@@ -242,13 +242,13 @@ def test_signals_stop_it_and_its_caller_goes_on(number):
     got = []
 
     def ask():
-      got.append(httpx.get(f'{url}/wait?seconds=1', timeout=60))
+      got.append(httpx.get(f'{url}/wait?seconds=1', timeout=250))
 
     thread = threading.Thread(target=ask)
     thread.start()
     assert process.stdout.readline() == 'asked\n'
     os.kill(process.pid, number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=250)
     thread.join()
   assert got[0].text == 'waited'
   assert out == f'closed {int(number)}\n'
