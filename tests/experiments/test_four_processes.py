@@ -12,7 +12,7 @@ import pytest
 from tests import cluster
 from tests import records
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 8
 COUNT = 4

@@ -155,6 +155,7 @@ def test_a_bad_tile_shows_on_an_h100(monkeypatch):
 
 
 @pytest.mark.aot
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
   ('accelerator', 'name'),
   [

@@ -40,6 +40,7 @@ def _installed():
 
 
 @compiled
+@pytest.mark.timeout(600)
 def test_in_a_process_of_its_own():
   done = subprocess.run(
     [
