@@ -42,6 +42,7 @@ PURPOSES = {
     'agreement',
     'learning',
     'chat_facts',
+    'persona',
   ),
   'plan': ('describe', 'aot_report', 'tpu_schedule', 'replay'),
   'measure': (

@@ -1,0 +1,189 @@
+"""Does a model stay in character? Scores golden conversations, and decides.
+
+    python -m experiments.persona --judge=rules --model=runs/chat
+    python -m experiments.persona --judge=rules --model=runs/chat \\
+      --generated=200 --out=persona
+
+plays conversations of eight turns with characters of three tiers, and scores
+speech, backstory and goal from 1 to 5. It passes if exact bounds show, per
+tier, that at least half of all conversations score 4.2 or more. The exit status
+is 0 if it passes, 3 if it is refused, and 4 if there are too few conversations:
+200 per tier are needed, and the 24 of `experiments/golden/` decide nothing.
+
+    --golden     your own conversations; experiments/golden/README says how
+    --generated  so many generated ones per tier instead, from the dialogues of
+                 the small chat model
+    --endpoint   asks a server with OpenAI's chat completions instead of --model
+                 (the key is read from OPENAI_API_KEY)
+    --references scores the authors' own replies: what the judge gives at most
+    --swapped    lets each model play another character: what the judge gives
+                 to a wrong persona
+    --forced     each turn follows the references instead of the own replies
+    --watch      decision.json of an earlier run: refuses a drop of more than
+                 --most, on 50 conversations per tier and more
+
+The only judge so far is `rules`: phrases that replies must hold. Rules see
+words, not meaning, so --judge must be spelt out.
+"""
+
+from collections.abc import Sequence
+import pathlib
+
+from absl import app
+from absl import flags
+
+from kaiju_jax.runs import command
+
+_GOLDEN_FILE = pathlib.Path(__file__).parent / 'golden' / 'conversations.jsonl'
+_MODEL = flags.DEFINE_string(
+  'model', None, 'A workdir, an export or a Hugging Face folder.'
+)
+_ENDPOINT = flags.DEFINE_string(
+  'endpoint', None, "A server's address, such as http://127.0.0.1:8000/v1."
+)
+_ENDPOINT_MODEL = flags.DEFINE_string(
+  'endpoint_model', 'kaiju', "The server's name of its model."
+)
+_REFERENCES = flags.DEFINE_bool(
+  'references', False, "Score the authors' own replies."
+)
+_GOLDEN = flags.DEFINE_string('golden', None, 'Conversations, a JSONL file.')
+_GENERATED = flags.DEFINE_integer(
+  'generated', 0, 'Generate so many conversations per tier instead.', 0
+)
+_JUDGE = flags.DEFINE_enum('judge', None, ['rules'], 'What scores replies.')
+_SWAPPED = flags.DEFINE_bool(
+  'swapped', False, 'Let the model play another character than asked for.'
+)
+_FORCED = flags.DEFINE_bool(
+  'forced', False, 'Let each turn follow the reference replies.'
+)
+_WATCH = flags.DEFINE_string(
+  'watch', None, 'decision.json of an earlier run to compare with.'
+)
+_MOST = flags.DEFINE_float(
+  'most', 0.2, 'The largest drop that --watch allows: 0.2 is 5 points of 100.'
+)
+_OUT = flags.DEFINE_string('out', None, 'A new folder.')
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature', 0.0, 'Of the sampling; 0 is greedy.', lower_bound=0.0
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of all draws.', lower_bound=0)
+_ROWS = 16
+
+
+def main(argv: Sequence[str]) -> None:
+  command.check(argv, _JUDGE)
+  given = [bool(x.value) for x in (_MODEL, _ENDPOINT, _REFERENCES)]
+  if sum(given) != 1:
+    raise app.UsageError(
+      'exactly one of --model, --endpoint and --references must be given.'
+    )
+  if _GOLDEN.value and _GENERATED.value:
+    raise app.UsageError('either --golden or --generated must be given.')
+  _run()
+
+
+def _run() -> None:
+  from kaiju_jax.evaluation import decision as decision_lib
+  from kaiju_jax.evaluation.persona import dialogue
+  from kaiju_jax.evaluation.persona import responders
+  from kaiju_jax.runs import persona
+  from kaiju_jax.runs.corpora import read
+  from kaiju_jax.storage import folders
+
+  if _OUT.value:
+    read.refuse_existing(_OUT.value)
+  before = (
+    decision_lib.load(pathlib.Path(_WATCH.value)) if _WATCH.value else None
+  )
+  conversations, source = _conversations()
+  responder, name = _responder()
+  if _SWAPPED.value:
+    responder = responders.Swapped(responder, conversations)
+  replies = dialogue.play(responder, conversations, _FORCED.value)
+  judged = persona.judge(conversations, replies)
+  found = persona.figures(judged)
+  if before:
+    checks = persona.drop_checks(judged, before.figures['scores'], _MOST.value)
+  else:
+    checks = persona.checks(judged)
+  decision = decision_lib.decide(
+    'persona', list(checks), found, {'golden': source, 'responder': name}
+  )
+  run = 'forced run' if _FORCED.value else 'free run'
+  who = f'{name}, another persona' if _SWAPPED.value else name
+  text = '\n'.join(persona.tables(f'Persona by rules, {run}: {who}', found))
+  print(text)
+  if _OUT.value:
+    with folders.write_whole(_OUT.value) as out:
+      decision_lib.write(out / decision_lib.FILE, decision)
+      (out / 'report.md').write_text(
+        f'{text}\n\n{decision}\n', encoding='utf-8'
+      )
+  decision_lib.finish(decision)
+
+
+def _conversations():
+  """Returns the conversations, and the SHA-256 or the seed of their source."""
+  from kaiju_jax.evaluation import decision
+  from kaiju_jax.evaluation.persona import golden
+
+  if _GENERATED.value:
+    from kaiju_jax.tasks.dialogues import golden as generated
+
+    count, seed = _GENERATED.value, _SEED.value
+    source = f'generated, {count} per tier, seed {seed}'
+    return generated.conversations(count, seed), source
+  path = pathlib.Path(_GOLDEN.value or _GOLDEN_FILE)
+  return golden.load(path), decision.digest(path)
+
+
+def _responder():
+  """Returns the responder, and its name."""
+  from kaiju_jax.evaluation.persona import responders
+
+  if _REFERENCES.value:
+    return responders.References(), 'references'
+  if _ENDPOINT.value:
+    try:
+      import openai
+    except ImportError as error:
+      raise ImportError(
+        "--endpoint needs openai: pip install 'kaiju_jax[client]'."
+      ) from error
+    client = openai.OpenAI(base_url=_ENDPOINT.value)
+    name = _ENDPOINT_MODEL.value
+    return responders.Endpoint(client, name, _TEMPERATURE.value), name
+  return _model()
+
+
+def _model():
+  from kaiju_jax.data import tokenizer as tokenizer_lib
+  from kaiju_jax.decoding.engine import generator as generator_lib
+  from kaiju_jax.evaluation.persona import responders
+  from kaiju_jax.runs import defaults
+  from kaiju_jax.runs import load
+
+  loaded = load.from_anywhere(_MODEL.value)
+  tokenizer = tokenizer_lib.load(loaded.tokenizer, loaded.config.vocab_size)
+  format = defaults.read(loaded, tokenizer).format
+  if format is None:
+    raise ValueError(
+      f'--model={_MODEL.value}: has no chat template: it only continues text,'
+      ' and plays nobody.'
+    )
+  decoder = load.decoder(
+    loaded, tokenizer, rows=_ROWS, length=loaded.config.max_length
+  )
+  responder = responders.Model(
+    generator_lib.Generator(decoder, tokenizer),
+    format,
+    _TEMPERATURE.value,
+    _SEED.value,
+  )
+  return responder, loaded.origin
+
+
+if __name__ == '__main__':
+  command.run(main, ImportError, RuntimeError)

@@ -1,0 +1,11 @@
+"""Persona consistency: does a model stay the character that it plays?
+
+    golden       golden conversations: characters, messages, probes, references
+    responders   what answers: a model here, an endpoint, or the references
+    dialogue     plays conversations, turn by turn
+    rules        scores replies by phrases that they must or must not hold
+    scores       means, medians and drops, with their intervals
+
+Source 003 makes this its first quality measure: conversations of eight turns
+with characters of three tiers, scored from 1 to 5 for three properties.
+"""

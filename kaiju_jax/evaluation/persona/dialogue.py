@@ -1,0 +1,69 @@
+"""Plays golden conversations with a responder, turn by turn.
+
+In a free run the responder reads its own earlier replies, as in a chat. In a
+forced run it reads the references instead, so that one bad reply does not spoil
+what follows.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from typing import Protocol
+
+from kaiju_jax.evaluation.persona import golden
+
+
+class Exchange(NamedTuple):
+  """A user's message and the reply to it."""
+
+  user: str
+  reply: str
+
+
+class Asked(NamedTuple):
+  """A message to answer, with everything that was said before.
+
+  Attributes:
+    conversation: the golden conversation.
+    before: the exchanges before, oldest first.
+    user: the message.
+  """
+
+  conversation: golden.Conversation
+  before: tuple[Exchange, ...]
+  user: str
+
+
+class Responder(Protocol):
+  """What answers in a conversation."""
+
+  def answer(self, asked: Sequence[Asked]) -> list[str]:
+    """Returns a reply to each message."""
+
+
+def play(
+  responder: Responder,
+  conversations: Sequence[golden.Conversation],
+  is_forced: bool = False,
+) -> list[list[str]]:
+  """Returns the replies of each conversation, one per turn.
+
+  All conversations go on together, so that a responder may answer a turn of
+  all of them at once.
+  """
+  replies: list[list[str]] = [[] for _ in conversations]
+  for turn in range(golden.TURNS):
+    asked = [
+      Asked(one, _before(one, own, turn, is_forced), one.turns[turn].user)
+      for one, own in zip(conversations, replies)
+    ]
+    answers = responder.answer(asked)
+    for own, reply in zip(replies, answers, strict=True):
+      own.append(reply)
+  return replies
+
+
+def _before(conversation, replies, turn, is_forced) -> tuple[Exchange, ...]:
+  turns = conversation.turns[:turn]
+  if is_forced:
+    return tuple(Exchange(one.user, one.reference) for one in turns)
+  return tuple(Exchange(one.user, said) for one, said in zip(turns, replies))

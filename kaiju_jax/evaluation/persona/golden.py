@@ -1,0 +1,204 @@
+"""Golden conversations: what a character is asked, and what it must say.
+
+A file of them is strict JSONL; one line is one conversation:
+
+    {"id": "official-tilda", "tier": "official", "author": "…",
+     "character": {"name": "Tilda", "description": "…", "personality": "…",
+                   "scenario": "…", "greeting": "…"},
+     "turns": [{"user": "Where do you live?", "reference": "In a windmill."},
+               … eight of them …],
+     "probes": [{"turn": 1, "property": "backstory",
+                 "expect": ["windmill"], "forbid": ["castle"], "weight": 1}, …]}
+
+A probe looks at the reply to one turn, counted from 1, for one property:
+'speech' (tone, vocabulary, formality), 'backstory' (facts of the character's
+description) or 'goal' (what it wants). The last turn must be probed for
+backstory, so that a conversation shows whether a fact of its beginning holds
+to its end. `author` says who wrote it; 'generated' marks those that a program
+made.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from kaiju_jax.storage import files
+from kaiju_jax.storage import strict
+
+TIERS = 'public', 'official', 'mature'
+PROPERTIES = 'speech', 'backstory', 'goal'
+TURNS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Character:
+  """The fields of a character's card that a prompt is made of."""
+
+  name: str
+  description: str
+  personality: str
+  scenario: str
+  greeting: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """A user's message, and a reply that the author holds for right."""
+
+  user: str
+  reference: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """What one reply must hold, and must not hold.
+
+  Attributes:
+    turn: the turn whose reply is looked at, from 1.
+    property: one of `PROPERTIES`.
+    expect: phrases of which the reply must hold one; none if it only must not
+      hold those of `forbid`.
+    forbid: phrases of which it must hold none.
+    weight: the probe's weight among those of its property, above 0.
+  """
+
+  turn: int
+  property: str
+  expect: tuple[str, ...]
+  forbid: tuple[str, ...]
+  weight: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """One golden conversation: see the module.
+
+  Attributes:
+    id: its name, unique in its file.
+    tier: one of `TIERS`, the character's.
+    author: who wrote it; 'generated' if a program did.
+    character: the character.
+    turns: `TURNS` messages with reference replies.
+    probes: at least one per property.
+  """
+
+  id: str
+  tier: str
+  author: str
+  character: Character
+  turns: tuple[Turn, ...]
+  probes: tuple[Probe, ...]
+
+
+def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
+  """Returns a file's conversations.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: names the line, the field, its value and what would be right.
+  """
+  found: dict[str, Conversation] = {}
+  with open(path, encoding='utf-8') as file:
+    for number, line in enumerate(file, 1):
+      if not line.strip():
+        continue
+      try:
+        one = _parse(json.loads(line))
+        if one.id in found:
+          raise ValueError(f'id={one.id!r}: stands twice in the file.')
+      except ValueError as error:
+        raise ValueError(f'{path}, line {number}: {error}') from error
+      found[one.id] = one
+  if not found:
+    raise ValueError(f'{path}: holds no conversations.')
+  return tuple(found.values())
+
+
+def write(path: pathlib.Path, conversations: Iterable[Conversation]) -> None:
+  """Writes a file that `load` reads."""
+  files.write_json_lines(
+    path, (dataclasses.asdict(check(one)) for one in conversations)
+  )
+
+
+def check(one: Conversation) -> Conversation:
+  """Returns a conversation that is whole.
+
+  Raises:
+    ValueError: names the field, its value and what would be right.
+  """
+  if not one.id:
+    raise ValueError('id: must not be empty.')
+  if one.tier not in TIERS:
+    raise ValueError(f'tier={one.tier!r}: must be one of {", ".join(TIERS)}.')
+  if not one.author:
+    raise ValueError('author: must say who wrote the conversation.')
+  if len(one.turns) != TURNS:
+    raise ValueError(f'turns: {len(one.turns)}; must be {TURNS}.')
+  for number, turn in enumerate(one.turns, 1):
+    if not turn.user.strip() or not turn.reference.strip():
+      raise ValueError(f'turns[{number}]: user and reference must have text.')
+  for number, probe in enumerate(one.probes, 1):
+    _check_probe(f'probes[{number}]', probe)
+  found = {probe.property for probe in one.probes}
+  if missing := [name for name in PROPERTIES if name not in found]:
+    raise ValueError(f'probes: none for {", ".join(missing)}.')
+  if not any(
+    probe.turn == TURNS and probe.property == 'backstory'
+    for probe in one.probes
+  ):
+    raise ValueError(f'probes: none for backstory at turn {TURNS}, the last.')
+  return one
+
+
+def by_tier(
+  conversations: Sequence[Conversation],
+) -> Mapping[str, list[Conversation]]:
+  """Returns the conversations of each tier, also of those without any."""
+  return {
+    tier: [one for one in conversations if one.tier == tier] for tier in TIERS
+  }
+
+
+def _check_probe(where: str, probe: Probe) -> None:
+  if not 1 <= probe.turn <= TURNS:
+    raise ValueError(f'{where}.turn={probe.turn}: must be 1…{TURNS}.')
+  if probe.property not in PROPERTIES:
+    raise ValueError(
+      f'{where}.property={probe.property!r}: must be one of'
+      f' {", ".join(PROPERTIES)}.'
+    )
+  if not probe.expect and not probe.forbid:
+    raise ValueError(f'{where}: must expect or forbid some phrase.')
+  for name in 'expect', 'forbid':
+    for phrase in getattr(probe, name):
+      if not any(letter.isalnum() for letter in phrase):
+        raise ValueError(f'{where}.{name}={phrase!r}: has no word.')
+  if not 0 < probe.weight < float('inf'):
+    raise ValueError(f'{where}.weight={probe.weight}: must be above 0.')
+
+
+def _parse(data: Any) -> Conversation:
+  """Returns a checked conversation.
+
+  A probe may leave out `expect`, `forbid` and `weight`.
+  """
+  if not isinstance(data, dict):
+    raise ValueError(f'{data!r}: must be an object.')
+  data = dict(data)
+  for name, cls in ('turns', Turn), ('probes', Probe):
+    given = data.get(name)
+    if not isinstance(given, list):
+      raise ValueError(f'{name}={given!r}: must be a list.')
+    data[name] = [_full(one) if cls is Probe else one for one in given]
+  return check(strict.parse(Conversation, data))
+
+
+def _full(probe: Any) -> Any:
+  if not isinstance(probe, dict):
+    return probe
+  return {'expect': [], 'forbid': [], 'weight': 1.0, **probe}

@@ -1,0 +1,155 @@
+"""What answers in a golden conversation.
+
+`Model` answers with a model here, through the prompts that a server makes.
+`Endpoint` asks any server with OpenAI's chat completions. `References` gives
+the author's own replies. `Swapped` makes a responder play another character.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import prompt as prompt_lib
+from kaiju_jax.data import chat
+from kaiju_jax.decoding.engine import generator as generator_lib
+from kaiju_jax.decoding.requests import request as request_lib
+from kaiju_jax.decoding.requests import sampling as sampling_lib
+from kaiju_jax.evaluation.persona import dialogue
+from kaiju_jax.evaluation.persona import golden
+
+# The most tokens of a reply.
+REPLY = 200
+
+
+class References:
+  """The author's own replies."""
+
+  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+    """Returns a reply to each message."""
+    return [one.conversation.turns[len(one.before)].reference for one in asked]
+
+
+class Swapped:
+  """A responder that plays the next conversation's character instead.
+
+  It answers the same messages, with a persona that is not the one asked for.
+  """
+
+  def __init__(
+    self,
+    responder: dialogue.Responder,
+    conversations: Sequence[golden.Conversation],
+  ):
+    """Takes the conversations of which each lends its character to another.
+
+    Raises:
+      ValueError: fewer than two have different characters.
+    """
+    others = [*conversations[1:], *conversations[:1]]
+    self._responder = responder
+    self._other = {}
+    for one, other in zip(conversations, others):
+      if one.character == other.character:
+        raise ValueError(
+          f'{one.id}: the next conversation has the same character: there is'
+          ' none to play instead.'
+        )
+      self._other[one.id] = dataclasses.replace(other, id=one.id)
+
+  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+    """Returns a reply to each message."""
+    return self._responder.answer(
+      [
+        one._replace(conversation=self._other[one.conversation.id])
+        for one in asked
+      ]
+    )
+
+
+class Model:
+  """A model in this process."""
+
+  def __init__(
+    self,
+    generator: generator_lib.Generator,
+    format: chat.Format,
+    temperature: float = 0.0,
+    seed: int = 0,
+  ):
+    """Takes a generator with room for the longest prompt and `REPLY` tokens.
+
+    Args:
+      generator: the model.
+      format: the chat format of its tokenizer.
+      temperature: temperature of sampling; 0 for the likeliest tokens.
+      seed: seed of the replies.
+    """
+    self._generator = generator
+    self._format = format
+    self._temperature = temperature
+    self._seed = seed
+
+  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+    """Returns a reply to each message."""
+    requests = [
+      request_lib.Request(
+        self._prompt(one),
+        REPLY,
+        sampling_lib.Sampling(
+          temperature=self._temperature,
+          seed=self._seed + number * golden.TURNS + len(one.before),
+        ),
+        stop_tokens=self._format.stop_tokens,
+      )
+      for number, one in enumerate(asked)
+    ]
+    return [one.text for one in self._generator.generate(requests)]
+
+  def _prompt(self, asked: dialogue.Asked):
+    character = asked.conversation.character
+    fields = card_fields.Fields(**dataclasses.asdict(character))
+    turns = []
+    if character.greeting:
+      turns.append(prompt_lib.Turn('assistant', character.greeting))
+    for one in asked.before:
+      turns.append(prompt_lib.Turn('user', one.user))
+      turns.append(prompt_lib.Turn('assistant', one.reply))
+    turns.append(prompt_lib.Turn('user', asked.user))
+    return prompt_lib.conversation(
+      prompt_lib.prefix(fields, self._format),
+      turns,
+      self._format,
+      prompt_lib.PREFIX,
+    ).tokens
+
+
+class Endpoint:
+  """A server with OpenAI's chat completions."""
+
+  def __init__(self, client: Any, model: str, temperature: float = 0.0):
+    """Takes an `openai.OpenAI` client and the name of its model."""
+    self._client = client
+    self._model = model
+    self._temperature = temperature
+
+  def answer(self, asked: Sequence[dialogue.Asked]) -> list[str]:
+    """Returns a reply to each message."""
+    return [self._answer(one) for one in asked]
+
+  def _answer(self, asked: dialogue.Asked) -> str:
+    character = asked.conversation.character
+    fields = card_fields.Fields(**dataclasses.asdict(character))
+    said = [('system', prompt_lib.persona(fields))]
+    if character.greeting:
+      said.append(('assistant', character.greeting))
+    for one in asked.before:
+      said += [('user', one.user), ('assistant', one.reply)]
+    said.append(('user', asked.user))
+    completion = self._client.chat.completions.create(
+      model=self._model,
+      messages=[{'role': role, 'content': text} for role, text in said],
+      max_tokens=REPLY,
+      temperature=self._temperature,
+    )
+    return completion.choices[0].message.content or ''

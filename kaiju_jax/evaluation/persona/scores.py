@@ -1,0 +1,133 @@
+"""Means, medians and drops of persona scores, with their intervals.
+
+The unit is a conversation: its turns are not independent. Intervals of means
+are bias-corrected and accelerated bootstrap intervals (BCa; Efron, 1987) over
+conversations. The median claim is exact: the median is at least m if a share of
+at least a half of all conversations scores m or more, and Clopper and Pearson's
+lower bound of that share says whether a sample shows it.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from kaiju_jax.serving.safety import exact
+
+RESAMPLES = 10_000
+# One-sided confidence of claims, and the power of `least_drop`.
+CONFIDENCE, POWER = 0.95, 0.8
+
+
+class Mean(NamedTuple):
+  """A mean with its two-sided 95 % interval.
+
+  Attributes:
+    value: the mean.
+    low, high: the interval's ends; NaN for fewer than two values.
+    count: the number of values.
+  """
+
+  value: float
+  low: float
+  high: float
+  count: int
+
+
+def mean(
+  values: Sequence[float],
+  seed: int = 0,
+  resamples: int = RESAMPLES,
+  level: float = 0.95,
+) -> Mean:
+  """Returns the mean of conversations' scores, or of paired drops.
+
+  Where all values are equal, so are the ends: the sample then says nothing
+  about how values spread.
+
+  Args:
+    values: one per conversation.
+    seed: seed of the resampling.
+    resamples: the number of resamples.
+    level: the interval's two-sided confidence.
+  """
+  from scipy import stats
+
+  found = np.asarray(values, float)
+  if not len(found):
+    return Mean(math.nan, math.nan, math.nan, 0)
+  middle = float(found.mean())
+  if len(found) < 2:
+    return Mean(middle, math.nan, math.nan, len(found))
+  if np.ptp(found) == 0:
+    return Mean(middle, middle, middle, len(found))
+  interval = stats.bootstrap(
+    (found,),
+    np.mean,
+    n_resamples=resamples,
+    confidence_level=level,
+    method='BCa',
+    rng=np.random.default_rng(seed),
+  ).confidence_interval
+  return Mean(middle, float(interval.low), float(interval.high), len(found))
+
+
+def share_at_least(values: Sequence[float], limit: float) -> float:
+  """Returns the exact lower bound of the share of values ≥ `limit`.
+
+  The median is at least `limit`, with confidence `CONFIDENCE`, if this is at
+  least a half.
+  """
+  hits = sum(value >= limit for value in values)
+  return exact.at_least(hits, len(values), CONFIDENCE)
+
+
+def rectified_mean(
+  judged: Sequence[float], labelled: Sequence[tuple[float, float]]
+) -> Mean:
+  """Returns the mean that human raters would give, from a judge's scores.
+
+  It is the judge's mean plus the mean of (human − judge) on the conversations
+  that people rated, with the variances added (prediction-powered inference,
+  Angelopoulos et al., 2023). A biased judge widens it or moves it, and cannot
+  mislead it.
+
+  Args:
+    judged: the judge's scores of all conversations.
+    labelled: (human's, judge's) scores of those that people rated.
+
+  Raises:
+    ValueError: fewer than two of either.
+  """
+  from scipy import special
+
+  judged = np.asarray(judged, float)
+  pairs = np.asarray(labelled, float).reshape(-1, 2)
+  if len(judged) < 2 or len(pairs) < 2:
+    raise ValueError(
+      f'{len(judged)} judged and {len(pairs)} labelled conversations: at least'
+      ' two of each are needed.'
+    )
+  error = pairs[:, 0] - pairs[:, 1]
+  middle = judged.mean() + error.mean()
+  variance = judged.var(ddof=1) / len(judged) + error.var(ddof=1) / len(error)
+  half = special.stdtrit(len(error) - 1, 0.975) * math.sqrt(variance)
+  return Mean(
+    float(middle), float(middle - half), float(middle + half), len(judged)
+  )
+
+
+def least_drop(differences: Sequence[float]) -> float:
+  """Returns the smallest true drop that so many pairs show, at `POWER`.
+
+  It takes the differences' own spread: (z₀.₉₅ + z_power) · sd / √n. NaN for
+  fewer than two pairs.
+  """
+  from scipy import special
+
+  found = np.asarray(differences, float)
+  if len(found) < 2:
+    return math.nan
+  quantiles = special.ndtri(CONFIDENCE) + special.ndtri(POWER)
+  return float(quantiles * found.std(ddof=1) / math.sqrt(len(found)))

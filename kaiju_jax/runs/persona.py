@@ -1,0 +1,207 @@
+"""Judges how well a responder stays in character, and decides on it.
+
+Source 003's target: in each tier the median score of a conversation, the mean
+of its three properties, is at least 4.2 of 5. About 200 conversations per tier
+are wanted; fewer decide nothing.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import statistics
+from typing import Any
+from typing import NamedTuple
+
+from kaiju_jax.evaluation import decision as decision_lib
+from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.evaluation.persona import rules
+from kaiju_jax.evaluation.persona import scores
+from kaiju_jax.runs import report
+
+MEDIAN, NEEDED = 4.2, 200
+
+Judge = Callable[[golden.Conversation, Sequence[str]], Mapping[str, float]]
+
+
+class Judged(NamedTuple):
+  """A conversation's score.
+
+  Attributes:
+    conversation: the conversation.
+    replies: a reply per turn.
+    score: by property, 1…5.
+  """
+
+  conversation: golden.Conversation
+  replies: list[str]
+  score: Mapping[str, float]
+
+  @property
+  def mean(self) -> float:
+    """The mean of the properties."""
+    return statistics.fmean(self.score.values())
+
+
+def judge(
+  conversations: Sequence[golden.Conversation],
+  replies: Sequence[list[str]],
+  judge: Judge = rules.score,
+) -> list[Judged]:
+  """Returns the score of each conversation."""
+  return [
+    Judged(one, said, judge(one, said))
+    for one, said in zip(conversations, replies, strict=True)
+  ]
+
+
+def checks(
+  judged: Sequence[Judged], median: float = MEDIAN, needed: int = NEEDED
+) -> Iterator[decision_lib.Check]:
+  """Yields a check per tier: enough conversations, and a median shown."""
+  for tier in golden.TIERS:
+    values = [x.mean for x in judged if x.conversation.tier == tier]
+    if len(values) < needed:
+      yield decision_lib.Check(
+        decision_lib.NOT_EVALUATED,
+        f'{tier}: {len(values)} conversations; at least {needed} are needed.',
+      )
+      continue
+    share = scores.share_at_least(values, median)
+    if share >= 0.5:
+      yield decision_lib.Check(decision_lib.PASSED)
+      continue
+    yield decision_lib.Check(
+      decision_lib.REFUSED,
+      f'{tier}: the median is {statistics.median(values):.2f}; at least'
+      f' {share:.0%} of conversations score {median} or more, and half must.',
+    )
+
+
+def drop_checks(
+  judged: Sequence[Judged], before: Mapping[str, float], most: float
+) -> Iterator[decision_lib.Check]:
+  """Yields a check per tier: the mean has not dropped by more than `most`.
+
+  A drop is refused if the one-sided 95 % bound says that it is larger. If it
+  is not, and the pairs could not have shown it either, nothing was evaluated.
+
+  Args:
+    judged: the candidate's conversations.
+    before: the baseline's scores by conversation.
+    most: the largest allowed drop.
+  """
+  for tier, drops in drops_by_tier(judged, before).items():
+    if len(drops) < 2:
+      yield decision_lib.Check(
+        decision_lib.NOT_EVALUATED,
+        f'{tier}: {len(drops)} conversations were scored before as well; at'
+        ' least two are needed.',
+      )
+      continue
+    found = scores.mean(drops, level=2 * scores.CONFIDENCE - 1)
+    least = scores.least_drop(drops)
+    if found.low > most:
+      yield decision_lib.Check(
+        decision_lib.REFUSED,
+        f'{tier}: scores dropped by {found.value:.2f}, at least'
+        f' {found.low:.2f}; at most {most} is allowed.',
+      )
+    elif found.high > most:
+      yield decision_lib.Check(
+        decision_lib.NOT_EVALUATED,
+        f'{tier}: scores dropped by {found.value:.2f}, at most'
+        f' {found.high:.2f}: {len(drops)} pairs show a drop of {least:.2f} or'
+        ' more.',
+      )
+    else:
+      yield decision_lib.Check(decision_lib.PASSED)
+
+
+def drops_by_tier(
+  judged: Sequence[Judged], before: Mapping[str, float]
+) -> dict[str, list[float]]:
+  """Returns, by tier, the baseline's score minus the candidate's."""
+  return {
+    tier: [
+      before[one.conversation.id] - one.mean
+      for one in judged
+      if one.conversation.tier == tier and one.conversation.id in before
+    ]
+    for tier in golden.TIERS
+  }
+
+
+def figures(judged: Sequence[Judged]) -> dict[str, Any]:
+  """Returns means with intervals, medians and scores by turn."""
+  tiers = {}
+  for tier in golden.TIERS:
+    of_tier = [one for one in judged if one.conversation.tier == tier]
+    if not of_tier:
+      continue
+    values = [one.mean for one in of_tier]
+    tiers[tier] = {
+      'mean': scores.mean(values),
+      'median': statistics.median(values),
+      'share_at_least_median': scores.share_at_least(values, MEDIAN),
+      'properties': {
+        name: scores.mean([one.score[name] for one in of_tier])
+        for name in golden.PROPERTIES
+      },
+    }
+  turns: dict[int, list[float]] = {}
+  for one in judged:
+    found = rules.score_turns(one.conversation, one.replies)
+    for turn, value in found.items():
+      turns.setdefault(turn, []).append(value)
+  return report.plain(
+    {
+      'tiers': tiers,
+      'by_turn_rules': {
+        turn: scores.mean(values) for turn, values in sorted(turns.items())
+      },
+      'scores': {one.conversation.id: one.mean for one in judged},
+    }
+  )
+
+
+def tables(title: str, found: Mapping[str, Any]) -> Iterator[str]:
+  """Yields the lines of the figures' tables in Markdown.
+
+  Args:
+    title: names judge, run and responder.
+    found: see `figures`.
+  """
+  yield f'# {title}'
+  yield ''
+  yield from report.markdown(
+    ('tier', 'conversations', 'mean', 'median', *golden.PROPERTIES),
+    [
+      (
+        tier,
+        one['mean']['count'],
+        _interval(one['mean']),
+        f'{one["median"]:.2f}',
+        *(_interval(one['properties'][name]) for name in golden.PROPERTIES),
+      )
+      for tier, one in found['tiers'].items()
+    ],
+  )
+  yield ''
+  yield 'Scores from 1 to 5, with 95 % intervals over conversations (BCa).'
+  yield ''
+  yield from report.markdown(
+    ('turn', *found['by_turn_rules']),
+    [
+      (
+        'score by rules',
+        *(f'{one["value"]:.2f}' for one in found['by_turn_rules'].values()),
+      )
+    ],
+  )
+
+
+def _interval(mean: Mapping[str, Any]) -> str:
+  if mean['low'] is None:
+    return f'{mean["value"]:.2f}'
+  return f'{mean["value"]:.2f} ({mean["low"]:.2f}–{mean["high"]:.2f})'

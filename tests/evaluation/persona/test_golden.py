@@ -1,0 +1,312 @@
+"""Golden conversations: files, and what the shipped ones are worth."""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import types
+
+import pytest
+
+from kaiju_jax.characters.cards import card_fields
+from kaiju_jax.characters.prompts import prompt as prompt_lib
+from kaiju_jax.data import chat
+from kaiju_jax.data import tokenizer as tokenizer_lib
+from kaiju_jax.evaluation.persona import dialogue
+from kaiju_jax.evaluation.persona import golden
+from kaiju_jax.evaluation.persona import responders
+from kaiju_jax.evaluation.persona import rules
+from kaiju_jax.tasks.dialogues import golden as generated
+
+SHIPPED = (
+  pathlib.Path(__file__).parents[3] / 'experiments/golden/conversations.jsonl'
+)
+
+
+@pytest.fixture(scope='module')
+def shipped():
+  return golden.load(SHIPPED)
+
+
+def played(responder, conversations, **options):
+  """Returns each conversation's scores by property."""
+  replies = dialogue.play(responder, conversations, **options)
+  return [rules.score(*one) for one in zip(conversations, replies)]
+
+
+def means(scores):
+  return [statistics.fmean(one.values()) for one in scores]
+
+
+def test_eight_conversations_of_each_tier_are_shipped(shipped):
+  assert {tier: len(x) for tier, x in golden.by_tier(shipped).items()} == {
+    'public': 8,
+    'official': 8,
+    'mature': 8,
+  }
+  assert len({one.character.name for one in shipped}) == 24
+  assert {one.author for one in shipped} == {'kaiju_jax'}
+
+
+def sets(shipped):
+  return (shipped, generated.conversations(8))
+
+
+def test_references_are_right_and_another_persona_is_wrong(shipped):
+  for conversations in sets(shipped):
+    references = responders.References()
+    assert set(means(played(references, conversations))) == {5}
+    swapped = responders.Swapped(references, conversations)
+    found = played(swapped, conversations)
+    for tier in golden.TIERS:
+      assert (
+        statistics.fmean(
+          value
+          for one, value in zip(conversations, means(found))
+          if one.tier == tier
+        )
+        <= 2.5
+      )
+
+
+class Changed:
+  """References of which one kind of probe's replies are changed."""
+
+  def __init__(self, conversations, property, change):
+    self._turns = {
+      one.id: {x.turn for x in one.probes if x.property == property}
+      for one in conversations
+    }
+    self._change = change
+
+  def answer(self, asked):
+    found = responders.References().answer(asked)
+    return [
+      self._change(one.conversation, reply)
+      if len(one.before) + 1 in self._turns[one.conversation.id]
+      else reply
+      for one, reply in zip(asked, found)
+    ]
+
+
+def without(property):
+  """Returns a change that takes the expected phrases of a property away."""
+
+  def change(conversation, reply):
+    words = reply
+    for probe in conversation.probes:
+      for phrase in probe.expect if probe.property == property else ():
+        for form in phrase, phrase.capitalize(), phrase.title(), phrase.upper():
+          words = words.replace(form, 'hm')
+    return words
+
+  return change
+
+
+@pytest.mark.parametrize('property', golden.PROPERTIES)
+def test_a_fault_lowers_its_own_property(shipped, property):
+  for conversations in sets(shipped):
+    changed = Changed(conversations, property, without(property))
+    found = played(changed, conversations)
+    for name in golden.PROPERTIES:
+      mean = statistics.fmean(one[name] for one in found)
+      assert mean <= 4 if name == property else mean > 4.3, (name, mean)
+
+
+def test_padding_hardly_moves_a_score(shipped):
+  class Padded:
+    def answer(self, asked):
+      found = responders.References().answer(asked)
+      return [f'{x} Well, as it goes, so it goes. ' * 3 for x in found]
+
+  for one in means(played(Padded(), shipped)):
+    assert one >= 4.9
+
+
+def test_who_says_nothing_or_noise_is_at_the_bottom(shipped):
+  class Says:
+    def __init__(self, text):
+      self.text = text
+
+    def answer(self, asked):
+      return [self.text] * len(asked)
+
+  for text in '', '…', 'qzx wvu tsr':
+    assert max(means(played(Says(text), shipped))) == 1
+
+
+def test_generated_conversations_are_new_each_and_the_same_again():
+  first, again = (generated.conversations(5, seed=3) for _ in range(2))
+  assert first == again != generated.conversations(5, seed=4)
+  assert len({one.character.description for one in first}) == 15
+  assert {one.author for one in first} == {'generated'}
+  assert {t: len(x) for t, x in golden.by_tier(first).items()} == {
+    tier: 5 for tier in golden.TIERS
+  }
+
+
+def test_a_file_is_read_back(shipped, tmp_path):
+  path = tmp_path / 'golden.jsonl'
+  golden.write(path, shipped)
+  assert golden.load(path) == shipped
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    ({'turns': lambda x: x[:7]}, 'turns: 7; must be 8'),
+    ({'tier': lambda _: 'secret'}, "tier='secret': must be one of public"),
+    ({'author': lambda _: ''}, 'author: must say'),
+    ({'id': lambda _: ''}, 'id: must not be empty'),
+    ({'note': lambda _: 'x'}, 'note'),
+    ({'turns': lambda x: [{**x[0], 'user': ' '}, *x[1:]]}, r'turns\[1\]: user'),
+    ({'turns': lambda _: 7}, 'turns=7: must be a list'),
+    ({'probes': lambda x: x[:1]}, 'probes: none for'),
+    (
+      {'probes': lambda x: [one for one in x if one['turn'] != 8]},
+      'none for backstory at turn 8',
+    ),
+    (
+      {'probes': lambda x: [{**x[0], 'turn': 9}, *x[1:]]},
+      r'probes\[1\]\.turn=9: must be 1…8',
+    ),
+    (
+      {'probes': lambda x: [{**x[0], 'property': 'wit'}, *x[1:]]},
+      r"probes\[1\]\.property='wit'",
+    ),
+    (
+      {'probes': lambda x: [{**x[0], 'expect': [], 'forbid': []}, *x[1:]]},
+      'must expect or forbid',
+    ),
+    (
+      {'probes': lambda x: [{**x[0], 'expect': ['…']}, *x[1:]]},
+      r"probes\[1\]\.expect='…': has no word",
+    ),
+    (
+      {'probes': lambda x: [{**x[0], 'weight': 0.0}, *x[1:]]},
+      r'probes\[1\]\.weight=0\.0',
+    ),
+    ({'character': lambda x: {**x, 'age': 3}}, r'character\.age'),
+  ],
+)
+def test_faults_are_named_with_their_line(shipped, tmp_path, change, message):
+  path = tmp_path / 'golden.jsonl'
+  data = json.loads(json.dumps(dataclasses.asdict(shipped[1])))
+  for field, changed in change.items():
+    data[field] = changed(data.get(field))
+  first = json.dumps(dataclasses.asdict(shipped[0]))
+  path.write_text(f'{first}\n{json.dumps(data)}\n')
+  with pytest.raises(ValueError, match=f'line 2: .*{message}'):
+    golden.load(path)
+
+
+def test_a_conversation_twice_and_an_empty_file_are_refused(shipped, tmp_path):
+  path = tmp_path / 'golden.jsonl'
+  path.write_text((json.dumps(dataclasses.asdict(shipped[0])) + '\n') * 2)
+  with pytest.raises(ValueError, match=r'line 2: id=.* stands twice'):
+    golden.load(path)
+  path.write_text('\n')
+  with pytest.raises(ValueError, match='holds no conversations'):
+    golden.load(path)
+
+
+# How they are played.
+
+
+class Recorder:
+  """Answers with the turn's number, and keeps what it was asked."""
+
+  def __init__(self):
+    self.asked = []
+
+  def answer(self, asked):
+    self.asked.append(asked)
+    return [f'{len(one.before)} of {one.conversation.id}' for one in asked]
+
+
+@pytest.mark.parametrize('is_forced', [False, True])
+def test_a_turn_follows_the_own_replies_or_the_references(shipped, is_forced):
+  two = shipped[:2]
+  recorder = Recorder()
+  replies = dialogue.play(recorder, two, is_forced)
+  assert [len(one) for one in recorder.asked] == [2] * 8
+  for place, one in enumerate(two):
+    assert replies[place] == [f'{n} of {one.id}' for n in range(8)]
+    last = recorder.asked[7][place]
+    assert last.user == one.turns[7].user
+    assert [x.user for x in last.before] == [x.user for x in one.turns[:7]]
+    said = [x.reference for x in one.turns[:7]] if is_forced else replies[place]
+    assert [x.reply for x in last.before] == said[:7]
+
+
+def test_a_swapped_persona_hears_the_same_messages(shipped):
+  recorder = Recorder()
+  dialogue.play(responders.Swapped(recorder, shipped), shipped)
+  for place, one in enumerate(recorder.asked[3]):
+    assert one.user == shipped[place].turns[3].user
+    other = shipped[(place + 1) % len(shipped)]
+    assert one.conversation.character == other.character
+  with pytest.raises(ValueError, match='has the same character'):
+    responders.Swapped(recorder, shipped[:1])
+
+
+def test_an_endpoint_gets_the_persona_and_what_was_said(shipped):
+  class Client:
+    def __init__(self):
+      self.asked = []
+      self.chat = self.completions = self
+
+    def create(self, **asked):
+      self.asked.append(asked)
+      return type(
+        'R',
+        (),
+        {
+          'choices': [
+            type('C', (), {'message': type('M', (), {'content': None})})
+          ]
+        },
+      )
+
+  client = Client()
+  one = shipped[0]
+  asked = dialogue.Asked(one, (dialogue.Exchange('Hi', 'Hello'),), 'Where?')
+  assert responders.Endpoint(client, 'm', 0.5).answer([asked]) == ['']
+  (found,) = client.asked
+  roles = [x['role'] for x in found['messages']]
+  assert roles == ['system', 'assistant', 'user', 'assistant', 'user']
+  assert one.character.description in found['messages'][0]['content']
+  assert found['messages'][-1]['content'] == 'Where?'
+  assert (found['model'], found['temperature']) == ('m', 0.5)
+
+
+def test_a_model_gets_the_prompts_of_a_server(shipped):
+  """The tokens are those of the system message and of all that was said."""
+
+  class Generator:
+    def generate(self, requests):
+      self.requests = list(requests)
+      return [types.SimpleNamespace(text=f'{n}') for n in range(len(requests))]
+
+  format = chat.format_of(tokenizer_lib.Bytes())
+  generator = Generator()
+  model = responders.Model(generator, format, 0.5, seed=7)
+  asked = [
+    dialogue.Asked(shipped[0], (), 'Where?'),
+    dialogue.Asked(shipped[1], (dialogue.Exchange('Hi', 'Hmph'),), 'Who?'),
+  ]
+  assert model.answer(asked) == ['0', '1']
+  for one, request in zip(asked, generator.requests):
+    fields = card_fields.Fields(**vars(one.conversation.character))
+    said = [('system', prompt_lib.persona(fields))]
+    said.append(('assistant', fields.greeting))
+    for exchange in one.before:
+      said += [('user', exchange.user), ('assistant', exchange.reply)]
+    said.append(('user', one.user))
+    wanted = format.prompt(said)
+    assert request.tokens.tolist() == wanted.tolist()
+    assert request.stop_tokens == format.stop_tokens
+    assert request.max_tokens == responders.REPLY
+  seeds = [one.sampling.seed for one in generator.requests]
+  assert seeds == [7, 7 + 8 + 1]
+  assert {one.sampling.temperature for one in generator.requests} == {0.5}

@@ -1,0 +1,58 @@
+"""experiments.persona from its flags to a decision and its exit status."""
+
+import pytest
+
+from kaiju_jax.evaluation import decision
+from tests.experiments import forked
+
+RULES = ['experiments.persona', '--judge=rules']
+
+
+@pytest.mark.slow
+def test_references_pass_others_fail_and_few_decide_nothing(tmp_path):
+  commands = {
+    'few': ['--references'],
+    'enough': ['--references', '--generated=200'],
+    'wrong': ['--references', '--generated=200', '--swapped'],
+  }
+  done = forked.run(
+    [[*RULES, *x, f'--out={tmp_path / n}'] for n, x in commands.items()]
+  )
+  assert [one.returncode for one in done] == [4, 0, 3], done
+  assert 'public: 8 conversations; at least 200 are needed' in done[0].stderr
+  found = decision.load(tmp_path / 'enough' / decision.FILE)
+  assert found.status == 'passed' and len(found.figures['scores']) == 600
+  assert found.inputs == {
+    'golden': 'generated, 200 per tier, seed 0',
+    'responder': 'references',
+  }
+  text = (tmp_path / 'wrong' / 'report.md').read_text()
+  assert 'references, another persona' in text
+  watch = f'--watch={tmp_path / "enough" / decision.FILE}'
+  again, dropped = forked.run(
+    [
+      [*RULES, '--references', '--generated=50', watch],
+      [*RULES, '--references', '--generated=50', '--swapped', watch],
+    ]
+  )
+  assert again.returncode == 0, again
+  assert dropped.returncode == 3
+  assert 'mature: scores dropped by' in dropped.stderr
+
+
+def test_flags_that_are_wrong_are_one_line(tmp_path):
+  cases = [
+    (['--judge=rules'], 'exactly one of --model, --endpoint and --references'),
+    (['--references'], '--judge is missing'),
+    (
+      ['--judge=rules', '--references', '--golden=x', '--generated=3'],
+      'either --golden or --generated',
+    ),
+    (['--judge=rules', '--references', '--golden=/no'], 'No such file'),
+    (['--judge=rules', '--references', '--watch=/no'], 'No such file'),
+  ]
+  done = forked.run([['experiments.persona', *words] for words, _ in cases])
+  for (_, message), one in zip(cases, done):
+    assert one.returncode == 1, one
+    assert message in one.stderr + one.stdout, one
+    assert 'Traceback' not in one.stderr
