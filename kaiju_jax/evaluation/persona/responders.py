@@ -1,4 +1,4 @@
-"""What answers in a golden conversation.
+"""Lets a model, an endpoint or the references answer golden conversations.
 
 `Model` answers with a model here, through the prompts that a server makes.
 `Endpoint` asks any server with OpenAI's chat completions. `References` gives
