@@ -52,12 +52,23 @@ _METRICS_PORT = flags.DEFINE_integer(
 )
 _ROWS = flags.DEFINE_integer('rows', 8, 'Replies drawn at once.', 1)
 _KEPT = flags.DEFINE_integer(
-  'kept', 32, 'Texts that stay in the cache beside those being continued.', 0
+  'kept',
+  32,
+  'Texts that stay in the cache beside those being continued, as far as --cache'
+  ' has room.',
+  0,
+)
+_CACHE = flags.DEFINE_string(
+  'cache',
+  '',
+  'Most memory for keys and values, such as 2GiB; by default a quarter of what'
+  ' is free.',
 )
 _LENGTH = flags.DEFINE_integer(
   'length',
   None,
-  "Tokens of a prompt and its reply; by default the model's max_length.",
+  "Tokens of a prompt and its reply; by default the model's max_length, as far"
+  ' as two such texts fit into the cache, and no more than 32,768.',
   2,
 )
 _CHUNK = flags.DEFINE_integer('chunk', 256, 'Prompt tokens of a round.', 1)
@@ -190,6 +201,7 @@ def _serve() -> None:
 
 
 def _settings():
+  from kaiju_jax.costs import cache_plan
   from kaiju_jax.runs import serve
 
   return serve.Settings(
@@ -203,6 +215,7 @@ def _settings():
     length=_LENGTH.value,
     chunk=_CHUNK.value,
     kept=_KEPT.value,
+    cache=cache_plan.parse(_CACHE.value) if _CACHE.value else None,
     max_tokens=_MAX_TOKENS.value,
     queue=_QUEUE.value,
     wait=_WAIT.value,

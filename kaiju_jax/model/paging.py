@@ -124,6 +124,17 @@ def bytes_of(
   config: model_config.ModelConfig, pools: Mapping[str, Pool], rows: int
 ) -> int:
   """Returns the bytes that a cache of `rows` rows and its tables allocate."""
+  total = 4 * rows + page_bytes(config, pools)  # Lengths.
+  for pool in pools.values():
+    # The table; start, limit and position of each logical slot; the first slot.
+    total += rows * 4 * (pool.row_pages + 3 * pool.row_slots + 1)
+  return total
+
+
+def page_bytes(
+  config: model_config.ModelConfig, pools: Mapping[str, Pool]
+) -> int:
+  """Returns the bytes of all pages of all pools."""
   quantization = config.quantization
   if quantization.kv == 'int8':
     value_bytes = 1
@@ -132,10 +143,7 @@ def bytes_of(
     value_bytes = 2 if config.dtype == 'bfloat16' else 4
     scale_bytes = 0
   slot_bytes = 2 * (config.head_dim * value_bytes + scale_bytes)
-  total = 4 * rows  # Lengths.
-  for pool in pools.values():
-    slots = pool.heads * pool.pages * pool.page
-    total += len(pool.owners) * slots * slot_bytes
-    # The table; start, limit and position of each logical slot; the first slot.
-    total += rows * 4 * (pool.row_pages + 3 * pool.row_slots + 1)
-  return total
+  return sum(
+    len(pool.owners) * pool.heads * pool.pages * pool.page * slot_bytes
+    for pool in pools.values()
+  )

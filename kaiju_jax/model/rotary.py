@@ -3,9 +3,9 @@
 Pair i of K/2 is (x[i], x[i + K/2]) and turns by position · base^(−2i/K), or by
 a rate that `rope_scaling.py` makes of it.
 
-The angles' cosines and sines are a numpy table, made once and indexed by
-position. Computed inside the step they would cost a quarter of a small model's
-step on a CPU. A table also gives the same bits for every shape of the batch.
+The angles' cosines and sines are a table, made once and indexed by position.
+Computed inside the step they would cost a quarter of a small model's step on a
+CPU. A table also gives the same bits for every shape of the batch.
 """
 
 import dataclasses
@@ -16,7 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.model import config as model_config
 from kaiju_jax.model import rope_scaling
+
+Array = np.ndarray | jax.Array
 
 
 def rates(
@@ -102,17 +105,33 @@ def scaling_of(
   return rope_scaling.RopeScalingConfig(angles=scaling.angles)
 
 
+def tables(
+  config: model_config.ModelConfig, length: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """Returns the `table` of each kind of layers that is rotated.
+
+  Args:
+    config: the model's config.
+    length: positions; a compiled program that is not given tables holds those
+      of max_length as constants.
+  """
+  bases = {'local': config.rope_local, 'global': config.rope_global}
+  return {
+    kind: table(
+      length, config.head_dim, base, scaling_of(config.rope_scaling, kind)
+    )
+    for kind, base in bases.items()
+    if base
+  }
+
+
 def turns(
-  position_BL: jax.Array,
-  max_length: int,
-  head_dim: int,
-  base: float,
-  scaling: rope_scaling.RopeScalingConfig | None = None,
+  position_BL: jax.Array, table: tuple[Array, Array] | None
 ) -> tuple[jax.Array, jax.Array] | None:
-  """Returns cosines and sines at each position [B, L, K/2]; None for base 0."""
-  if not base:
+  """Returns a table's rows at each position [B, L, K/2]; None for None."""
+  if table is None:
     return None
-  cosine, sine = table(max_length, head_dim, base, scaling)
+  cosine, sine = table
   return jnp.asarray(cosine)[position_BL], jnp.asarray(sine)[position_BL]
 
 

@@ -24,6 +24,9 @@ from kaiju_jax.model import past
 from kaiju_jax.model import rotary
 from kaiju_jax.quantization import int8
 
+# The name beside the parameters under which a program may get `rotary.tables`.
+ROTARY = 'rotary'
+
 
 class Transformer(nn.Module):
   """The model tokens_BL → logits_BLV.
@@ -140,18 +143,13 @@ class Transformer(nn.Module):
 
   def _context(self, visibility, z) -> context_lib.Context:
     config = self.config
+    if self.has_variable('params', ROTARY):
+      tables = self.get_variable('params', ROTARY)
+    else:
+      tables = rotary.tables(config, config.max_length)
     local_turns, global_turns = (
-      rotary.turns(
-        visibility.position_BL,
-        config.max_length,
-        config.head_dim,
-        base,
-        rotary.scaling_of(config.rope_scaling, kind),
-      )
-      for kind, base in (
-        ('local', config.rope_local),
-        ('global', config.rope_global),
-      )
+      rotary.turns(visibility.position_BL, tables.get(kind))
+      for kind in ('local', 'global')
     )
     seen = kv_heads.repeat(visibility, kv_heads.here(config.num_kv_heads))
     return context_lib.Context(

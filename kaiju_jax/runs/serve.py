@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kaiju_jax.characters.prompts import prompt
+from kaiju_jax.costs import cache_plan
 from kaiju_jax.costs import footprint
 from kaiju_jax.data import chat as chat_format
 from kaiju_jax.data import tokenizer as tokenizer_lib
@@ -29,9 +30,9 @@ from kaiju_jax.decoding.engine import admission
 from kaiju_jax.decoding.engine import engine as engine_lib
 from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
-from kaiju_jax.model import paging
 from kaiju_jax.runs import built_in
 from kaiju_jax.runs import defaults as defaults_lib
+from kaiju_jax.runs import free_memory
 from kaiju_jax.runs import load
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
@@ -66,9 +67,13 @@ class Settings:
     metrics_port: the port of /metrics, on loopback; with None /metrics is on
       the server's own port, and only if that listens on loopback.
     rows: replies that are generated at once.
-    length: tokens of a prompt and its reply; None for the model's max_length.
+    length: tokens of a prompt and its reply; None for the model's max_length,
+      or less (`cache_plan.plan`).
     chunk: prompt tokens per round.
-    kept: the texts for which the cache has room beside those of the rows.
+    kept: the texts for which the cache has room beside those of the rows, as
+      far as `cache` allows.
+    cache: the most bytes of keys and values; None for a quarter of the memory
+      that is free.
     max_tokens: tokens of a reply if the client names no number.
     queue: the largest number of waiting requests.
     wait: the longest expected time to the first token, in seconds.
@@ -98,6 +103,7 @@ class Settings:
   length: int | None = None
   chunk: int = 256
   kept: int = 32
+  cache: int | None = None
   max_tokens: int = 512
   queue: int = 64
   wait: float = 30.0
@@ -151,7 +157,7 @@ def assemble(
   head = _head(settings, loaded.config.d_model)
   opened = _opened(settings, head)  # Refused before anything compiles.
   try:
-    engine = _engine(loaded, tokenizer, settings, head)
+    engine = _engine(loaded, tokenizer, settings, head, say)
     say(f'Compiling {loaded.origin} …')
     warm(engine)
     return _assemble(
@@ -309,22 +315,22 @@ def warm(engine: engine_lib.Engine) -> None:
     tree.drop(point)
 
 
-def _engine(loaded, tokenizer, settings: Settings, head) -> engine_lib.Engine:
-  length = settings.length or loaded.config.max_length
-  sizes = paging.pools(
-    loaded.config.layers(),
-    settings.rows + settings.kept,
-    length,
-    heads=loaded.config.num_kv_heads,
+def _engine(
+  loaded, tokenizer, settings: Settings, head, say
+) -> engine_lib.Engine:
+  budget = settings.cache or free_memory.measure() // 4
+  plan = cache_plan.plan(
+    loaded.config, budget, settings.rows + settings.kept, settings.length
   )
+  say(cache_plan.describe(plan))
   guide = _guide(head)
   decoder = load.decoder(
     loaded,
     tokenizer,
     rows=settings.rows,
-    length=length,
+    length=plan.length,
     extra=0 if guide is None else guide.extra(settings.guided),
-    page_counts={kind: pool.pages for kind, pool in sizes.items()},
+    page_counts=plan.pages,
   )
   return engine_lib.Engine(
     decoder,

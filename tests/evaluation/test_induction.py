@@ -78,7 +78,9 @@ def test_head_0_looks_at_the_previous_token_and_others_do_not(suggest):
   tokens = np.random.default_rng(0).integers(1, 256, (1, 40))
   x = params['embedding']['embedding_DV'].T[tokens[0]]
   x = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True))
-  turns = rotary.turns(np.arange(40)[None], 64, 64, config.rope_global)
+  turns = rotary.turns(
+    np.arange(40)[None], rotary.table(64, 64, config.rope_global)
+  )
   attention = params['blocks']['layer_0']['attention']
   q = np.einsum('LD,DHK->LHK', x, attention['w_q_DHK'][0])[None]
   k = np.einsum('LD,DK->LK', x, attention['w_k_DK'][0])[None, :, None]

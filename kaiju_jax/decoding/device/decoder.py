@@ -28,6 +28,7 @@ from kaiju_jax.decoding.pages import rows as rows_lib
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import paging
+from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
 from kaiju_jax.wire import ternary_plan
 
@@ -38,7 +39,7 @@ class Decoder:
   Attributes:
     network: the model and its pools, for functions that `run` calls.
     tokens: the number of tokens that a text may hold.
-    params: those of `weights.ready`.
+    params: those of `weights.ready`, and rotary tables.
     jit: `jax.jit` with the compiler options of the mode.
     account: which rows are open and which pages they and points hold; to read.
   """
@@ -105,7 +106,10 @@ class Decoder:
     ready = functools.partial(weights.ready, config=config, turned=turned)
     if mode == 'reference':
       ready = self.jit(ready)  # Its clamp limits are sums, too.
-    self.params = jax.device_put(ready(params, replica=replica), device)
+    turns = rotary.tables(config, min(length + extra, config.max_length))
+    self.params = jax.device_put(
+      {**ready(params, replica=replica), transformer.ROTARY: turns}, device
+    )
     self._held = held_cache.HeldCache(
       jax.device_put(cache_lib.make(config, pools, rows), device)
     )

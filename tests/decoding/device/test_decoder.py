@@ -173,3 +173,18 @@ def test_a_row_is_free_where_opening_it_failed(decoder, monkeypatch):
 
 def test_bytes_are_those_of_the_cache(decoder):
   assert decoder.cache_bytes == cache_lib.bytes_of(decoder.cache)
+
+
+def test_rotary_tables_are_arguments_cut_to_the_length():
+  """A program holds no constant of a table's size."""
+  config = toys.config(layout='L0 G1', window=6, max_length=131_072)
+  decoder = decoder_lib.Decoder(
+    toys.drawn(config), config, rows=1, length=40, page=4
+  )
+  rings = decoder.account.rings()
+  one = np.zeros(1, np.int32)
+  program = decoder._text.lower(
+    decoder.params, decoder.cache, rings, one, one[None], one
+  ).as_text()
+  assert 'tensor<40x8xf32>' in program
+  assert '131072x' not in program and len(program) < 10**6

@@ -1,0 +1,99 @@
+"""A cache keeps to its budget, and two long texts fit into it."""
+
+import dataclasses
+
+import pytest
+
+from kaiju_jax.costs import cache_plan
+from kaiju_jax.model import config as model_config
+from kaiju_jax.model import paging
+from kaiju_jax.quantization import config as quantization_config
+
+GIB = 2**30
+QWEN3 = model_config.ModelConfig(
+  vocab_size=151_936,
+  d_model=1024,
+  num_layers=28,
+  num_heads=16,
+  num_kv_heads=8,
+  head_dim=128,
+  max_length=40_960,
+  period=1,
+  local_share=1,
+  global_share=1,
+  quantization=quantization_config.for_serving(),
+)
+WINDOWS = dataclasses.replace(
+  QWEN3, layout=' '.join([*(f'L{i}' for i in range(5)), 'G5']), window=512
+)
+
+
+def size_of(config, plan):
+  """Bytes of the pools that a decoder of this plan would make."""
+  pools = paging.pools(
+    config.layers(), 1, plan.length, pages=plan.pages, heads=config.num_kv_heads
+  )
+  return paging.bytes_of(config, pools, 1)
+
+
+@pytest.mark.parametrize('config', [QWEN3, WINDOWS], ids=['global', 'windows'])
+@pytest.mark.parametrize('budget', [20 * 2**20, GIB, 6 * GIB, 100 * GIB])
+def test_pages_fill_a_budget_and_no_more(config, budget):
+  plan = cache_plan.plan(config, budget, texts=4000)
+  assert plan.size <= budget
+  one = cache_plan.plan(config, 10**15, 1, plan.typical).size
+  assert budget - plan.size < one
+  tables = size_of(config, plan) - plan.size
+  assert 0 <= tables < 0.01 * budget
+  assert plan.texts >= 2 and plan.length <= cache_plan.LONGEST
+  if plan.length < cache_plan.LONGEST:
+    # One page more, and two texts would no longer fit.
+    whole = cache_plan.plan(config, 10**15, 1, plan.length + paging.PAGE).size
+    assert 2 * whole > budget
+  # Texts of any kind of layer: none is short of pages before the others.
+  if config is WINDOWS and plan.length > 2 * cache_plan.TYPICAL:
+    assert plan.texts * 9 <= plan.pages['local'] <= plan.texts * 9 + 9
+
+
+def test_a_small_model_has_room_for_its_texts_and_no_more():
+  config = model_config.ModelConfig()
+  plan = cache_plan.plan(config, GIB, texts=40)
+  assert plan.length == config.max_length
+  pools = paging.pools(config.layers(), 40, config.max_length)
+  assert plan.pages == {kind: pool.pages for kind, pool in pools.items()}
+  assert (plan.texts, plan.typical) == (40, cache_plan.TYPICAL)
+
+
+def test_what_is_printed():
+  plan = cache_plan.plan(QWEN3, 2 * GIB, texts=40)
+  assert cache_plan.describe(plan) == (
+    'Keys and values: 59,136 bytes per token (bfloat16: 114,688). The cache of'
+    ' 1.9 GiB holds 16 conversations of 2,048 tokens; one has at most 18,112'
+    ' (--cache, --length).'
+  )
+
+
+def test_a_text_that_does_not_fit_is_refused_in_a_line():
+  with pytest.raises(ValueError) as error:
+    cache_plan.plan(QWEN3, 2 * GIB, 40, length=40_960)
+  assert str(error.value) == (
+    'length=40,960: one text takes 2.26 GiB, --cache=2 GiB holds 36,288 tokens.'
+  )
+  # What a user asks for may take more than half.
+  assert cache_plan.plan(QWEN3, 2 * GIB, 40, length=36_288).length == 36_288
+  with pytest.raises(ValueError, match=r'--cache=1 KiB holds 0 tokens'):
+    cache_plan.plan(QWEN3, 2**10, 40)
+
+
+@pytest.mark.parametrize(
+  'text, size',
+  [('2GiB', 2 * GIB), ('1.5 GiB', 3 * GIB // 2), ('64KiB', 2**16)],
+)
+def test_sizes_are_read(text, size):
+  assert cache_plan.parse(text) == size
+
+
+@pytest.mark.parametrize('text', ['2', '2GB', '-2GiB', '0GiB', 'nanGiB', '1e9'])
+def test_what_is_no_size_is_refused(text):
+  with pytest.raises(ValueError, match=f'--cache={text}: must be a size in'):
+    cache_plan.parse(text)
