@@ -1,6 +1,11 @@
-"""Gives memory back to the system that compilations left with the allocator."""
+"""Measures free memory, and gives back what compilations have left."""
 
 import ctypes
+import os
+import pathlib
+
+_CGROUP = pathlib.Path('/sys/fs/cgroup')
+_MEMORY = pathlib.Path('/proc/meminfo')
 
 
 def trim() -> None:
@@ -10,3 +15,38 @@ def trim() -> None:
   except (OSError, AttributeError):
     return  # Another C library, which returns memory as it likes.
   release(0)
+
+
+def measure_free() -> int:
+  """Returns the free bytes of the device that computes.
+
+  For a CPU they are the machine's, or those that its control group leaves. What
+  cached files occupy counts as free.
+  """
+  import jax
+
+  stats = jax.devices()[0].memory_stats()
+  if stats and 'bytes_limit' in stats:
+    return stats['bytes_limit'] - stats['bytes_in_use']
+  return min(_of_machine(), _of_group())
+
+
+def _of_machine() -> int:
+  if not _MEMORY.exists():  # No Linux: half of all there is.
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2
+  fields = dict(
+    line.split(':') for line in _MEMORY.read_text().splitlines() if line
+  )
+  return int(fields['MemAvailable'].split()[0]) * 1024
+
+
+def _of_group() -> float:
+  try:
+    most = (_CGROUP / 'memory.max').read_text().strip()
+    stat = (_CGROUP / 'memory.stat').read_text()
+  except OSError:
+    return float('inf')
+  if most == 'max':
+    return float('inf')
+  used = dict(line.split() for line in stat.splitlines())
+  return max(int(most) - int(used['anon']), 0)

@@ -32,8 +32,8 @@ from kaiju_jax.decoding.requests import request as request_lib
 from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.runs import built_in
 from kaiju_jax.runs import defaults as defaults_lib
-from kaiju_jax.runs import free_memory
 from kaiju_jax.runs import load
+from kaiju_jax.runs import memory
 from kaiju_jax.serving.http import auth
 from kaiju_jax.serving.http import limits as limits_lib
 from kaiju_jax.serving.http import local_key
@@ -301,13 +301,15 @@ def greeting(context: context_lib.Context, url: str) -> list[str]:
 
 
 def warm(engine: engine_lib.Engine) -> None:
-  """Compiles the functions of requests, by running some; keeps no points."""
-  engine.warm(scores=True)
+  """Compiles what any request needs, by running some; keeps no points.
+
+  The worker's thread compiles the rest (`compiled.Rounds.compile_next`).
+  """
+  engine.warm(scores=True, puts_off=True)
   tokens = np.ones(2 * engine.decoder.account.page + 2, np.int32)
   greedy = sampling.Sampling(temperature=0)
-  for scores in False, False, True:
-    asked = request_lib.Request(tokens, 2, greedy, scores_prompt=scores)
-    one = engine.submit(asked)
+  for _ in range(2):
+    one = engine.submit(request_lib.Request(tokens, 2, greedy))
     while one.reason is None:
       engine.advance()
   tree = engine.decoder.account.tree
@@ -318,7 +320,7 @@ def warm(engine: engine_lib.Engine) -> None:
 def _engine(
   loaded, tokenizer, settings: Settings, head, say
 ) -> engine_lib.Engine:
-  budget = settings.cache or free_memory.measure() // 4
+  budget = settings.cache or memory.measure_free() // 4
   plan = cache_plan.plan(
     loaded.config, budget, settings.rows + settings.kept, settings.length
   )

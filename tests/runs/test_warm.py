@@ -76,7 +76,37 @@ def run(engine, asked):
   return [one.result() for one in running]
 
 
+def unscored(engine, seed):
+  return [one for one in requests(engine, seed) if not one.scores_prompt]
+
+
+def test_two_programs_serve_any_request(engine):
+  """The first of this file: what `warm` puts off has not been compiled yet."""
+  rounds = engine.rounds
+  assert (rounds.shapes, rounds.widths) == ([(1, CHUNK)], [ROWS])
+  waiting = rounds.waiting
+  assert waiting == 5  # A step, two prefills, two scored ones.
+  with compilations.record() as seen:
+    for one in unscored(engine, 3)[:4]:
+      run(engine, [one])
+    run(engine, unscored(engine, 3))
+  assert not seen
+  # A scored prompt has to wait for the smallest program, and for that alone.
+  with compilations.record() as seen:
+    (scored,) = run(engine, requests(engine, 3)[:1])
+  assert scored.prompt_log_probabilities is not None
+  assert seen and rounds.waiting == waiting - 1
+  while rounds.waiting > 1:
+    before = set(rounds.shapes), set(rounds.widths)
+    rounds.compile_next()
+    assert before[0] <= set(rounds.shapes) and before[1] <= set(rounds.widths)
+  assert len(rounds.shapes) == 3 and rounds.widths == [1, ROWS]
+
+
 def test_no_request_compiles_and_what_was_put_off_is_compiled_beside(engine):
+  while engine.rounds.waiting > 1:
+    engine.rounds.compile_next()
+  run(engine, requests(engine, 0)[:1])
   with compilations.record() as seen:
     before = [run(engine, requests(engine, 0)) for _ in range(2)]
     for one in requests(engine, 1):

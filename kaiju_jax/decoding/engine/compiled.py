@@ -7,6 +7,7 @@ compile nothing.
 
 from collections.abc import Sequence
 import functools
+import threading
 from typing import Any
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ _SMALLEST_CHUNK = 8
 _ROWS = (4, 8)
 # Rows of a step that draws for few sequences.
 _WIDTHS = (1, 4)
+_NOTHING = np.zeros(0, np.int32)
 
 
 class Chunk(NamedTuple):
@@ -35,6 +37,14 @@ class Chunk(NamedTuple):
   row: int
   tokens_L: np.ndarray
   draws: bool = False
+
+
+class _Program(NamedTuple):
+  """A compiled call: 'step', 'prefill' or 'score', and its shape."""
+
+  kind: str
+  rows: int
+  size: int = 1
 
 
 class Prefilled(NamedTuple):
@@ -63,9 +73,10 @@ class _Ran(NamedTuple):
 class Rounds:
   """The compiled calls of an engine, and the state of how its rows draw.
 
-  Ctrl-C during a method raises after it. Scoring a prompt compiles once per
-  size of a chunk. `warm` can put the larger sizes off, because few prompts are
-  scored: until `compile_next` has compiled them, `score` takes smaller chunks.
+  Ctrl-C during a method raises after it. `warm` can put off all programs but
+  two, the largest chunk of one prompt and the widest step, which serve any
+  request. Until `compile_next` has compiled the others, `shapes` and `widths`
+  name those that are ready.
 
   Args:
     decoder: the model and its cache.
@@ -75,10 +86,6 @@ class Rounds:
     judge: a token-level head that scores all tokens; None for none.
 
   Attributes:
-    shapes: (rows, tokens of each) of a prefill's calls. One row takes a
-      sixteenth of `chunk`, a quarter or the whole, but not below 8 tokens
-      unless `chunk` is; four and eight rows share a chunk.
-    widths: rows of a step, ascending: few sequences do not pay for all rows.
     last_BLD: hidden states [B, 1, D] of the last token of each chunk of the
       latest prefill, zeros beyond them; None before it.
   """
@@ -93,7 +100,7 @@ class Rounds:
     def size(part: int) -> int:
       return min(chunk, max(chunk // part, _SMALLEST_CHUNK))
 
-    self.shapes = sorted(
+    self._shapes = sorted(
       {(1, size(part)) for part in (16, 4, 1)}
       | {
         (rows, size(rows)) for rows in _ROWS if shares and rows <= decoder.rows
@@ -103,7 +110,7 @@ class Rounds:
     narrow = {
       x for x in _WIDTHS if shares and x < rows and rows >= max(_WIDTHS)
     }
-    self.widths = sorted({rows, *narrow})
+    self._widths = sorted({rows, *narrow})
     self._decoder = decoder
     self._state = jax.device_put(
       rounds.initial(decoder.rows, decoder.config.vocab_size),
@@ -119,10 +126,12 @@ class Rounds:
     self._first = decoder.jit(
       functools.partial(rounds.first, network), donate_argnums=1
     )
-    # Sizes whose scoring is put off, ascending; and those compiled since.
-    self._later: list[int] = []
-    self._scoring: dict[int, Any] = {}
-    self._rows = max(rows for rows, _ in self.shapes)
+    # Programs that are put off, in the order in which they are compiled; and
+    # those compiled since.
+    self._later: list[_Program] = []
+    self._compiled: dict[_Program, Any] = {}
+    self._compiling = threading.Lock()
+    self._rows = max(rows for rows, _ in self._shapes)
     self._prefill = {
       is_scored: decoder.jit(
         functools.partial(
@@ -160,8 +169,14 @@ class Rounds:
     It returns what `prefill` does, with the scores of `next_L`, int32, the
     tokens that follow the chunk's; scores beyond them mean nothing.
     """
-    shape = self.shape_of(len(chunk.tokens_L))
-    return self._draw_prompts([chunk], self._run([chunk], shape, next_L, True))
+    sizes = (size for rows, size in self._shapes if rows == 1)
+    size = min(x for x in sizes if x >= len(chunk.tokens_L))
+    program = _Program('score', 1, size)
+    with self._compiling:
+      if program in self._later:  # No size is ready: this one cannot wait.
+        self._compile(program)
+    ran = self._run([chunk], (1, size), next_L, True)
+    return self._draw_prompts([chunk], ran)
 
   def step(self, rows: Sequence[int]) -> jax.Array:
     """Draws the next token of each of these rows.
@@ -179,7 +194,7 @@ class Rounds:
     count_B[: len(rows)] = 1
     with interrupts.delay():
       self._state, packed = self._decoder.run(
-        self._step,
+        self._compiled.get(_Program('step', width), self._step),
         self._state,
         np.array(self._rows_of(rows, width), np.int32),
         count_B,
@@ -189,49 +204,78 @@ class Rounds:
     return packed
 
   def warm(
-    self, lengths: Sequence[int] | None = None, scores: bool = False
+    self,
+    lengths: Sequence[int] | None = None,
+    scores: bool = False,
+    puts_off: bool = False,
   ) -> None:
     """Compiles what sequences will run, without changing them.
 
     Args:
       lengths: as `Engine.warm`'s `prompts`: tokens to prefill.
-      scores: whether prompts will be scored: compiles the smallest size of it,
-        and leaves the others to `compile_next`.
+      scores: whether prompts will be scored.
+      puts_off: whether to leave to `compile_next` what is not needed to begin.
 
     Raises:
       pages.Full: no row is free.
     """
     self._decoder.warm()
-    shapes = set(self.shapes)
+    shapes = set(self._shapes)
     if lengths is not None:
       # Counts of whole chunks, and of the rest behind them.
       counts = {min(x, self.chunk) for x in lengths}
       counts |= {x % self.chunk or self.chunk for x in lengths}
       shapes = {self.shape_of(count) for count in counts}
-    nothing_L = np.zeros(0, np.int32)
-    for shape in shapes:
-      ran = self._run([], shape, nothing_L, False)
+    programs = [
+      *(_Program('step', width) for width in self._widths),
+      *(_Program('prefill', *shape) for shape in sorted(shapes)),
+    ]
     if scores:
-      first, *later = (size for rows, size in self.shapes if rows == 1)
-      self._run([], (1, first), nothing_L, True)
-      self._later = [size for size in later if size not in self._scoring]
+      sizes = [size for rows, size in self._shapes if rows == 1]
+      programs += [_Program('score', 1, size) for size in sizes]
+    if puts_off:
+      now = {
+        _Program('step', max(self._widths)),
+        _Program('prefill', 1, self.chunk),
+      }
+      self._later = [x for x in programs if x not in {*now, *self._compiled}]
+      programs = [x for x in programs if x in now]
+    for program in programs:
+      if program.kind == 'step':
+        self._step_of((), program.rows)
+      else:
+        shape = program.rows, program.size
+        ran = self._run([], shape, _NOTHING, program.kind == 'score')
     self._draw([], ran)
-    for width in self.widths:
-      self._step_of((), width)
     row = self._decoder.open(1)
     try:
-      self.join(row, sampling_lib.Sampling(), nothing_L)
+      self.join(row, sampling_lib.Sampling(), _NOTHING)
     finally:
       self._decoder.close(row)
 
   @property
+  def shapes(self) -> list[tuple[int, int]]:
+    """(rows, tokens of each) of a prefill's calls that are ready, ascending.
+
+    One row takes a sixteenth of `chunk`, a quarter or the whole, but not below
+    8 tokens unless `chunk` is; four and eight rows share a chunk.
+    """
+    later = set(self._later)
+    return [x for x in self._shapes if _Program('prefill', *x) not in later]
+
+  @property
+  def widths(self) -> list[int]:
+    """Rows of a step that are ready: few sequences do not pay for all rows."""
+    later = set(self._later)
+    return [x for x in self._widths if _Program('step', x) not in later]
+
+  @property
   def scored(self) -> int:
     """Most tokens of a chunk whose successors are scored."""
-    return max(
-      size
-      for rows, size in self.shapes
-      if rows == 1 and size not in self._later
-    )
+    later = set(self._later)
+    sizes = [size for rows, size in self._shapes if rows == 1]
+    ready = [x for x in sizes if _Program('score', 1, x) not in later]
+    return max(ready, default=min(sizes))
 
   @property
   def waiting(self) -> int:
@@ -239,32 +283,43 @@ class Rounds:
     return len(self._later)
 
   def compile_next(self) -> None:
-    """Compiles the next size that was put off, beside calls of another thread.
+    """Compiles the next program that was put off, if there is one.
 
-    It runs nothing on the device.
+    Calls of another thread may run beside it. It runs nothing on the device.
     """
-    decoder, size = self._decoder, self._later[0]
-    one, many = np.zeros(1, np.int32), np.zeros((1, size), np.int32)
+    with self._compiling:
+      if self._later:
+        self._compile(self._later[0])
+
+  def _compile(self, program: '_Program') -> None:
+    decoder, rows = self._decoder, program.rows
+    one = np.zeros(rows, np.int32)
+    if program.kind == 'step':
+      function, given = self._step, (one, one)
+    else:
+      function = self._prefill[program.kind == 'score']
+      many = np.zeros((rows, program.size), np.int32)
+      given = (rounds.Chunks(one, many, many, one),)
     arguments = (
       decoder.params,
       decoder.cache,
       decoder.account.rings(),
       self._state,
-      rounds.Chunks(one, many, many, one),
+      *given,
       self._head,
     )
-    lowered = self._prefill[True].lower(*jax.tree.map(_shape_of, arguments))
-    self._scoring[size] = lowered.compile()
-    self._later = self._later[1:]
+    lowered = function.lower(*jax.tree.map(_shape_of, arguments))
+    self._compiled[program] = lowered.compile()
+    self._later = [x for x in self._later if x != program]
 
   def shape_of(self, count: int) -> tuple[int, int]:
-    """Returns the smallest shape of one row that takes so many tokens."""
+    """Returns the smallest ready shape of one row that takes so many tokens."""
     return min(x for x in self.shapes if x[0] == 1 and x[1] >= count)
 
   @property
   def chunk(self) -> int:
     """Most tokens of a call."""
-    return max(size for rows, size in self.shapes if rows == 1)
+    return max(size for rows, size in self._shapes if rows == 1)
 
   def _run(self, chunks, shape, next_L, is_scored: bool):
     B, L = shape
@@ -287,9 +342,8 @@ class Rounds:
     )
     appends = {row: count for row, count in counts.items() if count}
     with interrupts.delay():
-      function = self._prefill[is_scored]
-      if is_scored:
-        function = self._scoring.get(L, function)
+      program = _Program('score' if is_scored else 'prefill', B, L)
+      function = self._compiled.get(program, self._prefill[is_scored])
       self._state, *ran = self._decoder.run(
         function,
         self._state,

@@ -150,20 +150,24 @@ class Engine:
     return tokens_L
 
   def warm(
-    self, prompts: Sequence[int] | None = None, scores: bool = False
+    self,
+    prompts: Sequence[int] | None = None,
+    scores: bool = False,
+    puts_off: bool = False,
   ) -> None:
     """Compiles what requests run, so that none waits for it.
 
     Args:
       prompts: the lengths of prompts that come one at a time and are not
         scored; any by default, several at once too.
-      scores: whether prompts will be scored (`compiled.Rounds.warm`); otherwise
-        the first scored prompt compiles that.
+      scores: whether prompts will be scored; otherwise the first scored prompt
+        compiles that.
+      puts_off: as in `compiled.Rounds.warm`.
 
     Raises:
       pages.Full: no row is free.
     """
-    self.rounds.warm(prompts, scores)
+    self.rounds.warm(prompts, scores, puts_off)
     self._searches.warm(self.rounds)
 
   def submit(

@@ -80,7 +80,7 @@ class World:
     if self.rounds is None:
       self.rounds, self.calls = engine.rounds, engine._searches._calls
       # Prompts of any number in one call, and all rows in a step.
-      self.rounds.shapes, self.rounds.widths = [(4, CHUNK)], [ROWS]
+      self.rounds._shapes, self.rounds._widths = [(4, CHUNK)], [ROWS]
     engine.rounds, engine._searches._calls = self.rounds, self.calls
     return engine
 
