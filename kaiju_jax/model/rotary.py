@@ -112,13 +112,16 @@ def tables(
 
   Args:
     config: the model's config.
-    length: positions; a compiled program that is not given tables holds those
-      of max_length as constants.
+    length: positions, of which there are at most max_length. A compiled program
+      that is not given tables holds those of max_length as constants.
   """
   bases = {'local': config.rope_local, 'global': config.rope_global}
   return {
     kind: table(
-      length, config.head_dim, base, scaling_of(config.rope_scaling, kind)
+      min(length, config.max_length),
+      config.head_dim,
+      base,
+      scaling_of(config.rope_scaling, kind),
     )
     for kind, base in bases.items()
     if base

@@ -70,8 +70,7 @@ class Decoder:
       page_counts: pages of a kind's pool; by default every row can be full.
       mode: one of `extend.MODES`.
       replica: the training state's replica, where updates were ternary.
-      tokens: the tokenizer's size, where the model's vocabulary is padded
-        beyond it: no token from there on is ever drawn. None for all of V.
+      tokens: the tokenizer's size, beyond which none is drawn; None for all V.
 
     Raises:
       ValueError: names the argument, its value and what would be right.
@@ -106,10 +105,9 @@ class Decoder:
     ready = functools.partial(weights.ready, config=config, turned=turned)
     if mode == 'reference':
       ready = self.jit(ready)  # Its clamp limits are sums, too.
-    turns = rotary.tables(config, min(length + extra, config.max_length))
-    self.params = jax.device_put(
-      {**ready(params, replica=replica), transformer.ROTARY: turns}, device
-    )
+    turns = {transformer.ROTARY: rotary.tables(config, length + extra)}
+    params = {**ready(params, replica=replica), **turns}
+    self.params = jax.device_put(params, device)
     self._held = held_cache.HeldCache(
       jax.device_put(cache_lib.make(config, pools, rows), device)
     )
