@@ -13,8 +13,19 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 _end = contextvars.ContextVar('end', default=math.inf)
+_watch = contextvars.ContextVar('watch', default=None)
+
+
+class DeviceLost(BaseException):
+  """The device has stopped to compute for this process, as after a bad address.
+
+  Not an `Exception`: whoever goes on after one contender's error must not go on
+  after this one, because all others would fail, too.
+  """
 
 
 class Spread(NamedTuple):
@@ -54,6 +65,62 @@ def time_left() -> float:
   return _end.get() - time.perf_counter()
 
 
+class _Watch(NamedTuple):
+  note: Callable[[str | None], None]
+  refused: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def watching(
+  note: Callable[[str | None], None], refused: Mapping[str, str]
+) -> Iterator[None]:
+  """Makes each `trial` inside it known before it begins.
+
+  Args:
+    note: takes the name of the trial that begins, and None when it has ended.
+      What it wrote last tells which trial ended the process.
+    refused: {trial: why it is not to begin}.
+  """
+  token = _watch.set(_Watch(note, refused))
+  try:
+    yield
+  finally:
+    _watch.reset(token)
+
+
+@contextlib.contextmanager
+def trial(name: str) -> Iterator[None]:
+  """Surrounds a computation that may end the process, or lose the device.
+
+  Raises:
+    RuntimeError: `watching` refuses it; says why.
+    DeviceLost: the computation failed, and the device computes no more.
+  """
+  watch = _watch.get()
+  if watch is None:
+    yield
+    return
+  if name in watch.refused:
+    raise RuntimeError(f'left out: {watch.refused[name]}')
+  watch.note(name)
+  try:
+    yield
+  except Exception as error:
+    if not answers():
+      raise DeviceLost(tell(error)) from error
+    watch.note(None)
+    raise
+  watch.note(None)
+
+
+def answers() -> bool:
+  """Returns whether the device still computes for this process."""
+  try:
+    return int(jnp.sum(jax.device_put(np.arange(4, dtype=np.int32)))) == 6
+  except Exception:  # Whatever a lost device raises.
+    return False
+
+
 def spreads(
   runs: Mapping[str, Callable[[], Any]],
   repeats: int,
@@ -81,7 +148,9 @@ def spreads(
     if number and time_left() <= 0:
       break
     for name, run in runs.items():
-      jax.block_until_ready(run())
+      # A race may lose the device in a later call than the first.
+      with trial(name) if not number else contextlib.nullcontext():
+        jax.block_until_ready(run())
       start = clock()
       for _ in range(calls):
         last = run()
@@ -97,7 +166,8 @@ def runnable(
   found, problems = {}, {}
   for name, run in runs.items():
     try:
-      jax.block_until_ready(run())
+      with trial(name):
+        jax.block_until_ready(run())
     except Exception as error:  # Compilers and libraries fail in many ways.
       problems[name] = tell(error)
     else:

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 import datetime
 import functools
 import json
+import os
 import pathlib
 import random
 from typing import Any
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from kaiju_jax.kernels import timing
 
@@ -32,17 +34,20 @@ class Found(NamedTuple):
 
   Attributes:
     best: the fastest candidate.
-    seconds: the time of one call with it.
-    refused: {index of a refused candidate: the compiler's reason}.
-    first: the time of the first candidate; None if it was refused.
+    seconds: the median time of one call with it.
+    refused: {index of a refused candidate: the compiler's reason, or that its
+      results differ}.
+    first: the times of the first candidate; None if it was refused.
     untried: candidates for which `timing.bound_time` left no time.
+    spread: the times of one call with the best.
   """
 
   best: Blocks
   seconds: float
   refused: dict[int, str]
-  first: float | None = None
+  first: timing.Spread | None = None
   untried: int = 0
+  spread: timing.Spread | None = None
 
 
 class Job(NamedTuple):
@@ -99,7 +104,10 @@ def write(
     'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
   }
   text = json.dumps(entries, indent=2, sort_keys=True)
-  (folder / _FILE).write_text(f'{text}\n')
+  # A process that is killed here leaves the old file.
+  partial = folder / f'.{_FILE}.{os.getpid()}'
+  partial.write_text(f'{text}\n')
+  os.replace(partial, folder / _FILE)
   _read.cache_clear()
 
 
@@ -126,7 +134,7 @@ def search(
   Raises:
     ValueError: no candidate compiles; gives the reason for each.
   """
-  runs, refused, untried = {}, {}, 0
+  runs, refused, untried, expected = {}, {}, 0, None
   order = list(range(len(candidates)))
   rest = order[1:]
   random.Random(0).shuffle(rest)
@@ -137,20 +145,45 @@ def search(
       continue
     candidate = candidates[i]
     try:
-      call = run(candidate)
-      jax.block_until_ready(call())
-    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as why:
+      with timing.trial(str(dict(candidate))):
+        call = run(candidate)
+        results = jax.block_until_ready(call())
+    except (RuntimeError, ValueError) as why:
       refused[i] = str(why)
-    else:
+      continue
+    expected = results if expected is None else expected
+    if _agree(results, expected):
       runs[i] = call
+    else:
+      refused[i] = 'its results differ from those of the first that compiled'
   if not runs:
     reasons = [f'{candidates[i]}: {refused[i]}' for i in sorted(refused)]
     raise ValueError('no candidate compiles. ' + '; '.join(reasons))
-  seconds = timing.medians(runs, repeats, calls)
-  best = min(seconds, key=seconds.__getitem__)
-  return Found(
-    candidates[best], seconds[best], refused, seconds.get(0), untried
+  times = timing.spreads(
+    {str(dict(candidates[i])): call for i, call in runs.items()}, repeats, calls
   )
+  times = {i: times[str(dict(candidates[i]))] for i in runs}
+  best = min(times, key=lambda i: times[i].median)
+  return Found(
+    candidates[best],
+    times[best].median,
+    refused,
+    times.get(0),
+    untried,
+    times[best],
+  )
+
+
+def _agree(results: Any, expected: Any) -> bool:
+  """Returns whether arrays differ by rounding alone: fast may be wrong."""
+
+  def agrees(x, y):
+    x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    largest = jnp.max(jnp.abs(y), initial=0, where=jnp.isfinite(y))
+    close = jnp.isclose(x, y, rtol=0, atol=0.05 * largest, equal_nan=True)
+    return bool(close.all())
+
+  return all(jax.tree.leaves(jax.tree.map(agrees, results, expected)))
 
 
 def tune(

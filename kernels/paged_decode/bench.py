@@ -259,7 +259,8 @@ def _rows(name: str, shape: Shape, repeats: int, timed: bool):
   if timed:
     for label, (implementation, cache) in cases.items():
       try:
-        prepared = _prepare(shape, where, implementation, cache)
+        with timing.trial(label):
+          prepared = _prepare(shape, where, implementation, cache)
       except Exception as error:  # Compilers fail in many ways.
         problems[label] = timing.tell(error)
       else:

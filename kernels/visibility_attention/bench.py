@@ -169,8 +169,9 @@ def _contenders(shape, ours):
   found, problems = {}, {}
   for name, make in makers.items():
     try:
-      contender = make()
-      jax.block_until_ready((contender.forward(), contender.backward()))
+      with timing.trial(name):
+        contender = make()
+        jax.block_until_ready((contender.forward(), contender.backward()))
     except Exception as error:  # Each fails in its own way.
       problems[name] = timing.tell(error)
     else:

@@ -2,6 +2,8 @@
 
 import datetime
 import json
+import math
+import random
 
 import jax
 import jax.numpy as jnp
@@ -67,17 +69,38 @@ def test_search_takes_the_fastest_that_compiles(monkeypatch):
   def run(blocks):
     if blocks['rows'] == 512:
       raise NotImplementedError('too many registers')
-    return lambda: jnp.asarray(blocks['rows'])
+    return lambda: jnp.asarray([1.0, math.nan])
 
-  monkeypatch.setattr(
-    timing,
-    'medians',
-    lambda runs, repeats, calls: {
-      name: seconds[int(run())] for name, run in runs.items()
-    },
-  )
+  def spreads(runs, repeats, calls):
+    assert list(runs) == [str({'rows': rows}) for rows in seconds]
+    return {str({'rows': x}): timing.spread([seconds[x]]) for x in seconds}
+
+  monkeypatch.setattr(timing, 'spreads', spreads)
+  monkeypatch.setattr(random.Random, 'shuffle', lambda self, rest: None)
+  refused = {0: 'too many registers'}
+  best = timing.Spread(1.0, 1.0, 1.0, 1)
   found = tuned.search(candidates, run)
-  assert found == ({'rows': 128}, 1.0, {0: 'too many registers'}, None, 0)
+  assert found == ({'rows': 128}, 1.0, refused, None, 0, best)
+
+
+@pytest.mark.parametrize('wrong', [1.2, math.nan, math.inf])
+def test_a_candidate_that_computes_something_else_is_refused(wrong):
+  # The first that compiles is today's choice, which numerics have checked.
+  results = {8: (3.0, 1.0), 16: (3.1, 1.0), 32: (3.0, wrong)}
+
+  def run(blocks):
+    return lambda: jnp.asarray(results[blocks['rows']])
+
+  found = tuned.search([{'rows': rows} for rows in results], run, repeats=1)
+  assert list(found.refused) == [2] and 'results differ' in found.refused[2]
+
+
+def test_a_write_that_is_cut_off_leaves_the_old_file(tmp_path, monkeypatch):
+  found = tuned.Found({'rows': 8}, 1.0, {})
+  tuned.write(tmp_path, 'X', 'a', found)
+  monkeypatch.setattr(tuned.os, 'replace', lambda *_: None)
+  tuned.write(tmp_path, 'X', 'a', found._replace(best={'rows': 16}))
+  assert tuned.winner(tmp_path, 'X', 'a') == {'rows': 8}
 
 
 def test_a_search_without_an_outcome_says_why():
@@ -92,10 +115,11 @@ def test_a_search_out_of_time_keeps_todays_choice():
   candidates = [{'rows': rows} for rows in (8, 16, 32)]
 
   def run(blocks):
-    return lambda: jnp.asarray(blocks['rows'])
+    return lambda: jnp.asarray(blocks['rows'] > 0)
 
   with timing.bound_time(0):
     found = tuned.search(candidates, run, repeats=1)
   assert found.best == {'rows': 8} and found.untried == 2
-  assert found.first == found.seconds > 0
+  assert found.first.median == found.seconds > 0
+  assert found.spread == found.first and found.spread.rounds == 1
   assert tuned.search(candidates, run, repeats=1).untried == 0

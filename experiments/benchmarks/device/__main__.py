@@ -38,7 +38,11 @@ _REPEATS = flags.DEFINE_integer(
   'repeats', 9, 'Rounds of each timing.', lower_bound=1
 )
 _CASE_S = flags.DEFINE_float(
-  'case_s', 180, 'Seconds after which a case counts as hung.', lower_bound=1
+  'case_s',
+  None,
+  'Seconds after which a case counts as hung; by default 4 times its estimate,'
+  ' at least 120.',
+  lower_bound=1,
 )
 _MOST_CASES = flags.DEFINE_integer(
   'most_cases', None, 'Cases of each slice; all by default.', lower_bound=1

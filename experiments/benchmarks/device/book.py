@@ -1,18 +1,19 @@
 """A slice's file: its device, its cases and what came of each.
 
-    {"slice": …, "device": {…}, "running": null, "problem": null,
-     "names": [NAME, …],
+    {"slice": …, "device": {…}, "running": null, "trial": null,
+     "problem": null, "names": [NAME, …], "ended": {TRIAL: {NAME: PROBLEM}},
      "cases": {NAME: {"status": "done", "seconds": …, "estimate": …,
                       "record": {…}, "versions": {…}}}}
 
 The status of a case is `done`, `failed` (with "problem") or `skipped` (with
 "why"). A case that stands under "running" while no run is under way was cut
-off, and runs again. Every change replaces the whole file in one step.
+off, and runs again. Under "trial" stands which of the running case's
+contenders is being tried; one that ended its process or lost the device stands
+under "ended". Every change replaces the whole file in one step.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import json
 import math
 import pathlib
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 from kaiju_jax.storage import files
 
 DONE, FAILED, SKIPPED = 'done', 'failed', 'skipped'
+# A contender that ended processes of so many cases is left out of the others.
+_ENDS = 2
 
 
 class Book:
@@ -28,23 +31,28 @@ class Book:
   def __init__(self, folder: str | pathlib.Path, name: str):
     """Reads the file, if there is one.
 
-    Raises:
-      ValueError: names a file that is not JSON.
+    A file that is not such JSON costs its slice alone: it is renamed, and
+    "problem" says so.
     """
     self.path = pathlib.Path(folder) / f'{name}.json'
     self.data: dict[str, Any] = {
       'slice': name,
       'device': None,
       'running': None,
+      'trial': None,
       'problem': None,
       'names': None,
+      'ended': {},
       'cases': {},
     }
-    if self.path.exists():
-      try:
-        self.data |= json.loads(self.path.read_text())
-      except json.JSONDecodeError as error:
-        raise ValueError(f'{self.path} is not JSON: {error}') from error
+    if not self.path.exists():
+      return
+    try:
+      self.data |= _read(self.path)
+    except ValueError as error:
+      aside = self.path.with_suffix('.unreadable')
+      self.path.replace(aside)
+      self.note_problem(f'its file was not readable ({error}); now {aside}')
 
   @property
   def cases(self) -> dict[str, dict[str, Any]]:
@@ -71,25 +79,50 @@ class Book:
 
   def begin(self, case: str) -> None:
     """Notes that a case runs."""
-    self.data['running'] = case
+    self.data |= {'running': case, 'trial': None, 'problem': None}
     self._write()
+
+  def note_trial(self, trial: str | None) -> None:
+    """Notes which contender of the running case is being tried."""
+    self.data['trial'] = trial
+    self._write()
+
+  def refused(self, case: str) -> dict[str, str]:
+    """Returns {trial: why} of those that a case shall not begin."""
+    return {
+      trial: '; '.join(f'at {name}, {why}' for name, why in ends.items())
+      for trial, ends in self.data['ended'].items()
+      if case in ends or len(ends) >= _ENDS
+    }
+
+  def forget_ends(self) -> None:
+    """Lets every contender begin again."""
+    self.data['ended'] = {}
 
   def end(self, case: str, status: str, **fields: Any) -> None:
     """Notes what came of a case."""
     self.cases[case] = _plain({'status': status, **fields})
-    self.data['running'] = None
+    self.data |= {'running': None, 'trial': None}
     self._write()
 
   def fail_running(self, problem: str) -> str | None:
-    """Marks the running case as failed; returns its name, None without one."""
-    case = self.data['running']
-    if case is not None:
+    """Marks the running trial or case as failed; returns the case's name.
+
+    Where a trial ran, the case is not finished: it runs again without that
+    contender. Returns None where no case ran.
+    """
+    case, trial = self.data['running'], self.data['trial']
+    if case is not None and trial is not None:
+      self.data['ended'].setdefault(trial, {})[case] = problem
+      self.data |= {'running': None, 'trial': None}
+      self._write()
+    elif case is not None:
       self.end(case, FAILED, problem=problem)
     return case
 
   def note_cases(self, names: Sequence[str]) -> None:
     """Notes the cases that there are."""
-    self.data['names'] = list(names)
+    self.data |= {'names': list(names), 'problem': None}
     self._write()
 
   def count_left(self, retry: bool = False) -> int | None:
@@ -117,6 +150,13 @@ class Book:
 
   def _write(self) -> None:
     files.write_json(self.path, self.data)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  data = files.read_json(path)
+  if not isinstance(data, dict) or not isinstance(data.get('cases'), dict):
+    raise ValueError(f'{path}: has no "cases".')
+  return data
 
 
 def _tell(device: Mapping[str, Any]) -> str:

@@ -57,6 +57,8 @@ def work(task: Task) -> int:
       book.bind(facts)
     else:
       book.bind({'device': None, 'dry': task.setting.dry})
+    if task.setting.retry:
+      book.forget_ends()
     with _playing(task.setting, slice_):
       try:
         module = importlib.import_module(f'.{name}', __package__)
@@ -100,33 +102,44 @@ def _run_slice(name, module, cases, book, task) -> bool:
       book.end(case, book_lib.SKIPPED, why=why)
       continue
     book.begin(case)
-    _run_case(name, module, case, estimate, what, book, setting)
-    if slice_.apart and number + 1 < len(todo):
+    can_go_on = _run_case(name, module, case, estimate, what, book, setting)
+    if not can_go_on or (slice_.apart and number + 1 < len(todo)):
       return False
   return True
 
 
-def _run_case(name, module, case, estimate, what, book, setting) -> None:
-  """Measures one case and notes what came of it."""
+def _run_case(name, module, case, estimate, what, book, setting) -> bool:
+  """Measures one case and notes what came of it.
+
+  Returns whether this process can measure more: after a bad address a GPU
+  computes nothing more for it.
+  """
   from kaiju_jax.kernels import timing
 
   start = time.time()
   # A first case has none before it, and one that a fault ended has.
   fault = None if book.cases else setting.faults.get(name)
   faulthandler.dump_traceback_later(
-    setting.case_s, exit=True, file=sys.__stderr__
+    setting.limit(estimate), exit=True, file=sys.__stderr__
   )
   try:
     _strike(fault)
     # A case is not cut off: only its rounds become fewer.
-    with timing.bound_time(max(2 * estimate, 10)):
+    with (
+      timing.bound_time(max(2 * estimate, 10)),
+      timing.watching(book.note_trial, book.refused(case)),
+    ):
       record = module.measure(setting, what)
-  except KeyboardInterrupt:
-    raise
+  except timing.DeviceLost as error:
+    lost, trial = f'the device was lost: {error}', book.data['trial']
+    book.fail_running(lost)
+    print(f'{name}: {case}: again without {trial}: {lost}', flush=True)
+    return False
   except Exception as error:  # The other cases go on, whatever it was.
     traceback.print_exc()
     book.end(case, book_lib.FAILED, problem=timing.tell(error))
     print(f'{name}: {case}: failed: {timing.tell(error)}', flush=True)
+    return not order.SLICES[name].device or timing.answers()
   else:
     seconds = time.time() - start
     book.end(
@@ -138,6 +151,7 @@ def _run_case(name, module, case, estimate, what, book, setting) -> None:
       versions=setting_lib.versions(),
     )
     print(f'{name}: {case}: done, {seconds:.1f} s', flush=True)
+    return True
   finally:
     faulthandler.cancel_dump_traceback_later()
 

@@ -11,6 +11,7 @@ import functools
 import pathlib
 from typing import Any
 
+from kaiju_jax.evaluation import proportion
 from kaiju_jax.runs import needle as needle_runs
 from kaiju_jax.sharding import config as sharding_config
 from kaiju_jax.sharding import mesh as mesh_lib
@@ -54,11 +55,13 @@ def measure(setting: setting_lib.Setting, case: str) -> dict[str, Any]:
   records = needle_runs.records([run], asking)
   trained = [x for x in records if x.length == experiment.data.length]
   asked = sum(x.count for x in trained)
+  right = sum(round(x.accuracy * x.count) for x in trained)
   return {
     'arm': case,
     'dtype': experiment.model.dtype,
     'length': experiment.data.length,
-    'accuracy': sum(x.accuracy * x.count for x in trained) / asked,
+    'accuracy': right / asked,
+    'interval': proportion.wilson(right, asked),
     'questions': asked,
     'cells': [x._asdict() for x in records],
   }

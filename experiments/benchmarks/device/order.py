@@ -38,48 +38,48 @@ SLICES = {
     60,
   ),
   'numerics': Slice(
-    'does every kernel compute what its definition says?', 420, 180
+    'does every kernel compute what its definition says?', 840, 180
   ),
   'attention': Slice(
     'how fast are forward and backward against cuDNN and XLA, and half-int8'
     ' against bf16?',
-    300,
+    325,
     120,
   ),
   'int8_matmul': Slice(
     "how fast is int8 against bf16 and XLA's s8 product?", 120, 60
   ),
   'paged_decode': Slice(
-    'how near does a decoding step come to one read of the cache?', 150, 75
+    'how near does a decoding step come to one read of the cache?', 160, 75
   ),
   'squinch': Slice('how near does the codec come to a copy?', 60, 40),
-  'autotune': Slice('which block sizes are fastest?', 900, 240),
+  'autotune': Slice('which block sizes are fastest?', 2320, 240),
   'step': Slice(
     'how fast is a training step of 250m in int8 against bf16, in how much'
     ' memory?',
-    240,
+    405,
     150,
     apart=True,
     plays=False,
   ),
   'decode': Slice(
     'how many tokens per second does 250m decode, at batches of 1 to 256?',
-    200,
+    250,
     120,
     apart=True,
     plays=False,
   ),
   'needle': Slice(
     'is the needle found in float and in int8?',
-    360,
+    330,
     240,
     apart=True,
     plays=False,
   ),
   'startup': Slice(
     'how long does a command take to its first step and its first token?',
-    120,
-    120,
+    240,
+    240,
     device=False,
     plays=False,
   ),

@@ -1,11 +1,13 @@
 """Which implementation should be each platform's default, by the evidence.
 
 A default should change where another implementation of ours is faster in every
-round than the default in any, and holds its definition on this device. This
+round than the default in any, and holds its definition on this device; and
+where it fails on this device while another holds. This
 module writes what it finds and changes nothing: `blocks.implementation` of a
 kernel is where a default is chosen.
 """
 
+import collections
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +22,14 @@ _KERNELS = {
   'int8_matmul': 'int8_matmul',
   'paged_decode': 'paged_decode',
   'squinch': 'squinch',
+}
+# What the names of the checks of numerics begin with.
+_SUBJECTS = {
+  'attention': 'visibility_attention',
+  'int8 product': 'int8_matmul',
+  'paged decode': 'paged_decode',
+  'squinch encode': 'squinch',
+  'squinch decode': 'squinch',
 }
 
 
@@ -42,7 +52,11 @@ def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
   dry = ' A REHEARSAL: nothing follows from it.' * device['dry']
   yield f'Platform {platform}, measured on {device["device"]}.{dry}'
   yield ''
-  held = _held(tables.records(books['numerics']))
+  held = _held(books['numerics'])
+  unchecked = books['numerics'].count_left()
+  if unchecked != 0:
+    yield f'Checks of numerics that have not run: {unchecked or "all"}.'
+    yield ''
   found = [
     (kernel, *each)
     for slice_, kernel in _KERNELS.items()
@@ -51,22 +65,41 @@ def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
       record, {n: h for (k, n), h in held.items() if k == kernel}
     )
   ]
+  yield from report.markdown(
+    ('kernel', 'pass', 'today', 'proposals, by shapes'), list(_sums(found))
+  )
+  yield ''
   columns = 'kernel', 'pass', 'shape', 'today', 'fastest that holds', 'ratio'
   yield from report.markdown((*columns, 'proposal'), found)
   yield ''
   yield (
     'Ratio: the default’s median over the fastest’s. "change" asks that the'
-    ' ranges do not overlap. Where a peer is faster than all of ours, it is'
-    ' named.'
+    ' ranges do not overlap, or that the default fails here. Where a peer is'
+    ' faster than all of ours, it is named.'
   )
 
 
-def _held(found: Mapping[str, Any]) -> dict[tuple[str, str], bool]:
-  """Returns {(kernel, implementation): whether all of its checks hold}."""
+def checked(name: str) -> tuple[str, str]:
+  """Returns the kernel and the implementation of a check of numerics.
+
+  Args:
+    name: the case's, such as 'attention, pallas_gpu, int8: windows'.
+  """
+  subject, implementation = name.replace(':', ',').split(', ')[:2]
+  return _SUBJECTS[subject], implementation
+
+
+def _held(book: book_lib.Book) -> dict[tuple[str, str], bool]:
+  """Returns {(kernel, implementation): whether all of its checks hold}.
+
+  One that failed, by an exception or with its process, does not hold.
+  """
   held: dict[tuple[str, str], bool] = {}
-  for record in found.values():
-    key = record['kernel'], record['implementation']
-    held[key] = held.get(key, True) and record['holds']
+  for name, case in book.cases.items():
+    if case['status'] != book_lib.SKIPPED:
+      key = checked(name)
+      holds = case['status'] == book_lib.DONE and case['record']['holds']
+      held[key] = held.get(key, True) and holds
   return held
 
 
@@ -84,30 +117,26 @@ def judge(
   for (pass_, shape), rows in tables.group(
     record['rows'], lambda row: (row['kernel'], row['shape'])
   ):
-    timed = {
-      _name(row): row for row in rows if row['spread'] and not row['is_peer']
-    }
-    peers = [row for row in rows if row['spread'] and row['is_peer']]
+    ours = {_name(row): row for row in reversed(rows) if not row['is_peer']}
+    timed = {name: row for name, row in ours.items() if row['spread']}
+    if not any(name in (default, *held) for name in ours):
+      continue  # A part that has one implementation.
     # The definition is not checked: it is what the others are held to.
     sound = {
       name: row
       for name, row in timed.items()
-      if name in ('reference', default) or held.get(name)
+      if name == 'reference' or held.get(name, name == default)
     }
-    if default not in timed:
-      if timed and any(name in held for name in timed):
-        yield pass_, shape, default, '', '', 'keep: the default was not timed'
-      continue
-    best = min(sound, key=lambda name: sound[name]['spread']['median'])
-    ratio = timed[default]['seconds'] / sound[best]['seconds']
-    yield (
-      pass_,
-      shape,
-      default,
-      best,
-      f'{ratio:.2f}',
-      _verdict(default, best, sound, held, peers),
+    best = min(
+      sound, key=lambda name: sound[name]['spread']['median'], default=None
     )
+    ratio = ''
+    if best and default in timed:
+      ratio = f'{timed[default]["seconds"] / sound[best]["seconds"]:.2f}'
+    peers = [row for row in rows if row['spread'] and row['is_peer']]
+    fault = _fault(default, ours.get(default), held)
+    verdict = _verdict(default, best, fault, sound, peers)
+    yield pass_, shape, default, best or '', ratio, verdict
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -115,23 +144,44 @@ def _name(row: Mapping[str, Any]) -> str:
   return row['implementation'].partition(',')[0]
 
 
-def _verdict(default, best, sound, held, peers) -> str:
-  words = []
-  if not held.get(default, default == 'reference'):
-    reason = 'fails its numerics' if default in held else 'is not checked'
-    words.append(f'the default {reason}')
-  apart = sound[best]['spread']['most'] < sound[default]['spread']['least']
-  if best == default:
+def _fault(default, row, held) -> str:
+  """Returns what is wrong with a default; nothing is an empty text."""
+  if row and row['problem']:
+    return f'the default does not run: {row["problem"]}'
+  if not row or not row['spread']:
+    return 'the default was not timed'
+  if held.get(default, default == 'reference'):
+    return ''
+  reason = 'fails its numerics' if default in held else 'is not checked'
+  return f'the default {reason}'
+
+
+def _verdict(default, best, fault, sound, peers) -> str:
+  words = [fault] * bool(fault)
+  if best is None:
+    words.insert(0, 'keep: none was timed that holds')
+  elif best == default:
     words.insert(0, 'keep')
-  elif apart:
+  elif default not in sound and 'was not timed' not in fault:
+    words.insert(0, f'change to {best}')
+  elif default not in sound:
+    words.insert(0, 'keep')
+  elif sound[best]['spread']['most'] < sound[default]['spread']['least']:
     words.insert(0, f'change to {best}')
   else:
     words.insert(0, f'keep: {best} overlaps')
   faster = [
     row['implementation']
     for row in peers
-    if row['seconds'] < sound[best]['seconds']
+    if best and row['seconds'] < sound[best]['seconds']
   ]
   if faster:
     words.append(f'faster still: {", ".join(faster)}')
   return '; '.join(words)
+
+
+def _sums(found) -> Iterator[tuple[str, str, str, str]]:
+  """Yields a line per kernel, pass and default: how many shapes say what."""
+  for key, each in tables.group(found, lambda x: (x[0], x[1], x[3])):
+    said = collections.Counter(x[-1].partition(';')[0] for x in each)
+    yield *key, ', '.join(f'{word} ×{n}' for word, n in said.most_common())

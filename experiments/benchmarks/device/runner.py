@@ -21,8 +21,12 @@ from . import child
 from . import order
 from . import setting as setting_lib
 
-# Seconds that a child may go on for after its time, to end its last case.
-_GRACE = 20
+# Seconds that a child may go on for after its time. It ends a case that hangs
+# itself: this is for one that cannot.
+_GRACE = 620
+# A rented machine may have several GPUs: one is measured, and the memory of the
+# others stays free. The definitions compute on the CPU.
+_DEVICE = {'CUDA_VISIBLE_DEVICES': '0'}
 
 
 class Refused(ValueError):
@@ -69,6 +73,8 @@ def run(
 
 def _run_group(group, setting, end, say, whole=False) -> None:
   """Starts children until the slices are done, as far as time allows."""
+  # A rehearsal has one child for all, and each slice as long as it takes.
+  whole = whole or setting.dry
   seconds = {
     name: end - time.time() if whole else order.SLICES[name].most
     for name in group
@@ -76,7 +82,7 @@ def _run_group(group, setting, end, say, whole=False) -> None:
   group = list(group)
   while group and time.time() < end:
     begun = time.time()
-    limit = end - begun + setting.case_s + _GRACE
+    limit = end - begun + (setting.case_s or 0) + _GRACE
     status = _run_child(child.Task(group, seconds, end, setting), limit)
     # Cases that failed now do not run again now.
     setting = dataclasses.replace(setting, retry=False)
@@ -85,8 +91,9 @@ def _run_group(group, setting, end, say, whole=False) -> None:
     if status == child.REFUSED:
       raise Refused(f'{group[0]} and the slices after it cannot be measured.')
     if status != child.MORE:
-      name, case = _bury(group, setting, _tell(status, setting))
-      say(f'{name}: {case or "no case"}: failed: {_tell(status, setting)}')
+      problem = _tell(status, time.time() - begun)
+      name, case = _bury(group, setting, problem)
+      say(f'{name}: {case or "no case"}: {problem}')
       # Without a case to blame, the same child would die in the same way.
       group = group[group.index(name) + (case is None) :]
     for name in group:
@@ -106,13 +113,23 @@ def _bury(group, setting, problem: str) -> tuple[str, str | None]:
   return name, None
 
 
-def _tell(status: int, setting: setting_lib.Setting) -> str:
+def _tell(status: int, seconds: float) -> str:
   if status == 1:
-    return f'the process ended with status 1; hung for {setting.case_s:g} s?'
+    return (
+      f'the process ended with status 1 after {seconds:.0f} s: it hung, or see'
+      ' its last lines'
+    )
   if status < 0:
     with contextlib.suppress(ValueError):
       return f'the process was ended by {signal.Signals(-status).name}'
   return f'the process ended with status {status}'
+
+
+def _environment() -> dict[str, str]:
+  platforms = os.environ.get('JAX_PLATFORMS', '')
+  if platforms and 'cpu' not in platforms.split(','):
+    return _DEVICE | os.environ | {'JAX_PLATFORMS': f'{platforms},cpu'}
+  return _DEVICE | os.environ
 
 
 def _run_child(task: child.Task, limit: float) -> int:
@@ -122,6 +139,7 @@ def _run_child(task: child.Task, limit: float) -> int:
     [*words, json.dumps(dataclasses.asdict(task))],
     stdin=subprocess.PIPE,
     start_new_session=True,
+    env=_environment(),
   )
   try:
     return process.wait(limit)

@@ -99,12 +99,21 @@ def _page(page, mine, books) -> Iterator[str]:
     yield ''
     if not found:
       yield 'Not measured.'
-    elif name in draw:
-      yield from draw[name](found, books)
     else:
-      yield from _rows(found, books)
+      yield from _drawn(draw.get(name, _rows), found, books)
     yield ''
     yield from _missing(book)
+
+
+def _drawn(draw, found, books) -> list[str]:
+  """Returns a table; one line where records are not what it expects.
+
+  A file of another version, or cut by hand, costs its own table alone.
+  """
+  try:
+    return list(draw(found, books))
+  except (KeyError, TypeError, ValueError) as error:
+    return [f'Not drawn: {type(error).__name__}: {error}.']
 
 
 def _device(books) -> Iterator[str]:
@@ -263,14 +272,14 @@ def _autotune(found, books) -> Iterator[str]:
   del books
   rows = []
   for record in found.values():
-    first, seconds = record['first'], record['seconds']
+    first, best = record['first'], record['spread']
     rows.append(
       (
         record['kernel'],
         record['key'],
-        '' if first is None else f'{1e6 * first:,.1f}',
-        f'{1e6 * seconds:,.1f}',
-        '' if first is None else f'{first / seconds:.2f}',
+        tell_times(first, 1e6),
+        tell_times(best, 1e6),
+        '' if first is None else f'{first["median"] / best["median"]:.2f}',
         ' '.join(f'{name}={x}' for name, x in record['best'].items()),
         f'{len(record["refused"])} / {record["untried"]}'
         f' of {record["candidates"]}',
@@ -347,18 +356,20 @@ def _needle(found, books) -> Iterator[str]:
       record['length'],
       f'{record["questions"]:,}',
       f'{record["accuracy"]:.2%}',
+      '{:.2%}–{:.2%}'.format(*record['interval']),
     )
     for record in found.values()
   ]
-  yield from report.markdown(('arm', 'length', 'questions', 'right'), rows)
+  columns = 'arm', 'length', 'questions', 'right', '95 % interval'
+  yield from report.markdown(columns, rows)
 
 
 def _startup(found, books) -> Iterator[str]:
   del books
   rows = [
-    (record['command'], start, *(f'{x:.1f}' for x in seconds))
+    (record['command'], start, *(tell_times(x, 1) for x in spreads))
     for record in found.values()
-    for start, (*_, seconds) in record['starts'].items()
+    for start, spreads in record['starts'].items()
   ]
   columns = 'command', 'start', 'processor, s', 'wall, s'
   yield from report.markdown(columns, rows)

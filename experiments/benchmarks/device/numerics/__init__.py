@@ -13,6 +13,7 @@ from typing import Any
 from typing import NamedTuple
 
 from kaiju_jax.kernels import dispatch
+from kaiju_jax.kernels import timing
 
 from .. import setting as setting_lib
 from . import attention
@@ -64,7 +65,8 @@ def cases(
 def measure(setting: setting_lib.Setting, case: Case) -> dict[str, Any]:
   """Returns the check's errors."""
   del setting
-  return {'kernel': case.kernel, **checks.measure(case.check)}
+  with timing.trial(f'{case.kernel}, {case.check.implementation}'):
+    return {'kernel': case.kernel, **checks.measure(case.check)}
 
 
 def programs(

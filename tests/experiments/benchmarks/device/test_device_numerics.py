@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks.device import numerics
+from experiments.benchmarks.device import proposal
 from experiments.benchmarks.device import setting as setting_lib
 from experiments.benchmarks.device.numerics import checks
 from kaiju_jax.kernels import dispatch
@@ -80,6 +81,9 @@ def test_every_implementation_of_the_platform_is_checked(platform):
     for name, places in api.RUNS_ON.items()
     if platform in places and name != 'reference'
   }
+  for name, (_, case) in found.items():
+    about = case.kernel, case.check.implementation
+    assert proposal.checked(name) == about, name
   # Whatever the time allows, each kernel was looked at.
   first = [case.kernel for _, case in found.values()][: len(_APIS)]
   assert set(first) == set(_APIS)

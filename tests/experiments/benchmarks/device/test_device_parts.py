@@ -1,6 +1,8 @@
 """Files, budgets, pages and proposals, without a child process."""
 
+import importlib
 import math
+import re
 import time
 import types
 
@@ -17,6 +19,7 @@ from kaiju_jax.kernels import ceilings
 from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels import timing
 from kaiju_jax.kernels.paged_decode import blocks
+from tests.experiments.benchmarks.device import commands
 
 _DEVICE = {
   'device': 'H100',
@@ -48,9 +51,21 @@ def test_a_file_resumes_and_holds_nothing_but_json(tmp_path):
   again.bind(_DEVICE)
   with pytest.raises(ValueError, match=r'figures of H100; this is H200\.'):
     again.bind(_DEVICE | {'device': 'H200'})
-  again.path.write_text('{')
-  with pytest.raises(ValueError, match=r'step\.json is not JSON'):
-    book_lib.Book(tmp_path, 'step')
+
+
+@pytest.mark.parametrize('text', ['{"cases": {"a"', '[]', '{"cases": null}'])
+def test_a_file_that_cannot_be_read_costs_its_slice_alone(tmp_path, text):
+  book = book_lib.Book(tmp_path, 'step')
+  book.path.write_text(text)
+  book_lib.Book(tmp_path, 'needle').note_cases(['a'])
+  tables.write(tmp_path)
+  page = (tmp_path / 'tables' / 'step.md').read_text()
+  assert 'its file was not readable' in page
+  assert book.path.with_suffix('.unreadable').read_text() == text
+  again = book_lib.Book(tmp_path, 'step')
+  assert again.count_left() is None and not again.cases
+  assert 'step.json: ' in again.data['problem']
+  assert book_lib.Book(tmp_path, 'needle').count_left() == 1
 
 
 def _work(tmp_path, cases, seconds, **setting):
@@ -91,7 +106,8 @@ def test_a_slice_that_cannot_be_loaded_costs_itself_alone(
       cases=lambda setting: {'one': (1, None)}, measure=lambda *_: {'a': 1}
     )
 
-  monkeypatch.setattr(child.importlib, 'import_module', load)
+  importing = types.SimpleNamespace(import_module=load)
+  monkeypatch.setattr(child, 'importlib', importing)
   monkeypatch.setattr(setting_lib, 'device', lambda setting: _DEVICE)
   names = ['needle', 'startup']
   setting = setting_lib.Setting(str(tmp_path))
@@ -164,7 +180,28 @@ def _row(implementation, median, width=0.1, is_peer=False, **changes):
     (
       [_row('xla', 1.0), _row('fast', 2.0)],
       {'xla': False, 'fast': True},
-      'keep; the default fails its numerics',
+      'change to fast; the default fails its numerics',
+    ),
+    (
+      [_row('xla', None, problem='ValueError: odd'), _row('fast', 2.0)],
+      {'xla': True, 'fast': True},
+      'change to fast; the default does not run: ValueError: odd',
+    ),
+    (
+      [_row('xla', 1.0), _row('fast', 2.0)],
+      {'xla': False, 'fast': False},
+      'keep: none was timed that holds; the default fails its numerics',
+    ),
+    (
+      [_row('xla', None), _row('fast', 2.0)],
+      {'fast': True},
+      'keep; the default was not timed',
+    ),
+    # Ranges that touch are no evidence.
+    (
+      [_row('xla', 1.2), _row('fast', 1.0, width=0.2)],
+      {'xla': True, 'fast': True},
+      'keep: fast overlaps',
     ),
   ],
 )
@@ -198,7 +235,7 @@ def _books(tmp_path):
     variants = {'': {'error': 1e-3, 'misplaced': 0, 'different': 0.1}}
     record = {'kernel': 'paged_decode', 'implementation': name}
     record |= {'variants': variants, 'holds': holds}
-    end('numerics', name, record)
+    end('numerics', f'paged decode, {name}, int8: long', record)
   for arm, seconds in ('bf16', 2.0), ('int8', 1.0):
     record = {
       'arm': arm,
@@ -234,6 +271,9 @@ def test_pages_have_rates_ratios_and_what_is_missing(tmp_path):
   assert 'Not measured.' in pages['decoding']
   (line,) = [x for x in pages['proposal'].splitlines() if 'long' in x]
   assert line.endswith('| xla | pallas_gpu | 2.00 | change to pallas_gpu |')
+  line = '| paged_decode | paged_decode | xla | change to pallas_gpu ×1 |'
+  assert line in pages['proposal']
+  assert 'that have not run: all' in pages['proposal']
 
 
 def test_without_a_file_pages_say_that_no_device_has_run(tmp_path):
@@ -250,6 +290,51 @@ def test_half_int8_is_compared_with_bf16():
   ]
   *_, line = tables._against_bf16(rows)
   assert line == '| paged_decode | 110b, all | pallas_gpu | 1.50 |'
+
+
+def test_a_check_that_failed_does_not_hold(tmp_path):
+  book = book_lib.Book(tmp_path, 'numerics')
+  for label, status, holds in (
+    ('windows', book_lib.DONE, True),
+    ('beams', book_lib.FAILED, None),
+    ('trees', book_lib.SKIPPED, None),
+  ):
+    for name in 'pallas_gpu', 'chunked':
+      here = book_lib.DONE if name == 'chunked' and holds is None else status
+      here = status if status == book_lib.SKIPPED else here
+      record = {'holds': True}
+      book.end(f'attention, {name}, int8: {label}', here, record=record)
+  book.end('paged decode, xla: one', book_lib.DONE, record={'holds': False})
+  assert proposal._held(book) == {
+    ('visibility_attention', 'pallas_gpu'): False,
+    ('visibility_attention', 'chunked'): True,
+    ('paged_decode', 'xla'): False,
+  }
+
+
+def test_a_record_of_another_version_costs_its_table_alone(tmp_path):
+  books = _books(tmp_path)
+  books['ceilings'].cases['rates']['record'] = {'copy': 1}
+  books['ceilings'].end('other', book_lib.SKIPPED, why='no time')
+  books['decode'].end('a', book_lib.DONE, record={'arm': 'int8'}, versions={})
+  tables.write(tmp_path)
+  decoding = (tmp_path / 'tables' / 'decoding.md').read_text()
+  assert "Not drawn: KeyError: 'batch'." in decoding
+  kernels = (tmp_path / 'tables' / 'kernels.md').read_text()
+  assert "Not drawn: KeyError: 'bf16_matmul'." in kernels
+  assert '| paged_decode | xla | 1 of 1 |' in kernels
+
+
+def test_estimates_and_the_page_agree_with_the_cases():
+  page = (commands.ROOT / 'docs' / 'device.md').read_text()
+  with dispatch.compiling_for('gpu'):
+    for name, slice_ in order.SLICES.items():
+      module = importlib.import_module(f'{order.__package__}.{name}')
+      found = module.cases(setting_lib.Setting('out')).values()
+      seconds = sum(estimate for estimate, _ in found)
+      assert abs(seconds - slice_.seconds) <= 0.03 * seconds, name
+      row = rf'(?m)^\| `{name}` \|.*\| {slice_.seconds:,} \| {slice_.most} \|$'
+      assert len(re.findall(row, page)) == 1, name
 
 
 @pytest.mark.parametrize('platform', ['gpu', 'tpu'])
