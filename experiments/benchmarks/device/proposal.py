@@ -23,6 +23,8 @@ _KERNELS = {
   'paged_decode': 'paged_decode',
   'squinch': 'squinch',
 }
+# Fewer say nothing of a range.
+_ROUNDS = 3
 # What the names of the checks of numerics begin with.
 _SUBJECTS = {
   'attention': 'visibility_attention',
@@ -166,6 +168,8 @@ def _verdict(default, best, fault, sound, peers) -> str:
     words.insert(0, f'change to {best}')
   elif default not in sound:
     words.insert(0, 'keep')
+  elif min(sound[x]['spread']['rounds'] for x in (best, default)) < _ROUNDS:
+    words.insert(0, f'keep: {best} is faster, in fewer than {_ROUNDS} rounds')
   elif sound[best]['spread']['most'] < sound[default]['spread']['least']:
     words.insert(0, f'change to {best}')
   else:

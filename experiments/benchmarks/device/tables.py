@@ -71,13 +71,17 @@ def records(book: book_lib.Book) -> dict[str, dict[str, Any]]:
 
 
 def tell_times(spread: Mapping[str, float] | None, unit: float = 1e3) -> str:
-  """Returns a median with its range, in thousandths unless `unit` differs."""
+  """Returns a median with its range, in thousandths unless `unit` differs.
+
+  What was taken once has no range, and says so.
+  """
   if spread is None:
     return ''
   median, least, most = (
     f'{unit * spread[name]:,.3g}' for name in ('median', 'least', 'most')
   )
-  return f'{median} ({least}–{most})'
+  around = f'{least}–{most}' if spread['rounds'] > 1 else 'once'
+  return f'{median} ({around})'
 
 
 def _page(page, mine, books) -> Iterator[str]:
@@ -356,7 +360,7 @@ def _needle(found, books) -> Iterator[str]:
       record['length'],
       f'{record["questions"]:,}',
       f'{record["accuracy"]:.2%}',
-      '{:.2%}–{:.2%}'.format(*record['interval']),
+      '{low:.2%}–{high:.2%}'.format(**record['interval']),
     )
     for record in found.values()
   ]

@@ -133,10 +133,11 @@ def test_flags_are_refused_by_name():
     setting_lib.faults(['step:kill'], dry=False)
 
 
-def _row(implementation, median, width=0.1, is_peer=False, **changes):
+def _row(implementation, median, width=0.1, is_peer=False, rounds=9, **changes):
   spread = None
   if median is not None:
-    spread = timing.Spread(median, median - width, median + width, 9)._asdict()
+    least, most = median - width, median + width
+    spread = timing.Spread(median, least, most, rounds)._asdict()
   return {
     'kernel': 'paged_decode',
     'shape': 'long',
@@ -197,6 +198,11 @@ def _row(implementation, median, width=0.1, is_peer=False, **changes):
       {'fast': True},
       'keep; the default was not timed',
     ),
+    (
+      [_row('xla', 2.0), _row('fast', 1.0, rounds=2)],
+      {'xla': True, 'fast': True},
+      'keep: fast is faster, in fewer than 3 rounds',
+    ),
     # Ranges that touch are no evidence.
     (
       [_row('xla', 1.2), _row('fast', 1.0, width=0.2)],
@@ -212,6 +218,13 @@ def test_a_default_changes_for_sound_and_clearly_faster(rows, held, verdict):
     assert said == verdict
   else:
     assert said == f'{verdict}; the default is not checked'
+
+
+def test_a_figure_that_was_taken_once_has_no_range():
+  assert tables.tell_times(timing.spread([0.25])._asdict()) == '250 (once)'
+  twice = timing.spread([0.25, 0.5])._asdict()
+  assert tables.tell_times(twice, 1) == '0.375 (0.25–0.5)'
+  assert tables.tell_times(None) == ''
 
 
 def _books(tmp_path):
