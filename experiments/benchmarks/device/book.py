@@ -72,10 +72,9 @@ class Book:
       )
     self.data['device'] = dict(device)
 
-  def has(self, case: str, retry: bool = False) -> bool:
-    """Returns whether a case is finished: done, or failed without `retry`."""
-    status = self.cases.get(case, {}).get('status')
-    return status == DONE or (status == FAILED and not retry)
+  def has(self, case: str) -> bool:
+    """Returns whether a case is finished: done or failed."""
+    return self.cases.get(case, {}).get('status') in (DONE, FAILED)
 
   def begin(self, case: str) -> None:
     """Notes that a case runs."""
@@ -95,9 +94,11 @@ class Book:
       if case in ends or len(ends) >= _ENDS
     }
 
-  def forget_ends(self) -> None:
-    """Lets every contender begin again."""
-    self.data['ended'] = {}
+  def forget_failures(self) -> None:
+    """Lets what failed run again, every contender too."""
+    done = {n: x for n, x in self.cases.items() if x['status'] != FAILED}
+    self.data |= {'cases': done, 'ended': {}, 'problem': None}
+    self._write()
 
   def end(self, case: str, status: str, **fields: Any) -> None:
     """Notes what came of a case."""
@@ -125,11 +126,11 @@ class Book:
     self.data |= {'names': list(names), 'problem': None}
     self._write()
 
-  def count_left(self, retry: bool = False) -> int | None:
+  def count_left(self) -> int | None:
     """Returns how many cases are not finished; None before any was listed."""
     if self.data['names'] is None:
       return None
-    return sum(not self.has(name, retry) for name in self.data['names'])
+    return sum(not self.has(name) for name in self.data['names'])
 
   def note_problem(self, problem: str) -> None:
     """Notes why a slice has no cases."""

@@ -57,8 +57,6 @@ def work(task: Task) -> int:
       book.bind(facts)
     else:
       book.bind({'device': None, 'dry': task.setting.dry})
-    if task.setting.retry:
-      book.forget_ends()
     with _playing(task.setting, slice_):
       try:
         module = importlib.import_module(f'.{name}', __package__)
@@ -92,7 +90,7 @@ def _run_slice(name, module, cases, book, task) -> bool:
   """Works on one slice; returns False where another process is to go on."""
   slice_, setting = order.SLICES[name], task.setting
   end = min(task.end, time.time() + task.seconds[name])
-  todo = [each for each in cases if not book.has(each[0], setting.retry)]
+  todo = [each for each in cases if not book.has(each[0])]
   print(f'== {name}: {len(todo)} of {len(cases)} cases to do', flush=True)
   for number, (case, (estimate, what)) in enumerate(todo):
     expected, left = estimate * book.pace(), end - time.time()

@@ -53,7 +53,11 @@ def run(
   """
   end = time.time() + seconds
   books = {name: book_lib.Book(setting.out, name) for name in names}
-  left = {name: book.count_left(setting.retry) for name, book in books.items()}
+  if setting.retry:
+    for book in books.values():
+      if book.path.exists():
+        book.forget_failures()
+  left = {name: book.count_left() for name, book in books.items()}
   for name in names:
     if left[name] == 0:
       say(f'{name}: finished before')
@@ -84,8 +88,6 @@ def _run_group(group, setting, end, say, whole=False) -> None:
     begun = time.time()
     limit = end - begun + (setting.case_s or 0) + _GRACE
     status = _run_child(child.Task(group, seconds, end, setting), limit)
-    # Cases that failed now do not run again now.
-    setting = dataclasses.replace(setting, retry=False)
     if status == child.DONE:
       return
     if status == child.REFUSED:

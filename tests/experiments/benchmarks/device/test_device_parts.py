@@ -43,11 +43,14 @@ def test_a_file_resumes_and_holds_nothing_but_json(tmp_path):
   again = book_lib.Book(tmp_path, 'step')
   assert again.data['running'] == 'c' and again.count_left() == 2
   assert again.fail_running('died') == 'c' and again.count_left() == 1
-  assert again.count_left(retry=True) == 2 and again.fail_running('x') is None
+  assert again.fail_running('x') is None
   assert tables.records(again) == {
     'a': {'1': [{'median': 2.0, 'least': 'nan', 'most': 'inf', 'rounds': 3}]}
   }
   assert again.pace() == 1.5
+  again.forget_failures()
+  again = book_lib.Book(tmp_path, 'step')
+  assert again.count_left() == 2 and set(again.cases) == {'a', 'b'}
   again.bind(_DEVICE)
   with pytest.raises(ValueError, match=r'figures of H100; this is H200\.'):
     again.bind(_DEVICE | {'device': 'H200'})

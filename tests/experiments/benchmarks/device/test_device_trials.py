@@ -66,6 +66,7 @@ def play(tmp_path, monkeypatch):
     runner.run(['squinch'], setting, 1e4, say=lambda line: None)
     return book_lib.Book(tmp_path, 'squinch'), len(started)
 
+  run.loaded = loaded
   return run
 
 
@@ -137,6 +138,27 @@ def test_a_retry_lets_all_begin_again(play):
   book, started = play(cases | {'b': {'bad': _good}}, retry=True)
   assert book.cases['b']['record']['found'] == ['bad']
   assert started == 1 and not book.data['ended']
+
+
+def test_a_retry_runs_each_failed_case_once(play, monkeypatch):
+  cases = {'a': None, 'b': None, 'c': {'good': _good}}
+  play(cases)
+  tried = []
+
+  def measure(setting, what):
+    tried.append(what)
+    return _measure(setting, what)
+
+  apart = order.SLICES['squinch']._replace(apart=True)
+  monkeypatch.setitem(order.SLICES, 'squinch', apart)
+  play.loaded.measure = measure
+  book, started = play(cases, retry=True)
+  assert tried == [None, None] and started == 2
+  assert [book.cases[x]['status'] for x in 'abc'] == [
+    'failed',
+    'failed',
+    'done',
+  ]
 
 
 def test_a_trial_that_is_cut_off_by_ctrl_c_is_not_blamed(tmp_path):
