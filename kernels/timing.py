@@ -71,7 +71,7 @@ class _Watch(NamedTuple):
 
 
 @contextlib.contextmanager
-def watching(
+def watch(
   note: Callable[[str | None], None], refused: Mapping[str, str]
 ) -> Iterator[None]:
   """Makes each `trial` inside it known before it begins.
@@ -93,7 +93,7 @@ def trial(name: str) -> Iterator[None]:
   """Surrounds a computation that may end the process, or lose the device.
 
   Raises:
-    RuntimeError: `watching` refuses it; says why.
+    RuntimeError: `watch` refuses it; says why.
     DeviceLost: the computation failed, and the device computes no more.
   """
   watch = _watch.get()

@@ -86,7 +86,7 @@ class Book:
     self.data['trial'] = trial
     self._write()
 
-  def refused(self, case: str) -> dict[str, str]:
+  def refusals(self, case: str) -> dict[str, str]:
     """Returns {trial: why} of those that a case shall not begin."""
     return {
       trial: '; '.join(f'at {name}, {why}' for name, why in ends.items())

@@ -125,7 +125,7 @@ def _run_case(name, module, case, estimate, what, book, setting) -> bool:
     # A case is not cut off: only its rounds become fewer.
     with (
       timing.bound_time(max(2 * estimate, 10)),
-      timing.watching(book.note_trial, book.refused(case)),
+      timing.watch(book.note_trial, book.refusals(case)),
     ):
       record = module.measure(setting, what)
   except timing.DeviceLost as error:

@@ -81,7 +81,7 @@ def lines(books: Mapping[str, book_lib.Book]) -> Iterator[str]:
   )
 
 
-def checked(name: str) -> tuple[str, str]:
+def parse_check(name: str) -> tuple[str, str]:
   """Returns the kernel and the implementation of a check of numerics.
 
   Args:
@@ -99,7 +99,7 @@ def _held(book: book_lib.Book) -> dict[tuple[str, str], bool]:
   held: dict[tuple[str, str], bool] = {}
   for name, case in book.cases.items():
     if case['status'] != book_lib.SKIPPED:
-      key = checked(name)
+      key = parse_check(name)
       holds = case['status'] == book_lib.DONE and case['record']['holds']
       held[key] = held.get(key, True) and holds
   return held

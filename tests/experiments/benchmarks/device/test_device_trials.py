@@ -168,12 +168,12 @@ def test_a_trial_that_is_cut_off_by_ctrl_c_is_not_blamed(tmp_path):
   # The runner was ended, too, so that nobody blamed it.
   book = book_lib.Book(tmp_path, 'squinch')
   book.begin('a')
-  assert not book.refused('a') and book.data['trial'] is None
+  assert not book.refusals('a') and book.data['trial'] is None
 
 
 def test_a_watch_knows_what_runs_and_forgets_it():
   noted = []
-  with timing.watching(noted.append, {'c': 'it hung'}):
+  with timing.watch(noted.append, {'c': 'it hung'}):
     timing.runnable({'a': _good, 'b': _fails, 'c': _good})
     times = timing.spreads({'a': _good}, 3)
   assert noted == ['a', None, 'b', None, 'a', None] and times['a'].rounds == 3
