@@ -6,6 +6,12 @@
 Llama 2 and 3, SmolLM, Mistral, Qwen 2, 2.5 and 3, Gemma 3 (text), OLMo 2 and 3,
 and Arcee are read; any other is refused by the field that says so. Weights come
 from model.safetensors or several files with an index, and are kept in float32.
+
+    python -m experiments.import_hf --check=FOLDER --text=FILE
+
+writes nothing: it compares our logits with transformers', where that is
+installed, and prints the perplexity of a text for each --int8 and --kv of
+experiments.serve.
 """
 
 from collections.abc import Sequence
@@ -29,8 +35,27 @@ _ACCEPTED = flags.DEFINE_list(
 _OUT = flags.DEFINE_string('out', None, 'A new folder.')
 
 
+_CHECK = flags.DEFINE_string(
+  'check', '', 'A Hugging Face folder to compare, instead of an import.'
+)
+_TEXT = flags.DEFINE_string(
+  'text',
+  '',
+  "File of the text whose perplexity is measured; Python's documentation by"
+  ' default.',
+)
+
+
 def main(argv: Sequence[str]) -> None:
-  command.check(argv, _MODEL, _OUT)
+  command.check(argv, *(() if _CHECK.value else (_MODEL, _OUT)))
+  if _CHECK.value:
+    import pathlib
+
+    from kaiju_jax.runs import check_folder
+
+    text = pathlib.Path(_TEXT.value).read_text() if _TEXT.value else None
+    print(check_folder.check(_CHECK.value, text))
+    return
   from kaiju_jax.runs import exchange  # Imports jax: not for --help.
 
   print(

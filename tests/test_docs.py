@@ -19,7 +19,8 @@ ELSEWHERE = pages.TEN_LINES, pages.OTHER_TRAINER, pages.CLIENT
     pytest.param(
       block,
       id=f'{block.page}:{block.line}',
-      marks=[pytest.mark.slow] * ('init_params' in block.text),
+      marks=[pytest.mark.slow]
+      * ('init_params' in block.text or 'complete.texts' in block.text),
     )
     for block in pages.blocks('python')
     if block not in ELSEWHERE

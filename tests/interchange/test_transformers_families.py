@@ -22,6 +22,8 @@ from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange.families import registry
 from kaiju_jax.model import rotary
 from kaiju_jax.model import transformer
+from kaiju_jax.runs import check_folder
+from kaiju_jax.runs import load
 from tests.interchange import family_folders as folders
 
 torch = pytest.importorskip('torch')
@@ -279,3 +281,17 @@ def test_an_arcee_folder_is_written_again_with_its_scaling(tmp_path):
   tokens_BL = tokens_of(config.vocab_size)
   theirs = theirs_of(model, tokens_BL)
   assert error_of(theirs_of(back, tokens_BL), theirs) < 1e-5
+
+
+def test_the_check_of_a_folder_sees_other_weights(tmp_path):
+  fields = folders.fields_of('qwen2')
+  folder = folders.write(tmp_path / 'folder', fields)
+  loaded = load.from_anywhere(folder)
+  tokens_L = np.random.default_rng(0).integers(0, 90, 40).astype(np.int32)
+  found = check_folder.parity(folder, loaded, tokens_L)
+  assert found.version == transformers.__version__
+  assert found.difference < 1e-5
+  table = jax.tree.map(lambda x: 1.5 * x, loaded.params['embedding'])
+  params = {**loaded.params, 'embedding': table}
+  changed = loaded._replace(params=params)
+  assert check_folder.parity(folder, changed, tokens_L).difference > 1e-3
