@@ -73,12 +73,14 @@ def test_search_takes_the_fastest_that_compiles(monkeypatch):
 
   def spreads(runs, repeats, calls):
     assert list(runs) == [str({'rows': rows}) for rows in seconds]
-    return {str({'rows': x}): timing.spread([seconds[x]]) for x in seconds}
+    # A lucky call is no sign: the median decides.
+    rounds = {x: [0.1 if x == 64 else s, s, s] for x, s in seconds.items()}
+    return {str({'rows': x}): timing.spread(rounds[x]) for x in rounds}
 
   monkeypatch.setattr(timing, 'spreads', spreads)
   monkeypatch.setattr(random.Random, 'shuffle', lambda self, rest: None)
   refused = {0: 'too many registers'}
-  best = timing.Spread(1.0, 1.0, 1.0, 1)
+  best = timing.Spread(1.0, 1.0, 1.0, 3)
   found = tuned.search(candidates, run)
   assert found == ({'rows': 128}, 1.0, refused, None, 0, best)
 

@@ -42,8 +42,8 @@ def run(
   """Works on slices until all are done or the time is up.
 
   Args:
-    names: slices, in order of worth. Those that an earlier run has worked on
-      come after the others.
+    names: slices, in order of worth. Those of which an earlier run has
+      finished a case come after the others.
     setting: the same for all slices.
     seconds: time for all of them.
     say: prints a line.
@@ -61,8 +61,9 @@ def run(
   for name in names:
     if left[name] == 0:
       say(f'{name}: finished before')
-  fresh = [name for name in names if left[name] is None]
-  again = [name for name in names if left[name]]
+  seen = [n for n in names if any(map(books[n].has, books[n].cases))]
+  fresh = [name for name in names if left[name] != 0 and name not in seen]
+  again = [name for name in names if left[name] != 0 and name in seen]
   # A rehearsal saves the children's starts: one works on all slices.
   groups = [[*fresh, *again]] if setting.dry else [[n] for n in fresh + again]
   for group in groups:

@@ -206,6 +206,16 @@ def _row(implementation, median, width=0.1, is_peer=False, rounds=9, **changes):
       {'xla': True, 'fast': True},
       'keep: fast is faster, in fewer than 3 rounds',
     ),
+    # Another cache is a peer.
+    (
+      [
+        _row('fast, bfloat16', 1.0, is_peer=True),
+        _row('fast, int8', 3.0),
+        _row('xla, int8', 2.0),
+      ],
+      {'xla': True, 'fast': True},
+      'keep; faster still: fast, bfloat16',
+    ),
     # Ranges that touch are no evidence.
     (
       [_row('xla', 1.2), _row('fast', 1.0, width=0.2)],
@@ -320,7 +330,9 @@ def test_a_check_that_failed_does_not_hold(tmp_path):
       here = status if status == book_lib.SKIPPED else here
       record = {'holds': True}
       book.end(f'attention, {name}, int8: {label}', here, record=record)
-  book.end('paged decode, xla: one', book_lib.DONE, record={'holds': False})
+  for name, holds in ('one', False), ('two', True):
+    record = {'holds': holds}
+    book.end(f'paged decode, xla: {name}', book_lib.DONE, record=record)
   assert proposal._held(book) == {
     ('visibility_attention', 'pallas_gpu'): False,
     ('visibility_attention', 'chunked'): True,
