@@ -40,3 +40,17 @@ def test_every_slice_has_figures(tmp_path):
 def _records(out, name):
   cases = files.read_json(out / f'{name}.json')['cases'].values()
   return [case['record'] for case in cases]
+
+
+@pytest.mark.slow
+def test_kernels_of_a_tpu_have_figures(tmp_path):
+  kernels = 'numerics', 'attention', 'int8_matmul', 'paged_decode', 'squinch'
+  flags = '--platform=tpu', f'--slices={",".join(kernels)}'
+  done = commands.run(tmp_path, *flags)
+  assert done.returncode == 0, done.stderr
+  for name in kernels:
+    assert set(commands.statuses(tmp_path, name).values()) == {'done'}, name
+  checked = {x['implementation'] for x in _records(tmp_path, 'numerics')}
+  assert 'pallas_tpu' in checked and 'pallas_gpu' not in checked
+  page = (tmp_path / 'tables' / 'proposal.md').read_text()
+  assert 'Platform tpu, measured on cpu. A REHEARSAL' in page
