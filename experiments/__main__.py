@@ -53,6 +53,7 @@ PURPOSES = {
     'benchmarks.decode',
     'benchmarks.device',
     'benchmarks.mixture',
+    'benchmarks.open_models',
     'benchmarks.sampled_targets',
     'benchmarks.soak',
     'benchmarks.startup',

@@ -4,6 +4,7 @@ A decoding step is one call with one token per row, greedy, its argmax drawn on
 the device; prefill is the chunks of whole prompts and the last token's argmax.
 """
 
+from collections.abc import Callable
 import functools
 import statistics
 import time
@@ -16,6 +17,7 @@ import numpy as np
 from kaiju_jax import visibility as visibility_lib
 from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import extend
+from kaiju_jax.decoding.requests import sampling
 from kaiju_jax.model import config as model_config
 from kaiju_jax.model import transformer
 
@@ -59,15 +61,30 @@ def times(
   decoder = decoder_lib.Decoder(
     params, config, rows=batch, length=length + steps
   )
+  run = runner(decoder, length, steps, chunk)
+  measured = [run() for _ in range(1 + runs)]
+  return Times(*zip(*measured[1:]), decoder.cache_bytes)
+
+
+def runner(
+  decoder: decoder_lib.Decoder,
+  length: int,
+  steps: int,
+  chunk: int = 512,
+  clock: Callable[[], float] = time.perf_counter,
+) -> Callable[[], tuple[float, float]]:
+  """Returns a function that times one prefill and the median step after it.
+
+  Its first call compiles. The arguments are those of `times`; the decoder has a
+  row for each text of the batch. `clock` returns seconds.
+  """
   call = decoder.jit(
     functools.partial(greedy, decoder.network), donate_argnums=1
   )
   rng = np.random.default_rng(0)
-  tokens_BL = rng.integers(0, config.vocab_size, (batch, length), np.int32)
-  measured = [
-    _run(decoder, call, tokens_BL, steps, chunk) for _ in range(1 + runs)
-  ]
-  return Times(*zip(*measured[1:]), decoder.cache_bytes)
+  shape = decoder.rows, length
+  tokens_BL = rng.integers(0, decoder.tokens, shape, np.int32)
+  return lambda: _run(decoder, call, tokens_BL, steps, chunk, clock)
 
 
 def greedy(network, params, cache, rings, row_B, tokens_BL):
@@ -76,32 +93,30 @@ def greedy(network, params, cache, rings, row_B, tokens_BL):
   hidden_BLD, cache = extend.text(
     network, params, cache, rings, row_B, tokens_BL, count_B
   )
-  logits_BLV = network.model.apply(
-    {'params': params}, hidden_BLD[:, -1:], method='logits'
-  )
-  return jnp.argmax(logits_BLV, axis=-1).astype(jnp.int32), cache
+  logits_BLV = extend.logits(network, params, hidden_BLD[:, -1:])
+  return sampling.likeliest(logits_BLV[:, 0])[:, None], cache
 
 
-def _run(decoder, call, tokens_BL, steps: int, chunk: int):
+def _run(decoder, call, tokens_BL, steps: int, chunk: int, clock):
   """Returns the seconds of one prefill and of the median step after it."""
   rows = [decoder.open() for _ in tokens_BL]
   row_B = jnp.asarray(rows, jnp.int32)
   length = tokens_BL.shape[1]
-  started = time.perf_counter()
+  started = clock()
   for begin in range(0, length, chunk):
     part_BL = tokens_BL[:, begin : begin + chunk]
     appends = dict.fromkeys(rows, part_BL.shape[1])
     token_B1 = decoder.run(call, row_B, part_BL, appends=appends)
   np.asarray(token_B1)
-  prefill = time.perf_counter() - started
+  prefill = clock() - started
   taken = []
   for _ in range(steps):
-    started = time.perf_counter()
+    started = clock()
     token_B1 = decoder.run(
       call, row_B, token_B1, appends=dict.fromkeys(rows, 1)
     )
     np.asarray(token_B1)
-    taken.append(time.perf_counter() - started)
+    taken.append(clock() - started)
   for row in rows:
     decoder.close(row)
   return prefill, statistics.median(taken)

@@ -14,6 +14,7 @@ Where others use the machine too, set OMP_WAIT_POLICY=passive before this is
 imported: its threads otherwise spin while they wait for each other.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -22,12 +23,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import statistics
 import time
 
 import gguf
 import llama_cpp
 import numpy as np
-from safetensors import numpy as safetensors_numpy
+import safetensors
 
 from . import load
 
@@ -38,6 +40,15 @@ DTYPES = {
   'bfloat16': gguf.GGMLQuantizationType.BF16,
   'int8': gguf.GGMLQuantizationType.Q8_0,
 }
+ARCHITECTURES = {
+  'arcee': gguf.MODEL_ARCH.ARCEE,
+  'llama': gguf.MODEL_ARCH.LLAMA,
+  'qwen3': gguf.MODEL_ARCH.QWEN3,
+}
+# llama.cpp rotates x[i] with x[i + K/2] in these, as the folder does.
+_HALVES = ('qwen3',)
+# The contexts of `runner`, open until the process ends.
+_OPENED = contextlib.ExitStack()
 CACHES = {
   'float32': llama_cpp.GGML_TYPE_F32,
   'float16': llama_cpp.GGML_TYPE_F16,
@@ -61,14 +72,15 @@ def write(
   kind = DTYPES[dtype]
   folder = pathlib.Path(folder)
   config = json.loads((folder / 'config.json').read_text())
-  weights = safetensors_numpy.load_file(folder / 'model.safetensors')
-  writer = gguf.GGUFWriter(path, 'arcee')
+  family = config['model_type']
+  writer = gguf.GGUFWriter(path, family)
   _add_config(writer, config)
   names = gguf.get_tensor_name_map(
-    gguf.MODEL_ARCH.ARCEE, config['num_hidden_layers']
+    ARCHITECTURES[family], config['num_hidden_layers']
   )
-  for name, value in weights.items():
-    if name.endswith(('q_proj.weight', 'k_proj.weight')):
+  for name, value in _tensors(folder / 'model.safetensors'):
+    is_turned = name.endswith(('q_proj.weight', 'k_proj.weight'))
+    if is_turned and family not in _HALVES:
       value = _paired(value, config['head_dim'])
     own = kind if value.ndim > 1 else gguf.GGMLQuantizationType.F32
     writer.add_tensor(
@@ -80,6 +92,13 @@ def write(
   writer.write_kv_data_to_file()
   writer.write_tensors_to_file()
   writer.close()
+
+
+def _tensors(file: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields the tensors of a file in float32."""
+  with safetensors.safe_open(file, framework='flax') as opened:
+    for name in opened.keys():  # noqa: SIM118
+      yield name, np.asarray(opened.get_tensor(name), np.float32)
 
 
 def _add_config(writer, config) -> None:
@@ -170,6 +189,46 @@ def serve(
     ]
     _serve(context, warm_up, in_flight)
     return _serve(context, arrivals, in_flight)
+
+
+def runner(
+  path: str | os.PathLike,
+  batch: int,
+  length: int,
+  steps: int,
+  clock: Callable[[], float] = time.perf_counter,
+) -> Callable[[], tuple[float, float]]:
+  """Returns a function that times one prefill and the median step after it.
+
+  Args:
+    path: the model's file.
+    batch: rows, each with other random tokens.
+    length: tokens of a prompt.
+    steps: decoding steps in a run.
+    clock: returns seconds.
+  """
+  context = _OPENED.enter_context(
+    _context(path, batch, length + steps + 1, batch * length, 'float16', None)
+  )
+  rng = np.random.default_rng(0)
+  tokens_BL = rng.integers(0, context.vocabulary, (batch, length), np.int32)
+
+  def run():
+    taken = []
+    pieces = [(row, 0, tokens) for row, tokens in enumerate(tokens_BL)]
+    for step in range(1 + steps):
+      started = clock()
+      found = context.run(pieces)
+      taken.append(clock() - started)
+      pieces = [
+        (row, length + step, np.array([token]))
+        for row, token in enumerate(found)
+      ]
+    for row in range(batch):
+      context.forget(row)
+    return taken[0], statistics.median(taken[1:])
+
+  return run
 
 
 class _Context:

@@ -78,21 +78,44 @@ def times(
     ValueError: no such cache.
     OSError: the folder is not there.
   """
-  if cache not in CACHES:
-    raise ValueError(f'cache={cache!r}: must be one of {", ".join(CACHES)}.')
   torch.set_num_threads(threads or os.cpu_count())
-  model = transformers.ArceeForCausalLM.from_pretrained(
+  run = runner(read(folder, dtype, attention), batch, length, cache, steps)
+  measured = [run() for _ in range(1 + runs)]
+  return Times(*zip(*measured[1:]))
+
+
+def read(folder: str | os.PathLike, dtype: str, attention: str = 'sdpa'):
+  """Returns a folder's model; the arguments are those of `times`."""
+  return transformers.AutoModelForCausalLM.from_pretrained(
     folder, dtype=getattr(torch, dtype), attn_implementation=attention
   ).eval()
+
+
+def runner(
+  model,
+  batch: int,
+  length: int,
+  cache: str,
+  steps: int,
+  clock: Callable[[], float] = time.perf_counter,
+) -> Callable[[], tuple[float, float]]:
+  """Returns a function that times one prefill and the median step after it.
+
+  The arguments are those of `times`; the model is from `read`, and `clock`
+  returns seconds.
+  """
+  if cache not in CACHES:
+    raise ValueError(f'cache={cache!r}: must be one of {", ".join(CACHES)}.')
   generator = torch.Generator().manual_seed(0)
   shape = (batch, length)
   tokens_BL = torch.randint(model.config.vocab_size, shape, generator=generator)
-  with torch.inference_mode():
-    measured = [
-      _run(model, tokens_BL, _maker(model, cache, length + steps), steps)
-      for _ in range(1 + runs)
-    ]
-  return Times(*zip(*measured[1:]))
+
+  def run():
+    with torch.inference_mode():
+      make_cache = _maker(model, cache, length + steps)
+      return _run(model, tokens_BL, make_cache, steps, clock)
+
+  return run
 
 
 def _maker(model, cache: str, length: int) -> Callable[[], object]:
@@ -103,15 +126,17 @@ def _maker(model, cache: str, length: int) -> Callable[[], object]:
   )
 
 
-def _run(model, tokens_BL, make_cache, steps: int) -> tuple[float, float]:
+def _run(
+  model, tokens_BL, make_cache, steps: int, clock
+) -> tuple[float, float]:
   """Returns the seconds of one prefill and of the median step after it."""
   past = make_cache()
   taken = []
   for _ in range(1 + steps):
-    started = time.perf_counter()
+    started = clock()
     out = model(
       tokens_BL, past_key_values=past, use_cache=True, logits_to_keep=1
     )
     tokens_BL = out.logits[:, -1:].argmax(-1)
-    taken.append(time.perf_counter() - started)
+    taken.append(clock() - started)
   return taken[0], statistics.median(taken[1:])
