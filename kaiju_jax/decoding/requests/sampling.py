@@ -47,10 +47,10 @@ import numpy as np
 _SEEDS = 2**32
 _COLDEST = 1e-6
 _BITS = 31  # Those that a float32 above 0 uses.
-# From so many entries on, the likeliest are read alone: those of the 512 groups
-# of 32 neighbours that hold the likeliest ones.
+# From so many entries on, the 512 likeliest are read alone. They lie in the 512
+# groups of 32 neighbours whose likeliest entries are likeliest.
 _LARGE = 32_768
-_GROUPS, _GROUP = 512, 32
+_NEAREST, _GROUP = 512, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,35 +232,35 @@ class _Near(NamedTuple):
   """The likeliest entries of B rows.
 
   Attributes:
-    depth_BC: their depths.
+    depth_BC: their depths, ascending.
     entry_BC: int32, which entries they are; V and more for none.
-    bound_B: every entry of a smaller depth is among them.
   """
 
   depth_BC: jax.Array
   entry_BC: jax.Array
-  bound_B: jax.Array
+
+  @property
+  def bound_B(self) -> jax.Array:
+    """The largest depth; every entry of a smaller one is among them."""
+    return self.depth_BC[:, -1]
 
 
 def _nearest(depth_BV) -> _Near | None:
-  """Returns the entries of the groups of least depth; None of a few entries.
-
-  The groups are sorted by their least depth, and the last chosen one bounds all
-  that are left out.
-  """
+  """Returns the entries of least depth; None of a small vocabulary."""
   rows, vocab_size = depth_BV.shape
   if vocab_size < _LARGE:
     return None
   rest = -vocab_size % _GROUP
   groups = jnp.pad(depth_BV, ((0, 0), (0, rest)), constant_values=jnp.inf)
   groups = groups.reshape(rows, -1, _GROUP)
-  negative, place = lax.top_k(-groups.min(axis=-1), _GROUPS)
-  near = jnp.take_along_axis(groups, place[..., None], axis=1)
+  # Were an entry of another group nearer than the last that is chosen, its
+  # group would be, too.
+  _, place = lax.top_k(-groups.min(axis=-1), _NEAREST)
+  depth = jnp.take_along_axis(groups, place[..., None], axis=1)
   within = jnp.arange(_GROUP, dtype=jnp.int32)[None, None]
-  entry = place[..., None] * _GROUP + within
-  return _Near(
-    near.reshape(rows, -1), entry.reshape(rows, -1), -negative[:, -1]
-  )
+  entry = (place[..., None] * _GROUP + within).reshape(rows, -1)
+  negative, place = lax.top_k(-depth.reshape(rows, -1), _NEAREST)
+  return _Near(-negative, jnp.take_along_axis(entry, place, axis=1))
 
 
 def _limit(depth_BV, settings, near: _Near | None) -> jax.Array:
@@ -283,8 +283,9 @@ def _limit(depth_BV, settings, near: _Near | None) -> jax.Array:
 
     if near is None:
       return least(depth_BV)
-    found_B = least(near.depth_BC)
-    is_right_B = (found_B < near.bound_B) | ~is_counted_B
+    last_B = jnp.clip(settings.top_k_B, 1, _NEAREST) - 1
+    found_B = _take(near.depth_BC, last_B)
+    is_right_B = (settings.top_k_B <= _NEAREST) | ~is_counted_B
     return lax.cond(
       jnp.all(is_right_B), lambda: found_B, lambda: least(depth_BV)
     )
@@ -299,19 +300,20 @@ def _limit(depth_BV, settings, near: _Near | None) -> jax.Array:
     weight_BV = weigh(depth_BV)
     enough_B = settings.top_p_B * weight_BV.sum(-1)
 
-    def is_enough(depth, weight):
-      return lambda limit_B: (
-        jnp.where(_mask_within(depth, limit_B), weight, 0).sum(-1) >= enough_B
-      )
+    def is_enough(limit_B):
+      inside_BV = _mask_within(depth_BV, limit_B)
+      return jnp.where(inside_BV, weight_BV, 0).sum(-1) >= enough_B
 
-    of_all = is_enough(depth_BV, weight_BV)
     if near is None:
-      return _least(of_all, rows)
-    of_near = is_enough(near.depth_BC, weigh(near.depth_BC))
-    found_B = _least(of_near, rows)
-    is_right_B = _is_least(of_all, found_B) | ~is_weighed_B
+      return _least(is_enough, rows)
+    # These sums round in another order than those of all entries, which have
+    # the last word.
+    mass_BC = jnp.cumsum(weigh(near.depth_BC), axis=-1)
+    last_B = (mass_BC < enough_B[:, None]).sum(-1)
+    found_B = _take(near.depth_BC, jnp.minimum(last_B, _NEAREST - 1))
+    is_right_B = _is_least(is_enough, found_B) | ~is_weighed_B
     return lax.cond(
-      jnp.all(is_right_B), lambda: found_B, lambda: _least(of_all, rows)
+      jnp.all(is_right_B), lambda: found_B, lambda: _least(is_enough, rows)
     )
 
   mass_B = lax.cond(jnp.any(is_weighed_B), weighed, lambda: everything_B)
@@ -359,6 +361,10 @@ def _first_of_largest(x_BC, entry_BC, vocab_size: int) -> jax.Array:
   is_largest_BC = x_BC == jnp.max(x_BC, axis=-1, keepdims=True)
   last = vocab_size - 1  # Of a row of NaN.
   return jnp.min(jnp.where(is_largest_BC, entry_BC, last), axis=-1)
+
+
+def _take(x_BC, place_B) -> jax.Array:
+  return jnp.take_along_axis(x_BC, place_B[:, None], axis=1)[:, 0]
 
 
 def _mask_within(depth_BV, limit_B) -> jax.Array:
