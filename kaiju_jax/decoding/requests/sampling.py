@@ -19,10 +19,9 @@ as in Hugging Face's code, and top_p does the same here.
 No limit needs the vocabulary sorted. The bits of non-negative floats are
 ordered as the floats are, so a limit is found bit by bit, in 31 sums over the
 vocabulary. They are skipped if no row needs them, as is the noise if all rows
-are greedy. In a large vocabulary limits are sought, and tokens raced, among the
-likeliest entries alone (`_nearest`): a few hundred rows of the model's head
-decide nearly always. Where they do not suffice, the whole vocabulary is read,
-with the same results.
+are greedy. In a large vocabulary limits are looked up, and tokens raced, among
+the likeliest entries alone (`_nearest`), which decide nearly always. Where they
+do not suffice, the whole vocabulary is read, with the same results.
 
 The noise is threefry's, with the key (seed, index of the token in its sequence)
 and the vocabulary entry as the counter. So a seed gives the same text whatever
