@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import fields as fields_lib
 
+TEMPLATE = 'chat_template.jinja'
 FILE, SETTINGS, CONFIG = (
   'generation_config.json',
   'tokenizer_config.json',
@@ -96,6 +97,24 @@ def read(
     if name not in known and value not in (None, False, 0, 1, [], {}, '')
   ]
   return Generation(sampling, tuple(dict.fromkeys(ends)), tuple(ignored))
+
+
+def copy(folder: pathlib.Path) -> dict[str, str]:
+  """Returns {name: text} of what an import keeps of a folder beside weights.
+
+  The chat template and the names of tokens are kept as they are. There is
+  always a generation_config.json, by which an import is told from an export.
+
+  Raises:
+    OSError: a file cannot be read.
+    ValueError: config.json is no JSON object.
+  """
+  ends = read_object(folder / CONFIG).get('eos_token_id')
+  kept = {FILE: json.dumps({'eos_token_id': ends})}
+  for name in FILE, SETTINGS, TEMPLATE:
+    if (folder / name).is_file():
+      kept[name] = (folder / name).read_text()
+  return kept
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:

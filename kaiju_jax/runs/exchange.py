@@ -6,11 +6,14 @@ import pathlib
 
 import jax
 
+from kaiju_jax.interchange import generation
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost as lost_lib
 from kaiju_jax.interchange import own
 from kaiju_jax.interchange import tokens
+from kaiju_jax.interchange.families import registry
 from kaiju_jax.runs import load
+from kaiju_jax.storage import files
 from kaiju_jax.training import workdir as workdir_lib
 
 FORMATS = ('auto', 'arcee', 'kaiju')
@@ -85,7 +88,12 @@ def read(
   params, config = hugging_face.read(folder, accepted)
   file = pathlib.Path(folder) / tokens.FILE
   tokenizer = str(file) if with_tokenizer and file.exists() else None
-  own.write(out, params, config, tokenizer)
+  fields = files.read_json(pathlib.Path(folder) / generation.CONFIG)
+  is_ours = registry.read(fields, accepted).is_ours
+  beside = {}
+  if tokenizer and not is_ours:
+    beside = generation.copy(pathlib.Path(folder))
+  own.write(out, params, config, tokenizer, beside=beside)
   count = sum(leaf.size for leaf in jax.tree.leaves(params))
   return (
     f'{folder} → {out}: {config.num_layers} layers of width {config.d_model},'

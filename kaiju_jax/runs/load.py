@@ -203,16 +203,27 @@ def from_export(
   Raises:
     OSError, ValueError: the file is missing, or is no export.
   """
+  from kaiju_jax.interchange import generation
   from kaiju_jax.interchange import own
   from kaiju_jax.interchange import tokens
 
   file = pathlib.Path(path)
+  # `exchange.read` writes this file, and exports of our runs have none.
+  is_ours = not (file / generation.FILE).is_file()
   if file.is_dir():
     if tokenizer is None and (file / tokens.FILE).exists():
       tokenizer = str(file / tokens.FILE)
     file = file / own.WEIGHTS
   params, config = own.load(file)
-  return Loaded(params, config, None, tokenizer or '', str(path))
+  return Loaded(
+    params,
+    config,
+    None,
+    tokenizer or '',
+    str(path),
+    chats='' if is_ours else str(path),
+    is_ours=is_ours,
+  )
 
 
 def from_anywhere(

@@ -50,10 +50,12 @@ def test_a_limit_ends_the_trial(monkeypatch):
   seconds = []
   monkeypatch.setattr(signal, 'setitimer', lambda _, x: seconds.append(x))
   sizes = []
-  times = iter([0, 0.002, 0, 0.016, 0, 0.002, 0, 0.13, 0, 0.9])
+  spent = [0.002, 0.016, 0.002, 0.1, 0.9, 0.012, 0.13, 0.9]
+  times = iter([time for one in spent for time in (0, one)])
   monkeypatch.setattr(regexes.time, 'process_time', lambda: next(times))
   regexes._try(lambda text: sizes.append(len(text)), 'a')
   assert sizes == [2**14 + 1, 2**17 + 1]  # In proportion.
-  regexes._try(lambda text: sizes.append(len(text)), 'a')
-  assert sizes[2:] == [2**14 + 1, 2**17 + 1, 2**20 + 1]
-  assert seconds == [regexes.SECONDS, 0] * 5
+  for _ in range(2):  # One grows faster, one is slow from the beginning.
+    regexes._try(lambda text: sizes.append(len(text)), 'a')
+  assert sizes[2:] == [2**14 + 1, 2**17 + 1, 2**20 + 1] * 2
+  assert seconds == [regexes.SECONDS, 0] * 8

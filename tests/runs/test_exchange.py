@@ -1,12 +1,16 @@
 """A run's export, its import, and the two commands."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
+from kaiju_jax.data import tokenizer as tokenizer_lib
 from kaiju_jax.interchange import hugging_face
 from kaiju_jax.interchange import lost
 from kaiju_jax.interchange import own
+from kaiju_jax.runs import defaults
 from kaiju_jax.runs import exchange
 from kaiju_jax.runs import load
 from kaiju_jax.training import checkpoint
@@ -17,6 +21,7 @@ from kaiju_jax.training import state as state_lib
 from kaiju_jax.training import workdir
 from tests.interchange import family_folders
 from tests.interchange import toys
+from tests.interchange.templates import shapes
 
 
 class Nowhere:
@@ -111,6 +116,28 @@ def test_a_workdir_without_a_run_is_named(tmp_path):
     exchange.export(tmp_path, tmp_path / 'out')
   with pytest.raises(FileNotFoundError, match='A workdir is a folder that'):
     load.from_workdir(tmp_path)
+
+
+def test_an_import_keeps_the_chat_template_and_the_settings(tmp_path):
+  fields = family_folders.fields_of('llama') | {'vocab_size': 420}
+  folder = family_folders.write(tmp_path / 'in', fields)
+  (folder / 'tokenizer.json').write_text(shapes.byte_tokenizer())
+  exchange.read(folder, tmp_path / 'plain')
+  (folder / 'chat_template.jinja').write_text(shapes.TEMPLATES['turns'])
+  settings = {'bos_token': '<s>', 'eos_token': '</s>'}
+  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+  (folder / 'generation_config.json').write_text('{"temperature": 0.5}')
+  exchange.read(folder, tmp_path / 'whole')
+  tokenizer = tokenizer_lib.load(str(folder / 'tokenizer.json'))
+  plain, whole, theirs = (
+    defaults.read(load.from_anywhere(path), tokenizer)
+    for path in (tmp_path / 'plain', tmp_path / 'whole', folder)
+  )
+  # Nobody trained the first one on our own format.
+  assert plain.format is None and plain.generation.ends == (1, 2)
+  assert whole.generation == theirs.generation
+  assert whole.format.digest == theirs.format.digest
+  assert whole.format.stop_tokens == theirs.format.stop_tokens
 
 
 def test_a_family_is_imported_and_an_unknown_field_accepted(tmp_path):

@@ -22,7 +22,7 @@ from kaiju_jax.interchange.templates import glue as glue_lib
 from kaiju_jax.interchange.templates import pieces
 from kaiju_jax.interchange.templates import rendering
 
-TEMPLATE, TOKENIZER = 'chat_template.jinja', 'tokenizer.json'
+TOKENIZER = 'tokenizer.json'
 _NAMES = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
 
 
@@ -121,8 +121,8 @@ def _rendered(renderer: rendering.Renderer) -> list[str | rendering.Refusal]:
 
 
 def _template(folder: pathlib.Path, settings: dict[str, Any]) -> str | None:
-  if (folder / TEMPLATE).is_file():
-    return (folder / TEMPLATE).read_text()
+  if (folder / generation.TEMPLATE).is_file():
+    return (folder / generation.TEMPLATE).read_text()
   found = settings.get('chat_template')
   if isinstance(found, list):  # Several, by name.
     named = {

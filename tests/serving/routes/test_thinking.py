@@ -12,6 +12,7 @@ import pytest
 from kaiju_jax.characters.prompts import prompt
 from kaiju_jax.data import chat
 from tests.serving import running
+from tests.serving import world
 
 BODY = {
   'model': running.MODEL,
@@ -165,3 +166,46 @@ def test_a_switch_that_the_model_has_not_is_refused(
   said = caught.value.read().decode()
   assert f'enable_thinking={str(thinks).lower()}: the chat template' in said
   assert '"param": "chat_template_kwargs"' in said
+
+
+@pytest.mark.parametrize('kind', ['off', 'drop', 'keep'])
+def test_a_second_turn_runs_little_of_what_was_run_before(
+  server, drawn, monkeypatch, kind
+):
+  """The toy's cache has windows of 6 tokens and pages of 4."""
+  context = server.context
+  written = context.thinking._format
+  if kind == 'off':  # The opening of a reply has an empty thought.
+    opening_L = [*written.replies[''], *written.thought]
+    opened = {'': np.array(opening_L, np.int32)}
+    written = dataclasses.replace(context.format._format, replies=opened)
+    monkeypatch.setattr(context, 'format', prompt.Encoded(written))
+  else:
+    written = dataclasses.replace(written, keeps_thoughts=kind == 'keep')
+    monkeypatch.setattr(context, 'thinking', prompt.Encoded(written))
+  session = server.post('/v1/sessions', 'ann', character=running.CHARACTER)
+  body = BODY | ({} if kind == 'off' else ON) | {'session': session['id']}
+  found = []
+  for text in 'Who are you?' + ' So?' * 50, 'And then?':
+    said = [{'role': 'user', 'content': text}]
+    answer = server.post('/v1/chat/completions', 'ann', messages=said, **body)
+    found.append(answer['usage'])
+  cached = found[1]['prompt_tokens_details']['cached_tokens']
+  before = found[0]['prompt_tokens']
+  if kind != 'drop':  # The answer is run again without its reasoning.
+    before += found[0]['completion_tokens']
+  assert cached >= before - 2 * world.PAGE
+
+
+def test_a_character_s_prefix_is_that_of_the_format(server, drawn, monkeypatch):
+  context = server.context
+  written = context.thinking._format
+  head_L = np.append(written.head_L, np.int32(7))
+  written = dataclasses.replace(written, head_L=head_L)
+  monkeypatch.setattr(context, 'thinking', prompt.Encoded(written))
+  found = asked(server, monkeypatch)
+  body = BODY | {'messages': SAID, 'character': running.CHARACTER}
+  server.post('/v1/chat/completions', **body, **ON)
+  server.post('/v1/chat/completions', **body)
+  told = [one.tokens[: len(head_L)].tolist() for one in found]
+  assert told[0] == head_L.tolist() != told[1]
