@@ -1,5 +1,7 @@
 """The transformer layer, and the block of layers that the model repeats."""
 
+import dataclasses
+
 from flax import linen as nn
 import jax
 
@@ -76,6 +78,8 @@ class Block(nn.Module):
     has a cache, and otherwise as None: a scan would return them for every
     repeat.
     """
+    if self._shares_traces(context):
+      return self._run_by_kind(x_BLD, context)
     layer_class = TransformerLayer
     if self.config.remat == 'layer' and context.pasts is None:
       # The scan's body holds many layers. Without barriers XLA recomputes them
@@ -89,3 +93,32 @@ class Block(nn.Module):
       if layer.kv_from == index:
         made[index] = key_value
     return x_BLD, None if context.pasts is None else made
+
+  def _shares_traces(self, context: context_lib.Context) -> bool:
+    """Returns whether the pass reads a cache in the fast mode."""
+    pasts = context.pasts
+    return pasts is not None and all(
+      past.tables.length is None for past in pasts.values()
+    )
+
+  def _run_by_kind(self, x_BLD: jax.Array, context: context_lib.Context):
+    """Does what `__call__` does; layers of a kind are traced and lowered once.
+
+    XLA puts the layers in place of their calls, so the compiled program is that
+    of `__call__`.
+    """
+    made, kinds = {}, {}
+    for index, layer in enumerate(self.layers):
+      kind = dataclasses.replace(layer, kv_from=0)
+      if kind not in kinds:
+        module = TransformerLayer(self.config, kind, self.z_target, parent=None)
+        kinds[kind] = jax.jit(module.apply)
+      x_BLD, key_value = kinds[kind](
+        {'params': self.get_variable('params', f'layer_{index}')},
+        x_BLD,
+        made.get(layer.kv_from),
+        context._replace(pasts={0: context.pasts[layer.kv_from]}),
+      )
+      if layer.kv_from == index:
+        made[index] = key_value
+    return x_BLD, made

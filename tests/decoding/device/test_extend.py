@@ -15,6 +15,7 @@ from kaiju_jax.decoding.device import decoder as decoder_lib
 from kaiju_jax.decoding.device import reference
 from kaiju_jax.decoding.device import weights
 from kaiju_jax.model import attention
+from kaiju_jax.model import block
 from kaiju_jax.model import deployed
 from kaiju_jax.model import layers
 from kaiju_jax.model import transformer
@@ -270,3 +271,40 @@ def test_bad_input_is_refused_before_anything_runs():
   with pytest.raises(ValueError, match=r'count_B\[0\]=2: expected 0…1'):
     decoder.extend_text([row], tokens_BL[:, :1], [2])
   assert decoder.length_of(row) == 0
+
+
+def test_layers_of_a_kind_are_traced_once_and_compute_the_same_bits(
+  monkeypatch,
+):
+  """A layer's own call is one of a program's, and no bit tells."""
+  config = toys.config(
+    layout='L0 L0 G2 L3 N4 N5 L3', quantization=toys.int8(), feedforward='relu2'
+  )
+  params = toys.drawn(config)
+  tokens_BL = np.random.default_rng(0).integers(0, 61, (2, 9))
+
+  def run():
+    decoder = decoder_lib.Decoder(params, config, rows=2, length=48, page=8)
+    rows = [decoder.open(), decoder.open()]
+    found = [
+      decoder.extend_text(rows, tokens_BL),
+      decoder.extend_text(rows, tokens_BL[:, :1]),
+    ]
+    return [np.asarray(one) for one in found], decoder._text
+
+  traced = []
+  layer = block.TransformerLayer.__call__
+
+  def call(self, *arguments):
+    traced.append(self.layer)
+    return layer(self, *arguments)
+
+  monkeypatch.setattr(block.TransformerLayer, '__call__', call)
+  shared, _ = run()
+  # Both widths of a call, and layers with keys of their own or another's.
+  assert len(traced) == 2 * 4, traced
+  monkeypatch.setattr(block.Block, '_shares_traces', lambda *_: False)
+  del traced[:]
+  apart, _ = run()
+  assert len(traced) == 2 * 7
+  jax.tree.map(np.testing.assert_array_equal, shared, apart)
