@@ -86,7 +86,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     if folder != 'kaiju_jax' or path.relative_to(ROOT).parts[1] not in LINKED
   } | {
     str(path.relative_to(ROOT))
-    for path in (ROOT / 'kaiju_jax/serving/page').iterdir()
+    for folder in ('kaiju_jax/serving/page', 'experiments/golden')
+    for path in (ROOT / folder).iterdir()
   }
   wanted = {
     f'kaiju_jax/{name}' if name.startswith(LINKED) else name for name in sources
