@@ -55,6 +55,7 @@ PURPOSES = {
     'benchmarks.mixture',
     'benchmarks.open_models',
     'benchmarks.sampled_targets',
+    'benchmarks.second_turn',
     'benchmarks.soak',
     'benchmarks.startup',
     'benchmarks.step',
