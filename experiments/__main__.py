@@ -44,7 +44,14 @@ PURPOSES = {
     'chat_facts',
     'persona',
   ),
-  'plan': ('describe', 'aot_report', 'tpu_schedule', 'replay'),
+  'plan': (
+    'describe',
+    'aot_report',
+    'tpu_schedule',
+    'replay',
+    'economics',
+    'incident',
+  ),
   'measure': (
     'codecs',
     'benchmarks.attention',

@@ -192,7 +192,7 @@ def seconds(
   def over(kind, result_bytes, axis):
     return links.seconds(kind, result_bytes, (axis,), accelerator, mesh)
 
-  weights = footprint.count(_layer_matrices(config)) / mesh.tensor
+  weights = footprint.count(layer_matrices(config)) / mesh.tensor
   passes = 2 if config.remat == 'layer' else 1
   gathers = update = 0.0
   if arm.ternary:
@@ -249,7 +249,10 @@ def table(
 _WIRE = {'bf16': 2, 'int8': 1}
 
 
-def _layer_matrices(config):
+def layer_matrices(
+  config: model_config.ModelConfig,
+) -> list[footprint.Parameter]:
+  """Returns the matrices of the layers, which multiply every token."""
   return [
     parameter
     for parameter in footprint.parameters(config)
@@ -264,7 +267,7 @@ def _matrices(config) -> tuple[int, int]:
   Recomputing a layer skips its last matmul, whose output is not needed. A layer
   that shares keys and values has no projections for them.
   """
-  parameters = _layer_matrices(config)
+  parameters = layer_matrices(config)
   total = footprint.count(parameters)
   if config.remat != 'layer':
     return total, 0

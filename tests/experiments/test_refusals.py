@@ -14,6 +14,10 @@ BAD = [
   ('uptrain_study --arms=none', "error: --arms: 'none' is not one of scratch"),
   ('rates --transfer=x', "error: --transfer: 'x' is not one of none, width"),
   ('bench_serve --peers=x', "error: --peers: 'x' is not one of transformers:"),
+  ('economics --set=hit_rate=1.2', 'error: hit_rate=1.2: must lie between'),
+  ('economics --json=gs://a', 'error: --json=gs://a: gs:// is an'),
+  ('incident --detect=soon', "error: detect='soon': must be a duration"),
+  ('incident --set=gpu_price=-1', 'error: gpu_price=-1: must be a number'),
   ('critical_batch --model=gs://a', 'error: --model=gs://a: gs:// is an'),
   ('codecs --config.model.window=0', 'window=0'),
   (
