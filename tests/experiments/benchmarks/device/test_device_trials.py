@@ -192,9 +192,14 @@ def test_a_case_hangs_after_four_times_its_estimate():
 
 
 def test_children_see_one_gpu_and_the_cpu(monkeypatch):
-  for name in 'CUDA_VISIBLE_DEVICES', 'JAX_PLATFORMS':
+  memory = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+  for name in 'CUDA_VISIBLE_DEVICES', 'JAX_PLATFORMS', *memory:
     monkeypatch.delenv(name, raising=False)
-  assert runner._environment() == {'CUDA_VISIBLE_DEVICES': '0', **os.environ}
+  added = {'CUDA_VISIBLE_DEVICES': '0', memory[0]: '0.92'}
+  assert runner._environment() == added | os.environ
+  # JAX refuses both names at once.
+  monkeypatch.setenv(memory[1], '0.5')
+  assert memory[0] not in runner._environment()
   monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '3')
   for given, expected in ('cuda', 'cuda,cpu'), ('cpu', 'cpu'), ('', ''):
     monkeypatch.setenv('JAX_PLATFORMS', given)
