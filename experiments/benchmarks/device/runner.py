@@ -33,7 +33,7 @@ _MEMORY = 'CLIENT_MEM_FRACTION', 'CLIENT_PREALLOCATE', 'CLIENT_ALLOCATOR'
 
 
 class Refused(ValueError):
-  """A child cannot work at all; it has said why."""
+  """Nothing can be measured: a child has said why, or the message does."""
 
 
 def run(
@@ -56,6 +56,10 @@ def run(
   """
   end = time.time() + seconds
   books = {name: book_lib.Book(setting.out, name) for name in names}
+  for book in books.values():
+    if (book.data['device'] or {}).get('dry', setting.dry) != setting.dry:
+      kind = 'a device' if setting.dry else 'a rehearsal'
+      raise Refused(f'{book.path} holds figures of {kind}. Name another --out.')
   if setting.retry:
     for book in books.values():
       if book.path.exists():

@@ -135,6 +135,16 @@ def test_a_slice_that_ends_its_process_before_a_case_is_passed(world):
   assert world.run(100) == 'a1' and world.book(A).data['problem'] is None
 
 
+@pytest.mark.parametrize('dry', [True, False])
+def test_a_rehearsal_and_a_run_do_not_share_a_folder(world, dry):
+  book = world.book(B)
+  book.bind({'device': 'cpu', 'dry': dry})
+  book.note_cases([])
+  kind = 'a rehearsal' if dry else 'a device'
+  with pytest.raises(runner.Refused, match=f'squinch.json holds .* of {kind}'):
+    world.run(100, dry=not dry)
+
+
 def test_a_child_that_cannot_work_ends_the_run(world, monkeypatch):
   monkeypatch.setattr(runner, '_run_child', lambda *_: child.REFUSED)
   with pytest.raises(runner.Refused, match='ceilings and the slices after it'):
