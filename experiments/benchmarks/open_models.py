@@ -19,7 +19,6 @@ and is left out where they are not installed.
 from collections.abc import Callable
 import functools
 import importlib.util
-import json
 import os
 import pathlib
 import sys
@@ -30,36 +29,13 @@ from absl import flags
 
 from kaiju_jax.runs import command
 
-_LLAMA = {
-  'model_type': 'llama',
-  'vocab_size': 49_152,
-  'hidden_size': 576,
-  'num_hidden_layers': 30,
-  'num_attention_heads': 9,
-  'num_key_value_heads': 3,
-  'head_dim': 64,
-  'intermediate_size': 1536,
-  'max_position_embeddings': 8192,
-  'rms_norm_eps': 1e-5,
-  'rope_parameters': {'rope_type': 'default', 'rope_theta': 100_000.0},
-}
-_QWEN3 = {
-  'model_type': 'qwen3',
-  'vocab_size': 151_936,
-  'hidden_size': 1024,
-  'num_hidden_layers': 28,
-  'num_attention_heads': 16,
-  'num_key_value_heads': 8,
-  'head_dim': 128,
-  'intermediate_size': 3072,
-  'max_position_embeddings': 40_960,
-  'rms_norm_eps': 1e-6,
-  'rope_parameters': {'rope_type': 'default', 'rope_theta': 1_000_000.0},
-}
-SHAPES = {'smollm2-135m': _LLAMA, 'qwen3-0.6b': _QWEN3}
+from . import open_shapes
+
 _ALL = 'quality', 'speed', 'draw'
 
-_SHAPE = flags.DEFINE_enum('shape', 'smollm2-135m', list(SHAPES), 'Whose.')
+_SHAPE = flags.DEFINE_enum(
+  'shape', 'smollm2-135m', list(open_shapes.SHAPES), 'Whose.'
+)
 _BATCH = flags.DEFINE_integer('batch', 1, 'Rows.', 1)
 _LENGTH = flags.DEFINE_integer('length', 128, 'Tokens of a prompt.', 1)
 _STEPS = flags.DEFINE_integer('steps', 8, 'Decoding steps in a turn.', 1)
@@ -73,33 +49,6 @@ _CLOCK = flags.DEFINE_enum(
 _CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
 _ARMS = flags.DEFINE_list('arms', ['none', 'weights', 'all'], 'Of ours.')
 _PARTS = flags.DEFINE_list('parts', list(_ALL), 'What to run.')
-
-
-def write(path: pathlib.Path, fields: dict) -> None:
-  """Writes a folder with random bfloat16 weights, tied and gated by silu."""
-  import ml_dtypes
-  import numpy as np
-  import safetensors.numpy
-
-  from kaiju_jax.interchange import tensors
-  from kaiju_jax.interchange.families import registry
-
-  fields = fields | {
-    'hidden_act': 'silu',
-    'tie_word_embeddings': True,
-    'dtype': 'bfloat16',
-  }
-  (path / 'config.json').write_text(json.dumps(fields))
-  rng = np.random.default_rng(0)
-  out = {}
-  for name, shape in tensors.shapes(registry.read(fields)).items():
-    x = np.ones(shape, np.float32)
-    if 'norm' not in name:
-      x = rng.standard_normal(shape, np.float32)
-      # Logits of a standard deviation of two.
-      x *= (2.0 if 'embed' in name else 1.0) * shape[-1] ** -0.5
-    out[name] = x.astype(ml_dtypes.bfloat16)
-  safetensors.numpy.save_file(out, path / 'model.safetensors', {'format': 'pt'})
 
 
 def ours(folder, arm: str, batch: int):
@@ -181,7 +130,7 @@ def _quality(folder) -> None:
   from . import transformers_speed
 
   length = min(_LENGTH.value, 64)
-  vocab_size = SHAPES[_SHAPE.value]['vocab_size']
+  vocab_size = open_shapes.SHAPES[_SHAPE.value]['vocab_size']
   rng = np.random.default_rng(1)
   tokens_BL = rng.integers(0, vocab_size, (1, length), np.int32)
   with torch.inference_mode():
@@ -238,7 +187,7 @@ def _draw(folder) -> None:
     ours(folder, 'all', batch), _LENGTH.value, _STEPS.value, clock=clock
   )
   rng = np.random.default_rng(0)
-  shape = batch, SHAPES[_SHAPE.value]['vocab_size']
+  shape = batch, open_shapes.SHAPES[_SHAPE.value]['vocab_size']
   logits_BV = rng.normal(0, 3, shape).astype(np.float32)
   kinds = {
     'greedy': sampling.Sampling(temperature=0),
@@ -276,7 +225,7 @@ def main(argv):
   print(f'{_SHAPE.value}, {_BATCH.value} × {_LENGTH.value} tokens', flush=True)
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    write(folder, SHAPES[_SHAPE.value])
+    open_shapes.write(folder, open_shapes.SHAPES[_SHAPE.value])
     for part, run in (
       ('quality', _quality),
       ('speed', _speed),

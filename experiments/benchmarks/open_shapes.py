@@ -1,0 +1,59 @@
+"""Shapes of open models, and folders of them with random weights."""
+
+import json
+import pathlib
+
+_LLAMA = {
+  'model_type': 'llama',
+  'vocab_size': 49_152,
+  'hidden_size': 576,
+  'num_hidden_layers': 30,
+  'num_attention_heads': 9,
+  'num_key_value_heads': 3,
+  'head_dim': 64,
+  'intermediate_size': 1536,
+  'max_position_embeddings': 8192,
+  'rms_norm_eps': 1e-5,
+  'rope_parameters': {'rope_type': 'default', 'rope_theta': 100_000.0},
+}
+_QWEN3 = {
+  'model_type': 'qwen3',
+  'vocab_size': 151_936,
+  'hidden_size': 1024,
+  'num_hidden_layers': 28,
+  'num_attention_heads': 16,
+  'num_key_value_heads': 8,
+  'head_dim': 128,
+  'intermediate_size': 3072,
+  'max_position_embeddings': 40_960,
+  'rms_norm_eps': 1e-6,
+  'rope_parameters': {'rope_type': 'default', 'rope_theta': 1_000_000.0},
+}
+SHAPES = {'smollm2-135m': _LLAMA, 'qwen3-0.6b': _QWEN3}
+
+
+def write(path: pathlib.Path, fields: dict) -> None:
+  """Writes a folder with random bfloat16 weights, tied and gated by silu."""
+  import ml_dtypes
+  import numpy as np
+  import safetensors.numpy
+
+  from kaiju_jax.interchange import tensors
+  from kaiju_jax.interchange.families import registry
+
+  fields = fields | {
+    'hidden_act': 'silu',
+    'tie_word_embeddings': True,
+    'dtype': 'bfloat16',
+  }
+  (path / 'config.json').write_text(json.dumps(fields))
+  rng = np.random.default_rng(0)
+  out = {}
+  for name, shape in tensors.shapes(registry.read(fields)).items():
+    x = np.ones(shape, np.float32)
+    if 'norm' not in name:
+      x = rng.standard_normal(shape, np.float32)
+      # Logits of a standard deviation of two.
+      x *= (2.0 if 'embed' in name else 1.0) * shape[-1] ** -0.5
+    out[name] = x.astype(ml_dtypes.bfloat16)
+  safetensors.numpy.save_file(out, path / 'model.safetensors', {'format': 'pt'})
