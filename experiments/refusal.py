@@ -105,42 +105,56 @@ def _hold() -> None:
   from kaiju_jax.evaluation import decision as decision_lib
   from kaiju_jax.runs.safety import refusal
   from kaiju_jax.runs.safety import refusal_report
+  from kaiju_jax.runs.safety import scores
   from kaiju_jax.serving.safety import blocked
+  from kaiju_jax.serving.safety import moderation
+  from kaiju_jax.serving.safety import thresholds
   from kaiju_jax.storage import folders
 
   sets = _sets()
-  folder, older = _SAFETY.value, _AGAINST.value
-  scored = _scores(folder, sets)
-  before = _scores(older, sets) if older else None
-  stage = refusal.hold(*scored, _CONFIDENCE.value, _SERVED.value)
-  counted = scored[0].join(scored[1]) if _SERVED.value else scored[1]
+  halves = sets.halves(_SEED.value)
+  moderator = moderation.Moderator()
+  newer = moderator.load(_SAFETY.value)
+  older = moderator.load(_AGAINST.value) if _AGAINST.value else None
+  reader, head = _read_head()
+
+  def score(version):
+    return [
+      scores.score(version, rows, _JUDGE.value, reader, head) for rows in halves
+    ]
+
+  scored = score(newer)
+  whole = scored[0].join(scored[1])
   if _SERVED.value:
-    refused = {tier: counted.find_refused(tier) for tier in ('adult', 'minor')}
+    counted, stage = whole, refusal.count_served(whole, _CONFIDENCE.value)
+    refused = {tier: whole.find_refused(tier) for tier in thresholds.TIERS}
   else:
+    counted, stage = scored[1], refusal.hold(*scored, _CONFIDENCE.value)
     refused = refusal.refused_by(counted, stage)
+  changes = ()
+  if older:
+    first, second = score(older)
+    changes = tuple(refusal.compare(whole, first.join(second)))
+  raised = ()
+  if _RAISE.value:
+    raised = tuple(refusal.raise_thresholds(*scored, _CONFIDENCE.value))
   replay = None
   if _BLOCKED.value:
-    version = _version(older or folder)
+    version = older or newer
     records = blocked.read(_BLOCKED.value)
     replay = blocked.replay(records, version.gate, version.policy)
   found = refusal_report.Findings(
     stage=stage,
     slices=tuple(refusal.slices(counted, refused, sets.by_text())),
-    raised=tuple(refusal.raise_thresholds(*scored, _CONFIDENCE.value))
-    if _RAISE.value
-    else (),
-    changes=tuple(
-      refusal.compare(scored[0].join(scored[1]), before[0].join(before[1]))
-    )
-    if before
-    else (),
+    raised=raised,
+    changes=changes,
     replay=replay,
     confidence=_CONFIDENCE.value,
   )
   decision = decision_lib.decide(
-    'refusal', list(found.checks()), found.figures(), _inputs(sets)
+    'refusal', list(found.checks()), found.figures(), _inputs(halves)
   )
-  text = refusal_report.write(f'Refusals of {folder}', found, decision)
+  text = refusal_report.write(f'Refusals of {_SAFETY.value}', found, decision)
   with folders.write_whole(_OUT.value) as out:
     decision_lib.write(out / decision_lib.FILE, decision)
     (out / 'report.md').write_text(text, encoding='utf-8')
@@ -178,35 +192,22 @@ def _sets():
   )
 
 
-def _version(folder: str):
-  from kaiju_jax.serving.safety import moderation
-
-  return moderation.Moderator().load(folder)
-
-
-def _scores(folder: str, sets):
-  """Returns the scores of both halves of the texts."""
+def _read_head():
+  """Returns the model that the head reads, and the head; None without it."""
   from kaiju_jax.runs import load
   from kaiju_jax.runs.safety import said
-  from kaiju_jax.runs.safety import scores
 
-  reader = head = None
-  if _JUDGE.value != 'gate':
-    loaded = load.from_anywhere(_MODEL.value)
-    head = load.head(_HEAD.value, loaded.config.d_model)
-    reader = said.Reader(loaded)
-  version = _version(folder)
-  return [
-    scores.score(version, rows, _JUDGE.value, reader, head)
-    for rows in sets.halves(_SEED.value)
-  ]
+  if _JUDGE.value == 'gate':
+    return None, None
+  loaded = load.from_anywhere(_MODEL.value)
+  return said.Reader(loaded), load.head(_HEAD.value, loaded.config.d_model)
 
 
-def _inputs(sets) -> dict[str, str]:
+def _inputs(halves) -> dict[str, str]:
   """Returns the SHA-256 of what was read."""
   from kaiju_jax.evaluation import decision
 
-  chosen, counted = (rows.digest for rows in sets.halves(_SEED.value))
+  chosen, counted = (rows.digest for rows in halves)
   named = {'safety': _SAFETY, 'against': _AGAINST, 'head': _HEAD}
   paths = {
     name: decision.digest(pathlib.Path(flag.value))

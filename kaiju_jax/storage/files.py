@@ -1,5 +1,6 @@
 """Writes files that a kill or a full disk leaves whole, old or new."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
@@ -9,6 +10,9 @@ import pathlib
 import secrets
 import tempfile
 from typing import Any
+from typing import TypeVar
+
+_T = TypeVar('_T')
 
 # The suffix of files that are not whole yet.
 PARTIAL = '.partial'
@@ -134,6 +138,27 @@ def append(file: int, data: bytes) -> None:
   except OSError:
     os.ftruncate(file, end)
     raise
+
+
+def parse_json_lines(
+  path: str | os.PathLike, parse: Callable[[Any], _T]
+) -> Iterator[_T]:
+  """Yields what `parse` returns for each line of a JSONL file.
+
+  Lines without text are skipped.
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: a line is not JSON, or `parse` refuses it; names file and line.
+  """
+  with open(path, encoding='utf-8') as file:
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        try:
+          found = parse(json.loads(line))
+        except ValueError as error:
+          raise ValueError(f'{path}, line {number}: {error}') from error
+        yield found
 
 
 def read_json(path: pathlib.Path) -> Any:

@@ -170,7 +170,7 @@ def test_minors_are_refused_from_lower_scores_on_and_by_their_own_texts():
 
 def test_served_thresholds_are_counted_on_all_texts():
   half = scored([3.0] * 300, [-3.0] * 299 + [0.2])
-  stage = refusal.hold(half, half, 0.95, is_served=True)
+  stage = refusal.count_served(half.join(half), 0.95)
   adult, minor = (stage.for_tier(x).limits[0] for x in ('adult', 'minor'))
   assert (minor.blocked.hits, minor.blocked.rows) == (600, 600)
   # 0.2 is over the minors' threshold and under the adults'.

@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
@@ -101,21 +100,19 @@ def load(path: str | pathlib.Path) -> tuple[Conversation, ...]:
     OSError: the file cannot be read.
     ValueError: names the line, the field, its value and what would be right.
   """
-  found: dict[str, Conversation] = {}
-  with open(path, encoding='utf-8') as file:
-    for number, line in enumerate(file, 1):
-      if not line.strip():
-        continue
-      try:
-        one = _parse(json.loads(line))
-        if one.id in found:
-          raise ValueError(f'id={one.id!r}: stands twice in the file.')
-      except ValueError as error:
-        raise ValueError(f'{path}, line {number}: {error}') from error
-      found[one.id] = one
+  known: set[str] = set()
+
+  def parse(data: Any) -> Conversation:
+    one = _parse(data)
+    if one.id in known:
+      raise ValueError(f'id={one.id!r}: stands twice in the file.')
+    known.add(one.id)
+    return one
+
+  found = tuple(files.parse_json_lines(path, parse))
   if not found:
     raise ValueError(f'{path}: holds no conversations.')
-  return tuple(found.values())
+  return found
 
 
 def write(path: pathlib.Path, conversations: Iterable[Conversation]) -> None:

@@ -107,18 +107,9 @@ class Model:
     return [one.text for one in self._generator.generate(requests)]
 
   def _prompt(self, asked: dialogue.Asked):
-    character = asked.conversation.character
-    fields = card_fields.Fields(**dataclasses.asdict(character))
-    turns = []
-    if character.greeting:
-      turns.append(prompt_lib.Turn('assistant', character.greeting))
-    for one in asked.before:
-      turns.append(prompt_lib.Turn('user', one.user))
-      turns.append(prompt_lib.Turn('assistant', one.reply))
-    turns.append(prompt_lib.Turn('user', asked.user))
     return prompt_lib.conversation(
-      prompt_lib.prefix(fields, self._format),
-      turns,
+      prompt_lib.prefix(_fields(asked), self._format),
+      [prompt_lib.Turn(*one) for one in _said(asked)],
       self._format,
       prompt_lib.PREFIX,
     ).tokens
@@ -138,14 +129,7 @@ class Endpoint:
     return [self._answer(one) for one in asked]
 
   def _answer(self, asked: dialogue.Asked) -> str:
-    character = asked.conversation.character
-    fields = card_fields.Fields(**dataclasses.asdict(character))
-    said = [('system', prompt_lib.persona(fields))]
-    if character.greeting:
-      said.append(('assistant', character.greeting))
-    for one in asked.before:
-      said += [('user', one.user), ('assistant', one.reply)]
-    said.append(('user', asked.user))
+    said = [('system', prompt_lib.persona(_fields(asked))), *_said(asked)]
     completion = self._client.chat.completions.create(
       model=self._model,
       messages=[{'role': role, 'content': text} for role, text in said],
@@ -153,3 +137,17 @@ class Endpoint:
       temperature=self._temperature,
     )
     return completion.choices[0].message.content or ''
+
+
+def _fields(asked: dialogue.Asked) -> card_fields.Fields:
+  character = asked.conversation.character
+  return card_fields.Fields(**dataclasses.asdict(character))
+
+
+def _said(asked: dialogue.Asked) -> list[tuple[str, str]]:
+  """Returns (role, text) of the greeting, what was said, and the message."""
+  greeting = asked.conversation.character.greeting
+  said = [('assistant', greeting)] if greeting else []
+  for one in asked.before:
+    said += [('user', one.user), ('assistant', one.reply)]
+  return [*said, ('user', asked.user)]

@@ -91,10 +91,7 @@ class Change(NamedTuple):
 
 
 def hold(
-  chosen_on: Scores,
-  counted: Scores,
-  confidence: float,
-  is_served: bool = False,
+  chosen_on: Scores, counted: Scores, confidence: float
 ) -> thresholds.Stage:
   """Returns thresholds of the minors' margin, and what they do per tier.
 
@@ -104,26 +101,37 @@ def hold(
     chosen_on: the texts that choose the thresholds.
     counted: the other texts, on which they are counted.
     confidence: the confidence of the claims about both tiers together.
-    is_served: whether to count the served thresholds instead; `chosen_on` is
-      counted, too, since it chose nothing.
 
   Raises:
     ValueError: a tier has no adversarial or no benign text.
   """
   certified.check_parts({'choose': chosen_on.rows, 'certify': counted.rows})
-  if is_served:
-    both = chosen_on.join(counted)
-    tiers = {tier: _count_served(both, tier, confidence) for tier in _TIERS}
-    return thresholds.Stage(
-      version=both.version,
-      chosen_on='',
-      certified_on=both.rows.digest,
-      date=datetime.date.today().isoformat(),
-      **tiers,
-    )
   high = certified.high(_scored(chosen_on), confidence)
   return certified.stage(
     counted.version, chosen_on.rows, _scored(counted), high, confidence
+  )
+
+
+def count_served(counted: Scores, confidence: float) -> thresholds.Stage:
+  """Returns what the served thresholds do per tier.
+
+  Args:
+    counted: texts; none of them chose the thresholds.
+    confidence: the confidence of the claims about both tiers together.
+
+  Raises:
+    ValueError: a tier has no adversarial or no benign text.
+  """
+  certified.check_parts({'certify': counted.rows})
+  return thresholds.Stage(
+    version=counted.version,
+    chosen_on='',
+    certified_on=counted.rows.digest,
+    date=datetime.date.today().isoformat(),
+    **{
+      tier: _count(counted, tier, counted.find_refused(tier), confidence)
+      for tier in _TIERS
+    },
   )
 
 
@@ -228,7 +236,8 @@ def raise_thresholds(
       }
       for name, (stage, _) in counted.stages.items()
     }
-    counts = _count_margin(counted, tier, rise[tier], confidence)
+    is_refused_N = ~(counted.margins(tier) < rise[tier])
+    counts = _count(counted, tier, is_refused_N, confidence)
     yield Raised(tier, rise[tier], moved, counts)
 
 
@@ -306,16 +315,8 @@ def _scored(scores: Scores) -> certified.Scored:
   return certified.Scored(scores.rows, score_N[:, np.newaxis])
 
 
-def _count_served(scores, tier, confidence) -> thresholds.Tier:
-  """Counts what is served, as a threshold of 0.5 of a score that is 0 or 1."""
-  return _count(scores, tier, scores.find_refused(tier), confidence)
-
-
-def _count_margin(scores, tier, by, confidence) -> thresholds.Tier:
-  return _count(scores, tier, ~(scores.margins(tier) < by), confidence)
-
-
 def _count(scores, tier, is_refused_N, confidence) -> thresholds.Tier:
+  """Counts refusals, as a threshold of 0.5 of a score that is 0 or 1."""
   is_of_tier_N = scores.of_tier(tier)
   return certify.count(
     is_refused_N[is_of_tier_N, np.newaxis].astype(float),

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
-import pathlib
+from typing import Any
 
 import numpy as np
 
 from kaiju_jax.serving.safety import gate as gate_lib
 from kaiju_jax.serving.safety import reading
 from kaiju_jax.serving.safety import thresholds
+from kaiju_jax.storage import files
 
 PARTS = 'train', 'choose', 'certify'
 
@@ -79,20 +80,23 @@ def read(path: str) -> Rows:
     OSError: the file cannot be read.
     ValueError: names the line, the field, its value and what would be right.
   """
-  rows, names = [], ()
-  with open(pathlib.Path(path), encoding='utf-8') as file:
-    for number, line in enumerate(file, 1):
-      if not line.strip():
-        continue
-      try:
-        names, row = _row(line, names)
-      except ValueError as error:
-        raise ValueError(f'{path}, line {number}: {error}') from error
-      rows.append(row)
+  names: tuple[str, ...] = ()
+
+  def parse(data: Any) -> Row:
+    nonlocal names
+    names, row = _row(data, names)
+    return row
+
+  rows = tuple(files.parse_json_lines(path, parse))
   if not rows:
     raise ValueError(f'{path}: holds no rows.')
   gate_lib.check_names(f'{path}: labels', names)
-  return Rows(names, tuple(rows))
+  return Rows(names, rows)
+
+
+def skeleton(text: str) -> str:
+  """Returns what texts that count as one text share."""
+  return reading.skeleton(reading.plain(text))
 
 
 def split(
@@ -124,8 +128,8 @@ def split(
       ' at most 1.'
     )
   parts: dict[str, list[Row]] = {part: [] for part in PARTS}
-  for skeleton, row in _without_copies(rows.rows):
-    group = (groups or {}).get(row.text) or skeleton
+  for shared, row in _without_copies(rows.rows):
+    group = (groups or {}).get(row.text) or shared
     digest = hashlib.blake2b(
       group.encode(), digest_size=8, key=str(seed).encode()
     ).digest()
@@ -139,10 +143,10 @@ def _without_copies(rows: Sequence[Row]) -> Iterable[tuple[str, Row]]:
   """Yields (skeleton, row), each skeleton once per tier."""
   known: dict[tuple[str, str], Row] = {}
   for row in rows:
-    skeleton = reading.skeleton(reading.plain(row.text))
+    shared = skeleton(row.text)
     tiers = []
     for tier in row.tiers:
-      first = known.setdefault((skeleton, tier), row)
+      first = known.setdefault((shared, tier), row)
       if first.labels != row.labels:
         raise ValueError(
           f'{row.text!r} and {first.text!r} read the same, with different'
@@ -151,11 +155,10 @@ def _without_copies(rows: Sequence[Row]) -> Iterable[tuple[str, Row]]:
       if first is row:
         tiers.append(tier)
     if tiers:
-      yield skeleton, dataclasses.replace(row, tiers=tuple(tiers))
+      yield shared, dataclasses.replace(row, tiers=tuple(tiers))
 
 
-def _row(line: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], Row]:
-  data = json.loads(line)
+def _row(data: Any, names: tuple[str, ...]) -> tuple[tuple[str, ...], Row]:
   if not isinstance(data, dict):
     raise ValueError(f'{data!r}: must be an object.')
   if unknown := sorted(data.keys() - {'text', 'labels', 'age'}):

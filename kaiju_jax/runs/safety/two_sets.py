@@ -17,11 +17,10 @@ there.
 from collections.abc import Iterable
 from collections.abc import Iterator
 import dataclasses
-import json
 import pathlib
+from typing import Any
 
 from kaiju_jax.runs.safety import rows as rows_lib
-from kaiju_jax.serving.safety import reading
 from kaiju_jax.serving.safety import thresholds
 from kaiju_jax.storage import files
 
@@ -95,17 +94,10 @@ def read(path: str) -> tuple[Example, ...]:
     OSError: the file cannot be read.
     ValueError: names the line, the field, its value and what would be right.
   """
-  found = []
-  with open(path, encoding='utf-8') as file:
-    for number, line in enumerate(file, 1):
-      if line.strip():
-        try:
-          found.append(_parse(line))
-        except ValueError as error:
-          raise ValueError(f'{path}, line {number}: {error}') from error
+  found = tuple(files.parse_json_lines(path, _parse))
   if not found:
     raise ValueError(f'{path}: holds no texts.')
-  return tuple(found)
+  return found
 
 
 def add(
@@ -138,12 +130,11 @@ def write(path: pathlib.Path, examples: Iterable[Example]) -> None:
 
 
 def _keys(example: Example) -> set[tuple[str, str]]:
-  skeleton = reading.skeleton(reading.plain(example.text))
+  skeleton = rows_lib.skeleton(example.text)
   return {(skeleton, tier) for tier in example.tiers}
 
 
-def _parse(line: str) -> Example:
-  data = json.loads(line)
+def _parse(data: Any) -> Example:
   if not isinstance(data, dict):
     raise ValueError(f'{data!r}: must be an object.')
   if unknown := sorted(data.keys() - set(_FIELDS)):
