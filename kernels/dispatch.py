@@ -69,6 +69,22 @@ def interpret() -> Iterator[None]:
     _interpreting.reset(token)
 
 
+def list_kernels(
+  runs_on: Mapping[str, tuple[str, ...]], platform: str
+) -> list[str]:
+  """Returns the implementations but the reference that a platform compiles.
+
+  Args:
+    runs_on: for each implementation the platforms that it compiles for.
+    platform: one of ANYWHERE.
+  """
+  return [
+    name
+    for name, places in runs_on.items()
+    if platform in places and name != 'reference'
+  ]
+
+
 def choose(
   kernel: str, implementation: str, runs_on: Mapping[str, tuple[str, ...]]
 ) -> types.ModuleType:

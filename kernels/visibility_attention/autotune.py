@@ -109,25 +109,12 @@ def jobs(named: Mapping[str, shapes.Shape] = SHAPES) -> dict[str, tuned.Job]:
       continue
     tried = candidates(kind)
     if kind in (*blocks.GPU_KINDS, blocks.TRITON):
-      tried = dict.fromkeys([_today(shape, kind), *tried])
+      tried = dict.fromkeys([bench.gpu_blocks(shape, kind), *tried])
     found[key_of(shape, kind)] = tuned.Job(
       [each._asdict() for each in tried],
       functools.partial(_prepare, shape, kind),
     )
   return found
-
-
-def _today(shape: shapes.Shape, kind: str) -> blocks.Tiles:
-  """Returns the blocks that a GPU's kernel has without this search."""
-  return blocks.gpu(
-    kind,
-    rows=shape.length * shape.heads,
-    memory=shape.length,
-    window=shape.window,
-    head_dim=shape.head_dim,
-    itemsize=2,
-    integer_dot=shape.coded,
-  )
 
 
 def key_of(shape: shapes.Shape, kind: str) -> str:

@@ -101,9 +101,9 @@ def _counts(shape, rows, keys, shared):
   return plan.counts(ranges, shape.window, rows, shape.heads, keys, shared)
 
 
-def _gpu_tiles(shape, kind):
-  """Returns rows and keys per tile, and how many tiles share a list."""
-  rows, keys, *_ = blocks.gpu(
+def gpu_blocks(shape: shapes.Shape, kind: str) -> blocks.Tiles:
+  """Returns the blocks that a GPU's kernel has at a shape."""
+  return blocks.gpu(
     kind,
     rows=shape.length * shape.heads,
     memory=shape.length,
@@ -112,6 +112,11 @@ def _gpu_tiles(shape, kind):
     itemsize=2,
     integer_dot=shape.coded,
   )
+
+
+def _gpu_tiles(shape, kind):
+  """Returns rows and keys per tile, and how many tiles share a list."""
+  rows, keys, *_ = gpu_blocks(shape, kind)
   return rows, keys, blocks.plan_tiles(rows, shape.heads)
 
 

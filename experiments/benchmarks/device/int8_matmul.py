@@ -38,12 +38,7 @@ def programs(
 ) -> dict[str, Callable[[], tuple[Any, Any]]]:
   """Returns each product of each implementation, and XLA's."""
   del device
-  here = dispatch.platform()
-  names = [
-    name
-    for name, places in api.RUNS_ON.items()
-    if here in places and name != 'reference'
-  ]
+  names = dispatch.list_kernels(api.RUNS_ON, dispatch.platform())
   found = {}
   for label, (_, case) in cases(setting).items():
     (shape,) = case.values()

@@ -13,12 +13,10 @@ from typing import Any
 
 from kaiju_jax.evaluation import proportion
 from kaiju_jax.runs import needle as needle_runs
-from kaiju_jax.sharding import config as sharding_config
-from kaiju_jax.sharding import mesh as mesh_lib
-from kaiju_jax.training import step as step_lib
 
 from ...configs import needle as config
 from . import setting as setting_lib
+from . import step
 
 # int8 with shared keys and values; the same windows in float; full attention.
 _ARMS = 'kaiju', 'interleaved', 'full'
@@ -73,11 +71,6 @@ def programs(
   """Returns each arm's training step."""
 
   def program(arm):
-    experiment = _experiment(arm, setting.dry)
-    mesh = mesh_lib.make(sharding_config.MeshConfig(), [device])
-    return (
-      step_lib.make(experiment, mesh),
-      step_lib.abstract(experiment, mesh),
-    )
+    return step.program(_experiment(arm, setting.dry), device)
 
   return {arm: functools.partial(program, arm) for arm in cases(setting)}

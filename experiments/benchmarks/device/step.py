@@ -118,21 +118,24 @@ def useful_operations(experiment: experiment_lib.Experiment) -> float:
   return sum(sums.values())
 
 
+def program(
+  experiment: experiment_lib.Experiment, device: Any
+) -> tuple[Any, Any]:
+  """Returns an experiment's training step on a device, and its arguments."""
+  mesh = mesh_lib.make(sharding_config.MeshConfig(), [device])
+  return step_lib.make(experiment, mesh), step_lib.abstract(experiment, mesh)
+
+
 def programs(
   setting: setting_lib.Setting, device: Any
 ) -> dict[str, Callable[[], tuple[Any, Any]]]:
   """Returns the step of each arm of each model, at the fewest rows."""
 
-  def program(case):
-    experiment = _experiment(case, setting.dry)
-    mesh = mesh_lib.make(sharding_config.MeshConfig(), [device])
-    return (
-      step_lib.make(experiment, mesh),
-      step_lib.abstract(experiment, mesh),
-    )
+  def of_case(case):
+    return program(_experiment(case, setting.dry), device)
 
   return {
-    name: functools.partial(program, case)
+    name: functools.partial(of_case, case)
     for name, (_, case) in cases(setting).items()
     if case.rows < 32
   }

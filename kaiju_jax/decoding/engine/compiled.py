@@ -260,22 +260,20 @@ class Rounds:
     One row takes a sixteenth of `chunk`, a quarter or the whole, but not below
     8 tokens unless `chunk` is; four and eight rows share a chunk.
     """
-    later = set(self._later)
-    return [x for x in self._shapes if _Program('prefill', *x) not in later]
+    return self._list_ready('prefill', self._shapes)
 
   @property
   def widths(self) -> list[int]:
     """Rows of a step that are ready: few sequences do not pay for all rows."""
-    later = set(self._later)
-    return [x for x in self._widths if _Program('step', x) not in later]
+    steps = [(width, 1) for width in self._widths]
+    return [width for width, _ in self._list_ready('step', steps)]
 
   @property
   def scored(self) -> int:
     """Most tokens of a chunk whose successors are scored."""
-    later = set(self._later)
-    sizes = [size for rows, size in self._shapes if rows == 1]
-    ready = [x for x in sizes if _Program('score', 1, x) not in later]
-    return max(ready, default=min(sizes))
+    alone = [shape for shape in self._shapes if shape[0] == 1]
+    ready = self._list_ready('score', alone) or alone[:1]
+    return max(size for _, size in ready)
 
   @property
   def waiting(self) -> int:
@@ -290,6 +288,13 @@ class Rounds:
     with self._compiling:
       if self._later:
         self._compile(self._later[0])
+
+  def _list_ready(
+    self, kind: str, shapes: Sequence[tuple[int, int]]
+  ) -> list[tuple[int, int]]:
+    """Returns the shapes of which the program is not put off."""
+    later = self._later  # Another thread replaces the list as a whole.
+    return [shape for shape in shapes if _Program(kind, *shape) not in later]
 
   def _compile(self, program: '_Program') -> None:
     decoder, rows = self._decoder, program.rows

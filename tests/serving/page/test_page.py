@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.serving import browser as browser_lib
+from tests.serving import recording
 
 pytestmark = pytest.mark.flaky(reruns=2)
 
@@ -115,14 +116,7 @@ def test_a_model_s_settings_are_shown_and_used(
 ):
   context = server.context
   monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
-  asked = []
-  submit = context.worker.submit
-
-  async def submitted(*requests):
-    asked.extend(requests)
-    return await submit(*requests)
-
-  monkeypatch.setattr(context.worker, 'submit', submitted)
+  asked = recording.requests(context, monkeypatch)
   with browser_lib.visit(chromium, server.address) as visit:
     expect(visit.find('#banner')).to_contain_text('temperature 0.5, top k 7')
     expect(visit.find('#no-chats')).to_be_hidden()

@@ -11,6 +11,7 @@ import pytest
 
 from kaiju_jax.characters.cards import cards
 from kaiju_jax.serving.stores import characters
+from tests.serving import recording
 from tests.serving import running
 
 SECRET = 'The key lies under the third stone'
@@ -502,14 +503,7 @@ def test_a_model_s_own_settings_are_those_of_requests_that_name_none(
   context = server.context
   monkeypatch.setattr(context, 'sampling', {'temperature': 0.5, 'top_k': 7})
   monkeypatch.setattr(context, 'ends', (9,))
-  asked = []
-  submit = context.worker.submit
-
-  async def submitted(*requests):
-    asked.extend(requests)
-    return await submit(*requests)
-
-  monkeypatch.setattr(context.worker, 'submit', submitted)
+  asked = recording.requests(context, monkeypatch)
   said = [{'role': 'user', 'content': 'a'}]
   body = {'model': running.MODEL, 'max_tokens': 2, 'seed': 1}
   server.post('/v1/chat/completions', messages=said, **body)

@@ -148,40 +148,9 @@ def cotangents(case: Case, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
   return dout_BLHK.astype(np.float32), dlse_BLH.astype(np.float32)
 
 
-def _codes(random, shape):
-  return random.integers(-127, 128, shape).astype(np.int8)
-
-
 def draw_codes(case: Case, q_codes: bool, per: str, seed: int = 3):
-  """Returns random codes, their scales, and the floats that they stand for.
-
-  Args:
-    case: the case.
-    q_codes: whether queries are codes, too.
-    per: 'token' or 'channel', what a scale of keys and values is for.
-    seed: of the values.
-  """
-  random = np.random.default_rng(seed)
-  q, k, v = operands(case)
-  B, M, K = k.shape
-  k, v = _codes(random, k.shape), _codes(random, v.shape)
-  shape = (B, M) if per == 'token' else (K,)
-  scales = {
-    'k_scale': random.uniform(0.01, 0.03, shape).astype(np.float32),
-    'v_scale': random.uniform(0.01, 0.03, shape).astype(np.float32),
-    'q_scale_BLH': None,
-  }
-
-  def spread(scale):
-    return scale[..., None] if per == 'token' else scale[None, None]
-
-  values = [q, k * spread(scales['k_scale']), v * spread(scales['v_scale'])]
-  if q_codes:
-    q = _codes(random, q.shape)
-    q_scale_BLH = random.uniform(0.01, 0.03, q.shape[:-1]).astype(np.float32)
-    scales['q_scale_BLH'] = q_scale_BLH
-    values[0] = q * q_scale_BLH[..., None]
-  return (q, k, v), scales, values
+  """Returns codes for a case's operands; see `checks.draw_codes`."""
+  return checks.draw_codes(operands(case), q_codes, per, seed)
 
 
 def _call(window, kind, implementation):
@@ -264,11 +233,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
   length = 75 if dry else 600
   large = Case(rows_of_every_kind(length), 24 if dry else 200, 2, head_dim)
   whole = large._replace(window=None)
-  names = [
-    name
-    for name, places in api.RUNS_ON.items()
-    if platform in places and name != 'reference'
-  ]
+  names = dispatch.list_kernels(api.RUNS_ON, platform)
   # The default of the platform first.
   names.sort(key=lambda name: api.RUNS_ON[name] == dispatch.ANYWHERE)
   small = functools.partial(blocks.trying, TILES)

@@ -6,6 +6,7 @@ it compiles once. The definition (`reference.py`) computes on the CPU.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 from typing import Any
 from typing import NamedTuple
@@ -33,6 +34,43 @@ class Check(NamedTuple):
   variants: Callable[[], Mapping[str, tuple]]
   tolerance: float
   blocks: Callable[[], Any] = contextlib.nullcontext
+
+
+def draw_codes(
+  operands: Sequence[np.ndarray], q_codes: bool, per: str, seed: int = 3
+) -> tuple[tuple, dict[str, np.ndarray | None], list[np.ndarray]]:
+  """Returns codes of q, k and v, their scales, and the floats they stand for.
+
+  Args:
+    operands: float q [..., K], k and v [X, Y, K]. Keys and values are drawn as
+      codes, queries where `q_codes` says so.
+    q_codes: whether queries are codes, too.
+    per: 'token' or 'channel', what a scale of keys and values is for.
+    seed: of the values.
+  """
+  random = np.random.default_rng(seed)
+
+  def codes(x):
+    return random.integers(-127, 128, x.shape).astype(np.int8)
+
+  def scale(shape):
+    return random.uniform(0.01, 0.03, shape).astype(np.float32)
+
+  q, k, v = operands
+  k, v = codes(k), codes(v)
+  shape = k.shape[:2] if per == 'token' else k.shape[2:]
+  scales = {
+    'k_scale': scale(shape),
+    'v_scale': scale(shape),
+    'q_scale_BLH': None,
+  }
+  spread = {'token': np.s_[..., None], 'channel': np.s_[None, None]}[per]
+  values = [q, k * scales['k_scale'][spread], v * scales['v_scale'][spread]]
+  if q_codes:
+    q = codes(q)
+    scales['q_scale_BLH'] = scale(q.shape[:-1])
+    values[0] = q * scales['q_scale_BLH'][..., None]
+  return (q, k, v), scales, values
 
 
 def program(check: Check) -> tuple[Any, tuple]:

@@ -13,6 +13,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.squinch import api
 from kaiju_jax.kernels.squinch import reference
 
@@ -88,11 +89,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
     platform: whose implementations are checked.
     dry: whether only one code is.
   """
-  names = [
-    name
-    for name, places in api.RUNS_ON.items()
-    if platform in places and name != 'reference'
-  ]
+  names = dispatch.list_kernels(api.RUNS_ON, platform)
   codes = list(itertools.product(reference.ELEMENTS, reference.HEADERS))
   for elements, header in codes[: 1 if dry else None]:
     for name in names:

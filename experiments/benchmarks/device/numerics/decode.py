@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kaiju_jax import visibility as visibility_lib
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.paged_decode import api
 from kaiju_jax.kernels.paged_decode import blocks
 
@@ -141,35 +142,9 @@ def operands(case: Case, seed: int = 0) -> list[np.ndarray]:
   return [random.normal(size=s, scale=2).astype(np.float32) for s in shapes]
 
 
-def _codes(random, shape):
-  return random.integers(-127, 128, shape).astype(np.int8)
-
-
 def draw_codes(case: Case, q_codes: bool, per: str, seed: int = 3):
-  """Returns random codes, their scales, and the floats that they stand for.
-
-  Args:
-    case: the case.
-    q_codes: whether queries are codes, too.
-    per: 'token' or 'channel', what a scale of keys and values is for.
-    seed: of the values.
-  """
-  random = np.random.default_rng(seed)
-  q, k, v = operands(case)
-  k, v = _codes(random, k.shape), _codes(random, v.shape)
-  shape = k.shape[:2] if per == 'token' else k.shape[2:]
-  scales = {
-    name: random.uniform(0.01, 0.03, shape).astype(np.float32)
-    for name in ('k_scale', 'v_scale')
-  }
-  spread = {'token': np.s_[..., None], 'channel': np.s_[None, None]}[per]
-  values = [q, k * scales['k_scale'][spread], v * scales['v_scale'][spread]]
-  if q_codes:
-    q = _codes(random, q.shape)
-    q_scale_BLH = random.uniform(0.01, 0.03, q.shape[:-1]).astype(np.float32)
-    scales['q_scale_BLH'] = q_scale_BLH
-    values[0] = q * q_scale_BLH[..., None]
-  return (q, k, v), scales, values
+  """Returns codes for a case's operands; see `checks.draw_codes`."""
+  return checks.draw_codes(operands(case), q_codes, per, seed)
 
 
 def present(case: Case) -> np.ndarray:
@@ -246,11 +221,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
     platform: whose implementations are checked.
     dry: whether each implementation has only its first check of each kind.
   """
-  names = [
-    name
-    for name, places in api.RUNS_ON.items()
-    if platform in places and name != 'reference'
-  ]
+  names = dispatch.list_kernels(api.RUNS_ON, platform)
   names.sort(key=lambda name: name == 'xla')
   # One compiled function for all cases that differ in arrays alone.
   groups: dict[Any, dict[str, Case]] = {}

@@ -12,6 +12,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
+from kaiju_jax.kernels import dispatch
 from kaiju_jax.kernels.int8_matmul import api
 
 from . import checks
@@ -100,11 +101,7 @@ def make(platform: str, dry: bool) -> Iterator[tuple[str, checks.Check]]:
     platform: whose implementations are checked.
     dry: whether only one shape is.
   """
-  names = [
-    name
-    for name, places in api.RUNS_ON.items()
-    if platform in places and name != 'reference'
-  ]
+  names = dispatch.list_kernels(api.RUNS_ON, platform)
   shapes = {
     'large, first': (LARGE[1], True, 'first', LARGE[0], LARGE[2]),
     'large, last': (LARGE[1], False, 'last', LARGE[0], LARGE[2]),
